@@ -1,0 +1,285 @@
+"""Tag in the plane: taggers and runners accelerate and turn on a square; a runner near a tagger is tagged.
+
+Source: Lan, Srinivasa, Wang, Zheng, "WarpDrive: Extremely Fast End-to-End Deep Multi-Agent Reinforcement Learning on a
+GPU" (2021), section 4; rules of WarpDrive 2.7.1's TagContinuous. Agents stand in the order taggers, runners.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from wdjax.checks import require, require_integer
+from wdjax.env import Env
+from wdjax.neighbors import nearest_neighbors
+from wdjax.spaces import Box, Dict, MultiDiscrete
+
+
+@struct.dataclass
+class State:
+    """Where everybody is and how they move. An agent that has left the game stands still where it was tagged."""
+
+    x: jax.Array  # (num_agents,) float32, length, in [0, grid_length]
+    y: jax.Array  # (num_agents,) float32, length, in [0, grid_length]
+    speed: jax.Array  # (num_agents,) float32, length / step
+    direction: jax.Array  # (num_agents,) float32, rad, in [0, 2 pi)
+    acceleration: jax.Array  # (num_agents,) float32, length / step^2; adds up over steps
+    active: jax.Array  # (num_agents,) bool, still in the game
+    time: jax.Array  # () int32, steps since the reset
+
+
+@struct.dataclass
+class Params:
+    grid_length: float = 10.0  # side of the square
+    episode_length: int = 100  # steps; the end is part of the game and terminates
+    starting_location_x: Any = None  # (num_agents,) or None: uniform on the square
+    starting_location_y: Any = None  # likewise; both or neither
+    starting_directions: Any = None  # (num_agents,) rad, or None: one of 0, pi/2, pi, 3 pi/2
+    max_speed: float = 1.0  # length / step
+    skill_level_runner: float = 1.0  # multiplies max_speed
+    skill_level_tagger: float = 1.0  # multiplies max_speed
+    max_acceleration: float = 1.0  # length / step^2, the highest level
+    min_acceleration: float = -1.0  # length / step^2, the lowest level
+    max_turn: float = math.pi / 2  # rad, the highest level
+    min_turn: float = -math.pi / 2  # rad, the lowest level
+    edge_hit_penalty: float = -0.0  # to an agent that would leave the square, at most 0
+    tagging_distance: float = 0.01  # fraction of grid_length
+    tag_reward_for_tagger: float = 1.0  # for every runner that this tagger tags
+    step_penalty_for_tagger: float = -0.0  # a step, at most 0
+    tag_penalty_for_runner: float = -1.0  # when tagged, at most 0
+    step_reward_for_runner: float = 0.0  # a step
+    end_of_game_reward_for_runner: float = 1.0  # to the runners left at the last step
+
+    @property
+    def tagging_margin(self) -> jax.Array:
+        """The distance below which a tagger tags."""
+        return self.tagging_distance * self.grid_length
+
+
+@dataclasses.dataclass(frozen=True)
+class TagContinuous(Env):
+    """Taggers and runners with MultiDiscrete actions (acceleration level, turn level), index 0 of each a no-op.
+
+    The game ends after episode_length steps, or when no runner is left.
+    """
+
+    num_taggers: int = 1
+    num_runners: int = 10
+    num_acceleration_levels: int = 10
+    num_turn_levels: int = 10
+    use_full_observation: bool = True  # everybody else (else: the nearest num_other_agents_observed)
+    num_other_agents_observed: int = 2
+    runner_exits_game_after_tagged: bool = True  # else a runner may be tagged again and again
+
+    can_truncate: ClassVar[bool] = False
+
+    def __post_init__(self):
+        require_integer("num_taggers", self.num_taggers, 1)
+        require_integer("num_runners", self.num_runners, 1)
+        require_integer("num_acceleration_levels", self.num_acceleration_levels, 0)
+        require_integer("num_turn_levels", self.num_turn_levels, 0)
+        require_integer("num_other_agents_observed", self.num_other_agents_observed, 1)
+        if not self.use_full_observation:
+            k = self.num_other_agents_observed
+            require(k <= self.num_agents, "num_other_agents_observed", k, f"at most {self.num_agents}, the agents")
+
+    @property
+    def groups(self) -> Mapping[str, int]:
+        return {"tagger": self.num_taggers, "runner": self.num_runners}
+
+    @property
+    def num_agents(self) -> int:
+        return self.num_taggers + self.num_runners
+
+    @property
+    def is_tagger(self) -> np.ndarray:
+        """(num_agents,) bool, constant."""
+        return np.arange(self.num_agents) < self.num_taggers
+
+    @property
+    def default_params(self) -> Params:
+        return Params()
+
+    def check_params(self, params: Params) -> None:
+        for name in ("grid_length", "episode_length", "max_speed", "skill_level_runner", "skill_level_tagger"):
+            require(np.all(getattr(params, name) > 0), name, getattr(params, name), "above 0")
+        for name in ("edge_hit_penalty", "step_penalty_for_tagger", "tag_penalty_for_runner"):
+            require(np.all(getattr(params, name) <= 0), name, getattr(params, name), "at most 0")
+        for name in ("tag_reward_for_tagger", "step_reward_for_runner", "end_of_game_reward_for_runner"):
+            require(np.all(getattr(params, name) >= 0), name, getattr(params, name), "at least 0")
+        fraction = params.tagging_distance
+        require(np.all((fraction >= 0) & (fraction <= 1)), "tagging_distance", fraction, "between 0 and 1")
+        for low, high in (("min_acceleration", "max_acceleration"), ("min_turn", "max_turn")):
+            require(np.all(getattr(params, low) <= getattr(params, high)), low, getattr(params, low), f"at most {high}")
+        x, y = params.starting_location_x, params.starting_location_y
+        require((x is None) == (y is None), "starting_location_y", y, "given together with starting_location_x")
+        for name in ("starting_location_x", "starting_location_y", "starting_directions"):
+            value = getattr(params, name)
+            if value is not None:
+                shape = np.shape(value)
+                require(shape[-1:] == (self.num_agents,), name, value, f"{self.num_agents} numbers, one an agent")
+                if name != "starting_directions":
+                    inside = np.all((value >= 0) & (value <= np.asarray(params.grid_length)[..., None]))
+                    require(inside, name, value, "between 0 and grid_length")
+
+    # --- reset ---
+
+    def reset(self, key: jax.Array, params: Params) -> tuple[dict[str, jax.Array], State]:
+        """Starts everybody at rest, at the given or at random places and directions."""
+        place_key, direction_key = jax.random.split(key)
+        if params.starting_location_x is None:
+            x, y = jax.random.uniform(place_key, (2, self.num_agents)) * params.grid_length
+        else:
+            x, y = jnp.asarray(params.starting_location_x), jnp.asarray(params.starting_location_y)
+        if params.starting_directions is None:
+            direction = jax.random.randint(direction_key, (self.num_agents,), 0, 4) * jnp.float32(math.pi / 2)
+        else:
+            direction = jnp.asarray(params.starting_directions)
+        rest = jnp.zeros(self.num_agents)
+        state = State(x, y, rest, direction, rest, jnp.ones(self.num_agents, bool), jnp.int32(0))
+        return self.observe(state, params), state
+
+    # --- dynamics ---
+
+    def step(
+        self, key: jax.Array, state: State, action: dict[str, jax.Array], params: Params
+    ) -> tuple[dict, State, dict, dict, dict, dict[str, jax.Array]]:
+        """Moves everybody, observes, then tags. `info["tags"]` counts the runners tagged in this step."""
+        playing = state.active & ~self.is_over(state, params)
+        state, crossed_edge = self.move(state, action, playing, params)
+        obs = self.observe(state, params)  # positions after the move, `active` before this step's tags
+        reward, tagged = self.reward(state, crossed_edge, playing, params)
+        if self.runner_exits_game_after_tagged:
+            state = state.replace(active=state.active & ~tagged)
+        terminated = ~state.active | self.is_over(state, params)
+        truncated = jnp.zeros(self.num_agents, bool)
+        info = {"tags": jnp.sum(tagged, dtype=jnp.int32)}
+        return obs, state, self.by_group(reward), self.by_group(terminated), self.by_group(truncated), info
+
+    def move(
+        self, state: State, action: dict[str, jax.Array], playing: jax.Array, params: Params
+    ) -> tuple[State, jax.Array]:
+        """Returns the state after the move and who would have left the square (num_agents,) bool.
+
+            d <- (d + turn) mod 2 pi;  a <- a + acceleration;  v <- clip(v + a, 0, v_max);  a <- a [0 < v < v_max];
+            (x, y) <- clip((x, y) + v (cos d, sin d), 0, L).
+
+        Who is not playing has v = d = a = 0 and stays.
+        """
+        action = jnp.concatenate([action["tagger"], action["runner"]])
+        accelerate = level(action[:, 0], params.min_acceleration, params.max_acceleration, self.num_acceleration_levels)
+        turn = level(action[:, 1], params.min_turn, params.max_turn, self.num_turn_levels)
+        skill = jnp.where(self.is_tagger, params.skill_level_tagger, params.skill_level_runner)
+        speed_limit = params.max_speed * skill
+        direction = jnp.where(playing, jnp.mod(state.direction + turn, jnp.float32(2 * math.pi)), 0.0)
+        acceleration = state.acceleration + accelerate
+        speed = jnp.where(playing, jnp.clip(state.speed + acceleration, 0.0, speed_limit), 0.0)
+        acceleration = jnp.where((speed > 0) & (speed < speed_limit), acceleration, 0.0)
+        x, y = state.x + speed * jnp.cos(direction), state.y + speed * jnp.sin(direction)
+        inside_x, inside_y = jnp.clip(x, 0.0, params.grid_length), jnp.clip(y, 0.0, params.grid_length)
+        crossed_edge = (x != inside_x) | (y != inside_y)
+        moved = State(inside_x, inside_y, speed, direction, acceleration, state.active, state.time + 1)
+        return moved, crossed_edge
+
+    def is_over(self, state: State, params: Params) -> jax.Array:
+        """Returns whether the game has ended, with its last runner or at its last step: a bool scalar."""
+        return (state.time >= params.episode_length) | ~jnp.any(state.active[self.num_taggers :])
+
+    # --- reward ---
+
+    def reward(
+        self, state: State, crossed_edge: jax.Array, playing: jax.Array, params: Params
+    ) -> tuple[jax.Array, jax.Array]:
+        """Returns the rewards (num_agents,) float32 and who was tagged in this step (num_agents,) bool.
+
+        A runner is tagged where its nearest tagger (the lowest index of several) is strictly nearer than the margin;
+        only that tagger is credited. Runners left after the tags of the last step get the end-of-game reward.
+        """
+        n = self.num_taggers
+        distance = jnp.sqrt(
+            (state.x[n:, None] - state.x[None, :n]) ** 2 + (state.y[n:, None] - state.y[None, :n]) ** 2
+        )
+        nearest = jnp.argmin(distance, axis=1)
+        tagged = playing[n:] & (jnp.min(distance, axis=1) < params.tagging_margin)
+        tags = jnp.sum(tagged[:, None] & (nearest[:, None] == jnp.arange(n)[None, :]), axis=0)  # of each tagger
+        left = playing[n:] & ~(tagged & self.runner_exits_game_after_tagged)
+        tagger_reward = params.step_penalty_for_tagger + params.tag_reward_for_tagger * tags
+        runner_reward = (
+            params.step_reward_for_runner
+            + params.tag_penalty_for_runner * tagged
+            + params.end_of_game_reward_for_runner * (left & (state.time == params.episode_length))
+        )
+        reward = jnp.concatenate([tagger_reward, runner_reward]) + params.edge_hit_penalty * crossed_edge
+        return jnp.where(playing, reward, 0.0), jnp.concatenate([jnp.zeros(n, bool), tagged])
+
+    # --- observation ---
+
+    def observe(self, state: State, params: Params) -> dict[str, jax.Array]:
+        """Rows of differences to the other agents, feature by feature: x, y, speed, acceleration, direction, each scaled,
+        then the others' types (tagger 1) and whether they are active, then t / T."""
+        features = self.features(state, params)
+        time = jnp.where(state.active, state.time / params.episode_length, 0.0)[:, None]
+        rows = self._full_rows(state, features) if self.use_full_observation else self._partial_rows(state, features)
+        return self.by_group(jnp.concatenate([rows, time], axis=1))
+
+    def features(self, state: State, params: Params) -> jax.Array:
+        """Returns (num_agents, 7): x, y over the diagonal, speed and acceleration over max_speed, direction over 2 pi,
+        type, active."""
+        diagonal = params.grid_length * jnp.float32(math.sqrt(2))
+        speed_unit = params.max_speed + 1e-10
+        columns = [
+            state.x / diagonal, state.y / diagonal, state.speed / speed_unit, state.acceleration / speed_unit,
+            state.direction / jnp.float32(2 * math.pi), jnp.asarray(self.is_tagger, jnp.float32),
+            state.active.astype(jnp.float32),
+        ]  # fmt: skip
+        return jnp.stack(columns, axis=1)
+
+    def _full_rows(self, state: State, features: jax.Array) -> jax.Array:
+        """Rows [N, 7 (N - 1)]: all others in index order; who is out sees no differences, but types and `active`."""
+        agents = np.arange(self.num_agents)
+        others = np.array([np.delete(agents, i) for i in agents]).reshape(self.num_agents, self.num_agents - 1)
+        other = features[others]  # [N, N - 1, 7]
+        differences = jnp.where(state.active[:, None, None], other[..., :5] - features[:, None, :5], 0.0)
+        return feature_major(jnp.concatenate([differences, other[..., 5:]], axis=-1))
+
+    def _partial_rows(self, state: State, features: jax.Array) -> jax.Array:
+        """Rows [N, 7 k]: the k nearest active others, nearest first, padded with zeros; all zeros for who is out."""
+        index, found = nearest_neighbors(state.x, state.y, state.active, self.num_other_agents_observed)
+        other = features[index]  # [N, k, 7]
+        relative = jnp.concatenate([other[..., :5] - features[:, None, :5], other[..., 5:]], axis=-1)
+        return feature_major(jnp.where((found & state.active[:, None])[..., None], relative, 0.0))
+
+    # --- spaces ---
+
+    def by_group(self, rows: jax.Array) -> dict[str, jax.Array]:
+        """Splits rows (num_agents, ...) by group."""
+        return {"tagger": rows[: self.num_taggers], "runner": rows[self.num_taggers :]}
+
+    def observation_space(self, params: Params) -> Dict:
+        others = self.num_agents - 1 if self.use_full_observation else self.num_other_agents_observed
+        return Dict({group: Box(shape=(7 * others + 1,)).batch(num) for group, num in self.groups.items()})
+
+    def action_space(self, params: Params) -> Dict:
+        space = MultiDiscrete((self.num_acceleration_levels + 1, self.num_turn_levels + 1))
+        return Dict({group: space.batch(num) for group, num in self.groups.items()})
+
+    def draw(self, axes: Any, state: State, params: Params) -> None:
+        from wdjax.envs.tag.drawing import draw_continuous
+
+        draw_continuous(axes, self, state, params)
+
+
+def level(index: jax.Array, low: jax.Array, high: jax.Array, num_levels: int) -> jax.Array:
+    """Returns the value of an action index: 0 for index 0, else level index - 1 of `num_levels` from low to high."""
+    part = (index - 1) / max(num_levels - 1, 1)
+    return jnp.where(index == 0, 0.0, low * (1 - part) + high * part)
+
+
+def feature_major(rows: jax.Array) -> jax.Array:
+    """[N, k, F] -> [N, F k]: the first feature of all neighbours, then the second, and so on."""
+    return jnp.swapaxes(rows, 1, 2).reshape(rows.shape[0], -1)

@@ -1,0 +1,186 @@
+"""Tag on a grid: several taggers chase one runner from cell to cell.
+
+Source: Lan, Srinivasa, Wang, Zheng, "WarpDrive: Extremely Fast End-to-End Deep Multi-Agent Reinforcement Learning on a
+GPU" (2021), section 4; rules of WarpDrive 2.7.1's TagGridWorld. Agents stand in the order taggers, runner.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from wdjax.checks import require, require_integer
+from wdjax.env import Env
+from wdjax.spaces import Box, Dict, Discrete
+
+# Actions: 0 stay, 1 x+1, 2 x-1, 3 y+1, 4 y-1.
+X_STEPS = np.array([0, 1, -1, 0, 0], np.int32)
+Y_STEPS = np.array([0, 0, 0, 1, -1], np.int32)
+
+
+@struct.dataclass
+class State:
+    """Where everybody stands, on cells 0 .. grid_length of each axis."""
+
+    x: jax.Array  # (num_agents,) int32, cell
+    y: jax.Array  # (num_agents,) int32, cell
+    time: jax.Array  # () int32, steps since the reset
+
+
+@struct.dataclass
+class Params:
+    grid_length: int = 10  # the highest cell of each axis: there are grid_length + 1
+    episode_length: int = 100  # steps; the end is part of the game and terminates
+    starting_location_x: Any = None  # (num_agents,) cells, or None: taggers in the middle, runner at 0
+    starting_location_y: Any = None  # likewise; both or neither
+    wall_hit_penalty: float = 0.1  # taken from an agent that walks into a wall
+    tag_reward_for_tagger: float = 10.0  # to every tagger at a tag
+    tag_penalty_for_runner: float = 2.0  # taken from the runner at a tag
+    step_cost_for_tagger: float = 0.01  # taken from every tagger, and given to the runner, in a step without a tag
+
+
+@dataclasses.dataclass(frozen=True)
+class TagGridworld(Env):
+    """`num_taggers` taggers and one runner, Discrete(5) moves; the game ends at a tag or after episode_length steps."""
+
+    num_taggers: int = 10
+    use_full_observation: bool = True  # everybody's cells (else: one's own and the nearest adversary's)
+    random_start: bool = False  # taggers start on random inner cells (else: all in the middle)
+
+    can_truncate: ClassVar[bool] = False
+
+    def __post_init__(self):
+        require_integer("num_taggers", self.num_taggers, 1)
+
+    @property
+    def groups(self) -> Mapping[str, int]:
+        return {"tagger": self.num_taggers, "runner": 1}
+
+    @property
+    def num_agents(self) -> int:
+        return self.num_taggers + 1
+
+    @property
+    def default_params(self) -> Params:
+        return Params()
+
+    def check_params(self, params: Params) -> None:
+        lowest = 2 if self.random_start else 1  # random starts are on cells 1 .. grid_length - 1
+        require(np.all(params.grid_length >= lowest), "grid_length", params.grid_length, f"at least {lowest}")
+        require(np.all(params.episode_length > 0), "episode_length", params.episode_length, "above 0")
+        for name in ("wall_hit_penalty", "tag_reward_for_tagger", "tag_penalty_for_runner", "step_cost_for_tagger"):
+            require(np.all(getattr(params, name) >= 0), name, getattr(params, name), "at least 0")
+        x, y = params.starting_location_x, params.starting_location_y
+        require((x is None) == (y is None), "starting_location_y", y, "given together with starting_location_x")
+        for name, cells in (("starting_location_x", x), ("starting_location_y", y)):
+            if cells is not None:
+                require(np.shape(cells)[-1:] == (self.num_agents,), name, cells, f"{self.num_agents} cells, one an agent")
+                inside = np.all((cells >= 0) & (cells <= np.asarray(params.grid_length)[..., None]))
+                require(inside and np.all(cells == np.floor(cells)), name, cells, "whole cells from 0 to grid_length")
+        if self.random_start:
+            require(x is None, "starting_location_x", x, "None where random_start is true")
+
+    def reset(self, key: jax.Array, params: Params) -> tuple[dict[str, jax.Array], State]:
+        """Puts the taggers in the middle (random_start: on random inner cells) and the runner in the corner."""
+        if params.starting_location_x is not None:
+            x, y = jnp.asarray(params.starting_location_x), jnp.asarray(params.starting_location_y)
+        else:
+            x, y = self._start_cells(key, params)
+        state = State(x.astype(jnp.int32), y.astype(jnp.int32), jnp.int32(0))
+        return self.observe(state, params), state
+
+    def _start_cells(self, key: jax.Array, params: Params) -> tuple[jax.Array, jax.Array]:
+        if self.random_start:
+            cells = jax.random.randint(key, (2, self.num_taggers), 1, params.grid_length)
+        else:
+            cells = jnp.full((2, self.num_taggers), params.grid_length // 2)
+        x, y = jnp.pad(cells, ((0, 0), (0, 1)))  # the runner, last, at (0, 0)
+        return x, y
+
+    def step(
+        self, key: jax.Array, state: State, action: dict[str, jax.Array], params: Params
+    ) -> tuple[dict, State, dict, dict, dict, dict[str, jax.Array]]:
+        """Moves everybody at once, then looks for a tag: a tagger on the runner's cell (swapping cells is none).
+
+        Reward: at a tag +tag_reward to every tagger and -tag_penalty to the runner; else -step_cost and +step_cost;
+        minus wall_hit_penalty for whoever walked into a wall.
+        """
+        over_before = self.is_over(state, params)
+        state, hit_wall = self.dynamics(state, action, params, ~over_before)
+        tagged = is_tagged(state)
+        tagger_reward = jnp.where(tagged, params.tag_reward_for_tagger, -params.step_cost_for_tagger)
+        runner_reward = jnp.where(tagged, -params.tag_penalty_for_runner, params.step_cost_for_tagger)
+        reward = jnp.append(jnp.full(self.num_taggers, tagger_reward), runner_reward)
+        reward = jnp.where(over_before, 0.0, reward - params.wall_hit_penalty * hit_wall)
+        terminated = jnp.full(self.num_agents, self.is_over(state, params))
+        info = {"tags": (tagged & ~over_before).astype(jnp.int32)}
+        truncated = jnp.zeros(self.num_agents, bool)
+        obs = self.observe(state, params)
+        return obs, state, self.by_group(reward), self.by_group(terminated), self.by_group(truncated), info
+
+    def dynamics(
+        self, state: State, action: dict[str, jax.Array], params: Params, moving: jax.Array
+    ) -> tuple[State, jax.Array]:
+        """Returns the state after the moves and who walked into a wall (num_agents,)."""
+        moves = jnp.where(moving, jnp.concatenate([action["tagger"], action["runner"]]), 0)
+        x, y = state.x + jnp.asarray(X_STEPS)[moves], state.y + jnp.asarray(Y_STEPS)[moves]
+        inside_x, inside_y = jnp.clip(x, 0, params.grid_length), jnp.clip(y, 0, params.grid_length)
+        hit_wall = (x != inside_x) | (y != inside_y)
+        return State(inside_x, inside_y, state.time + 1), hit_wall
+
+    def is_over(self, state: State, params: Params) -> jax.Array:
+        """Returns whether the game has ended, at a tag or at its last step: a bool scalar."""
+        return (state.time >= params.episode_length) | ((state.time > 0) & is_tagged(state))
+
+    def observe(self, state: State, params: Params) -> dict[str, jax.Array]:
+        x, y = state.x / params.grid_length, state.y / params.grid_length
+        time = state.time / params.episode_length
+        rows = self._full_rows(x, y, time) if self.use_full_observation else self._partial_rows(state, x, y, time)
+        return self.by_group(rows.astype(jnp.float32))
+
+    def _full_rows(self, x: jax.Array, y: jax.Array, time: jax.Array) -> jax.Array:
+        """Rows [N, 4 N + 1]: everybody's x / G and y / G, types (runner 1), one-hot of self, t / T."""
+        shared = jnp.concatenate([x, y, self._types()])
+        shared = jnp.broadcast_to(shared, (self.num_agents, 3 * self.num_agents))
+        clock = jnp.full((self.num_agents, 1), time)
+        return jnp.concatenate([shared, jnp.eye(self.num_agents), clock], axis=1)
+
+    def _partial_rows(self, state: State, x: jax.Array, y: jax.Array, time: jax.Array) -> jax.Array:
+        """Rows [N, 6]: own x / G, y / G, the adversary's, own type, t / T.
+
+        A tagger's adversary is the runner; the runner's is the nearest tagger (lowest index where several are).
+        """
+        square = (state.x[:-1] - state.x[-1]) ** 2 + (state.y[:-1] - state.y[-1]) ** 2
+        nearest = jnp.argmin(square)
+        adversary_x = jnp.full(self.num_agents, x[-1]).at[-1].set(x[nearest])
+        adversary_y = jnp.full(self.num_agents, y[-1]).at[-1].set(y[nearest])
+        clock = jnp.full(self.num_agents, time)
+        return jnp.stack([x, y, adversary_x, adversary_y, self._types(), clock], axis=1)
+
+    def _types(self) -> jax.Array:
+        return jnp.zeros(self.num_agents).at[-1].set(1.0)
+
+    def by_group(self, rows: jax.Array) -> dict[str, jax.Array]:
+        """Splits rows (num_agents, ...) by group."""
+        return {"tagger": rows[:-1], "runner": rows[-1:]}
+
+    def observation_space(self, params: Params) -> Dict:
+        size = 4 * self.num_agents + 1 if self.use_full_observation else 6
+        return Dict({group: Box(0.0, 1.0, (size,)).batch(num) for group, num in self.groups.items()})
+
+    def action_space(self, params: Params) -> Dict:
+        return Dict({group: Discrete(5).batch(num) for group, num in self.groups.items()})
+
+    def draw(self, axes: Any, state: State, params: Params) -> None:
+        from wdjax.envs.tag.drawing import draw_gridworld
+
+        draw_gridworld(axes, self, state, params)
+
+
+def is_tagged(state: State) -> jax.Array:
+    """Returns whether a tagger stands on the runner's cell: a bool scalar."""
+    return jnp.any((state.x[:-1] == state.x[-1]) & (state.y[:-1] == state.y[-1]))

@@ -1,0 +1,54 @@
+"""wdjax: end-to-end multi-agent reinforcement learning on one accelerator, as pure functions in JAX.
+
+    env, params = wdjax.make("tag_continuous", num_taggers=5, num_runners=100)
+    obs, state = env.reset(key, params)
+    obs, state, reward, terminated, truncated, info = env.step(key, state, action, params)
+
+Names are imported when first used, so that `import wdjax` is quick and touches no device.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from wdjax import envs, experiments, train
+    from wdjax.env import Env
+    from wdjax.envs import list_envs, make, register
+    from wdjax.spaces import Box, Dict, Discrete, MultiDiscrete
+    from wdjax.vector import ResetPool, VectorEnv, VectorState, vectorize
+
+__version__ = "0.1.0"
+
+# Public name -> the module that holds it.
+_HOME = {
+    "Env": "wdjax.env",
+    "list_envs": "wdjax.envs",
+    "make": "wdjax.envs",
+    "register": "wdjax.envs",
+    "Box": "wdjax.spaces",
+    "Dict": "wdjax.spaces",
+    "Discrete": "wdjax.spaces",
+    "MultiDiscrete": "wdjax.spaces",
+    "ResetPool": "wdjax.vector",
+    "VectorEnv": "wdjax.vector",
+    "VectorState": "wdjax.vector",
+    "vectorize": "wdjax.vector",
+}
+_SUBPACKAGES = ("envs", "experiments", "train")
+
+__all__ = [
+    "Box", "Dict", "Discrete", "Env", "MultiDiscrete", "ResetPool", "VectorEnv", "VectorState",
+    "envs", "experiments", "list_envs", "make", "register", "train", "vectorize",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name in _SUBPACKAGES:
+        return importlib.import_module(f"wdjax.{name}")
+    if name in _HOME:
+        return getattr(importlib.import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'wdjax' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

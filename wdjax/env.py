@@ -1,0 +1,105 @@
+"""The contract of an environment: two pure functions, spaces, and a drawing."""
+
+import abc
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import jax
+import numpy as np
+
+from wdjax.checks import require_known
+from wdjax.spaces import Space
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+SINGLE_AGENT = "agent"  # the name of the only group where an environment has no groups
+
+
+@dataclasses.dataclass(frozen=True)
+class Env(abc.ABC):
+    """One game for one replica, as pure functions of arrays.
+
+    A subclass is a frozen, hashable dataclass whose fields fix shapes and code paths; all other numbers live in a
+    pytree `params`, which may be traced, vmapped and swept without a recompile.
+
+    In an environment with `groups`, observation, action, reward, terminated and truncated are dicts keyed by group,
+    each with a leading agent axis; one without groups takes and returns bare arrays.
+    """
+
+    can_truncate: ClassVar[bool] = True  # whether a time limit may cut an episode off
+
+    @property
+    def groups(self) -> Mapping[str, int]:
+        """Group name -> number of its agents, in order; empty in a single-agent environment."""
+        return {}
+
+    @property
+    @abc.abstractmethod
+    def default_params(self) -> Any:
+        """A frozen pytree dataclass: physics, rewards and the episode length."""
+
+    def check_params(self, params: Any) -> None:  # noqa: B027  (a hook: most games have nothing to refuse)
+        """Raises ValueError, naming the field, where concrete params make no sense. `make` calls it."""
+
+    @abc.abstractmethod
+    def reset(self, key: jax.Array, params: Any) -> tuple[Any, Any]:
+        """Returns (obs, state) of a new episode."""
+
+    @abc.abstractmethod
+    def step(self, key: jax.Array, state: Any, action: Any, params: Any) -> tuple[Any, Any, Any, Any, Any, dict]:
+        """Advances the game once; never resets.
+
+        Returns (obs, state, reward, terminated, truncated, info): reward float32, terminated and truncated bool, per
+        agent. `terminated` stays true until the reset; `truncated` is never true for an agent that has terminated.
+        `info` maps names to scalars of this step, which sum up to a statistic of the episode (tags, say).
+        """
+
+    @abc.abstractmethod
+    def observation_space(self, params: Any) -> Space:
+        """The space of `obs`: a Dict of groups, each a batch of its agents, or one agent's space."""
+
+    @abc.abstractmethod
+    def action_space(self, params: Any) -> Space:
+        """The space of `action`, likewise."""
+
+    def draw(self, axes: "Axes", state: Any, params: Any) -> None:
+        """Draws one state (arrays of NumPy or JAX) onto empty matplotlib axes."""
+        raise NotImplementedError(f"{type(self).__name__} has no drawing: write its method draw(axes, state, params)")
+
+
+def split_arguments(env_class: type[Env], arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Sorts arguments of `make` into static fields of the class and names of params.
+
+    Raises ValueError, with the nearest right name, for a name that is neither.
+    """
+    static_names = [field.name for field in dataclasses.fields(env_class) if field.init]
+    static = {name: value for name, value in arguments.items() if name in static_names}
+    params = env_class(**static).default_params
+    param_names = [field.name for field in dataclasses.fields(params)]
+    for name in arguments:
+        require_known(f"parameter of {env_class.__name__}", name, static_names + param_names)
+    return static, {name: value for name, value in arguments.items() if name not in static}
+
+
+def cast_params(params: Any) -> Any:
+    """Returns params with every number as a NumPy scalar or array of 32 bits, checked for its kind.
+
+    A field whose default is None may be None or an array of numbers. Raises TypeError, naming the field.
+    """
+    defaults = {field.name: field.default for field in dataclasses.fields(params)}
+    changes = {name: _cast(name, getattr(params, name), default) for name, default in defaults.items()}
+    return params.replace(**changes)
+
+
+def _cast(name: str, value: Any, default: Any) -> Any:
+    if value is None and default is None:
+        return None
+    array = value if isinstance(value, jax.Array) else np.asarray(value)
+    kinds = {bool: ("b", np.bool_, "true or false"), int: ("iu", np.int32, "a whole number")}
+    allowed, dtype, words = kinds.get(type(default), ("iuf", np.float32, "a number" if default is not None else "numbers"))
+    if array.dtype.kind not in allowed:
+        raise TypeError(f"{name} = {value!r}: must be {words}")
+    array = array.astype(dtype)
+    return array if isinstance(array, jax.Array) or array.ndim else dtype(array)

@@ -1,0 +1,194 @@
+"""Spaces of observations and actions: shapes, dtypes and bounds, with `sample` and `contains` that work under jit.
+
+A space describes one agent. `space.batch(n)` is the same space for n agents side by side, the form in which an
+environment with groups gives it; `space.single` goes back to one.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from wdjax.checks import require, require_integer
+
+
+@dataclasses.dataclass(frozen=True)
+class Discrete:
+    """The whole numbers 0 .. n - 1, as int32 of shape `batch_shape`."""
+
+    n: int
+    batch_shape: tuple[int, ...] = ()  # leading axes that count agents
+
+    def __post_init__(self):
+        require_integer("Discrete.n", self.n, 1)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.batch_shape
+
+    @property
+    def dtype(self) -> Any:
+        return jnp.int32
+
+    @property
+    def single(self) -> Self:
+        return dataclasses.replace(self, batch_shape=())
+
+    def batch(self, num: int) -> Self:
+        return dataclasses.replace(self, batch_shape=(num, *self.batch_shape))
+
+    def sample(self, key: jax.Array) -> jax.Array:
+        """Draws uniformly."""
+        return jax.random.randint(key, self.shape, 0, self.n, jnp.int32)
+
+    def contains(self, value: jax.Array) -> jax.Array:
+        """Returns whether shape, kind of dtype and every value fit: a bool scalar."""
+        value = jnp.asarray(value)
+        fits = value.shape == self.shape and jnp.issubdtype(value.dtype, jnp.integer)
+        return jnp.all((value >= 0) & (value < self.n)) if fits else jnp.bool_(False)
+
+
+@dataclasses.dataclass(frozen=True)
+class MultiDiscrete:
+    """Several Discrete components side by side: component i takes 0 .. nvec[i] - 1; int32 of shape [..., len(nvec)]."""
+
+    nvec: tuple[int, ...]
+    batch_shape: tuple[int, ...] = ()  # leading axes that count agents
+
+    def __post_init__(self):
+        require(len(self.nvec) > 0, "MultiDiscrete.nvec", self.nvec, "a tuple of at least one size")
+        for size in self.nvec:
+            require_integer("MultiDiscrete.nvec", size, 1)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (*self.batch_shape, len(self.nvec))
+
+    @property
+    def dtype(self) -> Any:
+        return jnp.int32
+
+    @property
+    def single(self) -> Self:
+        return dataclasses.replace(self, batch_shape=())
+
+    def batch(self, num: int) -> Self:
+        return dataclasses.replace(self, batch_shape=(num, *self.batch_shape))
+
+    def sample(self, key: jax.Array) -> jax.Array:
+        """Draws every component uniformly."""
+        sizes = np.broadcast_to(np.array(self.nvec, np.int32), self.shape)
+        return jax.random.randint(key, self.shape, 0, sizes, jnp.int32)
+
+    def contains(self, value: jax.Array) -> jax.Array:
+        """Returns whether shape, kind of dtype and every value fit: a bool scalar."""
+        value = jnp.asarray(value)
+        fits = value.shape == self.shape and jnp.issubdtype(value.dtype, jnp.integer)
+        sizes = np.broadcast_to(np.array(self.nvec, np.int32), self.shape)
+        return jnp.all((value >= 0) & (value < sizes)) if fits else jnp.bool_(False)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Box:
+    """Real numbers between `low` and `high` (each a number, or an array that broadcasts to `shape`)."""
+
+    low: Any = -np.inf
+    high: Any = np.inf
+    shape: tuple[int, ...] = ()
+    dtype: Any = jnp.float32
+    batch_ndim: int = 0  # how many of the leading axes of `shape` count agents
+
+    @property
+    def single(self) -> Self:
+        return dataclasses.replace(self, shape=self.shape[self.batch_ndim :], batch_ndim=0)
+
+    def batch(self, num: int) -> Self:
+        return dataclasses.replace(self, shape=(num, *self.shape), batch_ndim=self.batch_ndim + 1)
+
+    def __eq__(self, other: object) -> bool:
+        """Bounds that are traced (params under jit) cannot be compared: compare spaces of concrete params."""
+        return (
+            isinstance(other, Box)
+            and self.shape == other.shape
+            and jnp.dtype(self.dtype) == jnp.dtype(other.dtype)
+            and np.array_equal(np.broadcast_to(self.low, self.shape), np.broadcast_to(other.low, other.shape))
+            and np.array_equal(np.broadcast_to(self.high, self.shape), np.broadcast_to(other.high, other.shape))
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.shape, jnp.dtype(self.dtype)))
+
+    def _bounds(self) -> tuple[jax.Array, jax.Array]:
+        low, high = jnp.asarray(self.low, jnp.float32), jnp.asarray(self.high, jnp.float32)
+        return jnp.broadcast_to(low, self.shape), jnp.broadcast_to(high, self.shape)
+
+    def sample(self, key: jax.Array) -> jax.Array:
+        """Draws uniformly where both bounds are finite, an exponential step from one finite bound, else normally."""
+        low, high = self._bounds()
+        uniform_key, normal_key = jax.random.split(key)
+        uniform = jax.random.uniform(uniform_key, self.shape)
+        normal = jax.random.normal(normal_key, self.shape)
+        both = jnp.isfinite(low) & jnp.isfinite(high)
+        inside = jnp.where(both, low, 0.0) + uniform * jnp.where(both, high - low, 1.0)
+        step = -jnp.log1p(-uniform)
+        value = jnp.where(jnp.isfinite(low), low + step, jnp.where(jnp.isfinite(high), high - step, normal))
+        return jnp.where(both, inside, value).astype(self.dtype)
+
+    def clip(self, value: jax.Array) -> jax.Array:
+        """Returns the nearest value inside the bounds."""
+        low, high = self._bounds()
+        return jnp.clip(value, low, high).astype(self.dtype)
+
+    def contains(self, value: jax.Array) -> jax.Array:
+        """Returns whether shape, kind of dtype and every value fit: a bool scalar (NaN is never inside)."""
+        value = jnp.asarray(value)
+        kind = jnp.floating if jnp.issubdtype(self.dtype, jnp.floating) else jnp.integer
+        if value.shape != self.shape or not jnp.issubdtype(value.dtype, kind):
+            return jnp.bool_(False)
+        low, high = self._bounds()
+        return jnp.all((value >= low) & (value <= high))
+
+
+@dataclasses.dataclass(frozen=True)
+class Dict:
+    """A space for each name: values are dicts with the same names."""
+
+    spaces: Mapping[str, Any]
+
+    @property
+    def single(self) -> Self:
+        return Dict({name: space.single for name, space in self.spaces.items()})
+
+    def batch(self, num: int) -> Self:
+        return Dict({name: space.batch(num) for name, space in self.spaces.items()})
+
+    def __getitem__(self, name: str) -> Any:
+        return self.spaces[name]
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.spaces.items()))
+
+    def sample(self, key: jax.Array) -> dict[str, Any]:
+        """Draws every part, each with a key of its own."""
+        keys = jax.random.split(key, len(self.spaces))
+        return {name: space.sample(keys[i]) for i, (name, space) in enumerate(self.spaces.items())}
+
+    def contains(self, value: Any) -> jax.Array:
+        """Returns whether the names are the same and every part fits: a bool scalar."""
+        if not isinstance(value, Mapping) or set(value) != set(self.spaces):
+            return jnp.bool_(False)
+        return jnp.all(jnp.stack([space.contains(value[name]) for name, space in self.spaces.items()]))
+
+
+Space = Discrete | MultiDiscrete | Box | Dict
+
+
+def flat_size(space: Space) -> int:
+    """Returns how many numbers one agent's observation holds when all its leaves are laid in a row."""
+    if isinstance(space, Dict):
+        return sum(flat_size(part) for part in space.spaces.values())
+    return math.prod(space.single.shape)

@@ -1,0 +1,202 @@
+"""Many replicas of an environment side by side, each reset in the step in which its episode ends."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from wdjax.checks import require_integer, require_known
+from wdjax.env import Env
+
+
+@dataclasses.dataclass(frozen=True)
+class ResetPool:
+    """Resets choose, uniformly, one of `n` starts that are drawn once, by `reset` of the batch."""
+
+    n: int
+
+    def __post_init__(self):
+        require_integer("ResetPool.n", self.n, 1)
+
+
+ResetStrategy = Literal["fresh", "fixed"] | ResetPool
+
+
+@struct.dataclass
+class VectorState:
+    """The replicas of a batch: their states, the running statistics of their episodes, and the starts they share."""
+
+    env_state: Any  # the environment's state, each leaf with a leading [num_envs]
+    episode_return: Any  # like the reward, [num_envs, ...] float32: sum of rewards so far
+    episode_length: jax.Array  # [num_envs] int32: steps so far
+    episode_info: dict[str, jax.Array]  # sums so far of what the environment's info gives, each [num_envs]
+    starts: Any  # None for "fresh"; else (obs, state) of the n starts, [n, ...] ([num_envs, n, ...] with params_axis=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class VectorEnv:
+    """What `vectorize` returns: `reset` and `step` of `num_envs` replicas."""
+
+    env: Env
+    num_envs: int
+    reset_strategy: ResetStrategy = "fresh"
+    params_axis: int | None = None
+
+    def reset(self, key: jax.Array, params: Any) -> tuple[Any, VectorState]:
+        """Starts every replica. Returns (obs, state), each leaf with a leading [num_envs]."""
+        pool_key, start_key, probe_key = jax.random.split(key, 3)
+        starts = self._draw_starts(pool_key, params)
+        obs, env_state = self._start(start_key, params, starts)
+        zeros = jax.eval_shape(self._step_replicas, probe_key, env_state, None, params)
+        reward, info = zeros[2], zeros[5]
+        state = VectorState(
+            env_state=env_state,
+            episode_return=jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), reward),
+            episode_length=jnp.zeros(self.num_envs, jnp.int32),
+            episode_info=jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), info),
+            starts=starts,
+        )
+        return obs, state
+
+    def step(
+        self, key: jax.Array, state: VectorState, action: Any, params: Any
+    ) -> tuple[Any, VectorState, Any, Any, Any, dict[str, Any]]:
+        """Advances every replica once and restarts those whose episode is over.
+
+        Args:
+            key: a typed key, or `[num_blocks]` keys, one for each block of num_envs / num_blocks neighbouring replicas.
+            state: from `reset` or the last `step`.
+            action: like the environment's, each leaf with a leading [num_envs].
+            params: of the environment; each leaf with a leading [num_envs] where params_axis is 0.
+
+        Returns:
+            (obs, state, reward, terminated, truncated, info). Where `info["over"]` ([num_envs] bool), obs is the first
+            of the next episode, `info["final_obs"]` the last of this one, `info["episode_return"]` (like the reward)
+            and `info["episode_length"]` ([num_envs] int32) those of the whole episode, and `info["episode_info"]` the
+            sums of the environment's own info over it. The environment's own info of this step stands beside these.
+        """
+        step_key, start_key = _split(key)
+        obs, env_state, reward, terminated, truncated, env_info = self._step_replicas(
+            step_key, state.env_state, action, params
+        )
+        over = all_agents(jax.tree.map(jnp.logical_or, terminated, truncated))
+        episode_return = jax.tree.map(jnp.add, state.episode_return, reward)
+        episode_length = state.episode_length + 1
+        episode_info = jax.tree.map(jnp.add, state.episode_info, env_info)
+        info = {
+            **env_info, "over": over, "final_obs": obs, "episode_return": episode_return, "episode_length": episode_length,
+            "episode_info": episode_info,
+        }  # fmt: skip
+
+        def restart(current: tuple, over: jax.Array, key: jax.Array, params: Any, starts: Any) -> tuple:
+            return select(over, self._start(key, params, starts), current)
+
+        obs, env_state = when_any(over, restart, (obs, env_state), over, start_key, params, state.starts)
+        episode_return, episode_length, episode_info = select(
+            over, jax.tree.map(jnp.zeros_like, (episode_return, episode_length, episode_info)),
+            (episode_return, episode_length, episode_info),
+        )  # fmt: skip
+        state = VectorState(env_state, episode_return, episode_length, episode_info, state.starts)
+        return obs, state, reward, terminated, truncated, info
+
+    def _step_replicas(self, key: jax.Array, env_state: Any, action: Any, params: Any) -> tuple:
+        if action is None:  # only shapes are wanted
+            action = jax.vmap(self.env.action_space(params).sample)(self._replica_keys(key))
+        in_axes = (0, 0, 0, self.params_axis)
+        return jax.vmap(self.env.step, in_axes)(self._replica_keys(key), env_state, action, params)
+
+    def _start(self, key: jax.Array, params: Any, starts: Any) -> tuple[Any, Any]:
+        """Returns (obs, env_state) of a new start for every replica."""
+        if self.reset_strategy == "fresh":
+            return jax.vmap(self.env.reset, (0, self.params_axis))(self._replica_keys(key), params)
+        num_starts = _num_starts(self.reset_strategy)
+        index = jax.vmap(lambda key: jax.random.randint(key, (), 0, num_starts))(self._replica_keys(key))
+        take = lambda starts, i: jax.tree.map(lambda leaf: leaf[i], starts)  # noqa: E731
+        return jax.vmap(take, (self.params_axis, 0))(starts, index)
+
+    def _draw_starts(self, key: jax.Array, params: Any) -> Any:
+        if self.reset_strategy == "fresh":
+            return None
+        keys = jax.random.split(key, _num_starts(self.reset_strategy))
+        draw = lambda params: jax.vmap(self.env.reset, (0, None))(keys, params)  # noqa: E731
+        return draw(params) if self.params_axis is None else jax.vmap(draw)(params)
+
+    def _replica_keys(self, key: jax.Array) -> jax.Array:
+        """Returns [num_envs] keys from one key, or from one of each block."""
+        if key.ndim == 0:
+            return jax.random.split(key, self.num_envs)
+        blocks = key.shape[0]
+        return jax.vmap(lambda key: jax.random.split(key, self.num_envs // blocks))(key).reshape(self.num_envs)
+
+
+def vectorize(env: Env, num_envs: int, reset: ResetStrategy = "fresh", params_axis: int | None = None) -> VectorEnv:
+    """Returns `reset` and `step` for `num_envs` replicas of `env`, with same-step auto-reset.
+
+    Args:
+        env: the environment of one replica.
+        num_envs: the number of replicas.
+        reset: "fresh" draws a start at every reset; "fixed" draws one start for all; ResetPool(n) draws n.
+        params_axis: None where all replicas share params; 0 where every leaf of params has a leading [num_envs].
+
+    Raises:
+        ValueError, TypeError: for arguments outside these.
+    """
+    require_integer("num_envs", num_envs, 1)
+    if not isinstance(reset, ResetPool):
+        require_known("reset strategy", reset, ("fresh", "fixed"))
+    if params_axis not in (None, 0):
+        raise ValueError(f"params_axis = {params_axis!r}: must be None or 0")
+    return VectorEnv(env, num_envs, reset, params_axis)
+
+
+def when_any(condition: jax.Array, function: Callable, current: Any, *operands: Any) -> Any:
+    """Returns `function(current, *operands)` where any of `condition` holds, else `current`, and then pays nothing.
+
+    `function` must return `current` unchanged in the rows in which its own condition is false. Under vmap a plain
+    `lax.cond` becomes a select, which computes both sides; here the predicate stays one scalar for the whole batch.
+    """
+
+    @jax.custom_batching.custom_vmap
+    def branch(condition: jax.Array, current: Any, *operands: Any) -> Any:
+        call = lambda current, *operands: function(current, *operands)  # noqa: E731
+        return jax.lax.cond(jnp.any(condition), call, lambda current, *operands: current, current, *operands)
+
+    @branch.def_vmap
+    def batched(axis_size: int, in_batched: Any, condition: jax.Array, current: Any, *operands: Any) -> Any:
+        spread = lambda leaf, is_batched: (  # noqa: E731
+            leaf if is_batched else jnp.broadcast_to(leaf, (axis_size, *leaf.shape))
+        )
+        current = jax.tree.map(spread, current, in_batched[1])
+        in_axes = jax.tree.map(lambda is_batched: 0 if is_batched else None, tuple(in_batched[2:]))
+        over_members = jax.vmap(function, in_axes=(0, *in_axes), axis_size=axis_size)
+        result = when_any(condition, over_members, current, *operands)
+        return result, jax.tree.map(lambda _: True, result)
+
+    return branch(condition, current, *operands)
+
+
+def all_agents(flags: Any) -> jax.Array:
+    """Returns [num_envs] bool: whether the flag of every agent of a replica is set (leaves [num_envs] or [num_envs, n])."""
+    leaves = [leaf.reshape(leaf.shape[0], -1).all(axis=1) for leaf in jax.tree.leaves(flags)]
+    return jnp.stack(leaves).all(axis=0)
+
+
+def select(rows: jax.Array, chosen: Any, other: Any) -> Any:
+    """Returns `chosen` in the given rows ([num_envs] bool) of every leaf, `other` elsewhere."""
+
+    def pick(a: jax.Array, b: jax.Array) -> jax.Array:
+        return jnp.where(rows.reshape(rows.shape + (1,) * (a.ndim - rows.ndim)), a, b)
+
+    return jax.tree.map(pick, chosen, other)
+
+
+def _num_starts(strategy: ResetStrategy) -> int:
+    return strategy.n if isinstance(strategy, ResetPool) else 1
+
+
+def _split(key: jax.Array) -> tuple[jax.Array, jax.Array]:
+    pair = jax.random.split(key) if key.ndim == 0 else jax.vmap(jax.random.split, out_axes=1)(key)
+    return pair[0], pair[1]
