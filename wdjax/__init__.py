@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from wdjax import envs, experiments, train
     from wdjax.env import Env
     from wdjax.envs import list_envs, make, register
+    from wdjax.rendering import render
     from wdjax.spaces import Box, Dict, Discrete, MultiDiscrete
     from wdjax.vector import ResetPool, VectorEnv, VectorState, vectorize
 
@@ -25,6 +26,7 @@ _HOME = {
     "list_envs": "wdjax.envs",
     "make": "wdjax.envs",
     "register": "wdjax.envs",
+    "render": "wdjax.rendering",
     "Box": "wdjax.spaces",
     "Dict": "wdjax.spaces",
     "Discrete": "wdjax.spaces",
@@ -38,7 +40,7 @@ _SUBPACKAGES = ("envs", "experiments", "train")
 
 __all__ = [
     "Box", "Dict", "Discrete", "Env", "MultiDiscrete", "ResetPool", "VectorEnv", "VectorState",
-    "envs", "experiments", "list_envs", "make", "register", "train", "vectorize",
+    "envs", "experiments", "list_envs", "make", "register", "render", "train", "vectorize",
 ]  # fmt: skip
 
 

@@ -64,9 +64,13 @@ class Env(abc.ABC):
     def action_space(self, params: Any) -> Space:
         """The space of `action`, likewise."""
 
-    def draw(self, axes: "Axes", state: Any, params: Any) -> None:
-        """Draws one state (arrays of NumPy or JAX) onto empty matplotlib axes."""
-        raise NotImplementedError(f"{type(self).__name__} has no drawing: write its method draw(axes, state, params)")
+    def draw(self, axes: "Axes", state: Any, params: Any, history: Any = None) -> None:
+        """Draws one state (arrays of NumPy or JAX) onto empty matplotlib axes.
+
+        `history` holds the states before it, oldest first, leaves with a leading [H], for a drawing that shows trails.
+        """
+        name = type(self).__name__
+        raise NotImplementedError(f"{name} has no drawing: write its method draw(axes, state, params, history=None)")
 
 
 def split_arguments(env_class: type[Env], arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

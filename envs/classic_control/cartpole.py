@@ -92,7 +92,7 @@ class CartPole(Env):
     def action_space(self, params: Params) -> Discrete:
         return Discrete(2)
 
-    def draw(self, axes: Any, state: State, params: Params) -> None:
+    def draw(self, axes: Any, state: State, params: Params, history: Any = None) -> None:
         from wdjax.envs.classic_control.drawing import draw_cartpole
 
         draw_cartpole(axes, state, params)

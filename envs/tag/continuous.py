@@ -268,10 +268,10 @@ class TagContinuous(Env):
         space = MultiDiscrete((self.num_acceleration_levels + 1, self.num_turn_levels + 1))
         return Dict({group: space.batch(num) for group, num in self.groups.items()})
 
-    def draw(self, axes: Any, state: State, params: Params) -> None:
+    def draw(self, axes: Any, state: State, params: Params, history: Any = None) -> None:
         from wdjax.envs.tag.drawing import draw_continuous
 
-        draw_continuous(axes, self, state, params)
+        draw_continuous(axes, self, state, params, history)
 
 
 def level(index: jax.Array, low: jax.Array, high: jax.Array, num_levels: int) -> jax.Array:

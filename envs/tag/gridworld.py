@@ -175,10 +175,10 @@ class TagGridworld(Env):
     def action_space(self, params: Params) -> Dict:
         return Dict({group: Discrete(5).batch(num) for group, num in self.groups.items()})
 
-    def draw(self, axes: Any, state: State, params: Params) -> None:
+    def draw(self, axes: Any, state: State, params: Params, history: Any = None) -> None:
         from wdjax.envs.tag.drawing import draw_gridworld
 
-        draw_gridworld(axes, self, state, params)
+        draw_gridworld(axes, self, state, params, history)
 
 
 def is_tagged(state: State) -> jax.Array:

@@ -1,0 +1,235 @@
+"""Pictures: they show something, in the right colors; GIFs have all frames; misuse is refused in words."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import struct
+from PIL import Image
+
+import wdjax
+from wdjax import rendering
+from wdjax.envs.tag.drawing import share_cells
+
+TAGGER, RUNNER = (0xC8, 0x43, 0xC3), (0x24, 0x5E, 0xB6)
+GAMES = {
+    "cartpole": {},
+    "tag_continuous": {"num_taggers": 2, "num_runners": 8},
+    "tag_gridworld": {"num_taggers": 4},
+}
+
+
+def play(name, num_steps=3, **arguments):
+    """Returns (env, params, states): a game of random actions, states [num_steps + 1] with arrays of NumPy."""
+    env, params = wdjax.make(name, **{**GAMES[name], **arguments})
+    _, state = env.reset(jax.random.key(0), params)
+
+    def step(state, key):
+        state = env.step(key, state, env.action_space(params).sample(key), params)[1]
+        return state, state
+
+    _, states = jax.lax.scan(step, state, jax.random.split(jax.random.key(1), num_steps))
+    return env, params, jax.tree.map(lambda first, rest: np.concatenate([first[None], rest]), state, states)
+
+
+def at(states, t):
+    return jax.tree.map(lambda leaf: leaf[t], states)
+
+
+def count(picture, color):
+    return int(np.sum(np.all(picture == color, axis=-1)))
+
+
+def empty_axes(size):
+    figure, _ = rendering.new_figure(size)
+    return rendering.pixels(figure)
+
+
+@pytest.mark.parametrize("name", GAMES)
+@pytest.mark.parametrize("size", [(640, 480), (333, 257)])
+def test_every_game_draws(name, size):
+    env, params, states = play(name)
+    picture = wdjax.render(env, at(states, 2), params, size=size)
+    assert picture.dtype == np.uint8
+    assert picture.shape == (size[1], size[0], 3)
+    assert np.mean(np.any(picture != empty_axes(size), axis=-1)) > 0.005
+    assert not np.array_equal(picture, wdjax.render(env, at(states, 3), params, size=size))
+
+
+@pytest.mark.parametrize("name", wdjax.list_envs())
+def test_every_registered_environment_has_a_drawing(name):
+    env, params = wdjax.make(name)
+    _, state = env.reset(jax.random.key(0), params)
+    height, width, channels = wdjax.render(env, state, params).shape
+    assert (width, channels) == (640, 3)
+    assert height <= 480
+
+
+@pytest.mark.parametrize("name", ["tag_continuous", "tag_gridworld"])
+def test_groups_have_their_colors(name):
+    env, params, states = play(name)
+    picture = wdjax.render(env, at(states, 1), params)
+    assert count(picture, TAGGER) > 50
+    assert count(picture, RUNNER) > 50
+
+
+def test_runner_that_is_out_loses_its_color():
+    env, params, states = play("tag_continuous")
+    state = at(states, 1)
+    everybody = wdjax.render(env, state, params)
+    nobody = wdjax.render(env, state.replace(active=env.is_tagger), params)
+    assert count(nobody, TAGGER) == pytest.approx(count(everybody, TAGGER), rel=0.2)
+    assert count(nobody, RUNNER) < 0.3 * count(everybody, RUNNER)  # the legend's
+
+
+def test_heading_is_seen():
+    env, params, states = play("tag_continuous")
+    state = at(states, 1)
+    turned = state.replace(direction=state.direction + np.float32(1.0))
+    assert not np.array_equal(wdjax.render(env, state, params), wdjax.render(env, turned, params))
+
+
+def test_arrays_of_jax_give_the_same_picture_and_keep_their_place():
+    env, params, states = play("tag_continuous")
+    state = at(states, 1)
+    expected = wdjax.render(env, state, params)
+    np.testing.assert_array_equal(wdjax.render(env, jax.tree.map(jnp.asarray, state), params), expected)
+    np.testing.assert_array_equal(wdjax.render(env, state, jax.tree.map(jnp.asarray, params)), expected)
+
+
+@pytest.mark.parametrize(("taggers", "runners"), [(1, 1), (10, 100)])
+def test_few_and_many_agents(taggers, runners):
+    env, params, states = play("tag_continuous", num_taggers=taggers, num_runners=runners)
+    assert count(wdjax.render(env, at(states, 1), params), TAGGER) > 30
+
+
+def test_crowded_cells_of_a_large_grid():
+    env, params, states = play("tag_gridworld", grid_length=100, num_taggers=10)
+    assert count(wdjax.render(env, at(states, 0), params), TAGGER) > 30
+
+
+def test_agents_that_share_a_cell_stand_apart():
+    x, y = np.array([3, 3, 3, 7, 3, 3]), np.array([2, 2, 2, 2, 2, 2])
+    places_x, places_y, side = share_cells(x, y)
+    np.testing.assert_array_equal(side, [3, 3, 3, 1, 3, 3])
+    assert len(set(zip(places_x, places_y, strict=True))) == 6
+    np.testing.assert_array_equal((np.round(places_x), np.round(places_y)), (x, y))
+    assert (places_x[3], places_y[3]) == (7, 2)
+
+
+@pytest.mark.parametrize("name", GAMES)
+def test_gif_has_a_frame_for_every_state(name, tmp_path):
+    env, params, states = play(name, num_steps=5)
+    path = tmp_path / "new" / "game.gif"
+    rendering.save_gif(path, env, states, params, fps=20)
+    with Image.open(path) as gif:
+        assert (gif.n_frames, gif.info["loop"]) == (6, 0)
+        durations = []
+        for t in range(6):
+            gif.seek(t)
+            gif.load()
+            durations.append(gif.info["duration"])
+        last = np.asarray(gif.convert("RGB"))
+    assert durations == [50] * 5 + [1500]
+    assert tuple(last[0, 0]) == (255, 255, 255)
+    if name == "cartpole":  # it has no trails: the same picture, but for merged shades
+        exact = wdjax.render(env, at(states, 5), params)
+        assert last.shape == exact.shape
+        assert np.abs(last.astype(int) - exact).max() < 64
+    else:
+        assert count(last, TAGGER) > 50
+        assert count(last, RUNNER) > 50
+
+
+def last_frame(env, states, params, trail):
+    (frame,) = rendering.draw_frames(env, states, params, [len(states.time) - 1], trail, (640, 480))
+    return frame
+
+
+def test_trail_shows_where_agents_came_from():
+    env, params, states = play("tag_continuous", num_steps=8)
+    assert not np.array_equal(last_frame(env, states, params, 0), last_frame(env, states, params, 6))
+
+
+def test_trail_ends_at_a_reset():
+    env, params, states = play("tag_continuous", num_steps=8)
+    states = states.replace(time=np.array([5, 6, 7, 8, 9, 10, 0, 1, 2], np.int32))
+    without = last_frame(env, states, params, 0)
+    both_games = np.any(last_frame(env, states, params, 8) != without, axis=-1)
+    this_game = np.any(last_frame(env, jax.tree.map(lambda leaf: leaf[6:], states), params, 8) != without, axis=-1)
+    np.testing.assert_array_equal(both_games, this_game)  # in other shades, at the same places
+    assert this_game.any()
+
+
+def test_png_is_the_picture(tmp_path):
+    env, params, states = play("cartpole")
+    rendering.save_png(tmp_path / "new" / "cart.png", env, at(states, 1), params)
+    with Image.open(tmp_path / "new" / "cart.png") as png:
+        np.testing.assert_array_equal(np.asarray(png), wdjax.render(env, at(states, 1), params))
+
+
+@struct.dataclass
+class BareState:
+    time: jax.Array
+
+
+@struct.dataclass
+class BareParams:
+    episode_length: int = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Bare(wdjax.Env):
+    @property
+    def default_params(self):
+        return BareParams()
+
+    def reset(self, key, params):
+        return jnp.zeros(1), BareState(jnp.int32(0))
+
+    def step(self, key, state, action, params):
+        raise AssertionError
+
+    def observation_space(self, params):
+        return wdjax.Box(shape=(1,))
+
+    def action_space(self, params):
+        return wdjax.Discrete(2)
+
+
+def test_environment_without_a_drawing_says_so(tmp_path):
+    with pytest.raises(NotImplementedError, match=r"Bare has no drawing: write its method draw\(axes, state, params"):
+        wdjax.render(Bare(), BareState(np.int32(0)), BareParams())
+    with pytest.raises(NotImplementedError, match="Bare has no drawing"):
+        rendering.save_gif(tmp_path / "bare.gif", Bare(), BareState(np.zeros(2, np.int32)), BareParams())
+    assert not (tmp_path / "bare.gif").exists()
+
+
+def test_what_is_not_one_state_is_refused(tmp_path):
+    env, params, states = play("tag_continuous")
+    with pytest.raises(ValueError, match=r"state.x has shape \[4, 10\], not \[10\].*take one replica"):
+        wdjax.render(env, states, params)
+    with pytest.raises(ValueError, match=r"state.x has shape \[10\], not \[T, 10\]"):
+        rendering.save_gif(tmp_path / "a.gif", env, at(states, 0), params)
+    with pytest.raises(ValueError, match="at least one state"):
+        rendering.save_gif(tmp_path / "a.gif", env, jax.tree.map(lambda leaf: leaf[:0], states), params)
+    _, batch = wdjax.vectorize(env, 2).reset(jax.random.key(0), params)
+    with pytest.raises(TypeError, match=r"VectorState.*take its env_state"):
+        wdjax.render(env, batch, params)
+    with pytest.raises(TypeError, match=r"classic_control.cartpole.State, not a wdjax.envs.tag.continuous.State"):
+        wdjax.render(env, at(play("cartpole")[2], 0), params)
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ({"fps": 0}, "fps = 0: must be above 0"), ({"fps": 51}, "at most 50"), ({"trail": -1}, "trail = -1"),
+        ({"hold": -1.0}, "hold"), ({"size": (640, 20)}, "the height = 20: must be at least 100"),
+    ],
+)  # fmt: skip
+def test_bad_arguments_of_a_gif_are_refused(argument, message, tmp_path):
+    env, params, states = play("cartpole")
+    with pytest.raises(ValueError, match=message):
+        rendering.save_gif(tmp_path / "a.gif", env, states, params, **argument)
