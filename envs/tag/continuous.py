@@ -275,9 +275,13 @@ class TagContinuous(Env):
 
 
 def level(index: jax.Array, low: jax.Array, high: jax.Array, num_levels: int) -> jax.Array:
-    """Returns the value of an action index: 0 for index 0, else level index - 1 of `num_levels` from low to high."""
-    part = (index - 1) / max(num_levels - 1, 1)
-    return jnp.where(index == 0, 0.0, low * (1 - part) + high * part)
+    """Returns the value of an action index: 0 for index 0, else level index - 1 of `num_levels` from low to high.
+
+    Where low = -high, the levels are exact negatives of each other: a turn and its opposite lead back to the same angle.
+    """
+    steps = max(num_levels - 1, 1)
+    part = (2 * (index - 1) - steps) / steps  # from -1 to 1
+    return jnp.where(index == 0, 0.0, 0.5 * (high + low) + 0.5 * (high - low) * part)
 
 
 def feature_major(rows: jax.Array) -> jax.Array:
