@@ -5,7 +5,6 @@ environment with groups gives it; `space.single` goes back to one.
 """
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -185,10 +184,3 @@ class Dict:
 
 
 Space = Discrete | MultiDiscrete | Box | Dict
-
-
-def flat_size(space: Space) -> int:
-    """Returns how many numbers one agent's observation holds when all its leaves are laid in a row."""
-    if isinstance(space, Dict):
-        return sum(flat_size(part) for part in space.spaces.values())
-    return math.prod(space.single.shape)

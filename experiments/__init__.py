@@ -1,0 +1,1 @@
+"""What a person runs: presets (configs/), the command line, benchmarks."""

@@ -1,0 +1,34 @@
+"""Proximal policy optimisation: Schulman et al., "Proximal Policy Optimization Algorithms" (2017), eq. 7."""
+
+import jax
+import jax.numpy as jnp
+
+from wdjax.train.masked import masked_mean
+
+
+def policy_loss(
+    log_prob: jax.Array, old_log_prob: jax.Array, advantage: jax.Array, live: jax.Array, clip: jax.Array
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """The clipped surrogate loss over live rows,
+
+        -mean(min(rho A, clip(rho, 1 - eps, 1 + eps) A)),  rho = pi(a) / pi_old(a).
+
+    Args:
+        log_prob: [R] of the actions under the policy that learns.
+        old_log_prob: [R] under the policy that acted, a constant.
+        advantage: [R], a constant.
+        live: [R] bool, the rows that count.
+        clip: () eps.
+
+    Returns:
+        (loss (), metrics): approx_kl is the estimator mean((rho - 1) - log rho) of Schulman (joschu.net, 2020).
+    """
+    log_ratio = jnp.where(live, log_prob - old_log_prob, 0.0)  # a dead row's ratio must not overflow
+    ratio = jnp.exp(log_ratio)
+    clipped = jnp.clip(ratio, 1.0 - clip, 1.0 + clip)
+    loss = -masked_mean(jnp.minimum(ratio * advantage, clipped * advantage), live)
+    metrics = {
+        "approx_kl": masked_mean(ratio - 1.0 - log_ratio, live),
+        "clip_fraction": masked_mean(jnp.abs(ratio - 1.0) > clip, live),
+    }
+    return loss, metrics

@@ -1,0 +1,121 @@
+"""What a run is, as frozen dataclasses: a preset is a YAML file with these fields (`wdjax.train.load_config`).
+
+Fields marked (traced) become leaves of `TrainState.hypers`: they can be swept under vmap without a recompile. All
+others fix shapes and code paths.
+"""
+
+import dataclasses
+import math
+from typing import Any, Literal
+
+Schedule = float | tuple[tuple[float, float], ...]  # a constant, or (env_step, value) pairs: linear between, flat outside
+
+
+@dataclasses.dataclass(frozen=True)
+class NetworkConfig:
+    """A multilayer perceptron with one linear head for each action component and one for the value."""
+
+    hidden_sizes: tuple[int, ...] = (64, 64)
+    """width of each hidden layer"""
+    activation: Literal["relu", "tanh", "gelu", "silu"] = "relu"
+    """after each hidden layer"""
+    shared_trunk: bool = True
+    """whether action and value heads share the hidden layers (else each has its own)"""
+    initializer: Literal["orthogonal", "xavier", "lecun"] = "orthogonal"
+    """of the weight matrices; biases start at 0"""
+
+
+@dataclasses.dataclass(frozen=True)
+class PolicyConfig:
+    """One policy: who plays it, and how it learns."""
+
+    agents: tuple[str, ...] = ()
+    """selectors, a group or a slice of one ("runner[0:50]"); empty: the group that has the policy's name"""
+    algorithm: Literal["A2C", "PPO"] = "PPO"
+    """A2C: one gradient step on all rows; PPO: several epochs of minibatches with a clipped ratio"""
+    trainable: bool = True
+    """false: the policy plays but never changes"""
+    network: NetworkConfig = NetworkConfig()
+    """its network"""
+    optimizer: Literal["adam", "rmsprop", "sgd"] = "adam"
+    """what shapes the clipped gradient before the learning rate multiplies it"""
+    optimizer_epsilon: float = 1e-5
+    """added to the denominator of adam and rmsprop"""
+    learning_rate: Schedule = 3e-4
+    """(traced) a number, or [[env_step, value], ...]"""
+    max_grad_norm: float = 0.5
+    """(traced) global norm to which gradients are clipped; .inf: never"""
+    gamma: float = 0.99
+    """(traced) discount"""
+    gae_lambda: float = 0.95
+    """(traced) of generalised advantage estimation; 1: the whole return"""
+    entropy_coefficient: Schedule = 0.01
+    """(traced) weight of the entropy bonus"""
+    value_coefficient: Schedule = 0.5
+    """(traced) weight of the mean squared error of the value"""
+    clip: float = 0.2
+    """(traced) PPO: how far from 1 the probability ratio may move"""
+    value_clip: float = math.inf
+    """(traced) PPO: how far from its old value the value may move; .inf: free"""
+    normalize_advantage: bool = False
+    """shift and scale the advantages of each minibatch to mean 0 and deviation 1, over its live rows"""
+    epochs: int = 1
+    """PPO: passes over a rollout"""
+    minibatches: int = 1
+    """gradient steps a pass; must divide a block's rows (rollout_length x num_envs / num_blocks x agents)"""
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig:
+    """One training run."""
+
+    env: str
+    """a registered environment (`wdjax list`)"""
+    policies: dict[str, PolicyConfig]
+    """policy name -> its configuration; every agent belongs to exactly one policy"""
+    env_params: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """arguments of `wdjax.make`"""
+    num_envs: int = 64
+    """replicas of the environment"""
+    rollout_length: int = 128
+    """steps of every replica between two updates"""
+    total_env_steps: int = 1_000_000
+    """replica steps of the whole run, rounded up to whole updates"""
+    reset: Literal["fresh", "fixed"] | int = "fresh"
+    """fresh: a new random start at every reset; fixed: one start for all; a number n: a pool of n starts"""
+    seed: int = 0
+    """of everything random in the run"""
+    num_blocks: int = 0
+    """blocks of replicas that draw their random numbers together; 0: gcd(num_envs, 8)"""
+    updates_per_chunk: int = 10
+    """updates in one program on the device, between two looks at the host (about 2 s is a good size)"""
+    checkpoint_every: int = 10
+    """chunks between two checkpoints"""
+    keep_checkpoints: int = 2
+    """how many of the newest checkpoints stay"""
+    best_metric: str = "auto"
+    """the evaluation metric by which the best checkpoint is kept; auto: the greedy return where one policy trains, else
+    none; none: keep no best"""
+    eval_episodes: int = 128
+    """episodes of each evaluation for best_metric"""
+
+    @property
+    def blocks(self) -> int:
+        return self.num_blocks or math.gcd(self.num_envs, 8)
+
+    @property
+    def env_steps_per_update(self) -> int:
+        return self.num_envs * self.rollout_length
+
+    @property
+    def num_updates(self) -> int:
+        """Updates of the whole run: never fewer env steps than asked."""
+        return -(-self.total_env_steps // self.env_steps_per_update)
+
+    @property
+    def best_by(self) -> str | None:
+        """The metric that chooses the best checkpoint, or None."""
+        trained = [name for name, policy in self.policies.items() if policy.trainable]
+        if self.best_metric == "auto":
+            return f"{trained[0]}/episode_return" if len(trained) == 1 else None
+        return None if self.best_metric == "none" else self.best_metric

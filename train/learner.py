@@ -1,0 +1,161 @@
+"""The learner: rollout and updates of all policies as one compiled program, and a run as one scan over it."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from wdjax.env import Env
+from wdjax.train.algorithms.on_policy import make_optimizer, update_policy
+from wdjax.train.config import TrainConfig
+from wdjax.train.distributions import make_distribution
+from wdjax.train.networks import ActorCritic, encoded_size
+from wdjax.train.policies import Assignment, to_groups
+from wdjax.train.rollout import Rollout, rollout
+from wdjax.train.state import Policy, PolicyState, Setup, TrainState, make_hypers
+from wdjax.train.validate import validate
+from wdjax.vector import ResetPool, vectorize
+
+Metrics = dict[str, jax.Array]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Learner:
+    """A training run as pure, jitted functions of its state. None of them donates: a notebook cell can run twice."""
+
+    setup: Setup
+    init: Callable[..., TrainState]
+    """init(key) -> TrainState"""
+    update: Callable[..., tuple[TrainState, Metrics]]
+    """update(state) -> (state, metrics): one rollout and its updates"""
+    run: Callable[..., tuple[TrainState, Metrics]]
+    """run(state, num_updates=n) -> (state, metrics with a leading [n]): a scan over update"""
+
+    @property
+    def config(self) -> TrainConfig:
+        return self.setup.config
+
+    @property
+    def env(self) -> Env:
+        return self.setup.env
+
+    @property
+    def env_params(self) -> Any:
+        return self.setup.env_params
+
+
+def make_learner(config: TrainConfig) -> Learner:
+    """Builds the learner of a configuration.
+
+    Returns:
+        a Learner; its functions compile when first called, and work under vmap: a population is a TrainState whose
+        leaves have a leading axis.
+
+    Raises:
+        ValueError, TypeError: for a configuration that does not fit, before anything is traced.
+    """
+    setup = make_setup(config)
+    return Learner(
+        setup=setup,
+        init=jax.jit(functools.partial(init, setup)),
+        update=jax.jit(functools.partial(update, setup)),
+        run=jax.jit(functools.partial(run, setup), static_argnames="num_updates"),
+    )
+
+
+def make_setup(config: TrainConfig) -> Setup:
+    """Checks a configuration and builds the fixed part of a run from it."""
+    env, env_params, assignments = validate(config)
+    reset = config.reset if isinstance(config.reset, str) else ResetPool(config.reset)
+    replicas = vectorize(env, config.num_envs, reset)
+    policies = {name: make_policy(name, config, assignment) for name, assignment in assignments.items()}
+    return Setup(config, env, env_params, replicas, policies)
+
+
+def make_policy(name: str, config: TrainConfig, assignment: Assignment) -> Policy:
+    """Returns the fixed part of a policy: its distribution and the structure of its network."""
+    distribution = make_distribution(assignment.action_space)
+    network = nnx.eval_shape(lambda: make_network(config, name, assignment, jax.random.key(0)))
+    return Policy(name, config.policies[name], assignment, distribution, nnx.graphdef(network))
+
+
+def make_network(config: TrainConfig, name: str, assignment: Assignment, key: jax.Array) -> ActorCritic:
+    """Returns a new network for a policy."""
+    obs_size = encoded_size(assignment.observation_space)
+    distribution = make_distribution(assignment.action_space)
+    return ActorCritic(obs_size, distribution, config.policies[name].network, rngs=nnx.Rngs(key))
+
+
+def init(setup: Setup, key: jax.Array) -> TrainState:
+    """Returns the state at the start of a run: new networks and optimizers, every replica reset."""
+    network_key, replica_key, run_key = jax.random.split(key, 3)
+    network_keys = jax.random.split(network_key, len(setup.policies))
+    policies = {name: init_policy(setup, name, network_keys[i]) for i, name in enumerate(setup.policies)}
+    env_params = jax.tree.map(jnp.asarray, setup.env_params)
+    obs, replicas = setup.replicas.reset(replica_key, env_params)
+    return TrainState(
+        policies=policies,
+        hypers={name: make_hypers(policy.config) for name, policy in setup.policies.items()},
+        env_params=env_params,
+        replicas=replicas,
+        obs=to_groups(setup.env, obs),
+        live=jax.tree.map(lambda sums: jnp.ones(sums.shape, bool), to_groups(setup.env, replicas.episode_return)),
+        key=run_key,
+        num_updates=jnp.int32(0),
+    )
+
+
+def init_policy(setup: Setup, name: str, key: jax.Array) -> PolicyState:
+    """Returns new parameters for a policy, and its optimizer's state where it learns."""
+    policy = setup.policies[name]
+    network = make_network(setup.config, name, policy.assignment, key)
+    params = nnx.to_pure_dict(nnx.state(network, nnx.Param))
+    if not policy.config.trainable:
+        return PolicyState(params, None)
+    return PolicyState(params, make_optimizer(policy.config, make_hypers(policy.config)).init(params))
+
+
+def update(setup: Setup, state: TrainState) -> tuple[TrainState, Metrics]:
+    """One rollout of all replicas, then the updates of every policy that learns from its own rows."""
+    config = setup.config
+    rollout_key, update_key, next_key = jax.random.split(state.key, 3)
+    env_steps = state.num_updates.astype(jnp.float32) * config.env_steps_per_update
+    state, played = rollout(setup, state, rollout_key)
+    metrics = episode_metrics(played)
+    policies = dict(state.policies)
+    policy_keys = jax.random.split(update_key, len(setup.policies))
+    for i, (name, policy) in enumerate(setup.policies.items()):
+        if not policy.config.trainable:
+            continue
+        hypers = state.hypers[name].at(env_steps)
+        policies[name], own = update_policy(
+            policy, policies[name], hypers, played.rows[name], played.last_value[name], played.over,
+            policy_keys[i], config.blocks,
+        )  # fmt: skip
+        own |= {key: getattr(hypers, key) for key in ("learning_rate", "entropy_coefficient", "value_coefficient")}
+        metrics |= {f"{name}/{key}": value for key, value in own.items()}
+    return state.replace(policies=policies, key=next_key, num_updates=state.num_updates + 1), metrics
+
+
+def run(setup: Setup, state: TrainState, num_updates: int) -> tuple[TrainState, Metrics]:
+    """`num_updates` updates as one scan; run(a) then run(b) equals run(a + b)."""
+    return jax.lax.scan(lambda state, _: update(setup, state), state, length=num_updates)
+
+
+def episode_metrics(played: Rollout) -> Metrics:
+    """Returns how many episodes ended in a rollout and the means over them (NaN where none did).
+
+    `POLICY/episode_return` is the sum over the policy's agents.
+    """
+    episodes = jnp.sum(played.over, dtype=jnp.int32)
+
+    def mean(values: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.where(played.over, values, 0).astype(jnp.float32)) / episodes
+
+    metrics = {"episodes": episodes, "episode_length": mean(played.episode_length)}
+    metrics |= {f"episode_{name}": mean(values) for name, values in played.episode_info.items()}
+    return metrics | {f"{name}/episode_return": mean(values) for name, values in played.episode_return.items()}

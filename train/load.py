@@ -1,0 +1,149 @@
+"""From YAML to a checked TrainConfig: unknown names, wrong types and impossible numbers are refused, in words."""
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+import wdjax
+from wdjax.checks import did_you_mean, require_known
+from wdjax.train.config import TrainConfig
+from wdjax.train.validate import validate
+
+PRESETS = Path(wdjax.__file__).parent / "experiments" / "configs"
+
+
+def load_config(preset: str | Path, **changes: Any) -> TrainConfig:
+    """Reads a preset, applies changes, and checks the result.
+
+    Args:
+        preset: the name of a preset (`list_presets`), or the path of a YAML file.
+        **changes: fields of TrainConfig; dotted names reach inside: {"policies.runner.learning_rate": 1e-3}.
+
+    Raises:
+        ValueError: for an unknown name (with the nearest right one) or a value out of range.
+        TypeError: for a value of the wrong type.
+        FileNotFoundError: where a path leads nowhere.
+    """
+    raw = read_yaml(preset_path(preset))
+    for name, value in changes.items():
+        _set_dotted(raw, name, value)
+    config = from_mapping(TrainConfig, raw)
+    validate(config)
+    return config
+
+
+def list_presets() -> list[str]:
+    """Returns the names of the presets that come with wdjax, sorted."""
+    return sorted(path.stem for path in PRESETS.glob("*.yaml"))
+
+
+def preset_path(preset: str | Path) -> Path:
+    """Returns the file of a preset, or the path itself where it ends in .yaml."""
+    path = Path(preset)
+    if path.suffix in (".yaml", ".yml"):
+        if not path.is_file():
+            raise FileNotFoundError(f"no such file: {path}")
+        return path
+    require_known("preset", str(preset), list_presets())
+    return PRESETS / f"{preset}.yaml"
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Returns the mapping in a YAML file; raises ValueError naming the file where it holds anything else."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: not YAML: {error}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path}: must hold a mapping of fields, not {type(content).__name__}")
+    return content
+
+
+def from_mapping(cls: type, values: Any, path: str = "") -> Any:
+    """Builds a dataclass from nested mappings, strictly; `path` stands before the names in messages."""
+    if dataclasses.is_dataclass(values) and isinstance(values, cls):
+        return values
+    if not isinstance(values, Mapping):
+        raise TypeError(f"{path.rstrip('.') or cls.__name__} = {values!r}: must be a mapping of fields")
+    hints = typing.get_type_hints(cls)
+    for name in values:
+        if name not in hints:
+            raise ValueError(f"unknown field {path}{name}: {did_you_mean(str(name), hints)}")
+    for field in dataclasses.fields(cls):
+        missing = field.default is field.default_factory is dataclasses.MISSING
+        if missing and field.name not in values:
+            raise ValueError(f"field {path}{field.name} is missing")
+    return cls(**{name: convert(hints[name], value, f"{path}{name}") for name, value in values.items()})
+
+
+def convert(hint: Any, value: Any, path: str) -> Any:
+    """Returns `value` as the type of `hint`; raises TypeError with the field's path and what is allowed."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return value
+    if origin is Literal:
+        if value not in arguments:
+            raise ValueError(f"{path} = {value!r}: {did_you_mean(str(value), map(str, arguments))}")
+        return value
+    if origin in (typing.Union, types.UnionType):
+        return _convert_union(arguments, value, path)
+    if origin is dict:
+        if not isinstance(value, Mapping):
+            raise TypeError(f"{path} = {value!r}: must be a mapping")
+        return {str(key): convert(arguments[1], item, f"{path}.{key}") for key, item in value.items()}
+    if origin is tuple:
+        if not isinstance(value, (list, tuple)):
+            raise TypeError(f"{path} = {value!r}: must be a list")
+        types_ = [arguments[0]] * len(value) if arguments[-1] is ... else arguments
+        if len(types_) != len(value):
+            raise TypeError(f"{path} = {value!r}: must be a list of {len(types_)}")
+        return tuple(convert(type_, item, f"{path}[{i}]") for i, (type_, item) in enumerate(zip(types_, value)))
+    if dataclasses.is_dataclass(hint):
+        return from_mapping(hint, value, f"{path}.")
+    return _convert_plain(hint, value, path)
+
+
+def _convert_union(hints: tuple, value: Any, path: str) -> Any:
+    for hint in hints:
+        try:
+            return convert(hint, value, path)
+        except (TypeError, ValueError):
+            continue
+    raise TypeError(f"{path} = {value!r}: must be {' or '.join(_words(hint) for hint in hints)}")
+
+
+def _convert_plain(hint: type, value: Any, path: str) -> Any:
+    if hint is float and isinstance(value, (int, float, str)) and not isinstance(value, bool):
+        try:
+            return float(value)  # PyYAML reads 1e-4 as text
+        except ValueError:
+            pass
+    if hint is int and isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
+        return value
+    raise TypeError(f"{path} = {value!r}: must be {_words(hint)}")
+
+
+def _words(hint: Any) -> str:
+    if typing.get_origin(hint) is Literal:
+        return " or ".join(map(repr, typing.get_args(hint)))
+    names = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+    return names.get(hint, "a list of [env_step, value] pairs")
+
+
+def _set_dotted(raw: dict[str, Any], name: str, value: Any) -> None:
+    """Sets raw["a"]["b"] for the name "a.b"; a new policy or parameter may be added, a wrong field is found later."""
+    *parents, last = name.split(".")
+    for depth, parent in enumerate(parents):
+        inner = raw.get(parent, {})
+        if not isinstance(inner, Mapping):
+            raise TypeError(f"{'.'.join(parents[: depth + 1])} = {inner!r}: has no field {'.'.join(parents[depth + 1 :] + [last])}")
+        raw[parent] = dict(inner)
+        raw = raw[parent]
+    raw[last] = value

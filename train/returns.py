@@ -1,0 +1,45 @@
+"""Returns and advantages: the one implementation for every algorithm."""
+
+import jax
+import jax.numpy as jnp
+
+
+def gae(
+    reward_t: jax.Array,
+    value_t: jax.Array,
+    next_value_t: jax.Array,
+    terminated_t: jax.Array,
+    over_t: jax.Array,
+    gamma: jax.Array,
+    gae_lambda: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    """Generalised advantage estimation over a rollout.
+
+        delta_t = r_t + gamma (1 - terminated_t) V(next_obs_t) - V(obs_t)
+        A_t     = delta_t + gamma lambda (1 - terminated_t) (1 - over_t) A_{t+1}
+
+    Args:
+        reward_t: [T, ...] float32, for the action at time t.
+        value_t: [T, ...] V(obs_t).
+        next_value_t: [T, ...] V of the observation after the action: the final one where the episode is over.
+        terminated_t: [T, ...] bool, the agent's game ended by step t: nothing is worth anything afterwards.
+        over_t: bool, broadcasts to [T, ...]: the replica was reset after step t, so that row t + 1 is another episode.
+        gamma: () discount.
+        gae_lambda: () between 0 (one-step) and 1 (the whole return, bootstrapped at its end).
+
+    Returns:
+        (advantage_t, return_t), both [T, ...], with return_t = advantage_t + value_t.
+
+    Source: Schulman et al., "High-Dimensional Continuous Control Using Generalized Advantage Estimation" (2016), eq. 16.
+    """
+    goes_on = 1.0 - terminated_t.astype(jnp.float32)
+    delta_t = reward_t + gamma * goes_on * next_value_t - value_t
+    decay_t = gamma * gae_lambda * goes_on * (1.0 - over_t.astype(jnp.float32))
+
+    def backwards(advantage_tp1: jax.Array, row: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        delta, decay = row
+        advantage = delta + decay * advantage_tp1
+        return advantage, advantage
+
+    _, advantage_t = jax.lax.scan(backwards, jnp.zeros_like(delta_t[0]), (delta_t, decay_t), reverse=True)
+    return advantage_t, advantage_t + value_t

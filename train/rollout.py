@@ -1,0 +1,155 @@
+"""A rollout: every policy acts in every replica for `rollout_length` steps, as one scan."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from wdjax.spaces import Box
+from wdjax.train.distributions import Distribution
+from wdjax.train.policies import from_groups, gather, scatter, to_groups
+from wdjax.train.state import Policy, Setup, TrainState
+from wdjax.vector import when_any
+
+
+@struct.dataclass
+class Rows:
+    """What one policy's agents did: leaves [T, N, n, ...], T steps of N replicas with n agents of this policy."""
+
+    obs: Any  # what the action was chosen on
+    action: jax.Array
+    log_prob: jax.Array  # float32, of the action when it was drawn
+    value: jax.Array  # float32, V(obs)
+    reward: jax.Array  # float32, for the action
+    terminated: jax.Array  # bool, the agent's game ended in this step or before
+    live: jax.Array  # bool, the agent had not terminated before this step
+    final_value: jax.Array | None  # float32, V(final obs) where truncated, else 0; None where nothing truncates
+
+
+@struct.dataclass
+class Rollout:
+    """The rows of the policies that learn, and the episodes that ended."""
+
+    rows: dict[str, Rows]
+    last_value: dict[str, jax.Array]  # [N, n], V of the observations after the last row
+    over: jax.Array  # [T, N] bool, an episode ended in this step; what follows is valid where it is true
+    episode_return: dict[str, jax.Array]  # by policy, [T, N] float32, summed over its agents
+    episode_length: jax.Array  # [T, N] int32
+    episode_info: dict[str, jax.Array]  # [T, N], the environment's own statistics
+
+
+def rollout(setup: Setup, state: TrainState, key: jax.Array) -> tuple[TrainState, Rollout]:
+    """Plays `rollout_length` steps in every replica. Returns the state after them and what happened."""
+    config = setup.config
+    keys = step_keys(key, config.rollout_length, 1 + len(setup.policies), config.blocks)
+    params = {name: policy.params for name, policy in state.policies.items()}
+
+    def step(carry: tuple, keys: jax.Array) -> tuple[tuple, tuple]:
+        return play_step(setup, params, state.env_params, carry, keys)
+
+    carry, (rows, episodes) = jax.lax.scan(step, (state.replicas, state.obs, state.live), keys)
+    replicas, obs, live = carry
+    last_value = {
+        name: policy.apply(params[name], gather(policy.assignment, obs))[1]
+        for name, policy in setup.policies.items()
+        if policy.config.trainable
+    }
+    return state.replace(replicas=replicas, obs=obs, live=live), Rollout(rows, last_value, *episodes)
+
+
+def play_step(setup: Setup, params: Mapping[str, Any], env_params: Any, carry: tuple, keys: jax.Array) -> tuple:
+    """One step of all replicas, the body of the scan.
+
+    Args:
+        params: by policy.
+        carry: (replicas, obs, live) as in TrainState.
+        keys: [1 + policies, num_blocks]: the environment's, then each policy's.
+
+    Returns:
+        (carry, (rows by policy, episodes)), see Rollout.
+    """
+    replicas, obs, live = carry
+    actions, drafts = {}, {}
+    for i, (name, policy) in enumerate(setup.policies.items()):
+        seen = gather(policy.assignment, obs)
+        outputs, value = policy.apply(params[name], seen)
+        actions[name] = sample_blocks(policy.distribution, keys[1 + i], outputs)
+        if policy.config.trainable:
+            log_prob = policy.distribution.log_prob(outputs, actions[name])
+            drafts[name] = {"obs": seen, "action": actions[name], "log_prob": log_prob, "value": value}
+    next_obs, replicas, reward, terminated, truncated, info = step_replicas(setup, keys[0], replicas, actions, env_params)
+    over = info["over"]
+    rows = {}
+    for name, draft in drafts.items():
+        policy = setup.policies[name]
+        cut = gather(policy.assignment, truncated)
+        rows[name] = Rows(
+            **draft,
+            reward=gather(policy.assignment, reward),
+            terminated=gather(policy.assignment, terminated),
+            live=gather(policy.assignment, live),
+            final_value=final_value(policy, params[name], info["final_obs"], cut) if setup.env.can_truncate else None,
+        )
+    returns = {
+        name: gather(policy.assignment, info["episode_return"]).sum(axis=1) for name, policy in setup.policies.items()
+    }
+    live = jax.tree.map(lambda flag: ~flag | over[:, None], terminated)
+    return (replicas, next_obs, live), (rows, (over, returns, info["episode_length"], info["episode_info"]))
+
+
+def step_replicas(setup: Setup, keys: jax.Array, replicas: Any, actions: Mapping[str, jax.Array], env_params: Any) -> tuple:
+    """`VectorEnv.step` with actions by policy ([N, n, ...]) and everything it returns by group ([N, n_group, ...])."""
+    inside = {
+        name: setup_policy.assignment.action_space.clip(actions[name])
+        if isinstance(setup_policy.assignment.action_space, Box)
+        else actions[name]
+        for name, setup_policy in setup.policies.items()
+    }
+    action = from_groups(setup.env, scatter(setup.assignments, inside))
+    obs, replicas, *flags, info = setup.replicas.step(keys, replicas, action, env_params)
+    by_group = {name: to_groups(setup.env, info[name]) for name in ("final_obs", "episode_return")}
+    reward, terminated, truncated = (to_groups(setup.env, flag) for flag in flags)
+    return to_groups(setup.env, obs), replicas, reward, terminated, truncated, {**info, **by_group}
+
+
+def final_value(policy: Policy, params: Any, final_obs: dict[str, Any], truncated: jax.Array) -> jax.Array:
+    """Returns V(final obs) of the agents that a time limit cut off, 0 elsewhere, [N, n]; free where it cut off nobody."""
+
+    def evaluate(current: jax.Array, params: Any, obs: Any, truncated: jax.Array) -> jax.Array:
+        return jnp.where(truncated, policy.apply(params, obs)[1], current)
+
+    nothing = jnp.zeros(truncated.shape)
+    return when_any(truncated, evaluate, nothing, params, gather(policy.assignment, final_obs), truncated)
+
+
+def next_values(rows: Rows, last_value: jax.Array, over: jax.Array) -> jax.Array:
+    """Returns [T, N, n] V of the observation after each row: of the final one where the episode is over.
+
+    Args:
+        last_value: [N, n] V of the observations after the last row.
+        over: [T, N] bool.
+    """
+    value_tp1 = jnp.concatenate([rows.value[1:], last_value[None]])
+    if rows.final_value is None:  # every end is a termination: what follows is worth nothing
+        return value_tp1
+    return jnp.where(over[..., None], rows.final_value, value_tp1)
+
+
+def step_keys(key: jax.Array, num_steps: int, num_draws: int, num_blocks: int) -> jax.Array:
+    """Returns [num_steps, num_draws, num_blocks] keys, those of a block from fold_in(key, block) alone.
+
+    They are drawn at once, before the scan: a split inside it costs kernels in every step.
+    """
+    block_keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(num_blocks))
+    return jax.vmap(lambda key: jax.random.split(key, (num_steps, num_draws)), out_axes=2)(block_keys)
+
+
+def sample_blocks(distribution: Distribution, keys: jax.Array, outputs: jax.Array) -> jax.Array:
+    """Draws actions [N, n, ...] for outputs [N, n, K], each block of replicas with its own of the [B] keys."""
+    blocks = outputs.reshape(keys.shape[0], -1, *outputs.shape[1:])
+    actions = jax.vmap(distribution.sample)(keys, blocks)
+    return actions.reshape(outputs.shape[0], *actions.shape[2:])
+
+

@@ -1,0 +1,90 @@
+"""What a TrainConfig may hold: checked before anything is traced."""
+
+import dataclasses
+import math
+from typing import Any
+
+import wdjax
+from wdjax.checks import require, require_known
+from wdjax.env import Env
+from wdjax.train.config import PolicyConfig, TrainConfig
+from wdjax.train.distributions import make_distribution
+from wdjax.train.policies import Assignment, assign_agents
+
+_POSITIVE = ("num_envs", "rollout_length", "total_env_steps", "updates_per_chunk", "checkpoint_every", "keep_checkpoints",
+             "eval_episodes")  # fmt: skip
+
+
+def validate(config: TrainConfig) -> tuple[Env, Any, dict[str, Assignment]]:
+    """Checks a configuration whole. Returns (env, env_params, assignments), which the checks have built anyway.
+
+    Raises:
+        ValueError, TypeError: naming the field, its value and what is allowed.
+    """
+    for name in _POSITIVE:
+        require(getattr(config, name) >= 1, name, getattr(config, name), "at least 1")
+    require(config.seed >= 0, "seed", config.seed, "at least 0")
+    require(config.num_blocks >= 0, "num_blocks", config.num_blocks, "at least 0 (0: gcd(num_envs, 8))")
+    require(config.num_envs % config.blocks == 0, "num_blocks", config.blocks, f"a divisor of num_envs = {config.num_envs}")
+    if not isinstance(config.reset, str):
+        require(config.reset >= 1, "reset", config.reset, "'fresh', 'fixed' or at least 1 start")
+    require(len(config.policies) > 0, "policies", config.policies, "at least one policy")
+    env, params = _make_env(config)
+    for name, policy in config.policies.items():
+        require(name and "/" not in name and "." not in name, "policies", name, "a name without '/' and '.'")
+        _validate_policy(name, policy)
+    assignments = assign_agents(env, params, config.policies)
+    for name, assignment in assignments.items():
+        make_distribution(assignment.action_space)  # refuses a space that no policy can act in
+        _validate_batch(config, name, assignment)
+    best = config.best_by
+    if best is not None:
+        require_known("best_metric", best, [f"{name}/episode_return" for name in config.policies])
+    return env, params, assignments
+
+
+def _make_env(config: TrainConfig) -> tuple[Env, Any]:
+    try:
+        return wdjax.make(config.env, **config.env_params)
+    except (ValueError, TypeError) as error:
+        raise type(error)(f"env {config.env!r}, env_params: {error}") from None
+
+
+def _validate_policy(name: str, policy: PolicyConfig) -> None:
+    path = f"policies.{name}"
+    for field in ("gamma", "gae_lambda"):
+        value = getattr(policy, field)
+        require(0 <= value <= 1, f"{path}.{field}", value, "between 0 and 1")
+    for field in ("max_grad_norm", "clip", "value_clip", "optimizer_epsilon"):
+        require(getattr(policy, field) > 0, f"{path}.{field}", getattr(policy, field), "above 0")
+    for field in ("learning_rate", "entropy_coefficient", "value_coefficient"):
+        _validate_schedule(f"{path}.{field}", getattr(policy, field))
+    for field in ("epochs", "minibatches"):
+        require(getattr(policy, field) >= 1, f"{path}.{field}", getattr(policy, field), "at least 1")
+    if policy.algorithm == "A2C":  # without a probability ratio a second step on the same rows would be off-policy
+        require(policy.epochs == 1, f"{path}.epochs", policy.epochs, "1 for A2C (PPO takes several)")
+    for size in policy.network.hidden_sizes:
+        require(size >= 1, f"{path}.network.hidden_sizes", policy.network.hidden_sizes, "widths of at least 1")
+
+
+def _validate_schedule(path: str, schedule: Any) -> None:
+    points = [(0.0, schedule)] if isinstance(schedule, (int, float)) else schedule
+    require(len(points) > 0, path, schedule, "a number or at least one [env_step, value] pair")
+    steps, values = [step for step, _ in points], [value for _, value in points]
+    require(all(math.isfinite(number) and number >= 0 for number in steps + values), path, schedule, "finite and at least 0")
+    require(all(a < b for a, b in zip(steps, steps[1:], strict=False)), path, schedule, "sorted by env_step, each once")
+
+
+def _validate_batch(config: TrainConfig, name: str, assignment: Assignment) -> None:
+    rows = config.rollout_length * config.num_envs // config.blocks * assignment.num_agents
+    minibatches = config.policies[name].minibatches
+    require(
+        rows % minibatches == 0, f"policies.{name}.minibatches", minibatches,
+        f"a divisor of {rows}, the rows of a block (rollout_length {config.rollout_length} x num_envs / num_blocks "
+        f"{config.num_envs // config.blocks} x agents {assignment.num_agents})",
+    )  # fmt: skip
+
+
+def replace_env_params(config: TrainConfig, **changes: Any) -> TrainConfig:
+    """Returns the configuration with some of its environment's parameters changed."""
+    return dataclasses.replace(config, env_params={**config.env_params, **changes})
