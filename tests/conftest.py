@@ -1,0 +1,32 @@
+"""Settings of every test session. Flags of XLA and jax are read once, so they are set before jax is imported."""
+
+import os
+from pathlib import Path
+
+_DEVICES = "--xla_force_host_platform_device_count"  # eight devices on the CPU, for tests of sharding
+if _DEVICES not in os.environ.get("XLA_FLAGS", ""):
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_DEVICES}=8".strip()
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import hypothesis  # noqa: E402
+import jax  # noqa: E402
+
+_USER_CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+
+jax.config.update("jax_numpy_rank_promotion", "raise")  # (N,) - (N, 1) is an error, not an (N, N) loss
+if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+    jax.config.update("jax_compilation_cache_dir", str(_USER_CACHE / "wdjax" / "tests"))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+# The same examples in every run: a red test is red for everybody. `--hypothesis-profile=explore` looks for new ones.
+_COMMON = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
+hypothesis.settings.register_profile("wdjax", max_examples=20, derandomize=True, database=None, **_COMMON)
+hypothesis.settings.register_profile("explore", max_examples=500, **_COMMON)
+hypothesis.settings.load_profile("wdjax")
+
+
+def pytest_configure(config):
+    """Makes every warning that our own code or a test causes an error; other packages may warn."""
+    for module in ("wdjax", "test_", "reference_"):
+        config.addinivalue_line("filterwarnings", f"error:::{module}")
