@@ -59,6 +59,7 @@ class MultiDiscrete:
     batch_shape: tuple[int, ...] = ()  # leading axes that count agents
 
     def __post_init__(self):
+        object.__setattr__(self, "nvec", tuple(self.nvec))  # a list or an array could not be hashed
         require(len(self.nvec) > 0, "MultiDiscrete.nvec", self.nvec, "a tuple of at least one size")
         for size in self.nvec:
             require_integer("MultiDiscrete.nvec", size, 1)
@@ -113,13 +114,14 @@ class Box:
         return (
             isinstance(other, Box)
             and self.shape == other.shape
+            and self.batch_ndim == other.batch_ndim
             and jnp.dtype(self.dtype) == jnp.dtype(other.dtype)
             and np.array_equal(np.broadcast_to(self.low, self.shape), np.broadcast_to(other.low, other.shape))
             and np.array_equal(np.broadcast_to(self.high, self.shape), np.broadcast_to(other.high, other.shape))
         )
 
     def __hash__(self) -> int:
-        return hash((self.shape, jnp.dtype(self.dtype)))
+        return hash((self.shape, self.batch_ndim, jnp.dtype(self.dtype)))
 
     def _bounds(self) -> tuple[jax.Array, jax.Array]:
         low, high = jnp.asarray(self.low, jnp.float32), jnp.asarray(self.high, jnp.float32)
@@ -132,7 +134,10 @@ class Box:
         uniform = jax.random.uniform(uniform_key, self.shape)
         normal = jax.random.normal(normal_key, self.shape)
         both = jnp.isfinite(low) & jnp.isfinite(high)
-        inside = jnp.where(both, low, 0.0) + uniform * jnp.where(both, high - low, 1.0)
+        integer = jnp.issubdtype(self.dtype, jnp.integer)
+        first, last = jnp.where(both, low, 0.0), jnp.where(both, high + 1.0 if integer else high, 1.0)
+        inside = first * (1.0 - uniform) + last * uniform  # last - first might overflow
+        inside = jnp.clip(jnp.floor(inside) if integer else inside, low, high)
         step = -jnp.log1p(-uniform)
         value = jnp.where(jnp.isfinite(low), low + step, jnp.where(jnp.isfinite(high), high - step, normal))
         return jnp.where(both, inside, value).astype(self.dtype)
@@ -169,7 +174,7 @@ class Dict:
         return self.spaces[name]
 
     def __hash__(self) -> int:
-        return hash(tuple(self.spaces.items()))
+        return hash(frozenset(self.spaces.items()))  # equality does not look at the order of names
 
     def sample(self, key: jax.Array) -> dict[str, Any]:
         """Draws every part, each with a key of its own."""
