@@ -1,7 +1,7 @@
 """Pictures of games as arrays and files, without a window: `render`, `save_png`, `save_gif`.
 
     states = ...                                         # one episode, leaves with a leading [T]
-    wdjax.rendering.save_gif("hunt.gif", env, states, params)
+    save_gif("hunt.gif", env, states, params)            # from wdjax.rendering
 
 What a picture shows is up to the environment's `draw`. matplotlib and Pillow are imported when something is drawn, and
 matplotlib's global state (pyplot) is left alone.

@@ -1,0 +1,77 @@
+# Sets up .venv when it is needed, and again when pyproject.toml changes; everything else is one command from there.
+#
+#   make train                        trains the preset tag_small (README), results in runs/
+#   make train PRESET=tag_continuous ARGS="--seed 1"
+#   make test PYTHON=python3.12       .venv is made with this interpreter where there is none yet
+
+PYTHON ?= python3
+PRESET ?= tag_small
+ARGS ?=
+PYTEST_ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+
+# Which JAX to install: the CUDA build that the NVIDIA driver runs (CUDA 13 asks for driver 580), else the CPU build.
+ACCELERATOR ?= $(shell nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null \
+	| awk -F. 'NR == 1 && $$1 + 0 > 0 { print ($$1 + 0 >= 580) ? "cuda" : "cuda12" }')
+RUN_STAMP := $(VENV)/.installed-$(or $(ACCELERATOR),cpu)
+DEV_STAMP := $(RUN_STAMP)-dev
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+unexport PYTHONPATH PYTHONHOME
+
+comma := ,
+CHECK_VERSION := import sys; v = sys.version_info[:2]; v >= (3, 11) and v < (3, 14) or sys.exit( \
+	"wdjax needs Python 3.11, 3.12 or 3.13, and %s is %d.%d: name another one, as in make PYTHON=python3.12" \
+	% (sys.executable, *v) + " (rm -r $(VENV) first, where it exists)")
+
+.PHONY: help train test test-slow test-all lint clean
+.DELETE_ON_ERROR:
+
+help:
+	@echo "make train      set up $(VENV) and train $(PRESET)"
+	@echo "make test       set up $(VENV) with the tools of development and run the quick tests"
+	@echo "make test-slow  the slow tests only"
+	@echo "make test-all   all tests"
+	@echo "make lint       ruff"
+	@echo "make clean      remove $(VENV) and what was built; runs/ stays"
+
+train: $(RUN_STAMP)
+	$(BIN)/wdjax train $(PRESET) $(ARGS)
+
+# The tests see eight devices on the CPU: tests/conftest.py says so to XLA.
+test: $(DEV_STAMP)
+	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
+
+test-slow: $(DEV_STAMP)
+	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+
+test-all: $(DEV_STAMP)
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(DEV_STAMP)
+	$(BIN)/ruff check
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@command -v $(PYTHON) >/dev/null || { echo "no $(PYTHON) on the PATH: make PYTHON=/path/to/python3" >&2; exit 1; }
+	@$(PYTHON) -c '$(CHECK_VERSION)'
+	@echo "==> making $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
+
+# An order-only prerequisite: the interpreter's own date says nothing about what is installed.
+$(RUN_STAMP): pyproject.toml | $(BIN)/python
+	@$(BIN)/python -c '$(CHECK_VERSION)'
+	@echo "==> installing wdjax$(if $(ACCELERATOR),[$(ACCELERATOR)]) into $(VENV) (takes minutes where nothing is in the cache of pip)"
+	@$(BIN)/python -m pip install --quiet --editable '.$(if $(ACCELERATOR),[$(ACCELERATOR)])'
+	@touch $@
+
+# All that training needs and the tools besides, so that `make train` has nothing left to do.
+$(DEV_STAMP): pyproject.toml | $(BIN)/python
+	@$(BIN)/python -c '$(CHECK_VERSION)'
+	@echo "==> installing wdjax[$(if $(ACCELERATOR),$(ACCELERATOR)$(comma))dev] into $(VENV) (takes minutes where nothing is in the cache of pip)"
+	@$(BIN)/python -m pip install --quiet --editable '.[$(if $(ACCELERATOR),$(ACCELERATOR)$(comma))dev]'
+	@touch $(RUN_STAMP) $@
