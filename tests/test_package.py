@@ -1,0 +1,201 @@
+"""The package from outside: what imports what, what an import costs, and what a wheel holds."""
+
+import ast
+import os
+import subprocess
+import sys
+import tarfile
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import wdjax
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDERS = ("envs", "train", "experiments")
+# Which of the folders' packages each part may import when it is imported itself.
+ALLOWED = {"core": (), "envs": ("envs",), "train": ("envs", "train"), "experiments": FOLDERS}
+
+
+def run_python(code, python=sys.executable, cwd=ROOT, **environment):
+    """Runs code in a fresh process; its output is part of the failure where it fails."""
+    result = subprocess.run(
+        [python, "-c", code], cwd=cwd, env={**os.environ, **environment}, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+# --- what an import costs ---
+
+
+def test_import_of_the_package_leaves_jax_alone():
+    run_python("import sys, wdjax; assert not {'jax', 'flax', 'matplotlib'} & set(sys.modules)")
+
+
+def test_import_of_every_module_touches_no_device_and_draws_nothing():
+    modules = [name for name, path in source_files() if path.stem not in ("drawing", "__main__")]
+    code = f"""
+import importlib, sys
+for name in {modules!r}:
+    importlib.import_module(name)
+import jax.numpy
+assert 'matplotlib' not in sys.modules
+try:
+    jax.numpy.zeros(1)
+except RuntimeError:
+    print('no device')
+"""
+    # With a platform that does not exist, whatever asks for a device fails.
+    assert run_python(code, JAX_PLATFORMS="no_such_platform").strip() == "no device"
+
+
+def test_public_names_resolve():
+    assert set(wdjax.__all__) == set(wdjax._HOME) | set(wdjax._SUBPACKAGES)
+    for name in wdjax.__all__:
+        assert getattr(wdjax, name) is not None
+        assert name in dir(wdjax)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        wdjax.nothing  # noqa: B018
+
+
+# --- where the sources lie, and what imports what ---
+
+
+def source_files():
+    """Returns (module name, path) of every source file, each once."""
+    files = [("wdjax", path) for path in (ROOT / "wdjax").glob("*.py")]
+    for folder in FOLDERS:
+        files += [(f"wdjax.{folder}", path) for path in (ROOT / folder).rglob("*.py")]
+    named = []
+    for package, path in files:
+        base = ROOT / "wdjax" if package == "wdjax" else ROOT / package.removeprefix("wdjax.")
+        parts = [part for part in path.relative_to(base).with_suffix("").parts if part != "__init__"]
+        named.append((".".join([package, *parts]), path))
+    return sorted(named)
+
+
+def imports(tree, lazy_too):
+    """Yields (line, dotted name) of what a module imports; without `lazy_too` only what runs when it is imported."""
+    nodes = [tree]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            module = "." * node.level + (node.module or "")
+            yield from ((node.lineno, f"{module}.{alias.name}") for alias in node.names)
+        lazy = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        for_types = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        if lazy_too or not (lazy or for_types):
+            nodes += ast.iter_child_nodes(node)
+
+
+def folder_of(name):
+    """Returns the folder that a dotted name leads to: `wdjax.make` is at home in envs; None for the core and others."""
+    if name.startswith("wdjax.") and name.count(".") == 1:
+        name = wdjax._HOME.get(name.removeprefix("wdjax."), name)
+    parts = name.split(".")
+    return parts[1] if parts[0] == "wdjax" and len(parts) > 1 and parts[1] in FOLDERS else None
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_folders_are_linked_into_the_package(folder):
+    link = ROOT / "wdjax" / folder
+    assert link.is_symlink()
+    assert os.readlink(link) == f"../{folder}"
+    assert (ROOT / folder / "__init__.py").is_file()
+
+
+def test_imports_point_one_way():
+    wrong = []
+    for module, path in source_files():
+        part = folder_of(module) or "core"
+        for line, name in imports(ast.parse(path.read_text()), lazy_too=part != "core"):
+            if folder_of(name) not in (None, *ALLOWED[part]):
+                wrong.append(f"{path.relative_to(ROOT)}:{line} ({part}) imports {name}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_imports_are_absolute_and_go_through_the_package():
+    """`import envs` from the repository's root would make a second copy of every class."""
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} imports {name}"
+        for _, path in source_files()
+        for line, name in imports(ast.parse(path.read_text()), lazy_too=True)
+        if name.startswith(".") or name.split(".")[0] in FOLDERS
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_module_is_named_like_one_of_the_standard_library():
+    """Python puts the folder of a script first on its path, where such a module would hide the real one."""
+    named = {path.relative_to(ROOT) for _, path in source_files() if path.stem in sys.stdlib_module_names}
+    assert not named
+
+
+# --- what is installed ---
+
+TRAINING_STEP = """
+import pathlib, sys
+import jax, wdjax
+from wdjax.train import load_config, make_learner
+learner = make_learner(load_config("tag_small"))
+state, metrics = learner.update(learner.init(jax.random.key(0)))
+jax.block_until_ready(state)
+import wdjax.experiments, wdjax.rendering
+home = pathlib.Path(sys.argv[1])
+for name, module in sorted(sys.modules.items()):
+    if name.split(".")[0] == "wdjax" and module.__file__:
+        assert home in pathlib.Path(module.__file__).parents, (name, module.__file__)
+print(wdjax.__file__)
+"""
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """Returns the folder of an sdist and of the wheel that is built from it."""
+    folder = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT)]
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return folder
+
+
+@pytest.mark.slow
+def test_wheel_and_sdist_hold_the_sources(built):
+    (wheel,), (sdist,) = built.glob("*.whl"), built.glob("*.tar.gz")
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        (entry_points,) = (archive.read(name).decode() for name in names if name.endswith("entry_points.txt"))
+    assert "wdjax = wdjax.experiments.cli:main" in entry_points
+    top = {name.split("/")[0] for name in names}
+    assert {name for name in top if not name.endswith(".dist-info")} == {"wdjax"}
+    for _, path in source_files():
+        folder = "" if path.is_relative_to(ROOT / "wdjax") else "wdjax/"
+        assert folder + path.relative_to(ROOT).as_posix() in names
+    presets = {f"wdjax/experiments/configs/{path.name}" for path in (ROOT / "experiments" / "configs").glob("*.yaml")}
+    assert presets
+    assert presets | {"wdjax/py.typed"} <= names
+    with tarfile.open(sdist) as archive:
+        files = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"LICENSE", "pyproject.toml", "README.md", "wdjax/__init__.py"} <= files
+
+
+@pytest.mark.slow
+def test_installed_wheel_trains_elsewhere(built, tmp_path):
+    """In an environment that holds the wheel, and sees the dependencies but not this repository."""
+    environment, elsewhere = tmp_path / "venv", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    venv.create(environment, with_pip=False)
+    (site,) = environment.glob("lib/python*/site-packages")
+    dependencies = [path for path in sys.path if path.endswith("site-packages")]
+    (site / "dependencies.pth").write_text("\n".join(dependencies))
+    (wheel,) = built.glob("*.whl")
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", site, wheel]
+    subprocess.run(command, check=True)
+    python = str(environment / "bin" / "python")
+    step = f"import sys; sys.argv = ['', {str(site)!r}]\n" + TRAINING_STEP
+    assert str(site) in run_python(step, python, elsewhere, PYTHONPATH="")
