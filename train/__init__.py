@@ -5,28 +5,43 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from wdjax.train.config import NetworkConfig, PolicyConfig, TrainConfig
+    from wdjax.train.evaluation import Episodes, Trajectory, cross_play, evaluate, record_episode
     from wdjax.train.learner import Learner, make_learner
     from wdjax.train.load import list_presets, load_config
+    from wdjax.train.metrics_log import read_metrics
+    from wdjax.train.plots import save_curves
     from wdjax.train.returns import gae
     from wdjax.train.state import TrainState, with_hypers
+    from wdjax.train.trainer import Trainer, load_run, save_episode
 
 # Public name -> the module that holds it, imported when the name is first used.
 _HOME = {
+    "Episodes": "evaluation",
     "Learner": "learner",
     "NetworkConfig": "config",
     "PolicyConfig": "config",
     "TrainConfig": "config",
     "TrainState": "state",
+    "Trainer": "trainer",
+    "Trajectory": "evaluation",
+    "cross_play": "evaluation",
+    "evaluate": "evaluation",
     "gae": "returns",
     "list_presets": "load",
     "load_config": "load",
+    "load_run": "trainer",
     "make_learner": "learner",
+    "read_metrics": "metrics_log",
+    "record_episode": "evaluation",
+    "save_curves": "plots",
+    "save_episode": "trainer",
     "with_hypers": "state",
 }
 
 __all__ = [
-    "Learner", "NetworkConfig", "PolicyConfig", "TrainConfig", "TrainState", "gae", "list_presets", "load_config",
-    "make_learner", "with_hypers",
+    "Episodes", "Learner", "NetworkConfig", "PolicyConfig", "TrainConfig", "TrainState", "Trainer", "Trajectory",
+    "cross_play", "evaluate", "gae", "list_presets", "load_config", "load_run", "make_learner", "read_metrics",
+    "record_episode", "save_curves", "save_episode", "with_hypers",
 ]  # fmt: skip
 
 

@@ -85,6 +85,18 @@ def _validate_batch(config: TrainConfig, name: str, assignment: Assignment) -> N
     )  # fmt: skip
 
 
-def replace_env_params(config: TrainConfig, **changes: Any) -> TrainConfig:
-    """Returns the configuration with some of its environment's parameters changed."""
-    return dataclasses.replace(config, env_params={**config.env_params, **changes})
+def complete_env_params(config: TrainConfig) -> TrainConfig:
+    """Returns the configuration with every parameter of its environment written out, those without a value left out.
+
+    Numbers become what the environment's default is, a float or an int. Raises as `wdjax.make` does.
+    """
+    env, params = _make_env(config)
+    values = dataclasses.asdict(env) | {field.name: getattr(params, field.name) for field in dataclasses.fields(params)}
+    written = {name: config.env_params.get(name, value) for name, value in values.items()}
+    defaults = {field.name: field.default for field in (*dataclasses.fields(env), *dataclasses.fields(params))}
+    complete = {
+        name: type(defaults[name])(value) if isinstance(defaults[name], (int, float)) else value
+        for name, value in written.items()
+        if value is not None
+    }
+    return dataclasses.replace(config, env_params=complete)

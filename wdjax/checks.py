@@ -1,8 +1,11 @@
 """Words for bad input: every refusal names the field, the value, and what is allowed."""
 
 import difflib
+import numbers
 from collections.abc import Iterable
 from typing import Any
+
+import numpy as np
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -13,8 +16,10 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def require_known(kind: str, name: str, known: Iterable[str]) -> None:
-    """Raises ValueError, with the nearest right name, where `name` is not among the `known` ones."""
+    """Raises where `name` is not among the `known` ones: a ValueError with the nearest right name, or a TypeError."""
     known = list(known)
+    if not isinstance(name, str):
+        raise TypeError(f"{kind} {name!r}: must be a name, not {type(name).__name__}")
     if name not in known:
         raise ValueError(f"unknown {kind} {name!r}: {did_you_mean(name, known)}")
 
@@ -22,11 +27,17 @@ def require_known(kind: str, name: str, known: Iterable[str]) -> None:
 def require(condition: Any, field: str, value: Any, allowed: str) -> None:
     """Raises ValueError("field = value: must be allowed") where the condition is false."""
     if not bool(condition):
-        raise ValueError(f"{field} = {value!r}: must be {allowed}")
+        raise ValueError(f"{field} = {getattr(value, 'tolist', lambda: value)()!r}: must be {allowed}")
 
 
 def require_integer(field: str, value: Any, low: int) -> None:
     """Raises where `value` is not a whole number of at least `low` (a TypeError for the type, else a ValueError)."""
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):  # an array would not be hashable
         raise TypeError(f"{field} = {value!r}: must be a whole number, not {type(value).__name__}")
     require(value >= low, field, value, f"at least {low}")
+
+
+def require_bool(field: str, value: Any) -> None:
+    """Raises TypeError where `value` is neither true nor false."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{field} = {value!r}: must be True or False, not {type(value).__name__}")

@@ -1,0 +1,224 @@
+"""Whole episodes of trained and of random policies, and the cross-play table between them."""
+
+import functools
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from wdjax.checks import require, require_integer, require_known
+from wdjax.spaces import Box
+from wdjax.train.learner import Learner
+from wdjax.train.policies import from_groups, gather, scatter, to_groups
+from wdjax.train.state import Setup, TrainState
+from wdjax.vector import all_agents
+
+
+@struct.dataclass
+class Episodes:
+    """What whole episodes came to; leaves [num_episodes] (with leading [cells] from `cross_play`)."""
+
+    episode_return: dict[str, Any]  # by policy, float32, summed over its agents
+    episode_length: Any  # int32
+    episode_info: dict[str, Any]  # the environment's own statistics (tags, say)
+
+
+@struct.dataclass
+class Trajectory:
+    """One episode of one replica, NumPy arrays: T steps, T + 1 states, the last one that in which it ended."""
+
+    states: Any  # the environment's state, leaves [T + 1, ...]
+    action: Any  # as the environment takes it, leaves [T, ...]
+    reward: Any  # as the environment gives it, leaves [T, ...]
+
+
+def evaluate(
+    learner: Learner,
+    state: TrainState,
+    key: jax.Array,
+    num_episodes: int = 128,
+    greedy: bool = True,
+    random: Sequence[str] = (),
+    max_steps: int = 100_000,
+) -> Episodes:
+    """Plays `num_episodes` whole episodes from fresh starts, side by side in one program.
+
+    Args:
+        learner, state: what was trained; the state's replicas are not touched.
+        key: of starts and actions.
+        num_episodes: one replica each.
+        greedy: take the most likely action (else draw it).
+        random: the policies that act uniformly at random in place of what they learned.
+        max_steps: raises where an episode goes on for longer.
+
+    Returns:
+        Episodes, as NumPy arrays.
+
+    Raises:
+        ValueError: for an unknown policy in `random`, or an episode that does not end.
+    """
+    names = list(learner.setup.policies)
+    for name in random:
+        require_known("policy", name, names)
+    mask = np.array([[name in random for name in names]])
+    return jax.tree.map(lambda leaf: leaf[0], _play_cells(learner, state, key, mask, num_episodes, greedy, max_steps))
+
+
+def cross_play(
+    learner: Learner,
+    state: TrainState,
+    key: jax.Array,
+    num_episodes: int = 256,
+    greedy: bool = False,
+    max_steps: int = 100_000,
+) -> dict[tuple[str, ...], Episodes]:
+    """Plays every combination of trained and random policies.
+
+    Arguments as in `evaluate`. All cells share their starts.
+
+    Returns:
+        {("trained", "random"): Episodes, ...}: one word for each policy, in their order.
+    """
+    sides = list(itertools.product((False, True), repeat=len(learner.setup.policies)))
+    cells = _play_cells(learner, state, key, np.array(sides), num_episodes, greedy, max_steps)
+    words = [tuple("random" if side else "trained" for side in cell) for cell in sides]
+    return {word: jax.tree.map(lambda leaf, i=i: leaf[i], cells) for i, word in enumerate(words)}
+
+
+def _play_cells(
+    learner: Learner, state: TrainState, key: jax.Array, mask: np.ndarray, num_episodes: int, greedy: bool, max_steps: int
+) -> Episodes:
+    require_integer("num_episodes", num_episodes, 1)
+    params = {name: policy.params for name, policy in state.policies.items()}
+    episodes, finished = _play_jit(learner.setup, params, state.env_params, key, mask, num_episodes, greedy, max_steps)
+    require(finished.all(), "max_steps", max_steps, "at least as long as the longest episode")
+    return jax.tree.map(np.asarray, episodes)
+
+
+@functools.partial(jax.jit, static_argnames=("setup", "num_episodes", "greedy", "max_steps"))
+def _play_jit(
+    setup: Setup, params: Any, env_params: Any, key: jax.Array, mask: jax.Array, num_episodes: int, greedy: bool,
+    max_steps: int,
+) -> tuple[Episodes, jax.Array]:  # fmt: skip
+    cell = functools.partial(play_episodes, setup, num_episodes=num_episodes, greedy=greedy, max_steps=max_steps)
+    return jax.vmap(cell, in_axes=(None, None, None, 0))(params, env_params, key, mask)
+
+
+def play_episodes(
+    setup: Setup,
+    params: Mapping[str, Any],
+    env_params: Any,
+    key: jax.Array,
+    is_random: jax.Array,
+    num_episodes: int,
+    greedy: bool,
+    max_steps: int,
+) -> tuple[Episodes, jax.Array]:
+    """Steps `num_episodes` replicas until every first episode is over; no replica is reset.
+
+    Args:
+        params: by policy.
+        is_random: [policies] bool.
+
+    Returns:
+        (Episodes, finished [num_episodes] bool).
+    """
+    reset_key, step_key = jax.random.split(key)
+    obs, env_state = jax.vmap(setup.env.reset, (0, None))(jax.random.split(reset_key, num_episodes), env_params)
+    act = functools.partial(choose_actions, setup, params, env_params, is_random=is_random, greedy=greedy)
+
+    def step(env_state: Any, obs: Any, key: jax.Array) -> tuple:
+        action_key, env_key = jax.random.split(key)
+        action = act(action_key, to_groups(setup.env, obs))
+        env_keys = jax.random.split(env_key, num_episodes)
+        return jax.vmap(setup.env.step, (0, 0, 0, None))(env_keys, env_state, action, env_params)
+
+    shapes = jax.eval_shape(step, env_state, obs, step_key)
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), (shapes[2], shapes[5]))
+
+    def body(carry: tuple) -> tuple:
+        time, env_state, obs, sums, length, finished = carry
+        obs, env_state, reward, terminated, truncated, info = step(env_state, obs, jax.random.fold_in(step_key, time))
+        sums = jax.tree.map(lambda total, new: _add_where(~finished, total, new), sums, (reward, info))
+        length = length + ~finished
+        finished |= all_agents(jax.tree.map(jnp.logical_or, terminated, truncated))
+        return time + 1, env_state, obs, sums, length, finished
+
+    start = (jnp.int32(0), env_state, obs, zeros, jnp.zeros(num_episodes, jnp.int32), jnp.zeros(num_episodes, bool))
+    end = jax.lax.while_loop(lambda carry: (carry[0] < max_steps) & ~carry[-1].all(), body, start)
+    (returns, info), length, finished = end[3:]
+    by_group = to_groups(setup.env, returns)
+    totals = {name: gather(policy.assignment, by_group).sum(axis=1) for name, policy in setup.policies.items()}
+    return Episodes(totals, length, info), finished
+
+
+def choose_actions(
+    setup: Setup,
+    params: Mapping[str, Any],
+    env_params: Any,
+    key: jax.Array,
+    obs: dict[str, Any],
+    is_random: jax.Array,
+    greedy: bool,
+) -> Any:
+    """Returns the actions of all policies in the environment's own form, [N, ...], for observations by group."""
+    actions = {}
+    keys = jax.random.split(key, (len(setup.policies), 2))
+    for i, (name, policy) in enumerate(setup.policies.items()):
+        outputs, _ = policy.apply(params[name], gather(policy.assignment, obs))
+        space = policy.assignment.action_space
+        learned = policy.distribution.mode(outputs) if greedy else policy.distribution.sample(keys[i, 0], outputs)
+        learned = space.clip(learned) if isinstance(space, Box) else learned
+        uniform = space.batch(learned.shape[1]).batch(learned.shape[0]).sample(keys[i, 1])
+        actions[name] = jnp.where(is_random[i], uniform, learned)
+    return from_groups(setup.env, scatter(setup.assignments, actions))
+
+
+def record_episode(
+    learner: Learner,
+    state: TrainState,
+    key: jax.Array,
+    greedy: bool = False,
+    random: Sequence[str] = (),
+    max_steps: int = 1_000,
+) -> Trajectory:
+    """Plays one episode and keeps everything, for pictures and analysis.
+
+    Arguments as in `evaluate`; an episode longer than max_steps is cut there.
+    """
+    is_random = jnp.array([name in random for name in learner.setup.policies])
+    params = {name: policy.params for name, policy in state.policies.items()}
+    recorded = _record_jit(learner.setup, params, state.env_params, key, is_random, greedy, max_steps)
+    first, states, action, reward, over = jax.tree.map(np.asarray, recorded)
+    length = int(np.argmax(over)) + 1 if over.any() else max_steps
+    states = jax.tree.map(lambda start, rest: np.concatenate([start, rest[:length, 0]]), first, states)
+    return Trajectory(states, *jax.tree.map(lambda leaf: leaf[:length, 0], (action, reward)))
+
+
+@functools.partial(jax.jit, static_argnames=("setup", "greedy", "max_steps"))
+def _record_jit(
+    setup: Setup, params: Any, env_params: Any, key: jax.Array, is_random: jax.Array, greedy: bool, max_steps: int
+) -> tuple:
+    reset_key, step_key = jax.random.split(key)
+    obs, first = jax.tree.map(lambda leaf: leaf[None], setup.env.reset(reset_key, env_params))
+
+    def step(carry: tuple, key: jax.Array) -> tuple:
+        obs, env_state = carry
+        action_key, env_key = jax.random.split(key)
+        action = choose_actions(setup, params, env_params, action_key, to_groups(setup.env, obs), is_random, greedy)
+        obs, env_state, reward, terminated, truncated, _ = jax.vmap(setup.env.step, (None, 0, 0, None))(
+            env_key, env_state, action, env_params
+        )
+        over = all_agents(jax.tree.map(jnp.logical_or, terminated, truncated))[0]
+        return (obs, env_state), (env_state, action, reward, over)
+
+    _, rows = jax.lax.scan(step, (obs, first), jax.random.split(step_key, max_steps))
+    return (first, *rows)
+
+
+def _add_where(rows: jax.Array, total: jax.Array, new: jax.Array) -> jax.Array:
+    return total + jnp.where(rows.reshape(rows.shape + (1,) * (new.ndim - 1)), new, 0)

@@ -1,0 +1,305 @@
+"""The host's side of a run: chunks of updates on the device, and between them metrics, checkpoints and progress."""
+
+import contextlib
+import dataclasses
+import functools
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import yaml
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from wdjax.train.checkpoint import open_checkpoints, restore, save
+from wdjax.train.config import TrainConfig
+from wdjax.train.evaluation import evaluate, record_episode
+from wdjax.train.learner import Learner, make_learner, run
+from wdjax.train.load import from_mapping, read_yaml
+from wdjax.train.metrics_log import MetricsLog, summarize
+from wdjax.train.plots import save_curves
+from wdjax.train.state import TrainState
+from wdjax.train.validate import complete_env_params, validate
+
+# What may differ between a run and its resumption: how long, and how it is looked after.
+RESUMABLE = ("total_env_steps", "checkpoint_every", "keep_checkpoints")
+
+Callback = Callable[["Trainer", dict[str, Any]], None]
+
+
+class Trainer:
+    """Trains in a folder: config.yaml, metrics.jsonl, checkpoints/, best/, and at the end curves.png and episode.gif.
+
+    Args:
+        config: of the run.
+        workdir: the run's folder; made where it is not there.
+        resume: go on from the newest checkpoint in the folder, where there is one.
+        callbacks: functions of (trainer, row), called after every chunk with what was written to metrics.jsonl.
+        quiet: no progress bar and no words.
+
+    Raises:
+        FileExistsError: where the folder holds a run and `resume` is false.
+        ValueError: where it holds a run of another configuration.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        workdir: str | Path,
+        resume: bool = False,
+        callbacks: Sequence[Callback] = (),
+        quiet: bool = False,
+    ):
+        self.config = config
+        self.workdir = Path(workdir)
+        self.callbacks = tuple(callbacks)
+        self.console = Console(quiet=quiet)
+        validate(config)
+        prepare_folder(self.workdir, config, resume)
+        self.learner = make_learner(config)
+        self.state: TrainState | None = None
+        self.best_score: float | None = None
+        self.stopped = False  # whether a signal ended `train` early
+
+    def train(self) -> TrainState:
+        """Runs until total_env_steps are done, or until Ctrl-C or SIGTERM; saves; draws. Returns the last state."""
+        with contextlib.ExitStack() as stack:
+            checkpoints = stack.enter_context(open_checkpoints(self.workdir / "checkpoints", self.config.keep_checkpoints))
+            best = stack.enter_context(open_checkpoints(self.workdir / "best", 1)) if self.config.best_by else None
+            self.state, host = self._start(checkpoints)
+            self.best_score = host["best_score"]
+            log = stack.enter_context(contextlib.closing(MetricsLog(self.workdir / "metrics.jsonl", host["metrics_size"])))
+            stop = stack.enter_context(stop_signals(self.console))
+            self._chunks(log, checkpoints, best, stop)
+        if self.stopped:
+            done = int(self.state.num_updates) * self.config.env_steps_per_update
+            self.console.print(
+                f"Stopped and saved after {done:,} of {self.config.total_env_steps:,} env steps. "
+                f"Go on with --resume --workdir {self.workdir}",
+                soft_wrap=True,
+            )
+        if log.size:
+            self.draw()
+        return self.state
+
+    def draw(self) -> None:
+        """Writes curves.png, and episode.gif where the environment has a drawing."""
+        curves = save_curves(self.workdir, f"{self.config.env}: {self.workdir.name}")
+        self.console.print(f"Wrote {curves}", soft_wrap=True)
+        with contextlib.suppress(NotImplementedError):  # an environment of one's own need not have a drawing
+            animation = save_episode(self.learner, self.state, self.workdir / "episode.gif", seed=self.config.seed)
+            self.console.print(f"Wrote {animation}", soft_wrap=True)
+
+    def _start(self, checkpoints: Any) -> tuple[TrainState, dict[str, Any]]:
+        newest = checkpoints.latest_step()
+        if newest is None:
+            return self.learner.init(jax.random.key(self.config.seed)), {"metrics_size": 0, "best_score": None}
+        state, host = restore(checkpoints, newest, abstract_state(self.learner))
+        done = newest * self.config.env_steps_per_update
+        self.console.print(f"Going on from {checkpoints.directory}/{newest}, {done:,} env steps", soft_wrap=True)
+        return state, host
+
+    def _chunks(self, log: MetricsLog, checkpoints: Any, best: Any, stop: threading.Event) -> None:
+        config = self.config
+        done = int(self.state.num_updates)
+        programs: dict[int, Any] = {}
+        with progress_bar(self.console, config, done) as advance:
+            while done < config.num_updates and not stop.is_set():
+                size = min(config.updates_per_chunk, config.num_updates - done)
+                compile_seconds = 0.0
+                if size not in programs:
+                    programs[size], compile_seconds = compile_chunk(self.learner, self.state, size)
+                start = time.perf_counter()
+                self.state, metrics = programs[size](self.state)
+                metrics = jax.device_get(metrics)  # waits for the device
+                seconds = time.perf_counter() - start
+                done += size
+                last = done == config.num_updates
+                saving = last or done // config.updates_per_chunk % config.checkpoint_every == 0
+                row = self._row(done, size, seconds, compile_seconds, metrics)
+                row |= self._evaluate(best, done, log) if saving else self._no_evaluation()
+                log.write(row)
+                if saving:
+                    save(checkpoints, done, self.state, self._host(log))
+                advance(row)
+                for callback in self.callbacks:
+                    callback(self, row)
+        self.stopped = done < config.num_updates
+        if self.stopped:
+            save(checkpoints, done, self.state, self._host(log))
+
+    def _row(
+        self, done: int, size: int, seconds: float, compile_seconds: float, metrics: dict[str, Any]
+    ) -> dict[str, Any]:
+        steps = size * self.config.env_steps_per_update
+        agents = sum(policy.assignment.num_agents for policy in self.learner.setup.policies.values())
+        return {
+            "updates": done,
+            "env_steps": done * self.config.env_steps_per_update,
+            "seconds": seconds,
+            "compile_seconds": compile_seconds,
+            "env_steps_per_second": steps / seconds,
+            "agent_steps_per_second": steps * agents / seconds,
+            **summarize(metrics),
+        }
+
+    def _evaluate(self, best: Any, done: int, log: MetricsLog) -> dict[str, Any]:
+        """Plays greedy episodes with a key of their own where best_metric asks for it, and keeps the best state."""
+        name = self.config.best_by
+        if name is None:
+            return {}
+        key = jax.random.fold_in(jax.random.key(self.config.seed), done)  # the run's own keys are not touched
+        episodes = evaluate(self.learner, self.state, key, self.config.eval_episodes, greedy=True)
+        row = {f"eval/{policy}/episode_return": float(np.mean(r)) for policy, r in episodes.episode_return.items()}
+        score = row[f"eval/{name}"]
+        if self.best_score is None or score > self.best_score:
+            self.best_score = score
+            save(best, done, self.state, self._host(log))
+        return row
+
+    def _no_evaluation(self) -> dict[str, None]:
+        return {} if self.config.best_by is None else {f"eval/{p}/episode_return": None for p in self.config.policies}
+
+    def _host(self, log: MetricsLog) -> dict[str, Any]:
+        return {"metrics_size": log.size, "best_score": self.best_score}
+
+
+def compile_chunk(learner: Learner, state: TrainState, num_updates: int) -> tuple[Callable, float]:
+    """Compiles `num_updates` updates into one program that donates its state. Returns (program, seconds)."""
+    start = time.perf_counter()
+    chunk = jax.jit(functools.partial(run, learner.setup, num_updates=num_updates), donate_argnums=0)
+    return chunk.lower(state).compile(), time.perf_counter() - start
+
+
+def abstract_state(learner: Learner) -> TrainState:
+    """Returns the shapes and dtypes of a learner's state."""
+    return jax.eval_shape(learner.init, jax.random.key(0))
+
+
+def prepare_folder(workdir: Path, config: TrainConfig, resume: bool) -> None:
+    """Makes a run's folder and writes config.yaml, or checks that the run in it is the one to resume."""
+    file = workdir / "config.yaml"
+    if file.exists():
+        if not resume:
+            raise FileExistsError(f"{workdir} holds a run already: resume it (--resume), or name another --workdir")
+        require_same_run(file, config)
+    workdir.mkdir(parents=True, exist_ok=True)
+    partial = file.with_suffix(".tmp")
+    partial.write_text(dump_config(config), encoding="utf8")
+    partial.replace(file)  # a run killed here has its old config.yaml or the new one, never half of one
+
+
+def require_same_run(file: Path, config: TrainConfig) -> None:
+    """Raises ValueError, naming the first field that differs, where a run was begun with another configuration."""
+    configs = (complete_env_params(load_run_config(file.parent)), complete_env_params(config))
+    old, new = (_flat(_plain(dataclasses.asdict(config))) for config in configs)
+    for name in sorted(old.keys() | new.keys()):
+        if name not in RESUMABLE and old.get(name) != new.get(name):
+            raise ValueError(f"{name} = {new.get(name)!r}: the run in {file.parent} was begun with {old.get(name)!r}")
+
+
+def dump_config(config: TrainConfig) -> str:
+    """Returns a configuration as YAML, which `load_config` reads back; the order of policies stays."""
+    return yaml.safe_dump(_plain(dataclasses.asdict(config)), sort_keys=False, allow_unicode=True)
+
+
+def _plain(value: Any) -> Any:
+    """Returns nested mappings, tuples and NumPy values as what YAML writes without tags."""
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    return np.asarray(value).tolist() if isinstance(value, np.generic | np.ndarray | jax.Array) else value
+
+
+def load_run_config(run_folder: str | Path) -> TrainConfig:
+    """Returns the configuration of a run from its folder; raises FileNotFoundError where there is none."""
+    file = Path(run_folder) / "config.yaml"
+    if not file.is_file():
+        raise FileNotFoundError(f"{run_folder} holds no run: {file} is missing")
+    return from_mapping(TrainConfig, read_yaml(file))
+
+
+def load_run(run_folder: str | Path, best: bool = False) -> tuple[Learner, TrainState]:
+    """Returns the learner of a run and the state of its newest checkpoint, or of its best.
+
+    Raises:
+        FileNotFoundError: where there is no run, or no such checkpoint in it.
+    """
+    learner = make_learner(load_run_config(run_folder))
+    folder = Path(run_folder) / ("best" if best else "checkpoints")
+    if not folder.is_dir():
+        raise FileNotFoundError(f"no checkpoint in {folder}")
+    with open_checkpoints(folder, keep=1_000_000) as manager:  # only reads: nothing must be cleaned away
+        newest = manager.latest_step()
+        if newest is None:
+            raise FileNotFoundError(f"no checkpoint in {folder}")
+        return learner, restore(manager, newest, abstract_state(learner))[0]
+
+
+def save_episode(
+    learner: Learner, state: TrainState, path: str | Path, seed: int = 0, greedy: bool = False, fps: int = 12
+) -> Path:
+    """Plays one episode and writes it as an animated GIF. Returns its path."""
+    from wdjax.rendering import save_gif
+
+    key = jax.random.fold_in(jax.random.key(seed), 1)
+    episode = record_episode(learner, state, key, greedy=greedy)
+    save_gif(path, learner.env, episode.states, jax.device_get(state.env_params), fps=fps)
+    return Path(path)
+
+
+@contextlib.contextmanager
+def stop_signals(console: Console) -> Iterator[threading.Event]:
+    """Gives an event that the first Ctrl-C or SIGTERM sets; the second Ctrl-C interrupts at once."""
+    stop = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop  # only the main thread may handle signals: a notebook's cell in a thread goes without
+        return
+
+    def request(number: int, frame: Any) -> None:
+        if stop.is_set() and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        stop.set()
+        console.print("Stopping after this chunk (Ctrl-C again: at once, without saving)")
+
+    before = {number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def progress_bar(console: Console, config: TrainConfig, done: int) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """Shows env steps, env steps/s and mean episode returns; gives a function to call with every chunk's row."""
+    columns = (
+        TextColumn("{task.description}"), BarColumn(bar_width=None), TextColumn("{task.fields[steps]}"),
+        TimeRemainingColumn(), TextColumn("{task.fields[returns]}"),
+    )  # fmt: skip
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task(
+            f"{config.env}", total=config.num_updates, completed=done, steps="compiling", returns=""
+        )
+
+        def advance(row: dict[str, Any]) -> None:
+            returns = ", ".join(
+                f"{name} {'-' if row[f'{name}/episode_return'] is None else format(row[f'{name}/episode_return'], '.2f')}"
+                for name in config.policies
+            )
+            speed = f"{row['env_steps']:,} env steps, {row['env_steps_per_second']:,.0f}/s"
+            progress.update(task, completed=row["updates"], steps=speed, returns=f"mean return: {returns}")
+
+        yield advance
+
+
+def _flat(values: Any, path: str = "") -> dict[str, Any]:
+    if not isinstance(values, dict):
+        return {path: values}
+    return {k: v for name, item in values.items() for k, v in _flat(item, f"{path}.{name}" if path else name).items()}
