@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import jax
 import numpy as np
 
-from wdjax.checks import require_known
+from wdjax.checks import require, require_known
 from wdjax.spaces import Space
 
 if TYPE_CHECKING:
@@ -101,9 +101,14 @@ def _cast(name: str, value: Any, default: Any) -> Any:
     if value is None and default is None:
         return None
     array = value if isinstance(value, jax.Array) else np.asarray(value)
+    words = "a number" if default is not None else "numbers"
     kinds = {bool: ("b", np.bool_, "true or false"), int: ("iu", np.int32, "a whole number")}
-    allowed, dtype, words = kinds.get(type(default), ("iuf", np.float32, "a number" if default is not None else "numbers"))
+    allowed, dtype, words = kinds.get(type(default), ("iuf", np.float32, words))
     if array.dtype.kind not in allowed:
         raise TypeError(f"{name} = {value!r}: must be {words}")
+    if dtype is not np.bool_:
+        limits = np.iinfo(dtype) if dtype is np.int32 else np.finfo(dtype)
+        fits = ((array >= limits.min) & (array <= limits.max)) | np.isinf(array)
+        require(np.all(fits), name, value, f"{words} within the range of {dtype.__name__}, not NaN")
     array = array.astype(dtype)
     return array if isinstance(array, jax.Array) or array.ndim else dtype(array)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from wdjax.checks import require_integer, require_known
+from wdjax.checks import require, require_integer, require_known
 from wdjax.env import Env
 
 
@@ -46,12 +46,12 @@ class VectorEnv:
     params_axis: int | None = None
 
     def reset(self, key: jax.Array, params: Any) -> tuple[Any, VectorState]:
-        """Starts every replica. Returns (obs, state), each leaf with a leading [num_envs]."""
+        """Starts every replica, from one typed key. Returns (obs, state), each leaf with a leading [num_envs]."""
+        _check_key(key, self.num_envs)
         pool_key, start_key, probe_key = jax.random.split(key, 3)
         starts = self._draw_starts(pool_key, params)
         obs, env_state = self._start(start_key, params, starts)
-        zeros = jax.eval_shape(self._step_replicas, probe_key, env_state, None, params)
-        reward, info = zeros[2], zeros[5]
+        _, _, reward, _, _, info = jax.eval_shape(self._probe_step, probe_key, env_state, params)
         state = VectorState(
             env_state=env_state,
             episode_return=jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), reward),
@@ -78,6 +78,7 @@ class VectorEnv:
             and `info["episode_length"]` ([num_envs] int32) those of the whole episode, and `info["episode_info"]` the
             sums of the environment's own info over it. The environment's own info of this step stands beside these.
         """
+        _check_key(key, self.num_envs)
         step_key, start_key = _split(key)
         obs, env_state, reward, terminated, truncated, env_info = self._step_replicas(
             step_key, state.env_state, action, params
@@ -87,8 +88,8 @@ class VectorEnv:
         episode_length = state.episode_length + 1
         episode_info = jax.tree.map(jnp.add, state.episode_info, env_info)
         info = {
-            **env_info, "over": over, "final_obs": obs, "episode_return": episode_return, "episode_length": episode_length,
-            "episode_info": episode_info,
+            **env_info, "over": over, "final_obs": obs, "episode_return": episode_return,
+            "episode_length": episode_length, "episode_info": episode_info,
         }  # fmt: skip
 
         def restart(current: tuple, over: jax.Array, key: jax.Array, params: Any, starts: Any) -> tuple:
@@ -102,9 +103,14 @@ class VectorEnv:
         state = VectorState(env_state, episode_return, episode_length, episode_info, state.starts)
         return obs, state, reward, terminated, truncated, info
 
+    def _probe_step(self, key: jax.Array, env_state: Any, params: Any) -> tuple:
+        """A step with actions that are drawn, for its shapes."""
+        action_key, step_key = jax.random.split(key)
+        draw = lambda key, params: self.env.action_space(params).sample(key)  # noqa: E731
+        action = jax.vmap(draw, (0, self.params_axis))(self._replica_keys(action_key), params)
+        return self._step_replicas(step_key, env_state, action, params)
+
     def _step_replicas(self, key: jax.Array, env_state: Any, action: Any, params: Any) -> tuple:
-        if action is None:  # only shapes are wanted
-            action = jax.vmap(self.env.action_space(params).sample)(self._replica_keys(key))
         in_axes = (0, 0, 0, self.params_axis)
         return jax.vmap(self.env.step, in_axes)(self._replica_keys(key), env_state, action, params)
 
@@ -144,6 +150,8 @@ def vectorize(env: Env, num_envs: int, reset: ResetStrategy = "fresh", params_ax
     Raises:
         ValueError, TypeError: for arguments outside these.
     """
+    if not isinstance(env, Env):
+        raise TypeError(f"env = {env!r}: must be a wdjax.Env, the first that wdjax.make returns")
     require_integer("num_envs", num_envs, 1)
     if not isinstance(reset, ResetPool):
         require_known("reset strategy", reset, ("fresh", "fixed"))
@@ -179,7 +187,7 @@ def when_any(condition: jax.Array, function: Callable, current: Any, *operands: 
 
 
 def all_agents(flags: Any) -> jax.Array:
-    """Returns [num_envs] bool: whether the flag of every agent of a replica is set (leaves [num_envs] or [num_envs, n])."""
+    """Returns [num_envs] bool: whether all agents of a replica are flagged; leaves are [num_envs] or [num_envs, n]."""
     leaves = [leaf.reshape(leaf.shape[0], -1).all(axis=1) for leaf in jax.tree.leaves(flags)]
     return jnp.stack(leaves).all(axis=0)
 
@@ -195,6 +203,14 @@ def select(rows: jax.Array, chosen: Any, other: Any) -> Any:
 
 def _num_starts(strategy: ResetStrategy) -> int:
     return strategy.n if isinstance(strategy, ResetPool) else 1
+
+
+def _check_key(key: jax.Array, num_envs: int) -> None:
+    if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        raise TypeError(f"key of dtype {key.dtype}: must be a typed key, as jax.random.key(seed) makes it")
+    if key.ndim == 1:
+        blocks = key.shape[0]
+        require(num_envs % blocks == 0, "number of keys", blocks, f"a divisor of num_envs = {num_envs}")
 
 
 def _split(key: jax.Array) -> tuple[jax.Array, jax.Array]:

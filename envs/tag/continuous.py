@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from wdjax.checks import require, require_integer
+from wdjax.checks import require, require_bool, require_integer
 from wdjax.env import Env
 from wdjax.neighbors import nearest_neighbors
 from wdjax.spaces import Box, Dict, MultiDiscrete
@@ -84,6 +84,8 @@ class TagContinuous(Env):
         require_integer("num_acceleration_levels", self.num_acceleration_levels, 0)
         require_integer("num_turn_levels", self.num_turn_levels, 0)
         require_integer("num_other_agents_observed", self.num_other_agents_observed, 1)
+        require_bool("use_full_observation", self.use_full_observation)
+        require_bool("runner_exits_game_after_tagged", self.runner_exits_game_after_tagged)
         if not self.use_full_observation:
             k = self.num_other_agents_observed
             require(k <= self.num_agents, "num_other_agents_observed", k, f"at most {self.num_agents}, the agents")
@@ -220,7 +222,7 @@ class TagContinuous(Env):
     # --- observation ---
 
     def observe(self, state: State, params: Params) -> dict[str, jax.Array]:
-        """Rows of differences to the other agents, feature by feature: x, y, speed, acceleration, direction, each scaled,
+        """Rows of differences to the other agents, feature by feature: x, y, speed, acceleration, direction, scaled;
         then the others' types (tagger 1) and whether they are active, then t / T."""
         features = self.features(state, params)
         time = jnp.where(state.active, state.time / params.episode_length, 0.0)[:, None]
@@ -277,7 +279,7 @@ class TagContinuous(Env):
 def level(index: jax.Array, low: jax.Array, high: jax.Array, num_levels: int) -> jax.Array:
     """Returns the value of an action index: 0 for index 0, else level index - 1 of `num_levels` from low to high.
 
-    Where low = -high, the levels are exact negatives of each other: a turn and its opposite lead back to the same angle.
+    Where low = -high, the levels are exact negatives of each other, so that a turn and its opposite cancel.
     """
     steps = max(num_levels - 1, 1)
     part = (2 * (index - 1) - steps) / steps  # from -1 to 1

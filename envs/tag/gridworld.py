@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from wdjax.checks import require, require_integer
+from wdjax.checks import require, require_bool, require_integer
 from wdjax.env import Env
 from wdjax.spaces import Box, Dict, Discrete
 
@@ -55,6 +55,8 @@ class TagGridworld(Env):
 
     def __post_init__(self):
         require_integer("num_taggers", self.num_taggers, 1)
+        require_bool("use_full_observation", self.use_full_observation)
+        require_bool("random_start", self.random_start)
 
     @property
     def groups(self) -> Mapping[str, int]:
@@ -78,7 +80,7 @@ class TagGridworld(Env):
         require((x is None) == (y is None), "starting_location_y", y, "given together with starting_location_x")
         for name, cells in (("starting_location_x", x), ("starting_location_y", y)):
             if cells is not None:
-                require(np.shape(cells)[-1:] == (self.num_agents,), name, cells, f"{self.num_agents} cells, one an agent")
+                require(np.shape(cells)[-1:] == (self.num_agents,), name, cells, f"{self.num_agents} cells, one each")
                 inside = np.all((cells >= 0) & (cells <= np.asarray(params.grid_length)[..., None]))
                 require(inside and np.all(cells == np.floor(cells)), name, cells, "whole cells from 0 to grid_length")
         if self.random_start:
@@ -125,12 +127,12 @@ class TagGridworld(Env):
     def dynamics(
         self, state: State, action: dict[str, jax.Array], params: Params, moving: jax.Array
     ) -> tuple[State, jax.Array]:
-        """Returns the state after the moves and who walked into a wall (num_agents,)."""
+        """Returns the state after the moves, unchanged where not `moving`, and who walked into a wall (num_agents,)."""
         moves = jnp.where(moving, jnp.concatenate([action["tagger"], action["runner"]]), 0)
         x, y = state.x + jnp.asarray(X_STEPS)[moves], state.y + jnp.asarray(Y_STEPS)[moves]
         inside_x, inside_y = jnp.clip(x, 0, params.grid_length), jnp.clip(y, 0, params.grid_length)
         hit_wall = (x != inside_x) | (y != inside_y)
-        return State(inside_x, inside_y, state.time + 1), hit_wall
+        return State(inside_x, inside_y, state.time + moving), hit_wall
 
     def is_over(self, state: State, params: Params) -> jax.Array:
         """Returns whether the game has ended, at a tag or at its last step: a bool scalar."""
