@@ -28,5 +28,5 @@ hypothesis.settings.load_profile("wdjax")
 
 def pytest_configure(config):
     """Makes every warning that our own code or a test causes an error; other packages may warn."""
-    for module in ("wdjax", "test_", "reference_"):
+    for module in ("wdjax", "test_", "reference_", "toy_"):
         config.addinivalue_line("filterwarnings", f"error:::{module}")

@@ -1,0 +1,261 @@
+"""Replicas side by side: params of each, keys by blocks, what a step without an end costs, and what is refused."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from toy_walk import Params, Walk
+
+import wdjax
+from wdjax import ResetPool
+from wdjax.vector import when_any
+
+N = 8
+
+
+def stack(params, **changes):
+    """Returns params whose every leaf has a leading [N], with the changes."""
+    spread = jax.tree.map(lambda leaf: jnp.full(N, leaf), params)
+    return spread.replace(**{name: jnp.asarray(value, getattr(spread, name).dtype) for name, value in changes.items()})
+
+
+def take(tree, i):
+    return jax.tree.map(lambda leaf: leaf[i], tree)
+
+
+def assert_near(one, other, rtol=1e-6, atol=1e-6):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=atol), one, other)
+
+
+def assert_same(one, other):
+    jax.tree.map(np.testing.assert_array_equal, one, other)
+
+
+def random_actions(env, params):
+    return jax.vmap(env.action_space(params).sample)(jax.random.split(jax.random.key(7), N))
+
+
+# --- params of each replica ---
+
+
+def test_each_replica_has_its_own_physics_and_time_limit():
+    env, params = wdjax.make("cartpole")
+    limits = np.arange(1, N + 1)
+    many = stack(params, gravity=np.linspace(1, 30, N), masspole=np.linspace(0.05, 2, N), episode_length=limits)
+    replicas = wdjax.vectorize(env, N, params_axis=0)
+    _, state = jax.jit(replicas.reset)(jax.random.key(0), many)
+    step, alone = jax.jit(replicas.step), jax.jit(env.step)
+    for t in range(1, 4):
+        before, action = state.env_state, jnp.full(N, t % 2)
+        _, state, reward, terminated, truncated, info = step(jax.random.key(t), state, action, many)
+        np.testing.assert_array_equal(truncated, t % limits == 0)
+        np.testing.assert_array_equal(info["over"], truncated)
+        for i in (0, 2, N - 1):
+            alone_obs, _, *rest = alone(jax.random.key(9), take(before, i), action[i], take(many, i))
+            assert_near(info["final_obs"][i], alone_obs)
+            assert_same((reward[i], terminated[i], truncated[i]), tuple(rest[:3]))
+    assert len(np.unique(info["final_obs"][:, 3])) == N
+
+
+@pytest.mark.parametrize("reset", ["fresh", "fixed", ResetPool(3)], ids=str)
+def test_each_replica_starts_by_its_own_params(reset):
+    env, params = wdjax.make("tag_gridworld", num_taggers=3, random_start=True)
+    lengths = np.array([5, 10**6] * (N // 2))
+    many = stack(params, grid_length=lengths, episode_length=np.full(N, 1))
+    replicas = wdjax.vectorize(env, N, reset, params_axis=0)
+    _, state = jax.jit(replicas.reset)(jax.random.key(0), many)
+    action = random_actions(env, params)
+    _, after, *_, info = jax.jit(replicas.step)(jax.random.key(1), state, action, many)
+    assert info["over"].all()
+    for places in (state.env_state.x, after.env_state.x):
+        assert (places <= lengths[:, None]).all()
+        assert (places[1::2].max(axis=1) > 5).all()
+    equal = np.asarray(state.env_state.x == after.env_state.x).all(axis=1)[1::2]
+    if reset == "fixed":
+        assert equal.all()
+    elif reset == "fresh":
+        assert not equal.any()
+    else:
+        pool = state.starts[1].x
+        assert pool.shape == (N, 3, 4)
+        assert (np.asarray(after.env_state.x)[:, None] == np.asarray(pool)).all(axis=-1).any(axis=1).all()
+
+
+def test_action_bounds_may_differ_between_replicas():
+    many = stack(Params(), reach=np.linspace(0.5, 4, N))
+    replicas = wdjax.vectorize(Walk(), N, params_axis=0)
+    _, state = jax.jit(replicas.reset)(jax.random.key(0), many)
+    assert (state.env_state.place <= many.reach).all()
+    jax.eval_shape(replicas.step, jax.random.key(1), state, jnp.zeros((N, 1)), many)
+
+
+# --- keys ---
+
+
+@pytest.mark.parametrize(("num_blocks", "reset"), [(1, "fresh"), (2, "fresh"), (4, ResetPool(5)), (N, "fresh")])
+def test_a_key_for_each_block_gives_the_numbers_of_that_block_alone(num_blocks, reset):
+    env, params, size = Walk(), Params(episode_length=1), N // num_blocks
+    whole, block = wdjax.vectorize(env, N, reset), wdjax.vectorize(env, size, reset)
+    _, state = jax.jit(whole.reset)(jax.random.key(0), params)
+    keys = jax.random.split(jax.random.key(1), num_blocks)
+    action = random_actions(env, params)
+    result = jax.jit(whole.step)(keys, state, action, params)
+    step = jax.jit(block.step)
+    for b in range(num_blocks):
+        rows = slice(b * size, (b + 1) * size)
+        part = take(state.replace(starts=None), rows).replace(starts=state.starts)
+        obs, after, *rest = step(keys[b], part, action[rows], params)
+        assert rest[-1]["over"].all()
+        assert_same((obs, after.env_state, *rest), take((result[0], result[1].env_state, *result[2:]), rows))
+
+
+def test_no_key_is_used_twice():
+    walk = wdjax.vectorize(Walk(), N, ResetPool(2))
+    with jax.debug_key_reuse(True):
+        _, state = jax.jit(walk.reset)(jax.random.key(0), Params())
+        jax.jit(functools.partial(play_walk, walk))(jax.random.key(0), state)
+
+
+def play_walk(walk, key, state):
+    body = lambda state, key: (walk.step(key, state, jnp.zeros((N, 1)), Params())[1], None)  # noqa: E731
+    return jax.lax.scan(body, state, jax.random.split(key, 3))[0]
+
+
+# --- what a step costs ---
+
+
+def equations(jaxpr, inside=()):
+    """Yields (equation, names of the primitives around it) of a jaxpr and everything in it."""
+    for equation in jaxpr.eqns:
+        yield equation, inside
+        for value in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda leaf: hasattr(leaf, "eqns")):
+            inner = getattr(value, "jaxpr", value)
+            if hasattr(inner, "eqns"):
+                yield from equations(inner, (*inside, equation.primitive.name))
+
+
+def programs():
+    """The step of cartpole, alone and in a population (of params, or of everything), as (name, function, arguments)."""
+    env, params = wdjax.make("cartpole")
+    replicas = wdjax.vectorize(env, N)
+    _, state = jax.jit(replicas.reset)(jax.random.key(0), params)
+    action = jnp.zeros(N, jnp.int32)
+    keys = jax.random.split(jax.random.key(1), 3)
+    many = lambda tree: jax.tree.map(lambda leaf: jnp.stack([leaf] * 3), tree)  # noqa: E731
+    params = jax.tree.map(jnp.asarray, params)
+    over_all, over_params = jax.vmap(replicas.step), jax.vmap(replicas.step, (None, None, None, 0))
+    twice = jax.vmap(jax.vmap(replicas.step, (0, None, None, None)), (None, None, None, 0))
+    return {
+        "alone": (replicas.step, (keys[0], state, action, params)),
+        "population": (over_all, (keys, many(state), many(action), many(params))),
+        "params": (over_params, (keys[0], state, action, many(params))),
+        "population of populations": (twice, (keys, state, action, many(params))),
+    }
+
+
+@pytest.mark.parametrize("name", ["alone", "population", "params", "population of populations"])
+def test_resets_stand_behind_one_scalar_condition(name):
+    function, arguments = programs()[name]
+    jaxpr = jax.make_jaxpr(function)(*arguments).jaxpr
+    found = list(equations(jaxpr))
+    conditions = [equation for equation, _ in found if equation.primitive.name == "cond"]
+    assert len(conditions) == 1
+    assert conditions[0].invars[0].aval.shape == ()
+    draws = [inside for equation, inside in found if equation.primitive.name == "random_bits"]
+    assert draws
+    assert all("cond" in inside for inside in draws)
+    assert "conditional(" in jax.jit(function).lower(*arguments).compile().as_text()
+
+
+def test_a_population_gives_each_member_the_numbers_of_its_own_run():
+    """Members whose episodes end at different times: the shared condition must restart nobody else."""
+    env, params = Walk(), jax.tree.map(jnp.asarray, Params())
+    replicas = wdjax.vectorize(env, N, ResetPool(6))
+    lengths = jnp.array([2, 3, 50])
+    many = jax.vmap(lambda length: params.replace(episode_length=length, reach=jnp.float32(100.0)))(lengths)
+
+    def run(key, params):
+        reset_key, key = jax.random.split(key)
+        _, state = replicas.reset(reset_key, params)
+        body = lambda state, key: (lambda out: (out[1], out))(replicas.step(key, state, jnp.zeros((N, 1)), params))  # noqa: E731
+        return jax.lax.scan(body, state, jax.random.split(key, 7))[1]
+
+    keys = jax.random.split(jax.random.key(0), 3)
+    together, alone = jax.jit(jax.vmap(run))(keys, many), jax.jit(run)
+    for i in range(3):
+        one = alone(keys[i], take(many, i))
+        assert_near(take(together, i), one)
+        assert one[-1]["over"][:, 0].sum() == 7 // lengths[i]
+
+
+def test_a_step_without_an_end_does_not_depend_on_its_key():
+    env, params = wdjax.make("cartpole")
+    replicas = wdjax.vectorize(env, N, ResetPool(3))
+    _, state = jax.jit(replicas.reset)(jax.random.key(0), params)
+    step, action = jax.jit(replicas.step), jnp.ones(N, jnp.int32)
+    one = step(jax.random.key(1), state, action, params)
+    assert not one[-1]["over"].any()
+    assert_same(one, step(jax.random.key(2), state, action, params))
+
+
+def test_when_any():
+    double = lambda current, rows, factor: jnp.where(rows, current * factor, current)  # noqa: E731
+    condition = jnp.array([[False, False, True], [False, False, False]])
+    values = jnp.arange(1.0, 7.0).reshape(2, 3)
+    call = lambda condition, values, factor: when_any(condition, double, values, condition, factor)  # noqa: E731
+    np.testing.assert_array_equal(call(condition[0], values[0], 2.0), [1, 2, 6])
+    np.testing.assert_array_equal(call(condition[1], values[1], 2.0), values[1])
+    np.testing.assert_array_equal(jax.vmap(call, (0, 0, None))(condition, values, 2.0), [[1, 2, 6], [4, 5, 6]])
+    np.testing.assert_array_equal(jax.vmap(call, (0, None, None))(condition, values[0], 2.0), [[1, 2, 6], [1, 2, 3]])
+    np.testing.assert_array_equal(jax.vmap(call, (None, None, 0))(condition[0], values[0], values[0])[:, 2], [3, 6, 9])
+
+
+# --- what is refused ---
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"num_envs": 0}, ValueError, "num_envs = 0: must be at least 1"),
+        ({"num_envs": -4}, ValueError, "num_envs = -4"),
+        ({"num_envs": 2.0}, TypeError, "num_envs = 2.0: must be a whole number"),
+        ({"num_envs": True}, TypeError, "num_envs = True"),
+        ({"num_envs": None}, TypeError, "num_envs = None"),
+        ({"reset": "frsh"}, ValueError, "unknown reset strategy 'frsh': did you mean 'fresh'?"),
+        ({"reset": None}, TypeError, "reset strategy None"),
+        ({"reset": 5}, TypeError, "reset strategy 5"),
+        ({"params_axis": 1}, ValueError, "params_axis = 1: must be None or 0"),
+        ({"env": "cartpole"}, TypeError, "env = 'cartpole': must be a wdjax.Env"),
+    ],
+)
+def test_bad_arguments_are_refused(arguments, error, words):
+    with pytest.raises(error) as caught:
+        wdjax.vectorize(**{"env": Walk(), "num_envs": 2, **arguments})
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(("n", "error"), [(0, ValueError), (-1, ValueError), (2.5, TypeError), ("5", TypeError)])
+def test_bad_pools_are_refused(n, error):
+    with pytest.raises(error, match=r"ResetPool\.n"):
+        ResetPool(n)
+
+
+def test_bad_keys_are_refused():
+    replicas = wdjax.vectorize(Walk(), N)
+    with pytest.raises(TypeError, match=r"typed key, as jax.random.key\(seed\) makes it"):
+        replicas.reset(jax.random.PRNGKey(0), Params())
+    _, state = jax.jit(replicas.reset)(jax.random.key(0), Params())
+    with pytest.raises(TypeError, match="typed key"):
+        replicas.step(jax.random.PRNGKey(0), state, jnp.zeros((N, 1)), Params())
+    with pytest.raises(ValueError, match="number of keys = 3: must be a divisor of num_envs = 8"):
+        replicas.step(jax.random.split(jax.random.key(0), 3), state, jnp.zeros((N, 1)), Params())
+
+
+def test_vectorized_environments_are_static_values():
+    env = wdjax.make("tag_gridworld")[0]
+    one, other = wdjax.vectorize(env, N, ResetPool(3)), wdjax.vectorize(wdjax.make("tag_gridworld")[0], N, ResetPool(3))
+    assert one == other
+    assert hash(one) == hash(other)
+    assert one != wdjax.vectorize(env, N, ResetPool(4))
