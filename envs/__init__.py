@@ -43,8 +43,10 @@ def register(name: str, cls: type[Env]) -> None:
 
     Raises:
         ValueError: where another class already has the name.
-        TypeError: where `cls` is not a subclass of Env.
+        TypeError: where `name` is not a string, or `cls` not a subclass of Env.
     """
+    if not isinstance(name, str):
+        raise TypeError(f"name = {name!r}: must be a string")
     if not (isinstance(cls, type) and issubclass(cls, Env)):
         raise TypeError(f"cls = {cls!r}: must be a subclass of wdjax.Env")
     require(_REGISTRY.get(name, cls) is cls, "name", name, "a name that no other environment has")

@@ -100,10 +100,13 @@ def cast_params(params: Any) -> Any:
 def _cast(name: str, value: Any, default: Any) -> Any:
     if value is None and default is None:
         return None
-    array = value if isinstance(value, jax.Array) else np.asarray(value)
     words = "a number" if default is not None else "numbers"
     kinds = {bool: ("b", np.bool_, "true or false"), int: ("iu", np.int32, "a whole number")}
     allowed, dtype, words = kinds.get(type(default), ("iuf", np.float32, words))
+    try:
+        array = value if isinstance(value, jax.Array) else np.asarray(value)
+    except ValueError:  # rows of unequal lengths
+        array = np.array(None)
     if array.dtype.kind not in allowed:
         raise TypeError(f"{name} = {value!r}: must be {words}")
     if dtype is not np.bool_:
