@@ -21,7 +21,7 @@ jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 # The same examples in every run: a red test is red for everybody. `--hypothesis-profile=explore` looks for new ones.
 _COMMON = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
-hypothesis.settings.register_profile("wdjax", max_examples=20, derandomize=True, database=None, **_COMMON)
+hypothesis.settings.register_profile("wdjax", max_examples=50, derandomize=True, database=None, **_COMMON)
 hypothesis.settings.register_profile("explore", max_examples=500, **_COMMON)
 hypothesis.settings.load_profile("wdjax")
 

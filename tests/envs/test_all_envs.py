@@ -1,0 +1,178 @@
+"""What every registered environment must do: jit, vmap and scan, keep to its spaces, and compile once."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import wdjax
+
+each_env = pytest.mark.parametrize("name", wdjax.list_envs())
+N, T = 3, 12
+
+
+@functools.cache
+def play(name):
+    """Plays N bare replicas at random for T steps, past their ends. Returns (env, params, start, steps [T, N, ...])."""
+    env, params = wdjax.make(name, episode_length=8)
+
+    def body(state, key):
+        action_key, step_key = jax.random.split(key)
+        action = jax.vmap(env.action_space(params).sample)(jax.random.split(action_key, N))
+        obs, after, *rest = jax.vmap(env.step, (0, 0, 0, None))(jax.random.split(step_key, N), state, action, params)
+        return after, (action, obs, after, *rest)
+
+    @jax.jit
+    def run(key):
+        obs, state = jax.vmap(env.reset, (0, None))(jax.random.split(key, N), params)
+        return (obs, state), jax.lax.scan(body, state, jax.random.split(jax.random.fold_in(key, 1), T))[1]
+
+    return env, params, *jax.tree.map(np.asarray, run(jax.random.key(0)))
+
+
+@each_env
+def test_observations_and_actions_are_in_their_spaces(name):
+    env, params, (first_obs, _), (action, obs, *_) = play(name)
+    check_obs, check_action = (jax.jit(jax.vmap(space.contains)) for space in spaces(env, params))
+    flat = lambda tree: jax.tree.map(lambda leaf: leaf.reshape(T * N, *leaf.shape[2:]), tree)  # noqa: E731
+    assert check_obs(first_obs).all()
+    assert check_obs(flat(obs)).all()
+    assert check_action(flat(action)).all()
+
+
+def spaces(env, params):
+    return env.observation_space(params), env.action_space(params)
+
+
+@each_env
+def test_outputs_have_the_shapes_of_the_contract(name):
+    env, params, (_, start), (_, _, after, reward, terminated, truncated, info) = play(name)
+    groups = env.groups
+    for value, dtype in ((reward, np.float32), (terminated, np.bool_), (truncated, np.bool_)):
+        assert (set(value) == set(groups)) if groups else not isinstance(value, dict)
+        for group in groups or [None]:
+            leaf = value if group is None else value[group]
+            assert leaf.shape == ((T, N) if group is None else (T, N, groups[group]))
+            assert leaf.dtype == dtype
+    for space in spaces(env, params):
+        assert not groups or {group: part.shape[0] for group, part in space.spaces.items()} == dict(groups)
+    assert all(leaf.shape == (T, N) for leaf in info.values())
+    for one, many in zip(jax.tree.leaves(start), jax.tree.leaves(after), strict=True):
+        assert (one.dtype, (T, *one.shape)) == (many.dtype, many.shape)
+    assert dataclasses.is_dataclass(start)
+    assert start.replace(time=5).time == 5
+
+
+@each_env
+def test_ends_last_and_no_agent_has_two(name):
+    env, _, _, (_, _, _, reward, terminated, truncated, _) = play(name)
+    for group in env.groups or [None]:
+        ended, cut, gain = (tree if group is None else tree[group] for tree in (terminated, truncated, reward))
+        assert not (ended & cut).any()
+        assert (ended[1:] >= ended[:-1]).all()
+        assert (gain[1:][ended[:-1]] == 0).all()
+        assert (ended | cut)[7:].all()  # episode_length is 8
+        assert env.can_truncate or not cut.any()
+
+
+@each_env
+def test_static_environments_are_values(name):
+    (env, params), (other, _) = wdjax.make(name), wdjax.make(name)
+    assert env == other
+    assert hash(env) == hash(other)
+    assert len({env, other}) == 1
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        env.groups = {}
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        params.episode_length = 3
+    assert list(env.groups) == list(wdjax.make(name)[0].groups)
+    for one, same in zip(spaces(env, params), spaces(other, params), strict=True):
+        assert one == same
+        assert hash(one) == hash(same)
+
+
+@pytest.mark.parametrize("change", [{"num_taggers": 2}, {"use_full_observation": False}])
+@pytest.mark.parametrize("name", ["tag_continuous", "tag_gridworld"])
+def test_other_static_fields_make_another_environment(name, change):
+    assert wdjax.make(name)[0] != wdjax.make(name, **change)[0]
+
+
+@each_env
+def test_steps_compile_once(name):
+    """Neither the second step nor other params, nor params on a device, are traced anew."""
+    env, params = wdjax.make(name)
+    traces = []
+
+    @jax.jit
+    def step(key, state, action, params):
+        traces.append(1)
+        return env.step(key, state, action, params)
+
+    _, state = jax.jit(env.reset)(jax.random.key(0), params)
+    action = jax.jit(env.action_space(params).sample)(jax.random.key(1))
+    for changed in (params, params, wdjax.make(name, episode_length=77)[1], jax.tree.map(jnp.asarray, params)):
+        _, state, *_ = step(jax.random.key(2), state, action, changed)
+    assert len(traces) == 1
+
+
+VARIED = {
+    "cartpole": {"gravity": [5.0, 9.8, 20.0], "masspole": [0.1, 0.5, 2.0], "episode_length": [1, 2, 500]},
+    "tag_continuous": {"max_speed": [0.5, 1.0, 2.0], "tagging_distance": [0, 0.3, 1], "grid_length": [1.0, 10.0, 9.0]},
+    "tag_gridworld": {"grid_length": [2, 10, 50], "step_cost_for_tagger": [0.0, 0.5, 1.0], "episode_length": [1, 9, 9]},
+}
+
+
+@each_env
+def test_many_variants_are_one_program(name):
+    """vmapped over params: each variant gives what it gives alone."""
+    env, params = wdjax.make(name)
+    changes = {key: jnp.asarray(value, getattr(params, key).dtype) for key, value in VARIED.get(name, {}).items()}
+    many = jax.tree.map(lambda leaf: jnp.full(3, leaf), params).replace(**changes)
+
+    def run(key, params):
+        reset_key, action_key, step_key = jax.random.split(key, 3)
+        _, state = env.reset(reset_key, params)
+        return env.step(step_key, state, env.action_space(params).sample(action_key), params)
+
+    together, alone = jax.jit(jax.vmap(run, (None, 0)))(jax.random.key(3), many), jax.jit(run)
+    results = [alone(jax.random.key(3), jax.tree.map(lambda leaf, i=i: leaf[i], many)) for i in range(3)]
+    stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *results)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), together, stacked)
+    if name in VARIED:
+        assert any(np.any(leaf[0] != leaf[1]) for leaf in jax.tree.leaves(stacked))
+
+
+@each_env
+def test_a_rollout_of_many_replicas_uses_no_key_twice(name):
+    env, params = wdjax.make(name, episode_length=2)
+    replicas = wdjax.vectorize(env, 4)
+    sample = env.action_space(params).batch(4).sample if not env.groups else jax.vmap(env.action_space(params).sample)
+
+    def body(state, key):
+        action_key, step_key = jax.random.split(key)
+        action = sample(jax.random.split(action_key, 4) if env.groups else action_key)
+        return replicas.step(step_key, state, action, params)[1], None
+
+    def run(key):
+        reset_key, key = jax.random.split(key)
+        _, state = replicas.reset(reset_key, params)
+        return jax.lax.scan(body, state, jax.random.split(key, 3))[0]
+
+    with jax.debug_key_reuse(True):
+        state = jax.jit(run)(jax.random.key(0))
+    np.testing.assert_array_equal(state.episode_length, 1)
+
+
+@each_env
+def test_same_inputs_same_outputs(name):
+    env, params = wdjax.make(name)
+    reset = jax.jit(env.reset)
+    one, other = reset(jax.random.key(5), params), reset(jax.random.key(5), params)
+    jax.tree.map(np.testing.assert_array_equal, one, other)
+    action = jax.jit(env.action_space(params).sample)(jax.random.key(1))
+    step = jax.jit(env.step)
+    steps = [step(jax.random.key(2), one[1], action, params) for _ in range(2)]
+    jax.tree.map(np.testing.assert_array_equal, *steps)
