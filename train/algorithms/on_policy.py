@@ -83,7 +83,7 @@ def gradient_step(
     (_, metrics), grads = jax.value_and_grad(loss, argnums=1, has_aux=True)(policy, state.params, hypers, batch)
     updates, opt_state = make_optimizer(policy.config, hypers).update(grads, state.opt_state, state.params)
     params = jax.tree.map(lambda param, update: param - hypers.learning_rate * update, state.params, updates)
-    return PolicyState(params, opt_state), {**metrics, "grad_norm": optax.global_norm(grads)}
+    return PolicyState(params, opt_state), {**metrics, "grad_norm": optax.tree.norm(grads)}
 
 
 def loss(policy: Policy, params: Any, hypers: Hypers, batch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
