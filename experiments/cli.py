@@ -114,7 +114,8 @@ def evaluate(arguments: list[str]) -> None:
     policies = list(learner.setup.policies)
     rows = {cell: statistics(episodes) for cell, episodes in cells.items()}
     how = "most likely actions" if parsed.greedy else "drawn actions"
-    table = cross_play_table(policies, rows, f"{parsed.run}: {parsed.episodes} episodes a row, {how}, mean ± standard error")
+    title = f"{parsed.run}: {parsed.episodes} episodes a row, {how}, mean ± standard error"
+    table = cross_play_table(policies, rows, title)
     Console(width=None if sys.stdout.isatty() else 160).print(table)
     if parsed.output is not None:
         content = [{"policies": dict(zip(policies, cell, strict=True)), **numbers} for cell, numbers in rows.items()]
@@ -123,9 +124,8 @@ def evaluate(arguments: list[str]) -> None:
 
 def statistics(episodes: Episodes) -> dict[str, dict[str, float]]:
     """Returns {name: {"mean", "standard_error"}} of everything that was counted over whole episodes."""
-    values = {name: array for name, array in episodes.episode_info.items()}
-    values["length"] = episodes.episode_length
-    values |= {f"{policy} return": array for policy, array in episodes.episode_return.items()}
+    returns = {f"{policy} return": array for policy, array in episodes.episode_return.items()}
+    values = {**episodes.episode_info, "length": episodes.episode_length, **returns}
     return {
         name: {"mean": float(np.mean(array)), "standard_error": float(np.std(array) / np.sqrt(len(array)))}
         for name, array in values.items()

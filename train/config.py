@@ -8,7 +8,8 @@ import dataclasses
 import math
 from typing import Any, Literal
 
-Schedule = float | tuple[tuple[float, float], ...]  # a constant, or (env_step, value) pairs: linear between, flat outside
+# A constant, or (env_step, value) pairs: linear between them, flat outside.
+Schedule = float | tuple[tuple[float, float], ...]
 
 
 @dataclasses.dataclass(frozen=True)

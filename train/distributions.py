@@ -52,7 +52,7 @@ class Categorical:
         return -sum(jnp.sum(jnp.exp(log) * log, axis=-1) for log in logs)
 
     def mask(self, outputs: jax.Array, allowed: jax.Array) -> jax.Array:
-        """Returns outputs under which actions that are not allowed ([..., num_outputs], 1 allowed) have probability 0."""
+        """Returns outputs that give probability 0 to what is not allowed ([..., num_outputs], 1 allowed)."""
         return jnp.where(allowed > 0, outputs, -1e9)
 
     def _heads(self, outputs: jax.Array) -> list[jax.Array]:

@@ -11,9 +11,9 @@ import numpy as np
 from flax import struct
 
 from wdjax.checks import require, require_integer, require_known
-from wdjax.spaces import Box
 from wdjax.train.learner import Learner
 from wdjax.train.policies import from_groups, gather, scatter, to_groups
+from wdjax.train.rollout import clip_action
 from wdjax.train.state import Setup, TrainState
 from wdjax.vector import all_agents
 
@@ -90,8 +90,9 @@ def cross_play(
 
 
 def _play_cells(
-    learner: Learner, state: TrainState, key: jax.Array, mask: np.ndarray, num_episodes: int, greedy: bool, max_steps: int
-) -> Episodes:
+    learner: Learner, state: TrainState, key: jax.Array, mask: np.ndarray, num_episodes: int, greedy: bool,
+    max_steps: int,
+) -> Episodes:  # fmt: skip
     require_integer("num_episodes", num_episodes, 1)
     params = {name: policy.params for name, policy in state.policies.items()}
     episodes, finished = _play_jit(learner.setup, params, state.env_params, key, mask, num_episodes, greedy, max_steps)
@@ -172,7 +173,7 @@ def choose_actions(
         outputs, _ = policy.apply(params[name], gather(policy.assignment, obs))
         space = policy.assignment.action_space
         learned = policy.distribution.mode(outputs) if greedy else policy.distribution.sample(keys[i, 0], outputs)
-        learned = space.clip(learned) if isinstance(space, Box) else learned
+        learned = clip_action(policy, learned)
         uniform = space.batch(learned.shape[1]).batch(learned.shape[0]).sample(keys[i, 1])
         actions[name] = jnp.where(is_random[i], uniform, learned)
     return from_groups(setup.env, scatter(setup.assignments, actions))

@@ -102,7 +102,8 @@ def convert(hint: Any, value: Any, path: str) -> Any:
         types_ = [arguments[0]] * len(value) if arguments[-1] is ... else arguments
         if len(types_) != len(value):
             raise TypeError(f"{path} = {value!r}: must be a list of {len(types_)}")
-        return tuple(convert(type_, item, f"{path}[{i}]") for i, (type_, item) in enumerate(zip(types_, value)))
+        pairs = zip(types_, value, strict=True)
+        return tuple(convert(type_, item, f"{path}[{i}]") for i, (type_, item) in enumerate(pairs))
     if dataclasses.is_dataclass(hint):
         return from_mapping(hint, value, f"{path}.")
     return _convert_plain(hint, value, path)
@@ -143,7 +144,8 @@ def _set_dotted(raw: dict[str, Any], name: str, value: Any) -> None:
     for depth, parent in enumerate(parents):
         inner = raw.get(parent, {})
         if not isinstance(inner, Mapping):
-            raise TypeError(f"{'.'.join(parents[: depth + 1])} = {inner!r}: has no field {'.'.join(parents[depth + 1 :] + [last])}")
+            inside = ".".join([*parents[depth + 1 :], last])
+            raise TypeError(f"{'.'.join(parents[: depth + 1])} = {inner!r}: has no field {inside}")
         raw[parent] = dict(inner)
         raw = raw[parent]
     raw[last] = value

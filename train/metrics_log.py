@@ -32,7 +32,7 @@ def finite(value: float) -> float | None:
 
 
 class MetricsLog:
-    """The file, open for appending. `size` is where it ends: a checkpoint holds it, and a resumed run cuts back to it."""
+    """The file, open for appending. Checkpoints hold its `size` in bytes: a resumed run cuts back to that."""
 
     def __init__(self, path: Path, size: int):
         self.path = path

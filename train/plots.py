@@ -24,7 +24,8 @@ def save_curves(run: str | Path, title: str = "") -> Path:
     figure = Figure(figsize=(10, 7), layout="constrained")
     panels = figure.subplots(2, 2, sharex=True)
     figure.suptitle(title or run.name)
-    draw_curves(panels[0, 0], rows, {name: f"{name}/episode_return" for name in policies}, "mean episode return [reward]")
+    returns = {name: f"{name}/episode_return" for name in policies}
+    draw_curves(panels[0, 0], rows, returns, "mean episode return [reward]")
     if statistics:
         label = "mean per episode [count]"
         draw_curves(panels[0, 1], rows, {name.removeprefix("episode_"): name for name in statistics}, label)

@@ -136,5 +136,8 @@ def scatter(assignments: Mapping[str, Assignment], values: Mapping[str, jax.Arra
             size = part.stop - part.start
             pieces.setdefault(part.group, []).append((part.start, values[name][:, offset : offset + size]))
             offset += size
-    ordered = {group: [piece for _, piece in sorted(parts, key=lambda pair: pair[0])] for group, parts in pieces.items()}
-    return {group: parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1) for group, parts in ordered.items()}
+    by_group = {}
+    for group, parts in pieces.items():
+        ordered = [piece for _, piece in sorted(parts, key=lambda pair: pair[0])]
+        by_group[group] = ordered[0] if len(ordered) == 1 else jnp.concatenate(ordered, axis=1)
+    return by_group

@@ -30,7 +30,8 @@ def gae(
     Returns:
         (advantage_t, return_t), both [T, ...], with return_t = advantage_t + value_t.
 
-    Source: Schulman et al., "High-Dimensional Continuous Control Using Generalized Advantage Estimation" (2016), eq. 16.
+    Source: Schulman et al., "High-Dimensional Continuous Control Using Generalized Advantage Estimation" (2016),
+    equation 16.
     """
     goes_on = 1.0 - terminated_t.astype(jnp.float32)
     delta_t = reward_t + gamma * goes_on * next_value_t - value_t

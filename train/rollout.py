@@ -79,7 +79,8 @@ def play_step(setup: Setup, params: Mapping[str, Any], env_params: Any, carry: t
         if policy.config.trainable:
             log_prob = policy.distribution.log_prob(outputs, actions[name])
             drafts[name] = {"obs": seen, "action": actions[name], "log_prob": log_prob, "value": value}
-    next_obs, replicas, reward, terminated, truncated, info = step_replicas(setup, keys[0], replicas, actions, env_params)
+    played = step_replicas(setup, keys[0], replicas, actions, env_params)
+    next_obs, replicas, reward, terminated, truncated, info = played
     over = info["over"]
     rows = {}
     for name, draft in drafts.items():
@@ -99,14 +100,11 @@ def play_step(setup: Setup, params: Mapping[str, Any], env_params: Any, carry: t
     return (replicas, next_obs, live), (rows, (over, returns, info["episode_length"], info["episode_info"]))
 
 
-def step_replicas(setup: Setup, keys: jax.Array, replicas: Any, actions: Mapping[str, jax.Array], env_params: Any) -> tuple:
-    """`VectorEnv.step` with actions by policy ([N, n, ...]) and everything it returns by group ([N, n_group, ...])."""
-    inside = {
-        name: setup_policy.assignment.action_space.clip(actions[name])
-        if isinstance(setup_policy.assignment.action_space, Box)
-        else actions[name]
-        for name, setup_policy in setup.policies.items()
-    }
+def step_replicas(
+    setup: Setup, keys: jax.Array, replicas: Any, actions: Mapping[str, jax.Array], env_params: Any
+) -> tuple:
+    """`VectorEnv.step` with actions by policy ([N, n, ...]), and everything it returns by group ([N, n_group, ...])."""
+    inside = {name: clip_action(policy, actions[name]) for name, policy in setup.policies.items()}
     action = from_groups(setup.env, scatter(setup.assignments, inside))
     obs, replicas, *flags, info = setup.replicas.step(keys, replicas, action, env_params)
     by_group = {name: to_groups(setup.env, info[name]) for name in ("final_obs", "episode_return")}
@@ -114,8 +112,14 @@ def step_replicas(setup: Setup, keys: jax.Array, replicas: Any, actions: Mapping
     return to_groups(setup.env, obs), replicas, reward, terminated, truncated, {**info, **by_group}
 
 
+def clip_action(policy: Policy, action: jax.Array) -> jax.Array:
+    """Returns the nearest action inside a Box; discrete actions are inside their space anyway."""
+    space = policy.assignment.action_space
+    return space.clip(action) if isinstance(space, Box) else action
+
+
 def final_value(policy: Policy, params: Any, final_obs: dict[str, Any], truncated: jax.Array) -> jax.Array:
-    """Returns V(final obs) of the agents that a time limit cut off, 0 elsewhere, [N, n]; free where it cut off nobody."""
+    """Returns V(final obs) of the agents that a time limit cut off, 0 elsewhere, [N, n]; free where there are none."""
 
     def evaluate(current: jax.Array, params: Any, obs: Any, truncated: jax.Array) -> jax.Array:
         return jnp.where(truncated, policy.apply(params, obs)[1], current)

@@ -67,23 +67,25 @@ class Trainer:
         self.stopped = False  # whether a signal ended `train` early
 
     def train(self) -> TrainState:
-        """Runs until total_env_steps are done, or until Ctrl-C or SIGTERM; saves; draws. Returns the last state."""
+        """Runs until total_env_steps are done and draws, or until Ctrl-C or SIGTERM; saves. Returns the last state."""
         with contextlib.ExitStack() as stack:
-            checkpoints = stack.enter_context(open_checkpoints(self.workdir / "checkpoints", self.config.keep_checkpoints))
+            folder, keep = self.workdir / "checkpoints", self.config.keep_checkpoints
+            checkpoints = stack.enter_context(open_checkpoints(folder, keep))
             best = stack.enter_context(open_checkpoints(self.workdir / "best", 1)) if self.config.best_by else None
             self.state, host = self._start(checkpoints)
             self.best_score = host["best_score"]
-            log = stack.enter_context(contextlib.closing(MetricsLog(self.workdir / "metrics.jsonl", host["metrics_size"])))
+            log = MetricsLog(self.workdir / "metrics.jsonl", host["metrics_size"])
+            stack.enter_context(contextlib.closing(log))
             stop = stack.enter_context(stop_signals(self.console))
             self._chunks(log, checkpoints, best, stop)
         if self.stopped:
             done = int(self.state.num_updates) * self.config.env_steps_per_update
             self.console.print(
                 f"Stopped and saved after {done:,} of {self.config.total_env_steps:,} env steps. "
-                f"Go on with --resume --workdir {self.workdir}",
+                "Go on with the same command and --resume.",
                 soft_wrap=True,
             )
-        if log.size:
+        else:
             self.draw()
         return self.state
 
@@ -96,7 +98,14 @@ class Trainer:
             self.console.print(f"Wrote {animation}", soft_wrap=True)
 
     def _start(self, checkpoints: Any) -> tuple[TrainState, dict[str, Any]]:
-        newest = checkpoints.latest_step()
+        config, newest = self.config, checkpoints.latest_step()
+        steps = config.num_updates * config.env_steps_per_update
+        more = f" ({config.total_env_steps:,} rounded up)" if steps > config.total_env_steps else ""
+        self.console.print(
+            f"{config.env} on {jax.devices()[0].device_kind}: {config.num_updates:,} updates of "
+            f"{config.env_steps_per_update:,} env steps, {steps:,} in all{more}, in {self.workdir}",
+            soft_wrap=True,
+        )
         if newest is None:
             return self.learner.init(jax.random.key(self.config.seed)), {"metrics_size": 0, "best_score": None}
         state, host = restore(checkpoints, newest, abstract_state(self.learner))
@@ -279,22 +288,15 @@ def stop_signals(console: Console) -> Iterator[threading.Event]:
 @contextlib.contextmanager
 def progress_bar(console: Console, config: TrainConfig, done: int) -> Iterator[Callable[[dict[str, Any]], None]]:
     """Shows env steps, env steps/s and mean episode returns; gives a function to call with every chunk's row."""
-    columns = (
-        TextColumn("{task.description}"), BarColumn(bar_width=None), TextColumn("{task.fields[steps]}"),
-        TimeRemainingColumn(), TextColumn("{task.fields[returns]}"),
-    )  # fmt: skip
+    columns = (BarColumn(bar_width=16), TextColumn("{task.description}"), TimeRemainingColumn(compact=True))
     with Progress(*columns, console=console) as progress:
-        task = progress.add_task(
-            f"{config.env}", total=config.num_updates, completed=done, steps="compiling", returns=""
-        )
+        task = progress.add_task("compiling", total=config.num_updates, completed=done)
 
         def advance(row: dict[str, Any]) -> None:
-            returns = ", ".join(
-                f"{name} {'-' if row[f'{name}/episode_return'] is None else format(row[f'{name}/episode_return'], '.2f')}"
-                for name in config.policies
-            )
-            speed = f"{row['env_steps']:,} env steps, {row['env_steps_per_second']:,.0f}/s"
-            progress.update(task, completed=row["updates"], steps=speed, returns=f"mean return: {returns}")
+            returns = {name: row[f"{name}/episode_return"] for name in config.policies}
+            words = [f"{name} {'-' if mean is None else f'{mean:.2f}'}" for name, mean in returns.items()]
+            steps = f"{row['env_steps']:,} env steps ({row['env_steps_per_second']:,.0f}/s)"
+            progress.update(task, completed=row["updates"], description=f"{steps}, return {', '.join(words)}")
 
         yield advance
 

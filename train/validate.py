@@ -1,6 +1,7 @@
 """What a TrainConfig may hold: checked before anything is traced."""
 
 import dataclasses
+import itertools
 import math
 from typing import Any
 
@@ -11,8 +12,10 @@ from wdjax.train.config import PolicyConfig, TrainConfig
 from wdjax.train.distributions import make_distribution
 from wdjax.train.policies import Assignment, assign_agents
 
-_POSITIVE = ("num_envs", "rollout_length", "total_env_steps", "updates_per_chunk", "checkpoint_every", "keep_checkpoints",
-             "eval_episodes")  # fmt: skip
+_POSITIVE = (
+    "num_envs", "rollout_length", "total_env_steps", "updates_per_chunk", "checkpoint_every", "keep_checkpoints",
+    "eval_episodes",
+)  # fmt: skip
 
 
 def validate(config: TrainConfig) -> tuple[Env, Any, dict[str, Assignment]]:
@@ -25,7 +28,8 @@ def validate(config: TrainConfig) -> tuple[Env, Any, dict[str, Assignment]]:
         require(getattr(config, name) >= 1, name, getattr(config, name), "at least 1")
     require(config.seed >= 0, "seed", config.seed, "at least 0")
     require(config.num_blocks >= 0, "num_blocks", config.num_blocks, "at least 0 (0: gcd(num_envs, 8))")
-    require(config.num_envs % config.blocks == 0, "num_blocks", config.blocks, f"a divisor of num_envs = {config.num_envs}")
+    divides = config.num_envs % config.blocks == 0
+    require(divides, "num_blocks", config.blocks, f"a divisor of num_envs = {config.num_envs}")
     if not isinstance(config.reset, str):
         require(config.reset >= 1, "reset", config.reset, "'fresh', 'fixed' or at least 1 start")
     require(len(config.policies) > 0, "policies", config.policies, "at least one policy")
@@ -71,8 +75,9 @@ def _validate_schedule(path: str, schedule: Any) -> None:
     points = [(0.0, schedule)] if isinstance(schedule, (int, float)) else schedule
     require(len(points) > 0, path, schedule, "a number or at least one [env_step, value] pair")
     steps, values = [step for step, _ in points], [value for _, value in points]
-    require(all(math.isfinite(number) and number >= 0 for number in steps + values), path, schedule, "finite and at least 0")
-    require(all(a < b for a, b in zip(steps, steps[1:], strict=False)), path, schedule, "sorted by env_step, each once")
+    sound = all(math.isfinite(number) and number >= 0 for number in steps + values)
+    require(sound, path, schedule, "finite and at least 0")
+    require(all(a < b for a, b in itertools.pairwise(steps)), path, schedule, "sorted by env_step, each once")
 
 
 def _validate_batch(config: TrainConfig, name: str, assignment: Assignment) -> None:

@@ -1,0 +1,104 @@
+"""Whole episodes: everything is counted, once, and random and trained sides are who they say."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from wdjax.train import cross_play, evaluate, load_config, make_learner, record_episode
+
+COST, TAG, PENALTY = 0.25, 10.0, 5.0  # exact in float32, so that sums are
+
+
+@pytest.fixture(scope="module")
+def gridworld():
+    """A learner on a small grid without wall penalties, and a state whose greedy policy always stays."""
+    params = {
+        "num_taggers": 2, "grid_length": 4, "episode_length": 12, "wall_hit_penalty": 0.0, "random_start": False,
+        "step_cost_for_tagger": COST, "tag_reward_for_tagger": TAG, "tag_penalty_for_runner": PENALTY,
+    }  # fmt: skip
+    policies = {"tagger": {"network": {"hidden_sizes": [8]}}, "runner": {"network": {"hidden_sizes": [8]}}}
+    config = load_config(
+        "tag_gridworld", num_envs=4, rollout_length=4, env_params=params, policies=policies, best_metric="none"
+    )
+    learner = make_learner(config)
+    state = learner.init(jax.random.key(0))
+    still = {name: p.replace(params=jax.tree.map(jnp.zeros_like, p.params)) for name, p in state.policies.items()}
+    return learner, state.replace(policies=still)
+
+
+def check_returns(episodes):
+    """Every step and the tag's own must be in the sums: they follow from length and tags alone."""
+    tags, length = episodes.episode_info["tags"], episodes.episode_length
+    np.testing.assert_array_equal(episodes.episode_return["tagger"], 2 * (TAG * tags - COST * (length - tags)))
+    np.testing.assert_array_equal(episodes.episode_return["runner"], -PENALTY * tags + COST * (length - tags))
+
+
+def test_terminal_rewards_are_counted_and_nothing_after(gridworld):
+    episodes = evaluate(*gridworld, jax.random.key(1), num_episodes=64, random=("tagger", "runner"))
+    assert set(np.unique(episodes.episode_info["tags"])) == {0, 1}  # both ends occur
+    assert episodes.episode_length.min() < 12
+    assert np.all(episodes.episode_length[episodes.episode_info["tags"] == 0] == 12)
+    check_returns(episodes)
+
+
+def test_cross_play_mixes_trained_and_random_sides(gridworld):
+    cells = cross_play(*gridworld, jax.random.key(1), num_episodes=64, greedy=True)
+    assert list(cells) == [(a, b) for a in ("trained", "random") for b in ("trained", "random")]
+    tags = {cell: int(episodes.episode_info["tags"].sum()) for cell, episodes in cells.items()}
+    assert tags["trained", "trained"] == 0  # everybody stays, apart
+    assert tags["random", "random"] > 0
+    assert tags["random", "trained"] > 0
+    for episodes in cells.values():
+        check_returns(episodes)
+
+
+def test_order_of_words_is_that_of_policies(gridworld):
+    """Greedy taggers that stay in the middle: only a runner that walks there is tagged; its cell shows who is random."""
+    learner, state = gridworld
+    walks = record_episode(learner, state, jax.random.key(3), greedy=True, random=("runner",))
+    assert np.ptp(walks.states.x[:, :2]) == 0
+    assert np.ptp(walks.states.x[:, 2]) + np.ptp(walks.states.y[:, 2]) > 0
+    assert list(learner.setup.policies) == ["tagger", "runner"]
+
+
+def test_recorded_episode_is_whole(gridworld):
+    learner, state = gridworld
+    episode = record_episode(learner, state, jax.random.key(5), random=("tagger", "runner"), max_steps=50)
+    steps = len(episode.reward["runner"])
+    assert len(episode.states.x) == steps + 1
+    np.testing.assert_array_equal(episode.states.time, np.arange(steps + 1))
+    last = jax.tree.map(lambda leaf: leaf[-1], episode.states)
+    assert bool(learner.env.is_over(last, learner.env_params))
+    before = jax.tree.map(lambda leaf: leaf[-2], episode.states)
+    assert not bool(learner.env.is_over(before, learner.env_params))
+    replayed = learner.env.step(
+        jax.random.key(0), jax.tree.map(lambda leaf: leaf[2], episode.states),
+        jax.tree.map(lambda leaf: leaf[2], episode.action), learner.env_params,
+    )[1]  # fmt: skip
+    np.testing.assert_array_equal(replayed.x, episode.states.x[3])
+
+
+def test_same_key_same_episodes_other_key_others(gridworld):
+    lengths = [
+        evaluate(*gridworld, jax.random.key(seed), 64, random=("tagger", "runner")).episode_length for seed in (1, 1, 2)
+    ]
+    np.testing.assert_array_equal(lengths[0], lengths[1])
+    assert np.any(lengths[0] != lengths[2])
+
+
+def test_refusals(gridworld):
+    with pytest.raises(ValueError, match="did you mean 'runner'"):
+        evaluate(*gridworld, jax.random.key(0), random=("runer",))
+    with pytest.raises(ValueError, match="max_steps = 3"):
+        evaluate(*gridworld, jax.random.key(0), num_episodes=4, max_steps=3)
+    with pytest.raises(ValueError, match="num_episodes = 0"):
+        evaluate(*gridworld, jax.random.key(0), num_episodes=0)
+
+
+def test_single_agent_episodes():
+    learner = make_learner(load_config("cartpole_ppo", num_envs=4, rollout_length=4))
+    state = learner.init(jax.random.key(0))
+    episodes = evaluate(learner, state, jax.random.key(1), num_episodes=16, greedy=False)
+    np.testing.assert_array_equal(episodes.episode_return["agent"], episodes.episode_length)  # 1 a step, the last too
+    assert 5 < episodes.episode_length.mean() < 60
