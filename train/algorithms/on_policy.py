@@ -114,7 +114,7 @@ def make_optimizer(config: PolicyConfig, hypers: Hypers) -> optax.GradientTransf
     """Returns global-norm clipping and the optimizer up to, not including, the learning rate: that is traced."""
     shape = {
         "adam": optax.scale_by_adam(eps=config.optimizer_epsilon),
-        "rmsprop": optax.scale_by_rms(decay=0.99, eps=config.optimizer_epsilon),
+        "rmsprop": optax.scale_by_rms(decay=0.99, eps=config.optimizer_epsilon, eps_in_sqrt=False),
         "sgd": optax.identity(),
     }[config.optimizer]
     return optax.chain(optax.clip_by_global_norm(hypers.max_grad_norm), shape)
