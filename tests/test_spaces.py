@@ -160,6 +160,8 @@ def test_clip():
     np.testing.assert_array_equal(clipped, [1.0, -1.0])
     assert BOX.contains(clipped)
     np.testing.assert_array_equal(BOX.clip(jnp.array([0.25, 1e9])), [0.25, 1e9])
+    batch = BOX.clip(jnp.array([[[7.0, -7.0]], [[-7.0, 7.0]], [[0.5, 0.5]]]))
+    np.testing.assert_array_equal(batch, [[[1, -1]], [[0, 7]], [[0.5, 0.5]]])
 
 
 def test_parts_of_a_dict_draw_their_own_numbers():

@@ -1,0 +1,94 @@
+"""tag_continuous where a rule turns: by numbers that float32 holds exactly, at the very bound and beside it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import wdjax
+from wdjax.envs.tag.continuous import State
+
+RULES = {
+    "num_taggers": 2, "num_runners": 2, "grid_length": 8.0, "episode_length": 4, "tagging_distance": 0.125,
+    "num_acceleration_levels": 3, "num_turn_levels": 3, "edge_hit_penalty": -0.5, "tag_reward_for_tagger": 3.0,
+    "tag_penalty_for_runner": -2.0, "end_of_game_reward_for_runner": 7.0,
+}  # fmt: skip  # the margin is 1
+ENVS = {exits: wdjax.make("tag_continuous", **RULES, runner_exits_game_after_tagged=exits) for exits in (True, False)}
+STEPS = {exits: jax.jit(env.step) for exits, (env, _) in ENVS.items()}
+FAR = [(0.0, 0.0), (8.0, 0.0), (0.0, 8.0), (8.0, 8.0)]  # nobody near anybody
+
+
+def stand(places, time=0, speed=(0, 0, 0, 0), active=(1, 1, 1, 1), exits=True):
+    """One step in which nobody accelerates or turns. Returns (state, reward, terminated), agents in order."""
+    x, y = np.array(places, np.float32).T
+    state = State(
+        x=x, y=y, speed=np.array(speed, np.float32), direction=np.zeros(4, np.float32),
+        acceleration=np.zeros(4, np.float32), active=np.array(active, bool), time=np.int32(time),
+    )  # fmt: skip
+    still = {"tagger": jnp.zeros((2, 2), jnp.int32), "runner": jnp.zeros((2, 2), jnp.int32)}
+    _, after, reward, terminated, *_ = STEPS[exits](jax.random.key(0), state, still, ENVS[exits][1])
+    return after, joined(reward).tolist(), joined(terminated).tolist()
+
+
+def joined(groups):
+    return np.concatenate([groups["tagger"], groups["runner"]])
+
+
+@pytest.mark.parametrize(("gap", "tagged"), [(0.0, True), (0.99999994, True), (1.0, False), (1.0000001, False)])
+def test_a_tag_is_strictly_nearer_than_the_margin(gap, tagged):
+    after, reward, terminated = stand([(0, 0), FAR[1], (np.float32(gap), 0), FAR[3]])
+    assert reward == ([3, 0, -2, 0] if tagged else [0, 0, 0, 0])
+    assert terminated == [False, False, tagged, False]
+    assert after.active.tolist() == [True, True, not tagged, True]
+
+
+def test_only_the_nearest_tagger_is_credited_and_of_two_the_first():
+    assert stand([(4, 4), (4, 4), (4, 4.5), FAR[3]])[1] == [3, 0, -2, 0]
+    assert stand([(4, 4.75), (4, 3.75), (4, 4), FAR[3]])[1] == [0, 3, -2, 0]
+    assert stand([(4, 4.5), (4, 3.5), (4, 4), FAR[3]])[1] == [3, 0, -2, 0]
+    assert stand([(4, 4), FAR[1], (4, 4.5), (4.5, 4)])[1] == [6, 0, -2, -2]
+    assert stand([(4, 4), (6, 4), (4, 4.5), (6, 4.5)])[1] == [3, 3, -2, -2]
+
+
+def test_a_runner_that_is_out_is_not_tagged_again():
+    places = [(4, 4), FAR[1], (4, 4.5), FAR[3]]
+    assert stand(places, active=(1, 1, 0, 1))[1:] == ([0, 0, 0, 0], [False, False, True, False])
+    after, reward, terminated = stand(places, exits=False)
+    assert (reward, terminated) == ([3, 0, -2, 0], [False] * 4)
+    assert after.active.all()
+
+
+@pytest.mark.parametrize(
+    ("exits", "time", "reward"),
+    [
+        (True, 2, [3, 0, -2, 0]),
+        (True, 3, [3, 0, -2, 7]),  # tagged in the last step: no reward for having got through
+        (False, 2, [3, 0, -2, 0]),
+        (False, 3, [3, 0, 5, 7]),
+    ],
+)
+def test_the_last_step(exits, time, reward):
+    _, gained, terminated = stand([(4, 4), FAR[1], (4, 4.5), FAR[3]], time=time, exits=exits)
+    assert gained == reward
+    assert terminated == ([True] * 4 if time == 3 else [False, False, exits, False])
+
+
+def test_the_game_ends_with_its_last_runner():
+    places = [(4, 4), FAR[1], (4, 4.5), FAR[3]]
+    _, reward, terminated = stand(places, active=(1, 1, 1, 0))
+    assert (reward, terminated) == ([3, 0, -2, 0], [True] * 4)
+    assert stand([(4, 4), FAR[1], (4, 4.5), (4.5, 4)])[2] == [True] * 4
+    assert stand(places, active=(1, 1, 0, 0))[1:] == ([0] * 4, [True] * 4)  # and stays over
+
+
+@pytest.mark.parametrize(
+    ("x", "speed", "after_x", "penalty"),
+    [(7.5, 0.25, 7.75, 0), (7.5, 0.5, 8.0, 0), (7.5, 0.75, 8.0, -0.5), (8.0, 0.0, 8.0, 0), (8.0, 0.25, 8.0, -0.5)],
+)
+def test_an_edge_is_hit_beyond_it_not_on_it(x, speed, after_x, penalty):
+    """Agents look along x. Speed and direction are kept at the edge; who is out hits none."""
+    after, reward, _ = stand([(0, 0), (x, 4), FAR[2], FAR[3]], speed=(0, speed, 0, 0))
+    assert after.x[1] == after_x
+    assert after.speed[1] == speed
+    assert reward == [0, penalty, 0, 0]
+    assert stand([*FAR[:3], (x, 4)], speed=(0, 0, 0, speed), active=(1, 1, 1, 0))[1] == [0, 0, 0, 0]
