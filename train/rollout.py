@@ -147,7 +147,10 @@ def step_keys(key: jax.Array, num_steps: int, num_draws: int, num_blocks: int) -
     They are drawn at once, before the scan: a split inside it costs kernels in every step.
     """
     block_keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(num_blocks))
-    return jax.vmap(lambda key: jax.random.split(key, (num_steps, num_draws)), out_axes=2)(block_keys)
+    keys = jax.vmap(lambda key: jax.random.split(key, (num_steps, num_draws)))(block_keys)
+    # the axes of the data are moved: jax.debug_key_reuse takes a transposition of typed keys for their use
+    data = jnp.moveaxis(jax.random.key_data(keys), 0, 2)
+    return jax.random.wrap_key_data(data, impl=jax.random.key_impl(key))
 
 
 def sample_blocks(distribution: Distribution, keys: jax.Array, outputs: jax.Array) -> jax.Array:

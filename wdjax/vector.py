@@ -214,5 +214,5 @@ def _check_key(key: jax.Array, num_envs: int) -> None:
 
 
 def _split(key: jax.Array) -> tuple[jax.Array, jax.Array]:
-    pair = jax.random.split(key) if key.ndim == 0 else jax.vmap(jax.random.split, out_axes=1)(key)
-    return pair[0], pair[1]
+    pair = jax.random.split(key) if key.ndim == 0 else jax.vmap(jax.random.split)(key)
+    return pair[..., 0], pair[..., 1]
