@@ -121,19 +121,23 @@ def with_hypers(state: TrainState, **changes: Any) -> TrainState:
         **changes: "policy.hyperparameter" -> a number, or one for each member of the population ([members]).
 
     Raises:
-        ValueError: for an unknown name, with the nearest right one.
+        ValueError: for an unknown name, with the nearest right one, and for another number of members.
     """
     hypers = dict(state.hypers)
     known = {f"{policy}.{field.name}" for policy in hypers for field in dataclasses.fields(Hypers)}
     for name, value in changes.items():
         require_known("hyperparameter", name, known)
         policy, field = name.split(".")
-        hypers[policy] = hypers[policy].replace(**{field: _like(getattr(hypers[policy], field), value)})
+        hypers[policy] = hypers[policy].replace(**{field: _like(name, getattr(hypers[policy], field), value)})
     return state.replace(hypers=hypers)
 
 
-def _like(old: Any, value: Any) -> Any:
+def _like(name: str, old: Any, value: Any) -> Any:
     value = jnp.asarray(value, jnp.float32)
+    members = old.values.shape[:-1] if isinstance(old, ScheduleArrays) else old.shape
+    if value.shape not in ((), members):
+        allowed = f"one number, or one for each member, {members}" if members else "one number (this is one state)"
+        raise ValueError(f"{name} has the shape {value.shape}: must be {allowed}")
     if not isinstance(old, ScheduleArrays):
         return jnp.broadcast_to(value, old.shape)
     return old.replace(values=jnp.broadcast_to(value[..., None], old.values.shape))
