@@ -6,6 +6,7 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from wdjax.spaces import Box, Discrete, MultiDiscrete, Space
 
@@ -28,39 +29,44 @@ class Categorical:
 
     def sample(self, key: jax.Array, outputs: jax.Array) -> jax.Array:
         """Draws actions: [...] int32, or [..., components]."""
-        keys = jax.random.split(key, len(self.sizes))
-        heads = self._heads(outputs)
-        return self._pack([jax.random.categorical(keys[i], logits) for i, logits in enumerate(heads)])
+        return self._pack(jax.random.categorical(key, self._logits(outputs)))
 
     def mode(self, outputs: jax.Array) -> jax.Array:
         """Returns the most likely action (the lowest index of several)."""
-        return self._pack([jnp.argmax(logits, axis=-1) for logits in self._heads(outputs)])
+        return self._pack(jnp.argmax(self._logits(outputs), axis=-1))
 
     def log_prob(self, outputs: jax.Array, action: jax.Array) -> jax.Array:
         """Returns log pi(action), [...] float32."""
+        logits = self._logits(outputs)
         parts = action[..., None] if self.scalar else action
-        total = jnp.zeros(outputs.shape[:-1])
-        for i, logits in enumerate(self._heads(outputs)):
-            # a one-hot sum and not a gather: it fuses with the softmax
-            chosen = jax.nn.one_hot(parts[..., i], self.sizes[i], dtype=logits.dtype)
-            total += jnp.sum(jax.nn.log_softmax(logits) * chosen, axis=-1)
-        return total
+        # a one-hot sum and not a gather: it fuses with the softmax
+        chosen = jax.nn.one_hot(parts, logits.shape[-1], dtype=logits.dtype)
+        return jnp.sum(jax.nn.log_softmax(logits) * chosen, axis=(-2, -1))
 
     def entropy(self, outputs: jax.Array) -> jax.Array:
         """Returns the entropy in nats, [...] float32."""
-        logs = [jax.nn.log_softmax(logits) for logits in self._heads(outputs)]
-        return -sum(jnp.sum(jnp.exp(log) * log, axis=-1) for log in logs)
+        log = jax.nn.log_softmax(self._logits(outputs))
+        return -jnp.sum(jnp.exp(log) * log, axis=(-2, -1))
 
     def mask(self, outputs: jax.Array, allowed: jax.Array) -> jax.Array:
-        """Returns outputs that give probability 0 to what is not allowed ([..., num_outputs], 1 allowed)."""
+        """Returns outputs that give probability 0 where `allowed` ([..., num_outputs]) is not 1."""
         return jnp.where(allowed > 0, outputs, -1e9)
 
-    def _heads(self, outputs: jax.Array) -> list[jax.Array]:
-        ends = [sum(self.sizes[: i + 1]) for i in range(len(self.sizes) - 1)]
-        return jnp.split(outputs, ends, axis=-1)
+    def _logits(self, outputs: jax.Array) -> jax.Array:
+        """[..., num_outputs] -> [..., components, widest]: all components in one array, for one kernel in place of many.
 
-    def _pack(self, parts: list[jax.Array]) -> jax.Array:
-        return (parts[0] if self.scalar else jnp.stack(parts, axis=-1)).astype(jnp.int32)
+        What pads the narrower ones is so low that it has probability 0 even where a mask allows nothing.
+        """
+        widest = max(self.sizes)
+        if min(self.sizes) == widest:
+            return outputs.reshape(*outputs.shape[:-1], len(self.sizes), widest)
+        parts = jnp.split(outputs, np.cumsum(self.sizes)[:-1], axis=-1)
+        margins = [(0, 0)] * (outputs.ndim - 1)
+        padded = [jnp.pad(part, [*margins, (0, widest - part.shape[-1])], constant_values=-1e30) for part in parts]
+        return jnp.stack(padded, axis=-2)
+
+    def _pack(self, components: jax.Array) -> jax.Array:
+        return (components[..., 0] if self.scalar else components).astype(jnp.int32)
 
 
 @dataclasses.dataclass(frozen=True)
