@@ -2,6 +2,7 @@
 
 import ast
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -156,9 +157,13 @@ print(wdjax.__file__)
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """Returns the folder of an sdist and of the wheel that is built from it."""
-    folder = tmp_path_factory.mktemp("dist")
-    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT)]
+    """Returns the folder of an sdist and of the wheel that is built from it, both from a copy of the sources."""
+    sources, folder = tmp_path_factory.mktemp("sources"), tmp_path_factory.mktemp("dist")
+    for name in ("wdjax", *FOLDERS):
+        shutil.copytree(ROOT / name, sources / name, symlinks=True)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, sources)
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, sources]
     result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
     return folder
