@@ -27,7 +27,7 @@ class State:
     x: jax.Array  # (num_agents,) float32, length, in [0, grid_length]
     y: jax.Array  # (num_agents,) float32, length, in [0, grid_length]
     speed: jax.Array  # (num_agents,) float32, length / step
-    direction: jax.Array  # (num_agents,) float32, rad, in [0, 2 pi)
+    direction: jax.Array  # (num_agents,) float32, rad, in [0, 2 pi], the upper end by rounding only
     acceleration: jax.Array  # (num_agents,) float32, length / step^2; adds up over steps
     active: jax.Array  # (num_agents,) bool, still in the game
     time: jax.Array  # () int32, steps since the reset
@@ -141,7 +141,7 @@ class TagContinuous(Env):
         if params.starting_directions is None:
             direction = jax.random.randint(direction_key, (self.num_agents,), 0, 4) * jnp.float32(math.pi / 2)
         else:
-            direction = jnp.asarray(params.starting_directions)
+            direction = wrap(jnp.asarray(params.starting_directions))
         rest = jnp.zeros(self.num_agents)
         state = State(x, y, rest, direction, rest, jnp.ones(self.num_agents, bool), jnp.int32(0))
         return self.observe(state, params), state
@@ -152,8 +152,9 @@ class TagContinuous(Env):
         self, key: jax.Array, state: State, action: dict[str, jax.Array], params: Params
     ) -> tuple[dict, State, dict, dict, dict, dict[str, jax.Array]]:
         """Moves everybody, observes, then tags. `info["tags"]` counts the runners tagged in this step."""
-        playing = state.active & ~self.is_over(state, params)
-        state, crossed_edge = self.move(state, action, playing, params)
+        over_before = self.is_over(state, params)  # the clock stops with the game
+        playing = state.active & ~over_before
+        state, crossed_edge = self.move(state.replace(time=state.time + ~over_before), action, playing, params)
         obs = self.observe(state, params)  # positions after the move, `active` before this step's tags
         reward, tagged = self.reward(state, crossed_edge, playing, params)
         if self.runner_exits_game_after_tagged:
@@ -178,14 +179,14 @@ class TagContinuous(Env):
         turn = level(action[:, 1], params.min_turn, params.max_turn, self.num_turn_levels)
         skill = jnp.where(self.is_tagger, params.skill_level_tagger, params.skill_level_runner)
         speed_limit = params.max_speed * skill
-        direction = jnp.where(playing, jnp.mod(state.direction + turn, jnp.float32(2 * math.pi)), 0.0)
+        direction = jnp.where(playing, wrap(state.direction + turn), 0.0)
         acceleration = state.acceleration + accelerate
         speed = jnp.where(playing, jnp.clip(state.speed + acceleration, 0.0, speed_limit), 0.0)
         acceleration = jnp.where((speed > 0) & (speed < speed_limit), acceleration, 0.0)
         x, y = state.x + speed * jnp.cos(direction), state.y + speed * jnp.sin(direction)
         inside_x, inside_y = jnp.clip(x, 0.0, params.grid_length), jnp.clip(y, 0.0, params.grid_length)
         crossed_edge = (x != inside_x) | (y != inside_y)
-        moved = State(inside_x, inside_y, speed, direction, acceleration, state.active, state.time + 1)
+        moved = State(inside_x, inside_y, speed, direction, acceleration, state.active, state.time)
         return moved, crossed_edge
 
     def is_over(self, state: State, params: Params) -> jax.Array:
@@ -274,6 +275,11 @@ class TagContinuous(Env):
         from wdjax.envs.tag.drawing import draw_continuous
 
         draw_continuous(axes, self, state, params, history)
+
+
+def wrap(angle: jax.Array) -> jax.Array:
+    """Returns an angle modulo 2 pi."""
+    return jnp.mod(angle, jnp.float32(2 * math.pi))
 
 
 def level(index: jax.Array, low: jax.Array, high: jax.Array, num_levels: int) -> jax.Array:
