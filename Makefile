@@ -38,7 +38,7 @@ help:
 	@echo "make clean      remove $(VENV) and what was built; runs/ stays"
 
 train: $(RUN_STAMP)
-	$(BIN)/wdjax train $(PRESET) $(ARGS)
+	$(BIN)/wdjax train $(PRESET) --resume $(ARGS)
 
 # A process a core, because most of a first run is compiling, which uses one: 181 s on 2 cores, where one process took 393.
 # Every process sees eight devices on the CPU: tests/conftest.py says so to XLA. Back to one: PYTEST_ARGS="-n 0".
