@@ -13,6 +13,7 @@ from wdjax.env import Env
 from wdjax.train.algorithms.on_policy import make_optimizer, update_policy
 from wdjax.train.config import TrainConfig
 from wdjax.train.distributions import make_distribution
+from wdjax.train.load import from_mapping
 from wdjax.train.networks import ActorCritic, encoded_size
 from wdjax.train.policies import Assignment, to_groups
 from wdjax.train.rollout import Rollout, rollout
@@ -69,6 +70,7 @@ def make_learner(config: TrainConfig) -> Learner:
 
 def make_setup(config: TrainConfig) -> Setup:
     """Checks a configuration and builds the fixed part of a run from it."""
+    config = from_mapping(TrainConfig, config)  # one that was built in Python may hold any type
     env, env_params, assignments = validate(config)
     reset = config.reset if isinstance(config.reset, str) else ResetPool(config.reset)
     replicas = vectorize(env, config.num_envs, reset)

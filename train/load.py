@@ -1,6 +1,7 @@
 """From YAML to a checked TrainConfig: unknown names, wrong types and impossible numbers are refused, in words."""
 
 import dataclasses
+import re
 import types
 import typing
 from collections.abc import Mapping
@@ -15,6 +16,22 @@ from wdjax.train.config import TrainConfig
 from wdjax.train.validate import validate
 
 PRESETS = Path(wdjax.__file__).parent / "experiments" / "configs"
+
+
+class _Loader(yaml.SafeLoader):
+    """PyYAML's safe loader, but 1e-4 is a number, as in YAML 1.2, and a name that stands twice is refused."""
+
+    def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        names = [key.value for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
+        for name in names:
+            if names.count(name) > 1:
+                raise yaml.MarkedYAMLError(problem=f"{name!r} stands twice", problem_mark=node.start_mark)
+        return node
+
+
+_EXPONENT = re.compile(r"[-+]?(\d[\d_]*(\.[\d_]*)?|\.\d+)[eE][-+]?\d+$")
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+.0123456789"))
 
 
 def load_config(preset: str | Path, **changes: Any) -> TrainConfig:
@@ -44,6 +61,8 @@ def list_presets() -> list[str]:
 
 def preset_path(preset: str | Path) -> Path:
     """Returns the file of a preset, or the path itself where it ends in .yaml."""
+    if not isinstance(preset, (str, Path)):
+        raise TypeError(f"preset = {preset!r}: must be the name of a preset or the path of a YAML file")
     path = Path(preset)
     if path.suffix in (".yaml", ".yml"):
         if not path.is_file():
@@ -56,7 +75,7 @@ def preset_path(preset: str | Path) -> Path:
 def read_yaml(path: Path) -> dict[str, Any]:
     """Returns the mapping in a YAML file; raises ValueError naming the file where it holds anything else."""
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf8"))
+        content = yaml.load(path.read_text(encoding="utf8"), _Loader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: not YAML: {error}") from None
     if not isinstance(content, dict):
@@ -65,9 +84,12 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def from_mapping(cls: type, values: Any, path: str = "") -> Any:
-    """Builds a dataclass from nested mappings, strictly; `path` stands before the names in messages."""
-    if dataclasses.is_dataclass(values) and isinstance(values, cls):
-        return values
+    """Builds a dataclass from nested mappings, strictly; `path` stands before the names in messages.
+
+    An instance of the class is checked likewise: Python lets anything into a field.
+    """
+    if isinstance(values, cls):
+        values = {field.name: getattr(values, field.name) for field in dataclasses.fields(values)}
     if not isinstance(values, Mapping):
         raise TypeError(f"{path.rstrip('.') or cls.__name__} = {values!r}: must be a mapping of fields")
     hints = typing.get_type_hints(cls)
