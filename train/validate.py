@@ -5,11 +5,15 @@ import itertools
 import math
 from typing import Any
 
+import numpy as np
+
 import wdjax
 from wdjax.checks import require, require_known
 from wdjax.env import Env
+from wdjax.spaces import Dict
 from wdjax.train.config import PolicyConfig, TrainConfig
-from wdjax.train.distributions import make_distribution
+from wdjax.train.distributions import Categorical, make_distribution
+from wdjax.train.networks import MASK
 from wdjax.train.policies import Assignment, assign_agents
 
 _POSITIVE = (
@@ -26,7 +30,7 @@ def validate(config: TrainConfig) -> tuple[Env, Any, dict[str, Assignment]]:
     """
     for name in _POSITIVE:
         require(getattr(config, name) >= 1, name, getattr(config, name), "at least 1")
-    require(config.seed >= 0, "seed", config.seed, "at least 0")
+    require(0 <= config.seed < 2**32, "seed", config.seed, "at least 0 and below 2**32")  # jax drops higher bits
     require(config.num_blocks >= 0, "num_blocks", config.num_blocks, "at least 0 (0: gcd(num_envs, 8))")
     divides = config.num_envs % config.blocks == 0
     require(divides, "num_blocks", config.blocks, f"a divisor of num_envs = {config.num_envs}")
@@ -39,7 +43,7 @@ def validate(config: TrainConfig) -> tuple[Env, Any, dict[str, Assignment]]:
         _validate_policy(name, policy)
     assignments = assign_agents(env, params, config.policies)
     for name, assignment in assignments.items():
-        make_distribution(assignment.action_space)  # refuses a space that no policy can act in
+        _validate_spaces(name, assignment)
         _validate_batch(config, name, assignment)
     best = config.best_by
     if best is not None:
@@ -49,9 +53,14 @@ def validate(config: TrainConfig) -> tuple[Env, Any, dict[str, Assignment]]:
 
 def _make_env(config: TrainConfig) -> tuple[Env, Any]:
     try:
-        return wdjax.make(config.env, **config.env_params)
+        env, params = wdjax.make(config.env, **config.env_params)
     except (ValueError, TypeError) as error:
         raise type(error)(f"env {config.env!r}, env_params: {error}") from None
+    for field in dataclasses.fields(params):
+        value = getattr(params, field.name)
+        one = not isinstance(field.default, (bool, int, float)) or np.ndim(value) == 0
+        require(one, f"env_params.{field.name}", value, "one number: all replicas of a run share it")
+    return env, params
 
 
 def _validate_policy(name: str, policy: PolicyConfig) -> None:
@@ -61,6 +70,8 @@ def _validate_policy(name: str, policy: PolicyConfig) -> None:
         require(0 <= value <= 1, f"{path}.{field}", value, "between 0 and 1")
     for field in ("max_grad_norm", "clip", "value_clip", "optimizer_epsilon"):
         require(getattr(policy, field) > 0, f"{path}.{field}", getattr(policy, field), "above 0")
+    epsilon = policy.optimizer_epsilon
+    require(math.isfinite(epsilon), f"{path}.optimizer_epsilon", epsilon, "finite")
     for field in ("learning_rate", "entropy_coefficient", "value_coefficient"):
         _validate_schedule(f"{path}.{field}", getattr(policy, field))
     for field in ("epochs", "minibatches"):
@@ -78,6 +89,17 @@ def _validate_schedule(path: str, schedule: Any) -> None:
     sound = all(math.isfinite(number) and number >= 0 for number in steps + values)
     require(sound, path, schedule, "finite and at least 0")
     require(all(a < b for a, b in itertools.pairwise(steps)), path, schedule, "sorted by env_step, each once")
+
+
+def _validate_spaces(name: str, assignment: Assignment) -> None:
+    """Refuses an action space that no policy can act in, and an action mask that does not fit it."""
+    space, observation = assignment.action_space, assignment.observation_space
+    distribution = make_distribution(space)
+    if isinstance(observation, Dict) and MASK in observation.spaces:
+        if not isinstance(distribution, Categorical):
+            raise TypeError(f"policies.{name}: its observation has an {MASK}, but actions in {space} cannot be masked")
+        shape, size = observation[MASK].shape, distribution.num_outputs
+        require(shape == (size,), f"policies.{name}: shape of {MASK}", shape, f"({size},), an entry for each choice")
 
 
 def _validate_batch(config: TrainConfig, name: str, assignment: Assignment) -> None:
