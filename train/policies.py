@@ -16,7 +16,7 @@ from wdjax.env import SINGLE_AGENT, Env
 from wdjax.spaces import Dict, Space
 from wdjax.train.config import PolicyConfig
 
-_SELECTOR = re.compile(r"^(\w+)(?:\[(\d*)(:?)(\d*)\])?$")
+_SELECTOR = re.compile(r"(\w+)(?:\[(?:(\d+)|(\d*):(\d*))\])?")  # group, group[index], group[start:stop]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,15 +76,15 @@ def parse_selectors(policy: str, selectors: tuple[str, ...], sizes: Mapping[str,
     """Returns the segments that the selectors of a policy name; raises ValueError for a wrong one."""
     segments = []
     for selector in selectors:
-        match = _SELECTOR.match(selector)
+        match = _SELECTOR.fullmatch(selector)
         if match is None:
             raise ValueError(
                 f"policies.{policy}.agents = {selector!r}: must be a group, a slice as 'runner[0:50]', or an index"
             )
-        group, first, colon, last = match.groups()
+        group, index, first, last = match.groups()
         require_known(f"group in policies.{policy}.agents", group, sizes)
-        start = int(first) if first else 0
-        stop = int(last) if last else (start + 1 if first and not colon else sizes[group])
+        start = int(index or first or 0)
+        stop = start + 1 if index else int(last or sizes[group])
         if not 0 <= start < stop <= sizes[group]:
             raise ValueError(
                 f"policies.{policy}.agents = {selector!r}: must lie inside {group}[0:{sizes[group]}] and hold an agent"
