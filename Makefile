@@ -69,13 +69,13 @@ $(BIN)/python:
 # An order-only prerequisite: the interpreter's own date says nothing about what is installed.
 $(RUN_STAMP): pyproject.toml | $(BIN)/python
 	@$(BIN)/python -c '$(CHECK_VERSION)'
-	@echo "==> installing wdjax$(if $(ACCELERATOR),[$(ACCELERATOR)]) into $(VENV) (takes minutes where nothing is in the cache of pip)"
+	@echo "==> installing wdjax$(if $(ACCELERATOR),[$(ACCELERATOR)]) into $(VENV); the first time, this takes minutes"
 	@$(BIN)/python -m pip install --quiet --editable '.$(if $(ACCELERATOR),[$(ACCELERATOR)])'
 	@touch $@
 
 # All that training needs and the tools besides, so that `make train` has nothing left to do.
 $(DEV_STAMP): pyproject.toml | $(BIN)/python
 	@$(BIN)/python -c '$(CHECK_VERSION)'
-	@echo "==> installing wdjax[$(if $(ACCELERATOR),$(ACCELERATOR)$(comma))dev] into $(VENV) (takes minutes where nothing is in the cache of pip)"
+	@echo "==> installing wdjax[$(if $(ACCELERATOR),$(ACCELERATOR)$(comma))dev] into $(VENV); the first time, this takes minutes"
 	@$(BIN)/python -m pip install --quiet --editable '.[$(if $(ACCELERATOR),$(ACCELERATOR)$(comma))dev]'
 	@touch $(RUN_STAMP) $@
