@@ -1,0 +1,248 @@
+"""Probe environments: games so small that what a learner must find is known exactly, and a fault shows in one number.
+
+Each isolates one part of learning, after rejax's tests/environments.py. `PROBES` names them for `wdjax.register`.
+"""
+
+import dataclasses
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+import wdjax
+from wdjax import Box, Dict, Discrete, MultiDiscrete
+from wdjax.train import NetworkConfig, PolicyConfig, TrainConfig
+
+
+@struct.dataclass
+class SignalState:
+    signal: jax.Array  # () float32, -1 or 1
+    time: jax.Array  # () int32, steps since the reset
+
+
+@struct.dataclass
+class SignalParams:
+    """What a step pays is the sum of these; the defaults pay nothing."""
+
+    constant: float = 0.0  # in every step
+    by_signal: float = 0.0  # times the signal
+    by_action: float = 0.0  # for action 1; its opposite for action 0
+    by_match: float = 0.0  # for action 1 at signal 1 and action 0 at signal -1; else its opposite
+    at_end: float = 0.0  # in the last step of an episode
+    episode_length: int = 1  # steps
+    time_limit: bool = False  # whether the end truncates (else it terminates)
+    same_signal: bool = False  # whether the signal stays for the whole episode (else each step draws another)
+
+
+@dataclasses.dataclass(frozen=True)
+class Signal(wdjax.Env):
+    """One agent with two actions sees (signal, steps so far). Its params make one probe or another of it.
+
+    The final observation of an episode shows the time 0, so that the value after a time limit can be learned.
+    """
+
+    @property
+    def default_params(self):
+        return SignalParams()
+
+    def reset(self, key, params):
+        state = SignalState(draw_signal(key), jnp.int32(0))
+        return self.observe(state, params), state
+
+    def step(self, key, state, action, params):
+        choice = jnp.where(action == 1, 1.0, -1.0)
+        time = state.time + 1
+        over = time >= params.episode_length
+        reward = params.constant + (params.by_signal + params.by_match * choice) * state.signal
+        reward += params.by_action * choice + params.at_end * over
+        state = SignalState(jnp.where(params.same_signal, state.signal, draw_signal(key)), time)
+        terminated, truncated = over & ~params.time_limit, over & params.time_limit
+        return self.observe(state, params), state, reward, terminated, truncated, {}
+
+    def observe(self, state, params):
+        return jnp.stack([state.signal, (state.time % params.episode_length).astype(jnp.float32)])
+
+    def observation_space(self, params):
+        return Box(-np.inf, np.inf, (2,))
+
+    def action_space(self, params):
+        return Discrete(2)
+
+
+def draw_signal(key):
+    return jax.random.rademacher(key, (), jnp.float32)
+
+
+@struct.dataclass
+class LeaverState:
+    time: jax.Array  # () int32, steps since the reset
+
+
+@struct.dataclass
+class LeaverParams:
+    leave: int = 2  # steps after which the first player is out
+    episode_length: int = 4  # steps after which the game ends for everybody
+    dead_obs: float = 0.0  # added to what the first player sees once it is out
+    dead_reward: float = 0.0  # what it is paid then. A real game pays 0: this probe shows that nobody looks
+
+
+@dataclasses.dataclass(frozen=True)
+class Leaver(wdjax.Env):
+    """Two players are paid 1 a step, whatever they do; the first leaves early, and then sees its last step again."""
+
+    can_truncate: ClassVar[bool] = False
+    LENGTH: ClassVar[int] = 4  # the longest game that an observation can tell the time of
+
+    @property
+    def groups(self):
+        return {"player": 2}
+
+    @property
+    def default_params(self):
+        return LeaverParams()
+
+    def reset(self, key, params):
+        state = LeaverState(jnp.int32(0))
+        return self.observe(state, params), state
+
+    def step(self, key, state, action, params):
+        out = self.ends(params) <= state.time
+        reward = jnp.where(out, params.dead_reward, 1.0)
+        state = LeaverState(state.time + 1)
+        terminated = self.ends(params) <= state.time
+        still = {"player": jnp.zeros(2, bool)}
+        return self.observe(state, params), state, {"player": reward}, {"player": terminated}, still, {}
+
+    def ends(self, params):
+        """Returns the last step of each player, (2,) int32."""
+        return jnp.stack([jnp.int32(params.leave), jnp.int32(params.episode_length)])
+
+    def observe(self, state, params):
+        shown = jnp.minimum(state.time, self.ends(params) - 1)
+        rows = jax.nn.one_hot(shown + jnp.array([0, self.LENGTH]), 2 * self.LENGTH)
+        garbage = jnp.where(self.ends(params) <= state.time, params.dead_obs, 0.0)
+        return {"player": rows + garbage[:, None]}
+
+    def observation_space(self, params):
+        return Dict({"player": Box(-np.inf, np.inf, (2 * self.LENGTH,)).batch(2)})
+
+    def action_space(self, params):
+        return Dict({"player": Discrete(2).batch(2)})
+
+
+@struct.dataclass
+class PairState:
+    signal: jax.Array  # () float32, -1 or 1
+    mask: jax.Array  # (num_clerks, 5) int32, 1 where allowed: 2 entries for the first choice, 3 for the second
+    time: jax.Array  # () int32, steps since the reset
+
+
+@struct.dataclass
+class PairParams:
+    pilot_scale: float = 1.0  # times the pilots' rewards
+    pilot_noise: float = 0.0  # added to what the pilots see
+    clerk_scale: float = 1.0  # times the clerks' rewards
+    clerk_noise: float = 0.0  # added to what the clerks see
+    episode_length: int = 3  # steps, then truncated
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair(wdjax.Env):
+    """Two groups with nothing in common but the clock and a signal, which every step draws anew.
+
+    Pilots act in a box and are paid -|action - target|^2, the target inside the box and at another place for each
+    signal. Clerks make two discrete choices, of which a mask, another one in every step, forbids some; they are paid 1
+    for a first choice that fits the signal, 1 for the highest second choice that is allowed, and 10 for everything
+    forbidden, which they must never get.
+    """
+
+    num_pilots: int = 2
+    num_clerks: int = 3
+
+    TARGETS: ClassVar[dict[int, tuple[float, float]]] = {1: (0.5, -0.25), -1: (-0.5, -0.25)}
+
+    @property
+    def groups(self):
+        return {"pilot": self.num_pilots, "clerk": self.num_clerks}
+
+    @property
+    def default_params(self):
+        return PairParams()
+
+    def reset(self, key, params):
+        state = self.draw_state(key, jnp.int32(0))
+        return self.observe(state, params), state
+
+    def step(self, key, state, action, params):
+        pilot = jax.vmap(pilot_reward, (None, 0))(state.signal, action["pilot"])
+        clerk, forbidden = jax.vmap(clerk_reward, (None, 0, 0))(state.signal, state.mask, action["clerk"])
+        reward = {"pilot": pilot * params.pilot_scale, "clerk": clerk * params.clerk_scale}
+        info = {"forbidden": jnp.sum(forbidden), "outside": jnp.sum(jnp.abs(action["pilot"]) > 1)}
+        state = self.draw_state(key, state.time + 1)
+        cut = {name: jnp.full(size, state.time >= params.episode_length) for name, size in self.groups.items()}
+        return self.observe(state, params), state, reward, jax.tree.map(jnp.zeros_like, cut), cut, info
+
+    def draw_state(self, key, time):
+        signal_key, mask_key = jax.random.split(key)
+        mask = jax.vmap(draw_mask)(jax.random.split(mask_key, self.num_clerks))
+        return PairState(draw_signal(signal_key), mask, time)
+
+    def observe(self, state, params):
+        clerk = {
+            "action_mask": state.mask,
+            "signal": jnp.full((self.num_clerks, 1), state.signal + params.clerk_noise),
+            "day": jnp.full(self.num_clerks, state.time % 3),
+        }
+        return {"pilot": jnp.full((self.num_pilots, 1), state.signal + params.pilot_noise), "clerk": clerk}
+
+    def observation_space(self, params):
+        line = Box(-np.inf, np.inf, (1,))
+        clerk = Dict({"action_mask": MultiDiscrete((2,) * 5), "signal": line, "day": Discrete(3)})
+        return Dict({"pilot": line.batch(self.num_pilots), "clerk": clerk.batch(self.num_clerks)})
+
+    def action_space(self, params):
+        pilot, clerk = Box(-1.0, 1.0, (2,)), MultiDiscrete((2, 3))
+        return Dict({"pilot": pilot.batch(self.num_pilots), "clerk": clerk.batch(self.num_clerks)})
+
+
+def pilot_reward(signal, action):
+    """-|action - target|^2 of one pilot."""
+    target = jnp.where(signal > 0, jnp.array(Pair.TARGETS[1]), jnp.array(Pair.TARGETS[-1]))
+    return -jnp.sum((action - target) ** 2)
+
+
+def clerk_reward(signal, mask, action):
+    """Returns (reward, number of forbidden choices) of one clerk."""
+    highest = 2 - jnp.argmax(mask[:1:-1])
+    forbidden = 2 - mask[action[0]] - mask[2 + action[1]]
+    hits = jnp.array([(action[0] == 1) == (signal > 0), action[1] == highest])
+    return jnp.sum(hits, dtype=jnp.float32) + 10.0 * forbidden, forbidden
+
+
+def draw_mask(key):
+    """Allows one of either choice for sure and every other one with probability 0.4: (5,) int32."""
+    other_key, first_key, second_key = jax.random.split(key, 3)
+    mask = jax.random.bernoulli(other_key, 0.4, (5,))
+    mask = mask.at[jax.random.randint(first_key, (), 0, 2)].set(True)
+    return mask.at[jax.random.randint(second_key, (), 2, 5)].set(True).astype(jnp.int32)
+
+
+PROBES = {"probe_signal": Signal, "probe_leaver": Leaver, "probe_pair": Pair}
+
+# Small enough to compile fast: a whole run of a probe takes less time than its compilation.
+NETWORK = NetworkConfig(hidden_sizes=(8,), activation="tanh", initializer="lecun")
+FALLING = ((0, 0.02), (300 * 8 * 6, 0.0))  # to 0 in 300 updates: values settle
+ALGORITHMS = {"A2C": {}, "PPO": {"epochs": 2, "minibatches": 2, "normalize_advantage": True}}
+
+
+def tiny_policy(algorithm, **changes):
+    """Returns a policy of one hidden layer of 8 that learns fast and explores no longer than it must."""
+    settings = {"network": NETWORK, "gamma": 0.7, "entropy_coefficient": 0.0, "learning_rate": FALLING}
+    return PolicyConfig(algorithm=algorithm, **{**settings, **ALGORITHMS[algorithm], **changes})
+
+
+def tiny_config(env, policies, **changes):
+    """Returns a run of 8 replicas and rollouts of 6 steps."""
+    return TrainConfig(**{"env": env, "policies": policies, "num_envs": 8, "rollout_length": 6, **changes})

@@ -1,0 +1,25 @@
+"""Fixtures of the tests of learning."""
+
+import jax
+import pytest
+from probes import PROBES
+
+from wdjax import envs
+
+
+@pytest.fixture(scope="module", autouse=True)
+def registered_probes():
+    """Makes the probe environments known by name, for the tests of this folder only."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, cls in PROBES.items():
+            patch.setitem(envs._REGISTRY, name, cls)
+        yield
+
+
+@pytest.fixture(scope="module")
+def quick_compile():
+    """Compiles with hardly any optimization, in two thirds of the time: for programs that run for milliseconds."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)

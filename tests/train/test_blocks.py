@@ -1,0 +1,89 @@
+"""Random numbers of a rollout and of shuffling: those of a block depend on nothing but the key and the block."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from wdjax.train.algorithms.on_policy import shuffle
+from wdjax.train.distributions import Categorical, Gaussian
+from wdjax.train.rollout import sample_blocks, step_keys
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+KEY = jax.random.key(7)
+# (steps, replicas, agents), blocks, minibatches
+SHAPES = [
+    ((4, 6, 1), 1, 1), ((4, 6, 1), 1, 3), ((2, 8, 3), 2, 4), ((6, 4, 2), 4, 3), ((1, 16, 1), 8, 2), ((16, 1, 5), 1, 2),
+]  # fmt: skip
+
+
+def places(index, shape):
+    """Returns (time, replica, agent) of row numbers, [..., 3]."""
+    return np.stack(np.unravel_index(np.asarray(index), shape), axis=-1)
+
+
+shuffled = functools.partial(jax.jit, static_argnums=(1, 2, 3))(shuffle)
+
+
+@pytest.mark.parametrize(("shape", "num_blocks", "minibatches"), SHAPES)
+def test_shuffle_takes_each_row_once(shape, num_blocks, minibatches):
+    index = shuffled(KEY, shape, num_blocks, minibatches)
+    rows = np.prod(shape)
+    assert index.shape == (minibatches, rows // minibatches)
+    np.testing.assert_array_equal(np.sort(index, axis=None), np.arange(rows))
+
+
+@pytest.mark.parametrize(("shape", "num_blocks", "minibatches"), SHAPES)
+def test_every_minibatch_takes_equally_from_each_block(shape, num_blocks, minibatches):
+    index = shuffled(KEY, shape, num_blocks, minibatches)
+    block = places(index, shape)[..., 1] // (shape[1] // num_blocks)
+    share = index.shape[1] // num_blocks
+    for row in block:
+        np.testing.assert_array_equal(np.bincount(row, minlength=num_blocks), share)
+
+
+def test_shuffle_mixes_time_replicas_and_agents():
+    first = places(shuffled(KEY, (6, 4, 2), 2, 4), (6, 4, 2))[0]
+    for axis, size in enumerate((6, 4, 2)):
+        assert len(np.unique(first[:, axis])) > size / 2
+
+
+def test_shuffles_of_two_keys_and_of_two_blocks_differ():
+    index = places(shuffled(KEY, (16, 2, 1), 2, 1), (16, 2, 1)).reshape(2, 16, 3)
+    assert np.any(index[0, :, 0] != index[1, :, 0])
+    assert np.any(shuffled(KEY, (16, 2, 1), 2, 1) != shuffled(jax.random.key(8), (16, 2, 1), 2, 1))
+
+
+def test_shuffle_of_a_block_does_not_depend_on_the_others():
+    few = places(shuffled(KEY, (4, 4, 3), 2, 2), (4, 4, 3)).reshape(2, 2, -1, 3)
+    many = places(shuffled(KEY, (4, 8, 3), 4, 2), (4, 8, 3)).reshape(2, 4, -1, 3)
+    np.testing.assert_array_equal(few, many[:, :2])  # [minibatch, block, row]
+
+
+def test_keys_of_a_block_come_from_the_key_and_the_block():
+    keys = jax.random.key_data(step_keys(KEY, 5, 3, 4))
+    for block in range(4):
+        own = jax.random.split(jax.random.fold_in(KEY, block), (5, 3))
+        np.testing.assert_array_equal(keys[:, :, block], jax.random.key_data(own))
+
+
+def test_all_keys_differ():
+    keys = jax.random.key_data(step_keys(KEY, 5, 3, 4)).reshape(60, -1)
+    assert len(np.unique(keys, axis=0)) == 60
+
+
+@pytest.mark.parametrize("distribution", [Categorical((4, 5), scalar=False), Gaussian(2, (2,))])
+def test_actions_of_a_block_come_from_its_key(distribution):
+    keys = step_keys(KEY, 1, 1, 2)[0, 0]
+    draw = jax.jit(functools.partial(sample_blocks, distribution))
+    outputs = jax.random.normal(jax.random.key(1), (6, 2, distribution.num_outputs + distribution.num_free))
+    actions = draw(keys, outputs)
+    for block, rows in enumerate((slice(0, 3), slice(3, 6))):
+        alone = jax.jit(distribution.sample)(keys[block], outputs[rows])
+        np.testing.assert_allclose(actions[rows], alone, rtol=1e-6)
+    other = draw(keys, outputs.at[3:].add(1.0))
+    np.testing.assert_array_equal(other[:3], actions[:3])
+    assert jnp.any(draw(keys[::-1], outputs)[:3] != actions[:3])

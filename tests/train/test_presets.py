@@ -1,0 +1,105 @@
+"""The presets: those of WarpDrive hold its numbers, restated from its run configurations, and all of them run."""
+
+import jax
+import numpy as np
+import pytest
+
+from wdjax.train import NetworkConfig, PolicyConfig, list_presets, load_config, make_learner
+
+ON_POLICY = {
+    "algorithm": "A2C", "optimizer": "adam", "optimizer_epsilon": 1e-8, "gae_lambda": 1.0, "normalize_advantage": False,
+    "value_coefficient": 1.0, "entropy_coefficient": 0.05, "epochs": 1, "minibatches": 1, "trainable": True,
+}  # fmt: skip
+GRIDWORLD_RULES = {
+    "num_taggers": 4, "grid_length": 100, "episode_length": 100, "wall_hit_penalty": 0.1, "tag_reward_for_tagger": 10.0,
+    "tag_penalty_for_runner": 5.0, "step_cost_for_tagger": 0.01, "use_full_observation": True,
+}  # fmt: skip
+GRIDWORLD = {
+    "env": "tag_gridworld", "num_envs": 2_000, "rollout_length": 100, "num_updates": 10, "total_env_steps": 2_000_000,
+    "env_params": GRIDWORLD_RULES, "reset": "fresh",
+    "policies": {"shared": {"agents": ("tagger", "runner"), "learning_rate": 1e-3, "gamma": 0.98, "max_grad_norm": 3.0,
+                            "hidden_sizes": (32, 32)}},
+}  # fmt: skip
+PRESETS = {
+    "tag_gridworld": GRIDWORLD,
+    "tag_gridworld_with_reset_pool": {
+        **GRIDWORLD, "reset": 5, "env_params": {**GRIDWORLD_RULES, "random_start": True},
+    },
+    "tag_continuous": {
+        "env": "tag_continuous", "num_envs": 100, "rollout_length": 250, "num_updates": 10, "total_env_steps": 250_000,
+        "env_params": {
+            "num_taggers": 10, "num_runners": 100, "grid_length": 20.0, "episode_length": 500, "max_acceleration": 0.1,
+            "min_acceleration": -0.1, "max_turn": 2.356, "min_turn": -2.356, "num_acceleration_levels": 20,
+            "num_turn_levels": 20, "edge_hit_penalty": 0.0, "use_full_observation": False,
+            "num_other_agents_observed": 10, "tagging_distance": 0.02, "tag_reward_for_tagger": 10.0,
+            "tag_penalty_for_runner": -10.0, "end_of_game_reward_for_runner": 1.0,
+            "runner_exits_game_after_tagged": True, "max_speed": 1.0, "skill_level_runner": 1.0,
+            "skill_level_tagger": 1.0, "step_penalty_for_tagger": 0.0, "step_reward_for_runner": 0.0,
+        },
+        "policies": {
+            "tagger": {"learning_rate": 1e-3, "gamma": 0.98, "max_grad_norm": 0.5, "hidden_sizes": (256, 256)},
+            "runner": {"learning_rate": 5e-3, "gamma": 0.98, "max_grad_norm": 0.5, "hidden_sizes": (256, 256)},
+        },
+    },
+    "cartpole": {
+        "env": "cartpole", "num_envs": 100, "rollout_length": 500, "num_updates": 2_000,
+        "total_env_steps": 100_000_000, "env_params": {"episode_length": 500}, "reset": 1000,
+        "policies": {"agent": {"learning_rate": 1e-3, "gamma": 0.99, "max_grad_norm": 3.0, "hidden_sizes": (32, 32)}},
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_run_has_the_reference_values(preset):
+    config, expected = load_config(preset), PRESETS[preset]
+    for name in ("env", "num_envs", "rollout_length", "num_updates", "total_env_steps"):
+        assert getattr(config, name) == expected[name], name
+    if "reset" in expected:
+        assert config.reset == expected["reset"]
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_game_has_the_reference_values(preset):
+    learner = make_learner(load_config(preset))
+    for name, value in PRESETS[preset]["env_params"].items():
+        holder = learner.env if hasattr(learner.env, name) else learner.env_params
+        np.testing.assert_allclose(getattr(holder, name), value, rtol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_policies_have_the_reference_values(preset):
+    policies, expected = load_config(preset).policies, PRESETS[preset]["policies"]
+    assert policies.keys() == expected.keys()
+    for name, policy in policies.items():
+        wanted = {"agents": (), **ON_POLICY, **expected[name]}
+        assert policy.network == NetworkConfig(wanted.pop("hidden_sizes"), "relu")
+        for field, value in wanted.items():
+            assert getattr(policy, field) == value, f"{name}.{field}"
+
+
+def test_small_cartpole_is_the_one_of_the_papers():
+    config = load_config("cartpole_ppo")
+    agent = config.policies["agent"]
+    assert (config.num_envs, config.rollout_length, config.total_env_steps) == (4, 128, 150_000)
+    assert (agent.algorithm, agent.epochs, agent.minibatches, agent.clip) == ("PPO", 4, 4, 0.2)
+
+
+@pytest.mark.parametrize("preset", list_presets())
+def test_preset_loads(preset):
+    config = load_config(preset)
+    assert all(isinstance(policy, PolicyConfig) for policy in config.policies.values())
+    assert config.num_updates * config.env_steps_per_update >= config.total_env_steps
+
+
+@pytest.mark.parametrize("preset", list_presets())
+def test_one_update_of_a_small_copy(preset, quick_compile):
+    learner = make_learner(load_config(preset, num_envs=4, rollout_length=8))
+    first = learner.init(jax.random.key(0))
+    last, metrics = learner.update(first)
+    assert all(np.isfinite(value) for name, value in metrics.items() if "episode" not in name)
+    for name in learner.config.policies:
+        before, after = jax.tree.leaves(first.policies[name].params), jax.tree.leaves(last.policies[name].params)
+        moved = [np.abs(np.asarray(a) - np.asarray(b)).max() for a, b in zip(before, after, strict=True)]
+        assert 0 < max(moved) < 0.1
+        assert metrics[f"{name}/live_fraction"] > 0
+    assert jax.tree.map(np.shape, first.policies) == jax.tree.map(np.shape, last.policies)
