@@ -53,7 +53,7 @@ class Categorical:
         return jnp.where(allowed > 0, outputs, -1e9)
 
     def _logits(self, outputs: jax.Array) -> jax.Array:
-        """[..., num_outputs] -> [..., components, widest]: all components in one array, for one kernel in place of many.
+        """[..., num_outputs] -> [..., components, widest]: one array, hence one kernel where there were many.
 
         What pads the narrower ones is so low that it has probability 0 even where a mask allows nothing.
         """

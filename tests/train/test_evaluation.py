@@ -54,7 +54,7 @@ def test_cross_play_mixes_trained_and_random_sides(gridworld):
 
 
 def test_order_of_words_is_that_of_policies(gridworld):
-    """Greedy taggers that stay in the middle: only a runner that walks there is tagged; its cell shows who is random."""
+    """Greedy taggers stay in the middle; a random runner walks: who moves shows who is random."""
     learner, state = gridworld
     walks = record_episode(learner, state, jax.random.key(3), greedy=True, random=("runner",))
     assert np.ptp(walks.states.x[:, :2]) == 0
