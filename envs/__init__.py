@@ -33,7 +33,7 @@ def make(name: str, **arguments: Any) -> tuple[Env, Any]:
     cls = env_class(name)
     static, changes = split_arguments(cls, arguments)
     env = cls(**static)
-    params = cast_params(env.default_params.replace(**changes))
+    params = cast_params(env.default_params.replace(**changes), env.default_params)
     env.check_params(params)
     return env, params
 

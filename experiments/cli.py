@@ -29,7 +29,8 @@ usage: wdjax COMMAND ...
   wdjax render RUN [--output FILE]                                    one episode as an animated GIF
   wdjax list                                                          environments and presets
 
-wdjax COMMAND --help tells more; wdjax train PRESET --help lists every field of the preset."""
+wdjax COMMAND --help tells more; wdjax train PRESET --help lists every field of the preset.
+WDJAX_TRACEBACK=1 shows where in the code an error was raised."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,8 +64,8 @@ class RenderArguments:
     """the folder of a run"""
     output: Path | None = None
     """the GIF (default: episode.gif in the folder)"""
-    greedy: bool = False
-    """policies take their most likely action (else they draw it)"""
+    sampled: bool = False
+    """policies draw their actions (else they take the most likely one)"""
     best: bool = False
     """the best checkpoint (else the newest)"""
     seed: int = 0
@@ -86,6 +87,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         cache_compilations()
         COMMANDS[command](rest)
     except (ValueError, TypeError, OSError, NotImplementedError) as error:
+        if os.environ.get("WDJAX_TRACEBACK"):
+            raise
         Console(stderr=True).print(f"wdjax: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         raise SystemExit(2) from error
 
@@ -152,11 +155,11 @@ def cross_play_table(policies: list[str], rows: dict[tuple[str, ...], dict], tit
 
 
 def render(arguments: list[str]) -> None:
-    """wdjax render RUN [--output FILE] [--greedy] [--best] [--seed N] [--fps N]"""
+    """wdjax render RUN [--output FILE] [--sampled] [--best] [--seed N] [--fps N]"""
     parsed = tyro.cli(RenderArguments, prog="wdjax render", args=arguments)
     learner, state = load_run(parsed.run, parsed.best)
     output = parsed.output or parsed.run / "episode.gif"
-    print(f"Wrote {save_episode(learner, state, output, parsed.seed, parsed.greedy, parsed.fps)}")
+    print(f"Wrote {save_episode(learner, state, output, parsed.seed, not parsed.sampled, parsed.fps)}")
 
 
 def list_all(arguments: list[str]) -> None:

@@ -23,7 +23,7 @@ class NetworkConfig:
     shared_trunk: bool = True
     """whether action and value heads share the hidden layers (else each has its own)"""
     initializer: Literal["orthogonal", "xavier", "lecun"] = "orthogonal"
-    """of the weight matrices; biases start at 0"""
+    """of the weight matrices (orthogonal: gain sqrt 2, policy head 0.01, value head 1); biases start at 0"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +33,7 @@ class PolicyConfig:
     agents: tuple[str, ...] = ()
     """selectors, a group or a slice of one ("runner[0:50]"); empty: the group that has the policy's name"""
     algorithm: Literal["A2C", "PPO"] = "PPO"
-    """A2C: one gradient step on all rows; PPO: several epochs of minibatches with a clipped ratio"""
+    """A2C: one gradient step on all rows; PPO: epochs of minibatches with a clipped ratio"""
     trainable: bool = True
     """false: the policy plays but never changes"""
     network: NetworkConfig = NetworkConfig()
@@ -63,7 +63,7 @@ class PolicyConfig:
     epochs: int = 1
     """PPO: passes over a rollout"""
     minibatches: int = 1
-    """gradient steps a pass; must divide a block's rows (rollout_length x num_envs / num_blocks x agents)"""
+    """PPO: gradient steps a pass; must divide a block's rows (rollout_length x num_envs / num_blocks x agents)"""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,12 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from wdjax.checks import require, require_integer, require_known
+from wdjax.checks import require_integer, require_known
 from wdjax.train.learner import Learner
 from wdjax.train.policies import from_groups, gather, scatter, to_groups
 from wdjax.train.rollout import clip_action
 from wdjax.train.state import Setup, TrainState
-from wdjax.vector import all_agents
+from wdjax.vector import all_agents, as_counts
+
+
+class UnfinishedEpisodeError(ValueError):
+    """An episode did not end within the steps allowed."""
 
 
 @struct.dataclass
@@ -43,7 +47,7 @@ def evaluate(
     num_episodes: int = 128,
     greedy: bool = True,
     random: Sequence[str] = (),
-    max_steps: int = 100_000,
+    max_steps: int = 20_000,
 ) -> Episodes:
     """Plays `num_episodes` whole episodes from fresh starts, side by side in one program.
 
@@ -61,11 +65,18 @@ def evaluate(
     Raises:
         ValueError: for an unknown policy in `random`, or an episode that does not end.
     """
+    mask = random_mask(learner, random)[None]
+    return jax.tree.map(lambda leaf: leaf[0], _play_cells(learner, state, key, mask, num_episodes, greedy, max_steps))
+
+
+def random_mask(learner: Learner, random: Sequence[str]) -> np.ndarray:
+    """Returns [policies] bool: who is named in `random`; raises for what is no policy's name."""
     names = list(learner.setup.policies)
+    if isinstance(random, str):
+        raise TypeError(f"random = {random!r}: must be a list of policies")
     for name in random:
         require_known("policy", name, names)
-    mask = np.array([[name in random for name in names]])
-    return jax.tree.map(lambda leaf: leaf[0], _play_cells(learner, state, key, mask, num_episodes, greedy, max_steps))
+    return np.array([name in random for name in names])
 
 
 def cross_play(
@@ -74,7 +85,7 @@ def cross_play(
     key: jax.Array,
     num_episodes: int = 256,
     greedy: bool = True,
-    max_steps: int = 100_000,
+    max_steps: int = 20_000,
 ) -> dict[tuple[str, ...], Episodes]:
     """Plays every combination of trained and random policies.
 
@@ -96,7 +107,8 @@ def _play_cells(
     require_integer("num_episodes", num_episodes, 1)
     params = {name: policy.params for name, policy in state.policies.items()}
     episodes, finished = _play_jit(learner.setup, params, state.env_params, key, mask, num_episodes, greedy, max_steps)
-    require(finished.all(), "max_steps", max_steps, "at least as long as the longest episode")
+    if not finished.all():
+        raise UnfinishedEpisodeError(f"max_steps = {max_steps}: must be at least as long as the longest episode")
     return jax.tree.map(np.asarray, episodes)
 
 
@@ -136,7 +148,8 @@ def play_episodes(
         action_key, env_key = jax.random.split(key)
         action = act(action_key, to_groups(setup.env, obs))
         env_keys = jax.random.split(env_key, num_episodes)
-        return jax.vmap(setup.env.step, (0, 0, 0, None))(env_keys, env_state, action, env_params)
+        *played, info = jax.vmap(setup.env.step, (0, 0, 0, None))(env_keys, env_state, action, env_params)
+        return *played, as_counts(info)
 
     shapes = jax.eval_shape(step, env_state, obs, step_key)
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), (shapes[2], shapes[5]))
@@ -171,10 +184,9 @@ def choose_actions(
     keys = jax.random.split(key, (len(setup.policies), 2))
     for i, (name, policy) in enumerate(setup.policies.items()):
         outputs, _ = policy.apply(params[name], gather(policy.assignment, obs))
-        space = policy.assignment.action_space
         learned = policy.distribution.mode(outputs) if greedy else policy.distribution.sample(keys[i, 0], outputs)
         learned = clip_action(policy, learned)
-        uniform = space.batch(learned.shape[1]).batch(learned.shape[0]).sample(keys[i, 1])
+        uniform = policy.sample_uniform(keys[i, 1], outputs, gather(policy.assignment, obs))
         actions[name] = jnp.where(is_random[i], uniform, learned)
     return from_groups(setup.env, scatter(setup.assignments, actions))
 
@@ -183,7 +195,7 @@ def record_episode(
     learner: Learner,
     state: TrainState,
     key: jax.Array,
-    greedy: bool = False,
+    greedy: bool = True,
     random: Sequence[str] = (),
     max_steps: int = 1_000,
 ) -> Trajectory:
@@ -191,7 +203,7 @@ def record_episode(
 
     Arguments as in `evaluate`; an episode longer than max_steps is cut there.
     """
-    is_random = jnp.array([name in random for name in learner.setup.policies])
+    is_random = random_mask(learner, random)
     params = {name: policy.params for name, policy in state.policies.items()}
     recorded = _record_jit(learner.setup, params, state.env_params, key, is_random, greedy, max_steps)
     first, states, action, reward, over = jax.tree.map(np.asarray, recorded)

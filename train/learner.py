@@ -72,10 +72,22 @@ def make_setup(config: TrainConfig) -> Setup:
     """Checks a configuration and builds the fixed part of a run from it."""
     config = from_mapping(TrainConfig, config)  # one that was built in Python may hold any type
     env, env_params, assignments = validate(config)
+    require_spaces(env, env_params)
     reset = config.reset if isinstance(config.reset, str) else ResetPool(config.reset)
     replicas = vectorize(env, config.num_envs, reset)
     policies = {name: make_policy(name, config, assignment) for name, assignment in assignments.items()}
     return Setup(config, env, env_params, replicas, policies)
+
+
+def require_spaces(env: Env, params: Any) -> None:
+    """Raises ValueError where what `reset` returns has not the shape that the observation space says."""
+    obs, _ = jax.eval_shape(env.reset, jax.random.key(0), params)
+    sample = jax.eval_shape(lambda key: env.observation_space(params).sample(key), jax.random.key(0))
+    returned, promised = (jax.tree.map(lambda leaf: leaf.shape, tree) for tree in (obs, sample))
+    if returned != promised:
+        raise ValueError(
+            f"{type(env).__name__}: reset returns observations of shape {returned}, observation_space says {promised}"
+        )
 
 
 def make_policy(name: str, config: TrainConfig, assignment: Assignment) -> Policy:

@@ -46,7 +46,7 @@ class ActorCritic(nnx.Module):
         width = config.hidden_sizes[-1] if config.hidden_sizes else obs_size
         self.trunk = MLP(obs_size, config, rngs=rngs)
         self.value_trunk = None if config.shared_trunk else MLP(obs_size, config, rngs=rngs)
-        # A small first policy head: every action is about equally likely at the start (Andrychowicz et al., 2021).
+        # A small policy head: every action is about equally likely at the start (Andrychowicz et al., 2021, 3.2).
         self.policy_head = _linear(width, distribution.num_outputs, config, 0.01, rngs)
         self.value_head = _linear(width, 1, config, 1.0, rngs)
         self.free = nnx.Param(jnp.zeros(distribution.num_free)) if distribution.num_free else None

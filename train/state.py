@@ -10,7 +10,7 @@ from flax import nnx, struct
 from wdjax.checks import require_known
 from wdjax.env import Env
 from wdjax.train.config import PolicyConfig, Schedule, TrainConfig
-from wdjax.train.distributions import Distribution
+from wdjax.train.distributions import Categorical, Distribution
 from wdjax.train.networks import encode, split_mask
 from wdjax.train.policies import Assignment
 from wdjax.vector import VectorEnv, VectorState
@@ -84,6 +84,17 @@ class Policy:
         seen, mask = split_mask(obs)
         outputs, value = nnx.merge(self.graphdef, params)(encode(self.assignment.observation_space, seen))
         return outputs if mask is None else self.distribution.mask(outputs, mask), value
+
+    def sample_uniform(self, key: jax.Array, outputs: jax.Array, obs: Any) -> jax.Array:
+        """Draws every action that is allowed with equal probability, as many as there are rows of `outputs`."""
+        if not isinstance(self.distribution, Categorical):
+            space = self.assignment.action_space
+            for size in reversed(outputs.shape[:-1]):
+                space = space.batch(size)
+            return space.sample(key)
+        mask = split_mask(obs)[1]
+        equal = jnp.zeros_like(outputs)
+        return self.distribution.sample(key, equal if mask is None else self.distribution.mask(equal, mask))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -18,13 +18,13 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from wdjax.train.checkpoint import open_checkpoints, restore, save
 from wdjax.train.config import TrainConfig
-from wdjax.train.evaluation import evaluate, record_episode
+from wdjax.train.evaluation import UnfinishedEpisodeError, evaluate, record_episode
 from wdjax.train.learner import Learner, make_learner, run
 from wdjax.train.load import from_mapping, read_yaml
 from wdjax.train.metrics_log import MetricsLog, summarize
 from wdjax.train.plots import save_curves
 from wdjax.train.state import TrainState
-from wdjax.train.validate import complete_env_params, validate
+from wdjax.train.validate import complete_env_params
 
 # What may differ between a run and its resumption: how long, and how it is looked after.
 RESUMABLE = ("total_env_steps", "checkpoint_every", "keep_checkpoints")
@@ -55,13 +55,12 @@ class Trainer:
         callbacks: Sequence[Callback] = (),
         quiet: bool = False,
     ):
-        self.config = config
+        self.config = config = from_mapping(TrainConfig, config)  # one built in Python may hold 1e6 for 1_000_000
         self.workdir = Path(workdir)
         self.callbacks = tuple(callbacks)
         self.console = Console(quiet=quiet)
-        validate(config)
+        self.learner = make_learner(config)  # first: a configuration that is refused must leave no folder
         prepare_folder(self.workdir, config, resume)
-        self.learner = make_learner(config)
         self.state: TrainState | None = None
         self.best_score: float | None = None
         self.stopped = False  # whether a signal ended `train` early
@@ -98,14 +97,8 @@ class Trainer:
             self.console.print(f"Wrote {animation}", soft_wrap=True)
 
     def _start(self, checkpoints: Any) -> tuple[TrainState, dict[str, Any]]:
-        config, newest = self.config, checkpoints.latest_step()
-        steps = config.num_updates * config.env_steps_per_update
-        more = f" ({config.total_env_steps:,} rounded up)" if steps > config.total_env_steps else ""
-        self.console.print(
-            f"{config.env} on {jax.devices()[0].device_kind}: {config.num_updates:,} updates of "
-            f"{config.env_steps_per_update:,} env steps, {steps:,} in all{more}, in {self.workdir}",
-            soft_wrap=True,
-        )
+        announce(self.console, self.config, self.workdir)
+        newest = checkpoints.latest_step()
         if newest is None:
             return self.learner.init(jax.random.key(self.config.seed)), {"metrics_size": 0, "best_score": None}
         state, host = restore(checkpoints, newest, abstract_state(self.learner))
@@ -162,8 +155,12 @@ class Trainer:
         name = self.config.best_by
         if name is None:
             return {}
-        key = jax.random.fold_in(jax.random.key(self.config.seed), done)  # the run's own keys are not touched
-        episodes = evaluate(self.learner, self.state, key, self.config.eval_episodes, greedy=True)
+        key = jax.random.fold_in(host_key(self.config.seed), done)
+        try:
+            episodes = evaluate(self.learner, self.state, key, self.config.eval_episodes, greedy=True)
+        except UnfinishedEpisodeError as error:  # training must not end for want of a best checkpoint
+            self.console.print(f"No evaluation: {error}", soft_wrap=True)
+            return self._no_evaluation()
         row = {f"eval/{policy}/episode_return": float(np.mean(r)) for policy, r in episodes.episode_return.items()}
         score = row[f"eval/{name}"]
         if self.best_score is None or score > self.best_score:
@@ -176,6 +173,28 @@ class Trainer:
 
     def _host(self, log: MetricsLog) -> dict[str, Any]:
         return {"metrics_size": log.size, "best_score": self.best_score}
+
+
+def announce(console: Console, config: TrainConfig, workdir: Path) -> None:
+    """Says what will run, and what about it may surprise."""
+    steps = config.num_updates * config.env_steps_per_update
+    more = f" ({config.total_env_steps:,} rounded up)" if steps > config.total_env_steps else ""
+    console.print(
+        f"{config.env} on {jax.devices()[0].device_kind}: {config.num_updates:,} updates of "
+        f"{config.env_steps_per_update:,} env steps, {steps:,} in all{more}, in {workdir}",
+        soft_wrap=True,
+    )
+    for name, policy in config.policies.items():
+        schedule = policy.learning_rate
+        end, rate = (0.0, schedule) if isinstance(schedule, float) else schedule[-1]
+        if policy.trainable and rate == 0 and end < config.total_env_steps:
+            console.print(f"Mind: policies.{name}.learning_rate is 0 after {end:,.0f} env steps", soft_wrap=True)
+
+
+def host_key(seed: int) -> jax.Array:
+    """Returns a key for what the host plays beside the run. `init` splits the seed's own key, and split(key, n)[i] is
+    fold_in(key, i): only a large number is sure to give another stream."""
+    return jax.random.fold_in(jax.random.key(seed), 2**31)
 
 
 def compile_chunk(learner: Learner, state: TrainState, num_updates: int) -> tuple[Callable, float]:
@@ -252,12 +271,12 @@ def load_run(run_folder: str | Path, best: bool = False) -> tuple[Learner, Train
 
 
 def save_episode(
-    learner: Learner, state: TrainState, path: str | Path, seed: int = 0, greedy: bool = False, fps: int = 12
+    learner: Learner, state: TrainState, path: str | Path, seed: int = 0, greedy: bool = True, fps: int = 12
 ) -> Path:
     """Plays one episode and writes it as an animated GIF. Returns its path."""
     from wdjax.rendering import save_gif
 
-    key = jax.random.fold_in(jax.random.key(seed), 1)
+    key = jax.random.fold_in(host_key(seed), 0)
     episode = record_episode(learner, state, key, greedy=greedy)
     save_gif(path, learner.env, episode.states, jax.device_get(state.env_params), fps=fps)
     return Path(path)

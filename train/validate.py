@@ -76,8 +76,8 @@ def _validate_policy(name: str, policy: PolicyConfig) -> None:
         _validate_schedule(f"{path}.{field}", getattr(policy, field))
     for field in ("epochs", "minibatches"):
         require(getattr(policy, field) >= 1, f"{path}.{field}", getattr(policy, field), "at least 1")
-    if policy.algorithm == "A2C":  # without a probability ratio a second step on the same rows would be off-policy
-        require(policy.epochs == 1, f"{path}.epochs", policy.epochs, "1 for A2C (PPO takes several)")
+        if policy.algorithm == "A2C":  # without a probability ratio a second step on the same rows is off-policy
+            require(getattr(policy, field) == 1, f"{path}.{field}", getattr(policy, field), "1 for A2C (PPO: several)")
     for size in policy.network.hidden_sizes:
         require(size >= 1, f"{path}.network.hidden_sizes", policy.network.hidden_sizes, "widths of at least 1")
 

@@ -87,19 +87,20 @@ def split_arguments(env_class: type[Env], arguments: Mapping[str, Any]) -> tuple
     return static, {name: value for name, value in arguments.items() if name not in static}
 
 
-def cast_params(params: Any) -> Any:
+def cast_params(params: Any, defaults: Any) -> Any:
     """Returns params with every number as a NumPy scalar or array of 32 bits, checked for its kind.
 
-    A field whose default is None may be None or an array of numbers. Raises TypeError, naming the field.
+    A field whose default is None may be None or an array of numbers; one whose default is neither None nor a number
+    (an array, a pytree of them) stays what it is. Raises TypeError, naming the field.
     """
-    defaults = {field.name: field.default for field in dataclasses.fields(params)}
-    changes = {name: _cast(name, getattr(params, name), default) for name, default in defaults.items()}
+    names = [field.name for field in dataclasses.fields(params)]
+    changes = {name: _cast(name, getattr(params, name), getattr(defaults, name)) for name in names}
     return params.replace(**changes)
 
 
 def _cast(name: str, value: Any, default: Any) -> Any:
-    if value is None and default is None:
-        return None
+    if not isinstance(default, (bool, int, float, type(None))) or (value is None and default is None):
+        return value
     words = "a number" if default is not None else "numbers"
     kinds = {bool: ("b", np.bool_, "true or false"), int: ("iu", np.int32, "a whole number")}
     allowed, dtype, words = kinds.get(type(default), ("iuf", np.float32, words))

@@ -22,6 +22,8 @@ class ResetPool:
         require_integer("ResetPool.n", self.n, 1)
 
 
+RESERVED_INFO = ("over", "final_obs", "episode_return", "episode_length", "episode_info")
+
 ResetStrategy = Literal["fresh", "fixed"] | ResetPool
 
 
@@ -48,6 +50,7 @@ class VectorEnv:
     def reset(self, key: jax.Array, params: Any) -> tuple[Any, VectorState]:
         """Starts every replica, from one typed key. Returns (obs, state), each leaf with a leading [num_envs]."""
         _check_key(key, self.num_envs)
+        self._check_params(params)
         pool_key, start_key, probe_key = jax.random.split(key, 3)
         starts = self._draw_starts(pool_key, params)
         obs, env_state = self._start(start_key, params, starts)
@@ -103,6 +106,14 @@ class VectorEnv:
         state = VectorState(env_state, episode_return, episode_length, episode_info, state.starts)
         return obs, state, reward, terminated, truncated, info
 
+    def _check_params(self, params: Any) -> None:
+        if self.params_axis is None:
+            return
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+            name, shape = jax.tree_util.keystr(path).lstrip("."), jnp.shape(leaf)
+            allowed = f"an array with a leading {self.num_envs}, as params_axis=0 asks (broadcast what is shared)"
+            require(shape[:1] == (self.num_envs,), f"params.{name}", leaf, allowed)
+
     def _probe_step(self, key: jax.Array, env_state: Any, params: Any) -> tuple:
         """A step with actions that are drawn, for its shapes."""
         action_key, step_key = jax.random.split(key)
@@ -112,7 +123,8 @@ class VectorEnv:
 
     def _step_replicas(self, key: jax.Array, env_state: Any, action: Any, params: Any) -> tuple:
         in_axes = (0, 0, 0, self.params_axis)
-        return jax.vmap(self.env.step, in_axes)(self._replica_keys(key), env_state, action, params)
+        *played, info = jax.vmap(self.env.step, in_axes)(self._replica_keys(key), env_state, action, params)
+        return *played, as_counts(info)
 
     def _start(self, key: jax.Array, params: Any, starts: Any) -> tuple[Any, Any]:
         """Returns (obs, env_state) of a new start for every replica."""
@@ -184,6 +196,18 @@ def when_any(condition: jax.Array, function: Callable, current: Any, *operands: 
         return result, jax.tree.map(lambda _: True, result)
 
     return branch(condition, current, *operands)
+
+
+def as_counts(info: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """Returns an environment's info ([num_envs] each) as numbers that sum up over an episode: flags become 0 and 1.
+
+    Raises:
+        ValueError: for a statistic that is no scalar, or has the name of one of the batch's own.
+    """
+    for name, values in info.items():
+        require(name not in RESERVED_INFO, "name in info", name, f"none of {', '.join(RESERVED_INFO)}")
+        require(values.ndim == 1, f"info[{name!r}]", f"array of {values.shape[1:]}", "a scalar of the step")
+    return {name: values.astype(jnp.int32) if values.dtype == bool else values for name, values in info.items()}
 
 
 def all_agents(flags: Any) -> jax.Array:

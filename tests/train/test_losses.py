@@ -125,6 +125,7 @@ def test_value_clip_stops_the_gradient_towards_the_target():
 @pytest.mark.parametrize("algorithm", ["A2C", "PPO"])
 def test_total_is_weighted_by_the_coefficients(algorithm):
     batch, params = batch_of(value=[1, 2, 99], old_value=[0, 0, 0], target=[0, 4, 0], advantage=[1, 3, 99])
+    params["outputs"] = params["outputs"].at[2].set(jnp.array([5.0, 0.0]))  # a dead row, of another entropy
     policy = stand_in(algorithm=algorithm, value_coefficient=0.25, entropy_coefficient=0.1)
     total, metrics = loss(policy, params, hypers_of(policy.config), batch)
     policy_loss = {"A2C": -math.log(0.5) * 2, "PPO": -2.0}[algorithm]

@@ -144,7 +144,8 @@ def assert_ratio_is_one(metrics, policy):
 @pytest.fixture(scope="module")
 def leaver(algorithm):
     """Returns (learner, its compiled run, its first state)."""
-    learner = make_learner(tiny_config("probe_leaver", {"player": tiny_policy(algorithm)}))
+    policy = tiny_policy(algorithm, entropy_coefficient=0.01)  # so that every part of the loss could feel a dead row
+    learner = make_learner(tiny_config("probe_leaver", {"player": policy}))
     return learner, functools.partial(learner.run, num_updates=UPDATES), learner.init(jax.random.key(0))
 
 
