@@ -25,7 +25,7 @@ USAGE = """\
 usage: wdjax COMMAND ...
 
   wdjax train PRESET [--workdir DIR] [--resume] [--FIELD VALUE ...]   train; PRESET is a name or a YAML file
-  wdjax eval RUN [--episodes N] [--sampled] [--best]                  trained against random policies, on each side
+  wdjax eval RUN [--episodes N] [--greedy] [--best]                   trained against random policies, on each side
   wdjax render RUN [--output FILE]                                    one episode as an animated GIF
   wdjax list                                                          environments and presets
 
@@ -48,8 +48,8 @@ class EvalArguments:
     """the folder of a run"""
     episodes: int = 256
     """episodes of each combination"""
-    sampled: bool = False
-    """trained policies draw their actions (else they take the most likely one)"""
+    greedy: bool = False
+    """trained policies take their most likely action (else they draw it, as in training)"""
     best: bool = False
     """the best checkpoint (else the newest)"""
     seed: int = 0
@@ -64,8 +64,8 @@ class RenderArguments:
     """the folder of a run"""
     output: Path | None = None
     """the GIF (default: episode.gif in the folder)"""
-    sampled: bool = False
-    """policies draw their actions (else they take the most likely one)"""
+    greedy: bool = False
+    """policies take their most likely action (else they draw it, as in training)"""
     best: bool = False
     """the best checkpoint (else the newest)"""
     seed: int = 0
@@ -110,13 +110,13 @@ def train(arguments: list[str]) -> None:
 
 
 def evaluate(arguments: list[str]) -> None:
-    """wdjax eval RUN [--episodes N] [--sampled] [--best] [--seed N] [--output FILE]"""
+    """wdjax eval RUN [--episodes N] [--greedy] [--best] [--seed N] [--output FILE]"""
     parsed = tyro.cli(EvalArguments, prog="wdjax eval", args=arguments)
     learner, state = load_run(parsed.run, parsed.best)
-    cells = cross_play(learner, state, jax.random.key(parsed.seed), parsed.episodes, greedy=not parsed.sampled)
+    cells = cross_play(learner, state, jax.random.key(parsed.seed), parsed.episodes, parsed.greedy)
     policies = list(learner.setup.policies)
     rows = {cell: statistics(episodes) for cell, episodes in cells.items()}
-    how = "drawn actions" if parsed.sampled else "most likely actions"
+    how = "most likely actions" if parsed.greedy else "drawn actions"
     title = f"{parsed.run}: {parsed.episodes} episodes a row, {how}, mean ± standard error"
     table = cross_play_table(policies, rows, title)
     Console(width=None if sys.stdout.isatty() else 160).print(table)
@@ -155,11 +155,11 @@ def cross_play_table(policies: list[str], rows: dict[tuple[str, ...], dict], tit
 
 
 def render(arguments: list[str]) -> None:
-    """wdjax render RUN [--output FILE] [--sampled] [--best] [--seed N] [--fps N]"""
+    """wdjax render RUN [--output FILE] [--greedy] [--best] [--seed N] [--fps N]"""
     parsed = tyro.cli(RenderArguments, prog="wdjax render", args=arguments)
     learner, state = load_run(parsed.run, parsed.best)
     output = parsed.output or parsed.run / "episode.gif"
-    print(f"Wrote {save_episode(learner, state, output, parsed.seed, not parsed.sampled, parsed.fps)}")
+    print(f"Wrote {save_episode(learner, state, output, parsed.seed, parsed.greedy, parsed.fps)}")
 
 
 def list_all(arguments: list[str]) -> None:

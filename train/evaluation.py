@@ -84,7 +84,7 @@ def cross_play(
     state: TrainState,
     key: jax.Array,
     num_episodes: int = 256,
-    greedy: bool = True,
+    greedy: bool = False,
     max_steps: int = 20_000,
 ) -> dict[tuple[str, ...], Episodes]:
     """Plays every combination of trained and random policies.
@@ -195,7 +195,7 @@ def record_episode(
     learner: Learner,
     state: TrainState,
     key: jax.Array,
-    greedy: bool = True,
+    greedy: bool = False,
     random: Sequence[str] = (),
     max_steps: int = 1_000,
 ) -> Trajectory:

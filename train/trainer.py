@@ -271,7 +271,7 @@ def load_run(run_folder: str | Path, best: bool = False) -> tuple[Learner, Train
 
 
 def save_episode(
-    learner: Learner, state: TrainState, path: str | Path, seed: int = 0, greedy: bool = True, fps: int = 12
+    learner: Learner, state: TrainState, path: str | Path, seed: int = 0, greedy: bool = False, fps: int = 12
 ) -> Path:
     """Plays one episode and writes it as an animated GIF. Returns its path."""
     from wdjax.rendering import save_gif
