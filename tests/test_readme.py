@@ -9,6 +9,7 @@ README = Path(__file__).parent.parent / "README.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf8"), re.DOTALL)
 
 
+@pytest.mark.slow  # they train: `.ci/run` has the time, `make test` must stay short
 @pytest.mark.parametrize("block", BLOCKS, ids=["notebook", "library", "own_environment"])
 def test_python_block_runs(block):
     exec(compile(block, str(README), "exec"), {"__name__": "readme"})

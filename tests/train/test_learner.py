@@ -1,5 +1,7 @@
 """The learner's functions: runs in parts, no hidden state, no donation, no recompilation, metrics."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,10 +26,13 @@ def state(learner):
     return learner.init(jax.random.key(3))
 
 
+def is_key(leaf):
+    return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
 def plain(tree):
     """Returns a tree of NumPy arrays, typed keys as their data."""
-    data = lambda leaf: jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf  # noqa: E731
-    return jax.tree.map(lambda leaf: np.array(data(leaf)), tree)
+    return jax.tree.map(lambda leaf: np.array(jax.random.key_data(leaf) if is_key(leaf) else leaf), tree)
 
 
 def assert_equal(a, b):
@@ -161,6 +166,25 @@ def test_no_key_is_used_twice_and_no_tracer_leaks(env, policies, reset):
     with jax.debug_key_reuse(True), jax.checking_leaks():  # both look while jax traces
         state = jax.eval_shape(learner.init, jax.random.key(0))
         learner.update.trace(state)
+
+
+def test_keys_of_an_update_are_all_different(monkeypatch, learner, state):
+    """Also those drawn from them: fold_in(key, i) is split(key)[i], which jax.debug_key_reuse does not see."""
+    seen = []
+
+    def record(result, *args):
+        seen.extend(arg for arg in args if is_key(arg))
+        return result
+
+    played = SimpleNamespace(rows={"agent": None}, last_value={"agent": None}, over=None)
+    monkeypatch.setattr("wdjax.train.learner.rollout", lambda *args: record((state, played), *args))
+    monkeypatch.setattr("wdjax.train.learner.update_policy", lambda *args: record((None, {}), *args))
+    monkeypatch.setattr("wdjax.train.learner.episode_metrics", lambda played: {})
+    after, _ = update(learner.setup, state)
+    assert len(seen) == 2
+    keys = [state.key, after.key, *seen]
+    keys += [jax.random.fold_in(key, i) for key in seen for i in range(8)]
+    assert len(np.unique(np.stack([jax.random.key_data(key) for key in keys]), axis=0)) == len(keys) == 20
 
 
 def test_without_jit_the_numbers_are_the_same(quick_compile, learner, state):
