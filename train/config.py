@@ -14,14 +14,20 @@ Schedule = float | tuple[tuple[float, float], ...]
 
 @dataclasses.dataclass(frozen=True)
 class NetworkConfig:
-    """A multilayer perceptron with one linear head for each action component and one for the value."""
+    """An encoder, hidden layers, a recurrent cell where wanted, and linear heads for actions and value."""
 
     hidden_sizes: tuple[int, ...] = (64, 64)
     """width of each hidden layer"""
     activation: Literal["relu", "tanh", "gelu", "silu"] = "relu"
     """after each hidden layer"""
     shared_trunk: bool = True
-    """whether action and value heads share the hidden layers (else each has its own)"""
+    """whether action and value heads share all that is before them (else each has its own)"""
+    recurrent_size: int = 0
+    """width of a GRU between the hidden layers and the heads; 0: none, the policy has no memory"""
+    encoder: str = "flat"
+    """what turns an observation into numbers: flat (laid out in a row), or your own, "package.module:Class" """
+    encoder_options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """arguments of the encoder"""
     initializer: Literal["orthogonal", "xavier", "lecun"] = "orthogonal"
     """of the weight matrices (orthogonal: gain sqrt 2, policy head 0.01, value head 1); biases start at 0"""
 
@@ -58,12 +64,24 @@ class PolicyConfig:
     """(traced) PPO: how far from 1 the probability ratio may move"""
     value_clip: float = math.inf
     """(traced) PPO: how far from its old value the value may move; .inf: free"""
+    target_kl: float = math.inf
+    """(traced) PPO: no further gradient steps on a rollout once approx_kl exceeds it; .inf: never stop early"""
+    normalize_observation: bool = False
+    """shift and scale observations by their running mean and deviation, and clip them at 10"""
+    normalize_reward: bool = False
+    """divide rewards by the running deviation of the discounted return, and clip them at 10"""
     normalize_advantage: bool = False
     """shift and scale the advantages of each minibatch to mean 0 and deviation 1, over its live rows"""
+    neg_pos_env_ratio: float = -1.0
+    """for sparse goals: learn from the replicas in which an agent terminated (positive) and, drawn at random, at most
+    so many times as many others (negative); from all where there is no positive one; below 0: always from all"""
+    action_distribution: Literal["gaussian", "squashed_gaussian"] = "gaussian"
+    """in a Box: a normal one, its actions clipped to the box; or squashed into the box by tanh"""
     epochs: int = 1
     """PPO: passes over a rollout"""
     minibatches: int = 1
-    """PPO: gradient steps a pass; must divide a block's rows (rollout_length x num_envs / num_blocks x agents)"""
+    """PPO: gradient steps a pass; must divide a block's rows (rollout_length x num_envs / num_blocks x agents; without
+    rollout_length where the network is recurrent: whole sequences stay together)"""
 
 
 @dataclasses.dataclass(frozen=True)

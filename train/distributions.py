@@ -112,16 +112,84 @@ class Gaussian:
         return flat.reshape((*flat.shape[:-1], *self.shape))
 
 
-Distribution = Categorical | Gaussian
+@dataclasses.dataclass(frozen=True)
+class SquashedGaussian(Gaussian):
+    """A Gaussian squashed into a bounded Box: a = center + half tanh(u), u normal; `outputs` as for Gaussian, of u.
+
+    log pi(a) = log N(u) - sum_i log(half_i (1 - tanh^2 u_i)); the entropy has no closed form, and its expectation of
+    log(1 - tanh^2 u) is taken by Gauss-Hermite quadrature. Haarnoja et al., "Soft Actor-Critic" (2018), appendix C.
+    """
+
+    low: tuple[float, ...]  # of each number of an action, in a row
+    high: tuple[float, ...]
+
+    def sample(self, key: jax.Array, outputs: jax.Array) -> jax.Array:
+        """Draws actions inside the box, [..., *shape] float32."""
+        return self._squash(super().sample(key, outputs))
+
+    def mode(self, outputs: jax.Array) -> jax.Array:
+        """Returns the squashed mean."""
+        return self._squash(super().mode(outputs))
+
+    def log_prob(self, outputs: jax.Array, action: jax.Array) -> jax.Array:
+        """Returns the log density of an action, [...] float32; at the very edge that of a point just inside."""
+        center, half = (self._bound(values, action) for values in self._center_and_half())
+        inside = jnp.clip((action - center) / half, -1.0 + 1e-6, 1.0 - 1e-6)
+        free = jnp.arctanh(inside)
+        volume = jnp.log(half * (1.0 - inside**2))
+        return super().log_prob(outputs, free) - jnp.sum(self._flat(volume), axis=-1)
+
+    def entropy(self, outputs: jax.Array) -> jax.Array:
+        """Returns the differential entropy in nats, [...] float32."""
+        mean, log_std = jnp.split(outputs, 2, axis=-1)
+        nodes, weights = np.polynomial.hermite_e.hermegauss(16)
+        nodes = nodes.astype(np.float32).reshape((1,) * mean.ndim + (-1,))
+        free = mean[..., None] + jnp.exp(log_std)[..., None] * nodes
+        slope = 2.0 * (math.log(2.0) - free - jax.nn.softplus(-2.0 * free))  # log(1 - tanh^2), without cancellation
+        expected = slope @ (weights / weights.sum()).astype(np.float32)
+        volume = math.fsum(math.log((b - a) / 2) for a, b in zip(self.low, self.high, strict=True))
+        return super().entropy(outputs) + jnp.sum(expected, axis=-1) + volume
+
+    def _center_and_half(self) -> tuple[np.ndarray, np.ndarray]:
+        low, high = np.array(self.low, np.float32), np.array(self.high, np.float32)
+        return (low + high) / 2, (high - low) / 2
+
+    def _squash(self, free: jax.Array) -> jax.Array:
+        center, half = (self._bound(values, free) for values in self._center_and_half())
+        return center + half * jnp.tanh(free)
+
+    def _bound(self, values: np.ndarray, action: jax.Array) -> np.ndarray:
+        """Gives values in a row the shape of an action and the leading axes of `action`."""
+        return values.reshape((1,) * (action.ndim - len(self.shape)) + self.shape)
+
+    def _flat(self, action: jax.Array) -> jax.Array:
+        return action.reshape((*action.shape[: action.ndim - len(self.shape)], -1))
 
 
-def make_distribution(space: Space) -> Distribution:
-    """Returns the distribution for actions of one agent's space; raises TypeError for a space without one."""
+Distribution = Categorical | Gaussian | SquashedGaussian
+
+
+def make_distribution(space: Space, in_a_box: str = "gaussian") -> Distribution:
+    """Returns the distribution for actions of one agent's space.
+
+    Args:
+        space: Discrete, MultiDiscrete or Box.
+        in_a_box: "gaussian" or "squashed_gaussian", for a Box.
+
+    Raises:
+        TypeError: for a space without a distribution.
+        ValueError: for a squashed one in a Box that is not bounded.
+    """
     match space:
         case Discrete():
             return Categorical((space.n,), scalar=True)
         case MultiDiscrete():
             return Categorical(space.nvec, scalar=False)
-        case Box():
+        case Box() if in_a_box == "gaussian":
             return Gaussian(math.prod(space.shape), space.shape)
+        case Box():
+            low, high = (np.broadcast_to(bound, space.shape).reshape(-1) for bound in (space.low, space.high))
+            if not (np.isfinite(low).all() and np.isfinite(high).all() and (low < high).all()):
+                raise ValueError(f"action_distribution = 'squashed_gaussian': {space} is not bounded on all sides")
+            return SquashedGaussian(math.prod(space.shape), space.shape, tuple(low.tolist()), tuple(high.tolist()))
     raise TypeError(f"action space {space}: a policy acts in a Discrete, MultiDiscrete or Box space")

@@ -14,7 +14,7 @@ from wdjax.checks import require_integer, require_known
 from wdjax.train.learner import Learner
 from wdjax.train.policies import from_groups, gather, scatter, to_groups
 from wdjax.train.rollout import clip_action
-from wdjax.train.state import Setup, TrainState
+from wdjax.train.state import PolicyState, Setup, TrainState
 from wdjax.vector import all_agents, as_counts
 
 
@@ -105,25 +105,30 @@ def _play_cells(
     max_steps: int,
 ) -> Episodes:  # fmt: skip
     require_integer("num_episodes", num_episodes, 1)
-    params = {name: policy.params for name, policy in state.policies.items()}
-    episodes, finished = _play_jit(learner.setup, params, state.env_params, key, mask, num_episodes, greedy, max_steps)
+    learned = acting(state)
+    episodes, finished = _play_jit(learner.setup, learned, state.env_params, key, mask, num_episodes, greedy, max_steps)
     if not finished.all():
         raise UnfinishedEpisodeError(f"max_steps = {max_steps}: must be at least as long as the longest episode")
     return jax.tree.map(np.asarray, episodes)
 
 
+def acting(state: TrainState) -> dict[str, PolicyState]:
+    """Returns what each policy has learned, without what only learning needs."""
+    return {name: policy.replace(opt_state=None) for name, policy in state.policies.items()}
+
+
 @functools.partial(jax.jit, static_argnames=("setup", "num_episodes", "greedy", "max_steps"))
 def _play_jit(
-    setup: Setup, params: Any, env_params: Any, key: jax.Array, mask: jax.Array, num_episodes: int, greedy: bool,
+    setup: Setup, learned: Any, env_params: Any, key: jax.Array, mask: jax.Array, num_episodes: int, greedy: bool,
     max_steps: int,
 ) -> tuple[Episodes, jax.Array]:  # fmt: skip
     cell = functools.partial(play_episodes, setup, num_episodes=num_episodes, greedy=greedy, max_steps=max_steps)
-    return jax.vmap(cell, in_axes=(None, None, None, 0))(params, env_params, key, mask)
+    return jax.vmap(cell, in_axes=(None, None, None, 0))(learned, env_params, key, mask)
 
 
 def play_episodes(
     setup: Setup,
-    params: Mapping[str, Any],
+    learned: Mapping[str, PolicyState],
     env_params: Any,
     key: jax.Array,
     is_random: jax.Array,
@@ -134,7 +139,7 @@ def play_episodes(
     """Steps `num_episodes` replicas until every first episode is over; no replica is reset.
 
     Args:
-        params: by policy.
+        learned: by policy.
         is_random: [policies] bool.
 
     Returns:
@@ -142,53 +147,63 @@ def play_episodes(
     """
     reset_key, step_key = jax.random.split(key)
     obs, env_state = jax.vmap(setup.env.reset, (0, None))(jax.random.split(reset_key, num_episodes), env_params)
-    act = functools.partial(choose_actions, setup, params, env_params, is_random=is_random, greedy=greedy)
+    carries = empty_carries(setup, num_episodes)
 
-    def step(env_state: Any, obs: Any, key: jax.Array) -> tuple:
+    def step(env_state: Any, obs: Any, carries: Any, key: jax.Array) -> tuple:
         action_key, env_key = jax.random.split(key)
-        action = act(action_key, to_groups(setup.env, obs))
+        action, carries = choose_actions(
+            setup, learned, carries, action_key, to_groups(setup.env, obs), is_random, greedy
+        )
         env_keys = jax.random.split(env_key, num_episodes)
         *played, info = jax.vmap(setup.env.step, (0, 0, 0, None))(env_keys, env_state, action, env_params)
-        return *played, as_counts(info)
+        return *played, as_counts(info), carries
 
-    shapes = jax.eval_shape(step, env_state, obs, step_key)
+    shapes = jax.eval_shape(step, env_state, obs, carries, step_key)
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), (shapes[2], shapes[5]))
 
     def body(carry: tuple) -> tuple:
-        time, env_state, obs, sums, length, finished = carry
-        obs, env_state, reward, terminated, truncated, info = step(env_state, obs, jax.random.fold_in(step_key, time))
+        time, env_state, obs, carries, sums, length, finished = carry
+        key = jax.random.fold_in(step_key, time)
+        obs, env_state, reward, terminated, truncated, info, carries = step(env_state, obs, carries, key)
         sums = jax.tree.map(lambda total, new: _add_where(~finished, total, new), sums, (reward, info))
         length = length + ~finished
         finished |= all_agents(jax.tree.map(jnp.logical_or, terminated, truncated))
-        return time + 1, env_state, obs, sums, length, finished
+        return time + 1, env_state, obs, carries, sums, length, finished
 
-    start = (jnp.int32(0), env_state, obs, zeros, jnp.zeros(num_episodes, jnp.int32), jnp.zeros(num_episodes, bool))
+    length, finished = jnp.zeros(num_episodes, jnp.int32), jnp.zeros(num_episodes, bool)
+    start = (jnp.int32(0), env_state, obs, carries, zeros, length, finished)
     end = jax.lax.while_loop(lambda carry: (carry[0] < max_steps) & ~carry[-1].all(), body, start)
-    (returns, info), length, finished = end[3:]
+    (returns, info), length, finished = end[4:]
     by_group = to_groups(setup.env, returns)
     totals = {name: gather(policy.assignment, by_group).sum(axis=1) for name, policy in setup.policies.items()}
     return Episodes(totals, length, info), finished
 
 
+def empty_carries(setup: Setup, num_envs: int) -> dict[str, Any]:
+    """Returns what each policy carries into the first step of an episode."""
+    return {name: policy.algorithm.init_carry(policy, num_envs) for name, policy in setup.policies.items()}
+
+
 def choose_actions(
     setup: Setup,
-    params: Mapping[str, Any],
-    env_params: Any,
+    learned: Mapping[str, PolicyState],
+    carries: Mapping[str, Any],
     key: jax.Array,
     obs: dict[str, Any],
     is_random: jax.Array,
     greedy: bool,
-) -> Any:
-    """Returns the actions of all policies in the environment's own form, [N, ...], for observations by group."""
-    actions = {}
+) -> tuple[Any, dict[str, Any]]:
+    """Returns (actions of all policies in the environment's own form, [N, ...], carries), for observations by group."""
+    actions, carries_after = {}, {}
     keys = jax.random.split(key, (len(setup.policies), 2))
     for i, (name, policy) in enumerate(setup.policies.items()):
-        outputs, _ = policy.apply(params[name], gather(policy.assignment, obs))
-        learned = policy.distribution.mode(outputs) if greedy else policy.distribution.sample(keys[i, 0], outputs)
-        learned = clip_action(policy, learned)
-        uniform = policy.sample_uniform(keys[i, 1], outputs, gather(policy.assignment, obs))
-        actions[name] = jnp.where(is_random[i], uniform, learned)
-    return from_groups(setup.env, scatter(setup.assignments, actions))
+        seen = gather(policy.assignment, obs)
+        chosen, carries_after[name] = policy.algorithm.play(
+            policy, learned[name], carries[name], seen, keys[i, :1], greedy
+        )
+        uniform = policy.sample_uniform(keys[i, 1], seen)
+        actions[name] = jnp.where(is_random[i], uniform, clip_action(policy, chosen))
+    return from_groups(setup.env, scatter(setup.assignments, actions)), carries_after
 
 
 def record_episode(
@@ -204,8 +219,7 @@ def record_episode(
     Arguments as in `evaluate`; an episode longer than max_steps is cut there.
     """
     is_random = random_mask(learner, random)
-    params = {name: policy.params for name, policy in state.policies.items()}
-    recorded = _record_jit(learner.setup, params, state.env_params, key, is_random, greedy, max_steps)
+    recorded = _record_jit(learner.setup, acting(state), state.env_params, key, is_random, greedy, max_steps)
     first, states, action, reward, over = jax.tree.map(np.asarray, recorded)
     length = int(np.argmax(over)) + 1 if over.any() else max_steps
     states = jax.tree.map(lambda start, rest: np.concatenate([start, rest[:length, 0]]), first, states)
@@ -214,22 +228,23 @@ def record_episode(
 
 @functools.partial(jax.jit, static_argnames=("setup", "greedy", "max_steps"))
 def _record_jit(
-    setup: Setup, params: Any, env_params: Any, key: jax.Array, is_random: jax.Array, greedy: bool, max_steps: int
+    setup: Setup, learned: Any, env_params: Any, key: jax.Array, is_random: jax.Array, greedy: bool, max_steps: int
 ) -> tuple:
     reset_key, step_key = jax.random.split(key)
     obs, first = jax.tree.map(lambda leaf: leaf[None], setup.env.reset(reset_key, env_params))
 
     def step(carry: tuple, key: jax.Array) -> tuple:
-        obs, env_state = carry
+        obs, env_state, carries = carry
         action_key, env_key = jax.random.split(key)
-        action = choose_actions(setup, params, env_params, action_key, to_groups(setup.env, obs), is_random, greedy)
+        by_group = to_groups(setup.env, obs)
+        action, carries = choose_actions(setup, learned, carries, action_key, by_group, is_random, greedy)
         obs, env_state, reward, terminated, truncated, _ = jax.vmap(setup.env.step, (None, 0, 0, None))(
             env_key, env_state, action, env_params
         )
         over = all_agents(jax.tree.map(jnp.logical_or, terminated, truncated))[0]
-        return (obs, env_state), (env_state, action, reward, over)
+        return (obs, env_state, carries), (env_state, action, reward, over)
 
-    _, rows = jax.lax.scan(step, (obs, first), jax.random.split(step_key, max_steps))
+    _, rows = jax.lax.scan(step, (obs, first, empty_carries(setup, 1)), jax.random.split(step_key, max_steps))
     return (first, *rows)
 
 

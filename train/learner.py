@@ -10,14 +10,13 @@ import jax.numpy as jnp
 from flax import nnx
 
 from wdjax.env import Env
-from wdjax.train.algorithms.on_policy import make_optimizer, update_policy
+from wdjax.train.algorithms import ALGORITHMS
 from wdjax.train.config import TrainConfig
 from wdjax.train.distributions import make_distribution
 from wdjax.train.load import from_mapping
-from wdjax.train.networks import ActorCritic, encoded_size
 from wdjax.train.policies import Assignment, to_groups
 from wdjax.train.rollout import Rollout, rollout
-from wdjax.train.state import Policy, PolicyState, Setup, TrainState, make_hypers
+from wdjax.train.state import SCHEDULED, Policy, PolicyState, Setup, TrainState, current_hypers, make_hypers
 from wdjax.train.validate import validate
 from wdjax.vector import ResetPool, vectorize
 
@@ -91,28 +90,28 @@ def require_spaces(env: Env, params: Any) -> None:
 
 
 def make_policy(name: str, config: TrainConfig, assignment: Assignment) -> Policy:
-    """Returns the fixed part of a policy: its distribution and the structure of its network."""
-    distribution = make_distribution(assignment.action_space)
-    network = nnx.eval_shape(lambda: make_network(config, name, assignment, jax.random.key(0)))
-    return Policy(name, config.policies[name], assignment, distribution, nnx.graphdef(network))
-
-
-def make_network(config: TrainConfig, name: str, assignment: Assignment, key: jax.Array) -> ActorCritic:
-    """Returns a new network for a policy."""
-    obs_size = encoded_size(assignment.observation_space)
-    distribution = make_distribution(assignment.action_space)
-    return ActorCritic(obs_size, distribution, config.policies[name].network, rngs=nnx.Rngs(key))
+    """Returns the fixed part of a policy: its algorithm, distribution and the structure of its network."""
+    own = config.policies[name]
+    algorithm = ALGORITHMS[own.algorithm]
+    network = nnx.eval_shape(lambda: algorithm.make_network(own, assignment, nnx.Rngs(jax.random.key(0))))
+    distribution = make_distribution(assignment.action_space, own.action_distribution)
+    return Policy(name, own, assignment, algorithm, distribution, nnx.graphdef(network))
 
 
 def init(setup: Setup, key: jax.Array) -> TrainState:
     """Returns the state at the start of a run: new networks and optimizers, every replica reset."""
     network_key, replica_key, run_key = jax.random.split(key, 3)
     network_keys = jax.random.split(network_key, len(setup.policies))
-    policies = {name: init_policy(setup, name, network_keys[i]) for i, name in enumerate(setup.policies)}
+    learned = {name: init_policy(policy, network_keys[i]) for i, (name, policy) in enumerate(setup.policies.items())}
+    config = setup.config
     env_params = jax.tree.map(jnp.asarray, setup.env_params)
     obs, replicas = setup.replicas.reset(replica_key, env_params)
     return TrainState(
-        policies=policies,
+        policies=learned,
+        memory={
+            name: policy.algorithm.init_memory(policy, config.num_envs, config.blocks)
+            for name, policy in setup.policies.items()
+        },
         hypers={name: make_hypers(policy.config) for name, policy in setup.policies.items()},
         env_params=env_params,
         replicas=replicas,
@@ -123,36 +122,31 @@ def init(setup: Setup, key: jax.Array) -> TrainState:
     )
 
 
-def init_policy(setup: Setup, name: str, key: jax.Array) -> PolicyState:
+def init_policy(policy: Policy, key: jax.Array) -> PolicyState:
     """Returns new parameters for a policy, and its optimizer's state where it learns."""
-    policy = setup.policies[name]
-    network = make_network(setup.config, name, policy.assignment, key)
-    params = nnx.to_pure_dict(nnx.state(network, nnx.Param))
-    if not policy.config.trainable:
-        return PolicyState(params, None)
-    return PolicyState(params, make_optimizer(policy.config, make_hypers(policy.config)).init(params))
+    network = policy.algorithm.make_network(policy.config, policy.assignment, nnx.Rngs(key))
+    return policy.algorithm.init(policy, nnx.to_pure_dict(nnx.state(network, nnx.Param)))
 
 
 def update(setup: Setup, state: TrainState) -> tuple[TrainState, Metrics]:
     """One rollout of all replicas, then the updates of every policy that learns from its own rows."""
     config = setup.config
     rollout_key, update_key, next_key = jax.random.split(state.key, 3)
-    env_steps = state.num_updates.astype(jnp.float32) * config.env_steps_per_update
+    hypers = current_hypers(config, state)
     state, played = rollout(setup, state, rollout_key)
     metrics = episode_metrics(played)
-    policies = dict(state.policies)
+    policies, memory = dict(state.policies), dict(state.memory)
     policy_keys = jax.random.split(update_key, len(setup.policies))
     for i, (name, policy) in enumerate(setup.policies.items()):
         if not policy.config.trainable:
             continue
-        hypers = state.hypers[name].at(env_steps)
-        policies[name], own = update_policy(
-            policy, policies[name], hypers, played.rows[name], played.last_value[name], played.over,
-            policy_keys[i], config.blocks,
-        )  # fmt: skip
-        own |= {key: getattr(hypers, key) for key in ("learning_rate", "entropy_coefficient", "value_coefficient")}
+        policies[name], memory[name], own = policy.algorithm.update(
+            policy, policies[name], memory[name], hypers[name], played, policy_keys[i], config.blocks
+        )
+        own |= {key: getattr(hypers[name], key) for key in SCHEDULED}
         metrics |= {f"{name}/{key}": value for key, value in own.items()}
-    return state.replace(policies=policies, key=next_key, num_updates=state.num_updates + 1), metrics
+    state = state.replace(policies=policies, memory=memory, key=next_key, num_updates=state.num_updates + 1)
+    return state, metrics
 
 
 def run(setup: Setup, state: TrainState, num_updates: int) -> tuple[TrainState, Metrics]:

@@ -10,8 +10,9 @@ from flax import nnx, struct
 from wdjax.checks import require_known
 from wdjax.env import Env
 from wdjax.train.config import PolicyConfig, Schedule, TrainConfig
-from wdjax.train.distributions import Categorical, Distribution
-from wdjax.train.networks import encode, split_mask
+from wdjax.train.distributions import Distribution
+from wdjax.train.networks import batch_shape, split_mask
+from wdjax.train.normalization import Normalizer, normalize_observation
 from wdjax.train.policies import Assignment
 from wdjax.vector import VectorEnv, VectorState
 
@@ -39,6 +40,7 @@ class Hypers:
     gae_lambda: jax.Array
     clip: jax.Array
     value_clip: jax.Array
+    target_kl: jax.Array
     max_grad_norm: jax.Array
 
     def at(self, env_steps: jax.Array) -> "Hypers":
@@ -49,10 +51,19 @@ class Hypers:
 
 @struct.dataclass
 class PolicyState:
-    """What one policy has learned."""
+    """What one policy has learned: the same on every device."""
 
     params: Any  # of its network
     opt_state: Any  # of its optimizer; None where it is not trainable
+    normalizer: Normalizer | None = None  # of its inputs; None where it normalises nothing
+
+
+@struct.dataclass
+class Memory:
+    """What one policy keeps for every replica, split over devices with them; None where there is nothing to keep."""
+
+    carry: Any  # [N, n, ...]: what acting hands from step to step (a recurrent state), emptied at an episode's end
+    discounted_return: jax.Array | None  # [N, n] float32: gamma times the running sum, to normalise rewards
 
 
 @struct.dataclass
@@ -60,6 +71,7 @@ class TrainState:
     """Everything that a run is: going on from a restored copy equals never having stopped."""
 
     policies: dict[str, PolicyState]
+    memory: dict[str, Memory]
     hypers: dict[str, Hypers]
     env_params: Any
     replicas: VectorState
@@ -76,25 +88,43 @@ class Policy:
     name: str
     config: PolicyConfig
     assignment: Assignment
-    distribution: Distribution
+    algorithm: Any  # an Algorithm (train/algorithms)
+    distribution: Distribution | None  # of its actions; None where the algorithm has none
     graphdef: nnx.GraphDef
 
-    def apply(self, params: Any, obs: Any) -> tuple[jax.Array, jax.Array]:
-        """Returns (outputs [..., num_outputs], value [...]) for observations with any leading axes."""
-        seen, mask = split_mask(obs)
-        outputs, value = nnx.merge(self.graphdef, params)(encode(self.assignment.observation_space, seen))
+    def apply(self, state: PolicyState, obs: Any, carry: Any = None) -> tuple[jax.Array, jax.Array, Any]:
+        """Returns (outputs [..., num_outputs], value [...], carry) for observations with any leading axes."""
+        seen, mask = self._inputs(state, obs)
+        outputs, value, carry = nnx.merge(self.graphdef, state.params)(seen, carry)
+        return outputs if mask is None else self.distribution.mask(outputs, mask), value, carry
+
+    def unroll(self, state: PolicyState, obs: Any, carry: Any, restart: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Returns (outputs [T, M, num_outputs], value [T, M]) of T steps in a row of a recurrent policy.
+
+        Args:
+            obs: leaves [T, M, ...].
+            carry: leaves [M, ...], before the first step.
+            restart: [T, M] bool, an episode begins with this step.
+        """
+        seen, mask = self._inputs(state, obs)
+        outputs, value = nnx.merge(self.graphdef, state.params).unroll(seen, carry, restart)
         return outputs if mask is None else self.distribution.mask(outputs, mask), value
 
-    def sample_uniform(self, key: jax.Array, outputs: jax.Array, obs: Any) -> jax.Array:
-        """Draws every action that is allowed with equal probability, as many as there are rows of `outputs`."""
-        if not isinstance(self.distribution, Categorical):
-            space = self.assignment.action_space
-            for size in reversed(outputs.shape[:-1]):
-                space = space.batch(size)
-            return space.sample(key)
-        mask = split_mask(obs)[1]
-        equal = jnp.zeros_like(outputs)
-        return self.distribution.sample(key, equal if mask is None else self.distribution.mask(equal, mask))
+    def _inputs(self, state: PolicyState, obs: Any) -> tuple[Any, jax.Array | None]:
+        seen, mask = split_mask(obs)
+        if state.normalizer is not None:
+            seen = normalize_observation(state.normalizer.obs, seen)
+        return seen, mask
+
+    def sample_uniform(self, key: jax.Array, obs: Any) -> jax.Array:
+        """Draws every action that is allowed with equal probability, [N, n, ...], for observations [N, n, ...]."""
+        mask, shape = split_mask(obs)[1], batch_shape(self.assignment.observation_space, obs)
+        if mask is not None:
+            return self.distribution.sample(key, self.distribution.mask(jnp.zeros(mask.shape), mask))
+        space = self.assignment.action_space
+        for size in reversed(shape):
+            space = space.batch(size)
+        return space.sample(key)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -112,13 +142,21 @@ class Setup:
         return {name: policy.assignment for name, policy in self.policies.items()}
 
 
+SCHEDULED = ("learning_rate", "entropy_coefficient", "value_coefficient")
+
+
 def make_hypers(config: PolicyConfig) -> Hypers:
     """Returns the traced hyperparameters of a policy as float32 arrays."""
     fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(Hypers)}
-    schedules = ("learning_rate", "entropy_coefficient", "value_coefficient")
     return Hypers(**{
-        name: _schedule_arrays(value) if name in schedules else jnp.float32(value) for name, value in fields.items()
+        name: _schedule_arrays(value) if name in SCHEDULED else jnp.float32(value) for name, value in fields.items()
     })  # fmt: skip
+
+
+def current_hypers(config: TrainConfig, state: TrainState) -> dict[str, Hypers]:
+    """Returns the hyperparameters of every policy with schedules read off at this point of the run."""
+    env_steps = state.num_updates.astype(jnp.float32) * config.env_steps_per_update
+    return {name: hypers.at(env_steps) for name, hypers in state.hypers.items()}
 
 
 def with_hypers(state: TrainState, **changes: Any) -> TrainState:

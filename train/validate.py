@@ -11,9 +11,10 @@ import wdjax
 from wdjax.checks import require, require_known
 from wdjax.env import Env
 from wdjax.spaces import Dict
+from wdjax.train.algorithms import ALGORITHMS
 from wdjax.train.config import PolicyConfig, TrainConfig
 from wdjax.train.distributions import Categorical, make_distribution
-from wdjax.train.networks import MASK
+from wdjax.train.networks import MASK, encoder_class
 from wdjax.train.policies import Assignment, assign_agents
 
 _POSITIVE = (
@@ -43,7 +44,9 @@ def validate(config: TrainConfig) -> tuple[Env, Any, dict[str, Assignment]]:
         _validate_policy(name, policy)
     assignments = assign_agents(env, params, config.policies)
     for name, assignment in assignments.items():
-        _validate_spaces(name, assignment)
+        policy = config.policies[name]
+        ALGORITHMS[policy.algorithm].check(name, policy, assignment)
+        _validate_mask(name, policy, assignment)
         _validate_batch(config, name, assignment)
     best = config.best_by
     if best is not None:
@@ -68,18 +71,17 @@ def _validate_policy(name: str, policy: PolicyConfig) -> None:
     for field in ("gamma", "gae_lambda"):
         value = getattr(policy, field)
         require(0 <= value <= 1, f"{path}.{field}", value, "between 0 and 1")
-    for field in ("max_grad_norm", "clip", "value_clip", "optimizer_epsilon"):
+    for field in ("max_grad_norm", "clip", "value_clip", "target_kl", "optimizer_epsilon"):
         require(getattr(policy, field) > 0, f"{path}.{field}", getattr(policy, field), "above 0")
     epsilon = policy.optimizer_epsilon
     require(math.isfinite(epsilon), f"{path}.optimizer_epsilon", epsilon, "finite")
     for field in ("learning_rate", "entropy_coefficient", "value_coefficient"):
         _validate_schedule(f"{path}.{field}", getattr(policy, field))
-    for field in ("epochs", "minibatches"):
-        require(getattr(policy, field) >= 1, f"{path}.{field}", getattr(policy, field), "at least 1")
-        if policy.algorithm == "A2C":  # without a probability ratio a second step on the same rows is off-policy
-            require(getattr(policy, field) == 1, f"{path}.{field}", getattr(policy, field), "1 for A2C (PPO: several)")
     for size in policy.network.hidden_sizes:
         require(size >= 1, f"{path}.network.hidden_sizes", policy.network.hidden_sizes, "widths of at least 1")
+    size = policy.network.recurrent_size
+    require(size >= 0, f"{path}.network.recurrent_size", size, "at least 0 (0: not recurrent)")
+    encoder_class(policy.network.encoder)
 
 
 def _validate_schedule(path: str, schedule: Any) -> None:
@@ -91,11 +93,11 @@ def _validate_schedule(path: str, schedule: Any) -> None:
     require(all(a < b for a, b in itertools.pairwise(steps)), path, schedule, "sorted by env_step, each once")
 
 
-def _validate_spaces(name: str, assignment: Assignment) -> None:
-    """Refuses an action space that no policy can act in, and an action mask that does not fit it."""
+def _validate_mask(name: str, policy: PolicyConfig, assignment: Assignment) -> None:
+    """Refuses an action mask that does not fit the action space."""
     space, observation = assignment.action_space, assignment.observation_space
-    distribution = make_distribution(space)
     if isinstance(observation, Dict) and MASK in observation.spaces:
+        distribution = make_distribution(space, policy.action_distribution)
         if not isinstance(distribution, Categorical):
             raise TypeError(f"policies.{name}: its observation has an {MASK}, but actions in {space} cannot be masked")
         shape, size = observation[MASK].shape, distribution.num_outputs
@@ -103,13 +105,15 @@ def _validate_spaces(name: str, assignment: Assignment) -> None:
 
 
 def _validate_batch(config: TrainConfig, name: str, assignment: Assignment) -> None:
-    rows = config.rollout_length * config.num_envs // config.blocks * assignment.num_agents
-    minibatches = config.policies[name].minibatches
-    require(
-        rows % minibatches == 0, f"policies.{name}.minibatches", minibatches,
-        f"a divisor of {rows}, the rows of a block (rollout_length {config.rollout_length} x num_envs / num_blocks "
-        f"{config.num_envs // config.blocks} x agents {assignment.num_agents})",
-    )  # fmt: skip
+    policy = config.policies[name]
+    replicas, agents = config.num_envs // config.blocks, assignment.num_agents
+    factors = f"num_envs / num_blocks {replicas} x agents {agents}"
+    rows, what = replicas * agents, f"the sequences of a block ({factors})"
+    if not policy.network.recurrent_size:
+        rows *= config.rollout_length
+        what = f"the rows of a block (rollout_length {config.rollout_length} x {factors})"
+    divides = rows % policy.minibatches == 0
+    require(divides, f"policies.{name}.minibatches", policy.minibatches, f"a divisor of {rows}, {what}")
 
 
 def complete_env_params(config: TrainConfig) -> TrainConfig:

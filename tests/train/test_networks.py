@@ -54,9 +54,9 @@ CHOICES = Categorical((2, 3), scalar=False)
 
 
 def make(distribution=CHOICES, **changes):
-    network = ActorCritic(4, distribution, NetworkConfig(**changes), rngs=nnx.Rngs(0))
+    network = ActorCritic(Box(shape=(4,)), distribution, NetworkConfig(**changes), rngs=nnx.Rngs(0))
     graphdef, params = nnx.split(network, nnx.Param)
-    return jax.jit(lambda params, obs: nnx.merge(graphdef, params)(obs)), params
+    return jax.jit(lambda params, obs: nnx.merge(graphdef, params)(obs)[:2]), params
 
 
 def moved_by(part, apply, params):
@@ -108,7 +108,7 @@ def test_deviations_are_free_parameters_that_start_at_1():
 @pytest.mark.parametrize("activation", ["relu", "tanh", "gelu", "silu"])
 def test_activation(activation):
     apply, params = make(hidden_sizes=(4,), activation=activation)
-    params["trunk"]["layer_0"]["kernel"][...] = jnp.eye(4)
+    params["trunk"]["mlp"]["layer_0"]["kernel"][...] = jnp.eye(4)
     params["value_head"]["kernel"][...] = jnp.array([[1.0], [0], [0], [0]])
     expected = {"relu": 0, "tanh": np.tanh(-0.5), "gelu": -0.1542, "silu": -0.5 / (1 + np.exp(0.5))}[activation]
     np.testing.assert_allclose(apply(params, jnp.full(4, -0.5))[1], expected, atol=1e-3)
@@ -117,8 +117,8 @@ def test_activation(activation):
 @pytest.mark.parametrize(("initializer", "norm"), [("orthogonal", 2.0), ("xavier", None), ("lecun", None)])
 def test_initializer(initializer, norm):
     _, params = make(hidden_sizes=(64,), initializer=initializer)
-    kernel = np.asarray(params["trunk"]["layer_0"]["kernel"][...])
-    assert np.all(np.asarray(params["trunk"]["layer_0"]["bias"][...]) == 0)
+    kernel = np.asarray(params["trunk"]["mlp"]["layer_0"]["kernel"][...])
+    assert np.all(np.asarray(params["trunk"]["mlp"]["layer_0"]["bias"][...]) == 0)
     if norm is not None:  # rows are orthogonal, scaled by sqrt(2)
         np.testing.assert_allclose(kernel @ kernel.T, norm * np.eye(4), atol=1e-5)
     elif initializer == "xavier":
