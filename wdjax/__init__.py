@@ -11,7 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from wdjax import envs, experiments, train
+    from wdjax import adapters, envs, experiments, train
     from wdjax.env import Env
     from wdjax.envs import list_envs, make, register
     from wdjax.rendering import render
@@ -36,11 +36,11 @@ _HOME = {
     "VectorState": "wdjax.vector",
     "vectorize": "wdjax.vector",
 }
-_SUBPACKAGES = ("envs", "experiments", "train")
+_SUBPACKAGES = ("adapters", "envs", "experiments", "train")
 
 __all__ = [
     "Box", "Dict", "Discrete", "Env", "MultiDiscrete", "ResetPool", "VectorEnv", "VectorState",
-    "envs", "experiments", "list_envs", "make", "register", "render", "train", "vectorize",
+    "adapters", "envs", "experiments", "list_envs", "make", "register", "render", "train", "vectorize",
 ]  # fmt: skip
 
 
