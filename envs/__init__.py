@@ -4,16 +4,23 @@ from typing import Any
 
 from wdjax.checks import require, require_known
 from wdjax.env import Env, cast_params, split_arguments
-from wdjax.envs.classic_control import CartPole
+from wdjax.envs.classic_control import Acrobot, CartPole, ContinuousMountainCar, MountainCar, Pendulum
 from wdjax.envs.tag import TagContinuous, TagGridworld
 
 _REGISTRY: dict[str, type[Env]] = {
+    "acrobot": Acrobot,
     "cartpole": CartPole,
+    "continuous_mountain_car": ContinuousMountainCar,
+    "mountain_car": MountainCar,
+    "pendulum": Pendulum,
     "tag_continuous": TagContinuous,
     "tag_gridworld": TagGridworld,
 }
 
-__all__ = ["CartPole", "TagContinuous", "TagGridworld", "env_class", "list_envs", "make", "register"]
+__all__ = [
+    "Acrobot", "CartPole", "ContinuousMountainCar", "MountainCar", "Pendulum", "TagContinuous", "TagGridworld",
+    "env_class", "list_envs", "make", "register",
+]  # fmt: skip
 
 
 def make(name: str, **arguments: Any) -> tuple[Env, Any]:

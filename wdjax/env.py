@@ -90,18 +90,25 @@ def split_arguments(env_class: type[Env], arguments: Mapping[str, Any]) -> tuple
 def cast_params(params: Any, defaults: Any) -> Any:
     """Returns params with every number as a NumPy scalar or array of 32 bits, checked for its kind.
 
-    A field whose default is None may be None or an array of numbers; one whose default is neither None nor a number
-    (an array, a pytree of them) stays what it is. Raises TypeError, naming the field.
+    A field whose default is None may be None or an array of numbers; one whose default is a tuple of n numbers becomes
+    an array [..., n] float32; one whose default is none of these (an array, a pytree) stays what it is. Raises
+    TypeError or ValueError, naming the field.
     """
     names = [field.name for field in dataclasses.fields(params)]
     changes = {name: _cast(name, getattr(params, name), getattr(defaults, name)) for name in names}
     return params.replace(**changes)
 
 
+def is_number_tuple(default: Any) -> bool:
+    """Returns whether the default of a field of params stands for an array of as many numbers."""
+    return isinstance(default, tuple) and all(isinstance(number, (int, float)) for number in default)
+
+
 def _cast(name: str, value: Any, default: Any) -> Any:
-    if not isinstance(default, (bool, int, float, type(None))) or (value is None and default is None):
+    several = is_number_tuple(default)
+    if not (several or isinstance(default, (bool, int, float, type(None)))) or (value is None and default is None):
         return value
-    words = "a number" if default is not None else "numbers"
+    words = f"{len(default)} numbers" if several else "a number" if default is not None else "numbers"
     kinds = {bool: ("b", np.bool_, "true or false"), int: ("iu", np.int32, "a whole number")}
     allowed, dtype, words = kinds.get(type(default), ("iuf", np.float32, words))
     try:
@@ -110,6 +117,8 @@ def _cast(name: str, value: Any, default: Any) -> Any:
         array = np.array(None)
     if array.dtype.kind not in allowed:
         raise TypeError(f"{name} = {value!r}: must be {words}")
+    if several:
+        require(array.shape[-1:] == (len(default),), name, value, words)
     if dtype is not np.bool_:
         limits = np.iinfo(dtype) if dtype is np.int32 else np.finfo(dtype)
         fits = ((array >= limits.min) & (array <= limits.max)) | np.isinf(array)
