@@ -22,7 +22,7 @@ from wdjax.adapters._translate import (
     start,
     take_row,
     to_action,
-    to_gymnasium_space,
+    to_gymnasium_spaces,
     to_numpy,
     warn_no_render_mode,
     with_mask,
@@ -133,6 +133,7 @@ class GymnasiumEnv(gymnasium.Env):
         params = check_env_and_params(env, params)
         refuse_groups(env, "gymnasium")
         check_render_mode(render_mode)
+        self.metadata = dict(METADATA)  # its own: gymnasium's SyncVectorEnv writes to it
         self.wdjax_env = env
         self.render_mode = render_mode
         self.env_state = None
@@ -145,7 +146,7 @@ class GymnasiumEnv(gymnasium.Env):
         """Takes params, and their spaces where these differ (a new space would forget its own seed)."""
         self.env_params, self._params = params, jax.device_put(params)
         own = (self.wdjax_env.observation_space(params), self.wdjax_env.action_space(params))
-        observation_space, action_space = (to_gymnasium_space(space) for space in own)
+        observation_space, action_space = to_gymnasium_spaces(*own)
         if getattr(self, "observation_space", None) != observation_space:
             self.observation_space = observation_space
         if getattr(self, "action_space", None) != action_space:
@@ -256,13 +257,13 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv):
         """Takes params, and their spaces where these differ (a new space would forget its own seed)."""
         self.env_params, self._params = params, jax.device_put(params)
         own = (self.wdjax_env.observation_space(params), self.wdjax_env.action_space(params))
-        single = [to_gymnasium_space(space) for space in own]
-        if getattr(self, "single_observation_space", None) != single[0]:
-            self.single_observation_space = single[0]
-            self.observation_space = batch_space(single[0], self.num_envs)
-        if getattr(self, "single_action_space", None) != single[1]:
-            self.single_action_space = single[1]
-            self.action_space = batch_space(single[1], self.num_envs)
+        observation_space, action_space = to_gymnasium_spaces(*own)
+        if getattr(self, "single_observation_space", None) != observation_space:
+            self.single_observation_space = observation_space
+            self.observation_space = batch_space(observation_space, self.num_envs)
+        if getattr(self, "single_action_space", None) != action_space:
+            self.single_action_space = action_space
+            self.action_space = batch_space(action_space, self.num_envs)
         self._own_action_space = own[1]
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -324,7 +325,7 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv):
         for name, values in step_info.items():
             _add(final_info, name, values, over)
         if isinstance(final_obs, dict) and MASK in final_obs:
-            _add(final_info, MASK, final_obs[MASK].astype(np.int8), over)
+            _add(final_info, MASK, to_numpy(self.observation_space[MASK], final_obs[MASK]), over)
         infos["final_obs"] = np.full(self.num_envs, None, object)
         for i in np.flatnonzero(over):
             infos["final_obs"][i] = take_row(self.single_observation_space, final_obs, i)
@@ -340,11 +341,11 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv):
         return {**infos, f"_{MASK}": np.ones(self.num_envs, bool)} if infos else {}
 
 
-def _add(infos: dict[str, Any], name: str, values: np.ndarray, rows: np.ndarray) -> None:
-    """Adds values ([N, ...]) that hold in the given rows ([N] bool), zeros elsewhere, unless they hold in none."""
+def _add(infos: dict[str, Any], name: str, values: Any, rows: np.ndarray) -> None:
+    """Adds values (leaves [N, ...]) that hold in the given rows ([N] bool), 0 elsewhere, unless they hold in none."""
     if rows.any():
-        there = rows.reshape(rows.shape + (1,) * (values.ndim - 1))
-        infos[name] = np.where(there, values, np.zeros((), values.dtype))
+        there = lambda leaf: rows.reshape(rows.shape + (1,) * (leaf.ndim - 1))  # noqa: E731
+        infos[name] = jax.tree.map(lambda leaf: np.where(there(leaf), leaf, np.zeros((), leaf.dtype)), values)
         infos[f"_{name}"] = rows.copy()
 
 

@@ -23,7 +23,7 @@ from wdjax.adapters._translate import (
     start,
     take_row,
     to_action,
-    to_gymnasium_space,
+    to_gymnasium_spaces,
     warn_no_render_mode,
     with_mask,
 )
@@ -56,7 +56,8 @@ class PettingZooEnv(ParallelEnv):
     """
 
     def __init__(self, env: Env, params: Any = None, render_mode: str | None = None):
-        if isinstance(env, Env) and not env.groups:
+        params = check_env_and_params(env, params)
+        if not env.groups:
             raise ValueError(f"{type(env).__name__} has one agent and no groups: use to_gymnasium")
         check_render_mode(render_mode)
         self.metadata = {**METADATA, "name": type(env).__name__, "is_parallelizable": True}
@@ -64,26 +65,25 @@ class PettingZooEnv(ParallelEnv):
         self.render_mode = render_mode
         self.env_state = None
         self._rng: np.random.Generator | None = None
-        self._use_params(check_env_and_params(env, params))
         self._places = {f"{group}_{i}": (group, i) for group, num in env.groups.items() for i in range(num)}
+        self.observation_spaces: dict[str, gymnasium.Space] = {}
+        self.action_spaces: dict[str, gymnasium.Space] = {}
+        self._use_params(params)
         self.possible_agents = list(self._places)
         self.agents: list[str] = []
 
     def _use_params(self, params: Any) -> None:
         """Takes params, and their spaces where these differ (a new space would forget its own seed)."""
         self.env_params, self._params = params, jax.device_put(params)
-        groups = self.wdjax_env.groups
-        observation_space = self.wdjax_env.observation_space(params)
-        self._own_action_spaces = {group: self.wdjax_env.action_space(params)[group].single for group in groups}
-        if not hasattr(self, "observation_spaces"):
-            self.observation_spaces, self.action_spaces = {}, {}
-        for group, num in groups.items():
-            own = (observation_space[group].single, self._own_action_spaces[group])
-            for i in range(num):
-                for spaces, space in zip((self.observation_spaces, self.action_spaces), own, strict=True):
-                    translated = to_gymnasium_space(space)
-                    if spaces.get(f"{group}_{i}") != translated:
-                        spaces[f"{group}_{i}"] = translated
+        observation_space, action_space = self.wdjax_env.observation_space(params), self.wdjax_env.action_space(params)
+        self._own_action_spaces = {group: action_space[group].single for group in self.wdjax_env.groups}
+        for agent, (group, _) in self._places.items():
+            own = observation_space[group].single, self._own_action_spaces[group]
+            seen, done = to_gymnasium_spaces(*own)
+            if self.observation_spaces.get(agent) != seen:
+                self.observation_spaces[agent] = seen
+            if self.action_spaces.get(agent) != done:
+                self.action_spaces[agent] = done
 
     def observation_space(self, agent: str) -> gymnasium.Space:
         """Returns the space of one agent's observations; raises ValueError for an unknown name."""

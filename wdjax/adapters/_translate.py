@@ -79,15 +79,30 @@ def draw_picture(env: Env, state: Any, params: Any) -> np.ndarray:
     return render(env, state, params, size=SIZE)
 
 
-def to_gymnasium_space(space: Space, name: str = "") -> spaces.Space:
-    """Returns a space in gymnasium's form; a Dict's `action_mask` as int8, which gymnasium's `sample(mask)` takes.
+def to_gymnasium_spaces(observation_space: Space, action_space: Space) -> tuple[spaces.Space, spaces.Space]:
+    """Returns both spaces of an agent in gymnasium's form.
 
-    Bounds are those of concrete params; a Box of whole numbers without bounds gets those of its dtype.
+    An observation's `action_mask` becomes what the `sample(mask)` of the action space takes: one int8 array for
+    Discrete actions, a tuple of one for each choice of MultiDiscrete ones.
+    """
+    translated = to_gymnasium_space(observation_space)
+    if isinstance(observation_space, Dict) and MASK in observation_space.spaces:
+        parts = {name: to_gymnasium_space(part) for name, part in observation_space.spaces.items()}
+        if isinstance(action_space, Discrete):
+            parts[MASK] = spaces.Box(0, 1, (action_space.n,), np.int8)
+        if isinstance(action_space, MultiDiscrete):
+            parts[MASK] = spaces.Tuple([spaces.Box(0, 1, (n,), np.int8) for n in action_space.nvec])
+        translated = spaces.Dict(parts)
+    return translated, to_gymnasium_space(action_space)
+
+
+def to_gymnasium_space(space: Space) -> spaces.Space:
+    """Returns a space in gymnasium's form, with the bounds of concrete params.
+
+    A Box of whole numbers without bounds gets those of its dtype.
     """
     if isinstance(space, Dict):
-        return spaces.Dict({key: to_gymnasium_space(part, key) for key, part in space.spaces.items()})
-    if name == MASK:
-        return spaces.Box(0, 1, space.shape, np.int8)
+        return spaces.Dict({name: to_gymnasium_space(part) for name, part in space.spaces.items()})
     if isinstance(space, Box):
         dtype = np.dtype(space.dtype)
         low, high = (np.broadcast_to(np.asarray(bound), space.shape) for bound in (space.low, space.high))
@@ -106,6 +121,9 @@ def to_numpy(space: spaces.Space, value: Any) -> Any:
     """Returns a value (leaves of NumPy) with the dtypes of the space, in arrays of its own that may be written to."""
     if isinstance(space, spaces.Dict):
         return {name: to_numpy(part, value[name]) for name, part in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):  # the masks of several choices, which stand one after the other in wdjax
+        ends = np.cumsum([part.shape[-1] for part in space.spaces])
+        return tuple(np.array(part, np.int8) for part in np.split(value, ends[:-1], axis=-1))
     if isinstance(space, spaces.Discrete):
         return np.int64(value)
     return np.array(value, space.dtype)
@@ -128,8 +146,8 @@ def to_action(space: spaces.Space, own: Space, action: Any, name: str = "action"
     kinds = "iuf" if np.dtype(own.dtype).kind == "f" else "iu"
     fits = array.shape == space.shape and array.dtype.kind in kinds
     if not (fits and space.contains(array.astype(space.dtype))):
-        found = array.tolist() if array.size <= 8 else f"an array of shape {array.shape}"
-        raise ValueError(f"{name} = {found!r}: must be in {space}{_hint(space, array)}")
+        found = repr(array.tolist()) if array.size <= 8 else f"an array of shape {array.shape}"
+        raise ValueError(f"{name} = {found}: must be in {space}{_hint(space, array)}")
     return array.astype(np.dtype(own.dtype))
 
 
@@ -159,8 +177,8 @@ def take_row(space: spaces.Space, value: Any, i: int) -> Any:
 
 
 def with_mask(info: dict[str, Any], obs: Any) -> dict[str, Any]:
-    """Returns info and the observation's action mask (int8; what `Discrete.sample(mask)` takes), where it has one."""
-    return {**info, MASK: obs[MASK].copy()} if isinstance(obs, dict) and MASK in obs else info
+    """Returns info and the observation's action mask, which the action space's `sample(mask)` takes, if it has one."""
+    return {**info, MASK: jax.tree.map(np.copy, obs[MASK])} if isinstance(obs, dict) and MASK in obs else info
 
 
 def require_reset(state: Any, method: str) -> None:
