@@ -5,11 +5,12 @@ import itertools
 import math
 from typing import Any
 
+import jax
 import numpy as np
 
 import wdjax
 from wdjax.checks import require, require_known
-from wdjax.env import Env, is_number_tuple
+from wdjax.env import Env, is_number_tuple, static_names
 from wdjax.spaces import Dict
 from wdjax.train.config import PolicyConfig, TrainConfig
 from wdjax.train.distributions import Categorical, make_distribution
@@ -120,14 +121,17 @@ def complete_env_params(config: TrainConfig) -> TrainConfig:
     Numbers become what the environment's default is, a float, an int or a tuple. Raises as `wdjax.make` does.
     """
     env, params = _make_env(config)
-    values = dataclasses.asdict(env) | {field.name: getattr(params, field.name) for field in dataclasses.fields(params)}
-    written = {name: config.env_params.get(name, value) for name, value in values.items()}
+    values = {name: getattr(env, name) for name in static_names(env)}
+    values |= {field.name: getattr(params, field.name) for field in dataclasses.fields(params)}
+    written = values | config.env_params  # another library's environment may take more than its fields
     defaults = {field.name: field.default for field in (*dataclasses.fields(env), *dataclasses.fields(params))}
-    complete = {name: _plain_as(defaults[name], value) for name, value in written.items() if value is not None}
+    complete = {name: _plain_as(defaults.get(name), value) for name, value in written.items() if value is not None}
     return dataclasses.replace(config, env_params=complete)
 
 
 def _plain_as(default: Any, value: Any) -> Any:
     if is_number_tuple(default):
         return tuple(type(number)(item) for number, item in zip(default, value, strict=True))
-    return type(default)(value) if isinstance(default, (int, float)) else value
+    if isinstance(default, (int, float)):
+        return type(default)(value)
+    return np.asarray(value).tolist() if isinstance(value, (np.generic, np.ndarray, jax.Array)) else value

@@ -6,6 +6,8 @@
     to_gymnasium_vector(env, 64, params)                  # a gymnasium.vector.VectorEnv
     to_gymnax(env, params)                                # a gymnax Environment
     to_pettingzoo(*wdjax.make("tag_continuous"))          # a pettingzoo.ParallelEnv
+    env, params = from_gymnax(MyGymnaxEnv())              # a wdjax.Env: wdjax.make("gymnax:CartPole-v1") by name
+    env, params = from_jaxmarl(MyJaxMARLEnv())            # likewise: wdjax.make("jaxmarl:MPE_simple_tag_v3")
 
 The other libraries are optional, and imported when one of these names is first used: `pip install wdjax[adapters]`
 brings gymnasium and PettingZoo; gymnax and JaxMARL are installed on their own.
@@ -15,6 +17,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from wdjax.adapters._from_gymnax import from_gymnax
+    from wdjax.adapters._from_jaxmarl import from_jaxmarl
     from wdjax.adapters._to_gymnasium import register_gymnasium, to_gymnasium, to_gymnasium_vector
     from wdjax.adapters._to_gymnax import to_gymnax
     from wdjax.adapters._to_pettingzoo import to_pettingzoo
@@ -22,6 +26,8 @@ if TYPE_CHECKING:
 # Public name -> the module that holds it. A module must not have the name of its function: importing it would put it in
 # the function's place.
 _HOME = {
+    "from_gymnax": "wdjax.adapters._from_gymnax",
+    "from_jaxmarl": "wdjax.adapters._from_jaxmarl",
     "register_gymnasium": "wdjax.adapters._to_gymnasium",
     "to_gymnasium": "wdjax.adapters._to_gymnasium",
     "to_gymnasium_vector": "wdjax.adapters._to_gymnasium",
@@ -31,7 +37,10 @@ _HOME = {
 # Library -> what pip installs it with.
 _INSTALL = {"gymnasium": "wdjax[adapters]", "pettingzoo": "wdjax[adapters]", "gymnax": "gymnax", "jaxmarl": "jaxmarl"}
 
-__all__ = ["register_gymnasium", "to_gymnasium", "to_gymnasium_vector", "to_gymnax", "to_pettingzoo"]
+__all__ = [
+    "from_gymnax", "from_jaxmarl", "register_gymnasium", "to_gymnasium", "to_gymnasium_vector", "to_gymnax",
+    "to_pettingzoo",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

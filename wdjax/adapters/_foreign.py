@@ -41,10 +41,11 @@ def translate_space(space: Any, what: str, example: Any = None) -> Space:
         TypeError: for a space without a counterpart, or an example of another structure.
     """
     if isinstance(getattr(space, "spaces", None), Mapping):
-        if example is not None and (not isinstance(example, Mapping) or set(example) != set(space.spaces)):
-            raise TypeError(f"{what}: its values are not dicts of {', '.join(map(str, space.spaces))}, as its space says")
-        parts = {name: None if example is None else example[name] for name in space.spaces}
-        return Dict({name: translate_space(part, f"{what}[{name!r}]", parts[name]) for name, part in space.spaces.items()})
+        names = list(space.spaces)
+        if example is not None and (not isinstance(example, Mapping) or set(example) != set(names)):
+            raise TypeError(f"{what}: its values are not dicts of {', '.join(names)}, as its space says")
+        parts = dict.fromkeys(names) if example is None else example
+        return Dict({name: translate_space(space.spaces[name], f"{what}[{name!r}]", parts[name]) for name in names})
     if example is not None and not hasattr(example, "dtype"):
         raise TypeError(f"{what}: its values are a {type(example).__name__}, not the array that its space says")
     if hasattr(space, "num_categories"):
@@ -61,11 +62,11 @@ def translate_space(space: Any, what: str, example: Any = None) -> Space:
 
 def _translate_box(space: Any, example: Any) -> Box:
     shape = tuple(np.atleast_1d(space.shape).tolist()) if example is None else tuple(example.shape)
-    dtype = jax.dtypes.canonicalize_dtype(space.dtype)
+    dtype = jax.dtypes.canonicalize_dtype(space.dtype)  # int64 of a library is int32 here
     if example is not None and not np.can_cast(example.dtype, dtype, "same_kind"):
         dtype = example.dtype
     bounds = (_fit_bound(space.low, shape, jnp.min), _fit_bound(space.high, shape, jnp.max))
-    return Box(*bounds, shape, jnp.dtype(jnp.float32 if dtype == bool else dtype))
+    return Box(*bounds, shape, jnp.dtype(jnp.float32) if dtype.kind == "b" else dtype)
 
 
 def _fit_bound(bound: Any, shape: tuple[int, ...], widest: Any) -> Any:

@@ -18,7 +18,7 @@ from wdjax.adapters._foreign import (
     require_arguments,
     translate_space,
 )
-from wdjax.checks import require, require_known
+from wdjax.checks import require_known
 from wdjax.env import Env, cast_params
 from wdjax.spaces import Space
 
@@ -62,6 +62,7 @@ class GymnaxEnv(Env):
         with jax.numpy_rank_promotion("allow"):
             obs, inner, reward, ended, info = self.inner.step_env(key, state.inner, action, params)
             cut = self.inner.is_truncated(inner, params) if self.can_truncate else jnp.bool_(False)
+            obs = cast_obs(self._translate(params, obs), obs)
         obs = keep_where(before, state.obs, obs)
         terminated = before | jnp.asarray(ended, bool)
         truncated = jnp.asarray(cut, bool) & ~terminated
@@ -90,14 +91,14 @@ def from_gymnax(env: Any, params: Any = None) -> tuple[GymnaxEnv, Any]:
         wdjax.register("mine", env)                     # now presets, the command line and resumption know it
         env, params = wdjax.make("gymnax:CartPole-v1", max_steps_in_episode=200)          # gymnax's own have names
 
-    gymnax's `step_env` and `reset_env` are called, never its auto-resetting `step`. Its rules, observations, rewards and
-    params stay as they are. After a termination state and observation stay, and the reward is 0.
+    gymnax's `step_env` and `reset_env` are called, never its auto-resetting `step`. Its rules, observations, rewards
+    and params stay as they are. After a termination state and observation stay, and the reward is 0.
 
     Ends. gymnax 1.0: what `step_env` returns is `terminated`, `is_truncated` the time limit. gymnax 0.0.9 (and any
     environment without `is_truncated`): the one `done` becomes `terminated`. Its time limits are then deaths: the
-    learner takes what follows for worth nothing, where the game would have gone on. Against that, use gymnax 1.0, or set
-    the limit beyond any episode that ends by itself (`max_steps_in_episode`), or show the agent the time. An environment
-    written for 0.0.9 that inherits from 1.0's class still has the time limit in its `done`, which wins.
+    learner takes what follows for worth nothing, where the game would have gone on. Against that, use gymnax 1.0, or
+    set the limit beyond any episode that ends by itself (`max_steps_in_episode`), or show the agent the time. An
+    environment written for 0.0.9 that inherits from 1.0's class still has the time limit in its `done`, which wins.
 
     Args:
         env: an environment of gymnax 1.0 or 0.0.9, or one's own in its form: `reset_env`, `step_env`, `default_params`,
@@ -145,7 +146,7 @@ def make(name: str, **arguments: Any) -> tuple[GymnaxEnv, Any]:
         env, _ = gymnax.make(name, **static)
     adapted, _ = from_gymnax(env)
     defaults = adapted.default_params
-    changes = {key: as_default(key, value, getattr(defaults, key)) for key, value in arguments.items() if key not in static}
+    changes = {key: value for key, value in arguments.items() if key not in static}
     return adapted, cast_params(defaults.replace(**changes), defaults)
 
 
@@ -156,13 +157,3 @@ def as_numbers(params: Any) -> Any:
     values = {field.name: getattr(params, field.name) for field in dataclasses.fields(params)}
     scalars = {name: value for name, value in values.items() if hasattr(value, "dtype") and np.shape(value) == ()}
     return params.replace(**{name: np.asarray(value).item() for name, value in scalars.items()})
-
-
-def as_default(name: str, value: Any, default: Any) -> Any:
-    """Returns a value for a field of params: where the default is an array, a list (from YAML) becomes one like it."""
-    if not isinstance(default, (np.ndarray, jax.Array)):
-        return value
-    array = np.asarray(value, default.dtype)
-    fits = array.shape[array.ndim - default.ndim :] == default.shape
-    require(fits, name, value, f"an array of the shape {default.shape}")
-    return array
