@@ -59,10 +59,10 @@ def _make_env(config: TrainConfig) -> tuple[Env, Any]:
         raise type(error)(f"env {config.env!r}, env_params: {error}") from None
     for field in dataclasses.fields(params):
         value, several = getattr(params, field.name), is_number_tuple(field.default)
-        of_run = not (several or isinstance(field.default, (bool, int, float)))
-        of_run = of_run or np.shape(value) == np.shape(field.default)
+        is_number = several or isinstance(field.default, (bool, int, float))
+        shared = not is_number or np.shape(value) == np.shape(field.default)
         words = f"{len(field.default)} numbers" if several else "one number"
-        require(of_run, f"env_params.{field.name}", value, f"{words}: all replicas of a run share it")
+        require(shared, f"env_params.{field.name}", value, f"{words}: all replicas of a run share it")
     return env, params
 
 
