@@ -1,26 +1,38 @@
 """The environments: rules only, one environment a file. A new one is one file and one line in the list below."""
 
+import importlib
 from typing import Any
 
 from wdjax.checks import require, require_known
-from wdjax.env import Env, cast_params, split_arguments
-from wdjax.envs.classic_control import CartPole
+from wdjax.env import Env, cast_params, split_arguments, with_static
+from wdjax.envs.classic_control import Acrobot, CartPole, ContinuousMountainCar, MountainCar, Pendulum
 from wdjax.envs.tag import TagContinuous, TagGridworld
 
-_REGISTRY: dict[str, type[Env]] = {
+_REGISTRY: dict[str, type[Env] | Env] = {
+    "acrobot": Acrobot,
     "cartpole": CartPole,
+    "continuous_mountain_car": ContinuousMountainCar,
+    "mountain_car": MountainCar,
+    "pendulum": Pendulum,
     "tag_continuous": TagContinuous,
     "tag_gridworld": TagGridworld,
 }
 
-__all__ = ["CartPole", "TagContinuous", "TagGridworld", "env_class", "list_envs", "make", "register"]
+# What stands before the colon in the name of another library's environment -> the module whose `make` builds it.
+_LIBRARIES = {"gymnax": "wdjax.adapters._from_gymnax", "jaxmarl": "wdjax.adapters._from_jaxmarl"}
+
+__all__ = [
+    "Acrobot", "CartPole", "ContinuousMountainCar", "MountainCar", "Pendulum", "TagContinuous", "TagGridworld",
+    "env_class", "list_envs", "make", "register",
+]  # fmt: skip
 
 
 def make(name: str, **arguments: Any) -> tuple[Env, Any]:
     """Builds an environment and its params.
 
     Args:
-        name: of a registered environment (`list_envs`).
+        name: of a registered environment (`list_envs`), or of another library's: "gymnax:CartPole-v1",
+            "jaxmarl:MPE_simple_spread_v3" (`wdjax.adapters.from_gymnax` and `from_jaxmarl` say what becomes of it).
         **arguments: static fields of the environment and fields of its params, by name; the rest keep their defaults.
 
     Returns:
@@ -29,36 +41,48 @@ def make(name: str, **arguments: Any) -> tuple[Env, Any]:
     Raises:
         ValueError: for an unknown name, with the nearest right one, and for a value out of range.
         TypeError: for a value of the wrong kind.
+        ImportError: where the library is not installed.
     """
-    cls = env_class(name)
-    static, changes = split_arguments(cls, arguments)
-    env = cls(**static)
+    if isinstance(name, str) and ":" in name and name not in _REGISTRY:
+        library, name = name.split(":", 1)
+        require_known("library", library, _LIBRARIES)
+        return importlib.import_module(_LIBRARIES[library]).make(name, **arguments)
+    require_known("environment", name, _REGISTRY)
+    source = _REGISTRY[name]
+    static, changes = split_arguments(source, arguments)
+    env = with_static(source, static)
     params = cast_params(env.default_params.replace(**changes), env.default_params)
     env.check_params(params)
     return env, params
 
 
-def register(name: str, cls: type[Env]) -> None:
+def register(name: str, env: type[Env] | Env) -> None:
     """Adds an environment under a name of its own, so that `make` and presets know it.
 
+    Args:
+        name: its name from now on, in this process.
+        env: a class, or one environment of it, whose static fields and params are then the defaults of `make`:
+            `wdjax.register("mine", wdjax.adapters.from_gymnax(MyEnv())[0])`.
+
     Raises:
-        ValueError: where another class already has the name.
-        TypeError: where `name` is not a string, or `cls` not a subclass of Env.
+        ValueError: where another environment already has the name.
+        TypeError: where `name` is not a string, or `env` neither a wdjax.Env nor a subclass of it.
     """
     if not isinstance(name, str):
         raise TypeError(f"name = {name!r}: must be a string")
-    if not (isinstance(cls, type) and issubclass(cls, Env)):
-        raise TypeError(f"cls = {cls!r}: must be a subclass of wdjax.Env")
-    require(_REGISTRY.get(name, cls) is cls, "name", name, "a name that no other environment has")
-    _REGISTRY[name] = cls
+    if not (isinstance(env, Env) or (isinstance(env, type) and issubclass(env, Env))):
+        raise TypeError(f"env = {env!r}: must be a subclass of wdjax.Env, or an environment of one")
+    require(_REGISTRY.get(name, env) == env, "name", name, "a name that no other environment has")
+    _REGISTRY[name] = env
 
 
 def list_envs() -> list[str]:
-    """Returns the names of all registered environments, sorted."""
+    """Returns the names of all registered environments, sorted; those of other libraries are not among them."""
     return sorted(_REGISTRY)
 
 
 def env_class(name: str) -> type[Env]:
     """Returns the class registered under a name; raises ValueError with the nearest right name."""
     require_known("environment", name, _REGISTRY)
-    return _REGISTRY[name]
+    source = _REGISTRY[name]
+    return source if isinstance(source, type) else type(source)

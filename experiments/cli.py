@@ -86,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             raise ValueError(f"unknown command {command!r}: {did_you_mean(command, COMMANDS)}")
         cache_compilations()
         COMMANDS[command](rest)
-    except (ValueError, TypeError, OSError, NotImplementedError) as error:
+    except (ValueError, TypeError, OSError, ImportError, NotImplementedError) as error:
         if os.environ.get("WDJAX_TRACEBACK"):
             raise
         Console(stderr=True).print(f"wdjax: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
@@ -168,6 +168,7 @@ def list_all(arguments: list[str]) -> None:
         raise ValueError(f"wdjax list takes no arguments, not {' '.join(arguments)}")
     console = Console(highlight=False)
     console.print("environments:", *wdjax.list_envs(), sep="\n  ")
+    console.print("  gymnax:NAME, jaxmarl:NAME (those of the libraries, where they are installed)")
     console.print("presets:")
     for name in list_presets():
         purpose = preset_path(name).read_text(encoding="utf8").splitlines()[0].removeprefix("# ")

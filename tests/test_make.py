@@ -220,10 +220,34 @@ def test_register():
 
 
 @pytest.mark.usefixtures("registry")
+def test_register_one_environment():
+    """Its static fields are the defaults of `make`; a field that is no argument keeps its value and has no name."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Named(Walk):
+        legs: int = 2
+        tune: str = dataclasses.field(default="", metadata={"argument": False})
+
+    wdjax.register("walk", Named(legs=4, tune="la"))
+    wdjax.register("walk", Named(legs=4, tune="la"))
+    assert wdjax.make("walk") == (Named(legs=4, tune="la"), wdjax.make("walk")[1])
+    env, params = wdjax.make("walk", legs=6, reach=3)
+    assert env == Named(legs=6, tune="la")
+    assert params.reach == 3
+    assert wdjax.envs.env_class("walk") is Named
+    with pytest.raises(ValueError, match="unknown parameter of Named 'tune'"):
+        wdjax.make("walk", tune="lo")
+    with pytest.raises(ValueError, match="unknown parameter of Named 'legz': did you mean 'legs'"):
+        wdjax.make("walk", legz=3)
+    with pytest.raises(ValueError, match="must be a name that no other environment has"):
+        wdjax.register("walk", Named(legs=5, tune="la"))
+
+
+@pytest.mark.usefixtures("registry")
 def test_register_refuses():
     with pytest.raises(ValueError, match=r"name = 'cartpole': must be a name that no other environment has"):
         wdjax.register("cartpole", Walk)
-    for bad in (Walk(), dict, "walk", None):
+    for bad in (dict, "walk", None):
         with pytest.raises(TypeError, match=r"must be a subclass of wdjax\.Env"):
             wdjax.register("other", bad)
     assert "other" not in wdjax.list_envs()

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import struct
+from matplotlib.patches import Circle
 from PIL import Image
 
 import wdjax
@@ -16,7 +17,11 @@ from wdjax.envs.tag.drawing import share_cells
 
 TAGGER, RUNNER = (0xC8, 0x43, 0xC3), (0x24, 0x5E, 0xB6)
 GAMES = {
+    "acrobot": {},
     "cartpole": {},
+    "continuous_mountain_car": {},
+    "mountain_car": {},
+    "pendulum": {},
     "tag_continuous": {"num_taggers": 2, "num_runners": 8},
     "tag_gridworld": {"num_taggers": 4},
 }
@@ -141,13 +146,53 @@ def test_gif_has_a_frame_for_every_state(name, tmp_path):
         last = np.asarray(gif.convert("RGB"))
     assert durations == [50] * 8 + [1500]
     assert tuple(last[0, 0]) == (255, 255, 255)
-    if name == "cartpole":  # it has no trails: the same picture, but for merged shades
+    if not name.startswith("tag"):  # without trails: the same picture, but for merged shades
         exact = wdjax.render(env, at(states, 8), params)
         assert last.shape == exact.shape
         assert np.abs(last.astype(int) - exact).max() < 64
     else:
         assert count(last, TAGGER) > 50
         assert count(last, RUNNER) > 50
+
+
+def drawn(name, numbers, **arguments):
+    """Draws the state with these numbers. Returns (title, ends (x, y) of all lines, centers of the circles)."""
+    env, params = wdjax.make(name, **arguments)
+    _, state = env.reset(jax.random.key(0), params)
+    fields = [field.name for field in dataclasses.fields(state)]
+    state = state.replace(**dict(zip(fields, (*numbers, 7), strict=True)))
+    _, axes = rendering.new_figure(None)
+    env.draw(axes, state, params)
+    ends = [tuple(np.round(line.get_xydata()[-1], 4)) for line in axes.lines]
+    return axes.get_title(), ends, [patch.center for patch in axes.patches if isinstance(patch, Circle)]
+
+
+def test_acrobot_is_drawn_in_its_proportions():
+    title, ends, _ = drawn("acrobot", (np.pi / 2, 0.5, 0, 0))
+    assert title == "step 7 of 500, tip at +0.48 m"
+    assert ends[1:3] == [(1, 0), (round(1 + np.cos(0.5), 4), round(np.sin(0.5), 4))]
+    assert len(ends) == 5  # the goal, two links, their joints, the tip
+    title, ends, _ = drawn("acrobot", (np.pi, 0.1, 0, 0), LINK_LENGTH_1=2.0)
+    assert title == "step 7 of 500, swung up"
+    assert (0, 2) in ends
+    assert len(ends) == 4  # no line of the goal: the rule is no height
+
+
+def test_car_stands_on_the_track_at_its_position():
+    for name, goal in (("mountain_car", 0.5), ("continuous_mountain_car", 0.45)):
+        title, _, wheels = drawn(name, (-0.8, -0.035))
+        assert title.endswith("velocity -0.035 m a step")
+        height = 0.55 + 0.45 * np.sin(-2.4)
+        np.testing.assert_allclose(np.mean(wheels, axis=0), (-0.8, height), atol=0.025)
+        assert drawn(name, (goal, 0.0))[0].endswith("arrived")
+        assert not drawn(name, (goal, -0.001))[0].endswith("arrived")
+        assert not drawn(name, (goal - 0.01, 0.01))[0].endswith("arrived")
+
+
+def test_pendulum_turns_counter_clockwise():
+    title, ends, _ = drawn("pendulum", (np.pi / 6 + 4 * np.pi, -1.5), l=2.0)
+    assert title == "step 7 of 200, 30° from upright, -1.5 rad/s"
+    assert (-1, round(np.sqrt(3), 4)) in ends
 
 
 def last_frame(env, states, params, trail):

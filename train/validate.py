@@ -5,11 +5,12 @@ import itertools
 import math
 from typing import Any
 
+import jax
 import numpy as np
 
 import wdjax
 from wdjax.checks import require, require_known
-from wdjax.env import Env
+from wdjax.env import Env, is_number_tuple, static_names
 from wdjax.spaces import Dict
 from wdjax.train.algorithms import ALGORITHMS
 from wdjax.train.config import PolicyConfig, TrainConfig
@@ -60,9 +61,11 @@ def _make_env(config: TrainConfig) -> tuple[Env, Any]:
     except (ValueError, TypeError) as error:
         raise type(error)(f"env {config.env!r}, env_params: {error}") from None
     for field in dataclasses.fields(params):
-        value = getattr(params, field.name)
-        one = not isinstance(field.default, (bool, int, float)) or np.ndim(value) == 0
-        require(one, f"env_params.{field.name}", value, "one number: all replicas of a run share it")
+        value, several = getattr(params, field.name), is_number_tuple(field.default)
+        is_number = several or isinstance(field.default, (bool, int, float))
+        shared = not is_number or np.shape(value) == np.shape(field.default)
+        words = f"{len(field.default)} numbers" if several else "one number"
+        require(shared, f"env_params.{field.name}", value, f"{words}: all replicas of a run share it")
     return env, params
 
 
@@ -119,15 +122,20 @@ def _validate_batch(config: TrainConfig, name: str, assignment: Assignment) -> N
 def complete_env_params(config: TrainConfig) -> TrainConfig:
     """Returns the configuration with every parameter of its environment written out, those without a value left out.
 
-    Numbers become what the environment's default is, a float or an int. Raises as `wdjax.make` does.
+    Numbers become what the environment's default is, a float, an int or a tuple. Raises as `wdjax.make` does.
     """
     env, params = _make_env(config)
-    values = dataclasses.asdict(env) | {field.name: getattr(params, field.name) for field in dataclasses.fields(params)}
-    written = {name: config.env_params.get(name, value) for name, value in values.items()}
+    values = {name: getattr(env, name) for name in static_names(env)}
+    values |= {field.name: getattr(params, field.name) for field in dataclasses.fields(params)}
+    written = values | config.env_params  # another library's environment may take more than its fields
     defaults = {field.name: field.default for field in (*dataclasses.fields(env), *dataclasses.fields(params))}
-    complete = {
-        name: type(defaults[name])(value) if isinstance(defaults[name], (int, float)) else value
-        for name, value in written.items()
-        if value is not None
-    }
+    complete = {name: _plain_as(defaults.get(name), value) for name, value in written.items() if value is not None}
     return dataclasses.replace(config, env_params=complete)
+
+
+def _plain_as(default: Any, value: Any) -> Any:
+    if is_number_tuple(default):
+        return tuple(type(number)(item) for number, item in zip(default, value, strict=True))
+    if isinstance(default, (int, float)):
+        return type(default)(value)
+    return np.asarray(value).tolist() if isinstance(value, (np.generic, np.ndarray, jax.Array)) else value

@@ -11,8 +11,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from wdjax import envs, experiments, train
+    from wdjax import adapters, envs, experiments, train
     from wdjax.env import Env
+    from wdjax.env_checker import EnvCheckError, check_env
     from wdjax.envs import list_envs, make, register
     from wdjax.rendering import render
     from wdjax.spaces import Box, Dict, Discrete, MultiDiscrete
@@ -23,6 +24,8 @@ __version__ = "0.1.0"
 # Public name -> the module that holds it.
 _HOME = {
     "Env": "wdjax.env",
+    "EnvCheckError": "wdjax.env_checker",
+    "check_env": "wdjax.env_checker",
     "list_envs": "wdjax.envs",
     "make": "wdjax.envs",
     "register": "wdjax.envs",
@@ -36,11 +39,11 @@ _HOME = {
     "VectorState": "wdjax.vector",
     "vectorize": "wdjax.vector",
 }
-_SUBPACKAGES = ("envs", "experiments", "train")
+_SUBPACKAGES = ("adapters", "envs", "experiments", "train")
 
 __all__ = [
-    "Box", "Dict", "Discrete", "Env", "MultiDiscrete", "ResetPool", "VectorEnv", "VectorState",
-    "envs", "experiments", "list_envs", "make", "register", "render", "train", "vectorize",
+    "Box", "Dict", "Discrete", "Env", "EnvCheckError", "MultiDiscrete", "ResetPool", "VectorEnv", "VectorState",
+    "adapters", "check_env", "envs", "experiments", "list_envs", "make", "register", "render", "train", "vectorize",
 ]  # fmt: skip
 
 

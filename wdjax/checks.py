@@ -11,8 +11,9 @@ import numpy as np
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Returns the end of a sentence: the nearest of the `known` names, or all of them where none is near."""
     known = sorted(known)
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"did you mean {near[0]!r}?" if near else f"known names: {', '.join(known) or 'none'}"
+    lower = {other.lower(): other for other in known}  # acrobot's are gymnasium's: LINK_MASS_1
+    near = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.5)
+    return f"did you mean {lower[near[0]]!r}?" if near else f"known names: {', '.join(known) or 'none'}"
 
 
 def require_known(kind: str, name: str, known: Iterable[str]) -> None:

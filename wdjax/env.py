@@ -73,35 +73,57 @@ class Env(abc.ABC):
         raise NotImplementedError(f"{name} has no drawing: write its method draw(axes, state, params, history=None)")
 
 
-def split_arguments(env_class: type[Env], arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Sorts arguments of `make` into static fields of the class and names of params.
+def static_names(env: Env | type[Env]) -> list[str]:
+    """Returns the names of the static fields that `make` takes: all but those with metadata {"argument": False}."""
+    return [field.name for field in dataclasses.fields(env) if field.init and field.metadata.get("argument", True)]
+
+
+def with_static(source: Env | type[Env], static: Mapping[str, Any]) -> Env:
+    """Returns an environment of a class, or like an environment, with these static fields."""
+    return source(**static) if isinstance(source, type) else dataclasses.replace(source, **static)
+
+
+def split_arguments(
+    source: Env | type[Env], arguments: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Sorts arguments of `make` into static fields of a class, or of an environment, and names of params.
 
     Raises ValueError, with the nearest right name, for a name that is neither.
     """
-    static_names = [field.name for field in dataclasses.fields(env_class) if field.init]
-    static = {name: value for name, value in arguments.items() if name in static_names}
-    params = env_class(**static).default_params
-    param_names = [field.name for field in dataclasses.fields(params)]
+    names = static_names(source)
+    static = {name: value for name, value in arguments.items() if name in names}
+    env = with_static(source, static)
+    param_names = [field.name for field in dataclasses.fields(env.default_params)]
     for name in arguments:
-        require_known(f"parameter of {env_class.__name__}", name, static_names + param_names)
+        require_known(f"parameter of {type(env).__name__}", name, names + param_names)
     return static, {name: value for name, value in arguments.items() if name not in static}
 
 
 def cast_params(params: Any, defaults: Any) -> Any:
     """Returns params with every number as a NumPy scalar or array of 32 bits, checked for its kind.
 
-    A field whose default is None may be None or an array of numbers; one whose default is neither None nor a number
-    (an array, a pytree of them) stays what it is. Raises TypeError, naming the field.
+    A field whose default is None may be None or an array of numbers; one whose default is a tuple of n numbers becomes
+    an array [..., n] float32; a list for one whose default is an array becomes one of its dtype; one whose default is
+    none of these (a pytree) stays what it is. Raises TypeError or ValueError, naming the field.
     """
     names = [field.name for field in dataclasses.fields(params)]
     changes = {name: _cast(name, getattr(params, name), getattr(defaults, name)) for name in names}
     return params.replace(**changes)
 
 
+def is_number_tuple(default: Any) -> bool:
+    """Returns whether the default of a field of params stands for an array of as many numbers."""
+    return isinstance(default, tuple) and all(isinstance(number, (int, float)) for number in default)
+
+
 def _cast(name: str, value: Any, default: Any) -> Any:
-    if not isinstance(default, (bool, int, float, type(None))) or (value is None and default is None):
+    if isinstance(default, (np.ndarray, jax.Array)) and isinstance(value, (list, tuple)):  # as YAML holds it
+        require(np.shape(value) == default.shape, name, value, f"numbers in the shape {default.shape}")
+        return np.asarray(value, default.dtype)
+    several = is_number_tuple(default)
+    if not (several or isinstance(default, (bool, int, float, type(None)))) or (value is None and default is None):
         return value
-    words = "a number" if default is not None else "numbers"
+    words = f"{len(default)} numbers" if several else "a number" if default is not None else "numbers"
     kinds = {bool: ("b", np.bool_, "true or false"), int: ("iu", np.int32, "a whole number")}
     allowed, dtype, words = kinds.get(type(default), ("iuf", np.float32, words))
     try:
@@ -110,6 +132,8 @@ def _cast(name: str, value: Any, default: Any) -> Any:
         array = np.array(None)
     if array.dtype.kind not in allowed:
         raise TypeError(f"{name} = {value!r}: must be {words}")
+    if several:
+        require(array.shape[-1:] == (len(default),), name, value, words)
     if dtype is not np.bool_:
         limits = np.iinfo(dtype) if dtype is np.int32 else np.finfo(dtype)
         fits = ((array >= limits.min) & (array <= limits.max)) | np.isinf(array)

@@ -1,5 +1,9 @@
 """Classic control: gymnasium's dynamics, names and defaults, in float32."""
 
+from wdjax.envs.classic_control.acrobot import Acrobot
 from wdjax.envs.classic_control.cartpole import CartPole
+from wdjax.envs.classic_control.continuous_mountain_car import ContinuousMountainCar
+from wdjax.envs.classic_control.mountain_car import MountainCar
+from wdjax.envs.classic_control.pendulum import Pendulum
 
-__all__ = ["CartPole"]
+__all__ = ["Acrobot", "CartPole", "ContinuousMountainCar", "MountainCar", "Pendulum"]

@@ -13,6 +13,7 @@ import json
 import platform
 import statistics
 import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -55,19 +56,14 @@ def measure(name: str, small: bool, repeats: int) -> dict[str, Any]:
     start = time.perf_counter()
     program = learner.run.lower(state, num_updates=num_updates).compile()
     compile_seconds = time.perf_counter() - start
-    state, _ = jax.block_until_ready(program(state))  # warm-up
-    seconds = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        state, _ = jax.block_until_ready(program(state))
-        seconds.append(time.perf_counter() - start)
+    median, spread = median_seconds(lambda: program(state), repeats)
     agents = sum(policy.assignment.num_agents for policy in learner.setup.policies.values())
-    env_steps = num_updates * config.env_steps_per_update / statistics.median(seconds)
+    env_steps = num_updates * config.env_steps_per_update / median
     stats = jax.devices()[0].memory_stats() or {}
     row = {
         "row": name, "workload": workload(config, agents), "env_steps_per_second": env_steps,
-        "agent_steps_per_second": env_steps * agents, "ms_per_update": 1e3 * statistics.median(seconds) / num_updates,
-        "spread": (max(seconds) - min(seconds)) / statistics.median(seconds), "compile_seconds": compile_seconds,
+        "agent_steps_per_second": env_steps * agents, "ms_per_update": 1e3 * median / num_updates,
+        "spread": spread, "compile_seconds": compile_seconds,
         "peak_memory_gb": stats.get("peak_bytes_in_use", 0) / 1e9,  # of the process so far; 0: not known
     }  # fmt: skip
     print(
@@ -78,6 +74,18 @@ def measure(name: str, small: bool, repeats: int) -> dict[str, Any]:
         flush=True,
     )
     return row
+
+
+def median_seconds(program: Callable[[], Any], repeats: int) -> tuple[float, float]:
+    """Returns the median time of a call after a warm-up, until its results are ready, and (max - min) / median."""
+    jax.block_until_ready(program())
+    seconds = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        jax.block_until_ready(program())
+        seconds.append(time.perf_counter() - start)
+    median = statistics.median(seconds)
+    return median, (max(seconds) - min(seconds)) / median
 
 
 def workload(config: TrainConfig, agents: int) -> str:

@@ -119,10 +119,16 @@ def test_steps_compile_once(name):
 
 
 VARIED = {
+    "acrobot": {
+        "gravity": [5.0, 9.8, 20.0], "LINK_MASS_2": [0.5, 1.0, 2.0], "AVAIL_TORQUE": [[-1, 0, 1], [2, 3, 4], [5, 6, 7]],
+    },
     "cartpole": {"gravity": [5.0, 9.8, 20.0], "masspole": [0.1, 0.5, 2.0], "episode_length": [1, 2, 500]},
+    "continuous_mountain_car": {"gravity": [0.002, 0.0025, 0.01], "power": [0.001, 0.02, 0.03]},
+    "mountain_car": {"gravity": [0.001, 0.01, 0.05], "force": [0.001, 0.01, 0.05], "max_speed": [0.01, 0.07, 0.1]},
+    "pendulum": {"gravity": [5.0, 10.0, 20.0], "l": [0.5, 1.0, 2.0], "max_torque": [2.0, 0.5, 9.0]},
     "tag_continuous": {"max_speed": [0.5, 1.0, 2.0], "tagging_distance": [0, 0.3, 1], "grid_length": [1.0, 10.0, 9.0]},
     "tag_gridworld": {"grid_length": [2, 10, 50], "step_cost_for_tagger": [0.0, 0.5, 1.0], "episode_length": [1, 9, 9]},
-}
+}  # fmt: skip
 
 
 @each_env
@@ -130,7 +136,7 @@ def test_many_variants_are_one_program(name):
     """vmapped over params: each variant gives what it gives alone."""
     env, params = wdjax.make(name)
     changes = {key: jnp.asarray(value, getattr(params, key).dtype) for key, value in VARIED.get(name, {}).items()}
-    many = jax.tree.map(lambda leaf: jnp.full(3, leaf), params).replace(**changes)
+    many = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (3, *leaf.shape)), params).replace(**changes)
 
     def run(key, params):
         reset_key, action_key, step_key = jax.random.split(key, 3)

@@ -46,6 +46,17 @@ PRESETS = {
         "total_env_steps": 100_000_000, "env_params": {"episode_length": 500}, "reset": 1000,
         "policies": {"agent": {"learning_rate": 1e-3, "gamma": 0.99, "max_grad_norm": 3.0, "hidden_sizes": (32, 32)}},
     },
+    "acrobot": {
+        "env": "acrobot", "num_envs": 100, "rollout_length": 500, "num_updates": 2_000,
+        "total_env_steps": 100_000_000, "env_params": {"episode_length": 500}, "reset": 1000,
+        "policies": {"agent": {"learning_rate": 1e-3, "gamma": 0.99, "max_grad_norm": 3.0, "hidden_sizes": (32, 32),
+                               "value_coefficient": 0.1, "entropy_coefficient": 0.1}},
+    },
+    "mountain_car": {
+        "env": "mountain_car", "num_envs": 1_000, "rollout_length": 500, "num_updates": 2_000,
+        "total_env_steps": 1_000_000_000, "env_params": {"episode_length": 500}, "reset": 10_000,
+        "policies": {"agent": {"learning_rate": 1e-3, "gamma": 0.99, "max_grad_norm": 3.0, "hidden_sizes": (32, 32)}},
+    },
 }  # fmt: skip
 
 

@@ -1,0 +1,166 @@
+"""Acrobot: swing up an arm of two links by a torque at the joint between them.
+
+Source: Sutton, "Generalization in reinforcement learning: successful examples using sparse coarse coding", NIPS (1995);
+equations of Sutton, Barto, "Reinforcement learning: an introduction" (the "book" dynamics), constants and integration
+as in gymnasium's Acrobot-v1.
+"""
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from wdjax.checks import require
+from wdjax.env import Env
+from wdjax.envs.classic_control.arithmetic import stack_bounds, wrap_angle
+from wdjax.spaces import Box, Discrete
+
+START = 0.1  # rad and rad/s: every number of a start is within it
+
+
+@struct.dataclass
+class State:
+    """Two links: the first turns about a fixed joint, the second about the end of the first."""
+
+    theta1: jax.Array  # () float32, rad, of the first link from hanging down, between -pi and pi
+    theta2: jax.Array  # () float32, rad, of the second link from the first, between -pi and pi
+    theta1_dot: jax.Array  # () float32, rad/s
+    theta2_dot: jax.Array  # () float32, rad/s
+    time: jax.Array  # () int32, steps since the reset
+
+
+@struct.dataclass
+class Params:
+    """Physics under gymnasium's names."""
+
+    LINK_LENGTH_1: float = 1.0  # m
+    LINK_LENGTH_2: float = 1.0  # m; only the drawing needs it
+    LINK_MASS_1: float = 1.0  # kg
+    LINK_MASS_2: float = 1.0  # kg
+    LINK_COM_POS_1: float = 0.5  # m, of the centre of mass from the link's joint
+    LINK_COM_POS_2: float = 0.5  # m
+    LINK_MOI: float = 1.0  # kg m^2, moment of inertia of each link
+    MAX_VEL_1: float = 4 * np.pi  # rad/s
+    MAX_VEL_2: float = 9 * np.pi  # rad/s
+    AVAIL_TORQUE: tuple[float, float, float] = (-1.0, 0.0, 1.0)  # N m, of each action
+    dt: float = 0.2  # s, one step
+    gravity: float = 9.8  # m/s^2
+    episode_length: int = 500  # steps, then truncated
+
+
+@dataclasses.dataclass(frozen=True)
+class Acrobot(Env):
+    """One agent, Discrete(3) actions (one torque each), observation: cosine and sine of both angles, both speeds."""
+
+    can_truncate: ClassVar[bool] = True
+
+    @property
+    def default_params(self) -> Params:
+        return Params()
+
+    def check_params(self, params: Params) -> None:
+        for name in ("LINK_LENGTH_1", "LINK_LENGTH_2", "LINK_MASS_1", "LINK_MASS_2", "LINK_MOI", "dt"):
+            require(np.all(getattr(params, name) > 0), name, getattr(params, name), "above 0")
+        for name in ("LINK_COM_POS_1", "LINK_COM_POS_2"):
+            require(np.all(getattr(params, name) >= 0), name, getattr(params, name), "at least 0")
+        for name in ("MAX_VEL_1", "MAX_VEL_2"):
+            value = getattr(params, name)
+            require(np.all(value >= np.float32(START)), name, value, f"at least {START}, the highest speed of a start")
+        require(np.all(params.episode_length > 0), "episode_length", params.episode_length, "above 0")
+
+    def reset(self, key: jax.Array, params: Params) -> tuple[jax.Array, State]:
+        """Starts hanging, near rest: every number uniform in [-0.1, 0.1)."""
+        theta1, theta2, theta1_dot, theta2_dot = jax.random.uniform(key, (4,), jnp.float32, -START, START)
+        state = State(theta1, theta2, theta1_dot, theta2_dot, jnp.int32(0))
+        return observe(state), state
+
+    def step(
+        self, key: jax.Array, state: State, action: jax.Array, params: Params
+    ) -> tuple[jax.Array, State, jax.Array, jax.Array, jax.Array, dict[str, Any]]:
+        """Holds one torque for `dt` seconds; the reward is -1 a step, and 0 for the one that ends upright."""
+        up_before = is_up(state)
+        moved = dynamics(state, action, params)
+        state = jax.tree.map(lambda old, new: jnp.where(up_before, old, new), state, moved)
+        state = state.replace(time=moved.time)
+        terminated = is_up(state)
+        truncated = (state.time >= params.episode_length) & ~terminated
+        reward = jnp.where(terminated, 0.0, -1.0)
+        return observe(state), state, reward, terminated, truncated, {}
+
+    def observation_space(self, params: Params) -> Box:
+        high = stack_bounds(1.0, 1.0, 1.0, 1.0, params.MAX_VEL_1, params.MAX_VEL_2)
+        return Box(-high, high, (6,))
+
+    def action_space(self, params: Params) -> Discrete:
+        return Discrete(3)
+
+    def draw(self, axes: Any, state: State, params: Params, history: Any = None) -> None:
+        from wdjax.envs.classic_control.drawing import draw_acrobot
+
+        draw_acrobot(axes, state, params)
+
+
+def dynamics(state: State, action: jax.Array, params: Params) -> State:
+    """One classical Runge-Kutta step of `dt` seconds under a constant torque; then angles wrap and speeds are clipped:
+
+        s + dt/6 (k1 + 2 k2 + 2 k3 + k4),  k1 = f(s),  k2 = f(s + dt/2 k1),  k3 = f(s + dt/2 k2),  k4 = f(s + dt k3).
+    """
+    low, middle, high = (params.AVAIL_TORQUE[i] for i in range(3))
+    torque = jnp.where(action == 0, low, jnp.where(action == 1, middle, high))
+    dt = params.dt
+    start = (state.theta1, state.theta2, state.theta1_dot, state.theta2_dot)
+    k1 = derivatives(*start, torque, params)
+    k2 = derivatives(*[s + dt / 2 * k for s, k in zip(start, k1, strict=True)], torque, params)
+    k3 = derivatives(*[s + dt / 2 * k for s, k in zip(start, k2, strict=True)], torque, params)
+    k4 = derivatives(*[s + dt * k for s, k in zip(start, k3, strict=True)], torque, params)
+    theta1, theta2, theta1_dot, theta2_dot = (
+        s + dt / 6 * (a + 2 * b + 2 * c + d) for s, a, b, c, d in zip(start, k1, k2, k3, k4, strict=True)
+    )
+    return State(
+        theta1=wrap_angle(theta1),
+        theta2=wrap_angle(theta2),
+        theta1_dot=jnp.clip(theta1_dot, -params.MAX_VEL_1, params.MAX_VEL_1),
+        theta2_dot=jnp.clip(theta2_dot, -params.MAX_VEL_2, params.MAX_VEL_2),
+        time=state.time + 1,
+    )
+
+
+def derivatives(
+    theta1: jax.Array, theta2: jax.Array, w1: jax.Array, w2: jax.Array, torque: jax.Array, params: Params
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Time derivatives of (theta1, theta2, w1, w2), where w1 and w2 are the angular speeds:
+
+        d1 = m1 lc1^2 + m2 (l1^2 + lc2^2 + 2 l1 lc2 cos th2) + 2 I,  d2 = m2 (lc2^2 + l1 lc2 cos th2) + I,
+        phi2 = m2 lc2 g sin(th1 + th2),
+        phi1 = -m2 l1 lc2 w2 (w2 + 2 w1) sin th2 + (m1 lc1 + m2 l1) g sin th1 + phi2,
+        w2' = (torque + d2/d1 phi1 - m2 l1 lc2 w1^2 sin th2 - phi2) / (m2 lc2^2 + I - d2^2/d1),
+        w1' = -(d2 w2' + phi1) / d1.
+    """
+    m1, m2, l1 = params.LINK_MASS_1, params.LINK_MASS_2, params.LINK_LENGTH_1
+    lc1, lc2, inertia, g = params.LINK_COM_POS_1, params.LINK_COM_POS_2, params.LINK_MOI, params.gravity
+    cos2, sin2 = jnp.cos(theta2), jnp.sin(theta2)
+    d1 = m1 * lc1**2 + m2 * (l1**2 + lc2**2 + 2 * l1 * lc2 * cos2) + 2 * inertia
+    d2 = m2 * (lc2**2 + l1 * lc2 * cos2) + inertia
+    phi2 = m2 * lc2 * g * jnp.sin(theta1 + theta2)
+    phi1 = -m2 * l1 * lc2 * w2 * (w2 + 2 * w1) * sin2 + (m1 * lc1 + m2 * l1) * g * jnp.sin(theta1) + phi2
+    w2_dot = (torque + d2 / d1 * phi1 - m2 * l1 * lc2 * w1**2 * sin2 - phi2) / (m2 * lc2**2 + inertia - d2**2 / d1)
+    w1_dot = -(d2 * w2_dot + phi1) / d1
+    return w1, w2, w1_dot, w2_dot
+
+
+def is_up(state: State) -> jax.Array:
+    """Returns whether -cos th1 - cos(th1 + th2) > 1: a bool scalar.
+
+    With links of equal length the tip is then more than one link above the fixed joint. The rule knows no lengths.
+    """
+    return -jnp.cos(state.theta1) - jnp.cos(state.theta1 + state.theta2) > 1.0
+
+
+def observe(state: State) -> jax.Array:
+    """Returns (cos theta1, sin theta1, cos theta2, sin theta2, theta1_dot, theta2_dot), [6] float32."""
+    theta1, theta2 = state.theta1, state.theta2
+    cos_sin = [jnp.cos(theta1), jnp.sin(theta1), jnp.cos(theta2), jnp.sin(theta2)]
+    return jnp.stack([*cos_sin, state.theta1_dot, state.theta2_dot])

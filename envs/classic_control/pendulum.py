@@ -1,0 +1,105 @@
+"""Pendulum: swing up a rod by a torque that cannot lift it at once, and hold it there.
+
+Source: Doya, "Reinforcement learning in continuous time and space", Neural Computation 12 (2000); constants,
+integration and reward as in gymnasium's Pendulum-v1.
+"""
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from wdjax.checks import require
+from wdjax.env import Env
+from wdjax.envs.classic_control.arithmetic import stack_bounds, wrap_angle
+from wdjax.spaces import Box
+
+START_SPEED = 1.0  # rad/s, the highest of a start
+
+
+@struct.dataclass
+class State:
+    """A rod that turns about one of its ends."""
+
+    theta: jax.Array  # () float32, rad, counter-clockwise from upright; whole turns count on
+    theta_dot: jax.Array  # () float32, rad/s
+    time: jax.Array  # () int32, steps since the reset
+
+
+@struct.dataclass
+class Params:
+    """Physics under gymnasium's names (its `g` is gravity)."""
+
+    max_speed: float = 8.0  # rad/s
+    max_torque: float = 2.0  # N m
+    dt: float = 0.05  # s, one step
+    gravity: float = 10.0  # m/s^2
+    m: float = 1.0  # kg
+    l: float = 1.0  # noqa: E741  (gymnasium's name), m
+    episode_length: int = 200  # steps, then truncated
+
+
+@dataclasses.dataclass(frozen=True)
+class Pendulum(Env):
+    """One agent, Box actions of shape (1,) (the torque), observation (cos theta, sin theta, theta_dot)."""
+
+    can_truncate: ClassVar[bool] = True
+
+    @property
+    def default_params(self) -> Params:
+        return Params()
+
+    def check_params(self, params: Params) -> None:
+        for name in ("max_torque", "dt", "m", "l", "episode_length"):
+            require(np.all(getattr(params, name) > 0), name, getattr(params, name), "above 0")
+        allowed = f"at least {START_SPEED}, the highest speed of a start"
+        require(np.all(params.max_speed >= START_SPEED), "max_speed", params.max_speed, allowed)
+
+    def reset(self, key: jax.Array, params: Params) -> tuple[jax.Array, State]:
+        """Starts anywhere: theta uniform in [-pi, pi), theta_dot in [-1, 1)."""
+        theta, theta_dot = jax.random.uniform(key, (2,), jnp.float32, -1.0, 1.0)
+        state = State(jnp.pi * theta, START_SPEED * theta_dot, jnp.int32(0))
+        return observe(state), state
+
+    def step(
+        self, key: jax.Array, state: State, action: jax.Array, params: Params
+    ) -> tuple[jax.Array, State, jax.Array, jax.Array, jax.Array, dict[str, Any]]:
+        """Applies one torque, clipped to its space; the reward is that of the state before, and nothing terminates:
+
+            reward = -(wrap(theta)^2 + 0.1 theta_dot^2 + 0.001 torque^2).
+        """
+        torque = jnp.clip(action[0], -params.max_torque, params.max_torque)
+        reward = -(wrap_angle(state.theta) ** 2 + 0.1 * state.theta_dot**2 + 0.001 * torque**2)
+        state = dynamics(state, torque, params)
+        truncated = state.time >= params.episode_length
+        return observe(state), state, reward, jnp.bool_(False), truncated, {}
+
+    def observation_space(self, params: Params) -> Box:
+        high = stack_bounds(1.0, 1.0, params.max_speed)
+        return Box(-high, high, (3,))
+
+    def action_space(self, params: Params) -> Box:
+        return Box(-params.max_torque, params.max_torque, (1,))
+
+    def draw(self, axes: Any, state: State, params: Params, history: Any = None) -> None:
+        from wdjax.envs.classic_control.drawing import draw_pendulum
+
+        draw_pendulum(axes, state, params)
+
+
+def dynamics(state: State, torque: jax.Array, params: Params) -> State:
+    """One step of `dt` seconds, with the new speed:
+
+        w = clip(w + (3 g / (2 l) sin th + 3 / (m l^2) torque) dt, -max_speed, max_speed),  th = th + w dt.
+    """
+    acceleration = 3 * params.gravity / (2 * params.l) * jnp.sin(state.theta) + 3 / (params.m * params.l**2) * torque
+    theta_dot = jnp.clip(state.theta_dot + acceleration * params.dt, -params.max_speed, params.max_speed)
+    return State(state.theta + theta_dot * params.dt, theta_dot, state.time + 1)
+
+
+def observe(state: State) -> jax.Array:
+    """Returns (cos theta, sin theta, theta_dot), [3] float32."""
+    return jnp.stack([jnp.cos(state.theta), jnp.sin(state.theta), state.theta_dot])

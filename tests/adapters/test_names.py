@@ -1,0 +1,48 @@
+"""The public names of wdjax.adapters: imported when used, and what is said where a library is missing."""
+
+import subprocess
+import sys
+
+import pytest
+
+from wdjax import adapters
+
+LIBRARIES = ("gymnasium", "pettingzoo", "gymnax", "jaxmarl")
+
+
+def test_importing_the_package_imports_no_other_library():
+    code = f"import sys, wdjax; wdjax.adapters; assert not {set(LIBRARIES)!r} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_names_resolve_to_functions():
+    """Also after their modules have been imported, which would take the place of a function of the same name."""
+    assert set(adapters.__all__) == set(adapters._HOME)
+    assert dir(adapters) == sorted(adapters.__all__)
+    for library in LIBRARIES:
+        pytest.importorskip(library)
+    for _ in range(2):
+        assert all(callable(getattr(adapters, name)) for name in adapters.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'to_gym'"):
+        adapters.to_gym  # noqa: B018
+
+
+def test_a_missing_library_is_named():
+    """In a fresh process, where None in sys.modules makes an import fail as if there were nothing to import."""
+    code = """
+import sys
+from wdjax import adapters
+for name, library in (("to_gymnasium", "gymnasium"), ("to_pettingzoo", "pettingzoo"), ("to_gymnax", "gymnax")):
+    sys.modules[library] = None
+    try:
+        getattr(adapters, name)
+    except ImportError as error:
+        print(error)
+    del sys.modules[library]
+"""
+    result = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert result.stdout.splitlines() == [
+        "wdjax.adapters.to_gymnasium needs gymnasium: pip install 'wdjax[adapters]'",
+        "wdjax.adapters.to_pettingzoo needs pettingzoo: pip install 'wdjax[adapters]'",
+        "wdjax.adapters.to_gymnax needs gymnax: pip install 'gymnax'",
+    ]

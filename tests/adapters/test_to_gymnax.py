@@ -1,0 +1,170 @@
+"""A wdjax environment in gymnax's form: the same numbers, gymnax's own wrappers, and a loop as PureJaxRL writes it."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from toy_contract import Line
+from toy_walk import Walk
+
+import wdjax
+
+gymnax = pytest.importorskip("gymnax")
+from gymnax.environments import spaces  # noqa: E402
+from gymnax.wrappers import FlattenObservationWrapper, LogWrapper  # noqa: E402
+
+from wdjax.adapters import to_gymnax  # noqa: E402
+
+SINGLE = [name for name in wdjax.list_envs() if not wdjax.make(name)[0].groups]
+N, T = 4, 12
+
+
+def make(name, **changes):
+    if name == "walk":
+        return Walk(), Walk().default_params.replace(**changes)
+    return wdjax.make(name, **changes)
+
+
+def rollout(env, params, sample, key):
+    """Plays T steps of N copies as PureJaxRL does. Returns (first obs, steps of [T, N, ...])."""
+
+    def body(carry, key):
+        _, state = carry
+        action_key, step_key = jax.random.split(key)
+        action = jax.vmap(sample)(jax.random.split(action_key, N))
+        keys = jax.random.split(step_key, N)
+        next_obs, after, reward, terminated, truncated, info = jax.vmap(env.step, (0, 0, 0, None))(
+            keys, state, action, params
+        )
+        return (next_obs, after), (keys, state, action, next_obs, reward, terminated, truncated, info)
+
+    key, reset_key = jax.random.split(key)
+    start = jax.vmap(env.reset, (0, None))(jax.random.split(reset_key, N), params)
+    return start[0], jax.lax.scan(body, start, jax.random.split(key, T))[1]
+
+
+@pytest.mark.parametrize("name", [*SINGLE, "walk"])
+def test_steps_are_those_of_the_environment(name):
+    """Every recorded step once more, by wdjax's own functions, with the keys that gymnax splits off."""
+    env, params = make(name, episode_length=5)
+    theirs = to_gymnax(env, params)
+    sample = theirs.action_space(params).sample
+    _, steps = jax.jit(lambda key: rollout(theirs, params, sample, key))(jax.random.key(0))
+    keys, state, action, obs, reward, terminated, truncated, info = steps
+
+    @jax.jit
+    @jax.vmap
+    @jax.vmap
+    def again(key, state, action):
+        step_key, reset_key = jax.random.split(key)
+        return env.step(step_key, state.env_state, action, params), env.reset(reset_key, params)[0]
+
+    (final_obs, _, *rest, own_info), first_obs = again(keys, state, action)
+    over = np.asarray(terminated | truncated)
+    assert (np.asarray(truncated).any(), over.all()) == (True, False)
+    for one, other in zip((reward, terminated, truncated), rest, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6)
+    np.testing.assert_allclose(info["final_observation"], final_obs, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(obs, np.where(over[..., None], first_obs, final_obs), rtol=1e-5, atol=1e-6)
+    for name in own_info:
+        np.testing.assert_allclose(info[name], own_info[name], rtol=1e-5, atol=1e-6)
+    steps_so_far = np.asarray(state.time)
+    np.testing.assert_array_equal(steps_so_far[1:], np.where(over[:-1], 0, steps_so_far[:-1] + 1))
+
+
+def test_gymnaxs_wrappers_and_a_loop():
+    """LogWrapper's returns of CartPole are the lengths of its episodes, which the ends tell."""
+    env, params = wdjax.make("cartpole", episode_length=5, theta_threshold_radians=0.06)
+    wrapped = LogWrapper(FlattenObservationWrapper(to_gymnax(env, params)))
+    sample = wrapped.action_space(params).sample
+    first, steps = jax.jit(lambda key: rollout(wrapped, params, sample, key))(jax.random.key(1))
+    *_, obs, _, terminated, truncated, info = jax.device_get(steps)
+    assert first.shape == (N, 4)
+    assert obs.shape == (T, N, 4)
+    over = terminated | truncated
+    np.testing.assert_array_equal(info["returned_episode"], over)
+    assert terminated.any()
+    assert truncated.any()
+    length = np.zeros(N)
+    for t in range(T):
+        length += 1
+        np.testing.assert_array_equal(info["returned_episode_returns"][t][over[t]], length[over[t]])
+        np.testing.assert_array_equal(info["returned_episode_lengths"][t][over[t]], length[over[t]])
+        length[over[t]] = 0
+
+
+def test_ends_and_discount_of_a_state():
+    """A time limit truncates and goes on being worth something; a fall terminates and is worth nothing."""
+    env, params = wdjax.make("cartpole", episode_length=1)
+    theirs = to_gymnax(env, params)
+    assert theirs.default_params == params
+    key = jax.random.key(0)
+    _, state = theirs.reset_env(key, params)
+    assert not theirs.is_truncated(state, params)
+    _, after, reward, terminated, _ = theirs.step_env(key, state, 1, params)
+    assert (reward, terminated) == (1.0, False)
+    assert theirs.is_truncated(after, params)
+    assert not theirs.is_terminated(after, params)
+    assert theirs.discount(after, params) == 1.0
+    narrow = params.replace(theta_threshold_radians=np.float32(1e-9))
+    _, after, _, terminated, _ = theirs.step_env(
+        key, state.replace(env_state=state.env_state.replace(time=5)), 1, narrow
+    )
+    assert terminated
+    assert not theirs.is_truncated(after, narrow)
+    assert theirs.is_terminated(after, narrow)
+    assert theirs.is_terminal(after, narrow)
+    assert theirs.discount(after, narrow) == 0.0
+
+
+def test_params_are_optional_and_may_be_swept():
+    env, params = wdjax.make("cartpole", force_mag=0.0)
+    theirs = to_gymnax(env, params)
+    key = jax.random.key(0)
+    _, state = theirs.reset(key)
+    default = theirs.step(key, state, 1)[0]
+    forces = jnp.array([0.0, 10.0])
+    sweep = jax.vmap(lambda force: theirs.step(key, state, 1, params.replace(force_mag=force))[0])(forces)
+    np.testing.assert_allclose(sweep[0], default, rtol=1e-6)
+    assert sweep[1, 1] > default[1] + 0.1
+
+
+class Two(Walk):
+    def action_space(self, params):
+        return wdjax.MultiDiscrete((2, 3))
+
+
+def test_spaces():
+    cartpole = to_gymnax(*wdjax.make("cartpole"))
+    assert isinstance(cartpole.action_space(), spaces.Discrete)
+    assert (cartpole.name, cartpole.num_actions, cartpole.action_space().n) == ("CartPole", 2, 2)
+    seen = cartpole.observation_space(cartpole.default_params)
+    assert (type(seen), seen.shape, seen.dtype) == (spaces.Box, (4,), jnp.float32)
+    walk = to_gymnax(Walk(), Walk().default_params.replace(reach=3.0))
+    actions = walk.action_space(walk.default_params)
+    assert (actions.low, actions.high, actions.shape, walk.num_actions) == (-3.0, 3.0, (1,), 1)
+    assert walk.action_space(Walk().default_params).high == 2.0
+    line = to_gymnax(Line()).observation_space()
+    assert isinstance(line, spaces.Dict)
+    mask = line.spaces["action_mask"]
+    assert (type(mask), mask.low, mask.high, mask.shape) == (spaces.Box, 0, 1, (3,))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        (
+            wdjax.make("tag_gridworld"),
+            ValueError,
+            "TagGridworld has groups of agents (tagger, runner), gymnax one agent",
+        ),
+        ((Two(),), TypeError, "the space of action is MultiDiscrete(nvec=(2, 3), batch_shape=()): gymnax has only Box"),
+        ((3,), TypeError, "env = 3: must be a wdjax.Env"),
+        ((Walk(), 3), TypeError, "params is a builtins.int: must be a Params of Walk"),
+    ],
+)
+def test_what_cannot_be_translated_is_refused(arguments, error, words):
+    with pytest.raises(error, match=re.escape(words)):
+        to_gymnax(*arguments)

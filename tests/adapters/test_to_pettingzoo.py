@@ -1,0 +1,259 @@
+"""A wdjax environment with groups as a PettingZoo ParallelEnv: PettingZoo's own tests, the same numbers, refusals."""
+
+import re
+import warnings
+
+import jax
+import numpy as np
+import pytest
+from probes import Leaver, Pair
+from toy_contract import Line, Team
+
+import wdjax
+from wdjax.adapters import to_pettingzoo
+from wdjax.adapters._translate import advance
+
+pettingzoo = pytest.importorskip("pettingzoo")
+import gymnasium  # noqa: E402
+from gymnasium.utils.seeding import np_random  # noqa: E402
+from pettingzoo.test import parallel_api_test, parallel_seed_test  # noqa: E402
+
+GROUPED = [name for name in wdjax.list_envs() if wdjax.make(name)[0].groups]
+TOYS = {"leaver": Leaver, "pair": Pair, "team": Team}
+
+
+def make(name, **changes):
+    if name in TOYS:
+        env = TOYS[name]()
+        return env, env.default_params.replace(**changes)
+    return wdjax.make(name, **changes)
+
+
+def sample(env, obs):
+    """Draws an action for every agent that lives, within its mask."""
+    masks = {agent: seen.get("action_mask") if isinstance(seen, dict) else None for agent, seen in obs.items()}
+    return {agent: env.action_space(agent).sample(masks[agent]) for agent in env.agents}
+
+
+def seed_actions(env):
+    for i, agent in enumerate(env.possible_agents):
+        env.action_space(agent).seed(i)
+
+
+@pytest.mark.parametrize("name", [*GROUPED, *TOYS])
+def test_pettingzoos_own_tests_pass(name):
+    env, params = make(name, episode_length=30)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        parallel_api_test(to_pettingzoo(env, params), num_cycles=100)
+        parallel_seed_test(lambda: to_pettingzoo(env, params), num_cycles=30)
+
+
+def by_group(env, by_agent):
+    """Returns actions as wdjax takes them; those of agents that have left are 0."""
+    action = jax.device_get(env.action_space(env.default_params).sample(jax.random.key(0)))
+    action = {group: np.zeros_like(rows) for group, rows in action.items()}
+    for agent, chosen in by_agent.items():
+        group, _, i = agent.rpartition("_")
+        action[group][int(i)] = chosen
+    return action
+
+
+def assert_row(obs, row):
+    """One agent's observation against its row of the environment's."""
+    if isinstance(row, dict):
+        assert set(obs) == set(row)
+        for name in row:
+            assert_row(obs[name], row[name])
+    else:
+        np.testing.assert_array_equal(np.concatenate(obs) if isinstance(obs, tuple) else obs, row)
+
+
+@pytest.mark.parametrize("name", [*GROUPED, "pair", "team"])
+def test_steps_are_those_of_the_environment(name):
+    """Agent i of a group gets row i; the episode's key gives one for the reset and one for every step."""
+    env, params = make(name)
+    theirs = to_pettingzoo(env, params)
+    rng, _ = np_random(7)
+    reset_key, key = jax.random.split(jax.random.key(int(rng.integers(2**31))))
+    _, state = jax.jit(env.reset)(reset_key, params)
+    obs, _ = theirs.reset(seed=7)
+    step = jax.jit(env.step)
+    seed_actions(theirs)
+    for _ in range(3):
+        actions, alive = sample(theirs, obs), list(theirs.agents)
+        step_key, key = jax.random.split(key)
+        results = step(step_key, state, by_group(env, actions), params)
+        seen, state, reward, terminated, truncated, info = jax.device_get(results)
+        obs, *results, infos = theirs.step(actions)
+        assert all(list(result) == alive for result in (obs, *results, infos))
+        for agent in alive:
+            group, _, i = agent.rpartition("_")
+            assert obs[agent] in theirs.observation_space(agent)
+            assert_row(obs[agent], jax.tree.map(lambda leaf: leaf[int(i)], seen[group]))  # noqa: B023
+            expected = [leaf[group][int(i)].item() for leaf in (reward, terminated, truncated)]
+            assert [result[agent] for result in results] == expected
+            assert {name: infos[agent][name] for name in info} == {name: value.item() for name, value in info.items()}
+        assert theirs.agents == [agent for agent in alive if not (results[1][agent] or results[2][agent])]
+    np.testing.assert_array_equal(theirs.state(), np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(state)]))
+
+
+def test_agents_leave_one_by_one():
+    """The first player is out after 2 steps, the second after 4."""
+    env = to_pettingzoo(Leaver())
+    assert (env.possible_agents, env.agents) == (["player_0", "player_1"], [])
+    env.reset()
+    rows = []
+    for _ in range(5):
+        _, reward, terminated, truncated, _ = env.step(dict.fromkeys(env.possible_agents, 0))
+        assert not any(truncated.values())
+        rows.append((reward, terminated, list(env.agents)))
+    both, second = ["player_0", "player_1"], ["player_1"]
+    assert rows == [
+        ({"player_0": 1.0, "player_1": 1.0}, {"player_0": False, "player_1": False}, both),
+        ({"player_0": 1.0, "player_1": 1.0}, {"player_0": True, "player_1": False}, second),
+        ({"player_1": 1.0}, {"player_1": False}, second),
+        ({"player_1": 1.0}, {"player_1": True}, []),
+        ({}, {}, []),
+    ]
+    env.reset()
+    assert env.agents == both
+
+
+def test_actions_of_agents_that_have_left_are_ignored():
+    env = to_pettingzoo(Leaver())
+    env.reset()
+    for _ in range(2):
+        env.step({"player_0": 0, "player_1": 0})
+    assert env.agents == ["player_1"]
+    env.step({"player_0": "anything", "player_1": 0})
+    assert env.step({"player_1": 0})[2] == {"player_1": True}
+
+
+def test_a_time_limit_truncates_everybody():
+    env = to_pettingzoo(*make("pair", episode_length=1))
+    obs, _ = env.reset(seed=0)
+    _, _, terminated, truncated, _ = env.step(sample(env, obs))
+    assert set(truncated.values()) == {True}
+    assert set(terminated.values()) == {False}
+    assert env.agents == []
+
+
+def test_spaces_are_those_of_the_group():
+    env = to_pettingzoo(Pair())
+    spaces = gymnasium.spaces
+    assert env.action_space("pilot_1") == spaces.Box(-1.0, 1.0, (2,), np.float32)
+    assert env.action_space("clerk_0") == spaces.MultiDiscrete([2, 3])
+    masks = spaces.Tuple([spaces.Box(0, 1, (2,), np.int8), spaces.Box(0, 1, (3,), np.int8)])
+    line = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+    assert env.observation_space("clerk_2") == spaces.Dict(
+        {"action_mask": masks, "signal": line, "day": spaces.Discrete(3)}
+    )
+    assert env.observation_space("pilot_0") == line
+    assert env.action_space("clerk_0") is not env.action_space("clerk_1")  # each has its own seed
+    with pytest.raises(ValueError, match="unknown agent 'clerk_9': did you mean 'clerk_"):
+        env.action_space("clerk_9")
+
+
+def test_masks_forbid_what_the_game_forbids():
+    """Clerks that sample within their masks never do what is forbidden, which others do."""
+    env = to_pettingzoo(*make("pair", episode_length=100))
+    obs, infos = env.reset(seed=0)
+    forbidden = {True: 0, False: 0}
+    for t in range(40):
+        masked = t % 2 == 0
+        actions = {agent: env.action_space(agent).sample(infos[agent].get("action_mask")) for agent in env.agents}
+        if not masked:
+            actions = {agent: env.action_space(agent).sample() for agent in env.agents}
+        obs, _, _, _, infos = env.step(actions)
+        jax.tree.map(np.testing.assert_array_equal, infos["clerk_0"]["action_mask"], obs["clerk_0"]["action_mask"])
+        forbidden[masked] += infos["pilot_0"]["forbidden"]
+    assert forbidden[True] == 0
+    assert forbidden[False] > 0
+
+
+def play(env, seed=None):
+    obs, _ = env.reset(seed=seed)
+    seed_actions(env)
+    steps = []
+    for _ in range(3):
+        obs, *rest = env.step({agent: env.action_space(agent).sample() for agent in env.agents})
+        steps.append((obs, *rest))
+    return jax.tree.leaves(steps)
+
+
+def test_a_seed_makes_this_episode_and_the_next():
+    env, other = (to_pettingzoo(*make("pair", episode_length=9)) for _ in range(2))
+    same = lambda one, two: all(np.array_equal(a, b) for a, b in zip(one, two, strict=True))  # noqa: E731
+    episodes = [play(env, seed=3), play(env)]
+    assert not same(*episodes)
+    assert all(same(one, two) for one, two in zip(episodes, [play(other, seed=3), play(other)], strict=True))
+    assert same(episodes[0], play(env, seed=3))
+    assert not same(episodes[0], play(env, seed=4))
+
+
+def test_options_change_params_from_then_on():
+    env = to_pettingzoo(*make("leaver"))
+    before = env.action_space("player_0")
+    env.reset(options={"params": {"leave": 1}, "whatever": 3})
+    env.step({"player_0": 0, "player_1": 0})
+    assert env.agents == ["player_1"]
+    compiled = advance._cache_size()
+    env.reset(options={"params": {"episode_length": 1}})
+    assert (env.env_params.leave, env.env_params.episode_length) == (1, 1)
+    env.step({"player_0": 0, "player_1": 0})
+    assert env.agents == []
+    assert advance._cache_size() == compiled  # params are arguments: no second program
+    assert env.action_space("player_0") is before
+    with pytest.raises(ValueError, match="unknown parameter of Leaver 'leaf': did you mean 'leave'"):
+        env.reset(options={"params": {"leaf": 1}})
+
+
+@pytest.mark.parametrize(
+    ("actions", "error", "words"),
+    [
+        ({"player_0": 0}, ValueError, "actions has none for player_1: every one of `agents` must have one"),
+        ({"player_0": 0, "player_1": 0, "player_2": 0}, ValueError, "unknown agent 'player_2': did you mean 'player_"),
+        ({"player_0": 0, "player_1": 2}, ValueError, "actions['player_1'] = 2: must be in Discrete(2)"),
+        ([0, 0], TypeError, "actions = [0, 0]: must be a dict of agents and their actions"),
+    ],
+)
+def test_wrong_actions_are_refused(actions, error, words):
+    env = to_pettingzoo(Leaver())
+    env.reset()
+    with pytest.raises(error, match=re.escape(words)):
+        env.step(actions)
+
+
+def test_a_reset_comes_first():
+    env = to_pettingzoo(Leaver())
+    for method, arguments in (("step", ({},)), ("render", ()), ("state", ())):
+        with pytest.raises(gymnasium.error.ResetNeeded, match=rf"{method}\(\) before the first reset"):
+            getattr(env, method)(*arguments)
+
+
+@pytest.mark.parametrize("name", GROUPED)
+def test_pictures(name):
+    env = to_pettingzoo(*wdjax.make(name), render_mode="rgb_array")
+    env.reset(seed=0)
+    picture = env.render()
+    assert (picture.shape, picture.dtype) == ((480, 640, 3), np.uint8)
+    assert len(np.unique(picture.reshape(-1, 3), axis=0)) > 2
+    silent = to_pettingzoo(*wdjax.make(name))
+    silent.reset()
+    with pytest.warns(UserWarning, match="make it with render_mode='rgb_array'"):
+        assert silent.render() is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ((Line(),), ValueError, "Line has one agent and no groups: use to_gymnasium"),
+        (("tag",), TypeError, "env = 'tag': must be a wdjax.Env"),
+        ((Team(), None, "ansi"), ValueError, "unknown render_mode 'ansi'"),
+        ((Team(), 3), TypeError, "params is a builtins.int: must be a TeamParams of Team"),
+    ],
+)
+def test_what_cannot_be_translated_is_refused(arguments, error, words):
+    with pytest.raises(error, match=re.escape(words)):
+        to_pettingzoo(*arguments)

@@ -1,0 +1,159 @@
+"""The way in for gymnax: its environments, and a user's own in its form, as wdjax environments."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from wdjax.adapters._foreign import (
+    argument_names,
+    as_arrays,
+    cast_obs,
+    import_library,
+    keep_statistics,
+    keep_where,
+    require_arguments,
+    translate_space,
+)
+from wdjax.checks import require_known
+from wdjax.env import Env, cast_params
+from wdjax.spaces import Space
+
+
+@struct.dataclass
+class State:
+    """A game of gymnax, and what ends ask for."""
+
+    inner: Any  # gymnax's own state; stays what it is once the agent has terminated
+    obs: Any  # the last observation, likewise
+    terminated: jax.Array  # () bool
+    time: jax.Array  # () int32, steps since the reset
+
+
+@dataclasses.dataclass(frozen=True)
+class GymnaxEnv(Env):
+    """A gymnax environment as wdjax knows one: see `from_gymnax`."""
+
+    inner: Any = dataclasses.field(metadata={"argument": False})  # gymnax's environment
+    params: Any = dataclasses.field(compare=False, repr=False, metadata={"argument": False})  # the default ones
+
+    @property
+    def can_truncate(self) -> bool:
+        """Whether the game tells time limits apart: those of gymnax 1.0 do, a bare `done` does not."""
+        return hasattr(self.inner, "is_truncated")
+
+    @property
+    def default_params(self) -> Any:
+        return self.params
+
+    def reset(self, key: jax.Array, params: Any) -> tuple[Any, State]:
+        with jax.numpy_rank_promotion("allow"):  # other people's games have their own habits
+            obs, inner = self.inner.reset_env(key, params)
+            obs = cast_obs(self._translate(params, obs), obs)
+        return obs, State(as_arrays(inner), obs, jnp.bool_(False), jnp.int32(0))
+
+    def step(
+        self, key: jax.Array, state: State, action: Any, params: Any
+    ) -> tuple[Any, State, jax.Array, jax.Array, jax.Array, dict[str, Any]]:
+        before = state.terminated
+        with jax.numpy_rank_promotion("allow"):
+            obs, inner, reward, ended, info = self.inner.step_env(key, state.inner, action, params)
+            cut = self.inner.is_truncated(inner, params) if self.can_truncate else jnp.bool_(False)
+            obs = cast_obs(self._translate(params, obs), obs)
+        obs = keep_where(before, state.obs, obs)
+        terminated = before | jnp.asarray(ended, bool)
+        truncated = jnp.asarray(cut, bool) & ~terminated
+        reward = jnp.where(before, 0.0, jnp.asarray(reward, jnp.float32))
+        state = State(keep_where(before, state.inner, inner), obs, terminated, state.time + 1)
+        return obs, state, reward, terminated, truncated, keep_statistics(info, before)
+
+    def observation_space(self, params: Any) -> Space:
+        with jax.numpy_rank_promotion("allow"):
+            obs, _ = jax.eval_shape(self.inner.reset_env, jax.random.key(0), params)
+            return self._translate(params, obs)
+
+    def action_space(self, params: Any) -> Space:
+        return translate_space(self.inner.action_space(params), f"action space of {type(self.inner).__name__}")
+
+    def _translate(self, params: Any, obs: Any) -> Space:
+        return translate_space(
+            self.inner.observation_space(params), f"observation space of {type(self.inner).__name__}", obs
+        )
+
+
+def from_gymnax(env: Any, params: Any = None) -> tuple[GymnaxEnv, Any]:
+    """Returns a gymnax environment as a wdjax one, and its params: what `wdjax.make` returns for a name.
+
+        env, params = wdjax.adapters.from_gymnax(MyEnv())
+        wdjax.register("mine", env)                     # now presets, the command line and resumption know it
+        env, params = wdjax.make("gymnax:CartPole-v1", max_steps_in_episode=200)          # gymnax's own have names
+
+    gymnax's `step_env` and `reset_env` are called, never its auto-resetting `step`. Its rules, observations, rewards
+    and params stay as they are. After a termination state and observation stay, and the reward is 0.
+
+    Ends. gymnax 1.0: what `step_env` returns is `terminated`, `is_truncated` the time limit. gymnax 0.0.9 (and any
+    environment without `is_truncated`): the one `done` becomes `terminated`. Its time limits are then deaths: the
+    learner takes what follows for worth nothing, where the game would have gone on. Against that, use gymnax 1.0, or
+    set the limit beyond any episode that ends by itself (`max_steps_in_episode`), or show the agent the time. An
+    environment written for 0.0.9 that inherits from 1.0's class still has the time limit in its `done`, which wins.
+
+    Args:
+        env: an environment of gymnax 1.0 or 0.0.9, or one's own in its form: `reset_env`, `step_env`, `default_params`,
+            `observation_space`, `action_space`.
+        params: its params, a `flax.struct.dataclass` (None: its `default_params`).
+
+    Returns:
+        (env, params): the params with numbers of 32 bits; they may be traced, vmapped and swept where gymnax's own
+        code allows it. Spaces: Box, Discrete, Dict. A Box takes shape, and where the cast would lose something dtype,
+        from what `reset_env` returns. Of `info` the scalars are kept (`discount` is not).
+
+    Raises:
+        TypeError: for what is no such environment, cannot be hashed, or has a space without a counterpart in wdjax.
+
+    Source: github.com/RobertTLange/gymnax, gymnax/environments/environment.py.
+    """
+    for name in ("reset_env", "step_env", "default_params", "observation_space", "action_space"):
+        if isinstance(env, type) or not hasattr(env, name):
+            raise TypeError(f"env = {env!r}: must be a gymnax environment, an object with {name}")
+    try:
+        hash(env)
+    except TypeError:
+        raise TypeError(f"env = {env!r}: must be hashable (@dataclass(frozen=True), or no dataclass)") from None
+    defaults = as_numbers(env.default_params if params is None else params)
+    adapted = GymnaxEnv(env, defaults)
+    params = cast_params(defaults, defaults)
+    adapted.observation_space(params), adapted.action_space(params)  # what cannot be translated is refused here
+    return adapted, params
+
+
+def make(name: str, **arguments: Any) -> tuple[GymnaxEnv, Any]:
+    """`wdjax.make("gymnax:NAME", ...)`: arguments are those of the environment's constructor, and fields of its params.
+
+    Raises:
+        ImportError: where gymnax is not installed.
+        ValueError, TypeError: for an unknown name, with the nearest right one, or a wrong value.
+    """
+    gymnax = import_library("gymnax")
+    require_known("environment of gymnax", name, gymnax.registered_envs)
+    env, params = gymnax.make(name)
+    constructor = argument_names(env)
+    require_arguments(f"gymnax:{name}", arguments, constructor + [field.name for field in dataclasses.fields(params)])
+    static = {key: value for key, value in arguments.items() if key in constructor}
+    if static:
+        env, _ = gymnax.make(name, **static)
+    adapted, _ = from_gymnax(env)
+    defaults = adapted.default_params
+    changes = {key: value for key, value in arguments.items() if key not in static}
+    return adapted, cast_params(defaults.replace(**changes), defaults)
+
+
+def as_numbers(params: Any) -> Any:
+    """Returns params with every scalar as a Python number, from which `cast_params` reads what kind it must be."""
+    if not (dataclasses.is_dataclass(params) and hasattr(params, "replace")):
+        raise TypeError(f"params = {params!r}: must be a flax.struct.dataclass, as those of gymnax are")
+    values = {field.name: getattr(params, field.name) for field in dataclasses.fields(params)}
+    scalars = {name: value for name, value in values.items() if hasattr(value, "dtype") and np.shape(value) == ()}
+    return params.replace(**{name: np.asarray(value).item() for name, value in scalars.items()})

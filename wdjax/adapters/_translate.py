@@ -1,0 +1,211 @@
+"""What gymnasium and PettingZoo share: spaces, values and actions translated, params changed by name, seeds."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium
+import jax
+import numpy as np
+from gymnasium import spaces
+
+from wdjax.checks import require_known
+from wdjax.env import Env, cast_params
+from wdjax.rendering import SIZE, render
+from wdjax.spaces import Box, Dict, Discrete, MultiDiscrete, Space
+from wdjax.vector import VectorEnv
+
+MASK = "action_mask"
+METADATA = {"render_modes": ["rgb_array"], "render_fps": 30}
+
+
+def check_env_and_params(env: Env, params: Any) -> Any:
+    """Returns params checked and cast as `wdjax.make` does it, or the default ones for None.
+
+    Raises:
+        ValueError, TypeError: where env is no wdjax.Env or params are not its own.
+    """
+    if not isinstance(env, Env):
+        raise TypeError(f"env = {env!r}: must be a wdjax.Env, the first that wdjax.make returns")
+    defaults = env.default_params
+    params = defaults if params is None else params
+    if not isinstance(params, type(defaults)):
+        found = f"{type(params).__module__}.{type(params).__name__}"
+        raise TypeError(f"params is a {found}: must be a {type(defaults).__name__} of {type(env).__name__}")
+    params = cast_params(params, defaults)
+    env.check_params(params)
+    return params
+
+
+def refuse_groups(env: Env, library: str) -> None:
+    """Raises ValueError where the environment has groups of agents, which the library has not."""
+    if env.groups:
+        name, groups = type(env).__name__, ", ".join(env.groups)
+        raise ValueError(f"{name} has groups of agents ({groups}), {library} one agent: use to_pettingzoo")
+
+
+def check_render_mode(render_mode: str | None) -> None:
+    """Raises where the mode is neither None nor "rgb_array"."""
+    if render_mode is not None:
+        require_known("render_mode", render_mode, METADATA["render_modes"])
+
+
+def changed_params(env: Env, params: Any, options: Mapping[str, Any] | None) -> Any:
+    """Returns params with what `options["params"]`, a mapping of their names, changes in them.
+
+    Raises:
+        ValueError: for a name that params do not have, with the nearest right one, and for a value out of range.
+        TypeError: for a value of the wrong kind.
+    """
+    changes = (options or {}).get("params")
+    if changes is None:
+        return params
+    if not isinstance(changes, Mapping):
+        raise TypeError(f"options['params'] = {changes!r}: must be a dict of names and values")
+    names = [field.name for field in dataclasses.fields(params)]
+    for name in changes:
+        require_known(f"parameter of {type(env).__name__}", name, names)
+    return check_env_and_params(env, params.replace(**changes))
+
+
+def draw_key(rng: np.random.Generator) -> jax.Array:
+    """Returns a typed key that follows from the state of NumPy's generator."""
+    return jax.random.key(int(rng.integers(2**31)))
+
+
+def draw_picture(env: Env, state: Any, params: Any) -> np.ndarray:
+    """Returns a picture of one state, [480, 640, 3] uint8, of one size for all states (as videos need it)."""
+    return render(env, state, params, size=SIZE)
+
+
+def to_gymnasium_spaces(observation_space: Space, action_space: Space) -> tuple[spaces.Space, spaces.Space]:
+    """Returns both spaces of an agent in gymnasium's form.
+
+    An observation's `action_mask` becomes what the `sample(mask)` of the action space takes: one int8 array for
+    Discrete actions, a tuple of one for each choice of MultiDiscrete ones.
+    """
+    translated = to_gymnasium_space(observation_space)
+    if isinstance(observation_space, Dict) and MASK in observation_space.spaces:
+        parts = {name: to_gymnasium_space(part) for name, part in observation_space.spaces.items()}
+        if isinstance(action_space, Discrete):
+            parts[MASK] = spaces.Box(0, 1, (action_space.n,), np.int8)
+        if isinstance(action_space, MultiDiscrete):
+            parts[MASK] = spaces.Tuple([spaces.Box(0, 1, (n,), np.int8) for n in action_space.nvec])
+        translated = spaces.Dict(parts)
+    return translated, to_gymnasium_space(action_space)
+
+
+def to_gymnasium_space(space: Space) -> spaces.Space:
+    """Returns a space in gymnasium's form, with the bounds of concrete params.
+
+    A Box of whole numbers without bounds gets those of its dtype.
+    """
+    if isinstance(space, Dict):
+        return spaces.Dict({name: to_gymnasium_space(part) for name, part in space.spaces.items()})
+    if isinstance(space, Box):
+        dtype = np.dtype(space.dtype)
+        low, high = (np.broadcast_to(np.asarray(bound), space.shape) for bound in (space.low, space.high))
+        if dtype.kind != "f":
+            limits = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+            low, high = np.clip(low, *limits), np.clip(high, *limits)
+        return spaces.Box(low.astype(dtype), high.astype(dtype), space.shape, dtype)
+    if isinstance(space, MultiDiscrete):
+        return spaces.MultiDiscrete(np.broadcast_to(np.array(space.nvec), space.shape))
+    if isinstance(space, Discrete):
+        return spaces.MultiDiscrete(np.full(space.shape, space.n)) if space.shape else spaces.Discrete(space.n)
+    raise TypeError(f"{type(space).__name__} is no space that gymnasium has")
+
+
+def to_numpy(space: spaces.Space, value: Any) -> Any:
+    """Returns a value (leaves of NumPy) with the dtypes of the space, in arrays of its own that may be written to."""
+    if isinstance(space, spaces.Dict):
+        return {name: to_numpy(part, value[name]) for name, part in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):  # the masks of several choices, which stand one after the other in wdjax
+        ends = np.cumsum([part.shape[-1] for part in space.spaces])
+        return tuple(np.array(part, np.int8) for part in np.split(value, ends[:-1], axis=-1))
+    if isinstance(space, spaces.Discrete):
+        return np.int64(value)
+    return np.array(value, space.dtype)
+
+
+def to_action(space: spaces.Space, own: Space, action: Any, name: str = "action") -> Any:
+    """Returns an action in gymnasium's `space` as NumPy arrays of the dtypes of `own`, the same space of wdjax.
+
+    Raises:
+        ValueError: in words, where the action is outside the space.
+    """
+    if isinstance(space, spaces.Dict):
+        if not isinstance(action, Mapping) or set(action) != set(space.spaces):
+            raise ValueError(f"{name} = {action!r}: must be a dict of {', '.join(space.spaces)}")
+        return {key: to_action(part, own[key], action[key], f"{name}[{key!r}]") for key, part in space.spaces.items()}
+    try:
+        array = np.asarray(action)
+    except ValueError:  # rows of unequal lengths
+        array = np.array(None)
+    kinds = "iuf" if np.dtype(own.dtype).kind == "f" else "iu"
+    fits = array.shape == space.shape and array.dtype.kind in kinds
+    if not (fits and space.contains(array.astype(space.dtype))):
+        found = repr(array.tolist()) if array.size <= 8 else f"an array of shape {array.shape}"
+        raise ValueError(f"{name} = {found}: must be in {space}{_hint(space, array)}")
+    return array.astype(np.dtype(own.dtype))
+
+
+def _hint(space: spaces.Space, array: np.ndarray) -> str:
+    outside = isinstance(space, spaces.Box) and array.shape == space.shape and array.dtype.kind in "iuf"
+    return " (gymnasium.wrappers.ClipAction clips)" if outside and np.isfinite(array).all() else ""
+
+
+def neutral_action(space: spaces.Space) -> Any:
+    """Returns some action of the space, for an agent whose action has no effect."""
+    if isinstance(space, spaces.Dict):
+        return {name: neutral_action(part) for name, part in space.spaces.items()}
+    if isinstance(space, spaces.Box):
+        return np.clip(np.zeros(space.shape, space.dtype), space.low, space.high)
+    return np.zeros(space.shape, np.int64)
+
+
+def as_number(value: Any) -> int | float:
+    """Returns a scalar statistic as a Python number; a flag as 0 or 1, as `wdjax.vectorize` counts it."""
+    value = np.asarray(value).item()
+    return int(value) if isinstance(value, bool) else value
+
+
+def take_row(space: spaces.Space, value: Any, i: int) -> Any:
+    """Returns row i of a batched value (leaves [N, ...] of NumPy) as a value of `space`."""
+    return to_numpy(space, jax.tree.map(lambda leaf: leaf[i], value))
+
+
+def with_mask(info: dict[str, Any], obs: Any) -> dict[str, Any]:
+    """Returns info and the observation's action mask, which the action space's `sample(mask)` takes, if it has one."""
+    return {**info, MASK: jax.tree.map(np.copy, obs[MASK])} if isinstance(obs, dict) and MASK in obs else info
+
+
+def require_reset(state: Any, method: str) -> None:
+    """Raises gymnasium.error.ResetNeeded where there is no state yet."""
+    if state is None:
+        raise gymnasium.error.ResetNeeded(f"{method}() before the first reset(): call reset() to start an episode")
+
+
+def warn_no_render_mode() -> None:
+    """Says, as gymnasium's own environments do, why there is no picture."""
+    gymnasium.logger.warn("render() draws nothing without a render_mode: make it with render_mode='rgb_array'")
+
+
+# Static in the environment: equal ones share a compilation, whatever their params.
+@functools.partial(jax.jit, static_argnums=0)
+def start(env: Env | VectorEnv, key: jax.Array, params: Any) -> tuple[Any, Any, jax.Array]:
+    """Returns (obs, state, key) of a new episode, or of one in every replica; the key is for the steps."""
+    reset_key, key = jax.random.split(key)
+    obs, state = env.reset(reset_key, params)
+    return obs, state, key
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def advance(
+    env: Env | VectorEnv, key: jax.Array, state: Any, action: Any, params: Any
+) -> tuple[tuple[Any, ...], Any, jax.Array]:
+    """Plays one step. Returns ((obs, reward, terminated, truncated, info), state, the next step's key)."""
+    step_key, key = jax.random.split(key)
+    obs, state, *rest = env.step(step_key, state, action, params)
+    return (obs, *rest), state, key

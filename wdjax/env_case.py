@@ -1,0 +1,227 @@
+"""What `wdjax.check_env` looks at: an environment with what its functions gave, and how its faults are told."""
+
+import dataclasses
+import functools
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from wdjax.env import Env
+from wdjax.spaces import Dict, Discrete, MultiDiscrete, Space
+
+MASK = "action_mask"
+RETURNS = {"reset": ("obs", "state"), "step": ("obs", "state", "reward", "terminated", "truncated", "info")}
+
+# What tracing cannot do -> (what the author's code did, what to write instead). The first that fits is told.
+_TRACING_ERRORS: dict[type[Exception], tuple[str, str]] = {
+    jax.errors.TracerBoolConversionError: ("branches on a traced value", "use jnp.where or lax.cond"),
+    jax.errors.TracerIntegerConversionError: (
+        "uses a traced value as a Python index or count", "index a jax array with it, or use lax.fori_loop",
+    ),
+    jax.errors.TracerArrayConversionError: ("hands a traced value to NumPy", "use jax.numpy"),
+    jax.errors.NonConcreteBooleanIndexError: ("picks elements by a traced mask", "use jnp.where"),
+    jax.errors.UnexpectedTracerError: (
+        "uses a traced value of an earlier call", "keep nothing but what it returns: no attribute, no global",
+    ),
+    jax.errors.ConcretizationTypeError: ("makes a Python number of a traced value", "keep it a jax array"),
+}  # fmt: skip
+_LIBRARIES = tuple(str(Path(module.__file__).parent) for module in (jax, np))
+
+
+class EnvCheckError(ValueError):
+    """An environment breaks the contract of wdjax.Env; the message says where, and what to change."""
+
+
+def fail(sentence: str, cause: BaseException | None = None) -> NoReturn:
+    """Raises EnvCheckError, with the author's own traceback where there is one."""
+    raise EnvCheckError(sentence) from cause
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Case:
+    """One call of `check_env`: its arguments, and what follows from them, computed when first asked for."""
+
+    env: Env
+    params: Any
+    twin: Callable | None
+    num_steps: int
+    seed: int
+    rtol: float
+    atol: float
+
+    @property
+    def name(self) -> str:
+        return type(self.env).__name__
+
+    @property
+    def key(self) -> jax.Array:
+        return jax.random.key(self.seed)
+
+    @functools.cached_property
+    def observation_space(self) -> Space:
+        return self.env.observation_space(self.params)
+
+    @functools.cached_property
+    def action_space(self) -> Space:
+        return self.env.action_space(self.params)
+
+    @functools.cached_property
+    def reset(self) -> tuple[Any, dict[str, Any]]:
+        """(the jaxpr of reset, what it returns by name, as shapes)."""
+        return trace("reset", self.env.reset, self.key, self.params)
+
+    @functools.cached_property
+    def step(self) -> tuple[Any, dict[str, Any]]:
+        """(the jaxpr of step, what it returns by name, as shapes)."""
+        return trace("step", self.env.step, self.key, self.reset[1]["state"], self.action, self.params)
+
+    @functools.cached_property
+    def action(self) -> Any:
+        """The shapes of an action."""
+        return jax.eval_shape(self.action_space.sample, self.key)
+
+    def by_group(self, value: Any) -> dict[str, Any]:
+        """Returns the parts of an observation, a reward ... by group; a single agent's under the name ''."""
+        return {group: value[group] for group in self.env.groups} if self.env.groups else {"": value}
+
+
+def trace(method: str, function: Callable, *args: Any) -> tuple[Any, dict[str, Any]]:
+    """Traces `reset` or `step`. Returns (its jaxpr, its outputs by name, each leaf a jax.ShapeDtypeStruct)."""
+
+    def traced(*args: Any) -> dict[str, Any]:
+        leaves, structure = jax.tree.flatten(args)
+        result = function(*args)
+        leaves_after, structure_after = jax.tree.flatten(args)
+        if structure != structure_after or any(a is not b for a, b in zip(leaves, leaves_after, strict=True)):
+            fail(f"{method} changes its arguments in place: build new dicts and lists, as {{**old, name: new}} does")
+        return _named_results(method, result)
+
+    with explained(method):
+        jaxpr, shapes = jax.make_jaxpr(traced, return_shape=True)(*args)
+    return jaxpr.jaxpr, shapes
+
+
+def _named_results(method: str, result: Any) -> dict[str, Any]:
+    names = RETURNS[method]
+    if not isinstance(result, tuple) or len(result) != len(names):
+        found = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
+        fail(f"{method} returns {found}: return ({', '.join(names)})")
+    named = dict(zip(names, result, strict=True))
+    for name, leaf in named_leaves(named):
+        if not is_number(leaf):
+            fail(f"{method} returns {name} = {leaf!r:.80}: must be an array, a number, or a pytree of them")
+    return named
+
+
+class explained:  # in lower case, as it reads like a function
+    """Turns what tracing refuses, raised within, into a sentence with the author's line; all else passes unchanged."""
+
+    def __init__(self, method: str):
+        self.method = method
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> None:
+        for refused, (deed, remedy) in _TRACING_ERRORS.items():
+            if isinstance(error, refused):
+                fail(f"{self.method} {deed} at {author_line(error)}: {remedy}", error)
+        if isinstance(error, TypeError) and "concrete values" in str(error):
+            remedy = "a size must be a static field of the environment"
+            fail(f"{self.method} makes a shape of a traced value at {author_line(error)}: {remedy}", error)
+
+
+def author_line(error: BaseException) -> str:
+    """Returns "file.py:line" of the innermost frame that is neither jax's, NumPy's nor the wdjax core's."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_author(frame.filename)]
+    return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "an unknown line"
+
+
+def _is_author(filename: str) -> bool:
+    return not filename.startswith(_LIBRARIES) and Path(filename).parent != Path(__file__).parent
+
+
+# --- leaves and their names ---
+
+
+def named_leaves(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yields (name, leaf) of every leaf, named as in Python: state.x, obs['runner']."""
+    for name, value in values.items():
+        for path, leaf in jax.tree_util.tree_leaves_with_path(value):
+            yield name + jax.tree_util.keystr(path), leaf
+
+
+def is_number(leaf: Any) -> bool:
+    """Returns whether jax takes it as an array: of numbers, of bools, or of typed keys."""
+    if isinstance(leaf, (jax.Array, bool, int, float)):
+        return True
+    return isinstance(leaf, (np.ndarray, np.generic)) and leaf.dtype.kind in "biuf"
+
+
+def is_key(leaf: Any) -> bool:
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def as_numpy(leaf: Any) -> np.ndarray:
+    """Returns the array; of typed keys their data."""
+    return np.asarray(jax.random.key_data(leaf) if isinstance(leaf, jax.Array) and is_key(leaf) else leaf)
+
+
+def words(shape: jax.ShapeDtypeStruct) -> str:
+    """Returns "float32 of shape (3,)"."""
+    return f"{shape.dtype} of shape {shape.shape}"
+
+
+# --- spaces ---
+
+
+def space_parts(space: Space, value: Any, name: str) -> Iterator[tuple[str, Space, Any]]:
+    """Yields (name, space, value) for every part that is no Dict; fails where the names of a dict are others."""
+    if not isinstance(space, Dict):
+        yield name, space, value
+        return
+    if not isinstance(value, Mapping) or set(value) != set(space.spaces):
+        found = sorted(value) if isinstance(value, Mapping) else type(value).__name__
+        fail(f"{name} is {found}: observation_space says a dict with the keys {sorted(space.spaces)}")
+    for key, part in space.spaces.items():
+        yield from space_parts(part, value[key], f"{name}[{key!r}]")
+
+
+def component_sizes(space: Space) -> tuple[int, ...]:
+    """Returns the number of choices of each component of a discrete space; () for another one."""
+    match space:
+        case Discrete():
+            return (space.n,)
+        case MultiDiscrete():
+            return space.nvec
+    return ()
+
+
+def has_mask(value: Any) -> bool:
+    """Returns whether a space, or an observation, of one group holds an action mask."""
+    parts = value.spaces if isinstance(value, Dict) else value
+    return isinstance(parts, Mapping) and MASK in parts
+
+
+def sample_action(env: Env, space: Space, key: jax.Array, obs: Any) -> Any:
+    """Draws an action for one replica, uniformly from what the masks in `obs` allow."""
+    if not env.groups:
+        return _sample_allowed(space, key, obs)
+    keys = dict(zip(env.groups, jax.random.split(key, len(env.groups)), strict=True))
+    return {group: _sample_allowed(space[group], keys[group], obs[group]) for group in env.groups}
+
+
+def _sample_allowed(space: Space, key: jax.Array, obs: Any) -> jax.Array:
+    if not has_mask(obs):
+        return space.sample(key)
+    sizes = component_sizes(space)
+    masks = jnp.split(obs[MASK], np.cumsum(sizes)[:-1], axis=-1)
+    keys = jax.random.split(key, len(sizes))
+    logits = [jnp.where(mask > 0, 0.0, -1e9) for mask in masks]
+    chosen = [jax.random.categorical(keys[i], row).astype(jnp.int32) for i, row in enumerate(logits)]
+    return chosen[0] if isinstance(space, Discrete) else jnp.stack(chosen, axis=-1)

@@ -1,0 +1,97 @@
+"""`check_env`: whether an environment keeps the contract of wdjax.Env, and if not, what to change."""
+
+from collections.abc import Callable
+from typing import Any
+
+from wdjax import env_play as play
+from wdjax import env_rules as rules
+from wdjax.checks import require_integer
+from wdjax.env import Env, cast_params
+from wdjax.env_case import Case, EnvCheckError
+
+__all__ = ["CONTRACT", "CONTRACT_OF_PLAY", "EnvCheckError", "check_env"]
+
+# The contract, in an order in which what fails first is the cause of what would fail later.
+CONTRACT = (
+    rules.env_is_a_value,  # a frozen, hashable dataclass, equal to its copy
+    rules.params_are_frozen_numbers,
+    rules.groups_are_counts,
+    rules.spaces_fit_the_groups,
+    rules.masks_fit_the_actions,
+    rules.functions_are_traceable,  # no branch of Python, no NumPy on what is traced; they return what they must
+    rules.nothing_calls_the_host,
+    rules.nothing_leaks,
+    rules.no_key_is_used_twice,
+    rules.observations_have_the_shapes_of_their_space,
+    rules.state_is_a_frozen_dataclass,
+    rules.step_keeps_the_structure_of_the_state,
+    rules.rewards_and_ends_are_per_agent,
+    rules.info_holds_scalars,
+    rules.same_inputs_give_the_same,
+    rules.steps_compile_once,
+    rules.params_can_be_batched,
+)
+CONTRACT_OF_PLAY = (
+    play.numbers_are_finite,
+    play.observations_are_in_their_space,
+    play.masks_allow_a_choice,
+    play.ends_keep_to_the_contract,
+    play.ended_agents_have_no_effect,
+    play.twin_agrees,
+)
+
+
+def check_env(
+    env: Env | str,
+    params: Any = None,
+    twin: Callable | None = None,
+    num_steps: int = 10_000,
+    seed: int = 0,
+    rtol: float = 1e-5,
+    atol: float = 1e-5,
+) -> None:
+    """Checks that an environment keeps the contract of `wdjax.Env`; returns None where it does.
+
+    Calls `reset` and `step` under jit, vmap and scan, and plays `num_steps` random steps: 10 replicas side by side,
+    reset after each episode, some steps past its end. Actions are drawn from the action space, within the masks.
+
+    Args:
+        env: the environment, or the name of a registered one.
+        params: of one replica; `env.default_params` where None.
+        twin: the same step in NumPy, `twin(key, state, action, params) -> (obs, state, reward, terminated, truncated)`,
+            with `info` as a sixth value or without; called with arrays of NumPy (the key: of jax), one replica at a
+            time, for the steps of the first replica (num_steps / 10), each from the environment's own state.
+        num_steps: env steps of the random play, at least 1.
+        seed: of the keys and actions.
+        rtol, atol: how far floats may be from the twin's, and those of a batch from those alone; whole numbers and
+            flags must be equal.
+
+    Raises:
+        EnvCheckError: (a ValueError) with one sentence on the first rule that is broken and what to change.
+        TypeError, ValueError: for arguments outside these. What the environment itself raises passes unchanged, but
+            for what jax's tracing refuses.
+    """
+    case = _make_case(env, params, twin, num_steps, seed, rtol, atol)
+    for check in CONTRACT:
+        check(case)
+    for piece in play.random_play(case):
+        for check in CONTRACT_OF_PLAY:
+            check(case, piece)
+
+
+def _make_case(env: Any, params: Any, twin: Any, num_steps: int, seed: int, rtol: float, atol: float) -> Case:
+    if isinstance(env, str):
+        from wdjax.envs import make
+
+        env = make(env)[0]
+    if not isinstance(env, Env):
+        raise TypeError(f"env = {env!r}: must be a wdjax.Env (an instance), or the name of a registered one")
+    if twin is not None and not callable(twin):
+        raise TypeError(f"twin = {twin!r}: must be a function with the arguments of step, or None")
+    require_integer("num_steps", num_steps, 1)
+    require_integer("seed", seed, 0)
+    defaults = env.default_params
+    params = defaults if params is None else params
+    if rules.is_frozen_pytree(defaults) and type(params) is type(defaults):  # else the rule of params says so
+        params = cast_params(params, defaults)
+    return Case(env, params, twin, num_steps, seed, rtol, atol)
