@@ -33,13 +33,49 @@ class NetworkConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class DDPGConfig:
+    """What only DDPG has. TD3 is twin_critics with policy_delay 2, target_noise 0.2 and gaussian noise."""
+
+    critic_learning_rate: Schedule = 1e-3
+    """(traced) of the critics; the actor's is the policy's learning_rate"""
+    tau: float = 0.005
+    """(traced) how far the target networks move towards the others in a gradient step of the actor"""
+    n_step: int = 1
+    """rewards in a row that a target sums before it asks the target critic; also across rollouts"""
+    buffer_size: int = 100_000
+    """rows kept to learn from, one agent's step each; a multiple of num_blocks"""
+    batch_size: int = 256
+    """rows of a gradient step, equally many from every block of replicas"""
+    warmup: int = 1_000
+    """rows in the buffer (in each block its share) before the first gradient step; actions are uniform until then"""
+    updates_per_rollout: int = 64
+    """gradient steps after each rollout"""
+    twin_critics: bool = False
+    """learn two critics and believe the lower target"""
+    policy_delay: int = 1
+    """gradient steps of the critics for each one of the actor and of the target networks"""
+    target_noise: float = 0.0
+    """(traced) deviation of the normal noise on the target actor's actions, in half widths of the box; 0: none"""
+    target_noise_clip: float = 0.5
+    """(traced) where that noise is clipped, in half widths of the box"""
+    noise: Literal["ornstein_uhlenbeck", "gaussian", "none"] = "ornstein_uhlenbeck"
+    """on actions in training: s <- (1 - damping) s + stddev N(0, 1), from 0 in every episode; or stddev N(0, 1)"""
+    noise_scale: Schedule = 1.0
+    """(traced) times the noise"""
+    noise_stddev: float = 0.2
+    """(traced) in half widths of the box"""
+    noise_damping: float = 0.15
+    """(traced) of the Ornstein-Uhlenbeck process; its deviation becomes stddev / sqrt(1 - (1 - damping)^2)"""
+
+
+@dataclasses.dataclass(frozen=True)
 class PolicyConfig:
     """One policy: who plays it, and how it learns."""
 
     agents: tuple[str, ...] = ()
     """selectors, a group or a slice of one ("runner[0:50]"); empty: the group that has the policy's name"""
-    algorithm: Literal["A2C", "PPO"] = "PPO"
-    """A2C: one gradient step on all rows; PPO: epochs of minibatches with a clipped ratio"""
+    algorithm: Literal["A2C", "PPO", "DDPG"] = "PPO"
+    """A2C: one gradient step on all rows; PPO: epochs of minibatches with a clipped ratio; DDPG: from a replay"""
     trainable: bool = True
     """false: the policy plays but never changes"""
     network: NetworkConfig = NetworkConfig()
@@ -82,6 +118,8 @@ class PolicyConfig:
     minibatches: int = 1
     """PPO: gradient steps a pass; must divide a block's rows (rollout_length x num_envs / num_blocks x agents; without
     rollout_length where the network is recurrent: whole sequences stay together)"""
+    ddpg: DDPGConfig = DDPGConfig()
+    """what only DDPG has"""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,7 @@ from wdjax.train.distributions import make_distribution
 from wdjax.train.load import from_mapping
 from wdjax.train.policies import Assignment, to_groups
 from wdjax.train.rollout import Rollout, rollout
-from wdjax.train.state import SCHEDULED, Policy, PolicyState, Setup, TrainState, current_hypers, make_hypers
+from wdjax.train.state import Policy, PolicyState, Setup, TrainState, current_hypers, make_hypers
 from wdjax.train.validate import validate
 from wdjax.vector import ResetPool, vectorize
 
@@ -143,7 +144,8 @@ def update(setup: Setup, state: TrainState) -> tuple[TrainState, Metrics]:
         policies[name], memory[name], own = policy.algorithm.update(
             policy, policies[name], memory[name], hypers[name], played, policy_keys[i], config.blocks
         )
-        own |= {key: getattr(hypers[name], key) for key in SCHEDULED}
+        for key in policy.algorithm.scheduled:
+            own[key.split(".")[-1]] = operator.attrgetter(key)(hypers[name])
         metrics |= {f"{name}/{key}": value for key, value in own.items()}
     state = state.replace(policies=policies, memory=memory, key=next_key, num_updates=state.num_updates + 1)
     return state, metrics

@@ -27,6 +27,8 @@ class Rows:
     log_prob: jax.Array | None = None  # float32, of the action when it was drawn
     value: jax.Array | None = None  # float32, V(obs)
     final_value: jax.Array | None = None  # float32, V(final obs) where truncated, else 0; None: nothing truncates
+    # off-policy algorithms:
+    next_obs: Any = None  # what the agent saw after the step, before any reset
 
 
 @struct.dataclass

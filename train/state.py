@@ -1,6 +1,7 @@
 """Everything that a run is, as one pytree, and the parts of a learner that stay fixed."""
 
 import dataclasses
+import operator
 from typing import Any
 
 import jax
@@ -30,6 +31,19 @@ class ScheduleArrays:
 
 
 @struct.dataclass
+class DDPGHypers:
+    """The traced hyperparameters that only DDPG has; the fields of DDPGConfig that are marked so."""
+
+    critic_learning_rate: Any  # ScheduleArrays; after `at`, () float32, like the next
+    noise_scale: Any
+    tau: jax.Array
+    target_noise: jax.Array
+    target_noise_clip: jax.Array
+    noise_stddev: jax.Array
+    noise_damping: jax.Array
+
+
+@struct.dataclass
 class Hypers:
     """The traced hyperparameters of one policy; the fields of PolicyConfig that are marked so."""
 
@@ -42,6 +56,7 @@ class Hypers:
     value_clip: jax.Array
     target_kl: jax.Array
     max_grad_norm: jax.Array
+    ddpg: DDPGHypers | None  # None for other algorithms
 
     def at(self, env_steps: jax.Array) -> "Hypers":
         """Returns the hyperparameters with every schedule read off after so many env steps."""
@@ -56,6 +71,8 @@ class PolicyState:
     params: Any  # of its network
     opt_state: Any  # of its optimizer; None where it is not trainable
     normalizer: Normalizer | None = None  # of its inputs; None where it normalises nothing
+    target_params: Any = None  # of its target networks; DDPG only, like the next
+    gradient_steps: jax.Array | None = None  # () int32, done so far
 
 
 @struct.dataclass
@@ -64,6 +81,7 @@ class Memory:
 
     carry: Any  # [N, n, ...]: what acting hands from step to step (a recurrent state), emptied at an episode's end
     discounted_return: jax.Array | None  # [N, n] float32: gamma times the running sum, to normalise rewards
+    replay: Any = None  # rows to learn from again (train/replay.py), leaves [N, ...] and [num_blocks, ...]
 
 
 @struct.dataclass
@@ -94,7 +112,7 @@ class Policy:
 
     def apply(self, state: PolicyState, obs: Any, carry: Any = None) -> tuple[jax.Array, jax.Array, Any]:
         """Returns (outputs [..., num_outputs], value [...], carry) for observations with any leading axes."""
-        seen, mask = self._inputs(state, obs)
+        seen, mask = self.inputs(state, obs)
         outputs, value, carry = nnx.merge(self.graphdef, state.params)(seen, carry)
         return outputs if mask is None else self.distribution.mask(outputs, mask), value, carry
 
@@ -106,11 +124,12 @@ class Policy:
             carry: leaves [M, ...], before the first step.
             restart: [T, M] bool, an episode begins with this step.
         """
-        seen, mask = self._inputs(state, obs)
+        seen, mask = self.inputs(state, obs)
         outputs, value = nnx.merge(self.graphdef, state.params).unroll(seen, carry, restart)
         return outputs if mask is None else self.distribution.mask(outputs, mask), value
 
-    def _inputs(self, state: PolicyState, obs: Any) -> tuple[Any, jax.Array | None]:
+    def inputs(self, state: PolicyState, obs: Any) -> tuple[Any, jax.Array | None]:
+        """Returns (what the network sees of observations, their action mask or None)."""
         seen, mask = split_mask(obs)
         if state.normalizer is not None:
             seen = normalize_observation(state.normalizer.obs, seen)
@@ -142,15 +161,18 @@ class Setup:
         return {name: policy.assignment for name, policy in self.policies.items()}
 
 
-SCHEDULED = ("learning_rate", "entropy_coefficient", "value_coefficient")
+SCHEDULED = ("learning_rate", "entropy_coefficient", "value_coefficient", "critic_learning_rate", "noise_scale")
 
 
 def make_hypers(config: PolicyConfig) -> Hypers:
     """Returns the traced hyperparameters of a policy as float32 arrays."""
-    fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(Hypers)}
-    return Hypers(**{
-        name: _schedule_arrays(value) if name in SCHEDULED else jnp.float32(value) for name, value in fields.items()
-    })  # fmt: skip
+    ddpg = DDPGHypers(**_hyper_arrays(DDPGHypers, config.ddpg)) if config.algorithm == "DDPG" else None
+    return Hypers(**_hyper_arrays(Hypers, config), ddpg=ddpg)
+
+
+def _hyper_arrays(cls: type, config: Any) -> dict[str, Any]:
+    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(cls) if field.name != "ddpg"}
+    return {name: _schedule_arrays(v) if name in SCHEDULED else jnp.float32(v) for name, v in values.items()}
 
 
 def current_hypers(config: TrainConfig, state: TrainState) -> dict[str, Hypers]:
@@ -167,18 +189,37 @@ def with_hypers(state: TrainState, **changes: Any) -> TrainState:
 
     Args:
         state: one state, or a population of them with a leading axis.
-        **changes: "policy.hyperparameter" -> a number, or one for each member of the population ([members]).
+        **changes: "policy.hyperparameter" -> a number, or one for each member of the population ([members]); DDPG's own
+            are "policy.ddpg.tau" and so on.
 
     Raises:
         ValueError: for an unknown name, with the nearest right one, and for another number of members.
     """
     hypers = dict(state.hypers)
-    known = {f"{policy}.{field.name}" for policy in hypers for field in dataclasses.fields(Hypers)}
+    known = {f"{policy}.{name}" for policy, own in hypers.items() for name in hyper_names(own)}
     for name, value in changes.items():
         require_known("hyperparameter", name, known)
-        policy, field = name.split(".")
-        hypers[policy] = hypers[policy].replace(**{field: _like(name, getattr(hypers[policy], field), value)})
+        policy, field = name.split(".", 1)
+        new = _like(name, operator.attrgetter(field)(hypers[policy]), value)
+        hypers[policy] = _replace_dotted(hypers[policy], field, new)
     return state.replace(hypers=hypers)
+
+
+def hyper_names(hypers: Any) -> list[str]:
+    """Returns the names of the traced hyperparameters of a policy; those of a nested struct are dotted, "ddpg.tau"."""
+    names = []
+    for field in dataclasses.fields(hypers):
+        value = getattr(hypers, field.name)
+        if isinstance(value, DDPGHypers):
+            names += [f"{field.name}.{inner}" for inner in hyper_names(value)]
+        elif value is not None:
+            names.append(field.name)
+    return names
+
+
+def _replace_dotted(hypers: Any, name: str, value: Any) -> Any:
+    field, _, inner = name.partition(".")
+    return hypers.replace(**{field: _replace_dotted(getattr(hypers, field), inner, value) if inner else value})
 
 
 def _like(name: str, old: Any, value: Any) -> Any:

@@ -1,7 +1,6 @@
 """What a TrainConfig may hold: checked before anything is traced."""
 
 import dataclasses
-import itertools
 import math
 from typing import Any
 
@@ -17,6 +16,7 @@ from wdjax.train.config import PolicyConfig, TrainConfig
 from wdjax.train.distributions import Categorical, make_distribution
 from wdjax.train.networks import MASK, encoder_class
 from wdjax.train.policies import Assignment, assign_agents
+from wdjax.train.schedules import require_schedule
 
 _POSITIVE = (
     "num_envs", "rollout_length", "total_env_steps", "updates_per_chunk", "checkpoint_every", "keep_checkpoints",
@@ -46,7 +46,7 @@ def validate(config: TrainConfig) -> tuple[Env, Any, dict[str, Assignment]]:
     assignments = assign_agents(env, params, config.policies)
     for name, assignment in assignments.items():
         policy = config.policies[name]
-        ALGORITHMS[policy.algorithm].check(name, policy, assignment)
+        ALGORITHMS[policy.algorithm].check(name, config, assignment)
         _validate_mask(name, policy, assignment)
         _validate_batch(config, name, assignment)
     best = config.best_by
@@ -79,21 +79,12 @@ def _validate_policy(name: str, policy: PolicyConfig) -> None:
     epsilon = policy.optimizer_epsilon
     require(math.isfinite(epsilon), f"{path}.optimizer_epsilon", epsilon, "finite")
     for field in ("learning_rate", "entropy_coefficient", "value_coefficient"):
-        _validate_schedule(f"{path}.{field}", getattr(policy, field))
+        require_schedule(f"{path}.{field}", getattr(policy, field))
     for size in policy.network.hidden_sizes:
         require(size >= 1, f"{path}.network.hidden_sizes", policy.network.hidden_sizes, "widths of at least 1")
     size = policy.network.recurrent_size
     require(size >= 0, f"{path}.network.recurrent_size", size, "at least 0 (0: not recurrent)")
     encoder_class(policy.network.encoder)
-
-
-def _validate_schedule(path: str, schedule: Any) -> None:
-    points = [(0.0, schedule)] if isinstance(schedule, (int, float)) else schedule
-    require(len(points) > 0, path, schedule, "a number or at least one [env_step, value] pair")
-    steps, values = [step for step, _ in points], [value for _, value in points]
-    sound = all(math.isfinite(number) and number >= 0 for number in steps + values)
-    require(sound, path, schedule, "finite and at least 0")
-    require(all(a < b for a, b in itertools.pairwise(steps)), path, schedule, "sorted by env_step, each once")
 
 
 def _validate_mask(name: str, policy: PolicyConfig, assignment: Assignment) -> None:

@@ -1,12 +1,12 @@
 """What an algorithm provides: how its policies act, and how they learn."""
 
 import abc
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 from flax import nnx
 
-from wdjax.train.config import PolicyConfig
+from wdjax.train.config import PolicyConfig, TrainConfig
 from wdjax.train.policies import Assignment
 from wdjax.train.rollout import Rollout
 from wdjax.train.state import Hypers, Memory, Policy, PolicyState
@@ -19,8 +19,11 @@ class Algorithm(abc.ABC):
     replicas, [num_blocks], and what is drawn for a block comes from its key alone.
     """
 
+    scheduled: ClassVar[tuple[str, ...]]
+    """the hyperparameters that a schedule may change, which the metrics therefore report ("ddpg.noise_scale")"""
+
     @abc.abstractmethod
-    def check(self, name: str, config: PolicyConfig, assignment: Assignment) -> None:
+    def check(self, name: str, run: TrainConfig, assignment: Assignment) -> None:
         """Raises ValueError or TypeError, naming the field of policy `name`, for what the algorithm cannot do."""
 
     @abc.abstractmethod

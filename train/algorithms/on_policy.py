@@ -11,7 +11,7 @@ from flax import nnx, struct
 from wdjax.checks import require
 from wdjax.train.algorithms import a2c, ppo
 from wdjax.train.algorithms.algorithm import Algorithm
-from wdjax.train.config import PolicyConfig
+from wdjax.train.config import PolicyConfig, TrainConfig
 from wdjax.train.distributions import make_distribution
 from wdjax.train.masked import masked_mean, masked_variance, normalize
 from wdjax.train.networks import ActorCritic, empty_carry, without_mask
@@ -54,7 +54,10 @@ class Batch:
 class OnPolicy(Algorithm):
     """A2C and PPO."""
 
-    def check(self, name: str, config: PolicyConfig, assignment: Assignment) -> None:
+    scheduled = ("learning_rate", "entropy_coefficient", "value_coefficient")
+
+    def check(self, name: str, run: TrainConfig, assignment: Assignment) -> None:
+        config = run.policies[name]
         make_distribution(assignment.action_space, config.action_distribution)  # raises for a space without one
         for field in ("epochs", "minibatches"):
             value = getattr(config, field)
