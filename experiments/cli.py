@@ -4,7 +4,7 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -115,7 +115,8 @@ def evaluate(arguments: list[str]) -> None:
     learner, state = load_run(parsed.run, parsed.best)
     cells = cross_play(learner, state, jax.random.key(parsed.seed), parsed.episodes, parsed.greedy)
     policies = list(learner.setup.policies)
-    rows = {cell: statistics(episodes) for cell, episodes in cells.items()}
+    sums = {pair[0] for pair in learner.env.info_ratios.values()}
+    rows = {cell: statistics(episodes, without=sums) for cell, episodes in cells.items()}
     how = "most likely actions" if parsed.greedy else "drawn actions"
     title = f"{parsed.run}: {parsed.episodes} episodes a row, {how}, mean ± standard error"
     table = cross_play_table(policies, rows, title)
@@ -125,10 +126,11 @@ def evaluate(arguments: list[str]) -> None:
         parsed.output.write_text(json.dumps(content, indent=1) + "\n", encoding="utf8")
 
 
-def statistics(episodes: Episodes) -> dict[str, dict[str, float]]:
-    """Returns {name: {"mean", "standard_error"}} of everything that was counted over whole episodes."""
+def statistics(episodes: Episodes, without: Collection[str] = ()) -> dict[str, dict[str, float]]:
+    """Returns {name: {"mean", "standard_error"}} of everything that was counted over whole episodes, but `without`."""
     returns = {f"{policy} return": array for policy, array in episodes.episode_return.items()}
-    values = {**episodes.episode_info, "length": episodes.episode_length, **returns}
+    counts = {name: array for name, array in episodes.episode_info.items() if name not in without}
+    values = {**counts, "length": episodes.episode_length, **returns}
     return {
         name: {"mean": float(np.mean(array)), "standard_error": float(np.std(array) / np.sqrt(len(array)))}
         for name, array in values.items()

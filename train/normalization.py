@@ -25,7 +25,7 @@ class RunningStatistics:
 class Normalizer:
     """What a policy knows of its inputs' scale; None where it does not normalise them."""
 
-    obs: Any  # a RunningStatistics for each real-valued part of the observation, None for the others
+    obs: Any  # a RunningStatistics for each Box of the observation, None for other parts
     reward: RunningStatistics | None  # of the discounted return
 
 
@@ -35,11 +35,10 @@ def new_statistics(shape: tuple[int, ...] = ()) -> RunningStatistics:
 
 
 def observation_statistics(space: Space) -> Any:
-    """Returns new statistics for every Box of real numbers in one agent's observation space, None for other parts."""
+    """Returns new statistics for every Box in one agent's observation space, None for other parts: one-hot anyway."""
     if isinstance(space, Dict):
         return {name: observation_statistics(part) for name, part in space.spaces.items()}
-    real = isinstance(space, Box) and jnp.issubdtype(space.dtype, jnp.floating)
-    return new_statistics(space.shape) if real else None
+    return new_statistics(space.shape) if isinstance(space, Box) else None
 
 
 def normalize_observation(statistics: Any, obs: Any) -> Any:

@@ -20,7 +20,7 @@ def save_curves(run: str | Path, title: str = "") -> Path:
     rows = read_metrics(run / "metrics.jsonl")
     policies = [name.split("/")[0] for name in rows[0] if name.endswith("/episode_return") and name.count("/") == 1]
     trained = [name for name in policies if f"{name}/entropy" in rows[0]]
-    statistics = [name for name in rows[0] if name.startswith("episode_") and name != "episode_length"]
+    statistics = [name for name in rows[0] if name.startswith("episode_") and not name.startswith("episode_length")]
     figure = Figure(figsize=(10, 7), layout="constrained")
     panels = figure.subplots(2, 2, sharex=True)
     figure.suptitle(title or run.name)
