@@ -14,7 +14,9 @@ from wdjax.env import Env
 from wdjax.train.algorithms import ALGORITHMS
 from wdjax.train.config import TrainConfig
 from wdjax.train.distributions import make_distribution
+from wdjax.train.encoders import check_encoder
 from wdjax.train.load import from_mapping
+from wdjax.train.networks import without_mask
 from wdjax.train.policies import Assignment, to_groups
 from wdjax.train.rollout import Rollout, rollout
 from wdjax.train.state import Policy, PolicyState, Setup, TrainState, current_hypers, make_hypers
@@ -94,6 +96,7 @@ def make_policy(name: str, config: TrainConfig, assignment: Assignment) -> Polic
     """Returns the fixed part of a policy: its algorithm, distribution and the structure of its network."""
     own = config.policies[name]
     algorithm = ALGORITHMS[own.algorithm]
+    check_encoder(f"policies.{name}.network", own.network, without_mask(assignment.observation_space))
     network = nnx.eval_shape(lambda: algorithm.make_network(own, assignment, nnx.Rngs(jax.random.key(0))))
     distribution = make_distribution(assignment.action_space, own.action_distribution)
     return Policy(name, own, assignment, algorithm, distribution, nnx.graphdef(network))

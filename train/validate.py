@@ -14,7 +14,7 @@ from wdjax.spaces import Dict
 from wdjax.train.algorithms import ALGORITHMS
 from wdjax.train.config import PolicyConfig, TrainConfig
 from wdjax.train.distributions import Categorical, make_distribution
-from wdjax.train.networks import MASK, encoder_class
+from wdjax.train.encoders import MASK, check_options, encoder_class
 from wdjax.train.policies import Assignment, assign_agents
 from wdjax.train.schedules import require_schedule
 
@@ -84,7 +84,10 @@ def _validate_policy(name: str, policy: PolicyConfig) -> None:
         require(size >= 1, f"{path}.network.hidden_sizes", policy.network.hidden_sizes, "widths of at least 1")
     size = policy.network.recurrent_size
     require(size >= 0, f"{path}.network.recurrent_size", size, "at least 0 (0: not recurrent)")
-    encoder_class(policy.network.encoder)
+    check_options(f"{path}.network", policy.network)
+    raw = getattr(encoder_class(policy.network.encoder), "needs_raw", False)
+    shifted = policy.normalize_observation and raw
+    require(not shifted, f"{path}.normalize_observation", True, f"false with the encoder {policy.network.encoder!r}")
 
 
 def _validate_mask(name: str, policy: PolicyConfig, assignment: Assignment) -> None:

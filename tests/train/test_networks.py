@@ -9,7 +9,8 @@ from flax import nnx
 from wdjax import Box, Dict, Discrete, MultiDiscrete
 from wdjax.train import NetworkConfig
 from wdjax.train.distributions import Categorical, Gaussian
-from wdjax.train.networks import ActorCritic, encode, encoded_size, split_mask
+from wdjax.train.encoders import encode, encoded_size
+from wdjax.train.networks import ActorCritic, split_mask
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
