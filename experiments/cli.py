@@ -1,22 +1,29 @@
 """The command line: wdjax train, eval, render, list."""
 
 import dataclasses
-import json
 import os
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import jax
-import numpy as np
 import tyro
 from rich.console import Console
-from rich.table import Table
 
 import wdjax
 from wdjax.checks import did_you_mean
-from wdjax.train import Episodes, TrainConfig, cross_play, list_presets, load_config, load_run, save_episode
+from wdjax.experiments.matrix import matrix_table, other_params, write_matrix
+from wdjax.train import (
+    Player,
+    TrainConfig,
+    cross_play,
+    list_presets,
+    load_config,
+    load_run,
+    save_episode,
+    statistics,
+)
 from wdjax.train.load import preset_path
 from wdjax.train.trainer import Trainer
 from wdjax.train.validate import complete_env_params, validate
@@ -25,8 +32,8 @@ USAGE = """\
 usage: wdjax COMMAND ...
 
   wdjax train PRESET [--workdir DIR] [--resume] [--FIELD VALUE ...]   train; PRESET is a name or a YAML file
-  wdjax eval RUN [--episodes N] [--greedy] [--best]                   trained against random policies, on each side
-  wdjax render RUN [--output FILE]                                    one episode as an animated GIF
+  wdjax eval RUN [RUN ...] [--opponents NAME ...] [--greedy]          the cross-play matrix: runs, random play, scripts
+  wdjax render RUN [--output FILE] [--npz FILE]                       one episode as an animated GIF, or as arrays
   wdjax list                                                          environments and presets
 
 wdjax COMMAND --help tells more; wdjax train PRESET --help lists every field of the preset.
@@ -44,18 +51,24 @@ class TrainArguments:
 
 @dataclasses.dataclass(frozen=True)
 class EvalArguments:
-    run: Annotated[Path, tyro.conf.Positional]
-    """the folder of a run"""
+    runs: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
+    """the folders of one or several runs of one game; FOLDER@best, FOLDER@newest, FOLDER@120 name a checkpoint"""
+    opponents: tuple[str, ...] = ("random",)
+    """who else plays, wherever a role fits: random, and in Tag chase_nearest, flee_nearest"""
+    checkpoint: str = "newest"
+    """of all runs that name none: newest, best, or a number of updates"""
     episodes: int = 256
     """episodes of each combination"""
+    batch: int | None = None
+    """at most so many of them side by side, where memory is short"""
     greedy: bool = False
     """trained policies take their most likely action (else they draw it, as in training)"""
     best: bool = False
-    """the best checkpoint (else the newest)"""
+    """the same as --checkpoint best"""
     seed: int = 0
     """of starts and actions"""
-    output: Path | None = None
-    """also write the numbers to this JSON file"""
+    output: tuple[Path, ...] = ()
+    """also write all numbers, quantiles and agents' own returns too, to these files: JSON, or CSV where one ends so"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +76,9 @@ class RenderArguments:
     run: Annotated[Path, tyro.conf.Positional]
     """the folder of a run"""
     output: Path | None = None
-    """the GIF (default: episode.gif in the folder)"""
+    """the GIF (default: episode.gif in the folder, where no --npz is asked for)"""
+    npz: Path | None = None
+    """the episode as arrays for numpy.load: states, actions, rewards, ends, observations, probabilities, values"""
     greedy: bool = False
     """policies take their most likely action (else they draw it, as in training)"""
     best: bool = False
@@ -110,58 +125,44 @@ def train(arguments: list[str]) -> None:
 
 
 def evaluate(arguments: list[str]) -> None:
-    """wdjax eval RUN [--episodes N] [--greedy] [--best] [--seed N] [--output FILE]"""
+    """wdjax eval RUN [RUN ...] [--opponents NAME ...] [--checkpoint WHICH] [--episodes N] [--greedy] [--output FILE]"""
     parsed = tyro.cli(EvalArguments, prog="wdjax eval", args=arguments)
-    learner, state = load_run(parsed.run, parsed.best)
-    cells = cross_play(learner, state, jax.random.key(parsed.seed), parsed.episodes, parsed.greedy)
-    policies = list(learner.setup.policies)
-    sums = {pair[0] for pair in learner.env.info_ratios.values()}
-    rows = {cell: statistics(episodes, without=sums) for cell, episodes in cells.items()}
+    if not parsed.runs:
+        raise ValueError("wdjax eval needs a run first: the folder that wdjax train wrote (wdjax eval --help)")
+    which = "best" if parsed.best else parsed.checkpoint
+    first, *others = [load_player(run, which) for run in parsed.runs]
+    for line in other_params(first, others):
+        Console().print(line, soft_wrap=True, markup=False)
+    cells = cross_play(
+        first.learner, first.state, jax.random.key(parsed.seed), parsed.episodes, parsed.greedy,
+        opponents=(*others, *parsed.opponents), name=first.name if others else "trained", batch=parsed.batch,
+    )  # fmt: skip
+    rows = {cell: statistics(episodes, first.learner.env.info_ratios) for cell, episodes in cells.items()}
+    roles = list(next(iter(cells.values())).episode_return)
     how = "most likely actions" if parsed.greedy else "drawn actions"
-    title = f"{parsed.run}: {parsed.episodes} episodes a row, {how}, mean ± standard error"
-    table = cross_play_table(policies, rows, title)
-    Console(width=None if sys.stdout.isatty() else 160).print(table)
-    if parsed.output is not None:
-        content = [{"policies": dict(zip(policies, cell, strict=True)), **numbers} for cell, numbers in rows.items()]
-        parsed.output.write_text(json.dumps(content, indent=1) + "\n", encoding="utf8")
+    title = f"{', '.join(parsed.runs)}: {parsed.episodes} episodes a row, {how}, mean ± standard error"
+    Console(width=None if sys.stdout.isatty() else 160).print(matrix_table(roles, rows, title))
+    for file in parsed.output:
+        write_matrix(file, roles, rows)
 
 
-def statistics(episodes: Episodes, without: Collection[str] = ()) -> dict[str, dict[str, float]]:
-    """Returns {name: {"mean", "standard_error"}} of everything that was counted over whole episodes, but `without`."""
-    returns = {f"{policy} return": array for policy, array in episodes.episode_return.items()}
-    counts = {name: array for name, array in episodes.episode_info.items() if name not in without}
-    values = {**counts, "length": episodes.episode_length, **returns}
-    return {
-        name: {"mean": float(np.mean(array)), "standard_error": float(np.std(array) / np.sqrt(len(array)))}
-        for name, array in values.items()
-    }
-
-
-def cross_play_table(policies: list[str], rows: dict[tuple[str, ...], dict], title: str) -> Table:
-    """Returns a table with a row for each combination; counts also as multiples of those of all-random play."""
-    table = Table(title=title, title_justify="left")
-    for policy in policies:
-        table.add_column(policy)
-    names = list(next(iter(rows.values())))
-    for name in names:
-        table.add_column(name, justify="right")
-    baseline = rows[("random",) * len(policies)]
-    for cell, numbers in rows.items():
-        texts = []
-        for name in names:
-            mean, error, random = numbers[name]["mean"], numbers[name]["standard_error"], baseline[name]["mean"]
-            multiple = f" ({mean / random:.2f} x random)" if random > 0 and not name.endswith(" return") else ""
-            texts.append(f"{mean:.2f} ± {error:.2f}{multiple}")
-        table.add_row(*cell, *texts)
-    return table
+def load_player(run: str, which: str) -> Player:
+    """Returns a checkpoint of a run as a player: "runs/a", or "runs/a@best" in place of `which`."""
+    folder, _, own = run.rpartition("@") if "@" in run and not Path(run).exists() else (run, "", which)
+    if own not in ("newest", "best") and not own.isdecimal():
+        raise ValueError(f"checkpoint {own!r}: must be newest, best, or a number of updates")
+    return Player(run, *load_run(folder, best=own == "best", num_updates=int(own) if own.isdecimal() else None))
 
 
 def render(arguments: list[str]) -> None:
-    """wdjax render RUN [--output FILE] [--greedy] [--best] [--seed N] [--fps N]"""
+    """wdjax render RUN [--output FILE] [--npz FILE] [--greedy] [--best] [--seed N] [--fps N]"""
     parsed = tyro.cli(RenderArguments, prog="wdjax render", args=arguments)
+    if parsed.npz is not None and parsed.npz.suffix != ".npz":
+        raise ValueError(f"--npz {parsed.npz}: must end in .npz")
     learner, state = load_run(parsed.run, parsed.best)
-    output = parsed.output or parsed.run / "episode.gif"
-    print(f"Wrote {save_episode(learner, state, output, parsed.seed, parsed.greedy, parsed.fps)}")
+    files = [parsed.npz, parsed.output] if parsed.npz else [parsed.output or parsed.run / "episode.gif"]
+    for file in filter(None, files):
+        print(f"Wrote {save_episode(learner, state, file, parsed.seed, parsed.greedy, parsed.fps)}")
 
 
 def list_all(arguments: list[str]) -> None:

@@ -29,7 +29,8 @@ class NetworkConfig:
     encoder_options: dict[str, Any] = dataclasses.field(default_factory=dict)
     """arguments of the encoder"""
     initializer: Literal["orthogonal", "xavier", "lecun"] = "orthogonal"
-    """of the weight matrices (orthogonal: gain sqrt 2, policy head 0.01, value head 1); biases start at 0"""
+    """of the weight matrices (orthogonal: gain sqrt 2, policy head 0.01, value head and what enters a GRU 1; its own
+    recurrent matrix is always orthogonal); biases start at 0"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,9 +102,9 @@ class PolicyConfig:
     value_clip: float = math.inf
     """(traced) PPO: how far from its old value the value may move; .inf: free"""
     target_kl: float = math.inf
-    """(traced) PPO: no further gradient steps on a rollout once approx_kl exceeds it; .inf: never stop early"""
+    """(traced) PPO: no further gradient steps on a rollout once approx_kl exceeds it in a minibatch; .inf: never"""
     normalize_observation: bool = False
-    """shift and scale observations by their running mean and deviation, and clip them at 10"""
+    """shift and scale every Box of the observation by its running mean and deviation, and clip it at 10"""
     normalize_reward: bool = False
     """divide rewards by the running deviation of the discounted return, and clip them at 10"""
     normalize_advantage: bool = False
@@ -151,10 +152,14 @@ class TrainConfig:
     keep_checkpoints: int = 2
     """how many of the newest checkpoints stay"""
     best_metric: str = "auto"
-    """the evaluation metric by which the best checkpoint is kept; auto: the greedy return where one policy trains, else
-    none; none: keep no best"""
+    """the metric by which evaluations choose the best checkpoint ("agent/episode_return"); auto: the return where one
+    policy trains, else none; none: keep no best"""
+    evaluate_every: int = 0
+    """chunks between two evaluations, logged as eval/...; 0: only where best_metric asks for them, at checkpoints"""
     eval_episodes: int = 128
-    """episodes of each evaluation for best_metric"""
+    """episodes of each evaluation"""
+    eval_greedy: bool = True
+    """evaluations take the most likely action (else they draw it)"""
 
     @property
     def blocks(self) -> int:
@@ -168,6 +173,11 @@ class TrainConfig:
     def num_updates(self) -> int:
         """Updates of the whole run: never fewer env steps than asked."""
         return -(-self.total_env_steps // self.env_steps_per_update)
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether the run is evaluated while it trains."""
+        return self.evaluate_every > 0 or self.best_by is not None
 
     @property
     def best_by(self) -> str | None:

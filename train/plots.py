@@ -26,6 +26,7 @@ def save_curves(run: str | Path, title: str = "") -> Path:
     figure.suptitle(title or run.name)
     returns = {name: f"{name}/episode_return" for name in policies}
     draw_curves(panels[0, 0], rows, returns, "mean episode return [reward]")
+    draw_evaluations(panels[0, 0], rows, policies)
     if statistics:
         label = "mean per episode [count]"
         draw_curves(panels[0, 1], rows, {name.removeprefix("episode_"): name for name in statistics}, label)
@@ -50,5 +51,17 @@ def draw_curves(axes: "Axes", rows: Sequence[dict[str, Any]], curves: dict[str, 
         axes.plot(*zip(*points, strict=True), label=name, color=COLORS.get(name), marker=marker) if points else None
     axes.set_ylabel(label)
     axes.grid(alpha=0.3)
+    if axes.lines:
+        axes.legend()
+
+
+def draw_evaluations(axes: "Axes", rows: Sequence[dict[str, Any]], policies: Sequence[str]) -> None:
+    """Adds what evaluations found, where there are any: dots joined by dashes, in the colour of the policy's curve."""
+    colors = {line.get_label(): line.get_color() for line in axes.lines}
+    for name in policies:
+        field = f"eval/{name}/episode_return"
+        points = [(row["env_steps"], row[field]) for row in rows if row.get(field) is not None]
+        if points:
+            axes.plot(*zip(*points, strict=True), "o--", label=f"{name}, evaluated", color=colors.get(name), alpha=0.7)
     if axes.lines:
         axes.legend()

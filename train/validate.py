@@ -33,6 +33,8 @@ def validate(config: TrainConfig) -> tuple[Env, Any, dict[str, Assignment]]:
     for name in _POSITIVE:
         require(getattr(config, name) >= 1, name, getattr(config, name), "at least 1")
     require(0 <= config.seed < 2**32, "seed", config.seed, "at least 0 and below 2**32")  # jax drops higher bits
+    every = config.evaluate_every
+    require(every >= 0, "evaluate_every", every, "at least 0 (0: only where best_metric asks for evaluations)")
     require(config.num_blocks >= 0, "num_blocks", config.num_blocks, "at least 0 (0: gcd(num_envs, 8))")
     divides = config.num_envs % config.blocks == 0
     require(divides, "num_blocks", config.blocks, f"a divisor of num_envs = {config.num_envs}")
@@ -84,6 +86,8 @@ def _validate_policy(name: str, policy: PolicyConfig) -> None:
         require(size >= 1, f"{path}.network.hidden_sizes", policy.network.hidden_sizes, "widths of at least 1")
     size = policy.network.recurrent_size
     require(size >= 0, f"{path}.network.recurrent_size", size, "at least 0 (0: not recurrent)")
+    ratio = policy.neg_pos_env_ratio
+    require(math.isfinite(ratio), f"{path}.neg_pos_env_ratio", ratio, "finite (below 0: learn from all replicas)")
     check_options(f"{path}.network", policy.network)
     raw = getattr(encoder_class(policy.network.encoder), "needs_raw", False)
     shifted = policy.normalize_observation and raw
@@ -91,14 +95,21 @@ def _validate_policy(name: str, policy: PolicyConfig) -> None:
 
 
 def _validate_mask(name: str, policy: PolicyConfig, assignment: Assignment) -> None:
-    """Refuses an action mask that does not fit the action space."""
+    """Refuses an action mask that does not fit the action space, or that stands inside a part of the observation."""
     space, observation = assignment.action_space, assignment.observation_space
+    for part, inner in observation.spaces.items() if isinstance(observation, Dict) else ():
+        if _has_mask(inner):
+            raise ValueError(f"policies.{name}: {MASK} inside observation[{part!r}]: must stand at the top, beside it")
     if isinstance(observation, Dict) and MASK in observation.spaces:
         distribution = make_distribution(space, policy.action_distribution)
         if not isinstance(distribution, Categorical):
             raise TypeError(f"policies.{name}: its observation has an {MASK}, but actions in {space} cannot be masked")
         shape, size = observation[MASK].shape, distribution.num_outputs
         require(shape == (size,), f"policies.{name}: shape of {MASK}", shape, f"({size},), an entry for each choice")
+
+
+def _has_mask(space: Any) -> bool:
+    return isinstance(space, Dict) and (MASK in space.spaces or any(map(_has_mask, space.spaces.values())))
 
 
 def _validate_batch(config: TrainConfig, name: str, assignment: Assignment) -> None:

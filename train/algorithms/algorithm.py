@@ -54,6 +54,13 @@ class Algorithm(abc.ABC):
     ) -> tuple[jax.Array, Any]:
         """Chooses actions in an evaluation. Returns (action [N, n, ...], carry)."""
 
+    def describe(self, policy: Policy, state: PolicyState, carry: Any, obs: Any) -> dict[str, Any]:
+        """Returns what a recorded episode shows of a choice beside the action, leaves [N, n, ...]; nothing by default.
+
+        Names: those of the distribution's `describe`, and "value".
+        """
+        return {}
+
     @abc.abstractmethod
     def end_of_step(
         self, policy: Policy, state: PolicyState, carry: Any, final_obs: Any, truncated: jax.Array | None

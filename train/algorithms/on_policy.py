@@ -105,6 +105,10 @@ class OnPolicy(Algorithm):
             return policy.distribution.mode(outputs), carry
         return sample_blocks(policy.distribution, keys, outputs), carry
 
+    def describe(self, policy: Policy, state: PolicyState, carry: Any, obs: Any) -> dict[str, Any]:
+        outputs, value, _ = policy.apply(state, obs, carry)
+        return {**policy.distribution.describe(outputs), "value": value}
+
     def end_of_step(
         self, policy: Policy, state: PolicyState, carry: Any, final_obs: Any, truncated: jax.Array | None
     ) -> dict[str, Any]:
