@@ -16,14 +16,13 @@ from wdjax.train.config import TrainConfig
 from wdjax.train.distributions import make_distribution
 from wdjax.train.encoders import check_encoder
 from wdjax.train.load import from_mapping
+from wdjax.train.metrics import Metrics, episode_metrics
 from wdjax.train.networks import without_mask
 from wdjax.train.policies import Assignment, to_groups
-from wdjax.train.rollout import Rollout, rollout
+from wdjax.train.rollout import rollout
 from wdjax.train.state import Policy, PolicyState, Setup, TrainState, current_hypers, make_hypers
 from wdjax.train.validate import validate
 from wdjax.vector import ResetPool, vectorize
-
-Metrics = dict[str, jax.Array]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -138,7 +137,7 @@ def update(setup: Setup, state: TrainState) -> tuple[TrainState, Metrics]:
     rollout_key, update_key, next_key = jax.random.split(state.key, 3)
     hypers = current_hypers(config, state)
     state, played = rollout(setup, state, rollout_key)
-    metrics = episode_metrics(played)
+    metrics = episode_metrics(played, setup.env.info_ratios)
     policies, memory = dict(state.policies), dict(state.memory)
     policy_keys = jax.random.split(update_key, len(setup.policies))
     for i, (name, policy) in enumerate(setup.policies.items()):
@@ -157,18 +156,3 @@ def update(setup: Setup, state: TrainState) -> tuple[TrainState, Metrics]:
 def run(setup: Setup, state: TrainState, num_updates: int) -> tuple[TrainState, Metrics]:
     """`num_updates` updates as one scan; run(a) then run(b) equals run(a + b)."""
     return jax.lax.scan(lambda state, _: update(setup, state), state, length=num_updates)
-
-
-def episode_metrics(played: Rollout) -> Metrics:
-    """Returns how many episodes ended in a rollout and the means over them (NaN where none did).
-
-    `POLICY/episode_return` is the sum over the policy's agents.
-    """
-    episodes = jnp.sum(played.over, dtype=jnp.int32)
-
-    def mean(values: jax.Array) -> jax.Array:
-        return jnp.sum(jnp.where(played.over, values, 0).astype(jnp.float32)) / episodes
-
-    metrics = {"episodes": episodes, "episode_length": mean(played.episode_length)}
-    metrics |= {f"episode_{name}": mean(values) for name, values in played.episode_info.items()}
-    return metrics | {f"{name}/episode_return": mean(values) for name, values in played.episode_return.items()}

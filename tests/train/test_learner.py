@@ -178,7 +178,7 @@ def test_keys_of_an_update_are_all_different(monkeypatch, learner, state):
     played = None
     monkeypatch.setattr("wdjax.train.learner.rollout", lambda *args: record((state, played), *args))
     monkeypatch.setattr(OnPolicy, "update", lambda *args: record((None, None, {}), *args))
-    monkeypatch.setattr("wdjax.train.learner.episode_metrics", lambda played: {})
+    monkeypatch.setattr("wdjax.train.learner.episode_metrics", lambda *args: {})
     after, _ = update(learner.setup, state)
     assert len(seen) == 2
     keys = [state.key, after.key, *seen]

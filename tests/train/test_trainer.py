@@ -12,7 +12,7 @@ import pytest
 from wdjax.train import Trainer, TrainState, load_config, load_run, read_metrics
 from wdjax.train.trainer import load_run_config
 
-TIMING = ("seconds", "compile_seconds", "env_steps_per_second", "agent_steps_per_second")
+TIMING = ("seconds", "seconds_per_update", "compile_seconds", "env_steps_per_second", "agent_steps_per_second")
 
 
 def small_config(**changes):

@@ -1,6 +1,5 @@
 """The update that A2C and PPO share: advantages, then epochs of minibatches, each one gradient step."""
 
-import math
 from typing import Any
 
 import jax
@@ -13,7 +12,8 @@ from wdjax.train.algorithms import a2c, ppo
 from wdjax.train.algorithms.algorithm import Algorithm
 from wdjax.train.config import PolicyConfig, TrainConfig
 from wdjax.train.distributions import make_distribution
-from wdjax.train.masked import masked_mean, masked_variance, normalize
+from wdjax.train.masked import masked_mean, normalize
+from wdjax.train.metrics import rollout_metrics
 from wdjax.train.networks import ActorCritic, empty_carry, without_mask
 from wdjax.train.normalization import (
     Normalizer,
@@ -58,7 +58,10 @@ class OnPolicy(Algorithm):
 
     def check(self, name: str, run: TrainConfig, assignment: Assignment) -> None:
         config = run.policies[name]
-        make_distribution(assignment.action_space, config.action_distribution)  # raises for a space without one
+        try:
+            make_distribution(assignment.action_space, config.action_distribution)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"policies.{name}: {error}") from None
         for field in ("epochs", "minibatches"):
             value = getattr(config, field)
             require(value >= 1, f"policies.{name}.{field}", value, "at least 1")
@@ -136,12 +139,14 @@ class OnPolicy(Algorithm):
             hypers.gamma, hypers.gae_lambda,
         )  # fmt: skip
         metrics = rollout_metrics(rows, advantage, target)
+        if statistics is not None:
+            metrics["reward_scale"] = jnp.sqrt(state.normalizer.reward.variance)
         live = rows.live
         if policy.config.neg_pos_env_ratio >= 0:
             key, choice_key = jax.random.split(key)
             positive = jnp.any(rows.terminated & rows.live, axis=(0, 2))
             chosen = choose_replicas(choice_key, positive, policy.config.neg_pos_env_ratio, num_blocks)
-            live &= chosen[:, None]
+            live &= chosen[None, :, None]
             metrics |= {"positive_envs": jnp.sum(positive), "negative_envs": jnp.sum(chosen & ~positive)}
         batch = Batch(rows.obs, rows.action, rows.log_prob, rows.value, advantage, target, live)
         if policy.config.network.recurrent_size:
@@ -184,7 +189,8 @@ def gradient_steps(
     """Epochs of minibatches over the rows of a rollout, leaves [T, N, n, ...].
 
     Returns:
-        (state, metrics): means over the gradient steps that were taken, all unless `target_kl` stopped them.
+        (state, metrics): means over the gradient steps that were taken, all unless `target_kl` stopped them; approx_kl
+        also counts the one that it stopped.
     """
     config = policy.config
     shape = batch.live.shape
@@ -197,19 +203,19 @@ def gradient_steps(
     def step(carry: tuple[PolicyState, jax.Array], index: jax.Array) -> tuple[tuple, tuple]:
         state, stopped = carry
         new, losses = gradient_step(policy, state, hypers, take_rows(batch, index))
-        if math.isfinite(config.target_kl):  # a step that would be taken too far off is not taken, nor any after it
-            stopped |= losses["approx_kl"] > hypers.target_kl
-            new = jax.tree.map(lambda old, new: jnp.where(stopped, old, new), state, new)
-        return (new, stopped), (losses, ~stopped)
+        # approx_kl is that before the step: one that would begin too far off is not taken, nor any after it
+        stops = stopped | (losses["approx_kl"] > hypers.target_kl)
+        new = jax.tree.map(lambda old, new: jnp.where(stops, old, new), state, new)
+        return (new, stops), (losses, ~stopped, ~stops)
 
     def epoch(carry: tuple, key: jax.Array) -> tuple[tuple, tuple]:
         return jax.lax.scan(step, carry, shuffle(key, shape, num_blocks, config.minibatches))
 
-    (state, _), (losses, taken) = jax.lax.scan(epoch, (state, jnp.bool_(False)), jax.random.split(key, config.epochs))
+    keys = jax.random.split(key, config.epochs)
+    (state, _), (losses, looked_at, taken) = jax.lax.scan(epoch, (state, jnp.bool_(False)), keys)
     metrics = jax.tree.map(lambda values: masked_mean(values, taken), losses)
-    if math.isfinite(config.target_kl):
-        metrics |= {"approx_kl": losses["approx_kl"].mean(), "gradient_steps": jnp.sum(taken)}
-    return state, metrics
+    metrics["approx_kl"] = masked_mean(losses["approx_kl"], looked_at)
+    return state, metrics | {"gradient_steps": jnp.sum(taken)}
 
 
 def merge_axes(batch: Batch) -> Batch:
@@ -240,12 +246,12 @@ def gradient_step(
     (_, metrics), grads = jax.value_and_grad(loss_of, has_aux=True)(state.params)
     updates, opt_state = make_optimizer(policy.config, hypers).update(grads, state.opt_state, state.params)
     params = jax.tree.map(lambda param, update: param - hypers.learning_rate * update, state.params, updates)
-    return state.replace(params=params, opt_state=opt_state), {**metrics, "grad_norm": optax.tree.norm(grads)}
+    norm = optax.tree.norm(grads)
+    metrics |= {"grad_norm": norm, "grad_clip_fraction": (norm > hypers.max_grad_norm).astype(jnp.float32)}
+    return state.replace(params=params, opt_state=opt_state), metrics
 
 
-def loss(
-    policy: Policy, state: PolicyState, hypers: Hypers, batch: Batch
-) -> tuple[jax.Array, dict[str, jax.Array]]:
+def loss(policy: Policy, state: PolicyState, hypers: Hypers, batch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
     """policy_loss + c_v value_loss - c_e entropy, each a mean over live rows; with
 
         value_loss = mean(max((V - R)^2, (clip(V, V_old - eps_v, V_old + eps_v) - R)^2)).
@@ -263,6 +269,8 @@ def loss(
     policy_loss, metrics = POLICY_LOSSES[policy.config.algorithm](
         log_prob, batch.log_prob, advantage, batch.live, hypers.clip
     )
+    if policy.config.normalize_advantage:
+        metrics["normalized_advantage_mean"] = masked_mean(advantage, batch.live)
     clipped_value = batch.value + jnp.clip(value - batch.value, -hypers.value_clip, hypers.value_clip)
     error = jnp.maximum((value - batch.target) ** 2, (clipped_value - batch.target) ** 2)
     value_loss = masked_mean(error, batch.live)
@@ -295,19 +303,3 @@ def shuffle(key: jax.Array, shape: tuple[int, int, int], num_blocks: int, miniba
     time, place = order // width, order % width
     index = time * (replicas * agents) + jnp.arange(num_blocks)[:, None] * width + place
     return jnp.swapaxes(index.reshape(num_blocks, minibatches, -1), 0, 1).reshape(minibatches, -1)
-
-
-def rollout_metrics(rows: Rows, advantage: jax.Array, target: jax.Array) -> dict[str, jax.Array]:
-    """Returns means over the live rows of a rollout, before any gradient step.
-
-    explained_variance = 1 - Var(R - V) / Var(R): 1 is a perfect value function, 0 one as good as a constant.
-    """
-    live = rows.live
-    return {
-        "reward_mean": masked_mean(rows.reward, live),
-        "value_mean": masked_mean(rows.value, live),
-        "return_mean": masked_mean(target, live),
-        "advantage_mean": masked_mean(advantage, live),
-        "explained_variance": 1.0 - masked_variance(advantage, live) / (masked_variance(target, live) + 1e-8),
-        "live_fraction": jnp.mean(live.astype(jnp.float32)),
-    }
