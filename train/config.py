@@ -75,6 +75,8 @@ class PolicyConfig:
 
     agents: tuple[str, ...] = ()
     """selectors, a group or a slice of one ("runner[0:50]"); empty: the group that has the policy's name"""
+    agent_type_feature: bool = False
+    """show its network which selector of `agents` an agent belongs to, one-hot: for a policy of several groups"""
     algorithm: Literal["A2C", "PPO", "DDPG"] = "PPO"
     """A2C: one gradient step on all rows; PPO: epochs of minibatches with a clipped ratio; DDPG: from a replay"""
     trainable: bool = True

@@ -17,7 +17,7 @@ from wdjax.envs.tag import scripted as tag
 from wdjax.spaces import Box
 from wdjax.train.config import PolicyConfig
 from wdjax.train.learner import Learner
-from wdjax.train.policies import Assignment, from_groups, gather, group_sizes, scatter, to_groups
+from wdjax.train.policies import Assignment, from_groups, gather_observation, group_sizes, scatter, to_groups
 from wdjax.train.state import Hypers, Policy, PolicyState, Setup, TrainState
 
 # Environment -> {name: (group, script)}.
@@ -197,11 +197,12 @@ def seat(setup: Setup, player: Player, role: Role) -> Candidate:
         names = ", ".join(theirs.policies)
         raise ValueError(f"player {player.name!r}: none of its policies ({names}) plays all of {agents}")
     policy = theirs.policies[name]
-    spaces = [(a.observation_space, a.action_space) for a in (policy.assignment, role.assignment)]
+    spaces = [(a.bare_space, a.action_space) for a in (policy.assignment, role.assignment)]
     require(spaces[0] == spaces[1], f"player {player.name!r}: spaces of {name}", spaces[0], f"{spaces[1]}")
     state = player.state.policies[name]
     learned = PolicyState(state.params, None, state.normalizer)  # what only learning needs stays behind
-    return Candidate(player, Actor(dataclasses.replace(policy, assignment=role.assignment), "learned"), learned)
+    assignment = dataclasses.replace(policy.assignment, segments=role.assignment.segments)
+    return Candidate(player, Actor(dataclasses.replace(policy, assignment=assignment), "learned"), learned)
 
 
 def owner(setup: Setup, assignment: Assignment) -> str | None:
@@ -264,8 +265,7 @@ def choose_actions(
     by_group, situation = to_groups(game.env, obs), (env_states, env_params)
     actions, carries_after = {}, []
     for i, cast in enumerate(game.casts):
-        seen = gather(cast[0].policy.assignment, by_group)
-        shared = (learned[i], seen, keys[i], situation)
+        shared = (learned[i], by_group, keys[i], situation)
         branches = [functools.partial(_act, game.env, cast, k, greedy) for k in range(len(cast))]
         actions[i], carry = jax.lax.switch(which[i], branches, carries[i], shared)
         carries_after.append(carry)
@@ -277,6 +277,7 @@ def _act(
     env: Env, cast: tuple[Actor, ...], k: int, greedy: bool, carry: tuple, shared: tuple
 ) -> tuple[jax.Array, tuple]:
     """Actor k of a cast acts; what the others carry stays as it is."""
-    learned, obs, keys, situation = shared
-    action, after = cast[k].choose(env, learned[k], carry[k], obs, keys, situation, greedy)
+    learned, by_group, keys, situation = shared
+    seen = gather_observation(cast[k].policy.assignment, by_group)  # each actor as it was trained: one may see its type
+    action, after = cast[k].choose(env, learned[k], carry[k], seen, keys, situation, greedy)
     return action, (*carry[:k], after, *carry[k + 1 :])

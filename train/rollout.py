@@ -9,7 +9,7 @@ from flax import struct
 
 from wdjax.spaces import Box
 from wdjax.train.distributions import Distribution
-from wdjax.train.policies import from_groups, gather, scatter, to_groups
+from wdjax.train.policies import from_groups, gather, gather_observation, scatter, to_groups
 from wdjax.train.state import Hypers, Policy, PolicyState, Setup, TrainState, current_hypers
 from wdjax.vector import select, when_any
 
@@ -57,7 +57,7 @@ def rollout(setup: Setup, state: TrainState, key: jax.Array) -> tuple[TrainState
 
     carry, (rows, episodes) = jax.lax.scan(step, (state.replicas, state.obs, state.live, first_carry), keys)
     replicas, obs, live, carries = carry
-    last_obs = {name: gather(policy.assignment, obs) for name, policy in setup.policies.items()}
+    last_obs = {name: gather_observation(policy.assignment, obs) for name, policy in setup.policies.items()}
     memory = {name: old.replace(carry=carries[name]) for name, old in state.memory.items()}
     state = state.replace(replicas=replicas, obs=obs, live=live, memory=memory)
     return state, Rollout(rows, first_carry, carries, last_obs, *episodes)
@@ -84,7 +84,7 @@ def play_step(
     replicas, obs, live, carries = carry
     actions, drafts, carries_after = {}, {}, {}
     for i, (name, policy) in enumerate(setup.policies.items()):
-        seen = gather(policy.assignment, obs)
+        seen = gather_observation(policy.assignment, obs)
         actions[name], notes, carries_after[name] = policy.algorithm.act(
             policy, policies[name], carries[name], seen, keys[1 + i], hypers[name]
         )
@@ -97,7 +97,7 @@ def play_step(
     for name, draft in drafts.items():
         policy = setup.policies[name]
         cut = gather(policy.assignment, truncated) if setup.env.can_truncate else None
-        final_obs = gather(policy.assignment, info["final_obs"])
+        final_obs = gather_observation(policy.assignment, info["final_obs"])
         rows[name] = Rows(
             **draft,
             reward=gather(policy.assignment, reward),

@@ -13,7 +13,7 @@ from flax import struct
 from wdjax.train.evaluation import choose_players
 from wdjax.train.learner import Learner
 from wdjax.train.players import Game, Player, Script, choose_actions, empty_carries, make_game, roles_of
-from wdjax.train.policies import gather, to_groups
+from wdjax.train.policies import gather_observation, to_groups
 from wdjax.train.state import TrainState
 from wdjax.vector import all_agents
 
@@ -111,6 +111,6 @@ def describe_choices(game: Game, learned: Any, carries: Any, obs: dict[str, Any]
     described = []
     for [actor], [state], [carry] in zip(game.casts, learned, carries, strict=True):
         policy, known = actor.policy, actor.kind == "learned"
-        seen = gather(policy.assignment, obs)
+        seen = gather_observation(policy.assignment, obs)
         described.append(policy.algorithm.describe(policy, state, carry, seen) if known else {})
     return described
