@@ -48,7 +48,9 @@ class DDPGConfig:
     batch_size: int = 256
     """rows of a gradient step, equally many from every block of replicas"""
     warmup: int = 1_000
-    """rows in the buffer (in each block its share) before the first gradient step; actions are uniform until then"""
+    """rows in the buffer (in each block its share) before the first gradient step"""
+    uniform_warmup: bool = True
+    """draw actions uniformly from the box until then (else the new actor and its noise act from the start)"""
     updates_per_rollout: int = 64
     """gradient steps after each rollout"""
     twin_critics: bool = False

@@ -90,13 +90,17 @@ class DDPG(Algorithm):
     def act(
         self, policy: Policy, state: PolicyState, carry: Any, obs: Any, keys: jax.Array, hypers: Hypers
     ) -> tuple[jax.Array, dict[str, Any], Any]:
-        """The actor's action and noise, clipped to the box; uniform until the first gradient step."""
-        unit = actor_of(policy, state, obs)
+        """The actor's action and noise, clipped to the box; uniform until the first gradient step, where so asked.
+
+        What is not trainable has nothing to explore for, and acts without noise.
+        """
+        unit, options = actor_of(policy, state, obs), policy.config.ddpg
         if policy.config.trainable:
             keys = jax.vmap(jax.random.split)(keys)
-            noise, carry = explore(policy.config.ddpg.noise, carry, keys[:, 0], unit.shape, hypers.ddpg)
+            noise, carry = explore(options.noise, carry, keys[:, 0], unit.shape, hypers.ddpg)
             unit = jnp.clip(unit + noise, -1.0, 1.0)
-            unit = jnp.where(state.gradient_steps == 0, uniform_actions(keys[:, 1], unit.shape), unit)
+            if options.uniform_warmup:
+                unit = jnp.where(state.gradient_steps == 0, uniform_actions(keys[:, 1], unit.shape), unit)
         return to_box(policy.assignment.action_space, unit), {}, carry
 
     def play(
