@@ -24,6 +24,7 @@ from wdjax.env_case import (
     has_mask,
     is_number,
     named_leaves,
+    quick_jit,
     sample_action,
     space_parts,
     words,
@@ -292,7 +293,7 @@ def params_can_be_batched(case: Case) -> None:
         fail(f"check_params fails for params with a leading axis: {remedy}", error)
     play = lambda key, params: first_step(case, key, params)  # noqa: E731
     keys = jax.vmap(jax.random.key)(case.seed + np.arange(len(variants)))
-    together, alone = jax.jit(jax.vmap(play))(keys, batch), jax.jit(play)
+    together, alone = quick_jit(jax.vmap(play))(keys, batch), quick_jit(play)
     for i, params in enumerate(variants):
         one = alone(keys[i], params)
         for method in ("reset", "step"):
