@@ -1,6 +1,5 @@
 """Fixtures of the tests of learning."""
 
-import jax
 import pytest
 from probes import PROBES
 
@@ -14,12 +13,3 @@ def registered_probes():
         for name, cls in PROBES.items():
             patch.setitem(envs._REGISTRY, name, cls)
         yield
-
-
-@pytest.fixture(scope="module")
-def quick_compile():
-    """Compiles with hardly any optimization, in two thirds of the time: for programs that run for milliseconds."""
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
