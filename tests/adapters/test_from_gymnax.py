@@ -19,8 +19,6 @@ from wdjax.train import PolicyConfig, TrainConfig, Trainer, load_run, make_learn
 from wdjax.train.config import NetworkConfig
 from wdjax.train.validate import complete_env_params
 
-gymnax = pytest.importorskip("gymnax", exc_type=ImportError)
-
 N, T = 4, 40
 POLICY = PolicyConfig(
     network=NetworkConfig((32,), "tanh", shared_trunk=False), learning_rate=5e-3, epochs=4, minibatches=2,
@@ -29,8 +27,9 @@ POLICY = PolicyConfig(
 
 
 @pytest.fixture(scope="module", autouse=True)
-def quick(quick_compile):
-    """Most of the time here is compiling."""
+def library(quick_compile):  # most of the time here is compiling
+    """Skips where gymnax is not installed. Imported here: the import takes time, also where no test is run."""
+    return pytest.importorskip("gymnax", exc_type=ImportError)
 
 
 @functools.cache
@@ -257,7 +256,7 @@ class Strange:
         self.space, self.obs = space, obs
 
     def reset_env(self, key, params):
-        return self.obs, params.speed
+        return jax.tree.map(jnp.asarray, self.obs), params.speed
 
     step_env = action_space = None
 
@@ -265,20 +264,17 @@ class Strange:
         return self.space
 
 
-SPACES = gymnax.environments.spaces
-
-
 @pytest.mark.parametrize(
     ("space", "obs", "words"),
     [
-        (SPACES.Tuple([SPACES.Discrete(2)]), (jnp.int32(1),), "observation space of Strange: a Tuple space has no"),
-        (SPACES.Dict({"a": SPACES.Discrete(2)}), jnp.zeros(2), "not dicts of a, as its space says"),
-        (SPACES.Box(0, 1, (2,)), {"a": jnp.zeros(2)}, "its values are a dict, not the array"),
+        (lambda spaces: spaces.Tuple([spaces.Discrete(2)]), (1,), "space of Strange: a Tuple space has no counterpart"),
+        (lambda spaces: spaces.Dict({"a": spaces.Discrete(2)}), 1.0, "not dicts of a, as its space says"),
+        (lambda spaces: spaces.Box(0, 1, ()), {"a": 1.0}, "its values are a dict, not the array that its space says"),
     ],
 )
-def test_what_cannot_be_translated_is_refused(space, obs, words):
+def test_what_cannot_be_translated_is_refused(library, space, obs, words):
     with pytest.raises(TypeError, match=words):
-        wdjax.adapters.from_gymnax(Strange(space, obs))
+        wdjax.adapters.from_gymnax(Strange(space(library.environments.spaces), obs))
 
 
 def test_what_is_no_environment_is_refused():

@@ -1,10 +1,8 @@
 """The way in for JaxMARL: its environments as wdjax environments, their agents as groups."""
 
-import contextlib
 import dataclasses
 import functools
 import importlib
-import os
 import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -231,8 +229,7 @@ def make(name: str, **arguments: Any) -> tuple[JaxMARLEnv, Params]:
         ImportError: where JaxMARL, or what one of its environments needs, is not installed.
         ValueError, TypeError: for an unknown name, with the nearest right one, or a wrong value.
     """
-    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):  # it prints what it did not find
-        jaxmarl = import_library("jaxmarl")
+    jaxmarl = import_library("jaxmarl")
     require_known("environment of JaxMARL", name, jaxmarl.registered_envs)
     env = jaxmarl.make(name, **{key: named_object(name, key, value) for key, value in arguments.items()})
     known = argument_names(env)
