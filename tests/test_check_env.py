@@ -10,7 +10,9 @@ from broken_outputs import NanInInfo
 from toy_contract import Line, LineParams, LineState, Team
 
 import wdjax
-from wdjax import env_checker, env_play, env_rules
+from wdjax import env_checker
+from wdjax.env_checker import play as env_play
+from wdjax.env_checker import rules as env_rules
 
 
 def names_of(broken):

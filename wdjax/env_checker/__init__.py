@@ -3,11 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
-from wdjax import env_play as play
-from wdjax import env_rules as rules
 from wdjax.checks import require_integer
 from wdjax.env import Env, cast_params
-from wdjax.env_case import Case, EnvCheckError
+from wdjax.env_checker import play, rules
+from wdjax.env_checker.case import Case, EnvCheckError
 
 __all__ = ["CONTRACT", "CONTRACT_OF_PLAY", "EnvCheckError", "check_env"]
 

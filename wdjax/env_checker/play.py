@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from wdjax.env_case import (
+from wdjax.env_checker.case import (
     MASK,
     RETURNS,
     Case,

@@ -1,0 +1,318 @@
+"""The checks of `wdjax.check_env` that need no play: values, spaces, tracing, structure, purity.
+
+Each is one rule of the contract: a function of a Case that fails with a sentence where the rule is broken.
+"""
+
+import copy
+import dataclasses
+import inspect
+import numbers
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from wdjax.env import static_names
+from wdjax.env_checker.case import (
+    MASK,
+    Case,
+    as_numpy,
+    component_sizes,
+    explained,
+    fail,
+    has_mask,
+    is_number,
+    named_leaves,
+    quick_jit,
+    sample_action,
+    space_parts,
+    words,
+)  # fmt: skip
+from wdjax.spaces import Dict, Space
+from wdjax.vector import RESERVED_INFO
+
+# --- values ---
+
+
+def env_is_a_value(case: Case) -> None:
+    fields = {field.name: getattr(case.env, field.name) for field in dataclasses.fields(case.env) if field.init}
+    for name, annotation in inspect.get_annotations(type(case.env)).items():
+        if name not in {field.name for field in dataclasses.fields(case.env)} and "ClassVar" not in str(annotation):
+            fail(f"{case.name}.{name} is no field: write @dataclasses.dataclass(frozen=True) above class {case.name}")
+    for name, value in fields.items():
+        try:
+            hash(value)
+        except TypeError as error:
+            kind = type(value).__name__
+            fail(f"{case.name}.{name} is a {kind}, which has no hash: make it a number, a string or a tuple", error)
+    own = static_names(case.env)  # the others hold another library's object, which is what it is
+    same = type(case.env)(**{name: copy.deepcopy(value) if name in own else value for name, value in fields.items()})
+    if same != case.env or hash(same) != hash(case.env):
+        remedy = "give its fields values that compare by what they hold, and leave __eq__ and __hash__ to the dataclass"
+        fail(f"{case.name} does not equal a copy of itself: {remedy}")
+
+
+def params_are_frozen_numbers(case: Case) -> None:
+    params = case.env.default_params
+    kind = type(params).__name__
+    if not is_frozen_pytree(params):
+        fail(f"default_params is of type {kind}, no frozen pytree: decorate it with flax.struct.dataclass")
+    for name, leaf in named_leaves({"params": params}):
+        if not is_number(leaf):
+            fail(f"{name} = {leaf!r:.80}: must be a number or an array (a static choice is a field of {case.name})")
+    try:
+        case.env.check_params(case.params)
+    except (ValueError, TypeError) as error:
+        fail(f"check_params refuses the params of this check: {error}", error)
+
+
+def is_frozen_pytree(value: Any) -> bool:
+    frozen = dataclasses.is_dataclass(value) and type(value).__dataclass_params__.frozen and hasattr(value, "replace")
+    return frozen and not jax.tree_util.all_leaves([value])  # without a field it is still no leaf
+
+
+def groups_are_counts(case: Case) -> None:
+    groups = case.env.groups
+    if not isinstance(groups, Mapping):
+        fail(f"groups is of type {type(groups).__name__}: return a dict of names and numbers of agents")
+    for name, size in groups.items():
+        if not isinstance(name, str):
+            fail(f"the group {name!r} has no name: make its key in groups a string")
+        if isinstance(size, bool) or not isinstance(size, numbers.Integral) or size < 1:
+            fail(f"groups[{name!r}] = {size!r}: must be a whole number of at least 1")
+
+
+# --- spaces ---
+
+
+def spaces_fit_the_groups(case: Case) -> None:
+    groups = case.env.groups
+    for method, space in (("observation_space", case.observation_space), ("action_space", case.action_space)):
+        if not isinstance(space, Space):
+            fail(f"{method} returns {type(space).__name__}: must be a wdjax Box, Discrete, MultiDiscrete or Dict")
+        if groups and (not isinstance(space, Dict) or list(space.spaces) != list(groups)):
+            found = f"Dict of {list(space.spaces)}" if isinstance(space, Dict) else type(space).__name__
+            fail(f"{method} returns a {found}: must be a Dict of the groups, in their order: {list(groups)}")
+        for group, part in case.by_group(space).items():
+            name = f"{method}[{group!r}]" if group else method
+            if group and part != part.single.batch(groups[group]):
+                fail(f"{name} is no batch of {groups[group]} agents: return one agent's space.batch({groups[group]})")
+            if not group and part != part.single:
+                fail(f"{name} is a batch: {case.name} has no groups, so return the space of one agent")
+
+
+def masks_fit_the_actions(case: Case) -> None:
+    actions = case.by_group(case.action_space)
+    for group, observation in case.by_group(case.observation_space).items():
+        if not has_mask(observation):
+            continue
+        of_group = f" of group {group!r}" if group else ""
+        sizes, shape = component_sizes(actions[group]), observation[MASK].single.shape
+        if not sizes:
+            fail(f"{MASK}{of_group} masks a {type(actions[group]).__name__}: only (Multi)Discrete actions have a mask")
+        if shape != (sum(sizes),):
+            fail(f"{MASK}{of_group} has the shape {shape}: must be ({sum(sizes)},), an entry for each choice")
+
+
+# --- tracing ---
+
+
+def functions_are_traceable(case: Case) -> None:
+    _ = case.reset, case.step  # the traces explain themselves where they fail
+    for method in ("observation_space", "action_space"):
+        with explained(method):
+            jax.eval_shape(lambda key, params, method=method: getattr(case.env, method)(params).sample(key),
+                           case.key, case.params)  # fmt: skip
+
+
+def nothing_calls_the_host(case: Case) -> None:
+    for method, (jaxpr, _) in (("reset", case.reset), ("step", case.step)):
+        for name in primitives(jaxpr):
+            if "callback" in name or name == "debug_print":
+                fail(f"{method} calls back to the host ({name}): write it with jax operations, and print nothing")
+
+
+def primitives(jaxpr: Any) -> Iterator[str]:
+    """Yields the name of every operation, those inside of loops and branches too."""
+    for equation in jaxpr.eqns:
+        yield equation.primitive.name
+        for value in jax.tree.leaves(list(equation.params.values())):
+            inner = getattr(value, "jaxpr", value)
+            if hasattr(inner, "eqns"):
+                yield from primitives(inner)
+
+
+def nothing_leaks(case: Case) -> None:
+    for method, calls in _calls(case).items():
+        try:
+            with jax.checking_leaks():
+                jax.eval_shape(calls, case.key, case.params)
+        except Exception as error:
+            if "Leaked" not in str(error):
+                raise
+            remedy = "keep nothing but what it returns: no attribute, no global"
+            fail(f"{method} leaves a traced value behind: {remedy}", error)
+
+
+def no_key_is_used_twice(case: Case) -> None:
+    for method, calls in _calls(case).items():
+        try:
+            with jax.debug_key_reuse(True):
+                jax.eval_shape(calls, case.key, case.params)
+        except jax.errors.KeyReuseError as error:
+            fail(f"{method} uses one key twice: split it with jax.random.split, and use each part once", error)
+
+
+def _calls(case: Case) -> dict[str, Any]:
+    """Returns functions of (key, params) that call reset, and step twice, so that a key in the state would show."""
+    env, action = case.env, case.action
+
+    def steps(key: jax.Array, params: Any) -> Any:
+        reset_key, *step_keys = jax.random.split(key, 3)
+        _, state = env.reset(reset_key, params)
+        for step_key in step_keys:
+            _, state, *rest = env.step(step_key, state, jax.tree.map(jnp.zeros_like, action), params)
+        return state, rest
+
+    return {"reset": lambda key, params: env.reset(key, params), "step": steps}
+
+
+# --- structure ---
+
+
+def observations_have_the_shapes_of_their_space(case: Case) -> None:
+    for method, outputs in (("reset", case.reset[1]), ("step", case.step[1])):
+        for name, space, leaf in space_parts(case.observation_space, outputs["obs"], "obs"):
+            if not hasattr(leaf, "shape") or (leaf.shape, leaf.dtype) != (space.shape, jnp.dtype(space.dtype)):
+                found = words(leaf) if hasattr(leaf, "shape") else type(leaf).__name__
+                asked = f"{jnp.dtype(space.dtype)} of shape {space.shape}"
+                fail(f"{method} returns {name} as {found}: observation_space says {asked}")
+
+
+def state_is_a_frozen_dataclass(case: Case) -> None:
+    state = case.reset[1]["state"]
+    if not is_frozen_pytree(state):
+        fail(f"state is of type {type(state).__name__}, no frozen pytree: decorate it with flax.struct.dataclass")
+
+
+def step_keeps_the_structure_of_the_state(case: Case) -> None:
+    first, after = case.reset[1]["state"], case.step[1]["state"]
+    if type(first) is not type(after) or jax.tree.structure(first) != jax.tree.structure(after):
+        parts = "the same fields, and as static ones (pytree_node=False) the same values"
+        fail(f"step returns a state of another structure than reset: give it {parts}")
+    pairs = zip(named_leaves({"state": first}), named_leaves({"state": after}), strict=True)
+    for (name, one), (_, other) in pairs:
+        if (one.shape, one.dtype) != (other.shape, other.dtype):
+            fail(f"step returns {name} as {words(other)}, reset as {words(one)}: cast or reshape one of them")
+
+
+def rewards_and_ends_are_per_agent(case: Case) -> None:
+    groups = case.env.groups
+    for name, dtype in (("reward", "float32"), ("terminated", "bool"), ("truncated", "bool")):
+        value = case.step[1][name]
+        if groups and (not isinstance(value, Mapping) or set(value) != set(groups)):
+            found = sorted(value) if isinstance(value, Mapping) else "no dict"
+            fail(f"step returns {name} as {found}: must be a dict of the groups: {list(groups)}")
+        for group, leaf in case.by_group(value).items():
+            shape = (groups[group],) if group else ()
+            if not hasattr(leaf, "shape") or (leaf.shape, leaf.dtype) != (shape, dtype):
+                found = words(leaf) if hasattr(leaf, "shape") else type(leaf).__name__
+                place = f"{name}[{group!r}]" if group else name
+                fail(f"step returns {place} as {found}: must be {dtype} of shape {shape}")
+
+
+def info_holds_scalars(case: Case) -> None:
+    info = case.step[1]["info"]
+    if not isinstance(info, Mapping):
+        fail(f"step returns info as {type(info).__name__}: must be a dict, empty where there is nothing to tell")
+    for name, leaf in info.items():
+        if name in RESERVED_INFO:
+            fail(f"step returns info[{name!r}], a name of wdjax.vectorize: choose another one")
+        if not hasattr(leaf, "shape") or leaf.shape != () or leaf.dtype.kind not in "biuf":
+            found = words(leaf) if hasattr(leaf, "shape") else type(leaf).__name__
+            fail(f"step returns info[{name!r}] as {found}: must be a scalar of the step, which sums up over an episode")
+
+
+# --- running ---
+
+
+def first_step(case: Case, key: jax.Array, params: Any) -> dict[str, dict[str, Any]]:
+    """Resets and steps once. Returns what each method gave, by name."""
+    reset_key, action_key, step_key = jax.random.split(key, 3)
+    obs, state = case.env.reset(reset_key, params)
+    action = sample_action(case.env, case.env.action_space(params), action_key, obs)
+    names = ("obs", "state", "reward", "terminated", "truncated", "info")
+    played = dict(zip(names, case.env.step(step_key, state, action, params), strict=True))
+    return {"reset": {"obs": obs, "state": state}, "step": played}
+
+
+def same_inputs_give_the_same(case: Case) -> None:
+    """Compares two programs, because what Python did (np.random, a counter) is frozen into a compiled one."""
+    env, state = case.env, case.reset[1]["state"]
+    for method, args in (("reset", (case.key, case.params)), ("step", (case.key, state, case.action, case.params))):
+        programs = [
+            jax.jit(lambda *args, method=method: getattr(env, method)(*args)).lower(*args).as_text() for _ in range(2)
+        ]
+        if programs[0] != programs[1]:
+            remedy = "draw with jax.random from key, and keep nothing from one call to the next"
+            fail(f"{method} gives something else for the same inputs when called again: {remedy}")
+
+
+def steps_compile_once(case: Case) -> None:
+    """Counts traces of the same jitted step: at the first state, at its own state, and for params on a device."""
+    traces = []
+
+    @jax.jit
+    def step(key: jax.Array, state: Any, action: Any, params: Any) -> Any:
+        traces.append(1)
+        return case.env.step(key, state, action, params)
+
+    first = case.reset[1]["state"]
+    second = jax.eval_shape(step, case.key, first, case.action, case.params)[1]
+    jax.eval_shape(step, case.key, second, case.action, case.params)
+    if len(traces) > 1:
+        pairs = zip(named_leaves({"state": first}), named_leaves({"state": second}), strict=True)
+        weak = [name for (name, one), (_, other) in pairs if one.weak_type != other.weak_type]
+        remedy = "give it a dtype in reset and in step, as jnp.float32(0.0) does"
+        fail(f"step is compiled again for its own state: {', '.join(weak)} comes from a bare Python number: {remedy}")
+    on_device = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), jnp.result_type(leaf)), case.params)
+    jax.eval_shape(step, case.key, second, case.action, on_device)
+    if len(traces) > 1:
+        bare = [name for name, leaf in named_leaves({"params": case.params}) if isinstance(leaf, (int, float))]
+        fail(f"step is compiled again for params on a device: write {', '.join(bare)} as np.float32(...)")
+
+
+def params_can_be_batched(case: Case) -> None:
+    """vmapped over keys, states and params: each variant gives what it gives alone."""
+    variants = [vary(case, factor) for factor in (1.0, 0.95, 0.9)]
+    batch = jax.tree.map(lambda *leaves: np.stack([as_numpy(leaf) for leaf in leaves]), *variants)
+    try:
+        case.env.check_params(batch)
+    except Exception as error:
+        remedy = "compare with np.all(...), and arrays of numbers against params with a trailing [..., None]"
+        fail(f"check_params fails for params with a leading axis: {remedy}", error)
+    play = lambda key, params: first_step(case, key, params)  # noqa: E731
+    keys = jax.vmap(jax.random.key)(case.seed + np.arange(len(variants)))
+    together, alone = quick_jit(jax.vmap(play))(keys, batch), quick_jit(play)
+    for i, params in enumerate(variants):
+        one = alone(keys[i], params)
+        for method in ("reset", "step"):
+            pairs = zip(named_leaves(one[method]), named_leaves(together[method]), strict=True)
+            for (name, a), (_, b) in pairs:
+                a, b = as_numpy(a), as_numpy(b)[i]
+                if not np.allclose(a, b, case.rtol, case.atol, equal_nan=True):
+                    remedy = "correct its custom_vmap rule, or what looks at the number of axes"
+                    fail(f"{method} gives another {name} under vmap than alone, {b} instead of {a}: {remedy}")
+
+
+def vary(case: Case, factor: float) -> Any:
+    """Returns params with every float times a factor, or as they are where check_params refuses these."""
+    scale = lambda leaf: np.asarray(leaf * factor, leaf.dtype) if as_numpy(leaf).dtype.kind == "f" else leaf  # noqa: E731
+    varied = jax.tree.map(lambda leaf: scale(np.asarray(leaf)), case.params)
+    try:
+        case.env.check_params(varied)
+    except ValueError:
+        return case.params
+    return varied
