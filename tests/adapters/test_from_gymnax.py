@@ -293,6 +293,12 @@ def test_no_drawing():
         wdjax.render(env, state, params)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["CartPole-v1", "Breakout-MinAtar", "FrozenLake-misc"])
+def test_the_contract_is_kept(name):
+    wdjax.check_env(wdjax.make(f"gymnax:{name}")[0], num_steps=300)
+
+
 # --- a bare done, as in gymnax 0.0.9
 
 

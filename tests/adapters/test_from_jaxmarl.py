@@ -106,7 +106,7 @@ def test_steps_are_those_of_jaxmarl(name, changes, groups):
 
 
 class Relay:
-    """An environment in JaxMARL's form: agent_1 leaves after the first step, both end after the third."""
+    """An environment in JaxMARL's form: agent_1 leaves after the first step, `__all__` ends after the third."""
 
     agents = ("agent_0", "agent_1", "adversary_0")
 
@@ -118,7 +118,7 @@ class Relay:
         time, place = state
         place = place + jnp.stack([actions[agent] for agent in self.agents])
         state = (time + 1, place)
-        dones = {"agent_0": time == 2, "agent_1": time == 0, "adversary_0": time == 2, "__all__": time == 2}
+        dones = {"agent_0": time == 2, "agent_1": time == 0, "adversary_0": False, "__all__": time == 2}
         reward = dict.fromkeys(self.agents, 1)
         info = {"sum": place.sum(), "shaped": {"agent_0": 0.0}, "places": place, "discount": jnp.float32(1)}
         return self.get_obs(state), state, reward, dones, info
@@ -157,6 +157,12 @@ def test_ends_by_hand():
     assert columns[3] == [[False], [False], [True], [True], [True]]
     assert columns[4] == [3, 5, 7, 0, 0]
     assert state.time == 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["switch_riddle", "HeuristicEnemySMAX"])
+def test_the_contract_is_kept(name):
+    wdjax.check_env(wdjax.make(f"jaxmarl:{name}")[0], num_steps=300)
 
 
 def test_names_of_groups():

@@ -1,5 +1,6 @@
 """The way in for JaxMARL: its environments as wdjax environments, their agents as groups."""
 
+import contextlib
 import dataclasses
 import functools
 import importlib
@@ -212,10 +213,9 @@ def fits(mask: Any, action_space: Space) -> bool:
 def available_actions(env: Any, state: Any) -> Mapping[str, jax.Array] | None:
     """Returns the available actions by agent, or None where a game does not tell them."""
     for name in ("get_avail_actions", "get_legal_moves"):
-        try:
-            return getattr(env, name)(state)
-        except (AttributeError, NotImplementedError):
-            continue
+        with contextlib.suppress(NotImplementedError):  # what JaxMARL's base class does
+            if hasattr(env, name):
+                return getattr(env, name)(state)
     return None
 
 
