@@ -10,6 +10,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import hypothesis  # noqa: E402
 import jax  # noqa: E402
+import pytest  # noqa: E402
 
 _USER_CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
 
@@ -30,3 +31,12 @@ def pytest_configure(config):
     """Makes every warning that our own code or a test causes an error; other packages may warn."""
     for module in ("wdjax", "test_", "reference_", "toy_"):
         config.addinivalue_line("filterwarnings", f"error:::{module}")
+
+
+@pytest.fixture(scope="module")
+def quick_compile():
+    """Compiles with hardly any optimization, in two thirds of the time: for programs that run for milliseconds."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)

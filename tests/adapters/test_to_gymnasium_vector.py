@@ -121,6 +121,7 @@ def test_conventions_are_those_of_the_sync_vector_env(env, statistics):
     for name in ("observation_space", "action_space", "single_observation_space", "single_action_space"):
         assert getattr(ours, name) == getattr(theirs, name)
     assert ours.metadata == theirs.metadata
+    assert "autoreset_mode" not in to_gymnasium(env).metadata  # SyncVectorEnv writes into that of its first
     assert_same(list(ours.reset(seed=0)), list(theirs.reset(seed=0)))
     ours.action_space.seed(0)
     ends = []

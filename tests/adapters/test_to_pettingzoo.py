@@ -116,6 +116,7 @@ def test_agents_leave_one_by_one():
         ({"player_1": 1.0}, {"player_1": True}, []),
         ({}, {}, []),
     ]
+    assert env.env_state.time == 4  # nobody was left to play the fifth step
     env.reset()
     assert env.agents == both
 

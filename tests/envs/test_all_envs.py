@@ -170,15 +170,3 @@ def test_a_rollout_of_many_replicas_uses_no_key_twice(name):
     with jax.debug_key_reuse(True):
         state = jax.jit(run)(jax.random.key(0))
     np.testing.assert_array_equal(state.episode_length, 1)
-
-
-@each_env
-def test_same_inputs_same_outputs(name):
-    env, params = wdjax.make(name)
-    reset = jax.jit(env.reset)
-    one, other = reset(jax.random.key(5), params), reset(jax.random.key(5), params)
-    jax.tree.map(np.testing.assert_array_equal, one, other)
-    action = jax.jit(env.action_space(params).sample)(jax.random.key(1))
-    step = jax.jit(env.step)
-    steps = [step(jax.random.key(2), one[1], action, params) for _ in range(2)]
-    jax.tree.map(np.testing.assert_array_equal, *steps)

@@ -79,10 +79,10 @@ def test_observations_fill_their_space(name, changed):
 def assert_uniform(sample, low, high):
     """A sample [N] has the support and the first two moments of a uniform one, within 4.5 standard errors."""
     width, root = high - low, np.sqrt(len(sample))
-    assert (sample >= np.float32(low)).all()
-    assert (sample <= np.float32(high)).all()
+    assert np.float32(low) <= sample.min() <= low + 0.02 * width + EPSILON
+    assert np.float32(high) >= sample.max() >= high - 0.02 * width - EPSILON
     assert abs(sample.mean() - (low + high) / 2) <= 4.5 * width / np.sqrt(12) / root
-    assert abs((sample - (low + high) / 2).std() - width / np.sqrt(12)) <= 4.5 * 0.26 * width / root
+    assert abs(sample.std() - width / np.sqrt(12)) <= 4.5 * 0.13 * width / root  # sqrt((1/80 - 1/144) * 3) = 0.13
 
 
 @each_game

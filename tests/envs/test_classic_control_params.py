@@ -59,6 +59,13 @@ def test_params_at_their_limits_are_taken():
     wdjax.make(PENDULUM, max_speed=1.0)
 
 
+def test_spaces_of_actions_follow_params():
+    env, params = wdjax.make(CONTINUOUS, min_action=-0.5, max_action=1.5)
+    assert env.action_space(params) == wdjax.Box(-0.5, 1.5, (1,))
+    env, params = wdjax.make(PENDULUM, max_torque=3.5)
+    assert env.action_space(params) == wdjax.Box(-3.5, 3.5, (1,))
+
+
 @pytest.mark.parametrize(
     "torques", [[-2, 0, 2], (-2.0, 0.0, 2.0), np.array([-2, 0, 2]), jnp.array([-2.0, 0.0, 2.0])], ids=repr
 )

@@ -1,6 +1,5 @@
 """Fixtures of the tests of learning."""
 
-import jax
 import pytest
 from box_probes import BOX_PROBES
 from probes import PROBES
@@ -15,12 +14,3 @@ def registered_probes():
         for name, cls in {**PROBES, **BOX_PROBES}.items():
             patch.setitem(envs._REGISTRY, name, cls)
         yield
-
-
-@pytest.fixture(scope="module")
-def quick_compile():
-    """Compiles with hardly any optimization, in two thirds of the time: for programs that run for milliseconds."""
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)

@@ -48,7 +48,12 @@ class Masked(wdjax.Env):
         return wdjax.Discrete(3)
 
 
-wdjax.register("masked", Masked)
+@pytest.fixture(scope="module", autouse=True)
+def masked():
+    """The environment has its name in this module only: other tests count the registered ones."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(wdjax.envs, "_REGISTRY", {**wdjax.envs._REGISTRY, "masked": Masked})
+        yield
 
 
 def config(**env_params):

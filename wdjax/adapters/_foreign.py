@@ -46,18 +46,16 @@ def translate_space(space: Any, what: str, example: Any = None) -> Space:
             raise TypeError(f"{what}: its values are not dicts of {', '.join(names)}, as its space says")
         parts = dict.fromkeys(names) if example is None else example
         return Dict({name: translate_space(space.spaces[name], f"{what}[{name!r}]", parts[name]) for name in names})
+    if not any(hasattr(space, name) for name in ("num_categories", "n", "low")):
+        raise TypeError(
+            f"{what}: a {type(space).__name__} space has no counterpart in wdjax: must be Box, Discrete, MultiDiscrete "
+            "or Dict (write a wrapper that returns one of these)"
+        )
     if example is not None and not hasattr(example, "dtype"):
         raise TypeError(f"{what}: its values are a {type(example).__name__}, not the array that its space says")
     if hasattr(space, "num_categories"):
         return MultiDiscrete(tuple(np.asarray(space.num_categories).tolist()))
-    if hasattr(space, "n"):
-        return Discrete(int(space.n))
-    if hasattr(space, "low") and hasattr(space, "high"):
-        return _translate_box(space, example)
-    raise TypeError(
-        f"{what}: a {type(space).__name__} space has no counterpart in wdjax: must be Box, Discrete, MultiDiscrete or "
-        "Dict (write a wrapper that returns one of these)"
-    )
+    return Discrete(int(space.n)) if hasattr(space, "n") else _translate_box(space, example)
 
 
 def _translate_box(space: Any, example: Any) -> Box:

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import functools
 import importlib
-import os
 import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -214,10 +213,9 @@ def fits(mask: Any, action_space: Space) -> bool:
 def available_actions(env: Any, state: Any) -> Mapping[str, jax.Array] | None:
     """Returns the available actions by agent, or None where a game does not tell them."""
     for name in ("get_avail_actions", "get_legal_moves"):
-        try:
-            return getattr(env, name)(state)
-        except (AttributeError, NotImplementedError):
-            continue
+        with contextlib.suppress(NotImplementedError):  # what JaxMARL's base class does
+            if hasattr(env, name):
+                return getattr(env, name)(state)
     return None
 
 
@@ -231,8 +229,7 @@ def make(name: str, **arguments: Any) -> tuple[JaxMARLEnv, Params]:
         ImportError: where JaxMARL, or what one of its environments needs, is not installed.
         ValueError, TypeError: for an unknown name, with the nearest right one, or a wrong value.
     """
-    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):  # it prints what it did not find
-        jaxmarl = import_library("jaxmarl")
+    jaxmarl = import_library("jaxmarl")
     require_known("environment of JaxMARL", name, jaxmarl.registered_envs)
     env = jaxmarl.make(name, **{key: named_object(name, key, value) for key, value in arguments.items()})
     known = argument_names(env)

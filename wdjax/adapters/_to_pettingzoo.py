@@ -102,7 +102,7 @@ class PettingZooEnv(ParallelEnv):
 
         Args:
             seed: makes this episode and those after it the same as after every other `reset` with this seed.
-            options: `{"params": {"tagger_speed": 2.0}}`, say, changes params by name, from this episode on. Other
+            options: `{"params": {"max_speed": 2.0}}`, say, changes params by name, from this episode on. Other
                 options are left alone, as PettingZoo's own tests ask.
 
         Returns:

@@ -3,11 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
-from wdjax import env_play as play
-from wdjax import env_rules as rules
 from wdjax.checks import require_integer
 from wdjax.env import Env, cast_params
-from wdjax.env_case import Case, EnvCheckError
+from wdjax.env_checker import play, rules
+from wdjax.env_checker.case import Case, EnvCheckError
 
 __all__ = ["CONTRACT", "CONTRACT_OF_PLAY", "EnvCheckError", "check_env"]
 
@@ -20,13 +19,13 @@ CONTRACT = (
     rules.masks_fit_the_actions,
     rules.functions_are_traceable,  # no branch of Python, no NumPy on what is traced; they return what they must
     rules.nothing_calls_the_host,
-    rules.nothing_leaks,
-    rules.no_key_is_used_twice,
     rules.observations_have_the_shapes_of_their_space,
     rules.state_is_a_frozen_dataclass,
     rules.step_keeps_the_structure_of_the_state,
     rules.rewards_and_ends_are_per_agent,
     rules.info_holds_scalars,
+    rules.nothing_leaks,
+    rules.no_key_is_used_twice,
     rules.same_inputs_give_the_same,
     rules.steps_compile_once,
     rules.params_can_be_batched,
@@ -91,7 +90,9 @@ def _make_case(env: Any, params: Any, twin: Any, num_steps: int, seed: int, rtol
     require_integer("num_steps", num_steps, 1)
     require_integer("seed", seed, 0)
     defaults = env.default_params
+    if params is not None and type(params) is not type(defaults):
+        raise TypeError(f"params = {params!r}: must be of type {type(defaults).__name__}, as default_params is")
     params = defaults if params is None else params
-    if rules.is_frozen_pytree(defaults) and type(params) is type(defaults):  # else the rule of params says so
+    if rules.is_frozen_pytree(defaults):  # else the rule of params says so
         params = cast_params(params, defaults)
     return Case(env, params, twin, num_steps, seed, rtol, atol)

@@ -1,0 +1,78 @@
+"""An environment of one's own, from its rules to a trained policy: land softly on one engine.
+
+    python -m wdjax.experiments.examples.own_environment
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+import wdjax
+from wdjax.train import PolicyConfig, TrainConfig, evaluate, make_learner
+
+
+@struct.dataclass
+class State:
+    height: jax.Array  # () float32, m
+    velocity: jax.Array  # () float32, m/s, upwards
+    time: jax.Array  # () int32, steps since the reset
+
+
+@struct.dataclass
+class Params:  # traced: may be swept and vmapped without compiling again
+    gravity: float = 1.6  # m/s^2
+    thrust: float = 3.0  # m/s^2, of the engine
+    safe_speed: float = 1.0  # m/s, at most, of a soft landing
+    episode_length: int = 200  # steps of 0.1 s, then truncated
+
+
+@dataclasses.dataclass(frozen=True)
+class Lander(wdjax.Env):
+    """One agent; actions: engine off, engine on; observation (height / 10, velocity / 5)."""
+
+    @property
+    def default_params(self):
+        return Params()
+
+    def reset(self, key, params):
+        height, velocity = jax.random.uniform(key, (2,), minval=jnp.array([5.0, -3.0]), maxval=jnp.array([15.0, 1.0]))
+        state = State(height, velocity, jnp.int32(0))
+        return observe(state), state
+
+    def step(self, key, state, action, params):
+        down = state.height <= 0  # what has landed stays where it is
+        velocity = jnp.where(down, state.velocity, state.velocity + 0.1 * (params.thrust * action - params.gravity))
+        height = jnp.where(down, state.height, jnp.minimum(state.height + 0.1 * velocity, 50.0))
+        state = State(height, velocity, state.time + 1)
+        terminated = height <= 0
+        truncated = (state.time >= params.episode_length) & ~terminated
+        reward = jnp.where(down, 0.0, jnp.where(terminated, 1.0 + velocity / 5.0, -0.005))
+        soft = terminated & ~down & (velocity >= -params.safe_speed)  # summed up over the episode, in the metrics
+        return observe(state), state, reward, terminated, truncated, {"soft": soft}
+
+    def observation_space(self, params):
+        return wdjax.Box(shape=(2,))
+
+    def action_space(self, params):
+        return wdjax.Discrete(2)
+
+    def draw(self, axes, state, params, history=None):
+        axes.bar([0], [1], bottom=state.height, width=0.4)
+        axes.set(xlim=(-1, 1), ylim=(0, 20), ylabel="height [m]", title=f"velocity {float(state.velocity):+.1f} m/s")
+
+
+def observe(state):
+    return jnp.stack([state.height / 10, state.velocity / 5])
+
+
+if __name__ == "__main__":
+    wdjax.register("lander", Lander)  # now presets, `make` and the learner know it
+    wdjax.check_env("lander")  # says in one sentence what is wrong with it
+    policy = PolicyConfig(learning_rate=3e-3, epochs=4, minibatches=4, normalize_advantage=True)
+    config = TrainConfig(env="lander", policies={"agent": policy}, num_envs=64, rollout_length=64)
+    learner = make_learner(config)
+    state, metrics = learner.run(learner.init(jax.random.key(0)), num_updates=50)
+    landed = evaluate(learner, state, jax.random.key(1)).episode_info["soft"].mean()
+    print(f"soft landings: {metrics['episode_soft'][0]:.0%} at first, {landed:.0%} after 50 updates")

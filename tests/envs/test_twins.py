@@ -1,0 +1,57 @@
+"""check_env with a NumPy twin: CartPole in float64, and the independent reference of tag_gridworld."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import reference_tag_gridworld as reference
+
+import wdjax
+from wdjax import env_checker
+from wdjax.envs.classic_control.cartpole import State as CartPoleState
+from wdjax.envs.tag.gridworld import State as GridState
+
+
+@pytest.fixture(autouse=True)
+def only_play(monkeypatch):
+    """Leaves out the checks that come before the play: tests/test_check_env.py makes them."""
+    monkeypatch.setattr(env_checker, "CONTRACT", ())
+
+
+def cartpole_twin(key, state, action, params, gravity=9.8):
+    """CartPole in float64, after Barto, Sutton, Anderson."""
+    x, v, theta, omega = (float(number) for number in (state.x, state.x_dot, state.theta, state.theta_dot))
+    total, moment = params.masspole + params.masscart, params.masspole * params.length
+    push = (params.force_mag * (2 * action - 1) + moment * omega**2 * np.sin(theta)) / total
+    lever = params.length * (4 / 3 - params.masspole * np.cos(theta) ** 2 / total)
+    alpha = (gravity * np.sin(theta) - np.cos(theta) * push) / lever
+    acceleration = push - moment * alpha * np.cos(theta) / total
+    numbers = [x + 0.02 * v, v + 0.02 * acceleration, theta + 0.02 * omega, omega + 0.02 * alpha]
+    terminated = abs(numbers[0]) > 2.4 or abs(numbers[2]) > np.deg2rad(12)
+    return np.array(numbers), CartPoleState(*numbers, state.time + 1), 1.0, terminated, False
+
+
+def gridworld_twin(key, state, action, params):
+    """The independent reference of tests/envs."""
+    names = {field.name for field in dataclasses.fields(params)} - {"starting_location_x", "starting_location_y"}
+    rules = reference.Rules(num_taggers=4, **{name: getattr(params, name) for name in names})
+    start = reference.State(state.x.tolist(), state.y.tolist(), int(state.time))
+    new, obs, reward, done, tagged = reference.step(rules, start, np.concatenate([action["tagger"], action["runner"]]))
+    split = lambda rows: {"tagger": rows[:4], "runner": rows[4:]}  # noqa: E731
+    after = GridState(np.array(new.x), np.array(new.y), new.time)
+    return split(obs), after, split(reward), split(np.full(5, done)), split(np.zeros(5, bool)), {"tags": int(tagged)}
+
+
+def test_cartpole_against_numpy():
+    wdjax.check_env("cartpole", twin=cartpole_twin)
+    with pytest.raises(wdjax.EnvCheckError, match=r"^step gives state\.(x|theta)_dot = .* in step \d of"):
+        wdjax.check_env("cartpole", twin=lambda *args: cartpole_twin(*args, gravity=9.81), atol=1e-6)
+
+
+def test_gridworld_against_the_reference():
+    env, params = wdjax.make("tag_gridworld", num_taggers=4, grid_length=4)
+    wdjax.check_env(env, params, gridworld_twin)
+    other = wdjax.make("tag_gridworld", num_taggers=4, grid_length=4, wall_hit_penalty=0.25)[1]
+    wrong = lambda key, state, action, _: gridworld_twin(key, state, action, params)  # noqa: E731
+    with pytest.raises(wdjax.EnvCheckError, match=r"^step gives reward\['(tagger|runner)'\]\[\d\] = .*, the twin"):
+        wdjax.check_env(env, other, wrong)

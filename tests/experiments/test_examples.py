@@ -1,0 +1,77 @@
+"""The examples run, and do what they say."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import wdjax
+from wdjax.experiments.examples import own_environment, traced_physics
+
+README = Path(__file__).parents[2] / "README.md"
+
+
+@pytest.mark.parametrize(
+    ("vary", "outcome", "field", "lowest", "highest"),
+    [
+        (traced_physics.vary_cartpole, traced_physics.balanced_steps, "length", 29.0, 79.0),
+        (traced_physics.vary_tag, traced_physics.tags, "skill_level_tagger", 1.8, 4.4),
+    ],
+    ids=["cartpole", "tag_continuous"],
+)
+def test_a_thousand_variants_are_one_program(vary, outcome, field, lowest, highest):
+    """Physics matters, by fourths of the variants; and each gives what it gives alone, traced once for all."""
+    key, traces = jax.random.key(0), []
+    many, results = vary(key)
+    assert results.shape == (1_000,)
+    fourths = np.asarray(results)[np.argsort(getattr(many, field))].reshape(4, 250).mean(axis=1)
+    np.testing.assert_allclose(fourths[[0, 3]], [lowest, highest], rtol=0.25)
+
+    @jax.jit
+    def alone(params, key):
+        traces.append(1)
+        return outcome(params, key)
+
+    keys = jax.random.split(key, 1_000) if vary is traced_physics.vary_tag else [jax.random.split(key)[1]] * 1_000
+    for i in (0, 1, 499, 999):
+        params = jax.tree.map(lambda leaf, i=i: leaf[i], many)
+        assert alone(params, keys[i]) == results[i]
+    assert len(traces) == 1
+
+
+def test_own_environment_is_sound_and_short():
+    env = own_environment.Lander()
+    wdjax.check_env(env, num_steps=1_000)
+    source = Path(own_environment.__file__).read_text(encoding="utf8")
+    assert len(source.splitlines()) < 80
+    assert source in README.read_text(encoding="utf8")
+
+
+def test_own_environment_by_hand():
+    env, params = own_environment.Lander(), own_environment.Params()
+    step = jax.jit(env.step)
+    state = own_environment.State(jnp.float32(0.05), jnp.float32(-0.5), jnp.int32(3))
+    for action, velocity, soft in ((1, -0.36, True), (0, -0.66, True)):
+        _, after, reward, terminated, truncated, info = step(jax.random.key(0), state, action, params)
+        np.testing.assert_allclose([after.velocity, after.height], [velocity, 0.05 + 0.1 * velocity], atol=1e-6)
+        assert terminated == (after.height <= 0) == (action == 0)
+        assert reward == pytest.approx(1 + velocity / 5 if terminated else -0.005)
+        assert info["soft"] == (soft and terminated)
+        assert not truncated
+    *_, reward, terminated, truncated, info = step(jax.random.key(0), after.replace(time=jnp.int32(199)), 1, params)
+    assert (float(reward), bool(terminated), bool(truncated), bool(info["soft"])) == (0.0, True, False, False)
+
+
+@pytest.mark.slow
+def test_own_environment_learns_to_land():
+    run = [sys.executable, "-m", "wdjax.experiments.examples.own_environment"]
+    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+    printed = subprocess.run(run, capture_output=True, text=True, check=True, timeout=300, env=environment).stdout
+    first, last = (int(word.rstrip("%")) for word in printed.split() if word.endswith("%"))
+    assert first < 20
+    assert last > 70
