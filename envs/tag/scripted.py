@@ -99,6 +99,6 @@ def _signed(angle: jax.Array) -> jax.Array:
 
 def _square_distances(state: gridworld.State, params: gridworld.Params, who: jax.Array, whom: jax.Array) -> jax.Array:
     """Returns [5 actions, who, whom]: the square of the distance after a move of `who`, walls included."""
-    x = jnp.clip(state.x[who] + gridworld.X_STEPS[:, None], 0, params.grid_length)
-    y = jnp.clip(state.y[who] + gridworld.Y_STEPS[:, None], 0, params.grid_length)
+    x = jnp.clip(state.x[None, who] + gridworld.X_STEPS[:, None], 0, params.grid_length)
+    y = jnp.clip(state.y[None, who] + gridworld.Y_STEPS[:, None], 0, params.grid_length)
     return (x[..., None] - state.x[None, None, whom]) ** 2 + (y[..., None] - state.y[None, None, whom]) ** 2

@@ -4,8 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from probes import tiny_config, tiny_policy
 
-from wdjax.train import cross_play, evaluate, load_config, make_learner, record_episode
+from wdjax.train import Episodes, cross_play, evaluate, load_config, make_learner, record_episode, statistics
 
 COST, TAG, PENALTY = 0.25, 10.0, 5.0  # exact in float32, so that sums are
 
@@ -102,3 +103,71 @@ def test_single_agent_episodes():
     episodes = evaluate(learner, state, jax.random.key(1), num_episodes=16, greedy=False)
     np.testing.assert_array_equal(episodes.episode_return["agent"], episodes.episode_length)  # 1 a step, the last too
     assert 5 < episodes.episode_length.mean() < 60
+
+
+def test_agents_own_returns_and_the_groups():
+    """The first player leaves after 2 of 4 steps of reward 1; what it would be paid later is not for it."""
+    policies = {f"p{i}": tiny_policy("A2C", agents=(f"player[{i}]",)) for i in range(2)}
+    learner = make_learner(tiny_config("probe_leaver", policies, env_params={"dead_reward": 100.0}))
+    state = learner.init(jax.random.key(0))
+    episodes = evaluate(learner, state, jax.random.key(1), num_episodes=3)
+    np.testing.assert_array_equal(episodes.episode_length, [4, 4, 4])
+    np.testing.assert_array_equal(episodes.agent_return["p0"], [[2], [2], [2]])
+    np.testing.assert_array_equal(episodes.agent_return["p1"], [[4], [4], [4]])
+    np.testing.assert_array_equal(episodes.episode_return["p0"], [2, 2, 2])
+    np.testing.assert_array_equal(episodes.group_return["player"], [6, 6, 6])
+
+
+@pytest.mark.parametrize("time_limit", [False, True])
+def test_the_last_reward_counts_at_either_end(time_limit):
+    params = {"constant": 1.0, "at_end": 10.0, "episode_length": 3, "time_limit": time_limit}
+    learner = make_learner(tiny_config("probe_signal", {"agent": tiny_policy("A2C")}, env_params=params))
+    episodes = evaluate(learner, learner.init(jax.random.key(0)), jax.random.key(1), num_episodes=5)
+    np.testing.assert_array_equal(episodes.episode_return["agent"], [13] * 5)
+    np.testing.assert_array_equal(episodes.episode_length, [3] * 5)
+
+
+def test_in_turns(gridworld):
+    """In turns of 24: each has a key of its own, and only the last is cut, by place."""
+    learner, state = gridworld
+    both = {"random": ("tagger", "runner")}
+    turns = evaluate(learner, state, jax.random.key(1), 64, **both, batch=24)
+    parts = [evaluate(learner, state, key, 24, **both) for key in jax.random.split(jax.random.key(1), 3)]
+    whole = jax.tree.map(lambda *leaves: np.concatenate(leaves)[:64], *parts)
+    for a, b in zip(jax.tree.leaves(turns), jax.tree.leaves(whole), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert np.any(parts[0].episode_length != parts[1].episode_length)
+    for a, b in zip(*(
+        jax.tree.leaves(evaluate(learner, state, jax.random.key(1), 24, **both, batch=size)) for size in (None, 99)
+    ), strict=True):  # fmt: skip
+        np.testing.assert_array_equal(a, b)
+    with pytest.raises(ValueError, match="batch = 0"):
+        evaluate(learner, state, jax.random.key(1), 64, batch=0)
+
+
+def test_statistics_by_hand():
+    episodes = Episodes(
+        episode_return={"pair": np.array([3.0, 7.0])}, episode_length=np.array([4, 8]),
+        episode_info={"tags": np.array([1, 3]), "tag_steps": np.array([2, 12])},
+        agent_return={"pair": np.array([[1.0, 2.0], [3.0, 4.0]])}, group_return={"all": np.array([3.0, 7.0])},
+    )  # fmt: skip
+    found = statistics(episodes)
+    assert list(found) == ["tags", "tag_steps", "length", "all return", "pair return", "pair agent return"]
+    assert found["length"]["mean"] == 6
+    assert found["length"]["standard_error"] == pytest.approx(2)  # sqrt(((-2)^2 + 2^2) / 1) / sqrt(2)
+    assert found["length"]["quantiles"] == pytest.approx({"0.05": 4.2, "0.25": 5, "0.5": 6, "0.75": 7, "0.95": 7.8})
+    assert found["pair return"]["mean"] == 5
+    agents = found["pair agent return"]
+    assert agents["mean"] == 2.5
+    assert agents["standard_error"] == pytest.approx(1)  # of 1.5 and 3.5: an episode's agents are not independent
+    assert agents["quantiles"]["0.5"] == 2.5
+    assert agents["quantiles"]["0.25"] == 1.75
+    ratio = statistics(episodes, {"time_to_tag": ("tag_steps", "tags")})
+    assert "tag_steps" not in ratio
+    assert ratio["time_to_tag"]["mean"] == 3.5  # 14 steps of 4 tags, not the mean of 2 and 4
+    assert ratio["time_to_tag"]["standard_error"] == pytest.approx(0.75)  # of (2 - 3.5) / 2 and (12 - 10.5) / 2
+    assert ratio["time_to_tag"]["quantiles"]["0.5"] == 3
+    one = jax.tree.map(lambda leaf: leaf[:1], episodes)
+    assert statistics(one)["length"]["standard_error"] is None
+    nothing = episodes.replace(episode_info={"tags": np.zeros(2), "tag_steps": np.zeros(2)})
+    assert statistics(nothing, {"time_to_tag": ("tag_steps", "tags")})["time_to_tag"]["mean"] is None
