@@ -30,7 +30,7 @@ class Normalizer:
 
 
 def new_statistics(shape: tuple[int, ...] = ()) -> RunningStatistics:
-    """Returns statistics of nothing: mean 0 and variance 1, which change no value."""
+    """Returns statistics of nothing: mean 0 and variance 1, which shift and scale no value."""
     return RunningStatistics(jnp.float32(0), jnp.zeros(shape), jnp.ones(shape))
 
 

@@ -162,6 +162,7 @@ def step_by_hand(max_grad_norm):
 def test_sgd_step_by_hand():
     change, metrics = step_by_hand(max_grad_norm=math.inf)
     np.testing.assert_allclose(metrics["grad_norm"], 5, rtol=1e-6)
+    assert metrics["grad_clip_fraction"] == 0
     np.testing.assert_allclose(change, [-0.3, -0.4, 0], rtol=1e-5)
 
 
@@ -169,6 +170,7 @@ def test_gradients_are_clipped_by_their_global_norm():
     change, metrics = step_by_hand(max_grad_norm=2.0)
     np.testing.assert_allclose(change, np.array([-0.3, -0.4, 0]) * 2 / 5, rtol=1e-5)
     np.testing.assert_allclose(metrics["grad_norm"], 5, rtol=1e-6)  # as it was before
+    assert metrics["grad_clip_fraction"] == 1
 
 
 def test_small_gradients_are_not_clipped():
