@@ -83,6 +83,15 @@ class PolicyConfig:
     """A2C: one gradient step on all rows; PPO: epochs of minibatches with a clipped ratio; DDPG: from a replay"""
     trainable: bool = True
     """false: the policy plays but never changes"""
+    checkpoint: str = ""
+    """what the policy begins with when a run is new: "runs/a" (the policy of its name there, at the newest checkpoint),
+    "runs/a/best" (at the best), "runs/a:other" (another policy); empty: with random parameters"""
+    past_selves: int = 0
+    """self-play: how many earlier selves are kept for other policies to play against; 0: none (train/self_play.py)"""
+    past_selves_every: int = 10
+    """updates between two snapshots of the policy, each of which takes the place of the oldest"""
+    past_selves_fraction: float = 0.5
+    """(traced) probability that an earlier self plays a block of replicas in a rollout: nothing is learned there"""
     network: NetworkConfig = NetworkConfig()
     """its network"""
     optimizer: Literal["adam", "rmsprop", "sgd"] = "adam"

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -20,7 +20,8 @@ from wdjax.train.metrics import Metrics, episode_metrics
 from wdjax.train.networks import without_mask
 from wdjax.train.policies import Assignment, to_groups
 from wdjax.train.rollout import rollout
-from wdjax.train.state import Policy, PolicyState, Setup, TrainState, current_hypers, make_hypers
+from wdjax.train.self_play import PRESENT, new_pool, remember
+from wdjax.train.state import Memory, Policy, PolicyState, Setup, TrainState, current_hypers, make_hypers
 from wdjax.train.validate import validate
 from wdjax.vector import ResetPool, vectorize
 
@@ -61,9 +62,12 @@ def make_learner(config: TrainConfig) -> Learner:
         ValueError, TypeError: for a configuration that does not fit, before anything is traced.
     """
     setup = make_setup(config)
+    start = jax.jit(functools.partial(init, setup))
+    if any(policy.config.checkpoint for policy in setup.policies.values()):
+        start = functools.partial(load_and_init, setup, start)
     return Learner(
         setup=setup,
-        init=jax.jit(functools.partial(init, setup)),
+        init=start,
         update=jax.jit(functools.partial(update, setup)),
         run=jax.jit(functools.partial(run, setup), static_argnames="num_updates"),
     )
@@ -101,20 +105,24 @@ def make_policy(name: str, config: TrainConfig, assignment: Assignment) -> Polic
     return Policy(name, own, assignment, algorithm, distribution, nnx.graphdef(network))
 
 
-def init(setup: Setup, key: jax.Array) -> TrainState:
-    """Returns the state at the start of a run: new networks and optimizers, every replica reset."""
+def init(setup: Setup, key: jax.Array, loaded: Mapping[str, PolicyState] | None = None) -> TrainState:
+    """Returns the state at the start of a run: new networks and optimizers, every replica reset.
+
+    `loaded` is what policies with a checkpoint begin with (`Setup.loaded`); without it they begin like all others.
+    """
     network_key, replica_key, run_key = jax.random.split(key, 3)
     network_keys = jax.random.split(network_key, len(setup.policies))
-    learned = {name: init_policy(policy, network_keys[i]) for i, (name, policy) in enumerate(setup.policies.items())}
+    loaded = loaded or {}
+    learned = {
+        name: init_policy(policy, network_keys[i], loaded.get(name))
+        for i, (name, policy) in enumerate(setup.policies.items())
+    }
     config = setup.config
     env_params = jax.tree.map(jnp.asarray, setup.env_params)
     obs, replicas = setup.replicas.reset(replica_key, env_params)
     return TrainState(
         policies=learned,
-        memory={
-            name: policy.algorithm.init_memory(policy, config.num_envs, config.blocks)
-            for name, policy in setup.policies.items()
-        },
+        memory={name: init_memory(policy, config) for name, policy in setup.policies.items()},
         hypers={name: make_hypers(policy.config) for name, policy in setup.policies.items()},
         env_params=env_params,
         replicas=replicas,
@@ -125,10 +133,38 @@ def init(setup: Setup, key: jax.Array) -> TrainState:
     )
 
 
-def init_policy(policy: Policy, key: jax.Array) -> PolicyState:
-    """Returns new parameters for a policy, and its optimizer's state where it learns."""
-    network = policy.algorithm.make_network(policy.config, policy.assignment, nnx.Rngs(key))
-    return policy.algorithm.init(policy, nnx.to_pure_dict(nnx.state(network, nnx.Param)))
+def load_and_init(setup: Setup, start: Callable, key: jax.Array) -> TrainState:
+    """`init`, jitted as `start`, of a run whose policies begin with checkpoints: they are read at the first call."""
+    return start(key, setup.loaded)
+
+
+def init_policy(policy: Policy, key: jax.Array, loaded: PolicyState | None = None) -> PolicyState:
+    """Returns new parameters for a policy, or loaded ones, and its optimizer's state where it learns."""
+    if loaded is None:
+        network = policy.algorithm.make_network(policy.config, policy.assignment, nnx.Rngs(key))
+        state = policy.algorithm.init(policy, nnx.to_pure_dict(nnx.state(network, nnx.Param)))
+    else:
+        state = with_counts(policy.algorithm.init(policy, loaded.params), loaded)
+    size = policy.config.past_selves
+    return state.replace(past=new_pool(state, size)) if size else state
+
+
+def with_counts(state: PolicyState, loaded: PolicyState) -> PolicyState:
+    """Returns the state of a new policy that was made with loaded parameters, with what else it was loaded with: the
+    normaliser's statistics and the number of gradient steps, as far as both have them."""
+    normalizer, theirs = state.normalizer, loaded.normalizer
+    if normalizer is not None and theirs is not None:
+        keeps_own = normalizer.reward is None or theirs.reward is None
+        normalizer = theirs.replace(reward=normalizer.reward) if keeps_own else theirs
+    counted = state.gradient_steps is not None and loaded.gradient_steps is not None
+    gradient_steps = loaded.gradient_steps if counted else state.gradient_steps
+    return state.replace(normalizer=normalizer, gradient_steps=gradient_steps)
+
+
+def init_memory(policy: Policy, config: TrainConfig) -> Memory:
+    """Returns what a policy keeps for every replica, at the start of a run."""
+    memory = policy.algorithm.init_memory(policy, config.num_envs, config.blocks)
+    return memory.replace(member=jnp.full(config.blocks, PRESENT, jnp.int32)) if policy.config.past_selves else memory
 
 
 def update(setup: Setup, state: TrainState) -> tuple[TrainState, Metrics]:
@@ -143,9 +179,14 @@ def update(setup: Setup, state: TrainState) -> tuple[TrainState, Metrics]:
     for i, (name, policy) in enumerate(setup.policies.items()):
         if not policy.config.trainable:
             continue
-        policies[name], memory[name], own = policy.algorithm.update(
-            policy, policies[name], memory[name], hypers[name], played, policy_keys[i], config.blocks
+        past = policies[name].past  # which no algorithm needs to carry through its steps
+        new, memory[name], own = policy.algorithm.update(
+            policy, policies[name].replace(past=None), memory[name], hypers[name], played, policy_keys[i], config.blocks
         )
+        if policy.config.past_selves:
+            new = remember(new.replace(past=past), state.num_updates + 1, policy.config.past_selves_every)
+            own["past_self_blocks"] = jnp.sum(memory[name].member != PRESENT)
+        policies[name] = new
         for key in policy.algorithm.scheduled:
             own[key.split(".")[-1]] = operator.attrgetter(key)(hypers[name])
         metrics |= {f"{name}/{key}": value for key, value in own.items()}

@@ -15,6 +15,8 @@ otherwise; "steps" are the update's gradient steps, of which losses and gradient
     action_std_agents/i           deviation of component i of the actions over the agents of a replica and time, mean
     action_std_envs/i             ... over the replicas, for each agent and time
     action_std_time/i             ... over the steps of the rollout, for each agent and replica
+    past_self_blocks              blocks of replicas that an earlier self played, if past_selves; the statistics of
+                                  episodes count these too, evaluations do not
     positive_envs, negative_envs  replicas learned from in which an agent terminated, and others, if neg_pos_env_ratio
     loss, policy_loss, value_loss the whole loss, and its parts without their coefficients
     entropy                       of the policy [nats], mean over the rows of a step

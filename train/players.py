@@ -93,7 +93,8 @@ def _fixed_part(config: PolicyConfig) -> PolicyConfig:
     """Returns what of a policy's configuration may shape its program: not who plays it, nor what is traced."""
     values = {field.name: getattr(config, field.name, None) for field in dataclasses.fields(Hypers)}
     traced = [name for name, value in values.items() if not dataclasses.is_dataclass(value)]
-    return dataclasses.replace(config, agents=(), trainable=True, **dict.fromkeys(traced, 0.0))
+    training = {"trainable": True, "checkpoint": "", "past_selves": 0, "past_selves_every": 1}
+    return dataclasses.replace(config, agents=(), **training, **dict.fromkeys(traced, 0.0))
 
 
 def run_script(env: Env, script: Script, assignment: Assignment, situation: tuple, key: jax.Array) -> jax.Array:

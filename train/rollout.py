@@ -1,6 +1,7 @@
 """A rollout: every policy acts in every replica for `rollout_length` steps, as one scan."""
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -8,6 +9,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from wdjax.spaces import Box
+from wdjax.train import self_play
 from wdjax.train.distributions import Distribution
 from wdjax.train.policies import from_groups, gather, gather_observation, scatter, to_groups
 from wdjax.train.state import Hypers, Policy, PolicyState, Setup, TrainState, current_hypers
@@ -22,7 +24,7 @@ class Rows:
     action: jax.Array
     reward: jax.Array  # float32, for the action
     terminated: jax.Array  # bool, the agent's game ended in this step or before
-    live: jax.Array  # bool, the agent had not terminated before this step
+    live: jax.Array  # bool, the agent had not terminated before this step (and was not played by an earlier self)
     # on-policy algorithms:
     log_prob: jax.Array | None = None  # float32, of the action when it was drawn
     value: jax.Array | None = None  # float32, V(obs)
@@ -50,10 +52,11 @@ def rollout(setup: Setup, state: TrainState, key: jax.Array) -> tuple[TrainState
     config = setup.config
     hypers = current_hypers(config, state)
     keys = step_keys(key, config.rollout_length, 1 + len(setup.policies), config.blocks)
+    state, selves = choose_selves(setup, state, hypers, key)
     first_carry = {name: memory.carry for name, memory in state.memory.items()}
 
     def step(carry: tuple, keys: jax.Array) -> tuple[tuple, tuple]:
-        return play_step(setup, state.policies, hypers, state.env_params, carry, keys)
+        return play_step(setup, state.policies, hypers, state.env_params, carry, keys, selves)
 
     carry, (rows, episodes) = jax.lax.scan(step, (state.replicas, state.obs, state.live, first_carry), keys)
     replicas, obs, live, carries = carry
@@ -63,6 +66,20 @@ def rollout(setup: Setup, state: TrainState, key: jax.Array) -> tuple[TrainState
     return state, Rollout(rows, first_carry, carries, last_obs, *episodes)
 
 
+def choose_selves(
+    setup: Setup, state: TrainState, hypers: Mapping[str, Hypers], key: jax.Array
+) -> tuple[TrainState, dict[str, self_play.Selves]]:
+    """Draws who plays the policies that keep earlier selves. Returns (state, selves of these policies)."""
+    memory, selves = dict(state.memory), {}
+    for i, (name, policy) in enumerate(setup.policies.items()):
+        if policy.config.past_selves:
+            own_key = jax.random.fold_in(key, 2**31 + i)  # far from the blocks' own
+            fraction = hypers[name].past_selves_fraction
+            selves[name] = self_play.draw_selves(state.policies[name], fraction, own_key, setup.config.blocks)
+            memory[name] = self_play.take_over(memory[name], selves[name])
+    return state.replace(memory=memory), selves
+
+
 def play_step(
     setup: Setup,
     policies: Mapping[str, PolicyState],
@@ -70,6 +87,7 @@ def play_step(
     env_params: Any,
     carry: tuple,
     keys: jax.Array,
+    selves: Mapping[str, self_play.Selves] = MappingProxyType({}),
 ) -> tuple:
     """One step of all replicas, the body of the scan.
 
@@ -77,6 +95,7 @@ def play_step(
         policies, hypers: of each policy; schedules read off.
         carry: (replicas, obs, live) as in TrainState, and what each policy carries from step to step.
         keys: [1 + policies, num_blocks]: the environment's, then each policy's.
+        selves: who plays those policies that keep earlier selves.
 
     Returns:
         (carry, (rows by policy, episodes)), see Rollout.
@@ -85,8 +104,11 @@ def play_step(
     actions, drafts, carries_after = {}, {}, {}
     for i, (name, policy) in enumerate(setup.policies.items()):
         seen = gather_observation(policy.assignment, obs)
-        actions[name], notes, carries_after[name] = policy.algorithm.act(
-            policy, policies[name], carries[name], seen, keys[1 + i], hypers[name]
+        act, player = policy.algorithm.act, policies[name]
+        if name in selves:
+            act, player = self_play.act, selves[name]
+        actions[name], notes, carries_after[name] = act(
+            policy, player, carries[name], seen, keys[1 + i], hypers[name]
         )
         if policy.config.trainable:
             drafts[name] = {"obs": seen, "action": actions[name], **notes}
@@ -102,7 +124,7 @@ def play_step(
             **draft,
             reward=gather(policy.assignment, reward),
             terminated=gather(policy.assignment, terminated),
-            live=gather(policy.assignment, live),
+            live=learning_rows(policy, live, selves),
             **policy.algorithm.end_of_step(policy, policies[name], carries_after[name], final_obs, cut),
         )
     returns = {
@@ -112,6 +134,12 @@ def play_step(
     carries = select(over, jax.tree.map(jnp.zeros_like, carries_after), carries_after)
     carry = (replicas, next_obs, live, carries)
     return carry, (rows, (over, returns, info["episode_length"], info["episode_info"]))
+
+
+def learning_rows(policy: Policy, live: Mapping[str, jax.Array], selves: Mapping[str, self_play.Selves]) -> jax.Array:
+    """Returns which rows a policy learns from, [N, n] bool: of live agents, in replicas that it plays itself."""
+    own = gather(policy.assignment, live)
+    return self_play.learned_from(own, selves[policy.name]) if policy.name in selves else own
 
 
 def step_replicas(

@@ -1,6 +1,7 @@
 """Everything that a run is, as one pytree, and the parts of a learner that stay fixed."""
 
 import dataclasses
+import functools
 import operator
 from typing import Any
 
@@ -56,6 +57,7 @@ class Hypers:
     value_clip: jax.Array
     target_kl: jax.Array
     max_grad_norm: jax.Array
+    past_selves_fraction: jax.Array | None  # None where there are none
     ddpg: DDPGHypers | None  # None for other algorithms
 
     def at(self, env_steps: jax.Array) -> "Hypers":
@@ -73,6 +75,7 @@ class PolicyState:
     normalizer: Normalizer | None = None  # of its inputs; None where it normalises nothing
     target_params: Any = None  # of its target networks; DDPG only, like the next
     gradient_steps: jax.Array | None = None  # () int32, done so far
+    past: Any = None  # PolicyState of earlier selves, leaves [past_selves, ...]; None where it keeps none
 
 
 @struct.dataclass
@@ -82,6 +85,7 @@ class Memory:
     carry: Any  # [N, n, ...]: what acting hands from step to step (a recurrent state), emptied at an episode's end
     discounted_return: jax.Array | None  # [N, n] float32: gamma times the running sum, to normalise rewards
     replay: Any = None  # rows to learn from again (train/replay.py), leaves [N, ...] and [num_blocks, ...]
+    member: jax.Array | None = None  # [num_blocks] int32: which self plays (train/self_play.py); None: always this one
 
 
 @struct.dataclass
@@ -156,6 +160,14 @@ class Setup:
     replicas: VectorEnv
     policies: dict[str, Policy]
 
+    @functools.cached_property
+    def loaded(self) -> dict[str, PolicyState]:
+        """What policies with a checkpoint begin with, by name, as NumPy arrays; read when first asked for."""
+        from wdjax.train.warm_start import load_policies  # it imports this module
+
+        with jax.ensure_compile_time_eval():  # also where somebody's jit or vmap is being traced
+            return load_policies(self)
+
     @property
     def assignments(self) -> dict[str, Assignment]:
         return {name: policy.assignment for name, policy in self.policies.items()}
@@ -167,7 +179,8 @@ SCHEDULED = ("learning_rate", "entropy_coefficient", "value_coefficient", "criti
 def make_hypers(config: PolicyConfig) -> Hypers:
     """Returns the traced hyperparameters of a policy as float32 arrays."""
     ddpg = DDPGHypers(**_hyper_arrays(DDPGHypers, config.ddpg)) if config.algorithm == "DDPG" else None
-    return Hypers(**_hyper_arrays(Hypers, config), ddpg=ddpg)
+    hypers = Hypers(**_hyper_arrays(Hypers, config), ddpg=ddpg)
+    return hypers if config.past_selves else hypers.replace(past_selves_fraction=None)
 
 
 def _hyper_arrays(cls: type, config: Any) -> dict[str, Any]:

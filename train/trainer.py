@@ -19,7 +19,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from wdjax.train.checkpoint import open_checkpoints, restore, save
 from wdjax.train.config import TrainConfig
 from wdjax.train.evaluation import Episodes, UnfinishedEpisodeError, evaluate
-from wdjax.train.learner import Learner, make_learner, run
+from wdjax.train.learner import Learner, init, make_learner, run
 from wdjax.train.load import from_mapping, read_yaml
 from wdjax.train.metrics_log import MetricsLog, finite, summarize
 from wdjax.train.plots import save_curves
@@ -61,6 +61,8 @@ class Trainer:
         self.callbacks = tuple(callbacks)
         self.console = Console(quiet=quiet)
         self.learner = make_learner(config)  # first: a configuration that is refused must leave no folder
+        if not (self.workdir / "config.yaml").exists():
+            _ = self.learner.setup.loaded  # likewise a policy's checkpoint, which only a new run reads
         prepare_folder(self.workdir, config, resume)
         self.state: TrainState | None = None
         self.best_score: float | None = None
@@ -226,7 +228,8 @@ def compile_chunk(learner: Learner, state: TrainState, num_updates: int) -> tupl
 
 def abstract_state(learner: Learner) -> TrainState:
     """Returns the shapes and dtypes of a learner's state."""
-    return jax.eval_shape(learner.init, jax.random.key(0))
+    # not learner.init: the shapes need no checkpoint of another run, which may be gone
+    return jax.eval_shape(functools.partial(init, learner.setup), jax.random.key(0))
 
 
 def prepare_folder(workdir: Path, config: TrainConfig, resume: bool) -> None:

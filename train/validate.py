@@ -48,6 +48,8 @@ def validate(config: TrainConfig) -> tuple[Env, Any, dict[str, Assignment]]:
     assignments = assign_agents(env, params, config.policies)
     for name, assignment in assignments.items():
         policy = config.policies[name]
+        alone = policy.past_selves > 0 and len(config.policies) == 1
+        require(not alone, f"policies.{name}.past_selves", policy.past_selves, "0 where there is no other policy")
         ALGORITHMS[policy.algorithm].check(name, config, assignment)
         _validate_mask(name, policy, assignment)
         _validate_batch(config, name, assignment)
@@ -88,6 +90,11 @@ def _validate_policy(name: str, policy: PolicyConfig) -> None:
     require(size >= 0, f"{path}.network.recurrent_size", size, "at least 0 (0: not recurrent)")
     ratio = policy.neg_pos_env_ratio
     require(math.isfinite(ratio), f"{path}.neg_pos_env_ratio", ratio, "finite (below 0: learn from all replicas)")
+    for field, low in (("past_selves", 0), ("past_selves_every", 1)):
+        require(getattr(policy, field) >= low, f"{path}.{field}", getattr(policy, field), f"at least {low}")
+    fraction, frozen = policy.past_selves_fraction, policy.past_selves and not policy.trainable
+    require(0 <= fraction <= 1, f"{path}.past_selves_fraction", fraction, "between 0 and 1")
+    require(not frozen, f"{path}.past_selves", policy.past_selves, "0 where trainable is false: it is always the same")
     check_options(f"{path}.network", policy.network)
     raw = getattr(encoder_class(policy.network.encoder), "needs_raw", False)
     shifted = policy.normalize_observation and raw

@@ -153,7 +153,10 @@ class OnPolicy(Algorithm):
             started = jnp.concatenate([jnp.zeros_like(over[:1]), over[:-1]])  # a reset before the first row is done
             restart = jnp.broadcast_to(started[..., None], live.shape)
             batch = batch.replace(restart=restart, carry=played.first_carry[policy.name])
+        before = state
         state, losses = gradient_steps(policy, state, hypers, batch, key, num_blocks)
+        if policy.config.past_selves:  # where they played everywhere, momentum alone must not move anything
+            state = jax.tree.map(lambda new, old: jnp.where(jnp.any(live), new, old), state, before)
         if state.normalizer is not None:
             seen = update_observation_statistics(state.normalizer.obs, rows.obs, rows.live)
             state = state.replace(normalizer=Normalizer(seen, statistics))
