@@ -57,15 +57,19 @@ def network(params, row, carry):
     return outputs, value[..., 0], (first, second)
 
 
+def choices(outputs, mask):
+    """The probabilities of two masked choices, among 2 and among 3."""
+    weights = [np.exp(part) for part in np.split(np.where(mask == 1, outputs, -np.inf), [2], -1)]
+    return [weight / weight.sum(-1, keepdims=True) for weight in weights]
+
+
 def choice_log_prob(outputs, mask, action):
-    """log pi of two masked choices, among 2 and among 3."""
-    total = 0.0
-    for logits, allowed, chosen in zip(np.split(outputs, [2], -1), np.split(mask, [2], -1),
-                                       np.moveaxis(action, -1, 0), strict=True):  # fmt: skip
-        weight = np.exp(logits) * (allowed == 1)
-        probability = weight / weight.sum(-1, keepdims=True)
-        total = total + np.log(np.take_along_axis(probability, chosen[..., None], -1)[..., 0])
-    return total
+    parts = zip(choices(outputs, mask), np.moveaxis(action, -1, 0), strict=True)
+    return sum(np.log(np.take_along_axis(part, chosen[..., None], -1)[..., 0]) for part, chosen in parts)
+
+
+def choice_entropy(outputs, mask):
+    return sum(-np.sum(part * np.log(np.where(part > 0, part, 1)), -1) for part in choices(outputs, mask))
 
 
 def squashed_log_prob(mean, log_std, action, low, high):
@@ -75,6 +79,42 @@ def squashed_log_prob(mean, log_std, action, low, high):
     normal = np.exp(-(((u - mean) / np.exp(log_std)) ** 2) / 2) / (np.sqrt(2 * np.pi) * np.exp(log_std))
     slope = 2 * (high - low) * share * (1 - share)  # d action / d u
     return np.log(normal / slope).sum(-1)
+
+
+def squashed_entropy(mean, log_std, low, high):
+    """- integral of p log p over a fine grid of u, on which log(d action / d u) is added to the normal density's."""
+    z = np.linspace(-8, 8, 401)
+    weight = np.exp(-(z**2) / 2) / np.sum(np.exp(-(z**2) / 2))
+    u = mean[..., None] + np.exp(log_std)[..., None] * z
+    slope = (high - low) / 2 / np.cosh(u) ** 2
+    surprise = z**2 / 2 + log_std[..., None] + np.log(2 * np.pi) / 2 + np.log(slope)
+    return np.sum(surprise * weight, axis=(-2, -1))
+
+
+def ppo_loss(log_prob, entropy, value, old, advantage, target, live, config):
+    """The parts of the whole loss, each a mean over live rows; `old` is (log_prob, value) of when the policy acted."""
+    kept = advantage[live]
+    if config.normalize_advantage:
+        kept = (kept - kept.mean()) / kept.std()
+    ratio = np.exp(log_prob - old[0])[live]
+    gain = np.minimum(ratio * kept, np.clip(ratio, 1 - config.clip, 1 + config.clip) * kept).mean()
+    near = np.clip(value, old[1] - config.value_clip, old[1] + config.value_clip)
+    error = np.maximum((value - target) ** 2, (near - target) ** 2)[live].mean()
+    entropy = entropy[live].mean()
+    loss = -gain + config.value_coefficient * error - config.entropy_coefficient * entropy
+    return {"loss": loss, "policy_loss": -gain, "value_loss": error, "entropy": entropy}
+
+
+def slope_along(function, params, path, direction, step=1e-4):
+    """The derivative of function(params) where the array at `path`, keys one inside the other, moves."""
+
+    def moved(params, path, change):
+        if not path:
+            return params + change
+        return {**params, path[0]: moved(params[path[0]], path[1:], change)}
+
+    ahead, behind = (function(moved(params, path, sign * step * direction)) for sign in (1, -1))
+    return (ahead - behind) / (2 * step)
 
 
 def replay(params, obs, final_obs, last_obs, carry, over, statistics):

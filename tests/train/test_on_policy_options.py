@@ -1,11 +1,14 @@
 """Every on-policy option at once on the probe `Shop`, against a NumPy reference that steps through the same rows.
 
 Pilots are recurrent with separate trunks, act by a squashed Gaussian, and normalise everything. Clerks make two choices
-under a mask that is another in every step: the novice, one of them, without a memory; the others with a shared trunk.
+under a mask that is another in every step: the novice, one of them, without a memory; the others with a shared trunk
+and in minibatches. Pilots and the novice take one plain step down the gradient, which the reference differentiates.
 """
 
 import dataclasses
 import functools
+import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -25,9 +28,13 @@ GAMMA, LAMBDA, UPDATES = 0.7, 0.95, 3
 RECURRENT = dataclasses.replace(NETWORK, recurrent_size=4)
 SEPARATE = dataclasses.replace(RECURRENT, shared_trunk=False)
 NORMALIZED = {"normalize_observation": True, "normalize_advantage": True, "normalize_reward": True}
+PLAIN = {
+    "epochs": 1, "minibatches": 1, "optimizer": "sgd", "max_grad_norm": math.inf, "value_clip": 0.3,
+    "entropy_coefficient": 0.1,
+}  # fmt: skip
 POLICIES = {
-    "pilot": tiny_policy("PPO", network=SEPARATE, action_distribution="squashed_gaussian", **NORMALIZED),
-    "novice": tiny_policy("PPO", agents=("clerk[0:1]",), neg_pos_env_ratio=0.0, **NORMALIZED),
+    "pilot": tiny_policy("PPO", network=SEPARATE, action_distribution="squashed_gaussian", **NORMALIZED, **PLAIN),
+    "novice": tiny_policy("PPO", agents=("clerk[0:1]",), neg_pos_env_ratio=0.0, **NORMALIZED, **PLAIN),
     "clerk": tiny_policy("PPO", agents=("clerk[1:3]",), network=RECURRENT, normalize_advantage=False),
 }
 RATES = [f"{name}.learning_rate" for name in POLICIES]
@@ -96,6 +103,7 @@ class Seen:
     seen_statistics: dict  # name of the part -> (mean, variance) of all live rows up to this rollout's end
     reward_variance: float  # of the discounted sums, likewise
     sums: np.ndarray  # the discounted sums after the last row, 0 where an episode ended
+    losses: Callable  # of other parameters -> the parts of the loss
 
 
 @pytest.fixture(scope="module")
@@ -111,11 +119,13 @@ def of_policy(config, name, states, played):
     statistics, variance = dict.fromkeys(rows_so_far, (0.0, 1.0)) if config.normalize_observation else None, 1.0
     for state, part in zip(states, played, strict=False):
         rows, over = part.rows[name], part.over
-        params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), state.policies[name].params)
+        params = float64(state.policies[name].params)
         carry = part.first_carry[name] or (None, None)
-        outputs, value, following = reference.replay(
-            params, rows.obs, rows.next_obs, part.last_obs[name], carry, over, statistics
-        )
+        play = functools.partial(
+            reference.replay, obs=rows.obs, final_obs=rows.next_obs, last_obs=part.last_obs[name], carry=carry,
+            over=over, statistics=statistics,
+        )  # fmt: skip
+        outputs, value, following = play(params)
         reward = np.clip(rows.reward / np.sqrt(variance + 1e-8), -10, 10) if config.normalize_reward else rows.reward
         advantage = reference.advantages(reward, value, following, rows.terminated, over, GAMMA, LAMBDA)
         sums, before = reference.discounted_sums(rows.reward.astype(np.float64), over, GAMMA, before)
@@ -125,9 +135,30 @@ def of_policy(config, name, states, played):
         all_rows = {key: np.concatenate(value) for key, value in rows_so_far.items()}
         now = {key: (value.mean(0), value.var(0)) for key, value in all_rows.items()}
         seen_variance = np.concatenate(sums_so_far).var()
-        yield Seen(rows, outputs, value, advantage, advantage + value, now, seen_variance, before)
+        losses = functools.partial(losses_of, config, rows, play, advantage, advantage + value)
+        yield Seen(rows, outputs, value, advantage, advantage + value, now, seen_variance, before, losses)
         statistics = now if config.normalize_observation else None
         variance = seen_variance
+
+
+def losses_of(config, rows, play, advantage, target, params):
+    """Returns the parts of the loss that a policy with these parameters has on the rows that it learns from."""
+    outputs, value, _ = play(params)
+    if "free" in params:
+        log_std = np.broadcast_to(params["free"], outputs.shape)
+        log_prob = reference.squashed_log_prob(outputs, log_std, rows.action.astype(np.float64), -1.0, 3.0)
+        entropy = reference.squashed_entropy(outputs, log_std, -1.0, 3.0)
+    else:
+        log_prob = reference.choice_log_prob(outputs, rows.obs["action_mask"], rows.action)
+        entropy = reference.choice_entropy(outputs, rows.obs["action_mask"])
+    live = rows.live & positive_replicas(config, rows)[:, None]
+    return reference.ppo_loss(log_prob, entropy, value, (rows.log_prob, rows.value), advantage, target, live, config)
+
+
+def positive_replicas(config, rows):
+    """Returns [N] bool: from which replicas the policy learns, for a ratio of 0 or none."""
+    positive = np.any(rows.terminated & rows.live, axis=(0, 2))
+    return positive if config.neg_pos_env_ratio == 0 and positive.any() else np.ones(8, bool)
 
 
 def each(shop, expected):
@@ -199,8 +230,40 @@ def test_ratio_is_one_on_every_live_row_of_a_first_minibatch(shop):
         for name in POLICIES:
             assert metrics[f"{name}/ratio_error"] < 1e-4
             assert metrics[f"{name}/approx_kl"] < 1e-6
-            assert metrics[f"{name}/gradient_steps"] == 4  # 2 epochs of 2 minibatches
-    assert all(shop[3][-1][f"{name}/ratio_error"] > 1e-3 for name in POLICIES)  # the spy can see
+    assert shop[3][0]["clerk/gradient_steps"] == 4  # 2 epochs of 2 minibatches
+    assert shop[3][-1]["clerk/ratio_error"] > 1e-3  # the spy can see
+
+
+# --- learning ---
+
+
+def test_losses_of_one_step(shop, expected):
+    for name in ("pilot", "novice"):
+        for state, seen, metrics in zip(shop[1], expected[name], shop[3], strict=False):
+            for part, exact in seen.losses(float64(state.policies[name].params)).items():
+                np.testing.assert_allclose(metrics[f"{name}/{part}"], exact, rtol=1e-3, atol=1e-4)
+
+
+def float64(params):
+    return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
+
+
+@pytest.mark.parametrize("name", ["pilot", "novice"])
+def test_one_step_goes_down_the_slope_of_the_whole_loss(shop, expected, name):
+    """Every array of parameters, along a random direction in it; the reference knows no gradients."""
+    before, after = (float64(state.policies[name].params) for state in shop[1][-2:])
+    loss = lambda params: expected[name][-1].losses(params)["loss"]  # noqa: E731
+    rng, squares = np.random.default_rng(0), 0.0
+    for keys, old in jax.tree_util.tree_leaves_with_path(before):
+        path = [key.key for key in keys]
+        new = functools.reduce(lambda tree, key: tree[key], path, after)
+        gradient, direction = (old - new) / 0.01, rng.choice([-1.0, 1.0], old.shape)
+        size = np.linalg.norm(gradient)
+        assert size > 1e-4, path
+        slope = reference.slope_along(loss, before, path, direction)
+        np.testing.assert_allclose(np.sum(gradient * direction), slope, rtol=2e-3, atol=2e-3 * size, err_msg=str(path))
+        squares += size**2
+    np.testing.assert_allclose(shop[3][-1][f"{name}/grad_norm"], np.sqrt(squares), rtol=1e-3)
 
 
 # --- running statistics ---
@@ -271,16 +334,13 @@ def test_normalized_advantages_have_mean_0(shop, expected):
 def test_ratio_0_learns_from_the_positive_replicas_alone(shop, expected):
     some = []
     for _, config, metrics, seen in each(shop, expected):
-        live, minibatches = seen.rows.live, 2
-        positive = np.any(seen.rows.terminated & live, axis=(0, 2))
-        if config.neg_pos_env_ratio < 0:
-            assert "positive_envs" not in metrics
-            positive = np.ones(8, bool)
-        elif positive.any():
-            assert metrics["positive_envs"] == positive.sum()
+        live, chosen = seen.rows.live, positive_replicas(config, seen.rows)
+        assert ("positive_envs" in metrics) == (config.neg_pos_env_ratio == 0)
+        if config.neg_pos_env_ratio == 0 and not chosen.all():
+            assert metrics["positive_envs"] == chosen.sum()
             assert metrics["negative_envs"] == 0
-            some.append(8 - positive.sum())
-        np.testing.assert_allclose(metrics["live_rows"] * minibatches, live[:, positive].sum(), rtol=1e-6)
+            some.append(8 - chosen.sum())
+        np.testing.assert_allclose(metrics["live_rows"] * config.minibatches, live[:, chosen].sum(), rtol=1e-6)
     assert max(some) > 0
 
 
