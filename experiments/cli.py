@@ -13,7 +13,7 @@ from rich.console import Console
 
 import wdjax
 from wdjax.checks import did_you_mean
-from wdjax.experiments.matrix import matrix_table, other_params, write_matrix
+from wdjax.experiments.matrix import matrix_tables, other_params, require_tables, write_matrix
 from wdjax.train import (
     Player,
     TrainConfig,
@@ -32,7 +32,7 @@ USAGE = """\
 usage: wdjax COMMAND ...
 
   wdjax train PRESET [--workdir DIR] [--resume] [--FIELD VALUE ...]   train; PRESET is a name or a YAML file
-  wdjax eval RUN [RUN ...] [--opponents NAME ...] [--greedy]          the cross-play matrix: runs, random play, scripts
+  wdjax eval RUN [RUN ...] [--opponents NAME ...] [--output FILE]     the cross-play matrix: runs, random play, scripts
   wdjax render RUN [--output FILE] [--npz FILE]                       one episode as an animated GIF, or as arrays
   wdjax list                                                          environments and presets
 
@@ -73,8 +73,8 @@ class EvalArguments:
 
 @dataclasses.dataclass(frozen=True)
 class RenderArguments:
-    run: Annotated[Path, tyro.conf.Positional]
-    """the folder of a run"""
+    run: Annotated[str, tyro.conf.Positional]
+    """the folder of a run; FOLDER@best, FOLDER@120 name a checkpoint"""
     output: Path | None = None
     """the GIF (default: episode.gif in the folder, where no --npz is asked for)"""
     npz: Path | None = None
@@ -130,6 +130,7 @@ def evaluate(arguments: list[str]) -> None:
     if not parsed.runs:
         raise ValueError("wdjax eval needs a run first: the folder that wdjax train wrote (wdjax eval --help)")
     which = "best" if parsed.best else parsed.checkpoint
+    require_tables(parsed.output)
     first, *others = [load_player(run, which) for run in parsed.runs]
     for line in other_params(first, others):
         Console().print(line, soft_wrap=True, markup=False)
@@ -140,18 +141,27 @@ def evaluate(arguments: list[str]) -> None:
     rows = {cell: statistics(episodes, first.learner.env.info_ratios) for cell, episodes in cells.items()}
     roles = list(next(iter(cells.values())).episode_return)
     how = "most likely actions" if parsed.greedy else "drawn actions"
-    title = f"{', '.join(parsed.runs)}: {parsed.episodes} episodes a row, {how}, mean ± standard error"
-    Console(width=None if sys.stdout.isatty() else 160).print(matrix_table(roles, rows, title))
+    title = f"{', '.join(parsed.runs)}: {parsed.episodes} episodes each, {how}, mean ± standard error"
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    for table in matrix_tables(roles, rows, title):
+        console.print(table)
     for file in parsed.output:
         write_matrix(file, roles, rows)
 
 
 def load_player(run: str, which: str) -> Player:
     """Returns a checkpoint of a run as a player: "runs/a", or "runs/a@best" in place of `which`."""
-    folder, _, own = run.rpartition("@") if "@" in run and not Path(run).exists() else (run, "", which)
+    folder, own = split_checkpoint(run)
+    own = own or which
     if own not in ("newest", "best") and not own.isdecimal():
         raise ValueError(f"checkpoint {own!r}: must be newest, best, or a number of updates")
     return Player(run, *load_run(folder, best=own == "best", num_updates=int(own) if own.isdecimal() else None))
+
+
+def split_checkpoint(run: str) -> tuple[Path, str]:
+    """Returns (folder, checkpoint) of "runs/a@best"; ("runs/a", "") where none is named."""
+    folder, _, own = run.rpartition("@") if "@" in run and not Path(run).exists() else (run, "", "")
+    return Path(folder), own
 
 
 def render(arguments: list[str]) -> None:
@@ -159,10 +169,11 @@ def render(arguments: list[str]) -> None:
     parsed = tyro.cli(RenderArguments, prog="wdjax render", args=arguments)
     if parsed.npz is not None and parsed.npz.suffix != ".npz":
         raise ValueError(f"--npz {parsed.npz}: must end in .npz")
-    learner, state = load_run(parsed.run, parsed.best)
-    files = [parsed.npz, parsed.output] if parsed.npz else [parsed.output or parsed.run / "episode.gif"]
-    for file in filter(None, files):
-        print(f"Wrote {save_episode(learner, state, file, parsed.seed, parsed.greedy, parsed.fps)}")
+    player = load_player(parsed.run, "best" if parsed.best else "newest")
+    default = None if parsed.npz else split_checkpoint(parsed.run)[0] / "episode.gif"
+    for file in filter(None, (parsed.npz, parsed.output or default)):
+        written = save_episode(player.learner, player.state, file, parsed.seed, parsed.greedy, parsed.fps)
+        print(f"Wrote {written}")
 
 
 def list_all(arguments: list[str]) -> None:

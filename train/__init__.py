@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from wdjax.train.config import NetworkConfig, PolicyConfig, TrainConfig
-    from wdjax.train.evaluation import Episodes, cross_play, evaluate, statistics
+    from wdjax.train.episodes import Episodes, statistics
+    from wdjax.train.evaluation import cross_play, evaluate
     from wdjax.train.learner import Learner, make_learner
     from wdjax.train.load import list_presets, load_config
     from wdjax.train.metrics_log import read_metrics
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 # Public name -> the module that holds it, imported when the name is first used.
 _HOME = {
-    "Episodes": "evaluation",
+    "Episodes": "episodes",
     "Learner": "learner",
     "NetworkConfig": "config",
     "Player": "players",
@@ -38,7 +39,7 @@ _HOME = {
     "record_episode": "trajectory",
     "save_curves": "plots",
     "save_episode": "trainer",
-    "statistics": "evaluation",
+    "statistics": "episodes",
     "with_hypers": "state",
 }
 

@@ -1,4 +1,16 @@
-"""Whole episodes of learned policies and of their opponents, their statistics, and the cross-play matrix."""
+"""Whole episodes of learned policies and of their opponents, and the cross-play matrix.
+
+    learner, state = load_run("runs/mine")
+    episodes = evaluate(learner, state, jax.random.key(0), num_episodes=1_000)
+    episodes.episode_return["runner"].mean()  # NumPy arrays, one value an episode
+    statistics(episodes, learner.env.info_ratios)["runner return"]  # {"mean", "standard_error", "quantiles"}
+    evaluate(learner, state, jax.random.key(0), players={"tagger": "chase_nearest"})
+    cells = cross_play(learner, state, jax.random.key(0), opponents=["random", Player("old", *load_run("runs/old"))])
+    cells["trained", "old"].episode_return["runner"].mean()  # this run's taggers against the other's runners
+
+A member of a population is evaluated like any run: `jax.tree.map(lambda leaf: leaf[i], states)`. All members share one
+compiled program.
+"""
 
 import functools
 import itertools
@@ -8,9 +20,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import struct
 
 from wdjax.checks import require_integer, require_known
+from wdjax.train.episodes import Episodes
 from wdjax.train.learner import Learner
 from wdjax.train.players import (
     Candidate,
@@ -27,31 +39,15 @@ from wdjax.train.players import (
     roles_of,
     seat,
 )
-from wdjax.train.policies import Assignment, gather, to_groups
+from wdjax.train.policies import Assignment, gather, group_sizes, to_groups
 from wdjax.train.state import Setup, TrainState
 from wdjax.vector import all_agents, as_counts
-
-QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 Opponents = Sequence[Player | Script | str] | Mapping[str, Sequence[Player | Script | str]]
 
 
 class UnfinishedEpisodeError(ValueError):
     """An episode did not end within the steps allowed."""
-
-
-@struct.dataclass
-class Episodes:
-    """What whole episodes came to; E episodes, NumPy arrays.
-
-    A reward counts until its agent has terminated and the episode is over, the last ones too.
-    """
-
-    episode_return: dict[str, Any]  # by policy (of cross_play: by role), [E] float32, summed over its agents
-    episode_length: Any  # [E] int32
-    episode_info: dict[str, Any]  # [E], the environment's own statistics (tags, say)
-    agent_return: dict[str, Any]  # by policy (or role), [E, n] float32, of each of its agents
-    group_return: dict[str, Any]  # by group, [E] float32, summed over its agents
 
 
 def evaluate(
@@ -70,18 +66,20 @@ def evaluate(
     Args:
         learner, state: what was trained; the state's replicas are not touched.
         key: of starts and actions.
-        num_episodes: one replica each.
-        greedy: take the most likely action (else draw it).
+        num_episodes: one replica each, from a fresh reset, whatever `reset` says in the run's configuration.
+        greedy: take the most likely action (else draw it). DDPG acts without noise either way.
         random: the policies that act uniformly at random in place of what they learned.
         max_steps: raises where an episode goes on for longer.
         players: policy (or role, see `roles_of`) -> who plays in its place: a Player, "random", a script or its name.
         batch: at most so many replicas side by side, in turns, where memory is short; None: all.
 
+    Normalisers keep the statistics of training; what is recurrent begins each episode empty.
+
     Returns:
         Episodes, by policy.
 
     Raises:
-        ValueError: for an unknown policy in `random` or `players`, or an episode that does not end.
+        ValueError: for an unknown policy in `random` or `players`, a population, or an episode that does not end.
     """
     candidates, chosen = choose_players(learner, state, random, players)
     setup = learner.setup
@@ -197,6 +195,7 @@ def play_in_turns(
         UnfinishedEpisodeError: where an episode is longer than max_steps.
     """
     require_integer("num_episodes", num_episodes, 1)
+    require_integer("max_steps", max_steps, 1)
     if batch is not None:
         require_integer("batch", batch, 1)
     size = min(batch or num_episodes, num_episodes)
@@ -295,52 +294,5 @@ def sum_up(
         episode_length=length,
         episode_info=info,
         agent_return=own,
-        group_return={group: returns[group].sum(axis=1) for group in returns},
+        group_return={group: returns[group].sum(axis=1) for group in group_sizes(setup.env)},
     )
-
-
-def statistics(
-    episodes: Episodes, info_ratios: Mapping[str, tuple[str, str]] | None = None
-) -> dict[str, dict[str, Any]]:
-    """Returns {quantity: {"mean", "standard_error", "quantiles": {"0.05": ...}}} of everything that was counted.
-
-    Quantities: the environment's statistics, "length", "NAME return" of each policy (or role) and group, summed over
-    its agents, and "NAME agent return" where it has several: its quantiles are those over agents and episodes.
-
-    Args:
-        episodes: from `evaluate`, or a cell of `cross_play`.
-        info_ratios: of the environment (`Env.info_ratios`): they stand in place of the sums that they divide.
-    """
-    ratios = info_ratios or {}
-    parts = {total for total, _ in ratios.values()}
-    values = {name: array for name, array in episodes.episode_info.items() if name not in parts}
-    values["length"] = episodes.episode_length
-    sums = {**episodes.group_return, **episodes.episode_return}
-    values |= {f"{name} return": array for name, array in sums.items()}
-    values |= {f"{name} agent return": array for name, array in episodes.agent_return.items() if array.shape[1] > 1}
-    info = {name: np.asarray(array, np.float64) for name, array in episodes.episode_info.items()}
-    of_ratios = {name: ratio_statistics(info[total], info[count]) for name, (total, count) in ratios.items()}
-    return of_ratios | {name: value_statistics(np.asarray(array, np.float64)) for name, array in values.items()}
-
-
-def value_statistics(values: np.ndarray) -> dict[str, Any]:
-    """Of [E] or [E, n] values of E independent episodes: the standard error of the mean is s / sqrt(E), with s the
-    deviation (of E - 1) of the episodes' means; None for one episode."""
-    by_episode = values.reshape(len(values), -1).mean(axis=1)
-    error = float(np.std(by_episode, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else None
-    return {"mean": float(values.mean()), "standard_error": error, "quantiles": quantiles(values)}
-
-
-def ratio_statistics(total: np.ndarray, count: np.ndarray) -> dict[str, Any]:
-    """Of R = sum(total) / sum(count) over E episodes, [E] each: its standard error is that of the mean of
-    (total - R count) / mean(count); quantiles are over the episodes that count anything. None where nothing does."""
-    if not count.sum():
-        return {"mean": None, "standard_error": None, "quantiles": dict.fromkeys(map(str, QUANTILES))}
-    ratio, some = total.sum() / count.sum(), count > 0
-    error = value_statistics((total - ratio * count) / count.mean())["standard_error"]
-    return {"mean": float(ratio), "standard_error": error, "quantiles": quantiles(total[some] / count[some])}
-
-
-def quantiles(values: np.ndarray) -> dict[str, float]:
-    """Returns {"0.05": ...} over all values, linear between the two nearest."""
-    return dict(zip(map(str, QUANTILES), np.quantile(values, QUANTILES).tolist(), strict=True))

@@ -184,7 +184,7 @@ def plays(setup: Setup, player: Player, role: Role) -> bool:
 
 
 def seat(setup: Setup, player: Player, role: Role) -> Candidate:
-    """Returns a player ready for a role; raises ValueError where its run is one of another game."""
+    """Returns a player ready for a role; raises ValueError where its run is one of another game, or a population."""
     own = dataclasses.replace(setup.policies[role.policy], assignment=role.assignment)
     if player.script is not None:
         return Candidate(player, Actor(own, "script", player.script), None)
@@ -192,6 +192,9 @@ def seat(setup: Setup, player: Player, role: Role) -> Candidate:
         return Candidate(player, Actor(own, "random"), None)
     theirs = player.learner.setup
     require_same_game(setup, theirs, player.name)
+    members = player.state.num_updates.shape
+    words = "one run: of a population take a member, jax.tree.map(lambda leaf: leaf[i], states)"
+    require(members == (), f"player {player.name!r}: state of the shape", members, words)
     name = owner(theirs, role.assignment)
     if name is None:
         agents = ", ".join(f"{part.group}[{part.start}:{part.stop}]" for part in role.assignment.segments)

@@ -18,11 +18,13 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from wdjax.train.checkpoint import open_checkpoints, restore, save
 from wdjax.train.config import TrainConfig
-from wdjax.train.evaluation import Episodes, UnfinishedEpisodeError, evaluate
+from wdjax.train.episodes import Episodes, evaluation_metrics
+from wdjax.train.evaluation import UnfinishedEpisodeError, evaluate
 from wdjax.train.learner import Learner, init, make_learner, run
 from wdjax.train.load import from_mapping, read_yaml
 from wdjax.train.metrics_log import MetricsLog, finite, summarize
 from wdjax.train.plots import save_curves
+from wdjax.train.policies import group_sizes
 from wdjax.train.state import TrainState
 from wdjax.train.trajectory import record_episode
 from wdjax.train.validate import complete_env_params
@@ -171,7 +173,8 @@ class Trainer:
         except UnfinishedEpisodeError as error:  # training must not end for want of an evaluation
             self.console.print(f"No evaluation: {error}", soft_wrap=True)
             return self._no_evaluation()
-        row = {name: finite(float(np.mean(values))) for name, values in evaluation_metrics(episodes).items()}
+        found = evaluation_metrics(episodes, self.learner.env.info_ratios)
+        row = {name: value if value is None else finite(value) for name, value in found.items()}
         score = row.get(f"eval/{config.best_by}")
         if score is not None and (self.best_score is None or score > self.best_score):
             self.best_score = score
@@ -182,19 +185,16 @@ class Trainer:
         """The fields of an evaluation where there is none: every line of metrics.jsonl has the same."""
         if not self.config.evaluates:
             return {}
-        nothing = dict.fromkeys(self.config.policies)
-        infos = dict.fromkeys(self.state.replicas.episode_info)
-        return dict.fromkeys(evaluation_metrics(Episodes(nothing, None, infos, {}, {})))
+        env, zero = self.learner.env, np.zeros(1)
+        nothing = Episodes(
+            episode_return=dict.fromkeys(self.config.policies, zero), episode_length=zero,
+            episode_info=dict.fromkeys(self.state.replicas.episode_info, zero), agent_return={},
+            group_return=dict.fromkeys(group_sizes(env), zero),
+        )  # fmt: skip
+        return dict.fromkeys(evaluation_metrics(nothing, env.info_ratios))
 
     def _host(self, log: MetricsLog) -> dict[str, Any]:
         return {"metrics_size": log.size, "best_score": self.best_score}
-
-
-def evaluation_metrics(episodes: Episodes) -> dict[str, Any]:
-    """Returns the values whose means an evaluation logs, by their names in metrics.jsonl."""
-    info = {f"eval/episode_{name}": values for name, values in episodes.episode_info.items()}
-    returns = {f"eval/{name}/episode_return": values for name, values in episodes.episode_return.items()}
-    return {"eval/episode_length": episodes.episode_length, **info, **returns}
 
 
 def announce(console: Console, config: TrainConfig, workdir: Path) -> None:

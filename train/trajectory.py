@@ -1,4 +1,10 @@
-"""One episode of one replica with everything that happened in it, for pictures and analysis."""
+"""One episode of one replica with everything that happened in it, for pictures and analysis.
+
+    episode = record_episode(*load_run("runs/mine"), jax.random.key(0))
+    episode.states.x, episode.action["runner"], episode.reward["runner"], episode.choice["runner"]["probs"]
+    episode.to_npz("episode.npz")  # also: wdjax render runs/mine --npz episode.npz
+    file = np.load("episode.npz")  # file["states/x"], file["action/runner"], file["choice/runner/probs"]; list(file)
+"""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -10,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from wdjax.checks import require_integer
 from wdjax.train.evaluation import choose_players
 from wdjax.train.learner import Learner
 from wdjax.train.players import Game, Player, Script, choose_actions, empty_carries, make_game, roles_of
@@ -48,6 +55,11 @@ def named_arrays(tree: Any) -> dict[str, np.ndarray]:
     return {"/".join(_word(part) for part in path): np.asarray(leaf) for path, leaf in leaves}
 
 
+def _without_key_type(leaf: jax.Array) -> jax.Array:
+    """Returns typed keys, which NumPy does not know, as their numbers."""
+    return jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
+
+
 def _word(part: Any) -> str:
     return str(next(getattr(part, name) for name in ("name", "key", "idx") if hasattr(part, name)))
 
@@ -64,16 +76,24 @@ def record_episode(
 ) -> Trajectory:
     """Plays one episode and keeps everything, for pictures and analysis.
 
-    Arguments as in `evaluate`; an episode longer than max_steps is cut there.
-
     Args:
+        learner, state, key, random, players: as in `evaluate`.
+        greedy: take the most likely action (else draw it, as in training).
+        max_steps: an episode that goes on for longer is cut there.
         observations: keep them too.
+
+    Returns:
+        a Trajectory, as long as its episode.
+
+    Raises:
+        ValueError: as `evaluate`, but not for an episode that does not end.
     """
+    require_integer("max_steps", max_steps, 1)
     _, chosen = choose_players(learner, state, random, players)
     game = make_game(learner.setup, [[player] for player in chosen])
     learned = [(player.learned,) for player in chosen]
     recorded = _record_jit(game, learned, state.env_params, key, greedy, max_steps, observations)
-    first, states, over, rows = jax.device_get(recorded)
+    first, states, over, rows = jax.device_get(jax.tree.map(_without_key_type, recorded))
     length = int(np.argmax(over)) + 1 if over.any() else max_steps
     states = jax.tree.map(lambda start, rest: np.concatenate([start, rest[:length, 0]]), first, states)
     rows = jax.tree.map(lambda leaf: leaf[:length, 0], rows)

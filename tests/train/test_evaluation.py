@@ -1,12 +1,26 @@
 """Whole episodes: everything is counted, once, and random and trained sides are who they say."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from probes import tiny_config, tiny_policy
 
-from wdjax.train import Episodes, cross_play, evaluate, load_config, make_learner, record_episode, statistics
+from wdjax.train import (
+    Episodes,
+    NetworkConfig,
+    PolicyConfig,
+    cross_play,
+    evaluate,
+    load_config,
+    make_learner,
+    record_episode,
+    statistics,
+)
+from wdjax.train.episodes import evaluation_metrics
+from wdjax.train.evaluation import _play_jit
 
 COST, TAG, PENALTY = 0.25, 10.0, 5.0  # exact in float32, so that sums are
 
@@ -171,3 +185,102 @@ def test_statistics_by_hand():
     assert statistics(one)["length"]["standard_error"] is None
     nothing = episodes.replace(episode_info={"tags": np.zeros(2), "tag_steps": np.zeros(2)})
     assert statistics(nothing, {"time_to_tag": ("tag_steps", "tags")})["time_to_tag"]["mean"] is None
+
+
+def test_what_an_evaluation_logs():
+    episodes = Episodes(
+        episode_return={"pair": np.array([3.0, 7.0])}, episode_length=np.array([4, 8]),
+        episode_info={"tags": np.array([1, 3]), "tag_steps": np.array([2, 12])},
+        agent_return={"pair": np.array([[1.0, 2.0], [3.0, 4.0]])}, group_return={"all": np.array([5.0, 5.0])},
+    )  # fmt: skip
+    assert evaluation_metrics(episodes, {"time_to_tag": ("tag_steps", "tags")}) == pytest.approx({
+        "eval/episode_length": 6.0, "eval/episode_length_standard_error": 2.0,
+        "eval/time_to_tag": 3.5, "eval/time_to_tag_standard_error": 0.75,
+        "eval/episode_tags": 2.0, "eval/episode_tags_standard_error": 1.0,
+        "eval/all/episode_return": 5.0, "eval/all/episode_return_standard_error": 0.0,
+        "eval/pair/episode_return": 5.0, "eval/pair/episode_return_standard_error": 2.0,
+    })  # fmt: skip
+
+
+def shop_run():
+    """DDPG beside PPO in one group, a recurrent policy with masks in the other, all with statistics of their own."""
+    tiny = NetworkConfig(hidden_sizes=(4,), activation="tanh", initializer="lecun")
+    memory = dataclasses.replace(tiny, recurrent_size=4)
+    policies = {
+        "ace": PolicyConfig(algorithm="DDPG", agents=("pilot[1]",), network=tiny, normalize_observation=True),
+        "clerk": tiny_policy("A2C", network=memory, normalize_observation=True),
+        "wing": tiny_policy("PPO", agents=("pilot[0]",), network=tiny),
+    }
+    learner = make_learner(tiny_config("probe_shop", policies, env_params={"dead_reward": 100.0, "leave": 0.6}))
+    state = learner.init(jax.random.key(0))
+    shift = lambda leaf: leaf + 0.5 if leaf.ndim else leaf  # noqa: E731
+    changed = {
+        name: own.replace(
+            params=jax.tree.map(lambda leaf: 3.0 * leaf, own.params), normalizer=jax.tree.map(shift, own.normalizer)
+        )
+        for name, own in state.policies.items()
+    }
+    return learner, state.replace(policies=changed)
+
+
+def play_by_hand(learner, state, key, num_episodes):
+    """The same episodes, one after another and step by step. Returns (return of each agent [E, 5], lengths [E])."""
+    env, params, policies = learner.env, state.env_params, learner.setup.policies
+    where = {"ace": ("pilot", slice(1, 2)), "clerk": ("clerk", slice(0, 3)), "wing": ("pilot", slice(0, 1))}
+
+    @jax.jit
+    def step(key, env_state, obs, carries):
+        chosen = {}
+        for name, (group, agents) in where.items():
+            seen = jax.tree.map(lambda leaf, agents=agents: leaf[None, agents], obs[group])
+            own, learned = policies[name], state.policies[name]
+            action, carry = own.algorithm.play(own, learned, carries[name], seen, key[None], True)
+            chosen[name], carries = action[0], carries | {name: carry}
+        pilots = jnp.clip(jnp.concatenate([chosen["wing"], chosen["ace"]]), -1.0, 3.0)
+        return *env.step(key, env_state, {"pilot": pilots, "clerk": chosen["clerk"]}, params)[:5], carries
+
+    played = []
+    reset_key, step_key = jax.random.split(key)
+    for i, own_key in enumerate(jax.random.split(reset_key, num_episodes)):
+        obs, env_state = env.reset(own_key, params)
+        carries = {name: own.algorithm.init_carry(own, 1) for name, own in policies.items()}
+        total, alive, time, over = np.zeros(5), np.ones(5, bool), 0, False
+        while not over:
+            env_key = jax.random.split(jax.random.split(jax.random.fold_in(step_key, time))[1], num_episodes)[i]
+            obs, env_state, *flags, carries = step(env_key, env_state, obs, carries)
+            reward, terminated, truncated = (np.concatenate([part["pilot"], part["clerk"]]) for part in flags)
+            total += np.where(alive, reward, 0.0)
+            alive &= ~terminated
+            over, time = bool(np.all(terminated | truncated)), time + 1
+        played.append((total, time))
+    return np.stack([total for total, _ in played]), np.array([time for _, time in played])
+
+
+def test_everything_at_once_against_episodes_played_by_hand(quick_compile):
+    learner, state = shop_run()
+    episodes = evaluate(learner, state, jax.random.key(4), 6)
+    returns, lengths = play_by_hand(learner, state, jax.random.key(4), 6)
+    assert len(set(lengths)) > 1
+    np.testing.assert_array_equal(episodes.episode_length, lengths)
+    own = {"ace": returns[:, 1:2], "clerk": returns[:, 2:], "wing": returns[:, :1]}
+    for name, expected in own.items():
+        np.testing.assert_allclose(episodes.agent_return[name], expected, rtol=1e-5)
+        np.testing.assert_allclose(episodes.episode_return[name], expected.sum(axis=1), rtol=1e-5)
+    np.testing.assert_allclose(episodes.group_return["pilot"], returns[:, :2].sum(axis=1), rtol=1e-5)
+    np.testing.assert_allclose(episodes.group_return["clerk"], returns[:, 2:].sum(axis=1), rtol=1e-5)
+    assert np.abs(returns).max() < 100 * 4 / 2  # nobody was paid when out
+
+
+def test_members_of_a_population(gridworld):
+    """Each is a run of its own, of the same program; a whole population is refused in words."""
+    learner, state = gridworld
+    states = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), state)
+    one = jax.tree.map(lambda leaf: leaf[1], states)
+    alone = evaluate(learner, state, jax.random.key(1), 64, random=("tagger", "runner"))
+    before = _play_jit._cache_size()
+    member = evaluate(learner, one, jax.random.key(1), 64, random=("tagger", "runner"))
+    assert _play_jit._cache_size() == before
+    np.testing.assert_array_equal(member.episode_length, alone.episode_length)
+    for function in (evaluate, cross_play, record_episode):
+        with pytest.raises(ValueError, match=r"a population take a member"):
+            function(learner, states, jax.random.key(1))

@@ -170,6 +170,7 @@ def test_other_games_are_refused_in_words(run):
     split = make_learner(tiny_config("tag_gridworld", {
         "a": tiny_policy("A2C", agents=("tagger[0]", "runner")), "b": tiny_policy("A2C", agents=("tagger[1]",)),
     }, env_params=GRID))  # fmt: skip
+    shapes = jax.eval_shape(run[0].init, KEY)  # refused before anybody looks at a number
     for other, words in (
         (partial, "'o': use_full_observation = False: must be True"),
         (signal, "env = 'probe_signal': must be 'tag_gridworld'"),
@@ -177,4 +178,4 @@ def test_other_games_are_refused_in_words(run):
         (split, r"none of its policies \(a, b\) plays all of tagger\[0:2\]"),
     ):
         with pytest.raises(ValueError, match=words):
-            cross_play(*run, KEY, 4, opponents=[Player("o", other, other.init(KEY))])
+            cross_play(*run, KEY, 4, opponents=[Player("o", other, shapes)])
