@@ -1,31 +1,46 @@
 """What an update reports: means, extremes and deviations over live rows, or over the episodes that ended.
 
-Of every policy that learns by A2C or PPO, as POLICY/name ("mean" is over the live rows of the rollout unless it says
-otherwise; "steps" are the update's gradient steps, of which losses and gradients are means):
+Of every policy that learns, as POLICY/name ("mean" is over the live rows of the rollout unless it says otherwise;
+"steps" are the update's gradient steps, of which losses and gradients are means):
 
     name                          meaning
     reward_mean, _min, _max       of an agent step, as the environment paid it
-    value_mean                    V(obs) when the agent acted
-    return_mean                   what V learns to predict: advantage + value (of scaled rewards, if normalize_reward)
-    advantage_mean, _std          before normalisation
-    normalized_advantage_mean     after it, in the rows of a step, if normalize_advantage: 0 but for rounding
-    explained_variance            1 - Var(R - V) / Var(R), not below -1: 1 is perfect, 0 as good as a constant
-    reward_scale                  what normalize_reward divided the rewards by
     live_fraction                 share of the rows that are live
     action_std_agents/i           deviation of component i of the actions over the agents of a replica and time, mean
     action_std_envs/i             ... over the replicas, for each agent and time
     action_std_time/i             ... over the steps of the rollout, for each agent and replica
     past_self_blocks              blocks of replicas that an earlier self played, if past_selves; the statistics of
                                   episodes count these too, evaluations do not
+    learning_rate                 in this update; of DDPG the actor's
+
+By A2C or PPO:
+
+    value_mean                    V(obs) when the agent acted
+    return_mean                   what V learns to predict: advantage + value (of scaled rewards, if normalize_reward)
+    advantage_mean, _std          before normalisation
+    normalized_advantage_mean     after it, in the rows of a step, if normalize_advantage: 0 but for rounding
+    explained_variance            1 - Var(R - V) / Var(R), not below -1: 1 is perfect, 0 as good as a constant
+    reward_scale                  what normalize_reward divided the rewards by
     positive_envs, negative_envs  replicas learned from in which an agent terminated, and others, if neg_pos_env_ratio
-    loss, policy_loss, value_loss the whole loss, and its parts without their coefficients
+    loss                          the whole loss
+    policy_loss, value_loss       its parts without their coefficients
     entropy                       of the policy [nats], mean over the rows of a step
     approx_kl                     PPO: KL(old, new) before each step, that of an early stop included
     clip_fraction                 PPO: share of rows whose ratio had left 1 +- clip
     gradient_steps                PPO: steps taken, fewer than epochs x minibatches after an early stop
     grad_norm                     global norm of the gradient before it was clipped
     grad_clip_fraction            share of the steps whose gradient was clipped
-    learning_rate, entropy_coefficient, value_coefficient      in this update
+    entropy_coefficient, value_coefficient                     in this update
+
+By DDPG; those of steps are NaN until the buffer holds `warmup` rows:
+
+    action_mean, action_min/i, action_max/i                    of the actions as the environment got them
+    actor_loss                    minus the mean of Q(obs, actor(obs)), what the actor makes large
+    critic_loss                   mean squared error of Q(obs, action), summed over twin critics
+    q_mean, target_mean           Q(obs, action) of the first critic, and what it should be, in the rows of a step
+    grad_norm_actor, grad_norm_critic                          global norms before clipping
+    buffer_rows                   rows in the replay buffer
+    critic_learning_rate, noise_scale                          in this update
 
 Of the run:
 
@@ -52,7 +67,7 @@ Metrics = dict[str, jax.Array]
 
 
 def rollout_metrics(rows: Rows, advantage: jax.Array, target: jax.Array) -> Metrics:
-    """Returns what the live rows of a rollout say before any gradient step; see the table above.
+    """Returns what the live rows of an on-policy rollout say before any gradient step; see the table above.
 
     Args:
         rows: leaves [T, N, n, ...].
@@ -62,17 +77,37 @@ def rollout_metrics(rows: Rows, advantage: jax.Array, target: jax.Array) -> Metr
     variance = masked_variance(advantage, live)
     explained = 1.0 - variance / (masked_variance(target, live) + 1e-8)
     return {
-        "reward_mean": masked_mean(rows.reward, live),
-        "reward_min": jnp.min(jnp.where(live, rows.reward, jnp.inf)),
-        "reward_max": jnp.max(jnp.where(live, rows.reward, -jnp.inf)),
+        **played_metrics(rows),
         "value_mean": masked_mean(rows.value, live),
         "return_mean": masked_mean(target, live),
         "advantage_mean": masked_mean(advantage, live),
         "advantage_std": jnp.sqrt(variance),
         "explained_variance": jnp.maximum(explained, -1.0),
+    }
+
+
+def played_metrics(rows: Rows) -> Metrics:
+    """Returns what was done and paid in the live rows of a rollout, leaves [T, N, n, ...], by any algorithm."""
+    live = rows.live
+    return {
+        "reward_mean": masked_mean(rows.reward, live),
+        "reward_min": jnp.min(jnp.where(live, rows.reward, jnp.inf)),
+        "reward_max": jnp.max(jnp.where(live, rows.reward, -jnp.inf)),
         "live_fraction": jnp.mean(live.astype(jnp.float32)),
         **action_deviations(rows.action, live),
     }
+
+
+def action_ranges(action: jax.Array, live: jax.Array) -> Metrics:
+    """Returns the mean of all components of the actions, [T, N, n, ...], and the extremes of each, over live rows."""
+    flat = action.reshape(*live.shape, -1)
+    acted = jnp.broadcast_to(live[..., None], flat.shape)
+    lowest = jnp.min(jnp.where(acted, flat, jnp.inf), axis=(0, 1, 2))
+    highest = jnp.max(jnp.where(acted, flat, -jnp.inf), axis=(0, 1, 2))
+    metrics = {"action_mean": masked_mean(flat, acted)}
+    for i in range(flat.shape[-1]):
+        metrics |= {f"action_min/{i}": lowest[i], f"action_max/{i}": highest[i]}
+    return metrics
 
 
 def action_deviations(action: jax.Array, live: jax.Array) -> Metrics:

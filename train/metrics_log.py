@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,9 @@ def summarize(
 ) -> dict[str, float | int | None]:
     """Returns one number for each metric of a chunk of updates, null where it is not finite.
 
-    `episodes` are summed. Of names that end in _max and _min, the largest and the smallest. What is over episodes is
-    that over all episodes of the chunk; means over the live rows of a rollout are weighted with `live_fraction`; all
-    else is the mean over the updates.
+    `episodes` are summed. Of names that end in _max and _min (or in _max/i and _min/i), the largest and the smallest.
+    What is over episodes is that over all episodes of the chunk; means over the live rows of a rollout are weighted
+    with `live_fraction`; all else is the mean over the updates.
 
     Args:
         metrics: name -> [num_updates].
@@ -32,7 +33,7 @@ def summarize(
 
 
 def _of_chunk(name: str, values: Mapping[str, np.ndarray], weights: Mapping[str, np.ndarray]) -> float:
-    policy, _, last = name.rpartition("/")
+    policy, _, last = re.sub(r"/\d+$", "", name).rpartition("/")  # without the component: "agent/action_max/0"
     over_episodes = last.startswith("episode_")
     if over_episodes:
         weight = values["episodes"]

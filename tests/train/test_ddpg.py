@@ -99,7 +99,7 @@ def test_nothing_is_learned_before_the_buffer_is_warm(four):
 
 def test_metrics_of_the_rollout(four):
     for row in four[1]:
-        assert LOW <= row["agent/action_min"] < row["agent/action_mean"] < row["agent/action_max"] <= HIGH
+        assert LOW <= row["agent/action_min/0"] < row["agent/action_mean"] < row["agent/action_max/0"] <= HIGH
         assert row["agent/live_fraction"] == 1
         assert row["agent/reward_mean"] < 0
     np.testing.assert_allclose([row["agent/noise_scale"] for row in four[1]], [1, 0.9, 0.8, 0.7], rtol=1e-6)

@@ -208,6 +208,9 @@ def test_squashed_samples_stay_inside_and_follow_the_density():
     for mean, log_std in [*SHAPES, (30.0, 2.0), (-30.0, 2.0)]:
         drawn = samples(BAND, (mean, log_std))
         assert np.all((drawn >= np.float32(-0.1)) & (drawn <= np.float32(0.3)))
+    rounded = make_distribution(Box(-0.5, 1.9), "squashed_gaussian")  # center +- half is outside, in float32
+    edges = [rounded.mode(jnp.array([u, 0.0])) for u in (-30.0, 30.0)]
+    assert edges == [np.float32(-0.5), np.float32(1.9)]
     drawn = samples(BAND, SHAPES[1])
     assert_frequency(np.sum(drawn < 0.1 + 0.2 * np.tanh(0.7)), 0.5)
     assert_frequency(np.sum(drawn < 0.1 + 0.2 * np.tanh(0.7 + np.exp(-1.0))), 1 - 0.158655)

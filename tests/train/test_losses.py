@@ -70,6 +70,7 @@ def test_ppo_at_ratio_1_has_the_gradient_of_a2c():
 def test_ppo_clip_fraction_counts_live_rows():
     _, metrics = ppo_loss(jnp.log(jnp.array([1.1, 0.9, 1.3, 1.0, 9.0])))
     assert metrics["clip_fraction"] == 0.25
+    np.testing.assert_allclose(metrics["approx_kl"], (0.3 - math.log(1.1 * 0.9 * 1.3)) / 4, rtol=1e-4)
 
 
 # --- the whole loss ---

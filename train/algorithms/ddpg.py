@@ -19,7 +19,7 @@ from wdjax.train.actor_action_value import ActorActionValue, from_box, to_box
 from wdjax.train.algorithms.algorithm import Algorithm
 from wdjax.train.algorithms.on_policy import make_optimizer
 from wdjax.train.config import PolicyConfig, TrainConfig
-from wdjax.train.masked import masked_mean
+from wdjax.train.metrics import action_ranges, played_metrics
 from wdjax.train.networks import without_mask
 from wdjax.train.noise import explore, uniform_actions
 from wdjax.train.normalization import Normalizer, observation_statistics, update_observation_statistics
@@ -144,7 +144,7 @@ class DDPG(Algorithm):
         if state.normalizer is not None:
             seen = update_observation_statistics(state.normalizer.obs, rows.obs, rows.live)
             state = state.replace(normalizer=state.normalizer.replace(obs=seen))
-        metrics |= {"buffer_rows": jnp.sum(ring.size), **rollout_metrics(rows)}
+        metrics |= {"buffer_rows": jnp.sum(ring.size), **played_metrics(rows), **action_ranges(rows.action, rows.live)}
         return state, memory.replace(replay=replay), metrics
 
 
@@ -329,16 +329,3 @@ def descend(
     """Returns (parameters one step of the optimizer further, its state)."""
     updates, opt_state = make_optimizer(config, hypers).update(grads, opt_state, params)
     return jax.tree.map(lambda param, update: param - learning_rate * update, params, updates), opt_state
-
-
-def rollout_metrics(rows: Rows) -> dict[str, jax.Array]:
-    """Returns what was done and paid in the live rows of a rollout; actions as the environment gets them."""
-    live, action = rows.live, rows.action.reshape(*rows.live.shape, -1)
-    acted = jnp.broadcast_to(live[..., None], action.shape)
-    return {
-        "reward_mean": masked_mean(rows.reward, live),
-        "action_mean": masked_mean(action, acted),
-        "action_min": jnp.min(jnp.where(acted, action, jnp.inf)),
-        "action_max": jnp.max(jnp.where(acted, action, -jnp.inf)),
-        "live_fraction": jnp.mean(live.astype(jnp.float32)),
-    }
