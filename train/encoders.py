@@ -16,6 +16,7 @@ from flax import nnx
 from wdjax.checks import require, require_integer, require_known
 from wdjax.spaces import Box, Dict, Discrete, MultiDiscrete, Space
 from wdjax.train.config import NetworkConfig
+from wdjax.train.initializers import orthogonal
 
 MASK = "action_mask"
 AGENT_TYPE = "agent_type"  # beside "obs": which of its policy's selectors an agent belongs to (agent_type_feature)
@@ -155,7 +156,7 @@ class SetLayers(nnx.Module):
         sizes = (in_features, *[width] * depth)
         self.depth = depth
         for i in range(depth):
-            init = nnx.initializers.orthogonal(math.sqrt(2))
+            init = orthogonal(math.sqrt(2))
             setattr(self, f"layer_{i}", nnx.Linear(sizes[i], sizes[i + 1], kernel_init=init, rngs=rngs))
 
     def __call__(self, rows: jax.Array) -> jax.Array:

@@ -16,6 +16,7 @@ from wdjax.spaces import Dict, Space
 from wdjax.train.config import NetworkConfig
 from wdjax.train.distributions import Distribution
 from wdjax.train.encoders import MASK, make_encoder
+from wdjax.train.initializers import orthogonal
 
 ACTIVATIONS = {"relu": jax.nn.relu, "tanh": jnp.tanh, "gelu": jax.nn.gelu, "silu": jax.nn.silu}
 
@@ -44,9 +45,8 @@ class Trunk(nnx.Module):
         self.encoder = make_encoder(observation_space, config, rngs)
         self.mlp = MLP(self.encoder.num_features, config, rngs=rngs)
         size = config.recurrent_size
-        self.cell = (
-            nnx.GRUCell(self.mlp.num_features, size, kernel_init=_initializer(config, 1.0), rngs=rngs) if size else None
-        )
+        inits = {"kernel_init": _initializer(config, 1.0), "recurrent_kernel_init": orthogonal(1.0)}
+        self.cell = nnx.GRUCell(self.mlp.num_features, size, **inits, rngs=rngs) if size else None
         self.num_features = size or self.mlp.num_features
 
     def __call__(self, obs: Any, carry: jax.Array | None = None) -> tuple[jax.Array, jax.Array | None]:
@@ -130,7 +130,7 @@ def _linear(in_features: int, out_features: int, config: NetworkConfig, gain: fl
 
 def _initializer(config: NetworkConfig, gain: float) -> Any:
     return {
-        "orthogonal": nnx.initializers.orthogonal(gain),
+        "orthogonal": orthogonal(gain),
         "xavier": nnx.initializers.xavier_uniform(),
         "lecun": nnx.initializers.lecun_normal(),
     }[config.initializer]
