@@ -237,6 +237,7 @@ def test_where_they_play_everywhere_nothing_moves(learner, states):
     assert differ(state.policies["second"].params, before.policies["second"].params)
 
 
+@pytest.mark.slow
 def test_where_they_never_play_all_is_as_without_them(learner):
     without = make_learner(leaver_config(dataclasses.replace(learner.config.policies["first"], past_selves=0)))
     a, b = without.init(KEY), with_hypers(learner.init(KEY), **{"first.past_selves_fraction": 0.0})
@@ -250,6 +251,7 @@ def test_where_they_never_play_all_is_as_without_them(learner):
     assert_close(a.policies["first"].params, b.policies["first"].params)
 
 
+@pytest.mark.slow
 def test_a_population_sweeps_how_often_they_play(learner):
     fractions = [0.0, 0.5, 1.0]
     together = jax.vmap(learner.init)(jnp.stack([KEY] * 3))
