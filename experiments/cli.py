@@ -143,7 +143,8 @@ def evaluate(arguments: list[str]) -> None:
     how = "most likely actions" if parsed.greedy else "drawn actions"
     title = f"{', '.join(parsed.runs)}: {parsed.episodes} episodes each, {how}, mean ± standard error"
     console = Console(width=None if sys.stdout.isatty() else 160)
-    for table in matrix_tables(roles, rows, title):
+    console.print(title, soft_wrap=True, markup=False, highlight=False)
+    for table in matrix_tables(roles, rows):
         console.print(table)
     for file in parsed.output:
         write_matrix(file, roles, rows)

@@ -16,7 +16,7 @@ from wdjax.train import Player
 Rows = Mapping[tuple[str, ...], Mapping[str, Mapping[str, Any]]]  # who plays each role -> what `statistics` returns
 
 
-def matrix_tables(roles: Sequence[str], rows: Rows, title: str) -> list[Table]:
+def matrix_tables(roles: Sequence[str], rows: Rows) -> list[Table]:
     """Returns what is printed: the environment's statistics, the length and each role's return; files hold the rest.
 
     Where two roles have many players, that is a matrix for each quantity, who plays the first role down and the second
@@ -25,13 +25,13 @@ def matrix_tables(roles: Sequence[str], rows: Rows, title: str) -> list[Table]:
     shown = [f"{role} return" for role in roles]
     names = [name for name in next(iter(rows.values())) if name in shown or not name.endswith(" return")]
     if len(roles) != 2 or len(rows) <= 4:
-        return [list_of_cells(roles, rows, names, shown, title)]
-    return [matrix_of(roles, rows, name, f"{title}\n{name}" if name == names[0] else name) for name in names]
+        return [list_of_cells(roles, rows, names, shown)]
+    return [matrix_of(roles, rows, name) for name in names]
 
 
-def list_of_cells(roles: Sequence[str], rows: Rows, names: Sequence[str], returns: Sequence[str], title: str) -> Table:
+def list_of_cells(roles: Sequence[str], rows: Rows, names: Sequence[str], returns: Sequence[str]) -> Table:
     """Returns a row for each combination; all but returns are also given as multiples of those of all-random play."""
-    table = Table(*roles, title=title, title_justify="left")
+    table = Table(*roles)
     for name in names:
         table.add_column(name, justify="right")
     baseline = rows.get(("random",) * len(roles))
@@ -41,9 +41,9 @@ def list_of_cells(roles: Sequence[str], rows: Rows, names: Sequence[str], return
     return table
 
 
-def matrix_of(roles: Sequence[str], rows: Rows, name: str, title: str) -> Table:
+def matrix_of(roles: Sequence[str], rows: Rows, name: str) -> Table:
     """Returns one quantity of all combinations of two roles: the first one's players down, the second one's across."""
-    table = Table(f"{roles[0]} \\ {roles[1]}", title=title, title_justify="left")
+    table = Table(f"{roles[0]} \\ {roles[1]}", title=name, title_justify="left")
     down, across = (list(dict.fromkeys(cell[i] for cell in rows)) for i in range(2))
     for player in across:
         table.add_column(Text(player), justify="right")

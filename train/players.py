@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from wdjax.checks import require, require_known
 from wdjax.env import Env, static_names
@@ -103,6 +104,8 @@ def run_script(env: Env, script: Script, assignment: Assignment, situation: tupl
     num_envs = jax.tree.leaves(states)[0].shape[0]
     act = jax.vmap(functools.partial(script, env), (0, None, 0))
     actions = act(states, params, jax.random.split(key, num_envs))
+    if not isinstance(actions, jax.Array):
+        raise TypeError(f"a script returned a {type(actions).__name__}: must be an array, the actions of one group")
     [segment] = assignment.segments
     actions = actions if env.groups else actions[:, None]
     size, space = group_sizes(env)[segment.group], assignment.action_space
@@ -110,6 +113,9 @@ def run_script(env: Env, script: Script, assignment: Assignment, situation: tupl
     if actions.shape != expected:
         words = f"actions of {segment.group}, from a script, of shape"
         raise ValueError(f"{words} {actions.shape[1:]}: must be {expected[1:]}")
+    dtype = np.dtype(space.dtype)
+    if not np.can_cast(actions.dtype, dtype, "same_kind"):  # 0.9 would become action 0
+        raise TypeError(f"actions of {segment.group}, from a script, are {actions.dtype}: must be {dtype}")
     return actions[:, segment.start : segment.stop]
 
 

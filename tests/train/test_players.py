@@ -33,6 +33,10 @@ def always(learner, state, **choices):
     return state.replace(policies=policies)
 
 
+def runners(script):
+    return Player("mine", script=script, group="runner")
+
+
 @pytest.fixture(scope="module")
 def run():
     learner = grid_learner()
@@ -155,7 +159,9 @@ def test_deterministic_and_gaussian_policies_meet():
         (["random", "random"], "must have a name of its own"),
         ([lambda env, state, params, key: 0], "group must say whose actions"),
         ([Player("mine", script=abs, group="runers")], "did you mean 'runner'"),
-        ([Player("mine", script=lambda env, state, params, key: jnp.zeros(2, int), group="runner")], r"\(1,\)"),
+        ([runners(lambda env, state, params, key: jnp.zeros(2, int))], r"\(1,\)"),
+        ([runners(lambda env, state, params, key: jnp.full(1, 0.9))], "are float32: must be int32"),
+        ([runners(lambda env, state, params, key: {"runner": jnp.zeros(1, int)})], "returned a dict: must be an array"),
     ],
 )
 def test_opponents_are_checked(run, opponents, words):

@@ -1,11 +1,14 @@
 """A recorded episode: every step of it, and what its policies thought, against the network itself."""
 
+import dataclasses
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
-from probes import NETWORK, tiny_config, tiny_policy
+from flax import nnx, struct
+from probes import NETWORK, Signal, tiny_config, tiny_policy
 from toy_walk import Walk
 
 from wdjax import envs
@@ -96,6 +99,33 @@ def test_normalisers_are_used_and_stay_what_they_are(algorithm, monkeypatch):
     evaluate(learner, state, KEY, 4)
     for a, b in zip(jax.tree.leaves(kept), jax.tree.leaves(state.policies["agent"]), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+@struct.dataclass
+class KeyedState:
+    inner: Any
+    key: jax.Array  # () typed, of the next draw
+
+
+@dataclasses.dataclass(frozen=True)
+class Keyed(Signal):
+    """An environment that keeps a key in its state, as some libraries' do."""
+
+    def reset(self, key, params):
+        obs, state = super().reset(key, params)
+        return obs, KeyedState(state, jax.random.fold_in(key, 1))
+
+    def step(self, key, state, action, params):
+        own, after = jax.random.split(state.key)
+        obs, inner, *rest = super().step(own, state.inner, action, params)
+        return obs, KeyedState(inner, after), *rest
+
+
+def test_keys_in_a_state_are_recorded_as_numbers(monkeypatch):
+    monkeypatch.setitem(envs._REGISTRY, "keyed", Keyed)
+    episode = record_episode(*make("keyed", {"agent": tiny_policy("A2C")}, episode_length=3), KEY)
+    assert episode.states.key.shape == (4, 2)
+    assert len(np.unique(episode.states.key, axis=0)) == 4
 
 
 def test_arrays_for_numpy(tmp_path):
