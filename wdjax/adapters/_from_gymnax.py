@@ -16,6 +16,7 @@ from wdjax.adapters._foreign import (
     keep_statistics,
     keep_where,
     require_arguments,
+    require_environment,
     translate_space,
 )
 from wdjax.checks import require_known
@@ -115,13 +116,7 @@ def from_gymnax(env: Any, params: Any = None) -> tuple[GymnaxEnv, Any]:
 
     Source: github.com/RobertTLange/gymnax, gymnax/environments/environment.py.
     """
-    for name in ("reset_env", "step_env", "default_params", "observation_space", "action_space"):
-        if isinstance(env, type) or not hasattr(env, name):
-            raise TypeError(f"env = {env!r}: must be a gymnax environment, an object with {name}")
-    try:
-        hash(env)
-    except TypeError:
-        raise TypeError(f"env = {env!r}: must be hashable (@dataclass(frozen=True), or no dataclass)") from None
+    require_environment(env, "gymnax", ("reset_env", "step_env", "default_params", "observation_space", "action_space"))
     defaults = as_numbers(env.default_params if params is None else params)
     adapted = GymnaxEnv(env, defaults)
     params = cast_params(defaults, defaults)

@@ -19,6 +19,7 @@ from wdjax.adapters._foreign import (
     import_library,
     keep_statistics,
     keep_where,
+    require_environment,
     translate_space,
 )
 from wdjax.checks import did_you_mean, require_known
@@ -164,13 +165,7 @@ def from_jaxmarl(env: Any) -> tuple[JaxMARLEnv, Params]:
 
     Source: github.com/FLAIROx/JaxMARL, jaxmarl/environments/multi_agent_env.py.
     """
-    for name in ("agents", "reset", "step_env", "observation_space", "action_space"):
-        if isinstance(env, type) or not hasattr(env, name):
-            raise TypeError(f"env = {env!r}: must be a JaxMARL environment, an object with {name}")
-    try:
-        hash(env)
-    except TypeError:
-        raise TypeError(f"env = {env!r}: must be hashable (@dataclass(frozen=True), or no dataclass)") from None
+    require_environment(env, "JaxMARL", ("agents", "reset", "step_env", "observation_space", "action_space"))
     return JaxMARLEnv(env), Params()
 
 
