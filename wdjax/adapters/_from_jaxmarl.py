@@ -112,6 +112,9 @@ class JaxMARLEnv(Env):
     def action_space(self, params: Params) -> Dict:
         return Dict({name: group.action_space.batch(len(group.agents)) for name, group in self.members.items()})
 
+    def draw(self, axes: Any, state: Any, params: Any, history: Any = None) -> None:
+        raise NotImplementedError(f"{type(self.inner).__name__} is a game of JaxMARL, which wdjax does not draw")
+
     def _observe(self, obs: Mapping[str, Any], inner: Any) -> dict[str, Any]:
         masks = available_actions(self.inner, inner) if any(group.masked for group in self.members.values()) else None
         observed = {}
