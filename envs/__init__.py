@@ -1,5 +1,6 @@
 """The environments: rules only, one environment a file. A new one is one file and one line in the list below."""
 
+import dataclasses
 import importlib
 from typing import Any
 
@@ -56,24 +57,36 @@ def make(name: str, **arguments: Any) -> tuple[Env, Any]:
     return env, params
 
 
-def register(name: str, env: type[Env] | Env) -> None:
+def register(name: str, env: type[Env] | Env, replace: bool = False) -> None:
     """Adds an environment under a name of its own, so that `make` and presets know it.
 
     Args:
         name: its name from now on, in this process.
         env: a class, or one environment of it, whose static fields and params are then the defaults of `make`:
             `wdjax.register("mine", wdjax.adapters.from_gymnax(MyEnv())[0])`.
+        replace: whether it may take the name of another one. A class that is defined anew, as when a notebook's cell
+            runs twice, takes its own name in any case.
 
     Raises:
         ValueError: where another environment already has the name.
-        TypeError: where `name` is not a string, or `env` neither a wdjax.Env nor a subclass of it.
+        TypeError: where `name` is not a string, `env` neither a wdjax.Env nor a subclass of it, or a class with a field
+            that has no default, which `make(name)` could not build.
     """
     if not isinstance(name, str):
         raise TypeError(f"name = {name!r}: must be a string")
     if not (isinstance(env, Env) or (isinstance(env, type) and issubclass(env, Env))):
         raise TypeError(f"env = {env!r}: must be a subclass of wdjax.Env, or an environment of one")
-    require(_REGISTRY.get(name, env) == env, "name", name, "a name that no other environment has")
+    for field in dataclasses.fields(env) if isinstance(env, type) else ():
+        if field.init and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            raise TypeError(f"{env.__name__}.{field.name} has no default: give it one, or register an environment")
+    old = _REGISTRY.get(name, env)
+    again = old == env or (isinstance(old, type) and isinstance(env, type) and _full_name(old) == _full_name(env))
+    require(again or replace, "name", name, "a name that no other environment has (or replace=True)")
     _REGISTRY[name] = env
+
+
+def _full_name(cls: type) -> tuple[str, str]:
+    return cls.__module__, cls.__qualname__
 
 
 def list_envs() -> list[str]:

@@ -13,6 +13,7 @@ from flax import struct
 from toy_contract import Line, LineParams, LineState, Team
 
 from wdjax import Box, Dict, Discrete, MultiDiscrete
+from wdjax.checks import require
 
 BROKEN = []  # (class, sentence as a regular expression)
 BROKEN_IN_PLAY = []  # likewise: what only random play shows
@@ -44,9 +45,21 @@ class Plain:
 # --- values ---
 
 
-@says(r"NoDataclass\.size is no field: write @dataclasses\.dataclass\(frozen=True\) above class NoDataclass")
+@says(r"NoDataclass\.size is no field: write @dataclasses\.dataclass\(frozen=True\) above its class, with a line")
 class NoDataclass(Line):
     size: int = 3
+
+
+@says(r"OwnInit\.factor is no field: write @dataclasses\.dataclass\(frozen=True\) above its class, .* and no __init__")
+class OwnInit(Line):
+    def __init__(self, factor=1.0):
+        self.factor = factor
+
+
+@says(r"reach is a field of TwiceNamed and of its params, so make\(\.\.\.\) can set only one: rename one of them")
+@dataclasses.dataclass(frozen=True)
+class TwiceNamed(Line):
+    reach: float = 2.0
 
 
 @says(r"ListField\.sizes is a list, which has no hash: make it a number, a string or a tuple")
@@ -188,6 +201,26 @@ class ListIndex(Line):
 class MaskIndex(Team):
     def truncated(self, state):
         return {**super().truncated(state), "worker": state.energy[state.energy > 0] > 9}
+
+
+@says(r"observation_space makes a shape of a traced value at broken_envs\.py:\d+: a size must be a static field")
+class TracedBox(Line):
+    def observation_space(self, params):
+        place = Box(-9.0, 9.0, (params.episode_length - 11,))
+        return Dict({**super().observation_space(params).spaces, "place": place})
+
+
+@says(r"action_space makes a shape of a traced value at broken_envs\.py:\d+: a size must be a static field")
+class TracedDiscrete(Line):
+    def action_space(self, params):
+        return Discrete(params.episode_length // 4)
+
+
+@says(r"reset branches on a traced value at broken_envs\.py:\d+: use jnp\.where or lax\.cond")
+class RequireOfTraced(Line):
+    def reset(self, key, params):
+        require(params.pace > 0, "pace", params.pace, "above 0")
+        return super().reset(key, params)
 
 
 @says(r"reset makes a shape of a traced value at broken_envs\.py:\d+: a size must be a static field")

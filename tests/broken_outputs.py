@@ -24,6 +24,13 @@ class Observing(Line):
         return {**super().observe(state), **self.seen(state)}
 
 
+@says(r"reset returns a state of type dict, no frozen pytree: .*, and return \(obs, state\)")
+class StateFirst(Line):
+    def reset(self, key, params):
+        obs, state = super().reset(key, params)
+        return state, obs
+
+
 @says(r"reset returns obs\['place'\] as float32 of shape \(\): observation_space says float32 of shape \(1,\)")
 class FlatObservation(Observing):
     def seen(self, state):
@@ -66,7 +73,7 @@ class OtherState(Line):
     pack = unpack
 
 
-@says(r"state is of type dict, no frozen pytree: decorate it with flax\.struct\.dataclass")
+@says(r"reset returns a state of type dict, no frozen pytree: decorate it with flax\.struct\.dataclass")
 class DictState(OtherState):
     def pack(self, state):
         return {"place": state.place, "time": state.time}

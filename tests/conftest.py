@@ -33,6 +33,14 @@ def pytest_configure(config):
         config.addinivalue_line("filterwarnings", f"error:::{module}")
 
 
+@pytest.fixture
+def registry(monkeypatch):
+    """What a test registers is forgotten after it."""
+    from wdjax import envs
+
+    monkeypatch.setattr(envs, "_REGISTRY", dict(envs._REGISTRY))
+
+
 @pytest.fixture(scope="module")
 def quick_compile():
     """Compiles with hardly any optimization, in two thirds of the time: for programs that run for milliseconds."""

@@ -71,8 +71,9 @@ def test_toys_pass(env):
 
 @pytest.mark.parametrize(("cls", "sentence"), BROKEN, ids=names_of(BROKEN))
 def test_broken_environments(cls, sentence):
-    with pytest.raises(wdjax.EnvCheckError, match=f"^{sentence}"):
+    with pytest.raises(wdjax.EnvCheckError, match=f"^{sentence}") as caught:
         wdjax.check_env(cls(), num_steps=10)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(("cls", "sentence"), BROKEN_IN_PLAY, ids=names_of(BROKEN_IN_PLAY))
@@ -86,12 +87,6 @@ def test_environments_that_break_in_play(cls, sentence, only_play):
 def test_broken_environments_by_the_whole_contract(cls, sentence):
     with pytest.raises(wdjax.EnvCheckError, match=f"^{sentence}"):
         wdjax.check_env(cls())
-
-
-def test_every_sentence_is_one_line():
-    for cls, _ in BROKEN[:12]:
-        with pytest.raises(wdjax.EnvCheckError, match=r"^[^\n]+$"):
-            wdjax.check_env(cls())
 
 
 def test_tracing_errors_lead_to_the_line():
@@ -121,6 +116,8 @@ def test_other_errors_of_the_author_pass_unchanged():
         ({"env": Line(), "twin": 3}, TypeError, "twin = 3: must be a function"),
         ({"env": Line(), "num_steps": 0}, ValueError, "num_steps = 0: must be at least 1"),
         ({"env": Line(), "seed": 0.5}, TypeError, "seed = 0.5: must be a whole number"),
+        ({"env": Line(), "rtol": "a"}, TypeError, "rtol = 'a': must be a number"),
+        ({"env": Line(), "atol": -1}, ValueError, "atol = -1: must be at least 0"),
     ],
 )
 def test_bad_arguments(arguments, error, words):

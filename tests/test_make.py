@@ -201,12 +201,6 @@ def test_list_envs():
     assert {"cartpole", "tag_continuous", "tag_gridworld"} <= set(names)
 
 
-@pytest.fixture
-def registry(monkeypatch):
-    """What a test registers is forgotten after it."""
-    monkeypatch.setattr(wdjax.envs, "_REGISTRY", dict(wdjax.envs._REGISTRY))
-
-
 @pytest.mark.usefixtures("registry")
 def test_register():
     wdjax.register("walk", Walk)
@@ -214,7 +208,10 @@ def test_register():
     env, params = wdjax.make("walk", reach=3)
     assert env == Walk()
     assert (params.reach, params.episode_length) == (3, 6)
-    wdjax.register("walk", Walk)  # once more does no harm: a notebook cell may run twice
+    again = type("Walk", (Walk,), {"__module__": Walk.__module__, "__qualname__": Walk.__qualname__})
+    wdjax.register("walk", again)  # once more does no harm: a notebook cell may run twice, and makes the class anew
+    assert type(wdjax.make("walk")[0]) is again
+    wdjax.register("walk", Walk)
     with pytest.raises(ValueError, match="did you mean 'reach'"):
         wdjax.make("walk", reech=3)
 
@@ -241,6 +238,8 @@ def test_register_one_environment():
         wdjax.make("walk", legz=3)
     with pytest.raises(ValueError, match="must be a name that no other environment has"):
         wdjax.register("walk", Named(legs=5, tune="la"))
+    wdjax.register("walk", Named(legs=5, tune="la"), replace=True)
+    assert wdjax.make("walk")[0].legs == 5
 
 
 @pytest.mark.usefixtures("registry")
@@ -251,5 +250,14 @@ def test_register_refuses():
         with pytest.raises(TypeError, match=r"must be a subclass of wdjax\.Env"):
             wdjax.register("other", bad)
     assert "other" not in wdjax.list_envs()
+
+    @dataclasses.dataclass(frozen=True)
+    class Legged(Walk):
+        legs: int
+
+    with pytest.raises(TypeError, match=r"Legged\.legs has no default: give it one, or register an environment"):
+        wdjax.register("other", Legged)
+    wdjax.register("other", Legged(4))
+    assert wdjax.make("other")[0] == Legged(4)
     with pytest.raises(TypeError, match="name"):
         wdjax.register(3, Walk)

@@ -193,6 +193,7 @@ def test_batch_and_single():
         (lambda: Discrete(2.0), TypeError, "whole number"),
         (lambda: Discrete(True), TypeError, "whole number"),
         (lambda: Discrete("2"), TypeError, "whole number"),
+        (lambda: Box(shape=(2, 1.5)), TypeError, r"a size in Box\.shape = 1\.5: must be a whole number"),
         (lambda: MultiDiscrete(()), ValueError, "at least one size"),
         (lambda: MultiDiscrete((2, 0)), ValueError, "MultiDiscrete.nvec = 0"),
         (lambda: MultiDiscrete((2, 1.5)), TypeError, "whole number"),

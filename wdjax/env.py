@@ -85,9 +85,7 @@ def with_static(source: Env | type[Env], static: Mapping[str, Any]) -> Env:
     return source(**static) if isinstance(source, type) else dataclasses.replace(source, **static)
 
 
-def split_arguments(
-    source: Env | type[Env], arguments: Mapping[str, Any]
-) -> tuple[dict[str, Any], dict[str, Any]]:
+def split_arguments(source: Env | type[Env], arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Sorts arguments of `make` into static fields of a class, or of an environment, and names of params.
 
     Raises ValueError, with the nearest right name, for a name that is neither.

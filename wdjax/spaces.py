@@ -102,6 +102,10 @@ class Box:
     dtype: Any = jnp.float32
     batch_ndim: int = 0  # how many of the leading axes of `shape` count agents
 
+    def __post_init__(self):
+        for size in self.shape:
+            require_integer("a size in Box.shape", size, 0)
+
     @property
     def single(self) -> Self:
         return dataclasses.replace(self, shape=self.shape[self.batch_ndim :], batch_ndim=0)

@@ -95,8 +95,8 @@ def check_track(params: Any) -> None:
     first, last = np.float32(FIRST_START), np.float32(LAST_START)
     require(np.all(low <= first), "min_position", low, f"at most {FIRST_START}, where starts begin")
     require(np.all(high >= last), "max_position", high, f"at least {LAST_START}, where starts end")
-    allowed = "above min_position and at most max_position"
-    require(np.all((low < goal) & (goal <= high)), "goal_position", goal, allowed)
+    allowed = f"at least {LAST_START}, where starts end, and at most max_position"
+    require(np.all((goal >= last) & (goal <= high)), "goal_position", goal, allowed)
     require(np.all(params.max_speed > 0), "max_speed", params.max_speed, "above 0")
     require(np.all(params.episode_length > 0), "episode_length", params.episode_length, "above 0")
 

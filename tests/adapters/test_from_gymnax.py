@@ -282,14 +282,36 @@ def test_what_is_no_environment_is_refused():
         wdjax.adapters.from_gymnax(wdjax.make("cartpole")[0])
     with pytest.raises(TypeError, match="must be a gymnax environment"):
         wdjax.adapters.from_gymnax(BareDone)
-    with pytest.raises(TypeError, match=r"params = 3: must be a flax\.struct\.dataclass"):
-        wdjax.adapters.from_gymnax(BareDone(), 3)
+
+
+def test_params_of_something_else_are_refused():
+    env = BareDone()
+    with pytest.raises(TypeError, match=r"params is a builtins\.int: must be a Params of BareDone"):
+        wdjax.adapters.from_gymnax(env, 3)
+    with pytest.raises(TypeError, match=r"EnvParams: must be a Params of BareDone"):
+        wdjax.adapters.from_gymnax(env, wdjax.make("gymnax:CartPole-v1")[1])
+    with pytest.raises(ValueError, match=r"params\.step_reward has the shape \(3,\): must be one number"):
+        wdjax.adapters.from_gymnax(env, env.default_params.replace(step_reward=jnp.arange(3.0)))
+
+
+@pytest.mark.usefixtures("registry")
+def test_equal_are_those_of_equal_params():
+    env = BareDone()
+    one, same, other = (
+        wdjax.adapters.from_gymnax(env, env.default_params.replace(step_reward=reward))[0] for reward in (1.0, 1.0, 2.0)
+    )
+    assert one == same
+    assert hash(one) == hash(same)
+    assert one != other
+    wdjax.register("bare", one)
+    with pytest.raises(ValueError, match="must be a name that no other environment has"):
+        wdjax.register("bare", other)
 
 
 def test_no_drawing():
     env, params = wdjax.make("gymnax:CartPole-v1")
     _, state = env.reset(jax.random.key(0), params)
-    with pytest.raises(NotImplementedError, match="has no drawing"):
+    with pytest.raises(NotImplementedError, match="CartPole is a game of gymnax, which wdjax does not draw"):
         wdjax.render(env, state, params)
 
 
@@ -320,8 +342,8 @@ def test_a_bare_done_is_a_termination():
     assert (obs.dtype, reward.dtype) == (jnp.float32, jnp.float32)
 
 
-def test_a_users_environment_trains_by_name(monkeypatch, tmp_path):
-    monkeypatch.setattr(wdjax.envs, "_REGISTRY", dict(wdjax.envs._REGISTRY))
+@pytest.mark.usefixtures("registry")
+def test_a_users_environment_trains_by_name(tmp_path):
     env, params = wdjax.adapters.from_gymnax(BareDone(), BareDone.default_params.replace(step_reward=2.0))
     assert params.step_reward == np.float32(2)
     wdjax.register("mine", env)

@@ -33,8 +33,8 @@ REFUSED = [
     *[(name, changes, words) for name in (CAR, CONTINUOUS) for changes, words in (
         ({"min_position": -0.5}, "min_position = -0.5.*: must be at most -0.6, where starts begin"),
         ({"max_position": -0.5}, "max_position = -0.5.*: must be at least -0.4, where starts end"),
-        ({"goal_position": 0.7}, "goal_position = 0.69.*: must be above min_position and at most max_position"),
-        ({"goal_position": -1.3}, "goal_position = -1.29.*: must be above min_position"),
+        ({"goal_position": 0.7}, "goal_position = 0.69.*: must be at least -0.4, .* and at most max_position"),
+        ({"goal_position": -0.41}, "goal_position = -0.4.*: must be at least -0.4"),
         ({"max_speed": 0.0}, "max_speed = 0.0: must be above 0"),
         ({"episode_length": -1}, "episode_length = -1: must be above 0"),
     )],

@@ -4,6 +4,7 @@
     env, params = wdjax.make("cartpole")
     to_gymnasium(env, params)                             # a gymnasium.Env
     to_gymnasium_vector(env, 64, params)                  # a gymnasium.vector.VectorEnv
+    register_gymnasium()                                  # then gymnasium.make("wdjax/cartpole"), and make_vec
     to_gymnax(env, params)                                # a gymnax Environment
     to_pettingzoo(*wdjax.make("tag_continuous"))          # a pettingzoo.ParallelEnv
     env, params = from_gymnax(MyGymnaxEnv())              # a wdjax.Env: wdjax.make("gymnax:CartPole-v1") by name
@@ -50,9 +51,10 @@ def __getattr__(name: str) -> Any:
         module = importlib.import_module(_HOME[name])
     except ModuleNotFoundError as error:
         library = (error.name or "").split(".")[0]
-        if library not in _INSTALL:
+        if library in ("", "wdjax"):
             raise
-        raise ImportError(f"wdjax.adapters.{name} needs {library}: pip install '{_INSTALL[library]}'") from error
+        source = _INSTALL.get(library, library)  # what one of the libraries itself needs goes by its own name
+        raise ImportError(f"wdjax.adapters.{name} needs {library}: pip install '{source}'") from error
     return getattr(module, name)
 
 

@@ -28,6 +28,17 @@ def import_library(name: str) -> ModuleType:
         raise ImportError(f"{needs} is not installed: pip install {missing}") from error
 
 
+def require_environment(env: Any, library: str, names: Iterable[str]) -> None:
+    """Raises TypeError for what has not all of these attributes, or cannot be hashed, as a static part must be."""
+    for name in names:
+        if isinstance(env, type) or not hasattr(env, name):
+            raise TypeError(f"env = {env!r}: must be a {library} environment, an object with {name}")
+    try:
+        hash(env)
+    except TypeError:
+        raise TypeError(f"env = {env!r}: must be hashable (@dataclass(frozen=True), or no dataclass)") from None
+
+
 def translate_space(space: Any, what: str, example: Any = None) -> Space:
     """Returns a space of gymnax or JaxMARL as one of wdjax.
 

@@ -16,6 +16,7 @@ from wdjax.adapters._foreign import (
     keep_statistics,
     keep_where,
     require_arguments,
+    require_environment,
     translate_space,
 )
 from wdjax.checks import require_known
@@ -39,6 +40,13 @@ class GymnaxEnv(Env):
 
     inner: Any = dataclasses.field(metadata={"argument": False})  # gymnax's environment
     params: Any = dataclasses.field(compare=False, repr=False, metadata={"argument": False})  # the default ones
+    _values: tuple = dataclasses.field(init=False, repr=False, metadata={"argument": False})  # theirs, to compare
+
+    def __post_init__(self):
+        leaves = jax.tree_util.tree_leaves_with_path(self.params)
+        named = [(jax.tree_util.keystr(path), np.asarray(leaf)) for path, leaf in leaves]
+        values = tuple((name, leaf.dtype.str, leaf.shape, leaf.tobytes()) for name, leaf in named)
+        object.__setattr__(self, "_values", values)
 
     @property
     def can_truncate(self) -> bool:
@@ -78,6 +86,9 @@ class GymnaxEnv(Env):
     def action_space(self, params: Any) -> Space:
         return translate_space(self.inner.action_space(params), f"action space of {type(self.inner).__name__}")
 
+    def draw(self, axes: Any, state: Any, params: Any, history: Any = None) -> None:
+        raise NotImplementedError(f"{type(self.inner).__name__} is a game of gymnax, which wdjax does not draw")
+
     def _translate(self, params: Any, obs: Any) -> Space:
         return translate_space(
             self.inner.observation_space(params), f"observation space of {type(self.inner).__name__}", obs
@@ -103,7 +114,7 @@ def from_gymnax(env: Any, params: Any = None) -> tuple[GymnaxEnv, Any]:
     Args:
         env: an environment of gymnax 1.0 or 0.0.9, or one's own in its form: `reset_env`, `step_env`, `default_params`,
             `observation_space`, `action_space`.
-        params: its params, a `flax.struct.dataclass` (None: its `default_params`).
+        params: what its params are by default, of the type of its `default_params` (None: these).
 
     Returns:
         (env, params): the params with numbers of 32 bits; they may be traced, vmapped and swept where gymnax's own
@@ -111,18 +122,22 @@ def from_gymnax(env: Any, params: Any = None) -> tuple[GymnaxEnv, Any]:
         from what `reset_env` returns. Of `info` the scalars are kept (`discount` is not).
 
     Raises:
-        TypeError: for what is no such environment, cannot be hashed, or has a space without a counterpart in wdjax.
+        TypeError: for what is no such environment, cannot be hashed, or has a space without a counterpart in wdjax;
+            for params of another environment.
+        ValueError: for params of several replicas.
 
     Source: github.com/RobertTLange/gymnax, gymnax/environments/environment.py.
     """
-    for name in ("reset_env", "step_env", "default_params", "observation_space", "action_space"):
-        if isinstance(env, type) or not hasattr(env, name):
-            raise TypeError(f"env = {env!r}: must be a gymnax environment, an object with {name}")
-    try:
-        hash(env)
-    except TypeError:
-        raise TypeError(f"env = {env!r}: must be hashable (@dataclass(frozen=True), or no dataclass)") from None
-    defaults = as_numbers(env.default_params if params is None else params)
+    require_environment(env, "gymnax", ("reset_env", "step_env", "default_params", "observation_space", "action_space"))
+    defaults = as_numbers(env.default_params)
+    if params is not None:
+        kind = f"{type(params).__module__}.{type(params).__name__}"
+        if not isinstance(params, type(defaults)):
+            raise TypeError(f"params is a {kind}: must be a {type(defaults).__name__} of {type(env).__name__}")
+        for name, value in vars(cast_params(params, defaults)).items():
+            if isinstance(getattr(defaults, name), (bool, int, float)) and np.shape(value) != ():
+                raise ValueError(f"params.{name} has the shape {np.shape(value)}: must be one number, of one replica")
+        defaults = as_numbers(params)
     adapted = GymnaxEnv(env, defaults)
     params = cast_params(defaults, defaults)
     adapted.observation_space(params), adapted.action_space(params)  # what cannot be translated is refused here

@@ -19,6 +19,7 @@ from wdjax.adapters._foreign import (
     import_library,
     keep_statistics,
     keep_where,
+    require_environment,
     translate_space,
 )
 from wdjax.checks import did_you_mean, require_known
@@ -111,6 +112,9 @@ class JaxMARLEnv(Env):
     def action_space(self, params: Params) -> Dict:
         return Dict({name: group.action_space.batch(len(group.agents)) for name, group in self.members.items()})
 
+    def draw(self, axes: Any, state: Any, params: Any, history: Any = None) -> None:
+        raise NotImplementedError(f"{type(self.inner).__name__} is a game of JaxMARL, which wdjax does not draw")
+
     def _observe(self, obs: Mapping[str, Any], inner: Any) -> dict[str, Any]:
         masks = available_actions(self.inner, inner) if any(group.masked for group in self.members.values()) else None
         observed = {}
@@ -164,13 +168,7 @@ def from_jaxmarl(env: Any) -> tuple[JaxMARLEnv, Params]:
 
     Source: github.com/FLAIROx/JaxMARL, jaxmarl/environments/multi_agent_env.py.
     """
-    for name in ("agents", "reset", "step_env", "observation_space", "action_space"):
-        if isinstance(env, type) or not hasattr(env, name):
-            raise TypeError(f"env = {env!r}: must be a JaxMARL environment, an object with {name}")
-    try:
-        hash(env)
-    except TypeError:
-        raise TypeError(f"env = {env!r}: must be hashable (@dataclass(frozen=True), or no dataclass)") from None
+    require_environment(env, "JaxMARL", ("agents", "reset", "step_env", "observation_space", "action_space"))
     return JaxMARLEnv(env), Params()
 
 

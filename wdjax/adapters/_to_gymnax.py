@@ -27,7 +27,7 @@ class GymnaxState:
     time: jax.Array  # () int32, steps since the reset
 
 
-def to_gymnax(env: Env, params: Any = None) -> "GymnaxEnv":
+def to_gymnax(env: Env, params: Any = None) -> "WdjaxInGymnax":
     """Returns a single-agent environment in gymnax's form.
 
         env = to_gymnax(*wdjax.make("cartpole"))
@@ -47,10 +47,10 @@ def to_gymnax(env: Env, params: Any = None) -> "GymnaxEnv":
         ValueError, TypeError: for an environment with groups, a space that gymnax does not have, and params of another
             environment or out of range.
     """
-    return GymnaxEnv(env, params)
+    return WdjaxInGymnax(env, params)
 
 
-class GymnaxEnv(Environment):
+class WdjaxInGymnax(Environment):
     """A single-agent wdjax environment as a gymnax `Environment`; `wdjax_env` is what it plays."""
 
     def __init__(self, env: Env, params: Any = None):

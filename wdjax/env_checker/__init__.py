@@ -1,9 +1,11 @@
 """`check_env`: whether an environment keeps the contract of wdjax.Env, and if not, what to change."""
 
+import math
+import numbers
 from collections.abc import Callable
 from typing import Any
 
-from wdjax.checks import require_integer
+from wdjax.checks import require, require_integer
 from wdjax.env import Env, cast_params
 from wdjax.env_checker import play, rules
 from wdjax.env_checker.case import Case, EnvCheckError
@@ -17,10 +19,11 @@ CONTRACT = (
     rules.groups_are_counts,
     rules.spaces_fit_the_groups,
     rules.masks_fit_the_actions,
+    rules.state_is_a_frozen_dataclass,
+    rules.reset_observes_what_the_space_says,
     rules.functions_are_traceable,  # no branch of Python, no NumPy on what is traced; they return what they must
     rules.nothing_calls_the_host,
-    rules.observations_have_the_shapes_of_their_space,
-    rules.state_is_a_frozen_dataclass,
+    rules.step_observes_what_the_space_says,
     rules.step_keeps_the_structure_of_the_state,
     rules.rewards_and_ends_are_per_agent,
     rules.info_holds_scalars,
@@ -89,6 +92,10 @@ def _make_case(env: Any, params: Any, twin: Any, num_steps: int, seed: int, rtol
         raise TypeError(f"twin = {twin!r}: must be a function with the arguments of step, or None")
     require_integer("num_steps", num_steps, 1)
     require_integer("seed", seed, 0)
+    for name, value in (("rtol", rtol), ("atol", atol)):
+        if isinstance(value, bool) or not isinstance(value, numbers.Real):
+            raise TypeError(f"{name} = {value!r}: must be a number")
+        require(0 <= value < math.inf, name, value, "at least 0, and finite")
     defaults = env.default_params
     if params is not None and type(params) is not type(defaults):
         raise TypeError(f"params = {params!r}: must be of type {type(defaults).__name__}, as default_params is")

@@ -28,6 +28,7 @@ _TRACING_ERRORS: dict[type[Exception], tuple[str, str]] = {
     jax.errors.ConcretizationTypeError: ("makes a Python number of a traced value", "keep it a jax array"),
 }  # fmt: skip
 _LIBRARIES = tuple(str(Path(module.__file__).parent) for module in (jax, np))
+_CHECKER, _CORE = Path(__file__).parents[:2]  # the folders of this file and of wdjax's core, not of its games
 
 
 class EnvCheckError(ValueError):
@@ -139,7 +140,7 @@ class explained:  # in lower case, as it reads like a function
         for refused, (deed, remedy) in _TRACING_ERRORS.items():
             if isinstance(error, refused):
                 fail(f"{self.method} {deed} at {author_line(error)}: {remedy}", error)
-        if isinstance(error, TypeError) and "concrete values" in str(error):
+        if isinstance(error, (TypeError, ValueError)) and ("concrete values" in str(error) or _is_of_a_tracer(error)):
             remedy = "a size must be a static field of the environment"
             fail(f"{self.method} makes a shape of a traced value at {author_line(error)}: {remedy}", error)
 
@@ -151,7 +152,15 @@ def author_line(error: BaseException) -> str:
 
 
 def _is_author(filename: str) -> bool:
-    return not filename.startswith(_LIBRARIES) and Path(filename).parent != Path(__file__).parent
+    if filename.startswith(("<string>", *_LIBRARIES)):  # the first: a constructor that dataclasses wrote
+        return False
+    return Path(filename).parent not in (_CHECKER, _CORE)
+
+
+def _is_of_a_tracer(error: Exception) -> bool:
+    """Whether the core itself refused a traced value: as a number of choices, say."""
+    innermost = traceback.extract_tb(error.__traceback__)[-1].filename
+    return "Tracer" in str(error) and Path(innermost).parent == _CORE
 
 
 # --- leaves and their names ---

@@ -5,6 +5,7 @@ Each is one rule of the contract: a function of a Case that fails with a sentenc
 
 import copy
 import dataclasses
+import functools
 import inspect
 import numbers
 from collections.abc import Iterator, Mapping
@@ -37,10 +38,17 @@ from wdjax.vector import RESERVED_INFO
 
 
 def env_is_a_value(case: Case) -> None:
+    own_class, names = type(case.env), {field.name for field in dataclasses.fields(case.env)}
+    annotations = inspect.get_annotations(own_class).items()
+    annotated = [name for name, kind in annotations if "ClassVar" not in str(kind)]
+    assigned = [
+        name for name in vars(case.env) if not isinstance(getattr(own_class, name, None), functools.cached_property)
+    ]
+    for name in annotated + assigned:  # what is no field has no part in equality: two environments would be one to jit
+        if name not in names:
+            remedy = "above its class, with a line `name: type = default` for each field and no __init__"
+            fail(f"{case.name}.{name} is no field: write @dataclasses.dataclass(frozen=True) {remedy}")
     fields = {field.name: getattr(case.env, field.name) for field in dataclasses.fields(case.env) if field.init}
-    for name, annotation in inspect.get_annotations(type(case.env)).items():
-        if name not in {field.name for field in dataclasses.fields(case.env)} and "ClassVar" not in str(annotation):
-            fail(f"{case.name}.{name} is no field: write @dataclasses.dataclass(frozen=True) above class {case.name}")
     for name, value in fields.items():
         try:
             hash(value)
@@ -59,6 +67,8 @@ def params_are_frozen_numbers(case: Case) -> None:
     kind = type(params).__name__
     if not is_frozen_pytree(params):
         fail(f"default_params is of type {kind}, no frozen pytree: decorate it with flax.struct.dataclass")
+    for name in sorted({field.name for field in dataclasses.fields(params)} & set(static_names(case.env))):
+        fail(f"{name} is a field of {case.name} and of its params, so make(...) can set only one: rename one of them")
     for name, leaf in named_leaves({"params": params}):
         if not is_number(leaf):
             fail(f"{name} = {leaf!r:.80}: must be a number or an array (a static choice is a field of {case.name})")
@@ -182,19 +192,28 @@ def _calls(case: Case) -> dict[str, Any]:
 # --- structure ---
 
 
-def observations_have_the_shapes_of_their_space(case: Case) -> None:
-    for method, outputs in (("reset", case.reset[1]), ("step", case.step[1])):
-        for name, space, leaf in space_parts(case.observation_space, outputs["obs"], "obs"):
-            if not hasattr(leaf, "shape") or (leaf.shape, leaf.dtype) != (space.shape, jnp.dtype(space.dtype)):
-                found = words(leaf) if hasattr(leaf, "shape") else type(leaf).__name__
-                asked = f"{jnp.dtype(space.dtype)} of shape {space.shape}"
-                fail(f"{method} returns {name} as {found}: observation_space says {asked}")
-
-
 def state_is_a_frozen_dataclass(case: Case) -> None:
     state = case.reset[1]["state"]
     if not is_frozen_pytree(state):
-        fail(f"state is of type {type(state).__name__}, no frozen pytree: decorate it with flax.struct.dataclass")
+        kind = "array" if isinstance(state, jax.ShapeDtypeStruct) else type(state).__name__
+        remedy = "decorate it with flax.struct.dataclass, and return (obs, state)"
+        fail(f"reset returns a state of type {kind}, no frozen pytree: {remedy}")
+
+
+def reset_observes_what_the_space_says(case: Case) -> None:
+    _check_observation(case, "reset", case.reset[1]["obs"])
+
+
+def step_observes_what_the_space_says(case: Case) -> None:
+    _check_observation(case, "step", case.step[1]["obs"])
+
+
+def _check_observation(case: Case, method: str, obs: Any) -> None:
+    for name, space, leaf in space_parts(case.observation_space, obs, "obs"):
+        if not hasattr(leaf, "shape") or (leaf.shape, leaf.dtype) != (space.shape, jnp.dtype(space.dtype)):
+            found = words(leaf) if hasattr(leaf, "shape") else type(leaf).__name__
+            asked = f"{jnp.dtype(space.dtype)} of shape {space.shape}"
+            fail(f"{method} returns {name} as {found}: observation_space says {asked}")
 
 
 def step_keeps_the_structure_of_the_state(case: Case) -> None:
