@@ -8,12 +8,14 @@ import jax
 import numpy as np
 import pytest
 from probes import NETWORK, tiny_config, tiny_policy
+from reference_on_policy import deviation_along
 
 from wdjax.train import PolicyConfig, Trainer, make_learner, metrics
 from wdjax.train.config import DDPGConfig
 from wdjax.train.metrics_log import summarize
+from wdjax.train.rollout import Rows
 
-CLOCK = ("updates", "env_steps", "seconds", "seconds_per_update", "compile_seconds", "env_steps_per_second")
+pytestmark = pytest.mark.usefixtures("quick_compile")
 
 
 def table():
@@ -64,6 +66,54 @@ def test_the_clock_of_a_chunk_by_hand(tmp_path):
 def test_extremes_of_a_component_are_those_of_the_chunk():
     rows = {"episodes": [0, 0], "a/action_max/0": [1.0, 3.0], "a/action_min/1": [1.0, -math.inf], "a/x/1": [1.0, 3.0]}
     assert summarize(rows) == {"episodes": 0, "a/action_max/0": 3.0, "a/action_min/1": None, "a/x/1": 2.0}
+
+
+# --- a rollout: 3 steps of 2 replicas with 2 agents; the first agent of the first replica is out after its first ---
+
+LIVE = np.ones((3, 2, 2), bool)
+LIVE[1:, 0, 0] = False
+measure = jax.jit(metrics.rollout_metrics)
+
+
+@pytest.fixture(scope="module")
+def rollout_numbers():
+    """Returns (arrays [3, 2, 2] by name, what rollout_metrics says of them); the dead rows are full of garbage."""
+    rng = np.random.default_rng(0)
+    names = ("reward", "value", "advantage", "first", "second")
+    drawn = {name: np.where(LIVE, rng.normal(size=LIVE.shape) + i, 1e6) for i, name in enumerate(names)}
+    drawn = {name: values.astype(np.float32) for name, values in drawn.items()}
+    action = np.stack([drawn["first"], drawn["second"]], axis=-1)
+    rows = Rows(None, action, drawn["reward"], terminated=~LIVE, live=LIVE, value=drawn["value"])
+    target = drawn["value"] + drawn["advantage"]
+    return {**drawn, "target": target}, measure(rows, drawn["advantage"], target)
+
+
+def test_rollout_metrics_are_those_of_the_live_rows(rollout_numbers):
+    arrays, ours = rollout_numbers
+    kept = {name: values[LIVE].astype(np.float64) for name, values in arrays.items()}
+    for name, expected in {
+        "reward_mean": kept["reward"].mean(), "reward_min": kept["reward"].min(), "reward_max": kept["reward"].max(),
+        "value_mean": kept["value"].mean(), "return_mean": kept["target"].mean(), "live_fraction": 10 / 12,
+        "advantage_mean": kept["advantage"].mean(), "advantage_std": kept["advantage"].std(),
+        "explained_variance": 1 - kept["advantage"].var() / kept["target"].var(),
+    }.items():  # fmt: skip
+        np.testing.assert_allclose(ours[name], expected, rtol=1e-4, err_msg=name)
+
+
+def test_action_deviations_are_means_over_the_places_with_a_live_row(rollout_numbers):
+    arrays, ours = rollout_numbers
+    for i, component in enumerate(("first", "second")):
+        for axis, name in enumerate(("time", "envs", "agents")):
+            exact = deviation_along(arrays[component].astype(np.float64), LIVE, axis)
+            np.testing.assert_allclose(ours[f"action_std_{name}/{i}"], exact, rtol=1e-4)
+
+
+def test_explained_variance_is_not_below_minus_1():
+    live, ones = np.ones(LIVE.shape, bool), np.ones(LIVE.shape, np.float32)
+    value, target = ([[[9]], [[-9]], [[0]]] * ones, [[[0]], [[1]], [[0]]] * ones)
+    rows = Rows(None, np.stack([value, value], axis=-1), value, ~live, live, value=value)
+    assert measure(rows, target - value, target)["explained_variance"] == -1
+    np.testing.assert_allclose(measure(rows, 0 * value, target)["explained_variance"], 1)
 
 
 @pytest.mark.parametrize(("name", "expected"), [("action_mean", 3.0), ("action_min/0", -2.0), ("action_max/1", 9.0)])

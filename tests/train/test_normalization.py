@@ -9,7 +9,10 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from wdjax import Box, Dict, Discrete, MultiDiscrete
+from wdjax.train import PolicyConfig
+from wdjax.train.algorithms.on_policy import scale_reward
 from wdjax.train.normalization import (
+    Normalizer,
     RunningStatistics,
     discounted_returns,
     new_statistics,
@@ -19,6 +22,8 @@ from wdjax.train.normalization import (
     update_observation_statistics,
     update_statistics,
 )
+from wdjax.train.rollout import Rows
+from wdjax.train.state import Memory, make_hypers
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -100,6 +105,25 @@ def test_observations_by_hand():
 def test_rewards_are_divided_by_the_deviation_alone():
     statistics = RunningStatistics(jnp.float32(5), jnp.float32(100), jnp.float32(4))
     np.testing.assert_allclose(normalize_reward(statistics, jnp.array([3.0, -1.0, 99.0, -99.0])), [1.5, -0.5, 10, -10])
+
+
+def test_a_rollout_s_rewards_are_scaled_by_what_was_seen_before_it():
+    """Two replicas of one agent, which dies in the first; what it is paid then is seen by nobody."""
+    live = np.array([[True, True], [False, True]])[..., None]
+    reward = np.array([[2.0, 4.0], [99.0, 6.0]], np.float32)[..., None]
+    rows = Rows(None, None, reward, terminated=~live, live=live)
+    before = RunningStatistics(jnp.float32(1), jnp.float32(0), jnp.float32(4))
+    memory = Memory(None, jnp.array([[1.0], [0.0]]))
+    over = np.array([[False, False], [True, False]])
+    hypers = make_hypers(PolicyConfig(gamma=0.5))
+    scaled, after, memory = scale_reward(Normalizer(None, before), memory, hypers, rows, over)
+    np.testing.assert_allclose(scaled[..., 0], [[1, 2], [10, 3]])
+    # live sums are 1 + 2, and 4 and then 2 + 6; before them there was one value, as if of mean 0 and mean square 4
+    assert after.count == 4
+    np.testing.assert_allclose(after.mean, 15 / 4)
+    np.testing.assert_allclose(after.variance, (4 + 9 + 16 + 64) / 4 - (15 / 4) ** 2, rtol=1e-6)
+    np.testing.assert_allclose(memory.discounted_return, [[0], [4]])  # 0 in another episode; half of 8
+    assert scale_reward(Normalizer(None, None), memory, hypers, rows, over)[0] is reward
 
 
 def test_discounted_returns_by_hand():

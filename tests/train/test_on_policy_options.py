@@ -313,15 +313,6 @@ def test_rollout_metrics_over_live_rows(shop, expected):
         np.testing.assert_allclose(metrics["explained_variance"], max(explained, -1), rtol=1e-2, atol=1e-3)
 
 
-def test_action_deviations_along_each_axis(shop, expected):
-    for _, _, metrics, seen in each(shop, expected):
-        for axis, name in enumerate(("time", "envs", "agents")):
-            for i in range(2):
-                action = seen.rows.action[..., i].astype(np.float64)
-                exact = reference.deviation_along(action, seen.rows.live, axis)
-                np.testing.assert_allclose(metrics[f"action_std_{name}/{i}"], exact, rtol=1e-4)
-
-
 def test_normalized_advantages_have_mean_0(shop, expected):
     for _, config, metrics, _ in each(shop, expected):
         assert ("normalized_advantage_mean" in metrics) == config.normalize_advantage

@@ -41,6 +41,7 @@ def test_memory_solves_what_needs_one(remembering):
     assert remembering[2] > 0.9
 
 
+@pytest.mark.slow
 def test_without_memory_it_is_a_guess():
     assert abs(recall(0)[2]) < 0.3
 
@@ -64,6 +65,9 @@ def make(shared_trunk=True, **changes):
     return network, config
 
 
+act, unroll = nnx.jit(ActorCritic.__call__), nnx.jit(ActorCritic.unroll)
+
+
 @functools.cache
 def unrolled(shared_trunk):
     """Returns (what unroll gives, what single steps give) for 5 steps of 2 sequences; the second begins anew twice."""
@@ -71,10 +75,10 @@ def unrolled(shared_trunk):
     obs = jax.random.normal(jax.random.key(1), (5, 2, 2))
     carry = jax.tree.map(lambda leaf: leaf + 0.5, empty_carry(config, (2,)))
     restart = jnp.zeros((5, 2), bool).at[2, 1].set(True).at[3, 1].set(True)
-    together, rows, now = network.unroll(obs, carry, restart), [], carry
+    together, rows, now = unroll(network, obs, carry, restart), [], carry
     for t in range(5):
         now = jax.tree.map(lambda leaf, t=t: jnp.where(restart[t][:, None], 0.0, leaf), now)
-        *row, now = network(obs[t], now)
+        *row, now = act(network, obs[t], now)
         rows.append(row)
     return together, [jnp.stack(part) for part in zip(*rows, strict=True)], network, obs
 
@@ -91,8 +95,8 @@ def test_a_step_depends_on_the_past_of_its_own_episode_alone(shared_trunk):
     _, _, network, obs = unrolled(shared_trunk)
     carry = empty_carry(make(shared_trunk)[1], (2,))
     restart = jnp.zeros((5, 2), bool).at[3, 1].set(True)
-    before = network.unroll(obs, carry, restart)
-    after = network.unroll(obs.at[1].add(1.0), carry, restart)
+    before = unroll(network, obs, carry, restart)
+    after = unroll(network, obs.at[1].add(1.0), carry, restart)
     for ours, theirs in zip(before, after, strict=True):
         changed = np.any(np.reshape(ours != theirs, (5, 2, -1)), axis=-1)
         np.testing.assert_array_equal(changed, [[False] * 2, [True] * 2, [True] * 2, [True, False], [True, False]])
