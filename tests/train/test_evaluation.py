@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from probes import tiny_config, tiny_policy
+from probes import Signal, tiny_config, tiny_policy
 
+from wdjax import envs
 from wdjax.train import (
     Episodes,
     NetworkConfig,
@@ -284,3 +285,22 @@ def test_members_of_a_population(gridworld):
     for function in (evaluate, cross_play, record_episode):
         with pytest.raises(ValueError, match=r"a population take a member"):
             function(learner, states, jax.random.key(1))
+
+
+class Uneven(Signal):
+    """A signal of 1 cuts the episode off after 2 steps, one of -1 after 4: nobody ever terminates."""
+
+    def step(self, key, state, action, params):
+        obs, state, reward, over, _, _ = super().step(key, state, action, params)
+        return obs, state, reward, over & False, state.time >= jnp.where(state.signal > 0, 2, 4), {"steps": True}
+
+
+def test_nothing_counts_after_a_time_limit(monkeypatch, quick_compile):
+    """Replicas that were cut off go on being stepped while others play, unseen."""
+    monkeypatch.setitem(envs._REGISTRY, "uneven", Uneven)
+    params = {"constant": 1.0, "episode_length": 99, "same_signal": True}
+    learner = make_learner(tiny_config("uneven", {"agent": tiny_policy("A2C")}, env_params=params))
+    episodes = evaluate(learner, learner.init(jax.random.key(0)), jax.random.key(1), num_episodes=16)
+    assert set(episodes.episode_length) == {2, 4}
+    np.testing.assert_array_equal(episodes.episode_return["agent"], episodes.episode_length)
+    np.testing.assert_array_equal(episodes.episode_info["steps"], episodes.episode_length)
