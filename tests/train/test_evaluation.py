@@ -67,6 +67,16 @@ def test_cross_play_mixes_trained_and_random_sides(gridworld):
     assert tags["random", "trained"] > 0
     for episodes in cells.values():
         check_returns(episodes)
+        assert list(episodes.group_return) == ["tagger", "runner"]  # as the environment has them
+    np.testing.assert_array_equal(episodes.group_return["tagger"], episodes.episode_return["tagger"])
+
+
+def test_greedy_or_sampled(gridworld):
+    """All choices are equally likely to these policies: drawn they walk and meet as in random play, greedy they stay."""
+    drawn, greedy = (evaluate(*gridworld, jax.random.key(1), 64, greedy=greedy) for greedy in (False, True))
+    assert 0.1 < drawn.episode_info["tags"].mean() < 1
+    assert greedy.episode_info["tags"].sum() == 0
+    check_returns(drawn)
 
 
 def test_order_of_words_is_that_of_policies(gridworld):

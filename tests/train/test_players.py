@@ -104,6 +104,11 @@ def test_a_policy_of_both_groups_has_a_role_in_each():
     assert episodes.agent_return["mixed/tagger"].shape == (8, 1)
     both = episodes.episode_return["mixed/tagger"] + episodes.episode_return["rest"]
     np.testing.assert_allclose(both, episodes.group_return["tagger"], rtol=1e-6)
+    for name in ("mixed/tagger", "rest"):  # by the name of a role, and of a policy
+        replaced = evaluate(learner, state, KEY, 8, greedy=False, players={name: "random"})
+        words = ("trained", *("random" if name == role else "trained" for role in ("mixed/tagger", "rest")))
+        np.testing.assert_array_equal(replaced.group_return["tagger"], cells[words].group_return["tagger"])
+    assert np.any(cells["trained", "random", "trained"].group_return["tagger"] != replaced.group_return["tagger"])
     whole = evaluate(learner, state, KEY, 8, greedy=False)
     assert whole.agent_return["mixed"].shape == (8, 2)
     assert set(whole.episode_return) == {"mixed", "rest"}
@@ -129,9 +134,13 @@ def test_a_script_of_ones_own(run):
     def first(env, state, params, key):
         return jnp.int32(0)
 
-    cells = cross_play(alone, state, KEY, 4, opponents=["random", first])
-    assert list(cells) == [("trained",), ("random",), ("first",)]
+    def second(env, state, params, key):
+        return jnp.int32(1)
+
+    cells = cross_play(alone, state, KEY, 4, opponents=["random", first, second])
+    assert list(cells) == [("trained",), ("random",), ("first",), ("second",)]
     np.testing.assert_array_equal(cells["first",].episode_return["agent"], -1.0)
+    np.testing.assert_array_equal(cells["second",].episode_return["agent"], 1.0)
 
 
 def test_deterministic_and_gaussian_policies_meet():
