@@ -184,6 +184,9 @@ def leaves_band(name: str, result: Mapping[str, Any], stored: Mapping[str, Any] 
         return [f"{name}: nothing is stored: store it with --update"]
     problems = []
     for number, values in result["numbers"].items():
+        if number not in stored["numbers"]:
+            problems.append(f"{name}: {number}: nothing is stored: store it with --update")
+            continue
         low, high = stored["numbers"][number]["band"]
         if not low <= values["mean"] <= high:
             words = f"outside of the stored band {low:,.6g} .. {high:,.6g}"
