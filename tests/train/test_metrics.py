@@ -80,7 +80,8 @@ def rollout_numbers():
     """Returns (arrays [3, 2, 2] by name, what rollout_metrics says of them); the dead rows are full of garbage."""
     rng = np.random.default_rng(0)
     names = ("reward", "value", "advantage", "first", "second")
-    drawn = {name: np.where(LIVE, rng.normal(size=LIVE.shape) + i, 1e6) for i, name in enumerate(names)}
+    garbage = np.broadcast_to(np.array([0.0, 1e6, -1e6])[:, None, None], LIVE.shape)
+    drawn = {name: np.where(LIVE, rng.normal(size=LIVE.shape) + i, garbage) for i, name in enumerate(names)}
     drawn = {name: values.astype(np.float32) for name, values in drawn.items()}
     action = np.stack([drawn["first"], drawn["second"]], axis=-1)
     rows = Rows(None, action, drawn["reward"], terminated=~LIVE, live=LIVE, value=drawn["value"])
