@@ -55,6 +55,10 @@ def test_runners_turn_away_at_full_speed(game):
     flee = flee_nearest(game[0], state, game[1], KEY)
     assert flee[0, 1] == LEFT  # the tagger is below it: up
     assert flee[0, 0] in (0, 2)  # at the limit already
+    speeding = state.replace(speed=jnp.array([0, 0, 0.6, 0.6]), acceleration=jnp.array([0, 0, 0.5, 0.0]))
+    accelerate = flee_nearest(game[0], speeding, game[1], KEY)[:, 0]
+    assert accelerate[0] in (0, 2)  # it adds up: what was chosen before brings it from 0.6 to 1.1 already
+    assert accelerate[1] == FASTER
     np.testing.assert_array_equal(flee[1], [FASTER, LEFT])  # it looks down, the tagger is to its left: to the right
 
 

@@ -22,6 +22,7 @@ from wdjax.train import (
 )
 from wdjax.train.episodes import evaluation_metrics
 from wdjax.train.evaluation import _play_jit
+from wdjax.train.normalization import RunningStatistics
 
 COST, TAG, PENALTY = 0.25, 10.0, 5.0  # exact in float32, so that sums are
 
@@ -72,7 +73,7 @@ def test_cross_play_mixes_trained_and_random_sides(gridworld):
 
 
 def test_greedy_or_sampled(gridworld):
-    """All choices are equally likely to these policies: drawn they walk and meet as in random play, greedy they stay."""
+    """All choices are equally likely to these policies: drawn they walk and meet, greedy they stay."""
     drawn, greedy = (evaluate(*gridworld, jax.random.key(1), 64, greedy=greedy) for greedy in (False, True))
     assert 0.1 < drawn.episode_info["tags"].mean() < 1
     assert greedy.episode_info["tags"].sum() == 0
@@ -224,14 +225,20 @@ def shop_run():
     }
     learner = make_learner(tiny_config("probe_shop", policies, env_params={"dead_reward": 100.0, "leave": 0.6}))
     state = learner.init(jax.random.key(0))
-    shift = lambda leaf: leaf + 0.5 if leaf.ndim else leaf  # noqa: E731
-    changed = {
-        name: own.replace(
-            params=jax.tree.map(lambda leaf: 3.0 * leaf, own.params), normalizer=jax.tree.map(shift, own.normalizer)
-        )
-        for name, own in state.policies.items()
-    }
+    seen = {
+        "inner": {"place": known([32.0, -1.95], [1.3, 0.01]), "choices": None}, "clock": known([15.0], [125.0]),
+        "light": None,
+    }  # fmt: skip
+    changed = {}
+    for name, own in state.policies.items():
+        normalizer = own.normalizer and own.normalizer.replace(obs=seen)
+        sharper = jax.tree.map(lambda leaf: 3.0 * leaf, own.params)  # so that memory shows
+        changed[name] = own.replace(params=sharper, normalizer=normalizer)
     return learner, state.replace(policies=changed)
+
+
+def known(mean, variance):
+    return RunningStatistics(jnp.float32(9), jnp.array(mean), jnp.array(variance))
 
 
 def play_by_hand(learner, state, key, num_episodes):
