@@ -59,6 +59,8 @@ def test_runners_turn_away_at_full_speed(game):
     accelerate = flee_nearest(game[0], speeding, game[1], KEY)[:, 0]
     assert accelerate[0] in (0, 2)  # it adds up: what was chosen before brings it from 0.6 to 1.1 already
     assert accelerate[1] == FASTER
+    slow = game[1].replace(skill_level_runner=0.6)  # times the limit of 1, of runners only
+    assert flee_nearest(game[0], speeding, slow, KEY)[1, 0] in (0, 2)
     np.testing.assert_array_equal(flee[1], [FASTER, LEFT])  # it looks down, the tagger is to its left: to the right
 
 
