@@ -1,6 +1,11 @@
 """Encoders: what turns one agent's observation into a row of numbers, the place for a network of one's own.
 
-In a preset an encoder is a name of ENCODERS, or "package.module:Class"; its options are `network.encoder_options`.
+In a preset an encoder is a name of ENCODERS, or "package.module:Class"; its options are `network.encoder_options`:
+
+    network: {encoder: deep_sets, encoder_options: {pool: mean}, hidden_sizes: [64]}
+    network: {encoder: "mypackage.networks:MyEncoder", encoder_options: {width: 32}}
+
+What a network of one's own must be, whole, stands at `Encoder`; experiments/examples/own_network.py trains one.
 """
 
 import importlib
@@ -11,6 +16,7 @@ from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from wdjax.checks import require, require_integer, require_known
@@ -34,10 +40,19 @@ class Encoder(Protocol):
             def __call__(self, obs):                                    # leaves [..., *part of the space]
                 return jax.nn.relu(self.layer(obs))                     # [..., num_features] float32
 
-    Hidden layers (`hidden_sizes`, which may be empty), memory and heads follow it, in every algorithm. It works on one
-    agent's observation with any leading axes, and sees neither its action mask nor other agents' rows. Everything that
-    it keeps in arrays is an nnx.Param: there is no place for running statistics or random streams. One that cannot read
-    shifted and scaled observations says so with a class attribute `needs_raw = True`.
+    What it is given: `observation_space` is that of one agent, without its action mask; of a policy with
+    `agent_type_feature` it is Dict({"obs": ..., "agent_type": Discrete}). Options come by keyword from
+    `network.encoder_options`, random streams as the keyword `rngs`. `obs` are observations of that space, leaves with
+    any leading axes (replicas and agents, rows of a minibatch, steps): what it computes for one must not depend on the
+    others. Where the policy has `normalize_observation` they are shifted and scaled; one that cannot read such numbers
+    says so with a class attribute `needs_raw = True`, and is then refused together with that option.
+
+    What it returns: float32 features, `num_features` of them in the last axis, a whole number set in __init__.
+
+    What follows it, in every algorithm: hidden layers (`hidden_sizes`, which may be empty), a GRU where
+    `recurrent_size` asks for one, and the heads for actions and value. Separate trunks and the networks of DDPG have an
+    encoder each. Everything that it keeps in arrays is an nnx.Param: there is no place for running statistics or random
+    streams, and it is called with gradients. All this is checked when a learner is made (`check_encoder`).
     """
 
     num_features: int
@@ -275,22 +290,17 @@ def check_encoder(path: str, config: NetworkConfig, observation_space: Space) ->
 
     def build() -> Any:
         try:
-            return make_encoder(observation_space, config, nnx.Rngs(jax.random.key(0)))
+            encoder = make_encoder(observation_space, config, nnx.Rngs(jax.random.key(0)))
         except Exception as error:  # of any kind: it is the user's code
             raise TypeError(f"{what} with encoder_options {config.encoder_options}: {error}") from error
+        _require_params(what, encoder)
+        return encoder
 
     encoder = nnx.eval_shape(build)
     width = getattr(encoder, "num_features", None)
     if isinstance(width, bool) or not isinstance(width, int):
         raise TypeError(f"{what}: must set num_features, the width of what it returns (a whole number, not {width!r})")
     graphdef, state = nnx.split(encoder)
-    for place, variable in nnx.to_flat_state(state):
-        if not isinstance(variable, nnx.Param):
-            kind = type(variable).__name__ if isinstance(variable, nnx.Variable) else "array"
-            raise TypeError(
-                f"{what}: {'.'.join(map(str, place))} is of the kind {kind}; only nnx.Param is kept and trained "
-                "(no running statistics, no dropout; a constant is a tuple, or made in __call__)"
-            )
     for leading in ((4,), (2, 3)):
         obs = jax.tree.map(
             lambda leaf, leading=leading: jax.ShapeDtypeStruct((*leading, *leaf.shape), leaf.dtype),
@@ -305,6 +315,19 @@ def check_encoder(path: str, config: NetworkConfig, observation_space: Space) ->
             raise TypeError(
                 f"{what}: returns {returned} for observations with leading axes {leading}; "
                 f"must return {(*leading, width)}, num_features {width} last"
+            )
+
+
+def _require_params(what: str, encoder: nnx.Module) -> None:
+    kept = {place: type(variable) for place, variable in nnx.to_flat_state(nnx.state(encoder))}
+    for place, module in nnx.iter_modules(encoder):  # a bare array is no part of the state where jax traces
+        bare = [name for name, value in vars(module).items() if isinstance(value, (jax.Array, np.ndarray))]
+        kept |= {(*place, name): jax.Array for name in bare}
+    for place, kind in kept.items():
+        if not issubclass(kind, nnx.Param):
+            raise TypeError(
+                f"{what}: {'.'.join(map(str, place))} is of the kind {kind.__name__}; only nnx.Param is kept and "
+                "trained (no running statistics, no dropout; a constant is a tuple, or made in __call__)"
             )
 
 
