@@ -88,6 +88,8 @@ def test_on_the_grid():
     state = grid([3, 1, 4, 3], [0, 2, 3, 3])
     np.testing.assert_array_equal(chase_nearest(env, state, params, KEY), [3, 1, 2])
     np.testing.assert_array_equal(flee_nearest(env, state, params, KEY), [2])  # from (4, 3); y+1 would come less far
+    apart = grid([0, 5, 2, 2], [0, 3, 6, 3])  # 2 and 3 away; 3 and 0; 0 and 3
+    np.testing.assert_array_equal(chase_nearest(env, apart, params, KEY), [3, 2, 4])
     cornered = grid([2, 6, 6, 0], [0, 6, 6, 0])
     np.testing.assert_array_equal(flee_nearest(env, cornered, params, KEY), [3])  # along the wall, not into it
     walled = grid([0, 6, 6, 0], [3, 6, 6, 6])
