@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from probes import NETWORK, tiny_config, tiny_policy
 
-from wdjax.train import NetworkConfig, Player, PolicyConfig, cross_play, evaluate, make_learner
+from wdjax.train import NetworkConfig, Player, PolicyConfig, cross_play, evaluate, make_learner, record_episode
 from wdjax.train.evaluation import _play_jit
 from wdjax.train.players import roles_of
 
@@ -112,6 +112,20 @@ def test_a_policy_of_both_groups_has_a_role_in_each():
     whole = evaluate(learner, state, KEY, 8, greedy=False)
     assert whole.agent_return["mixed"].shape == (8, 2)
     assert set(whole.episode_return) == {"mixed", "rest"}
+
+
+def test_halves_of_a_group_are_played_by_whom_they_belong_to():
+    """Another run's policy for the second tagger plays the second tagger, whatever it is called."""
+    names = [("first", "second"), ("b", "a")]
+    runs = [make_learner(tiny_config("tag_gridworld", {
+        **{name: tiny_policy("A2C", agents=(f"tagger[{i}]",)) for i, name in enumerate(pair)},
+        "runner": tiny_policy("A2C"),
+    }, env_params=GRID)) for pair in names]  # fmt: skip
+    mine, theirs = (learner.init(KEY) for learner in runs)
+    mine = always(runs[0], mine, first=0, second=0, runner=0)
+    other = Player("other", runs[1], always(runs[1], theirs, b=1, a=3))
+    played = record_episode(runs[0], mine, KEY, greedy=True, players={"second": other})
+    np.testing.assert_array_equal(played.action["tagger"], [[0, 3]] * len(played.action["tagger"]))
 
 
 def test_a_script_of_ones_own(run):
