@@ -87,7 +87,8 @@ def describe(name: str, result: Mapping[str, Any]) -> str:
     for number, values in result["numbers"].items():
         per_seed = " ".join(words(value) for value in values["per_seed"])
         target = ROWS[name].targets.get(number)
-        lines.append(f"    {number}: {words(values['mean'])} (seeds: {per_seed}); must be {target_words(target)}")
+        must = f"; must be {target.words()}" if target else ""
+        lines.append(f"    {number}: {words(values['mean'])} (seeds: {per_seed}){must}")
     return "\n".join(lines)
 
 
@@ -111,4 +112,4 @@ def draw(name: str, result: Mapping[str, Any], path: Path) -> None:
         axes.set_xlabel("env steps")
         axes.set_ylabel("training return" if len(policies) == 1 else f"training return, {policy}")
         axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=100)
+    figure.savefig(path, dpi=80)
