@@ -94,6 +94,7 @@ def test_recorded_episode_is_whole(gridworld):
     episode = record_episode(learner, state, jax.random.key(5), random=("tagger", "runner"), max_steps=50)
     steps = len(episode.reward["runner"])
     assert len(episode.states.x) == steps + 1
+    assert len(np.unique(episode.action["runner"])) > 2  # random play draws anew in every step
     np.testing.assert_array_equal(episode.states.time, np.arange(steps + 1))
     last = jax.tree.map(lambda leaf: leaf[-1], episode.states)
     assert bool(learner.env.is_over(last, learner.env_params))
