@@ -16,8 +16,10 @@ from wdjax.envs.tag.continuous import split_observation
 from wdjax.train import NetworkConfig, PolicyConfig, encoders, make_learner
 from wdjax.train.encoders import (
     ENCODERS,
+    TAG_LAYOUT,
     Attention,
     DeepSets,
+    SetParts,
     check_encoder,
     check_options,
     encoder_class,
@@ -99,6 +101,13 @@ def test_the_absent_have_no_influence(encoder):
         np.testing.assert_array_equal(encoder[1](tag_observation(others, present, time)), before)
     others[1] += 1.0
     assert np.abs(encoder[1](tag_observation(others, present, time)) - before).max() > 1e-3
+
+
+def test_what_is_split_off_for_the_absent_is_zeros():
+    others, present, own = SetParts(SPACE, TAG_LAYOUT)(jnp.asarray(tag_observation(*drawn())))
+    np.testing.assert_array_equal(others[2], 0)
+    np.testing.assert_allclose(others[1, :6], drawn()[0][1], rtol=1e-6)
+    assert (others.shape, present.shape, own.shape) == ((5, 7), (5,), (1,))
 
 
 def test_where_nobody_is_there_is_only_what_is_ones_own(encoder):
