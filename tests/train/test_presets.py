@@ -135,9 +135,11 @@ def test_preset_loads(preset):
 
 @pytest.mark.parametrize("preset", list_presets())
 def test_one_update_of_a_small_copy(preset, quick_compile):
-    changes = {"num_envs": 4, "rollout_length": 8}
+    changes = {"num_envs": 4, "rollout_length": 16}  # as many rows of a replica as any preset has minibatches
     for name, policy in load_config(preset).policies.items():
-        if policy.algorithm == "DDPG":  # 4 x (8 - 4) rows are enough to learn from
+        if policy.algorithm == "PPO":
+            changes[f"policies.{name}.epochs"] = 2
+        if policy.algorithm == "DDPG":  # 4 x (16 - 4) rows are enough to learn from
             changes |= {f"policies.{name}.ddpg.{field}": 8 for field in ("batch_size", "warmup", "updates_per_rollout")}
     learner = make_learner(load_config(preset, **changes))
     first = learner.init(jax.random.key(0))
