@@ -20,12 +20,11 @@ from wdjax.train import (
     cross_play,
     list_presets,
     load_config,
-    load_run,
     save_episode,
     statistics,
 )
 from wdjax.train.load import preset_path
-from wdjax.train.trainer import Trainer
+from wdjax.train.trainer import Trainer, load_named, split_checkpoint
 from wdjax.train.validate import complete_env_params, validate
 
 USAGE = """\
@@ -152,17 +151,7 @@ def evaluate(arguments: list[str]) -> None:
 
 def load_player(run: str, which: str) -> Player:
     """Returns a checkpoint of a run as a player: "runs/a", or "runs/a@best" in place of `which`."""
-    folder, own = split_checkpoint(run)
-    own = own or which
-    if own not in ("newest", "best") and not own.isdecimal():
-        raise ValueError(f"checkpoint {own!r}: must be newest, best, or a number of updates")
-    return Player(run, *load_run(folder, best=own == "best", num_updates=int(own) if own.isdecimal() else None))
-
-
-def split_checkpoint(run: str) -> tuple[Path, str]:
-    """Returns (folder, checkpoint) of "runs/a@best"; ("runs/a", "") where none is named."""
-    folder, _, own = run.rpartition("@") if "@" in run and not Path(run).exists() else (run, "", "")
-    return Path(folder), own
+    return Player(run, *load_named(run, which))
 
 
 def render(arguments: list[str]) -> None:

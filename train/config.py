@@ -85,7 +85,7 @@ class PolicyConfig:
     """false: the policy plays but never changes"""
     checkpoint: str = ""
     """what the policy begins with when a run is new: "runs/a" (the policy of its name there, at the newest checkpoint),
-    "runs/a/best" (at the best), "runs/a:other" (another policy); empty: with random parameters"""
+    "runs/a@best" or "runs/a@120" (another one), "runs/a:other" (another policy); empty: with random parameters"""
     past_selves: int = 0
     """self-play: how many earlier selves are kept for other policies to play against; 0: none (train/self_play.py)"""
     past_selves_every: int = 10

@@ -303,6 +303,25 @@ def load_run(
         return learner, restore(manager, step, abstract_state(learner))[0]
 
 
+def split_checkpoint(run: str, default: str = "newest") -> tuple[Path, str]:
+    """Returns (folder, checkpoint) of "runs/a@best", "runs/a@120", "runs/a@newest"; without one the default.
+
+    Raises:
+        ValueError: where what follows @ is none of these.
+    """
+    folder, _, own = run.rpartition("@") if "@" in run and not Path(run).exists() else (run, "", "")
+    own = own or default
+    if own not in ("newest", "best") and not own.isdecimal():
+        raise ValueError(f"checkpoint {own!r}: must be newest, best, or a number of updates")
+    return Path(folder), own
+
+
+def load_named(run: str, default: str = "newest") -> tuple[Learner, TrainState]:
+    """Returns what `load_run` does, of a checkpoint named as for `split_checkpoint`."""
+    folder, which = split_checkpoint(run, default)
+    return load_run(folder, best=which == "best", num_updates=int(which) if which.isdecimal() else None)
+
+
 def save_episode(
     learner: Learner, state: TrainState, path: str | Path, seed: int = 0, greedy: bool = False, fps: int = 12
 ) -> Path:

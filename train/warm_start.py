@@ -1,7 +1,6 @@
-"""Policies that begin with what another run has learned: `checkpoint` of a policy, "RUN[/best][:POLICY]"."""
+"""Policies that begin with what another run has learned: `checkpoint` of a policy, "RUN[@CHECKPOINT][:POLICY]"."""
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -12,18 +11,15 @@ from wdjax.spaces import Box, Dict, Space
 from wdjax.train.config import PolicyConfig
 from wdjax.train.learner import Learner, init_policy
 from wdjax.train.state import Policy, PolicyState, Setup, TrainState
-from wdjax.train.trainer import load_run
+from wdjax.train.trainer import load_named
 
 
-def parse_checkpoint(text: str) -> tuple[Path, bool, str]:
-    """Returns (the run's folder, whether its best checkpoint is meant and not its newest, the policy or "")."""
-    folder, colon, policy = text.rpartition(":")
+def parse_checkpoint(text: str) -> tuple[str, str]:
+    """Returns ("runs/a@best", "runner") of "runs/a@best:runner"; the second is "" where no policy is named."""
+    run, colon, policy = text.rpartition(":")
     if not colon or "/" in policy or "\\" in policy:  # the colon of C:\runs
-        folder, policy = text, ""
-    path = Path(folder)
-    if path.name == "best" and not (path / "config.yaml").is_file():
-        return path.parent, True, policy
-    return path, False, policy
+        return text, ""
+    return run, policy
 
 
 def load_policies(setup: Setup) -> dict[str, PolicyState]:
@@ -37,20 +33,20 @@ def load_policies(setup: Setup) -> dict[str, PolicyState]:
         ValueError, FileNotFoundError: naming the field, where there is no such run, checkpoint or policy, or it has
             learned with another network, other spaces or another kind of algorithm.
     """
-    runs: dict[tuple[Path, bool], tuple[Learner, TrainState]] = {}
+    runs: dict[str, tuple[Learner, TrainState]] = {}
     loaded = {}
     for name, policy in setup.policies.items():
         text = policy.config.checkpoint
         if not text:
             continue
         field = f"policies.{name}.checkpoint = {text!r}"
-        folder, best, wanted = parse_checkpoint(text)
-        if (folder, best) not in runs:
+        run, wanted = parse_checkpoint(text)
+        if run not in runs:
             try:
-                runs[folder, best] = load_run(folder, best)
+                runs[run] = load_named(run)
             except (ValueError, TypeError, FileNotFoundError) as error:
                 raise type(error)(f"{field}: {error}") from error
-        learner, state = runs[folder, best]
+        learner, state = runs[run]
         require_known(f"policy in {field}:", wanted or name, state.policies)
         theirs = state.policies[wanted or name]
         require_same_policy(field, policy, learner.setup.policies[wanted or name])

@@ -18,7 +18,7 @@ from wdjax.train.encoders import ENCODERS, FlatEncoder
 from wdjax.train.learner import with_counts
 from wdjax.train.normalization import Normalizer, RunningStatistics
 from wdjax.train.state import PolicyState
-from wdjax.train.trainer import prepare_folder
+from wdjax.train.trainer import prepare_folder, split_checkpoint
 from wdjax.train.warm_start import parse_checkpoint
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -89,30 +89,34 @@ def two_halves(checkpoint, theirs=None, **changes):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("runs/a", ("runs/a", False, "")),
-        ("runs/a:runner", ("runs/a", False, "runner")),
-        ("runs/a/best", ("runs/a", True, "")),
-        ("runs/a/best:old runner", ("runs/a", True, "old runner")),
-        ("runs/a/checkpoints", ("runs/a/checkpoints", False, "")),
-        ("C:/runs/a", ("C:/runs/a", False, "")),
-        (r"C:\runs\a", (r"C:\runs\a", False, "")),
-        ("C:/runs/a:tagger", ("C:/runs/a", False, "tagger")),
-        ("runs/12:30/a", ("runs/12:30/a", False, "")),
+        ("runs/a", ("runs/a", "")),
+        ("runs/a:runner", ("runs/a", "runner")),
+        ("runs/a@best", ("runs/a@best", "")),
+        ("runs/a@120:old runner", ("runs/a@120", "old runner")),
+        ("C:/runs/a", ("C:/runs/a", "")),
+        (r"C:\runs\a", (r"C:\runs\a", "")),
+        ("C:/runs/a:tagger", ("C:/runs/a", "tagger")),
+        ("runs/12:30/a", ("runs/12:30/a", "")),
     ],
 )
 def test_parts_of_a_checkpoint(text, expected):
-    folder, *rest = parse_checkpoint(text)
-    assert (folder, *rest) == (Path(expected[0]), *expected[1:])
+    assert parse_checkpoint(text) == expected
 
 
-def test_a_run_whose_folder_is_called_best(tmp_path):
-    folder = save_run(tmp_path / "best", tiny_config("probe_signal", {"agent": tiny_policy("A2C")}))
-    assert parse_checkpoint(str(folder)) == (folder, False, "")
+def test_names_of_a_checkpoint(tmp_path):
+    assert split_checkpoint("runs/a") == (Path("runs/a"), "newest")
+    assert split_checkpoint("runs/a", "best") == (Path("runs/a"), "best")
+    assert split_checkpoint("runs/a@12", "best") == (Path("runs/a"), "12")
+    (tmp_path / "me@home").mkdir()
+    assert split_checkpoint(f"{tmp_path}/me@home") == (tmp_path / "me@home", "newest")
+    assert split_checkpoint(f"{tmp_path}/me@home@best") == (tmp_path / "me@home", "best")
+    with pytest.raises(ValueError, match="checkpoint 'bets': must be newest, best, or a number of updates"):
+        split_checkpoint("runs/a@bets")
 
 
 def test_newest_and_best_and_what_else_is_new(source):
     folder, newest, best = source
-    learner = make_learner(two_halves(f"{folder}:both", theirs=f"{folder}/best:both"))
+    learner = make_learner(two_halves(f"{folder}:both", theirs=f"{folder}@best:both"))
     state = learner.init(jax.random.key(9))
     for name, run in (("mine", newest), ("theirs", best)):
         assert_equal(state.policies[name].params, run.policies["both"].params)
@@ -213,7 +217,7 @@ def test_a_population_begins_with_it_too(source):
         ("nowhere", r"policies\.mine\.checkpoint = '.*/nowhere': .*nowhere holds no run: .* is missing"),
         ("source/checkpoints", r"source/checkpoints holds no run"),
         ("empty", r"policies\.mine\.checkpoint = '.*/empty': no checkpoint in .*empty/checkpoints"),
-        ("empty/best", r"policies\.mine\.checkpoint = '.*/empty/best': no checkpoint in .*empty/best"),
+        ("empty@best", r"policies\.mine\.checkpoint = '.*/empty@best': no checkpoint in .*empty/best"),
         ("source:boht", r"policy in policies\.mine\.checkpoint = '.*source:boht': 'boht': did you mean 'both'\?"),
         ("source", r"policy in policies\.mine\.checkpoint = '.*source': 'mine': known names: both"),
     ],
@@ -291,7 +295,7 @@ def test_a_class_that_has_changed_since_is_refused(tmp_path, monkeypatch):
     assert make_learner(again).setup.loaded
     learner, state = load_run(tmp_path / "run")
     monkeypatch.setattr(Wider, "width", 5)
-    monkeypatch.setattr("wdjax.train.warm_start.load_run", lambda *_: (learner, state))
+    monkeypatch.setattr("wdjax.train.warm_start.load_named", lambda *_: (learner, state))
     with pytest.raises(ValueError, match=r"its parameters have other shapes than those of policies\.agent"):
         make_learner(again).init(jax.random.key(0))
 
