@@ -36,13 +36,17 @@ def restore(manager: ocp.CheckpointManager, step: int, like: TrainState) -> tupl
     """Returns (state, host) of a checkpoint.
 
     Args:
-        like: a state of the same run, or its shapes (`jax.eval_shape`).
+        like: a state of the same run, or its shapes (`jax.eval_shape`); what has no sharding goes to the first device.
 
     Raises:
         ValueError: where the checkpoint belongs to a run of another shape.
     """
-    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    target = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), like)
+    first = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+
+    def with_place(leaf: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding or first)
+
+    target = jax.tree.map(with_place, like)
     try:
         arguments = ocp.args.Composite(state=ocp.args.StandardRestore(target), host=ocp.args.JsonRestore())
         restored = manager.restore(step, args=arguments)

@@ -158,6 +158,8 @@ class TrainConfig:
     """of everything random in the run"""
     num_blocks: int = 0
     """blocks of replicas that draw their random numbers together; 0: gcd(num_envs, 8)"""
+    devices: int = 0
+    """how many share the replicas, a divisor of num_blocks; 0: the most of those there are (a CPU counts as one)"""
     updates_per_chunk: int = 10
     """updates in one program on the device, between two looks at the host (about 2 s is a good size)"""
     checkpoint_every: int = 10

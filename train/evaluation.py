@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from wdjax.checks import require_integer, require_known
+from wdjax.train.devices import one_copy
 from wdjax.train.episodes import Episodes
 from wdjax.train.learner import Learner
 from wdjax.train.players import (
@@ -85,7 +86,7 @@ def evaluate(
     setup = learner.setup
     game, play = make_game(setup, candidates), functools.partial(play_in_turns, num_episodes=num_episodes, batch=batch)
     arguments = cell_arguments(game, candidates, chosen)
-    raw = play(game, arguments, state.env_params, key, greedy=greedy, max_steps=max_steps)
+    raw = play(game, arguments, one_copy(state.env_params), key, greedy=greedy, max_steps=max_steps)
     return sum_up(setup, {name: policy.assignment for name, policy in setup.policies.items()}, *raw)
 
 
@@ -152,10 +153,10 @@ def cross_play(
     setup, roles = learner.setup, roles_of(learner.setup)
     players = line_up(setup, roles, Player(name, learner, state), opponents)
     candidates = [[seat(setup, player, role) for player in own] for role, own in zip(roles, players, strict=True)]
-    game, cells = make_game(setup, candidates), {}
+    game, env_params, cells = make_game(setup, candidates), one_copy(state.env_params), {}
     for chosen in itertools.product(*candidates):
         arguments = cell_arguments(game, candidates, chosen)
-        raw = play_in_turns(game, arguments, state.env_params, key, num_episodes, greedy, max_steps, batch)
+        raw = play_in_turns(game, arguments, env_params, key, num_episodes, greedy, max_steps, batch)
         words = tuple(candidate.player.name for candidate in chosen)
         cells[words] = sum_up(setup, {role.name: role.assignment for role in roles}, *raw)
     return cells

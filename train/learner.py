@@ -12,7 +12,9 @@ from flax import nnx
 
 from wdjax.env import Env
 from wdjax.train.algorithms import ALGORITHMS
+from wdjax.train.collectives import num_shards, total
 from wdjax.train.config import TrainConfig
+from wdjax.train.devices import choose_devices, spread, state_shardings
 from wdjax.train.distributions import make_distribution
 from wdjax.train.encoders import check_encoder
 from wdjax.train.load import from_mapping
@@ -62,7 +64,7 @@ def make_learner(config: TrainConfig) -> Learner:
         ValueError, TypeError: for a configuration that does not fit, before anything is traced.
     """
     setup = make_setup(config)
-    start = jax.jit(functools.partial(init, setup))
+    start = jax.jit(functools.partial(init, setup), out_shardings=state_shardings(setup.num_devices))
     if any(policy.config.checkpoint for policy in setup.policies.values()):
         start = functools.partial(load_and_init, setup, start)
     return Learner(
@@ -81,7 +83,7 @@ def make_setup(config: TrainConfig) -> Setup:
     reset = config.reset if isinstance(config.reset, str) else ResetPool(config.reset)
     replicas = vectorize(env, config.num_envs, reset)
     policies = {name: make_policy(name, config, assignment) for name, assignment in assignments.items()}
-    return Setup(config, env, env_params, replicas, policies)
+    return Setup(config, env, env_params, replicas, policies, choose_devices(config))
 
 
 def require_spaces(env: Env, params: Any) -> None:
@@ -169,7 +171,13 @@ def init_memory(policy: Policy, config: TrainConfig) -> Memory:
 
 def update(setup: Setup, state: TrainState) -> tuple[TrainState, Metrics]:
     """One rollout of all replicas, then the updates of every policy that learns from its own rows."""
+    return spread(setup, update_share, state)
+
+
+def update_share(setup: Setup, state: TrainState) -> tuple[TrainState, Metrics]:
+    """`update` on one device, with the replicas that it holds."""
     config = setup.config
+    num_blocks = config.blocks // num_shards()
     rollout_key, update_key, next_key = jax.random.split(state.key, 3)
     hypers = current_hypers(config, state)
     state, played = rollout(setup, state, rollout_key)
@@ -181,11 +189,11 @@ def update(setup: Setup, state: TrainState) -> tuple[TrainState, Metrics]:
             continue
         past = policies[name].past  # which no algorithm needs to carry through its steps
         new, memory[name], own = policy.algorithm.update(
-            policy, policies[name].replace(past=None), memory[name], hypers[name], played, policy_keys[i], config.blocks
+            policy, policies[name].replace(past=None), memory[name], hypers[name], played, policy_keys[i], num_blocks
         )
         if policy.config.past_selves:
             new = remember(new.replace(past=past), state.num_updates + 1, policy.config.past_selves_every)
-            own["past_self_blocks"] = jnp.sum(memory[name].member != PRESENT)
+            own["past_self_blocks"] = total(jnp.sum(memory[name].member != PRESENT))
         policies[name] = new
         for key in policy.algorithm.scheduled:
             own[key.split(".")[-1]] = operator.attrgetter(key)(hypers[name])
@@ -196,4 +204,8 @@ def update(setup: Setup, state: TrainState) -> tuple[TrainState, Metrics]:
 
 def run(setup: Setup, state: TrainState, num_updates: int) -> tuple[TrainState, Metrics]:
     """`num_updates` updates as one scan; run(a) then run(b) equals run(a + b)."""
-    return jax.lax.scan(lambda state, _: update(setup, state), state, length=num_updates)
+
+    def scan(setup: Setup, state: TrainState) -> tuple[TrainState, Metrics]:
+        return jax.lax.scan(lambda state, _: update_share(setup, state), state, length=num_updates)
+
+    return spread(setup, scan, state)

@@ -60,7 +60,8 @@ from collections.abc import Mapping
 import jax
 import jax.numpy as jnp
 
-from wdjax.train.masked import masked_mean, masked_variance
+from wdjax.train.collectives import average, largest, smallest, total
+from wdjax.train.masked import masked_mean, masked_variance, mean_where
 from wdjax.train.rollout import Rollout, Rows
 
 Metrics = dict[str, jax.Array]
@@ -91,9 +92,9 @@ def played_metrics(rows: Rows) -> Metrics:
     live = rows.live
     return {
         "reward_mean": masked_mean(rows.reward, live),
-        "reward_min": jnp.min(jnp.where(live, rows.reward, jnp.inf)),
-        "reward_max": jnp.max(jnp.where(live, rows.reward, -jnp.inf)),
-        "live_fraction": jnp.mean(live.astype(jnp.float32)),
+        "reward_min": smallest(jnp.min(jnp.where(live, rows.reward, jnp.inf))),
+        "reward_max": largest(jnp.max(jnp.where(live, rows.reward, -jnp.inf))),
+        "live_fraction": average(jnp.mean(live.astype(jnp.float32))),
         **action_deviations(rows.action, live),
     }
 
@@ -102,8 +103,8 @@ def action_ranges(action: jax.Array, live: jax.Array) -> Metrics:
     """Returns the mean of all components of the actions, [T, N, n, ...], and the extremes of each, over live rows."""
     flat = action.reshape(*live.shape, -1)
     acted = jnp.broadcast_to(live[..., None], flat.shape)
-    lowest = jnp.min(jnp.where(acted, flat, jnp.inf), axis=(0, 1, 2))
-    highest = jnp.max(jnp.where(acted, flat, -jnp.inf), axis=(0, 1, 2))
+    lowest = smallest(jnp.min(jnp.where(acted, flat, jnp.inf), axis=(0, 1, 2)))
+    highest = largest(jnp.max(jnp.where(acted, flat, -jnp.inf), axis=(0, 1, 2)))
     metrics = {"action_mean": masked_mean(flat, acted)}
     for i in range(flat.shape[-1]):
         metrics |= {f"action_min/{i}": lowest[i], f"action_max/{i}": highest[i]}
@@ -119,18 +120,20 @@ def action_deviations(action: jax.Array, live: jax.Array) -> Metrics:
     metrics = {}
     for axis, name in enumerate(("time", "envs", "agents")):
         deviation, some = deviation_along(flat, live, axis)
+        mean = mean_where if name == "envs" else masked_mean  # over the replicas of all devices: the same on each
         for i in range(flat.shape[-1]):
-            metrics[f"action_std_{name}/{i}"] = masked_mean(deviation[..., i], some)
+            metrics[f"action_std_{name}/{i}"] = mean(deviation[..., i], some)
     return metrics
 
 
 def deviation_along(values: jax.Array, live: jax.Array, axis: int) -> tuple[jax.Array, jax.Array]:
     """Returns (deviation of the live rows along one axis of [T, N, n], where there are any): [., ., C], [., .] bool."""
     weight = live[..., None]
-    count = jnp.sum(weight, axis, keepdims=True, dtype=jnp.float32)
+    whole = total if axis == 1 else lambda sums: sums  # replicas lie on several devices
+    count = whole(jnp.sum(weight, axis, keepdims=True, dtype=jnp.float32))
     divisor = jnp.maximum(count, 1.0)
-    mean = jnp.sum(jnp.where(weight, values, 0.0), axis, keepdims=True) / divisor
-    variance = jnp.sum(jnp.where(weight, (values - mean) ** 2, 0.0), axis, keepdims=True) / divisor
+    mean = whole(jnp.sum(jnp.where(weight, values, 0.0), axis, keepdims=True)) / divisor
+    variance = whole(jnp.sum(jnp.where(weight, (values - mean) ** 2, 0.0), axis, keepdims=True)) / divisor
     return jnp.sqrt(jnp.squeeze(variance, axis)), jnp.squeeze(count > 0, (axis, -1))
 
 
@@ -142,21 +145,21 @@ def episode_metrics(played: Rollout, info_ratios: Mapping[str, tuple[str, str]])
         info_ratios: of the environment.
     """
     over = played.over
-    episodes = jnp.sum(over, dtype=jnp.int32)
+    episodes = total(jnp.sum(over, dtype=jnp.int32))
 
-    def total(values: jax.Array) -> jax.Array:
-        return jnp.sum(jnp.where(over, values, 0).astype(jnp.float32))
+    def over_episodes(values: jax.Array) -> jax.Array:
+        return total(jnp.sum(jnp.where(over, values, 0).astype(jnp.float32)))
 
     def spread(name: str, values: jax.Array) -> Metrics:
-        mean, none = total(values) / episodes, episodes == 0
+        mean, none = over_episodes(values) / episodes, episodes == 0
         return {
             name: mean,
-            f"{name}_min": jnp.where(none, jnp.nan, jnp.min(jnp.where(over, values, jnp.inf))),
-            f"{name}_max": jnp.where(none, jnp.nan, jnp.max(jnp.where(over, values, -jnp.inf))),
-            f"{name}_std": jnp.sqrt(total((values - mean) ** 2) / episodes),
+            f"{name}_min": jnp.where(none, jnp.nan, smallest(jnp.min(jnp.where(over, values, jnp.inf)))),
+            f"{name}_max": jnp.where(none, jnp.nan, largest(jnp.max(jnp.where(over, values, -jnp.inf)))),
+            f"{name}_std": jnp.sqrt(over_episodes((values - mean) ** 2) / episodes),
         }
 
-    sums = {name: total(values) for name, values in played.episode_info.items()}
+    sums = {name: over_episodes(values) for name, values in played.episode_info.items()}
     metrics = {"episodes": episodes, **spread("episode_length", played.episode_length)}
     for name, (numerator, denominator) in info_ratios.items():
         metrics[name] = sums.pop(numerator) / sums[denominator]

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from wdjax.spaces import Box, Dict, Space
+from wdjax.train.collectives import total
 
 CLIP = 10.0  # deviations; as in Stable-Baselines3's VecNormalize
 EPSILON = 1e-8
@@ -79,18 +80,18 @@ def update_statistics(statistics: RunningStatistics, values: jax.Array, live: ja
     """
     rows = tuple(range(live.ndim))
     weight = live.astype(jnp.float32).reshape(live.shape + (1,) * (values.ndim - live.ndim))
-    new = jnp.sum(live, dtype=jnp.float32)
+    new = total(jnp.sum(live, dtype=jnp.float32))
     divisor = jnp.maximum(new, 1.0)
-    mean = jnp.sum(jnp.where(weight > 0, values, 0.0), axis=rows) / divisor
+    mean = total(jnp.sum(jnp.where(weight > 0, values, 0.0), axis=rows)) / divisor
     deviation = values - _spread(mean, values)
-    variance = jnp.sum(jnp.where(weight > 0, deviation**2, 0.0), axis=rows) / divisor
+    variance = total(jnp.sum(jnp.where(weight > 0, deviation**2, 0.0), axis=rows)) / divisor
     old, count = statistics.count, statistics.count + new
-    total = jnp.maximum(count, 1.0)
+    known = jnp.maximum(count, 1.0)
     delta = mean - statistics.mean
-    merged = (statistics.variance * old + variance * new + delta**2 * (old * new / total)) / total
+    merged = (statistics.variance * old + variance * new + delta**2 * (old * new / known)) / known
     return RunningStatistics(
         count=count,
-        mean=statistics.mean + delta * (new / total),
+        mean=statistics.mean + delta * (new / known),
         variance=jnp.where(count > 0, merged, statistics.variance),
     )
 

@@ -17,6 +17,7 @@ from wdjax.envs.tag import TagContinuous, TagGridworld
 from wdjax.envs.tag import scripted as tag
 from wdjax.spaces import Box
 from wdjax.train.config import PolicyConfig
+from wdjax.train.devices import one_copy
 from wdjax.train.learner import Learner
 from wdjax.train.policies import Assignment, from_groups, gather_observation, group_sizes, scatter, to_groups
 from wdjax.train.state import Hypers, Policy, PolicyState, Setup, TrainState
@@ -209,7 +210,7 @@ def seat(setup: Setup, player: Player, role: Role) -> Candidate:
     policy = theirs.policies[name]
     spaces = [(a.bare_space, a.action_space) for a in (policy.assignment, role.assignment)]
     require(spaces[0] == spaces[1], f"player {player.name!r}: spaces of {name}", spaces[0], f"{spaces[1]}")
-    state = player.state.policies[name]
+    state = one_copy(player.state.policies[name])
     learned = PolicyState(state.params, None, state.normalizer)  # what only learning needs stays behind
     assignment = dataclasses.replace(policy.assignment, segments=role.assignment.segments)
     return Candidate(player, Actor(dataclasses.replace(policy, assignment=assignment), "learned"), learned)

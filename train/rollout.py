@@ -10,6 +10,7 @@ from flax import struct
 
 from wdjax.spaces import Box
 from wdjax.train import self_play
+from wdjax.train.collectives import block_numbers, num_shards
 from wdjax.train.distributions import Distribution
 from wdjax.train.policies import from_groups, gather, gather_observation, scatter, to_groups
 from wdjax.train.state import Hypers, Policy, PolicyState, Setup, TrainState, current_hypers
@@ -51,7 +52,7 @@ def rollout(setup: Setup, state: TrainState, key: jax.Array) -> tuple[TrainState
     """Plays `rollout_length` steps in every replica. Returns the state after them and what happened."""
     config = setup.config
     hypers = current_hypers(config, state)
-    keys = step_keys(key, config.rollout_length, 1 + len(setup.policies), config.blocks)
+    keys = step_keys(key, config.rollout_length, 1 + len(setup.policies), config.blocks // num_shards())
     state, selves = choose_selves(setup, state, hypers, key)
     first_carry = {name: memory.carry for name, memory in state.memory.items()}
 
@@ -75,7 +76,8 @@ def choose_selves(
         if policy.config.past_selves:
             own_key = jax.random.fold_in(key, 2**31 + i)  # far from the blocks' own
             fraction = hypers[name].past_selves_fraction
-            selves[name] = self_play.draw_selves(state.policies[name], fraction, own_key, setup.config.blocks)
+            num_blocks = setup.config.blocks // num_shards()
+            selves[name] = self_play.draw_selves(state.policies[name], fraction, own_key, num_blocks)
             memory[name] = self_play.take_over(memory[name], selves[name])
     return state.replace(memory=memory), selves
 
@@ -193,7 +195,7 @@ def step_keys(key: jax.Array, num_steps: int, num_draws: int, num_blocks: int) -
 
     They are drawn at once, before the scan: a split inside it costs kernels in every step.
     """
-    block_keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(num_blocks))
+    block_keys = jax.vmap(jax.random.fold_in, (None, 0))(key, block_numbers(num_blocks))
     keys = jax.vmap(lambda key: jax.random.split(key, (num_steps, num_draws)))(block_keys)
     # the axes of the data are moved: jax.debug_key_reuse takes a transposition of typed keys for their use
     data = jnp.moveaxis(jax.random.key_data(keys), 0, 2)

@@ -159,6 +159,7 @@ class Setup:
     env_params: Any
     replicas: VectorEnv
     policies: dict[str, Policy]
+    num_devices: int = 1  # that share the replicas (train/devices.py)
 
     @functools.cached_property
     def loaded(self) -> dict[str, PolicyState]:

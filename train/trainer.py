@@ -18,6 +18,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from wdjax.train.checkpoint import open_checkpoints, restore, save
 from wdjax.train.config import TrainConfig
+from wdjax.train.devices import state_shardings
 from wdjax.train.episodes import Episodes, evaluation_metrics
 from wdjax.train.evaluation import UnfinishedEpisodeError, evaluate
 from wdjax.train.learner import Learner, init, make_learner, run
@@ -30,7 +31,7 @@ from wdjax.train.trajectory import record_episode
 from wdjax.train.validate import complete_env_params
 
 # What may differ between a run and its resumption: how long, and how it is looked after.
-RESUMABLE = ("total_env_steps", "checkpoint_every", "keep_checkpoints")
+RESUMABLE = ("total_env_steps", "checkpoint_every", "keep_checkpoints", "devices")
 
 Callback = Callable[["Trainer", dict[str, Any]], None]
 
@@ -102,7 +103,7 @@ class Trainer:
             self.console.print(f"Wrote {animation}", soft_wrap=True)
 
     def _start(self, checkpoints: Any) -> tuple[TrainState, dict[str, Any]]:
-        announce(self.console, self.config, self.workdir)
+        announce(self.console, self.config, self.workdir, self.learner.setup.num_devices)
         newest = checkpoints.latest_step()
         if newest is None:
             return self.learner.init(jax.random.key(self.config.seed)), {"metrics_size": 0, "best_score": None}
@@ -197,12 +198,13 @@ class Trainer:
         return {"metrics_size": log.size, "best_score": self.best_score}
 
 
-def announce(console: Console, config: TrainConfig, workdir: Path) -> None:
+def announce(console: Console, config: TrainConfig, workdir: Path, num_devices: int) -> None:
     """Says what will run, and what about it may surprise."""
     steps = config.num_updates * config.env_steps_per_update
     more = f" ({config.total_env_steps:,} rounded up)" if steps > config.total_env_steps else ""
+    several = f"{num_devices} x " if num_devices > 1 else ""
     console.print(
-        f"{config.env} on {jax.devices()[0].device_kind}: {config.num_updates:,} updates of "
+        f"{config.env} on {several}{jax.devices()[0].device_kind}: {config.num_updates:,} updates of "
         f"{config.env_steps_per_update:,} env steps, {steps:,} in all{more}, in {workdir}",
         soft_wrap=True,
     )
@@ -227,9 +229,15 @@ def compile_chunk(learner: Learner, state: TrainState, num_updates: int) -> tupl
 
 
 def abstract_state(learner: Learner) -> TrainState:
-    """Returns the shapes and dtypes of a learner's state."""
+    """Returns the shapes and dtypes of a learner's state, and where it lies."""
     # not learner.init: the shapes need no checkpoint of another run, which may be gone
-    return jax.eval_shape(functools.partial(init, learner.setup), jax.random.key(0))
+    state = jax.eval_shape(functools.partial(init, learner.setup), jax.random.key(0))
+    place = state_shardings(learner.setup.num_devices) or jax.sharding.SingleDeviceSharding(jax.devices()[0])
+
+    def put(place: jax.sharding.Sharding, part: Any) -> Any:
+        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), part)
+
+    return jax.tree.map(put, place, state)
 
 
 def prepare_folder(workdir: Path, config: TrainConfig, resume: bool) -> None:
@@ -279,7 +287,7 @@ def load_run_config(run_folder: str | Path) -> TrainConfig:
 def load_run(
     run_folder: str | Path, best: bool = False, num_updates: int | None = None
 ) -> tuple[Learner, TrainState]:
-    """Returns the learner of a run and the state of its newest checkpoint.
+    """Returns the learner of a run, on one device, and the state of its newest checkpoint.
 
     Args:
         best: of its best one.
@@ -288,7 +296,8 @@ def load_run(
     Raises:
         FileNotFoundError: where there is no run, or no such checkpoint in it.
     """
-    learner = make_learner(load_run_config(run_folder))
+    config = dataclasses.replace(load_run_config(run_folder), devices=1)  # it may have had more than there are here
+    learner = make_learner(config)
     folder = Path(run_folder) / ("best" if best else "checkpoints")
     if not folder.is_dir():
         raise FileNotFoundError(f"no checkpoint in {folder}")

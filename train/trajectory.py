@@ -17,6 +17,7 @@ import numpy as np
 from flax import struct
 
 from wdjax.checks import require_integer
+from wdjax.train.devices import one_copy
 from wdjax.train.evaluation import choose_players
 from wdjax.train.learner import Learner
 from wdjax.train.players import Game, Player, Script, choose_actions, empty_carries, make_game, roles_of
@@ -92,7 +93,7 @@ def record_episode(
     _, chosen = choose_players(learner, state, random, players)
     game = make_game(learner.setup, [[player] for player in chosen])
     learned = [(player.learned,) for player in chosen]
-    recorded = _record_jit(game, learned, state.env_params, key, greedy, max_steps, observations)
+    recorded = _record_jit(game, learned, one_copy(state.env_params), key, greedy, max_steps, observations)
     first, states, over, rows = jax.device_get(jax.tree.map(_without_key_type, recorded))
     length = int(np.argmax(over)) + 1 if over.any() else max_steps
     states = jax.tree.map(lambda start, rest: np.concatenate([start, rest[:length, 0]]), first, states)

@@ -38,6 +38,8 @@ def validate(config: TrainConfig) -> tuple[Env, Any, dict[str, Assignment]]:
     require(config.num_blocks >= 0, "num_blocks", config.num_blocks, "at least 0 (0: gcd(num_envs, 8))")
     divides = config.num_envs % config.blocks == 0
     require(divides, "num_blocks", config.blocks, f"a divisor of num_envs = {config.num_envs}")
+    fits = config.devices >= 0 and config.blocks % (config.devices or 1) == 0
+    require(fits, "devices", config.devices, f"a divisor of num_blocks = {config.blocks} (0: the largest there is)")
     if not isinstance(config.reset, str):
         require(config.reset >= 1, "reset", config.reset, "'fresh', 'fixed' or at least 1 start")
     require(len(config.policies) > 0, "policies", config.policies, "at least one policy")

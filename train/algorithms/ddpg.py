@@ -18,6 +18,7 @@ from wdjax.spaces import Box
 from wdjax.train.actor_action_value import ActorActionValue, from_box, to_box
 from wdjax.train.algorithms.algorithm import Algorithm
 from wdjax.train.algorithms.on_policy import make_optimizer
+from wdjax.train.collectives import average, block_numbers, num_shards, smallest, total
 from wdjax.train.config import PolicyConfig, TrainConfig
 from wdjax.train.metrics import action_ranges, played_metrics
 from wdjax.train.networks import without_mask
@@ -131,7 +132,7 @@ class DDPG(Algorithm):
         options, rows = policy.config.ddpg, played.rows[policy.name]
         replay = remember(memory.replay, as_steps(policy, rows, played.over), hypers.gamma, options.n_step)
         ring = replay.ring
-        warm = jnp.min(ring.size) * num_blocks >= options.warmup
+        warm = smallest(jnp.min(ring.size)) * (num_blocks * num_shards()) >= options.warmup
 
         def study(state: PolicyState) -> tuple[PolicyState, dict[str, jax.Array]]:
             return gradient_steps(policy, state, hypers, ring, key)
@@ -144,7 +145,8 @@ class DDPG(Algorithm):
         if state.normalizer is not None:
             seen = update_observation_statistics(state.normalizer.obs, rows.obs, rows.live)
             state = state.replace(normalizer=state.normalizer.replace(obs=seen))
-        metrics |= {"buffer_rows": jnp.sum(ring.size), **played_metrics(rows), **action_ranges(rows.action, rows.live)}
+        metrics["buffer_rows"] = total(jnp.sum(ring.size))
+        metrics |= {**played_metrics(rows), **action_ranges(rows.action, rows.live)}
         return state, memory.replace(replay=replay), metrics
 
 
@@ -205,7 +207,7 @@ def gradient_steps(
     """
     options = policy.config.ddpg
     num_blocks, steps = ring.size.shape[0], options.updates_per_rollout
-    share = options.batch_size // num_blocks
+    share = options.batch_size // (num_blocks * num_shards())
     num_actions = ring.rows.action.shape[-1]
 
     def draw(key: jax.Array, size: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -214,7 +216,7 @@ def gradient_steps(
         return index, jax.random.normal(noise_key, (steps, share, num_actions))
 
     # all at once, before the scan: a draw inside it costs kernels in every step
-    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(num_blocks))
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, block_numbers(num_blocks))
     index, normal = jax.vmap(draw, out_axes=1)(keys, ring.size)  # [steps, num_blocks, share, ...]
     normal = normal.reshape(steps, -1, num_actions)
 
@@ -247,11 +249,12 @@ def gradient_step(
     (_, metrics), grads = jax.value_and_grad(critic_loss, argnums=2, has_aux=True)(
         policy, state, critics_of(state.params), batch, target
     )
+    grads = average(grads)
     critics, opt_state = descend(
         policy.config, hypers, hypers.ddpg.critic_learning_rate, grads, state.opt_state["critic"],
         critics_of(state.params),
     )  # fmt: skip
-    metrics |= {"target_mean": jnp.mean(target), "grad_norm_critic": optax.tree.norm(grads)}
+    metrics |= {"target_mean": average(jnp.mean(target)), "grad_norm_critic": optax.tree.norm(grads)}
     state = state.replace(
         params={**state.params, **critics},
         opt_state={**state.opt_state, "critic": opt_state},
@@ -290,15 +293,15 @@ def critic_loss(
     """Returns (sum_i mean((Q_i(obs, action) - target)^2), metrics), for the parameters of the critics."""
     networks = nnx.merge(policy.graphdef, {**state.params, **critics})
     values = networks.values(policy.inputs(state, batch.obs)[0], batch.action)
-    loss = jnp.sum(jnp.mean((values - target[None]) ** 2, axis=1))
-    return loss, {"critic_loss": loss, "q_mean": jnp.mean(values[0])}
+    loss = jnp.sum(average(jnp.mean((values - target[None]) ** 2, axis=1)))
+    return loss, {"critic_loss": loss, "q_mean": average(jnp.mean(values[0]))}
 
 
 def actor_loss(policy: Policy, state: PolicyState, actor: Any, batch: Transition) -> jax.Array:
     """Returns -mean(Q_1(obs, mu(obs))), for the parameters of the actor."""
     networks = nnx.merge(policy.graphdef, {**state.params, "actor": actor})
     obs = policy.inputs(state, batch.obs)[0]
-    return -jnp.mean(networks.critic(obs, networks.actor(obs)))
+    return -average(jnp.mean(networks.critic(obs, networks.actor(obs))))
 
 
 def actor_step(
@@ -306,6 +309,7 @@ def actor_step(
 ) -> tuple[PolicyState, dict[str, jax.Array]]:
     """One step of the actor, after which the target networks follow. Returns (state, metrics)."""
     loss, grads = jax.value_and_grad(actor_loss, argnums=2)(policy, state, state.params["actor"], batch)
+    grads = average(grads)
     actor, opt_state = descend(
         policy.config, hypers, hypers.learning_rate, grads, state.opt_state["actor"], state.params["actor"]
     )

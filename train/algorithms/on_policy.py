@@ -10,9 +10,10 @@ from flax import nnx, struct
 from wdjax.checks import require
 from wdjax.train.algorithms import a2c, ppo
 from wdjax.train.algorithms.algorithm import Algorithm
+from wdjax.train.collectives import all_rows, any_of, average, block_numbers, own_rows, total
 from wdjax.train.config import PolicyConfig, TrainConfig
 from wdjax.train.distributions import make_distribution
-from wdjax.train.masked import masked_mean, normalize
+from wdjax.train.masked import masked_mean, mean_where, normalize
 from wdjax.train.metrics import rollout_metrics
 from wdjax.train.networks import ActorCritic, empty_carry, without_mask
 from wdjax.train.normalization import (
@@ -147,7 +148,9 @@ class OnPolicy(Algorithm):
             positive = jnp.any(rows.terminated & rows.live, axis=(0, 2))
             chosen = choose_replicas(choice_key, positive, policy.config.neg_pos_env_ratio, num_blocks)
             live &= chosen[None, :, None]
-            metrics |= {"positive_envs": jnp.sum(positive), "negative_envs": jnp.sum(chosen & ~positive)}
+            metrics |= {
+                "positive_envs": total(jnp.sum(positive)), "negative_envs": total(jnp.sum(chosen & ~positive))
+            }  # fmt: skip
         batch = Batch(rows.obs, rows.action, rows.log_prob, rows.value, advantage, target, live)
         if policy.config.network.recurrent_size:
             started = jnp.concatenate([jnp.zeros_like(over[:1]), over[:-1]])  # a reset before the first row is done
@@ -156,7 +159,7 @@ class OnPolicy(Algorithm):
         before = state
         state, losses = gradient_steps(policy, state, hypers, batch, key, num_blocks)
         if policy.config.past_selves:  # where they played everywhere, momentum alone must not move anything
-            state = jax.tree.map(lambda new, old: jnp.where(jnp.any(live), new, old), state, before)
+            state = jax.tree.map(lambda new, old: jnp.where(any_of(live), new, old), state, before)
         if state.normalizer is not None:
             seen = update_observation_statistics(state.normalizer.obs, rows.obs, rows.live)
             state = state.replace(normalizer=Normalizer(seen, statistics))
@@ -179,11 +182,12 @@ def choose_replicas(key: jax.Array, positive: jax.Array, ratio: float, num_block
 
     All, where there is no positive one or not so many others. (WarpDrive's neg_pos_env_ratio.)
     """
-    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(num_blocks))
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, block_numbers(num_blocks))
     score = jax.vmap(lambda key: jax.random.uniform(key, (positive.shape[0] // num_blocks,)))(keys).reshape(-1)
+    positive, score = all_rows(positive), all_rows(score)  # the choice is one of all replicas
     rank = jnp.argsort(jnp.argsort(jnp.where(positive, 2.0, score)))  # of the negative ones: 0, 1, 2 ...
     wanted = jnp.floor(ratio * jnp.sum(positive)).astype(jnp.int32)
-    return positive | (rank < wanted) | ~jnp.any(positive)
+    return own_rows(positive | (rank < wanted) | ~jnp.any(positive))
 
 
 def gradient_steps(
@@ -216,8 +220,8 @@ def gradient_steps(
 
     keys = jax.random.split(key, config.epochs)
     (state, _), (losses, looked_at, taken) = jax.lax.scan(epoch, (state, jnp.bool_(False)), keys)
-    metrics = jax.tree.map(lambda values: masked_mean(values, taken), losses)
-    metrics["approx_kl"] = masked_mean(losses["approx_kl"], looked_at)
+    metrics = jax.tree.map(lambda values: mean_where(values, taken), losses)
+    metrics["approx_kl"] = mean_where(losses["approx_kl"], looked_at)
     return state, metrics | {"gradient_steps": jnp.sum(taken)}
 
 
@@ -247,6 +251,7 @@ def gradient_step(
         return loss(policy, state.replace(params=params), hypers, batch)
 
     (_, metrics), grads = jax.value_and_grad(loss_of, has_aux=True)(state.params)
+    grads = average(grads)
     updates, opt_state = make_optimizer(policy.config, hypers).update(grads, state.opt_state, state.params)
     params = jax.tree.map(lambda param, update: param - hypers.learning_rate * update, state.params, updates)
     norm = optax.tree.norm(grads)
@@ -301,7 +306,7 @@ def shuffle(key: jax.Array, shape: tuple[int, int, int], num_blocks: int, miniba
     """
     steps, replicas, agents = shape
     width = replicas // num_blocks * agents  # rows of a block in one step
-    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(num_blocks))
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, block_numbers(num_blocks))
     order = jax.vmap(lambda key: jax.random.permutation(key, steps * width))(keys)  # [B, T * width], within the block
     time, place = order // width, order % width
     index = time * (replicas * agents) + jnp.arange(num_blocks)[:, None] * width + place

@@ -1,0 +1,83 @@
+"""Several devices: the replicas of a run split over a one-axis mesh, and what is learned the same on each.
+
+Rollout and update run inside one `shard_map`, on each device with its share of the replicas, of their memories and of
+their blocks. What the devices tell each other in there is in train/collectives.py.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from wdjax.checks import require
+from wdjax.train.collectives import AXIS
+from wdjax.train.config import TrainConfig
+from wdjax.train.state import Setup, TrainState
+from wdjax.vector import VectorState
+
+
+def choose_devices(config: TrainConfig) -> int:
+    """Returns on how many devices a run goes: `devices`, or the most that there are and that divide its blocks.
+
+    Raises:
+        ValueError: for more than there are.
+    """
+    there = jax.device_count()
+    if config.devices:
+        require(config.devices <= there, "devices", config.devices, f"at most {there}: jax sees no more")
+        return config.devices
+    most = 1 if jax.default_backend() == "cpu" else there  # the devices of a CPU share its cores: nothing is won
+    return max(number for number in range(1, most + 1) if config.blocks % number == 0)
+
+
+def make_mesh(num_devices: int) -> Mesh:
+    """Returns the mesh of the first `num_devices` devices."""
+    return jax.make_mesh((num_devices,), (AXIS,), axis_types=(AxisType.Auto,), devices=jax.devices()[:num_devices])
+
+
+def lay_out(split: Any, whole: Any) -> Any:
+    """Returns a TrainState of `split` where leaves are led by replicas or blocks, and of `whole` where all devices have
+    the same: a prefix of the state's own tree."""
+    return TrainState(
+        policies=whole, memory=split, hypers=whole, env_params=whole,
+        replicas=VectorState(split, split, split, split, starts=whole),
+        obs=split, live=split, key=whole, num_updates=whole,
+    )  # fmt: skip
+
+
+def state_shardings(num_devices: int) -> Any:
+    """Returns where the leaves of a TrainState lie (a prefix of its tree); None for one device, jax's own choice."""
+    if num_devices == 1:
+        return None
+    mesh = make_mesh(num_devices)
+    return lay_out(NamedSharding(mesh, PartitionSpec(AXIS)), NamedSharding(mesh, PartitionSpec()))
+
+
+def one_copy(tree: Any) -> Any:
+    """Returns arrays that are whole on every device as they lie on the first one of this process."""
+    several = lambda leaf: isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) > 1  # noqa: E731
+    return jax.tree.map(lambda leaf: leaf.addressable_data(0) if several(leaf) else leaf, tree)
+
+
+def spread(setup: Setup, function: Callable, state: TrainState) -> tuple[TrainState, Any]:
+    """Calls function(setup, state) on every device of a run, with its share of the replicas and of the state.
+
+    Args:
+        function: returns (state, metrics), the metrics the same on every device.
+    """
+    if setup.num_devices == 1:
+        return function(setup, state)
+    replicas = dataclasses.replace(setup.replicas, num_envs=setup.replicas.num_envs // setup.num_devices)
+    share = dataclasses.replace(setup, replicas=replicas)
+    specs = lay_out(PartitionSpec(AXIS), PartitionSpec())
+    program = jax.shard_map(
+        functools.partial(function, share),
+        mesh=make_mesh(setup.num_devices),
+        in_specs=(specs,),
+        out_specs=(specs, PartitionSpec()),
+        check_vma=False,  # it would sum gradients by itself; see train/collectives.py
+    )
+    return program(state)
