@@ -17,6 +17,9 @@ class Algorithm(abc.ABC):
 
     Arrays of a policy have leading axes [N, n]: N replicas, n agents of the policy. Keys are one for each block of
     replicas, [num_blocks], and what is drawn for a block comes from its key alone.
+
+    On several devices `act` and `update` see the replicas and blocks of one of them: losses, gradients, statistics and
+    metrics there are those of all through train/collectives.py and train/masked.py, and so the same on each.
     """
 
     scheduled: ClassVar[tuple[str, ...]]

@@ -14,7 +14,7 @@ import optax
 from flax import nnx
 
 from wdjax.checks import require
-from wdjax.spaces import Box
+from wdjax.spaces import LARGEST, Box
 from wdjax.train.actor_action_value import ActorActionValue, from_box, to_box
 from wdjax.train.algorithms.algorithm import Algorithm
 from wdjax.train.algorithms.on_policy import make_optimizer
@@ -33,7 +33,8 @@ from wdjax.train.state import Hypers, Memory, Policy, PolicyState, make_hypers
 # Fields that mean nothing here, and what they are by default: anything else would be silently ignored.
 ON_POLICY_ONLY = {
     "epochs": 1, "minibatches": 1, "neg_pos_env_ratio": -1.0, "normalize_reward": False, "normalize_advantage": False,
-    "target_kl": math.inf, "value_clip": math.inf, "action_distribution": "gaussian",
+    "target_kl": math.inf, "value_clip": math.inf, "action_distribution": "gaussian", "clip": 0.2, "gae_lambda": 0.95,
+    "entropy_coefficient": 0.01, "value_coefficient": 0.5,
 }  # fmt: skip
 ACTOR_METRICS = ("actor_loss", "grad_norm_actor")
 
@@ -163,7 +164,8 @@ def check_options(path: str, config: PolicyConfig, num_blocks: int) -> None:
     """Raises ValueError naming the field of DDPGConfig that holds what it must not."""
     options = config.ddpg
     for field in ("n_step", "buffer_size", "batch_size", "warmup", "updates_per_rollout", "policy_delay"):
-        require(getattr(options, field) >= 1, f"{path}.{field}", getattr(options, field), "at least 1")
+        allowed = "at least 1 and below 2**31"
+        require(1 <= getattr(options, field) <= LARGEST, f"{path}.{field}", getattr(options, field), allowed)
     for field in ("buffer_size", "batch_size"):
         value = getattr(options, field)
         require(value % num_blocks == 0, f"{path}.{field}", value, f"a multiple of num_blocks = {num_blocks}")
