@@ -74,6 +74,8 @@ def register(name: str, env: type[Env] | Env, replace: bool = False) -> None:
     """
     if not isinstance(name, str):
         raise TypeError(f"name = {name!r}: must be a string")
+    plain = name and ":" not in name and name == name.strip()  # before a colon stands another library
+    require(plain, "name", name, "a name without ':' and without spaces around it")
     if not (isinstance(env, Env) or (isinstance(env, type) and issubclass(env, Env))):
         raise TypeError(f"env = {env!r}: must be a subclass of wdjax.Env, or an environment of one")
     for field in dataclasses.fields(env) if isinstance(env, type) else ():

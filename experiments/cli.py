@@ -1,7 +1,10 @@
 """The command line: wdjax train, eval, render, list."""
 
+import contextlib
 import dataclasses
+import io
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,7 +15,7 @@ import tyro
 from rich.console import Console
 
 import wdjax
-from wdjax.checks import did_you_mean
+from wdjax.checks import did_you_mean, one_line, require
 from wdjax.experiments.matrix import matrix_tables, other_params, require_tables, write_matrix
 from wdjax.train import (
     Player,
@@ -103,7 +106,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     except (ValueError, TypeError, OSError, ImportError, NotImplementedError) as error:
         if os.environ.get("WDJAX_TRACEBACK"):
             raise
-        Console(stderr=True).print(f"wdjax: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        sentence = f"wdjax: {one_line(error)}"
+        Console(stderr=True).print(sentence, style="red", markup=False, highlight=False, soft_wrap=True)
         raise SystemExit(2) from error
 
 
@@ -115,7 +119,7 @@ def train(arguments: list[str]) -> None:
     preset, *changes = arguments
     config = complete_env_params(load_config(preset))
     default = TrainArguments(config, workdir=Path("runs") / preset_path(preset).stem)
-    parsed = tyro.cli(TrainArguments, prog=f"wdjax train {preset}", default=default, args=changes)
+    parsed = parse(TrainArguments, f"wdjax train {preset}", changes, default=default)
     validate(parsed.config)
     trainer = Trainer(parsed.config, parsed.workdir, parsed.resume)
     trainer.train()
@@ -125,11 +129,12 @@ def train(arguments: list[str]) -> None:
 
 def evaluate(arguments: list[str]) -> None:
     """wdjax eval RUN [RUN ...] [--opponents NAME ...] [--checkpoint WHICH] [--episodes N] [--greedy] [--output FILE]"""
-    parsed = tyro.cli(EvalArguments, prog="wdjax eval", args=arguments)
+    parsed = parse(EvalArguments, "wdjax eval", arguments)
     if not parsed.runs:
         raise ValueError("wdjax eval needs a run first: the folder that wdjax train wrote (wdjax eval --help)")
     which = "best" if parsed.best else parsed.checkpoint
     require_tables(parsed.output)
+    require_seed(parsed.seed)
     first, *others = [load_player(run, which) for run in parsed.runs]
     for line in other_params(first, others):
         Console().print(line, soft_wrap=True, markup=False)
@@ -156,7 +161,9 @@ def load_player(run: str, which: str) -> Player:
 
 def render(arguments: list[str]) -> None:
     """wdjax render RUN [--output FILE] [--npz FILE] [--greedy] [--best] [--seed N] [--fps N]"""
-    parsed = tyro.cli(RenderArguments, prog="wdjax render", args=arguments)
+    parsed = parse(RenderArguments, "wdjax render", arguments)
+    require(parsed.fps >= 1, "--fps", parsed.fps, "at least 1")
+    require_seed(parsed.seed)
     if parsed.npz is not None and parsed.npz.suffix != ".npz":
         raise ValueError(f"--npz {parsed.npz}: must end in .npz")
     player = load_player(parsed.run, "best" if parsed.best else "newest")
@@ -164,6 +171,45 @@ def render(arguments: list[str]) -> None:
     for file in filter(None, (parsed.npz, parsed.output or default)):
         written = save_episode(player.learner, player.state, file, parsed.seed, parsed.greedy, parsed.fps)
         print(f"Wrote {written}")
+
+
+def parse(cls: type, prog: str, arguments: list[str], **options: Any) -> Any:
+    """Returns arguments as a dataclass. Raises ValueError where tyro refuses them: its panel becomes one sentence."""
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            return tyro.cli(cls, prog=prog, args=arguments, **options)
+    except SystemExit as ended:
+        if ended.code != 2:  # 0: --help
+            raise
+    raise ValueError(mistake(said.getvalue(), arguments))
+
+
+def mistake(panel: str, arguments: list[str]) -> str:
+    """Returns what a panel of tyro says about arguments, in one sentence, with the nearest right name."""
+    parts: list[str] = [""]
+    for line in panel.splitlines():
+        words = line.strip(" │")
+        if re.fullmatch(r"[─-]{3,}|[╭├╰].*", words):
+            parts.append("")
+        elif words:
+            parts[-1] = f"{parts[-1]} {words}".strip()
+    _, wrong, *more = [part for part in parts if part] if "╭" not in panel else parts
+    wrong = re.sub(r"invalid literal for int\(\) with base 10: (.*)", r"\1 must be a whole number", wrong)
+    wrong = re.sub(r"could not convert string to float: (.*)", r"\1 must be a number", wrong)
+    wrong = wrong.split(" Got errors:")[0].rstrip(".")
+    for part in more:
+        if near := re.match(r"Perhaps you meant: (--[^\s,]+)", part):
+            return f"{wrong}: did you mean {near[1]}?"
+    first = wrong.removeprefix("Unrecognized options: ").split(",")[0]
+    before = arguments[: arguments.index(first)] if first in arguments and not first.startswith("-") else []
+    flags = [argument for argument in before if argument.startswith("--")]
+    return f"{wrong}{f', after {flags[-1]}' if flags else ''} (see --help)"
+
+
+def require_seed(seed: int) -> None:
+    """Raises ValueError for a seed that jax would cut off."""
+    require(0 <= seed < 2**32, "--seed", seed, "at least 0 and below 2**32")
 
 
 def list_all(arguments: list[str]) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import yaml
 
 import wdjax
-from wdjax.checks import did_you_mean, require_known
+from wdjax.checks import did_you_mean, one_line, require_known
 from wdjax.train.config import TrainConfig
 from wdjax.train.validate import validate
 
@@ -23,14 +23,23 @@ class _Loader(yaml.SafeLoader):
 
     def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
-        names = [key.value for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
-        for name in names:
-            if names.count(name) > 1:
-                raise yaml.MarkedYAMLError(problem=f"{name!r} stands twice", problem_mark=node.start_mark)
+        seen: set[Any] = set()
+        for key, _ in node.value:
+            if key.tag == "tag:yaml.org,2002:merge" or not isinstance(key, yaml.ScalarNode):
+                continue
+            if key.value in seen:
+                raise yaml.MarkedYAMLError(problem=f"{key.value!r} stands twice", problem_mark=key.start_mark)
+            seen.add(key.value)
         return node
 
 
 _EXPONENT = re.compile(r"[-+]?(\d[\d_]*(\.[\d_]*)?|\.\d+)[eE][-+]?\d+$")
+_ODD = re.compile(r"[-+]?(0[0-7_]+|0b[01_]+|0x[\da-fA-F_]+|\d[\d_]*(:[0-5]?\d)+(\.[\d_]*)?)$")
+# to YAML 1.1 is 010 an 8 and 1:30 a 90: nobody means that, so they are text, which no number's field takes
+_Loader.yaml_implicit_resolvers = {
+    first: [("tag:yaml.org,2002:str", _ODD), *others] if first in "-+0123456789" else others
+    for first, others in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+.0123456789"))
 
 
@@ -76,11 +85,25 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """Returns the mapping in a YAML file; raises ValueError naming the file where it holds anything else."""
     try:
         content = yaml.load(path.read_text(encoding="utf8"), _Loader)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: not YAML: {error}") from None
+    except (yaml.YAMLError, UnicodeDecodeError, ValueError) as error:  # ValueError: of a date such as 2020-13-01
+        raise ValueError(f"{path}: not YAML: {_yaml_words(error)}") from None
+    except RecursionError:
+        raise ValueError(f"{path}: not YAML that can be read: nested too deeply") from None
     if not isinstance(content, dict):
         raise ValueError(f"{path}: must hold a mapping of fields, not {type(content).__name__}")
     return content
+
+
+def _yaml_words(error: Exception) -> str:
+    """Returns what is wrong with a YAML file, and where, in one line."""
+    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+    if mark is None:
+        return one_line(error)
+    problem, context = one_line(getattr(error, "problem", None) or ""), getattr(error, "context", None)
+    if context and (not problem or problem.startswith("but ")):
+        problem = one_line(f"{context} {problem}")
+    tab = ": indent with spaces" if "'\\t'" in problem else ""
+    return f"{problem}{tab} (line {mark.line + 1}, column {mark.column + 1})"
 
 
 def from_mapping(cls: type, values: Any, path: str = "") -> Any:
@@ -95,7 +118,7 @@ def from_mapping(cls: type, values: Any, path: str = "") -> Any:
     hints = typing.get_type_hints(cls)
     for name in values:
         if name not in hints:
-            raise ValueError(f"unknown field {path}{name}: {did_you_mean(str(name), hints)}")
+            raise ValueError(f"unknown field {f'{path}{name}' or repr(name)}: {did_you_mean(str(name), hints)}")
     for field in dataclasses.fields(cls):
         missing = field.default is field.default_factory is dataclasses.MISSING
         if missing and field.name not in values:

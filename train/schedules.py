@@ -1,10 +1,13 @@
 """What a schedule may be: a number, or [env_step, value] pairs."""
 
 import itertools
-import math
 from typing import Any
 
+import numpy as np
+
 from wdjax.checks import require
+
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 def require_schedule(path: str, schedule: Any) -> None:
@@ -12,6 +15,6 @@ def require_schedule(path: str, schedule: Any) -> None:
     points = [(0.0, schedule)] if isinstance(schedule, (int, float)) else schedule
     require(len(points) > 0, path, schedule, "a number or at least one [env_step, value] pair")
     steps, values = [step for step, _ in points], [value for _, value in points]
-    sound = all(math.isfinite(number) and number >= 0 for number in steps + values)
-    require(sound, path, schedule, "finite and at least 0")
+    sound = all(0 <= number <= _LARGEST for number in steps + values)
+    require(sound, path, schedule, "finite and at least 0, within the range of float32")
     require(all(a < b for a, b in itertools.pairwise(steps)), path, schedule, "sorted by env_step, each once")

@@ -247,9 +247,12 @@ def prepare_folder(workdir: Path, config: TrainConfig, resume: bool) -> None:
         if not resume:
             raise FileExistsError(f"{workdir} holds a run already: resume it (--resume), or name another --workdir")
         require_same_run(file, config)
-    workdir.mkdir(parents=True, exist_ok=True)
     partial = file.with_suffix(".tmp")
-    partial.write_text(dump_config(config), encoding="utf8")
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+        partial.write_text(dump_config(config), encoding="utf8")
+    except OSError as error:
+        raise type(error)(f"workdir = {workdir}: must be a folder that can be written ({error.strerror})") from error
     partial.replace(file)  # a run killed here has its old config.yaml or the new one, never half of one
 
 

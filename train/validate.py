@@ -10,17 +10,16 @@ import numpy as np
 import wdjax
 from wdjax.checks import require, require_known
 from wdjax.env import Env, is_number_tuple, static_names
-from wdjax.spaces import Dict
+from wdjax.spaces import LARGEST, Dict
 from wdjax.train.algorithms import ALGORITHMS
 from wdjax.train.config import PolicyConfig, TrainConfig
 from wdjax.train.distributions import Categorical, make_distribution
 from wdjax.train.encoders import MASK, check_options, encoder_class
-from wdjax.train.policies import Assignment, assign_agents
+from wdjax.train.policies import Assignment, assign_agents, group_sizes
 from wdjax.train.schedules import require_schedule
 
 _POSITIVE = (
-    "num_envs", "rollout_length", "total_env_steps", "updates_per_chunk", "checkpoint_every", "keep_checkpoints",
-    "eval_episodes",
+    "num_envs", "rollout_length", "updates_per_chunk", "checkpoint_every", "keep_checkpoints", "eval_episodes",
 )  # fmt: skip
 
 
@@ -31,7 +30,11 @@ def validate(config: TrainConfig) -> tuple[Env, Any, dict[str, Assignment]]:
         ValueError, TypeError: naming the field, its value and what is allowed.
     """
     for name in _POSITIVE:
-        require(getattr(config, name) >= 1, name, getattr(config, name), "at least 1")
+        require(1 <= getattr(config, name) <= LARGEST, name, getattr(config, name), "at least 1 and below 2**31")
+    steps = config.total_env_steps
+    require(steps >= 1, "total_env_steps", steps, "at least 1")
+    most = LARGEST * config.env_steps_per_update
+    require(steps <= most, "total_env_steps", steps, f"at most {most}, 2**31 - 1 updates: they are counted in int32")
     require(0 <= config.seed < 2**32, "seed", config.seed, "at least 0 and below 2**32")  # jax drops higher bits
     every = config.evaluate_every
     require(every >= 0, "evaluate_every", every, "at least 0 (0: only where best_metric asks for evaluations)")
@@ -41,9 +44,11 @@ def validate(config: TrainConfig) -> tuple[Env, Any, dict[str, Assignment]]:
     fits = config.devices >= 0 and config.blocks % (config.devices or 1) == 0
     require(fits, "devices", config.devices, f"a divisor of num_blocks = {config.blocks} (0: the largest there is)")
     if not isinstance(config.reset, str):
-        require(config.reset >= 1, "reset", config.reset, "'fresh', 'fixed' or at least 1 start")
+        allowed = "'fresh', 'fixed' or at least 1 start, below 2**31"
+        require(1 <= config.reset <= LARGEST, "reset", config.reset, allowed)
     require(len(config.policies) > 0, "policies", config.policies, "at least one policy")
     env, params = _make_env(config)
+    _validate_rows(config, env)
     for name, policy in config.policies.items():
         require(name and "/" not in name and "." not in name, "policies", name, "a name without '/' and '.'")
         _validate_policy(name, policy)
@@ -75,6 +80,13 @@ def _make_env(config: TrainConfig) -> tuple[Env, Any]:
     return env, params
 
 
+def _validate_rows(config: TrainConfig, env: Env) -> None:
+    agents = sum(group_sizes(env).values())
+    rows = config.env_steps_per_update * agents
+    factors = f"num_envs {config.num_envs} x rollout_length {config.rollout_length} x agents {agents}"
+    require(rows <= LARGEST, "rows of a rollout", rows, f"below 2**31: {factors}")
+
+
 def _validate_policy(name: str, policy: PolicyConfig) -> None:
     path = f"policies.{name}"
     for field in ("gamma", "gae_lambda"):
@@ -87,9 +99,11 @@ def _validate_policy(name: str, policy: PolicyConfig) -> None:
     for field in ("learning_rate", "entropy_coefficient", "value_coefficient"):
         require_schedule(f"{path}.{field}", getattr(policy, field))
     for size in policy.network.hidden_sizes:
-        require(size >= 1, f"{path}.network.hidden_sizes", policy.network.hidden_sizes, "widths of at least 1")
+        allowed = "widths of at least 1, below 2**31"
+        require(1 <= size <= LARGEST, f"{path}.network.hidden_sizes", policy.network.hidden_sizes, allowed)
     size = policy.network.recurrent_size
-    require(size >= 0, f"{path}.network.recurrent_size", size, "at least 0 (0: not recurrent)")
+    allowed = "at least 0 (0: not recurrent), below 2**31"
+    require(0 <= size <= LARGEST, f"{path}.network.recurrent_size", size, allowed)
     ratio = policy.neg_pos_env_ratio
     require(math.isfinite(ratio), f"{path}.neg_pos_env_ratio", ratio, "finite (below 0: learn from all replicas)")
     for field, low in (("past_selves", 0), ("past_selves_every", 1)):

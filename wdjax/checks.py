@@ -28,7 +28,12 @@ def require_known(kind: str, name: str, known: Iterable[str]) -> None:
 def require(condition: Any, field: str, value: Any, allowed: str) -> None:
     """Raises ValueError("field = value: must be allowed") where the condition is false."""
     if not bool(condition):
-        raise ValueError(f"{field} = {getattr(value, 'tolist', lambda: value)()!r}: must be {allowed}")
+        raise ValueError(f"{field} = {_shown(getattr(value, 'tolist', lambda: value)())}: must be {allowed}")
+
+
+def _shown(value: Any) -> str:
+    words = repr(value)
+    return words if len(words) <= 300 else f"{words[:100]} ... ({len(words)} characters)"
 
 
 def require_integer(field: str, value: Any, low: int) -> None:
@@ -36,6 +41,11 @@ def require_integer(field: str, value: Any, low: int) -> None:
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):  # an array would not be hashable
         raise TypeError(f"{field} = {value!r}: must be a whole number, not {type(value).__name__}")
     require(value >= low, field, value, f"at least {low}")
+
+
+def one_line(error: Any) -> str:
+    """Returns the words of an error, perhaps another library's, in one line."""
+    return " ".join(str(error).split())
 
 
 def require_bool(field: str, value: Any) -> None:

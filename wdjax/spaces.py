@@ -14,6 +14,8 @@ import numpy as np
 
 from wdjax.checks import require, require_integer
 
+LARGEST = 2**31 - 1  # of int32
+
 
 @dataclasses.dataclass(frozen=True)
 class Discrete:
@@ -24,6 +26,8 @@ class Discrete:
 
     def __post_init__(self):
         require_integer("Discrete.n", self.n, 1)
+        require(self.n <= LARGEST, "Discrete.n", self.n, f"at most {LARGEST}, as int32 is")
+        _check_shape("Discrete.batch_shape", self.batch_shape)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -59,10 +63,15 @@ class MultiDiscrete:
     batch_shape: tuple[int, ...] = ()  # leading axes that count agents
 
     def __post_init__(self):
+        several = (tuple, list, np.ndarray)
+        if not isinstance(self.nvec, several) or any(isinstance(size, several) for size in self.nvec):
+            raise TypeError(f"MultiDiscrete.nvec = {self.nvec!r}: must be a tuple of sizes, as (3, 3)")
         object.__setattr__(self, "nvec", tuple(self.nvec))  # a list or an array could not be hashed
         require(len(self.nvec) > 0, "MultiDiscrete.nvec", self.nvec, "a tuple of at least one size")
         for size in self.nvec:
-            require_integer("MultiDiscrete.nvec", size, 1)
+            require_integer("a size in MultiDiscrete.nvec", size, 1)
+            require(size <= LARGEST, "a size in MultiDiscrete.nvec", size, f"at most {LARGEST}, as int32 is")
+        _check_shape("MultiDiscrete.batch_shape", self.batch_shape)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -103,8 +112,34 @@ class Box:
     batch_ndim: int = 0  # how many of the leading axes of `shape` count agents
 
     def __post_init__(self):
-        for size in self.shape:
-            require_integer("a size in Box.shape", size, 0)
+        _check_shape("Box.shape", self.shape)
+        object.__setattr__(self, "shape", tuple(self.shape))  # a list could not be hashed
+        if not _is_real(self.dtype):
+            raise TypeError(f"Box.dtype = {self.dtype!r}: must be a dtype of real numbers, as jnp.float32")
+        self._check_bounds()
+
+    def _check_bounds(self) -> None:
+        """Raises where a bound is no number, has another shape, or is above the other one; traced ones may be all."""
+        bounds = {"low": self.low, "high": self.high}
+        for name, bound in bounds.items():
+            try:
+                dtype = getattr(bound, "dtype", None) or np.asarray(bound).dtype
+            except ValueError:  # rows of unequal lengths
+                dtype = np.dtype(object)
+            if not _is_real(dtype):
+                raise TypeError(f"Box.{name} = {bound!r}: must be a number, or an array of numbers")
+            try:
+                fits = np.broadcast_shapes(np.shape(bound), self.shape) == self.shape
+            except ValueError:
+                fits = False
+            require(fits, f"shape of Box.{name}", np.shape(bound), f"one that broadcasts to {self.shape}")
+        if any(isinstance(bound, jax.core.Tracer) for bound in bounds.values()):
+            return
+        low, high = (np.asarray(bound, np.float64) for bound in bounds.values())
+        require(np.all(low < np.inf), "Box.low", self.low, "below infinity, not NaN")
+        require(np.all(high > -np.inf), "Box.high", self.high, "above minus infinity, not NaN")
+        below = np.all(np.broadcast_to(low, self.shape) <= np.broadcast_to(high, self.shape))
+        require(below, "Box.low", self.low, f"at most Box.high = {_plain(self.high)!r}")
 
     @property
     def single(self) -> Self:
@@ -167,6 +202,16 @@ class Dict:
 
     spaces: Mapping[str, Any]
 
+    def __post_init__(self):
+        if not isinstance(self.spaces, Mapping):
+            raise TypeError(f"Dict.spaces = {self.spaces!r}: must be a dict of names and spaces")
+        require(len(self.spaces) > 0, "Dict.spaces", self.spaces, "a dict of at least one space")
+        for name, space in self.spaces.items():
+            if not isinstance(name, str):
+                raise TypeError(f"a name in Dict.spaces = {name!r}: must be text, not {type(name).__name__}")
+            if not isinstance(space, Space):
+                raise TypeError(f"Dict.spaces[{name!r}] = {space!r}: must be a Box, Discrete, MultiDiscrete or Dict")
+
     @property
     def single(self) -> Self:
         return Dict({name: space.single for name, space in self.spaces.items()})
@@ -193,3 +238,21 @@ class Dict:
 
 
 Space = Discrete | MultiDiscrete | Box | Dict
+
+
+def _check_shape(field: str, shape: Any) -> None:
+    if not isinstance(shape, (tuple, list)):
+        raise TypeError(f"{field} = {shape!r}: must be a tuple of sizes, as (3,)")
+    for size in shape:
+        require_integer(f"a size in {field}", size, 0)
+
+
+def _is_real(dtype: Any) -> bool:
+    try:
+        return any(jnp.issubdtype(jnp.dtype(dtype), kind) for kind in (jnp.bool_, jnp.integer, jnp.floating))
+    except TypeError:  # no dtype at all
+        return False
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if hasattr(value, "tolist") else value

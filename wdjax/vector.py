@@ -107,6 +107,10 @@ class VectorEnv:
         return obs, state, reward, terminated, truncated, info
 
     def _check_params(self, params: Any) -> None:
+        own = type(self.env.default_params)
+        if not isinstance(params, own):
+            name, env = own.__qualname__, type(self.env).__name__
+            raise TypeError(f"params = {params!r}: must be a {name} of {env}, the second that wdjax.make returns")
         if self.params_axis is None:
             return
         for path, leaf in jax.tree_util.tree_leaves_with_path(params):
@@ -230,8 +234,9 @@ def _num_starts(strategy: ResetStrategy) -> int:
 
 
 def _check_key(key: jax.Array, num_envs: int) -> None:
-    if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
-        raise TypeError(f"key of dtype {key.dtype}: must be a typed key, as jax.random.key(seed) makes it")
+    if not jnp.issubdtype(getattr(key, "dtype", bool), jax.dtypes.prng_key):
+        found = f"key of dtype {key.dtype}" if hasattr(key, "dtype") else f"key = {key!r}"
+        raise TypeError(f"{found}: must be a typed key, as jax.random.key(seed) makes it")
     if key.ndim == 1:
         blocks = key.shape[0]
         require(num_envs % blocks == 0, "number of keys", blocks, f"a divisor of num_envs = {num_envs}")

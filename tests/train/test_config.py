@@ -44,7 +44,7 @@ UNKNOWN = [
     ({f"{NET}.activation": "reul"}, r"network\.activation = 'reul': did you mean 'relu'\?"),
     ({f"{NET}.initializer": "zeros"}, r"network\.initializer = 'zeros': .*orthogonal"),
     ({"best_metric": "loss"}, r"best_metric 'loss': .*agent/episode_return"),
-    ({"": 1}, r"unknown field : known names: .*num_envs"),
+    ({"": 1}, r"unknown field '': known names: .*num_envs"),
 ]
 WRONG_TYPE = [
     ({"env": 5}, r"env = 5: must be text"),

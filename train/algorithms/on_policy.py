@@ -1,5 +1,6 @@
 """The update that A2C and PPO share: advantages, then epochs of minibatches, each one gradient step."""
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -8,10 +9,11 @@ import optax
 from flax import nnx, struct
 
 from wdjax.checks import require
+from wdjax.spaces import Box
 from wdjax.train.algorithms import a2c, ppo
 from wdjax.train.algorithms.algorithm import Algorithm
 from wdjax.train.collectives import all_rows, any_of, average, block_numbers, own_rows, total
-from wdjax.train.config import PolicyConfig, TrainConfig
+from wdjax.train.config import DDPGConfig, PolicyConfig, TrainConfig
 from wdjax.train.distributions import make_distribution
 from wdjax.train.masked import masked_mean, mean_where, normalize
 from wdjax.train.metrics import rollout_metrics
@@ -52,6 +54,21 @@ class Batch:
     carry: Any = None  # [M, ...], what was carried into the first step
 
 
+def require_unread(name: str, config: PolicyConfig, in_box: bool) -> None:
+    """Raises ValueError, naming the field, where one is set that the algorithm of policy `name` does not read.
+
+    `in_box`: whether its actions are in a Box.
+    """
+    unread = {f"ddpg.{field.name}": field.default for field in dataclasses.fields(DDPGConfig)}
+    values = {path: getattr(config.ddpg, path.removeprefix("ddpg.")) for path in unread}
+    fields = ("clip", "value_clip", "target_kl") if config.algorithm == "A2C" else ()
+    for field in fields if in_box else (*fields, "action_distribution"):
+        unread[field], values[field] = getattr(PolicyConfig, field), getattr(config, field)
+    for path, default in unread.items():
+        where = "outside a Box" if path == "action_distribution" else f"for {config.algorithm}"
+        require(values[path] == default, f"policies.{name}.{path}", values[path], f"{default} (left out) {where}")
+
+
 class OnPolicy(Algorithm):
     """A2C and PPO."""
 
@@ -68,6 +85,7 @@ class OnPolicy(Algorithm):
             require(value >= 1, f"policies.{name}.{field}", value, "at least 1")
             if config.algorithm == "A2C":  # without a probability ratio a second step on the same rows is off-policy
                 require(value == 1, f"policies.{name}.{field}", value, "1 for A2C (PPO: several)")
+        require_unread(name, config, isinstance(assignment.action_space, Box))
 
     def make_network(self, config: PolicyConfig, assignment: Assignment, rngs: nnx.Rngs) -> ActorCritic:
         distribution = make_distribution(assignment.action_space, config.action_distribution)

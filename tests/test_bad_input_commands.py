@@ -1,0 +1,137 @@
+"""Malformed command lines: each ends with status 2 and one sentence, and writes nothing (tests/test_bad_input.py)."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import wdjax
+from wdjax.experiments.cli import main
+
+TRAIN = ["train", "cartpole"]
+AGENT = "--policies.agent."
+COMMANDS = [
+    (["trian"], "unknown command 'trian': did you mean 'train'?"),
+    (["Train", "cartpole"], "unknown command 'Train': did you mean 'train'?"),
+    (["--train", "cartpole"], "unknown command '--train': did you mean 'train'?"),
+    ([""], "unknown command '': known names: eval, list, render, train"),
+    (["-v"], "unknown command '-v': known names: eval, list, render, train"),
+    (["list", "all"], "wdjax list takes no arguments, not all"),
+    (["train"], "wdjax train needs a preset first: acrobot,"),
+    (["train", "--num-envs", "3"], "wdjax train needs a preset first: acrobot,"),
+    (["train", "cartpol"], "unknown preset 'cartpol': did you mean 'cartpole'?"),
+    (["train", "a folder"], "unknown preset 'a folder': did you mean 'cartpole'?"),
+    (["train", "none.yaml"], "no such file: none.yaml"),
+    (["train", "tab.yaml"], "tab.yaml: not YAML: found character '\\t' that cannot start any token: indent"),
+    (["train", "empty.yaml"], "empty.yaml: must hold a mapping of fields, not NoneType"),
+    ([*TRAIN, "extra"], "Unrecognized options: extra (see --help)"),
+    ([*TRAIN, "--num-env", "3"], "Unrecognized options: --num-env, 3: did you mean --num-envs?"),
+    ([*TRAIN, "--num-envs"], "Missing value for argument '--num-envs'. Expected 1 values (see --help)"),
+    ([*TRAIN, "--num-envs", "many"], "Error parsing --num-envs: 'many' must be a whole number (see --help)"),
+    ([*TRAIN, "--num-envs", "1.5"], "Error parsing --num-envs: '1.5' must be a whole number (see --help)"),
+    ([*TRAIN, "--num-envs", "1e3"], "Error parsing --num-envs: '1e3' must be a whole number (see --help)"),
+    ([*TRAIN, "--num-envs", "3", "4"], "Unrecognized options: 4, after --num-envs (see --help)"),
+    ([*TRAIN, "--num-envs", "0"], "num_envs = 0: must be at least 1"),
+    ([*TRAIN, "--num_envs", "-3"], "num_envs = -3: must be at least 1"),
+    ([*TRAIN, "--num-envs", "9" * 30], "num_envs = " + "9" * 30 + ": must be at least 1 and below 2**31"),
+    ([*TRAIN, "--num-blocks", "3"], "num_blocks = 3: must be a divisor of num_envs = 100"),
+    ([*TRAIN, "--seed", "-1"], "seed = -1: must be at least 0 and below 2**32"),
+    ([*TRAIN, "--seed", "4294967296"], "seed = 4294967296: must be at least 0 and below 2**32"),
+    ([*TRAIN, "--reset", "0"], "reset = 0: must be 'fresh', 'fixed' or at least 1 start"),
+    ([*TRAIN, "--reset", "frsh"], "Error parsing --reset: no type matching {fresh,fixed}|INT could be"),
+    ([*TRAIN, "--best-metric", "reward"], "unknown best_metric 'reward': known names: agent/episode_return"),
+    ([*TRAIN, "--env", "pendulum"], "env 'pendulum', env_params: unknown parameter of Pendulum 'masscart'"),
+    ([*TRAIN, "--env-params.gravity", "x"], "Error parsing --env-params.gravity: 'x' must be a number"),
+    ([*TRAIN, "--env-params.gravty", "1"], "--env-params.gravty, 1: did you mean --env-params.gravity?"),
+    ([*TRAIN, "--env-params.length", "0"], "env 'cartpole', env_params: length = 0.0: must be above 0"),
+    ([*TRAIN, "--policies.agnt.gamma", "1"], "--policies.agnt.gamma, 1: did you mean --policies.agent.gamma?"),
+    ([*TRAIN, AGENT + "gamma", "2"], "policies.agent.gamma = 2.0: must be between 0 and 1"),
+    ([*TRAIN, AGENT + "gamma", "nan"], "policies.agent.gamma = nan: must be between 0 and 1"),
+    ([*TRAIN, AGENT + "gamma", "high"], "Error parsing --policies.agent.gamma: 'high' must be a number"),
+    ([*TRAIN, AGENT + "algorithm", "ppo"], "invalid choice 'ppo' for argument '--policies.agent.algorithm'. Expected"),
+    ([*TRAIN, AGENT + "algorithm", "DDPG"], "policies.agent.algorithm = 'DDPG': acts in a Box of real numbers only"),
+    ([*TRAIN, AGENT + "clip", "0.1"], "policies.agent.clip = 0.1: must be 0.2 (left out) for A2C"),
+    ([*TRAIN, AGENT + "minibatches", "3"], "policies.agent.minibatches = 3: must be 1 for A2C (PPO: several)"),
+    ([*TRAIN, AGENT + "trainable", "maybe"], "Unrecognized options: maybe, after --policies.agent.trainable"),
+    ([*TRAIN, AGENT + "learning-rate", "-1"], "policies.agent.learning_rate = -1.0: must be finite and at least 0"),
+    ([*TRAIN, AGENT + "learning-rate", "fast"], "Error parsing --policies.agent.learning-rate: no type matching FLOAT"),
+    ([*TRAIN, AGENT + "learning-rate", "9", "1", "5", "1"], "= ((9.0, 1.0), (5.0, 1.0)): must be sorted by env_step"),
+    ([*TRAIN, AGENT + "network.hidden-sizes", "0"], "policies.agent.network.hidden_sizes = (0,): must be widths of"),
+    ([*TRAIN, AGENT + "network.hidden-sizes", "64,64"], "Error parsing --policies.agent.network.hidden-sizes: Could"),
+    ([*TRAIN, AGENT + "checkpoint", "none"], "policies.agent.checkpoint = 'none': none holds no run"),
+    ([*TRAIN, "--resme"], "Unrecognized options: --resme: did you mean --resume?"),
+    ([*TRAIN, "--resume", "yes"], "Unrecognized options: yes, after --resume (see --help)"),
+    ([*TRAIN, "--workdir"], "Missing value for argument '--workdir'. Expected 1 values (see --help)"),
+    ([*TRAIN, "--workdir", "a file"], "workdir = a file: must be a folder that can be written (File exists)"),
+    ([*TRAIN, "--workdir", "a file/run"], "workdir = a file/run: must be a folder that can be written (Not a"),
+    ([*TRAIN, "--workdir", "/proc/run"], "workdir = /proc/run: must be a folder that can be written"),
+    ([*TRAIN, "--workdir", "run"], "run holds a run already: resume it (--resume), or name another --workdir"),
+    ([*TRAIN, "--workdir", "run", "--resume", "--num-envs", "50"], "num_envs = 50: the run in run was begun with 100"),
+    ([*TRAIN, "--workdir", "run", "--resume", "--seed", "1"], "seed = 1: the run in run was begun with 0"),
+    (["train", "pendulum", "--workdir", "run", "--resume"], "the run in run was begun with "),
+    (["eval"], "wdjax eval needs a run first: the folder that wdjax train wrote"),
+    (["eval", "none"], "none holds no run: none/config.yaml is missing"),
+    (["eval", "a file"], "a file holds no run: a file/config.yaml is missing"),
+    (["eval", "run"], "no checkpoint in run/checkpoints"),
+    (["eval", "run@bst"], "checkpoint 'bst': must be newest, best, or a number of updates"),
+    (["eval", "run", "--checkpoint", "-1"], "checkpoint '-1': must be newest, best, or a number of updates"),
+    (["eval", "run", "--episods", "3"], "Unrecognized options: --episods, 3: did you mean --episodes?"),
+    (["eval", "run", "--episodes", "x"], "Error parsing --episodes: 'x' must be a whole number"),
+    (["eval", "run", "--seed", "-1"], "--seed = -1: must be at least 0 and below 2**32"),
+    (["eval", "run", "--output", "cells.txt"], "--output cells.txt: must be a file that ends in .json or .csv"),
+    (["render"], "Missing from wdjax render: STR the folder of a run"),
+    (["render", "none"], "none holds no run: none/config.yaml is missing"),
+    (["render", "run", "other"], "Unrecognized options: other (see --help)"),
+    (["render", "run", "--fps", "fast"], "Error parsing --fps: 'fast' must be a whole number (see --help)"),
+    (["render", "run", "--fps", "0"], "--fps = 0: must be at least 1"),
+    (["render", "run", "--seed", "-1"], "--seed = -1: must be at least 0 and below 2**32"),
+    (["render", "run", "--npz", "episode.gif"], "--npz episode.gif: must end in .npz"),
+    (["render", "run", "--output"], "Missing value for argument '--output'. Expected 1 values (see --help)"),
+]  # fmt: skip
+
+
+@pytest.fixture
+def folder(monkeypatch, tmp_path):
+    """A folder with what the table names: among it a run that was killed before its first checkpoint."""
+    from wdjax.train import load_config
+    from wdjax.train.trainer import prepare_folder
+
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path))  # leaves the settings of the tests alone
+    monkeypatch.chdir(tmp_path)
+    Path("a folder").mkdir()
+    Path("a file").write_text("")
+    Path("empty.yaml").write_text("")
+    Path("tab.yaml").write_text("env: cartpole\n\tseed: 3")
+    prepare_folder(Path("run"), load_config("cartpole"), resume=False)
+
+
+def contents():
+    return {path: path.read_bytes() if path.is_file() else None for path in Path().rglob("*")}
+
+
+@pytest.mark.parametrize(("arguments", "words"), COMMANDS)
+def test_command_lines(folder, arguments, words, capsys):
+    before = contents()
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("wdjax: ")
+    assert said.err.endswith("\n")
+    assert said.err.count("\n") == 1
+    assert words in said.err
+    assert contents() == before
+
+
+def test_a_process_ends_with_status_2(folder):
+    before = contents()
+    root = Path(wdjax.__file__).parent.parent
+    command = [sys.executable, "-m", "wdjax.experiments.cli", *TRAIN, "--num-envs", "0"]
+    environment = {"PYTHONPATH": str(root), "JAX_PLATFORMS": "cpu"}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("wdjax: num_envs = 0: must be at least 1")
+    assert ended.stderr.count("\n") == 1
+    assert contents() == before
