@@ -188,13 +188,14 @@ def parse(cls: type, prog: str, arguments: list[str], **options: Any) -> Any:
 def mistake(panel: str, arguments: list[str]) -> str:
     """Returns what a panel of tyro says about arguments, in one sentence, with the nearest right name."""
     parts: list[str] = [""]
-    for line in panel.splitlines():
+    for line in re.sub(r"\x1b\[[\d;]*m", "", panel).splitlines():  # without colours
         words = line.strip(" │")
         if re.fullmatch(r"[─-]{3,}|[╭├╰].*", words):
             parts.append("")
         elif words:
             parts[-1] = f"{parts[-1]} {words}".strip()
-    _, wrong, *more = [part for part in parts if part] if "╭" not in panel else parts
+    title = 0 if "╭" in panel else 1  # in a box it stands in the border
+    wrong, *more = [part for part in parts if part][title:] or [one_line(panel)]
     wrong = re.sub(r"invalid literal for int\(\) with base 10: (.*)", r"\1 must be a whole number", wrong)
     wrong = re.sub(r"could not convert string to float: (.*)", r"\1 must be a number", wrong)
     wrong = wrong.split(" Got errors:")[0].rstrip(".")

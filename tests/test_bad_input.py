@@ -231,6 +231,7 @@ OTHER = [
      "policies.agent.ddpg.tau = 0.1: must be 0.005 (left out) for A2C"),
     ({"policies.agent.agents": ["agent"], "policies.other.agents": ["agent"]},
      "policies.other.agents: agent[0] already belongs to policy 'agent'"),
+    ({"rollout_length": 10**9}, "rows of a rollout = 100000000000: must be below 2**31: num_envs 100 x rollout_length"),
     ({"policies.other": {}}, "unknown group in policies.other.agents 'other': known names: agent"),
     ({"policies.other.agents": []}, "unknown group in policies.other.agents 'other': known names: agent"),
     ({"": 1}, "unknown field '': known names: best_metric, checkpoint_every, devices, env, env_params,"),
@@ -282,6 +283,7 @@ DDPG_NAMES = [
      "unknown field policies.agent.ddpg.twin_critic: did you mean 'twin_critics'?"),
 ]  # fmt: skip
 TAG = [
+    ({"env_params.num_runners": 10**9}, "rows of a rollout = 3200000006400: must be below 2**31: num_envs 64 x"),
     ({"policies.runner": None}, "policies.runner = None: must be a mapping of fields"),
     ({"policies": {"tagger": {}}}, "policies: nobody plays runner[0], runner[1], runner[2] ..."),
     ({"policies.runner.agents": ["runner[0:9]"]}, "policies.runner.agents = 'runner[0:9]': must lie inside"),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import wdjax
-from wdjax.experiments.cli import main
+from wdjax.experiments.cli import main, mistake
 
 TRAIN = ["train", "cartpole"]
 AGENT = "--policies.agent."
@@ -123,6 +123,19 @@ def test_command_lines(folder, arguments, words, capsys):
     assert said.err.count("\n") == 1
     assert words in said.err
     assert contents() == before
+
+
+def test_a_terminal_gets_one_sentence_too():
+    """There tyro draws its panel as a box, in colours."""
+    panel = (
+        "\x1b[31m╭─\x1b[0m Unrecognized options \x1b[31m────────╮\x1b[0m\n"
+        "\x1b[31m│\x1b[0m Unrecognized options: --sed, 3 \x1b[31m│\x1b[0m\n"
+        "\x1b[31m│\x1b[0m ────────────────────────────── \x1b[31m│\x1b[0m\n"
+        "\x1b[31m│\x1b[0m Perhaps you meant:             \x1b[31m│\x1b[0m\n"
+        "\x1b[31m│\x1b[0m     \x1b[1m--seed\x1b[0m INT                 \x1b[31m│\x1b[0m\n"
+        "\x1b[31m╰────────────────────────────────╯\x1b[0m\n"
+    )
+    assert mistake(panel, ["--sed", "3"]) == "Unrecognized options: --sed, 3: did you mean --seed?"
 
 
 def test_a_process_ends_with_status_2(folder):

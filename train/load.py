@@ -85,7 +85,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """Returns the mapping in a YAML file; raises ValueError naming the file where it holds anything else."""
     try:
         content = yaml.load(path.read_text(encoding="utf8"), _Loader)
-    except (yaml.YAMLError, UnicodeDecodeError, ValueError) as error:  # ValueError: of a date such as 2020-13-01
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: no UTF-8, or a date such as 2020-13-01
         raise ValueError(f"{path}: not YAML: {_yaml_words(error)}") from None
     except RecursionError:
         raise ValueError(f"{path}: not YAML that can be read: nested too deeply") from None

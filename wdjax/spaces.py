@@ -133,9 +133,10 @@ class Box:
             except ValueError:
                 fits = False
             require(fits, f"shape of Box.{name}", np.shape(bound), f"one that broadcasts to {self.shape}")
-        if any(isinstance(bound, jax.core.Tracer) for bound in bounds.values()):
+        try:
+            low, high = (np.asarray(bound, np.float64) for bound in bounds.values())
+        except jax.errors.TracerArrayConversionError:
             return
-        low, high = (np.asarray(bound, np.float64) for bound in bounds.values())
         require(np.all(low < np.inf), "Box.low", self.low, "below infinity, not NaN")
         require(np.all(high > -np.inf), "Box.high", self.high, "above minus infinity, not NaN")
         below = np.all(np.broadcast_to(low, self.shape) <= np.broadcast_to(high, self.shape))
