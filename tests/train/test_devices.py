@@ -18,8 +18,9 @@ from wdjax.train.collectives import AXIS, all_rows, any_of, average, block_numbe
 from wdjax.train.config import DDPGConfig
 from wdjax.train.devices import choose_devices, lay_out, make_mesh
 from wdjax.train.masked import masked_mean, normalize
+from wdjax.train.metrics import episode_metrics
 from wdjax.train.normalization import new_statistics, update_statistics
-from wdjax.train.rollout import step_keys
+from wdjax.train.rollout import Rollout, step_keys
 from wdjax.train.validate import validate
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -31,7 +32,7 @@ SPLIT, WHOLE = PartitionSpec(AXIS), PartitionSpec()
 SIGNAL = {"by_match": 1.0, "constant": 0.5, "episode_length": 4, "time_limit": True}
 RECURRENT = NetworkConfig(hidden_sizes=(8,), activation="tanh", recurrent_size=4)
 REPLAY = DDPGConfig(
-    buffer_size=96, batch_size=16, warmup=32, updates_per_rollout=4, n_step=3, twin_critics=True, policy_delay=2,
+    buffer_size=96, batch_size=16, warmup=96, updates_per_rollout=4, n_step=3, twin_critics=True, policy_delay=2,
     target_noise=0.2,
 )  # fmt: skip
 
@@ -182,9 +183,25 @@ def test_flags_and_sums_of_all_devices():
     def facts(live):
         return any_of(live), total(jnp.sum(live)), jnp.int32(num_shards())
 
-    assert on_four(facts, LIVE) == (True, 4, 4)
+    last = np.arange(8) == 7  # on the last device only
+    assert on_four(facts, last) == (True, 1, 4)
     assert on_four(facts, np.zeros(8, bool)) == (False, 0, 4)
-    assert facts(LIVE) == (True, 4, 1)
+    assert facts(last) == (True, 1, 1)
+
+
+def test_episodes_are_those_of_all_devices():
+    @jax.jit
+    @functools.partial(ON_FOUR, in_specs=PartitionSpec(None, AXIS), out_specs=WHOLE)
+    def metrics(over, length):
+        return episode_metrics(Rollout({}, {}, {}, {}, over, {}, length, {"tags": 2 * length}), {})
+
+    over, length = np.array([[0, 0, 0, 0, 0, 1, 0, 1]], bool), np.arange(8)[None]
+    expected = {"episodes": 2, "episode_length": 6, "episode_length_min": 5, "episode_length_max": 7,
+                "episode_length_std": 1, "episode_tags": 12}  # fmt: skip
+    assert metrics(over, length) == expected
+    nothing = metrics(np.zeros_like(over), length)
+    assert nothing.pop("episodes") == 0
+    assert np.isnan(list(nothing.values())).all()
 
 
 def test_rows_there_and_back():
