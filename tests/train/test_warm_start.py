@@ -245,7 +245,7 @@ def network(**changes):
         (network(recurrent_size=0), r"network\.recurrent_size = 0: must be 3"),
         (network(shared_trunk=False), r"network\.shared_trunk = False: must be True"),
         ({"normalize_observation": False}, r"policies\.mine\.normalize_observation = False: must be True, as that of"),
-        ({"action_distribution": "squashed_gaussian"}, r"action_distribution = 'squashed_gaussian': must be 'gaussian"),
+        ({"action_distribution": "squashed_gaussian"}, r"action_distribution = 'squashed_gaussian': must be gaussian"),
     ],
 )
 def test_another_network_is_refused(source, changes, words):
