@@ -1,7 +1,6 @@
 """The command line: wdjax train, eval, render, list."""
 
 import dataclasses
-import json
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -9,24 +8,31 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import jax
-import numpy as np
 import tyro
 from rich.console import Console
-from rich.table import Table
 
 import wdjax
 from wdjax.checks import did_you_mean
-from wdjax.train import Episodes, TrainConfig, cross_play, list_presets, load_config, load_run, save_episode
+from wdjax.experiments.matrix import matrix_tables, other_params, require_tables, write_matrix
+from wdjax.train import (
+    Player,
+    TrainConfig,
+    cross_play,
+    list_presets,
+    load_config,
+    save_episode,
+    statistics,
+)
 from wdjax.train.load import preset_path
-from wdjax.train.trainer import Trainer
+from wdjax.train.trainer import Trainer, load_named, split_checkpoint
 from wdjax.train.validate import complete_env_params, validate
 
 USAGE = """\
 usage: wdjax COMMAND ...
 
   wdjax train PRESET [--workdir DIR] [--resume] [--FIELD VALUE ...]   train; PRESET is a name or a YAML file
-  wdjax eval RUN [--episodes N] [--greedy] [--best]                   trained against random policies, on each side
-  wdjax render RUN [--output FILE]                                    one episode as an animated GIF
+  wdjax eval RUN [RUN ...] [--opponents NAME ...] [--output FILE]     the cross-play matrix: runs, random play, scripts
+  wdjax render RUN [--output FILE] [--npz FILE]                       one episode as an animated GIF, or as arrays
   wdjax list                                                          environments and presets
 
 wdjax COMMAND --help tells more; wdjax train PRESET --help lists every field of the preset.
@@ -35,7 +41,7 @@ WDJAX_TRACEBACK=1 shows where in the code an error was raised."""
 
 @dataclasses.dataclass(frozen=True)
 class TrainArguments:
-    config: Annotated[TrainConfig, tyro.conf.arg(name="")]
+    config: Annotated[TrainConfig, tyro.conf.arg(name=""), tyro.conf.FlagConversionOff]  # --FIELD True, --FIELD False
     workdir: Path
     """the run's folder: config.yaml, metrics.jsonl, checkpoints, curves.png, episode.gif"""
     resume: bool = False
@@ -44,26 +50,34 @@ class TrainArguments:
 
 @dataclasses.dataclass(frozen=True)
 class EvalArguments:
-    run: Annotated[Path, tyro.conf.Positional]
-    """the folder of a run"""
+    runs: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
+    """the folders of one or several runs of one game; FOLDER@best, FOLDER@newest, FOLDER@120 name a checkpoint"""
+    opponents: tuple[str, ...] = ("random",)
+    """who else plays, wherever a role fits: random, and in Tag chase_nearest, flee_nearest"""
+    checkpoint: str = "newest"
+    """of all runs that name none: newest, best, or a number of updates"""
     episodes: int = 256
     """episodes of each combination"""
+    batch: int | None = None
+    """at most so many of them side by side, where memory is short"""
     greedy: bool = False
     """trained policies take their most likely action (else they draw it, as in training)"""
     best: bool = False
-    """the best checkpoint (else the newest)"""
+    """the same as --checkpoint best"""
     seed: int = 0
     """of starts and actions"""
-    output: Path | None = None
-    """also write the numbers to this JSON file"""
+    output: tuple[Path, ...] = ()
+    """also write all numbers, quantiles and agents' own returns too, to these files: JSON, or CSV where one ends so"""
 
 
 @dataclasses.dataclass(frozen=True)
 class RenderArguments:
-    run: Annotated[Path, tyro.conf.Positional]
-    """the folder of a run"""
+    run: Annotated[str, tyro.conf.Positional]
+    """the folder of a run; FOLDER@best, FOLDER@120 name a checkpoint"""
     output: Path | None = None
-    """the GIF (default: episode.gif in the folder)"""
+    """the GIF (default: episode.gif in the folder, where no --npz is asked for)"""
+    npz: Path | None = None
+    """the episode as arrays for numpy.load: states, actions, rewards, ends, observations, probabilities, values"""
     greedy: bool = False
     """policies take their most likely action (else they draw it, as in training)"""
     best: bool = False
@@ -76,6 +90,8 @@ class RenderArguments:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs a command; bad input ends with one sentence and exit status 2."""
+    if argv is None:  # from a shell: modules of one's own in the current folder are found, as `python -m` finds them
+        sys.path.insert(0, str(Path.cwd()))
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE)
@@ -110,56 +126,48 @@ def train(arguments: list[str]) -> None:
 
 
 def evaluate(arguments: list[str]) -> None:
-    """wdjax eval RUN [--episodes N] [--greedy] [--best] [--seed N] [--output FILE]"""
+    """wdjax eval RUN [RUN ...] [--opponents NAME ...] [--checkpoint WHICH] [--episodes N] [--greedy] [--output FILE]"""
     parsed = tyro.cli(EvalArguments, prog="wdjax eval", args=arguments)
-    learner, state = load_run(parsed.run, parsed.best)
-    cells = cross_play(learner, state, jax.random.key(parsed.seed), parsed.episodes, parsed.greedy)
-    policies = list(learner.setup.policies)
-    rows = {cell: statistics(episodes) for cell, episodes in cells.items()}
+    if not parsed.runs:
+        raise ValueError("wdjax eval needs a run first: the folder that wdjax train wrote (wdjax eval --help)")
+    which = "best" if parsed.best else parsed.checkpoint
+    require_tables(parsed.output)
+    first, *others = [load_player(run, which) for run in parsed.runs]
+    for line in other_params(first, others):
+        Console().print(line, soft_wrap=True, markup=False)
+    cells = cross_play(
+        first.learner, first.state, jax.random.key(parsed.seed), parsed.episodes, parsed.greedy,
+        opponents=(*others, *parsed.opponents), name=first.name if others else "trained", batch=parsed.batch,
+    )  # fmt: skip
+    rows = {cell: statistics(episodes, first.learner.env.info_ratios) for cell, episodes in cells.items()}
+    roles = list(next(iter(cells.values())).episode_return)
     how = "most likely actions" if parsed.greedy else "drawn actions"
-    title = f"{parsed.run}: {parsed.episodes} episodes a row, {how}, mean ± standard error"
-    table = cross_play_table(policies, rows, title)
-    Console(width=None if sys.stdout.isatty() else 160).print(table)
-    if parsed.output is not None:
-        content = [{"policies": dict(zip(policies, cell, strict=True)), **numbers} for cell, numbers in rows.items()]
-        parsed.output.write_text(json.dumps(content, indent=1) + "\n", encoding="utf8")
+    title = f"{', '.join(parsed.runs)}: {parsed.episodes} episodes each, {how}, mean ± standard error"
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    console.print(title, soft_wrap=True, markup=False, highlight=False)
+    for table in matrix_tables(roles, rows):
+        console.print(table)
+    for file in parsed.output:
+        write_matrix(file, roles, rows)
 
 
-def statistics(episodes: Episodes) -> dict[str, dict[str, float]]:
-    """Returns {name: {"mean", "standard_error"}} of everything that was counted over whole episodes."""
-    returns = {f"{policy} return": array for policy, array in episodes.episode_return.items()}
-    values = {**episodes.episode_info, "length": episodes.episode_length, **returns}
-    return {
-        name: {"mean": float(np.mean(array)), "standard_error": float(np.std(array) / np.sqrt(len(array)))}
-        for name, array in values.items()
-    }
-
-
-def cross_play_table(policies: list[str], rows: dict[tuple[str, ...], dict], title: str) -> Table:
-    """Returns a table with a row for each combination; counts also as multiples of those of all-random play."""
-    table = Table(title=title, title_justify="left")
-    for policy in policies:
-        table.add_column(policy)
-    names = list(next(iter(rows.values())))
-    for name in names:
-        table.add_column(name, justify="right")
-    baseline = rows[("random",) * len(policies)]
-    for cell, numbers in rows.items():
-        texts = []
-        for name in names:
-            mean, error, random = numbers[name]["mean"], numbers[name]["standard_error"], baseline[name]["mean"]
-            multiple = f" ({mean / random:.2f} x random)" if random > 0 and not name.endswith(" return") else ""
-            texts.append(f"{mean:.2f} ± {error:.2f}{multiple}")
-        table.add_row(*cell, *texts)
-    return table
+def load_player(run: str, which: str) -> Player:
+    """Returns a checkpoint of a run as a player: "runs/a", or "runs/a@best" in place of `which`."""
+    return Player(run, *load_named(run, which))
 
 
 def render(arguments: list[str]) -> None:
-    """wdjax render RUN [--output FILE] [--greedy] [--best] [--seed N] [--fps N]"""
+    """wdjax render RUN [--output FILE] [--npz FILE] [--greedy] [--best] [--seed N] [--fps N]"""
     parsed = tyro.cli(RenderArguments, prog="wdjax render", args=arguments)
-    learner, state = load_run(parsed.run, parsed.best)
-    output = parsed.output or parsed.run / "episode.gif"
-    print(f"Wrote {save_episode(learner, state, output, parsed.seed, parsed.greedy, parsed.fps)}")
+    if parsed.npz is not None and parsed.npz.suffix != ".npz":
+        raise ValueError(f"--npz {parsed.npz}: must end in .npz")
+    player = load_player(parsed.run, "best" if parsed.best else "newest")
+    default = None if parsed.npz else split_checkpoint(parsed.run)[0] / "episode.gif"
+    if parsed.output is not None and parsed.output.suffix != ".gif":
+        raise ValueError(f"--output {parsed.output}: must end in .gif")
+    for file in filter(None, (parsed.npz, parsed.output or default)):
+        written = save_episode(player.learner, player.state, file, parsed.seed, parsed.greedy, parsed.fps)
+        print(f"Wrote {written}")
 
 
 def list_all(arguments: list[str]) -> None:

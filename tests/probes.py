@@ -229,7 +229,126 @@ def draw_mask(key):
     return mask.at[jax.random.randint(second_key, (), 2, 5)].set(True).astype(jnp.int32)
 
 
-PROBES = {"probe_signal": Signal, "probe_leaver": Leaver, "probe_pair": Pair}
+@struct.dataclass
+class RecallState:
+    signal: jax.Array  # () float32, -1 or 1
+    time: jax.Array  # () int32, steps since the reset
+
+
+@struct.dataclass
+class RecallParams:
+    episode_length: int = 4  # steps
+    time_limit: bool = False  # whether the end truncates (else it terminates)
+    by_recall: float = 1.0  # for action 1 in the last step after signal 1, or 0 after -1; else its opposite
+
+
+@dataclasses.dataclass(frozen=True)
+class Recall(wdjax.Env):
+    """One agent sees a signal in its first step only, and is paid in its last for the action that fits it."""
+
+    @property
+    def default_params(self):
+        return RecallParams()
+
+    def reset(self, key, params):
+        state = RecallState(draw_signal(key), jnp.int32(0))
+        return self.observe(state), state
+
+    def step(self, key, state, action, params):
+        state = state.replace(time=state.time + 1)
+        over = state.time >= params.episode_length
+        fits = jnp.where((action == 1) == (state.signal > 0), 1.0, -1.0)
+        terminated, truncated = over & ~params.time_limit, over & params.time_limit
+        return self.observe(state), state, params.by_recall * fits * over, terminated, truncated, {}
+
+    def observe(self, state):
+        return jnp.stack([jnp.where(state.time == 0, state.signal, 0.0), state.time.astype(jnp.float32)])
+
+    def observation_space(self, params):
+        return Box(-np.inf, np.inf, (2,))
+
+    def action_space(self, params):
+        return Discrete(2)
+
+
+@struct.dataclass
+class ShopState:
+    light: jax.Array  # (5,) int32, 0 or 1, of each agent, as all below: pilots first
+    place: jax.Array  # (5, 2) float32
+    mask: jax.Array  # (3, 5) int32, of the clerks
+    out: jax.Array  # (5,) bool
+    time: jax.Array  # () int32, steps since the reset
+
+
+@struct.dataclass
+class ShopParams:
+    leave: float = 0.2  # probability that an agent terminates in a step
+    episode_length: int = 4  # steps after which whoever is left is truncated
+    dead_obs: float = 0.0  # added to what an agent sees that is out
+    dead_reward: float = 0.0  # what it is paid. A real game pays 0: this probe shows that nobody looks
+
+
+@dataclasses.dataclass(frozen=True)
+class Shop(wdjax.Env):
+    """Everything at once: nested observations of all kinds, a mask of its own in each step, random deaths, time limits.
+
+    Pilots act in a box, clerks choose twice; an agent's first number is paid, its place tells how much about.
+    """
+
+    @property
+    def groups(self):
+        return {"pilot": 2, "clerk": 3}
+
+    @property
+    def default_params(self):
+        return ShopParams()
+
+    def reset(self, key, params):
+        state = self.draw_state(key, jnp.zeros(5, bool), jnp.int32(0), leave=0.0)
+        return self.observe(state, params), state
+
+    def step(self, key, state, action, params):
+        first = jnp.concatenate([action["pilot"][:, 0], action["clerk"][:, 0].astype(jnp.float32)])
+        reward = jnp.where(state.out, params.dead_reward, state.place[:, 0] + first)
+        state = self.draw_state(key, state.out, state.time + 1, params.leave)
+        out = state.out
+        cut = (state.time >= params.episode_length) & ~out
+        return self.observe(state, params), state, self.split(reward), self.split(out), self.split(cut), {}
+
+    def split(self, values):
+        return {"pilot": values[:2], "clerk": values[2:]}
+
+    def draw_state(self, key, out, time, leave):
+        drawn = jax.random.uniform(key, (5, 9))  # all at once: each draw takes long to compile
+        light = (drawn[:, 0] < 0.5).astype(jnp.int32)
+        place = jnp.array([[30.0, -2.0]]) + jnp.array([[4.0, 0.1]]) * drawn[:, 1:3]
+        choices = jnp.split(drawn[2:, 3:8], [2], axis=1)
+        mask = [(part < 0.4) | (part == part.max(axis=1, keepdims=True)) for part in choices]
+        mask = jnp.concatenate(mask, axis=1).astype(jnp.int32)
+        return ShopState(light, place, mask, out | (drawn[:, 8] < leave), time)
+
+    def observe(self, state, params):
+        time = jnp.full((5, 1), 10 * state.time)
+        choices = jnp.stack([state.light, jnp.full(5, state.time % 3)], axis=1)
+        garbage = jnp.where(state.out, params.dead_obs, 0.0)[:, None]
+        parts = {"inner": {"place": state.place + garbage, "choices": choices}, "clock": time, "light": state.light}
+        seen = {name: jax.tree.map(lambda leaf, name=name: self.split(leaf)[name], parts) for name in self.groups}
+        return {**seen, "clerk": {**seen["clerk"], "action_mask": state.mask}}
+
+    def observation_space(self, params):
+        inner = Dict({"place": Box(-np.inf, np.inf, (2,)), "choices": MultiDiscrete((2, 3))})
+        pilot = {"inner": inner, "clock": Box(0, 1000, (1,), jnp.int32), "light": Discrete(2)}
+        clerk = {**pilot, "action_mask": MultiDiscrete((2,) * 5)}
+        return Dict({"pilot": Dict(pilot).batch(2), "clerk": Dict(clerk).batch(3)})
+
+    def action_space(self, params):
+        pilot, clerk = Box(-1.0, 3.0, (2,)), MultiDiscrete((2, 3))
+        return Dict({"pilot": pilot.batch(2), "clerk": clerk.batch(3)})
+
+
+PROBES = {
+    "probe_signal": Signal, "probe_leaver": Leaver, "probe_pair": Pair, "probe_recall": Recall, "probe_shop": Shop,
+}  # fmt: skip
 
 # Small enough to compile fast: a whole run of a probe takes less time than its compilation.
 NETWORK = NetworkConfig(hidden_sizes=(8,), activation="tanh", initializer="lecun")

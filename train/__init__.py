@@ -4,26 +4,32 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from wdjax.train.config import NetworkConfig, PolicyConfig, TrainConfig
-    from wdjax.train.evaluation import Episodes, Trajectory, cross_play, evaluate, record_episode
+    from wdjax.train.config import DDPGConfig, NetworkConfig, PolicyConfig, TrainConfig
+    from wdjax.train.encoders import register_encoder
+    from wdjax.train.episodes import Episodes, statistics
+    from wdjax.train.evaluation import cross_play, evaluate
     from wdjax.train.learner import Learner, make_learner
     from wdjax.train.load import list_presets, load_config
     from wdjax.train.metrics_log import read_metrics
+    from wdjax.train.players import Player
     from wdjax.train.plots import save_curves
     from wdjax.train.returns import gae
     from wdjax.train.state import TrainState, with_hypers
     from wdjax.train.trainer import Trainer, load_run, save_episode
+    from wdjax.train.trajectory import Trajectory, record_episode
 
 # Public name -> the module that holds it, imported when the name is first used.
 _HOME = {
-    "Episodes": "evaluation",
+    "DDPGConfig": "config",
+    "Episodes": "episodes",
     "Learner": "learner",
     "NetworkConfig": "config",
+    "Player": "players",
     "PolicyConfig": "config",
     "TrainConfig": "config",
     "TrainState": "state",
     "Trainer": "trainer",
-    "Trajectory": "evaluation",
+    "Trajectory": "trajectory",
     "cross_play": "evaluation",
     "evaluate": "evaluation",
     "gae": "returns",
@@ -32,16 +38,19 @@ _HOME = {
     "load_run": "trainer",
     "make_learner": "learner",
     "read_metrics": "metrics_log",
-    "record_episode": "evaluation",
+    "record_episode": "trajectory",
+    "register_encoder": "encoders",
     "save_curves": "plots",
     "save_episode": "trainer",
+    "statistics": "episodes",
     "with_hypers": "state",
 }
 
 __all__ = [
-    "Episodes", "Learner", "NetworkConfig", "PolicyConfig", "TrainConfig", "TrainState", "Trainer", "Trajectory",
-    "cross_play", "evaluate", "gae", "list_presets", "load_config", "load_run", "make_learner", "read_metrics",
-    "record_episode", "save_curves", "save_episode", "with_hypers",
+    "DDPGConfig", "Episodes", "Learner", "NetworkConfig", "Player", "PolicyConfig", "TrainConfig", "TrainState",
+    "Trainer", "Trajectory", "cross_play", "evaluate", "gae", "list_presets", "load_config", "load_run",
+    "make_learner", "read_metrics", "record_episode", "register_encoder", "save_curves", "save_episode", "statistics",
+    "with_hypers",
 ]  # fmt: skip
 
 

@@ -14,16 +14,61 @@ Schedule = float | tuple[tuple[float, float], ...]
 
 @dataclasses.dataclass(frozen=True)
 class NetworkConfig:
-    """A multilayer perceptron with one linear head for each action component and one for the value."""
+    """An encoder, hidden layers, a recurrent cell where wanted, and linear heads for actions and value."""
 
     hidden_sizes: tuple[int, ...] = (64, 64)
     """width of each hidden layer"""
     activation: Literal["relu", "tanh", "gelu", "silu"] = "relu"
     """after each hidden layer"""
     shared_trunk: bool = True
-    """whether action and value heads share the hidden layers (else each has its own)"""
+    """whether action and value heads share all that is before them (else each has its own; so it is in DDPG always)"""
+    recurrent_size: int = 0
+    """width of a GRU between the hidden layers and the heads; 0: none, the policy has no memory"""
+    encoder: str = "flat"
+    """what turns an observation into numbers: flat (laid out in a row), or your own, "package.module:Class" """
+    encoder_options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """arguments of the encoder, by name; in YAML or Python: on the command line those that a preset has, no others"""
     initializer: Literal["orthogonal", "xavier", "lecun"] = "orthogonal"
-    """of the weight matrices (orthogonal: gain sqrt 2, policy head 0.01, value head 1); biases start at 0"""
+    """of the weight matrices (orthogonal: gain sqrt 2, policy head 0.01, value head and what enters a GRU 1; its own
+    recurrent matrix is always orthogonal); encoders, and DDPG's last layers, have their own; biases start at 0"""
+
+
+@dataclasses.dataclass(frozen=True)
+class DDPGConfig:
+    """What only DDPG has. TD3 is twin_critics with policy_delay 2, target_noise 0.2 and gaussian noise."""
+
+    critic_learning_rate: Schedule = 1e-3
+    """(traced) of the critics; the actor's is the policy's learning_rate"""
+    tau: float = 0.005
+    """(traced) how far the target networks move towards the others in a gradient step of the actor"""
+    n_step: int = 1
+    """rewards in a row that a target sums before it asks the target critic; also across rollouts"""
+    buffer_size: int = 100_000
+    """rows kept to learn from, one agent's step each; a multiple of num_blocks"""
+    batch_size: int = 256
+    """rows of a gradient step, equally many from every block of replicas"""
+    warmup: int = 1_000
+    """rows in the buffer (in each block its share) before the first gradient step"""
+    uniform_warmup: bool = True
+    """draw actions uniformly from the box until then (else the new actor and its noise act from the start)"""
+    updates_per_rollout: int = 64
+    """gradient steps after each rollout"""
+    twin_critics: bool = False
+    """learn two critics and believe the lower target"""
+    policy_delay: int = 1
+    """gradient steps of the critics for each one of the actor and of the target networks"""
+    target_noise: float = 0.0
+    """(traced) deviation of the normal noise on the target actor's actions, in half widths of the box; 0: none"""
+    target_noise_clip: float = 0.5
+    """(traced) where that noise is clipped, in half widths of the box"""
+    noise: Literal["ornstein_uhlenbeck", "gaussian", "none"] = "ornstein_uhlenbeck"
+    """on actions in training: s <- (1 - damping) s + stddev N(0, 1), from 0 in every episode; or stddev N(0, 1)"""
+    noise_scale: Schedule = 1.0
+    """(traced) times the noise"""
+    noise_stddev: float = 0.2
+    """(traced) in half widths of the box"""
+    noise_damping: float = 0.15
+    """(traced) of the Ornstein-Uhlenbeck process; its deviation becomes stddev / sqrt(1 - (1 - damping)^2)"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,10 +77,21 @@ class PolicyConfig:
 
     agents: tuple[str, ...] = ()
     """selectors, a group or a slice of one ("runner[0:50]"); empty: the group that has the policy's name"""
-    algorithm: Literal["A2C", "PPO"] = "PPO"
-    """A2C: one gradient step on all rows; PPO: epochs of minibatches with a clipped ratio"""
+    agent_type_feature: bool = False
+    """show its network which selector of `agents` an agent belongs to, one-hot: for a policy of several groups"""
+    algorithm: Literal["A2C", "PPO", "DDPG"] = "PPO"
+    """A2C: one gradient step on all rows; PPO: epochs of minibatches with a clipped ratio; DDPG: from a replay"""
     trainable: bool = True
     """false: the policy plays but never changes"""
+    checkpoint: str = ""
+    """what the policy begins with when a run is new: "runs/a" (the policy of its name there, at the newest checkpoint),
+    "runs/a@best" or "runs/a@120" (another one), "runs/a:other" (another policy); empty: with random parameters"""
+    past_selves: int = 0
+    """self-play: how many earlier selves are kept for other policies to play against; 0: none (train/self_play.py)"""
+    past_selves_every: int = 10
+    """updates between two snapshots of the policy, each of which takes the place of the oldest"""
+    past_selves_fraction: float = 0.5
+    """(traced) probability that an earlier self plays a block of replicas in a rollout: nothing is learned there"""
     network: NetworkConfig = NetworkConfig()
     """its network"""
     optimizer: Literal["adam", "rmsprop", "sgd"] = "adam"
@@ -58,12 +114,26 @@ class PolicyConfig:
     """(traced) PPO: how far from 1 the probability ratio may move"""
     value_clip: float = math.inf
     """(traced) PPO: how far from its old value the value may move; .inf: free"""
+    target_kl: float = math.inf
+    """(traced) PPO: no further gradient steps on a rollout once approx_kl exceeds it in a minibatch; .inf: never"""
+    normalize_observation: bool = False
+    """shift and scale every Box of the observation by its running mean and deviation, and clip it at 10"""
+    normalize_reward: bool = False
+    """divide rewards by the running deviation of the discounted return, and clip them at 10"""
     normalize_advantage: bool = False
     """shift and scale the advantages of each minibatch to mean 0 and deviation 1, over its live rows"""
+    neg_pos_env_ratio: float = -1.0
+    """for sparse goals: learn from the replicas in which an agent terminated (positive) and, drawn at random, at most
+    so many times as many others (negative); from all where there is no positive one; below 0: always from all"""
+    action_distribution: Literal["gaussian", "squashed_gaussian"] = "gaussian"
+    """in a Box: a normal one, its actions clipped to the box; or squashed into the box by tanh"""
     epochs: int = 1
     """PPO: passes over a rollout"""
     minibatches: int = 1
-    """PPO: gradient steps a pass; must divide a block's rows (rollout_length x num_envs / num_blocks x agents)"""
+    """PPO: gradient steps a pass; must divide a block's rows (rollout_length x num_envs / num_blocks x agents; without
+    rollout_length where the network is recurrent: whole sequences stay together)"""
+    ddpg: DDPGConfig = DDPGConfig()
+    """what only DDPG has"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,10 +165,14 @@ class TrainConfig:
     keep_checkpoints: int = 2
     """how many of the newest checkpoints stay"""
     best_metric: str = "auto"
-    """the evaluation metric by which the best checkpoint is kept; auto: the greedy return where one policy trains, else
-    none; none: keep no best"""
+    """the metric by which evaluations choose the best checkpoint ("agent/episode_return"); auto: the return where one
+    policy trains, else none; none: keep no best"""
+    evaluate_every: int = 0
+    """chunks between two evaluations, logged as eval/...; 0: only where best_metric asks for them, at checkpoints"""
     eval_episodes: int = 128
-    """episodes of each evaluation for best_metric"""
+    """episodes of each evaluation"""
+    eval_greedy: bool = True
+    """evaluations take the most likely action (else they draw it)"""
 
     @property
     def blocks(self) -> int:
@@ -112,6 +186,11 @@ class TrainConfig:
     def num_updates(self) -> int:
         """Updates of the whole run: never fewer env steps than asked."""
         return -(-self.total_env_steps // self.env_steps_per_update)
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether the run is evaluated while it trains."""
+        return self.evaluate_every > 0 or self.best_by is not None
 
     @property
     def best_by(self) -> str | None:

@@ -48,6 +48,11 @@ class Categorical:
         log = jax.nn.log_softmax(self._logits(outputs))
         return -jnp.sum(jnp.exp(log) * log, axis=(-2, -1))
 
+    def describe(self, outputs: jax.Array) -> dict[str, jax.Array]:
+        """Returns {"probs": [..., num_outputs]}: of every choice, those of all components in a row."""
+        log = jax.nn.log_softmax(self._logits(outputs))
+        return {"probs": jnp.concatenate([jnp.exp(log[..., i, :size]) for i, size in enumerate(self.sizes)], axis=-1)}
+
     def mask(self, outputs: jax.Array, allowed: jax.Array) -> jax.Array:
         """Returns outputs that give probability 0 where `allowed` ([..., num_outputs]) is not 1."""
         return jnp.where(allowed > 0, outputs, -1e9)
@@ -108,20 +113,96 @@ class Gaussian:
         log_std = jnp.split(outputs, 2, axis=-1)[1]
         return jnp.sum(log_std + 0.5 * (1 + math.log(2 * math.pi)), axis=-1)
 
+    def describe(self, outputs: jax.Array) -> dict[str, jax.Array]:
+        """Returns {"mean", "std"}, [..., *shape] each, of the normal distribution (where squashed: before that)."""
+        mean, log_std = jnp.split(outputs, 2, axis=-1)
+        return {"mean": self._shaped(mean), "std": self._shaped(jnp.exp(log_std))}
+
     def _shaped(self, flat: jax.Array) -> jax.Array:
         return flat.reshape((*flat.shape[:-1], *self.shape))
 
 
-Distribution = Categorical | Gaussian
+@dataclasses.dataclass(frozen=True)
+class SquashedGaussian(Gaussian):
+    """A Gaussian squashed into a bounded Box: a = center + half tanh(u), u normal; `outputs` as for Gaussian, of u.
+
+    log pi(a) = log N(u) - sum_i log(half_i (1 - tanh^2 u_i)); the entropy has no closed form, and its expectation of
+    log(1 - tanh^2 u) is taken by Gauss-Hermite quadrature (within 0.01 up to sigma = 3). Haarnoja et al., "Soft
+    Actor-Critic" (2018), appendix C.
+    """
+
+    low: tuple[float, ...]  # of each number of an action, in a row
+    high: tuple[float, ...]
+
+    def sample(self, key: jax.Array, outputs: jax.Array) -> jax.Array:
+        """Draws actions inside the box, [..., *shape] float32."""
+        return self._squash(super().sample(key, outputs))
+
+    def mode(self, outputs: jax.Array) -> jax.Array:
+        """Returns the squashed mean: the median of the actions."""
+        return self._squash(super().mode(outputs))
+
+    def log_prob(self, outputs: jax.Array, action: jax.Array) -> jax.Array:
+        """Returns the log density of an action, [...] float32; at the very edge that of a point just inside."""
+        low, high = self._bounds(action.ndim)
+        center, half = (low + high) / 2, (high - low) / 2
+        inside = jnp.clip((action - center) / half, -1.0 + 1e-6, 1.0 - 1e-6)
+        free = jnp.arctanh(inside)
+        volume = jnp.log(half * (1.0 - inside**2))
+        return super().log_prob(outputs, free) - jnp.sum(self._flat(volume), axis=-1)
+
+    def entropy(self, outputs: jax.Array) -> jax.Array:
+        """Returns the differential entropy in nats, [...] float32."""
+        mean, log_std = jnp.split(outputs, 2, axis=-1)
+        nodes, weights = np.polynomial.hermite_e.hermegauss(32)
+        nodes = nodes.astype(np.float32).reshape((1,) * mean.ndim + (-1,))
+        free = mean[..., None] + jnp.exp(log_std)[..., None] * nodes
+        slope = 2.0 * (math.log(2.0) - free - jax.nn.softplus(-2.0 * free))  # log(1 - tanh^2), without cancellation
+        weights = (weights / weights.sum()).astype(np.float32).reshape(nodes.shape)
+        expected = jnp.sum(slope * weights, axis=-1)  # no matrix product: an accelerator would round its inputs
+        volume = math.fsum(math.log((b - a) / 2) for a, b in zip(self.low, self.high, strict=True))
+        return super().entropy(outputs) + jnp.sum(expected, axis=-1) + volume
+
+    def _squash(self, free: jax.Array) -> jax.Array:
+        low, high = self._bounds(free.ndim)
+        # clipped, for rounding might lead outside
+        return jnp.clip((low + high) / 2 + (high - low) / 2 * jnp.tanh(free), low, high)
+
+    def _bounds(self, ndim: int) -> list[np.ndarray]:
+        """Returns low and high in the shape of actions with `ndim` axes."""
+        shape = (1,) * (ndim - len(self.shape)) + self.shape
+        return [np.array(bound, np.float32).reshape(shape) for bound in (self.low, self.high)]
+
+    def _flat(self, action: jax.Array) -> jax.Array:
+        return action.reshape((*action.shape[: action.ndim - len(self.shape)], -1))
 
 
-def make_distribution(space: Space) -> Distribution:
-    """Returns the distribution for actions of one agent's space; raises TypeError for a space without one."""
+Distribution = Categorical | Gaussian | SquashedGaussian
+
+
+def make_distribution(space: Space, in_a_box: str = "gaussian") -> Distribution:
+    """Returns the distribution for actions of one agent's space.
+
+    Args:
+        space: Discrete, MultiDiscrete or Box.
+        in_a_box: "gaussian" or "squashed_gaussian", for a Box.
+
+    Raises:
+        TypeError: for a space without a distribution.
+        ValueError: for a squashed one in a Box that is not bounded, or in another space.
+    """
+    if in_a_box != "gaussian" and not isinstance(space, Box):
+        raise ValueError(f"action_distribution = {in_a_box!r}: must be gaussian (left out), as {space} is no Box")
     match space:
         case Discrete():
             return Categorical((space.n,), scalar=True)
         case MultiDiscrete():
             return Categorical(space.nvec, scalar=False)
-        case Box():
+        case Box() if in_a_box == "gaussian":
             return Gaussian(math.prod(space.shape), space.shape)
+        case Box():
+            low, high = (np.broadcast_to(bound, space.shape).reshape(-1) for bound in (space.low, space.high))
+            if not (np.isfinite(low).all() and np.isfinite(high).all() and (low < high).all()):
+                raise ValueError(f"action_distribution = 'squashed_gaussian': {space} is not bounded on all sides")
+            return SquashedGaussian(math.prod(space.shape), space.shape, tuple(low.tolist()), tuple(high.tolist()))
     raise TypeError(f"action space {space}: a policy acts in a Discrete, MultiDiscrete or Box space")

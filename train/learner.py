@@ -2,7 +2,8 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -10,18 +11,19 @@ import jax.numpy as jnp
 from flax import nnx
 
 from wdjax.env import Env
-from wdjax.train.algorithms.on_policy import make_optimizer, update_policy
+from wdjax.train.algorithms import ALGORITHMS
 from wdjax.train.config import TrainConfig
 from wdjax.train.distributions import make_distribution
+from wdjax.train.encoders import check_encoder, encoder_class
 from wdjax.train.load import from_mapping
-from wdjax.train.networks import ActorCritic, encoded_size
+from wdjax.train.metrics import Metrics, episode_metrics
+from wdjax.train.networks import without_mask
 from wdjax.train.policies import Assignment, to_groups
-from wdjax.train.rollout import Rollout, rollout
-from wdjax.train.state import Policy, PolicyState, Setup, TrainState, make_hypers
+from wdjax.train.rollout import rollout
+from wdjax.train.self_play import PRESENT, new_pool, remember
+from wdjax.train.state import Memory, Policy, PolicyState, Setup, TrainState, current_hypers, make_hypers
 from wdjax.train.validate import validate
 from wdjax.vector import ResetPool, vectorize
-
-Metrics = dict[str, jax.Array]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -60,9 +62,12 @@ def make_learner(config: TrainConfig) -> Learner:
         ValueError, TypeError: for a configuration that does not fit, before anything is traced.
     """
     setup = make_setup(config)
+    start = jax.jit(functools.partial(init, setup))
+    if any(policy.config.checkpoint for policy in setup.policies.values()):
+        start = functools.partial(load_and_init, setup, start)
     return Learner(
         setup=setup,
-        init=jax.jit(functools.partial(init, setup)),
+        init=start,
         update=jax.jit(functools.partial(update, setup)),
         run=jax.jit(functools.partial(run, setup), static_argnames="num_updates"),
     )
@@ -91,28 +96,34 @@ def require_spaces(env: Env, params: Any) -> None:
 
 
 def make_policy(name: str, config: TrainConfig, assignment: Assignment) -> Policy:
-    """Returns the fixed part of a policy: its distribution and the structure of its network."""
-    distribution = make_distribution(assignment.action_space)
-    network = nnx.eval_shape(lambda: make_network(config, name, assignment, jax.random.key(0)))
-    return Policy(name, config.policies[name], assignment, distribution, nnx.graphdef(network))
+    """Returns the fixed part of a policy: its algorithm, distribution and the structure of its network."""
+    own = config.policies[name]
+    algorithm = ALGORITHMS[own.algorithm]
+    check_encoder(f"policies.{name}.network", own.network, without_mask(assignment.observation_space))
+    network = nnx.eval_shape(lambda: algorithm.make_network(own, assignment, nnx.Rngs(jax.random.key(0))))
+    distribution = make_distribution(assignment.action_space, own.action_distribution)
+    encoder = encoder_class(own.network.encoder)
+    return Policy(name, own, assignment, algorithm, distribution, nnx.graphdef(network), encoder)
 
 
-def make_network(config: TrainConfig, name: str, assignment: Assignment, key: jax.Array) -> ActorCritic:
-    """Returns a new network for a policy."""
-    obs_size = encoded_size(assignment.observation_space)
-    distribution = make_distribution(assignment.action_space)
-    return ActorCritic(obs_size, distribution, config.policies[name].network, rngs=nnx.Rngs(key))
+def init(setup: Setup, key: jax.Array, loaded: Mapping[str, PolicyState] | None = None) -> TrainState:
+    """Returns the state at the start of a run: new networks and optimizers, every replica reset.
 
-
-def init(setup: Setup, key: jax.Array) -> TrainState:
-    """Returns the state at the start of a run: new networks and optimizers, every replica reset."""
+    `loaded` is what policies with a checkpoint begin with (`Setup.loaded`); without it they begin like all others.
+    """
     network_key, replica_key, run_key = jax.random.split(key, 3)
     network_keys = jax.random.split(network_key, len(setup.policies))
-    policies = {name: init_policy(setup, name, network_keys[i]) for i, name in enumerate(setup.policies)}
+    loaded = loaded or {}
+    learned = {
+        name: init_policy(policy, network_keys[i], loaded.get(name))
+        for i, (name, policy) in enumerate(setup.policies.items())
+    }
+    config = setup.config
     env_params = jax.tree.map(jnp.asarray, setup.env_params)
     obs, replicas = setup.replicas.reset(replica_key, env_params)
     return TrainState(
-        policies=policies,
+        policies=learned,
+        memory={name: init_memory(policy, config) for name, policy in setup.policies.items()},
         hypers={name: make_hypers(policy.config) for name, policy in setup.policies.items()},
         env_params=env_params,
         replicas=replicas,
@@ -123,53 +134,69 @@ def init(setup: Setup, key: jax.Array) -> TrainState:
     )
 
 
-def init_policy(setup: Setup, name: str, key: jax.Array) -> PolicyState:
-    """Returns new parameters for a policy, and its optimizer's state where it learns."""
-    policy = setup.policies[name]
-    network = make_network(setup.config, name, policy.assignment, key)
-    params = nnx.to_pure_dict(nnx.state(network, nnx.Param))
-    if not policy.config.trainable:
-        return PolicyState(params, None)
-    return PolicyState(params, make_optimizer(policy.config, make_hypers(policy.config)).init(params))
+def load_and_init(setup: Setup, start: Callable, key: jax.Array) -> TrainState:
+    """`init`, jitted as `start`, of a run whose policies begin with checkpoints: they are read at the first call."""
+    return start(key, setup.loaded)
+
+
+def init_policy(policy: Policy, key: jax.Array, loaded: PolicyState | None = None) -> PolicyState:
+    """Returns new parameters for a policy, or loaded ones, and its optimizer's state where it learns."""
+    if loaded is None:
+        network = policy.algorithm.make_network(policy.config, policy.assignment, nnx.Rngs(key))
+        state = policy.algorithm.init(policy, nnx.to_pure_dict(nnx.state(network, nnx.Param)))
+    else:
+        state = with_counts(policy.algorithm.init(policy, loaded.params), loaded)
+    size = policy.config.past_selves
+    return state.replace(past=new_pool(state, size)) if size else state
+
+
+def with_counts(state: PolicyState, loaded: PolicyState) -> PolicyState:
+    """Returns the state of a new policy that was made with loaded parameters, with what else it was loaded with: the
+    normaliser's statistics and the number of gradient steps, as far as both have them."""
+    normalizer, theirs = state.normalizer, loaded.normalizer
+    if normalizer is not None and theirs is not None:
+        keeps_own = normalizer.reward is None or theirs.reward is None
+        normalizer = theirs.replace(reward=normalizer.reward) if keeps_own else theirs
+    counted = state.gradient_steps is not None and loaded.gradient_steps is not None
+    gradient_steps = loaded.gradient_steps if counted else state.gradient_steps
+    return state.replace(normalizer=normalizer, gradient_steps=gradient_steps)
+
+
+def init_memory(policy: Policy, config: TrainConfig) -> Memory:
+    """Returns what a policy keeps for every replica, at the start of a run."""
+    memory = policy.algorithm.init_memory(policy, config.num_envs, config.blocks)
+    return memory.replace(member=jnp.full(config.blocks, PRESENT, jnp.int32)) if policy.config.past_selves else memory
 
 
 def update(setup: Setup, state: TrainState) -> tuple[TrainState, Metrics]:
     """One rollout of all replicas, then the updates of every policy that learns from its own rows."""
     config = setup.config
     rollout_key, update_key, next_key = jax.random.split(state.key, 3)
-    env_steps = state.num_updates.astype(jnp.float32) * config.env_steps_per_update
+    hypers = current_hypers(config, state)
     state, played = rollout(setup, state, rollout_key)
-    metrics = episode_metrics(played)
-    policies = dict(state.policies)
+    metrics = episode_metrics(played, setup.env.info_ratios)
+    policies, memory = dict(state.policies), dict(state.memory)
     policy_keys = jax.random.split(update_key, len(setup.policies))
     for i, (name, policy) in enumerate(setup.policies.items()):
         if not policy.config.trainable:
             continue
-        hypers = state.hypers[name].at(env_steps)
-        policies[name], own = update_policy(
-            policy, policies[name], hypers, played.rows[name], played.last_value[name], played.over,
-            policy_keys[i], config.blocks,
-        )  # fmt: skip
-        own |= {key: getattr(hypers, key) for key in ("learning_rate", "entropy_coefficient", "value_coefficient")}
+        past = policies[name].past  # which no algorithm needs to carry through its steps
+        new, memory[name], own = policy.algorithm.update(
+            policy, policies[name].replace(past=None), memory[name], hypers[name], played, policy_keys[i], config.blocks
+        )
+        if policy.config.past_selves:
+            own["past_self_blocks"] = jnp.sum(memory[name].member != PRESENT)
+            new, memory[name] = remember(
+                new.replace(past=past), memory[name], state.num_updates + 1, policy.config.past_selves_every
+            )
+        policies[name] = new
+        for key in policy.algorithm.scheduled:
+            own[key.split(".")[-1]] = operator.attrgetter(key)(hypers[name])
         metrics |= {f"{name}/{key}": value for key, value in own.items()}
-    return state.replace(policies=policies, key=next_key, num_updates=state.num_updates + 1), metrics
+    state = state.replace(policies=policies, memory=memory, key=next_key, num_updates=state.num_updates + 1)
+    return state, metrics
 
 
 def run(setup: Setup, state: TrainState, num_updates: int) -> tuple[TrainState, Metrics]:
     """`num_updates` updates as one scan; run(a) then run(b) equals run(a + b)."""
     return jax.lax.scan(lambda state, _: update(setup, state), state, length=num_updates)
-
-
-def episode_metrics(played: Rollout) -> Metrics:
-    """Returns how many episodes ended in a rollout and the means over them (NaN where none did).
-
-    `POLICY/episode_return` is the sum over the policy's agents.
-    """
-    episodes = jnp.sum(played.over, dtype=jnp.int32)
-
-    def mean(values: jax.Array) -> jax.Array:
-        return jnp.sum(jnp.where(played.over, values, 0).astype(jnp.float32)) / episodes
-
-    metrics = {"episodes": episodes, "episode_length": mean(played.episode_length)}
-    metrics |= {f"episode_{name}": mean(values) for name, values in played.episode_info.items()}
-    return metrics | {f"{name}/episode_return": mean(values) for name, values in played.episode_return.items()}

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,21 +10,52 @@ from typing import Any
 import numpy as np
 
 
-def summarize(metrics: Mapping[str, Any]) -> dict[str, float | int | None]:
-    """Returns one number for each metric of a chunk ([num_updates] each).
+def summarize(
+    metrics: Mapping[str, Any], info_ratios: Mapping[str, tuple[str, str]] | None = None
+) -> dict[str, float | int | None]:
+    """Returns one number for each metric of a chunk of updates, null where it is not finite.
 
-    `episodes` are summed; means over episodes are weighted with how many ended in each update; of the rest, the mean.
+    `episodes` are summed. Of names that end in _max and _min (or in _max/i and _min/i), the largest and the smallest.
+    What is over episodes is that over all episodes of the chunk; means over the live rows of a rollout are weighted
+    with `live_fraction`; all else is the mean over the updates. Updates without a number (NaN) are left out.
+
+    Args:
+        metrics: name -> [num_updates].
+        info_ratios: of the environment.
     """
-    episodes = np.asarray(metrics["episodes"])
-    summary: dict[str, float | int | None] = {"episodes": int(episodes.sum())}
-    for name, values in metrics.items():
-        values = np.asarray(values, np.float64)
-        if name.split("/")[-1].startswith("episode_"):
-            total = float(np.sum(np.where(episodes > 0, values, 0.0) * episodes))
-            summary[name] = finite(total / episodes.sum()) if episodes.sum() else None
-        elif name != "episodes":
-            summary[name] = finite(float(values.mean()))
+    values = {name: np.asarray(array, np.float64) for name, array in metrics.items()}
+    weights = {name: values["episodes"] * values[f"episode_{by}"] for name, (_, by) in (info_ratios or {}).items()}
+    summary: dict[str, float | int | None] = {"episodes": int(values["episodes"].sum())}
+    for name in values:
+        if name != "episodes":
+            summary[name] = finite(_of_chunk(name, values, weights))
     return summary
+
+
+def _of_chunk(name: str, values: Mapping[str, np.ndarray], weights: Mapping[str, np.ndarray]) -> float:
+    policy, _, last = re.sub(r"/\d+$", "", name).rpartition("/")  # without the component: "agent/action_max/0"
+    over_episodes = last.startswith("episode_")
+    if over_episodes:
+        weight = values["episodes"]
+    elif name in weights:
+        weight = weights[name]
+    else:
+        weight = values.get(f"{policy}/live_fraction") if last.endswith("_mean") else None
+    numbers = values[name]
+    weight = np.ones(len(numbers)) if weight is None else weight
+    known = (weight > 0) & ~np.isnan(numbers)  # NaN where there was nothing to report
+    numbers, weight = numbers[known], weight[known]
+    if not len(numbers):
+        return math.nan
+    if last.endswith("_max"):
+        return float(numbers.max())
+    if last.endswith("_min"):
+        return float(numbers.min())
+    if over_episodes and last.endswith("_std"):  # of all episodes: their means may differ between updates
+        means = values[name.removesuffix("_std")][known]
+        square = np.average(numbers**2 + means**2, weights=weight) - np.average(means, weights=weight) ** 2
+        return float(np.sqrt(max(square, 0.0)))
+    return float(np.average(numbers, weights=weight))
 
 
 def finite(value: float) -> float | None:

@@ -1,4 +1,8 @@
-"""Networks: flax.nnx modules that map one agent's observation to the outputs of its distribution, and a value."""
+"""Networks: flax.nnx modules that map one agent's observation to the outputs of its distribution, and a value.
+
+A network is an encoder (an observation, any pytree -> a row of numbers), hidden layers, a recurrent cell where wanted,
+and linear heads. The encoder is the place for a network of one's own: see train/encoders.py.
+"""
 
 import math
 from collections.abc import Mapping
@@ -8,11 +12,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from wdjax.spaces import Box, Dict, Discrete, MultiDiscrete, Space
+from wdjax.spaces import Dict, Space
 from wdjax.train.config import NetworkConfig
 from wdjax.train.distributions import Distribution
+from wdjax.train.encoders import MASK, make_encoder
+from wdjax.train.initializers import orthogonal
 
-MASK = "action_mask"
 ACTIVATIONS = {"relu": jax.nn.relu, "tanh": jnp.tanh, "gelu": jax.nn.gelu, "silu": jax.nn.silu}
 
 
@@ -23,6 +28,7 @@ class MLP(nnx.Module):
         sizes = (in_features, *config.hidden_sizes)
         self.activation = ACTIVATIONS[config.activation]
         self.depth = len(config.hidden_sizes)
+        self.num_features = sizes[-1]
         for i in range(self.depth):
             setattr(self, f"layer_{i}", _linear(sizes[i], sizes[i + 1], config, math.sqrt(2), rngs))
 
@@ -32,43 +38,102 @@ class MLP(nnx.Module):
         return inputs
 
 
+class Trunk(nnx.Module):
+    """All of a network that comes before its heads: encoder, hidden layers, and a GRU where `recurrent_size` asks."""
+
+    def __init__(self, observation_space: Space, config: NetworkConfig, *, rngs: nnx.Rngs):
+        self.encoder = make_encoder(observation_space, config, rngs)
+        self.mlp = MLP(self.encoder.num_features, config, rngs=rngs)
+        size = config.recurrent_size
+        inits = {"kernel_init": _initializer(config, 1.0), "recurrent_kernel_init": orthogonal(1.0)}
+        self.cell = nnx.GRUCell(self.mlp.num_features, size, **inits, rngs=rngs) if size else None
+        self.num_features = size or self.mlp.num_features
+
+    def __call__(self, obs: Any, carry: jax.Array | None = None) -> tuple[jax.Array, jax.Array | None]:
+        """One step: obs [..., *part], carry [..., recurrent_size] -> (features [..., num_features], carry)."""
+        features = self.mlp(self.encoder(obs))
+        if self.cell is None:
+            return features, None
+        carry, features = self.cell(carry, features)
+        return features, carry
+
+    def unroll(self, obs: Any, carry: jax.Array, restart: jax.Array) -> jax.Array:
+        """T steps in a row: obs [T, M, ...], carry [M, recurrent_size], restart [T, M] bool -> [T, M, num_features].
+
+        Where `restart`, the carry is emptied before the step: another episode begins with it.
+        """
+
+        def step(carry: jax.Array, row: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            features, restart = row
+            return self.cell(jnp.where(restart[:, None], 0.0, carry), features)
+
+        return jax.lax.scan(step, carry, (self.mlp(self.encoder(obs)), restart))[1]
+
+
 class ActorCritic(nnx.Module):
-    """An MLP with a head for the action distribution and one for the value, on one trunk or on two.
+    """A trunk with a head for the action distribution and one for the value, or a trunk for each of the two.
 
     Args:
-        obs_size: numbers in an observation.
+        observation_space: of one agent, without its action mask.
         distribution: what the outputs parametrise; all its components share one matrix, a block of columns each.
         config: sizes, activation, initialisation.
         rngs: flax's random streams.
     """
 
-    def __init__(self, obs_size: int, distribution: Distribution, config: NetworkConfig, *, rngs: nnx.Rngs):
-        width = config.hidden_sizes[-1] if config.hidden_sizes else obs_size
-        self.trunk = MLP(obs_size, config, rngs=rngs)
-        self.value_trunk = None if config.shared_trunk else MLP(obs_size, config, rngs=rngs)
+    def __init__(self, observation_space: Space, distribution: Distribution, config: NetworkConfig, *, rngs: nnx.Rngs):
+        self.trunk = Trunk(observation_space, config, rngs=rngs)
+        self.value_trunk = None if config.shared_trunk else Trunk(observation_space, config, rngs=rngs)
         # A small policy head: every action is about equally likely at the start (Andrychowicz et al., 2021, 3.2).
-        self.policy_head = _linear(width, distribution.num_outputs, config, 0.01, rngs)
-        self.value_head = _linear(width, 1, config, 1.0, rngs)
+        self.policy_head = _linear(self.trunk.num_features, distribution.num_outputs, config, 0.01, rngs)
+        self.value_head = _linear(self.trunk.num_features, 1, config, 1.0, rngs)
         self.free = nnx.Param(jnp.zeros(distribution.num_free)) if distribution.num_free else None
 
-    def __call__(self, obs: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """[..., obs_size] -> (outputs [..., num_outputs + num_free], value [...])."""
-        hidden = self.trunk(obs)
-        value_hidden = hidden if self.value_trunk is None else self.value_trunk(obs)
-        outputs = self.policy_head(hidden)
+    def __call__(self, obs: Any, carry: Any = None) -> tuple[jax.Array, jax.Array, Any]:
+        """One step: obs, leaves [..., *part] -> (outputs [..., num_outputs + num_free], value [...], carry).
+
+        `carry` is that of each trunk, [..., recurrent_size] each, or None where the network is not recurrent.
+        """
+        if carry is None:
+            carry = (None, None)
+        features, trunk_carry = self.trunk(obs, carry[0])
+        if self.value_trunk is None:
+            return *self._heads(features, features), None if trunk_carry is None else (trunk_carry, carry[1])
+        value_features, value_carry = self.value_trunk(obs, carry[1])
+        return *self._heads(features, value_features), None if trunk_carry is None else (trunk_carry, value_carry)
+
+    def unroll(self, obs: Any, carry: Any, restart: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """T steps in a row, see Trunk.unroll. Returns (outputs [T, M, ...], value [T, M])."""
+        features = self.trunk.unroll(obs, carry[0], restart)
+        if self.value_trunk is None:
+            return self._heads(features, features)
+        return self._heads(features, self.value_trunk.unroll(obs, carry[1], restart))
+
+    def _heads(self, features: jax.Array, value_features: jax.Array) -> tuple[jax.Array, jax.Array]:
+        outputs = self.policy_head(features)
         if self.free is not None:
             free = jnp.broadcast_to(self.free[...], (*outputs.shape[:-1], self.free[...].shape[-1]))
             outputs = jnp.concatenate([outputs, free], axis=-1)
-        return outputs, self.value_head(value_hidden)[..., 0]
+        return outputs, self.value_head(value_features)[..., 0]
+
+
+def empty_carry(config: NetworkConfig, shape: tuple[int, ...]) -> Any:
+    """Returns the carry of an ActorCritic at the start of an episode, leaves [*shape, recurrent_size], or None."""
+    if not config.recurrent_size:
+        return None
+    zeros = jnp.zeros((*shape, config.recurrent_size))
+    return (zeros, None if config.shared_trunk else zeros)
 
 
 def _linear(in_features: int, out_features: int, config: NetworkConfig, gain: float, rngs: nnx.Rngs) -> nnx.Linear:
-    initializers: dict[str, Any] = {
-        "orthogonal": nnx.initializers.orthogonal(gain),
+    return nnx.Linear(in_features, out_features, kernel_init=_initializer(config, gain), rngs=rngs)
+
+
+def _initializer(config: NetworkConfig, gain: float) -> Any:
+    return {
+        "orthogonal": orthogonal(gain),
         "xavier": nnx.initializers.xavier_uniform(),
         "lecun": nnx.initializers.lecun_normal(),
-    }
-    return nnx.Linear(in_features, out_features, kernel_init=initializers[config.initializer], rngs=rngs)
+    }[config.initializer]
 
 
 def split_mask(obs: Any) -> tuple[Any, jax.Array | None]:
@@ -78,31 +143,15 @@ def split_mask(obs: Any) -> tuple[Any, jax.Array | None]:
     return obs, None
 
 
-def encode(space: Space, obs: Any) -> jax.Array:
-    """Lays one observation, or a batch of them, in a row of numbers for the network.
-
-    Args:
-        space: of one agent's observation: Box parts are flattened, discrete ones become one-hot, a Dict's parts follow
-            each other in the order of the space, its `action_mask` left out.
-        obs: leaves [..., *part of the space].
-
-    Returns:
-        [..., encoded_size(space)] float32.
-    """
-    match space:
-        case Box():
-            return obs.reshape((*obs.shape[: obs.ndim - len(space.shape)], -1)).astype(jnp.float32)
-        case Discrete():
-            return jax.nn.one_hot(obs, space.n)
-        case MultiDiscrete():
-            return jnp.concatenate([jax.nn.one_hot(obs[..., i], n) for i, n in enumerate(space.nvec)], axis=-1)
-        case Dict():
-            parts = [encode(part, obs[name]) for name, part in space.spaces.items() if name != MASK]
-            return jnp.concatenate(parts, axis=-1)
-    raise TypeError(f"observation space {space}: must be Box, Discrete, MultiDiscrete or a Dict of these")
+def batch_shape(space: Space, obs: Any) -> tuple[int, ...]:
+    """Returns the leading axes of observations, leaves [*leading, *part of the space]."""
+    ndims = jax.tree.map(lambda leaf: leaf.ndim, jax.eval_shape(space.sample, jax.random.key(0)))
+    leaf, ndim = jax.tree.leaves(obs)[0], jax.tree.leaves(ndims)[0]
+    return leaf.shape[: leaf.ndim - ndim]
 
 
-def encoded_size(space: Space) -> int:
-    """Returns how many numbers `encode` gives for one observation."""
-    zeros = jax.eval_shape(lambda key: encode(space, space.sample(key)), jax.random.key(0))
-    return zeros.shape[-1]
+def without_mask(space: Space) -> Space:
+    """Returns the space of what the network sees."""
+    if isinstance(space, Dict) and MASK in space.spaces:
+        return Dict({name: part for name, part in space.spaces.items() if name != MASK})
+    return space

@@ -10,11 +10,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from wdjax.checks import require_known
 from wdjax.env import SINGLE_AGENT, Env
-from wdjax.spaces import Dict, Space
+from wdjax.spaces import Dict, Discrete, Space
 from wdjax.train.config import PolicyConfig
+from wdjax.train.encoders import AGENT_TYPE, MASK
+from wdjax.train.networks import split_mask, without_mask
 
 _SELECTOR = re.compile(r"(\w+)(?:\[(?:(\d+)|(\d*):(\d*))\])?")  # group, group[index], group[start:stop]
 
@@ -33,12 +36,28 @@ class Assignment:
     """The agents of one policy, in the order of its selectors, and the spaces of each."""
 
     segments: tuple[Segment, ...]
-    observation_space: Space
+    observation_space: Space  # with the agent's type, where it is shown
     action_space: Space
+    types: tuple[Segment, ...] = ()  # all of the policy's segments, in order, where an observation tells an agent's
 
     @property
     def num_agents(self) -> int:
         return sum(segment.stop - segment.start for segment in self.segments)
+
+    @property
+    def agent_types(self) -> np.ndarray:
+        """(num_agents,) int32, constant: the place in `types` of each agent's segment."""
+        place = {(part.group, i): k for k, part in enumerate(self.types) for i in range(part.start, part.stop)}
+        agents = [(part.group, i) for part in self.segments for i in range(part.start, part.stop)]
+        return np.array([place[agent] for agent in agents], np.int32)
+
+    @property
+    def bare_space(self) -> Space:
+        """The observation space without the agent's type: the environment's own."""
+        if not self.types:
+            return self.observation_space
+        inner, mask = self.observation_space["obs"], self.observation_space.spaces.get(MASK)
+        return inner if mask is None else Dict({**inner.spaces, MASK: mask})
 
 
 def group_sizes(env: Env) -> dict[str, int]:
@@ -51,7 +70,8 @@ def assign_agents(env: Env, params: Any, policies: Mapping[str, PolicyConfig]) -
 
     Raises:
         ValueError: naming the policy and the selector that is unknown, empty, out of range, or takes an agent twice;
-            agents without a policy; or a policy whose agents have different spaces.
+            agents without a policy; a policy whose agents have different spaces, or that shows the type where there is
+            only one.
     """
     sizes = group_sizes(env)
     segments = {name: parse_selectors(name, config.agents or (name,), sizes) for name, config in policies.items()}
@@ -68,7 +88,11 @@ def assign_agents(env: Env, params: Any, policies: Mapping[str, PolicyConfig]) -
                     f"policies.{name}.agents: groups {parts[0].group!r} and {part.group!r} have different spaces "
                     f"({spaces[0]} and {pair}): give them a policy each"
                 )
-        assignments[name] = Assignment(tuple(parts), *spaces[0])
+        space, types = spaces[0][0], tuple(parts) if policies[name].agent_type_feature else ()
+        if types:
+            _require_types(name, parts)
+            space = _typed_space(space, len(parts))
+        assignments[name] = Assignment(tuple(parts), space, spaces[0][1], types)
     return assignments
 
 
@@ -91,6 +115,14 @@ def parse_selectors(policy: str, selectors: tuple[str, ...], sizes: Mapping[str,
             )
         segments.append(Segment(group, start, stop))
     return segments
+
+
+def _require_types(policy: str, parts: list[Segment]) -> None:
+    if len(parts) == 1:
+        raise ValueError(
+            f"policies.{policy}.agent_type_feature = True: must be false where `agents` is a single selector, "
+            f"{parts[0].group!r}: there is only one type"
+        )
 
 
 def _require_partition(segments: Mapping[str, list[Segment]], sizes: Mapping[str, int]) -> None:
@@ -125,6 +157,27 @@ def gather(assignment: Assignment, values: Mapping[str, Any]) -> Any:
         for part in assignment.segments
     ]
     return parts[0] if len(parts) == 1 else jax.tree.map(lambda *leaves: jnp.concatenate(leaves, axis=1), *parts)
+
+
+def gather_observation(assignment: Assignment, obs: Mapping[str, Any]) -> Any:
+    """Returns what a policy's agents see, leaves [N, n_policy, ...], from observations by group.
+
+    Where the policy has `agent_type_feature`, that is {"obs": observation, "agent_type": [N, n_policy] int32, number of
+    the agent's selector}, and beside them the action mask of an observation that has one.
+    """
+    seen = gather(assignment, obs)
+    if not assignment.types:
+        return seen
+    seen, mask = split_mask(seen)
+    num_envs = jax.tree.leaves(seen)[0].shape[0]
+    typed = {"obs": seen, AGENT_TYPE: jnp.broadcast_to(assignment.agent_types, (num_envs, assignment.num_agents))}
+    return typed if mask is None else {**typed, MASK: mask}
+
+
+def _typed_space(space: Space, num_types: int) -> Dict:
+    """Returns the space of an observation with its agent's type beside it; an action mask stays at the top."""
+    mask = {MASK: space[MASK]} if isinstance(space, Dict) and MASK in space.spaces else {}
+    return Dict({"obs": without_mask(space), AGENT_TYPE: Discrete(num_types), **mask})
 
 
 def scatter(assignments: Mapping[str, Assignment], values: Mapping[str, jax.Array]) -> dict[str, jax.Array]:

@@ -1,6 +1,7 @@
 """A rollout: every policy acts in every replica for `rollout_length` steps, as one scan."""
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -8,10 +9,11 @@ import jax.numpy as jnp
 from flax import struct
 
 from wdjax.spaces import Box
+from wdjax.train import self_play
 from wdjax.train.distributions import Distribution
-from wdjax.train.policies import from_groups, gather, scatter, to_groups
-from wdjax.train.state import Policy, Setup, TrainState
-from wdjax.vector import when_any
+from wdjax.train.policies import from_groups, gather, gather_observation, scatter, to_groups
+from wdjax.train.state import Hypers, Policy, PolicyState, Setup, TrainState, current_hypers
+from wdjax.vector import select, when_any
 
 
 @struct.dataclass
@@ -20,12 +22,15 @@ class Rows:
 
     obs: Any  # what the action was chosen on
     action: jax.Array
-    log_prob: jax.Array  # float32, of the action when it was drawn
-    value: jax.Array  # float32, V(obs)
     reward: jax.Array  # float32, for the action
     terminated: jax.Array  # bool, the agent's game ended in this step or before
-    live: jax.Array  # bool, the agent had not terminated before this step
-    final_value: jax.Array | None  # float32, V(final obs) where truncated, else 0; None where nothing truncates
+    live: jax.Array  # bool, the agent had not terminated before this step (and was not played by an earlier self)
+    # on-policy algorithms:
+    log_prob: jax.Array | None = None  # float32, of the action when it was drawn
+    value: jax.Array | None = None  # float32, V(obs)
+    final_value: jax.Array | None = None  # float32, V(final obs) where truncated, else 0; None: nothing truncates
+    # off-policy algorithms:
+    next_obs: Any = None  # what the agent saw after the step, before any reset
 
 
 @struct.dataclass
@@ -33,7 +38,9 @@ class Rollout:
     """The rows of the policies that learn, and the episodes that ended."""
 
     rows: dict[str, Rows]
-    last_value: dict[str, jax.Array]  # [N, n], V of the observations after the last row
+    first_carry: dict[str, Any]  # [N, n, ...], what each policy carried into the first row
+    last_carry: dict[str, Any]  # and out of the last
+    last_obs: dict[str, Any]  # [N, n, ...], the observations after the last row
     over: jax.Array  # [T, N] bool, an episode ended in this step; what follows is valid where it is true
     episode_return: dict[str, jax.Array]  # by policy, [T, N] float32, summed over its agents
     episode_length: jax.Array  # [T, N] int32
@@ -43,61 +50,96 @@ class Rollout:
 def rollout(setup: Setup, state: TrainState, key: jax.Array) -> tuple[TrainState, Rollout]:
     """Plays `rollout_length` steps in every replica. Returns the state after them and what happened."""
     config = setup.config
+    hypers = current_hypers(config, state)
     keys = step_keys(key, config.rollout_length, 1 + len(setup.policies), config.blocks)
-    params = {name: policy.params for name, policy in state.policies.items()}
+    state, selves = choose_selves(setup, state, hypers, key)
+    first_carry = {name: memory.carry for name, memory in state.memory.items()}
 
     def step(carry: tuple, keys: jax.Array) -> tuple[tuple, tuple]:
-        return play_step(setup, params, state.env_params, carry, keys)
+        return play_step(setup, state.policies, hypers, state.env_params, carry, keys, selves)
 
-    carry, (rows, episodes) = jax.lax.scan(step, (state.replicas, state.obs, state.live), keys)
-    replicas, obs, live = carry
-    last_value = {
-        name: policy.apply(params[name], gather(policy.assignment, obs))[1]
-        for name, policy in setup.policies.items()
-        if policy.config.trainable
-    }
-    return state.replace(replicas=replicas, obs=obs, live=live), Rollout(rows, last_value, *episodes)
+    carry, (rows, episodes) = jax.lax.scan(step, (state.replicas, state.obs, state.live, first_carry), keys)
+    replicas, obs, live, carries = carry
+    last_obs = {name: gather_observation(policy.assignment, obs) for name, policy in setup.policies.items()}
+    memory = {name: old.replace(carry=carries[name]) for name, old in state.memory.items()}
+    state = state.replace(replicas=replicas, obs=obs, live=live, memory=memory)
+    return state, Rollout(rows, first_carry, carries, last_obs, *episodes)
 
 
-def play_step(setup: Setup, params: Mapping[str, Any], env_params: Any, carry: tuple, keys: jax.Array) -> tuple:
+def choose_selves(
+    setup: Setup, state: TrainState, hypers: Mapping[str, Hypers], key: jax.Array
+) -> tuple[TrainState, dict[str, self_play.Selves]]:
+    """Draws who plays the policies that keep earlier selves. Returns (state, selves of these policies)."""
+    memory, selves = dict(state.memory), {}
+    for i, (name, policy) in enumerate(setup.policies.items()):
+        if policy.config.past_selves:
+            own_key = jax.random.fold_in(key, 2**31 + i)  # far from the blocks' own
+            fraction = hypers[name].past_selves_fraction
+            selves[name] = self_play.draw_selves(state.policies[name], fraction, own_key, setup.config.blocks)
+            memory[name] = self_play.take_over(memory[name], selves[name])
+    return state.replace(memory=memory), selves
+
+
+def play_step(
+    setup: Setup,
+    policies: Mapping[str, PolicyState],
+    hypers: Mapping[str, Hypers],
+    env_params: Any,
+    carry: tuple,
+    keys: jax.Array,
+    selves: Mapping[str, self_play.Selves] = MappingProxyType({}),
+) -> tuple:
     """One step of all replicas, the body of the scan.
 
     Args:
-        params: by policy.
-        carry: (replicas, obs, live) as in TrainState.
+        policies, hypers: of each policy; schedules read off.
+        carry: (replicas, obs, live) as in TrainState, and what each policy carries from step to step.
         keys: [1 + policies, num_blocks]: the environment's, then each policy's.
+        selves: who plays those policies that keep earlier selves.
 
     Returns:
         (carry, (rows by policy, episodes)), see Rollout.
     """
-    replicas, obs, live = carry
-    actions, drafts = {}, {}
+    replicas, obs, live, carries = carry
+    actions, drafts, carries_after = {}, {}, {}
     for i, (name, policy) in enumerate(setup.policies.items()):
-        seen = gather(policy.assignment, obs)
-        outputs, value = policy.apply(params[name], seen)
-        actions[name] = sample_blocks(policy.distribution, keys[1 + i], outputs)
+        seen = gather_observation(policy.assignment, obs)
+        act, player = policy.algorithm.act, policies[name]
+        if name in selves:
+            act, player = self_play.act, selves[name]
+        actions[name], notes, carries_after[name] = act(
+            policy, player, carries[name], seen, keys[1 + i], hypers[name]
+        )
         if policy.config.trainable:
-            log_prob = policy.distribution.log_prob(outputs, actions[name])
-            drafts[name] = {"obs": seen, "action": actions[name], "log_prob": log_prob, "value": value}
+            drafts[name] = {"obs": seen, "action": actions[name], **notes}
     played = step_replicas(setup, keys[0], replicas, actions, env_params)
     next_obs, replicas, reward, terminated, truncated, info = played
     over = info["over"]
     rows = {}
     for name, draft in drafts.items():
         policy = setup.policies[name]
-        cut = gather(policy.assignment, truncated)
+        cut = gather(policy.assignment, truncated) if setup.env.can_truncate else None
+        final_obs = gather_observation(policy.assignment, info["final_obs"])
         rows[name] = Rows(
             **draft,
             reward=gather(policy.assignment, reward),
             terminated=gather(policy.assignment, terminated),
-            live=gather(policy.assignment, live),
-            final_value=final_value(policy, params[name], info["final_obs"], cut) if setup.env.can_truncate else None,
+            live=learning_rows(policy, live, selves),
+            **policy.algorithm.end_of_step(policy, policies[name], carries_after[name], final_obs, cut),
         )
     returns = {
         name: gather(policy.assignment, info["episode_return"]).sum(axis=1) for name, policy in setup.policies.items()
     }
     live = jax.tree.map(lambda flag: ~flag | over[:, None], terminated)
-    return (replicas, next_obs, live), (rows, (over, returns, info["episode_length"], info["episode_info"]))
+    carries = select(over, jax.tree.map(jnp.zeros_like, carries_after), carries_after)
+    carry = (replicas, next_obs, live, carries)
+    return carry, (rows, (over, returns, info["episode_length"], info["episode_info"]))
+
+
+def learning_rows(policy: Policy, live: Mapping[str, jax.Array], selves: Mapping[str, self_play.Selves]) -> jax.Array:
+    """Returns which rows a policy learns from, [N, n] bool: of live agents, in replicas that it plays itself."""
+    own = gather(policy.assignment, live)
+    return self_play.learned_from(own, selves[policy.name]) if policy.name in selves else own
 
 
 def step_replicas(
@@ -118,14 +160,19 @@ def clip_action(policy: Policy, action: jax.Array) -> jax.Array:
     return space.clip(action) if isinstance(space, Box) else action
 
 
-def final_value(policy: Policy, params: Any, final_obs: dict[str, Any], truncated: jax.Array) -> jax.Array:
-    """Returns V(final obs) of the agents that a time limit cut off, 0 elsewhere, [N, n]; free where there are none."""
+def final_value(
+    policy: Policy, state: PolicyState, carry: Any, final_obs: Any, truncated: jax.Array
+) -> jax.Array:
+    """Returns V(final obs) of the agents that a time limit cut off, 0 elsewhere, [N, n]; free where there are none.
 
-    def evaluate(current: jax.Array, params: Any, obs: Any, truncated: jax.Array) -> jax.Array:
-        return jnp.where(truncated, policy.apply(params, obs)[1], current)
+    `carry` is what a recurrent policy carried out of the step, before the reset.
+    """
+
+    def evaluate(current: jax.Array, state: PolicyState, obs: Any, carry: Any, truncated: jax.Array) -> jax.Array:
+        return jnp.where(truncated, policy.apply(state, obs, carry)[1], current)
 
     nothing = jnp.zeros(truncated.shape)
-    return when_any(truncated, evaluate, nothing, params, gather(policy.assignment, final_obs), truncated)
+    return when_any(truncated, evaluate, nothing, state, final_obs, carry, truncated)
 
 
 def next_values(rows: Rows, last_value: jax.Array, over: jax.Array) -> jax.Array:

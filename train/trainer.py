@@ -18,12 +18,15 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from wdjax.train.checkpoint import open_checkpoints, restore, save
 from wdjax.train.config import TrainConfig
-from wdjax.train.evaluation import UnfinishedEpisodeError, evaluate, record_episode
-from wdjax.train.learner import Learner, make_learner, run
+from wdjax.train.episodes import Episodes, evaluation_metrics
+from wdjax.train.evaluation import UnfinishedEpisodeError, evaluate
+from wdjax.train.learner import Learner, init, make_learner, run
 from wdjax.train.load import from_mapping, read_yaml
-from wdjax.train.metrics_log import MetricsLog, summarize
+from wdjax.train.metrics_log import MetricsLog, finite, summarize
 from wdjax.train.plots import save_curves
+from wdjax.train.policies import group_sizes
 from wdjax.train.state import TrainState
+from wdjax.train.trajectory import record_episode
 from wdjax.train.validate import complete_env_params
 
 # What may differ between a run and its resumption: how long, and how it is looked after.
@@ -60,6 +63,8 @@ class Trainer:
         self.callbacks = tuple(callbacks)
         self.console = Console(quiet=quiet)
         self.learner = make_learner(config)  # first: a configuration that is refused must leave no folder
+        if not (self.workdir / "config.yaml").exists():
+            _ = self.learner.setup.loaded  # likewise a policy's checkpoint, which only a new run reads
         prepare_folder(self.workdir, config, resume)
         self.state: TrainState | None = None
         self.best_score: float | None = None
@@ -124,7 +129,7 @@ class Trainer:
                 last = done == config.num_updates
                 saving = last or done // config.updates_per_chunk % config.checkpoint_every == 0
                 row = self._row(done, size, seconds, compile_seconds, metrics)
-                row |= self._evaluate(best, done, log) if saving else self._no_evaluation()
+                row |= self._evaluate(best, done, log) if self._is_evaluated(done) else self._no_evaluation()
                 log.write(row)
                 if saving:
                     save(checkpoints, done, self.state, self._host(log))
@@ -144,32 +149,49 @@ class Trainer:
             "updates": done,
             "env_steps": done * self.config.env_steps_per_update,
             "seconds": seconds,
+            "seconds_per_update": seconds / size,
             "compile_seconds": compile_seconds,
             "env_steps_per_second": steps / seconds,
             "agent_steps_per_second": steps * agents / seconds,
-            **summarize(metrics),
+            **summarize(metrics, self.learner.env.info_ratios),
         }
 
+    def _is_evaluated(self, done: int) -> bool:
+        """Whether so many updates call for an evaluation: every `evaluate_every` chunks or checkpoint, and the last."""
+        config = self.config
+        if not config.evaluates:
+            return False
+        every = config.evaluate_every or config.checkpoint_every
+        return done == config.num_updates or done // config.updates_per_chunk % every == 0
+
     def _evaluate(self, best: Any, done: int, log: MetricsLog) -> dict[str, Any]:
-        """Plays greedy episodes with a key of their own where best_metric asks for it, and keeps the best state."""
-        name = self.config.best_by
-        if name is None:
-            return {}
-        key = jax.random.fold_in(host_key(self.config.seed), done)
+        """Plays episodes in replicas and with a key of their own, and keeps the best state where best_metric asks."""
+        config = self.config
+        key = jax.random.fold_in(host_key(config.seed), done)
         try:
-            episodes = evaluate(self.learner, self.state, key, self.config.eval_episodes, greedy=True)
-        except UnfinishedEpisodeError as error:  # training must not end for want of a best checkpoint
+            episodes = evaluate(self.learner, self.state, key, config.eval_episodes, config.eval_greedy)
+        except UnfinishedEpisodeError as error:  # training must not end for want of an evaluation
             self.console.print(f"No evaluation: {error}", soft_wrap=True)
             return self._no_evaluation()
-        row = {f"eval/{policy}/episode_return": float(np.mean(r)) for policy, r in episodes.episode_return.items()}
-        score = row[f"eval/{name}"]
-        if self.best_score is None or score > self.best_score:
+        found = evaluation_metrics(episodes, self.learner.env.info_ratios)
+        row = {name: value if value is None else finite(value) for name, value in found.items()}
+        score = row.get(f"eval/{config.best_by}")
+        if score is not None and (self.best_score is None or score > self.best_score):
             self.best_score = score
             save(best, done, self.state, self._host(log))
         return row
 
     def _no_evaluation(self) -> dict[str, None]:
-        return {} if self.config.best_by is None else {f"eval/{p}/episode_return": None for p in self.config.policies}
+        """The fields of an evaluation where there is none: every line of metrics.jsonl has the same."""
+        if not self.config.evaluates:
+            return {}
+        env, zero = self.learner.env, np.zeros(1)
+        nothing = Episodes(
+            episode_return=dict.fromkeys(self.config.policies, zero), episode_length=zero,
+            episode_info=dict.fromkeys(self.state.replicas.episode_info, zero), agent_return={},
+            group_return=dict.fromkeys(group_sizes(env), zero),
+        )  # fmt: skip
+        return dict.fromkeys(evaluation_metrics(nothing, env.info_ratios))
 
     def _host(self, log: MetricsLog) -> dict[str, Any]:
         return {"metrics_size": log.size, "best_score": self.best_score}
@@ -206,7 +228,8 @@ def compile_chunk(learner: Learner, state: TrainState, num_updates: int) -> tupl
 
 def abstract_state(learner: Learner) -> TrainState:
     """Returns the shapes and dtypes of a learner's state."""
-    return jax.eval_shape(learner.init, jax.random.key(0))
+    # not learner.init: the shapes need no checkpoint of another run, which may be gone
+    return jax.eval_shape(functools.partial(init, learner.setup), jax.random.key(0))
 
 
 def prepare_folder(workdir: Path, config: TrainConfig, resume: bool) -> None:
@@ -253,8 +276,14 @@ def load_run_config(run_folder: str | Path) -> TrainConfig:
     return from_mapping(TrainConfig, read_yaml(file))
 
 
-def load_run(run_folder: str | Path, best: bool = False) -> tuple[Learner, TrainState]:
-    """Returns the learner of a run and the state of its newest checkpoint, or of its best.
+def load_run(
+    run_folder: str | Path, best: bool = False, num_updates: int | None = None
+) -> tuple[Learner, TrainState]:
+    """Returns the learner of a run and the state of its newest checkpoint.
+
+    Args:
+        best: of its best one.
+        num_updates: of the one after so many updates.
 
     Raises:
         FileNotFoundError: where there is no run, or no such checkpoint in it.
@@ -264,20 +293,46 @@ def load_run(run_folder: str | Path, best: bool = False) -> tuple[Learner, Train
     if not folder.is_dir():
         raise FileNotFoundError(f"no checkpoint in {folder}")
     with open_checkpoints(folder, keep=1_000_000) as manager:  # only reads: nothing must be cleaned away
-        newest = manager.latest_step()
-        if newest is None:
+        steps = sorted(manager.all_steps())
+        if not steps:
             raise FileNotFoundError(f"no checkpoint in {folder}")
-        return learner, restore(manager, newest, abstract_state(learner))[0]
+        step = steps[-1] if num_updates is None else num_updates
+        if step not in steps:
+            held = ", ".join(map(str, steps))
+            raise FileNotFoundError(f"no checkpoint of {step} updates in {folder}, only of {held} (keep_checkpoints)")
+        return learner, restore(manager, step, abstract_state(learner))[0]
+
+
+def split_checkpoint(run: str, default: str = "newest") -> tuple[Path, str]:
+    """Returns (folder, checkpoint) of "runs/a@best", "runs/a@120", "runs/a@newest"; without one the default.
+
+    Raises:
+        ValueError: where what follows @ is none of these.
+    """
+    folder, _, own = run.rpartition("@") if "@" in run and not Path(run).exists() else (run, "", "")
+    own = own or default
+    if own not in ("newest", "best") and not own.isdecimal():
+        raise ValueError(f"checkpoint {own!r}: must be newest, best, or a number of updates")
+    return Path(folder), own
+
+
+def load_named(run: str, default: str = "newest") -> tuple[Learner, TrainState]:
+    """Returns what `load_run` does, of a checkpoint named as for `split_checkpoint`."""
+    folder, which = split_checkpoint(run, default)
+    return load_run(folder, best=which == "best", num_updates=int(which) if which.isdecimal() else None)
 
 
 def save_episode(
     learner: Learner, state: TrainState, path: str | Path, seed: int = 0, greedy: bool = False, fps: int = 12
 ) -> Path:
-    """Plays one episode and writes it as an animated GIF. Returns its path."""
+    """Plays one episode and writes it: as an animated GIF, or, where the path ends in .npz, as arrays with all that
+    happened (`Trajectory.to_npz`), observations too. Returns its path."""
     from wdjax.rendering import save_gif
 
-    key = jax.random.fold_in(host_key(seed), 0)
-    episode = record_episode(learner, state, key, greedy=greedy)
+    key, arrays = jax.random.fold_in(host_key(seed), 0), Path(path).suffix == ".npz"
+    episode = record_episode(learner, state, key, greedy=greedy, observations=arrays)
+    if arrays:
+        return episode.to_npz(path)
     save_gif(path, learner.env, episode.states, jax.device_get(state.env_params), fps=fps)
     return Path(path)
 

@@ -1,7 +1,6 @@
 """What a TrainConfig may hold: checked before anything is traced."""
 
 import dataclasses
-import itertools
 import math
 from typing import Any
 
@@ -12,10 +11,12 @@ import wdjax
 from wdjax.checks import require, require_known
 from wdjax.env import Env, is_number_tuple, static_names
 from wdjax.spaces import Dict
+from wdjax.train.algorithms import ALGORITHMS
 from wdjax.train.config import PolicyConfig, TrainConfig
 from wdjax.train.distributions import Categorical, make_distribution
-from wdjax.train.networks import MASK
+from wdjax.train.encoders import MASK, check_options, encoder_class, require_layout
 from wdjax.train.policies import Assignment, assign_agents
+from wdjax.train.schedules import require_schedule
 
 _POSITIVE = (
     "num_envs", "rollout_length", "total_env_steps", "updates_per_chunk", "checkpoint_every", "keep_checkpoints",
@@ -32,6 +33,8 @@ def validate(config: TrainConfig) -> tuple[Env, Any, dict[str, Assignment]]:
     for name in _POSITIVE:
         require(getattr(config, name) >= 1, name, getattr(config, name), "at least 1")
     require(0 <= config.seed < 2**32, "seed", config.seed, "at least 0 and below 2**32")  # jax drops higher bits
+    every = config.evaluate_every
+    require(every >= 0, "evaluate_every", every, "at least 0 (0: only where best_metric asks for evaluations)")
     require(config.num_blocks >= 0, "num_blocks", config.num_blocks, "at least 0 (0: gcd(num_envs, 8))")
     divides = config.num_envs % config.blocks == 0
     require(divides, "num_blocks", config.blocks, f"a divisor of num_envs = {config.num_envs}")
@@ -44,7 +47,14 @@ def validate(config: TrainConfig) -> tuple[Env, Any, dict[str, Assignment]]:
         _validate_policy(name, policy)
     assignments = assign_agents(env, params, config.policies)
     for name, assignment in assignments.items():
-        _validate_spaces(name, assignment)
+        policy = config.policies[name]
+        alone = policy.past_selves > 0 and len(config.policies) == 1
+        require(not alone, f"policies.{name}.past_selves", policy.past_selves, "0 where there is no other policy")
+        words = f"at least 2, as policies.{name} has past_selves: in a block either these play or itself"
+        require(not policy.past_selves or config.blocks >= 2, "num_blocks", config.blocks, words)
+        require_layout(f"policies.{name}.network", policy.network, env)
+        ALGORITHMS[policy.algorithm].check(name, config, assignment)
+        _validate_mask(name, policy, assignment)
         _validate_batch(config, name, assignment)
     best = config.best_by
     if best is not None:
@@ -71,48 +81,57 @@ def _validate_policy(name: str, policy: PolicyConfig) -> None:
     for field in ("gamma", "gae_lambda"):
         value = getattr(policy, field)
         require(0 <= value <= 1, f"{path}.{field}", value, "between 0 and 1")
-    for field in ("max_grad_norm", "clip", "value_clip", "optimizer_epsilon"):
+    for field in ("max_grad_norm", "clip", "value_clip", "target_kl", "optimizer_epsilon"):
         require(getattr(policy, field) > 0, f"{path}.{field}", getattr(policy, field), "above 0")
     epsilon = policy.optimizer_epsilon
     require(math.isfinite(epsilon), f"{path}.optimizer_epsilon", epsilon, "finite")
     for field in ("learning_rate", "entropy_coefficient", "value_coefficient"):
-        _validate_schedule(f"{path}.{field}", getattr(policy, field))
-    for field in ("epochs", "minibatches"):
-        require(getattr(policy, field) >= 1, f"{path}.{field}", getattr(policy, field), "at least 1")
-        if policy.algorithm == "A2C":  # without a probability ratio a second step on the same rows is off-policy
-            require(getattr(policy, field) == 1, f"{path}.{field}", getattr(policy, field), "1 for A2C (PPO: several)")
+        require_schedule(f"{path}.{field}", getattr(policy, field))
     for size in policy.network.hidden_sizes:
         require(size >= 1, f"{path}.network.hidden_sizes", policy.network.hidden_sizes, "widths of at least 1")
+    size = policy.network.recurrent_size
+    require(size >= 0, f"{path}.network.recurrent_size", size, "at least 0 (0: not recurrent)")
+    ratio = policy.neg_pos_env_ratio
+    require(math.isfinite(ratio), f"{path}.neg_pos_env_ratio", ratio, "finite (below 0: learn from all replicas)")
+    for field, low in (("past_selves", 0), ("past_selves_every", 1)):
+        require(getattr(policy, field) >= low, f"{path}.{field}", getattr(policy, field), f"at least {low}")
+    fraction, frozen = policy.past_selves_fraction, policy.past_selves and not policy.trainable
+    require(0 <= fraction < 1, f"{path}.past_selves_fraction", fraction, "at least 0 and below 1")
+    require(not frozen, f"{path}.past_selves", policy.past_selves, "0 where trainable is false: it is always the same")
+    check_options(f"{path}.network", policy.network)
+    raw = getattr(encoder_class(policy.network.encoder), "needs_raw", False)
+    shifted = policy.normalize_observation and raw
+    require(not shifted, f"{path}.normalize_observation", True, f"false with the encoder {policy.network.encoder!r}")
 
 
-def _validate_schedule(path: str, schedule: Any) -> None:
-    points = [(0.0, schedule)] if isinstance(schedule, (int, float)) else schedule
-    require(len(points) > 0, path, schedule, "a number or at least one [env_step, value] pair")
-    steps, values = [step for step, _ in points], [value for _, value in points]
-    sound = all(math.isfinite(number) and number >= 0 for number in steps + values)
-    require(sound, path, schedule, "finite and at least 0")
-    require(all(a < b for a, b in itertools.pairwise(steps)), path, schedule, "sorted by env_step, each once")
-
-
-def _validate_spaces(name: str, assignment: Assignment) -> None:
-    """Refuses an action space that no policy can act in, and an action mask that does not fit it."""
+def _validate_mask(name: str, policy: PolicyConfig, assignment: Assignment) -> None:
+    """Refuses an action mask that does not fit the action space, or that stands inside a part of the observation."""
     space, observation = assignment.action_space, assignment.observation_space
-    distribution = make_distribution(space)
+    for part, inner in observation.spaces.items() if isinstance(observation, Dict) else ():
+        if _has_mask(inner):
+            raise ValueError(f"policies.{name}: {MASK} inside observation[{part!r}]: must stand at the top, beside it")
     if isinstance(observation, Dict) and MASK in observation.spaces:
+        distribution = make_distribution(space, policy.action_distribution)
         if not isinstance(distribution, Categorical):
             raise TypeError(f"policies.{name}: its observation has an {MASK}, but actions in {space} cannot be masked")
         shape, size = observation[MASK].shape, distribution.num_outputs
         require(shape == (size,), f"policies.{name}: shape of {MASK}", shape, f"({size},), an entry for each choice")
 
 
+def _has_mask(space: Any) -> bool:
+    return isinstance(space, Dict) and (MASK in space.spaces or any(map(_has_mask, space.spaces.values())))
+
+
 def _validate_batch(config: TrainConfig, name: str, assignment: Assignment) -> None:
-    rows = config.rollout_length * config.num_envs // config.blocks * assignment.num_agents
-    minibatches = config.policies[name].minibatches
-    require(
-        rows % minibatches == 0, f"policies.{name}.minibatches", minibatches,
-        f"a divisor of {rows}, the rows of a block (rollout_length {config.rollout_length} x num_envs / num_blocks "
-        f"{config.num_envs // config.blocks} x agents {assignment.num_agents})",
-    )  # fmt: skip
+    policy = config.policies[name]
+    replicas, agents = config.num_envs // config.blocks, assignment.num_agents
+    factors = f"num_envs / num_blocks {replicas} x agents {agents}"
+    rows, what = replicas * agents, f"the sequences of a block ({factors})"
+    if not policy.network.recurrent_size:
+        rows *= config.rollout_length
+        what = f"the rows of a block (rollout_length {config.rollout_length} x {factors})"
+    divides = rows % policy.minibatches == 0
+    require(divides, f"policies.{name}.minibatches", policy.minibatches, f"a divisor of {rows}, {what}")
 
 
 def complete_env_params(config: TrainConfig) -> TrainConfig:

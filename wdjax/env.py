@@ -29,6 +29,8 @@ class Env(abc.ABC):
     """
 
     can_truncate: ClassVar[bool] = True  # whether a time limit may cut an episode off
+    # statistics that are one sum of `info` over another, name -> (sum, divisor): a mean time, say
+    info_ratios: ClassVar[Mapping[str, tuple[str, str]]] = {}
 
     @property
     def groups(self) -> Mapping[str, int]:

@@ -77,6 +77,7 @@ class TagContinuous(Env):
     runner_exits_game_after_tagged: bool = True  # else a runner may be tagged again and again
 
     can_truncate: ClassVar[bool] = False
+    info_ratios: ClassVar[dict[str, tuple[str, str]]] = {"time_to_tag": ("tag_steps", "tags")}
 
     def __post_init__(self):
         require_integer("num_taggers", self.num_taggers, 1)
@@ -151,7 +152,10 @@ class TagContinuous(Env):
     def step(
         self, key: jax.Array, state: State, action: dict[str, jax.Array], params: Params
     ) -> tuple[dict, State, dict, dict, dict, dict[str, jax.Array]]:
-        """Moves everybody, observes, then tags. `info["tags"]` counts the runners tagged in this step."""
+        """Moves everybody, observes, then tags.
+
+        `info["tags"]` counts the runners tagged in this step, `info["tag_steps"]` is the step's number times that.
+        """
         over_before = self.is_over(state, params)  # the clock stops with the game
         playing = state.active & ~over_before
         state, crossed_edge = self.move(state.replace(time=state.time + ~over_before), action, playing, params)
@@ -161,7 +165,8 @@ class TagContinuous(Env):
             state = state.replace(active=state.active & ~tagged)
         terminated = ~state.active | self.is_over(state, params)
         truncated = jnp.zeros(self.num_agents, bool)
-        info = {"tags": jnp.sum(tagged, dtype=jnp.int32)}
+        tags = jnp.sum(tagged, dtype=jnp.int32)
+        info = {"tags": tags, "tag_steps": tags * state.time}
         return obs, state, self.by_group(reward), self.by_group(terminated), self.by_group(truncated), info
 
     def move(
@@ -295,3 +300,21 @@ def level(index: jax.Array, low: jax.Array, high: jax.Array, num_levels: int) ->
 def feature_major(rows: jax.Array) -> jax.Array:
     """[N, k, F] -> [N, F k]: the first feature of all neighbours, then the second, and so on."""
     return jnp.swapaxes(rows, 1, 2).reshape(rows.shape[0], -1)
+
+
+def split_observation(obs: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Takes observations apart, for networks that see the other agents as a set (`network.encoder: deep_sets`).
+
+    Args:
+        obs: [..., 7 k + 1], of this environment.
+
+    Returns:
+        (others [..., k, 7], present [..., k] bool: still in the game and not padding, own [..., 1]: t / T).
+
+    Raises:
+        ValueError: for rows of another length.
+    """
+    length = obs.shape[-1]
+    require(length > 1 and length % 7 == 1, "length of an observation", length, "7 for each other agent, and 1 more")
+    others = jnp.swapaxes(obs[..., :-1].reshape(*obs.shape[:-1], 7, -1), -1, -2)
+    return others, others[..., 6] > 0, obs[..., -1:]

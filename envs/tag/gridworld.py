@@ -52,6 +52,7 @@ class TagGridworld(Env):
     random_start: bool = False  # taggers start on random inner cells (else: all in the middle)
 
     can_truncate: ClassVar[bool] = False
+    info_ratios: ClassVar[dict[str, tuple[str, str]]] = {"time_to_tag": ("tag_steps", "tags")}
 
     def __post_init__(self):
         require_integer("num_taggers", self.num_taggers, 1)
@@ -119,7 +120,8 @@ class TagGridworld(Env):
         reward = jnp.append(jnp.full(self.num_taggers, tagger_reward), runner_reward)
         reward = jnp.where(over_before, 0.0, reward - params.wall_hit_penalty * hit_wall)
         terminated = jnp.full(self.num_agents, self.is_over(state, params))
-        info = {"tags": (tagged & ~over_before).astype(jnp.int32)}
+        tags = (tagged & ~over_before).astype(jnp.int32)
+        info = {"tags": tags, "tag_steps": tags * state.time}
         truncated = jnp.zeros(self.num_agents, bool)
         obs = self.observe(state, params)
         return obs, state, self.by_group(reward), self.by_group(terminated), self.by_group(truncated), info

@@ -184,6 +184,7 @@ def compare(rules, before, result, expected):
     np.testing.assert_array_equal(joined(terminated), over)
     np.testing.assert_array_equal(joined(truncated), np.zeros_like(over))
     assert info["tags"] == expected.tagged.sum()
+    assert info["tag_steps"] == expected.tagged.sum() * expected.state.time
     clear = ~near_edge(rules, before, expected)
     np.testing.assert_allclose(joined(reward)[clear], expected.reward[clear], rtol=1e-6, atol=1e-6)
     clear = ~near_neighbors(rules, expected)

@@ -39,7 +39,8 @@ def gridworld_twin(key, state, action, params):
     new, obs, reward, done, tagged = reference.step(rules, start, np.concatenate([action["tagger"], action["runner"]]))
     split = lambda rows: {"tagger": rows[:4], "runner": rows[4:]}  # noqa: E731
     after = GridState(np.array(new.x), np.array(new.y), new.time)
-    return split(obs), after, split(reward), split(np.full(5, done)), split(np.zeros(5, bool)), {"tags": int(tagged)}
+    info = {"tags": int(tagged), "tag_steps": int(tagged) * new.time}
+    return split(obs), after, split(reward), split(np.full(5, done)), split(np.zeros(5, bool)), info
 
 
 def test_cartpole_against_numpy():

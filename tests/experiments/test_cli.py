@@ -1,16 +1,22 @@
 """The command line, in process: what it prints, writes and refuses."""
 
+import csv
 import json
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from PIL import Image
 
 from wdjax.experiments.cli import main
+from wdjax.experiments.matrix import other_params
+from wdjax.train import Player, load_run
+from wdjax.train.episodes import QUANTILES
 
 TINY = [
     "--num-envs", "4", "--rollout-length", "8", "--total-env-steps", "64", "--updates-per-chunk", "1",
+    "--checkpoint-every", "1", "--env-params.episode-length", "10",
     "--policies.tagger.network.hidden-sizes", "8", "--policies.runner.network.hidden-sizes", "8",
-    "--env-params.episode-length", "10",
 ]  # fmt: skip
 
 
@@ -49,7 +55,7 @@ def test_train_writes_a_run(run):
 def test_eval_prints_the_cross_play_table(run, capsys, tmp_path):
     main(["eval", str(run), "--episodes", "8", "--output", str(tmp_path / "cells.json")])
     out = capsys.readouterr().out
-    assert "8 episodes a row" in out
+    assert "8 episodes each" in out
     assert "x random" in out
     cells = json.loads((tmp_path / "cells.json").read_text())
     assert [tuple(cell["policies"].values()) for cell in cells] == [
@@ -59,10 +65,53 @@ def test_eval_prints_the_cross_play_table(run, capsys, tmp_path):
     assert cells[0]["length"]["mean"] <= 10
 
 
+def test_eval_between_checkpoints_and_scripts(run, capsys, tmp_path, monkeypatch):
+    """A matrix for each quantity, and a line for each quantity of each combination in the CSV."""
+    monkeypatch.chdir(run.parent)
+    output = tmp_path / "new" / "cells.csv"
+    players = ["tag", "tag@1", "random", "chase_nearest"]
+    amount = ["--episodes", "4", "--batch", "3"]
+    main(["eval", *players[:2], "--opponents", *players[2:], *amount, "--output", str(output)])
+    out = capsys.readouterr().out
+    assert out.count("tagger \\ runner") == 5  # time_to_tag, tags, length, two returns
+    assert "x random" not in out
+    with open(output, newline="") as file:
+        lines = list(csv.DictReader(file))
+    cells = [tuple(line[role] for role in ("tagger", "runner")) for line in lines if line["quantity"] == "tags"]
+    assert cells == [(a, b) for a in players for b in players[:3]]  # a script plays its own group only
+    assert {line["quantity"] for line in lines} == {
+        "time_to_tag", "tags", "length", "tagger return", "runner return", "tagger agent return", "runner agent return"
+    }  # fmt: skip
+    assert all(float(line["mean"]) <= 10 for line in lines if line["quantity"] == "length")
+    assert list(lines[0])[3:] == ["mean", "standard_error", *(f"quantile_{q}" for q in QUANTILES)]
+    assert f"{float(lines[1]['mean']):.2f} ± {float(lines[1]['standard_error']):.2f}" in out
+
+
+def test_eval_says_whose_env_params_count(run, tmp_path):
+    """Runs of one game may have been trained with other params: the first run's are played, and that is said."""
+    learner, state = load_run(run)
+    wider = state.replace(env_params=state.env_params.replace(tagging_distance=jnp.float32(0.05)))
+    others = [Player("same", learner, state), Player("b", learner, wider)]
+    said = list(other_params(Player("first", learner, state), others))
+    assert said == ["Mind: b was trained with tagging_distance = 0.05; all play with 0.04, as first"]
+
+
 def test_render_writes_a_gif(run, tmp_path):
     main(["render", str(run), "--output", str(tmp_path / "out.gif"), "--seed", "3"])
     with Image.open(tmp_path / "out.gif") as animation:
         assert animation.n_frames == 11
+
+
+def test_render_writes_arrays(run, tmp_path, capsys):
+    main(["render", f"{run}@1", "--npz", str(tmp_path / "episode.npz")])
+    assert capsys.readouterr().out == f"Wrote {tmp_path / 'episode.npz'}\n"  # and no GIF
+    with np.load(tmp_path / "episode.npz") as file:
+        assert file["states/x"].shape == (11, 10)
+        assert file["action/runner"].shape == (10, 8, 2)
+        assert file["choice/runner/probs"].shape == (10, 8, 10)
+        assert {name.split("/")[0] for name in file} == {
+            "states", "action", "reward", "terminated", "truncated", "choice", "obs"
+        }  # fmt: skip
 
 
 def test_list_names_environments_and_presets(capsys):
@@ -92,14 +141,26 @@ def test_resume_goes_on(run, capsys):
         (["train", "tag_small", "--policies.runner.minibatches", "7"], "policies.runner.minibatches = 7: must be a"),
         (["train", "tag_small", "--env-params.max-speed", "-1"], "max_speed = -1.0: must be above 0"),
         (["train", "tag_small", "--policies.runner.algorithm", "PPX"], "PPO"),
+        (["train", "tag_small", "--policies.runner.trainable", "maybe"], "--policies.runner.trainable"),
         (["train", "no/such.yaml"], "no such file"),
         (["eval", "no/such/run"], "holds no run"),
         (["render", "no/such/run"], "holds no run"),
+        (["eval"], "needs a run"),
+        (["eval", "RUN", "--opponents", "chase_nearst"], "did you mean 'chase_nearest'"),
+        (["eval", "RUN@9"], "no checkpoint of 9 updates"),
+        (["eval", "RUN", "--checkpoint", "bst"], "'bst': must be newest, best, or a number of updates"),
+        (["eval", "RUN", "RUN"], "each must have a name of its own"),
+        (["eval", "RUN", "--episodes", "0"], "num_episodes = 0: must be at least 1"),
+        (["eval", "RUN", "--output", "cells.txt"], "must be a file that ends in .json or .csv"),
+        (["render", "RUN", "--npz", "episode.gif"], "must end in .npz"),
+        (["render", "RUN@best"], "no checkpoint in"),
+        (["render", "RUN", "--output", "episode.mp4"], "must end in .gif"),
         (["list", "all"], "takes no arguments"),
     ],
 )
-def test_bad_input_is_refused_in_words(arguments, words, capsys, tmp_path, monkeypatch):
+def test_bad_input_is_refused_in_words(run, arguments, words, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    arguments = [argument.replace("RUN", str(run)) for argument in arguments]
     assert words in refused(arguments, capsys)
     assert not (tmp_path / "runs").exists()
 

@@ -1,5 +1,6 @@
 """The examples run, and do what they say."""
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -9,9 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 import wdjax
-from wdjax.experiments.examples import own_environment, traced_physics
+from wdjax.experiments.examples import own_environment, own_network, traced_physics
+from wdjax.train import make_learner
 
 README = Path(__file__).parents[2] / "README.md"
 
@@ -76,3 +79,45 @@ def test_own_environment_learns_to_land():
     first, last = (int(word.rstrip("%")) for word in printed.split() if word.endswith("%"))
     assert first < 20
     assert last > 70
+
+
+def test_own_network_compiles_and_one_update_runs():
+    source = Path(own_network.__file__).read_text(encoding="utf8")
+    assert len(source.splitlines()) < 90
+    config = own_network.game("nearby")
+    learner = make_learner(dataclasses.replace(config, num_envs=8, rollout_length=10))
+    first = learner.init(jax.random.key(0))
+    state, _ = learner.update(first)
+    before, after = (s.policies["tagger"].params["trunk"]["encoder"] for s in (first, state))
+    moved = jax.tree.map(lambda a, b: bool(jnp.any(a != b)), before, after)
+    assert all(jax.tree.leaves(moved))
+
+
+def test_own_network_sees_a_set():
+    space = wdjax.Box(-np.inf, np.inf, (7 * 4 + 1,))
+    encoder = own_network.Nearby(space, width=5, rngs=nnx.Rngs(0))
+    others = np.random.default_rng(0).normal(size=(4, 7)).astype(np.float32)
+    others[:, 6] = [1, 0, 1, 1]
+
+    def features(rows):
+        return encoder(jnp.concatenate([rows.T.ravel(), jnp.array([0.5])]))
+
+    assert features(others).shape == (encoder.num_features,) == (6,)
+    np.testing.assert_allclose(features(others[[2, 1, 3, 0]]), features(others), rtol=1e-5)
+    others[1, :6] = 9.0
+    np.testing.assert_allclose(features(others[[0, 2, 3, 1]]), features(others), rtol=1e-5)
+    absent = others.copy()
+    absent[1, :6] = 0.0
+    np.testing.assert_array_equal(features(others), features(absent))
+
+
+@pytest.mark.slow
+def test_sets_tag_more_than_rows():
+    run = [sys.executable, "-m", "wdjax.experiments.examples.own_network"]
+    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+    printed = subprocess.run(run, capture_output=True, text=True, check=True, timeout=900, env=environment).stdout
+    lines = [line.split() for line in printed.splitlines()]
+    first, last = ({words[0]: float(words[i]) for words in lines} for i in (3, 7))
+    assert set(last) == {"flat", "deep_sets", "nearby"}
+    assert all(last[name] > first[name] + 0.4 for name in last)
+    assert min(last["deep_sets"], last["nearby"]) > last["flat"]

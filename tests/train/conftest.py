@@ -1,6 +1,7 @@
 """Fixtures of the tests of learning."""
 
 import pytest
+from box_probes import BOX_PROBES
 from probes import PROBES
 
 from wdjax import envs
@@ -10,6 +11,6 @@ from wdjax import envs
 def registered_probes():
     """Makes the probe environments known by name, for the tests of this folder only."""
     with pytest.MonkeyPatch.context() as patch:
-        for name, cls in PROBES.items():
+        for name, cls in {**PROBES, **BOX_PROBES}.items():
             patch.setitem(envs._REGISTRY, name, cls)
         yield

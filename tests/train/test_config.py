@@ -40,6 +40,7 @@ UNKNOWN = [
     ({"env": "cartpol"}, r"unknown environment 'cartpol': did you mean 'cartpole'\?"),
     ({f"{AGENT}.algorithm": "DQN"}, r"policies\.agent\.algorithm = 'DQN': .*A2C.*PPO"),
     ({f"{AGENT}.optimizer": "adm"}, r"policies\.agent\.optimizer = 'adm': did you mean 'adam'\?"),
+    ({f"{AGENT}.action_distribution": "squashed"}, r"policies\.agent\.action_distribution = 'squashed': did you mean"),
     ({f"{NET}.activation": "reul"}, r"network\.activation = 'reul': did you mean 'relu'\?"),
     ({f"{NET}.initializer": "zeros"}, r"network\.initializer = 'zeros': .*orthogonal"),
     ({"best_metric": "loss"}, r"best_metric 'loss': .*agent/episode_return"),
@@ -70,6 +71,11 @@ WRONG_TYPE = [
     ({f"{AGENT}.gamma": None}, r"policies\.agent\.gamma = None: must be a number"),
     ({f"{AGENT}.trainable": "no"}, r"policies\.agent\.trainable = 'no': must be true or false"),
     ({f"{AGENT}.trainable": 1}, r"policies\.agent\.trainable = 1: must be true or false"),
+    ({f"{AGENT}.normalize_reward": 1}, r"policies\.agent\.normalize_reward = 1: must be true or false"),
+    ({f"{AGENT}.normalize_observation": "yes"}, r"policies\.agent\.normalize_observation = 'yes': must be true or fal"),
+    ({f"{AGENT}.target_kl": "small"}, r"policies\.agent\.target_kl = 'small': must be a number"),
+    ({f"{AGENT}.neg_pos_env_ratio": [1]}, r"policies\.agent\.neg_pos_env_ratio = \[1\]: must be a number"),
+    ({f"{NET}.recurrent_size": 2.5}, r"network\.recurrent_size = 2\.5: must be a whole number"),
     ({f"{AGENT}.minibatches": 2.5}, r"policies\.agent\.minibatches = 2\.5: must be a whole number"),
     ({RATE: "fast"}, r"learning_rate = 'fast': must be a number or a list of \[env_step, value\] pairs"),
     ({RATE: True}, r"learning_rate = True: must be a number or a list"),
@@ -102,8 +108,11 @@ OUT_OF_RANGE = [
     *(({f"{AGENT}.{name}": value}, rf"policies\.agent\.{name} = .*: must be between 0 and 1")
       for name in ("gamma", "gae_lambda") for value in (-0.1, 1.1, NAN)),
     *(({f"{AGENT}.{name}": value}, rf"policies\.agent\.{name} = .*: must be above 0")
-      for name in ("clip", "value_clip", "max_grad_norm", "optimizer_epsilon") for value in (0, -1, NAN)),
+      for name in ("clip", "value_clip", "target_kl", "max_grad_norm", "optimizer_epsilon") for value in (0, -1, NAN)),
     ({f"{AGENT}.optimizer_epsilon": INF}, r"policies\.agent\.optimizer_epsilon = inf: must be finite"),
+    *(({f"{AGENT}.neg_pos_env_ratio": value}, r"policies\.agent\.neg_pos_env_ratio = .*: must be finite \(below 0")
+      for value in (INF, NAN)),
+    ({f"{NET}.recurrent_size": -1}, r"network\.recurrent_size = -1: must be at least 0"),
     *(({f"{AGENT}.{name}": value}, rf"policies\.agent\.{name} = .*: must be finite and at least 0")
       for name in ("learning_rate", "entropy_coefficient", "value_coefficient") for value in (-1, INF, NAN)),
     ({RATE: []}, r"learning_rate = \(\): must be a number or at least one \[env_step, value\] pair"),
@@ -174,6 +183,25 @@ TAG = [
 ]
 
 
+OUT_OF_PLACE = [  # what an algorithm, an environment or a policy has no use for
+    ("cartpole", {f"{AGENT}.clip": 0.3}, r"policies\.agent\.clip = 0\.3: must be 0\.2 \(left out\) for A2C"),
+    ("cartpole", {f"{AGENT}.target_kl": 1.0}, r"policies\.agent\.target_kl = 1\.0: must be inf \(left out\) for A2C"),
+    ("cartpole", {f"{AGENT}.ddpg.n_step": 5}, r"policies\.agent\.ddpg\.n_step = 5: must be 1 \(left out\) for A2C"),
+    ("cartpole_ppo", {f"{AGENT}.ddpg.noise_stddev": -3}, r"ddpg\.noise_stddev = -3\.0: must be 0\.2 .* for PPO"),
+    ("cartpole", {f"{AGENT}.action_distribution": "squashed_gaussian"}, r"policies\.agent: .* must be gaussian"),
+    ("cartpole", {f"{NET}.encoder": "deep_sets"}, r"network\.encoder = 'deep_sets' reads .* not of CartPole, unless"),
+    ("pendulum_ddpg", {f"{AGENT}.entropy_coefficient": 0.3}, r"entropy_coefficient = 0\.3: must be 0\.01 .* for DDPG"),
+    ("tag_small", {"policies.runner.past_selves": 2, "num_envs": 5, "policies.runner.minibatches": 1,
+                   "policies.tagger.minibatches": 1}, r"num_blocks = 1: must be at least 2, as policies\.runner has"),
+    ("tag_small", {"policies.runner.past_selves_fraction": 1.0}, r"past_selves_fraction = 1\.0: must be .* below 1"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("preset", "changes", "words"), OUT_OF_PLACE)
+def test_what_would_be_ignored_is_refused(preset, changes, words):
+    refuses(preset, changes, ValueError, words)
+
+
 @pytest.mark.parametrize(("changes", "words"), TAG)
 def test_agents_without_or_with_two_policies_are_refused(changes, words):
     refuses("tag_continuous", changes, ValueError, words)
@@ -228,6 +256,35 @@ def test_masks_that_do_not_fit_are_refused(monkeypatch, box, error, words):
     monkeypatch.setitem(envs._REGISTRY, "probe_masked", Masked)
     with pytest.raises(error, match=words):
         make_learner(TrainConfig("probe_masked", {"agent": PolicyConfig()}, env_params={"box": box}))
+
+
+@dataclasses.dataclass(frozen=True)
+class Nested(Signal):
+    """A mask inside a part of the observation."""
+
+    def observation_space(self, params):
+        return Dict({"a": Box(), "b": Dict({"c": Dict({"action_mask": MultiDiscrete((2, 2))})})})
+
+
+def test_a_mask_inside_a_part_is_refused(monkeypatch):
+    monkeypatch.setitem(envs._REGISTRY, "probe_nested", Nested)
+    with pytest.raises(ValueError, match=r"agent: action_mask inside observation\['b'\]: must stand at the top"):
+        make_learner(TrainConfig("probe_nested", {"agent": PolicyConfig()}))
+
+
+@dataclasses.dataclass(frozen=True)
+class Boundless(Signal):
+    """Actions in a box without a right side."""
+
+    def action_space(self, params):
+        return Box(0.0, math.inf, (2,))
+
+
+def test_a_squashed_gaussian_needs_a_bounded_box(monkeypatch):
+    monkeypatch.setitem(envs._REGISTRY, "probe_boundless", Boundless)
+    policy = PolicyConfig(action_distribution="squashed_gaussian")
+    with pytest.raises(ValueError, match=r"agent: action_distribution = 'squashed_gaussian': Box.* not bounded"):
+        make_learner(TrainConfig("probe_boundless", {"agent": policy}))
 
 
 def test_the_guard_of_this_file_sees_tracing():

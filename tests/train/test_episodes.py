@@ -8,7 +8,8 @@ import pytest
 from probes import tiny_config, tiny_policy
 
 from wdjax.train import make_learner
-from wdjax.train.learner import episode_metrics
+from wdjax.train.metrics import episode_metrics
+from wdjax.train.metrics_log import summarize
 from wdjax.train.rollout import rollout
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -24,10 +25,11 @@ def played():
     policies = {name: tiny_policy("A2C", agents=agents) for name, agents in POLICIES.items()}
     sizes = {"rollout_length": LENGTH, "num_envs": REPLICAS}
     learner = make_learner(tiny_config("tag_gridworld", policies, env_params=TAG, **sizes))
+    measure = jax.jit(functools.partial(episode_metrics, info_ratios=learner.env.info_ratios))
     state, play, parts = learner.init(jax.random.key(1)), jax.jit(functools.partial(rollout, learner.setup)), []
     for i in range(ROLLOUTS):
         state, part = play(state, jax.random.key(i))
-        parts.append((part, jax.jit(episode_metrics)(part)))
+        parts.append((part, measure(part)))
     return [part for part, _ in parts], [metrics for _, metrics in parts]
 
 
@@ -63,6 +65,56 @@ def test_means_over_the_episodes_that_ended(played, metric, field):
         assert metrics["episodes"] == len(episodes)
         mean = np.mean([episode[field] for episode in episodes]) if episodes else np.nan
         np.testing.assert_allclose(metrics[metric], mean, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("metric", "field"), [
+    ("episode_length", "length"), ("mixed/episode_return", "mixed"), ("rest/episode_return", "rest"),
+])  # fmt: skip
+def test_spread_over_the_episodes_that_ended(played, metric, field):
+    spreads = set()
+    for episodes, metrics in zip(replay(played[0]), played[1], strict=True):
+        values = [episode[field] for episode in episodes] or [np.nan]
+        spreads.add(len(set(values)))
+        for name, function in {"min": np.min, "max": np.max, "std": np.std}.items():
+            np.testing.assert_allclose(metrics[f"{metric}_{name}"], function(values), rtol=1e-5, atol=1e-5)
+    assert max(spreads) > 1
+
+
+def test_time_to_tag_is_the_mean_step_of_a_tag(played):
+    """Of gridworld, where a tag ends the episode; it has no metric of the sum that it is made from."""
+    for episodes, metrics in zip(replay(played[0]), played[1], strict=True):
+        steps = [episode["length"] for episode in episodes if episode["caught"]]
+        np.testing.assert_allclose(metrics["time_to_tag"], np.mean(steps) if steps else np.nan, rtol=1e-6)
+        assert "episode_tag_steps" not in metrics
+
+
+def test_chunk_is_summarized_as_all_its_episodes(played):
+    metrics = {name: np.array([row[name] for row in played[1]]) for name in played[1][0]}
+    summary = summarize(metrics, {"time_to_tag": ("tag_steps", "tags")})
+    episodes = [episode for part in replay(played[0]) for episode in part]
+    assert summary["episodes"] == len(episodes)
+    for metric, field in [("episode_length", "length"), ("mixed/episode_return", "mixed")]:
+        values = [episode[field] for episode in episodes]
+        for ending, function in {"": np.mean, "_min": np.min, "_max": np.max, "_std": np.std}.items():
+            np.testing.assert_allclose(summary[metric + ending], function(values), rtol=1e-5)
+    caught = [episode["length"] for episode in episodes if episode["caught"]]
+    np.testing.assert_allclose(summary["time_to_tag"], np.mean(caught), rtol=1e-6)
+
+
+def test_summary_by_hand():
+    """Rollout means are weighted with their live rows; extremes are those of the chunk; the rest is a plain mean."""
+    metrics = {
+        "episodes": [0, 0], "episode_length": [np.nan] * 2, "episode_tags": [np.nan] * 2, "time_to_tag": [np.nan] * 2,
+        "a/live_fraction": [0.25, 0.75], "a/reward_mean": [4.0, 8.0], "a/reward_max": [9.0, 5.0],
+        "a/reward_min": [1.0, 2.0], "a/advantage_std": [1.0, 3.0], "a/loss": [1.0, 2.0], "b/q_mean": [1.0, 2.0],
+    }  # fmt: skip
+    assert summarize(metrics, {"time_to_tag": ("tag_steps", "tags")}) == {
+        "episodes": 0, "episode_length": None, "episode_tags": None, "time_to_tag": None, "a/live_fraction": 0.5,
+        "a/reward_mean": 7.0, "a/reward_max": 9.0, "a/reward_min": 1.0, "a/advantage_std": 2.0, "a/loss": 1.5,
+        "b/q_mean": 1.5,
+    }  # fmt: skip
+    nothing = summarize({"episodes": [0], "a/live_fraction": [0.0], "a/reward_max": [-np.inf], "a/reward_mean": [0.0]})
+    assert nothing["a/reward_max"] is nothing["a/reward_mean"] is None
 
 
 def test_every_row_of_a_game_that_nobody_leaves_early_is_live(played):

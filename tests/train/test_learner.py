@@ -1,7 +1,5 @@
 """The learner's functions: runs in parts, no hidden state, no donation, no recompilation, metrics."""
 
-from types import SimpleNamespace
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +7,7 @@ import pytest
 from probes import FALLING, SignalParams, tiny_config, tiny_policy
 
 from wdjax.train import make_learner, with_hypers
+from wdjax.train.algorithms.on_policy import OnPolicy
 from wdjax.train.learner import update
 
 STEPS = 8 * 6  # env steps of an update
@@ -176,10 +175,10 @@ def test_keys_of_an_update_are_all_different(monkeypatch, learner, state):
         seen.extend(arg for arg in args if is_key(arg))
         return result
 
-    played = SimpleNamespace(rows={"agent": None}, last_value={"agent": None}, over=None)
+    played = None
     monkeypatch.setattr("wdjax.train.learner.rollout", lambda *args: record((state, played), *args))
-    monkeypatch.setattr("wdjax.train.learner.update_policy", lambda *args: record((None, {}), *args))
-    monkeypatch.setattr("wdjax.train.learner.episode_metrics", lambda played: {})
+    monkeypatch.setattr(OnPolicy, "update", lambda *args: record((None, None, {}), *args))
+    monkeypatch.setattr("wdjax.train.learner.episode_metrics", lambda *args: {})
     after, _ = update(learner.setup, state)
     assert len(seen) == 2
     keys = [state.key, after.key, *seen]

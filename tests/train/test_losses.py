@@ -70,13 +70,14 @@ def test_ppo_at_ratio_1_has_the_gradient_of_a2c():
 def test_ppo_clip_fraction_counts_live_rows():
     _, metrics = ppo_loss(jnp.log(jnp.array([1.1, 0.9, 1.3, 1.0, 9.0])))
     assert metrics["clip_fraction"] == 0.25
+    np.testing.assert_allclose(metrics["approx_kl"], (0.3 - math.log(1.1 * 0.9 * 1.3)) / 4, rtol=1e-4)
 
 
 # --- the whole loss ---
 
 
-def show(params, obs):
-    return params["outputs"], params["value"]
+def show(state, obs):
+    return state.params["outputs"], state.params["value"], None
 
 
 def hypers_of(config):
@@ -98,7 +99,7 @@ def batch_of(value, old_value, target, advantage=(1.0, 1.0, 1.0), live=(True, Tr
 def test_value_loss_is_the_mean_squared_error():
     batch, params = batch_of(value=[1, 2, 99], old_value=[0, 0, 0], target=[0, 4, 0])
     policy = stand_in(algorithm="A2C")
-    _, metrics = loss(policy, params, hypers_of(policy.config), batch)
+    _, metrics = loss(policy, PolicyState(params, None), hypers_of(policy.config), batch)
     np.testing.assert_allclose(metrics["value_loss"], (1 + 4) / 2)
 
 
@@ -107,18 +108,19 @@ def test_value_clip_takes_the_larger_error():
     batch, params = batch_of(value=[1, 2, 99], old_value=[0, 0, 0], target=[2, 2, 0])
     policy = stand_in(value_clip=0.5)
     hypers = hypers_of(policy.config)
-    _, metrics = loss(policy, params, hypers, batch)
+    _, metrics = loss(policy, PolicyState(params, None), hypers, batch)
     np.testing.assert_allclose(metrics["value_loss"], (1.5**2 + 1.5**2) / 2)
     # targets behind: the free error is the larger one
     batch, params = batch_of(value=[1, 2, 99], old_value=[0, 0, 0], target=[0, 0, 0])
-    _, metrics = loss(policy, params, hypers, batch)
+    _, metrics = loss(policy, PolicyState(params, None), hypers, batch)
     np.testing.assert_allclose(metrics["value_loss"], (1 + 4) / 2)
 
 
 def test_value_clip_stops_the_gradient_towards_the_target():
     batch, params = batch_of(value=[1, 0.2, 99], old_value=[0, 0, 0], target=[2, 2, 0])
     policy = stand_in(value_clip=0.5, value_coefficient=1.0)
-    gradient = jax.grad(loss, argnums=1, has_aux=True)(policy, params, hypers_of(policy.config), batch)[0]
+    loss_of = lambda params: loss(policy, PolicyState(params, None), hypers_of(policy.config), batch)  # noqa: E731
+    gradient = jax.grad(loss_of, has_aux=True)(params)[0]
     np.testing.assert_allclose(gradient["value"], [0, (0.2 - 2) * 2 / 2, 0], rtol=1e-6)
 
 
@@ -127,7 +129,7 @@ def test_total_is_weighted_by_the_coefficients(algorithm):
     batch, params = batch_of(value=[1, 2, 99], old_value=[0, 0, 0], target=[0, 4, 0], advantage=[1, 3, 99])
     params["outputs"] = params["outputs"].at[2].set(jnp.array([5.0, 0.0]))  # a dead row, of another entropy
     policy = stand_in(algorithm=algorithm, value_coefficient=0.25, entropy_coefficient=0.1)
-    total, metrics = loss(policy, params, hypers_of(policy.config), batch)
+    total, metrics = loss(policy, PolicyState(params, None), hypers_of(policy.config), batch)
     policy_loss = {"A2C": -math.log(0.5) * 2, "PPO": -2.0}[algorithm]
     np.testing.assert_allclose(metrics["policy_loss"], policy_loss, rtol=1e-6)
     np.testing.assert_allclose(metrics["entropy"], math.log(2), rtol=1e-6)
@@ -139,7 +141,7 @@ def test_advantages_are_normalized_over_live_rows():
     batch, params = batch_of(value=[0, 0, 0], old_value=[0, 0, 0], target=[0, 0, 0], advantage=[10, 30, 99])
     params["outputs"] = jnp.log(jnp.array([[0.6, 0.4], [0.5, 0.5], [0.1, 0.9]]))
     policy = stand_in(normalize_advantage=True)
-    _, metrics = loss(policy, params, hypers_of(policy.config), batch)
+    _, metrics = loss(policy, PolicyState(params, None), hypers_of(policy.config), batch)
     np.testing.assert_allclose(metrics["policy_loss"], -(-1.2 + 1.0) / 2, rtol=1e-5)
 
 
@@ -161,6 +163,7 @@ def step_by_hand(max_grad_norm):
 def test_sgd_step_by_hand():
     change, metrics = step_by_hand(max_grad_norm=math.inf)
     np.testing.assert_allclose(metrics["grad_norm"], 5, rtol=1e-6)
+    assert metrics["grad_clip_fraction"] == 0
     np.testing.assert_allclose(change, [-0.3, -0.4, 0], rtol=1e-5)
 
 
@@ -168,6 +171,7 @@ def test_gradients_are_clipped_by_their_global_norm():
     change, metrics = step_by_hand(max_grad_norm=2.0)
     np.testing.assert_allclose(change, np.array([-0.3, -0.4, 0]) * 2 / 5, rtol=1e-5)
     np.testing.assert_allclose(metrics["grad_norm"], 5, rtol=1e-6)  # as it was before
+    assert metrics["grad_clip_fraction"] == 1
 
 
 def test_small_gradients_are_not_clipped():

@@ -9,7 +9,8 @@ from flax import nnx
 from wdjax import Box, Dict, Discrete, MultiDiscrete
 from wdjax.train import NetworkConfig
 from wdjax.train.distributions import Categorical, Gaussian
-from wdjax.train.networks import ActorCritic, encode, encoded_size, split_mask
+from wdjax.train.encoders import encode, encoded_size
+from wdjax.train.networks import ActorCritic, split_mask
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -54,9 +55,9 @@ CHOICES = Categorical((2, 3), scalar=False)
 
 
 def make(distribution=CHOICES, **changes):
-    network = ActorCritic(4, distribution, NetworkConfig(**changes), rngs=nnx.Rngs(0))
+    network = ActorCritic(Box(shape=(4,)), distribution, NetworkConfig(**changes), rngs=nnx.Rngs(0))
     graphdef, params = nnx.split(network, nnx.Param)
-    return jax.jit(lambda params, obs: nnx.merge(graphdef, params)(obs)), params
+    return jax.jit(lambda params, obs: nnx.merge(graphdef, params)(obs)[:2]), params
 
 
 def moved_by(part, apply, params):
@@ -108,20 +109,33 @@ def test_deviations_are_free_parameters_that_start_at_1():
 @pytest.mark.parametrize("activation", ["relu", "tanh", "gelu", "silu"])
 def test_activation(activation):
     apply, params = make(hidden_sizes=(4,), activation=activation)
-    params["trunk"]["layer_0"]["kernel"][...] = jnp.eye(4)
+    params["trunk"]["mlp"]["layer_0"]["kernel"][...] = jnp.eye(4)
     params["value_head"]["kernel"][...] = jnp.array([[1.0], [0], [0], [0]])
     expected = {"relu": 0, "tanh": np.tanh(-0.5), "gelu": -0.1542, "silu": -0.5 / (1 + np.exp(0.5))}[activation]
     np.testing.assert_allclose(apply(params, jnp.full(4, -0.5))[1], expected, atol=1e-3)
 
 
-@pytest.mark.parametrize(("initializer", "norm"), [("orthogonal", 2.0), ("xavier", None), ("lecun", None)])
-def test_initializer(initializer, norm):
-    _, params = make(hidden_sizes=(64,), initializer=initializer)
-    kernel = np.asarray(params["trunk"]["layer_0"]["kernel"][...])
-    assert np.all(np.asarray(params["trunk"]["layer_0"]["bias"][...]) == 0)
-    if norm is not None:  # rows are orthogonal, scaled by sqrt(2)
-        np.testing.assert_allclose(kernel @ kernel.T, norm * np.eye(4), atol=1e-5)
-    elif initializer == "xavier":
-        assert np.abs(kernel).max() <= np.sqrt(6 / (4 + 64))
-    else:
-        np.testing.assert_allclose(kernel.std(), 0.5, rtol=0.15)
+def kernels(initializer):
+    """Returns (the hidden layer [4, 64], the policy head [64, 5], the value head [64, 1]) of a new network."""
+    params = make(hidden_sizes=(64,), initializer=initializer)[1]
+    assert np.all(np.asarray(params["trunk"]["mlp"]["layer_0"]["bias"][...]) == 0)
+    parts = (params["trunk"]["mlp"]["layer_0"], params["policy_head"], params["value_head"])
+    return [np.asarray(part["kernel"][...]) for part in parts]
+
+
+def test_orthogonal_initializer_and_its_gains():
+    hidden, policy, value = kernels("orthogonal")
+    np.testing.assert_allclose(hidden @ hidden.T, 2 * np.eye(4), atol=1e-5)  # gain sqrt(2)
+    np.testing.assert_allclose(policy.T @ policy, 1e-4 * np.eye(5), atol=1e-8)
+    np.testing.assert_allclose(value.T @ value, [[1]], atol=1e-5)
+
+
+@pytest.mark.parametrize(("initializer", "deviation"), [
+    ("xavier", lambda inputs, outputs: np.sqrt(2 / (inputs + outputs))), ("lecun", lambda inputs, _: inputs**-0.5),
+])  # fmt: skip
+def test_initializer(initializer, deviation):
+    for kernel in kernels(initializer):
+        expected = deviation(*kernel.shape)
+        np.testing.assert_allclose(kernel.std(), expected, rtol=0.25)
+        if initializer == "xavier":  # uniform
+            assert np.abs(kernel).max() <= np.sqrt(3) * expected * (1 + 1e-6)

@@ -88,6 +88,37 @@ def test_policies_have_the_reference_values(preset):
             assert getattr(policy, field) == value, f"{name}.{field}"
 
 
+DDPG_PRESETS = {
+    "pendulum": {
+        "total_env_steps": 5_000_000_000, "num_updates": 100_000, "episode_length": 500, "gravity": 9.81,
+        "learning_rate": ((2.5e9, 1e-3), (3.75e9, 5e-4)), "critic_learning_rate": ((2.5e9, 1e-4), (3.75e9, 5e-5)),
+        "noise_stddev": 0.2 / 2,  # half widths of a box of 2 N m
+    },
+    "continuous_mountain_car": {
+        "total_env_steps": 1_000_000_000, "num_updates": 20_000, "episode_length": 1_000, "learning_rate": 1e-3,
+        "critic_learning_rate": 1e-4, "noise_stddev": 0.5,
+    },
+}  # fmt: skip
+DDPG_REFERENCE = {
+    "num_envs": 10_000, "rollout_length": 5, "reset": 10_000, "algorithm": "DDPG", "optimizer": "adam", "gamma": 0.99,
+    "optimizer_epsilon": 1e-8, "network": NetworkConfig((64, 64), "relu"), "tau": 0.05, "n_step": 5,
+    "batch_size": 50_000, "updates_per_rollout": 1, "noise": "ornstein_uhlenbeck", "noise_damping": 0.15,
+    "noise_scale": 1.0, "twin_critics": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("preset", DDPG_PRESETS)
+def test_ddpg_has_the_reference_values(preset):
+    config = load_config(preset)
+    agent, params = config.policies["agent"], make_learner(config).env_params
+    for name, value in (DDPG_REFERENCE | DDPG_PRESETS[preset]).items():
+        holder = next(holder for holder in (config, agent, agent.ddpg, params) if hasattr(holder, name))
+        if holder is params:
+            np.testing.assert_allclose(getattr(params, name), value, rtol=1e-6)
+        else:
+            assert getattr(holder, name) == value, name
+
+
 def test_small_cartpole_is_the_one_of_the_papers():
     config = load_config("cartpole_ppo")
     agent = config.policies["agent"]
@@ -104,10 +135,17 @@ def test_preset_loads(preset):
 
 @pytest.mark.parametrize("preset", list_presets())
 def test_one_update_of_a_small_copy(preset, quick_compile):
-    learner = make_learner(load_config(preset, num_envs=4, rollout_length=8))
+    changes = {"num_envs": 4, "rollout_length": 16}  # as many rows of a replica as any preset has minibatches
+    for name, policy in load_config(preset).policies.items():
+        if policy.algorithm == "PPO":
+            changes[f"policies.{name}.epochs"] = 2
+        if policy.algorithm == "DDPG":  # 4 x (16 - 4) rows are enough to learn from
+            changes |= {f"policies.{name}.ddpg.{field}": 8 for field in ("batch_size", "warmup", "updates_per_rollout")}
+    learner = make_learner(load_config(preset, **changes))
     first = learner.init(jax.random.key(0))
     last, metrics = learner.update(first)
-    assert all(np.isfinite(value) for name, value in metrics.items() if "episode" not in name)
+    of_episodes = [*learner.env.info_ratios, *(name for name in metrics if "episode" in name)]  # none may have ended
+    assert all(np.isfinite(value) for name, value in metrics.items() if name not in of_episodes)
     for name in learner.config.policies:
         before, after = jax.tree.leaves(first.policies[name].params), jax.tree.leaves(last.policies[name].params)
         moved = [np.abs(np.asarray(a) - np.asarray(b)).max() for a, b in zip(before, after, strict=True)]

@@ -9,7 +9,8 @@ import pytest
 from probes import ALGORITHMS, Leaver, LeaverParams, Pair, SignalParams, tiny_config, tiny_policy
 
 from wdjax.train import make_learner, with_hypers
-from wdjax.train.algorithms import POLICY_LOSSES
+from wdjax.train.algorithms.on_policy import POLICY_LOSSES
+from wdjax.train.state import PolicyState
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -81,8 +82,8 @@ def signal(algorithm):
 def learned(signal):
     """Returns probe -> (probability of action 1 [4], value [4]) for SIGNALS."""
     learner, run, state = signal
-    params = run(state)[0].policies["agent"].params
-    outputs, values = jax.vmap(learner.setup.policies["agent"].apply, (0, None))(params, SIGNALS)
+    states = run(state)[0].policies["agent"]
+    outputs, values, _ = jax.vmap(learner.setup.policies["agent"].apply, (0, None))(states, SIGNALS)
     probability = jax.nn.softmax(outputs)[..., 1]
     return {name: (probability[i], values[i]) for i, name in enumerate(SIGNAL_PROBES)}
 
@@ -153,7 +154,7 @@ def test_rewards_after_leaving_are_worth_nothing(leaver):
     # What the first player sees once it is out is what it saw in its last step: only the live flag tells them apart.
     params, _ = play(*leaver, LeaverParams(dead_reward=-5.0))
     rows = jnp.eye(2 * Leaver.LENGTH)
-    _, value = leaver[0].setup.policies["player"].apply(params["player"], rows)
+    _, value, _ = leaver[0].setup.policies["player"].apply(PolicyState(params["player"], None), rows)
     np.testing.assert_allclose(value[:2], [1 + GAMMA, 1], atol=0.1)
     stays = [sum(GAMMA**k for k in range(4 - time)) for time in range(4)]
     np.testing.assert_allclose(value[4:], stays, atol=0.1)
@@ -200,7 +201,7 @@ def test_policy_does_not_feel_the_other_group(pair, pair_learned, changed, other
 
 def test_gaussian_finds_the_optimum_inside_the_box(pair, pair_learned):
     policy, params = pair[0].setup.policies["pilot"], pair_learned[0]["pilot"]
-    outputs, _ = policy.apply(params, jnp.array([[1.0], [-1.0]]))
+    outputs, *_ = policy.apply(PolicyState(params, None), jnp.array([[1.0], [-1.0]]))
     np.testing.assert_allclose(policy.distribution.mode(outputs), [Pair.TARGETS[1], Pair.TARGETS[-1]], atol=0.15)
 
 
@@ -210,11 +211,11 @@ def test_environment_gets_actions_inside_the_box(pair_learned):
 
 
 def test_multi_discrete_policy_takes_the_best_of_both_choices(pair, pair_learned):
-    policy, params = pair[0].setup.policies["clerk"], pair_learned[0]["clerk"]
+    policy, learned = pair[0].setup.policies["clerk"], PolicyState(pair_learned[0]["clerk"], None)
     signals, days = jnp.array([[1.0], [-1.0]]), jnp.array([1, 1])
     for second in ([1, 1, 1], [1, 1, 0], [0, 1, 1]):
         mask = jnp.array([[1, 1, *second]] * 2)
-        outputs, _ = policy.apply(params, {"signal": signals, "day": days, "action_mask": mask})
+        outputs, *_ = policy.apply(learned, {"signal": signals, "day": days, "action_mask": mask})
         highest = 2 - second[::-1].index(1)
         best = jnp.array([[1, highest], [0, highest]])
         assert jnp.all(jnp.exp(policy.distribution.log_prob(outputs, best)) > 0.9)

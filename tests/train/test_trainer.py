@@ -12,7 +12,7 @@ import pytest
 from wdjax.train import Trainer, TrainState, load_config, load_run, read_metrics
 from wdjax.train.trainer import load_run_config
 
-TIMING = ("seconds", "compile_seconds", "env_steps_per_second", "agent_steps_per_second")
+TIMING = ("seconds", "seconds_per_update", "compile_seconds", "env_steps_per_second", "agent_steps_per_second")
 
 
 def small_config(**changes):
@@ -122,6 +122,27 @@ def test_evaluation_changes_no_training_number(whole_run, tmp_path):
     for a, b in zip(*states, strict=True):
         np.testing.assert_array_equal(a, b)
     assert not (tmp_path / "run" / "best").exists()
+
+
+def test_evaluate_every(whole_run, tmp_path, monkeypatch):
+    """So many chunks apart, whatever checkpoints do, and nothing that is trained on changes: bit for bit."""
+    monkeypatch.setattr(Trainer, "draw", lambda self: None)  # pictures take long
+    folder = tmp_path / "run"
+    Trainer(small_config(best_metric="none", evaluate_every=4, eval_episodes=3, eval_greedy=False), folder).train()
+    rows = read_metrics(folder / "metrics.jsonl")
+    evaluated = {row["updates"]: row for row in rows if row["eval/agent/episode_return"] is not None}
+    assert list(evaluated) == [4, 6]  # the last one always
+    for row in evaluated.values():
+        assert row["eval/agent/episode_return"] == row["eval/episode_length"]
+        assert row["eval/agent/episode_return_standard_error"] > 0
+    kept = [
+        [{k: v for k, v in row.items() if k not in TIMING and not k.startswith("eval/")} for row in run]
+        for run in (rows, whole_run[2])
+    ]
+    assert kept[0] == kept[1]
+    for a, b in zip(*(numbers(load_run(run)[1]) for run in (whole_run[0], folder)), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert not (folder / "best").exists()
 
 
 def test_a_folder_with_a_run_is_not_overwritten(whole_run):

@@ -1,9 +1,10 @@
-"""The policy-gradient algorithms: one file each, and one line in the list below."""
+"""The algorithms: one file each, and one line in the list below."""
 
-from wdjax.train.algorithms import a2c, ppo
+from wdjax.train.algorithms.algorithm import Algorithm
+from wdjax.train.algorithms.ddpg import DDPG
+from wdjax.train.algorithms.on_policy import OnPolicy
 
-# Name -> policy_loss(log_prob, old_log_prob, advantage, live, clip) -> (loss, metrics). They share the update in
-# on_policy.py: advantages, epochs and minibatches, value loss, entropy bonus, clipped gradients, optimizer.
-POLICY_LOSSES = {"A2C": a2c.policy_loss, "PPO": ppo.policy_loss}
+# A2C and PPO share everything but the policy's loss (on_policy.POLICY_LOSSES).
+ALGORITHMS: dict[str, Algorithm] = {"A2C": OnPolicy(), "PPO": OnPolicy(), "DDPG": DDPG()}
 
-__all__ = ["POLICY_LOSSES"]
+__all__ = ["ALGORITHMS", "Algorithm"]

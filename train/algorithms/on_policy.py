@@ -1,23 +1,46 @@
 """The update that A2C and PPO share: advantages, then epochs of minibatches, each one gradient step."""
 
+import dataclasses
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
-from flax import struct
+from flax import nnx, struct
 
-from wdjax.train.algorithms import POLICY_LOSSES
-from wdjax.train.config import PolicyConfig
-from wdjax.train.masked import masked_mean, masked_variance, normalize
+from wdjax.checks import require
+from wdjax.train.algorithms import a2c, ppo
+from wdjax.train.algorithms.algorithm import Algorithm, require_defaults
+from wdjax.train.config import PolicyConfig, TrainConfig
+from wdjax.train.distributions import make_distribution
+from wdjax.train.masked import masked_mean, normalize
+from wdjax.train.metrics import nan_unless, rollout_metrics
+from wdjax.train.networks import ActorCritic, empty_carry, without_mask
+from wdjax.train.normalization import (
+    Normalizer,
+    discounted_returns,
+    new_statistics,
+    normalize_reward,
+    observation_statistics,
+    reward_factor,
+    update_observation_statistics,
+    update_statistics,
+)
+from wdjax.train.policies import Assignment
 from wdjax.train.returns import gae
-from wdjax.train.rollout import Rows, next_values
-from wdjax.train.state import Hypers, Policy, PolicyState
+from wdjax.train.rollout import Rollout, Rows, final_value, next_values, sample_blocks
+from wdjax.train.state import Hypers, Memory, Policy, PolicyState, make_hypers
+
+# Name -> policy_loss(log_prob, old_log_prob, advantage, live, clip) -> (loss, metrics).
+POLICY_LOSSES = {"A2C": a2c.policy_loss, "PPO": ppo.policy_loss}
 
 
 @struct.dataclass
 class Batch:
-    """Rows to learn from, leaves [R, ...]; everything but the parameters is a constant of the loss."""
+    """Rows to learn from, leaves [R, ...]; of a recurrent policy [T, M, ...], M sequences of T steps.
+
+    Everything but the parameters is a constant of the loss.
+    """
 
     obs: Any
     action: jax.Array
@@ -26,67 +49,223 @@ class Batch:
     advantage: jax.Array
     target: jax.Array  # the return that the value should predict
     live: jax.Array  # bool, the rows that count
+    restart: jax.Array | None = None  # bool, an episode begins with this row; recurrent policies only, like the next
+    carry: Any = None  # [M, ...], what was carried into the first step
 
 
-def update_policy(
-    policy: Policy,
-    state: PolicyState,
-    hypers: Hypers,
-    rows: Rows,
-    last_value: jax.Array,
-    over: jax.Array,
-    key: jax.Array,
-    num_blocks: int,
+class OnPolicy(Algorithm):
+    """A2C and PPO."""
+
+    scheduled = ("learning_rate", "entropy_coefficient", "value_coefficient")
+
+    def check(self, name: str, run: TrainConfig, assignment: Assignment) -> None:
+        config = run.policies[name]
+        try:
+            make_distribution(assignment.action_space, config.action_distribution)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"policies.{name}: {error}") from None
+        for field in ("epochs", "minibatches"):
+            value = getattr(config, field)
+            require(value >= 1, f"policies.{name}.{field}", value, "at least 1")
+            if config.algorithm == "A2C":  # without a probability ratio a second step on the same rows is off-policy
+                require(value == 1, f"policies.{name}.{field}", value, "1 for A2C (PPO: several)")
+        if config.algorithm == "A2C":
+            require_defaults(f"policies.{name}", config, ("clip", "value_clip", "target_kl"), "for A2C")
+        options = [field.name for field in dataclasses.fields(config.ddpg)]
+        require_defaults(f"policies.{name}.ddpg", config.ddpg, options, f"for {config.algorithm}")
+
+    def make_network(self, config: PolicyConfig, assignment: Assignment, rngs: nnx.Rngs) -> ActorCritic:
+        distribution = make_distribution(assignment.action_space, config.action_distribution)
+        return ActorCritic(without_mask(assignment.observation_space), distribution, config.network, rngs=rngs)
+
+    def init(self, policy: Policy, params: Any) -> PolicyState:
+        config, space = policy.config, without_mask(policy.assignment.observation_space)
+        normalizer = None
+        if config.normalize_observation or config.normalize_reward:
+            normalizer = Normalizer(
+                obs=observation_statistics(space) if config.normalize_observation else None,
+                reward=new_statistics() if config.normalize_reward else None,
+            )
+        if not config.trainable:
+            return PolicyState(params, None, normalizer)
+        return PolicyState(params, make_optimizer(config, make_hypers(config)).init(params), normalizer)
+
+    def init_carry(self, policy: Policy, num_envs: int) -> Any:
+        return empty_carry(policy.config.network, (num_envs, policy.assignment.num_agents))
+
+    def init_memory(self, policy: Policy, num_envs: int, num_blocks: int) -> Memory:
+        shape = (num_envs, policy.assignment.num_agents)
+        running = jnp.zeros(shape) if policy.config.normalize_reward else None
+        return Memory(self.init_carry(policy, num_envs), running)
+
+    def act(
+        self, policy: Policy, state: PolicyState, carry: Any, obs: Any, keys: jax.Array, hypers: Hypers
+    ) -> tuple[jax.Array, dict[str, Any], Any]:
+        outputs, value, carry = policy.apply(state, obs, carry)
+        action = sample_blocks(policy.distribution, keys, outputs)
+        log_prob = policy.distribution.log_prob(outputs, action)
+        return action, {"log_prob": log_prob, "value": value}, carry
+
+    def play(
+        self, policy: Policy, state: PolicyState, carry: Any, obs: Any, keys: jax.Array, greedy: bool
+    ) -> tuple[jax.Array, Any]:
+        outputs, _, carry = policy.apply(state, obs, carry)
+        if greedy:
+            return policy.distribution.mode(outputs), carry
+        return sample_blocks(policy.distribution, keys, outputs), carry
+
+    def describe(self, policy: Policy, state: PolicyState, carry: Any, obs: Any) -> dict[str, Any]:
+        outputs, value, _ = policy.apply(state, obs, carry)
+        return {**policy.distribution.describe(outputs), "value": value}
+
+    def end_of_step(
+        self, policy: Policy, state: PolicyState, carry: Any, final_obs: Any, truncated: jax.Array | None
+    ) -> dict[str, Any]:
+        return {} if truncated is None else {"final_value": final_value(policy, state, carry, final_obs, truncated)}
+
+    def update(
+        self,
+        policy: Policy,
+        state: PolicyState,
+        memory: Memory,
+        hypers: Hypers,
+        played: Rollout,
+        key: jax.Array,
+        num_blocks: int,
+    ) -> tuple[PolicyState, Memory, dict[str, jax.Array]]:
+        """Advantages over the rollout, then gradient steps; normalisers change last.
+
+        Metrics are means over live rows; of losses and gradients, means over the gradient steps taken.
+        """
+        rows, over = played.rows[policy.name], played.over
+        reward, statistics, memory = scale_reward(state.normalizer, memory, hypers, rows, over)
+        last_value = policy.apply(state, played.last_obs[policy.name], played.last_carry[policy.name])[1]
+        advantage, target = gae(
+            reward, rows.value, next_values(rows, last_value, over), rows.terminated, over[..., None],
+            hypers.gamma, hypers.gae_lambda,
+        )  # fmt: skip
+        metrics = rollout_metrics(rows, advantage, target)
+        if statistics is not None:
+            metrics["reward_scale"] = 1.0 / reward_factor(state.normalizer.reward)
+        live = rows.live
+        if policy.config.neg_pos_env_ratio >= 0:
+            key, choice_key = jax.random.split(key)
+            positive, usable = (jnp.any(flags, axis=(0, 2)) for flags in (rows.terminated & rows.live, rows.live))
+            chosen = choose_replicas(choice_key, positive, usable, policy.config.neg_pos_env_ratio, num_blocks)
+            live &= chosen[None, :, None]
+            metrics |= {"positive_envs": jnp.sum(positive), "negative_envs": jnp.sum(chosen & ~positive)}
+        batch = Batch(rows.obs, rows.action, rows.log_prob, rows.value, advantage, target, live)
+        if policy.config.network.recurrent_size:
+            started = jnp.concatenate([jnp.zeros_like(over[:1]), over[:-1]])  # a reset before the first row is done
+            restart = jnp.broadcast_to(started[..., None], live.shape)
+            batch = batch.replace(restart=restart, carry=played.first_carry[policy.name])
+        state, losses = gradient_steps(policy, state, hypers, batch, key, num_blocks)
+        if state.normalizer is not None:
+            seen = update_observation_statistics(state.normalizer.obs, rows.obs, rows.live)
+            state = state.replace(normalizer=Normalizer(seen, statistics))
+        return state, memory, {**metrics, **losses}
+
+
+def scale_reward(
+    normalizer: Normalizer | None, memory: Memory, hypers: Hypers, rows: Rows, over: jax.Array
+) -> tuple[jax.Array, Any, Memory]:
+    """Returns (reward to learn from [T, N, n], statistics that have seen this rollout too, memory)."""
+    if normalizer is None or normalizer.reward is None:
+        return rows.reward, None, memory
+    totals, last = discounted_returns(memory.discounted_return, rows.reward, over, hypers.gamma)
+    statistics = update_statistics(normalizer.reward, totals, rows.live)
+    return normalize_reward(normalizer.reward, rows.reward), statistics, memory.replace(discounted_return=last)
+
+
+def choose_replicas(
+    key: jax.Array, positive: jax.Array, usable: jax.Array, ratio: float, num_blocks: int
+) -> jax.Array:
+    """Returns [N] bool: the positive replicas and floor(ratio x their number) others, drawn without replacement.
+
+    All, where there is no positive one or not so many others. (WarpDrive's neg_pos_env_ratio.) Of all only the usable
+    ones, [N] bool, in which there is a live row.
+    """
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(num_blocks))
+    score = jax.vmap(lambda key: jax.random.uniform(key, (positive.shape[0] // num_blocks,)))(keys).reshape(-1)
+    rank = jnp.argsort(jnp.argsort(jnp.where(positive | ~usable, 2.0, score)))  # of the negative ones: 0, 1, 2 ...
+    wanted = jnp.floor(ratio * jnp.sum(positive)).astype(jnp.int32)
+    return usable & (positive | (rank < wanted) | ~jnp.any(positive))
+
+
+def gradient_steps(
+    policy: Policy, state: PolicyState, hypers: Hypers, batch: Batch, key: jax.Array, num_blocks: int
 ) -> tuple[PolicyState, dict[str, jax.Array]]:
-    """Learns from one rollout.
+    """Epochs of minibatches over the rows of a rollout, leaves [T, N, n, ...].
 
-    Args:
-        hypers: with schedules read off.
-        rows: [T, N, n, ...].
-        last_value: [N, n] V of the observations after the last row.
-        over: [T, N] bool.
-        key: for the shuffling.
-        num_blocks: rows are shuffled within their block of replicas, and every minibatch takes equally from each.
+    Rows without a live one teach nothing: no step is taken, where the optimizer's momentum alone would move parameters.
 
     Returns:
-        (state, metrics): scalars, means over live rows; of losses and gradients, means over the gradient steps.
+        (state, metrics): means over the gradient steps that were taken, all unless `target_kl` stopped them (NaN where
+        there was none); approx_kl also counts the one that it stopped.
     """
-    advantage, target = gae(
-        rows.reward, rows.value, next_values(rows, last_value, over), rows.terminated, over[..., None],
-        hypers.gamma, hypers.gae_lambda,
-    )  # fmt: skip
-    batch = Batch(rows.obs, rows.action, rows.log_prob, rows.value, advantage, target, rows.live)
-    metrics = rollout_metrics(rows, advantage, target)
-    shape = rows.live.shape
-    batch = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[3:]), batch)
-
-    def step(state: PolicyState, batch: Batch) -> tuple[PolicyState, dict[str, jax.Array]]:
-        return gradient_step(policy, state, hypers, batch)
-
     config = policy.config
+    shape = batch.live.shape
+    batch = merge_axes(batch)
     if config.epochs == config.minibatches == 1:  # all rows at once: nothing to shuffle
-        state, losses = step(state, batch)
-        return state, {**metrics, **losses}
+        some, (new, losses) = jnp.any(batch.live), gradient_step(policy, state, hypers, batch)
+        return jax.tree.map(lambda old, new: jnp.where(some, new, old), state, new), nan_unless(some, losses)
+    if batch.carry is not None:
+        shape = (1, *shape[1:])  # whole sequences are shuffled, not rows
 
-    def epoch(state: PolicyState, key: jax.Array) -> tuple[PolicyState, dict[str, jax.Array]]:
-        rows_of = shuffle(key, shape, num_blocks, config.minibatches)
-        return jax.lax.scan(lambda s, index: step(s, jax.tree.map(lambda leaf: leaf[index], batch)), state, rows_of)
+    def step(carry: tuple[PolicyState, jax.Array], index: jax.Array) -> tuple[tuple, tuple]:
+        state, stopped = carry
+        rows = take_rows(batch, index)
+        some, (new, losses) = jnp.any(rows.live), gradient_step(policy, state, hypers, rows)
+        # approx_kl is that before the step: one that would begin too far off is not taken, nor any after it
+        stops = stopped | (losses["approx_kl"] > hypers.target_kl)
+        takes = some & ~stops
+        new = jax.tree.map(lambda old, new: jnp.where(takes, new, old), state, new)
+        return (new, stops), (losses, some & ~stopped, takes)
 
-    state, losses = jax.lax.scan(epoch, state, jax.random.split(key, config.epochs))
-    return state, {**metrics, **jax.tree.map(jnp.mean, losses)}
+    def epoch(carry: tuple, key: jax.Array) -> tuple[tuple, tuple]:
+        return jax.lax.scan(step, carry, shuffle(key, shape, num_blocks, config.minibatches))
+
+    keys = jax.random.split(key, config.epochs)
+    (state, _), (losses, looked_at, taken) = jax.lax.scan(epoch, (state, jnp.bool_(False)), keys)
+    metrics = nan_unless(jnp.any(taken), jax.tree.map(lambda values: masked_mean(values, taken), losses))
+    metrics |= nan_unless(jnp.any(looked_at), {"approx_kl": masked_mean(losses["approx_kl"], looked_at)})
+    return state, metrics | {"gradient_steps": jnp.sum(taken)}
+
+
+def merge_axes(batch: Batch) -> Batch:
+    """Lays rows [T, N, n, ...] in one axis, [T * N * n, ...]; those of a recurrent policy in two, [T, N * n, ...]."""
+    if batch.carry is None:
+        return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[3:]), batch)
+    carry = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), batch.carry)
+    rows = jax.tree.map(lambda leaf: leaf.reshape(leaf.shape[0], -1, *leaf.shape[3:]), batch.replace(carry=None))
+    return rows.replace(carry=carry)
+
+
+def take_rows(batch: Batch, index: jax.Array) -> Batch:
+    """Returns the rows of a batch, or of a recurrent policy the sequences, with these indices."""
+    if batch.carry is None:
+        return jax.tree.map(lambda leaf: leaf[index], batch)
+    rows = jax.tree.map(lambda leaf: leaf[:, index], batch.replace(carry=None))
+    return rows.replace(carry=jax.tree.map(lambda leaf: leaf[index], batch.carry))
 
 
 def gradient_step(
     policy: Policy, state: PolicyState, hypers: Hypers, batch: Batch
 ) -> tuple[PolicyState, dict[str, jax.Array]]:
     """One step down the clipped gradient of the loss. Returns (state, metrics of the loss and the gradient)."""
-    (_, metrics), grads = jax.value_and_grad(loss, argnums=1, has_aux=True)(policy, state.params, hypers, batch)
+
+    def loss_of(params: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
+        return loss(policy, state.replace(params=params), hypers, batch)
+
+    (_, metrics), grads = jax.value_and_grad(loss_of, has_aux=True)(state.params)
     updates, opt_state = make_optimizer(policy.config, hypers).update(grads, state.opt_state, state.params)
     params = jax.tree.map(lambda param, update: param - hypers.learning_rate * update, state.params, updates)
-    return PolicyState(params, opt_state), {**metrics, "grad_norm": optax.tree.norm(grads)}
+    norm = optax.tree.norm(grads)
+    metrics |= {"grad_norm": norm, "grad_clip_fraction": (norm > hypers.max_grad_norm).astype(jnp.float32)}
+    return state.replace(params=params, opt_state=opt_state), metrics
 
 
-def loss(policy: Policy, params: Any, hypers: Hypers, batch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
+def loss(policy: Policy, state: PolicyState, hypers: Hypers, batch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
     """policy_loss + c_v value_loss - c_e entropy, each a mean over live rows; with
 
         value_loss = mean(max((V - R)^2, (clip(V, V_old - eps_v, V_old + eps_v) - R)^2)).
@@ -94,13 +273,18 @@ def loss(policy: Policy, params: Any, hypers: Hypers, batch: Batch) -> tuple[jax
     Returns:
         (loss (), metrics).
     """
-    outputs, value = policy.apply(params, batch.obs)
+    if batch.carry is None:
+        outputs, value, _ = policy.apply(state, batch.obs)
+    else:
+        outputs, value = policy.unroll(state, batch.obs, batch.carry, batch.restart)
     log_prob = policy.distribution.log_prob(outputs, batch.action)
     entropy = masked_mean(policy.distribution.entropy(outputs), batch.live)
     advantage = normalize(batch.advantage, batch.live) if policy.config.normalize_advantage else batch.advantage
     policy_loss, metrics = POLICY_LOSSES[policy.config.algorithm](
         log_prob, batch.log_prob, advantage, batch.live, hypers.clip
     )
+    if policy.config.normalize_advantage:
+        metrics["normalized_advantage_mean"] = masked_mean(advantage, batch.live)
     clipped_value = batch.value + jnp.clip(value - batch.value, -hypers.value_clip, hypers.value_clip)
     error = jnp.maximum((value - batch.target) ** 2, (clipped_value - batch.target) ** 2)
     value_loss = masked_mean(error, batch.live)
@@ -133,19 +317,3 @@ def shuffle(key: jax.Array, shape: tuple[int, int, int], num_blocks: int, miniba
     time, place = order // width, order % width
     index = time * (replicas * agents) + jnp.arange(num_blocks)[:, None] * width + place
     return jnp.swapaxes(index.reshape(num_blocks, minibatches, -1), 0, 1).reshape(minibatches, -1)
-
-
-def rollout_metrics(rows: Rows, advantage: jax.Array, target: jax.Array) -> dict[str, jax.Array]:
-    """Returns means over the live rows of a rollout, before any gradient step.
-
-    explained_variance = 1 - Var(R - V) / Var(R): 1 is a perfect value function, 0 one as good as a constant.
-    """
-    live = rows.live
-    return {
-        "reward_mean": masked_mean(rows.reward, live),
-        "value_mean": masked_mean(rows.value, live),
-        "return_mean": masked_mean(target, live),
-        "advantage_mean": masked_mean(advantage, live),
-        "explained_variance": 1.0 - masked_variance(advantage, live) / (masked_variance(target, live) + 1e-8),
-        "live_fraction": jnp.mean(live.astype(jnp.float32)),
-    }

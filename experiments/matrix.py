@@ -1,0 +1,101 @@
+"""The cross-play matrix as a table and as files."""
+
+import csv
+import dataclasses
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+from rich.text import Text
+
+from wdjax.train import Player
+
+Rows = Mapping[tuple[str, ...], Mapping[str, Mapping[str, Any]]]  # who plays each role -> what `statistics` returns
+
+
+def matrix_tables(roles: Sequence[str], rows: Rows) -> list[Table]:
+    """Returns what is printed: the environment's statistics, the length and each role's return; files hold the rest.
+
+    Where two roles have many players, that is a matrix for each quantity, who plays the first role down and the second
+    across; else one table with a row for each combination.
+    """
+    shown = [f"{role} return" for role in roles]
+    names = [name for name in next(iter(rows.values())) if name in shown or not name.endswith(" return")]
+    if len(roles) != 2 or len(rows) <= 4:
+        return [list_of_cells(roles, rows, names, shown)]
+    return [matrix_of(roles, rows, name) for name in names]
+
+
+def list_of_cells(roles: Sequence[str], rows: Rows, names: Sequence[str], returns: Sequence[str]) -> Table:
+    """Returns a row for each combination; all but returns are also given as multiples of those of all-random play."""
+    table = Table(*roles)
+    for name in names:
+        table.add_column(name, justify="right")
+    baseline = rows.get(("random",) * len(roles))
+    for cell, numbers in rows.items():
+        multiple_of = {name: baseline[name]["mean"] for name in names if baseline and name not in returns}
+        table.add_row(*map(Text, cell), *(_words(numbers[name], multiple_of.get(name)) for name in names))
+    return table
+
+
+def matrix_of(roles: Sequence[str], rows: Rows, name: str) -> Table:
+    """Returns one quantity of all combinations of two roles: the first one's players down, the second one's across."""
+    table = Table(f"{roles[0]} \\ {roles[1]}", title=name, title_justify="left")
+    down, across = (list(dict.fromkeys(cell[i] for cell in rows)) for i in range(2))
+    for player in across:
+        table.add_column(Text(player), justify="right")
+    for player in down:
+        table.add_row(Text(player), *(_words(rows[player, other][name], None) for other in across))
+    return table
+
+
+def _words(numbers: Mapping[str, Any], random: float | None) -> str:
+    mean, error = numbers["mean"], numbers["standard_error"]
+    if mean is None:
+        return "-"
+    multiple = f" ({mean / random:.2f} x random)" if random is not None and random > 0 else ""
+    return f"{mean:.2f}" + ("" if error is None else f" ± {error:.2f}") + multiple
+
+
+def require_tables(files: Iterable[Path]) -> None:
+    """Raises ValueError, before anything is played, for what `write_matrix` could not write to."""
+    for file in files:
+        if file.suffix not in (".json", ".csv") or file.is_dir():
+            raise ValueError(f"--output {file}: must be a file that ends in .json or .csv")
+
+
+def write_matrix(file: Path, roles: Sequence[str], rows: Rows) -> None:
+    """Writes every number: as JSON, an object for each combination; where the file ends in .csv, a line for each
+    quantity of each combination, for pandas.read_csv."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if file.suffix == ".csv":
+        with open(file, "w", encoding="utf8", newline="") as out:
+            csv.writer(out).writerows(_csv_lines(roles, rows))
+        return
+    content = [{"policies": dict(zip(roles, cell, strict=True)), **numbers} for cell, numbers in rows.items()]
+    file.write_text(json.dumps(content, indent=1) + "\n", encoding="utf8")
+
+
+def _csv_lines(roles: Sequence[str], rows: Rows) -> Iterator[list[Any]]:
+    for i, (cell, quantities) in enumerate(rows.items()):
+        for name, numbers in quantities.items():
+            if i == 0 and name == next(iter(quantities)):
+                levels = [f"quantile_{level}" for level in numbers["quantiles"]]
+                yield [*roles, "quantity", "mean", "standard_error", *levels]
+            yield [*cell, name, numbers["mean"], numbers["standard_error"], *numbers["quantiles"].values()]
+
+
+def other_params(first: Player, others: Iterable[Player]) -> Iterator[str]:
+    """Says which runs were trained with other env_params than those that the matrix is played with, the first run's."""
+    mine = first.state.env_params
+    for player in others:
+        theirs = player.state.env_params
+        if type(theirs) is not type(mine):
+            continue  # another game: refused, in words, when the players take their seats
+        for name in (field.name for field in dataclasses.fields(mine)):
+            a, b = np.asarray(getattr(mine, name))[()], np.asarray(getattr(theirs, name))[()]
+            if not np.array_equal(a, b):
+                yield f"Mind: {player.name} was trained with {name} = {b!s}; all play with {a!s}, as {first.name}"

@@ -1,0 +1,128 @@
+"""The rows of the learning table: which preset, over how many seeds, what is measured and what it has to reach."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Mapping
+
+import jax
+import numpy as np
+
+from wdjax.train import cross_play, evaluate
+from wdjax.train.learner import Learner
+from wdjax.train.state import TrainState
+
+Measured = dict[str, float]
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """What a number has to reach: its mean over seeds, or the number of every seed."""
+
+    limit: float
+    at_least: bool = True
+    """else at most"""
+    every_seed: bool = False
+
+    def words(self) -> str:
+        side = "at least" if self.at_least else "at most"
+        return f"{side} {self.limit:,.6g}" + (" for every seed" if self.every_seed else "")
+
+    def met(self, value: float) -> bool:
+        return value >= self.limit if self.at_least else value <= self.limit
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One row: `measure(learner, state, metrics, key)` of each seed gives the numbers that `targets` names."""
+
+    preset: str
+    measure: Callable[[Learner, TrainState, Mapping[str, np.ndarray], jax.Array], Measured]
+    """of a trained state, its metrics of all updates [num_updates], and a key for episodes"""
+    targets: dict[str, Target | None]
+    """number -> what the learning table asks for; None: nothing, its band is checked all the same"""
+    seeds: int = 5
+    side_by_side: int = 5
+    """seeds in one program, a divisor of `seeds`"""
+    within: int | None = None
+    """env steps that the run may take, where the table says so"""
+    quick: bool = False
+    """whether the slow-marked test reruns it: seconds on a CPU"""
+
+
+def greedy_return(
+    learner: Learner, state: TrainState, metrics: Mapping[str, np.ndarray], key: jax.Array, episodes: int = 1_000
+) -> Measured:
+    """Returns the mean return of whole episodes from fresh starts, with the most likely actions."""
+    returns = evaluate(learner, state, key, episodes, greedy=True).episode_return
+    [name] = returns
+    return {RETURN: float(returns[name].mean())}
+
+
+def steps_until(
+    learner: Learner, state: TrainState, metrics: Mapping[str, np.ndarray], key: jax.Array, level: float
+) -> Measured:
+    """Returns the env steps after which the training return was `level`, infinity where it never was; see
+    `first_reached`."""
+    [name] = learner.config.policies
+    update = first_reached(metrics[f"{name}/episode_return"], metrics["episodes"], level)
+    return {f"env steps until {level:g}": (update + 1) * learner.config.env_steps_per_update}
+
+
+def first_reached(episode_return: np.ndarray, episodes: np.ndarray, level: float, window: int = 5) -> float:
+    """Returns the first update at which the mean return of the episodes that ended in it and in the `window` - 1 before
+    it is at least `level`, or infinity.
+
+    Args:
+        episode_return: [num_updates], of the episodes that ended in an update; NaN where none did.
+        episodes: [num_updates], their number.
+    """
+    total = np.where(episodes > 0, episode_return, 0.0) * episodes
+    for update in range(window - 1, len(total)):
+        last = slice(update + 1 - window, update + 1)
+        if episodes[last].sum() > 0 and total[last].sum() / episodes[last].sum() >= level:
+            return update
+    return math.inf
+
+
+def against_random(
+    learner: Learner, state: TrainState, metrics: Mapping[str, np.ndarray], key: jax.Array, episodes: int, greedy: bool
+) -> Measured:
+    """Returns what trained taggers do to random runners, random taggers to trained runners, and random to random."""
+    cells = cross_play(learner, state, key, episodes, greedy)
+    runners = learner.env.groups["runner"]
+    hunt, escape, chance = (
+        cells[cell] for cell in (("trained", "random"), ("random", "trained"), ("random", "random"))
+    )
+    left = lambda cell: runners - cell.episode_info["tags"]  # noqa: E731
+    return {
+        "runners left by trained taggers": float(left(hunt).mean()),
+        "last step of trained taggers": float(hunt.episode_length.mean()),
+        "trained runners left": float(left(escape).mean()),
+        "random runners left by random taggers": float(left(chance).mean()),
+    }
+
+
+RETURN = "greedy return"
+ROWS: dict[str, Row] = {
+    "cartpole": Row(
+        "cartpole_ppo", functools.partial(steps_until, level=475.0),
+        {"env steps until 475": Target(150_000, at_least=False, every_seed=True)}, seeds=8, side_by_side=8, quick=True,
+    ),
+    "acrobot": Row("acrobot_ppo", greedy_return, {RETURN: Target(-85, every_seed=True)}, within=500_000),
+    "mountain_car": Row("mountain_car_ppo", greedy_return, {RETURN: Target(-115)}, within=5_000_000),
+    "continuous_mountain_car_ddpg": Row(
+        "continuous_mountain_car_ddpg", greedy_return, {RETURN: Target(92)}, within=1_000_000
+    ),
+    "pendulum_ddpg": Row("pendulum_ddpg", greedy_return, {RETURN: Target(-170)}, within=1_000_000, quick=True),
+    "pendulum_ppo": Row("pendulum_ppo", greedy_return, {RETURN: Target(-170)}, within=1_000_000),
+    "tag_gridworld": Row(
+        "tag_gridworld_ppo", functools.partial(against_random, episodes=1_000, greedy=True),
+        {
+            "last step of trained taggers": Target(40, at_least=False),
+            "runners left by trained taggers": None,
+            "trained runners left": Target(0.95),
+            "random runners left by random taggers": None,
+        },
+    ),
+}  # fmt: skip

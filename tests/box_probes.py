@@ -1,0 +1,64 @@
+"""Probe environments for algorithms that act in a box: those of `probes`, with an action that is a number."""
+
+import dataclasses
+
+import jax.numpy as jnp
+from flax import struct
+from probes import NETWORK, Leaver, Signal, SignalParams, SignalState, draw_signal
+
+from wdjax import Box, Dict
+from wdjax.train import PolicyConfig
+from wdjax.train.config import DDPGConfig
+
+LOW, HIGH = -1.0, 3.0
+
+
+@struct.dataclass
+class BoxSignalParams(SignalParams):
+    """As `SignalParams`, but for actions."""
+
+    target: float = 0.0  # by_match pays -(action - target)^2 at signal 1, -(action + target)^2 at signal -1
+
+
+@dataclasses.dataclass(frozen=True)
+class BoxSignal(Signal):
+    """One agent names a number between -1 and 3, and sees (signal, steps so far).
+
+    `by_action` times the action is paid, and `by_match` times minus the squared distance to a target.
+    """
+
+    @property
+    def default_params(self):
+        return BoxSignalParams()
+
+    def step(self, key, state, action, params):
+        time = state.time + 1
+        over = time >= params.episode_length
+        reward = params.constant + params.by_signal * state.signal + params.by_action * action[0]
+        reward -= params.by_match * (action[0] - params.target * state.signal) ** 2
+        reward += params.at_end * over
+        info = {"outside": (action[0] < LOW) | (action[0] > HIGH)}
+        state = SignalState(jnp.where(params.same_signal, state.signal, draw_signal(key)), time)
+        return self.observe(state, params), state, reward, over & ~params.time_limit, over & params.time_limit, info
+
+    def action_space(self, params):
+        return Box(LOW, HIGH, (1,))
+
+
+@dataclasses.dataclass(frozen=True)
+class BoxLeaver(Leaver):
+    """Two players of whom the first leaves early; each names two numbers that mean nothing."""
+
+    def action_space(self, params):
+        return Dict({"player": Box(-1.0, 1.0, (2,)).batch(2)})
+
+
+BOX_PROBES = {"probe_box_signal": BoxSignal, "probe_box_leaver": BoxLeaver}
+
+
+def tiny_ddpg(learning_rate=0.01, gamma=0.7, **options):
+    """Returns a DDPG policy of one hidden layer of 8, whose critic learns fast."""
+    options = {"critic_learning_rate": 0.02, "tau": 0.2, "buffer_size": 512, "batch_size": 64, "warmup": 64,
+               "updates_per_rollout": 8, **options}  # fmt: skip
+    return PolicyConfig(algorithm="DDPG", network=NETWORK, gamma=gamma, learning_rate=learning_rate,
+                        max_grad_norm=10.0, ddpg=DDPGConfig(**options))  # fmt: skip

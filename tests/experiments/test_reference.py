@@ -1,0 +1,243 @@
+"""Reference curves: what is stored of them holds and is of the presets as they are; the script that checks it works."""
+
+import dataclasses
+import math
+import types
+
+import jax
+import numpy as np
+import pytest
+import yaml
+
+from wdjax.experiments.reference.report import readme
+from wdjax.experiments.reference.rerun import (
+    FOLDER,
+    curve,
+    leaves_band,
+    main,
+    mean_return,
+    measure,
+    misses,
+    read_result,
+    summarize,
+)
+from wdjax.experiments.reference.rows import ROWS, Row, Target, against_random, first_reached, greedy_return
+from wdjax.train import load_config, make_learner
+from wdjax.train.load import preset_path, read_yaml
+
+# The learning table: what a row's numbers must reach, and within how many env steps.
+TABLE = {
+    "cartpole": ({"env steps until 475": ("at most", 150_000, "every seed")}, None, 8),
+    "acrobot": ({"greedy return": ("at least", -85, "every seed")}, 500_000, 5),
+    "mountain_car": ({"greedy return": ("at least", -115, "mean")}, 5_000_000, 5),
+    "continuous_mountain_car_ddpg": ({"greedy return": ("at least", 92, "mean")}, 1_000_000, 5),
+    "pendulum_ddpg": ({"greedy return": ("at least", -170, "mean")}, 1_000_000, 5),
+    "pendulum_ppo": ({"greedy return": ("at least", -170, "mean")}, 1_000_000, 5),
+    "tag_gridworld": (
+        {
+            "last step of trained taggers": ("at most", 40, "mean"),
+            "trained runners left": ("at least", 0.95, "mean"),
+        },
+        None, 5,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_row_asks_for_what_the_table_does(name):
+    targets, within, seeds = TABLE[name]
+    row = ROWS[name]
+    asked = {number: target for number, target in row.targets.items() if target is not None}
+    for number, (side, limit, whose) in targets.items():
+        target = asked.pop(number)
+        assert (target.limit, target.at_least, target.every_seed) == (limit, side == "at least", whose == "every seed")
+    assert not asked
+    assert row.within == within
+    assert row.seeds >= seeds
+    assert row.seeds % row.side_by_side == 0
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_stored_numbers_meet_their_targets(name):
+    result, row = read_result(name), ROWS[name]
+    assert misses(name, row, result) == []
+    assert leaves_band(name, result, result) == []
+    assert result["preset"] == row.preset
+    assert result["config"] == read_yaml(preset_path(row.preset))  # else the numbers are another run's
+    config = load_config(row.preset)
+    assert result["env_steps_per_seed"] == config.num_updates * config.env_steps_per_update
+    assert result["numbers"].keys() == row.targets.keys()
+    for values in result["numbers"].values():
+        assert len(values["per_seed"]) == result["seeds"] == row.seeds
+        again = summarize(values["per_seed"])
+        np.testing.assert_allclose([values["mean"], *values["band"]], [again["mean"], *again["band"]], rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_plot_is_there_and_small(name):
+    picture = (FOLDER / "plots" / f"{name}.png").read_bytes()
+    assert picture.startswith(b"\x89PNG")
+    assert len(picture) < 60_000
+
+
+def test_readme_is_what_is_stored():
+    text = (FOLDER / "README.md").read_text(encoding="utf8")
+    assert text == readme({name: read_result(name) for name in ROWS})
+
+
+def test_only_rows_are_stored():
+    assert {path.stem for path in (FOLDER / "results").iterdir()} == set(ROWS)
+
+
+def test_summary_by_hand():
+    values = summarize([1.0, 2.0, 3.0])  # deviation 1
+    assert values["mean"] == 2.0
+    np.testing.assert_allclose(values["band"], [2 - 4 * math.sqrt(2 / 3), 2 + 4 * math.sqrt(2 / 3)], rtol=1e-5)
+    np.testing.assert_allclose(summarize([-50.0, -50.0])["band"], [-51.0, -49.0])  # 2 %
+    assert summarize([math.inf, 3.0])["per_seed"] == [math.inf, 3.0]
+
+
+def test_first_reached_by_hand():
+    returns, episodes = np.array([9.0, 1.0, np.nan, 9.0, 9.0, 9.0]), np.array([0, 1, 0, 1, 2, 3])
+    # windows of 2 updates: 1, 1, 9 ...: the 9 of update 0 is of no episode
+    assert first_reached(returns, episodes, 5.0, window=2) == 3
+    assert first_reached(returns, episodes, 9.5, window=2) == math.inf
+    assert first_reached(returns, episodes, 8.0, window=3) == 4  # (9 + 2 * 9) / 3; at 3 still (1 + 9) / 2
+    assert first_reached(returns, episodes, 0.5, window=2) == 1
+
+
+LINE = {"number": Target(2.0)}
+
+
+def result_of(*values, env_steps=100):
+    return {"numbers": {"number": summarize(list(values))}, "env_steps_per_seed": env_steps}
+
+
+@pytest.mark.parametrize(
+    ("target", "values", "problems"),
+    [
+        (Target(2.0), (1.0, 3.0), []),
+        (Target(2.0), (1.0, 2.9), ["row: number, mean, is 1.95: must be at least 2"]),
+        (Target(2.0, every_seed=True), (1.0, 3.0), ["row: number, seed 0, is 1: must be at least 2 for every seed"]),
+        (Target(2.0, at_least=False), (1.0, 3.0), []),
+        (Target(2.0, at_least=False), (2.0, 3.0), ["row: number, mean, is 2.5: must be at most 2"]),
+        (Target(2.0, at_least=False, every_seed=True), (2.0, math.inf),
+         ["row: number, seed 1, is inf: must be at most 2 for every seed"]),
+        (None, (0.0, 0.0), []),
+    ],
+)  # fmt: skip
+def test_targets(target, values, problems):
+    assert misses("row", Row("preset", greedy_return, {"number": target}), result_of(*values)) == problems
+
+
+def test_budget_of_env_steps():
+    row = Row("preset", greedy_return, LINE, within=100)
+    assert misses("row", row, result_of(2.0, env_steps=100)) == []
+    [sentence] = misses("row", row, result_of(2.0, env_steps=101))
+    assert sentence == "row: ran for 101 env steps: must be within 100"
+
+
+def test_band():
+    stored = result_of(90.0, 110.0)
+    low, high = stored["numbers"]["number"]["band"]
+    assert leaves_band("row", result_of(low), stored) == leaves_band("row", result_of(high), stored) == []
+    for outside in (low - 0.1, high + 0.1, math.nan):
+        [sentence] = leaves_band("row", result_of(outside), stored)
+        assert sentence == f"row: number, mean, is {outside:,.6g}: outside of the stored band {low:,.6g} .. {high:,.6g}"
+    assert leaves_band("row", result_of(1.0), None) == ["row: nothing is stored: store it with --update"]
+    other = {"numbers": {"other": stored["numbers"]["number"]}}
+    assert leaves_band("row", other, stored) == ["row: other: nothing is stored: store it with --update"]
+
+
+def size_of_parameters(learner, state, metrics, key):
+    numbers = greedy_return(learner, state, metrics, key, episodes=4)
+    return {**numbers, "size": sum(float(abs(leaf).sum()) for leaf in jax.tree.leaves(state.policies["agent"].params))}
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """A row of two seeds and three updates."""
+    file = tmp_path_factory.mktemp("presets") / "tiny.yaml"
+    content = {
+        "env": "cartpole", "num_envs": 8, "rollout_length": 32, "total_env_steps": 600,
+        "policies": {"agent": {"network": {"hidden_sizes": [4]}}},
+    }  # fmt: skip
+    file.write_text(yaml.safe_dump(content), encoding="utf8")
+    return Row(str(file), size_of_parameters, {"greedy return": Target(1.0), "size": None}, seeds=2, side_by_side=2)
+
+
+def test_seeds_are_those_of_solo_runs(tiny, quick_compile):
+    result = measure(tiny)
+    learner = make_learner(load_config(tiny.preset))
+    for seed in range(2):
+        state, _ = learner.run(learner.init(jax.random.key(seed)), num_updates=3)
+        alone = sum(float(abs(leaf).sum()) for leaf in jax.tree.leaves(state.policies["agent"].params))
+        np.testing.assert_allclose(result["numbers"]["size"]["per_seed"][seed], alone, rtol=1e-4)
+    assert result["curve"]["env_steps"] == [256, 512, 768]
+    curve = result["curve"]["agent"]
+    for smallest, mean, largest in zip(curve["smallest"], curve["mean"], curve["largest"], strict=True):
+        assert smallest is mean is largest is None or smallest <= mean <= largest
+
+
+def test_curve_by_hand():
+    learner = types.SimpleNamespace(
+        config=types.SimpleNamespace(num_updates=2, env_steps_per_update=10, policies={"agent": None})
+    )
+    seeds = [
+        {"episodes": np.array([0, 2]), "agent/episode_return": np.array([np.nan, 4.0])},
+        {"episodes": np.array([1, 1]), "agent/episode_return": np.array([2.0, 8.0])},
+    ]
+    agent = {"mean": [None, 6.0], "smallest": [None, 4.0], "largest": [None, 8.0]}  # one seed had no episode yet
+    assert curve(learner, seeds) == {"env_steps": [10, 20], "agent": agent}
+    one_bin = {name: np.array([1, 3]) if name == "episodes" else np.array([2.0, 6.0]) for name in seeds[0]}
+    assert mean_return(one_bin, "agent", np.array([0, 1])) == 5.0  # (1 x 2 + 3 x 6) / 4
+
+
+def test_script_stores_checks_and_refuses(tiny, quick_compile, monkeypatch, tmp_path, capsys):
+    monkeypatch.setitem(ROWS, "tiny", dataclasses.replace(tiny, side_by_side=1))
+    folder = ["--folder", str(tmp_path)]
+    with pytest.raises(SystemExit) as refused:
+        main(["tinny", *folder])
+    assert refused.value.code == 2
+    assert "tiny" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as absent:
+        main(["tiny", *folder])
+    assert absent.value.code == 1
+    main(["tiny", "--update", *folder])
+    assert (tmp_path / "plots" / "tiny.png").stat().st_size < 60_000
+    assert "| tiny |" in (tmp_path / "README.md").read_text(encoding="utf8")
+    main(["tiny", *folder])  # on the same machine the same numbers
+    file = tmp_path / "results" / "tiny.yaml"
+    stored = read_yaml(file)
+    stored["numbers"]["size"]["band"] = [0.0, 1.0]
+    file.write_text(yaml.safe_dump(stored), encoding="utf8")
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as outside:
+        main(["tiny", *folder])
+    assert outside.value.code == 1
+    assert "tiny: size, mean, is" in capsys.readouterr().out
+    monkeypatch.setitem(ROWS, "tiny", dataclasses.replace(tiny, targets={"greedy return": Target(1e6), "size": None}))
+    before = file.read_text(encoding="utf8")
+    with pytest.raises(SystemExit) as missed:
+        main(["tiny", "--update", *folder])
+    assert missed.value.code == 1
+    assert file.read_text(encoding="utf8") == before  # what misses its target is not stored
+
+
+def test_cross_play_numbers(quick_compile):
+    changes = {"num_envs": 4, "rollout_length": 4, "env_params.episode_length": 7, "env_params.grid_length": 2}
+    learner = make_learner(load_config("tag_gridworld_ppo", **changes))
+    state = learner.init(jax.random.key(0))
+    numbers = against_random(learner, state, {}, jax.random.key(1), episodes=64, greedy=True)
+    assert 0 < numbers["last step of trained taggers"] <= 7
+    for name in ("runners left by trained taggers", "trained runners left", "random runners left by random taggers"):
+        assert 0 <= numbers[name] <= 1
+    assert numbers["random runners left by random taggers"] < 0.5  # four taggers at random on nine cells
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name, row in ROWS.items() if row.quick])
+def test_rerun_of_a_quick_row_stays_in_its_band(name):
+    result = measure(ROWS[name])
+    assert misses(name, ROWS[name], result) == []
+    assert leaves_band(name, result, read_result(name)) == []

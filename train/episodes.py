@@ -1,0 +1,100 @@
+"""What whole episodes came to: returns, lengths, the environment's statistics; their means, errors and quantiles."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from flax import struct
+
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+
+Ratios = Mapping[str, tuple[str, str]]  # `Env.info_ratios`: name -> (the sum that is divided, the one that divides)
+
+
+@struct.dataclass
+class Episodes:
+    """What whole episodes came to; E episodes, NumPy arrays.
+
+    A reward counts until its agent has terminated and the episode is over, the last ones too.
+    """
+
+    episode_return: dict[str, Any]  # by policy (of cross_play: by role), [E] float32, summed over its agents
+    episode_length: Any  # [E] int32, env steps
+    episode_info: dict[str, Any]  # [E], the environment's own statistics (tags, say)
+    agent_return: dict[str, Any]  # by policy (or role), [E, n] float32, of each of its agents
+    group_return: dict[str, Any]  # by group, [E] float32, summed over all its agents, whoever plays them
+
+
+def statistics(episodes: Episodes, info_ratios: Ratios | None = None) -> dict[str, dict[str, Any]]:
+    """Returns {quantity: {"mean", "standard_error", "quantiles": {"0.05": ...}}} of everything that was counted.
+
+    Quantities: the environment's statistics, "length", "NAME return" of each policy (or role) and group, summed over
+    its agents, and "NAME agent return" where it has several: its quantiles are those over agents and episodes. Where a
+    policy has the name of a group, NAME is the policy: in `Episodes.group_return` is the whole group's.
+
+    Args:
+        episodes: from `evaluate`, or a cell of `cross_play`.
+        info_ratios: of the environment (`Env.info_ratios`): they stand in place of the sums that they divide.
+    """
+    ratios, info = info_statistics(episodes, info_ratios)
+    agents = {name: values for name, values in episodes.agent_return.items() if values.shape[1] > 1}
+    return {
+        **ratios,
+        **info,
+        "length": value_statistics(episodes.episode_length),
+        **{f"{name} return": value_statistics(values) for name, values in returns_by_name(episodes).items()},
+        **{f"{name} agent return": value_statistics(values) for name, values in agents.items()},
+    }
+
+
+def evaluation_metrics(episodes: Episodes, info_ratios: Ratios | None = None) -> dict[str, float | None]:
+    """Returns what an evaluation logs, by the names in metrics.jsonl, each mean with its "..._standard_error":
+
+    eval/episode_length, eval/episode_INFO, eval/RATIO, eval/NAME/episode_return of each policy and group.
+    """
+    ratios, info = info_statistics(episodes, info_ratios)
+    found = {"episode_length": value_statistics(episodes.episode_length), **ratios}
+    found |= {f"episode_{name}": numbers for name, numbers in info.items()}
+    returns = returns_by_name(episodes)
+    found |= {f"{name}/episode_return": value_statistics(values) for name, values in returns.items()}
+    metrics = {}
+    for name, numbers in found.items():
+        metrics |= {f"eval/{name}": numbers["mean"], f"eval/{name}_standard_error": numbers["standard_error"]}
+    return metrics
+
+
+def returns_by_name(episodes: Episodes) -> dict[str, Any]:
+    """Returns the returns of policies and of groups, [E] each, by name; of two with one name the policy's."""
+    return {**episodes.group_return, **episodes.episode_return}
+
+
+def info_statistics(episodes: Episodes, info_ratios: Ratios | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns (statistics of the environment's ratios, those of its other sums), by name."""
+    ratios, info = info_ratios or {}, {name: np.asarray(v, np.float64) for name, v in episodes.episode_info.items()}
+    divided = {total for total, _ in ratios.values()}
+    of_ratios = {name: ratio_statistics(info[total], info[count]) for name, (total, count) in ratios.items()}
+    return of_ratios, {name: value_statistics(values) for name, values in info.items() if name not in divided}
+
+
+def value_statistics(values: Any) -> dict[str, Any]:
+    """Of [E] or [E, n] values of E independent episodes: the standard error of the mean is s / sqrt(E), with s the
+    deviation (of E - 1) of the episodes' means; None for one episode."""
+    values = np.asarray(values, np.float64)
+    by_episode = values.reshape(len(values), -1).mean(axis=1)
+    error = float(np.std(by_episode, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else None
+    return {"mean": float(values.mean()), "standard_error": error, "quantiles": quantiles(values)}
+
+
+def ratio_statistics(total: np.ndarray, count: np.ndarray) -> dict[str, Any]:
+    """Of R = sum(total) / sum(count) over E episodes, [E] each: its standard error is that of the mean of
+    (total - R count) / mean(count); quantiles are over the episodes that count anything. None where nothing does."""
+    if not count.sum():
+        return {"mean": None, "standard_error": None, "quantiles": dict.fromkeys(map(str, QUANTILES))}
+    ratio, some = total.sum() / count.sum(), count > 0
+    error = value_statistics((total - ratio * count) / count.mean())["standard_error"]
+    return {"mean": float(ratio), "standard_error": error, "quantiles": quantiles(total[some] / count[some])}
+
+
+def quantiles(values: np.ndarray) -> dict[str, float]:
+    """Returns {"0.05": ...} over all values, linear between the two nearest."""
+    return dict(zip(map(str, QUANTILES), np.quantile(values, QUANTILES).tolist(), strict=True))
