@@ -44,7 +44,7 @@ WDJAX_TRACEBACK=1 shows where in the code an error was raised."""
 
 @dataclasses.dataclass(frozen=True)
 class TrainArguments:
-    config: Annotated[TrainConfig, tyro.conf.arg(name="")]
+    config: Annotated[TrainConfig, tyro.conf.arg(name=""), tyro.conf.FlagConversionOff]  # --FIELD True, --FIELD False
     workdir: Path
     """the run's folder: config.yaml, metrics.jsonl, checkpoints, curves.png, episode.gif"""
     resume: bool = False
@@ -93,6 +93,8 @@ class RenderArguments:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs a command; bad input ends with one sentence and exit status 2."""
+    if argv is None:  # from a shell: modules of one's own in the current folder are found, as `python -m` finds them
+        sys.path.insert(0, str(Path.cwd()))
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE)
@@ -168,6 +170,8 @@ def render(arguments: list[str]) -> None:
         raise ValueError(f"--npz {parsed.npz}: must end in .npz")
     player = load_player(parsed.run, "best" if parsed.best else "newest")
     default = None if parsed.npz else split_checkpoint(parsed.run)[0] / "episode.gif"
+    if parsed.output is not None and parsed.output.suffix != ".gif":
+        raise ValueError(f"--output {parsed.output}: must end in .gif")
     for file in filter(None, (parsed.npz, parsed.output or default)):
         written = save_episode(player.learner, player.state, file, parsed.seed, parsed.greedy, parsed.fps)
         print(f"Wrote {written}")

@@ -4,7 +4,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from wdjax.train.config import NetworkConfig, PolicyConfig, TrainConfig
+    from wdjax.train.config import DDPGConfig, NetworkConfig, PolicyConfig, TrainConfig
+    from wdjax.train.encoders import register_encoder
     from wdjax.train.episodes import Episodes, statistics
     from wdjax.train.evaluation import cross_play, evaluate
     from wdjax.train.learner import Learner, make_learner
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 # Public name -> the module that holds it, imported when the name is first used.
 _HOME = {
+    "DDPGConfig": "config",
     "Episodes": "episodes",
     "Learner": "learner",
     "NetworkConfig": "config",
@@ -37,6 +39,7 @@ _HOME = {
     "make_learner": "learner",
     "read_metrics": "metrics_log",
     "record_episode": "trajectory",
+    "register_encoder": "encoders",
     "save_curves": "plots",
     "save_episode": "trainer",
     "statistics": "episodes",
@@ -44,9 +47,10 @@ _HOME = {
 }
 
 __all__ = [
-    "Episodes", "Learner", "NetworkConfig", "Player", "PolicyConfig", "TrainConfig", "TrainState", "Trainer",
-    "Trajectory", "cross_play", "evaluate", "gae", "list_presets", "load_config", "load_run", "make_learner",
-    "read_metrics", "record_episode", "save_curves", "save_episode", "statistics", "with_hypers",
+    "DDPGConfig", "Episodes", "Learner", "NetworkConfig", "Player", "PolicyConfig", "TrainConfig", "TrainState",
+    "Trainer", "Trajectory", "cross_play", "evaluate", "gae", "list_presets", "load_config", "load_run",
+    "make_learner", "read_metrics", "record_episode", "register_encoder", "save_curves", "save_episode", "statistics",
+    "with_hypers",
 ]  # fmt: skip
 
 

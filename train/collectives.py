@@ -54,8 +54,8 @@ def any_of(flags: jax.Array) -> jax.Array:
     return found if num_shards() == 1 else jax.lax.psum(found.astype(jnp.int32), AXIS) > 0
 
 
-def all_rows(values: jax.Array) -> jax.Array:
-    """Returns the rows [N, ...] of all devices, one after the other: those of the run in their order."""
+def all_rows(values: Any) -> Any:
+    """Returns the rows of all devices in their order in the run, for a tree of arrays [N, ...]."""
     return values if num_shards() == 1 else jax.lax.all_gather(values, AXIS, tiled=True)
 
 

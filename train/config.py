@@ -21,16 +21,16 @@ class NetworkConfig:
     activation: Literal["relu", "tanh", "gelu", "silu"] = "relu"
     """after each hidden layer"""
     shared_trunk: bool = True
-    """whether action and value heads share all that is before them (else each has its own)"""
+    """whether action and value heads share all that is before them (else each has its own; so it is in DDPG always)"""
     recurrent_size: int = 0
     """width of a GRU between the hidden layers and the heads; 0: none, the policy has no memory"""
     encoder: str = "flat"
     """what turns an observation into numbers: flat (laid out in a row), or your own, "package.module:Class" """
     encoder_options: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """arguments of the encoder"""
+    """arguments of the encoder, by name; in YAML or Python: on the command line those that a preset has, no others"""
     initializer: Literal["orthogonal", "xavier", "lecun"] = "orthogonal"
     """of the weight matrices (orthogonal: gain sqrt 2, policy head 0.01, value head and what enters a GRU 1; its own
-    recurrent matrix is always orthogonal); biases start at 0"""
+    recurrent matrix is always orthogonal); encoders, and DDPG's last layers, have their own; biases start at 0"""
 
 
 @dataclasses.dataclass(frozen=True)

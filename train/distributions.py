@@ -189,8 +189,10 @@ def make_distribution(space: Space, in_a_box: str = "gaussian") -> Distribution:
 
     Raises:
         TypeError: for a space without a distribution.
-        ValueError: for a squashed one in a Box that is not bounded.
+        ValueError: for a squashed one in a Box that is not bounded, or in another space.
     """
+    if in_a_box != "gaussian" and not isinstance(space, Box):
+        raise ValueError(f"action_distribution = {in_a_box!r}: must be gaussian (left out), as {space} is no Box")
     match space:
         case Discrete():
             return Categorical((space.n,), scalar=True)

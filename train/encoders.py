@@ -19,7 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from wdjax.checks import require, require_integer, require_known
+from wdjax.checks import did_you_mean, require, require_integer, require_known
+from wdjax.env import Env
+from wdjax.envs.tag import TagContinuous
 from wdjax.spaces import Box, Dict, Discrete, MultiDiscrete, Space
 from wdjax.train.config import NetworkConfig
 from wdjax.train.initializers import orthogonal
@@ -82,7 +84,7 @@ class DeepSets(nnx.Module):
         depth: layers of phi.
         pool: max, mean or sum; 0 where nobody is present.
         split: "package.module:function", the environment's word on its layout: obs -> (others [..., k, features],
-            present [..., k] bool, own [..., m]). Tag's unless told.
+            present [..., k] bool, own [..., m]). tag_continuous's unless told.
         rngs: flax's random streams.
 
     Source: Zaheer, Kottur, Ravanbakhsh, Poczos, Salakhutdinov, Smola, "Deep Sets" (2017), theorem 2; the network behind
@@ -245,7 +247,9 @@ def encoder_class(name: str, field: str = "network.encoder") -> Any:
         TypeError: for what is no subclass of flax.nnx.Module.
     """
     if ":" not in name:
-        require_known(field, name, ENCODERS)
+        if name not in ENCODERS:
+            own = 'or your own, "package.module:Class"; what register_encoder names must be registered again'
+            raise ValueError(f"unknown {field} {name!r}: {did_you_mean(name, ENCODERS)}, {own}")
         return ENCODERS[name]
     found = import_named(field, name)
     _require_module(f"{field} {name!r}", found)
@@ -279,6 +283,14 @@ def check_options(path: str, config: NetworkConfig) -> None:
     known = set(list(parameters)[2:]) - {"rngs"}  # after self and the space
     for name in config.encoder_options:
         require_known(f"option in {path}.encoder_options of {config.encoder!r}", name, known)
+
+
+def require_layout(path: str, config: NetworkConfig, env: Env) -> None:
+    """Raises ValueError where an encoder of sets would take another game's observations for tag_continuous's."""
+    assumes = encoder_class(config.encoder) in (DeepSets, Attention) and "split" not in config.encoder_options
+    if assumes and not isinstance(env, TagContinuous):
+        words = f"{config.encoder!r} reads observations of tag_continuous, not of {type(env).__name__}"
+        raise ValueError(f"{path}.encoder = {words}, unless encoder_options.split takes them apart")
 
 
 def check_encoder(path: str, config: NetworkConfig, observation_space: Space) -> None:

@@ -99,6 +99,8 @@ def choose_players(
     """
     if isinstance(random, str):
         raise TypeError(f"random = {random!r}: must be a list of policies")
+    if not isinstance(players, Mapping | None):
+        raise TypeError(f"players: must map policies to who plays them, not be a {type(players).__name__}")
     setup, roles = learner.setup, roles_of(learner.setup)
     replaced = {**(players or {}), **dict.fromkeys(random, "random")}
     for name in replaced:

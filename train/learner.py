@@ -16,7 +16,7 @@ from wdjax.train.collectives import num_shards, total
 from wdjax.train.config import TrainConfig
 from wdjax.train.devices import choose_devices, spread, state_shardings
 from wdjax.train.distributions import make_distribution
-from wdjax.train.encoders import check_encoder
+from wdjax.train.encoders import check_encoder, encoder_class
 from wdjax.train.load import from_mapping
 from wdjax.train.metrics import Metrics, episode_metrics
 from wdjax.train.networks import without_mask
@@ -104,7 +104,8 @@ def make_policy(name: str, config: TrainConfig, assignment: Assignment) -> Polic
     check_encoder(f"policies.{name}.network", own.network, without_mask(assignment.observation_space))
     network = nnx.eval_shape(lambda: algorithm.make_network(own, assignment, nnx.Rngs(jax.random.key(0))))
     distribution = make_distribution(assignment.action_space, own.action_distribution)
-    return Policy(name, own, assignment, algorithm, distribution, nnx.graphdef(network))
+    encoder = encoder_class(own.network.encoder)
+    return Policy(name, own, assignment, algorithm, distribution, nnx.graphdef(network), encoder)
 
 
 def init(setup: Setup, key: jax.Array, loaded: Mapping[str, PolicyState] | None = None) -> TrainState:
@@ -192,8 +193,10 @@ def update_share(setup: Setup, state: TrainState) -> tuple[TrainState, Metrics]:
             policy, policies[name].replace(past=None), memory[name], hypers[name], played, policy_keys[i], num_blocks
         )
         if policy.config.past_selves:
-            new = remember(new.replace(past=past), state.num_updates + 1, policy.config.past_selves_every)
             own["past_self_blocks"] = total(jnp.sum(memory[name].member != PRESENT))
+            new, memory[name] = remember(
+                new.replace(past=past), memory[name], state.num_updates + 1, policy.config.past_selves_every
+            )
         policies[name] = new
         for key in policy.algorithm.scheduled:
             own[key.split(".")[-1]] = operator.attrgetter(key)(hypers[name])

@@ -1,7 +1,8 @@
 """What an update reports: means, extremes and deviations over live rows, or over the episodes that ended.
 
 Of every policy that learns, as POLICY/name ("mean" is over the live rows of the rollout unless it says otherwise;
-"steps" are the update's gradient steps, of which losses and gradients are means):
+"steps" are the update's gradient steps, of which losses and gradients are means; NaN where no row was live, or no step
+taken):
 
     name                          meaning
     reward_mean, _min, _max       of an agent step, as the environment paid it
@@ -20,14 +21,15 @@ By A2C or PPO:
     advantage_mean, _std          before normalisation
     normalized_advantage_mean     after it, in the rows of a step, if normalize_advantage: 0 but for rounding
     explained_variance            1 - Var(R - V) / Var(R), not below -1: 1 is perfect, 0 as good as a constant
-    reward_scale                  what normalize_reward divided the rewards by
+    reward_scale                  what normalize_reward divided the rewards by, before it clipped them
     positive_envs, negative_envs  replicas learned from in which an agent terminated, and others, if neg_pos_env_ratio
     loss                          the whole loss
     policy_loss, value_loss       its parts without their coefficients
     entropy                       of the policy [nats], mean over the rows of a step
     approx_kl                     PPO: KL(old, new) before each step, that of an early stop included
     clip_fraction                 PPO: share of rows whose ratio had left 1 +- clip
-    gradient_steps                PPO: steps taken, fewer than epochs x minibatches after an early stop
+    gradient_steps                PPO: steps taken, fewer than epochs x minibatches after an early stop, or where no row
+                                  of a minibatch was live
     grad_norm                     global norm of the gradient before it was clipped
     grad_clip_fraction            share of the steps whose gradient was clipped
     entropy_coefficient, value_coefficient                     in this update
@@ -60,7 +62,7 @@ from collections.abc import Mapping
 import jax
 import jax.numpy as jnp
 
-from wdjax.train.collectives import average, largest, smallest, total
+from wdjax.train.collectives import any_of, average, largest, smallest, total
 from wdjax.train.masked import masked_mean, masked_variance, mean_where
 from wdjax.train.rollout import Rollout, Rows
 
@@ -77,26 +79,32 @@ def rollout_metrics(rows: Rows, advantage: jax.Array, target: jax.Array) -> Metr
     live = rows.live
     variance = masked_variance(advantage, live)
     explained = 1.0 - variance / (masked_variance(target, live) + 1e-8)
-    return {
-        **played_metrics(rows),
+    learned = {
         "value_mean": masked_mean(rows.value, live),
         "return_mean": masked_mean(target, live),
         "advantage_mean": masked_mean(advantage, live),
         "advantage_std": jnp.sqrt(variance),
         "explained_variance": jnp.maximum(explained, -1.0),
     }
+    return {**played_metrics(rows), **nan_unless(any_of(live), learned)}
 
 
 def played_metrics(rows: Rows) -> Metrics:
     """Returns what was done and paid in the live rows of a rollout, leaves [T, N, n, ...], by any algorithm."""
     live = rows.live
-    return {
+    played = {
         "reward_mean": masked_mean(rows.reward, live),
         "reward_min": smallest(jnp.min(jnp.where(live, rows.reward, jnp.inf))),
         "reward_max": largest(jnp.max(jnp.where(live, rows.reward, -jnp.inf))),
-        "live_fraction": average(jnp.mean(live.astype(jnp.float32))),
         **action_deviations(rows.action, live),
     }
+    share = average(jnp.mean(live.astype(jnp.float32)))
+    return {**nan_unless(any_of(live), played), "live_fraction": share}
+
+
+def nan_unless(some: jax.Array, metrics: Metrics) -> Metrics:
+    """Returns scalars where `some` is true, NaN where there was nothing to report."""
+    return {name: jnp.where(some, value, jnp.nan) for name, value in metrics.items()}
 
 
 def action_ranges(action: jax.Array, live: jax.Array) -> Metrics:

@@ -17,7 +17,7 @@ def summarize(
 
     `episodes` are summed. Of names that end in _max and _min (or in _max/i and _min/i), the largest and the smallest.
     What is over episodes is that over all episodes of the chunk; means over the live rows of a rollout are weighted
-    with `live_fraction`; all else is the mean over the updates.
+    with `live_fraction`; all else is the mean over the updates. Updates without a number (NaN) are left out.
 
     Args:
         metrics: name -> [num_updates].
@@ -43,7 +43,8 @@ def _of_chunk(name: str, values: Mapping[str, np.ndarray], weights: Mapping[str,
         weight = values.get(f"{policy}/live_fraction") if last.endswith("_mean") else None
     numbers = values[name]
     weight = np.ones(len(numbers)) if weight is None else weight
-    numbers, weight = numbers[weight > 0], weight[weight > 0]  # NaN where there was nothing to report
+    known = (weight > 0) & ~np.isnan(numbers)  # NaN where there was nothing to report
+    numbers, weight = numbers[known], weight[known]
     if not len(numbers):
         return math.nan
     if last.endswith("_max"):
@@ -51,7 +52,7 @@ def _of_chunk(name: str, values: Mapping[str, np.ndarray], weights: Mapping[str,
     if last.endswith("_min"):
         return float(numbers.min())
     if over_episodes and last.endswith("_std"):  # of all episodes: their means may differ between updates
-        means = values[name.removesuffix("_std")][values["episodes"] > 0]
+        means = values[name.removesuffix("_std")][known]
         square = np.average(numbers**2 + means**2, weights=weight) - np.average(means, weights=weight) ** 2
         return float(np.sqrt(max(square, 0.0)))
     return float(np.average(numbers, weights=weight))

@@ -31,7 +31,7 @@ class Normalizer:
 
 
 def new_statistics(shape: tuple[int, ...] = ()) -> RunningStatistics:
-    """Returns statistics of nothing: mean 0 and variance 1, which shift and scale no value."""
+    """Returns statistics of nothing: mean 0 and variance 1, which shift and scale nothing (but values are clipped)."""
     return RunningStatistics(jnp.float32(0), jnp.zeros(shape), jnp.ones(shape))
 
 
@@ -54,8 +54,16 @@ def normalize_observation(statistics: Any, obs: Any) -> Any:
 
 
 def normalize_reward(statistics: RunningStatistics, reward: jax.Array) -> jax.Array:
-    """Returns reward / deviation of the discounted return, clipped at 10; the mean is not taken away."""
-    return jnp.clip(reward * jax.lax.rsqrt(statistics.variance + EPSILON), -CLIP, CLIP)
+    """Returns reward / deviation of the discounted return, clipped at 10; the mean is not taken away.
+
+    After rollouts without any reward the deviation is EPSILON's, and the first reward becomes 10 in size.
+    """
+    return jnp.clip(reward * reward_factor(statistics), -CLIP, CLIP)
+
+
+def reward_factor(statistics: RunningStatistics) -> jax.Array:
+    """Returns 1 / deviation, what `normalize_reward` multiplies by."""
+    return jax.lax.rsqrt(statistics.variance + EPSILON)
 
 
 def update_observation_statistics(statistics: Any, obs: Any, live: jax.Array) -> Any:

@@ -9,13 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from wdjax.checks import require, require_known
 from wdjax.env import Env, static_names
 from wdjax.envs.tag import TagContinuous, TagGridworld
 from wdjax.envs.tag import scripted as tag
-from wdjax.spaces import Box
+from wdjax.spaces import Box, Discrete, MultiDiscrete
 from wdjax.train.config import PolicyConfig
 from wdjax.train.devices import one_copy
 from wdjax.train.learner import Learner
@@ -47,6 +48,14 @@ class Player:
     group: str | None = None
     """whose actions the script returns; None: those of the only group"""
 
+    def __post_init__(self):
+        if self.learner is None and self.state is None:
+            return
+        if not (isinstance(self.learner, Learner) and isinstance(self.state, TrainState)):
+            found = f"{type(self.learner).__name__}, {type(self.state).__name__}"
+            raise TypeError(f"player {self.name!r}: learner, state = {found}: must be a Learner and its TrainState")
+        require(self.script is None, f"player {self.name!r}: script", self.script, "left out, as it has a learner")
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Actor:
@@ -60,7 +69,8 @@ class Actor:
         if not isinstance(other, Actor) or (self.kind, self.script) != (other.kind, other.script):
             return False
         a, b = self.policy, other.policy
-        return a.assignment == b.assignment and _fixed_part(a.config) == _fixed_part(b.config)
+        same_network = a.encoder is b.encoder and _fixed_part(a.config) == _fixed_part(b.config)
+        return a.assignment == b.assignment and same_network
 
     def __hash__(self) -> int:
         return hash((self.kind, self.script, self.policy.assignment))
@@ -87,7 +97,13 @@ class Actor:
             action = self.policy.sample_uniform(keys[1], obs)
         else:
             action = run_script(env, self.script, self.policy.assignment, situation, keys[1])
-        action = space.clip(action) if isinstance(space, Box) else action
+        match space:
+            case Box():
+                action = space.clip(action)
+            case Discrete():
+                action = jnp.clip(action, 0, space.n - 1)
+            case MultiDiscrete():
+                action = jnp.clip(action, 0, np.array(space.nvec)[None, None] - 1)
         return action.astype(space.dtype), carry
 
 
@@ -112,8 +128,9 @@ def run_script(env: Env, script: Script, assignment: Assignment, situation: tupl
     size, space = group_sizes(env)[segment.group], assignment.action_space
     expected = (num_envs, size, *space.shape)
     if actions.shape != expected:
+        axes = 1 if env.groups else 2  # a single agent's has no axis of agents
         words = f"actions of {segment.group}, from a script, of shape"
-        raise ValueError(f"{words} {actions.shape[1:]}: must be {expected[1:]}")
+        raise ValueError(f"{words} {actions.shape[axes:]}: must be {expected[axes:]}")
     dtype = np.dtype(space.dtype)
     if not np.can_cast(actions.dtype, dtype, "same_kind"):  # 0.9 would become action 0
         raise TypeError(f"actions of {segment.group}, from a script, are {actions.dtype}: must be {dtype}")
@@ -170,6 +187,9 @@ def as_player(setup: Setup, player: Player | Script | str) -> Player:
     if callable(player):
         return Player(getattr(player, "__name__", "script"), script=player)
     scripts = next((scripts for cls, scripts in SCRIPTS.items() if isinstance(setup.env, cls)), {})
+    if not isinstance(player, str):
+        words = "must be a Player (of a run: Player(name, *load_run(folder))), a name, or a function"
+        raise TypeError(f"a player of type {type(player).__name__}: {words}")
     require_known("player", player, ["random", *scripts])
     if player == "random":
         return Player("random")

@@ -32,10 +32,15 @@ def save_curves(run: str | Path, title: str = "") -> Path:
         draw_curves(panels[0, 1], rows, {name.removeprefix("episode_"): name for name in statistics}, label)
     else:
         draw_curves(panels[0, 1], rows, {"length": "episode_length"}, "mean episode length [env steps]")
-    draw_curves(panels[1, 0], rows, {name: f"{name}/entropy" for name in trained}, "policy entropy [nats]")
-    explained = {name: f"{name}/explained_variance" for name in trained}
-    draw_curves(panels[1, 1], rows, explained, "explained variance of the value")
-    panels[1, 1].set_ylim(-1.05, 1.05)
+    if trained:
+        draw_curves(panels[1, 0], rows, {name: f"{name}/entropy" for name in trained}, "policy entropy [nats]")
+        explained = {name: f"{name}/explained_variance" for name in trained}
+        draw_curves(panels[1, 1], rows, explained, "explained variance of the value")
+        panels[1, 1].set_ylim(-1.05, 1.05)
+    else:  # critics of actions
+        draw_curves(panels[1, 0], rows, {name: f"{name}/q_mean" for name in policies}, "mean action value [reward]")
+        losses = {name: f"{name}/critic_loss" for name in policies}
+        draw_curves(panels[1, 1], rows, losses, "critic's mean squared error [reward²]")
     for panel in panels[1]:
         panel.set_xlabel("env steps")
     path = run / "curves.png"

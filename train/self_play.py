@@ -21,7 +21,7 @@ from flax import struct
 from wdjax.train.collectives import block_numbers
 from wdjax.train.state import Hypers, Memory, Policy, PolicyState
 
-PRESENT = -1
+PRESENT, NOBODY = -1, -2
 
 
 @struct.dataclass
@@ -42,12 +42,17 @@ def what_acting_reads(state: PolicyState) -> PolicyState:
     return PolicyState(state.params, None, state.normalizer, gradient_steps=state.gradient_steps)
 
 
-def remember(state: PolicyState, num_updates: jax.Array, every: int) -> PolicyState:
-    """Returns a state with the present self in the pool, over its oldest member, where this update is due for it.
+def remember(
+    state: PolicyState, memory: Memory, num_updates: jax.Array, every: int
+) -> tuple[PolicyState, Memory]:
+    """Puts the present self in the pool, over its oldest member, where this update is due for it.
 
     Args:
         num_updates: () int32, updates done.
         every: updates between two snapshots.
+
+    Returns:
+        (state, memory): whoever played last in the place that is taken is nobody any more.
     """
     size = jax.tree.leaves(state.past.params)[0].shape[0]
     due = num_updates % every == 0
@@ -56,7 +61,8 @@ def remember(state: PolicyState, num_updates: jax.Array, every: int) -> PolicySt
     def write(pool: jax.Array, own: jax.Array) -> jax.Array:
         return pool.at[place].set(own, mode="drop")
 
-    return state.replace(past=jax.tree.map(write, state.past, what_acting_reads(state)))
+    state = state.replace(past=jax.tree.map(write, state.past, what_acting_reads(state)))
+    return state, memory.replace(member=jnp.where(memory.member == place, NOBODY, memory.member))
 
 
 def draw_selves(state: PolicyState, fraction: jax.Array, key: jax.Array, num_blocks: int) -> Selves:

@@ -111,8 +111,9 @@ class Policy:
     config: PolicyConfig
     assignment: Assignment
     algorithm: Any  # an Algorithm (train/algorithms)
-    distribution: Distribution | None  # of its actions; None where the algorithm has none
+    distribution: Distribution  # of its actions, where the algorithm draws them
     graphdef: nnx.GraphDef
+    encoder: type  # of its network: a name may stand for another class later (train/encoders.py)
 
     def apply(self, state: PolicyState, obs: Any, carry: Any = None) -> tuple[jax.Array, jax.Array, Any]:
         """Returns (outputs [..., num_outputs], value [...], carry) for observations with any leading axes."""

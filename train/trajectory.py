@@ -36,8 +36,8 @@ class Trajectory:
     terminated: Any  # likewise, after the step
     truncated: Any  # likewise
     choice: dict[str, dict[str, Any]]
-    """of each policy (or role) that plays what it learned, [T, n, ...]: "value"; of discrete actions "probs", those of
-    all choices, of several in a row; of real ones the "mean" and "std" of the normal distribution (before squashing)"""
+    """of each policy (or role) that plays what A2C or PPO learned, [T, n, ...]: "value"; of discrete actions "probs",
+    those of all choices, of several in a row; of real ones "mean" and "std" of the normal one (before squashing)"""
     obs: Any = None  # as the environment gives it, leaves [T, ...], what each action was chosen on; None: not asked for
 
     def to_npz(self, path: str | Path) -> Path:

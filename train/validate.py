@@ -14,7 +14,7 @@ from wdjax.spaces import LARGEST, Dict
 from wdjax.train.algorithms import ALGORITHMS
 from wdjax.train.config import PolicyConfig, TrainConfig
 from wdjax.train.distributions import Categorical, make_distribution
-from wdjax.train.encoders import MASK, check_options, encoder_class
+from wdjax.train.encoders import MASK, check_options, encoder_class, require_layout
 from wdjax.train.policies import Assignment, assign_agents, group_sizes
 from wdjax.train.schedules import require_schedule
 
@@ -57,6 +57,9 @@ def validate(config: TrainConfig) -> tuple[Env, Any, dict[str, Assignment]]:
         policy = config.policies[name]
         alone = policy.past_selves > 0 and len(config.policies) == 1
         require(not alone, f"policies.{name}.past_selves", policy.past_selves, "0 where there is no other policy")
+        words = f"at least 2, as policies.{name} has past_selves: in a block either these play or itself"
+        require(not policy.past_selves or config.blocks >= 2, "num_blocks", config.blocks, words)
+        require_layout(f"policies.{name}.network", policy.network, env)
         ALGORITHMS[policy.algorithm].check(name, config, assignment)
         _validate_mask(name, policy, assignment)
         _validate_batch(config, name, assignment)
@@ -109,7 +112,7 @@ def _validate_policy(name: str, policy: PolicyConfig) -> None:
     for field, low in (("past_selves", 0), ("past_selves_every", 1)):
         require(getattr(policy, field) >= low, f"{path}.{field}", getattr(policy, field), f"at least {low}")
     fraction, frozen = policy.past_selves_fraction, policy.past_selves and not policy.trainable
-    require(0 <= fraction <= 1, f"{path}.past_selves_fraction", fraction, "between 0 and 1")
+    require(0 <= fraction < 1, f"{path}.past_selves_fraction", fraction, "at least 0 and below 1")
     require(not frozen, f"{path}.past_selves", policy.past_selves, "0 where trainable is false: it is always the same")
     check_options(f"{path}.network", policy.network)
     raw = getattr(encoder_class(policy.network.encoder), "needs_raw", False)

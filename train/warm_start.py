@@ -66,6 +66,9 @@ def require_same_policy(field: str, policy: Policy, theirs: Policy) -> None:
     for name, value in own.items():
         if value != other[name]:
             raise ValueError(f"{path}.{name} = {value!r}: must be {other[name]!r}, as that of {field}")
+    mine, his = ([part.group for part in p.assignment.types] for p in (policy, theirs))
+    if mine != his:
+        raise ValueError(f"{path}.agents: its types of agents are {mine}, must be {his} in this order, as of {field}")
     for kind in ("observation_space", "action_space"):
         mine, his = (getattr(p.assignment, kind) for p in (policy, theirs))
         if _form(mine) != _form(his):
@@ -93,5 +96,5 @@ def _meaning(config: PolicyConfig) -> dict[str, Any]:
 def _form(space: Space) -> Any:
     """Returns a space without its bounds: in another version of a game they may be others."""
     if isinstance(space, Dict):
-        return {name: _form(part) for name, part in space.spaces.items()}
+        return [(name, _form(part)) for name, part in space.spaces.items()]  # in their order, which is the network's
     return (space.shape, jnp.dtype(space.dtype)) if isinstance(space, Box) else space

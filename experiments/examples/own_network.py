@@ -9,7 +9,6 @@ encoder is followed by the same hidden layers. What is printed is the tags per e
 
 import functools
 import sys
-from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
@@ -68,9 +67,8 @@ def tags(encoder: str) -> tuple[np.ndarray, int]:
 
 if __name__ == "__main__":
     encoders = sys.argv[1:] or ("flat", "deep_sets", "nearby")
-    with ThreadPoolExecutor() as pool:  # they compile beside each other
-        results = list(pool.map(tags, encoders))
-    for encoder, (values, size) in zip(encoders, results, strict=True):
+    for encoder in encoders:
+        values, size = tags(encoder)
         first = np.nanmean(values[:, :3])  # NaN where no episode ended
         last = np.nanmean(values[:, -(values.shape[1] // 4) :], axis=1)
         error = last.std(ddof=1) / np.sqrt(SEEDS)

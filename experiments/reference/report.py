@@ -18,6 +18,8 @@ standard deviations of the difference between two such means). "Greedy return" i
 seed, with the most likely actions. Training is the wall time of all seeds together, without compiling: too long where
 the machine had other work besides.
 
+The row of tag_continuous (5 taggers, 100 runners) is still to come.
+
     python -m wdjax.experiments.reference                   # runs every row again and checks it; or rows by name
     python -m wdjax.experiments.reference ROW --update      # stores it anew
 """
@@ -103,12 +105,12 @@ def draw(name: str, result: Mapping[str, Any], path: Path) -> None:
     figure.suptitle(f"{name}: {result['preset']}, {result['seeds']} seeds", fontsize=10)
     for axes, policy in zip(panels, policies, strict=True):
         own = result["curve"][policy]
-        mean, smallest, largest = (
-            [float("nan") if value is None else value for value in own[key]] for key in ("mean", "smallest", "largest")
-        )
+        rows = zip(steps, own["smallest"], own["mean"], own["largest"], strict=True)
+        known = [row for row in rows if None not in row]  # null where no episode ended
+        at, smallest, mean, largest = zip(*known, strict=True)
         color = COLORS.get(policy, "#245EB6")
-        axes.fill_between(steps, smallest, largest, color=color, alpha=0.2, linewidth=0)
-        axes.plot(steps, mean, color=color)
+        axes.fill_between(at, smallest, largest, color=color, alpha=0.2, linewidth=0)
+        axes.plot(at, mean, color=color)
         axes.set_xlabel("env steps")
         axes.set_ylabel("training return" if len(policies) == 1 else f"training return, {policy}")
         axes.grid(alpha=0.3)

@@ -285,7 +285,7 @@ def test_masked_actions_of_smax_are_never_taken():
     learner = make_learner(config)
     state = learner.init(jax.random.key(0))
     policy = learner.setup.policies["ally"]
-    outputs, _ = policy.apply(state.policies["ally"].params, state.obs["ally"])
+    outputs, *_ = policy.apply(state.policies["ally"], state.obs["ally"])
     action = jax.vmap(lambda key: policy.distribution.sample(key, outputs))(jax.random.split(jax.random.key(1), 50))
     mask = np.broadcast_to(state.obs["ally"]["action_mask"], (50, 8, 3, outputs.shape[-1]))
     assert 0.1 < mask.mean() < 0.9

@@ -141,6 +141,7 @@ def test_resume_goes_on(run, capsys):
         (["train", "tag_small", "--policies.runner.minibatches", "7"], "policies.runner.minibatches = 7: must be a"),
         (["train", "tag_small", "--env-params.max-speed", "-1"], "max_speed = -1.0: must be above 0"),
         (["train", "tag_small", "--policies.runner.algorithm", "PPX"], "PPO"),
+        (["train", "tag_small", "--policies.runner.trainable", "maybe"], "--policies.runner.trainable"),
         (["train", "no/such.yaml"], "no such file"),
         (["eval", "no/such/run"], "holds no run"),
         (["render", "no/such/run"], "holds no run"),
@@ -153,6 +154,7 @@ def test_resume_goes_on(run, capsys):
         (["eval", "RUN", "--output", "cells.txt"], "must be a file that ends in .json or .csv"),
         (["render", "RUN", "--npz", "episode.gif"], "must end in .npz"),
         (["render", "RUN@best"], "no checkpoint in"),
+        (["render", "RUN", "--output", "episode.mp4"], "must end in .gif"),
         (["list", "all"], "takes no arguments"),
     ],
 )

@@ -1,5 +1,6 @@
 """KL early stop and the choice of replicas: the parts of an update that decide which rows and steps count."""
 
+import dataclasses
 import functools
 import math
 from types import SimpleNamespace
@@ -111,8 +112,12 @@ def test_a_member_that_stops_stops_no_other(by_hand):
 
 # --- neg_pos_env_ratio ---
 
-choose = jax.jit(choose_replicas, static_argnums=(2, 3))
 POSITIVE = np.isin(np.arange(12), [1, 6, 7])
+choose_among = jax.jit(choose_replicas, static_argnums=(3, 4))
+
+
+def choose(key, positive, ratio, num_blocks):
+    return choose_among(key, positive, np.ones(len(positive), bool), ratio, num_blocks)
 
 
 @pytest.mark.parametrize(("ratio", "others"), [(0.0, 0), (0.5, 1), (1.0, 3), (2.5, 7), (2.99, 8), (3.0, 9), (1e6, 9)])
@@ -128,9 +133,20 @@ def test_all_where_no_replica_is_positive():
     assert np.all(choose(KEY, np.ones(12, bool), 1.0, 4))
 
 
+def test_replicas_without_a_live_row_take_nobodys_place():
+    usable = np.isin(np.arange(12), [1, 3, 4, 5, 6, 7, 9])  # four that are not positive
+    for seed in range(5):
+        chosen = np.asarray(choose_among(jax.random.key(seed), POSITIVE, usable, 1.0, 4))
+        assert np.all(chosen[POSITIVE])
+        assert not np.any(chosen & ~usable)
+        assert np.sum(chosen & ~POSITIVE) == 3
+    nobody = np.zeros(12, bool)
+    np.testing.assert_array_equal(choose_among(KEY, nobody, usable, 1.0, 4), usable)
+
+
 def test_others_are_drawn_evenly():
     keys = jax.random.split(KEY, 4000)
-    chosen = jax.vmap(lambda key: choose_replicas(key, jnp.array(POSITIVE), 1.0, 4))(keys)
+    chosen = jax.vmap(lambda key: choose_replicas(key, jnp.array(POSITIVE), jnp.ones(12, bool), 1.0, 4))(keys)
     counts = np.sum(chosen, axis=0)[~POSITIVE]
     deviation = np.sqrt(4000 * (1 / 3) * (2 / 3))
     assert np.all(np.abs(counts - 4000 / 3) < 4.5 * deviation)
@@ -147,3 +163,24 @@ def test_what_is_drawn_for_a_block_does_not_depend_on_the_others():
         among = choose(KEY, np.concatenate([first, np.ones(8, bool)]), ratio, 3)  # the rest takes part in no draw
         np.testing.assert_array_equal(among[:4], alone)
         assert np.sum(alone) == 1 + others
+
+
+# --- nothing to learn from ---
+
+
+@pytest.mark.parametrize(("epochs", "minibatches"), [(3, 2), (1, 1)])
+def test_no_step_without_a_live_row(by_hand, epochs, minibatches):
+    """Momentum alone would move the parameters; what was not measured is NaN."""
+    config = dataclasses.replace(CONFIG, epochs=epochs, minibatches=minibatches)
+    policy = SimpleNamespace(**{**vars(POLICY), "config": config})
+    moving = by_hand[0][1]  # with momentum
+    step = jax.jit(lambda rows: gradient_steps(policy, moving, HYPERS, rows, KEY, 1))
+    state, metrics = step(ROWS.replace(live=jnp.zeros(SHAPE, bool)))
+    jax.tree.map(np.testing.assert_array_equal, state, moving)
+    assert metrics.pop("gradient_steps", 0) == 0
+    assert np.all(np.isnan(list(metrics.values())))
+    one = jnp.zeros(SHAPE, bool).at[1, 0].set(True)  # in one minibatch of each epoch
+    state, metrics = step(ROWS.replace(live=one))
+    assert np.any(state.params["logits"] != moving.params["logits"])
+    assert metrics.pop("gradient_steps", 1) == epochs
+    assert np.all(np.isfinite(list(metrics.values())))

@@ -89,6 +89,19 @@ def rollout_numbers():
     return {**drawn, "target": target}, measure(rows, drawn["advantage"], target)
 
 
+def test_updates_without_a_number_are_left_out_of_a_chunk():
+    """A policy all of whose agents were out, TD3's actor between its steps: NaN, and not a dilution."""
+    nan = math.nan
+    metrics = {
+        "episodes": [0, 1], "a/live_fraction": [0.0, 0.5], "a/value_mean": [nan, 3.0], "a/loss": [nan, 2.0],
+        "a/reward_min": [nan, -1.0], "a/actor_loss": [nan, nan], "a/bad": [math.inf, 1.0],
+    }  # fmt: skip
+    assert summarize(metrics) == {
+        "episodes": 1, "a/live_fraction": 0.25, "a/value_mean": 3.0, "a/loss": 2.0, "a/reward_min": -1.0,
+        "a/actor_loss": None, "a/bad": None,
+    }  # fmt: skip
+
+
 def test_rollout_metrics_are_those_of_the_live_rows(rollout_numbers):
     arrays, ours = rollout_numbers
     kept = {name: values[LIVE].astype(np.float64) for name, values in arrays.items()}
@@ -107,6 +120,14 @@ def test_action_deviations_are_means_over_the_places_with_a_live_row(rollout_num
         for axis, name in enumerate(("time", "envs", "agents")):
             exact = deviation_along(arrays[component].astype(np.float64), LIVE, axis)
             np.testing.assert_allclose(ours[f"action_std_{name}/{i}"], exact, rtol=1e-4)
+
+
+def test_metrics_of_a_rollout_of_nobody_are_nan():
+    ones = np.ones(LIVE.shape, np.float32)
+    rows = Rows(None, np.stack([ones, ones], axis=-1), ones, LIVE, live=np.zeros(LIVE.shape, bool), value=ones)
+    ours = measure(rows, ones, ones)
+    assert ours.pop("live_fraction") == 0
+    assert np.all(np.isnan(list(ours.values())))
 
 
 def test_explained_variance_is_not_below_minus_1():

@@ -6,9 +6,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from probes import NETWORK, tiny_config, tiny_policy
 
-from wdjax.train import NetworkConfig, Player, PolicyConfig, cross_play, evaluate, make_learner, record_episode
+from wdjax.train import (
+    NetworkConfig,
+    Player,
+    PolicyConfig,
+    cross_play,
+    encoders,
+    evaluate,
+    make_learner,
+    record_episode,
+)
 from wdjax.train.evaluation import _play_jit
 from wdjax.train.players import roles_of
 
@@ -175,6 +185,7 @@ def test_deterministic_and_gaussian_policies_meet():
 @pytest.mark.parametrize(
     ("opponents", "words"),
     [
+        ([3], "a player of type int: must be a Player"),
         (["chase_nearst"], "did you mean 'chase_nearest'"),
         ("random", "must be a list"),
         ({"runer": ["random"]}, "did you mean 'runner'"),
@@ -190,6 +201,54 @@ def test_deterministic_and_gaussian_policies_meet():
 def test_opponents_are_checked(run, opponents, words):
     with pytest.raises((ValueError, TypeError), match=words):
         cross_play(*run, KEY, 4, opponents=opponents)
+
+
+def test_a_player_is_a_run_or_a_script(run):
+    learner, state = run
+    for wrong in ((learner, None), (state, learner), (None, state)):
+        with pytest.raises(TypeError, match=r"player 'a': learner, state = .*: must be a Learner and its TrainState"):
+            Player("a", *wrong)
+    with pytest.raises(ValueError, match=r"player 'a': script = .*: must be left out, as it has a learner"):
+        Player("a", learner, state, script=abs)
+    with pytest.raises(TypeError, match="players: must map policies to who plays them, not be a list"):
+        evaluate(*run, KEY, 4, players=["random"])
+
+
+def test_actions_of_scripts_are_kept_inside_their_space(run):
+    """Far beyond the space is the last action, far below the first."""
+    for action, nearest in ((99, 4), (-9, 0)):
+        wild, tame = (
+            evaluate(*run, KEY, 8, players={"runner": runners(lambda *_, action=one: jnp.full(1, action))})
+            for one in (action, nearest)
+        )
+        np.testing.assert_array_equal(wild.episode_length, tame.episode_length)
+
+
+def test_an_encoder_registered_anew_is_another_program(monkeypatch):
+    """As when a notebook's cell runs again: the parameters of one class must not be played by the other's code."""
+
+    def encoder(sign):
+        class Mine(nnx.Module):
+            def __init__(self, observation_space, *, rngs):
+                self.num_features = 1
+
+            def __call__(self, obs):
+                return jnp.full((*obs.shape[:-1], 1), sign)
+
+        Mine.__qualname__ = "Mine"
+        return Mine
+
+    monkeypatch.setattr(encoders, "ENCODERS", dict(encoders.ENCODERS))
+    network = dataclasses.replace(NETWORK, encoder="mine", hidden_sizes=())
+    config = tiny_config("probe_signal", {"agent": tiny_policy("A2C", network=network)}, env_params={"by_action": 1.0})
+    for sign, expected in ((1.0, 1.0), (-1.0, -1.0)):
+        encoders.register_encoder("mine", encoder(sign))
+        learner = make_learner(config)
+        state = learner.init(jax.random.key(0))
+        params = jax.tree.map(jnp.zeros_like, state.policies["agent"].params)
+        params["policy_head"]["kernel"] = jnp.array([[-1.0, 1.0]])  # the second action for what the first class shows
+        state = state.replace(policies={"agent": state.policies["agent"].replace(params=params)})
+        np.testing.assert_array_equal(evaluate(learner, state, KEY, 4, True).episode_return["agent"], expected)
 
 
 def test_other_games_are_refused_in_words(run):

@@ -14,7 +14,16 @@ from wdjax import Box
 from wdjax.train import make_learner, with_hypers
 from wdjax.train.normalization import Normalizer, observation_statistics
 from wdjax.train.rollout import rollout
-from wdjax.train.self_play import PRESENT, draw_selves, learned_from, new_pool, remember, take_over, what_acting_reads
+from wdjax.train.self_play import (
+    NOBODY,
+    PRESENT,
+    draw_selves,
+    learned_from,
+    new_pool,
+    remember,
+    take_over,
+    what_acting_reads,
+)
 from wdjax.train.state import Memory, PolicyState
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -35,16 +44,20 @@ def test_the_oldest_snapshot_is_written_over_by_hand():
     state = self_of(0)
     state = state.replace(past=new_pool(state, 3))
     step = jax.jit(remember, static_argnames="every")
-    pools = []
+    pools, memory = [], Memory(None, None, member=jnp.array([PRESENT, 0, 1, 2]))
+    players = []
     for n in range(1, 11):
         state = self_of(n).replace(past=state.past)
-        state = step(state, jnp.int32(n), every=2)
+        state, after = step(state, memory, jnp.int32(n), every=2)
+        players.append(after.member.tolist())
         np.testing.assert_array_equal(state.params["w"], n)
         np.testing.assert_array_equal(state.past.gradient_steps, state.past.params["w"][:, 0])
         pools.append(state.past.params["w"][:, 1].tolist())
     assert pools == [
         [0, 0, 0], [2, 0, 0], [2, 0, 0], [2, 4, 0], [2, 4, 0], [2, 4, 6], [2, 4, 6], [8, 4, 6], [8, 4, 6], [8, 10, 6]
     ]  # fmt: skip
+    same, first, second, third = [-1, 0, 1, 2], [-1, NOBODY, 1, 2], [-1, 0, NOBODY, 2], [-1, 0, 1, NOBODY]
+    assert players == [same, first, same, second, same, third, same, first, same, second]  # whose place is taken
 
 
 def test_a_pool_holds_what_acting_reads():
@@ -179,7 +192,7 @@ def test_each_rollout_draws_anew_who_plays(states):
     members = np.stack([state.memory["first"].member for state in states[0]])
     np.testing.assert_array_equal(members[0], PRESENT)
     assert len(np.unique(members[1:], axis=0)) > 3
-    assert set(members[1:].ravel()) == {PRESENT, 0, 1}
+    assert set(members[1:].ravel()) == {PRESENT, NOBODY, 0, 1}
     assert [row["first/past_self_blocks"] for row in states[1]] == np.sum(members[1:] != PRESENT, axis=1).tolist()
     assert "second/past_self_blocks" not in states[1][0]
 
@@ -316,8 +329,8 @@ def test_an_earlier_ddpg_self_acts_as_it_did(off_policy):
     [
         ({"past_selves": -1}, r"policies\.first\.past_selves = -1: must be at least 0"),
         ({"past_selves_every": 0}, r"policies\.first\.past_selves_every = 0: must be at least 1"),
-        ({"past_selves_fraction": 1.5}, r"policies\.first\.past_selves_fraction = 1\.5: must be between 0 and 1"),
-        ({"past_selves_fraction": float("nan")}, r"past_selves_fraction = nan: must be between 0 and 1"),
+        ({"past_selves_fraction": 1.5}, r"policies\.first\.past_selves_fraction = 1\.5: must be .* below 1"),
+        ({"past_selves_fraction": float("nan")}, r"past_selves_fraction = nan: must be at least 0 and below 1"),
         ({"past_selves": 2, "trainable": False}, r"past_selves = 2: must be 0 where trainable is false"),
     ],
 )

@@ -1,15 +1,26 @@
 """What an algorithm provides: how its policies act, and how they learn."""
 
 import abc
+import dataclasses
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 import jax
 from flax import nnx
 
+from wdjax.checks import require
 from wdjax.train.config import PolicyConfig, TrainConfig
 from wdjax.train.policies import Assignment
 from wdjax.train.rollout import Rollout
 from wdjax.train.state import Hypers, Memory, Policy, PolicyState
+
+
+def require_defaults(path: str, config: Any, names: Iterable[str], where: str) -> None:
+    """Raises ValueError, naming the field, where one that means nothing has been set: it would be silently ignored."""
+    defaults = {field.name: field.default for field in dataclasses.fields(config)}
+    for name in names:
+        value = getattr(config, name)
+        require(value == defaults[name], f"{path}.{name}", value, f"{defaults[name]} (left out) {where}")
 
 
 class Algorithm(abc.ABC):

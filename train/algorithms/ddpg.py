@@ -16,7 +16,7 @@ from flax import nnx
 from wdjax.checks import require
 from wdjax.spaces import LARGEST, Box
 from wdjax.train.actor_action_value import ActorActionValue, from_box, to_box
-from wdjax.train.algorithms.algorithm import Algorithm
+from wdjax.train.algorithms.algorithm import Algorithm, require_defaults
 from wdjax.train.algorithms.on_policy import make_optimizer
 from wdjax.train.collectives import average, block_numbers, num_shards, smallest, total
 from wdjax.train.config import PolicyConfig, TrainConfig
@@ -30,12 +30,11 @@ from wdjax.train.rollout import Rollout, Rows
 from wdjax.train.schedules import require_schedule
 from wdjax.train.state import Hypers, Memory, Policy, PolicyState, make_hypers
 
-# Fields that mean nothing here, and what they are by default: anything else would be silently ignored.
-ON_POLICY_ONLY = {
-    "epochs": 1, "minibatches": 1, "neg_pos_env_ratio": -1.0, "normalize_reward": False, "normalize_advantage": False,
-    "target_kl": math.inf, "value_clip": math.inf, "action_distribution": "gaussian", "clip": 0.2, "gae_lambda": 0.95,
-    "entropy_coefficient": 0.01, "value_coefficient": 0.5,
-}  # fmt: skip
+# Fields that mean nothing here.
+ON_POLICY_ONLY = (
+    "epochs", "minibatches", "neg_pos_env_ratio", "normalize_reward", "normalize_advantage", "target_kl", "clip",
+    "value_clip", "action_distribution", "gae_lambda", "entropy_coefficient", "value_coefficient",
+)  # fmt: skip
 ACTOR_METRICS = ("actor_loss", "grad_norm_actor")
 
 
@@ -49,9 +48,7 @@ class DDPG(Algorithm):
         require_bounded_box(f"policies.{name}.algorithm = 'DDPG'", assignment.action_space)
         size = config.network.recurrent_size
         require(size == 0, f"policies.{name}.network.recurrent_size", size, "0: DDPG has no recurrent policy")
-        for field, default in ON_POLICY_ONLY.items():
-            value = getattr(config, field)
-            require(value == default, f"policies.{name}.{field}", value, f"{default} (left out) for DDPG")
+        require_defaults(f"policies.{name}", config, ON_POLICY_ONLY, "for DDPG")
         check_options(f"policies.{name}.ddpg", config, run.blocks)
 
     def make_network(self, config: PolicyConfig, assignment: Assignment, rngs: nnx.Rngs) -> ActorActionValue:

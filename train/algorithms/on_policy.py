@@ -9,14 +9,13 @@ import optax
 from flax import nnx, struct
 
 from wdjax.checks import require
-from wdjax.spaces import Box
 from wdjax.train.algorithms import a2c, ppo
-from wdjax.train.algorithms.algorithm import Algorithm
+from wdjax.train.algorithms.algorithm import Algorithm, require_defaults
 from wdjax.train.collectives import all_rows, any_of, average, block_numbers, own_rows, total
-from wdjax.train.config import DDPGConfig, PolicyConfig, TrainConfig
+from wdjax.train.config import PolicyConfig, TrainConfig
 from wdjax.train.distributions import make_distribution
 from wdjax.train.masked import masked_mean, mean_where, normalize
-from wdjax.train.metrics import rollout_metrics
+from wdjax.train.metrics import nan_unless, rollout_metrics
 from wdjax.train.networks import ActorCritic, empty_carry, without_mask
 from wdjax.train.normalization import (
     Normalizer,
@@ -24,6 +23,7 @@ from wdjax.train.normalization import (
     new_statistics,
     normalize_reward,
     observation_statistics,
+    reward_factor,
     update_observation_statistics,
     update_statistics,
 )
@@ -54,21 +54,6 @@ class Batch:
     carry: Any = None  # [M, ...], what was carried into the first step
 
 
-def require_unread(name: str, config: PolicyConfig, in_box: bool) -> None:
-    """Raises ValueError, naming the field, where one is set that the algorithm of policy `name` does not read.
-
-    `in_box`: whether its actions are in a Box.
-    """
-    unread = {f"ddpg.{field.name}": field.default for field in dataclasses.fields(DDPGConfig)}
-    values = {path: getattr(config.ddpg, path.removeprefix("ddpg.")) for path in unread}
-    fields = ("clip", "value_clip", "target_kl") if config.algorithm == "A2C" else ()
-    for field in fields if in_box else (*fields, "action_distribution"):
-        unread[field], values[field] = getattr(PolicyConfig, field), getattr(config, field)
-    for path, default in unread.items():
-        where = "outside a Box" if path == "action_distribution" else f"for {config.algorithm}"
-        require(values[path] == default, f"policies.{name}.{path}", values[path], f"{default} (left out) {where}")
-
-
 class OnPolicy(Algorithm):
     """A2C and PPO."""
 
@@ -85,7 +70,10 @@ class OnPolicy(Algorithm):
             require(value >= 1, f"policies.{name}.{field}", value, "at least 1")
             if config.algorithm == "A2C":  # without a probability ratio a second step on the same rows is off-policy
                 require(value == 1, f"policies.{name}.{field}", value, "1 for A2C (PPO: several)")
-        require_unread(name, config, isinstance(assignment.action_space, Box))
+        if config.algorithm == "A2C":
+            require_defaults(f"policies.{name}", config, ("clip", "value_clip", "target_kl"), "for A2C")
+        options = [field.name for field in dataclasses.fields(config.ddpg)]
+        require_defaults(f"policies.{name}.ddpg", config.ddpg, options, f"for {config.algorithm}")
 
     def make_network(self, config: PolicyConfig, assignment: Assignment, rngs: nnx.Rngs) -> ActorCritic:
         distribution = make_distribution(assignment.action_space, config.action_distribution)
@@ -159,12 +147,12 @@ class OnPolicy(Algorithm):
         )  # fmt: skip
         metrics = rollout_metrics(rows, advantage, target)
         if statistics is not None:
-            metrics["reward_scale"] = jnp.sqrt(state.normalizer.reward.variance)
+            metrics["reward_scale"] = 1.0 / reward_factor(state.normalizer.reward)
         live = rows.live
         if policy.config.neg_pos_env_ratio >= 0:
             key, choice_key = jax.random.split(key)
-            positive = jnp.any(rows.terminated & rows.live, axis=(0, 2))
-            chosen = choose_replicas(choice_key, positive, policy.config.neg_pos_env_ratio, num_blocks)
+            positive, usable = (jnp.any(flags, axis=(0, 2)) for flags in (rows.terminated & rows.live, rows.live))
+            chosen = choose_replicas(choice_key, positive, usable, policy.config.neg_pos_env_ratio, num_blocks)
             live &= chosen[None, :, None]
             metrics |= {
                 "positive_envs": total(jnp.sum(positive)), "negative_envs": total(jnp.sum(chosen & ~positive))
@@ -174,10 +162,7 @@ class OnPolicy(Algorithm):
             started = jnp.concatenate([jnp.zeros_like(over[:1]), over[:-1]])  # a reset before the first row is done
             restart = jnp.broadcast_to(started[..., None], live.shape)
             batch = batch.replace(restart=restart, carry=played.first_carry[policy.name])
-        before = state
         state, losses = gradient_steps(policy, state, hypers, batch, key, num_blocks)
-        if policy.config.past_selves:  # where they played everywhere, momentum alone must not move anything
-            state = jax.tree.map(lambda new, old: jnp.where(any_of(live), new, old), state, before)
         if state.normalizer is not None:
             seen = update_observation_statistics(state.normalizer.obs, rows.obs, rows.live)
             state = state.replace(normalizer=Normalizer(seen, statistics))
@@ -195,17 +180,20 @@ def scale_reward(
     return normalize_reward(normalizer.reward, rows.reward), statistics, memory.replace(discounted_return=last)
 
 
-def choose_replicas(key: jax.Array, positive: jax.Array, ratio: float, num_blocks: int) -> jax.Array:
+def choose_replicas(
+    key: jax.Array, positive: jax.Array, usable: jax.Array, ratio: float, num_blocks: int
+) -> jax.Array:
     """Returns [N] bool: the positive replicas and floor(ratio x their number) others, drawn without replacement.
 
-    All, where there is no positive one or not so many others. (WarpDrive's neg_pos_env_ratio.)
+    All, where there is no positive one or not so many others. (WarpDrive's neg_pos_env_ratio.) Of all only the usable
+    ones, [N] bool, in which there is a live row.
     """
     keys = jax.vmap(jax.random.fold_in, (None, 0))(key, block_numbers(num_blocks))
     score = jax.vmap(lambda key: jax.random.uniform(key, (positive.shape[0] // num_blocks,)))(keys).reshape(-1)
-    positive, score = all_rows(positive), all_rows(score)  # the choice is one of all replicas
-    rank = jnp.argsort(jnp.argsort(jnp.where(positive, 2.0, score)))  # of the negative ones: 0, 1, 2 ...
+    positive, usable, score = all_rows((positive, usable, score))  # the choice is one of all replicas
+    rank = jnp.argsort(jnp.argsort(jnp.where(positive | ~usable, 2.0, score)))  # of the negative ones: 0, 1, 2 ...
     wanted = jnp.floor(ratio * jnp.sum(positive)).astype(jnp.int32)
-    return own_rows(positive | (rank < wanted) | ~jnp.any(positive))
+    return own_rows(usable & (positive | (rank < wanted) | ~jnp.any(positive)))
 
 
 def gradient_steps(
@@ -213,33 +201,38 @@ def gradient_steps(
 ) -> tuple[PolicyState, dict[str, jax.Array]]:
     """Epochs of minibatches over the rows of a rollout, leaves [T, N, n, ...].
 
+    Rows without a live one teach nothing: no step is taken, where the optimizer's momentum alone would move parameters.
+
     Returns:
-        (state, metrics): means over the gradient steps that were taken, all unless `target_kl` stopped them; approx_kl
-        also counts the one that it stopped.
+        (state, metrics): means over the gradient steps that were taken, all unless `target_kl` stopped them (NaN where
+        there was none); approx_kl also counts the one that it stopped.
     """
     config = policy.config
     shape = batch.live.shape
     batch = merge_axes(batch)
     if config.epochs == config.minibatches == 1:  # all rows at once: nothing to shuffle
-        return gradient_step(policy, state, hypers, batch)
+        some, (new, losses) = any_of(batch.live), gradient_step(policy, state, hypers, batch)
+        return jax.tree.map(lambda old, new: jnp.where(some, new, old), state, new), nan_unless(some, losses)
     if batch.carry is not None:
         shape = (1, *shape[1:])  # whole sequences are shuffled, not rows
 
     def step(carry: tuple[PolicyState, jax.Array], index: jax.Array) -> tuple[tuple, tuple]:
         state, stopped = carry
-        new, losses = gradient_step(policy, state, hypers, take_rows(batch, index))
+        rows = take_rows(batch, index)
+        some, (new, losses) = any_of(rows.live), gradient_step(policy, state, hypers, rows)
         # approx_kl is that before the step: one that would begin too far off is not taken, nor any after it
         stops = stopped | (losses["approx_kl"] > hypers.target_kl)
-        new = jax.tree.map(lambda old, new: jnp.where(stops, old, new), state, new)
-        return (new, stops), (losses, ~stopped, ~stops)
+        takes = some & ~stops
+        new = jax.tree.map(lambda old, new: jnp.where(takes, new, old), state, new)
+        return (new, stops), (losses, some & ~stopped, takes)
 
     def epoch(carry: tuple, key: jax.Array) -> tuple[tuple, tuple]:
         return jax.lax.scan(step, carry, shuffle(key, shape, num_blocks, config.minibatches))
 
     keys = jax.random.split(key, config.epochs)
     (state, _), (losses, looked_at, taken) = jax.lax.scan(epoch, (state, jnp.bool_(False)), keys)
-    metrics = jax.tree.map(lambda values: mean_where(values, taken), losses)
-    metrics["approx_kl"] = mean_where(losses["approx_kl"], looked_at)
+    metrics = nan_unless(jnp.any(taken), jax.tree.map(lambda values: mean_where(values, taken), losses))
+    metrics |= nan_unless(jnp.any(looked_at), {"approx_kl": mean_where(losses["approx_kl"], looked_at)})
     return state, metrics | {"gradient_steps": jnp.sum(taken)}
 
 
