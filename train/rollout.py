@@ -10,6 +10,7 @@ from flax import struct
 
 from wdjax.spaces import Box
 from wdjax.train import self_play
+from wdjax.train.blocks import block_keys
 from wdjax.train.distributions import Distribution
 from wdjax.train.policies import from_groups, gather, gather_observation, scatter, to_groups
 from wdjax.train.state import Hypers, Policy, PolicyState, Setup, TrainState, current_hypers
@@ -193,8 +194,8 @@ def step_keys(key: jax.Array, num_steps: int, num_draws: int, num_blocks: int) -
 
     They are drawn at once, before the scan: a split inside it costs kernels in every step.
     """
-    block_keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(num_blocks))
-    keys = jax.vmap(lambda key: jax.random.split(key, (num_steps, num_draws)))(block_keys)
+    keys_of_blocks = block_keys(key, num_blocks)
+    keys = jax.vmap(lambda key: jax.random.split(key, (num_steps, num_draws)))(keys_of_blocks)
     # the axes of the data are moved: jax.debug_key_reuse takes a transposition of typed keys for their use
     data = jnp.moveaxis(jax.random.key_data(keys), 0, 2)
     return jax.random.wrap_key_data(data, impl=jax.random.key_impl(key))
