@@ -148,12 +148,12 @@ def evaluate(arguments: list[str]) -> None:
     roles = list(next(iter(cells.values())).episode_return)
     how = "most likely actions" if parsed.greedy else "drawn actions"
     title = f"{', '.join(parsed.runs)}: {parsed.episodes} episodes each, {how}, mean ± standard error"
+    for file in parsed.output:  # first: nobody may read what is printed to its end (`| head`)
+        write_matrix(file, roles, rows)
     console = Console(width=None if sys.stdout.isatty() else 160)
     console.print(title, soft_wrap=True, markup=False, highlight=False)
     for table in matrix_tables(roles, rows):
         console.print(table)
-    for file in parsed.output:
-        write_matrix(file, roles, rows)
 
 
 def load_player(run: str, which: str) -> Player:

@@ -10,7 +10,8 @@ from flax import struct
 
 from wdjax.spaces import Box
 from wdjax.train import self_play
-from wdjax.train.collectives import block_numbers, num_shards
+from wdjax.train.blocks import block_keys
+from wdjax.train.collectives import num_shards
 from wdjax.train.distributions import Distribution
 from wdjax.train.policies import from_groups, gather, gather_observation, scatter, to_groups
 from wdjax.train.state import Hypers, Policy, PolicyState, Setup, TrainState, current_hypers
@@ -195,8 +196,8 @@ def step_keys(key: jax.Array, num_steps: int, num_draws: int, num_blocks: int) -
 
     They are drawn at once, before the scan: a split inside it costs kernels in every step.
     """
-    block_keys = jax.vmap(jax.random.fold_in, (None, 0))(key, block_numbers(num_blocks))
-    keys = jax.vmap(lambda key: jax.random.split(key, (num_steps, num_draws)))(block_keys)
+    keys_of_blocks = block_keys(key, num_blocks)
+    keys = jax.vmap(lambda key: jax.random.split(key, (num_steps, num_draws)))(keys_of_blocks)
     # the axes of the data are moved: jax.debug_key_reuse takes a transposition of typed keys for their use
     data = jnp.moveaxis(jax.random.key_data(keys), 0, 2)
     return jax.random.wrap_key_data(data, impl=jax.random.key_impl(key))
@@ -207,5 +208,3 @@ def sample_blocks(distribution: Distribution, keys: jax.Array, outputs: jax.Arra
     blocks = outputs.reshape(keys.shape[0], -1, *outputs.shape[1:])
     actions = jax.vmap(distribution.sample)(keys, blocks)
     return actions.reshape(outputs.shape[0], *actions.shape[2:])
-
-

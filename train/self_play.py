@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from wdjax.train.collectives import block_numbers
+from wdjax.train.blocks import block_keys
 from wdjax.train.state import Hypers, Memory, Policy, PolicyState
 
 PRESENT, NOBODY = -1, -2
@@ -78,7 +78,7 @@ def draw_selves(state: PolicyState, fraction: jax.Array, key: jax.Array, num_blo
         earlier = jax.random.bernoulli(coin_key, fraction)
         return jnp.where(earlier, jax.random.randint(place_key, (), 0, size), PRESENT)
 
-    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, block_numbers(num_blocks))
+    keys = block_keys(key, num_blocks)
     member = jax.vmap(draw)(keys)
 
     def pick(pool: jax.Array, own: jax.Array) -> jax.Array:

@@ -251,5 +251,3 @@ def _like(name: str, old: Any, value: Any) -> Any:
 def _schedule_arrays(schedule: Schedule) -> ScheduleArrays:
     points = ((0.0, schedule),) if isinstance(schedule, (int, float)) else schedule
     return ScheduleArrays(*(jnp.array(column, jnp.float32) for column in zip(*points, strict=True)))
-
-

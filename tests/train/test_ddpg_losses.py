@@ -23,8 +23,8 @@ from wdjax.train.algorithms.ddpg import (
     gradient_step,
     soft_update,
 )
-from wdjax.train.algorithms.on_policy import make_optimizer
 from wdjax.train.config import DDPGConfig
+from wdjax.train.optimizer import make_optimizer
 from wdjax.train.replay import Transition
 from wdjax.train.state import PolicyState, make_hypers
 

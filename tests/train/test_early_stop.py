@@ -16,12 +16,12 @@ from wdjax.train.algorithms.on_policy import (
     choose_replicas,
     gradient_step,
     gradient_steps,
-    make_optimizer,
     merge_axes,
     shuffle,
     take_rows,
 )
 from wdjax.train.distributions import Categorical
+from wdjax.train.optimizer import make_optimizer
 from wdjax.train.state import PolicyState, make_hypers
 
 pytestmark = pytest.mark.usefixtures("quick_compile")

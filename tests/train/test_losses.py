@@ -14,8 +14,9 @@ import pytest
 
 from wdjax.train import PolicyConfig
 from wdjax.train.algorithms import a2c, ppo
-from wdjax.train.algorithms.on_policy import Batch, gradient_step, loss, make_optimizer
+from wdjax.train.algorithms.on_policy import Batch, gradient_step, loss
 from wdjax.train.distributions import Categorical
+from wdjax.train.optimizer import make_optimizer
 from wdjax.train.state import PolicyState, ScheduleArrays, make_hypers
 
 pytestmark = pytest.mark.usefixtures("quick_compile")

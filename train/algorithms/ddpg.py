@@ -17,13 +17,14 @@ from wdjax.checks import require
 from wdjax.spaces import LARGEST, Box
 from wdjax.train.actor_action_value import ActorActionValue, from_box, to_box
 from wdjax.train.algorithms.algorithm import Algorithm, require_defaults
-from wdjax.train.algorithms.on_policy import make_optimizer
-from wdjax.train.collectives import average, block_numbers, num_shards, smallest, total
+from wdjax.train.blocks import block_keys
+from wdjax.train.collectives import average, num_shards, smallest, total
 from wdjax.train.config import PolicyConfig, TrainConfig
 from wdjax.train.metrics import action_ranges, played_metrics
 from wdjax.train.networks import without_mask
 from wdjax.train.noise import explore, uniform_actions
 from wdjax.train.normalization import Normalizer, observation_statistics, update_observation_statistics
+from wdjax.train.optimizer import descend, make_optimizer
 from wdjax.train.policies import Assignment
 from wdjax.train.replay import Ring, Steps, Transition, empty_replay, remember, take
 from wdjax.train.rollout import Rollout, Rows
@@ -215,7 +216,7 @@ def gradient_steps(
         return index, jax.random.normal(noise_key, (steps, share, num_actions))
 
     # all at once, before the scan: a draw inside it costs kernels in every step
-    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, block_numbers(num_blocks))
+    keys = block_keys(key, num_blocks)
     index, normal = jax.vmap(draw, out_axes=1)(keys, ring.size)  # [steps, num_blocks, share, ...]
     normal = normal.reshape(steps, -1, num_actions)
 
@@ -324,11 +325,3 @@ def actor_step(
 def soft_update(target: Any, params: Any, tau: jax.Array) -> Any:
     """Returns (1 - tau) target + tau params."""
     return jax.tree.map(lambda old, new: old + tau * (new - old), target, params)
-
-
-def descend(
-    config: PolicyConfig, hypers: Hypers, learning_rate: jax.Array, grads: Any, opt_state: Any, params: Any
-) -> tuple[Any, Any]:
-    """Returns (parameters one step of the optimizer further, its state)."""
-    updates, opt_state = make_optimizer(config, hypers).update(grads, opt_state, params)
-    return jax.tree.map(lambda param, update: param - learning_rate * update, params, updates), opt_state

@@ -11,7 +11,8 @@ from flax import nnx, struct
 from wdjax.checks import require
 from wdjax.train.algorithms import a2c, ppo
 from wdjax.train.algorithms.algorithm import Algorithm, require_defaults
-from wdjax.train.collectives import all_rows, any_of, average, block_numbers, own_rows, total
+from wdjax.train.blocks import block_keys
+from wdjax.train.collectives import all_rows, any_of, average, own_rows, total
 from wdjax.train.config import PolicyConfig, TrainConfig
 from wdjax.train.distributions import make_distribution
 from wdjax.train.masked import masked_mean, mean_where, normalize
@@ -27,6 +28,7 @@ from wdjax.train.normalization import (
     update_observation_statistics,
     update_statistics,
 )
+from wdjax.train.optimizer import descend, make_optimizer
 from wdjax.train.policies import Assignment
 from wdjax.train.returns import gae
 from wdjax.train.rollout import Rollout, Rows, final_value, next_values, sample_blocks
@@ -188,7 +190,7 @@ def choose_replicas(
     All, where there is no positive one or not so many others. (WarpDrive's neg_pos_env_ratio.) Of all only the usable
     ones, [N] bool, in which there is a live row.
     """
-    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, block_numbers(num_blocks))
+    keys = block_keys(key, num_blocks)
     score = jax.vmap(lambda key: jax.random.uniform(key, (positive.shape[0] // num_blocks,)))(keys).reshape(-1)
     positive, usable, score = all_rows((positive, usable, score))  # the choice is one of all replicas
     rank = jnp.argsort(jnp.argsort(jnp.where(positive | ~usable, 2.0, score)))  # of the negative ones: 0, 1, 2 ...
@@ -263,8 +265,7 @@ def gradient_step(
 
     (_, metrics), grads = jax.value_and_grad(loss_of, has_aux=True)(state.params)
     grads = average(grads)
-    updates, opt_state = make_optimizer(policy.config, hypers).update(grads, state.opt_state, state.params)
-    params = jax.tree.map(lambda param, update: param - hypers.learning_rate * update, state.params, updates)
+    params, opt_state = descend(policy.config, hypers, hypers.learning_rate, grads, state.opt_state, state.params)
     norm = optax.tree.norm(grads)
     metrics |= {"grad_norm": norm, "grad_clip_fraction": (norm > hypers.max_grad_norm).astype(jnp.float32)}
     return state.replace(params=params, opt_state=opt_state), metrics
@@ -299,16 +300,6 @@ def loss(policy: Policy, state: PolicyState, hypers: Hypers, batch: Batch) -> tu
     }  # fmt: skip
 
 
-def make_optimizer(config: PolicyConfig, hypers: Hypers) -> optax.GradientTransformation:
-    """Returns global-norm clipping and the optimizer up to, not including, the learning rate: that is traced."""
-    shape = {
-        "adam": optax.scale_by_adam(eps=config.optimizer_epsilon),
-        "rmsprop": optax.scale_by_rms(decay=0.99, eps=config.optimizer_epsilon, eps_in_sqrt=False),
-        "sgd": optax.identity(),
-    }[config.optimizer]
-    return optax.chain(optax.clip_by_global_norm(hypers.max_grad_norm), shape)
-
-
 def shuffle(key: jax.Array, shape: tuple[int, int, int], num_blocks: int, minibatches: int) -> jax.Array:
     """Returns [minibatches, R / minibatches] indices into the R = T * N * n rows of a rollout, each row once.
 
@@ -317,7 +308,7 @@ def shuffle(key: jax.Array, shape: tuple[int, int, int], num_blocks: int, miniba
     """
     steps, replicas, agents = shape
     width = replicas // num_blocks * agents  # rows of a block in one step
-    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, block_numbers(num_blocks))
+    keys = block_keys(key, num_blocks)
     order = jax.vmap(lambda key: jax.random.permutation(key, steps * width))(keys)  # [B, T * width], within the block
     time, place = order // width, order % width
     index = time * (replicas * agents) + jnp.arange(num_blocks)[:, None] * width + place
