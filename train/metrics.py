@@ -98,8 +98,7 @@ def played_metrics(rows: Rows) -> Metrics:
         "reward_max": largest(jnp.max(jnp.where(live, rows.reward, -jnp.inf))),
         **action_deviations(rows.action, live),
     }
-    share = average(jnp.mean(live.astype(jnp.float32)))
-    return {**nan_unless(any_of(live), played), "live_fraction": share}
+    return {**nan_unless(any_of(live), played), "live_fraction": average(jnp.mean(live.astype(jnp.float32)))}
 
 
 def nan_unless(some: jax.Array, metrics: Metrics) -> Metrics:
