@@ -12,6 +12,7 @@ from flax import nnx
 
 from wdjax.env import Env
 from wdjax.train.algorithms import ALGORITHMS
+from wdjax.train.bad_numbers import commit, first_bad, look_at_rows, look_at_steps
 from wdjax.train.collectives import num_shards, total
 from wdjax.train.config import TrainConfig
 from wdjax.train.devices import choose_devices, spread, state_shardings
@@ -166,7 +167,7 @@ def with_counts(state: PolicyState, loaded: PolicyState) -> PolicyState:
 
 def init_memory(policy: Policy, config: TrainConfig) -> Memory:
     """Returns what a policy keeps for every replica, at the start of a run."""
-    memory = policy.algorithm.init_memory(policy, config.num_envs, config.blocks)
+    memory = policy.algorithm.init_memory(policy, config)
     return memory.replace(member=jnp.full(config.blocks, PRESENT, jnp.int32)) if policy.config.past_selves else memory
 
 
@@ -181,10 +182,12 @@ def update_share(setup: Setup, state: TrainState) -> tuple[TrainState, Metrics]:
     num_blocks = config.blocks // num_shards()
     rollout_key, update_key, next_key = jax.random.split(state.key, 3)
     hypers = current_hypers(config, state)
+    before = state
     state, played = rollout(setup, state, rollout_key)
     metrics = episode_metrics(played, setup.env.info_ratios)
     policies, memory = dict(state.policies), dict(state.memory)
     policy_keys = jax.random.split(update_key, len(setup.policies))
+    bad_rows, bad_steps = [], []
     for i, (name, policy) in enumerate(setup.policies.items()):
         if not policy.config.trainable:
             continue
@@ -192,6 +195,8 @@ def update_share(setup: Setup, state: TrainState) -> tuple[TrainState, Metrics]:
         new, memory[name], own = policy.algorithm.update(
             policy, policies[name].replace(past=None), memory[name], hypers[name], played, policy_keys[i], num_blocks
         )
+        bad_rows.append(look_at_rows(policy, played, state.live))
+        bad_steps.append(look_at_steps(policy, policies[name], new, own))
         if policy.config.past_selves:
             own["past_self_blocks"] = total(jnp.sum(memory[name].member != PRESENT))
             new, memory[name] = remember(
@@ -202,7 +207,8 @@ def update_share(setup: Setup, state: TrainState) -> tuple[TrainState, Metrics]:
             own[key.split(".")[-1]] = operator.attrgetter(key)(hypers[name])
         metrics |= {f"{name}/{key}": value for key, value in own.items()}
     state = state.replace(policies=policies, memory=memory, key=next_key, num_updates=state.num_updates + 1)
-    return state, metrics
+    metrics["bad_numbers"] = first_bad(bad_rows, bad_steps)
+    return commit(setup, before, state, metrics["bad_numbers"]), metrics
 
 
 def run(setup: Setup, state: TrainState, num_updates: int) -> tuple[TrainState, Metrics]:
