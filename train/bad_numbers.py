@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from wdjax.train.collectives import total
+from wdjax.train.config import TrainConfig
 from wdjax.train.policies import gather
 from wdjax.train.rollout import Rollout
 from wdjax.train.state import Memory, Policy, PolicyState, Setup, TrainState
@@ -123,6 +124,31 @@ def describe_bad_numbers(setup: Setup, code: int) -> str:
     names = [name for name, policy in setup.policies.items() if policy.config.trainable]
     quantity, policy = divmod(int(code) - 1, len(names))
     return f"{QUANTITIES[quantity]} of policy {names[policy]!r} not finite: {ADVICE[QUANTITIES[quantity]]}"
+
+
+def why_it_ends(setup: Setup, codes: np.ndarray, done: int, origin: str | None = None) -> str:
+    """Returns the sentence with which a run ends, after `done` good updates.
+
+    Args:
+        codes: of the updates of its last chunk.
+        origin: what makes the first NaN (`debug.nan_origin`), where somebody has looked.
+    """
+    more = "--resume --debug looks for its origin" if origin is None else f"its origin: {origin.rstrip('.')}"
+    return (
+        f"update {done + 1}: {describe_bad_numbers(setup, codes[codes > 0][0])} (the run is saved as it was after "
+        f"{done} updates; --resume --on-bad-numbers skip goes on without this one; {more})"
+    )
+
+
+def what_was_skipped(setup: Setup, codes: np.ndarray) -> str:
+    """Returns a line about the updates of a chunk that were left out."""
+    bad = codes[codes > 0]
+    return f"Left out {len(bad)} of {len(codes)} updates, the first for {describe_bad_numbers(setup, bad[0])}"
+
+
+def skipped_updates(config: TrainConfig, codes: np.ndarray) -> dict[str, int]:
+    """Returns what a line of metrics.jsonl says of updates that were left out, where that is asked for."""
+    return {"skipped_updates": int((codes > 0).sum())} if config.on_bad_numbers == "skip" else {}
 
 
 def _bad(tree: Any, live: jax.Array | None = None) -> jax.Array:

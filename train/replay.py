@@ -156,7 +156,7 @@ def append(ring: Ring, rows: Any, live: jax.Array) -> Ring:
 
 
 def take(ring: Ring, index: jax.Array) -> Any:
-    """Returns rows of every block, leaves [num_blocks * S, ...], for numbers [num_blocks, S], 0 .. size - 1, of them."""
+    """Returns rows of every block, leaves [num_blocks * S, ...], for the numbers of rows, [num_blocks, S]."""
     places = jax.tree.leaves(ring.rows)[0].shape[1]
     back = (ring.position[:, None] - 1 - index) % ring.capacity + 1
     place = (ring.place[:, None] - back) % places
