@@ -1,13 +1,14 @@
 """Bad numbers: NaN and infinities, found on the device in every update, which is then not committed.
 
-An update is sound where, for every policy that learns, all of QUANTITIES are finite in its live rows. One that is not
-leaves the state as it was before its rollout, all policies, replicas, memories and counters included. By `stop` also
-its key: every later update is the same one again, so that a run of any length ends in its last good state. By `skip` it
-counts as done and the key moves on: the next rollout begins where this one began, with other random numbers.
+An update is sound where, for every policy that learns, all of QUANTITIES are finite. One that is not leaves the state
+as it was before its rollout: all policies, replicas and memories. By `stop` also its key and counter, so that every
+later update is the same one again, and a run of any length ends in its last good state. By `skip` it counts as done and
+the key moves on: the next rollout begins where this one began, with other random numbers.
 
 NaN in metrics where there was nothing to report (train/metrics.py) are no bad numbers.
 """
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,7 +18,6 @@ import numpy as np
 
 from wdjax.train.collectives import total
 from wdjax.train.config import TrainConfig
-from wdjax.train.policies import gather
 from wdjax.train.rollout import Rollout
 from wdjax.train.state import Memory, Policy, PolicyState, Setup, TrainState
 
@@ -40,16 +40,14 @@ class BadNumbersError(ArithmeticError):
     """An update made numbers that are not finite; the run is saved as it was before."""
 
 
-def look_at_rows(policy: Policy, played: Rollout, live: Mapping[str, jax.Array]) -> jax.Array:
-    """Returns [2] bool, whether observations and rewards of a policy's live rows are bad, on this device.
+def look_at_rows(policy: Policy, played: Rollout) -> jax.Array:
+    """Returns [2] bool, whether observations and rewards of a policy's agents are bad on this device.
 
-    Args:
-        live: by group, [N, n_group] bool, after the last row: what was seen there is learned from too.
+    Those of dead agents are looked at too: their rows have no weight, but 0 times NaN is NaN.
     """
     rows = played.rows[policy.name]
-    last_obs, last_live = played.last_obs[policy.name], gather(policy.assignment, live)
-    seen = _bad((rows.obs, rows.next_obs), rows.live) | _bad(last_obs, last_live)
-    return jnp.stack([seen, _bad(rows.reward, rows.live)])
+    seen = (rows.obs, rows.next_obs, played.last_obs[policy.name])
+    return jnp.stack([_bad(seen), _bad(rows.reward)])
 
 
 def look_at_steps(
@@ -151,16 +149,10 @@ def skipped_updates(config: TrainConfig, codes: np.ndarray) -> dict[str, int]:
     return {"skipped_updates": int((codes > 0).sum())} if config.on_bad_numbers == "skip" else {}
 
 
-def _bad(tree: Any, live: jax.Array | None = None) -> jax.Array:
-    """Returns whether a tree holds a float that is not finite, () bool; of leaves [*live.shape, ...], in live rows."""
-    found = jnp.bool_(False)
-    for leaf in jax.tree.leaves(tree):
-        if jnp.issubdtype(leaf.dtype, jnp.inexact):
-            finite = jnp.isfinite(leaf)
-            if live is not None:
-                finite |= ~live.reshape(live.shape + (1,) * (leaf.ndim - live.ndim))
-            found |= ~jnp.all(finite)
-    return found
+def _bad(tree: Any) -> jax.Array:
+    """Returns whether a tree holds a float that is not finite, () bool."""
+    floats = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    return functools.reduce(jnp.logical_or, [~jnp.all(jnp.isfinite(leaf)) for leaf in floats], jnp.bool_(False))
 
 
 def without_rows(memory: Memory) -> Memory:

@@ -206,7 +206,7 @@ def learn(
         new, memory[name], own = policy.algorithm.update(
             policy, policies[name].replace(past=None), memory[name], hypers[name], played, policy_keys[i], num_blocks
         )
-        bad_rows.append(look_at_rows(policy, played, state.live))
+        bad_rows.append(look_at_rows(policy, played))
         bad_steps.append(look_at_steps(policy, policies[name], new, own))
         if policy.config.past_selves:
             own["past_self_blocks"] = total(jnp.sum(memory[name].member != PRESENT))

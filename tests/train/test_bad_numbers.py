@@ -1,4 +1,4 @@
-"""Bad numbers: every quantity made bad on purpose, in every algorithm; what is committed, saved, said and gone on from."""
+"""Bad numbers: every quantity made bad on purpose, in every algorithm; what is committed, saved, said, gone on from."""
 
 import dataclasses
 import functools
@@ -8,21 +8,24 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import struct
-from probes import NETWORK, Pair, PairParams, tiny_config, tiny_policy
+from jax.experimental import checkify
+from probes import NETWORK, Pair, PairParams, Signal, SignalParams, tiny_config, tiny_policy
 
 import wdjax
 from wdjax.train import (
     BadNumbersError,
     PolicyConfig,
     Trainer,
+    debug,
     describe_bad_numbers,
     load_run,
     make_learner,
     read_metrics,
     with_hypers,
 )
-from wdjax.train.bad_numbers import QUANTITIES, without_rows
+from wdjax.train.bad_numbers import QUANTITIES, first_bad, look_at_steps, without_rows
 from wdjax.train.config import DDPGConfig
+from wdjax.train.debug import FailedCheckError
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -59,6 +62,25 @@ class Brittle(Pair):
         return {**obs, "clerk": {**obs["clerk"], "signal": signal}}
 
 
+@struct.dataclass
+class BrittleSignalParams(SignalParams):
+    at_step: int = 1_000  # of an episode: its reward is 0 / 0
+
+
+class BrittleSignal(Signal):
+    """`Signal`, which divides 0 by 0 in one step of an episode; and asserts something, in words of checkify."""
+
+    @property
+    def default_params(self):
+        return BrittleSignalParams()
+
+    def step(self, key, state, action, params):
+        checkify.debug_check(state.time < params.at_step + 3, "time is {}", state.time)
+        obs, state, reward, *rest = super().step(key, state, action, params)
+        distance = jnp.where(state.time == params.at_step, 0.0, 1.0)
+        return obs, state, reward + distance / distance, *rest
+
+
 @pytest.fixture(scope="module", autouse=True)
 def brittle():
     """The fixtures of conftest register the probes for each test; this one is there for those of the whole module."""
@@ -66,12 +88,13 @@ def brittle():
 
     before = dict(envs._REGISTRY)
     wdjax.register("probe_brittle", Brittle)
+    wdjax.register("probe_brittle_signal", BrittleSignal)
     yield
     envs._REGISTRY.clear()
     envs._REGISTRY.update(before)
 
 
-REPLAY = DDPGConfig(buffer_size=64, batch_size=16, warmup=32, updates_per_rollout=2, n_step=3)
+REPLAY = DDPGConfig(buffer_size=192, batch_size=16, warmup=128, updates_per_rollout=2, n_step=3)
 PILOTS = {
     "A2C": tiny_policy("A2C", learning_rate=0.01),
     "PPO": tiny_policy("PPO", learning_rate=0.01, normalize_reward=True),
@@ -88,6 +111,15 @@ def config_of(pilot, params=None, **changes):
 @functools.cache
 def learner_of(pilot, on_bad_numbers="stop", num_devices=1):
     return make_learner(config_of(pilot, on_bad_numbers=on_bad_numbers, devices=num_devices))
+
+
+def play(learner, state, num_updates):
+    """Returns (state, metrics) as `run` does, by a program of one update: others take long to compile."""
+    rows = []
+    for _ in range(num_updates):
+        state, metrics = learner.update(state)
+        rows.append(metrics)
+    return state, jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
 
 
 def with_params(state, **changes):
@@ -125,15 +157,15 @@ ROWS = [("bad_reward", "rewards of policy 'pilot'"), ("bad_obs", "observations o
 def test_a_run_keeps_the_state_before_its_first_bad_row(pilot, name, said, value):
     learner = learner_of(pilot)
     first = with_params(learner.init(KEY), **{name: value})
-    last, metrics = learner.run(first, num_updates=6)
+    last, metrics = play(learner, first, 6)
     np.testing.assert_array_equal(metrics["bad_numbers"] > 0, np.arange(6) >= BAD - 1)
     assert all(sentence.startswith(said) for sentence in words(learner, metrics)[BAD - 1 :])
-    good, _ = learner.run(first, num_updates=6 - (6 - BAD + 1))
+    good, _ = play(learner, first, BAD - 1)
     assert_same(counted(last), counted(good))
     assert int(last.num_updates) == BAD - 1
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(plain(last.policies)))
     # and what stands in the replay is what it was, too: with the cause gone it goes on as if nothing had been
-    mended, fine = (learner.run(with_params(state, **{name: 0.0}), num_updates=3) for state in (last, good))
+    mended, fine = (play(learner, with_params(state, **{name: 0.0}), 3) for state in (last, good))
     assert_same(counted(mended[0]), counted(fine[0]))
     assert not np.any(mended[1]["bad_numbers"])
 
@@ -141,28 +173,32 @@ def test_a_run_keeps_the_state_before_its_first_bad_row(pilot, name, said, value
 STEPS = [
     ("A2C", {"pilot.value_coefficient": np.nan}, "losses of policy 'pilot'"),
     ("PPO", {"clerk.entropy_coefficient": np.inf}, "losses of policy 'clerk'"),
-    ("PPO", {"pilot.learning_rate": 3e38, "pilot.max_grad_norm": 1e30}, "parameters of policy 'pilot'"),
-    ("DDPG", {"pilot.ddpg.critic_learning_rate": np.inf}, "parameters of policy 'pilot'"),
+    # the next gradient step of the same update has lost its parameters already, where there is one
+    ("A2C", {"pilot.learning_rate": np.inf}, "parameters of policy 'pilot'"),
+    ("DDPG", {"pilot.ddpg.critic_learning_rate": np.inf}, "losses of policy 'pilot'"),
     ("DDPG", {"pilot.gamma": np.nan}, "losses of policy 'pilot'"),
-    ("A2C", {"clerk.max_grad_norm": np.nan}, "parameters of policy 'clerk'"),
+    ("A2C", {"pilot.max_grad_norm": np.nan}, "parameters of policy 'pilot'"),
 ]
 
 
 @pytest.mark.parametrize(("pilot", "hypers", "said"), STEPS)
 def test_names_what_a_gradient_step_has_broken(pilot, hypers, said):
     learner = learner_of(pilot)
-    good, _ = learner.run(learner.init(KEY), num_updates=3)
-    last, metrics = learner.run(with_hypers(good, **hypers), num_updates=2)
+    good, _ = play(learner, learner.init(KEY), 3)
+    last, metrics = play(learner, with_hypers(good, **hypers), 2)
     assert all(sentence.startswith(said) for sentence in words(learner, metrics))
     assert_same(counted(last).policies, counted(good).policies)
     assert int(last.num_updates) == 3
 
 
-@pytest.mark.parametrize("pilot", ["A2C", "DDPG"])
-def test_a_learning_rate_beyond_all_bounds_ends_in_finite_numbers(pilot):
+BEYOND = [("A2C", "learning_rate"), ("PPO", "learning_rate"), ("DDPG", "ddpg.critic_learning_rate")]
+
+
+@pytest.mark.parametrize(("pilot", "name"), BEYOND)
+def test_a_learning_rate_beyond_all_bounds_ends_in_finite_numbers(pilot, name):
     learner = learner_of(pilot)
-    first = with_hypers(learner.init(KEY), **{"pilot.learning_rate": 1e30})
-    last, metrics = learner.run(first, num_updates=6)
+    first = with_hypers(learner.init(KEY), **{f"pilot.{name}": 1e30})
+    last, metrics = play(learner, first, 6)
     assert np.any(metrics["bad_numbers"])
     assert int(last.num_updates) == np.argmax(metrics["bad_numbers"] > 0)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(plain(last.policies)))
@@ -177,12 +213,45 @@ def test_nothing_to_report_is_no_bad_number():
     assert describe_bad_numbers(learner.setup, 0) == ""
 
 
-def test_dead_rows_may_hold_anything():
-    params = {"dead_obs": np.nan, "dead_reward": np.inf}
-    learner = make_learner(tiny_config("probe_leaver", {"player": tiny_policy("A2C")}, env_params=params))
-    _, metrics = learner.run(learner.init(KEY), num_updates=3)
+@pytest.mark.parametrize(("name", "said"), [("dead_obs", "observations"), ("dead_reward", "rewards")])
+def test_what_dead_agents_see_and_get_must_be_finite_too(name, said):
+    learner = leavers()
+    _, metrics = play(learner, with_params(learner.init(KEY), **{name: 1e6}), 2)
     assert not np.any(metrics["bad_numbers"])
-    assert np.all(metrics["player/live_fraction"] < 1)
+    _, metrics = play(learner, with_params(learner.init(KEY), **{name: np.inf}), 1)
+    assert words(learner, metrics)[0].startswith(f"{said} of policy 'player'")
+
+
+@functools.cache
+def leavers():
+    return make_learner(tiny_config("probe_leaver", {"player": tiny_policy("A2C")}))
+
+
+def test_what_stands_in_metrics_and_statistics_is_looked_at():
+    learner = learner_of("PPO")
+    policy, state = learner.setup.policies["clerk"], learner.init(KEY).policies["clerk"]
+    fine = {"loss": jnp.float32(1), "grad_norm": jnp.float32(2), "gradient_steps": jnp.int32(3)}
+
+    def look(after=state, **changes):
+        return look_at_steps(policy, state, after, fine | changes).tolist()
+
+    def with_variance(value):
+        normalizer = jax.tree.map(lambda leaf: leaf.at[...].set(value) if leaf.ndim else leaf, state.normalizer)
+        return state.replace(normalizer=normalizer)
+
+    assert look() == [False, False, False, False]
+    assert look(grad_norm=jnp.float32(jnp.inf)) == [False, True, False, False]
+    assert look(loss=jnp.float32(jnp.nan)) == [True, False, False, False]
+    assert look(loss=jnp.float32(jnp.nan), gradient_steps=jnp.int32(0)) == [False, False, False, False]
+    assert look(with_variance(jnp.inf)) == [False, False, True, False]
+
+
+def test_the_first_cause_of_any_policy_is_named():
+    rows, steps = np.zeros((2, 2), bool), np.zeros((2, 4), bool)
+    steps[0, 0] = rows[1, 1] = True  # the losses of the first policy, the rewards of the second
+    assert first_bad([*jnp.array(rows)], [*jnp.array(steps)]) == 1 + 2 * QUANTITIES.index("rewards") + 1
+    assert first_bad([*jnp.array(rows * False)], [*jnp.array(steps)]) == 1 + 2 * QUANTITIES.index("losses")
+    assert first_bad([], []) == 0
 
 
 def test_every_quantity_has_advice():
@@ -196,11 +265,11 @@ def test_every_quantity_has_advice():
 # --- going on, and more than one ---
 
 
-@pytest.mark.parametrize("pilot", ["A2C", "DDPG"])
+@pytest.mark.parametrize("pilot", ["A2C", pytest.param("DDPG", marks=pytest.mark.slow)])
 def test_skip_leaves_the_update_out_and_draws_anew(pilot):
     learner = learner_of(pilot, "skip")
     first = with_params(learner.init(KEY), bad_obs=np.nan)
-    before, _ = learner.run(first, num_updates=BAD - 1)
+    before, _ = play(learner, first, BAD - 1)
     last, metrics = learner.update(before)
     assert words(learner, {"bad_numbers": metrics["bad_numbers"][None]})[0].startswith("observations of policy 'clerk'")
     mine, theirs = counted(last), counted(before)
@@ -208,28 +277,30 @@ def test_skip_leaves_the_update_out_and_draws_anew(pilot):
                                                                         theirs.replicas, theirs.obs))  # fmt: skip
     assert mine.num_updates == BAD
     assert np.any(mine.key != theirs.key)
-    fine, metrics = learner.run(with_params(last, bad_obs=0.0), num_updates=2)
+    fine, metrics = play(learner, with_params(last, bad_obs=0.0), 2)
     assert not np.any(metrics["bad_numbers"])
     assert int(fine.num_updates) == BAD + 2
 
 
+@pytest.mark.slow
 def test_each_member_of_a_population_stops_for_itself():
     learner = learner_of("DDPG")
     states = jax.vmap(learner.init)(jax.random.split(KEY, 3))
-    params = jax.tree.map(lambda leaf: leaf, states.env_params)
-    states = states.replace(env_params=params.replace(bad_reward=jnp.array([0.0, jnp.nan, 0.0])))
+    params = states.env_params.replace(bad_reward=jnp.array([0.0, jnp.nan, 0.0]))
+    states = states.replace(env_params=params)
     last, metrics = jax.jit(jax.vmap(functools.partial(learner.run, num_updates=5)))(states)
     np.testing.assert_array_equal(last.num_updates, [5, BAD - 1, 5])
     np.testing.assert_array_equal(np.sum(np.asarray(metrics["bad_numbers"]) > 0, axis=1), [0, 5 - BAD + 1, 0])
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(plain(last.policies)))
 
 
+@pytest.mark.slow
 def test_devices_agree():
     one, two = learner_of("DDPG"), learner_of("DDPG", num_devices=2)
     found = []
     for learner in (one, two):
         state = with_params(learner.init(KEY), bad_reward=np.nan)
-        last, metrics = learner.run(state, num_updates=5)
+        last, metrics = play(learner, state, 5)
         assert int(last.num_updates) == BAD - 1
         found.append(np.asarray(metrics["bad_numbers"]))
     np.testing.assert_array_equal(*found)
@@ -242,9 +313,11 @@ RUN = {"updates_per_chunk": 2, "checkpoint_every": 5, "best_metric": "none", "to
 
 @pytest.fixture(scope="module")
 def ended_run(tmp_path_factory):
-    """Returns (the folder of a run that ended in its fourth update, the sentence)."""
+    """Returns (configuration, folder and last sentence of a run that ended in its fourth update)."""
     folder = tmp_path_factory.mktemp("bad") / "run"
-    config = config_of("DDPG", {"bad_reward": float("nan"), "step": 20}, **RUN)
+    policy = tiny_policy("A2C", learning_rate=0.01)
+    params = {"at_step": 20, "episode_length": 30}
+    config = tiny_config("probe_brittle_signal", {"agent": policy}, env_params=params, **RUN)
     with pytest.raises(BadNumbersError) as error:
         Trainer(config, folder, quiet=True).train()
     return config, folder, str(error.value)
@@ -252,10 +325,11 @@ def ended_run(tmp_path_factory):
 
 def test_trainer_saves_the_last_good_state_and_says_what_was_bad(ended_run):
     config, folder, said = ended_run
-    assert said.startswith("update 4: rewards of policy 'pilot' not finite: ")
+    assert said.startswith("update 4: rewards of policy 'agent' not finite: ")
+    assert "\n" not in said
     assert [row["updates"] for row in read_metrics(folder / "metrics.jsonl")] == [2, 3]
     learner, saved = load_run(folder)
-    good, _ = learner.run(learner.init(jax.random.key(config.seed)), num_updates=3)
+    good, _ = play(learner, learner.init(jax.random.key(config.seed)), 3)
     assert_same(counted(saved), counted(good))
     assert not (folder / "curves.png").exists()
 
@@ -267,12 +341,64 @@ def test_resumed_as_it_was_it_ends_again_and_by_skip_it_goes_on(ended_run):
         Trainer(config, folder, resume=True, quiet=True).train()
     assert str(error.value) == said
     assert (folder / "metrics.jsonl").read_text() == lines
-    with pytest.raises(ValueError, match=r"policies\.clerk\.gamma = 0\.5: the run in .* was begun with 0\.7"):
-        clerk = dataclasses.replace(CLERK, gamma=0.5)
-        Trainer(dataclasses.replace(config, policies={**config.policies, "clerk": clerk}), folder, resume=True)
+    other = dataclasses.replace(config, policies={"agent": dataclasses.replace(config.policies["agent"], gamma=0.5)})
+    with pytest.raises(ValueError, match=r"policies\.agent\.gamma = 0\.5: the run in .* was begun with 0\.7"):
+        Trainer(other, folder, resume=True)
     config = dataclasses.replace(config, on_bad_numbers="skip", total_env_steps=48 * 4)
     state = Trainer(config, folder, resume=True, quiet=True).train()
     assert int(state.num_updates) == 4
     *_, last = read_metrics(folder / "metrics.jsonl")
     assert last["skipped_updates"] == 1
-    assert last["pilot/reward_mean"] is None
+    assert last["agent/reward_mean"] is None
+
+
+# --- debug ---
+
+
+@pytest.mark.slow
+def test_debug_names_the_line_that_makes_a_nan(ended_run):
+    config, folder, said = ended_run
+    with pytest.raises(BadNumbersError, match="nan generated by primitive: div") as error:
+        Trainer(config, folder, resume=True, quiet=True, debug=True).train()
+    assert str(error.value).startswith(said.split(" (")[0])
+    assert "test_bad_numbers.py:" in str(error.value)
+
+
+@pytest.mark.slow
+def test_debug_looks_at_asserts_of_the_environment(tmp_path):
+    policies = {"agent": tiny_policy("A2C")}
+    config = tiny_config("probe_brittle_signal", policies, env_params={"at_step": -1, "episode_length": 30}, **RUN)
+    Trainer(dataclasses.replace(config, total_env_steps=48), tmp_path / "quiet", quiet=True).train()
+    with pytest.raises(FailedCheckError, match=r"an assert of the environment failed: time is 2"):
+        Trainer(config, tmp_path / "loud", quiet=True, debug=True).train()
+
+
+@pytest.mark.slow
+def test_debug_learns_what_a_run_learns(tmp_path):
+    config = tiny_config("probe_brittle_signal", {"agent": tiny_policy("PPO")}, evaluate_every=1, **RUN)
+    loud, quiet = (Trainer(config, tmp_path / str(debug), quiet=True, debug=debug).train() for debug in (True, False))
+    assert_same(plain(loud), plain(quiet))
+
+
+@pytest.mark.slow
+def test_debug_refuses_a_key_that_is_used_twice(monkeypatch):
+    def twice(setup, state, num_updates):
+        return state, jax.random.normal(state.key) + jax.random.normal(state.key)
+
+    learner = learner_of("A2C")
+    monkeypatch.setattr(debug, "run", twice)
+    with pytest.raises(FailedCheckError, match="a random key is used twice"):
+        debug.compile_checked(learner, 1)(learner.init(KEY))
+
+
+def test_debug_checks_the_environment_first(tmp_path):
+    class Twice(Signal):
+        def step(self, key, state, action, params):
+            obs, state, reward, *rest = super().step(key, state, action, params)
+            return obs, state, reward + jax.random.normal(key) + jax.random.normal(key), *rest
+
+    wdjax.register("probe_twice", Twice)
+    config = tiny_config("probe_twice", {"agent": tiny_policy("A2C")}, **RUN)
+    with pytest.raises(ValueError, match="step uses one key twice"):
+        Trainer(config, tmp_path / "run", quiet=True, debug=True)
+    assert not (tmp_path / "run").exists()

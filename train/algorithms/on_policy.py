@@ -174,7 +174,8 @@ class OnPolicy(Algorithm):
     def losses(
         self, policy: Policy, before: PolicyState, after: PolicyState, metrics: Mapping[str, jax.Array]
     ) -> tuple[jax.Array, jax.Array]:
-        took_steps = metrics.get("gradient_steps", metrics["live_fraction"]) > 0
+        steps = "gradient_steps" if "gradient_steps" in metrics else "live_fraction"
+        took_steps = metrics[steps] > 0
         return tuple(jnp.where(took_steps, metrics[name], 0.0) for name in ("loss", "grad_norm"))
 
 
