@@ -131,7 +131,7 @@ def why_it_ends(setup: Setup, codes: np.ndarray, done: int, origin: str | None =
         codes: of the updates of its last chunk.
         origin: what makes the first NaN (`debug.nan_origin`), where somebody has looked.
     """
-    more = "--resume --debug looks for its origin" if origin is None else f"its origin: {origin.rstrip('.')}"
+    more = "--resume --debug looks for its origin" if origin is None else f"its origin: {origin}"
     return (
         f"update {done + 1}: {describe_bad_numbers(setup, codes[codes > 0][0])} (the run is saved as it was after "
         f"{done} updates; --resume --on-bad-numbers skip goes on without this one; {more})"

@@ -12,14 +12,19 @@
 
 import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import flax
 import jax
+import optax
 from jax.experimental import checkify
 
 from wdjax.train.learner import Learner, learn, run
 from wdjax.train.rollout import rollout
 from wdjax.train.state import Setup, TrainState, current_hypers
+
+_LIBRARIES = tuple(str(Path(library.__file__).parent) for library in (jax, flax, optax))
 
 
 class FailedCheckError(AssertionError):
@@ -54,4 +59,9 @@ def nan_origin(setup: Setup, state: TrainState) -> str:
         return learn(setup, after, hypers, played, update_key)[0].policies
 
     failed, _ = jax.jit(checkify.checkify(learned, errors=checkify.nan_checks))(state)
-    return failed.get() or "no NaN is made: numbers grow until they are infinite"
+    error = failed.get_exception()
+    if error is None:
+        return "no NaN is made: numbers grow until they are infinite"
+    frames = [frame for frame in error.traceback_info.frames if not frame.file_name.startswith(_LIBRARIES)]
+    place = f", at {frames[0].file_name}:{frames[0].line_num} ({frames[0].function_name})" if frames else ""
+    return f"{str(error).rstrip('.')}{place}"  # frames: innermost first
