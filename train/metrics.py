@@ -53,9 +53,9 @@ Of the run:
     POLICY/episode_return, _min, _max, _std          summed over the policy's agents
     bad_numbers                   of `Learner.run` only: 0, or what was not finite (`describe_bad_numbers`): such an
                                   update is not committed, and its other metrics do not count
-    skipped_updates               of metrics.jsonl only, where on_bad_numbers is skip: how many were left out
 
-The rows of metrics.jsonl hold one number for each chunk of updates (`metrics_log.summarize`), and of the clock
+The rows of metrics.jsonl hold one number for each chunk of updates (`metrics_log.summarize`), where on_bad_numbers is
+skip also skipped_updates (how many were left out, of which no other metric tells), and of the clock
 (`Trainer`): updates, env_steps, seconds, seconds_per_update, compile_seconds, env_steps_per_second (a step of a
 replica, with all its agents) and agent_steps_per_second (a step of one agent).
 """
