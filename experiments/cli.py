@@ -26,9 +26,13 @@ from wdjax.train import (
     save_episode,
     statistics,
 )
+from wdjax.train.bad_numbers import BadNumbersError
+from wdjax.train.debug import FailedCheckError
 from wdjax.train.load import preset_path
 from wdjax.train.trainer import Trainer, load_named, split_checkpoint
 from wdjax.train.validate import complete_env_params, validate
+
+FAILURES = (BadNumbersError, FailedCheckError)  # of a run, not of what was asked for
 
 USAGE = """\
 usage: wdjax COMMAND ...
@@ -49,6 +53,8 @@ class TrainArguments:
     """the run's folder: config.yaml, metrics.jsonl, checkpoints, curves.png, episode.gif"""
     resume: bool = False
     """go on from the newest checkpoint in the folder, where there is one"""
+    debug: bool = False
+    """slow checks on one device: of the environment, of its asserts, of keys used twice, of where a NaN is made"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +98,7 @@ class RenderArguments:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs a command; bad input ends with one sentence and exit status 2."""
+    """Runs a command; bad input ends with one sentence and exit status 2, bad numbers in a run with exit status 1."""
     if argv is None:  # from a shell: modules of one's own in the current folder are found, as `python -m` finds them
         sys.path.insert(0, str(Path.cwd()))
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -105,16 +111,16 @@ def main(argv: Sequence[str] | None = None) -> None:
             raise ValueError(f"unknown command {command!r}: {did_you_mean(command, COMMANDS)}")
         cache_compilations()
         COMMANDS[command](rest)
-    except (ValueError, TypeError, OSError, ImportError, NotImplementedError) as error:
+    except (ValueError, TypeError, OSError, ImportError, NotImplementedError, *FAILURES) as error:
         if os.environ.get("WDJAX_TRACEBACK"):
             raise
         sentence = f"wdjax: {one_line(error)}"
         Console(stderr=True).print(sentence, style="red", markup=False, highlight=False, soft_wrap=True)
-        raise SystemExit(2) from error
+        raise SystemExit(1 if isinstance(error, FAILURES) else 2) from error
 
 
 def train(arguments: list[str]) -> None:
-    """wdjax train PRESET [--workdir DIR] [--resume] [--FIELD VALUE ...]"""
+    """wdjax train PRESET [--workdir DIR] [--resume] [--debug] [--FIELD VALUE ...]"""
     if not arguments or arguments[0].startswith("-"):
         presets = ", ".join(list_presets())
         raise ValueError(f"wdjax train needs a preset first: {presets}, or a YAML file (wdjax train PRESET --help)")
@@ -123,7 +129,7 @@ def train(arguments: list[str]) -> None:
     default = TrainArguments(config, workdir=Path("runs") / preset_path(preset).stem)
     parsed = parse(TrainArguments, f"wdjax train {preset}", changes, default=default)
     validate(parsed.config)
-    trainer = Trainer(parsed.config, parsed.workdir, parsed.resume)
+    trainer = Trainer(parsed.config, parsed.workdir, parsed.resume, debug=parsed.debug)
     trainer.train()
     if trainer.stopped:
         raise SystemExit(130)

@@ -53,7 +53,7 @@ COMMANDS = [
     ([*TRAIN, AGENT + "algorithm", "DDPG"], "policies.agent.algorithm = 'DDPG': acts in a Box of real numbers only"),
     ([*TRAIN, AGENT + "clip", "0.1"], "policies.agent.clip = 0.1: must be 0.2 (left out) for A2C"),
     ([*TRAIN, AGENT + "minibatches", "3"], "policies.agent.minibatches = 3: must be 1 for A2C (PPO: several)"),
-    ([*TRAIN, AGENT + "trainable", "maybe"], "Unrecognized options: maybe, after --policies.agent.trainable"),
+    ([*TRAIN, AGENT + "trainable", "maybe"], "invalid choice 'maybe' for argument '--policies.agent.trainable'"),
     ([*TRAIN, AGENT + "learning-rate", "-1"], "policies.agent.learning_rate = -1.0: must be finite and at least 0"),
     ([*TRAIN, AGENT + "learning-rate", "fast"], "Error parsing --policies.agent.learning-rate: no type matching FLOAT"),
     ([*TRAIN, AGENT + "learning-rate", "9", "1", "5", "1"], "= ((9.0, 1.0), (5.0, 1.0)): must be sorted by env_step"),

@@ -257,7 +257,6 @@ RUNS = [
     ("/proc/run", {}, "workdir = /proc/run: must be a folder that can be written"),
     ("run", {"policies.agent.checkpoint": "runs/none"}, "policies.agent.checkpoint = 'runs/none': runs/none holds no"),
     ("run", {"policies.agent.checkpoint": "none@bst"}, "policies.agent.checkpoint = 'none@bst': checkpoint 'bst':"),
-    ("run", {"policies.agent.network.encoder": "deep_sets"}, "policies.agent.network.encoder 'deep_sets'"),
 ]
 
 

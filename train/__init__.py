@@ -4,6 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from wdjax.train.bad_numbers import BadNumbersError, describe_bad_numbers
     from wdjax.train.config import DDPGConfig, NetworkConfig, PolicyConfig, TrainConfig
     from wdjax.train.encoders import register_encoder
     from wdjax.train.episodes import Episodes, statistics
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 # Public name -> the module that holds it, imported when the name is first used.
 _HOME = {
+    "BadNumbersError": "bad_numbers",
     "DDPGConfig": "config",
     "Episodes": "episodes",
     "Learner": "learner",
@@ -31,6 +33,7 @@ _HOME = {
     "Trainer": "trainer",
     "Trajectory": "trajectory",
     "cross_play": "evaluation",
+    "describe_bad_numbers": "bad_numbers",
     "evaluate": "evaluation",
     "gae": "returns",
     "list_presets": "load",
@@ -47,10 +50,10 @@ _HOME = {
 }
 
 __all__ = [
-    "DDPGConfig", "Episodes", "Learner", "NetworkConfig", "Player", "PolicyConfig", "TrainConfig", "TrainState",
-    "Trainer", "Trajectory", "cross_play", "evaluate", "gae", "list_presets", "load_config", "load_run",
-    "make_learner", "read_metrics", "record_episode", "register_encoder", "save_curves", "save_episode", "statistics",
-    "with_hypers",
+    "BadNumbersError", "DDPGConfig", "Episodes", "Learner", "NetworkConfig", "Player", "PolicyConfig", "TrainConfig",
+    "TrainState", "Trainer", "Trajectory", "cross_play", "describe_bad_numbers", "evaluate", "gae", "list_presets",
+    "load_config", "load_run", "make_learner", "read_metrics", "record_episode", "register_encoder", "save_curves",
+    "save_episode", "statistics", "with_hypers",
 ]  # fmt: skip
 
 

@@ -161,6 +161,8 @@ class TrainConfig:
     """blocks of replicas that draw their random numbers together; 0: gcd(num_envs, 8)"""
     devices: int = 0
     """how many share the replicas, a divisor of num_blocks; 0: the most of those there are (a CPU counts as one)"""
+    on_bad_numbers: Literal["stop", "skip"] = "stop"
+    """an update makes a NaN or an infinity: end the run, saved as it was before; or leave that update out and go on"""
     updates_per_chunk: int = 10
     """updates in one program on the device, between two looks at the host (about 2 s is a good size)"""
     checkpoint_every: int = 10

@@ -12,6 +12,7 @@ from flax import nnx
 
 from wdjax.env import Env
 from wdjax.train.algorithms import ALGORITHMS
+from wdjax.train.bad_numbers import commit, first_bad, look_at_rows, look_at_steps
 from wdjax.train.collectives import num_shards, total
 from wdjax.train.config import TrainConfig
 from wdjax.train.devices import choose_devices, spread, state_shardings
@@ -21,9 +22,9 @@ from wdjax.train.load import from_mapping
 from wdjax.train.metrics import Metrics, episode_metrics
 from wdjax.train.networks import without_mask
 from wdjax.train.policies import Assignment, to_groups
-from wdjax.train.rollout import rollout
+from wdjax.train.rollout import Rollout, rollout
 from wdjax.train.self_play import PRESENT, new_pool, remember
-from wdjax.train.state import Memory, Policy, PolicyState, Setup, TrainState, current_hypers, make_hypers
+from wdjax.train.state import Hypers, Memory, Policy, PolicyState, Setup, TrainState, current_hypers, make_hypers
 from wdjax.train.validate import validate
 from wdjax.vector import ResetPool, vectorize
 
@@ -166,7 +167,7 @@ def with_counts(state: PolicyState, loaded: PolicyState) -> PolicyState:
 
 def init_memory(policy: Policy, config: TrainConfig) -> Memory:
     """Returns what a policy keeps for every replica, at the start of a run."""
-    memory = policy.algorithm.init_memory(policy, config.num_envs, config.blocks)
+    memory = policy.algorithm.init_memory(policy, config)
     return memory.replace(member=jnp.full(config.blocks, PRESENT, jnp.int32)) if policy.config.past_selves else memory
 
 
@@ -177,14 +178,27 @@ def update(setup: Setup, state: TrainState) -> tuple[TrainState, Metrics]:
 
 def update_share(setup: Setup, state: TrainState) -> tuple[TrainState, Metrics]:
     """`update` on one device, with the replicas that it holds."""
-    config = setup.config
-    num_blocks = config.blocks // num_shards()
     rollout_key, update_key, next_key = jax.random.split(state.key, 3)
-    hypers = current_hypers(config, state)
+    before, hypers = state, current_hypers(setup.config, state)
     state, played = rollout(setup, state, rollout_key)
     metrics = episode_metrics(played, setup.env.info_ratios)
-    policies, memory = dict(state.policies), dict(state.memory)
-    policy_keys = jax.random.split(update_key, len(setup.policies))
+    state, own, code = learn(setup, state, hypers, played, update_key)
+    after = state.replace(key=next_key, num_updates=state.num_updates + 1)
+    return commit(setup, before, after, code), {**metrics, **own, "bad_numbers": code}
+
+
+def learn(
+    setup: Setup, state: TrainState, hypers: Mapping[str, Hypers], played: Rollout, key: jax.Array
+) -> tuple[TrainState, Metrics, jax.Array]:
+    """Every policy that learns does so from its own rows of a rollout, the state being that after it.
+
+    Returns:
+        (state, metrics, code: () int32, what of them is not finite (train/bad_numbers.py)).
+    """
+    num_blocks = setup.config.blocks // num_shards()
+    policies, memory, metrics = dict(state.policies), dict(state.memory), {}
+    policy_keys = jax.random.split(key, len(setup.policies))
+    bad_rows, bad_steps = [], []
     for i, (name, policy) in enumerate(setup.policies.items()):
         if not policy.config.trainable:
             continue
@@ -192,17 +206,18 @@ def update_share(setup: Setup, state: TrainState) -> tuple[TrainState, Metrics]:
         new, memory[name], own = policy.algorithm.update(
             policy, policies[name].replace(past=None), memory[name], hypers[name], played, policy_keys[i], num_blocks
         )
+        bad_rows.append(look_at_rows(policy, played))
+        bad_steps.append(look_at_steps(policy, policies[name], new, own))
         if policy.config.past_selves:
             own["past_self_blocks"] = total(jnp.sum(memory[name].member != PRESENT))
             new, memory[name] = remember(
                 new.replace(past=past), memory[name], state.num_updates + 1, policy.config.past_selves_every
             )
         policies[name] = new
-        for key in policy.algorithm.scheduled:
-            own[key.split(".")[-1]] = operator.attrgetter(key)(hypers[name])
+        for scheduled in policy.algorithm.scheduled:
+            own[scheduled.split(".")[-1]] = operator.attrgetter(scheduled)(hypers[name])
         metrics |= {f"{name}/{key}": value for key, value in own.items()}
-    state = state.replace(policies=policies, memory=memory, key=next_key, num_updates=state.num_updates + 1)
-    return state, metrics
+    return state.replace(policies=policies, memory=memory), metrics, first_bad(bad_rows, bad_steps)
 
 
 def run(setup: Setup, state: TrainState, num_updates: int) -> tuple[TrainState, Metrics]:

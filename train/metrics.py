@@ -51,8 +51,11 @@ Of the run:
     episode_X                     mean of the sum of info["X"] over an episode (Tag: episode_tags)
     NAME of `Env.info_ratios`     one sum over another, of all episodes (Tag: time_to_tag, the mean step of a tag)
     POLICY/episode_return, _min, _max, _std          summed over the policy's agents
+    bad_numbers                   of `Learner.run` only: 0, or what was not finite (`describe_bad_numbers`): such an
+                                  update is not committed, and its other metrics do not count
 
-The rows of metrics.jsonl hold one number for each chunk of updates (`metrics_log.summarize`), and of the clock
+The rows of metrics.jsonl hold one number for each chunk of updates (`metrics_log.summarize`), where on_bad_numbers is
+skip also skipped_updates (how many were left out, of which no other metric tells), and of the clock
 (`Trainer`): updates, env_steps, seconds, seconds_per_update, compile_seconds, env_steps_per_second (a step of a
 replica, with all its agents) and agent_steps_per_second (a step of one agent).
 """
@@ -98,8 +101,7 @@ def played_metrics(rows: Rows) -> Metrics:
         "reward_max": largest(jnp.max(jnp.where(live, rows.reward, -jnp.inf))),
         **action_deviations(rows.action, live),
     }
-    share = average(jnp.mean(live.astype(jnp.float32)))
-    return {**nan_unless(any_of(live), played), "live_fraction": share}
+    return {**nan_unless(any_of(live), played), "live_fraction": average(jnp.mean(live.astype(jnp.float32)))}
 
 
 def nan_unless(some: jax.Array, metrics: Metrics) -> Metrics:

@@ -39,11 +39,17 @@ class Transition:
 
 @struct.dataclass
 class Ring:
-    """The newest rows of every block; those in the places 0 .. size - 1 are valid, in no particular order."""
+    """The newest `capacity` rows of every block, and room for what one rollout writes.
 
-    rows: Any  # leaves [num_blocks, capacity, ...]
-    position: jax.Array  # [num_blocks] int32, where the next row goes
-    size: jax.Array  # [num_blocks] int32
+    What is written takes the places of rows that do not count any more: with `place`, `position` and `size` of before
+    and any later rows, as far as one rollout, a ring is what it was (train/bad_numbers.py), and nobody keeps a copy.
+    """
+
+    rows: Any  # leaves [num_blocks, capacity + room, ...]
+    place: jax.Array  # [num_blocks] int32, where the next row goes
+    position: jax.Array  # [num_blocks] int32, its number: row i of all that were ever written has i % capacity
+    size: jax.Array  # [num_blocks] int32, rows that count, numbered 0 .. size - 1
+    capacity: int = struct.field(pytree_node=False)
 
 
 @struct.dataclass
@@ -54,7 +60,9 @@ class Replay:
     pending: Steps | None  # leaves [N, n_step - 1, n, ...]; None for n_step 1
 
 
-def empty_replay(step: Steps, num_envs: int, num_agents: int, num_blocks: int, capacity: int, n_step: int) -> Replay:
+def empty_replay(
+    step: Steps, num_envs: int, num_agents: int, num_blocks: int, capacity: int, n_step: int, rollout_length: int
+) -> Replay:
     """Returns a replay without a row.
 
     Args:
@@ -62,11 +70,13 @@ def empty_replay(step: Steps, num_envs: int, num_agents: int, num_blocks: int, c
         num_envs, num_agents: N and n.
         capacity: rows of each of the num_blocks rings.
         n_step: rewards that a target sums.
+        rollout_length: steps that are handed over at once.
     """
     zeros = lambda leaf, axes: jnp.zeros((*axes, *leaf.shape), leaf.dtype)  # noqa: E731
     row = Transition(step.obs, step.action, step.reward, step.next_obs, discount=step.reward)
-    rows = jax.tree.map(lambda leaf: zeros(leaf, (num_blocks, capacity)), row)
-    ring = Ring(rows, jnp.zeros(num_blocks, jnp.int32), jnp.zeros(num_blocks, jnp.int32))
+    room = min(rollout_length * (num_envs // num_blocks) * num_agents, capacity)
+    rows = jax.tree.map(lambda leaf: zeros(leaf, (num_blocks, capacity + room)), row)
+    ring = Ring(rows, *jnp.zeros((3, num_blocks), jnp.int32), capacity=capacity)
     if n_step == 1:
         return Replay(ring, None)
     # before the first step nothing was live, so no transition begins there
@@ -123,30 +133,35 @@ def by_block(leaf: jax.Array, num_blocks: int) -> jax.Array:
 
 
 def append(ring: Ring, rows: Any, live: jax.Array) -> Ring:
-    """Writes the live rows over the oldest ones; of more than the ring holds, the last.
+    """Writes the live rows, after which the oldest count no more; of more than the ring holds, the last.
 
     Args:
         rows: leaves [num_blocks, M, ...], in the order in which they are written.
         live: [num_blocks, M] bool.
     """
-    capacity = jax.tree.leaves(ring.rows)[0].shape[1]
+    places = jax.tree.leaves(ring.rows)[0].shape[1]
     rank = jnp.cumsum(live, axis=1, dtype=jnp.int32)  # of a live row: 1, 2, 3 ...
     total = rank[:, -1:]
-    place = (ring.position[:, None] + rank - 1) % capacity
+    rank -= jnp.maximum(total - ring.capacity, 0)
+    place = (ring.place[:, None] + rank - 1) % places
     # what is not written goes to a place that does not exist, and is dropped there
-    place = jnp.where(live & (rank > total - capacity), place, capacity)
+    place = jnp.where(live & (rank > 0), place, places)
     write = jax.vmap(lambda old, place, new: old.at[place].set(new.astype(old.dtype), mode="drop"))
-    return Ring(
+    return ring.replace(
         rows=jax.tree.map(lambda old, new: write(old, place, new), ring.rows, rows),
-        position=(ring.position + total[:, 0]) % capacity,
-        size=jnp.minimum(ring.size + total[:, 0], capacity),
+        place=(ring.place + jnp.minimum(total[:, 0], ring.capacity)) % places,
+        position=(ring.position + total[:, 0]) % ring.capacity,
+        size=jnp.minimum(ring.size + total[:, 0], ring.capacity),
     )
 
 
 def take(ring: Ring, index: jax.Array) -> Any:
-    """Returns rows of every block, leaves [num_blocks * S, ...], for places [num_blocks, S] in them."""
-    pick = jax.vmap(lambda leaf, index: leaf[index])
-    return jax.tree.map(lambda leaf: pick(leaf, index).reshape(-1, *leaf.shape[2:]), ring.rows)
+    """Returns rows of every block, leaves [num_blocks * S, ...], for the numbers of rows, [num_blocks, S]."""
+    places = jax.tree.leaves(ring.rows)[0].shape[1]
+    back = (ring.position[:, None] - 1 - index) % ring.capacity + 1
+    place = (ring.place[:, None] - back) % places
+    pick = jax.vmap(lambda leaf, place: leaf[place])
+    return jax.tree.map(lambda leaf: pick(leaf, place).reshape(-1, *leaf.shape[2:]), ring.rows)
 
 
 def _where(rows: jax.Array, chosen: jax.Array, other: jax.Array) -> jax.Array:

@@ -3,10 +3,9 @@
 import contextlib
 import dataclasses
 import functools
-import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,18 @@ import jax
 import numpy as np
 import yaml
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+import wdjax
+from wdjax.train.bad_numbers import (
+    BadNumbersError,
+    skipped_updates,
+    sound_updates,
+    what_was_skipped,
+    why_it_ends,
+)
 from wdjax.train.checkpoint import open_checkpoints, restore, save
 from wdjax.train.config import TrainConfig
+from wdjax.train.debug import compile_checked, nan_origin
 from wdjax.train.devices import state_shardings
 from wdjax.train.episodes import Episodes, evaluation_metrics
 from wdjax.train.evaluation import UnfinishedEpisodeError, evaluate
@@ -26,12 +33,14 @@ from wdjax.train.load import from_mapping, read_yaml
 from wdjax.train.metrics_log import MetricsLog, finite, summarize
 from wdjax.train.plots import save_curves
 from wdjax.train.policies import group_sizes
+from wdjax.train.progress import progress_bar
+from wdjax.train.signals import stop_signals
 from wdjax.train.state import TrainState
 from wdjax.train.trajectory import record_episode
 from wdjax.train.validate import complete_env_params
 
 # What may differ between a run and its resumption: how long, and how it is looked after.
-RESUMABLE = ("total_env_steps", "checkpoint_every", "keep_checkpoints", "devices")
+RESUMABLE = ("total_env_steps", "checkpoint_every", "keep_checkpoints", "devices", "on_bad_numbers")
 
 Callback = Callable[["Trainer", dict[str, Any]], None]
 
@@ -45,6 +54,7 @@ class Trainer:
         resume: go on from the newest checkpoint in the folder, where there is one.
         callbacks: functions of (trainer, row), called after every chunk with what was written to metrics.jsonl.
         quiet: no progress bar and no words.
+        debug: slow checks, on one device (train/debug.py).
 
     Raises:
         FileExistsError: where the folder holds a run and `resume` is false.
@@ -58,12 +68,18 @@ class Trainer:
         resume: bool = False,
         callbacks: Sequence[Callback] = (),
         quiet: bool = False,
+        debug: bool = False,
     ):
         self.config = config = from_mapping(TrainConfig, config)  # one built in Python may hold 1e6 for 1_000_000
+        if debug:
+            self.config = config = dataclasses.replace(config, devices=1)
+        self.debug = debug
         self.workdir = Path(workdir)
         self.callbacks = tuple(callbacks)
         self.console = Console(quiet=quiet)
         self.learner = make_learner(config)  # first: a configuration that is refused must leave no folder
+        if debug:
+            wdjax.check_env(self.learner.env, params=self.learner.env_params)
         if not (self.workdir / "config.yaml").exists():
             _ = self.learner.setup.loaded  # likewise a policy's checkpoint, which only a new run reads
         prepare_folder(self.workdir, config, resume)
@@ -72,7 +88,12 @@ class Trainer:
         self.stopped = False  # whether a signal ended `train` early
 
     def train(self) -> TrainState:
-        """Runs until total_env_steps are done and draws, or until Ctrl-C or SIGTERM; saves. Returns the last state."""
+        """Runs until total_env_steps are done and draws, or until Ctrl-C or SIGTERM; saves. Returns the last state.
+
+        Raises:
+            FailedCheckError: where a check of `debug` fails; the checkpoints before stay.
+            BadNumbersError: where an update makes a NaN or an infinity (config.on_bad_numbers); saved as it was before.
+        """
         with contextlib.ExitStack() as stack:
             folder, keep = self.workdir / "checkpoints", self.config.keep_checkpoints
             checkpoints = stack.enter_context(open_checkpoints(folder, keep))
@@ -120,20 +141,29 @@ class Trainer:
             while done < config.num_updates and not stop.is_set():
                 size = min(config.updates_per_chunk, config.num_updates - done)
                 compile_seconds = 0.0
-                if size not in programs:
+                if size not in programs and self.debug:
+                    programs[size] = compile_checked(self.learner, size)
+                elif size not in programs:
                     programs[size], compile_seconds = compile_chunk(self.learner, self.state, size)
                 start = time.perf_counter()
                 self.state, metrics = programs[size](self.state)
-                metrics = jax.device_get(metrics)  # waits for the device
+                metrics, codes = sound_updates(jax.device_get(metrics))  # waits for the device
                 seconds = time.perf_counter() - start
-                done += size
-                last = done == config.num_updates
-                saving = last or done // config.updates_per_chunk % config.checkpoint_every == 0
-                row = self._row(done, size, seconds, compile_seconds, metrics)
-                row |= self._evaluate(best, done, log) if self._is_evaluated(done) else self._no_evaluation()
-                log.write(row)
-                if saving:
+                size, done = int(self.state.num_updates) - done, int(self.state.num_updates)
+                if size:  # else the first update was bad, and ends the run
+                    row = self._row(done, size, seconds, compile_seconds, metrics)
+                    row |= skipped_updates(config, codes)
+                    row |= self._evaluate(best, done, log) if self._is_evaluated(done) else self._no_evaluation()
+                    log.write(row)
+                stops = config.on_bad_numbers == "stop" and codes.any()
+                last = stops or done == config.num_updates
+                if last or done // config.updates_per_chunk % config.checkpoint_every == 0:
                     save(checkpoints, done, self.state, self._host(log))
+                if stops:
+                    origin = nan_origin(self.learner.setup, self.state) if self.debug else None
+                    raise BadNumbersError(why_it_ends(self.learner.setup, codes, done, origin))
+                if codes.any():
+                    self.console.print(what_was_skipped(self.learner.setup, codes), soft_wrap=True, markup=False)
                 advance(row)
                 for callback in self.callbacks:
                     callback(self, row)
@@ -347,44 +377,6 @@ def save_episode(
         return episode.to_npz(path)
     save_gif(path, learner.env, episode.states, jax.device_get(state.env_params), fps=fps)
     return Path(path)
-
-
-@contextlib.contextmanager
-def stop_signals(console: Console) -> Iterator[threading.Event]:
-    """Gives an event that the first Ctrl-C or SIGTERM sets; the second Ctrl-C interrupts at once."""
-    stop = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop  # only the main thread may handle signals: a notebook's cell in a thread goes without
-        return
-
-    def request(number: int, frame: Any) -> None:
-        if stop.is_set() and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        stop.set()
-        console.print("Stopping after this chunk (Ctrl-C again: at once, without saving)")
-
-    before = {number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@contextlib.contextmanager
-def progress_bar(console: Console, config: TrainConfig, done: int) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Shows env steps, env steps/s and mean episode returns; gives a function to call with every chunk's row."""
-    columns = (BarColumn(bar_width=16), TextColumn("{task.description}"), TimeRemainingColumn(compact=True))
-    with Progress(*columns, console=console) as progress:
-        task = progress.add_task("compiling", total=config.num_updates, completed=done)
-
-        def advance(row: dict[str, Any]) -> None:
-            returns = {name: row[f"{name}/episode_return"] for name in config.policies}
-            words = [f"{name} {'-' if mean is None else f'{mean:.2f}'}" for name, mean in returns.items()]
-            steps = f"{row['env_steps']:,} env steps ({row['env_steps_per_second']:,.0f}/s)"
-            progress.update(task, completed=row["updates"], description=f"{steps}, return {', '.join(words)}")
-
-        yield advance
 
 
 def _flat(values: Any, path: str = "") -> dict[str, Any]:

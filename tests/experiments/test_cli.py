@@ -10,7 +10,8 @@ from PIL import Image
 
 from wdjax.experiments.cli import main
 from wdjax.experiments.matrix import other_params
-from wdjax.train import Player, load_run
+from wdjax.train import BadNumbersError, Player, Trainer, load_run
+from wdjax.train.debug import FailedCheckError
 from wdjax.train.episodes import QUANTILES
 
 TINY = [
@@ -172,3 +173,15 @@ def test_help_lists_every_field(capsys):
     out = capsys.readouterr().out
     for flag in ("--workdir", "--resume", "--num-envs", "--env-params.max-speed", "--policies.tagger.learning-rate"):
         assert flag in out
+
+
+@pytest.mark.parametrize("error", [BadNumbersError("update 4: rewards"), FailedCheckError("a check failed")])
+def test_a_run_that_fails_ends_with_a_sentence_and_status_1(tmp_path, monkeypatch, capsys, error):
+    def fail(self):
+        raise error
+
+    monkeypatch.setattr(Trainer, "train", fail)
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "cartpole", "--workdir", str(tmp_path / "run")])
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == f"wdjax: {error}\n"

@@ -178,7 +178,10 @@ def test_keys_of_an_update_are_all_different(monkeypatch, learner, state):
     played = None
     monkeypatch.setattr("wdjax.train.learner.rollout", lambda *args: record((state, played), *args))
     monkeypatch.setattr(OnPolicy, "update", lambda *args: record((None, None, {}), *args))
-    monkeypatch.setattr("wdjax.train.learner.episode_metrics", lambda *args: {})
+    nothing = {"episode_metrics": {}, "look_at_rows": None, "look_at_steps": None, "first_bad": 0}
+    for name, value in nothing.items():
+        monkeypatch.setattr(f"wdjax.train.learner.{name}", lambda *args, value=value: value)
+    monkeypatch.setattr("wdjax.train.learner.commit", lambda setup, before, after, code: after)
     after, _ = update(learner.setup, state)
     assert len(seen) == 2
     keys = [state.key, after.key, *seen]

@@ -1,7 +1,6 @@
 """The replay buffer: n-step transitions against a plain loop over several rollouts, and the ring against a list."""
 
 import functools
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -52,7 +51,7 @@ def transitions_by_loop(steps, n_step, gamma):
 @functools.partial(jax.jit, static_argnums=2)
 def remember_all(steps, gamma, n_step):
     """Hands the steps over rollout by rollout."""
-    replay = empty_replay(ONE_STEP, N, AGENTS, BLOCKS, capacity=T * ROLLOUTS * N * AGENTS, n_step=n_step)
+    replay = empty_replay(ONE_STEP, N, AGENTS, BLOCKS, T * ROLLOUTS * N * AGENTS, n_step, T)
     for first in range(0, T * ROLLOUTS, T):
         part = jax.tree.map(lambda leaf, first=first: leaf[first : first + T], steps)
         replay = remember(replay, part, gamma, n_step)
@@ -126,9 +125,17 @@ def test_rows_of_a_block_are_those_of_its_replicas_in_the_order_of_time():
 CAPACITY, NEW = 5, 4
 
 
-def empty_ring(capacity=CAPACITY):
+def empty_ring(capacity=CAPACITY, room=NEW):
     zeros = jnp.zeros(2, jnp.int32)
-    return Ring({"x": jnp.zeros((2, capacity)), "y": jnp.zeros((2, capacity, 1), jnp.int32)}, zeros, zeros)
+    rows = {"x": jnp.zeros((2, capacity + room)), "y": jnp.zeros((2, capacity + room, 1), jnp.int32)}
+    return Ring(rows, zeros, zeros, zeros, capacity)
+
+
+def held_rows(ring):
+    """Returns the rows of each block by their numbers, those that count."""
+    numbers = np.broadcast_to(np.arange(ring.capacity), (2, ring.capacity))
+    rows = jax.tree.map(lambda leaf: leaf.reshape(2, ring.capacity, *leaf.shape[1:]), take(ring, numbers))
+    return [jax.tree.map(lambda leaf, block=block: leaf[block, : ring.size[block]], rows) for block in range(2)]
 
 
 append_jit = jax.jit(append)
@@ -145,22 +152,35 @@ def test_ring_holds_the_newest_live_rows(live):
             newest = seen[block][-CAPACITY:]
             assert ring.size[block] == len(newest)
             assert ring.position[block] == len(seen[block]) % CAPACITY
-            valid = np.asarray(ring.rows["x"][block, : ring.size[block]])
-            np.testing.assert_array_equal(np.sort(valid), newest)
-            np.testing.assert_array_equal(ring.rows["y"][block, : ring.size[block], 0], -valid.astype(np.int32))
+            valid = held_rows(ring)[block]
+            rolled = np.roll(newest, len(seen[block]) if len(newest) == CAPACITY else 0)  # row i has the number i % 5
+            np.testing.assert_array_equal(valid["x"], rolled)
+            np.testing.assert_array_equal(valid["y"][:, 0], -rolled.astype(np.int32))
 
 
 def test_of_more_rows_than_it_holds_a_ring_keeps_the_last():
     number = jnp.arange(1.0, 15.0).reshape(2, 7)
     live = jnp.ones((2, 7), bool).at[0, 6].set(False)
-    ring = append(empty_ring(3), {"x": number, "y": number[..., None]}, live)
-    np.testing.assert_array_equal(np.sort(ring.rows["x"], axis=1), [[4, 5, 6], [12, 13, 14]])
+    ring = append(empty_ring(3, 3), {"x": number, "y": number[..., None]}, live)
+    np.testing.assert_array_equal([np.sort(rows["x"]) for rows in held_rows(ring)], [[4, 5, 6], [12, 13, 14]])
     np.testing.assert_array_equal(ring.size, [3, 3])
     np.testing.assert_array_equal(ring.position, [0, 1])
 
 
+@given(live=arrays(bool, (3, 2, NEW)), later=arrays(bool, (2, NEW)))
+def test_a_ring_with_its_places_of_before_is_what_it_was(live, later):
+    ring = empty_ring()
+    for k, alive in enumerate([*live, later]):
+        before, number = ring, 1.0 + k * NEW + np.arange(NEW, dtype=np.float32) + np.array([[0.0], [100.0]])
+        ring = append_jit(ring, {"x": number, "y": -number[..., None]}, alive)
+    back = before.replace(rows=ring.rows)
+    for mine, theirs in zip(held_rows(back), held_rows(before), strict=True):
+        jax.tree.map(np.testing.assert_array_equal, mine, theirs)
+
+
 def test_take_gives_rows_of_each_block():
-    ring = SimpleNamespace(rows={"x": jnp.arange(6.0).reshape(2, 3), "y": jnp.arange(12.0).reshape(2, 3, 2)})
-    rows = take(ring, jnp.array([[2, 2], [0, 1]]))
+    zeros = jnp.zeros(2, jnp.int32)
+    rows = {"x": jnp.arange(6.0).reshape(2, 3), "y": jnp.arange(12.0).reshape(2, 3, 2)}
+    rows = take(Ring(rows, zeros, zeros, zeros + 3, capacity=3), jnp.array([[2, 2], [0, 1]]))
     np.testing.assert_array_equal(rows["x"], [2, 2, 3, 4])
     np.testing.assert_array_equal(rows["y"], [[4, 5], [4, 5], [6, 7], [8, 9]])

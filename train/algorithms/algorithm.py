@@ -2,7 +2,7 @@
 
 import abc
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 import jax
@@ -49,7 +49,7 @@ class Algorithm(abc.ABC):
         """Returns what a policy with new parameters has learned: nothing yet; no optimizer where it is frozen."""
 
     @abc.abstractmethod
-    def init_memory(self, policy: Policy, num_envs: int, num_blocks: int) -> Memory:
+    def init_memory(self, policy: Policy, run: TrainConfig) -> Memory:
         """Returns what a policy keeps for every replica, at the start of a run."""
 
     @abc.abstractmethod
@@ -96,3 +96,12 @@ class Algorithm(abc.ABC):
         num_blocks: int,
     ) -> tuple[PolicyState, Memory, dict[str, jax.Array]]:
         """Learns from one rollout. Returns (state, memory, metrics: scalars)."""
+
+    @abc.abstractmethod
+    def losses(
+        self, policy: Policy, before: PolicyState, after: PolicyState, metrics: Mapping[str, jax.Array]
+    ) -> tuple[jax.Array, jax.Array]:
+        """Returns (loss, norm of gradients) of an update's gradient steps, scalars; 0 where none was taken.
+
+        Bad numbers are looked for there (train/bad_numbers.py): the metrics, where no step was taken, hold NaN.
+        """

@@ -5,6 +5,7 @@ Sources: Lillicrap et al., "Continuous control with deep reinforcement learning"
 """
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -74,8 +75,8 @@ class DDPG(Algorithm):
             return None
         return jnp.zeros((num_envs, policy.assignment.num_agents, math.prod(policy.assignment.action_space.shape)))
 
-    def init_memory(self, policy: Policy, num_envs: int, num_blocks: int) -> Memory:
-        carry = self.init_carry(policy, num_envs)
+    def init_memory(self, policy: Policy, run: TrainConfig) -> Memory:
+        carry = self.init_carry(policy, run.num_envs)
         if not policy.config.trainable:
             return Memory(carry, None)
         options, space = policy.config.ddpg, policy.assignment.action_space
@@ -83,9 +84,11 @@ class DDPG(Algorithm):
         number, flag = jax.ShapeDtypeStruct((), jnp.float32), jax.ShapeDtypeStruct((), bool)
         action = jax.ShapeDtypeStruct((math.prod(space.shape),), jnp.float32)
         step = Steps(obs, action, number, obs, terminated=flag, over=flag, live=flag)
-        capacity = options.buffer_size // num_blocks
-        num_agents = policy.assignment.num_agents
-        return Memory(carry, None, empty_replay(step, num_envs, num_agents, num_blocks, capacity, options.n_step))
+        replay = empty_replay(
+            step, run.num_envs, policy.assignment.num_agents, run.blocks, options.buffer_size // run.blocks,
+            options.n_step, run.rollout_length,
+        )  # fmt: skip
+        return Memory(carry, None, replay)
 
     def act(
         self, policy: Policy, state: PolicyState, carry: Any, obs: Any, keys: jax.Array, hypers: Hypers
@@ -147,6 +150,18 @@ class DDPG(Algorithm):
         metrics["buffer_rows"] = total(jnp.sum(ring.size))
         metrics |= {**played_metrics(rows), **action_ranges(rows.action, rows.live)}
         return state, memory.replace(replay=replay), metrics
+
+    def losses(
+        self, policy: Policy, before: PolicyState, after: PolicyState, metrics: Mapping[str, jax.Array]
+    ) -> tuple[jax.Array, jax.Array]:
+        delay = policy.config.ddpg.policy_delay
+        took_steps = after.gradient_steps > before.gradient_steps
+        moved = after.gradient_steps // delay > before.gradient_steps // delay  # the actor
+
+        def both(critic: str, actor: str) -> jax.Array:
+            return jnp.where(took_steps, metrics[critic], 0.0) + jnp.where(moved, metrics[actor], 0.0)
+
+        return both("critic_loss", "actor_loss"), both("grad_norm_critic", "grad_norm_actor")
 
 
 def require_bounded_box(field: str, space: Any) -> None:

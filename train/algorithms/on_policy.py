@@ -1,6 +1,7 @@
 """The update that A2C and PPO share: advantages, then epochs of minibatches, each one gradient step."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -96,10 +97,10 @@ class OnPolicy(Algorithm):
     def init_carry(self, policy: Policy, num_envs: int) -> Any:
         return empty_carry(policy.config.network, (num_envs, policy.assignment.num_agents))
 
-    def init_memory(self, policy: Policy, num_envs: int, num_blocks: int) -> Memory:
-        shape = (num_envs, policy.assignment.num_agents)
+    def init_memory(self, policy: Policy, run: TrainConfig) -> Memory:
+        shape = (run.num_envs, policy.assignment.num_agents)
         running = jnp.zeros(shape) if policy.config.normalize_reward else None
-        return Memory(self.init_carry(policy, num_envs), running)
+        return Memory(self.init_carry(policy, run.num_envs), running)
 
     def act(
         self, policy: Policy, state: PolicyState, carry: Any, obs: Any, keys: jax.Array, hypers: Hypers
@@ -169,6 +170,13 @@ class OnPolicy(Algorithm):
             seen = update_observation_statistics(state.normalizer.obs, rows.obs, rows.live)
             state = state.replace(normalizer=Normalizer(seen, statistics))
         return state, memory, {**metrics, **losses}
+
+    def losses(
+        self, policy: Policy, before: PolicyState, after: PolicyState, metrics: Mapping[str, jax.Array]
+    ) -> tuple[jax.Array, jax.Array]:
+        steps = "gradient_steps" if "gradient_steps" in metrics else "live_fraction"
+        took_steps = metrics[steps] > 0
+        return tuple(jnp.where(took_steps, metrics[name], 0.0) for name in ("loss", "grad_norm"))
 
 
 def scale_reward(
