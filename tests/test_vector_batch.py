@@ -156,7 +156,8 @@ def programs():
 
 
 @pytest.mark.parametrize("name", ["alone", "population", "params", "population of populations"])
-def test_resets_stand_behind_one_scalar_condition(name):
+def test_resets_stand_behind_one_scalar_condition(name, monkeypatch):
+    monkeypatch.setattr("wdjax.envs.classic_control.cartpole.CartPole.cheap_reset", False)
     function, arguments = programs()[name]
     jaxpr = jax.make_jaxpr(function)(*arguments).jaxpr
     found = list(equations(jaxpr))
@@ -167,6 +168,34 @@ def test_resets_stand_behind_one_scalar_condition(name):
     assert draws
     assert all("cond" in inside for inside in draws)
     assert "conditional(" in jax.jit(function).lower(*arguments).compile().as_text()
+
+
+def test_cheap_resets_stand_behind_a_condition_only_where_that_is_cheaper():
+    function, arguments = programs()["alone"]
+    traced = jax.jit(function).trace(*arguments)
+    try:
+        texts = [traced.lower(lowering_platforms=(platform,)).as_text() for platform in ("cpu", "cuda")]
+    except RuntimeError as error:
+        pytest.skip(f"this JAX lowers to a platform only where there is one: {error}")
+    cases = [text.count("stablehlo.case") for text in texts]
+    assert cases[0] == cases[1] + 1
+
+
+def test_cheap_resets_give_the_same_without_a_condition(monkeypatch):
+    env, params = wdjax.make("cartpole", episode_length=5)
+    replicas = wdjax.vectorize(env, N)
+    _, start = replicas.reset(jax.random.key(0), params)
+
+    def run(state):
+        body = lambda state, key: (lambda out: (out[1], out))(replicas.step(key, state, jnp.zeros(N, int), params))  # noqa: E731
+        return jax.lax.scan(body, state, jax.random.split(jax.random.key(1), 12))[1]
+
+    with_branch = jax.jit(run)(start)
+    with monkeypatch.context() as patch:
+        patch.setattr("jax.lax.platform_dependent", lambda *operands, cuda, default: cuda(*operands))
+        without = jax.jit(run)(start)
+    assert_near(with_branch, without)
+    assert with_branch[-1]["over"].sum() >= 2 * N
 
 
 def test_a_population_gives_each_member_the_numbers_of_its_own_run():

@@ -31,6 +31,9 @@ class NetworkConfig:
     initializer: Literal["orthogonal", "xavier", "lecun"] = "orthogonal"
     """of the weight matrices (orthogonal: gain sqrt 2, policy head 0.01, value head and what enters a GRU 1; its own
     recurrent matrix is always orthogonal); encoders, and DDPG's last layers, have their own; biases start at 0"""
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    """of the hidden layers' products and activations: bfloat16 is faster for wide layers on a GPU and rounds to three
+    digits; parameters, heads, losses and all sums are float32 in any case"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,6 +154,8 @@ class TrainConfig:
     """replicas of the environment"""
     rollout_length: int = 128
     """steps of every replica between two updates"""
+    rollout_unroll: int = 1
+    """steps in one pass of the compiled loop: on a GPU 4 makes small games faster, and takes longer to compile"""
     total_env_steps: int = 1_000_000
     """replica steps of the whole run, rounded up to whole updates"""
     reset: Literal["fresh", "fixed"] | int = "fresh"

@@ -30,12 +30,13 @@ class MLP(nnx.Module):
         self.depth = len(config.hidden_sizes)
         self.num_features = sizes[-1]
         for i in range(self.depth):
-            setattr(self, f"layer_{i}", _linear(sizes[i], sizes[i + 1], config, math.sqrt(2), rngs))
+            layer = _linear(sizes[i], sizes[i + 1], config, math.sqrt(2), rngs, jnp.dtype(config.compute_dtype))
+            setattr(self, f"layer_{i}", layer)
 
     def __call__(self, inputs: jax.Array) -> jax.Array:
         for i in range(self.depth):
             inputs = self.activation(getattr(self, f"layer_{i}")(inputs))
-        return inputs
+        return inputs.astype(jnp.float32)  # the heads' products and all that follows
 
 
 class Trunk(nnx.Module):
@@ -124,8 +125,10 @@ def empty_carry(config: NetworkConfig, shape: tuple[int, ...]) -> Any:
     return (zeros, None if config.shared_trunk else zeros)
 
 
-def _linear(in_features: int, out_features: int, config: NetworkConfig, gain: float, rngs: nnx.Rngs) -> nnx.Linear:
-    return nnx.Linear(in_features, out_features, kernel_init=_initializer(config, gain), rngs=rngs)
+def _linear(
+    in_features: int, out_features: int, config: NetworkConfig, gain: float, rngs: nnx.Rngs, dtype: Any = None
+) -> nnx.Linear:
+    return nnx.Linear(in_features, out_features, kernel_init=_initializer(config, gain), dtype=dtype, rngs=rngs)
 
 
 def _initializer(config: NetworkConfig, gain: float) -> Any:

@@ -19,7 +19,8 @@ from wdjax.train.policies import Assignment, assign_agents, group_sizes
 from wdjax.train.schedules import require_schedule
 
 _POSITIVE = (
-    "num_envs", "rollout_length", "updates_per_chunk", "checkpoint_every", "keep_checkpoints", "eval_episodes",
+    "num_envs", "rollout_length", "rollout_unroll", "updates_per_chunk", "checkpoint_every", "keep_checkpoints",
+    "eval_episodes",
 )  # fmt: skip
 
 

@@ -29,6 +29,7 @@ class Env(abc.ABC):
     """
 
     can_truncate: ClassVar[bool] = True  # whether a time limit may cut an episode off
+    cheap_reset: ClassVar[bool] = False  # whether a start is a few numbers to draw, cheaper on a GPU than a branch
     # statistics that are one sum of `info` over another, name -> (sum, divisor): a mean time, say
     info_ratios: ClassVar[Mapping[str, tuple[str, str]]] = {}
 

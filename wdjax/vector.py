@@ -98,7 +98,8 @@ class VectorEnv:
         def restart(current: tuple, over: jax.Array, key: jax.Array, params: Any, starts: Any) -> tuple:
             return select(over, self._start(key, params, starts), current)
 
-        obs, env_state = when_any(over, restart, (obs, env_state), over, start_key, params, state.starts)
+        restart_any = when_any if not self.env.cheap_reset else always_on_cuda
+        obs, env_state = restart_any(over, restart, (obs, env_state), over, start_key, params, state.starts)
         episode_return, episode_length, episode_info = select(
             over, jax.tree.map(jnp.zeros_like, (episode_return, episode_length, episode_info)),
             (episode_return, episode_length, episode_info),
@@ -200,6 +201,14 @@ def when_any(condition: jax.Array, function: Callable, current: Any, *operands: 
         return result, jax.tree.map(lambda _: True, result)
 
     return branch(condition, current, *operands)
+
+
+def always_on_cuda(condition: jax.Array, function: Callable, current: Any, *operands: Any) -> Any:
+    """`when_any`, but on NVIDIA GPUs `function` is called in any case: where it is a few numbers to draw, that costs
+    less than a branch, for which the device has to ask the host."""
+    call = lambda condition, current, *operands: function(current, *operands)  # noqa: E731
+    branch = lambda condition, current, *operands: when_any(condition, function, current, *operands)  # noqa: E731
+    return jax.lax.platform_dependent(condition, current, *operands, cuda=call, default=branch)
 
 
 def as_counts(info: dict[str, jax.Array]) -> dict[str, jax.Array]:

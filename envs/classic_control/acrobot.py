@@ -56,6 +56,7 @@ class Acrobot(Env):
     """One agent, Discrete(3) actions (one torque each), observation: cosine and sine of both angles, both speeds."""
 
     can_truncate: ClassVar[bool] = True
+    cheap_reset: ClassVar[bool] = True
 
     @property
     def default_params(self) -> Params:

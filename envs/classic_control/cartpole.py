@@ -56,6 +56,7 @@ class CartPole(Env):
     """One agent, Discrete(2) actions (push left, push right), observation (x, x_dot, theta, theta_dot)."""
 
     can_truncate: ClassVar[bool] = True
+    cheap_reset: ClassVar[bool] = True
 
     @property
     def default_params(self) -> Params:

@@ -42,6 +42,7 @@ class ContinuousMountainCar(Env):
     """One agent, Box actions of shape (1,) (the push), observation (position, velocity)."""
 
     can_truncate: ClassVar[bool] = True
+    cheap_reset: ClassVar[bool] = True
 
     @property
     def default_params(self) -> Params:

@@ -48,6 +48,7 @@ class MountainCar(Env):
     """One agent, Discrete(3) actions (push left, none, push right), observation (position, velocity)."""
 
     can_truncate: ClassVar[bool] = True
+    cheap_reset: ClassVar[bool] = True
 
     @property
     def default_params(self) -> Params:

@@ -47,6 +47,7 @@ class Pendulum(Env):
     """One agent, Box actions of shape (1,) (the torque), observation (cos theta, sin theta, theta_dot)."""
 
     can_truncate: ClassVar[bool] = True
+    cheap_reset: ClassVar[bool] = True
 
     @property
     def default_params(self) -> Params:

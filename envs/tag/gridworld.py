@@ -52,6 +52,7 @@ class TagGridworld(Env):
     random_start: bool = False  # taggers start on random inner cells (else: all in the middle)
 
     can_truncate: ClassVar[bool] = False
+    cheap_reset: ClassVar[bool] = True
     info_ratios: ClassVar[dict[str, tuple[str, str]]] = {"time_to_tag": ("tag_steps", "tags")}
 
     def __post_init__(self):

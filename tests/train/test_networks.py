@@ -139,3 +139,23 @@ def test_initializer(initializer, deviation):
         np.testing.assert_allclose(kernel.std(), expected, rtol=0.25)
         if initializer == "xavier":  # uniform
             assert np.abs(kernel).max() <= np.sqrt(3) * expected * (1 + 1e-6)
+
+
+def test_bfloat16_rounds_the_hidden_layers_and_nothing_else():
+    def made(dtype):
+        config = NetworkConfig(hidden_sizes=(16, 16), activation="tanh", compute_dtype=dtype)
+        return ActorCritic(Box(-1.0, 1.0, (5,)), CHOICES, config, rngs=nnx.Rngs(jax.random.key(0)))
+
+    exact, rounded = made("float32"), made("bfloat16")
+    obs = jax.random.normal(jax.random.key(1), (7, 5))
+    exact_outputs, rounded_outputs = exact(obs)[:2], rounded(obs)[:2]
+    for ours, theirs in zip(rounded_outputs, exact_outputs, strict=True):
+        assert ours.dtype == theirs.dtype == jnp.float32
+        error = float(jnp.max(jnp.abs(ours - theirs)))
+        assert 0 < error < 0.02 * max(1.0, float(jnp.max(jnp.abs(theirs))))
+    state = nnx.state(rounded, nnx.Param)
+    grads = jax.grad(lambda state: jnp.sum(nnx.merge(nnx.graphdef(rounded), state)(obs)[1]))(state)
+    parameters = nnx.to_pure_dict(state), nnx.to_pure_dict(grads)
+    assert {leaf.dtype for leaf in jax.tree.leaves(parameters)} == {jnp.dtype("float32")}
+    hidden = rounded.trunk.mlp.layer_1(rounded.trunk.mlp.activation(rounded.trunk.mlp.layer_0(obs)))
+    assert hidden.dtype == jnp.bfloat16

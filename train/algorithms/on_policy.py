@@ -32,7 +32,7 @@ from wdjax.train.normalization import (
 from wdjax.train.optimizer import descend, make_optimizer
 from wdjax.train.policies import Assignment
 from wdjax.train.returns import gae
-from wdjax.train.rollout import Rollout, Rows, final_value, next_values, sample_blocks
+from wdjax.train.rollout import Rollout, Rows, final_value, next_values, sample_blocks, with_final_value
 from wdjax.train.state import Hypers, Memory, Policy, PolicyState, make_hypers
 
 # Name -> policy_loss(log_prob, old_log_prob, advantage, live, clip) -> (loss, metrics).
@@ -48,7 +48,7 @@ class Batch:
 
     obs: Any
     action: jax.Array
-    log_prob: jax.Array  # under the policy that acted
+    log_prob: jax.Array | None  # under the policy that acted; PPO only
     value: jax.Array  # under the parameters that acted
     advantage: jax.Array
     target: jax.Array  # the return that the value should predict
@@ -107,8 +107,10 @@ class OnPolicy(Algorithm):
     ) -> tuple[jax.Array, dict[str, Any], Any]:
         outputs, value, carry = policy.apply(state, obs, carry)
         action = sample_blocks(policy.distribution, keys, outputs)
-        log_prob = policy.distribution.log_prob(outputs, action)
-        return action, {"log_prob": log_prob, "value": value}, carry
+        notes = {"value": value}
+        if policy.config.algorithm == "PPO":  # A2C has no ratio
+            notes["log_prob"] = policy.distribution.log_prob(outputs, action)
+        return action, notes, carry
 
     def play(
         self, policy: Policy, state: PolicyState, carry: Any, obs: Any, keys: jax.Array, greedy: bool
@@ -125,7 +127,11 @@ class OnPolicy(Algorithm):
     def end_of_step(
         self, policy: Policy, state: PolicyState, carry: Any, final_obs: Any, truncated: jax.Array | None
     ) -> dict[str, Any]:
-        return {} if truncated is None else {"final_value": final_value(policy, state, carry, final_obs, truncated)}
+        if truncated is None:
+            return {}
+        if carry is None:
+            return {"next_obs": final_obs}  # its value is found after the rollout, for all steps at once
+        return {"final_value": final_value(policy, state, carry, final_obs, truncated)}
 
     def update(
         self,
@@ -141,7 +147,8 @@ class OnPolicy(Algorithm):
 
         Metrics are means over live rows; of losses and gradients, means over the gradient steps taken.
         """
-        rows, over = played.rows[policy.name], played.over
+        over = played.over
+        rows = with_final_value(policy, state, played.rows[policy.name], over)
         reward, statistics, memory = scale_reward(state.normalizer, memory, hypers, rows, over)
         last_value = policy.apply(state, played.last_obs[policy.name], played.last_carry[policy.name])[1]
         advantage, target = gae(
