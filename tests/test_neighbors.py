@@ -1,4 +1,4 @@
-"""The nearest neighbours against a plain stable sort."""
+"""The nearest neighbours, in plain XLA and by the kernel (step by step on the CPU), against a plain stable sort."""
 
 import functools
 
@@ -9,10 +9,17 @@ import numpy as np
 import pytest
 from hypothesis.extra import numpy as hnp
 
-from wdjax.neighbors import nearest_neighbors
+from wdjax import neighbors_kernel
+from wdjax.neighbors import nearest_neighbors, nearest_neighbors_simple
+from wdjax.neighbors_kernel import is_supported, nearest_neighbors_kernel
 
 N = 8
-find = jax.jit(nearest_neighbors, static_argnums=3)
+interpreted = functools.partial(nearest_neighbors_kernel, interpret=True)
+IMPLEMENTATIONS = {
+    name: jax.jit(function, static_argnums=3)
+    for name, function in {"simple": nearest_neighbors_simple, "kernel": interpreted}.items()
+}
+each = pytest.mark.parametrize("find", IMPLEMENTATIONS.values(), ids=IMPLEMENTATIONS)
 
 
 def expected_neighbors(x, y, active, k):
@@ -25,7 +32,7 @@ def expected_neighbors(x, y, active, k):
     return rows
 
 
-def check(x, y, active, k):
+def check(find, x, y, active, k):
     x, y = np.asarray(x, np.float32), np.asarray(y, np.float32)
     index, found = find(x, y, np.asarray(active), k)
     assert index.shape == found.shape == (len(x), k)
@@ -36,33 +43,38 @@ def check(x, y, active, k):
     assert (np.diff(np.asarray(found).astype(int), axis=1) <= 0).all()  # those found come first
 
 
+@each
 @hypothesis.given(
     st.sampled_from([1, 3, N - 1, N]),
     hnp.arrays(np.int32, (2, N), elements=st.integers(0, 3)),
     hnp.arrays(bool, N),
 )
-def test_places_on_a_grid_with_many_ties(k, places, active):
-    check(*places, active, k)
+def test_places_on_a_grid_with_many_ties(find, k, places, active):
+    check(find, *places, active, k)
 
 
+@each
 @hypothesis.given(st.sampled_from([3, N]), st.integers(0, 2**32 - 1))
-def test_random_places(k, seed):
+def test_random_places(find, k, seed):
     rng = np.random.default_rng(seed)
-    check(*rng.uniform(0, 20, (2, N)), rng.random(N) < 0.7, k)
+    check(find, *rng.uniform(0, 20, (2, N)), rng.random(N) < 0.7, k)
 
 
+@each
 @pytest.mark.parametrize("k", [1, 3, N])
-def test_everybody_in_one_point(k):
-    check(np.full(N, 7.3), np.full(N, 0.1), np.ones(N, bool), k)
+def test_everybody_in_one_point(find, k):
+    check(find, np.full(N, 7.3), np.full(N, 0.1), np.ones(N, bool), k)
 
 
+@each
 @pytest.mark.parametrize("k", [1, 3, N])
-def test_nobody_is_active(k):
+def test_nobody_is_active(find, k):
     _, found = find(np.arange(N, dtype=np.float32), np.zeros(N, np.float32), np.zeros(N, bool), k)
     assert not found.any()
 
 
-def test_only_oneself_is_active():
+@each
+def test_only_oneself_is_active(find):
     active = np.arange(N) == 2
     index, found = find(np.arange(N, dtype=np.float32), np.zeros(N, np.float32), active, 3)
     assert not found[2].any()
@@ -70,16 +82,74 @@ def test_only_oneself_is_active():
     np.testing.assert_array_equal(found.sum(axis=1), np.where(active, 0, 1))
 
 
-def test_distances_of_every_size():
-    check(10.0 ** np.arange(-4, 4), np.zeros(N), np.ones(N, bool), N)
+@each
+def test_distances_of_every_size(find):
+    check(find, 10.0 ** np.arange(-4, 4), np.zeros(N), np.ones(N, bool), N)
 
 
-def test_batches():
+@each
+def test_batches(find):
     rng = np.random.default_rng(0)
     x, y = rng.integers(0, 4, (2, 5, N)).astype(np.float32)
     active = rng.random((5, N)) < 0.7
-    index, found = jax.jit(jax.vmap(functools.partial(nearest_neighbors, k=3)))(x, y, active)
+    index, found = jax.jit(jax.vmap(functools.partial(find, k=3)))(x, y, active)
     for i in range(5):
         one_index, one_found = find(x[i], y[i], active[i], 3)
         np.testing.assert_array_equal(found[i], one_found)
         np.testing.assert_array_equal(np.where(found[i], index[i], -1), np.where(one_found, one_index, -1))
+
+
+@pytest.mark.parametrize("spread", [8, 24])
+def test_crowds_nearer_together_than_the_kernel_tells_apart_at_first(spread):
+    """Seven others whose squared distances differ by a few of the last bits, of which a key has lost three."""
+    for seed in range(40):
+        steps = np.random.default_rng(seed).integers(0, spread, N - 1)
+        x, y = np.append(0.0, np.full(N - 1, 1.25)), np.append(0.0, np.sqrt(steps * 2.0**-23))
+        check(IMPLEMENTATIONS["kernel"], x, y, np.ones(N, bool), 3)
+
+
+@pytest.mark.parametrize(("sizes", "k"), [((1, 2), 1), ((33, 105), 10)])
+def test_more_agents_than_a_program_takes(sizes, k):
+    rng = np.random.default_rng(1)
+    for n in sizes:
+        for places in (rng.uniform(0, 20, (2, n)), rng.integers(0, 5, (2, n))):
+            check(IMPLEMENTATIONS["kernel"], *places, rng.random(n) < 0.8, k)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("n", "ties"), [(1_000, False), (1_000, True), (5_000, False)])
+def test_thousands_of_agents(n, ties):
+    rng = np.random.default_rng(2)
+    places = rng.uniform(0, 20, (2, n))
+    check(IMPLEMENTATIONS["kernel"], *(np.round(places) if ties else places), rng.random(n) < 0.8, 10)
+
+
+def test_sizes_that_are_left_to_the_simple_way():
+    assert is_supported(105, 10)
+    assert is_supported(neighbors_kernel.MAX_AGENTS, neighbors_kernel.MAX_NEIGHBORS)
+    assert not is_supported(neighbors_kernel.MAX_AGENTS + 1, 10)
+    assert not is_supported(105, neighbors_kernel.MAX_NEIGHBORS + 1)
+    assert not is_supported(105, 0)
+    x = np.zeros(40, np.float32)
+    text = jax.jit(nearest_neighbors, static_argnums=3).lower(x, x, x == 0, 33).as_text()
+    assert "top_k" in text
+
+
+@pytest.mark.parametrize(("platform", "word"), [("cpu", "top_k"), ("cuda", "triton")])
+def test_platform_chooses(platform, word):
+    places = jax.ShapeDtypeStruct((40,), np.float32)
+    traced = jax.jit(nearest_neighbors, static_argnums=3).trace(places, places, jax.ShapeDtypeStruct((40,), bool), 10)
+    try:
+        text = traced.lower(lowering_platforms=(platform,)).as_text()
+    except RuntimeError as error:
+        pytest.skip(f"this JAX lowers to {platform} only where there is one: {error}")
+    assert [other in text for other in ("top_k", "triton")] == [word == "top_k", word == "triton"]
+
+
+def test_no_gradient_flows_through():
+    def nearest_place(x):
+        index, _ = nearest_neighbors(x, np.zeros(N, np.float32), np.ones(N, bool), 1)
+        return x[index[0, 0]]
+
+    gradient = jax.jit(jax.grad(nearest_place))(np.array([0, 9, 8, 7, 3, 5, 6, 4], np.float32))
+    np.testing.assert_array_equal(gradient, np.eye(N)[4])

@@ -90,8 +90,9 @@ class PolicyConfig:
     """self-play: how many earlier selves are kept for other policies to play against; 0: none (train/self_play.py)"""
     past_selves_every: int = 10
     """updates between two snapshots of the policy, each of which takes the place of the oldest"""
-    past_selves_fraction: float = 0.5
-    """(traced) probability that an earlier self plays a block of replicas in a rollout: nothing is learned there"""
+    past_selves_fraction: Schedule = 0.5
+    """(traced) probability that an earlier self plays a block of replicas in a rollout: nothing is learned there; a
+    number, or [env_step, value] pairs"""
     network: NetworkConfig = NetworkConfig()
     """its network"""
     optimizer: Literal["adam", "rmsprop", "sgd"] = "adam"

@@ -57,7 +57,7 @@ class Hypers:
     value_clip: jax.Array
     target_kl: jax.Array
     max_grad_norm: jax.Array
-    past_selves_fraction: jax.Array | None  # None where there are none
+    past_selves_fraction: Any  # ScheduleArrays; after `at`, () float32; None where there are no earlier selves
     ddpg: DDPGHypers | None  # None for other algorithms
 
     def at(self, env_steps: jax.Array) -> "Hypers":
@@ -175,7 +175,10 @@ class Setup:
         return {name: policy.assignment for name, policy in self.policies.items()}
 
 
-SCHEDULED = ("learning_rate", "entropy_coefficient", "value_coefficient", "critic_learning_rate", "noise_scale")
+SCHEDULED = (
+    "learning_rate", "entropy_coefficient", "value_coefficient", "past_selves_fraction", "critic_learning_rate",
+    "noise_scale",
+)  # fmt: skip
 
 
 def make_hypers(config: PolicyConfig) -> Hypers:

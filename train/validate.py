@@ -112,7 +112,10 @@ def _validate_policy(name: str, policy: PolicyConfig) -> None:
     for field, low in (("past_selves", 0), ("past_selves_every", 1)):
         require(getattr(policy, field) >= low, f"{path}.{field}", getattr(policy, field), f"at least {low}")
     fraction, frozen = policy.past_selves_fraction, policy.past_selves and not policy.trainable
-    require(0 <= fraction < 1, f"{path}.past_selves_fraction", fraction, "at least 0 and below 1")
+    values = [fraction] if isinstance(fraction, (int, float)) else [value for _, value in fraction]
+    below = all(0 <= value < 1 for value in values)
+    require(below, f"{path}.past_selves_fraction", fraction, "at least 0 and below 1")
+    require_schedule(f"{path}.past_selves_fraction", fraction)
     require(not frozen, f"{path}.past_selves", policy.past_selves, "0 where trainable is false: it is always the same")
     check_options(f"{path}.network", policy.network)
     raw = getattr(encoder_class(policy.network.encoder), "needs_raw", False)

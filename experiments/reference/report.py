@@ -18,8 +18,6 @@ standard deviations of the difference between two such means). "Greedy return" i
 seed, with the most likely actions. Training is the wall time of all seeds together, without compiling: too long where
 the machine had other work besides.
 
-The row of tag_continuous (5 taggers, 100 runners) is still to come.
-
     python -m wdjax.experiments.reference                   # runs every row again and checks it; or rows by name
     python -m wdjax.experiments.reference ROW --update      # stores it anew
 """

@@ -13,7 +13,7 @@ import functools
 import importlib.metadata
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +74,8 @@ def measure(row: Row) -> dict[str, Any]:
     """Trains the seeds of a row, side by side in one program, and measures each. Returns what is stored of it."""
     learner = make_learner(load_config(row.preset))
     num_updates = learner.config.num_updates
-    run = jax.jit(jax.vmap(functools.partial(learner.run, num_updates=num_updates)))
+    devices = max(n for n in range(1, len(jax.devices()) + 1) if row.side_by_side % n == 0)
+    run = side_by_side(functools.partial(learner.run, num_updates=num_updates), devices)
     program, compile_seconds, seconds, curves, measured = None, 0.0, 0.0, [], []
     for first in range(0, row.seeds, row.side_by_side):
         keys = jax.vmap(jax.random.key)(jnp.arange(first, first + row.side_by_side))
@@ -88,7 +89,8 @@ def measure(row: Row) -> dict[str, Any]:
         metrics = jax.tree.map(np.asarray, metrics)
         for i in range(row.side_by_side):
             own = {name: values[i] for name, values in metrics.items()}
-            measured.append(measure_seed(row, learner, jax.tree.map(lambda leaf, i=i: leaf[i], states), own, keys[i]))
+            state = jax.device_put(jax.tree.map(lambda leaf, i=i: leaf[i], states), jax.devices()[0])
+            measured.append(measure_seed(row, learner, state, own, keys[i]))
             curves.append(own)
     return {
         "preset": row.preset,
@@ -98,11 +100,21 @@ def measure(row: Row) -> dict[str, Any]:
         "env_steps_per_seed": num_updates * learner.config.env_steps_per_update,
         "seconds": round(seconds, 1),
         "compile_seconds": round(compile_seconds, 1),
-        "machine": f"{machine()}, {os.cpu_count()} CPU cores",
+        "machine": f"{f'{devices} x ' * (devices > 1)}{machine()}, {os.cpu_count()} CPU cores",
         "versions": {name: importlib.metadata.version(name) for name in ("flax", "optax", "numpy")},
         "numbers": {name: summarize([one[name] for one in measured]) for name in row.targets},
         "curve": curve(learner, curves),
     }
+
+
+def side_by_side(run: Callable, devices: int) -> Callable:
+    """Returns a program that runs a batch of seeds, in equal parts on so many devices."""
+    run = jax.vmap(run)
+    if devices == 1:
+        return jax.jit(run)
+    mesh = jax.make_mesh((devices,), ("seeds",), axis_types=(jax.sharding.AxisType.Auto,))
+    part = jax.sharding.PartitionSpec("seeds")
+    return jax.jit(jax.shard_map(run, mesh=mesh, in_specs=part, out_specs=part, check_vma=False))
 
 
 def measure_seed(

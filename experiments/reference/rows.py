@@ -125,4 +125,14 @@ ROWS: dict[str, Row] = {
             "random runners left by random taggers": None,
         },
     ),
+    "tag_continuous": Row(
+        "tag_continuous_ppo", functools.partial(against_random, episodes=64, greedy=False),
+        {
+            "runners left by trained taggers": Target(0, at_least=False),
+            "last step of trained taggers": Target(350, at_least=False),
+            "trained runners left": Target(88),
+            "random runners left by random taggers": None,
+        },
+        seeds=6, side_by_side=6,
+    ),
 }  # fmt: skip

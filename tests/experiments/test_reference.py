@@ -40,6 +40,14 @@ TABLE = {
         },
         None, 5,
     ),
+    "tag_continuous": (
+        {
+            "runners left by trained taggers": ("at most", 0, "mean"),
+            "last step of trained taggers": ("at most", 350, "mean"),
+            "trained runners left": ("at least", 88, "mean"),
+        },
+        None, 5,
+    ),
 }  # fmt: skip
 
 

@@ -250,6 +250,15 @@ def test_where_they_play_everywhere_nothing_moves(learner, states):
     assert differ(state.policies["second"].params, before.policies["second"].params)
 
 
+def test_fraction_follows_its_schedule(learner):
+    steps = learner.config.env_steps_per_update
+    schedule = ((0.0, 0.0), (steps - 1.0, 0.0), (float(steps), 1 - 1e-6))
+    first = dataclasses.replace(learner.config.policies["first"], past_selves_fraction=schedule)
+    scheduled = make_learner(leaver_config(first))
+    _, metrics = scheduled.run(scheduled.init(KEY), num_updates=2)
+    assert metrics["first/past_self_blocks"].tolist() == [0, BLOCKS]
+
+
 @pytest.mark.slow
 def test_where_they_never_play_all_is_as_without_them(learner):
     without = make_learner(leaver_config(dataclasses.replace(learner.config.policies["first"], past_selves=0)))
@@ -331,6 +340,8 @@ def test_an_earlier_ddpg_self_acts_as_it_did(off_policy):
         ({"past_selves_every": 0}, r"policies\.first\.past_selves_every = 0: must be at least 1"),
         ({"past_selves_fraction": 1.5}, r"policies\.first\.past_selves_fraction = 1\.5: must be .* below 1"),
         ({"past_selves_fraction": float("nan")}, r"past_selves_fraction = nan: must be at least 0 and below 1"),
+        ({"past_selves_fraction": ((0.0, 0.5), (9.0, 1.0))}, r"past_selves_fraction = \(\(0\.0, 0\.5\), .* below 1"),
+        ({"past_selves_fraction": ((9.0, 0.5), (0.0, 0.5))}, r"past_selves_fraction = .*: must be sorted by env_step"),
         ({"past_selves": 2, "trainable": False}, r"past_selves = 2: must be 0 where trainable is false"),
     ],
 )
