@@ -27,6 +27,7 @@ from wdjax.train import (
     statistics,
 )
 from wdjax.train.load import preset_path
+from wdjax.train.processes import connect, leaving
 from wdjax.train.trainer import Trainer, load_named, split_checkpoint
 from wdjax.train.validate import complete_env_params, validate
 
@@ -49,6 +50,12 @@ class TrainArguments:
     """the run's folder: config.yaml, metrics.jsonl, checkpoints, curves.png, episode.gif"""
     resume: bool = False
     """go on from the newest checkpoint in the folder, where there is one"""
+    coordinator: str | None = None
+    """of a run of several processes: HOST:PORT of process 0 (JAX_COORDINATOR_ADDRESS; under SLURM's srun none of these)"""
+    num_processes: int | None = None
+    """how many there are (JAX_NUM_PROCESSES)"""
+    process_id: int | None = None
+    """which one this is, from 0 (JAX_PROCESS_ID)"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,12 +106,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE)
         raise SystemExit(0 if arguments else 2)
-    command, *rest = arguments
+    with leaving():
+        call(*arguments)
+
+
+def call(command: str, *rest: str) -> None:
+    """Runs a command with its arguments; bad input ends with one sentence and exit status 2."""
     try:
         if command not in COMMANDS:
             raise ValueError(f"unknown command {command!r}: {did_you_mean(command, COMMANDS)}")
         cache_compilations()
-        COMMANDS[command](rest)
+        COMMANDS[command](list(rest))
     except (ValueError, TypeError, OSError, ImportError, NotImplementedError) as error:
         if os.environ.get("WDJAX_TRACEBACK"):
             raise
@@ -123,6 +135,7 @@ def train(arguments: list[str]) -> None:
     default = TrainArguments(config, workdir=Path("runs") / preset_path(preset).stem)
     parsed = parse(TrainArguments, f"wdjax train {preset}", changes, default=default)
     validate(parsed.config)
+    connect(parsed.coordinator, parsed.num_processes, parsed.process_id)
     trainer = Trainer(parsed.config, parsed.workdir, parsed.resume)
     trainer.train()
     if trainer.stopped:

@@ -15,7 +15,9 @@ logging.getLogger("absl").setLevel(logging.ERROR)  # orbax tells every step it t
 
 def open_checkpoints(folder: Path, keep: int) -> ocp.CheckpointManager:
     """Returns a manager of a folder that keeps the `keep` newest checkpoints; close it to wait for the last save."""
-    options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=True)
+    # Several processes wait for each other by names, which two managers that save at once must not share.
+    names = ocp.options.MultiprocessingOptions(barrier_sync_key_prefix=folder.name)
+    options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=True, multiprocessing_options=names)
     return ocp.CheckpointManager(folder.absolute(), options=options, item_names=("state", "host"))
 
 
@@ -41,7 +43,7 @@ def restore(manager: ocp.CheckpointManager, step: int, like: TrainState) -> tupl
     Raises:
         ValueError: where the checkpoint belongs to a run of another shape.
     """
-    first = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    first = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
 
     def with_place(leaf: Any) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding or first)

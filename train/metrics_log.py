@@ -82,6 +82,18 @@ class MetricsLog:
         self._file.close()
 
 
+class NoLog:
+    """What stands for the file in a process that does not write it."""
+
+    size = 0
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
     """Returns the objects of a metrics.jsonl."""
     return [json.loads(line) for line in Path(path).read_text(encoding="utf8").splitlines()]

@@ -16,16 +16,18 @@ import yaml
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from wdjax.checks import require
 from wdjax.train.checkpoint import open_checkpoints, restore, save
 from wdjax.train.config import TrainConfig
-from wdjax.train.devices import state_shardings
+from wdjax.train.devices import require_all_processes, state_shardings
 from wdjax.train.episodes import Episodes, evaluation_metrics
 from wdjax.train.evaluation import UnfinishedEpisodeError, evaluate
 from wdjax.train.learner import Learner, init, make_learner, run
 from wdjax.train.load import from_mapping, read_yaml
-from wdjax.train.metrics_log import MetricsLog, finite, summarize
+from wdjax.train.metrics_log import MetricsLog, NoLog, finite, summarize
 from wdjax.train.plots import save_curves
 from wdjax.train.policies import group_sizes
+from wdjax.train.processes import any_process, as_first, ending_with_others, is_first, on_first, wait_for_all
 from wdjax.train.state import TrainState
 from wdjax.train.trajectory import record_episode
 from wdjax.train.validate import complete_env_params
@@ -62,11 +64,14 @@ class Trainer:
         self.config = config = from_mapping(TrainConfig, config)  # one built in Python may hold 1e6 for 1_000_000
         self.workdir = Path(workdir)
         self.callbacks = tuple(callbacks)
-        self.console = Console(quiet=quiet)
+        self.console = Console(quiet=quiet or not is_first())
         self.learner = make_learner(config)  # first: a configuration that is refused must leave no folder
         if not (self.workdir / "config.yaml").exists():
             _ = self.learner.setup.loaded  # likewise a policy's checkpoint, which only a new run reads
-        prepare_folder(self.workdir, config, resume)
+        require_all_processes(self.learner.setup.num_devices)
+        on_first(prepare_folder, self.workdir, config, resume)
+        shared = (self.workdir / "config.yaml").exists()
+        require(shared, "workdir", str(self.workdir), "in a folder that all processes share")
         self.state: TrainState | None = None
         self.best_score: float | None = None
         self.stopped = False  # whether a signal ended `train` early
@@ -79,9 +84,10 @@ class Trainer:
             best = stack.enter_context(open_checkpoints(self.workdir / "best", 1)) if self.config.best_by else None
             self.state, host = self._start(checkpoints)
             self.best_score = host["best_score"]
-            log = MetricsLog(self.workdir / "metrics.jsonl", host["metrics_size"])
+            log = MetricsLog(self.workdir / "metrics.jsonl", host["metrics_size"]) if is_first() else NoLog()
             stack.enter_context(contextlib.closing(log))
             stop = stack.enter_context(stop_signals(self.console))
+            stack.enter_context(ending_with_others())
             self._chunks(log, checkpoints, best, stop)
         if self.stopped:
             done = int(self.state.num_updates) * self.config.env_steps_per_update
@@ -90,8 +96,9 @@ class Trainer:
                 "Go on with the same command and --resume.",
                 soft_wrap=True,
             )
-        else:
+        elif is_first():
             self.draw()
+        wait_for_all()
         return self.state
 
     def draw(self) -> None:
@@ -117,7 +124,7 @@ class Trainer:
         done = int(self.state.num_updates)
         programs: dict[int, Any] = {}
         with progress_bar(self.console, config, done) as advance:
-            while done < config.num_updates and not stop.is_set():
+            while done < config.num_updates and not any_process(stop.is_set()):
                 size = min(config.updates_per_chunk, config.num_updates - done)
                 compile_seconds = 0.0
                 if size not in programs:
@@ -173,11 +180,12 @@ class Trainer:
             episodes = evaluate(self.learner, self.state, key, config.eval_episodes, config.eval_greedy)
         except UnfinishedEpisodeError as error:  # training must not end for want of an evaluation
             self.console.print(f"No evaluation: {error}", soft_wrap=True)
-            return self._no_evaluation()
-        found = evaluation_metrics(episodes, self.learner.env.info_ratios)
-        row = {name: value if value is None else finite(value) for name, value in found.items()}
+            row = self._no_evaluation()
+        else:
+            found = evaluation_metrics(episodes, self.learner.env.info_ratios)
+            row = {name: value if value is None else finite(value) for name, value in found.items()}
         score = row.get(f"eval/{config.best_by}")
-        if score is not None and (self.best_score is None or score > self.best_score):
+        if as_first(score is not None and (self.best_score is None or score > self.best_score)):
             self.best_score = score
             save(best, done, self.state, self._host(log))
         return row
@@ -232,7 +240,7 @@ def abstract_state(learner: Learner) -> TrainState:
     """Returns the shapes and dtypes of a learner's state, and where it lies."""
     # not learner.init: the shapes need no checkpoint of another run, which may be gone
     state = jax.eval_shape(functools.partial(init, learner.setup), jax.random.key(0))
-    place = state_shardings(learner.setup.num_devices) or jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    place = state_shardings(learner.setup.num_devices) or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
 
     def put(place: jax.sharding.Sharding, part: Any) -> Any:
         return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), part)
@@ -367,8 +375,8 @@ def stop_signals(console: Console) -> Iterator[threading.Event]:
     try:
         yield stop
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, handler in before.items():  # None: one that Python has not set, and cannot
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 @contextlib.contextmanager
