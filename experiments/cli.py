@@ -27,7 +27,7 @@ from wdjax.train import (
     statistics,
 )
 from wdjax.train.load import preset_path
-from wdjax.train.processes import connect, leaving
+from wdjax.train.processes import STOPPED, connect, leaving
 from wdjax.train.trainer import Trainer, load_named, split_checkpoint
 from wdjax.train.validate import complete_env_params, validate
 
@@ -51,7 +51,7 @@ class TrainArguments:
     resume: bool = False
     """go on from the newest checkpoint in the folder, where there is one"""
     coordinator: str | None = None
-    """of a run of several processes: HOST:PORT of process 0 (JAX_COORDINATOR_ADDRESS; under SLURM's srun none of these)"""
+    """several processes: HOST:PORT of process 0 (JAX_COORDINATOR_ADDRESS); under srun give none of these"""
     num_processes: int | None = None
     """how many there are (JAX_NUM_PROCESSES)"""
     process_id: int | None = None
@@ -139,7 +139,7 @@ def train(arguments: list[str]) -> None:
     trainer = Trainer(parsed.config, parsed.workdir, parsed.resume)
     trainer.train()
     if trainer.stopped:
-        raise SystemExit(130)
+        raise SystemExit(STOPPED)
 
 
 def evaluate(arguments: list[str]) -> None:

@@ -1,8 +1,8 @@
 """Several processes, on one host or many, that train one run together: how they find each other, agree, and end.
 
-Every process runs the same program, `jax.distributed` makes their devices one mesh, and a function here is called by all
-of them at the same place. Process 0 alone writes files and words; the folder of the run is one that all of them see.
-With one process all of this does nothing.
+Every process runs the same program, `jax.distributed` makes their devices one mesh, and a function here is called by
+all of them at the same place. Process 0 alone writes files and words; all of them see the folder of the run. With one
+process all of this does nothing.
 """
 
 import contextlib
@@ -24,6 +24,7 @@ from wdjax.checks import one_line, require
 
 HEARTBEAT_SECONDS = 30  # a process that is not heard of for so long has died: jax ends the others
 CONNECT_SECONDS = 300  # for which a process waits for the others at the start
+STOPPED = 130  # the exit status of a run that a signal has stopped: in all its processes, and by agreement
 VARIABLES = {
     "coordinator": "JAX_COORDINATOR_ADDRESS", "num_processes": "JAX_NUM_PROCESSES", "process_id": "JAX_PROCESS_ID",
 }  # fmt: skip
@@ -125,7 +126,8 @@ def any_process(flag: bool) -> bool:
     """Returns, in every process, whether the flag is set in any."""
     if jax.process_count() == 1:
         return flag
-    return bool(np.any(multihost_utils.process_allgather(np.array(flag))))
+    with ending_with_others():
+        return bool(np.any(multihost_utils.process_allgather(np.array(flag))))
 
 
 def as_first(flag: bool) -> bool:
@@ -178,12 +180,13 @@ def ending_with_others() -> Iterator[None]:
 
 @contextlib.contextmanager
 def leaving() -> Iterator[None]:
-    """Ends a process of several at once where it ends by an error or early: jax would have it wait for the others at
-    its exit, which may be waiting for it. They notice, and end too (`ending_with_others`)."""
+    """Ends a process of several at once where an error ends it: jax would have it wait at its exit for the others,
+    which may be waiting for it. They notice, and end too (`ending_with_others`)."""
     try:
         yield
     except BaseException as error:
-        if not jax.distributed.is_initialized():
+        agreed = isinstance(error, SystemExit) and error.code == STOPPED
+        if agreed or not jax.distributed.is_initialized():
             raise
         end(error)
 
@@ -194,7 +197,7 @@ def end(error: BaseException) -> None:
         print(f"wdjax: {error}", file=sys.stderr)
     elif not isinstance(error, SystemExit):
         traceback.print_exception(error)
-    code = (error.code or 0) if isinstance(error, SystemExit) else 1
+    code = error.code if isinstance(error, SystemExit) else 1
     sys.stdout.flush()
     sys.stderr.flush()
     if is_first():
