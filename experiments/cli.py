@@ -16,6 +16,7 @@ from rich.console import Console
 
 import wdjax
 from wdjax.checks import did_you_mean, one_line, require
+from wdjax.experiments.auto_scale import auto_scale, trial_table, what_changes
 from wdjax.experiments.matrix import matrix_tables, other_params, require_tables, write_matrix
 from wdjax.train import (
     Player,
@@ -28,7 +29,7 @@ from wdjax.train import (
 )
 from wdjax.train.load import preset_path
 from wdjax.train.processes import STOPPED, connect, leaving
-from wdjax.train.trainer import Trainer, load_named, split_checkpoint
+from wdjax.train.trainer import Trainer, load_named, load_run_config, split_checkpoint
 from wdjax.train.validate import complete_env_params, validate
 
 USAGE = """\
@@ -50,6 +51,10 @@ class TrainArguments:
     """the run's folder: config.yaml, metrics.jsonl, checkpoints, curves.png, episode.gif"""
     resume: bool = False
     """go on from the newest checkpoint in the folder, where there is one"""
+    auto_scale: bool = False
+    """first find the num_envs with which a new run is fastest within the memory there is (experiments/auto_scale.py)"""
+    auto_scale_rollout: bool = False
+    """the same, and rollout_length too"""
     coordinator: str | None = None
     """several processes: HOST:PORT of process 0 (JAX_COORDINATOR_ADDRESS); under srun give none of these"""
     num_processes: int | None = None
@@ -136,10 +141,23 @@ def train(arguments: list[str]) -> None:
     parsed = parse(TrainArguments, f"wdjax train {preset}", changes, default=default)
     validate(parsed.config)
     connect(parsed.coordinator, parsed.num_processes, parsed.process_id)
-    trainer = Trainer(parsed.config, parsed.workdir, parsed.resume)
+    config = scaled(parsed) if parsed.auto_scale or parsed.auto_scale_rollout else parsed.config
+    trainer = Trainer(config, parsed.workdir, parsed.resume)
     trainer.train()
     if trainer.stopped:
         raise SystemExit(STOPPED)
+
+
+def scaled(parsed: TrainArguments) -> TrainConfig:
+    """Returns the configuration in the size that --auto-scale finds, or that the run in the folder has."""
+    if (parsed.workdir / "config.yaml").exists():
+        begun = load_run_config(parsed.workdir)
+        return dataclasses.replace(parsed.config, num_envs=begun.num_envs, rollout_length=begun.rollout_length)
+    print("--auto-scale: trying sizes of the run, each compiled first and then run for a second", flush=True)
+    found, trials = auto_scale(parsed.config, parsed.auto_scale_rollout)
+    Console(width=None if sys.stdout.isatty() else 160).print(trial_table(trials, found))
+    print(what_changes(parsed.config, found))
+    return found
 
 
 def evaluate(arguments: list[str]) -> None:
