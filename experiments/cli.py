@@ -26,6 +26,7 @@ from wdjax.train import (
     save_episode,
     statistics,
 )
+from wdjax.train.determinism import make_deterministic
 from wdjax.train.load import preset_path
 from wdjax.train.trainer import Trainer, load_named, split_checkpoint
 from wdjax.train.validate import complete_env_params, validate
@@ -49,6 +50,8 @@ class TrainArguments:
     """the run's folder: config.yaml, metrics.jsonl, checkpoints, curves.png, episode.gif"""
     resume: bool = False
     """go on from the newest checkpoint in the folder, where there is one"""
+    deterministic: bool = False
+    """on a GPU: the same bits in every run, and so also after a resume; slower (a CPU is always so)"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,6 +114,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         sentence = f"wdjax: {one_line(error)}"
         Console(stderr=True).print(sentence, style="red", markup=False, highlight=False, soft_wrap=True)
         raise SystemExit(2) from error
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
 
 
 def train(arguments: list[str]) -> None:
@@ -119,6 +124,8 @@ def train(arguments: list[str]) -> None:
         presets = ", ".join(list_presets())
         raise ValueError(f"wdjax train needs a preset first: {presets}, or a YAML file (wdjax train PRESET --help)")
     preset, *changes = arguments
+    if "--deterministic" in changes:  # before a preset's environment may compute something: XLA looks but once
+        make_deterministic()
     config = complete_env_params(load_config(preset))
     default = TrainArguments(config, workdir=Path("runs") / preset_path(preset).stem)
     parsed = parse(TrainArguments, f"wdjax train {preset}", changes, default=default)

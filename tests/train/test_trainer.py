@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from wdjax.train import Trainer, TrainState, load_config, load_run, read_metrics
-from wdjax.train.trainer import load_run_config
+from wdjax.train.folder import load_run_config
 
 TIMING = ("seconds", "seconds_per_update", "compile_seconds", "env_steps_per_second", "agent_steps_per_second")
 

@@ -18,7 +18,7 @@ from wdjax.train.encoders import ENCODERS, FlatEncoder
 from wdjax.train.learner import with_counts
 from wdjax.train.normalization import Normalizer, RunningStatistics
 from wdjax.train.state import PolicyState
-from wdjax.train.trainer import prepare_folder, split_checkpoint
+from wdjax.train.trainer import split_checkpoint
 from wdjax.train.warm_start import parse_checkpoint
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
