@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-import logging
+import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,9 +16,8 @@ from wdjax.checks import one_line
 from wdjax.train.config import TrainConfig
 from wdjax.train.folder import require_same_run, write_whole
 from wdjax.train.load import from_mapping
+from wdjax.train.orbax_noise import silence
 from wdjax.train.state import TrainState
-
-logging.getLogger("absl").setLevel(logging.CRITICAL)  # orbax tells every step it takes, and errors that are raised too
 
 SIZES = "sizes.json"  # in the folder of a checkpoint: file -> bytes
 
@@ -41,6 +40,7 @@ def open_checkpoints(folder: Path, keep: int | None) -> Iterator[ocp.CheckpointM
         options = ocp.CheckpointManagerOptions(read_only=True)
     else:  # temporary folders are what a run left that was killed while it saved
         options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=True, cleanup_tmp_directories=True)
+    silence()
     manager = ocp.CheckpointManager(folder.absolute(), options=options, item_names=("state", "host"))
     try:
         yield manager
@@ -50,7 +50,8 @@ def open_checkpoints(folder: Path, keep: int | None) -> Iterator[ocp.CheckpointM
         raise
     with saving(manager):
         manager.close()
-        write_sizes(manager)
+        if keep is not None:
+            write_sizes(manager)
 
 
 def save(manager: ocp.CheckpointManager, step: int, state: TrainState, host: dict[str, Any]) -> None:
@@ -92,7 +93,7 @@ def saving(manager: ocp.CheckpointManager) -> Iterator[None]:
     except Exception as error:  # orbax raises what its threads and tensorstore do: of any type
         manager.reload()
         good = manager.latest_step()
-        rest = "there is none yet to go on from" if good is None else f"go on from that of {good} updates with --resume"
+        rest = "there is none yet" if good is None else f"the one of {good} updates is whole, --resume goes on from it"
         raise OSError(f"could not save a checkpoint in {manager.directory} ({reason(error)}): {rest}") from error
 
 
@@ -101,9 +102,8 @@ def reason(error: BaseException) -> str:
     while error.__cause__ is not None and str(error.__cause__):
         error = error.__cause__
     words = one_line(error)
-    system = re.search(r"\[OS error \d+: ([^\]]*?)(?: E[A-Z]+)?\]|\[Errno \d+\] ([^:]+)", words)
-    if system:
-        return system[1] or system[2]
+    if number := getattr(error, "errno", None) or re.search(r"os_error_code='(\d+)'", words):
+        return os.strerror(number if isinstance(number, int) else int(number[1]))
     return words if len(words) <= 200 else f"{words[:200]} ..."
 
 
