@@ -14,7 +14,7 @@ import orbax.checkpoint as ocp
 
 from wdjax.checks import one_line
 from wdjax.train.config import TrainConfig
-from wdjax.train.folder import require_same_run, write_whole
+from wdjax.train.folder import require_same_run, write_whole, writing
 from wdjax.train.load import from_mapping
 from wdjax.train.orbax_noise import silence
 from wdjax.train.state import TrainState
@@ -34,13 +34,15 @@ def open_checkpoints(folder: Path, keep: int | None) -> Iterator[ocp.CheckpointM
         keep: None: only to read; nothing in the folder is touched.
 
     Raises:
-        OSError: where the last checkpoint could not be saved.
+        OSError: where the folder cannot be made, or the last checkpoint could not be saved.
     """
+    silence()
     if keep is None:
         options = ocp.CheckpointManagerOptions(read_only=True)
     else:  # temporary folders are what a run left that was killed while it saved
-        options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=True, cleanup_tmp_directories=True)
-    silence()
+        options = ocp.CheckpointManagerOptions(max_to_keep=keep, cleanup_tmp_directories=True)
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
     manager = ocp.CheckpointManager(folder.absolute(), options=options, item_names=("state", "host"))
     try:
         yield manager

@@ -37,9 +37,9 @@ def prepare_folder(workdir: Path, config: TrainConfig, resume: bool) -> None:
         raise FileExistsError(f"{workdir} holds a run already: resume it (--resume), or name another --workdir")
     if file.exists():
         require_same_run(load_run_config(workdir), config, f"the run in {workdir} was begun with")
-    with _writing(workdir):
+    with writing(workdir):
         workdir.mkdir(parents=True, exist_ok=True)
-    with hold_folder(workdir), _writing(workdir):
+    with hold_folder(workdir), writing(workdir):
         write_whole(file, dump_config(config))
 
 
@@ -54,7 +54,7 @@ def hold_folder(workdir: Path) -> Iterator[None]:
         BlockingIOError: where another run holds it.
     """
     with contextlib.ExitStack() as stack:
-        with _writing(workdir):  # opened to append: NFS gives no lock to who may not write
+        with writing(workdir):  # opened to append: NFS gives no lock to who may not write
             file = stack.enter_context(open(workdir / "metrics.jsonl", "ab"))
         try:
             if fcntl is not None:
@@ -69,11 +69,12 @@ def hold_folder(workdir: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _writing(workdir: Path) -> Iterator[None]:
+def writing(folder: Path) -> Iterator[None]:
+    """Says in a sentence where a folder cannot be written."""
     try:
         yield
     except OSError as error:
-        raise type(error)(f"workdir = {workdir}: must be a folder that can be written ({error.strerror})") from error
+        raise type(error)(f"workdir = {folder}: must be a folder that can be written ({error.strerror})") from error
 
 
 def write_whole(file: Path, text: str) -> None:

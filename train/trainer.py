@@ -14,7 +14,16 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from wdjax.train.checkpoint import finish, open_checkpoints, read_host, require_saved, restore, restore_newest, save
+from wdjax.train.checkpoint import (
+    DamagedCheckpointError,
+    finish,
+    open_checkpoints,
+    read_host,
+    require_saved,
+    restore,
+    restore_newest,
+    save,
+)
 from wdjax.train.config import TrainConfig
 from wdjax.train.determinism import forgets_determinism, is_deterministic
 from wdjax.train.devices import state_shardings
@@ -291,7 +300,13 @@ def load_run(
         if step not in steps:
             held = ", ".join(map(str, steps))
             raise FileNotFoundError(f"no checkpoint of {step} updates in {folder}, only of {held} (keep_checkpoints)")
-        return learner, restore(manager, step, abstract_state(learner), config)[0]
+        try:
+            return learner, restore(manager, step, abstract_state(learner), config)[0]
+        except DamagedCheckpointError:
+            manager.reload()
+            if num_updates is not None or manager.latest_step() == step:
+                raise
+    return load_run(run_folder, best)  # the run goes on at this moment, and has cleaned that one away
 
 
 def split_checkpoint(run: str, default: str = "newest") -> tuple[Path, str]:
