@@ -1,7 +1,6 @@
 """metrics.jsonl: one JSON object a chunk, always with the same fields; null stands for a number that is not known."""
 
 import contextlib
-import errno
 import json
 import math
 import os
@@ -85,9 +84,10 @@ class MetricsLog:
     def write(self, row: Mapping[str, Any]) -> None:
         """Appends one object and hands it to the operating system. Raises OSError where that does not take it."""
         line = (json.dumps(row) + "\n").encode()
+        rest = line
         with self._writing():
-            if self._file.write(line) < len(line):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            while rest:  # a disk that is full in the middle takes the first half and refuses the other
+                rest = rest[self._file.write(rest) :]
         self.size += len(line)
 
     def sync(self) -> None:
@@ -103,6 +103,7 @@ class MetricsLog:
         try:
             yield
         except OSError as error:
+            self._file.truncate(self.size)  # whole lines only
             raise type(error)(f"could not write {self.path} ({error.strerror}): go on with --resume") from error
 
 
