@@ -71,8 +71,13 @@ def save(manager: ocp.CheckpointManager, step: int, state: TrainState, host: dic
         manager.wait_until_finished()
         write_sizes(manager)
         # The trainer donates the state to its next chunk, and on the CPU orbax reads the very buffers: hand it a copy.
-        copy = jax.tree.map(jnp.copy, state)
-        manager.save(step, args=ocp.args.Composite(state=ocp.args.StandardSave(copy), host=ocp.args.JsonSave(host)))
+        state = _copy(state)
+        manager.save(step, args=ocp.args.Composite(state=ocp.args.StandardSave(state), host=ocp.args.JsonSave(host)))
+
+
+@jax.jit
+def _copy(state: TrainState) -> TrainState:
+    return jax.tree.map(jnp.copy, state)
 
 
 def require_saved(manager: ocp.CheckpointManager) -> None:
