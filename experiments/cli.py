@@ -119,7 +119,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def train(arguments: list[str]) -> None:
-    """wdjax train PRESET [--workdir DIR] [--resume] [--FIELD VALUE ...]"""
+    """wdjax train PRESET [--workdir DIR] [--resume] [--deterministic] [--FIELD VALUE ...]"""
     if not arguments or arguments[0].startswith("-"):
         presets = ", ".join(list_presets())
         raise ValueError(f"wdjax train needs a preset first: {presets}, or a YAML file (wdjax train PRESET --help)")

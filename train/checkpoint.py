@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
+from jax.experimental import multihost_utils
 
 from wdjax.checks import one_line
 from wdjax.train.config import TrainConfig
@@ -188,13 +189,17 @@ def set_aside(manager: ocp.CheckpointManager, step: int) -> Path:
     """Renames a checkpoint such that it counts as one no more. Returns its new path."""
     folder = Path(manager.directory)
     free = next(path for i in range(10_000) if not (path := folder / f"damaged-{step}{f'-{i}' if i else ''}").exists())
-    (folder / str(step)).rename(free)
+    if jax.process_index() == 0:
+        (folder / str(step)).rename(free)
+    multihost_utils.sync_global_devices(free.name)  # of several processes none looks before it is done
     manager.reload()
     return free
 
 
 def write_sizes(manager: ocp.CheckpointManager) -> None:
     """Notes in every whole checkpoint how long its files are, so that a truncated one is found before it is read."""
+    if jax.process_index() != 0:
+        return
     for step in manager.all_steps():
         folder = Path(manager.directory) / str(step)
         if folder.is_dir() and not (folder / SIZES).exists():

@@ -141,14 +141,13 @@ class Trainer:
         config = self.config
         done = int(self.state.num_updates)
         programs: dict[int, Any] = {}
+        compile_seconds = 0.0
         with progress_bar(self.console, config, done) as advance:
             while done < config.num_updates and not stop.is_set():
                 size = min(config.updates_per_chunk, config.num_updates - done)
-                compile_seconds = 0.0
                 if size not in programs:
                     programs[size], compile_seconds = compile_chunk(self.learner, self.state, size)
-                    if stop.is_set():
-                        break
+                    continue  # that may have taken minutes: somebody may want it to stop
                 start = time.perf_counter()
                 self.state, metrics = programs[size](self.state)
                 metrics = jax.device_get(metrics)  # waits for the device
@@ -160,6 +159,7 @@ class Trainer:
                 last = done == config.num_updates
                 saving = last or done // config.updates_per_chunk % config.checkpoint_every == 0
                 row = self._row(done, size, seconds, compile_seconds, metrics)
+                compile_seconds = 0.0
                 row |= self._evaluate(best, done, log) if self._is_evaluated(done) else self._no_evaluation()
                 log.write(row)
                 if saving:
