@@ -2,11 +2,14 @@
 
 import contextlib
 import errno
+import logging
 import os
 import pickle
 import resource
 import shutil
+import sys
 import time
+import types
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +22,7 @@ from wdjax.train import folder as folder_module
 from wdjax.train.checkpoint import SIZES, DamagedCheckpointError, open_checkpoints, restore
 from wdjax.train.folder import hold_folder, plain_config
 from wdjax.train.metrics_log import MetricsLog
+from wdjax.train.orbax_noise import silence
 from wdjax.train.trainer import abstract_state
 
 KEPT = {"best_metric": "none", "keep_checkpoints": 9}
@@ -74,6 +78,7 @@ def test_a_truncated_newest_checkpoint_is_set_aside_and_the_run_ends_the_same(si
     if not sizes:  # the run was killed before it noted them
         (run / "checkpoints" / "6" / SIZES).unlink()
     before = contents(run / "checkpoints" / "6")
+    (run / "checkpoints" / "3.orbax-checkpoint-tmp" / "state").mkdir(parents=True)  # killed while it saved, too
     with pytest.raises(DamagedCheckpointError, match=r"checkpoints/6 .*damaged"):
         load_run(run)
     assert int(load_run(run, num_updates=4)[1].num_updates) == 4
@@ -84,6 +89,7 @@ def test_a_truncated_newest_checkpoint_is_set_aside_and_the_run_ends_the_same(si
     assert not sizes or "holds 100 of" in words
     assert said.err == ""
     assert contents(run / "checkpoints" / "damaged-6") == before
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["2", "4", "6", "damaged-6"]
     assert_same_run(whole_run, run)
 
 
@@ -281,3 +287,59 @@ def test_no_pickle(whole_run, monkeypatch):
     for name in ("load", "loads", "Unpickler"):
         monkeypatch.setattr(pickle, name, refuse)
     assert int(load_run(whole_run)[1].num_updates) == 6
+
+
+@pytest.fixture(scope="module")
+def best_run(tmp_path_factory):
+    """(folder, updates of its best state)"""
+    folder = tmp_path_factory.mktemp("runs") / "best"
+    Trainer(small_config(keep_checkpoints=9), folder, quiet=True).train()
+    return folder, int(load_run(folder, best=True)[1].num_updates)
+
+
+@pytest.mark.parametrize("killed", ["before the best one was whole", "before the checkpoint was whole"])
+def test_a_kill_between_a_best_checkpoint_and_the_run_s_own(killed, best_run, tmp_path):
+    whole, best = best_run
+    run, lost = Path(shutil.copytree(whole, tmp_path / "run")), best if "best" in killed else best - 1
+    for checkpoint in (run / "checkpoints").iterdir():
+        if int(checkpoint.name) > lost:
+            shutil.rmtree(checkpoint)
+    if "best" in killed:
+        shutil.rmtree(run / "best" / str(best))
+    trainer = Trainer(small_config(keep_checkpoints=9), run, resume=True, quiet=True)
+    trainer.train()
+    assert_same_run(whole, run)
+    assert [path.name for path in (run / "best").iterdir()] == [str(best)]
+    for a, b in zip(*(numbers(load_run(folder, best=True)[1]) for folder in (whole, run)), strict=True):
+        np.testing.assert_array_equal(a, b)
+    scores = [row["eval/agent/episode_return"] for row in read_metrics(run / "metrics.jsonl")]
+    assert trainer.best_score == max(score for score in scores if score is not None)
+
+
+def test_a_better_state_of_a_lost_part_of_the_run_stays_the_best(best_run, tmp_path):
+    """A GPU without --deterministic comes to other numbers: the score must be that of the state which is kept."""
+    whole, best = best_run
+    run = Path(shutil.copytree(whole, tmp_path / "run"))
+    shutil.move(run / "best" / str(best), run / "best" / "99")
+    trainer = Trainer(small_config(keep_checkpoints=9), run, resume=True, quiet=True)
+    trainer.train()
+    assert trainer.best_updates == 99
+
+
+def test_what_threads_say_is_left_out_but_nothing_else(monkeypatch):
+    heard = []
+    monkeypatch.setattr(sys, "unraisablehook", heard.append)
+    monkeypatch.setattr(logging.getLogger("asyncio"), "filters", [])
+    silence.__wrapped__()
+    closed, other = (
+        types.SimpleNamespace(exc_value=RuntimeError(words), exc_traceback=None, object=None)
+        for words in ("Event loop is closed", "something of the user's")
+    )
+    sys.unraisablehook(closed)
+    sys.unraisablehook(other)
+    assert heard == [other]
+    said = [
+        bool(logging.getLogger("asyncio").filter(logging.LogRecord("asyncio", 40, "", 0, words, None, None)))
+        for words in ("never retrieved: OCDBT database", "never retrieved: /6.orbax-checkpoint-tmp", "of the user's")
+    ]
+    assert said == [False, False, True]

@@ -68,15 +68,19 @@ def test_while_it_evaluates_the_evaluation_counts(whole_run, tmp_path, monkeypat
 
 
 def test_a_second_ctrl_c_ends_it_at_once_and_the_last_checkpoint_is_whole(whole_run, tmp_path):
+    survived = []
+
     def interrupt_twice(trainer, row):
         if row["updates"] == 3:
             os.kill(os.getpid(), signal.SIGTERM)
             os.kill(os.getpid(), signal.SIGTERM)  # a scheduler may say it twice: that is no Ctrl-C
+            survived.append(row)
             os.kill(os.getpid(), signal.SIGINT)
 
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         Trainer(small_config(), tmp_path / "run", callbacks=[interrupt_twice], quiet=True).train()
+    assert len(survived) == 1
     assert signal.getsignal(signal.SIGINT) is before
     assert int(load_run(tmp_path / "run")[1].num_updates) == 2
     assert len(read_metrics(tmp_path / "run" / "metrics.jsonl")) == 3
