@@ -27,6 +27,7 @@ from wdjax.train import (
     save_episode,
     statistics,
 )
+from wdjax.train.determinism import make_deterministic
 from wdjax.train.load import preset_path
 from wdjax.train.processes import STOPPED, connect, leaving
 from wdjax.train.trainer import Trainer, load_named, load_run_config, split_checkpoint
@@ -51,6 +52,8 @@ class TrainArguments:
     """the run's folder: config.yaml, metrics.jsonl, checkpoints, curves.png, episode.gif"""
     resume: bool = False
     """go on from the newest checkpoint in the folder, where there is one"""
+    deterministic: bool = False
+    """on a GPU: the same bits in every run, and so also after a resume; slower (a CPU is always so)"""
     auto_scale: bool = False
     """first find the num_envs with which a new run is fastest within the memory there is (experiments/auto_scale.py)"""
     auto_scale_rollout: bool = False
@@ -128,14 +131,18 @@ def call(command: str, *rest: str) -> None:
         sentence = f"wdjax: {one_line(error)}"
         Console(stderr=True).print(sentence, style="red", markup=False, highlight=False, soft_wrap=True)
         raise SystemExit(2) from error
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
 
 
 def train(arguments: list[str]) -> None:
-    """wdjax train PRESET [--workdir DIR] [--resume] [--FIELD VALUE ...]"""
+    """wdjax train PRESET [--workdir DIR] [--resume] [--deterministic] [--FIELD VALUE ...]"""
     if not arguments or arguments[0].startswith("-"):
         presets = ", ".join(list_presets())
         raise ValueError(f"wdjax train needs a preset first: {presets}, or a YAML file (wdjax train PRESET --help)")
     preset, *changes = arguments
+    if "--deterministic" in changes:  # before a preset's environment may compute something: XLA looks but once
+        make_deterministic()
     config = complete_env_params(load_config(preset))
     default = TrainArguments(config, workdir=Path("runs") / preset_path(preset).stem)
     parsed = parse(TrainArguments, f"wdjax train {preset}", changes, default=default)

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import functools
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -12,28 +11,35 @@ from typing import Any
 
 import jax
 import numpy as np
-import yaml
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from wdjax.checks import require
-from wdjax.train.checkpoint import open_checkpoints, restore, save
+from wdjax.train.checkpoint import (
+    DamagedCheckpointError,
+    finish,
+    open_checkpoints,
+    read_host,
+    require_saved,
+    restore,
+    restore_newest,
+    save,
+)
 from wdjax.train.config import TrainConfig
+from wdjax.train.determinism import forgets_determinism, is_deterministic
 from wdjax.train.devices import require_all_processes, state_shardings
 from wdjax.train.episodes import Episodes, evaluation_metrics
 from wdjax.train.evaluation import UnfinishedEpisodeError, evaluate
+from wdjax.train.folder import hold_folder, load_run_config, plain_config, prepare_folder, require_same_run
 from wdjax.train.learner import Learner, init, make_learner, run
-from wdjax.train.load import from_mapping, read_yaml
+from wdjax.train.load import from_mapping
 from wdjax.train.metrics_log import MetricsLog, NoLog, finite, summarize
 from wdjax.train.plots import save_curves
 from wdjax.train.policies import group_sizes
 from wdjax.train.processes import any_process, as_first, ending_with_others, is_first, on_first, wait_for_all
+from wdjax.train.signals import stop_signals
 from wdjax.train.state import TrainState
 from wdjax.train.trajectory import record_episode
-from wdjax.train.validate import complete_env_params
-
-# What may differ between a run and its resumption: how long, and how it is looked after.
-RESUMABLE = ("total_env_steps", "checkpoint_every", "keep_checkpoints", "devices")
 
 Callback = Callable[["Trainer", dict[str, Any]], None]
 
@@ -51,6 +57,7 @@ class Trainer:
     Raises:
         FileExistsError: where the folder holds a run and `resume` is false.
         ValueError: where it holds a run of another configuration.
+        BlockingIOError: where another run is training there.
     """
 
     def __init__(
@@ -74,20 +81,30 @@ class Trainer:
         require(shared, "workdir", str(self.workdir), "in a folder that all processes share")
         self.state: TrainState | None = None
         self.best_score: float | None = None
+        self.best_updates: int | None = None  # of the state with that score
         self.stopped = False  # whether a signal ended `train` early
 
     def train(self) -> TrainState:
-        """Runs until total_env_steps are done and draws, or until Ctrl-C or SIGTERM; saves. Returns the last state."""
+        """Runs until total_env_steps are done and draws, or until Ctrl-C or SIGTERM; saves. Returns the last state.
+
+        Raises:
+            OSError: where metrics or a checkpoint cannot be written (a full disk); the checkpoints before stay whole.
+        """
         with contextlib.ExitStack() as stack:
+            if is_first():
+                stack.enter_context(hold_folder(self.workdir))
+            begun = load_run_config(self.workdir)  # nothing held the folder since it was looked at
+            require_same_run(begun, self.config, f"the run in {self.workdir} was begun with")
+            stop = stack.enter_context(stop_signals(self.console))  # first: closing waits for the last checkpoint
             folder, keep = self.workdir / "checkpoints", self.config.keep_checkpoints
             checkpoints = stack.enter_context(open_checkpoints(folder, keep))
             best = stack.enter_context(open_checkpoints(self.workdir / "best", 1)) if self.config.best_by else None
-            self.state, host = self._start(checkpoints)
-            self.best_score = host["best_score"]
-            log = MetricsLog(self.workdir / "metrics.jsonl", host["metrics_size"]) if is_first() else NoLog()
+            self.state, metrics_size = self._start(checkpoints, best)
+            log = MetricsLog(self.workdir / "metrics.jsonl", metrics_size) if is_first() else NoLog()
             stack.enter_context(contextlib.closing(log))
-            stop = stack.enter_context(stop_signals(self.console))
             stack.enter_context(ending_with_others())
+            if log.missing:
+                self.console.print(f"Mind: {log.path} is {log.missing:,} bytes short: its last lines are lost")
             self._chunks(log, checkpoints, best, stop)
         if self.stopped:
             done = int(self.state.num_updates) * self.config.env_steps_per_update
@@ -109,44 +126,59 @@ class Trainer:
             animation = save_episode(self.learner, self.state, self.workdir / "episode.gif", seed=self.config.seed)
             self.console.print(f"Wrote {animation}", soft_wrap=True)
 
-    def _start(self, checkpoints: Any) -> tuple[TrainState, dict[str, Any]]:
+    def _start(self, checkpoints: Any, best: Any) -> tuple[TrainState, int]:
+        """Returns the state to go on from, and how much of metrics.jsonl goes with it, in bytes."""
         announce(self.console, self.config, self.workdir, self.learner.setup.num_devices)
-        newest = checkpoints.latest_step()
-        if newest is None:
-            return self.learner.init(jax.random.key(self.config.seed)), {"metrics_size": 0, "best_score": None}
-        state, host = restore(checkpoints, newest, abstract_state(self.learner))
-        done = newest * self.config.env_steps_per_update
-        self.console.print(f"Going on from {checkpoints.directory}/{newest}, {done:,} env steps", soft_wrap=True)
-        return state, host
+        say = functools.partial(self.console.print, soft_wrap=True, markup=False)
+        found = restore_newest(checkpoints, abstract_state(self.learner), self.config, say)
+        if found is None:
+            return self.learner.init(jax.random.key(self.config.seed)), 0
+        state, host = found
+        updates = int(state.num_updates)
+        env_steps = updates * self.config.env_steps_per_update
+        say(f"Going on from {checkpoints.directory}/{updates}, {env_steps:,} env steps")
+        if forgets_determinism(host["deterministic"]):
+            say("Mind: this run was --deterministic; without it, it does not go on bit for bit as it would have")
+        self.best_score, self.best_updates = host["best_score"], host["best_updates"]
+        if best is not None and (best.latest_step() or 0) > updates:  # found after this checkpoint, before the end
+            self.best_score, self.best_updates = read_host(best)["best_score"], best.latest_step()
+        elif best is not None and self.best_updates == updates:  # perhaps killed before that one was whole
+            save(best, updates, state, host)
+        return state, host["metrics_size"]
 
     def _chunks(self, log: MetricsLog, checkpoints: Any, best: Any, stop: threading.Event) -> None:
         config = self.config
         done = int(self.state.num_updates)
         programs: dict[int, Any] = {}
+        compile_seconds = 0.0
         with progress_bar(self.console, config, done) as advance:
             while done < config.num_updates and not any_process(stop.is_set()):
                 size = min(config.updates_per_chunk, config.num_updates - done)
-                compile_seconds = 0.0
                 if size not in programs:
                     programs[size], compile_seconds = compile_chunk(self.learner, self.state, size)
+                    continue  # that may have taken minutes: somebody may want it to stop
                 start = time.perf_counter()
                 self.state, metrics = programs[size](self.state)
                 metrics = jax.device_get(metrics)  # waits for the device
                 seconds = time.perf_counter() - start
                 done += size
+                require_saved(checkpoints)
+                if best is not None:
+                    finish(best)  # the next checkpoint must not know of a best one that is not there
                 last = done == config.num_updates
                 saving = last or done // config.updates_per_chunk % config.checkpoint_every == 0
                 row = self._row(done, size, seconds, compile_seconds, metrics)
+                compile_seconds = 0.0
                 row |= self._evaluate(best, done, log) if self._is_evaluated(done) else self._no_evaluation()
                 log.write(row)
                 if saving:
-                    save(checkpoints, done, self.state, self._host(log))
+                    self._save(checkpoints, done, log)
                 advance(row)
                 for callback in self.callbacks:
                     callback(self, row)
         self.stopped = done < config.num_updates
         if self.stopped:
-            save(checkpoints, done, self.state, self._host(log))
+            self._save(checkpoints, done, log)
 
     def _row(
         self, done: int, size: int, seconds: float, compile_seconds: float, metrics: dict[str, Any]
@@ -186,8 +218,8 @@ class Trainer:
             row = {name: value if value is None else finite(value) for name, value in found.items()}
         score = row.get(f"eval/{config.best_by}")
         if as_first(score is not None and (self.best_score is None or score > self.best_score)):
-            self.best_score = score
-            save(best, done, self.state, self._host(log))
+            self.best_score, self.best_updates = score, done
+            self._save(best, done, log)
         return row
 
     def _no_evaluation(self) -> dict[str, None]:
@@ -202,8 +234,13 @@ class Trainer:
         )  # fmt: skip
         return dict.fromkeys(evaluation_metrics(nothing, env.info_ratios))
 
-    def _host(self, log: MetricsLog) -> dict[str, Any]:
-        return {"metrics_size": log.size, "best_score": self.best_score}
+    def _save(self, manager: Any, done: int, log: MetricsLog) -> None:
+        log.sync()
+        host = {
+            "metrics_size": log.size, "best_score": self.best_score, "best_updates": self.best_updates,
+            "config": plain_config(self.config), "deterministic": is_deterministic(),
+        }  # fmt: skip
+        save(manager, done, self.state, host)
 
 
 def announce(console: Console, config: TrainConfig, workdir: Path, num_devices: int) -> None:
@@ -248,53 +285,6 @@ def abstract_state(learner: Learner) -> TrainState:
     return jax.tree.map(put, place, state)
 
 
-def prepare_folder(workdir: Path, config: TrainConfig, resume: bool) -> None:
-    """Makes a run's folder and writes config.yaml, or checks that the run in it is the one to resume."""
-    file = workdir / "config.yaml"
-    if file.exists():
-        if not resume:
-            raise FileExistsError(f"{workdir} holds a run already: resume it (--resume), or name another --workdir")
-        require_same_run(file, config)
-    partial = file.with_suffix(".tmp")
-    try:
-        workdir.mkdir(parents=True, exist_ok=True)
-        partial.write_text(dump_config(config), encoding="utf8")
-    except OSError as error:
-        raise type(error)(f"workdir = {workdir}: must be a folder that can be written ({error.strerror})") from error
-    partial.replace(file)  # a run killed here has its old config.yaml or the new one, never half of one
-
-
-def require_same_run(file: Path, config: TrainConfig) -> None:
-    """Raises ValueError, naming the first field that differs, where a run was begun with another configuration."""
-    configs = (complete_env_params(load_run_config(file.parent)), complete_env_params(config))
-    old, new = (_flat(_plain(dataclasses.asdict(config))) for config in configs)
-    for name in sorted(old.keys() | new.keys()):
-        if name not in RESUMABLE and old.get(name) != new.get(name):
-            raise ValueError(f"{name} = {new.get(name)!r}: the run in {file.parent} was begun with {old.get(name)!r}")
-
-
-def dump_config(config: TrainConfig) -> str:
-    """Returns a configuration as YAML, which `load_config` reads back; the order of policies stays."""
-    return yaml.safe_dump(_plain(dataclasses.asdict(config)), sort_keys=False, allow_unicode=True)
-
-
-def _plain(value: Any) -> Any:
-    """Returns nested mappings, tuples and NumPy values as what YAML writes without tags."""
-    if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
-    if isinstance(value, tuple | list):
-        return [_plain(item) for item in value]
-    return np.asarray(value).tolist() if isinstance(value, np.generic | np.ndarray | jax.Array) else value
-
-
-def load_run_config(run_folder: str | Path) -> TrainConfig:
-    """Returns the configuration of a run from its folder; raises FileNotFoundError where there is none."""
-    file = Path(run_folder) / "config.yaml"
-    if not file.is_file():
-        raise FileNotFoundError(f"{run_folder} holds no run: {file} is missing")
-    return from_mapping(TrainConfig, read_yaml(file))
-
-
 def load_run(
     run_folder: str | Path, best: bool = False, num_updates: int | None = None
 ) -> tuple[Learner, TrainState]:
@@ -312,7 +302,7 @@ def load_run(
     folder = Path(run_folder) / ("best" if best else "checkpoints")
     if not folder.is_dir():
         raise FileNotFoundError(f"no checkpoint in {folder}")
-    with open_checkpoints(folder, keep=1_000_000) as manager:  # only reads: nothing must be cleaned away
+    with open_checkpoints(folder, keep=None) as manager:
         steps = sorted(manager.all_steps())
         if not steps:
             raise FileNotFoundError(f"no checkpoint in {folder}")
@@ -320,7 +310,13 @@ def load_run(
         if step not in steps:
             held = ", ".join(map(str, steps))
             raise FileNotFoundError(f"no checkpoint of {step} updates in {folder}, only of {held} (keep_checkpoints)")
-        return learner, restore(manager, step, abstract_state(learner))[0]
+        try:
+            return learner, restore(manager, step, abstract_state(learner), config)[0]
+        except DamagedCheckpointError:
+            manager.reload()
+            if num_updates is not None or manager.latest_step() == step:
+                raise
+    return load_run(run_folder, best)  # the run goes on at this moment, and has cleaned that one away
 
 
 def split_checkpoint(run: str, default: str = "newest") -> tuple[Path, str]:
@@ -358,28 +354,6 @@ def save_episode(
 
 
 @contextlib.contextmanager
-def stop_signals(console: Console) -> Iterator[threading.Event]:
-    """Gives an event that the first Ctrl-C or SIGTERM sets; the second Ctrl-C interrupts at once."""
-    stop = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop  # only the main thread may handle signals: a notebook's cell in a thread goes without
-        return
-
-    def request(number: int, frame: Any) -> None:
-        if stop.is_set() and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        stop.set()
-        console.print("Stopping after this chunk (Ctrl-C again: at once, without saving)")
-
-    before = {number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():  # None: one that Python has not set, and cannot
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
-
-
-@contextlib.contextmanager
 def progress_bar(console: Console, config: TrainConfig, done: int) -> Iterator[Callable[[dict[str, Any]], None]]:
     """Shows env steps, env steps/s and mean episode returns; gives a function to call with every chunk's row."""
     columns = (BarColumn(bar_width=16), TextColumn("{task.description}"), TimeRemainingColumn(compact=True))
@@ -393,9 +367,3 @@ def progress_bar(console: Console, config: TrainConfig, done: int) -> Iterator[C
             progress.update(task, completed=row["updates"], description=f"{steps}, return {', '.join(words)}")
 
         yield advance
-
-
-def _flat(values: Any, path: str = "") -> dict[str, Any]:
-    if not isinstance(values, dict):
-        return {path: values}
-    return {k: v for name, item in values.items() for k, v in _flat(item, f"{path}.{name}" if path else name).items()}

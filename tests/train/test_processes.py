@@ -20,6 +20,7 @@ from probes import tiny_config, tiny_policy
 from wdjax.train import Trainer, load_run, processes, read_metrics
 from wdjax.train import devices as devices_module
 from wdjax.train.devices import choose_devices, require_all_processes
+from wdjax.train.folder import load_run_config
 from wdjax.train.processes import (
     any_process,
     as_first,
@@ -30,7 +31,6 @@ from wdjax.train.processes import (
     leaving,
     on_first,
 )
-from wdjax.train.trainer import load_run_config
 
 CONFIG = tiny_config("probe_signal", {"agent": tiny_policy("PPO")})
 TIMING = ("seconds", "seconds_per_update", "compile_seconds", "env_steps_per_second", "agent_steps_per_second")
