@@ -85,6 +85,14 @@ def _copy(state: TrainState) -> TrainState:
     return jax.tree.map(jnp.copy, state)
 
 
+def delete_newer(manager: ocp.CheckpointManager, step: int) -> None:
+    """Deletes the checkpoints of more updates: orbax saves none before them. Raises OSError where it cannot."""
+    with saving(manager):
+        for other in manager.all_steps():
+            if other > step:
+                manager.delete(other)
+
+
 def require_saved(manager: ocp.CheckpointManager) -> None:
     """Raises OSError where a save that ended in the background has failed."""
     with saving(manager):

@@ -17,6 +17,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from wdjax.checks import require
 from wdjax.train.checkpoint import (
     DamagedCheckpointError,
+    delete_newer,
     finish,
     open_checkpoints,
     read_host,
@@ -219,6 +220,7 @@ class Trainer:
         score = row.get(f"eval/{config.best_by}")
         if as_first(score is not None and (self.best_score is None or score > self.best_score)):
             self.best_score, self.best_updates = score, done
+            delete_newer(best, done)  # of a part of the run that was lost, where it comes to other numbers now
             self._save(best, done, log)
         return row
 

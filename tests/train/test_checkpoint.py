@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import json
 import logging
 import os
 import pickle
@@ -324,6 +325,20 @@ def test_a_better_state_of_a_lost_part_of_the_run_stays_the_best(best_run, tmp_p
     trainer = Trainer(small_config(keep_checkpoints=9), run, resume=True, quiet=True)
     trainer.train()
     assert trainer.best_updates == 99
+
+
+def test_a_worse_state_of_a_lost_part_of_the_run_gives_way(best_run, tmp_path):
+    whole, best = best_run
+    run = Path(shutil.copytree(whole, tmp_path / "run"))
+    kept = Path(shutil.move(run / "best" / str(best), run / "best" / "99"))
+    host = json.loads((kept / "host" / "metadata").read_text())
+    (kept / "host" / "metadata").write_text(json.dumps(host | {"best_score": 0.5}))
+    for name in (path.name for path in (run / "checkpoints").iterdir() if path.name != "2"):
+        shutil.rmtree(run / "checkpoints" / name)
+    trainer = Trainer(small_config(keep_checkpoints=9), run, resume=True, quiet=True)
+    trainer.train()
+    assert [path.name for path in (run / "best").iterdir()] == [str(trainer.best_updates)]
+    assert 2 < trainer.best_updates <= 6
 
 
 def test_what_threads_say_is_left_out_but_nothing_else(monkeypatch):
