@@ -111,8 +111,8 @@ def saving(manager: ocp.CheckpointManager) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # orbax raises what its threads and tensorstore do: of any type
-        manager.reload()
-        good = manager.latest_step()
+        whole = [int(path.name) for path in Path(manager.directory).glob("*") if path.name.isdecimal()]
+        good = max(whole, default=None)
         rest = "there is none yet" if good is None else f"the one of {good} updates is whole, --resume goes on from it"
         raise OSError(f"could not save a checkpoint in {manager.directory} ({reason(error)}): {rest}") from error
 

@@ -30,11 +30,14 @@ def prepare_folder(workdir: Path, config: TrainConfig, resume: bool) -> None:
     Raises:
         FileExistsError: where it holds a run and `resume` is false.
         ValueError: where it holds a run of another configuration.
+        FileNotFoundError: where it holds checkpoints, but not what configuration they have.
         OSError: where it cannot be written, or another process is training there.
     """
     file = workdir / "config.yaml"
     if not resume and (file.exists() or (workdir / "checkpoints").exists()):
         raise FileExistsError(f"{workdir} holds a run already: resume it (--resume), or name another --workdir")
+    if not file.exists() and (workdir / "checkpoints").exists():
+        raise FileNotFoundError(f"{file} is missing: its checkpoints hold it (host/metadata, as JSON), write it again")
     if file.exists():
         require_same_run(load_run_config(workdir), config, f"the run in {workdir} was begun with")
     with writing(workdir):

@@ -105,7 +105,8 @@ class Trainer:
             stack.enter_context(contextlib.closing(log))
             stack.enter_context(ending_with_others())
             if log.missing:
-                self.console.print(f"Mind: {log.path} is {log.missing:,} bytes short: its last lines are lost")
+                words = f"Mind: {log.path} is {log.missing:,} bytes short: its last lines are lost"
+                self.console.print(words, soft_wrap=True, markup=False)
             self._chunks(log, checkpoints, best, stop)
         if self.stopped:
             done = int(self.state.num_updates) * self.config.env_steps_per_update
@@ -138,9 +139,9 @@ class Trainer:
         updates = int(state.num_updates)
         env_steps = updates * self.config.env_steps_per_update
         say(f"Going on from {checkpoints.directory}/{updates}, {env_steps:,} env steps")
-        if forgets_determinism(host["deterministic"]):
+        if forgets_determinism(host.get("deterministic", False)):
             say("Mind: this run was --deterministic; without it, it does not go on bit for bit as it would have")
-        self.best_score, self.best_updates = host["best_score"], host["best_updates"]
+        self.best_score, self.best_updates = host["best_score"], host.get("best_updates")
         if best is not None and (best.latest_step() or 0) > updates:  # found after this checkpoint, before the end
             self.best_score, self.best_updates = read_host(best)["best_score"], best.latest_step()
         elif best is not None and self.best_updates == updates:  # perhaps killed before that one was whole
