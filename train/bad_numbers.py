@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.flatten_util import ravel_pytree
 
 from wdjax.train.collectives import total
 from wdjax.train.config import TrainConfig
@@ -64,7 +65,9 @@ def look_at_steps(
         metrics: what the algorithm said about it.
     """
     loss, grad_norm = policy.algorithm.losses(policy, before, after, metrics)
-    return jnp.stack([_bad(part) for part in (loss, grad_norm, after.normalizer, after.params)])
+    # in one piece: looking at every leaf for itself would be a kernel each
+    statistics, params = (ravel_pytree(tree)[0] for tree in (after.normalizer, after.params))
+    return jnp.stack([_bad(part) for part in (loss, grad_norm, statistics, params)])
 
 
 def first_bad(rows: list[jax.Array], steps: list[jax.Array]) -> jax.Array:
