@@ -191,8 +191,10 @@ def test_what_dead_agents_see_and_get_must_be_finite_too(name, said):
     learner = leavers()
     _, metrics = play(learner, with_params(learner.init(KEY), **{name: 1e6}), 2)
     assert not np.any(metrics["bad_numbers"])
-    _, metrics = play(learner, with_params(learner.init(KEY), **{name: np.inf}), 1)
+    first = with_params(learner.init(KEY), **{name: np.inf})
+    last, metrics = play(learner, first, 1)
     assert words(learner, metrics)[0].startswith(f"{said} of policy 'player'")
+    assert_same(counted(last), counted(first))  # who lives, too
 
 
 @functools.cache
