@@ -16,6 +16,7 @@ from rich.console import Console
 
 import wdjax
 from wdjax.checks import did_you_mean, one_line, require
+from wdjax.experiments.auto_scale import auto_scale, trial_table, what_changes
 from wdjax.experiments.matrix import matrix_tables, other_params, require_tables, write_matrix
 from wdjax.train import (
     Player,
@@ -28,8 +29,10 @@ from wdjax.train import (
 )
 from wdjax.train.bad_numbers import BadNumbersError
 from wdjax.train.debug import FailedCheckError
+from wdjax.train.determinism import make_deterministic
 from wdjax.train.load import preset_path
-from wdjax.train.trainer import Trainer, load_named, split_checkpoint
+from wdjax.train.processes import STOPPED, connect, leaving
+from wdjax.train.trainer import Trainer, load_named, load_run_config, split_checkpoint
 from wdjax.train.validate import complete_env_params, validate
 
 FAILURES = (BadNumbersError, FailedCheckError)  # of a run, not of what was asked for
@@ -55,6 +58,18 @@ class TrainArguments:
     """go on from the newest checkpoint in the folder, where there is one"""
     debug: bool = False
     """slow checks on one device: of the environment, of its asserts, of keys used twice, of where a NaN is made"""
+    deterministic: bool = False
+    """on a GPU: the same bits in every run, and so also after a resume; slower (a CPU is always so)"""
+    auto_scale: bool = False
+    """first find the num_envs with which a new run is fastest within the memory there is (experiments/auto_scale.py)"""
+    auto_scale_rollout: bool = False
+    """the same, and rollout_length too"""
+    coordinator: str | None = None
+    """several processes: HOST:PORT of process 0 (JAX_COORDINATOR_ADDRESS); under srun give none of these"""
+    num_processes: int | None = None
+    """how many there are (JAX_NUM_PROCESSES)"""
+    process_id: int | None = None
+    """which one this is, from 0 (JAX_PROCESS_ID)"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,12 +120,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE)
         raise SystemExit(0 if arguments else 2)
-    command, *rest = arguments
+    try:
+        with leaving():
+            call(*arguments)
+    except KeyboardInterrupt:
+        raise SystemExit(STOPPED) from None
+
+
+def call(command: str, *rest: str) -> None:
+    """Runs a command with its arguments; bad input ends with one sentence and exit status 2."""
     try:
         if command not in COMMANDS:
             raise ValueError(f"unknown command {command!r}: {did_you_mean(command, COMMANDS)}")
         cache_compilations()
-        COMMANDS[command](rest)
+        COMMANDS[command](list(rest))
     except (ValueError, TypeError, OSError, ImportError, NotImplementedError, *FAILURES) as error:
         if os.environ.get("WDJAX_TRACEBACK"):
             raise
@@ -120,19 +143,35 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def train(arguments: list[str]) -> None:
-    """wdjax train PRESET [--workdir DIR] [--resume] [--debug] [--FIELD VALUE ...]"""
+    """wdjax train PRESET [--workdir DIR] [--resume] [--debug] [--deterministic] [--FIELD VALUE ...]"""
     if not arguments or arguments[0].startswith("-"):
         presets = ", ".join(list_presets())
         raise ValueError(f"wdjax train needs a preset first: {presets}, or a YAML file (wdjax train PRESET --help)")
     preset, *changes = arguments
+    if "--deterministic" in changes:  # before a preset's environment may compute something: XLA looks but once
+        make_deterministic()
     config = complete_env_params(load_config(preset))
     default = TrainArguments(config, workdir=Path("runs") / preset_path(preset).stem)
     parsed = parse(TrainArguments, f"wdjax train {preset}", changes, default=default)
     validate(parsed.config)
-    trainer = Trainer(parsed.config, parsed.workdir, parsed.resume, debug=parsed.debug)
+    connect(parsed.coordinator, parsed.num_processes, parsed.process_id)
+    config = scaled(parsed) if parsed.auto_scale or parsed.auto_scale_rollout else parsed.config
+    trainer = Trainer(config, parsed.workdir, parsed.resume, debug=parsed.debug)
     trainer.train()
     if trainer.stopped:
-        raise SystemExit(130)
+        raise SystemExit(STOPPED)
+
+
+def scaled(parsed: TrainArguments) -> TrainConfig:
+    """Returns the configuration in the size that --auto-scale finds, or that the run in the folder has."""
+    if (parsed.workdir / "config.yaml").exists():
+        begun = load_run_config(parsed.workdir)
+        return dataclasses.replace(parsed.config, num_envs=begun.num_envs, rollout_length=begun.rollout_length)
+    print("--auto-scale: trying sizes of the run, each compiled first and then run for a second", flush=True)
+    found, trials = auto_scale(parsed.config, parsed.auto_scale_rollout)
+    Console(width=None if sys.stdout.isatty() else 160).print(trial_table(trials, found))
+    print(what_changes(parsed.config, found))
+    return found
 
 
 def evaluate(arguments: list[str]) -> None:

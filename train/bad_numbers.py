@@ -5,6 +5,8 @@ as it was before its rollout: all policies, replicas and memories. By `stop` als
 later update is the same one again, and a run of any length ends in its last good state. By `skip` it counts as done and
 the key moves on: the next rollout begins where this one began, with other random numbers.
 
+After LIMIT such updates in a row the run ends all the same: what is bad there does not depend on what is drawn.
+
 NaN in metrics where there was nothing to report (train/metrics.py) are no bad numbers.
 """
 
@@ -15,6 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.flatten_util import ravel_pytree
 
 from wdjax.train.collectives import total
 from wdjax.train.config import TrainConfig
@@ -23,6 +26,8 @@ from wdjax.train.state import Memory, Policy, PolicyState, Setup, TrainState
 
 # What is looked at, causes first: of several that are bad in an update, the first is named.
 QUANTITIES = ("observations", "rewards", "losses", "gradients", "normaliser", "parameters")
+
+LIMIT = 10  # updates that `skip` leaves out in a row
 
 _IN_THE_GAME = "look for a division by 0, a root or a logarithm in the environment"
 _IN_LEARNING = "try a lower learning_rate, a lower max_grad_norm, or normalize_reward"
@@ -60,7 +65,9 @@ def look_at_steps(
         metrics: what the algorithm said about it.
     """
     loss, grad_norm = policy.algorithm.losses(policy, before, after, metrics)
-    return jnp.stack([_bad(part) for part in (loss, grad_norm, after.normalizer, after.params)])
+    # in one piece: looking at every leaf for itself would be a kernel each
+    statistics, params = (ravel_pytree(tree)[0] for tree in (after.normalizer, after.params))
+    return jnp.stack([_bad(part) for part in (loss, grad_norm, statistics, params)])
 
 
 def first_bad(rows: list[jax.Array], steps: list[jax.Array]) -> jax.Array:
@@ -124,18 +131,37 @@ def describe_bad_numbers(setup: Setup, code: int) -> str:
     return f"{QUANTITIES[quantity]} of policy {names[policy]!r} not finite: {ADVICE[QUANTITIES[quantity]]}"
 
 
-def why_it_ends(setup: Setup, codes: np.ndarray, done: int, origin: str | None = None) -> str:
-    """Returns the sentence with which a run ends, after `done` good updates.
+def bad_in_a_row(codes: np.ndarray, before: int = 0) -> int:
+    """Returns how many updates up to the last one of a chunk were bad, without a sound one between them.
+
+    Args:
+        codes: of the chunk, [updates].
+        before: the same number of the chunk before.
+    """
+    sound = np.flatnonzero(codes == 0)
+    return len(codes) - 1 - int(sound[-1]) if len(sound) else before + len(codes)
+
+
+def ends_run(config: TrainConfig, codes: np.ndarray, streak: int) -> bool:
+    """Whether a run ends after a chunk with these codes, and so many bad updates in a row at its end."""
+    return bool(codes.any()) if config.on_bad_numbers == "stop" else streak >= LIMIT
+
+
+def why_it_ends(setup: Setup, codes: np.ndarray, streak: int, done: int, origin: str | None = None) -> str:
+    """Returns the sentence with which a run ends, after `done` updates.
 
     Args:
         codes: of the updates of its last chunk.
+        streak: how many were bad in a row, at its end.
         origin: what makes the first NaN (`debug.nan_origin`), where somebody has looked.
     """
     more = "--resume --debug looks for its origin" if origin is None else f"its origin: {origin}"
-    return (
-        f"update {done + 1}: {describe_bad_numbers(setup, codes[codes > 0][0])} (the run is saved as it was after "
-        f"{done} updates; --resume --on-bad-numbers skip goes on without this one; {more})"
-    )
+    saved = f"the run is saved as it was after {done} updates"
+    if setup.config.on_bad_numbers == "skip":
+        what = describe_bad_numbers(setup, codes[-1])
+        return f"update {done}, and the {streak - 1} before it: {what} (all were left out; {saved}; {more})"
+    what = describe_bad_numbers(setup, codes[codes > 0][0])
+    return f"update {done + 1}: {what} ({saved}; --resume --on-bad-numbers skip goes on without this one; {more})"
 
 
 def what_was_skipped(setup: Setup, codes: np.ndarray) -> str:

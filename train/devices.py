@@ -22,20 +22,34 @@ from wdjax.vector import VectorState
 def choose_devices(config: TrainConfig) -> int:
     """Returns on how many devices a run goes: `devices`, or the most that there are and that divide its blocks.
 
+    Of several processes each has equally many. One device, where it is asked for, is each process's own.
+
     Raises:
-        ValueError: for more than there are.
+        ValueError: for more than there are, and where not every process can have its share.
     """
-    there = jax.device_count()
+    there, processes = jax.device_count(), jax.process_count()
     if config.devices:
         require(config.devices <= there, "devices", config.devices, f"at most {there}: jax sees no more")
+        shared = config.devices == 1 or config.devices % processes == 0
+        require(shared, "devices", config.devices, f"a multiple of the {processes} processes")
         return config.devices
-    most = 1 if jax.default_backend() == "cpu" else there  # the devices of a CPU share its cores: nothing is won
-    return max(number for number in range(1, most + 1) if config.blocks % number == 0)
+    most = processes if jax.default_backend() == "cpu" else there  # the devices of a CPU share its cores
+    numbers = [number for number in range(processes, most + 1, processes) if config.blocks % number == 0]
+    require(numbers, "num_blocks", config.blocks, f"a multiple of the {processes} processes: each has its share")
+    return max(numbers)
+
+
+def require_all_processes(num_devices: int) -> None:
+    """Raises ValueError where a run of several processes would leave some without a share."""
+    processes = jax.process_count()
+    require(num_devices % processes == 0, "devices", num_devices, f"a multiple of the {processes} processes")
 
 
 def make_mesh(num_devices: int) -> Mesh:
-    """Returns the mesh of the first `num_devices` devices."""
-    return jax.make_mesh((num_devices,), (AXIS,), axis_types=(AxisType.Auto,), devices=jax.devices()[:num_devices])
+    """Returns the mesh of `num_devices` devices, the first ones of every process."""
+    processes = jax.process_count()
+    chosen = [device for i in range(processes) for device in jax.local_devices(i)[: num_devices // processes]]
+    return jax.make_mesh((num_devices,), (AXIS,), axis_types=(AxisType.Auto,), devices=chosen)
 
 
 def lay_out(split: Any, whole: Any) -> Any:

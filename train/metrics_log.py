@@ -1,9 +1,11 @@
 """metrics.jsonl: one JSON object a chunk, always with the same fields; null stands for a number that is not known."""
 
+import contextlib
 import json
 import math
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -64,22 +66,60 @@ def finite(value: float) -> float | None:
 
 
 class MetricsLog:
-    """The file, open for appending. Checkpoints hold its `size` in bytes: a resumed run cuts back to that."""
+    """The file, open for appending. Checkpoints hold its `size` in bytes: a resumed run cuts back to that.
+
+    Args:
+        path: of the file.
+        size: bytes of it that are kept, whole lines only; `missing` of them are not there any more.
+    """
 
     def __init__(self, path: Path, size: int):
         self.path = path
-        self._file = open(path, "ab")  # noqa: SIM115  (closed by `close`)
-        self._file.truncate(size)
-        self._file.seek(size)
-        self.size = size
+        kept = path.read_bytes()[:size] if path.exists() else b""
+        self.size = kept.rfind(b"\n") + 1
+        self.missing = size - self.size
+        self._file = open(path, "ab", buffering=0)  # noqa: SIM115  (closed by `close`)
+        self._file.truncate(self.size)
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Appends one object and hands it to the operating system."""
-        self.size += self._file.write((json.dumps(row) + "\n").encode())
-        self._file.flush()
+        """Appends one object and hands it to the operating system. Raises OSError where that does not take it."""
+        line = (json.dumps(row) + "\n").encode()
+        rest = line
+        with self._writing():
+            while rest:  # a disk that is full in the middle takes the first half and refuses the other
+                rest = rest[self._file.write(rest) :]
+        self.size += len(line)
+
+    def sync(self) -> None:
+        """Waits until the disk has what was written: a checkpoint must not know of lines that a power cut takes."""
+        with self._writing():
+            os.fsync(self._file.fileno())
 
     def close(self) -> None:
         self._file.close()
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self._file.truncate(self.size)  # whole lines only
+            raise type(error)(f"could not write {self.path} ({error.strerror}): go on with --resume") from error
+
+
+class NoLog:
+    """What stands for the file in a process that does not write it."""
+
+    size = missing = 0
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        pass
+
+    def sync(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:

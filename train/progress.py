@@ -1,13 +1,32 @@
-"""The progress bar of a run."""
+"""What a run says of itself: what will run, and how far it has come."""
 
 import contextlib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import jax
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from wdjax.train.config import TrainConfig
+
+
+def announce(console: Console, config: TrainConfig, workdir: Path, num_devices: int) -> None:
+    """Says what will run, and what about it may surprise."""
+    steps = config.num_updates * config.env_steps_per_update
+    more = f" ({config.total_env_steps:,} rounded up)" if steps > config.total_env_steps else ""
+    several = f"{num_devices} x " if num_devices > 1 else ""
+    console.print(
+        f"{config.env} on {several}{jax.devices()[0].device_kind}: {config.num_updates:,} updates of "
+        f"{config.env_steps_per_update:,} env steps, {steps:,} in all{more}, in {workdir}",
+        soft_wrap=True,
+    )
+    for name, policy in config.policies.items():
+        schedule = policy.learning_rate
+        end, rate = (0.0, schedule) if isinstance(schedule, float) else schedule[-1]
+        if policy.trainable and rate == 0 and end < config.total_env_steps:
+            console.print(f"Mind: policies.{name}.learning_rate is 0 after {end:,.0f} env steps", soft_wrap=True)
 
 
 @contextlib.contextmanager

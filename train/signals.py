@@ -28,5 +28,5 @@ def stop_signals(console: Console) -> Iterator[threading.Event]:
     try:
         yield stop
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, handler in before.items():  # None: one that Python has not set, and cannot
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)

@@ -11,36 +11,47 @@ from typing import Any
 
 import jax
 import numpy as np
-import yaml
 from rich.console import Console
 
 import wdjax
+from wdjax.checks import require
 from wdjax.train.bad_numbers import (
     BadNumbersError,
+    bad_in_a_row,
+    ends_run,
     skipped_updates,
     sound_updates,
     what_was_skipped,
     why_it_ends,
 )
-from wdjax.train.checkpoint import open_checkpoints, restore, save
+from wdjax.train.checkpoint import (
+    DamagedCheckpointError,
+    delete_newer,
+    finish,
+    open_checkpoints,
+    read_host,
+    require_saved,
+    restore,
+    restore_newest,
+    save,
+)
 from wdjax.train.config import TrainConfig
 from wdjax.train.debug import compile_checked, nan_origin
-from wdjax.train.devices import state_shardings
+from wdjax.train.determinism import forgets_determinism, is_deterministic
+from wdjax.train.devices import require_all_processes, state_shardings
 from wdjax.train.episodes import Episodes, evaluation_metrics
 from wdjax.train.evaluation import UnfinishedEpisodeError, evaluate
+from wdjax.train.folder import hold_folder, load_run_config, plain_config, prepare_folder, require_same_run
 from wdjax.train.learner import Learner, init, make_learner, run
-from wdjax.train.load import from_mapping, read_yaml
-from wdjax.train.metrics_log import MetricsLog, finite, summarize
+from wdjax.train.load import from_mapping
+from wdjax.train.metrics_log import MetricsLog, NoLog, finite, summarize
 from wdjax.train.plots import save_curves
 from wdjax.train.policies import group_sizes
-from wdjax.train.progress import progress_bar
+from wdjax.train.processes import any_process, as_first, ending_with_others, is_first, on_first, wait_for_all
+from wdjax.train.progress import announce, progress_bar
 from wdjax.train.signals import stop_signals
 from wdjax.train.state import TrainState
 from wdjax.train.trajectory import record_episode
-from wdjax.train.validate import complete_env_params
-
-# What may differ between a run and its resumption: how long, and how it is looked after.
-RESUMABLE = ("total_env_steps", "checkpoint_every", "keep_checkpoints", "devices", "on_bad_numbers")
 
 Callback = Callable[["Trainer", dict[str, Any]], None]
 
@@ -59,6 +70,7 @@ class Trainer:
     Raises:
         FileExistsError: where the folder holds a run and `resume` is false.
         ValueError: where it holds a run of another configuration.
+        BlockingIOError: where another run is training there.
     """
 
     def __init__(
@@ -76,33 +88,45 @@ class Trainer:
         self.debug = debug
         self.workdir = Path(workdir)
         self.callbacks = tuple(callbacks)
-        self.console = Console(quiet=quiet)
+        self.console = Console(quiet=quiet or not is_first())
         self.learner = make_learner(config)  # first: a configuration that is refused must leave no folder
         if debug:
             wdjax.check_env(self.learner.env, params=self.learner.env_params)
         if not (self.workdir / "config.yaml").exists():
             _ = self.learner.setup.loaded  # likewise a policy's checkpoint, which only a new run reads
-        prepare_folder(self.workdir, config, resume)
+        require_all_processes(self.learner.setup.num_devices)
+        on_first(prepare_folder, self.workdir, config, resume)
+        shared = (self.workdir / "config.yaml").exists()
+        require(shared, "workdir", str(self.workdir), "in a folder that all processes share")
         self.state: TrainState | None = None
         self.best_score: float | None = None
+        self.best_updates: int | None = None  # of the state with that score
         self.stopped = False  # whether a signal ended `train` early
 
     def train(self) -> TrainState:
         """Runs until total_env_steps are done and draws, or until Ctrl-C or SIGTERM; saves. Returns the last state.
 
         Raises:
-            FailedCheckError: where a check of `debug` fails; the checkpoints before stay.
+            OSError: where metrics or a checkpoint cannot be written (a full disk); the checkpoints before stay whole.
             BadNumbersError: where an update makes a NaN or an infinity (config.on_bad_numbers); saved as it was before.
+            FailedCheckError: where a check of `debug` fails; the checkpoints before stay.
         """
         with contextlib.ExitStack() as stack:
+            if is_first():
+                stack.enter_context(hold_folder(self.workdir))
+            begun = load_run_config(self.workdir)  # nothing held the folder since it was looked at
+            require_same_run(begun, self.config, f"the run in {self.workdir} was begun with")
+            stop = stack.enter_context(stop_signals(self.console))  # first: closing waits for the last checkpoint
             folder, keep = self.workdir / "checkpoints", self.config.keep_checkpoints
             checkpoints = stack.enter_context(open_checkpoints(folder, keep))
             best = stack.enter_context(open_checkpoints(self.workdir / "best", 1)) if self.config.best_by else None
-            self.state, host = self._start(checkpoints)
-            self.best_score = host["best_score"]
-            log = MetricsLog(self.workdir / "metrics.jsonl", host["metrics_size"])
+            self.state, metrics_size = self._start(checkpoints, best)
+            log = MetricsLog(self.workdir / "metrics.jsonl", metrics_size) if is_first() else NoLog()
             stack.enter_context(contextlib.closing(log))
-            stop = stack.enter_context(stop_signals(self.console))
+            stack.enter_context(ending_with_others())
+            if log.missing:
+                words = f"Mind: {log.path} is {log.missing:,} bytes short: its last lines are lost"
+                self.console.print(words, soft_wrap=True, markup=False)
             self._chunks(log, checkpoints, best, stop)
         if self.stopped:
             done = int(self.state.num_updates) * self.config.env_steps_per_update
@@ -111,8 +135,9 @@ class Trainer:
                 "Go on with the same command and --resume.",
                 soft_wrap=True,
             )
-        else:
+        elif is_first():
             self.draw()
+        wait_for_all()
         return self.state
 
     def draw(self) -> None:
@@ -123,53 +148,69 @@ class Trainer:
             animation = save_episode(self.learner, self.state, self.workdir / "episode.gif", seed=self.config.seed)
             self.console.print(f"Wrote {animation}", soft_wrap=True)
 
-    def _start(self, checkpoints: Any) -> tuple[TrainState, dict[str, Any]]:
+    def _start(self, checkpoints: Any, best: Any) -> tuple[TrainState, int]:
+        """Returns the state to go on from, and how much of metrics.jsonl goes with it, in bytes."""
         announce(self.console, self.config, self.workdir, self.learner.setup.num_devices)
-        newest = checkpoints.latest_step()
-        if newest is None:
-            return self.learner.init(jax.random.key(self.config.seed)), {"metrics_size": 0, "best_score": None}
-        state, host = restore(checkpoints, newest, abstract_state(self.learner))
-        done = newest * self.config.env_steps_per_update
-        self.console.print(f"Going on from {checkpoints.directory}/{newest}, {done:,} env steps", soft_wrap=True)
-        return state, host
+        say = functools.partial(self.console.print, soft_wrap=True, markup=False)
+        found = restore_newest(checkpoints, abstract_state(self.learner), self.config, say)
+        if found is None:
+            return self.learner.init(jax.random.key(self.config.seed)), 0
+        state, host = found
+        updates = int(state.num_updates)
+        env_steps = updates * self.config.env_steps_per_update
+        say(f"Going on from {checkpoints.directory}/{updates}, {env_steps:,} env steps")
+        if forgets_determinism(host.get("deterministic", False)):
+            say("Mind: this run was --deterministic; without it, it does not go on bit for bit as it would have")
+        self.best_score, self.best_updates = host["best_score"], host.get("best_updates")
+        if best is not None and (best.latest_step() or 0) > updates:  # found after this checkpoint, before the end
+            self.best_score, self.best_updates = read_host(best)["best_score"], best.latest_step()
+        elif best is not None and self.best_updates == updates:  # perhaps killed before that one was whole
+            save(best, updates, state, host)
+        return state, host["metrics_size"]
 
     def _chunks(self, log: MetricsLog, checkpoints: Any, best: Any, stop: threading.Event) -> None:
         config = self.config
         done = int(self.state.num_updates)
         programs: dict[int, Any] = {}
+        compile_seconds, streak = 0.0, 0
         with progress_bar(self.console, config, done) as advance:
-            while done < config.num_updates and not stop.is_set():
+            while done < config.num_updates and not any_process(stop.is_set()):
                 size = min(config.updates_per_chunk, config.num_updates - done)
-                compile_seconds = 0.0
                 if size not in programs and self.debug:
-                    programs[size] = compile_checked(self.learner, size)
+                    programs[size] = compile_checked(self.learner, size)  # compiles when first called
                 elif size not in programs:
                     programs[size], compile_seconds = compile_chunk(self.learner, self.state, size)
+                    continue  # that may have taken minutes: somebody may want it to stop
                 start = time.perf_counter()
                 self.state, metrics = programs[size](self.state)
                 metrics, codes = sound_updates(jax.device_get(metrics))  # waits for the device
                 seconds = time.perf_counter() - start
                 size, done = int(self.state.num_updates) - done, int(self.state.num_updates)
+                require_saved(checkpoints)
+                if best is not None:
+                    finish(best)  # the next checkpoint must not know of a best one that is not there
+                streak = bad_in_a_row(codes, streak)
+                ends = ends_run(config, codes, streak)
+                last = ends or done == config.num_updates
                 if size:  # else the first update was bad, and ends the run
-                    row = self._row(done, size, seconds, compile_seconds, metrics)
-                    row |= skipped_updates(config, codes)
+                    row = self._row(done, size, seconds, compile_seconds, metrics) | skipped_updates(config, codes)
                     row |= self._evaluate(best, done, log) if self._is_evaluated(done) else self._no_evaluation()
                     log.write(row)
-                stops = config.on_bad_numbers == "stop" and codes.any()
-                last = stops or done == config.num_updates
                 if last or done // config.updates_per_chunk % config.checkpoint_every == 0:
-                    save(checkpoints, done, self.state, self._host(log))
-                if stops:
+                    self._save(checkpoints, done, log)
+                if ends:
+                    finish(checkpoints)  # before it is said that the run is saved
                     origin = nan_origin(self.learner.setup, self.state) if self.debug else None
-                    raise BadNumbersError(why_it_ends(self.learner.setup, codes, done, origin))
+                    raise BadNumbersError(why_it_ends(self.learner.setup, codes, streak, done, origin))
                 if codes.any():
                     self.console.print(what_was_skipped(self.learner.setup, codes), soft_wrap=True, markup=False)
+                compile_seconds = 0.0
                 advance(row)
                 for callback in self.callbacks:
                     callback(self, row)
         self.stopped = done < config.num_updates
         if self.stopped:
-            save(checkpoints, done, self.state, self._host(log))
+            self._save(checkpoints, done, log)
 
     def _row(
         self, done: int, size: int, seconds: float, compile_seconds: float, metrics: dict[str, Any]
@@ -203,13 +244,15 @@ class Trainer:
             episodes = evaluate(self.learner, self.state, key, config.eval_episodes, config.eval_greedy)
         except UnfinishedEpisodeError as error:  # training must not end for want of an evaluation
             self.console.print(f"No evaluation: {error}", soft_wrap=True)
-            return self._no_evaluation()
-        found = evaluation_metrics(episodes, self.learner.env.info_ratios)
-        row = {name: value if value is None else finite(value) for name, value in found.items()}
+            row = self._no_evaluation()
+        else:
+            found = evaluation_metrics(episodes, self.learner.env.info_ratios)
+            row = {name: value if value is None else finite(value) for name, value in found.items()}
         score = row.get(f"eval/{config.best_by}")
-        if score is not None and (self.best_score is None or score > self.best_score):
-            self.best_score = score
-            save(best, done, self.state, self._host(log))
+        if as_first(score is not None and (self.best_score is None or score > self.best_score)):
+            self.best_score, self.best_updates = score, done
+            delete_newer(best, done)  # of a part of the run that was lost, where it comes to other numbers now
+            self._save(best, done, log)
         return row
 
     def _no_evaluation(self) -> dict[str, None]:
@@ -224,25 +267,13 @@ class Trainer:
         )  # fmt: skip
         return dict.fromkeys(evaluation_metrics(nothing, env.info_ratios))
 
-    def _host(self, log: MetricsLog) -> dict[str, Any]:
-        return {"metrics_size": log.size, "best_score": self.best_score}
-
-
-def announce(console: Console, config: TrainConfig, workdir: Path, num_devices: int) -> None:
-    """Says what will run, and what about it may surprise."""
-    steps = config.num_updates * config.env_steps_per_update
-    more = f" ({config.total_env_steps:,} rounded up)" if steps > config.total_env_steps else ""
-    several = f"{num_devices} x " if num_devices > 1 else ""
-    console.print(
-        f"{config.env} on {several}{jax.devices()[0].device_kind}: {config.num_updates:,} updates of "
-        f"{config.env_steps_per_update:,} env steps, {steps:,} in all{more}, in {workdir}",
-        soft_wrap=True,
-    )
-    for name, policy in config.policies.items():
-        schedule = policy.learning_rate
-        end, rate = (0.0, schedule) if isinstance(schedule, float) else schedule[-1]
-        if policy.trainable and rate == 0 and end < config.total_env_steps:
-            console.print(f"Mind: policies.{name}.learning_rate is 0 after {end:,.0f} env steps", soft_wrap=True)
+    def _save(self, manager: Any, done: int, log: MetricsLog) -> None:
+        log.sync()
+        host = {
+            "metrics_size": log.size, "best_score": self.best_score, "best_updates": self.best_updates,
+            "config": plain_config(self.config), "deterministic": is_deterministic(),
+        }  # fmt: skip
+        save(manager, done, self.state, host)
 
 
 def host_key(seed: int) -> jax.Array:
@@ -262,59 +293,12 @@ def abstract_state(learner: Learner) -> TrainState:
     """Returns the shapes and dtypes of a learner's state, and where it lies."""
     # not learner.init: the shapes need no checkpoint of another run, which may be gone
     state = jax.eval_shape(functools.partial(init, learner.setup), jax.random.key(0))
-    place = state_shardings(learner.setup.num_devices) or jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    place = state_shardings(learner.setup.num_devices) or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
 
     def put(place: jax.sharding.Sharding, part: Any) -> Any:
         return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), part)
 
     return jax.tree.map(put, place, state)
-
-
-def prepare_folder(workdir: Path, config: TrainConfig, resume: bool) -> None:
-    """Makes a run's folder and writes config.yaml, or checks that the run in it is the one to resume."""
-    file = workdir / "config.yaml"
-    if file.exists():
-        if not resume:
-            raise FileExistsError(f"{workdir} holds a run already: resume it (--resume), or name another --workdir")
-        require_same_run(file, config)
-    partial = file.with_suffix(".tmp")
-    try:
-        workdir.mkdir(parents=True, exist_ok=True)
-        partial.write_text(dump_config(config), encoding="utf8")
-    except OSError as error:
-        raise type(error)(f"workdir = {workdir}: must be a folder that can be written ({error.strerror})") from error
-    partial.replace(file)  # a run killed here has its old config.yaml or the new one, never half of one
-
-
-def require_same_run(file: Path, config: TrainConfig) -> None:
-    """Raises ValueError, naming the first field that differs, where a run was begun with another configuration."""
-    configs = (complete_env_params(load_run_config(file.parent)), complete_env_params(config))
-    old, new = (_flat(_plain(dataclasses.asdict(config))) for config in configs)
-    for name in sorted(old.keys() | new.keys()):
-        if name not in RESUMABLE and old.get(name) != new.get(name):
-            raise ValueError(f"{name} = {new.get(name)!r}: the run in {file.parent} was begun with {old.get(name)!r}")
-
-
-def dump_config(config: TrainConfig) -> str:
-    """Returns a configuration as YAML, which `load_config` reads back; the order of policies stays."""
-    return yaml.safe_dump(_plain(dataclasses.asdict(config)), sort_keys=False, allow_unicode=True)
-
-
-def _plain(value: Any) -> Any:
-    """Returns nested mappings, tuples and NumPy values as what YAML writes without tags."""
-    if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
-    if isinstance(value, tuple | list):
-        return [_plain(item) for item in value]
-    return np.asarray(value).tolist() if isinstance(value, np.generic | np.ndarray | jax.Array) else value
-
-
-def load_run_config(run_folder: str | Path) -> TrainConfig:
-    """Returns the configuration of a run from its folder; raises FileNotFoundError where there is none."""
-    file = Path(run_folder) / "config.yaml"
-    if not file.is_file():
-        raise FileNotFoundError(f"{run_folder} holds no run: {file} is missing")
-    return from_mapping(TrainConfig, read_yaml(file))
 
 
 def load_run(
@@ -334,7 +318,7 @@ def load_run(
     folder = Path(run_folder) / ("best" if best else "checkpoints")
     if not folder.is_dir():
         raise FileNotFoundError(f"no checkpoint in {folder}")
-    with open_checkpoints(folder, keep=1_000_000) as manager:  # only reads: nothing must be cleaned away
+    with open_checkpoints(folder, keep=None) as manager:
         steps = sorted(manager.all_steps())
         if not steps:
             raise FileNotFoundError(f"no checkpoint in {folder}")
@@ -342,7 +326,13 @@ def load_run(
         if step not in steps:
             held = ", ".join(map(str, steps))
             raise FileNotFoundError(f"no checkpoint of {step} updates in {folder}, only of {held} (keep_checkpoints)")
-        return learner, restore(manager, step, abstract_state(learner))[0]
+        try:
+            return learner, restore(manager, step, abstract_state(learner), config)[0]
+        except DamagedCheckpointError:
+            manager.reload()
+            if num_updates is not None or manager.latest_step() == step:
+                raise
+    return load_run(run_folder, best)  # the run goes on at this moment, and has cleaned that one away
 
 
 def split_checkpoint(run: str, default: str = "newest") -> tuple[Path, str]:
@@ -377,9 +367,3 @@ def save_episode(
         return episode.to_npz(path)
     save_gif(path, learner.env, episode.states, jax.device_get(state.env_params), fps=fps)
     return Path(path)
-
-
-def _flat(values: Any, path: str = "") -> dict[str, Any]:
-    if not isinstance(values, dict):
-        return {path: values}
-    return {k: v for name, item in values.items() for k, v in _flat(item, f"{path}.{name}" if path else name).items()}

@@ -8,8 +8,8 @@ import pytest
 import wdjax
 from wdjax.train import load_config
 from wdjax.train.config import TrainConfig
+from wdjax.train.folder import dump_config
 from wdjax.train.load import from_mapping, read_yaml
-from wdjax.train.trainer import dump_config
 from wdjax.train.validate import complete_env_params
 
 # Environment, a bad value, and words that must stand in the refusal.

@@ -15,10 +15,11 @@ from probes import NETWORK, tiny_config, tiny_policy
 from wdjax.train import Trainer, load_config, load_run, make_learner, record_episode
 from wdjax.train.checkpoint import open_checkpoints, save
 from wdjax.train.encoders import ENCODERS, FlatEncoder
+from wdjax.train.folder import prepare_folder
 from wdjax.train.learner import with_counts
 from wdjax.train.normalization import Normalizer, RunningStatistics
 from wdjax.train.state import PolicyState
-from wdjax.train.trainer import prepare_folder, split_checkpoint
+from wdjax.train.trainer import split_checkpoint
 from wdjax.train.warm_start import parse_checkpoint
 
 pytestmark = pytest.mark.usefixtures("quick_compile")

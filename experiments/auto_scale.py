@@ -1,0 +1,201 @@
+"""Auto-scale: how many replicas, and how long a rollout, make a run fast within the memory that there is.
+
+    wdjax train cartpole_ppo --auto-scale
+
+Doubles num_envs for as long as the compiled program says that it fits and a short measurement says that it pays. What
+does not fit is known before it runs (`compiled.memory_analysis()`): nothing too large is ever started.
+"""
+
+import contextlib
+import dataclasses
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+from rich.table import Table
+
+from wdjax.checks import one_line, require
+from wdjax.train import TrainConfig, make_learner
+from wdjax.train.trainer import abstract_state, compile_chunk
+from wdjax.train.validate import validate
+
+FIELDS = ("num_envs", "rollout_length")
+MEMORY_FRACTION = 0.8  # of what is free: evaluations, pictures and other processes need some too
+WORTH = 1.05  # a doubling pays where it is faster by this
+FEWEST_UPDATES = 20  # that a run must have left: fewer learn nothing, however fast
+SECONDS = 1.0  # of measuring, at least one chunk
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """What one size of a run came to."""
+
+    num_envs: int
+    rollout_length: int
+    memory: int | None = None
+    """bytes that the run needs on a device; None where it was not compiled"""
+    env_steps_per_second: float | None = None
+    """None where it was not run"""
+    words: str = ""
+    """why it was not run, or failed"""
+
+
+def auto_scale(
+    config: TrainConfig,
+    rollout: bool = False,
+    budget: int | None = None,
+    attempt: Callable[[TrainConfig, int], Trial] | None = None,
+) -> tuple[TrainConfig, list[Trial]]:
+    """Returns (the configuration with the num_envs that was found, what was tried in its order).
+
+    From where the configuration stands num_envs is doubled until it does not fit, or two doublings in a row have not
+    paid; where already the first does not fit, it is halved until one does. Of what has run, the smallest that is
+    nearly as fast as the fastest is taken (by WORTH): a larger one would cost updates, and so learning, for nothing.
+
+    Args:
+        rollout: then the same with rollout_length.
+        budget: bytes on a device; None: `memory_budget`.
+        attempt: (config, budget) -> Trial, in place of `measure`.
+
+    Raises:
+        ValueError: where nothing fits, and for a run of several processes, whose clocks would differ.
+    """
+    require(jax.process_count() == 1, "--auto-scale", True, "left out of a run of several processes (give --num-envs)")
+    budget = memory_budget() if budget is None else budget
+    trials: list[Trial] = []
+    for field in FIELDS[: 1 + rollout]:
+        tried = search(config, field, budget, attempt or measure)
+        best = choose(tried)
+        if best is None:
+            raise ValueError(f"{field} = {getattr(config, field)}: must be smaller, {tried[-1].words}")
+        trials += tried
+        config = dataclasses.replace(config, **{field: getattr(best, field)})
+    return config, trials
+
+
+def search(config: TrainConfig, field: str, budget: int, attempt: Callable[[TrainConfig, int], Trial]) -> list[Trial]:
+    """Tries a field of a configuration as it is, then doubled, or halved where that does not fit."""
+    tried = [attempt(config, budget)]
+    while tried[-1].env_steps_per_second is None and getattr(config, field) % 2 == 0:
+        config = dataclasses.replace(config, **{field: getattr(config, field) // 2})
+        tried.append(attempt(config, budget))
+    if len(tried) > 1 or tried[0].env_steps_per_second is None:
+        return tried  # what is larger did not fit
+    fastest, idle = tried[0].env_steps_per_second, 0
+    while idle < 2:
+        config = dataclasses.replace(config, **{field: getattr(config, field) * 2})
+        if config.num_updates < FEWEST_UPDATES:
+            words = f"would leave {config.num_updates} updates in the run: not run"
+            return [*tried, Trial(config.num_envs, config.rollout_length, words=words)]
+        tried.append(attempt(config, budget))
+        speed = tried[-1].env_steps_per_second
+        if speed is None:
+            break
+        idle = 0 if speed >= WORTH * fastest else idle + 1
+        fastest = max(fastest, speed)
+    return tried
+
+
+def choose(trials: list[Trial]) -> Trial | None:
+    """Returns the smallest of those that are nearly as fast as the fastest; None where none has run."""
+    ran = [trial for trial in trials if trial.env_steps_per_second is not None]
+    fastest = max((trial.env_steps_per_second for trial in ran), default=0.0)
+    near = [trial for trial in ran if WORTH * trial.env_steps_per_second > fastest]
+    return min(near, key=lambda trial: trial.num_envs * trial.rollout_length, default=None)
+
+
+def measure(config: TrainConfig, budget: int) -> Trial:
+    """Compiles the chunk of a run, and where it fits runs it for a second."""
+    trial = Trial(config.num_envs, config.rollout_length)
+    try:
+        validate(config)
+    except ValueError as error:  # minibatches that do not divide it, say
+        return dataclasses.replace(trial, words=one_line(error))
+    try:
+        learner = make_learner(config)
+        program, _ = compile_chunk(learner, abstract_state(learner), config.updates_per_chunk)
+        trial = dataclasses.replace(trial, memory=needed_memory(program, learner.setup.num_devices))
+        if trial.memory > budget:
+            return dataclasses.replace(trial, words=f"needs {in_words(trial.memory)} of {in_words(budget)}: not run")
+        seconds = time_of(program, learner.init(jax.random.key(config.seed)))
+    except (jax.errors.JaxRuntimeError, MemoryError) as error:
+        if not isinstance(error, MemoryError) and "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        return dataclasses.replace(trial, words="out of memory")
+    steps = config.updates_per_chunk * config.env_steps_per_update
+    return dataclasses.replace(trial, env_steps_per_second=steps / seconds)
+
+
+def time_of(program: Callable[[Any], tuple], state: Any) -> float:
+    """Returns the seconds of a call of a program that donates its state: of the fastest within SECONDS, for whatever
+    else the machine does only slows it."""
+    state, metrics = jax.block_until_ready(program(state))
+    times: list[float] = []
+    while sum(times) < SECONDS:
+        start = time.perf_counter()
+        state, metrics = program(state)
+        jax.block_until_ready(metrics)
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def needed_memory(program: Any, num_devices: int) -> int:
+    """Returns the bytes that a compiled chunk takes on a device, with the copy of its state that is being saved; on
+    the CPU those of all its devices, which share one memory."""
+    sizes = program.memory_analysis()
+    chunk = sizes.argument_size_in_bytes + sizes.output_size_in_bytes - sizes.alias_size_in_bytes
+    chunk += sizes.temp_size_in_bytes + sizes.generated_code_size_in_bytes
+    return (chunk + sizes.argument_size_in_bytes) * (num_devices if jax.default_backend() == "cpu" else 1)
+
+
+def memory_budget() -> int:
+    """Returns the bytes of a device that a run may take: MEMORY_FRACTION of those that are free."""
+    stats = jax.local_devices()[0].memory_stats() or {}
+    free = stats["bytes_limit"] - stats["bytes_in_use"] if "bytes_limit" in stats else host_memory()
+    return int(MEMORY_FRACTION * free)
+
+
+def host_memory() -> int:
+    """Returns the bytes that this machine has to give: what is available, and at most what a container may have."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    sizes = [os.sysconf("SC_PHYS_PAGES") * page]
+    with contextlib.suppress(OSError, ValueError, IndexError):  # Linux: free, or in use only to cache files
+        lines = Path("/proc/meminfo").read_text(encoding="utf8").splitlines()
+        sizes.append(next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")))
+    with contextlib.suppress(OSError, ValueError):  # "max" where there is no limit
+        sizes.append(int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="utf8")))
+    return min(sizes)
+
+
+def in_words(size: int) -> str:
+    """Returns a number of bytes in words: 1.2 MB or 3.40 GB."""
+    return f"{size / 1e6:,.1f} MB" if size < 1e9 else f"{size / 1e9:,.2f} GB"
+
+
+def trial_table(trials: list[Trial], found: TrainConfig) -> Table:
+    """Returns what was tried as a table of rich; what was found is marked."""
+    table = Table(title="--auto-scale")
+    for name in ("num_envs", "rollout_length", "memory", "env steps/s"):
+        table.add_column(name, justify="right")
+    table.add_column("")
+    for trial in trials:
+        taken = (trial.num_envs, trial.rollout_length) == (found.num_envs, found.rollout_length)
+        memory = "" if trial.memory is None else in_words(trial.memory)
+        speed = "" if trial.env_steps_per_second is None else f"{trial.env_steps_per_second:,.0f}"
+        sizes = (f"{trial.num_envs:,}", f"{trial.rollout_length:,}")
+        table.add_row(*sizes, memory, speed, trial.words or ("<- taken" if taken else ""))
+    return table
+
+
+def what_changes(before: TrainConfig, after: TrainConfig) -> str:
+    """Returns in words what another size means for learning."""
+    old, new = before.env_steps_per_update, after.env_steps_per_update
+    if old == new:
+        return "Nothing changes for learning."
+    return (
+        f"An update learns from {new:,} env steps in place of {old:,}, and the run has {after.num_updates:,} updates "
+        f"in place of {before.num_updates:,}; learning rates, minibatches and epochs are as they were, and may not fit."
+    )

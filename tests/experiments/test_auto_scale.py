@@ -1,0 +1,176 @@
+"""Auto-scale: which sizes are tried and which is taken, by hand; what is measured, in the small."""
+
+import dataclasses
+
+import jax
+import pytest
+
+from wdjax.experiments import auto_scale as module
+from wdjax.experiments.auto_scale import Trial, auto_scale, host_memory, in_words, measure, trial_table, what_changes
+from wdjax.experiments.cli import main
+from wdjax.train import Trainer, load_config
+from wdjax.train.folder import load_run_config
+
+CONFIG = load_config("cartpole", num_envs=8, rollout_length=16, total_env_steps=10**9, updates_per_chunk=1,
+                     **{"policies.agent.network.hidden_sizes": [8]})  # fmt: skip
+
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+
+def replay(speeds):
+    """An attempt that knows how fast each (num_envs, rollout_length) is; None: it does not fit."""
+    asked = []
+
+    def attempt(config, budget):
+        size = (config.num_envs, config.rollout_length)
+        asked.append(size)
+        speed = speeds[size]
+        return Trial(*size, memory=budget, env_steps_per_second=speed, words="" if speed else "needs too much")
+
+    return attempt, asked
+
+
+def sizes_of(speeds):
+    return {(num_envs, 16): speed for num_envs, speed in speeds.items()}
+
+
+def test_doubles_while_it_pays_and_takes_the_smallest_that_is_nearly_as_fast():
+    attempt, asked = replay(sizes_of({8: 100.0, 16: 190.0, 32: 300.0, 64: 310.0, 128: 309.0}))
+    found, trials = auto_scale(CONFIG, budget=1, attempt=attempt)
+    assert found == dataclasses.replace(CONFIG, num_envs=32)  # 310 is less than 5% faster
+    assert [n for n, _ in asked] == [8, 16, 32, 64, 128]  # two doublings did not pay: no third
+    assert [trial.num_envs for trial in trials] == [8, 16, 32, 64, 128]
+
+
+def test_one_doubling_that_does_not_pay_is_passed_over():
+    attempt, _ = replay(sizes_of({8: 100.0, 16: 99.0, 32: 150.0, 64: 150.0, 128: 150.0}))
+    assert auto_scale(CONFIG, budget=1, attempt=attempt)[0].num_envs == 32
+
+
+def test_stops_before_what_does_not_fit():
+    attempt, asked = replay(sizes_of({8: 100.0, 16: 200.0, 32: None}))
+    found, trials = auto_scale(CONFIG, budget=1, attempt=attempt)
+    assert found.num_envs == 16
+    assert len(asked) == 3
+    assert trials[-1].words == "needs too much"
+
+
+def test_halves_what_does_not_fit_as_it_is():
+    attempt, asked = replay(sizes_of({8: None, 4: None, 2: 50.0}))
+    assert auto_scale(CONFIG, budget=1, attempt=attempt)[0].num_envs == 2
+    assert len(asked) == 3
+    attempt, _ = replay(sizes_of({8: None, 4: None, 2: None, 1: None}))
+    with pytest.raises(ValueError, match="num_envs = 8: must be smaller, needs too much"):
+        auto_scale(CONFIG, budget=1, attempt=attempt)
+
+
+def test_rollout_length_only_where_asked():
+    speeds = {(8, 16): 100.0, (16, 16): 200.0, (32, 16): None, (16, 32): 300.0, (16, 64): 300.0, (16, 128): None}
+    attempt, _ = replay(speeds)
+    found, _ = auto_scale(CONFIG, budget=1, attempt=attempt)
+    assert (found.num_envs, found.rollout_length) == (16, 16)
+    found, trials = auto_scale(CONFIG, rollout=True, budget=1, attempt=attempt)
+    assert (found.num_envs, found.rollout_length) == (16, 32)
+    assert [(trial.num_envs, trial.rollout_length) for trial in trials] == [
+        (8, 16), (16, 16), (32, 16), (16, 16), (16, 32), (16, 64), (16, 128)
+    ]  # fmt: skip
+
+
+def test_a_run_keeps_some_updates():
+    attempt, asked = replay(sizes_of({8: 1.0, 16: 2.0, 32: 4.0}))
+    config = dataclasses.replace(CONFIG, total_env_steps=20 * 16 * 16)  # 20 updates of 16 replicas
+    found, trials = auto_scale(config, budget=1, attempt=attempt)
+    assert found.num_envs == 16
+    assert len(asked) == 2
+    assert trials[-1] == Trial(32, 16, words="would leave 10 updates in the run: not run")
+
+
+def test_says_what_it_tried_and_what_changes():
+    attempt, _ = replay(sizes_of({8: 1e6, 16: 2e6, 32: None}))
+    found, trials = auto_scale(CONFIG, budget=2_500_000, attempt=attempt)
+    cells = [list(column.cells) for column in trial_table(trials, found).columns]
+    assert cells == [
+        ["8", "16", "32"], ["16"] * 3, ["2.5 MB"] * 3, ["1,000,000", "2,000,000", ""],
+        ["", "<- taken", "needs too much"],
+    ]  # fmt: skip
+    assert "256 env steps in place of 128" in what_changes(CONFIG, found)
+    assert what_changes(CONFIG, CONFIG) == "Nothing changes for learning."
+    assert in_words(3_400_000_000) == "3.40 GB"
+
+
+# --- what is measured ---
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setattr(module, "SECONDS", 0.01)
+
+
+def test_measures_what_fits_and_never_runs_what_does_not(quick, monkeypatch):
+    trial = measure(CONFIG, 10**9)
+    assert trial.words == ""
+    assert trial.env_steps_per_second > 0
+    state = 8 * (4 + 4) * 4  # at least what the replicas and observations of cartpole take, in bytes
+    assert state < trial.memory < 10**9
+    monkeypatch.setattr(module, "time_of", lambda *_: pytest.fail("it was run"))
+    larger = measure(dataclasses.replace(CONFIG, rollout_length=160), trial.memory)
+    assert larger.words.endswith("MB: not run")
+    assert larger.memory > trial.memory + 9 * state  # a rollout is kept whole
+
+
+def test_out_of_memory_is_a_trial_that_failed(quick, monkeypatch):
+    def run_out(*_):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes")
+
+    monkeypatch.setattr(module, "time_of", run_out)
+    assert measure(CONFIG, 10**9).words == "out of memory"
+
+    def break_down(*_):
+        raise jax.errors.JaxRuntimeError("INTERNAL: something else")
+
+    monkeypatch.setattr(module, "time_of", break_down)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="something else"):
+        measure(CONFIG, 10**9)
+
+
+def test_what_a_configuration_does_not_allow_is_not_compiled(monkeypatch):
+    monkeypatch.setattr(module, "compile_chunk", lambda *_: pytest.fail("it was compiled"))
+    trial = measure(dataclasses.replace(CONFIG, num_envs=9, num_blocks=8), 10**9)
+    assert trial.words == "num_blocks = 8: must be a divisor of num_envs = 9"
+
+
+def test_budget_is_part_of_what_is_free(monkeypatch):
+    assert 0 < module.memory_budget() <= 0.8 * host_memory()
+
+    class Device:
+        def memory_stats(self):
+            return {"bytes_limit": 1_000, "bytes_in_use": 200}
+
+    monkeypatch.setattr(module.jax, "local_devices", lambda: [Device()])
+    assert module.memory_budget() == 640
+
+
+def test_refuses_several_processes(monkeypatch):
+    monkeypatch.setattr(module.jax, "process_count", lambda: 2)
+    with pytest.raises(ValueError, match="--auto-scale = True: must be left out of a run of several processes"):
+        auto_scale(CONFIG)
+
+
+@pytest.mark.slow
+def test_on_the_command_line_it_writes_what_it_found(tmp_path, quick, capsys, monkeypatch):
+    monkeypatch.setattr(Trainer, "draw", lambda self: None)  # pictures take long
+    arguments = [
+        "train", "cartpole_ppo", "--workdir", str(tmp_path / "run"), "--auto-scale", "--num-envs", "4",
+        "--rollout-length", "16", "--updates-per-chunk", "1", "--policies.agent.network.hidden-sizes", "8",
+        "--best-metric", "none", "--total-env-steps", str(20 * 8 * 16),
+    ]  # fmt: skip
+    main(arguments)
+    found = load_run_config(tmp_path / "run")
+    assert found.num_envs in (4, 8)  # 16 would leave 10 updates
+    said = " ".join(capsys.readouterr().out.split())
+    assert "would leave 10 updates" in said
+    assert "<- taken" in said
+    main([*arguments, "--resume"])  # the size of the run that is there, without another search
+    assert "taken" not in capsys.readouterr().out
+    assert load_run_config(tmp_path / "run") == found
