@@ -1,0 +1,28 @@
+"""Many runs as one: grids over seeds and hyperparameters, search, and population-based training.
+
+    table = sweep("cartpole_ppo", {"policies.agent.learning_rate": [1e-3, 3e-3]}, seeds=8)
+
+Runs that differ only in what is traced (seeds, hyperparameters marked so in `wdjax.train.config`, params of the
+environment) are members of one program, vmapped; what fixes shapes makes a group, a program, for each value.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from wdjax.experiments.sweep.evolution import evolve
+    from wdjax.experiments.sweep.grid import sweep
+    from wdjax.experiments.sweep.search import search
+    from wdjax.experiments.sweep.table import read_table
+    from wdjax.experiments.sweep.turns import load_member
+
+# Public name -> the module that holds it: Optuna is for those who search.
+_HOME = {"evolve": "evolution", "load_member": "turns", "read_table": "table", "search": "search", "sweep": "grid"}
+
+__all__ = ["evolve", "load_member", "read_table", "search", "sweep"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(importlib.import_module(f"wdjax.experiments.sweep.{_HOME[name]}"), name)
+    raise AttributeError(f"module 'wdjax.experiments.sweep' has no attribute {name!r}")
