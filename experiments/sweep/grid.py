@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import yaml
 
 from wdjax.experiments.sweep.folder import prepare_folder
@@ -87,7 +86,7 @@ def sweep(
     }
     with open_host(workdir, devices, members_at_once, quiet, stop) as host:
         prepare_folder(host.workdir, asked, resume)
-        announce(host, members, groups, jax.devices()[0].device_kind)
+        announce(host, members, len(groups))
         rows = train_groups(host, groups, setups, members, metric)
         table = final_table(members, rows, metric)
         if not host.stop.is_set():
@@ -132,5 +131,7 @@ def conclude(
     if best is not None:
         member = members[best["member"]]
         folder = export_member(host.workdir, member.number, rows, best["score"])
-        words = f"member {member.number} ({point_words(member.values, varied_fields(members))}, seed {member.config.seed})"
-        host.console.print(f"Wrote {folder}, a run: {words} with {metric} {best['score']:.2f}", soft_wrap=True)
+        words = f"{point_words(member.values, varied_fields(members))}, seed {member.config.seed}"
+        host.console.print(
+            f"Wrote {folder}, a run: member {member.number} ({words}), score {best['score']:.2f}", soft_wrap=True
+        )

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import jax
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -110,13 +111,13 @@ def progress_bar(console: Console, members: Sequence[Member], rows: Sequence[Row
         yield advance
 
 
-def announce(host: Host, members: Sequence[Member], groups: Sequence[Group], device_kind: str) -> None:
+def announce(host: Host, members: Sequence[Member], num_programs: int) -> None:
     """Says what will run."""
     several = f"{host.num_devices} x " if host.num_devices > 1 else ""
-    programs = f"{len(groups)} programs" if len(groups) > 1 else "one program"
+    programs = f"{num_programs} programs" if num_programs > 1 else "one program"
     config = members[0].config
     host.console.print(
-        f"{config.env} on {several}{device_kind}: {len(members)} members in {programs}, each of "
+        f"{config.env} on {several}{jax.devices()[0].device_kind}: {len(members)} members in {programs}, each of "
         f"{config.num_updates * config.env_steps_per_update:,} env steps, in {host.workdir}",
         soft_wrap=True,
     )

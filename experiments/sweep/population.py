@@ -35,6 +35,11 @@ def choose_num_devices(devices: int) -> int:
     return devices or (1 if jax.default_backend() == "cpu" else there)
 
 
+def most_devices(num_members: int) -> int:
+    """Returns the most devices that share so many members equally (a CPU counts as one)."""
+    return max(number for number in range(1, choose_num_devices(0) + 1) if num_members % number == 0)
+
+
 def make_mesh(num_devices: int) -> Mesh:
     """Returns the mesh of the first devices, over which members are spread."""
     return jax.make_mesh((num_devices,), (AXIS,), axis_types=(AxisType.Auto,), devices=jax.devices()[:num_devices])

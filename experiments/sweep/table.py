@@ -146,3 +146,22 @@ def mean_and_deviation(found: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     mean = np.where(known, found, 0.0).sum(axis=0) / count
     deviation = np.sqrt(np.where(known, (found - mean) ** 2, 0.0).sum(axis=0) / count)
     return mean, deviation
+
+
+def draw_history(path: Path, table: Sequence[Row], names: Sequence[str], title: str) -> Path:
+    """Draws a population's scores and below them the values of each field, a line for each member. Returns the path."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 1 + 3 * (1 + len(names))), layout="constrained")
+    figure.suptitle(title)
+    members = sorted({row["member"] for row in table})
+    for axes, name in zip(figure.subplots(1 + len(names), 1, sharex=True), ("score", *names), strict=True):
+        for member in members:
+            own = [(row["env_steps"], row[name]) for row in table if row["member"] == member and row[name] is not None]
+            axes.plot(*zip(*own, strict=True), linewidth=1, alpha=0.7) if own else None
+        positive = name != "score" and all(row[name] > 0 for row in table)
+        axes.set(ylabel=name, yscale="log" if positive else "linear")
+        axes.grid(alpha=0.3)
+    axes.set_xlabel("env steps")
+    figure.savefig(path, dpi=120)
+    return path

@@ -9,7 +9,7 @@ import dataclasses
 import json
 import shutil
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -216,8 +216,15 @@ def load_member(workdir: str | Path, number: int) -> tuple[Learner, TrainState]:
     return learner, jax.tree.map(lambda leaf: leaf[place], states)
 
 
-def export_member(workdir: Path, number: int, rows: Sequence[Row], score: float | None) -> Path:
-    """Writes a member as a run of its own, best/, for `wdjax eval` and `render`. Returns its folder."""
+def export_member(
+    workdir: Path, number: int, rows: Sequence[Row], score: float, values: Mapping[str, Any] | None = None
+) -> Path:
+    """Writes a member as a run of its own, best/, for `wdjax eval` and `render`. Returns its folder.
+
+    Args:
+        rows: of all members' chunks.
+        values: fields that have changed since the member was begun.
+    """
     learner, state = load_member(workdir, number)
     folder = workdir / "best"
     shutil.rmtree(folder, ignore_errors=True)
@@ -226,5 +233,6 @@ def export_member(workdir: Path, number: int, rows: Sequence[Row], score: float 
     (folder / "metrics.jsonl").write_text(lines, encoding="utf8")
     with open_checkpoints(folder / "checkpoints", 1) as checkpoints:
         save(checkpoints, int(state.num_updates), state, {"metrics_size": len(lines.encode()), "best_score": score})
-    (folder / "config.yaml").write_text(dump_config(learner.config), encoding="utf8")
+    config = change_config(learner.config, **(values or {}))
+    (folder / "config.yaml").write_text(dump_config(config), encoding="utf8")
     return folder
