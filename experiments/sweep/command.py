@@ -11,6 +11,7 @@ from wdjax.checks import require
 from wdjax.experiments.sweep.evolution import FACTORS, Selection, evolve
 from wdjax.experiments.sweep.grid import sweep
 from wdjax.experiments.sweep.plan import Point, Values, parse_point, parse_settings, read_settings
+from wdjax.experiments.sweep.search import Halving, search
 from wdjax.train import load_config
 
 
@@ -107,8 +108,6 @@ def run_sweep(preset: str, arguments: SweepArguments, stop: threading.Event) -> 
         selection = Selection(arguments.pbt_every, arguments.pbt_fraction, arguments.pbt_factors)
         evolve(config, settings, arguments.pbt, selection, **common)
         return
-    from wdjax.experiments.sweep.search import Halving, search
-
     halving = Halving(arguments.halving, arguments.rungs) if arguments.halving else None
     search(
         config, settings, arguments.search, arguments.seeds, arguments.batch, halving,

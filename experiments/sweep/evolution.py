@@ -19,10 +19,10 @@ import yaml
 from wdjax.checks import require, require_integer, require_known
 from wdjax.experiments.sweep.folder import prepare_folder
 from wdjax.experiments.sweep.host import Host, announce, choose_metric, open_host, prepare_turns, progress_bar
-from wdjax.experiments.sweep.plan import Group, Member, Point, Range, Values, as_config, make_members, parse_values
+from wdjax.experiments.sweep.plan import Member, Point, Range, Values, as_config, make_members, parse_values
 from wdjax.experiments.sweep.population import member_sharding, most_devices, population_setup
 from wdjax.experiments.sweep.table import best_member, draw_history, write_table
-from wdjax.experiments.sweep.turns import Between, Row, export_member, train_turn
+from wdjax.experiments.sweep.turns import Between, Programs, Row, export_member, train_turn
 from wdjax.train.config import TrainConfig
 from wdjax.train.state import Hypers, ScheduleArrays, Setup, TrainState, hyper_names, make_hypers, with_hypers
 from wdjax.train.trainer import dump_config, host_key
@@ -233,7 +233,8 @@ def train_population(
     host: Host, setup: Setup, population: Sequence[Member], between: Between, names: Sequence[str]
 ) -> list[Row]:
     """Trains all members to the end, or until told to stop, and writes what they did. Returns the table."""
-    programs, turns = prepare_turns(host, setup, Group(0, tuple(population)))
+    programs, folder = Programs(setup, host.num_devices), host.workdir / "population"
+    turns = prepare_turns(host, programs, folder, population, 0, setup.config.num_updates)
     size = turns[0].size
     require(len(turns) == 1, "members", len(population), f"at most {size}, as many as memory holds at once")
     with progress_bar(host.console, population, turns[0].rows) as advance:

@@ -26,16 +26,21 @@ def prepare_folder(workdir: Path, asked: Mapping[str, Any], resume: bool) -> Non
     if file.exists():
         if not resume:
             raise FileExistsError(f"{workdir} holds a sweep already: resume it (--resume), or name another --workdir")
-        old, new = flat(read_yaml(file)), flat(read_yaml_value(yaml.safe_dump(dict(asked))))
-        for name in [*old, *(name for name in new if name not in old)]:
-            if old.get(name) != new.get(name):
-                raise ValueError(f"{name} = {new.get(name)!r}: the sweep in {workdir} was begun with {old.get(name)!r}")
+        require_same(f"the sweep in {workdir}", read_yaml(file), asked)
         return
     try:
         workdir.mkdir(parents=True, exist_ok=True)
         replace_file(file, yaml.safe_dump(dict(asked), sort_keys=False, allow_unicode=True))
     except OSError as error:
         raise type(error)(f"workdir = {workdir}: must be a folder that can be written ({error.strerror})") from error
+
+
+def require_same(what: str, begun: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
+    """Raises ValueError, naming the first thing that differs, where `what` was begun with something else."""
+    old, new = flat(begun), flat(read_yaml_value(yaml.safe_dump(dict(asked))))
+    for name in [*old, *(name for name in new if name not in old)]:
+        if old.get(name) != new.get(name):
+            raise ValueError(f"{name} = {new.get(name)!r}: {what} was begun with {old.get(name)!r}")
 
 
 def flat(values: Any, path: str = "") -> dict[str, Any]:

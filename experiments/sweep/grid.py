@@ -30,8 +30,9 @@ from wdjax.experiments.sweep.plan import (
 )
 from wdjax.experiments.sweep.population import population_setup
 from wdjax.experiments.sweep.table import best_member, draw_curves, final_table, point_words, varied_fields, write_table
-from wdjax.experiments.sweep.turns import Row, Turn, export_member, train_turn
+from wdjax.experiments.sweep.turns import Programs, Row, Turn, export_member, train_turn
 from wdjax.train.config import TrainConfig
+from wdjax.train.metrics_log import read_metrics
 from wdjax.train.state import Setup
 from wdjax.train.trainer import dump_config
 
@@ -99,11 +100,11 @@ def train_groups(
 ) -> list[Row]:
     """Trains all groups, one after the other, in turns; writes the table after each. Returns the rows of all chunks."""
     turns: list[Turn] = []
-    old = [row for file in sorted(host.workdir.glob("groups/*/*/metrics.jsonl")) for row in _rows_of(file)]
+    old = [row for file in sorted(host.workdir.glob("groups/*/*/metrics.jsonl")) for row in read_metrics(file)]
     with progress_bar(host.console, members, old) as advance:
         for group, setup in zip(groups, setups, strict=True):
-            programs, own = prepare_turns(host, setup, group)
-            for turn in own:
+            programs, folder = Programs(setup, host.num_devices), host.workdir / "groups" / f"{group.number:03d}"
+            for turn in prepare_turns(host, programs, folder, group.members, 0, setup.config.num_updates):
                 turns.append(turn)
                 finished = train_turn(programs, turn, host.stop, advance)
                 rows = [row for turn in turns for row in turn.rows]
@@ -111,10 +112,6 @@ def train_groups(
                 if not finished:
                     return rows
     return rows
-
-
-def _rows_of(file: Path) -> list[Row]:
-    return Turn(file.parent, (), 0, 0, 0).rows
 
 
 def conclude(

@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from wdjax.checks import require, require_integer, require_known
-from wdjax.experiments.sweep.plan import Group, Member
-from wdjax.experiments.sweep.population import choose_num_devices, compile_as_many, metric_names
+from wdjax.experiments.sweep.plan import Member
+from wdjax.experiments.sweep.population import choose_num_devices, metric_names
 from wdjax.experiments.sweep.turns import Advance, Programs, Row, Turn, make_turns, replace_file
 from wdjax.train.config import TrainConfig
 from wdjax.train.state import Setup
@@ -69,21 +69,22 @@ def shown_metrics(metric: str | None, config: TrainConfig) -> list[str]:
     return [metric] if metric else learning or [f"{name}/episode_return" for name in config.policies]
 
 
-def prepare_turns(host: Host, setup: Setup, group: Group) -> tuple[Programs, list[Turn]]:
-    """Returns the programs and turns of a whole group. How many members go at once is decided once, and kept."""
-    programs, folder = Programs(setup, host.num_devices), host.workdir / "groups" / f"{group.number:03d}"
-    last, file = setup.config.num_updates, folder / "size.json"
+def prepare_turns(
+    host: Host, programs: Programs, folder: Path, members: Sequence[Member], first: int, last: int
+) -> list[Turn]:
+    """Returns the turns in which members of one group go from `first` to `last` updates. How many go at once is decided
+    once, and kept in the folder."""
+    file = folder / "size.json"
     if file.exists():
         size = json.loads(file.read_text(encoding="utf8"))["members_at_once"]
         words = f"a divisor of {size}, the members that go at once since the sweep was begun"
         require(size % host.num_devices == 0, "devices", host.num_devices, words)
     else:
-        chunk = min(setup.config.updates_per_chunk, last)
-        size, program = compile_as_many(setup, group.members, chunk, host.num_devices, host.members_at_once)
-        programs.compiled[size, chunk] = program
+        chunk = min(programs.setup.config.updates_per_chunk, last - first)
+        size = programs.fit(members, chunk, host.members_at_once)
         folder.mkdir(parents=True, exist_ok=True)
         replace_file(file, json.dumps({"members_at_once": size}) + "\n")
-    return programs, make_turns(folder, group.members, size, 0, last)
+    return make_turns(folder, members, size, first, last)
 
 
 @contextlib.contextmanager

@@ -18,7 +18,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from wdjax.experiments.sweep.plan import Member
-from wdjax.experiments.sweep.population import abstract_population, compile_population, init_population
+from wdjax.experiments.sweep.population import (
+    abstract_population,
+    compile_as_many,
+    compile_population,
+    even_size,
+    init_population,
+)
 from wdjax.train.checkpoint import open_checkpoints, restore, save
 from wdjax.train.config import TrainConfig
 from wdjax.train.learner import Learner, make_learner
@@ -46,6 +52,14 @@ class Programs:
         if which not in self.compiled:
             self.compiled[which] = compile_population(self.setup, states, num_updates, self.num_devices)
         return self.compiled[which]
+
+    def fit(self, members: Sequence[Member], num_updates: int, at_once: int) -> int:
+        """Returns how many of these members go at once: as many as memory allows, or `at_once`; compiles for them."""
+        size = even_size(len(members), at_once or len(members), self.num_devices)
+        if (size, num_updates) not in self.compiled:
+            size, program = compile_as_many(self.setup, members, num_updates, self.num_devices, at_once)
+            self.compiled[size, num_updates] = program
+        return size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,8 +178,9 @@ def replace_file(file: Path, text: str) -> None:
 def load_states(setup: Setup, turns: Sequence[Turn], wanted: Sequence[int]) -> TrainState:
     """Returns the newest states of members, by number and in this order, [wanted, ...], on the first device."""
     of_member: dict[int, TrainState] = {}
-    for turn in turns:
-        places = {member.number: i for i, member in enumerate(turn.members) if member.number in wanted}
+    for turn in reversed(turns):
+        missing = set(wanted) - of_member.keys()
+        places = {member.number: i for i, member in enumerate(turn.members) if member.number in missing}
         if not places:
             continue
         with open_checkpoints(turn.folder / "checkpoints", 1) as checkpoints:
