@@ -202,7 +202,7 @@ def what_is_static(config: TrainConfig) -> Any:
     env, params, assignments = validate(config)
     hypers = {name: make_hypers(policy) for name, policy in config.policies.items()}
     leaves, structure = jax.tree.flatten((params, hypers))
-    shapes = [(np.shape(leaf), np.result_type(leaf)) for leaf in leaves]
+    shapes = [(np.shape(leaf), np.asarray(leaf).dtype) for leaf in leaves]
     policies = {name: _without_traced(policy) for name, policy in config.policies.items()}
     blank = dataclasses.replace(config, seed=0, env_params={}, policies=policies)
     return blank, env, assignments, list(config.policies), structure, shapes
