@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from wdjax.experiments.sweep.evolution import evolve
     from wdjax.experiments.sweep.grid import sweep
-    from wdjax.experiments.sweep.search import search
     from wdjax.experiments.sweep.table import read_table
+    from wdjax.experiments.sweep.trials import search
     from wdjax.experiments.sweep.turns import load_member
 
 # Public name -> the module that holds it: Optuna is for those who search.
-_HOME = {"evolve": "evolution", "load_member": "turns", "read_table": "table", "search": "search", "sweep": "grid"}
+_HOME = {"evolve": "evolution", "load_member": "turns", "read_table": "table", "search": "trials", "sweep": "grid"}
 
 __all__ = ["evolve", "load_member", "read_table", "search", "sweep"]
 
