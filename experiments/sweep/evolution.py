@@ -74,8 +74,8 @@ def evolve(
         workdir, metric, devices, resume, stop: as for `sweep`.
 
     Returns:
-        the table: for every chunk and member the values it was trained with, its score in this chunk, the number of
-        the member that it copied afterwards (`parent`), and all metrics.
+        the table: for every chunk and member the values it was trained with, its score, the number of the member that
+        it copied afterwards (`parent`), and all metrics.
 
     Raises:
         ValueError, TypeError, FileExistsError: as `sweep`, and for fields that cannot change while a run goes on.
@@ -202,6 +202,13 @@ def evolve_step(
     return explore(explore_key, states, copied, bounds, selection.factors), parents
 
 
+def current_scores(rows: Sequence[Row], before: Sequence[Row], metric: str) -> list[float | None]:
+    """Returns the score of each member: its metric; in a chunk in which no episode ended, the score it had before, or,
+    where it has copied since, that of its parent."""
+    old = [before[own["member"] if own["parent"] is None else own["parent"]]["score"] for own in before]
+    return [old[i] if row[metric] is None and old else row[metric] for i, row in enumerate(rows)]
+
+
 def make_between(setup: Setup, selection: Selection, bounds: Bounds, metric: str, num_devices: int) -> Between:
     """Returns what happens after each chunk of a population: it is noted down, and, where due, a selection is made."""
     config, place = setup.config, member_sharding(num_devices)
@@ -212,9 +219,9 @@ def make_between(setup: Setup, selection: Selection, bounds: Bounds, metric: str
     # far from the keys of the host's evaluations, which fold a number of updates into the same
     own_key = jax.random.fold_in(host_key(config.seed), 2**31)
 
-    def between(states: TrainState, rows: list[Row]) -> tuple[TrainState, list[Row]]:
+    def between(states: TrainState, rows: list[Row], before: list[Row]) -> tuple[TrainState, list[Row]]:
         used = {name: np.asarray(read_hyper(states.hypers, name)).tolist() for name in bounds}
-        scores, done = [row[metric] for row in rows], rows[0]["updates"]
+        scores, done = current_scores(rows, before, metric), rows[0]["updates"]
         parents: list[int | None] = [None] * len(rows)
         if done < config.num_updates and done // config.updates_per_chunk % selection.every == 0:
             known = jnp.array([-jnp.inf if score is None else score for score in scores], jnp.float32)

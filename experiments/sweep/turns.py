@@ -34,7 +34,7 @@ from wdjax.train.state import Setup, TrainState
 from wdjax.train.trainer import dump_config
 
 Row = dict[str, Any]
-Between = Callable[[TrainState, list[Row]], tuple[TrainState, list[Row]]]
+Between = Callable[[TrainState, list[Row], list[Row]], tuple[TrainState, list[Row]]]
 Advance = Callable[[list[Row]], None]
 
 
@@ -96,7 +96,7 @@ def make_turns(folder: Path, members: Sequence[Member], size: int, first: int, l
     ]
 
 
-def no_change(states: TrainState, rows: list[Row]) -> tuple[TrainState, list[Row]]:
+def no_change(states: TrainState, rows: list[Row], before: list[Row]) -> tuple[TrainState, list[Row]]:
     """What happens between two chunks of a plain sweep: nothing."""
     return states, rows
 
@@ -115,7 +115,7 @@ def train_turn(
         stop: looked at after every chunk.
         advance: called with the rows of every chunk.
         start: makes the first states, [size, ...]; None: those of new runs.
-        between: (states, rows) after a chunk -> those that go on and are written.
+        between: (states, rows, rows of the chunk before) after a chunk -> (states, rows) that go on and are written.
     """
     if turn.finished:
         return True
@@ -133,11 +133,12 @@ def train_turn(
             size = host["metrics_size"]
         log = MetricsLog(turn.folder / "metrics.jsonl", size)
         stack.enter_context(contextlib.closing(log))
+        rows = turn.rows[-len(turn.members) :]
         while done < turn.last and not stop.is_set():
             num_updates = min(config.updates_per_chunk, turn.last - done)
             states, metrics = programs.get(states, num_updates)(states)
             done += num_updates
-            states, rows = between(states, member_rows(turn, setup, done, jax.device_get(metrics)))
+            states, rows = between(states, member_rows(turn, setup, done, jax.device_get(metrics)), rows)
             for row in rows:
                 log.write(row)
             if done == turn.last or done // config.updates_per_chunk % config.checkpoint_every == 0:

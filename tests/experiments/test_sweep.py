@@ -15,7 +15,7 @@ from refusals import refusal
 from wdjax.experiments.sweep import evolve, load_member, read_table, sweep
 from wdjax.experiments.sweep import population as population_module
 from wdjax.experiments.sweep import turns as turns_module
-from wdjax.experiments.sweep.evolution import Selection, exploit, explore, read_hyper
+from wdjax.experiments.sweep.evolution import Selection, current_scores, exploit, explore, read_hyper
 from wdjax.experiments.sweep.plan import make_members, make_points
 from wdjax.experiments.sweep.population import (
     abstract_population,
@@ -294,6 +294,14 @@ def test_copies_change_their_values_within_bounds(states):
         gamma = new.hypers["agent"].gamma / states.hypers["agent"].gamma
         factors |= {tuple(np.round([float(rate[3] / old_rate[3]), float(gamma[3])], 3))}
     assert factors == {(a, b) for a in (0.5, 1.2) for b in (0.5, 1.2)}  # each value has a coin of its own
+
+
+def test_without_an_episode_a_score_stays_and_is_inherited():
+    before = [{"member": 0, "score": 1.0, "parent": 2}, {"member": 1, "score": 5.0, "parent": None},
+              {"member": 2, "score": 7.0, "parent": None}, {"member": 3, "score": None, "parent": None}]  # fmt: skip
+    rows = [{"x": None}, {"x": None}, {"x": 3.0}, {"x": None}]
+    assert current_scores(rows, before, "x") == [7.0, 5.0, 3.0, None]
+    assert current_scores(rows, [], "x") == [None, None, 3.0, None]
 
 
 @pytest.fixture(scope="module")
