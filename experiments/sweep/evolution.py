@@ -150,7 +150,8 @@ def draw_members(base: TrainConfig, settings: Mapping[str, Values], bounds: Boun
 def exploit(
     key: jax.Array, states: TrainState, scores: jax.Array, fraction: float
 ) -> tuple[TrainState, jax.Array]:
-    """Lets the worst members copy the best: each draws one of these and takes over its whole state but the key.
+    """Lets the worst members copy the best: each draws one of these and, where that has a higher score, takes over its
+    whole state but the key.
 
     Args:
         states: leaves [N, ...].
@@ -165,7 +166,7 @@ def exploit(
     order = jnp.argsort(scores)
     rank = jnp.argsort(order)
     drawn = order[size - group :][jax.random.randint(key, (size,), 0, group)]
-    copies = (rank < group) & jnp.isfinite(scores[drawn])
+    copies = (rank < group) & (scores[drawn] > scores)
     parents = jnp.where(copies, drawn, jnp.arange(size))
     taken = jax.tree.map(lambda leaf: leaf[parents], states)
     return taken.replace(key=states.key), parents

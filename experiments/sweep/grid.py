@@ -29,7 +29,15 @@ from wdjax.experiments.sweep.plan import (
     parse_values,
 )
 from wdjax.experiments.sweep.population import population_setup
-from wdjax.experiments.sweep.table import best_member, draw_curves, final_table, point_words, varied_fields, write_table
+from wdjax.experiments.sweep.table import (
+    best_member,
+    draw_curves,
+    final_table,
+    point_table,
+    point_words,
+    varied_fields,
+    write_table,
+)
 from wdjax.experiments.sweep.turns import Programs, Row, Turn, export_member, train_turn
 from wdjax.train.config import TrainConfig
 from wdjax.train.metrics_log import read_metrics
@@ -126,6 +134,7 @@ def conclude(
     host.console.print(f"Wrote {curves}: mean and deviation over seeds", soft_wrap=True)
     best = best_member(table)
     if best is not None:
+        host.console.print(point_table(members, table))
         member = members[best["member"]]
         folder = export_member(host.workdir, member.number, rows, best["score"])
         words = f"{point_words(member.values, varied_fields(members))}, seed {member.config.seed}"

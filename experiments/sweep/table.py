@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.table import Table
 
 from wdjax.experiments.sweep.plan import Member, Point
 from wdjax.experiments.sweep.turns import Row, replace_file
@@ -83,6 +84,24 @@ def point_words(values: Mapping[str, Any], names: Sequence[str]) -> str:
 
 def _short(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def point_table(members: Sequence[Member], table: Sequence[Row]) -> Table:
+    """Returns what is printed of a grid: the scores of the best values, mean and deviation over their seeds."""
+    names = varied_fields(members)
+    scores: dict[int, list[float]] = {}
+    for row in table:
+        own = scores.setdefault(members[row["member"]].point, [])
+        own += [] if row["score"] is None else [row["score"]]
+    values = {member.point: member.values for member in members}
+    known = sorted((point for point in scores if scores[point]), key=lambda point: -np.mean(scores[point]))
+    printed = Table(*(name.split(".")[-1] for name in names))
+    printed.add_column("score", justify="right")
+    printed.add_column("seeds", justify="right")
+    for point in known[:MOST_CURVES]:
+        words = f"{np.mean(scores[point]):.2f} ± {np.std(scores[point]):.2f}"
+        printed.add_row(*(_short(values[point][name]) for name in names), words, str(len(scores[point])))
+    return printed
 
 
 def curves_by_point(

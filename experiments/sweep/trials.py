@@ -129,9 +129,10 @@ def run_trials(
         proposed = read_batch(folder) or write_batch(folder, study.ask(batch, trials, held))
         if not proposed:
             break
-        held += [number for number, _ in proposed]
         own = trial_members(base, proposed, seeds)
-        announce(host, own, len(make_groups(own)))
+        if not held:
+            announce(host, own, len(make_groups(own)))
+        held += [number for number, _ in proposed]
         ended, done = train_batch(batches, folder, own, halving, metric)
         members, rows = members + own, rows + done
         for trial in ended or ():

@@ -272,9 +272,11 @@ def test_the_worst_copy_the_best_whole_but_for_the_key(states):
     assert seen == {(i, best) for i in (2, 4) for best in (1, 5)}
 
 
-def test_nobody_copies_where_no_score_is_known(states):
+def test_nobody_copies_what_is_no_better(states):
     parents = exploit(jax.random.key(0), states, jnp.full(8, -jnp.inf), 0.5)[1]
     assert parents.tolist() == list(range(8))
+    equal = exploit(jax.random.key(0), states, jnp.full(8, 500.0), 0.5)[1]  # nor one that does no better
+    assert equal.tolist() == list(range(8))
     one = jnp.full(8, -jnp.inf).at[3].set(1.0)
     for seed in range(8):
         assert set(exploit(jax.random.key(seed), states, one, 0.5)[1].tolist()) <= set(range(8))
