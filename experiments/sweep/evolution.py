@@ -17,7 +17,7 @@ import numpy as np
 import yaml
 
 from wdjax.checks import require, require_integer, require_known
-from wdjax.experiments.sweep.folder import prepare_folder
+from wdjax.experiments.sweep.folder import hold_folder, prepare_folder
 from wdjax.experiments.sweep.host import Host, announce, choose_metric, open_host, prepare_turns, progress_bar
 from wdjax.experiments.sweep.plan import Member, Point, Range, Values, as_config, make_members, parse_values
 from wdjax.experiments.sweep.population import member_sharding, most_devices, population_setup
@@ -97,9 +97,10 @@ def evolve(
     with open_host(workdir, devices or most_devices(members), 0, quiet, stop) as host:
         require(members % host.num_devices == 0, "members", members, f"a multiple of {host.num_devices}, the devices")
         prepare_folder(host.workdir, asked, resume)
-        announce(host, population, 1)
-        between = make_between(setup, selection, bounds, metric, host.num_devices)
-        return train_population(host, setup, population, between, list(bounds))
+        with hold_folder(host.workdir):
+            announce(host, population, 1)
+            between = make_between(setup, selection, bounds, metric, host.num_devices)
+            return train_population(host, setup, population, between, list(bounds))
 
 
 def bounds_of(settings: Mapping[str, Values]) -> Bounds:

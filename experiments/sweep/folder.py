@@ -1,6 +1,7 @@
 """The folder of a sweep: sweep.yaml says what was asked for, and what may go on in it."""
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,11 @@ import yaml
 
 from wdjax.experiments.sweep.turns import replace_file
 from wdjax.train.load import read_yaml, read_yaml_value
+
+try:
+    import fcntl
+except ImportError:  # Windows has no such locks: there nothing keeps two sweeps out of one folder
+    fcntl = None  # type: ignore[assignment]
 
 
 def prepare_folder(workdir: Path, asked: Mapping[str, Any], resume: bool) -> None:
@@ -33,6 +39,25 @@ def prepare_folder(workdir: Path, asked: Mapping[str, Any], resume: bool) -> Non
         replace_file(file, yaml.safe_dump(dict(asked), sort_keys=False, allow_unicode=True))
     except OSError as error:
         raise type(error)(f"workdir = {workdir}: must be a folder that can be written ({error.strerror})") from error
+
+
+@contextlib.contextmanager
+def hold_folder(workdir: Path) -> Iterator[None]:
+    """Keeps other sweeps out of a folder until the block ends, or the process does: the lock is the kernel's.
+
+    Raises:
+        BlockingIOError: where another sweep holds it.
+    """
+    with open(workdir / "sweep.yaml", "ab") as file:
+        try:
+            if fcntl is not None:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            words = "another sweep is running there at this moment: wait for it, or name another --workdir"
+            raise BlockingIOError(f"{workdir}: {words}") from None
+        except OSError:
+            pass  # a file system without locks: better a sweep that nothing guards than none
+        yield
 
 
 def require_same(what: str, begun: Mapping[str, Any], asked: Mapping[str, Any]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from wdjax.experiments.sweep.folder import prepare_folder
+from wdjax.experiments.sweep.folder import hold_folder, prepare_folder
 from wdjax.experiments.sweep.host import (
     Host,
     announce,
@@ -95,11 +95,12 @@ def sweep(
     }
     with open_host(workdir, devices, members_at_once, quiet, stop) as host:
         prepare_folder(host.workdir, asked, resume)
-        announce(host, members, len(groups))
-        rows = train_groups(host, groups, setups, members, metric)
-        table = final_table(members, rows, metric)
-        if not host.stop.is_set():
-            conclude(host, members, rows, table, metric)
+        with hold_folder(host.workdir):
+            announce(host, members, len(groups))
+            rows = train_groups(host, groups, setups, members, metric)
+            table = final_table(members, rows, metric)
+            if not host.stop.is_set():
+                conclude(host, members, rows, table, metric)
     return table
 
 

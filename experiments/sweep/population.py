@@ -30,7 +30,7 @@ def choose_num_devices(devices: int) -> int:
     Raises:
         ValueError: for more than there are.
     """
-    there = jax.device_count()
+    there = jax.local_device_count()  # of several processes each has a sweep of its own
     require(0 <= devices <= there, "devices", devices, f"at most {there}, as many as jax sees (0: all)")
     return devices or (1 if jax.default_backend() == "cpu" else there)
 
@@ -42,13 +42,14 @@ def most_devices(num_members: int) -> int:
 
 def make_mesh(num_devices: int) -> Mesh:
     """Returns the mesh of the first devices, over which members are spread."""
-    return jax.make_mesh((num_devices,), (AXIS,), axis_types=(AxisType.Auto,), devices=jax.devices()[:num_devices])
+    chosen = jax.local_devices()[:num_devices]
+    return jax.make_mesh((num_devices,), (AXIS,), axis_types=(AxisType.Auto,), devices=chosen)
 
 
 def member_sharding(num_devices: int) -> Sharding:
     """Returns where a population's leaves lie, [members, ...]."""
     if num_devices == 1:
-        return jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        return jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     return NamedSharding(make_mesh(num_devices), PartitionSpec(AXIS))
 
 

@@ -17,7 +17,7 @@ import yaml
 
 from wdjax.checks import require, require_integer
 from wdjax.experiments.sweep.batches import Batches, Halving, train_batch
-from wdjax.experiments.sweep.folder import prepare_folder
+from wdjax.experiments.sweep.folder import hold_folder, prepare_folder
 from wdjax.experiments.sweep.host import Host, announce, choose_metric, open_host, shown_metrics
 from wdjax.experiments.sweep.plan import (
     Member,
@@ -97,8 +97,9 @@ def search(
     with open_host(workdir, devices, members_at_once, quiet, stop) as host:
         asked = {"mode": "search", **question, "batch": batch, "storage": storage, "study": study}
         prepare_folder(host.workdir, asked, resume)
-        own = open_study(storage, study, host.workdir, settings, question, base.seed)
-        return run_trials(host, own, base, seeds, trials, batch, halving, metric)
+        with hold_folder(host.workdir):
+            own = open_study(storage, study, host.workdir, settings, question, base.seed)
+            return run_trials(host, own, base, seeds, trials, batch, halving, metric)
 
 
 def check_values(base: TrainConfig, settings: Mapping[str, Values], seeds: Sequence[int]) -> Member:

@@ -7,6 +7,7 @@ the empty file `finished`. A turn that was killed goes on from its newest checkp
 import contextlib
 import dataclasses
 import json
+import os
 import shutil
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -172,7 +173,10 @@ def write_members(turn: Turn) -> None:
 def replace_file(file: Path, text: str) -> None:
     """Writes a file so that whoever reads it, also after a crash, finds the old content or the new, whole."""
     partial = file.with_name(f"{file.name}.tmp")
-    partial.write_text(text, encoding="utf8")
+    with open(partial, "w", encoding="utf8") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
     partial.replace(file)
 
 

@@ -16,6 +16,7 @@ from wdjax.experiments.sweep import evolve, load_member, read_table, sweep
 from wdjax.experiments.sweep import population as population_module
 from wdjax.experiments.sweep import turns as turns_module
 from wdjax.experiments.sweep.evolution import Selection, current_scores, exploit, explore, read_hyper
+from wdjax.experiments.sweep.folder import hold_folder
 from wdjax.experiments.sweep.plan import make_members, make_points
 from wdjax.experiments.sweep.population import (
     abstract_population,
@@ -245,6 +246,9 @@ def test_another_sweep_in_the_folder_is_refused(whole):
     assert "config.num_envs = 16: the sweep in" in refusal(
         sweep, CONFIG.__class__(**{**vars(CONFIG), "num_envs": 16}), VALUES, 4, workdir=folder, resume=True
     )
+    with hold_folder(folder):
+        words = refusal(again, VALUES, 4, members_at_once=8, resume=True)
+    assert "another sweep is running there at this moment" in words
     assert "holds a run of wdjax train" in refusal(again, VALUES, 2, workdir=folder / "best")
     assert "holds no sweep" in refusal(load_member, folder / "best", 0)
     assert "no checkpoint of member 16" in refusal(load_member, folder, 16)
