@@ -10,16 +10,25 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from wdjax.experiments.sweep.evolution import evolve
+    from wdjax.experiments.sweep.batches import Halving
+    from wdjax.experiments.sweep.evolution import Selection, evolve
     from wdjax.experiments.sweep.grid import sweep
     from wdjax.experiments.sweep.table import read_table
     from wdjax.experiments.sweep.trials import search
     from wdjax.experiments.sweep.turns import load_member
 
-# Public name -> the module that holds it: Optuna is for those who search.
-_HOME = {"evolve": "evolution", "load_member": "turns", "read_table": "table", "search": "trials", "sweep": "grid"}
+# Public name -> the module that holds it, imported when the name is first used.
+_HOME = {
+    "Halving": "batches",
+    "Selection": "evolution",
+    "evolve": "evolution",
+    "load_member": "turns",
+    "read_table": "table",
+    "search": "trials",
+    "sweep": "grid",
+}
 
-__all__ = ["evolve", "load_member", "read_table", "search", "sweep"]
+__all__ = ["Halving", "Selection", "evolve", "load_member", "read_table", "search", "sweep"]
 
 
 def __getattr__(name: str) -> Any:

@@ -82,10 +82,9 @@ def search(
     """
     require_optuna()
     base = as_config(config)
-    for name, number in (("trials", trials), ("batch", batch)):
-        require_integer(name, number, 1)
-    settings = {name: parse_values(name, several) for name, several in values.items()}
-    seeds = make_seeds(seeds, base.seed)
+    require_integer("trials", trials, 1)
+    require_integer("batch", batch, 1)
+    settings, seeds = {name: parse_values(name, own) for name, own in values.items()}, make_seeds(seeds, base.seed)
     member = check_values(base, settings, seeds)
     metric = choose_metric(metric, member.config, population_setup([member]))
     require(metric is not None, "metric", metric, "named, as POLICY/episode_return: it is what the search makes high")
