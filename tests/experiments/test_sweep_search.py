@@ -68,12 +68,12 @@ def test_fields_become_distributions_and_back():
     assert point_of(settings, chosen) == {"a": 1e-3, "b": 0.5, "c": 2, "d": [8], "e": "tanh", "f": 3}
 
 
-@pytest.fixture
-def studies(tmp_path):
+@pytest.fixture(params=["{}/shared.log", "sqlite:///{}/shared.db"])
+def studies(request, tmp_path):
     """Returns a function that opens the same study for a worker, by name."""
-    settings = parse_settings(["a=uniform:0:1"])
+    settings, shared = parse_settings(["a=uniform:0:1"]), request.param.format(tmp_path)
 
-    def open_one(worker, storage=str(tmp_path / "shared.log"), question=(("x", 1),)):
+    def open_one(worker, storage=shared, question=(("x", 1),)):
         return open_study(storage, "wdjax", tmp_path / worker, settings, dict(question), seed=3)
 
     return open_one
