@@ -31,10 +31,11 @@ from wdjax.experiments.sweep.plan import (
     parse_values,
 )
 from wdjax.experiments.sweep.population import population_setup
-from wdjax.experiments.sweep.study import Study, open_study, require_optuna
+from wdjax.experiments.sweep.study import Study, Trial, open_study, require_optuna
 from wdjax.experiments.sweep.table import best_member, draw_curves, last_known, point_words, write_table
 from wdjax.experiments.sweep.turns import Row, export_member, replace_file
 from wdjax.train.config import TrainConfig
+from wdjax.train.load import change_config
 from wdjax.train.trainer import dump_config
 
 
@@ -129,10 +130,12 @@ def run_trials(
         proposed = read_batch(folder) or write_batch(folder, study.ask(batch, trials, held))
         if not proposed:
             break
-        own = trial_members(base, proposed, seeds)
-        if not held:
+        first, held = not held, held + [number for number, _ in proposed]
+        own = trial_members(base, fitting_trials(host, study, base, proposed), seeds)
+        if not own:
+            continue
+        if first:
             announce(host, own, len(make_groups(own)))
-        held += [number for number, _ in proposed]
         ended, done = train_batch(batches, folder, own, halving, metric)
         members, rows = members + own, rows + done
         for trial in ended or ():
@@ -159,6 +162,21 @@ def write_batch(folder: Path, proposed: list[tuple[int, Point]]) -> list[tuple[i
         content = [{"trial": number, "values": values} for number, values in proposed]
         replace_file(folder / "batch.json", json.dumps(content) + "\n")
     return proposed
+
+
+def fitting_trials(
+    host: Host, study: Study, base: TrainConfig, proposed: Sequence[tuple[int, Point]]
+) -> list[tuple[int, Point]]:
+    """Returns the trials that can be trained; of values that are right alone but not together, the study is told."""
+    fitting = []
+    for number, values in proposed:
+        try:
+            change_config(base, **values)
+            fitting.append((number, values))
+        except (ValueError, TypeError) as error:
+            host.console.print(f"Trial {number} is left out: {error}", soft_wrap=True, markup=False)
+            study.tell(Trial(number, None, False, ()))
+    return fitting
 
 
 def trial_members(base: TrainConfig, proposed: Sequence[tuple[int, Point]], seeds: Sequence[int]) -> list[Member]:

@@ -12,7 +12,7 @@ import pytest
 from probes import tiny_config, tiny_policy
 from refusals import refusal
 
-from wdjax.experiments.sweep import read_table, search
+from wdjax.experiments.sweep import read_table, search, trials
 from wdjax.experiments.sweep.batches import Halving
 from wdjax.experiments.sweep.plan import parse_settings
 from wdjax.experiments.sweep.study import Trial, distributions, open_study, point_of, require_optuna
@@ -181,6 +181,20 @@ def test_a_search_that_goes_on_ends_as_if_nothing_had_been(whole, tmp_path, look
     assert any(row["state"] == "running" for row in stopped) == (looks == 2)
     again(trials=4, resume=True)  # a study may grow
     assert (tmp_path / "table.csv").read_bytes() == (whole[0] / "table.csv").read_bytes()
+
+
+def test_values_that_do_not_go_together_fail_alone(tmp_path, monkeypatch):
+    """Six replicas, and four blocks of them, are each allowed: not both. The search goes on."""
+    trained = []
+    monkeypatch.setattr(trials, "train_batch", lambda batches, folder, members, *_: trained.extend(members) or (
+        [Trial(member.point, 1.0, False, ((10, 1.0),)) for member in members], []
+    ))  # fmt: skip
+    monkeypatch.setattr(trials, "conclude", lambda *_: None)
+    table = search(CONFIG, {"num_envs": [8, 6], "num_blocks": [2, 4]}, trials=12, batch=3, workdir=tmp_path)
+    together = [row["num_envs"] == 6 and row["num_blocks"] == 4 for row in table]
+    assert 0 < sum(together) < 12
+    assert [row["state"] == "fail" for row in table] == together
+    assert [member.point for member in trained] == [i for i in range(12) if not together[i]]
 
 
 @pytest.mark.parametrize(
