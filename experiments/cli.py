@@ -1,4 +1,4 @@
-"""The command line: wdjax train, eval, render, list."""
+"""The command line: wdjax train, sweep, eval, render, list."""
 
 import contextlib
 import dataclasses
@@ -18,6 +18,7 @@ import wdjax
 from wdjax.checks import did_you_mean, one_line, require
 from wdjax.experiments.auto_scale import auto_scale, trial_table, what_changes
 from wdjax.experiments.matrix import matrix_tables, other_params, require_tables, write_matrix
+from wdjax.experiments.sweep.command import SweepArguments, run_sweep
 from wdjax.train import (
     Player,
     TrainConfig,
@@ -32,6 +33,7 @@ from wdjax.train.debug import FailedCheckError
 from wdjax.train.determinism import make_deterministic
 from wdjax.train.load import preset_path
 from wdjax.train.processes import STOPPED, connect, leaving
+from wdjax.train.signals import stop_signals
 from wdjax.train.trainer import Trainer, load_named, load_run_config, split_checkpoint
 from wdjax.train.validate import complete_env_params, validate
 
@@ -41,6 +43,7 @@ USAGE = """\
 usage: wdjax COMMAND ...
 
   wdjax train PRESET [--workdir DIR] [--resume] [--FIELD VALUE ...]   train; PRESET is a name or a YAML file
+  wdjax sweep PRESET [--set FIELD=VALUE,VALUE ...] [--seeds N]        many runs as one program, a table; --search, --pbt
   wdjax eval RUN [RUN ...] [--opponents NAME ...] [--output FILE]     the cross-play matrix: runs, random play, scripts
   wdjax render RUN [--output FILE] [--npz FILE]                       one episode as an animated GIF, or as arrays
   wdjax list                                                          environments and presets
@@ -144,10 +147,7 @@ def call(command: str, *rest: str) -> None:
 
 def train(arguments: list[str]) -> None:
     """wdjax train PRESET [--workdir DIR] [--resume] [--debug] [--deterministic] [--FIELD VALUE ...]"""
-    if not arguments or arguments[0].startswith("-"):
-        presets = ", ".join(list_presets())
-        raise ValueError(f"wdjax train needs a preset first: {presets}, or a YAML file (wdjax train PRESET --help)")
-    preset, *changes = arguments
+    preset, *changes = require_preset("train", arguments)
     if "--deterministic" in changes:  # before a preset's environment may compute something: XLA looks but once
         make_deterministic()
     config = complete_env_params(load_config(preset))
@@ -172,6 +172,27 @@ def scaled(parsed: TrainArguments) -> TrainConfig:
     Console(width=None if sys.stdout.isatty() else 160).print(trial_table(trials, found))
     print(what_changes(parsed.config, found))
     return found
+
+
+def sweep(arguments: list[str]) -> None:
+    """wdjax sweep PRESET [--set FIELD=VALUES ...] [--seeds N] [--search TRIALS | --pbt MEMBERS] [--workdir DIR]"""
+    if arguments and arguments[0] in ("-h", "--help"):
+        parse(SweepArguments, "wdjax sweep PRESET", ["--help"])
+    preset, *rest = require_preset("sweep", arguments)
+    default = SweepArguments(workdir=Path("runs") / f"sweep_{preset_path(preset).stem}")
+    parsed = parse(SweepArguments, f"wdjax sweep {preset}", rest, default=default)
+    with stop_signals(Console()) as stop:
+        run_sweep(preset, parsed, stop)
+    if stop.is_set():
+        raise SystemExit(STOPPED)
+
+
+def require_preset(command: str, arguments: list[str]) -> list[str]:
+    """Returns the arguments of a command that needs a preset first; raises ValueError where there is none."""
+    if not arguments or arguments[0].startswith("-"):
+        known, more = ", ".join(list_presets()), f"wdjax {command} PRESET --help"
+        raise ValueError(f"wdjax {command} needs a preset first: {known}, or a YAML file ({more})")
+    return arguments
 
 
 def evaluate(arguments: list[str]) -> None:
@@ -285,7 +306,7 @@ def cache_compilations() -> None:
 
 
 COMMANDS: dict[str, Callable[[list[str]], Any]] = {
-    "train": train, "eval": evaluate, "render": render, "list": list_all
+    "train": train, "sweep": sweep, "eval": evaluate, "render": render, "list": list_all
 }  # fmt: skip
 
 

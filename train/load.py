@@ -63,6 +63,16 @@ def load_config(preset: str | Path, **changes: Any) -> TrainConfig:
     return config
 
 
+def change_config(config: TrainConfig, **changes: Any) -> TrainConfig:
+    """Returns a configuration with changes, named, checked and refused as by `load_config`."""
+    raw = dataclasses.asdict(config)
+    for name, value in changes.items():
+        _set_dotted(raw, name, value)
+    config = from_mapping(TrainConfig, raw)
+    validate(config)
+    return config
+
+
 def list_presets() -> list[str]:
     """Returns the names of the presets that come with wdjax, sorted."""
     return sorted(path.stem for path in PRESETS.glob("*.yaml"))
@@ -83,15 +93,21 @@ def preset_path(preset: str | Path) -> Path:
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """Returns the mapping in a YAML file; raises ValueError naming the file where it holds anything else."""
-    try:
-        content = yaml.load(path.read_text(encoding="utf8"), _Loader)
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: no UTF-8, or a date such as 2020-13-01
-        raise ValueError(f"{path}: not YAML: {_yaml_words(error)}") from None
-    except RecursionError:
-        raise ValueError(f"{path}: not YAML that can be read: nested too deeply") from None
+    content = read_yaml_value(path)
     if not isinstance(content, dict):
         raise ValueError(f"{path}: must hold a mapping of fields, not {type(content).__name__}")
     return content
+
+
+def read_yaml_value(source: Path | str) -> Any:
+    """Returns whatever a YAML file holds, or a text; raises ValueError naming it where it is not YAML."""
+    name = source if isinstance(source, Path) else repr(source)
+    try:
+        return yaml.load(source.read_text(encoding="utf8") if isinstance(source, Path) else source, _Loader)
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: no UTF-8, or a date such as 2020-13-01
+        raise ValueError(f"{name}: not YAML: {_yaml_words(error)}") from None
+    except RecursionError:
+        raise ValueError(f"{name}: not YAML that can be read: nested too deeply") from None
 
 
 def _yaml_words(error: Exception) -> str:

@@ -1,0 +1,37 @@
+"""Many runs as one: grids over seeds and hyperparameters, search, and population-based training.
+
+    table = sweep("cartpole_ppo", {"policies.agent.learning_rate": [1e-3, 3e-3]}, seeds=8)
+
+Runs that differ only in what is traced (seeds, hyperparameters marked so in `wdjax.train.config`, params of the
+environment) are members of one program, vmapped; what fixes shapes makes a group, a program, for each value.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from wdjax.experiments.sweep.batches import Halving
+    from wdjax.experiments.sweep.evolution import Selection, evolve
+    from wdjax.experiments.sweep.grid import sweep
+    from wdjax.experiments.sweep.table import read_table
+    from wdjax.experiments.sweep.trials import search
+    from wdjax.experiments.sweep.turns import load_member
+
+# Public name -> the module that holds it, imported when the name is first used.
+_HOME = {
+    "Halving": "batches",
+    "Selection": "evolution",
+    "evolve": "evolution",
+    "load_member": "turns",
+    "read_table": "table",
+    "search": "trials",
+    "sweep": "grid",
+}
+
+__all__ = ["Halving", "Selection", "evolve", "load_member", "read_table", "search", "sweep"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(importlib.import_module(f"wdjax.experiments.sweep.{_HOME[name]}"), name)
+    raise AttributeError(f"module 'wdjax.experiments.sweep' has no attribute {name!r}")

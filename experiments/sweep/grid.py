@@ -1,0 +1,148 @@
+"""A grid: every combination of values, with every seed."""
+
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from wdjax.experiments.sweep.folder import hold_folder, prepare_folder
+from wdjax.experiments.sweep.host import (
+    Host,
+    announce,
+    choose_metric,
+    open_host,
+    prepare_turns,
+    progress_bar,
+    shown_metrics,
+)
+from wdjax.experiments.sweep.plan import (
+    Group,
+    Member,
+    Point,
+    as_config,
+    make_groups,
+    make_members,
+    make_points,
+    make_seeds,
+    parse_values,
+)
+from wdjax.experiments.sweep.population import population_setup
+from wdjax.experiments.sweep.table import (
+    best_member,
+    draw_curves,
+    final_table,
+    point_table,
+    point_words,
+    varied_fields,
+    write_table,
+)
+from wdjax.experiments.sweep.turns import Programs, Row, Turn, export_member, train_turn
+from wdjax.train.config import TrainConfig
+from wdjax.train.folder import dump_config
+from wdjax.train.metrics_log import read_metrics
+from wdjax.train.state import Setup
+
+
+def sweep(
+    config: TrainConfig | str | Path,
+    values: Mapping[str, Any] | None = None,
+    seeds: int | Sequence[int] = 1,
+    points: Sequence[Point] = (),
+    workdir: str | Path | None = None,
+    metric: str | None = None,
+    members_at_once: int = 0,
+    devices: int = 0,
+    resume: bool = False,
+    quiet: bool = True,
+    stop: threading.Event | None = None,
+) -> list[Row]:
+    """Trains every combination of values with every seed, members side by side in one program where shapes allow it.
+
+        table = sweep("cartpole_ppo", {"policies.agent.learning_rate": [1e-3, 3e-3]}, seeds=8)
+        pandas.DataFrame(table).groupby("policies.agent.learning_rate")["score"].mean()
+
+    Args:
+        config: a configuration, a preset's name, or a YAML file.
+        values: dotted field -> the values that it takes (one alone: a change for all).
+        seeds: how many, from the configuration's on; or which.
+        points: combinations, each dotted field -> value; with every one of `values`.
+        workdir: sweep.yaml, table.csv, table.jsonl, curves.png, best/ (a run) and groups/; None: nothing is kept.
+        metric: what the score is, the last known value ("agent/episode_return"); None: `best_metric`.
+        members_at_once: in one program, on all devices together; 0: as many as memory allows.
+        devices: over which members are spread; 0: all (a CPU counts as one).
+        resume: go on in a folder that holds this sweep.
+        stop: ends the sweep after a chunk, saved, when set; None: Ctrl-C and SIGTERM do.
+
+    Returns:
+        the table: for each member its number, values and seed, its score, and the metrics of its last chunk.
+
+    Raises:
+        ValueError, TypeError, FileExistsError: for bad names and values, as `load_config`, before anything runs.
+    """
+    base = as_config(config)
+    settings = {name: parse_values(name, several) for name, several in (values or {}).items()}
+    members = make_members(base, make_points(settings, points), make_seeds(seeds, base.seed))
+    groups = make_groups(members)
+    setups = [population_setup(group.members) for group in groups]
+    metric = choose_metric(metric, members[0].config, setups[0])
+    asked = {
+        "mode": "grid",
+        "config": yaml.safe_load(dump_config(base)),
+        "metric": metric,
+        "members": [{"seed": member.config.seed, **member.values} for member in members],
+    }
+    with open_host(workdir, devices, members_at_once, quiet, stop) as host:
+        prepare_folder(host.workdir, asked, resume)
+        with hold_folder(host.workdir):
+            announce(host, members, len(groups))
+            rows = train_groups(host, groups, setups, members, metric)
+            table = final_table(members, rows, metric)
+            if not host.stop.is_set():
+                conclude(host, members, rows, table, metric)
+    return table
+
+
+def train_groups(
+    host: Host, groups: Sequence[Group], setups: Sequence[Setup], members: Sequence[Member], metric: str | None
+) -> list[Row]:
+    """Trains all groups, one after the other, in turns; writes the table after each. Returns the rows of all chunks."""
+    turns: list[Turn] = []
+    old = [row for file in sorted(host.workdir.glob("groups/*/*/metrics.jsonl")) for row in read_metrics(file)]
+    with progress_bar(host.console, members, old) as advance:
+        for group, setup in zip(groups, setups, strict=True):
+            programs, folder = Programs(setup, host.num_devices), host.workdir / "groups" / f"{group.number:03d}"
+            for turn in prepare_turns(host, programs, folder, group.members, 0, setup.config.num_updates):
+                turns.append(turn)
+                finished = train_turn(programs, turn, host.stop, advance)
+                rows = [row for turn in turns for row in turn.rows]
+                write_table(host.workdir, final_table(members, rows, metric))
+                if not finished:
+                    return rows
+    return rows
+
+
+def conclude(
+    host: Host, members: Sequence[Member], rows: Sequence[Row], table: Sequence[Row], metric: str | None
+) -> None:
+    """Writes curves.png and the best member as a run, and says what was found."""
+    host.console.print(f"Wrote {host.workdir}/table.csv, table.jsonl", soft_wrap=True)
+    ended = [row for row in table if row.get("bad_numbers")]
+    if ended:
+        words = f"{len(ended)} of {len(table)} members ended with bad numbers, member {ended[0]['member']} with"
+        host.console.print(f"Mind: {words} {ended[0]['bad_numbers']}", soft_wrap=True, markup=False)
+    title = f"{members[0].config.env}: {host.workdir.name}"
+    curves = draw_curves(
+        host.workdir / "curves.png", members, rows, shown_metrics(metric, members[0].config), title
+    )
+    host.console.print(f"Wrote {curves}: mean and deviation over seeds", soft_wrap=True)
+    best = best_member(table)
+    if best is not None:
+        host.console.print(point_table(members, table))
+        member = members[best["member"]]
+        folder = export_member(host.workdir, member.number, rows, best["score"])
+        words = f"{point_words(member.values, varied_fields(members))}, seed {member.config.seed}"
+        host.console.print(
+            f"Wrote {folder}, a run: member {member.number} ({words}), score {best['score']:.2f}", soft_wrap=True
+        )

@@ -1,0 +1,177 @@
+"""A population: TrainStates of several members with a leading axis, trained by one program, spread over devices.
+
+Members share nothing: each lies whole on one device, and no device waits for another inside the program.
+"""
+
+import dataclasses
+import functools
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
+
+from wdjax.checks import require
+from wdjax.experiments.sweep.plan import Member
+from wdjax.train.learner import init, make_setup, run
+from wdjax.train.state import Setup, TrainState, make_hypers
+from wdjax.train.validate import validate
+
+AXIS = "wdjax_members"
+MEMORY_SHARE = 0.8  # of the memory that is free: XLA's own count leaves out code, collectives and fragmentation
+
+
+def choose_num_devices(devices: int) -> int:
+    """Returns on how many devices members are spread: `devices`, or all there are (a CPU counts as one).
+
+    Raises:
+        ValueError: for more than there are.
+    """
+    there = jax.local_device_count()  # of several processes each has a sweep of its own
+    require(0 <= devices <= there, "devices", devices, f"at most {there}, as many as jax sees (0: all)")
+    return devices or (1 if jax.default_backend() == "cpu" else there)
+
+
+def most_devices(num_members: int) -> int:
+    """Returns the most devices that share so many members equally (a CPU counts as one)."""
+    return max(number for number in range(1, choose_num_devices(0) + 1) if num_members % number == 0)
+
+
+def make_mesh(num_devices: int) -> Mesh:
+    """Returns the mesh of the first devices, over which members are spread."""
+    chosen = jax.local_devices()[:num_devices]
+    return jax.make_mesh((num_devices,), (AXIS,), axis_types=(AxisType.Auto,), devices=chosen)
+
+
+def member_sharding(num_devices: int) -> Sharding:
+    """Returns where a population's leaves lie, [members, ...]."""
+    if num_devices == 1:
+        return jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    return NamedSharding(make_mesh(num_devices), PartitionSpec(AXIS))
+
+
+def on_devices(function: Callable, num_devices: int) -> Callable:
+    """Returns a function of arrays [members, ...] that every device calls with its own members, without a word between
+    them: a `cond` on all members (`wdjax.vector.when_any`) asks those of one device."""
+    if num_devices == 1:
+        return function
+    split = PartitionSpec(AXIS)
+    return jax.shard_map(function, mesh=make_mesh(num_devices), in_specs=split, out_specs=split, check_vma=False)
+
+
+def population_setup(members: Sequence[Member]) -> Setup:
+    """Returns the fixed part of the runs of members of one group."""
+    return make_setup(dataclasses.replace(members[0].config, devices=1))
+
+
+def start_arguments(members: Sequence[Member]) -> tuple[jax.Array, Any, Any]:
+    """Returns what tells members apart, leaves [members, ...]: (keys, env_params, hypers)."""
+    keys = jnp.stack([jax.random.key(member.config.seed) for member in members])
+    traced: dict[int, Any] = {}  # by point: seeds share it
+    for member in members:
+        if member.point not in traced:
+            policies = member.config.policies.items()
+            hypers = {name: make_hypers(policy) for name, policy in policies}
+            traced[member.point] = jax.device_get((validate(member.config)[1], hypers))
+    rows = [traced[member.point] for member in members]
+    return keys, *jax.tree.map(lambda *leaves: jnp.stack(leaves), *rows)
+
+
+def init_member(setup: Setup, loaded: Any, key: jax.Array, env_params: Any, hypers: Any) -> TrainState:
+    """Returns the state of one member at the start of its run, that of `Learner.init` of its own configuration."""
+    return init(dataclasses.replace(setup, env_params=env_params), key, loaded).replace(hypers=hypers)
+
+
+def init_population(setup: Setup, members: Sequence[Member], num_devices: int = 1) -> TrainState:
+    """Returns the states of members at the start of their runs, leaves [members, ...]."""
+    start = jax.vmap(functools.partial(init_member, setup, setup.loaded))
+    place = member_sharding(num_devices)
+    program = jax.jit(on_devices(start, num_devices), out_shardings=place)
+    return program(*jax.device_put(start_arguments(members), place))
+
+
+def abstract_population(setup: Setup, members: Sequence[Member], size: int, num_devices: int) -> TrainState:
+    """Returns shapes, dtypes and places of `size` members' states, without an array."""
+    one = start_arguments(members[:1])
+    start = jax.vmap(functools.partial(init_member, setup, None))
+    state, place = jax.eval_shape(start, *one), member_sharding(num_devices)
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape[1:]), leaf.dtype, sharding=place), state)
+
+
+def compile_population(setup: Setup, states: TrainState, num_updates: int, num_devices: int = 1) -> Any:
+    """Compiles `num_updates` updates of all members into one program that donates its states.
+
+    Args:
+        states: leaves [members, ...], or their shapes.
+
+    Returns:
+        program(states) -> (states, metrics with leading [members, num_updates]).
+    """
+    together = jax.vmap(functools.partial(run, setup, num_updates=num_updates))
+    return jax.jit(on_devices(together, num_devices), donate_argnums=0).lower(states).compile()
+
+
+def metric_names(setup: Setup) -> list[str]:
+    """Returns the names of what an update reports, without running one."""
+    state = jax.eval_shape(functools.partial(init, setup), jax.random.key(0))
+    metrics = jax.eval_shape(functools.partial(run, setup, num_updates=1), state)[1]
+    return [name for name in metrics if name != "bad_numbers"]
+
+
+def bytes_needed(program: Any) -> int:
+    """Returns how much memory a compiled program takes on each device: arguments, results and what is between, and a
+    copy of the arguments, which is being saved in the background."""
+    found = program.memory_analysis()
+    shared = found.alias_size_in_bytes  # donated arguments that are results
+    return (
+        2 * found.argument_size_in_bytes + found.output_size_in_bytes + found.temp_size_in_bytes
+        + found.generated_code_size_in_bytes - shared
+    )  # fmt: skip
+
+
+def bytes_free(num_devices: int = 1) -> int:
+    """Returns how much memory a program may take on each device: of what an accelerator, or the machine, has left."""
+    stats = jax.local_devices()[0].memory_stats() or {}
+    if "bytes_limit" in stats:
+        return int(MEMORY_SHARE * (stats["bytes_limit"] - stats.get("bytes_in_use", 0)))
+    return int(MEMORY_SHARE * machine_memory() / num_devices)  # the devices of a CPU share it
+
+
+def machine_memory() -> int:
+    """Returns the bytes of main memory that are free or can be freed; all there are where only that is known."""
+    meminfo = Path("/proc/meminfo")
+    if meminfo.is_file():
+        fields = dict(line.split(":", 1) for line in meminfo.read_text(encoding="utf8").splitlines())
+        return 1024 * int(fields["MemAvailable"].split()[0])
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def even_size(num_members: int, most: int, num_devices: int = 1) -> int:
+    """Returns how many members go at once, so that the turns are as few as `most` at once allows, and of one size (one
+    program): a multiple of the devices; what is left over in the last turn repeats a member."""
+    most = max(most // num_devices, 1) * num_devices
+    turns = -(-num_members // most)
+    return -(-num_members // (turns * num_devices)) * num_devices
+
+
+def compile_as_many(
+    setup: Setup, members: Sequence[Member], num_updates: int, num_devices: int = 1, at_once: int = 0
+) -> tuple[int, Any]:
+    """Compiles a program of as many members as memory allows, or of `at_once`. Returns (members at once, program).
+
+    Raises:
+        ValueError: where not even one member fits on a device.
+    """
+    size = even_size(len(members), at_once or len(members), num_devices)
+    while True:
+        states = abstract_population(setup, members, size, num_devices)
+        program = compile_population(setup, states, num_updates, num_devices)
+        needed, free = bytes_needed(program), bytes_free(num_devices)
+        if at_once or needed <= free:
+            return size, program
+        words = f"at most {free / 1e9:.2f} GB on a device: that is free, and not even one member fits"
+        require(size > num_devices, "memory that the program needs", f"{needed / 1e9:.2f} GB", words)
+        size = even_size(len(members), min(int(size * free / needed), size - num_devices), num_devices)

@@ -1,0 +1,188 @@
+"""The results of a sweep: one table as CSV and as JSON lines, and the learning curves of its values as a picture."""
+
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+
+from wdjax.experiments.sweep.plan import Member, Point
+from wdjax.experiments.sweep.turns import Row, replace_file
+
+MOST_CURVES = 10  # of the best values: matplotlib has ten colours
+
+
+def final_table(members: Sequence[Member], rows: Sequence[Row], metric: str | None) -> list[Row]:
+    """Returns a row for every member that has been trained: its values and seed, its score, and its last chunk.
+
+    The score is the metric's last known value: in a chunk in which no episode ends there is none.
+    """
+    last: dict[int, Row] = {}
+    for row in rows:
+        last[row["member"]] = row
+    scores = last_known(rows, metric) if metric else {}
+    table = []
+    for member in members:
+        if member.number in last:
+            numbers = {name: value for name, value in last[member.number].items() if name != "member"}
+            score = {"score": scores.get(member.number)} if metric else {}
+            table.append({"member": member.number, **member.values, "seed": member.config.seed, **score, **numbers})
+    return table
+
+
+def last_known(rows: Sequence[Row], metric: str) -> dict[int, float | None]:
+    """Returns member -> the last value of a metric that is not null; None where there is none, or with bad numbers."""
+    known: dict[int, float | None] = {}
+    for row in rows:
+        value = row.get(metric)
+        known[row["member"]] = known.get(row["member"]) if value is None else value
+        if row.get("bad_numbers"):
+            known[row["member"]] = None
+    return known
+
+
+def best_member(table: Sequence[Row]) -> Row | None:
+    """Returns the row with the highest score, the first of several; None where no row has one."""
+    scored = [row for row in table if row.get("score") is not None]
+    return max(scored, key=lambda row: row["score"]) if scored else None
+
+
+def write_table(workdir: Path, table: Sequence[Row], name: str = "table") -> None:
+    """Writes table.csv, a field without a number empty and lists as JSON, and table.jsonl, an object a line."""
+    names = list(dict.fromkeys(name for row in table for name in row))
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, names, restval="", lineterminator="\n")
+    writer.writeheader()
+    for row in table:
+        writer.writerow({key: _csv_value(value) for key, value in row.items()})
+    replace_file(workdir / f"{name}.csv", text.getvalue())
+    replace_file(workdir / f"{name}.jsonl", "".join(json.dumps(row) + "\n" for row in table))
+
+
+def _csv_value(value: Any) -> Any:
+    return json.dumps(value) if isinstance(value, (dict, list, tuple)) else "" if value is None else value
+
+
+def read_table(workdir: str | Path) -> list[Row]:
+    """Returns the rows of a sweep's table; raises FileNotFoundError where there is none."""
+    file = Path(workdir) / "table.jsonl"
+    return [json.loads(line) for line in file.read_text(encoding="utf8").splitlines()]
+
+
+def varied_fields(members: Sequence[Member]) -> list[str]:
+    """Returns the fields that differ between members."""
+    first = members[0].values
+    return [name for name in first if any(member.values[name] != first[name] for member in members)]
+
+
+def point_words(values: Mapping[str, Any], names: Sequence[str]) -> str:
+    """Returns "learning_rate 0.001, length 0.5": the values of some fields, by the last part of their names."""
+    return ", ".join(f"{name.split('.')[-1]} {_short(values[name])}" for name in names) or "all members"
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def point_table(members: Sequence[Member], table: Sequence[Row]) -> Table:
+    """Returns what is printed of a grid: the scores of the best values, mean and deviation over their seeds."""
+    names = varied_fields(members)
+    scores: dict[int, list[float]] = {}
+    for row in table:
+        own = scores.setdefault(members[row["member"]].point, [])
+        own += [] if row["score"] is None else [row["score"]]
+    values = {member.point: member.values for member in members}
+    known = sorted((point for point in scores if scores[point]), key=lambda point: -np.mean(scores[point]))
+    printed = Table(*(name.split(".")[-1] for name in names))
+    printed.add_column("score", justify="right")
+    printed.add_column("seeds", justify="right")
+    for point in known[:MOST_CURVES]:
+        words = f"{np.mean(scores[point]):.2f} ± {np.std(scores[point]):.2f}"
+        printed.add_row(*(_short(values[point][name]) for name in names), words, str(len(scores[point])))
+    return printed
+
+
+def curves_by_point(
+    members: Sequence[Member], rows: Sequence[Row], metric: str
+) -> list[tuple[Point, np.ndarray, np.ndarray]]:
+    """Returns (values, env steps [K], metric [seeds, K], NaN where not known) of every point that has been trained."""
+    values = {(row["member"], row["env_steps"]): row.get(metric) for row in rows}
+    curves = []
+    for point in dict.fromkeys(member.point for member in members):
+        own = [member for member in members if member.point == point]
+        steps = sorted({step for number, step in values if number in {member.number for member in own}})
+        if steps:
+            found = [[values.get((member.number, step)) for step in steps] for member in own]
+            curves.append((own[0].values, np.array(steps), np.array(found, float)))
+    return curves
+
+
+def draw_curves(
+    path: Path, members: Sequence[Member], rows: Sequence[Row], metrics: Sequence[str], title: str
+) -> Path | None:
+    """Draws a panel for each metric: the mean over seeds of every point, and one deviation around it as a band; of many
+    points those that end highest in the first. Returns the path, or None where there is nothing to draw."""
+    from matplotlib.figure import Figure
+
+    panels = [(metric, curves_by_point(members, rows, metric)) for metric in metrics]
+    if not panels or not panels[0][1]:
+        return None
+    shown, held, names = best_points(panels[0][1]), len(panels[0][1]), varied_fields(members)
+    figure = Figure(figsize=(8, 1 + 4 * len(panels)), layout="constrained")
+    figure.suptitle(title if len(shown) == held else f"{title} (best {len(shown)} of {held})")
+    for axes, (metric, curves) in zip(np.ravel(figure.subplots(len(panels), 1)), panels, strict=True):
+        for place in shown:
+            values, steps, found = curves[place]
+            mean, deviation = mean_and_deviation(found)
+            known = ~np.isnan(mean)
+            marker = "o" if known.sum() == 1 else None
+            (line,) = axes.plot(steps[known], mean[known], label=point_words(values, names), marker=marker)
+            low, high = mean - deviation, mean + deviation
+            axes.fill_between(steps[known], low[known], high[known], color=line.get_color(), alpha=0.2, linewidth=0)
+        axes.set(xlabel="env steps", ylabel=metric)
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize="small")
+    figure.savefig(path, dpi=120)
+    return path
+
+
+def best_points(curves: Sequence[tuple[Point, np.ndarray, np.ndarray]]) -> list[int]:
+    """Returns the places of the curves that end highest, at most MOST_CURVES of them, in their own order."""
+    ends = []
+    for _, _, found in curves:
+        mean = mean_and_deviation(found)[0]
+        known = mean[~np.isnan(mean)]
+        ends.append(known[-1] if len(known) else -np.inf)
+    return sorted(np.argsort(-np.array(ends), kind="stable")[:MOST_CURVES].tolist())
+
+
+def mean_and_deviation(found: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the mean and deviation over seeds of [seeds, K], each [K]; NaN where no seed has a number."""
+    known = ~np.isnan(found)
+    count = np.where(known.any(axis=0), known.sum(axis=0), np.nan)
+    mean = np.where(known, found, 0.0).sum(axis=0) / count
+    deviation = np.sqrt(np.where(known, (found - mean) ** 2, 0.0).sum(axis=0) / count)
+    return mean, deviation
+
+
+def draw_history(path: Path, table: Sequence[Row], names: Sequence[str], title: str) -> Path:
+    """Draws a population's scores and below them the values of each field, a line for each member. Returns the path."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 1 + 3 * (1 + len(names))), layout="constrained")
+    figure.suptitle(title)
+    members = sorted({row["member"] for row in table})
+    for axes, name in zip(figure.subplots(1 + len(names), 1, sharex=True), ("score", *names), strict=True):
+        for member in members:
+            own = [(row["env_steps"], row[name]) for row in table if row["member"] == member and row[name] is not None]
+            axes.plot(*zip(*own, strict=True), linewidth=1, alpha=0.7) if own else None
+        positive = name != "score" and all(row[name] > 0 for row in table)
+        axes.set(ylabel=name, yscale="log" if positive else "linear")
+        axes.grid(alpha=0.3)
+    axes.set_xlabel("env steps")
+    figure.savefig(path, dpi=120)
+    return path

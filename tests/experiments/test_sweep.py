@@ -1,0 +1,396 @@
+"""Sweeps of a probe: members are their solo runs, and whatever interrupts a sweep changes no number."""
+
+import dataclasses
+import functools
+import json
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from probes import tiny_config, tiny_policy
+from refusals import refusal
+
+from wdjax.experiments.sweep import evolve, load_member, read_table, sweep
+from wdjax.experiments.sweep import population as population_module
+from wdjax.experiments.sweep import turns as turns_module
+from wdjax.experiments.sweep.evolution import Selection, current_scores, exploit, explore, read_hyper
+from wdjax.experiments.sweep.folder import hold_folder
+from wdjax.experiments.sweep.plan import make_members, make_points
+from wdjax.experiments.sweep.population import (
+    abstract_population,
+    bytes_needed,
+    compile_as_many,
+    compile_population,
+    init_population,
+    population_setup,
+)
+from wdjax.train import load_run, read_metrics
+from wdjax.train.metrics_log import summarize
+
+pytestmark = pytest.mark.usefixtures("quick_compile", "registered_probes", "compiled_once")
+
+GAME = {"constant": 1.0, "by_match": 0.5, "episode_length": 4, "time_limit": True}
+CONFIG = tiny_config(
+    "probe_signal", {"agent": tiny_policy("A2C")}, env_params=GAME,
+    total_env_steps=4 * 48, updates_per_chunk=1, checkpoint_every=2,
+)  # fmt: skip
+RATE = "policies.agent.learning_rate"
+VALUES = {RATE: [1e-2, 3e-2], "env_params.by_match": [0.5, 1.0]}
+PLAIN = {RATE: [3e-3, 1e-2, 3e-2], "policies.agent.gamma": [0.5, 0.9]}
+
+
+class Killed(BaseException):
+    """As if the process had been killed: nothing catches it, nothing is saved."""
+
+
+class EndsAfter(threading.Event):
+    """A stop signal that is found set at the nth look, or kills there."""
+
+    def __init__(self, looks, kills):
+        super().__init__()
+        self.looks, self.kills = looks, kills
+
+    def is_set(self):
+        self.looks -= 1
+        if self.looks < 0 and self.kills:
+            raise Killed
+        return self.looks < 0
+
+
+@pytest.fixture(scope="module")
+def compiled_once():
+    """Sweeps of this module share programs of the same shapes: all have CONFIG's, but for its hidden sizes."""
+    compiled = {}
+
+    def compile_once(setup, states, num_updates, num_devices=1):
+        sizes = setup.config.policies["agent"].network.hidden_sizes
+        which = sizes, states.num_updates.shape, num_updates, num_devices
+        if which not in compiled:
+            compiled[which] = compile_population(setup, states, num_updates, num_devices)
+        return compiled[which]
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (population_module, turns_module):
+            patch.setattr(module, "compile_population", compile_once)
+        yield
+
+
+def plain(tree):
+    is_key = lambda leaf: jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)  # noqa: E731
+    return jax.tree.map(lambda leaf: np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf), tree)
+
+
+def assert_close(a, b, rtol):
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=rtol, atol=rtol), plain(a), plain(b))
+
+
+def assert_same(a, b):
+    jax.tree.map(np.testing.assert_array_equal, plain(a), plain(b))
+
+
+def assert_rows_agree(row, other):
+    """Numbers but for rounding, all else exactly."""
+    assert row.keys() == other.keys()
+    for name, value in row.items():
+        number = isinstance(value, (int, float))
+        assert other[name] == (pytest.approx(value, rel=1e-3, abs=1e-3) if number else value), name
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Returns (folder, table) of a sweep of 16 members in two turns."""
+    folder = tmp_path_factory.mktemp("sweeps") / "whole"
+    return folder, sweep(CONFIG, VALUES, seeds=4, workdir=folder, members_at_once=8)
+
+
+# --- members ---
+
+
+@pytest.mark.parametrize("number", [pytest.param(0, marks=pytest.mark.slow), 13])
+def test_a_member_is_its_solo_run(whole, number):
+    """Other seeds, hyperparameters and physics in one program: it draws what it would alone, and learns the same."""
+    folder, table = whole
+    learner, mine = load_member(folder, number)
+    assert learner.config.seed == number % 4
+    assert learner.config.policies["agent"].learning_rate == VALUES[RATE][number // 8]
+    assert learner.config.env_params["by_match"] == VALUES["env_params.by_match"][number // 4 % 2]
+    alone, metrics = learner.run(learner.init(jax.random.key(learner.config.seed)), num_updates=4)
+    assert_same((mine.key, mine.replicas, mine.obs, mine.live), (alone.key, alone.replicas, alone.obs, alone.live))
+    assert_same((mine.hypers, mine.env_params, mine.num_updates), (alone.hypers, alone.env_params, alone.num_updates))
+    assert_close(mine.policies, alone.policies, rtol=1e-5)
+    last = summarize({name: values[-1:] for name, values in metrics.items() if name != "bad_numbers"})
+    assert_rows_agree({name: table[number][name] for name in last}, last)
+
+
+def test_table_names_values_and_scores(whole):
+    folder, table = whole
+    assert [row["member"] for row in table] == list(range(16))
+    assert [(row[RATE], row["env_params.by_match"], row["seed"]) for row in table] == [
+        (rate, match, seed) for rate in VALUES[RATE] for match in (0.5, 1.0) for seed in range(4)
+    ]
+    assert all(row["score"] == row["agent/episode_return"] and row["env_steps"] == 192 for row in table)
+    assert len({row["agent/loss"] for row in table}) == 16
+    assert read_table(folder) == table
+    assert (folder / "curves.png").stat().st_size > 10_000
+    rows = [row for file in sorted(folder.glob("groups/*/*/metrics.jsonl")) for row in read_metrics(file)]
+    assert [(row["member"], row["updates"]) for row in rows] == [
+        (turn * 8 + i, k) for turn in range(2) for k in (1, 2, 3, 4) for i in range(8)
+    ]
+
+
+def test_the_best_member_is_a_run(whole):
+    folder, table = whole
+    best = max(table, key=lambda row: row["score"])["member"]
+    (learner, state), (own, mine) = load_run(folder / "best"), load_member(folder, best)
+    assert learner.config == own.config
+    assert_same(state, mine)
+    assert [row["member"] for row in read_metrics(folder / "best" / "metrics.jsonl")] == [best] * 4
+
+
+@pytest.mark.slow
+def test_what_fixes_shapes_has_its_own_program(tmp_path):
+    values = {"policies.agent.network.hidden_sizes": [[8], [4]], "total_env_steps": [48]}
+    table = sweep(CONFIG, values, workdir=tmp_path)
+    assert [row["policies.agent.network.hidden_sizes"] for row in table] == [[8], [4]]
+    kernels = [load_member(tmp_path, i)[1].policies["agent"].params["value_head"]["kernel"] for i in range(2)]
+    assert [kernel.shape for kernel in kernels] == [(8, 1), (4, 1)]
+    assert sweep(CONFIG, values) == table  # and without a folder nothing is kept
+
+
+# --- turns, devices, memory ---
+
+
+def test_members_on_eight_devices_say_nothing_to_each_other(whole, tmp_path):
+    spread = sweep(CONFIG, VALUES, seeds=2, workdir=tmp_path / "eight", devices=8)
+    alone = [row for row in whole[1] if row["seed"] < 2]
+    for i, (row, other) in enumerate(zip(alone, spread, strict=True)):
+        assert_rows_agree({**row, "member": i}, other)
+    members = make_members(CONFIG, make_points(VALUES), [0, 1])
+    setup = population_setup(members)
+    program = turns_module.compile_population(setup, abstract_population(setup, members, 8, 8), 1, 8)
+    for word in ("all-reduce", "all-gather", "collective-permute", "all-to-all"):
+        assert word not in program.as_text()
+    states = init_population(setup, members, 8)
+    assert {len(leaf.sharding.device_set) for leaf in jax.tree.leaves(states)} == {8}
+
+
+def test_as_many_members_as_memory_allows(monkeypatch):
+    members = make_members(CONFIG, make_points(VALUES), [0, 1, 2, 3])
+    setup = population_setup(members)
+    states = abstract_population(setup, members, 8, 1)
+    needed = bytes_needed(turns_module.compile_population(setup, states, 1))
+    bare = jax.eval_shape(lambda states: states.replace(key=0), states)
+    assert needed > 2 * sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(bare))  # and a copy is saved
+
+    @dataclasses.dataclass
+    class Program:
+        size: int
+
+    tried = []
+    compile_one = lambda setup, states, *_: tried.append(states.num_updates.shape[0]) or Program(tried[-1])  # noqa: E731
+    monkeypatch.setattr(population_module, "compile_population", compile_one)
+    monkeypatch.setattr(population_module, "bytes_needed", lambda program: 100 + 10 * program.size)
+    for free, devices, size in ((260, 1, 16), (259, 1, 8), (150, 1, 4), (115, 1, 1), (260, 8, 16), (180, 8, 8)):
+        monkeypatch.setattr(population_module, "bytes_free", lambda num_devices, free=free: free)
+        assert compile_as_many(setup, members, 1, devices) == (size, Program(size))
+        assert compile_as_many(setup, members, 1, devices, at_once=8)[0] == 8  # who asks for a number gets it
+    monkeypatch.setattr(population_module, "bytes_free", lambda num_devices: 109)
+    assert "free, and not even one member fits" in refusal(compile_as_many, setup, members, 1)
+    assert tried[:3] == [16, 8, 16]
+
+
+# --- bad numbers ---
+
+
+def test_a_member_with_bad_numbers_ends_alone(whole, tmp_path, capsys):
+    """Its learning rate overflows; its neighbours in the program learn what they learned without it."""
+    values = {**VALUES, RATE: [1e-2, 1e38]}
+    table = sweep(CONFIG, values, seeds=4, workdir=tmp_path, members_at_once=8, quiet=False)
+    for row, other in zip(table[:8], whole[1], strict=False):
+        assert row["bad_numbers"] is None
+        assert row["score"] == other["score"]
+    for row in table[8:]:
+        assert row["bad_numbers"].startswith("losses of policy 'agent' not finite: try a lower learning_rate")
+        assert row["score"] is None
+    assert "Mind: 8 of 16 members ended with bad numbers, member 8 with losses" in capsys.readouterr().out
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(load_member(tmp_path, 9)[1].policies))
+
+
+# --- interrupted ---
+
+
+@pytest.mark.parametrize(
+    ("looks", "kills", "devices"),
+    # four looks a turn, one before each chunk; checkpoints after chunks 2 and 4
+    [
+        (3, True, 1),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (
+            (0, False, 1), (1, False, 1), (2, True, 2), (6, False, 1), (8, True, 1),
+        )),
+    ],
+)  # fmt: skip
+def test_a_sweep_that_goes_on_ends_as_if_nothing_had_been(whole, tmp_path, looks, kills, devices):
+    folder = tmp_path / "sweep"
+    again = functools.partial(sweep, CONFIG, VALUES, seeds=4, workdir=folder, members_at_once=8)
+    try:
+        again(stop=EndsAfter(looks, kills), devices=1)
+    except Killed:
+        assert kills
+    finished = {file.parent: file.parent.stat().st_mtime_ns for file in folder.glob("groups/*/*/finished")}
+    assert len(finished) == looks // 4
+    again(resume=True, devices=devices)
+    compared = ("table.csv", "table.jsonl", *(f"groups/000/{turn:03d}/metrics.jsonl" for turn in range(2)))
+    for name in compared if devices == 1 else ():
+        assert (folder / name).read_bytes() == (whole[0] / name).read_bytes(), name
+    for row, other in zip(read_table(folder), whole[1], strict=True):
+        assert row["score"] == pytest.approx(other["score"], rel=1e-5)
+    for turn, written in finished.items():
+        assert turn.stat().st_mtime_ns == written  # it was not begun again
+
+
+def test_what_is_finished_is_not_run_again(whole, monkeypatch):
+    folder, table = whole
+    monkeypatch.setattr(turns_module, "compile_population", None)
+    monkeypatch.setattr(turns_module, "compile_as_many", None)
+    assert sweep(CONFIG, VALUES, seeds=4, workdir=folder, members_at_once=8, resume=True) == table
+
+
+def test_another_sweep_in_the_folder_is_refused(whole):
+    folder = whole[0]
+    again = functools.partial(sweep, CONFIG, workdir=folder)
+    assert "holds a sweep already: resume it (--resume), or name another --workdir" in refusal(again, VALUES, 2)
+    assert "members = " in refusal(again, VALUES, 5, resume=True)
+    assert "config.num_envs = 16: the sweep in" in refusal(
+        sweep, CONFIG.__class__(**{**vars(CONFIG), "num_envs": 16}), VALUES, 4, workdir=folder, resume=True
+    )
+    with hold_folder(folder):
+        words = refusal(again, VALUES, 4, members_at_once=8, resume=True)
+    assert "another sweep is running there at this moment" in words
+    assert "holds a run of wdjax train" in refusal(again, VALUES, 2, workdir=folder / "best")
+    assert "holds no sweep" in refusal(load_member, folder / "best", 0)
+    assert "no checkpoint of member 16" in refusal(load_member, folder, 16)
+
+
+# --- population-based training ---
+
+
+@pytest.fixture(scope="module")
+def states():
+    """Returns 8 states that differ in everything."""
+    members = make_members(CONFIG, make_points({RATE: [k / 100 for k in range(1, 9)]}), [0])
+    members = [m.__class__(m.number, m.point, m.values, m.config.__class__(**{**vars(m.config), "seed": m.number}))
+               for m in members]  # fmt: skip
+    return init_population(population_setup(members), members)
+
+
+def test_the_worst_copy_the_best_whole_but_for_the_key(states):
+    scores = jnp.array([3.0, 9.0, 1.0, 7.0, -jnp.inf, 8.0, 5.0, 4.0])
+    seen = set()
+    for seed in range(20):
+        taken, parents = exploit(jax.random.key(seed), states, scores, 0.25)
+        assert_same(taken.key, states.key)
+        for name in ("policies", "hypers", "replicas", "obs", "memory"):
+            assert_same(getattr(taken, name), jax.tree.map(lambda leaf: leaf[parents], getattr(states, name)))  # noqa: B023
+        others = [i for i in range(8) if i not in (2, 4)]
+        assert [int(parents[i]) for i in others] == others
+        seen |= {(i, int(parents[i])) for i in (2, 4)}
+    assert seen == {(i, best) for i in (2, 4) for best in (1, 5)}
+
+
+def test_nobody_copies_what_is_no_better(states):
+    parents = exploit(jax.random.key(0), states, jnp.full(8, -jnp.inf), 0.5)[1]
+    assert parents.tolist() == list(range(8))
+    equal = exploit(jax.random.key(0), states, jnp.full(8, 500.0), 0.5)[1]  # nor one that does no better
+    assert equal.tolist() == list(range(8))
+    one = jnp.full(8, -jnp.inf).at[3].set(1.0)
+    for seed in range(8):
+        assert set(exploit(jax.random.key(seed), states, one, 0.5)[1].tolist()) <= set(range(8))
+        assert exploit(jax.random.key(seed), states, one, 0.125)[1].tolist() == [3, *range(1, 8)]
+
+
+def test_copies_change_their_values_within_bounds(states):
+    copied = jnp.arange(8) % 2 == 1
+    bounds = {RATE: (0.015, 0.07), "policies.agent.gamma": (0.0, 1.0)}
+    factors = set()
+    for seed in range(10):
+        new = explore(jax.random.key(seed), states, copied, bounds, (0.5, 1.2))
+        old_rate, rate = read_hyper(states.hypers, RATE), read_hyper(new.hypers, RATE)
+        np.testing.assert_array_equal(rate[::2], old_rate[::2])
+        allowed = [np.clip(np.array([0.5, 1.2]) * old, 0.015, 0.07) for old in old_rate]
+        assert all(np.isclose(rate[i], allowed[i]).any() for i in (1, 3, 5, 7))
+        gamma = new.hypers["agent"].gamma / states.hypers["agent"].gamma
+        factors |= {tuple(np.round([float(rate[3] / old_rate[3]), float(gamma[3])], 3))}
+    assert factors == {(a, b) for a in (0.5, 1.2) for b in (0.5, 1.2)}  # each value has a coin of its own
+
+
+def test_without_an_episode_a_score_stays_and_is_inherited():
+    before = [{"member": 0, "score": 1.0, "parent": 2}, {"member": 1, "score": 5.0, "parent": None},
+              {"member": 2, "score": 7.0, "parent": None}, {"member": 3, "score": None, "parent": None}]  # fmt: skip
+    rows = [{"x": None}, {"x": None}, {"x": 3.0}, {"x": None}]
+    assert current_scores(rows, before, "x") == [7.0, 5.0, 3.0, None]
+    assert current_scores(rows, [], "x") == [None, None, 3.0, None]
+    bad = [{**row, "bad_numbers": "losses"} for row in rows]
+    assert current_scores(bad, before, "x") == [None] * 4
+
+
+@pytest.fixture(scope="module")
+def population(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sweeps") / "pbt"
+    return folder, evolve(CONFIG, PLAIN, 8, workdir=folder)
+
+
+def test_history_tells_who_copied_whom(population):
+    folder, table = population
+    assert [(row["updates"], row["member"]) for row in table] == [(k, i) for k in (1, 2, 3, 4) for i in range(8)]
+    at = {(row["updates"], row["member"]): row for row in table}
+    bounds = {RATE: (3e-3, 3e-2), "policies.agent.gamma": (0.5, 0.9)}
+    copies = 0
+    for (k, i), row in at.items():
+        if k == 4:
+            assert row["parent"] is None  # nobody learns after it
+            continue
+        ranked = sorted(range(8), key=lambda j: at[k, j]["score"])
+        assert (row["parent"] is not None) == (i in ranked[:2])
+        assert row["parent"] in (None, *ranked[6:])
+        parent, copies = at[k, i if row["parent"] is None else row["parent"]], copies + (row["parent"] is not None)
+        for name, (low, high) in bounds.items():
+            factors = (1.0,) if row["parent"] is None else (0.8, 1.25)
+            allowed = [np.clip(factor * parent[name], low, high) for factor in factors]
+            assert np.isclose(at[k + 1, i][name], allowed, rtol=1e-6).any()
+        assert at[k + 1, i]["agent/learning_rate"] == at[k + 1, i][RATE]  # what it learned with
+    assert copies == 3 * 2
+    assert read_table(folder) == table
+    best = max(table[-8:], key=lambda row: row["score"])
+    assert load_run(folder / "best")[0].config.policies["agent"].learning_rate == best[RATE]
+    assert (folder / "curves.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(("looks", "kills"), [pytest.param(1, False, marks=pytest.mark.slow), (3, True)])
+def test_a_population_that_goes_on_ends_as_if_nothing_had_been(population, tmp_path, looks, kills):
+    folder = tmp_path / "pbt"
+    try:
+        evolve(CONFIG, PLAIN, 8, workdir=folder, stop=EndsAfter(looks, kills))
+    except Killed:
+        assert kills
+    evolve(CONFIG, PLAIN, 8, workdir=folder, resume=True)
+    assert (folder / "table.csv").read_bytes() == (population[0] / "table.csv").read_bytes()
+
+
+@pytest.mark.slow
+def test_a_population_copies_across_devices(population, tmp_path):
+    table = evolve(CONFIG, PLAIN, 8, workdir=tmp_path / "pbt", devices=8)
+    for row, other in zip(table, population[1], strict=True):
+        assert row["parent"] == other["parent"]
+        assert row["score"] == pytest.approx(other["score"], rel=1e-3)
+    assert "members = 6: must be a multiple of 4, the devices" in refusal(evolve, CONFIG, PLAIN, 6, devices=4)
+    assert "selection.every = 2" in refusal(
+        evolve, CONFIG, PLAIN, 8, Selection(every=2), workdir=population[0], resume=True
+    )
+
+
+def test_members_json_says_who_goes_in_a_turn(whole):
+    content = json.loads((whole[0] / "groups/000/001/members.json").read_text())
+    assert content["size"] == 8
+    assert [member["member"] for member in content["members"]] == list(range(8, 16))

@@ -1,0 +1,121 @@
+"""wdjax sweep: from the command line to each kind of sweep, and killed at random moments."""
+
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from probes import tiny_config, tiny_policy
+
+from wdjax.experiments import cli
+from wdjax.experiments.sweep import command
+from wdjax.experiments.sweep.batches import Halving
+from wdjax.experiments.sweep.evolution import Selection
+from wdjax.experiments.sweep.plan import Range
+from wdjax.train import load_config, load_run
+from wdjax.train.trainer import dump_config
+
+ROOT = Path(__file__).resolve().parents[2]
+RATE = "policies.agent.learning_rate"
+
+
+@pytest.fixture
+def called(monkeypatch, tmp_path):
+    """Runs a command line; returns which function it called, and with what, in place of running it."""
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path))  # leaves the settings of the tests alone
+    calls = []
+    for name in ("sweep", "evolve", "search"):
+        monkeypatch.setattr(command, name, lambda *own, name=name, **options: calls.append((name, own, options)))
+
+    def run(*arguments):
+        cli.main(["sweep", "cartpole_ppo", *arguments])
+        name, (config, *own), options = calls.pop()
+        assert config == load_config("cartpole_ppo")
+        assert not options.pop("stop").is_set()
+        return name, own, options
+
+    return run
+
+
+COMMON = {"workdir": Path("runs/sweep_cartpole_ppo"), "metric": None, "devices": 0, "resume": False, "quiet": False}
+
+
+def test_a_grid(called, tmp_path):
+    name, own, options = called("--seeds", "8", "--set", f"{RATE}=1e-3,3e-3", "--set", "env_params.length=0.5,0.7")
+    assert (name, own) == ("sweep", [{RATE: [1e-3, 3e-3], "env_params.length": [0.5, 0.7]}, 8, []])
+    assert options == {**COMMON, "members_at_once": 0}
+    file = tmp_path / "points.yaml"
+    file.write_text(f"- {{{RATE}: 1e-2, num_envs: 2}}")
+    name, own, options = called(
+        "--point", f"{RATE}=1e-3", "num_envs=4", "--point", f"{RATE}=3e-3", "num_envs=8", "--file", str(file),
+        "--workdir", "runs/a", "--resume", "--metric", "loss", "--devices", "2", "--members-at-once", "3",
+    )  # fmt: skip
+    points = [{RATE: 1e-3, "num_envs": 4}, {RATE: 3e-3, "num_envs": 8}, {RATE: 1e-2, "num_envs": 2}]
+    assert (name, own) == ("sweep", [{}, 1, points])
+    changes = {"workdir": Path("runs/a"), "resume": True, "metric": "loss", "devices": 2, "members_at_once": 3}
+    assert options == COMMON | changes
+
+
+def test_a_search(called):
+    name, own, options = called(
+        "--search", "64", "--seeds", "2", "--set", f"{RATE}=log:1e-4:1e-2", "--batch", "8", "--halving", "3",
+        "--rungs", "1", "--storage", "sqlite:///a.db", "--study", "cart",
+    )  # fmt: skip
+    assert (name, own) == ("search", [{RATE: Range("log", 1e-4, 1e-2)}, 64, 2, 8, Halving(3, 1)])
+    assert options == {**COMMON, "storage": "sqlite:///a.db", "study": "cart", "members_at_once": 0}
+
+
+def test_a_population(called):
+    line = ["--pbt", "16", "--set", f"{RATE}=1e-4,1e-2", "--pbt-every", "2", "--pbt-factors", "0.5", "2"]
+    name, own, options = called(*line)
+    assert (name, own) == ("evolve", [{RATE: [1e-4, 1e-2]}, 16, Selection(2, 0.25, (0.5, 2.0))])
+    assert options == COMMON
+
+
+def test_help_explains_the_three(capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["sweep", "--help"])
+    assert ended.value.code == 0
+    said = capsys.readouterr().out
+    for words in ("--set FIELD=VALUES", "--search", "--pbt", "--seeds 8 --set", "--members-at-once", "--resume"):
+        assert words in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", [[], ["--pbt", "4"]], ids=["grid", "population"])
+def test_killed_at_random_moments_it_ends_in_the_same_table(tmp_path, mode):
+    """SIGKILL, six times or until it is done, also while it saves; then the table of a sweep that was never killed."""
+    config = tiny_config(
+        "cartpole", {"agent": tiny_policy("A2C")}, num_envs=4, rollout_length=16, total_env_steps=40 * 64,
+        updates_per_chunk=1, checkpoint_every=2,
+    )  # fmt: skip
+    preset = tmp_path / "tiny.yaml"
+    preset.write_text(dump_config(config))
+
+    def run(workdir, *options):
+        arguments = [*mode, "--set", f"{RATE}=1e-3,1e-2", "--workdir", str(workdir), *options]
+        arguments += [] if mode else ["--seeds", "3", "--members-at-once", "3"]
+        line = [sys.executable, "-m", "wdjax.experiments.cli", "sweep", str(preset), *arguments]
+        with open(tmp_path / "said.txt", "a", encoding="utf8") as said:
+            return subprocess.Popen(line, cwd=ROOT, stdout=said, stderr=said)
+
+    assert run(tmp_path / "whole").wait(timeout=600) == 0, (tmp_path / "said.txt").read_text()
+    draw, kills = random.Random(0), 0
+    for _ in range(6):
+        process = run(tmp_path / "killed", "--resume")
+        deadline = time.monotonic() + 300
+        while process.poll() is None and not list((tmp_path / "killed").rglob("metrics.jsonl")):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        time.sleep(draw.uniform(0.0, 6.0))
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+            kills += 1
+        process.wait(timeout=60)
+    assert kills > 0
+    assert run(tmp_path / "killed", "--resume").wait(timeout=600) == 0, (tmp_path / "said.txt").read_text()
+    assert (tmp_path / "killed" / "table.csv").read_bytes() == (tmp_path / "whole" / "table.csv").read_bytes()
+    assert int(load_run(tmp_path / "killed" / "best")[1].num_updates) == 40

@@ -1,0 +1,312 @@
+"""What a sweep is made of, without a run: values, combinations, groups, turns, tables."""
+
+import csv
+import math
+
+import jax
+import numpy as np
+import pytest
+from refusals import refusal
+
+from wdjax.experiments.sweep.batches import Halving, rung_ends, survivors, trial_scores
+from wdjax.experiments.sweep.evolution import Selection, bounds_of, draw_members, evolve
+from wdjax.experiments.sweep.grid import sweep
+from wdjax.experiments.sweep.plan import (
+    Range,
+    make_groups,
+    make_members,
+    make_points,
+    make_seeds,
+    parse_settings,
+    parse_values,
+    read_settings,
+)
+from wdjax.experiments.sweep.population import bytes_free, choose_num_devices, even_size, most_devices
+from wdjax.experiments.sweep.table import (
+    best_member,
+    best_points,
+    final_table,
+    last_known,
+    mean_and_deviation,
+    point_words,
+    read_table,
+    varied_fields,
+    write_table,
+)
+from wdjax.train import load_config
+
+RATE = "policies.agent.learning_rate"
+
+
+@pytest.fixture(scope="module")
+def config():
+    return load_config("cartpole_ppo")
+
+
+# --- values ---
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("1e-3,3e-3", [1e-3, 3e-3]),
+        ("8", [8]),
+        ("relu,tanh", ["relu", "tanh"]),
+        ("[64,64],[128]", [[64, 64], [128]]),
+        ("[[0,1e-3],[1e5,0]],1e-3", [[[0, 1e-3], [1e5, 0]], 1e-3]),
+        ("true,false", [True, False]),
+        ("log:1e-4:1e-2", Range("log", 1e-4, 1e-2)),
+        ("uniform:-1:2.5", Range("uniform", -1.0, 2.5)),
+        ("int:1:8", Range("int", 1, 8)),
+    ],
+)
+def test_text_becomes_values(text, values):
+    assert parse_settings([f"a.b={text}"]) == {"a.b": values}
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (["a"], "--set = 'a': must be FIELD=VALUE,VALUE"),
+        (["=1"], "--set = '=1': must be FIELD=VALUE"),
+        (["a="], "--set = 'a=': must be FIELD=VALUE"),
+        (["a=1", "a=2"], "--set = 'a=2': must be the only one of a"),
+        (["a=1,1"], "a = [1, 1]: must be values that stand once each"),
+        (["a=[1"], "a = '[1': must be values with commas between them"),
+        (["a=log:1e-2:1e-4"], "a = 'log:1e-2:1e-4': must be from a lower number to a higher one"),
+        (["a=log:0:1"], "a = 'log:0:1': must be above 0 where it is log"),
+        (["a=uniform:x:1"], "a = 'uniform:x:1': must be uniform:LOW:HIGH, two numbers"),
+        (["a=int:1.5:3"], "a = 'int:1.5:3': must be int:LOW:HIGH, two numbers"),
+        (["a=uniform:nan:1"], "must be from a lower number to a higher one"),
+    ],
+)
+def test_text_that_is_no_value_is_refused(settings, words):
+    assert words in refusal(parse_settings, settings)
+
+
+def test_values_in_python_may_be_of_any_kind():
+    assert parse_values("a", 3) == [3]
+    assert parse_values("a", (1, 2)) == [1, 2]
+    assert parse_values("a", np.array([1.0, 2.0])) == [1.0, 2.0]
+    assert parse_values("a", "tanh") == ["tanh"]
+    assert parse_values("a", "log:1:2") == Range("log", 1.0, 2.0)
+
+
+def test_a_file_holds_a_grid_or_points(tmp_path):
+    file = tmp_path / "values.yaml"
+    file.write_text(f"{RATE}: [1e-3, 3e-3]\nenv_params.length: 0.5\npolicies.agent.gamma: log:0.9:1")
+    grid = {RATE: [1e-3, 3e-3], "env_params.length": [0.5], "policies.agent.gamma": Range("log", 0.9, 1.0)}
+    assert read_settings(file) == (grid, [])
+    file.write_text("- {env_params.length: 0.5, num_envs: 4}\n- {env_params.length: 0.7, num_envs: 8}")
+    assert read_settings(file) == ({}, [{"env_params.length": m, "num_envs": n} for m, n in ((0.5, 4), (0.7, 8))])
+    file.write_text("three")
+    assert "values.yaml: must hold FIELD: [VALUE, VALUE], or a list of points" in refusal(read_settings, file)
+
+
+def test_points_are_all_combinations():
+    assert make_points({"a": [1, 2], "b": [3, 4]}) == [{"a": a, "b": b} for a in (1, 2) for b in (3, 4)]
+    assert make_points({}) == [{}]
+    assert make_points({"a": [1, 2]}, [{"b": 5}, {"b": 6}]) == [{"b": b, "a": a} for b in (5, 6) for a in (1, 2)]
+    assert "a = 'log:1.0:2.0': must be a list of values" in refusal(make_points, {"a": Range("log", 1.0, 2.0)})
+    assert "in the points or beside them" in refusal(make_points, {"a": [1]}, [{"a": 2}])
+    assert "must be ['a'], as others" in refusal(make_points, {}, [{"a": 1}, {"b": 1}])
+    assert "must be different from each other" in refusal(make_points, {}, [{"a": 1}, {"a": 1}])
+
+
+def test_seeds_are_counted_or_named():
+    assert make_seeds(3, 5) == [5, 6, 7]
+    assert make_seeds([9, 2], 5) == [9, 2]
+    assert "seeds = 0: must be at least 1" in refusal(make_seeds, 0, 0)
+    assert "seeds = [1, 1]: must be at least one, each once" in refusal(make_seeds, [1, 1], 0)
+    assert "must be a whole number" in refusal(make_seeds, 1.5, 0)
+
+
+# --- members and their programs ---
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "programs"),
+    [
+        (RATE, [1e-3, 3e-3], 1),
+        (RATE, [1e-3, [[0, 1e-3], [1e5, 0]]], 2),  # schedules of other lengths have other shapes
+        ("policies.agent.clip", [0.1, math.inf], 1),
+        ("policies.agent.network.hidden_sizes", [[64, 64], [32]], 2),
+        ("policies.agent.epochs", [2, 4], 2),
+        ("policies.agent.optimizer_epsilon", [1e-5, 1e-8], 2),
+        ("num_envs", [4, 8], 2),
+        ("total_env_steps", [1000, 2000], 2),
+        ("env_params.length", [0.5, 0.7], 1),
+        ("env_params.episode_length", [100, 200], 1),
+    ],
+)
+def test_what_is_traced_shares_a_program(config, name, values, programs):
+    members = make_members(config, make_points({name: values}), [0, 1])
+    groups = make_groups(members)
+    assert len(groups) == programs
+    assert [member.number for group in groups for member in group.members] == [0, 1, 2, 3]
+    assert [member.point for member in members] == [0, 0, 1, 1]
+    assert [member.config.seed for member in members] == [0, 1, 0, 1]
+
+
+def test_what_bounds_actions_is_not_shared():
+    """A Box of actions is part of the program: the pendulum's largest torque is its bound, its length is not."""
+    base = load_config("pendulum_ddpg")
+    for name, programs in (("max_torque", 2), ("length", 1)):
+        field = "env_params." + {"max_torque": "max_torque", "length": "l"}[name]
+        assert len(make_groups(make_members(base, make_points({field: [1.0, 2.0]}), [0]))) == programs
+
+
+def test_ddpg_shares_what_is_traced():
+    base = load_config("pendulum_ddpg")
+    values = {"policies.agent.ddpg.tau": [0.01, 0.1], "policies.agent.ddpg.noise_scale": [0.5, 1.0]}
+    assert len(make_groups(make_members(base, make_points(values), [0]))) == 1
+    assert len(make_groups(make_members(base, make_points({"policies.agent.ddpg.n_step": [1, 2]}), [0]))) == 2
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"policies.agent.learning_rat": [1.0]}, "unknown field policies.agent.learning_rat: did you mean 'learning"),
+        ({RATE: [1e-3, -1.0]}, "policies.agent.learning_rate = -1.0: must be finite and at least 0"),
+        ({RATE: ["fast"]}, "policies.agent.learning_rate = 'fast': must be a number"),
+        ({"env_params.lenght": [1.0]}, "unknown parameter of CartPole 'lenght': did you mean 'length'?"),
+        ({"env_params.length": [0.5, 0.0]}, "length = 0.0: must be above 0"),
+        ({"seed": [1, 2]}, "swept field = 'seed': must be given to the sweep itself: --seeds"),
+        ({"devices": [1]}, "swept field = 'devices': must be given to the sweep itself: --devices"),
+        ({RATE: "log:1e-4:1e-2"}, "must be a list of values: ranges are for --search and --pbt"),
+        ({"policies.agent": [3]}, "policies.agent = 3: must be a mapping of fields"),
+    ],
+)
+def test_bad_names_and_values_are_refused_before_anything_is_written(config, tmp_path, values, words):
+    assert words in refusal(sweep, config, values, workdir=tmp_path / "sweep")
+    assert not (tmp_path / "sweep").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"metric": "agent/episode_retrun"}, "did you mean 'agent/episode_return'"),
+        ({"members_at_once": -1}, "members_at_once = -1: must be at least 0"),
+        ({"devices": 9}, "devices = 9: must be at most 8"),
+        ({"seeds": 0}, "seeds = 0: must be at least 1"),
+    ],
+)
+def test_bad_numbers_are_refused_before_anything_is_written(config, tmp_path, arguments, words):
+    assert words in refusal(sweep, config, workdir=tmp_path / "sweep", **arguments)
+    assert not (tmp_path / "sweep").exists()
+
+
+@pytest.mark.parametrize("num_devices", [1, 2, 8])
+def test_turns_are_even_and_few(num_devices):
+    for members in range(1, 40):
+        for most in range(1, 45):
+            size = even_size(members, most, num_devices)
+            limit = max(most // num_devices, 1) * num_devices
+            assert size % num_devices == 0
+            assert size <= limit
+            assert -(-members // size) <= -(-members // limit)  # no more turns than must be
+            assert size - num_devices < -(-members // -(-members // limit))  # and no member more in them
+
+
+def test_devices_and_memory():
+    assert choose_num_devices(0) == 1  # those of a CPU share its cores
+    assert choose_num_devices(8) == 8
+    assert most_devices(7) == 1
+    assert 0 < 8 * bytes_free(8) <= 1.1 * bytes_free(1)
+    assert jax.device_count() == 8
+
+
+# --- rungs and populations ---
+
+
+def test_rungs_of_successive_halving_by_hand():
+    assert rung_ends(100, None) == [100]
+    assert rung_ends(100, Halving(4, 2)) == [6, 25, 100]
+    assert rung_ends(3, Halving(4, 2)) == [1, 1, 3]
+    scores = {0: 1.0, 1: 5.0, 2: None, 3: 5.0, 4: 3.0}
+    assert survivors([0, 1, 2, 3, 4], scores, 2) == [1, 3, 4]
+    assert survivors([0, 1, 3], scores, 4) == [1]  # the earlier of equals
+    assert survivors([2, 0], scores, 2) == [0]
+    assert "halving = 1: must be at least 2" in refusal(Halving, 1)
+
+
+def test_a_trial_scores_the_mean_of_its_seeds(config):
+    members = make_members(config, make_points({RATE: [1e-3, 3e-3]}), [0, 1])
+    rows = [{"member": i, "x": float(10 * i)} for i in range(4)] + [{"member": 0, "x": None}, {"member": 1, "x": 4.0}]
+    assert trial_scores(members, rows, "x") == {0: 2.0, 1: 25.0}
+    assert trial_scores(members, rows[:3], "x")[1] is None  # a seed without an episode
+
+
+def test_population_draws_within_its_bounds(config):
+    settings = parse_settings([f"{RATE}=log:1e-4:1e-2", "policies.agent.clip=0.1,0.2,0.3", "num_envs=8"])
+    bounds = bounds_of(settings)
+    assert bounds == {RATE: (1e-4, 1e-2), "policies.agent.clip": (0.1, 0.3)}
+    members = draw_members(config, settings, bounds, 64)
+    assert members == draw_members(config, settings, bounds, 64)
+    rates, clips = (np.array([member.values[name] for member in members]) for name in bounds)
+    assert 1e-4 <= rates.min() < 2e-4
+    assert 5e-3 < rates.max() <= 1e-2
+    assert 20 < (rates < 1e-3).sum() < 44  # uniform in the logarithm
+    assert set(clips) == {0.1, 0.2, 0.3}
+    assert [member.config.seed for member in members] == list(range(64))
+    assert {member.config.num_envs for member in members} == {8}
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({RATE: [1e-3]}, "must be several of at least one field, or a range: what --pbt changes"),
+        ({"env_params.length": [0.5, 0.7]}, "unknown hyperparameter that a run can change 'env_params.length'"),
+        ({"num_envs": [4, 8]}, "unknown hyperparameter that a run can change 'num_envs'"),
+        ({"policies.agent.epochs": "int:1:4"}, "must be numbers, or log:LOW:HIGH, with --pbt"),
+        ({"policies.agent.optimizer": ["adam", "sgd"]}, "must be numbers, or log:LOW:HIGH, with --pbt"),
+        ({RATE: "log:1e-4:1e-2", "num_env": [8]}, "unknown field num_env: did you mean 'num_envs'?"),
+    ],
+)
+def test_what_a_run_cannot_change_is_refused(config, tmp_path, values, words):
+    assert words in refusal(evolve, config, values, 4, workdir=tmp_path / "pbt")
+    assert not (tmp_path / "pbt").exists()
+
+
+def test_bad_selections_are_refused(config):
+    assert "fraction = 0.6: must be above 0 and at most 0.5" in refusal(Selection, 1, 0.6)
+    assert "factors = (1.0, 0.0): must be two numbers above 0" in refusal(Selection, 1, 0.25, (1.0, 0.0))
+    assert "every = 0: must be at least 1" in refusal(Selection, 0)
+    assert "members = 1: must be at least 2" in refusal(evolve, config, {RATE: [1e-3, 1e-2]}, 1)
+
+
+# --- tables ---
+
+
+def test_the_table_holds_the_last_chunk_and_the_last_known_score(config, tmp_path):
+    members = make_members(config, make_points({RATE: [1e-3, 3e-3], "policies.agent.network.hidden_sizes": [[8]]}), [4])
+    rows = [
+        {"member": 0, "env_steps": 10, "x": 1.0}, {"member": 1, "env_steps": 10, "x": 5.0},
+        {"member": 0, "env_steps": 20, "x": 3.0}, {"member": 1, "env_steps": 20, "x": None},
+    ]  # fmt: skip
+    sizes = "policies.agent.network.hidden_sizes"
+    table = final_table(members, rows, "x")
+    assert table == [
+        {"member": 0, RATE: 1e-3, sizes: [8], "seed": 4, "score": 3.0, "env_steps": 20, "x": 3.0},
+        {"member": 1, RATE: 3e-3, sizes: [8], "seed": 4, "score": 5.0, "env_steps": 20, "x": None},
+    ]
+    assert best_member(table)["member"] == 1
+    assert best_member([{"score": None}]) is None
+    assert last_known(rows[:1], "y") == {0: None}
+    write_table(tmp_path, table)
+    assert read_table(tmp_path) == table
+    with open(tmp_path / "table.csv", newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert [line["x"] for line in lines] == ["3.0", ""]
+    assert [line[sizes] for line in lines] == ["[8]", "[8]"]
+    assert varied_fields(members) == [RATE]
+    assert point_words(members[1].values, varied_fields(members)) == "learning_rate 0.003"
+
+
+def test_bands_by_hand():
+    nan = math.nan
+    mean, deviation = mean_and_deviation(np.array([[1.0, nan, nan], [3.0, 7.0, nan]]))
+    np.testing.assert_array_equal(mean, [2.0, 7.0, nan])
+    np.testing.assert_array_equal(deviation, [1.0, 0.0, nan])
+    curves = [({}, np.array([1]), np.array([[value]])) for value in [*range(12), nan]]
+    assert best_points(curves) == list(range(2, 12))
