@@ -18,11 +18,12 @@ from wdjax.kernels.threefry import Key
 
 # What Triton computes number by number (as jax/_src/pallas/triton/lowering.py lists it).
 ELEMENTWISE = (
-    "abs acos acosh add add_any and asin asinh atan atan2 atanh bitcast_convert_type cbrt ceil clz "
-    "convert_element_type cos cosh div eq erf_inv exp exp2 expm1 floor ge gt integer_pow is_finite le log log1p "
-    "logistic lt mul ne neg nextafter not or population_count pow rem rsqrt shift_left shift_right_arithmetic "
-    "shift_right_logical sign sin sinh sqrt square sub tan tanh xor"
-).split()
+    "abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2", "atanh", "bitcast_convert_type",
+    "cbrt", "ceil", "clz", "convert_element_type", "cos", "cosh", "div", "eq", "erf_inv", "exp", "exp2", "expm1",
+    "floor", "ge", "gt", "integer_pow", "is_finite", "le", "log", "log1p", "logistic", "lt", "mul", "ne", "neg",
+    "nextafter", "not", "or", "population_count", "pow", "rem", "rsqrt", "shift_left", "shift_right_arithmetic",
+    "shift_right_logical", "sign", "sin", "sinh", "sqrt", "square", "sub", "tan", "tanh", "xor",
+)  # fmt: skip
 
 
 def _maximum(x: jax.Array, y: jax.Array) -> jax.Array:
@@ -85,8 +86,7 @@ def _slice(x: Elements, *, start_indices: tuple, limit_indices: tuple, strides: 
 
 
 def _iota(*, dtype: Any, shape: tuple, dimension: int, **_: Any) -> Elements:
-    return constant(np.moveaxis(np.broadcast_to(np.arange(shape[dimension], dtype=dtype),
-                                                (*np.delete(shape, dimension), shape[dimension])), -1, dimension))
+    return constant(np.indices(shape, dtype)[dimension])
 
 
 MOVES = {

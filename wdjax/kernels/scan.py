@@ -17,7 +17,7 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-from wdjax.kernels.elements import Elements, array_of, check_size, constant, with_words, words_of
+from wdjax.kernels.elements import Elements, array_of, constant, with_words, words_of
 from wdjax.kernels.evaluate import evaluate
 from wdjax.kernels.threefry import Key
 
@@ -77,7 +77,7 @@ def _kernel(
 
     Everything stays in registers from the first step to the last. Leaves that the step does not change are read only.
     """
-    in_avals, out_avals = [v.aval for v in jaxpr.invars], [v.aval for v in jaxpr.outvars]
+    in_avals = [v.aval for v in jaxpr.invars]
     num_shared = sum(array is None for array in known)
     num_inputs = num_shared + len(in_avals)
     shared_refs, carry_refs = refs[:num_shared], refs[num_shared : num_shared + num_carry]

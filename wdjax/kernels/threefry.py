@@ -2,7 +2,7 @@
 
 A key is a pair of uint32. What a key gives is a function of the key and a counter of 64 bits, `hash_2x32`:
 
-    split(key, shape)[i] = hash(key, i),  fold_in(key, data) = hash(key, data),  bits(key, shape)[i] = xor of hash(key, i)
+    split(key, shape)[i] = hash(key, i),  fold_in(key, data) = hash(key, data),  bits(key)[i] = xor(hash(key, i)),
 
 where i counts the places of `shape` in row-major order (jax_threefry_partitionable, JAX's default since 0.5).
 
