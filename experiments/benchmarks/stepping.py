@@ -4,7 +4,7 @@
     python -m wdjax.experiments.benchmarks.stepping pendulum --num-envs 10000 --paths play
     python -m wdjax.experiments.benchmarks.stepping --small                  # sizes for a CPU
 
-Two paths: "step" is a scan of `VectorEnv.step`, "play" is `wdjax.play` (one kernel on an NVIDIA GPU, else a scan too).
+Two paths: "step" is a scan of `VectorEnv.step`, "play" is `wdjax.playing.play` (one kernel on an NVIDIA GPU, else a scan).
 Timed is one program of NUM_STEPS steps of all replicas, after a warm-up, until its result is ready; the median of the
 repeats counts. It returns a sum over every observation, reward and end flag: what nobody reads, XLA deletes. In the end
 the kernel, where there is one, is compared with the scan of the same function on this device.
@@ -26,7 +26,7 @@ import numpy as np
 
 import wdjax
 from wdjax.experiments.benchmarks.training import machine, median_seconds
-from wdjax.play import PlayState, Transition, play, play_step, start_play, uniform_action
+from wdjax.playing import PlayState, Transition, play, play_step, start_play, uniform_action
 from wdjax.vector import VectorEnv, VectorState
 
 GAMES = ("cartpole", "acrobot", "mountain_car", "continuous_mountain_car", "pendulum")
@@ -109,7 +109,7 @@ def step_all(replicas: VectorEnv, key: jax.Array, state: VectorState, params: An
 
 
 def play_all(env: wdjax.Env, params: Any, state: PlayState) -> jax.Array:
-    """The same by `wdjax.play`: sums of each replica, then of all."""
+    """The same by `wdjax.playing.play`: sums of each replica, then of all."""
 
     def add(total: jax.Array, step: Transition) -> tuple[jax.Array, None]:
         for leaf in jax.tree.leaves((step.next_obs, step.reward, step.terminated, step.truncated)):

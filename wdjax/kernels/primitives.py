@@ -104,6 +104,7 @@ MOVES = {
     "squeeze": lambda x, *, dimensions: np.squeeze(x, dimensions),
     "stack": lambda *arrays, axis: np.stack(arrays, axis),
     "stop_gradient": lambda x: x,
+    "tile": lambda x, *, reps, **_: np.tile(x, reps),
     "transpose": lambda x, *, permutation: np.transpose(x, permutation),
     "unstack": lambda x, *, axis: list(np.moveaxis(x, axis, 0)),
 }
@@ -230,7 +231,7 @@ def _dot_general(eqn: Any, left: Elements, right: Elements) -> list[Elements]:
     check_size("a matrix product", (*a.shape, b.shape[1]))
     convert = lambda x: x.astype(aval.dtype)  # noqa: E731
     products = call_each(lambda x, y: convert(x) * convert(y), (*a.shape[:2], *b.shape[1:]), a[:, :, None], b[:, None])
-    total = functools.reduce(lambda x, y: call_each(jnp.add, x.shape, x, y), _parts(products, (2,)))
+    total = functools.reduce(lambda x, y: call_each(jnp.add, x.shape, x, y), _parts(products, (3,)))
     return [total.reshape(aval.shape)]
 
 

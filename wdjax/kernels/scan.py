@@ -141,7 +141,7 @@ def _load(ref: Any, aval: Any, rows: tuple = (), step: tuple = ()) -> Elements:
     """Reads a leaf of every replica of the block (or a shared one), number by number."""
     words = []
     for i in range(_words_shape(aval, ()).shape[0]):
-        word = triton.load(ref.at[(*step, i, *rows)])
+        word = triton.load(ref.at[(*step, i, *rows)]) if rows else ref[i]
         words.append(word != 0 if aval.dtype == bool else word)
     if _is_key(aval.dtype):
         words = [Key(*words[i : i + 2]) for i in range(0, len(words), 2)]

@@ -1,6 +1,6 @@
 """Play: a policy in many replicas of an environment for many steps, in one program, with same-step auto-reset.
 
-What `VectorEnv.step` does in a loop, `play` does in one kernel on NVIDIA GPUs (`wdjax.scan_replicas`), for games whose
+What `VectorEnv.step` does in a loop, `play` does in one kernel on NVIDIA GPUs (`wdjax.replicas`), for games whose
 rules fit into one. Every replica draws from keys of its own, so that what happens in it depends on nothing else:
 
     (action, step, start) keys of replica i = split(fold_in(key, i), 3),
@@ -19,7 +19,7 @@ from flax import struct
 
 from wdjax.checks import require_integer
 from wdjax.env import Env
-from wdjax.scan_replicas import scan_replicas
+from wdjax.replicas import scan_replicas
 from wdjax.spaces import Discrete, MultiDiscrete, Space
 from wdjax.vector import select, when_any
 
