@@ -89,6 +89,11 @@ def _iota(*, dtype: Any, shape: tuple, dimension: int, **_: Any) -> Elements:
     return constant(np.indices(shape, dtype)[dimension])
 
 
+def _unstack(x: Elements, *, axis: int) -> list[Elements]:
+    parts = np.moveaxis(x, axis, 0)
+    return [parts[i, ...] for i in range(len(parts))]  # with ...: arrays of one element, not the element
+
+
 MOVES = {
     "broadcast_in_dim": _broadcast_in_dim,
     "concatenate": lambda *arrays, dimension: np.concatenate(arrays, dimension),
@@ -106,7 +111,7 @@ MOVES = {
     "stop_gradient": lambda x: x,
     "tile": lambda x, *, reps, **_: np.tile(x, reps),
     "transpose": lambda x, *, permutation: np.transpose(x, permutation),
-    "unstack": lambda x, *, axis: list(np.moveaxis(x, axis, 0)),
+    "unstack": _unstack,
 }
 
 
