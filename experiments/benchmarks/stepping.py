@@ -4,7 +4,7 @@
     python -m wdjax.experiments.benchmarks.stepping pendulum --num-envs 10000 --paths play
     python -m wdjax.experiments.benchmarks.stepping --small                  # sizes for a CPU
 
-Two paths: "step" is a scan of `VectorEnv.step`, "play" is `wdjax.playing.play` (on an NVIDIA GPU a kernel, else a scan).
+Two paths: "step" is a scan of `VectorEnv.step`, "play" is `wdjax.playing.play` (a kernel on an NVIDIA GPU).
 Timed is one program of NUM_STEPS steps of all replicas, after a warm-up, until its result is ready; the median of the
 repeats counts. It returns a sum over every observation, reward and end flag: what nobody reads, XLA deletes. In the end
 the kernel, where there is one, is compared with the scan of the same function on this device.
