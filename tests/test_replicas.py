@@ -1,6 +1,7 @@
 """The scan of replicas as a kernel (number by number; step by step on the CPU) against `lax.scan` of `vmap`."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,8 @@ from wdjax.replicas import scan_replicas, scan_replicas_kernel, why_no_kernel
 from wdjax.vector import when_any
 
 LANES_OF_TEST = 8
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
 
 
 def by_number(function, *operands):
@@ -223,6 +226,41 @@ def test_kernel_against_scan():
                 np.testing.assert_allclose(value, other, rtol=1e-5, atol=1e-6)
             else:
                 np.testing.assert_array_equal(value, other)
+
+
+def network(sizes, activation):
+    """A function (weights, carry, x) of one replica with an MLP in it, and its weights."""
+    rng = np.random.default_rng(0)
+    weights = [
+        (jnp.asarray(rng.normal(size=(a, b)) / a**0.5, jnp.float32), jnp.asarray(rng.normal(size=b), jnp.float32))
+        for a, b in itertools.pairwise(sizes)
+    ]
+
+    def step(carry, x):
+        features = carry[None]  # as one agent's row, the way layers of flax take it
+        for matrix, bias in weights[:-1]:
+            features = activation(features @ matrix + bias[None])
+        outputs = (features @ weights[-1][0])[0] + weights[-1][1]
+        return 0.9 * carry + jnp.sum(outputs), (jax.nn.log_softmax(outputs), features.ravel()[:3])
+
+    return step
+
+
+@pytest.mark.parametrize(("sizes", "activation"), [
+    ((4, 32, 32, 2), jnp.tanh),
+    ((20, 16, 3), jax.nn.silu),
+    pytest.param((3, 7, 20, 12), jax.nn.relu, marks=pytest.mark.slow),
+    pytest.param((5, 40, 1), jax.nn.gelu, marks=pytest.mark.slow),
+])
+def test_small_networks_in_a_kernel(sizes, activation):
+    step = network(sizes, activation)
+    carry = jnp.asarray(np.random.default_rng(1).normal(size=(LANES + 3, sizes[0])), jnp.float32)
+    expected = jax.jit(lambda carry: jax.lax.scan(jax.vmap(step), carry, length=3))(carry)
+    found = jax.jit(lambda carry: scan_replicas_kernel(step, carry, length=3, interpret=True))(carry)
+    for value, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert value.shape == other.shape
+        np.testing.assert_allclose(value, other, rtol=1e-4, atol=1e-5)
+    assert "triton" in lowered_for_cuda(lambda carry: scan_replicas(step, carry, length=3), carry)
 
 
 def lowered_for_cuda(function, *operands):

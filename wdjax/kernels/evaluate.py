@@ -8,6 +8,8 @@ import jax.extend as jex
 import jax.numpy as jnp
 import numpy as np
 
+from wdjax.kernels import blocks
+from wdjax.kernels.blocks import Block, Weights, numbers_of
 from wdjax.kernels.elements import Elements, call, call_each, check_size, constant, with_words, words_of
 from wdjax.kernels.primitives import RULES, select
 
@@ -53,19 +55,23 @@ def _outputs(eqn: jex.core.JaxprEqn, inputs: list[Elements]) -> list[Elements]:
         return _cond(eqn.params["branches"], *inputs)
     if name == "scan":
         return _unrolled_scan(inputs, **eqn.params)
+    if any(isinstance(x, (Block, Weights)) for x in inputs):
+        outputs = blocks.apply(eqn, inputs)
+        if outputs is not None:
+            return outputs
     if name not in RULES:
         raise NotImplementedError(f"{name}: this primitive has no place in a kernel of replicas")
-    return RULES[name](eqn, *inputs)
+    return RULES[name](eqn, *map(numbers_of, inputs))
 
 
 def _cond(branches: Sequence[Any], index: Elements, *operands: Elements) -> list[Elements]:
     """The branch that is known to be taken; else what each replica takes of them."""
-    which = index[()]
+    which = numbers_of(index)[()]
     if isinstance(which, np.generic):
         return evaluate_closed(branches[min(max(int(which), 0), len(branches) - 1)], operands)
     if jnp.ndim(which) and len(branches) == 2:
         return _cond_of_lanes(branches, which, operands)
-    cases = [evaluate_closed(branch, operands) for branch in branches]
+    cases = [[*map(numbers_of, evaluate_closed(branch, operands))] for branch in branches]
     return [call_each(select, arrays[0].shape, index, *arrays) for arrays in zip(*cases, strict=True)]
 
 
@@ -73,11 +79,11 @@ def _cond_of_lanes(branches: Sequence[Any], which: jax.Array, operands: Sequence
     """What each lane takes of two branches; the longer one is left out where no lane of the block takes it."""
     long = int(len(branches[1].jaxpr.eqns) >= len(branches[0].jaxpr.eqns))
     takes_long = (which > 0) == bool(long)
-    short = evaluate_closed(branches[1 - long], operands)
+    short = [*map(numbers_of, evaluate_closed(branches[1 - long], operands))]
     base = [jnp.broadcast_to(word, which.shape) for word in words_of(short)]
 
     def run() -> tuple:
-        words = words_of(evaluate_closed(branches[long], operands))
+        words = words_of([*map(numbers_of, evaluate_closed(branches[long], operands))])
         return tuple(call(jnp.where, takes_long, new, old) for new, old in zip(words, base, strict=True))
 
     chosen = jax.lax.cond(jnp.max(takes_long.astype(jnp.int32)) > 0, run, lambda: tuple(base))
@@ -91,11 +97,11 @@ def _unrolled_scan(
     if length > MAX_UNROLL:
         raise NotImplementedError(f"scan of {length} steps within a replica: a kernel unrolls up to {MAX_UNROLL}")
     consts, carry = inputs[:num_consts], inputs[num_consts : num_consts + num_carry]
-    xs, outputs = inputs[num_consts + num_carry :], []
+    xs, outputs = [*map(numbers_of, inputs[num_consts + num_carry :])], []
     for i in range(length)[:: -1 if reverse else 1]:
         step = [x[i : i + 1].reshape(x.shape[1:]) for x in xs]
         after = evaluate_closed(jaxpr, [*consts, *carry, *step])
         carry = after[:num_carry]
-        outputs.append(after[num_carry:])
+        outputs.append([*map(numbers_of, after[num_carry:])])
     stacked = [np.stack(arrays) for arrays in zip(*outputs[:: -1 if reverse else 1], strict=True)]
     return [*carry, *stacked]

@@ -61,14 +61,27 @@ def _round(x: jax.Array, rounding_method: Any) -> jax.Array:
     return jnp.where((rest < 0.5) | ((rest == 0.5) & halves_down), low, low + 1)
 
 
-def _elementwise(eqn: Any, *inputs: Elements) -> list[Elements]:
-    return [call_each(functools.partial(eqn.primitive.bind, **eqn.params), eqn.outvars[0].aval.shape, *inputs)]
+def _bound(eqn: Any) -> Callable:
+    return functools.partial(eqn.primitive.bind, **eqn.params)
 
 
 def _rewritten(function: Callable) -> Callable:
-    return lambda eqn, *inputs: [
-        call_each(functools.partial(function, **eqn.params), eqn.outvars[0].aval.shape, *inputs)
-    ]
+    return lambda eqn: functools.partial(function, **eqn.params)
+
+
+# Primitive -> equation -> function of arrays of one shape.
+COMPUTED = {
+    **dict.fromkeys(ELEMENTWISE, _bound),
+    "max": _rewritten(_maximum),
+    "min": _rewritten(_minimum),
+    "clamp": _rewritten(_clamp),
+    "round": _rewritten(_round),
+    "select_n": _rewritten(select),
+}
+
+
+def _compute(eqn: Any, *inputs: Elements) -> list[Elements]:
+    return [call_each(COMPUTED[eqn.primitive.name](eqn), eqn.outvars[0].aval.shape, *inputs)]
 
 
 # What moves numbers, or makes them from nothing.
@@ -290,14 +303,9 @@ def _random_unwrap(eqn: Any, keys: Elements) -> list[Elements]:
 
 
 RULES: dict[str, Callable] = {
-    **dict.fromkeys(ELEMENTWISE, _elementwise),
+    **dict.fromkeys(COMPUTED, _compute),
     **dict.fromkeys(MOVES, _move),
     **dict.fromkeys(MOVED_OPERANDS, _move_by_known_indices),
-    "max": _rewritten(_maximum),
-    "min": _rewritten(_minimum),
-    "clamp": _rewritten(_clamp),
-    "round": _rewritten(_round),
-    "select_n": _rewritten(select),
     "dynamic_slice": _dynamic_slice,
     "dynamic_update_slice": _dynamic_update_slice,
     "reduce_sum": _fold(jnp.add),

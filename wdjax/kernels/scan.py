@@ -17,12 +17,16 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
+from wdjax.kernels import blocks
+from wdjax.kernels.blocks import Weights, numbers_of
 from wdjax.kernels.elements import Elements, array_of, constant, with_words, words_of
 from wdjax.kernels.evaluate import evaluate
 from wdjax.kernels.threefry import Key
 
 LANES = 32  # replicas of a program, a power of two
 WARPS = 1  # of a program: one, so that "does any lane" asks no other warp
+NETWORK_WARPS = 4  # where there are weights of a network: its blocks, [LANES, width], are spread over them
+FEW = 32  # numbers that all replicas share are in registers up to here
 MAX_SIZE = 2**31 - 1  # elements of one array in memory: indices are int32
 
 
@@ -45,8 +49,8 @@ def scan_kernel(
     """
     num_replicas = carry[0].shape[0]
     changed = [i for i in range(len(carry)) if jaxpr.outvars[i] is not jaxpr.invars[i]]
-    known = [None if isinstance(value, jax.core.Tracer) else constant(np.asarray(value)) for value in consts]
-    shared = [_to_words(value, 0) for value, array in zip(consts, known, strict=True) if array is None]
+    known = [_known(value) for value in consts]
+    shared = [_to_shared(value) for value, array in zip(consts, known, strict=True) if array is None]
     inputs = [*shared, *(_to_words(leaf, 1) for leaf in carry), *(_to_words(leaf, 2) for leaf in xs)]
     avals = [v.aval for v in jaxpr.outvars]
     written = [_words_shape(avals[i], (num_replicas,)) for i in changed]
@@ -54,11 +58,12 @@ def scan_kernel(
     for array in (*inputs, *written):
         if math.prod(array.shape) > MAX_SIZE:
             raise NotImplementedError(f"an array of {array.shape}: a kernel reaches {MAX_SIZE} numbers")
+    has_network = any(_is_weights(value) and value.ndim == 2 for value in consts)
     words = pl.pallas_call(
         functools.partial(_kernel, jaxpr=jaxpr, known=known, changed=changed, num_carry=len(carry), length=length),
         out_shape=written,
         grid=(pl.cdiv(num_replicas, LANES),),
-        compiler_params=triton.CompilerParams(num_warps=WARPS, num_stages=1),
+        compiler_params=triton.CompilerParams(num_warps=NETWORK_WARPS if has_network else WARPS, num_stages=1),
         interpret=interpret,
         name="scan_replicas",
     )(*inputs)
@@ -88,7 +93,7 @@ def _kernel(
     rows = jnp.minimum(rows, num_replicas - 1)  # lanes beyond the last replica repeat it, and write the same
 
     shared_vars = (v for v, array in zip(jaxpr.constvars, known, strict=True) if array is None)
-    loaded = iter([_load(ref, v.aval) for ref, v in zip(shared_refs, shared_vars, strict=True)])
+    loaded = iter([_load_shared(ref, v.aval) for ref, v in zip(shared_refs, shared_vars, strict=True)])
     consts = [next(loaded) if array is None else array for array in known]
     start = [_load(ref, aval, (rows,)) for ref, aval in zip(carry_refs, in_avals, strict=False)]
 
@@ -97,7 +102,7 @@ def _kernel(
         for i, array in zip(changed, with_words([start[i] for i in changed], words), strict=True):
             carry[i] = array
         x = [_load(ref, aval, (rows,), (t,)) for ref, aval in zip(x_refs, in_avals[num_carry:], strict=True)]
-        after = evaluate(jaxpr, consts, [*carry, *x])
+        after = [*map(numbers_of, evaluate(jaxpr, consts, [*carry, *x]))]
         for ref, array in zip(output_refs, after[num_carry:], strict=True):
             _store(ref, array, (rows,), (t,))
         after = words_of([after[i] for i in changed])
@@ -107,6 +112,35 @@ def _kernel(
     last = with_words([start[i] for i in changed], words)
     for ref, array in zip(carry_after_refs, last, strict=True):
         _store(ref, array, (rows,))
+
+
+def _known(value: Any) -> Elements | None:
+    """Returns a constant as elements where it is known while tracing; what may be weights of a network is not."""
+    if isinstance(value, jax.core.Tracer) or _is_weights(value):
+        return None
+    return constant(np.asarray(value))
+
+
+def _is_weights(value: Any) -> bool:
+    return value.dtype == jnp.float32 and (value.ndim == 2 or (value.ndim == 1 and value.size > 1))
+
+
+def _to_shared(value: Any) -> jax.Array:
+    """Returns what all replicas share as it lies in memory."""
+    if not _is_weights(value):
+        return _to_words(value, 0)
+    matrix = jnp.asarray(value).reshape(value.shape if value.ndim == 2 else (1, -1))
+    rows, width = blocks.padded_shape(value.shape)
+    return jnp.pad(matrix, ((0, rows - matrix.shape[0]), (0, width - matrix.shape[1])))
+
+
+def _load_shared(ref: Any, aval: Any) -> Elements | Weights:
+    if not _is_weights(aval):
+        return _load(ref, aval)
+    few = math.prod(aval.shape) <= FEW
+    columns = aval.shape[-1]
+    numbers = [ref[divmod(i, columns)] for i in range(math.prod(aval.shape))] if few else []
+    return Weights(ref, aval.shape, array_of(numbers, aval.shape) if few else None)
 
 
 def _is_key(dtype: Any) -> bool:
