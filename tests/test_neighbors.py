@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from hypothesis.extra import numpy as hnp
 
-from wdjax import neighbors_kernel
+from wdjax.kernels import neighbors as neighbors_kernel
+from wdjax.kernels.neighbors import is_supported, nearest_neighbors_kernel
 from wdjax.neighbors import nearest_neighbors, nearest_neighbors_simple
-from wdjax.neighbors_kernel import is_supported, nearest_neighbors_kernel
 
 N = 8
 interpreted = functools.partial(nearest_neighbors_kernel, interpret=True)

@@ -5,7 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from wdjax.neighbors_kernel import is_supported, nearest_neighbors_kernel
+from wdjax.kernels.neighbors import is_supported, nearest_neighbors_kernel
 
 
 def nearest_neighbors(x: jax.Array, y: jax.Array, active: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:

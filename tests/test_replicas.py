@@ -1,0 +1,313 @@
+"""The scan of replicas as a kernel (number by number; step by step on the CPU) against `lax.scan` of `vmap`."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from wdjax.kernels.elements import array_of
+from wdjax.kernels.evaluate import MAX_UNROLL, evaluate_closed
+from wdjax.kernels.primitives import ELEMENTWISE
+from wdjax.kernels.scan import LANES
+from wdjax.kernels.threefry import Key
+from wdjax.replicas import scan_replicas, scan_replicas_kernel, why_no_kernel
+from wdjax.vector import when_any
+
+LANES_OF_TEST = 8
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+
+def by_number(function, *operands):
+    """Evaluates a function of one replica on arrays [n, ...], number by number, each [n]. Returns its leaves."""
+    leaves = jax.tree.leaves(operands)
+    closed = jax.make_jaxpr(function)(*jax.tree.map(lambda leaf: leaf[0], operands))
+    results = evaluate_closed(closed, [in_elements(leaf) for leaf in leaves])
+    return [from_elements(array, len(leaves[0])) for array in results]
+
+
+def in_elements(leaf):
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        data = jax.random.key_data(leaf)
+        keys = [Key(data[(slice(None), *i, 0)], data[(slice(None), *i, 1)]) for i in np.ndindex(leaf.shape[1:])]
+        return array_of(keys, leaf.shape[1:])
+    return array_of([leaf[(slice(None), *i)] for i in np.ndindex(leaf.shape[1:])], leaf.shape[1:])
+
+
+def from_elements(array, n):
+    columns = [np.broadcast_to(np.stack(x, -1) if isinstance(x, Key) else x, (n, 2) if isinstance(x, Key) else (n,))
+               for x in array.ravel()]  # fmt: skip
+    return np.stack(columns, 1).reshape(n, *array.shape, *columns[0].shape[1:])
+
+
+def data_of(leaf):
+    return np.asarray(jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf)
+
+
+def check(function, *operands, exact=True):
+    """Compares a function number by number with itself under vmap."""
+    expected = jax.tree.leaves(jax.vmap(function)(*operands))
+    found = by_number(function, *operands)
+    assert len(found) == len(expected)
+    for value, other in zip(found, map(data_of, expected), strict=True):
+        assert value.dtype == other.dtype
+        if exact:
+            np.testing.assert_array_equal(value, other)
+        else:
+            np.testing.assert_allclose(value, other, rtol=3e-6, atol=1e-7)
+
+
+KEYS = jax.random.split(jax.random.key(3), LANES_OF_TEST)
+DRAWS = {
+    "split": lambda key: jax.random.split(key),
+    "split_to_a_shape": lambda key: jax.random.split(key, (3, 2))[1:, 0],
+    "split_of_splits": lambda key: jax.vmap(jax.random.split)(jax.random.split(key, 3)),
+    "fold_in": lambda key: jax.random.fold_in(key, 2**31 + 5),
+    "fold_in_what_was_drawn": lambda key: jax.random.fold_in(key, jax.random.randint(key, (), -9, 9)),
+    "clone_and_data": lambda key: jax.random.key_data(jax.random.clone(key)),
+    "wrap": lambda key: jax.random.split(jax.random.wrap_key_data(jax.random.key_data(key) + 1, impl="threefry2x32")),
+    "bits": lambda key: jax.random.bits(key),
+    "bits_of_a_shape": lambda key: jax.random.bits(key, (2, 3)),
+    "bytes": lambda key: jax.random.bits(key, (5,), "uint8"),
+    "halves": lambda key: jax.random.bits(key, (5,), "uint16"),
+    "randint": lambda key: jax.random.randint(key, (2, 2), -3, 11),
+    "randint_of_several_ranges": lambda key: jax.random.randint(key, (3,), 0, jnp.array([2, 3, 1_000_000])),
+    "randint_unsigned": lambda key: jax.random.randint(key, (), 3, 200, jnp.uint32),
+    "bernoulli": lambda key: jax.random.bernoulli(key, 0.3, (5,)),
+    "key_of_a_choice": lambda key: jnp.where(jax.random.bernoulli(key), jax.random.split(key)[0], key),
+}
+
+
+@pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
+def test_random_bits_are_those_of_jax(draw):
+    check(draw, KEYS)
+
+
+@pytest.mark.parametrize("draw", [
+    lambda key: jax.random.uniform(key, (4,), jnp.float32, -0.05, 0.05),
+    lambda key: jax.random.normal(key, (3,)),
+    lambda key: jax.random.gumbel(key, (2, 2)),
+    lambda key: jax.random.exponential(key),
+])  # fmt: skip
+def test_random_numbers_that_are_computed_from_bits(draw):
+    check(draw, KEYS, exact=False)
+
+
+def test_random_categories():
+    logits = jnp.array([0.1, -2.0, 0.7, 0.0])
+    check(lambda key: jax.random.categorical(key, logits), KEYS)
+    check(lambda key: jax.random.categorical(key, logits, shape=(3,)), KEYS)
+
+
+X = jnp.asarray(np.random.default_rng(0).normal(size=(LANES_OF_TEST, 2, 3)), jnp.float32)
+WHOLE = jnp.asarray(np.random.default_rng(1).integers(0, 3, (LANES_OF_TEST, 3)), jnp.int32)
+SPECIAL = jnp.asarray([[np.nan, 1, -0.5], [1, np.nan, 2.5], [np.inf, 1, 1.5], [-np.inf, np.nan, 0.5]], jnp.float32)
+MOVES = {
+    "slices": lambda x: (x[:, ::2], x[::-1], x[1, 0], x[..., -1]),
+    "shapes": lambda x: (x.reshape(3, 2), x.T, x[None], jnp.squeeze(x[:1]), jnp.ravel(x)),
+    "joins": lambda x: (jnp.concatenate([x, x + 1], 1), jnp.stack([x, -x], 1), jnp.tile(x, (2, 1)), jnp.append(x, 5.0)),
+    "parts": lambda x: jnp.split(x, [1, 2], axis=1),
+    "unpacked": lambda x: tuple(x[0]),
+    "padded": lambda x: jnp.pad(x, ((0, 1), (2, 0)), constant_values=7.0),
+    "broadcast": lambda x: x[:, :, None] * x[:, None, :],
+    "known_gather": lambda x: x[:, np.array([2, 0, 0])],
+    "known_places": lambda x: x.at[0, 1].set(9.0),
+    "iota": lambda x: x + jax.lax.broadcasted_iota(jnp.float32, (2, 3), 1),
+    "sums": lambda x: (x.sum(0), x.max(1), x.min(), (x > 0).any(), (x > 0).all(1), (x > 0).sum(1), jnp.prod(x, 1)),
+    "running": lambda x: (jnp.cumsum(x, 1), jax.lax.cummax(x, 0, reverse=True)),
+    "arg": lambda x: (jnp.argmax(x, 1), jnp.argmin(x)),
+    "products": lambda x: (x @ jnp.arange(6.0).reshape(3, 2), jnp.dot(x[0], x[1]), jnp.einsum("ij,ik->jk", x, x)),
+    "loop": lambda x: jax.lax.fori_loop(0, 3, lambda i, s: s * 0.5 + i, x),
+    "scan": lambda x: jax.lax.scan(lambda c, row: (c + row[0], c * row), 1.0, x, reverse=True),
+    "calls": lambda x: (jax.nn.relu(x), jax.jit(jnp.square)(x), jax.checkpoint(jnp.tanh)(x), jnp.clip(x, -0.5, 0.5)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("function", MOVES.values(), ids=MOVES)
+def test_arrays_number_by_number(function):
+    check(function, X, exact=False)
+
+
+@pytest.mark.parametrize("function", [
+    lambda x, i: x[0, i[0]],
+    lambda x, i: x[i[0], i[1]],
+    lambda x, i: jax.lax.dynamic_slice(x, (i[0] - 1, i[1]), (1, 2)),
+    lambda x, i: jax.lax.dynamic_update_slice(x, x[:1, :2] + 1, (i[0], i[1] - 1)),
+    lambda x, i: jax.lax.switch(i[0], [lambda x: x, lambda x: x * 2, lambda x: -x], x),
+    lambda x, i: jax.lax.select_n(i, *([x[0]] * 2), x[1]),
+    lambda x, i: jax.nn.one_hot(i[0], 3),
+    lambda x, i: (i // 2, i % 2, -i // 2, jnp.sign(i - 1), i.astype(jnp.uint32) >> 1, ~i, i == 2),
+])  # fmt: skip
+def test_choices_by_index(function):
+    check(function, X, WHOLE)
+
+
+def test_not_a_number_stays_one_and_ties_go_to_even():
+    check(lambda x: (jnp.maximum(x[0], x[1]), jnp.minimum(x[0], x[1]), jnp.clip(x, 0.0, 1.0)), SPECIAL)
+    check(lambda x: (x.max(), jnp.argmax(x), jnp.argmin(x), jnp.round(x), jnp.isnan(x), jnp.isfinite(x)), SPECIAL)
+
+
+def test_two_branches():
+    def function(x, i, key):
+        rare = lambda current, over, key: jnp.where(over, jax.random.uniform(key, (3,)), current)  # noqa: E731
+        drawn = when_any(i[0] == 2, rare, x[0], i[0] == 2, key)
+        new = jax.random.split(key)[1]
+        return drawn, jax.lax.cond(i[1] > 0, lambda x: (jnp.sin(x), i, key), lambda x: (x, i + 1, new), x)
+
+    assert 0 < (WHOLE[:, 0] == 2).sum() < LANES_OF_TEST
+    check(function, X, WHOLE, KEYS, exact=False)
+
+
+REFUSED = {
+    "sort": lambda x: jnp.sort(x),
+    "while": lambda x: jax.lax.while_loop(lambda y: y[0, 0] < 3, lambda y: y + 1, x),
+    "gather": lambda x: x[jnp.argmax(x, 0), jnp.arange(3)],
+    "scan": lambda x: jax.lax.fori_loop(0, MAX_UNROLL + 1, lambda i, y: y + i, x),
+    "pure_callback": lambda x: jax.pure_callback(np.sin, x, x),
+    "shape \\(40, 40\\)": lambda x: x[0, 0] + jnp.zeros((40, 40)),
+}
+
+
+@pytest.mark.parametrize("word", REFUSED)
+def test_what_has_no_place_in_a_kernel_is_named(word):
+    with pytest.raises(NotImplementedError, match=word):
+        by_number(REFUSED[word], X)
+
+
+def test_keys_that_a_kernel_does_not_know_are_refused():
+    step = lambda key, _: (jax.random.split(key)[0], jax.random.bits(key))  # noqa: E731
+    assert "key<rbg>" in why_no_kernel(step, jax.random.split(jax.random.key(0, impl="rbg"), 2), length=2)
+    assert why_no_kernel(step, KEYS, length=2) is None
+    with jax.threefry_partitionable(False):
+        assert "key<fry>" in why_no_kernel(step, KEYS, length=2)
+
+
+def walk(weights):
+    """A step with everything in it: closed-over numbers, a key, flags, inputs and outputs of each step, rare work."""
+
+    def step(carry, x):
+        key, count, place, was_far = carry
+        place = place + 0.1 * weights * x["push"]
+        far = jnp.abs(place).sum() > 1.0
+        place = when_any(far, restart, place, far, jax.random.fold_in(key, count))
+        outputs = {"far": far & ~was_far, "place": place, "drawn": jax.random.bits(key, (2,))}
+        return (key, count + far, place, far), outputs
+
+    def restart(place, far, key):
+        return jnp.where(far, jax.random.bits(key) / 2.0**40, place)
+
+    return step
+
+
+def walkers(num_replicas, num_steps):
+    rng = np.random.default_rng(num_replicas)
+    keys = jax.random.split(jax.random.key(0), num_replicas)
+    carry = (keys, jnp.zeros(num_replicas, jnp.int32), jnp.zeros((num_replicas, 2)), jnp.zeros(num_replicas, bool))
+    return carry, {"push": jnp.asarray(rng.normal(size=(num_steps, num_replicas, 2)), jnp.float32)}
+
+
+def test_kernel_against_scan():
+    carry, xs = walkers(LANES + 5, 20)
+    weights = jnp.array([4.0, 6.0])
+
+    def both(scan):
+        return jax.jit(lambda weights, carry, xs: scan(walk(weights), carry, xs))(weights, carry, xs)
+
+    expected = both(lambda step, carry, xs: jax.lax.scan(jax.vmap(step), carry, xs))
+    assert expected[1]["far"].any(axis=0).all()
+    for found in (both(functools.partial(scan_replicas_kernel, interpret=True)), both(scan_replicas)):
+        assert jax.tree.structure(found) == jax.tree.structure(expected)
+        for value, other in zip(*(map(data_of, jax.tree.leaves(tree)) for tree in (found, expected)), strict=True):
+            assert value.dtype == other.dtype
+            if value.dtype == np.float32:
+                np.testing.assert_allclose(value, other, rtol=1e-5, atol=1e-6)
+            else:
+                np.testing.assert_array_equal(value, other)
+
+
+def network(sizes, activation):
+    """A function (weights, carry, x) of one replica with an MLP in it, and its weights."""
+    rng = np.random.default_rng(0)
+    weights = [
+        (jnp.asarray(rng.normal(size=(a, b)) / a**0.5, jnp.float32), jnp.asarray(rng.normal(size=b), jnp.float32))
+        for a, b in itertools.pairwise(sizes)
+    ]
+
+    def step(carry, x):
+        features = carry[None]  # as one agent's row, the way layers of flax take it
+        for matrix, bias in weights[:-1]:
+            features = activation(features @ matrix + bias[None])
+        outputs = (features @ weights[-1][0])[0] + weights[-1][1]
+        return 0.9 * carry + jnp.sum(outputs), (jax.nn.log_softmax(outputs), features.ravel()[:3])
+
+    return step
+
+
+@pytest.mark.parametrize(("sizes", "activation"), [
+    ((4, 32, 32, 2), jnp.tanh),
+    ((20, 16, 3), jax.nn.silu),
+    pytest.param((3, 7, 20, 12), jax.nn.relu, marks=pytest.mark.slow),
+    pytest.param((5, 40, 1), jax.nn.gelu, marks=pytest.mark.slow),
+])
+def test_small_networks_in_a_kernel(sizes, activation):
+    step = network(sizes, activation)
+    carry = jnp.asarray(np.random.default_rng(1).normal(size=(LANES + 3, sizes[0])), jnp.float32)
+    expected = jax.jit(lambda carry: jax.lax.scan(jax.vmap(step), carry, length=3))(carry)
+    found = jax.jit(lambda carry: scan_replicas_kernel(step, carry, length=3, interpret=True))(carry)
+    for value, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert value.shape == other.shape
+        np.testing.assert_allclose(value, other, rtol=1e-4, atol=1e-5)
+    assert "triton" in lowered_for_cuda(lambda carry: scan_replicas(step, carry, length=3), carry)
+
+
+def lowered_for_cuda(function, *operands):
+    try:
+        return jax.jit(function).trace(*operands).lower(lowering_platforms=("cuda",)).as_text()
+    except RuntimeError as error:
+        pytest.skip(f"this JAX lowers to CUDA only where there is one: {error}")
+
+
+def test_platform_chooses():
+    carry, xs = walkers(LANES, 4)
+    run = lambda carry, xs: scan_replicas(walk(1.0), carry, xs)  # noqa: E731
+    assert "triton" not in jax.jit(run).lower(carry, xs).as_text()
+    assert "triton" in lowered_for_cuda(run, carry, xs)
+    sorts = lambda carry, xs: scan_replicas(lambda c, x: (c, jnp.sort(x["push"])), carry, xs)  # noqa: E731
+    assert "triton" not in lowered_for_cuda(sorts, carry, xs)
+
+
+COMPUTED = {  # what is in jax.lax, by what it takes
+    "one float": """abs acos acosh asin asinh atan atanh cbrt ceil cos cosh erf_inv exp exp2 expm1 floor is_finite log
+        log1p logistic neg round rsqrt sign sin sinh sqrt square tan tanh""",
+    "two floats": "add atan2 div eq ge gt le lt max min mul ne nextafter pow rem sub",
+    "one integer": "abs bitwise_not clz neg population_count sign",
+    "two integers": """add bitwise_and bitwise_or bitwise_xor div eq ge gt le lt max min mul ne rem shift_left
+        shift_right_arithmetic shift_right_logical sub""",
+}
+
+
+def test_all_that_is_computed_number_by_number_lowers_to_a_kernel():
+    def step(carry, _):
+        x, i = carry
+        u, flag = i.astype(jnp.uint32), i > 3
+        outputs = [
+            *(getattr(jax.lax, name)(x) for name in COMPUTED["one float"].split()),
+            *(getattr(jax.lax, name)(x, x + 1) for name in COMPUTED["two floats"].split()),
+            *(getattr(jax.lax, name)(i) for name in COMPUTED["one integer"].split()),
+            *(getattr(jax.lax, name)(n, n + 1) for name in COMPUTED["two integers"].split() for n in (i, u)),
+            *(f(flag, ~flag) for f in (jax.lax.bitwise_and, jax.lax.bitwise_or, jax.lax.bitwise_xor, jax.lax.eq)),
+            jax.lax.integer_pow(x, 3), jax.lax.integer_pow(x, -2), jax.lax.clamp(0.0, x, 1.0),
+            jax.lax.bitcast_convert_type(x, jnp.uint32), u.astype(jnp.float32), x.astype(jnp.int32),
+            flag.astype(jnp.float32), i.astype(bool), x.astype(bool), i.astype(jnp.int8), x.astype(jnp.bfloat16),
+            jax.lax.select_n(flag, x, -x),
+        ]  # fmt: skip
+        return carry, outputs
+
+    covered = {eqn.primitive.name for eqn in jax.make_jaxpr(step)((1.0, 1), None).eqns}
+    assert set(ELEMENTWISE) - covered == {"add_any"}  # of automatic differentiation; Triton's rule is that of add
+    carry = (jnp.ones(LANES), jnp.ones(LANES, jnp.int32))
+    assert why_no_kernel(step, carry, length=2) is None
+    assert "triton" in lowered_for_cuda(lambda carry: scan_replicas(step, carry, length=2), carry)

@@ -1,0 +1,81 @@
+"""Arrays of elements: small arrays of one replica, held for many replicas at once, a replica a lane.
+
+An array of shape (4,) of one replica is a NumPy array of shape (4,) whose elements are objects. Each is one number of
+every replica: [lanes], traced; or, where it is the same for all, () traced, or a NumPy scalar, known now; or a
+`threefry.Key`, which is two such. What moves numbers about (slices, broadcasts) then moves objects, and costs nothing;
+what computes is done once for each element; and what is known is computed once, while tracing.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from wdjax.kernels.threefry import Key
+
+MAX_ELEMENTS = 1024  # of one array: each is a register of its own
+
+Elements = np.ndarray  # of dtype object
+
+
+def array_of(elements: Sequence[Any], shape: tuple[int, ...]) -> Elements:
+    """Returns elements in row-major order as an array of a shape."""
+    flat = np.empty(len(elements), object)
+    for i, element in enumerate(elements):  # one by one: NumPy would take keys and tracers apart
+        flat[i] = element
+    return flat.reshape(shape)
+
+
+def constant(value: np.ndarray) -> Elements:
+    """Returns a known array as elements."""
+    check_size("a constant", value.shape)
+    return array_of(list(value.ravel()), value.shape)
+
+
+def check_size(what: str, shape: tuple[int, ...]) -> None:
+    """Raises NotImplementedError for an array that is too large to be held number by number."""
+    if np.prod(shape) > MAX_ELEMENTS:
+        raise NotImplementedError(f"{what} of shape {shape}: a kernel holds arrays of up to {MAX_ELEMENTS} numbers")
+
+
+def is_known(array: Elements) -> bool:
+    """Returns whether all elements are known while tracing."""
+    return all(isinstance(element, np.generic) for element in array.ravel())
+
+
+def known(array: Elements) -> np.ndarray:
+    """Returns elements that are all known as an array of numbers."""
+    return np.array(list(array.ravel())).reshape(array.shape)
+
+
+def call(function: Callable, *elements: Any) -> Any:
+    """Applies a function of arrays of one shape to elements: while tracing, where all are known."""
+    if any(isinstance(element, Key) for element in elements):  # a choice between keys is one between their words
+        words = [element if isinstance(element, Key) else (element, element) for element in elements]
+        return Key(*(call(function, *word) for word in zip(*words, strict=True)))
+    if all(isinstance(element, np.generic) for element in elements):
+        with jax.ensure_compile_time_eval():
+            return jax.tree.map(lambda out: np.asarray(out)[()], function(*elements))
+    shape = np.broadcast_shapes(*(jnp.shape(element) for element in elements))
+    return function(*(jnp.broadcast_to(element, shape) for element in elements))
+
+
+def call_each(function: Callable, shape: tuple[int, ...], *arrays: Elements) -> Elements:
+    """Applies `call` to the elements of arrays that broadcast to a shape."""
+    flat = [np.broadcast_to(array, shape).ravel() for array in arrays]
+    return array_of([call(function, *elements) for elements in zip(*flat, strict=True)], shape)
+
+
+def words_of(arrays: Sequence[Elements]) -> list[Any]:
+    """Returns the elements of arrays, one after the other, keys as their two words."""
+    elements = [element for array in arrays for element in array.ravel()]
+    return [word for element in elements for word in (element if isinstance(element, Key) else (element,))]
+
+
+def with_words(arrays: Sequence[Elements], words: Sequence[Any]) -> list[Elements]:
+    """Returns arrays like these with other words, in the order of `words_of`."""
+    rest = iter(words)
+    take = lambda old: Key(next(rest), next(rest)) if isinstance(old, Key) else next(rest)  # noqa: E731
+    return [array_of([take(element) for element in array.ravel()], array.shape) for array in arrays]

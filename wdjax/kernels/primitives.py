@@ -1,0 +1,331 @@
+"""JAX's primitives on arrays of elements: what moves numbers, what computes them one by one, folds, random numbers.
+
+`RULES[name](eqn, *inputs)` returns the outputs of an equation. Only what a Pallas (Triton) kernel can do is here.
+"""
+
+import functools
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from wdjax.kernels import threefry
+from wdjax.kernels.elements import Elements, array_of, call, call_each, check_size, constant, is_known, known
+from wdjax.kernels.threefry import Key
+
+# What Triton computes number by number (as jax/_src/pallas/triton/lowering.py lists it).
+ELEMENTWISE = (
+    "abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2", "atanh", "bitcast_convert_type",
+    "cbrt", "ceil", "clz", "convert_element_type", "cos", "cosh", "div", "eq", "erf_inv", "exp", "exp2", "expm1",
+    "floor", "ge", "gt", "integer_pow", "is_finite", "le", "log", "log1p", "logistic", "lt", "mul", "ne", "neg",
+    "nextafter", "not", "or", "population_count", "pow", "rem", "rsqrt", "shift_left", "shift_right_arithmetic",
+    "shift_right_logical", "sign", "sin", "sinh", "sqrt", "square", "sub", "tan", "tanh", "xor",
+)  # fmt: skip
+
+
+def _maximum(x: jax.Array, y: jax.Array) -> jax.Array:
+    """XLA's maximum: NaN where either is, where Triton's own gives the other one."""
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return jnp.maximum(x, y)
+    return jnp.where((y > x) | (y != y), y, x)
+
+
+def _minimum(x: jax.Array, y: jax.Array) -> jax.Array:
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return jnp.minimum(x, y)
+    return jnp.where((y < x) | (y != y), y, x)
+
+
+def _clamp(low: jax.Array, x: jax.Array, high: jax.Array) -> jax.Array:
+    return _minimum(_maximum(low, x), high)
+
+
+def select(which: jax.Array, *cases: jax.Array) -> jax.Array:
+    if which.dtype == bool:
+        return jax.lax.select_n(which, *cases)
+    chosen = cases[-1]
+    for i in range(len(cases) - 2, -1, -1):
+        chosen = jnp.where(which <= i, cases[i], chosen)
+    return chosen
+
+
+def _round(x: jax.Array, rounding_method: Any) -> jax.Array:
+    """Rounds to the nearest whole number, halves to even or away from 0."""
+    low = jnp.floor(x)
+    rest = x - low
+    even = low == 2 * jnp.floor(low / 2)
+    halves_down = even if rounding_method == jax.lax.RoundingMethod.TO_NEAREST_EVEN else x < 0
+    return jnp.where((rest < 0.5) | ((rest == 0.5) & halves_down), low, low + 1)
+
+
+def _bound(eqn: Any) -> Callable:
+    return functools.partial(eqn.primitive.bind, **eqn.params)
+
+
+def _rewritten(function: Callable) -> Callable:
+    return lambda eqn: functools.partial(function, **eqn.params)
+
+
+# Primitive -> equation -> function of arrays of one shape.
+COMPUTED = {
+    **dict.fromkeys(ELEMENTWISE, _bound),
+    "max": _rewritten(_maximum),
+    "min": _rewritten(_minimum),
+    "clamp": _rewritten(_clamp),
+    "round": _rewritten(_round),
+    "select_n": _rewritten(select),
+}
+
+
+def _compute(eqn: Any, *inputs: Elements) -> list[Elements]:
+    return [call_each(COMPUTED[eqn.primitive.name](eqn), eqn.outvars[0].aval.shape, *inputs)]
+
+
+# What moves numbers, or makes them from nothing.
+
+
+def _broadcast_in_dim(x: Elements, *, shape: tuple, broadcast_dimensions: tuple, **_: Any) -> Elements:
+    sizes = np.ones(len(shape), int)
+    sizes[list(broadcast_dimensions)] = x.shape
+    return np.broadcast_to(x.reshape(sizes), shape)
+
+
+def _slice(x: Elements, *, start_indices: tuple, limit_indices: tuple, strides: tuple | None) -> Elements:
+    strides = strides or (1,) * x.ndim
+    return x[tuple(itertools.starmap(slice, zip(start_indices, limit_indices, strides, strict=True)))]
+
+
+def _iota(*, dtype: Any, shape: tuple, dimension: int, **_: Any) -> Elements:
+    return constant(np.indices(shape, dtype)[dimension])
+
+
+def _unstack(x: Elements, *, axis: int) -> list[Elements]:
+    parts = np.moveaxis(x, axis, 0)
+    return [parts[i, ...] for i in range(len(parts))]  # with ...: arrays of one element, not the element
+
+
+MOVES = {
+    "broadcast_in_dim": _broadcast_in_dim,
+    "concatenate": lambda *arrays, dimension: np.concatenate(arrays, dimension),
+    "copy": lambda x: x,
+    "copy_p": lambda x: x,
+    "expand_dims": lambda x, *, dimensions: np.expand_dims(x, dimensions),
+    "iota": _iota,
+    "optimization_barrier": lambda *arrays: arrays,
+    "reshape": lambda x, *, new_sizes, **_: x.reshape(new_sizes),
+    "rev": lambda x, *, dimensions: np.flip(x, dimensions),
+    "slice": _slice,
+    "split": lambda x, *, sizes, axis: np.split(x, np.cumsum(sizes)[:-1], axis),
+    "squeeze": lambda x, *, dimensions: np.squeeze(x, dimensions),
+    "stack": lambda *arrays, axis: np.stack(arrays, axis),
+    "stop_gradient": lambda x: x,
+    "tile": lambda x, *, reps, **_: np.tile(x, reps),
+    "transpose": lambda x, *, permutation: np.transpose(x, permutation),
+    "unstack": _unstack,
+}
+
+
+def _move(eqn: Any, *inputs: Elements) -> list[Elements]:
+    moved = MOVES[eqn.primitive.name](*inputs, **eqn.params)
+    return list(moved) if eqn.primitive.multiple_results else [moved]
+
+
+def _move_by_known_indices(eqn: Any, *inputs: Elements) -> list[Elements]:
+    """A gather, pad or scatter whose indices are known: done once, on the places of the elements."""
+    places, elements, operands = MOVED_OPERANDS[eqn.primitive.name], [], []
+    for i, array in enumerate(inputs):
+        if i in places:
+            operands.append(np.arange(len(elements), len(elements) + array.size, dtype=np.int32).reshape(array.shape))
+            elements.extend(array.ravel())
+        elif is_known(array):
+            operands.append(known(array))
+        else:
+            raise NotImplementedError(f"{eqn.primitive.name} by an index that is not known while tracing")
+    with jax.ensure_compile_time_eval():
+        moved = np.asarray(eqn.primitive.bind(*operands, **eqn.params))
+    if moved.min(initial=0) < 0:
+        raise NotImplementedError(f"{eqn.primitive.name} beyond the end of an array")
+    return [array_of([elements[i] for i in moved.ravel()], moved.shape)]
+
+
+MOVED_OPERANDS = {"gather": (0,), "pad": (0, 1), "scatter": (0, 2)}
+
+
+def _dynamic_slice(eqn: Any, x: Elements, *starts: Elements) -> list[Elements]:
+    sizes = eqn.params["slice_sizes"]
+    return [_at_start(x, starts, sizes, lambda window: x[window])]
+
+
+def _dynamic_update_slice(eqn: Any, x: Elements, update: Elements, *starts: Elements) -> list[Elements]:
+    def updated(window: tuple[slice, ...]) -> Elements:
+        copy = x.copy()
+        copy[window] = update
+        return copy
+
+    return [_at_start(x, starts, update.shape, updated)]
+
+
+def _at_start(x: Elements, starts: tuple, sizes: tuple, result_at: Callable) -> Elements:
+    """Returns `result_at(window)` for the window of these sizes at `starts`: of all that there are, where unknown."""
+    chosen, condition = None, None
+    possible = []
+    for start, length, size in zip(starts, x.shape, sizes, strict=True):
+        last = length - size
+        first = start[()]
+        possible.append([min(max(int(first), 0), last)] if isinstance(first, np.generic) else range(last + 1))
+    check_size("a choice of slices", tuple(len(places) for places in possible))
+    for place in itertools.product(*possible):
+        result = result_at(tuple(slice(i, i + size) for i, size in zip(place, sizes, strict=True)))
+        if chosen is None:
+            chosen = result
+            continue
+        condition = np.bool_(True)
+        for i, start, places in zip(place, starts, possible, strict=True):
+            if len(places) > 1 and i > 0:  # below 0 is 0, beyond the last is the last
+                condition = call(jnp.logical_and, condition, call(lambda s, i=i: s >= i, start[()]))
+        chosen = call_each(jnp.where, result.shape, array_of([condition], ()), result, chosen)
+    return chosen
+
+
+# Folds.
+
+
+def _parts(x: Elements, axes: tuple[int, ...]) -> list[Elements]:
+    """Returns what lies along some axes, in row-major order: arrays over the other axes."""
+    rest = tuple(np.delete(x.shape, axes))
+    flat = np.moveaxis(x, axes, range(len(axes))).reshape(-1, *rest)
+    return [flat[i : i + 1].reshape(rest) for i in range(len(flat))]
+
+
+def _fold(function: Callable) -> Callable:
+    """A reduction over axes, from the first to the last."""
+    both = lambda a, b: call_each(function, a.shape, a, b)  # noqa: E731
+    return lambda eqn, x: [functools.reduce(both, _parts(x, eqn.params["axes"]))]
+
+
+def _cumulate(function: Callable) -> Callable:
+    """A running fold along an axis."""
+    both = lambda a, b: call_each(function, a.shape, a, b)  # noqa: E731
+
+    def rule(eqn: Any, x: Elements) -> list[Elements]:
+        axis, order = eqn.params["axis"], slice(None, None, -1 if eqn.params["reverse"] else 1)
+        return [np.stack(list(itertools.accumulate(_parts(x, (axis,))[order], both))[order], axis)]
+
+    return rule
+
+
+def _arg_fold(is_better: Callable) -> Callable:
+    """The index of the best along an axis: the first among equals, and the first NaN before all."""
+    beats = lambda a, b: (is_better(a, b) | (a != a)) & (b == b)  # noqa: E731
+
+    def rule(eqn: Any, x: Elements) -> list[Elements]:
+        best, *others = _parts(x, eqn.params["axes"])
+        dtype = eqn.params["index_dtype"]
+        index = constant(np.zeros(best.shape, dtype))
+        for i, part in enumerate(others, 1):
+            better = call_each(beats, part.shape, part, best)
+            best = call_each(jnp.where, part.shape, better, part, best)
+            index = call_each(jnp.where, part.shape, better, constant(np.full(part.shape, i, dtype)), index)
+        return [index]
+
+    return rule
+
+
+def _dot_general(eqn: Any, left: Elements, right: Elements) -> list[Elements]:
+    """A small product, number by number."""
+    (left_sum, right_sum), (left_batch, right_batch) = eqn.params["dimension_numbers"]
+    (aval,) = (v.aval for v in eqn.outvars)
+    batch = tuple(left.shape[i] for i in left_batch)
+    depth = tuple(left.shape[i] for i in left_sum)
+
+    def arrange(x: Elements, batch_axes: tuple, sum_axes: tuple) -> Elements:
+        free = [i for i in range(x.ndim) if i not in (*batch_axes, *sum_axes)]
+        return np.transpose(x, (*batch_axes, *free, *sum_axes)).reshape(int(np.prod(batch)), -1, int(np.prod(depth)))
+
+    a, b = arrange(left, left_batch, left_sum), arrange(right, right_batch, right_sum)
+    check_size("a matrix product", (*a.shape, b.shape[1]))
+    convert = lambda x: x.astype(aval.dtype)  # noqa: E731
+    products = call_each(lambda x, y: convert(x) * convert(y), (*a.shape[:2], *b.shape[1:]), a[:, :, None], b[:, None])
+    total = functools.reduce(lambda x, y: call_each(jnp.add, x.shape, x, y), _parts(products, (3,)))
+    return [total.reshape(aval.shape)]
+
+
+# Random numbers.
+
+
+def _check_key(dtype: Any) -> None:
+    if not threefry.is_supported(dtype):
+        raise NotImplementedError(f"random numbers from {dtype}: a kernel draws from threefry2x32, partitionable, only")
+
+
+def _hash_counts(keys: Elements, shape: tuple[int, ...]) -> Elements:
+    """Returns what every key gives for each place of a shape, as keys of shape keys.shape + shape."""
+    check_size("random numbers", keys.shape + shape)
+    counts = [np.uint32(i) for i in range(int(np.prod(shape)))]
+    pairs = [Key(*call(threefry.hash_2x32, *key, np.uint32(0), count)) for key in keys.ravel() for count in counts]
+    return array_of(pairs, keys.shape + shape)
+
+
+def _random_split(eqn: Any, keys: Elements) -> list[Elements]:
+    _check_key(eqn.invars[0].aval.dtype)
+    return [_hash_counts(keys, eqn.params["shape"])]
+
+
+def _random_bits(eqn: Any, keys: Elements) -> list[Elements]:
+    _check_key(eqn.invars[0].aval.dtype)
+    (aval,) = (v.aval for v in eqn.outvars)
+    if aval.dtype.itemsize > 4:
+        raise NotImplementedError("random_bits of 64 bits has no place in a kernel")
+    pairs = _hash_counts(keys, eqn.params["shape"])
+    mix = lambda first, second: (first ^ second).astype(aval.dtype)  # noqa: E731
+    return [array_of([call(mix, *pair) for pair in pairs.ravel()], aval.shape)]
+
+
+def _random_fold_in(eqn: Any, keys: Elements, data: Elements) -> list[Elements]:
+    _check_key(eqn.invars[0].aval.dtype)
+    shape = eqn.outvars[0].aval.shape
+    words = call_each(lambda x: x.astype(jnp.uint32), shape, data)
+    pairs = zip(np.broadcast_to(keys, shape).ravel(), words.ravel(), strict=True)
+    return [array_of([Key(*call(threefry.hash_2x32, *key, np.uint32(0), word)) for key, word in pairs], shape)]
+
+
+def _random_wrap(eqn: Any, data: Elements) -> list[Elements]:
+    _check_key(eqn.outvars[0].aval.dtype)
+    pairs = data.reshape(-1, 2)
+    return [array_of([Key(*pair) for pair in pairs], data.shape[:-1])]
+
+
+def _random_unwrap(eqn: Any, keys: Elements) -> list[Elements]:
+    return [array_of([word for key in keys.ravel() for word in key], (*keys.shape, 2))]
+
+
+RULES: dict[str, Callable] = {
+    **dict.fromkeys(COMPUTED, _compute),
+    **dict.fromkeys(MOVES, _move),
+    **dict.fromkeys(MOVED_OPERANDS, _move_by_known_indices),
+    "dynamic_slice": _dynamic_slice,
+    "dynamic_update_slice": _dynamic_update_slice,
+    "reduce_sum": _fold(jnp.add),
+    "reduce_prod": _fold(jnp.multiply),
+    "reduce_max": _fold(_maximum),
+    "reduce_min": _fold(_minimum),
+    "reduce_and": _fold(jnp.bitwise_and),
+    "reduce_or": _fold(jnp.bitwise_or),
+    "reduce_xor": _fold(jnp.bitwise_xor),
+    "argmax": _arg_fold(jnp.greater),
+    "argmin": _arg_fold(jnp.less),
+    "cumsum": _cumulate(jnp.add),
+    "cumprod": _cumulate(jnp.multiply),
+    "cummax": _cumulate(_maximum),
+    "cummin": _cumulate(_minimum),
+    "dot_general": _dot_general,
+    "random_split": _random_split,
+    "random_bits": _random_bits,
+    "random_fold_in": _random_fold_in,
+    "random_wrap": _random_wrap,
+    "random_unwrap": _random_unwrap,
+    "random_clone": lambda eqn, keys: [keys],
+}

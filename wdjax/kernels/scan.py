@@ -1,0 +1,193 @@
+"""A scan over time of a function of one replica, for many replicas, as one kernel.
+
+A program takes LANES replicas, a lane each, and loops over time with everything that they carry in registers: memory is
+read once before and written once after the loop, but for what the function takes or gives in every step. Nothing is
+launched between the steps.
+"""
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.extend as jex
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton
+
+from wdjax.kernels import blocks
+from wdjax.kernels.blocks import Weights, numbers_of
+from wdjax.kernels.elements import Elements, array_of, constant, with_words, words_of
+from wdjax.kernels.evaluate import evaluate
+from wdjax.kernels.threefry import Key
+
+LANES = 32  # replicas of a program, a power of two
+WARPS = 1  # of a program: one, so that "does any lane" asks no other warp
+NETWORK_WARPS = 4  # where there are weights of a network: its blocks, [LANES, width], are spread over them
+FEW = 32  # numbers that all replicas share are in registers up to here
+MAX_SIZE = 2**31 - 1  # elements of one array in memory: indices are int32
+
+
+def scan_kernel(
+    jaxpr: jex.core.Jaxpr, consts: Sequence[Any], carry: Sequence[Any], xs: Sequence[Any], length: int,
+    interpret: bool = False,
+) -> list[jax.Array]:  # fmt: skip
+    """Runs the step of one replica, `jaxpr`: its inputs are the leaves of (carry, x), its outputs of (carry, output).
+
+    Args:
+        consts: of the jaxpr, the same for all replicas.
+        carry: leaves [N, ...]; xs: leaves [length, N, ...].
+        interpret: step by step in XLA, on any device, for tests.
+
+    Returns:
+        the leaves of the carry, [N, ...], then those of the output, [length, N, ...].
+
+    Raises:
+        NotImplementedError: for what has no place in a kernel.
+    """
+    num_replicas = carry[0].shape[0]
+    changed = [i for i in range(len(carry)) if jaxpr.outvars[i] is not jaxpr.invars[i]]
+    known = [_known(value) for value in consts]
+    shared = [_to_shared(value) for value, array in zip(consts, known, strict=True) if array is None]
+    inputs = [*shared, *(_to_words(leaf, 1) for leaf in carry), *(_to_words(leaf, 2) for leaf in xs)]
+    avals = [v.aval for v in jaxpr.outvars]
+    written = [_words_shape(avals[i], (num_replicas,)) for i in changed]
+    written += [_words_shape(aval, (num_replicas,), (length,)) for aval in avals[len(carry) :]]
+    for array in (*inputs, *written):
+        if math.prod(array.shape) > MAX_SIZE:
+            raise NotImplementedError(f"an array of {array.shape}: a kernel reaches {MAX_SIZE} numbers")
+    has_network = any(_is_weights(value) and value.ndim == 2 for value in consts)
+    words = pl.pallas_call(
+        functools.partial(_kernel, jaxpr=jaxpr, known=known, changed=changed, num_carry=len(carry), length=length),
+        out_shape=written,
+        grid=(pl.cdiv(num_replicas, LANES),),
+        compiler_params=triton.CompilerParams(num_warps=NETWORK_WARPS if has_network else WARPS, num_stages=1),
+        interpret=interpret,
+        name="scan_replicas",
+    )(*inputs)
+    after = list(carry)
+    for i, array in zip(changed, words, strict=False):
+        after[i] = _from_words(array, avals[i], 1)
+    outputs = zip(words[len(changed) :], avals[len(carry) :], strict=True)
+    return [*after, *(_from_words(array, aval, 2) for array, aval in outputs)]
+
+
+def _kernel(
+    *refs: Any, jaxpr: jex.core.Jaxpr, known: Sequence[Elements | None], changed: Sequence[int], num_carry: int,
+    length: int,
+) -> None:  # fmt: skip
+    """Reads and writes the words of LANES replicas: refs [W, N] of a leaf, [length, W, N] of one with time, [W] shared.
+
+    Everything stays in registers from the first step to the last. Leaves that the step does not change are read only.
+    """
+    in_avals = [v.aval for v in jaxpr.invars]
+    num_shared = sum(array is None for array in known)
+    num_inputs = num_shared + len(in_avals)
+    shared_refs, carry_refs = refs[:num_shared], refs[num_shared : num_shared + num_carry]
+    x_refs, carry_after_refs = refs[num_shared + num_carry : num_inputs], refs[num_inputs:][: len(changed)]
+    output_refs = refs[num_inputs + len(changed) :]
+    num_replicas = carry_refs[0].shape[-1]
+    rows = pl.program_id(0) * LANES + jax.lax.broadcasted_iota(jnp.int32, (LANES,), 0)
+    rows = jnp.minimum(rows, num_replicas - 1)  # lanes beyond the last replica repeat it, and write the same
+
+    shared_vars = (v for v, array in zip(jaxpr.constvars, known, strict=True) if array is None)
+    loaded = iter([_load_shared(ref, v.aval) for ref, v in zip(shared_refs, shared_vars, strict=True)])
+    consts = [next(loaded) if array is None else array for array in known]
+    start = [_load(ref, aval, (rows,)) for ref, aval in zip(carry_refs, in_avals, strict=False)]
+
+    def step(t: jax.Array, words: tuple) -> tuple:
+        carry = list(start)
+        for i, array in zip(changed, with_words([start[i] for i in changed], words), strict=True):
+            carry[i] = array
+        x = [_load(ref, aval, (rows,), (t,)) for ref, aval in zip(x_refs, in_avals[num_carry:], strict=True)]
+        after = [*map(numbers_of, evaluate(jaxpr, consts, [*carry, *x]))]
+        for ref, array in zip(output_refs, after[num_carry:], strict=True):
+            _store(ref, array, (rows,), (t,))
+        after = words_of([after[i] for i in changed])
+        return tuple(_like(word, old) for word, old in zip(after, words, strict=True))
+
+    words = jax.lax.fori_loop(0, length, step, tuple(words_of([start[i] for i in changed])))
+    last = with_words([start[i] for i in changed], words)
+    for ref, array in zip(carry_after_refs, last, strict=True):
+        _store(ref, array, (rows,))
+
+
+def _known(value: Any) -> Elements | None:
+    """Returns a constant as elements where it is known while tracing; what may be weights of a network is not."""
+    if isinstance(value, jax.core.Tracer) or _is_weights(value):
+        return None
+    return constant(np.asarray(value))
+
+
+def _is_weights(value: Any) -> bool:
+    return value.dtype == jnp.float32 and (value.ndim == 2 or (value.ndim == 1 and value.size > 1))
+
+
+def _to_shared(value: Any) -> jax.Array:
+    """Returns what all replicas share as it lies in memory."""
+    if not _is_weights(value):
+        return _to_words(value, 0)
+    matrix = jnp.asarray(value).reshape(value.shape if value.ndim == 2 else (1, -1))
+    rows, width = blocks.padded_shape(value.shape)
+    return jnp.pad(matrix, ((0, rows - matrix.shape[0]), (0, width - matrix.shape[1])))
+
+
+def _load_shared(ref: Any, aval: Any) -> Elements | Weights:
+    if not _is_weights(aval):
+        return _load(ref, aval)
+    few = math.prod(aval.shape) <= FEW
+    columns = aval.shape[-1]
+    numbers = [ref[divmod(i, columns)] for i in range(math.prod(aval.shape))] if few else []
+    return Weights(ref, aval.shape, array_of(numbers, aval.shape) if few else None)
+
+
+def _is_key(dtype: Any) -> bool:
+    return jnp.issubdtype(dtype, jax.dtypes.prng_key)
+
+
+def _words_shape(aval: Any, replicas: tuple, steps: tuple = ()) -> jax.ShapeDtypeStruct:
+    """Returns what holds a leaf in memory: its numbers before the replicas, which neighbouring lanes read together."""
+    words = math.prod(aval.shape) * (2 if _is_key(aval.dtype) else 1)
+    dtype = jnp.uint32 if _is_key(aval.dtype) else jnp.int8 if aval.dtype == bool else aval.dtype
+    return jax.ShapeDtypeStruct((*steps, words, *replicas), dtype)
+
+
+def _to_words(leaf: Any, leading: int) -> jax.Array:
+    """Returns a leaf [..., N, *shape] with `leading` axes before its own as [..., W, N]; a shared one as [W]."""
+    words = jax.random.key_data(leaf) if _is_key(leaf.dtype) else jnp.asarray(leaf)
+    words = words.astype(jnp.int8) if words.dtype == bool else words
+    words = words.reshape(*words.shape[:leading], -1)
+    return words if leading == 0 else jnp.swapaxes(words, -1, -2)
+
+
+def _from_words(words: jax.Array, aval: Any, leading: int) -> jax.Array:
+    """The way back."""
+    words = jnp.swapaxes(words, -1, -2)
+    shape = (*words.shape[:leading], *aval.shape)
+    if _is_key(aval.dtype):
+        return jax.random.wrap_key_data(words.reshape(*shape, 2), impl="threefry2x32")
+    return words.reshape(shape).astype(aval.dtype)
+
+
+def _load(ref: Any, aval: Any, rows: tuple = (), step: tuple = ()) -> Elements:
+    """Reads a leaf of every replica of the block (or a shared one), number by number."""
+    words = []
+    for i in range(_words_shape(aval, ()).shape[0]):
+        word = triton.load(ref.at[(*step, i, *rows)]) if rows else ref[i]
+        words.append(word != 0 if aval.dtype == bool else word)
+    if _is_key(aval.dtype):
+        words = [Key(*words[i : i + 2]) for i in range(0, len(words), 2)]
+    return array_of(words, aval.shape)
+
+
+def _store(ref: Any, array: Elements, rows: tuple, step: tuple = ()) -> None:
+    for i, word in enumerate(words_of([array])):
+        word = jnp.broadcast_to(word, rows[0].shape).astype(ref.dtype)
+        triton.store(ref.at[(*step, i, *rows)], word)
+
+
+def _like(word: Any, old: jax.Array) -> jax.Array:
+    """Returns an element in lanes, for the next step of a loop."""
+    return jax.lax.convert_element_type(jnp.broadcast_to(word, old.shape), old.dtype)
