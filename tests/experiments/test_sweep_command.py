@@ -16,7 +16,7 @@ from wdjax.experiments.sweep.batches import Halving
 from wdjax.experiments.sweep.evolution import Selection
 from wdjax.experiments.sweep.plan import Range
 from wdjax.train import load_config, load_run
-from wdjax.train.trainer import dump_config
+from wdjax.train.folder import dump_config
 
 ROOT = Path(__file__).resolve().parents[2]
 RATE = "policies.agent.learning_rate"

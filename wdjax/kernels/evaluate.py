@@ -39,10 +39,9 @@ def evaluate(jaxpr: jex.core.Jaxpr, consts: Sequence[Elements], operands: Sequen
 
 
 def evaluate_closed(closed: Any, operands: Sequence[Elements]) -> list[Elements]:
-    """The same for a jaxpr with its constants, or one without any."""
-    if isinstance(closed, jex.core.Jaxpr):
-        return evaluate(closed, (), operands)
-    return evaluate(closed.jaxpr, [constant(np.asarray(const)) for const in closed.consts], operands)
+    """The same for a jaxpr with its constants, or one without any; from jax 0.12 on both are of one class."""
+    consts = [constant(np.asarray(const)) for const in getattr(closed, "consts", ())]
+    return evaluate(getattr(closed, "jaxpr", closed), consts, operands)
 
 
 def _outputs(eqn: jex.core.JaxprEqn, inputs: list[Elements]) -> list[Elements]:
@@ -54,7 +53,7 @@ def _outputs(eqn: jex.core.JaxprEqn, inputs: list[Elements]) -> list[Elements]:
     if name == "cond":
         return _cond(eqn.params["branches"], *inputs)
     if name == "scan":
-        return _unrolled_scan(inputs, **eqn.params)
+        return _unrolled_scan(inputs, *_consts_and_carry(eqn.params), **eqn.params)
     if any(isinstance(x, (Block, Weights)) for x in inputs):
         outputs = blocks.apply(eqn, inputs)
         if outputs is not None:
@@ -90,18 +89,26 @@ def _cond_of_lanes(branches: Sequence[Any], which: jax.Array, operands: Sequence
     return with_words(short, chosen)
 
 
+def _consts_and_carry(params: dict[str, Any]) -> tuple[int, int]:
+    """Returns how many operands of a scan are constants, and how many are carried."""
+    if "num_carry" in params:
+        return params["num_consts"], params["num_carry"]
+    consts, carry, _ = params["ft_in"].elts  # jax 0.12
+    return len(consts), len(carry)
+
+
 def _unrolled_scan(
-    inputs: Sequence[Elements], *, jaxpr: Any, length: int, reverse: bool, num_consts: int, num_carry: int, **_: Any
+    inputs: Sequence[Elements], consts: int, carried: int, *, jaxpr: Any, length: int, reverse: bool, **_: Any
 ) -> list[Elements]:
     """A loop of few steps, one after the other."""
     if length > MAX_UNROLL:
         raise NotImplementedError(f"scan of {length} steps within a replica: a kernel unrolls up to {MAX_UNROLL}")
-    consts, carry = inputs[:num_consts], inputs[num_consts : num_consts + num_carry]
-    xs, outputs = [*map(numbers_of, inputs[num_consts + num_carry :])], []
+    shared, carry = inputs[:consts], inputs[consts : consts + carried]
+    xs, outputs = [*map(numbers_of, inputs[consts + carried :])], []
     for i in range(length)[:: -1 if reverse else 1]:
         step = [x[i : i + 1].reshape(x.shape[1:]) for x in xs]
-        after = evaluate_closed(jaxpr, [*consts, *carry, *step])
-        carry = after[:num_carry]
-        outputs.append([*map(numbers_of, after[num_carry:])])
+        after = evaluate_closed(jaxpr, [*shared, *carry, *step])
+        carry = after[:carried]
+        outputs.append([*map(numbers_of, after[carried:])])
     stacked = [np.stack(arrays) for arrays in zip(*outputs[:: -1 if reverse else 1], strict=True)]
     return [*carry, *stacked]
