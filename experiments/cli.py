@@ -1,4 +1,4 @@
-"""The command line: wdjax train, eval, render, list."""
+"""The command line: wdjax train, eval, render, bench, list."""
 
 import dataclasses
 import os
@@ -13,6 +13,7 @@ from rich.console import Console
 
 import wdjax
 from wdjax.checks import did_you_mean
+from wdjax.experiments.benchmarks.suite import bench
 from wdjax.experiments.matrix import matrix_tables, other_params, require_tables, write_matrix
 from wdjax.train import (
     Player,
@@ -33,6 +34,7 @@ usage: wdjax COMMAND ...
   wdjax train PRESET [--workdir DIR] [--resume] [--FIELD VALUE ...]   train; PRESET is a name or a YAML file
   wdjax eval RUN [RUN ...] [--opponents NAME ...] [--output FILE]     the cross-play matrix: runs, random play, scripts
   wdjax render RUN [--output FILE] [--npz FILE]                       one episode as an animated GIF, or as arrays
+  wdjax bench [ROW ...] [--tier TIER ...] [--small] [--json FILE]     speed: env steps/s of the benchmark suite's rows
   wdjax list                                                          environments and presets
 
 wdjax COMMAND --help tells more; wdjax train PRESET --help lists every field of the preset.
@@ -193,7 +195,7 @@ def cache_compilations() -> None:
 
 
 COMMANDS: dict[str, Callable[[list[str]], Any]] = {
-    "train": train, "eval": evaluate, "render": render, "list": list_all
+    "train": train, "eval": evaluate, "render": render, "bench": bench, "list": list_all
 }  # fmt: skip
 
 
