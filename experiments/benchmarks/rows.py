@@ -129,25 +129,20 @@ WORKLOADS: dict[str, Workload] = {
     ),
 }  # fmt: skip
 
-# Random play: game -> env steps/s of gymnax 0.0.9 at 10,000 and at 1,000,000 replicas.
-GAMES: dict[str, tuple[float, float] | None] = {
-    "cartpole": (393e6, 10.1e9),
-    "acrobot": (248e6, 2.7e9),
-    "mountain_car": (481e6, 21e9),
-    "continuous_mountain_car": None,
-    "pendulum": (457e6, 12.6e9),
-}
 
-
-def _games() -> dict[str, Workload]:
-    """Returns the rows of random play: three times gymnax at 10,000 replicas, twice at 1,000,000; then ten and five."""
+def _games(suffix: str, num_envs: int, small: int, rates: Mapping[str, float], must: int, aim: int) -> dict:
+    """Returns the rows of random play with so many replicas; must and aim: times what gymnax reached."""
     rows = {}
-    for i, (suffix, size, small, must, aim) in enumerate([("10k", 10_000, 1_000, 3, 10), ("1m", 1_000_000, 10_000, 2, 5)]):
-        for game, rates in GAMES.items():
-            targets = {STEPPING: Target(rates[i], "gymnax 0.0.9", must * rates[i], aim * rates[i])} if rates else {}
-            changes = {"env": game, "num_envs": size, "rollout_length": 200}
-            rows[f"{game}_{suffix}"] = Workload(changes, {"num_envs": small}, targets=targets, tiers=(STEPPING,))
+    for game in GAMES:
+        rate = rates.get(game)
+        targets = {STEPPING: Target(rate, "gymnax 0.0.9", must * rate, aim * rate)} if rate else {}
+        changes = {"env": game, "num_envs": num_envs, "rollout_length": 200}
+        rows[f"{game}_{suffix}"] = Workload(changes, {"num_envs": small}, targets=targets, tiers=(STEPPING,))
     return rows
 
 
-WORKLOADS |= _games()
+GAMES = ("cartpole", "acrobot", "mountain_car", "continuous_mountain_car", "pendulum")
+AT_10K = {"cartpole": 393e6, "acrobot": 248e6, "mountain_car": 481e6, "pendulum": 457e6}  # gymnax
+AT_1M = {"cartpole": 10.1e9, "acrobot": 2.7e9, "mountain_car": 21e9, "pendulum": 12.6e9}
+WORKLOADS |= _games("10k", 10_000, 1_000, AT_10K, must=3, aim=10)
+WORKLOADS |= _games("1m", 1_000_000, 10_000, AT_1M, must=2, aim=5)

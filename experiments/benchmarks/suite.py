@@ -77,15 +77,16 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     formatter = argparse.RawDescriptionHelpFormatter
     parser = Parser("wdjax bench", description=__doc__, formatter_class=formatter, allow_abbrev=False)
     parser.add_argument("rows", nargs="*", metavar="ROW", help=f"of {', '.join(NAMES)}; none: all")
-    parser.add_argument("--tier", nargs="+", default=[], metavar="TIER", help=f"of {', '.join(TIERS)}; none: all")
-    parser.add_argument("--small", action="store_true", help="sizes for a CPU: a tenth and less of the replicas")
-    parser.add_argument("--repeats", type=int, default=5, help="timed runs of each row, at least 1 (default: 5)")
-    parser.add_argument("--compile-only", action="store_true", help="run nothing: compile times and memory")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write all numbers to this file")
+    options = [
+        parser.add_argument("--tier", nargs="+", default=[], metavar="TIER", help=f"of {', '.join(TIERS)}; none: all"),
+        parser.add_argument("--small", action="store_true", help="sizes for a CPU: a tenth and less of the replicas"),
+        parser.add_argument("--repeats", type=int, default=5, help="timed runs of each row, at least 1 (default: 5)"),
+        parser.add_argument("--compile-only", action="store_true", help="run nothing: compile times and memory"),
+        parser.add_argument("--json", type=Path, metavar="FILE", help="also write all numbers to this file"),
+    ]
     parsed, unknown = parser.parse_known_args(arguments)
-    options = [option for option in parser._option_string_actions if option.startswith("--")]
-    for option in unknown:
-        require_known("option", option, options)
+    for name in unknown:
+        require_known("option", name, [option.option_strings[0] for option in options])
     require(parsed.repeats >= 1, "--repeats", parsed.repeats, "at least 1")
     return parsed
 
@@ -135,8 +136,9 @@ def line(result: Mapping[str, Any]) -> str:
         return f"{result['cold']['total']:.1f} s, with what it compiled kept {result['warm']['total']:.1f} s"
     words = f"compiled in {result['compile_seconds']:.1f} s, peak memory {memory(result)} GB"
     if "env_steps_per_second" in result:
-        rate = f"{short(result['env_steps_per_second'])} env steps/s, {short(result['agent_steps_per_second'])} agent steps/s"
-        words = f"{rate}, {result['ms_per_pass']:.3g} ms {per(result['tier'])}, {words}"
+        env_steps, agent_steps = (short(result[f"{kind}_steps_per_second"]) for kind in ("env", "agent"))
+        time = f"{result['ms_per_pass']:.3g} ms {per(result['tier'])}"
+        words = f"{env_steps} env steps/s, {agent_steps} agent steps/s, {time}, {words}"
     return f"{result['workload']}\n    {words}"
 
 
