@@ -74,9 +74,7 @@ def main(arguments: list[str] | None = None) -> None:
         parsed.json.write_text(json.dumps({"machine": words, "rows": results}, indent=1), encoding="utf8")
 
 
-def measure(
-    name: str, words: str, env_steps: int, ours: Callable, theirs: Callable, repeats: int
-) -> dict[str, Any]:
+def measure(name: str, words: str, env_steps: int, ours: Callable, theirs: Callable, repeats: int) -> dict[str, Any]:
     """Times two programs in turn. Returns the numbers of the row, which are also printed."""
     seconds: dict[str, list[float]] = {"wdjax": [], "peer": []}
     for turn in range(repeats + 1):

@@ -1,9 +1,9 @@
 """PPO on gymnax's cartpole the way PureJaxRL does it, to compare speeds with: one file, flax.linen, optax, two scans.
 
 Our own writing, after the structure of PureJaxRL's ppo.py (Lu et al., 2022): every replica with keys of its own, a
-rollout by lax.scan, advantages by a reverse scan, epochs of minibatches of one permutation over all rows, values clipped
-like ratios, Adam with a linearly falling learning rate, time limits taken for deaths. Numbers as in wdjax's preset
-cartpole_ppo where both have them.
+rollout by lax.scan, advantages by a reverse scan, epochs of minibatches of one permutation over all rows, values
+clipped like ratios, Adam with a linearly falling learning rate, time limits taken for deaths. Numbers as in wdjax's
+preset cartpole_ppo where both have them.
 """
 
 from typing import Any, NamedTuple
