@@ -1,4 +1,4 @@
-"""The command line: wdjax train, sweep, eval, render, list."""
+"""The command line: wdjax train, sweep, eval, render, bench, list."""
 
 import contextlib
 import dataclasses
@@ -17,6 +17,7 @@ from rich.console import Console
 import wdjax
 from wdjax.checks import did_you_mean, one_line, require
 from wdjax.experiments.auto_scale import auto_scale, trial_table, what_changes
+from wdjax.experiments.benchmarks.suite import bench
 from wdjax.experiments.matrix import matrix_tables, other_params, require_tables, write_matrix
 from wdjax.experiments.sweep.command import SweepArguments, run_sweep
 from wdjax.train import (
@@ -46,6 +47,7 @@ usage: wdjax COMMAND ...
   wdjax sweep PRESET [--set FIELD=VALUE,VALUE ...] [--seeds N]        many runs as one program, a table; --search, --pbt
   wdjax eval RUN [RUN ...] [--opponents NAME ...] [--output FILE]     the cross-play matrix: runs, random play, scripts
   wdjax render RUN [--output FILE] [--npz FILE]                       one episode as an animated GIF, or as arrays
+  wdjax bench [ROW ...] [--tier TIER ...] [--small] [--json FILE]     speed: env steps/s of the benchmark suite's rows
   wdjax list                                                          environments and presets
 
 wdjax COMMAND --help tells more; wdjax train PRESET --help lists every field of the preset.
@@ -306,7 +308,7 @@ def cache_compilations() -> None:
 
 
 COMMANDS: dict[str, Callable[[list[str]], Any]] = {
-    "train": train, "sweep": sweep, "eval": evaluate, "render": render, "list": list_all
+    "train": train, "sweep": sweep, "eval": evaluate, "render": render, "bench": bench, "list": list_all
 }  # fmt: skip
 
 

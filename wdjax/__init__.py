@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from wdjax.env import Env
     from wdjax.env_checker import EnvCheckError, check_env
     from wdjax.envs import list_envs, make, register
+    from wdjax.playing import PlayState, Transition, play, start_play
     from wdjax.rendering import render
     from wdjax.spaces import Box, Dict, Discrete, MultiDiscrete
     from wdjax.vector import ResetPool, VectorEnv, VectorState, vectorize
@@ -29,6 +30,10 @@ _HOME = {
     "list_envs": "wdjax.envs",
     "make": "wdjax.envs",
     "register": "wdjax.envs",
+    "PlayState": "wdjax.playing",
+    "Transition": "wdjax.playing",
+    "play": "wdjax.playing",
+    "start_play": "wdjax.playing",
     "render": "wdjax.rendering",
     "Box": "wdjax.spaces",
     "Dict": "wdjax.spaces",
@@ -42,8 +47,9 @@ _HOME = {
 _SUBPACKAGES = ("adapters", "envs", "experiments", "train")
 
 __all__ = [
-    "Box", "Dict", "Discrete", "Env", "EnvCheckError", "MultiDiscrete", "ResetPool", "VectorEnv", "VectorState",
-    "adapters", "check_env", "envs", "experiments", "list_envs", "make", "register", "render", "train", "vectorize",
+    "Box", "Dict", "Discrete", "Env", "EnvCheckError", "MultiDiscrete", "PlayState", "ResetPool", "Transition",
+    "VectorEnv", "VectorState", "adapters", "check_env", "envs", "experiments", "list_envs", "make", "play", "register",
+    "render", "start_play", "train", "vectorize",
 ]  # fmt: skip
 
 

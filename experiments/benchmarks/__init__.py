@@ -1,1 +1,1 @@
-"""Speed, measured: each script prints its workload, the card, and the numbers that RESULTS.md holds."""
+"""Speed, measured: `wdjax bench` is the suite; RESULTS.md holds its numbers."""

@@ -5,7 +5,7 @@
     JAX_PLATFORMS=cpu XLA_FLAGS=--xla_force_host_platform_device_count=4 \\
         python -m wdjax.experiments.benchmarks.devices --small                  # virtual devices: no speed to see
 
-A row is a preset and changes to it. Timed, as in `benchmarks.training`, are whole updates of one program: with so many
+A row is a preset and changes to it. Timed, as in the suite, are whole updates of one program: with so many
 replicas for each device ("a device"), and with so many in all ("in all"). Compared are the parameters after 3 updates
 from one seed at `highest` matmul precision, with those of one device: the largest |a - b| / |a| of any array of them,
 Euclidean norms. Ends with exit status 1 where that is above 1e-3.
@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from wdjax.experiments.benchmarks.training import machine, median_seconds, workload
+from wdjax.experiments.benchmarks.timing import machine, median_seconds, workload
 from wdjax.train import TrainConfig, load_config, make_learner
 
 CROWD = {"env_params.num_taggers": 5, "env_params.num_runners": 100}

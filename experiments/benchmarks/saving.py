@@ -18,7 +18,7 @@ from typing import Any
 
 import jax
 
-from wdjax.experiments.benchmarks.training import machine
+from wdjax.experiments.benchmarks.timing import machine
 from wdjax.train import TrainConfig, Trainer, load_config, make_learner
 from wdjax.train import trainer as trainer_module
 

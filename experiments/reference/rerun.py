@@ -23,7 +23,7 @@ import numpy as np
 import yaml
 
 from wdjax.checks import did_you_mean
-from wdjax.experiments.benchmarks.training import machine
+from wdjax.experiments.benchmarks.timing import machine
 from wdjax.experiments.reference.report import describe, write_report
 from wdjax.experiments.reference.rows import ROWS, Row
 from wdjax.train import load_config, make_learner

@@ -1,0 +1,146 @@
+"""What is timed in each tier, as one jittable function of arrays; nothing that is asked for can be left out of it.
+
+What nobody reads, XLA deletes: a program of stepping returns the sum of every observation, reward and end flag, one of
+inference the sum of everything that a rollout keeps for learning, one of training the whole state and the metrics.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import wdjax
+from wdjax.env import Env
+from wdjax.experiments.benchmarks.rows import INFERENCE, STEPPING, TRAINING, Workload
+from wdjax.experiments.benchmarks.timing import workload
+from wdjax.playing import PlayState, Transition, start_play, uniform_action
+from wdjax.train.config import TrainConfig
+from wdjax.train.learner import Learner, make_learner
+from wdjax.train.rollout import rollout
+from wdjax.train.state import Setup, TrainState
+from wdjax.vector import VectorEnv, VectorState
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A program and what one call of it does."""
+
+    function: Callable[..., Any]
+    """the program, to be jitted"""
+    start: Callable[[], tuple]
+    """start() -> its arguments; to be jitted too"""
+    words: str
+    """the workload"""
+    agents: int
+    """in one replica"""
+    env_steps: int
+    """replica steps of a call, of all members"""
+    passes: int
+    """what a time is reported for: updates, rollouts or steps of all replicas in a call"""
+
+
+def make_program(row: Workload, tier: str, small: bool = False) -> Program:
+    """Returns what is timed for a row of the table in one of its tiers."""
+    config = row.config(small)
+    if tier == STEPPING:
+        program = playing_program if row.plays else stepping_program
+        return program(config, row.stepping_length or config.rollout_length)
+    return {INFERENCE: inference_program, TRAINING: training_program}[tier](
+        config, row.num_updates, row.num_members(small)
+    )
+
+
+def stepping_program(config: TrainConfig, num_steps: int) -> Program:
+    """Random play with fresh resets: the environment alone."""
+    env, params = wdjax.make(config.env, **config.env_params)
+    replicas = wdjax.vectorize(env, config.num_envs)
+    agents = sum(env.groups.values()) or 1
+
+    def start() -> tuple:
+        arrays = jax.tree.map(jnp.asarray, params)  # arguments, not constants: physics is traced wherever it is used
+        return jax.random.key(1), replicas.reset(jax.random.key(0), arrays)[1], arrays
+
+    words = f"{config.env}, {agents} agents, {config.num_envs} envs, {num_steps} steps, random actions, fresh resets"
+    function = functools.partial(play, replicas, num_steps)
+    return Program(function, start, words, agents, config.num_envs * num_steps, num_steps)
+
+
+def playing_program(config: TrainConfig, num_steps: int) -> Program:
+    """The same by `wdjax.play`: on an NVIDIA GPU one kernel, which holds the physics as constants."""
+    env, params = wdjax.make(config.env, **config.env_params)
+
+    def start() -> tuple:
+        return (start_play(env, params, jax.random.key(0), config.num_envs),)
+
+    words = f"{config.env}, {config.num_envs} envs, {num_steps} steps by wdjax.play, random actions, fresh resets"
+    function = functools.partial(play_at_random, env, params, num_steps)
+    return Program(function, start, words, 1, config.num_envs * num_steps, num_steps)
+
+
+def inference_program(config: TrainConfig, num_rollouts: int, members: int) -> Program:
+    """Rollouts: every policy acts and keeps what it would learn from, nobody learns."""
+    learner = make_learner(config)
+    return learner_program(learner, functools.partial(act, learner.setup, num_rollouts), num_rollouts, members)
+
+
+def training_program(config: TrainConfig, num_updates: int, members: int) -> Program:
+    """Whole updates, rollout and learning."""
+    learner = make_learner(config)
+    return learner_program(learner, functools.partial(learner.run, num_updates=num_updates), num_updates, members)
+
+
+def learner_program(learner: Learner, function: Callable, passes: int, members: int) -> Program:
+    """Returns the program of a function of a learner's state, or of the states of so many members under vmap."""
+    config = learner.config
+    agents = sum(policy.assignment.num_agents for policy in learner.setup.policies.values())
+    words, env_steps = workload(config, agents), passes * config.env_steps_per_update
+    if not members:
+        return Program(function, lambda: (learner.init(jax.random.key(0)),), words, agents, env_steps, passes)
+    start = lambda: (jax.vmap(learner.init)(jax.random.split(jax.random.key(0), members)),)  # noqa: E731
+    return Program(jax.vmap(function), start, f"{members} seeds of {words}", agents, members * env_steps, passes)
+
+
+def play(replicas: VectorEnv, num_steps: int, key: jax.Array, state: VectorState, params: Any) -> jax.Array:
+    """Steps all replicas with actions drawn uniformly. Returns the sum of all that came out, () float32."""
+    space = replicas.env.action_space(params)
+
+    def step(carry: tuple[VectorState, jax.Array], key: jax.Array) -> tuple[tuple[VectorState, jax.Array], None]:
+        state, total = carry
+        action_key, step_key = jax.random.split(key)
+        action = space.batch(replicas.num_envs).sample(action_key)
+        obs, state, reward, terminated, truncated, _ = replicas.step(step_key, state, action, params)
+        return (state, total + sum_of((obs, reward, terminated, truncated))), None
+
+    return jax.lax.scan(step, (state, jnp.float32(0)), jax.random.split(key, num_steps))[0][1]
+
+
+def play_at_random(env: Env, params: Any, num_steps: int, state: PlayState) -> jax.Array:
+    """Plays all replicas with actions drawn uniformly. Returns the sum of all that came out, () float32."""
+
+    def policy(key: jax.Array, obs: Any) -> Any:
+        return uniform_action(env.action_space(params), key)
+
+    def add(total: jax.Array, step: Transition) -> tuple[jax.Array, None]:
+        return total + sum_of((step.next_obs, step.reward, step.terminated, step.truncated)), None
+
+    return jnp.sum(wdjax.play(env, params, policy, state, num_steps, add, jnp.zeros(state.time.shape))[1])
+
+
+def act(setup: Setup, num_rollouts: int, state: TrainState) -> tuple[TrainState, jax.Array]:
+    """Plays rollouts, each kept whole until it is over. Returns (state, the sum of all that they kept, () float32)."""
+
+    def one(carry: tuple[TrainState, jax.Array], _: None) -> tuple[tuple[TrainState, jax.Array], None]:
+        state, total = carry
+        key, next_key = jax.random.split(state.key)
+        state, played = rollout(setup, state, key)
+        return (state.replace(key=next_key), total + sum_of(played)), None
+
+    return jax.lax.scan(one, (state, jnp.float32(0)), length=num_rollouts)[0]
+
+
+def sum_of(tree: Any) -> jax.Array:
+    """Returns the sum of all numbers and flags of a pytree, () float32."""
+    return sum((jnp.sum(leaf, dtype=jnp.float32) for leaf in jax.tree.leaves(tree)), start=jnp.float32(0))

@@ -1,0 +1,151 @@
+"""The table of speed: what is measured, at which sizes, and what it has to reach on one NVIDIA H200.
+
+A workload is a preset and changes to it (without a preset: a game at random, nobody learns), measured in up to three
+tiers. Network, batch and algorithm are those of WarpDrive's configuration of the same name.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from wdjax.train.config import TrainConfig
+from wdjax.train.load import from_mapping, load_config
+
+STEPPING, INFERENCE, TRAINING, STARTUP = TIERS = ("stepping", "inference", "training", "startup")
+TIER_WORDS = {
+    STEPPING: "Environment stepping: random actions, fresh resets",
+    INFERENCE: "Stepping with inference: the policies act, nobody learns",
+    TRAINING: "Training: whole updates, rollout and learning",
+    STARTUP: "Start-up: from process start until the first update starts to run",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """Env steps a second on one NVIDIA H200."""
+
+    others: float | None
+    """what another library reached there, None: nothing that starts"""
+    by: str
+    """which library"""
+    must: float
+    """what wdjax has to reach"""
+    aim: float
+    """what it aims at then"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """A row of the table, in one or several tiers."""
+
+    changes: Mapping[str, Any]
+    """fields of TrainConfig, over the preset's"""
+    small: Mapping[str, Any]
+    """further changes, to a size for a CPU"""
+    preset: str = ""
+    """what is changed; empty: an environment without a preset, for stepping only"""
+    targets: Mapping[str, Target] = dataclasses.field(default_factory=dict)
+    """by tier, where there is one"""
+    tiers: tuple[str, ...] = (STEPPING, INFERENCE, TRAINING)
+    """in which it is measured"""
+    num_updates: int = 4
+    """updates (in the tier inference: rollouts) in one timed program"""
+    stepping_length: int = 0
+    """steps of the timed program of the tier stepping; 0: rollout_length"""
+    members: int = 0
+    """seeds that train side by side under vmap; 0: one run"""
+    small_members: int = 8
+    """likewise at the size for a CPU"""
+    plays: bool = False
+    """whether the tier stepping goes by `wdjax.play` (else by a scan of `VectorEnv.step`)"""
+
+    def config(self, small: bool = False) -> TrainConfig:
+        """Returns the configuration at full size, or at that for a CPU."""
+        changes = {**self.changes, **(self.small if small else {})}
+        if self.preset:
+            return load_config(self.preset, **changes)
+        return from_mapping(TrainConfig, {"policies": {"agent": {}}, **changes})
+
+    def num_members(self, small: bool = False) -> int:
+        """Returns the seeds side by side, 0 for one run without vmap."""
+        return min(self.members, self.small_members) if small else self.members
+
+
+def _crowd(taggers: int, runners: int) -> dict[str, int]:
+    return {"env_params.num_taggers": taggers, "env_params.num_runners": runners}
+
+
+REFERENCE, PUREJAXRL = "WarpDrive 2.7.1", "PureJaxRL"
+CLASSIC = {"num_envs": 10_000, "rollout_length": 50, "reset": "fresh"}
+ACTING = (INFERENCE, TRAINING)  # classic games step in rows of their own
+
+WORKLOADS: dict[str, Workload] = {
+    "tag_gridworld": Workload(
+        preset="tag_gridworld", changes={}, small={"num_envs": 200}, num_updates=10,
+        targets={TRAINING: Target(2.52e6, REFERENCE, 60e6, 150e6)},
+    ),
+    "tag_continuous": Workload(
+        preset="tag_continuous", changes={}, small={"num_envs": 8, "rollout_length": 25},
+        targets={TRAINING: Target(42.6e3, REFERENCE, 800e3, 1.2e6)},
+    ),
+    "tag_continuous_105": Workload(
+        preset="tag_continuous", changes={**_crowd(5, 100), "num_envs": 2_000, "rollout_length": 50},
+        small={"num_envs": 8, "rollout_length": 25},
+        targets={
+            TRAINING: Target(158e3, REFERENCE, 1.6e6, 3e6),
+            STEPPING: Target(1.74e6, REFERENCE, 8e6, 15e6),
+        },
+    ),
+    "tag_continuous_1000": Workload(
+        preset="tag_continuous", changes={**_crowd(100, 900), "num_envs": 2_000, "rollout_length": 10},
+        small={"num_envs": 2, "rollout_length": 5}, num_updates=2, stepping_length=50,
+        targets={
+            STEPPING: Target(None, REFERENCE, 400e3, 1e6),
+            TRAINING: Target(None, REFERENCE, 100e3, 200e3),
+        },
+    ),
+    "tag_gridworld_1000": Workload(
+        preset="tag_gridworld",
+        changes={"env_params.num_taggers": 999, "env_params.use_full_observation": False, "rollout_length": 10},
+        small={"num_envs": 20}, stepping_length=100,  # whole games, with their resets
+        targets={
+            STEPPING: Target(3.79e6, REFERENCE, 20e6, 40e6),
+            TRAINING: Target(300e3, REFERENCE, 1.5e6, 4e6),
+        },
+    ),
+    "cartpole_a2c": Workload(
+        preset="cartpole", changes=CLASSIC, small={"num_envs": 1_000}, tiers=ACTING, num_updates=20,
+        targets={TRAINING: Target(8.9e6, REFERENCE, 250e6, 500e6)},
+    ),
+    "acrobot_a2c": Workload(
+        preset="acrobot", changes=CLASSIC, small={"num_envs": 1_000}, tiers=ACTING, num_updates=20,
+        targets={TRAINING: Target(12.7e6, REFERENCE, 220e6, 500e6)},
+    ),
+    "cartpole_ppo": Workload(
+        preset="cartpole_ppo", changes={"num_envs": 10_000, "rollout_length": 128}, small={"num_envs": 200},
+        tiers=ACTING, targets={TRAINING: Target(47e6, PUREJAXRL, 95e6, 200e6)},
+    ),
+    "cartpole_ppo_256_seeds": Workload(
+        preset="cartpole_ppo", changes={"num_envs": 4, "rollout_length": 128}, small={}, members=256,
+        tiers=ACTING, num_updates=20, targets={TRAINING: Target(16.2e6, PUREJAXRL, 33e6, 65e6)},
+    ),
+}  # fmt: skip
+
+
+def _games(suffix: str, num_envs: int, small: int, rates: Mapping[str, float], must: int, aim: int) -> dict:
+    """Returns the rows of random play with so many replicas; must and aim: times what gymnax reached."""
+    rows = {}
+    for game in GAMES:
+        rate = rates.get(game)
+        targets = {STEPPING: Target(rate, "gymnax 0.0.9", must * rate, aim * rate)} if rate else {}
+        changes = {"env": game, "num_envs": num_envs, "rollout_length": 200}
+        row = Workload(changes, {"num_envs": small}, targets=targets, tiers=(STEPPING,))
+        rows |= {f"{game}_{suffix}": row, f"{game}_{suffix}_play": dataclasses.replace(row, plays=True)}
+    return rows
+
+
+GAMES = ("cartpole", "acrobot", "mountain_car", "continuous_mountain_car", "pendulum")
+AT_10K = {"cartpole": 393e6, "acrobot": 248e6, "mountain_car": 481e6, "pendulum": 457e6}  # gymnax
+AT_1M = {"cartpole": 10.1e9, "acrobot": 2.7e9, "mountain_car": 21e9, "pendulum": 12.6e9}
+WORKLOADS |= _games("10k", 10_000, 1_000, AT_10K, must=3, aim=10)
+WORKLOADS |= _games("1m", 1_000_000, 10_000, AT_1M, must=2, aim=5)

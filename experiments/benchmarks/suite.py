@@ -1,0 +1,181 @@
+"""The benchmark suite: the table of speed, or rows of it, one command.
+
+    wdjax bench                                    every row, at full size: for a GPU, about 15 minutes
+    wdjax bench --small                            sizes for a CPU
+    wdjax bench tag_gridworld cartpole_10k         rows by name, in every tier they have
+    wdjax bench --tier training --json out.json    a tier; the numbers as JSON too
+
+An env step is one replica advanced once, with all its agents; an agent step is one agent advanced once. A time is the
+median of the repeats of one compiled program after a warm-up, until its results are ready. Every row runs in a process
+of its own. Peak memory is the device's count of the whole process where it keeps one (marked *), else what the compiler
+gives the program: arguments, results and temporaries. "must" and "aim" are for one NVIDIA H200.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from rich.console import Console
+from rich.table import Table
+
+import wdjax
+from wdjax.checks import require, require_known
+from wdjax.experiments.benchmarks import startup
+from wdjax.experiments.benchmarks.rows import STARTUP, STEPPING, TIER_WORDS, TIERS, WORKLOADS
+from wdjax.experiments.benchmarks.timing import short
+
+NAMES = (*WORKLOADS, STARTUP)
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, but what is wrong is raised as a ValueError, one sentence."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(message)
+
+
+def bench(arguments: Sequence[str]) -> None:
+    """Measures rows, prints each as it is ready and a table of each tier at the end.
+
+    Args:
+        arguments: of the command line, see `wdjax bench --help`.
+
+    Raises:
+        ValueError: for an unknown row, tier or option, a row that the tier has not, and a number out of range.
+        SystemExit: with status 1 at the end, where a row could not be measured.
+    """
+    parsed = parse(arguments)
+    rows = chosen(parsed.rows, parsed.tier)
+    if parsed.json is not None:
+        parsed.json.parent.mkdir(parents=True, exist_ok=True)
+        parsed.json.write_text("[]", encoding="utf8")  # a path that cannot be written to is known before the hours
+    results = []
+    for i, (name, tier) in enumerate(rows):
+        print(f"[{i + 1}/{len(rows)}] {name}, {tier}", flush=True)
+        results.append(measure_apart(name, tier, parsed))
+        print(f"    {line(results[-1])}", flush=True)
+        if parsed.json is not None:
+            parsed.json.write_text(json.dumps(results, indent=1), encoding="utf8")
+    console = Console(width=None if sys.stdout.isatty() else 180)
+    for words in dict.fromkeys(result["machine"] for result in results if "machine" in result):
+        console.print(f"{words}{', small sizes' if parsed.small else ''}", soft_wrap=True, highlight=False)
+    for tier in TIERS:
+        of_tier = [result for result in results if result["tier"] == tier and "error" not in result]
+        if of_tier:
+            console.print(startup.table(of_tier[0]) if tier == STARTUP else tier_table(tier, of_tier))
+    if any("error" in result for result in results):
+        raise SystemExit(1)
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Returns the command line's options; raises ValueError in one sentence for bad ones."""
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = Parser("wdjax bench", description=__doc__, formatter_class=formatter, allow_abbrev=False)
+    parser.add_argument("rows", nargs="*", metavar="ROW", help=f"of {', '.join(NAMES)}; none: all")
+    options = [
+        parser.add_argument("--tier", nargs="+", default=[], metavar="TIER", help=f"of {', '.join(TIERS)}; none: all"),
+        parser.add_argument("--small", action="store_true", help="sizes for a CPU: a tenth and less of the replicas"),
+        parser.add_argument("--repeats", type=int, default=5, help="timed runs of each row, at least 1 (default: 5)"),
+        parser.add_argument("--compile-only", action="store_true", help="run nothing: compile times and memory"),
+        parser.add_argument("--json", type=Path, metavar="FILE", help="also write all numbers to this file"),
+    ]
+    parsed, unknown = parser.parse_known_args(arguments)
+    for name in unknown:
+        require_known("option", name, [option.option_strings[0] for option in options])
+    require(parsed.repeats >= 1, "--repeats", parsed.repeats, "at least 1")
+    return parsed
+
+
+def chosen(names: Sequence[str], tiers: Sequence[str]) -> list[tuple[str, str]]:
+    """Returns the (row, tier) pairs to measure, tier by tier; all rows or all tiers where none is named."""
+    for name in names:
+        require_known("row", name, NAMES)
+    for tier in tiers:
+        require_known("tier", tier, TIERS)
+    pairs = [
+        (name, tier)
+        for tier in tiers or TIERS
+        for name in dict.fromkeys(names or NAMES)
+        if tier in ((STARTUP,) if name == STARTUP else WORKLOADS[name].tiers)
+    ]
+    if not pairs:
+        own = sorted({tier for name in names for tier in WORKLOADS[name].tiers} if STARTUP not in names else {STARTUP})
+        raise ValueError(f"--tier {' '.join(tiers)}: must be a tier of {', '.join(names)}: {', '.join(own)}")
+    return pairs
+
+
+def measure_apart(name: str, tier: str, parsed: argparse.Namespace) -> dict[str, Any]:
+    """Measures a row in a process of its own. Returns its numbers, or `error` where that failed."""
+    if tier == STARTUP:
+        return {"row": name, "tier": tier, **startup.measure(parsed.repeats)}
+    command = [sys.executable, "-m", "wdjax.experiments.benchmarks.measure", name, tier]
+    command += ["--repeats", str(parsed.repeats)] + ["--small"] * parsed.small
+    command += ["--compile-only"] * parsed.compile_only
+    ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment(), check=False)
+    if ended.returncode:
+        return {"row": name, "tier": tier, "error": f"ended with status {ended.returncode}"}
+    return json.loads(ended.stdout.splitlines()[-1])
+
+
+def environment() -> dict[str, str]:
+    """Returns the environment of a process that imports this very wdjax, whatever the current folder is."""
+    root = str(Path(wdjax.__file__).parent.parent)
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}
+
+
+def line(result: Mapping[str, Any]) -> str:
+    """Returns a row's numbers in a sentence."""
+    if "error" in result:
+        return f"failed: {result['error']}"
+    if result["tier"] == STARTUP:
+        return f"{result['cold']['total']:.1f} s, with what it compiled kept {result['warm']['total']:.1f} s"
+    words = f"compiled in {result['compile_seconds']:.1f} s, peak memory {memory(result)} GB"
+    if "env_steps_per_second" in result:
+        env_steps, agent_steps = (short(result[f"{kind}_steps_per_second"]) for kind in ("env", "agent"))
+        time = f"{result['ms_per_pass']:.3g} ms {per(result['tier'])}"
+        words = f"{env_steps} env steps/s, {agent_steps} agent steps/s, {time}, {words}"
+    return f"{result['workload']}\n    {words}"
+
+
+def tier_table(tier: str, results: Sequence[Mapping[str, Any]]) -> Table:
+    """Returns the measured rows of a tier as a table."""
+    table = Table(title=TIER_WORDS[tier], title_justify="left")
+    columns = ["env steps/s", "agent steps/s", f"ms {per(tier)}", "spread", "compile, s", "peak memory, GB"]
+    targets = any("must" in result for result in results)
+    columns += ["others", "must", "aim", "of must"] if targets else []
+    table.add_column("row", no_wrap=True)
+    for column in columns:
+        table.add_column(column, justify="right")
+    for result in results:
+        cells = ["-"] * 4
+        if "env_steps_per_second" in result:
+            cells = [
+                short(result["env_steps_per_second"]), short(result["agent_steps_per_second"]),
+                f"{result['ms_per_pass']:.3g}", f"{result['spread']:.0%}",
+            ]  # fmt: skip
+        cells += [f"{result['compile_seconds']:.1f}", memory(result)]
+        table.add_row(result["row"], *cells, *(target_cells(result) if targets else ()))
+    return table
+
+
+def target_cells(result: Mapping[str, Any]) -> list[str]:
+    """Returns what others reached, what must be, what is aimed at, and which part of what must be was measured."""
+    if "must" not in result:
+        return ["-"] * 4
+    part = f"{result['env_steps_per_second'] / result['must']:.2f}" if "env_steps_per_second" in result else "-"
+    return [short(result["others"]), short(result["must"]), short(result["aim"]), part]
+
+
+def memory(result: Mapping[str, Any]) -> str:
+    """Returns the peak memory in GB, with a star where the device says so."""
+    return f"{result['peak_bytes'] / 1e9:.3g}{'*' * (result['peak_bytes_from'] == 'device')}"
+
+
+def per(tier: str) -> str:
+    """Returns what a time of a tier is for."""
+    return "a step" if tier == STEPPING else "a rollout" if tier == "inference" else "an update"

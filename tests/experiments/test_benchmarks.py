@@ -1,0 +1,322 @@
+"""The benchmark suite: its rows are those of the table of speed, it times what it says, it refuses in a sentence."""
+
+import json
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import wdjax
+from wdjax.experiments.benchmarks import startup, suite
+from wdjax.experiments.benchmarks.measure import measure
+from wdjax.experiments.benchmarks.programs import act, make_program, play, sum_of
+from wdjax.experiments.benchmarks.rows import WORKLOADS, Target, Workload
+from wdjax.experiments.benchmarks.timing import median_and_spread, short
+from wdjax.experiments.cli import main
+from wdjax.train import load_config, make_learner
+from wdjax.train.rollout import rollout
+
+M, G = 1e6, 1e9
+A2C, PPO = ("A2C", "relu", 1, 1), ("PPO", "tanh", 4, 4)
+
+# Row -> (environment, its groups, replicas, steps of a rollout, hidden layers, (algorithm, activation, epochs,
+# minibatches) of every policy, tier -> (others, must, aim)), written off the table by hand.
+TRAINED = {
+    "tag_gridworld": ("tag_gridworld", (4, 1), 2_000, 100, (32, 32), A2C, {"training": (2.52 * M, 60 * M, 150 * M)}),
+    "tag_continuous": (
+        "tag_continuous", (10, 100), 100, 250, (256, 256), A2C, {"training": (42_600, 800_000, 1.2 * M)},
+    ),
+    "tag_continuous_105": (
+        "tag_continuous", (5, 100), 2_000, 50, (256, 256), A2C,
+        {"training": (158_000, 1.6 * M, 3 * M), "stepping": (1.74 * M, 8 * M, 15 * M)},
+    ),
+    "tag_continuous_1000": (
+        "tag_continuous", (100, 900), 2_000, 10, (256, 256), A2C,
+        {"stepping": (None, 400_000, 1 * M), "training": (None, 100_000, 200_000)},
+    ),
+    "tag_gridworld_1000": (
+        "tag_gridworld", (999, 1), 2_000, 10, (32, 32), A2C,
+        {"stepping": (3.79 * M, 20 * M, 40 * M), "training": (300_000, 1.5 * M, 4 * M)},
+    ),
+    "cartpole_a2c": ("cartpole", (), 10_000, 50, (32, 32), A2C, {"training": (8.9 * M, 250 * M, 500 * M)}),
+    "acrobot_a2c": ("acrobot", (), 10_000, 50, (32, 32), A2C, {"training": (12.7 * M, 220 * M, 500 * M)}),
+    "cartpole_ppo": ("cartpole", (), 10_000, 128, (64, 64), PPO, {"training": (47 * M, 95 * M, 200 * M)}),
+    "cartpole_ppo_256_seeds": ("cartpole", (), 4, 128, (64, 64), PPO, {"training": (16.2 * M, 33 * M, 65 * M)}),
+}  # fmt: skip
+PLAYED = {
+    "cartpole_1m": (10.1 * G, 2, 5), "acrobot_1m": (2.7 * G, 2, 5), "mountain_car_1m": (21 * G, 2, 5),
+    "continuous_mountain_car_1m": None, "pendulum_1m": (12.6 * G, 2, 5),
+    "cartpole_10k": (393 * M, 3, 10), "acrobot_10k": (248 * M, 3, 10), "mountain_car_10k": (481 * M, 3, 10),
+    "continuous_mountain_car_10k": None, "pendulum_10k": (457 * M, 3, 10),
+}  # fmt: skip
+
+TINY = Workload(
+    preset="tag_gridworld", changes={"num_envs": 2, "rollout_length": 3}, small={}, num_updates=2,
+    targets={"training": Target(None, "nobody", 1.0, 2.0)},
+)  # fmt: skip
+
+
+def numbers(targets):
+    return {tier: (target.others, target.must, target.aim) for tier, target in targets.items()}
+
+
+def refused(arguments, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["bench", *arguments])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    return said
+
+
+def test_the_rows_are_those_of_the_table():
+    assert set(WORKLOADS) == set(TRAINED) | set(PLAYED)
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_trained_row_is_that_of_the_table(name):
+    row, (env, groups, num_envs, steps, hidden, learning, targets) = WORKLOADS[name], TRAINED[name]
+    config = row.config()
+    made, _ = wdjax.make(config.env, **config.env_params)
+    assert (config.env, config.num_envs, config.rollout_length, config.reset) == (env, num_envs, steps, "fresh")
+    assert tuple(made.groups.values()) == groups
+    for policy in config.policies.values():
+        assert policy.network.hidden_sizes == hidden
+        assert (policy.algorithm, policy.network.activation, policy.epochs, policy.minibatches) == learning
+        assert policy.network.shared_trunk == (learning is A2C)
+    assert numbers(row.targets) == targets
+    assert row.num_members() == (256 if name == "cartpole_ppo_256_seeds" else 0)
+    if env == "tag_continuous":
+        assert list(config.policies) == ["tagger", "runner"]
+        assert (made.use_full_observation, made.num_other_agents_observed) == (False, 10)
+    elif env == "tag_gridworld":
+        assert list(config.policies) == ["shared"]
+        assert made.use_full_observation == (name == "tag_gridworld")
+
+
+@pytest.mark.parametrize("name", PLAYED)
+def test_a_row_of_random_play_is_that_of_the_table(name):
+    row, target = WORKLOADS[name], PLAYED[name]
+    config, game = row.config(), name.rpartition("_")[0]
+    assert (config.env, config.env_params, row.tiers, config.rollout_length) == (game, {}, ("stepping",), 200)
+    assert config.num_envs == (1_000_000 if name.endswith("1m") else 10_000)
+    expected = {} if target is None else {"stepping": (target[0], target[0] * target[1], target[0] * target[2])}
+    assert numbers(row.targets) == expected
+
+
+# Every kind of program once, at full size: shapes only, nothing is compiled.
+@pytest.mark.parametrize(
+    ("name", "tier", "passes"),
+    [
+        ("tag_continuous_1000", "stepping", 50), ("tag_gridworld_1000", "stepping", 100),
+        ("acrobot_1m", "stepping", 200), ("tag_gridworld_1000", "inference", 4),
+        ("tag_continuous_1000", "training", 2), ("cartpole_ppo_256_seeds", "training", 20),
+        ("cartpole_ppo_256_seeds", "inference", 20),
+    ],
+)  # fmt: skip
+def test_a_row_can_be_built(name, tier, passes):
+    row = WORKLOADS[name]
+    program, config = make_program(row, tier), row.config()
+    shapes = jax.eval_shape(program.function, *jax.eval_shape(program.start))
+    assert program.passes == passes
+    members = (row.num_members() or 1) if tier != "stepping" else 1
+    per_pass = config.num_envs * (1 if tier == "stepping" else config.rollout_length)
+    assert program.env_steps == passes * per_pass * members
+    groups = wdjax.make(config.env, **config.env_params)[0].groups
+    assert program.agents == (sum(groups.values()) or 1)
+    if tier == "stepping":
+        assert (shapes.shape, shapes.dtype) == ((), jnp.float32)
+    elif tier == "inference":
+        assert shapes[1].shape == ((256,) if row.members else ())
+    else:
+        leading = (256, 20) if row.members else (2,)
+        assert {leaf.shape for leaf in jax.tree.leaves(shapes[1])} == {leading}
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_small_sizes_are_small_and_valid(name):
+    row = WORKLOADS[name]
+    full, small = row.config(), row.config(small=True)
+    rows = [c.env_steps_per_update * (row.num_members(s) or 1) for c, s in ((full, False), (small, True))]
+    assert rows[1] * 8 <= rows[0]
+    assert small.policies == full.policies
+    if "training" in row.tiers:
+        make_learner(small)
+
+
+def test_random_play_sums_everything():
+    """One step by hand: each observation, reward and end flag once."""
+    env, params = wdjax.make("cartpole", episode_length=1)  # ends in this step: what is observed is the next start
+    replicas = wdjax.vectorize(env, 3)
+    _, state = replicas.reset(jax.random.key(0), params)
+    key = jax.random.key(1)
+    action_key, step_key = jax.random.split(jax.random.split(key, 1)[0])
+    action = env.action_space(params).batch(3).sample(action_key)
+    obs, _, reward, terminated, truncated, _ = replicas.step(step_key, state, action, params)
+    expected = sum(np.asarray(leaf, np.float64).sum() for leaf in (obs, reward, terminated, truncated))
+    assert truncated.all()
+    assert reward.sum() == 3
+    np.testing.assert_allclose(play(replicas, 1, key, state, params), expected, rtol=1e-6)
+
+
+def test_inference_is_the_rollout(quick_compile):
+    learner = make_learner(TINY.config())
+    state = learner.init(jax.random.key(0))
+    after, total = jax.jit(lambda state: act(learner.setup, 1, state))(state)
+    key, next_key = jax.random.split(state.key)
+    expected, played = jax.jit(lambda state: rollout(learner.setup, state, key))(state)
+    np.testing.assert_allclose(total, sum_of(played), rtol=1e-5)
+    jax.tree.map(np.testing.assert_array_equal, after.obs, expected.obs)
+    assert after.key == next_key
+    assert int(after.num_updates) == 0
+    jax.tree.map(np.testing.assert_array_equal, after.policies, state.policies)
+
+
+def test_measured_numbers(quick_compile):
+    result = json.loads(json.dumps(measure(TINY, "training", small=False, repeats=3)))
+    median, _ = median_and_spread(result["seconds"])
+    assert len(result["seconds"]) == 3
+    assert (result["tier"], result["small"], result["agents"]) == ("training", False, 5)
+    assert result["env_steps"] == 2 * 2 * 3
+    assert result["env_steps_per_second"] == pytest.approx(12 / median)
+    assert result["agent_steps_per_second"] == pytest.approx(5 * 12 / median)
+    assert result["ms_per_pass"] == pytest.approx(1e3 * median / 2)
+    assert result["compile_seconds"] > result["trace_seconds"] > 0
+    assert result["compiled_bytes"]["all"] == sum(result["compiled_bytes"][p] for p in ("argument", "output", "temp"))
+    assert (result["peak_bytes"], result["peak_bytes_from"]) == (result["compiled_bytes"]["all"], "compiler")
+    assert [result[name] for name in ("others", "must", "aim")] == [None, 1.0, 2.0]
+    assert "tag_gridworld, 5 agents, 2 envs, 3-step rollouts; shared A2C 32-32" in result["workload"]
+    assert jax.__version__ in result["machine"]
+
+
+def test_compile_only_runs_nothing(quick_compile):
+    row = Workload({"env": "cartpole", "num_envs": 10**12, "rollout_length": 2}, {})  # no machine holds 16 TB
+    result = measure(row, "stepping", small=False, repeats=0)
+    assert result["compiled_bytes"]["argument"] > 10**13
+    assert "seconds" not in result
+
+
+def test_median_and_spread():
+    assert median_and_spread([3.0, 1.0, 2.0, 5.0, 2.5]) == (2.5, 1.6)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [(None, "-"), (17.34e9, "17.3 G"), (1.2e6, "1.20 M"), (999.6e3, "1.00 M"), (42_600, "42.6 k"), (158e3, "158 k"),
+     (12, "12.0"), (0.5, "0.50")],
+)  # fmt: skip
+def test_short_numbers(value, words):
+    assert short(value) == words
+
+
+def test_suite_prints_a_table_and_writes_json(monkeypatch, capsys, tmp_path):
+    """Every row is asked for once, tier by tier; one that fails ends the command with status 1, after the others."""
+    rate = {"env_steps_per_second": 3e7, "agent_steps_per_second": 1.5e8, "ms_per_pass": 6.67, "spread": 0.02}
+    asked = []
+
+    def measure_apart(name, tier, parsed):
+        asked.append((name, tier))
+        if tier == "inference":
+            return {"row": name, "tier": tier, "error": "out of memory"}
+        targets = {"others": 2.52e6, "must": 6e7, "aim": 1.5e8} if tier == "training" else {}
+        common = {"machine": "abacus", "workload": "words", "compile_seconds": 3.0}
+        return {"row": name, "tier": tier, **common, "peak_bytes": 2e9, "peak_bytes_from": "device", **rate, **targets}
+
+    monkeypatch.setattr(suite, "measure_apart", measure_apart)
+    file = tmp_path / "new" / "out.json"
+    with pytest.raises(SystemExit) as ended:
+        main(["bench", "tag_gridworld", "cartpole_10k", "--json", str(file)])
+    assert ended.value.code == 1
+    assert asked == [
+        ("tag_gridworld", "stepping"), ("cartpole_10k", "stepping"), ("tag_gridworld", "inference"),
+        ("tag_gridworld", "training"),
+    ]  # fmt: skip
+    assert [(row["row"], row["tier"]) for row in json.loads(file.read_text())] == asked
+    out = capsys.readouterr().out
+    row = next(line for line in out.splitlines() if "150 M" in line and "│" in line and "2.52 M" in line)
+    cells = [cell.strip() for cell in row.strip("│").split("│")]
+    assert cells == ["tag_gridworld", "30.0 M", "150 M", "6.67", "2%", "3.0", "2*", "2.52 M", "60.0 M", "150 M", "0.50"]
+    assert "failed: out of memory" in out
+    assert "abacus" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["tag_gridword"], "unknown row 'tag_gridword': did you mean 'tag_gridworld'?"),
+        (["--tier", "train"], "unknown tier 'train': did you mean 'training'?"),
+        (["cartpole_1m", "--tier", "training"], "--tier training: must be a tier of cartpole_1m: stepping"),
+        (["startup", "--tier", "stepping"], "must be a tier of startup: startup"),
+        (["--repeats", "0"], "--repeats = 0: must be at least 1"),
+        (["--repeats", "many"], "--repeats: invalid int value: 'many'"),
+        (["--repeat", "5"], "unknown option '--repeat': did you mean '--repeats'?"),
+        (["--json"], "--json: expected one argument"),
+        (["--json", "."], "is a directory"),
+    ],
+)
+def test_refusals(arguments, words, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "unused")  # leaves the settings of the tests alone
+    assert words.lower() in refused(arguments, capsys).lower()
+
+
+def test_runs_without_tyro():
+    """The command line needs tyro; the suite does not."""
+    code = (
+        "import sys; sys.modules['tyro'] = None\n"
+        "from wdjax.experiments.benchmarks import measure, startup, suite\n"
+        "suite.bench(['--help'])"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    assert "wdjax bench --small" in ended.stdout
+
+
+@pytest.mark.slow
+def test_a_row_in_a_process_of_its_own(tmp_path):
+    file = tmp_path / "out.json"
+    command = [sys.executable, "-m", "wdjax.experiments.benchmarks", "cartpole_10k", "--small", "--repeats", "1"]
+    ended = subprocess.run([*command, "--json", str(file)], capture_output=True, text=True, check=False, timeout=300)
+    assert ended.returncode == 0, ended.stderr
+    (row,) = json.loads(file.read_text())
+    assert (row["row"], row["env_steps"]) == ("cartpole_10k", 200_000)
+    assert "Environment stepping" in ended.stdout
+
+
+@pytest.mark.slow
+def test_startup_runs_the_command():
+    result = startup.measure(repeats=1, changes=["--num-envs", "2", "--rollout-length", "2", "--seed", "3"])
+    for seconds in (result["cold"], result["warm"]):
+        parts = [seconds[stage] for stage in startup.STAGES]
+        assert min(parts) >= 0
+        assert sum(parts) == pytest.approx(seconds["total"])
+    assert result["cold"]["compile"] > result["warm"]["compile"]
+    assert "in all" in [column.header for column in startup.table(result).columns]
+
+
+@pytest.mark.slow
+def test_the_peer_learns():
+    """What wdjax is compared with is a PPO that works."""
+    pytest.importorskip("gymnax")
+    from wdjax.experiments.benchmarks import purejaxrl_style
+
+    runner = jax.jit(purejaxrl_style.init)(jax.random.key(0))
+    _, returned = jax.jit(lambda runner: purejaxrl_style.run(100, runner))(runner)
+    assert returned[:5].mean() < 60
+    assert returned[-20:].mean() > 300
+
+
+def test_the_peer_has_the_presets_numbers():
+    pytest.importorskip("gymnax")
+    from wdjax.experiments.benchmarks import purejaxrl_style as peer
+
+    config = load_config("cartpole_ppo")
+    own = config.policies["agent"]
+    assert (config.num_envs, config.rollout_length) == (peer.NUM_ENVS, peer.NUM_STEPS)
+    assert (own.epochs, own.minibatches) == (peer.EPOCHS, peer.MINIBATCHES)
+    assert (own.gamma, own.gae_lambda, own.clip) == (peer.GAMMA, peer.LAMBDA, peer.CLIP)
+    assert (own.entropy_coefficient, own.value_coefficient) == (peer.ENTROPY, peer.VALUE)
+    assert own.learning_rate[0][1] == peer.LEARNING_RATE

@@ -1,0 +1,27 @@
+"""Memory of a run on the device: it does not grow with the number of updates, but for the metrics themselves."""
+
+import jax
+import pytest
+
+from wdjax.train import load_config, make_learner
+
+
+@pytest.fixture(scope="module")
+def learner():
+    return make_learner(load_config("cartpole", num_envs=8, rollout_length=16))
+
+
+def memory(learner, num_updates):
+    state = jax.eval_shape(learner.init, jax.random.key(0))
+    return learner.run.lower(state, num_updates=num_updates).compile().memory_analysis()
+
+
+def test_memory_is_the_same_at_10_and_at_10_000_updates(learner, quick_compile):
+    """Temporaries and arguments to the byte; results grow by the metrics, one scalar of 4 bytes each an update."""
+    few, many = memory(learner, 10), memory(learner, 10_000)
+    assert many.temp_size_in_bytes == few.temp_size_in_bytes > 0
+    assert many.argument_size_in_bytes == few.argument_size_in_bytes > 0
+    _, metrics = jax.eval_shape(learner.update, jax.eval_shape(learner.init, jax.random.key(0)))
+    assert {(leaf.shape, leaf.dtype.itemsize) for leaf in metrics.values()} == {((), 4)}
+    grown = many.output_size_in_bytes - few.output_size_in_bytes
+    assert grown == len(metrics) * 4 * (10_000 - 10)
