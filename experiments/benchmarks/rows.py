@@ -76,12 +76,12 @@ def _crowd(taggers: int, runners: int) -> dict[str, int]:
 
 
 REFERENCE, PUREJAXRL = "WarpDrive 2.7.1", "PureJaxRL"
-CLASSIC = {"num_envs": 10_000, "rollout_length": 50, "reset": "fresh"}
+CLASSIC = {"num_envs": 10_000, "rollout_length": 50, "rollout_unroll": 4, "reset": "fresh"}
 ACTING = (INFERENCE, TRAINING)  # classic games step in rows of their own
 
 WORKLOADS: dict[str, Workload] = {
     "tag_gridworld": Workload(
-        preset="tag_gridworld", changes={}, small={"num_envs": 200}, num_updates=10,
+        preset="tag_gridworld", changes={"rollout_unroll": 4}, small={"num_envs": 200}, num_updates=10,
         targets={TRAINING: Target(2.52e6, REFERENCE, 60e6, 150e6)},
     ),
     "tag_continuous": Workload(
@@ -122,14 +122,25 @@ WORKLOADS: dict[str, Workload] = {
         targets={TRAINING: Target(12.7e6, REFERENCE, 220e6, 500e6)},
     ),
     "cartpole_ppo": Workload(
-        preset="cartpole_ppo", changes={"num_envs": 10_000, "rollout_length": 128}, small={"num_envs": 200},
+        preset="cartpole_ppo", changes={"num_envs": 10_000, "rollout_length": 128, "rollout_unroll": 4},
+        small={"num_envs": 200},
         tiers=ACTING, targets={TRAINING: Target(47e6, PUREJAXRL, 95e6, 200e6)},
     ),
     "cartpole_ppo_256_seeds": Workload(
-        preset="cartpole_ppo", changes={"num_envs": 4, "rollout_length": 128}, small={}, members=256,
+        preset="cartpole_ppo", changes={"num_envs": 4, "rollout_length": 128, "rollout_unroll": 4}, small={},
+        members=256,
         tiers=ACTING, num_updates=20, targets={TRAINING: Target(16.2e6, PUREJAXRL, 33e6, 65e6)},
     ),
 }  # fmt: skip
+
+
+HALF = {f"policies.{policy}.network.compute_dtype": "bfloat16" for policy in ("tagger", "runner")}
+WORKLOADS |= {
+    f"{name}_bf16": dataclasses.replace(
+        WORKLOADS[name], changes={**WORKLOADS[name].changes, **HALF}, tiers=(TRAINING,), stepping_length=0
+    )
+    for name in ("tag_continuous", "tag_continuous_105", "tag_continuous_1000")
+}
 
 
 def _games(suffix: str, num_envs: int, small: int, rates: Mapping[str, float], must: int, aim: int) -> dict:

@@ -1,5 +1,6 @@
 """The benchmark suite: its rows are those of the table of speed, it times what it says, it refuses in a sentence."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -52,6 +53,8 @@ PLAYED = {
     "cartpole_10k": (393 * M, 3, 10), "acrobot_10k": (248 * M, 3, 10), "mountain_car_10k": (481 * M, 3, 10),
     "continuous_mountain_car_10k": None, "pendulum_10k": (457 * M, 3, 10),
 }  # fmt: skip
+PLAYED |= {f"{name}_play": target for name, target in PLAYED.items()}
+HALVED = [f"{name}_bf16" for name in TRAINED if name.startswith("tag_continuous")]
 
 TINY = Workload(
     preset="tag_gridworld", changes={"num_envs": 2, "rollout_length": 3}, small={}, num_updates=2,
@@ -73,7 +76,7 @@ def refused(arguments, capsys):
 
 
 def test_the_rows_are_those_of_the_table():
-    assert set(WORKLOADS) == set(TRAINED) | set(PLAYED)
+    assert set(WORKLOADS) == set(TRAINED) | set(PLAYED) | set(HALVED)
 
 
 @pytest.mark.parametrize("name", TRAINED)
@@ -97,12 +100,24 @@ def test_a_trained_row_is_that_of_the_table(name):
         assert made.use_full_observation == (name == "tag_gridworld")
 
 
+@pytest.mark.parametrize("name", HALVED)
+def test_a_row_of_half_precision_is_the_whole_one_but_for_that(name):
+    row, whole = WORKLOADS[name], WORKLOADS[name.removesuffix("_bf16")]
+    policies = {
+        policy: dataclasses.replace(own, network=dataclasses.replace(own.network, compute_dtype="bfloat16"))
+        for policy, own in whole.config().policies.items()
+    }
+    assert row.config() == dataclasses.replace(whole.config(), policies=policies)
+    assert (row.targets, row.tiers) == (whole.targets, ("training",))
+
+
 @pytest.mark.parametrize("name", PLAYED)
 def test_a_row_of_random_play_is_that_of_the_table(name):
     row, target = WORKLOADS[name], PLAYED[name]
-    config, game = row.config(), name.rpartition("_")[0]
+    config, game, size = row.config(), *name.removesuffix("_play").rsplit("_", 1)
+    assert row.plays == name.endswith("_play")
     assert (config.env, config.env_params, row.tiers, config.rollout_length) == (game, {}, ("stepping",), 200)
-    assert config.num_envs == (1_000_000 if name.endswith("1m") else 10_000)
+    assert config.num_envs == (1_000_000 if size == "1m" else 10_000)
     expected = {} if target is None else {"stepping": (target[0], target[0] * target[1], target[0] * target[2])}
     assert numbers(row.targets) == expected
 
