@@ -279,6 +279,13 @@ def test_platform_chooses():
     assert "triton" not in lowered_for_cuda(sorts, carry, xs)
 
 
+def test_little_to_do():
+    unchanged = scan_replicas_kernel(lambda carry, _: (carry, None), jnp.arange(3), length=2, interpret=True)
+    np.testing.assert_array_equal(unchanged[0], jnp.arange(3))
+    assert "carries nothing" in why_no_kernel(lambda _, x: (None, x), None, jnp.zeros((2, 3)))
+    assert scan_replicas(lambda _, x: (None, x + 1), None, jnp.zeros((2, 3)))[1].sum() == 6
+
+
 COMPUTED = {  # what is in jax.lax, by what it takes
     "one float": """abs acos acosh asin asinh atan atanh cbrt ceil cos cosh erf_inv exp exp2 expm1 floor is_finite log
         log1p logistic neg round rsqrt sign sin sinh sqrt square tan tanh""",

@@ -15,8 +15,9 @@ def scan_replicas(
 
     On NVIDIA GPUs one kernel does it all, with what is carried in registers, so that no step launches anything. It is
     made from the jaxpr of `step`; where that has something that the kernel cannot do (`why_no_kernel` tells), and on
-    other devices, it is the scan. Random numbers are the same bits; other numbers agree up to the rounding of fused
-    multiplications, divisions and transcendental functions. What is not differentiable: the kernel.
+    other devices, it is the scan. Random bits are the same; floats agree up to the rounding of fused multiplications,
+    divisions, transcendental functions and, in small networks, matrix products (in the default precision, like XLA's).
+    The kernel has no derivative, and runs whole on every device: shard replicas by `jax.shard_map` around it.
 
     A branch by `lax.cond` (or `wdjax.vector.when_any`) is left out in the steps in which no replica of a block of 32
     takes it: what is dear and rare, as a reset is, belongs in one.

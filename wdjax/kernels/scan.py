@@ -47,6 +47,8 @@ def scan_kernel(
     Raises:
         NotImplementedError: for what has no place in a kernel.
     """
+    if not carry:
+        raise NotImplementedError("a scan that carries nothing")
     num_replicas = carry[0].shape[0]
     changed = [i for i in range(len(carry)) if jaxpr.outvars[i] is not jaxpr.invars[i]]
     known = [_known(value) for value in consts]
@@ -55,6 +57,8 @@ def scan_kernel(
     avals = [v.aval for v in jaxpr.outvars]
     written = [_words_shape(avals[i], (num_replicas,)) for i in changed]
     written += [_words_shape(aval, (num_replicas,), (length,)) for aval in avals[len(carry) :]]
+    if not written:
+        return list(carry)
     for array in (*inputs, *written):
         if math.prod(array.shape) > MAX_SIZE:
             raise NotImplementedError(f"an array of {array.shape}: a kernel reaches {MAX_SIZE} numbers")
