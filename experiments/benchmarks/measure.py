@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from wdjax.experiments.benchmarks.programs import Program, make_program
-from wdjax.experiments.benchmarks.rows import WORKLOADS, Workload
+from wdjax.experiments.benchmarks.rows import TIERS, WORKLOADS, Workload
 from wdjax.experiments.benchmarks.timing import machine, median_and_spread, repeat_seconds
 
 
@@ -21,7 +21,7 @@ def main() -> None:
     """Measures the row that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("row", choices=WORKLOADS)
-    parser.add_argument("tier")
+    parser.add_argument("tier", choices=TIERS)
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--compile-only", action="store_true")

@@ -6,9 +6,9 @@ clipped like ratios, Adam with a linearly falling learning rate, time limits tak
 preset cartpole_ppo where both have them.
 """
 
+import functools
 from typing import Any, NamedTuple
 
-import gymnax
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,7 +20,13 @@ NUM_ENVS, NUM_STEPS, EPOCHS, MINIBATCHES = 4, 128, 4, 4
 GAMMA, LAMBDA, CLIP, ENTROPY, VALUE, MAX_GRAD_NORM = 0.99, 0.95, 0.2, 0.01, 0.5, 0.5
 LEARNING_RATE, TOTAL_UPDATES = 2.5e-3, 293  # 150,000 env steps
 
-ENV, PARAMS = gymnax.make("CartPole-v1")
+
+@functools.cache
+def make_env() -> tuple[Any, Any]:
+    """Returns gymnax's cartpole and its params; raises ImportError where gymnax is not installed."""
+    import gymnax
+
+    return gymnax.make("CartPole-v1")
 
 
 class ActorCritic(nn.Module):
@@ -63,7 +69,8 @@ class Runner(NamedTuple):
 def init(key: jax.Array) -> Runner:
     """Returns a new network, its optimizer, and replicas at their starts."""
     network_key, reset_key, key = jax.random.split(key, 3)
-    obs, env_state = jax.vmap(ENV.reset, (0, None))(jax.random.split(reset_key, NUM_ENVS), PARAMS)
+    env, params = make_env()
+    obs, env_state = jax.vmap(env.reset, (0, None))(jax.random.split(reset_key, NUM_ENVS), params)
     network = ActorCritic()
     schedule = optax.linear_schedule(LEARNING_RATE, 0.0, TOTAL_UPDATES * EPOCHS * MINIBATCHES)
     optimizer = optax.chain(optax.clip_by_global_norm(MAX_GRAD_NORM), optax.adam(schedule, eps=1e-5))
@@ -100,7 +107,8 @@ def env_step(runner: Runner, _: None) -> tuple[Runner, Transition]:
     action = jax.random.categorical(action_key, logits)
     log_prob = log_prob_of(logits, action)
     keys = jax.random.split(step_key, NUM_ENVS)
-    played = jax.vmap(ENV.step, (0, 0, 0, None))(keys, runner.env_state, action, PARAMS)
+    env, params = make_env()
+    played = jax.vmap(env.step, (0, 0, 0, None))(keys, runner.env_state, action, params)
     obs, env_state, reward, terminated, truncated, _ = played
     done = terminated | truncated
     episode_return = runner.episode_return + reward

@@ -26,7 +26,7 @@ from rich.table import Table
 import wdjax
 from wdjax.checks import require, require_known
 from wdjax.experiments.benchmarks import startup
-from wdjax.experiments.benchmarks.rows import STARTUP, STEPPING, TIER_WORDS, TIERS, WORKLOADS
+from wdjax.experiments.benchmarks.rows import INFERENCE, STARTUP, STEPPING, TIER_WORDS, TIERS, WORKLOADS
 from wdjax.experiments.benchmarks.timing import short
 
 NAMES = (*WORKLOADS, STARTUP)
@@ -53,7 +53,7 @@ def bench(arguments: Sequence[str]) -> None:
     rows = chosen(parsed.rows, parsed.tier)
     if parsed.json is not None:
         parsed.json.parent.mkdir(parents=True, exist_ok=True)
-        parsed.json.write_text("[]", encoding="utf8")  # a path that cannot be written to is known before the hours
+        parsed.json.open("a").close()  # a path that cannot be written to is known before anything is measured
     results = []
     for i, (name, tier) in enumerate(rows):
         print(f"[{i + 1}/{len(rows)}] {name}, {tier}", flush=True)
@@ -97,22 +97,26 @@ def chosen(names: Sequence[str], tiers: Sequence[str]) -> list[tuple[str, str]]:
         require_known("row", name, NAMES)
     for tier in tiers:
         require_known("tier", tier, TIERS)
-    pairs = [
-        (name, tier)
-        for tier in tiers or TIERS
-        for name in dict.fromkeys(names or NAMES)
-        if tier in ((STARTUP,) if name == STARTUP else WORKLOADS[name].tiers)
-    ]
+    named = dict.fromkeys(names or NAMES)
+    pairs = [(name, tier) for tier in tiers or TIERS for name in named if tier in tiers_of(name)]
     if not pairs:
-        own = sorted({tier for name in names for tier in WORKLOADS[name].tiers} if STARTUP not in names else {STARTUP})
-        raise ValueError(f"--tier {' '.join(tiers)}: must be a tier of {', '.join(names)}: {', '.join(own)}")
+        own = [tier for tier in TIERS if any(tier in tiers_of(name) for name in named)]
+        raise ValueError(f"--tier {' '.join(tiers)}: must be a tier of {', '.join(named)}: {', '.join(own)}")
     return pairs
+
+
+def tiers_of(name: str) -> tuple[str, ...]:
+    """Returns the tiers in which a row is measured."""
+    return (STARTUP,) if name == STARTUP else WORKLOADS[name].tiers
 
 
 def measure_apart(name: str, tier: str, parsed: argparse.Namespace) -> dict[str, Any]:
     """Measures a row in a process of its own. Returns its numbers, or `error` where that failed."""
     if tier == STARTUP:
-        return {"row": name, "tier": tier, **startup.measure(parsed.repeats)}
+        try:
+            return {"row": name, "tier": tier, **startup.measure(parsed.repeats)}
+        except subprocess.CalledProcessError as error:
+            return {"row": name, "tier": tier, "error": f"ended with status {error.returncode}"}
     command = [sys.executable, "-m", "wdjax.experiments.benchmarks.measure", name, tier]
     command += ["--repeats", str(parsed.repeats)] + ["--small"] * parsed.small
     command += ["--compile-only"] * parsed.compile_only
@@ -178,4 +182,4 @@ def memory(result: Mapping[str, Any]) -> str:
 
 def per(tier: str) -> str:
     """Returns what a time of a tier is for."""
-    return "a step" if tier == STEPPING else "a rollout" if tier == "inference" else "an update"
+    return "a step" if tier == STEPPING else "a rollout" if tier == INFERENCE else "an update"
