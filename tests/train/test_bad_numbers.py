@@ -22,7 +22,15 @@ from wdjax.train import (
     read_metrics,
     with_hypers,
 )
-from wdjax.train.bad_numbers import QUANTITIES, bad_in_a_row, ends_run, first_bad, look_at_steps, without_rows
+from wdjax.train.bad_numbers import (
+    QUANTITIES,
+    bad_in_a_row,
+    ends_run,
+    first_bad,
+    look_at_steps,
+    sound_updates,
+    without_rows,
+)
 from wdjax.train.config import DDPGConfig
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -279,6 +287,11 @@ def test_devices_agree():
         assert int(last.num_updates) == BAD - 1
         found.append(np.asarray(metrics["bad_numbers"]))
     np.testing.assert_array_equal(*found)
+    state = two.init(KEY)  # what only the last device sees, all know of
+    clerk = state.obs["clerk"]
+    signal = clerk["signal"].at[-1].set(jnp.nan)
+    _, metrics = play(two, state.replace(obs={**state.obs, "clerk": {**clerk, "signal": signal}}), 1)
+    assert words(two, metrics)[0].startswith("observations of policy 'clerk'")
 
 
 # --- the trainer ---
@@ -339,6 +352,13 @@ CHUNKS = [([0, 0, 0], 5, 0), ([0, 3, 1], 5, 2), ([3, 1, 1], 5, 8), ([3, 1, 0], 9
 @pytest.mark.parametrize(("codes", "before", "streak"), CHUNKS)
 def test_bad_updates_in_a_row_are_counted_over_chunks(codes, before, streak):
     assert bad_in_a_row(np.array(codes), before) == streak
+
+
+def test_metrics_of_bad_updates_are_left_out():
+    metrics, codes = sound_updates({"loss": np.array([1.0, 2.0, 3.0]), "bad_numbers": np.array([0, 4, 0])})
+    assert list(metrics) == ["loss"]
+    np.testing.assert_array_equal(metrics["loss"], [1, 3])
+    np.testing.assert_array_equal(codes, [0, 4, 0])
 
 
 def test_when_a_run_ends():

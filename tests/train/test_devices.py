@@ -16,7 +16,7 @@ from wdjax.train import devices as devices_module
 from wdjax.train.algorithms.on_policy import choose_replicas, shuffle
 from wdjax.train.collectives import AXIS, all_rows, any_of, average, block_numbers, num_shards, own_rows, total
 from wdjax.train.config import DDPGConfig
-from wdjax.train.devices import choose_devices, lay_out, make_mesh
+from wdjax.train.devices import choose_devices, lay_out, make_mesh, require_all_processes
 from wdjax.train.masked import masked_mean, normalize
 from wdjax.train.metrics import episode_metrics
 from wdjax.train.normalization import new_statistics, update_statistics
@@ -312,3 +312,30 @@ def test_a_population_runs_on_several_devices():
     near = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
     jax.tree.map(lambda many, one: near(many[0], one), plain(states).policies, plain(last).policies)
     np.testing.assert_array_equal(metrics["episodes"][0], alone["episodes"])
+
+
+# --- several processes ---
+
+
+PROCESSES_DEVICES_BLOCKS_CHOSEN = [(2, 8, 8, 8), (2, 8, 6, 6), (2, 6, 8, 4), (3, 12, 6, 6), (2, 2, 8, 2)]
+
+
+@pytest.mark.parametrize(("count", "there", "blocks", "chosen"), PROCESSES_DEVICES_BLOCKS_CHOSEN)
+def test_every_process_has_equally_many_devices(monkeypatch, count, there, blocks, chosen):
+    monkeypatch.setattr(devices_module.jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(devices_module.jax, "device_count", lambda: there)
+    monkeypatch.setattr(devices_module.jax, "process_count", lambda: count)
+    config = dataclasses.replace(QUICK, num_envs=24 * blocks, num_blocks=blocks)
+    assert choose_devices(config) == chosen
+    monkeypatch.setattr(devices_module.jax, "default_backend", lambda: "cpu")
+    assert choose_devices(config) == count
+
+
+def test_refuses_devices_that_processes_cannot_share(monkeypatch):
+    monkeypatch.setattr(devices_module.jax, "process_count", lambda: 2)
+    with pytest.raises(ValueError, match="num_blocks = 3: must be a multiple of the 2 processes"):
+        choose_devices(dataclasses.replace(QUICK, num_envs=9, num_blocks=3))
+    with pytest.raises(ValueError, match="devices = 3: must be a multiple of the 2 processes"):
+        choose_devices(dataclasses.replace(QUICK, num_envs=9, num_blocks=9, devices=3))
+    with pytest.raises(ValueError, match="devices = 1: must be a multiple of the 2 processes"):
+        require_all_processes(choose_devices(dataclasses.replace(QUICK, devices=1)))

@@ -15,11 +15,8 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from probes import tiny_config, tiny_policy
 
 from wdjax.train import Trainer, load_run, processes, read_metrics
-from wdjax.train import devices as devices_module
-from wdjax.train.devices import choose_devices, require_all_processes
 from wdjax.train.folder import load_run_config
 from wdjax.train.processes import (
     any_process,
@@ -32,7 +29,6 @@ from wdjax.train.processes import (
     on_first,
 )
 
-CONFIG = tiny_config("probe_signal", {"agent": tiny_policy("PPO")})
 TIMING = ("seconds", "seconds_per_update", "compile_seconds", "env_steps_per_second", "agent_steps_per_second")
 SECONDS = 120  # after which a process that should have ended is killed, and the test fails
 
@@ -381,30 +377,3 @@ def test_an_error_in_one_of_several_ends_it_at_once(monkeypatch, exits, capsys):
         raise KeyboardInterrupt
     assert exits == [2, 1, 130]
     assert capsys.readouterr().err == ""
-
-
-# --- which devices ---
-
-
-PROCESSES_DEVICES_BLOCKS_CHOSEN = [(2, 8, 8, 8), (2, 8, 6, 6), (2, 6, 8, 4), (3, 12, 6, 6), (2, 2, 8, 2)]
-
-
-@pytest.mark.parametrize(("count", "there", "blocks", "chosen"), PROCESSES_DEVICES_BLOCKS_CHOSEN)
-def test_every_process_has_equally_many_devices(monkeypatch, count, there, blocks, chosen):
-    monkeypatch.setattr(devices_module.jax, "default_backend", lambda: "gpu")
-    monkeypatch.setattr(devices_module.jax, "device_count", lambda: there)
-    monkeypatch.setattr(devices_module.jax, "process_count", lambda: count)
-    config = dataclasses.replace(CONFIG, num_envs=24 * blocks, num_blocks=blocks)
-    assert choose_devices(config) == chosen
-    monkeypatch.setattr(devices_module.jax, "default_backend", lambda: "cpu")
-    assert choose_devices(config) == count
-
-
-def test_refuses_devices_that_processes_cannot_share(monkeypatch):
-    monkeypatch.setattr(devices_module.jax, "process_count", lambda: 2)
-    with pytest.raises(ValueError, match="num_blocks = 3: must be a multiple of the 2 processes"):
-        choose_devices(dataclasses.replace(CONFIG, num_envs=9, num_blocks=3))
-    with pytest.raises(ValueError, match="devices = 3: must be a multiple of the 2 processes"):
-        choose_devices(dataclasses.replace(CONFIG, num_envs=9, num_blocks=9, devices=3))
-    with pytest.raises(ValueError, match="devices = 1: must be a multiple of the 2 processes"):
-        require_all_processes(choose_devices(dataclasses.replace(CONFIG, devices=1)))
