@@ -61,7 +61,7 @@ class Workload:
 
     def config(self, small: bool = False) -> TrainConfig:
         """Returns the configuration at full size, or at that for a CPU."""
-        changes = {**self.changes, **(self.small if small else {})}
+        changes = {"devices": 1, **self.changes, **(self.small if small else {})}
         if self.preset:
             return load_config(self.preset, **changes)
         return from_mapping(TrainConfig, {"policies": {"agent": {}}, **changes})
