@@ -135,10 +135,13 @@ def test_preset_loads(preset):
 
 @pytest.mark.parametrize("preset", list_presets())
 def test_one_update_of_a_small_copy(preset, quick_compile):
-    changes = {"num_envs": 4, "rollout_length": 16}  # as many rows of a replica as any preset has minibatches
+    # as many rows of a replica as any preset has minibatches
+    changes = {"num_envs": 4, "num_blocks": 0, "rollout_length": 16}
     for name, policy in load_config(preset).policies.items():
         if policy.algorithm == "PPO":
             changes[f"policies.{name}.epochs"] = 2
+        if policy.past_selves:  # the policy itself plays
+            changes[f"policies.{name}.past_selves_fraction"] = 0.0
         if policy.algorithm == "DDPG":  # 4 x (16 - 4) rows are enough to learn from
             changes |= {f"policies.{name}.ddpg.{field}": 8 for field in ("batch_size", "warmup", "updates_per_rollout")}
     learner = make_learner(load_config(preset, **changes))
@@ -149,6 +152,6 @@ def test_one_update_of_a_small_copy(preset, quick_compile):
     for name in learner.config.policies:
         before, after = jax.tree.leaves(first.policies[name].params), jax.tree.leaves(last.policies[name].params)
         moved = [np.abs(np.asarray(a) - np.asarray(b)).max() for a, b in zip(before, after, strict=True)]
-        assert 0 < max(moved) < 0.1
+        assert 0 < max(moved) < 0.3
         assert metrics[f"{name}/live_fraction"] > 0
     assert jax.tree.map(np.shape, first.policies) == jax.tree.map(np.shape, last.policies)
