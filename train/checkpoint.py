@@ -15,7 +15,7 @@ from jax.experimental import multihost_utils
 
 from wdjax.checks import one_line
 from wdjax.train.config import TrainConfig
-from wdjax.train.folder import require_same_run, write_whole, writing
+from wdjax.train.folder import partial_file, require_same_run, write_whole, writing
 from wdjax.train.load import from_mapping
 from wdjax.train.orbax_noise import silence
 from wdjax.train.state import TrainState
@@ -235,6 +235,6 @@ def require_sizes(folder: Path, name: str) -> None:
 
 
 def _sizes(folder: Path) -> dict[str, int]:
-    own = (folder / SIZES, (folder / SIZES).with_suffix(".tmp"))
+    own = (folder / SIZES, partial_file(folder / SIZES))
     files = (path for path in folder.rglob("*") if path.is_file() and path not in own)
     return {str(path.relative_to(folder)): path.stat().st_size for path in files}

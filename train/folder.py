@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -56,16 +56,30 @@ def hold_folder(workdir: Path) -> Iterator[None]:
     Raises:
         BlockingIOError: where another run holds it.
     """
+    with hold_file(workdir / "metrics.jsonl", "another run is training"):
+        yield
+
+
+@contextlib.contextmanager
+def hold_file(file: Path, other: str) -> Iterator[None]:
+    """Locks a file of a folder, and with it the folder, until the block ends.
+
+    Args:
+        other: who holds it where it is locked already, for the sentence: "another run is training".
+
+    Raises:
+        BlockingIOError: where it is.
+    """
+    folder = file.parent
     with contextlib.ExitStack() as stack:
-        with writing(workdir):  # opened to append: NFS gives no lock to who may not write
-            file = stack.enter_context(open(workdir / "metrics.jsonl", "ab"))
+        with writing(folder):  # opened to append: NFS gives no lock to who may not write
+            stream = stack.enter_context(open(file, "ab"))
         try:
             if fcntl is not None:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise BlockingIOError(
-                f"{workdir}: another run is training there at this moment: wait for it, or name another --workdir"
-            ) from None
+            words = f"{other} there at this moment: wait for it, or name another --workdir"
+            raise BlockingIOError(f"{folder}: {words}") from None
         except OSError:
             pass  # a file system without locks: better a run that nothing guards than none
         yield
@@ -82,12 +96,17 @@ def writing(folder: Path) -> Iterator[None]:
 
 def write_whole(file: Path, text: str) -> None:
     """Writes a text file such that, whenever the process or the machine dies, the old one is there or the new one."""
-    partial = file.with_suffix(".tmp")
+    partial = partial_file(file)
     with open(partial, "w", encoding="utf8") as stream:
         stream.write(text)
         stream.flush()
         os.fsync(stream.fileno())
     partial.replace(file)
+
+
+def partial_file(file: Path) -> Path:
+    """Returns where `write_whole` writes first."""
+    return file.with_name(f"{file.name}.tmp")
 
 
 def require_same_run(old: TrainConfig, new: TrainConfig, where: str) -> None:
@@ -96,7 +115,7 @@ def require_same_run(old: TrainConfig, new: TrainConfig, where: str) -> None:
     Args:
         where: what has the old one, in words: "the run in runs/a was begun with".
     """
-    before, after = (_flat(plain_config(complete_env_params(config))) for config in (old, new))
+    before, after = (flat(plain_config(complete_env_params(config))) for config in (old, new))
     for name in sorted(before.keys() | after.keys()):
         if name not in RESUMABLE and before.get(name) != after.get(name):
             raise ValueError(f"{name} = {after.get(name)!r}: {where} {before.get(name)!r}")
@@ -129,7 +148,8 @@ def _plain(value: Any) -> Any:
     return np.asarray(value).tolist() if isinstance(value, np.generic | np.ndarray | jax.Array) else value
 
 
-def _flat(values: Any, path: str = "") -> dict[str, Any]:
-    if not isinstance(values, dict):
+def flat(values: Any, path: str = "") -> dict[str, Any]:
+    """Returns dotted name -> value of nested mappings."""
+    if not isinstance(values, Mapping):
         return {path: values}
-    return {k: v for name, item in values.items() for k, v in _flat(item, f"{path}.{name}" if path else name).items()}
+    return {k: v for name, item in values.items() for k, v in flat(item, f"{path}.{name}" if path else name).items()}

@@ -172,9 +172,12 @@ def clip_action(policy: Policy, action: jax.Array) -> jax.Array:
 def final_value(
     policy: Policy, state: PolicyState, carry: Any, final_obs: Any, truncated: jax.Array
 ) -> jax.Array:
-    """Returns V(final obs) of the agents that a time limit cut off, 0 elsewhere, [N, n]; free where there are none.
+    """Returns V(final obs) of the agents that a time limit cut off, 0 elsewhere; free where there are none.
 
-    `carry` is what a recurrent policy carried out of the step, before the reset.
+    Args:
+        carry: what a recurrent policy carried out of the step, before the reset.
+        final_obs: [N, n, ...] of one step, or [T, N, n, ...] of all; so is the value.
+        truncated: bool, likewise.
     """
 
     def evaluate(current: jax.Array, state: PolicyState, obs: Any, carry: Any, truncated: jax.Array) -> jax.Array:

@@ -7,13 +7,8 @@ from typing import Any
 
 import yaml
 
-from wdjax.experiments.sweep.turns import replace_file
+from wdjax.train.folder import flat, hold_file, write_whole, writing
 from wdjax.train.load import read_yaml, read_yaml_value
-
-try:
-    import fcntl
-except ImportError:  # Windows has no such locks: there nothing keeps two sweeps out of one folder
-    fcntl = None  # type: ignore[assignment]
 
 
 def prepare_folder(workdir: Path, asked: Mapping[str, Any], resume: bool) -> None:
@@ -34,11 +29,9 @@ def prepare_folder(workdir: Path, asked: Mapping[str, Any], resume: bool) -> Non
             raise FileExistsError(f"{workdir} holds a sweep already: resume it (--resume), or name another --workdir")
         require_same(f"the sweep in {workdir}", read_yaml(file), asked)
         return
-    try:
+    with writing(workdir):
         workdir.mkdir(parents=True, exist_ok=True)
-        replace_file(file, yaml.safe_dump(dict(asked), sort_keys=False, allow_unicode=True))
-    except OSError as error:
-        raise type(error)(f"workdir = {workdir}: must be a folder that can be written ({error.strerror})") from error
+        write_whole(file, yaml.safe_dump(dict(asked), sort_keys=False, allow_unicode=True))
 
 
 @contextlib.contextmanager
@@ -48,15 +41,7 @@ def hold_folder(workdir: Path) -> Iterator[None]:
     Raises:
         BlockingIOError: where another sweep holds it.
     """
-    with open(workdir / "sweep.yaml", "ab") as file:
-        try:
-            if fcntl is not None:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            words = "another sweep is running there at this moment: wait for it, or name another --workdir"
-            raise BlockingIOError(f"{workdir}: {words}") from None
-        except OSError:
-            pass  # a file system without locks: better a sweep that nothing guards than none
+    with hold_file(workdir / "sweep.yaml", "another sweep is running"):
         yield
 
 
@@ -66,10 +51,3 @@ def require_same(what: str, begun: Mapping[str, Any], asked: Mapping[str, Any]) 
     for name in [*old, *(name for name in new if name not in old)]:
         if old.get(name) != new.get(name):
             raise ValueError(f"{name} = {new.get(name)!r}: {what} was begun with {old.get(name)!r}")
-
-
-def flat(values: Any, path: str = "") -> dict[str, Any]:
-    """Returns dotted name -> value of nested mappings."""
-    if not isinstance(values, Mapping):
-        return {path: values}
-    return {k: v for name, item in values.items() for k, v in flat(item, f"{path}.{name}" if path else name).items()}

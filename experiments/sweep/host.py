@@ -16,8 +16,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from wdjax.checks import require, require_integer, require_known
 from wdjax.experiments.sweep.plan import Member
 from wdjax.experiments.sweep.population import choose_num_devices, metric_names
-from wdjax.experiments.sweep.turns import Advance, Programs, Row, Turn, make_turns, replace_file
+from wdjax.experiments.sweep.turns import Advance, Programs, Row, Turn, make_turns
 from wdjax.train.config import TrainConfig
+from wdjax.train.folder import write_whole
 from wdjax.train.signals import stop_signals
 from wdjax.train.state import Setup
 
@@ -83,7 +84,7 @@ def prepare_turns(
         chunk = min(programs.setup.config.updates_per_chunk, last - first)
         size = programs.fit(members, chunk, host.members_at_once)
         folder.mkdir(parents=True, exist_ok=True)
-        replace_file(file, json.dumps({"members_at_once": size}) + "\n")
+        write_whole(file, json.dumps({"members_at_once": size}) + "\n")
     return make_turns(folder, members, size, first, last)
 
 

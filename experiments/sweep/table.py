@@ -11,7 +11,8 @@ import numpy as np
 from rich.table import Table
 
 from wdjax.experiments.sweep.plan import Member, Point
-from wdjax.experiments.sweep.turns import Row, replace_file
+from wdjax.experiments.sweep.turns import Row
+from wdjax.train.folder import write_whole
 
 MOST_CURVES = 10  # of the best values: matplotlib has ten colours
 
@@ -59,8 +60,8 @@ def write_table(workdir: Path, table: Sequence[Row], name: str = "table") -> Non
     writer.writeheader()
     for row in table:
         writer.writerow({key: _csv_value(value) for key, value in row.items()})
-    replace_file(workdir / f"{name}.csv", text.getvalue())
-    replace_file(workdir / f"{name}.jsonl", "".join(json.dumps(row) + "\n" for row in table))
+    write_whole(workdir / f"{name}.csv", text.getvalue())
+    write_whole(workdir / f"{name}.jsonl", "".join(json.dumps(row) + "\n" for row in table))
 
 
 def _csv_value(value: Any) -> Any:

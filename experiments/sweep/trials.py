@@ -33,9 +33,9 @@ from wdjax.experiments.sweep.plan import (
 from wdjax.experiments.sweep.population import population_setup
 from wdjax.experiments.sweep.study import Study, Trial, open_study, require_optuna
 from wdjax.experiments.sweep.table import best_member, draw_curves, last_known, point_words, write_table
-from wdjax.experiments.sweep.turns import Row, export_member, replace_file
+from wdjax.experiments.sweep.turns import Row, export_member
 from wdjax.train.config import TrainConfig
-from wdjax.train.folder import dump_config
+from wdjax.train.folder import dump_config, write_whole
 from wdjax.train.load import change_config
 
 
@@ -89,17 +89,24 @@ def search(
     member = check_values(base, settings, seeds)
     metric = choose_metric(metric, member.config, population_setup([member]))
     require(metric is not None, "metric", metric, "named, as POLICY/episode_return: it is what the search makes high")
-    question = {
-        "config": yaml.safe_load(dump_config(base)), "metric": metric, "seeds": seeds,
-        "values": {name: own if isinstance(own, list) else str(own) for name, own in settings.items()},
-        "halving": dataclasses.asdict(halving) if halving else None,
-    }  # fmt: skip
+    question = study_question(base, metric, seeds, settings, halving)
     with open_host(workdir, devices, members_at_once, quiet, stop) as host:
         asked = {"mode": "search", **question, "batch": batch, "storage": storage, "study": study}
         prepare_folder(host.workdir, asked, resume)
         with hold_folder(host.workdir):
             own = open_study(storage, study, host.workdir, settings, question, base.seed)
             return run_trials(host, own, base, seeds, trials, batch, halving, metric)
+
+
+def study_question(
+    base: TrainConfig, metric: str, seeds: Sequence[int], settings: Mapping[str, Values], halving: Halving | None
+) -> dict[str, Any]:
+    """Returns what all workers of a study must have asked alike, as YAML holds it."""
+    return {
+        "config": yaml.safe_load(dump_config(base)), "metric": metric, "seeds": seeds,
+        "values": {name: own if isinstance(own, list) else str(own) for name, own in settings.items()},
+        "halving": dataclasses.asdict(halving) if halving else None,
+    }  # fmt: skip
 
 
 def check_values(base: TrainConfig, settings: Mapping[str, Values], seeds: Sequence[int]) -> Member:
@@ -160,7 +167,7 @@ def write_batch(folder: Path, proposed: list[tuple[int, Point]]) -> list[tuple[i
     if proposed:
         folder.mkdir(parents=True, exist_ok=True)
         content = [{"trial": number, "values": values} for number, values in proposed]
-        replace_file(folder / "batch.json", json.dumps(content) + "\n")
+        write_whole(folder / "batch.json", json.dumps(content) + "\n")
     return proposed
 
 

@@ -7,7 +7,6 @@ the empty file `finished`. A turn that was killed goes on from its newest checkp
 import contextlib
 import dataclasses
 import json
-import os
 import shutil
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +28,7 @@ from wdjax.experiments.sweep.population import (
 from wdjax.train.bad_numbers import describe_bad_numbers, skipped_updates, sound_updates
 from wdjax.train.checkpoint import open_checkpoints, restore, save
 from wdjax.train.config import TrainConfig
-from wdjax.train.folder import dump_config
+from wdjax.train.folder import dump_config, write_whole
 from wdjax.train.learner import Learner, make_learner
 from wdjax.train.load import change_config, from_mapping, read_yaml
 from wdjax.train.metrics_log import MetricsLog, read_metrics, summarize
@@ -172,17 +171,7 @@ def write_members(turn: Turn) -> None:
     """Writes who goes in a turn, once."""
     turn.folder.mkdir(parents=True, exist_ok=True)
     content = [{"member": own.number, "seed": own.config.seed, "values": own.values} for own in turn.members]
-    replace_file(turn.folder / "members.json", json.dumps({"size": turn.size, "members": content}) + "\n")
-
-
-def replace_file(file: Path, text: str) -> None:
-    """Writes a file so that whoever reads it, also after a crash, finds the old content or the new, whole."""
-    partial = file.with_name(f"{file.name}.tmp")
-    with open(partial, "w", encoding="utf8") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
-    partial.replace(file)
+    write_whole(turn.folder / "members.json", json.dumps({"size": turn.size, "members": content}) + "\n")
 
 
 def load_states(setup: Setup, turns: Sequence[Turn], wanted: Sequence[int]) -> TrainState:

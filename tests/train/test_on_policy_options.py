@@ -58,7 +58,7 @@ def spy_on(policy_loss):
 
 
 def keeping_final_obs(end_of_step):
-    """Lets the rows keep what was seen before a reset: on-policy algorithms do not."""
+    """Lets the rows keep what was seen before a reset, also those of recurrent policies and where nothing truncates."""
 
     def kept(self, policy, state, carry, final_obs, truncated):
         return {**end_of_step(self, policy, state, carry, final_obs, truncated), "next_obs": final_obs}
