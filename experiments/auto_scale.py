@@ -6,24 +6,21 @@ Doubles num_envs for as long as the compiled program says that it fits and a sho
 does not fit is known before it runs (`compiled.memory_analysis()`): nothing too large is ever started.
 """
 
-import contextlib
 import dataclasses
-import os
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
 from rich.table import Table
 
 from wdjax.checks import one_line, require
+from wdjax.experiments.memory import bytes_free, bytes_needed
 from wdjax.train import TrainConfig, make_learner
 from wdjax.train.trainer import abstract_state, compile_chunk
 from wdjax.train.validate import validate
 
 FIELDS = ("num_envs", "rollout_length")
-MEMORY_FRACTION = 0.8  # of what is free: evaluations, pictures and other processes need some too
 WORTH = 1.05  # a doubling pays where it is faster by this
 FEWEST_UPDATES = 20  # that a run must have left: fewer learn nothing, however fast
 SECONDS = 1.0  # of measuring, at least one chunk
@@ -57,14 +54,14 @@ def auto_scale(
 
     Args:
         rollout: then the same with rollout_length.
-        budget: bytes on a device; None: `memory_budget`.
+        budget: bytes on a device; None: `bytes_free`.
         attempt: (config, budget) -> Trial, in place of `measure`.
 
     Raises:
         ValueError: where nothing fits, and for a run of several processes, whose clocks would differ.
     """
     require(jax.process_count() == 1, "--auto-scale", True, "left out of a run of several processes (give --num-envs)")
-    budget = memory_budget() if budget is None else budget
+    budget = bytes_free() if budget is None else budget
     trials: list[Trial] = []
     for field in FIELDS[: 1 + rollout]:
         tried = search(config, field, budget, attempt or measure)
@@ -117,7 +114,8 @@ def measure(config: TrainConfig, budget: int) -> Trial:
     try:
         learner = make_learner(config)
         program, _ = compile_chunk(learner, abstract_state(learner), config.updates_per_chunk)
-        trial = dataclasses.replace(trial, memory=needed_memory(program, learner.setup.num_devices))
+        shared = learner.setup.num_devices if jax.default_backend() == "cpu" else 1  # a CPU's devices share its memory
+        trial = dataclasses.replace(trial, memory=shared * bytes_needed(program))
         if trial.memory > budget:
             return dataclasses.replace(trial, words=f"needs {in_words(trial.memory)} of {in_words(budget)}: not run")
         seconds = time_of(program, learner.init(jax.random.key(config.seed)))
@@ -140,34 +138,6 @@ def time_of(program: Callable[[Any], tuple], state: Any) -> float:
         jax.block_until_ready(metrics)
         times.append(time.perf_counter() - start)
     return min(times)
-
-
-def needed_memory(program: Any, num_devices: int) -> int:
-    """Returns the bytes that a compiled chunk takes on a device, with the copy of its state that is being saved; on
-    the CPU those of all its devices, which share one memory."""
-    sizes = program.memory_analysis()
-    chunk = sizes.argument_size_in_bytes + sizes.output_size_in_bytes - sizes.alias_size_in_bytes
-    chunk += sizes.temp_size_in_bytes + sizes.generated_code_size_in_bytes
-    return (chunk + sizes.argument_size_in_bytes) * (num_devices if jax.default_backend() == "cpu" else 1)
-
-
-def memory_budget() -> int:
-    """Returns the bytes of a device that a run may take: MEMORY_FRACTION of those that are free."""
-    stats = jax.local_devices()[0].memory_stats() or {}
-    free = stats["bytes_limit"] - stats["bytes_in_use"] if "bytes_limit" in stats else host_memory()
-    return int(MEMORY_FRACTION * free)
-
-
-def host_memory() -> int:
-    """Returns the bytes that this machine has to give: what is available, and at most what a container may have."""
-    page = os.sysconf("SC_PAGE_SIZE")
-    sizes = [os.sysconf("SC_PHYS_PAGES") * page]
-    with contextlib.suppress(OSError, ValueError, IndexError):  # Linux: free, or in use only to cache files
-        lines = Path("/proc/meminfo").read_text(encoding="utf8").splitlines()
-        sizes.append(next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")))
-    with contextlib.suppress(OSError, ValueError):  # "max" where there is no limit
-        sizes.append(int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="utf8")))
-    return min(sizes)
 
 
 def in_words(size: int) -> str:

@@ -16,9 +16,9 @@ from typing import Any
 import jax
 
 from wdjax.experiments.benchmarks.timing import machine, median_seconds
+from wdjax.experiments.memory import bytes_needed
 from wdjax.experiments.sweep.plan import Member, as_config, make_groups, make_members, make_points, make_seeds
 from wdjax.experiments.sweep.population import (
-    bytes_needed,
     choose_num_devices,
     compile_population,
     even_size,

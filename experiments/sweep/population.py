@@ -5,9 +5,7 @@ Members share nothing: each lies whole on one device, and no device waits for an
 
 import dataclasses
 import functools
-import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,13 +13,14 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
 from wdjax.checks import require
+from wdjax.experiments import memory
+from wdjax.experiments.memory import bytes_needed
 from wdjax.experiments.sweep.plan import Member
 from wdjax.train.learner import init, make_setup, run
 from wdjax.train.state import Setup, TrainState, make_hypers
 from wdjax.train.validate import validate
 
 AXIS = "wdjax_members"
-MEMORY_SHARE = 0.8  # of the memory that is free: XLA's own count leaves out code, collectives and fragmentation
 
 
 def choose_num_devices(devices: int) -> int:
@@ -121,32 +120,9 @@ def metric_names(setup: Setup) -> list[str]:
     return [name for name in metrics if name != "bad_numbers"]
 
 
-def bytes_needed(program: Any) -> int:
-    """Returns how much memory a compiled program takes on each device: arguments, results and what is between, and a
-    copy of the arguments, which is being saved in the background."""
-    found = program.memory_analysis()
-    shared = found.alias_size_in_bytes  # donated arguments that are results
-    return (
-        2 * found.argument_size_in_bytes + found.output_size_in_bytes + found.temp_size_in_bytes
-        + found.generated_code_size_in_bytes - shared
-    )  # fmt: skip
-
-
 def bytes_free(num_devices: int = 1) -> int:
-    """Returns how much memory a program may take on each device: of what an accelerator, or the machine, has left."""
-    stats = jax.local_devices()[0].memory_stats() or {}
-    if "bytes_limit" in stats:
-        return int(MEMORY_SHARE * (stats["bytes_limit"] - stats.get("bytes_in_use", 0)))
-    return int(MEMORY_SHARE * machine_memory() / num_devices)  # the devices of a CPU share it
-
-
-def machine_memory() -> int:
-    """Returns the bytes of main memory that are free or can be freed; all there are where only that is known."""
-    meminfo = Path("/proc/meminfo")
-    if meminfo.is_file():
-        fields = dict(line.split(":", 1) for line in meminfo.read_text(encoding="utf8").splitlines())
-        return 1024 * int(fields["MemAvailable"].split()[0])
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    """Returns how much memory a program may take on each device: those of a CPU share it."""
+    return memory.bytes_free() // (num_devices if jax.default_backend() == "cpu" else 1)
 
 
 def even_size(num_members: int, most: int, num_devices: int = 1) -> int:

@@ -6,8 +6,9 @@ import jax
 import pytest
 
 from wdjax.experiments import auto_scale as module
-from wdjax.experiments.auto_scale import Trial, auto_scale, host_memory, in_words, measure, trial_table, what_changes
+from wdjax.experiments.auto_scale import Trial, auto_scale, in_words, measure, trial_table, what_changes
 from wdjax.experiments.cli import main
+from wdjax.experiments.memory import bytes_free, host_memory
 from wdjax.train import Trainer, load_config
 from wdjax.train.folder import load_run_config
 
@@ -141,14 +142,14 @@ def test_what_a_configuration_does_not_allow_is_not_compiled(monkeypatch):
 
 
 def test_budget_is_part_of_what_is_free(monkeypatch):
-    assert 0 < module.memory_budget() <= 0.8 * host_memory()
+    assert 0 < bytes_free() <= 0.8 * host_memory()
 
     class Device:
         def memory_stats(self):
             return {"bytes_limit": 1_000, "bytes_in_use": 200}
 
     monkeypatch.setattr(module.jax, "local_devices", lambda: [Device()])
-    assert module.memory_budget() == 640
+    assert bytes_free() == 640
 
 
 def test_refuses_several_processes(monkeypatch):

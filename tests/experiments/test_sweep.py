@@ -12,6 +12,7 @@ import pytest
 from probes import tiny_config, tiny_policy
 from refusals import refusal
 
+from wdjax.experiments.memory import bytes_needed
 from wdjax.experiments.sweep import evolve, load_member, read_table, sweep
 from wdjax.experiments.sweep import population as population_module
 from wdjax.experiments.sweep import turns as turns_module
@@ -20,7 +21,6 @@ from wdjax.experiments.sweep.folder import hold_folder
 from wdjax.experiments.sweep.plan import make_members, make_points
 from wdjax.experiments.sweep.population import (
     abstract_population,
-    bytes_needed,
     compile_as_many,
     compile_population,
     init_population,

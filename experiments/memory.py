@@ -1,0 +1,40 @@
+"""How much memory a compiled program takes, and how much there is."""
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Any
+
+import jax
+
+SHARE = 0.8  # of what is free: XLA's own count leaves out collectives and fragmentation, and others need some too
+
+
+def bytes_needed(program: Any) -> int:
+    """Returns how much memory a compiled program takes on each device: arguments, results and what is between, and a
+    copy of the arguments, which is being saved in the background."""
+    found = program.memory_analysis()
+    shared = found.alias_size_in_bytes  # donated arguments that are results
+    return (
+        2 * found.argument_size_in_bytes + found.output_size_in_bytes + found.temp_size_in_bytes
+        + found.generated_code_size_in_bytes - shared
+    )  # fmt: skip
+
+
+def bytes_free() -> int:
+    """Returns SHARE of the bytes that a device has left; of a CPU those that its devices share."""
+    stats = jax.local_devices()[0].memory_stats() or {}
+    free = stats["bytes_limit"] - stats.get("bytes_in_use", 0) if "bytes_limit" in stats else host_memory()
+    return int(SHARE * free)
+
+
+def host_memory() -> int:
+    """Returns the bytes that this machine has to give: what is available, and at most what a container may have."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    sizes = [os.sysconf("SC_PHYS_PAGES") * page]
+    with contextlib.suppress(OSError, ValueError, IndexError):  # Linux: free, or in use only to cache files
+        lines = Path("/proc/meminfo").read_text(encoding="utf8").splitlines()
+        sizes.append(next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")))
+    with contextlib.suppress(OSError, ValueError):  # "max" where there is no limit
+        sizes.append(int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="utf8")))
+    return min(sizes)
