@@ -29,7 +29,19 @@ class Categorical:
 
     def sample(self, key: jax.Array, outputs: jax.Array) -> jax.Array:
         """Draws actions: [...] int32, or [..., components]."""
-        return self._pack(jax.random.categorical(key, self._logits(outputs)))
+        return self.choose(jax.random.uniform(key, (*outputs.shape[:-1], len(self.sizes))), outputs)
+
+    def choose(self, uniform: jax.Array, outputs: jax.Array) -> jax.Array:
+        """Returns the actions that numbers in [0, 1) stand for: the first a with sum_{b <= a} p_b > uniform.
+
+        One number for each component, [..., components], where the Gumbel trick takes one for every choice.
+        """
+        logits = self._logits(outputs)
+        weight = jnp.exp(logits - jnp.max(logits, axis=-1, keepdims=True))
+        cumulated = cumulate(weight)
+        # by the largest: rounding may leave the last a little below it, and some choice must be above
+        below = cumulated <= uniform[..., None] * jnp.max(cumulated, axis=-1, keepdims=True)
+        return self._pack(jnp.sum(below, axis=-1, dtype=jnp.int32))
 
     def mode(self, outputs: jax.Array) -> jax.Array:
         """Returns the most likely action (the lowest index of several)."""
@@ -175,6 +187,15 @@ class SquashedGaussian(Gaussian):
 
     def _flat(self, action: jax.Array) -> jax.Array:
         return action.reshape((*action.shape[: action.ndim - len(self.shape)], -1))
+
+
+def cumulate(values: jax.Array) -> jax.Array:
+    """Returns running sums along the last axis; of few numbers in one fused reduction."""
+    size = values.shape[-1]
+    if size > 64:
+        return jnp.cumsum(values, axis=-1)
+    before = np.tri(size, dtype=bool)  # [i, j]: j <= i
+    return jnp.sum(jnp.where(before, values[..., None, :], 0.0), axis=-1)
 
 
 Distribution = Categorical | Gaussian | SquashedGaussian

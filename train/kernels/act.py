@@ -1,0 +1,129 @@
+"""Acting as one kernel: from observations to drawn actions, their log-probabilities and values, in one launch.
+
+A program takes a block of rows through the whole network; what is between its layers stays in registers.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton
+
+from wdjax.train.kernels.towers import (
+    CHUNK,
+    Shape,
+    column,
+    component_columns,
+    load_rows,
+    log_prob_and_entropy,
+    product,
+    towers_of,
+)
+from wdjax.train.networks import ACTIVATIONS
+
+ROWS = {True: 64, False: 64}  # of a program: narrow layers, wide ones
+WARPS = {True: 4, False: 4}
+
+
+def act_kernel(
+    shape: Shape, params: Any, inputs: jax.Array, uniform: jax.Array, with_log_prob: bool, interpret: bool = False
+) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+    """Draws actions of a policy: `Categorical.choose` of the network's outputs, its value, and where asked log pi(a).
+
+    Args:
+        params: of an actor-critic.
+        inputs: [R, num_inputs] float32, observations in a row.
+        uniform: [R, components] float32 in [0, 1).
+        interpret: step by step in XLA, on any device, for tests.
+
+    Returns:
+        (action [R, components] int32, value [R] float32, log_prob [R] float32 or None).
+    """
+    num_rows, components = uniform.shape
+    towers = towers_of(params, shape)
+    rows = min(ROWS[shape.is_narrow], max(16, pl.next_power_of_2(num_rows)))
+    outputs = [jax.ShapeDtypeStruct((num_rows * components,), jnp.int32)]
+    outputs += [jax.ShapeDtypeStruct((num_rows,), jnp.float32)] * (1 + with_log_prob)
+    action, value, *log_prob = pl.pallas_call(
+        functools.partial(_kernel, shape=shape, num_rows=num_rows, rows=rows),
+        out_shape=outputs,
+        grid=(pl.cdiv(num_rows, rows),),
+        compiler_params=triton.CompilerParams(num_warps=WARPS[shape.is_narrow], num_stages=2),
+        interpret=interpret,
+        name="act",
+    )(inputs.reshape(-1), uniform.reshape(-1), *jax.tree.leaves(towers))
+    return action.reshape(num_rows, components), value, log_prob[0] if log_prob else None
+
+
+def _kernel(inputs_ref: Any, uniform_ref: Any, *refs: Any, shape: Shape, num_rows: int, rows: int) -> None:
+    layers = len(shape.widths) - 1
+    num_weights = 2 * layers * (1 if shape.shared else 2)
+    weights, (action_ref, value_ref, *log_prob_ref) = refs[:num_weights], refs[num_weights:]
+    row = pl.program_id(0) * rows + jax.lax.broadcasted_iota(jnp.int32, (rows,), 0)
+    row = jnp.minimum(row, num_rows - 1)  # what is beyond the last row repeats it, and writes the same
+    outputs = run_tower(inputs_ref, row, weights[: 2 * layers], shape)
+    value = column(outputs, shape.num_outputs)
+    if not shape.shared:
+        value = column(run_tower(inputs_ref, row, weights[2 * layers :], shape), 0)
+    actions = []
+    for i, (first, size) in enumerate(shape.components):
+        draw = triton.load(uniform_ref.at[row * len(shape.sizes) + i])
+        action = choose(outputs, draw, first, size)
+        triton.store(action_ref.at[row * len(shape.sizes) + i], action)
+        actions.append(action)
+    triton.store(value_ref.at[row], value)
+    if log_prob_ref:
+        triton.store(log_prob_ref[0].at[row], log_prob_and_entropy(outputs, actions, shape)[0])
+
+
+def choose(outputs: jax.Array, uniform: jax.Array, first: int, size: int) -> jax.Array:
+    """Returns the action of one component that a number in [0, 1) stands for, [B] int32: `Categorical.choose`."""
+    inside, top = component_columns(outputs, first, size)
+    weight = jnp.where(inside, jnp.exp(outputs - top), 0.0)
+    cumulated = jnp.cumsum(weight, axis=1)
+    below = cumulated <= (uniform * jnp.max(cumulated, axis=1))[:, None]
+    return jnp.sum(jnp.where(inside & below, 1, 0), axis=1)
+
+
+def run_tower(inputs_ref: Any, row: jax.Array, refs: Any, shape: Shape) -> jax.Array:
+    """Returns the outputs [B, columns] of a tower for the rows of a program; the first two layers chunk by chunk."""
+    activation = ACTIVATIONS[shape.activation]
+    bias = refs[3][...][None, :]
+    hidden = jnp.zeros((row.shape[0], refs[2].shape[1]), jnp.float32)
+    chunk = min(CHUNK, shape.widths[1])
+
+    def add(i: jax.Array, sums: jax.Array) -> jax.Array:
+        features = first_layer(inputs_ref, row, refs, pl.ds(i * chunk, chunk), shape)
+        last = len(refs) == 4
+        return sums + product(features, refs[2][pl.ds(i * chunk, chunk), :], "float32" if last else shape.dtype)
+
+    outputs = jax.lax.fori_loop(0, shape.widths[1] // chunk, add, hidden) + bias
+    for kernel_ref, bias_ref in zip(refs[4::2], refs[5::2], strict=True):
+        last = kernel_ref is refs[-2]
+        outputs = product(activation(outputs), kernel_ref[...], "float32" if last else shape.dtype)
+        outputs = outputs + bias_ref[...][None, :]
+    return outputs
+
+
+def first_layer(inputs_ref: Any, row: jax.Array, refs: Any, units: Any, shape: Shape) -> jax.Array:
+    """Returns some units of the first hidden layer, [B, chunk].
+
+    The inputs are read in pieces, each a power of two: 71 are 64 and 16, not 128.
+    """
+    sums = refs[1][units][None, :]
+    for first, width in pieces(shape.num_inputs):
+        piece = load_rows(inputs_ref, row, first, width, shape.num_inputs)
+        sums = sums + product(piece, refs[0][first : first + width, units], shape.dtype)
+    return ACTIVATIONS[shape.activation](sums)
+
+
+def pieces(size: int) -> list[tuple[int, int]]:
+    """Returns (first, width) of pieces that cover a size: widths are powers of two, at least 16."""
+    found, first = [], 0
+    while first < size:
+        width = max(16, 1 << ((size - first).bit_length() - 1))
+        found.append((first, width))
+        first += width
+    return found
