@@ -12,14 +12,15 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
 from wdjax.train.kernels.towers import (
-    CHUNK,
     Shape,
+    chunk_of,
     column,
     component_columns,
     load_rows,
     log_prob_and_entropy,
     product,
     towers_of,
+    transposed,
 )
 from wdjax.train.networks import ACTIVATIONS
 
@@ -53,7 +54,7 @@ def act_kernel(
         compiler_params=triton.CompilerParams(num_warps=WARPS[shape.is_narrow], num_stages=2),
         interpret=interpret,
         name="act",
-    )(inputs.reshape(-1), uniform.reshape(-1), *jax.tree.leaves(towers))
+    )(inputs.reshape(-1), uniform.reshape(-1), *jax.tree.leaves(transposed(towers, shape)))
     return action.reshape(num_rows, components), value, log_prob[0] if log_prob else None
 
 
@@ -89,33 +90,34 @@ def choose(outputs: jax.Array, uniform: jax.Array, first: int, size: int) -> jax
 
 def run_tower(inputs_ref: Any, row: jax.Array, refs: Any, shape: Shape) -> jax.Array:
     """Returns the outputs [B, columns] of a tower for the rows of a program; the first two layers chunk by chunk."""
-    activation = ACTIVATIONS[shape.activation]
-    bias = refs[3][...][None, :]
-    hidden = jnp.zeros((row.shape[0], refs[2].shape[1]), jnp.float32)
-    chunk = min(CHUNK, shape.widths[1])
+    inputs = load_inputs(inputs_ref, row, shape)
+    chunk = chunk_of(shape)
 
     def add(i: jax.Array, sums: jax.Array) -> jax.Array:
-        features = first_layer(inputs_ref, row, refs, pl.ds(i * chunk, chunk), shape)
-        last = len(refs) == 4
-        return sums + product(features, refs[2][pl.ds(i * chunk, chunk), :], "float32" if last else shape.dtype)
+        units = pl.ds(i * chunk, chunk)
+        return sums + product(first_layer(inputs, refs, units, shape), refs[2][:, units].T, shape.dtype)
 
-    outputs = jax.lax.fori_loop(0, shape.widths[1] // chunk, add, hidden) + bias
+    zeros = jnp.zeros((row.shape[0], refs[2].shape[0]), jnp.float32)
+    outputs = jax.lax.fori_loop(0, shape.widths[1] // chunk, add, zeros) + refs[3][...][None, :]
     for kernel_ref, bias_ref in zip(refs[4::2], refs[5::2], strict=True):
-        last = kernel_ref is refs[-2]
-        outputs = product(activation(outputs), kernel_ref[...], "float32" if last else shape.dtype)
-        outputs = outputs + bias_ref[...][None, :]
+        outputs = ACTIVATIONS[shape.activation](outputs)
+        outputs = product(outputs, kernel_ref[...].T, shape.dtype) + bias_ref[...][None, :]
     return outputs
 
 
-def first_layer(inputs_ref: Any, row: jax.Array, refs: Any, units: Any, shape: Shape) -> jax.Array:
-    """Returns some units of the first hidden layer, [B, chunk].
+def load_inputs(inputs_ref: Any, row: jax.Array, shape: Shape) -> list[jax.Array]:
+    """Reads the inputs of a block of rows in pieces, each as wide as a power of two: 71 are 64 and 16, not 128."""
+    return [
+        load_rows(inputs_ref, row, first, width, shape.num_inputs).astype(shape.dtype)
+        for first, width in pieces(shape.num_inputs)
+    ]
 
-    The inputs are read in pieces, each a power of two: 71 are 64 and 16, not 128.
-    """
+
+def first_layer(inputs: list[jax.Array], refs: Any, units: Any, shape: Shape) -> jax.Array:
+    """Returns some units of the first hidden layer, [B, chunk]."""
     sums = refs[1][units][None, :]
-    for first, width in pieces(shape.num_inputs):
-        piece = load_rows(inputs_ref, row, first, width, shape.num_inputs)
-        sums = sums + product(piece, refs[0][first : first + width, units], shape.dtype)
+    for piece, (first, width) in zip(inputs, pieces(shape.num_inputs), strict=True):
+        sums = sums + product(piece, refs[0][units, first : first + width].T, shape.dtype)
     return ACTIVATIONS[shape.activation](sums)
 
 

@@ -7,6 +7,7 @@ zeros to powers of two, as Triton wants them: what is padded computes act(0) = 0
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -24,7 +25,7 @@ MAX_OUTPUTS = 128  # columns of a tower's last layer
 MAX_WIDTH = 256  # of a hidden layer
 MAX_INDEX = 2**31 - 1  # numbers of an array that a kernel can reach
 NARROW = 2**14  # numbers in all padded matrices up to which gradients stay in registers
-CHUNK = 64  # hidden units that are in registers at once, where layers are wide
+CHUNK = {"float32": 32, "bfloat16": 64}  # units of the first hidden layer that are in registers at once
 
 Tower = tuple[tuple[jax.Array, jax.Array], ...]
 """(kernel [inputs, outputs], bias [outputs]) of each layer, padded"""
@@ -84,7 +85,7 @@ def shape_of(policy: Policy) -> Shape | None:
     if shape.is_narrow:
         return shape if shape.dtype == "float32" else None
     takes_wide = shape.shared and len(shape.hidden) == 2 and shape.activation in ("relu", "tanh")
-    return shape if takes_wide and min(shape.hidden) >= CHUNK and shape.num_inputs <= MAX_WIDTH else None
+    return shape if takes_wide and min(shape.hidden) >= 64 and shape.num_inputs <= MAX_WIDTH else None
 
 
 def inputs_of(policy: Policy, state: PolicyState, obs: Any) -> jax.Array:
@@ -117,7 +118,17 @@ def _padded_tower(layers: list[dict[str, jax.Array]], shape: Shape) -> Tower:
     return tuple(tower)
 
 
+def transposed(towers: tuple[Tower, ...], shape: Shape) -> tuple[Tower, ...]:
+    """Returns towers with matrices [outputs, inputs] in the compute dtype: tensor cores want what is summed over last."""
+    return tuple(tuple((kernel.T.astype(shape.dtype), bias) for kernel, bias in tower) for tower in towers)
+
+
 # In a kernel.
+
+
+def chunk_of(shape: Shape) -> int:
+    """Returns how many units of the first hidden layer are computed at once."""
+    return min(CHUNK[shape.dtype], shape.widths[1])
 
 
 def load_rows(ref: Any, rows: jax.Array, first: int, width: int, num_columns: int) -> jax.Array:
@@ -127,13 +138,36 @@ def load_rows(ref: Any, rows: jax.Array, first: int, width: int, num_columns: in
     return triton.load(ref.at[index], mask=columns < num_columns, other=0.0)
 
 
-def forward(tower: Tower, inputs: jax.Array, shape: Shape) -> jax.Array:
-    """Returns [B, columns] of a tower whose matrices are in registers; products in `shape.dtype`, sums in float32."""
-    activation = ACTIVATIONS[shape.activation]
-    for kernel, bias in tower[:-1]:
-        inputs = activation(product(inputs, kernel, shape.dtype) + bias[None, :])
-    kernel, bias = tower[-1]
-    return product(inputs, kernel, "float32") + bias[None, :]
+def forward(refs: Sequence[Any], inputs: jax.Array, shape: Shape) -> tuple[jax.Array, list[tuple]]:
+    """Runs a block of rows through a tower whose matrices lie in memory; products in `shape.dtype`, sums in float32.
+
+    Returns:
+        (outputs [B, columns], what `backward` needs of every layer: what went into it and the slope of what came out).
+    """
+    layers = []
+    for kernel, bias in pairs(refs)[:-1]:
+        before = product(inputs, kernel[...], shape.dtype) + bias[...][None, :]
+        after, slope = jax.vjp(ACTIVATIONS[shape.activation], before)
+        layers.append((inputs, slope))
+        inputs = after
+    kernel, bias = pairs(refs)[-1]
+    return product(inputs, kernel[...], shape.dtype) + bias[...][None, :], [*layers, (inputs, None)]
+
+
+def backward(refs: Sequence[Any], layers: list[tuple], gradient: jax.Array, grad_refs: Sequence[Any], place: Any) -> None:
+    """Writes a block's gradients of a tower's matrices and biases, from the gradient of its outputs [B, columns]."""
+    for i in reversed(range(len(layers))):
+        inputs, _ = layers[i]
+        grad_refs[2 * i][place] = product(inputs.T, gradient, "float32")
+        grad_refs[2 * i + 1][place] = jnp.sum(gradient, axis=0)
+        if i:
+            slope = layers[i - 1][1]
+            (gradient,) = slope(product(gradient, refs[2 * i][...].T, "float32"))
+
+
+def pairs(refs: Sequence[Any]) -> list[tuple[Any, Any]]:
+    """Returns (kernel, bias) of each layer from all of them in a row."""
+    return list(zip(refs[::2], refs[1::2], strict=True))
 
 
 def product(left: jax.Array, right: jax.Array, dtype: str) -> jax.Array:

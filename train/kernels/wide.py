@@ -15,13 +15,13 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-from wdjax.train.kernels.act import first_layer
-from wdjax.train.kernels.gradient import Terms, load_block, loss_sums, metric_names
-from wdjax.train.kernels.towers import CHUNK, Shape, column, load_rows, product, towers_of
+from wdjax.train.kernels.act import first_layer, load_inputs, pieces
+from wdjax.train.kernels.gradient import BOTH, Terms, load_block, loss_sums, term_names
+from wdjax.train.kernels.towers import Shape, chunk_of, product, towers_of, transposed
 from wdjax.train.networks import ACTIVATIONS
 
-ROWS = {"float32": 64, "bfloat16": 64}  # of a block, by compute dtype
-WARPS = {"float32": 4, "bfloat16": 4}
+ROWS = 128  # of a program
+WARPS = 8
 CHUNK_ROWS = 2**18  # whose hidden layers are in memory at once
 
 # act'(x) as a function of act(x)
@@ -35,10 +35,10 @@ def wide_gradient(
     """What `gradient_kernel` does, with the same arguments, for two hidden layers of up to MAX_WIDTH units."""
     num_rows = live.shape[0]
     (tower,), back = jax.vjp(lambda params: towers_of(params, shape), params)
-    names = metric_names(terms, row, hypers)
+    names = term_names(terms, row, hypers)
     data = (inputs.reshape(-1), action.reshape(-1), live.astype(jnp.int8))
     data = (*data, jnp.stack([jnp.float32(value) for value in hypers.values()]))
-    rows = ROWS[shape.dtype]
+    rows = ROWS
     size = min(CHUNK_ROWS, pl.cdiv(num_rows, rows) * rows)
     run = functools.partial(
         _chunk, shape=shape, terms=terms, hyper_names=list(hypers), num_rows=num_rows, size=size, rows=rows,
@@ -58,34 +58,34 @@ def _chunk(
     start: jax.Array, data: tuple, row: Mapping[str, jax.Array], tower: Any, *, shape: Shape, terms: Terms,
     hyper_names: list[str], num_rows: int, size: int, rows: int, num_metrics: int, interpret: bool,
 ) -> tuple[Any, jax.Array]:  # fmt: skip
-    """Returns (gradients like the tower, sums of metrics) of `size` rows from `start` on."""
-    (w1, b1), (w2, b2), (w3, b3) = tower
+    """Returns (gradients like the tower, sums of terms) of `size` rows from `start` on."""
     dtype, blocks = jnp.dtype(shape.dtype), size // rows
-    w1, w2 = w1.astype(dtype), w2.astype(dtype)
+    w1, w2, w3 = (kernel.astype(dtype) for kernel, _ in tower)
+    num_inputs = sum(width for _, width in pieces(shape.num_inputs))
     written = lambda width: jax.ShapeDtypeStruct((size, width), dtype)  # noqa: E731
     partial = lambda width: jax.ShapeDtypeStruct((blocks, width), jnp.float32)  # noqa: E731
     call = functools.partial(
         pl.pallas_call, grid=(blocks,), interpret=interpret,
-        compiler_params=triton.CompilerParams(num_warps=WARPS[shape.dtype], num_stages=2),
+        compiler_params=triton.CompilerParams(num_warps=WARPS, num_stages=2),
     )  # fmt: skip
     options = {"shape": shape, "num_rows": num_rows, "rows": rows}
     x, h1, h2, do, db3, sums = call(
         functools.partial(_forward, terms=terms, row_names=list(row), hyper_names=hyper_names, **options),
-        out_shape=[written(w1.shape[0]), written(w1.shape[1]), written(w2.shape[1]), written(w3.shape[1]),
+        out_shape=[written(num_inputs), written(w1.shape[1]), written(w2.shape[1]), written(w3.shape[1]),
                    partial(w3.shape[1]), partial(num_metrics)],
         name="wide_forward",
-    )(start[None], *data, w1, b1, w2, b2, w3, b3, *row.values())  # fmt: skip
+    )(start[None], *data, *jax.tree.leaves(transposed((tower,), shape)), *row.values())  # fmt: skip
     dh1, dh2, db1, db2 = call(
         functools.partial(_backward, shape=shape, rows=rows),
         out_shape=[written(w1.shape[1]), written(w2.shape[1]), partial(w1.shape[1]), partial(w2.shape[1])],
         name="wide_backward",
     )(do, h1, h2, w2, w3)
-    transposed = lambda left, right: jax.lax.dot_general(  # noqa: E731
+    over_rows = lambda left, right: jax.lax.dot_general(  # noqa: E731
         left, right, (((0,), (0,)), ((), ())), preferred_element_type=jnp.float32
     )
     grads = (
-        (transposed(x, dh1), db1.sum(axis=0)), (transposed(h1, dh2), db2.sum(axis=0)),
-        (transposed(h2, do), db3.sum(axis=0)),
+        (jnp.pad(over_rows(x, dh1), ((0, w1.shape[0] - num_inputs), (0, 0))), db1.sum(axis=0)), (over_rows(h1, dh2), db2.sum(axis=0)),
+        (over_rows(h2, do), db3.sum(axis=0)),
     )  # fmt: skip
     return grads, sums.sum(axis=0)
 
@@ -101,31 +101,32 @@ def _forward(
         row_refs, action_ref, live_ref, start_ref[0] + program * rows, rows, num_rows, shape
     )
     own = pl.ds(program * rows, rows)
+    inputs, chunk = load_inputs(inputs_ref, index, shape), chunk_of(shape)
+    for piece, (first, width) in zip(inputs, pieces(shape.num_inputs), strict=True):
+        x_ref[own, first : first + width] = piece
 
     def add(i: jax.Array, sums: jax.Array) -> jax.Array:
-        units = pl.ds(i * CHUNK, CHUNK)
-        features = first_layer(inputs_ref, index, weights, units, shape).astype(h1_ref.dtype)
+        units = pl.ds(i * chunk, chunk)
+        features = first_layer(inputs, weights, units, shape).astype(h1_ref.dtype)
         h1_ref[own, units] = features
-        return sums + product(features, weights[2][units, :], shape.dtype)
+        return sums + product(features, weights[2][:, units].T, shape.dtype)
 
     width = h2_ref.shape[1]
     zeros = jnp.zeros((rows, width), jnp.float32)
-    h2 = jax.lax.fori_loop(0, h1_ref.shape[1] // CHUNK, add, zeros) + weights[3][...][None, :]
+    h2 = jax.lax.fori_loop(0, h1_ref.shape[1] // chunk, add, zeros) + weights[3][...][None, :]
     h2 = ACTIVATIONS[shape.activation](h2)
     h2_ref[own, :] = h2.astype(h2_ref.dtype)
-    outputs = product(h2, weights[4][...], "float32") + weights[5][...][None, :]
+    outputs = product(h2, weights[4][...].T, shape.dtype) + weights[5][...][None, :]
     hypers = {name: hypers_ref[i] for i, name in enumerate(hyper_names)}
 
     def loss(outputs: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
-        value = column(outputs, shape.num_outputs)
-        return loss_sums(outputs, value, actions, row, live, shape, terms, hypers)
+        return loss_sums(outputs, actions, row, live, BOTH, shape, terms, hypers)
 
     do, sums = jax.grad(loss, has_aux=True)(outputs)
     do_ref[own, :] = do.astype(do_ref.dtype)
     db3_ref[program, :] = jnp.sum(do, axis=0)
     for i, values in enumerate(jax.tree.leaves(sums)):
         sums_ref[program, i] = jnp.sum(values)
-    x_ref[own, :] = load_rows(inputs_ref, index, 0, shape.widths[0], shape.num_inputs).astype(x_ref.dtype)
 
 
 def _backward(
@@ -134,11 +135,11 @@ def _backward(
 ) -> None:  # fmt: skip
     program = pl.program_id(0)
     own = pl.ds(program * rows, rows)
-    slope = SLOPES[shape.activation]
+    slope, chunk = SLOPES[shape.activation], chunk_of(shape)
     do = do_ref[own, :]
 
     def add(i: jax.Array, sums: jax.Array) -> jax.Array:
-        units = pl.ds(i * CHUNK, CHUNK)
+        units = pl.ds(i * chunk, chunk)
         dh2 = product(do, w3_ref[units, :].T, shape.dtype) * slope(h2_ref[own, units].astype(jnp.float32))
         db2_ref[program, units] = jnp.sum(dh2, axis=0)
         dh2 = dh2.astype(dh2_ref.dtype)
@@ -146,7 +147,7 @@ def _backward(
         return sums + product(dh2, w2_ref[:, units].T, shape.dtype)
 
     zeros = jnp.zeros((rows, h1_ref.shape[1]), jnp.float32)
-    dh1 = jax.lax.fori_loop(0, h2_ref.shape[1] // CHUNK, add, zeros)
+    dh1 = jax.lax.fori_loop(0, h2_ref.shape[1] // chunk, add, zeros)
     dh1 = dh1 * slope(h1_ref[own, :].astype(jnp.float32))
     db1_ref[program, :] = jnp.sum(dh1, axis=0)
     dh1_ref[own, :] = dh1.astype(dh1_ref.dtype)
