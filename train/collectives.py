@@ -6,7 +6,7 @@ The code in between does not know how many there are: it sums with `total` and d
 Gradients: each device differentiates its own part of the loss, in which nothing is said between devices that depends on
 the parameters (`masked.share_of_mean`); the gradient of the loss is the `total` of what they find.
 
-Every word costs the time of a small kernel, however short it is, and XLA makes one sum over devices of all those of
+Every message costs the time of a small kernel, however short it is, and XLA makes one sum over devices of all those of
 float32 that do not wait for each other. So all that is told is told as such sums, also extremes and flags, and what
 would take two turns, as a mean and then the deviations from it, is merged from parts in one (`masked.of_devices`).
 """
@@ -47,7 +47,7 @@ def average(values: Any) -> Any:
 def side_by_side(values: Any) -> Any:
     """Returns what each device has, in their order, leaves [devices, ...], for a tree of float32 arrays [...].
 
-    As a sum of rows, all 0 but the device's own: an `all_gather` would be another word.
+    As a sum of rows, all 0 but the device's own: an `all_gather` would be another message.
     """
     shards = num_shards()
 
