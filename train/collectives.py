@@ -3,9 +3,12 @@
 The code in between does not know how many there are: it sums with `total` and draws with `block_numbers`. Outside of a
 `shard_map` over AXIS, and so on one device, these change nothing, not even the compiled program.
 
-Gradients: a loss is made of means over all devices, so it is the same number on each. Differentiated in there, a sum
-over devices hands to each device's part the gradients of all these equal losses: what each finds is the number of
-devices times its part, and the gradient of the loss is the mean of these (`average`).
+Gradients: each device differentiates its own part of the loss, in which nothing is said between devices that depends on
+the parameters (`masked.share_of_mean`); the gradient of the loss is the `total` of what they find.
+
+Every message costs the time of a small kernel, however short it is, and XLA makes one sum over devices of all those of
+float32 that do not wait for each other. So all that is told is told as such sums, also extremes and flags, and what
+would take two turns, as a mean and then the deviations from it, is merged from parts in one (`masked.of_devices`).
 """
 
 from typing import Any
@@ -29,8 +32,11 @@ def block_numbers(num_blocks: int) -> jax.Array:
 
 
 def total(values: Any) -> Any:
-    """Returns the sums over devices, for a tree of numbers that each device has."""
-    return values if num_shards() == 1 else jax.lax.psum(values, AXIS)
+    """Returns the sums over devices, for a tree of numbers that each device has: as float32, whole up to 2**24."""
+    if num_shards() == 1:
+        return values
+    sums = jax.lax.psum(jax.tree.map(lambda leaf: leaf.astype(jnp.float32), values), AXIS)
+    return jax.tree.map(lambda leaf, own: leaf.astype(own.dtype), sums, values)
 
 
 def average(values: Any) -> Any:
@@ -38,20 +44,37 @@ def average(values: Any) -> Any:
     return values if num_shards() == 1 else jax.lax.pmean(values, AXIS)
 
 
+def side_by_side(values: Any) -> Any:
+    """Returns what each device has, in their order, leaves [devices, ...], for a tree of float32 arrays [...].
+
+    As a sum of rows, all 0 but the device's own: an `all_gather` would be another message.
+    """
+    shards = num_shards()
+
+    def place(leaf: jax.Array) -> jax.Array:
+        if shards == 1:
+            return leaf[None]
+        own = (jnp.arange(shards) == jax.lax.axis_index(AXIS)).reshape(-1, *[1] * leaf.ndim)
+        return jnp.where(own, leaf[None], jnp.zeros_like(leaf)[None])
+
+    rows = jax.tree.map(place, values)
+    return rows if shards == 1 else jax.lax.psum(rows, AXIS)
+
+
 def smallest(values: jax.Array) -> jax.Array:
     """Returns the minimum over devices."""
-    return values if num_shards() == 1 else jax.lax.pmin(values, AXIS)
+    return values if num_shards() == 1 else jnp.min(side_by_side(values), axis=0)
 
 
 def largest(values: jax.Array) -> jax.Array:
     """Returns the maximum over devices."""
-    return values if num_shards() == 1 else jax.lax.pmax(values, AXIS)
+    return values if num_shards() == 1 else jnp.max(side_by_side(values), axis=0)
 
 
 def any_of(flags: jax.Array) -> jax.Array:
     """Returns whether a flag is set on any device, () bool."""
     found = jnp.any(flags)
-    return found if num_shards() == 1 else jax.lax.psum(found.astype(jnp.int32), AXIS) > 0
+    return found if num_shards() == 1 else total(found.astype(jnp.float32)) > 0
 
 
 def all_rows(values: Any) -> Any:

@@ -2,14 +2,65 @@
 
 import jax
 import jax.numpy as jnp
+from flax import struct
 
-from wdjax.train.collectives import total
+from wdjax.train.collectives import num_shards, side_by_side, total
+
+
+@struct.dataclass
+class Moments:
+    """Count, mean and sum of squared deviations of some rows; 0 where there are none. Axes that were summed are 1."""
+
+    count: jax.Array
+    mean: jax.Array
+    squares: jax.Array
+
+    @property
+    def variance(self) -> jax.Array:
+        """The mean squared deviation from the mean."""
+        return self.squares / jnp.maximum(self.count, 1.0)
+
+
+def moments(values: jax.Array, live: jax.Array, axis: int | tuple[int, ...] | None = None) -> Moments:
+    """Returns the moments of this device's live rows along some axes, None for all.
+
+    Args:
+        values: float32.
+        live: bool, as many axes as `values`, broadcast over those that are 1.
+    """
+    count = jnp.sum(live, axis, keepdims=True, dtype=jnp.float32)
+    # `where` and not a product: a dead row may hold anything, also infinities
+    mean = jnp.sum(jnp.where(live, values, 0.0), axis, keepdims=True) / jnp.maximum(count, 1.0)
+    squares = jnp.sum(jnp.where(live, (values - mean) ** 2, 0.0), axis, keepdims=True)
+    return Moments(count, mean, squares)
+
+
+def of_devices(parts: Moments) -> Moments:
+    """Returns the moments of the rows of all devices from those of each, d,
+
+        count = sum_d n_d,  mean = sum_d n_d mean_d / count,  squares = sum_d (squares_d + n_d (mean_d - mean)^2).
+
+    Source: Chan, Golub, LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances" (1979).
+    """
+    if num_shards() == 1:
+        return parts
+    each = side_by_side(parts)
+    count = jnp.sum(each.count, axis=0)
+    mean = jnp.sum(each.count * each.mean, axis=0) / jnp.maximum(count, 1.0)
+    squares = jnp.sum(each.squares + each.count * (each.mean - mean[None]) ** 2, axis=0)
+    return Moments(count, mean, squares)
 
 
 def masked_mean(values: jax.Array, live: jax.Array) -> jax.Array:
     """Returns sum(values * live) / max(sum(live), 1), a scalar; 0 where nothing is live."""
     weighted, count = total(_sums(values, live))
     return weighted / jnp.maximum(count, 1.0)
+
+
+def share_of_mean(values: jax.Array, live: jax.Array) -> jax.Array:
+    """Returns this device's part of `masked_mean`: a loss is made of these, and its gradient summed over devices."""
+    weighted, count = _sums(values, live)
+    return weighted / jnp.maximum(total(count), 1.0)
 
 
 def mean_where(values: jax.Array, chosen: jax.Array) -> jax.Array:
@@ -20,15 +71,14 @@ def mean_where(values: jax.Array, chosen: jax.Array) -> jax.Array:
 
 def masked_variance(values: jax.Array, live: jax.Array) -> jax.Array:
     """Returns the mean squared deviation from the mean over live rows, a scalar."""
-    return masked_mean((values - masked_mean(values, live)) ** 2, live)
+    return jnp.squeeze(of_devices(moments(values, live)).variance)
 
 
 def normalize(values: jax.Array, live: jax.Array) -> jax.Array:
     """Returns values shifted and scaled to mean 0 and deviation 1 over live rows."""
-    return (values - masked_mean(values, live)) / (jnp.sqrt(masked_variance(values, live)) + 1e-8)
+    own = of_devices(moments(values, live))
+    return (values - own.mean) / (jnp.sqrt(own.variance) + 1e-8)
 
 
 def _sums(values: jax.Array, live: jax.Array) -> tuple[jax.Array, jax.Array]:
-    weight = live.astype(jnp.float32)
-    # `where` and not a product: a dead row may hold anything, also infinities
-    return jnp.sum(jnp.where(live, values, 0.0)), jnp.sum(weight)
+    return jnp.sum(jnp.where(live, values, 0.0)), jnp.sum(live.astype(jnp.float32))

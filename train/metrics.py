@@ -66,7 +66,7 @@ import jax
 import jax.numpy as jnp
 
 from wdjax.train.collectives import any_of, average, largest, smallest, total
-from wdjax.train.masked import masked_mean, masked_variance, mean_where
+from wdjax.train.masked import masked_mean, masked_variance, mean_where, moments, of_devices
 from wdjax.train.rollout import Rollout, Rows
 
 Metrics = dict[str, jax.Array]
@@ -138,13 +138,9 @@ def action_deviations(action: jax.Array, live: jax.Array) -> Metrics:
 
 def deviation_along(values: jax.Array, live: jax.Array, axis: int) -> tuple[jax.Array, jax.Array]:
     """Returns (deviation of the live rows along one axis of [T, N, n], where there are any): [., ., C], [., .] bool."""
-    weight = live[..., None]
-    whole = total if axis == 1 else lambda sums: sums  # replicas lie on several devices
-    count = whole(jnp.sum(weight, axis, keepdims=True, dtype=jnp.float32))
-    divisor = jnp.maximum(count, 1.0)
-    mean = whole(jnp.sum(jnp.where(weight, values, 0.0), axis, keepdims=True)) / divisor
-    variance = whole(jnp.sum(jnp.where(weight, (values - mean) ** 2, 0.0), axis, keepdims=True)) / divisor
-    return jnp.sqrt(jnp.squeeze(variance, axis)), jnp.squeeze(count > 0, (axis, -1))
+    rows = moments(values, live[..., None], axis)
+    rows = of_devices(rows) if axis == 1 else rows  # replicas lie on several devices
+    return jnp.sqrt(jnp.squeeze(rows.variance, axis)), jnp.squeeze(rows.count > 0, (axis, -1))
 
 
 def episode_metrics(played: Rollout, info_ratios: Mapping[str, tuple[str, str]]) -> Metrics:
@@ -155,22 +151,22 @@ def episode_metrics(played: Rollout, info_ratios: Mapping[str, tuple[str, str]])
         info_ratios: of the environment.
     """
     over = played.over
-    episodes = total(jnp.sum(over, dtype=jnp.int32))
+    episodes = total(jnp.sum(over, dtype=jnp.float32))
 
     def over_episodes(values: jax.Array) -> jax.Array:
-        return total(jnp.sum(jnp.where(over, values, 0).astype(jnp.float32)))
+        return total(jnp.sum(jnp.where(over, values.astype(jnp.float32), 0.0)))
 
     def spread(name: str, values: jax.Array) -> Metrics:
-        mean, none = over_episodes(values) / episodes, episodes == 0
-        return {
-            name: mean,
-            f"{name}_min": jnp.where(none, jnp.nan, smallest(jnp.min(jnp.where(over, values, jnp.inf)))),
-            f"{name}_max": jnp.where(none, jnp.nan, largest(jnp.max(jnp.where(over, values, -jnp.inf)))),
-            f"{name}_std": jnp.sqrt(over_episodes((values - mean) ** 2) / episodes),
-        }
+        ended = of_devices(moments(values.astype(jnp.float32), over))
+        return nan_unless(episodes > 0, {
+            name: jnp.squeeze(ended.mean),
+            f"{name}_min": smallest(jnp.min(jnp.where(over, values, jnp.inf))),
+            f"{name}_max": largest(jnp.max(jnp.where(over, values, -jnp.inf))),
+            f"{name}_std": jnp.squeeze(jnp.sqrt(ended.variance)),
+        })  # fmt: skip
 
     sums = {name: over_episodes(values) for name, values in played.episode_info.items()}
-    metrics = {"episodes": episodes, **spread("episode_length", played.episode_length)}
+    metrics = {"episodes": episodes.astype(jnp.int32), **spread("episode_length", played.episode_length)}
     for name, (numerator, denominator) in info_ratios.items():
         metrics[name] = sums.pop(numerator) / sums[denominator]
     metrics |= {f"episode_{name}": value / episodes for name, value in sums.items()}

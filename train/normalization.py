@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from wdjax.spaces import Box, Dict, Space
-from wdjax.train.collectives import total
+from wdjax.train.masked import moments, of_devices
 
 CLIP = 10.0  # deviations; as in Stable-Baselines3's VecNormalize
 EPSILON = 1e-8
@@ -87,12 +87,8 @@ def update_statistics(statistics: RunningStatistics, values: jax.Array, live: ja
     Source: Chan, Golub, LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances" (1979).
     """
     rows = tuple(range(live.ndim))
-    weight = live.astype(jnp.float32).reshape(live.shape + (1,) * (values.ndim - live.ndim))
-    new = total(jnp.sum(live, dtype=jnp.float32))
-    divisor = jnp.maximum(new, 1.0)
-    mean = total(jnp.sum(jnp.where(weight > 0, values, 0.0), axis=rows)) / divisor
-    deviation = values - _spread(mean, values)
-    variance = total(jnp.sum(jnp.where(weight > 0, deviation**2, 0.0), axis=rows)) / divisor
+    batch = of_devices(moments(values, live.reshape(live.shape + (1,) * (values.ndim - live.ndim)), rows))
+    new, mean, variance = jnp.squeeze(batch.count), jnp.squeeze(batch.mean, rows), jnp.squeeze(batch.variance, rows)
     old, count = statistics.count, statistics.count + new
     known = jnp.maximum(count, 1.0)
     delta = mean - statistics.mean

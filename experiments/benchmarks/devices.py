@@ -40,6 +40,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rows", nargs="*", help=f"of {', '.join(ROWS)}; none: all")
     parser.add_argument("--devices", nargs="+", type=int, default=[1, 2, 4], help="how many; the first is the measure")
+    parser.add_argument("--only", choices=("agreement", "speed"), help="one of both parts")
     parser.add_argument("--small", action="store_true", help="sizes for a CPU")
     parser.add_argument("--repeats", type=int, default=5, help="timed runs of each line, at least 1")
     parser.add_argument("--json", help="also write the results to this file")
@@ -50,9 +51,11 @@ def main() -> None:
     numbers = [number for number in arguments.devices if number <= jax.device_count()]
     print(f"{machine()}, {jax.device_count()} devices", flush=True)
     results = []
-    for name in arguments.rows or ROWS:
-        results += measure(name, numbers, arguments.small, arguments.repeats)
+    names = arguments.rows or list(ROWS)
+    for name in names if arguments.only != "speed" else ():  # first: it takes less time, and says whether speed counts
         results += compare(name, numbers, arguments.small)
+    for name in names if arguments.only != "agreement" else ():
+        results += measure(name, numbers, arguments.small, arguments.repeats)
     if arguments.json:
         with open(arguments.json, "w", encoding="utf8") as file:
             json.dump({"machine": machine(), "rows": results}, file, indent=1)

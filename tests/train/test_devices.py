@@ -14,10 +14,22 @@ from probes import NETWORK, tiny_config, tiny_policy
 from wdjax.train import NetworkConfig, PolicyConfig, Trainer, evaluate, load_run, make_learner, read_metrics
 from wdjax.train import devices as devices_module
 from wdjax.train.algorithms.on_policy import choose_replicas, shuffle
-from wdjax.train.collectives import AXIS, all_rows, any_of, average, block_numbers, num_shards, own_rows, total
+from wdjax.train.collectives import (
+    AXIS,
+    all_rows,
+    any_of,
+    average,
+    block_numbers,
+    largest,
+    num_shards,
+    own_rows,
+    side_by_side,
+    smallest,
+    total,
+)
 from wdjax.train.config import DDPGConfig
 from wdjax.train.devices import choose_devices, lay_out, make_mesh, require_all_processes
-from wdjax.train.masked import masked_mean, normalize
+from wdjax.train.masked import masked_mean, masked_variance, normalize, share_of_mean
 from wdjax.train.metrics import episode_metrics
 from wdjax.train.normalization import new_statistics, update_statistics
 from wdjax.train.rollout import Rollout, step_keys
@@ -166,11 +178,18 @@ def test_masked_mean_is_that_of_all_rows():
 
 
 def test_gradient_is_that_of_all_rows():
-    # also through a function of the mean: that of w is 2 m dm/dw, m = 14 w / 4
-    def gradient(values, live):
-        return average(jax.grad(lambda w: masked_mean(w * values, live) ** 2)(3.0))
+    def parts(values, live):
+        return total(jax.value_and_grad(lambda w: share_of_mean((w * values) ** 2, live))(3.0))
 
-    assert on_four(gradient, VALUES, LIVE) == pytest.approx(2 * (3 * 14 / 4) * 14 / 4)
+    # the squares are 1, 4, 36 and 25
+    assert on_four(parts, VALUES, LIVE) == pytest.approx((9 * 66 / 4, 6 * 66 / 4))
+
+
+def test_variance_is_that_of_all_rows_also_far_from_0():
+    """A sum of squares less the square of the mean would lose all of it at a mean of 10,000."""
+    values = VALUES + 1e4
+    assert on_four(masked_variance, values, LIVE) == pytest.approx(np.var(values[LIVE].astype(float)), rel=1e-4)
+    assert on_four(masked_variance, values, np.zeros(8, bool)) == 0
 
 
 def test_statistics_merge_all_rows():
@@ -181,12 +200,25 @@ def test_statistics_merge_all_rows():
 
 def test_flags_and_sums_of_all_devices():
     def facts(live):
-        return any_of(live), total(jnp.sum(live)), jnp.int32(num_shards())
+        return any_of(live), total(jnp.sum(live)), average(jnp.sum(live, dtype=jnp.float32)), jnp.int32(num_shards())
 
     last = np.arange(8) == 7  # on the last device only
-    assert on_four(facts, last) == (True, 1, 4)
-    assert on_four(facts, np.zeros(8, bool)) == (False, 0, 4)
-    assert facts(last) == (True, 1, 1)
+    assert on_four(facts, last) == (True, 1, 0.25, 4)
+    assert on_four(facts, np.zeros(8, bool)) == (False, 0, 0, 4)
+    assert facts(last) == (True, 1, 1, 1)
+
+
+def test_what_devices_have_side_by_side_and_the_extremes_of_it():
+    def facts(values):
+        own = jnp.sum(values)
+        return side_by_side({"sum": own}), smallest(own), largest(own)
+
+    values = np.array([1, 2, -np.inf, 0, 4, 3, 9, np.nan], np.float32)
+    sums, *_ = on_four(facts, values)
+    np.testing.assert_array_equal(sums["sum"], [3, -np.inf, 7, np.nan])
+    values[-1] = 0
+    assert on_four(facts, values)[1:] == (-np.inf, 9)
+    assert facts(VALUES)[1:] == (41, 41)
 
 
 def test_episodes_are_those_of_all_devices():

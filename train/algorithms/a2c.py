@@ -2,7 +2,7 @@
 
 import jax
 
-from wdjax.train.masked import masked_mean
+from wdjax.train.masked import share_of_mean
 
 
 def policy_loss(
@@ -17,6 +17,6 @@ def policy_loss(
         live: [R] bool, the rows that count.
 
     Returns:
-        (loss (), metrics).
+        (loss (), metrics), this device's parts of them.
     """
-    return -masked_mean(log_prob * advantage, live), {}
+    return -share_of_mean(log_prob * advantage, live), {}

@@ -264,12 +264,12 @@ def gradient_step(
     (_, metrics), grads = jax.value_and_grad(critic_loss, argnums=2, has_aux=True)(
         policy, state, critics_of(state.params), batch, target
     )
-    grads = average(grads)
+    grads, metrics = average((grads, {**metrics, "target_mean": jnp.mean(target)}))
     critics, opt_state = descend(
         policy.config, hypers, hypers.ddpg.critic_learning_rate, grads, state.opt_state["critic"],
         critics_of(state.params),
     )  # fmt: skip
-    metrics |= {"target_mean": average(jnp.mean(target)), "grad_norm_critic": optax.tree.norm(grads)}
+    metrics["grad_norm_critic"] = optax.tree.norm(grads)
     state = state.replace(
         params={**state.params, **critics},
         opt_state={**state.opt_state, "critic": opt_state},
@@ -305,18 +305,18 @@ def bellman_target(
 def critic_loss(
     policy: Policy, state: PolicyState, critics: Any, batch: Transition, target: jax.Array
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Returns (sum_i mean((Q_i(obs, action) - target)^2), metrics), for the parameters of the critics."""
+    """Returns (sum_i mean((Q_i(obs, action) - target)^2), metrics) of this device's rows, for the critics alone."""
     networks = nnx.merge(policy.graphdef, {**state.params, **critics})
     values = networks.values(policy.inputs(state, batch.obs)[0], batch.action)
-    loss = jnp.sum(average(jnp.mean((values - target[None]) ** 2, axis=1)))
-    return loss, {"critic_loss": loss, "q_mean": average(jnp.mean(values[0]))}
+    loss = jnp.sum(jnp.mean((values - target[None]) ** 2, axis=1))
+    return loss, {"critic_loss": loss, "q_mean": jnp.mean(values[0])}
 
 
 def actor_loss(policy: Policy, state: PolicyState, actor: Any, batch: Transition) -> jax.Array:
-    """Returns -mean(Q_1(obs, mu(obs))), for the parameters of the actor."""
+    """Returns -mean(Q_1(obs, mu(obs))) of this device's rows, for the parameters of the actor."""
     networks = nnx.merge(policy.graphdef, {**state.params, "actor": actor})
     obs = policy.inputs(state, batch.obs)[0]
-    return -average(jnp.mean(networks.critic(obs, networks.actor(obs))))
+    return -jnp.mean(networks.critic(obs, networks.actor(obs)))
 
 
 def actor_step(
@@ -324,7 +324,7 @@ def actor_step(
 ) -> tuple[PolicyState, dict[str, jax.Array]]:
     """One step of the actor, after which the target networks follow. Returns (state, metrics)."""
     loss, grads = jax.value_and_grad(actor_loss, argnums=2)(policy, state, state.params["actor"], batch)
-    grads = average(grads)
+    loss, grads = average((loss, grads))
     actor, opt_state = descend(
         policy.config, hypers, hypers.learning_rate, grads, state.opt_state["actor"], state.params["actor"]
     )

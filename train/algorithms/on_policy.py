@@ -13,10 +13,10 @@ from wdjax.checks import require
 from wdjax.train.algorithms import a2c, ppo
 from wdjax.train.algorithms.algorithm import Algorithm, require_defaults
 from wdjax.train.blocks import block_keys
-from wdjax.train.collectives import all_rows, any_of, average, own_rows, total
+from wdjax.train.collectives import all_rows, any_of, own_rows, total
 from wdjax.train.config import PolicyConfig, TrainConfig
 from wdjax.train.distributions import make_distribution
-from wdjax.train.masked import masked_mean, mean_where, normalize
+from wdjax.train.masked import mean_where, normalize, share_of_mean
 from wdjax.train.metrics import nan_unless, rollout_metrics
 from wdjax.train.networks import ActorCritic, empty_carry, without_mask
 from wdjax.train.normalization import (
@@ -279,7 +279,7 @@ def gradient_step(
         return loss(policy, state.replace(params=params), hypers, batch)
 
     (_, metrics), grads = jax.value_and_grad(loss_of, has_aux=True)(state.params)
-    grads = average(grads)
+    grads, metrics = total((grads, metrics))
     params, opt_state = descend(policy.config, hypers, hypers.learning_rate, grads, state.opt_state, state.params)
     norm = optax.tree.norm(grads)
     metrics |= {"grad_norm": norm, "grad_clip_fraction": (norm > hypers.max_grad_norm).astype(jnp.float32)}
@@ -292,26 +292,26 @@ def loss(policy: Policy, state: PolicyState, hypers: Hypers, batch: Batch) -> tu
         value_loss = mean(max((V - R)^2, (clip(V, V_old - eps_v, V_old + eps_v) - R)^2)).
 
     Returns:
-        (loss (), metrics).
+        (loss (), metrics), this device's parts of them: what they are is the sum over devices.
     """
     if batch.carry is None:
         outputs, value, _ = policy.apply(state, batch.obs)
     else:
         outputs, value = policy.unroll(state, batch.obs, batch.carry, batch.restart)
     log_prob = policy.distribution.log_prob(outputs, batch.action)
-    entropy = masked_mean(policy.distribution.entropy(outputs), batch.live)
+    entropy = share_of_mean(policy.distribution.entropy(outputs), batch.live)
     advantage = normalize(batch.advantage, batch.live) if policy.config.normalize_advantage else batch.advantage
     policy_loss, metrics = POLICY_LOSSES[policy.config.algorithm](
         log_prob, batch.log_prob, advantage, batch.live, hypers.clip
     )
     if policy.config.normalize_advantage:
-        metrics["normalized_advantage_mean"] = masked_mean(advantage, batch.live)
+        metrics["normalized_advantage_mean"] = share_of_mean(advantage, batch.live)
     clipped_value = batch.value + jnp.clip(value - batch.value, -hypers.value_clip, hypers.value_clip)
     error = jnp.maximum((value - batch.target) ** 2, (clipped_value - batch.target) ** 2)
-    value_loss = masked_mean(error, batch.live)
-    total = policy_loss + hypers.value_coefficient * value_loss - hypers.entropy_coefficient * entropy
-    return total, {
-        **metrics, "loss": total, "policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy
+    value_loss = share_of_mean(error, batch.live)
+    whole = policy_loss + hypers.value_coefficient * value_loss - hypers.entropy_coefficient * entropy
+    return whole, {
+        **metrics, "loss": whole, "policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy
     }  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from wdjax.train.masked import masked_mean
+from wdjax.train.masked import share_of_mean
 
 
 def policy_loss(
@@ -21,14 +21,15 @@ def policy_loss(
         clip: () eps.
 
     Returns:
-        (loss (), metrics): approx_kl is the estimator mean((rho - 1) - log rho) of Schulman (joschu.net, 2020).
+        (loss (), metrics), this device's parts of them: approx_kl is the estimator mean((rho - 1) - log rho) of
+        Schulman (joschu.net, 2020).
     """
     log_ratio = jnp.where(live, log_prob - old_log_prob, 0.0)  # a dead row's ratio must not overflow
     ratio = jnp.exp(log_ratio)
     clipped = jnp.clip(ratio, 1.0 - clip, 1.0 + clip)
-    loss = -masked_mean(jnp.minimum(ratio * advantage, clipped * advantage), live)
+    loss = -share_of_mean(jnp.minimum(ratio * advantage, clipped * advantage), live)
     metrics = {
-        "approx_kl": masked_mean(ratio - 1.0 - log_ratio, live),
-        "clip_fraction": masked_mean(jnp.abs(ratio - 1.0) > clip, live),
+        "approx_kl": share_of_mean(ratio - 1.0 - log_ratio, live),
+        "clip_fraction": share_of_mean(jnp.abs(ratio - 1.0) > clip, live),
     }
     return loss, metrics
