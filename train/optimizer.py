@@ -1,12 +1,42 @@
 """Steps down a gradient: the optimizers that a configuration names, with the learning rate as a traced number."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import optax
+from flax import struct
+from jax.flatten_util import ravel_pytree
 
 from wdjax.train.config import PolicyConfig
-from wdjax.train.state import Hypers
+from wdjax.train.state import Hypers, PolicyState
+
+
+@struct.dataclass
+class Vectors:
+    """What a policy learns in one vector for each part: a step takes a few kernels then, and not some for each leaf."""
+
+    params: jax.Array  # [P]
+    opt_state: Any  # of an optimizer of such a vector
+
+
+def to_vectors(state: PolicyState) -> tuple[Vectors, Callable[[Vectors], PolicyState]]:
+    """Returns (parameters and optimizer's state as vectors, a function that puts such vectors in the place of both)."""
+    vector, to_params = ravel_pytree(state.params)
+    tree = jax.tree.structure(state.params)
+    is_params = lambda part: jax.tree.structure(part) == tree  # noqa: E731
+
+    def restore(vectors: Vectors) -> PolicyState:
+        opt_state = jax.tree.map(
+            lambda old, new: to_params(new) if is_params(old) else new, state.opt_state, vectors.opt_state,
+            is_leaf=is_params,
+        )  # fmt: skip
+        return state.replace(params=to_params(vectors.params), opt_state=opt_state)
+
+    opt_state = jax.tree.map(
+        lambda part: ravel_pytree(part)[0] if is_params(part) else part, state.opt_state, is_leaf=is_params
+    )
+    return Vectors(vector, opt_state), restore
 
 
 def make_optimizer(config: PolicyConfig, hypers: Hypers) -> optax.GradientTransformation:

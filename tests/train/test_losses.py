@@ -14,9 +14,10 @@ import pytest
 
 from wdjax.train import PolicyConfig
 from wdjax.train.algorithms import a2c, ppo
-from wdjax.train.algorithms.on_policy import Batch, gradient_step, loss
+from wdjax.train.algorithms.on_policy import gradient_step, loss
 from wdjax.train.distributions import Categorical
-from wdjax.train.optimizer import make_optimizer
+from wdjax.train.minibatches import Batch
+from wdjax.train.optimizer import make_optimizer, to_vectors
 from wdjax.train.state import PolicyState, ScheduleArrays, make_hypers
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -157,8 +158,9 @@ def step_by_hand(max_grad_norm):
     policy = stand_in(**{field.name: getattr(config, field.name) for field in dataclasses.fields(config)})
     hypers = hypers_of(config)
     state = PolicyState(params, make_optimizer(config, hypers).init(params))
-    new, metrics = gradient_step(policy, state, hypers, batch)
-    return new.params["value"] - params["value"], metrics
+    vectors, restore = to_vectors(state)
+    vectors, metrics = gradient_step(policy, restore, vectors, hypers, batch)
+    return restore(vectors).params["value"] - params["value"], metrics
 
 
 def test_sgd_step_by_hand():

@@ -1,13 +1,14 @@
 """The update that A2C and PPO share: advantages, then epochs of minibatches, each one gradient step."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
-from flax import nnx, struct
+from flax import nnx
+from jax.flatten_util import ravel_pytree
 
 from wdjax.checks import require
 from wdjax.train.algorithms import a2c, ppo
@@ -16,8 +17,9 @@ from wdjax.train.blocks import block_keys
 from wdjax.train.collectives import all_rows, any_of, average, own_rows, total
 from wdjax.train.config import PolicyConfig, TrainConfig
 from wdjax.train.distributions import make_distribution
-from wdjax.train.masked import masked_mean, mean_where, normalize
+from wdjax.train.masked import masked_mean, normalize
 from wdjax.train.metrics import nan_unless, rollout_metrics
+from wdjax.train.minibatches import Batch, merge_axes, shuffle_epochs, take_rows
 from wdjax.train.networks import ActorCritic, empty_carry, without_mask
 from wdjax.train.normalization import (
     Normalizer,
@@ -29,7 +31,8 @@ from wdjax.train.normalization import (
     update_observation_statistics,
     update_statistics,
 )
-from wdjax.train.optimizer import descend, make_optimizer
+from wdjax.train.optimizer import Vectors, descend, make_optimizer, to_vectors
+from wdjax.train.packing import pack, unpack
 from wdjax.train.policies import Assignment
 from wdjax.train.returns import gae
 from wdjax.train.rollout import Rollout, Rows, final_value, next_values, sample_blocks, with_final_value
@@ -37,24 +40,6 @@ from wdjax.train.state import Hypers, Memory, Policy, PolicyState, make_hypers
 
 # Name -> policy_loss(log_prob, old_log_prob, advantage, live, clip) -> (loss, metrics).
 POLICY_LOSSES = {"A2C": a2c.policy_loss, "PPO": ppo.policy_loss}
-
-
-@struct.dataclass
-class Batch:
-    """Rows to learn from, leaves [R, ...]; of a recurrent policy [T, M, ...], M sequences of T steps.
-
-    Everything but the parameters is a constant of the loss.
-    """
-
-    obs: Any
-    action: jax.Array
-    log_prob: jax.Array | None  # under the policy that acted; PPO only
-    value: jax.Array  # under the parameters that acted
-    advantage: jax.Array
-    target: jax.Array  # the return that the value should predict
-    live: jax.Array  # bool, the rows that count
-    restart: jax.Array | None = None  # bool, an episode begins with this row; recurrent policies only, like the next
-    carry: Any = None  # [M, ...], what was carried into the first step
 
 
 class OnPolicy(Algorithm):
@@ -224,66 +209,70 @@ def gradient_steps(
         (state, metrics): means over the gradient steps that were taken, all unless `target_kl` stopped them (NaN where
         there was none); approx_kl also counts the one that it stopped.
     """
-    config = policy.config
-    shape = batch.live.shape
-    batch = merge_axes(batch)
+    config, shape = policy.config, batch.live.shape
+    batch, (vectors, restore) = merge_axes(batch), to_vectors(state)
     if config.epochs == config.minibatches == 1:  # all rows at once: nothing to shuffle
-        some, (new, losses) = any_of(batch.live), gradient_step(policy, state, hypers, batch)
-        return jax.tree.map(lambda old, new: jnp.where(some, new, old), state, new), nan_unless(some, losses)
-    if batch.carry is not None:
-        shape = (1, *shape[1:])  # whole sequences are shuffled, not rows
+        some, (new, losses) = any_of(batch.live), gradient_step(policy, restore, vectors, hypers, batch)
+        return restore(choose(some, new, vectors)), nan_unless(some, losses)
+    rows = pack(batch.replace(carry=None), leading=batch.live.ndim)
 
-    def step(carry: tuple[PolicyState, jax.Array], index: jax.Array) -> tuple[tuple, tuple]:
-        state, stopped = carry
-        rows = take_rows(batch, index)
-        some, (new, losses) = any_of(rows.live), gradient_step(policy, state, hypers, rows)
+    def step(carry: tuple[Vectors, jax.Array], index: jax.Array) -> tuple[tuple, tuple]:
+        vectors, stopped = carry
+        minibatch = take_rows(rows, batch.carry, index)
+        some, (new, losses) = any_of(minibatch.live), gradient_step(policy, restore, vectors, hypers, minibatch)
         # approx_kl is that before the step: one that would begin too far off is not taken, nor any after it
         stops = stopped | (losses["approx_kl"] > hypers.target_kl)
         takes = some & ~stops
-        new = jax.tree.map(lambda old, new: jnp.where(takes, new, old), state, new)
-        return (new, stops), (losses, some & ~stopped, takes)
+        return (choose(takes, new, vectors), stops), pack((losses, some & ~stopped, takes))
 
-    def epoch(carry: tuple, key: jax.Array) -> tuple[tuple, tuple]:
-        return jax.lax.scan(step, carry, shuffle(key, shape, num_blocks, config.minibatches))
-
-    keys = jax.random.split(key, config.epochs)
-    (state, _), (losses, looked_at, taken) = jax.lax.scan(epoch, (state, jnp.bool_(False)), keys)
-    metrics = nan_unless(jnp.any(taken), jax.tree.map(lambda values: mean_where(values, taken), losses))
-    metrics |= nan_unless(jnp.any(looked_at), {"approx_kl": mean_where(losses["approx_kl"], looked_at)})
-    return state, metrics | {"gradient_steps": jnp.sum(taken)}
+    if batch.carry is not None:
+        shape = (1, *shape[1:])  # whole sequences are shuffled, not rows
+    index = shuffle_epochs(key, shape, num_blocks, config.epochs, config.minibatches)
+    (vectors, _), steps = jax.lax.scan(step, (vectors, jnp.bool_(False)), index)
+    return restore(vectors), means_over_steps(*unpack(steps))
 
 
-def merge_axes(batch: Batch) -> Batch:
-    """Lays rows [T, N, n, ...] in one axis, [T * N * n, ...]; those of a recurrent policy in two, [T, N * n, ...]."""
-    if batch.carry is None:
-        return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[3:]), batch)
-    carry = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), batch.carry)
-    rows = jax.tree.map(lambda leaf: leaf.reshape(leaf.shape[0], -1, *leaf.shape[3:]), batch.replace(carry=None))
-    return rows.replace(carry=carry)
+def choose(takes: jax.Array, new: Vectors, old: Vectors) -> Vectors:
+    """Returns what is learned after a step, where it is taken."""
+    return jax.tree.map(lambda new, old: jnp.where(takes, new, old), new, old)
 
 
-def take_rows(batch: Batch, index: jax.Array) -> Batch:
-    """Returns the rows of a batch, or of a recurrent policy the sequences, with these indices."""
-    if batch.carry is None:
-        return jax.tree.map(lambda leaf: leaf[index], batch)
-    rows = jax.tree.map(lambda leaf: leaf[:, index], batch.replace(carry=None))
-    return rows.replace(carry=jax.tree.map(lambda leaf: leaf[index], batch.carry))
+def means_over_steps(losses: dict[str, jax.Array], looked_at: jax.Array, taken: jax.Array) -> dict[str, jax.Array]:
+    """Returns the means of `gradient_steps`, and their number.
+
+    Args:
+        losses: [steps] each.
+        looked_at: [steps] bool, steps whose approx_kl counts.
+        taken: [steps] bool, steps of which all else counts.
+    """
+    counts = jnp.stack([looked_at if name == "approx_kl" else taken for name in losses])
+    sums = jnp.sum(jnp.where(counts, jnp.stack(list(losses.values())), 0.0), axis=1)
+    means = jnp.where(jnp.any(counts, axis=1), sums / jnp.maximum(jnp.sum(counts, axis=1), 1), jnp.nan)
+    return dict(zip(losses, means, strict=True)) | {"gradient_steps": jnp.sum(taken)}
 
 
 def gradient_step(
-    policy: Policy, state: PolicyState, hypers: Hypers, batch: Batch
-) -> tuple[PolicyState, dict[str, jax.Array]]:
-    """One step down the clipped gradient of the loss. Returns (state, metrics of the loss and the gradient)."""
+    policy: Policy, restore: Callable[[Vectors], PolicyState], vectors: Vectors, hypers: Hypers, batch: Batch
+) -> tuple[Vectors, dict[str, jax.Array]]:
+    """One step down the clipped gradient of the loss.
+
+    Args:
+        restore, vectors: `to_vectors` of the policy's state.
+
+    Returns:
+        (vectors, metrics of the loss and the gradient).
+    """
+    state = restore(vectors)
 
     def loss_of(params: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
         return loss(policy, state.replace(params=params), hypers, batch)
 
     (_, metrics), grads = jax.value_and_grad(loss_of, has_aux=True)(state.params)
-    grads = average(grads)
-    params, opt_state = descend(policy.config, hypers, hypers.learning_rate, grads, state.opt_state, state.params)
+    grads = average(ravel_pytree(grads)[0])
+    learned = descend(policy.config, hypers, hypers.learning_rate, grads, vectors.opt_state, vectors.params)
     norm = optax.tree.norm(grads)
     metrics |= {"grad_norm": norm, "grad_clip_fraction": (norm > hypers.max_grad_norm).astype(jnp.float32)}
-    return state.replace(params=params, opt_state=opt_state), metrics
+    return Vectors(*learned), metrics
 
 
 def loss(policy: Policy, state: PolicyState, hypers: Hypers, batch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
@@ -313,18 +302,3 @@ def loss(policy: Policy, state: PolicyState, hypers: Hypers, batch: Batch) -> tu
     return total, {
         **metrics, "loss": total, "policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy
     }  # fmt: skip
-
-
-def shuffle(key: jax.Array, shape: tuple[int, int, int], num_blocks: int, minibatches: int) -> jax.Array:
-    """Returns [minibatches, R / minibatches] indices into the R = T * N * n rows of a rollout, each row once.
-
-    Every block of N / num_blocks replicas is permuted on its own, with a key of its own, and every minibatch takes
-    equally from each, so that the numbers drawn do not depend on how blocks are spread over devices.
-    """
-    steps, replicas, agents = shape
-    width = replicas // num_blocks * agents  # rows of a block in one step
-    keys = block_keys(key, num_blocks)
-    order = jax.vmap(lambda key: jax.random.permutation(key, steps * width))(keys)  # [B, T * width], within the block
-    time, place = order // width, order % width
-    index = time * (replicas * agents) + jnp.arange(num_blocks)[:, None] * width + place
-    return jnp.swapaxes(index.reshape(num_blocks, minibatches, -1), 0, 1).reshape(minibatches, -1)
