@@ -32,7 +32,7 @@ from wdjax.train.normalization import (
     update_statistics,
 )
 from wdjax.train.optimizer import Vectors, descend, make_optimizer, to_vectors
-from wdjax.train.packing import pack, unpack
+from wdjax.train.packing import Packed, pack, unpack
 from wdjax.train.policies import Assignment
 from wdjax.train.returns import gae
 from wdjax.train.rollout import Rollout, Rows, final_value, next_values, sample_blocks, with_final_value
@@ -214,9 +214,11 @@ def gradient_steps(
     if config.epochs == config.minibatches == 1:  # all rows at once: nothing to shuffle
         some, (new, losses) = any_of(batch.live), gradient_step(policy, restore, vectors, hypers, batch)
         return restore(choose(some, new, vectors)), nan_unless(some, losses)
+    if batch.carry is not None:
+        shape = (1, *shape[1:])  # whole sequences are shuffled, not rows
     rows = pack(batch.replace(carry=None), leading=batch.live.ndim)
 
-    def step(carry: tuple[Vectors, jax.Array], index: jax.Array) -> tuple[tuple, tuple]:
+    def step(carry: tuple[Vectors, jax.Array], index: jax.Array) -> tuple[tuple, Packed]:
         vectors, stopped = carry
         minibatch = take_rows(rows, batch.carry, index)
         some, (new, losses) = any_of(minibatch.live), gradient_step(policy, restore, vectors, hypers, minibatch)
@@ -225,8 +227,6 @@ def gradient_steps(
         takes = some & ~stops
         return (choose(takes, new, vectors), stops), pack((losses, some & ~stopped, takes))
 
-    if batch.carry is not None:
-        shape = (1, *shape[1:])  # whole sequences are shuffled, not rows
     index = shuffle_epochs(key, shape, num_blocks, config.epochs, config.minibatches)
     (vectors, _), steps = jax.lax.scan(step, (vectors, jnp.bool_(False)), index)
     return restore(vectors), means_over_steps(*unpack(steps))
