@@ -5,38 +5,10 @@ from typing import Any
 
 import jax
 import optax
-from flax import struct
 from jax.flatten_util import ravel_pytree
 
 from wdjax.train.config import PolicyConfig
 from wdjax.train.state import Hypers, PolicyState
-
-
-@struct.dataclass
-class Vectors:
-    """What a policy learns in one vector for each part: a step takes a few kernels then, and not some for each leaf."""
-
-    params: jax.Array  # [P]
-    opt_state: Any  # of an optimizer of such a vector
-
-
-def to_vectors(state: PolicyState) -> tuple[Vectors, Callable[[Vectors], PolicyState]]:
-    """Returns (parameters and optimizer's state as vectors, a function that puts such vectors in the place of both)."""
-    vector, to_params = ravel_pytree(state.params)
-    tree = jax.tree.structure(state.params)
-    is_params = lambda part: jax.tree.structure(part) == tree  # noqa: E731
-
-    def restore(vectors: Vectors) -> PolicyState:
-        opt_state = jax.tree.map(
-            lambda old, new: to_params(new) if is_params(old) else new, state.opt_state, vectors.opt_state,
-            is_leaf=is_params,
-        )  # fmt: skip
-        return state.replace(params=to_params(vectors.params), opt_state=opt_state)
-
-    opt_state = jax.tree.map(
-        lambda part: ravel_pytree(part)[0] if is_params(part) else part, state.opt_state, is_leaf=is_params
-    )
-    return Vectors(vector, opt_state), restore
 
 
 def make_optimizer(config: PolicyConfig, hypers: Hypers) -> optax.GradientTransformation:
@@ -55,3 +27,27 @@ def descend(
     """Returns (parameters one step of the optimizer further, its state)."""
     updates, opt_state = make_optimizer(config, hypers).update(grads, opt_state, params)
     return jax.tree.map(lambda param, update: param - learning_rate * update, params, updates), opt_state
+
+
+def to_vectors(state: PolicyState) -> tuple[PolicyState, Callable[[PolicyState], PolicyState]]:
+    """Lays parameters, and whatever the optimizer keeps for each of them, in one vector [P]: in a loop of gradient
+    steps each takes a few operations then, and not some for every leaf.
+
+    Returns:
+        (state in vectors, a function that gives such a state its names again).
+    """
+    names = jax.tree.structure(state.params)
+    is_params = lambda part: jax.tree.structure(part) == names  # noqa: E731
+    vector, to_params = ravel_pytree(state.params)
+    opt_state = jax.tree.map(
+        lambda part: ravel_pytree(part)[0] if is_params(part) else part, state.opt_state, is_leaf=is_params
+    )
+
+    def to_names(vectors: PolicyState) -> PolicyState:
+        opt_state = jax.tree.map(
+            lambda old, new: to_params(new) if is_params(old) else new, state.opt_state, vectors.opt_state,
+            is_leaf=is_params,
+        )  # fmt: skip
+        return vectors.replace(params=to_params(vectors.params), opt_state=opt_state)
+
+    return state.replace(params=vector, opt_state=opt_state), to_names

@@ -14,7 +14,7 @@ from wdjax.train import PolicyConfig
 from wdjax.train.algorithms.on_policy import choose_replicas, gradient_step, gradient_steps
 from wdjax.train.distributions import Categorical
 from wdjax.train.minibatches import Batch, merge_axes, shuffle
-from wdjax.train.optimizer import make_optimizer, to_vectors
+from wdjax.train.optimizer import make_optimizer
 from wdjax.train.state import PolicyState, make_hypers
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -50,17 +50,12 @@ def steps_with(target_kl):
 def by_hand():
     """Returns (the states before each of the six steps and after the last, the metrics of each)."""
 
-    @jax.jit
-    def step(state, index):
-        vectors, restore = to_vectors(state)
-        rows = jax.tree.map(lambda leaf: leaf[index], merge_axes(ROWS))
-        vectors, metrics = gradient_step(POLICY, restore, vectors, HYPERS, rows)
-        return restore(vectors), metrics
-
+    step = jax.jit(lambda state, rows: gradient_step(POLICY, state, HYPERS, rows))
     states, metrics = [START], []
     for key in jax.random.split(KEY, CONFIG.epochs):
         for index in shuffle(key, SHAPE, 1, CONFIG.minibatches):
-            state, row = step(states[-1], index)
+            rows = jax.tree.map(lambda leaf, index=index: leaf[index], merge_axes(ROWS))
+            state, row = step(states[-1], rows)
             states.append(state)
             metrics.append(row)
     return states, metrics

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
-from jax.flatten_util import ravel_pytree
 
 from wdjax.checks import require
 from wdjax.train.algorithms import a2c, ppo
@@ -31,7 +30,7 @@ from wdjax.train.normalization import (
     update_observation_statistics,
     update_statistics,
 )
-from wdjax.train.optimizer import Vectors, descend, make_optimizer, to_vectors
+from wdjax.train.optimizer import descend, make_optimizer, to_vectors
 from wdjax.train.packing import Packed, pack, unpack
 from wdjax.train.policies import Assignment
 from wdjax.train.returns import gae
@@ -209,31 +208,31 @@ def gradient_steps(
         (state, metrics): means over the gradient steps that were taken, all unless `target_kl` stopped them (NaN where
         there was none); approx_kl also counts the one that it stopped.
     """
-    config, shape = policy.config, batch.live.shape
-    batch, (vectors, restore) = merge_axes(batch), to_vectors(state)
+    config, shape, batch = policy.config, batch.live.shape, merge_axes(batch)
     if config.epochs == config.minibatches == 1:  # all rows at once: nothing to shuffle
-        some, (new, losses) = any_of(batch.live), gradient_step(policy, restore, vectors, hypers, batch)
-        return restore(choose(some, new, vectors)), nan_unless(some, losses)
+        some, (new, losses) = any_of(batch.live), gradient_step(policy, state, hypers, batch)
+        return choose(some, new, state), nan_unless(some, losses)
     if batch.carry is not None:
         shape = (1, *shape[1:])  # whole sequences are shuffled, not rows
     rows = pack(batch.replace(carry=None), leading=batch.live.ndim)
+    state, to_names = to_vectors(state)
 
-    def step(carry: tuple[Vectors, jax.Array], index: jax.Array) -> tuple[tuple, Packed]:
-        vectors, stopped = carry
+    def step(carry: tuple[PolicyState, jax.Array], index: jax.Array) -> tuple[tuple, Packed]:
+        state, stopped = carry
         minibatch = take_rows(rows, batch.carry, index)
-        some, (new, losses) = any_of(minibatch.live), gradient_step(policy, restore, vectors, hypers, minibatch)
+        some, (new, losses) = any_of(minibatch.live), gradient_step(policy, state, hypers, minibatch, to_names)
         # approx_kl is that before the step: one that would begin too far off is not taken, nor any after it
         stops = stopped | (losses["approx_kl"] > hypers.target_kl)
         takes = some & ~stops
-        return (choose(takes, new, vectors), stops), pack((losses, some & ~stopped, takes))
+        return (choose(takes, new, state), stops), pack((losses, some & ~stopped, takes))
 
     index = shuffle_epochs(key, shape, num_blocks, config.epochs, config.minibatches)
-    (vectors, _), steps = jax.lax.scan(step, (vectors, jnp.bool_(False)), index)
-    return restore(vectors), means_over_steps(*unpack(steps))
+    (state, _), steps = jax.lax.scan(step, (state, jnp.bool_(False)), index)
+    return to_names(state), means_over_steps(*unpack(steps))
 
 
-def choose(takes: jax.Array, new: Vectors, old: Vectors) -> Vectors:
-    """Returns what is learned after a step, where it is taken."""
+def choose(takes: jax.Array, new: PolicyState, old: PolicyState) -> PolicyState:
+    """Returns the state after a step, where it is taken."""
     return jax.tree.map(lambda new, old: jnp.where(takes, new, old), new, old)
 
 
@@ -252,27 +251,30 @@ def means_over_steps(losses: dict[str, jax.Array], looked_at: jax.Array, taken: 
 
 
 def gradient_step(
-    policy: Policy, restore: Callable[[Vectors], PolicyState], vectors: Vectors, hypers: Hypers, batch: Batch
-) -> tuple[Vectors, dict[str, jax.Array]]:
+    policy: Policy,
+    state: PolicyState,
+    hypers: Hypers,
+    batch: Batch,
+    to_names: Callable[[PolicyState], PolicyState] = lambda state: state,
+) -> tuple[PolicyState, dict[str, jax.Array]]:
     """One step down the clipped gradient of the loss.
 
     Args:
-        restore, vectors: `to_vectors` of the policy's state.
+        state: as it is, or in vectors with `to_names` (optimizer.to_vectors); so is the one that is returned.
 
     Returns:
-        (vectors, metrics of the loss and the gradient).
+        (state, metrics of the loss and the gradient).
     """
-    state = restore(vectors)
 
     def loss_of(params: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
-        return loss(policy, state.replace(params=params), hypers, batch)
+        return loss(policy, to_names(state.replace(params=params)), hypers, batch)
 
     (_, metrics), grads = jax.value_and_grad(loss_of, has_aux=True)(state.params)
-    grads = average(ravel_pytree(grads)[0])
-    learned = descend(policy.config, hypers, hypers.learning_rate, grads, vectors.opt_state, vectors.params)
+    grads = average(grads)
+    params, opt_state = descend(policy.config, hypers, hypers.learning_rate, grads, state.opt_state, state.params)
     norm = optax.tree.norm(grads)
     metrics |= {"grad_norm": norm, "grad_clip_fraction": (norm > hypers.max_grad_norm).astype(jnp.float32)}
-    return Vectors(*learned), metrics
+    return state.replace(params=params, opt_state=opt_state), metrics
 
 
 def loss(policy: Policy, state: PolicyState, hypers: Hypers, batch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
