@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from wdjax.train.blocks import block_keys
+from wdjax.train.masked import normalize
 from wdjax.train.packing import Packed, unpack
 
 
@@ -21,7 +22,7 @@ class Batch:
     action: jax.Array
     log_prob: jax.Array | None  # under the policy that acted; PPO only
     value: jax.Array  # under the parameters that acted
-    advantage: jax.Array
+    advantage: jax.Array  # of the loss: normalised already, where a policy wants that
     target: jax.Array  # the return that the value should predict
     live: jax.Array  # bool, the rows that count
     restart: jax.Array | None = None  # bool, an episode begins with this row; recurrent policies only, like the next
@@ -48,6 +49,21 @@ def take_rows(rows: Packed, carry: Any, index: jax.Array) -> Batch:
     axis = rows.words.ndim - 2
     batch = unpack(jax.tree.map(lambda leaf: jnp.take(leaf, index, axis, mode="clip"), rows))
     return batch.replace(carry=jax.tree.map(lambda leaf: leaf[index], carry))
+
+
+def normalized_advantages(batch: Batch, index: jax.Array) -> jax.Array:
+    """Returns the advantages in every minibatch, normalised over its live rows: [minibatches, r], or [., T, r].
+
+    All at once, before the gradient steps: in each, sums that wait for each other would be some kernels more.
+
+    Args:
+        index: [minibatches, r] int32, the rows, or of a recurrent policy the sequences, in each.
+    """
+
+    def one(index: jax.Array) -> jax.Array:
+        return normalize(*(jnp.take(leaf, index, axis=-1, mode="clip") for leaf in (batch.advantage, batch.live)))
+
+    return jax.vmap(one)(index)
 
 
 def shuffle_epochs(

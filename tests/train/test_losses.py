@@ -14,9 +14,9 @@ import pytest
 
 from wdjax.train import PolicyConfig
 from wdjax.train.algorithms import a2c, ppo
-from wdjax.train.algorithms.on_policy import gradient_step, loss
+from wdjax.train.algorithms.on_policy import gradient_step, gradient_steps, loss
 from wdjax.train.distributions import Categorical
-from wdjax.train.minibatches import Batch
+from wdjax.train.minibatches import Batch, normalized_advantages
 from wdjax.train.optimizer import make_optimizer
 from wdjax.train.state import PolicyState, ScheduleArrays, make_hypers
 
@@ -139,12 +139,40 @@ def test_total_is_weighted_by_the_coefficients(algorithm):
     assert metrics["loss"] == total
 
 
+# --- normalised advantages ---
+
+
+def update_by(batch, params, **changes):
+    """Gradient steps on a batch [R, ...] with normalised advantages: returns the metrics."""
+    policy = stand_in(normalize_advantage=True, **changes)
+    hypers = hypers_of(policy.config)
+    state = PolicyState(params, make_optimizer(policy.config, hypers).init(params))
+    rollout = jax.tree.map(lambda leaf: leaf.reshape(-1, 1, 1), batch)
+    return gradient_steps(policy, state, hypers, rollout, jax.random.key(0), 1)[1]
+
+
 def test_advantages_are_normalized_over_live_rows():
     batch, params = batch_of(value=[0, 0, 0], old_value=[0, 0, 0], target=[0, 0, 0], advantage=[10, 30, 99])
     params["outputs"] = jnp.log(jnp.array([[0.6, 0.4], [0.5, 0.5], [0.1, 0.9]]))
-    policy = stand_in(normalize_advantage=True)
-    _, metrics = loss(policy, PolicyState(params, None), hypers_of(policy.config), batch)
+    metrics = update_by(batch, params, epochs=1, minibatches=1)
     np.testing.assert_allclose(metrics["policy_loss"], -(-1.2 + 1.0) / 2, rtol=1e-5)
+
+
+def test_advantages_are_normalized_in_each_of_several_minibatches():
+    batch, params = batch_of([0, 0, 0], [0, 0, 0], [0, 0, 0], advantage=[10, 30, 99], live=[True] * 3)
+    batch = jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf]), batch)
+    metrics = update_by(batch, params, epochs=2, minibatches=2)
+    np.testing.assert_allclose(metrics["normalized_advantage_mean"], 0, atol=1e-6)
+
+
+@pytest.mark.parametrize("steps", [(), (1,)])  # rows, and sequences of a recurrent policy
+def test_every_minibatch_is_normalized_by_itself(steps):
+    batch, _ = batch_of([0] * 6, [0] * 6, [0] * 6, [10, 1, 99, 30, 5, 2], [True, True, False, True, True, True])
+    batch = jax.tree.map(lambda leaf: leaf.reshape(*steps, 6), batch.replace(action=None, log_prob=None))
+    found = normalized_advantages(batch, jnp.array([[3, 2, 0], [5, 1, 4]])).reshape(2, 3)
+    np.testing.assert_allclose(found[0, jnp.array([0, 2])], [1, -1], rtol=1e-5)
+    values = np.array([2, 1, 5])
+    np.testing.assert_allclose(found[1], (values - values.mean()) / values.std(), rtol=1e-5)
 
 
 # --- one gradient step ---

@@ -18,7 +18,7 @@ from wdjax.train.config import PolicyConfig, TrainConfig
 from wdjax.train.distributions import make_distribution
 from wdjax.train.masked import masked_mean, normalize
 from wdjax.train.metrics import nan_unless, rollout_metrics
-from wdjax.train.minibatches import Batch, merge_axes, shuffle_epochs, take_rows
+from wdjax.train.minibatches import Batch, merge_axes, normalized_advantages, shuffle_epochs, take_rows
 from wdjax.train.networks import ActorCritic, empty_carry, without_mask
 from wdjax.train.normalization import (
     Normalizer,
@@ -210,24 +210,30 @@ def gradient_steps(
     """
     config, shape, batch = policy.config, batch.live.shape, merge_axes(batch)
     if config.epochs == config.minibatches == 1:  # all rows at once: nothing to shuffle
+        if config.normalize_advantage:
+            batch = batch.replace(advantage=normalize(batch.advantage, batch.live))
         some, (new, losses) = any_of(batch.live), gradient_step(policy, state, hypers, batch)
         return choose(some, new, state), nan_unless(some, losses)
     if batch.carry is not None:
         shape = (1, *shape[1:])  # whole sequences are shuffled, not rows
+    index = shuffle_epochs(key, shape, num_blocks, config.epochs, config.minibatches)
+    normalized = normalized_advantages(batch, index) if config.normalize_advantage else None
     rows = pack(batch.replace(carry=None), leading=batch.live.ndim)
     state, to_names = to_vectors(state)
 
-    def step(carry: tuple[PolicyState, jax.Array], index: jax.Array) -> tuple[tuple, Packed]:
+    def step(carry: tuple[PolicyState, jax.Array], taken: tuple[jax.Array, Any]) -> tuple[tuple, Packed]:
         state, stopped = carry
+        index, advantage = taken
         minibatch = take_rows(rows, batch.carry, index)
+        if advantage is not None:
+            minibatch = minibatch.replace(advantage=advantage)
         some, (new, losses) = any_of(minibatch.live), gradient_step(policy, state, hypers, minibatch, to_names)
         # approx_kl is that before the step: one that would begin too far off is not taken, nor any after it
         stops = stopped | (losses["approx_kl"] > hypers.target_kl)
         takes = some & ~stops
         return (choose(takes, new, state), stops), pack((losses, some & ~stopped, takes))
 
-    index = shuffle_epochs(key, shape, num_blocks, config.epochs, config.minibatches)
-    (state, _), steps = jax.lax.scan(step, (state, jnp.bool_(False)), index)
+    (state, _), steps = jax.lax.scan(step, (state, jnp.bool_(False)), (index, normalized))
     return to_names(state), means_over_steps(*unpack(steps))
 
 
@@ -291,12 +297,11 @@ def loss(policy: Policy, state: PolicyState, hypers: Hypers, batch: Batch) -> tu
         outputs, value = policy.unroll(state, batch.obs, batch.carry, batch.restart)
     log_prob = policy.distribution.log_prob(outputs, batch.action)
     entropy = masked_mean(policy.distribution.entropy(outputs), batch.live)
-    advantage = normalize(batch.advantage, batch.live) if policy.config.normalize_advantage else batch.advantage
     policy_loss, metrics = POLICY_LOSSES[policy.config.algorithm](
-        log_prob, batch.log_prob, advantage, batch.live, hypers.clip
+        log_prob, batch.log_prob, batch.advantage, batch.live, hypers.clip
     )
     if policy.config.normalize_advantage:
-        metrics["normalized_advantage_mean"] = masked_mean(advantage, batch.live)
+        metrics["normalized_advantage_mean"] = masked_mean(batch.advantage, batch.live)
     clipped_value = batch.value + jnp.clip(value - batch.value, -hypers.value_clip, hypers.value_clip)
     error = jnp.maximum((value - batch.target) ** 2, (clipped_value - batch.target) ** 2)
     value_loss = masked_mean(error, batch.live)
