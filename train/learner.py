@@ -18,9 +18,11 @@ from wdjax.train.config import TrainConfig
 from wdjax.train.devices import choose_devices, spread, state_shardings
 from wdjax.train.distributions import make_distribution
 from wdjax.train.encoders import check_encoder, encoder_class
+from wdjax.train.kernels.towers import shape_of
 from wdjax.train.load import from_mapping
 from wdjax.train.metrics import Metrics, episode_metrics
 from wdjax.train.networks import without_mask
+from wdjax.train.packing import Packed, pack, unpack
 from wdjax.train.policies import Assignment, to_groups
 from wdjax.train.rollout import Rollout, rollout
 from wdjax.train.self_play import PRESENT, new_pool, remember
@@ -106,7 +108,8 @@ def make_policy(name: str, config: TrainConfig, assignment: Assignment) -> Polic
     network = nnx.eval_shape(lambda: algorithm.make_network(own, assignment, nnx.Rngs(jax.random.key(0))))
     distribution = make_distribution(assignment.action_space, own.action_distribution)
     encoder = encoder_class(own.network.encoder)
-    return Policy(name, own, assignment, algorithm, distribution, nnx.graphdef(network), encoder)
+    kernels = shape_of(own, assignment, distribution, encoder)
+    return Policy(name, own, assignment, algorithm, distribution, nnx.graphdef(network), encoder, kernels)
 
 
 def init(setup: Setup, key: jax.Array, loaded: Mapping[str, PolicyState] | None = None) -> TrainState:
@@ -224,6 +227,11 @@ def run(setup: Setup, state: TrainState, num_updates: int) -> tuple[TrainState, 
     """`num_updates` updates as one scan; run(a) then run(b) equals run(a + b)."""
 
     def scan(setup: Setup, state: TrainState) -> tuple[TrainState, Metrics]:
-        return jax.lax.scan(lambda state, _: update_share(setup, state), state, length=num_updates)
+        def step(state: TrainState, _: None) -> tuple[TrainState, Packed]:
+            state, metrics = update_share(setup, state)
+            return state, pack(metrics)  # else stacking them is a kernel for each
+
+        state, metrics = jax.lax.scan(step, state, length=num_updates)
+        return state, unpack(metrics)
 
     return spread(setup, scan, state)

@@ -1,12 +1,14 @@
 """Steps down a gradient: the optimizers that a configuration names, with the learning rate as a traced number."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import optax
+from jax.flatten_util import ravel_pytree
 
 from wdjax.train.config import PolicyConfig
-from wdjax.train.state import Hypers
+from wdjax.train.state import Hypers, PolicyState
 
 
 def make_optimizer(config: PolicyConfig, hypers: Hypers) -> optax.GradientTransformation:
@@ -25,3 +27,27 @@ def descend(
     """Returns (parameters one step of the optimizer further, its state)."""
     updates, opt_state = make_optimizer(config, hypers).update(grads, opt_state, params)
     return jax.tree.map(lambda param, update: param - learning_rate * update, params, updates), opt_state
+
+
+def to_vectors(state: PolicyState) -> tuple[PolicyState, Callable[[PolicyState], PolicyState]]:
+    """Lays parameters, and whatever the optimizer keeps for each of them, in one vector [P]: in a loop of gradient
+    steps each takes a few operations then, and not some for every leaf.
+
+    Returns:
+        (state in vectors, a function that gives such a state its names again).
+    """
+    names = jax.tree.structure(state.params)
+    is_params = lambda part: jax.tree.structure(part) == names  # noqa: E731
+    vector, to_params = ravel_pytree(state.params)
+    opt_state = jax.tree.map(
+        lambda part: ravel_pytree(part)[0] if is_params(part) else part, state.opt_state, is_leaf=is_params
+    )
+
+    def to_names(vectors: PolicyState) -> PolicyState:
+        opt_state = jax.tree.map(
+            lambda old, new: to_params(new) if is_params(old) else new, state.opt_state, vectors.opt_state,
+            is_leaf=is_params,
+        )  # fmt: skip
+        return vectors.replace(params=to_params(vectors.params), opt_state=opt_state)
+
+    return state.replace(params=vector, opt_state=opt_state), to_names

@@ -3,6 +3,8 @@
 import jax
 import jax.numpy as jnp
 
+UNROLL = 16  # steps of a rollout in one turn of a loop
+
 
 def gae(
     reward_t: jax.Array,
@@ -42,5 +44,7 @@ def gae(
         advantage = delta + decay * advantage_tp1
         return advantage, advantage
 
-    _, advantage_t = jax.lax.scan(backwards, jnp.zeros_like(delta_t[0]), (delta_t, decay_t), reverse=True)
+    start = jnp.zeros_like(delta_t[0])
+    # unrolled, because a step is a few additions, and on a GPU a turn of the loop costs as much as thousands of them
+    _, advantage_t = jax.lax.scan(backwards, start, (delta_t, decay_t), reverse=True, unroll=UNROLL)
     return advantage_t, advantage_t + value_t

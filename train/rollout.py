@@ -13,6 +13,7 @@ from wdjax.train import self_play
 from wdjax.train.blocks import block_keys
 from wdjax.train.collectives import num_shards
 from wdjax.train.distributions import Distribution
+from wdjax.train.packing import Packed, pack, unpack
 from wdjax.train.policies import from_groups, gather, gather_observation, scatter, to_groups
 from wdjax.train.state import Hypers, Policy, PolicyState, Setup, TrainState, current_hypers
 from wdjax.vector import select, when_any
@@ -56,18 +57,15 @@ def rollout(setup: Setup, state: TrainState, key: jax.Array) -> tuple[TrainState
     keys = step_keys(key, config.rollout_length, 1 + len(setup.policies), config.blocks // num_shards())
     state, selves = choose_selves(setup, state, hypers, key)
     first_carry = {name: memory.carry for name, memory in state.memory.items()}
-
-    def play(carry: tuple, keys: jax.Array) -> tuple[tuple, tuple]:
-        return play_step(setup, state.policies, hypers, state.env_params, carry, keys, selves)
+    players = {name: own.algorithm.before_rollout(own, state.policies[name]) for name, own in setup.policies.items()}
 
     def step(carry: tuple, keys: jax.Array) -> tuple[tuple, Packed]:
-        carry, notes = play(carry, keys)
+        carry, notes = play_step(setup, players, hypers, state.env_params, carry, keys, selves)
         return carry, pack(notes)
 
     carry = (state.replicas, state.obs, state.live, first_carry)
-    _, notes = jax.eval_shape(play, carry, jax.ShapeDtypeStruct(keys.shape[1:], keys.dtype))
     (replicas, obs, live, carries), packed = jax.lax.scan(step, carry, keys, unroll=config.rollout_unroll)
-    rows, episodes = unpack(packed, notes)
+    rows, episodes = unpack(packed)
     last_obs = {name: gather_observation(policy.assignment, obs) for name, policy in setup.policies.items()}
     memory = {name: old.replace(carry=carries[name]) for name, old in state.memory.items()}
     state = state.replace(replicas=replicas, obs=obs, live=live, memory=memory)
@@ -225,43 +223,3 @@ def sample_blocks(distribution: Distribution, keys: jax.Array, outputs: jax.Arra
     blocks = outputs.reshape(keys.shape[0], -1, *outputs.shape[1:])
     actions = jax.vmap(distribution.sample)(keys, blocks)
     return actions.reshape(outputs.shape[0], *actions.shape[2:])
-
-
-@struct.dataclass
-class Packed:
-    """What a step hands on, with all its small parts in one array: stacking over time takes a kernel for each."""
-
-    words: jax.Array  # [L] uint32
-    rest: list[jax.Array]  # observations, and what is not of 32 bits
-
-
-def pack(notes: tuple[dict[str, Rows], tuple]) -> Packed:
-    """Lays what a step hands on, leaves [N, ...], in one array of 32-bit words, but for the observations."""
-    leaves = jax.tree_util.tree_leaves_with_path(notes)
-    words = [_as_words(leaf).reshape(-1) for path, leaf in leaves if _is_packed(path, leaf)]
-    return Packed(jnp.concatenate(words), [leaf for path, leaf in leaves if not _is_packed(path, leaf)])
-
-
-def unpack(packed: Packed, like: Any) -> Any:
-    """Returns what was packed, with a leading time axis; `like` are the shapes and dtypes of one step."""
-    leaves, tree = jax.tree_util.tree_flatten_with_path(like)
-    rest, start, values = iter(packed.rest), 0, []
-    for path, leaf in leaves:
-        if _is_packed(path, leaf):
-            words = packed.words[:, start : start + leaf.size].reshape(-1, *leaf.shape)
-            values.append(words != 0 if leaf.dtype == bool else jax.lax.bitcast_convert_type(words, leaf.dtype))
-            start += leaf.size
-        else:
-            values.append(next(rest))
-    return jax.tree.unflatten(tree, values)
-
-
-def _is_packed(path: tuple, leaf: Any) -> bool:
-    is_observation = any(getattr(entry, "name", None) in ("obs", "next_obs") for entry in path)
-    return not is_observation and leaf.dtype in (bool, jnp.int32, jnp.uint32, jnp.float32)
-
-
-def _as_words(leaf: jax.Array) -> jax.Array:
-    if leaf.dtype == bool:
-        return leaf.astype(jnp.uint32)
-    return jax.lax.bitcast_convert_type(leaf, jnp.uint32)

@@ -75,6 +75,7 @@ class PolicyState:
     normalizer: Normalizer | None = None  # of its inputs; None where it normalises nothing
     target_params: Any = None  # of its target networks; DDPG only, like the next
     gradient_steps: jax.Array | None = None  # () int32, done so far
+    towers: Any = None  # params as its kernels read them (train/kernels/towers.py); within a rollout only
     past: Any = None  # PolicyState of earlier selves, leaves [past_selves, ...]; None where it keeps none
 
 
@@ -114,6 +115,7 @@ class Policy:
     distribution: Distribution  # of its actions, where the algorithm draws them
     graphdef: nnx.GraphDef
     encoder: type  # of its network: a name may stand for another class later (train/encoders.py)
+    kernels: Any = None  # what fixes its kernels on a GPU (train/kernels/towers.py); None: it has none
 
     def apply(self, state: PolicyState, obs: Any, carry: Any = None) -> tuple[jax.Array, jax.Array, Any]:
         """Returns (outputs [..., num_outputs], value [...], carry) for observations with any leading axes."""

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from wdjax.train.algorithms.on_policy import shuffle
 from wdjax.train.distributions import Categorical, Gaussian
+from wdjax.train.minibatches import shuffle
 from wdjax.train.rollout import sample_blocks, step_keys
 
 pytestmark = pytest.mark.usefixtures("quick_compile")

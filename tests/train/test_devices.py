@@ -13,7 +13,7 @@ from probes import NETWORK, tiny_config, tiny_policy
 
 from wdjax.train import NetworkConfig, PolicyConfig, Trainer, evaluate, load_run, make_learner, read_metrics
 from wdjax.train import devices as devices_module
-from wdjax.train.algorithms.on_policy import choose_replicas, shuffle
+from wdjax.train.algorithms.on_policy import choose_replicas
 from wdjax.train.collectives import (
     AXIS,
     all_rows,
@@ -31,6 +31,7 @@ from wdjax.train.config import DDPGConfig
 from wdjax.train.devices import choose_devices, lay_out, make_mesh, require_all_processes
 from wdjax.train.masked import masked_mean, masked_variance, normalize, share_of_mean
 from wdjax.train.metrics import episode_metrics
+from wdjax.train.minibatches import shuffle
 from wdjax.train.normalization import new_statistics, update_statistics
 from wdjax.train.rollout import Rollout, step_keys
 from wdjax.train.validate import validate

@@ -11,16 +11,9 @@ import numpy as np
 import pytest
 
 from wdjax.train import PolicyConfig
-from wdjax.train.algorithms.on_policy import (
-    Batch,
-    choose_replicas,
-    gradient_step,
-    gradient_steps,
-    merge_axes,
-    shuffle,
-    take_rows,
-)
+from wdjax.train.algorithms.on_policy import choose_replicas, gradient_step, gradient_steps
 from wdjax.train.distributions import Categorical
+from wdjax.train.minibatches import Batch, merge_axes, shuffle
 from wdjax.train.optimizer import make_optimizer
 from wdjax.train.state import PolicyState, make_hypers
 
@@ -35,7 +28,7 @@ def show(state, obs):
     return state.params["logits"][obs], state.params["value"][obs], None
 
 
-POLICY = SimpleNamespace(apply=show, distribution=Categorical((2,), scalar=True), config=CONFIG)
+POLICY = SimpleNamespace(apply=show, distribution=Categorical((2,), scalar=True), config=CONFIG, kernels=None)
 PARAMS = {"logits": jnp.zeros((8, 2)), "value": jnp.zeros(8)}
 SHAPE = (4, 2, 1)
 ROWS = Batch(
@@ -56,11 +49,13 @@ def steps_with(target_kl):
 @pytest.fixture(scope="module")
 def by_hand():
     """Returns (the states before each of the six steps and after the last, the metrics of each)."""
+
     step = jax.jit(lambda state, rows: gradient_step(POLICY, state, HYPERS, rows))
     states, metrics = [START], []
     for key in jax.random.split(KEY, CONFIG.epochs):
         for index in shuffle(key, SHAPE, 1, CONFIG.minibatches):
-            state, row = step(states[-1], take_rows(merge_axes(ROWS), index))
+            rows = jax.tree.map(lambda leaf, index=index: leaf[index], merge_axes(ROWS))
+            state, row = step(states[-1], rows)
             states.append(state)
             metrics.append(row)
     return states, metrics

@@ -14,8 +14,11 @@ import pytest
 
 from wdjax.train import PolicyConfig
 from wdjax.train.algorithms import a2c, ppo
-from wdjax.train.algorithms.on_policy import Batch, gradient_step, loss
+from wdjax.train.algorithms.losses import loss
+from wdjax.train.algorithms.on_policy import gradient_step, gradient_steps
 from wdjax.train.distributions import Categorical
+from wdjax.train.masked import masked_mean
+from wdjax.train.minibatches import Batch, normalized_advantages
 from wdjax.train.optimizer import make_optimizer
 from wdjax.train.state import PolicyState, ScheduleArrays, make_hypers
 
@@ -30,20 +33,29 @@ RATIO = jnp.array([1.5, 1.5, 0.5, 0.5, jnp.inf])
 # --- the two policy losses ---
 
 
+def mean_over_live(loss_and_metrics):
+    loss, metrics = loss_and_metrics
+    return masked_mean(loss, LIVE), {name: masked_mean(values, LIVE) for name, values in metrics.items()}
+
+
+def a2c_loss(log_prob):
+    return mean_over_live(a2c.policy_loss(log_prob, jnp.full(5, jnp.nan), ADVANTAGE, LIVE, jnp.nan))
+
+
 def test_a2c_loss_by_hand():
     log_prob = jnp.array([-1.0, -2.0, -3.0, -4.0, -jnp.inf])
-    result, metrics = a2c.policy_loss(log_prob, jnp.full(5, jnp.nan), ADVANTAGE, LIVE, jnp.nan)
+    result, metrics = a2c_loss(log_prob)
     np.testing.assert_allclose(result, -(-1 + 2 - 6 + 8) / 4, rtol=1e-6)
     assert metrics == {}
 
 
 def test_a2c_gradient_is_minus_the_advantage():
-    gradient = jax.grad(lambda log_prob: a2c.policy_loss(log_prob, None, ADVANTAGE, LIVE, None)[0])(jnp.full(5, -1.0))
+    gradient = jax.grad(lambda log_prob: a2c_loss(log_prob)[0])(jnp.full(5, -1.0))
     np.testing.assert_allclose(gradient[:4], -ADVANTAGE[:4] / 4)
 
 
-def ppo_loss(log_prob, clip=0.2):
-    return ppo.policy_loss(log_prob, jnp.zeros(5), ADVANTAGE, LIVE, clip)
+def ppo_loss(log_prob, clip=0.2, old_log_prob=0.0):
+    return mean_over_live(ppo.policy_loss(log_prob, jnp.zeros(5) + old_log_prob, ADVANTAGE, LIVE, clip))
 
 
 def test_ppo_loss_is_clipped_on_both_sides():
@@ -63,8 +75,8 @@ def test_ppo_gradient_is_0_only_where_the_clip_is_active():
 
 def test_ppo_at_ratio_1_has_the_gradient_of_a2c():
     log_prob = jnp.array([-1.0, -2.0, -3.0, -4.0, -5.0])
-    ours = jax.grad(lambda new: ppo.policy_loss(new, log_prob, ADVANTAGE, LIVE, 0.2)[0])(log_prob)
-    theirs = jax.grad(lambda new: a2c.policy_loss(new, log_prob, ADVANTAGE, LIVE, 0.2)[0])(log_prob)
+    ours = jax.grad(lambda new: ppo_loss(new, 0.2, log_prob)[0])(log_prob)
+    theirs = jax.grad(lambda new: a2c_loss(new)[0])(log_prob)
     np.testing.assert_allclose(ours[:4], theirs[:4], rtol=1e-6)
 
 
@@ -86,7 +98,8 @@ def hypers_of(config):
 
 
 def stand_in(**changes):
-    return SimpleNamespace(apply=show, distribution=Categorical((2,), scalar=True), config=PolicyConfig(**changes))
+    config = PolicyConfig(**changes)
+    return SimpleNamespace(apply=show, distribution=Categorical((2,), scalar=True), config=config, kernels=None)
 
 
 def batch_of(value, old_value, target, advantage=(1.0, 1.0, 1.0), live=(True, True, False)):
@@ -138,12 +151,40 @@ def test_total_is_weighted_by_the_coefficients(algorithm):
     assert metrics["loss"] == total
 
 
+# --- normalised advantages ---
+
+
+def update_by(batch, params, **changes):
+    """Gradient steps on a batch [R, ...] with normalised advantages: returns the metrics."""
+    policy = stand_in(normalize_advantage=True, **changes)
+    hypers = hypers_of(policy.config)
+    state = PolicyState(params, make_optimizer(policy.config, hypers).init(params))
+    rollout = jax.tree.map(lambda leaf: leaf.reshape(-1, 1, 1), batch)
+    return gradient_steps(policy, state, hypers, rollout, jax.random.key(0), 1)[1]
+
+
 def test_advantages_are_normalized_over_live_rows():
     batch, params = batch_of(value=[0, 0, 0], old_value=[0, 0, 0], target=[0, 0, 0], advantage=[10, 30, 99])
     params["outputs"] = jnp.log(jnp.array([[0.6, 0.4], [0.5, 0.5], [0.1, 0.9]]))
-    policy = stand_in(normalize_advantage=True)
-    _, metrics = loss(policy, PolicyState(params, None), hypers_of(policy.config), batch)
+    metrics = update_by(batch, params, epochs=1, minibatches=1)
     np.testing.assert_allclose(metrics["policy_loss"], -(-1.2 + 1.0) / 2, rtol=1e-5)
+
+
+def test_advantages_are_normalized_in_each_of_several_minibatches():
+    batch, params = batch_of([0, 0, 0], [0, 0, 0], [0, 0, 0], advantage=[10, 30, 99], live=[True] * 3)
+    batch = jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf]), batch)
+    metrics = update_by(batch, params, epochs=2, minibatches=2)
+    np.testing.assert_allclose(metrics["normalized_advantage_mean"], 0, atol=1e-6)
+
+
+@pytest.mark.parametrize("steps", [(), (1,)])  # rows, and sequences of a recurrent policy
+def test_every_minibatch_is_normalized_by_itself(steps):
+    batch, _ = batch_of([0] * 6, [0] * 6, [0] * 6, [10, 1, 99, 30, 5, 2], [True, True, False, True, True, True])
+    batch = jax.tree.map(lambda leaf: leaf.reshape(*steps, 6), batch.replace(action=None, log_prob=None))
+    found = normalized_advantages(batch, jnp.array([[3, 2, 0], [5, 1, 4]])).reshape(2, 3)
+    np.testing.assert_allclose(found[0, jnp.array([0, 2])], [1, -1], rtol=1e-5)
+    values = np.array([2, 1, 5])
+    np.testing.assert_allclose(found[1], (values - values.mean()) / values.std(), rtol=1e-5)
 
 
 # --- one gradient step ---

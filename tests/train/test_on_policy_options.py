@@ -19,7 +19,8 @@ import reference_on_policy as reference
 from probes import NETWORK, ShopParams, tiny_config, tiny_policy
 
 from wdjax.train import make_learner, with_hypers
-from wdjax.train.algorithms.on_policy import POLICY_LOSSES, OnPolicy
+from wdjax.train.algorithms.losses import POLICY_LOSSES
+from wdjax.train.algorithms.on_policy import OnPolicy
 from wdjax.train.checkpoint import open_checkpoints, restore, save
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -52,7 +53,8 @@ def spy_on(policy_loss):
     def spied(log_prob, old_log_prob, advantage, live, clip):
         loss, metrics = policy_loss(log_prob, old_log_prob, advantage, live, clip)
         error = jnp.where(live, jnp.abs(jnp.exp(log_prob - old_log_prob) - 1), 0.0)
-        return loss, metrics | {"ratio_error": jnp.max(error), "live_rows": jnp.sum(live)}
+        spied = {"ratio_error": jnp.max(error), "live_rows": jnp.sum(live)}
+        return loss, metrics | {name: jnp.broadcast_to(value, loss.shape) for name, value in spied.items()}
 
     return spied
 

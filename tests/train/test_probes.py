@@ -9,7 +9,7 @@ import pytest
 from probes import ALGORITHMS, Leaver, LeaverParams, Pair, SignalParams, tiny_config, tiny_policy
 
 from wdjax.train import make_learner, with_hypers
-from wdjax.train.algorithms.on_policy import POLICY_LOSSES
+from wdjax.train.algorithms.losses import POLICY_LOSSES
 from wdjax.train.state import PolicyState
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -47,7 +47,7 @@ def spy_on(policy_loss):
         if old_log_prob is None:  # A2C's rollouts keep none
             return loss, metrics
         error = jnp.abs(jnp.exp(jnp.where(live, log_prob - old_log_prob, 0.0)) - 1)
-        return loss, metrics | {"ratio_error": jnp.max(error)}
+        return loss, metrics | {"ratio_error": jnp.max(error) + jnp.zeros_like(loss)}
 
     return spied
 

@@ -2,13 +2,11 @@
 
 import jax
 
-from wdjax.train.masked import share_of_mean
-
 
 def policy_loss(
     log_prob: jax.Array, old_log_prob: jax.Array, advantage: jax.Array, live: jax.Array, clip: jax.Array
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """The policy gradient loss, -mean(log pi(a) A) over live rows.
+    """The policy gradient loss of each row, -log pi(a) A.
 
     Args:
         log_prob: [R] of the actions under the policy that learns.
@@ -17,6 +15,6 @@ def policy_loss(
         live: [R] bool, the rows that count.
 
     Returns:
-        (loss (), metrics), this device's parts of them.
+        (loss [R], metrics), to be averaged over live rows.
     """
-    return -share_of_mean(log_prob * advantage, live), {}
+    return -log_prob * advantage, {}

@@ -56,6 +56,10 @@ class Algorithm(abc.ABC):
     def init_carry(self, policy: Policy, num_envs: int) -> Any:
         """Returns what acting carries from step to step, at the start of an episode, leaves [num_envs, n, ...]."""
 
+    def before_rollout(self, policy: Policy, state: PolicyState) -> PolicyState:
+        """Returns what `act` gets in all steps of a rollout: here is what should be computed once and not in each."""
+        return state
+
     @abc.abstractmethod
     def act(
         self, policy: Policy, state: PolicyState, carry: Any, obs: Any, keys: jax.Array, hypers: Hypers

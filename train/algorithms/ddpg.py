@@ -292,7 +292,7 @@ def bellman_target(
 ) -> jax.Array:
     """Returns y [R], a constant of the loss, by the target networks Q'_i and mu':
 
-        y = reward + discount min_i Q'_i(next_obs, clip(mu'(next_obs) + clip(sigma N, -c, c), -1, 1)).
+    y = reward + discount min_i Q'_i(next_obs, clip(mu'(next_obs) + clip(sigma N, -c, c), -1, 1)).
     """
     target = nnx.merge(policy.graphdef, state.target_params)
     next_obs = policy.inputs(state, batch.next_obs)[0]

@@ -1,23 +1,25 @@
 """The update that A2C and PPO share: advantages, then epochs of minibatches, each one gradient step."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
-from flax import nnx, struct
+from flax import nnx
 
 from wdjax.checks import require
-from wdjax.train.algorithms import a2c, ppo
+from wdjax.train.algorithms.acting import draw_actions, with_towers
 from wdjax.train.algorithms.algorithm import Algorithm, require_defaults
+from wdjax.train.algorithms.losses import loss_gradient
 from wdjax.train.blocks import block_keys
 from wdjax.train.collectives import all_rows, any_of, own_rows, total
 from wdjax.train.config import PolicyConfig, TrainConfig
 from wdjax.train.distributions import make_distribution
-from wdjax.train.masked import mean_where, normalize, share_of_mean
+from wdjax.train.masked import normalize
 from wdjax.train.metrics import nan_unless, rollout_metrics
+from wdjax.train.minibatches import Batch, merge_axes, normalized_advantages, shuffle_epochs, take_rows
 from wdjax.train.networks import ActorCritic, empty_carry, without_mask
 from wdjax.train.normalization import (
     Normalizer,
@@ -29,32 +31,12 @@ from wdjax.train.normalization import (
     update_observation_statistics,
     update_statistics,
 )
-from wdjax.train.optimizer import descend, make_optimizer
+from wdjax.train.optimizer import descend, make_optimizer, to_vectors
+from wdjax.train.packing import Packed, pack, unpack
 from wdjax.train.policies import Assignment
 from wdjax.train.returns import gae
 from wdjax.train.rollout import Rollout, Rows, final_value, next_values, sample_blocks, with_final_value
 from wdjax.train.state import Hypers, Memory, Policy, PolicyState, make_hypers
-
-# Name -> policy_loss(log_prob, old_log_prob, advantage, live, clip) -> (loss, metrics).
-POLICY_LOSSES = {"A2C": a2c.policy_loss, "PPO": ppo.policy_loss}
-
-
-@struct.dataclass
-class Batch:
-    """Rows to learn from, leaves [R, ...]; of a recurrent policy [T, M, ...], M sequences of T steps.
-
-    Everything but the parameters is a constant of the loss.
-    """
-
-    obs: Any
-    action: jax.Array
-    log_prob: jax.Array | None  # under the policy that acted; PPO only
-    value: jax.Array  # under the parameters that acted
-    advantage: jax.Array
-    target: jax.Array  # the return that the value should predict
-    live: jax.Array  # bool, the rows that count
-    restart: jax.Array | None = None  # bool, an episode begins with this row; recurrent policies only, like the next
-    carry: Any = None  # [M, ...], what was carried into the first step
 
 
 class OnPolicy(Algorithm):
@@ -102,15 +84,13 @@ class OnPolicy(Algorithm):
         running = jnp.zeros(shape) if policy.config.normalize_reward else None
         return Memory(self.init_carry(policy, run.num_envs), running)
 
+    def before_rollout(self, policy: Policy, state: PolicyState) -> PolicyState:
+        return with_towers(policy, state)
+
     def act(
         self, policy: Policy, state: PolicyState, carry: Any, obs: Any, keys: jax.Array, hypers: Hypers
     ) -> tuple[jax.Array, dict[str, Any], Any]:
-        outputs, value, carry = policy.apply(state, obs, carry)
-        action = sample_blocks(policy.distribution, keys, outputs)
-        notes = {"value": value}
-        if policy.config.algorithm == "PPO":  # A2C has no ratio
-            notes["log_prob"] = policy.distribution.log_prob(outputs, action)
-        return action, notes, carry
+        return draw_actions(policy, state, carry, obs, keys)
 
     def play(
         self, policy: Policy, state: PolicyState, carry: Any, obs: Any, keys: jax.Array, greedy: bool
@@ -197,9 +177,7 @@ def scale_reward(
     return normalize_reward(normalizer.reward, rows.reward), statistics, memory.replace(discounted_return=last)
 
 
-def choose_replicas(
-    key: jax.Array, positive: jax.Array, usable: jax.Array, ratio: float, num_blocks: int
-) -> jax.Array:
+def choose_replicas(key: jax.Array, positive: jax.Array, usable: jax.Array, ratio: float, num_blocks: int) -> jax.Array:
     """Returns [N] bool: the positive replicas and floor(ratio x their number) others, drawn without replacement.
 
     All, where there is no positive one or not so many others. (WarpDrive's neg_pos_env_ratio.) Of all only the usable
@@ -224,107 +202,72 @@ def gradient_steps(
         (state, metrics): means over the gradient steps that were taken, all unless `target_kl` stopped them (NaN where
         there was none); approx_kl also counts the one that it stopped.
     """
-    config = policy.config
-    shape = batch.live.shape
-    batch = merge_axes(batch)
+    config, shape, batch = policy.config, batch.live.shape, merge_axes(batch)
     if config.epochs == config.minibatches == 1:  # all rows at once: nothing to shuffle
+        if config.normalize_advantage:
+            batch = batch.replace(advantage=normalize(batch.advantage, batch.live))
         some, (new, losses) = any_of(batch.live), gradient_step(policy, state, hypers, batch)
-        return jax.tree.map(lambda old, new: jnp.where(some, new, old), state, new), nan_unless(some, losses)
+        return choose(some, new, state), nan_unless(some, losses)
     if batch.carry is not None:
         shape = (1, *shape[1:])  # whole sequences are shuffled, not rows
+    index = shuffle_epochs(key, shape, num_blocks, config.epochs, config.minibatches)
+    normalized = normalized_advantages(batch, index) if config.normalize_advantage else None
+    rows = pack(batch.replace(carry=None), leading=batch.live.ndim)
+    state, to_names = to_vectors(state)
 
-    def step(carry: tuple[PolicyState, jax.Array], index: jax.Array) -> tuple[tuple, tuple]:
+    def step(carry: tuple[PolicyState, jax.Array], taken: tuple[jax.Array, Any]) -> tuple[tuple, Packed]:
         state, stopped = carry
-        rows = take_rows(batch, index)
-        some, (new, losses) = any_of(rows.live), gradient_step(policy, state, hypers, rows)
+        index, advantage = taken
+        minibatch = take_rows(rows, batch.carry, index)
+        if advantage is not None:
+            minibatch = minibatch.replace(advantage=advantage)
+        some, (new, losses) = any_of(minibatch.live), gradient_step(policy, state, hypers, minibatch, to_names)
         # approx_kl is that before the step: one that would begin too far off is not taken, nor any after it
         stops = stopped | (losses["approx_kl"] > hypers.target_kl)
         takes = some & ~stops
-        new = jax.tree.map(lambda old, new: jnp.where(takes, new, old), state, new)
-        return (new, stops), (losses, some & ~stopped, takes)
+        return (choose(takes, new, state), stops), pack((losses, some & ~stopped, takes))
 
-    def epoch(carry: tuple, key: jax.Array) -> tuple[tuple, tuple]:
-        return jax.lax.scan(step, carry, shuffle(key, shape, num_blocks, config.minibatches))
-
-    keys = jax.random.split(key, config.epochs)
-    (state, _), (losses, looked_at, taken) = jax.lax.scan(epoch, (state, jnp.bool_(False)), keys)
-    metrics = nan_unless(jnp.any(taken), jax.tree.map(lambda values: mean_where(values, taken), losses))
-    metrics |= nan_unless(jnp.any(looked_at), {"approx_kl": mean_where(losses["approx_kl"], looked_at)})
-    return state, metrics | {"gradient_steps": jnp.sum(taken)}
+    (state, _), steps = jax.lax.scan(step, (state, jnp.bool_(False)), (index, normalized))
+    return to_names(state), means_over_steps(*unpack(steps))
 
 
-def merge_axes(batch: Batch) -> Batch:
-    """Lays rows [T, N, n, ...] in one axis, [T * N * n, ...]; those of a recurrent policy in two, [T, N * n, ...]."""
-    if batch.carry is None:
-        return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[3:]), batch)
-    carry = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), batch.carry)
-    rows = jax.tree.map(lambda leaf: leaf.reshape(leaf.shape[0], -1, *leaf.shape[3:]), batch.replace(carry=None))
-    return rows.replace(carry=carry)
+def choose(takes: jax.Array, new: PolicyState, old: PolicyState) -> PolicyState:
+    """Returns the state after a step, where it is taken."""
+    return jax.tree.map(lambda new, old: jnp.where(takes, new, old), new, old)
 
 
-def take_rows(batch: Batch, index: jax.Array) -> Batch:
-    """Returns the rows of a batch, or of a recurrent policy the sequences, with these indices."""
-    if batch.carry is None:
-        return jax.tree.map(lambda leaf: leaf[index], batch)
-    rows = jax.tree.map(lambda leaf: leaf[:, index], batch.replace(carry=None))
-    return rows.replace(carry=jax.tree.map(lambda leaf: leaf[index], batch.carry))
+def means_over_steps(losses: dict[str, jax.Array], looked_at: jax.Array, taken: jax.Array) -> dict[str, jax.Array]:
+    """Returns the means of `gradient_steps`, and their number.
+
+    Args:
+        losses: [steps] each.
+        looked_at: [steps] bool, steps whose approx_kl counts.
+        taken: [steps] bool, steps of which all else counts.
+    """
+    counts = jnp.stack([looked_at if name == "approx_kl" else taken for name in losses])
+    sums = jnp.sum(jnp.where(counts, jnp.stack(list(losses.values())), 0.0), axis=1)
+    means = jnp.where(jnp.any(counts, axis=1), sums / jnp.maximum(jnp.sum(counts, axis=1), 1), jnp.nan)
+    return dict(zip(losses, means, strict=True)) | {"gradient_steps": jnp.sum(taken)}
 
 
 def gradient_step(
-    policy: Policy, state: PolicyState, hypers: Hypers, batch: Batch
+    policy: Policy,
+    state: PolicyState,
+    hypers: Hypers,
+    batch: Batch,
+    to_names: Callable[[PolicyState], PolicyState] = lambda state: state,
 ) -> tuple[PolicyState, dict[str, jax.Array]]:
-    """One step down the clipped gradient of the loss. Returns (state, metrics of the loss and the gradient)."""
+    """One step down the clipped gradient of the loss.
 
-    def loss_of(params: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
-        return loss(policy, state.replace(params=params), hypers, batch)
+    Args:
+        state: as it is, or in vectors with `to_names` (optimizer.to_vectors); so is the one that is returned.
 
-    (_, metrics), grads = jax.value_and_grad(loss_of, has_aux=True)(state.params)
-    grads, metrics = total((grads, metrics))
+    Returns:
+        (state, metrics of the loss and the gradient).
+    """
+
+    grads, metrics = total(loss_gradient(policy, state, hypers, batch, to_names))
     params, opt_state = descend(policy.config, hypers, hypers.learning_rate, grads, state.opt_state, state.params)
     norm = optax.tree.norm(grads)
     metrics |= {"grad_norm": norm, "grad_clip_fraction": (norm > hypers.max_grad_norm).astype(jnp.float32)}
     return state.replace(params=params, opt_state=opt_state), metrics
-
-
-def loss(policy: Policy, state: PolicyState, hypers: Hypers, batch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """policy_loss + c_v value_loss - c_e entropy, each a mean over live rows; with
-
-        value_loss = mean(max((V - R)^2, (clip(V, V_old - eps_v, V_old + eps_v) - R)^2)).
-
-    Returns:
-        (loss (), metrics), this device's parts of them: what they are is the sum over devices.
-    """
-    if batch.carry is None:
-        outputs, value, _ = policy.apply(state, batch.obs)
-    else:
-        outputs, value = policy.unroll(state, batch.obs, batch.carry, batch.restart)
-    log_prob = policy.distribution.log_prob(outputs, batch.action)
-    entropy = share_of_mean(policy.distribution.entropy(outputs), batch.live)
-    advantage = normalize(batch.advantage, batch.live) if policy.config.normalize_advantage else batch.advantage
-    policy_loss, metrics = POLICY_LOSSES[policy.config.algorithm](
-        log_prob, batch.log_prob, advantage, batch.live, hypers.clip
-    )
-    if policy.config.normalize_advantage:
-        metrics["normalized_advantage_mean"] = share_of_mean(advantage, batch.live)
-    clipped_value = batch.value + jnp.clip(value - batch.value, -hypers.value_clip, hypers.value_clip)
-    error = jnp.maximum((value - batch.target) ** 2, (clipped_value - batch.target) ** 2)
-    value_loss = share_of_mean(error, batch.live)
-    whole = policy_loss + hypers.value_coefficient * value_loss - hypers.entropy_coefficient * entropy
-    return whole, {
-        **metrics, "loss": whole, "policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy
-    }  # fmt: skip
-
-
-def shuffle(key: jax.Array, shape: tuple[int, int, int], num_blocks: int, minibatches: int) -> jax.Array:
-    """Returns [minibatches, R / minibatches] indices into the R = T * N * n rows of a rollout, each row once.
-
-    Every block of N / num_blocks replicas is permuted on its own, with a key of its own, and every minibatch takes
-    equally from each, so that the numbers drawn do not depend on how blocks are spread over devices.
-    """
-    steps, replicas, agents = shape
-    width = replicas // num_blocks * agents  # rows of a block in one step
-    keys = block_keys(key, num_blocks)
-    order = jax.vmap(lambda key: jax.random.permutation(key, steps * width))(keys)  # [B, T * width], within the block
-    time, place = order // width, order % width
-    index = time * (replicas * agents) + jnp.arange(num_blocks)[:, None] * width + place
-    return jnp.swapaxes(index.reshape(num_blocks, minibatches, -1), 0, 1).reshape(minibatches, -1)

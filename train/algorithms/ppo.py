@@ -3,15 +3,13 @@
 import jax
 import jax.numpy as jnp
 
-from wdjax.train.masked import share_of_mean
-
 
 def policy_loss(
     log_prob: jax.Array, old_log_prob: jax.Array, advantage: jax.Array, live: jax.Array, clip: jax.Array
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """The clipped surrogate loss over live rows,
+    """The clipped surrogate loss of each row,
 
-        -mean(min(rho A, clip(rho, 1 - eps, 1 + eps) A)),  rho = pi(a) / pi_old(a).
+        -min(rho A, clip(rho, 1 - eps, 1 + eps) A),  rho = pi(a) / pi_old(a).
 
     Args:
         log_prob: [R] of the actions under the policy that learns.
@@ -21,15 +19,15 @@ def policy_loss(
         clip: () eps.
 
     Returns:
-        (loss (), metrics), this device's parts of them: approx_kl is the estimator mean((rho - 1) - log rho) of
+        (loss [R], metrics [R]), to be averaged over live rows: approx_kl is the estimator (rho - 1) - log rho of
         Schulman (joschu.net, 2020).
     """
     log_ratio = jnp.where(live, log_prob - old_log_prob, 0.0)  # a dead row's ratio must not overflow
     ratio = jnp.exp(log_ratio)
     clipped = jnp.clip(ratio, 1.0 - clip, 1.0 + clip)
-    loss = -share_of_mean(jnp.minimum(ratio * advantage, clipped * advantage), live)
+    loss = -jnp.minimum(ratio * advantage, clipped * advantage)
     metrics = {
-        "approx_kl": share_of_mean(ratio - 1.0 - log_ratio, live),
-        "clip_fraction": share_of_mean(jnp.abs(ratio - 1.0) > clip, live),
+        "approx_kl": ratio - 1.0 - log_ratio,
+        "clip_fraction": (jnp.abs(ratio - 1.0) > clip).astype(jnp.float32),
     }
     return loss, metrics

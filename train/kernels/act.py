@@ -13,28 +13,27 @@ from jax.experimental.pallas import triton
 
 from wdjax.train.kernels.towers import (
     Shape,
+    Tower,
     chunk_of,
     column,
     component_columns,
     load_rows,
     log_prob_and_entropy,
     product,
-    towers_of,
-    transposed,
 )
 from wdjax.train.networks import ACTIVATIONS
 
-ROWS = {True: 64, False: 64}  # of a program: narrow layers, wide ones
-WARPS = {True: 4, False: 4}
+ROWS = {True: 64, False: 128}  # of a program: narrow layers, wide ones
+WARPS = {True: 4, False: 8}
 
 
 def act_kernel(
-    shape: Shape, params: Any, inputs: jax.Array, uniform: jax.Array, with_log_prob: bool, interpret: bool = False
+    shape: Shape, towers: tuple[Tower, ...], inputs: jax.Array, uniform: jax.Array, with_log_prob: bool, interpret: bool = False
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
     """Draws actions of a policy: `Categorical.choose` of the network's outputs, its value, and where asked log pi(a).
 
     Args:
-        params: of an actor-critic.
+        towers: `transposed` ones of an actor-critic.
         inputs: [R, num_inputs] float32, observations in a row.
         uniform: [R, components] float32 in [0, 1).
         interpret: step by step in XLA, on any device, for tests.
@@ -43,7 +42,6 @@ def act_kernel(
         (action [R, components] int32, value [R] float32, log_prob [R] float32 or None).
     """
     num_rows, components = uniform.shape
-    towers = towers_of(params, shape)
     rows = min(ROWS[shape.is_narrow], max(16, pl.next_power_of_2(num_rows)))
     outputs = [jax.ShapeDtypeStruct((num_rows * components,), jnp.int32)]
     outputs += [jax.ShapeDtypeStruct((num_rows,), jnp.float32)] * (1 + with_log_prob)
@@ -54,7 +52,7 @@ def act_kernel(
         compiler_params=triton.CompilerParams(num_warps=WARPS[shape.is_narrow], num_stages=2),
         interpret=interpret,
         name="act",
-    )(inputs.reshape(-1), uniform.reshape(-1), *jax.tree.leaves(transposed(towers, shape)))
+    )(inputs.reshape(-1), uniform.reshape(-1), *jax.tree.leaves(towers))
     return action.reshape(num_rows, components), value, log_prob[0] if log_prob else None
 
 

@@ -36,15 +36,9 @@ Terms = Callable[..., dict[str, jax.Array]]
 """
 
 
-def total_loss(terms: Mapping[str, jax.Array], hypers: Mapping[str, jax.Array]) -> jax.Array:
-    """Returns policy_loss + c_v value_loss - c_e entropy."""
-    value_loss = hypers["value_coefficient"] * terms["value_loss"]
-    return terms["policy_loss"] + value_loss - hypers["entropy_coefficient"] * terms["entropy"]
-
-
 def loss_sums(
-    outputs: jax.Array, actions: list[jax.Array], row: Mapping[str, jax.Array], live: jax.Array, part: str,
-    shape: Shape, terms: Terms, hypers: Mapping[str, jax.Array],
+    outputs: jax.Array, actions: list[jax.Array], row: Mapping[str, jax.Array], part: str, shape: Shape, terms: Terms,
+    hypers: Mapping[str, jax.Array],
 ) -> tuple[jax.Array, dict[str, jax.Array]]:  # fmt: skip
     """Returns (the sum of the loss over the live rows of a block, its terms where live, 0 elsewhere, [B] each).
 
@@ -56,8 +50,9 @@ def loss_sums(
     else:
         log_prob, entropy = log_prob_and_entropy(outputs, actions, shape)
     found = terms(log_prob, entropy, value, row, hypers)
-    found = {name: jnp.where(live, values.astype(jnp.float32), 0.0) for name, values in found.items()}
-    return jnp.sum(total_loss(found, hypers)), found
+    found = {name: jnp.where(row["live"], values, 0.0) for name, values in found.items()}
+    whole = found["policy_loss"] + hypers["value_coefficient"] * found["value_loss"]
+    return jnp.sum(whole - hypers["entropy_coefficient"] * found["entropy"]), found
 
 
 def term_names(terms: Terms, row: Mapping[str, jax.Array], hypers: Mapping[str, jax.Array]) -> list[str]:
@@ -69,21 +64,20 @@ def term_names(terms: Terms, row: Mapping[str, jax.Array], hypers: Mapping[str, 
 
 
 def load_block(
-    row_refs: Mapping[str, Any], action_ref: Any, live_ref: Any, start: jax.Array, rows: int, num_rows: int,
-    shape: Shape,
-) -> tuple[jax.Array, list[jax.Array], dict[str, jax.Array], jax.Array]:  # fmt: skip
-    """Returns (places, actions by component, row, live) of a block; what is beyond the last row is not live."""
+    row_refs: Mapping[str, Any], action_ref: Any, start: jax.Array, rows: int, num_rows: int, shape: Shape
+) -> tuple[jax.Array, list[jax.Array], dict[str, jax.Array]]:
+    """Returns (places, actions by component, row) of a block; what is beyond the last row is not live."""
     place = start + jax.lax.broadcasted_iota(jnp.int32, (rows,), 0)
     index = jnp.minimum(place, num_rows - 1)
     components = len(shape.sizes)
     actions = [triton.load(action_ref.at[index * components + i]) for i in range(components)]
     row = {name: triton.load(ref.at[index]) for name, ref in row_refs.items()}
-    return index, actions, row, (triton.load(live_ref.at[index]) > 0) & (place < num_rows)
+    return index, actions, {**row, "live": (row["live"] > 0) & (place < num_rows)}
 
 
 def gradient_kernel(
-    shape: Shape, params: Any, inputs: jax.Array, action: jax.Array, row: Mapping[str, jax.Array], live: jax.Array,
-    terms: Terms, hypers: Mapping[str, jax.Array], interpret: bool = False,
+    shape: Shape, params: Any, inputs: jax.Array, action: jax.Array, row: Mapping[str, jax.Array], terms: Terms,
+    hypers: Mapping[str, jax.Array], interpret: bool = False,
 ) -> tuple[Any, dict[str, jax.Array]]:  # fmt: skip
     """Returns (gradients of the loss summed over live rows, like params; the sums of its terms over them).
 
@@ -91,14 +85,13 @@ def gradient_kernel(
         params: of an actor-critic.
         inputs: [R, num_inputs] float32, observations in a row.
         action: [R, components] int32.
-        row: {name: [R] float32}, "value" among them; live: [R] bool.
+        row: {name: [R] float32}, "value" among them, and "live", bool.
         terms: of a row's loss.
         hypers: {name: ()}, "value_coefficient" and "entropy_coefficient" among them.
         interpret: step by step in XLA, on any device, for tests.
     """
     towers, back = jax.vjp(lambda params: towers_of(params, shape), params)
-    data = (inputs.reshape(-1), action.reshape(-1), live.astype(jnp.int8))
-    data = (*data, jnp.stack([jnp.float32(value) for value in hypers.values()]))
+    data, row = rows_in_memory(inputs, action, row, hypers)
     run = functools.partial(
         _tower_gradient, shape=shape, data=data, row=row, terms=terms, hyper_names=list(hypers), interpret=interpret,
         names=term_names(terms, row, hypers),
@@ -111,11 +104,19 @@ def gradient_kernel(
     return back((policy_grad, value_grad))[0], {**sums, "value_loss": own["value_loss"]}
 
 
+def rows_in_memory(
+    inputs: jax.Array, action: jax.Array, row: Mapping[str, jax.Array], hypers: Mapping[str, jax.Array]
+) -> tuple[tuple, dict[str, jax.Array]]:
+    """Returns (inputs and actions flat, hypers in one array; the rest of the rows) as kernels read them."""
+    numbers = jnp.stack([jnp.float32(value) for value in hypers.values()])
+    return (inputs.reshape(-1), action.reshape(-1), numbers), {**row, "live": row["live"].astype(jnp.int8)}
+
+
 def _tower_gradient(
     tower: Tower, part: str, *, shape: Shape, data: tuple, row: Mapping[str, jax.Array], terms: Terms,
     hyper_names: list[str], names: list[str], interpret: bool,
 ) -> tuple[Tower, dict[str, jax.Array]]:  # fmt: skip
-    num_rows = data[2].shape[0]
+    num_rows = row["live"].shape[0]
     rows = min(ROWS, max(16, pl.next_power_of_2(num_rows)))
     programs = pl.cdiv(num_rows, rows)
     weights, tree = jax.tree.flatten(tower)
@@ -136,7 +137,7 @@ def _tower_gradient(
 
 
 def _kernel(
-    inputs_ref: Any, action_ref: Any, live_ref: Any, hypers_ref: Any, *refs: Any, part: str, shape: Shape,
+    inputs_ref: Any, action_ref: Any, hypers_ref: Any, *refs: Any, part: str, shape: Shape,
     terms: Terms, row_names: list[str], hyper_names: list[str], num_rows: int, rows: int,
 ) -> None:  # fmt: skip
     row_refs = dict(zip(row_names, refs, strict=False))
@@ -144,12 +145,12 @@ def _kernel(
     weight_refs, grad_refs, sums_ref = refs[: len(refs) // 2], refs[len(refs) // 2 : -1], refs[-1]
     hypers = {name: hypers_ref[i] for i, name in enumerate(hyper_names)}
     program = pl.program_id(0)
-    index, actions, row, live = load_block(row_refs, action_ref, live_ref, program * rows, rows, num_rows, shape)
+    index, actions, row = load_block(row_refs, action_ref, program * rows, rows, num_rows, shape)
     inputs = load_rows(inputs_ref, index, 0, shape.widths[0], shape.num_inputs)
     outputs, layers = forward(weight_refs, inputs, shape)
 
     def loss(outputs: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
-        return loss_sums(outputs, actions, row, live, part, shape, terms, hypers)
+        return loss_sums(outputs, actions, row, part, shape, terms, hypers)
 
     gradient, sums = jax.grad(loss, has_aux=True)(outputs)
     for i, values in enumerate(jax.tree.leaves(sums)):

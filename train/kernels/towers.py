@@ -14,11 +14,13 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.pallas import triton
 
-from wdjax.train.distributions import Categorical
-from wdjax.train.encoders import FlatEncoder, encode, encoded_size
-from wdjax.train.networks import ACTIVATIONS, MASK, without_mask
-from wdjax.train.state import Policy, PolicyState
 from wdjax.spaces import Dict
+from wdjax.train.config import PolicyConfig
+from wdjax.train.distributions import Categorical, Distribution
+from wdjax.train.encoders import MASK, FlatEncoder, encode, encoded_size
+from wdjax.train.networks import ACTIVATIONS
+from wdjax.train.policies import Assignment
+from wdjax.train.state import Policy, PolicyState
 
 MIN_SIZE = 16  # of a matrix in a kernel: what tensor cores take
 MAX_OUTPUTS = 128  # columns of a tower's last layer
@@ -70,34 +72,39 @@ def padded(size: int) -> int:
     return max(MIN_SIZE, 1 << (size - 1).bit_length())
 
 
-def shape_of(policy: Policy) -> Shape | None:
+def shape_of(config: PolicyConfig, assignment: Assignment, distribution: Distribution, encoder: type) -> Shape | None:
     """Returns what fixes the kernels of a policy, or None where there are none for it."""
-    network, space = policy.config.network, policy.assignment.observation_space
-    own_encoder = policy.encoder is not FlatEncoder or (isinstance(space, Dict) and MASK in space.spaces)
-    if own_encoder or network.recurrent_size or not isinstance(policy.distribution, Categorical):
+    network, space = config.network, assignment.observation_space
+    own_encoder = encoder is not FlatEncoder or (isinstance(space, Dict) and MASK in space.spaces)
+    if config.algorithm == "DDPG" or own_encoder or network.recurrent_size or not isinstance(distribution, Categorical):
         return None
-    if not network.hidden_sizes or max(network.hidden_sizes) > MAX_WIDTH or policy.distribution.num_outputs >= MAX_OUTPUTS:
+    widths = network.hidden_sizes
+    if not widths or max(widths) > MAX_WIDTH or distribution.num_outputs >= MAX_OUTPUTS:
         return None
     shape = Shape(
-        encoded_size(without_mask(space)), tuple(network.hidden_sizes), policy.distribution.sizes, policy.distribution.scalar,
-        network.shared_trunk, network.activation, jnp.dtype(network.compute_dtype).name,
+        encoded_size(space), tuple(widths), distribution.sizes, distribution.scalar, network.shared_trunk,
+        network.activation, network.compute_dtype,
     )  # fmt: skip
     if shape.is_narrow:
         return shape if shape.dtype == "float32" else None
-    takes_wide = shape.shared and len(shape.hidden) == 2 and shape.activation in ("relu", "tanh")
-    return shape if takes_wide and min(shape.hidden) >= 64 and shape.num_inputs <= MAX_WIDTH else None
+    takes_wide = shape.shared and len(widths) == 2 and min(widths) >= 64 and shape.activation in ("relu", "tanh")
+    return shape if takes_wide and shape.num_inputs <= MAX_WIDTH else None
+
+
+def rounds_products() -> bool:
+    """Returns whether matrix products may round their inputs to tf32, as the kernels do: JAX's default."""
+    return jax.config.jax_default_matmul_precision in (None, "default", "tensorfloat32")
 
 
 def inputs_of(policy: Policy, state: PolicyState, obs: Any) -> jax.Array:
     """Returns what the first layer sees of observations, leaves [..., *part], as rows [R, num_inputs]."""
-    space = without_mask(policy.assignment.observation_space)
     seen, _ = policy.inputs(state, obs)
-    rows = encode(space, seen)
+    rows = encode(policy.assignment.observation_space, seen)
     return rows.reshape(-1, rows.shape[-1])
 
 
 def towers_of(params: Any, shape: Shape) -> tuple[Tower, ...]:
-    """Returns the parameters of an actor-critic as padded towers; linear, so that its transposition takes gradients back."""
+    """Returns the parameters of an actor-critic as padded towers: linear, its transposition takes gradients back."""
     hidden = lambda trunk: [params[trunk]["mlp"][f"layer_{i}"] for i in range(len(shape.hidden))]  # noqa: E731
     heads = [params["policy_head"], params["value_head"]]
     if shape.shared:
@@ -119,7 +126,7 @@ def _padded_tower(layers: list[dict[str, jax.Array]], shape: Shape) -> Tower:
 
 
 def transposed(towers: tuple[Tower, ...], shape: Shape) -> tuple[Tower, ...]:
-    """Returns towers with matrices [outputs, inputs] in the compute dtype: tensor cores want what is summed over last."""
+    """Returns towers with matrices [outputs, inputs] in the compute dtype: tensor cores sum over the last axis."""
     return tuple(tuple((kernel.T.astype(shape.dtype), bias) for kernel, bias in tower) for tower in towers)
 
 
@@ -132,7 +139,7 @@ def chunk_of(shape: Shape) -> int:
 
 
 def load_rows(ref: Any, rows: jax.Array, first: int, width: int, num_columns: int) -> jax.Array:
-    """Reads columns first .. first + width - 1 of rows of a matrix that lies flat in memory, 0 beyond its last column."""
+    """Reads columns from `first` on of rows of a matrix that lies flat in memory, 0 beyond its last column."""
     columns = first + jax.lax.broadcasted_iota(jnp.int32, (rows.shape[0], width), 1)
     index = rows[:, None] * num_columns + jnp.minimum(columns, num_columns - 1)
     return triton.load(ref.at[index], mask=columns < num_columns, other=0.0)
@@ -154,7 +161,9 @@ def forward(refs: Sequence[Any], inputs: jax.Array, shape: Shape) -> tuple[jax.A
     return product(inputs, kernel[...], shape.dtype) + bias[...][None, :], [*layers, (inputs, None)]
 
 
-def backward(refs: Sequence[Any], layers: list[tuple], gradient: jax.Array, grad_refs: Sequence[Any], place: Any) -> None:
+def backward(
+    refs: Sequence[Any], layers: list[tuple], gradient: jax.Array, grad_refs: Sequence[Any], place: Any
+) -> None:
     """Writes a block's gradients of a tower's matrices and biases, from the gradient of its outputs [B, columns]."""
     for i in reversed(range(len(layers))):
         inputs, _ = layers[i]

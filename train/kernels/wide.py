@@ -16,7 +16,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
 from wdjax.train.kernels.act import first_layer, load_inputs, pieces
-from wdjax.train.kernels.gradient import BOTH, Terms, load_block, loss_sums, term_names
+from wdjax.train.kernels.gradient import BOTH, Terms, load_block, loss_sums, rows_in_memory, term_names
 from wdjax.train.kernels.towers import Shape, chunk_of, product, towers_of, transposed
 from wdjax.train.networks import ACTIVATIONS
 
@@ -29,15 +29,14 @@ SLOPES = {"relu": lambda h: (h > 0).astype(jnp.float32), "tanh": lambda h: 1.0 -
 
 
 def wide_gradient(
-    shape: Shape, params: Any, inputs: jax.Array, action: jax.Array, row: Mapping[str, jax.Array], live: jax.Array,
-    terms: Terms, hypers: Mapping[str, jax.Array], interpret: bool = False,
+    shape: Shape, params: Any, inputs: jax.Array, action: jax.Array, row: Mapping[str, jax.Array], terms: Terms,
+    hypers: Mapping[str, jax.Array], interpret: bool = False,
 ) -> tuple[Any, dict[str, jax.Array]]:  # fmt: skip
     """What `gradient_kernel` does, with the same arguments, for two hidden layers of up to MAX_WIDTH units."""
-    num_rows = live.shape[0]
+    num_rows = row["live"].shape[0]
     (tower,), back = jax.vjp(lambda params: towers_of(params, shape), params)
     names = term_names(terms, row, hypers)
-    data = (inputs.reshape(-1), action.reshape(-1), live.astype(jnp.int8))
-    data = (*data, jnp.stack([jnp.float32(value) for value in hypers.values()]))
+    data, row = rows_in_memory(inputs, action, row, hypers)
     rows = ROWS
     size = min(CHUNK_ROWS, pl.cdiv(num_rows, rows) * rows)
     run = functools.partial(
@@ -49,7 +48,9 @@ def wide_gradient(
         return jax.tree.map(jnp.add, sums, run(start, data, row, tower)), None
 
     starts = jnp.arange(pl.cdiv(num_rows, size), dtype=jnp.int32) * size
-    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(run, starts[0], data, row, tower))
+    zeros = jax.tree.map(
+        lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(run, starts[0], data, row, tower)
+    )
     (grads, sums), _ = jax.lax.scan(step, zeros, starts)
     return back((grads,))[0], dict(zip(names, sums, strict=True))
 
@@ -84,22 +85,21 @@ def _chunk(
         left, right, (((0,), (0,)), ((), ())), preferred_element_type=jnp.float32
     )
     grads = (
-        (jnp.pad(over_rows(x, dh1), ((0, w1.shape[0] - num_inputs), (0, 0))), db1.sum(axis=0)), (over_rows(h1, dh2), db2.sum(axis=0)),
+        (jnp.pad(over_rows(x, dh1), ((0, w1.shape[0] - num_inputs), (0, 0))), db1.sum(axis=0)),
+        (over_rows(h1, dh2), db2.sum(axis=0)),
         (over_rows(h2, do), db3.sum(axis=0)),
     )  # fmt: skip
     return grads, sums.sum(axis=0)
 
 
 def _forward(
-    start_ref: Any, inputs_ref: Any, action_ref: Any, live_ref: Any, hypers_ref: Any, *refs: Any, shape: Shape,
+    start_ref: Any, inputs_ref: Any, action_ref: Any, hypers_ref: Any, *refs: Any, shape: Shape,
     terms: Terms, row_names: list[str], hyper_names: list[str], num_rows: int, rows: int,
 ) -> None:  # fmt: skip
     weights, row_refs = refs[:6], dict(zip(row_names, refs[6:-6], strict=True))
     x_ref, h1_ref, h2_ref, do_ref, db3_ref, sums_ref = refs[-6:]
     program = pl.program_id(0)
-    index, actions, row, live = load_block(
-        row_refs, action_ref, live_ref, start_ref[0] + program * rows, rows, num_rows, shape
-    )
+    index, actions, row = load_block(row_refs, action_ref, start_ref[0] + program * rows, rows, num_rows, shape)
     own = pl.ds(program * rows, rows)
     inputs, chunk = load_inputs(inputs_ref, index, shape), chunk_of(shape)
     for piece, (first, width) in zip(inputs, pieces(shape.num_inputs), strict=True):
@@ -120,7 +120,7 @@ def _forward(
     hypers = {name: hypers_ref[i] for i, name in enumerate(hyper_names)}
 
     def loss(outputs: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
-        return loss_sums(outputs, actions, row, live, BOTH, shape, terms, hypers)
+        return loss_sums(outputs, actions, row, BOTH, shape, terms, hypers)
 
     do, sums = jax.grad(loss, has_aux=True)(outputs)
     do_ref[own, :] = do.astype(do_ref.dtype)

@@ -1,0 +1,120 @@
+"""The kernels of A2C's and PPO's networks against plain XLA, step by step in XLA (`interpret`): no GPU is needed."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from wdjax.train import load_config, make_learner
+from wdjax.train.algorithms.acting import draw_actions, draw_by_kernel, with_towers
+from wdjax.train.algorithms.losses import kernel_gradient, loss
+from wdjax.train.kernels.act import pieces
+from wdjax.train.minibatches import Batch
+from wdjax.train.state import current_hypers
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+WIDE = {"env_params.num_taggers": 2, "env_params.num_runners": 3, "env_params.num_other_agents_observed": 2}
+WIDE |= {f"policies.{name}.network.hidden_sizes": [64, 64 * factor] for name, factor in (("tagger", 1), ("runner", 2))}
+HALF = {f"policies.{name}.network.compute_dtype": "bfloat16" for name in ("tagger", "runner")}
+CASES = {  # preset, changes, policy, relative error of a gradient
+    "one_tower": ("tag_gridworld", {}, "shared", 1e-5),
+    "two_towers": ("cartpole_ppo", {"policies.agent.value_clip": 0.2}, "agent", 1e-5),
+    "wide": ("tag_continuous", WIDE, "runner", 1e-5),
+    "wide_bfloat16": ("tag_continuous", {**WIDE, **HALF}, "runner", 5e-2),
+}
+
+
+def make_case(name):
+    """Returns (policy, state with parameters far from the start, hypers, tolerance)."""
+    preset, changes, policy, tolerance = CASES[name]
+    if name.startswith("wide"):  # 100 + 100 outputs are too many to be narrow
+        levels = {"env_params.num_acceleration_levels": 40, "env_params.num_turn_levels": 40}
+        changes = {**changes, **levels}
+    learner = make_learner(load_config(preset, num_envs=8, **changes))
+    state = learner.init(jax.random.key(0))
+    own = state.policies[policy]
+    leaves, tree = jax.tree.flatten(own.params)
+    keys = jax.random.split(jax.random.key(1), len(leaves))
+    moved = [leaf + 0.2 * jax.random.normal(key, leaf.shape) for leaf, key in zip(leaves, keys, strict=True)]
+    own = own.replace(params=jax.tree.unflatten(tree, moved))
+    return learner.setup.policies[policy], own, current_hypers(learner.config, state)[policy], tolerance
+
+
+def rows_to_learn_from(policy, num_rows):
+    keys = iter(jax.random.split(jax.random.key(2), 8))
+    obs = jax.random.normal(next(keys), (num_rows, policy.kernels.num_inputs))
+    space = policy.assignment.action_space
+    action = jax.vmap(space.sample)(jax.random.split(next(keys), num_rows))
+    numbers = {name: jax.random.normal(next(keys), (num_rows,)) for name in ("value", "advantage", "target", "log_prob")}
+    likely = -sum(np.log(policy.kernels.sizes))
+    log_prob = likely + 0.1 * numbers.pop("log_prob") if policy.config.algorithm == "PPO" else numbers.pop("log_prob")
+    live = jax.random.bernoulli(next(keys), 0.8, (num_rows,))
+    return Batch(obs, action, log_prob if policy.config.algorithm == "PPO" else None, live=live, **numbers)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_kernels_gradient_is_that_of_the_loss(name):
+    policy, state, hypers, tolerance = make_case(name)
+    assert policy.kernels.is_narrow == (not name.startswith("wide"))
+    batch = rows_to_learn_from(policy, 333)  # no multiple of a block
+    grads, metrics = jax.jit(lambda batch: kernel_gradient(policy, state, hypers, batch, interpret=True))(batch)
+    loss_of = lambda params, batch: loss(policy, state.replace(params=params), hypers, batch)  # noqa: E731
+    expected, expected_metrics = jax.jit(jax.grad(loss_of, has_aux=True))(state.params, batch)
+    assert set(metrics) == set(expected_metrics)
+    for metric, value in expected_metrics.items():
+        np.testing.assert_allclose(metrics[metric], value, rtol=max(tolerance, 1e-4), err_msg=metric)
+    for path, value in jax.tree_util.tree_leaves_with_path(expected):
+        found = grads
+        for entry in path:
+            found = found[entry.key]
+        assert float(jnp.max(jnp.abs(value))) > 0
+        np.testing.assert_allclose(found, value, atol=tolerance * float(jnp.max(jnp.abs(value))), err_msg=str(path))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_kernel_draws_what_plain_xla_draws(name):
+    policy, state, _, tolerance = make_case(name)
+    keys = jax.random.split(jax.random.key(3), 4)
+    obs = jax.random.normal(jax.random.key(4), (8, 21, policy.kernels.num_inputs))
+    state = with_towers(policy, state)
+    action, notes = jax.jit(lambda obs: draw_by_kernel(policy, state, obs, keys, interpret=True))(obs)
+    expected, expected_notes, _ = draw_actions(policy, state.replace(towers=None), None, obs, keys)
+    assert action.shape == expected.shape
+    assert set(notes) == set(expected_notes)
+    assert ("log_prob" in notes) == (policy.config.algorithm == "PPO")
+    if tolerance < 1e-3:
+        np.testing.assert_array_equal(action, expected)
+        assert len(np.unique(action)) > 1
+    else:  # rounded logits: a draw near the edge of two choices may fall on the other side
+        assert np.mean(action == expected) > 0.9
+    for note, values in notes.items():
+        np.testing.assert_allclose(values, expected_notes[note], rtol=2 * tolerance, atol=2 * tolerance, err_msg=note)
+
+
+def test_exact_products_are_left_to_xla():
+    policy, state, _, _ = make_case("one_tower")
+    with jax.default_matmul_precision("highest"):
+        assert with_towers(policy, state).towers is None
+    assert with_towers(policy, state).towers is not None
+
+
+@pytest.mark.parametrize(
+    ("preset", "changes"),
+    [
+        ("pendulum_ppo", {}),  # actions of real numbers
+        ("cartpole_ppo", {"policies.agent.network.recurrent_size": 16, "num_envs": 32}),
+        ("cartpole_ppo", {"policies.agent.network.hidden_sizes": [512]}),
+        ("cartpole_ppo", {"policies.agent.network.hidden_sizes": []}),
+        ("tag_small", {f"policies.{name}.network.encoder": "deep_sets" for name in ("tagger", "runner")}),
+    ],
+)
+def test_what_has_no_kernel_says_so(preset, changes):
+    learner = make_learner(load_config(preset, **changes))
+    assert all(policy.kernels is None for policy in learner.setup.policies.values())
+
+
+def test_pieces_cover_a_size_by_powers_of_two():
+    assert pieces(71) == [(0, 64), (64, 16)]
+    assert pieces(4) == [(0, 16)]
+    assert pieces(128) == [(0, 128)]

@@ -1,0 +1,126 @@
+"""The loss of A2C and PPO and its gradient: in plain XLA, or, of what they take, by the kernels of train/kernels."""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from wdjax.train.algorithms import a2c, ppo
+from wdjax.train.collectives import total
+from wdjax.train.config import PolicyConfig
+from wdjax.train.kernels.gradient import gradient_kernel
+from wdjax.train.kernels.towers import inputs_of, rounds_products
+from wdjax.train.kernels.wide import wide_gradient
+from wdjax.train.masked import share_of_mean
+from wdjax.train.minibatches import Batch
+from wdjax.train.state import Hypers, Policy, PolicyState
+
+# Name -> policy_loss(log_prob, old_log_prob, advantage, live, clip) -> (loss, metrics), of each row.
+POLICY_LOSSES = {"A2C": a2c.policy_loss, "PPO": ppo.policy_loss}
+
+OF_ROWS = ("log_prob", "value", "advantage", "target", "live")  # what the loss knows of a row, beside obs and action
+OF_LOSS = ("clip", "value_clip", "value_coefficient", "entropy_coefficient")  # hyperparameters in it
+
+
+def loss_terms(
+    config: PolicyConfig, log_prob: jax.Array, entropy: jax.Array, value: jax.Array, row: Mapping[str, jax.Array],
+    hypers: Mapping[str, jax.Array],
+) -> dict[str, jax.Array]:  # fmt: skip
+    """Returns the terms of the loss and the metrics of each row, to be averaged over live ones; with
+
+        value_loss = max((V - R)^2, (clip(V, V_old - eps_v, V_old + eps_v) - R)^2).
+
+    Args:
+        log_prob, entropy, value: [R], of the policy that learns.
+        row: [R] each, OF_ROWS.
+        hypers: () each, OF_LOSS.
+    """
+    policy_loss, metrics = POLICY_LOSSES[config.algorithm](
+        log_prob, row.get("log_prob"), row["advantage"], row["live"], hypers["clip"]
+    )
+    if config.normalize_advantage:
+        metrics["normalized_advantage_mean"] = row["advantage"]
+    clipped_value = row["value"] + jnp.clip(value - row["value"], -hypers["value_clip"], hypers["value_clip"])
+    value_loss = jnp.maximum((value - row["target"]) ** 2, (clipped_value - row["target"]) ** 2)
+    return {**metrics, "policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
+
+
+def total_loss(terms: Mapping[str, jax.Array], hypers: Mapping[str, jax.Array]) -> jax.Array:
+    """Returns policy_loss + c_v value_loss - c_e entropy."""
+    value_loss = hypers["value_coefficient"] * terms["value_loss"]
+    return terms["policy_loss"] + value_loss - hypers["entropy_coefficient"] * terms["entropy"]
+
+
+def loss(policy: Policy, state: PolicyState, hypers: Hypers, batch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """policy_loss + c_v value_loss - c_e entropy, each a mean over live rows.
+
+    Returns:
+        (loss (), metrics), this device's parts of them: what they are is the sum over devices.
+    """
+    if batch.carry is None:
+        outputs, value, _ = policy.apply(state, batch.obs)
+    else:
+        outputs, value = policy.unroll(state, batch.obs, batch.carry, batch.restart)
+    log_prob = policy.distribution.log_prob(outputs, batch.action)
+    entropy = policy.distribution.entropy(outputs)
+    row, numbers = _row_of(batch), _numbers_of(hypers)
+    terms = loss_terms(policy.config, log_prob, entropy, value, row, numbers)
+    terms = {name: share_of_mean(values, batch.live) for name, values in terms.items()}
+    whole = total_loss(terms, numbers)
+    return whole, {**terms, "loss": whole}
+
+
+def loss_gradient(
+    policy: Policy, state: PolicyState, hypers: Hypers, batch: Batch, to_names: Callable[[PolicyState], PolicyState]
+) -> tuple[Any, dict[str, jax.Array]]:
+    """Returns (gradient of the loss in the parameters, metrics), this device's parts of them.
+
+    On NVIDIA GPUs kernels do it for networks that they take (`kernels.towers.shape_of`), in the default precision of
+    matrix products; the rest is XLA's.
+
+    Args:
+        state: as it is, or in vectors with `to_names` (optimizer.to_vectors); so is the gradient.
+    """
+
+    def simple(state: PolicyState, hypers: Hypers, batch: Batch) -> tuple[Any, dict[str, jax.Array]]:
+        def loss_of(params: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
+            return loss(policy, to_names(state.replace(params=params)), hypers, batch)
+
+        return jax.grad(loss_of, has_aux=True)(state.params)
+
+    def by_kernel(state: PolicyState, hypers: Hypers, batch: Batch) -> tuple[Any, dict[str, jax.Array]]:
+        params, back = jax.vjp(lambda params: to_names(state.replace(params=params)).params, state.params)
+        grads, metrics = kernel_gradient(policy, to_names(state).replace(params=params), hypers, batch)
+        return back(grads)[0], metrics
+
+    if policy.kernels is None or not rounds_products():
+        return simple(state, hypers, batch)
+    return jax.lax.platform_dependent(state, hypers, batch, cuda=by_kernel, default=simple)
+
+
+def kernel_gradient(
+    policy: Policy, state: PolicyState, hypers: Hypers, batch: Batch, interpret: bool = False
+) -> tuple[Any, dict[str, jax.Array]]:
+    """The gradient of `loss` by a kernel. `interpret`: step by step in XLA, on any device, for tests."""
+    gradient = gradient_kernel if policy.kernels.is_narrow else wide_gradient
+    terms = functools.partial(loss_terms, policy.config)
+    numbers, live = _numbers_of(hypers), batch.live
+    action = batch.action.reshape(live.shape[0], -1)
+    grads, sums = gradient(
+        policy.kernels, state.params, inputs_of(policy, state, batch.obs), action, _row_of(batch), terms, numbers,
+        interpret,
+    )  # fmt: skip
+    count = jnp.maximum(total(jnp.sum(live.astype(jnp.float32))), 1.0)
+    grads, metrics = jax.tree.map(lambda values: values / count, (grads, sums))
+    return grads, {**metrics, "loss": total_loss(metrics, numbers)}
+
+
+def _row_of(batch: Batch) -> dict[str, jax.Array]:
+    row = {name: getattr(batch, name) for name in OF_ROWS}
+    return {name: values for name, values in row.items() if values is not None}
+
+
+def _numbers_of(hypers: Hypers) -> dict[str, jax.Array]:
+    return {name: getattr(hypers, name) for name in OF_LOSS}
