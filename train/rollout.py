@@ -144,7 +144,7 @@ def choose_actions(
     draws: Mapping[str, jax.Array],
     selves: Mapping[str, self_play.Selves] = MappingProxyType({}),
 ) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
-    """What every policy does now. Returns (by policy, fields of Rows: obs, action and what the algorithm notes; carries).
+    """What every policy does now. Returns (by policy, fields of Rows: obs, action and what is noted of it; carries).
 
     Args:
         draws: by policy, what its actions are drawn by (`sample_blocks`).

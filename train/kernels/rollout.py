@@ -1,7 +1,7 @@
 """A whole rollout of a small environment as one kernel: rules and small policies, replica by replica.
 
-What `train/rollout.py` does step by step for all replicas, `wdjax.replicas.scan_replicas_kernel` does here for one, made
-from the same functions: the actions of a policy, a step of the environment, the reset behind it. Random numbers are the
+What `train/rollout.py` does step by step for all replicas, `wdjax.replicas.scan_replicas_kernel` does here for one, by
+the same functions: the actions of the policies, a step of the environment, the reset behind it. Random numbers are the
 same: those that a block of replicas draws in a step are drawn before the kernel, for all steps at once.
 
 A round of the kernel is what follows from an action, and then the next action, so that an observation goes from the
@@ -17,8 +17,9 @@ import jax
 import jax.numpy as jnp
 
 from wdjax.replicas import scan_replicas_kernel
+from wdjax.spaces import Box
 from wdjax.train.kernels.towers import shape_of
-from wdjax.train.policies import gather_observation
+from wdjax.train.policies import scatter
 from wdjax.train.rollout import advance, choose_actions, draw_uniform
 from wdjax.train.state import Hypers, Policy, PolicyState, Setup
 
@@ -27,8 +28,8 @@ MAX_WIDTH = 64  # of a layer
 
 
 def may_be_a_kernel(setup: Setup) -> bool:
-    """Returns whether a rollout may be tried as one kernel, before anything is traced: there is a GPU, starts are fresh,
-    and few agents act by small feed-forward networks."""
+    """Returns whether to try a rollout as one kernel, before anything is traced: there is a GPU, starts are fresh, and
+    few agents act by small feed-forward networks."""
     if jax.default_backend() == "cpu" or setup.config.reset != "fresh":
         return False
     policies = setup.policies.values()
@@ -36,9 +37,12 @@ def may_be_a_kernel(setup: Setup) -> bool:
 
 
 def is_small(policy: Policy) -> bool:
-    """Returns whether a kernel can act for this policy: categorical actions, few and narrow layers, nothing carried."""
+    """Returns whether a kernel can act for this policy: it sees a row of numbers, has categorical actions, few and
+    narrow layers, and carries nothing."""
     shape = shape_of(policy)
-    takes = shape is not None and shape.is_narrow and max(*shape.hidden, shape.num_inputs) <= MAX_WIDTH
+    if shape is None or not isinstance(policy.assignment.observation_space, Box):
+        return False
+    takes = shape.is_narrow and max(*shape.hidden, shape.num_inputs) <= MAX_WIDTH
     return takes and policy.config.algorithm in ("A2C", "PPO") and not policy.config.past_selves
 
 
@@ -100,15 +104,16 @@ def play_replicas(
         )
         drafts, _ = choose_actions(one, policies, hypers, obs, carries, draws)
         after = (replicas, live, to_carry(setup, drafts))
-        return jax.tree.map(lambda leaf: leaf[0], (after, (obs, outcome)))
+        seen = {name: draft["obs"] for name, draft in drafts.items()}
+        return jax.tree.map(lambda leaf: leaf[0], (after, (seen, outcome)))
 
     start = (replicas, live, to_carry(setup, drafts))
-    (replicas, live, _), (obs, (rows, episodes)) = scan_replicas_kernel(
+    (replicas, live, _), (seen, (rows, episodes)) = scan_replicas_kernel(
         step, start, (env_keys, next_draws), interpret=interpret
     )
-    last_obs = jax.tree.map(lambda leaf: leaf[-1], obs)
-    seen = jax.tree.map(lambda first, leaf: jnp.concatenate([first[None], leaf[:-1]]), first_obs, obs)
-    rows = {name: own.replace(obs=observe(setup.policies[name], seen)) for name, own in rows.items()}
+    last_obs = scatter(setup.assignments, {name: obs[-1] for name, obs in seen.items()})
+    after_first = {name: jnp.concatenate([drafts[name]["obs"][None], obs[:-1]]) for name, obs in seen.items()}
+    rows = {name: own.replace(obs=after_first[name]) for name, own in rows.items()}
     return (replicas, last_obs, live, carries), (rows, episodes)
 
 
@@ -134,8 +139,3 @@ def to_carry(setup: Setup, drafts: Mapping[str, dict[str, Any]]) -> dict[str, di
     they do."""
     kept = lambda name, field: field == "action" or (field != "obs" and setup.policies[name].config.trainable)  # noqa: E731
     return {name: {f: value for f, value in draft.items() if kept(name, f)} for name, draft in drafts.items()}
-
-
-def observe(policy: Policy, obs: Mapping[str, jax.Array]) -> Any:
-    """Returns what the agents of a policy see, leaves [T, N, n, ...], from observations by group of all steps."""
-    return jax.vmap(functools.partial(gather_observation, policy.assignment))(obs)

@@ -1,8 +1,8 @@
 """A scan over time of a function of one replica, for many replicas, as one kernel.
 
-A program takes LANES replicas (or fewer), a lane each, and loops over time with everything that they carry in registers: memory is
-read once before and written once after the loop, but for what the function takes or gives in every step. Nothing is
-launched between the steps.
+A program takes LANES replicas (or fewer), a lane each, and loops over time with everything that they carry in
+registers: memory is read once before and written once after the loop, but for what the function takes or gives in every
+step. Nothing is launched between the steps.
 """
 
 import functools
