@@ -139,6 +139,9 @@ def test_arrays_number_by_number(function):
     lambda x, i: jax.lax.switch(i[0], [lambda x: x, lambda x: x * 2, lambda x: -x], x),
     lambda x, i: jax.lax.select_n(i, *([x[0]] * 2), x[1]),
     lambda x, i: jax.nn.one_hot(i[0], 3),
+    lambda x, i: (jnp.arange(2.0, 5.0)[i], x[0][i], x[:, i], x[i[:1] % 2], jnp.array([3, 5])[i]),
+    lambda x, i: x[0].at[i - 1].get(mode="clip", wrap_negative_indices=False),
+    lambda x, i: jnp.take(x, i - 1, axis=1, mode="fill", fill_value=7.0),
     lambda x, i: (i // 2, i % 2, -i // 2, jnp.sign(i - 1), i.astype(jnp.uint32) >> 1, ~i, i == 2),
 ])  # fmt: skip
 def test_choices_by_index(function):
@@ -159,6 +162,30 @@ def test_two_branches():
 
     assert 0 < (WHOLE[:, 0] == 2).sum() < LANES_OF_TEST
     check(function, X, WHOLE, KEYS, exact=False)
+
+
+def test_what_is_known_or_the_same_is_not_chosen():
+    def function(x):
+        known = jnp.where(np.array([True, False, True]), x[0], 5.0)
+        same = jnp.where(x > 0, x[:1, :1], x[:1, :1])
+        return known, same, *jax.lax.cond(x[0, 0] > 0, lambda x: (x[0], -x, x[1]), lambda x: (x[0], x, x[0]), x)
+
+    check(function, X)
+    numbers = [X[:, 0, i] for i in range(3)]
+    for choose in (
+        lambda x: jax.lax.cond(x[0] > 0, lambda x: (x, -x), lambda x: (x, x), x)[0],
+        lambda x: jnp.where(x > 0, x, x),
+        lambda x: jnp.where(np.array([True, True, False]), x, x[2]),
+    ):
+        (found,) = evaluate_closed(jax.make_jaxpr(choose)(numbers[0][:3]), [array_of(numbers, (3,))])
+        assert all(a is b for a, b in zip(found, numbers, strict=True))
+
+
+def test_what_depends_on_the_platform_is_that_of_any():
+    there = functools.partial(jax.lax.platform_dependent, cuda=jnp.negative, default=lambda x: x + 1)
+    check(there, X)
+    with pytest.raises(NotImplementedError, match="without a default"):
+        by_number(functools.partial(jax.lax.platform_dependent, cuda=jnp.negative, cpu=jnp.sin), X)
 
 
 REFUSED = {
@@ -261,6 +288,28 @@ def test_small_networks_in_a_kernel(sizes, activation):
         assert value.shape == other.shape
         np.testing.assert_allclose(value, other, rtol=1e-4, atol=1e-5)
     assert "triton" in lowered_for_cuda(lambda carry: scan_replicas(step, carry, length=3), carry)
+
+
+@pytest.mark.parametrize("agents", [1, pytest.param(3, marks=pytest.mark.slow)])
+def test_networks_of_several_agents_in_a_kernel(agents):
+    rng = np.random.default_rng(2)
+    draw = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)  # noqa: E731
+    first, bias, second, head = draw(5, 16), draw(16), draw(16, 16) / 4, draw(16, 2) / 4
+
+    def step(carry, _):
+        place, shared = carry
+        everyone = jnp.broadcast_to(shared, (1, agents, 2))
+        own = jnp.broadcast_to(jnp.eye(agents, 2)[None], (1, agents, 2))
+        seen = jnp.concatenate([everyone, own, place[None, :, None]], axis=-1)
+        features = jnp.tanh(seen @ first + bias.reshape(1, 1, 16))
+        outputs = jax.nn.relu(features @ second) @ head
+        return (0.5 * place + outputs[0, :, 0], shared), outputs
+
+    carry = (draw(LANES + 1, agents), draw(LANES + 1, 2))
+    expected = jax.jit(lambda carry: jax.lax.scan(jax.vmap(step), carry, length=3))(carry)
+    found = jax.jit(lambda carry: scan_replicas_kernel(step, carry, length=3, interpret=True))(carry)
+    for value, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(value, other, rtol=1e-4, atol=1e-5)
 
 
 def lowered_for_cuda(function, *operands):

@@ -1,5 +1,6 @@
 """A rollout: every policy acts in every replica for `rollout_length` steps, as one scan."""
 
+import functools
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -12,7 +13,7 @@ from wdjax.spaces import Box
 from wdjax.train import self_play
 from wdjax.train.blocks import block_keys
 from wdjax.train.collectives import num_shards
-from wdjax.train.distributions import Distribution
+from wdjax.train.distributions import Categorical, Distribution
 from wdjax.train.packing import Packed, pack, unpack
 from wdjax.train.policies import from_groups, gather, gather_observation, scatter, to_groups
 from wdjax.train.state import Hypers, Policy, PolicyState, Setup, TrainState, current_hypers
@@ -52,24 +53,42 @@ class Rollout:
 
 def rollout(setup: Setup, state: TrainState, key: jax.Array) -> tuple[TrainState, Rollout]:
     """Plays `rollout_length` steps in every replica. Returns the state after them and what happened."""
+    from wdjax.train.kernels.rollout import may_be_a_kernel, play_by_kernel  # it imports this module
+
     config = setup.config
     hypers = current_hypers(config, state)
     keys = step_keys(key, config.rollout_length, 1 + len(setup.policies), config.blocks // num_shards())
     state, selves = choose_selves(setup, state, hypers, key)
     first_carry = {name: memory.carry for name, memory in state.memory.items()}
-    players = {name: own.algorithm.before_rollout(own, state.policies[name]) for name, own in setup.policies.items()}
-
-    def step(carry: tuple, keys: jax.Array) -> tuple[tuple, Packed]:
-        carry, notes = play_step(setup, players, hypers, state.env_params, carry, keys, selves)
-        return carry, pack(notes)
-
     carry = (state.replicas, state.obs, state.live, first_carry)
-    (replicas, obs, live, carries), packed = jax.lax.scan(step, carry, keys, unroll=config.rollout_unroll)
-    rows, episodes = unpack(packed)
+    play = functools.partial(play_by_scan, setup, state.policies, hypers, state.env_params, selves)
+    if may_be_a_kernel(setup):
+        play = functools.partial(play_by_kernel, setup, state.policies, hypers, state.env_params, play)
+    (replicas, obs, live, carries), (rows, episodes) = play(carry, keys)
     last_obs = {name: gather_observation(policy.assignment, obs) for name, policy in setup.policies.items()}
     memory = {name: old.replace(carry=carries[name]) for name, old in state.memory.items()}
     state = state.replace(replicas=replicas, obs=obs, live=live, memory=memory)
     return state, Rollout(rows, first_carry, carries, last_obs, *episodes)
+
+
+def play_by_scan(
+    setup: Setup,
+    policies: Mapping[str, PolicyState],
+    hypers: Mapping[str, Hypers],
+    env_params: Any,
+    selves: Mapping[str, self_play.Selves],
+    carry: tuple,
+    keys: jax.Array,
+) -> tuple[tuple, tuple]:
+    """All steps of a rollout, keys [T, 1 + policies, num_blocks]; see play_step. Returns leaves [T, N, ...]."""
+    players = {name: own.algorithm.before_rollout(own, policies[name]) for name, own in setup.policies.items()}
+
+    def step(carry: tuple, keys: jax.Array) -> tuple[tuple, Packed]:
+        carry, notes = play_step(setup, players, hypers, env_params, carry, keys, selves)
+        return carry, pack(notes)
+
+    carry, packed = jax.lax.scan(step, carry, keys, unroll=setup.config.rollout_unroll)
+    return carry, unpack(packed)
 
 
 def choose_selves(
@@ -108,37 +127,75 @@ def play_step(
         (carry, (rows by policy, episodes)), see Rollout.
     """
     replicas, obs, live, carries = carry
-    actions, drafts, carries_after = {}, {}, {}
-    for i, (name, policy) in enumerate(setup.policies.items()):
+    draws = {name: keys[1 + i] for i, name in enumerate(setup.policies)}
+    drafts, carries = choose_actions(setup, policies, hypers, obs, carries, draws, selves)
+    carry = (replicas, obs, live, carries)
+    return advance(setup, policies, env_params, carry, drafts, keys[0], selves)
+
+
+def choose_actions(
+    setup: Setup,
+    policies: Mapping[str, PolicyState],
+    hypers: Mapping[str, Hypers],
+    obs: Mapping[str, Any],
+    carries: Mapping[str, Any],
+    draws: Mapping[str, jax.Array],
+    selves: Mapping[str, self_play.Selves] = MappingProxyType({}),
+) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+    """What every policy does now. Returns (by policy, fields of Rows: obs, action and what is noted of it; carries).
+
+    Args:
+        draws: by policy, what its actions are drawn by (`sample_blocks`).
+    """
+    drafts, carries_after = {}, {}
+    for name, policy in setup.policies.items():
         seen = gather_observation(policy.assignment, obs)
         act, player = policy.algorithm.act, policies[name]
         if name in selves:
             act, player = self_play.act, selves[name]
-        actions[name], notes, carries_after[name] = act(
-            policy, player, carries[name], seen, keys[1 + i], hypers[name]
-        )
-        if policy.config.trainable:
-            drafts[name] = {"obs": seen, "action": actions[name], **notes}
-    played = step_replicas(setup, keys[0], replicas, actions, env_params)
+        action, notes, carries_after[name] = act(policy, player, carries[name], seen, draws[name], hypers[name])
+        drafts[name] = {"obs": seen, "action": action, **notes}
+    return drafts, carries_after
+
+
+def advance(
+    setup: Setup,
+    policies: Mapping[str, PolicyState],
+    env_params: Any,
+    carry: tuple,
+    drafts: Mapping[str, dict[str, Any]],
+    key: Any,
+    selves: Mapping[str, self_play.Selves] = MappingProxyType({}),
+) -> tuple:
+    """What follows from the actions of all policies, `drafts` of `choose_actions`; see play_step.
+
+    Args:
+        carry: as play_step has it, but for what the policies carry: that of `choose_actions`.
+        key: of the environment, [num_blocks], or what `VectorEnv.draw_keys` drew from it.
+    """
+    replicas, _, live, carries = carry
+    actions = {name: draft["action"] for name, draft in drafts.items()}
+    played = step_replicas(setup, key, replicas, actions, env_params)
     next_obs, replicas, reward, terminated, truncated, info = played
     over = info["over"]
     rows = {}
-    for name, draft in drafts.items():
-        policy = setup.policies[name]
+    for name, policy in setup.policies.items():
+        if not policy.config.trainable:
+            continue
         cut = gather(policy.assignment, truncated) if setup.env.can_truncate else None
         final_obs = gather_observation(policy.assignment, info["final_obs"])
         rows[name] = Rows(
-            **draft,
+            **drafts[name],
             reward=gather(policy.assignment, reward),
             terminated=gather(policy.assignment, terminated),
             live=learning_rows(policy, live, selves),
-            **policy.algorithm.end_of_step(policy, policies[name], carries_after[name], final_obs, cut),
+            **policy.algorithm.end_of_step(policy, policies[name], carries[name], final_obs, cut),
         )
     returns = {
         name: gather(policy.assignment, info["episode_return"]).sum(axis=1) for name, policy in setup.policies.items()
     }
     live = jax.tree.map(lambda flag: ~flag | over[:, None], terminated)
-    carries = select(over, jax.tree.map(jnp.zeros_like, carries_after), carries_after)
+    carries = select(over, jax.tree.map(jnp.zeros_like, carries), carries)
     carry = (replicas, next_obs, live, carries)
     return carry, (rows, (over, returns, info["episode_length"], info["episode_info"]))
 
@@ -150,12 +207,13 @@ def learning_rows(policy: Policy, live: Mapping[str, jax.Array], selves: Mapping
 
 
 def step_replicas(
-    setup: Setup, keys: jax.Array, replicas: Any, actions: Mapping[str, jax.Array], env_params: Any
+    setup: Setup, keys: Any, replicas: Any, actions: Mapping[str, jax.Array], env_params: Any
 ) -> tuple:
     """`VectorEnv.step` with actions by policy ([N, n, ...]), and everything it returns by group ([N, n_group, ...])."""
     inside = {name: clip_action(policy, actions[name]) for name, policy in setup.policies.items()}
     action = from_groups(setup.env, scatter(setup.assignments, inside))
-    obs, replicas, *flags, info = setup.replicas.step(keys, replicas, action, env_params)
+    step = setup.replicas.step_with_keys if isinstance(keys, tuple) else setup.replicas.step
+    obs, replicas, *flags, info = step(keys, replicas, action, env_params)
     by_group = {name: to_groups(setup.env, info[name]) for name in ("final_obs", "episode_return")}
     reward, terminated, truncated = (to_groups(setup.env, flag) for flag in flags)
     return to_groups(setup.env, obs), replicas, reward, terminated, truncated, {**info, **by_group}
@@ -219,7 +277,18 @@ def step_keys(key: jax.Array, num_steps: int, num_draws: int, num_blocks: int) -
 
 
 def sample_blocks(distribution: Distribution, keys: jax.Array, outputs: jax.Array) -> jax.Array:
-    """Draws actions [N, n, ...] for outputs [N, n, K], each block of replicas with its own of the [B] keys."""
+    """Draws actions [N, n, ...] for outputs [N, n, K], each block of replicas with its own of the [B] keys.
+
+    In the place of keys there may be what `draw_uniform` drew from them.
+    """
+    if keys.dtype == jnp.float32:
+        return distribution.choose(keys, outputs)
     blocks = outputs.reshape(keys.shape[0], -1, *outputs.shape[1:])
     actions = jax.vmap(distribution.sample)(keys, blocks)
     return actions.reshape(outputs.shape[0], *actions.shape[2:])
+
+
+def draw_uniform(distribution: Categorical, keys: jax.Array, num_envs: int, num_agents: int) -> jax.Array:
+    """Returns the numbers in [0, 1) by which `sample_blocks` chooses actions, [N, n, components], from [B] keys."""
+    shape = (num_envs // keys.shape[0], num_agents, len(distribution.sizes))
+    return jax.vmap(lambda key: jax.random.uniform(key, shape))(keys).reshape(num_envs, *shape[1:])

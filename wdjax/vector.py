@@ -53,7 +53,7 @@ class VectorEnv:
         self._check_params(params)
         pool_key, start_key, probe_key = jax.random.split(key, 3)
         starts = self._draw_starts(pool_key, params)
-        obs, env_state = self._start(start_key, params, starts)
+        obs, env_state = self._start(self._replica_keys(start_key), params, starts)
         _, _, reward, _, _, info = jax.eval_shape(self._probe_step, probe_key, env_state, params)
         state = VectorState(
             env_state=env_state,
@@ -82,9 +82,28 @@ class VectorEnv:
             sums of the environment's own info over it. The environment's own info of this step stands beside these.
         """
         _check_key(key, self.num_envs)
+        return self._advance(self._replica_keys, *_split(key), state, action, params)
+
+    def draw_keys(self, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Returns what `step` draws from one key, or from one of each block: keys of every replica for its step and,
+        should its episode end, its next start, [num_envs] each."""
+        _check_key(key, self.num_envs)
         step_key, start_key = _split(key)
+        return self._replica_keys(step_key), self._replica_keys(start_key)
+
+    def step_with_keys(
+        self, keys: tuple[jax.Array, jax.Array], state: VectorState, action: Any, params: Any
+    ) -> tuple[Any, VectorState, Any, Any, Any, dict[str, Any]]:
+        """`step` with the keys that `draw_keys` returned."""
+        return self._advance(lambda keys: keys, *keys, state, action, params)
+
+    def _advance(
+        self, replica_keys: Callable, step_key: jax.Array, start_key: jax.Array, state: VectorState, action: Any,
+        params: Any,
+    ) -> tuple[Any, VectorState, Any, Any, Any, dict[str, Any]]:  # fmt: skip
+        """`step`; `replica_keys` makes those of every replica from `step_key`, and from `start_key` where one ends."""
         obs, env_state, reward, terminated, truncated, env_info = self._step_replicas(
-            step_key, state.env_state, action, params
+            replica_keys(step_key), state.env_state, action, params
         )
         over = all_agents(jax.tree.map(jnp.logical_or, terminated, truncated))
         episode_return = jax.tree.map(jnp.add, state.episode_return, reward)
@@ -96,7 +115,7 @@ class VectorEnv:
         }  # fmt: skip
 
         def restart(current: tuple, over: jax.Array, key: jax.Array, params: Any, starts: Any) -> tuple:
-            return select(over, self._start(key, params, starts), current)
+            return select(over, self._start(replica_keys(key), params, starts), current)
 
         restart_any = when_any if not self.env.cheap_reset else always_on_cuda
         obs, env_state = restart_any(over, restart, (obs, env_state), over, start_key, params, state.starts)
@@ -124,19 +143,19 @@ class VectorEnv:
         action_key, step_key = jax.random.split(key)
         draw = lambda key, params: self.env.action_space(params).sample(key)  # noqa: E731
         action = jax.vmap(draw, (0, self.params_axis))(self._replica_keys(action_key), params)
-        return self._step_replicas(step_key, env_state, action, params)
+        return self._step_replicas(self._replica_keys(step_key), env_state, action, params)
 
-    def _step_replicas(self, key: jax.Array, env_state: Any, action: Any, params: Any) -> tuple:
+    def _step_replicas(self, keys: jax.Array, env_state: Any, action: Any, params: Any) -> tuple:
         in_axes = (0, 0, 0, self.params_axis)
-        *played, info = jax.vmap(self.env.step, in_axes)(self._replica_keys(key), env_state, action, params)
+        *played, info = jax.vmap(self.env.step, in_axes)(keys, env_state, action, params)
         return *played, as_counts(info)
 
-    def _start(self, key: jax.Array, params: Any, starts: Any) -> tuple[Any, Any]:
-        """Returns (obs, env_state) of a new start for every replica."""
+    def _start(self, keys: jax.Array, params: Any, starts: Any) -> tuple[Any, Any]:
+        """Returns (obs, env_state) of a new start for every replica, from its key of [num_envs]."""
         if self.reset_strategy == "fresh":
-            return jax.vmap(self.env.reset, (0, self.params_axis))(self._replica_keys(key), params)
+            return jax.vmap(self.env.reset, (0, self.params_axis))(keys, params)
         num_starts = _num_starts(self.reset_strategy)
-        index = jax.vmap(lambda key: jax.random.randint(key, (), 0, num_starts))(self._replica_keys(key))
+        index = jax.vmap(lambda key: jax.random.randint(key, (), 0, num_starts))(keys)
         take = lambda starts, i: jax.tree.map(lambda leaf: leaf[i], starts)  # noqa: E731
         return jax.vmap(take, (self.params_axis, 0))(starts, index)
 

@@ -46,7 +46,8 @@ def rows_to_learn_from(policy, num_rows):
     obs = jax.random.normal(next(keys), (num_rows, policy.kernels.num_inputs))
     space = policy.assignment.action_space
     action = jax.vmap(space.sample)(jax.random.split(next(keys), num_rows))
-    numbers = {name: jax.random.normal(next(keys), (num_rows,)) for name in ("value", "advantage", "target", "log_prob")}
+    names = ("value", "advantage", "target", "log_prob")
+    numbers = {name: jax.random.normal(next(keys), (num_rows,)) for name in names}
     likely = -sum(np.log(policy.kernels.sizes))
     log_prob = likely + 0.1 * numbers.pop("log_prob") if policy.config.algorithm == "PPO" else numbers.pop("log_prob")
     live = jax.random.bernoulli(next(keys), 0.8, (num_rows,))

@@ -7,8 +7,7 @@ import jax
 
 from wdjax.train.kernels.act import act_kernel
 from wdjax.train.kernels.towers import inputs_of, rounds_products, towers_of, transposed
-from wdjax.train.noise import draw_blocks
-from wdjax.train.rollout import sample_blocks
+from wdjax.train.rollout import draw_uniform, sample_blocks
 from wdjax.train.state import Policy, PolicyState
 
 
@@ -59,7 +58,7 @@ def draw_by_kernel(
     inputs, shape = inputs_of(policy, state, obs), policy.kernels
     replicas = jax.tree.leaves(obs)[0].shape[0]
     rows = (replicas, inputs.shape[0] // replicas)
-    uniform = draw_blocks(jax.random.uniform, keys, (*rows, len(shape.sizes))).reshape(inputs.shape[0], -1)
+    uniform = draw_uniform(policy.distribution, keys, *rows).reshape(inputs.shape[0], -1)
     with_log_prob = _keeps_log_prob(policy)
     action, value, log_prob = act_kernel(shape, state.towers, inputs, uniform, with_log_prob, interpret)
     notes = {"value": value.reshape(rows)}

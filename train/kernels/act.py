@@ -28,8 +28,9 @@ WARPS = {True: 4, False: 8}
 
 
 def act_kernel(
-    shape: Shape, towers: tuple[Tower, ...], inputs: jax.Array, uniform: jax.Array, with_log_prob: bool, interpret: bool = False
-) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+    shape: Shape, towers: tuple[Tower, ...], inputs: jax.Array, uniform: jax.Array, with_log_prob: bool,
+    interpret: bool = False,
+) -> tuple[jax.Array, jax.Array, jax.Array | None]:  # fmt: skip
     """Draws actions of a policy: `Categorical.choose` of the network's outputs, its value, and where asked log pi(a).
 
     Args:

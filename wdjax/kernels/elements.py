@@ -6,6 +6,7 @@ every replica: [lanes], traced; or, where it is the same for all, () traced, or 
 what computes is done once for each element; and what is known is computed once, while tracing.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -64,8 +65,23 @@ def call(function: Callable, *elements: Any) -> Any:
 
 def call_each(function: Callable, shape: tuple[int, ...], *arrays: Elements) -> Elements:
     """Applies `call` to the elements of arrays that broadcast to a shape."""
+    return each(functools.partial(call, function), shape, *arrays)
+
+
+def each(function: Callable, shape: tuple[int, ...], *arrays: Elements) -> Elements:
+    """Applies a function to the elements of arrays that broadcast to a shape, once for those that are the same."""
     flat = [np.broadcast_to(array, shape).ravel() for array in arrays]
-    return array_of([call(function, *elements) for elements in zip(*flat, strict=True)], shape)
+    places = [tuple(map(identity, elements)) for elements in zip(*flat, strict=True)]
+    done: dict[tuple, Any] = {}
+    for place, elements in zip(places, zip(*flat, strict=True), strict=True):
+        if place not in done:
+            done[place] = function(*elements)
+    return array_of([done[place] for place in places], shape)
+
+
+def identity(element: Any) -> Any:
+    """Returns what only elements that are the same have in common, while they exist."""
+    return (element.dtype, element.tobytes()) if isinstance(element, np.generic) else id(element)
 
 
 def words_of(arrays: Sequence[Elements]) -> list[Any]:

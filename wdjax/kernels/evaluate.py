@@ -10,7 +10,7 @@ import numpy as np
 
 from wdjax.kernels import blocks
 from wdjax.kernels.blocks import Block, Weights, numbers_of
-from wdjax.kernels.elements import Elements, call, call_each, check_size, constant, with_words, words_of
+from wdjax.kernels.elements import Elements, call, call_each, check_size, constant, identity, with_words, words_of
 from wdjax.kernels.primitives import RULES, select
 
 MAX_UNROLL = 64  # steps of a loop within the function
@@ -79,14 +79,25 @@ def _cond_of_lanes(branches: Sequence[Any], which: jax.Array, operands: Sequence
     long = int(len(branches[1].jaxpr.eqns) >= len(branches[0].jaxpr.eqns))
     takes_long = (which > 0) == bool(long)
     short = [*map(numbers_of, evaluate_closed(branches[1 - long], operands))]
-    base = [jnp.broadcast_to(word, which.shape) for word in words_of(short)]
+    base = words_of(short)
+    places: dict[tuple, int] = {}  # of each pair of words to choose from, of those that are chosen from
+    pairs: list[tuple] = []
+    in_lanes = lambda word: jnp.broadcast_to(word, which.shape)  # noqa: E731
 
     def run() -> tuple:
         words = words_of([*map(numbers_of, evaluate_closed(branches[long], operands))])
-        return tuple(call(jnp.where, takes_long, new, old) for new, old in zip(words, base, strict=True))
+        pairs[:] = [(identity(new), identity(old)) for new, old in zip(words, base, strict=True)]
+        cases = {pair: case for pair, *case in zip(pairs, words, base, strict=True) if pair[0] != pair[1]}
+        places.update({pair: i for i, pair in enumerate(cases)})
+        return tuple(in_lanes(call(jnp.where, takes_long, new, old)) for new, old in cases.values())
 
-    chosen = jax.lax.cond(jnp.max(takes_long.astype(jnp.int32)) > 0, run, lambda: tuple(base))
-    return with_words(short, chosen)
+    def skip() -> tuple:  # traced after the other one
+        old = dict(zip(pairs, base, strict=True))
+        return tuple(in_lanes(old[pair]) for pair in places)
+
+    chosen = jax.lax.cond(jnp.max(takes_long.astype(jnp.int32)) > 0, run, skip)
+    words = [chosen[places[pair]] if pair in places else old for pair, old in zip(pairs, base, strict=True)]
+    return with_words(short, words)
 
 
 def _consts_and_carry(params: dict[str, Any]) -> tuple[int, int]:

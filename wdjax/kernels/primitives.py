@@ -13,7 +13,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from wdjax.kernels import threefry
-from wdjax.kernels.elements import Elements, array_of, call, call_each, check_size, constant, is_known, known
+from wdjax.kernels.elements import (
+    Elements,
+    array_of,
+    call,
+    call_each,
+    check_size,
+    constant,
+    each,
+    identity,
+    is_known,
+    known,
+)
 from wdjax.kernels.threefry import Key
 
 # What Triton computes number by number (as jax/_src/pallas/triton/lowering.py lists it).
@@ -84,6 +95,17 @@ def _compute(eqn: Any, *inputs: Elements) -> list[Elements]:
     return [call_each(COMPUTED[eqn.primitive.name](eqn), eqn.outvars[0].aval.shape, *inputs)]
 
 
+def _select_n(eqn: Any, which: Elements, *cases: Elements) -> list[Elements]:
+    """A choice number by number; none where it is known, or where there is nothing to choose."""
+
+    def choose(which: Any, *cases: Any) -> Any:
+        if isinstance(which, np.generic):
+            return cases[int(which)]
+        return cases[0] if len(set(map(identity, cases))) == 1 else call(select, which, *cases)
+
+    return [each(choose, eqn.outvars[0].aval.shape, which, *cases)]
+
+
 # What moves numbers, or makes them from nothing.
 
 
@@ -152,6 +174,25 @@ def _move_by_known_indices(eqn: Any, *inputs: Elements) -> list[Elements]:
 
 
 MOVED_OPERANDS = {"gather": (0,), "pad": (0, 1), "scatter": (0, 2)}
+
+
+def _gather(eqn: Any, x: Elements, indices: Elements) -> list[Elements]:
+    """A gather; by one index that is not known: of all that there are the one that it says."""
+    numbers = eqn.params["dimension_numbers"]
+    if is_known(indices) or len(numbers.start_index_map) != 1 or numbers.operand_batching_dims:
+        return _move_by_known_indices(eqn, x, indices)
+    (axis,) = numbers.start_index_map
+    shape, last = eqn.outvars[0].aval.shape, x.shape[axis] - eqn.params["slice_sizes"][axis]
+    check_size("a choice by an index", (last + 1, *shape))
+    index = np.expand_dims(indices[..., 0], numbers.offset_dims)
+    fills = eqn.params["mode"] == jax.lax.GatherScatterMode.FILL_OR_DROP
+    result = constant(np.full(shape, eqn.params["fill_value"], eqn.outvars[0].aval.dtype)) if fills else None
+    for i in range(last + 1):
+        (case,) = _move_by_known_indices(eqn, x, constant(np.full(indices.shape, i, np.int32)))
+        is_here = lambda s, i=i: s == i if fills else s >= i  # noqa: E731
+        here = call_each(is_here, index.shape, index)
+        result = case if result is None else call_each(jnp.where, shape, here, case, result)
+    return [result]
 
 
 def _dynamic_slice(eqn: Any, x: Elements, *starts: Elements) -> list[Elements]:
@@ -302,10 +343,21 @@ def _random_unwrap(eqn: Any, keys: Elements) -> list[Elements]:
     return [array_of([word for key in keys.ravel() for word in key], (*keys.shape, 2))]
 
 
+def _platform_index(eqn: Any) -> list[Elements]:
+    """Which branch of a `platform_dependent`: the one for all, as others may be kernels of their own."""
+    platforms = eqn.params["platforms"]
+    if None not in platforms:
+        raise NotImplementedError("platform_dependent without a default: a kernel takes what any platform can do")
+    return [constant(np.asarray(platforms.index(None), np.int32))]
+
+
 RULES: dict[str, Callable] = {
     **dict.fromkeys(COMPUTED, _compute),
     **dict.fromkeys(MOVES, _move),
     **dict.fromkeys(MOVED_OPERANDS, _move_by_known_indices),
+    "select_n": _select_n,
+    "gather": _gather,
+    "platform_index": _platform_index,
     "dynamic_slice": _dynamic_slice,
     "dynamic_update_slice": _dynamic_update_slice,
     "reduce_sum": _fold(jnp.add),

@@ -1,8 +1,8 @@
 """A scan over time of a function of one replica, for many replicas, as one kernel.
 
-A program takes LANES replicas, a lane each, and loops over time with everything that they carry in registers: memory is
-read once before and written once after the loop, but for what the function takes or gives in every step. Nothing is
-launched between the steps.
+A program takes LANES replicas (or fewer), a lane each, and loops over time with everything that they carry in
+registers: memory is read once before and written once after the loop, but for what the function takes or gives in every
+step. Nothing is launched between the steps.
 """
 
 import functools
@@ -24,6 +24,8 @@ from wdjax.kernels.evaluate import evaluate
 from wdjax.kernels.threefry import Key
 
 LANES = 32  # replicas of a program, a power of two
+FEW_LANES = 16  # where there are few replicas and a network: more programs, each quicker
+FEW_REPLICAS = 4096
 WARPS = 1  # of a program: one, so that "does any lane" asks no other warp
 NETWORK_WARPS = 4  # where there are weights of a network: its blocks, [LANES, width], are spread over them
 FEW = 32  # numbers that all replicas share are in registers up to here
@@ -53,7 +55,8 @@ def scan_kernel(
     changed = [i for i in range(len(carry)) if jaxpr.outvars[i] is not jaxpr.invars[i]]
     known = [_known(value) for value in consts]
     shared = [_to_shared(value) for value, array in zip(consts, known, strict=True) if array is None]
-    inputs = [*shared, *(_to_words(leaf, 1) for leaf in carry), *(_to_words(leaf, 2) for leaf in xs)]
+    used = _used(jaxpr, range(len(carry), len(jaxpr.invars)))
+    inputs = [*shared, *(_to_words(leaf, 1) for leaf in carry), *(_to_words(xs[i - len(carry)], 2) for i in used)]
     avals = [v.aval for v in jaxpr.outvars]
     written = [_words_shape(avals[i], (num_replicas,)) for i in changed]
     written += [_words_shape(aval, (num_replicas,), (length,)) for aval in avals[len(carry) :]]
@@ -63,10 +66,14 @@ def scan_kernel(
         if math.prod(array.shape) > MAX_SIZE:
             raise NotImplementedError(f"an array of {array.shape}: a kernel reaches {MAX_SIZE} numbers")
     has_network = any(_is_weights(value) and value.ndim == 2 for value in consts)
+    lanes = LANES if not has_network or num_replicas > FEW_REPLICAS else FEW_LANES
     words = pl.pallas_call(
-        functools.partial(_kernel, jaxpr=jaxpr, known=known, changed=changed, num_carry=len(carry), length=length),
+        functools.partial(
+            _kernel, jaxpr=jaxpr, known=known, changed=changed, used=used, num_carry=len(carry), length=length,
+            lanes=lanes,
+        ),
         out_shape=written,
-        grid=(pl.cdiv(num_replicas, LANES),),
+        grid=(pl.cdiv(num_replicas, lanes),),
         compiler_params=triton.CompilerParams(num_warps=NETWORK_WARPS if has_network else WARPS, num_stages=1),
         interpret=interpret,
         name="scan_replicas",
@@ -78,22 +85,29 @@ def scan_kernel(
     return [*after, *(_from_words(array, aval, 2) for array, aval in outputs)]
 
 
+def _used(jaxpr: jex.core.Jaxpr, places: Sequence[int]) -> list[int]:
+    """Returns those places of inputs that the jaxpr reads: a step that is not random leaves its key alone."""
+    atoms = [*jaxpr.outvars, *(atom for eqn in jaxpr.eqns for atom in eqn.invars)]
+    read = {atom for atom in atoms if not isinstance(atom, jex.core.Literal)}
+    return [i for i in places if jaxpr.invars[i] in read]
+
+
 def _kernel(
-    *refs: Any, jaxpr: jex.core.Jaxpr, known: Sequence[Elements | None], changed: Sequence[int], num_carry: int,
-    length: int,
+    *refs: Any, jaxpr: jex.core.Jaxpr, known: Sequence[Elements | None], changed: Sequence[int], used: Sequence[int],
+    num_carry: int, length: int, lanes: int,
 ) -> None:  # fmt: skip
-    """Reads and writes the words of LANES replicas: refs [W, N] of a leaf, [length, W, N] of one with time, [W] shared.
+    """Reads and writes the words of some replicas: refs [W, N] of a leaf, [length, W, N] of one with time, [W] shared.
 
     Everything stays in registers from the first step to the last. Leaves that the step does not change are read only.
     """
     in_avals = [v.aval for v in jaxpr.invars]
     num_shared = sum(array is None for array in known)
-    num_inputs = num_shared + len(in_avals)
+    num_inputs = num_shared + num_carry + len(used)
     shared_refs, carry_refs = refs[:num_shared], refs[num_shared : num_shared + num_carry]
     x_refs, carry_after_refs = refs[num_shared + num_carry : num_inputs], refs[num_inputs:][: len(changed)]
     output_refs = refs[num_inputs + len(changed) :]
     num_replicas = carry_refs[0].shape[-1]
-    rows = pl.program_id(0) * LANES + jax.lax.broadcasted_iota(jnp.int32, (LANES,), 0)
+    rows = pl.program_id(0) * lanes + jax.lax.broadcasted_iota(jnp.int32, (lanes,), 0)
     rows = jnp.minimum(rows, num_replicas - 1)  # lanes beyond the last replica repeat it, and write the same
 
     shared_vars = (v for v, array in zip(jaxpr.constvars, known, strict=True) if array is None)
@@ -105,7 +119,9 @@ def _kernel(
         carry = list(start)
         for i, array in zip(changed, with_words([start[i] for i in changed], words), strict=True):
             carry[i] = array
-        x = [_load(ref, aval, (rows,), (t,)) for ref, aval in zip(x_refs, in_avals[num_carry:], strict=True)]
+        x: list[Elements | None] = [None] * (len(in_avals) - num_carry)
+        for i, ref in zip(used, x_refs, strict=True):
+            x[i - num_carry] = _load(ref, in_avals[i], (rows,), (t,))
         after = [*map(numbers_of, evaluate(jaxpr, consts, [*carry, *x]))]
         for ref, array in zip(output_refs, after[num_carry:], strict=True):
             _store(ref, array, (rows,), (t,))
@@ -144,7 +160,7 @@ def _load_shared(ref: Any, aval: Any) -> Elements | Weights:
     few = math.prod(aval.shape) <= FEW
     columns = aval.shape[-1]
     numbers = [ref[divmod(i, columns)] for i in range(math.prod(aval.shape))] if few else []
-    return Weights(ref, aval.shape, array_of(numbers, aval.shape) if few else None)
+    return Weights(ref, ref[...], aval.shape, array_of(numbers, aval.shape) if few else None)
 
 
 def _is_key(dtype: Any) -> bool:

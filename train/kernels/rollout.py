@@ -1,0 +1,140 @@
+"""A whole rollout of a small environment as one kernel: rules and small policies, replica by replica.
+
+What `train/rollout.py` does step by step for all replicas, `wdjax.replicas.scan_replicas_kernel` does here for one, by
+the same functions: the actions of the policies, a step of the environment, the reset behind it. Random numbers are the
+same: those that a block of replicas draws in a step are drawn before the kernel, for all steps at once.
+
+A round of the kernel is what follows from an action, and then the next action, so that an observation goes from the
+rules into the network in registers, and is never carried to another round.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from wdjax.replicas import scan_replicas_kernel
+from wdjax.spaces import Box
+from wdjax.train.policies import scatter
+from wdjax.train.rollout import advance, choose_actions, draw_uniform
+from wdjax.train.state import Hypers, Policy, PolicyState, Setup
+
+MAX_AGENTS = 8  # of all policies: each has its own pass through the network
+MAX_WIDTH = 64  # of a layer
+
+
+def may_be_a_kernel(setup: Setup) -> bool:
+    """Returns whether to try a rollout as one kernel, before anything is traced: there is a GPU, starts are fresh, and
+    few agents act by small feed-forward networks."""
+    if jax.default_backend() == "cpu" or setup.config.reset != "fresh":
+        return False
+    policies = setup.policies.values()
+    return sum(policy.assignment.num_agents for policy in policies) <= MAX_AGENTS and all(map(is_small, policies))
+
+
+def is_small(policy: Policy) -> bool:
+    """Returns whether a kernel can act for this policy: it sees a row of numbers, has categorical actions, few and
+    narrow layers, and carries nothing."""
+    shape = policy.kernels
+    if shape is None or not isinstance(policy.assignment.observation_space, Box):
+        return False
+    takes = shape.is_narrow and max(*shape.hidden, shape.num_inputs) <= MAX_WIDTH
+    return takes and not policy.config.past_selves
+
+
+def play_by_kernel(
+    setup: Setup,
+    policies: Mapping[str, PolicyState],
+    hypers: Mapping[str, Hypers],
+    env_params: Any,
+    by_scan: Callable[[tuple, jax.Array], tuple[tuple, tuple]],
+    carry: tuple,
+    keys: jax.Array,
+) -> tuple[tuple, tuple]:
+    """All steps of a rollout in one kernel on NVIDIA GPUs; elsewhere, and where the rules have no place in a kernel,
+    `by_scan(carry, keys)`, which returns the same."""
+
+    def by_kernel(carry: tuple, keys: jax.Array) -> tuple[tuple, tuple]:
+        try:
+            return play_replicas(setup, policies, hypers, env_params, carry, keys)
+        except NotImplementedError:
+            return by_scan(carry, keys)
+
+    return jax.lax.platform_dependent(carry, keys, cuda=by_kernel, default=by_scan)
+
+
+def play_replicas(
+    setup: Setup,
+    policies: Mapping[str, PolicyState],
+    hypers: Mapping[str, Hypers],
+    env_params: Any,
+    carry: tuple,
+    keys: jax.Array,
+    interpret: bool = False,
+) -> tuple[tuple, tuple]:
+    """`play_by_scan`, replica by replica.
+
+    Args:
+        carry: (replicas, obs, live, {policy: None}), leaves [N, ...].
+        keys: [T, 1 + policies, num_blocks].
+        interpret: step by step in XLA, on any device, for tests.
+
+    Returns:
+        (carry, (rows, episodes)): leaves [N, ...] and [T, N, ...].
+
+    Raises:
+        NotImplementedError: for rules that have no place in a kernel.
+    """
+    one = dataclasses.replace(setup, replicas=dataclasses.replace(setup.replicas, num_envs=1))
+    replicas, first_obs, live, carries = carry
+    env_keys, draws = draw_all(setup, keys)
+    next_draws = jax.tree.map(lambda numbers: jnp.roll(numbers, -1, axis=0), draws)  # nobody sees what the last chooses
+    at_once = jax.tree.map(lambda numbers: numbers[0], draws)
+    drafts, _ = choose_actions(setup, policies, hypers, first_obs, carries, at_once)
+
+    def step(carry: tuple, x: tuple) -> tuple[tuple, tuple]:
+        (replicas, live, drafts), (env_keys, draws) = jax.tree.map(lambda leaf: leaf[None], (carry, x))
+        drafts = {name: {"obs": None, **draft} for name, draft in drafts.items()}
+        (replicas, obs, live, _), outcome = advance(
+            one, policies, env_params, (replicas, None, live, carries), drafts, env_keys
+        )
+        drafts, _ = choose_actions(one, policies, hypers, obs, carries, draws)
+        after = (replicas, live, to_carry(setup, drafts))
+        seen = {name: draft["obs"] for name, draft in drafts.items()}
+        return jax.tree.map(lambda leaf: leaf[0], (after, (seen, outcome)))
+
+    start = (replicas, live, to_carry(setup, drafts))
+    (replicas, live, _), (seen, (rows, episodes)) = scan_replicas_kernel(
+        step, start, (env_keys, next_draws), interpret=interpret
+    )
+    last_obs = scatter(setup.assignments, {name: obs[-1] for name, obs in seen.items()})
+    after_first = {name: jnp.concatenate([drafts[name]["obs"][None], obs[:-1]]) for name, obs in seen.items()}
+    rows = {name: own.replace(obs=after_first[name]) for name, own in rows.items()}
+    return (replicas, last_obs, live, carries), (rows, episodes)
+
+
+def draw_all(setup: Setup, keys: jax.Array) -> tuple[tuple[jax.Array, jax.Array], dict[str, jax.Array]]:
+    """Draws all that a rollout draws from keys [T, 1 + policies, num_blocks] before the rules and the policies do.
+
+    Returns:
+        (keys of every replica for its steps and its starts, [T, N] each; by policy, the numbers that its actions stand
+        for, [T, N, n, components]).
+    """
+    env_keys = jax.vmap(setup.replicas.draw_keys)(keys[:, 0])
+    num_envs, draws = setup.replicas.num_envs, {}
+    for i, (name, policy) in enumerate(setup.policies.items()):
+        draw = functools.partial(
+            draw_uniform, policy.distribution, num_envs=num_envs, num_agents=policy.assignment.num_agents
+        )
+        draws[name] = jax.vmap(draw)(keys[:, 1 + i])
+    return env_keys, draws
+
+
+def to_carry(setup: Setup, drafts: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Returns what a round hands to the next of `choose_actions`' drafts: no observations, and of frozen policies what
+    they do."""
+    kept = lambda name, field: field == "action" or (field != "obs" and setup.policies[name].config.trainable)  # noqa: E731
+    return {name: {f: value for f, value in draft.items() if kept(name, f)} for name, draft in drafts.items()}
