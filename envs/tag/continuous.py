@@ -16,7 +16,7 @@ from flax import struct
 
 from wdjax.checks import require, require_bool, require_integer
 from wdjax.env import Env
-from wdjax.neighbors import nearest_neighbors
+from wdjax.neighbors import neighbor_rows
 from wdjax.spaces import Box, Dict, MultiDiscrete
 
 
@@ -232,8 +232,11 @@ class TagContinuous(Env):
         then the others' types (tagger 1) and whether they are active, then t / T."""
         features = self.features(state, params)
         time = jnp.where(state.active, state.time / params.episode_length, 0.0)[:, None]
-        rows = self._full_rows(state, features) if self.use_full_observation else self._partial_rows(state, features)
-        return self.by_group(jnp.concatenate([rows, time], axis=1))
+        if self.use_full_observation:
+            return self.by_group(jnp.concatenate([self._full_rows(state, features), time], axis=1))
+        k, sizes = self.num_other_agents_observed, tuple(self.groups.values())
+        rows = neighbor_rows(state.x, state.y, state.active, features, time, k, num_relative=5, sizes=sizes)
+        return dict(zip(self.groups, rows, strict=True))
 
     def features(self, state: State, params: Params) -> jax.Array:
         """Returns (num_agents, 7): x, y over the diagonal, speed and acceleration over max_speed, direction over 2 pi,
@@ -254,13 +257,6 @@ class TagContinuous(Env):
         other = features[others]  # [N, N - 1, 7]
         differences = jnp.where(state.active[:, None, None], other[..., :5] - features[:, None, :5], 0.0)
         return feature_major(jnp.concatenate([differences, other[..., 5:]], axis=-1))
-
-    def _partial_rows(self, state: State, features: jax.Array) -> jax.Array:
-        """Rows [N, 7 k]: the k nearest active others, nearest first, padded with zeros; all zeros for who is out."""
-        index, found = nearest_neighbors(state.x, state.y, state.active, self.num_other_agents_observed)
-        other = features[index]  # [N, k, 7]
-        relative = jnp.concatenate([other[..., :5] - features[:, None, :5], other[..., 5:]], axis=-1)
-        return feature_major(jnp.where((found & state.active[:, None])[..., None], relative, 0.0))
 
     # --- spaces ---
 
