@@ -77,6 +77,8 @@ class TagContinuous(Env):
     runner_exits_game_after_tagged: bool = True  # else a runner may be tagged again and again
 
     can_truncate: ClassVar[bool] = False
+    cheap_reset: ClassVar[bool] = True
+    observes_late: ClassVar[bool] = True
     info_ratios: ClassVar[dict[str, tuple[str, str]]] = {"time_to_tag": ("tag_steps", "tags")}
 
     def __post_init__(self):
@@ -156,10 +158,17 @@ class TagContinuous(Env):
 
         `info["tags"]` counts the runners tagged in this step, `info["tag_steps"]` is the step's number times that.
         """
+        scene, *played = self.advance(key, state, action, params)
+        return self.observe(scene, params), *played
+
+    def advance(
+        self, key: jax.Array, state: State, action: dict[str, jax.Array], params: Params
+    ) -> tuple[State, State, dict, dict, dict, dict[str, jax.Array]]:
+        """`step` without its observation, which is of the first State: after the move, before the tags."""
         over_before = self.is_over(state, params)  # the clock stops with the game
         playing = state.active & ~over_before
         state, crossed_edge = self.move(state.replace(time=state.time + ~over_before), action, playing, params)
-        obs = self.observe(state, params)  # positions after the move, `active` before this step's tags
+        scene = state  # positions after the move, `active` before this step's tags
         reward, tagged = self.reward(state, crossed_edge, playing, params)
         if self.runner_exits_game_after_tagged:
             state = state.replace(active=state.active & ~tagged)
@@ -167,7 +176,7 @@ class TagContinuous(Env):
         truncated = jnp.zeros(self.num_agents, bool)
         tags = jnp.sum(tagged, dtype=jnp.int32)
         info = {"tags": tags, "tag_steps": tags * state.time}
-        return obs, state, self.by_group(reward), self.by_group(terminated), self.by_group(truncated), info
+        return scene, state, self.by_group(reward), self.by_group(terminated), self.by_group(truncated), info
 
     def move(
         self, state: State, action: dict[str, jax.Array], playing: jax.Array, params: Params

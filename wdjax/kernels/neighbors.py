@@ -2,17 +2,19 @@
 
 A program finds the neighbours of ROWS agents, a lane each, in one pass over the others. A key is the squared distance
 with the low bits of its float given up for the index, so that one integer orders both. The others come in blocks of a
-power of two: the keys of a block are sorted by a network of minima and maxima, and the smaller half of them and of those
-kept so far is merged into those kept next. Then the first k + SPARE are ordered by the exact float32 distance, lower
-index first; neighbours in the order of keys are at most exchanged for that. That is right unless it took more than
-such exchanges, or somebody who is not among them may be as near as the k-th: the distance that the next key stands for,
-its given-up bits cleared, tells. Where it may be so (ties, or a crowd within the given-up bits), the program starts over
-with exact distances and indices apart, at several times the cost.
+power of two: the keys of a block are sorted by a network of minima and maxima, and the smaller half of them and of
+those kept so far is merged into those kept next. Then the first k + SPARE are ordered by the exact float32 distance,
+lower index first, which takes a few exchanges of neighbours. That is right unless it takes more than these, or somebody
+who is not among them may be as near as the k-th: the distance that the next key stands for, its given-up bits cleared,
+tells. Where it may be so (ties, or a crowd within the given-up bits), the program starts over with exact distances and
+indices apart, at several times the cost.
 
 Where rows of the neighbours' features are asked for, the program goes on to write them, lanes along a row.
 """
 
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -63,7 +65,7 @@ def neighbor_rows_kernel(
     return tuple(_call(kernel, shapes, num_agents, interpret)(x, *_others(x, y, active, k), table)[1:])
 
 
-def _call(kernel, shapes, num_agents: int, interpret: bool):
+def _call(kernel: Callable, shapes: Any, num_agents: int, interpret: bool) -> Callable:
     return pl.pallas_call(
         kernel,
         out_shape=shapes,
@@ -105,7 +107,7 @@ def _rows_kernel(
     for rows_ref, size in zip(rows_refs, sizes, strict=True):
         begin, end = jnp.maximum(first, start), jnp.minimum(first + ROWS, start + size)
 
-        def write(tile, _, rows_ref=rows_ref, start=start, begin=begin, end=end):
+        def write(tile: jax.Array, _: None, rows_ref=rows_ref, start=start, begin=begin, end=end) -> None:
             agent = begin + tile * TILE[0] + jax.lax.broadcasted_iota(jnp.int32, TILE, 0)
             for column in range(0, rows_ref.shape[1], TILE[1]):
                 _write_tile(
@@ -113,7 +115,8 @@ def _rows_kernel(
                     k=k, num_features=num_features, num_relative=num_relative,
                 )  # fmt: skip
 
-        jax.lax.fori_loop(0, jnp.maximum(end - begin + TILE[0] - 1, 0) // TILE[0], write, None)
+        num_tiles = jnp.maximum(end - begin + TILE[0] - 1, 0) // TILE[0]
+        jax.lax.fori_loop(0, num_tiles, write, None)
         start += size
 
 
@@ -220,8 +223,8 @@ def _merge_bitonic(keys: list[jax.Array]) -> list[jax.Array]:
     if len(keys) == 1:
         return keys
     half = len(keys) // 2
-    pairs = list(zip(keys[:half], keys[half:], strict=True))
-    return _merge_bitonic([jnp.minimum(*pair) for pair in pairs]) + _merge_bitonic([jnp.maximum(*pair) for pair in pairs])
+    low, high = keys[:half], keys[half:]
+    return _merge_bitonic(list(map(jnp.minimum, low, high))) + _merge_bitonic(list(map(jnp.maximum, low, high)))
 
 
 def _sort_nearly_sorted(
@@ -233,12 +236,8 @@ def _sort_nearly_sorted(
     """
     low = _low_bits(num_agents)
     places = [jnp.minimum(key & low, num_agents - 1) for key in keys]
-    distances = [
-        jnp.where(key < INFINITE, distance(place), jnp.inf) for key, place in zip(keys, places, strict=True)
-    ]
-    indices = [
-        jnp.where(far < jnp.inf, place, -1) for far, place in zip(distances, places, strict=True)
-    ]
+    distances = [jnp.where(key < INFINITE, distance(place), jnp.inf) for key, place in zip(keys, places, strict=True)]
+    indices = [jnp.where(far < jnp.inf, place, -1) for far, place in zip(distances, places, strict=True)]
     for i in range(len(keys) - 1):  # oneself sinks
         _exchange(distances, indices, i)
     for i in range(len(keys) - 3, -1, -1):
