@@ -9,6 +9,9 @@ who is not among them may be as near as the k-th: the distance that the next key
 tells. Where it may be so (ties, or a crowd within the given-up bits), the program starts over with exact distances and
 indices apart, at several times the cost.
 
+That is for few neighbours: of more than MAX_SORTED the networks take a minute to compile, and exact distances are
+searched at once.
+
 Where rows of the neighbours' features are asked for, the program goes on to write them, lanes along a row.
 """
 
@@ -25,6 +28,7 @@ ROWS = 32  # agents of a program: one a lane of one warp
 SPARE = 3  # sorted beyond k: oneself, and two so that the exact pass is rare
 TILE = 8, 32  # agents and columns of a row that are written at once
 MAX_NEIGHBORS = 32  # all that is kept stays in registers
+MAX_SORTED = 13  # of so many, with SPARE, the networks have 16 keys
 MAX_AGENTS = 2**14  # the index takes the place of this many steps of a squared distance: relative, 2^14 / 2^23
 NOBODY = 2**31 - 1  # larger than every key
 INFINITE = 0x7F800000  # the bits of an infinite distance: keys from here on are nobody's
@@ -103,39 +107,45 @@ def _rows_kernel(
         triton.store(index_ref.at[rows, place], jnp.where(is_active, index, -1))
     if not interpret:
         triton.debug_barrier()  # lanes read what others have stored
+    width = rows_refs[0].shape[1]
+    read = functools.partial(
+        _read_tile, table_ref, index_ref, width=width, k=k, num_features=num_features, num_relative=num_relative
+    )
     first, start = pl.program_id(0) * ROWS, 0
     for rows_ref, size in zip(rows_refs, sizes, strict=True):
         begin, end = jnp.maximum(first, start), jnp.minimum(first + ROWS, start + size)
 
         def write(tile: jax.Array, _: None, rows_ref=rows_ref, start=start, begin=begin, end=end) -> None:
             agent = begin + tile * TILE[0] + jax.lax.broadcasted_iota(jnp.int32, TILE, 0)
-            for column in range(0, rows_ref.shape[1], TILE[1]):
-                _write_tile(
-                    table_ref, index_ref, rows_ref, agent, column, start, end,
-                    k=k, num_features=num_features, num_relative=num_relative,
-                )  # fmt: skip
+            first_columns = range(0, width, TILE[1])
+            # all is read before anything is written: a read after a write would wait for it
+            values = [read(jnp.minimum(agent, end - 1), first_column) for first_column in first_columns]
+            for first_column, value in zip(first_columns, values, strict=True):
+                column = first_column + jax.lax.broadcasted_iota(jnp.int32, TILE, 1)
+                triton.store(rows_ref.at[agent - start, column], value, mask=(agent < end) & (column < width))
 
         num_tiles = jnp.maximum(end - begin + TILE[0] - 1, 0) // TILE[0]
         jax.lax.fori_loop(0, num_tiles, write, None)
         start += size
 
 
-def _write_tile(
-    table_ref, index_ref, rows_ref, agent: jax.Array, first_column: int, start: int, end: jax.Array, *,
-    k: int, num_features: int, num_relative: int,
-) -> None:  # fmt: skip
-    """Writes TILE columns of rows, feature by feature and then one's own, of agents below `end` into their group's."""
+def _read_tile(
+    table_ref, index_ref, agent: jax.Array, first_column: int, *, width: int, k: int, num_features: int,
+    num_relative: int,
+) -> jax.Array:  # fmt: skip
+    """Returns TILE columns of the rows of these agents, feature by feature and then one's own."""
     column = first_column + jax.lax.broadcasted_iota(jnp.int32, TILE, 1)
-    written = (agent < end) & (column < rows_ref.shape[1])
+    written = column < width
     of_other = column < num_features * k
     feature = jnp.where(of_other, jax.lax.div(column, k), column - num_features * (k - 1))
     other = triton.load(index_ref.at[agent, jax.lax.rem(column, k)], mask=written & of_other, other=-1)
     source = jnp.where(of_other, other, agent)
     seen = written & (source >= 0)
     value = triton.load(table_ref.at[source, feature], mask=seen, other=0.0)
-    if first_column < num_relative * k:
-        value -= triton.load(table_ref.at[agent, feature], mask=seen & (feature < num_relative), other=0.0)
-    triton.store(rows_ref.at[agent - start, column], value, mask=written)
+    if first_column >= num_relative * k:
+        return value
+    own = triton.load(table_ref.at[agent, feature], mask=written & (feature < num_relative), other=0.0)
+    return jnp.where(seen, value - own, 0.0)
 
 
 def _own_rows(num_agents: int) -> jax.Array:
@@ -160,6 +170,8 @@ def _nearest(x_ref, far_ref, y_ref, rows: jax.Array, num_agents: int, k: int) ->
         """The distance, infinite to oneself."""
         return jnp.where(rows == j, jnp.inf, jnp.sqrt(square(j)))
 
+    if k > MAX_SORTED:
+        return _nearest_by_insertion(distance, num_agents, k)
     keys = _smallest_keys(square, num_agents, k)
     num_sorted = min(k + SPARE, len(keys))
     distances, indices, is_sorted = _sort_nearly_sorted(distance, keys[:num_sorted], num_agents)
