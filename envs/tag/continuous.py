@@ -19,6 +19,8 @@ from wdjax.env import Env
 from wdjax.neighbors import neighbor_rows
 from wdjax.spaces import Box, Dict, MultiDiscrete
 
+CHUNK = 25  # taggers, below the 32 from which XLA would reduce them in a warp, mostly by exchanges between its lanes
+
 
 @struct.dataclass
 class State:
@@ -218,12 +220,9 @@ class TagContinuous(Env):
         only that tagger is credited. Runners left after the tags of the last step get the end-of-game reward.
         """
         n = self.num_taggers
-        distance = jnp.sqrt(
-            (state.x[n:, None] - state.x[None, :n]) ** 2 + (state.y[n:, None] - state.y[None, :n]) ** 2
-        )
-        nearest = jnp.argmin(distance, axis=1)
-        tagged = playing[n:] & (jnp.min(distance, axis=1) < params.tagging_margin)
-        tags = jnp.sum(tagged[:, None] & (nearest[:, None] == jnp.arange(n)[None, :]), axis=0)  # of each tagger
+        nearest, distance = self.nearest_tagger(state)
+        tagged = playing[n:] & (distance < params.tagging_margin)
+        tags = count_by(nearest, tagged, n)  # of each tagger
         left = playing[n:] & ~(tagged & self.runner_exits_game_after_tagged)
         tagger_reward = params.step_penalty_for_tagger + params.tag_reward_for_tagger * tags
         runner_reward = (
@@ -233,6 +232,23 @@ class TagContinuous(Env):
         )
         reward = jnp.concatenate([tagger_reward, runner_reward]) + params.edge_hit_penalty * crossed_edge
         return jnp.where(playing, reward, 0.0), jnp.concatenate([jnp.zeros(n, bool), tagged])
+
+    def nearest_tagger(self, state: State) -> tuple[jax.Array, jax.Array]:
+        """Returns every runner's nearest tagger (num_runners,), the lowest index of several, and its distance.
+
+        In two rounds, among CHUNK taggers and then among the nearest of these: a GPU reduces so few in one thread.
+        """
+        n = self.num_taggers
+        if n <= CHUNK:
+            distance = distance_between(state.x[n:, None], state.y[n:, None], state.x[None, :n], state.y[None, :n])
+            return jnp.argmin(distance, axis=1), jnp.min(distance, axis=1)
+        padded = [jnp.pad(place[:n], (0, -n % CHUNK), constant_values=jnp.inf) for place in (state.x, state.y)]
+        x, y = (place.reshape(1, -1, CHUNK) for place in padded)
+        distance = distance_between(state.x[n:, None, None], state.y[n:, None, None], x, y)  # [runner, chunk, tagger]
+        index, nearest = jnp.argmin(distance, axis=2), jnp.min(distance, axis=2)
+        chunk = jnp.argmin(nearest, axis=1, keepdims=True)
+        chosen = [jnp.take_along_axis(of, chunk, axis=1)[:, 0] for of in (index, nearest)]
+        return chunk[:, 0] * CHUNK + chosen[0], chosen[1]
 
     # --- observation ---
 
@@ -285,6 +301,18 @@ class TagContinuous(Env):
         from wdjax.envs.tag.drawing import draw_continuous
 
         draw_continuous(axes, self, state, params, history)
+
+
+def distance_between(x: jax.Array, y: jax.Array, other_x: jax.Array, other_y: jax.Array) -> jax.Array:
+    """Returns sqrt((x - x')^2 + (y - y')^2)."""
+    return jnp.sqrt((x - other_x) ** 2 + (y - other_y) ** 2)
+
+
+def count_by(index: jax.Array, counted: jax.Array, n: int) -> jax.Array:
+    """Returns how many of those that are `counted` have each index, (n,) int32."""
+    if n <= CHUNK:  # less work than a scatter, which takes a kernel of its own
+        return jnp.sum(counted[:, None] & (index[:, None] == jnp.arange(n)[None, :]), axis=0)
+    return jnp.zeros(n, jnp.int32).at[jnp.where(counted, index, n)].add(1, mode="drop")
 
 
 def wrap(angle: jax.Array) -> jax.Array:
