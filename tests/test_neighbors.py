@@ -146,7 +146,7 @@ def crowd(seed, n, num_features, num_own):
 @pytest.mark.parametrize("way", [neighbor_rows_simple, functools.partial(neighbor_rows_kernel, interpret=True)])
 @pytest.mark.parametrize(
     ("sizes", "k", "num_features", "num_own", "num_relative"),
-    [((8,), 3, 2, 1, 1), ((3, 5), 8, 7, 1, 5), ((30, 1, 9), 5, 7, 3, 0), ((2, 38), 1, 1, 0, 1)],
+    [((8,), 3, 2, 1, 1), ((3, 5), 8, 7, 1, 5), ((30, 1, 9), 5, 7, 3, 0), ((2, 38), 1, 1, 0, 1), ((36,), 14, 3, 1, 2)],
 )
 def test_rows_of_features(way, sizes, k, num_features, num_own, num_relative):
     arrays = crowd(3, sum(sizes), num_features, num_own)
