@@ -10,8 +10,8 @@ import pytest
 from hypothesis.extra import numpy as hnp
 
 from wdjax.kernels import neighbors as neighbors_kernel
-from wdjax.kernels.neighbors import is_supported, nearest_neighbors_kernel
-from wdjax.neighbors import nearest_neighbors, nearest_neighbors_simple
+from wdjax.kernels.neighbors import is_supported, nearest_neighbors_kernel, neighbor_rows_kernel
+from wdjax.neighbors import nearest_neighbors, nearest_neighbors_simple, neighbor_rows, neighbor_rows_simple
 
 N = 8
 interpreted = functools.partial(nearest_neighbors_kernel, interpret=True)
@@ -124,6 +124,54 @@ def test_thousands_of_agents(n, ties):
     check(IMPLEMENTATIONS["kernel"], *(np.round(places) if ties else places), rng.random(n) < 0.8, 10)
 
 
+def expected_rows(x, y, active, features, own, k, num_relative):
+    """Row by row, from `expected_neighbors`."""
+    rows = []
+    for i, others in enumerate(expected_neighbors(x, y, active, k)):
+        seen = np.zeros((features.shape[1], k), np.float32)
+        for place, j in enumerate(others if active[i] else []):
+            seen[:, place] = features[j]
+            seen[:num_relative, place] -= features[i, :num_relative]
+        rows.append(np.append(seen, own[i]))
+    return np.array(rows)
+
+
+def crowd(seed, n, num_features, num_own):
+    rng = np.random.default_rng(seed)
+    x, y = rng.uniform(0, 20, (2, n)).astype(np.float32)
+    numbers = rng.normal(size=(n, num_features + num_own)).astype(np.float32)
+    return x, y, rng.random(n) < 0.7, numbers[:, :num_features], numbers[:, num_features:]
+
+
+@pytest.mark.parametrize("way", [neighbor_rows_simple, functools.partial(neighbor_rows_kernel, interpret=True)])
+@pytest.mark.parametrize(
+    ("sizes", "k", "num_features", "num_own", "num_relative"),
+    [((8,), 3, 2, 1, 1), ((3, 5), 8, 7, 1, 5), ((30, 1, 9), 5, 7, 3, 0), ((2, 38), 1, 1, 0, 1), ((36,), 14, 3, 1, 2)],
+)
+def test_rows_of_features(way, sizes, k, num_features, num_own, num_relative):
+    arrays = crowd(3, sum(sizes), num_features, num_own)
+    part = {"k": k, "num_relative": num_relative, "sizes": sizes}
+    rows = jax.jit(functools.partial(way, **part))(*arrays)
+    assert [len(group) for group in rows] == list(sizes)
+    np.testing.assert_array_equal(np.concatenate(rows), expected_rows(*arrays, k, num_relative))
+
+
+def test_batches_of_rows():
+    many = [np.stack(leaves) for leaves in zip(*(crowd(seed, N, 2, 1) for seed in range(3)), strict=True)]
+    kernel = functools.partial(neighbor_rows_kernel, k=3, num_relative=1, sizes=(2, 6), interpret=True)
+    rows = np.concatenate(jax.jit(jax.vmap(kernel))(*many), axis=1)
+    for i in range(3):
+        np.testing.assert_array_equal(rows[i], expected_rows(*(leaf[i] for leaf in many), 3, 1))
+
+
+def test_derivative_of_rows_is_the_features_own():
+    x, y, active, features, own = crowd(4, N, 2, 1)
+    kernel = lambda scale: neighbor_rows(x, y, active, scale * features, own, 3, 1, (N,))[0]  # noqa: E731
+    value, derivative = jax.jit(lambda: jax.jvp(kernel, (1.0,), (1.0,)))()
+    np.testing.assert_array_equal(value[:, :6], derivative[:, :6])
+    np.testing.assert_array_equal(derivative[:, 6], 0)
+
+
 def test_sizes_that_are_left_to_the_simple_way():
     assert is_supported(105, 10)
     assert is_supported(neighbors_kernel.MAX_AGENTS, neighbors_kernel.MAX_NEIGHBORS)
@@ -135,10 +183,20 @@ def test_sizes_that_are_left_to_the_simple_way():
     assert "top_k" in text
 
 
+PLACES = (jax.ShapeDtypeStruct((40,), np.float32),) * 2 + (jax.ShapeDtypeStruct((40,), bool),)
+COLUMNS = (jax.ShapeDtypeStruct((40, 7), np.float32), jax.ShapeDtypeStruct((40, 1), np.float32))
+
+
 @pytest.mark.parametrize(("platform", "word"), [("cpu", "top_k"), ("cuda", "triton")])
-def test_platform_chooses(platform, word):
-    places = jax.ShapeDtypeStruct((40,), np.float32)
-    traced = jax.jit(nearest_neighbors, static_argnums=3).trace(places, places, jax.ShapeDtypeStruct((40,), bool), 10)
+@pytest.mark.parametrize(
+    ("function", "arguments"),
+    [
+        (functools.partial(nearest_neighbors, k=10), PLACES),
+        (lambda *arrays: neighbor_rows(*arrays, 10, 5, (4, 36)), (*PLACES, *COLUMNS)),
+    ],
+)
+def test_platform_chooses(function, arguments, platform, word):
+    traced = jax.jit(function).trace(*arguments)
     try:
         text = traced.lower(lowering_platforms=(platform,)).as_text()
     except RuntimeError as error:

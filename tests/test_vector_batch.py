@@ -198,6 +198,44 @@ def test_cheap_resets_give_the_same_without_a_condition(monkeypatch):
     assert with_branch[-1]["over"].sum() >= 2 * N
 
 
+class Slips(Walk):
+    """Slips back after it was seen, so that a scene is not the state after it."""
+
+    def step(self, key, state, action, params):
+        scene, *played = self.advance(key, state, action, params)
+        return self.observe(scene, params), *played
+
+    def advance(self, key, state, action, params):
+        _, scene, *played = super().step(key, state, action, params)
+        return scene, scene.replace(place=scene.place / 2), *played
+
+
+class SlipsLate(Slips):
+    observes_late = True
+
+
+class SlipsLateAndCheap(SlipsLate):
+    cheap_reset = True
+
+
+@pytest.mark.parametrize(("late", "way"), [(SlipsLate, "default"), (SlipsLateAndCheap, "cuda")])
+@pytest.mark.parametrize("strategy", ["fresh", ResetPool(3)])
+def test_observing_late_gives_the_same(strategy, late, way, monkeypatch):
+    def run(env):
+        replicas = wdjax.vectorize(env, N, strategy)
+        body = lambda state, key: (lambda out: (out[1], out))(replicas.step(key, state, jnp.ones((N, 1)), Params()))  # noqa: E731
+        state = replicas.reset(jax.random.key(0), Params())[1]
+        return jax.lax.scan(body, state, jax.random.split(jax.random.key(1), 12))[1]
+
+    early = jax.jit(lambda: run(Slips()))()
+    monkeypatch.setattr("jax.lax.platform_dependent", lambda *operands, **ways: ways[way](*operands))
+    assert_near(early, jax.jit(lambda: run(late()))())
+    over = early[-1]["over"]
+    assert over.sum() >= 2 * N
+    assert (over != over[:, :1]).any()
+    assert ((early[0] != early[-1]["final_obs"]).any(axis=-1) == over).all()
+
+
 def test_a_population_gives_each_member_the_numbers_of_its_own_run():
     """Members whose episodes end at different times: the shared condition must restart nobody else."""
     env, params = Walk(), jax.tree.map(jnp.asarray, Params())

@@ -30,6 +30,7 @@ class Env(abc.ABC):
 
     can_truncate: ClassVar[bool] = True  # whether a time limit may cut an episode off
     cheap_reset: ClassVar[bool] = False  # whether a start is a few numbers to draw, cheaper on a GPU than a branch
+    observes_late: ClassVar[bool] = False  # whether `step` is `advance` and then `observe`, and a batch may call these
     # statistics that are one sum of `info` over another, name -> (sum, divisor): a mean time, say
     info_ratios: ClassVar[Mapping[str, tuple[str, str]]] = {}
 
@@ -58,6 +59,18 @@ class Env(abc.ABC):
         agent. `terminated` stays true until the reset; `truncated` is never true for an agent that has terminated.
         `info` maps names to scalars of this step, which sum up to a statistic of the episode (tags, say).
         """
+
+    def advance(self, key: jax.Array, state: Any, action: Any, params: Any) -> tuple[Any, Any, Any, Any, Any, dict]:
+        """`step`, but with a scene in the place of obs: where `observes_late`, obs is `observe(scene, params)`.
+
+        A scene is a pytree like the state, and a new state is the scene of its own first obs, so that a batch can
+        restart those whose episode is over and then observe all at once: for observations that are dear.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no advance: its observes_late is to stay false")
+
+    def observe(self, scene: Any, params: Any) -> Any:
+        """Returns obs of a scene, where `observes_late`."""
+        raise NotImplementedError(f"{type(self).__name__} has no observe: its observes_late is to stay false")
 
     @abc.abstractmethod
     def observation_space(self, params: Any) -> Space:

@@ -4,8 +4,9 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from wdjax.kernels.neighbors import is_supported, nearest_neighbors_kernel
+from wdjax.kernels.neighbors import is_supported, nearest_neighbors_kernel, neighbor_rows_kernel
 
 
 def nearest_neighbors(x: jax.Array, y: jax.Array, active: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
@@ -37,3 +38,53 @@ def nearest_neighbors_simple(x: jax.Array, y: jax.Array, active: jax.Array, k: i
     allowed = active[None, :] & ~jnp.eye(x.shape[0], dtype=bool)
     nearness, index = jax.lax.top_k(jnp.where(allowed, -distance, -jnp.inf), k)  # top_k: lower index first on ties
     return index, nearness > -jnp.inf
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(5, 6, 7))
+def neighbor_rows(
+    x: jax.Array, y: jax.Array, active: jax.Array, features: jax.Array, own: jax.Array,
+    k: int, num_relative: int, sizes: tuple[int, ...],
+) -> tuple[jax.Array, ...]:  # fmt: skip
+    """Returns what every agent sees of its `nearest_neighbors`, and of itself, in rows that are written once.
+
+    A row holds the first feature of the k nearest active others, nearest first, then the second feature, and so on,
+    with zeros where there are fewer; all are zero for who is not active. Its last columns are `own`.
+
+    Args:
+        x, y, active: [N], as for `nearest_neighbors`.
+        features: [N, F] float32, what others see of an agent.
+        own: [N, C] float32, what it sees of itself.
+        k: how many others, at most N.
+        num_relative: of the first so many features it sees the difference to its own.
+        sizes: of the groups into which the rows are split, N in all.
+
+    Returns:
+        rows of each group, [size, F k + C] float32.
+    """
+    simple = functools.partial(neighbor_rows_simple, k=k, num_relative=num_relative, sizes=sizes)
+    if not is_supported(x.shape[0], k):
+        return simple(x, y, active, features, own)
+    kernel = functools.partial(neighbor_rows_kernel, k=k, num_relative=num_relative, sizes=sizes)
+    return jax.lax.platform_dependent(x, y, active, features, own, cuda=kernel, default=simple)
+
+
+@neighbor_rows.defjvp
+def _neighbor_rows_jvp(k: int, num_relative: int, sizes: tuple[int, ...], primals: tuple, tangents: tuple) -> tuple:
+    """The derivative is the simple way's: a kernel has none."""
+    simple = functools.partial(neighbor_rows_simple, k=k, num_relative=num_relative, sizes=sizes)
+    return jax.jvp(simple, primals, tangents)
+
+
+def neighbor_rows_simple(
+    x: jax.Array, y: jax.Array, active: jax.Array, features: jax.Array, own: jax.Array,
+    k: int, num_relative: int, sizes: tuple[int, ...],
+) -> tuple[jax.Array, ...]:  # fmt: skip
+    """The same in plain XLA, for every platform and size."""
+    index, found = nearest_neighbors(x, y, active, k)
+    other = features[index]  # [N, k, F]
+    relative = other[..., :num_relative] - features[:, None, :num_relative]
+    seen = jnp.concatenate([relative, other[..., num_relative:]], axis=-1)
+    seen = jnp.where((found & active[:, None])[..., None], seen, 0.0)
+    by_feature = jnp.swapaxes(seen, 1, 2).reshape(x.shape[0], -1)
+    rows = jnp.concatenate([by_feature, own], axis=1)
+    return tuple(jnp.split(rows, np.cumsum(sizes)[:-1]))

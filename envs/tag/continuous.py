@@ -16,8 +16,10 @@ from flax import struct
 
 from wdjax.checks import require, require_bool, require_integer
 from wdjax.env import Env
-from wdjax.neighbors import nearest_neighbors
+from wdjax.neighbors import neighbor_rows
 from wdjax.spaces import Box, Dict, MultiDiscrete
+
+CHUNK = 25  # taggers, below the 32 from which XLA would reduce them in a warp, mostly by exchanges between its lanes
 
 
 @struct.dataclass
@@ -77,6 +79,8 @@ class TagContinuous(Env):
     runner_exits_game_after_tagged: bool = True  # else a runner may be tagged again and again
 
     can_truncate: ClassVar[bool] = False
+    cheap_reset: ClassVar[bool] = True
+    observes_late: ClassVar[bool] = True
     info_ratios: ClassVar[dict[str, tuple[str, str]]] = {"time_to_tag": ("tag_steps", "tags")}
 
     def __post_init__(self):
@@ -156,10 +160,17 @@ class TagContinuous(Env):
 
         `info["tags"]` counts the runners tagged in this step, `info["tag_steps"]` is the step's number times that.
         """
+        scene, *played = self.advance(key, state, action, params)
+        return self.observe(scene, params), *played
+
+    def advance(
+        self, key: jax.Array, state: State, action: dict[str, jax.Array], params: Params
+    ) -> tuple[State, State, dict, dict, dict, dict[str, jax.Array]]:
+        """`step` without its observation, which is of the first State: after the move, before the tags."""
         over_before = self.is_over(state, params)  # the clock stops with the game
         playing = state.active & ~over_before
         state, crossed_edge = self.move(state.replace(time=state.time + ~over_before), action, playing, params)
-        obs = self.observe(state, params)  # positions after the move, `active` before this step's tags
+        scene = state  # positions after the move, `active` before this step's tags
         reward, tagged = self.reward(state, crossed_edge, playing, params)
         if self.runner_exits_game_after_tagged:
             state = state.replace(active=state.active & ~tagged)
@@ -167,7 +178,7 @@ class TagContinuous(Env):
         truncated = jnp.zeros(self.num_agents, bool)
         tags = jnp.sum(tagged, dtype=jnp.int32)
         info = {"tags": tags, "tag_steps": tags * state.time}
-        return obs, state, self.by_group(reward), self.by_group(terminated), self.by_group(truncated), info
+        return scene, state, self.by_group(reward), self.by_group(terminated), self.by_group(truncated), info
 
     def move(
         self, state: State, action: dict[str, jax.Array], playing: jax.Array, params: Params
@@ -209,12 +220,9 @@ class TagContinuous(Env):
         only that tagger is credited. Runners left after the tags of the last step get the end-of-game reward.
         """
         n = self.num_taggers
-        distance = jnp.sqrt(
-            (state.x[n:, None] - state.x[None, :n]) ** 2 + (state.y[n:, None] - state.y[None, :n]) ** 2
-        )
-        nearest = jnp.argmin(distance, axis=1)
-        tagged = playing[n:] & (jnp.min(distance, axis=1) < params.tagging_margin)
-        tags = jnp.sum(tagged[:, None] & (nearest[:, None] == jnp.arange(n)[None, :]), axis=0)  # of each tagger
+        nearest, distance = self.nearest_tagger(state)
+        tagged = playing[n:] & (distance < params.tagging_margin)
+        tags = count_by(nearest, tagged, n)  # of each tagger
         left = playing[n:] & ~(tagged & self.runner_exits_game_after_tagged)
         tagger_reward = params.step_penalty_for_tagger + params.tag_reward_for_tagger * tags
         runner_reward = (
@@ -225,6 +233,23 @@ class TagContinuous(Env):
         reward = jnp.concatenate([tagger_reward, runner_reward]) + params.edge_hit_penalty * crossed_edge
         return jnp.where(playing, reward, 0.0), jnp.concatenate([jnp.zeros(n, bool), tagged])
 
+    def nearest_tagger(self, state: State) -> tuple[jax.Array, jax.Array]:
+        """Returns every runner's nearest tagger (num_runners,), the lowest index of several, and its distance.
+
+        In two rounds, among CHUNK taggers and then among the nearest of these: a GPU reduces so few in one thread.
+        """
+        n = self.num_taggers
+        if n <= CHUNK:
+            distance = distance_between(state.x[n:, None], state.y[n:, None], state.x[None, :n], state.y[None, :n])
+            return jnp.argmin(distance, axis=1), jnp.min(distance, axis=1)
+        padded = [jnp.pad(place[:n], (0, -n % CHUNK), constant_values=jnp.inf) for place in (state.x, state.y)]
+        x, y = (place.reshape(1, -1, CHUNK) for place in padded)
+        distance = distance_between(state.x[n:, None, None], state.y[n:, None, None], x, y)  # [runner, chunk, tagger]
+        index, nearest = jnp.argmin(distance, axis=2), jnp.min(distance, axis=2)
+        chunk = jnp.argmin(nearest, axis=1, keepdims=True)
+        chosen = [jnp.take_along_axis(of, chunk, axis=1)[:, 0] for of in (index, nearest)]
+        return chunk[:, 0] * CHUNK + chosen[0], chosen[1]
+
     # --- observation ---
 
     def observe(self, state: State, params: Params) -> dict[str, jax.Array]:
@@ -232,8 +257,11 @@ class TagContinuous(Env):
         then the others' types (tagger 1) and whether they are active, then t / T."""
         features = self.features(state, params)
         time = jnp.where(state.active, state.time / params.episode_length, 0.0)[:, None]
-        rows = self._full_rows(state, features) if self.use_full_observation else self._partial_rows(state, features)
-        return self.by_group(jnp.concatenate([rows, time], axis=1))
+        if self.use_full_observation:
+            return self.by_group(jnp.concatenate([self._full_rows(state, features), time], axis=1))
+        k, sizes = self.num_other_agents_observed, tuple(self.groups.values())
+        rows = neighbor_rows(state.x, state.y, state.active, features, time, k, num_relative=5, sizes=sizes)
+        return dict(zip(self.groups, rows, strict=True))
 
     def features(self, state: State, params: Params) -> jax.Array:
         """Returns (num_agents, 7): x, y over the diagonal, speed and acceleration over max_speed, direction over 2 pi,
@@ -255,13 +283,6 @@ class TagContinuous(Env):
         differences = jnp.where(state.active[:, None, None], other[..., :5] - features[:, None, :5], 0.0)
         return feature_major(jnp.concatenate([differences, other[..., 5:]], axis=-1))
 
-    def _partial_rows(self, state: State, features: jax.Array) -> jax.Array:
-        """Rows [N, 7 k]: the k nearest active others, nearest first, padded with zeros; all zeros for who is out."""
-        index, found = nearest_neighbors(state.x, state.y, state.active, self.num_other_agents_observed)
-        other = features[index]  # [N, k, 7]
-        relative = jnp.concatenate([other[..., :5] - features[:, None, :5], other[..., 5:]], axis=-1)
-        return feature_major(jnp.where((found & state.active[:, None])[..., None], relative, 0.0))
-
     # --- spaces ---
 
     def by_group(self, rows: jax.Array) -> dict[str, jax.Array]:
@@ -280,6 +301,18 @@ class TagContinuous(Env):
         from wdjax.envs.tag.drawing import draw_continuous
 
         draw_continuous(axes, self, state, params, history)
+
+
+def distance_between(x: jax.Array, y: jax.Array, other_x: jax.Array, other_y: jax.Array) -> jax.Array:
+    """Returns sqrt((x - x')^2 + (y - y')^2)."""
+    return jnp.sqrt((x - other_x) ** 2 + (y - other_y) ** 2)
+
+
+def count_by(index: jax.Array, counted: jax.Array, n: int) -> jax.Array:
+    """Returns how many of those that are `counted` have each index, (n,) int32."""
+    if n <= CHUNK:  # less work than a scatter, which takes a kernel of its own
+        return jnp.sum(counted[:, None] & (index[:, None] == jnp.arange(n)[None, :]), axis=0)
+    return jnp.zeros(n, jnp.int32).at[jnp.where(counted, index, n)].add(1, mode="drop")
 
 
 def wrap(angle: jax.Array) -> jax.Array:

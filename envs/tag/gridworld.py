@@ -53,6 +53,7 @@ class TagGridworld(Env):
 
     can_truncate: ClassVar[bool] = False
     cheap_reset: ClassVar[bool] = True
+    observes_late: ClassVar[bool] = True
     info_ratios: ClassVar[dict[str, tuple[str, str]]] = {"time_to_tag": ("tag_steps", "tags")}
 
     def __post_init__(self):
@@ -113,6 +114,13 @@ class TagGridworld(Env):
         Reward: at a tag +tag_reward to every tagger and -tag_penalty to the runner; else -step_cost and +step_cost;
         minus wall_hit_penalty for whoever walked into a wall.
         """
+        state, *played = self.advance(key, state, action, params)
+        return self.observe(state, params), *played
+
+    def advance(
+        self, key: jax.Array, state: State, action: dict[str, jax.Array], params: Params
+    ) -> tuple[State, State, dict, dict, dict, dict[str, jax.Array]]:
+        """`step` without its observation, which is of the new State: both of those that it returns."""
         over_before = self.is_over(state, params)
         state, hit_wall = self.dynamics(state, action, params, ~over_before)
         tagged = is_tagged(state)
@@ -124,8 +132,7 @@ class TagGridworld(Env):
         tags = (tagged & ~over_before).astype(jnp.int32)
         info = {"tags": tags, "tag_steps": tags * state.time}
         truncated = jnp.zeros(self.num_agents, bool)
-        obs = self.observe(state, params)
-        return obs, state, self.by_group(reward), self.by_group(terminated), self.by_group(truncated), info
+        return state, state, self.by_group(reward), self.by_group(terminated), self.by_group(truncated), info
 
     def dynamics(
         self, state: State, action: dict[str, jax.Array], params: Params, moving: jax.Array
@@ -161,10 +168,12 @@ class TagGridworld(Env):
         """
         square = (state.x[:-1] - state.x[-1]) ** 2 + (state.y[:-1] - state.y[-1]) ** 2
         nearest = jnp.argmin(square)
-        adversary_x = jnp.full(self.num_agents, x[-1]).at[-1].set(x[nearest])
-        adversary_y = jnp.full(self.num_agents, y[-1]).at[-1].set(y[nearest])
+        is_runner = np.arange(self.num_agents) == self.num_taggers
+        adversary_x = jnp.where(is_runner, x[nearest], x[-1])
+        adversary_y = jnp.where(is_runner, y[nearest], y[-1])
         clock = jnp.full(self.num_agents, time)
-        return jnp.stack([x, y, adversary_x, adversary_y, self._types(), clock], axis=1)
+        # stacked along the agents: on a GPU a warp then works on one column, not on all six in turn
+        return jnp.stack([x, y, adversary_x, adversary_y, self._types(), clock]).T
 
     def _types(self) -> jax.Array:
         return jnp.zeros(self.num_agents).at[-1].set(1.0)

@@ -29,7 +29,7 @@ from rich.console import Console
 from rich.table import Table
 
 from wdjax.checks import require, require_known
-from wdjax.experiments.benchmarks.programs import stepping_program, sum_of, training_program
+from wdjax.experiments.benchmarks.programs import row_sums, stepping_program, sum_of, training_program
 from wdjax.experiments.benchmarks.timing import machine, short
 from wdjax.train.config import TrainConfig
 from wdjax.train.load import from_mapping, load_config
@@ -118,15 +118,16 @@ def gymnax_play(env: Any, params: Any, num_envs: int, key: jax.Array, state: Any
     """`programs.play` with gymnax's functions. Returns the sum of all that came out, () float32."""
     space, vector_step = env.action_space(params), jax.vmap(env.step, (0, 0, 0, None))
 
-    def step(carry: tuple[Any, jax.Array], key: jax.Array) -> tuple[tuple[Any, jax.Array], None]:
-        state, total = carry
+    def step(carry: tuple, key: jax.Array) -> tuple[tuple, None]:
+        state, seen, earned = carry
         action_key, step_key = jax.random.split(key)
         action = jax.vmap(space.sample)(jax.random.split(action_key, num_envs))
         keys = jax.random.split(step_key, num_envs)
         obs, state, reward, terminated, truncated, _ = vector_step(keys, state, action, params)
-        return (state, total + sum_of((obs, reward, terminated, truncated))), None
+        return (state, seen + row_sums(obs), earned + row_sums((reward, terminated, truncated))), None
 
-    return jax.lax.scan(step, (state, jnp.float32(0)), jax.random.split(key, NUM_STEPS))[0][1]
+    nothing = jnp.zeros(num_envs)
+    return sum_of(jax.lax.scan(step, (state, nothing, nothing), jax.random.split(key, NUM_STEPS))[0][1:])
 
 
 def ppo_pair(num_updates: int) -> tuple[str, int, Callable, Callable]:

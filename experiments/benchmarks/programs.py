@@ -107,14 +107,15 @@ def play(replicas: VectorEnv, num_steps: int, key: jax.Array, state: VectorState
     """Steps all replicas with actions drawn uniformly. Returns the sum of all that came out, () float32."""
     space = replicas.env.action_space(params)
 
-    def step(carry: tuple[VectorState, jax.Array], key: jax.Array) -> tuple[tuple[VectorState, jax.Array], None]:
-        state, total = carry
+    def step(carry: tuple, key: jax.Array) -> tuple[tuple, None]:
+        state, seen, earned = carry
         action_key, step_key = jax.random.split(key)
         action = space.batch(replicas.num_envs).sample(action_key)
-        obs, state, reward, terminated, truncated, _ = replicas.step(step_key, state, action, params)
-        return (state, total + sum_of((obs, reward, terminated, truncated))), None
+        obs, state, *flags, _ = replicas.step(step_key, state, action, params)
+        return (state, seen + row_sums(obs), earned + row_sums(flags)), None
 
-    return jax.lax.scan(step, (state, jnp.float32(0)), jax.random.split(key, num_steps))[0][1]
+    nothing = jnp.zeros(replicas.num_envs)  # sums of each replica, of obs apart: no old state is kept for them
+    return sum_of(jax.lax.scan(step, (state, nothing, nothing), jax.random.split(key, num_steps))[0][1:])
 
 
 def play_at_random(env: Env, params: Any, num_steps: int, state: PlayState) -> jax.Array:
@@ -144,3 +145,8 @@ def act(setup: Setup, num_rollouts: int, state: TrainState) -> tuple[TrainState,
 def sum_of(tree: Any) -> jax.Array:
     """Returns the sum of all numbers and flags of a pytree, () float32."""
     return sum((jnp.sum(leaf, dtype=jnp.float32) for leaf in jax.tree.leaves(tree)), start=jnp.float32(0))
+
+
+def row_sums(tree: Any) -> jax.Array:
+    """Returns the sums of all numbers and flags of each replica, [N] float32, of leaves [N, ...]."""
+    return sum(jnp.sum(leaf.reshape(leaf.shape[0], -1), axis=1, dtype=jnp.float32) for leaf in jax.tree.leaves(tree))

@@ -26,6 +26,9 @@ CONFIGS = {
         "num_turn_levels": 20, "use_full_observation": False, "num_other_agents_observed": 10,
         "tagging_distance": 0.02, "tag_reward_for_tagger": 10.0, "tag_penalty_for_runner": -10.0,
     },
+    "many taggers": {
+        "num_taggers": 60, "num_runners": 20, "use_full_observation": False, "tagging_distance": 0.1, **CONSISTENCY,
+    },
     "skill and edge, k above the others": {
         "num_taggers": 2, "num_runners": 4, "skill_level_tagger": 1.3, "skill_level_runner": 0.7, "max_speed": 0.5,
         "edge_hit_penalty": -0.3, "num_acceleration_levels": 5, "num_turn_levels": 4, "use_full_observation": False,

@@ -50,6 +50,19 @@ def test_only_the_nearest_tagger_is_credited_and_of_two_the_first():
     assert stand([(4, 4), (6, 4), (4, 4.5), (6, 4.5)])[1] == [3, 3, -2, -2]
 
 
+@pytest.mark.parametrize("num_taggers", [25, 60])
+def test_the_first_of_many_nearest_taggers(num_taggers):
+    """On whole cells several are as near as the nearest, in one round of the search and in another."""
+    env, _ = wdjax.make("tag_continuous", num_taggers=num_taggers, num_runners=40)
+    x, y = np.random.default_rng(0).integers(0, 6, (2, num_taggers + 40)).astype(np.float32)
+    state = State(x, y, speed=None, direction=None, acceleration=None, active=None, time=None)
+    square = (x[num_taggers:, None] - x[:num_taggers]) ** 2 + (y[num_taggers:, None] - y[:num_taggers]) ** 2
+    index, distance = jax.jit(env.nearest_tagger)(state)
+    np.testing.assert_array_equal(index, square.argmin(axis=1))
+    np.testing.assert_array_equal(distance, np.sqrt(square.min(axis=1)))
+    assert ((square == square.min(axis=1, keepdims=True)).sum(axis=1) > 1).any()
+
+
 def test_a_runner_that_is_out_is_not_tagged_again():
     places = [(4, 4), FAR[1], (4, 4.5), FAR[3]]
     assert stand(places, active=(1, 1, 0, 1))[1:] == ([0, 0, 0, 0], [False, False, True, False])
