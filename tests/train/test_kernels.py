@@ -9,6 +9,7 @@ from wdjax.train import load_config, make_learner
 from wdjax.train.algorithms.acting import draw_actions, draw_by_kernel, with_towers
 from wdjax.train.algorithms.losses import kernel_gradient, loss
 from wdjax.train.kernels.act import pieces
+from wdjax.train.kernels.towers import towers_of, transposed
 from wdjax.train.minibatches import Batch
 from wdjax.train.state import current_hypers
 
@@ -78,7 +79,7 @@ def test_the_kernel_draws_what_plain_xla_draws(name):
     policy, state, _, tolerance = make_case(name)
     keys = jax.random.split(jax.random.key(3), 4)
     obs = jax.random.normal(jax.random.key(4), (8, 21, policy.kernels.num_inputs))
-    state = with_towers(policy, state)
+    state = state.replace(towers=transposed(towers_of(state.params, policy.kernels), policy.kernels))
     action, notes = jax.jit(lambda obs: draw_by_kernel(policy, state, obs, keys, interpret=True))(obs)
     expected, expected_notes, _ = draw_actions(policy, state.replace(towers=None), None, obs, keys)
     assert action.shape == expected.shape
@@ -93,11 +94,13 @@ def test_the_kernel_draws_what_plain_xla_draws(name):
         np.testing.assert_allclose(values, expected_notes[note], rtol=2 * tolerance, atol=2 * tolerance, err_msg=note)
 
 
-def test_exact_products_are_left_to_xla():
+def test_kernels_are_used_on_a_gpu_but_not_for_exact_products(monkeypatch):
     policy, state, _, _ = make_case("one_tower")
+    assert with_towers(policy, state).towers is None  # this is a CPU
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert with_towers(policy, state).towers is not None
     with jax.default_matmul_precision("highest"):
         assert with_towers(policy, state).towers is None
-    assert with_towers(policy, state).towers is not None
 
 
 @pytest.mark.parametrize(

@@ -6,14 +6,14 @@ from typing import Any
 import jax
 
 from wdjax.train.kernels.act import act_kernel
-from wdjax.train.kernels.towers import inputs_of, rounds_products, towers_of, transposed
+from wdjax.train.kernels.towers import are_used, inputs_of, towers_of, transposed
 from wdjax.train.rollout import draw_uniform, sample_blocks
 from wdjax.train.state import Policy, PolicyState
 
 
 def with_towers(policy: Policy, state: PolicyState) -> PolicyState:
     """Returns a state that holds its parameters as the kernel reads them, too, where there is one for the policy."""
-    if policy.kernels is None or not rounds_products():
+    if policy.kernels is None or not are_used():
         return state
     return state.replace(towers=transposed(towers_of(state.params, policy.kernels), policy.kernels))
 

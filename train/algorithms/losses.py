@@ -11,7 +11,7 @@ from wdjax.train.algorithms import a2c, ppo
 from wdjax.train.collectives import total
 from wdjax.train.config import PolicyConfig
 from wdjax.train.kernels.gradient import gradient_kernel
-from wdjax.train.kernels.towers import inputs_of, rounds_products
+from wdjax.train.kernels.towers import are_used, inputs_of
 from wdjax.train.kernels.wide import wide_gradient
 from wdjax.train.masked import share_of_mean
 from wdjax.train.minibatches import Batch
@@ -95,7 +95,7 @@ def loss_gradient(
         grads, metrics = kernel_gradient(policy, to_names(state).replace(params=params), hypers, batch)
         return back(grads)[0], metrics
 
-    if policy.kernels is None or not rounds_products():
+    if policy.kernels is None or not are_used():
         return simple(state, hypers, batch)
     return jax.lax.platform_dependent(state, hypers, batch, cuda=by_kernel, default=simple)
 

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 
 from wdjax.replicas import scan_replicas_kernel
 from wdjax.spaces import Box
+from wdjax.train.kernels.towers import are_used
 from wdjax.train.policies import scatter
 from wdjax.train.rollout import advance, choose_actions, draw_uniform
 from wdjax.train.state import Hypers, Policy, PolicyState, Setup
@@ -29,7 +30,7 @@ MAX_WIDTH = 64  # of a layer
 def may_be_a_kernel(setup: Setup) -> bool:
     """Returns whether to try a rollout as one kernel, before anything is traced: there is a GPU, starts are fresh, and
     few agents act by small feed-forward networks."""
-    if jax.default_backend() == "cpu" or setup.config.reset != "fresh":
+    if not are_used() or setup.config.reset != "fresh":
         return False
     policies = setup.policies.values()
     return sum(policy.assignment.num_agents for policy in policies) <= MAX_AGENTS and all(map(is_small, policies))

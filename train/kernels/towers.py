@@ -91,9 +91,13 @@ def shape_of(config: PolicyConfig, assignment: Assignment, distribution: Distrib
     return shape if takes_wide and shape.num_inputs <= MAX_WIDTH else None
 
 
-def rounds_products() -> bool:
-    """Returns whether matrix products may round their inputs to tf32, as the kernels do: JAX's default."""
-    return jax.config.jax_default_matmul_precision in (None, "default", "tensorfloat32")
+def are_used() -> bool:
+    """Returns whether kernels are tried at all: there is a GPU, and products may round to tf32 as they do (by default).
+
+    Said before anything is traced: on a CPU, tracing them would be time lost.
+    """
+    rounds = jax.config.jax_default_matmul_precision in (None, "default", "tensorfloat32")
+    return rounds and jax.default_backend() != "cpu"
 
 
 def inputs_of(policy: Policy, state: PolicyState, obs: Any) -> jax.Array:
