@@ -14,6 +14,8 @@ from wdjax.train import BadNumbersError, Player, Trainer, load_run
 from wdjax.train.debug import FailedCheckError
 from wdjax.train.episodes import QUANTILES
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
 TINY = [
     "--num-envs", "4", "--rollout-length", "8", "--total-env-steps", "64", "--updates-per-chunk", "1",
     "--checkpoint-every", "1", "--env-params.episode-length", "10",
