@@ -124,7 +124,8 @@ def test_list_names_environments_and_presets(capsys):
         assert name in out
 
 
-def test_resume_goes_on(run, capsys):
+def test_resume_goes_on(run, capsys, monkeypatch):
+    monkeypatch.setattr(Trainer, "draw", lambda self: None)  # pictures take long
     main(["train", "tag_small", "--workdir", str(run), *TINY, "--total-env-steps", "96", "--resume"])
     assert "Going on from" in capsys.readouterr().out
     assert len((run / "metrics.jsonl").read_text().splitlines()) == 3
