@@ -14,6 +14,8 @@ from wdjax.train import BadNumbersError, Player, Trainer, load_run
 from wdjax.train.debug import FailedCheckError
 from wdjax.train.episodes import QUANTILES
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
 TINY = [
     "--num-envs", "4", "--rollout-length", "8", "--total-env-steps", "64", "--updates-per-chunk", "1",
     "--checkpoint-every", "1", "--env-params.episode-length", "10",
@@ -122,7 +124,8 @@ def test_list_names_environments_and_presets(capsys):
         assert name in out
 
 
-def test_resume_goes_on(run, capsys):
+def test_resume_goes_on(run, capsys, monkeypatch):
+    monkeypatch.setattr(Trainer, "draw", lambda self: None)  # pictures take long
     main(["train", "tag_small", "--workdir", str(run), *TINY, "--total-env-steps", "96", "--resume"])
     assert "Going on from" in capsys.readouterr().out
     assert len((run / "metrics.jsonl").read_text().splitlines()) == 3

@@ -11,6 +11,8 @@ from flax import struct
 import wdjax
 from wdjax.train import PolicyConfig, TrainConfig, Trainer, evaluate, load_run, make_learner, record_episode
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
 
 @struct.dataclass
 class Params:

@@ -26,6 +26,8 @@ from wdjax.train.metrics_log import MetricsLog
 from wdjax.train.orbax_noise import silence
 from wdjax.train.trainer import abstract_state
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
 KEPT = {"best_metric": "none", "keep_checkpoints": 9}
 
 

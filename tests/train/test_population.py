@@ -10,6 +10,8 @@ from probes import tiny_config, tiny_policy
 
 from wdjax.train import make_learner, with_hypers
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
 RATES = [1e-3, 1e-2, 3e-2]
 GAME = {"constant": 1.0, "by_match": 0.5, "episode_length": 4, "time_limit": True}
 

@@ -133,7 +133,16 @@ def test_preset_loads(preset):
     assert config.num_updates * config.env_steps_per_update >= config.total_env_steps
 
 
-@pytest.mark.parametrize("preset", list_presets())
+# every environment and every algorithm; what the others have besides is tested elsewhere, and here in the slow tests
+QUICK = {
+    "tag_small", "tag_continuous", "tag_gridworld", "cartpole_ppo", "acrobot", "mountain_car", "pendulum_ppo",
+    "continuous_mountain_car_ddpg",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "preset", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in list_presets()]
+)
 def test_one_update_of_a_small_copy(preset, quick_compile):
     # as many rows of a replica as any preset has minibatches
     changes = {"num_envs": 4, "num_blocks": 0, "rollout_length": 16}

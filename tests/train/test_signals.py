@@ -11,6 +11,8 @@ from wdjax.train import Trainer, load_run, read_metrics
 from wdjax.train import trainer as trainer_module
 from wdjax.train.signals import stop_signals
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
 
 @pytest.fixture(scope="module", autouse=True)
 def no_pictures():
@@ -44,7 +46,7 @@ def goes_on_to(whole, folder):
     assert_same_run(whole, folder)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
 def test_while_it_compiles_nothing_more_is_run(number, whole_run, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(trainer_module, "compile_chunk", signal_before(trainer_module.compile_chunk, number))

@@ -12,6 +12,8 @@ from tiny_runs import TIMING, assert_same_run, numbers, small_config
 from wdjax.train import Trainer, load_run, read_metrics
 from wdjax.train.folder import load_run_config
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
 
 @pytest.fixture(scope="module")
 def whole_run(tmp_path_factory):
@@ -20,6 +22,12 @@ def whole_run(tmp_path_factory):
     trainer = Trainer(small_config(), folder, callbacks=[lambda trainer, row: rows.append(row)], quiet=True)
     trainer.train()
     return folder, trainer, rows
+
+
+@pytest.fixture
+def no_pictures(whole_run, monkeypatch):
+    """For runs after the first one: pictures take long."""
+    monkeypatch.setattr(Trainer, "draw", lambda self: None)
 
 
 def test_files_of_a_run(whole_run):
@@ -52,7 +60,7 @@ def test_best_checkpoint_has_the_best_evaluation(whole_run):
     assert scores[best] == max(score for score in scores.values() if score is not None)
 
 
-def test_resuming_equals_never_having_stopped(whole_run, tmp_path):
+def test_resuming_equals_never_having_stopped(whole_run, no_pictures, tmp_path):
     """Also from an earlier checkpoint than the last line of metrics.jsonl: no line is lost, none is there twice."""
     half = small_config(total_env_steps=5 * 128, checkpoint_every=2, keep_checkpoints=3)
     Trainer(half, tmp_path / "run", quiet=True).train()
@@ -66,8 +74,8 @@ def test_resuming_equals_never_having_stopped(whole_run, tmp_path):
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_saves_and_the_run_goes_on(whole_run, tmp_path, number, capsys):
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+def test_a_signal_saves_and_the_run_goes_on(whole_run, no_pictures, tmp_path, number, capsys):
     def interrupt(trainer, row):
         if row["updates"] == 3:
             os.kill(os.getpid(), number)
@@ -87,7 +95,7 @@ def test_a_signal_saves_and_the_run_goes_on(whole_run, tmp_path, number, capsys)
     assert_same_run(whole_run[0], tmp_path / "run")
 
 
-def test_evaluation_changes_no_training_number(whole_run, tmp_path):
+def test_evaluation_changes_no_training_number(whole_run, no_pictures, tmp_path):
     Trainer(small_config(best_metric="none"), tmp_path / "run", quiet=True).train()
     states = [numbers(load_run(folder)[1]) for folder in (whole_run[0], tmp_path / "run")]
     for a, b in zip(*states, strict=True):
@@ -95,9 +103,8 @@ def test_evaluation_changes_no_training_number(whole_run, tmp_path):
     assert not (tmp_path / "run" / "best").exists()
 
 
-def test_evaluate_every(whole_run, tmp_path, monkeypatch):
+def test_evaluate_every(whole_run, no_pictures, tmp_path):
     """So many chunks apart, whatever checkpoints do, and nothing that is trained on changes: bit for bit."""
-    monkeypatch.setattr(Trainer, "draw", lambda self: None)  # pictures take long
     folder = tmp_path / "run"
     Trainer(small_config(best_metric="none", evaluate_every=4, eval_episodes=3, eval_greedy=False), folder).train()
     rows = read_metrics(folder / "metrics.jsonl")
