@@ -7,7 +7,7 @@ zeros to powers of two, as Triton wants them: what is padded computes act(0) = 0
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -28,6 +28,9 @@ MAX_WIDTH = 256  # of a hidden layer
 MAX_INDEX = 2**31 - 1  # numbers of an array that a kernel can reach
 NARROW = 2**14  # numbers in all padded matrices up to which gradients stay in registers
 CHUNK = {"float32": 32, "bfloat16": 64}  # units of the first hidden layer that are in registers at once
+
+# act'(x) as a function of act(x)
+SLOPES = {"relu": lambda h: (h > 0).astype(jnp.float32), "tanh": lambda h: 1.0 - h * h}
 
 Tower = tuple[tuple[jax.Array, jax.Array], ...]
 """(kernel [inputs, outputs], bias [outputs]) of each layer, padded"""
@@ -153,13 +156,14 @@ def forward(refs: Sequence[Any], inputs: jax.Array, shape: Shape) -> tuple[jax.A
     """Runs a block of rows through a tower whose matrices lie in memory; products in `shape.dtype`, sums in float32.
 
     Returns:
-        (outputs [B, columns], what `backward` needs of every layer: what went into it and the slope of what came out).
+        (outputs [B, columns], what `backward` needs of every layer: what went into it, and the way back through its
+        activation).
     """
     layers = []
     for kernel, bias in pairs(refs)[:-1]:
         before = product(inputs, kernel[...], shape.dtype) + bias[...][None, :]
-        after, slope = jax.vjp(ACTIVATIONS[shape.activation], before)
-        layers.append((inputs, slope))
+        after, back = activate(before, shape.activation)
+        layers.append((inputs, back))
         inputs = after
     kernel, bias = pairs(refs)[-1]
     return product(inputs, kernel[...], shape.dtype) + bias[...][None, :], [*layers, (inputs, None)]
@@ -174,8 +178,17 @@ def backward(
         grad_refs[2 * i][place] = product(inputs.T, gradient, "float32")
         grad_refs[2 * i + 1][place] = jnp.sum(gradient, axis=0)
         if i:
-            slope = layers[i - 1][1]
-            (gradient,) = slope(product(gradient, refs[2 * i][...].T, "float32"))
+            gradient = layers[i - 1][1](product(gradient, refs[2 * i][...].T, "float32"))
+
+
+def activate(values: jax.Array, activation: str) -> tuple[jax.Array, Callable[[jax.Array], jax.Array]]:
+    """Returns (act(values), gradient of these -> gradient of the values), from what was returned where that is enough:
+    that is in registers anyway."""
+    if activation in SLOPES:
+        after = ACTIVATIONS[activation](values)
+        return after, lambda gradient: gradient * SLOPES[activation](after)
+    after, back = jax.vjp(ACTIVATIONS[activation], values)
+    return after, lambda gradient: back(gradient)[0]
 
 
 def pairs(refs: Sequence[Any]) -> list[tuple[Any, Any]]:

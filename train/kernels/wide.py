@@ -17,15 +17,12 @@ from jax.experimental.pallas import triton
 
 from wdjax.train.kernels.act import first_layer, load_inputs, pieces
 from wdjax.train.kernels.gradient import BOTH, Terms, load_block, loss_sums, rows_in_memory, term_names
-from wdjax.train.kernels.towers import Shape, chunk_of, product, towers_of, transposed
+from wdjax.train.kernels.towers import SLOPES, Shape, chunk_of, product, towers_of, transposed
 from wdjax.train.networks import ACTIVATIONS
 
 ROWS = 128  # of a program
 WARPS = 8
 CHUNK_ROWS = 2**18  # whose hidden layers are in memory at once
-
-# act'(x) as a function of act(x)
-SLOPES = {"relu": lambda h: (h > 0).astype(jnp.float32), "tanh": lambda h: 1.0 - h * h}
 
 
 def wide_gradient(
