@@ -58,7 +58,8 @@ def nan_origin(setup: Setup, state: TrainState) -> str:
         after, played = rollout(setup, state, rollout_key)
         return learn(setup, after, hypers, played, update_key)[0].policies
 
-    failed, _ = jax.jit(checkify.checkify(learned, errors=checkify.nan_checks))(state)
+    with jax.debug_key_reuse(True):  # and so without kernels, in which nothing has a place in the code
+        failed, _ = jax.jit(checkify.checkify(learned, errors=checkify.nan_checks))(state)
     error = failed.get_exception()
     if error is None:
         return "no NaN is made: numbers grow until they are infinite"

@@ -82,12 +82,16 @@ def play_by_scan(
 ) -> tuple[tuple, tuple]:
     """All steps of a rollout, keys [T, 1 + policies, num_blocks]; see play_step. Returns leaves [T, N, ...]."""
     players = {name: own.algorithm.before_rollout(own, policies[name]) for name, own in setup.policies.items()}
+    env_key, draws = keys[:, 0], {name: keys[:, 1 + i] for i, name in enumerate(setup.policies)}
+    for name, player in players.items():
+        if player.towers is not None and name not in selves:  # on a GPU: all at once, before the scan
+            draws[name] = draw_uniforms(setup.policies[name], draws[name], setup.replicas.num_envs)
 
-    def step(carry: tuple, keys: jax.Array) -> tuple[tuple, Packed]:
-        carry, notes = play_step(setup, players, hypers, env_params, carry, keys, selves)
+    def step(carry: tuple, drawn: tuple) -> tuple[tuple, Packed]:
+        carry, notes = play_step(setup, players, hypers, env_params, carry, *drawn, selves)
         return carry, pack(notes)
 
-    carry, packed = jax.lax.scan(step, carry, keys, unroll=setup.config.rollout_unroll)
+    carry, packed = jax.lax.scan(step, carry, (env_key, draws), unroll=setup.config.rollout_unroll)
     return carry, unpack(packed)
 
 
@@ -112,7 +116,8 @@ def play_step(
     hypers: Mapping[str, Hypers],
     env_params: Any,
     carry: tuple,
-    keys: jax.Array,
+    env_key: jax.Array,
+    draws: Mapping[str, jax.Array],
     selves: Mapping[str, self_play.Selves] = MappingProxyType({}),
 ) -> tuple:
     """One step of all replicas, the body of the scan.
@@ -120,17 +125,17 @@ def play_step(
     Args:
         policies, hypers: of each policy; schedules read off.
         carry: (replicas, obs, live) as in TrainState, and what each policy carries from step to step.
-        keys: [1 + policies, num_blocks]: the environment's, then each policy's.
+        env_key: [num_blocks], the environment's.
+        draws: by policy, [num_blocks] keys, or what else its actions are drawn by (`sample_blocks`).
         selves: who plays those policies that keep earlier selves.
 
     Returns:
         (carry, (rows by policy, episodes)), see Rollout.
     """
     replicas, obs, live, carries = carry
-    draws = {name: keys[1 + i] for i, name in enumerate(setup.policies)}
     drafts, carries = choose_actions(setup, policies, hypers, obs, carries, draws, selves)
     carry = (replicas, obs, live, carries)
-    return advance(setup, policies, env_params, carry, drafts, keys[0], selves)
+    return advance(setup, policies, env_params, carry, drafts, env_key, selves)
 
 
 def choose_actions(
@@ -286,6 +291,14 @@ def sample_blocks(distribution: Distribution, keys: jax.Array, outputs: jax.Arra
     blocks = outputs.reshape(keys.shape[0], -1, *outputs.shape[1:])
     actions = jax.vmap(distribution.sample)(keys, blocks)
     return actions.reshape(outputs.shape[0], *actions.shape[2:])
+
+
+def draw_uniforms(policy: Policy, keys: jax.Array, num_envs: int) -> jax.Array:
+    """Returns what `draw_uniform` draws for a policy in all steps, [T, N, n, components], from keys [T, B]."""
+    draw = functools.partial(
+        draw_uniform, policy.distribution, num_envs=num_envs, num_agents=policy.assignment.num_agents
+    )
+    return jax.vmap(draw)(keys)
 
 
 def draw_uniform(distribution: Categorical, keys: jax.Array, num_envs: int, num_agents: int) -> jax.Array:

@@ -32,6 +32,7 @@ ROWS: dict[str, tuple[str, dict[str, Any], dict[str, Any], int]] = {
         {"env_params.num_runners": 10, "num_envs": 16, "rollout_length": 10}, 4,
     ),
 }  # fmt: skip
+COMPARED = {"tag_continuous": {"num_envs": 400}}  # `highest` keeps all activations: of fewer replicas
 NEAR = 1e-3  # relative
 
 
@@ -109,6 +110,7 @@ def time_updates(config: TrainConfig, num_updates: int, repeats: int) -> tuple[f
 def compare(name: str, numbers: list[int], small: bool) -> list[dict[str, Any]]:
     """Compares what a row has learned after 3 updates with what it has on the first number of devices; prints it."""
     config, _ = configure(name, small)
+    config = config if small else dataclasses.replace(config, **COMPARED.get(name, {}))
     learned, results = None, []
     for number in numbers:
         found = learn(dataclasses.replace(config, devices=number))

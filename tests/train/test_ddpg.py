@@ -125,7 +125,8 @@ def play_one_step(learner, state, seed):
     carry = (state.replicas, state.obs, state.live, {name: memory.carry for name, memory in state.memory.items()})
     keys = step_keys(jax.random.key(seed), 1, 2, setup.config.blocks)[0]
     hypers = current_hypers(setup.config, state)
-    play = jax.jit(lambda carry: play_step(setup, state.policies, hypers, state.env_params, carry, keys))
+    drawn = (keys[0], {"agent": keys[1]})
+    play = jax.jit(lambda carry: play_step(setup, state.policies, hypers, state.env_params, carry, *drawn))
     after, (rows, (over, *_)) = play(carry)
     return rows["agent"].action[..., 0], carry[3]["agent"], after[3]["agent"], over
 

@@ -4,6 +4,7 @@ import functools
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from wdjax.train.kernels.act import act_kernel
 from wdjax.train.kernels.towers import are_used, inputs_of, towers_of, transposed
@@ -27,7 +28,7 @@ def draw_actions(
         state: from `with_towers`.
         carry: of a recurrent policy.
         obs: leaves [N, n, ...].
-        keys: [num_blocks], of the blocks of replicas.
+        keys: [num_blocks], of the blocks of replicas, or what `draw_uniform` drew from them.
 
     Returns:
         (action [N, n, ...], {"value": [N, n], of PPO "log_prob": [N, n]}, carry).
@@ -58,7 +59,8 @@ def draw_by_kernel(
     inputs, shape = inputs_of(policy, state, obs), policy.kernels
     replicas = jax.tree.leaves(obs)[0].shape[0]
     rows = (replicas, inputs.shape[0] // replicas)
-    uniform = draw_uniform(policy.distribution, keys, *rows).reshape(inputs.shape[0], -1)
+    uniform = keys if keys.dtype == jnp.float32 else draw_uniform(policy.distribution, keys, *rows)
+    uniform = uniform.reshape(inputs.shape[0], -1)
     with_log_prob = _keeps_log_prob(policy)
     action, value, log_prob = act_kernel(shape, state.towers, inputs, uniform, with_log_prob, interpret)
     notes = {"value": value.reshape(rows)}

@@ -23,8 +23,10 @@ from wdjax.train.kernels.towers import (
 )
 from wdjax.train.networks import ACTIVATIONS
 
-ROWS = {True: 64, False: 128}  # of a program: narrow layers, wide ones
-WARPS = {True: 4, False: 8}
+ROWS = 64  # of a program
+FEW_ROWS = 32  # of a program where there are so few that it counts how long each takes
+FEW = 2**12
+WARPS = 4
 
 
 def act_kernel(
@@ -43,14 +45,14 @@ def act_kernel(
         (action [R, components] int32, value [R] float32, log_prob [R] float32 or None).
     """
     num_rows, components = uniform.shape
-    rows = min(ROWS[shape.is_narrow], max(16, pl.next_power_of_2(num_rows)))
+    rows = min(ROWS if num_rows > FEW else FEW_ROWS, max(16, pl.next_power_of_2(num_rows)))
     outputs = [jax.ShapeDtypeStruct((num_rows * components,), jnp.int32)]
     outputs += [jax.ShapeDtypeStruct((num_rows,), jnp.float32)] * (1 + with_log_prob)
     action, value, *log_prob = pl.pallas_call(
         functools.partial(_kernel, shape=shape, num_rows=num_rows, rows=rows),
         out_shape=outputs,
         grid=(pl.cdiv(num_rows, rows),),
-        compiler_params=triton.CompilerParams(num_warps=WARPS[shape.is_narrow], num_stages=2),
+        compiler_params=triton.CompilerParams(num_warps=WARPS, num_stages=2),
         interpret=interpret,
         name="act",
     )(inputs.reshape(-1), uniform.reshape(-1), *jax.tree.leaves(towers))

@@ -9,7 +9,6 @@ rules into the network in registers, and is never carried to another round.
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -20,7 +19,7 @@ from wdjax.replicas import scan_replicas_kernel
 from wdjax.spaces import Box
 from wdjax.train.kernels.towers import are_used
 from wdjax.train.policies import scatter
-from wdjax.train.rollout import advance, choose_actions, draw_uniform
+from wdjax.train.rollout import advance, choose_actions, draw_uniforms
 from wdjax.train.state import Hypers, Policy, PolicyState, Setup
 
 MAX_AGENTS = 8  # of all policies: each has its own pass through the network
@@ -125,13 +124,9 @@ def draw_all(setup: Setup, keys: jax.Array) -> tuple[tuple[jax.Array, jax.Array]
         for, [T, N, n, components]).
     """
     env_keys = jax.vmap(setup.replicas.draw_keys)(keys[:, 0])
-    num_envs, draws = setup.replicas.num_envs, {}
-    for i, (name, policy) in enumerate(setup.policies.items()):
-        draw = functools.partial(
-            draw_uniform, policy.distribution, num_envs=num_envs, num_agents=policy.assignment.num_agents
-        )
-        draws[name] = jax.vmap(draw)(keys[:, 1 + i])
-    return env_keys, draws
+    num_envs = setup.replicas.num_envs
+    policies = enumerate(setup.policies.items())
+    return env_keys, {name: draw_uniforms(policy, keys[:, 1 + i], num_envs) for i, (name, policy) in policies}
 
 
 def to_carry(setup: Setup, drafts: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:

@@ -95,12 +95,13 @@ def shape_of(config: PolicyConfig, assignment: Assignment, distribution: Distrib
 
 
 def are_used() -> bool:
-    """Returns whether kernels are tried at all: there is a GPU, and products may round to tf32 as they do (by default).
+    """Returns whether kernels are tried at all: there is a GPU, products may round to tf32 as they do (by default), and
+    nobody looks for keys that are used twice, as `--debug` does.
 
     Said before anything is traced: on a CPU, tracing them would be time lost.
     """
     rounds = jax.config.jax_default_matmul_precision in (None, "default", "tensorfloat32")
-    return rounds and jax.default_backend() != "cpu"
+    return rounds and jax.default_backend() != "cpu" and not jax.config.jax_debug_key_reuse
 
 
 def inputs_of(policy: Policy, state: PolicyState, obs: Any) -> jax.Array:
