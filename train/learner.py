@@ -108,7 +108,7 @@ def make_policy(name: str, config: TrainConfig, assignment: Assignment) -> Polic
     network = nnx.eval_shape(lambda: algorithm.make_network(own, assignment, nnx.Rngs(jax.random.key(0))))
     distribution = make_distribution(assignment.action_space, own.action_distribution)
     encoder = encoder_class(own.network.encoder)
-    kernels = shape_of(own, assignment, distribution, encoder)
+    kernels = shape_of(own, assignment, distribution, encoder) if config.kernels else None
     return Policy(name, own, assignment, algorithm, distribution, nnx.graphdef(network), encoder, kernels)
 
 

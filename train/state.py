@@ -115,7 +115,7 @@ class Policy:
     distribution: Distribution  # of its actions, where the algorithm draws them
     graphdef: nnx.GraphDef
     encoder: type  # of its network: a name may stand for another class later (train/encoders.py)
-    kernels: Any = None  # what fixes its kernels on a GPU (train/kernels/towers.py); None: it has none
+    kernels: Any = None  # what fixes its kernels on a GPU (train/kernels/towers.py); None: it has none, or they are off
 
     def apply(self, state: PolicyState, obs: Any, carry: Any = None) -> tuple[jax.Array, jax.Array, Any]:
         """Returns (outputs [..., num_outputs], value [...], carry) for observations with any leading axes."""

@@ -30,7 +30,7 @@ def gridworld(**tagger):
 
 
 def preset(name, **changes):
-    return load_config(name, **{"num_envs": 20, "num_blocks": 4, "rollout_length": 8, "reset": "fresh", **changes})
+    return load_config(name, **{"num_envs": 20, "num_blocks": 4, "rollout_length": 8, "reset": "fresh", "kernels": True, **changes})
 
 
 def limit(steps):

@@ -29,7 +29,7 @@ MAX_WIDTH = 64  # of a layer
 def may_be_a_kernel(setup: Setup) -> bool:
     """Returns whether to try a rollout as one kernel, before anything is traced: there is a GPU, starts are fresh, and
     few agents act by small feed-forward networks."""
-    if not are_used() or setup.config.reset != "fresh":
+    if not (setup.config.kernels and are_used()) or setup.config.reset != "fresh":
         return False
     policies = setup.policies.values()
     return sum(policy.assignment.num_agents for policy in policies) <= MAX_AGENTS and all(map(is_small, policies))
