@@ -64,7 +64,10 @@ class Algorithm(abc.ABC):
     def act(
         self, policy: Policy, state: PolicyState, carry: Any, obs: Any, keys: jax.Array, hypers: Hypers
     ) -> tuple[jax.Array, dict[str, Any], Any]:
-        """Chooses actions to learn from. Returns (action [N, n, ...], fields of Rows, carry)."""
+        """Chooses actions to learn from. Returns (action [N, n, ...], fields of Rows, carry).
+
+        `keys`: [num_blocks], or, of a policy with kernels, what `rollout.draw_uniform` drew from them, [N, n, c].
+        """
 
     @abc.abstractmethod
     def play(

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from wdjax.train.algorithms import a2c, ppo
 from wdjax.train.collectives import total
 from wdjax.train.config import PolicyConfig
-from wdjax.train.kernels.gradient import gradient_kernel
+from wdjax.train.kernels.gradient import gradient_kernel, total_loss
 from wdjax.train.kernels.towers import are_used, inputs_of
 from wdjax.train.kernels.wide import wide_gradient
 from wdjax.train.masked import share_of_mean
@@ -45,12 +45,6 @@ def loss_terms(
     clipped_value = row["value"] + jnp.clip(value - row["value"], -hypers["value_clip"], hypers["value_clip"])
     value_loss = jnp.maximum((value - row["target"]) ** 2, (clipped_value - row["target"]) ** 2)
     return {**metrics, "policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
-
-
-def total_loss(terms: Mapping[str, jax.Array], hypers: Mapping[str, jax.Array]) -> jax.Array:
-    """Returns policy_loss + c_v value_loss - c_e entropy."""
-    value_loss = hypers["value_coefficient"] * terms["value_loss"]
-    return terms["policy_loss"] + value_loss - hypers["entropy_coefficient"] * terms["entropy"]
 
 
 def loss(policy: Policy, state: PolicyState, hypers: Hypers, batch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:

@@ -36,6 +36,12 @@ Terms = Callable[..., dict[str, jax.Array]]
 """
 
 
+def total_loss(terms: Mapping[str, jax.Array], hypers: Mapping[str, jax.Array]) -> jax.Array:
+    """Returns policy_loss + c_v value_loss - c_e entropy."""
+    value_loss = hypers["value_coefficient"] * terms["value_loss"]
+    return terms["policy_loss"] + value_loss - hypers["entropy_coefficient"] * terms["entropy"]
+
+
 def loss_sums(
     outputs: jax.Array, actions: list[jax.Array], row: Mapping[str, jax.Array], part: str, shape: Shape, terms: Terms,
     hypers: Mapping[str, jax.Array],
@@ -51,8 +57,7 @@ def loss_sums(
         log_prob, entropy = log_prob_and_entropy(outputs, actions, shape)
     found = terms(log_prob, entropy, value, row, hypers)
     found = {name: jnp.where(row["live"], values, 0.0) for name, values in found.items()}
-    whole = found["policy_loss"] + hypers["value_coefficient"] * found["value_loss"]
-    return jnp.sum(whole - hypers["entropy_coefficient"] * found["entropy"]), found
+    return jnp.sum(total_loss(found, hypers)), found
 
 
 def term_names(terms: Terms, row: Mapping[str, jax.Array], hypers: Mapping[str, jax.Array]) -> list[str]:

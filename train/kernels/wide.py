@@ -34,10 +34,9 @@ def wide_gradient(
     (tower,), back = jax.vjp(lambda params: towers_of(params, shape), params)
     names = term_names(terms, row, hypers)
     data, row = rows_in_memory(inputs, action, row, hypers)
-    rows = ROWS
-    size = min(CHUNK_ROWS, pl.cdiv(num_rows, rows) * rows)
+    size = min(CHUNK_ROWS, pl.cdiv(num_rows, ROWS) * ROWS)
     run = functools.partial(
-        _chunk, shape=shape, terms=terms, hyper_names=list(hypers), num_rows=num_rows, size=size, rows=rows,
+        _chunk, shape=shape, terms=terms, hyper_names=list(hypers), num_rows=num_rows, size=size, rows=ROWS,
         num_metrics=len(names), interpret=interpret,
     )  # fmt: skip
 
