@@ -32,7 +32,7 @@ def make_case(name):
     if name.startswith("wide"):  # 100 + 100 outputs are too many to be narrow
         levels = {"env_params.num_acceleration_levels": 40, "env_params.num_turn_levels": 40}
         changes = {**changes, **levels}
-    learner = make_learner(load_config(preset, num_envs=8, kernels=True, **changes))
+    learner = make_learner(load_config(preset, num_envs=8, **changes))
     state = learner.init(jax.random.key(0))
     own = state.policies[policy]
     leaves, tree = jax.tree.flatten(own.params)
@@ -114,7 +114,7 @@ def test_kernels_are_used_on_a_gpu_but_not_for_exact_products(monkeypatch):
     ],
 )
 def test_what_has_no_kernel_says_so(preset, changes):
-    learner = make_learner(load_config(preset, kernels=True, **changes))
+    learner = make_learner(load_config(preset, **changes))
     assert all(policy.kernels is None for policy in learner.setup.policies.values())
 
 
@@ -124,6 +124,7 @@ def test_pieces_cover_a_size_by_powers_of_two():
     assert pieces(128) == [(0, 128)]
 
 
-def test_kernels_are_off_unless_asked_for():
-    learner = make_learner(load_config("tag_gridworld"))
-    assert all(policy.kernels is None for policy in learner.setup.policies.values())
+def test_kernels_are_on_unless_they_are_not_wanted():
+    for wanted in ({}, {"kernels": True}, {"kernels": False}):
+        learner = make_learner(load_config("tag_gridworld", **wanted))
+        assert (learner.setup.policies["shared"].kernels is None) == (wanted == {"kernels": False})

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.pallas import triton
 
+from wdjax.kernels.cards import can_run_kernels
 from wdjax.spaces import Dict
 from wdjax.train.config import PolicyConfig
 from wdjax.train.distributions import Categorical, Distribution
@@ -95,13 +96,14 @@ def shape_of(config: PolicyConfig, assignment: Assignment, distribution: Distrib
 
 
 def are_used() -> bool:
-    """Returns whether kernels are tried at all: there is a GPU, products may round to tf32 as they do (by default), and
-    nobody looks for keys that are used twice, as `--debug` does.
+    """Returns whether kernels are tried at all: there is a GPU that takes them, products may round to tf32 as they do
+    (by default), and nobody looks for keys that are used twice, as `--debug` does.
 
     Said before anything is traced: on a CPU, tracing them would be time lost.
     """
     rounds = jax.config.jax_default_matmul_precision in (None, "default", "tensorfloat32")
-    return rounds and jax.default_backend() != "cpu" and not jax.config.jax_debug_key_reuse
+    on_gpu = jax.default_backend() != "cpu" and can_run_kernels()
+    return on_gpu and rounds and not jax.config.jax_debug_key_reuse
 
 
 def inputs_of(policy: Policy, state: PolicyState, obs: Any) -> jax.Array:
