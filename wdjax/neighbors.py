@@ -76,12 +76,13 @@ def _neighbor_rows_jvp(k: int, num_relative: int, sizes: tuple[int, ...], primal
     return jax.jvp(simple, primals, tangents)
 
 
+@functools.partial(jax.jit, static_argnames=("k", "num_relative", "sizes"))  # traced once for all places in a step
 def neighbor_rows_simple(
     x: jax.Array, y: jax.Array, active: jax.Array, features: jax.Array, own: jax.Array,
     k: int, num_relative: int, sizes: tuple[int, ...],
 ) -> tuple[jax.Array, ...]:  # fmt: skip
     """The same in plain XLA, for every platform and size."""
-    index, found = nearest_neighbors(x, y, active, k)
+    index, found = nearest_neighbors_simple(*jax.lax.stop_gradient((x, y)), active, k)
     other = features[index]  # [N, k, F]
     relative = other[..., :num_relative] - features[:, None, :num_relative]
     seen = jnp.concatenate([relative, other[..., num_relative:]], axis=-1)
