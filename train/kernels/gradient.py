@@ -190,9 +190,7 @@ def _kernel(
 
         gradient, found = jax.grad(loss, has_aux=True)(outputs)
         grads, sums, top = carry
-        if (
-            scaled
-        ):  # by the largest until now. A NaN stays where it is, whether or not max sees it; infinity becomes one
+        if scaled:  # by the largest until now; a NaN stays one, whether or not max sees it, and infinity becomes one
             larger = jnp.maximum(top, jnp.max(jnp.abs(gradient)))
             grads = [grad * (top / larger) for grad in grads]
             gradient, top = gradient * (1.0 / larger), larger
