@@ -31,14 +31,19 @@ def compile_chunk(learner: Learner, state: TrainState, num_updates: int) -> tupl
     return lower_chunk(learner, state, num_updates).compile(), time.perf_counter() - start
 
 
-def compile_and_init(learner: Learner, key: jax.Array, num_updates: int) -> tuple[TrainState, Callable, float]:
+def compile_and_init(
+    learner: Learner, like: TrainState, key: jax.Array, num_updates: int
+) -> tuple[TrainState, Callable, float]:
     """Draws a run's first state and compiles `num_updates` updates, on a GPU at the same time: each takes seconds.
+
+    Args:
+        like: `abstract_state` of the learner.
 
     Returns:
         (state, program, seconds): learner.init(key), and what `compile_chunk` returns.
     """
     start = time.perf_counter()
-    chunk = lower_chunk(learner, abstract_state(learner), num_updates)  # here: JAX's settings may be this thread's own
+    chunk = lower_chunk(learner, like, num_updates)  # here: JAX's settings may be this thread's own
     # all processes compile in the same order; and for a CPU, XLA compiles on all of its cores anyway
     if jax.process_count() > 1 or jax.default_backend() == "cpu":
         return learner.init(key), chunk.compile(), time.perf_counter() - start

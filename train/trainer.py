@@ -155,9 +155,10 @@ class Trainer:
         """Returns the state to go on from, and how much of metrics.jsonl goes with it, in bytes."""
         announce(self.console, self.config, self.workdir, self.learner.setup.num_devices)
         say = functools.partial(self.console.print, soft_wrap=True, markup=False)
-        found = restore_newest(checkpoints, abstract_state(self.learner), self.config, say)
+        like = abstract_state(self.learner)
+        found = restore_newest(checkpoints, like, self.config, say)
         if found is None:
-            return self._first_state(), 0
+            return self._first_state(like), 0
         state, host = found
         updates = int(state.num_updates)
         env_steps = updates * self.config.env_steps_per_update
@@ -171,12 +172,12 @@ class Trainer:
             save(best, updates, state, host)
         return state, host["metrics_size"]
 
-    def _first_state(self) -> TrainState:
+    def _first_state(self, like: TrainState) -> TrainState:
         key = jax.random.key(self.config.seed)
         if self.debug:
             return self.learner.init(key)
         size = min(self.config.updates_per_chunk, self.config.num_updates)
-        state, self.programs[size], self.compile_seconds = compile_and_init(self.learner, key, size)
+        state, self.programs[size], self.compile_seconds = compile_and_init(self.learner, like, key, size)
         return state
 
     def _chunks(self, log: MetricsLog, checkpoints: Any, best: Any, stop: threading.Event) -> None:

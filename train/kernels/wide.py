@@ -46,9 +46,7 @@ def wide_gradient(
         return jax.tree.map(jnp.add, sums, run(part, data, row, tower)), None
 
     starts = jnp.arange(pl.cdiv(num_rows, size), dtype=jnp.int32) * size
-    zeros = jax.tree.map(
-        lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(run, jnp.zeros(2, jnp.int32), data, row, tower)
-    )
+    zeros = jax.tree.map(jnp.zeros_like, tower), jnp.zeros(len(names))
     (grads, sums), _ = jax.lax.scan(step, zeros, starts)
     return back((grads,))[0], dict(zip(names, sums, strict=True))
 
