@@ -32,7 +32,9 @@ ROWS: dict[str, tuple[str, dict[str, Any], dict[str, Any], int]] = {
         {"env_params.num_runners": 10, "num_envs": 16, "rollout_length": 10}, 4,
     ),
 }  # fmt: skip
-COMPARED = {"tag_continuous": {"num_envs": 400}}  # `highest` keeps all activations: of fewer replicas
+# Of so few draws none should lie so near the border of two choices that rounding decides: what follows from another
+# choice is no rounding, and at 400 replicas and 50 steps the parameters come to lie 2e-2 apart.
+COMPARED = {"tag_continuous": {"num_envs": 16, "rollout_length": 10}}
 NEAR = 1e-3  # relative
 
 

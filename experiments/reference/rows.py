@@ -124,6 +124,7 @@ ROWS: dict[str, Row] = {
             "trained runners left": Target(0.95),
             "random runners left by random taggers": None,
         },
+        seeds=20, side_by_side=20,  # of 100, one takes 83 steps where most take 22
     ),
     "tag_continuous": Row(
         "tag_continuous_ppo", functools.partial(against_random, episodes=64, greedy=False),
