@@ -17,7 +17,7 @@ from rich.table import Table
 from wdjax.checks import one_line, require
 from wdjax.experiments.memory import bytes_free, bytes_needed
 from wdjax.train import TrainConfig, make_learner
-from wdjax.train.trainer import abstract_state, compile_chunk
+from wdjax.train.chunks import abstract_state, compile_chunk
 from wdjax.train.validate import validate
 
 FIELDS = ("num_envs", "rollout_length")

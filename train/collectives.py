@@ -3,18 +3,22 @@
 The code in between does not know how many there are: it sums with `total` and draws with `block_numbers`. Outside of a
 `shard_map` over AXIS, and so on one device, these change nothing, not even the compiled program.
 
-Gradients: each device differentiates its own part of the loss, in which nothing is said between devices that depends on
-the parameters (`masked.share_of_mean`); the gradient of the loss is the `total` of what they find.
+Gradients: each device differentiates the sum of the loss over its own rows, in which nothing is said between devices;
+the gradient of the mean is the `total` of what they find, by the `total` of their rows.
 
 Every message costs the time of a small kernel, however short it is, and XLA makes one sum over devices of all those of
 float32 that do not wait for each other. So all that is told is told as such sums, also extremes and flags, and what
 would take two turns, as a mean and then the deviations from it, is merged from parts in one (`masked.of_devices`).
+What is told at once goes as one vector, and what comes back is taken apart by slices, without sums along an axis: XLA
+makes these part of the kernels that use them, where each leaf of a sum of many would be copied by a kernel of its own.
 """
 
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
 
 AXIS = "wdjax_devices"
 
@@ -35,8 +39,8 @@ def total(values: Any) -> Any:
     """Returns the sums over devices, for a tree of numbers that each device has: as float32, whole up to 2**24."""
     if num_shards() == 1:
         return values
-    sums = jax.lax.psum(jax.tree.map(lambda leaf: leaf.astype(jnp.float32), values), AXIS)
-    return jax.tree.map(lambda leaf, own: leaf.astype(own.dtype), sums, values)
+    numbers, apart = ravel_pytree(jax.tree.map(lambda leaf: leaf.astype(jnp.float32), values))
+    return jax.tree.map(lambda leaf, own: leaf.astype(own.dtype), apart(jax.lax.psum(numbers, AXIS)), values)
 
 
 def average(values: Any) -> Any:
@@ -44,31 +48,28 @@ def average(values: Any) -> Any:
     return values if num_shards() == 1 else jax.lax.pmean(values, AXIS)
 
 
-def side_by_side(values: Any) -> Any:
-    """Returns what each device has, in their order, leaves [devices, ...], for a tree of float32 arrays [...].
+def side_by_side(values: Any) -> list[Any]:
+    """Returns what each device has, in their order, for a tree of float32 arrays.
 
     As a sum of rows, all 0 but the device's own: an `all_gather` would be another message.
     """
     shards = num_shards()
-
-    def place(leaf: jax.Array) -> jax.Array:
-        if shards == 1:
-            return leaf[None]
-        own = (jnp.arange(shards) == jax.lax.axis_index(AXIS)).reshape(-1, *[1] * leaf.ndim)
-        return jnp.where(own, leaf[None], jnp.zeros_like(leaf)[None])
-
-    rows = jax.tree.map(place, values)
-    return rows if shards == 1 else jax.lax.psum(rows, AXIS)
+    if shards == 1:
+        return [values]
+    numbers, apart = ravel_pytree(values)
+    own = jnp.arange(shards) == jax.lax.axis_index(AXIS)
+    rows = jax.lax.psum(jnp.where(own[:, None], numbers[None], 0.0), AXIS)
+    return [apart(rows[device]) for device in range(shards)]
 
 
 def smallest(values: jax.Array) -> jax.Array:
     """Returns the minimum over devices."""
-    return values if num_shards() == 1 else jnp.min(side_by_side(values), axis=0)
+    return functools.reduce(jnp.minimum, side_by_side(values))
 
 
 def largest(values: jax.Array) -> jax.Array:
     """Returns the maximum over devices."""
-    return values if num_shards() == 1 else jnp.max(side_by_side(values), axis=0)
+    return functools.reduce(jnp.maximum, side_by_side(values))
 
 
 def any_of(flags: jax.Array) -> jax.Array:

@@ -44,10 +44,10 @@ def of_devices(parts: Moments) -> Moments:
     """
     if num_shards() == 1:
         return parts
-    each = side_by_side(parts)
-    count = jnp.sum(each.count, axis=0)
-    mean = jnp.sum(each.count * each.mean, axis=0) / jnp.maximum(count, 1.0)
-    squares = jnp.sum(each.squares + each.count * (each.mean - mean[None]) ** 2, axis=0)
+    devices = side_by_side(parts)
+    count = sum(own.count for own in devices)
+    mean = sum(own.count * own.mean for own in devices) / jnp.maximum(count, 1.0)
+    squares = sum(own.squares + own.count * (own.mean - mean) ** 2 for own in devices)
     return Moments(count, mean, squares)
 
 
@@ -55,12 +55,6 @@ def masked_mean(values: jax.Array, live: jax.Array) -> jax.Array:
     """Returns sum(values * live) / max(sum(live), 1), a scalar; 0 where nothing is live."""
     weighted, count = total(_sums(values, live))
     return weighted / jnp.maximum(count, 1.0)
-
-
-def share_of_mean(values: jax.Array, live: jax.Array) -> jax.Array:
-    """Returns this device's part of `masked_mean`: a loss is made of these, and its gradient summed over devices."""
-    weighted, count = _sums(values, live)
-    return weighted / jnp.maximum(total(count), 1.0)
 
 
 def mean_where(values: jax.Array, chosen: jax.Array) -> jax.Array:

@@ -35,14 +35,15 @@ from wdjax.train.checkpoint import (
     restore_newest,
     save,
 )
+from wdjax.train.chunks import abstract_state, compile_and_init, compile_chunk
 from wdjax.train.config import TrainConfig
 from wdjax.train.debug import compile_checked, nan_origin
 from wdjax.train.determinism import forgets_determinism, is_deterministic
-from wdjax.train.devices import require_all_processes, state_shardings
+from wdjax.train.devices import require_all_processes
 from wdjax.train.episodes import Episodes, evaluation_metrics
 from wdjax.train.evaluation import UnfinishedEpisodeError, evaluate
 from wdjax.train.folder import hold_folder, load_run_config, plain_config, prepare_folder, require_same_run
-from wdjax.train.learner import Learner, init, make_learner, run
+from wdjax.train.learner import Learner, make_learner
 from wdjax.train.load import from_mapping
 from wdjax.train.metrics_log import MetricsLog, NoLog, finite, summarize
 from wdjax.train.plots import save_curves
@@ -99,6 +100,8 @@ class Trainer:
         shared = (self.workdir / "config.yaml").exists()
         require(shared, "workdir", str(self.workdir), "in a folder that all processes share")
         self.state: TrainState | None = None
+        self.programs: dict[int, Callable] = {}  # number of updates -> state -> (state, metrics)
+        self.compile_seconds = 0.0  # since the last row
         self.best_score: float | None = None
         self.best_updates: int | None = None  # of the state with that score
         self.stopped = False  # whether a signal ended `train` early
@@ -154,7 +157,7 @@ class Trainer:
         say = functools.partial(self.console.print, soft_wrap=True, markup=False)
         found = restore_newest(checkpoints, abstract_state(self.learner), self.config, say)
         if found is None:
-            return self.learner.init(jax.random.key(self.config.seed)), 0
+            return self._first_state(), 0
         state, host = found
         updates = int(state.num_updates)
         env_steps = updates * self.config.env_steps_per_update
@@ -168,21 +171,28 @@ class Trainer:
             save(best, updates, state, host)
         return state, host["metrics_size"]
 
+    def _first_state(self) -> TrainState:
+        key = jax.random.key(self.config.seed)
+        if self.debug:
+            return self.learner.init(key)
+        size = min(self.config.updates_per_chunk, self.config.num_updates)
+        state, self.programs[size], self.compile_seconds = compile_and_init(self.learner, key, size)
+        return state
+
     def _chunks(self, log: MetricsLog, checkpoints: Any, best: Any, stop: threading.Event) -> None:
         config = self.config
         done = int(self.state.num_updates)
-        programs: dict[int, Any] = {}
-        compile_seconds, streak = 0.0, 0
+        streak = 0
         with progress_bar(self.console, config, done) as advance:
             while done < config.num_updates and not any_process(stop.is_set()):
                 size = min(config.updates_per_chunk, config.num_updates - done)
-                if size not in programs and self.debug:
-                    programs[size] = compile_checked(self.learner, size)  # compiles when first called
-                elif size not in programs:
-                    programs[size], compile_seconds = compile_chunk(self.learner, self.state, size)
+                if size not in self.programs and self.debug:
+                    self.programs[size] = compile_checked(self.learner, size)  # compiles when first called
+                elif size not in self.programs:
+                    self.programs[size], self.compile_seconds = compile_chunk(self.learner, self.state, size)
                     continue  # that may have taken minutes: somebody may want it to stop
                 start = time.perf_counter()
-                self.state, metrics = programs[size](self.state)
+                self.state, metrics = self.programs[size](self.state)
                 metrics, codes = sound_updates(jax.device_get(metrics))  # waits for the device
                 seconds = time.perf_counter() - start
                 size, done = int(self.state.num_updates) - done, int(self.state.num_updates)
@@ -193,7 +203,7 @@ class Trainer:
                 ends = ends_run(config, codes, streak)
                 last = ends or done == config.num_updates
                 if size:  # else the first update was bad, and ends the run
-                    row = self._row(done, size, seconds, compile_seconds, metrics) | skipped_updates(config, codes)
+                    row = self._row(done, size, seconds, metrics) | skipped_updates(config, codes)
                     row |= self._evaluate(best, done, log) if self._is_evaluated(done) else self._no_evaluation()
                     log.write(row)
                 if last or done // config.updates_per_chunk % config.checkpoint_every == 0:
@@ -204,7 +214,7 @@ class Trainer:
                     raise BadNumbersError(why_it_ends(self.learner.setup, codes, streak, done, origin))
                 if codes.any():
                     self.console.print(what_was_skipped(self.learner.setup, codes), soft_wrap=True, markup=False)
-                compile_seconds = 0.0
+                self.compile_seconds = 0.0
                 advance(row)
                 for callback in self.callbacks:
                     callback(self, row)
@@ -212,9 +222,7 @@ class Trainer:
         if self.stopped:
             self._save(checkpoints, done, log)
 
-    def _row(
-        self, done: int, size: int, seconds: float, compile_seconds: float, metrics: dict[str, Any]
-    ) -> dict[str, Any]:
+    def _row(self, done: int, size: int, seconds: float, metrics: dict[str, Any]) -> dict[str, Any]:
         steps = size * self.config.env_steps_per_update
         agents = sum(policy.assignment.num_agents for policy in self.learner.setup.policies.values())
         return {
@@ -222,7 +230,7 @@ class Trainer:
             "env_steps": done * self.config.env_steps_per_update,
             "seconds": seconds,
             "seconds_per_update": seconds / size,
-            "compile_seconds": compile_seconds,
+            "compile_seconds": self.compile_seconds,
             "env_steps_per_second": steps / seconds,
             "agent_steps_per_second": steps * agents / seconds,
             **summarize(metrics, self.learner.env.info_ratios),
@@ -280,25 +288,6 @@ def host_key(seed: int) -> jax.Array:
     """Returns a key for what the host plays beside the run. `init` splits the seed's own key, and split(key, n)[i] is
     fold_in(key, i): only a large number is sure to give another stream."""
     return jax.random.fold_in(jax.random.key(seed), 2**31)
-
-
-def compile_chunk(learner: Learner, state: TrainState, num_updates: int) -> tuple[Callable, float]:
-    """Compiles `num_updates` updates into one program that donates its state. Returns (program, seconds)."""
-    start = time.perf_counter()
-    chunk = jax.jit(functools.partial(run, learner.setup, num_updates=num_updates), donate_argnums=0)
-    return chunk.lower(state).compile(), time.perf_counter() - start
-
-
-def abstract_state(learner: Learner) -> TrainState:
-    """Returns the shapes and dtypes of a learner's state, and where it lies."""
-    # not learner.init: the shapes need no checkpoint of another run, which may be gone
-    state = jax.eval_shape(functools.partial(init, learner.setup), jax.random.key(0))
-    place = state_shardings(learner.setup.num_devices) or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-
-    def put(place: jax.sharding.Sharding, part: Any) -> Any:
-        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), part)
-
-    return jax.tree.map(put, place, state)
 
 
 def load_run(

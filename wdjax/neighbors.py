@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from wdjax.kernels.cards import can_run_kernels
 from wdjax.kernels.neighbors import is_supported, nearest_neighbors_kernel, neighbor_rows_kernel
 
 
@@ -25,7 +26,7 @@ def nearest_neighbors(x: jax.Array, y: jax.Array, active: jax.Array, k: int) -> 
         `found` is false at the end of the row and the index means nothing.
     """
     simple = functools.partial(nearest_neighbors_simple, k=k)
-    if not is_supported(x.shape[0], k):
+    if not (is_supported(x.shape[0], k) and can_run_kernels()):
         return simple(x, y, active)
     x, y = jax.lax.stop_gradient((x, y))  # a kernel has no derivative, and need not have one
     kernel = functools.partial(nearest_neighbors_kernel, k=k)
@@ -62,7 +63,7 @@ def neighbor_rows(
         rows of each group, [size, F k + C] float32.
     """
     simple = functools.partial(neighbor_rows_simple, k=k, num_relative=num_relative, sizes=sizes)
-    if not is_supported(x.shape[0], k):
+    if not (is_supported(x.shape[0], k) and can_run_kernels()):
         return simple(x, y, active, features, own)
     kernel = functools.partial(neighbor_rows_kernel, k=k, num_relative=num_relative, sizes=sizes)
     return jax.lax.platform_dependent(x, y, active, features, own, cuda=kernel, default=simple)
@@ -75,12 +76,13 @@ def _neighbor_rows_jvp(k: int, num_relative: int, sizes: tuple[int, ...], primal
     return jax.jvp(simple, primals, tangents)
 
 
+@functools.partial(jax.jit, static_argnames=("k", "num_relative", "sizes"))  # traced once for all places in a step
 def neighbor_rows_simple(
     x: jax.Array, y: jax.Array, active: jax.Array, features: jax.Array, own: jax.Array,
     k: int, num_relative: int, sizes: tuple[int, ...],
 ) -> tuple[jax.Array, ...]:  # fmt: skip
     """The same in plain XLA, for every platform and size."""
-    index, found = nearest_neighbors(x, y, active, k)
+    index, found = nearest_neighbors_simple(*jax.lax.stop_gradient((x, y)), active, k)
     other = features[index]  # [N, k, F]
     relative = other[..., :num_relative] - features[:, None, :num_relative]
     seen = jnp.concatenate([relative, other[..., num_relative:]], axis=-1)

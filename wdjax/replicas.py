@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 
+from wdjax.kernels.cards import can_run_kernels
 from wdjax.kernels.scan import scan_kernel
 
 
@@ -42,6 +43,8 @@ def scan_replicas(
         except NotImplementedError:
             return simple(carry, xs)
 
+    if not can_run_kernels():
+        return simple(carry, xs)
     return jax.lax.platform_dependent(carry, xs, cuda=kernel, default=simple)
 
 

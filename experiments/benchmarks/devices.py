@@ -26,9 +26,9 @@ CROWD = {"env_params.num_taggers": 5, "env_params.num_runners": 100}
 
 # Row -> (preset, changes, changes for --small, updates in one timed program).
 ROWS: dict[str, tuple[str, dict[str, Any], dict[str, Any], int]] = {
-    "tag_gridworld": ("tag_gridworld", {"kernels": True}, {"num_envs": 64, "rollout_length": 20}, 10),
+    "tag_gridworld": ("tag_gridworld", {}, {"num_envs": 64, "rollout_length": 20}, 10),
     "tag_continuous": (
-        "tag_continuous", {**CROWD, "num_envs": 2_000, "rollout_length": 50, "kernels": True},
+        "tag_continuous", {**CROWD, "num_envs": 2_000, "rollout_length": 50},
         {"env_params.num_runners": 10, "num_envs": 16, "rollout_length": 10}, 4,
     ),
 }  # fmt: skip

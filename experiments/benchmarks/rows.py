@@ -76,21 +76,21 @@ def _crowd(taggers: int, runners: int) -> dict[str, int]:
 
 
 REFERENCE, PUREJAXRL = "WarpDrive 2.7.1", "PureJaxRL"
-KERNELS = {"rollout_unroll": 4, "kernels": True}
-CLASSIC = {"num_envs": 10_000, "rollout_length": 50, "reset": "fresh", **KERNELS}
+UNROLLED = {"rollout_unroll": 4}
+CLASSIC = {"num_envs": 10_000, "rollout_length": 50, "reset": "fresh", **UNROLLED}
 ACTING = (INFERENCE, TRAINING)  # classic games step in rows of their own
 
 WORKLOADS: dict[str, Workload] = {
     "tag_gridworld": Workload(
-        preset="tag_gridworld", changes=KERNELS, small={"num_envs": 200}, num_updates=10,
+        preset="tag_gridworld", changes=UNROLLED, small={"num_envs": 200}, num_updates=10,
         targets={TRAINING: Target(2.52e6, REFERENCE, 60e6, 150e6)},
     ),
     "tag_continuous": Workload(
-        preset="tag_continuous", changes={"kernels": True}, small={"num_envs": 8, "rollout_length": 25},
+        preset="tag_continuous", changes={}, small={"num_envs": 8, "rollout_length": 25},
         targets={TRAINING: Target(42.6e3, REFERENCE, 800e3, 1.2e6)},
     ),
     "tag_continuous_105": Workload(
-        preset="tag_continuous", changes={**_crowd(5, 100), "num_envs": 2_000, "rollout_length": 50, "kernels": True},
+        preset="tag_continuous", changes={**_crowd(5, 100), "num_envs": 2_000, "rollout_length": 50},
         small={"num_envs": 8, "rollout_length": 25},
         targets={
             TRAINING: Target(158e3, REFERENCE, 1.6e6, 3e6),
@@ -98,7 +98,7 @@ WORKLOADS: dict[str, Workload] = {
         },
     ),
     "tag_continuous_1000": Workload(
-        preset="tag_continuous", changes={**_crowd(100, 900), "num_envs": 2_000, "rollout_length": 10, "kernels": True},
+        preset="tag_continuous", changes={**_crowd(100, 900), "num_envs": 2_000, "rollout_length": 10},
         small={"num_envs": 2, "rollout_length": 5}, num_updates=2, stepping_length=50,
         targets={
             STEPPING: Target(None, REFERENCE, 400e3, 1e6),
@@ -109,7 +109,6 @@ WORKLOADS: dict[str, Workload] = {
         preset="tag_gridworld",
         changes={
             "env_params.num_taggers": 999, "env_params.use_full_observation": False, "rollout_length": 10,
-            "kernels": True,
         },
         small={"num_envs": 20}, stepping_length=100,  # whole games, with their resets
         targets={
@@ -126,12 +125,12 @@ WORKLOADS: dict[str, Workload] = {
         targets={TRAINING: Target(12.7e6, REFERENCE, 220e6, 500e6)},
     ),
     "cartpole_ppo": Workload(
-        preset="cartpole_ppo", changes={"num_envs": 10_000, "rollout_length": 128, **KERNELS},
+        preset="cartpole_ppo", changes={"num_envs": 10_000, "rollout_length": 128, **UNROLLED},
         small={"num_envs": 200},
         tiers=ACTING, targets={TRAINING: Target(47e6, PUREJAXRL, 95e6, 200e6)},
     ),
     "cartpole_ppo_256_seeds": Workload(
-        preset="cartpole_ppo", changes={"num_envs": 4, "rollout_length": 128, **KERNELS}, small={},
+        preset="cartpole_ppo", changes={"num_envs": 4, "rollout_length": 128, **UNROLLED}, small={},
         members=256,
         tiers=ACTING, num_updates=20, targets={TRAINING: Target(16.2e6, PUREJAXRL, 33e6, 65e6)},
     ),

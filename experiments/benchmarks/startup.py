@@ -5,7 +5,6 @@ cache (cold), the others with what it left there (warm, their median counts). Ta
 GPU; warm 6 s.
 """
 
-import dataclasses
 import importlib.util
 import json
 import os
@@ -23,8 +22,7 @@ from rich.table import Table
 PRESET = "tag_continuous"
 COLD_SECONDS = {"cpu": 25.0, "gpu": 20.0}  # by platform, at most
 WARM_SECONDS = 6.0
-STAGES = ("imports", "make_learner", "init", "trace and lower", "compile", "the rest")
-BACKEND_COMPILE = "/jax/core/compile/backend_compile_duration"  # reading from the cache included
+STAGES = ("imports", "make_learner", "trace and lower", "init and compile", "the rest")
 
 
 def measure(repeats: int, changes: Sequence[str] = ()) -> dict[str, Any]:
@@ -81,38 +79,29 @@ def child(arguments: Sequence[str]) -> None:
     total = {"imports": time.time() - float(begun)}
     import jax
 
-    from wdjax.train import trainer
-
-    compiled = []
-    jax.monitoring.register_event_duration_secs_listener(
-        lambda event, seconds, **_: compiled.append(seconds) if event == BACKEND_COMPILE else None
-    )
+    from wdjax.train import chunks, trainer
 
     def timed(stage: str, function: Callable) -> Callable:
         def call(*arguments: Any) -> Any:
             start = time.time()
-            result = jax.block_until_ready(function(*arguments)) if stage == "init" else function(*arguments)
+            result = function(*arguments)
             total[stage] = time.time() - start
             return result
 
         return call
 
-    make_learner = timed("make_learner", trainer.make_learner)
-    compile_chunk = trainer.compile_chunk
-
-    def make(*arguments: Any) -> Any:
-        learner = make_learner(*arguments)
-        return dataclasses.replace(learner, init=timed("init", learner.init))
+    compile_and_init = trainer.compile_and_init
 
     def ready(*arguments: Any) -> None:
-        compiled.clear()
         start = time.time()
-        compile_chunk(*arguments)
-        total["compile"] = sum(compiled)
-        total["trace and lower"] = time.time() - start - total["compile"]
+        state, _, _ = compile_and_init(*arguments)
+        jax.block_until_ready(state)
+        total["init and compile"] = time.time() - start - total["trace and lower"]
         raise Started
 
-    trainer.make_learner, trainer.compile_chunk = make, ready
+    trainer.make_learner = timed("make_learner", trainer.make_learner)
+    chunks.lower_chunk = timed("trace and lower", chunks.lower_chunk)
+    trainer.compile_and_init = ready
     try:
         command(rest)
     except Started:

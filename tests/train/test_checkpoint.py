@@ -21,10 +21,10 @@ import wdjax
 from wdjax.train import Trainer, load_run, make_learner, read_metrics
 from wdjax.train import folder as folder_module
 from wdjax.train.checkpoint import SIZES, DamagedCheckpointError, open_checkpoints, restore
+from wdjax.train.chunks import abstract_state
 from wdjax.train.folder import hold_folder, plain_config
 from wdjax.train.metrics_log import MetricsLog
 from wdjax.train.orbax_noise import silence
-from wdjax.train.trainer import abstract_state
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from wdjax.train import PolicyConfig
-from wdjax.train.algorithms import a2c, ppo
-from wdjax.train.algorithms.losses import loss
+from wdjax.train.algorithms import a2c, losses, ppo
 from wdjax.train.algorithms.on_policy import gradient_step, gradient_steps
 from wdjax.train.distributions import Categorical
 from wdjax.train.masked import masked_mean
@@ -95,6 +94,12 @@ def show(state, obs):
 
 def hypers_of(config):
     return make_hypers(config).at(jnp.float32(0))
+
+
+def loss(policy, state, hypers, batch):
+    """The mean over live rows, where `losses.loss` has the sum."""
+    means = jax.tree.map(lambda total: total / jnp.sum(batch.live), losses.loss(policy, state, hypers, batch))
+    return means[0], {**means[1], "loss": means[0]}
 
 
 def stand_in(**changes):

@@ -26,12 +26,11 @@ def gridworld(**tagger):
         "runner": {"algorithm": "A2C", "network": SMALL, "trainable": False},
     }
     base = {"env": "tag_gridworld", "env_params": LINE, "num_envs": 6, "num_blocks": 3, "rollout_length": 7}
-    base["kernels"] = True
     return from_mapping(TrainConfig, {**base, "policies": policies})
 
 
 def preset(name, **changes):
-    small = {"num_envs": 20, "num_blocks": 4, "rollout_length": 8, "reset": "fresh", "kernels": True}
+    small = {"num_envs": 20, "num_blocks": 4, "rollout_length": 8, "reset": "fresh"}
     return load_config(name, **{**small, **changes})
 
 

@@ -7,7 +7,7 @@ import orbax.checkpoint as ocp
 import pytest
 from tiny_runs import assert_same_run, small_config
 
-from wdjax.train import Trainer, load_run, read_metrics
+from wdjax.train import Trainer, chunks, load_run, read_metrics
 from wdjax.train import trainer as trainer_module
 from wdjax.train.signals import stop_signals
 
@@ -49,7 +49,7 @@ def goes_on_to(whole, folder):
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
 def test_while_it_compiles_nothing_more_is_run(number, whole_run, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(trainer_module, "compile_chunk", signal_before(trainer_module.compile_chunk, number))
+        patch.setattr(chunks, "lower_chunk", signal_before(chunks.lower_chunk, number))
         trainer = Trainer(small_config(), tmp_path / "run", quiet=True)
         trainer.train()
     assert trainer.stopped

@@ -13,7 +13,6 @@ from wdjax.train.config import PolicyConfig
 from wdjax.train.kernels.gradient import gradient_kernel, total_loss
 from wdjax.train.kernels.towers import are_used, inputs_of
 from wdjax.train.kernels.wide import wide_gradient
-from wdjax.train.masked import share_of_mean
 from wdjax.train.minibatches import Batch
 from wdjax.train.state import Hypers, Policy, PolicyState
 
@@ -48,10 +47,10 @@ def loss_terms(
 
 
 def loss(policy: Policy, state: PolicyState, hypers: Hypers, batch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """policy_loss + c_v value_loss - c_e entropy, each a mean over live rows.
+    """policy_loss + c_v value_loss - c_e entropy, each a sum over this device's live rows.
 
     Returns:
-        (loss (), metrics), this device's parts of them: what they are is the sum over devices.
+        (loss (), {name: ()} of `loss_terms`).
     """
     if batch.carry is None:
         outputs, value, _ = policy.apply(state, batch.obs)
@@ -59,20 +58,22 @@ def loss(policy: Policy, state: PolicyState, hypers: Hypers, batch: Batch) -> tu
         outputs, value = policy.unroll(state, batch.obs, batch.carry, batch.restart)
     log_prob = policy.distribution.log_prob(outputs, batch.action)
     entropy = policy.distribution.entropy(outputs)
-    row, numbers = _row_of(batch), _numbers_of(hypers)
-    terms = loss_terms(policy.config, log_prob, entropy, value, row, numbers)
-    terms = {name: share_of_mean(values, batch.live) for name, values in terms.items()}
-    whole = total_loss(terms, numbers)
-    return whole, {**terms, "loss": whole}
+    numbers = _numbers_of(hypers)
+    terms = loss_terms(policy.config, log_prob, entropy, value, _row_of(batch), numbers)
+    # `where` and not a product: a dead row may hold anything, also infinities
+    sums = {name: jnp.sum(jnp.where(batch.live, values, 0.0)) for name, values in terms.items()}
+    return total_loss(sums, numbers), sums
 
 
 def loss_gradient(
     policy: Policy, state: PolicyState, hypers: Hypers, batch: Batch, to_names: Callable[[PolicyState], PolicyState]
 ) -> tuple[Any, dict[str, jax.Array]]:
-    """Returns (gradient of the loss in the parameters, metrics), this device's parts of them.
+    """Returns (gradient in the parameters of the mean loss over the live rows of all devices, metrics: the loss and its
+    terms, likewise means).
 
-    On NVIDIA GPUs kernels do it for networks that they take (`kernels.towers.shape_of`), in the default precision of
-    matrix products; the rest is XLA's.
+    The devices add up what they have once, gradients and numbers of rows: only then is there a mean. On NVIDIA GPUs
+    kernels do it for networks that they take (`kernels.towers.shape_of`), in the default precision of matrix products;
+    the rest is XLA's.
 
     Args:
         state: as it is, or in vectors with `to_names` (optimizer.to_vectors); so is the gradient.
@@ -86,29 +87,29 @@ def loss_gradient(
 
     def by_kernel(state: PolicyState, hypers: Hypers, batch: Batch) -> tuple[Any, dict[str, jax.Array]]:
         params, back = jax.vjp(lambda params: to_names(state.replace(params=params)).params, state.params)
-        grads, metrics = kernel_gradient(policy, to_names(state).replace(params=params), hypers, batch)
-        return back(grads)[0], metrics
+        grads, sums = kernel_gradient(policy, to_names(state).replace(params=params), hypers, batch)
+        return back(grads)[0], sums
 
     if policy.kernels is None or not are_used():
-        return simple(state, hypers, batch)
-    return jax.lax.platform_dependent(state, hypers, batch, cuda=by_kernel, default=simple)
+        own = simple(state, hypers, batch)
+    else:
+        own = jax.lax.platform_dependent(state, hypers, batch, cuda=by_kernel, default=simple)
+    sums, count = total((own, jnp.sum(batch.live, dtype=jnp.float32)))
+    grads, metrics = jax.tree.map(lambda values: values / jnp.maximum(count, 1.0), sums)
+    return grads, {**metrics, "loss": total_loss(metrics, _numbers_of(hypers))}
 
 
 def kernel_gradient(
     policy: Policy, state: PolicyState, hypers: Hypers, batch: Batch, interpret: bool = False
 ) -> tuple[Any, dict[str, jax.Array]]:
-    """The gradient of `loss` by a kernel. `interpret`: step by step in XLA, on any device, for tests."""
+    """The gradient of `loss` and its terms by a kernel. `interpret`: step by step in XLA, on any device, for tests."""
     gradient = gradient_kernel if policy.kernels.is_narrow else wide_gradient
     terms = functools.partial(loss_terms, policy.config)
-    numbers, live = _numbers_of(hypers), batch.live
-    action = batch.action.reshape(live.shape[0], -1)
-    grads, sums = gradient(
-        policy.kernels, state.params, inputs_of(policy, state, batch.obs), action, _row_of(batch), terms, numbers,
-        interpret,
+    action = batch.action.reshape(batch.live.shape[0], -1)
+    return gradient(
+        policy.kernels, state.params, inputs_of(policy, state, batch.obs), action, _row_of(batch), terms,
+        _numbers_of(hypers), interpret,
     )  # fmt: skip
-    count = jnp.maximum(total(jnp.sum(live.astype(jnp.float32))), 1.0)
-    grads, metrics = jax.tree.map(lambda values: values / count, (grads, sums))
-    return grads, {**metrics, "loss": total_loss(metrics, numbers)}
 
 
 def _row_of(batch: Batch) -> dict[str, jax.Array]:

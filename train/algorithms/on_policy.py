@@ -266,7 +266,7 @@ def gradient_step(
         (state, metrics of the loss and the gradient).
     """
 
-    grads, metrics = total(loss_gradient(policy, state, hypers, batch, to_names))
+    grads, metrics = loss_gradient(policy, state, hypers, batch, to_names)
     params, opt_state = descend(policy.config, hypers, hypers.learning_rate, grads, state.opt_state, state.params)
     norm = optax.tree.norm(grads)
     metrics |= {"grad_norm": norm, "grad_clip_fraction": (norm > hypers.max_grad_norm).astype(jnp.float32)}

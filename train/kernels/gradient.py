@@ -1,13 +1,22 @@
 """A gradient of A2C's or PPO's loss as one kernel: observations in, sums of gradients and of metrics out.
 
-Every program takes a block of rows through a whole tower and back. No activation is ever written; what is, are each
-program's gradients of all matrices, which are then summed. Wide towers are in train/kernels/wide.py.
+Every program takes blocks of rows, one after another, through a whole tower and back. No activation is ever written;
+what is, once, are each program's gradients of all matrices, which stay in registers until then, and are then summed.
+Wide towers are in train/kernels/wide.py.
 
 Two towers, one for the policy and one for the value, are two launches: no term of the loss knows both.
+
+Products of float32 round to tf32, which has 11 significant bits, and so has float16, which tensor cores take twice as
+fast. Where activations are bounded (tanh), all products but the first layer's are therefore float16's. What it lacks is
+range: gradients are divided by the largest one of the outputs that a program has seen until then, and what is rounded
+off is at most 2^-12 of each, or 2^-25 of the largest. Observations beyond 65504 count as that for the gradient of their
+matrix. Other activations have float32 throughout.
+
+A column of ones beside the inputs makes the first bias a row of its matrix.
 """
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,18 +25,24 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
 from wdjax.train.kernels.towers import (
+    MIN_SIZE,
+    SLOPES,
     Shape,
     Tower,
-    backward,
     column,
-    forward,
     load_rows,
     log_prob_and_entropy,
+    padded,
+    product,
     towers_of,
 )
+from wdjax.train.networks import ACTIVATIONS
 
-ROWS = 64  # of a program
+ROWS = 64  # of a block
+PROGRAMS = 264  # at most: two for each of an H200's 132 multiprocessors, as many as registers let it run at once
 WARPS = 4
+HALF, MAX_HALF = "float16", 65504.0
+TINY = 1e-30  # the least that a gradient is divided by: rows may all be dead
 BOTH, POLICY, VALUE = "both", "policy", "value"  # what a tower's outputs are
 
 Terms = Callable[..., dict[str, jax.Array]]
@@ -95,7 +110,7 @@ def gradient_kernel(
         hypers: {name: ()}, "value_coefficient" and "entropy_coefficient" among them.
         interpret: step by step in XLA, on any device, for tests.
     """
-    towers, back = jax.vjp(lambda params: towers_of(params, shape), params)
+    towers, back = jax.vjp(lambda params: [joined(tower, shape) for tower in towers_of(params, shape)], params)
     data, row = rows_in_memory(inputs, action, row, hypers)
     run = functools.partial(
         _tower_gradient, shape=shape, data=data, row=row, terms=terms, hyper_names=list(hypers), interpret=interpret,
@@ -103,10 +118,10 @@ def gradient_kernel(
     )  # fmt: skip
     if shape.shared:
         grad, sums = run(towers[0], BOTH)
-        return back((grad,))[0], sums
+        return back([grad])[0], sums
     policy_grad, sums = run(towers[0], POLICY)
     value_grad, own = run(towers[1], VALUE)
-    return back((policy_grad, value_grad))[0], {**sums, "value_loss": own["value_loss"]}
+    return back([policy_grad, value_grad])[0], {**sums, "value_loss": own["value_loss"]}
 
 
 def rows_in_memory(
@@ -117,47 +132,154 @@ def rows_in_memory(
     return (inputs.reshape(-1), action.reshape(-1), numbers), {**row, "live": row["live"].astype(jnp.int8)}
 
 
+def joined(tower: Tower, shape: Shape) -> tuple[jax.Array, Tower]:
+    """Returns (the first layer's matrix with its bias as row `num_inputs`, the other layers)."""
+    (kernel, bias), *others = tower
+    kernel = jnp.pad(kernel, ((0, padded(shape.num_inputs + 1) - kernel.shape[0]), (0, 0)))
+    return kernel.at[shape.num_inputs].set(bias), tuple(others)
+
+
 def _tower_gradient(
     tower: Tower, part: str, *, shape: Shape, data: tuple, row: Mapping[str, jax.Array], terms: Terms,
     hyper_names: list[str], names: list[str], interpret: bool,
 ) -> tuple[Tower, dict[str, jax.Array]]:  # fmt: skip
     num_rows = row["live"].shape[0]
     rows = min(ROWS, max(16, pl.next_power_of_2(num_rows)))
-    programs = pl.cdiv(num_rows, rows)
-    weights, tree = jax.tree.flatten(tower)
+    blocks = pl.cdiv(pl.cdiv(num_rows, rows), PROGRAMS)  # of a program
+    programs = pl.cdiv(num_rows, rows * blocks)
+    first, others = tower
+    weights, tree = jax.tree.flatten((first, tuple((kernel.astype(dtype_of(shape)), bias) for kernel, bias in others)))
     sizes = [jax.ShapeDtypeStruct((programs, *weight.shape), jnp.float32) for weight in weights]
     *grads, sums = pl.pallas_call(
         functools.partial(
             _kernel, part=part, shape=shape, terms=terms, row_names=list(row), hyper_names=hyper_names,
-            num_rows=num_rows, rows=rows,
+            num_rows=num_rows, rows=rows, blocks=blocks, interpret=interpret,
         ),
-        out_shape=[*sizes, jax.ShapeDtypeStruct((programs, len(names)), jnp.float32)],
+        out_shape=[*sizes, jax.ShapeDtypeStruct((programs, padded(len(names))), jnp.float32)],
         grid=(programs,),
         compiler_params=triton.CompilerParams(num_warps=WARPS, num_stages=1),
         interpret=interpret,
         name="gradient",
     )(*data, *row.values(), *weights)  # fmt: skip
     total = jax.tree.unflatten(tree, [jnp.sum(grad, axis=0) for grad in grads])
-    return total, dict(zip(names, jnp.sum(sums, axis=0), strict=True))
+    return total, dict(zip(names, jnp.sum(sums, axis=0), strict=False))
+
+
+# In a kernel.
 
 
 def _kernel(
-    inputs_ref: Any, action_ref: Any, hypers_ref: Any, *refs: Any, part: str, shape: Shape,
-    terms: Terms, row_names: list[str], hyper_names: list[str], num_rows: int, rows: int,
+    inputs_ref: Any, action_ref: Any, hypers_ref: Any, *refs: Any, part: str, shape: Shape, terms: Terms,
+    row_names: list[str], hyper_names: list[str], num_rows: int, rows: int, blocks: int, interpret: bool,
 ) -> None:  # fmt: skip
     row_refs = dict(zip(row_names, refs, strict=False))
     refs = refs[len(row_names) :]
     weight_refs, grad_refs, sums_ref = refs[: len(refs) // 2], refs[len(refs) // 2 : -1], refs[-1]
     hypers = {name: hypers_ref[i] for i, name in enumerate(hyper_names)}
-    program = pl.program_id(0)
-    index, actions, row = load_block(row_refs, action_ref, program * rows, rows, num_rows, shape)
-    inputs = load_rows(inputs_ref, index, 0, shape.widths[0], shape.num_inputs)
-    outputs, layers = forward(weight_refs, inputs, shape)
+    program, scaled = pl.program_id(0), dtype_of(shape) == HALF
 
-    def loss(outputs: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
-        return loss_sums(outputs, actions, row, part, shape, terms, hypers)
+    def add(i: jax.Array, carry: tuple) -> tuple:
+        index, actions, row = load_block(row_refs, action_ref, (program * blocks + i) * rows, rows, num_rows, shape)
+        inputs = load_rows(inputs_ref, index, 0, weight_refs[0].shape[0], shape.num_inputs)
+        columns = jax.lax.broadcasted_iota(jnp.int32, inputs.shape, 1)
+        inputs = jnp.where(columns == shape.num_inputs, 1.0, inputs)
+        outputs, features, backs = forward(weight_refs, inputs, shape, interpret)
 
-    gradient, sums = jax.grad(loss, has_aux=True)(outputs)
-    for i, values in enumerate(jax.tree.leaves(sums)):
-        sums_ref[program, i] = jnp.sum(values)
-    backward(weight_refs, layers, gradient, grad_refs, program)
+        def loss(outputs: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
+            return loss_sums(outputs, actions, row, part, shape, terms, hypers)
+
+        gradient, found = jax.grad(loss, has_aux=True)(outputs)
+        grads, sums, top = carry
+        if scaled:  # by the largest until now; a NaN stays one, whether or not max sees it, and infinity becomes one
+            larger = jnp.maximum(top, jnp.max(jnp.abs(gradient)))
+            grads = [grad * (top / larger) for grad in grads]
+            gradient, top = gradient * (1.0 / larger), larger
+        grads = jax.tree.map(jnp.add, grads, backward(weight_refs, features, backs, gradient))
+        return grads, sums + side_by_side(jax.tree.leaves(found), sums.shape[1]), top
+
+    zeros = [
+        jnp.zeros(sorted(ref.shape, reverse=True) if ref.ndim == 2 else (*ref.shape, MIN_SIZE)) for ref in weight_refs
+    ]
+    carry = (zeros, jnp.zeros((rows, sums_ref.shape[1])), jnp.float32(TINY if scaled else 1.0))
+    grads, sums, top = jax.lax.fori_loop(0, blocks, add, carry)
+    for ref, grad in zip(grad_refs, grads, strict=True):
+        if ref.ndim == 2:  # of a bias, for all programs
+            grad = column(grad, 0)
+        elif ref.shape[1] <= ref.shape[2]:
+            grad = grad.T
+        ref[program] = top * grad
+    sums_ref[program] = jnp.sum(sums, axis=0)
+
+
+def dtype_of(shape: Shape) -> str:
+    """Returns what products take, but the first layer's to its outputs, which always takes float32."""
+    return HALF if shape.activation == "tanh" else "float32"
+
+
+def forward(
+    refs: Sequence[Any], inputs: jax.Array, shape: Shape, interpret: bool
+) -> tuple[jax.Array, list[jax.Array], list[Callable[[jax.Array], jax.Array]]]:
+    """Runs a block of rows through a tower whose matrices lie in memory; sums are float32.
+
+    Returns:
+        (outputs [B, columns], what went into every layer, the ways back through the activations).
+    """
+    dtype = dtype_of(shape)
+    outputs = product(inputs, refs[0][...], "float32")
+    # Observations are not bounded, but float32 for the gradient of the first matrix is 17 % more instructions: clipped.
+    features, backs = [jnp.clip(inputs, -MAX_HALF, MAX_HALF).astype(HALF) if dtype == HALF else inputs], []
+    for kernel, bias in pairs(refs[1:]):
+        hidden, back = activate(outputs, shape, interpret)
+        outputs = product(hidden, kernel[...], dtype) + bias[...][None, :]
+        features.append(hidden)
+        backs.append(back)
+    return outputs, features, backs
+
+
+def backward(
+    refs: Sequence[Any], features: list[jax.Array], backs: list[Callable[[jax.Array], jax.Array]], gradient: jax.Array
+) -> list[jax.Array]:
+    """Returns a block's gradients of a tower's matrices and biases, from the gradient of its outputs [B, columns].
+
+    Of a matrix that is not upright, the transposed one: tensor cores want the longer side first. Of a bias, every
+    column of [outputs, MIN_SIZE]: a product with ones is cheaper than a sum over rows.
+    """
+    grads, dtype = [], features[0].dtype
+    ones = jnp.ones((gradient.shape[0], MIN_SIZE), dtype)
+    for i in reversed(range(len(features))):
+        gradient = gradient.astype(dtype)
+        upright = features[i].shape[1] > gradient.shape[1]
+        long, short = (features[i], gradient) if upright else (gradient, features[i])
+        if i:
+            grads.append(product(gradient.T, ones, dtype))
+        grads.append(product(long.T, short, dtype))
+        if i:
+            gradient = backs[i - 1](product(gradient, refs[2 * i - 1][...].T, dtype))
+    return grads[::-1]
+
+
+def activate(values: jax.Array, shape: Shape, interpret: bool) -> tuple[jax.Array, Callable[[jax.Array], jax.Array]]:
+    """Returns (act(values), gradient of these -> gradient of the values), from what was returned where that is enough:
+    that is in registers anyway."""
+    act, dtype = ACTIVATIONS[shape.activation], dtype_of(shape)
+    if shape.activation == "tanh" and not interpret:
+        act = triton.approx_tanh  # one instruction; its error, 2^-11, is what rounding to float16 loses anyway
+    if shape.activation in SLOPES:
+        after = act(values).astype(dtype)
+        return after, lambda gradient: gradient.astype(dtype) * SLOPES[shape.activation](after)
+    after, back = jax.vjp(act, values)
+    return after, lambda gradient: back(gradient)[0]
+
+
+def pairs(refs: Sequence[Any]) -> list[tuple[Any, Any]]:
+    """Returns (kernel, bias) of each layer from all of them in a row."""
+    return list(zip(refs[::2], refs[1::2], strict=True))
+
+
+def side_by_side(rows: Sequence[jax.Array], width: int) -> jax.Array:
+    """Returns numbers of rows, [B] each, as the first columns of [B, width]."""
+    together = jnp.zeros((rows[0].shape[0], width))
+    columns = jax.lax.broadcasted_iota(jnp.int32, together.shape, 1)
+    for i, values in enumerate(rows):
+        together = jnp.where(columns == i, values[:, None], together)
+    return together

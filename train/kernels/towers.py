@@ -7,18 +7,17 @@ zeros to powers of two, as Triton wants them: what is padded computes act(0) = 0
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.experimental.pallas import triton
 
+from wdjax.kernels.cards import can_run_kernels
 from wdjax.spaces import Dict
 from wdjax.train.config import PolicyConfig
 from wdjax.train.distributions import Categorical, Distribution
 from wdjax.train.encoders import MASK, FlatEncoder, encode, encoded_size
-from wdjax.train.networks import ACTIVATIONS
 from wdjax.train.policies import Assignment
 from wdjax.train.state import Policy, PolicyState
 
@@ -30,7 +29,7 @@ NARROW = 2**14  # numbers in all padded matrices up to which gradients stay in r
 CHUNK = {"float32": 32, "bfloat16": 64}  # units of the first hidden layer that are in registers at once
 
 # act'(x) as a function of act(x)
-SLOPES = {"relu": lambda h: (h > 0).astype(jnp.float32), "tanh": lambda h: 1.0 - h * h}
+SLOPES = {"relu": lambda h: (h > 0).astype(h.dtype), "tanh": lambda h: 1.0 - h * h}
 
 Tower = tuple[tuple[jax.Array, jax.Array], ...]
 """(kernel [inputs, outputs], bias [outputs]) of each layer, padded"""
@@ -95,13 +94,14 @@ def shape_of(config: PolicyConfig, assignment: Assignment, distribution: Distrib
 
 
 def are_used() -> bool:
-    """Returns whether kernels are tried at all: there is a GPU, products may round to tf32 as they do (by default), and
-    nobody looks for keys that are used twice, as `--debug` does.
+    """Returns whether kernels are tried at all: there is a GPU that takes them, products may round to tf32 as they do
+    (by default), and nobody looks for keys that are used twice, as `--debug` does.
 
     Said before anything is traced: on a CPU, tracing them would be time lost.
     """
     rounds = jax.config.jax_default_matmul_precision in (None, "default", "tensorfloat32")
-    return rounds and jax.default_backend() != "cpu" and not jax.config.jax_debug_key_reuse
+    on_gpu = jax.default_backend() != "cpu" and can_run_kernels()
+    return on_gpu and rounds and not jax.config.jax_debug_key_reuse
 
 
 def inputs_of(policy: Policy, state: PolicyState, obs: Any) -> jax.Array:
@@ -151,50 +151,6 @@ def load_rows(ref: Any, rows: jax.Array, first: int, width: int, num_columns: in
     columns = first + jax.lax.broadcasted_iota(jnp.int32, (rows.shape[0], width), 1)
     index = rows[:, None] * num_columns + jnp.minimum(columns, num_columns - 1)
     return triton.load(ref.at[index], mask=columns < num_columns, other=0.0)
-
-
-def forward(refs: Sequence[Any], inputs: jax.Array, shape: Shape) -> tuple[jax.Array, list[tuple]]:
-    """Runs a block of rows through a tower whose matrices lie in memory; products in `shape.dtype`, sums in float32.
-
-    Returns:
-        (outputs [B, columns], what `backward` needs of every layer: what went into it, and the way back through its
-        activation).
-    """
-    layers = []
-    for kernel, bias in pairs(refs)[:-1]:
-        before = product(inputs, kernel[...], shape.dtype) + bias[...][None, :]
-        after, back = activate(before, shape.activation)
-        layers.append((inputs, back))
-        inputs = after
-    kernel, bias = pairs(refs)[-1]
-    return product(inputs, kernel[...], shape.dtype) + bias[...][None, :], [*layers, (inputs, None)]
-
-
-def backward(
-    refs: Sequence[Any], layers: list[tuple], gradient: jax.Array, grad_refs: Sequence[Any], place: Any
-) -> None:
-    """Writes a block's gradients of a tower's matrices and biases, from the gradient of its outputs [B, columns]."""
-    for i in reversed(range(len(layers))):
-        inputs, _ = layers[i]
-        grad_refs[2 * i][place] = product(inputs.T, gradient, "float32")
-        grad_refs[2 * i + 1][place] = jnp.sum(gradient, axis=0)
-        if i:
-            gradient = layers[i - 1][1](product(gradient, refs[2 * i][...].T, "float32"))
-
-
-def activate(values: jax.Array, activation: str) -> tuple[jax.Array, Callable[[jax.Array], jax.Array]]:
-    """Returns (act(values), gradient of these -> gradient of the values), from what was returned where that is enough:
-    that is in registers anyway."""
-    if activation in SLOPES:
-        after = ACTIVATIONS[activation](values)
-        return after, lambda gradient: gradient * SLOPES[activation](after)
-    after, back = jax.vjp(ACTIVATIONS[activation], values)
-    return after, lambda gradient: back(gradient)[0]
-
-
-def pairs(refs: Sequence[Any]) -> list[tuple[Any, Any]]:
-    """Returns (kernel, bias) of each layer from all of them in a row."""
-    return list(zip(refs[::2], refs[1::2], strict=True))
 
 
 def product(left: jax.Array, right: jax.Array, dtype: str) -> jax.Array:

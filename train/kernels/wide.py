@@ -36,26 +36,29 @@ def wide_gradient(
     data, row = rows_in_memory(inputs, action, row, hypers)
     size = min(CHUNK_ROWS, pl.cdiv(num_rows, ROWS) * ROWS)
     run = functools.partial(
-        _chunk, shape=shape, terms=terms, hyper_names=list(hypers), num_rows=num_rows, size=size, rows=ROWS,
-        num_metrics=len(names), interpret=interpret,
+        _chunk, shape=shape, terms=terms, hyper_names=list(hypers), size=size, rows=ROWS, num_metrics=len(names),
+        interpret=interpret,
     )  # fmt: skip
 
     def step(sums: Any, start: jax.Array) -> tuple[Any, None]:
-        return jax.tree.map(jnp.add, sums, run(start, data, row, tower)), None
+        # as data: policies that differ in their rows alone are then one kernel to compile
+        part = jnp.stack([start, jnp.int32(num_rows)])
+        return jax.tree.map(jnp.add, sums, run(part, data, row, tower)), None
 
     starts = jnp.arange(pl.cdiv(num_rows, size), dtype=jnp.int32) * size
     zeros = jax.tree.map(
-        lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(run, starts[0], data, row, tower)
+        lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(run, jnp.zeros(2, jnp.int32), data, row, tower)
     )
     (grads, sums), _ = jax.lax.scan(step, zeros, starts)
     return back((grads,))[0], dict(zip(names, sums, strict=True))
 
 
 def _chunk(
-    start: jax.Array, data: tuple, row: Mapping[str, jax.Array], tower: Any, *, shape: Shape, terms: Terms,
-    hyper_names: list[str], num_rows: int, size: int, rows: int, num_metrics: int, interpret: bool,
+    part: jax.Array, data: tuple, row: Mapping[str, jax.Array], tower: Any, *, shape: Shape, terms: Terms,
+    hyper_names: list[str], size: int, rows: int, num_metrics: int, interpret: bool,
 ) -> tuple[Any, jax.Array]:  # fmt: skip
-    """Returns (gradients like the tower, sums of terms) of `size` rows from `start` on."""
+    """Returns (gradients like the tower, sums of terms) of `size` rows; `part`: [2], the first of them, and the number
+    of all rows."""
     dtype, blocks = jnp.dtype(shape.dtype), size // rows
     w1, w2, w3 = (kernel.astype(dtype) for kernel, _ in tower)
     num_inputs = sum(width for _, width in pieces(shape.num_inputs))
@@ -65,13 +68,13 @@ def _chunk(
         pl.pallas_call, grid=(blocks,), interpret=interpret,
         compiler_params=triton.CompilerParams(num_warps=WARPS, num_stages=2),
     )  # fmt: skip
-    options = {"shape": shape, "num_rows": num_rows, "rows": rows}
     x, h1, h2, do, db3, sums = call(
-        functools.partial(_forward, terms=terms, row_names=list(row), hyper_names=hyper_names, **options),
+        functools.partial(_forward, terms=terms, row_names=list(row), hyper_names=hyper_names, shape=shape,
+                          rows=rows),
         out_shape=[written(num_inputs), written(w1.shape[1]), written(w2.shape[1]), written(w3.shape[1]),
                    partial(w3.shape[1]), partial(num_metrics)],
         name="wide_forward",
-    )(start[None], *data, *jax.tree.leaves(transposed((tower,), shape)), *row.values())  # fmt: skip
+    )(part, *data, *jax.tree.leaves(transposed((tower,), shape)), *row.values())  # fmt: skip
     dh1, dh2, db1, db2 = call(
         functools.partial(_backward, shape=shape, rows=rows),
         out_shape=[written(w1.shape[1]), written(w2.shape[1]), partial(w1.shape[1]), partial(w2.shape[1])],
@@ -89,13 +92,13 @@ def _chunk(
 
 
 def _forward(
-    start_ref: Any, inputs_ref: Any, action_ref: Any, hypers_ref: Any, *refs: Any, shape: Shape,
-    terms: Terms, row_names: list[str], hyper_names: list[str], num_rows: int, rows: int,
+    part_ref: Any, inputs_ref: Any, action_ref: Any, hypers_ref: Any, *refs: Any, shape: Shape,
+    terms: Terms, row_names: list[str], hyper_names: list[str], rows: int,
 ) -> None:  # fmt: skip
     weights, row_refs = refs[:6], dict(zip(row_names, refs[6:-6], strict=True))
     x_ref, h1_ref, h2_ref, do_ref, db3_ref, sums_ref = refs[-6:]
     program = pl.program_id(0)
-    index, actions, row = load_block(row_refs, action_ref, start_ref[0] + program * rows, rows, num_rows, shape)
+    index, actions, row = load_block(row_refs, action_ref, part_ref[0] + program * rows, rows, part_ref[1], shape)
     own = pl.ds(program * rows, rows)
     inputs, chunk = load_inputs(inputs_ref, index, shape), chunk_of(shape)
     for piece, (first, width) in zip(inputs, pieces(shape.num_inputs), strict=True):

@@ -39,6 +39,7 @@ def is_supported(num_agents: int, k: int) -> bool:
     return 0 < k <= MAX_NEIGHBORS and num_agents <= MAX_AGENTS
 
 
+@functools.partial(jax.jit, static_argnames=("k", "interpret"))  # traced once for all of its places in a step
 def nearest_neighbors_kernel(
     x: jax.Array, y: jax.Array, active: jax.Array, k: int, interpret: bool = False
 ) -> tuple[jax.Array, jax.Array]:
@@ -51,6 +52,7 @@ def nearest_neighbors_kernel(
     return jnp.maximum(index, 0), index >= 0
 
 
+@functools.partial(jax.jit, static_argnames=("k", "num_relative", "sizes", "interpret"))
 def neighbor_rows_kernel(
     x: jax.Array, y: jax.Array, active: jax.Array, features: jax.Array, own: jax.Array,
     k: int, num_relative: int, sizes: tuple[int, ...], interpret: bool = False,

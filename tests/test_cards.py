@@ -1,0 +1,52 @@
+"""Which cards get kernels: what XLA would refuse is never traced."""
+
+import types
+
+import jax
+import numpy as np
+import pytest
+
+from wdjax.kernels.cards import can_run_kernels
+from wdjax.neighbors import nearest_neighbors
+from wdjax.replicas import scan_replicas
+from wdjax.train.kernels.towers import are_used
+
+
+def pretend(monkeypatch, *capabilities):
+    cards = [types.SimpleNamespace(compute_capability=number) for number in capabilities]
+    monkeypatch.setattr("wdjax.kernels.cards.jax", types.SimpleNamespace(local_devices=lambda: cards))
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "can"),
+    [(["7.5"], False), (["8.0"], True), (["12.0", "9.0"], True), (["9.0", "7.0"], False), (["gfx90a"], True)],
+)
+def test_capability_decides(monkeypatch, capabilities, can):
+    pretend(monkeypatch, *capabilities)
+    assert can_run_kernels() == can
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert are_used() == can
+
+
+def test_a_machine_without_cards_may_compile_kernels_for_another():
+    assert can_run_kernels()
+
+
+def find(x):
+    return nearest_neighbors(x, x, x == x, 3)
+
+
+def count(x):
+    return scan_replicas(lambda carry, _: (carry + 1, carry), x, length=5)
+
+
+@pytest.mark.parametrize("function", [find, count])
+@pytest.mark.parametrize(("capability", "kernel"), [("7.5", False), ("8.0", True)])
+def test_an_older_card_gets_plain_xla(monkeypatch, function, capability, kernel):
+    pretend(monkeypatch, capability)
+    traced = jax.jit(lambda x: function(x)).trace(np.zeros(40, np.float32))
+    try:
+        text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    except RuntimeError as error:
+        pytest.skip(f"this JAX lowers to CUDA only where there is one: {error}")
+    assert ("triton" in text) == kernel
