@@ -20,7 +20,7 @@ from wdjax.train.state import Hypers, Policy, PolicyState, Setup, TrainState, cu
 from wdjax.vector import select, when_any
 
 FEW_REPLICAS = 256
-"""up to so many on a CPU all that is drawn is drawn ahead: measured with cartpole, 64 are faster for it, 1,000 slower"""
+"""up to so many on a CPU all that is drawn is drawn ahead: of cartpole 64 are faster for it, 1,000 slower"""
 
 
 @struct.dataclass
