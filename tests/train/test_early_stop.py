@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from wdjax.train import PolicyConfig
-from wdjax.train.algorithms.on_policy import choose_replicas, gradient, gradient_steps, step_down
+from wdjax.train.algorithms.on_policy import choose_replicas, gradient_step, gradient_steps
 from wdjax.train.distributions import Categorical
 from wdjax.train.minibatches import Batch, merge_axes, shuffle
 from wdjax.train.optimizer import make_optimizer
@@ -50,11 +50,7 @@ def steps_with(target_kl):
 def by_hand():
     """Returns (the states before each of the six steps and after the last, the metrics of each)."""
 
-    @jax.jit
-    def step(state, rows):
-        grads, metrics = gradient(POLICY, state, HYPERS, rows)
-        return step_down(POLICY, state, HYPERS, grads, jnp.bool_(True)), metrics
-
+    step = jax.jit(lambda state, rows: gradient_step(POLICY, state, HYPERS, rows))
     states, metrics = [START], []
     for key in jax.random.split(KEY, CONFIG.epochs):
         for index in shuffle(key, SHAPE, 1, CONFIG.minibatches):

@@ -14,7 +14,7 @@ import pytest
 
 from wdjax.train import PolicyConfig
 from wdjax.train.algorithms import a2c, losses, ppo
-from wdjax.train.algorithms.on_policy import gradient, gradient_steps, step_down
+from wdjax.train.algorithms.on_policy import gradient_step, gradient_steps
 from wdjax.train.distributions import Categorical
 from wdjax.train.masked import masked_mean
 from wdjax.train.minibatches import Batch, normalized_advantages
@@ -203,8 +203,7 @@ def step_by_hand(max_grad_norm):
     policy = stand_in(**{field.name: getattr(config, field.name) for field in dataclasses.fields(config)})
     hypers = hypers_of(config)
     state = PolicyState(params, make_optimizer(config, hypers).init(params))
-    grads, metrics = gradient(policy, state, hypers, batch)
-    new = step_down(policy, state, hypers, grads, jnp.bool_(True))
+    new, metrics = gradient_step(policy, state, hypers, batch)
     return new.params["value"] - params["value"], metrics
 
 
