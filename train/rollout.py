@@ -19,6 +19,9 @@ from wdjax.train.policies import from_groups, gather, gather_observation, scatte
 from wdjax.train.state import Hypers, Policy, PolicyState, Setup, TrainState, current_hypers
 from wdjax.vector import select, when_any
 
+FEW_REPLICAS = 256
+"""up to so many on a CPU all that is drawn is drawn ahead: of cartpole 64 are faster for it, 1,000 slower"""
+
 
 @struct.dataclass
 class Rows:
@@ -82,17 +85,37 @@ def play_by_scan(
 ) -> tuple[tuple, tuple]:
     """All steps of a rollout, keys [T, 1 + policies, num_blocks]; see play_step. Returns leaves [T, N, ...]."""
     players = {name: own.algorithm.before_rollout(own, policies[name]) for name, own in setup.policies.items()}
-    env_key, draws = keys[:, 0], {name: keys[:, 1 + i] for i, name in enumerate(setup.policies)}
-    for name, player in players.items():
-        if player.towers is not None and name not in selves:  # on a GPU: all at once, before the scan
-            draws[name] = draw_uniforms(setup.policies[name], draws[name], setup.replicas.num_envs)
 
     def step(carry: tuple, drawn: tuple) -> tuple[tuple, Packed]:
         carry, notes = play_step(setup, players, hypers, env_params, carry, *drawn, selves)
         return carry, pack(notes)
 
-    carry, packed = jax.lax.scan(step, carry, (env_key, draws), unroll=setup.config.rollout_unroll)
+    drawn = draw_ahead(setup, players, selves, keys)
+    carry, packed = jax.lax.scan(step, carry, drawn, unroll=setup.config.rollout_unroll)
     return carry, unpack(packed)
+
+
+def draw_ahead(
+    setup: Setup, players: Mapping[str, PolicyState], selves: Mapping[str, self_play.Selves], keys: jax.Array
+) -> tuple[Any, dict[str, jax.Array]]:
+    """Draws what can be drawn before the scan: on GPUs numbers that kernels take, on a CPU with few replicas those of
+    all categorical actions, and the keys of the replicas. There XLA spreads a turn of a loop in which more than eight
+    operations are ready at once over threads; of a few replicas that can cost more than the step does.
+
+    Args:
+        keys: [T, 1 + policies, num_blocks].
+
+    Returns:
+        (`env_key`, `draws`) of play_step, each with a leading [T].
+    """
+    all_ahead = jax.default_backend() == "cpu" and setup.replicas.num_envs <= FEW_REPLICAS
+    env_key = jax.vmap(setup.replicas.draw_keys)(keys[:, 0]) if all_ahead else keys[:, 0]
+    draws = {name: keys[:, 1 + i] for i, name in enumerate(setup.policies)}
+    for name, policy in setup.policies.items():
+        takes = players[name].towers is not None or (all_ahead and isinstance(policy.distribution, Categorical))
+        if takes and name not in selves:
+            draws[name] = draw_uniforms(policy, draws[name], setup.replicas.num_envs)
+    return env_key, draws
 
 
 def choose_selves(
@@ -116,7 +139,7 @@ def play_step(
     hypers: Mapping[str, Hypers],
     env_params: Any,
     carry: tuple,
-    env_key: jax.Array,
+    env_key: Any,
     draws: Mapping[str, jax.Array],
     selves: Mapping[str, self_play.Selves] = MappingProxyType({}),
 ) -> tuple:
@@ -125,7 +148,7 @@ def play_step(
     Args:
         policies, hypers: of each policy; schedules read off.
         carry: (replicas, obs, live) as in TrainState, and what each policy carries from step to step.
-        env_key: [num_blocks], the environment's.
+        env_key: [num_blocks], the environment's, or what `VectorEnv.draw_keys` drew from it.
         draws: by policy, [num_blocks] keys, or what else its actions are drawn by (`sample_blocks`).
         selves: who plays those policies that keep earlier selves.
 

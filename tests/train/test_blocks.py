@@ -7,7 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from wdjax.train import TrainConfig, make_learner
+from wdjax.train import rollout as rollouts
 from wdjax.train.distributions import Categorical, Gaussian
+from wdjax.train.load import from_mapping
 from wdjax.train.minibatches import shuffle
 from wdjax.train.rollout import sample_blocks, step_keys
 
@@ -87,3 +90,25 @@ def test_actions_of_a_block_come_from_its_key(distribution):
     other = draw(keys, outputs.at[3:].add(1.0))
     np.testing.assert_array_equal(other[:3], actions[:3])
     assert jnp.any(draw(keys[::-1], outputs)[:3] != actions[:3])
+
+
+def test_what_is_drawn_before_the_steps_is_what_they_would_draw(monkeypatch):
+    game = {"num_taggers": 1, "grid_length": 4, "episode_length": 3, "random_start": True}
+    network = {"hidden_sizes": [8]}
+    policies = {"tagger": {"network": network}, "runner": {"network": network, "trainable": False}}
+    base = {"env": "tag_gridworld", "env_params": game, "num_envs": 6, "num_blocks": 3, "rollout_length": 7}
+    learner = make_learner(from_mapping(TrainConfig, {**base, "policies": policies}))
+    state = learner.init(KEY)
+
+    def play(state):
+        after, played = rollouts.rollout(learner.setup, state, KEY)
+        return after.replicas, played
+
+    ahead = jax.jit(play)(state)
+    names = list(learner.setup.policies)
+    in_each_step = lambda setup, players, selves, keys: (  # noqa: E731
+        keys[:, 0], {name: keys[:, 1 + i] for i, name in enumerate(names)}
+    )  # fmt: skip
+    monkeypatch.setattr(rollouts, "draw_ahead", in_each_step)
+    jax.tree.map(np.testing.assert_array_equal, ahead, jax.jit(lambda state: play(state))(state))
+    assert jnp.any(ahead[1].over)

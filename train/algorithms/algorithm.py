@@ -66,7 +66,7 @@ class Algorithm(abc.ABC):
     ) -> tuple[jax.Array, dict[str, Any], Any]:
         """Chooses actions to learn from. Returns (action [N, n, ...], fields of Rows, carry).
 
-        `keys`: [num_blocks], or, of a policy with kernels, what `rollout.draw_uniform` drew from them, [N, n, c].
+        `keys`: [num_blocks], or, of categorical actions, what `rollout.draw_uniform` drew from them, [N, n, c].
         """
 
     @abc.abstractmethod
