@@ -14,7 +14,7 @@ from wdjax.train.kernels.towers import are_used
 
 def pretend(monkeypatch, *capabilities):
     cards = [types.SimpleNamespace(compute_capability=number) for number in capabilities]
-    monkeypatch.setattr("wdjax.kernels.cards.jax", types.SimpleNamespace(local_devices=lambda: cards))
+    monkeypatch.setattr("wdjax.kernels.cards.jax", types.SimpleNamespace(devices=lambda: cards))
 
 
 @pytest.mark.parametrize(

@@ -158,7 +158,7 @@ class TrainConfig:
     """steps in one pass of the compiled loop: on a GPU 4 makes small games faster, and takes longer to compile"""
     kernels: bool = True
     """act and learn by kernels on NVIDIA GPUs (Ampere and later), where a policy has them (feed-forward A2C or PPO,
-    discrete actions): two to four times as fast as plain XLA, to which false goes back"""
+    discrete actions): up to four times as fast as plain XLA, to which false goes back"""
     total_env_steps: int = 1_000_000
     """replica steps of the whole run, rounded up to whole updates"""
     reset: Literal["fresh", "fixed"] | int = "fresh"

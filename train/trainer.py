@@ -123,7 +123,8 @@ class Trainer:
             folder, keep = self.workdir / "checkpoints", self.config.keep_checkpoints
             checkpoints = stack.enter_context(open_checkpoints(folder, keep))
             best = stack.enter_context(open_checkpoints(self.workdir / "best", 1)) if self.config.best_by else None
-            self.state, metrics_size = self._start(checkpoints, best)
+            with ending_with_others():  # it may compile
+                self.state, metrics_size = self._start(checkpoints, best)
             log = MetricsLog(self.workdir / "metrics.jsonl", metrics_size) if is_first() else NoLog()
             stack.enter_context(contextlib.closing(log))
             stack.enter_context(ending_with_others())

@@ -32,8 +32,8 @@ ROWS: dict[str, tuple[str, dict[str, Any], dict[str, Any], int]] = {
         {"env_params.num_runners": 10, "num_envs": 16, "rollout_length": 10}, 4,
     ),
 }  # fmt: skip
-# Of so few draws none should lie so near the border of two choices that rounding decides: what follows from another
-# choice is no rounding, and at 400 replicas and 50 steps the parameters come to lie 2e-2 apart.
+# At 400 replicas and 50 steps the parameters come to lie 2e-2 apart on two GPUs: probably some draws lie so near the
+# border of two choices that rounding decides. Of so few draws as these none does.
 COMPARED = {"tag_continuous": {"num_envs": 16, "rollout_length": 10}}
 NEAR = 1e-3  # relative
 

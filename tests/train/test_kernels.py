@@ -10,7 +10,7 @@ from wdjax.train.algorithms.acting import draw_actions, draw_by_kernel, with_tow
 from wdjax.train.algorithms.losses import kernel_gradient, loss
 from wdjax.train.kernels.act import pieces
 from wdjax.train.kernels.gradient import PROGRAMS, ROWS, gradient_kernel
-from wdjax.train.kernels.towers import Shape, towers_of, transposed
+from wdjax.train.kernels.towers import Shape, reaches, towers_of, transposed
 from wdjax.train.minibatches import Batch
 from wdjax.train.state import current_hypers
 
@@ -224,3 +224,10 @@ def test_kernels_are_on_unless_they_are_not_wanted():
     for wanted in ({}, {"kernels": True}, {"kernels": False}):
         learner = make_learner(load_config("tag_gridworld", **wanted))
         assert (learner.setup.policies["shared"].kernels is None) == (wanted == {"kernels": False})
+
+
+def test_kernels_leave_what_they_cannot_count_to_plain_xla():
+    policy, *_ = make_case("one_tower")
+    most = (2**31 - 1) // policy.kernels.num_inputs
+    assert reaches(policy.kernels, most)
+    assert not reaches(policy.kernels, most + 1)

@@ -11,7 +11,7 @@ from wdjax.train.algorithms import a2c, ppo
 from wdjax.train.collectives import total
 from wdjax.train.config import PolicyConfig
 from wdjax.train.kernels.gradient import gradient_kernel, total_loss
-from wdjax.train.kernels.towers import are_used, inputs_of
+from wdjax.train.kernels.towers import are_used, inputs_of, reaches
 from wdjax.train.kernels.wide import wide_gradient
 from wdjax.train.minibatches import Batch
 from wdjax.train.state import Hypers, Policy, PolicyState
@@ -60,7 +60,7 @@ def loss(policy: Policy, state: PolicyState, hypers: Hypers, batch: Batch) -> tu
     entropy = policy.distribution.entropy(outputs)
     numbers = _numbers_of(hypers)
     terms = loss_terms(policy.config, log_prob, entropy, value, _row_of(batch), numbers)
-    # `where` and not a product: a dead row may hold anything, also infinities
+    # `where` and not a product: the sum may be of dead rows with infinities. Its gradient may not
     sums = {name: jnp.sum(jnp.where(batch.live, values, 0.0)) for name, values in terms.items()}
     return total_loss(sums, numbers), sums
 
@@ -90,7 +90,7 @@ def loss_gradient(
         grads, sums = kernel_gradient(policy, to_names(state).replace(params=params), hypers, batch)
         return back(grads)[0], sums
 
-    if policy.kernels is None or not are_used():
+    if policy.kernels is None or not are_used() or not reaches(policy.kernels, batch.live.size):
         own = simple(state, hypers, batch)
     else:
         own = jax.lax.platform_dependent(state, hypers, batch, cuda=by_kernel, default=simple)

@@ -9,8 +9,9 @@ Two towers, one for the policy and one for the value, are two launches: no term 
 Products of float32 round to tf32, which has 11 significant bits, and so has float16, which tensor cores take twice as
 fast. Where activations are bounded (tanh), all products but the first layer's are therefore float16's. What it lacks is
 range: gradients are divided by the largest one of the outputs that a program has seen until then, and what is rounded
-off is at most 2^-12 of each, or 2^-25 of the largest. Observations beyond 65504 count as that for the gradient of their
-matrix. Other activations have float32 throughout.
+off a gradient is at most 2^-12 of it, or 2^-25 of the largest; off an activation h 2^-11, and so 2^-10 off its slope
+1 - h^2, by which saturated units, whose slopes are less, learn inexactly. Observations beyond 65504 count as that for
+the gradient of their matrix. Other activations have float32 throughout.
 
 A column of ones beside the inputs makes the first bias a row of its matrix.
 """
@@ -195,7 +196,7 @@ def _kernel(
             grads = [grad * (top / larger) for grad in grads]
             gradient, top = gradient * (1.0 / larger), larger
         grads = jax.tree.map(jnp.add, grads, backward(weight_refs, features, backs, gradient))
-        return grads, sums + side_by_side(jax.tree.leaves(found), sums.shape[1]), top
+        return grads, sums + as_columns(jax.tree.leaves(found), sums.shape[1]), top
 
     zeros = [
         jnp.zeros(sorted(ref.shape, reverse=True) if ref.ndim == 2 else (*ref.shape, MIN_SIZE)) for ref in weight_refs
@@ -276,7 +277,7 @@ def pairs(refs: Sequence[Any]) -> list[tuple[Any, Any]]:
     return list(zip(refs[::2], refs[1::2], strict=True))
 
 
-def side_by_side(rows: Sequence[jax.Array], width: int) -> jax.Array:
+def as_columns(rows: Sequence[jax.Array], width: int) -> jax.Array:
     """Returns numbers of rows, [B] each, as the first columns of [B, width]."""
     together = jnp.zeros((rows[0].shape[0], width))
     columns = jax.lax.broadcasted_iota(jnp.int32, together.shape, 1)

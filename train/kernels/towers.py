@@ -104,6 +104,11 @@ def are_used() -> bool:
     return on_gpu and rounds and not jax.config.jax_debug_key_reuse
 
 
+def reaches(shape: Shape, num_rows: int) -> bool:
+    """Returns whether kernels can count the numbers of so many observations."""
+    return num_rows * max(shape.num_inputs, len(shape.sizes)) <= MAX_INDEX
+
+
 def inputs_of(policy: Policy, state: PolicyState, obs: Any) -> jax.Array:
     """Returns what the first layer sees of observations, leaves [..., *part], as rows [R, num_inputs]."""
     seen, _ = policy.inputs(state, obs)
