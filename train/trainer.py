@@ -100,8 +100,8 @@ class Trainer:
         shared = (self.workdir / "config.yaml").exists()
         require(shared, "workdir", str(self.workdir), "in a folder that all processes share")
         self.state: TrainState | None = None
-        self.programs: dict[int, Callable] = {}  # number of updates -> state -> (state, metrics)
-        self.compile_seconds = 0.0  # since the last row
+        self._programs: dict[int, Callable] = {}  # number of updates -> state -> (state, metrics)
+        self._compile_seconds = 0.0  # since the last row
         self.best_score: float | None = None
         self.best_updates: int | None = None  # of the state with that score
         self.stopped = False  # whether a signal ended `train` early
@@ -178,7 +178,7 @@ class Trainer:
         if self.debug:
             return self.learner.init(key)
         size = min(self.config.updates_per_chunk, self.config.num_updates)
-        state, self.programs[size], self.compile_seconds = compile_and_init(self.learner, like, key, size)
+        state, self._programs[size], self._compile_seconds = compile_and_init(self.learner, like, key, size)
         return state
 
     def _chunks(self, log: MetricsLog, checkpoints: Any, best: Any, stop: threading.Event) -> None:
@@ -188,13 +188,13 @@ class Trainer:
         with progress_bar(self.console, config, done) as advance:
             while done < config.num_updates and not any_process(stop.is_set()):
                 size = min(config.updates_per_chunk, config.num_updates - done)
-                if size not in self.programs and self.debug:
-                    self.programs[size] = compile_checked(self.learner, size)  # compiles when first called
-                elif size not in self.programs:
-                    self.programs[size], self.compile_seconds = compile_chunk(self.learner, self.state, size)
+                if size not in self._programs and self.debug:
+                    self._programs[size] = compile_checked(self.learner, size)  # compiles when first called
+                elif size not in self._programs:
+                    self._programs[size], self._compile_seconds = compile_chunk(self.learner, self.state, size)
                     continue  # that may have taken minutes: somebody may want it to stop
                 start = time.perf_counter()
-                self.state, metrics = self.programs[size](self.state)
+                self.state, metrics = self._programs[size](self.state)
                 metrics, codes = sound_updates(jax.device_get(metrics))  # waits for the device
                 seconds = time.perf_counter() - start
                 size, done = int(self.state.num_updates) - done, int(self.state.num_updates)
@@ -216,7 +216,7 @@ class Trainer:
                     raise BadNumbersError(why_it_ends(self.learner.setup, codes, streak, done, origin))
                 if codes.any():
                     self.console.print(what_was_skipped(self.learner.setup, codes), soft_wrap=True, markup=False)
-                self.compile_seconds = 0.0
+                self._compile_seconds = 0.0
                 advance(row)
                 for callback in self.callbacks:
                     callback(self, row)
@@ -232,7 +232,7 @@ class Trainer:
             "env_steps": done * self.config.env_steps_per_update,
             "seconds": seconds,
             "seconds_per_update": seconds / size,
-            "compile_seconds": self.compile_seconds,
+            "compile_seconds": self._compile_seconds,
             "env_steps_per_second": steps / seconds,
             "agent_steps_per_second": steps * agents / seconds,
             **summarize(metrics, self.learner.env.info_ratios),

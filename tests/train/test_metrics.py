@@ -56,7 +56,7 @@ def test_the_clock_of_a_chunk_by_hand(tmp_path):
     policies = {"clerk": tiny_policy("A2C"), "pilot": tiny_policy("A2C", trainable=False)}  # 3 and 2 agents
     config = dataclasses.replace(tiny_config("probe_shop", policies), total_env_steps=48 * 20, best_metric="none")
     trainer = Trainer(config, tmp_path / "run", quiet=True)
-    trainer.compile_seconds = 1.5
+    trainer._compile_seconds = 1.5
     row = trainer._row(20, 10, 2.0, {"episodes": np.zeros(10)})
     assert row == {
         "updates": 20, "env_steps": 960, "seconds": 2.0, "seconds_per_update": 0.2, "compile_seconds": 1.5,

@@ -36,7 +36,7 @@ def wide_gradient(
     data, row = rows_in_memory(inputs, action, row, hypers)
     size = min(CHUNK_ROWS, pl.cdiv(num_rows, ROWS) * ROWS)
     run = functools.partial(
-        _chunk, shape=shape, terms=terms, hyper_names=list(hypers), size=size, rows=ROWS, num_metrics=len(names),
+        _chunk, shape=shape, terms=terms, hyper_names=list(hypers), size=size, num_metrics=len(names),
         interpret=interpret,
     )  # fmt: skip
 
@@ -53,11 +53,11 @@ def wide_gradient(
 
 def _chunk(
     part: jax.Array, data: tuple, row: Mapping[str, jax.Array], tower: Any, *, shape: Shape, terms: Terms,
-    hyper_names: list[str], size: int, rows: int, num_metrics: int, interpret: bool,
+    hyper_names: list[str], size: int, num_metrics: int, interpret: bool,
 ) -> tuple[Any, jax.Array]:  # fmt: skip
     """Returns (gradients like the tower, sums of terms) of `size` rows; `part`: [2], the first of them, and the number
     of all rows."""
-    dtype, blocks = jnp.dtype(shape.dtype), size // rows
+    dtype, blocks = jnp.dtype(shape.dtype), size // ROWS
     w1, w2, w3 = (kernel.astype(dtype) for kernel, _ in tower)
     num_inputs = sum(width for _, width in pieces(shape.num_inputs))
     written = lambda width: jax.ShapeDtypeStruct((size, width), dtype)  # noqa: E731
@@ -67,14 +67,13 @@ def _chunk(
         compiler_params=triton.CompilerParams(num_warps=WARPS, num_stages=2),
     )  # fmt: skip
     x, h1, h2, do, db3, sums = call(
-        functools.partial(_forward, terms=terms, row_names=list(row), hyper_names=hyper_names, shape=shape,
-                          rows=rows),
+        functools.partial(_forward, terms=terms, row_names=list(row), hyper_names=hyper_names, shape=shape),
         out_shape=[written(num_inputs), written(w1.shape[1]), written(w2.shape[1]), written(w3.shape[1]),
                    partial(w3.shape[1]), partial(num_metrics)],
         name="wide_forward",
     )(part, *data, *jax.tree.leaves(transposed((tower,), shape)), *row.values())  # fmt: skip
     dh1, dh2, db1, db2 = call(
-        functools.partial(_backward, shape=shape, rows=rows),
+        functools.partial(_backward, shape=shape),
         out_shape=[written(w1.shape[1]), written(w2.shape[1]), partial(w1.shape[1]), partial(w2.shape[1])],
         name="wide_backward",
     )(do, h1, h2, w2, w3)
@@ -91,13 +90,13 @@ def _chunk(
 
 def _forward(
     part_ref: Any, inputs_ref: Any, action_ref: Any, hypers_ref: Any, *refs: Any, shape: Shape,
-    terms: Terms, row_names: list[str], hyper_names: list[str], rows: int,
+    terms: Terms, row_names: list[str], hyper_names: list[str],
 ) -> None:  # fmt: skip
     weights, row_refs = refs[:6], dict(zip(row_names, refs[6:-6], strict=True))
     x_ref, h1_ref, h2_ref, do_ref, db3_ref, sums_ref = refs[-6:]
     program = pl.program_id(0)
-    index, actions, row = load_block(row_refs, action_ref, part_ref[0] + program * rows, rows, part_ref[1], shape)
-    own = pl.ds(program * rows, rows)
+    index, actions, row = load_block(row_refs, action_ref, part_ref[0] + program * ROWS, ROWS, part_ref[1], shape)
+    own = pl.ds(program * ROWS, ROWS)
     inputs, chunk = load_inputs(inputs_ref, index, shape), chunk_of(shape)
     for piece, (first, width) in zip(inputs, pieces(shape.num_inputs), strict=True):
         x_ref[own, first : first + width] = piece
@@ -109,7 +108,7 @@ def _forward(
         return sums + product(features, weights[2][:, units].T, shape.dtype)
 
     width = h2_ref.shape[1]
-    zeros = jnp.zeros((rows, width), jnp.float32)
+    zeros = jnp.zeros((ROWS, width), jnp.float32)
     h2 = jax.lax.fori_loop(0, h1_ref.shape[1] // chunk, add, zeros) + weights[3][...][None, :]
     h2 = ACTIVATIONS[shape.activation](h2)
     h2_ref[own, :] = h2.astype(h2_ref.dtype)
@@ -128,10 +127,10 @@ def _forward(
 
 def _backward(
     do_ref: Any, h1_ref: Any, h2_ref: Any, w2_ref: Any, w3_ref: Any, dh1_ref: Any, dh2_ref: Any, db1_ref: Any,
-    db2_ref: Any, *, shape: Shape, rows: int,
+    db2_ref: Any, *, shape: Shape,
 ) -> None:  # fmt: skip
     program = pl.program_id(0)
-    own = pl.ds(program * rows, rows)
+    own = pl.ds(program * ROWS, ROWS)
     slope, chunk = SLOPES[shape.activation], chunk_of(shape)
     do = do_ref[own, :]
 
@@ -143,7 +142,7 @@ def _backward(
         dh2_ref[own, units] = dh2
         return sums + product(dh2, w2_ref[:, units].T, shape.dtype)
 
-    zeros = jnp.zeros((rows, h1_ref.shape[1]), jnp.float32)
+    zeros = jnp.zeros((ROWS, h1_ref.shape[1]), jnp.float32)
     dh1 = jax.lax.fori_loop(0, h2_ref.shape[1] // chunk, add, zeros)
     dh1 = dh1 * slope(h1_ref[own, :].astype(jnp.float32))
     db1_ref[program, :] = jnp.sum(dh1, axis=0)
