@@ -9,9 +9,9 @@ the gradient of the mean is the `total` of what they find, by the `total` of the
 Every message costs the time of a small kernel, however short it is, and XLA makes one sum over devices of all those of
 float32 that do not wait for each other. So all that is told is told as such sums, also extremes and flags, and what
 would take two turns, as a mean and then the deviations from it, is merged from parts in one (`masked.of_devices`).
-What `total` and `side_by_side` tell goes as one vector, and what comes back is taken apart by slices, without sums along
-an axis: XLA makes these part of the kernels that use them, where each leaf of a sum of many would be copied by a kernel
-of its own.
+What `total` and `side_by_side` tell goes as one vector, and what comes back is taken apart by slices, without sums
+along an axis: XLA makes these part of the kernels that use them, where each leaf of a sum of many would be copied by a
+kernel of its own.
 """
 
 import functools
