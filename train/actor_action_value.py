@@ -14,6 +14,7 @@ from flax import nnx
 from wdjax.spaces import Box, Space
 from wdjax.train.config import NetworkConfig
 from wdjax.train.networks import MLP, Trunk, make_encoder
+from wdjax.train.products import product
 
 FINAL_SCALE = 3e-3  # of the last layers' weights: actions and values begin near 0 (Lillicrap et al., 2016, section 7)
 
@@ -23,7 +24,7 @@ class DeterministicActor(nnx.Module):
 
     def __init__(self, observation_space: Space, num_actions: int, config: NetworkConfig, *, rngs: nnx.Rngs):
         self.trunk = Trunk(observation_space, config, rngs=rngs)
-        self.head = nnx.Linear(self.trunk.num_features, num_actions, kernel_init=small_uniform, rngs=rngs)
+        self.head = _head(self.trunk.num_features, num_actions, rngs)
 
     def __call__(self, obs: Any) -> jax.Array:
         return jnp.tanh(self.head(self.trunk(obs)[0]))
@@ -35,7 +36,7 @@ class ActionValue(nnx.Module):
     def __init__(self, observation_space: Space, num_actions: int, config: NetworkConfig, *, rngs: nnx.Rngs):
         self.encoder = make_encoder(observation_space, config, rngs)
         self.mlp = MLP(self.encoder.num_features + num_actions, config, rngs=rngs)
-        self.head = nnx.Linear(self.mlp.num_features, 1, kernel_init=small_uniform, rngs=rngs)
+        self.head = _head(self.mlp.num_features, 1, rngs)
 
     def __call__(self, obs: Any, action: jax.Array) -> jax.Array:
         features = jnp.concatenate([self.encoder(obs), action], axis=-1)
@@ -56,6 +57,10 @@ class ActorActionValue(nnx.Module):
         """Returns Q of every critic, [critics, ...]."""
         critics = [self.critic] if self.critic2 is None else [self.critic, self.critic2]
         return jnp.stack([critic(obs, action) for critic in critics])
+
+
+def _head(in_features: int, out_features: int, rngs: nnx.Rngs) -> nnx.Linear:
+    return nnx.Linear(in_features, out_features, kernel_init=small_uniform, dot_general=product, rngs=rngs)
 
 
 def small_uniform(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32, **_: Any) -> jax.Array:

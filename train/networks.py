@@ -17,6 +17,7 @@ from wdjax.train.config import NetworkConfig
 from wdjax.train.distributions import Distribution
 from wdjax.train.encoders import MASK, make_encoder
 from wdjax.train.initializers import orthogonal
+from wdjax.train.products import product
 
 ACTIVATIONS = {"relu": jax.nn.relu, "tanh": jnp.tanh, "gelu": jax.nn.gelu, "silu": jax.nn.silu}
 
@@ -128,7 +129,8 @@ def empty_carry(config: NetworkConfig, shape: tuple[int, ...]) -> Any:
 def _linear(
     in_features: int, out_features: int, config: NetworkConfig, gain: float, rngs: nnx.Rngs, dtype: Any = None
 ) -> nnx.Linear:
-    return nnx.Linear(in_features, out_features, kernel_init=_initializer(config, gain), dtype=dtype, rngs=rngs)
+    init = _initializer(config, gain)
+    return nnx.Linear(in_features, out_features, kernel_init=init, dtype=dtype, dot_general=product, rngs=rngs)
 
 
 def _initializer(config: NetworkConfig, gain: float) -> Any:

@@ -11,7 +11,7 @@ from wdjax.train import TrainConfig, make_learner
 from wdjax.train import rollout as rollouts
 from wdjax.train.distributions import Categorical, Gaussian
 from wdjax.train.load import from_mapping
-from wdjax.train.minibatches import shuffle
+from wdjax.train.minibatches import random_order, shuffle
 from wdjax.train.rollout import sample_blocks, step_keys
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -46,6 +46,16 @@ def test_every_minibatch_takes_equally_from_each_block(shape, num_blocks, miniba
     share = index.shape[1] // num_blocks
     for row in block:
         np.testing.assert_array_equal(np.bincount(row, minlength=num_blocks), share)
+
+
+@pytest.mark.parametrize("words", [[5, 0, 2**32 - 1, 2**31, 7, 2**31 - 1, 1], [3, 1, 3, 2**32 - 1, 1, 1, 2**32 - 1, 3]])
+def test_order_is_that_of_the_words_and_of_equal_ones_that_of_places(words, monkeypatch):
+    words = np.array(words, np.uint32)
+    monkeypatch.setattr(jax.random, "bits", lambda key, shape: jnp.asarray(words))
+    order = jax.jit(random_order, static_argnums=1)(KEY, len(words))
+    assert order.dtype == jnp.int32
+    np.testing.assert_array_equal(order, np.argsort(words, kind="stable"))
+    np.testing.assert_array_equal(jax.vmap(lambda key: random_order(key, len(words)))(jax.random.split(KEY))[1], order)
 
 
 def test_shuffle_mixes_time_replicas_and_agents():

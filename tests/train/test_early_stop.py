@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from wdjax.train import PolicyConfig
-from wdjax.train.algorithms.on_policy import choose_replicas, gradient_step, gradient_steps
+from wdjax.train.algorithms.on_policy import choose_replicas, descend_where, gradient, gradient_steps
 from wdjax.train.distributions import Categorical
 from wdjax.train.minibatches import Batch, merge_axes, shuffle
 from wdjax.train.optimizer import make_optimizer
@@ -50,7 +50,11 @@ def steps_with(target_kl):
 def by_hand():
     """Returns (the states before each of the six steps and after the last, the metrics of each)."""
 
-    step = jax.jit(lambda state, rows: gradient_step(POLICY, state, HYPERS, rows))
+    @jax.jit
+    def step(state, rows):
+        grads, row = gradient(POLICY, state, HYPERS, rows)
+        return descend_where(True, POLICY, state, HYPERS, grads), row
+
     states, metrics = [START], []
     for key in jax.random.split(KEY, CONFIG.epochs):
         for index in shuffle(key, SHAPE, 1, CONFIG.minibatches):

@@ -14,7 +14,7 @@ import pytest
 
 from wdjax.train import PolicyConfig
 from wdjax.train.algorithms import a2c, losses, ppo
-from wdjax.train.algorithms.on_policy import gradient_step, gradient_steps
+from wdjax.train.algorithms.on_policy import descend_where, gradient, gradient_steps
 from wdjax.train.distributions import Categorical
 from wdjax.train.masked import masked_mean
 from wdjax.train.minibatches import Batch, normalized_advantages
@@ -203,7 +203,9 @@ def step_by_hand(max_grad_norm):
     policy = stand_in(**{field.name: getattr(config, field.name) for field in dataclasses.fields(config)})
     hypers = hypers_of(config)
     state = PolicyState(params, make_optimizer(config, hypers).init(params))
-    new, metrics = gradient_step(policy, state, hypers, batch)
+    grads, metrics = gradient(policy, state, hypers, batch)
+    assert descend_where(False, policy, state, hypers, grads).params["value"].tolist() == params["value"].tolist()
+    new = descend_where(True, policy, state, hypers, grads)
     return new.params["value"] - params["value"], metrics
 
 

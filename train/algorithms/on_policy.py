@@ -206,8 +206,8 @@ def gradient_steps(
     if config.epochs == config.minibatches == 1:  # all rows at once: nothing to shuffle
         if config.normalize_advantage:
             batch = batch.replace(advantage=normalize(batch.advantage, batch.live))
-        some, (new, losses) = any_of(batch.live), gradient_step(policy, state, hypers, batch)
-        return choose(some, new, state), nan_unless(some, losses)
+        some, (grads, losses) = any_of(batch.live), gradient(policy, state, hypers, batch)
+        return descend_where(some, policy, state, hypers, grads), nan_unless(some, losses)
     if batch.carry is not None:
         shape = (1, *shape[1:])  # whole sequences are shuffled, not rows
     index = shuffle_epochs(key, shape, num_blocks, config.epochs, config.minibatches)
@@ -221,19 +221,15 @@ def gradient_steps(
         minibatch = take_rows(rows, batch.carry, index)
         if advantage is not None:
             minibatch = minibatch.replace(advantage=advantage)
-        some, (new, losses) = any_of(minibatch.live), gradient_step(policy, state, hypers, minibatch, to_names)
+        some, (grads, losses) = any_of(minibatch.live), gradient(policy, state, hypers, minibatch, to_names)
         # approx_kl is that before the step: one that would begin too far off is not taken, nor any after it
         stops = stopped | (losses["approx_kl"] > hypers.target_kl)
         takes = some & ~stops
-        return (choose(takes, new, state), stops), pack((losses, some & ~stopped, takes))
+        state = descend_where(takes, policy, state, hypers, grads)
+        return (state, stops), pack((losses, some & ~stopped, takes))
 
     (state, _), steps = jax.lax.scan(step, (state, jnp.bool_(False)), (index, normalized))
     return to_names(state), means_over_steps(*unpack(steps))
-
-
-def choose(takes: jax.Array, new: PolicyState, old: PolicyState) -> PolicyState:
-    """Returns the state after a step, where it is taken."""
-    return jax.tree.map(lambda new, old: jnp.where(takes, new, old), new, old)
 
 
 def means_over_steps(losses: dict[str, jax.Array], looked_at: jax.Array, taken: jax.Array) -> dict[str, jax.Array]:
@@ -250,24 +246,35 @@ def means_over_steps(losses: dict[str, jax.Array], looked_at: jax.Array, taken: 
     return dict(zip(losses, means, strict=True)) | {"gradient_steps": jnp.sum(taken)}
 
 
-def gradient_step(
+def gradient(
     policy: Policy,
     state: PolicyState,
     hypers: Hypers,
     batch: Batch,
     to_names: Callable[[PolicyState], PolicyState] = lambda state: state,
-) -> tuple[PolicyState, dict[str, jax.Array]]:
-    """One step down the clipped gradient of the loss.
+) -> tuple[Any, dict[str, jax.Array]]:
+    """Returns (gradient of the loss in the parameters, not clipped; metrics of the loss and the gradient).
 
     Args:
-        state: as it is, or in vectors with `to_names` (optimizer.to_vectors); so is the one that is returned.
-
-    Returns:
-        (state, metrics of the loss and the gradient).
+        state: as it is, or in vectors with `to_names` (optimizer.to_vectors); so is the gradient.
     """
-
     grads, metrics = loss_gradient(policy, state, hypers, batch, to_names)
-    params, opt_state = descend(policy.config, hypers, hypers.learning_rate, grads, state.opt_state, state.params)
     norm = optax.tree.norm(grads)
     metrics |= {"grad_norm": norm, "grad_clip_fraction": (norm > hypers.max_grad_norm).astype(jnp.float32)}
-    return state.replace(params=params, opt_state=opt_state), metrics
+    return grads, metrics
+
+
+def descend_where(takes: jax.Array, policy: Policy, state: PolicyState, hypers: Hypers, grads: Any) -> PolicyState:
+    """Returns the state after a step down the clipped gradient where `takes`, () bool; else the state as it is.
+
+    Args:
+        state, grads: as they are, or in vectors (optimizer.to_vectors).
+    """
+
+    def step(state: PolicyState) -> PolicyState:
+        params, opt_state = descend(policy.config, hypers, hypers.learning_rate, grads, state.opt_state, state.params)
+        return state.replace(params=params, opt_state=opt_state)
+
+    if jax.default_backend() == "cpu":  # where operations that are ready at once go to several threads: here these wait
+        return jax.lax.cond(takes, step, lambda state: state, state)
+    return jax.tree.map(lambda new, old: jnp.where(takes, new, old), step(state), state)
