@@ -33,6 +33,16 @@ def pytest_configure(config):
         config.addinivalue_line("filterwarnings", f"error:::{module}")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def room_for_programs():
+    """Forgets compiled programs before there are too many: each is some memory maps, of which Linux gives a process
+    65,530, and one too many ends it with a segmentation fault."""
+    yield
+    maps = Path("/proc/self/maps")
+    if maps.exists() and len(maps.read_text().splitlines()) > 30_000:
+        jax.clear_caches()
+
+
 @pytest.fixture
 def registry(monkeypatch):
     """What a test registers is forgotten after it."""

@@ -99,8 +99,8 @@ def draw_ahead(
     setup: Setup, players: Mapping[str, PolicyState], selves: Mapping[str, self_play.Selves], keys: jax.Array
 ) -> tuple[Any, dict[str, jax.Array]]:
     """Draws what can be drawn before the scan: on GPUs numbers that kernels take, on a CPU with few replicas those of
-    all categorical actions, and the keys of the replicas. There XLA seems to spread over threads a turn of a
-    loop in which more than eight operations are ready at once; of a few replicas that can cost more than the step does.
+    all categorical actions, and the keys of the replicas. There XLA wakes a thread in every turn of a loop in which
+    more than eight operations are ready at once; of a few replicas that can cost more than the step does.
 
     Args:
         keys: [T, 1 + policies, num_blocks].

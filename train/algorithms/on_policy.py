@@ -275,6 +275,6 @@ def descend_where(takes: jax.Array, policy: Policy, state: PolicyState, hypers: 
         params, opt_state = descend(policy.config, hypers, hypers.learning_rate, grads, state.opt_state, state.params)
         return state.replace(params=params, opt_state=opt_state)
 
-    if jax.default_backend() == "cpu":  # where operations that are ready at once go to several threads: here these wait
+    if jax.default_backend() == "cpu":  # else its operations are among those ready at once (rollout.draw_ahead)
         return jax.lax.cond(takes, step, lambda state: state, state)
     return jax.tree.map(lambda new, old: jnp.where(takes, new, old), step(state), state)
