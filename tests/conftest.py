@@ -1,5 +1,6 @@
 """Settings of every test session. Flags of XLA and jax are read once, so they are set before jax is imported."""
 
+import itertools
 import os
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import hypothesis  # noqa: E402
 import jax  # noqa: E402
 import pytest  # noqa: E402
 
+_TESTS = itertools.count()
 _USER_CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
 
 jax.config.update("jax_numpy_rank_promotion", "raise")  # (N,) - (N, 1) is an error, not an (N, N) loss
@@ -33,13 +35,13 @@ def pytest_configure(config):
         config.addinivalue_line("filterwarnings", f"error:::{module}")
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(autouse=True)
 def room_for_programs():
     """Forgets compiled programs before there are too many: each is some memory maps, of which Linux gives a process
     65,530, and one too many ends it with a segmentation fault."""
     yield
     maps = Path("/proc/self/maps")
-    if maps.exists() and len(maps.read_text().splitlines()) > 30_000:
+    if next(_TESTS) % 16 == 0 and maps.exists() and len(maps.read_text().splitlines()) > 40_000:
         jax.clear_caches()
 
 
