@@ -65,6 +65,8 @@ def both(config, members=0):
 def run_by(play, setup, state, key):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernel, "may_be_a_kernel", lambda setup: play is not play_by_scan)
+        if play is not play_by_scan:  # products have a form of their own on a CPU, which no kernel takes
+            patch.setattr(jax, "default_backend", lambda: "gpu")
         patch.setattr(kernel, "play_by_kernel", lambda *args: play(*args[:4], *args[5:]))
         return rollout(setup, state, key)
 
