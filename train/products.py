@@ -12,7 +12,7 @@ FEW_PRODUCTS = 2**24
 
 
 def product(inputs: jax.Array, kernel: jax.Array, dimension_numbers: Any, **options: Any) -> jax.Array:
-    """Returns inputs [..., in] times kernel [in, out], [..., out]: `dot_general` of an nnx.Linear.
+    """Returns inputs [..., in] times kernel [in, out], [..., out]: the `dot_general` of an nnx.Linear.
 
     The gradient in the kernel is a sum over rows, inputs^T d. XLA hands a product of that form to Eigen on a CPU, which
 
@@ -21,19 +21,18 @@ def product(inputs: jax.Array, kernel: jax.Array, dimension_numbers: Any, **opti
       is of the form that goes to YNNPACK, which does not.
 
     XLA would undo either, did no barrier stand between. The second's is the one that `jax.checkpoint` puts before what
-    a gradient uses; nothing is computed twice. Other platforms get `jax.lax.dot_general` as it stands.
+    a gradient uses; nothing is computed twice. Other platforms, and large layers, get `jax.lax.dot_general` as it is.
     """
-    if jax.default_backend() != "cpu":
-        return jax.lax.dot_general(inputs, kernel, dimension_numbers, **options)
     num_inputs, num_outputs = kernel.shape
+    is_head = HEAD * num_outputs <= num_inputs
+    if jax.default_backend() != "cpu" or not (is_head or inputs.size * num_outputs <= FEW_PRODUCTS):
+        return jax.lax.dot_general(inputs, kernel, dimension_numbers, **options)
 
     def contract(left: jax.Array, right: jax.Array, left_axis: int, right_axis: int) -> jax.Array:
         return jax.lax.dot_general(left, right, (((left_axis,), (right_axis,)), ((), ())), **options)
 
-    if HEAD * num_outputs <= num_inputs:
+    if is_head:
         return contract(inputs, jax.lax.optimization_barrier(kernel.T), inputs.ndim - 1, 1)
-    if inputs.size * num_outputs > FEW_PRODUCTS:
-        return contract(inputs, kernel, inputs.ndim - 1, 0)
     columns = inputs.reshape(-1, num_inputs).T
     rows = jax.checkpoint(lambda columns, kernel: contract(columns, kernel, 0, 0))(columns, kernel)
     return rows.reshape(*inputs.shape[:-1], num_outputs)

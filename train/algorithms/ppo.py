@@ -24,7 +24,7 @@ def policy_loss(
     """
     log_ratio = jnp.where(live, log_prob - old_log_prob, 0.0)  # a dead row's ratio must not overflow
     ratio = jnp.exp(log_ratio)
-    # the same by comparisons: the derivatives of min and clip, which share out ties, are four times the operations
+    # the same by comparisons: the derivatives of min and clip, which share out ties, are many operations
     gains = advantage > 0.0
     limit = jnp.where(gains, 1.0 + clip, 1.0 - clip)
     beyond = jnp.where(gains, ratio > limit, ratio < limit)
