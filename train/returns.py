@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-UNROLL = 16  # steps of a rollout in one turn of a loop
+UNROLL = 16  # steps of a rollout in one turn of a loop, at most
 
 
 def gae(
@@ -44,7 +44,13 @@ def gae(
         advantage = delta + decay * advantage_tp1
         return advantage, advantage
 
-    start = jnp.zeros_like(delta_t[0])
-    # unrolled, because a step is a few additions, and on a GPU a turn of the loop costs as much as thousands of them
-    _, advantage_t = jax.lax.scan(backwards, start, (delta_t, decay_t), reverse=True, unroll=UNROLL)
+    # unrolled, because a step is a few additions, and on a GPU a turn of the loop costs as much as thousands of them;
+    # steps outside of the loop's turns XLA would fuse into all that reads them, which takes it seconds
+    num_steps = len(delta_t)
+    num_turns = max(2, -(-num_steps // UNROLL))
+    unroll = -(-num_steps // num_turns)
+    after = [(0, num_turns * unroll - num_steps, 0)] + [(0, 0, 0)] * (delta_t.ndim - 1)
+    rows = jax.tree.map(lambda rows: jax.lax.pad(rows, 0.0, after), (delta_t, decay_t))
+    _, advantage_t = jax.lax.scan(backwards, jnp.zeros_like(delta_t[0]), rows, reverse=True, unroll=unroll)
+    advantage_t = advantage_t[:num_steps]
     return advantage_t, advantage_t + value_t

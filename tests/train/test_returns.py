@@ -51,6 +51,17 @@ def gae_of_column(reward, value, next_value, terminated=None, over=None, gamma=0
     return gae(column(reward), column(value), column(next_value), terminated, over, gamma, gae_lambda)[0][:, 0]
 
 
+@pytest.mark.parametrize("length", [1, 2, 7, 15, 16, 17, 31, 33])  # around the turns of the loop, which all are full
+def test_gae_of_any_length(length):
+    rng = np.random.default_rng(length)
+    reward, value, next_value = rng.normal(size=(3, length, N)).astype(np.float32)
+    terminated, over = rng.random((2, length, N)) < 0.1
+    advantage, _ = gae(reward, value, next_value, terminated, over, 0.9, 0.8)
+    exact = advantages_by_loop(reward, value, next_value, terminated, over, 0.9, 0.8)
+    assert advantage.shape == exact.shape
+    np.testing.assert_allclose(advantage, exact, rtol=1e-5, atol=1e-5)
+
+
 def test_gae_by_hand():
     # delta = 1 + 0.5 * 4 - 2, 3 + 0.5 * 6 - 4, 5 + 0.5 * 8 - 6 = 1, 2, 3; each carries 0.25 of the next
     advantage = gae_of_column([1, 3, 5], [2, 4, 6], [4, 6, 8])
