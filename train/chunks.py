@@ -1,24 +1,26 @@
 """Programs of several updates, compiled from the shapes of a state."""
 
+import contextlib
 import functools
+import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
-import jax.numpy as jnp
+from jax.sharding import SingleDeviceSharding
 
-from wdjax.train.devices import state_shardings
+from wdjax.train.devices import default_device, state_shardings
 from wdjax.train.learner import Learner, init, run
-from wdjax.train.state import TrainState
+from wdjax.train.state import Setup, TrainState
 
 
 def abstract_state(learner: Learner) -> TrainState:
     """Returns the shapes and dtypes of a learner's state, and where it lies."""
     # not learner.init: the shapes need no checkpoint of another run, which may be gone
-    state = jax.eval_shape(functools.partial(init, learner.setup), jax.random.key(0))
-    place = state_shardings(learner.setup.num_devices) or jnp.zeros(()).sharding  # where jax.default_device says
+    state = jax.eval_shape(lambda: init(learner.setup, jax.random.key(0)))
+    place = state_shardings(learner.setup.num_devices) or SingleDeviceSharding(default_device())
 
     def put(place: jax.sharding.Sharding, part: Any) -> Any:
         return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), part)
@@ -32,7 +34,7 @@ def compile_chunk(learner: Learner, state: TrainState, num_updates: int) -> tupl
 
 
 def compile_and_init(
-    learner: Learner, like: TrainState, key: jax.Array, num_updates: int
+    learner: Learner, like: TrainState, seed: int, num_updates: int
 ) -> tuple[TrainState, Callable, float]:
     """Draws a run's first state and compiles `num_updates` updates, on a GPU at the same time: each takes seconds.
 
@@ -40,9 +42,10 @@ def compile_and_init(
         like: `abstract_state` of the learner.
 
     Returns:
-        (state, program, seconds): learner.init(key), and what `compile_chunk` returns.
+        (state, program, seconds): learner.init(jax.random.key(seed)), and what `compile_chunk` returns.
     """
     lowered = lower_chunk(learner, like, num_updates)  # here: JAX's settings may be this thread's own
+    key = jax.random.key(seed)  # not before: it needs the device, which may still be reserving memory
     # all processes compile in the same order; and for a CPU, XLA compiles on all of its cores anyway
     if jax.process_count() > 1 or jax.default_backend() == "cpu":
         return learner.init(key), *finish_chunk(*lowered)
@@ -51,11 +54,32 @@ def compile_and_init(
         return learner.init(key), *compiled.result()
 
 
+def compiler_options(setup: Setup) -> dict[str, bool]:
+    """Returns XLA's options for a run: where kernels do the products, not to try Triton's for those that are left, of
+    which it compiles hundreds, for seconds, and comes to no faster a program."""
+    by_kernels = jax.default_backend() == "gpu" and all(policy.kernels for policy in setup.policies.values())
+    return {"xla_gpu_enable_triton_gemm": False} if by_kernels else {}
+
+
 def lower_chunk(learner: Learner, state: TrainState, num_updates: int) -> tuple[jax.stages.Lowered, float]:
     """Traces `num_updates` updates of states like this one. Returns (what there is to compile, seconds)."""
-    start = time.perf_counter()
-    chunk = jax.jit(functools.partial(run, learner.setup, num_updates=num_updates), donate_argnums=0)
-    return chunk.lower(state), time.perf_counter() - start
+    start, setup = time.perf_counter(), learner.setup
+    chunk = functools.partial(run, setup, num_updates=num_updates)
+    program = jax.jit(chunk, donate_argnums=0, compiler_options=compiler_options(setup))
+    with no_garbage_collection():
+        return program.lower(state), time.perf_counter() - start
+
+
+@contextlib.contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """Holds off the search for garbage: what tracing makes stays, and Python would look through it time and again."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def finish_chunk(lowered: jax.stages.Lowered, seconds: float) -> tuple[Callable, float]:

@@ -4,8 +4,10 @@ Rollout and update run inside one `shard_map`, on each device with its share of 
 their blocks. What the devices tell each other in there is in train/collectives.py.
 """
 
+import contextlib
 import dataclasses
 import functools
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +19,23 @@ from wdjax.train.collectives import AXIS
 from wdjax.train.config import TrainConfig
 from wdjax.train.state import Setup, TrainState
 from wdjax.vector import VectorState
+
+
+def default_device() -> jax.Device:
+    """Returns where jax puts an array that nobody places, as `jax.default_device` says; without making one."""
+    chosen = jax.config.jax_default_device
+    return jax.local_devices(backend=chosen)[0] if chosen is None or isinstance(chosen, str) else chosen
+
+
+def wake_device() -> None:
+    """Puts a first array on the device, in a thread: a GPU then reserves its memory, which takes seconds."""
+    device = default_device()
+
+    def put_array() -> None:
+        with contextlib.suppress(jax.errors.JaxRuntimeError):  # a full GPU says so again, where memory is asked for
+            jax.device_put(0.0, device)
+
+    threading.Thread(target=put_array).start()
 
 
 def choose_devices(config: TrainConfig) -> int:

@@ -188,7 +188,7 @@ class SetParts:
     def __init__(self, observation_space: Space, split: str):
         self.space = observation_space
         self.split = import_named("encoder_options.split", split)
-        others, _, own = jax.eval_shape(lambda key: self(observation_space.sample(key)), jax.random.key(0))
+        others, _, own = jax.eval_shape(lambda: self(observation_space.sample(jax.random.key(0))))
         self.num_other, self.num_own = others.shape[-1], own.shape[-1]
 
     def __call__(self, obs: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -316,7 +316,7 @@ def check_encoder(path: str, config: NetworkConfig, observation_space: Space) ->
     for leading in ((4,), (2, 3)):
         obs = jax.tree.map(
             lambda leaf, leading=leading: jax.ShapeDtypeStruct((*leading, *leaf.shape), leaf.dtype),
-            jax.eval_shape(observation_space.sample, jax.random.key(0)),
+            jax.eval_shape(lambda: observation_space.sample(jax.random.key(0))),
         )
         try:
             features = jax.eval_shape(lambda state, obs: nnx.merge(graphdef, state)(obs), state, obs)
@@ -369,5 +369,5 @@ def encode(space: Space, obs: Any) -> jax.Array:
 
 def encoded_size(space: Space) -> int:
     """Returns how many numbers `encode` gives for one observation."""
-    zeros = jax.eval_shape(lambda key: encode(space, space.sample(key)), jax.random.key(0))
+    zeros = jax.eval_shape(lambda: encode(space, space.sample(jax.random.key(0))))
     return zeros.shape[-1]

@@ -15,7 +15,7 @@ from wdjax.train.algorithms import ALGORITHMS
 from wdjax.train.bad_numbers import commit, first_bad, look_at_rows, look_at_steps
 from wdjax.train.collectives import num_shards, total
 from wdjax.train.config import TrainConfig
-from wdjax.train.devices import choose_devices, spread, state_shardings
+from wdjax.train.devices import choose_devices, spread, state_shardings, wake_device
 from wdjax.train.distributions import make_distribution
 from wdjax.train.encoders import check_encoder, encoder_class
 from wdjax.train.kernels.towers import shape_of
@@ -82,6 +82,7 @@ def make_setup(config: TrainConfig) -> Setup:
     """Checks a configuration and builds the fixed part of a run from it."""
     config = from_mapping(TrainConfig, config)  # one that was built in Python may hold any type
     env, env_params, assignments = validate(config)
+    wake_device()
     require_spaces(env, env_params)
     reset = config.reset if isinstance(config.reset, str) else ResetPool(config.reset)
     replicas = vectorize(env, config.num_envs, reset)
@@ -91,8 +92,8 @@ def make_setup(config: TrainConfig) -> Setup:
 
 def require_spaces(env: Env, params: Any) -> None:
     """Raises ValueError where what `reset` returns has not the shape that the observation space says."""
-    obs, _ = jax.eval_shape(env.reset, jax.random.key(0), params)
-    sample = jax.eval_shape(lambda key: env.observation_space(params).sample(key), jax.random.key(0))
+    obs, _ = jax.eval_shape(lambda params: env.reset(jax.random.key(0), params), params)
+    sample = jax.eval_shape(lambda: env.observation_space(params).sample(jax.random.key(0)))
     returned, promised = (jax.tree.map(lambda leaf: leaf.shape, tree) for tree in (obs, sample))
     if returned != promised:
         raise ValueError(

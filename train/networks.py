@@ -150,7 +150,7 @@ def split_mask(obs: Any) -> tuple[Any, jax.Array | None]:
 
 def batch_shape(space: Space, obs: Any) -> tuple[int, ...]:
     """Returns the leading axes of observations, leaves [*leading, *part of the space]."""
-    ndims = jax.tree.map(lambda leaf: leaf.ndim, jax.eval_shape(space.sample, jax.random.key(0)))
+    ndims = jax.tree.map(lambda leaf: leaf.ndim, jax.eval_shape(lambda: space.sample(jax.random.key(0))))
     leaf, ndim = jax.tree.leaves(obs)[0], jax.tree.leaves(ndims)[0]
     return leaf.shape[: leaf.ndim - ndim]
 

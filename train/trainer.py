@@ -89,8 +89,8 @@ class Trainer:
         self.debug = debug
         self.workdir = Path(workdir)
         self.callbacks = tuple(callbacks)
-        self.console = Console(quiet=quiet or not is_first())
         self.learner = make_learner(config)  # first: a configuration that is refused must leave no folder
+        self.console = Console(quiet=quiet or not is_first())
         if debug:
             wdjax.check_env(self.learner.env, params=self.learner.env_params)
         if not (self.workdir / "config.yaml").exists():
@@ -174,11 +174,11 @@ class Trainer:
         return state, host["metrics_size"]
 
     def _first_state(self, like: TrainState) -> TrainState:
-        key = jax.random.key(self.config.seed)
+        seed = self.config.seed
         if self.debug:
-            return self.learner.init(key)
+            return self.learner.init(jax.random.key(seed))
         size = min(self.config.updates_per_chunk, self.config.num_updates)
-        state, self._programs[size], self._compile_seconds = compile_and_init(self.learner, like, key, size)
+        state, self._programs[size], self._compile_seconds = compile_and_init(self.learner, like, seed, size)
         return state
 
     def _chunks(self, log: MetricsLog, checkpoints: Any, best: Any, stop: threading.Event) -> None:

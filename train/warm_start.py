@@ -77,7 +77,7 @@ def require_same_policy(field: str, policy: Policy, theirs: Policy) -> None:
 
 def require_same_shapes(field: str, policy: Policy, params: Any) -> None:
     """Raises ValueError where parameters have other shapes than a policy's own: a class of one's own has changed."""
-    own = jax.eval_shape(lambda key: init_policy(policy, key), jax.random.key(0)).params
+    own = jax.eval_shape(lambda: init_policy(policy, jax.random.key(0))).params
     if jax.tree.map(jnp.shape, params) != jax.tree.map(jnp.shape, own):
         raise ValueError(f"{field}: its parameters have other shapes than those of policies.{policy.name}")
 

@@ -61,7 +61,7 @@ def compile_program(program: Program) -> tuple[Any, dict[str, Any]]:
     """Compiles a program from the shapes of its arguments. Returns it, and what that took."""
     shapes = jax.eval_shape(program.start)
     start = time.perf_counter()
-    lowered = jax.jit(program.function).lower(*shapes)
+    lowered = jax.jit(program.function, compiler_options=dict(program.options)).lower(*shapes)
     traced = time.perf_counter()
     compiled = lowered.compile()
     memory = compiled.memory_analysis()

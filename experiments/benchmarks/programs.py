@@ -6,7 +6,7 @@ inference the sum of everything that a rollout keeps for learning, one of traini
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -17,6 +17,7 @@ from wdjax.env import Env
 from wdjax.experiments.benchmarks.rows import INFERENCE, STEPPING, TRAINING, Workload
 from wdjax.experiments.benchmarks.timing import workload
 from wdjax.playing import PlayState, Transition, start_play, uniform_action
+from wdjax.train.chunks import compiler_options
 from wdjax.train.config import TrainConfig
 from wdjax.train.learner import Learner, make_learner
 from wdjax.train.rollout import rollout
@@ -40,6 +41,8 @@ class Program:
     """replica steps of a call, of all members"""
     passes: int
     """what a time is reported for: updates, rollouts or steps of all replicas in a call"""
+    options: Mapping[str, bool] = dataclasses.field(default_factory=dict)
+    """what XLA is told, as a run does"""
 
 
 def make_program(row: Workload, tier: str, small: bool = False) -> Program:
@@ -98,7 +101,8 @@ def learner_program(learner: Learner, function: Callable, passes: int, members: 
     agents = sum(policy.assignment.num_agents for policy in learner.setup.policies.values())
     words, env_steps = workload(config, agents), passes * config.env_steps_per_update
     if not members:
-        return Program(function, lambda: (learner.init(jax.random.key(0)),), words, agents, env_steps, passes)
+        options = compiler_options(learner.setup)
+        return Program(function, lambda: (learner.init(jax.random.key(0)),), words, agents, env_steps, passes, options)
     start = lambda: (jax.vmap(learner.init)(jax.random.split(jax.random.key(0), members)),)  # noqa: E731
     return Program(jax.vmap(function), start, f"{members} seeds of {words}", agents, members * env_steps, passes)
 

@@ -115,7 +115,7 @@ def compile_population(setup: Setup, states: TrainState, num_updates: int, num_d
 
 def metric_names(setup: Setup) -> list[str]:
     """Returns the names of what an update reports, without running one."""
-    state = jax.eval_shape(functools.partial(init, setup), jax.random.key(0))
+    state = jax.eval_shape(lambda: init(setup, jax.random.key(0)))
     metrics = jax.eval_shape(functools.partial(run, setup, num_updates=1), state)[1]
     return [name for name in metrics if name != "bad_numbers"]
 

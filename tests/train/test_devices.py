@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import threading
 from pathlib import Path
 
 import jax
@@ -288,6 +289,23 @@ def test_takes_the_most_devices_that_divide_the_blocks(monkeypatch, there, block
     monkeypatch.setattr(devices_module.jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(devices_module.jax, "device_count", lambda: there)
     assert choose_devices(dataclasses.replace(QUICK, num_envs=24 * blocks, num_blocks=blocks)) == chosen
+
+
+def test_a_device_that_cannot_wake_says_so_where_it_is_needed(monkeypatch):
+    called, errors = threading.Event(), []
+
+    def refuse(*_):
+        called.set()
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED")
+
+    monkeypatch.setattr(devices_module.jax, "device_put", refuse)
+    monkeypatch.setattr(threading, "excepthook", errors.append)
+    before = set(threading.enumerate())
+    devices_module.wake_device()
+    for thread in set(threading.enumerate()) - before:
+        thread.join()
+    assert called.is_set()
+    assert not errors
 
 
 def test_refuses_what_does_not_fit():

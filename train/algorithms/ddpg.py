@@ -80,7 +80,7 @@ class DDPG(Algorithm):
         if not policy.config.trainable:
             return Memory(carry, None)
         options, space = policy.config.ddpg, policy.assignment.action_space
-        obs = jax.eval_shape(policy.assignment.observation_space.sample, jax.random.key(0))
+        obs = jax.eval_shape(lambda: policy.assignment.observation_space.sample(jax.random.key(0)))
         number, flag = jax.ShapeDtypeStruct((), jnp.float32), jax.ShapeDtypeStruct((), bool)
         action = jax.ShapeDtypeStruct((math.prod(space.shape),), jnp.float32)
         step = Steps(obs, action, number, obs, terminated=flag, over=flag, live=flag)
