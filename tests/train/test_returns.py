@@ -62,6 +62,17 @@ def test_gae_of_any_length(length):
     np.testing.assert_allclose(advantage, exact, rtol=1e-5, atol=1e-5)
 
 
+def test_gae_keeps_double_precision():
+    rng = np.random.default_rng(0)
+    reward, value, next_value = rng.normal(size=(3, 7, N))
+    never = np.zeros((7, N), bool)
+    with jax.enable_x64(True):
+        advantage, _ = gae(*map(jnp.asarray, (reward, value, next_value)), never, never, 0.9, 0.8)
+    exact = advantages_by_loop(reward, value, next_value, never, never, 0.9, 0.8)
+    assert advantage.dtype == jnp.float64
+    np.testing.assert_allclose(advantage, exact, rtol=1e-5)
+
+
 def test_gae_by_hand():
     # delta = 1 + 0.5 * 4 - 2, 3 + 0.5 * 6 - 4, 5 + 0.5 * 8 - 6 = 1, 2, 3; each carries 0.25 of the next
     advantage = gae_of_column([1, 3, 5], [2, 4, 6], [4, 6, 8])
