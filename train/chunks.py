@@ -11,7 +11,8 @@ from typing import Any
 import jax
 from jax.sharding import SingleDeviceSharding
 
-from wdjax.train.devices import default_device, state_shardings
+from wdjax.train.devices import device_of_new_arrays, state_shardings
+from wdjax.train.kernels.towers import are_used
 from wdjax.train.learner import Learner, init, run
 from wdjax.train.state import Setup, TrainState
 
@@ -20,7 +21,7 @@ def abstract_state(learner: Learner) -> TrainState:
     """Returns the shapes and dtypes of a learner's state, and where it lies."""
     # not learner.init: the shapes need no checkpoint of another run, which may be gone
     state = jax.eval_shape(lambda: init(learner.setup, jax.random.key(0)))
-    place = state_shardings(learner.setup.num_devices) or SingleDeviceSharding(default_device())
+    place = state_shardings(learner.setup.num_devices) or SingleDeviceSharding(device_of_new_arrays())
 
     def put(place: jax.sharding.Sharding, part: Any) -> Any:
         return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), part)
@@ -55,10 +56,10 @@ def compile_and_init(
 
 
 def compiler_options(setup: Setup) -> dict[str, bool]:
-    """Returns XLA's options for a run: where kernels do the products, not to try Triton's for those that are left, of
-    which it compiles hundreds, for seconds, and comes to no faster a program."""
-    by_kernels = jax.default_backend() == "gpu" and all(policy.kernels for policy in setup.policies.values())
-    return {"xla_gpu_enable_triton_gemm": False} if by_kernels else {}
+    """Returns XLA's options for a run: where kernels do the products, it need not try Triton's for the few others, which
+    takes it seconds."""
+    by_kernels = are_used() and all(policy.kernels for policy in setup.policies.values())
+    return {"xla_gpu_enable_triton_gemm": False} if by_kernels and jax.default_backend() == "gpu" else {}
 
 
 def lower_chunk(learner: Learner, state: TrainState, num_updates: int) -> tuple[jax.stages.Lowered, float]:

@@ -21,15 +21,15 @@ from wdjax.train.state import Setup, TrainState
 from wdjax.vector import VectorState
 
 
-def default_device() -> jax.Device:
+def device_of_new_arrays() -> jax.Device:
     """Returns where jax puts an array that nobody places, as `jax.default_device` says; without making one."""
     chosen = jax.config.jax_default_device
     return jax.local_devices(backend=chosen)[0] if chosen is None or isinstance(chosen, str) else chosen
 
 
 def wake_device() -> None:
-    """Puts a first array on the device, in a thread: a GPU then reserves its memory, which takes seconds."""
-    device = default_device()
+    """Puts a first array on a device, in a thread: a GPU then reserves its memory, which takes seconds."""
+    device = device_of_new_arrays()
 
     def put_array() -> None:
         with contextlib.suppress(jax.errors.JaxRuntimeError):  # a full GPU says so again, where memory is asked for

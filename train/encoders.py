@@ -8,6 +8,7 @@ In a preset an encoder is a name of ENCODERS, or "package.module:Class"; its opt
 What a network of one's own must be, whole, stands at `Encoder`; experiments/examples/own_network.py trains one.
 """
 
+import functools
 import importlib
 import inspect
 import math
@@ -22,7 +23,7 @@ from flax import nnx
 from wdjax.checks import did_you_mean, require, require_integer, require_known
 from wdjax.env import Env
 from wdjax.envs.tag import TagContinuous
-from wdjax.spaces import Box, Dict, Discrete, MultiDiscrete, Space
+from wdjax.spaces import Box, Dict, Discrete, MultiDiscrete, Space, sample_shapes
 from wdjax.train.config import NetworkConfig
 from wdjax.train.initializers import orthogonal
 
@@ -188,7 +189,7 @@ class SetParts:
     def __init__(self, observation_space: Space, split: str):
         self.space = observation_space
         self.split = import_named("encoder_options.split", split)
-        others, _, own = jax.eval_shape(lambda: self(observation_space.sample(jax.random.key(0))))
+        others, _, own = jax.eval_shape(self, sample_shapes(observation_space))
         self.num_other, self.num_own = others.shape[-1], own.shape[-1]
 
     def __call__(self, obs: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -316,7 +317,7 @@ def check_encoder(path: str, config: NetworkConfig, observation_space: Space) ->
     for leading in ((4,), (2, 3)):
         obs = jax.tree.map(
             lambda leaf, leading=leading: jax.ShapeDtypeStruct((*leading, *leaf.shape), leaf.dtype),
-            jax.eval_shape(lambda: observation_space.sample(jax.random.key(0))),
+            sample_shapes(observation_space),
         )
         try:
             features = jax.eval_shape(lambda state, obs: nnx.merge(graphdef, state)(obs), state, obs)
@@ -369,5 +370,5 @@ def encode(space: Space, obs: Any) -> jax.Array:
 
 def encoded_size(space: Space) -> int:
     """Returns how many numbers `encode` gives for one observation."""
-    zeros = jax.eval_shape(lambda: encode(space, space.sample(jax.random.key(0))))
+    zeros = jax.eval_shape(functools.partial(encode, space), sample_shapes(space))
     return zeros.shape[-1]

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from wdjax.env import Env
+from wdjax.spaces import sample_shapes
 from wdjax.train.algorithms import ALGORITHMS
 from wdjax.train.bad_numbers import commit, first_bad, look_at_rows, look_at_steps
 from wdjax.train.collectives import num_shards, total
@@ -93,7 +94,7 @@ def make_setup(config: TrainConfig) -> Setup:
 def require_spaces(env: Env, params: Any) -> None:
     """Raises ValueError where what `reset` returns has not the shape that the observation space says."""
     obs, _ = jax.eval_shape(lambda params: env.reset(jax.random.key(0), params), params)
-    sample = jax.eval_shape(lambda: env.observation_space(params).sample(jax.random.key(0)))
+    sample = sample_shapes(env.observation_space(params))
     returned, promised = (jax.tree.map(lambda leaf: leaf.shape, tree) for tree in (obs, sample))
     if returned != promised:
         raise ValueError(

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from wdjax.spaces import Dict, Space
+from wdjax.spaces import Dict, Space, sample_shapes
 from wdjax.train.config import NetworkConfig
 from wdjax.train.distributions import Distribution
 from wdjax.train.encoders import MASK, make_encoder
@@ -150,7 +150,7 @@ def split_mask(obs: Any) -> tuple[Any, jax.Array | None]:
 
 def batch_shape(space: Space, obs: Any) -> tuple[int, ...]:
     """Returns the leading axes of observations, leaves [*leading, *part of the space]."""
-    ndims = jax.tree.map(lambda leaf: leaf.ndim, jax.eval_shape(lambda: space.sample(jax.random.key(0))))
+    ndims = jax.tree.map(lambda leaf: leaf.ndim, sample_shapes(space))
     leaf, ndim = jax.tree.leaves(obs)[0], jax.tree.leaves(ndims)[0]
     return leaf.shape[: leaf.ndim - ndim]
 

@@ -45,7 +45,7 @@ def gae(
         return advantage, advantage
 
     # unrolled, because a step is a few additions, and on a GPU a turn of the loop costs as much as thousands of them;
-    # steps outside of the loop's turns XLA would fuse into all that reads them, which takes it seconds
+    # a single turn, and steps beside whole ones, XLA would fuse into all that reads them, which takes it seconds
     num_steps = len(delta_t)
     num_turns = max(2, -(-num_steps // UNROLL))
     unroll = -(-num_steps // num_turns)

@@ -241,6 +241,11 @@ class Dict:
 Space = Discrete | MultiDiscrete | Box | Dict
 
 
+def sample_shapes(space: Any) -> Any:
+    """Returns the shapes and dtypes of a space's samples. It makes no array, not even a key: a GPU may not be awake."""
+    return jax.eval_shape(lambda: space.sample(jax.random.key(0)))
+
+
 def _check_shape(field: str, shape: Any) -> None:
     if not isinstance(shape, (tuple, list)):
         raise TypeError(f"{field} = {shape!r}: must be a tuple of sizes, as (3,)")

@@ -13,6 +13,7 @@ Euclidean norms. Ends with exit status 1 where that is above 1e-3.
 
 import argparse
 import dataclasses
+import functools
 import json
 from typing import Any
 
@@ -21,6 +22,7 @@ import numpy as np
 
 from wdjax.experiments.benchmarks.timing import machine, median_seconds, workload
 from wdjax.train import TrainConfig, load_config, make_learner
+from wdjax.train.chunks import compiler_options
 
 CROWD = {"env_params.num_taggers": 5, "env_params.num_runners": 100}
 
@@ -105,7 +107,8 @@ def time_updates(config: TrainConfig, num_updates: int, repeats: int) -> tuple[f
     """Returns (median seconds, spread) of one program of so many updates."""
     learner = make_learner(config)
     state = jax.block_until_ready(learner.init(jax.random.key(0)))
-    program = learner.run.lower(state, num_updates=num_updates).compile()
+    run = functools.partial(learner.run, num_updates=num_updates)
+    program = jax.jit(run, compiler_options=compiler_options(learner.setup)).lower(state).compile()
     return median_seconds(lambda: program(state), repeats)
 
 

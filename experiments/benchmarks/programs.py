@@ -42,7 +42,7 @@ class Program:
     passes: int
     """what a time is reported for: updates, rollouts or steps of all replicas in a call"""
     options: Mapping[str, bool] = dataclasses.field(default_factory=dict)
-    """what XLA is told, as a run does"""
+    """what XLA is told, as by a run; by a sweep, nothing"""
 
 
 def make_program(row: Workload, tier: str, small: bool = False) -> Program:

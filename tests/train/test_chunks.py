@@ -1,5 +1,6 @@
 """A run's first program and its first state."""
 
+import dataclasses
 import gc
 
 import jax
@@ -7,7 +8,8 @@ import numpy as np
 import pytest
 from tiny_runs import small_config
 
-from wdjax.train import load_config, make_learner
+from wdjax.train import chunks, load_config, make_learner
+from wdjax.train import learner as learner_module
 from wdjax.train.chunks import abstract_state, compile_and_init, compiler_options, lower_chunk
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -37,18 +39,57 @@ def test_it_lies_where_jax_is_told_to_draw():
 @pytest.mark.parametrize("preset", ["cartpole_ppo", "pendulum_ddpg", "tag_small"])
 def test_nothing_is_put_on_the_device_before_the_first_program_is_lowered(preset):
     config = load_config(preset, num_envs=8)
-    with jax.transfer_guard("disallow"):  # in this thread: the device wakes up in another
+    with jax.transfer_guard("disallow_explicit"):  # in this thread: the device wakes up in another
         learner = make_learner(config)
         lower_chunk(learner, abstract_state(learner), 1)
 
 
-@pytest.mark.parametrize(("kernels", "backend"), [(True, "gpu"), (False, "gpu"), (True, "cpu")])
-def test_xla_tries_no_other_products_where_kernels_do_them(kernels, backend, monkeypatch):
+def test_the_device_wakes_up_before_anything_is_traced(monkeypatch):
+    called = []
+    monkeypatch.setattr(learner_module, "wake_device", lambda: called.append("wake"))
+    monkeypatch.setattr(learner_module, "require_spaces", lambda *_: called.append("trace"))
+    make_learner(small_config())
+    assert called == ["wake", "trace"]
+
+
+def options_of(learner, backend, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(jax, "default_backend", lambda: backend)
-        options = compiler_options(make_learner(small_config(kernels=kernels)).setup)
+        return compiler_options(learner.setup)
+
+
+def learner_with_kernels(monkeypatch, **changes):
+    with monkeypatch.context() as patch:
+        patch.setattr(jax, "default_backend", lambda: "gpu")
+        return make_learner(small_config(**changes))
+
+
+@pytest.mark.parametrize(("kernels", "backend"), [(True, "gpu"), (False, "gpu"), (True, "cpu")])
+def test_xla_tries_no_other_products_where_kernels_do_them(kernels, backend, monkeypatch):
+    options = options_of(learner_with_kernels(monkeypatch, kernels=kernels), backend, monkeypatch)
     assert bool(options) == (kernels and backend == "gpu")
     jax.jit(lambda: 0, compiler_options=options)()  # options that XLA did not know would be refused
+
+
+def test_xla_tries_them_where_kernels_are_not_used(monkeypatch):
+    learner = learner_with_kernels(monkeypatch)
+    with jax.default_matmul_precision("highest"):
+        assert not options_of(learner, "gpu", monkeypatch)
+    policy = learner.setup.policies["agent"]
+    plain = dataclasses.replace(policy, name="plain", kernels=None)
+    setup = dataclasses.replace(learner.setup, policies={"agent": policy, "plain": plain})
+    assert not options_of(dataclasses.replace(learner, setup=setup), "gpu", monkeypatch)
+
+
+def test_a_run_is_traced_without_garbage_collection_and_compiled_with_its_options(monkeypatch):
+    learner, given, collecting = make_learner(small_config()), [], []
+    monkeypatch.setattr(chunks, "compiler_options", lambda setup: {"xla_gpu_enable_triton_gemm": False})
+    jit = jax.jit
+    monkeypatch.setattr(jax, "jit", lambda *args, **kwargs: given.append(kwargs) or jit(*args, **kwargs))
+    monkeypatch.setattr(chunks, "run", lambda *_, num_updates: collecting.append(gc.isenabled()))
+    lower_chunk(learner, abstract_state(learner), 1)
+    assert given[-1]["compiler_options"] == {"xla_gpu_enable_triton_gemm": False}
+    assert collecting == [False]
 
 
 def test_garbage_is_collected_again_after_tracing():

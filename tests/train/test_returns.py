@@ -51,8 +51,8 @@ def gae_of_column(reward, value, next_value, terminated=None, over=None, gamma=0
     return gae(column(reward), column(value), column(next_value), terminated, over, gamma, gae_lambda)[0][:, 0]
 
 
-@pytest.mark.parametrize("length", [1, 2, 7, 15, 16, 17, 31, 33])  # around the turns of the loop, which all are full
-def test_gae_of_any_length(length):
+@pytest.mark.parametrize("length", [1, 2, 7, 15, 16, 17, 31, 33, 250])
+def test_gae_of_any_length_takes_whole_turns(length):
     rng = np.random.default_rng(length)
     reward, value, next_value = rng.normal(size=(3, length, N)).astype(np.float32)
     terminated, over = rng.random((2, length, N)) < 0.1
@@ -60,6 +60,10 @@ def test_gae_of_any_length(length):
     exact = advantages_by_loop(reward, value, next_value, terminated, over, 0.9, 0.8)
     assert advantage.shape == exact.shape
     np.testing.assert_allclose(advantage, exact, rtol=1e-5, atol=1e-5)
+    traced = jax.make_jaxpr(gae)(reward, value, next_value, terminated, over, 0.9, 0.8)
+    [loop] = [eqn.params for eqn in traced.eqns if eqn.primitive.name == "scan"]
+    assert loop["length"] % loop["unroll"] == 0
+    assert loop["length"] // loop["unroll"] >= 2
 
 
 def test_gae_keeps_double_precision():

@@ -15,7 +15,7 @@ import optax
 from flax import nnx
 
 from wdjax.checks import require
-from wdjax.spaces import LARGEST, Box
+from wdjax.spaces import LARGEST, Box, sample_shapes
 from wdjax.train.actor_action_value import ActorActionValue, from_box, to_box
 from wdjax.train.algorithms.algorithm import Algorithm, require_defaults
 from wdjax.train.blocks import block_keys
@@ -80,7 +80,7 @@ class DDPG(Algorithm):
         if not policy.config.trainable:
             return Memory(carry, None)
         options, space = policy.config.ddpg, policy.assignment.action_space
-        obs = jax.eval_shape(lambda: policy.assignment.observation_space.sample(jax.random.key(0)))
+        obs = sample_shapes(policy.assignment.observation_space)
         number, flag = jax.ShapeDtypeStruct((), jnp.float32), jax.ShapeDtypeStruct((), bool)
         action = jax.ShapeDtypeStruct((math.prod(space.shape),), jnp.float32)
         step = Steps(obs, action, number, obs, terminated=flag, over=flag, live=flag)
