@@ -56,8 +56,8 @@ def compile_and_init(
 
 
 def compiler_options(setup: Setup) -> dict[str, bool]:
-    """Returns XLA's options for a run: where kernels do the products, it need not try Triton's for the few others, which
-    takes it seconds."""
+    """Returns XLA's options for a run: where kernels do the products, it need not try Triton's for the few others,
+    which takes it seconds."""
     by_kernels = are_used() and all(policy.kernels for policy in setup.policies.values())
     return {"xla_gpu_enable_triton_gemm": False} if by_kernels and jax.default_backend() == "gpu" else {}
 
