@@ -108,7 +108,7 @@ class MetricsLog:
 
 
 class NoLog:
-    """What stands for the file in a process that does not write it."""
+    """Stands for the file in the processes of a run that do not write it: there is nothing to write, await or close."""
 
     size = missing = 0
 

@@ -50,7 +50,7 @@ def gae(
     num_turns = max(2, -(-num_steps // UNROLL))
     unroll = -(-num_steps // num_turns)
     after = [(0, num_turns * unroll - num_steps)] + [(0, 0)] * (delta_t.ndim - 1)
-    rows = jax.tree.map(lambda rows: jnp.pad(rows, after), (delta_t, decay_t))
+    rows = jnp.pad(delta_t, after), jnp.pad(decay_t, after)
     _, advantage_t = jax.lax.scan(backwards, jnp.zeros_like(delta_t[0]), rows, reverse=True, unroll=unroll)
     advantage_t = advantage_t[:num_steps]
     return advantage_t, advantage_t + value_t
