@@ -1,5 +1,7 @@
 """Which cards get kernels: what XLA would refuse is never traced."""
 
+import importlib.machinery
+import sys
 import types
 
 import jax
@@ -50,3 +52,24 @@ def test_an_older_card_gets_plain_xla(monkeypatch, function, capability, kernel)
     except RuntimeError as error:
         pytest.skip(f"this JAX lowers to CUDA only where there is one: {error}")
     assert ("triton" in text) == kernel
+
+
+def test_lowering_a_kernel_looks_for_no_module(monkeypatch):
+    looked_for = []
+
+    class Finder(importlib.machinery.PathFinder):
+        @classmethod
+        def find_spec(cls, name, path=None, target=None):
+            looked_for.append(name)
+
+    def lower(function):
+        traced = jax.jit(lambda x: function(x)).trace(np.zeros(40, np.float32))
+        try:
+            return traced.lower(lowering_platforms=("cuda",)).as_text()
+        except RuntimeError as error:
+            pytest.skip(f"this JAX lowers to CUDA only where there is one: {error}")
+
+    lower(count)  # what is imported at first use
+    monkeypatch.setattr(sys, "meta_path", [Finder, *sys.meta_path])
+    assert "triton" in lower(find)
+    assert not [name for name in looked_for if name.endswith(".tt")]

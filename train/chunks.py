@@ -17,6 +17,18 @@ from wdjax.train.learner import Learner, init, run
 from wdjax.train.state import Setup, TrainState
 
 
+@contextlib.contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """Holds off the search for garbage: what tracing makes stays, and Python would look through it time and again."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
 def abstract_state(learner: Learner) -> TrainState:
     """Returns the shapes and dtypes of a learner's state, and where it lies."""
     # not learner.init: the shapes need no checkpoint of another run, which may be gone
@@ -34,6 +46,7 @@ def compile_chunk(learner: Learner, state: TrainState, num_updates: int) -> tupl
     return finish_chunk(*lower_chunk(learner, state, num_updates))
 
 
+@no_garbage_collection()
 def compile_and_init(
     learner: Learner, like: TrainState, seed: int, num_updates: int
 ) -> tuple[TrainState, Callable, float]:
@@ -69,18 +82,6 @@ def lower_chunk(learner: Learner, state: TrainState, num_updates: int) -> tuple[
     program = jax.jit(chunk, donate_argnums=0, compiler_options=compiler_options(setup))
     with no_garbage_collection():
         return program.lower(state), time.perf_counter() - start
-
-
-@contextlib.contextmanager
-def no_garbage_collection() -> Iterator[None]:
-    """Holds off the search for garbage: what tracing makes stays, and Python would look through it time and again."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def finish_chunk(lowered: jax.stages.Lowered, seconds: float) -> tuple[Callable, float]:

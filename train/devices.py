@@ -28,14 +28,17 @@ def device_of_new_arrays() -> jax.Device:
 
 
 def wake_device() -> None:
-    """Puts a first array on a device, in a thread: a GPU then reserves its memory, which takes seconds."""
-    device = device_of_new_arrays()
+    """Makes a first key, in a thread: a GPU then reserves its memory, which takes seconds, and the program that makes
+    keys is compiled, which no cache holds."""
+    device_of_new_arrays()  # looks for devices: all wait for that, and a GPU that is not there is said here
+    chosen = jax.config.jax_default_device  # may be this thread's own
 
-    def put_array() -> None:
-        with contextlib.suppress(jax.errors.JaxRuntimeError):  # a full GPU says so again, where memory is asked for
-            jax.device_put(0.0, device)
+    def make_key() -> None:
+        full = jax.errors.JaxRuntimeError  # a GPU that is says so again, where memory is asked for
+        with contextlib.suppress(full), jax.default_device(chosen):
+            jax.random.key(0)
 
-    threading.Thread(target=put_array).start()
+    threading.Thread(target=make_key).start()
 
 
 def choose_devices(config: TrainConfig) -> int:

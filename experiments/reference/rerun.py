@@ -72,7 +72,7 @@ def rerun(name: str, parsed: argparse.Namespace) -> list[str]:
 
 def measure(row: Row) -> dict[str, Any]:
     """Trains the seeds of a row, side by side in one program, and measures each. Returns what is stored of it."""
-    learner = make_learner(load_config(row.preset))
+    learner = make_learner(load_config(row.preset, devices=1))  # the seeds are spread, not the replicas of each
     num_updates = learner.config.num_updates
     devices = max(n for n in range(1, len(jax.devices()) + 1) if row.side_by_side % n == 0)
     run = side_by_side(functools.partial(learner.run, num_updates=num_updates), devices)

@@ -209,7 +209,7 @@ def _smallest_keys(square, num_agents: int, k: int) -> list[jax.Array]:
         first = block * size
         bits = [jax.lax.bitcast_convert_type(square(first + i), jnp.int32) for i in range(size)]
         keys = _sort([(key & ~low) | (first + i) for i, key in enumerate(bits)])
-        return tuple(_merge_bitonic([jnp.minimum(a, b) for a, b in zip(kept, reversed(keys), strict=True)]))
+        return tuple(_merge_bitonic([jax.lax.min(a, b) for a, b in zip(kept, reversed(keys), strict=True)]))
 
     nothing = (jnp.full((ROWS,), NOBODY, jnp.int32),) * size
     return list(jax.lax.fori_loop(0, pl.cdiv(num_agents, size), merge_block, nothing))
@@ -226,9 +226,9 @@ def _sort(keys: list[jax.Array]) -> list[jax.Array]:
 def _merge_odd_even(keys: list[jax.Array]) -> list[jax.Array]:
     """Sorts keys of which either half is sorted."""
     if len(keys) == 2:
-        return [jnp.minimum(*keys), jnp.maximum(*keys)]
+        return [jax.lax.min(*keys), jax.lax.max(*keys)]
     even, odd = _merge_odd_even(keys[::2]), _merge_odd_even(keys[1::2])
-    middle = [extreme(a, b) for a, b in zip(odd, even[1:], strict=False) for extreme in (jnp.minimum, jnp.maximum)]
+    middle = [extreme(a, b) for a, b in zip(odd, even[1:], strict=False) for extreme in (jax.lax.min, jax.lax.max)]
     return [even[0], *middle, odd[-1]]
 
 
@@ -238,7 +238,7 @@ def _merge_bitonic(keys: list[jax.Array]) -> list[jax.Array]:
         return keys
     half = len(keys) // 2
     low, high = keys[:half], keys[half:]
-    return _merge_bitonic(list(map(jnp.minimum, low, high))) + _merge_bitonic(list(map(jnp.maximum, low, high)))
+    return _merge_bitonic(list(map(jax.lax.min, low, high))) + _merge_bitonic(list(map(jax.lax.max, low, high)))
 
 
 def _sort_nearly_sorted(
@@ -249,7 +249,7 @@ def _sort_nearly_sorted(
     Returns (distances, indices, whether they are in order [ROWS] bool); (inf, -1): nobody.
     """
     low = _low_bits(num_agents)
-    places = [jnp.minimum(key & low, num_agents - 1) for key in keys]
+    places = [jax.lax.min(key & low, num_agents - 1) for key in keys]
     distances = [jnp.where(key < INFINITE, distance(place), jnp.inf) for key, place in zip(keys, places, strict=True)]
     indices = [jnp.where(far < jnp.inf, place, -1) for far, place in zip(distances, places, strict=True)]
     for i in range(len(keys) - 1):  # oneself sinks
@@ -274,7 +274,7 @@ def _exchange(distances: list[jax.Array], indices: list[jax.Array], i: int) -> N
     behind = _is_behind(distances, indices, i)
     for values in (distances, indices):
         values[i], values[i + 1] = (
-            jnp.where(behind, values[i + 1], values[i]), jnp.where(behind, values[i], values[i + 1]),
+            jax.lax.select(behind, values[i + 1], values[i]), jax.lax.select(behind, values[i], values[i + 1]),
         )  # fmt: skip
 
 
@@ -283,15 +283,15 @@ def _nearest_by_insertion(distance, num_agents: int, k: int) -> tuple[jax.Array,
 
     def insert(j: jax.Array, held: tuple) -> tuple:
         distances, indices = held
-        far = distance(j)
+        far, j = distance(j), jnp.full((ROWS,), j)
         nearer = [far < other for other in distances]  # from the place where j belongs on
         new_distances, new_indices = [], []
         for i in range(k):
             moved = nearer[i - 1] if i else jnp.zeros((ROWS,), bool)
             before = (distances[i - 1], indices[i - 1]) if i else (far, j)
-            at = jnp.where(moved, before[0], far), jnp.where(moved, before[1], j)
-            new_distances.append(jnp.where(nearer[i], at[0], distances[i]))
-            new_indices.append(jnp.where(nearer[i], at[1], indices[i]))
+            at = jax.lax.select(moved, before[0], far), jax.lax.select(moved, before[1], j)
+            new_distances.append(jax.lax.select(nearer[i], at[0], distances[i]))
+            new_indices.append(jax.lax.select(nearer[i], at[1], indices[i]))
         return tuple(new_distances), tuple(new_indices)
 
     start = (jnp.full((ROWS,), jnp.inf),) * k, (jnp.full((ROWS,), -1, jnp.int32),) * k
