@@ -98,9 +98,10 @@ def play_by_scan(
 def draw_ahead(
     setup: Setup, players: Mapping[str, PolicyState], selves: Mapping[str, self_play.Selves], keys: jax.Array
 ) -> tuple[Any, dict[str, jax.Array]]:
-    """Draws what can be drawn before the scan: on GPUs numbers that kernels take, on a CPU with few replicas those of
-    all categorical actions, and the keys of the replicas. There XLA wakes a thread in every turn of a loop in which
-    more than eight operations are ready at once; of a few replicas that can cost more than the step does.
+    """Draws what can be drawn before the scan: on GPUs numbers that kernels take, and where all policies have them the
+    keys of the replicas, which cost launches in every step; on a CPU with few replicas the numbers of all categorical
+    actions, and the keys. There XLA wakes a thread in every turn of a loop in which more than eight operations are
+    ready at once; of a few replicas that can cost more than the step does.
 
     Args:
         keys: [T, 1 + policies, num_blocks].
@@ -109,7 +110,8 @@ def draw_ahead(
         (`env_key`, `draws`) of play_step, each with a leading [T].
     """
     all_ahead = jax.default_backend() == "cpu" and setup.replicas.num_envs <= FEW_REPLICAS
-    env_key = jax.vmap(setup.replicas.draw_keys)(keys[:, 0]) if all_ahead else keys[:, 0]
+    by_kernels = all(player.towers is not None for player in players.values())
+    env_key = jax.vmap(setup.replicas.draw_keys)(keys[:, 0]) if all_ahead or by_kernels else keys[:, 0]
     draws = {name: keys[:, 1 + i] for i, name in enumerate(setup.policies)}
     for name, policy in setup.policies.items():
         takes = players[name].towers is not None or (all_ahead and isinstance(policy.distribution, Categorical))

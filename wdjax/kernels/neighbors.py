@@ -48,7 +48,7 @@ def nearest_neighbors_kernel(
     index = _call(
         functools.partial(_index_kernel, num_agents=num_agents, k=k),
         jax.ShapeDtypeStruct((num_agents, k), jnp.int32), num_agents, interpret,
-    )(x, *_others(x, y, active, k))  # fmt: skip
+    )(x, y, _scene(x, y, active, k))  # fmt: skip
     return jnp.maximum(index, 0), index >= 0
 
 
@@ -68,7 +68,8 @@ def neighbor_rows_kernel(
         jax.ShapeDtypeStruct((size, width), jnp.float32) for size in sizes
     )
     table = jnp.concatenate([features, own], axis=1)  # all that is read of an agent lies together
-    return tuple(_call(kernel, shapes, num_agents, interpret)(x, *_others(x, y, active, k), table)[1:])
+    scene = _scene(x, y, active, k, table.reshape(-1))
+    return tuple(_call(kernel, shapes, num_agents, interpret)(x, y, scene)[1:])
 
 
 def _call(kernel: Callable, shapes: Any, num_agents: int, interpret: bool) -> Callable:
@@ -82,37 +83,45 @@ def _call(kernel: Callable, shapes: Any, num_agents: int, interpret: bool) -> Ca
     )
 
 
-def _others(x: jax.Array, y: jax.Array, active: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
-    """Returns x and y of whole blocks of others; who is not active, or nobody, is infinitely far from everybody."""
-    padding = (0, -x.shape[0] % _block_size(k))
-    return jnp.pad(jnp.where(active, x, jnp.inf), padding, constant_values=jnp.inf), jnp.pad(y, padding)
+def _scene(x: jax.Array, y: jax.Array, active: jax.Array, k: int, *more: jax.Array) -> jax.Array:
+    """Returns what a program reads of others in one array, as XLA would write several one after the other: x and then y
+    of whole blocks, infinite for who is not active, that is infinitely far from everybody; then `more`."""
+    beyond = _num_places(x.shape[0], k) - x.shape[0]
+    far, y = (jnp.pad(jnp.where(active, place, jnp.inf), (0, beyond), constant_values=jnp.inf) for place in (x, y))
+    return jnp.concatenate([far, y, *more])
+
+
+def _num_places(num_agents: int, k: int) -> int:
+    """Returns for how many agents there is room in whole blocks."""
+    return pl.cdiv(num_agents, _block_size(k)) * _block_size(k)
 
 
 # --- the kernels ---
 
 
-def _index_kernel(x_ref, far_ref, y_ref, index_ref, *, num_agents: int, k: int) -> None:
+def _index_kernel(x_ref, y_ref, scene_ref, index_ref, *, num_agents: int, k: int) -> None:
     """Writes [ROWS, k] indices, -1 where there is nobody."""
     rows = _own_rows(num_agents)
-    for place, index in enumerate(_nearest(x_ref, far_ref, y_ref, rows, num_agents, k)):
+    for place, index in enumerate(_nearest(x_ref, y_ref, scene_ref, rows, num_agents, k)):
         triton.store(index_ref.at[rows, place], index)
 
 
 def _rows_kernel(
-    x_ref, far_ref, y_ref, table_ref, index_ref, *rows_refs,
+    x_ref, y_ref, scene_ref, index_ref, *rows_refs,
     num_agents: int, k: int, num_features: int, num_relative: int, sizes: tuple[int, ...], interpret: bool,
 ) -> None:  # fmt: skip
     """Writes the rows of ROWS agents into the arrays of their groups, by way of the indices of their neighbours."""
     rows = _own_rows(num_agents)
-    is_active = triton.load(far_ref.at[rows]) < jnp.inf
-    for place, index in enumerate(_nearest(x_ref, far_ref, y_ref, rows, num_agents, k)):
+    is_active = triton.load(scene_ref.at[rows]) < jnp.inf
+    for place, index in enumerate(_nearest(x_ref, y_ref, scene_ref, rows, num_agents, k)):
         triton.store(index_ref.at[rows, place], jnp.where(is_active, index, -1))
     if not interpret:
         triton.debug_barrier()  # lanes read what others have stored
     width = rows_refs[0].shape[1]
     read = functools.partial(
-        _read_tile, table_ref, index_ref, width=width, k=k, num_features=num_features, num_relative=num_relative
-    )
+        _read_tile, scene_ref, index_ref, first=2 * _num_places(num_agents, k), width=width, k=k,
+        num_features=num_features, num_relative=num_relative,
+    )  # fmt: skip
     first, start = pl.program_id(0) * ROWS, 0
     for rows_ref, size in zip(rows_refs, sizes, strict=True):
         begin, end = jnp.maximum(first, start), jnp.minimum(first + ROWS, start + size)
@@ -132,10 +141,12 @@ def _rows_kernel(
 
 
 def _read_tile(
-    table_ref, index_ref, agent: jax.Array, first_column: int, *, width: int, k: int, num_features: int,
+    scene_ref, index_ref, agent: jax.Array, first_column: int, *, first: int, width: int, k: int, num_features: int,
     num_relative: int,
 ) -> jax.Array:  # fmt: skip
-    """Returns TILE columns of the rows of these agents, feature by feature and then one's own."""
+    """Returns TILE columns of the rows of these agents, feature by feature and then one's own; the table of features
+    begins at place `first` of the scene."""
+    num_columns = width - num_features * (k - 1)
     column = first_column + jax.lax.broadcasted_iota(jnp.int32, TILE, 1)
     written = column < width
     of_other = column < num_features * k
@@ -143,10 +154,11 @@ def _read_tile(
     other = triton.load(index_ref.at[agent, jax.lax.rem(column, k)], mask=written & of_other, other=-1)
     source = jnp.where(of_other, other, agent)
     seen = written & (source >= 0)
-    value = triton.load(table_ref.at[source, feature], mask=seen, other=0.0)
+    value = triton.load(scene_ref.at[first + source * num_columns + feature], mask=seen, other=0.0)
     if first_column >= num_relative * k:
         return value
-    own = triton.load(table_ref.at[agent, feature], mask=written & (feature < num_relative), other=0.0)
+    own = first + agent * num_columns + feature
+    own = triton.load(scene_ref.at[own], mask=written & (feature < num_relative), other=0.0)
     return jnp.where(seen, value - own, 0.0)
 
 
@@ -159,13 +171,14 @@ def _own_rows(num_agents: int) -> jax.Array:
 # --- the search ---
 
 
-def _nearest(x_ref, far_ref, y_ref, rows: jax.Array, num_agents: int, k: int) -> tuple[jax.Array, ...]:
+def _nearest(x_ref, y_ref, scene_ref, rows: jax.Array, num_agents: int, k: int) -> tuple[jax.Array, ...]:
     """Returns the indices of the k nearest others of these rows, each [ROWS] int32, -1 where there is nobody."""
     x, y = triton.load(x_ref.at[rows]), triton.load(y_ref.at[rows])
+    num_places = _num_places(num_agents, k)
 
     def square(j: jax.Array) -> jax.Array:
         """The squared distance of every row to agent j, 0 to itself."""
-        dx, dy = x - triton.load(far_ref.at[j]), y - triton.load(y_ref.at[j])
+        dx, dy = x - triton.load(scene_ref.at[j]), y - triton.load(scene_ref.at[num_places + j])
         return dx * dx + dy * dy
 
     def distance(j: jax.Array) -> jax.Array:
