@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 import wdjax
-from wdjax.experiments.cli import main, mistake
+from wdjax.experiments.cli import main
+from wdjax.experiments.commands.arguments import mistake
 
 TRAIN = ["train", "cartpole"]
 SWEEP = ["sweep", "cartpole_ppo"]

@@ -4,11 +4,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from wdjax.train.bad_numbers import BadNumbersError, describe_bad_numbers
+    from wdjax.train.bad_numbers import describe_bad_numbers
     from wdjax.train.config import DDPGConfig, NetworkConfig, PolicyConfig, TrainConfig
     from wdjax.train.encoders import register_encoder
     from wdjax.train.episodes import Episodes, statistics
     from wdjax.train.evaluation import cross_play, evaluate
+    from wdjax.train.failures import BadNumbersError
     from wdjax.train.learner import Learner, make_learner
     from wdjax.train.load import list_presets, load_config
     from wdjax.train.metrics_log import read_metrics
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 # Public name -> the module that holds it, imported when the name is first used.
 _HOME = {
-    "BadNumbersError": "bad_numbers",
+    "BadNumbersError": "failures",
     "DDPGConfig": "config",
     "Episodes": "episodes",
     "Learner": "learner",

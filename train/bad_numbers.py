@@ -41,10 +41,6 @@ ADVICE = {
 }
 
 
-class BadNumbersError(ArithmeticError):
-    """An update made numbers that are not finite; the run is saved as it was before."""
-
-
 def look_at_rows(policy: Policy, played: Rollout) -> jax.Array:
     """Returns [2] bool, whether observations and rewards of a policy's agents are bad on this device.
 

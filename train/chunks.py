@@ -1,34 +1,22 @@
 """Programs of several updates, compiled from the shapes of a state."""
 
-import contextlib
 import functools
-import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
 from jax.sharding import SingleDeviceSharding
 
-from wdjax.train.devices import device_of_new_arrays, state_shardings
+from wdjax.train.devices import state_shardings
 from wdjax.train.kernels.towers import are_used
 from wdjax.train.learner import Learner, init, run
+from wdjax.train.startup import device_of_new_arrays, no_garbage_collection
 from wdjax.train.state import Setup, TrainState
 
 
-@contextlib.contextmanager
-def no_garbage_collection() -> Iterator[None]:
-    """Holds off the search for garbage: what tracing makes stays, and Python would look through it time and again."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
-
-
+@no_garbage_collection()
 def abstract_state(learner: Learner) -> TrainState:
     """Returns the shapes and dtypes of a learner's state, and where it lies."""
     # not learner.init: the shapes need no checkpoint of another run, which may be gone

@@ -20,15 +20,12 @@ import jax
 import optax
 from jax.experimental import checkify
 
+from wdjax.train.failures import FailedCheckError
 from wdjax.train.learner import Learner, learn, run
 from wdjax.train.rollout import rollout
 from wdjax.train.state import Setup, TrainState, current_hypers
 
 _LIBRARIES = tuple(str(Path(library.__file__).parent) for library in (jax, flax, optax))
-
-
-class FailedCheckError(AssertionError):
-    """A check of --debug has failed."""
 
 
 def compile_checked(learner: Learner, num_updates: int) -> Callable[[TrainState], Any]:

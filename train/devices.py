@@ -4,10 +4,8 @@ Rollout and update run inside one `shard_map`, on each device with its share of 
 their blocks. What the devices tell each other in there is in train/collectives.py.
 """
 
-import contextlib
 import dataclasses
 import functools
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -19,26 +17,6 @@ from wdjax.train.collectives import AXIS
 from wdjax.train.config import TrainConfig
 from wdjax.train.state import Setup, TrainState
 from wdjax.vector import VectorState
-
-
-def device_of_new_arrays() -> jax.Device:
-    """Returns where jax puts an array that nobody places, as `jax.default_device` says; without making one."""
-    chosen = jax.config.jax_default_device
-    return jax.local_devices(backend=chosen)[0] if chosen is None or isinstance(chosen, str) else chosen
-
-
-def wake_device() -> None:
-    """Makes a first key, in a thread: a GPU then reserves its memory, which takes seconds, and the program that makes
-    keys is compiled, which no cache holds."""
-    device_of_new_arrays()  # looks for devices: all wait for that, and a GPU that is not there is said here
-    chosen = jax.config.jax_default_device  # may be this thread's own
-
-    def make_key() -> None:
-        full = jax.errors.JaxRuntimeError  # a GPU that is says so again, where memory is asked for
-        with contextlib.suppress(full), jax.default_device(chosen):
-            jax.random.key(0)
-
-    threading.Thread(target=make_key).start()
 
 
 def choose_devices(config: TrainConfig) -> int:

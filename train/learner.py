@@ -16,7 +16,7 @@ from wdjax.train.algorithms import ALGORITHMS
 from wdjax.train.bad_numbers import commit, first_bad, look_at_rows, look_at_steps
 from wdjax.train.collectives import num_shards, total
 from wdjax.train.config import TrainConfig
-from wdjax.train.devices import choose_devices, spread, state_shardings, wake_device
+from wdjax.train.devices import choose_devices, spread, state_shardings
 from wdjax.train.distributions import make_distribution
 from wdjax.train.encoders import check_encoder, encoder_class
 from wdjax.train.kernels.towers import shape_of
@@ -27,6 +27,7 @@ from wdjax.train.packing import Packed, pack, unpack
 from wdjax.train.policies import Assignment, to_groups
 from wdjax.train.rollout import Rollout, rollout
 from wdjax.train.self_play import PRESENT, new_pool, remember
+from wdjax.train.startup import wake_device
 from wdjax.train.state import Hypers, Memory, Policy, PolicyState, Setup, TrainState, current_hypers, make_hypers
 from wdjax.train.validate import validate
 from wdjax.vector import ResetPool, vectorize

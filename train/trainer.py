@@ -16,7 +16,6 @@ from rich.console import Console
 import wdjax
 from wdjax.checks import require
 from wdjax.train.bad_numbers import (
-    BadNumbersError,
     bad_in_a_row,
     ends_run,
     skipped_updates,
@@ -42,6 +41,7 @@ from wdjax.train.determinism import forgets_determinism, is_deterministic
 from wdjax.train.devices import require_all_processes
 from wdjax.train.episodes import Episodes, evaluation_metrics
 from wdjax.train.evaluation import UnfinishedEpisodeError, evaluate
+from wdjax.train.failures import BadNumbersError
 from wdjax.train.folder import hold_folder, load_run_config, plain_config, prepare_folder, require_same_run
 from wdjax.train.learner import Learner, make_learner
 from wdjax.train.load import from_mapping

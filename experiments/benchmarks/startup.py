@@ -5,6 +5,7 @@ cache (cold), the others with what it left there (warm, their median counts). Ta
 GPU; warm 6 s.
 """
 
+import importlib
 import importlib.util
 import json
 import os
@@ -75,8 +76,26 @@ def child(arguments: Sequence[str]) -> None:
         arguments: when the process was started (seconds of `time.time`), the file to write, and the command's own.
     """
     begun, output, *rest = arguments
-    command = import_command()
-    total = {"imports": time.time() - float(begun)}
+    total: dict[str, float] = {}
+    learning = importlib.import_module("wdjax.train")
+    find = learning.__getattr__
+
+    def get(name: str) -> Any:  # what the command imports last is the trainer
+        found = find(name)
+        if name == "Trainer" and not total:
+            total["imports"] = time.time() - float(begun)
+            time_stages(total)
+        return found
+
+    learning.__getattr__ = get
+    try:
+        command()(rest)
+    except Started:
+        write(Path(output), total, time.time() - float(begun))
+
+
+def time_stages(total: dict[str, float]) -> None:
+    """Puts a clock around what a Trainer calls: its seconds go into `total`. It ends by raising Started."""
     import jax
 
     from wdjax.train import chunks, trainer
@@ -102,19 +121,16 @@ def child(arguments: Sequence[str]) -> None:
     trainer.make_learner = timed("make_learner", trainer.make_learner)
     chunks.lower_chunk = timed("trace and lower", chunks.lower_chunk)
     trainer.compile_and_init = ready
-    try:
-        command(rest)
-    except Started:
-        write(Path(output), total, time.time() - float(begun))
 
 
-def import_command() -> Callable[[Sequence[str]], None]:
-    """Imports the command line; where tyro is not installed, the trainer, which then runs the preset as it is."""
+def command() -> Callable[[Sequence[str]], None]:
+    """Returns the command line; where tyro is not installed, the trainer, which then runs the preset as it is."""
     if importlib.util.find_spec("tyro") is not None:
         from wdjax.experiments import cli
 
         return lambda arguments: cli.main(["train", PRESET, *arguments])
-    from wdjax.train import Trainer, load_config
+    from wdjax import train as learning
+    from wdjax.train.startup import no_garbage_collection, wake_device
 
     def train(arguments: Sequence[str]) -> None:
         import jax
@@ -124,7 +140,11 @@ def import_command() -> Callable[[Sequence[str]], None]:
         cache = Path(os.environ["XDG_CACHE_HOME"]) / "wdjax"  # as the command line does
         jax.config.update("jax_compilation_cache_dir", str(cache))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
-        Trainer(load_config(PRESET), arguments[1]).train()
+        config = learning.load_config(PRESET)
+        wake_device()
+        with no_garbage_collection():
+            trainer = learning.Trainer(config, arguments[1])
+        trainer.train()
 
     return train
 

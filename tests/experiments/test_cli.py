@@ -2,6 +2,8 @@
 
 import csv
 import json
+import subprocess
+import sys
 
 import jax.numpy as jnp
 import numpy as np
@@ -11,8 +13,8 @@ from PIL import Image
 from wdjax.experiments.cli import main
 from wdjax.experiments.matrix import other_params
 from wdjax.train import BadNumbersError, Player, Trainer, load_run
-from wdjax.train.debug import FailedCheckError
 from wdjax.train.episodes import QUANTILES
+from wdjax.train.failures import FailedCheckError
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -53,6 +55,31 @@ def test_train_writes_a_run(run):
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [row["env_steps"] for row in rows] == [32, 64]
     assert "episode_length: 10" in (run / "config.yaml").read_text()
+
+
+ORDER = """
+import sys
+from wdjax.experiments import cli
+said = {"before a command is known": "flax" in sys.modules}
+from wdjax.experiments.commands import train
+connect = train.connect
+train.connect = lambda *arguments: said.update(connected=True) or connect(*arguments)
+def wake():
+    said["connected when the device wakes"] = said.pop("connected", False)
+    said["and imported a Trainer"] = "wdjax.train.trainer" in sys.modules
+    raise ValueError(said)
+train.wake_device = wake
+cli.main(["train", "tag_small", "--workdir", sys.argv[1]])
+"""
+
+
+def test_the_device_wakes_up_while_the_trainer_is_imported(tmp_path):
+    ended = subprocess.run([sys.executable, "-c", ORDER, str(tmp_path)], capture_output=True, text=True, check=False)
+    said = {
+        "before a command is known": False, "connected when the device wakes": True, "and imported a Trainer": False
+    }  # fmt: skip
+    assert ended.stderr == f"wdjax: {said}\n"
+    assert ended.returncode == 2
 
 
 def test_eval_prints_the_cross_play_table(run, capsys, tmp_path):

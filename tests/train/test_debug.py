@@ -10,7 +10,7 @@ import toy_clock
 
 import wdjax
 from wdjax.train import BadNumbersError, Trainer, debug, make_learner
-from wdjax.train.debug import FailedCheckError
+from wdjax.train.failures import FailedCheckError
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 

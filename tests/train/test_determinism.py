@@ -16,7 +16,8 @@ from wdjax.train.determinism import FLAG, forgets_determinism, is_deterministic,
 COMMAND = """
 import sys, jax
 from wdjax.experiments import cli
-cli.Trainer.train = lambda self: jax.jit(lambda x: x + 1)(1.0)
+from wdjax.train import Trainer
+Trainer.train = lambda self: jax.jit(lambda x: x + 1)(1.0)
 cli.main(["train", "cartpole", *sys.argv[1:]])
 """
 

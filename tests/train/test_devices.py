@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import threading
 from pathlib import Path
 
 import jax
@@ -289,39 +288,6 @@ def test_takes_the_most_devices_that_divide_the_blocks(monkeypatch, there, block
     monkeypatch.setattr(devices_module.jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(devices_module.jax, "device_count", lambda: there)
     assert choose_devices(dataclasses.replace(QUICK, num_envs=24 * blocks, num_blocks=blocks)) == chosen
-
-
-def wake():
-    """Wakes the device, and waits until it is awake."""
-    before = set(threading.enumerate())
-    devices_module.wake_device()
-    for thread in set(threading.enumerate()) - before:
-        thread.join()
-
-
-def test_a_device_that_cannot_wake_says_so_where_it_is_needed(monkeypatch):
-    called, errors = threading.Event(), []
-
-    def refuse(*_):
-        called.set()
-        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED")
-
-    monkeypatch.setattr(devices_module.jax.random, "key", refuse)
-    monkeypatch.setattr(threading, "excepthook", errors.append)
-    wake()
-    assert called.is_set()
-    assert not errors
-
-
-@pytest.mark.parametrize("chosen", [None, "cpu", 1])
-def test_what_makes_keys_is_compiled_when_the_device_is_awake(chosen, caplog):
-    jax.clear_caches()
-    with jax.default_device(jax.devices()[chosen] if chosen == 1 else chosen), jax.log_compiles():
-        wake()
-        caplog.clear()
-        key = jax.random.key(7)
-    assert "Compiling" not in caplog.text
-    np.testing.assert_array_equal(jax.random.key_data(key), [0, 7])
 
 
 def test_refuses_what_does_not_fit():

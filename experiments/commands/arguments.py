@@ -1,0 +1,59 @@
+"""What the commands take, and what is said of it where it is wrong."""
+
+import contextlib
+import io
+import re
+from typing import Any
+
+import tyro
+
+from wdjax.checks import one_line, require
+from wdjax.train import list_presets
+
+
+def parse(cls: type, prog: str, arguments: list[str], **options: Any) -> Any:
+    """Returns arguments as a dataclass. Raises ValueError where tyro refuses them: its panel becomes one sentence."""
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            return tyro.cli(cls, prog=prog, args=arguments, **options)
+    except SystemExit as ended:
+        if ended.code != 2:  # 0: --help
+            raise
+    raise ValueError(mistake(said.getvalue(), arguments))
+
+
+def mistake(panel: str, arguments: list[str]) -> str:
+    """Returns what a panel of tyro says about arguments, in one sentence, with the nearest right name."""
+    parts: list[str] = [""]
+    for line in re.sub(r"\x1b\[[\d;]*m", "", panel).splitlines():  # without colours
+        words = line.strip(" │")
+        if re.fullmatch(r"[─-]{3,}|[╭├╰].*", words):
+            parts.append("")
+        elif words:
+            parts[-1] = f"{parts[-1]} {words}".strip()
+    title = 0 if "╭" in panel else 1  # in a box it stands in the border
+    wrong, *more = [part for part in parts if part][title:] or [one_line(panel)]
+    wrong = re.sub(r"invalid literal for int\(\) with base 10: (.*)", r"\1 must be a whole number", wrong)
+    wrong = re.sub(r"could not convert string to float: (.*)", r"\1 must be a number", wrong)
+    wrong = wrong.split(" Got errors:")[0].rstrip(".")
+    for part in more:
+        if near := re.match(r"Perhaps you meant: (--[^\s,]+)", part):
+            return f"{wrong}: did you mean {near[1]}?"
+    first = wrong.removeprefix("Unrecognized options: ").split(",")[0]
+    before = arguments[: arguments.index(first)] if first in arguments and not first.startswith("-") else []
+    flags = [argument for argument in before if argument.startswith("--")]
+    return f"{wrong}{f', after {flags[-1]}' if flags else ''} (see --help)"
+
+
+def require_preset(command: str, arguments: list[str]) -> list[str]:
+    """Returns the arguments of a command that needs a preset first; raises ValueError where there is none."""
+    if not arguments or arguments[0].startswith("-"):
+        known, more = ", ".join(list_presets()), f"wdjax {command} PRESET --help"
+        raise ValueError(f"wdjax {command} needs a preset first: {known}, or a YAML file ({more})")
+    return arguments
+
+
+def require_seed(seed: int) -> None:
+    """Raises ValueError for a seed that jax would cut off."""
+    require(0 <= seed < 2**32, "--seed", seed, "at least 0 and below 2**32")

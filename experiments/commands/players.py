@@ -1,0 +1,104 @@
+"""wdjax eval and wdjax render: what has been trained, played."""
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import jax
+import tyro
+from rich.console import Console
+
+from wdjax.checks import require
+from wdjax.experiments.commands.arguments import parse, require_seed
+from wdjax.experiments.matrix import matrix_tables, other_params, require_tables, write_matrix
+from wdjax.train import Player, cross_play, save_episode, statistics
+from wdjax.train.trainer import load_named, split_checkpoint
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalArguments:
+    runs: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
+    """the folders of one or several runs of one game; FOLDER@best, FOLDER@newest, FOLDER@120 name a checkpoint"""
+    opponents: tuple[str, ...] = ("random",)
+    """who else plays, wherever a role fits: random, and in Tag chase_nearest, flee_nearest"""
+    checkpoint: str = "newest"
+    """of all runs that name none: newest, best, or a number of updates"""
+    episodes: int = 256
+    """episodes of each combination"""
+    batch: int | None = None
+    """at most so many of them side by side, where memory is short"""
+    greedy: bool = False
+    """trained policies take their most likely action (else they draw it, as in training)"""
+    best: bool = False
+    """the same as --checkpoint best"""
+    seed: int = 0
+    """of starts and actions"""
+    output: tuple[Path, ...] = ()
+    """also write all numbers, quantiles and agents' own returns too, to these files: JSON, or CSV where one ends so"""
+
+
+@dataclasses.dataclass(frozen=True)
+class RenderArguments:
+    run: Annotated[str, tyro.conf.Positional]
+    """the folder of a run; FOLDER@best, FOLDER@120 name a checkpoint"""
+    output: Path | None = None
+    """the GIF (default: episode.gif in the folder, where no --npz is asked for)"""
+    npz: Path | None = None
+    """the episode as arrays for numpy.load: states, actions, rewards, ends, observations, probabilities, values"""
+    greedy: bool = False
+    """policies take their most likely action (else they draw it, as in training)"""
+    best: bool = False
+    """the best checkpoint (else the newest)"""
+    seed: int = 0
+    """of start and actions"""
+    fps: int = 12
+    """frames a second"""
+
+
+def evaluate(arguments: list[str]) -> None:
+    """wdjax eval RUN [RUN ...] [--opponents NAME ...] [--checkpoint WHICH] [--episodes N] [--greedy] [--output FILE]"""
+    parsed = parse(EvalArguments, "wdjax eval", arguments)
+    if not parsed.runs:
+        raise ValueError("wdjax eval needs a run first: the folder that wdjax train wrote (wdjax eval --help)")
+    which = "best" if parsed.best else parsed.checkpoint
+    require_tables(parsed.output)
+    require_seed(parsed.seed)
+    first, *others = [load_player(run, which) for run in parsed.runs]
+    for line in other_params(first, others):
+        Console().print(line, soft_wrap=True, markup=False)
+    cells = cross_play(
+        first.learner, first.state, jax.random.key(parsed.seed), parsed.episodes, parsed.greedy,
+        opponents=(*others, *parsed.opponents), name=first.name if others else "trained", batch=parsed.batch,
+    )  # fmt: skip
+    rows = {cell: statistics(episodes, first.learner.env.info_ratios) for cell, episodes in cells.items()}
+    roles = list(next(iter(cells.values())).episode_return)
+    how = "most likely actions" if parsed.greedy else "drawn actions"
+    title = f"{', '.join(parsed.runs)}: {parsed.episodes} episodes each, {how}, mean ± standard error"
+    for file in parsed.output:  # first: nobody may read what is printed to its end (`| head`)
+        write_matrix(file, roles, rows)
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    console.print(title, soft_wrap=True, markup=False, highlight=False)
+    for table in matrix_tables(roles, rows):
+        console.print(table)
+
+
+def render(arguments: list[str]) -> None:
+    """wdjax render RUN [--output FILE] [--npz FILE] [--greedy] [--best] [--seed N] [--fps N]"""
+    parsed = parse(RenderArguments, "wdjax render", arguments)
+    require(parsed.fps >= 1, "--fps", parsed.fps, "at least 1")
+    require_seed(parsed.seed)
+    if parsed.npz is not None and parsed.npz.suffix != ".npz":
+        raise ValueError(f"--npz {parsed.npz}: must end in .npz")
+    player = load_player(parsed.run, "best" if parsed.best else "newest")
+    default = None if parsed.npz else split_checkpoint(parsed.run)[0] / "episode.gif"
+    if parsed.output is not None and parsed.output.suffix != ".gif":
+        raise ValueError(f"--output {parsed.output}: must end in .gif")
+    for file in filter(None, (parsed.npz, parsed.output or default)):
+        written = save_episode(player.learner, player.state, file, parsed.seed, parsed.greedy, parsed.fps)
+        print(f"Wrote {written}")
+
+
+def load_player(run: str, which: str) -> Player:
+    """Returns a checkpoint of a run as a player: "runs/a", or "runs/a@best" in place of `which`."""
+    return Player(run, *load_named(run, which))

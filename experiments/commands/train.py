@@ -1,0 +1,74 @@
+"""wdjax train."""
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from rich.console import Console
+
+from wdjax import train as learning
+from wdjax.experiments.auto_scale import auto_scale, trial_table, what_changes
+from wdjax.experiments.commands.arguments import parse, require_preset
+from wdjax.train import TrainConfig, load_config
+from wdjax.train.determinism import make_deterministic
+from wdjax.train.folder import load_run_config
+from wdjax.train.load import preset_path
+from wdjax.train.processes import STOPPED, connect
+from wdjax.train.startup import no_garbage_collection, wake_device
+from wdjax.train.validate import complete_env_params, validate
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainArguments:
+    config: Annotated[TrainConfig, tyro.conf.arg(name=""), tyro.conf.FlagConversionOff]  # --FIELD True, --FIELD False
+    workdir: Path
+    """the run's folder: config.yaml, metrics.jsonl, checkpoints, curves.png, episode.gif"""
+    resume: bool = False
+    """go on from the newest checkpoint in the folder, where there is one"""
+    debug: bool = False
+    """slow checks on one device: of the environment, of its asserts, of keys used twice, of where a NaN is made"""
+    deterministic: bool = False
+    """on a GPU: the same bits in every run, and so also after a resume; slower (a CPU is always so)"""
+    auto_scale: bool = False
+    """first find the num_envs with which a new run is fastest within the memory there is (experiments/auto_scale.py)"""
+    auto_scale_rollout: bool = False
+    """the same, and rollout_length too"""
+    coordinator: str | None = None
+    """several processes: HOST:PORT of process 0 (JAX_COORDINATOR_ADDRESS); under srun give none of these"""
+    num_processes: int | None = None
+    """how many there are (JAX_NUM_PROCESSES)"""
+    process_id: int | None = None
+    """which one this is, from 0 (JAX_PROCESS_ID)"""
+
+
+def train(arguments: list[str]) -> None:
+    """wdjax train PRESET [--workdir DIR] [--resume] [--debug] [--deterministic] [--FIELD VALUE ...]"""
+    preset, *changes = require_preset("train", arguments)
+    if "--deterministic" in changes:  # before a preset's environment may compute something: XLA looks but once
+        make_deterministic()
+    config = complete_env_params(load_config(preset))
+    default = TrainArguments(config, workdir=Path("runs") / preset_path(preset).stem)
+    parsed = parse(TrainArguments, f"wdjax train {preset}", changes, default=default)
+    validate(parsed.config)
+    connect(parsed.coordinator, parsed.num_processes, parsed.process_id)
+    wake_device()  # it takes a while, and so does importing the Trainer, in the meantime
+    config = scaled(parsed) if parsed.auto_scale or parsed.auto_scale_rollout else parsed.config
+    with no_garbage_collection():
+        trainer = learning.Trainer(config, parsed.workdir, parsed.resume, debug=parsed.debug)
+    trainer.train()
+    if trainer.stopped:
+        raise SystemExit(STOPPED)
+
+
+def scaled(parsed: TrainArguments) -> TrainConfig:
+    """Returns the configuration in the size that --auto-scale finds, or that the run in the folder has."""
+    if (parsed.workdir / "config.yaml").exists():
+        begun = load_run_config(parsed.workdir)
+        return dataclasses.replace(parsed.config, num_envs=begun.num_envs, rollout_length=begun.rollout_length)
+    print("--auto-scale: trying sizes of the run, each compiled first and then run for a second", flush=True)
+    found, trials = auto_scale(parsed.config, parsed.auto_scale_rollout)
+    Console(width=None if sys.stdout.isatty() else 160).print(trial_table(trials, found))
+    print(what_changes(parsed.config, found))
+    return found
