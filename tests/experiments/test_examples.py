@@ -81,6 +81,7 @@ def test_own_environment_learns_to_land():
     assert last > 70
 
 
+@pytest.mark.slow
 def test_own_network_compiles_and_one_update_runs():
     source = Path(own_network.__file__).read_text(encoding="utf8")
     assert len(source.splitlines()) < 90

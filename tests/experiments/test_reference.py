@@ -22,6 +22,7 @@ from wdjax.experiments.reference.rerun import (
     summarize,
 )
 from wdjax.experiments.reference.rows import ROWS, Row, Target, against_random, first_reached, greedy_return
+from wdjax.train import learner as learner_module
 from wdjax.train import load_config, make_learner
 from wdjax.train.load import preset_path, read_yaml
 
@@ -174,8 +175,10 @@ def tiny(tmp_path_factory):
     return Row(str(file), size_of_parameters, {"greedy return": Target(1.0), "size": None}, seeds=2, side_by_side=2)
 
 
-def test_seeds_are_those_of_solo_runs(tiny, quick_compile):
-    result = measure(tiny)
+def test_seeds_are_those_of_solo_runs(tiny, quick_compile, monkeypatch):
+    with monkeypatch.context() as patch:  # where there are several GPUs, a run goes on all of them if it is not told
+        patch.setattr(learner_module, "choose_devices", lambda config: config.devices or 2)
+        result = measure(tiny)
     learner = make_learner(load_config(tiny.preset))
     for seed in range(2):
         state, _ = learner.run(learner.init(jax.random.key(seed)), num_updates=3)

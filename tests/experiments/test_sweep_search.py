@@ -174,7 +174,8 @@ def test_members_go_on_where_their_rung_ended(whole):
     assert (folder / "curves.png").stat().st_size > 10_000
 
 
-@pytest.mark.parametrize("looks", [2, pytest.param(6, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("looks", [2, 6])
 def test_a_search_that_goes_on_ends_as_if_nothing_had_been(whole, tmp_path, looks):
     again = functools.partial(search, CONFIG, VALUES, batch=2, seeds=2, halving=Halving(2, 1), workdir=tmp_path)
     stopped = again(trials=2 if looks == 6 else 4, stop=StopsAfter(looks))

@@ -3,6 +3,7 @@
 import re
 
 import jax
+import pytest
 from probes import tiny_config, tiny_policy
 
 from wdjax.train import make_learner
@@ -25,6 +26,7 @@ def test_a2c_waits_once():
     assert count_waits(tiny_policy("A2C", **SCALED)) == (2, 0)  # moments before them
 
 
+@pytest.mark.slow
 def test_ppo_waits_once_in_a_step_and_once_for_metrics():
     assert count_waits(tiny_policy("PPO")) == (1, 1)
     assert count_waits(tiny_policy("PPO", **SCALED)) == (1, 1)

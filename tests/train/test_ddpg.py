@@ -275,6 +275,7 @@ def test_ppo_learns_the_same_whoever_plays_beside_it(mixed):
 # --- a run on the host ---
 
 
+@pytest.mark.slow
 def test_resumed_run_is_the_run_that_never_stopped(tmp_path):
     """With the ring, what waits for n steps, noise and target networks in the checkpoint."""
     policy = tiny_ddpg(n_step=3, warmup=100)

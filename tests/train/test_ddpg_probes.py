@@ -36,7 +36,7 @@ ALGORITHMS = {
 }
 
 
-@pytest.fixture(scope="module", params=ALGORITHMS)
+@pytest.fixture(scope="module", params=["DDPG", pytest.param("TD3 of 3 steps", marks=pytest.mark.slow)])
 def algorithm(request):
     return ALGORITHMS[request.param]
 

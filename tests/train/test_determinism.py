@@ -42,6 +42,7 @@ def test_the_flag_stands_beside_others_and_but_once(monkeypatch):
     assert is_deterministic()
 
 
+@pytest.mark.slow
 def test_a_resumed_run_that_lost_it_says_so(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(Trainer, "draw", lambda self: None)
     config = small_config(total_env_steps=128, best_metric="none")

@@ -197,6 +197,7 @@ def test_keys_of_an_update_are_all_different(monkeypatch, learner, state):
     assert len(np.unique(np.stack([jax.random.key_data(key) for key in keys]), axis=0)) == len(keys) == 20
 
 
+@pytest.mark.slow
 def test_without_jit_the_numbers_are_the_same(learner, state):
     jitted, eager = learner.update(state), update(learner.setup, state)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), plain(jitted), plain(eager))
