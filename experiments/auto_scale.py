@@ -15,9 +15,9 @@ import jax
 from rich.table import Table
 
 from wdjax.checks import one_line, require
-from wdjax.experiments.memory import bytes_free, bytes_needed
 from wdjax.train import TrainConfig, make_learner
 from wdjax.train.chunks import abstract_state, compile_chunk
+from wdjax.train.memory import bytes_free, bytes_needed
 from wdjax.train.validate import validate
 
 FIELDS = ("num_envs", "rollout_length")

@@ -2,7 +2,7 @@
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -12,8 +12,13 @@ from jax.sharding import SingleDeviceSharding
 from wdjax.train.devices import state_shardings
 from wdjax.train.kernels.towers import are_used
 from wdjax.train.learner import Learner, init, run
+from wdjax.train.memory import bytes_free, bytes_needed
 from wdjax.train.startup import device_of_new_arrays, no_garbage_collection
 from wdjax.train.state import Setup, TrainState
+
+# the order of a program's launches: what XLA calls a command buffer, which is a CUDA graph
+SIDE_BY_SIDE = {"xla_gpu_command_buffer_scheduling_mode": "CONCURRENT"}
+ONE_BY_ONE = {"xla_gpu_command_buffer_scheduling_mode": "LHS"}
 
 
 @no_garbage_collection()
@@ -56,23 +61,39 @@ def compile_and_init(
         return learner.init(key), *compiled.result()
 
 
-def compiler_options(setup: Setup) -> dict[str, bool]:
-    """Returns XLA's options for a run: where kernels do the products, it need not try Triton's for the few others,
-    which takes it seconds."""
+def compiler_options(setup: Setup) -> dict[str, bool | str]:
+    """Returns XLA's options for a run on a GPU in which kernels do the products: it need not try Triton's for the few
+    others, which takes it seconds, and may launch side by side what does not need each other, which takes memory.
+    """
     by_kernels = are_used() and all(policy.kernels for policy in setup.policies.values())
-    return {"xla_gpu_enable_triton_gemm": False} if by_kernels and jax.default_backend() == "gpu" else {}
+    if not by_kernels or jax.default_backend() != "gpu":
+        return {}
+    order = SIDE_BY_SIDE if setup.num_devices == 1 else {}  # not tried among collectives
+    return {"xla_gpu_enable_triton_gemm": False, **order}
 
 
-def lower_chunk(learner: Learner, state: TrainState, num_updates: int) -> tuple[jax.stages.Lowered, float]:
-    """Traces `num_updates` updates of states like this one. Returns (what there is to compile, seconds)."""
+def compile_lowered(lowered: jax.stages.Lowered, options: Mapping[str, bool | str]) -> jax.stages.Compiled:
+    """Compiles with `compiler_options`; without SIDE_BY_SIDE where there is no memory for that."""
+    program = lowered.compile(compiler_options=dict(options))
+    if SIDE_BY_SIDE.items() <= options.items() and bytes_needed(program) > bytes_free():
+        return lowered.compile(compiler_options={**options, **ONE_BY_ONE})
+    return program
+
+
+def lower_chunk(
+    learner: Learner, state: TrainState, num_updates: int
+) -> tuple[jax.stages.Lowered, dict[str, bool | str], float]:
+    """Traces `num_updates` updates of states like this one. Returns (what is to be compiled, options, seconds)."""
     start, setup = time.perf_counter(), learner.setup
     chunk = functools.partial(run, setup, num_updates=num_updates)
-    program = jax.jit(chunk, donate_argnums=0, compiler_options=compiler_options(setup))
     with no_garbage_collection():
-        return program.lower(state), time.perf_counter() - start
+        lowered = jax.jit(chunk, donate_argnums=0).lower(state)
+    return lowered, compiler_options(setup), time.perf_counter() - start
 
 
-def finish_chunk(lowered: jax.stages.Lowered, seconds: float) -> tuple[Callable, float]:
+def finish_chunk(
+    lowered: jax.stages.Lowered, options: Mapping[str, bool | str], seconds: float
+) -> tuple[Callable, float]:
     """Compiles what `lower_chunk` returned. Returns (program, seconds of both)."""
     start = time.perf_counter()
-    return lowered.compile(), seconds + time.perf_counter() - start
+    return compile_lowered(lowered, options), seconds + time.perf_counter() - start

@@ -22,7 +22,7 @@ import numpy as np
 
 from wdjax.experiments.benchmarks.timing import machine, median_seconds, workload
 from wdjax.train import TrainConfig, load_config, make_learner
-from wdjax.train.chunks import compiler_options
+from wdjax.train.chunks import compile_lowered, compiler_options
 
 CROWD = {"env_params.num_taggers": 5, "env_params.num_runners": 100}
 
@@ -108,7 +108,7 @@ def time_updates(config: TrainConfig, num_updates: int, repeats: int) -> tuple[f
     learner = make_learner(config)
     state = jax.block_until_ready(learner.init(jax.random.key(0)))
     run = functools.partial(learner.run, num_updates=num_updates)
-    program = jax.jit(run, compiler_options=compiler_options(learner.setup)).lower(state).compile()
+    program = compile_lowered(jax.jit(run).lower(state), compiler_options(learner.setup))
     return median_seconds(lambda: program(state), repeats)
 
 

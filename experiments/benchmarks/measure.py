@@ -15,6 +15,7 @@ import jax
 from wdjax.experiments.benchmarks.programs import Program, make_program
 from wdjax.experiments.benchmarks.rows import TIERS, WORKLOADS, Workload
 from wdjax.experiments.benchmarks.timing import machine, median_and_spread, repeat_seconds
+from wdjax.train.chunks import compile_lowered
 
 
 def main() -> None:
@@ -61,9 +62,9 @@ def compile_program(program: Program) -> tuple[Any, dict[str, Any]]:
     """Compiles a program from the shapes of its arguments. Returns it, and what that took."""
     shapes = jax.eval_shape(program.start)
     start = time.perf_counter()
-    lowered = jax.jit(program.function, compiler_options=dict(program.options)).lower(*shapes)
+    lowered = jax.jit(program.function).lower(*shapes)
     traced = time.perf_counter()
-    compiled = lowered.compile()
+    compiled = compile_lowered(lowered, program.options)
     memory = compiled.memory_analysis()
     parts = {name: getattr(memory, f"{name}_size_in_bytes") for name in ("argument", "output", "temp")}
     return compiled, {

@@ -41,7 +41,7 @@ class Program:
     """replica steps of a call, of all members"""
     passes: int
     """what a time is reported for: updates, rollouts or steps of all replicas in a call"""
-    options: Mapping[str, bool] = dataclasses.field(default_factory=dict)
+    options: Mapping[str, bool | str] = dataclasses.field(default_factory=dict)
     """what XLA is told, as by a run; by a sweep, nothing"""
 
 

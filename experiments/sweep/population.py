@@ -13,10 +13,10 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
 from wdjax.checks import require
-from wdjax.experiments import memory
-from wdjax.experiments.memory import bytes_needed
 from wdjax.experiments.sweep.plan import Member
+from wdjax.train import memory
 from wdjax.train.learner import init, make_setup, run
+from wdjax.train.memory import bytes_needed
 from wdjax.train.state import Setup, TrainState, make_hypers
 from wdjax.train.validate import validate
 

@@ -12,7 +12,6 @@ import pytest
 from probes import tiny_config, tiny_policy
 from refusals import refusal
 
-from wdjax.experiments.memory import bytes_needed
 from wdjax.experiments.sweep import evolve, load_member, read_table, sweep
 from wdjax.experiments.sweep import population as population_module
 from wdjax.experiments.sweep import turns as turns_module
@@ -27,6 +26,7 @@ from wdjax.experiments.sweep.population import (
     population_setup,
 )
 from wdjax.train import load_run, read_metrics
+from wdjax.train.memory import bytes_needed
 from wdjax.train.metrics_log import summarize
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "registered_probes", "compiled_once")

@@ -10,7 +10,16 @@ from tiny_runs import small_config
 
 from wdjax.train import chunks, load_config, make_learner
 from wdjax.train import learner as learner_module
-from wdjax.train.chunks import abstract_state, compile_and_init, compiler_options, lower_chunk
+from wdjax.train.chunks import (
+    ONE_BY_ONE,
+    SIDE_BY_SIDE,
+    abstract_state,
+    compile_and_init,
+    compile_lowered,
+    compiler_options,
+    finish_chunk,
+    lower_chunk,
+)
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -61,7 +70,7 @@ def options_of(learner, backend, monkeypatch):
 def learner_with_kernels(monkeypatch, **changes):
     with monkeypatch.context() as patch:
         patch.setattr(jax, "default_backend", lambda: "gpu")
-        return make_learner(small_config(**changes))
+        return make_learner(small_config(devices=1, **changes))
 
 
 @pytest.mark.parametrize(("kernels", "backend"), [(True, "gpu"), (False, "gpu"), (True, "cpu")])
@@ -81,15 +90,46 @@ def test_xla_tries_them_where_kernels_are_not_used(monkeypatch):
     assert not options_of(dataclasses.replace(learner, setup=setup), "gpu", monkeypatch)
 
 
+def test_launches_go_side_by_side_on_one_device(monkeypatch):
+    learner = learner_with_kernels(monkeypatch)
+    assert SIDE_BY_SIDE.items() <= options_of(learner, "gpu", monkeypatch).items()
+    two = dataclasses.replace(learner, setup=dataclasses.replace(learner.setup, num_devices=2))
+    options = options_of(two, "gpu", monkeypatch)
+    assert options
+    assert not SIDE_BY_SIDE.keys() & options.keys()
+
+
 def test_a_run_is_traced_without_garbage_collection_and_compiled_with_its_options(monkeypatch):
-    learner, given, collecting = make_learner(small_config()), [], []
+    learner, collecting = make_learner(small_config()), []
     monkeypatch.setattr(chunks, "compiler_options", lambda setup: {"xla_gpu_enable_triton_gemm": False})
-    jit = jax.jit
-    monkeypatch.setattr(jax, "jit", lambda *args, **kwargs: given.append(kwargs) or jit(*args, **kwargs))
     monkeypatch.setattr(chunks, "run", lambda *_, num_updates: collecting.append(gc.isenabled()))
-    lower_chunk(learner, abstract_state(learner), 1)
-    assert given[-1]["compiler_options"] == {"xla_gpu_enable_triton_gemm": False}
+    lowered, options, _ = lower_chunk(learner, abstract_state(learner), 1)
+    given = Lowered(needed=10)
+    finish_chunk(given, options, 0.0)
+    assert given.options == [{"xla_gpu_enable_triton_gemm": False}]
     assert collecting == [False]
+    assert callable(finish_chunk(lowered, options, 0.0)[0])
+
+
+class Lowered:
+    """What is compiled to a program that needs so many bytes, fewer where launches go one by one."""
+
+    def __init__(self, needed):
+        self.needed, self.options = needed, []
+
+    def compile(self, compiler_options):
+        self.options.append(compiler_options)
+        return self.needed // 2 if ONE_BY_ONE.items() <= compiler_options.items() else self.needed
+
+
+@pytest.mark.parametrize(("needed", "compiled"), [(100, 100), (101, 50)])
+def test_launches_go_one_by_one_where_there_is_no_memory_for_them_side_by_side(needed, compiled, monkeypatch):
+    monkeypatch.setattr(chunks, "bytes_needed", lambda program: program)
+    monkeypatch.setattr(chunks, "bytes_free", lambda: 100)
+    lowered = Lowered(needed)
+    assert compile_lowered(lowered, {"other": True, **SIDE_BY_SIDE}) == compiled
+    assert lowered.options == [{"other": True, **SIDE_BY_SIDE}, {"other": True, **ONE_BY_ONE}][: 1 + (needed > 100)]
+    assert compile_lowered(Lowered(1000), {"other": True}) == 1000  # nothing to be had
 
 
 def test_garbage_is_collected_again_after_tracing():
