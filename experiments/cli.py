@@ -40,8 +40,8 @@ COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs a command; bad input ends with one sentence and exit status 2, bad numbers in a run with exit status 1."""
-    if argv is None:  # from a shell: modules of one's own in the current folder are found, as `python -m` finds them
-        sys.path.insert(0, str(Path.cwd()))
+    if argv is None:  # from a shell: modules of one's own in the current folder are found, where no library is named so
+        sys.path.append(str(Path.cwd()))
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE)

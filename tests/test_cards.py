@@ -1,5 +1,6 @@
 """Which cards get kernels: what XLA would refuse is never traced."""
 
+import importlib
 import importlib.machinery
 import sys
 import types
@@ -52,6 +53,10 @@ def test_an_older_card_gets_plain_xla(monkeypatch, function, capability, kernel)
     except RuntimeError as error:
         pytest.skip(f"this JAX lowers to CUDA only where there is one: {error}")
     assert ("triton" in text) == kernel
+
+
+def test_mlir_finds_tritons_dialect():
+    assert importlib.import_module("jaxlib.mlir.dialects.tt")
 
 
 def test_lowering_a_kernel_looks_for_no_module(monkeypatch):

@@ -116,6 +116,15 @@ def test_more_agents_than_a_program_takes(sizes, k):
             check(IMPLEMENTATIONS["kernel"], *places, rng.random(n) < 0.8, k)
 
 
+@pytest.mark.parametrize("k", [3, 14])
+def test_float32_places_where_jax_counts_in_64_bits(k):
+    x, y = np.random.default_rng(k).uniform(size=(2, 20)).astype(np.float32)
+    with jax.enable_x64(True):
+        index, found = nearest_neighbors_kernel(x, y, np.ones(20, bool), k, interpret=True)
+    assert found.all()
+    np.testing.assert_array_equal(index, expected_neighbors(x, y, np.ones(20, bool), k))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("n", "ties"), [(1_000, False), (1_000, True), (5_000, False)])
 def test_thousands_of_agents(n, ties):

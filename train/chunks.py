@@ -9,11 +9,11 @@ from typing import Any
 import jax
 from jax.sharding import SingleDeviceSharding
 
-from wdjax.train.devices import state_shardings
+from wdjax.train.devices import device_of_new_arrays, state_shardings
 from wdjax.train.kernels.towers import are_used
 from wdjax.train.learner import Learner, init, run
 from wdjax.train.memory import bytes_free, bytes_needed
-from wdjax.train.startup import device_of_new_arrays, no_garbage_collection
+from wdjax.train.startup import no_garbage_collection
 from wdjax.train.state import Setup, TrainState
 
 # the order of a program's launches: what XLA calls a command buffer, which is a CUDA graph

@@ -19,6 +19,12 @@ from wdjax.train.state import Setup, TrainState
 from wdjax.vector import VectorState
 
 
+def device_of_new_arrays() -> jax.Device:
+    """Returns where jax puts an array that nobody places, as `jax.default_device` says; without making one."""
+    chosen = jax.config.jax_default_device
+    return jax.local_devices(backend=chosen)[0] if chosen is None or isinstance(chosen, str) else chosen
+
+
 def choose_devices(config: TrainConfig) -> int:
     """Returns on how many devices a run goes: `devices`, or the most that there are and that divide its blocks.
 

@@ -110,8 +110,8 @@ def draw_ahead(
         (`env_key`, `draws`) of play_step, each with a leading [T].
     """
     all_ahead = jax.default_backend() == "cpu" and setup.replicas.num_envs <= FEW_REPLICAS
-    by_kernels = all(player.towers is not None for player in players.values())
-    env_key = jax.vmap(setup.replicas.draw_keys)(keys[:, 0]) if all_ahead or by_kernels else keys[:, 0]
+    have_towers = all(player.towers is not None for player in players.values())
+    env_key = jax.vmap(setup.replicas.draw_keys)(keys[:, 0]) if all_ahead or have_towers else keys[:, 0]
     draws = {name: keys[:, 1 + i] for i, name in enumerate(setup.policies)}
     for name, policy in setup.policies.items():
         takes = players[name].towers is not None or (all_ahead and isinstance(policy.distribution, Categorical))

@@ -23,7 +23,7 @@ def no_garbage_collection() -> Iterator[None]:
 
 def wake_device() -> None:
     """Makes a first key, in a thread: jax finds its devices and a GPU reserves its memory, which takes seconds, and the
-    program that makes keys is compiled, which no cache holds."""
+    program that makes keys is compiled, which is too quick for the cache."""
     chosen = jax.config.jax_default_device  # may be this thread's own
 
     def make_key() -> None:
@@ -32,9 +32,3 @@ def wake_device() -> None:
             jax.random.key(0)
 
     threading.Thread(target=make_key).start()
-
-
-def device_of_new_arrays() -> jax.Device:
-    """Returns where jax puts an array that nobody places, as `jax.default_device` says; without making one."""
-    chosen = jax.config.jax_default_device
-    return jax.local_devices(backend=chosen)[0] if chosen is None or isinstance(chosen, str) else chosen

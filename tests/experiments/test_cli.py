@@ -78,8 +78,18 @@ def test_the_device_wakes_up_while_the_trainer_is_imported(tmp_path):
     said = {
         "before a command is known": False, "connected when the device wakes": True, "and imported a Trainer": False
     }  # fmt: skip
-    assert ended.stderr == f"wdjax: {said}\n"
+    assert ended.stderr.splitlines()[-1] == f"wdjax: {said}"
     assert ended.returncode == 2
+
+
+def test_a_file_of_ones_own_never_stands_for_a_library(tmp_path):
+    for name in ("queue", "yaml"):
+        (tmp_path / f"{name}.py").write_text("raise RuntimeError('not the library')")
+    code = "import sys; sys.argv = ['wdjax', 'list']; from wdjax.experiments.cli import main; main()"
+    command = [sys.executable, "-P", "-c", code]  # -P: as from a shell, where sys.path begins with the script's folder
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert "tag_continuous" in ended.stdout
 
 
 def test_eval_prints_the_cross_play_table(run, capsys, tmp_path):

@@ -1,6 +1,7 @@
 """Random numbers of a rollout and of shuffling: those of a block depend on nothing but the key and the block."""
 
 import functools
+import types
 
 import jax
 import jax.numpy as jnp
@@ -102,12 +103,16 @@ def test_actions_of_a_block_come_from_its_key(distribution):
     assert jnp.any(draw(keys[::-1], outputs)[:3] != actions[:3])
 
 
-def test_what_is_drawn_before_the_steps_is_what_they_would_draw(monkeypatch):
+def small_game():
     game = {"num_taggers": 1, "grid_length": 4, "episode_length": 3, "random_start": True}
     network = {"hidden_sizes": [8]}
     policies = {"tagger": {"network": network}, "runner": {"network": network, "trainable": False}}
     base = {"env": "tag_gridworld", "env_params": game, "num_envs": 6, "num_blocks": 3, "rollout_length": 7}
-    learner = make_learner(from_mapping(TrainConfig, {**base, "policies": policies}))
+    return make_learner(from_mapping(TrainConfig, {**base, "policies": policies}))
+
+
+def test_what_is_drawn_before_the_steps_is_what_they_would_draw(monkeypatch):
+    learner = small_game()
     state = learner.init(KEY)
 
     def play(state):
@@ -122,3 +127,21 @@ def test_what_is_drawn_before_the_steps_is_what_they_would_draw(monkeypatch):
     monkeypatch.setattr(rollouts, "draw_ahead", in_each_step)
     jax.tree.map(np.testing.assert_array_equal, ahead, jax.jit(lambda state: play(state))(state))
     assert jnp.any(ahead[1].over)
+
+
+def test_keys_of_replicas_are_drawn_before_the_steps_where_all_policies_have_kernels(monkeypatch):
+    monkeypatch.setattr(rollouts, "FEW_REPLICAS", 0)  # few of them on a CPU are the other reason
+    setup = small_game().setup
+    keys = step_keys(KEY, 7, 1 + len(setup.policies), 3)
+    with_kernel, without = types.SimpleNamespace(towers=()), types.SimpleNamespace(towers=None)
+    ahead, draws = rollouts.draw_ahead(setup, {"tagger": with_kernel, "runner": with_kernel}, {}, keys)
+    in_a_step = setup.replicas.draw_keys(keys[4, 0])
+    jax.tree.map(same_keys, jax.tree.map(lambda leaf: leaf[4], ahead), in_a_step)
+    assert draws["tagger"].dtype == jnp.float32
+    one, draws = rollouts.draw_ahead(setup, {"tagger": with_kernel, "runner": without}, {}, keys)
+    same_keys(one, keys[:, 0])
+    same_keys(draws["runner"], keys[:, 1 + list(setup.policies).index("runner")])
+
+
+def same_keys(a, b):
+    np.testing.assert_array_equal(jax.random.key_data(a), jax.random.key_data(b))

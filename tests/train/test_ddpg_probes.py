@@ -36,7 +36,10 @@ ALGORITHMS = {
 }
 
 
-@pytest.fixture(scope="module", params=["DDPG", pytest.param("TD3 of 3 steps", marks=pytest.mark.slow)])
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ALGORITHMS if name != "DDPG"]
+
+
+@pytest.fixture(scope="module", params=["DDPG", *SLOW])
 def algorithm(request):
     return ALGORITHMS[request.param]
 

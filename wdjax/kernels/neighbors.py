@@ -84,7 +84,7 @@ def _call(kernel: Callable, shapes: Any, num_agents: int, interpret: bool) -> Ca
 
 
 def _scene(x: jax.Array, y: jax.Array, active: jax.Array, k: int, *more: jax.Array) -> jax.Array:
-    """Returns what a program reads of others in one array, as XLA would write several one after the other: x and then y
+    """Returns what a program reads of others, in one array: XLA would write several with a launch each. First x, then y
     of whole blocks, infinite for who is not active, that is infinitely far from everybody; then `more`."""
     beyond = _num_places(x.shape[0], k) - x.shape[0]
     far, y = (jnp.pad(jnp.where(active, place, jnp.inf), (0, beyond), constant_values=jnp.inf) for place in (x, y))
@@ -157,8 +157,8 @@ def _read_tile(
     value = triton.load(scene_ref.at[first + source * num_columns + feature], mask=seen, other=0.0)
     if first_column >= num_relative * k:
         return value
-    own = first + agent * num_columns + feature
-    own = triton.load(scene_ref.at[own], mask=written & (feature < num_relative), other=0.0)
+    place = first + agent * num_columns + feature
+    own = triton.load(scene_ref.at[place], mask=written & (feature < num_relative), other=0.0)
     return jnp.where(seen, value - own, 0.0)
 
 
@@ -219,7 +219,7 @@ def _smallest_keys(square, num_agents: int, k: int) -> list[jax.Array]:
     low, size = _low_bits(num_agents), _block_size(k)
 
     def merge_block(block: jax.Array, kept: tuple) -> tuple:
-        first = block * size
+        first = block.astype(jnp.int32) * size  # with jax_enable_x64 loops count in int64
         bits = [jax.lax.bitcast_convert_type(square(first + i), jnp.int32) for i in range(size)]
         keys = _sort([(key & ~low) | (first + i) for i, key in enumerate(bits)])
         return tuple(_merge_bitonic([jax.lax.min(a, b) for a, b in zip(kept, reversed(keys), strict=True)]))
@@ -262,7 +262,7 @@ def _sort_nearly_sorted(
     Returns (distances, indices, whether they are in order [ROWS] bool); (inf, -1): nobody.
     """
     low = _low_bits(num_agents)
-    places = [jax.lax.min(key & low, num_agents - 1) for key in keys]
+    places = [jnp.minimum(key & low, num_agents - 1) for key in keys]
     distances = [jnp.where(key < INFINITE, distance(place), jnp.inf) for key, place in zip(keys, places, strict=True)]
     indices = [jnp.where(far < jnp.inf, place, -1) for far, place in zip(distances, places, strict=True)]
     for i in range(len(keys) - 1):  # oneself sinks
@@ -296,7 +296,7 @@ def _nearest_by_insertion(distance, num_agents: int, k: int) -> tuple[jax.Array,
 
     def insert(j: jax.Array, held: tuple) -> tuple:
         distances, indices = held
-        far, j = distance(j), jnp.full((ROWS,), j)
+        far, j = distance(j), jnp.full((ROWS,), j, jnp.int32)
         nearer = [far < other for other in distances]  # from the place where j belongs on
         new_distances, new_indices = [], []
         for i in range(k):
@@ -307,5 +307,5 @@ def _nearest_by_insertion(distance, num_agents: int, k: int) -> tuple[jax.Array,
             new_indices.append(jax.lax.select(nearer[i], at[1], indices[i]))
         return tuple(new_distances), tuple(new_indices)
 
-    start = (jnp.full((ROWS,), jnp.inf),) * k, (jnp.full((ROWS,), -1, jnp.int32),) * k
+    start = (jnp.full((ROWS,), jnp.inf, jnp.float32),) * k, (jnp.full((ROWS,), -1, jnp.int32),) * k
     return jax.lax.fori_loop(0, num_agents, insert, start)[1]
