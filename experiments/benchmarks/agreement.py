@@ -1,6 +1,10 @@
-"""Whether the kernel of `wdjax.play` plays the same as a scan of the same step, on this device.
+"""Whether kernels give what plain XLA gives, on this device.
 
-    python -m wdjax.experiments.benchmarks.agreement          # the games of classic control, one after the other
+    python -m wdjax.experiments.benchmarks.agreement          # one line for each comparison
+
+`wdjax.play` against a scan of the same step, in the games of classic control; and the nearest neighbours, their indices
+and the rows written of them, against `lax.top_k`, in scenes of 1 to 5,000 agents. On a CPU, where kernels go step by
+step, scenes are few and small.
 """
 
 import functools
@@ -10,13 +14,68 @@ import numpy as np
 
 import wdjax
 from wdjax.experiments.benchmarks.rows import GAMES
+from wdjax.kernels.neighbors import nearest_neighbors_kernel, neighbor_rows_kernel
+from wdjax.neighbors import nearest_neighbors_simple, neighbor_rows_simple
 from wdjax.playing import PlayState, Transition, play, play_step, start_play, uniform_action
+
+# agents, neighbours: as many as there are, too; 14 and more are searched in another way
+SIZES = ((1, 1), (2, 2), (31, 3), (33, 14), (97, 20), (105, 10), (110, 10), (1_000, 10), (5_000, 10))
+ON_CPU = 3  # the first so many
 
 
 def main() -> None:
-    """Compares all games; raises RuntimeError at the first that disagrees."""
+    """Compares all; raises RuntimeError at the first that disagrees."""
+    for num_agents, k in SIZES if jax.default_backend() == "gpu" else SIZES[:ON_CPU]:
+        print(compare_neighbors(num_agents, k), flush=True)
     for game in GAMES:
         print(compare(game), flush=True)
+
+
+def scenes(num_agents: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns x, y and who is active of several scenes, [scenes, num_agents] each: random places with all and with some
+    active, ties, everybody in one point, nobody active, and a crowd nearer together than the kernel's keys tell apart.
+    """
+    rng = np.random.default_rng(num_agents)
+    everybody, some = np.ones(num_agents, bool), rng.random(num_agents) < 0.7
+    shape = (2, num_agents)
+    plane, grid, point = rng.uniform(0, 20, shape), rng.integers(0, 5, shape), np.ones(shape)
+    crowd = np.stack([np.full(num_agents, 1.25), np.sqrt(rng.integers(0, 8, num_agents) * 2.0**-23)])
+    played = ((plane, everybody), (plane, some), (grid, some), (point, everybody), (plane, ~everybody), (crowd, some))
+    x, y, active = zip(*((*places, who) for places, who in played), strict=True)
+    return np.stack(x).astype(np.float32), np.stack(y).astype(np.float32), np.stack(active)
+
+
+def compare_neighbors(num_agents: int, k: int) -> str:
+    """Finds the nearest in `scenes` by the kernel and by plain XLA. Returns that they agree, in words.
+
+    Raises:
+        RuntimeError: where an index differs, whether there is a neighbour, or a bit of a row.
+    """
+    interpret = jax.default_backend() != "gpu"
+    x, y, active = scenes(num_agents)
+    rng = np.random.default_rng(0)
+    features = rng.normal(size=(*x.shape, 7)).astype(np.float32)
+    own = rng.normal(size=(*x.shape, 1)).astype(np.float32)
+    sizes = (num_agents // 10, num_agents - num_agents // 10) if num_agents >= 10 else (num_agents,)
+
+    def find(nearest, rows) -> dict[str, np.ndarray]:
+        index, found = jax.jit(jax.vmap(functools.partial(nearest, k=k)))(x, y, active)
+        written = functools.partial(rows, k=k, num_relative=5, sizes=sizes)
+        groups = jax.jit(jax.vmap(written))(x, y, active, features, own)
+        index = np.where(found, index, -1)  # nobody's index means nothing
+        return {"indices": index, "rows": np.concatenate(groups, axis=1).view(np.int32)}
+
+    kernels = nearest_neighbors_kernel, neighbor_rows_kernel
+    by_kernel = find(*(functools.partial(kernel, interpret=interpret) for kernel in kernels))
+    simple = find(nearest_neighbors_simple, neighbor_rows_simple)
+    differing = {name: int((by_kernel[name] != simple[name]).any(axis=2).sum()) for name in simple}
+    text = (
+        f"neighbours, {num_agents:,} agents, k = {k}, {len(x)} scenes, kernel against top_k: of {active.size:,} agents "
+        + ", ".join(f"{name} differ in {number}" for name, number in differing.items())
+    )
+    if any(differing.values()):
+        raise RuntimeError(text)
+    return text
 
 
 def compare(game: str, num_envs: int = 10_000, num_steps: int = 50) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import wdjax
-from wdjax.experiments.benchmarks import startup, suite
+from wdjax.experiments.benchmarks import agreement, startup, suite
 from wdjax.experiments.benchmarks.measure import measure
 from wdjax.experiments.benchmarks.programs import act, make_program, play, sum_of
 from wdjax.experiments.benchmarks.rows import WORKLOADS, Target, Workload
@@ -299,6 +299,15 @@ def test_a_row_in_a_process_of_its_own(tmp_path):
     (row,) = json.loads(file.read_text())
     assert (row["row"], row["env_steps"]) == ("cartpole_10k", 200_000)
     assert "Environment stepping" in ended.stdout
+
+
+@pytest.mark.parametrize("name", ["nearest_neighbors_kernel", "neighbor_rows_kernel"])
+def test_a_kernel_that_finds_others_is_told(name, monkeypatch):
+    assert agreement.compare_neighbors(12, 3).endswith("indices differ in 0, rows differ in 0")
+    kernel = getattr(agreement, name)
+    monkeypatch.setattr(agreement, name, lambda x, y, *rest, **options: kernel(y, x[::-1], *rest, **options))
+    with pytest.raises(RuntimeError, match=f"{'indices' if 'nearest' in name else 'rows'} differ in [1-9]"):
+        agreement.compare_neighbors(12, 3)
 
 
 @pytest.mark.slow
