@@ -204,6 +204,7 @@ def test_curve_by_hand():
     assert mean_return(one_bin, "agent", np.array([0, 1])) == 5.0  # (1 x 2 + 3 x 6) / 4
 
 
+@pytest.mark.slow
 def test_script_stores_checks_and_refuses(tiny, quick_compile, monkeypatch, tmp_path, capsys):
     monkeypatch.setitem(ROWS, "tiny", dataclasses.replace(tiny, side_by_side=1))
     folder = ["--folder", str(tmp_path)]

@@ -21,6 +21,7 @@ def count_waits(policy):
     return len(found) - in_loops, in_loops
 
 
+@pytest.mark.slow
 def test_a2c_waits_once():
     assert count_waits(tiny_policy("A2C")) == (1, 0)  # gradients and metrics
     assert count_waits(tiny_policy("A2C", **SCALED)) == (2, 0)  # moments before them

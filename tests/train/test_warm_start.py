@@ -115,6 +115,7 @@ def test_names_of_a_checkpoint(tmp_path):
         split_checkpoint("runs/a@bets")
 
 
+@pytest.mark.slow
 def test_newest_and_best_and_what_else_is_new(source):
     folder, newest, best = source
     learner = make_learner(two_halves(f"{folder}:both", theirs=f"{folder}@best:both"))
