@@ -16,7 +16,7 @@ from wdjax.train.memory import bytes_free, bytes_needed
 from wdjax.train.startup import no_garbage_collection
 from wdjax.train.state import Setup, TrainState
 
-# the order of a program's launches: what XLA calls a command buffer, which is a CUDA graph
+# how XLA orders the launches of a command buffer (a CUDA graph) that do not need each other
 SIDE_BY_SIDE = {"xla_gpu_command_buffer_scheduling_mode": "CONCURRENT"}
 ONE_BY_ONE = {"xla_gpu_command_buffer_scheduling_mode": "LHS"}
 

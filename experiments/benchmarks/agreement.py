@@ -8,6 +8,7 @@ step, scenes are few and small.
 """
 
 import functools
+from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -28,7 +29,7 @@ def main() -> None:
     for num_agents, k in SIZES if jax.default_backend() == "gpu" else SIZES[:ON_CPU]:
         print(compare_neighbors(num_agents, k), flush=True)
     for game in GAMES:
-        print(compare(game), flush=True)
+        print(compare_play(game), flush=True)
 
 
 def scenes(num_agents: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -58,7 +59,7 @@ def compare_neighbors(num_agents: int, k: int) -> str:
     own = rng.normal(size=(*x.shape, 1)).astype(np.float32)
     sizes = (num_agents // 10, num_agents - num_agents // 10) if num_agents >= 10 else (num_agents,)
 
-    def find(nearest, rows) -> dict[str, np.ndarray]:
+    def find(nearest: Callable, rows: Callable) -> dict[str, np.ndarray]:
         index, found = jax.jit(jax.vmap(functools.partial(nearest, k=k)))(x, y, active)
         written = functools.partial(rows, k=k, num_relative=5, sizes=sizes)
         groups = jax.jit(jax.vmap(written))(x, y, active, features, own)
@@ -78,7 +79,7 @@ def compare_neighbors(num_agents: int, k: int) -> str:
     return text
 
 
-def compare(game: str, num_envs: int = 10_000, num_steps: int = 50) -> str:
+def compare_play(game: str, num_envs: int = 10_000, num_steps: int = 50) -> str:
     """Plays by the kernel and by a scan from the same state. Returns how far they agree, in words.
 
     Raises:
