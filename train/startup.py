@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 import jax
 
+from wdjax.checks import one_line
+
 
 @contextlib.contextmanager
 def no_garbage_collection() -> Iterator[None]:
@@ -22,13 +24,21 @@ def no_garbage_collection() -> Iterator[None]:
 
 
 def wake_device() -> None:
-    """Makes a first key, in a thread: jax finds its devices and a GPU reserves its memory, which takes seconds, and the
-    program that makes keys is compiled, which is too quick for the cache."""
+    """Has jax find its devices, and makes a first key in a thread: a GPU reserves its memory, which takes seconds, and
+    the program that makes keys is compiled, which is too quick for the cache.
+
+    Raises:
+        OSError: where jax cannot use a device that it is made for, or was told to use.
+    """
+    try:
+        jax.devices()  # not in the thread: jax says but once that a GPU fails, and then computes on the CPU
+    except RuntimeError as error:
+        raise OSError(one_line(error)) from error
     chosen = jax.config.jax_default_device  # may be this thread's own
 
     def make_key() -> None:
-        missing_or_full = RuntimeError  # is said again, where the device is needed
-        with contextlib.suppress(missing_or_full), jax.default_device(chosen):
+        full = RuntimeError  # is said again, where the device is needed
+        with contextlib.suppress(full), jax.default_device(chosen):
             jax.random.key(0)
 
     threading.Thread(target=make_key).start()

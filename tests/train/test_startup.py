@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 
+from wdjax.train import load_config, make_learner
 from wdjax.train.startup import no_garbage_collection, wake_device
 
 
@@ -18,7 +19,18 @@ def wake():
         thread.join()
 
 
-def test_a_device_that_cannot_wake_says_so_where_it_is_needed(monkeypatch):
+def test_a_device_that_fails_is_not_replaced_by_the_cpu(monkeypatch):
+    """jax itself says it once; whoever asks again gets the CPU."""
+
+    def refuse():
+        raise RuntimeError("Unable to initialize backend 'cuda':\n(set JAX_PLATFORMS='' ...)")
+
+    monkeypatch.setattr(jax, "devices", refuse)
+    with pytest.raises(OSError, match=r"^Unable to initialize backend 'cuda': \(set JAX_PLATFORMS"):
+        make_learner(load_config("cartpole_ppo"))
+
+
+def test_a_device_that_is_full_says_so_where_it_is_needed(monkeypatch):
     called, errors = threading.Event(), []
 
     def refuse(*_):
@@ -32,6 +44,7 @@ def test_a_device_that_cannot_wake_says_so_where_it_is_needed(monkeypatch):
     assert not errors
 
 
+@pytest.mark.slow  # what it makes jax forget, others need again
 @pytest.mark.parametrize("chosen", [None, "cpu", 1])
 def test_what_makes_keys_is_compiled_when_the_device_is_awake(chosen, caplog):
     jax.clear_caches()
