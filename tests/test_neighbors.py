@@ -108,7 +108,7 @@ def test_crowds_nearer_together_than_the_kernel_tells_apart_at_first(spread):
         check(IMPLEMENTATIONS["kernel"], x, y, np.ones(N, bool), 3)
 
 
-@pytest.mark.parametrize(("sizes", "k"), [((1, 2), 1), ((33, 105), 10)])
+@pytest.mark.parametrize(("sizes", "k"), [((1, 2), 1), pytest.param((33, 105), 10, marks=pytest.mark.slow)])
 def test_more_agents_than_a_program_takes(sizes, k):
     rng = np.random.default_rng(1)
     for n in sizes:

@@ -323,14 +323,14 @@ def test_startup_runs_the_command():
 
 @pytest.mark.slow
 def test_the_peer_learns():
-    """What wdjax is compared with is a PPO that works."""
+    """What wdjax is compared with is a PPO that works: eight seeds end between 245 and 473, others on other CPUs."""
     pytest.importorskip("gymnax")
     from wdjax.experiments.benchmarks import purejaxrl_style
 
     runner = jax.jit(purejaxrl_style.init)(jax.random.key(0))
     _, returned = jax.jit(lambda runner: purejaxrl_style.run(100, runner))(runner)
     assert returned[:5].mean() < 60
-    assert returned[-20:].mean() > 300
+    assert returned[-20:].mean() > 200
 
 
 def test_the_peer_has_the_presets_numbers():

@@ -175,6 +175,7 @@ def tiny(tmp_path_factory):
     return Row(str(file), size_of_parameters, {"greedy return": Target(1.0), "size": None}, seeds=2, side_by_side=2)
 
 
+@pytest.mark.slow
 def test_seeds_are_those_of_solo_runs(tiny, quick_compile, monkeypatch):
     with monkeypatch.context() as patch:  # where there are several GPUs, a run goes on all of them if it is not told
         patch.setattr(learner_module, "choose_devices", lambda config: config.devices or 2)

@@ -162,6 +162,7 @@ def test_what_fixes_shapes_has_its_own_program(tmp_path):
 # --- turns, devices, memory ---
 
 
+@pytest.mark.slow
 def test_members_on_eight_devices_say_nothing_to_each_other(whole, tmp_path):
     spread = sweep(CONFIG, VALUES, seeds=2, workdir=tmp_path / "eight", devices=8)
     alone = [row for row in whole[1] if row["seed"] < 2]

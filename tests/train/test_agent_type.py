@@ -113,6 +113,7 @@ def test_one_selector_has_no_types():
         assign_agents(env, env.default_params, {"pilot": pilot, "clerk": PolicyConfig()})
 
 
+@pytest.mark.slow
 def test_a_shared_policy_learns_what_differs_by_type():
     """Without the type the best is to please both rights, and earns 2."""
     policy = tiny_policy(

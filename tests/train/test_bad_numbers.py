@@ -134,7 +134,7 @@ ROWS = [("bad_reward", "rewards of policy 'pilot'"), ("bad_obs", "observations o
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize(("name", "said"), ROWS)
-@pytest.mark.parametrize("pilot", ["A2C", pytest.param("PPO", marks=pytest.mark.slow), "DDPG"])
+@pytest.mark.parametrize("pilot", ["A2C", *(pytest.param(name, marks=pytest.mark.slow) for name in ("PPO", "DDPG"))])
 def test_a_run_keeps_the_state_before_its_first_bad_row(pilot, name, said, value):
     learner = learner_of(pilot)
     first = with_params(learner.init(KEY), **{name: value})

@@ -186,6 +186,7 @@ def test_every_block_keeps_its_own_rows(learner):
 # --- populations ---
 
 
+@pytest.mark.slow
 def test_member_of_a_population_learns_what_its_solo_run_learns(learner):
     keys = jax.random.split(jax.random.key(7), 2)
     changes = {"agent.ddpg.tau": [0.1, 0.3], "agent.ddpg.critic_learning_rate": [2e-3, 1e-3],

@@ -62,7 +62,9 @@ def rows_to_learn_from(policy, num_rows):
     return Batch(obs, action, log_prob if policy.config.algorithm == "PPO" else None, live=live, **numbers)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name == "deep" else name for name in CASES]
+)
 def test_the_kernels_gradient_is_that_of_the_loss(name):
     policy, state, hypers, tolerance = make_case(name)
     assert policy.kernels.is_narrow == (not name.startswith("wide"))

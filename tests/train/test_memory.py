@@ -16,6 +16,7 @@ def memory(learner, num_updates):
     return learner.run.lower(state, num_updates=num_updates).compile().memory_analysis()
 
 
+@pytest.mark.slow
 def test_memory_is_the_same_at_10_and_at_10_000_updates(learner, quick_compile):
     """Arguments to the byte; results grow by the metrics, one scalar of 4 bytes each an update, and temporaries by as
     much, where all metrics of an update lie in one row until the end."""

@@ -85,7 +85,9 @@ def test_action_fits_what_is_seen(option, algorithm):
 
 @pytest.mark.parametrize(("option", "algorithm"), CASES)
 def test_value_after_a_time_limit(option, algorithm):
-    np.testing.assert_allclose(learn(option, algorithm)["final_obs"][1], [-ENDLESS, ENDLESS], atol=0.3)
+    # what a recurrent policy remembers at the end it knows from nowhere else: over seeds its values are 0.5 off at most
+    atol = 1.0 if option == "recurrent" else 0.3  # without a value after the limit they would be 1.6 off
+    np.testing.assert_allclose(learn(option, algorithm)["final_obs"][1], [-ENDLESS, ENDLESS], atol=atol)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

@@ -167,6 +167,7 @@ def test_a_script_of_ones_own(run):
     np.testing.assert_array_equal(cells["second",].episode_return["agent"], 1.0)
 
 
+@pytest.mark.slow
 def test_deterministic_and_gaussian_policies_meet():
     """DDPG against PPO in a box, beside a masked policy; every actor clips to its own box."""
     common = {"clerk": tiny_policy("A2C")}

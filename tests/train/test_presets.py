@@ -135,7 +135,7 @@ def test_preset_loads(preset):
 
 # every environment and every algorithm; what the others have besides is tested elsewhere, and here in the slow tests
 QUICK = {
-    "tag_small", "tag_continuous", "tag_gridworld", "cartpole_ppo", "acrobot", "mountain_car", "pendulum_ppo",
+    "tag_small", "tag_gridworld", "cartpole_ppo", "acrobot", "mountain_car", "pendulum_ppo",
     "continuous_mountain_car_ddpg",
 }  # fmt: skip
 

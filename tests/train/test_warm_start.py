@@ -133,6 +133,7 @@ def test_newest_and_best_and_what_else_is_new(source):
     assert_equal(jax.random.key_data(state.key), jax.random.key_data(fresh.key))
 
 
+@pytest.mark.slow
 def test_one_half_of_a_group_is_trained_on_and_the_other_stays(source):
     folder, newest, _ = source
     learner = make_learner(two_halves(f"{folder}:both"))
@@ -198,6 +199,7 @@ def test_reward_statistics_are_taken_where_both_have_them(own, loaded, expected)
     assert only_own.normalizer == Normalizer(None, own)
 
 
+@pytest.mark.slow
 def test_a_population_begins_with_it_too(source):
     """Also where the checkpoint is first read while vmap or jit traces."""
     folder, newest, _ = source
