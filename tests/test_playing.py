@@ -178,6 +178,12 @@ def test_uniform_action_takes_every_value():
         for column, n in zip(actions.reshape(6_000, -1).T, counts, strict=True):
             share = np.bincount(column, minlength=n) / 6_000
             np.testing.assert_allclose(share, 1 / n, atol=0.02)
+    pairs = wdjax.MultiDiscrete((2, 3)).batch(50)
+    assert pairs.contains(uniform_action(pairs, keys[0]))
+    both = wdjax.Dict({"one": wdjax.Discrete(3).batch(3_000), "other": wdjax.Discrete(3).batch(3_000)})
+    drawn = uniform_action(both, keys[0])
+    assert both.contains(drawn)
+    np.testing.assert_allclose((drawn["one"] == drawn["other"]).mean(), 1 / 3, atol=0.03)  # keys of their own
     boxes = jax.vmap(functools.partial(uniform_action, wdjax.Box(-2.0, 3.0, (2,))))(keys)
     assert boxes.min() >= -2.0
     assert boxes.max() < 3.0

@@ -20,7 +20,7 @@ from flax import struct
 from wdjax.checks import require_integer
 from wdjax.env import Env
 from wdjax.replicas import scan_replicas
-from wdjax.spaces import Discrete, MultiDiscrete, Space
+from wdjax.spaces import Dict, Discrete, MultiDiscrete, Space
 from wdjax.vector import select, when_any
 
 DRAW_AHEAD = 8  # steps between draws of the starts that were used up, all replicas of a block together
@@ -126,11 +126,15 @@ def play_step(
 def uniform_action(space: Space, key: jax.Array) -> Any:
     """Draws an action uniformly, like `space.sample`, at a quarter of its cost where the space is discrete.
 
-    One word is drawn for each component and its remainder taken: probabilities are off by less than n / 2^32.
+    One word is drawn for each component and its remainder taken: probabilities are off by less than n / 2^32. Every
+    space of a Dict is drawn so, from a key of its own.
     """
+    if isinstance(space, Dict):
+        keys = jax.random.split(key, len(space.spaces))
+        return {name: uniform_action(own, keys[i]) for i, (name, own) in enumerate(space.spaces.items())}
     if isinstance(space, (Discrete, MultiDiscrete)):
         sizes = jnp.asarray(space.n if isinstance(space, Discrete) else space.nvec, jnp.uint32)
-        return (jax.random.bits(key, space.shape) % sizes).astype(space.dtype)
+        return (jax.random.bits(key, space.shape) % jnp.broadcast_to(sizes, space.shape)).astype(space.dtype)
     return space.sample(key)
 
 

@@ -114,7 +114,7 @@ def play(replicas: VectorEnv, num_steps: int, key: jax.Array, state: VectorState
     def step(carry: tuple, key: jax.Array) -> tuple[tuple, None]:
         state, seen, earned = carry
         action_key, step_key = jax.random.split(key)
-        action = space.batch(replicas.num_envs).sample(action_key)
+        action = uniform_action(space.batch(replicas.num_envs), action_key)
         obs, state, *flags, _ = replicas.step(step_key, state, action, params)
         return (state, seen + row_sums(obs), earned + row_sums(flags)), None
 
