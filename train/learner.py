@@ -84,7 +84,7 @@ def make_setup(config: TrainConfig) -> Setup:
     """Checks a configuration and builds the fixed part of a run from it."""
     config = from_mapping(TrainConfig, config)  # one that was built in Python may hold any type
     env, env_params, assignments = validate(config)
-    wake_device()
+    wake_device().result()
     require_spaces(env, env_params)
     reset = config.reset if isinstance(config.reset, str) else ResetPool(config.reset)
     replicas = vectorize(env, config.num_envs, reset)

@@ -2,8 +2,8 @@
 
 import contextlib
 import gc
-import threading
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import jax
 
@@ -23,22 +23,30 @@ def no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-def wake_device() -> None:
-    """Has jax find its devices, and makes a first key in a thread: a GPU reserves its memory, which takes seconds, and
-    the program that makes keys is compiled, which is too quick for the cache.
+def wake_device() -> Future[list[jax.Device]]:
+    """Begins, in a thread, to find jax's devices and to make a first key: a GPU reserves its memory, which takes
+    seconds, and the program that makes keys is compiled, which is too quick for the cache.
 
-    Raises:
-        OSError: where jax cannot use a device that it is made for, or was told to use.
+    Returns:
+        what will hold the devices. Ask for its result() before anything else of jax that computes: that raises OSError
+        where a device cannot be used. jax says so only once, and whoever asks again gets the CPU.
     """
-    try:
-        jax.devices()  # not in the thread: jax says but once that a GPU fails, and then computes on the CPU
-    except RuntimeError as error:
-        raise OSError(one_line(error)) from error
     chosen = jax.config.jax_default_device  # may be this thread's own
 
     def make_key() -> None:
-        full = RuntimeError  # is said again, where the device is needed
-        with contextlib.suppress(full), jax.default_device(chosen):
+        with jax.default_device(chosen):
             jax.random.key(0)
 
-    threading.Thread(target=make_key).start()
+    pool = ThreadPoolExecutor(1)
+    devices = pool.submit(find_devices)
+    pool.submit(make_key)  # nobody asks how it went: a device that is full says so again, where it is needed
+    pool.shutdown(wait=False)
+    return devices
+
+
+def find_devices() -> list[jax.Device]:
+    """Returns jax's devices; raises OSError, in a sentence, where one cannot be used that jax is made for."""
+    try:
+        return jax.devices()
+    except RuntimeError as error:
+        raise OSError(one_line(error)) from error

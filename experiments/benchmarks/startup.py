@@ -141,9 +141,12 @@ def command_line() -> Callable[[Sequence[str]], None]:
         jax.config.update("jax_compilation_cache_dir", str(cache))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
         config = learning.load_config(PRESET)
-        wake_device()
         with no_garbage_collection():
-            trainer = learning.Trainer(config, arguments[1])
+            devices = wake_device()
+            trainer_class = learning.Trainer
+        devices.result()
+        with no_garbage_collection():
+            trainer = trainer_class(config, arguments[1])
         trainer.train()
 
     return train

@@ -53,10 +53,13 @@ def train(arguments: list[str]) -> None:
     parsed = parse(TrainArguments, f"wdjax train {preset}", changes, default=default)
     validate(parsed.config)
     connect(parsed.coordinator, parsed.num_processes, parsed.process_id)
-    wake_device()  # it takes a while, and so does importing the Trainer, in the meantime
+    with no_garbage_collection():
+        devices = wake_device()  # it takes a while, and so does importing the Trainer
+        trainer_class = learning.Trainer
+    devices.result()
     config = scaled(parsed) if parsed.auto_scale or parsed.auto_scale_rollout else parsed.config
     with no_garbage_collection():
-        trainer = learning.Trainer(config, parsed.workdir, parsed.resume, debug=parsed.debug)
+        trainer = trainer_class(config, parsed.workdir, parsed.resume, debug=parsed.debug)
     trainer.train()
     if trainer.stopped:
         raise SystemExit(STOPPED)

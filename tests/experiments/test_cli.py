@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -80,6 +81,17 @@ def test_the_device_wakes_up_while_the_trainer_is_imported(tmp_path):
     }  # fmt: skip
     assert ended.stderr.splitlines()[-1] == f"wdjax: {said}"
     assert ended.returncode == 2
+
+
+@pytest.mark.parametrize("command", ["train", "sweep"])
+def test_a_gpu_that_fails_is_not_replaced_by_the_cpu(command, capsys, monkeypatch, tmp_path):
+    def refuse():
+        raise RuntimeError("Unable to initialize backend 'cuda':\nno driver")
+
+    monkeypatch.setattr(jax, "devices", refuse)
+    said = refused([command, "tag_small", "--workdir", str(tmp_path / "run")], capsys)
+    assert said == "wdjax: Unable to initialize backend 'cuda': no driver"
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_file_of_ones_own_never_stands_for_a_library(tmp_path):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import gc
+import types
 
 import jax
 import numpy as np
@@ -55,7 +56,8 @@ def test_nothing_is_put_on_the_device_before_the_first_program_is_lowered(preset
 
 def test_the_device_wakes_up_before_anything_is_traced(monkeypatch):
     called = []
-    monkeypatch.setattr(learner_module, "wake_device", lambda: called.append("wake"))
+    devices = types.SimpleNamespace(result=lambda: called.append("wake"))
+    monkeypatch.setattr(learner_module, "wake_device", lambda: devices)
     monkeypatch.setattr(learner_module, "require_spaces", lambda *_: called.append("trace"))
     make_learner(small_config())
     assert called == ["wake", "trace"]

@@ -14,7 +14,7 @@ from wdjax.train.startup import no_garbage_collection, wake_device
 def wake():
     """Wakes the device, and waits until it is awake."""
     before = set(threading.enumerate())
-    wake_device()
+    assert wake_device().result() == jax.devices()
     for thread in set(threading.enumerate()) - before:
         thread.join()
 
