@@ -67,6 +67,7 @@ def make_learner(config: TrainConfig) -> Learner:
 
     Raises:
         ValueError, TypeError: for a configuration that does not fit, before anything is traced.
+        OSError: where jax cannot use a device that it is made for.
     """
     setup = make_setup(config)
     start = jax.jit(functools.partial(init, setup), out_shardings=state_shardings(setup.num_devices))
