@@ -40,7 +40,7 @@ help:
 train: $(RUN_STAMP)
 	$(BIN)/wdjax train $(PRESET) --resume $(ARGS)
 
-# A process a core, because most of a first run is compiling, which uses one: 181 s on 2 cores, where one process took 393.
+# A process a core, because most of a first run is compiling, which uses one: half the time on 2 cores.
 # Every process sees eight devices on the CPU: tests/conftest.py says so to XLA. Back to one: PYTEST_ARGS="-n 0".
 PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 8
 

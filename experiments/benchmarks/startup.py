@@ -144,8 +144,7 @@ def command_line() -> Callable[[Sequence[str]], None]:
         with no_garbage_collection():
             devices = wake_device()
             trainer_class = learning.Trainer
-        devices.result()
-        with no_garbage_collection():
+            devices.result()
             trainer = trainer_class(config, arguments[1])
         trainer.train()
 

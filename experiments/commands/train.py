@@ -56,7 +56,7 @@ def train(arguments: list[str]) -> None:
     with no_garbage_collection():
         devices = wake_device()  # it takes a while, and so does importing the Trainer
         trainer_class = learning.Trainer
-    devices.result()
+    devices.result()  # a GPU that fails ends it here
     config = scaled(parsed) if parsed.auto_scale or parsed.auto_scale_rollout else parsed.config
     with no_garbage_collection():
         trainer = trainer_class(config, parsed.workdir, parsed.resume, debug=parsed.debug)
