@@ -107,21 +107,6 @@ class MetricsLog:
             raise type(error)(f"could not write {self.path} ({error.strerror}): go on with --resume") from error
 
 
-class NoLog:
-    """Stands for the file in the processes of a run that do not write it: there is nothing to write, await or close."""
-
-    size = missing = 0
-
-    def write(self, row: Mapping[str, Any]) -> None:
-        pass
-
-    def sync(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
     """Returns the objects of a metrics.jsonl."""
     return [json.loads(line) for line in Path(path).read_text(encoding="utf8").splitlines()]

@@ -4,10 +4,14 @@ import contextlib
 import gc
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 import jax
 
 from wdjax.checks import one_line
+
+if TYPE_CHECKING:
+    from wdjax.train.trainer import Trainer
 
 
 @contextlib.contextmanager
@@ -21,6 +25,19 @@ def no_garbage_collection() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
+
+
+def import_trainer() -> "type[Trainer]":
+    """Imports the Trainer, which takes a while, while the device wakes, which does, too.
+
+    Raises:
+        OSError: where a device cannot be used, as `find_devices`.
+    """
+    with no_garbage_collection():
+        devices = wake_device()
+        from wdjax.train import Trainer
+    devices.result()
+    return Trainer
 
 
 def wake_device() -> Future[list[jax.Device]]:

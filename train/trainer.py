@@ -45,7 +45,7 @@ from wdjax.train.failures import BadNumbersError
 from wdjax.train.folder import hold_folder, load_run_config, plain_config, prepare_folder, require_same_run
 from wdjax.train.learner import Learner, make_learner
 from wdjax.train.load import from_mapping
-from wdjax.train.metrics_log import MetricsLog, NoLog, finite, summarize
+from wdjax.train.metrics_log import MetricsLog, finite, summarize
 from wdjax.train.plots import save_curves
 from wdjax.train.policies import group_sizes
 from wdjax.train.processes import any_process, as_first, ending_with_others, is_first, on_first, wait_for_all
@@ -125,10 +125,11 @@ class Trainer:
             best = stack.enter_context(open_checkpoints(self.workdir / "best", 1)) if self.config.best_by else None
             with ending_with_others():  # it may compile
                 self.state, metrics_size = self._start(checkpoints, best)
-            log = MetricsLog(self.workdir / "metrics.jsonl", metrics_size) if is_first() else NoLog()
-            stack.enter_context(contextlib.closing(log))
+            log: MetricsLog | None = None  # of several processes the first one writes it
+            if is_first():
+                log = stack.enter_context(contextlib.closing(MetricsLog(self.workdir / "metrics.jsonl", metrics_size)))
             stack.enter_context(ending_with_others())
-            if log.missing:
+            if log and log.missing:
                 words = f"Mind: {log.path} is {log.missing:,} bytes short: its last lines are lost"
                 self.console.print(words, soft_wrap=True, markup=False)
             self._chunks(log, checkpoints, best, stop)
@@ -181,7 +182,7 @@ class Trainer:
         state, self._programs[size], self._compile_seconds = compile_and_init(self.learner, like, seed, size)
         return state
 
-    def _chunks(self, log: MetricsLog, checkpoints: Any, best: Any, stop: threading.Event) -> None:
+    def _chunks(self, log: MetricsLog | None, checkpoints: Any, best: Any, stop: threading.Event) -> None:
         config = self.config
         done = int(self.state.num_updates)
         streak = 0
@@ -207,7 +208,8 @@ class Trainer:
                 if size:  # else the first update was bad, and ends the run
                     row = self._row(done, size, seconds, metrics) | skipped_updates(config, codes)
                     row |= self._evaluate(best, done, log) if self._is_evaluated(done) else self._no_evaluation()
-                    log.write(row)
+                    if log:
+                        log.write(row)
                 if last or done // config.updates_per_chunk % config.checkpoint_every == 0:
                     self._save(checkpoints, done, log)
                 if ends:
@@ -246,7 +248,7 @@ class Trainer:
         every = config.evaluate_every or config.checkpoint_every
         return done == config.num_updates or done // config.updates_per_chunk % every == 0
 
-    def _evaluate(self, best: Any, done: int, log: MetricsLog) -> dict[str, Any]:
+    def _evaluate(self, best: Any, done: int, log: MetricsLog | None) -> dict[str, Any]:
         """Plays episodes in replicas and with a key of their own, and keeps the best state where best_metric asks."""
         config = self.config
         key = jax.random.fold_in(host_key(config.seed), done)
@@ -277,10 +279,11 @@ class Trainer:
         )  # fmt: skip
         return dict.fromkeys(evaluation_metrics(nothing, env.info_ratios))
 
-    def _save(self, manager: Any, done: int, log: MetricsLog) -> None:
-        log.sync()
+    def _save(self, manager: Any, done: int, log: MetricsLog | None) -> None:
+        if log:
+            log.sync()
         host = {
-            "metrics_size": log.size, "best_score": self.best_score, "best_updates": self.best_updates,
+            "metrics_size": log.size if log else 0, "best_score": self.best_score, "best_updates": self.best_updates,
             "config": plain_config(self.config), "deterministic": is_deterministic(),
         }  # fmt: skip
         save(manager, done, self.state, host)

@@ -130,8 +130,7 @@ def uniform_action(space: Space, key: jax.Array) -> Any:
     space of a Dict is drawn so, from a key of its own.
     """
     if isinstance(space, Dict):
-        keys = jax.random.split(key, len(space.spaces))
-        return {name: uniform_action(own, keys[i]) for i, (name, own) in enumerate(space.spaces.items())}
+        return space.sample_with(uniform_action, key)
     if isinstance(space, (Discrete, MultiDiscrete)):
         sizes = jnp.asarray(space.n if isinstance(space, Discrete) else space.nvec, jnp.uint32)
         return (jax.random.bits(key, space.shape) % jnp.broadcast_to(sizes, space.shape)).astype(space.dtype)

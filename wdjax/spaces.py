@@ -5,7 +5,7 @@ environment with groups gives it; `space.single` goes back to one.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 import jax
@@ -228,8 +228,12 @@ class Dict:
 
     def sample(self, key: jax.Array) -> dict[str, Any]:
         """Draws every part, each with a key of its own."""
+        return self.sample_with(lambda space, own_key: space.sample(own_key), key)
+
+    def sample_with(self, draw: Callable[[Any, jax.Array], Any], key: jax.Array) -> dict[str, Any]:
+        """Likewise by draw(space, key)."""
         keys = jax.random.split(key, len(self.spaces))
-        return {name: space.sample(keys[i]) for i, (name, space) in enumerate(self.spaces.items())}
+        return {name: draw(space, keys[i]) for i, (name, space) in enumerate(self.spaces.items())}
 
     def contains(self, value: Any) -> jax.Array:
         """Returns whether the names are the same and every part fits: a bool scalar."""

@@ -130,7 +130,7 @@ def command_line() -> Callable[[Sequence[str]], None]:
 
         return lambda arguments: cli.main(["train", PRESET, *arguments])
     from wdjax import train as learning
-    from wdjax.train.startup import no_garbage_collection, wake_device
+    from wdjax.train.startup import import_trainer, no_garbage_collection
 
     def train(arguments: Sequence[str]) -> None:
         import jax
@@ -141,10 +141,8 @@ def command_line() -> Callable[[Sequence[str]], None]:
         jax.config.update("jax_compilation_cache_dir", str(cache))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
         config = learning.load_config(PRESET)
+        trainer_class = import_trainer()
         with no_garbage_collection():
-            devices = wake_device()
-            trainer_class = learning.Trainer
-            devices.result()
             trainer = trainer_class(config, arguments[1])
         trainer.train()
 

@@ -9,7 +9,6 @@ from wdjax.experiments.sweep.command import SweepArguments, run_sweep
 from wdjax.train.load import preset_path
 from wdjax.train.processes import STOPPED
 from wdjax.train.signals import stop_signals
-from wdjax.train.startup import find_devices
 
 
 def sweep(arguments: list[str]) -> None:
@@ -19,7 +18,6 @@ def sweep(arguments: list[str]) -> None:
     preset, *rest = require_preset("sweep", arguments)
     default = SweepArguments(workdir=Path("runs") / f"sweep_{preset_path(preset).stem}")
     parsed = parse(SweepArguments, f"wdjax sweep {preset}", rest, default=default)
-    find_devices()  # one that fails is told in a sentence
     with stop_signals(Console()) as stop:
         run_sweep(preset, parsed, stop)
     if stop.is_set():

@@ -8,7 +8,6 @@ from typing import Annotated
 import tyro
 from rich.console import Console
 
-from wdjax import train as learning
 from wdjax.experiments.auto_scale import auto_scale, trial_table, what_changes
 from wdjax.experiments.commands.arguments import parse, require_preset
 from wdjax.train import TrainConfig, load_config
@@ -16,7 +15,7 @@ from wdjax.train.determinism import make_deterministic
 from wdjax.train.folder import load_run_config
 from wdjax.train.load import preset_path
 from wdjax.train.processes import STOPPED, connect
-from wdjax.train.startup import no_garbage_collection, wake_device
+from wdjax.train.startup import import_trainer, no_garbage_collection
 from wdjax.train.validate import complete_env_params, validate
 
 
@@ -53,10 +52,7 @@ def train(arguments: list[str]) -> None:
     parsed = parse(TrainArguments, f"wdjax train {preset}", changes, default=default)
     validate(parsed.config)
     connect(parsed.coordinator, parsed.num_processes, parsed.process_id)
-    with no_garbage_collection():
-        devices = wake_device()  # it takes a while, and so does importing the Trainer
-        trainer_class = learning.Trainer
-    devices.result()  # a GPU that fails ends it here
+    trainer_class = import_trainer()
     config = scaled(parsed) if parsed.auto_scale or parsed.auto_scale_rollout else parsed.config
     with no_garbage_collection():
         trainer = trainer_class(config, parsed.workdir, parsed.resume, debug=parsed.debug)

@@ -124,7 +124,7 @@ def require_traced(config: TrainConfig, names: Sequence[str]) -> None:
     traced = [
         f"policies.{policy}.{name}"
         for policy, own in config.policies.items()
-        for name in hyper_names(make_hypers(own))
+        for name in hyper_names(jax.eval_shape(functools.partial(make_hypers, own)))
     ]
     for name in names:
         require_known("hyperparameter that a run can change", name, traced)

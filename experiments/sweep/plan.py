@@ -200,9 +200,12 @@ def what_is_static(config: TrainConfig) -> Any:
     """Returns what a compiled program is made from, to be compared: the configuration without what is traced, the
     environment's static fields, the spaces, and the shapes of what is traced."""
     env, params, assignments = validate(config)
-    hypers = {name: make_hypers(policy) for name, policy in config.policies.items()}
-    leaves, structure = jax.tree.flatten((params, hypers))
-    shapes = [(np.shape(leaf), np.asarray(leaf).dtype) for leaf in leaves]
+
+    def traced() -> Any:
+        return params, {name: make_hypers(policy) for name, policy in config.policies.items()}
+
+    leaves, structure = jax.tree.flatten(jax.eval_shape(traced))  # no array is made: a plan needs no device
+    shapes = [(leaf.shape, leaf.dtype) for leaf in leaves]
     policies = {name: _without_traced(policy) for name, policy in config.policies.items()}
     blank = dataclasses.replace(config, seed=0, env_params={}, policies=policies)
     return blank, env, assignments, list(config.policies), structure, shapes

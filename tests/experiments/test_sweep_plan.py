@@ -9,7 +9,7 @@ import pytest
 from refusals import refusal
 
 from wdjax.experiments.sweep.batches import Halving, rung_ends, survivors, trial_scores
-from wdjax.experiments.sweep.evolution import Selection, bounds_of, draw_members, evolve
+from wdjax.experiments.sweep.evolution import Selection, bounds_of, draw_members, evolve, require_traced
 from wdjax.experiments.sweep.grid import sweep
 from wdjax.experiments.sweep.plan import (
     Range,
@@ -206,6 +206,15 @@ def test_turns_are_even_and_few(num_devices):
             assert size <= limit
             assert -(-members // size) <= -(-members // limit)  # no more turns than must be
             assert size - num_devices < -(-members // -(-members // limit))  # and no member more in them
+
+
+@pytest.mark.parametrize("preset", ["cartpole_ppo", "pendulum_ddpg"])
+def test_a_plan_puts_nothing_on_the_device(preset):
+    """A GPU that fails would say so there, in jax's words."""
+    with jax.transfer_guard("disallow_explicit"):
+        members = make_members(load_config(preset), [{RATE: 1e-3}, {RATE: 3e-3}, {"num_envs": 16}], [0, 1])
+        assert [len(group.members) for group in make_groups(members)] == [4, 2]
+        require_traced(members[0].config, [RATE])
 
 
 def test_devices_and_memory():
