@@ -16,9 +16,10 @@ from rich.table import Table
 
 from wdjax.checks import one_line, require
 from wdjax.train import TrainConfig, make_learner
-from wdjax.train.chunks import abstract_state, compile_chunk
-from wdjax.train.memory import bytes_free, bytes_needed
-from wdjax.train.validate import validate
+from wdjax.train.devices.memory import bytes_free, bytes_needed
+from wdjax.train.host.programs import compile_chunk
+from wdjax.train.learner.init import abstract_state
+from wdjax.train.learner.validate import validate
 
 FIELDS = ("num_envs", "rollout_length")
 WORTH = 1.05  # a doubling pays where it is faster by this
@@ -113,7 +114,7 @@ def measure(config: TrainConfig, budget: int) -> Trial:
         return dataclasses.replace(trial, words=one_line(error))
     try:
         learner = make_learner(config)
-        program, _ = compile_chunk(learner, abstract_state(learner), config.updates_per_chunk)
+        program, _ = compile_chunk(learner, abstract_state(learner.setup), config.updates_per_chunk)
         shared = learner.setup.num_devices if jax.default_backend() == "cpu" else 1  # a CPU's devices share its memory
         trial = dataclasses.replace(trial, memory=shared * bytes_needed(program))
         if trial.memory > budget:

@@ -5,14 +5,18 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import jax
 from rich.console import Console
 
 from wdjax.checks import did_you_mean, one_line
-from wdjax.train.failures import FAILURES
-from wdjax.train.processes import STOPPED, leaving
-from wdjax.train.startup import no_garbage_collection
+from wdjax.train.devices.processes import STOPPED, leaving
+from wdjax.train.devices.startup import no_garbage_collection, wake_device
+from wdjax.train.host.failures import FAILURES
+
+if TYPE_CHECKING:
+    from wdjax.train import Trainer
 
 USAGE = """\
 usage: wdjax COMMAND ...
@@ -69,6 +73,19 @@ def call(command: str, *rest: str) -> None:
         sentence = f"wdjax: {one_line(error)}"
         Console(stderr=True).print(sentence, style="red", markup=False, highlight=False, soft_wrap=True)
         raise SystemExit(1 if isinstance(error, FAILURES) else 2) from error
+
+
+def import_trainer() -> "type[Trainer]":
+    """Imports the Trainer, which takes a while, while the device wakes, which does, too.
+
+    Raises:
+        OSError: where a device cannot be used, as `find_devices`.
+    """
+    with no_garbage_collection():
+        devices = wake_device()
+        from wdjax.train import Trainer
+    devices.result()
+    return Trainer
 
 
 def cache_compilations() -> None:

@@ -8,7 +8,7 @@ from probes import NETWORK, Leaver, Signal, SignalParams, SignalState, draw_sign
 
 from wdjax import Box, Dict
 from wdjax.train import PolicyConfig
-from wdjax.train.config import DDPGConfig
+from wdjax.train.config.schema import DDPGConfig
 
 LOW, HIGH = -1.0, 3.0
 

@@ -132,7 +132,7 @@ COMMANDS = [
 def folder(monkeypatch, tmp_path):
     """A folder with what the table names: among it a run that was killed before its first checkpoint."""
     from wdjax.train import load_config
-    from wdjax.train.folder import prepare_folder
+    from wdjax.train.storage.folder import prepare_folder
 
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path))  # leaves the settings of the tests alone
     monkeypatch.chdir(tmp_path)

@@ -9,10 +9,10 @@ import jax
 import numpy as np
 import pytest
 
-from wdjax.kernels.cards import can_run_kernels
+from wdjax.kernels.support import can_run_kernels
 from wdjax.neighbors import nearest_neighbors
 from wdjax.replicas import scan_replicas
-from wdjax.train.kernels.towers import are_used
+from wdjax.train.kernels.layers import are_used
 
 
 def pretend(monkeypatch, *capabilities):

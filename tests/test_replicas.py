@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from wdjax.kernels.elements import array_of
-from wdjax.kernels.evaluate import MAX_UNROLL, evaluate_closed
+from wdjax.kernels.jaxpr import MAX_UNROLL, evaluate_closed
+from wdjax.kernels.lanes import array_of
 from wdjax.kernels.primitives import ELEMENTWISE
 from wdjax.kernels.scan import LANES
 from wdjax.kernels.threefry import Key

@@ -4,50 +4,50 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from wdjax.train.bad_numbers import describe_bad_numbers
-    from wdjax.train.config import DDPGConfig, NetworkConfig, PolicyConfig, TrainConfig
-    from wdjax.train.encoders import register_encoder
-    from wdjax.train.episodes import Episodes, statistics
-    from wdjax.train.evaluation import cross_play, evaluate
-    from wdjax.train.failures import BadNumbersError
-    from wdjax.train.learner import Learner, make_learner
-    from wdjax.train.load import list_presets, load_config
-    from wdjax.train.metrics_log import read_metrics
-    from wdjax.train.players import Player
-    from wdjax.train.plots import save_curves
-    from wdjax.train.returns import gae
-    from wdjax.train.state import TrainState, with_hypers
-    from wdjax.train.trainer import Trainer, load_run, save_episode
-    from wdjax.train.trajectory import Trajectory, record_episode
+    from wdjax.train.algorithms.on_policy.returns import gae
+    from wdjax.train.config.schema import DDPGConfig, NetworkConfig, PolicyConfig, TrainConfig
+    from wdjax.train.evaluation.episodes import Episodes, statistics
+    from wdjax.train.evaluation.evaluate import cross_play, evaluate
+    from wdjax.train.evaluation.players import Player
+    from wdjax.train.evaluation.trajectory import Trajectory, record_episode, save_episode
+    from wdjax.train.host.failures import BadNumbersError
+    from wdjax.train.host.plots import save_curves
+    from wdjax.train.learner.bad_numbers import describe_bad_numbers
+    from wdjax.train.learner.learner import Learner, make_learner
+    from wdjax.train.load import list_presets, load_config, load_run
+    from wdjax.train.networks.encoders import register_encoder
+    from wdjax.train.state.state import TrainState, with_hypers
+    from wdjax.train.storage.metrics_log import read_metrics
+    from wdjax.train.trainer import Trainer
 
 # Public name -> the module that holds it, imported when the name is first used.
 _HOME = {
-    "BadNumbersError": "failures",
-    "DDPGConfig": "config",
-    "Episodes": "episodes",
-    "Learner": "learner",
-    "NetworkConfig": "config",
-    "Player": "players",
-    "PolicyConfig": "config",
-    "TrainConfig": "config",
-    "TrainState": "state",
+    "BadNumbersError": "host.failures",
+    "DDPGConfig": "config.schema",
+    "Episodes": "evaluation.episodes",
+    "Learner": "learner.learner",
+    "NetworkConfig": "config.schema",
+    "Player": "evaluation.players",
+    "PolicyConfig": "config.schema",
+    "TrainConfig": "config.schema",
+    "TrainState": "state.state",
     "Trainer": "trainer",
-    "Trajectory": "trajectory",
-    "cross_play": "evaluation",
-    "describe_bad_numbers": "bad_numbers",
-    "evaluate": "evaluation",
-    "gae": "returns",
+    "Trajectory": "evaluation.trajectory",
+    "cross_play": "evaluation.evaluate",
+    "describe_bad_numbers": "learner.bad_numbers",
+    "evaluate": "evaluation.evaluate",
+    "gae": "algorithms.on_policy.returns",
     "list_presets": "load",
     "load_config": "load",
-    "load_run": "trainer",
-    "make_learner": "learner",
-    "read_metrics": "metrics_log",
-    "record_episode": "trajectory",
-    "register_encoder": "encoders",
-    "save_curves": "plots",
-    "save_episode": "trainer",
-    "statistics": "episodes",
-    "with_hypers": "state",
+    "load_run": "load",
+    "make_learner": "learner.learner",
+    "read_metrics": "storage.metrics_log",
+    "record_episode": "evaluation.trajectory",
+    "register_encoder": "networks.encoders",
+    "save_curves": "host.plots",
+    "save_episode": "evaluation.trajectory",
+    "statistics": "evaluation.episodes",
+    "with_hypers": "state.state",
 }
 
 __all__ = [

@@ -1,46 +1,20 @@
-"""From YAML to a checked TrainConfig: unknown names, wrong types and impossible numbers are refused, in words."""
+"""Presets as checked configurations, and what runs have saved."""
 
 import dataclasses
-import re
-import types
-import typing
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import yaml
+from wdjax.checks import require_known
+from wdjax.train.config.reading import read_yaml, set_dotted
+from wdjax.train.config.schema import TrainConfig
+from wdjax.train.learner.learner import Learner, learner_of
+from wdjax.train.learner.saved import read_named, read_run
+from wdjax.train.learner.validate import validate
+from wdjax.train.state.registry import read_config
+from wdjax.train.state.state import TrainState
+from wdjax.train.storage.folder import without_version
 
-import wdjax
-from wdjax.checks import did_you_mean, one_line, require_known
-from wdjax.train.config import TrainConfig
-from wdjax.train.validate import validate
-
-PRESETS = Path(wdjax.__file__).parent / "experiments" / "configs"
-
-
-class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader, but 1e-4 is a number, as in YAML 1.2, and a name that stands twice is refused."""
-
-    def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
-        node = super().compose_mapping_node(anchor)
-        seen: set[Any] = set()
-        for key, _ in node.value:
-            if key.tag == "tag:yaml.org,2002:merge" or not isinstance(key, yaml.ScalarNode):
-                continue
-            if key.value in seen:
-                raise yaml.MarkedYAMLError(problem=f"{key.value!r} stands twice", problem_mark=key.start_mark)
-            seen.add(key.value)
-        return node
-
-
-_EXPONENT = re.compile(r"[-+]?(\d[\d_]*(\.[\d_]*)?|\.\d+)[eE][-+]?\d+$")
-_ODD = re.compile(r"[-+]?(0[0-7_]+|0b[01_]+|0x[\da-fA-F_]+|\d[\d_]*(:[0-5]?\d)+(\.[\d_]*)?)$")
-# to YAML 1.1 is 010 an 8 and 1:30 a 90: nobody means that, so they are text, which no number's field takes
-_Loader.yaml_implicit_resolvers = {
-    first: [("tag:yaml.org,2002:str", _ODD), *others] if first in "-+0123456789" else others
-    for first, others in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+.0123456789"))
+PRESETS = Path(__file__).parents[1] / "experiments" / "configs"
 
 
 def load_config(preset: str | Path, **changes: Any) -> TrainConfig:
@@ -55,10 +29,10 @@ def load_config(preset: str | Path, **changes: Any) -> TrainConfig:
         TypeError: for a value of the wrong type.
         FileNotFoundError: where a path leads nowhere.
     """
-    raw = read_yaml(preset_path(preset))
+    raw = without_version(read_yaml(preset_path(preset)))
     for name, value in changes.items():
-        _set_dotted(raw, name, value)
-    config = from_mapping(TrainConfig, raw)
+        set_dotted(raw, name, value)
+    config = read_config(raw)
     validate(config)
     return config
 
@@ -67,8 +41,8 @@ def change_config(config: TrainConfig, **changes: Any) -> TrainConfig:
     """Returns a configuration with changes, named, checked and refused as by `load_config`."""
     raw = dataclasses.asdict(config)
     for name, value in changes.items():
-        _set_dotted(raw, name, value)
-    config = from_mapping(TrainConfig, raw)
+        set_dotted(raw, name, value)
+    config = read_config(raw)
     validate(config)
     return config
 
@@ -91,122 +65,23 @@ def preset_path(preset: str | Path) -> Path:
     return PRESETS / f"{preset}.yaml"
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
-    """Returns the mapping in a YAML file; raises ValueError naming the file where it holds anything else."""
-    content = read_yaml_value(path)
-    if not isinstance(content, dict):
-        raise ValueError(f"{path}: must hold a mapping of fields, not {type(content).__name__}")
-    return content
+def load_run(
+    run_folder: str | Path, best: bool = False, num_updates: int | None = None
+) -> tuple[Learner, TrainState]:
+    """Returns the learner of a run, on one device, and the state of its newest checkpoint.
 
+    Args:
+        best: of its best one.
+        num_updates: of the one after so many updates.
 
-def read_yaml_value(source: Path | str) -> Any:
-    """Returns whatever a YAML file holds, or a text; raises ValueError naming it where it is not YAML."""
-    name = source if isinstance(source, Path) else repr(source)
-    try:
-        return yaml.load(source.read_text(encoding="utf8") if isinstance(source, Path) else source, _Loader)
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: no UTF-8, or a date such as 2020-13-01
-        raise ValueError(f"{name}: not YAML: {_yaml_words(error)}") from None
-    except RecursionError:
-        raise ValueError(f"{name}: not YAML that can be read: nested too deeply") from None
-
-
-def _yaml_words(error: Exception) -> str:
-    """Returns what is wrong with a YAML file, and where, in one line."""
-    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
-    if mark is None:
-        return one_line(error)
-    problem, context = one_line(getattr(error, "problem", None) or ""), getattr(error, "context", None)
-    if context and (not problem or problem.startswith("but ")):
-        problem = one_line(f"{context} {problem}")
-    tab = ": indent with spaces" if "'\\t'" in problem else ""
-    return f"{problem}{tab} (line {mark.line + 1}, column {mark.column + 1})"
-
-
-def from_mapping(cls: type, values: Any, path: str = "") -> Any:
-    """Builds a dataclass from nested mappings, strictly; `path` stands before the names in messages.
-
-    An instance of the class is checked likewise: Python lets anything into a field.
+    Raises:
+        FileNotFoundError: where there is no run, or no such checkpoint in it.
     """
-    if isinstance(values, cls):
-        values = {field.name: getattr(values, field.name) for field in dataclasses.fields(values)}
-    if not isinstance(values, Mapping):
-        raise TypeError(f"{path.rstrip('.') or cls.__name__} = {values!r}: must be a mapping of fields")
-    hints = typing.get_type_hints(cls)
-    for name in values:
-        if name not in hints:
-            raise ValueError(f"unknown field {f'{path}{name}' or repr(name)}: {did_you_mean(str(name), hints)}")
-    for field in dataclasses.fields(cls):
-        missing = field.default is field.default_factory is dataclasses.MISSING
-        if missing and field.name not in values:
-            raise ValueError(f"field {path}{field.name} is missing")
-    return cls(**{name: convert(hints[name], value, f"{path}{name}") for name, value in values.items()})
+    setup, state = read_run(run_folder, best, num_updates)
+    return learner_of(setup), state
 
 
-def convert(hint: Any, value: Any, path: str) -> Any:
-    """Returns `value` as the type of `hint`; raises TypeError with the field's path and what is allowed."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if hint is Any:
-        return value
-    if origin is Literal:
-        if value not in arguments:
-            raise ValueError(f"{path} = {value!r}: {did_you_mean(str(value), map(str, arguments))}")
-        return value
-    if origin in (typing.Union, types.UnionType):
-        return _convert_union(arguments, value, path)
-    if origin is dict:
-        if not isinstance(value, Mapping):
-            raise TypeError(f"{path} = {value!r}: must be a mapping")
-        return {str(key): convert(arguments[1], item, f"{path}.{key}") for key, item in value.items()}
-    if origin is tuple:
-        if not isinstance(value, (list, tuple)):
-            raise TypeError(f"{path} = {value!r}: must be a list")
-        types_ = [arguments[0]] * len(value) if arguments[-1] is ... else arguments
-        if len(types_) != len(value):
-            raise TypeError(f"{path} = {value!r}: must be a list of {len(types_)}")
-        pairs = zip(types_, value, strict=True)
-        return tuple(convert(type_, item, f"{path}[{i}]") for i, (type_, item) in enumerate(pairs))
-    if dataclasses.is_dataclass(hint):
-        return from_mapping(hint, value, f"{path}.")
-    return _convert_plain(hint, value, path)
-
-
-def _convert_union(hints: tuple, value: Any, path: str) -> Any:
-    for hint in hints:
-        try:
-            return convert(hint, value, path)
-        except (TypeError, ValueError):
-            continue
-    raise TypeError(f"{path} = {value!r}: must be {' or '.join(_words(hint) for hint in hints)}")
-
-
-def _convert_plain(hint: type, value: Any, path: str) -> Any:
-    if hint is float and isinstance(value, (int, float, str)) and not isinstance(value, bool):
-        try:
-            return float(value)  # PyYAML reads 1e-4 as text
-        except ValueError:
-            pass
-    if hint is int and isinstance(value, float) and value.is_integer():
-        return int(value)
-    if isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
-        return value
-    raise TypeError(f"{path} = {value!r}: must be {_words(hint)}")
-
-
-def _words(hint: Any) -> str:
-    if typing.get_origin(hint) is Literal:
-        return " or ".join(map(repr, typing.get_args(hint)))
-    names = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
-    return names.get(hint, "a list of [env_step, value] pairs")
-
-
-def _set_dotted(raw: dict[str, Any], name: str, value: Any) -> None:
-    """Sets raw["a"]["b"] for the name "a.b"; a new policy or parameter may be added, a wrong field is found later."""
-    *parents, last = name.split(".")
-    for depth, parent in enumerate(parents):
-        inner = raw.get(parent, {})
-        if not isinstance(inner, Mapping):
-            inside = ".".join([*parents[depth + 1 :], last])
-            raise TypeError(f"{'.'.join(parents[: depth + 1])} = {inner!r}: has no field {inside}")
-        raw[parent] = dict(inner)
-        raw = raw[parent]
-    raw[last] = value
+def load_named(run: str, default: str = "newest") -> tuple[Learner, TrainState]:
+    """Returns what `load_run` does, of a checkpoint named as for `split_checkpoint`: "runs/a@best"."""
+    setup, state = read_named(run, default)
+    return learner_of(setup), state

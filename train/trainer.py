@@ -13,9 +13,21 @@ import jax
 import numpy as np
 from rich.console import Console
 
-import wdjax
 from wdjax.checks import require
-from wdjax.train.bad_numbers import (
+from wdjax.env_checker import check_env
+from wdjax.train.config.schema import TrainConfig
+from wdjax.train.devices.processes import any_process, as_first, ending_with_others, is_first, on_first, wait_for_all
+from wdjax.train.evaluation.episodes import Episodes, evaluation_metrics
+from wdjax.train.evaluation.evaluate import UnfinishedEpisodeError, evaluate
+from wdjax.train.evaluation.trajectory import save_episode
+from wdjax.train.host.debug import compile_checked, nan_origin
+from wdjax.train.host.determinism import forgets_determinism, is_deterministic
+from wdjax.train.host.failures import BadNumbersError
+from wdjax.train.host.plots import save_curves
+from wdjax.train.host.programs import compile_and_init, compile_chunk
+from wdjax.train.host.progress import announce, progress_bar
+from wdjax.train.host.signals import stop_signals
+from wdjax.train.learner.bad_numbers import (
     bad_in_a_row,
     ends_run,
     skipped_updates,
@@ -23,36 +35,23 @@ from wdjax.train.bad_numbers import (
     what_was_skipped,
     why_it_ends,
 )
-from wdjax.train.checkpoint import (
-    DamagedCheckpointError,
+from wdjax.train.learner.init import abstract_state, host_key
+from wdjax.train.learner.learner import make_learner
+from wdjax.train.state.agents import group_sizes
+from wdjax.train.state.registry import read_config
+from wdjax.train.state.sharding import require_all_processes
+from wdjax.train.state.state import TrainState
+from wdjax.train.storage.checkpoint import (
     delete_newer,
     finish,
     open_checkpoints,
     read_host,
     require_saved,
-    restore,
     restore_newest,
     save,
 )
-from wdjax.train.chunks import abstract_state, compile_and_init, compile_chunk
-from wdjax.train.config import TrainConfig
-from wdjax.train.debug import compile_checked, nan_origin
-from wdjax.train.determinism import forgets_determinism, is_deterministic
-from wdjax.train.devices import require_all_processes
-from wdjax.train.episodes import Episodes, evaluation_metrics
-from wdjax.train.evaluation import UnfinishedEpisodeError, evaluate
-from wdjax.train.failures import BadNumbersError
-from wdjax.train.folder import hold_folder, load_run_config, plain_config, prepare_folder, require_same_run
-from wdjax.train.learner import Learner, make_learner
-from wdjax.train.load import from_mapping
-from wdjax.train.metrics_log import MetricsLog, finite, summarize
-from wdjax.train.plots import save_curves
-from wdjax.train.policies import group_sizes
-from wdjax.train.processes import any_process, as_first, ending_with_others, is_first, on_first, wait_for_all
-from wdjax.train.progress import announce, progress_bar
-from wdjax.train.signals import stop_signals
-from wdjax.train.state import TrainState
-from wdjax.train.trajectory import record_episode
+from wdjax.train.storage.folder import hold_folder, load_run_config, plain_config, prepare_folder, require_same_run
+from wdjax.train.storage.metrics_log import MetricsLog, finite, summarize
 
 Callback = Callable[["Trainer", dict[str, Any]], None]
 
@@ -66,7 +65,7 @@ class Trainer:
         resume: go on from the newest checkpoint in the folder, where there is one.
         callbacks: functions of (trainer, row), called after every chunk with what was written to metrics.jsonl.
         quiet: no progress bar and no words.
-        debug: slow checks, on one device (train/debug.py).
+        debug: slow checks, on one device (train/host/debug.py).
 
     Raises:
         FileExistsError: where the folder holds a run and `resume` is false.
@@ -83,7 +82,7 @@ class Trainer:
         quiet: bool = False,
         debug: bool = False,
     ):
-        self.config = config = from_mapping(TrainConfig, config)  # one built in Python may hold 1e6 for 1_000_000
+        self.config = config = read_config(config)  # one built in Python may hold 1e6 for 1_000_000
         if debug:
             self.config = config = dataclasses.replace(config, devices=1)
         self.debug = debug
@@ -92,9 +91,9 @@ class Trainer:
         self.learner = make_learner(config)  # first: a configuration that is refused must leave no folder
         self.console = Console(quiet=quiet or not is_first())
         if debug:
-            wdjax.check_env(self.learner.env, params=self.learner.env_params)
+            check_env(self.learner.env, params=self.learner.env_params)
         if not (self.workdir / "config.yaml").exists():
-            _ = self.learner.setup.loaded  # likewise a policy's checkpoint, which only a new run reads
+            _ = self.learner.loaded()  # likewise a policy's checkpoint, which only a new run reads
         require_all_processes(self.learner.setup.num_devices)
         on_first(prepare_folder, self.workdir, config, resume)
         shared = (self.workdir / "config.yaml").exists()
@@ -157,7 +156,7 @@ class Trainer:
         """Returns the state to go on from, and how much of metrics.jsonl goes with it, in bytes."""
         announce(self.console, self.config, self.workdir, self.learner.setup.num_devices)
         say = functools.partial(self.console.print, soft_wrap=True, markup=False)
-        like = abstract_state(self.learner)
+        like = abstract_state(self.learner.setup)
         found = restore_newest(checkpoints, like, self.config, say)
         if found is None:
             return self._first_state(like), 0
@@ -287,77 +286,3 @@ class Trainer:
             "config": plain_config(self.config), "deterministic": is_deterministic(),
         }  # fmt: skip
         save(manager, done, self.state, host)
-
-
-def host_key(seed: int) -> jax.Array:
-    """Returns a key for what the host plays beside the run. `init` splits the seed's own key, and split(key, n)[i] is
-    fold_in(key, i): only a large number is sure to give another stream."""
-    return jax.random.fold_in(jax.random.key(seed), 2**31)
-
-
-def load_run(
-    run_folder: str | Path, best: bool = False, num_updates: int | None = None
-) -> tuple[Learner, TrainState]:
-    """Returns the learner of a run, on one device, and the state of its newest checkpoint.
-
-    Args:
-        best: of its best one.
-        num_updates: of the one after so many updates.
-
-    Raises:
-        FileNotFoundError: where there is no run, or no such checkpoint in it.
-    """
-    config = dataclasses.replace(load_run_config(run_folder), devices=1)  # it may have had more than there are here
-    learner = make_learner(config)
-    folder = Path(run_folder) / ("best" if best else "checkpoints")
-    if not folder.is_dir():
-        raise FileNotFoundError(f"no checkpoint in {folder}")
-    with open_checkpoints(folder, keep=None) as manager:
-        steps = sorted(manager.all_steps())
-        if not steps:
-            raise FileNotFoundError(f"no checkpoint in {folder}")
-        step = steps[-1] if num_updates is None else num_updates
-        if step not in steps:
-            held = ", ".join(map(str, steps))
-            raise FileNotFoundError(f"no checkpoint of {step} updates in {folder}, only of {held} (keep_checkpoints)")
-        try:
-            return learner, restore(manager, step, abstract_state(learner), config)[0]
-        except DamagedCheckpointError:
-            manager.reload()
-            if num_updates is not None or manager.latest_step() == step:
-                raise
-    return load_run(run_folder, best)  # the run goes on at this moment, and has cleaned that one away
-
-
-def split_checkpoint(run: str, default: str = "newest") -> tuple[Path, str]:
-    """Returns (folder, checkpoint) of "runs/a@best", "runs/a@120", "runs/a@newest"; without one the default.
-
-    Raises:
-        ValueError: where what follows @ is none of these.
-    """
-    folder, _, own = run.rpartition("@") if "@" in run and not Path(run).exists() else (run, "", "")
-    own = own or default
-    if own not in ("newest", "best") and not own.isdecimal():
-        raise ValueError(f"checkpoint {own!r}: must be newest, best, or a number of updates")
-    return Path(folder), own
-
-
-def load_named(run: str, default: str = "newest") -> tuple[Learner, TrainState]:
-    """Returns what `load_run` does, of a checkpoint named as for `split_checkpoint`."""
-    folder, which = split_checkpoint(run, default)
-    return load_run(folder, best=which == "best", num_updates=int(which) if which.isdecimal() else None)
-
-
-def save_episode(
-    learner: Learner, state: TrainState, path: str | Path, seed: int = 0, greedy: bool = False, fps: int = 12
-) -> Path:
-    """Plays one episode and writes it: as an animated GIF, or, where the path ends in .npz, as arrays with all that
-    happened (`Trajectory.to_npz`), observations too. Returns its path."""
-    from wdjax.rendering import save_gif
-
-    key, arrays = jax.random.fold_in(host_key(seed), 0), Path(path).suffix == ".npz"
-    episode = record_episode(learner, state, key, greedy=greedy, observations=arrays)
-    if arrays:
-        return episode.to_npz(path)
-    save_gif(path, learner.env, episode.states, jax.device_get(state.env_params), fps=fps)
-    return Path(path)

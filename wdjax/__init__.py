@@ -10,6 +10,8 @@ Names are imported when first used, so that `import wdjax` is quick and touches 
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from wdjax.version import __version__  # noqa: F401
+
 if TYPE_CHECKING:
     from wdjax import adapters, envs, experiments, train
     from wdjax.env import Env
@@ -20,7 +22,6 @@ if TYPE_CHECKING:
     from wdjax.spaces import Box, Dict, Discrete, MultiDiscrete
     from wdjax.vector import ResetPool, VectorEnv, VectorState, vectorize
 
-__version__ = "0.1.0"
 
 # Public name -> the module that holds it.
 _HOME = {

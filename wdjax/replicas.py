@@ -5,8 +5,8 @@ from typing import Any
 
 import jax
 
-from wdjax.kernels.cards import can_run_kernels
 from wdjax.kernels.scan import scan_kernel
+from wdjax.kernels.support import can_run_kernels
 
 
 def scan_replicas(

@@ -22,7 +22,7 @@ import numpy as np
 
 from wdjax.experiments.benchmarks.timing import machine, median_seconds, workload
 from wdjax.train import TrainConfig, load_config, make_learner
-from wdjax.train.chunks import compile_lowered, compiler_options
+from wdjax.train.host.programs import compile_lowered, compiler_options
 
 CROWD = {"env_params.num_taggers": 5, "env_params.num_runners": 100}
 

@@ -15,7 +15,7 @@ import jax
 from wdjax.experiments.benchmarks.programs import Program, make_program
 from wdjax.experiments.benchmarks.rows import TIERS, WORKLOADS, Workload
 from wdjax.experiments.benchmarks.timing import machine, median_and_spread, repeat_seconds
-from wdjax.train.chunks import compile_lowered
+from wdjax.train.host.programs import compile_lowered
 
 
 def main() -> None:

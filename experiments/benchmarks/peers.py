@@ -31,8 +31,8 @@ from rich.table import Table
 from wdjax.checks import require, require_known
 from wdjax.experiments.benchmarks.programs import row_sums, stepping_program, sum_of, training_program
 from wdjax.experiments.benchmarks.timing import machine, short
-from wdjax.train.config import TrainConfig
-from wdjax.train.load import from_mapping, load_config
+from wdjax.train.load import load_config
+from wdjax.train.state.registry import read_config
 
 GAMES = {
     "cartpole": "CartPole-v1",
@@ -102,7 +102,7 @@ def median_ratio(seconds: dict[str, list[float]]) -> float:
 
 def stepping_pair(game: str, num_envs: int) -> tuple[str, int, Callable, Callable]:
     """Returns (words, env steps of a call, wdjax's program, gymnax's program), both compiled."""
-    config = from_mapping(TrainConfig, {"policies": {"agent": {}}, "env": game, "num_envs": num_envs})
+    config = read_config({"policies": {"agent": {}}, "env": game, "num_envs": num_envs})
     program = stepping_program(config, NUM_STEPS)
     ours = compiled(program.function, *jax.jit(program.start)())
     import gymnax

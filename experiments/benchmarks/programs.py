@@ -17,11 +17,12 @@ from wdjax.env import Env
 from wdjax.experiments.benchmarks.rows import INFERENCE, STEPPING, TRAINING, Workload
 from wdjax.experiments.benchmarks.timing import workload
 from wdjax.playing import PlayState, Transition, start_play, uniform_action
-from wdjax.train.chunks import compiler_options
-from wdjax.train.config import TrainConfig
-from wdjax.train.learner import Learner, make_learner
-from wdjax.train.rollout import rollout
-from wdjax.train.state import Setup, TrainState
+from wdjax.train.config.schema import TrainConfig
+from wdjax.train.host.programs import compiler_options
+from wdjax.train.learner.learner import Learner, make_learner
+from wdjax.train.rollout.scan import rollout
+from wdjax.train.state.policy import Setup
+from wdjax.train.state.state import TrainState
 from wdjax.vector import VectorEnv, VectorState
 
 

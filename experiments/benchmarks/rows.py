@@ -8,8 +8,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from wdjax.train.config import TrainConfig
-from wdjax.train.load import from_mapping, load_config
+from wdjax.train.config.schema import TrainConfig
+from wdjax.train.load import load_config
+from wdjax.train.state.registry import read_config
 
 STEPPING, INFERENCE, TRAINING, STARTUP = TIERS = ("stepping", "inference", "training", "startup")
 TIER_WORDS = {
@@ -64,7 +65,7 @@ class Workload:
         changes = {"devices": 1, **self.changes, **(self.small if small else {})}
         if self.preset:
             return load_config(self.preset, **changes)
-        return from_mapping(TrainConfig, {"policies": {"agent": {}}, **changes})
+        return read_config({"policies": {"agent": {}}, **changes})
 
     def num_members(self, small: bool = False) -> int:
         """Returns the seeds side by side, 0 for one run without vmap."""

@@ -98,7 +98,8 @@ def time_stages(total: dict[str, float]) -> None:
     """Puts a clock around what a Trainer calls: its seconds go into `total`. It ends by raising Started."""
     import jax
 
-    from wdjax.train import chunks, trainer
+    from wdjax.train import trainer
+    from wdjax.train.host import programs as chunks
 
     def timed(stage: str, function: Callable) -> Callable:
         def call(*arguments: Any) -> Any:
@@ -130,7 +131,8 @@ def command_line() -> Callable[[Sequence[str]], None]:
 
         return lambda arguments: cli.main(["train", PRESET, *arguments])
     from wdjax import train as learning
-    from wdjax.train.startup import import_trainer, no_garbage_collection
+    from wdjax.experiments.cli import import_trainer
+    from wdjax.train.devices.startup import no_garbage_collection
 
     def train(arguments: Sequence[str]) -> None:
         import jax

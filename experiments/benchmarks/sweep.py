@@ -16,7 +16,7 @@ from typing import Any
 import jax
 
 from wdjax.experiments.benchmarks.timing import machine, median_seconds
-from wdjax.experiments.sweep.plan import Member, as_config, make_groups, make_members, make_points, make_seeds
+from wdjax.experiments.sweep.members import Member, as_config, make_groups, make_members, make_points, make_seeds
 from wdjax.experiments.sweep.population import (
     choose_num_devices,
     compile_population,
@@ -24,7 +24,7 @@ from wdjax.experiments.sweep.population import (
     init_population,
     population_setup,
 )
-from wdjax.train.memory import bytes_needed
+from wdjax.train.devices.memory import bytes_needed
 
 PRESET = "cartpole_ppo"
 RATES = 8  # learning rates; each has members / RATES seeds

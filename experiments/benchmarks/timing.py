@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jaxlib
 
-from wdjax.train.config import TrainConfig
+from wdjax.train.config.schema import TrainConfig
 
 
 def repeat_seconds(program: Callable[[], Any], repeats: int) -> list[float]:

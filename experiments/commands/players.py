@@ -11,9 +11,10 @@ from rich.console import Console
 
 from wdjax.checks import require
 from wdjax.experiments.commands.arguments import parse, require_seed
-from wdjax.experiments.matrix import matrix_tables, other_params, require_tables, write_matrix
+from wdjax.experiments.commands.matrix import matrix_tables, other_params, require_tables, write_matrix
 from wdjax.train import Player, cross_play, save_episode, statistics
-from wdjax.train.trainer import load_named, split_checkpoint
+from wdjax.train.learner.saved import split_checkpoint
+from wdjax.train.load import load_named
 
 
 @dataclasses.dataclass(frozen=True)

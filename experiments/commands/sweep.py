@@ -6,9 +6,9 @@ from rich.console import Console
 
 from wdjax.experiments.commands.arguments import parse, require_preset
 from wdjax.experiments.sweep.command import SweepArguments, run_sweep
+from wdjax.train.devices.processes import STOPPED
+from wdjax.train.host.signals import stop_signals
 from wdjax.train.load import preset_path
-from wdjax.train.processes import STOPPED
-from wdjax.train.signals import stop_signals
 
 
 def sweep(arguments: list[str]) -> None:

@@ -9,14 +9,16 @@ import tyro
 from rich.console import Console
 
 from wdjax.experiments.auto_scale import auto_scale, trial_table, what_changes
+from wdjax.experiments.cli import import_trainer
 from wdjax.experiments.commands.arguments import parse, require_preset
 from wdjax.train import TrainConfig, load_config
-from wdjax.train.determinism import make_deterministic
-from wdjax.train.folder import load_run_config
+from wdjax.train.config.env_params import complete_env_params
+from wdjax.train.devices.processes import STOPPED, connect
+from wdjax.train.devices.startup import no_garbage_collection
+from wdjax.train.host.determinism import make_deterministic
+from wdjax.train.learner.validate import validate
 from wdjax.train.load import preset_path
-from wdjax.train.processes import STOPPED, connect
-from wdjax.train.startup import import_trainer, no_garbage_collection
-from wdjax.train.validate import complete_env_params, validate
+from wdjax.train.storage.folder import load_run_config
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from wdjax.experiments.reference.rows import ROWS, Target
-from wdjax.train.load import read_yaml
-from wdjax.train.plots import COLORS
+from wdjax.train.config.reading import read_yaml
+from wdjax.train.host.plots import COLORS
 
 HEAD = """# Reference curves
 

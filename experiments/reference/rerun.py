@@ -27,9 +27,10 @@ from wdjax.experiments.benchmarks.timing import machine
 from wdjax.experiments.reference.report import describe, write_report
 from wdjax.experiments.reference.rows import ROWS, Row
 from wdjax.train import load_config, make_learner
-from wdjax.train.learner import Learner
-from wdjax.train.load import preset_path, read_yaml
-from wdjax.train.state import TrainState
+from wdjax.train.config.reading import read_yaml
+from wdjax.train.learner.learner import Learner
+from wdjax.train.load import preset_path
+from wdjax.train.state.state import TrainState
 
 FOLDER = Path(__file__).parent
 CURVE_POINTS = 60

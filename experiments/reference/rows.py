@@ -9,8 +9,8 @@ import jax
 import numpy as np
 
 from wdjax.train import cross_play, evaluate
-from wdjax.train.learner import Learner
-from wdjax.train.state import TrainState
+from wdjax.train.learner.learner import Learner
+from wdjax.train.state.state import TrainState
 
 Measured = dict[str, float]
 

@@ -10,21 +10,21 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from wdjax.experiments.sweep.batches import Halving
-    from wdjax.experiments.sweep.evolution import Selection, evolve
     from wdjax.experiments.sweep.grid import sweep
+    from wdjax.experiments.sweep.halving import Halving
+    from wdjax.experiments.sweep.pbt import Selection, evolve
+    from wdjax.experiments.sweep.rounds import load_member
+    from wdjax.experiments.sweep.search import search
     from wdjax.experiments.sweep.table import read_table
-    from wdjax.experiments.sweep.trials import search
-    from wdjax.experiments.sweep.turns import load_member
 
 # Public name -> the module that holds it, imported when the name is first used.
 _HOME = {
-    "Halving": "batches",
-    "Selection": "evolution",
-    "evolve": "evolution",
-    "load_member": "turns",
+    "Halving": "halving",
+    "Selection": "pbt",
+    "evolve": "pbt",
+    "load_member": "rounds",
     "read_table": "table",
-    "search": "trials",
+    "search": "search",
     "sweep": "grid",
 }
 

@@ -8,10 +8,10 @@ from typing import Annotated
 import tyro
 
 from wdjax.checks import require
-from wdjax.experiments.sweep.evolution import FACTORS, Selection, evolve
 from wdjax.experiments.sweep.grid import sweep
-from wdjax.experiments.sweep.plan import Point, Values, parse_point, parse_settings, read_settings
-from wdjax.experiments.sweep.trials import Halving, search
+from wdjax.experiments.sweep.members import Point, Values, parse_point, parse_settings, read_settings
+from wdjax.experiments.sweep.pbt import FACTORS, Selection, evolve
+from wdjax.experiments.sweep.search import Halving, search
 from wdjax.train import load_config
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import yaml
 
-from wdjax.train.folder import flat, hold_file, write_whole, writing
-from wdjax.train.load import read_yaml, read_yaml_value
+from wdjax.train.config.reading import read_yaml, read_yaml_value
+from wdjax.train.storage.folder import flat, hold_file, write_whole, writing
 
 
 def prepare_folder(workdir: Path, asked: Mapping[str, Any], resume: bool) -> None:

@@ -8,16 +8,7 @@ from typing import Any
 import yaml
 
 from wdjax.experiments.sweep.folder import hold_folder, prepare_folder
-from wdjax.experiments.sweep.host import (
-    Host,
-    announce,
-    choose_metric,
-    open_host,
-    prepare_turns,
-    progress_bar,
-    shown_metrics,
-)
-from wdjax.experiments.sweep.plan import (
+from wdjax.experiments.sweep.members import (
     Group,
     Member,
     Point,
@@ -29,6 +20,16 @@ from wdjax.experiments.sweep.plan import (
     parse_values,
 )
 from wdjax.experiments.sweep.population import population_setup
+from wdjax.experiments.sweep.rounds import Programs, Row, Turn, export_member, train_turn
+from wdjax.experiments.sweep.session import (
+    Host,
+    announce,
+    choose_metric,
+    open_host,
+    prepare_turns,
+    progress_bar,
+    shown_metrics,
+)
 from wdjax.experiments.sweep.table import (
     best_member,
     draw_curves,
@@ -38,11 +39,10 @@ from wdjax.experiments.sweep.table import (
     varied_fields,
     write_table,
 )
-from wdjax.experiments.sweep.turns import Programs, Row, Turn, export_member, train_turn
-from wdjax.train.config import TrainConfig
-from wdjax.train.folder import dump_config
-from wdjax.train.metrics_log import read_metrics
-from wdjax.train.state import Setup
+from wdjax.train.config.schema import TrainConfig
+from wdjax.train.state.policy import Setup
+from wdjax.train.storage.folder import dump_config
+from wdjax.train.storage.metrics_log import read_metrics
 
 
 def sweep(

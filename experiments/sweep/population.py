@@ -13,12 +13,17 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
 from wdjax.checks import require
-from wdjax.experiments.sweep.plan import Member
-from wdjax.train import memory
-from wdjax.train.learner import init, make_setup, run
-from wdjax.train.memory import bytes_needed
-from wdjax.train.state import Setup, TrainState, make_hypers
-from wdjax.train.validate import validate
+from wdjax.experiments.sweep.members import Member
+from wdjax.train.devices import memory
+from wdjax.train.devices.memory import bytes_needed
+from wdjax.train.learner.init import init
+from wdjax.train.learner.learner import run
+from wdjax.train.learner.setup import make_setup
+from wdjax.train.learner.validate import validate
+from wdjax.train.learner.warm_start import load_policies
+from wdjax.train.state.policy import Setup
+from wdjax.train.state.registry import make_hypers
+from wdjax.train.state.state import TrainState
 
 AXIS = "wdjax_members"
 
@@ -86,7 +91,7 @@ def init_member(setup: Setup, loaded: Any, key: jax.Array, env_params: Any, hype
 
 def init_population(setup: Setup, members: Sequence[Member], num_devices: int = 1) -> TrainState:
     """Returns the states of members at the start of their runs, leaves [members, ...]."""
-    start = jax.vmap(functools.partial(init_member, setup, setup.loaded))
+    start = jax.vmap(functools.partial(init_member, setup, load_policies(setup)))
     place = member_sharding(num_devices)
     program = jax.jit(on_devices(start, num_devices), out_shardings=place)
     return program(*jax.device_put(start_arguments(members), place))

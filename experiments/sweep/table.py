@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from wdjax.experiments.sweep.plan import Member, Point
-from wdjax.experiments.sweep.turns import Row
-from wdjax.train.folder import write_whole
+from wdjax.experiments.sweep.members import Member, Point
+from wdjax.experiments.sweep.rounds import Row
+from wdjax.train.storage.folder import write_whole
 
 MOST_CURVES = 10  # of the best values: matplotlib has ten colours
 

@@ -16,8 +16,8 @@ from flax import struct
 
 import wdjax
 from wdjax.train import PolicyConfig, TrainConfig, Trainer, load_run, make_learner
-from wdjax.train.config import NetworkConfig
-from wdjax.train.validate import complete_env_params
+from wdjax.train.config.env_params import complete_env_params
+from wdjax.train.config.schema import NetworkConfig
 
 N, T = 4, 40
 POLICY = PolicyConfig(

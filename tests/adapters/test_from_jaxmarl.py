@@ -13,8 +13,8 @@ from bare_done import Box, Discrete
 import wdjax
 from wdjax.adapters._from_jaxmarl import stem
 from wdjax.train import PolicyConfig, TrainConfig, Trainer, load_run, make_learner
-from wdjax.train.config import NetworkConfig
-from wdjax.train.validate import complete_env_params
+from wdjax.train.config.env_params import complete_env_params
+from wdjax.train.config.schema import NetworkConfig
 
 N, T = 2, 12
 

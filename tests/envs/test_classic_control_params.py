@@ -7,10 +7,10 @@ import pytest
 
 import wdjax
 from wdjax.train import load_config
-from wdjax.train.config import TrainConfig
-from wdjax.train.folder import dump_config
-from wdjax.train.load import from_mapping, read_yaml
-from wdjax.train.validate import complete_env_params
+from wdjax.train.config.env_params import complete_env_params
+from wdjax.train.config.reading import from_mapping, read_yaml
+from wdjax.train.config.schema import TrainConfig
+from wdjax.train.storage.folder import dump_config
 
 # Environment, a bad value, and words that must stand in the refusal.
 ACROBOT, CAR, CONTINUOUS, PENDULUM = "acrobot", "mountain_car", "continuous_mountain_car", "pendulum"

@@ -9,8 +9,8 @@ from wdjax.experiments import auto_scale as module
 from wdjax.experiments.auto_scale import Trial, auto_scale, in_words, measure, trial_table, what_changes
 from wdjax.experiments.cli import main
 from wdjax.train import Trainer, load_config
-from wdjax.train.folder import load_run_config
-from wdjax.train.memory import bytes_free, host_memory
+from wdjax.train.devices.memory import bytes_free, host_memory
+from wdjax.train.storage.folder import load_run_config
 
 CONFIG = load_config("cartpole", num_envs=8, rollout_length=16, total_env_steps=10**9, updates_per_chunk=1,
                      **{"policies.agent.network.hidden_sizes": [8]})  # fmt: skip

@@ -18,7 +18,7 @@ from wdjax.experiments.benchmarks.rows import WORKLOADS, Target, Workload
 from wdjax.experiments.benchmarks.timing import median_and_spread, short
 from wdjax.experiments.cli import main
 from wdjax.train import load_config, make_learner
-from wdjax.train.rollout import rollout
+from wdjax.train.rollout.scan import rollout
 
 M, G = 1e6, 1e9
 A2C, PPO = ("A2C", "relu", 1, 1), ("PPO", "tanh", 4, 4)

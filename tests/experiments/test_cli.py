@@ -12,10 +12,10 @@ import pytest
 from PIL import Image
 
 from wdjax.experiments.cli import main
-from wdjax.experiments.matrix import other_params
+from wdjax.experiments.commands.matrix import other_params
 from wdjax.train import BadNumbersError, Player, Trainer, load_run
-from wdjax.train.episodes import QUANTILES
-from wdjax.train.failures import FailedCheckError
+from wdjax.train.evaluation.episodes import QUANTILES
+from wdjax.train.host.failures import FailedCheckError
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 

@@ -14,10 +14,10 @@ from refusals import refusal
 
 from wdjax.experiments.sweep import evolve, load_member, read_table, sweep
 from wdjax.experiments.sweep import population as population_module
-from wdjax.experiments.sweep import turns as turns_module
-from wdjax.experiments.sweep.evolution import Selection, current_scores, exploit, explore, read_hyper
+from wdjax.experiments.sweep import rounds as turns_module
 from wdjax.experiments.sweep.folder import hold_folder
-from wdjax.experiments.sweep.plan import make_members, make_points
+from wdjax.experiments.sweep.members import make_members, make_points
+from wdjax.experiments.sweep.pbt import Selection, current_scores, exploit, explore, read_hyper
 from wdjax.experiments.sweep.population import (
     abstract_population,
     compile_as_many,
@@ -26,8 +26,8 @@ from wdjax.experiments.sweep.population import (
     population_setup,
 )
 from wdjax.train import load_run, read_metrics
-from wdjax.train.memory import bytes_needed
-from wdjax.train.metrics_log import summarize
+from wdjax.train.devices.memory import bytes_needed
+from wdjax.train.storage.metrics_log import summarize
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "registered_probes", "compiled_once")
 

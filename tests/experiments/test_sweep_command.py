@@ -12,11 +12,11 @@ from probes import tiny_config, tiny_policy
 
 from wdjax.experiments import cli
 from wdjax.experiments.sweep import command
-from wdjax.experiments.sweep.batches import Halving
-from wdjax.experiments.sweep.evolution import Selection
-from wdjax.experiments.sweep.plan import Range
+from wdjax.experiments.sweep.halving import Halving
+from wdjax.experiments.sweep.members import Range
+from wdjax.experiments.sweep.pbt import Selection
 from wdjax.train import load_config, load_run
-from wdjax.train.folder import dump_config
+from wdjax.train.storage.folder import dump_config
 
 ROOT = Path(__file__).resolve().parents[2]
 RATE = "policies.agent.learning_rate"

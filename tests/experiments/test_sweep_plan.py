@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 from refusals import refusal
 
-from wdjax.experiments.sweep.batches import Halving, rung_ends, survivors, trial_scores
-from wdjax.experiments.sweep.evolution import Selection, bounds_of, draw_members, evolve, require_traced
 from wdjax.experiments.sweep.grid import sweep
-from wdjax.experiments.sweep.plan import (
+from wdjax.experiments.sweep.halving import Halving, rung_ends, survivors, trial_scores
+from wdjax.experiments.sweep.members import (
     Range,
     make_groups,
     make_members,
@@ -21,6 +20,7 @@ from wdjax.experiments.sweep.plan import (
     parse_values,
     read_settings,
 )
+from wdjax.experiments.sweep.pbt import Selection, bounds_of, draw_members, evolve, require_traced
 from wdjax.experiments.sweep.population import bytes_free, choose_num_devices, even_size, most_devices
 from wdjax.experiments.sweep.table import (
     best_member,

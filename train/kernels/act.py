@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-from wdjax.train.kernels.towers import (
+from wdjax.train.kernels.layers import (
     Shape,
     Tower,
     chunk_of,
@@ -21,7 +21,7 @@ from wdjax.train.kernels.towers import (
     log_prob_and_entropy,
     product,
 )
-from wdjax.train.networks import ACTIVATIONS
+from wdjax.train.networks.actor_critic import ACTIVATIONS
 
 ROWS = 64  # of a program
 FEW_ROWS = 32  # of a program where there are so few that it counts how long each takes

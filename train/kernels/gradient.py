@@ -2,7 +2,7 @@
 
 Every program takes blocks of rows, one after another, through a whole tower and back. No activation is ever written;
 what is, once, are each program's gradients of all matrices, which stay in registers until then, and are then summed.
-Wide towers are in train/kernels/wide.py.
+Wide towers are in train/kernels/gradient_wide.py.
 
 Two towers, one for the policy and one for the value, are two launches: no term of the loss knows both.
 
@@ -18,14 +18,14 @@ A column of ones beside the inputs makes the first bias a row of its matrix.
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-from wdjax.train.kernels.towers import (
+from wdjax.train.kernels.layers import (
     MIN_SIZE,
     SLOPES,
     Shape,
@@ -37,7 +37,7 @@ from wdjax.train.kernels.towers import (
     product,
     towers_of,
 )
-from wdjax.train.networks import ACTIVATIONS
+from wdjax.train.networks.actor_critic import ACTIVATIONS
 
 ROWS = 64  # of a block
 PROGRAMS = 264  # at most: two for each of an H200's 132 multiprocessors, as many as registers let it run at once
@@ -46,21 +46,23 @@ HALF, MAX_HALF = "float16", 65504.0
 TINY = 1e-30  # the least that a gradient is divided by: rows may all be dead
 BOTH, POLICY, VALUE = "both", "policy", "value"  # what a tower's outputs are
 
-Terms = Callable[..., dict[str, jax.Array]]
-"""terms(log_prob, entropy, value, row, hypers) -> {name: [B]}: the terms of each row's loss, "policy_loss",
-"value_loss" and "entropy", and metrics. `row` is what the loss knows of each row beside, {name: [B]}, `hypers` numbers.
-"""
+class Objective(Protocol):
+    """What the kernels know of a loss: functions of plain arrays, which they trace (algorithms/on_policy/losses.py)."""
 
+    def terms(
+        self, log_prob: jax.Array, entropy: jax.Array, value: jax.Array, row: Mapping[str, jax.Array],
+        hypers: Mapping[str, jax.Array],
+    ) -> dict[str, jax.Array]:  # fmt: skip
+        """Returns {name: [B]}: the terms of each row's loss, "value_loss" among them, and metrics. `row` is what the
+        loss knows of each row beside, {name: [B]}, `hypers` numbers."""
 
-def total_loss(terms: Mapping[str, jax.Array], hypers: Mapping[str, jax.Array]) -> jax.Array:
-    """Returns policy_loss + c_v value_loss - c_e entropy."""
-    value_loss = hypers["value_coefficient"] * terms["value_loss"]
-    return terms["policy_loss"] + value_loss - hypers["entropy_coefficient"] * terms["entropy"]
+    def total(self, terms: Mapping[str, jax.Array], hypers: Mapping[str, jax.Array]) -> jax.Array:
+        """Returns the loss of terms, of each row or summed."""
 
 
 def loss_sums(
-    outputs: jax.Array, actions: list[jax.Array], row: Mapping[str, jax.Array], part: str, shape: Shape, terms: Terms,
-    hypers: Mapping[str, jax.Array],
+    outputs: jax.Array, actions: list[jax.Array], row: Mapping[str, jax.Array], part: str, shape: Shape,
+    objective: Objective, hypers: Mapping[str, jax.Array],
 ) -> tuple[jax.Array, dict[str, jax.Array]]:  # fmt: skip
     """Returns (the sum of the loss over the live rows of a block, its terms where live, 0 elsewhere, [B] each).
 
@@ -71,17 +73,17 @@ def loss_sums(
         log_prob, entropy = row.get("log_prob", jnp.zeros_like(value)), jnp.zeros_like(value)
     else:
         log_prob, entropy = log_prob_and_entropy(outputs, actions, shape)
-    found = terms(log_prob, entropy, value, row, hypers)
+    found = objective.terms(log_prob, entropy, value, row, hypers)
     found = {name: jnp.where(row["live"], values, 0.0) for name, values in found.items()}
-    return jnp.sum(total_loss(found, hypers)), found
+    return jnp.sum(objective.total(found, hypers)), found
 
 
-def term_names(terms: Terms, row: Mapping[str, jax.Array], hypers: Mapping[str, jax.Array]) -> list[str]:
+def term_names(objective: Objective, row: Mapping[str, jax.Array], hypers: Mapping[str, jax.Array]) -> list[str]:
     """Returns the names of what `loss_sums` sums, sorted, as the leaves of a dict are."""
     number = jax.ShapeDtypeStruct((1,), jnp.float32)
     one_row = {name: jax.ShapeDtypeStruct((1,), values.dtype) for name, values in row.items()}
     one = {name: jax.ShapeDtypeStruct((), jnp.float32) for name in hypers}
-    return sorted(jax.eval_shape(terms, number, number, number, one_row, one))
+    return sorted(jax.eval_shape(objective.terms, number, number, number, one_row, one))
 
 
 def load_block(
@@ -97,7 +99,7 @@ def load_block(
 
 
 def gradient_kernel(
-    shape: Shape, params: Any, inputs: jax.Array, action: jax.Array, row: Mapping[str, jax.Array], terms: Terms,
+    shape: Shape, params: Any, inputs: jax.Array, action: jax.Array, row: Mapping[str, jax.Array], objective: Objective,
     hypers: Mapping[str, jax.Array], interpret: bool = False,
 ) -> tuple[Any, dict[str, jax.Array]]:  # fmt: skip
     """Returns (gradients of the loss summed over live rows, like params; the sums of its terms over them).
@@ -107,15 +109,15 @@ def gradient_kernel(
         inputs: [R, num_inputs] float32, observations in a row.
         action: [R, components] int32.
         row: {name: [R] float32}, "value" among them, and "live", bool.
-        terms: of a row's loss.
+        objective: the loss of a row.
         hypers: {name: ()}, "value_coefficient" and "entropy_coefficient" among them.
         interpret: step by step in XLA, on any device, for tests.
     """
     towers, back = jax.vjp(lambda params: [joined(tower, shape) for tower in towers_of(params, shape)], params)
     data, row = rows_in_memory(inputs, action, row, hypers)
     run = functools.partial(
-        _tower_gradient, shape=shape, data=data, row=row, terms=terms, hyper_names=list(hypers), interpret=interpret,
-        names=term_names(terms, row, hypers),
+        _tower_gradient, shape=shape, data=data, row=row, objective=objective, hyper_names=list(hypers),
+        interpret=interpret, names=term_names(objective, row, hypers),
     )  # fmt: skip
     if shape.shared:
         grad, sums = run(towers[0], BOTH)
@@ -141,7 +143,7 @@ def joined(tower: Tower, shape: Shape) -> tuple[jax.Array, Tower]:
 
 
 def _tower_gradient(
-    tower: Tower, part: str, *, shape: Shape, data: tuple, row: Mapping[str, jax.Array], terms: Terms,
+    tower: Tower, part: str, *, shape: Shape, data: tuple, row: Mapping[str, jax.Array], objective: Objective,
     hyper_names: list[str], names: list[str], interpret: bool,
 ) -> tuple[Tower, dict[str, jax.Array]]:  # fmt: skip
     num_rows = row["live"].shape[0]
@@ -153,7 +155,7 @@ def _tower_gradient(
     sizes = [jax.ShapeDtypeStruct((programs, *weight.shape), jnp.float32) for weight in weights]
     *grads, sums = pl.pallas_call(
         functools.partial(
-            _kernel, part=part, shape=shape, terms=terms, row_names=list(row), hyper_names=hyper_names,
+            _kernel, part=part, shape=shape, objective=objective, row_names=list(row), hyper_names=hyper_names,
             num_rows=num_rows, rows=rows, blocks=blocks, interpret=interpret,
         ),
         out_shape=[*sizes, jax.ShapeDtypeStruct((programs, padded(len(names))), jnp.float32)],
@@ -170,7 +172,7 @@ def _tower_gradient(
 
 
 def _kernel(
-    inputs_ref: Any, action_ref: Any, hypers_ref: Any, *refs: Any, part: str, shape: Shape, terms: Terms,
+    inputs_ref: Any, action_ref: Any, hypers_ref: Any, *refs: Any, part: str, shape: Shape, objective: Objective,
     row_names: list[str], hyper_names: list[str], num_rows: int, rows: int, blocks: int, interpret: bool,
 ) -> None:  # fmt: skip
     row_refs = dict(zip(row_names, refs, strict=False))
@@ -187,7 +189,7 @@ def _kernel(
         outputs, features, backs = forward(weight_refs, inputs, shape, interpret)
 
         def loss(outputs: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
-            return loss_sums(outputs, actions, row, part, shape, terms, hypers)
+            return loss_sums(outputs, actions, row, part, shape, objective, hypers)
 
         gradient, found = jax.grad(loss, has_aux=True)(outputs)
         grads, sums, top = carry

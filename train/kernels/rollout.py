@@ -1,6 +1,6 @@
 """A whole rollout of a small environment as one kernel: rules and small policies, replica by replica.
 
-What `train/rollout.py` does step by step for all replicas, `wdjax.replicas.scan_replicas_kernel` does here for one, by
+What `rollout/scan.py` does step by step for all replicas, `wdjax.replicas.scan_replicas_kernel` does here for one, by
 the same functions: the actions of the policies, a step of the environment, the reset behind it. Random numbers are the
 same: those that a block of replicas draws in a step are drawn before the kernel, for all steps at once.
 
@@ -9,7 +9,8 @@ rules into the network in registers, and is never carried to another round.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -17,10 +18,15 @@ import jax.numpy as jnp
 
 from wdjax.replicas import scan_replicas_kernel
 from wdjax.spaces import Box
-from wdjax.train.kernels.towers import are_used
-from wdjax.train.policies import scatter
-from wdjax.train.rollout import advance, choose_actions, draw_uniforms
-from wdjax.train.state import Hypers, Policy, PolicyState, Setup
+from wdjax.train.kernels.layers import are_used
+from wdjax.train.rollout.draws import draw_uniforms
+from wdjax.train.rollout.scan import play_by_scan
+from wdjax.train.rollout.self_play import Selves
+from wdjax.train.rollout.step import advance, choose_actions
+from wdjax.train.state.agents import scatter
+from wdjax.train.state.hypers import Hypers
+from wdjax.train.state.policy import Policy, Setup
+from wdjax.train.state.state import PolicyState
 
 MAX_AGENTS = 8  # of all policies: each has its own pass through the network
 MAX_WIDTH = 64  # of a layer
@@ -50,12 +56,15 @@ def play_by_kernel(
     policies: Mapping[str, PolicyState],
     hypers: Mapping[str, Hypers],
     env_params: Any,
-    by_scan: Callable[[tuple, jax.Array], tuple[tuple, tuple]],
+    selves: Mapping[str, Selves],
     carry: tuple,
     keys: jax.Array,
 ) -> tuple[tuple, tuple]:
     """All steps of a rollout in one kernel on NVIDIA GPUs; elsewhere, and where the rules have no place in a kernel,
-    `by_scan(carry, keys)`, which returns the same."""
+    `play_by_scan`, which returns the same."""
+    by_scan = functools.partial(play_by_scan, setup, policies, hypers, env_params, selves)
+    if not may_be_a_kernel(setup):
+        return by_scan(carry, keys)
 
     def by_kernel(carry: tuple, keys: jax.Array) -> tuple[tuple, tuple]:
         try:

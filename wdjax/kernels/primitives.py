@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from wdjax.kernels import threefry
-from wdjax.kernels.elements import (
+from wdjax.kernels.lanes import (
     Elements,
     array_of,
     call,

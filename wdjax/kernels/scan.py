@@ -17,10 +17,10 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-from wdjax.kernels import blocks
-from wdjax.kernels.blocks import Weights, numbers_of
-from wdjax.kernels.elements import Elements, array_of, constant, with_words, words_of
-from wdjax.kernels.evaluate import evaluate
+from wdjax.kernels import matrices as blocks
+from wdjax.kernels.jaxpr import evaluate
+from wdjax.kernels.lanes import Elements, array_of, constant, with_words, words_of
+from wdjax.kernels.matrices import Weights, numbers_of
 from wdjax.kernels.threefry import Key
 
 LANES = 32  # replicas of a program, a power of two

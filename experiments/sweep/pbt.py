@@ -1,0 +1,274 @@
+"""Population-based training: between chunks, members that do badly copy members that do well, and change their values.
+
+Source: Jaderberg et al., "Population Based Training of Neural Networks" (2017), with truncation selection.
+"""
+
+import dataclasses
+import functools
+import operator
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import yaml
+
+from wdjax.checks import require, require_integer, require_known
+from wdjax.experiments.sweep.folder import hold_folder, prepare_folder
+from wdjax.experiments.sweep.members import Member, Point, Range, Values, as_config, make_members, parse_values
+from wdjax.experiments.sweep.population import member_sharding, most_devices, population_setup
+from wdjax.experiments.sweep.rounds import Between, Programs, Row, export_member, train_turn
+from wdjax.experiments.sweep.session import Host, announce, choose_metric, open_host, prepare_turns, progress_bar
+from wdjax.experiments.sweep.table import best_member, draw_history, write_table
+from wdjax.train.config.schema import TrainConfig
+from wdjax.train.learner.init import host_key
+from wdjax.train.state.hypers import Hypers, ScheduleArrays, hyper_names
+from wdjax.train.state.policy import Setup
+from wdjax.train.state.registry import make_hypers
+from wdjax.train.state.state import TrainState, with_hypers
+from wdjax.train.storage.folder import dump_config
+
+FACTORS = (0.8, 1.25)  # as far down as up
+Bounds = dict[str, tuple[float, float]]  # "policies.agent.learning_rate" -> between what it stays
+
+
+@dataclasses.dataclass(frozen=True)
+class Selection:
+    """When members copy each other, and how values change then."""
+
+    every: int = 1
+    """chunks between two selections"""
+    fraction: float = 0.25
+    """of the members: the worst copy the best, as many of each"""
+    factors: tuple[float, float] = FACTORS
+    """a copy multiplies each value with the one or the other"""
+
+    def __post_init__(self):
+        require_integer("every", self.every, 1)
+        require(0 < self.fraction <= 0.5, "fraction", self.fraction, "above 0 and at most 0.5")
+        positive = len(self.factors) == 2 and all(0 < factor < np.inf for factor in self.factors)
+        require(positive, "factors", self.factors, "two numbers above 0")
+
+
+def evolve(
+    config: TrainConfig | str | Path,
+    values: Mapping[str, Any],
+    members: int = 16,
+    selection: Selection = Selection(),
+    workdir: str | Path | None = None,
+    metric: str | None = None,
+    devices: int = 0,
+    resume: bool = False,
+    quiet: bool = True,
+    stop: threading.Event | None = None,
+) -> list[Row]:
+    """Trains a population whose hyperparameters change while it learns.
+
+        history = evolve("cartpole_ppo", {"policies.agent.learning_rate": "log:1e-4:1e-2"}, members=16)
+
+    Args:
+        config: a configuration, a preset's name, or a YAML file; member i has its seed + i.
+        values: dotted field -> a range ("log:1e-4:1e-2", "uniform:0.9:0.999") or several numbers, of which each member
+            draws its first, and between whose ends it stays: traced hyperparameters of policies. Or one value, a
+            change for all members, of any field.
+        members: all at once, in one program.
+        workdir, metric, devices, resume, stop: as for `sweep`.
+
+    Returns:
+        the table: for every chunk and member the values it was trained with, its score, the number of the member that
+        it copied afterwards (`parent`), and all metrics.
+
+    Raises:
+        ValueError, TypeError, FileExistsError: as `sweep`, and for fields that cannot change while a run goes on.
+    """
+    base = as_config(config)
+    require_integer("members", members, 2)
+    settings = {name: parse_values(name, several) for name, several in values.items()}
+    bounds = bounds_of(settings)
+    population = draw_members(base, settings, bounds, members)
+    require_traced(population[0].config, bounds)
+    setup = population_setup(population)
+    metric = choose_metric(metric, population[0].config, setup)
+    require(metric is not None, "metric", metric, "named, as POLICY/episode_return: it says which members do well")
+    asked = {
+        "mode": "pbt", "config": yaml.safe_load(dump_config(base)), "metric": metric, "members": members,
+        "values": {name: own if isinstance(own, list) else str(own) for name, own in settings.items()},
+        "selection": {**dataclasses.asdict(selection), "factors": list(selection.factors)},
+    }  # fmt: skip
+    with open_host(workdir, devices or most_devices(members), 0, quiet, stop) as host:
+        require(members % host.num_devices == 0, "members", members, f"a multiple of {host.num_devices}, the devices")
+        prepare_folder(host.workdir, asked, resume)
+        with hold_folder(host.workdir):
+            announce(host, population, 1)
+            between = make_between(setup, selection, bounds, metric, host.num_devices)
+            return train_population(host, setup, population, between, list(bounds))
+
+
+def bounds_of(settings: Mapping[str, Values]) -> Bounds:
+    """Returns the ends of what each field may become; fields of one value are not among them."""
+    bounds = {}
+    for name, values in settings.items():
+        if isinstance(values, list) and len(values) == 1:
+            continue
+        numbers = [values.low, values.high] if isinstance(values, Range) else values
+        plain = all(isinstance(number, (int, float)) and not isinstance(number, bool) for number in numbers)
+        real = plain and not (isinstance(values, Range) and values.kind == "int")
+        require(real, name, values if isinstance(values, list) else str(values), "numbers, or log:LOW:HIGH, with --pbt")
+        bounds[name] = (float(min(numbers)), float(max(numbers)))
+    require(bounds, "values", dict(settings), "several of at least one field, or a range: what --pbt changes")
+    return bounds
+
+
+def require_traced(config: TrainConfig, names: Sequence[str]) -> None:
+    """Raises ValueError for a field that is no traced hyperparameter of a policy: it is fixed while a run goes on."""
+    traced = [
+        f"policies.{policy}.{name}"
+        for policy, own in config.policies.items()
+        for name in hyper_names(jax.eval_shape(functools.partial(make_hypers, own)))
+    ]
+    for name in names:
+        require_known("hyperparameter that a run can change", name, traced)
+
+
+def draw_members(base: TrainConfig, settings: Mapping[str, Values], bounds: Bounds, number: int) -> list[Member]:
+    """Returns the members at the start, their values drawn from the configuration's seed."""
+    columns = {}
+    for place, (name, values) in enumerate(settings.items()):
+        random = np.random.default_rng([base.seed, place])
+        if isinstance(values, list):
+            columns[name] = [values[i] for i in random.integers(len(values), size=number)]
+        elif values.kind == "log":
+            columns[name] = np.exp(random.uniform(np.log(values.low), np.log(values.high), number)).tolist()
+        else:
+            columns[name] = random.uniform(values.low, values.high, number).tolist()
+    points: list[Point] = [{name: column[i] for name, column in columns.items()} for i in range(number)]
+    members = make_members(base, points, [base.seed])
+    return [
+        dataclasses.replace(member, config=dataclasses.replace(member.config, seed=base.seed + member.number))
+        for member in members
+    ]
+
+
+def exploit(
+    key: jax.Array, states: TrainState, scores: jax.Array, fraction: float
+) -> tuple[TrainState, jax.Array]:
+    """Lets the worst members copy the best: each draws one of these and, where that has a higher score, takes over its
+    whole state but the key.
+
+    Args:
+        states: leaves [N, ...].
+        scores: [N] float32, higher is better; minus infinity: not known.
+        fraction: of N, rounded down, at least one member.
+
+    Returns:
+        (states, parents [N] int32: whose state each member has now, mostly its own number).
+    """
+    size = scores.shape[0]
+    group = max(1, int(fraction * size))
+    order = jnp.argsort(scores)
+    rank = jnp.argsort(order)
+    drawn = order[size - group :][jax.random.randint(key, (size,), 0, group)]
+    copies = (rank < group) & (scores[drawn] > scores)
+    parents = jnp.where(copies, drawn, jnp.arange(size))
+    taken = jax.tree.map(lambda leaf: leaf[parents], states)
+    return taken.replace(key=states.key), parents
+
+
+def explore(
+    key: jax.Array, states: TrainState, copied: jax.Array, bounds: Bounds, factors: tuple[float, float]
+) -> TrainState:
+    """Multiplies every named hyperparameter of members that have copied, [N] bool, with one of two factors, each with
+    probability 1/2, and clips it to its bounds."""
+    changes = {}
+    for own_key, (name, (low, high)) in zip(jax.random.split(key, len(bounds)), bounds.items(), strict=True):
+        old = read_hyper(states.hypers, name)
+        up = jax.random.bernoulli(own_key, shape=old.shape)
+        new = jnp.clip(old * jnp.where(up, factors[1], factors[0]), low, high)
+        changes[name.removeprefix("policies.")] = jnp.where(copied, new, old)
+    return with_hypers(states, **changes)
+
+
+def read_hyper(hypers: Mapping[str, Hypers], name: str) -> jax.Array:
+    """Returns the values of "policies.agent.learning_rate" in a population, [N]; of a schedule its first ones."""
+    policy, field = name.removeprefix("policies.").split(".", 1)
+    value = operator.attrgetter(field)(hypers[policy])
+    return value.values[:, 0] if isinstance(value, ScheduleArrays) else value
+
+
+def evolve_step(
+    key: jax.Array, states: TrainState, scores: jax.Array, bounds: Bounds, selection: Selection
+) -> tuple[TrainState, jax.Array]:
+    """One selection: `exploit`, then `explore` for those that copied. Returns (states, parents [N])."""
+    exploit_key, explore_key = jax.random.split(key)
+    states, parents = exploit(exploit_key, states, scores, selection.fraction)
+    copied = parents != jnp.arange(scores.shape[0])
+    return explore(explore_key, states, copied, bounds, selection.factors), parents
+
+
+def current_scores(rows: Sequence[Row], before: Sequence[Row], metric: str) -> list[float | None]:
+    """Returns the score of each member: its metric; in a chunk in which no episode ended, the score it had before, or,
+    where it has copied since, that of its parent; None with bad numbers, so that it copies another."""
+    old = [before[own["member"] if own["parent"] is None else own["parent"]]["score"] for own in before]
+    scores = [old[i] if row[metric] is None and old else row[metric] for i, row in enumerate(rows)]
+    return [None if row.get("bad_numbers") else score for row, score in zip(rows, scores, strict=True)]
+
+
+def make_between(setup: Setup, selection: Selection, bounds: Bounds, metric: str, num_devices: int) -> Between:
+    """Returns what happens after each chunk of a population: it is noted down, and, where due, a selection is made."""
+    config, place = setup.config, member_sharding(num_devices)
+    step = jax.jit(
+        functools.partial(evolve_step, bounds=bounds, selection=selection),
+        donate_argnums=1, out_shardings=(place, None),
+    )  # fmt: skip
+    # far from the keys of the host's evaluations, which fold a number of updates into the same
+    own_key = jax.random.fold_in(host_key(config.seed), 2**31)
+
+    def between(states: TrainState, rows: list[Row], before: list[Row]) -> tuple[TrainState, list[Row]]:
+        used = {name: np.asarray(read_hyper(states.hypers, name)).tolist() for name in bounds}
+        scores, done = current_scores(rows, before, metric), rows[0]["updates"]
+        parents: list[int | None] = [None] * len(rows)
+        if done < config.num_updates and done // config.updates_per_chunk % selection.every == 0:
+            known = jnp.array([-jnp.inf if score is None else score for score in scores], jnp.float32)
+            states, chosen = step(jax.random.fold_in(own_key, done), states, known)
+            parents = [None if parent == i else parent for i, parent in enumerate(np.asarray(chosen).tolist())]
+        noted = [
+            {"score": score, **{name: column[i] for name, column in used.items()}, "parent": parent}
+            for i, (score, parent) in enumerate(zip(scores, parents, strict=True))
+        ]
+        return states, [row | note for row, note in zip(rows, noted, strict=True)]
+
+    return between
+
+
+def train_population(
+    host: Host, setup: Setup, population: Sequence[Member], between: Between, names: Sequence[str]
+) -> list[Row]:
+    """Trains all members to the end, or until told to stop, and writes what they did. Returns the table."""
+    programs, folder = Programs(setup, host.num_devices), host.workdir / "population"
+    turns = prepare_turns(host, programs, folder, population, 0, setup.config.num_updates)
+    size = turns[0].size
+    require(len(turns) == 1, "members", len(population), f"at most {size}, as many as memory holds at once")
+    with progress_bar(host.console, population, turns[0].rows) as advance:
+        finished = train_turn(programs, turns[0], host.stop, advance, between=between)
+    rows = turns[0].rows
+    front = ("member", "updates", "env_steps", *names, "score", "parent")
+    table = [{name: row[name] for name in front} | row for row in rows]
+    write_table(host.workdir, table)
+    host.console.print(f"Wrote {host.workdir}/table.csv, table.jsonl", soft_wrap=True)
+    if not finished:
+        return table
+    title = f"{setup.config.env}: {host.workdir.name}"
+    host.console.print(f"Wrote {draw_history(host.workdir / 'curves.png', table, names, title)}", soft_wrap=True)
+    best = best_member(table[-len(population) :])
+    if best is not None:
+        own = {name: best[name] for name in names}
+        folder = export_member(host.workdir, best["member"], rows, best["score"], own)
+        words = ", ".join(f"{name.split('.')[-1]} {value:.4g}" for name, value in own.items())
+        host.console.print(
+            f"Wrote {folder}, a run: member {best['member']}, last with {words}, score {best['score']:.2f}",
+            soft_wrap=True,
+        )
+    return table

@@ -1,0 +1,221 @@
+"""Search: Optuna proposes trials in batches, a population each; several workers share its storage.
+
+A trial is one combination of values, with every seed; its score is the mean over seeds. With successive halving
+(Jamieson and Talwalkar, "Non-stochastic Best Arm Identification and Hyperparameter Optimization", 2016) a batch is
+trained in rungs, and only its best go on to the next; the others are told to Optuna as pruned, with what they reached.
+"""
+
+import dataclasses
+import itertools
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from wdjax.checks import require, require_integer
+from wdjax.experiments.sweep.folder import hold_folder, prepare_folder
+from wdjax.experiments.sweep.halving import Batches, Halving, train_batch
+from wdjax.experiments.sweep.members import (
+    Member,
+    Point,
+    Range,
+    Values,
+    as_config,
+    make_groups,
+    make_members,
+    make_seeds,
+    parse_values,
+)
+from wdjax.experiments.sweep.optuna_study import Study, Trial, open_study, require_optuna
+from wdjax.experiments.sweep.population import population_setup
+from wdjax.experiments.sweep.rounds import Row, export_member
+from wdjax.experiments.sweep.session import Host, announce, choose_metric, open_host, shown_metrics
+from wdjax.experiments.sweep.table import best_member, draw_curves, last_known, point_words, write_table
+from wdjax.train.config.schema import TrainConfig
+from wdjax.train.load import change_config
+from wdjax.train.storage.folder import dump_config, write_whole
+
+
+def search(
+    config: TrainConfig | str | Path,
+    values: Mapping[str, Any],
+    trials: int,
+    seeds: int | Sequence[int] = 1,
+    batch: int = 16,
+    halving: Halving | None = None,
+    storage: str | None = None,
+    study: str = "wdjax",
+    workdir: str | Path | None = None,
+    metric: str | None = None,
+    members_at_once: int = 0,
+    devices: int = 0,
+    resume: bool = False,
+    quiet: bool = True,
+    stop: threading.Event | None = None,
+) -> list[Row]:
+    """Looks for the values with the highest score, by Optuna's tree-structured Parzen estimator.
+
+        table = search("cartpole_ppo", {"policies.agent.learning_rate": "log:1e-4:1e-2"}, trials=64, seeds=2)
+
+    Args:
+        config: a configuration, a preset's name, or a YAML file.
+        values: dotted field -> a range ("log:1e-4:1e-2", "uniform:0.9:0.999", "int:1:8") or a list to choose from; one
+            value alone is a change for all trials.
+        trials: of the whole study, by all its workers.
+        seeds: of every trial: how many, from the configuration's on; or which.
+        batch: trials that are asked for together.
+        halving: whether only the best of a batch go to the end; None: all do.
+        storage: what workers share, each with its own workdir: a journal file, or the URL of a database; None:
+            optuna.log in the workdir.
+        study: its name in the storage.
+        workdir, metric, members_at_once, devices, resume, stop: as for `sweep`. A search that is resumed may have more
+            trials than it had.
+
+    Returns:
+        the table: for each trial of the study, whoever ran it, its number, values, score, state and env steps.
+
+    Raises:
+        ImportError: without Optuna.
+        ValueError, TypeError, FileExistsError: as `sweep`, and where the storage holds a study of something else.
+    """
+    require_optuna()
+    base = as_config(config)
+    require_integer("trials", trials, 1)
+    require_integer("batch", batch, 1)
+    settings, seeds = {name: parse_values(name, own) for name, own in values.items()}, make_seeds(seeds, base.seed)
+    member = check_values(base, settings, seeds)
+    metric = choose_metric(metric, member.config, population_setup([member]))
+    require(metric is not None, "metric", metric, "named, as POLICY/episode_return: it is what the search makes high")
+    question = study_question(base, metric, seeds, settings, halving)
+    with open_host(workdir, devices, members_at_once, quiet, stop) as host:
+        asked = {"mode": "search", **question, "batch": batch, "storage": storage, "study": study}
+        prepare_folder(host.workdir, asked, resume)
+        with hold_folder(host.workdir):
+            own = open_study(storage, study, host.workdir, settings, question, base.seed)
+            return run_trials(host, own, base, seeds, trials, batch, halving, metric)
+
+
+def study_question(
+    base: TrainConfig, metric: str, seeds: Sequence[int], settings: Mapping[str, Values], halving: Halving | None
+) -> dict[str, Any]:
+    """Returns what all workers of a study must have asked alike, as YAML holds it."""
+    return {
+        "config": yaml.safe_load(dump_config(base)), "metric": metric, "seeds": seeds,
+        "values": {name: own if isinstance(own, list) else str(own) for name, own in settings.items()},
+        "halving": dataclasses.asdict(halving) if halving else None,
+    }  # fmt: skip
+
+
+def check_values(base: TrainConfig, settings: Mapping[str, Values], seeds: Sequence[int]) -> Member:
+    """Checks every value that a trial may get, one field at a time; returns a member with the first of all.
+
+    Raises:
+        ValueError, TypeError: as `load_config`, and where nothing is to be found.
+    """
+    several = {
+        name: [values.low, values.high] if isinstance(values, Range) else values for name, values in settings.items()
+    }
+    first = {name: values[0] for name, values in several.items()}
+    varied = any(len(values) > 1 for values in several.values())
+    require(varied, "values", dict(settings), "several of at least one field, or a range: what a search chooses from")
+    points = [first] + [{**first, name: value} for name, values in several.items() for value in values[1:]]
+    return make_members(base, points, seeds)[0]
+
+
+def run_trials(
+    host: Host, study: Study, base: TrainConfig, seeds: Sequence[int], trials: int, batch: int,
+    halving: Halving | None, metric: str,
+) -> list[Row]:  # fmt: skip
+    """Asks, trains and tells batches until the study has its trials, or until told to stop. Returns the table."""
+    batches, held, members, rows = Batches(host), [], [], []
+    for folder in (host.workdir / "batches" / f"{number:03d}" for number in itertools.count()):
+        if host.stop.is_set():
+            return study.table()
+        proposed = read_batch(folder) or write_batch(folder, study.ask(batch, trials, held))
+        if not proposed:
+            break
+        first, held = not held, held + [number for number, _ in proposed]
+        own = trial_members(base, fitting_trials(host, study, base, proposed), seeds)
+        if not own:
+            continue
+        if first:
+            announce(host, own, len(make_groups(own)))
+        ended, done = train_batch(batches, folder, own, halving, metric)
+        members, rows = members + own, rows + done
+        for trial in ended or ():
+            study.tell(trial)
+        write_table(host.workdir, study.table())
+        if ended is None:
+            return study.table()
+    conclude(host, study, members, rows, metric)
+    return study.table()
+
+
+def read_batch(folder: Path) -> list[tuple[int, Point]] | None:
+    """Returns the (number, values) of a batch that this worker has begun; None where it has not."""
+    file = folder / "batch.json"
+    if not file.exists():
+        return None
+    return [(trial["trial"], trial["values"]) for trial in json.loads(file.read_text(encoding="utf8"))]
+
+
+def write_batch(folder: Path, proposed: list[tuple[int, Point]]) -> list[tuple[int, Point]]:
+    """Notes down which trials make a batch, if any do. Returns them."""
+    if proposed:
+        folder.mkdir(parents=True, exist_ok=True)
+        content = [{"trial": number, "values": values} for number, values in proposed]
+        write_whole(folder / "batch.json", json.dumps(content) + "\n")
+    return proposed
+
+
+def fitting_trials(
+    host: Host, study: Study, base: TrainConfig, proposed: Sequence[tuple[int, Point]]
+) -> list[tuple[int, Point]]:
+    """Returns the trials that can be trained; of values that are right alone but not together, the study is told."""
+    fitting = []
+    for number, values in proposed:
+        try:
+            change_config(base, **values)
+            fitting.append((number, values))
+        except (ValueError, TypeError) as error:
+            host.console.print(f"Trial {number} is left out: {error}", soft_wrap=True, markup=False)
+            study.tell(Trial(number, None, False, ()))
+    return fitting
+
+
+def trial_members(base: TrainConfig, proposed: Sequence[tuple[int, Point]], seeds: Sequence[int]) -> list[Member]:
+    """Returns the members of a batch: numbers and points are those of the study's trials."""
+    members = make_members(base, [values for _, values in proposed], seeds)
+    numbers = [number for number, _ in proposed for _ in seeds]
+    places = [place for _ in proposed for place in range(len(seeds))]
+    return [
+        dataclasses.replace(member, number=number * len(seeds) + place, point=number)
+        for member, number, place in zip(members, numbers, places, strict=True)
+    ]
+
+
+def conclude(host: Host, study: Study, members: Sequence[Member], rows: Sequence[Row], metric: str) -> None:
+    """Draws this worker's trials, writes the best of all as a run where it is one of these, and says what was found."""
+    table = study.table()
+    write_table(host.workdir, table)
+    host.console.print(f"Wrote {host.workdir}/table.csv, table.jsonl: {len(table)} trials", soft_wrap=True)
+    if members:
+        title, shown = f"{members[0].config.env}: {host.workdir.name}", shown_metrics(metric, members[0].config)
+        curves = draw_curves(host.workdir / "curves.png", members, rows, shown, title)
+        host.console.print(f"Wrote {curves}: mean and deviation over seeds", soft_wrap=True)
+    best = best_member([row for row in table if row["state"] == "complete"])
+    if best is None:
+        host.console.print("No trial has a score: no episode ended", soft_wrap=True)
+        return
+    varied = [name for name, values in study.settings.items() if isinstance(values, Range) or len(values) > 1]
+    words = point_words(best, varied)
+    host.console.print(f"Best trial: {best['trial']} ({words}), score {best['score']:.2f}", soft_wrap=True)
+    known = last_known(rows, metric)
+    own = [member for member in members if member.point == best["trial"]]
+    if own:
+        member = max(own, key=lambda member: known[member.number])
+        folder = export_member(host.workdir, member.number, rows, known[member.number])
+        host.console.print(f"Wrote {folder}, a run: its seed {member.config.seed}", soft_wrap=True)

@@ -1,0 +1,125 @@
+"""The host's side of every kind of sweep: where it runs, how far it is, and groups in turns."""
+
+import contextlib
+import dataclasses
+import json
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import jax
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from wdjax.checks import require, require_integer, require_known
+from wdjax.experiments.sweep.members import Member
+from wdjax.experiments.sweep.population import choose_num_devices, metric_names
+from wdjax.experiments.sweep.rounds import Advance, Programs, Row, Turn, make_turns
+from wdjax.train.config.schema import TrainConfig
+from wdjax.train.host.signals import stop_signals
+from wdjax.train.state.policy import Setup
+from wdjax.train.storage.folder import write_whole
+
+
+@dataclasses.dataclass(frozen=True)
+class Host:
+    """Where a sweep runs and who listens."""
+
+    workdir: Path
+    console: Console
+    stop: threading.Event  # set by Ctrl-C and SIGTERM
+    num_devices: int
+    members_at_once: int  # 0: as many as memory allows
+
+
+@contextlib.contextmanager
+def open_host(
+    workdir: str | Path | None, devices: int, members_at_once: int, quiet: bool, stop: threading.Event | None
+) -> Iterator[Host]:
+    """Gives the host of a sweep; without a workdir, in a folder that is removed afterwards.
+
+    Raises:
+        ValueError, TypeError: for a number that cannot be, before anything is written.
+    """
+    require_integer("members_at_once", members_at_once, 0)
+    require_integer("devices", devices, 0)
+    num_devices, console = choose_num_devices(devices), Console(quiet=quiet)
+    with contextlib.ExitStack() as stack:
+        folder = Path(workdir or stack.enter_context(tempfile.TemporaryDirectory()))
+        stop = stop or stack.enter_context(stop_signals(console))
+        yield Host(folder, console, stop, num_devices, members_at_once)
+
+
+def choose_metric(metric: str | None, config: TrainConfig, setup: Setup) -> str | None:
+    """Returns the metric by which members are told apart: the one asked for, else `best_metric` of the configuration.
+
+    Raises:
+        ValueError: for one that an update does not report, with the nearest right name.
+    """
+    metric = metric or config.best_by
+    if metric is not None:
+        require_known("metric", metric, metric_names(setup))
+    return metric
+
+
+def shown_metrics(metric: str | None, config: TrainConfig) -> list[str]:
+    """Returns what curves show: the metric, or the return of every policy that learns."""
+    learning = [f"{name}/episode_return" for name, policy in config.policies.items() if policy.trainable]
+    return [metric] if metric else learning or [f"{name}/episode_return" for name in config.policies]
+
+
+def prepare_turns(
+    host: Host, programs: Programs, folder: Path, members: Sequence[Member], first: int, last: int
+) -> list[Turn]:
+    """Returns the turns in which members of one group go from `first` to `last` updates. How many go at once is decided
+    once, and kept in the folder."""
+    file = folder / "size.json"
+    if file.exists():
+        size = json.loads(file.read_text(encoding="utf8"))["members_at_once"]
+        words = f"a divisor of {size}, the members that go at once since the sweep was begun"
+        require(size % host.num_devices == 0, "devices", host.num_devices, words)
+    else:
+        chunk = min(programs.setup.config.updates_per_chunk, last - first)
+        size = programs.fit(members, chunk, host.members_at_once)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(file, json.dumps({"members_at_once": size}) + "\n")
+    return make_turns(folder, members, size, first, last)
+
+
+@contextlib.contextmanager
+def progress_bar(console: Console, members: Sequence[Member], rows: Sequence[Row]) -> Iterator[Advance]:
+    """Shows env steps of all members together, of how many, and per second; gives what to call with every chunk.
+
+    Args:
+        rows: what was done before.
+    """
+    per_update = {member.number: member.config.env_steps_per_update for member in members}
+    done = {row["member"]: row["env_steps"] for row in rows}
+    total = sum(member.config.num_updates * member.config.env_steps_per_update for member in members)
+    columns = (BarColumn(bar_width=16), TextColumn("{task.description}"), TimeRemainingColumn(compact=True))
+    before, clock = sum(done.values()), time.perf_counter()
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task("compiling", total=total, completed=before)
+
+        def advance(rows: list[Row]) -> None:
+            done.update({row["member"]: row["updates"] * per_update[row["member"]] for row in rows})
+            steps = sum(done.values())
+            rate = (steps - before) / (time.perf_counter() - clock)
+            words = f"{steps:,} of {total:,} env steps ({rate:,.0f}/s), {len(done)} of {len(members)} members begun"
+            progress.update(task, completed=steps, description=words)
+
+        yield advance
+
+
+def announce(host: Host, members: Sequence[Member], num_programs: int) -> None:
+    """Says what will run."""
+    several = f"{host.num_devices} x " if host.num_devices > 1 else ""
+    programs = f"{num_programs} programs" if num_programs > 1 else "one program"
+    config = members[0].config
+    host.console.print(
+        f"{config.env} on {several}{jax.devices()[0].device_kind}: {len(members)} members in {programs}, each of "
+        f"{config.num_updates * config.env_steps_per_update:,} env steps, in {host.workdir}",
+        soft_wrap=True,
+    )

@@ -1,0 +1,140 @@
+"""Learning of DDPG and TD3 on probe environments with actions in a box: what must come out is known."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from box_probes import BoxSignalParams, tiny_ddpg
+from flax import nnx
+from probes import Leaver, LeaverParams, tiny_config
+
+from wdjax.train import make_learner
+from wdjax.train.algorithms.ddpg.networks import to_box
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+GAMMA = 0.7
+ENDLESS = 1 / (1 - GAMMA)  # the value of a reward of 1 in every step for ever
+UPDATES = 150
+
+PROBES = {
+    "constant": BoxSignalParams(constant=1.0),
+    "by_signal": BoxSignalParams(by_signal=1.0),
+    "delayed": BoxSignalParams(at_end=1.0, episode_length=2),
+    "by_action": BoxSignalParams(by_action=1.0),
+    "by_match": BoxSignalParams(by_match=1.0, target=0.5),
+    "time_limit": BoxSignalParams(constant=1.0, episode_length=2, time_limit=True),
+    "final_obs": BoxSignalParams(by_signal=1.0, episode_length=2, time_limit=True, same_signal=True),
+    "terminates": BoxSignalParams(constant=1.0, episode_length=2),
+}
+SIGNALS = jnp.array([[-1.0, 0.0], [1.0, 0.0], [-1.0, 1.0], [1.0, 1.0]])  # what can be seen, (signal, time)
+ALGORITHMS = {
+    "DDPG": {},
+    "TD3 of 3 steps": {"n_step": 3, "twin_critics": True, "policy_delay": 2, "target_noise": 0.1, "noise": "gaussian"},
+}
+
+
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ALGORITHMS if name != "DDPG"]
+
+
+@pytest.fixture(scope="module", params=["DDPG", *SLOW])
+def algorithm(request):
+    return ALGORITHMS[request.param]
+
+
+def actions_and_values(policy, state, obs):
+    """Returns (mu(obs) in the box [..., A], Q_1(obs, mu(obs)) [...])."""
+    networks = nnx.merge(policy.graphdef, state.params)
+    unit = networks.actor(obs)
+    return to_box(policy.assignment.action_space, unit), networks.critic(obs, unit)
+
+
+@pytest.fixture(scope="module")
+def learned(algorithm):
+    """Trains all probes at once, a population. Returns probe -> (action [4], value [4]) for SIGNALS, and metrics."""
+    learner = make_learner(tiny_config("probe_box_signal", {"agent": tiny_ddpg(**algorithm)}))
+    state = jax.vmap(learner.init)(jax.random.split(jax.random.key(0), len(PROBES)))
+    state = state.replace(env_params=jax.tree.map(lambda *numbers: jnp.array(numbers), *PROBES.values()))
+    state, metrics = jax.jit(jax.vmap(functools.partial(learner.run, num_updates=UPDATES)))(state)
+    show = jax.vmap(functools.partial(actions_and_values, learner.setup.policies["agent"]), (0, None))
+    actions, values = show(state.policies["agent"], SIGNALS)
+    return {name: (actions[i, :, 0], values[i]) for i, name in enumerate(PROBES)} | {"metrics": metrics}
+
+
+def assert_values(learned, probe, expected):
+    np.testing.assert_allclose(learned[probe][1][: len(expected)], expected, atol=0.15)
+
+
+def test_constant_reward_is_the_value(learned):
+    assert_values(learned, "constant", [1, 1])
+
+
+def test_value_depends_on_the_observation(learned):
+    assert_values(learned, "by_signal", [-1, 1])
+
+
+def test_later_reward_is_discounted(learned):
+    assert_values(learned, "delayed", [GAMMA, GAMMA, 1, 1])
+
+
+def test_best_action_may_be_the_edge_of_the_box(learned):
+    assert np.all(learned["by_action"][0][:2] > 2.7)
+
+
+def test_best_action_depends_on_the_observation(learned):
+    np.testing.assert_allclose(learned["by_match"][0][:2], [-0.5, 0.5], atol=0.15)
+
+
+def test_time_limit_bootstraps(learned):
+    assert_values(learned, "time_limit", [ENDLESS] * 4)
+
+
+def test_time_limit_bootstraps_from_the_final_observation(learned):
+    assert_values(learned, "final_obs", [-ENDLESS, ENDLESS, -ENDLESS, ENDLESS])
+
+
+def test_termination_does_not_bootstrap(learned):
+    assert_values(learned, "terminates", [1 + GAMMA, 1 + GAMMA, 1, 1])
+
+
+def test_environment_gets_actions_inside_the_box(learned):
+    metrics = learned["metrics"]
+    assert jnp.nansum(metrics["episode_outside"]) == 0
+    assert metrics["agent/action_min/0"].min() >= -1
+    assert metrics["agent/action_max/0"].max() <= 3
+
+
+# --- two players, of whom one leaves early ---
+
+
+@pytest.fixture(scope="module")
+def leaver():
+    learner = make_learner(tiny_config("probe_box_leaver", {"player": tiny_ddpg(n_step=2)}))
+    return learner, functools.partial(learner.run, num_updates=UPDATES), learner.init(jax.random.key(0))
+
+
+def play(learner, run, state, env_params):
+    env_params = jax.tree.map(lambda old, new: jnp.asarray(new, old.dtype), state.env_params, env_params)
+    return run(state.replace(env_params=env_params))
+
+
+def test_rewards_after_leaving_are_worth_nothing(leaver):
+    state, metrics = play(*leaver, LeaverParams(dead_reward=-5.0))
+    _, value = actions_and_values(leaver[0].setup.policies["player"], state.policies["player"], jnp.eye(8))
+    np.testing.assert_allclose(value[:2], [1 + GAMMA, 1], atol=0.15)
+    stays = [sum(GAMMA**k for k in range(4 - time)) for time in range(4)]
+    np.testing.assert_allclose(value[4:], stays, atol=0.15)
+    assert np.all(metrics["player/reward_mean"] == 1)
+
+
+def test_rows_after_leaving_change_no_bit(leaver):
+    zeros, _ = play(*leaver, LeaverParams())
+    garbage, _ = play(*leaver, LeaverParams(dead_obs=1e6, dead_reward=-1e6))
+    params = [state.policies["player"].params for state in (zeros, garbage)]
+    jax.tree.map(np.testing.assert_array_equal, *params)
+    ring = zeros.memory["player"].replay.ring
+    assert Leaver.LENGTH == 4
+    # each block of one replica holds the newest 64 of 2 + 4 live rows in every 4 steps
+    np.testing.assert_array_equal(ring.size, [64] * 8)

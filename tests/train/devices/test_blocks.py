@@ -1,0 +1,149 @@
+"""Random numbers of a rollout and of shuffling: those of a block depend on nothing but the key and the block."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from wdjax.train import TrainConfig, make_learner
+from wdjax.train.algorithms.on_policy.minibatches import random_order, shuffle
+from wdjax.train.algorithms.on_policy.update import PPO
+from wdjax.train.config.reading import from_mapping
+from wdjax.train.networks.distributions import Categorical, Gaussian
+from wdjax.train.rollout import draws, scan
+from wdjax.train.rollout.draws import sample_blocks, step_keys
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+KEY = jax.random.key(7)
+# (steps, replicas, agents), blocks, minibatches
+SHAPES = [
+    ((4, 6, 1), 1, 1), ((4, 6, 1), 1, 3), ((2, 8, 3), 2, 4), ((6, 4, 2), 4, 3), ((1, 16, 1), 8, 2), ((16, 1, 5), 1, 2),
+]  # fmt: skip
+
+
+def places(index, shape):
+    """Returns (time, replica, agent) of row numbers, [..., 3]."""
+    return np.stack(np.unravel_index(np.asarray(index), shape), axis=-1)
+
+
+shuffled = functools.partial(jax.jit, static_argnums=(1, 2, 3))(shuffle)
+
+
+@pytest.mark.parametrize(("shape", "num_blocks", "minibatches"), SHAPES)
+def test_shuffle_takes_each_row_once(shape, num_blocks, minibatches):
+    index = shuffled(KEY, shape, num_blocks, minibatches)
+    rows = np.prod(shape)
+    assert index.shape == (minibatches, rows // minibatches)
+    np.testing.assert_array_equal(np.sort(index, axis=None), np.arange(rows))
+
+
+@pytest.mark.parametrize(("shape", "num_blocks", "minibatches"), SHAPES)
+def test_every_minibatch_takes_equally_from_each_block(shape, num_blocks, minibatches):
+    index = shuffled(KEY, shape, num_blocks, minibatches)
+    block = places(index, shape)[..., 1] // (shape[1] // num_blocks)
+    share = index.shape[1] // num_blocks
+    for row in block:
+        np.testing.assert_array_equal(np.bincount(row, minlength=num_blocks), share)
+
+
+@pytest.mark.parametrize("words", [[5, 0, 2**32 - 1, 2**31, 7, 2**31 - 1, 1], [3, 1, 3, 2**32 - 1, 1, 1, 2**32 - 1, 3]])
+def test_order_is_that_of_the_words_and_of_equal_ones_that_of_places(words, monkeypatch):
+    words = np.array(words, np.uint32)
+    monkeypatch.setattr(jax.random, "bits", lambda key, shape: jnp.asarray(words))
+    order = jax.jit(random_order, static_argnums=1)(KEY, len(words))
+    assert order.dtype == jnp.int32
+    np.testing.assert_array_equal(order, np.argsort(words, kind="stable"))
+    np.testing.assert_array_equal(jax.vmap(lambda key: random_order(key, len(words)))(jax.random.split(KEY))[1], order)
+
+
+def test_shuffle_mixes_time_replicas_and_agents():
+    first = places(shuffled(KEY, (6, 4, 2), 2, 4), (6, 4, 2))[0]
+    for axis, size in enumerate((6, 4, 2)):
+        assert len(np.unique(first[:, axis])) > size / 2
+
+
+def test_shuffles_of_two_keys_and_of_two_blocks_differ():
+    index = places(shuffled(KEY, (16, 2, 1), 2, 1), (16, 2, 1)).reshape(2, 16, 3)
+    assert np.any(index[0, :, 0] != index[1, :, 0])
+    assert np.any(shuffled(KEY, (16, 2, 1), 2, 1) != shuffled(jax.random.key(8), (16, 2, 1), 2, 1))
+
+
+def test_shuffle_of_a_block_does_not_depend_on_the_others():
+    few = places(shuffled(KEY, (4, 4, 3), 2, 2), (4, 4, 3)).reshape(2, 2, -1, 3)
+    many = places(shuffled(KEY, (4, 8, 3), 4, 2), (4, 8, 3)).reshape(2, 4, -1, 3)
+    np.testing.assert_array_equal(few, many[:, :2])  # [minibatch, block, row]
+
+
+def test_keys_of_a_block_come_from_the_key_and_the_block():
+    keys = jax.random.key_data(step_keys(KEY, 5, 3, 4))
+    for block in range(4):
+        own = jax.random.split(jax.random.fold_in(KEY, block), (5, 3))
+        np.testing.assert_array_equal(keys[:, :, block], jax.random.key_data(own))
+
+
+def test_all_keys_differ():
+    keys = jax.random.key_data(step_keys(KEY, 5, 3, 4)).reshape(60, -1)
+    assert len(np.unique(keys, axis=0)) == 60
+
+
+@pytest.mark.parametrize("distribution", [Categorical((4, 5), scalar=False), Gaussian(2, (2,))])
+def test_actions_of_a_block_come_from_its_key(distribution):
+    keys = step_keys(KEY, 1, 1, 2)[0, 0]
+    draw = jax.jit(functools.partial(sample_blocks, distribution))
+    outputs = jax.random.normal(jax.random.key(1), (6, 2, distribution.num_outputs + distribution.num_free))
+    actions = draw(keys, outputs)
+    for block, rows in enumerate((slice(0, 3), slice(3, 6))):
+        alone = jax.jit(distribution.sample)(keys[block], outputs[rows])
+        np.testing.assert_allclose(actions[rows], alone, rtol=1e-6)
+    other = draw(keys, outputs.at[3:].add(1.0))
+    np.testing.assert_array_equal(other[:3], actions[:3])
+    assert jnp.any(draw(keys[::-1], outputs)[:3] != actions[:3])
+
+
+def small_game():
+    game = {"num_taggers": 1, "grid_length": 4, "episode_length": 3, "random_start": True}
+    network = {"hidden_sizes": [8]}
+    policies = {"tagger": {"network": network}, "runner": {"network": network, "trainable": False}}
+    base = {"env": "tag_gridworld", "env_params": game, "num_envs": 6, "num_blocks": 3, "rollout_length": 7}
+    return make_learner(from_mapping(TrainConfig, {**base, "policies": policies}))
+
+
+def test_what_is_drawn_before_the_steps_is_what_they_would_draw(monkeypatch):
+    learner = small_game()
+    state = learner.init(KEY)
+
+    def play(state):
+        after, played = scan.rollout(learner.setup, state, KEY)
+        return after.replicas, played
+
+    ahead = jax.jit(play)(state)
+    names = list(learner.setup.policies)
+    in_each_step = lambda setup, selves, keys: (  # noqa: E731
+        keys[:, 0], {name: keys[:, 1 + i] for i, name in enumerate(names)}
+    )  # fmt: skip
+    monkeypatch.setattr(scan, "draw_ahead", in_each_step)
+    jax.tree.map(np.testing.assert_array_equal, ahead, jax.jit(lambda state: play(state))(state))
+    assert jnp.any(ahead[1].over)
+
+
+def test_keys_of_replicas_are_drawn_before_the_steps_where_all_policies_have_kernels(monkeypatch):
+    monkeypatch.setattr(draws, "FEW_REPLICAS", 0)  # few of them on a CPU are the other reason
+    setup = small_game().setup
+    keys = step_keys(KEY, 7, 1 + len(setup.policies), 3)
+    by_kernel = {"tagger", "runner"}
+    monkeypatch.setattr(PPO, "acts_by_kernel", lambda self, policy: policy.name in by_kernel)
+    ahead, drawn = draws.draw_ahead(setup, {}, keys)
+    in_a_step = setup.replicas.draw_keys(keys[4, 0])
+    jax.tree.map(same_keys, jax.tree.map(lambda leaf: leaf[4], ahead), in_a_step)
+    assert drawn["tagger"].dtype == jnp.float32
+    by_kernel.remove("runner")
+    one, drawn = draws.draw_ahead(setup, {}, keys)
+    same_keys(one, keys[:, 0])
+    same_keys(drawn["runner"], keys[:, 1 + list(setup.policies).index("runner")])
+
+
+def same_keys(a, b):
+    np.testing.assert_array_equal(jax.random.key_data(a), jax.random.key_data(b))

@@ -1,0 +1,380 @@
+"""Several processes that train one run: real ones on the CPU, with one device each, over the loopback."""
+
+import contextlib
+import dataclasses
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from wdjax.train import Trainer, load_run, read_metrics
+from wdjax.train.devices import processes
+from wdjax.train.devices.processes import (
+    any_process,
+    as_first,
+    connect,
+    ending_with_others,
+    is_launched,
+    kept_handler,
+    leaving,
+    on_first,
+)
+from wdjax.train.storage.folder import load_run_config
+
+TIMING = ("seconds", "seconds_per_update", "compile_seconds", "env_steps_per_second", "agent_steps_per_second")
+SECONDS = 120  # after which a process that should have ended is killed, and the test fails
+
+# The command line as `wdjax` starts it, but for how long jax waits for a process that says nothing.
+PROGRAM = (
+    "from wdjax.train import processes as p; p.HEARTBEAT_SECONDS = 5; from wdjax.experiments.cli import main; main()"
+)
+ARGUMENTS = (
+    "--num-envs", "8", "--rollout-length", "16", "--updates-per-chunk", "1", "--checkpoint-every", "2",
+    "--eval-episodes", "4", "--policies.agent.network.hidden-sizes", "8",
+)  # fmt: skip
+ENV_STEPS = 8 * 16  # of an update
+
+
+def by_flags(port, i):
+    return ["--coordinator", f"127.0.0.1:{port}", "--num-processes", "2", "--process-id", str(i)], {}
+
+
+def by_variables(port, i):
+    return [], {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": str(i)}
+
+
+def by_slurm(port, i):
+    """As srun tells its tasks; jax makes the port from the number of the job, unless it is told."""
+    return [], {
+        "SLURM_JOB_ID": "77", "SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": "2", "SLURM_PROCID": str(i),
+        "SLURM_LOCALID": str(i), "JAX_COORDINATOR_PORT": str(port),
+    }  # fmt: skip
+
+
+@contextlib.contextmanager
+def two_processes(folder, how, *arguments):
+    """Starts both, and gives them; what each says is in `said`. Kills what is left of them at the end."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    started = []
+    try:
+        for i in range(2):
+            flags, variables = how(port, i)
+            command = [sys.executable, "-c", PROGRAM, "train", "cartpole_ppo", "--workdir", str(folder), *flags]
+            one_device = {"XLA_FLAGS": "--xla_force_host_platform_device_count=1", "JAX_PLATFORMS": "cpu"}
+            cache = {
+                "JAX_COMPILATION_CACHE_DIR": str(jax.config.jax_compilation_cache_dir),
+                "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+            }  # fmt: skip
+            with open(said_file(folder, i), "wb") as out:
+                started.append(subprocess.Popen(
+                    [*command, *ARGUMENTS, *arguments], env=os.environ | one_device | cache | variables,
+                    stdout=out, stderr=subprocess.STDOUT, cwd=Path(__file__).parents[3],
+                ))  # fmt: skip
+        yield started
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+def said_file(folder, i):
+    return folder.with_name(f"{folder.name}-said-{i}")
+
+
+def said(folder, i):
+    return " ".join(said_file(folder, i).read_text().split())
+
+
+def ends(started, folder):
+    """Returns the exit statuses of both, once they have ended."""
+    try:
+        return [process.wait(SECONDS) for process in started]
+    except subprocess.TimeoutExpired:
+        pytest.fail(f"still running: {said(folder, 0)} | {said(folder, 1)}")
+
+
+def wait_for_lines(started, folder, number):
+    """Returns once so many chunks are in metrics.jsonl."""
+    file, give_up = folder / "metrics.jsonl", time.monotonic() + SECONDS
+    while not file.exists() or len(file.read_bytes().splitlines()) < number:
+        if any(process.poll() is not None for process in started) or time.monotonic() > give_up:
+            pytest.fail(f"no chunks: {said(folder, 0)} | {said(folder, 1)}")
+        time.sleep(0.1)
+
+
+def trained_on(source, folder, num_devices, num_updates):
+    """Trains in this process with the configuration of the run in `source`; goes on where `folder` holds a run."""
+    steps = num_updates * ENV_STEPS
+    config = dataclasses.replace(load_run_config(source), devices=num_devices, total_env_steps=steps)
+    Trainer(config, folder, resume=folder.exists(), quiet=True).train()
+    return folder
+
+
+def learned(folder):
+    """All leaves of the newest checkpoint as NumPy arrays, keys as their words."""
+    is_key = lambda leaf: jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)  # noqa: E731
+    return [
+        np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf) for leaf in jax.tree.leaves(load_run(folder)[1])
+    ]
+
+
+def logged(folder):
+    """metrics.jsonl but for the clock."""
+    return [{k: v for k, v in row.items() if k not in TIMING} for row in read_metrics(folder / "metrics.jsonl")]
+
+
+@pytest.fixture(scope="module")
+def run_of_two(tmp_path_factory):
+    """Returns (folder, updates, what was seen) of a run of two processes: process 1 got SIGTERM, then both went on."""
+    folder = tmp_path_factory.mktemp("processes") / "run"
+    with two_processes(folder, by_flags, "--total-env-steps", "1000000") as started:
+        wait_for_lines(started, folder, 3)
+        started[1].terminate()
+        seen = {"stopped": ends(started, folder), "words": said(folder, 0), "others": said(folder, 1)}
+    done = int(load_run(folder)[1].num_updates)
+    seen["lines"] = len(read_metrics(folder / "metrics.jsonl"))
+    steps = str((done + 3) * ENV_STEPS)
+    with two_processes(folder, by_slurm, "--resume", "--total-env-steps", steps) as started:
+        seen["went_on"] = ends(started, folder)
+    return folder, done + 3, seen
+
+
+@pytest.mark.slow
+def test_a_stop_signal_to_one_process_stops_all_and_saves(run_of_two):
+    _, updates, seen = run_of_two
+    assert seen["stopped"] == [130, 130]
+    assert re.search(r"cartpole on 2 x .* Stopped and saved after .* --resume", seen["words"])
+    assert "saved" not in seen["others"]
+    assert seen["lines"] == updates - 3
+
+
+@pytest.mark.slow
+def test_two_processes_are_one_process_of_two_devices_bit_for_bit(run_of_two, tmp_path):
+    """Also stopped and resumed: a sum of two numbers is the same in either order, of more it need not be."""
+    folder, updates, seen = run_of_two
+    assert seen["went_on"] == [0, 0]
+    alone = trained_on(folder, tmp_path / "alone", 2, updates)
+    for a, b in zip(learned(folder), learned(alone), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert logged(folder) == logged(alone)
+    assert {path.name for path in folder.iterdir()} == {path.name for path in alone.iterdir()}
+
+
+@pytest.mark.slow
+def test_a_run_of_two_processes_goes_on_in_one_and_on_one_device(run_of_two, tmp_path):
+    folder, updates, _ = run_of_two
+    moved = Path(shutil.copytree(folder, tmp_path / "moved"))
+    trained_on(folder, moved, 2, updates + 1)
+    trained_on(folder, moved, 1, updates + 2)
+    never = trained_on(folder, tmp_path / "never", 1, updates + 2)
+    for a, b in zip(learned(moved), learned(never), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_process_that_dies_or_says_nothing_ends_the_other(run_of_two, tmp_path, number):
+    """A dead one is missed at the next sum, in a sentence of ours; a silent one after HEARTBEAT_SECONDS, in jax's."""
+    folder = Path(shutil.copytree(run_of_two[0], tmp_path / "run"))
+    begun = len(read_metrics(folder / "metrics.jsonl"))
+    with two_processes(folder, by_variables, "--resume", "--total-env-steps", "1000000") as started:
+        wait_for_lines(started, folder, begun + 2)
+        started[1].send_signal(number)
+        before = time.monotonic()
+        assert started[0].wait(60) != 0
+        assert time.monotonic() - before < 60
+    words = "another process of the run has died" if number == signal.SIGKILL else "another task died"
+    assert words in said(folder, 0)
+    assert int(load_run(folder)[1].num_updates) >= begun  # and what was saved is good
+
+
+@pytest.mark.slow
+def test_all_processes_refuse_a_folder_that_holds_a_run(run_of_two):
+    folder = run_of_two[0]
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    with two_processes(folder, by_flags) as started:
+        codes = ends(started, folder)
+    assert codes[0] == 2
+    assert codes[1] != 0
+    assert "holds a run already" in said(folder, 0)
+    assert "process 0 has refused" in said(folder, 1)
+    assert before == {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+
+
+# --- how a process learns which one it is ---
+
+
+@pytest.fixture
+def joined(monkeypatch):
+    """The arguments with which `jax.distributed.initialize` is called, in a list, in place of the call."""
+    for name in list(os.environ):
+        if name.startswith(("SLURM_", "OMPI_", "JAX_COORDINATOR", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")):
+            monkeypatch.delenv(name)
+    calls = []
+    monkeypatch.setattr(jax.distributed, "initialize", lambda *args, **options: calls.append((args, options)))
+    return calls
+
+
+def test_one_process_joins_nobody(joined, monkeypatch):
+    connect()
+    connect("host:1", 1, 0)
+    for name, value in by_slurm(1, 0)[1].items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("SLURM_NTASKS", "1")
+    connect()
+    monkeypatch.setenv("SLURM_NTASKS", "2")
+    monkeypatch.delenv("SLURM_STEP_NODELIST")  # so it is in a batch script, outside of srun
+    connect()
+    assert joined == []
+
+
+def test_flags_come_before_variables(joined, monkeypatch):
+    for name, value in by_variables(7, 1)[1].items():
+        monkeypatch.setenv(name, value)
+    connect()
+    connect("host:9", num_processes=4)
+    assert [args for args, _ in joined] == [("127.0.0.1:7", 2, 1), ("host:9", 4, 1)]
+    options = joined[0][1]
+    assert options["heartbeat_timeout_seconds"] == options["shutdown_timeout_seconds"] == 30
+    assert options["cluster_detection_method"] == "deactivate"  # nothing is left to find out
+
+
+@pytest.mark.parametrize("launcher", ["slurm", "open_mpi"])
+def test_what_srun_and_mpirun_say_is_left_to_jax(joined, monkeypatch, launcher):
+    slurm = by_slurm(1, 1)[1]
+    open_mpi = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_MCA_orte_hnp_uri": "1.0;tcp://10.0.0.1:2"}
+    for name, value in (slurm if launcher == "slurm" else open_mpi).items():
+        monkeypatch.setenv(name, value)
+    assert is_launched()
+    connect()
+    assert joined[0][0] == (None, None, None)
+    assert joined[0][1]["cluster_detection_method"] is None
+
+
+REFUSED = [
+    (("host:1", None, 0), r"--num-processes \(or JAX_NUM_PROCESSES\): must be given too"),
+    ((None, 2, None), r"--coordinator \(or JAX_COORDINATOR_ADDRESS\), --process-id .* must be given too"),
+    (("host", 2, 0), r"--coordinator = 'host': must be HOST:PORT"),
+    (("host:70000", 2, 0), r"--coordinator = 'host:70000': must be HOST:PORT"),
+    (("host:1", 0, 0), r"--num-processes = 0: must be at least 1"),
+    (("host:1", 2, 2), r"--process-id = 2: must be at least 0 and below num_processes = 2"),
+    (("host:1", 2, -1), r"--process-id = -1: must be at least 0"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "words"), REFUSED)
+def test_refuses_what_does_not_fit(joined, arguments, words):
+    with pytest.raises(ValueError, match=words):
+        connect(*arguments)
+    assert joined == []
+
+
+def test_refuses_a_variable_that_is_no_number(joined, monkeypatch):
+    monkeypatch.setenv("JAX_NUM_PROCESSES", "two")
+    with pytest.raises(ValueError, match="JAX_NUM_PROCESSES = 'two': must be a whole number"):
+        connect("host:1", process_id=0)
+
+
+def test_a_handler_of_ones_own_is_put_back():
+    own = lambda *_: None  # noqa: E731
+    before = signal.signal(signal.SIGTERM, own)
+    try:
+        with kept_handler(signal.SIGTERM):
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        assert signal.getsignal(signal.SIGTERM) is own
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+# --- agreeing and ending, without others ---
+
+
+def as_process(monkeypatch, index, flags=()):
+    """This process takes itself for one of two; the other's answers to `any_process` are `flags`."""
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(jax, "process_index", lambda: index)
+    answers = iter(flags)
+    gather = lambda flag: np.array([flag, next(answers)])  # noqa: E731
+    monkeypatch.setattr(processes.multihost_utils, "process_allgather", gather)
+
+
+def test_one_process_agrees_with_itself():
+    assert [any_process(flag) for flag in (False, True)] == [False, True]
+    assert [as_first(flag) for flag in (False, True)] == [False, True]
+
+
+def test_process_0_decides(monkeypatch):
+    as_process(monkeypatch, 0, [False, False])
+    assert [as_first(flag) for flag in (False, True)] == [False, True]
+    as_process(monkeypatch, 1, [False, True])
+    assert [as_first(flag) for flag in (True, False)] == [False, True]
+
+
+def test_what_fails_in_process_0_fails_in_all(monkeypatch):
+    def fail():
+        raise FileExistsError("there")
+
+    called = []
+    on_first(called.append, "alone")
+    as_process(monkeypatch, 1, [False, True])
+    on_first(called.append, "never")
+    with pytest.raises(RuntimeError, match="process 0 has refused"):
+        on_first(called.append, "never")
+    assert called == ["alone"]
+    as_process(monkeypatch, 0, [False])
+    with pytest.raises(FileExistsError, match="there"):
+        on_first(fail)
+
+
+@pytest.fixture
+def exits(monkeypatch):
+    """Gives the list of statuses with which the process would have ended."""
+    codes = []
+    monkeypatch.setattr(processes.os, "_exit", codes.append)
+    monkeypatch.setattr(processes.time, "sleep", lambda seconds: None)
+    return codes
+
+
+def test_only_what_tells_of_a_lost_process_ends_this_one(monkeypatch, exits, capsys):
+    with pytest.raises(ValueError, match="Gloo"), ending_with_others():  # the words of one process alone
+        raise ValueError("Gloo AllGather failed")
+    as_process(monkeypatch, 1)
+    with pytest.raises(ValueError, match="learning_rate"), ending_with_others():
+        raise ValueError("learning_rate = -1: must be at least 0")
+    assert exits == []
+    with ending_with_others():
+        raise ValueError("UNKNOWN: Gloo AllGather failed: Connection closed by peer")
+    assert exits == [1]
+    assert "process 1 of 2 ends: another process of the run has died" in capsys.readouterr().err
+
+
+def test_an_error_in_one_of_several_ends_it_at_once(monkeypatch, exits, capsys):
+    with pytest.raises(SystemExit), leaving():
+        raise SystemExit(2)
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
+    with pytest.raises(SystemExit), leaving():  # all have agreed to stop
+        raise SystemExit(130)
+    with leaving():
+        pass
+    assert exits == []
+    with leaving():
+        raise SystemExit(2)
+    with leaving():
+        raise RuntimeError("a callback of one's own")
+    assert exits == [2, 1]
+    assert "a callback of one's own" in capsys.readouterr().err
+    with leaving():  # a second Ctrl-C, to this one only: the others have agreed to nothing
+        raise KeyboardInterrupt
+    assert exits == [2, 1, 130]
+    assert capsys.readouterr().err == ""

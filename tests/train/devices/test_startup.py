@@ -1,0 +1,68 @@
+"""What shortens the time until a run begins."""
+
+import gc
+import threading
+
+import jax
+import numpy as np
+import pytest
+
+from wdjax.train import load_config, make_learner
+from wdjax.train.devices.startup import no_garbage_collection, wake_device
+
+
+def wake():
+    """Wakes the device, and waits until it is awake."""
+    before = set(threading.enumerate())
+    assert wake_device().result() == jax.devices()
+    for thread in set(threading.enumerate()) - before:
+        thread.join()
+
+
+def test_a_device_that_fails_is_not_replaced_by_the_cpu(monkeypatch):
+    """jax itself says it once; whoever asks again gets the CPU."""
+
+    def refuse():
+        raise RuntimeError("Unable to initialize backend 'cuda':\n(set JAX_PLATFORMS='' ...)")
+
+    monkeypatch.setattr(jax, "devices", refuse)
+    with pytest.raises(OSError, match=r"^Unable to initialize backend 'cuda': \(set JAX_PLATFORMS"):
+        make_learner(load_config("cartpole_ppo"))
+
+
+def test_a_device_that_is_full_says_so_where_it_is_needed(monkeypatch):
+    called, errors = threading.Event(), []
+
+    def refuse(*_):
+        called.set()
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED")
+
+    monkeypatch.setattr(jax.random, "key", refuse)
+    monkeypatch.setattr(threading, "excepthook", errors.append)
+    wake()
+    assert called.is_set()
+    assert not errors
+
+
+@pytest.mark.slow  # what it makes jax forget, others need again
+@pytest.mark.parametrize("chosen", [None, "cpu", 1])
+def test_what_makes_keys_is_compiled_when_the_device_is_awake(chosen, caplog):
+    jax.clear_caches()
+    with jax.default_device(jax.devices()[chosen] if chosen == 1 else chosen), jax.log_compiles():
+        wake()
+        caplog.clear()
+        key = jax.random.key(7)
+    assert "Compiling" not in caplog.text
+    np.testing.assert_array_equal(jax.random.key_data(key), [0, 7])
+
+
+def test_garbage_is_collected_again_afterwards():
+    with no_garbage_collection():
+        assert not gc.isenabled()
+        with no_garbage_collection():
+            pass
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    with pytest.raises(ZeroDivisionError), no_garbage_collection():
+        raise ZeroDivisionError
+    assert gc.isenabled()

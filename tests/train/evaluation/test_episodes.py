@@ -1,0 +1,134 @@
+"""Metrics of episodes against a replay in NumPy, with policies that span groups and split them."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+from probes import tiny_config, tiny_policy
+
+from wdjax.train import make_learner
+from wdjax.train.rollout.metrics import episode_metrics
+from wdjax.train.rollout.scan import rollout
+from wdjax.train.storage.metrics_log import summarize
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+TAG = {"num_taggers": 3, "grid_length": 4, "episode_length": 7, "tag_penalty_for_runner": 5.0}
+POLICIES = {"mixed": ("tagger[0:1]", "runner"), "rest": ("tagger[1:3]",)}  # agents 0 and 3, agents 1 and 2
+ROLLOUTS, LENGTH, REPLICAS = 12, 2, 3
+
+
+@pytest.fixture(scope="module")
+def played():
+    """Returns (what happened in each rollout, its metrics)."""
+    policies = {name: tiny_policy("A2C", agents=agents) for name, agents in POLICIES.items()}
+    sizes = {"rollout_length": LENGTH, "num_envs": REPLICAS}
+    learner = make_learner(tiny_config("tag_gridworld", policies, env_params=TAG, **sizes))
+    measure = jax.jit(functools.partial(episode_metrics, info_ratios=learner.env.info_ratios))
+    state, play, parts = learner.init(jax.random.key(1)), jax.jit(functools.partial(rollout, learner.setup)), []
+    for i in range(ROLLOUTS):
+        state, part = play(state, jax.random.key(i))
+        parts.append((part, measure(part)))
+    return [part for part, _ in parts], [metrics for _, metrics in parts]
+
+
+def replay(parts):
+    """Returns for each rollout its finished episodes: (length, caught, return by policy), from the rows alone."""
+    episodes, current = [], [{"length": 0, "mixed": 0.0, "rest": 0.0} for _ in range(REPLICAS)]
+    for part in parts:
+        episodes.append([])
+        for t, n in np.ndindex(LENGTH, REPLICAS):
+            current[n]["length"] += 1
+            for name, rows in part.rows.items():
+                current[n][name] += float(np.sum(rows.reward[t, n]))
+            if all(np.all(rows.terminated[t, n]) for rows in part.rows.values()):
+                episodes[-1].append(current[n] | {"caught": bool(part.rows["rest"].reward[t, n, 0] > 5)})
+                current[n] = {"length": 0, "mixed": 0.0, "rest": 0.0}
+    return episodes
+
+
+def test_replay_meets_both_ends_and_rollouts_without_any(played):
+    episodes = replay(played[0])
+    assert not all(episodes)
+    caught = [episode["caught"] for part in episodes for episode in part]
+    assert any(caught)
+    assert not all(caught)
+
+
+@pytest.mark.parametrize(("metric", "field"), [
+    ("episode_length", "length"), ("episode_tags", "caught"),
+    ("mixed/episode_return", "mixed"), ("rest/episode_return", "rest"),
+])  # fmt: skip
+def test_means_over_the_episodes_that_ended(played, metric, field):
+    for episodes, metrics in zip(replay(played[0]), played[1], strict=True):
+        assert metrics["episodes"] == len(episodes)
+        mean = np.mean([episode[field] for episode in episodes]) if episodes else np.nan
+        np.testing.assert_allclose(metrics[metric], mean, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("metric", "field"), [
+    ("episode_length", "length"), ("mixed/episode_return", "mixed"), ("rest/episode_return", "rest"),
+])  # fmt: skip
+def test_spread_over_the_episodes_that_ended(played, metric, field):
+    spreads = set()
+    for episodes, metrics in zip(replay(played[0]), played[1], strict=True):
+        values = [episode[field] for episode in episodes] or [np.nan]
+        spreads.add(len(set(values)))
+        for name, function in {"min": np.min, "max": np.max, "std": np.std}.items():
+            np.testing.assert_allclose(metrics[f"{metric}_{name}"], function(values), rtol=1e-5, atol=1e-5)
+    assert max(spreads) > 1
+
+
+def test_time_to_tag_is_the_mean_step_of_a_tag(played):
+    """Of gridworld, where a tag ends the episode; it has no metric of the sum that it is made from."""
+    for episodes, metrics in zip(replay(played[0]), played[1], strict=True):
+        steps = [episode["length"] for episode in episodes if episode["caught"]]
+        np.testing.assert_allclose(metrics["time_to_tag"], np.mean(steps) if steps else np.nan, rtol=1e-6)
+        assert "episode_tag_steps" not in metrics
+
+
+def test_chunk_is_summarized_as_all_its_episodes(played):
+    metrics = {name: np.array([row[name] for row in played[1]]) for name in played[1][0]}
+    summary = summarize(metrics, {"time_to_tag": ("tag_steps", "tags")})
+    episodes = [episode for part in replay(played[0]) for episode in part]
+    assert summary["episodes"] == len(episodes)
+    for metric, field in [("episode_length", "length"), ("mixed/episode_return", "mixed")]:
+        values = [episode[field] for episode in episodes]
+        for ending, function in {"": np.mean, "_min": np.min, "_max": np.max, "_std": np.std}.items():
+            np.testing.assert_allclose(summary[metric + ending], function(values), rtol=1e-5)
+    caught = [episode["length"] for episode in episodes if episode["caught"]]
+    np.testing.assert_allclose(summary["time_to_tag"], np.mean(caught), rtol=1e-6)
+
+
+def test_summary_by_hand():
+    """Rollout means are weighted with their live rows; extremes are those of the chunk; the rest is a plain mean."""
+    metrics = {
+        "episodes": [0, 0], "episode_length": [np.nan] * 2, "episode_tags": [np.nan] * 2, "time_to_tag": [np.nan] * 2,
+        "a/live_fraction": [0.25, 0.75], "a/reward_mean": [4.0, 8.0], "a/reward_max": [9.0, 5.0],
+        "a/reward_min": [1.0, 2.0], "a/advantage_std": [1.0, 3.0], "a/loss": [1.0, 2.0], "b/q_mean": [1.0, 2.0],
+    }  # fmt: skip
+    assert summarize(metrics, {"time_to_tag": ("tag_steps", "tags")}) == {
+        "episodes": 0, "episode_length": None, "episode_tags": None, "time_to_tag": None, "a/live_fraction": 0.5,
+        "a/reward_mean": 7.0, "a/reward_max": 9.0, "a/reward_min": 1.0, "a/advantage_std": 2.0, "a/loss": 1.5,
+        "b/q_mean": 1.5,
+    }  # fmt: skip
+    nothing = summarize({"episodes": [0], "a/live_fraction": [0.0], "a/reward_max": [-np.inf], "a/reward_mean": [0.0]})
+    assert nothing["a/reward_max"] is nothing["a/reward_mean"] is None
+
+
+def test_every_row_of_a_game_that_nobody_leaves_early_is_live(played):
+    for part in played[0]:
+        assert all(np.all(rows.live) for rows in part.rows.values())
+
+
+def test_policy_that_spans_groups_plays_each_agent_by_its_own_reward(played):
+    # without a tag a step costs the tagger 0.01, which the runner gets; a wall costs either 0.1
+    reward = np.concatenate([part.rows["mixed"].reward for part in played[0]])
+    assert_among(reward[..., 0], [-0.01, -0.11, 10.0, 9.9])
+    assert_among(reward[..., 1], [0.01, -0.09, -5.0, -5.1])
+
+
+def assert_among(values, allowed):
+    distance = np.abs(np.asarray(values)[..., None] - np.array(allowed))
+    assert np.all(np.min(distance, axis=-1) < 1e-5)

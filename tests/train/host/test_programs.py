@@ -1,0 +1,151 @@
+"""A run's first program and its first state."""
+
+import dataclasses
+import gc
+import types
+
+import jax
+import numpy as np
+import pytest
+from tiny_runs import small_config
+
+from wdjax.train import load_config, make_learner
+from wdjax.train.host import programs as chunks
+from wdjax.train.host.programs import (
+    ONE_BY_ONE,
+    SIDE_BY_SIDE,
+    compile_and_init,
+    compile_lowered,
+    compiler_options,
+    finish_chunk,
+    lower_chunk,
+)
+from wdjax.train.learner import setup as setup_module
+from wdjax.train.learner.init import abstract_state
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+
+@pytest.mark.parametrize("backend", ["cpu", "gpu"])  # gpu: in a thread of its own
+def test_what_is_drawn_meanwhile_is_what_the_program_takes(backend, monkeypatch):
+    learner = make_learner(small_config(kernels=False))
+    like = abstract_state(learner.setup)
+    with monkeypatch.context() as patch:
+        patch.setattr(jax, "default_backend", lambda: backend)
+        state, program, seconds = compile_and_init(learner, like, 5, 2)
+    first = learner.init(jax.random.key(5))
+    for own, other in zip(jax.tree.leaves(state.policies), jax.tree.leaves(first.policies), strict=True):
+        np.testing.assert_array_equal(own, other)
+    assert seconds > 0
+    assert int(program(state)[0].num_updates) == 2
+
+
+def test_it_lies_where_jax_is_told_to_draw():
+    learner, other = make_learner(small_config()), jax.devices()[1]
+    with jax.default_device(other):
+        like = abstract_state(learner.setup)
+    assert {leaf.sharding for leaf in jax.tree.leaves(like.policies)} == {jax.sharding.SingleDeviceSharding(other)}
+
+
+@pytest.mark.parametrize("preset", ["cartpole_ppo", "pendulum_ddpg", "tag_small"])
+def test_nothing_is_put_on_the_device_before_the_first_program_is_lowered(preset):
+    config = load_config(preset, num_envs=8)
+    with jax.transfer_guard("disallow_explicit"):  # in this thread: the device wakes up in another
+        learner = make_learner(config)
+        lower_chunk(learner, abstract_state(learner.setup), 1)
+
+
+def test_the_device_wakes_up_before_anything_is_traced(monkeypatch):
+    called = []
+    devices = types.SimpleNamespace(result=lambda: called.append("wake"))
+    monkeypatch.setattr(setup_module, "wake_device", lambda: devices)
+    monkeypatch.setattr(setup_module, "require_spaces", lambda *_: called.append("trace"))
+    make_learner(small_config())
+    assert called == ["wake", "trace"]
+
+
+def options_of(learner, backend, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(jax, "default_backend", lambda: backend)
+        return compiler_options(learner.setup)
+
+
+def learner_with_kernels(monkeypatch, **changes):
+    with monkeypatch.context() as patch:
+        patch.setattr(jax, "default_backend", lambda: "gpu")
+        return make_learner(small_config(devices=1, **changes))
+
+
+@pytest.mark.parametrize(("kernels", "backend"), [(True, "gpu"), (False, "gpu"), (True, "cpu")])
+def test_xla_tries_no_other_products_where_kernels_do_them(kernels, backend, monkeypatch):
+    options = options_of(learner_with_kernels(monkeypatch, kernels=kernels), backend, monkeypatch)
+    assert bool(options) == (kernels and backend == "gpu")
+    jax.jit(lambda: 0, compiler_options=options)()  # options that XLA did not know would be refused
+
+
+def test_xla_tries_them_where_kernels_are_not_used(monkeypatch):
+    learner = learner_with_kernels(monkeypatch)
+    with jax.default_matmul_precision("highest"):
+        assert not options_of(learner, "gpu", monkeypatch)
+    policy = learner.setup.policies["agent"]
+    plain = dataclasses.replace(policy, name="plain", kernels=None)
+    setup = dataclasses.replace(learner.setup, policies={"agent": policy, "plain": plain})
+    assert not options_of(dataclasses.replace(learner, setup=setup), "gpu", monkeypatch)
+
+
+def test_launches_go_side_by_side_on_one_device(monkeypatch):
+    learner = learner_with_kernels(monkeypatch)
+    assert SIDE_BY_SIDE.items() <= options_of(learner, "gpu", monkeypatch).items()
+    two = dataclasses.replace(learner, setup=dataclasses.replace(learner.setup, num_devices=2))
+    options = options_of(two, "gpu", monkeypatch)
+    assert options
+    assert not SIDE_BY_SIDE.keys() & options.keys()
+
+
+def test_a_run_is_traced_without_garbage_collection_and_compiled_with_its_options(monkeypatch):
+    learner, collecting = make_learner(small_config()), []
+    monkeypatch.setattr(chunks, "compiler_options", lambda setup: {"xla_gpu_enable_triton_gemm": False})
+    monkeypatch.setattr(chunks, "run", lambda *_, num_updates: collecting.append(gc.isenabled()))
+    lowered, options, _ = lower_chunk(learner, abstract_state(learner.setup), 1)
+    given = Lowered(needed=10)
+    finish_chunk(given, options, 0.0)
+    assert given.options == [{"xla_gpu_enable_triton_gemm": False}]
+    assert collecting == [False]
+    assert callable(finish_chunk(lowered, options, 0.0)[0])
+
+
+class Lowered:
+    """What is compiled to a program that needs so many bytes, fewer where launches go one by one."""
+
+    def __init__(self, needed):
+        self.needed, self.options = needed, []
+
+    def compile(self, compiler_options):
+        self.options.append(compiler_options)
+        return self.needed // 2 if ONE_BY_ONE.items() <= compiler_options.items() else self.needed
+
+
+@pytest.mark.parametrize(("needed", "compiled"), [(100, 100), (101, 50)])
+def test_launches_go_one_by_one_where_there_is_no_memory_for_them_side_by_side(needed, compiled, monkeypatch):
+    monkeypatch.setattr(chunks, "bytes_needed", lambda program: program)
+    monkeypatch.setattr(chunks, "bytes_free", lambda: 100)
+    lowered = Lowered(needed)
+    assert compile_lowered(lowered, {"other": True, **SIDE_BY_SIDE}) == compiled
+    assert lowered.options == [{"other": True, **SIDE_BY_SIDE}, {"other": True, **ONE_BY_ONE}][: 1 + (needed > 100)]
+    assert compile_lowered(Lowered(1000), {"other": True}) == 1000  # nothing to be had
+
+
+def test_garbage_is_collected_again_after_tracing():
+    learner = make_learner(small_config())
+    like = abstract_state(learner.setup)
+    lower_chunk(learner, like, 1)
+    assert gc.isenabled()
+    with pytest.raises(AttributeError):
+        lower_chunk(learner, None, 1)
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        lower_chunk(learner, like, 1)
+        assert not gc.isenabled()
+    finally:
+        gc.enable()

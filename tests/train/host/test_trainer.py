@@ -1,0 +1,152 @@
+"""The host's side of a run: files, resuming, signals."""
+
+import dataclasses
+import json
+import os
+import signal
+
+import numpy as np
+import pytest
+from tiny_runs import TIMING, assert_same_run, numbers, small_config
+
+from wdjax.train import Trainer, load_run, read_metrics
+from wdjax.train.storage.folder import load_run_config
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    rows = []
+    trainer = Trainer(small_config(), folder, callbacks=[lambda trainer, row: rows.append(row)], quiet=True)
+    trainer.train()
+    return folder, trainer, rows
+
+
+@pytest.fixture
+def no_pictures(whole_run, monkeypatch):
+    """For runs after the first one: pictures take long."""
+    monkeypatch.setattr(Trainer, "draw", lambda self: None)
+
+
+def test_files_of_a_run(whole_run):
+    folder, trainer, rows = whole_run
+    assert {path.name for path in folder.iterdir()} == {
+        "config.yaml", "metrics.jsonl", "checkpoints", "best", "curves.png", "episode.gif"
+    }  # fmt: skip
+    assert not trainer.stopped
+    assert read_metrics(folder / "metrics.jsonl") == rows
+    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["4", "6"]  # the newest two of 2, 4, 6
+    assert load_run_config(folder) == dataclasses.replace(trainer.config)
+    assert list(load_run_config(folder).policies) == list(trainer.config.policies)
+
+
+def test_metrics_have_the_same_fields_in_every_row(whole_run):
+    lines = (whole_run[0] / "metrics.jsonl").read_text().splitlines()
+    rows = [json.loads(line, parse_constant=lambda word: pytest.fail(f"{word} is no JSON")) for line in lines]
+    assert len({tuple(row) for row in rows}) == 1
+    assert [row["env_steps"] for row in rows] == [128 * (i + 1) for i in range(6)]
+    for name in ("agent/episode_return", "agent/policy_loss", "agent/approx_kl", "env_steps_per_second", "episodes"):
+        assert name in rows[0]
+    evaluated = [row["eval/agent/episode_return"] is not None for row in rows]
+    assert evaluated == [False, True] * 3
+
+
+def test_best_checkpoint_has_the_best_evaluation(whole_run):
+    folder, _, rows = whole_run
+    scores = {row["updates"]: row["eval/agent/episode_return"] for row in rows}
+    best = int(load_run(folder, best=True)[1].num_updates)
+    assert scores[best] == max(score for score in scores.values() if score is not None)
+
+
+def test_resuming_equals_never_having_stopped(whole_run, no_pictures, tmp_path):
+    """Also from an earlier checkpoint than the last line of metrics.jsonl: no line is lost, none is there twice."""
+    half = small_config(total_env_steps=5 * 128, checkpoint_every=2, keep_checkpoints=3)
+    Trainer(half, tmp_path / "run", quiet=True).train()
+    for name in ("5",):  # as if the process had been killed after chunk 5, before its checkpoint
+        (tmp_path / "run" / "checkpoints" / name).rename(tmp_path / name)
+    assert len(read_metrics(tmp_path / "run" / "metrics.jsonl")) == 5
+    Trainer(small_config(), tmp_path / "run", resume=True, quiet=True).train()
+    assert len(read_metrics(tmp_path / "run" / "metrics.jsonl")) == 6
+    states = [numbers(load_run(folder)[1]) for folder in (whole_run[0], tmp_path / "run")]
+    for a, b in zip(*states, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+def test_a_signal_saves_and_the_run_goes_on(whole_run, no_pictures, tmp_path, number, capsys):
+    def interrupt(trainer, row):
+        if row["updates"] == 3:
+            os.kill(os.getpid(), number)
+
+    before = signal.getsignal(number)
+    trainer = Trainer(small_config(), tmp_path / "run", callbacks=[interrupt])
+    trainer.train()
+    assert trainer.stopped
+    assert signal.getsignal(number) is before
+    words = " ".join(capsys.readouterr().out.split())
+    assert "Stopped and saved after 384 of 768 env steps" in words
+    assert "--resume" in words
+    assert int(load_run(tmp_path / "run")[1].num_updates) == 3
+    resumed = Trainer(small_config(), tmp_path / "run", resume=True, quiet=True)
+    resumed.train()
+    assert not resumed.stopped
+    assert_same_run(whole_run[0], tmp_path / "run")
+
+
+def test_evaluation_changes_no_training_number(whole_run, no_pictures, tmp_path):
+    Trainer(small_config(best_metric="none"), tmp_path / "run", quiet=True).train()
+    states = [numbers(load_run(folder)[1]) for folder in (whole_run[0], tmp_path / "run")]
+    for a, b in zip(*states, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert not (tmp_path / "run" / "best").exists()
+
+
+def test_evaluate_every(whole_run, no_pictures, tmp_path):
+    """So many chunks apart, whatever checkpoints do, and nothing that is trained on changes: bit for bit."""
+    folder = tmp_path / "run"
+    Trainer(small_config(best_metric="none", evaluate_every=4, eval_episodes=3, eval_greedy=False), folder).train()
+    rows = read_metrics(folder / "metrics.jsonl")
+    evaluated = {row["updates"]: row for row in rows if row["eval/agent/episode_return"] is not None}
+    assert list(evaluated) == [4, 6]  # the last one always
+    for row in evaluated.values():
+        assert row["eval/agent/episode_return"] == row["eval/episode_length"]
+        assert row["eval/agent/episode_return_standard_error"] > 0
+    kept = [
+        [{k: v for k, v in row.items() if k not in TIMING and not k.startswith("eval/")} for row in run]
+        for run in (rows, whole_run[2])
+    ]
+    assert kept[0] == kept[1]
+    for a, b in zip(*(numbers(load_run(run)[1]) for run in (whole_run[0], folder)), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert not (folder / "best").exists()
+
+
+def test_a_folder_with_a_run_is_not_overwritten(whole_run):
+    folder = whole_run[0]
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    with pytest.raises(FileExistsError, match="resume"):
+        Trainer(small_config(), folder)
+    with pytest.raises(ValueError, match=r"policies.agent.clip = 0.3: .* begun with 0.2"):
+        Trainer(small_config(**{"policies.agent.clip": 0.3}), folder, resume=True)
+    assert before == {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+
+
+def test_no_run_no_checkpoint(tmp_path):
+    with pytest.raises(FileNotFoundError, match="holds no run"):
+        load_run(tmp_path)
+    Trainer(small_config(best_metric="none"), tmp_path / "run")
+    with pytest.raises(FileNotFoundError, match="no checkpoint"):
+        load_run(tmp_path / "run")
+
+
+def test_a_checkpoint_of_another_shape_is_refused_in_words(whole_run, tmp_path):
+    folder = tmp_path / "run"
+    Trainer(small_config(**{"policies.agent.network.hidden_sizes": [4]}), folder, quiet=True)
+    (whole_run[0] / "checkpoints").rename(folder / "checkpoints")
+    try:
+        with pytest.raises(ValueError, match="does not fit this configuration"):
+            load_run(folder)
+    finally:
+        (folder / "checkpoints").rename(whole_run[0] / "checkpoints")

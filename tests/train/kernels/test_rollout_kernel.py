@@ -1,0 +1,140 @@
+"""A rollout as one kernel (step by step on the CPU) against the scan: the same numbers, ends and resets."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from wdjax.train import TrainConfig, load_config, make_learner
+from wdjax.train.config.reading import from_mapping
+from wdjax.train.kernels import rollout as kernel
+from wdjax.train.learner.setup import make_setup
+from wdjax.train.rollout.scan import play_by_scan, rollout
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+LINE = {"num_taggers": 1, "grid_length": 4, "episode_length": 3, "random_start": True}
+SMALL = {"hidden_sizes": [16], "activation": "tanh"}
+
+
+def gridworld(**tagger):
+    """A game of two, each with a policy: one that learns, one that is frozen."""
+    policies = {
+        "tagger": {"algorithm": "PPO", "network": {**SMALL, "shared_trunk": False}, **tagger},
+        "runner": {"algorithm": "A2C", "network": SMALL, "trainable": False},
+    }
+    base = {"env": "tag_gridworld", "env_params": LINE, "num_envs": 6, "num_blocks": 3, "rollout_length": 7}
+    return from_mapping(TrainConfig, {**base, "policies": policies})
+
+
+def preset(name, **changes):
+    small = {"num_envs": 20, "num_blocks": 4, "rollout_length": 8, "reset": "fresh"}
+    return load_config(name, **{**small, **changes})
+
+
+def limit(steps):
+    return {"env_params.episode_length": steps}
+
+
+SLOW = {
+    "two_policies": gridworld,
+    "cartpole_ppo": lambda: preset("cartpole_ppo", **limit(5)),
+    "acrobot": lambda: preset("acrobot", **limit(5)),
+    "tag_gridworld": lambda: preset("tag_gridworld", **{**limit(5), "env_params.grid_length": 4}),
+    "normalized": lambda: preset("cartpole_ppo", **limit(5), **{"policies.agent.normalize_observation": True}),
+}
+CASES = {"cartpole": lambda: preset("cartpole", rollout_length=16), **SLOW}
+
+
+def both(config, members=0):
+    """Returns what a rollout gives by the scan and by the kernel, of members with keys of their own."""
+    learner = make_learner(config)
+    key, state = jax.random.key(1), learner.init(jax.random.key(0))
+    if members:
+        key = jax.random.split(key, members)
+        state = jax.vmap(learner.init)(jax.random.split(jax.random.key(0), members))
+    results = []
+    for play in (play_by_scan, functools.partial(kernel.play_replicas, interpret=True)):
+        run = functools.partial(run_by, play, learner.setup)
+        results.append(jax.jit(jax.vmap(run) if members else run)(state, key))
+    return results
+
+
+def run_by(play, setup, state, key):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernel, "may_be_a_kernel", lambda setup: play is not play_by_scan)
+        if play is not play_by_scan:  # products have a form of their own on a CPU, which no kernel takes
+            patch.setattr(jax, "default_backend", lambda: "gpu")
+        patch.setattr(kernel, "play_by_kernel", lambda *args: play(*args[:4], *args[5:]))
+        return rollout(setup, state, key)
+
+
+def assert_same(expected, found):
+    assert jax.tree.structure(expected) == jax.tree.structure(found)
+    for (path, a), b in zip(jax.tree.leaves_with_path(expected), jax.tree.leaves(found), strict=True):
+        where = jax.tree_util.keystr(path)
+        assert (a.shape, a.dtype) == (b.shape, b.dtype), where
+        if a.dtype == jnp.float32:
+            np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-6, err_msg=where)
+        elif jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
+            np.testing.assert_array_equal(jax.random.key_data(a), jax.random.key_data(b))
+        else:
+            np.testing.assert_array_equal(b, a, err_msg=where)
+
+
+@pytest.mark.parametrize("name", ["cartpole", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
+def test_kernel_against_scan(name):
+    expected, found = both(CASES[name]())
+    assert expected[1].over.sum() >= 2  # there are resets
+    assert_same(expected, found)
+
+
+@pytest.mark.slow
+def test_kernel_under_vmap():
+    expected, found = both(gridworld(), members=2)
+    actions = expected[1].rows["tagger"].action
+    assert jnp.any(actions[0] != actions[1])
+    assert_same(expected, found)
+
+
+def test_an_update_on_a_gpu_has_the_kernel_and_one_on_a_cpu_not(monkeypatch):
+    learner = make_learner(preset("cartpole", **{"policies.agent.network.hidden_sizes": [16]}))
+    state = jax.eval_shape(learner.init, jax.random.key(0))
+    assert "pallas" not in str(jax.make_jaxpr(functools.partial(rollout, learner.setup))(state, jax.random.key(0)))
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    members = jax.eval_shape(jax.vmap(learner.init), jax.random.split(jax.random.key(0), 3))
+    for update, start in ((learner.update, state), (jax.vmap(learner.update), members)):
+        try:
+            text = jax.jit(update).trace(start).lower(lowering_platforms=("cuda",)).as_text()
+        except RuntimeError as error:
+            pytest.skip(f"this JAX lowers to CUDA only where there is one: {error}")
+        assert "scan_replicas" in text
+
+
+def own(**changes):
+    return {"num_envs": 4, "policies.agent.minibatches": 1, **changes}
+
+
+REFUSED = {
+    "reset": lambda: preset("cartpole_ppo", reset="fixed"),
+    "recurrent": lambda: preset("cartpole_ppo", **own(**{"policies.agent.network.recurrent_size": 8})),
+    "wide": lambda: preset("cartpole_ppo", **own(**{"policies.agent.network.hidden_sizes": [128]})),
+    "continuous": lambda: load_config("pendulum", num_envs=4, reset="fresh"),
+    "many": lambda: preset("tag_gridworld", **{"env_params.num_taggers": 8}),
+    "past_selves": lambda: gridworld(past_selves=2),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_tried(name, monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert not kernel.may_be_a_kernel(make_setup(REFUSED[name]()))
+
+
+def test_what_is_tried(monkeypatch):
+    setup = make_setup(gridworld())
+    assert not kernel.may_be_a_kernel(setup)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert kernel.may_be_a_kernel(setup)

@@ -1,0 +1,368 @@
+"""Bad numbers: every quantity made bad on purpose, in every algorithm; what is committed, saved, said, gone on from."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toy_clock
+from flax import struct
+from probes import NETWORK, Pair, PairParams, tiny_config, tiny_policy
+
+from wdjax import envs
+from wdjax.train import (
+    BadNumbersError,
+    PolicyConfig,
+    Trainer,
+    describe_bad_numbers,
+    load_run,
+    make_learner,
+    read_metrics,
+    with_hypers,
+)
+from wdjax.train.config.schema import DDPGConfig
+from wdjax.train.learner.bad_numbers import (
+    QUANTITIES,
+    bad_in_a_row,
+    ends_run,
+    first_bad,
+    look_at_steps,
+    sound_updates,
+    without_rows,
+)
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+KEY = jax.random.key(0)
+BAD = 4  # the first update with a bad number, of rollouts of 6 steps
+
+
+@struct.dataclass
+class BrittleParams(PairParams):
+    """From a step of the game on, of all games at once, as one plays on into the next."""
+
+    bad_reward: float = 0.0  # added to the pilots' rewards in that step
+    bad_obs: float = 0.0  # added to what the clerks see after it
+    step: int = 6 * (BAD - 1) + 2
+    episode_length: int = 30
+
+
+class Brittle(Pair):
+    """`Pair`, but in one step of an episode a number is added to rewards or observations."""
+
+    @property
+    def default_params(self):
+        return BrittleParams()
+
+    def step(self, key, state, action, params):
+        obs, state, reward, *rest = super().step(key, state, action, params)
+        now = state.time == params.step
+        pilot = reward["pilot"] + jnp.where(now, params.bad_reward, 0.0)
+        return obs, state, {**reward, "pilot": pilot}, *rest
+
+    def observe(self, state, params):
+        obs = super().observe(state, params)
+        signal = obs["clerk"]["signal"] + jnp.where(state.time == params.step, params.bad_obs, 0.0)
+        return {**obs, "clerk": {**obs["clerk"], "signal": signal}}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def brittle(registered_probes):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(envs._REGISTRY, "probe_brittle", Brittle)
+        yield
+
+
+REPLAY = DDPGConfig(buffer_size=192, batch_size=16, warmup=128, updates_per_rollout=2, n_step=3)
+PILOTS = {
+    "A2C": tiny_policy("A2C", learning_rate=0.01),
+    "PPO": tiny_policy("PPO", learning_rate=0.01, normalize_reward=True),
+    "DDPG": PolicyConfig(algorithm="DDPG", network=NETWORK, learning_rate=0.01, ddpg=REPLAY),
+}
+CLERK = tiny_policy("PPO", learning_rate=0.01, normalize_observation=True)
+
+
+def config_of(pilot, params=None, **changes):
+    policies = {"pilot": PILOTS[pilot], "clerk": CLERK}
+    return tiny_config("probe_brittle", policies, env_params=params or {}, **changes)
+
+
+@functools.cache
+def learner_of(pilot, on_bad_numbers="stop", num_devices=1):
+    return make_learner(config_of(pilot, on_bad_numbers=on_bad_numbers, devices=num_devices))
+
+
+def play(learner, state, num_updates):
+    """Returns (state, metrics) as `run` does, by a program of one update: others take long to compile."""
+    rows = []
+    for _ in range(num_updates):
+        state, metrics = learner.update(state)
+        rows.append(metrics)
+    return state, jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
+
+
+def with_params(state, **changes):
+    """Returns a state whose environment has other parameters: they are traced, so nothing compiles again."""
+    params = {name: jnp.asarray(value, getattr(state.env_params, name).dtype) for name, value in changes.items()}
+    return state.replace(env_params=state.env_params.replace(**params))
+
+
+def plain(tree):
+    is_key = lambda leaf: jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)  # noqa: E731
+    return jax.tree.map(lambda leaf: np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf), tree)
+
+
+def counted(state):
+    """Returns a state without the rows of replays, in which what does not count may stand."""
+    return plain(state.replace(memory={name: without_rows(memory) for name, memory in state.memory.items()}))
+
+
+def assert_same(a, b):
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+def words(learner, metrics):
+    return [describe_bad_numbers(learner.setup, code) for code in np.asarray(metrics["bad_numbers"])]
+
+
+# --- what is found ---
+
+ROWS = [("bad_reward", "rewards of policy 'pilot'"), ("bad_obs", "observations of policy 'clerk'")]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize(("name", "said"), ROWS)
+@pytest.mark.parametrize("pilot", ["A2C", *(pytest.param(name, marks=pytest.mark.slow) for name in ("PPO", "DDPG"))])
+def test_a_run_keeps_the_state_before_its_first_bad_row(pilot, name, said, value):
+    learner = learner_of(pilot)
+    first = with_params(learner.init(KEY), **{name: value})
+    last, metrics = play(learner, first, 6)
+    np.testing.assert_array_equal(metrics["bad_numbers"] > 0, np.arange(6) >= BAD - 1)
+    assert all(sentence.startswith(said) for sentence in words(learner, metrics)[BAD - 1 :])
+    good, _ = play(learner, first, BAD - 1)
+    assert_same(counted(last), counted(good))
+    assert int(last.num_updates) == BAD - 1
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(plain(last.policies)))
+    # and what stands in the replay is what it was, too: with the cause gone it goes on as if nothing had been
+    mended, fine = (play(learner, with_params(state, **{name: 0.0}), 3) for state in (last, good))
+    assert_same(counted(mended[0]), counted(fine[0]))
+    assert not np.any(mended[1]["bad_numbers"])
+
+
+STEPS = [
+    ("A2C", {"pilot.value_coefficient": np.nan}, "losses of policy 'pilot'"),
+    ("A2C", {"clerk.entropy_coefficient": np.inf}, "losses of policy 'clerk'"),
+    # the next gradient step of the same update has lost its parameters already, where there is one
+    ("A2C", {"pilot.learning_rate": np.inf}, "parameters of policy 'pilot'"),
+    ("DDPG", {"pilot.ddpg.critic_learning_rate": np.inf}, "losses of policy 'pilot'"),
+    ("DDPG", {"pilot.gamma": np.nan}, "losses of policy 'pilot'"),
+    ("A2C", {"pilot.max_grad_norm": np.nan}, "parameters of policy 'pilot'"),
+]
+
+
+@pytest.mark.parametrize(("pilot", "hypers", "said"), STEPS)
+def test_names_what_a_gradient_step_has_broken(pilot, hypers, said):
+    learner = learner_of(pilot)
+    good, _ = play(learner, learner.init(KEY), 3)
+    last, metrics = play(learner, with_hypers(good, **hypers), 2)
+    assert all(sentence.startswith(said) for sentence in words(learner, metrics))
+    assert_same(counted(last).policies, counted(good).policies)
+    assert int(last.num_updates) == 3
+
+
+BEYOND = [("A2C", "pilot.learning_rate"), ("A2C", "clerk.learning_rate"), ("DDPG", "pilot.ddpg.critic_learning_rate")]
+
+
+@pytest.mark.parametrize(("pilot", "name"), BEYOND)
+def test_a_learning_rate_beyond_all_bounds_ends_in_finite_numbers(pilot, name):
+    learner = learner_of(pilot)
+    first = with_hypers(learner.init(KEY), **{name: 1e30})
+    last, metrics = play(learner, first, 6)
+    assert np.any(metrics["bad_numbers"])
+    assert int(last.num_updates) == np.argmax(metrics["bad_numbers"] > 0)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(plain(last.policies)))
+
+
+def test_nothing_to_report_is_no_bad_number():
+    learner = learner_of("DDPG")
+    _, metrics = learner.update(learner.init(KEY))  # no gradient step yet, and no episode has ended
+    assert np.isnan(metrics["pilot/critic_loss"])
+    assert np.isnan(metrics["episode_length"])
+    assert metrics["bad_numbers"] == 0
+    assert describe_bad_numbers(learner.setup, 0) == ""
+
+
+@pytest.mark.parametrize(("name", "said"), [("dead_obs", "observations"), ("dead_reward", "rewards")])
+def test_what_dead_agents_see_and_get_must_be_finite_too(name, said):
+    learner = leavers()
+    _, metrics = play(learner, with_params(learner.init(KEY), **{name: 1e6}), 2)
+    assert not np.any(metrics["bad_numbers"])
+    first = with_params(learner.init(KEY), **{name: np.inf})
+    last, metrics = play(learner, first, 1)
+    assert words(learner, metrics)[0].startswith(f"{said} of policy 'player'")
+    assert_same(counted(last), counted(first))  # who lives, too
+
+
+@functools.cache
+def leavers():
+    return make_learner(tiny_config("probe_leaver", {"player": tiny_policy("A2C")}))
+
+
+def test_what_stands_in_metrics_and_statistics_is_looked_at():
+    learner = learner_of("A2C")
+    policy, state = learner.setup.policies["clerk"], learner.init(KEY).policies["clerk"]
+    fine = {"loss": jnp.float32(1), "grad_norm": jnp.float32(2), "gradient_steps": jnp.int32(3)}
+
+    def look(after=state, **changes):
+        return look_at_steps(policy, state, after, fine | changes).tolist()
+
+    def with_variance(value):
+        normalizer = jax.tree.map(lambda leaf: leaf.at[...].set(value) if leaf.ndim else leaf, state.normalizer)
+        return state.replace(normalizer=normalizer)
+
+    assert look() == [False, False, False, False]
+    assert look(grad_norm=jnp.float32(jnp.inf)) == [False, True, False, False]
+    assert look(loss=jnp.float32(jnp.nan)) == [True, False, False, False]
+    assert look(loss=jnp.float32(jnp.nan), gradient_steps=jnp.int32(0)) == [False, False, False, False]
+    assert look(with_variance(jnp.inf)) == [False, False, True, False]
+
+
+def test_the_first_cause_of_any_policy_is_named():
+    rows, steps = np.zeros((2, 2), bool), np.zeros((2, 4), bool)
+    steps[0, 0] = rows[1, 1] = True  # the losses of the first policy, the rewards of the second
+    assert first_bad([*jnp.array(rows)], [*jnp.array(steps)]) == 1 + 2 * QUANTITIES.index("rewards") + 1
+    assert first_bad([*jnp.array(rows * False)], [*jnp.array(steps)]) == 1 + 2 * QUANTITIES.index("losses")
+    assert first_bad([], []) == 0
+
+
+def test_every_quantity_has_advice():
+    learner = learner_of("A2C")
+    sentences = [describe_bad_numbers(learner.setup, code) for code in range(1, 2 * len(QUANTITIES) + 1)]
+    for i, quantity in enumerate(QUANTITIES):
+        assert sentences[2 * i].startswith(f"{quantity} of policy 'pilot' not finite: ")
+        assert sentences[2 * i + 1].startswith(f"{quantity} of policy 'clerk' not finite: ")
+
+
+# --- going on, and more than one ---
+
+
+@pytest.mark.parametrize("pilot", ["A2C", pytest.param("DDPG", marks=pytest.mark.slow)])
+def test_skip_leaves_the_update_out_and_draws_anew(pilot):
+    learner = learner_of(pilot, "skip")
+    first = with_params(learner.init(KEY), bad_obs=np.nan)
+    before, _ = play(learner, first, BAD - 1)
+    last, metrics = learner.update(before)
+    assert words(learner, {"bad_numbers": metrics["bad_numbers"][None]})[0].startswith("observations of policy 'clerk'")
+    mine, theirs = counted(last), counted(before)
+    assert_same((mine.policies, mine.memory, mine.replicas, mine.obs), (theirs.policies, theirs.memory,
+                                                                        theirs.replicas, theirs.obs))  # fmt: skip
+    assert mine.num_updates == BAD
+    assert np.any(mine.key != theirs.key)
+    fine, metrics = play(learner, with_params(last, bad_obs=0.0), 2)
+    assert not np.any(metrics["bad_numbers"])
+    assert int(fine.num_updates) == BAD + 2
+
+
+@pytest.mark.slow
+def test_each_member_of_a_population_stops_for_itself():
+    learner = learner_of("DDPG")
+    states = jax.vmap(learner.init)(jax.random.split(KEY, 3))
+    params = states.env_params.replace(bad_reward=jnp.array([0.0, jnp.nan, 0.0]))
+    states = states.replace(env_params=params)
+    last, metrics = jax.jit(jax.vmap(functools.partial(learner.run, num_updates=5)))(states)
+    np.testing.assert_array_equal(last.num_updates, [5, BAD - 1, 5])
+    np.testing.assert_array_equal(np.sum(np.asarray(metrics["bad_numbers"]) > 0, axis=1), [0, 5 - BAD + 1, 0])
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(plain(last.policies)))
+
+
+@pytest.mark.slow
+def test_devices_agree():
+    one, two = learner_of("DDPG"), learner_of("DDPG", num_devices=2)
+    found = []
+    for learner in (one, two):
+        state = with_params(learner.init(KEY), bad_reward=np.nan)
+        last, metrics = play(learner, state, 5)
+        assert int(last.num_updates) == BAD - 1
+        found.append(np.asarray(metrics["bad_numbers"]))
+    np.testing.assert_array_equal(*found)
+    state = two.init(KEY)  # what only the last device sees, all know of
+    clerk = state.obs["clerk"]
+    signal = clerk["signal"].at[-1].set(jnp.nan)
+    _, metrics = play(two, state.replace(obs={**state.obs, "clerk": {**clerk, "signal": signal}}), 1)
+    assert words(two, metrics)[0].startswith("observations of policy 'clerk'")
+
+
+# --- the trainer ---
+
+@pytest.fixture(scope="module")
+def ended_run(tmp_path_factory):
+    """Returns (configuration, folder and last sentence of a run that ended in its fourth update)."""
+    folder = tmp_path_factory.mktemp("bad") / "run"
+    config = toy_clock.run_config()
+    with pytest.raises(BadNumbersError) as error:
+        Trainer(config, folder, quiet=True).train()
+    return config, folder, str(error.value)
+
+
+def test_trainer_saves_the_last_good_state_and_says_what_was_bad(ended_run):
+    config, folder, said = ended_run
+    assert said.startswith("update 4: rewards of policy 'agent' not finite: ")
+    assert "\n" not in said
+    assert [row["updates"] for row in read_metrics(folder / "metrics.jsonl")] == [2, 3]
+    learner, saved = load_run(folder)
+    good, _ = play(learner, learner.init(jax.random.key(config.seed)), 3)
+    # another program than the run's: the last bit may differ
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-9), counted(saved), counted(good))
+    assert not (folder / "curves.png").exists()
+
+
+@pytest.mark.slow
+def test_resumed_as_it_was_it_ends_again_and_by_skip_it_goes_on(ended_run):
+    config, folder, said = ended_run
+    lines = (folder / "metrics.jsonl").read_text()
+    with pytest.raises(BadNumbersError) as error:
+        Trainer(config, folder, resume=True, quiet=True).train()
+    assert str(error.value) == said
+    assert (folder / "metrics.jsonl").read_text() == lines
+    other = dataclasses.replace(config, policies={"agent": dataclasses.replace(config.policies["agent"], gamma=0.5)})
+    with pytest.raises(ValueError, match=r"policies\.agent\.gamma = 0\.5: the run in .* was begun with 0\.7"):
+        Trainer(other, folder, resume=True)
+    config = dataclasses.replace(config, on_bad_numbers="skip", total_env_steps=4 * toy_clock.STEPS_OF_UPDATE)
+    state = Trainer(config, folder, resume=True, quiet=True).train()
+    assert int(state.num_updates) == 4
+    *_, last = read_metrics(folder / "metrics.jsonl")
+    assert last["skipped_updates"] == 1
+    assert last["agent/reward_mean"] is None
+
+
+def test_skip_ends_where_updates_stay_bad(tmp_path):
+    # the clock stands still before its bad step, whatever is drawn: updates 1 to 3 are sound, and no later one
+    config = toy_clock.run_config(on_bad_numbers="skip", total_env_steps=30 * toy_clock.STEPS_OF_UPDATE)
+    with pytest.raises(BadNumbersError, match=r"^update 14, and the 10 before it: rewards of policy 'agent' not "):
+        Trainer(config, tmp_path / "run", quiet=True).train()
+    rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert [row["skipped_updates"] for row in rows] == [0, 1, 2, 2, 2, 2, 2]
+    assert int(load_run(tmp_path / "run")[1].num_updates) == 14
+
+
+CHUNKS = [([0, 0, 0], 5, 0), ([0, 3, 1], 5, 2), ([3, 1, 1], 5, 8), ([3, 1, 0], 9, 0), ([2], 0, 1)]
+
+
+@pytest.mark.parametrize(("codes", "before", "streak"), CHUNKS)
+def test_bad_updates_in_a_row_are_counted_over_chunks(codes, before, streak):
+    assert bad_in_a_row(np.array(codes), before) == streak
+
+
+def test_metrics_of_bad_updates_are_left_out():
+    metrics, codes = sound_updates({"loss": np.array([1.0, 2.0, 3.0]), "bad_numbers": np.array([0, 4, 0])})
+    assert list(metrics) == ["loss"]
+    np.testing.assert_array_equal(metrics["loss"], [1, 3])
+    np.testing.assert_array_equal(codes, [0, 4, 0])
+
+
+def test_when_a_run_ends():
+    stop, skip = (toy_clock.run_config(on_bad_numbers=answer) for answer in ("stop", "skip"))
+    assert [ends_run(stop, np.array(codes), 0) for codes in ([0, 0], [0, 1], [1, 0])] == [False, True, True]
+    assert [ends_run(skip, np.array([0, 1]), streak) for streak in (1, 9, 10, 11)] == [False, False, True, True]

@@ -1,0 +1,208 @@
+"""The learner's functions: runs in parts, no hidden state, no donation, no recompilation, metrics."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from probes import FALLING, SignalParams, tiny_config, tiny_policy
+
+from wdjax.train import make_learner, with_hypers
+from wdjax.train.algorithms.on_policy.update import OnPolicy
+from wdjax.train.learner.learner import update
+
+STEPS = 8 * 6  # env steps of an update
+GAME = {"constant": 1.0, "by_match": 0.5, "episode_length": 4, "time_limit": True}
+
+
+@pytest.fixture(scope="module", params=["quickly", pytest.param("as users do", marks=pytest.mark.slow)])
+def learner(request):
+    """One agent, PPO, time limits; the slow tests compile it as users compile it."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", request.param == "quickly")
+    yield make_learner(tiny_config("probe_signal", {"agent": tiny_policy("PPO")}, env_params=GAME))
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
+@pytest.fixture(scope="module")
+def state(learner):
+    return learner.init(jax.random.key(3))
+
+
+def is_key(leaf):
+    return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def plain(tree):
+    """Returns a tree of NumPy arrays, typed keys as their data."""
+    return jax.tree.map(lambda leaf: np.array(jax.random.key_data(leaf) if is_key(leaf) else leaf), tree)
+
+
+def assert_equal(a, b):
+    jax.tree.map(np.testing.assert_array_equal, plain(a), plain(b))
+
+
+# --- what a run is ---
+
+
+def test_a_run_in_parts_is_the_whole_run(learner, state):
+    whole, metrics = learner.run(state, num_updates=4)
+    half, first = learner.run(state, num_updates=2)
+    end, second = learner.run(half, num_updates=2)
+    assert_equal(end, whole)
+    assert_equal(jax.tree.map(lambda a, b: jnp.concatenate([a, b]), first, second), metrics)
+    assert whole.num_updates == 4
+
+
+def test_updates_one_by_one_are_the_run(learner, state):
+    one, rows = state, []
+    for _ in range(2):
+        one, metrics = learner.update(one)
+        rows.append(metrics)
+    run, metrics = learner.run(state, num_updates=2)
+    # two programs: bit for bit as users compile them
+    rtol = 1e-5 if jax.config.read("jax_disable_most_optimizations") else 0
+    for a, b in ((one, run), (jax.tree.map(lambda *leaves: jnp.stack(leaves), *rows), metrics)):
+        same = functools.partial(np.testing.assert_allclose, rtol=rtol, atol=rtol / 10)
+        jax.tree.map(same, plain(a), plain(b))
+
+
+def test_update_leaves_its_input_alone(learner, state):
+    before = plain(state)
+    first = learner.update(state)
+    assert_equal(state, before)  # also raises where a buffer was donated
+    assert_equal(learner.update(state), first)
+
+
+def test_first_state_depends_on_the_key_alone(learner, state):
+    assert_equal(learner.init(jax.random.key(3)), state)
+    other = learner.init(jax.random.key(4))
+    for part in ("policies", "replicas", "key"):
+        leaves = zip(*(jax.tree.leaves(plain(getattr(s, part))) for s in (state, other)), strict=True)
+        assert any(np.any(a != b) for a, b in leaves), part
+
+
+def test_every_update_draws_new_numbers(learner, state):
+    after, first = learner.update(state)
+    _, second = learner.update(after.replace(replicas=state.replicas, obs=state.obs, policies=state.policies))
+    assert first["agent/reward_mean"] != second["agent/reward_mean"]
+
+
+def test_nothing_recompiles(learner, state):
+    learner.update(state)
+    compiled = learner.update._cache_size()
+    after, _ = learner.update(state)
+    hypers = {"learning_rate": 0.1, "gamma": 0.5, "gae_lambda": 0.0, "clip": 0.5, "value_clip": 0.1, "max_grad_norm": 9,
+              "entropy_coefficient": 0.0, "value_coefficient": np.float64(2)}  # fmt: skip
+    learner.update(with_hypers(after, **{f"agent.{name}": value for name, value in hypers.items()}))
+    assert learner.update._cache_size() == compiled == 1
+
+
+# --- metrics ---
+
+
+def test_metrics_of_a_run_are_one_number_an_update(learner, state):
+    _, metrics = learner.run(state, num_updates=4)
+    assert all(leaf.shape == (4,) for leaf in jax.tree.leaves(metrics))
+    assert {"episodes", "episode_length", "agent/episode_return", "agent/loss", "agent/approx_kl"} <= set(metrics)
+
+
+def test_schedules_count_env_steps(learner, state):
+    _, metrics = learner.run(state, num_updates=4)
+    (start, first), (end, last) = FALLING
+    expected = np.interp(np.arange(4) * STEPS, [start, end], [first, last])
+    np.testing.assert_allclose(metrics["agent/learning_rate"], expected, rtol=1e-6)
+    _, later = learner.run(state.replace(num_updates=jnp.int32(150)), num_updates=2)
+    expected = np.interp((150 + np.arange(2)) * STEPS, [start, end], [first, last])
+    np.testing.assert_allclose(later["agent/learning_rate"], expected, rtol=1e-6)
+
+
+def test_episodes_are_counted_where_they_end(learner, state):
+    # 6 steps a rollout, 8 replicas: an episode of 4 steps ends after 4, 8, 12, 16, 20, 24
+    _, metrics = learner.run(state, num_updates=4)
+    np.testing.assert_array_equal(metrics["episodes"], [8, 16, 8, 16])
+    np.testing.assert_array_equal(metrics["episode_length"], 4)
+    assert np.all(np.abs(metrics["agent/episode_return"] - 4) <= 2)
+
+
+def test_update_without_an_end_gives_nan(learner, state):
+    long = state.env_params.replace(episode_length=jnp.int32(10))
+    _, metrics = learner.run(state.replace(env_params=long), num_updates=4)
+    np.testing.assert_array_equal(metrics["episodes"], [0, 8, 0, 8])
+    for name in ("episode_length", "agent/episode_return"):
+        np.testing.assert_array_equal(np.isnan(metrics[name]), [True, False, True, False])
+    np.testing.assert_array_equal(metrics["episode_length"][1::2], 10)
+
+
+def test_ppo_moves_off_the_old_policy(learner, state):
+    _, metrics = learner.run(with_hypers(state, **{"agent.learning_rate": 0.05}), num_updates=4)
+    assert np.all(metrics["agent/approx_kl"] > 1e-5)
+    assert np.any(metrics["agent/clip_fraction"] > 0)
+
+
+# --- hyperparameters ---
+
+
+def test_a_number_replaces_a_schedule(state):
+    changed = with_hypers(state, **{"agent.learning_rate": 0.125, "agent.gamma": 0.5})
+    for env_steps in (0.0, 1e9):
+        assert changed.hypers["agent"].at(jnp.float32(env_steps)).learning_rate == 0.125
+    assert changed.hypers["agent"].gamma == 0.5
+    assert state.hypers["agent"].gamma == jnp.float32(0.7)
+
+
+def test_unknown_hyperparameter_is_refused(state):
+    with pytest.raises(ValueError, match=r"unknown hyperparameter 'agent.gama': did you mean 'agent.gamma'"):
+        with_hypers(state, **{"agent.gama": 0.5})
+
+
+def test_hyperparameters_of_another_population_are_refused(state):
+    for name in ("agent.gamma", "agent.learning_rate"):
+        with pytest.raises(ValueError, match=name):
+            with_hypers(state, **{name: jnp.ones(3)})
+
+
+# --- how it is traced ---
+
+
+@pytest.mark.parametrize("reset", ["fresh", "fixed", 3])
+@pytest.mark.parametrize(("env", "policies"), [("probe_signal", ("agent",)), ("probe_pair", ("pilot", "clerk"))])
+def test_no_key_is_used_twice_and_no_tracer_leaks(env, policies, reset):
+    learner = make_learner(tiny_config(env, {name: tiny_policy("PPO") for name in policies}, reset=reset))
+    with jax.debug_key_reuse(True), jax.checking_leaks():  # both look while jax traces
+        state = jax.eval_shape(learner.init, jax.random.key(0))
+        learner.update.trace(state)
+
+
+def test_keys_of_an_update_are_all_different(monkeypatch, learner, state):
+    """Also those drawn from them: fold_in(key, i) is split(key)[i], which jax.debug_key_reuse does not see."""
+    seen = []
+
+    def record(result, *args):
+        seen.extend(arg for arg in args if is_key(arg))
+        return result
+
+    played = None
+    monkeypatch.setattr("wdjax.train.learner.learner.rollout", lambda *args: record((state, played), *args))
+    monkeypatch.setattr(OnPolicy, "update", lambda *args: record((None, None, {}), *args))
+    nothing = {"episode_metrics": {}, "look_at_rows": None, "look_at_steps": None, "first_bad": 0}
+    for name, value in nothing.items():
+        monkeypatch.setattr(f"wdjax.train.learner.learner.{name}", lambda *args, value=value: value)
+    monkeypatch.setattr("wdjax.train.learner.learner.commit", lambda setup, before, after, code: after)
+    after, _ = update(learner.setup, state)
+    assert len(seen) == 2
+    keys = [state.key, after.key, *seen]
+    keys += [jax.random.fold_in(key, i) for key in seen for i in range(8)]
+    assert len(np.unique(np.stack([jax.random.key_data(key) for key in keys]), axis=0)) == len(keys) == 20
+
+
+@pytest.mark.slow
+def test_without_jit_the_numbers_are_the_same(learner, state):
+    jitted, eager = learner.update(state), update(learner.setup, state)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), plain(jitted), plain(eager))
+
+
+def test_env_params_of_the_state_rule(learner, state):
+    richer = jax.tree.map(lambda old, new: jnp.asarray(new, old.dtype), state.env_params, SignalParams(constant=7.0))
+    assert learner.update(state.replace(env_params=richer))[1]["agent/reward_mean"] == 7

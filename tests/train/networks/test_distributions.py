@@ -1,0 +1,263 @@
+"""Distributions of actions: numbers by hand, and frequencies of many samples."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from wdjax import Box, Dict, Discrete, MultiDiscrete
+from wdjax.train.networks.distributions import Categorical, Gaussian, make_distribution
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+DISCRETE = Categorical((3,), scalar=True)
+MULTI = Categorical((2, 3), scalar=False)
+PLANE = Gaussian(2, (2,))
+# Probabilities 1/2, 1/4, 1/4 for three, 3/4 and 1/4 for two: any shift of the logits is the same.
+THREE = np.log([0.5, 0.25, 0.25]).astype(np.float32) + 5
+TWO = np.log([0.25, 0.75]).astype(np.float32) - 3
+BOTH = jnp.concatenate([TWO, THREE])
+
+
+@functools.cache
+def samples(distribution, outputs, num=20_000):
+    rows = jnp.broadcast_to(jnp.array(outputs), (num, len(outputs)))
+    return np.asarray(jax.jit(distribution.sample)(jax.random.key(0), rows))
+
+
+def assert_frequency(count_of_20_000, probability):
+    """Within 4.5 standard deviations."""
+    deviation = np.sqrt(20_000 * probability * (1 - probability))
+    assert abs(count_of_20_000 - 20_000 * probability) <= 4.5 * deviation
+
+
+# --- Categorical ---
+
+
+def test_categorical_log_prob_by_hand():
+    log_prob = DISCRETE.log_prob(jnp.tile(THREE, (3, 1)), jnp.arange(3))
+    np.testing.assert_allclose(log_prob, np.log([0.5, 0.25, 0.25]), rtol=1e-6)
+    actions = jnp.array([[0, 0], [1, 0], [1, 2]])
+    expected = np.log([0.25 * 0.5, 0.75 * 0.5, 0.75 * 0.25])
+    np.testing.assert_allclose(MULTI.log_prob(jnp.tile(BOTH, (3, 1)), actions), expected, rtol=1e-6)
+
+
+def test_categorical_entropy_by_hand():
+    three = 0.5 * np.log(2) + 0.5 * np.log(4)
+    two = -0.25 * np.log(0.25) - 0.75 * np.log(0.75)
+    np.testing.assert_allclose(DISCRETE.entropy(jnp.array(THREE)), three, rtol=1e-6)
+    np.testing.assert_allclose(MULTI.entropy(BOTH), two + three, rtol=1e-6)
+
+
+def test_categorical_mode():
+    assert DISCRETE.mode(jnp.array(THREE)) == 0
+    assert DISCRETE.mode(jnp.array([0.0, 1.0, 1.0])) == 1  # the lowest of several
+    np.testing.assert_array_equal(MULTI.mode(BOTH), [1, 0])
+
+
+def test_categorical_sample_frequencies():
+    drawn = samples(DISCRETE, tuple(THREE.tolist()))
+    for action, probability in enumerate([0.5, 0.25, 0.25]):
+        assert_frequency(np.sum(drawn == action), probability)
+
+
+def test_multi_discrete_sample_frequencies():
+    drawn = samples(MULTI, tuple(BOTH.tolist()))
+    for first, p in enumerate([0.25, 0.75]):
+        for second, q in enumerate([0.5, 0.25, 0.25]):  # of both at once: the components are independent
+            assert_frequency(np.sum((drawn[:, 0] == first) & (drawn[:, 1] == second)), p * q)
+
+
+def test_equal_components_are_drawn_independently():
+    drawn = samples(Categorical((2, 2), scalar=False), (0.0,) * 4)
+    assert_frequency(np.sum(drawn[:, 0] == drawn[:, 1]), 0.5)
+
+
+def test_categorical_shapes_and_dtypes():
+    assert DISCRETE.num_outputs == 3
+    assert MULTI.num_outputs == 5
+    assert samples(DISCRETE, tuple(THREE.tolist())).shape == (20_000,)
+    assert samples(MULTI, tuple(BOTH.tolist())).shape == (20_000, 2)
+    for drawn in (samples(MULTI, tuple(BOTH.tolist())), MULTI.mode(BOTH)):
+        assert drawn.dtype == jnp.int32
+    rows = jnp.tile(BOTH, (4, 7, 1))
+    assert MULTI.log_prob(rows, jnp.zeros((4, 7, 2), int)).shape == MULTI.entropy(rows).shape == (4, 7)
+
+
+def test_mask_forbids_and_shares_the_rest():
+    allowed = jnp.array([1, 0, 0, 1, 1])
+    outputs = MULTI.mask(BOTH, allowed)
+    drawn = samples(MULTI, tuple(outputs.tolist()))
+    assert np.all(drawn[:, 0] == 0)
+    assert np.all(drawn[:, 1] > 0)
+    assert_frequency(np.sum(drawn[:, 1] == 1), 0.5)
+    np.testing.assert_allclose(MULTI.log_prob(outputs, jnp.array([0, 2])), np.log(0.5), rtol=1e-6)
+    np.testing.assert_allclose(MULTI.entropy(outputs), np.log(2), rtol=1e-6)
+    np.testing.assert_array_equal(MULTI.mode(outputs), [0, 1])
+    gradient = jax.grad(lambda outputs: MULTI.entropy(MULTI.mask(outputs, allowed)))(BOTH)
+    np.testing.assert_allclose(gradient, 0, atol=1e-6)  # and never NaN
+
+
+def test_mask_that_allows_nothing_stays_finite():
+    outputs = DISCRETE.mask(jnp.array(THREE), jnp.zeros(3))
+    np.testing.assert_allclose(DISCRETE.log_prob(outputs, jnp.int32(1)), -np.log(3), rtol=1e-6)
+    np.testing.assert_allclose(DISCRETE.entropy(outputs), np.log(3), rtol=1e-6)
+
+
+# --- Gaussian ---
+
+
+def test_gaussian_log_prob_by_hand():
+    outputs = jnp.array([1.0, -1.0, np.log(2.0), 0.0])  # means 1 and -1, deviations 2 and 1
+    # one deviation from the first mean, two from the second
+    expected = -0.5 * (1 + 4) - np.log(2) - np.log(2 * np.pi)
+    np.testing.assert_allclose(PLANE.log_prob(outputs, jnp.array([3.0, 1.0])), expected, rtol=1e-6)
+
+
+def test_gaussian_entropy_by_hand():
+    outputs = jnp.array([1.0, -1.0, np.log(2.0), 0.0])
+    np.testing.assert_allclose(PLANE.entropy(outputs), np.log(2) + np.log(2 * np.pi * np.e), rtol=1e-6)
+
+
+def test_gaussian_mode_is_the_mean():
+    np.testing.assert_array_equal(PLANE.mode(jnp.array([1.0, -1.0, 3.0, 3.0])), [1, -1])
+
+
+def test_gaussian_samples():
+    drawn = samples(PLANE, (1.0, -1.0, float(np.log(2.0)), 0.0)).astype(np.float64)
+    for i, (mean, deviation) in enumerate([(1, 2), (-1, 1)]):
+        assert abs(drawn[:, i].mean() - mean) < 4.5 * deviation / np.sqrt(20_000)
+        np.testing.assert_allclose(drawn[:, i].std(), deviation, rtol=0.03)
+        assert_frequency(np.sum(drawn[:, i] > mean + deviation), 0.158655)
+    assert abs(np.corrcoef(drawn.T)[0, 1]) < 4.5 / np.sqrt(20_000)
+
+
+def test_gaussian_keeps_the_shape_of_the_box():
+    distribution = make_distribution(Box(-1.0, 1.0, (2, 3)))
+    outputs = jnp.arange(5 * 12, dtype=jnp.float32).reshape(5, 12) / 100
+    action = distribution.sample(jax.random.key(0), outputs)
+    assert action.shape == distribution.mode(outputs).shape == (5, 2, 3)
+    np.testing.assert_array_equal(distribution.mode(outputs).reshape(5, 6), outputs[:, :6])
+    assert distribution.log_prob(outputs, action).shape == (5,)
+
+
+def test_gaussian_of_a_scalar_box():
+    distribution = make_distribution(Box(-1.0, 1.0))
+    outputs = jnp.array([[0.5, 0.0]])
+    assert distribution.mode(outputs).shape == (1,)
+    np.testing.assert_allclose(distribution.log_prob(outputs, jnp.array([0.5])), [-0.5 * np.log(2 * np.pi)], rtol=1e-6)
+
+
+# --- SquashedGaussian ---
+
+BAND = make_distribution(Box(-0.1, 0.3), "squashed_gaussian")  # lopsided, and 0.3 is no float32
+BOTH_SIDES = make_distribution(Box(np.array([-1.0, 2.0]), np.array([1.0, 8.0]), (2,)), "squashed_gaussian")
+SHAPES = [(0.0, 0.0), (0.7, -1.0), (-0.8, 0.2)]  # mean and log deviation of u
+
+
+def density_of(mean, log_std, num=100_001):
+    """Returns (actions inside BAND, exp of our log_prob there)."""
+    actions = np.linspace(-0.1, 0.3, num + 2)[1:-1].astype(np.float32)
+    outputs = jnp.broadcast_to(jnp.array([mean, log_std]), (num, 2))
+    return actions.astype(np.float64), np.exp(np.asarray(jax.jit(BAND.log_prob)(outputs, actions), np.float64))
+
+
+@pytest.mark.parametrize(("mean", "log_std"), SHAPES)
+def test_squashed_density_integrates_to_1_and_to_the_distribution_function(mean, log_std):
+    actions, density = density_of(mean, log_std)
+    mass = np.cumsum(density) * (0.4 / (len(actions) + 1))
+    np.testing.assert_allclose(mass[-1], 1, atol=2e-3)
+    for u in (-1.0, 0.0, 1.2):  # P(a < squash(u)) is that of the normal one below u
+        below = 0.5 * (1 + math.erf((u - mean) / np.exp(log_std) / np.sqrt(2)))
+        place = np.searchsorted(actions, 0.1 + 0.2 * np.tanh(u))
+        np.testing.assert_allclose(mass[place], below, atol=2e-3)
+
+
+def test_squashed_log_prob_by_hand():
+    # u = 0 in the middle of (-1, 1), where da/du = 1; u = log 3 / 2 at 3/4 of (2, 8), where da/du = 3 (1 - 1/4)
+    outputs = jnp.array([1.0, 0.0, 0.0, np.log(2.0)])
+    u = np.log(3) / 2
+    expected = -0.5 - 0.5 * (u / 2) ** 2 - np.log(2) - np.log(2 * np.pi) - np.log(3 * 3 / 4)
+    np.testing.assert_allclose(BOTH_SIDES.log_prob(outputs, jnp.array([0.0, 6.5])), expected, rtol=1e-5)
+    np.testing.assert_allclose(BOTH_SIDES.mode(jnp.array([0.0, u, 1.0, 1.0])), [0.0, 6.5], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("mean", "log_std"), SHAPES)
+def test_squashed_entropy_is_minus_the_mean_log_prob(mean, log_std):
+    u = mean + np.exp(log_std) * np.random.default_rng(0).normal(size=200_000)
+    slope = 0.2 * (1 - np.tanh(u) ** 2)
+    log = -0.5 * ((u - mean) / np.exp(log_std)) ** 2 - log_std - 0.5 * np.log(2 * np.pi) - np.log(slope)
+    entropy = BAND.entropy(jnp.array([mean, log_std]))
+    np.testing.assert_allclose(entropy, -log.mean(), atol=4.5 * log.std() / np.sqrt(200_000) + 1e-4)
+    drawn = samples(BAND, (mean, log_std))
+    ours = np.asarray(BAND.log_prob(jnp.broadcast_to(jnp.array([mean, log_std]), (20_000, 2)), drawn), np.float64)
+    np.testing.assert_allclose(entropy, -ours.mean(), atol=4.5 * ours.std() / np.sqrt(20_000))
+
+
+def test_squashed_entropy_of_two_components_is_their_sum():
+    outputs = jnp.array([0.7, -1.5, -1.0, 0.5])
+    one = [BAND.entropy(jnp.array(pair)) for pair in [(0.7, -1.0), (-1.5, 0.5)]]
+    expected = sum(one) + np.log(2 / 0.4) + np.log(6 / 0.4)
+    np.testing.assert_allclose(BOTH_SIDES.entropy(outputs), expected, rtol=1e-5)
+
+
+def test_squashed_samples_stay_inside_and_follow_the_density():
+    for mean, log_std in [*SHAPES, (30.0, 2.0), (-30.0, 2.0)]:
+        drawn = samples(BAND, (mean, log_std))
+        assert np.all((drawn >= np.float32(-0.1)) & (drawn <= np.float32(0.3)))
+    rounded = make_distribution(Box(-0.5, 1.9), "squashed_gaussian")  # center +- half is outside, in float32
+    edges = [rounded.mode(jnp.array([u, 0.0])) for u in (-30.0, 30.0)]
+    assert edges == [np.float32(-0.5), np.float32(1.9)]
+    drawn = samples(BAND, SHAPES[1])
+    assert_frequency(np.sum(drawn < 0.1 + 0.2 * np.tanh(0.7)), 0.5)
+    assert_frequency(np.sum(drawn < 0.1 + 0.2 * np.tanh(0.7 + np.exp(-1.0))), 1 - 0.158655)
+
+
+@pytest.mark.parametrize("action", [-0.1, 0.3])
+def test_squashed_log_prob_and_gradient_are_finite_at_the_edges(action):
+    for outputs in ([0.0, 0.0], [20.0, -3.0], [-20.0, 3.0]):
+        log_prob, gradient = jax.value_and_grad(BAND.log_prob)(jnp.array(outputs), jnp.float32(action))
+        assert jnp.isfinite(log_prob)
+        assert jnp.all(jnp.isfinite(gradient))
+        assert jnp.all(jnp.isfinite(jax.grad(BAND.entropy)(jnp.array(outputs))))
+
+
+def test_squashed_gradient_is_that_of_the_density():
+    outputs, action = np.array([0.3, -0.4]), 0.17
+    inside = (action - 0.1) / 0.2
+    z = (np.arctanh(inside) - 0.3) / np.exp(-0.4)
+    gradient = jax.grad(BAND.log_prob)(jnp.array(outputs), jnp.float32(action))
+    np.testing.assert_allclose(gradient, [z / np.exp(-0.4), z**2 - 1], rtol=1e-4)
+
+
+def test_squashed_keeps_the_shape_of_the_box():
+    high = np.arange(1.0, 7.0).reshape(2, 3)
+    distribution = make_distribution(Box(np.zeros((2, 3)), high, (2, 3)), "squashed_gaussian")
+    outputs = jnp.zeros((5, 12))
+    np.testing.assert_allclose(distribution.mode(outputs)[4], high / 2)
+    action = distribution.sample(jax.random.key(0), outputs)
+    assert action.shape == (5, 2, 3)
+    assert distribution.log_prob(outputs, action).shape == distribution.entropy(outputs).shape == (5,)
+
+
+@pytest.mark.parametrize("box", [Box(), Box(0.0), Box(1.0, 1.0), Box(np.array([0.0, -np.inf]), np.ones(2), (2,))])
+def test_squashed_needs_a_bounded_box(box):
+    with pytest.raises(ValueError, match="not bounded on all sides"):
+        make_distribution(box, "squashed_gaussian")
+
+
+# --- which space has which ---
+
+
+def test_distribution_of_a_space():
+    assert make_distribution(Discrete(3)) == DISCRETE
+    assert make_distribution(MultiDiscrete((2, 3))) == MULTI
+    assert make_distribution(Box(-1.0, 1.0, (2,))) == PLANE
+
+
+def test_dict_of_actions_is_refused():
+    with pytest.raises(TypeError, match="Discrete, MultiDiscrete or Box"):
+        make_distribution(Dict({"a": Discrete(2)}))

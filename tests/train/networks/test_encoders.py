@@ -1,0 +1,307 @@
+"""Encoders: sets of neighbours whose order means nothing, networks of one's own, and what is refused."""
+
+import dataclasses
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from probes import NETWORK, tiny_config, tiny_policy
+
+import wdjax
+from wdjax import Box, Dict, Discrete
+from wdjax.envs.tag.continuous import split_observation
+from wdjax.train import NetworkConfig, PolicyConfig, make_learner
+from wdjax.train.networks import encoders
+from wdjax.train.networks.encoders import (
+    ENCODERS,
+    TAG_LAYOUT,
+    Attention,
+    DeepSets,
+    SetParts,
+    check_encoder,
+    check_options,
+    encoder_class,
+    pool_max,
+    pool_mean,
+    pool_sum,
+    register_encoder,
+)
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+NEIGHBOURS = 5
+SPACE = Box(-np.inf, np.inf, (7 * NEIGHBOURS + 1,))
+SETS = {
+    "deep_sets_max": (DeepSets, {"width": 8}),
+    "deep_sets_mean": (DeepSets, {"width": 8, "pool": "mean", "depth": 1}),
+    "deep_sets_sum": (DeepSets, {"width": 8, "pool": "sum"}),
+    "attention": (Attention, {"width": 8, "num_heads": 2}),
+}
+
+
+def tag_observation(others, present, time):
+    """Lays others [k, 6] and present [k] out as tag_continuous does: feature by feature, the last who is active."""
+    return np.concatenate([np.asarray(others, np.float32).T.ravel(), present, [time]]).astype(np.float32)
+
+
+def drawn(seed=0):
+    return np.random.default_rng(seed).normal(size=(NEIGHBOURS, 6)), np.array([1, 1, 0, 1, 1]), 0.25
+
+
+def test_an_observation_of_tag_in_its_parts():
+    others, present, own = split_observation(jnp.asarray(tag_observation(*drawn())))
+    np.testing.assert_allclose(others[:, :6], drawn()[0], rtol=1e-6)
+    np.testing.assert_array_equal(present, [True, True, False, True, True])
+    np.testing.assert_array_equal(own, [0.25])
+
+
+def test_padding_of_tag_itself_is_absent():
+    """Two agents see at most one other: the rest of the four rows is padding."""
+    sizes = {"num_taggers": 1, "num_runners": 5, "use_full_observation": False, "num_other_agents_observed": 4}
+    env, params = wdjax.make("tag_continuous", **sizes)
+    obs, state = env.reset(jax.random.key(0), params)
+    assert split_observation(obs["tagger"])[1].all()
+    gone = state.replace(active=jnp.array([True, False, True, False, False, False]))
+    present = split_observation(env.observe(gone, params)["tagger"])[1]
+    assert present.sum() == 1
+
+
+@pytest.fixture(scope="module", params=SETS)
+def encoder(request):
+    """Returns (an encoder with random biases too, its jitted call)."""
+    cls, options = SETS[request.param]
+    module = cls(SPACE, **options, rngs=nnx.Rngs(0))
+    graphdef, params = nnx.split(module)
+    leaves, tree = jax.tree.flatten(params)
+    keys = jax.random.split(jax.random.key(1), len(leaves))
+    params = tree.unflatten([0.5 * jax.random.normal(k, leaf.shape) for k, leaf in zip(keys, leaves, strict=True)])
+    return module, jax.jit(lambda obs: nnx.merge(graphdef, params)(obs))
+
+
+def test_the_order_of_neighbours_means_nothing(encoder):
+    others, present, time = drawn()
+    before = encoder[1](tag_observation(others, present, time))
+    assert before.shape == (encoder[0].num_features,) == (9,)
+    for seed in range(5):
+        order = np.random.default_rng(seed).permutation(NEIGHBOURS)
+        after = encoder[1](tag_observation(others[order], present[order], time))
+        np.testing.assert_allclose(after, before, rtol=1e-5, atol=1e-6)
+    mixed = others.copy()
+    mixed[:, 0] = mixed[::-1, 0]  # features of one neighbour with those of another are another set
+    assert np.abs(encoder[1](tag_observation(mixed, present, time)) - before).max() > 1e-3
+
+
+def test_the_absent_have_no_influence(encoder):
+    others, present, time = drawn()
+    before = encoder[1](tag_observation(others, present, time))
+    for garbage in (0.0, 100.0, -7.0):
+        others[2] = garbage
+        np.testing.assert_array_equal(encoder[1](tag_observation(others, present, time)), before)
+    others[1] += 1.0
+    assert np.abs(encoder[1](tag_observation(others, present, time)) - before).max() > 1e-3
+
+
+def test_what_is_split_off_for_the_absent_is_zeros():
+    others, present, own = SetParts(SPACE, TAG_LAYOUT)(jnp.asarray(tag_observation(*drawn())))
+    np.testing.assert_array_equal(others[2], 0)
+    np.testing.assert_allclose(others[1, :6], drawn()[0][1], rtol=1e-6)
+    assert (others.shape, present.shape, own.shape) == ((5, 7), (5,), (1,))
+
+
+def test_where_nobody_is_there_is_only_what_is_ones_own(encoder):
+    others, _, time = drawn()
+    features = encoder[1](tag_observation(others, np.zeros(NEIGHBOURS), time))
+    np.testing.assert_array_equal(features, [0] * 8 + [0.25])
+
+
+def test_gradients_are_finite_where_nobody_is(encoder):
+    obs = jnp.zeros((2, SPACE.shape[0]))
+    assert np.isfinite(jax.jit(jax.grad(lambda obs: encoder[1](obs).sum()))(obs)).all()
+
+
+def test_leading_axes(encoder):
+    obs = np.stack([tag_observation(*drawn(seed)) for seed in range(6)])
+    one_by_one = np.stack([encoder[1](row) for row in obs])
+    np.testing.assert_allclose(encoder[1](obs.reshape(2, 3, -1)), one_by_one.reshape(2, 3, 9), rtol=1e-5, atol=1e-6)
+
+
+def test_pools_by_hand():
+    rows = jnp.array([[1.0, 4.0], [9.0, 9.0], [3.0, 0.0]])
+    present = jnp.array([[True], [False], [True]])
+    np.testing.assert_array_equal(pool_max(rows, present), [3, 4])
+    np.testing.assert_array_equal(pool_sum(rows, present), [4, 4])
+    np.testing.assert_array_equal(pool_mean(rows, present), [2, 2])
+    for pool in (pool_max, pool_sum, pool_mean):
+        np.testing.assert_array_equal(pool(rows, jnp.zeros((3, 1), bool)), [0, 0])
+
+
+def test_attention_against_numpy():
+    module = Attention(SPACE, width=4, num_heads=2, rngs=nnx.Rngs(3))
+    others, present, time = drawn()
+    here = present == 1
+    own = np.array([time])
+
+    def linear(layer, rows):
+        return rows @ np.asarray(layer.kernel[...]) + np.asarray(layer.bias[...])
+
+    seen = np.concatenate([others[here], np.ones((4, 1))], axis=1)
+    features = np.maximum(linear(module.phi.layer_0, seen), 0)
+    query, key, value = linear(module.query, own), linear(module.key, features), linear(module.value, features)
+    heads = []
+    for head in (slice(0, 2), slice(2, 4)):
+        score = key[:, head] @ query[head] / np.sqrt(2)
+        weight = np.exp(score) / np.exp(score).sum()
+        heads.append(weight @ value[:, head])
+    expected = np.concatenate([*heads, own])
+    np.testing.assert_allclose(module(jnp.asarray(tag_observation(others, present, time))), expected, rtol=1e-4)
+
+
+def test_the_type_of_an_agent_is_ones_own():
+    space = Dict({"obs": SPACE, "agent_type": Discrete(3)})
+    module = DeepSets(space, width=4, rngs=nnx.Rngs(0))
+    assert module.num_features == 4 + 1 + 3
+    obs = {"obs": jnp.asarray(tag_observation(*drawn())), "agent_type": jnp.int32(2)}
+    np.testing.assert_array_equal(module(obs)[4:], [0.25, 0, 0, 1])
+
+
+# --- a network of one's own ---
+
+
+class Doubled(nnx.Module):
+    """Keeps to the contract."""
+
+    def __init__(self, observation_space, width=3, *, rngs):
+        self.layer = nnx.Linear(observation_space.shape[-1], width, rngs=rngs)
+        self.num_features = width
+
+    def __call__(self, obs):
+        return 2 * self.layer(obs)
+
+
+@pytest.fixture
+def names(monkeypatch):
+    monkeypatch.setattr(encoders, "ENCODERS", ENCODERS.copy())
+
+
+def test_own_network_is_found_by_name_and_by_path(names):
+    register_encoder("doubled", Doubled)
+    assert encoder_class("doubled") is Doubled
+    assert encoder_class(f"{__name__}:Doubled") is Doubled
+    again = type("Doubled", (Doubled,), {"__qualname__": "Doubled"})  # as in a notebook's cell run twice
+    register_encoder("doubled", again)
+    assert encoder_class("doubled") is again
+    with pytest.raises(ValueError, match=r"name = 'flat': must be a name that no other encoder has"):
+        register_encoder("flat", Doubled)
+    for name in ("", "a:b", 3):
+        with pytest.raises(ValueError, match=f"name = {name!r}: must be a name without ':'"):
+            register_encoder(name, Doubled)
+    with pytest.raises(TypeError, match=r"encoder 'plain': must be a subclass of flax.nnx.Module, not <class 'dict'>"):
+        register_encoder("plain", dict)
+
+
+def test_own_network_acts_and_learns(names):
+    register_encoder("doubled", Doubled)
+    network = dataclasses.replace(NETWORK, hidden_sizes=(), encoder="doubled", encoder_options={"width": 4})
+    learner = make_learner(tiny_config("probe_signal", {"agent": tiny_policy("A2C", network=network)}))
+    first = learner.init(jax.random.key(0))
+    assert first.policies["agent"].params["trunk"]["encoder"]["layer"]["kernel"].shape == (2, 4)
+    state, _ = learner.update(first)
+    kernels = [s.policies["agent"].params["trunk"]["encoder"]["layer"]["kernel"] for s in (first, state)]
+    assert np.any(kernels[0] != kernels[1])
+
+
+@pytest.mark.parametrize(
+    ("encoder", "options", "words"),
+    [
+        ("flatt", {}, r"unknown net\.encoder 'flatt': did you mean 'flat'\?"),
+        ("nowhere:Class", {}, r"net\.encoder 'nowhere:Class': No module named 'nowhere'"),
+        ("math:Class", {}, r"net\.encoder 'math:Class': module 'math' has no attribute 'Class'"),
+        (":Class", {}, r"net\.encoder ':Class': Empty module name"),
+        ("math:floor", {}, r"net\.encoder 'math:floor': must be a subclass of flax\.nnx\.Module"),
+        ("deep_sets", {"widht": 8}, r"option in net\.encoder_options of 'deep_sets' 'widht': did you mean 'width'\?"),
+        ("flat", {"rngs": 8}, r"option in net\.encoder_options of 'flat' 'rngs': known names: none"),
+        ("flat", {"observation_space": 8}, r"'observation_space': known names: none"),
+    ],
+)
+def test_unknown_names_are_refused(encoder, options, words):
+    with pytest.raises((ValueError, TypeError), match=words):
+        check_options("net", NetworkConfig(encoder=encoder, encoder_options=options))
+
+
+def broken(name):
+    """Returns an encoder that breaks the contract in one way."""
+
+    class Broken(Doubled):
+        def __init__(self, observation_space, *, rngs):
+            super().__init__(observation_space, rngs=rngs)
+            if name == "no width":
+                del self.num_features
+            elif name == "float width":
+                self.num_features = 3.0
+            elif name == "statistics":
+                self.norm = nnx.BatchNorm(3, rngs=rngs)
+            elif name == "array":
+                self.scale = jnp.ones(3)
+            elif name == "fails":
+                raise KeyError("no such thing")
+
+        def __call__(self, obs):
+            if name == "one axis":
+                return jnp.einsum("nf,fk->nk", obs, self.layer.kernel[...])
+            features = super().__call__(obs)
+            return features[..., :2] if name == "other width" else features
+
+    return Broken
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("no width", r"must set num_features, the width of what it returns \(a whole number, not None\)"),
+        ("float width", r"must set num_features, .* not 3\.0\)"),
+        ("statistics", r"norm\.mean is of the kind BatchStat; only nnx\.Param is kept and trained"),
+        ("array", r"scale is of the kind .*Array; only nnx\.Param"),
+        ("fails", r"with encoder_options \{\}: 'no such thing'"),
+        ("one axis", r"fails on observations with leading axes \(2, 3\)"),
+        ("other width", r"returns \(4, 2\) for observations with leading axes \(4,\); must return \(4, 3\)"),
+    ],
+)
+def test_who_breaks_the_contract_is_told(names, name, words):
+    register_encoder("broken", broken(name))
+    with pytest.raises(TypeError, match=r"net\.encoder 'broken'.*" + words):
+        check_encoder("net", NetworkConfig(encoder="broken"), Box(shape=(2,)))
+    with pytest.raises(TypeError, match=r"policies\.agent\.network\.encoder 'broken'"):
+        make_learner(tiny_config("probe_signal", {"agent": PolicyConfig(network=NetworkConfig(encoder="broken"))}))
+
+
+@pytest.mark.parametrize(
+    ("encoder", "options", "words"),
+    [
+        ("deep_sets", {"pool": "men"}, r"unknown pool 'men': did you mean 'mean'\?"),
+        ("deep_sets", {"depth": 0}, r"depth = 0: must be at least 1"),
+        ("deep_sets", {"width": 1.5}, r"width = 1\.5: must be a whole number"),
+        ("deep_sets", {"split": "nowhere:split"}, r"encoder_options\.split 'nowhere:split': No module named"),
+        ("attention", {"num_heads": 3}, r"num_heads = 3: must be a divisor of width = 64"),
+        ("attention", {"num_heads": 0}, r"num_heads = 0: must be at least 1"),
+    ],
+)
+def test_wrong_options_of_sets_are_refused(encoder, options, words):
+    with pytest.raises(TypeError, match=re.escape(f"net.encoder {encoder!r}") + ".*" + words):
+        check_encoder("net", NetworkConfig(encoder=encoder, encoder_options=options), SPACE)
+
+
+def test_a_set_is_refused_where_the_observation_is_none():
+    with pytest.raises(TypeError, match=r"length of an observation = 2: must be 7 for each other agent, and 1 more"):
+        check_encoder("net", NetworkConfig(encoder="deep_sets"), Box(shape=(2,)))
+
+
+def test_sets_must_see_raw_numbers():
+    """Shifted by a mean, the zeros that tell who is absent would be none."""
+    policy = PolicyConfig(network=NetworkConfig(encoder="attention"), normalize_observation=True)
+    with pytest.raises(
+        ValueError, match=r"policies\.agent\.normalize_observation = True: must be false with .*attention"
+    ):
+        make_learner(tiny_config("probe_signal", {"agent": policy}))

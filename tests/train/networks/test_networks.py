@@ -1,0 +1,161 @@
+"""Networks: what they see of an observation, and which parameters feel which loss."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from wdjax import Box, Dict, Discrete, MultiDiscrete
+from wdjax.train import NetworkConfig
+from wdjax.train.networks.actor_critic import ActorCritic, split_mask
+from wdjax.train.networks.distributions import Categorical, Gaussian
+from wdjax.train.networks.encoders import encode, encoded_size
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+FORM = Dict({
+    "b": Box(-1.0, 1.0, (2, 2)), "action_mask": MultiDiscrete((2, 2)), "a": Discrete(3), "c": MultiDiscrete((2, 3)),
+    "inner": Dict({"x": Box(0.0, 9.0)}),
+})  # fmt: skip
+FILLED = {
+    "a": jnp.array(2), "b": jnp.array([[1.0, 2.0], [3.0, 4.0]]), "c": jnp.array([1, 0]), "inner": {"x": jnp.array(7.0)},
+}  # fmt: skip
+ROW = [1, 2, 3, 4, 0, 0, 1, 0, 1, 1, 0, 0, 7]  # in the order of the space; one-hot where discrete; no mask
+
+
+def test_encode_by_hand():
+    np.testing.assert_array_equal(encode(FORM, FILLED), ROW)
+    assert encoded_size(FORM) == len(ROW)
+
+
+def test_encode_keeps_leading_axes():
+    many = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (5, 3, *leaf.shape)), FILLED)
+    np.testing.assert_array_equal(encode(FORM, many), np.broadcast_to(np.array(ROW, np.float32), (5, 3, len(ROW))))
+
+
+def test_encode_turns_integers_to_floats():
+    assert encode(Box(0, 9, (2,), jnp.int32), jnp.array([1, 2])).dtype == jnp.float32
+
+
+@pytest.mark.parametrize("space", [Discrete(4), MultiDiscrete((2, 2)), Box(shape=(4,)), Box(shape=(2, 2))])
+def test_encoded_size_of_each_kind(space):
+    assert encoded_size(space) == 4
+
+
+def test_mask_is_split_off():
+    seen, mask = split_mask({"x": 1, "action_mask": 2})
+    assert seen == {"x": 1}
+    assert mask == 2
+    for obs in ({"x": 1}, jnp.ones(3)):
+        assert split_mask(obs) == (obs, None) or split_mask(obs)[1] is None
+
+
+CHOICES = Categorical((2, 3), scalar=False)
+
+
+def make(distribution=CHOICES, **changes):
+    network = ActorCritic(Box(shape=(4,)), distribution, NetworkConfig(**changes), rngs=nnx.Rngs(0))
+    graphdef, params = nnx.split(network, nnx.Param)
+    return jax.jit(lambda params, obs: nnx.merge(graphdef, params)(obs)[:2]), params
+
+
+def moved_by(part, apply, params):
+    """Returns the names of the parameters that the sum of the outputs (0) or the value (1) depends on."""
+    obs = jnp.linspace(-1, 1, 4)
+    gradient = jax.jit(jax.grad(lambda params: jnp.sum(jnp.sin(apply(params, obs)[part]))))(params)
+    return {path[0] for path, leaf in nnx.to_flat_state(gradient) if jnp.any(leaf[...] != 0)}
+
+
+def test_shared_trunk_feels_both_losses():
+    apply, params = make(hidden_sizes=(8,))
+    assert moved_by(0, apply, params) == {"trunk", "policy_head"}
+    assert moved_by(1, apply, params) == {"trunk", "value_head"}
+
+
+def test_separate_trunks_feel_one_loss_each():
+    apply, params = make(hidden_sizes=(8,), shared_trunk=False)
+    assert moved_by(0, apply, params) == {"trunk", "policy_head"}
+    assert moved_by(1, apply, params) == {"value_trunk", "value_head"}
+
+
+def test_shapes():
+    apply, params = make(hidden_sizes=(8, 6))
+    outputs, value = apply(params, jnp.ones((5, 3, 4)))
+    assert outputs.shape == (5, 3, 5)
+    assert value.shape == (5, 3)
+
+
+def test_no_hidden_layer_is_linear():
+    apply, params = make(hidden_sizes=())
+    obs = jnp.linspace(-1, 1, 4)
+    np.testing.assert_allclose(apply(params, 3 * obs)[0], 3 * apply(params, obs)[0], rtol=1e-5)
+
+
+def test_orthogonal_start_makes_every_action_about_equally_likely():
+    apply, params = make(hidden_sizes=(64,))
+    probability = jax.nn.softmax(apply(params, jnp.ones(4))[0][2:])
+    np.testing.assert_allclose(probability, 1 / 3, atol=0.02)
+
+
+def test_deviations_are_free_parameters_that_start_at_1():
+    apply, params = make(Gaussian(2, (2,)), hidden_sizes=(8,))
+    for obs in (jnp.zeros(4), jnp.ones(4)):
+        np.testing.assert_array_equal(apply(params, obs)[0][2:], 0)  # log deviation
+    params["free"][...] = jnp.array([0.5, -0.5])
+    np.testing.assert_array_equal(apply(params, jnp.ones((3, 4)))[0][:, 2:], [[0.5, -0.5]] * 3)
+
+
+@pytest.mark.parametrize("activation", ["relu", "tanh", "gelu", "silu"])
+def test_activation(activation):
+    apply, params = make(hidden_sizes=(4,), activation=activation)
+    params["trunk"]["mlp"]["layer_0"]["kernel"][...] = jnp.eye(4)
+    params["value_head"]["kernel"][...] = jnp.array([[1.0], [0], [0], [0]])
+    expected = {"relu": 0, "tanh": np.tanh(-0.5), "gelu": -0.1542, "silu": -0.5 / (1 + np.exp(0.5))}[activation]
+    np.testing.assert_allclose(apply(params, jnp.full(4, -0.5))[1], expected, atol=1e-3)
+
+
+def kernels(initializer):
+    """Returns (the hidden layer [4, 64], the policy head [64, 5], the value head [64, 1]) of a new network."""
+    params = make(hidden_sizes=(64,), initializer=initializer)[1]
+    assert np.all(np.asarray(params["trunk"]["mlp"]["layer_0"]["bias"][...]) == 0)
+    parts = (params["trunk"]["mlp"]["layer_0"], params["policy_head"], params["value_head"])
+    return [np.asarray(part["kernel"][...]) for part in parts]
+
+
+def test_orthogonal_initializer_and_its_gains():
+    hidden, policy, value = kernels("orthogonal")
+    np.testing.assert_allclose(hidden @ hidden.T, 2 * np.eye(4), atol=1e-5)  # gain sqrt(2)
+    np.testing.assert_allclose(policy.T @ policy, 1e-4 * np.eye(5), atol=1e-8)
+    np.testing.assert_allclose(value.T @ value, [[1]], atol=1e-5)
+
+
+@pytest.mark.parametrize(("initializer", "deviation"), [
+    ("xavier", lambda inputs, outputs: np.sqrt(2 / (inputs + outputs))), ("lecun", lambda inputs, _: inputs**-0.5),
+])  # fmt: skip
+def test_initializer(initializer, deviation):
+    for kernel in kernels(initializer):
+        expected = deviation(*kernel.shape)
+        np.testing.assert_allclose(kernel.std(), expected, rtol=0.25)
+        if initializer == "xavier":  # uniform
+            assert np.abs(kernel).max() <= np.sqrt(3) * expected * (1 + 1e-6)
+
+
+def test_bfloat16_rounds_the_hidden_layers_and_nothing_else():
+    def made(dtype):
+        config = NetworkConfig(hidden_sizes=(16, 16), activation="tanh", compute_dtype=dtype)
+        return ActorCritic(Box(-1.0, 1.0, (5,)), CHOICES, config, rngs=nnx.Rngs(jax.random.key(0)))
+
+    exact, rounded = made("float32"), made("bfloat16")
+    obs = jax.random.normal(jax.random.key(1), (7, 5))
+    exact_outputs, rounded_outputs = exact(obs)[:2], rounded(obs)[:2]
+    for ours, theirs in zip(rounded_outputs, exact_outputs, strict=True):
+        assert ours.dtype == theirs.dtype == jnp.float32
+        error = float(jnp.max(jnp.abs(ours - theirs)))
+        assert 0 < error < 0.02 * max(1.0, float(jnp.max(jnp.abs(theirs))))
+    state = nnx.state(rounded, nnx.Param)
+    grads = jax.grad(lambda state: jnp.sum(nnx.merge(nnx.graphdef(rounded), state)(obs)[1]))(state)
+    parameters = nnx.to_pure_dict(state), nnx.to_pure_dict(grads)
+    assert {leaf.dtype for leaf in jax.tree.leaves(parameters)} == {jnp.dtype("float32")}
+    hidden = rounded.trunk.mlp.layer_1(rounded.trunk.mlp.activation(rounded.trunk.mlp.layer_0(obs)))
+    assert hidden.dtype == jnp.bfloat16

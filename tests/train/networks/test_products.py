@@ -1,0 +1,74 @@
+"""Products, against NumPy in float64 and against what XLA makes of the plain ones."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from wdjax.train.networks.linear import FEW_PRODUCTS, HEAD, product
+
+LAYERS = {
+    "a head": ((7, 3), 16, 16 // HEAD),
+    "the head of one output": ((5,), 6, 1),
+    "few rows": ((7, 3), 6, 4),
+    "one row": ((), 6, 4),
+    "no rows": ((0,), 6, 4),
+    "many rows": ((FEW_PRODUCTS // 128 + 1,), 8, 16),
+}
+
+
+@pytest.mark.parametrize("case", LAYERS)
+def test_product_and_its_gradients(case):
+    leading, num_inputs, num_outputs = LAYERS[case]
+    keys = jax.random.split(jax.random.key(0), 3)
+    shapes = ((*leading, num_inputs), (num_inputs, num_outputs), (*leading, num_outputs))
+    inputs, kernel, cotangent = (jax.random.normal(key, shape) for key, shape in zip(keys, shapes, strict=True))
+    layer = nnx.Linear(num_inputs, num_outputs, use_bias=False, dot_general=product, rngs=nnx.Rngs(0))
+    graph = nnx.graphdef(layer)
+
+    def apply(inputs, kernel):
+        return nnx.merge(graph, nnx.State({"kernel": nnx.Param(kernel)}))(inputs)
+
+    @jax.jit
+    def both(inputs, kernel):
+        outputs, back = jax.vjp(apply, inputs, kernel)
+        return outputs, *back(cotangent)
+
+    x, w, d = (np.asarray(array, np.float64) for array in (inputs, kernel, cotangent))
+    rows, d_rows = x.reshape(-1, num_inputs), d.reshape(-1, num_outputs)
+    expected = x @ w, d @ w.T, rows.T @ d_rows
+    for array, right in zip(both(inputs, kernel), expected, strict=True):
+        assert array.shape == right.shape
+        np.testing.assert_allclose(array, right, rtol=1e-4, atol=1e-4 * max(np.abs(right).max(initial=0), 1))
+
+
+@pytest.mark.parametrize("case", ["a head", "few rows"])
+def test_the_gradient_keeps_its_form(case):
+    """Speed alone is what the form is for, but that XLA undoes it would be seen nowhere else."""
+    _, num_inputs, num_outputs = LAYERS[case]
+    inputs, kernel = jnp.ones((32, num_inputs)), jnp.ones((num_inputs, num_outputs))
+    numbers = (((1,), (0,)), ((), ()))
+
+    def weighed(times):
+        return jax.jit(jax.grad(lambda kernel: jnp.sum(jnp.tanh(times(inputs, kernel, numbers)))))
+
+    assert sums_over_rows(weighed(jax.lax.dot_general), kernel)
+    assert not sums_over_rows(weighed(product), kernel)
+
+
+def sums_over_rows(function, kernel):
+    """Returns the products of a program that are like a kernel, and sums over the first axis of what is on the left."""
+    lines = function.lower(kernel).compile().as_text().splitlines()
+    like = "f32[" + ",".join(map(str, kernel.shape)) + "]"
+    return [line for line in lines if f"{like}{{1,0}} dot(" in line and "lhs_contracting_dims={0}" in line]
+
+
+def test_product_under_vmap_and_forward_mode():
+    inputs = jax.random.normal(jax.random.key(1), (2, 7, 6))
+    kernels = jax.random.normal(jax.random.key(2), (2, 6, 4))
+    times = lambda inputs, kernel: product(inputs, kernel, (((1,), (0,)), ((), ())))  # noqa: E731
+    np.testing.assert_allclose(jax.vmap(times)(inputs, kernels), np.einsum("bri,bio->bro", inputs, kernels), rtol=1e-5)
+    _, tangent = jax.jvp(times, (inputs[0], kernels[0]), (inputs[1], kernels[1]))
+    right = np.asarray(inputs[1]) @ np.asarray(kernels[0]) + np.asarray(inputs[0]) @ np.asarray(kernels[1])
+    np.testing.assert_allclose(tangent, right, rtol=1e-4, atol=1e-5)

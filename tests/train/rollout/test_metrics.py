@@ -1,0 +1,147 @@
+"""What a run reports: every name is in the table of rollout/metrics.py, and the numbers of the clock are by hand."""
+
+import dataclasses
+import math
+import re
+
+import jax
+import numpy as np
+import pytest
+from probes import NETWORK, tiny_config, tiny_policy
+from reference_on_policy import deviation_along
+
+from wdjax.train import PolicyConfig, Trainer, make_learner
+from wdjax.train.config.schema import DDPGConfig
+from wdjax.train.rollout import metrics
+from wdjax.train.state.rows import Rows
+from wdjax.train.storage.metrics_log import summarize
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+
+def table():
+    """Returns the names in the table of rollout/metrics.py, of a policy's metrics without the policy."""
+    names = set()
+    for line in metrics.__doc__.splitlines():
+        if re.match(r" {4}\S", line) and not line.startswith("    name  "):
+            first, *others = re.split("  +", line.strip().removeprefix("POLICY/"))[0].split(", ")
+            names.add(first)
+            for other in others:  # "reward_mean, _min" and "episode_length, _min" are both short for two names
+                stem = first.rpartition("_")[0] if first.endswith("_mean") else first
+                names.add(stem + other if other.startswith("_") else other)
+    return names
+
+
+def reported(env, policies, **changes):
+    """Returns the names that one update reports, and those of a policy without the policy; nothing is computed."""
+    learner = make_learner(tiny_config(env, policies, **changes))
+    state = jax.eval_shape(learner.init, jax.random.key(0))
+    shapes = jax.eval_shape(learner.update, state)[1]
+    assert all(shape.shape == () for shape in shapes.values())
+    return {re.sub(r"/\d+$", "/i", name.removeprefix("agent/").removeprefix("tagger/")) for name in shapes}
+
+
+def test_the_table_has_every_metric_and_no_other():
+    options = {"neg_pos_env_ratio": 1.0, "normalize_reward": True, "normalize_advantage": True}
+    ppo = tiny_policy("PPO", past_selves=1, **options)
+    ddpg = PolicyConfig(algorithm="DDPG", network=NETWORK, ddpg=DDPGConfig(buffer_size=64, warmup=8, batch_size=8))
+    names = reported("pendulum", {"agent": ddpg})
+    names |= reported("tag_gridworld", {"tagger": ppo, "agent": tiny_policy("A2C", agents=("runner",))})
+    listed = table()
+    of_env = {"episode_tags": "episode_X", "time_to_tag": "NAME of `Env.info_ratios`"}
+    assert {of_env.get(name, name) for name in names} == listed
+    assert {*of_env} < names
+
+
+def test_the_clock_of_a_chunk_by_hand(tmp_path):
+    policies = {"clerk": tiny_policy("A2C"), "pilot": tiny_policy("A2C", trainable=False)}  # 3 and 2 agents
+    config = dataclasses.replace(tiny_config("probe_shop", policies), total_env_steps=48 * 20, best_metric="none")
+    trainer = Trainer(config, tmp_path / "run", quiet=True)
+    trainer._compile_seconds = 1.5
+    row = trainer._row(20, 10, 2.0, {"episodes": np.zeros(10)})
+    assert row == {
+        "updates": 20, "env_steps": 960, "seconds": 2.0, "seconds_per_update": 0.2, "compile_seconds": 1.5,
+        "env_steps_per_second": 240.0, "agent_steps_per_second": 1200.0, "episodes": 0,
+    }  # fmt: skip
+
+
+def test_extremes_of_a_component_are_those_of_the_chunk():
+    rows = {"episodes": [0, 0], "a/action_max/0": [1.0, 3.0], "a/action_min/1": [1.0, -math.inf], "a/x/1": [1.0, 3.0]}
+    assert summarize(rows) == {"episodes": 0, "a/action_max/0": 3.0, "a/action_min/1": None, "a/x/1": 2.0}
+
+
+# --- a rollout: 3 steps of 2 replicas with 2 agents; in the first, one is out after a step, the other after two ---
+
+LIVE = np.ones((3, 2, 2), bool)
+LIVE[1:, 0, 0] = LIVE[2, 0, 1] = False
+measure = jax.jit(metrics.rollout_metrics)
+
+
+@pytest.fixture(scope="module")
+def rollout_numbers():
+    """Returns (arrays [3, 2, 2] by name, what rollout_metrics says of them); the dead rows are full of garbage."""
+    rng = np.random.default_rng(0)
+    names = ("reward", "value", "advantage", "first", "second")
+    garbage = np.broadcast_to(np.array([0.0, 1e6, -1e6])[:, None, None], LIVE.shape)
+    drawn = {name: np.where(LIVE, rng.normal(size=LIVE.shape) + i, garbage) for i, name in enumerate(names)}
+    drawn = {name: values.astype(np.float32) for name, values in drawn.items()}
+    action = np.stack([drawn["first"], drawn["second"]], axis=-1)
+    rows = Rows(None, action, drawn["reward"], terminated=~LIVE, live=LIVE, value=drawn["value"])
+    target = drawn["value"] + drawn["advantage"]
+    return {**drawn, "target": target}, measure(rows, drawn["advantage"], target)
+
+
+def test_updates_without_a_number_are_left_out_of_a_chunk():
+    """A policy all of whose agents were out, TD3's actor between its steps: NaN, and not a dilution."""
+    nan = math.nan
+    metrics = {
+        "episodes": [0, 1], "a/live_fraction": [0.0, 0.5], "a/value_mean": [nan, 3.0], "a/loss": [nan, 2.0],
+        "a/reward_min": [nan, -1.0], "a/actor_loss": [nan, nan], "a/bad": [math.inf, 1.0],
+    }  # fmt: skip
+    assert summarize(metrics) == {
+        "episodes": 1, "a/live_fraction": 0.25, "a/value_mean": 3.0, "a/loss": 2.0, "a/reward_min": -1.0,
+        "a/actor_loss": None, "a/bad": None,
+    }  # fmt: skip
+
+
+def test_rollout_metrics_are_those_of_the_live_rows(rollout_numbers):
+    arrays, ours = rollout_numbers
+    kept = {name: values[LIVE].astype(np.float64) for name, values in arrays.items()}
+    for name, expected in {
+        "reward_mean": kept["reward"].mean(), "reward_min": kept["reward"].min(), "reward_max": kept["reward"].max(),
+        "value_mean": kept["value"].mean(), "return_mean": kept["target"].mean(), "live_fraction": 9 / 12,
+        "advantage_mean": kept["advantage"].mean(), "advantage_std": kept["advantage"].std(),
+        "explained_variance": 1 - kept["advantage"].var() / kept["target"].var(),
+    }.items():  # fmt: skip
+        np.testing.assert_allclose(ours[name], expected, rtol=1e-4, err_msg=name)
+
+
+def test_action_deviations_are_means_over_the_places_with_a_live_row(rollout_numbers):
+    arrays, ours = rollout_numbers
+    for i, component in enumerate(("first", "second")):
+        for axis, name in enumerate(("time", "envs", "agents")):
+            exact = deviation_along(arrays[component].astype(np.float64), LIVE, axis)
+            np.testing.assert_allclose(ours[f"action_std_{name}/{i}"], exact, rtol=1e-4)
+
+
+def test_metrics_of_a_rollout_of_nobody_are_nan():
+    ones = np.ones(LIVE.shape, np.float32)
+    rows = Rows(None, np.stack([ones, ones], axis=-1), ones, LIVE, live=np.zeros(LIVE.shape, bool), value=ones)
+    ours = measure(rows, ones, ones)
+    assert ours.pop("live_fraction") == 0
+    assert np.all(np.isnan(list(ours.values())))
+
+
+def test_explained_variance_is_not_below_minus_1():
+    live, ones = np.ones(LIVE.shape, bool), np.ones(LIVE.shape, np.float32)
+    value, target = ([[[9]], [[-9]], [[0]]] * ones, [[[0]], [[1]], [[0]]] * ones)
+    rows = Rows(None, np.stack([value, value], axis=-1), value, ~live, live, value=value)
+    assert measure(rows, target - value, target)["explained_variance"] == -1
+    np.testing.assert_allclose(measure(rows, 0 * value, target)["explained_variance"], 1)
+
+
+@pytest.mark.parametrize(("name", "expected"), [("action_mean", 3.0), ("action_min/0", -2.0), ("action_max/1", 9.0)])
+def test_ranges_of_actions_by_hand(name, expected):
+    action = np.array([[-2.0, 9.0], [1.0, 4.0], [-50.0, 50.0]], np.float32).reshape(3, 1, 1, 2)
+    live = np.array([True, True, False]).reshape(3, 1, 1)
+    assert metrics.action_ranges(action, live)[name] == expected

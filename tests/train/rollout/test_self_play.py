@@ -1,0 +1,362 @@
+"""Self-play: the pool of earlier selves, who plays where, and who learns from what."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from box_probes import tiny_ddpg
+from probes import NETWORK, tiny_config, tiny_policy
+
+from wdjax import Box
+from wdjax.train import make_learner, with_hypers
+from wdjax.train.rollout.scan import rollout
+from wdjax.train.rollout.self_play import (
+    NOBODY,
+    PRESENT,
+    draw_selves,
+    learned_from,
+    new_pool,
+    remember,
+    take_over,
+    what_acting_reads,
+)
+from wdjax.train.state.normalization import Normalizer, observation_statistics
+from wdjax.train.state.state import Memory, PolicyState
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+KEY = jax.random.key(5)
+BLOCKS = 4  # of 2 replicas each
+
+
+def self_of(number):
+    """Returns what has learned nothing but its number."""
+    normalizer = Normalizer(observation_statistics(Box(shape=(2,))), None)
+    state = PolicyState({"w": jnp.full(2, float(number))}, {"momentum": jnp.ones(2)}, normalizer)
+    return state.replace(gradient_steps=jnp.int32(number))
+
+
+def test_the_oldest_snapshot_is_written_over_by_hand():
+    """Three places, a snapshot every two updates; the parameters after update n are n."""
+    state = self_of(0)
+    state = state.replace(past=new_pool(state, 3))
+    step = jax.jit(remember, static_argnames="every")
+    pools, memory = [], Memory(None, None, member=jnp.array([PRESENT, 0, 1, 2]))
+    players = []
+    for n in range(1, 11):
+        state = self_of(n).replace(past=state.past)
+        state, after = step(state, memory, jnp.int32(n), every=2)
+        players.append(after.member.tolist())
+        np.testing.assert_array_equal(state.params["w"], n)
+        np.testing.assert_array_equal(state.past.gradient_steps, state.past.params["w"][:, 0])
+        pools.append(state.past.params["w"][:, 1].tolist())
+    assert pools == [
+        [0, 0, 0], [2, 0, 0], [2, 0, 0], [2, 4, 0], [2, 4, 0], [2, 4, 6], [2, 4, 6], [8, 4, 6], [8, 4, 6], [8, 10, 6]
+    ]  # fmt: skip
+    same, first, second, third = [-1, 0, 1, 2], [-1, NOBODY, 1, 2], [-1, 0, NOBODY, 2], [-1, 0, 1, NOBODY]
+    assert players == [same, first, same, second, same, third, same, first, same, second]  # whose place is taken
+
+
+def test_a_pool_holds_what_acting_reads():
+    pool = new_pool(self_of(3), 2)
+    assert pool.opt_state is None
+    assert pool.past is None
+    assert pool.normalizer.obs.mean.shape == (2, 2)
+    np.testing.assert_array_equal(pool.params["w"], [[3, 3], [3, 3]])
+
+
+def drawn(fraction, num_blocks, key=KEY, size=3):
+    state = self_of(9)
+    pool = jax.tree.map(lambda *leaves: jnp.stack(leaves), *[what_acting_reads(self_of(i)) for i in range(size)])
+    draw = jax.jit(draw_selves, static_argnames="num_blocks")
+    return draw(state.replace(past=pool), jnp.float32(fraction), key, num_blocks=num_blocks)
+
+
+def test_who_plays_in_a_block_comes_from_the_key_and_the_block():
+    selves = drawn(0.6, 8)
+    for block in range(8):
+        coin_key, place_key = jax.random.split(jax.random.fold_in(KEY, block))
+        earlier = jax.random.uniform(coin_key) < 0.6
+        member = jax.random.randint(place_key, (), 0, 3) if earlier else PRESENT
+        assert selves.member[block] == member
+        np.testing.assert_array_equal(selves.learned.params["w"][block], member if earlier else 9)
+        assert selves.learned.gradient_steps[block] == (member if earlier else 9)
+    assert len(set(selves.member.tolist())) == 4  # all of them and the present one
+    np.testing.assert_array_equal(drawn(0.6, 4).member, selves.member[:4])
+
+
+def test_how_often_who_plays():
+    assert set(drawn(0.0, 512).member.tolist()) == {PRESENT}
+    share = np.bincount(drawn(1.0, 4096).member + 1, minlength=4) / 4096
+    np.testing.assert_allclose(share, [0, 1 / 3, 1 / 3, 1 / 3], atol=0.03)
+    share = np.bincount(drawn(0.3, 4096).member + 1, minlength=4) / 4096
+    np.testing.assert_allclose(share, [0.7, 0.1, 0.1, 0.1], atol=0.03)
+
+
+def test_nothing_is_carried_over_where_another_self_takes_over():
+    selves = drawn(0.6, 4).replace(member=jnp.array([PRESENT, 1, 1, 2]))
+    carry = (jnp.ones((8, 3, 2)), None)
+    before = Memory(carry, jnp.ones((8, 3)), member=jnp.array([PRESENT, PRESENT, 1, 1]))
+    after = take_over(before, selves)
+    np.testing.assert_array_equal(after.carry[0][:, 2, 1], [1, 1, 0, 0, 1, 1, 0, 0])
+    np.testing.assert_array_equal(after.member, selves.member)
+    np.testing.assert_array_equal(after.discounted_return, 1)
+    live = jnp.ones((8, 3), bool).at[1, 2].set(False)
+    np.testing.assert_array_equal(learned_from(live, selves), live & (jnp.arange(8) < 2)[:, None])
+
+
+# --- in the learner: one player with a memory and earlier selves, beside one that has none ---
+
+
+def leaver_config(first=None, second=None, env="probe_leaver", **changes):
+    """Four blocks of two replicas; episodes of 4 steps: every other rollout of 6 begins in the middle of one."""
+    network = dataclasses.replace(NETWORK, hidden_sizes=(), recurrent_size=3)
+    own = {"past_selves": 2, "past_selves_every": 2, "learning_rate": 0.02, "epochs": 1, "minibatches": 1}
+    first = first or tiny_policy("PPO", network=network, **own)
+    second = second or tiny_policy("A2C")
+    policies = {
+        "first": dataclasses.replace(first, agents=("player[0]",)),
+        "second": dataclasses.replace(second, agents=("player[1]",)),
+    }
+    return tiny_config(env, policies, **{"num_blocks": BLOCKS, "env_params": {"leave": 4}, **changes})
+
+
+@pytest.fixture(scope="module")
+def learner():
+    return make_learner(leaver_config())
+
+
+@pytest.fixture(scope="module")
+def states(learner):
+    """The states after 0 to 6 updates, and the metrics of each."""
+    states, rows = [learner.init(KEY)], []
+    for _ in range(6):
+        state, metrics = learner.update(states[-1])
+        states.append(state)
+        rows.append(metrics)
+    return states, rows
+
+
+@pytest.fixture(scope="module")
+def play(learner):
+    return jax.jit(functools.partial(rollout, learner.setup))
+
+
+@pytest.fixture(scope="module")
+def mixed(states, play):
+    """Returns (a state, what is played on from it, [N] bool: by an earlier self of the first player)."""
+    for state in states[0][2:]:
+        after, played = play(state, KEY)
+        earlier = np.repeat(np.asarray(after.memory["first"].member) != PRESENT, 2)
+        if 0 < earlier.sum() < 8:
+            return state, played, earlier
+    raise AssertionError("no rollout of both kinds")
+
+
+def assert_equal(a, b):
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+def assert_close(a, b):
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), a, b)
+
+
+def differ(a, b):
+    return any(jax.tree.leaves(jax.tree.map(lambda x, y: bool(jnp.any(x != y)), a, b)))
+
+
+def with_wish(state, action):
+    """Returns a state in whose pool every self wants nothing but one action."""
+    first = state.policies["first"]
+    params = jax.tree.map(jnp.zeros_like, first.past.params)
+    params["policy_head"]["bias"] = params["policy_head"]["bias"].at[:, action].set(50.0)
+    first = first.replace(past=first.past.replace(params=params))
+    return state.replace(policies={**state.policies, "first": first})
+
+
+def test_snapshots_are_the_policy_after_the_update(states):
+    params = [state.policies["first"].params for state in states[0]]
+    for num_updates, held in enumerate([(0, 0), (0, 0), (2, 0), (2, 0), (2, 4), (2, 4), (6, 4)]):
+        past = states[0][num_updates].policies["first"].past
+        assert past.opt_state is None
+        for place, snapshot in enumerate(held):
+            assert_equal(jax.tree.map(lambda leaf, i=place: leaf[i], past.params), params[snapshot])
+    assert states[0][0].policies["second"].past is None
+    assert states[0][0].memory["second"].member is None
+
+
+def test_each_rollout_draws_anew_who_plays(states):
+    members = np.stack([state.memory["first"].member for state in states[0]])
+    np.testing.assert_array_equal(members[0], PRESENT)
+    assert len(np.unique(members[1:], axis=0)) > 3
+    assert set(members[1:].ravel()) == {PRESENT, NOBODY, 0, 1}
+    assert [row["first/past_self_blocks"] for row in states[1]] == np.sum(members[1:] != PRESENT, axis=1).tolist()
+    assert "second/past_self_blocks" not in states[1][0]
+
+
+def test_rows_of_earlier_selves_are_not_live_for_their_policy_alone(mixed):
+    _, played, earlier = mixed
+    np.testing.assert_array_equal(played.rows["first"].live, np.broadcast_to(~earlier[None, :, None], (6, 8, 1)))
+    assert played.rows["second"].live.all()
+
+
+def test_earlier_selves_play_as_they_were(mixed, play):
+    state, played, earlier = mixed
+    for action in (0, 1):
+        rows = play(with_wish(state, action), KEY)[1].rows
+        np.testing.assert_array_equal(rows["first"].action[:, earlier], action)
+        assert_equal(rows["first"].action[:, ~earlier], played.rows["first"].action[:, ~earlier])
+        assert_equal(rows["second"], played.rows["second"])
+
+
+def test_nothing_is_learned_from_what_earlier_selves_play(learner, mixed):
+    state = mixed[0]
+    one, other = (learner.update(with_wish(state, action)) for action in (0, 1))
+    assert 0 < one[1]["first/past_self_blocks"] < BLOCKS
+    for name in ("first", "second"):
+        assert_equal(one[0].policies[name].params, other[0].policies[name].params)
+        assert differ(one[0].policies[name].params, state.policies[name].params)
+
+
+def test_the_memory_of_another_is_forgotten(states, play):
+    """Every other update begins in the middle of episodes: who plays on remembers, who takes over does not."""
+    seen = set()
+    for state in states[0][1::2]:
+        after, played = play(state, KEY)
+        changed = np.repeat(np.asarray(after.memory["first"].member != state.memory["first"].member), 2)
+        carry = played.first_carry["first"][0]
+        np.testing.assert_array_equal(np.any(carry != 0, axis=(1, 2)), ~changed)
+        assert_equal(carry[~changed], state.memory["first"].carry[0][~changed])
+        seen |= set(changed.tolist())
+    assert seen == {True, False}
+
+
+def test_the_probability_ratio_is_1_before_the_first_step(states):
+    """Also of rows that were played with a memory emptied at the start of the rollout."""
+    for row in states[1]:
+        assert abs(row["first/approx_kl"]) < 1e-6
+        assert row["first/clip_fraction"] == 0
+
+
+def test_where_they_play_everywhere_nothing_moves(learner, states):
+    before = states[0][2]
+    state, metrics = learner.update(with_hypers(before, **{"first.past_selves_fraction": 1.0}))
+    assert metrics["first/past_self_blocks"] == BLOCKS
+    first = [s.policies["first"] for s in (state, before)]
+    assert_equal((first[0].params, first[0].opt_state), (first[1].params, first[1].opt_state))
+    assert differ(state.policies["second"].params, before.policies["second"].params)
+
+
+def test_fraction_follows_its_schedule(learner):
+    steps = learner.config.env_steps_per_update
+    schedule = ((0.0, 0.0), (steps - 1.0, 0.0), (float(steps), 1 - 1e-6))
+    first = dataclasses.replace(learner.config.policies["first"], past_selves_fraction=schedule)
+    scheduled = make_learner(leaver_config(first))
+    _, metrics = scheduled.run(scheduled.init(KEY), num_updates=2)
+    assert metrics["first/past_self_blocks"].tolist() == [0, BLOCKS]
+
+
+@pytest.mark.slow
+def test_where_they_never_play_all_is_as_without_them(learner):
+    without = make_learner(leaver_config(dataclasses.replace(learner.config.policies["first"], past_selves=0)))
+    a, b = without.init(KEY), with_hypers(learner.init(KEY), **{"first.past_selves_fraction": 0.0})
+    with pytest.raises(ValueError, match=r"unknown hyperparameter 'first\.past_selves_fraction'"):
+        with_hypers(a, **{"first.past_selves_fraction": 0.5})
+    for _ in range(3):
+        (a, rows), (b, with_rows) = without.update(a), learner.update(b)
+        assert with_rows.pop("first/past_self_blocks") == 0
+        assert_equal((a.replicas, a.obs), (b.replicas, b.obs))
+        assert_close(rows, with_rows)
+    assert_close(a.policies["first"].params, b.policies["first"].params)
+
+
+@pytest.mark.slow
+def test_a_population_sweeps_how_often_they_play(learner):
+    fractions = [0.0, 0.5, 1.0]
+    together = jax.vmap(learner.init)(jnp.stack([KEY] * 3))
+    together = with_hypers(together, **{"first.past_selves_fraction": jnp.array(fractions)})
+    states, rows = jax.jit(jax.vmap(learner.update))(together)
+    blocks = rows["first/past_self_blocks"].tolist()
+    assert 0 == blocks[0] < blocks[1] < blocks[2] == BLOCKS
+    for i, fraction in enumerate(fractions):
+        alone, _ = learner.update(with_hypers(learner.init(KEY), **{"first.past_selves_fraction": fraction}))
+        mine = jax.tree.map(lambda leaf, i=i: leaf[i], states)
+        assert_equal((mine.replicas, mine.memory["first"].member), (alone.replicas, alone.memory["first"].member))
+        assert_close(mine.policies["first"].params, alone.policies["first"].params)
+
+
+# --- earlier selves of a DDPG policy ---
+
+
+@pytest.fixture(scope="module")
+def off_policy():
+    """A learner whose only earlier self is the one before the first gradient step, and its state after two updates."""
+    first = dataclasses.replace(tiny_ddpg(n_step=2, warmup=64), past_selves=1, past_selves_every=50)
+    second = dataclasses.replace(tiny_ddpg(), trainable=False)
+    learner = make_learner(leaver_config(first, second, "probe_box_leaver"))
+    state = with_hypers(learner.init(KEY), **{"first.past_selves_fraction": 0.0})
+    for _ in range(2):
+        state, _ = learner.update(state)
+    return learner, state
+
+
+def test_earlier_selves_add_no_rows_to_the_replay_buffer(off_policy):
+    """A block plays 6 steps in 2 replicas; the last of each waits in the buffer for the reward after it."""
+    learner, start = off_policy
+    np.testing.assert_array_equal(start.memory["first"].replay.ring.size, 2 * 12 - 2)
+    mixed, metrics = learner.update(with_hypers(start, **{"first.past_selves_fraction": 0.5}))
+    own = np.asarray(mixed.memory["first"].member) == PRESENT
+    assert 0 < own.sum() < BLOCKS
+    assert metrics["first/past_self_blocks"] == BLOCKS - own.sum()
+    assert metrics["first/live_fraction"] == own.mean()
+    later, _ = learner.update(with_hypers(mixed, **{"first.past_selves_fraction": 0.0}))
+    sizes = [state.memory["first"].replay.ring.size for state in (start, mixed, later)]
+    np.testing.assert_array_equal(sizes[1] - sizes[0], np.where(own, 12, 2))
+    np.testing.assert_array_equal(sizes[2] - sizes[1], np.where(own, 12, 10))
+    assert differ(mixed.policies["first"].params, start.policies["first"].params)
+
+
+def test_an_earlier_ddpg_self_acts_as_it_did(off_policy):
+    """Before its first gradient step it acted uniformly; the present one no longer does. Noise begins anew."""
+    learner, state = off_policy
+    play = jax.jit(functools.partial(rollout, learner.setup))
+    state = with_hypers(state, **{"first.ddpg.noise_scale": 0.0})
+    spread = []
+    for fraction in (0.0, 1.0):
+        after, played = play(with_hypers(state, **{"first.past_selves_fraction": fraction}), KEY)
+        spread.append(np.std(played.rows["first"].action))
+    assert after.memory["first"].member.tolist() == [0] * BLOCKS
+    assert spread[0] < 0.3
+    np.testing.assert_allclose(spread[1], 2 / np.sqrt(12), rtol=0.15)  # uniform in [-1, 1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"past_selves": -1}, r"policies\.first\.past_selves = -1: must be at least 0"),
+        ({"past_selves_every": 0}, r"policies\.first\.past_selves_every = 0: must be at least 1"),
+        ({"past_selves_fraction": 1.5}, r"policies\.first\.past_selves_fraction = 1\.5: must be .* below 1"),
+        ({"past_selves_fraction": float("nan")}, r"past_selves_fraction = nan: must be at least 0 and below 1"),
+        ({"past_selves_fraction": ((0.0, 0.5), (9.0, 1.0))}, r"past_selves_fraction = \(\(0\.0, 0\.5\), .* below 1"),
+        ({"past_selves_fraction": ((9.0, 0.5), (0.0, 0.5))}, r"past_selves_fraction = .*: must be sorted by env_step"),
+        ({"past_selves": 2, "trainable": False}, r"past_selves = 2: must be 0 where trainable is false"),
+    ],
+)
+def test_refusals(changes, words):
+    with pytest.raises(ValueError, match=words):
+        make_learner(leaver_config(tiny_policy("A2C", **changes)))
+
+
+def test_earlier_selves_need_another_policy():
+    alone = tiny_policy("A2C", past_selves=3)
+    with pytest.raises(ValueError, match=r"policies\.agent\.past_selves = 3: must be 0 where there is no other policy"):
+        make_learner(tiny_config("probe_signal", {"agent": alone}))
+
+
+@pytest.mark.slow
+def test_no_key_is_used_twice(learner):
+    with jax.debug_key_reuse(True):
+        learner.run(learner.init(KEY), num_updates=2)

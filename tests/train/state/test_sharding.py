@@ -1,0 +1,376 @@
+"""Several devices: the same random numbers as on one, and the same learning but for the order of float sums."""
+
+import dataclasses
+import functools
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec
+from probes import NETWORK, tiny_config, tiny_policy
+
+from wdjax.train import NetworkConfig, PolicyConfig, Trainer, evaluate, load_run, make_learner, read_metrics
+from wdjax.train.algorithms.on_policy.minibatches import shuffle
+from wdjax.train.algorithms.on_policy.update import choose_replicas
+from wdjax.train.config.schema import DDPGConfig
+from wdjax.train.devices.collectives import (
+    AXIS,
+    all_rows,
+    any_of,
+    average,
+    block_numbers,
+    largest,
+    num_shards,
+    own_rows,
+    side_by_side,
+    smallest,
+    total,
+)
+from wdjax.train.devices.statistics import masked_mean, masked_variance, normalize
+from wdjax.train.learner.validate import validate
+from wdjax.train.rollout.draws import step_keys
+from wdjax.train.rollout.metrics import episode_metrics
+from wdjax.train.state import sharding as devices_module
+from wdjax.train.state.normalization import new_statistics, update_statistics
+from wdjax.train.state.rows import Rollout
+from wdjax.train.state.sharding import choose_devices, lay_out, make_mesh, require_all_processes
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+KEY = jax.random.key(0)
+ON_FOUR = functools.partial(jax.shard_map, mesh=make_mesh(4), check_vma=False)
+SPLIT, WHOLE = PartitionSpec(AXIS), PartitionSpec()
+
+SIGNAL = {"by_match": 1.0, "constant": 0.5, "episode_length": 4, "time_limit": True}
+RECURRENT = NetworkConfig(hidden_sizes=(8,), activation="tanh", recurrent_size=4)
+REPLAY = DDPGConfig(
+    buffer_size=96, batch_size=16, warmup=96, updates_per_rollout=4, n_step=3, twin_critics=True, policy_delay=2,
+    target_noise=0.2,
+)  # fmt: skip
+
+QUICK = tiny_config("probe_signal", {"agent": tiny_policy("PPO")}, env_params=SIGNAL)
+# Adam divides a gradient by its size: where what the shop shows saturates a network, one that is nothing but rounding
+# would move a parameter by a whole step.
+CALM = {"optimizer": "sgd", "learning_rate": 0.1}
+# 16 replicas in 8 blocks: a block is more than one replica, a device holds one block or several
+WIDE = {"num_envs": 16, "num_blocks": 8}
+SEVERAL = {
+    "reset_pool": tiny_config("probe_leaver", {"player": tiny_policy("A2C")}, reset=5, **WIDE),
+    "early_stop": tiny_config("probe_signal", {"agent": tiny_policy("PPO", target_kl=1e-3, epochs=4)},
+                              env_params=SIGNAL, **WIDE),
+    "recurrent": tiny_config("probe_recall", {"agent": tiny_policy("PPO", network=RECURRENT)}, **WIDE),
+    "normalizers": tiny_config("probe_shop", {
+        "pilot": tiny_policy("PPO", normalize_observation=True, normalize_reward=True, **CALM),
+        "clerk": tiny_policy("A2C", normalize_observation=True, **CALM),
+    }, **WIDE),
+    "chosen_replicas": tiny_config("probe_shop", {
+        "pilot": tiny_policy("PPO", neg_pos_env_ratio=0.5, **CALM), "clerk": tiny_policy("A2C", trainable=False),
+    }, rollout_length=2, **WIDE),
+    "self_play": tiny_config("probe_shop", {
+        "pilot": tiny_policy("PPO", past_selves=2, past_selves_every=1, **CALM),
+        "clerk": tiny_policy("A2C", past_selves=1, past_selves_every=2, network=RECURRENT, **CALM),
+    }, **WIDE),
+    "replay": tiny_config("probe_pair", {
+        "pilot": PolicyConfig(algorithm="DDPG", network=NETWORK, normalize_observation=True, ddpg=REPLAY),
+        "clerk": tiny_policy("PPO"),
+    }, reset="fixed", **WIDE),
+}  # fmt: skip
+
+
+def plain(tree):
+    """Returns a tree as NumPy arrays, keys as their numbers."""
+    is_key = lambda leaf: jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)  # noqa: E731
+    return jax.tree.map(lambda leaf: np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf), tree)
+
+
+@functools.cache
+def three_updates(name, num_devices):
+    """Returns (learner, first state, state after 3 updates, metrics of each)."""
+    config = QUICK if name == "quick" else SEVERAL[name]
+    learner = make_learner(dataclasses.replace(config, devices=num_devices))
+    first = learner.init(KEY)
+    return learner, first, *learner.run(first, num_updates=3)
+
+
+def assert_same_run(name, num_devices):
+    _, first, last, metrics = three_updates(name, 1)
+    _, *others = three_updates(name, num_devices)
+    jax.tree.map(np.testing.assert_array_equal, plain(first), plain(others[0]))
+    mine, theirs = plain(last), plain(others[1])
+    whole_numbers = lambda tree: [leaf for leaf in jax.tree.leaves(tree) if leaf.dtype.kind in "iub"]  # noqa: E731
+    jax.tree.map(np.testing.assert_array_equal, whole_numbers(mine), whole_numbers(theirs))
+    near = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
+    for policy, learned in mine.policies.items():
+        jax.tree.map(near, learned.params, theirs.policies[policy].params)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), mine, theirs)
+    assert metrics.keys() == others[2].keys()
+    for key, values in metrics.items():
+        np.testing.assert_allclose(others[2][key], values, rtol=1e-4, atol=1e-5, err_msg=key)
+
+
+# --- the whole ---
+
+
+@pytest.mark.parametrize("num_devices", [2, *(pytest.param(number, marks=pytest.mark.slow) for number in (4, 8))])
+def test_learns_what_one_device_learns(num_devices):
+    assert_same_run("quick", num_devices)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_devices", [2, 4, 8])
+@pytest.mark.parametrize("name", SEVERAL)
+def test_every_option_learns_what_one_device_learns(name, num_devices):
+    assert_same_run(name, num_devices)
+
+
+def test_the_runs_of_these_tests_end_episodes_and_learn():
+    _, first, last, metrics = three_updates("quick", 1)
+    assert np.all(metrics["episodes"] > 0)
+    moved = jax.tree.map(lambda a, b: bool(np.any(a != b)), plain(first).policies, plain(last).policies)
+    assert all(jax.tree.leaves(moved["agent"].params))
+
+
+def test_what_is_learned_is_the_same_on_every_device_and_replicas_are_split():
+    learner, _, last, metrics = three_updates("quick", 2)
+    for leaf in jax.tree.leaves((last.policies, metrics)):
+        assert len(leaf.addressable_shards) == 2
+        for shard in leaf.addressable_shards:
+            np.testing.assert_array_equal(shard.data, leaf.addressable_shards[0].data)
+    for leaf in jax.tree.leaves((last.replicas, last.obs, last.live)):
+        assert {shard.data.shape[0] for shard in leaf.addressable_shards} == {learner.config.num_envs // 2}
+
+
+def test_one_device_runs_the_plain_program():
+    learner, first, *_ = three_updates("quick", 1)
+    text = learner.update.lower(first).as_text()
+    for word in ("all_reduce", "all_gather", "manual", AXIS):
+        assert word not in text
+    learner, first, *_ = three_updates("quick", 2)
+    text = learner.update.lower(first).as_text()
+    assert "all_reduce" in text
+    assert "all_gather" not in text
+
+
+def test_layout_has_a_place_for_every_part_of_the_state():
+    state = jax.eval_shape(make_learner(QUICK).init, KEY)
+    places = jax.tree.map(lambda place, part: jax.tree.map(lambda _: place, part), lay_out("split", "whole"), state)
+    assert {name for name in vars(places) if "split" in jax.tree.leaves(getattr(places, name))} == {
+        "replicas", "obs", "live"
+    }  # fmt: skip
+
+
+# --- the parts, by hand: on 4 devices with 2 rows each ---
+
+VALUES = np.array([1.0, 2.0, 6.0, 0.0, 5.0, 9.0, 9.0, 9.0], np.float32)
+LIVE = np.array([1, 1, 1, 0, 1, 0, 0, 0], bool)  # one device has none that is live, others one or two
+
+
+def on_four(function, *arguments, out=WHOLE):
+    """Calls a function with rows split over four devices."""
+    return jax.jit(ON_FOUR(function, in_specs=SPLIT, out_specs=out))(*arguments)
+
+
+def test_masked_mean_is_that_of_all_rows():
+    assert on_four(masked_mean, VALUES, LIVE) == 14 / 4
+    assert on_four(masked_mean, VALUES, np.zeros(8, bool)) == 0
+    expected = normalize(VALUES, LIVE)
+    np.testing.assert_allclose(on_four(normalize, VALUES, LIVE, out=SPLIT), expected, rtol=1e-6)
+
+
+def test_gradient_is_that_of_all_rows():
+    def sums(values, live):
+        own = jax.value_and_grad(lambda w: jnp.sum(jnp.where(live, (w * values) ** 2, 0.0)))(3.0)
+        return total({"own": own, "count": jnp.sum(live)})
+
+    # the squares are 1, 4, 36 and 25
+    assert on_four(sums, VALUES, LIVE) == {"own": pytest.approx((9 * 66, 6 * 66)), "count": 4}
+
+
+def test_variance_is_that_of_all_rows_also_far_from_0():
+    """A sum of squares less the square of the mean would lose all of it at a mean of 10,000."""
+    values = VALUES + 1e4
+    assert on_four(masked_variance, values, LIVE) == pytest.approx(np.var(values[LIVE].astype(float)), rel=1e-4)
+    assert on_four(masked_variance, values, np.zeros(8, bool)) == 0
+
+
+def test_statistics_merge_all_rows():
+    expected = update_statistics(new_statistics(), VALUES, LIVE)
+    found = on_four(lambda values, live: update_statistics(new_statistics(), values, live), VALUES, LIVE)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6), found, expected)
+
+
+def test_flags_and_sums_of_all_devices():
+    def facts(live):
+        return any_of(live), total(jnp.sum(live)), average(jnp.sum(live, dtype=jnp.float32)), jnp.int32(num_shards())
+
+    last = np.arange(8) == 7  # on the last device only
+    assert on_four(facts, last) == (True, 1, 0.25, 4)
+    assert on_four(facts, np.zeros(8, bool)) == (False, 0, 0, 4)
+    assert facts(last) == (True, 1, 1, 1)
+
+
+def test_what_devices_have_side_by_side_and_the_extremes_of_it():
+    def facts(values):
+        own = jnp.sum(values)
+        return side_by_side({"sum": own}), smallest(own), largest(own)
+
+    values = np.array([1, 2, -np.inf, 0, 4, 3, 9, np.nan], np.float32)
+    sums, *_ = on_four(facts, values)
+    np.testing.assert_array_equal([own["sum"] for own in sums], [3, -np.inf, 7, np.nan])
+    values[-1] = 0
+    assert on_four(facts, values)[1:] == (-np.inf, 9)
+    assert facts(VALUES)[1:] == (41, 41)
+
+
+def test_episodes_are_those_of_all_devices():
+    @jax.jit
+    @functools.partial(ON_FOUR, in_specs=PartitionSpec(None, AXIS), out_specs=WHOLE)
+    def metrics(over, length):
+        return episode_metrics(Rollout({}, {}, {}, {}, over, {}, length, {"tags": 2 * length}), {})
+
+    over, length = np.array([[0, 0, 0, 0, 0, 1, 0, 1]], bool), np.arange(8)[None]
+    expected = {"episodes": 2, "episode_length": 6, "episode_length_min": 5, "episode_length_max": 7,
+                "episode_length_std": 1, "episode_tags": 12}  # fmt: skip
+    assert metrics(over, length) == expected
+    nothing = metrics(np.zeros_like(over), length)
+    assert nothing.pop("episodes") == 0
+    assert np.isnan(list(nothing.values())).all()
+
+
+def test_rows_there_and_back():
+    rows = np.arange(8)
+    np.testing.assert_array_equal(on_four(all_rows, rows), rows)
+    np.testing.assert_array_equal(on_four(lambda x: own_rows(all_rows(x)), rows, out=SPLIT), rows)
+
+
+def test_blocks_keep_their_numbers_and_keys():
+    np.testing.assert_array_equal(jax.jit(ON_FOUR(lambda: block_numbers(2), in_specs=(), out_specs=SPLIT))(), range(8))
+    draw = lambda num_blocks: jax.random.key_data(step_keys(KEY, 3, 2, num_blocks))  # noqa: E731
+    found = ON_FOUR(functools.partial(draw, 2), in_specs=(), out_specs=PartitionSpec(None, None, AXIS))
+    np.testing.assert_array_equal(jax.jit(found)(), draw(8))
+
+
+def test_minibatches_take_the_rows_that_they_take_on_one_device():
+    steps, replicas, agents = 3, 8, 2
+    shape = (steps, replicas, agents)
+    rows = np.arange(48).reshape(shape)  # the number that a row has in the whole rollout
+
+    def take(rows):
+        return rows.reshape(-1)[shuffle(KEY, rows.shape, 2, 2)]
+
+    found = jax.jit(ON_FOUR(take, in_specs=PartitionSpec(None, AXIS), out_specs=PartitionSpec(None, AXIS)))(rows)
+    np.testing.assert_array_equal(found, shuffle(KEY, shape, 8, 2))
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.5, 2.0])
+def test_replicas_are_chosen_among_all(ratio):
+    positive = np.zeros(16, bool)
+    positive[[0, 1, 3, 9]] = True  # the devices have 3, 0, 1 and 0
+    usable = ~np.isin(np.arange(16), [2, 14])
+    found = on_four(lambda *flags: choose_replicas(KEY, *flags, ratio, 2), positive, usable, out=SPLIT)
+    assert found.sum() == 4 + int(4 * ratio)
+    np.testing.assert_array_equal(found, choose_replicas(KEY, positive, usable, ratio, 8))
+
+
+# --- how many ---
+
+
+def test_a_cpu_counts_as_one_device():
+    assert choose_devices(QUICK) == 1
+
+
+DEVICES_BLOCKS_CHOSEN = [(1, 8, 1), (8, 8, 8), (6, 8, 4), (8, 6, 6), (4, 6, 3), (8, 1, 1)]
+
+
+@pytest.mark.parametrize(("there", "blocks", "chosen"), DEVICES_BLOCKS_CHOSEN)
+def test_takes_the_most_devices_that_divide_the_blocks(monkeypatch, there, blocks, chosen):
+    monkeypatch.setattr(devices_module.jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(devices_module.jax, "device_count", lambda: there)
+    assert choose_devices(dataclasses.replace(QUICK, num_envs=24 * blocks, num_blocks=blocks)) == chosen
+
+
+def test_refuses_what_does_not_fit():
+    with pytest.raises(ValueError, match=r"devices = 3: must be a divisor of num_blocks = 8"):
+        validate(dataclasses.replace(QUICK, devices=3))
+    with pytest.raises(ValueError, match=r"devices = -1: must be a divisor"):
+        validate(dataclasses.replace(QUICK, devices=-1))
+    many = dataclasses.replace(QUICK, num_envs=16, num_blocks=16, devices=16)
+    with pytest.raises(ValueError, match=r"devices = 16: must be at most 8: jax sees no more"):
+        make_learner(many)
+
+
+# --- around it ---
+
+
+@pytest.fixture(scope="module")
+def moved_run(tmp_path_factory):
+    """Returns the folder of a run that began on 4 devices and went on on 2, and its last state."""
+    folder = tmp_path_factory.mktemp("moved") / "run"
+    config = dataclasses.replace(QUICK, updates_per_chunk=1, checkpoint_every=1, best_metric="none", devices=4)
+    Trainer(dataclasses.replace(config, total_env_steps=2 * 48), folder, quiet=True).train()
+    config = dataclasses.replace(config, devices=2, total_env_steps=3 * 48)
+    return folder, Trainer(config, folder, resume=True, quiet=True).train()
+
+
+@pytest.mark.slow
+def test_checkpoint_goes_on_on_another_number_of_devices(moved_run):
+    folder, state = moved_run
+    assert len(jax.tree.leaves(state.policies)[0].sharding.device_set) == 2
+    once = make_learner(dataclasses.replace(QUICK, devices=1))
+    alone, metrics = once.run(once.init(jax.random.key(QUICK.seed)), num_updates=3)
+    near = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
+    jax.tree.map(near, plain(alone).policies, plain(state).policies)
+    jax.tree.map(np.testing.assert_array_equal, plain((alone.live, alone.obs, alone.key)),
+                 plain((state.live, state.obs, state.key)))  # fmt: skip
+    losses = [row["agent/loss"] for row in read_metrics(Path(folder) / "metrics.jsonl")]
+    np.testing.assert_allclose(losses, metrics["agent/loss"], rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_run_of_several_devices_is_looked_at_on_one(moved_run):
+    learner, state = load_run(moved_run[0])
+    assert learner.setup.num_devices == 1
+    assert {len(leaf.sharding.device_set) for leaf in jax.tree.leaves(state)} == {1}
+    several = make_learner(dataclasses.replace(learner.config, devices=2))
+    mine, theirs = (evaluate(one, its, KEY, 8) for one, its in ((learner, state), (several, moved_run[1])))
+    np.testing.assert_array_equal(mine.episode_return["agent"], theirs.episode_return["agent"])
+
+
+@pytest.mark.slow
+def test_a_population_runs_on_several_devices():
+    learner = make_learner(dataclasses.replace(QUICK, devices=2))
+    keys = jnp.stack([KEY, jax.random.key(1)])
+    states, metrics = jax.jit(jax.vmap(functools.partial(learner.run, num_updates=3)))(jax.vmap(learner.init)(keys))
+    *_, last, alone = three_updates("quick", 2)
+    near = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
+    jax.tree.map(lambda many, one: near(many[0], one), plain(states).policies, plain(last).policies)
+    np.testing.assert_array_equal(metrics["episodes"][0], alone["episodes"])
+
+
+# --- several processes ---
+
+
+PROCESSES_DEVICES_BLOCKS_CHOSEN = [(2, 8, 8, 8), (2, 8, 6, 6), (2, 6, 8, 4), (3, 12, 6, 6), (2, 2, 8, 2)]
+
+
+@pytest.mark.parametrize(("count", "there", "blocks", "chosen"), PROCESSES_DEVICES_BLOCKS_CHOSEN)
+def test_every_process_has_equally_many_devices(monkeypatch, count, there, blocks, chosen):
+    monkeypatch.setattr(devices_module.jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(devices_module.jax, "device_count", lambda: there)
+    monkeypatch.setattr(devices_module.jax, "process_count", lambda: count)
+    config = dataclasses.replace(QUICK, num_envs=24 * blocks, num_blocks=blocks)
+    assert choose_devices(config) == chosen
+    monkeypatch.setattr(devices_module.jax, "default_backend", lambda: "cpu")
+    assert choose_devices(config) == count
+
+
+def test_refuses_devices_that_processes_cannot_share(monkeypatch):
+    monkeypatch.setattr(devices_module.jax, "process_count", lambda: 2)
+    with pytest.raises(ValueError, match="num_blocks = 3: must be a multiple of the 2 processes"):
+        choose_devices(dataclasses.replace(QUICK, num_envs=9, num_blocks=3))
+    with pytest.raises(ValueError, match="devices = 3: must be a multiple of the 2 processes"):
+        choose_devices(dataclasses.replace(QUICK, num_envs=9, num_blocks=9, devices=3))
+    with pytest.raises(ValueError, match="devices = 1: must be a multiple of the 2 processes"):
+        require_all_processes(choose_devices(dataclasses.replace(QUICK, devices=1)))

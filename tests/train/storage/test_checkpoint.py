@@ -1,0 +1,366 @@
+"""Checkpoints and folders that went wrong: what is said, what stays, and how the run goes on."""
+
+import contextlib
+import errno
+import json
+import logging
+import os
+import pickle
+import resource
+import shutil
+import sys
+import time
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny_runs import assert_same_run, numbers, small_config
+
+import wdjax
+from wdjax.train import Trainer, load_run, make_learner, read_metrics
+from wdjax.train.learner.init import abstract_state
+from wdjax.train.storage import folder as folder_module
+from wdjax.train.storage.checkpoint import SIZES, DamagedCheckpointError, open_checkpoints, restore
+from wdjax.train.storage.folder import hold_folder, plain_config
+from wdjax.train.storage.metrics_log import MetricsLog
+from wdjax.train.storage.orbax_noise import silence
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+KEPT = {"best_metric": "none", "keep_checkpoints": 9}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_pictures():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "draw", lambda self: None)
+        yield
+
+
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    Trainer(small_config(**KEPT), folder, quiet=True).train()
+    return folder
+
+
+@pytest.fixture
+def run(whole_run, tmp_path):
+    """A copy, to be damaged."""
+    return Path(shutil.copytree(whole_run, tmp_path / "run"))
+
+
+def files_of(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def contents(folder):
+    return {path: (folder / path).read_bytes() for path in files_of(folder)}
+
+
+def data_file(checkpoint):
+    """The largest file: the arrays."""
+    return max((path for path in (checkpoint / "state").rglob("d/*")), key=lambda path: path.stat().st_size)
+
+
+def test_a_checkpoint_holds_what_the_host_needs(whole_run):
+    with open_checkpoints(whole_run / "checkpoints", keep=None) as manager:
+        host = restore(manager, 4, abstract_state(make_learner(small_config(**KEPT)).setup))[1]
+    lines = (whole_run / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    assert host["metrics_size"] == len(b"".join(lines[:4]))
+    assert host["config"] == plain_config(small_config(**KEPT))
+    assert host["best_score"] is None
+    assert host["deterministic"] is False
+
+
+@pytest.mark.parametrize("sizes", [True, False])
+def test_a_truncated_newest_checkpoint_is_set_aside_and_the_run_ends_the_same(sizes, whole_run, run, capsys):
+    for broken in (run / "checkpoints" / "6" / "state").rglob("d/*"):  # not each is always needed
+        broken.write_bytes(broken.read_bytes()[:100])
+    if not sizes:  # the run was killed before it noted them
+        (run / "checkpoints" / "6" / SIZES).unlink()
+    before = contents(run / "checkpoints" / "6")
+    (run / "checkpoints" / "3.orbax-checkpoint-tmp" / "state").mkdir(parents=True)  # killed while it saved, too
+    with pytest.raises(DamagedCheckpointError, match=r"checkpoints/6 .*damaged"):
+        load_run(run)
+    assert int(load_run(run, num_updates=4)[1].num_updates) == 4
+    Trainer(small_config(**KEPT), run, resume=True).train()
+    said = capsys.readouterr()
+    words = " ".join(said.out.split())
+    assert "kept as damaged-6, going on from 4 updates instead" in words
+    assert not sizes or "holds 100 of" in words
+    assert said.err == ""
+    assert contents(run / "checkpoints" / "damaged-6") == before
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["2", "4", "6", "damaged-6"]
+    assert_same_run(whole_run, run)
+
+
+def test_whatever_file_is_damaged_no_wrong_number_is_read(whole_run, tmp_path):
+    """With the sizes noted a missing or shorter file is named; without, orbax refuses, or had no need of it."""
+    original, like = whole_run / "checkpoints" / "6", abstract_state(make_learner(small_config(**KEPT)).setup)
+    expected = numbers(load_run(whole_run)[1])
+    for name in set(files_of(original)) - {SIZES}:
+        length = (original / name).stat().st_size
+        for sizes, left in ((True, length // 2), (True, None), (False, length // 2), (False, None)):
+            copy = shutil.copytree(original, tmp_path / "checkpoints" / "6")
+            if left is None:
+                (copy / name).unlink()
+            else:
+                os.truncate(copy / name, left)
+            if not sizes:
+                (copy / SIZES).unlink()
+            with contextlib.ExitStack() as stack:
+                manager = stack.enter_context(open_checkpoints(tmp_path / "checkpoints", keep=None))
+                if sizes:
+                    stack.enter_context(pytest.raises(DamagedCheckpointError, match=f"damaged: {name} (is miss|holds)"))
+                else:
+                    stack.enter_context(contextlib.suppress(DamagedCheckpointError))
+                for a, b in zip(numbers(restore(manager, 6, like)[0]), expected, strict=True):
+                    np.testing.assert_array_equal(a, b)
+            shutil.rmtree(copy)
+
+
+def test_where_no_checkpoint_can_be_read_nothing_is_touched(run):
+    for checkpoint in (run / "checkpoints").iterdir():
+        os.truncate(data_file(checkpoint), 10)
+    before = contents(run)
+    with pytest.raises(DamagedCheckpointError, match=r"checkpoints/6 is damaged: .* holds 10 of"):
+        Trainer(small_config(**KEPT), run, resume=True, quiet=True).train()
+    assert contents(run) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [("network.hidden_sizes", [4], r"hidden_sizes = \[4\]: .* saved with \[8\]"), ("clip", 0.3, r"clip = 0.3: .* 0.2")],
+)
+def test_a_foreign_checkpoint_is_refused_even_where_it_would_fit(name, value, words, run, tmp_path):
+    config = small_config(**KEPT, **{f"policies.agent.{name}": value})
+    Trainer(config, tmp_path / "other", quiet=True)
+    shutil.copytree(run / "checkpoints", tmp_path / "other" / "checkpoints")
+    before = contents(tmp_path / "other")
+    with pytest.raises(ValueError, match=words):
+        load_run(tmp_path / "other")
+    with pytest.raises(ValueError, match=words):
+        Trainer(config, tmp_path / "other", resume=True, quiet=True).train()
+    assert contents(tmp_path / "other") == before
+
+
+def test_checkpoints_without_their_config_are_a_run_too(run):
+    (run / "config.yaml").unlink()
+    with pytest.raises(FileExistsError, match="holds a run already"):
+        Trainer(small_config(**KEPT), run)
+    with pytest.raises(FileNotFoundError, match=r"config.yaml is missing: its checkpoints hold it"):
+        Trainer(small_config(**KEPT), run, resume=True)
+    assert not (run / "config.yaml").exists()
+    found = json.loads((run / "checkpoints" / "6" / "host" / "metadata").read_text())["config"]
+    (run / "config.yaml").write_text(json.dumps(found))  # JSON is YAML
+    Trainer(small_config(**KEPT), run, resume=True)
+
+
+@contextlib.contextmanager
+def files_of_at_most(size):
+    """What a full disk does: the system refuses to write more (EFBIG; Python has it raised, not kill)."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [(15_000, r"could not save a checkpoint in .*/checkpoints \(File too large\): the one of 2 updates is whole"),
+     (100, r"could not write .*/metrics.jsonl \(File too large\)")],
+)  # fmt: skip
+def test_a_full_disk_ends_the_run_and_the_last_checkpoint_is_whole(more, words, whole_run, tmp_path, capfd):
+    """The metrics of three more chunks take less than 15 kB, a checkpoint's description of its arrays 20."""
+    config, folder = small_config(**KEPT | {"keep_checkpoints": 1}), tmp_path / "run"
+    with contextlib.ExitStack() as stack:
+
+        def fill(trainer, row):
+            if row["updates"] == 3:
+                while not (folder / "checkpoints" / "2").exists():  # in the background
+                    time.sleep(0.01)
+                stack.enter_context(files_of_at_most((folder / "metrics.jsonl").stat().st_size + more))
+
+        with pytest.raises(OSError, match=words):
+            Trainer(config, folder, callbacks=[fill], quiet=True).train()
+    assert capfd.readouterr().err == ""
+    assert int(load_run(folder)[1].num_updates) == 2
+    assert len(read_metrics(folder / "metrics.jsonl")) >= 3
+    Trainer(config, folder, resume=True, quiet=True).train()
+    assert_same_run(whole_run, folder)
+    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["6"]  # nothing half done is left
+
+
+def test_a_folder_that_cannot_be_written(run):
+    shutil.rmtree(run / "checkpoints")
+    (run / "checkpoints").write_text("in the way")
+    with pytest.raises(OSError, match=r"checkpoints: must be a folder that can be written \(File exists\)"):
+        Trainer(small_config(**KEPT), run, resume=True, quiet=True).train()
+
+
+def test_one_run_at_a_time_in_a_folder_and_readers_are_welcome(run):
+    before = contents(run)
+    waiting = Trainer(small_config(**KEPT), run, resume=True, quiet=True)
+    with hold_folder(run):
+        with pytest.raises(BlockingIOError, match="another run is training there at this moment: wait for it"):
+            Trainer(small_config(**KEPT, total_env_steps=9 * 128), run, resume=True)
+        with pytest.raises(BlockingIOError, match="another run is training there"):
+            waiting.train()
+        assert contents(run) == before
+        assert int(load_run(run)[1].num_updates) == 6
+    waiting.train()
+
+
+def test_a_run_holds_its_folder_while_it_trains_and_not_after(tmp_path):
+    def intrude(trainer, row):
+        with pytest.raises(BlockingIOError):
+            Trainer(trainer.config, trainer.workdir, resume=True)
+
+    config = small_config(**KEPT, total_env_steps=128)
+    Trainer(config, tmp_path / "run", callbacks=[intrude], quiet=True).train()
+    Trainer(config, tmp_path / "run", resume=True)
+
+
+def test_where_the_file_system_has_no_locks_the_run_goes_without(run, monkeypatch):
+    def refuse(file, operation):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(folder_module.fcntl, "flock", refuse)
+    with hold_folder(run), hold_folder(run):
+        pass
+
+
+def test_a_reader_whose_checkpoint_is_cleaned_away_takes_the_next(run, monkeypatch):
+    """As happens where `wdjax eval` reads a run that is training."""
+    from wdjax.train.learner import saved
+
+    (run / "checkpoints" / "6").rename(run / "6")
+
+    def late(manager, step, *arguments):
+        if step == 4:
+            (run / "6").rename(run / "checkpoints" / "6")
+            shutil.rmtree(run / "checkpoints" / "4")
+        return restore(manager, step, *arguments)
+
+    monkeypatch.setattr(saved, "restore", late)
+    assert int(load_run(run)[1].num_updates) == 6
+
+
+def test_reading_a_run_writes_nothing(run):
+    (run / "checkpoints" / "8.orbax-checkpoint-tmp").mkdir()  # a run that is training saves at this moment
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    load_run(run)
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
+
+
+def test_metrics_that_lost_lines_are_told_and_stay_whole_lines(run, capsys):
+    file = run / "metrics.jsonl"
+    os.truncate(file, file.stat().st_size - 10)
+    Trainer(small_config(**KEPT), run, resume=True).train()
+    assert "its last lines are lost" in " ".join(capsys.readouterr().out.split())
+    assert [row["updates"] for row in read_metrics(file)] == [1, 2, 3, 4, 5]
+
+
+def test_metrics_are_cut_back_to_a_checkpoint(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    file.write_bytes(b'{"a": 1}\n{"a": 2}\n{"a": 3')
+    log = MetricsLog(file, size=9)
+    assert (log.size, log.missing) == (9, 0)
+    log.write({"a": 4})
+    log.close()
+    assert read_metrics(file) == [{"a": 1}, {"a": 4}]
+
+
+def test_no_pickle(whole_run, monkeypatch):
+    """Nothing that reads a checkpoint could run somebody's code."""
+    root = Path(wdjax.__file__).parent
+    sources = [path for folder in ("", "envs", "train", "experiments") for path in (root / folder).glob("**/*.py")]
+    assert len(sources) > 50
+    for source in sources:
+        code = source.read_text(encoding="utf8")
+        assert "import pickle" not in code, source
+        assert "allow_pickle=True" not in code, source
+    for path in whole_run.rglob("*"):
+        if path.is_file():
+            assert path.read_bytes()[:1] != pickle.dumps(0)[:1], path  # every pickle since protocol 2 begins like this
+
+    def refuse(*arguments, **named):
+        raise AssertionError("a pickle is read")
+
+    for name in ("load", "loads", "Unpickler"):
+        monkeypatch.setattr(pickle, name, refuse)
+    assert int(load_run(whole_run)[1].num_updates) == 6
+
+
+@pytest.fixture(scope="module")
+def best_run(tmp_path_factory):
+    """(folder, updates of its best state)"""
+    folder = tmp_path_factory.mktemp("runs") / "best"
+    Trainer(small_config(keep_checkpoints=9), folder, quiet=True).train()
+    return folder, int(load_run(folder, best=True)[1].num_updates)
+
+
+@pytest.mark.parametrize("killed", ["before the best one was whole", "before the checkpoint was whole"])
+def test_a_kill_between_a_best_checkpoint_and_the_run_s_own(killed, best_run, tmp_path):
+    whole, best = best_run
+    run, lost = Path(shutil.copytree(whole, tmp_path / "run")), best if "best" in killed else best - 1
+    for checkpoint in (run / "checkpoints").iterdir():
+        if int(checkpoint.name) > lost:
+            shutil.rmtree(checkpoint)
+    if "best" in killed:
+        shutil.rmtree(run / "best" / str(best))
+    trainer = Trainer(small_config(keep_checkpoints=9), run, resume=True, quiet=True)
+    trainer.train()
+    assert_same_run(whole, run)
+    assert [path.name for path in (run / "best").iterdir()] == [str(best)]
+    for a, b in zip(*(numbers(load_run(folder, best=True)[1]) for folder in (whole, run)), strict=True):
+        np.testing.assert_array_equal(a, b)
+    scores = [row["eval/agent/episode_return"] for row in read_metrics(run / "metrics.jsonl")]
+    assert trainer.best_score == max(score for score in scores if score is not None)
+
+
+def test_a_better_state_of_a_lost_part_of_the_run_stays_the_best(best_run, tmp_path):
+    """A GPU without --deterministic comes to other numbers: the score must be that of the state which is kept."""
+    whole, best = best_run
+    run = Path(shutil.copytree(whole, tmp_path / "run"))
+    shutil.move(run / "best" / str(best), run / "best" / "99")
+    trainer = Trainer(small_config(keep_checkpoints=9), run, resume=True, quiet=True)
+    trainer.train()
+    assert trainer.best_updates == 99
+
+
+def test_a_worse_state_of_a_lost_part_of_the_run_gives_way(best_run, tmp_path):
+    whole, best = best_run
+    run = Path(shutil.copytree(whole, tmp_path / "run"))
+    kept = Path(shutil.move(run / "best" / str(best), run / "best" / "99"))
+    host = json.loads((kept / "host" / "metadata").read_text())
+    (kept / "host" / "metadata").write_text(json.dumps(host | {"best_score": 0.5}))
+    for name in (path.name for path in (run / "checkpoints").iterdir() if path.name != "2"):
+        shutil.rmtree(run / "checkpoints" / name)
+    trainer = Trainer(small_config(keep_checkpoints=9), run, resume=True, quiet=True)
+    trainer.train()
+    assert [path.name for path in (run / "best").iterdir()] == [str(trainer.best_updates)]
+    assert 2 < trainer.best_updates <= 6
+
+
+def test_what_threads_say_is_left_out_but_nothing_else(monkeypatch):
+    heard = []
+    monkeypatch.setattr(sys, "unraisablehook", heard.append)
+    monkeypatch.setattr(logging.getLogger("asyncio"), "filters", [])
+    silence.__wrapped__()
+    closed, other = (
+        types.SimpleNamespace(exc_value=RuntimeError(words), exc_traceback=None, object=None)
+        for words in ("Event loop is closed", "something of the user's")
+    )
+    sys.unraisablehook(closed)
+    sys.unraisablehook(other)
+    assert heard == [other]
+    said = [
+        bool(logging.getLogger("asyncio").filter(logging.LogRecord("asyncio", 40, "", 0, words, None, None)))
+        for words in ("never retrieved: OCDBT database", "never retrieved: /6.orbax-checkpoint-tmp", "of the user's")
+    ]
+    assert said == [False, False, True]

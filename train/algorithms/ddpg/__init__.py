@@ -1,0 +1,1 @@
+"""DDPG, and TD3 by its options."""

@@ -1,0 +1,102 @@
+"""Returns and advantages: the one implementation for every algorithm."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from wdjax.train.state.policy import Policy
+from wdjax.train.state.rows import Rows
+from wdjax.train.state.state import PolicyState
+from wdjax.vector import when_any
+
+
+def final_value(
+    policy: Policy, state: PolicyState, carry: Any, final_obs: Any, truncated: jax.Array
+) -> jax.Array:
+    """Returns V(final obs) of the agents that a time limit cut off, 0 elsewhere; free where there are none.
+
+    Args:
+        carry: what a recurrent policy carried out of the step, before the reset.
+        final_obs: [N, n, ...] of one step, or [T, N, n, ...] of all; so is the value.
+        truncated: bool, likewise.
+    """
+
+    def evaluate(current: jax.Array, state: PolicyState, obs: Any, carry: Any, truncated: jax.Array) -> jax.Array:
+        return jnp.where(truncated, policy.apply(state, obs, carry)[1], current)
+
+    nothing = jnp.zeros(truncated.shape)
+    return when_any(truncated, evaluate, nothing, state, final_obs, carry, truncated)
+
+
+def with_final_value(policy: Policy, state: PolicyState, rows: Rows, over: jax.Array) -> Rows:
+    """Returns rows [T, N, n] with V(next_obs) of those that a time limit cut off, where no step has found it yet."""
+    if rows.next_obs is None or rows.final_value is not None:
+        return rows
+    truncated = over[..., None] & ~rows.terminated
+    return rows.replace(final_value=final_value(policy, state, None, rows.next_obs, truncated), next_obs=None)
+
+
+def next_values(rows: Rows, last_value: jax.Array, over: jax.Array) -> jax.Array:
+    """Returns [T, N, n] V of the observation after each row: of the final one where the episode is over.
+
+    Args:
+        last_value: [N, n] V of the observations after the last row.
+        over: [T, N] bool.
+    """
+    value_tp1 = jnp.concatenate([rows.value[1:], last_value[None]])
+    if rows.final_value is None:  # every end is a termination: what follows is worth nothing
+        return value_tp1
+    return jnp.where(over[..., None], rows.final_value, value_tp1)
+
+UNROLL = 16  # steps of a rollout in one turn of a loop, at most
+
+
+def gae(
+    reward_t: jax.Array,
+    value_t: jax.Array,
+    next_value_t: jax.Array,
+    terminated_t: jax.Array,
+    over_t: jax.Array,
+    gamma: jax.Array,
+    gae_lambda: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    """Generalised advantage estimation over a rollout.
+
+        delta_t = r_t + gamma (1 - terminated_t) V(next_obs_t) - V(obs_t)
+        A_t     = delta_t + gamma lambda (1 - terminated_t) (1 - over_t) A_{t+1}
+
+    Args:
+        reward_t: [T, ...] float32, for the action at time t.
+        value_t: [T, ...] V(obs_t).
+        next_value_t: [T, ...] V of the observation after the action: the final one where the episode is over.
+        terminated_t: [T, ...] bool, the agent's game ended by step t: nothing is worth anything afterwards.
+        over_t: bool, broadcasts to [T, ...]: the replica was reset after step t, so that row t + 1 is another episode.
+        gamma: () discount.
+        gae_lambda: () between 0 (one-step) and 1 (the whole return, bootstrapped at its end).
+
+    Returns:
+        (advantage_t, return_t), both [T, ...], with return_t = advantage_t + value_t.
+
+    Source: Schulman et al., "High-Dimensional Continuous Control Using Generalized Advantage Estimation" (2016),
+    equation 16.
+    """
+    goes_on = 1.0 - terminated_t.astype(jnp.float32)
+    delta_t = reward_t + gamma * goes_on * next_value_t - value_t
+    decay_t = gamma * gae_lambda * goes_on * (1.0 - over_t.astype(jnp.float32))
+
+    def backwards(advantage_tp1: jax.Array, row: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        delta, decay = row
+        advantage = delta + decay * advantage_tp1
+        return advantage, advantage
+
+    # unrolled, because a step is a few additions, and on a GPU a turn of the loop costs as much as thousands of them;
+    # a single turn, and steps beside whole ones, XLA would fuse into all that reads them, which takes it seconds
+    num_steps = len(delta_t)
+    num_turns = max(2, -(-num_steps // UNROLL))
+    unroll = -(-num_steps // num_turns)
+    after = [(0, num_turns * unroll - num_steps)] + [(0, 0)] * (delta_t.ndim - 1)
+    rows = jnp.pad(delta_t, after), jnp.pad(decay_t, after)
+    _, advantage_t = jax.lax.scan(backwards, jnp.zeros_like(delta_t[0]), rows, reverse=True, unroll=unroll)
+    advantage_t = advantage_t[:num_steps]
+    return advantage_t, advantage_t + value_t

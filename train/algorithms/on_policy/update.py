@@ -1,0 +1,339 @@
+"""The update that A2C and PPO share: advantages, then epochs of minibatches, each one gradient step."""
+
+import abc
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+from wdjax.checks import require
+from wdjax.train.algorithms.on_policy.acting import ByKernel, acts_by_kernel, before_rollout, draw_actions
+from wdjax.train.algorithms.on_policy.losses import a2c_loss, loss_gradient, ppo_loss
+from wdjax.train.algorithms.on_policy.minibatches import (
+    Batch,
+    merge_axes,
+    normalized_advantages,
+    shuffle_epochs,
+    take_rows,
+)
+from wdjax.train.algorithms.on_policy.returns import final_value, gae, next_values, with_final_value
+from wdjax.train.algorithms.optimizer import descend, make_optimizer, to_vectors
+from wdjax.train.config.schema import PolicyConfig, TrainConfig
+from wdjax.train.devices.blocks import block_keys
+from wdjax.train.devices.collectives import all_rows, any_of, own_rows, total
+from wdjax.train.devices.packing import Packed, pack, unpack
+from wdjax.train.devices.statistics import normalize
+from wdjax.train.kernels.layers import Shape, shape_of
+from wdjax.train.networks.actor_critic import ActorCritic, empty_carry, without_mask
+from wdjax.train.networks.distributions import Distribution, make_distribution
+from wdjax.train.rollout.draws import sample_blocks
+from wdjax.train.rollout.metrics import nan_unless, rollout_metrics
+from wdjax.train.state.agents import Assignment
+from wdjax.train.state.algorithm import Algorithm
+from wdjax.train.state.hypers import Hypers, hypers_of
+from wdjax.train.state.normalization import (
+    Normalizer,
+    discounted_returns,
+    new_statistics,
+    normalize_reward,
+    observation_statistics,
+    reward_factor,
+    update_observation_statistics,
+    update_statistics,
+)
+from wdjax.train.state.policy import Policy
+from wdjax.train.state.rows import OBSERVATIONS, Rollout, Rows
+from wdjax.train.state.state import Memory, PolicyState
+
+
+class OnPolicy(Algorithm):
+    """What A2C and PPO share, and algorithms of one's own may: they write the loss of a policy, and where they want to
+    what its advantages are."""
+
+    takes = frozenset({"on-policy"})
+    keeps_log_prob: ClassVar[bool] = True
+    """whether log pi(a) of the policy that acted is kept with every row"""
+    has_kernels: ClassVar[bool] = False
+    """whether kernels may act and learn for it: they trace `policy_loss`, in which they know the simplest operations"""
+
+    @abc.abstractmethod
+    def policy_loss(
+        self, log_prob: jax.Array, old_log_prob: jax.Array | None, advantage: jax.Array, live: jax.Array,
+        hypers: Mapping[str, jax.Array],
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:  # fmt: skip
+        """Returns (loss [R], metrics {name: [R]}) of each row, to be averaged over live ones.
+
+        Args:
+            log_prob: [R] of the actions under the policy that learns.
+            old_log_prob: [R] under the policy that acted, a constant; None where it is not kept.
+            advantage: [R], a constant; normalised, where the policy wants that.
+            live: [R] bool, the rows that count.
+            hypers: () each, "clip", "entropy_coefficient" and so on, and traced options as "options.NAME".
+        """
+
+    def advantages(
+        self, policy: Policy, hypers: Hypers, rows: Rows, next_value: jax.Array, over: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """Returns (advantages, what the value should predict), [T, N, n] each.
+
+        Args:
+            rows: of the rollout, leaves [T, N, n, ...], their reward that to learn from.
+            next_value: [T, N, n] V of the observation after each row: of the final one where the episode is over.
+            over: [T, N, 1] bool, the episode ended in this step.
+        """
+        return gae(rows.reward, rows.value, next_value, rows.terminated, over, hypers.gamma, hypers.gae_lambda)
+
+    def check(self, name: str, run: TrainConfig, assignment: Assignment) -> None:
+        config = run.policies[name]
+        try:
+            make_distribution(assignment.action_space, config.action_distribution)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"policies.{name}: {error}") from None
+        for field in ("epochs", "minibatches"):
+            value = getattr(config, field)
+            require(value >= 1, f"policies.{name}.{field}", value, "at least 1")
+
+    def make_kernels(
+        self, config: PolicyConfig, assignment: Assignment, distribution: Distribution, encoder: type
+    ) -> Shape | None:
+        return shape_of(config, assignment, distribution, encoder) if self.has_kernels else None
+
+    def acts_by_kernel(self, policy: Policy) -> bool:
+        return acts_by_kernel(policy)
+
+    def make_network(self, config: PolicyConfig, assignment: Assignment, rngs: nnx.Rngs) -> ActorCritic:
+        distribution = make_distribution(assignment.action_space, config.action_distribution)
+        return ActorCritic(without_mask(assignment.observation_space), distribution, config.network, rngs=rngs)
+
+    def init(self, policy: Policy, params: Any) -> PolicyState:
+        config, space = policy.config, without_mask(policy.assignment.observation_space)
+        normalizer = None
+        if config.normalize_observation or config.normalize_reward:
+            normalizer = Normalizer(
+                obs=observation_statistics(space) if config.normalize_observation else None,
+                reward=new_statistics() if config.normalize_reward else None,
+            )
+        if not config.trainable:
+            return PolicyState(params, None, normalizer)
+        return PolicyState(params, make_optimizer(config, hypers_of(config, self.takes)).init(params), normalizer)
+
+    def init_carry(self, policy: Policy, num_envs: int) -> Any:
+        return empty_carry(policy.config.network, (num_envs, policy.assignment.num_agents))
+
+    def init_memory(self, policy: Policy, run: TrainConfig) -> Memory:
+        shape = (run.num_envs, policy.assignment.num_agents)
+        running = jnp.zeros(shape) if policy.config.normalize_reward else None
+        return Memory(self.init_carry(policy, run.num_envs), running)
+
+    def before_rollout(self, policy: Policy, state: PolicyState) -> PolicyState | ByKernel:
+        return before_rollout(policy, state)
+
+    def act(
+        self, policy: Policy, state: PolicyState | ByKernel, carry: Any, obs: Any, keys: jax.Array, hypers: Hypers
+    ) -> tuple[jax.Array, dict[str, Any], Any]:
+        return draw_actions(policy, state, carry, obs, keys)
+
+    def play(
+        self, policy: Policy, state: PolicyState, carry: Any, obs: Any, keys: jax.Array, greedy: bool
+    ) -> tuple[jax.Array, Any]:
+        outputs, _, carry = policy.apply(state, obs, carry)
+        if greedy:
+            return policy.distribution.mode(outputs), carry
+        return sample_blocks(policy.distribution, keys, outputs), carry
+
+    def describe(self, policy: Policy, state: PolicyState, carry: Any, obs: Any) -> dict[str, Any]:
+        outputs, value, _ = policy.apply(state, obs, carry)
+        return {**policy.distribution.describe(outputs), "value": value}
+
+    def end_of_step(
+        self, policy: Policy, state: PolicyState, carry: Any, final_obs: Any, truncated: jax.Array | None
+    ) -> dict[str, Any]:
+        if truncated is None:
+            return {}
+        if carry is None:
+            return {"next_obs": final_obs}  # its value is found after the rollout, for all steps at once
+        return {"final_value": final_value(policy, state, carry, final_obs, truncated)}
+
+    def update(
+        self,
+        policy: Policy,
+        state: PolicyState,
+        memory: Memory,
+        hypers: Hypers,
+        played: Rollout,
+        key: jax.Array,
+        num_blocks: int,
+    ) -> tuple[PolicyState, Memory, dict[str, jax.Array]]:
+        """Advantages over the rollout, then gradient steps; normalisers change last.
+
+        Metrics are means over live rows; of losses and gradients, means over the gradient steps taken.
+        """
+        over = played.over
+        rows = with_final_value(policy, state, played.rows[policy.name], over)
+        reward, statistics, memory = scale_reward(state.normalizer, memory, hypers, rows, over)
+        last_value = policy.apply(state, played.last_obs[policy.name], played.last_carry[policy.name])[1]
+        next_value = next_values(rows, last_value, over)
+        advantage, target = self.advantages(policy, hypers, rows.replace(reward=reward), next_value, over[..., None])
+        metrics = rollout_metrics(rows, advantage, target)
+        if statistics is not None:
+            metrics["reward_scale"] = 1.0 / reward_factor(state.normalizer.reward)
+        live = rows.live
+        if policy.config.neg_pos_env_ratio >= 0:
+            key, choice_key = jax.random.split(key)
+            positive, usable = (jnp.any(flags, axis=(0, 2)) for flags in (rows.terminated & rows.live, rows.live))
+            chosen = choose_replicas(choice_key, positive, usable, policy.config.neg_pos_env_ratio, num_blocks)
+            live &= chosen[None, :, None]
+            metrics |= {
+                "positive_envs": total(jnp.sum(positive)), "negative_envs": total(jnp.sum(chosen & ~positive))
+            }  # fmt: skip
+        batch = Batch(rows.obs, rows.action, rows.log_prob, rows.value, advantage, target, live)
+        if policy.config.network.recurrent_size:
+            started = jnp.concatenate([jnp.zeros_like(over[:1]), over[:-1]])  # a reset before the first row is done
+            restart = jnp.broadcast_to(started[..., None], live.shape)
+            batch = batch.replace(restart=restart, carry=played.first_carry[policy.name])
+        state, losses = gradient_steps(policy, state, hypers, batch, key, num_blocks)
+        if state.normalizer is not None:
+            seen = update_observation_statistics(state.normalizer.obs, rows.obs, rows.live)
+            state = state.replace(normalizer=Normalizer(seen, statistics))
+        return state, memory, {**metrics, **losses}
+
+    def losses(
+        self, policy: Policy, before: PolicyState, after: PolicyState, metrics: Mapping[str, jax.Array]
+    ) -> tuple[jax.Array, jax.Array]:
+        steps = "gradient_steps" if "gradient_steps" in metrics else "live_fraction"
+        took_steps = metrics[steps] > 0
+        return tuple(jnp.where(took_steps, metrics[name], 0.0) for name in ("loss", "grad_norm"))
+
+
+class A2C(OnPolicy):
+    """Advantage actor-critic: one gradient step on all rows. Without a probability ratio a second one would be
+    off-policy."""
+
+    keeps_log_prob = False
+    has_kernels = True
+    policy_loss = staticmethod(a2c_loss)
+
+
+class PPO(OnPolicy):
+    """Proximal policy optimisation: epochs of minibatches with a clipped ratio."""
+
+    takes = OnPolicy.takes | {"PPO"}
+    has_kernels = True
+    policy_loss = staticmethod(ppo_loss)
+
+
+def scale_reward(
+    normalizer: Normalizer | None, memory: Memory, hypers: Hypers, rows: Rows, over: jax.Array
+) -> tuple[jax.Array, Any, Memory]:
+    """Returns (reward to learn from [T, N, n], statistics that have seen this rollout too, memory)."""
+    if normalizer is None or normalizer.reward is None:
+        return rows.reward, None, memory
+    totals, last = discounted_returns(memory.discounted_return, rows.reward, over, hypers.gamma)
+    statistics = update_statistics(normalizer.reward, totals, rows.live)
+    return normalize_reward(normalizer.reward, rows.reward), statistics, memory.replace(discounted_return=last)
+
+
+def choose_replicas(key: jax.Array, positive: jax.Array, usable: jax.Array, ratio: float, num_blocks: int) -> jax.Array:
+    """Returns [N] bool: the positive replicas and floor(ratio x their number) others, drawn without replacement.
+
+    All, where there is no positive one or not so many others. (WarpDrive's neg_pos_env_ratio.) Of all only the usable
+    ones, [N] bool, in which there is a live row.
+    """
+    keys = block_keys(key, num_blocks)
+    score = jax.vmap(lambda key: jax.random.uniform(key, (positive.shape[0] // num_blocks,)))(keys).reshape(-1)
+    positive, usable, score = all_rows((positive, usable, score))  # the choice is one of all replicas
+    rank = jnp.argsort(jnp.argsort(jnp.where(positive | ~usable, 2.0, score)))  # of the negative ones: 0, 1, 2 ...
+    wanted = jnp.floor(ratio * jnp.sum(positive)).astype(jnp.int32)
+    return own_rows(usable & (positive | (rank < wanted) | ~jnp.any(positive)))
+
+
+def gradient_steps(
+    policy: Policy, state: PolicyState, hypers: Hypers, batch: Batch, key: jax.Array, num_blocks: int
+) -> tuple[PolicyState, dict[str, jax.Array]]:
+    """Epochs of minibatches over the rows of a rollout, leaves [T, N, n, ...].
+
+    Rows without a live one teach nothing: no step is taken, where the optimizer's momentum alone would move parameters.
+
+    Returns:
+        (state, metrics): means over the gradient steps that were taken, all unless `target_kl` stopped them (NaN where
+        there was none); approx_kl also counts the one that it stopped.
+    """
+    config, shape, batch = policy.config, batch.live.shape, merge_axes(batch)
+    if config.epochs == config.minibatches == 1:  # all rows at once: nothing to shuffle
+        if config.normalize_advantage:
+            batch = batch.replace(advantage=normalize(batch.advantage, batch.live))
+        some, (grads, losses) = any_of(batch.live), gradient(policy, state, hypers, batch)
+        return descend_where(some, policy, state, hypers, grads), nan_unless(some, losses)
+    if batch.carry is not None:
+        shape = (1, *shape[1:])  # whole sequences are shuffled, not rows
+    index = shuffle_epochs(key, shape, num_blocks, config.epochs, config.minibatches)
+    normalized = normalized_advantages(batch, index) if config.normalize_advantage else None
+    rows = pack(batch.replace(carry=None), batch.live.ndim, OBSERVATIONS)
+    state, to_names = to_vectors(state)
+
+    def step(carry: tuple[PolicyState, jax.Array], taken: tuple[jax.Array, Any]) -> tuple[tuple, Packed]:
+        state, stopped = carry
+        index, advantage = taken
+        minibatch = take_rows(rows, batch.carry, index)
+        if advantage is not None:
+            minibatch = minibatch.replace(advantage=advantage)
+        some, (grads, losses) = any_of(minibatch.live), gradient(policy, state, hypers, minibatch, to_names)
+        # approx_kl is that before the step: one that would begin too far off is not taken, nor any after it
+        stops = stopped | (losses.get("approx_kl", -jnp.inf) > hypers.target_kl)
+        takes = some & ~stops
+        state = descend_where(takes, policy, state, hypers, grads)
+        return (state, stops), pack((losses, some & ~stopped, takes))
+
+    (state, _), steps = jax.lax.scan(step, (state, jnp.bool_(False)), (index, normalized))
+    return to_names(state), means_over_steps(*unpack(steps))
+
+
+def means_over_steps(losses: dict[str, jax.Array], looked_at: jax.Array, taken: jax.Array) -> dict[str, jax.Array]:
+    """Returns the means of `gradient_steps`, and their number.
+
+    Args:
+        losses: [steps] each.
+        looked_at: [steps] bool, steps whose approx_kl counts.
+        taken: [steps] bool, steps of which all else counts.
+    """
+    counts = jnp.stack([looked_at if name == "approx_kl" else taken for name in losses])
+    sums = jnp.sum(jnp.where(counts, jnp.stack(list(losses.values())), 0.0), axis=1)
+    means = jnp.where(jnp.any(counts, axis=1), sums / jnp.maximum(jnp.sum(counts, axis=1), 1), jnp.nan)
+    return dict(zip(losses, means, strict=True)) | {"gradient_steps": jnp.sum(taken)}
+
+
+def gradient(
+    policy: Policy,
+    state: PolicyState,
+    hypers: Hypers,
+    batch: Batch,
+    to_names: Callable[[PolicyState], PolicyState] = lambda state: state,
+) -> tuple[Any, dict[str, jax.Array]]:
+    """Returns (gradient of the loss in the parameters, not clipped; metrics of the loss and the gradient).
+
+    Args:
+        state: as it is, or in vectors with `to_names` (optimizer.to_vectors); so is the gradient.
+    """
+    grads, metrics = loss_gradient(policy, state, hypers, batch, to_names)
+    norm = optax.tree.norm(grads)
+    metrics |= {"grad_norm": norm, "grad_clip_fraction": (norm > hypers.max_grad_norm).astype(jnp.float32)}
+    return grads, metrics
+
+
+def descend_where(takes: jax.Array, policy: Policy, state: PolicyState, hypers: Hypers, grads: Any) -> PolicyState:
+    """Returns the state after a step down the clipped gradient where `takes`, () bool; else the state as it is.
+
+    Args:
+        state, grads: as they are, or in vectors (optimizer.to_vectors).
+    """
+
+    def step(state: PolicyState) -> PolicyState:
+        params, opt_state = descend(policy.config, hypers, hypers.learning_rate, grads, state.opt_state, state.params)
+        return state.replace(params=params, opt_state=opt_state)
+
+    if jax.default_backend() == "cpu":  # else its operations are among those ready at once (rollout.draw_ahead)
+        return jax.lax.cond(takes, step, lambda state: state, state)
+    return jax.tree.map(lambda new, old: jnp.where(takes, new, old), step(state), state)

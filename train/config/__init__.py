@@ -1,0 +1,1 @@
+"""What a run is: dataclasses, read from YAML strictly."""

@@ -1,0 +1,53 @@
+"""The parameters of a run's environment, checked, and written out whole."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+
+from wdjax.checks import require
+from wdjax.env import Env, is_number_tuple, static_names
+from wdjax.envs import make
+from wdjax.train.config.schema import TrainConfig
+
+
+def make_env(config: TrainConfig) -> tuple[Env, Any]:
+    """Returns (env, params) of a run.
+
+    Raises:
+        ValueError, TypeError: as `wdjax.make`, naming the fields; for a parameter that replicas would not share.
+    """
+    try:
+        env, params = make(config.env, **config.env_params)
+    except (ValueError, TypeError) as error:
+        raise type(error)(f"env {config.env!r}, env_params: {error}") from None
+    for field in dataclasses.fields(params):
+        value, several = getattr(params, field.name), is_number_tuple(field.default)
+        is_number = several or isinstance(field.default, (bool, int, float))
+        shared = not is_number or np.shape(value) == np.shape(field.default)
+        words = f"{len(field.default)} numbers" if several else "one number"
+        require(shared, f"env_params.{field.name}", value, f"{words}: all replicas of a run share it")
+    return env, params
+
+
+def complete_env_params(config: TrainConfig) -> TrainConfig:
+    """Returns the configuration with every parameter of its environment written out, those without a value left out.
+
+    Numbers become what the environment's default is, a float, an int or a tuple. Raises as `wdjax.make` does.
+    """
+    env, params = make_env(config)
+    values = {name: getattr(env, name) for name in static_names(env)}
+    values |= {field.name: getattr(params, field.name) for field in dataclasses.fields(params)}
+    written = values | config.env_params  # another library's environment may take more than its fields
+    defaults = {field.name: field.default for field in (*dataclasses.fields(env), *dataclasses.fields(params))}
+    complete = {name: _plain_as(defaults.get(name), value) for name, value in written.items() if value is not None}
+    return dataclasses.replace(config, env_params=complete)
+
+
+def _plain_as(default: Any, value: Any) -> Any:
+    if is_number_tuple(default):
+        return tuple(type(number)(item) for number, item in zip(default, value, strict=True))
+    if isinstance(default, (int, float)):
+        return type(default)(value)
+    return np.asarray(value).tolist() if isinstance(value, (np.generic, np.ndarray, jax.Array)) else value

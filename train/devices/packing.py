@@ -1,0 +1,71 @@
+"""Many small arrays in one: a kernel for each of them costs more than what it moves."""
+
+import dataclasses
+import math
+from collections.abc import Collection
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How a tree was packed."""
+
+    tree: Any
+    """its structure"""
+    parts: tuple[tuple[tuple[int, ...], Any] | None, ...]
+    """of each leaf its shape without the leading axes, and its dtype; None where it was left as it was"""
+
+
+@struct.dataclass
+class Packed:
+    """A tree with all its small parts in one array. Scanning over it, stacking and taking rows all pack as well."""
+
+    words: jax.Array  # [*leading, W] uint32
+    rest: list[jax.Array]  # leaves [*leading, ...]: observations, and what is not of 32 bits
+    layout: Layout = struct.field(pytree_node=False)
+
+
+def pack(tree: Any, leading: int = 0, apart: Collection[str] = ()) -> Packed:
+    """Lays the leaves of a tree side by side as 32-bit words, but for fields whose rows are wide already.
+
+    Args:
+        tree: leaves [*leading, ...].
+        leading: the number of axes that all leaves have in common.
+        apart: names of fields, at any depth, whose leaves stay as they are.
+    """
+    places, structure = jax.tree_util.tree_flatten_with_path(tree)
+    leaves = [(leaf, _is_packed(path, leaf, apart)) for path, leaf in places]
+    words = [_as_words(leaf).reshape(*leaf.shape[:leading], -1) for leaf, is_packed in leaves if is_packed]
+    rest = [leaf for leaf, is_packed in leaves if not is_packed]
+    parts = [(leaf.shape[leading:], leaf.dtype) if is_packed else None for leaf, is_packed in leaves]
+    return Packed(jnp.concatenate(words, axis=-1), rest, Layout(structure, tuple(parts)))
+
+
+def unpack(packed: Packed) -> Any:
+    """Returns the tree that was packed, with the leading axes that `packed` has by now."""
+    rest, start, leaves = iter(packed.rest), 0, []
+    for part in packed.layout.parts:
+        if part is None:
+            leaves.append(next(rest))
+            continue
+        shape, dtype = part
+        size = math.prod(shape)
+        words = packed.words[..., start : start + size].reshape(*packed.words.shape[:-1], *shape)
+        leaves.append(words != 0 if dtype == jnp.bool_ else jax.lax.bitcast_convert_type(words, dtype))
+        start += size
+    return jax.tree.unflatten(packed.layout.tree, leaves)
+
+
+def _is_packed(path: tuple, leaf: Any, apart: Collection[str]) -> bool:
+    stays = any(getattr(entry, "name", None) in apart for entry in path)
+    return not stays and leaf.dtype in (bool, jnp.int32, jnp.uint32, jnp.float32)
+
+
+def _as_words(leaf: jax.Array) -> jax.Array:
+    if leaf.dtype == bool:
+        return leaf.astype(jnp.uint32)
+    return jax.lax.bitcast_convert_type(leaf, jnp.uint32)

@@ -1,0 +1,52 @@
+"""What shortens the time until a run begins."""
+
+import contextlib
+import gc
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import jax
+
+from wdjax.checks import one_line
+
+
+@contextlib.contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """Holds off the search for garbage: what is imported and traced stays, and Python would look through it time and
+    again."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def wake_device() -> Future[list[jax.Device]]:
+    """Begins, in a thread, to find jax's devices and to make a first key: a GPU reserves its memory, which takes
+    seconds, and the program that makes keys is compiled, which is too quick for the cache.
+
+    Returns:
+        what will hold the devices. Ask for its result() before anything else of jax that computes: that raises OSError
+        where a device cannot be used. jax says so only once, and whoever asks again gets the CPU.
+    """
+    chosen = jax.config.jax_default_device  # may be this thread's own
+
+    def make_key() -> None:
+        with jax.default_device(chosen):
+            jax.random.key(0)
+
+    pool = ThreadPoolExecutor(1)
+    devices = pool.submit(find_devices)
+    pool.submit(make_key)  # nobody asks how it went: a device that is full says so again, where it is needed
+    pool.shutdown(wait=False)
+    return devices
+
+
+def find_devices() -> list[jax.Device]:
+    """Returns jax's devices; raises OSError, in a sentence, where one cannot be used that jax is made for."""
+    try:
+        return jax.devices()
+    except RuntimeError as error:
+        raise OSError(one_line(error)) from error

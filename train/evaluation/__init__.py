@@ -1,0 +1,1 @@
+"""Whole episodes of learned policies, scripts and random play."""

@@ -1,0 +1,302 @@
+"""Whole episodes of learned policies and of their opponents, and the cross-play matrix.
+
+    learner, state = load_run("runs/mine")
+    episodes = evaluate(learner, state, jax.random.key(0), num_episodes=1_000)
+    episodes.episode_return["runner"].mean()  # NumPy arrays, one value an episode
+    statistics(episodes, learner.env.info_ratios)["runner return"]  # {"mean", "standard_error", "quantiles"}
+    evaluate(learner, state, jax.random.key(0), players={"tagger": "chase_nearest"})
+    cells = cross_play(learner, state, jax.random.key(0), opponents=["random", Player("old", *load_run("runs/old"))])
+    cells["trained", "old"].episode_return["runner"].mean()  # this run's taggers against the other's runners
+
+A member of a population is evaluated like any run: `jax.tree.map(lambda leaf: leaf[i], states)`. All members share one
+compiled program.
+"""
+
+import functools
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from wdjax.checks import require_integer, require_known
+from wdjax.train.evaluation.episodes import Episodes
+from wdjax.train.evaluation.players import (
+    Candidate,
+    Game,
+    Player,
+    Role,
+    Script,
+    as_player,
+    cell_arguments,
+    choose_actions,
+    empty_carries,
+    make_game,
+    plays,
+    roles_of,
+    seat,
+)
+from wdjax.train.learner.learner import Learner
+from wdjax.train.state.agents import Assignment, gather, group_sizes, to_groups
+from wdjax.train.state.policy import Setup
+from wdjax.train.state.sharding import one_copy
+from wdjax.train.state.state import TrainState
+from wdjax.vector import all_agents, as_counts
+
+Opponents = Sequence[Player | Script | str] | Mapping[str, Sequence[Player | Script | str]]
+
+
+class UnfinishedEpisodeError(ValueError):
+    """An episode did not end within the steps allowed."""
+
+
+def evaluate(
+    learner: Learner,
+    state: TrainState,
+    key: jax.Array,
+    num_episodes: int = 128,
+    greedy: bool = True,
+    random: Sequence[str] = (),
+    max_steps: int = 20_000,
+    players: Mapping[str, Player | Script | str] | None = None,
+    batch: int | None = None,
+) -> Episodes:
+    """Plays `num_episodes` whole episodes from fresh starts, side by side in one program.
+
+    Args:
+        learner, state: what was trained; the state's replicas are not touched.
+        key: of starts and actions.
+        num_episodes: one replica each, from a fresh reset, whatever `reset` says in the run's configuration.
+        greedy: take the most likely action (else draw it). DDPG acts without noise either way.
+        random: the policies that act uniformly at random in place of what they learned.
+        max_steps: raises where an episode goes on for longer.
+        players: policy (or role, see `roles_of`) -> who plays in its place: a Player, "random", a script or its name.
+        batch: at most so many replicas side by side, in turns, where memory is short; None: all.
+
+    Normalisers keep the statistics of training; what is recurrent begins each episode empty.
+
+    Returns:
+        Episodes, by policy.
+
+    Raises:
+        ValueError: for an unknown policy in `random` or `players`, a population, or an episode that does not end.
+    """
+    candidates, chosen = choose_players(learner, state, random, players)
+    setup = learner.setup
+    game, play = make_game(setup, candidates), functools.partial(play_in_turns, num_episodes=num_episodes, batch=batch)
+    arguments = cell_arguments(game, candidates, chosen)
+    raw = play(game, arguments, one_copy(state.env_params), key, greedy=greedy, max_steps=max_steps)
+    return sum_up(setup, {name: policy.assignment for name, policy in setup.policies.items()}, *raw)
+
+
+def choose_players(
+    learner: Learner, state: TrainState, random: Sequence[str] = (), players: Mapping[str, Any] | None = None
+) -> tuple[list[list[Candidate]], list[Candidate]]:
+    """Returns (by role: all that may play it, by role: who does).
+
+    What was learned and random play are always among the first: all choices between them share one program.
+    """
+    if isinstance(random, str):
+        raise TypeError(f"random = {random!r}: must be a list of policies")
+    if not isinstance(players, Mapping | None):
+        raise TypeError(f"players: must map policies to who plays them, not be a {type(players).__name__}")
+    setup, roles = learner.setup, roles_of(learner.setup)
+    replaced = {**(players or {}), **dict.fromkeys(random, "random")}
+    for name in replaced:
+        require_known("policy", name, [*setup.policies, *(role.name for role in roles)])
+    candidates, chosen = [], []
+    for role in roles:
+        usual = [seat(setup, player, role) for player in (Player("trained", learner, state), Player("random"))]
+        name = next((name for name in (role.name, role.policy) if name in replaced), None)
+        if name is None or replaced[name] == "random":
+            chosen.append(usual[name is not None])
+            candidates.append(usual)
+            continue
+        player = as_player(setup, replaced[name])
+        if not plays(setup, player, role):
+            raise ValueError(f"player {player.name!r}: plays {player.group}, not {role.group} ({role.name})")
+        chosen.append(seat(setup, player, role))
+        candidates.append([*usual, chosen[-1]])
+    return candidates, chosen
+
+
+def cross_play(
+    learner: Learner,
+    state: TrainState,
+    key: jax.Array,
+    num_episodes: int = 256,
+    greedy: bool = False,
+    max_steps: int = 20_000,
+    opponents: Opponents = ("random",),
+    name: str = "trained",
+    batch: int | None = None,
+) -> dict[tuple[str, ...], Episodes]:
+    """Plays every combination of what was trained and its opponents: the cross-play matrix.
+
+        cross_play(learner, state, key, opponents=["random", "chase_nearest", Player("old", *load_run("runs/old"))])
+
+    Args:
+        learner, state, key, num_episodes, greedy, max_steps, batch: as in `evaluate`. The learner says what game is
+            played, with its state's env_params, and what its roles are: its policies, or the groups of one that plays
+            several ("shared/tagger").
+        opponents: who else may play every role: "random", the names of scripts, functions, `Player`s (other runs and
+            checkpoints); or {role: those of this role}. A script plays the roles of its group only.
+        name: what the words of the result call this learner.
+
+    All cells share their starts and, where only what was learned differs, their compiled program.
+
+    Returns:
+        {("trained", "random"): Episodes by role, ...}: one word for each role, in their order.
+
+    Raises:
+        ValueError: for an unknown name, an opponent of another game, or an episode that does not end.
+    """
+    setup, roles = learner.setup, roles_of(learner.setup)
+    players = line_up(setup, roles, Player(name, learner, state), opponents)
+    candidates = [[seat(setup, player, role) for player in own] for role, own in zip(roles, players, strict=True)]
+    game, env_params, cells = make_game(setup, candidates), one_copy(state.env_params), {}
+    for chosen in itertools.product(*candidates):
+        arguments = cell_arguments(game, candidates, chosen)
+        raw = play_in_turns(game, arguments, env_params, key, num_episodes, greedy, max_steps, batch)
+        words = tuple(candidate.player.name for candidate in chosen)
+        cells[words] = sum_up(setup, {role.name: role.assignment for role in roles}, *raw)
+    return cells
+
+
+def line_up(setup: Setup, roles: Sequence[Role], first: Player, opponents: Opponents) -> list[list[Player]]:
+    """Returns the players of each role, `first` among them; raises for what is no player or plays no role."""
+    if isinstance(opponents, str):
+        raise TypeError(f"opponents = {opponents!r}: must be a list of players")
+    by_role = opponents if isinstance(opponents, Mapping) else {role.name: opponents for role in roles}
+    for name in by_role:
+        require_known("role", name, [role.name for role in roles])
+    players, used = [], set()
+    for role in roles:
+        invited = [as_player(setup, player) for player in by_role.get(role.name, ())]
+        invited = [player for player in invited if plays(setup, player, role)]
+        used |= {player.name for player in invited}
+        players.append([first, *invited])
+        names = [player.name for player in players[-1]]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"players of {role.name}: {', '.join(names)}: each must have a name of its own")
+    asked = [as_player(setup, player).name for invited in by_role.values() for player in invited]
+    for name in asked:
+        if name not in used:
+            raise ValueError(f"player {name!r}: plays none of the roles {', '.join(role.name for role in roles)}")
+    return players
+
+
+def play_in_turns(
+    game: Game, cell: tuple, env_params: Any, key: jax.Array, num_episodes: int, greedy: bool, max_steps: int,
+    batch: int | None = None,
+) -> tuple[dict[str, np.ndarray], np.ndarray, dict[str, np.ndarray]]:  # fmt: skip
+    """Plays a cell, `batch` replicas at a time. Returns what `play_episodes` does, as NumPy arrays.
+
+    Raises:
+        UnfinishedEpisodeError: where an episode is longer than max_steps.
+    """
+    require_integer("num_episodes", num_episodes, 1)
+    require_integer("max_steps", max_steps, 1)
+    if batch is not None:
+        require_integer("batch", batch, 1)
+    size = min(batch or num_episodes, num_episodes)
+    num_turns = -(-num_episodes // size)
+    keys = [key] if num_turns == 1 else jax.random.split(key, num_turns)
+    which, learned = cell
+    turns = []
+    for turn_key in keys:
+        *counted, finished = _play_jit(game, which, learned, env_params, turn_key, size, greedy, max_steps)
+        if not finished.all():
+            raise UnfinishedEpisodeError(f"max_steps = {max_steps}: must be at least as long as the longest episode")
+        turns.append(jax.device_get(counted))
+    # What the last turn played too much is cut off by place: by who ended first would favour the short ones.
+    return jax.tree.map(lambda *parts: np.concatenate(parts)[:num_episodes], *turns)
+
+
+@functools.partial(jax.jit, static_argnames=("game", "num_episodes", "greedy", "max_steps"))
+def _play_jit(
+    game: Game, which: Any, learned: Any, env_params: Any, key: jax.Array, num_episodes: int, greedy: bool,
+    max_steps: int,
+) -> tuple:  # fmt: skip
+    return play_episodes(game, which, learned, env_params, key, num_episodes, greedy, max_steps)
+
+
+def play_episodes(
+    game: Game,
+    which: Sequence[jax.Array],
+    learned: Sequence[tuple],
+    env_params: Any,
+    key: jax.Array,
+    num_episodes: int,
+    greedy: bool,
+    max_steps: int,
+) -> tuple[dict[str, jax.Array], jax.Array, dict[str, jax.Array], jax.Array]:
+    """Steps `num_episodes` replicas until every first episode is over; no replica is reset.
+
+    Args:
+        which, learned: who acts, as for `choose_actions`.
+
+    Returns:
+        (returns of every agent by group [E, n_group], lengths [E], sums of the environment's info [E], finished [E]).
+    """
+    reset_key, step_key = jax.random.split(key)
+    obs, env_state = jax.vmap(game.env.reset, (0, None))(jax.random.split(reset_key, num_episodes), env_params)
+    play = functools.partial(_step, game, which, learned, env_params, greedy)
+    carries = empty_carries(game, num_episodes)
+    shapes = jax.eval_shape(play, step_key, obs, env_state, carries)
+    returns, info = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), (shapes[3], shapes[5]))
+    live = jax.tree.map(lambda sums: jnp.ones(sums.shape, bool), returns)
+
+    def body(loop: tuple) -> tuple:
+        time, replicas, live, (returns, length, info), finished = loop
+        obs, env_state, carries, reward, (terminated, over), counts = play(
+            jax.random.fold_in(step_key, time), *replicas
+        )
+        counted = jax.tree.map(lambda alive: alive & ~finished[:, None], live)
+        returns = jax.tree.map(_add_where, counted, returns, reward)
+        info = jax.tree.map(functools.partial(_add_where, ~finished), info, counts)
+        sums = (returns, length + ~finished, info)
+        live = jax.tree.map(lambda alive, ended: alive & ~ended, live, terminated)
+        return time + 1, (obs, env_state, carries), live, sums, finished | over
+
+    nobody = jnp.zeros(num_episodes, bool)
+    start = (jnp.int32(0), (obs, env_state, carries), live, (returns, nobody.astype(jnp.int32), info), nobody)
+    end = jax.lax.while_loop(lambda loop: (loop[0] < max_steps) & ~loop[-1].all(), body, start)
+    return (*end[3], end[4])
+
+
+def _step(
+    game: Game, which: Any, learned: Any, env_params: Any, greedy: bool, key: jax.Array, obs: Any, env_state: Any,
+    carries: Any,
+) -> tuple:  # fmt: skip
+    """One step of all replicas. Returns (obs, states, carries, reward by group, (terminated by group, over), info)."""
+    action_key, env_key = jax.random.split(key)
+    action, carries = choose_actions(game, which, learned, carries, action_key, obs, env_state, env_params, greedy)
+    env_keys = jax.random.split(env_key, jax.tree.leaves(env_state)[0].shape[0])
+    obs, env_state, reward, terminated, truncated, info = jax.vmap(game.env.step, (0, 0, 0, None))(
+        env_keys, env_state, action, env_params
+    )
+    over = all_agents(jax.tree.map(jnp.logical_or, terminated, truncated))
+    reward, terminated = to_groups(game.env, reward), to_groups(game.env, terminated)
+    return obs, env_state, carries, reward, (terminated, over), as_counts(info)
+
+
+def _add_where(rows: jax.Array, total: jax.Array, new: jax.Array) -> jax.Array:
+    return total + jnp.where(rows, new, 0)
+
+
+def sum_up(
+    setup: Setup, assignments: Mapping[str, Assignment], returns: dict[str, Any], length: Any, info: dict[str, Any]
+) -> Episodes:
+    """Returns the Episodes of what `play_in_turns` counted, by policy or role."""
+    own = {name: np.asarray(gather(assignment, returns)) for name, assignment in assignments.items()}
+    return Episodes(
+        episode_return={name: values.sum(axis=1) for name, values in own.items()},
+        episode_length=length,
+        episode_info=info,
+        agent_return=own,
+        group_return={group: returns[group].sum(axis=1) for group in group_sizes(setup.env)},
+    )

@@ -1,0 +1,313 @@
+"""Who plays in an evaluation: what this run or another has learned, random play, scripts. Each takes a role.
+
+A role is some agents of one group: those of a policy, or, where a policy has agents of several groups, those of each.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from wdjax.checks import require, require_known
+from wdjax.env import Env, static_names
+from wdjax.envs.tag import TagContinuous, TagGridworld
+from wdjax.envs.tag import scripted as tag
+from wdjax.spaces import Box, Discrete, MultiDiscrete
+from wdjax.train.config.facts import read_part, static_part
+from wdjax.train.learner.learner import Learner
+from wdjax.train.state.agents import Assignment, from_groups, gather_observation, group_sizes, scatter, to_groups
+from wdjax.train.state.policy import Policy, Setup
+from wdjax.train.state.sharding import one_copy
+from wdjax.train.state.state import PolicyState, TrainState
+
+# Environment -> {name: (group, script)}.
+SCRIPTS: dict[type[Env], Mapping[str, tuple[str, Callable]]] = {TagContinuous: tag.SCRIPTS, TagGridworld: tag.SCRIPTS}
+
+Script = Callable[[Env, Any, Any, jax.Array], jax.Array]
+"""script(env, state, params, key) of one replica -> the actions of a group, [n_group, ...]"""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Player:
+    """Somebody who can take a role: a learned policy, a script, or, with neither, uniformly random play.
+
+        Player("yesterday", *load_run("runs/yesterday"))
+        Player("ambush", script=ambush, group="tagger")
+    """
+
+    name: str
+    learner: Learner | None = None
+    """of the run that learned; its environment must be the same, its networks and algorithms need not"""
+    state: TrainState | None = None
+    """what it learned"""
+    script: Script | None = None
+    """a function of (env, state, params, key) of one replica, the actions of a group [n_group, ...]"""
+    group: str | None = None
+    """whose actions the script returns; None: those of the only group"""
+
+    def __post_init__(self):
+        if self.learner is None and self.state is None:
+            return
+        if not (isinstance(self.learner, Learner) and isinstance(self.state, TrainState)):
+            found = f"{type(self.learner).__name__}, {type(self.state).__name__}"
+            raise TypeError(f"player {self.name!r}: learner, state = {found}: must be a Learner and its TrainState")
+        require(self.script is None, f"player {self.name!r}: script", self.script, "left out, as it has a learner")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Actor:
+    """The fixed part of a player in a role. Equal ones share a compiled program, whichever run they come from."""
+
+    policy: Policy  # its assignment is the role's; of random play and scripts: the policy whose place they take
+    kind: str  # "learned", "random" or "script"
+    script: Script | None = None
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Actor) or (self.kind, self.script) != (other.kind, other.script):
+            return False
+        a, b = self.policy, other.policy
+        same_network = a.encoder is b.encoder and read_part(a.config) == read_part(b.config)
+        same_algorithm = type(a.algorithm) is type(b.algorithm) and _options(a) == _options(b)
+        return a.assignment == b.assignment and same_network and same_algorithm
+
+    def __hash__(self) -> int:
+        return hash((self.kind, self.script, self.policy.assignment))
+
+    def init_carry(self, num_envs: int) -> Any:
+        """Returns what is carried into the first step of an episode; None where nothing is learned."""
+        return self.policy.algorithm.init_carry(self.policy, num_envs) if self.kind == "learned" else None
+
+    def choose(
+        self, env: Env, learned: Any, carry: Any, obs: Any, keys: jax.Array, situation: tuple, greedy: bool
+    ) -> tuple[jax.Array, Any]:
+        """Returns (actions of the role's agents [N, n, ...], inside their space, carry).
+
+        Args:
+            learned, carry: PolicyState and carry; None where nothing is learned.
+            obs: of the role's agents, leaves [N, n, ...].
+            keys: [2], for a learned policy and for anything else.
+            situation: (states of the environment [N, ...], params), for scripts.
+        """
+        space = self.policy.assignment.action_space
+        if self.kind == "learned":
+            action, carry = self.policy.algorithm.play(self.policy, learned, carry, obs, keys[:1], greedy)
+        elif self.kind == "random":
+            action = self.policy.sample_uniform(keys[1], obs)
+        else:
+            action = run_script(env, self.script, self.policy.assignment, situation, keys[1])
+        match space:
+            case Box():
+                action = space.clip(action)
+            case Discrete():
+                action = jnp.clip(action, 0, space.n - 1)
+            case MultiDiscrete():
+                action = jnp.clip(action, 0, np.array(space.nvec)[None, None] - 1)
+        return action.astype(space.dtype), carry
+
+
+def _options(policy: Policy) -> Any:
+    """Returns what of an algorithm's own options may shape its program."""
+    return static_part(policy.config.options)
+
+
+def run_script(env: Env, script: Script, assignment: Assignment, situation: tuple, key: jax.Array) -> jax.Array:
+    """Returns a script's actions for the agents of a role, in all replicas, [N, n, ...]."""
+    states, params = situation
+    num_envs = jax.tree.leaves(states)[0].shape[0]
+    act = jax.vmap(functools.partial(script, env), (0, None, 0))
+    actions = act(states, params, jax.random.split(key, num_envs))
+    if not isinstance(actions, jax.Array):
+        raise TypeError(f"a script returned a {type(actions).__name__}: must be an array, the actions of one group")
+    [segment] = assignment.segments
+    actions = actions if env.groups else actions[:, None]
+    size, space = group_sizes(env)[segment.group], assignment.action_space
+    expected = (num_envs, size, *space.shape)
+    if actions.shape != expected:
+        axes = 1 if env.groups else 2  # a single agent's has no axis of agents
+        words = f"actions of {segment.group}, from a script, of shape"
+        raise ValueError(f"{words} {actions.shape[axes:]}: must be {expected[axes:]}")
+    dtype = np.dtype(space.dtype)
+    if not np.can_cast(actions.dtype, dtype, "same_kind"):  # 0.9 would become action 0
+        raise TypeError(f"actions of {segment.group}, from a script, are {actions.dtype}: must be {dtype}")
+    return actions[:, segment.start : segment.stop]
+
+
+@dataclasses.dataclass(frozen=True)
+class Role:
+    """Some agents of one group, played together."""
+
+    name: str
+    policy: str  # of the run that defines the game
+    assignment: Assignment
+
+    @property
+    def group(self) -> str:
+        return self.assignment.segments[0].group
+
+
+def roles_of(setup: Setup) -> list[Role]:
+    """Returns a role for each policy, with its name; for each group of a policy with several: "shared/tagger"."""
+    roles = []
+    for name, policy in setup.policies.items():
+        segments = policy.assignment.segments
+        groups = list(dict.fromkeys(segment.group for segment in segments))
+        for group in groups:
+            own = tuple(segment for segment in segments if segment.group == group)
+            title = name if len(groups) == 1 else f"{name}/{group}"
+            roles.append(Role(title, name, dataclasses.replace(policy.assignment, segments=own)))
+    return roles
+
+
+@dataclasses.dataclass(frozen=True)
+class Game:
+    """The fixed part of an evaluation: equal ones share a compiled program."""
+
+    env: Env
+    casts: tuple[tuple[Actor, ...], ...]  # by role: all that may play it
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Candidate:
+    """A player who sits ready for a role: which of the role's actors it is, and what that has learned."""
+
+    player: Player
+    actor: Actor
+    learned: PolicyState | None
+
+
+def as_player(setup: Setup, player: Player | Script | str) -> Player:
+    """Returns the player of a name ("random", or a script of the environment); a bare function plays the only group."""
+    if isinstance(player, Player):
+        return player
+    if callable(player):
+        return Player(getattr(player, "__name__", "script"), script=player)
+    scripts = next((scripts for cls, scripts in SCRIPTS.items() if isinstance(setup.env, cls)), {})
+    if not isinstance(player, str):
+        words = "must be a Player (of a run: Player(name, *load_run(folder))), a name, or a function"
+        raise TypeError(f"a player of type {type(player).__name__}: {words}")
+    require_known("player", player, ["random", *scripts])
+    if player == "random":
+        return Player("random")
+    group, script = scripts[player]
+    return Player(player, script=script, group=group)
+
+
+def plays(setup: Setup, player: Player, role: Role) -> bool:
+    """Returns whether a role is one that this player can take; raises where its script's group is not known."""
+    if player.script is None:
+        return True
+    groups = group_sizes(setup.env)
+    if player.group is None and len(groups) > 1:
+        words = f"group must say whose actions its script returns ({', '.join(groups)})"
+        raise ValueError(f"player {player.name!r}: {words}")
+    if player.group is not None:
+        require_known(f"group of player {player.name!r}", player.group, groups)
+    return player.group in (None, role.group)
+
+
+def seat(setup: Setup, player: Player, role: Role) -> Candidate:
+    """Returns a player ready for a role; raises ValueError where its run is one of another game, or a population."""
+    own = dataclasses.replace(setup.policies[role.policy], assignment=role.assignment)
+    if player.script is not None:
+        return Candidate(player, Actor(own, "script", player.script), None)
+    if player.learner is None:
+        return Candidate(player, Actor(own, "random"), None)
+    theirs = player.learner.setup
+    require_same_game(setup, theirs, player.name)
+    members = player.state.num_updates.shape
+    words = "one run: of a population take a member, jax.tree.map(lambda leaf: leaf[i], states)"
+    require(members == (), f"player {player.name!r}: state of the shape", members, words)
+    name = owner(theirs, role.assignment)
+    if name is None:
+        agents = ", ".join(f"{part.group}[{part.start}:{part.stop}]" for part in role.assignment.segments)
+        names = ", ".join(theirs.policies)
+        raise ValueError(f"player {player.name!r}: none of its policies ({names}) plays all of {agents}")
+    policy = theirs.policies[name]
+    spaces = [(a.bare_space, a.action_space) for a in (policy.assignment, role.assignment)]
+    require(spaces[0] == spaces[1], f"player {player.name!r}: spaces of {name}", spaces[0], f"{spaces[1]}")
+    state = one_copy(player.state.policies[name])
+    learned = PolicyState(state.params, None, state.normalizer)  # what only learning needs stays behind
+    assignment = dataclasses.replace(policy.assignment, segments=role.assignment.segments)
+    return Candidate(player, Actor(dataclasses.replace(policy, assignment=assignment), "learned"), learned)
+
+
+def owner(setup: Setup, assignment: Assignment) -> str | None:
+    """Returns the policy that plays all agents of an assignment, or None where there is none."""
+    wanted = _agents(assignment)
+    return next((name for name, policy in setup.policies.items() if wanted <= _agents(policy.assignment)), None)
+
+
+def _agents(assignment: Assignment) -> set[tuple[str, int]]:
+    return {(part.group, i) for part in assignment.segments for i in range(part.start, part.stop)}
+
+
+def require_same_game(setup: Setup, other: Setup, name: str) -> None:
+    """Raises ValueError, naming what differs, where another run's environment has other static fields."""
+    expected, found = setup.config.env, other.config.env
+    require(found == expected, f"player {name!r}: env", found, f"{expected!r}, as that of the run it plays with")
+    for field in static_names(setup.env):
+        expected, found = getattr(setup.env, field), getattr(other.env, field)
+        require(found == expected, f"player {name!r}: {field}", found, f"{expected!r}, as in the run it plays with")
+
+
+def make_game(setup: Setup, candidates: Sequence[Sequence[Candidate]]) -> Game:
+    """Returns the fixed part of an evaluation in which each role is played by one of its candidates."""
+    return Game(setup.env, tuple(tuple(dict.fromkeys(seat.actor for seat in seats)) for seats in candidates))
+
+
+def cell_arguments(
+    game: Game, candidates: Sequence[Sequence[Candidate]], chosen: Sequence[Candidate]
+) -> tuple[list[int], list[tuple]]:
+    """Returns (for each role the index of who acts, what each of its actors has learned).
+
+    An actor that does not act in this cell holds what any candidate of its kind has learned: every cell has the same
+    shapes, and so shares one compiled program.
+    """
+    which, learned = [], []
+    for cast, seats, choice in zip(game.casts, candidates, chosen, strict=True):
+        which.append(cast.index(choice.actor))
+        holders = [choice, *seats]
+        learned.append(tuple(next(seat.learned for seat in holders if seat.actor == actor) for actor in cast))
+    return which, learned
+
+
+def empty_carries(game: Game, num_envs: int) -> list[tuple]:
+    """Returns what the actors of each role carry into the first step of an episode."""
+    return [tuple(actor.init_carry(num_envs) for actor in cast) for cast in game.casts]
+
+
+def choose_actions(
+    game: Game, which: Sequence[jax.Array], learned: Sequence[tuple], carries: Sequence[tuple], key: jax.Array,
+    obs: Any, env_states: Any, env_params: Any, greedy: bool,
+) -> tuple[Any, list[tuple]]:  # fmt: skip
+    """Returns (actions of all roles in the environment's own form, [N, ...], carries).
+
+    Args:
+        which: by role, () int32: who of its cast acts; nobody else costs anything.
+        learned, carries: by role, for each of its cast.
+        obs: in the environment's own form.
+    """
+    keys = jax.random.split(key, (len(game.casts), 2))
+    by_group, situation = to_groups(game.env, obs), (env_states, env_params)
+    actions, carries_after = {}, []
+    for i, cast in enumerate(game.casts):
+        shared = (learned[i], by_group, keys[i], situation)
+        branches = [functools.partial(_act, game.env, cast, k, greedy) for k in range(len(cast))]
+        actions[i], carry = jax.lax.switch(which[i], branches, carries[i], shared)
+        carries_after.append(carry)
+    assignments = {i: cast[0].policy.assignment for i, cast in enumerate(game.casts)}
+    return from_groups(game.env, scatter(assignments, actions)), carries_after
+
+
+def _act(
+    env: Env, cast: tuple[Actor, ...], k: int, greedy: bool, carry: tuple, shared: tuple
+) -> tuple[jax.Array, tuple]:
+    """Actor k of a cast acts; what the others carry stays as it is."""
+    learned, by_group, keys, situation = shared
+    seen = gather_observation(cast[k].policy.assignment, by_group)  # each actor as it was trained: one may see its type
+    action, after = cast[k].choose(env, learned[k], carry[k], seen, keys, situation, greedy)
+    return action, (*carry[:k], after, *carry[k + 1 :])

@@ -1,0 +1,153 @@
+"""One episode of one replica with everything that happened in it, for pictures and analysis.
+
+    episode = record_episode(*load_run("runs/mine"), jax.random.key(0))
+    episode.states.x, episode.action["runner"], episode.reward["runner"], episode.choice["runner"]["probs"]
+    episode.to_npz("episode.npz")  # also: wdjax render runs/mine --npz episode.npz
+    file = np.load("episode.npz")  # file["states/x"], file["action/runner"], file["choice/runner/probs"]; list(file)
+"""
+
+import functools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from wdjax.checks import require_integer
+from wdjax.train.evaluation.evaluate import choose_players
+from wdjax.train.evaluation.players import Game, Player, Script, choose_actions, empty_carries, make_game, roles_of
+from wdjax.train.learner.init import host_key
+from wdjax.train.learner.learner import Learner
+from wdjax.train.state.agents import gather_observation, to_groups
+from wdjax.train.state.sharding import one_copy
+from wdjax.train.state.state import TrainState
+from wdjax.vector import all_agents
+
+
+@struct.dataclass
+class Trajectory:
+    """One episode of one replica, NumPy arrays: T steps, T + 1 states, the last one that in which it ended."""
+
+    states: Any  # the environment's state, leaves [T + 1, ...]
+    action: Any  # as the environment takes it, leaves [T, ...]
+    reward: Any  # as the environment gives it, leaves [T, ...]
+    terminated: Any  # likewise, after the step
+    truncated: Any  # likewise
+    choice: dict[str, dict[str, Any]]
+    """of each policy (or role) that plays what A2C or PPO learned, [T, n, ...]: "value"; of discrete actions "probs",
+    those of all choices, of several in a row; of real ones "mean" and "std" of the normal one (before squashing)"""
+    obs: Any = None  # as the environment gives it, leaves [T, ...], what each action was chosen on; None: not asked for
+
+    def to_npz(self, path: str | Path) -> Path:
+        """Writes all arrays to a compressed file for `numpy.load`, named by their place: "states/x", "action/runner",
+        "choice/runner/probs". Returns its path."""
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "wb") as file:  # numpy would add .npz to another name
+            np.savez_compressed(file, **named_arrays(self))
+        return path
+
+
+def named_arrays(tree: Any) -> dict[str, np.ndarray]:
+    """Returns the arrays of a pytree by their place in it, "states/x"."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {"/".join(_word(part) for part in path): np.asarray(leaf) for path, leaf in leaves}
+
+
+def _without_key_type(leaf: jax.Array) -> jax.Array:
+    """Returns typed keys, which NumPy does not know, as their numbers."""
+    return jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
+
+
+def _word(part: Any) -> str:
+    return str(next(getattr(part, name) for name in ("name", "key", "idx") if hasattr(part, name)))
+
+
+def record_episode(
+    learner: Learner,
+    state: TrainState,
+    key: jax.Array,
+    greedy: bool = False,
+    random: Sequence[str] = (),
+    max_steps: int = 1_000,
+    players: Mapping[str, Player | Script | str] | None = None,
+    observations: bool = False,
+) -> Trajectory:
+    """Plays one episode and keeps everything, for pictures and analysis.
+
+    Args:
+        learner, state, key, random, players: as in `evaluate`.
+        greedy: take the most likely action (else draw it, as in training).
+        max_steps: an episode that goes on for longer is cut there.
+        observations: keep them too.
+
+    Returns:
+        a Trajectory, as long as its episode.
+
+    Raises:
+        ValueError: as `evaluate`, but not for an episode that does not end.
+    """
+    require_integer("max_steps", max_steps, 1)
+    _, chosen = choose_players(learner, state, random, players)
+    game = make_game(learner.setup, [[player] for player in chosen])
+    learned = [(player.learned,) for player in chosen]
+    recorded = _record_jit(game, learned, one_copy(state.env_params), key, greedy, max_steps, observations)
+    first, states, over, rows = jax.device_get(jax.tree.map(_without_key_type, recorded))
+    length = int(np.argmax(over)) + 1 if over.any() else max_steps
+    states = jax.tree.map(lambda start, rest: np.concatenate([start, rest[:length, 0]]), first, states)
+    rows = jax.tree.map(lambda leaf: leaf[:length, 0], rows)
+    described = zip(roles_of(learner.setup), rows.pop("choice"), strict=True)
+    return Trajectory(states, **rows, choice={role.name: own for role, own in described if own})
+
+
+@functools.partial(jax.jit, static_argnames=("game", "greedy", "max_steps", "observations"))
+def _record_jit(
+    game: Game, learned: Any, env_params: Any, key: jax.Array, greedy: bool, max_steps: int, observations: bool
+) -> tuple:
+    reset_key, step_key = jax.random.split(key)
+    who = [0] * len(game.casts)  # each role has one actor
+    obs, first = jax.tree.map(lambda leaf: leaf[None], game.env.reset(reset_key, env_params))
+
+    def step(carry: tuple, key: jax.Array) -> tuple:
+        seen, env_state, carries = carry
+        action_key, env_key = jax.random.split(key)
+        choice = describe_choices(game, learned, carries, to_groups(game.env, seen))
+        action, carries = choose_actions(game, who, learned, carries, action_key, seen, env_state, env_params, greedy)
+        obs, env_state, reward, terminated, truncated, _ = jax.vmap(game.env.step, (None, 0, 0, None))(
+            env_key, env_state, action, env_params
+        )
+        over = all_agents(jax.tree.map(jnp.logical_or, terminated, truncated))[0]
+        row = {"action": action, "reward": reward, "terminated": terminated, "truncated": truncated, "choice": choice}
+        row["obs"] = seen if observations else None
+        return (obs, env_state, carries), (env_state, over, row)
+
+    _, rows = jax.lax.scan(step, (obs, first, empty_carries(game, 1)), jax.random.split(step_key, max_steps))
+    return (first, *rows)
+
+
+def describe_choices(game: Game, learned: Any, carries: Any, obs: dict[str, Any]) -> list[dict[str, Any]]:
+    """Returns for each role what its only actor chooses from, leaves [1, n, ...]; {} where nothing was learned."""
+    described = []
+    for [actor], [state], [carry] in zip(game.casts, learned, carries, strict=True):
+        policy, known = actor.policy, actor.kind == "learned"
+        seen = gather_observation(policy.assignment, obs)
+        described.append(policy.algorithm.describe(policy, state, carry, seen) if known else {})
+    return described
+
+
+def save_episode(
+    learner: Learner, state: TrainState, path: str | Path, seed: int = 0, greedy: bool = False, fps: int = 12
+) -> Path:
+    """Plays one episode and writes it: as an animated GIF, or, where the path ends in .npz, as arrays with all that
+    happened (`Trajectory.to_npz`), observations too. Returns its path."""
+    from wdjax.rendering import save_gif
+
+    key, arrays = jax.random.fold_in(host_key(seed), 0), Path(path).suffix == ".npz"
+    episode = record_episode(learner, state, key, greedy=greedy, observations=arrays)
+    if arrays:
+        return episode.to_npz(path)
+    save_gif(path, learner.env, episode.states, jax.device_get(state.env_params), fps=fps)
+    return Path(path)

@@ -1,0 +1,1 @@
+"""The host's side of a run: chunks of updates, and what happens between them."""

@@ -1,0 +1,84 @@
+"""Programs of several updates, compiled from the shapes of a state."""
+
+import functools
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+
+from wdjax.train.devices.memory import bytes_free, bytes_needed
+from wdjax.train.devices.startup import no_garbage_collection
+from wdjax.train.kernels.layers import are_used
+from wdjax.train.learner.learner import Learner, run
+from wdjax.train.state.policy import Setup
+from wdjax.train.state.state import TrainState
+
+# how XLA orders the launches of a command buffer (a CUDA graph) that do not need each other
+SIDE_BY_SIDE = {"xla_gpu_command_buffer_scheduling_mode": "CONCURRENT"}
+ONE_BY_ONE = {"xla_gpu_command_buffer_scheduling_mode": "LHS"}
+
+
+def compile_chunk(learner: Learner, state: TrainState, num_updates: int) -> tuple[Callable, float]:
+    """Compiles `num_updates` updates into one program that donates its state. Returns (program, seconds)."""
+    return finish_chunk(*lower_chunk(learner, state, num_updates))
+
+
+@no_garbage_collection()
+def compile_and_init(
+    learner: Learner, like: TrainState, seed: int, num_updates: int
+) -> tuple[TrainState, Callable, float]:
+    """Draws a run's first state and compiles `num_updates` updates, on a GPU at the same time: each takes seconds.
+
+    Args:
+        like: `abstract_state` of the learner's setup.
+
+    Returns:
+        (state, program, seconds): learner.init(jax.random.key(seed)), and what `compile_chunk` returns.
+    """
+    lowered = lower_chunk(learner, like, num_updates)  # here: JAX's settings may be this thread's own
+    key = jax.random.key(seed)  # not before: it needs the device, which may still be reserving memory
+    # all processes compile in the same order; and for a CPU, XLA compiles on all of its cores anyway
+    if jax.process_count() > 1 or jax.default_backend() == "cpu":
+        return learner.init(key), *finish_chunk(*lowered)
+    with ThreadPoolExecutor(1) as thread:  # what ends init early waits for it: a compilation cannot be stopped
+        compiled = thread.submit(finish_chunk, *lowered)
+        return learner.init(key), *compiled.result()
+
+
+def compiler_options(setup: Setup) -> dict[str, bool | str]:
+    """Returns XLA's options for a run on a GPU in which kernels do the products: it need not try Triton's for the few
+    others, which takes it seconds, and may launch side by side what does not need each other, which takes memory.
+    """
+    by_kernels = are_used() and all(policy.kernels for policy in setup.policies.values())
+    if not by_kernels or jax.default_backend() != "gpu":
+        return {}
+    order = SIDE_BY_SIDE if setup.num_devices == 1 else {}  # not tried among collectives
+    return {"xla_gpu_enable_triton_gemm": False, **order}
+
+
+def compile_lowered(lowered: jax.stages.Lowered, options: Mapping[str, bool | str]) -> jax.stages.Compiled:
+    """Compiles with `compiler_options`; without SIDE_BY_SIDE where there is no memory for that."""
+    program = lowered.compile(compiler_options=dict(options))
+    if SIDE_BY_SIDE.items() <= options.items() and bytes_needed(program) > bytes_free():
+        return lowered.compile(compiler_options={**options, **ONE_BY_ONE})
+    return program
+
+
+def lower_chunk(
+    learner: Learner, state: TrainState, num_updates: int
+) -> tuple[jax.stages.Lowered, dict[str, bool | str], float]:
+    """Traces `num_updates` updates of states like this one. Returns (what is to be compiled, options, seconds)."""
+    start, setup = time.perf_counter(), learner.setup
+    chunk = functools.partial(run, setup, num_updates=num_updates)
+    with no_garbage_collection():
+        lowered = jax.jit(chunk, donate_argnums=0).lower(state)
+    return lowered, compiler_options(setup), time.perf_counter() - start
+
+
+def finish_chunk(
+    lowered: jax.stages.Lowered, options: Mapping[str, bool | str], seconds: float
+) -> tuple[Callable, float]:
+    """Compiles what `lower_chunk` returned. Returns (program, seconds of both)."""
+    start = time.perf_counter()
+    return compile_lowered(lowered, options), seconds + time.perf_counter() - start

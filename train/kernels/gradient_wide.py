@@ -1,0 +1,149 @@
+"""The same gradient for two wide hidden layers: two kernels, and products of what they write.
+
+The first takes a block of rows through the network and the loss and writes the hidden layers h_1, h_2 and the gradient
+of the outputs; the second goes back, dh_2 = (do W_3^T) act'(h_2), dh_1 = (dh_2 W_2^T) act'(h_1). The gradients of the
+matrices are then x^T dh_1, h_1^T dh_2 and h_2^T do, which XLA hands to its library. All that is written has the compute
+dtype, and lives for CHUNK_ROWS rows only.
+"""
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton
+
+from wdjax.train.kernels.act import first_layer, load_inputs, pieces
+from wdjax.train.kernels.gradient import BOTH, Objective, load_block, loss_sums, rows_in_memory, term_names
+from wdjax.train.kernels.layers import SLOPES, Shape, chunk_of, product, towers_of, transposed
+from wdjax.train.networks.actor_critic import ACTIVATIONS
+
+ROWS = 128  # of a program
+WARPS = 8
+CHUNK_ROWS = 2**18  # whose hidden layers are in memory at once
+
+
+def wide_gradient(
+    shape: Shape, params: Any, inputs: jax.Array, action: jax.Array, row: Mapping[str, jax.Array], objective: Objective,
+    hypers: Mapping[str, jax.Array], interpret: bool = False,
+) -> tuple[Any, dict[str, jax.Array]]:  # fmt: skip
+    """What `gradient_kernel` does, with the same arguments, for two hidden layers of up to MAX_WIDTH units."""
+    num_rows = row["live"].shape[0]
+    (tower,), back = jax.vjp(lambda params: towers_of(params, shape), params)
+    names = term_names(objective, row, hypers)
+    data, row = rows_in_memory(inputs, action, row, hypers)
+    size = min(CHUNK_ROWS, pl.cdiv(num_rows, ROWS) * ROWS)
+    run = functools.partial(
+        _chunk, shape=shape, objective=objective, hyper_names=list(hypers), size=size, num_metrics=len(names),
+        interpret=interpret,
+    )  # fmt: skip
+
+    def step(sums: Any, start: jax.Array) -> tuple[Any, None]:
+        # as data: policies that differ in their rows alone are then one kernel to compile
+        part = jnp.stack([start, jnp.int32(num_rows)])
+        return jax.tree.map(jnp.add, sums, run(part, data, row, tower)), None
+
+    starts = jnp.arange(pl.cdiv(num_rows, size), dtype=jnp.int32) * size
+    zeros = jax.tree.map(jnp.zeros_like, tower), jnp.zeros(len(names))
+    (grads, sums), _ = jax.lax.scan(step, zeros, starts)
+    return back((grads,))[0], dict(zip(names, sums, strict=True))
+
+
+def _chunk(
+    part: jax.Array, data: tuple, row: Mapping[str, jax.Array], tower: Any, *, shape: Shape, objective: Objective,
+    hyper_names: list[str], size: int, num_metrics: int, interpret: bool,
+) -> tuple[Any, jax.Array]:  # fmt: skip
+    """Returns (gradients like the tower, sums of terms) of `size` rows; `part`: [2], the first of them, and the number
+    of all rows."""
+    dtype, blocks = jnp.dtype(shape.dtype), size // ROWS
+    w1, w2, w3 = (kernel.astype(dtype) for kernel, _ in tower)
+    num_inputs = sum(width for _, width in pieces(shape.num_inputs))
+    written = lambda width: jax.ShapeDtypeStruct((size, width), dtype)  # noqa: E731
+    partial = lambda width: jax.ShapeDtypeStruct((blocks, width), jnp.float32)  # noqa: E731
+    call = functools.partial(
+        pl.pallas_call, grid=(blocks,), interpret=interpret,
+        compiler_params=triton.CompilerParams(num_warps=WARPS, num_stages=2),
+    )  # fmt: skip
+    x, h1, h2, do, db3, sums = call(
+        functools.partial(_forward, objective=objective, row_names=list(row), hyper_names=hyper_names, shape=shape),
+        out_shape=[written(num_inputs), written(w1.shape[1]), written(w2.shape[1]), written(w3.shape[1]),
+                   partial(w3.shape[1]), partial(num_metrics)],
+        name="wide_forward",
+    )(part, *data, *jax.tree.leaves(transposed((tower,), shape)), *row.values())  # fmt: skip
+    dh1, dh2, db1, db2 = call(
+        functools.partial(_backward, shape=shape),
+        out_shape=[written(w1.shape[1]), written(w2.shape[1]), partial(w1.shape[1]), partial(w2.shape[1])],
+        name="wide_backward",
+    )(do, h1, h2, w2, w3)
+    over_rows = lambda left, right: jax.lax.dot_general(  # noqa: E731
+        left, right, (((0,), (0,)), ((), ())), preferred_element_type=jnp.float32
+    )
+    grads = (
+        (jnp.pad(over_rows(x, dh1), ((0, w1.shape[0] - num_inputs), (0, 0))), db1.sum(axis=0)),
+        (over_rows(h1, dh2), db2.sum(axis=0)),
+        (over_rows(h2, do), db3.sum(axis=0)),
+    )  # fmt: skip
+    return grads, sums.sum(axis=0)
+
+
+def _forward(
+    part_ref: Any, inputs_ref: Any, action_ref: Any, hypers_ref: Any, *refs: Any, shape: Shape,
+    objective: Objective, row_names: list[str], hyper_names: list[str],
+) -> None:  # fmt: skip
+    weights, row_refs = refs[:6], dict(zip(row_names, refs[6:-6], strict=True))
+    x_ref, h1_ref, h2_ref, do_ref, db3_ref, sums_ref = refs[-6:]
+    program = pl.program_id(0)
+    index, actions, row = load_block(row_refs, action_ref, part_ref[0] + program * ROWS, ROWS, part_ref[1], shape)
+    own = pl.ds(program * ROWS, ROWS)
+    inputs, chunk = load_inputs(inputs_ref, index, shape), chunk_of(shape)
+    for piece, (first, width) in zip(inputs, pieces(shape.num_inputs), strict=True):
+        x_ref[own, first : first + width] = piece
+
+    def add(i: jax.Array, sums: jax.Array) -> jax.Array:
+        units = pl.ds(i * chunk, chunk)
+        features = first_layer(inputs, weights, units, shape).astype(h1_ref.dtype)
+        h1_ref[own, units] = features
+        return sums + product(features, weights[2][:, units].T, shape.dtype)
+
+    width = h2_ref.shape[1]
+    zeros = jnp.zeros((ROWS, width), jnp.float32)
+    h2 = jax.lax.fori_loop(0, h1_ref.shape[1] // chunk, add, zeros) + weights[3][...][None, :]
+    h2 = ACTIVATIONS[shape.activation](h2)
+    h2_ref[own, :] = h2.astype(h2_ref.dtype)
+    outputs = product(h2, weights[4][...].T, shape.dtype) + weights[5][...][None, :]
+    hypers = {name: hypers_ref[i] for i, name in enumerate(hyper_names)}
+
+    def loss(outputs: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
+        return loss_sums(outputs, actions, row, BOTH, shape, objective, hypers)
+
+    do, sums = jax.grad(loss, has_aux=True)(outputs)
+    do_ref[own, :] = do.astype(do_ref.dtype)
+    db3_ref[program, :] = jnp.sum(do, axis=0)
+    for i, values in enumerate(jax.tree.leaves(sums)):
+        sums_ref[program, i] = jnp.sum(values)
+
+
+def _backward(
+    do_ref: Any, h1_ref: Any, h2_ref: Any, w2_ref: Any, w3_ref: Any, dh1_ref: Any, dh2_ref: Any, db1_ref: Any,
+    db2_ref: Any, *, shape: Shape,
+) -> None:  # fmt: skip
+    program = pl.program_id(0)
+    own = pl.ds(program * ROWS, ROWS)
+    slope, chunk = SLOPES[shape.activation], chunk_of(shape)
+    do = do_ref[own, :]
+
+    def add(i: jax.Array, sums: jax.Array) -> jax.Array:
+        units = pl.ds(i * chunk, chunk)
+        dh2 = product(do, w3_ref[units, :].T, shape.dtype) * slope(h2_ref[own, units].astype(jnp.float32))
+        db2_ref[program, units] = jnp.sum(dh2, axis=0)
+        dh2 = dh2.astype(dh2_ref.dtype)
+        dh2_ref[own, units] = dh2
+        return sums + product(dh2, w2_ref[:, units].T, shape.dtype)
+
+    zeros = jnp.zeros((ROWS, h1_ref.shape[1]), jnp.float32)
+    dh1 = jax.lax.fori_loop(0, h2_ref.shape[1] // chunk, add, zeros)
+    dh1 = dh1 * slope(h1_ref[own, :].astype(jnp.float32))
+    db1_ref[program, :] = jnp.sum(dh1, axis=0)
+    dh1_ref[own, :] = dh1.astype(dh1_ref.dtype)

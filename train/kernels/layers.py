@@ -1,0 +1,202 @@
+"""What the kernels of feed-forward policies share: the network as towers of layers, in memory and in a kernel.
+
+A tower is hidden layers and a linear one behind them. An actor-critic with one trunk is one tower whose last layer
+holds the columns of the policy and then that of the value; one with two trunks is two towers. Matrices are padded with
+zeros to powers of two, as Triton wants them: what is padded computes act(0) = 0 and has no effect.
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.pallas import triton
+
+from wdjax.kernels.support import can_run_kernels
+from wdjax.spaces import Dict
+from wdjax.train.config.schema import PolicyConfig
+from wdjax.train.networks.distributions import Categorical, Distribution
+from wdjax.train.networks.encoders import MASK, FlatEncoder, encode, encoded_size
+from wdjax.train.state.agents import Assignment
+from wdjax.train.state.policy import Policy
+from wdjax.train.state.state import PolicyState
+
+MIN_SIZE = 16  # of a matrix in a kernel: what tensor cores take
+MAX_OUTPUTS = 128  # columns of a tower's last layer
+MAX_WIDTH = 256  # of a hidden layer
+MAX_INDEX = 2**31 - 1  # numbers of an array that a kernel can reach
+NARROW = 2**14  # numbers in all padded matrices up to which gradients stay in registers
+CHUNK = {"float32": 32, "bfloat16": 64}  # units of the first hidden layer that are in registers at once
+
+# act'(x) as a function of act(x)
+SLOPES = {"relu": lambda h: (h > 0).astype(h.dtype), "tanh": lambda h: 1.0 - h * h}
+
+Tower = tuple[tuple[jax.Array, jax.Array], ...]
+"""(kernel [inputs, outputs], bias [outputs]) of each layer, padded"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """What of a policy fixes its kernels."""
+
+    num_inputs: int
+    hidden: tuple[int, ...]  # widths of the hidden layers, as configured
+    sizes: tuple[int, ...]  # of the categorical components of an action
+    scalar: bool  # whether an action is one number and not a row of them
+    shared: bool  # one trunk for policy and value
+    activation: str
+    dtype: str  # of the hidden layers' products: float32 or bfloat16
+
+    @property
+    def num_outputs(self) -> int:
+        return sum(self.sizes)
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Of the layers in a kernel, from the inputs to the outputs."""
+        outputs = self.num_outputs + 1 if self.shared else self.num_outputs
+        return tuple(padded(size) for size in (self.num_inputs, *self.hidden, outputs))
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether a program can hold the gradients of all matrices."""
+        towers = 1 if self.shared else 2
+        return towers * sum(math.prod(pair) for pair in zip(self.widths, self.widths[1:], strict=False)) <= NARROW
+
+    @property
+    def components(self) -> list[tuple[int, int]]:
+        """(first column, number of columns) of each component of an action."""
+        return [(sum(self.sizes[:i]), size) for i, size in enumerate(self.sizes)]
+
+
+def padded(size: int) -> int:
+    """Returns the power of two, at least MIN_SIZE, that holds a size."""
+    return max(MIN_SIZE, 1 << (size - 1).bit_length())
+
+
+def shape_of(config: PolicyConfig, assignment: Assignment, distribution: Distribution, encoder: type) -> Shape | None:
+    """Returns what fixes the kernels of a policy, or None where there are none for it."""
+    network, space = config.network, assignment.observation_space
+    own_encoder = encoder is not FlatEncoder or (isinstance(space, Dict) and MASK in space.spaces)
+    if own_encoder or network.recurrent_size or not isinstance(distribution, Categorical):
+        return None
+    widths = network.hidden_sizes
+    if not widths or max(widths) > MAX_WIDTH or distribution.num_outputs >= MAX_OUTPUTS:
+        return None
+    shape = Shape(
+        encoded_size(space), tuple(widths), distribution.sizes, distribution.scalar, network.shared_trunk,
+        network.activation, network.compute_dtype,
+    )  # fmt: skip
+    if shape.is_narrow:
+        return shape if shape.dtype == "float32" else None
+    takes_wide = shape.shared and len(widths) == 2 and min(widths) >= 64 and shape.activation in ("relu", "tanh")
+    return shape if takes_wide and shape.num_inputs <= MAX_WIDTH else None
+
+
+def are_used() -> bool:
+    """Returns whether kernels are tried at all: there is a GPU that takes them, products may round to tf32 as they do
+    (by default), and nobody looks for keys that are used twice, as `--debug` does.
+
+    Said before anything is traced: on a CPU, tracing them would be time lost.
+    """
+    rounds = jax.config.jax_default_matmul_precision in (None, "default", "tensorfloat32")
+    on_gpu = jax.default_backend() != "cpu" and can_run_kernels()
+    return on_gpu and rounds and not jax.config.jax_debug_key_reuse
+
+
+def reaches(shape: Shape, num_rows: int) -> bool:
+    """Returns whether kernels can count the numbers of so many observations."""
+    return num_rows * max(shape.num_inputs, len(shape.sizes)) <= MAX_INDEX
+
+
+def inputs_of(policy: Policy, state: PolicyState, obs: Any) -> jax.Array:
+    """Returns what the first layer sees of observations, leaves [..., *part], as rows [R, num_inputs]."""
+    seen, _ = policy.inputs(state, obs)
+    rows = encode(policy.assignment.observation_space, seen)
+    return rows.reshape(-1, rows.shape[-1])
+
+
+def towers_of(params: Any, shape: Shape) -> tuple[Tower, ...]:
+    """Returns the parameters of an actor-critic as padded towers: linear, its transposition takes gradients back."""
+    hidden = lambda trunk: [params[trunk]["mlp"][f"layer_{i}"] for i in range(len(shape.hidden))]  # noqa: E731
+    heads = [params["policy_head"], params["value_head"]]
+    if shape.shared:
+        joined = jax.tree.map(lambda *leaves: jnp.concatenate(leaves, axis=-1), *heads)
+        return (_padded_tower([*hidden("trunk"), joined], shape),)
+    return tuple(
+        _padded_tower([*hidden(trunk), head], shape)
+        for trunk, head in zip(("trunk", "value_trunk"), heads, strict=True)
+    )
+
+
+def _padded_tower(layers: list[dict[str, jax.Array]], shape: Shape) -> Tower:
+    tower = []
+    for layer, rows, columns in zip(layers, shape.widths, shape.widths[1:], strict=False):
+        kernel, bias = layer["kernel"], layer["bias"]
+        kernel = jnp.pad(kernel, ((0, rows - kernel.shape[0]), (0, columns - kernel.shape[1])))
+        tower.append((kernel, jnp.pad(bias, (0, columns - bias.shape[0]))))
+    return tuple(tower)
+
+
+def transposed(towers: tuple[Tower, ...], shape: Shape) -> tuple[Tower, ...]:
+    """Returns towers with matrices [outputs, inputs] in the compute dtype: tensor cores sum over the last axis."""
+    return tuple(tuple((kernel.T.astype(shape.dtype), bias) for kernel, bias in tower) for tower in towers)
+
+
+# In a kernel.
+
+
+def chunk_of(shape: Shape) -> int:
+    """Returns how many units of the first hidden layer are computed at once."""
+    return min(CHUNK[shape.dtype], shape.widths[1])
+
+
+def load_rows(ref: Any, rows: jax.Array, first: int, width: int, num_columns: int) -> jax.Array:
+    """Reads columns from `first` on of rows of a matrix that lies flat in memory, 0 beyond its last column."""
+    columns = first + jax.lax.broadcasted_iota(jnp.int32, (rows.shape[0], width), 1)
+    index = rows[:, None] * num_columns + jnp.minimum(columns, num_columns - 1)
+    return triton.load(ref.at[index], mask=columns < num_columns, other=0.0)
+
+
+def product(left: jax.Array, right: jax.Array, dtype: str) -> jax.Array:
+    """Returns left @ right, [B, n] float32, of numbers rounded to `dtype`."""
+    return jnp.dot(left.astype(dtype), right.astype(dtype), preferred_element_type=jnp.float32)
+
+
+def component_columns(outputs: jax.Array, first: int, size: int) -> tuple[jax.Array, jax.Array]:
+    """Returns ([B, columns] bool: those of one component; the largest of its logits, [B, 1])."""
+    columns = jax.lax.broadcasted_iota(jnp.int32, outputs.shape, 1)
+    inside = (columns >= first) & (columns < first + size)
+    top = jnp.max(jnp.where(inside, jax.lax.stop_gradient(outputs), -jnp.inf), axis=1)
+    return inside, top[:, None]
+
+
+def log_probs(outputs: jax.Array, first: int, size: int) -> tuple[jax.Array, jax.Array]:
+    """Returns ([B, columns] bool: those of one component; log softmax of its logits, of 0 elsewhere)."""
+    inside, top = component_columns(outputs, first, size)
+    shifted = jnp.where(inside, outputs - top, 0.0)
+    total = jnp.sum(jnp.where(inside, jnp.exp(shifted), 0.0), axis=1)
+    return inside, jnp.where(inside, shifted - jnp.log(total)[:, None], 0.0)
+
+
+def log_prob_and_entropy(outputs: jax.Array, actions: list[jax.Array], shape: Shape) -> tuple[jax.Array, jax.Array]:
+    """Returns log pi(action) and the entropy, [B] each: `Categorical`'s, for logits in the columns of a block.
+
+    Args:
+        outputs: [B, columns].
+        actions: of each component, [B] int32.
+    """
+    columns = jax.lax.broadcasted_iota(jnp.int32, outputs.shape, 1)
+    log_prob = entropy = jnp.zeros(outputs.shape[:1])
+    for (first, size), action in zip(shape.components, actions, strict=True):
+        inside, log = log_probs(outputs, first, size)
+        log_prob += jnp.sum(jnp.where(columns == first + action[:, None], log, 0.0), axis=1)
+        entropy -= jnp.sum(jnp.where(inside, jnp.exp(log) * log, 0.0), axis=1)
+    return log_prob, entropy
+
+
+def column(outputs: jax.Array, place: int) -> jax.Array:
+    """Returns one column of a block, [B]."""
+    columns = jax.lax.broadcasted_iota(jnp.int32, outputs.shape, 1)
+    return jnp.sum(jnp.where(columns == place, outputs, 0.0), axis=1)

@@ -1,0 +1,1 @@
+"""The learner: rollouts and updates as one program."""

@@ -1,0 +1,94 @@
+"""The state at the start of a run."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import SingleDeviceSharding
+
+from wdjax.train.config.schema import TrainConfig
+from wdjax.train.devices.startup import no_garbage_collection
+from wdjax.train.rollout.self_play import PRESENT, new_pool
+from wdjax.train.state.agents import to_groups
+from wdjax.train.state.policy import Policy, Setup
+from wdjax.train.state.registry import make_hypers
+from wdjax.train.state.sharding import device_of_new_arrays, state_shardings
+from wdjax.train.state.state import Memory, PolicyState, TrainState
+
+
+def init(setup: Setup, key: jax.Array, loaded: Mapping[str, PolicyState] | None = None) -> TrainState:
+    """Returns the state at the start of a run: new networks and optimizers, every replica reset.
+
+    `loaded` is what policies with a checkpoint begin with (`Learner.loaded`); without it they begin like all others.
+    """
+    network_key, replica_key, run_key = jax.random.split(key, 3)
+    network_keys = jax.random.split(network_key, len(setup.policies))
+    loaded = loaded or {}
+    learned = {
+        name: init_policy(policy, network_keys[i], loaded.get(name))
+        for i, (name, policy) in enumerate(setup.policies.items())
+    }
+    config = setup.config
+    env_params = jax.tree.map(jnp.asarray, setup.env_params)
+    obs, replicas = setup.replicas.reset(replica_key, env_params)
+    return TrainState(
+        policies=learned,
+        memory={name: init_memory(policy, config) for name, policy in setup.policies.items()},
+        hypers={name: make_hypers(policy.config) for name, policy in setup.policies.items()},
+        env_params=env_params,
+        replicas=replicas,
+        obs=to_groups(setup.env, obs),
+        live=jax.tree.map(lambda sums: jnp.ones(sums.shape, bool), to_groups(setup.env, replicas.episode_return)),
+        key=run_key,
+        num_updates=jnp.int32(0),
+    )
+
+
+@no_garbage_collection()
+def abstract_state(setup: Setup) -> TrainState:
+    """Returns the shapes and dtypes of a run's state, and where it lies."""
+    # not Learner.init: the shapes need no checkpoint of another run, which may be gone
+    state = jax.eval_shape(lambda: init(setup, jax.random.key(0)))
+    place = state_shardings(setup.num_devices) or SingleDeviceSharding(device_of_new_arrays())
+
+    def put(place: jax.sharding.Sharding, part: Any) -> Any:
+        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), part)
+
+    return jax.tree.map(put, place, state)
+
+
+def init_policy(policy: Policy, key: jax.Array, loaded: PolicyState | None = None) -> PolicyState:
+    """Returns new parameters for a policy, or loaded ones, and its optimizer's state where it learns."""
+    if loaded is None:
+        network = policy.algorithm.make_network(policy.config, policy.assignment, nnx.Rngs(key))
+        state = policy.algorithm.init(policy, nnx.to_pure_dict(nnx.state(network, nnx.Param)))
+    else:
+        state = with_counts(policy.algorithm.init(policy, loaded.params), loaded)
+    size = policy.config.past_selves
+    return state.replace(past=new_pool(state, size)) if size else state
+
+
+def with_counts(state: PolicyState, loaded: PolicyState) -> PolicyState:
+    """Returns the state of a new policy that was made with loaded parameters, with what else it was loaded with: the
+    normaliser's statistics and the number of gradient steps, as far as both have them."""
+    normalizer, theirs = state.normalizer, loaded.normalizer
+    if normalizer is not None and theirs is not None:
+        keeps_own = normalizer.reward is None or theirs.reward is None
+        normalizer = theirs.replace(reward=normalizer.reward) if keeps_own else theirs
+    counted = state.gradient_steps is not None and loaded.gradient_steps is not None
+    gradient_steps = loaded.gradient_steps if counted else state.gradient_steps
+    return state.replace(normalizer=normalizer, gradient_steps=gradient_steps)
+
+
+def init_memory(policy: Policy, config: TrainConfig) -> Memory:
+    """Returns what a policy keeps for every replica, at the start of a run."""
+    memory = policy.algorithm.init_memory(policy, config)
+    return memory.replace(member=jnp.full(config.blocks, PRESENT, jnp.int32)) if policy.config.past_selves else memory
+
+
+def host_key(seed: int) -> jax.Array:
+    """Returns a key for what the host plays beside the run. `init` splits the seed's own key, and split(key, n)[i] is
+    fold_in(key, i): only a large number is sure to give another stream."""
+    return jax.random.fold_in(jax.random.key(seed), 2**31)

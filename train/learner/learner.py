@@ -1,0 +1,150 @@
+"""The learner: rollout and updates of all policies as one compiled program, and a run as one scan over it."""
+
+import dataclasses
+import functools
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from wdjax.env import Env
+from wdjax.train.config.schema import TrainConfig
+from wdjax.train.devices.collectives import num_shards, total
+from wdjax.train.devices.packing import Packed, pack, unpack
+from wdjax.train.kernels.rollout import play_by_kernel
+from wdjax.train.learner.bad_numbers import commit, first_bad, look_at_rows, look_at_steps
+from wdjax.train.learner.init import init
+from wdjax.train.learner.setup import make_setup
+from wdjax.train.learner.warm_start import begin_elsewhere, load_policies
+from wdjax.train.rollout.metrics import Metrics, episode_metrics
+from wdjax.train.rollout.scan import rollout
+from wdjax.train.rollout.self_play import PRESENT, remember
+from wdjax.train.state.hypers import Hypers, logged_schedules
+from wdjax.train.state.policy import Setup
+from wdjax.train.state.rows import Rollout
+from wdjax.train.state.sharding import spread, state_shardings
+from wdjax.train.state.state import PolicyState, TrainState, current_hypers
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Learner:
+    """A training run as pure, jitted functions of its state. None of them donates: a notebook cell can run twice."""
+
+    setup: Setup
+    init: Callable[..., TrainState]
+    """init(key) -> TrainState"""
+    update: Callable[..., tuple[TrainState, Metrics]]
+    """update(state) -> (state, metrics): one rollout and its updates"""
+    run: Callable[..., tuple[TrainState, Metrics]]
+    """run(state, num_updates=n) -> (state, metrics with a leading [n]): a scan over update"""
+    loaded: Callable[[], Mapping[str, PolicyState]] = dict
+    """loaded() -> what policies with a checkpoint begin with, by name, as NumPy arrays; read when first asked for"""
+
+    @property
+    def config(self) -> TrainConfig:
+        return self.setup.config
+
+    @property
+    def env(self) -> Env:
+        return self.setup.env
+
+    @property
+    def env_params(self) -> Any:
+        return self.setup.env_params
+
+
+def make_learner(config: TrainConfig) -> Learner:
+    """Builds the learner of a configuration.
+
+    Returns:
+        a Learner; its functions compile when first called, and work under vmap: a population is a TrainState whose
+        leaves have a leading axis.
+
+    Raises:
+        ValueError, TypeError: for a configuration that does not fit, before anything is traced.
+        OSError: where jax cannot use a device that it is made for.
+    """
+    return learner_of(make_setup(config))
+
+
+def learner_of(setup: Setup) -> Learner:
+    """Returns the learner of what `make_setup` has made."""
+    start = jax.jit(functools.partial(init, setup), out_shardings=state_shardings(setup.num_devices))
+    loaded = functools.cache(functools.partial(load_policies, setup))
+    return Learner(
+        setup=setup,
+        init=functools.partial(load_and_init, start, loaded) if begin_elsewhere(setup) else start,
+        update=jax.jit(functools.partial(update, setup)),
+        run=jax.jit(functools.partial(run, setup), static_argnames="num_updates"),
+        loaded=loaded,
+    )
+
+
+def load_and_init(start: Callable, loaded: Callable[[], Mapping[str, PolicyState]], key: jax.Array) -> TrainState:
+    """`init`, jitted as `start`, of a run whose policies begin with checkpoints: they are read at the first call."""
+    return start(key, loaded())
+
+
+def update(setup: Setup, state: TrainState) -> tuple[TrainState, Metrics]:
+    """One rollout of all replicas, then the updates of every policy that learns from its own rows."""
+    return spread(setup, update_share, state)
+
+
+def update_share(setup: Setup, state: TrainState) -> tuple[TrainState, Metrics]:
+    """`update` on one device, with the replicas that it holds."""
+    rollout_key, update_key, next_key = jax.random.split(state.key, 3)
+    before, hypers = state, current_hypers(setup.config, state)
+    state, played = rollout(setup, state, rollout_key, play_by_kernel)
+    metrics = episode_metrics(played, setup.env.info_ratios)
+    state, own, code = learn(setup, state, hypers, played, update_key)
+    after = state.replace(key=next_key, num_updates=state.num_updates + 1)
+    return commit(setup, before, after, code), {**metrics, **own, "bad_numbers": code}
+
+
+def learn(
+    setup: Setup, state: TrainState, hypers: Mapping[str, Hypers], played: Rollout, key: jax.Array
+) -> tuple[TrainState, Metrics, jax.Array]:
+    """Every policy that learns does so from its own rows of a rollout, the state being that after it.
+
+    Returns:
+        (state, metrics, code: () int32, what of them is not finite (train/learner/bad_numbers.py)).
+    """
+    num_blocks = setup.config.blocks // num_shards()
+    policies, memory, metrics = dict(state.policies), dict(state.memory), {}
+    policy_keys = jax.random.split(key, len(setup.policies))
+    bad_rows, bad_steps = [], []
+    for i, (name, policy) in enumerate(setup.policies.items()):
+        if not policy.config.trainable:
+            continue
+        past = policies[name].past  # which no algorithm needs to carry through its steps
+        new, memory[name], own = policy.algorithm.update(
+            policy, policies[name].replace(past=None), memory[name], hypers[name], played, policy_keys[i], num_blocks
+        )
+        bad_rows.append(look_at_rows(policy, played))
+        bad_steps.append(look_at_steps(policy, policies[name], new, own))
+        if policy.config.past_selves:
+            own["past_self_blocks"] = total(jnp.sum(memory[name].member != PRESENT))
+            new, memory[name] = remember(
+                new.replace(past=past), memory[name], state.num_updates + 1, policy.config.past_selves_every
+            )
+        policies[name] = new
+        for scheduled in logged_schedules(policy.config, policy.algorithm.takes):
+            own[scheduled.split(".")[-1]] = operator.attrgetter(scheduled)(hypers[name])
+        metrics |= {f"{name}/{key}": value for key, value in own.items()}
+    return state.replace(policies=policies, memory=memory), metrics, first_bad(bad_rows, bad_steps)
+
+
+def run(setup: Setup, state: TrainState, num_updates: int) -> tuple[TrainState, Metrics]:
+    """`num_updates` updates as one scan; run(a) then run(b) equals run(a + b)."""
+
+    def scan(setup: Setup, state: TrainState) -> tuple[TrainState, Metrics]:
+        def step(state: TrainState, _: None) -> tuple[TrainState, Packed]:
+            state, metrics = update_share(setup, state)
+            return state, pack(metrics)  # else stacking them is a kernel for each
+
+        state, metrics = jax.lax.scan(step, state, length=num_updates)
+        return state, unpack(metrics)
+
+    return spread(setup, scan, state)

@@ -1,0 +1,55 @@
+"""From a configuration to the fixed part of a run."""
+
+from typing import Any
+
+import jax
+from flax import nnx
+
+from wdjax.env import Env
+from wdjax.spaces import sample_shapes
+from wdjax.train.config.schema import TrainConfig
+from wdjax.train.devices.startup import wake_device
+from wdjax.train.learner.validate import validate
+from wdjax.train.networks.actor_critic import without_mask
+from wdjax.train.networks.distributions import make_distribution
+from wdjax.train.networks.encoders import check_encoder, encoder_class
+from wdjax.train.state.agents import Assignment
+from wdjax.train.state.policy import Policy, Setup
+from wdjax.train.state.registry import find_algorithm, read_config
+from wdjax.train.state.sharding import choose_devices
+from wdjax.vector import ResetPool, vectorize
+
+
+def make_setup(config: TrainConfig) -> Setup:
+    """Checks a configuration and builds the fixed part of a run from it."""
+    config = read_config(config)  # one that was built in Python may hold any type
+    env, env_params, assignments = validate(config)
+    wake_device().result()
+    require_spaces(env, env_params)
+    reset = config.reset if isinstance(config.reset, str) else ResetPool(config.reset)
+    replicas = vectorize(env, config.num_envs, reset)
+    policies = {name: make_policy(name, config, assignment) for name, assignment in assignments.items()}
+    return Setup(config, env, env_params, replicas, policies, choose_devices(config))
+
+
+def require_spaces(env: Env, params: Any) -> None:
+    """Raises ValueError where what `reset` returns has not the shape that the observation space says."""
+    obs, _ = jax.eval_shape(lambda params: env.reset(jax.random.key(0), params), params)
+    sample = sample_shapes(env.observation_space(params))
+    returned, promised = (jax.tree.map(lambda leaf: leaf.shape, tree) for tree in (obs, sample))
+    if returned != promised:
+        raise ValueError(
+            f"{type(env).__name__}: reset returns observations of shape {returned}, observation_space says {promised}"
+        )
+
+
+def make_policy(name: str, config: TrainConfig, assignment: Assignment) -> Policy:
+    """Returns the fixed part of a policy: its algorithm, distribution and the structure of its network."""
+    own = config.policies[name]
+    algorithm = find_algorithm(own.algorithm)
+    check_encoder(f"policies.{name}.network", own.network, without_mask(assignment.observation_space))
+    network = nnx.eval_shape(lambda: algorithm.make_network(own, assignment, nnx.Rngs(jax.random.key(0))))
+    distribution = make_distribution(assignment.action_space, own.action_distribution)
+    encoder = encoder_class(own.network.encoder)
+    kernels = algorithm.make_kernels(own, assignment, distribution, encoder) if config.kernels else None
+    return Policy(name, own, assignment, algorithm, distribution, nnx.graphdef(network), encoder, kernels)

@@ -1,0 +1,103 @@
+"""Policies that begin with what another run has learned: `checkpoint` of a policy, "RUN[@CHECKPOINT][:POLICY]"."""
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from wdjax.checks import require_known
+from wdjax.spaces import Box, Dict, Space
+from wdjax.train.config.facts import read_part
+from wdjax.train.learner.init import init_policy
+from wdjax.train.learner.saved import read_named
+from wdjax.train.state.policy import Policy, Setup
+from wdjax.train.state.state import PolicyState, TrainState
+
+
+def parse_checkpoint(text: str) -> tuple[str, str]:
+    """Returns ("runs/a@best", "runner") of "runs/a@best:runner"; the second is "" where no policy is named."""
+    run, colon, policy = text.rpartition(":")
+    if not colon or "/" in policy or "\\" in policy:  # the colon of C:\runs
+        return text, ""
+    return run, policy
+
+
+def begin_elsewhere(setup: Setup) -> bool:
+    """Returns whether a policy begins with a checkpoint."""
+    return any(policy.config.checkpoint for policy in setup.policies.values())
+
+
+def load_policies(setup: Setup) -> dict[str, PolicyState]:
+    """`read_policies`, also where somebody's jit or vmap is being traced: in a thread of its own nothing is."""
+    if not begin_elsewhere(setup):
+        return {}
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(read_policies, setup).result()
+
+
+def read_policies(setup: Setup) -> dict[str, PolicyState]:
+    """Reads the checkpoints that a configuration names.
+
+    Returns:
+        policy -> parameters, normaliser statistics and (DDPG) the number of gradient steps, as NumPy arrays, of those
+        policies that have a checkpoint.
+
+    Raises:
+        ValueError, FileNotFoundError: naming the field, where there is no such run, checkpoint or policy, or it has
+            learned with another network, other spaces or another kind of algorithm.
+    """
+    runs: dict[str, tuple[Setup, TrainState]] = {}
+    loaded = {}
+    for name, policy in setup.policies.items():
+        text = policy.config.checkpoint
+        if not text:
+            continue
+        field = f"policies.{name}.checkpoint = {text!r}"
+        run, wanted = parse_checkpoint(text)
+        if run not in runs:
+            try:
+                runs[run] = read_named(run)
+            except (ValueError, TypeError, FileNotFoundError) as error:
+                raise type(error)(f"{field}: {error}") from error
+        other, state = runs[run]
+        require_known(f"policy in {field}:", wanted or name, state.policies)
+        theirs = state.policies[wanted or name]
+        require_same_policy(field, policy, other.policies[wanted or name])
+        require_same_shapes(field, policy, theirs.params)
+        kept = PolicyState(theirs.params, None, theirs.normalizer, gradient_steps=theirs.gradient_steps)
+        loaded[name] = jax.device_get(kept)
+    return loaded
+
+
+def require_same_policy(field: str, policy: Policy, theirs: Policy) -> None:
+    """Raises ValueError, naming what differs, where parameters of one policy mean nothing to another."""
+    path = f"policies.{policy.name}"
+    if type(policy.algorithm).make_network is not type(theirs.algorithm).make_network:
+        own, other = policy.config.algorithm, theirs.config.algorithm
+        raise ValueError(f"{path}.algorithm = {own!r}: must be {other!r}, as that of {field}")
+    own, other = (read_part(p.config) for p in (policy, theirs))
+    for name, value in own.items():
+        if value != other[name]:
+            raise ValueError(f"{path}.{name} = {value!r}: must be {other[name]!r}, as that of {field}")
+    mine, his = ([part.group for part in p.assignment.types] for p in (policy, theirs))
+    if mine != his:
+        raise ValueError(f"{path}.agents: its types of agents are {mine}, must be {his} in this order, as of {field}")
+    for kind in ("observation_space", "action_space"):
+        mine, his = (getattr(p.assignment, kind) for p in (policy, theirs))
+        if _form(mine) != _form(his):
+            raise ValueError(f"{field}: its {kind.replace('_', ' ')} is {his}, that of {path} {mine}")
+
+
+def require_same_shapes(field: str, policy: Policy, params: Any) -> None:
+    """Raises ValueError where parameters have other shapes than a policy's own: a class of one's own has changed."""
+    own = jax.eval_shape(lambda: init_policy(policy, jax.random.key(0))).params
+    if jax.tree.map(jnp.shape, params) != jax.tree.map(jnp.shape, own):
+        raise ValueError(f"{field}: its parameters have other shapes than those of policies.{policy.name}")
+
+
+def _form(space: Space) -> Any:
+    """Returns a space without its bounds: in another version of a game they may be others."""
+    if isinstance(space, Dict):
+        return [(name, _form(part)) for name, part in space.spaces.items()]  # in their order, which is the network's
+    return (space.shape, jnp.dtype(space.dtype)) if isinstance(space, Box) else space

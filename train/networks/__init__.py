@@ -1,0 +1,1 @@
+"""Networks: encoders, hidden layers, heads, and the distributions of actions."""

@@ -1,0 +1,365 @@
+"""Encoders: what turns one agent's observation into a row of numbers, the place for a network of one's own.
+
+In a preset an encoder is a name of ENCODERS, or "package.module:Class"; its options are `network.encoder_options`:
+
+    network: {encoder: deep_sets, encoder_options: {pool: mean}, hidden_sizes: [64]}
+    network: {encoder: "mypackage.networks:MyEncoder", encoder_options: {width: 32}}
+
+What a network of one's own must be, whole, stands at `Encoder`; experiments/examples/own_network.py trains one.
+"""
+
+import functools
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from wdjax.checks import did_you_mean, require, require_integer, require_known
+from wdjax.env import Env
+from wdjax.envs.tag import TagContinuous
+from wdjax.spaces import Box, Dict, Discrete, MultiDiscrete, Space, sample_shapes
+from wdjax.train.config.reading import import_named
+from wdjax.train.config.schema import NetworkConfig
+from wdjax.train.networks.linear import orthogonal
+
+MASK = "action_mask"
+AGENT_TYPE = "agent_type"  # beside "obs": which of its policy's selectors an agent belongs to (agent_type_feature)
+TAG_LAYOUT = "wdjax.envs.tag.continuous:split_observation"
+
+
+class Encoder(Protocol):
+    """What a network of one's own provides: an nnx.Module, named in a preset or with `register_encoder`.
+
+        class MyEncoder(nnx.Module):
+            def __init__(self, observation_space, width=64, *, rngs):   # `width` comes from network.encoder_options
+                self.layer = nnx.Linear(observation_space.shape[-1], width, rngs=rngs)
+                self.num_features = width
+
+            def __call__(self, obs):                                    # leaves [..., *part of the space]
+                return jax.nn.relu(self.layer(obs))                     # [..., num_features] float32
+
+    What it is given: `observation_space` is that of one agent, without its action mask; of a policy with
+    `agent_type_feature` it is Dict({"obs": ..., "agent_type": Discrete}). Options come by keyword from
+    `network.encoder_options`, random streams as the keyword `rngs`. `obs` are observations of that space, leaves with
+    any leading axes (replicas and agents, rows of a minibatch, steps): what it computes for one must not depend on the
+    others. Where the policy has `normalize_observation` they are shifted and scaled; one that cannot read such numbers
+    says so with a class attribute `needs_raw = True`, and is then refused together with that option.
+
+    What it returns: float32 features, `num_features` of them in the last axis, a whole number set in __init__.
+
+    What follows it, in every algorithm: hidden layers (`hidden_sizes`, which may be empty), a GRU where
+    `recurrent_size` asks for one, and the heads for actions and value. Separate trunks and the networks of DDPG have an
+    encoder each. Everything that it keeps in arrays is an nnx.Param: there is no place for running statistics or random
+    streams, and it is called with gradients. All this is checked when a learner is made (`check_encoder`).
+    """
+
+    num_features: int
+
+    def __call__(self, obs: Any) -> jax.Array: ...
+
+
+class FlatEncoder(nnx.Module):
+    """Lays an observation out in a row of numbers: `encode`."""
+
+    def __init__(self, observation_space: Space, *, rngs: nnx.Rngs):
+        self.space = observation_space
+        self.num_features = encoded_size(observation_space)
+
+    def __call__(self, obs: Any) -> jax.Array:
+        return encode(self.space, obs)
+
+
+class DeepSets(nnx.Module):
+    """Sees the other agents as a set: whoever stands where in the observation, the numbers are the same,
+
+        [pool_i phi(x_i), own],  phi a network of `depth` layers, the pool over the agents x_i that are present.
+
+    Args:
+        observation_space: of one agent.
+        width: of each layer of phi, and of what is pooled.
+        depth: layers of phi.
+        pool: max, mean or sum; 0 where nobody is present.
+        split: "package.module:function", the environment's word on its layout: obs -> (others [..., k, features],
+            present [..., k] bool, own [..., m]). tag_continuous's unless told.
+        rngs: flax's random streams.
+
+    Source: Zaheer, Kottur, Ravanbakhsh, Poczos, Salakhutdinov, Smola, "Deep Sets" (2017), theorem 2; the network behind
+    it (`hidden_sizes`) is their rho.
+    """
+
+    needs_raw = True  # who is absent is told by zeros
+
+    def __init__(
+        self,
+        observation_space: Space,
+        width: int = 64,
+        depth: int = 2,
+        pool: str = "max",
+        split: str = TAG_LAYOUT,
+        *,
+        rngs: nnx.Rngs,
+    ):
+        require_known("pool", pool, POOLS)
+        self.parts = SetParts(observation_space, split)
+        self.phi = SetLayers(self.parts.num_other, width, depth, rngs=rngs)
+        self.pool = pool
+        self.num_features = width + self.parts.num_own
+
+    def __call__(self, obs: Any) -> jax.Array:
+        others, present, own = self.parts(obs)
+        return jnp.concatenate([POOLS[self.pool](self.phi(others), present[..., None]), own], axis=-1)
+
+
+class Attention(nnx.Module):
+    """Sees the other agents as a set and weighs them: attention with one query, which depends on what is one's own,
+
+        [sum_i softmax_i(q(own) . k(x_i) / sqrt(width / num_heads)) v(x_i), own]  for each of `num_heads` heads,
+
+    over the agents x_i that are present, each through `depth` layers first; 0 where nobody is.
+
+    Args:
+        observation_space, split, rngs: as those of DeepSets.
+        width: of each layer, and of all heads together.
+        depth: layers before keys and values.
+        num_heads: must divide width.
+
+    Source: Lee, Lee, Kim, Kosiorek, Choi, Teh, "Set Transformer" (2019), pooling by multihead attention (eq. 11).
+    """
+
+    needs_raw = True
+
+    def __init__(
+        self,
+        observation_space: Space,
+        width: int = 64,
+        depth: int = 1,
+        num_heads: int = 4,
+        split: str = TAG_LAYOUT,
+        *,
+        rngs: nnx.Rngs,
+    ):
+        require_integer("num_heads", num_heads, 1)
+        require(width % num_heads == 0, "num_heads", num_heads, f"a divisor of width = {width}")
+        self.parts = SetParts(observation_space, split)
+        self.phi = SetLayers(self.parts.num_other, width, depth, rngs=rngs)
+        self.query = nnx.Linear(self.parts.num_own, width, rngs=rngs)
+        self.key, self.value = (nnx.Linear(width, width, rngs=rngs) for _ in range(2))
+        self.num_heads = num_heads
+        self.num_features = width + self.parts.num_own
+
+    def __call__(self, obs: Any) -> jax.Array:
+        others, present, own = self.parts(obs)
+        features = self.phi(others)
+        query, key, value = (  # [..., heads, width / heads], the last two with [..., k] before the heads
+            rows.reshape(*rows.shape[:-1], self.num_heads, -1)
+            for rows in (self.query(own), self.key(features), self.value(features))
+        )
+        score = jnp.einsum("...hd,...khd->...kh", query, key) / math.sqrt(query.shape[-1])
+        weight = jnp.where(present[..., None], jax.nn.softmax(score, axis=-2, where=present[..., None]), 0.0)
+        pooled = jnp.einsum("...kh,...khd->...hd", weight, value)
+        return jnp.concatenate([pooled.reshape(*own.shape[:-1], -1), own], axis=-1)
+
+
+class SetLayers(nnx.Module):
+    """Linear layers of one width, each with a relu after it, for every member of a set alike."""
+
+    def __init__(self, in_features: int, width: int, depth: int, *, rngs: nnx.Rngs):
+        require_integer("width", width, 1)
+        require_integer("depth", depth, 1)
+        sizes = (in_features, *[width] * depth)
+        self.depth = depth
+        for i in range(depth):
+            init = orthogonal(math.sqrt(2))
+            setattr(self, f"layer_{i}", nnx.Linear(sizes[i], sizes[i + 1], kernel_init=init, rngs=rngs))
+
+    def __call__(self, rows: jax.Array) -> jax.Array:
+        for i in range(self.depth):
+            rows = jax.nn.relu(getattr(self, f"layer_{i}")(rows))
+        return rows
+
+
+class SetParts:
+    """An observation in three parts: the others, who of them is present, and one's own (the agent's type last)."""
+
+    def __init__(self, observation_space: Space, split: str):
+        self.space = observation_space
+        self.split = import_named("encoder_options.split", split)
+        others, _, own = jax.eval_shape(self, sample_shapes(observation_space))
+        self.num_other, self.num_own = others.shape[-1], own.shape[-1]
+
+    def __call__(self, obs: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Returns (others [..., k, num_other], present [..., k] bool, own [..., num_own]); zeros for the absent."""
+        if not (isinstance(obs, Mapping) and AGENT_TYPE in obs):
+            others, present, own = self.split(obs)
+        else:
+            others, present, own = self.split(obs["obs"])
+            own = jnp.concatenate([own, encode(self.space[AGENT_TYPE], obs[AGENT_TYPE])], axis=-1)
+        return jnp.where(present[..., None], others, 0.0), present, own
+
+
+def pool_max(rows: jax.Array, present: jax.Array) -> jax.Array:
+    """Returns the largest of the rows that are present, [..., width]; rows [..., k, width], present [..., k, 1]."""
+    return jnp.max(rows, axis=-2, where=present, initial=0.0)  # after a relu nothing is below 0
+
+
+def pool_sum(rows: jax.Array, present: jax.Array) -> jax.Array:
+    """Returns the sum of the rows that are present; shapes as in `pool_max`."""
+    return jnp.sum(rows, axis=-2, where=present)
+
+
+def pool_mean(rows: jax.Array, present: jax.Array) -> jax.Array:
+    """Returns the mean of the rows that are present; shapes as in `pool_max`."""
+    return pool_sum(rows, present) / jnp.maximum(jnp.sum(present, axis=-2), 1)
+
+
+POOLS: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {"max": pool_max, "mean": pool_mean, "sum": pool_sum}
+
+# Name in a preset -> class; any other encoder is named by its import path.
+ENCODERS: dict[str, Any] = {"flat": FlatEncoder, "deep_sets": DeepSets, "attention": Attention}
+
+
+def register_encoder(name: str, encoder: type) -> None:
+    """Makes an encoder known by name, for `network.encoder`, in this process.
+
+    A run is resumed or loaded only where the name is registered again; "package.module:Class" needs no registration.
+
+    Raises:
+        TypeError: where `encoder` is no subclass of flax.nnx.Module.
+        ValueError: for a name that holds ":" or already belongs to another class.
+    """
+    if not isinstance(name, str) or not name or ":" in name:
+        raise ValueError(f"name = {name!r}: must be a name without ':'")
+    _require_module(f"encoder {name!r}", encoder)
+    same = ENCODERS.get(name, encoder).__qualname__ == encoder.__qualname__  # a notebook's cell makes its class anew
+    require(same, "name", name, "a name that no other encoder has")
+    ENCODERS[name] = encoder
+
+
+def encoder_class(name: str, field: str = "network.encoder") -> Any:
+    """Returns the class of an encoder: a name of ENCODERS, or "package.module:Class".
+
+    Raises:
+        ValueError: for an unknown name, a module that cannot be imported, or one without such a class.
+        TypeError: for what is no subclass of flax.nnx.Module.
+    """
+    if ":" not in name:
+        if name not in ENCODERS:
+            own = 'or your own, "package.module:Class"; what register_encoder names must be registered again'
+            raise ValueError(f"unknown {field} {name!r}: {did_you_mean(name, ENCODERS)}, {own}")
+        return ENCODERS[name]
+    found = import_named(field, name)
+    _require_module(f"{field} {name!r}", found)
+    return found
+
+
+def _require_module(what: str, found: Any) -> None:
+    if not (isinstance(found, type) and issubclass(found, nnx.Module)):
+        raise TypeError(f"{what}: must be a subclass of flax.nnx.Module, not {found!r}")
+
+
+def make_encoder(observation_space: Space, config: NetworkConfig, rngs: nnx.Rngs) -> Any:
+    """Returns a new encoder, as `network.encoder` and `network.encoder_options` say."""
+    return encoder_class(config.encoder)(observation_space, **config.encoder_options, rngs=rngs)
+
+
+def check_options(path: str, config: NetworkConfig) -> None:
+    """Raises ValueError for an unknown encoder or an option that it does not take; `path` is that of the network."""
+    parameters = inspect.signature(encoder_class(config.encoder, f"{path}.encoder").__init__).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return
+    known = set(list(parameters)[2:]) - {"rngs"}  # after self and the space
+    for name in config.encoder_options:
+        require_known(f"option in {path}.encoder_options of {config.encoder!r}", name, known)
+
+
+def require_layout(path: str, config: NetworkConfig, env: Env) -> None:
+    """Raises ValueError where an encoder of sets would take another game's observations for tag_continuous's."""
+    assumes = encoder_class(config.encoder) in (DeepSets, Attention) and "split" not in config.encoder_options
+    if assumes and not isinstance(env, TagContinuous):
+        words = f"{config.encoder!r} reads observations of tag_continuous, not of {type(env).__name__}"
+        raise ValueError(f"{path}.encoder = {words}, unless encoder_options.split takes them apart")
+
+
+def check_encoder(path: str, config: NetworkConfig, observation_space: Space) -> None:
+    """Raises TypeError, naming the field, where an encoder does not keep to its contract (`Encoder`).
+
+    Only shapes are computed. `path` is that of the network: "policies.runner.network".
+    """
+    what = f"{path}.encoder {config.encoder!r}"
+
+    def build() -> Any:
+        try:
+            encoder = make_encoder(observation_space, config, nnx.Rngs(jax.random.key(0)))
+        except Exception as error:  # of any kind: it is the user's code
+            raise TypeError(f"{what} with encoder_options {config.encoder_options}: {error}") from error
+        _require_params(what, encoder)
+        return encoder
+
+    encoder = nnx.eval_shape(build)
+    width = getattr(encoder, "num_features", None)
+    if isinstance(width, bool) or not isinstance(width, int):
+        raise TypeError(f"{what}: must set num_features, the width of what it returns (a whole number, not {width!r})")
+    graphdef, state = nnx.split(encoder)
+    for leading in ((4,), (2, 3)):
+        obs = jax.tree.map(
+            lambda leaf, leading=leading: jax.ShapeDtypeStruct((*leading, *leaf.shape), leaf.dtype),
+            sample_shapes(observation_space),
+        )
+        try:
+            features = jax.eval_shape(lambda state, obs: nnx.merge(graphdef, state)(obs), state, obs)
+        except Exception as error:
+            raise TypeError(f"{what}: fails on observations with leading axes {leading}: {error}") from error
+        returned = getattr(features, "shape", type(features).__name__)
+        if returned != (*leading, width):
+            raise TypeError(
+                f"{what}: returns {returned} for observations with leading axes {leading}; "
+                f"must return {(*leading, width)}, num_features {width} last"
+            )
+
+
+def _require_params(what: str, encoder: nnx.Module) -> None:
+    kept = {place: type(variable) for place, variable in nnx.to_flat_state(nnx.state(encoder))}
+    for place, module in nnx.iter_modules(encoder):  # a bare array is no part of the state where jax traces
+        bare = [name for name, value in vars(module).items() if isinstance(value, (jax.Array, np.ndarray))]
+        kept |= {(*place, name): jax.Array for name in bare}
+    for place, kind in kept.items():
+        if not issubclass(kind, nnx.Param):
+            raise TypeError(
+                f"{what}: {'.'.join(map(str, place))} is of the kind {kind.__name__}; only nnx.Param is kept and "
+                "trained (no running statistics, no dropout; a constant is a tuple, or made in __call__)"
+            )
+
+
+def encode(space: Space, obs: Any) -> jax.Array:
+    """Lays one observation, or a batch of them, in a row of numbers for the network.
+
+    Args:
+        space: of one agent's observation: Box parts are flattened, discrete ones become one-hot, a Dict's parts follow
+            each other in the order of the space, its `action_mask` left out.
+        obs: leaves [..., *part of the space].
+
+    Returns:
+        [..., encoded_size(space)] float32.
+    """
+    match space:
+        case Box():
+            return obs.reshape((*obs.shape[: obs.ndim - len(space.shape)], -1)).astype(jnp.float32)
+        case Discrete():
+            return jax.nn.one_hot(obs, space.n)
+        case MultiDiscrete():
+            return jnp.concatenate([jax.nn.one_hot(obs[..., i], n) for i, n in enumerate(space.nvec)], axis=-1)
+        case Dict():
+            parts = [encode(part, obs[name]) for name, part in space.spaces.items() if name != MASK]
+            return jnp.concatenate(parts, axis=-1)
+    raise TypeError(f"observation space {space}: must be Box, Discrete, MultiDiscrete or a Dict of these")
+
+
+def encoded_size(space: Space) -> int:
+    """Returns how many numbers `encode` gives for one observation."""
+    zeros = jax.eval_shape(functools.partial(encode, space), sample_shapes(space))
+    return zeros.shape[-1]

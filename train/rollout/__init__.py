@@ -1,0 +1,1 @@
+"""Rollouts: policies act in replicas for some steps."""

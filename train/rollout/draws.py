@@ -1,0 +1,79 @@
+"""What a rollout draws: keys for every step and block of replicas, and the numbers that stand for actions."""
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from wdjax.train.devices.blocks import block_keys
+from wdjax.train.networks.distributions import Categorical, Distribution
+from wdjax.train.rollout import self_play
+from wdjax.train.state.policy import Policy, Setup
+
+FEW_REPLICAS = 256
+"""up to so many on a CPU all that is drawn is drawn ahead: of cartpole 64 are faster for it, 1,000 slower"""
+
+
+def draw_ahead(
+    setup: Setup, selves: Mapping[str, self_play.Selves], keys: jax.Array
+) -> tuple[Any, dict[str, jax.Array]]:
+    """Draws what can be drawn before the scan: on GPUs numbers that kernels take, and where all policies have them the
+    keys of the replicas, which cost launches in every step; on a CPU with few replicas the numbers of all categorical
+    actions, and the keys. There XLA wakes a thread in every turn of a loop in which more than eight operations are
+    ready at once; of a few replicas that can cost more than the step does.
+
+    Args:
+        keys: [T, 1 + policies, num_blocks].
+
+    Returns:
+        (`env_key`, `draws`) of play_step, each with a leading [T].
+    """
+    all_ahead = jax.default_backend() == "cpu" and setup.replicas.num_envs <= FEW_REPLICAS
+    by_kernel = {name: policy.algorithm.acts_by_kernel(policy) for name, policy in setup.policies.items()}
+    env_key = jax.vmap(setup.replicas.draw_keys)(keys[:, 0]) if all_ahead or all(by_kernel.values()) else keys[:, 0]
+    draws = {name: keys[:, 1 + i] for i, name in enumerate(setup.policies)}
+    for name, policy in setup.policies.items():
+        takes = by_kernel[name] or (all_ahead and isinstance(policy.distribution, Categorical))
+        if takes and name not in selves:
+            draws[name] = draw_uniforms(policy, draws[name], setup.replicas.num_envs)
+    return env_key, draws
+
+
+def step_keys(key: jax.Array, num_steps: int, num_draws: int, num_blocks: int) -> jax.Array:
+    """Returns [num_steps, num_draws, num_blocks] keys, those of a block from fold_in(key, block) alone.
+
+    They are drawn at once, before the scan: a split inside it costs kernels in every step.
+    """
+    keys_of_blocks = block_keys(key, num_blocks)
+    keys = jax.vmap(lambda key: jax.random.split(key, (num_steps, num_draws)))(keys_of_blocks)
+    # the axes of the data are moved: jax.debug_key_reuse takes a transposition of typed keys for their use
+    data = jnp.moveaxis(jax.random.key_data(keys), 0, 2)
+    return jax.random.wrap_key_data(data, impl=jax.random.key_impl(key))
+
+
+def sample_blocks(distribution: Distribution, keys: jax.Array, outputs: jax.Array) -> jax.Array:
+    """Draws actions [N, n, ...] for outputs [N, n, K], each block of replicas with its own of the [B] keys.
+
+    In the place of keys there may be what `draw_uniform` drew from them.
+    """
+    if keys.dtype == jnp.float32:
+        return distribution.choose(keys, outputs)
+    blocks = outputs.reshape(keys.shape[0], -1, *outputs.shape[1:])
+    actions = jax.vmap(distribution.sample)(keys, blocks)
+    return actions.reshape(outputs.shape[0], *actions.shape[2:])
+
+
+def draw_uniforms(policy: Policy, keys: jax.Array, num_envs: int) -> jax.Array:
+    """Returns what `draw_uniform` draws for a policy in all steps, [T, N, n, components], from keys [T, B]."""
+    draw = functools.partial(
+        draw_uniform, policy.distribution, num_envs=num_envs, num_agents=policy.assignment.num_agents
+    )
+    return jax.vmap(draw)(keys)
+
+
+def draw_uniform(distribution: Categorical, keys: jax.Array, num_envs: int, num_agents: int) -> jax.Array:
+    """Returns the numbers in [0, 1) by which `sample_blocks` chooses actions, [N, n, components], from [B] keys."""
+    shape = (num_envs // keys.shape[0], num_agents, len(distribution.sizes))
+    return jax.vmap(lambda key: jax.random.uniform(key, shape))(keys).reshape(num_envs, *shape[1:])

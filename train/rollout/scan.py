@@ -1,0 +1,75 @@
+"""A rollout: every policy acts in every replica for `rollout_length` steps, as one scan."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+from wdjax.train.devices.collectives import num_shards
+from wdjax.train.devices.packing import Packed, pack, unpack
+from wdjax.train.rollout import self_play
+from wdjax.train.rollout.draws import draw_ahead, step_keys
+from wdjax.train.rollout.step import play_step
+from wdjax.train.state.agents import gather_observation
+from wdjax.train.state.hypers import Hypers
+from wdjax.train.state.policy import Setup
+from wdjax.train.state.rows import OBSERVATIONS, Rollout
+from wdjax.train.state.state import PolicyState, TrainState, current_hypers
+
+
+def rollout(
+    setup: Setup, state: TrainState, key: jax.Array, play: Callable[..., tuple[tuple, tuple]] | None = None
+) -> tuple[TrainState, Rollout]:
+    """Plays `rollout_length` steps in every replica. Returns the state after them and what happened.
+
+    `play` does it all, with the arguments and results of `play_by_scan`; None: that one.
+    """
+    config = setup.config
+    hypers = current_hypers(config, state)
+    keys = step_keys(key, config.rollout_length, 1 + len(setup.policies), config.blocks // num_shards())
+    state, selves = choose_selves(setup, state, hypers, key)
+    first_carry = {name: memory.carry for name, memory in state.memory.items()}
+    carry = (state.replicas, state.obs, state.live, first_carry)
+    play = play or play_by_scan
+    played = play(setup, state.policies, hypers, state.env_params, selves, carry, keys)
+    (replicas, obs, live, carries), (rows, episodes) = played
+    last_obs = {name: gather_observation(policy.assignment, obs) for name, policy in setup.policies.items()}
+    memory = {name: old.replace(carry=carries[name]) for name, old in state.memory.items()}
+    state = state.replace(replicas=replicas, obs=obs, live=live, memory=memory)
+    return state, Rollout(rows, first_carry, carries, last_obs, *episodes)
+
+
+def play_by_scan(
+    setup: Setup,
+    policies: Mapping[str, PolicyState],
+    hypers: Mapping[str, Hypers],
+    env_params: Any,
+    selves: Mapping[str, self_play.Selves],
+    carry: tuple,
+    keys: jax.Array,
+) -> tuple[tuple, tuple]:
+    """All steps of a rollout, keys [T, 1 + policies, num_blocks]; see play_step. Returns leaves [T, N, ...]."""
+    players = {name: own.algorithm.before_rollout(own, policies[name]) for name, own in setup.policies.items()}
+
+    def step(carry: tuple, drawn: tuple) -> tuple[tuple, Packed]:
+        carry, notes = play_step(setup, players, hypers, env_params, carry, *drawn, selves)
+        return carry, pack(notes, apart=OBSERVATIONS)
+
+    drawn = draw_ahead(setup, selves, keys)
+    carry, packed = jax.lax.scan(step, carry, drawn, unroll=setup.config.rollout_unroll)
+    return carry, unpack(packed)
+
+
+def choose_selves(
+    setup: Setup, state: TrainState, hypers: Mapping[str, Hypers], key: jax.Array
+) -> tuple[TrainState, dict[str, self_play.Selves]]:
+    """Draws who plays the policies that keep earlier selves. Returns (state, selves of these policies)."""
+    memory, selves = dict(state.memory), {}
+    for i, (name, policy) in enumerate(setup.policies.items()):
+        if policy.config.past_selves:
+            own_key = jax.random.fold_in(key, 2**31 + i)  # far from the blocks' own
+            fraction = hypers[name].past_selves_fraction
+            num_blocks = setup.config.blocks // num_shards()
+            selves[name] = self_play.draw_selves(state.policies[name], fraction, own_key, num_blocks)
+            memory[name] = self_play.take_over(memory[name], selves[name])
+    return state.replace(memory=memory), selves

@@ -1,0 +1,137 @@
+"""One step of all replicas: every policy acts, the game advances, and what follows is noted in rows."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from wdjax.spaces import Box
+from wdjax.train.rollout import self_play
+from wdjax.train.state.agents import from_groups, gather, gather_observation, scatter, to_groups
+from wdjax.train.state.hypers import Hypers
+from wdjax.train.state.policy import Policy, Setup
+from wdjax.train.state.rows import Rows
+from wdjax.train.state.state import PolicyState
+from wdjax.vector import select
+
+
+def play_step(
+    setup: Setup,
+    policies: Mapping[str, PolicyState],
+    hypers: Mapping[str, Hypers],
+    env_params: Any,
+    carry: tuple,
+    env_key: Any,
+    draws: Mapping[str, jax.Array],
+    selves: Mapping[str, self_play.Selves] = MappingProxyType({}),
+) -> tuple:
+    """One step of all replicas, the body of the scan.
+
+    Args:
+        policies, hypers: of each policy; schedules read off.
+        carry: (replicas, obs, live) as in TrainState, and what each policy carries from step to step.
+        env_key: [num_blocks], the environment's, or what `VectorEnv.draw_keys` drew from it.
+        draws: by policy, [num_blocks] keys, or what else its actions are drawn by (`sample_blocks`).
+        selves: who plays those policies that keep earlier selves.
+
+    Returns:
+        (carry, (rows by policy, episodes)), see Rollout.
+    """
+    replicas, obs, live, carries = carry
+    drafts, carries = choose_actions(setup, policies, hypers, obs, carries, draws, selves)
+    carry = (replicas, obs, live, carries)
+    return advance(setup, policies, env_params, carry, drafts, env_key, selves)
+
+
+def choose_actions(
+    setup: Setup,
+    policies: Mapping[str, PolicyState],
+    hypers: Mapping[str, Hypers],
+    obs: Mapping[str, Any],
+    carries: Mapping[str, Any],
+    draws: Mapping[str, jax.Array],
+    selves: Mapping[str, self_play.Selves] = MappingProxyType({}),
+) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+    """What every policy does now. Returns (by policy, fields of Rows: obs, action and what is noted of it; carries).
+
+    Args:
+        draws: by policy, what its actions are drawn by (`sample_blocks`).
+    """
+    drafts, carries_after = {}, {}
+    for name, policy in setup.policies.items():
+        seen = gather_observation(policy.assignment, obs)
+        act, player = policy.algorithm.act, policies[name]
+        if name in selves:
+            act, player = self_play.act, selves[name]
+        action, notes, carries_after[name] = act(policy, player, carries[name], seen, draws[name], hypers[name])
+        drafts[name] = {"obs": seen, "action": action, **notes}
+    return drafts, carries_after
+
+
+def advance(
+    setup: Setup,
+    policies: Mapping[str, PolicyState],
+    env_params: Any,
+    carry: tuple,
+    drafts: Mapping[str, dict[str, Any]],
+    key: Any,
+    selves: Mapping[str, self_play.Selves] = MappingProxyType({}),
+) -> tuple:
+    """What follows from the actions of all policies, `drafts` of `choose_actions`; see play_step.
+
+    Args:
+        carry: as play_step has it, but for what the policies carry: that of `choose_actions`.
+        key: of the environment, [num_blocks], or what `VectorEnv.draw_keys` drew from it.
+    """
+    replicas, _, live, carries = carry
+    actions = {name: draft["action"] for name, draft in drafts.items()}
+    played = step_replicas(setup, key, replicas, actions, env_params)
+    next_obs, replicas, reward, terminated, truncated, info = played
+    over = info["over"]
+    rows = {}
+    for name, policy in setup.policies.items():
+        if not policy.config.trainable:
+            continue
+        cut = gather(policy.assignment, truncated) if setup.env.can_truncate else None
+        final_obs = gather_observation(policy.assignment, info["final_obs"])
+        rows[name] = Rows(
+            **drafts[name],
+            reward=gather(policy.assignment, reward),
+            terminated=gather(policy.assignment, terminated),
+            live=learning_rows(policy, live, selves),
+            **policy.algorithm.end_of_step(policy, policies[name], carries[name], final_obs, cut),
+        )
+    returns = {
+        name: gather(policy.assignment, info["episode_return"]).sum(axis=1) for name, policy in setup.policies.items()
+    }
+    live = jax.tree.map(lambda flag: ~flag | over[:, None], terminated)
+    carries = select(over, jax.tree.map(jnp.zeros_like, carries), carries)
+    carry = (replicas, next_obs, live, carries)
+    return carry, (rows, (over, returns, info["episode_length"], info["episode_info"]))
+
+
+def learning_rows(policy: Policy, live: Mapping[str, jax.Array], selves: Mapping[str, self_play.Selves]) -> jax.Array:
+    """Returns which rows a policy learns from, [N, n] bool: of live agents, in replicas that it plays itself."""
+    own = gather(policy.assignment, live)
+    return self_play.learned_from(own, selves[policy.name]) if policy.name in selves else own
+
+
+def step_replicas(
+    setup: Setup, keys: Any, replicas: Any, actions: Mapping[str, jax.Array], env_params: Any
+) -> tuple:
+    """`VectorEnv.step` with actions by policy ([N, n, ...]), and everything it returns by group ([N, n_group, ...])."""
+    inside = {name: clip_action(policy, actions[name]) for name, policy in setup.policies.items()}
+    action = from_groups(setup.env, scatter(setup.assignments, inside))
+    step = setup.replicas.step_with_keys if isinstance(keys, tuple) else setup.replicas.step
+    obs, replicas, *flags, info = step(keys, replicas, action, env_params)
+    by_group = {name: to_groups(setup.env, info[name]) for name in ("final_obs", "episode_return")}
+    reward, terminated, truncated = (to_groups(setup.env, flag) for flag in flags)
+    return to_groups(setup.env, obs), replicas, reward, terminated, truncated, {**info, **by_group}
+
+
+def clip_action(policy: Policy, action: jax.Array) -> jax.Array:
+    """Returns the nearest action inside a Box; discrete actions are inside their space anyway."""
+    space = policy.assignment.action_space
+    return space.clip(action) if isinstance(space, Box) else action

@@ -1,0 +1,1 @@
+"""Everything that a run is, as pytrees, and the interface of an algorithm."""

@@ -1,0 +1,144 @@
+"""The traced hyperparameters of a policy: leaves of the state, of which a population has one for each member.
+
+Which they are stands at the fields of the configuration (config/facts.py); their names and places are the same.
+"""
+
+import dataclasses
+import functools
+import operator
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from wdjax.checks import require_known
+from wdjax.train.config.facts import Schedule, default_of, is_scheduled, is_taken, is_traced
+from wdjax.train.config.schema import DDPGConfig, PolicyConfig
+
+
+@struct.dataclass
+class ScheduleArrays:
+    """A schedule as arrays: linear between its points, flat outside."""
+
+    env_steps: jax.Array  # [points] float32, ascending
+    values: jax.Array  # [points] float32
+
+    def __call__(self, env_steps: jax.Array) -> jax.Array:
+        """Returns the value after so many env steps of the run, a scalar."""
+        return jnp.interp(env_steps, self.env_steps, self.values)
+
+
+class HyperBlock:
+    """Traced hyperparameters by name: () float32 each, or ScheduleArrays; a block in them is another HyperBlock, or
+    None where the algorithm has none of it."""
+
+    def at(self, env_steps: jax.Array) -> "HyperBlock":
+        """Returns the hyperparameters with every schedule read off after so many env steps."""
+        is_schedule = lambda leaf: isinstance(leaf, ScheduleArrays)  # noqa: E731
+        return jax.tree.map(lambda leaf: leaf(env_steps) if is_schedule(leaf) else leaf, self, is_leaf=is_schedule)
+
+
+@functools.cache
+def hypers_class(config: type) -> type[HyperBlock]:
+    """Returns the pytree dataclass that holds what is traced of a configuration's class, in the order of its fields."""
+    names = [field.name for field in dataclasses.fields(config) if is_traced(field)]
+    names += [field.name for field in dataclasses.fields(config) if _is_block(field)]
+    members = {"__annotations__": dict.fromkeys(names, Any), "__doc__": f"The traced fields of {config.__name__}."}
+    name = f"{config.__name__.removesuffix('Config')}Hypers"
+    return struct.dataclass(type(name, (HyperBlock,), {**members, "__module__": config.__module__}))
+
+
+def _is_block(field: dataclasses.Field) -> bool:
+    """Returns whether a field holds a configuration of its own in which something may be traced."""
+    if field.name == "options":  # an algorithm says what they are
+        return True
+    own = default_of(field) if not _is_required(field) else None
+    return dataclasses.is_dataclass(own) and any(map(is_traced, dataclasses.fields(own)))
+
+
+def _is_required(field: dataclasses.Field) -> bool:
+    return field.default is field.default_factory is dataclasses.MISSING
+
+
+Hypers = hypers_class(PolicyConfig)
+DDPGHypers = hypers_class(DDPGConfig)
+
+
+def hypers_of(config: Any, takes: Collection[str] = ()) -> Any:
+    """Returns the traced hyperparameters of a configuration as float32 arrays.
+
+    Args:
+        config: of a policy, its options read (`read_options`), or a block of one.
+        takes: what its algorithm takes; blocks that it does not are None.
+    """
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if is_traced(field):
+            values[field.name] = _schedule_arrays(value) if is_scheduled(field) else jnp.float32(value)
+        elif _is_block(field):
+            some = dataclasses.is_dataclass(value) and any(map(is_traced, dataclasses.fields(value)))
+            values[field.name] = hypers_of(value) if some and is_taken(field, takes) else None
+    if isinstance(config, PolicyConfig) and not config.past_selves:
+        values["past_selves_fraction"] = None
+    return hypers_class(type(config))(**values)
+
+
+def _schedule_arrays(schedule: Schedule) -> ScheduleArrays:
+    points = ((0.0, schedule),) if isinstance(schedule, (int, float)) else schedule
+    return ScheduleArrays(*(jnp.array(column, jnp.float32) for column in zip(*points, strict=True)))
+
+
+def logged_schedules(config: Any, takes: Collection[str], path: str = "") -> list[str]:
+    """Returns the dotted names of the hyperparameters that a schedule may change and an algorithm takes: metrics report
+    them."""
+    names = []
+    for field in dataclasses.fields(config):
+        value, known = getattr(config, field.name), is_taken(field, takes)
+        if known and is_scheduled(field) and field.metadata["logged"]:
+            names.append(f"{path}{field.name}")
+        elif known and dataclasses.is_dataclass(value):
+            names += logged_schedules(value, takes, f"{path}{field.name}.")
+    return names
+
+
+def hyper_names(hypers: Any) -> list[str]:
+    """Returns the names of the traced hyperparameters of a policy; those of a block are dotted, "ddpg.tau"."""
+    names = []
+    for field in dataclasses.fields(hypers):
+        value = getattr(hypers, field.name)
+        if isinstance(value, HyperBlock):
+            names += [f"{field.name}.{inner}" for inner in hyper_names(value)]
+        elif value is not None:
+            names.append(field.name)
+    return names
+
+
+def changed_hypers(hypers: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns hyperparameters by policy with changes, see `with_hypers`."""
+    hypers = dict(hypers)
+    known = {f"{policy}.{name}" for policy, own in hypers.items() for name in hyper_names(own)}
+    for name, value in changes.items():
+        require_known("hyperparameter", name, known)
+        policy, field = name.split(".", 1)
+        new = _like(name, operator.attrgetter(field)(hypers[policy]), value)
+        hypers[policy] = _replace_dotted(hypers[policy], field, new)
+    return hypers
+
+
+def _replace_dotted(hypers: Any, name: str, value: Any) -> Any:
+    field, _, inner = name.partition(".")
+    return hypers.replace(**{field: _replace_dotted(getattr(hypers, field), inner, value) if inner else value})
+
+
+def _like(name: str, old: Any, value: Any) -> Any:
+    value = jnp.asarray(value, jnp.float32)
+    members = old.values.shape[:-1] if isinstance(old, ScheduleArrays) else old.shape
+    if value.shape not in ((), members):
+        allowed = f"one number, or one for each member, {members}" if members else "one number (this is one state)"
+        raise ValueError(f"{name} has the shape {value.shape}: must be {allowed}")
+    if not isinstance(old, ScheduleArrays):
+        return jnp.broadcast_to(value, old.shape)
+    return old.replace(values=jnp.broadcast_to(value[..., None], old.values.shape))

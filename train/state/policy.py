@@ -1,0 +1,82 @@
+"""The parts of a learner that stay fixed: what its compiled program is made from."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from wdjax.env import Env
+from wdjax.train.config.schema import PolicyConfig, TrainConfig
+from wdjax.train.networks.actor_critic import batch_shape, split_mask
+from wdjax.train.networks.distributions import Distribution
+from wdjax.train.state.agents import Assignment
+from wdjax.train.state.normalization import normalize_observation
+from wdjax.train.state.state import PolicyState
+from wdjax.vector import VectorEnv
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Policy:
+    """The fixed part of a policy: who plays it, and how its parameters are read."""
+
+    name: str
+    config: PolicyConfig
+    assignment: Assignment
+    algorithm: Any  # an Algorithm (train/algorithms)
+    distribution: Distribution  # of its actions, where the algorithm draws them
+    graphdef: nnx.GraphDef
+    encoder: type  # of its network: a name may stand for another class later (train/networks/encoders.py)
+    kernels: Any = None  # what fixes its kernels on a GPU (train/kernels/layers.py); None: it has none, or they are off
+
+    def apply(self, state: PolicyState, obs: Any, carry: Any = None) -> tuple[jax.Array, jax.Array, Any]:
+        """Returns (outputs [..., num_outputs], value [...], carry) for observations with any leading axes."""
+        seen, mask = self.inputs(state, obs)
+        outputs, value, carry = nnx.merge(self.graphdef, state.params)(seen, carry)
+        return outputs if mask is None else self.distribution.mask(outputs, mask), value, carry
+
+    def unroll(self, state: PolicyState, obs: Any, carry: Any, restart: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Returns (outputs [T, M, num_outputs], value [T, M]) of T steps in a row of a recurrent policy.
+
+        Args:
+            obs: leaves [T, M, ...].
+            carry: leaves [M, ...], before the first step.
+            restart: [T, M] bool, an episode begins with this step.
+        """
+        seen, mask = self.inputs(state, obs)
+        outputs, value = nnx.merge(self.graphdef, state.params).unroll(seen, carry, restart)
+        return outputs if mask is None else self.distribution.mask(outputs, mask), value
+
+    def inputs(self, state: PolicyState, obs: Any) -> tuple[Any, jax.Array | None]:
+        """Returns (what the network sees of observations, their action mask or None)."""
+        seen, mask = split_mask(obs)
+        if state.normalizer is not None:
+            seen = normalize_observation(state.normalizer.obs, seen)
+        return seen, mask
+
+    def sample_uniform(self, key: jax.Array, obs: Any) -> jax.Array:
+        """Draws every action that is allowed with equal probability, [N, n, ...], for observations [N, n, ...]."""
+        mask, shape = split_mask(obs)[1], batch_shape(self.assignment.observation_space, obs)
+        if mask is not None:
+            return self.distribution.sample(key, self.distribution.mask(jnp.zeros(mask.shape), mask))
+        space = self.assignment.action_space
+        for size in reversed(shape):
+            space = space.batch(size)
+        return space.sample(key)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Setup:
+    """The fixed part of a run: what its compiled program is made from."""
+
+    config: TrainConfig
+    env: Env
+    env_params: Any
+    replicas: VectorEnv
+    policies: dict[str, Policy]
+    num_devices: int = 1  # that share the replicas (train/state/sharding.py)
+
+    @property
+    def assignments(self) -> dict[str, Assignment]:
+        return {name: policy.assignment for name, policy in self.policies.items()}

@@ -1,0 +1,99 @@
+"""Algorithms by name, and what they make of a configuration: their options, and their hyperparameters."""
+
+import dataclasses
+from typing import Any
+
+from wdjax.checks import did_you_mean, require
+from wdjax.train.config.facts import require_taken
+from wdjax.train.config.reading import from_mapping, import_named
+from wdjax.train.config.schema import PolicyConfig, TrainConfig
+from wdjax.train.state.algorithm import Algorithm
+from wdjax.train.state.hypers import Hypers, hypers_of
+
+# Name in a preset -> where its class is, or the class; any other algorithm is named by its import path.
+ALGORITHMS: dict[str, str | type[Algorithm]] = {
+    "A2C": "wdjax.train.algorithms.on_policy.update:A2C",
+    "PPO": "wdjax.train.algorithms.on_policy.update:PPO",
+    "DDPG": "wdjax.train.algorithms.ddpg.update:DDPG",
+}
+
+
+def register_algorithm(name: str, algorithm: type[Algorithm]) -> None:
+    """Makes an algorithm known by name, for `algorithm` of a policy, in this process.
+
+    A run is resumed or loaded only where the name is registered again; "package.module:Class" needs no registration.
+
+    Raises:
+        TypeError: where `algorithm` is no subclass of `wdjax.train.Algorithm`, or its Options no frozen dataclass of
+            which every field has a default.
+        ValueError: for a name that holds ":" or already belongs to another class.
+    """
+    if not isinstance(name, str) or not name or ":" in name:
+        raise ValueError(f"name = {name!r}: must be a name without ':'")
+    _require_algorithm(f"algorithm {name!r}", algorithm)
+    known = ALGORITHMS.get(name, algorithm)
+    again = getattr(known, "__qualname__", None) == algorithm.__qualname__  # a notebook's cell makes its class anew
+    require(known == algorithm or again, "name", name, "a name that no other algorithm has")
+    ALGORITHMS[name] = algorithm
+
+
+def find_algorithm(name: str, field: str = "algorithm") -> Algorithm:
+    """Returns the algorithm of a name of ALGORITHMS, or of "package.module:Class".
+
+    Raises:
+        ValueError: naming the field, for an unknown name, a module that cannot be imported, or one without such a
+            class.
+        TypeError: for what is no algorithm.
+    """
+    found = ALGORITHMS.get(name, name)
+    if isinstance(found, str) and ":" not in found:
+        own = 'or your own, "package.module:Class"; what register_algorithm names must be registered again'
+        raise ValueError(f"{field} = {name!r}: {did_you_mean(name, ALGORITHMS)}, {own}")
+    if isinstance(found, str):
+        found = import_named(field, found)
+        _require_algorithm(f"{field} = {name!r}", found)
+    return found()
+
+
+def _require_algorithm(what: str, found: Any) -> None:
+    if not (isinstance(found, type) and issubclass(found, Algorithm)):
+        raise TypeError(f"{what}: must be a subclass of wdjax.train.Algorithm, not {found!r}")
+    missing = ", ".join(sorted(found.__abstractmethods__))
+    require(not missing, what, found.__name__, f"an algorithm with all of its functions: {missing} not written")
+    options = found.Options
+    words = f"{what}: its Options must be a frozen dataclass, and every field must have a default"
+    if not (isinstance(options, type) and dataclasses.is_dataclass(options) and options.__dataclass_params__.frozen):
+        raise TypeError(f"{words}, not {options!r}")
+    bare = [f.name for f in dataclasses.fields(options) if f.default is f.default_factory is dataclasses.MISSING]
+    if bare:
+        raise TypeError(f"{words}: {bare[0]} has none")
+
+
+def read_config(values: Any) -> TrainConfig:
+    """Returns a run's configuration, strictly, from nested mappings or another one: with the options of every policy's
+    algorithm as the dataclass that they are, those that are not given at their defaults.
+
+    Raises:
+        ValueError, TypeError: naming the field, its value and what is allowed.
+    """
+    config = from_mapping(TrainConfig, values)
+    policies = {name: with_options(f"policies.{name}", policy) for name, policy in config.policies.items()}
+    return dataclasses.replace(config, policies=policies)
+
+
+def with_options(path: str, config: PolicyConfig) -> PolicyConfig:
+    """Returns a policy's configuration with the options of its algorithm read; `path` stands before the names."""
+    cls, given = find_algorithm(config.algorithm, f"{path}.algorithm").Options, config.options
+    if dataclasses.is_dataclass(given) and not isinstance(given, cls):  # those of another algorithm
+        given = dataclasses.asdict(given)
+    return dataclasses.replace(config, options=from_mapping(cls, given, f"{path}.options."))
+
+
+def make_hypers(config: PolicyConfig) -> Hypers:
+    """Returns the traced hyperparameters of a policy as float32 arrays."""
+    return hypers_of(config, find_algorithm(config.algorithm).takes)
+
+
+def require_own_fields(path: str, config: PolicyConfig) -> None:
+    """Raises ValueError, naming the field, where one is set that a policy's algorithm does not take."""
+    require_taken(path, config, find_algorithm(config.algorithm).takes, config.algorithm)

@@ -1,0 +1,41 @@
+"""What a rollout returns: the rows that policies learn from, and the episodes that ended."""
+
+from typing import Any
+
+import jax
+from flax import struct
+
+OBSERVATIONS = ("obs", "next_obs")
+"""fields of rows and of batches whose leaves are wide: they are not packed (devices/packing.py)"""
+
+
+@struct.dataclass
+class Rows:
+    """What one policy's agents did: leaves [T, N, n, ...], T steps of N replicas with n agents of this policy."""
+
+    obs: Any  # what the action was chosen on
+    action: jax.Array
+    reward: jax.Array  # float32, for the action
+    terminated: jax.Array  # bool, the agent's game ended in this step or before
+    live: jax.Array  # bool, the agent had not terminated before this step (and was not played by an earlier self)
+    # on-policy algorithms:
+    log_prob: jax.Array | None = None  # float32, of the action when it was drawn; PPO only
+    value: jax.Array | None = None  # float32, V(obs)
+    final_value: jax.Array | None = None  # float32, V(final obs) where truncated, else 0; None: nothing truncates
+    # off-policy algorithms, and feed-forward ones where something truncates:
+    next_obs: Any = None  # what the agent saw after the step, before any reset
+    own: Any = None  # whatever else an algorithm of one's own notes
+
+
+@struct.dataclass
+class Rollout:
+    """The rows of the policies that learn, and the episodes that ended."""
+
+    rows: dict[str, Rows]
+    first_carry: dict[str, Any]  # [N, n, ...], what each policy carried into the first row
+    last_carry: dict[str, Any]  # and out of the last
+    last_obs: dict[str, Any]  # [N, n, ...], the observations after the last row
+    over: jax.Array  # [T, N] bool, an episode ended in this step; what follows is valid where it is true
+    episode_return: dict[str, jax.Array]  # by policy, [T, N] float32, summed over its agents
+    episode_length: jax.Array  # [T, N] int32
+    episode_info: dict[str, jax.Array]  # [T, N], the environment's own statistics

@@ -1,0 +1,104 @@
+"""Several devices: the replicas of a run split over a one-axis mesh, and what is learned the same on each.
+
+Rollout and update run inside one `shard_map`, on each device with its share of the replicas, of their memories and of
+their blocks. What the devices tell each other in there is in train/devices/collectives.py.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from wdjax.checks import require
+from wdjax.train.config.schema import TrainConfig
+from wdjax.train.devices.collectives import AXIS
+from wdjax.train.state.policy import Setup
+from wdjax.train.state.state import TrainState
+from wdjax.vector import VectorState
+
+
+def device_of_new_arrays() -> jax.Device:
+    """Returns where jax puts an array that nobody places, as `jax.default_device` says; without making one."""
+    chosen = jax.config.jax_default_device
+    return jax.local_devices(backend=chosen)[0] if chosen is None or isinstance(chosen, str) else chosen
+
+
+def choose_devices(config: TrainConfig) -> int:
+    """Returns on how many devices a run goes: `devices`, or the most that there are and that divide its blocks.
+
+    Of several processes each has equally many. One device, where it is asked for, is each process's own.
+
+    Raises:
+        ValueError: for more than there are, and where not every process can have its share.
+    """
+    there, processes = jax.device_count(), jax.process_count()
+    if config.devices:
+        require(config.devices <= there, "devices", config.devices, f"at most {there}: jax sees no more")
+        shared = config.devices == 1 or config.devices % processes == 0
+        require(shared, "devices", config.devices, f"a multiple of the {processes} processes")
+        return config.devices
+    most = processes if jax.default_backend() == "cpu" else there  # the devices of a CPU share its cores
+    numbers = [number for number in range(processes, most + 1, processes) if config.blocks % number == 0]
+    require(numbers, "num_blocks", config.blocks, f"a multiple of the {processes} processes: each has its share")
+    return max(numbers)
+
+
+def require_all_processes(num_devices: int) -> None:
+    """Raises ValueError where a run of several processes would leave some without a share."""
+    processes = jax.process_count()
+    require(num_devices % processes == 0, "devices", num_devices, f"a multiple of the {processes} processes")
+
+
+def make_mesh(num_devices: int) -> Mesh:
+    """Returns the mesh of `num_devices` devices, the first ones of every process."""
+    processes = jax.process_count()
+    chosen = [device for i in range(processes) for device in jax.local_devices(i)[: num_devices // processes]]
+    return jax.make_mesh((num_devices,), (AXIS,), axis_types=(AxisType.Auto,), devices=chosen)
+
+
+def lay_out(split: Any, whole: Any) -> Any:
+    """Returns a TrainState of `split` where leaves are led by replicas or blocks, and of `whole` where all devices have
+    the same: a prefix of the state's own tree."""
+    return TrainState(
+        policies=whole, memory=split, hypers=whole, env_params=whole,
+        replicas=VectorState(split, split, split, split, starts=whole),
+        obs=split, live=split, key=whole, num_updates=whole,
+    )  # fmt: skip
+
+
+def state_shardings(num_devices: int) -> Any:
+    """Returns where the leaves of a TrainState lie (a prefix of its tree); None for one device, jax's own choice."""
+    if num_devices == 1:
+        return None
+    mesh = make_mesh(num_devices)
+    return lay_out(NamedSharding(mesh, PartitionSpec(AXIS)), NamedSharding(mesh, PartitionSpec()))
+
+
+def one_copy(tree: Any) -> Any:
+    """Returns arrays that are whole on every device as they lie on the first one of this process."""
+    several = lambda leaf: isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) > 1  # noqa: E731
+    return jax.tree.map(lambda leaf: leaf.addressable_data(0) if several(leaf) else leaf, tree)
+
+
+def spread(setup: Setup, function: Callable, state: TrainState) -> tuple[TrainState, Any]:
+    """Calls function(setup, state) on every device of a run, with its share of the replicas and of the state.
+
+    Args:
+        function: returns (state, metrics), the metrics the same on every device.
+    """
+    if setup.num_devices == 1:
+        return function(setup, state)
+    replicas = dataclasses.replace(setup.replicas, num_envs=setup.replicas.num_envs // setup.num_devices)
+    share = dataclasses.replace(setup, replicas=replicas)
+    specs = lay_out(PartitionSpec(AXIS), PartitionSpec())
+    program = jax.shard_map(
+        functools.partial(function, share),
+        mesh=make_mesh(setup.num_devices),
+        in_specs=(specs,),
+        out_specs=(specs, PartitionSpec()),
+        check_vma=False,  # it would sum gradients by itself; see train/devices/collectives.py
+    )
+    return program(state)

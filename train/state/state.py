@@ -1,0 +1,74 @@
+"""Everything that a run is, as one pytree."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from wdjax.train.config.schema import TrainConfig
+from wdjax.train.state.hypers import Hypers, changed_hypers
+from wdjax.train.state.normalization import Normalizer
+from wdjax.vector import VectorState
+
+
+@struct.dataclass
+class PolicyState:
+    """What one policy has learned: the same on every device."""
+
+    params: Any  # of its network
+    opt_state: Any  # of its optimizer; None where it is not trainable
+    normalizer: Normalizer | None = None  # of its inputs; None where it normalises nothing
+    target_params: Any = None  # of its target networks; DDPG only, like the next
+    gradient_steps: jax.Array | None = None  # () int32, done so far
+    own: Any = None  # whatever else an algorithm of one's own learns
+    past: Any = None  # PolicyState of earlier selves, leaves [past_selves, ...]; None where it keeps none
+
+
+@struct.dataclass
+class Memory:
+    """What one policy keeps for every replica, split over devices with them; None where there is nothing to keep."""
+
+    carry: Any  # [N, n, ...]: what acting hands from step to step (a recurrent state), emptied at an episode's end
+    discounted_return: jax.Array | None  # [N, n] float32: gamma times the running sum, to normalise rewards
+    replay: Any = None  # rows to learn from again (algorithms/ddpg/replay.py), leaves [N, ...] and [num_blocks, ...]
+    member: jax.Array | None = None  # [num_blocks] int32: which self plays (rollout/self_play.py); None: this one
+    own: Any = None  # whatever else an algorithm of one's own keeps, leaves [N, ...]
+
+
+@struct.dataclass
+class TrainState:
+    """Everything that a run is: going on from a restored copy equals never having stopped."""
+
+    policies: dict[str, PolicyState]
+    memory: dict[str, Memory]
+    hypers: dict[str, Hypers]
+    env_params: Any
+    replicas: VectorState
+    obs: dict[str, Any]  # by group, [N, n_group, ...]: the last observations
+    live: dict[str, jax.Array]  # by group, [N, n_group] bool: has not terminated in this episode
+    key: jax.Array
+    num_updates: jax.Array  # () int32, updates done
+
+
+def current_hypers(config: TrainConfig, state: TrainState) -> dict[str, Hypers]:
+    """Returns the hyperparameters of every policy with schedules read off at this point of the run."""
+    env_steps = state.num_updates.astype(jnp.float32) * config.env_steps_per_update
+    return {name: hypers.at(env_steps) for name, hypers in state.hypers.items()}
+
+
+def with_hypers(state: TrainState, **changes: Any) -> TrainState:
+    """Returns a state with other hyperparameters, also for a population.
+
+        states = jax.vmap(learner.init)(jax.random.split(key, 8))
+        states = with_hypers(states, **{"runner.learning_rate": jnp.logspace(-4, -2, 8)})
+
+    Args:
+        state: one state, or a population of them with a leading axis.
+        **changes: "policy.hyperparameter" -> a number, or one for each member of the population ([members]); DDPG's own
+            are "policy.ddpg.tau" and so on.
+
+    Raises:
+        ValueError: for an unknown name, with the nearest right one, and for another number of members.
+    """
+    return state.replace(hypers=changed_hypers(state.hypers, changes))

@@ -1,0 +1,172 @@
+"""A run's folder: whose run it holds, who may write there, and files that are whole or not there."""
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import yaml
+
+from wdjax.train.config.env_params import complete_env_params
+from wdjax.train.config.reading import read_yaml
+from wdjax.train.config.schema import TrainConfig
+from wdjax.train.state.registry import read_config
+from wdjax.version import __version__
+
+try:
+    import fcntl
+except ImportError:  # Windows has no such locks: there nothing keeps two runs out of one folder
+    fcntl = None  # type: ignore[assignment]
+
+VERSION = "wdjax"  # the line of config.yaml that says which version wrote it
+
+# What may differ between a run and its resumption: how long, and how it is looked after.
+RESUMABLE = ("total_env_steps", "checkpoint_every", "keep_checkpoints", "devices", "on_bad_numbers")
+
+
+def prepare_folder(workdir: Path, config: TrainConfig, resume: bool) -> None:
+    """Makes a run's folder and writes config.yaml, or checks that the run in it is the one to resume.
+
+    Raises:
+        FileExistsError: where it holds a run and `resume` is false.
+        ValueError: where it holds a run of another configuration.
+        FileNotFoundError: where it holds checkpoints, but not what configuration they have.
+        OSError: where it cannot be written, or another process is training there.
+    """
+    file = workdir / "config.yaml"
+    if not resume and (file.exists() or (workdir / "checkpoints").exists()):
+        raise FileExistsError(f"{workdir} holds a run already: resume it (--resume), or name another --workdir")
+    if not file.exists() and (workdir / "checkpoints").exists():
+        raise FileNotFoundError(f"{file} is missing: its checkpoints hold it (host/metadata, as JSON), write it again")
+    if file.exists():
+        require_same_run(load_run_config(workdir), config, f"the run in {workdir} was begun with")
+    with writing(workdir):
+        workdir.mkdir(parents=True, exist_ok=True)
+    with hold_folder(workdir), writing(workdir):
+        write_config(workdir, config)
+
+
+@contextlib.contextmanager
+def hold_folder(workdir: Path) -> Iterator[None]:
+    """Keeps other runs out of a folder until the block ends, or the process does, however it ends.
+
+    The lock is the kernel's, on metrics.jsonl (on NFS the server's, so that other hosts see it): nothing is left behind
+    by a process that was killed, and who only reads the run is not kept out.
+
+    Raises:
+        BlockingIOError: where another run holds it.
+    """
+    with hold_file(workdir / "metrics.jsonl", "another run is training"):
+        yield
+
+
+@contextlib.contextmanager
+def hold_file(file: Path, other: str) -> Iterator[None]:
+    """Locks a file of a folder, and with it the folder, until the block ends.
+
+    Args:
+        other: who holds it where it is locked already, for the sentence: "another run is training".
+
+    Raises:
+        BlockingIOError: where it is.
+    """
+    folder = file.parent
+    with contextlib.ExitStack() as stack:
+        with writing(folder):  # opened to append: NFS gives no lock to who may not write
+            stream = stack.enter_context(open(file, "ab"))
+        try:
+            if fcntl is not None:
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            words = f"{other} there at this moment: wait for it, or name another --workdir"
+            raise BlockingIOError(f"{folder}: {words}") from None
+        except OSError:
+            pass  # a file system without locks: better a run that nothing guards than none
+        yield
+
+
+@contextlib.contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Says in a sentence where a folder cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise type(error)(f"workdir = {folder}: must be a folder that can be written ({error.strerror})") from error
+
+
+def write_whole(file: Path, text: str) -> None:
+    """Writes a text file such that, whenever the process or the machine dies, the old one is there or the new one."""
+    partial = partial_file(file)
+    with open(partial, "w", encoding="utf8") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
+    partial.replace(file)
+
+
+def partial_file(file: Path) -> Path:
+    """Returns where `write_whole` writes first."""
+    return file.with_name(f"{file.name}.tmp")
+
+
+def require_same_run(old: TrainConfig, new: TrainConfig, where: str) -> None:
+    """Raises ValueError, naming the first field that differs, where a run was begun with another configuration.
+
+    Args:
+        where: what has the old one, in words: "the run in runs/a was begun with".
+    """
+    before, after = (flat(plain_config(complete_env_params(config))) for config in (old, new))
+    for name in sorted(before.keys() | after.keys()):
+        if name not in RESUMABLE and before.get(name) != after.get(name):
+            raise ValueError(f"{name} = {after.get(name)!r}: {where} {before.get(name)!r}")
+
+
+def load_run_config(run_folder: str | Path) -> TrainConfig:
+    """Returns the configuration of a run from its folder; raises FileNotFoundError where there is none."""
+    file = Path(run_folder) / "config.yaml"
+    if not file.is_file():
+        raise FileNotFoundError(f"{run_folder} holds no run: {file} is missing")
+    try:
+        return read_config(without_version(read_yaml(file)))
+    except (ValueError, TypeError) as error:
+        raise type(error)(f"{file}: {error}") from error
+
+
+def without_version(values: dict[str, Any]) -> dict[str, Any]:
+    """Returns the fields of a config.yaml without the line that says which wdjax wrote it; older ones have none."""
+    return {name: value for name, value in values.items() if name != VERSION}
+
+
+def dump_config(config: TrainConfig) -> str:
+    """Returns a configuration as YAML, which `load_config` reads back; the order of policies stays."""
+    return yaml.safe_dump(plain_config(config), sort_keys=False, allow_unicode=True)
+
+
+def write_config(folder: Path, config: TrainConfig) -> None:
+    """Writes config.yaml of a run, with the version of the wdjax that writes it."""
+    write_whole(folder / "config.yaml", f"{VERSION}: {__version__}\n{dump_config(config)}")
+
+
+def plain_config(config: TrainConfig) -> dict[str, Any]:
+    """Returns a configuration as nested mappings and lists of what YAML and JSON hold; `from_mapping` reads it back."""
+    return _plain(dataclasses.asdict(config))
+
+
+def _plain(value: Any) -> Any:
+    """Returns nested mappings, tuples and NumPy values as what YAML writes without tags."""
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    return np.asarray(value).tolist() if isinstance(value, np.generic | np.ndarray | jax.Array) else value
+
+
+def flat(values: Any, path: str = "") -> dict[str, Any]:
+    """Returns dotted name -> value of nested mappings."""
+    if not isinstance(values, Mapping):
+        return {path: values}
+    return {k: v for name, item in values.items() for k, v in flat(item, f"{path}.{name}" if path else name).items()}

@@ -1,0 +1,125 @@
+"""The jaxpr of a function of one replica, evaluated on arrays of elements, within a kernel."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.extend as jex
+import jax.numpy as jnp
+import numpy as np
+
+from wdjax.kernels import matrices as blocks
+from wdjax.kernels.lanes import Elements, call, call_each, check_size, constant, identity, with_words, words_of
+from wdjax.kernels.matrices import Block, Weights, numbers_of
+from wdjax.kernels.primitives import RULES, select
+
+MAX_UNROLL = 64  # steps of a loop within the function
+# calls, and the parameter that holds what is called
+CALLS = {
+    "jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr", "checkpoint": "jaxpr",
+    "remat": "jaxpr", "remat2": "jaxpr", "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr",
+    "custom_vjp_call_jaxpr": "fun_jaxpr", "custom_vmap_call": "call",
+}  # fmt: skip
+
+
+def evaluate(jaxpr: jex.core.Jaxpr, consts: Sequence[Elements], operands: Sequence[Elements]) -> list[Elements]:
+    """Returns what a jaxpr gives for its constants and operands.
+
+    Raises:
+        NotImplementedError: for what has no place in a kernel, naming the primitive.
+    """
+    values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *operands], strict=True))
+
+    def read(atom: Any) -> Elements:
+        return constant(np.asarray(atom.val, atom.aval.dtype)) if isinstance(atom, jex.core.Literal) else values[atom]
+
+    for eqn in jaxpr.eqns:
+        values.update(zip(eqn.outvars, _outputs(eqn, [read(atom) for atom in eqn.invars]), strict=True))
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+def evaluate_closed(closed: Any, operands: Sequence[Elements]) -> list[Elements]:
+    """The same for a jaxpr with its constants, or one without any; from jax 0.12 on both are of one class."""
+    consts = [constant(np.asarray(const)) for const in getattr(closed, "consts", ())]
+    return evaluate(getattr(closed, "jaxpr", closed), consts, operands)
+
+
+def _outputs(eqn: jex.core.JaxprEqn, inputs: list[Elements]) -> list[Elements]:
+    name = eqn.primitive.name
+    for var in eqn.outvars:
+        check_size(f"{name} gives an array", var.aval.shape)
+    if name in CALLS:
+        return evaluate_closed(eqn.params[CALLS[name]], inputs)
+    if name == "cond":
+        return _cond(eqn.params["branches"], *inputs)
+    if name == "scan":
+        return _unrolled_scan(inputs, *_consts_and_carry(eqn.params), **eqn.params)
+    if any(isinstance(x, (Block, Weights)) for x in inputs):
+        outputs = blocks.apply(eqn, inputs)
+        if outputs is not None:
+            return outputs
+    if name not in RULES:
+        raise NotImplementedError(f"{name}: this primitive has no place in a kernel of replicas")
+    return RULES[name](eqn, *map(numbers_of, inputs))
+
+
+def _cond(branches: Sequence[Any], index: Elements, *operands: Elements) -> list[Elements]:
+    """The branch that is known to be taken; else what each replica takes of them."""
+    which = numbers_of(index)[()]
+    if isinstance(which, np.generic):
+        return evaluate_closed(branches[min(max(int(which), 0), len(branches) - 1)], operands)
+    if jnp.ndim(which) and len(branches) == 2:
+        return _cond_of_lanes(branches, which, operands)
+    cases = [[*map(numbers_of, evaluate_closed(branch, operands))] for branch in branches]
+    return [call_each(select, arrays[0].shape, index, *arrays) for arrays in zip(*cases, strict=True)]
+
+
+def _cond_of_lanes(branches: Sequence[Any], which: jax.Array, operands: Sequence[Elements]) -> list[Elements]:
+    """What each lane takes of two branches; the longer one is left out where no lane of the block takes it."""
+    long = int(len(branches[1].jaxpr.eqns) >= len(branches[0].jaxpr.eqns))
+    takes_long = (which > 0) == bool(long)
+    short = [*map(numbers_of, evaluate_closed(branches[1 - long], operands))]
+    base = words_of(short)
+    places: dict[tuple, int] = {}  # of each pair of words to choose from, of those that are chosen from
+    pairs: list[tuple] = []
+    in_lanes = lambda word: jnp.broadcast_to(word, which.shape)  # noqa: E731
+
+    def run() -> tuple:
+        words = words_of([*map(numbers_of, evaluate_closed(branches[long], operands))])
+        pairs[:] = [(identity(new), identity(old)) for new, old in zip(words, base, strict=True)]
+        cases = {pair: case for pair, *case in zip(pairs, words, base, strict=True) if pair[0] != pair[1]}
+        places.update({pair: i for i, pair in enumerate(cases)})
+        return tuple(in_lanes(call(jnp.where, takes_long, new, old)) for new, old in cases.values())
+
+    def skip() -> tuple:  # traced after the other one
+        old = dict(zip(pairs, base, strict=True))
+        return tuple(in_lanes(old[pair]) for pair in places)
+
+    chosen = jax.lax.cond(jnp.max(takes_long.astype(jnp.int32)) > 0, run, skip)
+    words = [chosen[places[pair]] if pair in places else old for pair, old in zip(pairs, base, strict=True)]
+    return with_words(short, words)
+
+
+def _consts_and_carry(params: dict[str, Any]) -> tuple[int, int]:
+    """Returns how many operands of a scan are constants, and how many are carried."""
+    if "num_carry" in params:
+        return params["num_consts"], params["num_carry"]
+    consts, carry, _ = params["ft_in"].elts  # jax 0.12
+    return len(consts), len(carry)
+
+
+def _unrolled_scan(
+    inputs: Sequence[Elements], consts: int, carried: int, *, jaxpr: Any, length: int, reverse: bool, **_: Any
+) -> list[Elements]:
+    """A loop of few steps, one after the other."""
+    if length > MAX_UNROLL:
+        raise NotImplementedError(f"scan of {length} steps within a replica: a kernel unrolls up to {MAX_UNROLL}")
+    shared, carry = inputs[:consts], inputs[consts : consts + carried]
+    xs, outputs = [*map(numbers_of, inputs[consts + carried :])], []
+    for i in range(length)[:: -1 if reverse else 1]:
+        step = [x[i : i + 1].reshape(x.shape[1:]) for x in xs]
+        after = evaluate_closed(jaxpr, [*shared, *carry, *step])
+        carry = after[:carried]
+        outputs.append([*map(numbers_of, after[carried:])])
+    stacked = [np.stack(arrays) for arrays in zip(*outputs[:: -1 if reverse else 1], strict=True)]
+    return [*carry, *stacked]

@@ -1,0 +1,186 @@
+"""Small networks in a kernel: rows of features as blocks [lanes, width], times matrices that all replicas share.
+
+An array of one replica that came out of a matrix product is held as a `Block`, and stays one through biases and
+activations; what the replicas share is held as `Weights`, in memory, and read where it is used. The last axis holds the
+features; the others count rows, those of several agents say. Width is a power of two of at least 16, as Triton's
+products want it; what lies beyond the array's own size is never read.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from wdjax.kernels.lanes import Elements, array_of, check_size, identity
+from wdjax.kernels.primitives import COMPUTED, MOVES
+
+MIN_WIDTH = 16
+NARROW = 8  # outputs up to here are sums over a block, one by one, exact in float32
+MAX_NUMBERS = 64  # columns that a block is taken apart into
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Weights:
+    """A vector or matrix of float32, the same for all replicas, in memory padded with zeros, [rows, width]."""
+
+    ref: Any
+    value: jax.Array  # all of it, read before the first step
+    shape: tuple[int, ...]  # of a vector: its own, or broadcast to several rows
+    elements: Elements | None  # its numbers, where they are few
+
+    @property
+    def is_vector(self) -> bool:
+        return self.ref.shape[0] == 1
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Block:
+    """Rows of features of every replica: an array of objects, of the leading axes, each a row [lanes, width]."""
+
+    rows: np.ndarray
+    size: int  # features: as many columns of a row count
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (*self.rows.shape, self.size)
+
+
+def padded_shape(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Returns the shape of weights in memory."""
+    pad = lambda size: max(MIN_WIDTH, 1 << (size - 1).bit_length())  # noqa: E731
+    return (pad(shape[0]), pad(shape[1])) if len(shape) == 2 else (1, pad(math.prod(shape)))
+
+
+def apply(eqn: Any, inputs: Sequence[Any]) -> list[Any] | None:
+    """Returns the outputs of an equation of which an input is a block or weights; None: it wants its numbers."""
+    name, (out, *_) = eqn.primitive.name, [v.aval for v in eqn.outvars]
+    if name == "dot_general":
+        return _product(eqn, *inputs)
+    if name in COMPUTED and any(isinstance(x, Block) for x in inputs):
+        return _computed(eqn, inputs)
+    if len(inputs) == 1 and name in ("convert_element_type", "copy", "optimization_barrier", "stop_gradient"):
+        return [inputs[0]] if out.dtype == jnp.float32 else None
+    if len(inputs) == 1 and name in ("broadcast_in_dim", "expand_dims", "reshape", "squeeze"):
+        return _moved(eqn, inputs[0])
+    return None
+
+
+def numbers_of(x: Any) -> Elements:
+    """Returns any value as elements: a block column by column, weights number by number."""
+    if isinstance(x, Weights):
+        if x.elements is not None:
+            return _spread(x.elements, x)
+        check_size("weights taken apart", x.shape)
+        numbers = [x.ref[divmod(i, x.shape[-1])] for i in range(x.shape[-1] if x.is_vector else math.prod(x.shape))]
+        return _spread(array_of(numbers, (len(numbers),)), x)
+    if not isinstance(x, Block):
+        return x
+    if math.prod(x.shape) > MAX_NUMBERS:
+        raise NotImplementedError(f"features of shape {x.shape} one by one: a kernel takes {MAX_NUMBERS} apart")
+    numbers = []
+    for row in x.rows.ravel():
+        columns = jax.lax.broadcasted_iota(jnp.int32, row.shape, 1)
+        numbers += [jnp.sum(jnp.where(columns == i, row, 0.0), axis=1) for i in range(x.size)]
+    return array_of(numbers, x.shape)
+
+
+def _spread(numbers: Elements, weights: Weights) -> Elements:
+    """Returns the numbers of weights in their shape."""
+    return np.broadcast_to(numbers.ravel(), weights.shape) if weights.is_vector else numbers.reshape(weights.shape)
+
+
+def _moved(eqn: Any, x: Block | Weights) -> list[Any] | None:
+    """What leaves rows as they are and gives them other axes, or more of the same."""
+    shape = eqn.outvars[0].aval.shape
+    if not shape or shape[-1] != x.shape[-1] or (isinstance(x, Weights) and not x.is_vector):
+        return None
+    moves_last = eqn.primitive.name == "broadcast_in_dim" and eqn.params["broadcast_dimensions"][-1] != len(shape) - 1
+    if moves_last or (eqn.primitive.name != "broadcast_in_dim" and math.prod(shape) != math.prod(x.shape)):
+        return None
+    if isinstance(x, Weights):
+        return [dataclasses.replace(x, shape=shape)]
+    if eqn.primitive.name != "broadcast_in_dim":
+        return [Block(x.rows.reshape(shape[:-1]), x.size)]
+    axes = eqn.params["broadcast_dimensions"][:-1]
+    return [Block(MOVES["broadcast_in_dim"](x.rows, shape=shape[:-1], broadcast_dimensions=axes), x.size)]
+
+
+def _product(eqn: Any, rows: Any, weights: Any) -> list[Any] | None:
+    """Features times a matrix of weights."""
+    (((left,), (right,)), batch), out = eqn.params["dimension_numbers"], eqn.outvars[0].aval
+    if not isinstance(weights, Weights) or weights.is_vector or right != 0 or any(batch):
+        return None
+    size = weights.shape[1]
+    if isinstance(rows, Weights) or left != len(rows.shape) - 1:
+        return None
+    if not isinstance(rows, Block):
+        return _product_of_numbers(rows, weights, size)
+    if size <= NARROW:
+        columns = [jnp.sum(row * weights.ref[:, i][None, :], axis=1) for row in rows.rows.ravel() for i in range(size)]
+        return [array_of(columns, out.shape)]
+    multiply = lambda row: jnp.dot(row, weights.value, precision=eqn.params["precision"])  # noqa: E731
+    return [Block(_for_each(multiply, rows.rows), size)]
+
+
+def _product_of_numbers(numbers: Elements, weights: Weights, size: int) -> list[Any] | None:
+    """Numbers times a matrix: sums of its rows, those with which several begin done once."""
+    lanes = np.broadcast_shapes(*(jnp.shape(element) for element in numbers.ravel()))
+    if not lanes:
+        return None
+    terms: dict[tuple, jax.Array] = {}
+    sums: dict[tuple, jax.Array] = {}
+
+    def term(element: Any, i: int) -> jax.Array:
+        place = (identity(element), i)
+        if place not in terms:
+            terms[place] = jnp.broadcast_to(element, lanes)[:, None] * weights.ref[i, :][None, :]
+        return terms[place]
+
+    def product(row: Elements) -> jax.Array:
+        place, total = (), None
+        for i, element in enumerate(row):
+            if isinstance(element, np.generic) and element == 0:
+                continue
+            place = (*place, identity(element), i)
+            if place not in sums:
+                sums[place] = term(element, i) if total is None else total + term(element, i)
+            total = sums[place]
+        return jnp.zeros((*lanes, weights.ref.shape[1])) if total is None else total
+
+    flat = numbers.reshape(-1, numbers.shape[-1])
+    rows = array_of([product(row) for row in flat], numbers.shape[:-1])
+    return [Block(rows, size)]
+
+
+def _for_each(function: Any, rows: np.ndarray) -> np.ndarray:
+    return array_of([function(row) for row in rows.ravel()], rows.shape)
+
+
+def _computed(eqn: Any, inputs: Sequence[Any]) -> list[Any] | None:
+    """An elementwise primitive on blocks, rows of weights and single numbers."""
+    block = next(x for x in inputs if isinstance(x, Block))
+    operands = [_rows_of(x, block) for x in inputs]
+    if any(rows is None for rows in operands):
+        return None
+    function = COMPUTED[eqn.primitive.name](eqn)
+    rows = [function(*each) for each in zip(*operands, strict=True)]
+    return [Block(array_of(rows, block.rows.shape), block.size)]
+
+
+def _rows_of(x: Any, block: Block) -> list[jax.Array] | None:
+    """Returns an operand as rows like those of a block; None where its numbers differ along a row."""
+    if isinstance(x, Block):
+        return list(x.rows.ravel())
+    shape = block.rows.ravel()[0].shape
+    if isinstance(x, Weights):
+        vector = x.is_vector and x.shape[-1] == block.size
+        return [jnp.broadcast_to(x.value, shape)] * block.rows.size if vector else None
+    rows = np.broadcast_to(x, block.shape).reshape(-1, block.size)
+    if any(len(set(map(identity, row))) > 1 for row in rows):
+        return None
+    in_lanes = lambda number: jnp.broadcast_to(number[:, None] if jnp.ndim(number) else number, shape)  # noqa: E731
+    return [in_lanes(row[0]) for row in rows]
