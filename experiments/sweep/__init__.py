@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from wdjax.experiments.sweep.halving import Halving
     from wdjax.experiments.sweep.pbt import Selection, evolve
     from wdjax.experiments.sweep.rounds import load_member
-    from wdjax.experiments.sweep.search import search
+    from wdjax.experiments.sweep.searching import search
     from wdjax.experiments.sweep.table import read_table
 
 # Public name -> the module that holds it, imported when the name is first used.
@@ -24,7 +24,7 @@ _HOME = {
     "evolve": "pbt",
     "load_member": "rounds",
     "read_table": "table",
-    "search": "search",
+    "search": "searching",
     "sweep": "grid",
 }
 

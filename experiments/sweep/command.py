@@ -11,7 +11,7 @@ from wdjax.checks import require
 from wdjax.experiments.sweep.grid import sweep
 from wdjax.experiments.sweep.members import Point, Values, parse_point, parse_settings, read_settings
 from wdjax.experiments.sweep.pbt import FACTORS, Selection, evolve
-from wdjax.experiments.sweep.search import Halving, search
+from wdjax.experiments.sweep.searching import Halving, search
 from wdjax.train import load_config
 
 

@@ -24,8 +24,8 @@ from wdjax.train.algorithms.optimizer import descend, make_optimizer, to_vectors
 from wdjax.train.config.schema import PolicyConfig, TrainConfig
 from wdjax.train.devices.blocks import block_keys
 from wdjax.train.devices.collectives import all_rows, any_of, own_rows, total
+from wdjax.train.devices.moments import normalize
 from wdjax.train.devices.packing import Packed, pack, unpack
-from wdjax.train.devices.statistics import normalize
 from wdjax.train.kernels.layers import Shape, shape_of
 from wdjax.train.networks.actor_critic import ActorCritic, empty_carry, without_mask
 from wdjax.train.networks.distributions import Distribution, make_distribution
@@ -220,7 +220,7 @@ class A2C(OnPolicy):
 class PPO(OnPolicy):
     """Proximal policy optimisation: epochs of minibatches with a clipped ratio."""
 
-    takes = OnPolicy.takes | {"PPO"}
+    takes = OnPolicy.takes | {"minibatches", "PPO"}
     has_kernels = True
     policy_loss = staticmethod(ppo_loss)
 
