@@ -152,7 +152,35 @@ def restore(
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding or first)
 
     target = jax.tree.map(with_place, like)
-    return _read(manager, step, name, state=ocp.args.StandardRestore(target))["state"], host
+    stored = as_stored(Path(manager.directory) / str(step), target, name)
+    found = _read(manager, step, name, state=ocp.args.StandardRestore(stored))["state"]
+    leaves = by_place(found)
+    return jax.tree.unflatten(jax.tree.structure(target), [leaves[place] for place in by_place(target)]), host
+
+
+def as_stored(folder: Path, target: TrainState, name: str) -> Any:
+    """Returns the leaves of a state in the tree that a checkpoint has: orbax also keeps where there was nothing (None),
+    which another version of wdjax may not know, or have more of.
+
+    Raises:
+        DamagedCheckpointError: where the checkpoint has other leaves.
+    """
+    try:
+        tree = ocp.PyTreeCheckpointHandler().metadata(folder / "state").tree
+    except Exception as error:  # of any type, as above
+        raise DamagedCheckpointError(f"{name} is damaged: {reason(error)}") from error
+    own, held = by_place(target), by_place(tree)
+    if own.keys() != held.keys():
+        other = sorted(own.keys() ^ held.keys())
+        words = f"{other[0]} {'is missing' if other[0] in own else 'is there'} ({len(other)} differences)"
+        raise DamagedCheckpointError(f"{name} does not fit this configuration, or is damaged: {words}")
+    return jax.tree.unflatten(jax.tree.structure(tree), [own[place] for place in held])
+
+
+def by_place(tree: Any) -> dict[str, Any]:
+    """Returns the leaves of a tree by their places in it, "policies/runner/params/policy_head/bias"."""
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in
+            jax.tree_util.tree_leaves_with_path(tree)}  # fmt: skip
 
 
 def read_host(manager: ocp.CheckpointManager) -> dict[str, Any]:
