@@ -200,7 +200,7 @@ OTHER = [
     ({"policies.agent.action_distribution": "squashed_gaussian"},
      "policies.agent: action_distribution = 'squashed_gaussian': must be gaussian (left out), as Discrete(n=2"),
     ({"policies.agent.network.encoder": "deep_sets"},
-     "policies.agent.network.encoder = 'deep_sets' reads observations of tag_continuous, not of CartPole"),
+     "policies.agent.network.encoder = 'deep_sets': CartPole does not say who is whom in its observations: give it a"),
     ({"policies.agent.network.encoder": "flt"}, "unknown policies.agent.network.encoder 'flt': did you mean 'flat'?"),
     ({"policies.agent.network.encoder": ""}, "unknown policies.agent.network.encoder '': known names: attention,"),
     ({"policies.agent.network.encoder": "nopackage:X"},
