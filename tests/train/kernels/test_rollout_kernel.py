@@ -69,8 +69,8 @@ def run_by(play, setup, state, key):
         return rollout(setup, state, key, play)
 
 
-def play_by_replica(setup, policies, hypers, env_params, selves, carry, keys):
-    return kernel.play_replicas(setup, policies, hypers, env_params, carry, keys, interpret=True)
+def play_by_replica(given, carry, keys):
+    return kernel.play_replicas(given, carry, keys, interpret=True)
 
 
 def assert_same(expected, found):

@@ -54,6 +54,8 @@ class OnPolicy(Algorithm):
     what its advantages are."""
 
     takes = frozenset({"on-policy"})
+    acts_by_kernel = staticmethod(acts_by_kernel)
+    before_rollout = staticmethod(before_rollout)
     keeps_log_prob: ClassVar[bool] = True
     """whether log pi(a) of the policy that acted is kept with every row"""
     has_kernels: ClassVar[bool] = False
@@ -101,9 +103,6 @@ class OnPolicy(Algorithm):
     ) -> Shape | None:
         return shape_of(config, assignment, distribution, encoder) if self.has_kernels else None
 
-    def acts_by_kernel(self, policy: Policy) -> bool:
-        return acts_by_kernel(policy)
-
     def make_network(self, config: PolicyConfig, assignment: Assignment, rngs: nnx.Rngs) -> ActorCritic:
         distribution = make_distribution(assignment.action_space, config.action_distribution)
         return ActorCritic(without_mask(assignment.observation_space), distribution, config.network, rngs=rngs)
@@ -127,9 +126,6 @@ class OnPolicy(Algorithm):
         shape = (run.num_envs, policy.assignment.num_agents)
         running = jnp.zeros(shape) if policy.config.normalize_reward else None
         return Memory(self.init_carry(policy, run.num_envs), running)
-
-    def before_rollout(self, policy: Policy, state: PolicyState) -> PolicyState | ByKernel:
-        return before_rollout(policy, state)
 
     def act(
         self, policy: Policy, state: PolicyState | ByKernel, carry: Any, obs: Any, keys: jax.Array, hypers: Hypers
