@@ -16,7 +16,7 @@ from flax import nnx
 
 import wdjax
 from wdjax.experiments.cli import main
-from wdjax.experiments.examples import own_environment, own_game, own_network, traced_physics
+from wdjax.experiments.examples import own_algorithm, own_environment, own_game, own_network, traced_physics
 from wdjax.train import Trainer, make_learner
 
 README = Path(__file__).parents[2] / "README.md"
@@ -57,6 +57,23 @@ def test_own_environment_is_sound_and_short():
     source = Path(own_environment.__file__).read_text(encoding="utf8")
     assert len(source.splitlines()) < 80
     assert source in README.read_text(encoding="utf8")
+
+
+def test_own_algorithm_is_short_of_public_names_and_shown():
+    source = Path(own_algorithm.__file__).read_text(encoding="utf8")
+    assert len(source.splitlines()) < 120
+    assert set(re.findall(r"^(?:from|import) (wdjax\S*)", source, re.MULTILINE)) == {"wdjax.train"}
+    core = source[source.index("@dataclasses.dataclass") : source.index("def sweep_temperatures")].rstrip()
+    assert core in README.read_text(encoding="utf8")
+
+
+@pytest.mark.slow
+def test_own_algorithm_learns_at_every_temperature():
+    temperatures, returns = own_algorithm.sweep_temperatures()
+    assert temperatures.shape == returns.shape == (4,)
+    assert (returns > 150).all()  # of 500; at first 20
+    tags = own_algorithm.beside_ppo()["tagger/episode_return"]
+    assert np.nanmean(tags[-5:]) > np.nanmean(tags[:5])
 
 
 def test_own_environment_by_hand():
