@@ -10,7 +10,9 @@ BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf8"), r
 
 
 @pytest.mark.slow  # they train: `.ci/run` has the time, `make test` must stay short
-@pytest.mark.parametrize("block", BLOCKS, ids=["notebook", "library", "adapters", "own_environment", "own_algorithm", "sweep"])
+@pytest.mark.parametrize(
+    "block", BLOCKS, ids=["notebook", "library", "adapters", "own_environment", "own_algorithm", "sweep"]
+)
 def test_python_block_runs(block):
     exec(compile(block, str(README), "exec"), {"__name__": "readme"})
 
