@@ -14,7 +14,7 @@ from rich.console import Console
 from wdjax.checks import require
 from wdjax.env_checker import check_env
 from wdjax.train.config.schema import TrainConfig
-from wdjax.train.devices.processes import as_first, ending_with_others, is_first, on_first, wait_for_all
+from wdjax.train.devices.processes import any_process, as_first, ending_with_others, is_first, on_first, wait_for_all
 from wdjax.train.evaluation.episodes import Episodes, evaluation_metrics
 from wdjax.train.evaluation.evaluate import UnfinishedEpisodeError, evaluate
 from wdjax.train.evaluation.trajectory import save_episode
@@ -116,7 +116,8 @@ class Trainer:
                 config, config.num_updates, self._programs, self._compile, functools.partial(self._judge, best, log),
                 functools.partial(self._report, advance), self._host, self._say, checkpoints, log, lock,
             )  # fmt: skip
-            _, done = train_chunks(job, self.state, done, stop, compile_seconds)
+            stopped = lambda: any_process(stop.is_set())  # noqa: E731
+            _, done = train_chunks(job, self.state, done, stopped, compile_seconds)
             self.stopped = done < config.num_updates
         if self.stopped:
             self._say(

@@ -158,7 +158,7 @@ def train_turn(
             setup.config, turn.last, programs.of(turn.size), programs.compile, judge, advance, dict, say, checkpoints,
             log,
         )  # fmt: skip
-        _, done = train_chunks(job, states, done, stop)
+        _, done = train_chunks(job, states, done, stop.is_set)
     if done == turn.last:
         (turn.folder / "finished").touch()  # the checkpoints are closed: what is in them is on the disk
     return done == turn.last
@@ -217,7 +217,8 @@ def write_members(turn: Turn) -> None:
     if not file.exists():
         turn.folder.mkdir(parents=True, exist_ok=True)
         write_whole(file, text)
-    elif read_json(file) != json.loads(text):
+    elif file.read_text(encoding="utf8") != text:
+        read_json(file)  # it may be no JSON at all
         words = "other members went here than are to go on (are lines of a metrics.jsonl lost that chose them?)"
         raise ValueError(f"{file}: {words}: move {turn.folder} away, and --resume begins it anew")
 

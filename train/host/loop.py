@@ -5,7 +5,6 @@ A run (train/trainer.py) is a job of this loop, and so are runs side by side, a 
 """
 
 import dataclasses
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -14,7 +13,6 @@ import jax
 import numpy as np
 
 from wdjax.train.config.schema import TrainConfig
-from wdjax.train.devices.processes import any_process
 from wdjax.train.learner.bad_numbers import bad_in_a_row, ends_run, sound_updates
 from wdjax.train.state.state import TrainState
 from wdjax.train.storage.checkpoint import finish, require_saved, save
@@ -70,17 +68,17 @@ class Job:
     say: Callable[[str], Any]
     checkpoints: Any
     log: MetricsLog | None  # of several processes the first one writes it
-    lock: Callable[[], None] = lambda: None  # locks the folder again, where its locked file is gone
+    lock: Callable[[], None] | None = None  # locks the folder again, whose lock lies on the log
 
 
 def train_chunks(
-    job: Job, state: TrainState, done: int, stop: threading.Event, compile_seconds: float = 0.0
+    job: Job, state: TrainState, done: int, stopped: Callable[[], bool], compile_seconds: float = 0.0
 ) -> tuple[TrainState, int]:
-    """Trains a job to its end, or until `stop` is set, and saves. Returns (state, updates that are done).
+    """Trains a job to its end, or until it is stopped, and saves. Returns (state, updates that are done).
 
     Args:
         state: after `done` updates; it is donated.
-        stop: looked at before every chunk.
+        stopped: asked before every chunk.
         compile_seconds: what was spent on a program that is there already.
 
     Raises:
@@ -88,7 +86,7 @@ def train_chunks(
         Exception: `Outcome.failure`.
     """
     config, parts = job.config, None
-    while done < job.last and not any_process(stop.is_set()):
+    while done < job.last and not stopped():
         size = min(config.updates_per_chunk, job.last - done)
         if size not in job.programs:
             job.programs[size], compile_seconds = job.compile(state, size)
@@ -138,7 +136,8 @@ def write_rows(job: Job, rows: Sequence[Row]) -> None:
     if job.log is None:
         return
     if job.log.is_gone():
-        job.lock()  # first: another run may have found the folder free
+        if job.lock is not None:
+            job.lock()  # first: another run may have found the folder free
         job.log.write_again()
         job.say(f"Mind: {job.log.path} was deleted or replaced meanwhile: written again, with all its lines")
     for row in rows:
