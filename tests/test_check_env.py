@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
+from broken_declarations import Watched, walk, work
 from broken_envs import BROKEN, BROKEN_IN_PLAY, BROKEN_LATE, Branch, KeyState
 from broken_outputs import NanInInfo
 from toy_contract import Line, LineParams, LineState, Team
@@ -59,8 +60,23 @@ class KeyInState(Line):
         return obs, KeyState(after.place, after.time, kept_key), *rest
 
 
+@dataclasses.dataclass(frozen=True)
+class Scripted(Watched):
+    """Declares all that a game may."""
+
+    scripts = {"work": ("worker", work), "aim": ("pilot", lambda env, state, *_: -0.5 * state.aim)}  # noqa: RUF012
+
+
+def test_a_lonely_agent_has_scripts_too(monkeypatch):
+    monkeypatch.setattr(env_play, "random_play", lambda case: [])
+    monkeypatch.setattr(Line, "scripts", {"walk": ("agent", walk)})
+    assert wdjax.check_env(Line()) is None
+
+
 @pytest.mark.parametrize(
-    "env", [Line(), Team(), pytest.param(KeyInState(), marks=pytest.mark.slow)], ids=lambda env: type(env).__name__
+    "env",
+    [Line(), Team(), Scripted(), pytest.param(KeyInState(), marks=pytest.mark.slow)],
+    ids=lambda env: type(env).__name__,
 )
 def test_toys_pass(env):
     assert wdjax.check_env(env, seed=3) is None

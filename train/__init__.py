@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from wdjax.train.algorithms.on_policy.returns import gae
+    from wdjax.train.algorithms.on_policy.update import OnPolicy
+    from wdjax.train.config.facts import traced
     from wdjax.train.config.schema import DDPGConfig, NetworkConfig, PolicyConfig, TrainConfig
     from wdjax.train.evaluation.episodes import Episodes, statistics
     from wdjax.train.evaluation.evaluate import cross_play, evaluate
@@ -16,19 +18,28 @@ if TYPE_CHECKING:
     from wdjax.train.learner.learner import Learner, make_learner
     from wdjax.train.load import list_presets, load_config, load_run
     from wdjax.train.networks.encoders import register_encoder
-    from wdjax.train.state.state import TrainState, with_hypers
+    from wdjax.train.rollout.draws import sample_blocks
+    from wdjax.train.state.algorithm import Algorithm
+    from wdjax.train.state.registry import register_algorithm
+    from wdjax.train.state.rows import Rows
+    from wdjax.train.state.state import Memory, PolicyState, TrainState, with_hypers
     from wdjax.train.storage.metrics_log import read_metrics
     from wdjax.train.trainer import Trainer
 
 # Public name -> the module that holds it, imported when the name is first used.
 _HOME = {
+    "Algorithm": "state.algorithm",
     "BadNumbersError": "host.failures",
     "DDPGConfig": "config.schema",
     "Episodes": "evaluation.episodes",
     "Learner": "learner.learner",
+    "Memory": "state.state",
     "NetworkConfig": "config.schema",
+    "OnPolicy": "algorithms.on_policy.update",
     "Player": "evaluation.players",
     "PolicyConfig": "config.schema",
+    "PolicyState": "state.state",
+    "Rows": "state.rows",
     "TrainConfig": "config.schema",
     "TrainState": "state.state",
     "Trainer": "trainer",
@@ -43,18 +54,22 @@ _HOME = {
     "make_learner": "learner.learner",
     "read_metrics": "storage.metrics_log",
     "record_episode": "evaluation.trajectory",
+    "register_algorithm": "state.registry",
     "register_encoder": "networks.encoders",
+    "sample_blocks": "rollout.draws",
     "save_curves": "host.plots",
     "save_episode": "evaluation.trajectory",
     "statistics": "evaluation.episodes",
+    "traced": "config.facts",
     "with_hypers": "state.state",
 }
 
 __all__ = [
-    "BadNumbersError", "DDPGConfig", "Episodes", "Learner", "NetworkConfig", "Player", "PolicyConfig", "TrainConfig",
-    "TrainState", "Trainer", "Trajectory", "cross_play", "describe_bad_numbers", "evaluate", "gae", "list_presets",
-    "load_config", "load_run", "make_learner", "read_metrics", "record_episode", "register_encoder", "save_curves",
-    "save_episode", "statistics", "with_hypers",
+    "Algorithm", "BadNumbersError", "DDPGConfig", "Episodes", "Learner", "Memory", "NetworkConfig", "OnPolicy",
+    "Player", "PolicyConfig", "PolicyState", "Rows", "TrainConfig", "TrainState", "Trainer", "Trajectory",
+    "cross_play", "describe_bad_numbers", "evaluate", "gae", "list_presets", "load_config", "load_run",
+    "make_learner", "read_metrics", "record_episode", "register_algorithm", "register_encoder", "sample_blocks",
+    "save_curves", "save_episode", "statistics", "traced", "with_hypers",
 ]  # fmt: skip
 
 

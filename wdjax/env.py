@@ -2,7 +2,7 @@
 
 import abc
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
@@ -33,6 +33,9 @@ class Env(abc.ABC):
     observes_late: ClassVar[bool] = False  # whether `step` is `advance` and then `observe`, and a batch may call these
     # statistics that are one sum of `info` over another, name -> (sum, divisor): a mean time, say
     info_ratios: ClassVar[Mapping[str, tuple[str, str]]] = {}
+    # opponents by rule, name -> (group, script(env, state, params, key) of one replica -> the actions of all of that
+    # group, [n_group, ...]); a single agent's group is "agent", its script returns a bare action
+    scripts: ClassVar[Mapping[str, tuple[str, Callable]]] = {}
 
     @property
     def groups(self) -> Mapping[str, int]:
@@ -80,6 +83,18 @@ class Env(abc.ABC):
     def action_space(self, params: Any) -> Space:
         """The space of `action`, likewise."""
 
+    def split_observation(self, obs: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Says who is whom in an observation, for networks that see the other agents as a set.
+
+        Args:
+            obs: of one agent of any group, leaves [..., *part of its space] with any leading axes, without a mask.
+
+        Returns:
+            (others [..., k, features], present [..., k] bool: who of them is there, own [..., m]: all the rest).
+        """
+        name = type(self).__name__
+        raise NotImplementedError(f"{name} does not say who is whom: write its method split_observation(obs)")
+
     def draw(self, axes: "Axes", state: Any, params: Any, history: Any = None) -> None:
         """Draws one state (arrays of NumPy or JAX) onto empty matplotlib axes.
 
@@ -87,6 +102,11 @@ class Env(abc.ABC):
         """
         name = type(self).__name__
         raise NotImplementedError(f"{name} has no drawing: write its method draw(axes, state, params, history=None)")
+
+
+def layout_of(env: Env) -> Callable | None:
+    """Returns the `split_observation` of an environment, or None where it has none."""
+    return None if type(env).split_observation is Env.split_observation else env.split_observation
 
 
 def static_names(env: Env | type[Env]) -> list[str]:

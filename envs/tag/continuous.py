@@ -6,7 +6,7 @@ GPU" (2021), section 4; rules of WarpDrive 2.7.1's TagContinuous. Agents stand i
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import jax
@@ -16,6 +16,8 @@ from flax import struct
 
 from wdjax.checks import require, require_bool, require_integer
 from wdjax.env import Env
+from wdjax.envs.tag.moves import level, wrap
+from wdjax.envs.tag.scripted import chase_in_plane, flee_in_plane
 from wdjax.neighbors import neighbor_rows
 from wdjax.spaces import Box, Dict, MultiDiscrete
 
@@ -82,6 +84,9 @@ class TagContinuous(Env):
     cheap_reset: ClassVar[bool] = True
     observes_late: ClassVar[bool] = True
     info_ratios: ClassVar[dict[str, tuple[str, str]]] = {"time_to_tag": ("tag_steps", "tags")}
+    scripts: ClassVar[dict[str, tuple[str, Callable]]] = {
+        "chase_nearest": ("tagger", chase_in_plane), "flee_nearest": ("runner", flee_in_plane)
+    }  # fmt: skip
 
     def __post_init__(self):
         require_integer("num_taggers", self.num_taggers, 1)
@@ -283,6 +288,9 @@ class TagContinuous(Env):
         differences = jnp.where(state.active[:, None, None], other[..., :5] - features[:, None, :5], 0.0)
         return feature_major(jnp.concatenate([differences, other[..., 5:]], axis=-1))
 
+    def split_observation(self, obs: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        return split_observation(obs)
+
     # --- spaces ---
 
     def by_group(self, rows: jax.Array) -> dict[str, jax.Array]:
@@ -313,21 +321,6 @@ def count_by(index: jax.Array, counted: jax.Array, n: int) -> jax.Array:
     if n <= CHUNK:  # less work than a scatter, which takes a kernel of its own
         return jnp.sum(counted[:, None] & (index[:, None] == jnp.arange(n)[None, :]), axis=0)
     return jnp.zeros(n, jnp.int32).at[jnp.where(counted, index, n)].add(1, mode="drop")
-
-
-def wrap(angle: jax.Array) -> jax.Array:
-    """Returns an angle modulo 2 pi."""
-    return jnp.mod(angle, jnp.float32(2 * math.pi))
-
-
-def level(index: jax.Array, low: jax.Array, high: jax.Array, num_levels: int) -> jax.Array:
-    """Returns the value of an action index: 0 for index 0, else level index - 1 of `num_levels` from low to high.
-
-    Where low = -high, the levels are exact negatives of each other, so that a turn and its opposite cancel.
-    """
-    steps = max(num_levels - 1, 1)
-    part = (2 * (index - 1) - steps) / steps  # from -1 to 1
-    return jnp.where(index == 0, 0.0, 0.5 * (high + low) + 0.5 * (high - low) * part)
 
 
 def feature_major(rows: jax.Array) -> jax.Array:

@@ -5,7 +5,7 @@ GPU" (2021), section 4; rules of WarpDrive 2.7.1's TagGridWorld. Agents stand in
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import jax
@@ -15,11 +15,9 @@ from flax import struct
 
 from wdjax.checks import require, require_bool, require_integer
 from wdjax.env import Env
+from wdjax.envs.tag.moves import X_STEPS, Y_STEPS
+from wdjax.envs.tag.scripted import chase_on_grid, flee_on_grid
 from wdjax.spaces import Box, Dict, Discrete
-
-# Actions: 0 stay, 1 x+1, 2 x-1, 3 y+1, 4 y-1.
-X_STEPS = np.array([0, 1, -1, 0, 0], np.int32)
-Y_STEPS = np.array([0, 0, 0, 1, -1], np.int32)
 
 
 @struct.dataclass
@@ -55,6 +53,9 @@ class TagGridworld(Env):
     cheap_reset: ClassVar[bool] = True
     observes_late: ClassVar[bool] = True
     info_ratios: ClassVar[dict[str, tuple[str, str]]] = {"time_to_tag": ("tag_steps", "tags")}
+    scripts: ClassVar[dict[str, tuple[str, Callable]]] = {
+        "chase_nearest": ("tagger", chase_on_grid), "flee_nearest": ("runner", flee_on_grid)
+    }  # fmt: skip
 
     def __post_init__(self):
         require_integer("num_taggers", self.num_taggers, 1)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
-import wdjax
+from wdjax.envs import make
 from wdjax.experiments.benchmarks.rows import GAMES
 from wdjax.kernels.neighbors import nearest_neighbors_kernel, neighbor_rows_kernel
 from wdjax.neighbors import nearest_neighbors_simple, neighbor_rows_simple
@@ -85,7 +85,7 @@ def compare_play(game: str, num_envs: int = 10_000, num_steps: int = 50) -> str:
     Raises:
         RuntimeError: where an action differs, or more than a hundredth of the replicas, in what is counted.
     """
-    env, params = wdjax.make(game)
+    env, params = make(game)
 
     def policy(key: jax.Array, obs: jax.Array) -> jax.Array:
         return uniform_action(env.action_space(params), key)

@@ -12,18 +12,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-import wdjax
 from wdjax.env import Env
+from wdjax.envs import make
 from wdjax.experiments.benchmarks.rows import INFERENCE, STEPPING, TRAINING, Workload
 from wdjax.experiments.benchmarks.timing import workload
-from wdjax.playing import PlayState, Transition, start_play, uniform_action
+from wdjax.playing import PlayState, Transition, play, start_play, uniform_action
 from wdjax.train.config.schema import TrainConfig
 from wdjax.train.host.programs import compiler_options
+from wdjax.train.kernels.rollout import play_by_kernel
 from wdjax.train.learner.learner import Learner, make_learner
 from wdjax.train.rollout.scan import rollout
 from wdjax.train.state.policy import Setup
 from wdjax.train.state.state import TrainState
-from wdjax.vector import VectorEnv, VectorState
+from wdjax.vector import VectorEnv, VectorState, vectorize
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,8 +60,8 @@ def make_program(row: Workload, tier: str, small: bool = False) -> Program:
 
 def stepping_program(config: TrainConfig, num_steps: int) -> Program:
     """Random play with fresh resets: the environment alone."""
-    env, params = wdjax.make(config.env, **config.env_params)
-    replicas = wdjax.vectorize(env, config.num_envs)
+    env, params = make(config.env, **config.env_params)
+    replicas = vectorize(env, config.num_envs)
     agents = sum(env.groups.values()) or 1
 
     def start() -> tuple:
@@ -68,13 +69,13 @@ def stepping_program(config: TrainConfig, num_steps: int) -> Program:
         return jax.random.key(1), replicas.reset(jax.random.key(0), arrays)[1], arrays
 
     words = f"{config.env}, {agents} agents, {config.num_envs} envs, {num_steps} steps, random actions, fresh resets"
-    function = functools.partial(play, replicas, num_steps)
+    function = functools.partial(step_at_random, replicas, num_steps)
     return Program(function, start, words, agents, config.num_envs * num_steps, num_steps)
 
 
 def playing_program(config: TrainConfig, num_steps: int) -> Program:
     """The same by `wdjax.play`: on an NVIDIA GPU one kernel, which holds the physics as constants."""
-    env, params = wdjax.make(config.env, **config.env_params)
+    env, params = make(config.env, **config.env_params)
 
     def start() -> tuple:
         return (start_play(env, params, jax.random.key(0), config.num_envs),)
@@ -108,7 +109,7 @@ def learner_program(learner: Learner, function: Callable, passes: int, members: 
     return Program(jax.vmap(function), start, f"{members} seeds of {words}", agents, members * env_steps, passes)
 
 
-def play(replicas: VectorEnv, num_steps: int, key: jax.Array, state: VectorState, params: Any) -> jax.Array:
+def step_at_random(replicas: VectorEnv, num_steps: int, key: jax.Array, state: VectorState, params: Any) -> jax.Array:
     """Steps all replicas with actions drawn uniformly. Returns the sum of all that came out, () float32."""
     space = replicas.env.action_space(params)
 
@@ -132,7 +133,7 @@ def play_at_random(env: Env, params: Any, num_steps: int, state: PlayState) -> j
     def add(total: jax.Array, step: Transition) -> tuple[jax.Array, None]:
         return total + sum_of((step.next_obs, step.reward, step.terminated, step.truncated)), None
 
-    return jnp.sum(wdjax.play(env, params, policy, state, num_steps, add, jnp.zeros(state.time.shape))[1])
+    return jnp.sum(play(env, params, policy, state, num_steps, add, jnp.zeros(state.time.shape))[1])
 
 
 def act(setup: Setup, num_rollouts: int, state: TrainState) -> tuple[TrainState, jax.Array]:
@@ -141,7 +142,7 @@ def act(setup: Setup, num_rollouts: int, state: TrainState) -> tuple[TrainState,
     def one(carry: tuple[TrainState, jax.Array], _: None) -> tuple[tuple[TrainState, jax.Array], None]:
         state, total = carry
         key, next_key = jax.random.split(state.key)
-        state, played = rollout(setup, state, key)
+        state, played = rollout(setup, state, key, play_by_kernel)
         return (state.replace(key=next_key), total + sum_of(played)), None
 
     return jax.lax.scan(one, (state, jnp.float32(0)), length=num_rollouts)[0]

@@ -53,7 +53,7 @@ def measure(repeats: int, changes: Sequence[str] = ()) -> dict[str, Any]:
 
 def start(folder: Path, index: int, changes: Sequence[str]) -> dict[str, Any]:
     """Runs the command once in a process of its own. Returns its seconds by stage, machine and platform."""
-    from wdjax.experiments.benchmarks.suite import environment
+    from wdjax.experiments.benchmarks.timing import environment
 
     output = folder / f"{index}.json"
     arguments = [str(output), "--workdir", str(folder / f"run{index}"), *changes]

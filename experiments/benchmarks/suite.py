@@ -13,7 +13,6 @@ gives the program: arguments, results and temporaries. "must" and "aim" are for 
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -23,11 +22,10 @@ from typing import Any, NoReturn
 from rich.console import Console
 from rich.table import Table
 
-import wdjax
 from wdjax.checks import require, require_known
 from wdjax.experiments.benchmarks import startup
 from wdjax.experiments.benchmarks.rows import INFERENCE, STARTUP, STEPPING, TIER_WORDS, TIERS, WORKLOADS
-from wdjax.experiments.benchmarks.timing import short
+from wdjax.experiments.benchmarks.timing import environment, short
 
 NAMES = (*WORKLOADS, STARTUP)
 
@@ -124,12 +122,6 @@ def measure_apart(name: str, tier: str, parsed: argparse.Namespace) -> dict[str,
     if ended.returncode:
         return {"row": name, "tier": tier, "error": f"ended with status {ended.returncode}"}
     return json.loads(ended.stdout.splitlines()[-1])
-
-
-def environment() -> dict[str, str]:
-    """Returns the environment of a process that imports this very wdjax, whatever the current folder is."""
-    root = str(Path(wdjax.__file__).parent.parent)
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}
 
 
 def line(result: Mapping[str, Any]) -> str:

@@ -1,9 +1,11 @@
 """What every benchmark shares: how a program is timed, what a workload is in words, and on what it ran."""
 
+import os
 import platform
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -63,3 +65,9 @@ def short(value: float | None) -> str:
             scaled = value / size
             return f"{scaled:,.{max(0, 2 - sum(scaled >= limit for limit in (9.995, 99.95)))}f}{letter}"
     raise AssertionError("unreachable")
+
+
+def environment() -> dict[str, str]:
+    """Returns the environment of a process that imports this very wdjax, whatever the current folder is."""
+    root = str(Path(__file__).resolve().parents[2])
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}

@@ -1,6 +1,8 @@
 """What the commands take, and what is said of it where it is wrong."""
 
 import contextlib
+import dataclasses
+import functools
 import io
 import re
 from typing import Any
@@ -9,6 +11,32 @@ import tyro
 
 from wdjax.checks import one_line, require
 from wdjax.train import list_presets
+from wdjax.train.config.facts import words_of
+
+FACTS = tyro.constructors.ConstructorRegistry()
+
+
+@FACTS.struct_rule
+def facts_in_help(info: tyro.constructors.StructTypeInfo) -> tyro.constructors.StructConstructorSpec | None:
+    """Puts what is true of a field before its help: "(traced, PPO)" (config/facts.py)."""
+    if not dataclasses.is_dataclass(info.type) or info in _UNDER_WAY:
+        return None
+    _UNDER_WAY.append(info)
+    try:
+        spec = tyro.constructors.ConstructorRegistry.get_struct_spec(info)  # tyro's own, as this one stands back
+    finally:
+        _UNDER_WAY.remove(info)
+    facts = {field.name: words_of(field) for field in dataclasses.fields(info.type)}
+    told = [dataclasses.replace(f, helptext=functools.partial(_told, facts[f.name], f.helptext)) for f in spec.fields]
+    return dataclasses.replace(spec, fields=tuple(told))
+
+
+_UNDER_WAY: list[tyro.constructors.StructTypeInfo] = []
+
+
+def _told(facts: str, helptext: Any) -> str:
+    words = helptext() if callable(helptext) else helptext
+    return " ".join(filter(None, (facts, words)))
 
 
 def parse(cls: type, prog: str, arguments: list[str], **options: Any) -> Any:
@@ -16,7 +44,7 @@ def parse(cls: type, prog: str, arguments: list[str], **options: Any) -> Any:
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
-            return tyro.cli(cls, prog=prog, args=arguments, **options)
+            return tyro.cli(cls, prog=prog, args=arguments, registry=FACTS, **options)
     except SystemExit as ended:
         if ended.code != 2:  # 0: --help
             raise

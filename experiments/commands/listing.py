@@ -2,7 +2,7 @@
 
 from rich.console import Console
 
-import wdjax
+from wdjax.envs import list_envs
 from wdjax.train import list_presets
 from wdjax.train.load import preset_path
 
@@ -12,7 +12,7 @@ def list_all(arguments: list[str]) -> None:
     if arguments:
         raise ValueError(f"wdjax list takes no arguments, not {' '.join(arguments)}")
     console = Console(highlight=False)
-    console.print("environments:", *wdjax.list_envs(), sep="\n  ")
+    console.print("environments:", *list_envs(), sep="\n  ")
     console.print("  gymnax:NAME, jaxmarl:NAME (those of the libraries, where they are installed)")
     console.print("presets:")
     for name in list_presets():

@@ -22,7 +22,7 @@ class EvalArguments:
     runs: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
     """the folders of one or several runs of one game; FOLDER@best, FOLDER@newest, FOLDER@120 name a checkpoint"""
     opponents: tuple[str, ...] = ("random",)
-    """who else plays, wherever a role fits: random, and in Tag chase_nearest, flee_nearest"""
+    """who else plays, wherever a role fits: random, and the scripts of the game (in Tag chase_nearest, flee_nearest)"""
     checkpoint: str = "newest"
     """of all runs that name none: newest, best, or a number of updates"""
     episodes: int = 256

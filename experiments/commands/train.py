@@ -1,7 +1,10 @@
 """wdjax train."""
 
 import dataclasses
+import itertools
+import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +21,7 @@ from wdjax.train.devices.startup import no_garbage_collection
 from wdjax.train.host.determinism import make_deterministic
 from wdjax.train.learner.validate import validate
 from wdjax.train.load import preset_path
+from wdjax.train.state.registry import read_config, with_options
 from wdjax.train.storage.folder import load_run_config
 
 
@@ -49,10 +53,10 @@ def train(arguments: list[str]) -> None:
     preset, *changes = require_preset("train", arguments)
     if "--deterministic" in changes:  # before a preset's environment may compute something: XLA looks but once
         make_deterministic()
-    config = complete_env_params(load_config(preset))
+    config = with_algorithms(complete_env_params(load_config(preset)), changes)
     default = TrainArguments(config, workdir=Path("runs") / preset_path(preset).stem)
     parsed = parse(TrainArguments, f"wdjax train {preset}", changes, default=default)
-    validate(parsed.config)
+    validate(read_config(parsed.config))
     connect(parsed.coordinator, parsed.num_processes, parsed.process_id)
     trainer_class = import_trainer()
     config = scaled(parsed) if parsed.auto_scale or parsed.auto_scale_rollout else parsed.config
@@ -61,6 +65,21 @@ def train(arguments: list[str]) -> None:
     trainer.train()
     if trainer.stopped:
         raise SystemExit(STOPPED)
+
+
+def with_algorithms(config: TrainConfig, changes: Sequence[str]) -> TrainConfig:
+    """Returns a preset with the algorithms that flags name, so that their options are flags, too.
+
+    Raises:
+        ValueError, TypeError: for an algorithm that there is not, naming the field.
+    """
+    policies = dict(config.policies)
+    for flag, value in itertools.pairwise(itertools.chain.from_iterable(word.split("=", 1) for word in changes)):
+        match = re.fullmatch(r"--policies\.([^.]+)\.algorithm", flag)
+        if match and match[1] in policies and value != policies[match[1]].algorithm:
+            changed = dataclasses.replace(policies[match[1]], algorithm=value, options={})
+            policies[match[1]] = with_options(f"policies.{match[1]}", changed)
+    return dataclasses.replace(config, policies=policies)
 
 
 def scaled(parsed: TrainArguments) -> TrainConfig:

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from wdjax.experiments.sweep.halving import Halving
     from wdjax.experiments.sweep.pbt import Selection, evolve
     from wdjax.experiments.sweep.rounds import load_member
+    from wdjax.experiments.sweep.searching import search
     from wdjax.experiments.sweep.table import read_table
-    from wdjax.experiments.sweep.trials import search
 
 # Public name -> the module that holds it, imported when the name is first used.
 _HOME = {
@@ -24,7 +24,7 @@ _HOME = {
     "evolve": "pbt",
     "load_member": "rounds",
     "read_table": "table",
-    "search": "trials",
+    "search": "searching",
     "sweep": "grid",
 }
 

@@ -8,9 +8,7 @@ import pytest
 import wdjax
 from wdjax.train import load_config
 from wdjax.train.config.env_params import complete_env_params
-from wdjax.train.config.reading import from_mapping, read_yaml
-from wdjax.train.config.schema import TrainConfig
-from wdjax.train.storage.folder import dump_config
+from wdjax.train.storage.folder import dump_config, load_run_config
 
 # Environment, a bad value, and words that must stand in the refusal.
 ACROBOT, CAR, CONTINUOUS, PENDULUM = "acrobot", "mountain_car", "continuous_mountain_car", "pendulum"
@@ -98,7 +96,7 @@ def test_torques_are_written_to_the_configuration_of_a_run_and_read_back(tmp_pat
     assert config.env_params["AVAIL_TORQUE"] == (-2.0, 0.0, 2.5)
     assert all(type(number) is float for number in config.env_params["AVAIL_TORQUE"])
     (tmp_path / "config.yaml").write_text(dump_config(config))
-    again = complete_env_params(from_mapping(TrainConfig, read_yaml(tmp_path / "config.yaml")))
+    again = complete_env_params(load_run_config(tmp_path))
     assert again == config
     assert complete_env_params(load_config("acrobot")).env_params["AVAIL_TORQUE"] == (-1.0, 0.0, 1.0)
 

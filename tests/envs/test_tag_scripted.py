@@ -100,5 +100,9 @@ def test_on_the_grid():
 def test_actions_are_actions(name):
     env, params = wdjax.make(name)
     _, state = env.reset(KEY, params)
-    action = {group: jax.jit(script, static_argnums=0)(env, state, params, KEY) for group, script in SCRIPTS.values()}
+    action, declared = (
+        {group: jax.jit(script, static_argnums=0)(env, state, params, KEY) for group, script in scripts.values()}
+        for scripts in (SCRIPTS, env.scripts)
+    )
     assert env.action_space(params).contains(action)
+    jax.tree.map(np.testing.assert_array_equal, action, declared)

@@ -13,7 +13,7 @@ import pytest
 import wdjax
 from wdjax.experiments.benchmarks import agreement, startup, suite
 from wdjax.experiments.benchmarks.measure import measure
-from wdjax.experiments.benchmarks.programs import act, make_program, play, sum_of
+from wdjax.experiments.benchmarks.programs import act, make_program, step_at_random, sum_of
 from wdjax.experiments.benchmarks.rows import WORKLOADS, Target, Workload
 from wdjax.experiments.benchmarks.timing import median_and_spread, short
 from wdjax.experiments.cli import main
@@ -174,7 +174,7 @@ def test_random_play_sums_everything():
     expected = sum(np.asarray(leaf, np.float64).sum() for leaf in (obs, reward, terminated, truncated))
     assert truncated.all()
     assert reward.sum() == 3
-    np.testing.assert_allclose(play(replicas, 1, key, state, params), expected, rtol=1e-6)
+    np.testing.assert_allclose(step_at_random(replicas, 1, key, state, params), expected, rtol=1e-6)
 
 
 def test_inference_is_the_rollout(quick_compile):

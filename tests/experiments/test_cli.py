@@ -63,14 +63,13 @@ import sys
 from wdjax.experiments import cli
 said = {"before a command is known": "flax" in sys.modules}
 from wdjax.experiments.commands import train
-from wdjax.train import startup
 connect = train.connect
 train.connect = lambda *arguments: said.update(connected=True) or connect(*arguments)
 def wake():
     said["connected when the device wakes"] = said.pop("connected", False)
     said["and imported a Trainer"] = "wdjax.train.trainer" in sys.modules
     raise ValueError(said)
-startup.wake_device = wake
+cli.wake_device = wake
 cli.main(["train", "tag_small", "--workdir", sys.argv[1]])
 """
 

@@ -1,7 +1,9 @@
 """The examples run, and do what they say."""
 
 import dataclasses
+import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +15,9 @@ import pytest
 from flax import nnx
 
 import wdjax
-from wdjax.experiments.examples import own_environment, own_network, traced_physics
-from wdjax.train import make_learner
+from wdjax.experiments.cli import main
+from wdjax.experiments.examples import own_environment, own_game, own_network, traced_physics
+from wdjax.train import Trainer, make_learner
 
 README = Path(__file__).parents[2] / "README.md"
 
@@ -79,6 +82,67 @@ def test_own_environment_learns_to_land():
     first, last = (int(word.rstrip("%")) for word in printed.split() if word.endswith("%"))
     assert first < 20
     assert last > 70
+
+
+def test_own_game_is_sound_short_and_of_public_names():
+    wdjax.check_env(own_game.Ring(), num_steps=300)
+    source = Path(own_game.__file__).read_text(encoding="utf8")
+    assert len(source.splitlines()) < 130
+    assert set(re.findall(r"^(?:from|import) (wdjax\S*)", source, re.MULTILINE)) == {"wdjax", "wdjax.train"}
+
+
+def ring_state(*place, active=(True,) * 6, time=3):
+    return own_game.State(jnp.array(place), jnp.array(active), jnp.int32(time))
+
+
+def test_own_game_by_hand():
+    env, params = own_game.Ring(), own_game.Params()
+    state = ring_state(0.0, 0.5, 0.95, 0.49, 0.2, 0.7)
+    for name, actions in (("hunt_nearest", [0, 0]), ("flee_nearest", [0, 0, 2, 2])):  # 0.95 is behind 0.0
+        np.testing.assert_array_equal(env.scripts[name][1](env, state, params, None), actions)
+    caught = ring_state(0.0, 0.5, 0.95, 0.49, 0.2, 0.7, active=(True, True, False, False, True, True))
+    np.testing.assert_array_equal(own_game.hunt_nearest(env, caught, params, None), [2, 2])  # to 0.2 and 0.7
+    action = {"hunter": jnp.array([0, 1]), "prey": jnp.array([0, 2, 1, 1])}
+    obs, after, reward, terminated, _, info = jax.jit(env.step)(jax.random.key(0), state, action, params)
+    np.testing.assert_allclose(after.place, [0.97, 0.5, 0.93, 0.51, 0.2, 0.7], atol=1e-6)
+    np.testing.assert_array_equal(reward["hunter"], [0, 1])  # 0.04 apart is too far, 0.01 is near enough
+    np.testing.assert_array_equal(reward["prey"], [0, -1, 0, 0])
+    np.testing.assert_array_equal(terminated["prey"], [False, True, False, False])
+    assert info["caught"] == 1
+    others, present, own = env.split_observation(obs["hunter"])
+    np.testing.assert_allclose(others[0, :, 0], 2 * np.array([-0.47, -0.04, -0.46, 0.23, -0.27]), atol=1e-6)
+    np.testing.assert_array_equal(others[0, :, 1], [1, 0, 0, 0, 0])
+    np.testing.assert_array_equal(present[0], [True, True, False, True, True])
+    np.testing.assert_allclose(own, 0.1)
+
+
+def test_own_game_is_evaluated_by_name_against_its_scripts(registry, tmp_path, capsys, monkeypatch, quick_compile):
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(Trainer, "draw", lambda self: None)  # pictures take long
+    config = dataclasses.replace(own_game.game(), num_envs=4, rollout_length=5, total_env_steps=20)
+    Trainer(config, workdir=tmp_path / "run").train()
+    assert "split" not in (tmp_path / "run" / "config.yaml").read_text()
+    capsys.readouterr()
+    run = ["eval", str(tmp_path / "run"), "--episodes", "8", "--opponents"]
+    main([*run, "hunt_nearest", "flee_nearest", "--output", str(tmp_path / "cells.json")])
+    cells = {tuple(cell["policies"].values()): cell for cell in json.loads((tmp_path / "cells.json").read_text())}
+    assert set(cells) == {(a, b) for a in ("trained", "hunt_nearest") for b in ("trained", "flee_nearest")}
+    assert cells["hunt_nearest", "flee_nearest"]["caught"]["mean"] > 2.5
+    with pytest.raises(SystemExit):
+        main([*run, "xx"])
+    said = capsys.readouterr().err
+    assert "unknown player 'xx': known names: flee_nearest, hunt_nearest, random" in said
+
+
+@pytest.mark.slow
+def test_own_game_is_learned():
+    run = [sys.executable, "-m", "wdjax.experiments.examples.own_game"]
+    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+    printed = subprocess.run(run, capture_output=True, text=True, check=True, timeout=300, env=environment).stdout
+    caught = {tuple(words[1:4:2]): float(words[4]) for words in map(str.split, printed.splitlines())}
+    assert len(caught) == 9
+    assert caught["trained", "flee_nearest"] > caught["random", "flee_nearest"] + 1.5
+    assert caught["trained", "random"] > caught["random", "random"] + 1.0
 
 
 @pytest.mark.slow

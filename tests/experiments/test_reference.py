@@ -24,7 +24,7 @@ from wdjax.experiments.reference.rerun import (
 from wdjax.experiments.reference.rows import ROWS, Row, Target, against_random, first_reached, greedy_return
 from wdjax.train import load_config, make_learner
 from wdjax.train.config.reading import read_yaml
-from wdjax.train.learner import setup as setup_module
+from wdjax.train.learner import setup as setups
 from wdjax.train.load import preset_path
 
 # The learning table: what a row's numbers must reach, and within how many env steps.
@@ -179,7 +179,7 @@ def tiny(tmp_path_factory):
 @pytest.mark.slow
 def test_seeds_are_those_of_solo_runs(tiny, quick_compile, monkeypatch):
     with monkeypatch.context() as patch:  # where there are several GPUs, a run goes on all of them if it is not told
-        patch.setattr(setup_module, "choose_devices", lambda config: config.devices or 2)
+        patch.setattr(setups, "choose_devices", lambda config: config.devices or 2)
         result = measure(tiny)
     learner = make_learner(load_config(tiny.preset))
     for seed in range(2):

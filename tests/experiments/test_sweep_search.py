@@ -12,7 +12,8 @@ import pytest
 from probes import tiny_config, tiny_policy
 from refusals import refusal
 
-from wdjax.experiments.sweep import read_table, search, trials
+from wdjax.experiments.sweep import read_table, search
+from wdjax.experiments.sweep import searching as trials
 from wdjax.experiments.sweep.halving import Halving
 from wdjax.experiments.sweep.members import parse_settings
 from wdjax.experiments.sweep.optuna_study import Trial, distributions, open_study, point_of, require_optuna

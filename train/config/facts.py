@@ -66,9 +66,9 @@ def is_taken(field: dataclasses.Field, takes: Collection[str]) -> bool:
 
 
 def words_of(field: dataclasses.Field) -> str:
-    """Returns what the facts of a field say before its help: "(traced) PPO: "."""
-    on = field.metadata.get("on")
-    return ("(traced) " if is_traced(field) else "") + (f"{on}: " if on else "")
+    """Returns what the facts of a field say before its help: "(traced, PPO)"."""
+    facts = [*(["traced"] if is_traced(field) else []), *filter(None, [field.metadata.get("on")])]
+    return f"({', '.join(facts)})" if facts else ""
 
 
 def default_of(field: dataclasses.Field) -> Any:
@@ -77,8 +77,13 @@ def default_of(field: dataclasses.Field) -> Any:
 
 
 def static_part(config: Config) -> Config:
-    """Returns a configuration with everything that is traced at its default: what a compiled program is made from."""
+    """Returns a configuration with everything that is traced at its default: what a compiled program is made from.
+
+    What is no dataclass, as the options of an algorithm that has none, is returned as it is.
+    """
     changes = {}
+    if not dataclasses.is_dataclass(config):
+        return config
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if is_traced(field):

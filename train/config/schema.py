@@ -131,9 +131,9 @@ class PolicyConfig:
     so many times as many others (negative); from all where there is no positive one; below 0: always from all"""
     action_distribution: Literal["gaussian", "squashed_gaussian"] = static("gaussian", on="on-policy", read=True)
     """in a Box: a normal one, its actions clipped to the box; or squashed into the box by tanh"""
-    epochs: int = static(1, on="PPO")
+    epochs: int = static(1, on="minibatches")
     """passes over a rollout"""
-    minibatches: int = static(1, on="PPO")
+    minibatches: int = static(1, on="minibatches")
     """gradient steps a pass; must divide a block's rows (rollout_length x num_envs / num_blocks x agents; without
     rollout_length where the network is recurrent: whole sequences stay together)"""
     ddpg: DDPGConfig = static(DDPGConfig(), on="DDPG")

@@ -5,7 +5,7 @@ A role is some agents of one group: those of a policy, or, where a policy has ag
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -14,8 +14,6 @@ import numpy as np
 
 from wdjax.checks import require, require_known
 from wdjax.env import Env, static_names
-from wdjax.envs.tag import TagContinuous, TagGridworld
-from wdjax.envs.tag import scripted as tag
 from wdjax.spaces import Box, Discrete, MultiDiscrete
 from wdjax.train.config.facts import read_part, static_part
 from wdjax.train.learner.learner import Learner
@@ -23,9 +21,6 @@ from wdjax.train.state.agents import Assignment, from_groups, gather_observation
 from wdjax.train.state.policy import Policy, Setup
 from wdjax.train.state.sharding import one_copy
 from wdjax.train.state.state import PolicyState, TrainState
-
-# Environment -> {name: (group, script)}.
-SCRIPTS: dict[type[Env], Mapping[str, tuple[str, Callable]]] = {TagContinuous: tag.SCRIPTS, TagGridworld: tag.SCRIPTS}
 
 Script = Callable[[Env, Any, Any, jax.Array], jax.Array]
 """script(env, state, params, key) of one replica -> the actions of a group, [n_group, ...]"""
@@ -71,6 +66,7 @@ class Actor:
             return False
         a, b = self.policy, other.policy
         same_network = a.encoder is b.encoder and read_part(a.config) == read_part(b.config)
+        same_network = same_network and _layout(a) is _layout(b)
         same_algorithm = type(a.algorithm) is type(b.algorithm) and _options(a) == _options(b)
         return a.assignment == b.assignment and same_network and same_algorithm
 
@@ -107,6 +103,11 @@ class Actor:
             case MultiDiscrete():
                 action = jnp.clip(action, 0, np.array(space.nvec)[None, None] - 1)
         return action.astype(space.dtype), carry
+
+
+def _layout(policy: Policy) -> Callable | None:
+    """Returns the function of a game's layout, whichever environment of its class it is bound to."""
+    return getattr(policy.assignment.layout, "__func__", policy.assignment.layout)
 
 
 def _options(policy: Policy) -> Any:
@@ -180,19 +181,18 @@ class Candidate:
 
 
 def as_player(setup: Setup, player: Player | Script | str) -> Player:
-    """Returns the player of a name ("random", or a script of the environment); a bare function plays the only group."""
+    """Returns the player of a name ("random", or one of the game's scripts); a bare function plays the only group."""
     if isinstance(player, Player):
         return player
     if callable(player):
         return Player(getattr(player, "__name__", "script"), script=player)
-    scripts = next((scripts for cls, scripts in SCRIPTS.items() if isinstance(setup.env, cls)), {})
     if not isinstance(player, str):
         words = "must be a Player (of a run: Player(name, *load_run(folder))), a name, or a function"
         raise TypeError(f"a player of type {type(player).__name__}: {words}")
-    require_known("player", player, ["random", *scripts])
+    require_known("player", player, ["random", *setup.env.scripts])
     if player == "random":
         return Player("random")
-    group, script = scripts[player]
+    group, script = setup.env.scripts[player]
     return Player(player, script=script, group=group)
 
 

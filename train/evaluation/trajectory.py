@@ -54,16 +54,12 @@ class Trajectory:
 def named_arrays(tree: Any) -> dict[str, np.ndarray]:
     """Returns the arrays of a pytree by their place in it, "states/x"."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {"/".join(_word(part) for part in path): np.asarray(leaf) for path, leaf in leaves}
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf) for path, leaf in leaves}
 
 
 def _without_key_type(leaf: jax.Array) -> jax.Array:
     """Returns typed keys, which NumPy does not know, as their numbers."""
     return jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
-
-
-def _word(part: Any) -> str:
-    return str(next(getattr(part, name) for name in ("name", "key", "idx") if hasattr(part, name)))
 
 
 def record_episode(

@@ -21,12 +21,9 @@ from wdjax.spaces import Box
 from wdjax.train.kernels.layers import are_used
 from wdjax.train.rollout.draws import draw_uniforms
 from wdjax.train.rollout.scan import play_by_scan
-from wdjax.train.rollout.self_play import Selves
-from wdjax.train.rollout.step import advance, choose_actions
+from wdjax.train.rollout.step import StepInputs, advance, choose_actions
 from wdjax.train.state.agents import scatter
-from wdjax.train.state.hypers import Hypers
 from wdjax.train.state.policy import Policy, Setup
-from wdjax.train.state.state import PolicyState
 
 MAX_AGENTS = 8  # of all policies: each has its own pass through the network
 MAX_WIDTH = 64  # of a layer
@@ -51,39 +48,23 @@ def is_small(policy: Policy) -> bool:
     return takes and not policy.config.past_selves
 
 
-def play_by_kernel(
-    setup: Setup,
-    policies: Mapping[str, PolicyState],
-    hypers: Mapping[str, Hypers],
-    env_params: Any,
-    selves: Mapping[str, Selves],
-    carry: tuple,
-    keys: jax.Array,
-) -> tuple[tuple, tuple]:
+def play_by_kernel(given: StepInputs, carry: tuple, keys: jax.Array) -> tuple[tuple, tuple]:
     """All steps of a rollout in one kernel on NVIDIA GPUs; elsewhere, and where the rules have no place in a kernel,
     `play_by_scan`, which returns the same."""
-    by_scan = functools.partial(play_by_scan, setup, policies, hypers, env_params, selves)
-    if not may_be_a_kernel(setup):
+    by_scan = functools.partial(play_by_scan, given)
+    if not may_be_a_kernel(given.setup):
         return by_scan(carry, keys)
 
     def by_kernel(carry: tuple, keys: jax.Array) -> tuple[tuple, tuple]:
         try:
-            return play_replicas(setup, policies, hypers, env_params, carry, keys)
+            return play_replicas(given, carry, keys)
         except NotImplementedError:
             return by_scan(carry, keys)
 
     return jax.lax.platform_dependent(carry, keys, cuda=by_kernel, default=by_scan)
 
 
-def play_replicas(
-    setup: Setup,
-    policies: Mapping[str, PolicyState],
-    hypers: Mapping[str, Hypers],
-    env_params: Any,
-    carry: tuple,
-    keys: jax.Array,
-    interpret: bool = False,
-) -> tuple[tuple, tuple]:
+def play_replicas(given: StepInputs, carry: tuple, keys: jax.Array, interpret: bool = False) -> tuple[tuple, tuple]:
     """`play_by_scan`, replica by replica.
 
     Args:
@@ -97,20 +78,20 @@ def play_replicas(
     Raises:
         NotImplementedError: for rules that have no place in a kernel.
     """
-    one = dataclasses.replace(setup, replicas=dataclasses.replace(setup.replicas, num_envs=1))
+    setup = given.setup
+    replica = dataclasses.replace(setup, replicas=dataclasses.replace(setup.replicas, num_envs=1))
+    one = dataclasses.replace(given, setup=replica)
     replicas, first_obs, live, carries = carry
     env_keys, draws = draw_all(setup, keys)
     next_draws = jax.tree.map(lambda numbers: jnp.roll(numbers, -1, axis=0), draws)  # nobody sees what the last chooses
     at_once = jax.tree.map(lambda numbers: numbers[0], draws)
-    drafts, _ = choose_actions(setup, policies, hypers, first_obs, carries, at_once)
+    drafts, _ = choose_actions(given, first_obs, carries, at_once)
 
     def step(carry: tuple, x: tuple) -> tuple[tuple, tuple]:
         (replicas, live, drafts), (env_keys, draws) = jax.tree.map(lambda leaf: leaf[None], (carry, x))
         drafts = {name: {"obs": None, **draft} for name, draft in drafts.items()}
-        (replicas, obs, live, _), outcome = advance(
-            one, policies, env_params, (replicas, None, live, carries), drafts, env_keys
-        )
-        drafts, _ = choose_actions(one, policies, hypers, obs, carries, draws)
+        (replicas, obs, live, _), outcome = advance(one, (replicas, None, live, carries), drafts, env_keys)
+        drafts, _ = choose_actions(one, obs, carries, draws)
         after = (replicas, live, to_carry(setup, drafts))
         seen = {name: draft["obs"] for name, draft in drafts.items()}
         return jax.tree.map(lambda leaf: leaf[0], (after, (seen, outcome)))

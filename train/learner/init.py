@@ -11,7 +11,7 @@ from jax.sharding import SingleDeviceSharding
 from wdjax.train.config.schema import TrainConfig
 from wdjax.train.devices.startup import no_garbage_collection
 from wdjax.train.rollout.self_play import PRESENT, new_pool
-from wdjax.train.state.agents import to_groups
+from wdjax.train.state.agents import building_config, to_groups
 from wdjax.train.state.policy import Policy, Setup
 from wdjax.train.state.registry import make_hypers
 from wdjax.train.state.sharding import device_of_new_arrays, state_shardings
@@ -62,7 +62,8 @@ def abstract_state(setup: Setup) -> TrainState:
 def init_policy(policy: Policy, key: jax.Array, loaded: PolicyState | None = None) -> PolicyState:
     """Returns new parameters for a policy, or loaded ones, and its optimizer's state where it learns."""
     if loaded is None:
-        network = policy.algorithm.make_network(policy.config, policy.assignment, nnx.Rngs(key))
+        config = building_config(policy.config, policy.assignment)
+        network = policy.algorithm.make_network(config, policy.assignment, nnx.Rngs(key))
         state = policy.algorithm.init(policy, nnx.to_pure_dict(nnx.state(network, nnx.Param)))
     else:
         state = with_counts(policy.algorithm.init(policy, loaded.params), loaded)

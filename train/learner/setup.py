@@ -13,7 +13,7 @@ from wdjax.train.learner.validate import validate
 from wdjax.train.networks.actor_critic import without_mask
 from wdjax.train.networks.distributions import make_distribution
 from wdjax.train.networks.encoders import check_encoder, encoder_class
-from wdjax.train.state.agents import Assignment
+from wdjax.train.state.agents import Assignment, building_config
 from wdjax.train.state.policy import Policy, Setup
 from wdjax.train.state.registry import find_algorithm, read_config
 from wdjax.train.state.sharding import choose_devices
@@ -47,8 +47,10 @@ def make_policy(name: str, config: TrainConfig, assignment: Assignment) -> Polic
     """Returns the fixed part of a policy: its algorithm, distribution and the structure of its network."""
     own = config.policies[name]
     algorithm = find_algorithm(own.algorithm)
-    check_encoder(f"policies.{name}.network", own.network, without_mask(assignment.observation_space))
-    network = nnx.eval_shape(lambda: algorithm.make_network(own, assignment, nnx.Rngs(jax.random.key(0))))
+    space = without_mask(assignment.observation_space)
+    check_encoder(f"policies.{name}.network", own.network, space, assignment.layout)
+    built = building_config(own, assignment)
+    network = nnx.eval_shape(lambda: algorithm.make_network(built, assignment, nnx.Rngs(jax.random.key(0))))
     distribution = make_distribution(assignment.action_space, own.action_distribution)
     encoder = encoder_class(own.network.encoder)
     kernels = algorithm.make_kernels(own, assignment, distribution, encoder) if config.kernels else None

@@ -58,6 +58,7 @@ def validate(config: TrainConfig) -> tuple[Env, Any, dict[str, Assignment]]:
         require(not policy.past_selves or config.blocks >= 2, "num_blocks", config.blocks, words)
         require_layout(f"policies.{name}.network", policy.network, env)
         find_algorithm(policy.algorithm).check(name, config, assignment)
+        require_own_fields(f"policies.{name}", policy)
         _validate_mask(name, policy, assignment)
         _validate_batch(config, name, assignment)
     best = config.best_by
@@ -97,7 +98,6 @@ def _validate_policy(name: str, policy: PolicyConfig) -> None:
     below = all(0 <= value < 1 for value in values)
     require(below, f"{path}.past_selves_fraction", fraction, "at least 0 and below 1")
     require_schedules(path, policy)
-    require_own_fields(path, policy)
     require(not frozen, f"{path}.past_selves", policy.past_selves, "0 where trainable is false: it is always the same")
     check_options(f"{path}.network", policy.network)
     raw = getattr(encoder_class(policy.network.encoder), "needs_raw", False)

@@ -8,6 +8,7 @@ In a preset an encoder is a name of ENCODERS, or "package.module:Class"; its opt
 What a network of one's own must be, whole, stands at `Encoder`; experiments/examples/own_network.py trains one.
 """
 
+import dataclasses
 import functools
 import inspect
 import math
@@ -20,8 +21,7 @@ import numpy as np
 from flax import nnx
 
 from wdjax.checks import did_you_mean, require, require_integer, require_known
-from wdjax.env import Env
-from wdjax.envs.tag import TagContinuous
+from wdjax.env import Env, layout_of
 from wdjax.spaces import Box, Dict, Discrete, MultiDiscrete, Space, sample_shapes
 from wdjax.train.config.reading import import_named
 from wdjax.train.config.schema import NetworkConfig
@@ -29,7 +29,6 @@ from wdjax.train.networks.linear import orthogonal
 
 MASK = "action_mask"
 AGENT_TYPE = "agent_type"  # beside "obs": which of its policy's selectors an agent belongs to (agent_type_feature)
-TAG_LAYOUT = "wdjax.envs.tag.continuous:split_observation"
 
 
 class Encoder(Protocol):
@@ -45,7 +44,8 @@ class Encoder(Protocol):
 
     What it is given: `observation_space` is that of one agent, without its action mask; of a policy with
     `agent_type_feature` it is Dict({"obs": ..., "agent_type": Discrete}). Options come by keyword from
-    `network.encoder_options`, random streams as the keyword `rngs`. `obs` are observations of that space, leaves with
+    `network.encoder_options`, random streams as the keyword `rngs`; a parameter `split` without a default gets the
+    game's `split_observation` where the options do not name it. `obs` are observations of that space, leaves with
     any leading axes (replicas and agents, rows of a minibatch, steps): what it computes for one must not depend on the
     others. Where the policy has `normalize_observation` they are shifted and scaled; one that cannot read such numbers
     says so with a class attribute `needs_raw = True`, and is then refused together with that option.
@@ -84,8 +84,8 @@ class DeepSets(nnx.Module):
         width: of each layer of phi, and of what is pooled.
         depth: layers of phi.
         pool: max, mean or sum; 0 where nobody is present.
-        split: "package.module:function", the environment's word on its layout: obs -> (others [..., k, features],
-            present [..., k] bool, own [..., m]). tag_continuous's unless told.
+        split: who is whom, obs -> (others [..., k, features], present [..., k] bool, own [..., m]): a function, or
+            "package.module:function". In a run the environment's `split_observation`, unless told.
         rngs: flax's random streams.
 
     Source: Zaheer, Kottur, Ravanbakhsh, Poczos, Salakhutdinov, Smola, "Deep Sets" (2017), theorem 2; the network behind
@@ -100,8 +100,8 @@ class DeepSets(nnx.Module):
         width: int = 64,
         depth: int = 2,
         pool: str = "max",
-        split: str = TAG_LAYOUT,
         *,
+        split: str | Callable,
         rngs: nnx.Rngs,
     ):
         require_known("pool", pool, POOLS)
@@ -139,8 +139,8 @@ class Attention(nnx.Module):
         width: int = 64,
         depth: int = 1,
         num_heads: int = 4,
-        split: str = TAG_LAYOUT,
         *,
+        split: str | Callable,
         rngs: nnx.Rngs,
     ):
         require_integer("num_heads", num_heads, 1)
@@ -186,9 +186,9 @@ class SetLayers(nnx.Module):
 class SetParts:
     """An observation in three parts: the others, who of them is present, and one's own (the agent's type last)."""
 
-    def __init__(self, observation_space: Space, split: str):
+    def __init__(self, observation_space: Space, split: str | Callable):
         self.space = observation_space
-        self.split = import_named("encoder_options.split", split)
+        self.split = split if callable(split) else import_named("encoder_options.split", split)
         others, _, own = jax.eval_shape(self, sample_shapes(observation_space))
         self.num_other, self.num_own = others.shape[-1], own.shape[-1]
 
@@ -277,24 +277,41 @@ def check_options(path: str, config: NetworkConfig) -> None:
         require_known(f"option in {path}.encoder_options of {config.encoder!r}", name, known)
 
 
+def with_layout(config: NetworkConfig, layout: Callable | None) -> NetworkConfig:
+    """Returns the configuration with the game's layout as the option `split`, where its encoder asks for one."""
+    if layout is None or _split_asked_for(config) is None:
+        return config
+    return dataclasses.replace(config, encoder_options={**config.encoder_options, "split": layout})
+
+
 def require_layout(path: str, config: NetworkConfig, env: Env) -> None:
-    """Raises ValueError where an encoder of sets would take another game's observations for tag_continuous's."""
-    assumes = encoder_class(config.encoder) in (DeepSets, Attention) and "split" not in config.encoder_options
-    if assumes and not isinstance(env, TagContinuous):
-        words = f"{config.encoder!r} reads observations of tag_continuous, not of {type(env).__name__}"
-        raise ValueError(f"{path}.encoder = {words}, unless encoder_options.split takes them apart")
+    """Raises ValueError where an encoder must know who is whom, and neither the game nor an option says it."""
+    asked = _split_asked_for(config)
+    if asked is not None and asked.default is asked.empty and layout_of(env) is None:
+        words = f"{type(env).__name__} does not say who is whom in its observations"
+        remedies = "give it a method split_observation, or name a function as encoder_options.split"
+        raise ValueError(f"{path}.encoder = {config.encoder!r}: {words}: {remedies}")
 
 
-def check_encoder(path: str, config: NetworkConfig, observation_space: Space) -> None:
+def _split_asked_for(config: NetworkConfig) -> inspect.Parameter | None:
+    """Returns the parameter `split` of an encoder where nothing stands for it, neither an option nor a default."""
+    split = inspect.signature(encoder_class(config.encoder).__init__).parameters.get("split")
+    named = config.encoder_options.get("split") is not None
+    return None if split is None or named or split.default not in (split.empty, None) else split
+
+
+def check_encoder(
+    path: str, config: NetworkConfig, observation_space: Space, layout: Callable | None = None
+) -> None:
     """Raises TypeError, naming the field, where an encoder does not keep to its contract (`Encoder`).
 
-    Only shapes are computed. `path` is that of the network: "policies.runner.network".
+    Only shapes are computed. `path` is that of the network: "policies.runner.network"; `layout` the game's.
     """
     what = f"{path}.encoder {config.encoder!r}"
 
     def build() -> Any:
         try:
-            encoder = make_encoder(observation_space, config, nnx.Rngs(jax.random.key(0)))
+            encoder = make_encoder(observation_space, with_layout(config, layout), nnx.Rngs(jax.random.key(0)))
         except Exception as error:  # of any kind: it is the user's code
             raise TypeError(f"{what} with encoder_options {config.encoder_options}: {error}") from error
         _require_params(what, encoder)

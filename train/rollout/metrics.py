@@ -66,7 +66,7 @@ import jax
 import jax.numpy as jnp
 
 from wdjax.train.devices.collectives import any_of, average, largest, smallest, total
-from wdjax.train.devices.statistics import masked_mean, masked_variance, mean_where, moments, of_devices
+from wdjax.train.devices.moments import masked_mean, masked_variance, mean_where, moments, of_devices
 from wdjax.train.state.rows import Rollout, Rows
 
 Metrics = dict[str, jax.Array]

@@ -1,7 +1,7 @@
 """A rollout: every policy acts in every replica for `rollout_length` steps, as one scan."""
 
+import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import jax
 
@@ -9,12 +9,12 @@ from wdjax.train.devices.collectives import num_shards
 from wdjax.train.devices.packing import Packed, pack, unpack
 from wdjax.train.rollout import self_play
 from wdjax.train.rollout.draws import draw_ahead, step_keys
-from wdjax.train.rollout.step import play_step
+from wdjax.train.rollout.step import StepInputs, play_step
 from wdjax.train.state.agents import gather_observation
 from wdjax.train.state.hypers import Hypers
 from wdjax.train.state.policy import Setup
 from wdjax.train.state.rows import OBSERVATIONS, Rollout
-from wdjax.train.state.state import PolicyState, TrainState, current_hypers
+from wdjax.train.state.state import TrainState, current_hypers
 
 
 def rollout(
@@ -30,32 +30,25 @@ def rollout(
     state, selves = choose_selves(setup, state, hypers, key)
     first_carry = {name: memory.carry for name, memory in state.memory.items()}
     carry = (state.replicas, state.obs, state.live, first_carry)
-    play = play or play_by_scan
-    played = play(setup, state.policies, hypers, state.env_params, selves, carry, keys)
-    (replicas, obs, live, carries), (rows, episodes) = played
+    given = StepInputs(setup, state.policies, hypers, state.env_params, selves)
+    (replicas, obs, live, carries), (rows, episodes) = (play or play_by_scan)(given, carry, keys)
     last_obs = {name: gather_observation(policy.assignment, obs) for name, policy in setup.policies.items()}
     memory = {name: old.replace(carry=carries[name]) for name, old in state.memory.items()}
     state = state.replace(replicas=replicas, obs=obs, live=live, memory=memory)
     return state, Rollout(rows, first_carry, carries, last_obs, *episodes)
 
 
-def play_by_scan(
-    setup: Setup,
-    policies: Mapping[str, PolicyState],
-    hypers: Mapping[str, Hypers],
-    env_params: Any,
-    selves: Mapping[str, self_play.Selves],
-    carry: tuple,
-    keys: jax.Array,
-) -> tuple[tuple, tuple]:
+def play_by_scan(given: StepInputs, carry: tuple, keys: jax.Array) -> tuple[tuple, tuple]:
     """All steps of a rollout, keys [T, 1 + policies, num_blocks]; see play_step. Returns leaves [T, N, ...]."""
-    players = {name: own.algorithm.before_rollout(own, policies[name]) for name, own in setup.policies.items()}
+    setup = given.setup
+    players = {name: own.algorithm.before_rollout(own, given.players[name]) for name, own in setup.policies.items()}
+    given = dataclasses.replace(given, players=players)
 
     def step(carry: tuple, drawn: tuple) -> tuple[tuple, Packed]:
-        carry, notes = play_step(setup, players, hypers, env_params, carry, *drawn, selves)
+        carry, notes = play_step(given, carry, *drawn)
         return carry, pack(notes, apart=OBSERVATIONS)
 
-    drawn = draw_ahead(setup, selves, keys)
+    drawn = draw_ahead(setup, given.selves, keys)
     carry, packed = jax.lax.scan(step, carry, drawn, unroll=setup.config.rollout_unroll)
     return carry, unpack(packed)
 

@@ -44,9 +44,7 @@ def what_acting_reads(state: PolicyState) -> PolicyState:
     return PolicyState(state.params, None, state.normalizer, gradient_steps=state.gradient_steps)
 
 
-def remember(
-    state: PolicyState, memory: Memory, num_updates: jax.Array, every: int
-) -> tuple[PolicyState, Memory]:
+def remember(state: PolicyState, memory: Memory, num_updates: jax.Array, every: int) -> tuple[PolicyState, Memory]:
     """Puts the present self in the pool, over its oldest member, where this update is due for it.
 
     Args:

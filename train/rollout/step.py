@@ -1,7 +1,7 @@
 """One step of all replicas: every policy acts, the game advances, and what follows is noted in rows."""
 
+import dataclasses
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -13,46 +13,41 @@ from wdjax.train.state.agents import from_groups, gather, gather_observation, sc
 from wdjax.train.state.hypers import Hypers
 from wdjax.train.state.policy import Policy, Setup
 from wdjax.train.state.rows import Rows
-from wdjax.train.state.state import PolicyState
 from wdjax.vector import select
 
 
-def play_step(
-    setup: Setup,
-    policies: Mapping[str, PolicyState],
-    hypers: Mapping[str, Hypers],
-    env_params: Any,
-    carry: tuple,
-    env_key: Any,
-    draws: Mapping[str, jax.Array],
-    selves: Mapping[str, self_play.Selves] = MappingProxyType({}),
-) -> tuple:
+@dataclasses.dataclass(frozen=True)
+class StepInputs:
+    """What is the same in all steps of a rollout."""
+
+    setup: Setup
+    players: Mapping[str, Any]
+    """by policy, what it has learned: a PolicyState, or what `Algorithm.before_rollout` has made of it"""
+    hypers: Mapping[str, Hypers]
+    """of each policy; schedules read off"""
+    env_params: Any
+    selves: Mapping[str, self_play.Selves] = dataclasses.field(default_factory=dict)
+    """who plays those policies that keep earlier selves"""
+
+
+def play_step(given: StepInputs, carry: tuple, env_key: Any, draws: Mapping[str, jax.Array]) -> tuple:
     """One step of all replicas, the body of the scan.
 
     Args:
-        policies, hypers: of each policy; schedules read off.
         carry: (replicas, obs, live) as in TrainState, and what each policy carries from step to step.
         env_key: [num_blocks], the environment's, or what `VectorEnv.draw_keys` drew from it.
         draws: by policy, [num_blocks] keys, or what else its actions are drawn by (`sample_blocks`).
-        selves: who plays those policies that keep earlier selves.
 
     Returns:
         (carry, (rows by policy, episodes)), see Rollout.
     """
     replicas, obs, live, carries = carry
-    drafts, carries = choose_actions(setup, policies, hypers, obs, carries, draws, selves)
-    carry = (replicas, obs, live, carries)
-    return advance(setup, policies, env_params, carry, drafts, env_key, selves)
+    drafts, carries = choose_actions(given, obs, carries, draws)
+    return advance(given, (replicas, obs, live, carries), drafts, env_key)
 
 
 def choose_actions(
-    setup: Setup,
-    policies: Mapping[str, PolicyState],
-    hypers: Mapping[str, Hypers],
-    obs: Mapping[str, Any],
-    carries: Mapping[str, Any],
-    draws: Mapping[str, jax.Array],
-    selves: Mapping[str, self_play.Selves] = MappingProxyType({}),
+    given: StepInputs, obs: Mapping[str, Any], carries: Mapping[str, Any], draws: Mapping[str, jax.Array]
 ) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
     """What every policy does now. Returns (by policy, fields of Rows: obs, action and what is noted of it; carries).
 
@@ -60,34 +55,26 @@ def choose_actions(
         draws: by policy, what its actions are drawn by (`sample_blocks`).
     """
     drafts, carries_after = {}, {}
-    for name, policy in setup.policies.items():
+    for name, policy in given.setup.policies.items():
         seen = gather_observation(policy.assignment, obs)
-        act, player = policy.algorithm.act, policies[name]
-        if name in selves:
-            act, player = self_play.act, selves[name]
-        action, notes, carries_after[name] = act(policy, player, carries[name], seen, draws[name], hypers[name])
+        act, player = policy.algorithm.act, given.players[name]
+        if name in given.selves:
+            act, player = self_play.act, given.selves[name]
+        action, notes, carries_after[name] = act(policy, player, carries[name], seen, draws[name], given.hypers[name])
         drafts[name] = {"obs": seen, "action": action, **notes}
     return drafts, carries_after
 
 
-def advance(
-    setup: Setup,
-    policies: Mapping[str, PolicyState],
-    env_params: Any,
-    carry: tuple,
-    drafts: Mapping[str, dict[str, Any]],
-    key: Any,
-    selves: Mapping[str, self_play.Selves] = MappingProxyType({}),
-) -> tuple:
+def advance(given: StepInputs, carry: tuple, drafts: Mapping[str, dict[str, Any]], key: Any) -> tuple:
     """What follows from the actions of all policies, `drafts` of `choose_actions`; see play_step.
 
     Args:
         carry: as play_step has it, but for what the policies carry: that of `choose_actions`.
         key: of the environment, [num_blocks], or what `VectorEnv.draw_keys` drew from it.
     """
-    replicas, _, live, carries = carry
+    setup, (replicas, _, live, carries) = given.setup, carry
     actions = {name: draft["action"] for name, draft in drafts.items()}
-    played = step_replicas(setup, key, replicas, actions, env_params)
+    played = step_replicas(setup, key, replicas, actions, given.env_params)
     next_obs, replicas, reward, terminated, truncated, info = played
     over = info["over"]
     rows = {}
@@ -100,8 +87,8 @@ def advance(
             **drafts[name],
             reward=gather(policy.assignment, reward),
             terminated=gather(policy.assignment, terminated),
-            live=learning_rows(policy, live, selves),
-            **policy.algorithm.end_of_step(policy, policies[name], carries[name], final_obs, cut),
+            live=learning_rows(policy, live, given.selves),
+            **policy.algorithm.end_of_step(policy, given.players[name], carries[name], final_obs, cut),
         )
     returns = {
         name: gather(policy.assignment, info["episode_return"]).sum(axis=1) for name, policy in setup.policies.items()
@@ -118,9 +105,7 @@ def learning_rows(policy: Policy, live: Mapping[str, jax.Array], selves: Mapping
     return self_play.learned_from(own, selves[policy.name]) if policy.name in selves else own
 
 
-def step_replicas(
-    setup: Setup, keys: Any, replicas: Any, actions: Mapping[str, jax.Array], env_params: Any
-) -> tuple:
+def step_replicas(setup: Setup, keys: Any, replicas: Any, actions: Mapping[str, jax.Array], env_params: Any) -> tuple:
     """`VectorEnv.step` with actions by policy ([N, n, ...]), and everything it returns by group ([N, n_group, ...])."""
     inside = {name: clip_action(policy, actions[name]) for name, policy in setup.policies.items()}
     action = from_groups(setup.env, scatter(setup.assignments, inside))

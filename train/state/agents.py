@@ -5,7 +5,7 @@ Arrays by group are `{group: [N, n_group, ...]}`, by policy `{policy: [N, n_poli
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -13,11 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from wdjax.checks import require_known
-from wdjax.env import SINGLE_AGENT, Env
+from wdjax.env import SINGLE_AGENT, Env, layout_of
 from wdjax.spaces import Dict, Discrete, Space
 from wdjax.train.config.schema import PolicyConfig
 from wdjax.train.networks.actor_critic import split_mask, without_mask
-from wdjax.train.networks.encoders import AGENT_TYPE, MASK
+from wdjax.train.networks.encoders import AGENT_TYPE, MASK, with_layout
 
 _SELECTOR = re.compile(r"(\w+)(?:\[(?:(\d+)|(\d*):(\d*))\])?")  # group, group[index], group[start:stop]
 
@@ -39,6 +39,8 @@ class Assignment:
     observation_space: Space  # with the agent's type, where it is shown
     action_space: Space
     types: tuple[Segment, ...] = ()  # all of the policy's segments, in order, where an observation tells an agent's
+    # the game's word on who is whom in its observation (Env.split_observation), None where it has none
+    layout: Callable | None = dataclasses.field(default=None, compare=False, repr=False)
 
     @property
     def num_agents(self) -> int:
@@ -92,8 +94,14 @@ def assign_agents(env: Env, params: Any, policies: Mapping[str, PolicyConfig]) -
         if types:
             _require_types(name, parts)
             space = _typed_space(space, len(parts))
-        assignments[name] = Assignment(tuple(parts), space, spaces[0][1], types)
+        assignments[name] = Assignment(tuple(parts), space, spaces[0][1], types, layout_of(env))
     return assignments
+
+
+def building_config(config: PolicyConfig, assignment: Assignment) -> PolicyConfig:
+    """Returns the configuration that a policy's network is built from: with the game's layout where that is asked for,
+    a function, which the policy's own configuration never holds."""
+    return dataclasses.replace(config, network=with_layout(config.network, assignment.layout))
 
 
 def parse_selectors(policy: str, selectors: tuple[str, ...], sizes: Mapping[str, int]) -> list[Segment]:

@@ -30,12 +30,12 @@ class Algorithm(abc.ABC):
     replicas, [num_blocks], and what is drawn for a block comes from its key alone.
 
     On several devices `act` and `update` see the replicas and blocks of one of them: losses, gradients, statistics and
-    metrics there are those of all through devices/collectives.py and devices/statistics.py, and so the same on each.
+    metrics there are those of all through devices/collectives.py and devices/moments.py, and so the same on each.
     """
 
     takes: ClassVar[frozenset[str]] = frozenset()
-    """which fields of PolicyConfig mean something to it beside those that mean something to all: "on-policy", "PPO",
-    "DDPG" (config/facts.py); another one that is set is refused"""
+    """which fields of PolicyConfig mean something to it beside those that mean something to all: "on-policy",
+    "minibatches", "PPO", "DDPG" (config/facts.py); another one that is set is refused"""
     Options: ClassVar[type] = NoOptions
     """a frozen dataclass, the block `options:` of a policy: fields are `traced`, or fix shapes and code paths"""
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from wdjax.spaces import Box, Dict, Space
-from wdjax.train.devices.statistics import moments, of_devices
+from wdjax.train.devices.moments import moments, of_devices
 
 CLIP = 10.0  # deviations; as in Stable-Baselines3's VecNormalize
 EPSILON = 1e-8

@@ -45,6 +45,8 @@ def find_algorithm(name: str, field: str = "algorithm") -> Algorithm:
             class.
         TypeError: for what is no algorithm.
     """
+    if not isinstance(name, str):
+        raise TypeError(f"{field} = {name!r}: must be a name, not {type(name).__name__}")
     found = ALGORITHMS.get(name, name)
     if isinstance(found, str) and ":" not in found:
         own = 'or your own, "package.module:Class"; what register_algorithm names must be registered again'
@@ -86,7 +88,8 @@ def with_options(path: str, config: PolicyConfig) -> PolicyConfig:
     cls, given = find_algorithm(config.algorithm, f"{path}.algorithm").Options, config.options
     if dataclasses.is_dataclass(given) and not isinstance(given, cls):  # those of another algorithm
         given = dataclasses.asdict(given)
-    return dataclasses.replace(config, options=from_mapping(cls, given, f"{path}.options."))
+    options = from_mapping(cls, given, f"{path}.options.")
+    return dataclasses.replace(config, options=options if dataclasses.fields(cls) else {})
 
 
 def make_hypers(config: PolicyConfig) -> Hypers:

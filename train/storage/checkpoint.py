@@ -152,27 +152,36 @@ def restore(
     def with_place(leaf: Any) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding or first)
 
-    return _read_state(manager, step, jax.tree.map(with_place, like)), host
+    target = jax.tree.map(with_place, like)
+    stored = as_stored(Path(manager.directory) / str(step), target, name)
+    found = _read(manager, step, state=ocp.args.StandardRestore(stored))["state"]
+    leaves = by_place(found)
+    return jax.tree.unflatten(jax.tree.structure(target), [leaves[place] for place in by_place(target)]), host
 
 
-def _read_state(manager: ocp.CheckpointManager, step: int, like: TrainState) -> TrainState:
-    """Returns the arrays of a checkpoint in the tree of `like`, by their paths: of its fields those that hold no array
-    may have come or gone since it was saved, by another version of wdjax."""
-    paths, structure = jax.tree_util.tree_flatten_with_path(like)
-    wanted = {_plain_path(path): leaf for path, leaf in paths}
-    with _reading(manager, step):
-        saved = ocp.StandardCheckpointHandler().metadata(Path(manager.directory) / str(step) / "state").tree
-        target = jax.tree_util.tree_map_with_path(lambda path, _: wanted.get(_plain_path(path)), saved)
-        if differing := wanted.keys() ^ {_plain_path(path) for path, _ in jax.tree_util.tree_leaves_with_path(saved)}:
-            raise ValueError(f"{'.'.join(min(differing))} is in one of them only")
-    found = jax.tree_util.tree_leaves_with_path(_read(manager, step, state=ocp.args.StandardRestore(target))["state"])
-    arrays = {_plain_path(path): array for path, array in found}
-    return jax.tree.unflatten(structure, [arrays[path] for path in wanted])
+def as_stored(folder: Path, target: TrainState, name: str) -> Any:
+    """Returns the leaves of a state in the tree that a checkpoint has: orbax also keeps where there was nothing (None),
+    which another version of wdjax may not know, or have more of.
+
+    Raises:
+        DamagedCheckpointError: where the checkpoint has other leaves.
+    """
+    try:
+        tree = ocp.PyTreeCheckpointHandler().metadata(folder / "state").tree
+    except Exception as error:  # of any type, as above
+        raise DamagedCheckpointError(f"{name} is damaged: {reason(error)}") from error
+    own, held = by_place(target), by_place(tree)
+    if own.keys() != held.keys():
+        other = sorted(own.keys() ^ held.keys())
+        words = f"{other[0]} {'is missing' if other[0] in own else 'is there'} ({len(other)} differences)"
+        raise DamagedCheckpointError(f"{name} does not fit this configuration, or is damaged: {words}")
+    return jax.tree.unflatten(jax.tree.structure(tree), [own[place] for place in held])
 
 
-def _plain_path(path: tuple[Any, ...]) -> tuple[str, ...]:
-    """Returns the names along a path of a tree, whether they are fields, keys or places."""
-    return tuple(str(getattr(key, "name", getattr(key, "key", getattr(key, "idx", None)))) for key in path)
+def by_place(tree: Any) -> dict[str, Any]:
+    """Returns the leaves of a tree by their places in it, "policies/runner/params/policy_head/bias"."""
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in
+            jax.tree_util.tree_leaves_with_path(tree)}  # fmt: skip
 
 
 def read_host(manager: ocp.CheckpointManager, step: int) -> dict[str, Any]:
@@ -206,14 +215,8 @@ def _name(manager: ocp.CheckpointManager, step: int) -> str:
 
 
 def _read(manager: ocp.CheckpointManager, step: int, **items: Any) -> Any:
-    with _reading(manager, step):
-        return manager.restore(step, args=ocp.args.Composite(**items))
-
-
-@contextlib.contextmanager
-def _reading(manager: ocp.CheckpointManager, step: int) -> Iterator[None]:
     try:
-        yield
+        return manager.restore(step, args=ocp.args.Composite(**items))
     except Exception as error:  # orbax raises what its threads and tensorstore do: of any type
         words = f"{_name(manager, step)} does not fit this configuration, or is damaged: {reason(error)}"
         raise DamagedCheckpointError(words) from error

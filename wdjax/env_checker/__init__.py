@@ -7,7 +7,7 @@ from typing import Any
 
 from wdjax.checks import require, require_integer
 from wdjax.env import Env, cast_params
-from wdjax.env_checker import play, rules
+from wdjax.env_checker import declarations, play, rules
 from wdjax.env_checker.case import Case, EnvCheckError
 
 __all__ = ["CONTRACT", "CONTRACT_OF_PLAY", "EnvCheckError", "check_env"]
@@ -27,6 +27,9 @@ CONTRACT = (
     rules.step_keeps_the_structure_of_the_state,
     rules.rewards_and_ends_are_per_agent,
     rules.info_holds_scalars,
+    declarations.scripts_are_named_with_their_groups,
+    declarations.scripts_act_for_their_groups,
+    declarations.observations_split_into_others_and_own,
     rules.nothing_leaks,
     rules.no_key_is_used_twice,
     rules.same_inputs_give_the_same,

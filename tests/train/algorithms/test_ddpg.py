@@ -16,7 +16,7 @@ from wdjax.train.algorithms.ddpg.networks import FINAL_SCALE, from_box, to_box
 from wdjax.train.algorithms.ddpg.update import actor_of, require_bounded_box
 from wdjax.train.rollout.draws import step_keys
 from wdjax.train.rollout.scan import rollout
-from wdjax.train.rollout.step import play_step
+from wdjax.train.rollout.step import StepInputs, play_step
 from wdjax.train.state.state import current_hypers
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -128,7 +128,7 @@ def play_one_step(learner, state, seed):
     keys = step_keys(jax.random.key(seed), 1, 2, setup.config.blocks)[0]
     hypers = current_hypers(setup.config, state)
     drawn = (keys[0], {"agent": keys[1]})
-    play = jax.jit(lambda carry: play_step(setup, state.policies, hypers, state.env_params, carry, *drawn))
+    play = jax.jit(lambda carry: play_step(StepInputs(setup, state.policies, hypers, state.env_params), carry, *drawn))
     after, (rows, (over, *_)) = play(carry)
     return rows["agent"].action[..., 0], carry[3]["agent"], after[3]["agent"], over
 

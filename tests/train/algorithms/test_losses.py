@@ -17,10 +17,10 @@ from wdjax.train.algorithms.on_policy import losses
 from wdjax.train.algorithms.on_policy.minibatches import Batch, normalized_advantages
 from wdjax.train.algorithms.on_policy.update import descend_where, gradient, gradient_steps
 from wdjax.train.algorithms.optimizer import make_optimizer
-from wdjax.train.devices.statistics import masked_mean
+from wdjax.train.devices.moments import masked_mean
 from wdjax.train.networks.distributions import Categorical
 from wdjax.train.state.hypers import ScheduleArrays
-from wdjax.train.state.registry import make_hypers
+from wdjax.train.state.registry import find_algorithm, make_hypers
 from wdjax.train.state.state import PolicyState
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -106,7 +106,10 @@ def loss(policy, state, hypers, batch):
 
 def stand_in(**changes):
     config = PolicyConfig(**changes)
-    return SimpleNamespace(apply=show, distribution=Categorical((2,), scalar=True), config=config, kernels=None)
+    algorithm = find_algorithm(config.algorithm)
+    return SimpleNamespace(
+        apply=show, distribution=Categorical((2,), scalar=True), config=config, algorithm=algorithm, kernels=None
+    )
 
 
 def batch_of(value, old_value, target, advantage=(1.0, 1.0, 1.0), live=(True, True, False)):

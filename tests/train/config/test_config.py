@@ -130,9 +130,9 @@ BATCHES = [
     ({"num_blocks": 3}, r"num_blocks = 3: must be a divisor of num_envs = 100"),
     ({"num_blocks": 200}, r"num_blocks = 200: must be a divisor of num_envs = 100"),
     ({f"{AGENT}.epochs": 0}, r"policies\.agent\.epochs = 0: must be at least 1"),
-    ({f"{AGENT}.epochs": 2}, r"policies\.agent\.epochs = 2: must be 1 for A2C"),
+    ({f"{AGENT}.epochs": 2}, r"policies\.agent\.epochs = 2: must be 1 \(left out\) for A2C"),
     ({f"{AGENT}.minibatches": 0}, r"policies\.agent\.minibatches = 0: must be at least 1"),
-    ({f"{AGENT}.algorithm": "A2C", f"{AGENT}.minibatches": 2}, r"minibatches = 2: must be 1 for A2C"),
+    ({f"{AGENT}.algorithm": "A2C", f"{AGENT}.minibatches": 2}, r"minibatches = 2: must be 1 \(left out\) for A2C"),
     ({f"{AGENT}.algorithm": "PPO", f"{AGENT}.minibatches": 7}, r"agent\.minibatches = 7: must be a divisor of 12500"),
     (
         {f"{AGENT}.algorithm": "PPO", f"{AGENT}.minibatches": 1000, "num_blocks": 100},

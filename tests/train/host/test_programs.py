@@ -20,7 +20,7 @@ from wdjax.train.host.programs import (
     finish_chunk,
     lower_chunk,
 )
-from wdjax.train.learner import setup as learner_setup
+from wdjax.train.learner import setup as setups
 from wdjax.train.learner.init import abstract_state
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -58,8 +58,8 @@ def test_nothing_is_put_on_the_device_before_the_first_program_is_lowered(preset
 def test_the_device_wakes_up_before_anything_is_traced(monkeypatch):
     called = []
     devices = types.SimpleNamespace(result=lambda: called.append("wake"))
-    monkeypatch.setattr(learner_setup, "wake_device", lambda: devices)
-    monkeypatch.setattr(learner_setup, "require_spaces", lambda *_: called.append("trace"))
+    monkeypatch.setattr(setups, "wake_device", lambda: devices)
+    monkeypatch.setattr(setups, "require_spaces", lambda *_: called.append("trace"))
     make_learner(small_config())
     assert called == ["wake", "trace"]
 

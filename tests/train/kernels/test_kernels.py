@@ -7,7 +7,7 @@ import pytest
 
 from wdjax.train import load_config, make_learner
 from wdjax.train.algorithms.on_policy.acting import ByKernel, before_rollout, draw_actions, draw_by_kernel
-from wdjax.train.algorithms.on_policy.losses import kernel_gradient, loss
+from wdjax.train.algorithms.on_policy.losses import Objective, a2c_loss, kernel_gradient, loss
 from wdjax.train.algorithms.on_policy.minibatches import Batch
 from wdjax.train.kernels.act import pieces
 from wdjax.train.kernels.gradient import PROGRAMS, ROWS, gradient_kernel
@@ -83,16 +83,11 @@ def test_the_kernels_gradient_is_that_of_the_loss(name):
         np.testing.assert_allclose(found, value, atol=tolerance * float(jnp.max(jnp.abs(value))), err_msg=str(path))
 
 
-def loss_terms(log_prob, entropy, value, row, hypers):
-    return {
-        "policy_loss": -log_prob * row["advantage"],
-        "value_loss": (value - row["target"]) ** 2,
-        "entropy": entropy,
-    }
-
-
 SMALL = Shape(16, (16,), (2, 3), scalar=False, shared=True, activation="tanh", dtype="float32")  # 16 inputs: no padding
-HYPERS = {"value_coefficient": jnp.float32(0.5), "entropy_coefficient": jnp.float32(0.01)}
+HYPERS = {name: jnp.float32(value) for name, value in (
+    ("value_coefficient", 0.5), ("entropy_coefficient", 0.01), ("value_clip", jnp.inf)
+)}  # fmt: skip
+OBJECTIVE = Objective(a2c_loss, normalized=False)
 
 
 def small_case(num_rows, seed=0):
@@ -110,7 +105,7 @@ def small_case(num_rows, seed=0):
 
 @jax.jit
 def by_kernel(params, inputs, action, row):
-    return gradient_kernel(SMALL, params, inputs, action, row, loss_terms, HYPERS, interpret=True)
+    return gradient_kernel(SMALL, params, inputs, action, row, OBJECTIVE, HYPERS, interpret=True)
 
 
 @jax.jit
@@ -122,7 +117,7 @@ def by_xla(params, inputs, action, row):
         logs = [jax.nn.log_softmax(logits) for logits in jnp.split(head("policy_head"), [2], axis=1)]
         log_prob = sum(jnp.take_along_axis(log, action[:, i : i + 1], axis=1)[:, 0] for i, log in enumerate(logs))
         entropy = -sum(jnp.sum(jnp.exp(log) * log, axis=1) for log in logs)
-        terms = loss_terms(log_prob, entropy, head("value_head")[:, 0], row, HYPERS)
+        terms = OBJECTIVE.terms(log_prob, entropy, head("value_head")[:, 0], row, HYPERS)
         sums = {name: jnp.sum(jnp.where(row["live"], values, 0.0)) for name, values in terms.items()}
         return sums["policy_loss"] + 0.5 * sums["value_loss"] - 0.01 * sums["entropy"], sums
 
@@ -177,9 +172,9 @@ def test_the_kernel_draws_what_plain_xla_draws(name):
     policy, state, _, tolerance = make_case(name)
     keys = jax.random.split(jax.random.key(3), 4)
     obs = jax.random.normal(jax.random.key(4), (8, 21, policy.kernels.num_inputs))
-    state = state.replace(towers=transposed(towers_of(state.params, policy.kernels), policy.kernels))
-    action, notes = jax.jit(lambda obs: draw_by_kernel(policy, state, obs, keys, interpret=True))(obs)
-    expected, expected_notes, _ = draw_actions(policy, state.replace(towers=None), None, obs, keys)
+    player = ByKernel(state, transposed(towers_of(state.params, policy.kernels), policy.kernels))
+    action, notes = jax.jit(lambda obs: draw_by_kernel(policy, player, obs, keys, interpret=True))(obs)
+    expected, expected_notes, _ = draw_actions(policy, state, None, obs, keys)
     assert action.shape == expected.shape
     assert set(notes) == set(expected_notes)
     assert ("log_prob" in notes) == (policy.config.algorithm == "PPO")

@@ -56,7 +56,7 @@ def both(config, members=0):
         key = jax.random.split(key, members)
         state = jax.vmap(learner.init)(jax.random.split(jax.random.key(0), members))
     results = []
-    for play in (play_by_scan, functools.partial(kernel.play_replicas, interpret=True)):
+    for play in (play_by_scan, play_by_replica):
         run = functools.partial(run_by, play, learner.setup)
         results.append(jax.jit(jax.vmap(run) if members else run)(state, key))
     return results
@@ -64,11 +64,13 @@ def both(config, members=0):
 
 def run_by(play, setup, state, key):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernel, "may_be_a_kernel", lambda setup: play is not play_by_scan)
         if play is not play_by_scan:  # products have a form of their own on a CPU, which no kernel takes
             patch.setattr(jax, "default_backend", lambda: "gpu")
-        patch.setattr(kernel, "play_by_kernel", lambda *args: play(*args[:4], *args[5:]))
-        return rollout(setup, state, key)
+        return rollout(setup, state, key, play)
+
+
+def play_by_replica(given, carry, keys):
+    return kernel.play_replicas(given, carry, keys, interpret=True)
 
 
 def assert_same(expected, found):

@@ -17,7 +17,6 @@ from wdjax.train import NetworkConfig, PolicyConfig, make_learner
 from wdjax.train.networks import encoders
 from wdjax.train.networks.encoders import (
     ENCODERS,
-    TAG_LAYOUT,
     Attention,
     DeepSets,
     SetParts,
@@ -34,6 +33,7 @@ pytestmark = pytest.mark.usefixtures("quick_compile")
 
 NEIGHBOURS = 5
 SPACE = Box(-np.inf, np.inf, (7 * NEIGHBOURS + 1,))
+SPLIT = {"split": "wdjax.envs.tag.continuous:split_observation"}
 SETS = {
     "deep_sets_max": (DeepSets, {"width": 8}),
     "deep_sets_mean": (DeepSets, {"width": 8, "pool": "mean", "depth": 1}),
@@ -73,7 +73,7 @@ def test_padding_of_tag_itself_is_absent():
 def encoder(request):
     """Returns (an encoder with random biases too, its jitted call)."""
     cls, options = SETS[request.param]
-    module = cls(SPACE, **options, rngs=nnx.Rngs(0))
+    module = cls(SPACE, **options, **SPLIT, rngs=nnx.Rngs(0))
     graphdef, params = nnx.split(module)
     leaves, tree = jax.tree.flatten(params)
     keys = jax.random.split(jax.random.key(1), len(leaves))
@@ -105,7 +105,7 @@ def test_the_absent_have_no_influence(encoder):
 
 
 def test_what_is_split_off_for_the_absent_is_zeros():
-    others, present, own = SetParts(SPACE, TAG_LAYOUT)(jnp.asarray(tag_observation(*drawn())))
+    others, present, own = SetParts(SPACE, split_observation)(jnp.asarray(tag_observation(*drawn())))
     np.testing.assert_array_equal(others[2], 0)
     np.testing.assert_allclose(others[1, :6], drawn()[0][1], rtol=1e-6)
     assert (others.shape, present.shape, own.shape) == ((5, 7), (5,), (1,))
@@ -139,7 +139,7 @@ def test_pools_by_hand():
 
 
 def test_attention_against_numpy():
-    module = Attention(SPACE, width=4, num_heads=2, rngs=nnx.Rngs(3))
+    module = Attention(SPACE, width=4, num_heads=2, split=split_observation, rngs=nnx.Rngs(3))
     others, present, time = drawn()
     here = present == 1
     own = np.array([time])
@@ -161,7 +161,7 @@ def test_attention_against_numpy():
 
 def test_the_type_of_an_agent_is_ones_own():
     space = Dict({"obs": SPACE, "agent_type": Discrete(3)})
-    module = DeepSets(space, width=4, rngs=nnx.Rngs(0))
+    module = DeepSets(space, width=4, **SPLIT, rngs=nnx.Rngs(0))
     assert module.num_features == 4 + 1 + 3
     obs = {"obs": jnp.asarray(tag_observation(*drawn())), "agent_type": jnp.int32(2)}
     np.testing.assert_array_equal(module(obs)[4:], [0.25, 0, 0, 1])
@@ -290,12 +290,12 @@ def test_who_breaks_the_contract_is_told(names, name, words):
 )
 def test_wrong_options_of_sets_are_refused(encoder, options, words):
     with pytest.raises(TypeError, match=re.escape(f"net.encoder {encoder!r}") + ".*" + words):
-        check_encoder("net", NetworkConfig(encoder=encoder, encoder_options=options), SPACE)
+        check_encoder("net", NetworkConfig(encoder=encoder, encoder_options=SPLIT | options), SPACE)
 
 
 def test_a_set_is_refused_where_the_observation_is_none():
     with pytest.raises(TypeError, match=r"length of an observation = 2: must be 7 for each other agent, and 1 more"):
-        check_encoder("net", NetworkConfig(encoder="deep_sets"), Box(shape=(2,)))
+        check_encoder("net", NetworkConfig(encoder="deep_sets"), Box(shape=(2,)), split_observation)
 
 
 def test_sets_must_see_raw_numbers():

@@ -28,7 +28,7 @@ from wdjax.train.devices.collectives import (
     smallest,
     total,
 )
-from wdjax.train.devices.statistics import masked_mean, masked_variance, normalize
+from wdjax.train.devices.moments import masked_mean, masked_variance, normalize
 from wdjax.train.learner.validate import validate
 from wdjax.train.rollout.draws import step_keys
 from wdjax.train.rollout.metrics import episode_metrics

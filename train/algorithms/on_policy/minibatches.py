@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from flax import struct
 
 from wdjax.train.devices.blocks import block_keys
+from wdjax.train.devices.moments import normalize
 from wdjax.train.devices.packing import Packed, unpack
-from wdjax.train.devices.statistics import normalize
 
 
 @struct.dataclass

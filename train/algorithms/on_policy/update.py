@@ -24,8 +24,8 @@ from wdjax.train.algorithms.optimizer import descend, make_optimizer, to_vectors
 from wdjax.train.config.schema import PolicyConfig, TrainConfig
 from wdjax.train.devices.blocks import block_keys
 from wdjax.train.devices.collectives import all_rows, any_of, own_rows, total
+from wdjax.train.devices.moments import normalize
 from wdjax.train.devices.packing import Packed, pack, unpack
-from wdjax.train.devices.statistics import normalize
 from wdjax.train.kernels.layers import Shape, shape_of
 from wdjax.train.networks.actor_critic import ActorCritic, empty_carry, without_mask
 from wdjax.train.networks.distributions import Distribution, make_distribution
@@ -54,6 +54,8 @@ class OnPolicy(Algorithm):
     what its advantages are."""
 
     takes = frozenset({"on-policy"})
+    acts_by_kernel = staticmethod(acts_by_kernel)
+    before_rollout = staticmethod(before_rollout)
     keeps_log_prob: ClassVar[bool] = True
     """whether log pi(a) of the policy that acted is kept with every row"""
     has_kernels: ClassVar[bool] = False
@@ -101,9 +103,6 @@ class OnPolicy(Algorithm):
     ) -> Shape | None:
         return shape_of(config, assignment, distribution, encoder) if self.has_kernels else None
 
-    def acts_by_kernel(self, policy: Policy) -> bool:
-        return acts_by_kernel(policy)
-
     def make_network(self, config: PolicyConfig, assignment: Assignment, rngs: nnx.Rngs) -> ActorCritic:
         distribution = make_distribution(assignment.action_space, config.action_distribution)
         return ActorCritic(without_mask(assignment.observation_space), distribution, config.network, rngs=rngs)
@@ -127,9 +126,6 @@ class OnPolicy(Algorithm):
         shape = (run.num_envs, policy.assignment.num_agents)
         running = jnp.zeros(shape) if policy.config.normalize_reward else None
         return Memory(self.init_carry(policy, run.num_envs), running)
-
-    def before_rollout(self, policy: Policy, state: PolicyState) -> PolicyState | ByKernel:
-        return before_rollout(policy, state)
 
     def act(
         self, policy: Policy, state: PolicyState | ByKernel, carry: Any, obs: Any, keys: jax.Array, hypers: Hypers
@@ -220,7 +216,7 @@ class A2C(OnPolicy):
 class PPO(OnPolicy):
     """Proximal policy optimisation: epochs of minibatches with a clipped ratio."""
 
-    takes = OnPolicy.takes | {"PPO"}
+    takes = OnPolicy.takes | {"minibatches", "PPO"}
     has_kernels = True
     policy_loss = staticmethod(ppo_loss)
 

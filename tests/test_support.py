@@ -17,7 +17,7 @@ from wdjax.train.kernels.layers import are_used
 
 def pretend(monkeypatch, *capabilities):
     cards = [types.SimpleNamespace(compute_capability=number) for number in capabilities]
-    monkeypatch.setattr("wdjax.kernels.cards.jax", types.SimpleNamespace(devices=lambda: cards))
+    monkeypatch.setattr("wdjax.kernels.support.jax", types.SimpleNamespace(devices=lambda: cards))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from wdjax.train.devices.statistics import masked_mean, masked_variance, normalize
+from wdjax.train.devices.moments import masked_mean, masked_variance, normalize
 
 VALUES = np.array([1.0, 2.0, 6.0, 0.0], np.float32)
 LIVE = np.array([True, True, True, False])

@@ -1,0 +1,68 @@
+"""The house: a room imports rooms below it, and itself; no files import each other in a circle."""
+
+import ast
+import graphlib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+# From the top down; rooms of one storey do not know each other.
+HOUSE = (
+    "experiments", "train", "adapters env_checker playing", "envs vector rendering", "env", "spaces neighbors replicas",
+    "kernels checks version",
+)  # fmt: skip
+TRAIN = (
+    "trainer load", "evaluation host", "learner", "algorithms", "kernels", "rollout storage", "state", "networks",
+    "config devices",
+)  # fmt: skip
+PUBLIC = ("wdjax", "wdjax.train", "wdjax.train.determinism", "wdjax.train.encoders")  # lists of names, and two shims
+
+
+def modules():
+    """Returns dotted name -> path of every file, each once: through the links they would come twice."""
+    files = [path for folder in ("envs", "train", "experiments") for path in (ROOT / folder).rglob("*.py")]
+    files += [path for path in (ROOT / "wdjax").rglob("*.py") if not any(part.is_symlink() for part in path.parents)]
+    inside = lambda path: path.relative_to(ROOT).with_suffix("").parts  # noqa: E731
+    names = (".".join(p for p in ("wdjax", *inside(path)) if p != "__init__") for path in files)
+    return {name.replace("wdjax.wdjax", "wdjax", 1): path for name, path in zip(names, files, strict=True)}
+
+
+MODULES = modules()
+
+
+def imports(path):
+    """Yields the modules of wdjax that a file imports, those inside of functions and for types included."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name.split(".")[0] == "wdjax")
+        elif isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "wdjax":
+            whole = (f"{node.module}.{alias.name}" for alias in node.names)
+            yield from (name if name in MODULES else node.module for name in whole)
+
+
+def storey(name):
+    """Returns the place of a module in the house, and its room: ((1, 4), "train.kernels")."""
+    _, room, *rest = name.split(".")
+    high = next(i for i, rooms in enumerate(HOUSE) if room in rooms.split())
+    if room != "train":
+        return (high, 0), room
+    return (high, next(i for i, rooms in enumerate(TRAIN) if rest[0] in rooms.split())), f"train.{rest[0]}"
+
+
+def test_a_room_imports_rooms_below_it_and_itself():
+    wrong = []
+    for name, path in MODULES.items():
+        for other in imports(path) if name not in PUBLIC and ".examples" not in name else ():
+            public = other in PUBLIC and storey(f"{other}.trainer" if other == "wdjax.train" else "wdjax.version")
+            (own, room), (there, its_room) = storey(name), public or storey(other)
+            if other == "wdjax" or (room != its_room and own >= there):
+                wrong.append(f"{path.relative_to(ROOT)} imports {other}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_two_files_import_each_other():
+    graph = {name: {other for other in imports(path) if other != name} for name, path in MODULES.items()}
+    graphlib.TopologicalSorter({name: graph[name] for name in graph if name not in PUBLIC}).prepare()
+
+
+def test_few_files_lie_loose_in_train():
+    assert len(list((ROOT / "train").glob("*.py"))) <= 6

@@ -1,0 +1,270 @@
+"""Algorithms of one's own: by name and by path, from a whole one to another loss, with options that are swept."""
+
+import dataclasses
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from probes import SignalParams, tiny_config
+from tiny_runs import numbers
+
+from wdjax.experiments.examples.own_algorithm import AWR
+from wdjax.experiments.sweep import load_member, sweep
+from wdjax.train import (
+    Algorithm,
+    OnPolicy,
+    PolicyConfig,
+    PolicyState,
+    Trainer,
+    evaluate,
+    load_config,
+    load_run,
+    make_learner,
+    register_algorithm,
+    sample_blocks,
+    traced,
+    with_hypers,
+)
+from wdjax.train.config.facts import Schedule
+from wdjax.train.state.registry import ALGORITHMS
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+PATH = "wdjax.experiments.examples.own_algorithm:AWR"
+TEMPERATURE = "policies.agent.options.temperature"
+
+
+@pytest.fixture
+def registry(monkeypatch):
+    """What a test registers is forgotten after it."""
+    for name in list(ALGORITHMS):
+        monkeypatch.setitem(ALGORITHMS, name, ALGORITHMS[name])
+    yield
+    ALGORITHMS.pop("mine", None)
+
+
+@dataclasses.dataclass(frozen=True)
+class ReinforceOptions:
+    """What only Reinforce has."""
+
+    decay: float = 0.9
+    """of the running mean of rewards, which is taken away from them"""
+    heat: Schedule = traced(1.0)
+    """what logits are divided by"""
+
+
+class Reinforce(Algorithm):
+    """Williams (1992), whole: a linear network, no value, a running mean of rewards as baseline, plain descent."""
+
+    Options = ReinforceOptions
+
+    def make_network(self, config, assignment, rngs):
+        return nnx.Linear(assignment.observation_space.shape[0], assignment.action_space.n, rngs=rngs)
+
+    def init(self, policy, params):
+        return PolicyState(params, None, own={"baseline": jnp.float32(0)})
+
+    def logits(self, policy, params, obs, heat=1.0):
+        return nnx.merge(policy.graphdef, params)(obs) / heat
+
+    def act(self, policy, state, carry, obs, keys, hypers):
+        logits = self.logits(policy, state.params, obs, hypers.options.heat)
+        return sample_blocks(policy.distribution, keys, logits), {"own": {"largest": logits.max(axis=-1)}}, carry
+
+    def play(self, policy, state, carry, obs, keys, greedy):
+        logits = self.logits(policy, state.params, obs)
+        return policy.distribution.mode(logits) if greedy else sample_blocks(policy.distribution, keys, logits), carry
+
+    def update(self, policy, state, memory, hypers, played, key, num_blocks):
+        rows, baseline = played.rows[policy.name], state.own["baseline"]
+
+        def loss(params):
+            logits = self.logits(policy, params, rows.obs, hypers.options.heat)
+            log_prob = policy.distribution.log_prob(logits, rows.action)
+            return -jnp.mean(jnp.where(rows.live, log_prob * (rows.reward - baseline), 0.0))
+
+        value, grads = jax.value_and_grad(loss)(state.params)
+        params = jax.tree.map(lambda param, grad: param - hypers.learning_rate * grad, state.params, grads)
+        decay = policy.config.options.decay
+        own = {"baseline": decay * baseline + (1 - decay) * jnp.mean(rows.reward)}
+        norm = jnp.sqrt(sum(jnp.sum(grad**2) for grad in jax.tree.leaves(grads)))
+        metrics = {"loss": value, "grad_norm": norm, "largest_mean": rows.own["largest"].mean()}
+        return state.replace(params=params, own=own), memory, metrics
+
+
+def awr_config(**changes):
+    base = {"policies.agent.algorithm": PATH, "num_envs": 8, "rollout_length": 8, "total_env_steps": 6 * 64}
+    return load_config("cartpole_ppo", **(base | {"policies.agent.network.hidden_sizes": [8]} | changes))
+
+
+# --- another loss: the example ---
+
+
+@pytest.mark.parametrize("temperature", [0.5, 2.0])
+def test_the_example_weighs_by_advantage(temperature):
+    hypers = {"options.temperature": temperature, "options.max_weight": 3.0}
+    advantage, live = jnp.array([1.0, -1.0, 9.0, math.inf]), jnp.array([True, True, True, False])
+    loss, metrics = AWR().policy_loss(jnp.full(4, -2.0), None, advantage, live, hypers)
+    weight = [min(math.exp(a / temperature), 3.0) for a in (1.0, -1.0, 9.0, 0.0)]
+    np.testing.assert_allclose(metrics["weight"], weight, rtol=1e-6)
+    np.testing.assert_allclose(loss, [2 * w for w in weight], rtol=1e-6)
+
+
+def test_options_are_swept_in_one_program_as_if_alone(tmp_path):
+    config = awr_config(**{"policies.agent.learning_rate": 1e-2})
+    table = sweep(config, {TEMPERATURE: [0.1, 1.0]}, workdir=tmp_path / "sweep")
+    assert [row[TEMPERATURE] for row in table] == [0.1, 1.0]
+    assert len(list((tmp_path / "sweep" / "groups").iterdir())) == 1  # one program
+    together = [load_member(tmp_path / "sweep", i)[1].policies["agent"].params for i in range(2)]
+    alone = []
+    for temperature in (0.1, 1.0):
+        learner = make_learner(awr_config(**{"policies.agent.learning_rate": 1e-2, TEMPERATURE: temperature}))
+        alone.append(learner.run(learner.init(jax.random.key(0)), num_updates=6)[0].policies["agent"].params)
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
+    jax.tree.map(close, together, alone)
+    gaps = jax.tree.map(lambda a, b: float(jnp.abs(a - b).max()), *alone)
+    assert max(jax.tree.leaves(gaps)) > 1e-3
+
+
+def test_traced_options_are_hypers_of_a_population():
+    learner = make_learner(awr_config())
+    states = jax.vmap(learner.init)(jax.random.split(jax.random.key(0), 2))
+    states = with_hypers(states, **{"agent.options.temperature": jnp.array([0.1, 1.0])})
+    weights = jax.vmap(learner.update)(states)[1]["agent/weight"]
+    assert weights[0] != weights[1]
+    with pytest.raises(ValueError, match=r"unknown hyperparameter 'agent.options.temprature'.*options.temperature"):
+        with_hypers(states, **{"agent.options.temprature": 1.0})
+
+
+def test_a_run_resumes_exactly_and_is_loaded(tmp_path, monkeypatch):
+    monkeypatch.setattr(Trainer, "draw", lambda self: None)  # pictures take long
+    chunks = {"updates_per_chunk": 1, "checkpoint_every": 1, TEMPERATURE: 0.7}
+    whole = Trainer(awr_config(**chunks), tmp_path / "whole", quiet=True).train()
+    Trainer(awr_config(**chunks, total_env_steps=3 * 64), tmp_path / "parts", quiet=True).train()
+    again = Trainer(awr_config(**chunks), tmp_path / "parts", resume=True, quiet=True).train()
+    jax.tree.map(np.testing.assert_array_equal, numbers(whole), numbers(again))
+    learner, state = load_run(tmp_path / "parts")
+    assert learner.config.policies["agent"].options == AWR.Options(temperature=0.7)
+    assert state.hypers["agent"].options.temperature == np.float32(0.7)
+    with pytest.raises(ValueError, match=r"options.temperature = 0.5: the run in .* was begun with 0.7"):
+        Trainer(awr_config(**chunks | {TEMPERATURE: 0.5}), tmp_path / "parts", resume=True, quiet=True)
+
+
+def test_it_plays_and_learns_beside_ppo_in_one_program():
+    changes = {"policies.tagger.algorithm": PATH, "num_envs": 8, "rollout_length": 8}
+    learner = make_learner(load_config("tag_small", **changes))
+    state, metrics = learner.run(learner.init(jax.random.key(0)), num_updates=2)
+    assert np.isfinite(metrics["tagger/weight"]).all()
+    assert np.isfinite(metrics["runner/approx_kl"]).all()
+    episodes = evaluate(learner, state, jax.random.key(1), num_episodes=4)
+    assert set(episodes.episode_return) == {"tagger", "runner"}
+
+
+def test_it_begins_with_what_ppo_has_learned(tmp_path, monkeypatch):
+    monkeypatch.setattr(Trainer, "draw", lambda self: None)
+    ppo = Trainer(awr_config(**{"policies.agent.algorithm": "PPO"}), tmp_path / "ppo", quiet=True).train()
+    learner = make_learner(awr_config(**{"policies.agent.checkpoint": str(tmp_path / "ppo")}))
+    begun = learner.init(jax.random.key(7)).policies["agent"].params
+    jax.tree.map(np.testing.assert_array_equal, begun, ppo.policies["agent"].params)
+
+
+# --- a whole algorithm ---
+
+
+def reinforce_config(**changes):
+    return tiny_config("probe_signal", {"agent": PolicyConfig(algorithm="mine", **changes)}, num_envs=32)
+
+
+def test_a_whole_algorithm_finds_the_better_action(registry):
+    register_algorithm("mine", Reinforce)
+    learner = make_learner(reinforce_config(learning_rate=0.3))
+    state = learner.init(jax.random.key(0))
+    params = jax.tree.map(lambda a, b: jnp.asarray(b, a.dtype), state.env_params, SignalParams(by_match=1.0))
+    state, metrics = learner.run(state.replace(env_params=params), num_updates=150)
+    episodes = evaluate(learner, state, jax.random.key(1), num_episodes=64)
+    best = episodes.episode_length.astype(float)
+    assert (episodes.episode_return["agent"] > 0.9 * best).mean() > 0.95
+    assert metrics["agent/heat"][0] == 1.0  # a schedule is among the metrics
+    assert state.policies["agent"].own["baseline"] > 0.3
+
+
+def test_static_options_reach_the_update(registry):
+    register_algorithm("mine", Reinforce)
+    baselines = []
+    for decay in (0.0, 0.5):
+        learner = make_learner(reinforce_config(options={"decay": decay}))
+        state = learner.init(jax.random.key(0))
+        params = jax.tree.map(lambda a, b: jnp.asarray(b, a.dtype), state.env_params, SignalParams(constant=1.0))
+        after = learner.update(state.replace(env_params=params))[0]
+        baselines.append(float(after.policies["agent"].own["baseline"]))
+    np.testing.assert_allclose(baselines, [1.0, 0.5])
+
+
+# --- refusals ---
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"policies.agent.algorithm": "AWRR"}, r"policies.agent.algorithm = 'AWRR'.*package.module:Class"),
+        ({"policies.agent.algorithm": "nowhere:X"}, "policies.agent.algorithm 'nowhere:X': No module named 'nowhere'"),
+        ({"policies.agent.algorithm": "math:pi"}, r"must be a subclass of wdjax.train.Algorithm, not 3.14"),
+        ({TEMPERATURE: "hot"}, r"policies.agent.options.temperature = 'hot': must be a number"),
+        ({"policies.agent.options.temprature": 1.0}, "unknown field policies.agent.options.temprature: did you mean"),
+        ({TEMPERATURE: -1.0}, r"policies.agent.options.temperature = -1.0: must be above 0"),
+        ({"policies.agent.clip": 0.3}, r"policies.agent.clip = 0.3: must be 0.2 \(left out\) for wdjax.experiments"),
+        ({"policies.agent.algorithm": "PPO", TEMPERATURE: 1.0}, "unknown field policies.agent.options.temperature"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_is_traced(changes, words):
+    with pytest.raises((ValueError, TypeError), match=words):
+        awr_config(**changes)
+
+
+def test_a_schedule_among_options_is_checked(registry):
+    register_algorithm("mine", Reinforce)
+    with pytest.raises(ValueError, match=r"policies.agent.options.heat = .*: must be sorted by env_step"):
+        make_learner(reinforce_config(options={"heat": [[5, 1.0], [0, 2.0]]}))
+
+
+class Half(OnPolicy):
+    pass
+
+
+class Loose(AWR):
+    @dataclasses.dataclass
+    class Options:
+        width: int = 1
+
+
+class Bare(AWR):
+    @dataclasses.dataclass(frozen=True)
+    class Options:
+        width: int
+
+
+@pytest.mark.parametrize(
+    ("name", "algorithm", "words"),
+    [
+        ("a:b", AWR, "must be a name without ':'"),
+        ("PPO", AWR, "must be a name that no other algorithm has"),
+        ("mine", 3, "must be a subclass of wdjax.train.Algorithm, not 3"),
+        ("mine", Half, "policy_loss not written"),
+        ("mine", Loose, "its Options must be a frozen dataclass"),
+        ("mine", Bare, "every field must have a default: width has none"),
+    ],
+)
+def test_what_cannot_be_registered(name, algorithm, words, registry):
+    with pytest.raises((ValueError, TypeError), match=words):
+        register_algorithm(name, algorithm)
+
+
+def test_a_cell_that_runs_twice_registers_its_new_class(registry):
+    register_algorithm("mine", Reinforce)
+    again = type("Reinforce", (Reinforce,), {"__qualname__": Reinforce.__qualname__})
+    register_algorithm("mine", again)
+    assert ALGORITHMS["mine"] is again

@@ -1,0 +1,151 @@
+"""Who is whom in an observation: the game says it, an option may say otherwise, and encoders of sets must know."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from box_probes import BoxSignal, tiny_ddpg
+from flax import nnx
+from probes import NETWORK, Signal, tiny_config, tiny_policy
+
+import wdjax
+from wdjax.train import Player, cross_play, make_learner
+from wdjax.train.networks.encoders import register_encoder, with_layout
+
+pytestmark = pytest.mark.usefixtures("quick_compile", "registry")
+
+KEY = jax.random.key(0)
+TIME_IS_OTHER = f"{__name__}:time_is_other"
+
+
+class Told(Signal):
+    """Its signal is another agent, present where it is 1; the time is one's own."""
+
+    def split_observation(self, obs):
+        return obs[..., :1, None], obs[..., :1] > 0, obs[..., 1:]
+
+
+class ToldBox(BoxSignal):
+    split_observation = Told.split_observation
+
+
+def signal_is_other(obs):
+    return obs[..., :1, None], obs[..., :1] > 0, obs[..., 1:]
+
+
+def time_is_other(obs):
+    return obs[..., 1:, None], obs[..., 1:] >= 0, obs[..., :1]
+
+
+def learner_of(game, encoder="deep_sets", policy=None, **options):
+    wdjax.register("told", game, replace=True)
+    network = dataclasses.replace(NETWORK, hidden_sizes=(), encoder=encoder, encoder_options=options)
+    policy = dataclasses.replace(policy or tiny_policy("A2C"), network=network)
+    return make_learner(tiny_config("told", {"agent": policy}, env_params={"by_match": 1.0}))
+
+
+def assert_equal(one, other):
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(one), jax.device_get(other))
+
+
+@pytest.mark.parametrize("encoder", ["deep_sets", "attention"])
+def test_the_games_word_is_the_option_that_nobody_gave(encoder):
+    told = learner_of(Told, encoder, width=16)
+    named = learner_of(Signal, encoder, width=16, split=f"{__name__}:signal_is_other")
+    first, same = (learner.init(KEY).policies["agent"].params for learner in (told, named))
+    assert_equal(first, same)
+    after, alike = (learner.update(learner.init(KEY))[0].policies["agent"].params for learner in (told, named))
+    assert_equal(after, alike)
+    kernels = [params["trunk"]["encoder"]["phi"]["layer_0"]["kernel"] for params in (first, after)]
+    assert np.any(kernels[0] != kernels[1])
+
+
+def test_what_a_policy_sees_is_what_the_game_says():
+    learner = learner_of(Told, width=16)
+    state, policy = learner.init(KEY).policies["agent"], learner.setup.policies["agent"]
+    values = policy.apply(state, jnp.array([[-1.0, 0.5], [-7.0, 0.5], [1.0, 0.5]]))[1]
+    assert values[0] == values[1] != values[2]  # who is absent has no influence
+
+
+def test_configurations_hold_no_function():
+    learner = learner_of(Told)
+    for policy in (learner.config.policies["agent"], learner.setup.policies["agent"].config):
+        assert policy.network.encoder_options == {}
+
+
+def test_an_option_stands_before_the_games_word():
+    learner = learner_of(Told, split=TIME_IS_OTHER)
+    state, policy = learner.init(KEY).policies["agent"], learner.setup.policies["agent"]
+    values = policy.apply(state, jnp.array([[-1.0, 0.5], [-1.0, -0.5], [-1.0, -1.5]]))[1]
+    assert values[0] != values[1] == values[2]
+
+
+def test_ddpg_sees_it_too():
+    params = jax.eval_shape(learner_of(ToldBox, policy=tiny_ddpg(), width=4).init, KEY).policies["agent"].params
+    assert params["actor"]["trunk"]["encoder"]["phi"]["layer_0"]["kernel"].shape == (1, 4)
+
+
+def test_a_set_needs_to_know_who_is_whom():
+    words = "Signal does not say who is whom in its observations: give it a method split_observation, or name a"
+    for encoder in ("deep_sets", "attention"):
+        with pytest.raises(ValueError, match=rf"^policies\.agent\.network\.encoder = '{encoder}': {words}"):
+            learner_of(Signal, encoder)
+
+
+def taking(**split):
+    """Returns an encoder with the parameter `split`: required, or with a default."""
+
+    class Own(nnx.Module):
+        if split:
+
+            def __init__(self, observation_space, *, split=split["split"], rngs):
+                self.num_features, self.told = 1, split
+        else:
+
+            def __init__(self, observation_space, *, split, rngs):
+                self.num_features, self.told = 1, split
+
+        def __call__(self, obs):
+            return obs[..., :1]
+
+    return Own
+
+
+@pytest.mark.parametrize(
+    ("encoder", "told", "without"),
+    [(taking(), True, None), (taking(split=None), True, {}), (taking(split=0.5), False, {})],
+    ids=["required", "None", "another meaning"],
+)
+def test_encoders_of_ones_own_ask_for_it(encoder, told, without, monkeypatch):
+    """A parameter `split` that has a default of its own means something else, perhaps."""
+    monkeypatch.setattr("wdjax.train.networks.encoders.ENCODERS", {})
+    register_encoder("own", encoder)
+    config = dataclasses.replace(NETWORK, encoder="own")
+    assert with_layout(config, time_is_other).encoder_options == ({"split": time_is_other} if told else {})
+    assert with_layout(config, None) is config
+    if without is None:
+        with pytest.raises(ValueError, match="does not say who is whom"):
+            learner_of(Signal, "own")
+    else:
+        learner_of(Signal, "own")
+
+
+def test_a_game_defined_anew_with_another_layout_is_another_program():
+    """As when a notebook's cell runs again: what one has learned must not be played by the other's layout."""
+
+    class Other(Told):
+        def split_observation(self, obs):
+            return time_is_other(obs)
+
+    told, other = (learner_of(cls, width=1, depth=1) for cls in (Told, Other))
+    state = told.init(KEY)
+    params = jax.tree.map(jnp.zeros_like, state.policies["agent"].params)
+    params["trunk"]["encoder"]["phi"]["layer_0"]["bias"] = jnp.ones(1)  # what is pooled is 1 where somebody is present
+    params["policy_head"]["kernel"] = jnp.array([[0.0, 20.0], [0.0, 0.0]])  # then the second action, else the first
+    params["policy_head"]["bias"] = jnp.array([10.0, 0.0])
+    state = state.replace(policies={"agent": state.policies["agent"].replace(params=params)})
+    cells = cross_play(told, state, KEY, 16, greedy=True, opponents=[Player("other", other, state)])
+    np.testing.assert_array_equal(cells["trained",].episode_return["agent"], 1.0)
+    assert set(cells["other",].episode_return["agent"]) == {-1.0, 1.0}  # time is always present: the second action

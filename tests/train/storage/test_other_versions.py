@@ -1,0 +1,69 @@
+"""Runs that another version of wdjax has written: the line with its name, and checkpoints with other empty places."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+import yaml
+from flax import struct
+from tiny_runs import numbers, small_config
+
+from wdjax.train import load_config, make_learner
+from wdjax.train.learner.init import abstract_state
+from wdjax.train.storage.checkpoint import DamagedCheckpointError, open_checkpoints, restore, save
+from wdjax.train.storage.folder import load_run_config, prepare_folder
+from wdjax.version import __version__
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+
+def test_a_run_says_which_wdjax_wrote_it(tmp_path):
+    prepare_folder(tmp_path / "run", small_config(), resume=False)
+    file = tmp_path / "run" / "config.yaml"
+    assert yaml.safe_load(file.read_text())["wdjax"] == __version__
+    assert load_run_config(tmp_path / "run") == small_config() == load_config(file)
+    older = file.read_text().partition("\n")[2]
+    assert "wdjax:" not in older
+    file.write_text(older)
+    assert load_run_config(tmp_path / "run") == small_config()
+
+
+def test_a_wrong_field_in_a_runs_configuration_names_the_file(tmp_path):
+    prepare_folder(tmp_path / "run", small_config(), resume=False)
+    file = tmp_path / "run" / "config.yaml"
+    file.write_text(file.read_text() + "num_env: 3\n")
+    with pytest.raises(ValueError, match=r"run/config.yaml: unknown field num_env: did you mean 'num_envs'?"):
+        load_run_config(tmp_path / "run")
+
+
+def as_class(state, drop, add):
+    """Returns a state in a class of another version: without one of its empty fields, and with one more."""
+    fields = [field.name for field in dataclasses.fields(state) if field.name != drop]
+    other = struct.dataclass(type("Other", (), {"__annotations__": dict.fromkeys([*fields, add], object)}))
+    return other(**{name: getattr(state, name) for name in fields}, **{add: None})
+
+
+@pytest.fixture(scope="module")
+def learner():
+    return make_learner(small_config())
+
+
+def test_a_checkpoint_may_have_other_empty_places(learner, tmp_path):
+    state = learner.init(jax.random.key(0))
+    policies = {name: as_class(own, "target_params", "towers") for name, own in state.policies.items()}
+    with open_checkpoints(tmp_path / "checkpoints", 1) as manager:
+        save(manager, 3, state.replace(policies=policies), {})
+    with open_checkpoints(tmp_path / "checkpoints", None) as manager:
+        found, _ = restore(manager, 3, abstract_state(learner.setup))
+    assert jax.tree.structure(found) == jax.tree.structure(state)
+    jax.tree.map(np.testing.assert_array_equal, numbers(found), numbers(state))
+
+
+def test_a_checkpoint_of_other_leaves_is_refused_in_words(learner, tmp_path):
+    state = learner.init(jax.random.key(0))
+    with open_checkpoints(tmp_path / "checkpoints", 1) as manager:
+        save(manager, 3, state.replace(policies={"agent": state.policies["agent"].replace(params={})}), {})
+    words = r"does not fit this configuration, or is damaged: policies/agent/params/.* is missing"
+    with open_checkpoints(tmp_path / "checkpoints", None) as manager, pytest.raises(DamagedCheckpointError, match=words):  # noqa: E501
+        restore(manager, 3, abstract_state(learner.setup))
