@@ -63,7 +63,8 @@ def test_a_checkpoint_may_have_other_empty_places(learner, tmp_path):
 def test_a_checkpoint_of_other_leaves_is_refused_in_words(learner, tmp_path):
     state = learner.init(jax.random.key(0))
     with open_checkpoints(tmp_path / "checkpoints", 1) as manager:
-        save(manager, 3, state.replace(policies={"agent": state.policies["agent"].replace(params={})}), {"metrics_size": 0})
+        policies = {"agent": state.policies["agent"].replace(params={})}
+        save(manager, 3, state.replace(policies=policies), {"metrics_size": 0})
     words = r"does not fit this configuration, or is damaged: policies/agent/params/.* is missing"
     with open_checkpoints(tmp_path / "checkpoints", None) as manager, pytest.raises(DamagedCheckpointError, match=words):  # noqa: E501
         restore(manager, 3, abstract_state(learner.setup))
