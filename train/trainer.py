@@ -3,8 +3,6 @@
 import contextlib
 import dataclasses
 import functools
-import threading
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,35 +21,21 @@ from wdjax.train.evaluation.trajectory import save_episode
 from wdjax.train.host.debug import compile_checked, nan_origin
 from wdjax.train.host.determinism import forgets_determinism, is_deterministic
 from wdjax.train.host.failures import BadNumbersError
+from wdjax.train.host.loop import Chunk, Job, Outcome, Program, Row, save_state, train_chunks
 from wdjax.train.host.plots import save_curves
 from wdjax.train.host.programs import compile_and_init, compile_chunk
-from wdjax.train.host.progress import announce, progress_bar
+from wdjax.train.host.progress import announce_run, progress_bar, words_of_run
 from wdjax.train.host.signals import stop_signals
-from wdjax.train.learner.bad_numbers import (
-    bad_in_a_row,
-    ends_run,
-    skipped_updates,
-    sound_updates,
-    what_was_skipped,
-    why_it_ends,
-)
+from wdjax.train.learner.bad_numbers import skipped_updates, what_was_skipped, why_it_ends
 from wdjax.train.learner.init import abstract_state, host_key
 from wdjax.train.learner.learner import make_learner
 from wdjax.train.state.agents import group_sizes
 from wdjax.train.state.registry import read_config
 from wdjax.train.state.sharding import require_all_processes
 from wdjax.train.state.state import TrainState
-from wdjax.train.storage.checkpoint import (
-    delete_newer,
-    finish,
-    open_checkpoints,
-    read_host,
-    require_saved,
-    restore_newest,
-    save,
-)
+from wdjax.train.storage.checkpoint import delete_newer, finish, newest_host, open_checkpoints, restore_newest, save
 from wdjax.train.storage.folder import hold_folder, load_run_config, plain_config, prepare_folder, require_same_run
-from wdjax.train.storage.metrics_log import MetricsLog, finite, summarize
+from wdjax.train.storage.metrics_log import MetricsLog, finite, open_log, summarize
 
 Callback = Callable[["Trainer", dict[str, Any]], None]
 
@@ -99,8 +83,7 @@ class Trainer:
         shared = (self.workdir / "config.yaml").exists()
         require(shared, "workdir", str(self.workdir), "in a folder that all processes share")
         self.state: TrainState | None = None
-        self._programs: dict[int, Callable] = {}  # number of updates -> state -> (state, metrics)
-        self._compile_seconds = 0.0  # since the last row
+        self._programs: dict[int, Program] = {}  # by number of updates
         self.best_score: float | None = None
         self.best_updates: int | None = None  # of the state with that score
         self.stopped = False  # whether a signal ended `train` early
@@ -113,31 +96,33 @@ class Trainer:
             BadNumbersError: where an update makes a NaN or an infinity (config.on_bad_numbers); saved as it was before.
             FailedCheckError: where a check of `debug` fails; the checkpoints before stay.
         """
+        config = self.config
         with contextlib.ExitStack() as stack:
-            if is_first():
-                stack.enter_context(hold_folder(self.workdir))
+            lock = stack.enter_context(hold_folder(self.workdir)) if is_first() else None
             begun = load_run_config(self.workdir)  # nothing held the folder since it was looked at
-            require_same_run(begun, self.config, f"the run in {self.workdir} was begun with")
+            require_same_run(begun, config, f"the run in {self.workdir} was begun with")
             stop = stack.enter_context(stop_signals(self.console))  # first: closing waits for the last checkpoint
-            folder, keep = self.workdir / "checkpoints", self.config.keep_checkpoints
-            checkpoints = stack.enter_context(open_checkpoints(folder, keep))
-            best = stack.enter_context(open_checkpoints(self.workdir / "best", 1)) if self.config.best_by else None
+            checkpoints = stack.enter_context(open_checkpoints(self.workdir / "checkpoints", config.keep_checkpoints))
+            best = stack.enter_context(open_checkpoints(self.workdir / "best", 1)) if config.best_by else None
             with ending_with_others():  # it may compile
-                self.state, metrics_size = self._start(checkpoints, best)
-            log: MetricsLog | None = None  # of several processes the first one writes it
+                self.state, metrics_size, compile_seconds = self._start(checkpoints, best)
+            log: MetricsLog | None = None
             if is_first():
-                log = stack.enter_context(contextlib.closing(MetricsLog(self.workdir / "metrics.jsonl", metrics_size)))
+                log = stack.enter_context(open_log(self.workdir / "metrics.jsonl", metrics_size, self._say))
             stack.enter_context(ending_with_others())
-            if log and log.missing:
-                words = f"Mind: {log.path} is {log.missing:,} bytes short: its last lines are lost"
-                self.console.print(words, soft_wrap=True, markup=False)
-            self._chunks(log, checkpoints, best, stop)
+            done = int(self.state.num_updates)
+            advance = stack.enter_context(progress_bar(self.console, config.num_updates, done))
+            job = Job(
+                config, config.num_updates, self._programs, self._compile, functools.partial(self._judge, best, log),
+                functools.partial(self._report, advance), self._host, self._say, checkpoints, log, lock,
+            )  # fmt: skip
+            stopped = lambda: any_process(stop.is_set())  # noqa: E731
+            _, done = train_chunks(job, self.state, done, stopped, compile_seconds)
+            self.stopped = done < config.num_updates
         if self.stopped:
-            done = int(self.state.num_updates) * self.config.env_steps_per_update
-            self.console.print(
-                f"Stopped and saved after {done:,} of {self.config.total_env_steps:,} env steps. "
-                "Go on with the same command and --resume.",
-                soft_wrap=True,
+            self._say(
+                f"Stopped and saved after {done * config.env_steps_per_update:,} of {config.total_env_steps:,} env "
+                "steps. Go on with the same command and --resume."
             )
         elif is_first():
             self.draw()
@@ -147,96 +132,88 @@ class Trainer:
     def draw(self) -> None:
         """Writes curves.png, and episode.gif where the environment has a drawing."""
         curves = save_curves(self.workdir, f"{self.config.env}: {self.workdir.name}")
-        self.console.print(f"Wrote {curves}", soft_wrap=True)
+        self._say(f"Wrote {curves}" if curves else f"No curves: {self.workdir}/metrics.jsonl holds no line")
         with contextlib.suppress(NotImplementedError):  # an environment of one's own need not have a drawing
             animation = save_episode(self.learner, self.state, self.workdir / "episode.gif", seed=self.config.seed)
-            self.console.print(f"Wrote {animation}", soft_wrap=True)
+            self._say(f"Wrote {animation}")
 
-    def _start(self, checkpoints: Any, best: Any) -> tuple[TrainState, int]:
-        """Returns the state to go on from, and how much of metrics.jsonl goes with it, in bytes."""
-        announce(self.console, self.config, self.workdir, self.learner.setup.num_devices)
-        say = functools.partial(self.console.print, soft_wrap=True, markup=False)
+    def _say(self, words: str) -> None:
+        self.console.print(words, soft_wrap=True, markup=False)
+
+    def _start(self, checkpoints: Any, best: Any) -> tuple[TrainState, int, float]:
+        """Returns the state to go on from, how much of metrics.jsonl goes with it in bytes, seconds of compilation."""
+        announce_run(self.console, self.config, self.workdir, self.learner.setup.num_devices)
         like = abstract_state(self.learner.setup)
-        found = restore_newest(checkpoints, like, self.config, say)
+        found = restore_newest(checkpoints, like, self.config, self._say)
         if found is None:
-            return self._first_state(like), 0
-        state, host = found
-        updates = int(state.num_updates)
+            return self._first_state(like)
+        updates, state, host = found
         env_steps = updates * self.config.env_steps_per_update
-        say(f"Going on from {checkpoints.directory}/{updates}, {env_steps:,} env steps")
-        if forgets_determinism(host.get("deterministic", False)):
-            say("Mind: this run was --deterministic; without it, it does not go on bit for bit as it would have")
-        self.best_score, self.best_updates = host["best_score"], host.get("best_updates")
+        self._say(f"Going on from {checkpoints.directory}/{updates}, {env_steps:,} env steps")
+        if forgets_determinism(host["deterministic"]):
+            self._say("Mind: this run was --deterministic; without it, it does not go on bit for bit as it would have")
+        self.best_score, self.best_updates = host["best_score"], host["best_updates"]
         if best is not None and (best.latest_step() or 0) > updates:  # found after this checkpoint, before the end
-            self.best_score, self.best_updates = read_host(best)["best_score"], best.latest_step()
+            newer = newest_host(best, updates, self._say)
+            if newer is not None:
+                self.best_updates, self.best_score = newer[0], newer[1]["best_score"]
+            elif best.latest_step() is None:  # damaged, and what was the best before it is gone
+                self.best_updates = self.best_score = None
         elif best is not None and self.best_updates == updates:  # perhaps killed before that one was whole
             save(best, updates, state, host)
-        return state, host["metrics_size"]
+        return state, host["metrics_size"], 0.0
 
-    def _first_state(self, like: TrainState) -> TrainState:
+    def _first_state(self, like: TrainState) -> tuple[TrainState, int, float]:
         seed = self.config.seed
         if self.debug:
-            return self.learner.init(jax.random.key(seed))
+            return self.learner.init(jax.random.key(seed)), 0, 0.0
         size = min(self.config.updates_per_chunk, self.config.num_updates)
-        state, self._programs[size], self._compile_seconds = compile_and_init(self.learner, like, seed, size)
-        return state
+        state, self._programs[size], seconds = compile_and_init(self.learner, like, seed, size)
+        return state, 0, seconds
 
-    def _chunks(self, log: MetricsLog | None, checkpoints: Any, best: Any, stop: threading.Event) -> None:
-        config = self.config
-        done = int(self.state.num_updates)
-        streak = 0
-        with progress_bar(self.console, config, done) as advance:
-            while done < config.num_updates and not any_process(stop.is_set()):
-                size = min(config.updates_per_chunk, config.num_updates - done)
-                if size not in self._programs and self.debug:
-                    self._programs[size] = compile_checked(self.learner, size)  # compiles when first called
-                elif size not in self._programs:
-                    self._programs[size], self._compile_seconds = compile_chunk(self.learner, self.state, size)
-                    continue  # that may have taken minutes: somebody may want it to stop
-                start = time.perf_counter()
-                self.state, metrics = self._programs[size](self.state)
-                metrics, codes = sound_updates(jax.device_get(metrics))  # waits for the device
-                seconds = time.perf_counter() - start
-                size, done = int(self.state.num_updates) - done, int(self.state.num_updates)
-                require_saved(checkpoints)
-                if best is not None:
-                    finish(best)  # the next checkpoint must not know of a best one that is not there
-                streak = bad_in_a_row(codes, streak)
-                ends = ends_run(config, codes, streak)
-                last = ends or done == config.num_updates
-                if size:  # else the first update was bad, and ends the run
-                    row = self._row(done, size, seconds, metrics) | skipped_updates(config, codes)
-                    row |= self._evaluate(best, done, log) if self._is_evaluated(done) else self._no_evaluation()
-                    if log:
-                        log.write(row)
-                if last or done // config.updates_per_chunk % config.checkpoint_every == 0:
-                    self._save(checkpoints, done, log)
-                if ends:
-                    finish(checkpoints)  # before it is said that the run is saved
-                    origin = nan_origin(self.learner.setup, self.state) if self.debug else None
-                    raise BadNumbersError(why_it_ends(self.learner.setup, codes, streak, done, origin))
-                if codes.any():
-                    self.console.print(what_was_skipped(self.learner.setup, codes), soft_wrap=True, markup=False)
-                self._compile_seconds = 0.0
-                advance(row)
-                for callback in self.callbacks:
-                    callback(self, row)
-        self.stopped = done < config.num_updates
-        if self.stopped:
-            self._save(checkpoints, done, log)
+    def _compile(self, state: TrainState, num_updates: int) -> tuple[Callable, float]:
+        if self.debug:
+            return compile_checked(self.learner, num_updates), 0.0  # compiles when first called
+        return compile_chunk(self.learner, state, num_updates)
 
-    def _row(self, done: int, size: int, seconds: float, metrics: dict[str, Any]) -> dict[str, Any]:
+    def _judge(self, best: Any, log: MetricsLog | None, state: TrainState, chunk: Chunk) -> Outcome:
+        """Returns the row of a chunk, with an evaluation where one is due, and whether it ends the run."""
+        self.state, config, setup = state, self.config, self.learner.setup
+        (part,) = chunk.parts
+        done = int(state.num_updates)  # fewer than it was to be, where an update was bad and ends the run
+        if best is not None:
+            finish(best)  # the next checkpoint must not know of a best one that is not there
+        rows = []
+        if done > chunk.before:
+            row = self._row(done, chunk) | skipped_updates(config, part.codes)
+            rows = [row | (self._evaluate(best, done, log) if self._is_evaluated(done) else self._no_evaluation())]
+
+        def failure() -> BadNumbersError:
+            origin = nan_origin(setup, state) if self.debug else None
+            return BadNumbersError(why_it_ends(setup, part.codes, part.streak, done, origin))
+
+        words = what_was_skipped(setup, part.codes) if part.codes.any() else ""
+        return Outcome(state, done, rows, words, failure if part.ends else None)
+
+    def _report(self, advance: Callable[[int, str], None], rows: list[Row]) -> None:
+        for row in rows:
+            advance(row["updates"], words_of_run(self.config, row))
+            for callback in self.callbacks:
+                callback(self, row)
+
+    def _row(self, done: int, chunk: Chunk) -> Row:
+        size = done - chunk.before
         steps = size * self.config.env_steps_per_update
         agents = sum(policy.assignment.num_agents for policy in self.learner.setup.policies.values())
         return {
             "updates": done,
             "env_steps": done * self.config.env_steps_per_update,
-            "seconds": seconds,
-            "seconds_per_update": seconds / size,
-            "compile_seconds": self._compile_seconds,
-            "env_steps_per_second": steps / seconds,
-            "agent_steps_per_second": steps * agents / seconds,
-            **summarize(metrics, self.learner.env.info_ratios),
+            "seconds": chunk.seconds,
+            "seconds_per_update": chunk.seconds / size,
+            "compile_seconds": chunk.compile_seconds,
+            "env_steps_per_second": steps / chunk.seconds,
+            "agent_steps_per_second": steps * agents / chunk.seconds,
+            **summarize(chunk.parts[0].metrics, self.learner.env.info_ratios),
         }
 
     def _is_evaluated(self, done: int) -> bool:
@@ -254,7 +231,7 @@ class Trainer:
         try:
             episodes = evaluate(self.learner, self.state, key, config.eval_episodes, config.eval_greedy)
         except UnfinishedEpisodeError as error:  # training must not end for want of an evaluation
-            self.console.print(f"No evaluation: {error}", soft_wrap=True)
+            self._say(f"No evaluation: {error}")
             row = self._no_evaluation()
         else:
             found = evaluation_metrics(episodes, self.learner.env.info_ratios)
@@ -263,7 +240,7 @@ class Trainer:
         if as_first(score is not None and (self.best_score is None or score > self.best_score)):
             self.best_score, self.best_updates = score, done
             delete_newer(best, done)  # of a part of the run that was lost, where it comes to other numbers now
-            self._save(best, done, log)
+            save_state(best, done, self.state, log, self._host())
         return row
 
     def _no_evaluation(self) -> dict[str, None]:
@@ -278,11 +255,9 @@ class Trainer:
         )  # fmt: skip
         return dict.fromkeys(evaluation_metrics(nothing, env.info_ratios))
 
-    def _save(self, manager: Any, done: int, log: MetricsLog | None) -> None:
-        if log:
-            log.sync()
-        host = {
-            "metrics_size": log.size if log else 0, "best_score": self.best_score, "best_updates": self.best_updates,
-            "config": plain_config(self.config), "deterministic": is_deterministic(),
+    def _host(self) -> dict[str, Any]:
+        """What a checkpoint holds of the run beside its state."""
+        return {
+            "best_score": self.best_score, "best_updates": self.best_updates, "config": plain_config(self.config),
+            "deterministic": is_deterministic(),
         }  # fmt: skip
-        save(manager, done, self.state, host)

@@ -20,7 +20,7 @@ import jax
 
 from wdjax.experiments.benchmarks.timing import machine
 from wdjax.train import TrainConfig, Trainer, load_config, make_learner
-from wdjax.train import trainer as trainer_module
+from wdjax.train.host import loop
 
 ROWS = ("cartpole_ppo", "pendulum_ddpg", "tag_small", "tag_continuous")  # presets
 
@@ -91,21 +91,21 @@ def timed(config: TrainConfig) -> tuple[float, float]:
     """Returns (seconds between the ends of the first chunk and the last but one, seconds in which saving blocked)."""
     ends: list[float] = []
     waited: list[float] = []
-    save = trainer_module.save
+    save = loop.save
 
     def timed_save(*arguments: Any) -> None:
         start = time.perf_counter()
         save(*arguments)
         waited.append(time.perf_counter() - start)
 
-    trainer_module.save = timed_save
+    loop.save = timed_save
     Trainer.draw = lambda self: None  # its pictures are no part of this
     try:
         with tempfile.TemporaryDirectory() as folder:
             note = lambda trainer, row: ends.append(time.perf_counter())  # noqa: E731
             Trainer(config, folder, callbacks=[note], quiet=True).train()
     finally:
-        trainer_module.save = save
+        loop.save = save
     return ends[-2] - ends[0], sum(waited[:-1])  # the last one is that at the run's end
 
 

@@ -1,14 +1,89 @@
-"""wdjax sweep."""
+"""wdjax sweep: its arguments, and which kind of sweep they ask for."""
 
+import dataclasses
+import threading
 from pathlib import Path
+from typing import Annotated
 
+import tyro
 from rich.console import Console
 
+from wdjax.checks import require
+from wdjax.experiments import sweep as kinds
 from wdjax.experiments.commands.arguments import parse, require_preset
-from wdjax.experiments.sweep.command import SweepArguments, run_sweep
+from wdjax.experiments.sweep.halving import Halving
+from wdjax.experiments.sweep.members import Point, Values, parse_point, parse_settings, read_settings
+from wdjax.experiments.sweep.pbt import FACTORS, Selection
+from wdjax.train import load_config
 from wdjax.train.devices.processes import STOPPED
 from wdjax.train.host.signals import stop_signals
 from wdjax.train.load import preset_path
+
+
+@dataclasses.dataclass(frozen=True)
+class SweepArguments:
+    """Many runs of PRESET as one: every combination of values with every seed (a grid); with --search, trials that
+    Optuna proposes; with --pbt, a population that copies its best and changes its values while it learns.
+
+        wdjax sweep cartpole_ppo --seeds 8 --set policies.agent.learning_rate=1e-3,3e-3 --set env_params.length=0.5,0.7
+        wdjax sweep cartpole_ppo --search 64 --seeds 2 --set policies.agent.learning_rate=log:1e-4:1e-2
+        wdjax sweep cartpole_ppo --pbt 16 --set policies.agent.learning_rate=log:1e-4:1e-2
+
+    Runs that differ in seeds, params of the environment and (traced) hyperparameters are one program; each value of
+    anything else (network sizes, num_envs, the algorithm) has its own.
+    """
+
+    set: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="FIELD=VALUES")] = ()
+    """values of a field of the preset, as `wdjax train PRESET --help` lists them: VALUE for all, VALUE,VALUE,... in
+    turn, each as in YAML (a schedule: [[0,1e-3],[1e6,0]]), or with --search and --pbt a range, log:LOW:HIGH,
+    uniform:LOW:HIGH, int:LOW:HIGH"""
+    point: Annotated[
+        tuple[tuple[str, ...], ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="FIELD=VALUE")
+    ] = ()
+    """one combination in place of all: --point a=1 b=2 --point a=3 b=4"""
+    file: Path | None = None
+    """YAML with more of these: a mapping, FIELD: [VALUE, VALUE] or FIELD: log:LOW:HIGH, or a list of points, each
+    {FIELD: VALUE, FIELD: VALUE}"""
+    seeds: int = 1
+    """of every combination or trial, from the preset's seed on"""
+    metric: str = ""
+    """what the score is: its last known value in training (default: the return of the policy, where one learns)"""
+    members_at_once: int = 0
+    """runs in one program, on all devices together; the others follow in turns; 0: as many as memory allows"""
+    devices: int = 0
+    """over which runs are spread; 0: all there are (a CPU counts as one)"""
+    workdir: Path = Path("runs/sweep")
+    """the sweep's folder: sweep.yaml, table.csv, table.jsonl, curves.png, best/ (a run for wdjax eval and render)"""
+    resume: bool = False
+    """go on in a folder that holds this sweep; what is finished is not run again"""
+    search: int = 0
+    """trials that Optuna proposes (pip install "wdjax[search]"), of all workers together; 0: no search"""
+    batch: int = 16
+    """with --search: trials that go together in one program"""
+    halving: int = 0
+    """with --search: successive halving, the best 1/N of each batch go on to N times the length; 0: all to the end"""
+    rungs: int = 2
+    """with --search and --halving: how often that is done"""
+    storage: str = ""
+    """with --search: Optuna's storage, which several workers share, each with a --workdir of its own: a journal file,
+    or the URL of a database (default: WORKDIR/optuna.log)"""
+    study: str = "wdjax"
+    """with --search: the name of the study in its storage"""
+    pbt: int = 0
+    """members of a population; 0: no population-based training"""
+    pbt_every: int = 1
+    """with --pbt: chunks (updates_per_chunk) between two selections"""
+    pbt_fraction: float = 0.25
+    """with --pbt: share of the members, the worst of which copy the best"""
+    pbt_factors: tuple[float, float] = FACTORS
+    """with --pbt: what a copy multiplies each value with, the one or the other"""
+
+
+# option -> the mode that it belongs to
+_OWN = {
+    "batch": "search", "halving": "search", "rungs": "search", "storage": "search", "study": "search",
+    "pbt_every": "pbt", "pbt_fraction": "pbt", "pbt_factors": "pbt",
+}  # fmt: skip
 
 
 def sweep(arguments: list[str]) -> None:
@@ -22,3 +97,58 @@ def sweep(arguments: list[str]) -> None:
         run_sweep(preset, parsed, stop)
     if stop.is_set():
         raise SystemExit(STOPPED)
+
+
+def run_sweep(preset: str, arguments: SweepArguments, stop: threading.Event) -> None:
+    """Runs the sweep that arguments ask for, until it is done or `stop` is set.
+
+    Raises:
+        ValueError, TypeError, OSError, ImportError: in one sentence, before anything runs.
+    """
+    require(arguments.search >= 0, "--search", arguments.search, "at least 0 (0: no search)")
+    require(arguments.pbt >= 0, "--pbt", arguments.pbt, "at least 0 (0: no population-based training)")
+    require(not (arguments.search and arguments.pbt), "--pbt", arguments.pbt, "0 (left out) with --search")
+    require_own_options(arguments)
+    config = load_config(preset)
+    settings, points = collect(arguments)
+    common = {
+        "workdir": arguments.workdir, "metric": arguments.metric or None, "devices": arguments.devices,
+        "resume": arguments.resume, "quiet": False, "stop": stop,
+    }  # fmt: skip
+    if not (arguments.search or arguments.pbt):
+        kinds.sweep(config, settings, arguments.seeds, points, members_at_once=arguments.members_at_once, **common)
+        return
+    mode = "--search" if arguments.search else "--pbt"
+    require(not points, "--point", points[:1], f"left out with {mode}: give --set FIELD=VALUES")
+    if arguments.pbt:
+        require(arguments.seeds == 1, "--seeds", arguments.seeds, "1 (left out) with --pbt: every member has its own")
+        require(not arguments.members_at_once, "--members-at-once", arguments.members_at_once, "left out with --pbt")
+        selection = Selection(arguments.pbt_every, arguments.pbt_fraction, arguments.pbt_factors)
+        kinds.evolve(config, settings, arguments.pbt, selection, **common)
+        return
+    halving = Halving(arguments.halving, arguments.rungs) if arguments.halving else None
+    kinds.search(
+        config, settings, arguments.search, arguments.seeds, arguments.batch, halving,
+        storage=arguments.storage or None, study=arguments.study, members_at_once=arguments.members_at_once, **common,
+    )  # fmt: skip
+
+
+def require_own_options(arguments: SweepArguments) -> None:
+    """Raises ValueError for an option of another mode: it would be silently ignored."""
+    for field in dataclasses.fields(arguments):
+        mode, value = _OWN.get(field.name), getattr(arguments, field.name)
+        if mode and not getattr(arguments, mode):
+            require(value == field.default, f"--{field.name.replace('_', '-')}", value, f"left out without --{mode}")
+
+
+def collect(arguments: SweepArguments) -> tuple[dict[str, Values], list[Point]]:
+    """Returns (field -> values, points) of the command line and of --file."""
+    settings, points = parse_settings(arguments.set), [parse_point(words) for words in arguments.point]
+    if arguments.file is not None:
+        if not arguments.file.is_file():
+            raise FileNotFoundError(f"--file {arguments.file}: no such file")
+        more, listed = read_settings(arguments.file)
+        for name in more:
+            require(name not in settings, "--set", name, f"left out where {arguments.file} has it")
+        settings, points = settings | more, points + listed
+    return settings, points

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from wdjax.experiments.sweep.folder import hold_folder, prepare_folder
+from wdjax.experiments.sweep.folder import begun
 from wdjax.experiments.sweep.members import (
     Group,
     Member,
@@ -20,14 +20,14 @@ from wdjax.experiments.sweep.members import (
     parse_values,
 )
 from wdjax.experiments.sweep.population import population_setup
-from wdjax.experiments.sweep.rounds import Programs, Row, Turn, export_member, train_turn
+from wdjax.experiments.sweep.rounds import Programs, Turn, export_member, train_turn
 from wdjax.experiments.sweep.session import (
     Host,
-    announce,
+    announce_members,
     choose_metric,
+    members_bar,
     open_host,
     prepare_turns,
-    progress_bar,
     shown_metrics,
 )
 from wdjax.experiments.sweep.table import (
@@ -40,6 +40,7 @@ from wdjax.experiments.sweep.table import (
     write_table,
 )
 from wdjax.train.config.schema import TrainConfig
+from wdjax.train.host.loop import Row
 from wdjax.train.state.policy import Setup
 from wdjax.train.storage.folder import dump_config
 from wdjax.train.storage.metrics_log import read_metrics
@@ -93,14 +94,12 @@ def sweep(
         "metric": metric,
         "members": [{"seed": member.config.seed, **member.values} for member in members],
     }
-    with open_host(workdir, devices, members_at_once, quiet, stop) as host:
-        prepare_folder(host.workdir, asked, resume)
-        with hold_folder(host.workdir):
-            announce(host, members, len(groups))
-            rows = train_groups(host, groups, setups, members, metric)
-            table = final_table(members, rows, metric)
-            if not host.stop.is_set():
-                conclude(host, members, rows, table, metric)
+    with open_host(workdir, devices, members_at_once, quiet, stop) as host, begun(host.workdir, asked, resume):
+        announce_members(host, members, len(groups))
+        rows = train_groups(host, groups, setups, members, metric)
+        table = final_table(members, rows, metric)
+        if not host.stop.is_set():
+            conclude(host, members, rows, table, metric)
     return table
 
 
@@ -110,12 +109,12 @@ def train_groups(
     """Trains all groups, one after the other, in turns; writes the table after each. Returns the rows of all chunks."""
     turns: list[Turn] = []
     old = [row for file in sorted(host.workdir.glob("groups/*/*/metrics.jsonl")) for row in read_metrics(file)]
-    with progress_bar(host.console, members, old) as advance:
+    with members_bar(host.console, members, old) as advance:
         for group, setup in zip(groups, setups, strict=True):
             programs, folder = Programs(setup, host.num_devices), host.workdir / "groups" / f"{group.number:03d}"
             for turn in prepare_turns(host, programs, folder, group.members, 0, setup.config.num_updates):
                 turns.append(turn)
-                finished = train_turn(programs, turn, host.stop, advance)
+                finished = train_turn(programs, turn, host.stop, advance, host.say)
                 rows = [row for turn in turns for row in turn.rows]
                 write_table(host.workdir, final_table(members, rows, metric))
                 if not finished:
@@ -127,22 +126,19 @@ def conclude(
     host: Host, members: Sequence[Member], rows: Sequence[Row], table: Sequence[Row], metric: str | None
 ) -> None:
     """Writes curves.png and the best member as a run, and says what was found."""
-    host.console.print(f"Wrote {host.workdir}/table.csv, table.jsonl", soft_wrap=True)
+    host.say(f"Wrote {host.workdir}/table.csv, table.jsonl")
     ended = [row for row in table if row.get("bad_numbers")]
     if ended:
         words = f"{len(ended)} of {len(table)} members ended with bad numbers, member {ended[0]['member']} with"
-        host.console.print(f"Mind: {words} {ended[0]['bad_numbers']}", soft_wrap=True, markup=False)
+        host.say(f"Mind: {words} {ended[0]['bad_numbers']}")
     title = f"{members[0].config.env}: {host.workdir.name}"
-    curves = draw_curves(
-        host.workdir / "curves.png", members, rows, shown_metrics(metric, members[0].config), title
-    )
-    host.console.print(f"Wrote {curves}: mean and deviation over seeds", soft_wrap=True)
+    shown = shown_metrics(metric, members[0].config)
+    if curves := draw_curves(host.workdir / "curves.png", members, rows, shown, title):
+        host.say(f"Wrote {curves}: mean and deviation over seeds")
     best = best_member(table)
     if best is not None:
         host.console.print(point_table(members, table))
         member = members[best["member"]]
         folder = export_member(host.workdir, member.number, rows, best["score"])
         words = f"{point_words(member.values, varied_fields(members))}, seed {member.config.seed}"
-        host.console.print(
-            f"Wrote {folder}, a run: member {member.number} ({words}), score {best['score']:.2f}", soft_wrap=True
-        )
+        host.say(f"Wrote {folder}, a run: member {member.number} ({words}), score {best['score']:.2f}")

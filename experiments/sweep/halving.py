@@ -12,9 +12,10 @@ from wdjax.checks import require_integer
 from wdjax.experiments.sweep.members import Group, Member, make_groups, what_is_static
 from wdjax.experiments.sweep.optuna_study import Trial
 from wdjax.experiments.sweep.population import member_sharding, population_setup
-from wdjax.experiments.sweep.rounds import Advance, Programs, Row, Turn, load_states, train_turn
-from wdjax.experiments.sweep.session import Host, prepare_turns, progress_bar
+from wdjax.experiments.sweep.rounds import Advance, Programs, Turn, load_states, train_turn
+from wdjax.experiments.sweep.session import Host, members_bar, prepare_turns
 from wdjax.experiments.sweep.table import last_known
+from wdjax.train.host.loop import Row
 from wdjax.train.storage.metrics_log import read_metrics
 
 
@@ -71,7 +72,7 @@ def train_batch(
     num_rungs = 1 + (halving.rungs if halving else 0)
     files = sorted(folder.glob("rungs/*/*/*/metrics.jsonl"))
     done = [row for file in files for row in read_metrics(file)]
-    with progress_bar(batches.host.console, members, done) as advance:
+    with members_bar(batches.host.console, members, done) as advance:
         for rung in range(num_rungs):
             going = [member for member in members if member.point in alive]
             finished, new = train_rung(batches, folder, rung, going, halving, turns, advance)
@@ -113,7 +114,7 @@ def train_rung(
                 return jax.device_put(states, member_sharding(host.num_devices))
 
             turns.append(turn)
-            if not train_turn(programs, turn, host.stop, advance, start=go_on if rung and before else None):
+            if not train_turn(programs, turn, host.stop, advance, host.say, start=go_on if rung and before else None):
                 return False, turns
     return True, turns
 

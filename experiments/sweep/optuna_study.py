@@ -12,7 +12,7 @@ import yaml
 from wdjax.checks import one_line
 from wdjax.experiments.sweep.folder import require_same
 from wdjax.experiments.sweep.members import Point, Range, Values
-from wdjax.experiments.sweep.rounds import Row
+from wdjax.train.host.loop import Row
 
 SURPLUS = "surplus"  # a trial that two workers asked for at once, when one was left
 OWNER = "workdir"  # of the worker that has a trial

@@ -17,13 +17,14 @@ import numpy as np
 import yaml
 
 from wdjax.checks import require, require_integer, require_known
-from wdjax.experiments.sweep.folder import hold_folder, prepare_folder
+from wdjax.experiments.sweep.folder import begun
 from wdjax.experiments.sweep.members import Member, Point, Range, Values, as_config, make_members, parse_values
 from wdjax.experiments.sweep.population import member_sharding, most_devices, population_setup
-from wdjax.experiments.sweep.rounds import Between, Programs, Row, export_member, train_turn
-from wdjax.experiments.sweep.session import Host, announce, choose_metric, open_host, prepare_turns, progress_bar
+from wdjax.experiments.sweep.rounds import Between, Programs, export_member, train_turn
+from wdjax.experiments.sweep.session import Host, announce_members, choose_metric, members_bar, open_host, prepare_turns
 from wdjax.experiments.sweep.table import best_member, draw_history, write_table
 from wdjax.train.config.schema import TrainConfig
+from wdjax.train.host.loop import Row
 from wdjax.train.learner.init import host_key
 from wdjax.train.state.hypers import Hypers, ScheduleArrays, hyper_names
 from wdjax.train.state.policy import Setup
@@ -100,9 +101,8 @@ def evolve(
     }  # fmt: skip
     with open_host(workdir, devices or most_devices(members), 0, quiet, stop) as host:
         require(members % host.num_devices == 0, "members", members, f"a multiple of {host.num_devices}, the devices")
-        prepare_folder(host.workdir, asked, resume)
-        with hold_folder(host.workdir):
-            announce(host, population, 1)
+        with begun(host.workdir, asked, resume):
+            announce_members(host, population, 1)
             between = make_between(setup, selection, bounds, metric, host.num_devices)
             return train_population(host, setup, population, between, list(bounds))
 
@@ -251,24 +251,21 @@ def train_population(
     turns = prepare_turns(host, programs, folder, population, 0, setup.config.num_updates)
     size = turns[0].size
     require(len(turns) == 1, "members", len(population), f"at most {size}, as many as memory holds at once")
-    with progress_bar(host.console, population, turns[0].rows) as advance:
-        finished = train_turn(programs, turns[0], host.stop, advance, between=between)
+    with members_bar(host.console, population, turns[0].rows) as advance:
+        finished = train_turn(programs, turns[0], host.stop, advance, host.say, between=between)
     rows = turns[0].rows
     front = ("member", "updates", "env_steps", *names, "score", "parent")
     table = [{name: row[name] for name in front} | row for row in rows]
     write_table(host.workdir, table)
-    host.console.print(f"Wrote {host.workdir}/table.csv, table.jsonl", soft_wrap=True)
+    host.say(f"Wrote {host.workdir}/table.csv, table.jsonl")
     if not finished:
         return table
     title = f"{setup.config.env}: {host.workdir.name}"
-    host.console.print(f"Wrote {draw_history(host.workdir / 'curves.png', table, names, title)}", soft_wrap=True)
+    host.say(f"Wrote {draw_history(host.workdir / 'curves.png', table, names, title)}")
     best = best_member(table[-len(population) :])
     if best is not None:
         own = {name: best[name] for name in names}
         folder = export_member(host.workdir, best["member"], rows, best["score"], own)
         words = ", ".join(f"{name.split('.')[-1]} {value:.4g}" for name, value in own.items())
-        host.console.print(
-            f"Wrote {folder}, a run: member {best['member']}, last with {words}, score {best['score']:.2f}",
-            soft_wrap=True,
-        )
+        host.say(f"Wrote {folder}, a run: member {best['member']}, last with {words}, score {best['score']:.2f}")
     return table

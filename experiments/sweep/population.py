@@ -10,12 +10,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from wdjax.checks import require
 from wdjax.experiments.sweep.members import Member
-from wdjax.train.devices import memory
-from wdjax.train.devices.memory import bytes_needed
+from wdjax.train.devices.memory import bytes_free, bytes_needed
+from wdjax.train.host.loop import Program
+from wdjax.train.host.programs import finish_chunk, lower_updates
 from wdjax.train.learner.init import init
 from wdjax.train.learner.learner import run
 from wdjax.train.learner.setup import make_setup
@@ -23,6 +24,7 @@ from wdjax.train.learner.validate import validate
 from wdjax.train.learner.warm_start import load_policies
 from wdjax.train.state.policy import Setup
 from wdjax.train.state.registry import make_hypers
+from wdjax.train.state.sharding import make_mesh
 from wdjax.train.state.state import TrainState
 
 AXIS = "wdjax_members"
@@ -44,17 +46,11 @@ def most_devices(num_members: int) -> int:
     return max(number for number in range(1, choose_num_devices(0) + 1) if num_members % number == 0)
 
 
-def make_mesh(num_devices: int) -> Mesh:
-    """Returns the mesh of the first devices, over which members are spread."""
-    chosen = jax.local_devices()[:num_devices]
-    return jax.make_mesh((num_devices,), (AXIS,), axis_types=(AxisType.Auto,), devices=chosen)
-
-
 def member_sharding(num_devices: int) -> Sharding:
     """Returns where a population's leaves lie, [members, ...]."""
     if num_devices == 1:
         return jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    return NamedSharding(make_mesh(num_devices), PartitionSpec(AXIS))
+    return NamedSharding(make_mesh(num_devices, AXIS, processes=1), PartitionSpec(AXIS))
 
 
 def on_devices(function: Callable, num_devices: int) -> Callable:
@@ -62,8 +58,8 @@ def on_devices(function: Callable, num_devices: int) -> Callable:
     them: a `cond` on all members (`wdjax.vector.when_any`) asks those of one device."""
     if num_devices == 1:
         return function
-    split = PartitionSpec(AXIS)
-    return jax.shard_map(function, mesh=make_mesh(num_devices), in_specs=split, out_specs=split, check_vma=False)
+    split, mesh = PartitionSpec(AXIS), make_mesh(num_devices, AXIS, processes=1)
+    return jax.shard_map(function, mesh=mesh, in_specs=split, out_specs=split, check_vma=False)
 
 
 def population_setup(members: Sequence[Member]) -> Setup:
@@ -105,17 +101,19 @@ def abstract_population(setup: Setup, members: Sequence[Member], size: int, num_
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape[1:]), leaf.dtype, sharding=place), state)
 
 
-def compile_population(setup: Setup, states: TrainState, num_updates: int, num_devices: int = 1) -> Any:
+def compile_population(
+    setup: Setup, states: TrainState, num_updates: int, num_devices: int = 1
+) -> tuple[Program, float]:
     """Compiles `num_updates` updates of all members into one program that donates its states.
 
     Args:
         states: leaves [members, ...], or their shapes.
 
     Returns:
-        program(states) -> (states, metrics with leading [members, num_updates]).
+        (program, seconds): program(states) -> (states, metrics with leading [members, num_updates]).
     """
     together = jax.vmap(functools.partial(run, setup, num_updates=num_updates))
-    return jax.jit(on_devices(together, num_devices), donate_argnums=0).lower(states).compile()
+    return finish_chunk(*lower_updates(on_devices(together, num_devices), states, {}))
 
 
 def metric_names(setup: Setup) -> list[str]:
@@ -123,11 +121,6 @@ def metric_names(setup: Setup) -> list[str]:
     state = jax.eval_shape(lambda: init(setup, jax.random.key(0)))
     metrics = jax.eval_shape(functools.partial(run, setup, num_updates=1), state)[1]
     return [name for name in metrics if name != "bad_numbers"]
-
-
-def bytes_free(num_devices: int = 1) -> int:
-    """Returns how much memory a program may take on each device: those of a CPU share it."""
-    return memory.bytes_free() // (num_devices if jax.default_backend() == "cpu" else 1)
 
 
 def even_size(num_members: int, most: int, num_devices: int = 1) -> int:
@@ -139,20 +132,24 @@ def even_size(num_members: int, most: int, num_devices: int = 1) -> int:
 
 
 def compile_as_many(
-    setup: Setup, members: Sequence[Member], num_updates: int, num_devices: int = 1, at_once: int = 0
-) -> tuple[int, Any]:
+    compile: Callable[..., tuple[Program, float]], setup: Setup, members: Sequence[Member], num_updates: int,
+    num_devices: int = 1, at_once: int = 0, free: int | None = None,
+) -> tuple[int, Program]:  # fmt: skip
     """Compiles a program of as many members as memory allows, or of `at_once`. Returns (members at once, program).
+
+    Args:
+        compile: `compile_population`, or what does its work.
+        free: bytes on a device; None: `bytes_free`.
 
     Raises:
         ValueError: where not even one member fits on a device.
     """
     size = even_size(len(members), at_once or len(members), num_devices)
     while True:
-        states = abstract_population(setup, members, size, num_devices)
-        program = compile_population(setup, states, num_updates, num_devices)
-        needed, free = bytes_needed(program), bytes_free(num_devices)
-        if at_once or needed <= free:
+        program, _ = compile(setup, abstract_population(setup, members, size, num_devices), num_updates, num_devices)
+        needed, room = bytes_needed(program), bytes_free(num_devices) if free is None else free
+        if at_once or needed <= room:
             return size, program
-        words = f"at most {free / 1e9:.2f} GB on a device: that is free, and not even one member fits"
+        words = f"at most {room / 1e9:.2f} GB on a device: that is free, and not even one member fits"
         require(size > num_devices, "memory that the program needs", f"{needed / 1e9:.2f} GB", words)
-        size = even_size(len(members), min(int(size * free / needed), size - num_devices), num_devices)
+        size = even_size(len(members), min(int(size * room / needed), size - num_devices), num_devices)

@@ -15,7 +15,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from wdjax.experiments.sweep.members import Member
 from wdjax.experiments.sweep.population import (
@@ -26,19 +25,28 @@ from wdjax.experiments.sweep.population import (
     init_population,
 )
 from wdjax.train.config.reading import read_yaml
-from wdjax.train.learner.bad_numbers import describe_bad_numbers, skipped_updates, sound_updates
+from wdjax.train.host.loop import Chunk, Job, Outcome, Part, Program, Row, train_chunks
+from wdjax.train.learner.bad_numbers import describe_bad_numbers, skipped_updates, what_was_skipped
 from wdjax.train.learner.learner import Learner, make_learner
 from wdjax.train.load import change_config
 from wdjax.train.state.policy import Setup
 from wdjax.train.state.registry import read_config
 from wdjax.train.state.state import TrainState
-from wdjax.train.storage.checkpoint import open_checkpoints, restore, save
-from wdjax.train.storage.folder import write_config, write_whole
-from wdjax.train.storage.metrics_log import MetricsLog, read_metrics, summarize
+from wdjax.train.storage.checkpoint import (
+    DamagedCheckpointError,
+    open_checkpoints,
+    read_host,
+    restore,
+    restore_newest,
+    save,
+)
+from wdjax.train.storage.folder import read_json, write_config, write_whole
+from wdjax.train.storage.metrics_log import open_log, read_metrics, summarize
 
-Row = dict[str, Any]
 Between = Callable[[TrainState, list[Row], list[Row]], tuple[TrainState, list[Row]]]
 Advance = Callable[[list[Row]], None]
+
+KEPT = 2  # checkpoints of a turn: the older one is for when the newer is damaged
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -47,21 +55,24 @@ class Programs:
 
     setup: Setup
     num_devices: int = 1
-    compiled: dict[tuple[int, int], Any] = dataclasses.field(default_factory=dict)  # (members, updates) -> program
+    compiled: dict[int, dict[int, Program]] = dataclasses.field(default_factory=dict)  # members -> updates -> program
 
-    def get(self, states: TrainState, num_updates: int) -> Any:
-        """Returns the program of so many updates of these states."""
-        which = (states.num_updates.shape[0], num_updates)
-        if which not in self.compiled:
-            self.compiled[which] = compile_population(self.setup, states, num_updates, self.num_devices)
-        return self.compiled[which]
+    def of(self, size: int) -> dict[int, Program]:
+        """Returns the programs of so many members."""
+        return self.compiled.setdefault(size, {})
+
+    def compile(self, states: TrainState, num_updates: int) -> tuple[Program, float]:
+        """Compiles so many updates of these states. Returns (program, seconds)."""
+        return compile_population(self.setup, states, num_updates, self.num_devices)
 
     def fit(self, members: Sequence[Member], num_updates: int, at_once: int) -> int:
         """Returns how many of these members go at once: as many as memory allows, or `at_once`; compiles for them."""
         size = even_size(len(members), at_once or len(members), self.num_devices)
-        if (size, num_updates) not in self.compiled:
-            size, program = compile_as_many(self.setup, members, num_updates, self.num_devices, at_once)
-            self.compiled[size, num_updates] = program
+        if num_updates not in self.of(size):
+            size, program = compile_as_many(
+                compile_population, self.setup, members, num_updates, self.num_devices, at_once
+            )
+            self.of(size)[num_updates] = program
         return size
 
 
@@ -105,75 +116,117 @@ def no_change(states: TrainState, rows: list[Row], before: list[Row]) -> tuple[T
 
 
 def train_turn(
-    programs: Programs,
-    turn: Turn,
-    stop: threading.Event,
-    advance: Advance,
-    start: Callable[[], TrainState] | None = None,
-    between: Between = no_change,
-) -> bool:
+    programs: Programs, turn: Turn, stop: threading.Event, advance: Advance, say: Callable[[str], Any],
+    start: Callable[[], TrainState] | None = None, between: Between = no_change,
+) -> bool:  # fmt: skip
     """Trains a turn to its end, from where it stood. Returns false where `stop` ended it before, saved.
 
     Args:
         stop: looked at after every chunk.
         advance: called with the rows of every chunk.
+        say: told what was found damaged or lost, and which members have bad numbers.
         start: makes the first states, [size, ...]; None: those of new runs.
         between: (states, rows, rows of the chunk before) after a chunk -> (states, rows) that go on and are written.
+
+    Raises:
+        ValueError: where no checkpoint of the turn can be read, or its folder holds other members.
     """
-    if turn.finished:
-        return True
-    config, setup = programs.setup.config, programs.setup
     write_members(turn)
+    if is_done(turn, say):
+        return True
+    setup = programs.setup
     with contextlib.ExitStack() as stack:
-        checkpoints = stack.enter_context(open_checkpoints(turn.folder / "checkpoints", 1))
-        done, size = checkpoints.latest_step(), 0
-        if done is None:
+        checkpoints = stack.enter_context(open_checkpoints(turn.folder / "checkpoints", KEPT))
+        if checkpoints.latest_step() is None:
             states = start() if start else init_population(setup, turn.padded, programs.num_devices)
-            done = turn.first
+            done, size = turn.first, 0
         else:
             like = abstract_population(setup, turn.members, turn.size, programs.num_devices)
-            states, host = restore(checkpoints, done, like)
+            done, states, host = restore_newest(checkpoints, like, None, say)
             size = host["metrics_size"]
-        log = MetricsLog(turn.folder / "metrics.jsonl", size)
-        stack.enter_context(contextlib.closing(log))
-        rows = turn.rows[-len(turn.members) :]
-        while done < turn.last and not stop.is_set():
-            num_updates = min(config.updates_per_chunk, turn.last - done)
-            states, metrics = programs.get(states, num_updates)(states)
-            done += num_updates
-            states, rows = between(states, member_rows(turn, setup, done, jax.device_get(metrics)), rows)
-            for row in rows:
-                log.write(row)
-            if done == turn.last or done // config.updates_per_chunk % config.checkpoint_every == 0:
-                save(checkpoints, done, states, {"metrics_size": log.size})
-            advance(rows)
-        if done < turn.last:
-            save(checkpoints, done, states, {"metrics_size": log.size})
+        log = stack.enter_context(open_log(turn.folder / "metrics.jsonl", size, say))
+        last = [row for row in turn.rows[-len(turn.members) :] if row["updates"] == done]
+        before = last if len(last) == len(turn.members) else []  # else lines are lost
+
+        def judge(states: TrainState, chunk: Chunk) -> Outcome:
+            nonlocal before
+            done = chunk.before + chunk.size
+            states, before = between(states, member_rows(turn, setup, done, chunk.parts), before)
+            return Outcome(states, done, before, bad_members(turn, setup, chunk.parts))
+
+        job = Job(
+            setup.config, turn.last, programs.of(turn.size), programs.compile, judge, advance, dict, say, checkpoints,
+            log,
+        )  # fmt: skip
+        _, done = train_chunks(job, states, done, stop.is_set)
     if done == turn.last:
         (turn.folder / "finished").touch()  # the checkpoints are closed: what is in them is on the disk
     return done == turn.last
 
 
-def member_rows(turn: Turn, setup: Setup, done: int, metrics: dict[str, np.ndarray]) -> list[Row]:
-    """Returns a row for every member of metrics [members, updates] of a chunk: the numbers of a run's metrics.jsonl,
-    without those of the clock, of its sound updates (train/learner/bad_numbers.py).
+def is_done(turn: Turn, say: Callable[[str], Any]) -> bool:
+    """Whether a turn is finished and its newest checkpoint is whole; one that is damaged is trained again from an older
+    one. Says which of its lines are lost."""
+    if not turn.finished or not (turn.folder / "checkpoints").is_dir():
+        return turn.finished
+    with open_checkpoints(turn.folder / "checkpoints", keep=None) as checkpoints:
+        try:
+            step = checkpoints.latest_step()
+            size = read_host(checkpoints, step)["metrics_size"] if step is not None else 0
+        except DamagedCheckpointError:
+            (turn.folder / "finished").unlink()
+            return False
+    with open_log(turn.folder / "metrics.jsonl", size, say):
+        return True
+
+
+def member_rows(turn: Turn, setup: Setup, done: int, parts: Sequence[Part]) -> list[Row]:
+    """Returns a row for every member of a chunk: the numbers of a run's metrics.jsonl, without those of the clock, of
+    its sound updates (train/learner/bad_numbers.py).
 
     A member with bad numbers ends there: it stays as it was, and `bad_numbers` says why. The others go on.
     """
     counts = {"updates": done, "env_steps": done * setup.config.env_steps_per_update}
     rows = []
-    for i, member in enumerate(turn.members):
-        sound, codes = sound_updates({name: values[i] for name, values in metrics.items()})
-        bad = skipped_updates(setup.config, codes) or {"bad_numbers": describe_bad_numbers(setup, max(codes)) or None}
-        rows.append({"member": member.number, **counts, **bad, **summarize(sound, setup.env.info_ratios)})
+    for member, part in zip(turn.members, parts, strict=False):  # parts: also of the last member, repeated
+        why = {"bad_numbers": describe_bad_numbers(setup, max(part.codes)) or None}
+        bad = skipped_updates(setup.config, part.codes) or why
+        rows.append({"member": member.number, **counts, **bad, **summarize(part.metrics, setup.env.info_ratios)})
     return rows
 
 
+def bad_members(turn: Turn, setup: Setup, parts: Sequence[Part]) -> str:
+    """Returns a line about the members whose updates were bad in a chunk; of those that end by it, in their first."""
+    skips = setup.config.on_bad_numbers == "skip"
+    found = [
+        (member, part) for member, part in zip(turn.members, parts, strict=False)
+        if part.codes.any() and (skips or part.streak <= len(part.codes))
+    ]  # fmt: skip
+    if not found:
+        return ""
+    (member, part), more = found[0], f" (and {len(found) - 1} other members)" if len(found) > 1 else ""
+    if skips:
+        return what_was_skipped(setup, part.codes, f" of member {member.number}{more}")
+    return f"Member {member.number} ends{more}: {describe_bad_numbers(setup, max(part.codes))}"
+
+
 def write_members(turn: Turn) -> None:
-    """Writes who goes in a turn, once."""
-    turn.folder.mkdir(parents=True, exist_ok=True)
+    """Writes who goes in a turn, once. Raises ValueError where others went in its folder."""
     content = [{"member": own.number, "seed": own.config.seed, "values": own.values} for own in turn.members]
-    write_whole(turn.folder / "members.json", json.dumps({"size": turn.size, "members": content}) + "\n")
+    text, file = json.dumps({"size": turn.size, "members": content}) + "\n", turn.folder / "members.json"
+    if not file.exists():
+        turn.folder.mkdir(parents=True, exist_ok=True)
+        write_whole(file, text)
+    elif file.read_text(encoding="utf8") != text:
+        read_json(file)  # it may be no JSON at all
+        words = "other members went here than are to go on (are lines of a metrics.jsonl lost that chose them?)"
+        raise ValueError(f"{file}: {words}: move {turn.folder} away, and --resume begins it anew")
+
+
+def read_states(folder: Path, like: TrainState) -> TrainState:
+    """Returns the states in a turn's newest checkpoint. Raises DamagedCheckpointError."""
+    with open_checkpoints(folder / "checkpoints", keep=None) as checkpoints:
+        return restore(checkpoints, checkpoints.latest_step(), like)[0]
 
 
 def load_states(setup: Setup, turns: Sequence[Turn], wanted: Sequence[int]) -> TrainState:
@@ -182,13 +235,9 @@ def load_states(setup: Setup, turns: Sequence[Turn], wanted: Sequence[int]) -> T
     for turn in reversed(turns):
         missing = set(wanted) - of_member.keys()
         places = {member.number: i for i, member in enumerate(turn.members) if member.number in missing}
-        if not places:
-            continue
-        with open_checkpoints(turn.folder / "checkpoints", 1) as checkpoints:
-            states, _ = restore(
-                checkpoints, checkpoints.latest_step(), abstract_population(setup, turn.members, turn.size, 1)
-            )
-        of_member |= {number: jax.tree.map(lambda leaf, i=i: leaf[i], states) for number, i in places.items()}
+        if places:
+            states = read_states(turn.folder, abstract_population(setup, turn.members, turn.size, 1))
+            of_member |= {number: jax.tree.map(lambda leaf, i=i: leaf[i], states) for number, i in places.items()}
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *(of_member[number] for number in wanted))
 
 
@@ -200,7 +249,7 @@ def find_turn(workdir: Path, number: int) -> tuple[Path, dict[str, Any], int]:
     """
     newest = None
     for file in sorted(workdir.rglob("members.json")):
-        content = json.loads(file.read_text(encoding="utf8"))
+        content = read_json(file)
         numbers = [member["member"] for member in content["members"]]
         if number in numbers and any((file.parent / "checkpoints").glob("[0-9]*")):
             newest = file.parent, content, numbers.index(number)
@@ -225,10 +274,7 @@ def load_member(workdir: str | Path, number: int) -> tuple[Learner, TrainState]:
     config = dataclasses.replace(change_config(base, **own["values"]), seed=own["seed"], devices=1)
     learner = make_learner(config)
     member = Member(number, 0, own["values"], config)
-    turn = Turn(folder, (member,), content["size"], 0, 0)
-    like = abstract_population(learner.setup, turn.members, turn.size, 1)
-    with open_checkpoints(folder / "checkpoints", 1) as checkpoints:
-        states, _ = restore(checkpoints, checkpoints.latest_step(), like)
+    states = read_states(folder, abstract_population(learner.setup, [member], content["size"], 1))
     return learner, jax.tree.map(lambda leaf: leaf[place], states)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from wdjax.checks import require, require_integer
-from wdjax.experiments.sweep.folder import hold_folder, prepare_folder
+from wdjax.experiments.sweep.folder import begun
 from wdjax.experiments.sweep.halving import Batches, Halving, train_batch
 from wdjax.experiments.sweep.members import (
     Member,
@@ -31,12 +31,13 @@ from wdjax.experiments.sweep.members import (
 )
 from wdjax.experiments.sweep.optuna_study import Study, Trial, open_study, require_optuna
 from wdjax.experiments.sweep.population import population_setup
-from wdjax.experiments.sweep.rounds import Row, export_member
-from wdjax.experiments.sweep.session import Host, announce, choose_metric, open_host, shown_metrics
+from wdjax.experiments.sweep.rounds import export_member
+from wdjax.experiments.sweep.session import Host, announce_members, choose_metric, open_host, shown_metrics
 from wdjax.experiments.sweep.table import best_member, draw_curves, last_known, point_words, write_table
 from wdjax.train.config.schema import TrainConfig
+from wdjax.train.host.loop import Row
 from wdjax.train.load import change_config
-from wdjax.train.storage.folder import dump_config, write_whole
+from wdjax.train.storage.folder import dump_config, read_json, write_whole
 
 
 def search(
@@ -90,12 +91,10 @@ def search(
     metric = choose_metric(metric, member.config, population_setup([member]))
     require(metric is not None, "metric", metric, "named, as POLICY/episode_return: it is what the search makes high")
     question = study_question(base, metric, seeds, settings, halving)
-    with open_host(workdir, devices, members_at_once, quiet, stop) as host:
-        asked = {"mode": "search", **question, "batch": batch, "storage": storage, "study": study}
-        prepare_folder(host.workdir, asked, resume)
-        with hold_folder(host.workdir):
-            own = open_study(storage, study, host.workdir, settings, question, base.seed)
-            return run_trials(host, own, base, seeds, trials, batch, halving, metric)
+    asked = {"mode": "search", **question, "batch": batch, "storage": storage, "study": study}
+    with open_host(workdir, devices, members_at_once, quiet, stop) as host, begun(host.workdir, asked, resume):
+        own = open_study(storage, study, host.workdir, settings, question, base.seed)
+        return run_trials(host, own, base, seeds, trials, batch, halving, metric)
 
 
 def study_question(
@@ -142,7 +141,7 @@ def run_trials(
         if not own:
             continue
         if first:
-            announce(host, own, len(make_groups(own)))
+            announce_members(host, own, len(make_groups(own)))
         ended, done = train_batch(batches, folder, own, halving, metric)
         members, rows = members + own, rows + done
         for trial in ended or ():
@@ -159,7 +158,7 @@ def read_batch(folder: Path) -> list[tuple[int, Point]] | None:
     file = folder / "batch.json"
     if not file.exists():
         return None
-    return [(trial["trial"], trial["values"]) for trial in json.loads(file.read_text(encoding="utf8"))]
+    return [(trial["trial"], trial["values"]) for trial in read_json(file)]
 
 
 def write_batch(folder: Path, proposed: list[tuple[int, Point]]) -> list[tuple[int, Point]]:
@@ -181,7 +180,7 @@ def fitting_trials(
             change_config(base, **values)
             fitting.append((number, values))
         except (ValueError, TypeError) as error:
-            host.console.print(f"Trial {number} is left out: {error}", soft_wrap=True, markup=False)
+            host.say(f"Trial {number} is left out: {error}")
             study.tell(Trial(number, None, False, ()))
     return fitting
 
@@ -201,21 +200,21 @@ def conclude(host: Host, study: Study, members: Sequence[Member], rows: Sequence
     """Draws this worker's trials, writes the best of all as a run where it is one of these, and says what was found."""
     table = study.table()
     write_table(host.workdir, table)
-    host.console.print(f"Wrote {host.workdir}/table.csv, table.jsonl: {len(table)} trials", soft_wrap=True)
+    host.say(f"Wrote {host.workdir}/table.csv, table.jsonl: {len(table)} trials")
     if members:
         title, shown = f"{members[0].config.env}: {host.workdir.name}", shown_metrics(metric, members[0].config)
-        curves = draw_curves(host.workdir / "curves.png", members, rows, shown, title)
-        host.console.print(f"Wrote {curves}: mean and deviation over seeds", soft_wrap=True)
+        if curves := draw_curves(host.workdir / "curves.png", members, rows, shown, title):
+            host.say(f"Wrote {curves}: mean and deviation over seeds")
     best = best_member([row for row in table if row["state"] == "complete"])
     if best is None:
-        host.console.print("No trial has a score: no episode ended", soft_wrap=True)
+        host.say("No trial has a score: no episode ended")
         return
     varied = [name for name, values in study.settings.items() if isinstance(values, Range) or len(values) > 1]
     words = point_words(best, varied)
-    host.console.print(f"Best trial: {best['trial']} ({words}), score {best['score']:.2f}", soft_wrap=True)
+    host.say(f"Best trial: {best['trial']} ({words}), score {best['score']:.2f}")
     known = last_known(rows, metric)
-    own = [member for member in members if member.point == best["trial"]]
+    own = [member for member in members if member.point == best["trial"] and known.get(member.number) is not None]
     if own:
         member = max(own, key=lambda member: known[member.number])
         folder = export_member(host.workdir, member.number, rows, known[member.number])
-        host.console.print(f"Wrote {folder}, a run: its seed {member.config.seed}", soft_wrap=True)
+        host.say(f"Wrote {folder}, a run: its seed {member.config.seed}")

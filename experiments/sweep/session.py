@@ -9,18 +9,18 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import jax
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from wdjax.checks import require, require_integer, require_known
 from wdjax.experiments.sweep.members import Member
 from wdjax.experiments.sweep.population import choose_num_devices, metric_names
-from wdjax.experiments.sweep.rounds import Advance, Programs, Row, Turn, make_turns
+from wdjax.experiments.sweep.rounds import Advance, Programs, Turn, make_turns
 from wdjax.train.config.schema import TrainConfig
+from wdjax.train.host.loop import Row
+from wdjax.train.host.progress import announce, progress_bar
 from wdjax.train.host.signals import stop_signals
 from wdjax.train.state.policy import Setup
-from wdjax.train.storage.folder import write_whole
+from wdjax.train.storage.folder import read_json, write_whole
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +32,10 @@ class Host:
     stop: threading.Event  # set by Ctrl-C and SIGTERM
     num_devices: int
     members_at_once: int  # 0: as many as memory allows
+
+    def say(self, words: str) -> None:
+        """Says something to who watches."""
+        self.console.print(words, soft_wrap=True, markup=False)
 
 
 @contextlib.contextmanager
@@ -77,7 +81,7 @@ def prepare_turns(
     once, and kept in the folder."""
     file = folder / "size.json"
     if file.exists():
-        size = json.loads(file.read_text(encoding="utf8"))["members_at_once"]
+        size = read_json(file)["members_at_once"]
         words = f"a divisor of {size}, the members that go at once since the sweep was begun"
         require(size % host.num_devices == 0, "devices", host.num_devices, words)
     else:
@@ -89,7 +93,7 @@ def prepare_turns(
 
 
 @contextlib.contextmanager
-def progress_bar(console: Console, members: Sequence[Member], rows: Sequence[Row]) -> Iterator[Advance]:
+def members_bar(console: Console, members: Sequence[Member], rows: Sequence[Row]) -> Iterator[Advance]:
     """Shows env steps of all members together, of how many, and per second; gives what to call with every chunk.
 
     Args:
@@ -98,28 +102,23 @@ def progress_bar(console: Console, members: Sequence[Member], rows: Sequence[Row
     per_update = {member.number: member.config.env_steps_per_update for member in members}
     done = {row["member"]: row["env_steps"] for row in rows}
     total = sum(member.config.num_updates * member.config.env_steps_per_update for member in members)
-    columns = (BarColumn(bar_width=16), TextColumn("{task.description}"), TimeRemainingColumn(compact=True))
     before, clock = sum(done.values()), time.perf_counter()
-    with Progress(*columns, console=console) as progress:
-        task = progress.add_task("compiling", total=total, completed=before)
+    with progress_bar(console, total, before) as show:
 
         def advance(rows: list[Row]) -> None:
             done.update({row["member"]: row["updates"] * per_update[row["member"]] for row in rows})
             steps = sum(done.values())
             rate = (steps - before) / (time.perf_counter() - clock)
             words = f"{steps:,} of {total:,} env steps ({rate:,.0f}/s), {len(done)} of {len(members)} members begun"
-            progress.update(task, completed=steps, description=words)
+            show(steps, words)
 
         yield advance
 
 
-def announce(host: Host, members: Sequence[Member], num_programs: int) -> None:
+def announce_members(host: Host, members: Sequence[Member], num_programs: int) -> None:
     """Says what will run."""
-    several = f"{host.num_devices} x " if host.num_devices > 1 else ""
     programs = f"{num_programs} programs" if num_programs > 1 else "one program"
     config = members[0].config
-    host.console.print(
-        f"{config.env} on {several}{jax.devices()[0].device_kind}: {len(members)} members in {programs}, each of "
-        f"{config.num_updates * config.env_steps_per_update:,} env steps, in {host.workdir}",
-        soft_wrap=True,
-    )
+    steps = config.num_updates * config.env_steps_per_update
+    words = f"{len(members)} members in {programs}, each of {steps:,} env steps"
+    announce(host.console, config.env, host.num_devices, words, host.workdir)

@@ -11,7 +11,7 @@ import numpy as np
 from rich.table import Table
 
 from wdjax.experiments.sweep.members import Member, Point
-from wdjax.experiments.sweep.rounds import Row
+from wdjax.train.host.loop import Row
 from wdjax.train.storage.folder import write_whole
 
 MOST_CURVES = 10  # of the best values: matplotlib has ten colours

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 import threading
+import types
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +14,7 @@ from probes import tiny_config, tiny_policy
 from refusals import refusal
 
 from wdjax.experiments.sweep import evolve, load_member, read_table, sweep
-from wdjax.experiments.sweep import population as population_module
 from wdjax.experiments.sweep import rounds as turns_module
-from wdjax.experiments.sweep.folder import hold_folder
 from wdjax.experiments.sweep.members import make_members, make_points
 from wdjax.experiments.sweep.pbt import Selection, current_scores, exploit, explore, read_hyper
 from wdjax.experiments.sweep.population import (
@@ -27,6 +26,7 @@ from wdjax.experiments.sweep.population import (
 )
 from wdjax.train import load_run, read_metrics
 from wdjax.train.devices.memory import bytes_needed
+from wdjax.train.storage.folder import SWEEP, hold_folder
 from wdjax.train.storage.metrics_log import summarize
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "registered_probes", "compiled_once")
@@ -72,8 +72,7 @@ def compiled_once():
         return compiled[which]
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (population_module, turns_module):
-            patch.setattr(module, "compile_population", compile_once)
+        patch.setattr(turns_module, "compile_population", compile_once)
         yield
 
 
@@ -170,18 +169,18 @@ def test_members_on_eight_devices_say_nothing_to_each_other(whole, tmp_path):
         assert_rows_agree({**row, "member": i}, other)
     members = make_members(CONFIG, make_points(VALUES), [0, 1])
     setup = population_setup(members)
-    program = turns_module.compile_population(setup, abstract_population(setup, members, 8, 8), 1, 8)
+    program, _ = turns_module.compile_population(setup, abstract_population(setup, members, 8, 8), 1, 8)
     for word in ("all-reduce", "all-gather", "collective-permute", "all-to-all"):
         assert word not in program.as_text()
     states = init_population(setup, members, 8)
     assert {len(leaf.sharding.device_set) for leaf in jax.tree.leaves(states)} == {8}
 
 
-def test_as_many_members_as_memory_allows(monkeypatch):
+def test_as_many_members_as_memory_allows():
     members = make_members(CONFIG, make_points(VALUES), [0, 1, 2, 3])
     setup = population_setup(members)
     states = abstract_population(setup, members, 8, 1)
-    needed = bytes_needed(turns_module.compile_population(setup, states, 1))
+    needed = bytes_needed(turns_module.compile_population(setup, states, 1)[0])
     bare = jax.eval_shape(lambda states: states.replace(key=0), states)
     assert needed > 2 * sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(bare))  # and a copy is saved
 
@@ -189,16 +188,23 @@ def test_as_many_members_as_memory_allows(monkeypatch):
     class Program:
         size: int
 
+        def memory_analysis(self):
+            return types.SimpleNamespace(
+                argument_size_in_bytes=5 * self.size, output_size_in_bytes=0, temp_size_in_bytes=100,
+                generated_code_size_in_bytes=0, alias_size_in_bytes=0,
+            )  # fmt: skip
+
     tried = []
-    compile_one = lambda setup, states, *_: tried.append(states.num_updates.shape[0]) or Program(tried[-1])  # noqa: E731
-    monkeypatch.setattr(population_module, "compile_population", compile_one)
-    monkeypatch.setattr(population_module, "bytes_needed", lambda program: 100 + 10 * program.size)
+
+    def compile_one(setup, states, num_updates, num_devices):
+        tried.append(states.num_updates.shape[0])
+        return Program(tried[-1]), 0.0
+
+    fit = functools.partial(compile_as_many, compile_one, setup, members, 1)
     for free, devices, size in ((260, 1, 16), (259, 1, 8), (150, 1, 4), (115, 1, 1), (260, 8, 16), (180, 8, 8)):
-        monkeypatch.setattr(population_module, "bytes_free", lambda num_devices, free=free: free)
-        assert compile_as_many(setup, members, 1, devices) == (size, Program(size))
-        assert compile_as_many(setup, members, 1, devices, at_once=8)[0] == 8  # who asks for a number gets it
-    monkeypatch.setattr(population_module, "bytes_free", lambda num_devices: 109)
-    assert "free, and not even one member fits" in refusal(compile_as_many, setup, members, 1)
+        assert fit(devices, free=free) == (size, Program(size))
+        assert fit(devices, free=free, at_once=8)[0] == 8  # who asks for a number gets it
+    assert "free, and not even one member fits" in refusal(fit, free=109)
     assert tried[:3] == [16, 8, 16]
 
 
@@ -254,7 +260,6 @@ def test_a_sweep_that_goes_on_ends_as_if_nothing_had_been(whole, tmp_path, looks
 def test_what_is_finished_is_not_run_again(whole, monkeypatch):
     folder, table = whole
     monkeypatch.setattr(turns_module, "compile_population", None)
-    monkeypatch.setattr(turns_module, "compile_as_many", None)
     assert sweep(CONFIG, VALUES, seeds=4, workdir=folder, members_at_once=8, resume=True) == table
 
 
@@ -266,7 +271,7 @@ def test_another_sweep_in_the_folder_is_refused(whole):
     assert "config.num_envs = 16: the sweep in" in refusal(
         sweep, CONFIG.__class__(**{**vars(CONFIG), "num_envs": 16}), VALUES, 4, workdir=folder, resume=True
     )
-    with hold_folder(folder):
+    with hold_folder(folder, SWEEP):
         words = refusal(again, VALUES, 4, members_at_once=8, resume=True)
     assert "another sweep is running there at this moment" in words
     assert "holds a run of wdjax train" in refusal(again, VALUES, 2, workdir=folder / "best")

@@ -11,7 +11,7 @@ import pytest
 from probes import tiny_config, tiny_policy
 
 from wdjax.experiments import cli
-from wdjax.experiments.sweep import command
+from wdjax.experiments import sweep as kinds
 from wdjax.experiments.sweep.halving import Halving
 from wdjax.experiments.sweep.members import Range
 from wdjax.experiments.sweep.pbt import Selection
@@ -28,7 +28,7 @@ def called(monkeypatch, tmp_path):
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path))  # leaves the settings of the tests alone
     calls = []
     for name in ("sweep", "evolve", "search"):
-        monkeypatch.setattr(command, name, lambda *own, name=name, **options: calls.append((name, own, options)))
+        monkeypatch.setitem(vars(kinds), name, lambda *own, name=name, **options: calls.append((name, own, options)))
 
     def run(*arguments):
         cli.main(["sweep", "cartpole_ppo", *arguments])

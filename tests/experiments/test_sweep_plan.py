@@ -21,7 +21,7 @@ from wdjax.experiments.sweep.members import (
     read_settings,
 )
 from wdjax.experiments.sweep.pbt import Selection, bounds_of, draw_members, evolve, require_traced
-from wdjax.experiments.sweep.population import bytes_free, choose_num_devices, even_size, most_devices
+from wdjax.experiments.sweep.population import choose_num_devices, even_size, most_devices
 from wdjax.experiments.sweep.table import (
     best_member,
     best_points,
@@ -34,6 +34,7 @@ from wdjax.experiments.sweep.table import (
     write_table,
 )
 from wdjax.train import load_config
+from wdjax.train.devices.memory import bytes_free
 
 RATE = "policies.agent.learning_rate"
 

@@ -21,11 +21,11 @@ def bytes_needed(program: Any) -> int:
     )  # fmt: skip
 
 
-def bytes_free() -> int:
-    """Returns SHARE of the bytes that a device has left; of a CPU those that its devices share."""
+def bytes_free(num_devices: int = 1) -> int:
+    """Returns SHARE of the bytes that a device has left; of a CPU, whose devices share them, one of so many's part."""
     stats = jax.local_devices()[0].memory_stats() or {}
     free = stats["bytes_limit"] - stats.get("bytes_in_use", 0) if "bytes_limit" in stats else host_memory()
-    return int(SHARE * free)
+    return int(SHARE * free) // (num_devices if jax.default_backend() == "cpu" else 1)
 
 
 def host_memory() -> int:

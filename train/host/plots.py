@@ -12,12 +12,15 @@ if TYPE_CHECKING:
 COLORS = {"tagger": "#C843C3", "runner": "#245EB6"}  # as in the animation; other policies take matplotlib's own
 
 
-def save_curves(run: str | Path, title: str = "") -> Path:
-    """Draws curves.png of a run from its metrics.jsonl. Returns the path of the picture."""
+def save_curves(run: str | Path, title: str = "") -> Path | None:
+    """Draws curves.png of a run from its metrics.jsonl. Returns its path; None where there is no line."""
     from matplotlib.figure import Figure
 
     run = Path(run)
-    rows = read_metrics(run / "metrics.jsonl")
+    file = run / "metrics.jsonl"
+    rows = read_metrics(file) if file.exists() else []
+    if not rows:
+        return None
     policies = [name.split("/")[0] for name in rows[0] if name.endswith("/episode_return") and name.count("/") == 1]
     trained = [name for name in policies if f"{name}/entropy" in rows[0]]
     statistics = [name for name in rows[0] if name.startswith("episode_") and not name.startswith("episode_length")]

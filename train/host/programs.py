@@ -57,23 +57,36 @@ def compiler_options(setup: Setup) -> dict[str, bool | str]:
     return {"xla_gpu_enable_triton_gemm": False, **order}
 
 
-def compile_lowered(lowered: jax.stages.Lowered, options: Mapping[str, bool | str]) -> jax.stages.Compiled:
-    """Compiles with `compiler_options`; without SIDE_BY_SIDE where there is no memory for that."""
+def compile_lowered(
+    lowered: jax.stages.Lowered, options: Mapping[str, bool | str], free: int | None = None
+) -> jax.stages.Compiled:
+    """Compiles with `compiler_options`; without SIDE_BY_SIDE where there is no memory for that.
+
+    Args:
+        free: bytes that a device has; None: `bytes_free`.
+    """
     program = lowered.compile(compiler_options=dict(options))
-    if SIDE_BY_SIDE.items() <= options.items() and bytes_needed(program) > bytes_free():
+    if SIDE_BY_SIDE.items() <= options.items() and bytes_needed(program) > (bytes_free() if free is None else free):
         return lowered.compile(compiler_options={**options, **ONE_BY_ONE})
     return program
 
 
 def lower_chunk(
     learner: Learner, state: TrainState, num_updates: int
-) -> tuple[jax.stages.Lowered, dict[str, bool | str], float]:
+) -> tuple[jax.stages.Lowered, Mapping[str, bool | str], float]:
     """Traces `num_updates` updates of states like this one. Returns (what is to be compiled, options, seconds)."""
-    start, setup = time.perf_counter(), learner.setup
-    chunk = functools.partial(run, setup, num_updates=num_updates)
+    chunk = functools.partial(run, learner.setup, num_updates=num_updates)
+    return lower_updates(chunk, state, compiler_options(learner.setup))
+
+
+def lower_updates(
+    chunk: Callable, states: TrainState, options: Mapping[str, bool | str]
+) -> tuple[jax.stages.Lowered, Mapping[str, bool | str], float]:
+    """Traces a chunk of a run, or of several side by side, which donates its states. Returns as `lower_chunk`."""
+    start = time.perf_counter()
     with no_garbage_collection():
-        lowered = jax.jit(chunk, donate_argnums=0).lower(state)
-    return lowered, compiler_options(setup), time.perf_counter() - start
+        lowered = jax.jit(chunk, donate_argnums=0).lower(states)
+    return lowered, options, time.perf_counter() - start
 
 
 def finish_chunk(

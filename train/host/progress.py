@@ -1,7 +1,7 @@
 """What a run says of itself: what will run, and how far it has come."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +12,18 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from wdjax.train.config.schema import TrainConfig
 
 
-def announce(console: Console, config: TrainConfig, workdir: Path, num_devices: int) -> None:
-    """Says what will run, and what about it may surprise."""
+def announce(console: Console, env: str, num_devices: int, what: str, workdir: Path) -> None:
+    """Says what will run, and where."""
+    several = f"{num_devices} x " if num_devices > 1 else ""
+    console.print(f"{env} on {several}{jax.devices()[0].device_kind}: {what}, in {workdir}", soft_wrap=True)
+
+
+def announce_run(console: Console, config: TrainConfig, workdir: Path, num_devices: int) -> None:
+    """Says how long a run is, and what about it may surprise."""
     steps = config.num_updates * config.env_steps_per_update
     more = f" ({config.total_env_steps:,} rounded up)" if steps > config.total_env_steps else ""
-    several = f"{num_devices} x " if num_devices > 1 else ""
-    console.print(
-        f"{config.env} on {several}{jax.devices()[0].device_kind}: {config.num_updates:,} updates of "
-        f"{config.env_steps_per_update:,} env steps, {steps:,} in all{more}, in {workdir}",
-        soft_wrap=True,
-    )
+    words = f"{config.num_updates:,} updates of {config.env_steps_per_update:,} env steps, {steps:,} in all{more}"
+    announce(console, config.env, num_devices, words, workdir)
     for name, policy in config.policies.items():
         schedule = policy.learning_rate
         end, rate = (0.0, schedule) if isinstance(schedule, float) else schedule[-1]
@@ -30,16 +32,17 @@ def announce(console: Console, config: TrainConfig, workdir: Path, num_devices: 
 
 
 @contextlib.contextmanager
-def progress_bar(console: Console, config: TrainConfig, done: int) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Shows env steps, env steps/s and mean episode returns; gives a function to call with every chunk's row."""
+def progress_bar(console: Console, total: int, done: int) -> Iterator[Callable[[int, str], None]]:
+    """Shows how far something is; gives a function of (how far, in words), to call after every chunk."""
     columns = (BarColumn(bar_width=16), TextColumn("{task.description}"), TimeRemainingColumn(compact=True))
     with Progress(*columns, console=console) as progress:
-        task = progress.add_task("compiling", total=config.num_updates, completed=done)
+        task = progress.add_task("compiling", total=total, completed=done)
+        yield lambda completed, words: progress.update(task, completed=completed, description=words)
 
-        def advance(row: dict[str, Any]) -> None:
-            returns = {name: row[f"{name}/episode_return"] for name in config.policies}
-            words = [f"{name} {'-' if mean is None else f'{mean:.2f}'}" for name, mean in returns.items()]
-            steps = f"{row['env_steps']:,} env steps ({row['env_steps_per_second']:,.0f}/s)"
-            progress.update(task, completed=row["updates"], description=f"{steps}, return {', '.join(words)}")
 
-        yield advance
+def words_of_run(config: TrainConfig, row: Mapping[str, Any]) -> str:
+    """Returns what the bar of a run says after a chunk: env steps, env steps/s and mean episode returns."""
+    returns = {name: row[f"{name}/episode_return"] for name in config.policies}
+    words = [f"{name} {'-' if mean is None else f'{mean:.2f}'}" for name, mean in returns.items()]
+    steps = f"{row['env_steps']:,} env steps ({row['env_steps_per_second']:,.0f}/s)"
+    return f"{steps}, return {', '.join(words)}"

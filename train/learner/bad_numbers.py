@@ -161,10 +161,10 @@ def why_it_ends(setup: Setup, codes: np.ndarray, streak: int, done: int, origin:
     return f"update {done + 1}: {what} ({saved}; --resume --on-bad-numbers skip goes on without this one; {more})"
 
 
-def what_was_skipped(setup: Setup, codes: np.ndarray) -> str:
-    """Returns a line about the updates of a chunk that were left out."""
+def what_was_skipped(setup: Setup, codes: np.ndarray, who: str = "") -> str:
+    """Returns a line about the updates of a chunk that were left out, of whom (" of member 3")."""
     bad = codes[codes > 0]
-    return f"Left out {len(bad)} of {len(codes)} updates, the first for {describe_bad_numbers(setup, bad[0])}"
+    return f"Left out {len(bad)} of {len(codes)} updates{who}, the first for {describe_bad_numbers(setup, bad[0])}"
 
 
 def skipped_updates(config: TrainConfig, codes: np.ndarray) -> dict[str, int]:

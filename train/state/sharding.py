@@ -52,11 +52,16 @@ def require_all_processes(num_devices: int) -> None:
     require(num_devices % processes == 0, "devices", num_devices, f"a multiple of the {processes} processes")
 
 
-def make_mesh(num_devices: int) -> Mesh:
-    """Returns the mesh of `num_devices` devices, the first ones of every process."""
-    processes = jax.process_count()
-    chosen = [device for i in range(processes) for device in jax.local_devices(i)[: num_devices // processes]]
-    return jax.make_mesh((num_devices,), (AXIS,), axis_types=(AxisType.Auto,), devices=chosen)
+def make_mesh(num_devices: int, axis: str = AXIS, processes: int | None = None) -> Mesh:
+    """Returns the mesh of `num_devices` devices, the first ones of every process.
+
+    Args:
+        axis: its name.
+        processes: how many share it; None: all; 1: it is this process's own.
+    """
+    ranks = [jax.process_index()] if processes == 1 else range(jax.process_count())
+    chosen = [device for i in ranks for device in jax.local_devices(i)[: num_devices // len(ranks)]]
+    return jax.make_mesh((num_devices,), (axis,), axis_types=(AxisType.Auto,), devices=chosen)
 
 
 def lay_out(split: Any, whole: Any) -> Any:

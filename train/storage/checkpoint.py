@@ -4,7 +4,7 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from wdjax.checks import one_line
 from wdjax.train.config.schema import TrainConfig
 from wdjax.train.state.registry import read_config
 from wdjax.train.state.state import TrainState
-from wdjax.train.storage.folder import partial_file, require_same_run, write_whole, writing
+from wdjax.train.storage.folder import partial_file, read_json, require_same_run, write_whole, writing
 from wdjax.train.storage.orbax_noise import silence
 
 SIZES = "sizes.json"  # in the folder of a checkpoint: file -> bytes
@@ -140,11 +140,12 @@ def restore(
         ValueError: where the checkpoint belongs to a run of another configuration.
         DamagedCheckpointError: where it cannot be read.
     """
-    name = f"checkpoint {manager.directory}/{step}"
-    require_sizes(Path(manager.directory) / str(step), name)
-    host = _read(manager, step, name, host=ocp.args.JsonRestore())["host"]
+    host, name = read_host(manager, step), _name(manager, step)
     if config is not None and "config" in host:
-        begun = read_config(host["config"])
+        try:
+            begun = read_config(host["config"])
+        except (ValueError, TypeError) as error:
+            raise type(error)(f"{name}: {error}") from error
         require_same_run(begun, config, f"{name} does not fit this configuration, it was saved with")
     first = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
 
@@ -153,7 +154,7 @@ def restore(
 
     target = jax.tree.map(with_place, like)
     stored = as_stored(Path(manager.directory) / str(step), target, name)
-    found = _read(manager, step, name, state=ocp.args.StandardRestore(stored))["state"]
+    found = _read(manager, step, state=ocp.args.StandardRestore(stored))["state"]
     leaves = by_place(found)
     return jax.tree.unflatten(jax.tree.structure(target), [leaves[place] for place in by_place(target)]), host
 
@@ -183,28 +184,53 @@ def by_place(tree: Any) -> dict[str, Any]:
             jax.tree_util.tree_leaves_with_path(tree)}  # fmt: skip
 
 
-def read_host(manager: ocp.CheckpointManager) -> dict[str, Any]:
-    """Returns what the host needs to go on from the newest checkpoint; raises DamagedCheckpointError."""
-    step = manager.latest_step()
-    return _read(manager, step, f"checkpoint {manager.directory}/{step}", host=ocp.args.JsonRestore())["host"]
+def read_host(manager: ocp.CheckpointManager, step: int) -> dict[str, Any]:
+    """Returns what the host needs to go on from a checkpoint whose files are as long as they were.
+
+    Raises:
+        DamagedCheckpointError: where they are not, and where somebody has edited them.
+    """
+    name = _name(manager, step)
+    require_sizes(Path(manager.directory) / str(step), name)
+    host = _read(manager, step, host=ocp.args.JsonRestore())["host"]
+    if not isinstance(host, Mapping):
+        raise DamagedCheckpointError(f"{name} is damaged: host/metadata is no mapping")
+    absent = {"metrics_size": None, "best_score": None, "best_updates": None, "deterministic": False}
+    host = {**host, **{field: absent[field] for field in absent if field not in host}}
+    number, size, updates = host["best_score"], host["metrics_size"], host["best_updates"]
+    right = {
+        "metrics_size": type(size) is int and size >= 0,
+        "best_score": number is None or type(number) in (int, float),
+        "best_updates": updates is None or type(updates) is int,
+        "deterministic": isinstance(host["deterministic"], bool),
+        "config": isinstance(host.get("config", {}), Mapping),
+    }
+    for field in (field for field in right if not right[field]):
+        raise DamagedCheckpointError(f"{name} is damaged: host/metadata holds {field} = {host[field]!r}")
+    return host
 
 
-def _read(manager: ocp.CheckpointManager, step: int, name: str, **items: Any) -> Any:
+def _name(manager: ocp.CheckpointManager, step: int) -> str:
+    return f"checkpoint {manager.directory}/{step}"
+
+
+def _read(manager: ocp.CheckpointManager, step: int, **items: Any) -> Any:
     try:
         return manager.restore(step, args=ocp.args.Composite(**items))
     except Exception as error:  # orbax raises what its threads and tensorstore do: of any type
-        words = f"{name} does not fit this configuration, or is damaged: {reason(error)}"
+        words = f"{_name(manager, step)} does not fit this configuration, or is damaged: {reason(error)}"
         raise DamagedCheckpointError(words) from error
 
 
 def restore_newest(
-    manager: ocp.CheckpointManager, like: TrainState, config: TrainConfig, say: Callable[[str], Any]
-) -> tuple[TrainState, dict[str, Any]] | None:
-    """Returns (state, host) of the newest checkpoint that can be read, or None where there is no checkpoint.
+    manager: ocp.CheckpointManager, like: TrainState, config: TrainConfig | None, say: Callable[[str], Any]
+) -> tuple[int, TrainState, dict[str, Any]] | None:
+    """Returns (step, state, host) of the newest checkpoint that can be read, or None where there is no checkpoint.
 
     Newer ones that are damaged are set aside, for the run will come to their updates again; nothing is deleted.
 
     Args:
+        config: as for `restore`.
         say: told what was set aside, in a sentence.
 
     Raises:
@@ -219,9 +245,23 @@ def restore_newest(
             continue
         for other, error in damaged.items():
             say(f"Mind: {error}; kept as {set_aside(manager, other).name}, going on from {step} updates instead")
-        return found
-    if damaged:
-        raise next(iter(damaged.values()))
+        return step, *found
+    for error in damaged.values():  # the newest
+        rest = f"no older one can be read: move {manager.directory} away, and --resume begins it anew"
+        raise DamagedCheckpointError(f"{error}; {rest}") from error
+    return None
+
+
+def newest_host(
+    manager: ocp.CheckpointManager, step: int, say: Callable[[str], Any]
+) -> tuple[int, dict[str, Any]] | None:
+    """Returns (updates, host) of the newest checkpoint, if it is one of more updates than `step`, without its state.
+    Those that are damaged are set aside, as by `restore_newest`."""
+    while (newest := manager.latest_step() or 0) > step:
+        try:
+            return newest, read_host(manager, newest)
+        except DamagedCheckpointError as error:
+            say(f"Mind: {error}; kept as {set_aside(manager, newest).name}")
     return None
 
 
@@ -252,9 +292,11 @@ def require_sizes(folder: Path, name: str) -> None:
     if not file.exists():
         return  # the run was killed before it came to note them: orbax finds out by itself, in more words
     try:
-        expected = dict(json.loads(file.read_text(encoding="utf8")))
+        expected = read_json(file)
     except ValueError as error:
         raise DamagedCheckpointError(f"{name} is damaged: {SIZES} holds no JSON") from error
+    if not isinstance(expected, Mapping) or any(type(size) is not int for size in expected.values()):
+        raise DamagedCheckpointError(f"{name} is damaged: {SIZES} holds no sizes of files")
     found = _sizes(folder)
     for path, size in expected.items():
         if found.get(path) != size:

@@ -2,8 +2,9 @@
 
 import contextlib
 import dataclasses
+import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,65 +29,83 @@ VERSION = "wdjax"  # the line of config.yaml that says which version wrote it
 RESUMABLE = ("total_env_steps", "checkpoint_every", "keep_checkpoints", "devices", "on_bad_numbers")
 
 
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """What a folder may hold: a run, or a sweep."""
+
+    name: str
+    command: str
+    locked: str  # the file that is locked while it goes on
+    busy: str  # who has locked it, in words
+
+
+RUN = Kind("run", "wdjax train", "metrics.jsonl", "another run is training")
+SWEEP = Kind("sweep", "wdjax sweep", "sweep.yaml", "another sweep is running")
+_SIGNS = {"sweep.yaml": SWEEP, "members.json": SWEEP, "config.yaml": RUN, "checkpoints": RUN}
+
+
+def make_folder(workdir: Path, kind: Kind, resume: bool) -> bool:
+    """Makes the folder of a run or of a sweep. Returns whether it was begun there before.
+
+    Raises:
+        FileExistsError: where the folder holds the other kind, or this kind and `resume` is false.
+        OSError: where it cannot be written.
+    """
+    held = next((own for sign, own in _SIGNS.items() if (workdir / sign).exists()), None)
+    if held not in (None, kind):
+        raise FileExistsError(f"{workdir} holds a {held.name} of {held.command}: name another --workdir")
+    if held and not resume:
+        raise FileExistsError(f"{workdir} holds a {kind.name} already: resume it (--resume), or name another --workdir")
+    with writing(workdir):
+        workdir.mkdir(parents=True, exist_ok=True)
+    return held is not None
+
+
 def prepare_folder(workdir: Path, config: TrainConfig, resume: bool) -> None:
     """Makes a run's folder and writes config.yaml, or checks that the run in it is the one to resume.
 
     Raises:
-        FileExistsError: where it holds a run and `resume` is false.
         ValueError: where it holds a run of another configuration.
         FileNotFoundError: where it holds checkpoints, but not what configuration they have.
-        OSError: where it cannot be written, or another process is training there.
+        OSError: as `make_folder`, and where another process is training there.
     """
     file = workdir / "config.yaml"
-    if not resume and (file.exists() or (workdir / "checkpoints").exists()):
-        raise FileExistsError(f"{workdir} holds a run already: resume it (--resume), or name another --workdir")
-    if not file.exists() and (workdir / "checkpoints").exists():
+    begun = make_folder(workdir, RUN, resume)
+    if begun and not file.exists():
         raise FileNotFoundError(f"{file} is missing: its checkpoints hold it (host/metadata, as JSON), write it again")
-    if file.exists():
+    if begun:
         require_same_run(load_run_config(workdir), config, f"the run in {workdir} was begun with")
-    with writing(workdir):
-        workdir.mkdir(parents=True, exist_ok=True)
     with hold_folder(workdir), writing(workdir):
         write_config(workdir, config)
 
 
 @contextlib.contextmanager
-def hold_folder(workdir: Path) -> Iterator[None]:
-    """Keeps other runs out of a folder until the block ends, or the process does, however it ends.
+def hold_folder(workdir: Path, kind: Kind = RUN) -> Iterator[Callable[[], None]]:
+    """Keeps other runs, or sweeps, out of a folder until the block ends, or the process does, however it ends.
 
-    The lock is the kernel's, on metrics.jsonl (on NFS the server's, so that other hosts see it): nothing is left behind
-    by a process that was killed, and who only reads the run is not kept out.
-
-    Raises:
-        BlockingIOError: where another run holds it.
-    """
-    with hold_file(workdir / "metrics.jsonl", "another run is training"):
-        yield
-
-
-@contextlib.contextmanager
-def hold_file(file: Path, other: str) -> Iterator[None]:
-    """Locks a file of a folder, and with it the folder, until the block ends.
-
-    Args:
-        other: who holds it where it is locked already, for the sentence: "another run is training".
+    The lock is the kernel's, on a file of the folder (on NFS the server's, so that other hosts see it): nothing is left
+    behind by a process that was killed, and who only reads is not kept out. It goes with its file: gives a function
+    that makes the file and locks it again, for when somebody has deleted it.
 
     Raises:
-        BlockingIOError: where it is.
+        BlockingIOError: where another holds it; the function that it gives, too.
     """
-    folder = file.parent
     with contextlib.ExitStack() as stack:
-        with writing(folder):  # opened to append: NFS gives no lock to who may not write
-            stream = stack.enter_context(open(file, "ab"))
-        try:
-            if fcntl is not None:
-                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            words = f"{other} there at this moment: wait for it, or name another --workdir"
-            raise BlockingIOError(f"{folder}: {words}") from None
-        except OSError:
-            pass  # a file system without locks: better a run that nothing guards than none
-        yield
+
+        def lock() -> None:
+            with writing(workdir):  # opened to append: NFS gives no lock to who may not write
+                stream = stack.enter_context(open(workdir / kind.locked, "ab"))
+            try:
+                if fcntl is not None:
+                    fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                words = f"{kind.busy} there at this moment: wait for it, or name another --workdir"
+                raise BlockingIOError(f"{workdir}: {words}") from None
+            except OSError:
+                pass  # a file system without locks: better a run that nothing guards than none
+
+        lock()
+        yield lock
 
 
 @contextlib.contextmanager
@@ -106,6 +125,14 @@ def write_whole(file: Path, text: str) -> None:
         stream.flush()
         os.fsync(stream.fileno())
     partial.replace(file)
+
+
+def read_json(file: Path) -> Any:
+    """Returns what a JSON file holds; raises ValueError, naming the file, where that is no JSON."""
+    try:
+        return json.loads(file.read_text(encoding="utf8"))
+    except ValueError as error:
+        raise ValueError(f"{file} holds no JSON: {error}") from error
 
 
 def partial_file(file: Path) -> Path:

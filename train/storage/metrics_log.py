@@ -1,11 +1,12 @@
 """metrics.jsonl: one JSON object a chunk, always with the same fields; null stands for a number that is not known."""
 
 import contextlib
+import io
 import json
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -78,17 +79,40 @@ class MetricsLog:
         kept = path.read_bytes()[:size] if path.exists() else b""
         self.size = kept.rfind(b"\n") + 1
         self.missing = size - self.size
-        self._file = open(path, "ab", buffering=0)  # noqa: SIM115  (closed by `close`)
-        self._file.truncate(self.size)
+        self._file = self._open(self.size)
+
+    def _open(self, size: int) -> io.FileIO:
+        file = open(self.path, "a+b", buffering=0)  # noqa: SIM115  (closed by `close`)
+        file.truncate(size)
+        return file
+
+    def is_gone(self) -> bool:
+        """Whether somebody has deleted the file, or put another in its place: nobody would find what is written."""
+        try:
+            return not os.path.samestat(os.stat(self.path), os.fstat(self._file.fileno()))
+        except FileNotFoundError:
+            return True
+
+    def write_again(self) -> None:
+        """Writes a file that is gone again, from what this process still holds open of it. Raises OSError."""
+        old = self._file
+        old.seek(0)
+        lines = old.readall()[: self.size]
+        with self._writing():
+            self._file = self._open(0)
+            old.close()
+            self._append(lines)
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Appends one object and hands it to the operating system. Raises OSError where that does not take it."""
         line = (json.dumps(row) + "\n").encode()
-        rest = line
         with self._writing():
-            while rest:  # a disk that is full in the middle takes the first half and refuses the other
-                rest = rest[self._file.write(rest) :]
+            self._append(line)
         self.size += len(line)
+
+    def _append(self, rest: bytes) -> None:
+        while rest:  # a disk that is full in the middle takes the first half and refuses the other
+            rest = rest[self._file.write(rest) :]
 
     def sync(self) -> None:
         """Waits until the disk has what was written: a checkpoint must not know of lines that a power cut takes."""
@@ -107,6 +131,26 @@ class MetricsLog:
             raise type(error)(f"could not write {self.path} ({error.strerror}): go on with --resume") from error
 
 
+@contextlib.contextmanager
+def open_log(path: Path, size: int, say: Callable[[str], Any]) -> Iterator[MetricsLog]:
+    """Gives the log of what goes on from a checkpoint, and says where lines are lost that the checkpoint knows of."""
+    with contextlib.closing(MetricsLog(path, size)) as log:
+        if log.missing:
+            say(f"Mind: {path} is {log.missing:,} bytes short: its last lines are lost")
+        yield log
+
+
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
-    """Returns the objects of a metrics.jsonl."""
-    return [json.loads(line) for line in Path(path).read_text(encoding="utf8").splitlines()]
+    """Returns the objects of a metrics.jsonl, without a last line of which only a part is there (yet).
+
+    Raises:
+        ValueError: naming file and line, for one that is no JSON.
+    """
+    rows = []
+    for number, line in enumerate(Path(path).read_text(encoding="utf8").splitlines(keepends=True), 1):
+        try:
+            rows.append(json.loads(line))
+        except ValueError as error:
+            if line.endswith("\n"):
+                raise ValueError(f"{path}, line {number}, is no JSON: {error}") from error
+    return rows

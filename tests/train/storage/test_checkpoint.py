@@ -339,6 +339,7 @@ def test_a_worse_state_of_a_lost_part_of_the_run_gives_way(best_run, tmp_path):
     kept = Path(shutil.move(run / "best" / str(best), run / "best" / "99"))
     host = json.loads((kept / "host" / "metadata").read_text())
     (kept / "host" / "metadata").write_text(json.dumps(host | {"best_score": 0.5}))
+    (kept / SIZES).unlink()  # else it would count as damaged
     for name in (path.name for path in (run / "checkpoints").iterdir() if path.name != "2"):
         shutil.rmtree(run / "checkpoints" / name)
     trainer = Trainer(small_config(keep_checkpoints=9), run, resume=True, quiet=True)

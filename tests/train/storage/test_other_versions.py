@@ -53,7 +53,7 @@ def test_a_checkpoint_may_have_other_empty_places(learner, tmp_path):
     state = learner.init(jax.random.key(0))
     policies = {name: as_class(own, "target_params", "towers") for name, own in state.policies.items()}
     with open_checkpoints(tmp_path / "checkpoints", 1) as manager:
-        save(manager, 3, state.replace(policies=policies), {})
+        save(manager, 3, state.replace(policies=policies), {"metrics_size": 0})
     with open_checkpoints(tmp_path / "checkpoints", None) as manager:
         found, _ = restore(manager, 3, abstract_state(learner.setup))
     assert jax.tree.structure(found) == jax.tree.structure(state)
@@ -63,7 +63,8 @@ def test_a_checkpoint_may_have_other_empty_places(learner, tmp_path):
 def test_a_checkpoint_of_other_leaves_is_refused_in_words(learner, tmp_path):
     state = learner.init(jax.random.key(0))
     with open_checkpoints(tmp_path / "checkpoints", 1) as manager:
-        save(manager, 3, state.replace(policies={"agent": state.policies["agent"].replace(params={})}), {})
+        policies = {"agent": state.policies["agent"].replace(params={})}
+        save(manager, 3, state.replace(policies=policies), {"metrics_size": 0})
     words = r"does not fit this configuration, or is damaged: policies/agent/params/.* is missing"
     with open_checkpoints(tmp_path / "checkpoints", None) as manager, pytest.raises(DamagedCheckpointError, match=words):  # noqa: E501
         restore(manager, 3, abstract_state(learner.setup))

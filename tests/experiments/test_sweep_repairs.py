@@ -1,0 +1,207 @@
+"""A sweep survives what a run survives: damaged checkpoints, lost lines, files that somebody has edited."""
+
+import json
+import os
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+from probes import tiny_config, tiny_policy
+from refusals import refusal
+
+from wdjax.experiments.sweep import evolve, read_table, sweep
+from wdjax.experiments.sweep import rounds as rounds_module
+from wdjax.experiments.sweep.population import compile_population
+from wdjax.train import Trainer, read_metrics
+
+pytestmark = pytest.mark.usefixtures("quick_compile", "registered_probes", "compiled_once")
+
+CONFIG = tiny_config(
+    "probe_signal", {"agent": tiny_policy("A2C")}, total_env_steps=4 * 48, updates_per_chunk=1, checkpoint_every=1,
+    env_params={"constant": 1.0, "by_match": 0.5, "episode_length": 4, "time_limit": True},
+)  # fmt: skip
+RATE = "policies.agent.learning_rate"
+VALUES = {RATE: [1e-2, 3e-2]}
+
+
+class Stops(threading.Event):
+    """A stop signal that is found set at the nth look."""
+
+    def __init__(self, looks):
+        super().__init__()
+        self.looks = looks
+
+    def is_set(self):
+        self.looks -= 1
+        return self.looks < 0
+
+
+@pytest.fixture(scope="module")
+def compiled_once():
+    """Sweeps of this module share programs of the same shapes."""
+    compiled = {}
+
+    def compile_once(setup, states, num_updates, num_devices=1):
+        which = setup.config.on_bad_numbers, states.num_updates.shape, num_updates
+        if which not in compiled:
+            compiled[which] = compile_population(setup, states, num_updates, num_devices)
+        return compiled[which]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rounds_module, "compile_population", compile_once)
+        yield
+
+
+def grid(folder, config=CONFIG, **options):
+    return sweep(config, VALUES, seeds=4, workdir=folder, members_at_once=4, **options)
+
+
+def population(folder, **options):
+    return evolve(CONFIG, {RATE: [3e-3, 1e-2, 3e-2]}, 4, workdir=folder, **options)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A sweep in two turns, four chunks each."""
+    folder = tmp_path_factory.mktemp("sweeps") / "whole"
+    grid(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """The same, stopped in its second turn after three chunks."""
+    folder = tmp_path_factory.mktemp("sweeps") / "stopped"
+    grid(folder, stop=Stops(7))
+    return folder
+
+
+@pytest.fixture
+def begun(stopped, tmp_path):
+    """A copy, to be damaged."""
+    return Path(shutil.copytree(stopped, tmp_path / "begun"))
+
+
+def cut(checkpoint):
+    for file in (checkpoint / "state").rglob("d/*"):
+        os.truncate(file, 10)
+
+
+def words_of(capsys):
+    return " ".join(capsys.readouterr().out.split())
+
+
+def assert_same(folder, other):
+    for name in ("table.csv", "table.jsonl", *(f"groups/000/00{turn}/metrics.jsonl" for turn in range(2))):
+        assert (folder / name).read_bytes() == (other / name).read_bytes(), name
+
+
+@pytest.mark.parametrize(("turn", "newest"), [("001", 3), ("000", 4)], ids=["in the middle", "finished"])
+def test_a_truncated_checkpoint_is_set_aside_and_the_sweep_ends_the_same(turn, newest, whole, begun, capsys):
+    checkpoints = begun / "groups" / "000" / turn / "checkpoints"
+    assert sorted(path.name for path in checkpoints.iterdir()) == [str(newest - 1), str(newest)]
+    cut(checkpoints / str(newest))
+    grid(begun, resume=True, quiet=False)
+    assert f"kept as damaged-{newest}, going on from {newest - 1} updates instead" in words_of(capsys)
+    assert (checkpoints / f"damaged-{newest}").is_dir()
+    assert_same(begun, whole)
+
+
+@pytest.mark.parametrize("turn", ["001", "000"], ids=["in the middle", "finished"])
+def test_where_no_checkpoint_can_be_read_it_says_what_to_do(turn, whole, begun):
+    checkpoints = begun / "groups" / "000" / turn / "checkpoints"
+    for checkpoint in checkpoints.iterdir():
+        cut(checkpoint)
+    for _ in range(2):
+        words = refusal(grid, begun, resume=True)
+        assert f"checkpoint {checkpoints}/" in words
+        assert words.endswith(f"no older one can be read: move {checkpoints} away, and --resume begins it anew")
+    shutil.rmtree(checkpoints)
+    grid(begun, resume=True)
+    assert_same(begun, whole)
+
+
+def test_half_a_line_is_cut_off_and_said(whole, begun, capsys):
+    """Behind what the newest checkpoint knows, as a kill leaves it, nothing is lost; before it, a line is."""
+    for turn, lost in (("000", 20), ("001", 0)):
+        file = begun / "groups" / "000" / turn / "metrics.jsonl"
+        if lost:
+            os.truncate(file, file.stat().st_size - lost)
+        else:
+            file.write_bytes(file.read_bytes() + b'{"member": 4, "upd')
+    grid(begun, resume=True, quiet=False)
+    words = words_of(capsys)
+    assert "groups/000/000/metrics.jsonl is" in words
+    assert "bytes short: its last lines are lost" in words
+    assert "groups/000/001/metrics.jsonl is" not in words
+    files = [begun / "groups" / "000" / turn / "metrics.jsonl" for turn in ("000", "001")]
+    assert [len(file.read_text().splitlines()) for file in files] == [15, 16]
+    assert files[1].read_bytes() == (whole / "groups/000/001/metrics.jsonl").read_bytes()
+    assert len(read_table(begun)) == 8
+
+
+@pytest.mark.parametrize(("turn", "left"), [("000", 16), ("001", 20)], ids=["finished", "in the middle"])
+def test_metrics_that_are_deleted_are_missed_in_words(turn, left, begun, capsys):
+    (begun / "groups" / "000" / turn / "metrics.jsonl").unlink()
+    grid(begun, resume=True, quiet=False)
+    assert f"groups/000/{turn}/metrics.jsonl is" in words_of(capsys)
+    assert len([row for file in begun.glob("groups/*/*/metrics.jsonl") for row in read_metrics(file)]) == left
+
+
+def test_metrics_that_are_deleted_while_a_sweep_runs_are_written_again(whole, tmp_path, capsys):
+    class Deletes(threading.Event):
+        def is_set(self):
+            file = tmp_path / "sweep" / "groups/000/000/metrics.jsonl"
+            if file.exists() and len(read_metrics(file)) == 8:
+                file.unlink()
+            return False
+
+    grid(tmp_path / "sweep", stop=Deletes(), quiet=False)
+    assert "metrics.jsonl was deleted or replaced meanwhile: written again" in words_of(capsys)
+    assert_same(tmp_path / "sweep", whole)
+
+
+def test_a_population_without_its_metrics_goes_on(tmp_path, capsys):
+    population(tmp_path, stop=Stops(2))
+    file = tmp_path / "population" / "000" / "metrics.jsonl"
+    os.truncate(file, file.stat().st_size - 10)  # of the last chunk one member's line
+    population(tmp_path, resume=True, quiet=False)
+    assert "bytes short" in words_of(capsys)
+    assert [(row["updates"], row["member"]) for row in read_metrics(file)] == [
+        (k, i) for k in range(1, 5) for i in range(4) if (k, i) != (2, 3)
+    ]
+
+
+@pytest.mark.parametrize("name", ["size.json", "001/members.json"])
+def test_a_file_that_is_no_json_is_named(name, begun):
+    file = begun / "groups" / "000" / name
+    file.write_text('{"size": 4')
+    assert refusal(grid, begun, resume=True).startswith(f"{file} holds no JSON")
+
+
+def test_a_turn_of_other_members_is_not_gone_on_with(begun):
+    file = begun / "groups" / "000" / "001" / "members.json"
+    content = json.loads(file.read_text())
+    content["members"][0]["member"] = 9
+    file.write_text(json.dumps(content))
+    assert f"{file}: other members went here than are to go on" in refusal(grid, begun, resume=True)
+
+
+@pytest.mark.parametrize("rule", ["stop", "skip"])
+def test_members_with_bad_numbers_are_told_while_the_sweep_runs(rule, tmp_path, capsys):
+    config = CONFIG.__class__(**{**vars(CONFIG), "on_bad_numbers": rule})
+    sweep(config, {RATE: [1e-2, 1e38]}, seeds=2, workdir=tmp_path, quiet=False)
+    words = words_of(capsys)
+    if rule == "stop":
+        assert words.count("Member 2 ends (and 1 other members): losses of policy 'agent' not finite") == 1
+    else:
+        assert "Left out 1 of 1 updates of member 2 (and 1 other members), the first for losses" in words
+
+
+def test_no_run_is_trained_in_the_folder_of_a_sweep(whole):
+    before = {path: path.stat().st_mtime_ns for path in whole.rglob("*")}
+    for resume in (False, True):
+        words = refusal(Trainer, CONFIG, whole, resume=resume)
+        assert words == f"{whole} holds a sweep of wdjax sweep: name another --workdir"
+    assert before == {path: path.stat().st_mtime_ns for path in whole.rglob("*")}

@@ -1,0 +1,211 @@
+"""What somebody has deleted, edited or put in the way of a run: said in a sentence that names it, and survived."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from refusals import refusal
+from tiny_runs import assert_same_run, numbers, small_config
+
+from wdjax.train import Trainer, load_run, read_metrics, save_curves
+from wdjax.train.storage.checkpoint import SIZES, DamagedCheckpointError
+from wdjax.train.storage.folder import hold_folder
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+KEPT = {"keep_checkpoints": 9}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_pictures():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("wdjax.train.trainer.save_episode", lambda *_, **__: Path("episode.gif"))
+        yield
+
+
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    Trainer(small_config(**KEPT), folder, quiet=True).train()
+    return folder
+
+
+@pytest.fixture
+def run(whole_run, tmp_path):
+    """A copy, to be damaged."""
+    return Path(shutil.copytree(whole_run, tmp_path / "run"))
+
+
+def words_of(capsys):
+    return " ".join(capsys.readouterr().out.split())
+
+
+def go_on(folder, **options):
+    trainer = Trainer(small_config(**KEPT), folder, resume=True, **options)
+    trainer.train()
+    return trainer
+
+
+def edit_host(checkpoint, content):
+    """Writes a checkpoint's metadata; its sizes are noted anew, as if it had been saved so."""
+    (checkpoint / "host" / "metadata").write_text(content if isinstance(content, str) else json.dumps(content))
+    (checkpoint / SIZES).unlink()
+
+
+def host_of(checkpoint):
+    return json.loads((checkpoint / "host" / "metadata").read_text())
+
+
+# --- metrics.jsonl ---
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_metrics_that_are_deleted_while_a_run_trains_are_written_again(replaced, whole_run, tmp_path, capsys):
+    """With every line, under the lock: another run is kept out of the folder as before."""
+    refused = []
+
+    def delete(trainer, row):
+        file = trainer.workdir / "metrics.jsonl"
+        if row["updates"] == 3:
+            file.unlink()
+            if replaced:
+                file.write_text("something else\n")
+        if row["updates"] == 4:
+            refused.append(refusal(Trainer, trainer.config, trainer.workdir, resume=True))
+
+    Trainer(small_config(**KEPT), tmp_path / "run", callbacks=[delete]).train()
+    assert "metrics.jsonl was deleted or replaced meanwhile: written again, with all its lines" in words_of(capsys)
+    assert "another run is training there" in refused[0]
+    assert_same_run(whole_run, tmp_path / "run")
+    assert (tmp_path / "run" / "curves.png").exists()
+
+
+def test_metrics_that_are_deleted_after_the_last_line_are_written_again_too(tmp_path):
+    delete = lambda trainer, row: (trainer.workdir / "metrics.jsonl").unlink()  # noqa: E731
+    Trainer(small_config(**KEPT, total_env_steps=128), tmp_path / "run", callbacks=[delete]).train()
+    assert [row["updates"] for row in read_metrics(tmp_path / "run" / "metrics.jsonl")] == [1]
+
+
+def test_where_another_run_has_the_folder_meanwhile_this_one_ends(tmp_path):
+    held = []
+
+    def delete(trainer, row):
+        if row["updates"] == 3:
+            (trainer.workdir / "metrics.jsonl").unlink()
+            held.append(hold_folder(trainer.workdir))
+            held[0].__enter__()
+
+    trainer = Trainer(small_config(**KEPT), tmp_path / "run", callbacks=[delete], quiet=True)
+    assert "another run is training there at this moment" in refusal(trainer.train)
+    held[0].__exit__(None, None, None)
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == b""  # that of the other one
+
+
+def test_a_finished_run_without_its_metrics_draws_nothing_and_says_so(run, capsys):
+    (run / "metrics.jsonl").unlink()
+    (run / "curves.png").unlink()
+    go_on(run)
+    words = words_of(capsys)
+    assert "bytes short: its last lines are lost" in words
+    assert f"No curves: {run}/metrics.jsonl holds no line" in words
+    assert not (run / "curves.png").exists()
+    assert save_curves(run) is None
+
+
+def test_a_line_that_is_no_json_is_named_and_half_a_last_one_left_out(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    file.write_text('{"a": 1}\n{"a": 2}\n{"a"')
+    assert read_metrics(file) == [{"a": 1}, {"a": 2}]
+    file.write_text('{"a": 1}\n{"a"\n{"a": 3}\n')
+    assert f"{file}, line 2, is no JSON" in refusal(read_metrics, file)
+
+
+# --- checkpoints ---
+
+
+def test_a_damaged_best_that_is_newer_than_the_checkpoint_is_set_aside(whole_run, run, capsys):
+    newest = max((run / "best").iterdir(), key=lambda path: int(path.name))
+    for checkpoint in (run / "checkpoints").iterdir():
+        if int(checkpoint.name) >= int(newest.name):
+            shutil.rmtree(checkpoint)
+    (newest / "host" / "metadata").write_text("{")
+    trainer = go_on(run)
+    assert f"kept as damaged-{newest.name}" in words_of(capsys)
+    assert sorted(path.name for path in (run / "best").iterdir()) == sorted([newest.name, f"damaged-{newest.name}"])
+    assert trainer.best_updates == int(newest.name)
+    assert_same_run(whole_run, run)
+    for a, b in zip(*(numbers(load_run(folder, best=True)[1]) for folder in (whole_run, run)), strict=True):
+        assert (a == b).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("[1, 2]", "host/metadata is no mapping"),
+        ({"metrics_size": None}, "host/metadata holds metrics_size = None"),
+        ({"metrics_size": -5}, "host/metadata holds metrics_size = -5"),
+        ({"metrics_size": "12"}, "host/metadata holds metrics_size = '12'"),
+        ({"best_score": "high"}, "host/metadata holds best_score = 'high'"),
+        ({"best_updates": 1.5}, "host/metadata holds best_updates = 1.5"),
+        ({"config": 5}, "host/metadata holds config = 5"),
+    ],
+)
+def test_edited_metadata_make_a_damaged_checkpoint(change, words, whole_run, run, capsys):
+    newest = run / "checkpoints" / "6"
+    edit_host(newest, change if isinstance(change, str) else host_of(newest) | change)
+    go_on(run)
+    assert f"checkpoints/6 is damaged: {words}; kept as damaged-6, going on from 4" in words_of(capsys)
+    assert_same_run(whole_run, run)
+
+
+def test_metadata_of_an_older_wdjax_may_lack_what_it_did_not_know(run):
+    newest = run / "checkpoints" / "6"
+    edit_host(newest, {"metrics_size": host_of(newest)["metrics_size"]})
+    assert go_on(run, quiet=True).best_score is None
+
+
+@pytest.mark.parametrize("content", ["5", "[1, 2]", '{"d": "long"}', "{"])
+def test_sizes_that_are_none_make_a_damaged_checkpoint(content, whole_run, run, capsys):
+    (run / "checkpoints" / "6" / SIZES).write_text(content)
+    with pytest.raises(DamagedCheckpointError, match=r"checkpoints/6 is damaged: sizes.json holds no (JSON|sizes)"):
+        load_run(run)
+    go_on(run)
+    assert "kept as damaged-6, going on from 4 updates instead" in words_of(capsys)
+    assert_same_run(whole_run, run)
+
+
+def test_an_unknown_field_in_a_checkpoint_is_refused_by_its_name(run):
+    newest = run / "checkpoints" / "6"
+    host = host_of(newest)
+    edit_host(newest, host | {"config": host["config"] | {"num_envz": 8}})
+    for words in (refusal(load_run, run), refusal(go_on, run, quiet=True)):
+        assert words.startswith(f"checkpoint {run}/checkpoints/6: unknown field num_envz")
+
+
+def test_where_no_checkpoint_can_be_read_it_says_what_to_do(whole_run, run):
+    for checkpoint in (run / "checkpoints").iterdir():
+        for file in (checkpoint / "state").rglob("d/*"):
+            os.truncate(file, 10)
+    words = refusal(go_on, run, quiet=True)
+    assert words.endswith(f"no older one can be read: move {run}/checkpoints away, and --resume begins it anew")
+    shutil.move(run / "checkpoints", run / "away")
+    shutil.rmtree(run / "best")
+    go_on(run, quiet=True)
+    assert_same_run(whole_run, run)
+
+
+# --- folders ---
+
+
+def test_a_folder_of_a_sweep_holds_no_run(tmp_path):
+    for sign in ("sweep.yaml", "groups/000/000/members.json"):
+        file = tmp_path / sign
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("")
+        before = sorted(tmp_path.rglob("*"))
+        for resume in (False, True):
+            words = refusal(Trainer, small_config(**KEPT), file.parent, resume=resume)
+            assert words == f"{file.parent} holds a sweep of wdjax sweep: name another --workdir"
+        assert sorted(tmp_path.rglob("*")) == before
