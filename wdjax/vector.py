@@ -107,21 +107,14 @@ class VectorEnv:
         )
         final_obs = self._observe(scene, params)
         over = all_agents(jax.tree.map(jnp.logical_or, terminated, truncated))
-        episode_return = jax.tree.map(jnp.add, state.episode_return, reward)
-        episode_length = state.episode_length + 1
-        episode_info = jax.tree.map(jnp.add, state.episode_info, env_info)
-        info = {
-            **env_info, "over": over, "final_obs": final_obs, "episode_return": episode_return,
-            "episode_length": episode_length, "episode_info": episode_info,
-        }  # fmt: skip
+        sums = (state.episode_return, state.episode_length, state.episode_info)
+        sums = jax.tree.map(jnp.add, sums, (reward, 1, env_info))
+        info = {**env_info, **dict(zip(RESERVED_INFO, (over, final_obs, *sums), strict=True))}
 
         current = (scene, final_obs, env_state)
         obs, env_state = self._restart(replica_keys, over, start_key, current, params, state.starts)
-        episode_return, episode_length, episode_info = select(
-            over, jax.tree.map(jnp.zeros_like, (episode_return, episode_length, episode_info)),
-            (episode_return, episode_length, episode_info),
-        )  # fmt: skip
-        state = VectorState(env_state, episode_return, episode_length, episode_info, state.starts)
+        sums = select(over, jax.tree.map(jnp.zeros_like, sums), sums)
+        state = VectorState(env_state, *sums, state.starts)
         return obs, state, reward, terminated, truncated, info
 
     def _restart(

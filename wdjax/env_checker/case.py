@@ -1,5 +1,6 @@
 """What `wdjax.check_env` looks at: an environment with what its functions gave, and how its faults are told."""
 
+import contextlib
 import dataclasses
 import functools
 import traceback
@@ -12,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from wdjax.env import Env
-from wdjax.spaces import Dict, Discrete, MultiDiscrete, Space
+from wdjax.spaces import Dict, Discrete, Space
 
 MASK = "action_mask"
 RETURNS = {"reset": ("obs", "state"), "step": ("obs", "state", "reward", "terminated", "truncated", "info")}
@@ -127,22 +128,19 @@ def _named_results(method: str, result: Any) -> dict[str, Any]:
     return named
 
 
-class explained:  # in lower case, as it reads like a function
+@contextlib.contextmanager
+def explained(method: str) -> Iterator[None]:
     """Turns what tracing refuses, raised within, into a sentence with the author's line; all else passes unchanged."""
-
-    def __init__(self, method: str):
-        self.method = method
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> None:
+    try:
+        yield
+    except Exception as error:
         for refused, (deed, remedy) in _TRACING_ERRORS.items():
             if isinstance(error, refused):
-                fail(f"{self.method} {deed} at {author_line(error)}: {remedy}", error)
+                fail(f"{method} {deed} at {author_line(error)}: {remedy}", error)
         if isinstance(error, (TypeError, ValueError)) and ("concrete values" in str(error) or _is_of_a_tracer(error)):
             remedy = "a size must be a static field of the environment"
-            fail(f"{self.method} makes a shape of a traced value at {author_line(error)}: {remedy}", error)
+            fail(f"{method} makes a shape of a traced value at {author_line(error)}: {remedy}", error)
+        raise
 
 
 def author_line(error: BaseException) -> str:
@@ -189,9 +187,9 @@ def as_numpy(leaf: Any) -> np.ndarray:
     return np.asarray(jax.random.key_data(leaf) if isinstance(leaf, jax.Array) and is_key(leaf) else leaf)
 
 
-def words(shape: jax.ShapeDtypeStruct) -> str:
-    """Returns "float32 of shape (3,)"."""
-    return f"{shape.dtype} of shape {shape.shape}"
+def words(leaf: Any) -> str:
+    """Returns "float32 of shape (3,)" for what has these, for anything else the name of its type."""
+    return f"{leaf.dtype} of shape {leaf.shape}" if hasattr(leaf, "shape") else type(leaf).__name__
 
 
 # --- spaces ---
@@ -207,16 +205,6 @@ def space_parts(space: Space, value: Any, name: str) -> Iterator[tuple[str, Spac
         fail(f"{name} is {found}: observation_space says a dict with the keys {sorted(space.spaces)}")
     for key, part in space.spaces.items():
         yield from space_parts(part, value[key], f"{name}[{key!r}]")
-
-
-def component_sizes(space: Space) -> tuple[int, ...]:
-    """Returns the number of choices of each component of a discrete space; () for another one."""
-    match space:
-        case Discrete():
-            return (space.n,)
-        case MultiDiscrete():
-            return space.nvec
-    return ()
 
 
 def has_mask(value: Any) -> bool:
@@ -236,7 +224,7 @@ def sample_action(env: Env, space: Space, key: jax.Array, obs: Any) -> Any:
 def _sample_allowed(space: Space, key: jax.Array, obs: Any) -> jax.Array:
     if not has_mask(obs):
         return space.sample(key)
-    sizes = component_sizes(space)
+    sizes = space.nvec
     masks = jnp.split(obs[MASK], np.cumsum(sizes)[:-1], axis=-1)
     keys = jax.random.split(key, len(sizes))
     logits = [jnp.where(mask > 0, 0.0, -1e9) for mask in masks]

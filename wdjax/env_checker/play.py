@@ -15,7 +15,6 @@ from wdjax.env_checker.case import (
     RETURNS,
     Case,
     as_numpy,
-    component_sizes,
     fail,
     has_mask,
     is_key,
@@ -159,7 +158,7 @@ def bounds(space: Space) -> tuple[np.ndarray, np.ndarray]:
     """Returns the lowest and the highest value of each component."""
     if isinstance(space, Box):
         return np.asarray(space.low, np.float32), np.asarray(space.high, np.float32)
-    sizes = np.array(component_sizes(space), np.int32)
+    sizes = np.array(space.nvec, np.int32)
     return np.zeros_like(sizes), sizes - 1
 
 
@@ -170,7 +169,7 @@ def masks_allow_a_choice(case: Case, play: Play) -> None:
                 ended, cut = (as_numpy(case.by_group(play.result[name])[group]) for name in ("terminated", "truncated"))
                 live = np.ones_like(ended) if method == "reset" else ~(ended | cut)
                 name = f"obs[{group!r}][{MASK!r}]" if group else f"obs[{MASK!r}]"
-                sizes = component_sizes(case.by_group(case.action_space)[group])
+                sizes = case.by_group(case.action_space)[group].nvec
                 _check_mask(play, method, name, sizes, as_numpy(obs[MASK]), live & over_rows(rows, live))
 
 
@@ -217,8 +216,7 @@ def ended_agents_have_no_effect(case: Case, play: Play) -> None:
     actions = case.by_group(some.action)
     others = case.by_group(jax.tree.map(lambda leaf: _shuffled_rows(leaf, case.seed), play.action))
     changed = {
-        group: jax.tree.map(functools.partial(_choose, ended), others[group], actions[group])
-        for group, ended in case.by_group(some.ended).items()
+        group: select(ended, others[group], actions[group]) for group, ended in case.by_group(some.ended).items()
     }
     played, repeated = (
         dict(zip(RETURNS["step"], case.step_replicas(some.key, some.state, action, case.params), strict=True))
@@ -235,11 +233,6 @@ def _shuffled_rows(leaf: np.ndarray, seed: int) -> np.ndarray:
     """Returns NUM_PAIRS random rows [NUM_PAIRS, ...] of an array [T, N, ...]."""
     flat = leaf.reshape(-1, *leaf.shape[2:])
     return flat[np.random.default_rng(seed).integers(0, len(flat), NUM_PAIRS)]
-
-
-def _choose(rows: np.ndarray, chosen: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Returns `chosen` where `rows`, which has fewer axes, is true, else `other`."""
-    return np.where(rows.reshape(rows.shape + (1,) * (other.ndim - rows.ndim)), chosen, other)
 
 
 # --- the twin ---

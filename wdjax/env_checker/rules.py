@@ -19,9 +19,9 @@ from jax.experimental import checkify
 from wdjax.env import static_names
 from wdjax.env_checker.case import (
     MASK,
+    RETURNS,
     Case,
     as_numpy,
-    component_sizes,
     explained,
     fail,
     has_mask,
@@ -120,7 +120,7 @@ def masks_fit_the_actions(case: Case) -> None:
         if not has_mask(observation):
             continue
         of_group = f" of group {group!r}" if group else ""
-        sizes, shape = component_sizes(actions[group]), observation[MASK].single.shape
+        sizes, shape = getattr(actions[group], "nvec", ()), observation[MASK].single.shape
         if not sizes:
             fail(f"{MASK}{of_group} masks a {type(actions[group]).__name__}: only (Multi)Discrete actions have a mask")
         if shape != (sum(sizes),):
@@ -211,10 +211,9 @@ def step_observes_what_the_space_says(case: Case) -> None:
 
 def _check_observation(case: Case, method: str, obs: Any) -> None:
     for name, space, leaf in space_parts(case.observation_space, obs, "obs"):
-        if not hasattr(leaf, "shape") or (leaf.shape, leaf.dtype) != (space.shape, jnp.dtype(space.dtype)):
-            found = words(leaf) if hasattr(leaf, "shape") else type(leaf).__name__
-            asked = f"{jnp.dtype(space.dtype)} of shape {space.shape}"
-            fail(f"{method} returns {name} as {found}: observation_space says {asked}")
+        asked = f"{jnp.dtype(space.dtype)} of shape {space.shape}"
+        if words(leaf) != asked:
+            fail(f"{method} returns {name} as {words(leaf)}: observation_space says {asked}")
 
 
 def step_keeps_the_structure_of_the_state(case: Case) -> None:
@@ -224,7 +223,7 @@ def step_keeps_the_structure_of_the_state(case: Case) -> None:
         fail(f"step returns a state of another structure than reset: give it {parts}")
     pairs = zip(named_leaves({"state": first}), named_leaves({"state": after}), strict=True)
     for (name, one), (_, other) in pairs:
-        if (one.shape, one.dtype) != (other.shape, other.dtype):
+        if words(one) != words(other):
             fail(f"step returns {name} as {words(other)}, reset as {words(one)}: cast or reshape one of them")
 
 
@@ -236,11 +235,10 @@ def rewards_and_ends_are_per_agent(case: Case) -> None:
             found = sorted(value) if isinstance(value, Mapping) else "no dict"
             fail(f"step returns {name} as {found}: must be a dict of the groups: {list(groups)}")
         for group, leaf in case.by_group(value).items():
-            shape = (groups[group],) if group else ()
-            if not hasattr(leaf, "shape") or (leaf.shape, leaf.dtype) != (shape, dtype):
-                found = words(leaf) if hasattr(leaf, "shape") else type(leaf).__name__
+            asked = f"{dtype} of shape {(groups[group],) if group else ()}"
+            if words(leaf) != asked:
                 place = f"{name}[{group!r}]" if group else name
-                fail(f"step returns {place} as {found}: must be {dtype} of shape {shape}")
+                fail(f"step returns {place} as {words(leaf)}: must be {asked}")
 
 
 def info_holds_scalars(case: Case) -> None:
@@ -251,8 +249,8 @@ def info_holds_scalars(case: Case) -> None:
         if name in RESERVED_INFO:
             fail(f"step returns info[{name!r}], a name of wdjax.vectorize: choose another one")
         if not hasattr(leaf, "shape") or leaf.shape != () or leaf.dtype.kind not in "biuf":
-            found = words(leaf) if hasattr(leaf, "shape") else type(leaf).__name__
-            fail(f"step returns info[{name!r}] as {found}: must be a scalar of the step, which sums up over an episode")
+            what = "a scalar of the step, which sums up over an episode"
+            fail(f"step returns info[{name!r}] as {words(leaf)}: must be {what}")
 
 
 # --- running ---
@@ -263,8 +261,7 @@ def first_step(case: Case, key: jax.Array, params: Any) -> dict[str, dict[str, A
     reset_key, action_key, step_key = jax.random.split(key, 3)
     obs, state = case.env.reset(reset_key, params)
     action = sample_action(case.env, case.env.action_space(params), action_key, obs)
-    names = ("obs", "state", "reward", "terminated", "truncated", "info")
-    played = dict(zip(names, case.env.step(step_key, state, action, params), strict=True))
+    played = dict(zip(RETURNS["step"], case.env.step(step_key, state, action, params), strict=True))
     return {"reset": {"obs": obs, "state": state}, "step": played}
 
 
