@@ -133,7 +133,7 @@ class Box:
         require(np.all(low < np.inf), "Box.low", self.low, "below infinity, not NaN")
         require(np.all(high > -np.inf), "Box.high", self.high, "above minus infinity, not NaN")
         below = np.all(np.broadcast_to(low, self.shape) <= np.broadcast_to(high, self.shape))
-        require(below, "Box.low", self.low, f"at most Box.high = {_plain(self.high)!r}")
+        require(below, "Box.low", self.low, f"at most Box.high = {getattr(self.high, 'tolist', lambda: self.high)()!r}")
 
     @property
     def single(self) -> Self:
@@ -260,7 +260,3 @@ def _is_real(dtype: Any) -> bool:
         return any(jnp.issubdtype(jnp.dtype(dtype), kind) for kind in (jnp.bool_, jnp.integer, jnp.floating))
     except TypeError:  # no dtype at all
         return False
-
-
-def _plain(value: Any) -> Any:
-    return value.tolist() if hasattr(value, "tolist") else value

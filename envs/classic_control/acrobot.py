@@ -14,8 +14,7 @@ import numpy as np
 from flax import struct
 
 from wdjax.checks import require
-from wdjax.envs.classic_control.arithmetic import stack_bounds, wrap_angle
-from wdjax.envs.classic_control.game import ClassicControl, StepResult, hold_where
+from wdjax.envs.classic_control.game import ClassicControl, StepResult, hold_where, stack_bounds, wrap_angle
 from wdjax.spaces import Box, Discrete
 
 START = 0.1  # rad and rad/s: every number of a start is within it

@@ -13,8 +13,7 @@ import numpy as np
 from flax import struct
 
 from wdjax.checks import require
-from wdjax.envs.classic_control.arithmetic import stack_bounds
-from wdjax.envs.classic_control.game import ClassicControl, StepResult, hold_where
+from wdjax.envs.classic_control.game import ClassicControl, StepResult, hold_where, stack_bounds
 from wdjax.spaces import Box, Discrete
 
 FIRST_START, LAST_START = -0.6, -0.4  # positions

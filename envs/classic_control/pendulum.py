@@ -13,8 +13,7 @@ import numpy as np
 from flax import struct
 
 from wdjax.checks import require
-from wdjax.envs.classic_control.arithmetic import stack_bounds, wrap_angle
-from wdjax.envs.classic_control.game import ClassicControl, StepResult
+from wdjax.envs.classic_control.game import ClassicControl, StepResult, stack_bounds, wrap_angle
 from wdjax.spaces import Box
 
 START_SPEED = 1.0  # rad/s, the highest of a start

@@ -12,6 +12,7 @@ from wdjax.adapters._foreign import ForeignEnv, State
 from wdjax.checks import require_known
 from wdjax.env import cast_params
 from wdjax.spaces import Space
+from wdjax.vector import StepResult
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,9 +45,7 @@ class GymnaxEnv(ForeignEnv):
             obs = foreign.cast_obs(self._translate(params, obs), obs)
         return obs, foreign.first_state(inner, obs, jnp.bool_(False))
 
-    def step(
-        self, key: jax.Array, state: State, action: Any, params: Any
-    ) -> tuple[Any, State, jax.Array, jax.Array, jax.Array, dict[str, Any]]:
+    def step(self, key: jax.Array, state: State, action: Any, params: Any) -> StepResult:
         with jax.numpy_rank_promotion("allow"):
             obs, inner, reward, ended, info = self.inner.step_env(key, state.inner, action, params)
             cut = self.inner.is_truncated(inner, params) if self.can_truncate else jnp.bool_(False)
@@ -105,8 +104,8 @@ def from_gymnax(env: Any, params: Any = None) -> tuple[GymnaxEnv, Any]:
     foreign.require_environment(env, "gymnax", ("reset_env", "step_env", "default_params"))
     defaults = as_numbers(env.default_params)
     if params is not None:
-        kind = f"{type(params).__module__}.{type(params).__name__}"
         if not isinstance(params, type(defaults)):
+            kind = f"{type(params).__module__}.{type(params).__name__}"
             raise TypeError(f"params is a {kind}: must be a {type(defaults).__name__} of {type(env).__name__}")
         for name, value in vars(cast_params(params, defaults)).items():
             if isinstance(getattr(defaults, name), (bool, int, float)) and np.shape(value) != ():

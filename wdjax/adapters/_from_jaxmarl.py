@@ -16,6 +16,7 @@ from wdjax.adapters import _foreign as foreign
 from wdjax.adapters._foreign import ForeignEnv, State, cast_obs, translate_space
 from wdjax.checks import did_you_mean, require_known
 from wdjax.spaces import Dict, MultiDiscrete, Space
+from wdjax.vector import StepResult
 
 MASK = "action_mask"
 
@@ -62,9 +63,7 @@ class JaxMARLEnv(ForeignEnv):
         terminated = {name: jnp.zeros(size, bool) for name, size in self.groups.items()}
         return obs, foreign.first_state(inner, obs, terminated)
 
-    def step(
-        self, key: jax.Array, state: State, action: dict[str, Any], params: Params
-    ) -> tuple[dict, State, dict, dict, dict, dict[str, Any]]:
+    def step(self, key: jax.Array, state: State, action: dict[str, Any], params: Params) -> StepResult:
         before = state.terminated
         actions = {
             agent: jnp.where(before[name][i], jnp.zeros_like(action[name][i]), action[name][i])

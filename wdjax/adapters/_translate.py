@@ -62,12 +62,10 @@ class Played:
         self._use_params(params)
 
     def _use_params(self, params: Any) -> None:
+        """Takes params, and by the `_use_spaces` of each adapter their spaces where these differ (a new one would
+        forget its own seed)."""
         self.env_params, self._params = params, jax.device_put(params)
         self._use_spaces(self.wdjax_env.observation_space(params), self.wdjax_env.action_space(params))
-
-    def _use_spaces(self, observation_space: Space, action_space: Space) -> None:
-        """Takes the translated spaces where these differ (a new space would forget its own seed)."""
-        raise NotImplementedError
 
     def _change_params(self, options: Mapping[str, Any] | None) -> None:
         """Takes params with what `options["params"]`, a mapping of their names, changes in them.
@@ -121,15 +119,11 @@ def to_gymnasium_spaces(observation_space: Space, action_space: Space) -> tuple[
     An observation's `action_mask` becomes what the `sample(mask)` of the action space takes: one int8 array for
     Discrete actions, a tuple of one for each choice of MultiDiscrete ones.
     """
-    translated = to_gymnasium_space(observation_space)
-    if isinstance(observation_space, Dict) and MASK in observation_space.spaces:
-        parts = {name: to_gymnasium_space(part) for name, part in observation_space.spaces.items()}
-        if isinstance(action_space, Discrete):
-            parts[MASK] = spaces.Box(0, 1, (action_space.n,), np.int8)
-        if isinstance(action_space, MultiDiscrete):
-            parts[MASK] = spaces.Tuple([spaces.Box(0, 1, (n,), np.int8) for n in action_space.nvec])
-        translated = spaces.Dict(parts)
-    return translated, to_gymnasium_space(action_space)
+    observed, done = to_gymnasium_space(observation_space), to_gymnasium_space(action_space)
+    if isinstance(observed, spaces.Dict) and MASK in observed.spaces and hasattr(action_space, "nvec"):
+        masks = [spaces.Box(0, 1, (n,), np.int8) for n in action_space.nvec]
+        observed[MASK] = masks[0] if isinstance(action_space, Discrete) else spaces.Tuple(masks)
+    return observed, done
 
 
 def to_gymnasium_space(space: Space) -> spaces.Space:
@@ -183,13 +177,10 @@ def to_action(space: spaces.Space, own: Space, action: Any, name: str = "action"
     fits = array.shape == space.shape and array.dtype.kind in kinds
     if not (fits and space.contains(array.astype(space.dtype))):
         found = repr(array.tolist()) if array.size <= 8 else f"an array of shape {array.shape}"
-        raise ValueError(f"{name} = {found}: must be in {space}{_hint(space, array)}")
+        outside = isinstance(space, spaces.Box) and array.shape == space.shape and array.dtype.kind in "iuf"
+        hint = " (gymnasium.wrappers.ClipAction clips)" if outside and np.isfinite(array).all() else ""
+        raise ValueError(f"{name} = {found}: must be in {space}{hint}")
     return array.astype(np.dtype(own.dtype))
-
-
-def _hint(space: spaces.Space, array: np.ndarray) -> str:
-    outside = isinstance(space, spaces.Box) and array.shape == space.shape and array.dtype.kind in "iuf"
-    return " (gymnasium.wrappers.ClipAction clips)" if outside and np.isfinite(array).all() else ""
 
 
 def neutral_action(space: spaces.Space) -> Any:

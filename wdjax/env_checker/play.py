@@ -10,19 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from wdjax.env_checker.case import (
-    MASK,
-    RETURNS,
-    Case,
-    as_numpy,
-    fail,
-    has_mask,
-    is_key,
-    named_leaves,
-    quick_jit,
-    sample_action,
-    space_parts,
-)  # fmt: skip
+from wdjax.env_checker.case import MASK, RETURNS, Case, fail, has_mask, quick_jit, sample_action, space_parts
+from wdjax.env_checker.leaves import as_numpy, is_key, named_leaves
 from wdjax.spaces import Box, Space
 from wdjax.vector import all_agents, select
 
@@ -55,8 +44,8 @@ def random_play(case: Case) -> Iterator[Play]:
     pieces = math.ceil(length * step_bytes / CHUNK_BYTES)
     # Nobody has started: all are past their ends.
     starts = (case.reset[1]["obs"], case.reset[1]["state"], case.step[1]["terminated"])
-    carry = (*jax.tree.map(functools.partial(_zeros, replicas), starts), np.zeros(replicas, np.int32))
-    carry = (*carry, np.full(replicas, STEPS_PAST_END + 1, np.int32))
+    starts = jax.tree.map(lambda leaf: jnp.zeros((replicas, *leaf.shape), leaf.dtype), starts)
+    carry = (*starts, np.zeros(replicas, np.int32), np.full(replicas, STEPS_PAST_END + 1, np.int32))
 
     @quick_jit
     def run(key: jax.Array, carry: tuple, params: Any) -> tuple[tuple, Play]:
@@ -66,14 +55,6 @@ def random_play(case: Case) -> Iterator[Play]:
     for piece in range(pieces):
         carry, play = run(jax.random.key(case.seed + piece), carry, case.params)
         yield jax.tree.map(lambda leaf: leaf if is_key(leaf) else np.asarray(leaf), play)
-
-
-def _zeros(num: int, leaf: jax.ShapeDtypeStruct) -> Any:
-    """Returns an array (of NumPy, of keys where the leaf is one) with a leading [num]."""
-    if is_key(leaf):
-        data = jax.eval_shape(jax.random.key_data, leaf)
-        return jax.random.wrap_key_data(np.zeros((num, *data.shape), data.dtype))
-    return np.zeros((num, *leaf.shape), leaf.dtype)
 
 
 def _play_step(case: Case, params: Any, carry: tuple, key: jax.Array) -> tuple[tuple, Play]:
