@@ -107,9 +107,10 @@ class PettingZooEnv(translate.Played, ParallelEnv):
         obs, reward, terminated, truncated, info = jax.device_get(self._advance(action))
         agents = self.agents
         observations, infos = self._observe(obs, agents, translate.as_numbers(info))
-        rewards = self._by_agent(reward, agents, float)
-        terminations = self._by_agent(terminated, agents, bool)
-        truncations = self._by_agent(truncated, agents, bool)
+        rewards, terminations, truncations = (
+            {agent: kind(values[group][i]) for agent in agents for group, i in (self._places[agent],)}
+            for values, kind in ((reward, float), (terminated, bool), (truncated, bool))
+        )
         self.agents = [agent for agent in agents if not (terminations[agent] or truncations[agent])]
         return observations, rewards, terminations, truncations, infos
 
@@ -143,11 +144,6 @@ class PettingZooEnv(translate.Played, ParallelEnv):
             seen = translate.take_row(self.observation_spaces[agent], obs[group], i)
             observations[agent], infos[agent] = seen, translate.with_mask(dict(info), seen)
         return observations, infos
-
-    def _by_agent(self, values: dict[str, np.ndarray], agents: list[str], kind: type) -> dict[str, Any]:
-        """Returns values by group ([agents of the group]) as Python numbers by agent."""
-        places = ((agent, *self._places[agent]) for agent in agents)
-        return {agent: kind(values[group][i]) for agent, group, i in places}
 
 
 to_pettingzoo = PettingZooEnv

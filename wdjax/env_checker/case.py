@@ -110,23 +110,19 @@ def trace(method: str, function: Callable, *args: Any) -> tuple[Any, dict[str, A
         leaves_after, structure_after = jax.tree.flatten(args)
         if structure != structure_after or any(a is not b for a, b in zip(leaves, leaves_after, strict=True)):
             fail(f"{method} changes its arguments in place: build new dicts and lists, as {{**old, name: new}} does")
-        return _named_results(method, result)
+        names = RETURNS[method]
+        if not isinstance(result, tuple) or len(result) != len(names):
+            found = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
+            fail(f"{method} returns {found}: return ({', '.join(names)})")
+        named = dict(zip(names, result, strict=True))
+        for name, leaf in named_leaves(named):
+            if not is_number(leaf):
+                fail(f"{method} returns {name} = {leaf!r:.80}: must be an array, a number, or a pytree of them")
+        return named
 
     with explained(method):
         jaxpr, shapes = jax.make_jaxpr(traced, return_shape=True)(*args)
     return jaxpr.jaxpr, shapes
-
-
-def _named_results(method: str, result: Any) -> dict[str, Any]:
-    names = RETURNS[method]
-    if not isinstance(result, tuple) or len(result) != len(names):
-        found = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
-        fail(f"{method} returns {found}: return ({', '.join(names)})")
-    named = dict(zip(names, result, strict=True))
-    for name, leaf in named_leaves(named):
-        if not is_number(leaf):
-            fail(f"{method} returns {name} = {leaf!r:.80}: must be an array, a number, or a pytree of them")
-    return named
 
 
 @contextlib.contextmanager
@@ -146,14 +142,10 @@ def explained(method: str) -> Iterator[None]:
 
 def author_line(error: BaseException) -> str:
     """Returns "file.py:line" of the innermost frame that is neither jax's, NumPy's nor the wdjax core's."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_author(frame.filename)]
+    others = ("<string>", *_LIBRARIES)  # the first: a constructor that dataclasses wrote
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(others)]
+    frames = [frame for frame in frames if Path(frame.filename).parent not in (_CHECKER, _CORE)]
     return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "an unknown line"
-
-
-def _is_author(filename: str) -> bool:
-    if filename.startswith(("<string>", *_LIBRARIES)):  # the first: a constructor that dataclasses wrote
-        return False
-    return Path(filename).parent not in (_CHECKER, _CORE)
 
 
 def _is_of_a_tracer(error: Exception) -> bool:

@@ -195,7 +195,8 @@ def ended_agents_have_no_effect(case: Case, play: Play) -> None:
     index = index[np.linspace(0, len(index) - 1, NUM_PAIRS).astype(int)]
     some = jax.tree.map(lambda leaf: leaf[index[:, 0], index[:, 1]], play)
     actions = case.by_group(some.action)
-    others = case.by_group(jax.tree.map(lambda leaf: _shuffled_rows(leaf, case.seed), play.action))
+    chosen = np.random.default_rng(case.seed).integers(0, play.time.size, NUM_PAIRS)
+    others = case.by_group(jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[chosen], play.action))
     changed = {
         group: select(ended, others[group], actions[group]) for group, ended in case.by_group(some.ended).items()
     }
@@ -208,12 +209,6 @@ def ended_agents_have_no_effect(case: Case, play: Play) -> None:
         if not np.array_equal(as_numpy(leaf), as_numpy(other_leaf)):
             remedy = "hold still who has terminated, with jnp.where"
             fail(f"step lets the action of an agent that has terminated change {name}: {remedy}")
-
-
-def _shuffled_rows(leaf: np.ndarray, seed: int) -> np.ndarray:
-    """Returns NUM_PAIRS random rows [NUM_PAIRS, ...] of an array [T, N, ...]."""
-    flat = leaf.reshape(-1, *leaf.shape[2:])
-    return flat[np.random.default_rng(seed).integers(0, len(flat), NUM_PAIRS)]
 
 
 # --- the twin ---
