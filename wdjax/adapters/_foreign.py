@@ -157,6 +157,5 @@ def argument_names(env: Any) -> list[str]:
     """Returns the names that the constructor of an environment takes, those of its base classes included."""
     constructors = [cls.__init__ for cls in type(env).__mro__ if "__init__" in vars(cls) and cls is not object]
     parameters = [parameter for one in constructors for parameter in inspect.signature(one).parameters.values()]
-    names = [parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
-    names += [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
-    return [name for name in dict.fromkeys(names) if name != "self"]
+    named = [one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+    return [name for name in dict.fromkeys(named) if name != "self"]
