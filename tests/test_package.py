@@ -57,7 +57,7 @@ except RuntimeError:
 
 
 def test_public_names_resolve():
-    assert set(wdjax.__all__) == set(wdjax._HOME) | set(wdjax._SUBPACKAGES)
+    assert set(wdjax.__all__) == set(wdjax._HOME)
     for name in wdjax.__all__:
         assert getattr(wdjax, name) is not None
         assert name in dir(wdjax)

@@ -1,7 +1,8 @@
 """Learning: configurations, the learner, evaluation, and the host's side of a run."""
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from wdjax.lazy import import_when_used
 
 if TYPE_CHECKING:
     from wdjax.train.algorithms.on_policy.returns import gae
@@ -26,44 +27,6 @@ if TYPE_CHECKING:
     from wdjax.train.storage.metrics_log import read_metrics
     from wdjax.train.trainer import Trainer
 
-# Public name -> the module that holds it, imported when the name is first used.
-_HOME = {
-    "Algorithm": "state.algorithm",
-    "BadNumbersError": "host.failures",
-    "DDPGConfig": "config.schema",
-    "Episodes": "evaluation.episodes",
-    "Learner": "learner.learner",
-    "Memory": "state.state",
-    "NetworkConfig": "config.schema",
-    "OnPolicy": "algorithms.on_policy.update",
-    "Player": "evaluation.players",
-    "PolicyConfig": "config.schema",
-    "PolicyState": "state.state",
-    "Rows": "state.rows",
-    "TrainConfig": "config.schema",
-    "TrainState": "state.state",
-    "Trainer": "trainer",
-    "Trajectory": "evaluation.trajectory",
-    "cross_play": "evaluation.evaluate",
-    "describe_bad_numbers": "learner.bad_numbers",
-    "evaluate": "evaluation.evaluate",
-    "gae": "algorithms.on_policy.returns",
-    "list_presets": "load",
-    "load_config": "load",
-    "load_run": "load",
-    "make_learner": "learner.learner",
-    "read_metrics": "storage.metrics_log",
-    "record_episode": "evaluation.trajectory",
-    "register_algorithm": "state.registry",
-    "register_encoder": "networks.encoders",
-    "sample_blocks": "rollout.draws",
-    "save_curves": "host.plots",
-    "save_episode": "evaluation.trajectory",
-    "statistics": "evaluation.episodes",
-    "traced": "config.facts",
-    "with_hypers": "state.state",
-}
-
 __all__ = [
     "Algorithm", "BadNumbersError", "DDPGConfig", "Episodes", "Learner", "Memory", "NetworkConfig", "OnPolicy",
     "Player", "PolicyConfig", "PolicyState", "Rows", "TrainConfig", "TrainState", "Trainer", "Trajectory",
@@ -72,12 +35,4 @@ __all__ = [
     "save_curves", "save_episode", "statistics", "traced", "with_hypers",
 ]  # fmt: skip
 
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(importlib.import_module(f"wdjax.train.{_HOME[name]}"), name)
-    raise AttributeError(f"module 'wdjax.train' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__, _HOME = import_when_used(__name__)

@@ -28,12 +28,9 @@ def require_known(kind: str, name: str, known: Iterable[str]) -> None:
 def require(condition: Any, field: str, value: Any, allowed: str) -> None:
     """Raises ValueError("field = value: must be allowed") where the condition is false."""
     if not bool(condition):
-        raise ValueError(f"{field} = {_shown(getattr(value, 'tolist', lambda: value)())}: must be {allowed}")
-
-
-def _shown(value: Any) -> str:
-    words = repr(value)
-    return words if len(words) <= 300 else f"{words[:100]} ... ({len(words)} characters)"
+        words = repr(getattr(value, "tolist", lambda: value)())
+        shown = words if len(words) <= 300 else f"{words[:100]} ... ({len(words)} characters)"
+        raise ValueError(f"{field} = {shown}: must be {allowed}")
 
 
 def require_integer(field: str, value: Any, low: int) -> None:

@@ -62,7 +62,17 @@ class Transition:
 def start_play(env: Env, params: Any, key: jax.Array, num_envs: int) -> PlayState:
     """Starts `num_envs` replicas, from one typed key."""
     require_integer("num_envs", num_envs, 1)
-    return jax.vmap(lambda key: _start_replica(env, params, key))(jax.random.split(key, num_envs))
+
+    def start(key: jax.Array) -> PlayState:
+        keys, zero = tuple(jax.random.split(key, 3)), jnp.int32(0)
+        first = env.reset(jax.random.fold_in(keys[2], 0), params)
+        action = jax.eval_shape(env.action_space(params).sample, key)
+        played = jax.eval_shape(env.step, key, first[1], action, params)
+        sums = played[2], jax.eval_shape(_as_counts, played[5])
+        reward, info = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), sums)
+        return PlayState(keys, zero, zero, *first, first, jnp.bool_(False), reward, zero, info)
+
+    return jax.vmap(start)(jax.random.split(key, num_envs))
 
 
 def play(
@@ -135,19 +145,6 @@ def uniform_action(space: Space, key: jax.Array) -> Any:
         sizes = jnp.asarray(space.n if isinstance(space, Discrete) else space.nvec, jnp.uint32)
         return (jax.random.bits(key, space.shape) % jnp.broadcast_to(sizes, space.shape)).astype(space.dtype)
     return space.sample(key)
-
-
-def _start_replica(env: Env, params: Any, key: jax.Array) -> PlayState:
-    keys = tuple(jax.random.split(key, 3))
-    zero = jnp.int32(0)
-    obs, env_state = env.reset(jax.random.fold_in(keys[2], 0), params)
-    action = jax.eval_shape(env.action_space(params).sample, key)
-    played = jax.eval_shape(env.step, key, env_state, action, params)
-    zeros = lambda leaf: jnp.zeros(leaf.shape, leaf.dtype)  # noqa: E731
-    info = jax.tree.map(zeros, jax.eval_shape(_as_counts, played[5]))
-    return PlayState(
-        keys, zero, zero, obs, env_state, (obs, env_state), jnp.bool_(False), jax.tree.map(zeros, played[2]), zero, info
-    )
 
 
 def _draws(state: PlayState, over: jax.Array) -> jax.Array:

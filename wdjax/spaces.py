@@ -18,20 +18,8 @@ LARGEST = 2**31 - 1  # of int32
 
 
 @dataclasses.dataclass(frozen=True)
-class Discrete:
-    """The whole numbers 0 .. n - 1, as int32 of shape `batch_shape`."""
-
-    n: int
-    batch_shape: tuple[int, ...] = ()  # leading axes that count agents
-
-    def __post_init__(self):
-        require_integer("Discrete.n", self.n, 1)
-        require(self.n <= LARGEST, "Discrete.n", self.n, f"at most {LARGEST}, as int32 is")
-        _check_shape("Discrete.batch_shape", self.batch_shape)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.batch_shape
+class _Choices:
+    """What the spaces of int32 share: `sizes` are the numbers of choices, `batch_shape` the leading axes of agents."""
 
     @property
     def dtype(self) -> Any:
@@ -45,18 +33,43 @@ class Discrete:
         return dataclasses.replace(self, batch_shape=(num, *self.batch_shape))
 
     def sample(self, key: jax.Array) -> jax.Array:
-        """Draws uniformly."""
-        return jax.random.randint(key, self.shape, 0, self.n, jnp.int32)
+        """Draws uniformly, every component for itself."""
+        return jax.random.randint(key, self.shape, 0, self.sizes, jnp.int32)
 
     def contains(self, value: jax.Array) -> jax.Array:
         """Returns whether shape, kind of dtype and every value fit: a bool scalar."""
         value = jnp.asarray(value)
         fits = value.shape == self.shape and jnp.issubdtype(value.dtype, jnp.integer)
-        return jnp.all((value >= 0) & (value < self.n)) if fits else jnp.bool_(False)
+        return jnp.all((value >= 0) & (value < self.sizes)) if fits else jnp.bool_(False)
 
 
 @dataclasses.dataclass(frozen=True)
-class MultiDiscrete:
+class Discrete(_Choices):
+    """The whole numbers 0 .. n - 1, as int32 of shape `batch_shape`."""
+
+    n: int
+    batch_shape: tuple[int, ...] = ()  # leading axes that count agents
+
+    def __post_init__(self):
+        _check_size("Discrete.n", self.n)
+        _check_shape("Discrete.batch_shape", self.batch_shape)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.batch_shape
+
+    @property
+    def sizes(self) -> int:
+        return self.n
+
+    @property
+    def nvec(self) -> tuple[int, ...]:
+        """(n,): as MultiDiscrete of one component has it."""
+        return (self.n,)
+
+
+@dataclasses.dataclass(frozen=True)
+class MultiDiscrete(_Choices):
     """Several Discrete components side by side: component i takes 0 .. nvec[i] - 1; int32 of shape [..., len(nvec)]."""
 
     nvec: tuple[int, ...]
@@ -69,8 +82,7 @@ class MultiDiscrete:
         object.__setattr__(self, "nvec", tuple(self.nvec))  # a list or an array could not be hashed
         require(len(self.nvec) > 0, "MultiDiscrete.nvec", self.nvec, "a tuple of at least one size")
         for size in self.nvec:
-            require_integer("a size in MultiDiscrete.nvec", size, 1)
-            require(size <= LARGEST, "a size in MultiDiscrete.nvec", size, f"at most {LARGEST}, as int32 is")
+            _check_size("a size in MultiDiscrete.nvec", size)
         _check_shape("MultiDiscrete.batch_shape", self.batch_shape)
 
     @property
@@ -78,27 +90,8 @@ class MultiDiscrete:
         return (*self.batch_shape, len(self.nvec))
 
     @property
-    def dtype(self) -> Any:
-        return jnp.int32
-
-    @property
-    def single(self) -> Self:
-        return dataclasses.replace(self, batch_shape=())
-
-    def batch(self, num: int) -> Self:
-        return dataclasses.replace(self, batch_shape=(num, *self.batch_shape))
-
-    def sample(self, key: jax.Array) -> jax.Array:
-        """Draws every component uniformly."""
-        sizes = np.broadcast_to(np.array(self.nvec, np.int32), self.shape)
-        return jax.random.randint(key, self.shape, 0, sizes, jnp.int32)
-
-    def contains(self, value: jax.Array) -> jax.Array:
-        """Returns whether shape, kind of dtype and every value fit: a bool scalar."""
-        value = jnp.asarray(value)
-        fits = value.shape == self.shape and jnp.issubdtype(value.dtype, jnp.integer)
-        sizes = np.broadcast_to(np.array(self.nvec, np.int32), self.shape)
-        return jnp.all((value >= 0) & (value < sizes)) if fits else jnp.bool_(False)
+    def sizes(self) -> np.ndarray:
+        return np.broadcast_to(np.array(self.nvec, np.int32), self.shape)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -140,7 +133,7 @@ class Box:
         require(np.all(low < np.inf), "Box.low", self.low, "below infinity, not NaN")
         require(np.all(high > -np.inf), "Box.high", self.high, "above minus infinity, not NaN")
         below = np.all(np.broadcast_to(low, self.shape) <= np.broadcast_to(high, self.shape))
-        require(below, "Box.low", self.low, f"at most Box.high = {_plain(self.high)!r}")
+        require(below, "Box.low", self.low, f"at most Box.high = {getattr(self.high, 'tolist', lambda: self.high)()!r}")
 
     @property
     def single(self) -> Self:
@@ -250,6 +243,11 @@ def sample_shapes(space: Any) -> Any:
     return jax.eval_shape(lambda: space.sample(jax.random.key(0)))
 
 
+def _check_size(field: str, size: Any) -> None:
+    require_integer(field, size, 1)
+    require(size <= LARGEST, field, size, f"at most {LARGEST}, as int32 is")
+
+
 def _check_shape(field: str, shape: Any) -> None:
     if not isinstance(shape, (tuple, list)):
         raise TypeError(f"{field} = {shape!r}: must be a tuple of sizes, as (3,)")
@@ -262,7 +260,3 @@ def _is_real(dtype: Any) -> bool:
         return any(jnp.issubdtype(jnp.dtype(dtype), kind) for kind in (jnp.bool_, jnp.integer, jnp.floating))
     except TypeError:  # no dtype at all
         return False
-
-
-def _plain(value: Any) -> Any:
-    return value.tolist() if hasattr(value, "tolist") else value

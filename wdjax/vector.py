@@ -25,6 +25,7 @@ class ResetPool:
 RESERVED_INFO = ("over", "final_obs", "episode_return", "episode_length", "episode_info")
 
 ResetStrategy = Literal["fresh", "fixed"] | ResetPool
+StepResult = tuple[Any, Any, Any, Any, Any, dict[str, Any]]  # obs, state, reward, terminated, truncated, info
 
 
 @struct.dataclass
@@ -64,9 +65,7 @@ class VectorEnv:
         )
         return obs, state
 
-    def step(
-        self, key: jax.Array, state: VectorState, action: Any, params: Any
-    ) -> tuple[Any, VectorState, Any, Any, Any, dict[str, Any]]:
+    def step(self, key: jax.Array, state: VectorState, action: Any, params: Any) -> StepResult:
         """Advances every replica once and restarts those whose episode is over.
 
         Args:
@@ -93,35 +92,28 @@ class VectorEnv:
 
     def step_with_keys(
         self, keys: tuple[jax.Array, jax.Array], state: VectorState, action: Any, params: Any
-    ) -> tuple[Any, VectorState, Any, Any, Any, dict[str, Any]]:
+    ) -> StepResult:
         """`step` with the keys that `draw_keys` returned."""
         return self._advance(lambda keys: keys, *keys, state, action, params)
 
     def _advance(
         self, replica_keys: Callable, step_key: jax.Array, start_key: jax.Array, state: VectorState, action: Any,
         params: Any,
-    ) -> tuple[Any, VectorState, Any, Any, Any, dict[str, Any]]:  # fmt: skip
+    ) -> StepResult:  # fmt: skip
         """`step`; `replica_keys` makes those of every replica from `step_key`, and from `start_key` where one ends."""
         scene, env_state, reward, terminated, truncated, env_info = self._advance_replicas(
             replica_keys(step_key), state.env_state, action, params
         )
         final_obs = self._observe(scene, params)
         over = all_agents(jax.tree.map(jnp.logical_or, terminated, truncated))
-        episode_return = jax.tree.map(jnp.add, state.episode_return, reward)
-        episode_length = state.episode_length + 1
-        episode_info = jax.tree.map(jnp.add, state.episode_info, env_info)
-        info = {
-            **env_info, "over": over, "final_obs": final_obs, "episode_return": episode_return,
-            "episode_length": episode_length, "episode_info": episode_info,
-        }  # fmt: skip
+        sums = (state.episode_return, state.episode_length, state.episode_info)
+        sums = jax.tree.map(jnp.add, sums, (reward, 1, env_info))
+        info = {**env_info, **dict(zip(RESERVED_INFO, (over, final_obs, *sums), strict=True))}
 
         current = (scene, final_obs, env_state)
         obs, env_state = self._restart(replica_keys, over, start_key, current, params, state.starts)
-        episode_return, episode_length, episode_info = select(
-            over, jax.tree.map(jnp.zeros_like, (episode_return, episode_length, episode_info)),
-            (episode_return, episode_length, episode_info),
-        )  # fmt: skip
-        state = VectorState(env_state, episode_return, episode_length, episode_info, state.starts)
+        sums = select(over, jax.tree.map(jnp.zeros_like, sums), sums)
+        state = VectorState(env_state, *sums, state.starts)
         return obs, state, reward, terminated, truncated, info
 
     def _restart(
@@ -188,15 +180,18 @@ class VectorEnv:
         """Returns (obs, env_state) of a new start for every replica, from its key of [num_envs]."""
         if self.reset_strategy == "fresh":
             return jax.vmap(self.env.reset, (0, self.params_axis))(keys, params)
-        num_starts = _num_starts(self.reset_strategy)
-        index = jax.vmap(lambda key: jax.random.randint(key, (), 0, num_starts))(keys)
+        index = jax.vmap(lambda key: jax.random.randint(key, (), 0, self._num_starts))(keys)
         take = lambda starts, i: jax.tree.map(lambda leaf: leaf[i], starts)  # noqa: E731
         return jax.vmap(take, (self.params_axis, 0))(starts, index)
+
+    @property
+    def _num_starts(self) -> int:
+        return getattr(self.reset_strategy, "n", 1)
 
     def _draw_starts(self, key: jax.Array, params: Any) -> Any:
         if self.reset_strategy == "fresh":
             return None
-        keys = jax.random.split(key, _num_starts(self.reset_strategy))
+        keys = jax.random.split(key, self._num_starts)
         draw = lambda params: jax.vmap(self.env.reset, (0, None))(keys, params)  # noqa: E731
         return draw(params) if self.params_axis is None else jax.vmap(draw)(params)
 
@@ -289,10 +284,6 @@ def select(rows: jax.Array, chosen: Any, other: Any) -> Any:
         return jnp.where(rows.reshape(rows.shape + (1,) * (a.ndim - rows.ndim)), a, b)
 
     return jax.tree.map(pick, chosen, other)
-
-
-def _num_starts(strategy: ResetStrategy) -> int:
-    return strategy.n if isinstance(strategy, ResetPool) else 1
 
 
 def _check_key(key: jax.Array, num_envs: int) -> None:

@@ -6,7 +6,7 @@ as in gymnasium's Acrobot-v1.
 """
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +14,7 @@ import numpy as np
 from flax import struct
 
 from wdjax.checks import require
-from wdjax.env import Env
-from wdjax.envs.classic_control.arithmetic import stack_bounds, wrap_angle
+from wdjax.envs.classic_control.game import ClassicControl, StepResult, hold_where, stack_bounds, wrap_angle
 from wdjax.spaces import Box, Discrete
 
 START = 0.1  # rad and rad/s: every number of a start is within it
@@ -52,15 +51,11 @@ class Params:
 
 
 @dataclasses.dataclass(frozen=True)
-class Acrobot(Env):
+class Acrobot(ClassicControl):
     """One agent, Discrete(3) actions (one torque each), observation: cosine and sine of both angles, both speeds."""
 
-    can_truncate: ClassVar[bool] = True
-    cheap_reset: ClassVar[bool] = True
-
-    @property
-    def default_params(self) -> Params:
-        return Params()
+    default_params: ClassVar[Params] = Params()
+    drawing: ClassVar[str] = "draw_acrobot"
 
     def check_params(self, params: Params) -> None:
         for name in ("LINK_LENGTH_1", "LINK_LENGTH_2", "LINK_MASS_1", "LINK_MASS_2", "LINK_MOI", "dt"):
@@ -78,14 +73,9 @@ class Acrobot(Env):
         state = State(theta1, theta2, theta1_dot, theta2_dot, jnp.int32(0))
         return observe(state), state
 
-    def step(
-        self, key: jax.Array, state: State, action: jax.Array, params: Params
-    ) -> tuple[jax.Array, State, jax.Array, jax.Array, jax.Array, dict[str, Any]]:
+    def step(self, key: jax.Array, state: State, action: jax.Array, params: Params) -> StepResult:
         """Holds one torque for `dt` seconds; the reward is -1 a step, and 0 for the one that ends upright."""
-        up_before = is_up(state)
-        moved = dynamics(state, action, params)
-        state = jax.tree.map(lambda old, new: jnp.where(up_before, old, new), state, moved)
-        state = state.replace(time=moved.time)
+        state = hold_where(is_up(state), state, dynamics(state, action, params))
         terminated = is_up(state)
         truncated = (state.time >= params.episode_length) & ~terminated
         reward = jnp.where(terminated, 0.0, -1.0)
@@ -97,11 +87,6 @@ class Acrobot(Env):
 
     def action_space(self, params: Params) -> Discrete:
         return Discrete(3)
-
-    def draw(self, axes: Any, state: State, params: Params, history: Any = None) -> None:
-        from wdjax.envs.classic_control.drawing import draw_acrobot
-
-        draw_acrobot(axes, state, params)
 
 
 def dynamics(state: State, action: jax.Array, params: Params) -> State:

@@ -5,7 +5,7 @@ IEEE SMC-13 (1983); constants and integration as in gymnasium's CartPole-v1.
 """
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ import numpy as np
 from flax import struct
 
 from wdjax.checks import require
-from wdjax.env import Env
+from wdjax.envs.classic_control.game import ClassicControl, StepResult, hold_where
 from wdjax.spaces import Box, Discrete
 
 
@@ -52,15 +52,11 @@ class Params:
 
 
 @dataclasses.dataclass(frozen=True)
-class CartPole(Env):
+class CartPole(ClassicControl):
     """One agent, Discrete(2) actions (push left, push right), observation (x, x_dot, theta, theta_dot)."""
 
-    can_truncate: ClassVar[bool] = True
-    cheap_reset: ClassVar[bool] = True
-
-    @property
-    def default_params(self) -> Params:
-        return Params()
+    default_params: ClassVar[Params] = Params()
+    drawing: ClassVar[str] = "draw_cartpole"
 
     def check_params(self, params: Params) -> None:
         for name in ("masscart", "masspole", "length", "tau", "theta_threshold_radians", "x_threshold"):
@@ -73,14 +69,10 @@ class CartPole(Env):
         state = State(x, x_dot, theta, theta_dot, jnp.int32(0))
         return observe(state), state
 
-    def step(
-        self, key: jax.Array, state: State, action: jax.Array, params: Params
-    ) -> tuple[jax.Array, State, jax.Array, jax.Array, jax.Array, dict[str, Any]]:
+    def step(self, key: jax.Array, state: State, action: jax.Array, params: Params) -> StepResult:
         """Pushes the cart once; the reward is 1 a step, that of the fall included."""
         fallen_before = has_fallen(state, params)
-        moved = dynamics(state, action, params)
-        state = jax.tree.map(lambda old, new: jnp.where(fallen_before, old, new), state, moved)
-        state = state.replace(time=moved.time)
+        state = hold_where(fallen_before, state, dynamics(state, action, params))
         terminated = has_fallen(state, params)
         truncated = (state.time >= params.episode_length) & ~terminated
         reward = jnp.where(fallen_before, 0.0, 1.0)
@@ -92,11 +84,6 @@ class CartPole(Env):
 
     def action_space(self, params: Params) -> Discrete:
         return Discrete(2)
-
-    def draw(self, axes: Any, state: State, params: Params, history: Any = None) -> None:
-        from wdjax.envs.classic_control.drawing import draw_cartpole
-
-        draw_cartpole(axes, state, params)
 
 
 def dynamics(state: State, action: jax.Array, params: Params) -> State:

@@ -1,4 +1,7 @@
-"""Pictures of classic control, in true proportions (metres)."""
+"""Pictures of classic control, in true proportions (metres).
+
+Each `draw_` draws one state of a game, with its params (arrays of NumPy or JAX), onto empty matplotlib axes.
+"""
 
 from typing import Any
 
@@ -14,13 +17,7 @@ HILL_BASE, HILL_HEIGHT = 0.55, 0.45  # m, as gymnasium draws it: the dynamics kn
 
 
 def draw_cartpole(axes: Axes, state: Any, params: Any) -> None:
-    """Draws one state of cartpole: track, cart, pole, and the limits beyond which the episode ends.
-
-    Args:
-        axes: empty matplotlib axes.
-        state: its state; arrays of NumPy or JAX.
-        params: its params.
-    """
+    """Draws one state of cartpole: track, cart, pole, and the limits beyond which the episode ends."""
     x, theta = float(state.x), float(state.theta)
     limit, tilt = float(params.x_threshold), float(params.theta_threshold_radians)
     pole = 2 * float(params.length)  # the params hold half of it
@@ -50,13 +47,7 @@ def draw_cartpole(axes: Axes, state: Any, params: Any) -> None:
 
 
 def draw_acrobot(axes: Axes, state: Any, params: Any) -> None:
-    """Draws one state of acrobot: the two links, their joints, and the height that the tip must pass.
-
-    Args:
-        axes: empty matplotlib axes.
-        state: its state; arrays of NumPy or JAX.
-        params: its params.
-    """
+    """Draws one state of acrobot: the two links, their joints, and the height that the tip must pass."""
     theta1, theta2 = float(state.theta1), float(state.theta2)
     length1, length2 = float(params.LINK_LENGTH_1), float(params.LINK_LENGTH_2)
     elbow = length1 * np.array([np.sin(theta1), -np.cos(theta1)])
@@ -81,13 +72,7 @@ def draw_acrobot(axes: Axes, state: Any, params: Any) -> None:
 
 
 def draw_mountain_car(axes: Axes, state: Any, params: Any) -> None:
-    """Draws one state of mountain_car or continuous_mountain_car: the track, the wall, the goal, and the car.
-
-    Args:
-        axes: empty matplotlib axes.
-        state: its state; arrays of NumPy or JAX.
-        params: its params.
-    """
+    """Draws one state of mountain_car or continuous_mountain_car: the track, the wall, the goal, and the car."""
     position, velocity = float(state.position), float(state.velocity)
     goal, room = float(params.goal_position), 0.6 * CAR_LENGTH  # the car's middle is its position: it has ends
     low, high = float(params.min_position) - room, float(params.max_position) + room
@@ -134,13 +119,7 @@ def draw_car(axes: Axes, position: float, speed: float) -> None:
 
 
 def draw_pendulum(axes: Axes, state: Any, params: Any) -> None:
-    """Draws one state of pendulum: the rod, its pivot, and the upright place where it should come to rest.
-
-    Args:
-        axes: empty matplotlib axes.
-        state: its state; arrays of NumPy or JAX.
-        params: its params.
-    """
+    """Draws one state of pendulum: the rod, its pivot, and the upright place where it should come to rest."""
     theta, theta_dot, length = float(state.theta), float(state.theta_dot), float(params.l)
     tip = length * np.array([-np.sin(theta), np.cos(theta)])
 

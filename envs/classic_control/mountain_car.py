@@ -13,8 +13,7 @@ import numpy as np
 from flax import struct
 
 from wdjax.checks import require
-from wdjax.env import Env
-from wdjax.envs.classic_control.arithmetic import stack_bounds
+from wdjax.envs.classic_control.game import ClassicControl, StepResult, hold_where, stack_bounds
 from wdjax.spaces import Box, Discrete
 
 FIRST_START, LAST_START = -0.6, -0.4  # positions
@@ -44,68 +43,44 @@ class Params:
 
 
 @dataclasses.dataclass(frozen=True)
-class MountainCar(Env):
+class MountainCar(ClassicControl):
     """One agent, Discrete(3) actions (push left, none, push right), observation (position, velocity)."""
 
-    can_truncate: ClassVar[bool] = True
-    cheap_reset: ClassVar[bool] = True
+    default_params: ClassVar[Params] = Params()
+    drawing: ClassVar[str] = "draw_mountain_car"
 
-    @property
-    def default_params(self) -> Params:
-        return Params()
+    def check_params(self, params: Any) -> None:
+        """Raises ValueError where a track has no room for the starts or the goal, or nothing could move on it."""
+        low, high, goal = params.min_position, params.max_position, params.goal_position
+        first, last = np.float32(FIRST_START), np.float32(LAST_START)
+        require(np.all(low <= first), "min_position", low, f"at most {FIRST_START}, where starts begin")
+        require(np.all(high >= last), "max_position", high, f"at least {LAST_START}, where starts end")
+        allowed = f"at least {LAST_START}, where starts end, and at most max_position"
+        require(np.all((goal >= last) & (goal <= high)), "goal_position", goal, allowed)
+        require(np.all(params.max_speed > 0), "max_speed", params.max_speed, "above 0")
+        require(np.all(params.episode_length > 0), "episode_length", params.episode_length, "above 0")
 
-    def check_params(self, params: Params) -> None:
-        check_track(params)
-
-    def reset(self, key: jax.Array, params: Params) -> tuple[jax.Array, State]:
+    def reset(self, key: jax.Array, params: Any) -> tuple[jax.Array, State]:
         """Starts at rest in the valley: the position uniform in [-0.6, -0.4)."""
-        state = start(key)
+        position = jax.random.uniform(key, (), jnp.float32, FIRST_START, LAST_START)
+        state = State(position, jnp.float32(0), jnp.int32(0))
         return observe(state), state
 
-    def step(
-        self, key: jax.Array, state: State, action: jax.Array, params: Params
-    ) -> tuple[jax.Array, State, jax.Array, jax.Array, jax.Array, dict[str, Any]]:
+    def step(self, key: jax.Array, state: State, action: jax.Array, params: Params) -> StepResult:
         """Pushes the car once; the reward is -1 a step, that of the arrival included."""
         arrived_before = has_arrived(state, params)
-        moved = roll(state, (action - 1) * params.force, params)
-        state = jax.tree.map(lambda old, new: jnp.where(arrived_before, old, new), state, moved)
-        state = state.replace(time=moved.time)
+        state = hold_where(arrived_before, state, roll(state, (action - 1) * params.force, params))
         terminated = has_arrived(state, params)
         truncated = (state.time >= params.episode_length) & ~terminated
         reward = jnp.where(arrived_before, 0.0, -1.0)
         return observe(state), state, reward, terminated, truncated, {}
 
-    def observation_space(self, params: Params) -> Box:
-        return track_space(params)
+    def observation_space(self, params: Any) -> Box:
+        low = stack_bounds(params.min_position, -params.max_speed)
+        return Box(low, stack_bounds(params.max_position, params.max_speed), (2,))
 
     def action_space(self, params: Params) -> Discrete:
         return Discrete(3)
-
-    def draw(self, axes: Any, state: State, params: Params, history: Any = None) -> None:
-        from wdjax.envs.classic_control.drawing import draw_mountain_car
-
-        draw_mountain_car(axes, state, params)
-
-
-# What follows serves continuous_mountain_car too, whose params have the same names.
-
-
-def check_track(params: Any) -> None:
-    """Raises ValueError where a track has no room for the starts or the goal, or nothing could move on it."""
-    low, high, goal = params.min_position, params.max_position, params.goal_position
-    first, last = np.float32(FIRST_START), np.float32(LAST_START)
-    require(np.all(low <= first), "min_position", low, f"at most {FIRST_START}, where starts begin")
-    require(np.all(high >= last), "max_position", high, f"at least {LAST_START}, where starts end")
-    allowed = f"at least {LAST_START}, where starts end, and at most max_position"
-    require(np.all((goal >= last) & (goal <= high)), "goal_position", goal, allowed)
-    require(np.all(params.max_speed > 0), "max_speed", params.max_speed, "above 0")
-    require(np.all(params.episode_length > 0), "episode_length", params.episode_length, "above 0")
-
-
-def start(key: jax.Array) -> State:
-    """Draws a car at rest, its position uniform in [-0.6, -0.4)."""
-    position = jax.random.uniform(key, (), jnp.float32, FIRST_START, LAST_START)
-    return State(position, jnp.float32(0), jnp.int32(0))
 
 
 def roll(state: State, push: jax.Array, params: Any) -> State:
@@ -123,12 +98,6 @@ def roll(state: State, push: jax.Array, params: Any) -> State:
 def has_arrived(state: State, params: Any) -> jax.Array:
     """Returns whether the car is at the goal or beyond, and as fast as is asked: a bool scalar."""
     return (state.position >= params.goal_position) & (state.velocity >= params.goal_velocity)
-
-
-def track_space(params: Any) -> Box:
-    """Returns the space of (position, velocity)."""
-    low = stack_bounds(params.min_position, -params.max_speed)
-    return Box(low, stack_bounds(params.max_position, params.max_speed), (2,))
 
 
 def observe(state: State) -> jax.Array:

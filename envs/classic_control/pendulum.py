@@ -5,7 +5,7 @@ integration and reward as in gymnasium's Pendulum-v1.
 """
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +13,7 @@ import numpy as np
 from flax import struct
 
 from wdjax.checks import require
-from wdjax.env import Env
-from wdjax.envs.classic_control.arithmetic import stack_bounds, wrap_angle
+from wdjax.envs.classic_control.game import ClassicControl, StepResult, stack_bounds, wrap_angle
 from wdjax.spaces import Box
 
 START_SPEED = 1.0  # rad/s, the highest of a start
@@ -43,15 +42,11 @@ class Params:
 
 
 @dataclasses.dataclass(frozen=True)
-class Pendulum(Env):
+class Pendulum(ClassicControl):
     """One agent, Box actions of shape (1,) (the torque), observation (cos theta, sin theta, theta_dot)."""
 
-    can_truncate: ClassVar[bool] = True
-    cheap_reset: ClassVar[bool] = True
-
-    @property
-    def default_params(self) -> Params:
-        return Params()
+    default_params: ClassVar[Params] = Params()
+    drawing: ClassVar[str] = "draw_pendulum"
 
     def check_params(self, params: Params) -> None:
         for name in ("max_torque", "dt", "m", "l", "episode_length"):
@@ -65,9 +60,7 @@ class Pendulum(Env):
         state = State(jnp.pi * theta, START_SPEED * theta_dot, jnp.int32(0))
         return observe(state), state
 
-    def step(
-        self, key: jax.Array, state: State, action: jax.Array, params: Params
-    ) -> tuple[jax.Array, State, jax.Array, jax.Array, jax.Array, dict[str, Any]]:
+    def step(self, key: jax.Array, state: State, action: jax.Array, params: Params) -> StepResult:
         """Applies one torque, clipped to its space; the reward is that of the state before, and nothing terminates:
 
             reward = -(wrap(theta)^2 + 0.1 theta_dot^2 + 0.001 torque^2).
@@ -84,11 +77,6 @@ class Pendulum(Env):
 
     def action_space(self, params: Params) -> Box:
         return Box(-params.max_torque, params.max_torque, (1,))
-
-    def draw(self, axes: Any, state: State, params: Params, history: Any = None) -> None:
-        from wdjax.envs.classic_control.drawing import draw_pendulum
-
-        draw_pendulum(axes, state, params)
 
 
 def dynamics(state: State, torque: jax.Array, params: Params) -> State:

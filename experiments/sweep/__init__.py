@@ -6,8 +6,9 @@ Runs that differ only in what is traced (seeds, hyperparameters marked so in `wd
 environment) are members of one program, vmapped; what fixes shapes makes a group, a program, for each value.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from wdjax.lazy import import_when_used
 
 if TYPE_CHECKING:
     from wdjax.experiments.sweep.grid import sweep
@@ -17,21 +18,6 @@ if TYPE_CHECKING:
     from wdjax.experiments.sweep.searching import search
     from wdjax.experiments.sweep.table import read_table
 
-# Public name -> the module that holds it, imported when the name is first used.
-_HOME = {
-    "Halving": "halving",
-    "Selection": "pbt",
-    "evolve": "pbt",
-    "load_member": "rounds",
-    "read_table": "table",
-    "search": "searching",
-    "sweep": "grid",
-}
-
 __all__ = ["Halving", "Selection", "evolve", "load_member", "read_table", "search", "sweep"]
 
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(importlib.import_module(f"wdjax.experiments.sweep.{_HOME[name]}"), name)
-    raise AttributeError(f"module 'wdjax.experiments.sweep' has no attribute {name!r}")
+__getattr__, __dir__, _HOME = import_when_used(__name__)

@@ -7,7 +7,7 @@ import pytest
 from gymnasium_parity import EPSILON, GAMES, as_numbers, as_state, compiled, our_steps, random_steps
 
 import wdjax
-from wdjax.envs.classic_control.arithmetic import wrap_angle
+from wdjax.envs.classic_control.game import wrap_angle
 
 CARS = ["mountain_car", "continuous_mountain_car"]
 NUM = 1000

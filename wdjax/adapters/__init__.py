@@ -14,8 +14,9 @@ The other libraries are optional, and imported when one of these names is first 
 brings gymnasium and PettingZoo; gymnax and JaxMARL are installed on their own.
 """
 
-import importlib
 from typing import TYPE_CHECKING, Any
+
+from wdjax.lazy import import_when_used
 
 if TYPE_CHECKING:
     from wdjax.adapters._from_gymnax import from_gymnax
@@ -24,17 +25,6 @@ if TYPE_CHECKING:
     from wdjax.adapters._to_gymnax import to_gymnax
     from wdjax.adapters._to_pettingzoo import to_pettingzoo
 
-# Public name -> the module that holds it. A module must not have the name of its function: importing it would put it in
-# the function's place.
-_HOME = {
-    "from_gymnax": "wdjax.adapters._from_gymnax",
-    "from_jaxmarl": "wdjax.adapters._from_jaxmarl",
-    "register_gymnasium": "wdjax.adapters._to_gymnasium",
-    "to_gymnasium": "wdjax.adapters._to_gymnasium",
-    "to_gymnasium_vector": "wdjax.adapters._to_gymnasium",
-    "to_gymnax": "wdjax.adapters._to_gymnax",
-    "to_pettingzoo": "wdjax.adapters._to_pettingzoo",
-}
 # Library -> what pip installs it with.
 _INSTALL = {"gymnasium": "wdjax[adapters]", "pettingzoo": "wdjax[adapters]", "gymnax": "gymnax", "jaxmarl": "jaxmarl"}
 
@@ -43,20 +33,16 @@ __all__ = [
     "to_pettingzoo",
 ]  # fmt: skip
 
+# A module must not have the name of its function: importing it would put it in the function's place.
+_get, __dir__, _HOME = import_when_used(__name__)
+
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'wdjax.adapters' has no attribute {name!r}")
     try:
-        module = importlib.import_module(_HOME[name])
+        return _get(name)
     except ModuleNotFoundError as error:
         library = (error.name or "").split(".")[0]
         if library in ("", "wdjax"):
             raise
         source = _INSTALL.get(library, library)  # what one of the libraries itself needs goes by its own name
         raise ImportError(f"wdjax.adapters.{name} needs {library}: pip install '{source}'") from error
-    return getattr(module, name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)

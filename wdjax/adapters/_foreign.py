@@ -1,21 +1,75 @@
-"""What the ways in share: spaces and values of gymnax and JaxMARL, and arguments of their environments by name."""
+"""What the ways in share: games of gymnax and JaxMARL, their spaces and values, and their arguments by name."""
 
+import dataclasses
 import importlib
 import inspect
 from collections.abc import Iterable, Mapping
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import struct
 
-from wdjax.checks import require_known
+from wdjax.env import Env
 from wdjax.spaces import Box, Dict, Discrete, MultiDiscrete, Space
 from wdjax.vector import RESERVED_INFO
 
 # Names in a game's info that are no statistics: their sum over an episode means nothing.
 NOT_SUMS = ("discount", "p", *RESERVED_INFO)
+
+
+@struct.dataclass
+class State:
+    """A game of the library, and what ends ask for; of an environment with groups all but the time is by group."""
+
+    inner: Any  # the library's own state; stays what it is once every agent has terminated
+    obs: Any  # the last observation, likewise
+    terminated: Any  # () bool, or [agents] of each group
+    time: jax.Array  # () int32, steps since the reset
+
+
+@dataclasses.dataclass(frozen=True)
+class ForeignEnv(Env):
+    """An environment of another library as wdjax knows one."""
+
+    inner: Any = dataclasses.field(metadata={"argument": False})  # the library's environment
+
+    library: ClassVar[str]
+
+    def draw(self, axes: Any, state: Any, params: Any, history: Any = None) -> None:
+        game = type(self.inner).__name__
+        raise NotImplementedError(f"{game} is a game of {self.library}, which wdjax does not draw")
+
+
+def first_state(inner: Any, obs: Any, terminated: Any) -> State:
+    """Returns the state at a start, every leaf an array of a fixed dtype: a Python number would change it in a step."""
+    inner = jax.tree.map(lambda leaf: _as_dtype(leaf, jnp.asarray(leaf).dtype), inner)
+    return State(inner, obs, terminated, jnp.int32(0))
+
+
+def next_state(
+    state: State, inner: Any, obs: Any, reward: Any, ended: Any, info: Mapping[str, Any]
+) -> tuple[Any, State, Any, Any, dict[str, jax.Array]]:
+    """Returns (obs, state, reward, terminated, info) of a step, which gave these; `ended` is whose game has ended.
+
+    Who had terminated stays so, with a reward of 0; once all have, nothing moves. `info` keeps the scalars whose sum
+    over an episode may mean something.
+    """
+    before = state.terminated
+    over = jnp.stack([flags.all() for flags in jax.tree.leaves(before)]).all()
+    keep = lambda old, new: jnp.where(over, old, _as_dtype(new, old.dtype))  # noqa: E731
+    obs, inner = jax.tree.map(keep, (state.obs, state.inner), (obs, inner))
+    terminated = jax.tree.map(jnp.logical_or, before, ended)
+    reward = jax.tree.map(lambda was, values: jnp.where(was, 0.0, values), before, reward)
+    scalars = {
+        name: jnp.asarray(value)
+        for name, value in info.items()
+        if name not in NOT_SUMS and hasattr(value, "dtype") and np.shape(value) == () and value.dtype.kind in "biuf"
+    }
+    info = {name: jnp.where(over, jnp.zeros_like(value), value) for name, value in scalars.items()}
+    return obs, State(inner, obs, terminated, state.time + 1), reward, terminated, info
 
 
 def import_library(name: str) -> ModuleType:
@@ -29,8 +83,8 @@ def import_library(name: str) -> ModuleType:
 
 
 def require_environment(env: Any, library: str, names: Iterable[str]) -> None:
-    """Raises TypeError for what has not all of these attributes, or cannot be hashed, as a static part must be."""
-    for name in names:
+    """Raises TypeError for what lacks these attributes or spaces, or cannot be hashed, as a static part must be."""
+    for name in (*names, "observation_space", "action_space"):
         if isinstance(env, type) or not hasattr(env, name):
             raise TypeError(f"env = {env!r}: must be a {library} environment, an object with {name}")
     try:
@@ -94,41 +148,14 @@ def cast_obs(space: Space, obs: Any) -> Any:
     return jax.lax.convert_element_type(obs, space.dtype)
 
 
-def as_arrays(state: Any) -> Any:
-    """Returns a game's state with every leaf an array of a fixed dtype: a Python number would change it in a step."""
-    return jax.tree.map(lambda leaf: _as_dtype(leaf, jnp.asarray(leaf).dtype), state)
-
-
-def keep_where(flag: jax.Array, old: Any, new: Any) -> Any:
-    """Returns `old` where `flag`, a scalar, is true, else `new` with old's dtypes."""
-    return jax.tree.map(lambda a, b: jnp.where(flag, a, _as_dtype(b, a.dtype)), old, new)
-
-
 def _as_dtype(leaf: Any, dtype: Any) -> jax.Array:
     leaf = jnp.asarray(leaf)
     return leaf if jnp.issubdtype(dtype, jax.dtypes.extended) else jax.lax.convert_element_type(leaf, dtype)
-
-
-def keep_statistics(info: Mapping[str, Any], over: jax.Array) -> dict[str, jax.Array]:
-    """Returns the scalars in a game's info whose sum over an episode may mean something, 0 once it is `over`."""
-    scalars = {
-        name: jnp.asarray(value)
-        for name, value in info.items()
-        if name not in NOT_SUMS and hasattr(value, "dtype") and np.shape(value) == () and value.dtype.kind in "biuf"
-    }
-    return {name: jnp.where(over, jnp.zeros_like(value), value) for name, value in scalars.items()}
 
 
 def argument_names(env: Any) -> list[str]:
     """Returns the names that the constructor of an environment takes, those of its base classes included."""
     constructors = [cls.__init__ for cls in type(env).__mro__ if "__init__" in vars(cls) and cls is not object]
     parameters = [parameter for one in constructors for parameter in inspect.signature(one).parameters.values()]
-    names = [parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
-    names += [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
-    return [name for name in dict.fromkeys(names) if name != "self"]
-
-
-def require_arguments(what: str, arguments: Mapping[str, Any], known: Iterable[str]) -> None:
-    """Raises ValueError, with the nearest right name, for an argument that is not known."""
-    for name in arguments:
-        require_known(f"argument of {what}", name, known)
+    named = [one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+    return [name for name in dict.fromkeys(named) if name != "self"]

@@ -1,44 +1,26 @@
 """The way in for gymnax: its environments, and a user's own in its form, as wdjax environments."""
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import struct
 
-from wdjax.adapters._foreign import (
-    argument_names,
-    as_arrays,
-    cast_obs,
-    import_library,
-    keep_statistics,
-    keep_where,
-    require_arguments,
-    require_environment,
-    translate_space,
-)
+from wdjax.adapters import _foreign as foreign
+from wdjax.adapters._foreign import ForeignEnv, State
 from wdjax.checks import require_known
-from wdjax.env import Env, cast_params
+from wdjax.env import cast_params
 from wdjax.spaces import Space
-
-
-@struct.dataclass
-class State:
-    """A game of gymnax, and what ends ask for."""
-
-    inner: Any  # gymnax's own state; stays what it is once the agent has terminated
-    obs: Any  # the last observation, likewise
-    terminated: jax.Array  # () bool
-    time: jax.Array  # () int32, steps since the reset
+from wdjax.vector import StepResult
 
 
 @dataclasses.dataclass(frozen=True)
-class GymnaxEnv(Env):
+class GymnaxEnv(ForeignEnv):
     """A gymnax environment as wdjax knows one: see `from_gymnax`."""
 
-    inner: Any = dataclasses.field(metadata={"argument": False})  # gymnax's environment
+    library: ClassVar[str] = "gymnax"
+
     params: Any = dataclasses.field(compare=False, repr=False, metadata={"argument": False})  # the default ones
     _values: tuple = dataclasses.field(init=False, repr=False, metadata={"argument": False})  # theirs, to compare
 
@@ -60,23 +42,17 @@ class GymnaxEnv(Env):
     def reset(self, key: jax.Array, params: Any) -> tuple[Any, State]:
         with jax.numpy_rank_promotion("allow"):  # other people's games have their own habits
             obs, inner = self.inner.reset_env(key, params)
-            obs = cast_obs(self._translate(params, obs), obs)
-        return obs, State(as_arrays(inner), obs, jnp.bool_(False), jnp.int32(0))
+            obs = foreign.cast_obs(self._translate(params, obs), obs)
+        return obs, foreign.first_state(inner, obs, jnp.bool_(False))
 
-    def step(
-        self, key: jax.Array, state: State, action: Any, params: Any
-    ) -> tuple[Any, State, jax.Array, jax.Array, jax.Array, dict[str, Any]]:
-        before = state.terminated
+    def step(self, key: jax.Array, state: State, action: Any, params: Any) -> StepResult:
         with jax.numpy_rank_promotion("allow"):
             obs, inner, reward, ended, info = self.inner.step_env(key, state.inner, action, params)
             cut = self.inner.is_truncated(inner, params) if self.can_truncate else jnp.bool_(False)
-            obs = cast_obs(self._translate(params, obs), obs)
-        obs = keep_where(before, state.obs, obs)
-        terminated = before | jnp.asarray(ended, bool)
-        truncated = jnp.asarray(cut, bool) & ~terminated
-        reward = jnp.where(before, 0.0, jnp.asarray(reward, jnp.float32))
-        state = State(keep_where(before, state.inner, inner), obs, terminated, state.time + 1)
-        return obs, state, reward, terminated, truncated, keep_statistics(info, before)
+            obs = foreign.cast_obs(self._translate(params, obs), obs)
+        reward, ended = jnp.asarray(reward, jnp.float32), jnp.asarray(ended, bool)
+        obs, state, reward, terminated, info = foreign.next_state(state, inner, obs, reward, ended, info)
+        return obs, state, reward, terminated, jnp.asarray(cut, bool) & ~terminated, info
 
     def observation_space(self, params: Any) -> Space:
         with jax.numpy_rank_promotion("allow"):
@@ -84,13 +60,10 @@ class GymnaxEnv(Env):
             return self._translate(params, obs)
 
     def action_space(self, params: Any) -> Space:
-        return translate_space(self.inner.action_space(params), f"action space of {type(self.inner).__name__}")
-
-    def draw(self, axes: Any, state: Any, params: Any, history: Any = None) -> None:
-        raise NotImplementedError(f"{type(self.inner).__name__} is a game of gymnax, which wdjax does not draw")
+        return foreign.translate_space(self.inner.action_space(params), f"action space of {type(self.inner).__name__}")
 
     def _translate(self, params: Any, obs: Any) -> Space:
-        return translate_space(
+        return foreign.translate_space(
             self.inner.observation_space(params), f"observation space of {type(self.inner).__name__}", obs
         )
 
@@ -128,11 +101,11 @@ def from_gymnax(env: Any, params: Any = None) -> tuple[GymnaxEnv, Any]:
 
     Source: github.com/RobertTLange/gymnax, gymnax/environments/environment.py.
     """
-    require_environment(env, "gymnax", ("reset_env", "step_env", "default_params", "observation_space", "action_space"))
+    foreign.require_environment(env, "gymnax", ("reset_env", "step_env", "default_params"))
     defaults = as_numbers(env.default_params)
     if params is not None:
-        kind = f"{type(params).__module__}.{type(params).__name__}"
         if not isinstance(params, type(defaults)):
+            kind = f"{type(params).__module__}.{type(params).__name__}"
             raise TypeError(f"params is a {kind}: must be a {type(defaults).__name__} of {type(env).__name__}")
         for name, value in vars(cast_params(params, defaults)).items():
             if isinstance(getattr(defaults, name), (bool, int, float)) and np.shape(value) != ():
@@ -151,11 +124,13 @@ def make(name: str, **arguments: Any) -> tuple[GymnaxEnv, Any]:
         ImportError: where gymnax is not installed.
         ValueError, TypeError: for an unknown name, with the nearest right one, or a wrong value.
     """
-    gymnax = import_library("gymnax")
+    gymnax = foreign.import_library("gymnax")
     require_known("environment of gymnax", name, gymnax.registered_envs)
     env, params = gymnax.make(name)
-    constructor = argument_names(env)
-    require_arguments(f"gymnax:{name}", arguments, constructor + [field.name for field in dataclasses.fields(params)])
+    constructor = foreign.argument_names(env)
+    for key in arguments:
+        known = constructor + [field.name for field in dataclasses.fields(params)]
+        require_known(f"argument of gymnax:{name}", key, known)
     static = {key: value for key, value in arguments.items() if key in constructor}
     if static:
         env, _ = gymnax.make(name, **static)

@@ -12,19 +12,11 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from wdjax.adapters._foreign import (
-    argument_names,
-    as_arrays,
-    cast_obs,
-    import_library,
-    keep_statistics,
-    keep_where,
-    require_environment,
-    translate_space,
-)
+from wdjax.adapters import _foreign as foreign
+from wdjax.adapters._foreign import ForeignEnv, State, cast_obs, translate_space
 from wdjax.checks import did_you_mean, require_known
-from wdjax.env import Env
-from wdjax.spaces import Dict, Discrete, MultiDiscrete, Space
+from wdjax.spaces import Dict, MultiDiscrete, Space
+from wdjax.vector import StepResult
 
 MASK = "action_mask"
 
@@ -32,16 +24,6 @@ MASK = "action_mask"
 @struct.dataclass
 class Params:
     """None: JaxMARL fixes everything when an environment is made."""
-
-
-@struct.dataclass
-class State:
-    """A game of JaxMARL, and what ends ask for."""
-
-    inner: Any  # JaxMARL's own state; stays what it is once every agent has terminated
-    obs: dict[str, Any]  # by group, the last observations, likewise
-    terminated: dict[str, jax.Array]  # by group, [agents] bool
-    time: jax.Array  # () int32, steps since the reset
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,12 +37,12 @@ class Group:
 
 
 @dataclasses.dataclass(frozen=True)
-class JaxMARLEnv(Env):
+class JaxMARLEnv(ForeignEnv):
     """A JaxMARL environment as wdjax knows one: see `from_jaxmarl`."""
 
-    inner: Any = dataclasses.field(metadata={"argument": False})  # JaxMARL's environment
-
+    library: ClassVar[str] = "JaxMARL"
     can_truncate: ClassVar[bool] = False
+    default_params: ClassVar[Params] = Params()
 
     def __post_init__(self):
         _ = self.members  # now: JaxMARL makes arrays for its spaces, which must not be traced
@@ -74,22 +56,15 @@ class JaxMARLEnv(Env):
     def groups(self) -> Mapping[str, int]:
         return {name: len(group.agents) for name, group in self.members.items()}
 
-    @property
-    def default_params(self) -> Params:
-        return Params()
-
     def reset(self, key: jax.Array, params: Params) -> tuple[dict[str, Any], State]:
         with jax.numpy_rank_promotion("allow"):  # other people's games have their own habits
             obs, inner = self.inner.reset(key)
             obs = self._observe(obs, inner)
         terminated = {name: jnp.zeros(size, bool) for name, size in self.groups.items()}
-        return obs, State(as_arrays(inner), obs, terminated, jnp.int32(0))
+        return obs, foreign.first_state(inner, obs, terminated)
 
-    def step(
-        self, key: jax.Array, state: State, action: dict[str, Any], params: Params
-    ) -> tuple[dict, State, dict, dict, dict, dict[str, Any]]:
+    def step(self, key: jax.Array, state: State, action: dict[str, Any], params: Params) -> StepResult:
         before = state.terminated
-        over = jnp.stack([flags.all() for flags in before.values()]).all()
         actions = {
             agent: jnp.where(before[name][i], jnp.zeros_like(action[name][i]), action[name][i])
             for name, group in self.members.items()
@@ -97,23 +72,17 @@ class JaxMARLEnv(Env):
         }
         with jax.numpy_rank_promotion("allow"):
             obs, inner, rewards, dones, info = self.inner.step_env(key, state.inner, actions)
-            obs = keep_where(over, state.obs, self._observe(obs, inner))
-        done = self._by_group(dones, bool)
-        terminated = {name: before[name] | flags | dones["__all__"] for name, flags in done.items()}
-        reward = {
-            name: jnp.where(before[name], 0.0, values) for name, values in self._by_group(rewards, jnp.float32).items()
-        }
-        state = State(keep_where(over, state.inner, inner), obs, terminated, state.time + 1)
-        return obs, state, reward, terminated, jax.tree.map(jnp.zeros_like, done), keep_statistics(info, over)
+            obs = self._observe(obs, inner)
+        ended = {name: flags | dones["__all__"] for name, flags in self._by_group(dones, bool).items()}
+        reward = self._by_group(rewards, jnp.float32)
+        obs, state, reward, terminated, info = foreign.next_state(state, inner, obs, reward, ended, info)
+        return obs, state, reward, terminated, jax.tree.map(jnp.zeros_like, terminated), info
 
     def observation_space(self, params: Params) -> Dict:
         return Dict({name: group.observation_space.batch(len(group.agents)) for name, group in self.members.items()})
 
     def action_space(self, params: Params) -> Dict:
         return Dict({name: group.action_space.batch(len(group.agents)) for name, group in self.members.items()})
-
-    def draw(self, axes: Any, state: Any, params: Any, history: Any = None) -> None:
-        raise NotImplementedError(f"{type(self.inner).__name__} is a game of JaxMARL, which wdjax does not draw")
 
     def _observe(self, obs: Mapping[str, Any], inner: Any) -> dict[str, Any]:
         masks = available_actions(self.inner, inner) if any(group.masked for group in self.members.values()) else None
@@ -168,7 +137,7 @@ def from_jaxmarl(env: Any) -> tuple[JaxMARLEnv, Params]:
 
     Source: github.com/FLAIROx/JaxMARL, jaxmarl/environments/multi_agent_env.py.
     """
-    require_environment(env, "JaxMARL", ("agents", "reset", "step_env", "observation_space", "action_space"))
+    foreign.require_environment(env, "JaxMARL", ("agents", "reset", "step_env"))
     return JaxMARLEnv(env), Params()
 
 
@@ -203,8 +172,7 @@ def stem(agent: str) -> str:
 
 def fits(mask: Any, action_space: Space) -> bool:
     """Returns whether a mask has an entry for each choice of an action."""
-    sizes = action_space.nvec if isinstance(action_space, MultiDiscrete) else ()
-    sizes = (action_space.n,) if isinstance(action_space, Discrete) else sizes
+    sizes = getattr(action_space, "nvec", ())
     return bool(sizes) and getattr(mask, "shape", None) == (sum(sizes),)
 
 
@@ -227,10 +195,10 @@ def make(name: str, **arguments: Any) -> tuple[JaxMARLEnv, Params]:
         ImportError: where JaxMARL, or what one of its environments needs, is not installed.
         ValueError, TypeError: for an unknown name, with the nearest right one, or a wrong value.
     """
-    jaxmarl = import_library("jaxmarl")
+    jaxmarl = foreign.import_library("jaxmarl")
     require_known("environment of JaxMARL", name, jaxmarl.registered_envs)
     env = jaxmarl.make(name, **{key: named_object(name, key, value) for key, value in arguments.items()})
-    known = argument_names(env)
+    known = foreign.argument_names(env)
     for key in arguments:  # games of MPE swallow what they do not know
         if key not in known and not hasattr(env, key):
             raise ValueError(f"unknown argument of jaxmarl:{name} {key!r}: {did_you_mean(key, known)}")

@@ -9,7 +9,7 @@ from flax import struct
 from gymnax.environments import spaces
 from gymnax.environments.environment import Environment
 
-from wdjax.adapters._translate import MASK, check_env_and_params, refuse_groups
+from wdjax.adapters._translate import MASK, check_single_agent
 from wdjax.env import Env
 from wdjax.spaces import Box, Dict, Discrete, Space
 
@@ -27,36 +27,29 @@ class GymnaxState:
     time: jax.Array  # () int32, steps since the reset
 
 
-def to_gymnax(env: Env, params: Any = None) -> "WdjaxInGymnax":
-    """Returns a single-agent environment in gymnax's form.
+class WdjaxInGymnax(Environment):
+    """A single-agent environment as a gymnax `Environment`; `wdjax_env` is what it plays.
 
         env = to_gymnax(*wdjax.make("cartpole"))
         params = env.default_params
         obs, state = env.reset(key, params)
         obs, state, reward, terminated, truncated, info = env.step(key, state, action, params)
 
+    Its `step` resets by itself, in the step in which an episode ends, as all of gymnax's do. With gymnax before 1.0,
+    steps give (obs, state, reward, done, info), and truncation is part of `done`.
+
     Args:
         env: an environment without groups, with spaces that gymnax has: Box, Discrete and Dict.
         params: what `default_params` is to be; None: the environment's own.
-
-    Returns:
-        A gymnax `Environment`, whose `step` resets by itself, in the step in which an episode ends, as all of gymnax's
-        do. With gymnax before 1.0, steps give (obs, state, reward, done, info), and truncation is part of `done`.
 
     Raises:
         ValueError, TypeError: for an environment with groups, a space that gymnax does not have, and params of another
             environment or out of range.
     """
-    return WdjaxInGymnax(env, params)
-
-
-class WdjaxInGymnax(Environment):
-    """A single-agent wdjax environment as a gymnax `Environment`; `wdjax_env` is what it plays."""
 
     def __init__(self, env: Env, params: Any = None):
         self.wdjax_env = env
-        self._params = check_env_and_params(env, params)
-        refuse_groups(env, "gymnax")
+        self._params = check_single_agent(env, params, "gymnax")
         self.observation_space(), self.action_space()  # refuses, now, what cannot be translated
 
     @property
@@ -111,6 +104,9 @@ class WdjaxInGymnax(Environment):
     def observation_space(self, params: Any = None) -> spaces.Space:
         params = self._params if params is None else params
         return to_gymnax_space(self.wdjax_env.observation_space(params), "observation")
+
+
+to_gymnax = WdjaxInGymnax
 
 
 def to_gymnax_space(space: Space, name: str) -> spaces.Space:

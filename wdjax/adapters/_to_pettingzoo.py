@@ -9,81 +9,47 @@ import numpy as np
 from gymnasium.utils import seeding
 from pettingzoo import ParallelEnv
 
-from wdjax.adapters._translate import (
-    METADATA,
-    advance,
-    as_number,
-    changed_params,
-    check_env_and_params,
-    check_render_mode,
-    draw_key,
-    draw_picture,
-    neutral_action,
-    require_reset,
-    start,
-    take_row,
-    to_action,
-    to_gymnasium_spaces,
-    warn_no_render_mode,
-    with_mask,
-)
+from wdjax.adapters import _translate as translate
 from wdjax.checks import require_known
 from wdjax.env import Env
+from wdjax.spaces import Dict
 
 
-def to_pettingzoo(env: Env, params: Any = None, render_mode: str | None = None) -> "PettingZooEnv":
-    """Returns an environment with groups of agents as a `pettingzoo.ParallelEnv`.
+class PettingZooEnv(translate.Played, ParallelEnv):
+    """An environment with groups as a `pettingzoo.ParallelEnv`: agent i of group "runner" is "runner_i".
+
+    `agents` are those whose episode goes on: an agent leaves it in the step in which it terminates or is truncated.
+    `wdjax_env`, `env_params` and `env_state` are what it plays: the environment, its params (NumPy) and the state.
 
     Args:
         env: an environment with groups.
         params: its params; None: the default ones.
         render_mode: None, or "rgb_array": `render()` returns a picture of the state, [480, 640, 3] uint8.
 
-    Returns:
-        A PettingZooEnv; it says what its agents are called, and what `reset` and `step` do.
-
     Raises:
         ValueError, TypeError: for a single-agent environment, and for other arguments out of range.
     """
-    return PettingZooEnv(env, params, render_mode)
-
-
-class PettingZooEnv(ParallelEnv):
-    """A wdjax environment with groups under PettingZoo's parallel API: agent i of group "runner" is "runner_i".
-
-    `agents` are those whose episode goes on: an agent leaves it in the step in which it terminates or is truncated.
-    `wdjax_env`, `env_params` and `env_state` are what it plays: the environment, its params (NumPy) and the state.
-    """
 
     def __init__(self, env: Env, params: Any = None, render_mode: str | None = None):
-        params = check_env_and_params(env, params)
+        params = translate.check_env_and_params(env, params)
         if not env.groups:
             raise ValueError(f"{type(env).__name__} has one agent and no groups: use to_gymnasium")
-        check_render_mode(render_mode)
-        self.metadata = {**METADATA, "name": type(env).__name__, "is_parallelizable": True}
-        self.wdjax_env = env
-        self.render_mode = render_mode
-        self.env_state = None
+        self.metadata = {**translate.METADATA, "name": type(env).__name__, "is_parallelizable": True}
         self._rng: np.random.Generator | None = None
         self._places = {f"{group}_{i}": (group, i) for group, num in env.groups.items() for i in range(num)}
         self.observation_spaces: dict[str, gymnasium.Space] = {}
         self.action_spaces: dict[str, gymnasium.Space] = {}
-        self._use_params(params)
         self.possible_agents = list(self._places)
         self.agents: list[str] = []
+        self._set_up(env, params, render_mode)
 
-    def _use_params(self, params: Any) -> None:
-        """Takes params, and their spaces where these differ (a new space would forget its own seed)."""
-        self.env_params, self._params = params, jax.device_put(params)
-        observation_space, action_space = self.wdjax_env.observation_space(params), self.wdjax_env.action_space(params)
+    def _use_spaces(self, observation_space: Dict, action_space: Dict) -> None:
         self._own_action_spaces = {group: action_space[group].single for group in self.wdjax_env.groups}
         for agent, (group, _) in self._places.items():
-            own = observation_space[group].single, self._own_action_spaces[group]
-            seen, done = to_gymnasium_spaces(*own)
-            if self.observation_spaces.get(agent) != seen:
-                self.observation_spaces[agent] = seen
-            if self.action_spaces.get(agent) != done:
-                self.action_spaces[agent] = done
+            spaces = translate.to_gymnasium_spaces(observation_space[group].single, self._own_action_spaces[group])
+            for known, space in zip((self.observation_spaces, self.action_spaces), spaces, strict=True):
+                if known.get(agent) != space:
+                    known[agent] = space
 
     def observation_space(self, agent: str) -> gymnasium.Space:
         """Returns the space of one agent's observations; raises ValueError for an unknown name."""
@@ -111,13 +77,12 @@ class PettingZooEnv(ParallelEnv):
         Raises:
             ValueError, TypeError: for an unknown parameter, with the nearest right name, or a wrong value.
         """
-        if (options or {}).get("params") is not None:
-            self._use_params(changed_params(self.wdjax_env, self.env_params, options))
+        self._change_params(options)
         if seed is not None or self._rng is None:
             self._rng, _ = seeding.np_random(seed)
-        obs, self.env_state, self._key = start(self.wdjax_env, draw_key(self._rng), self._params)
+        obs = self._start(self._rng)
         self.agents = list(self.possible_agents)
-        return self._observe(jax.device_get(obs), self.agents, {})
+        return self._observe(obs, self.agents, {})
 
     def step(self, actions: Mapping[str, Any]) -> tuple[dict, dict, dict, dict, dict]:
         """Plays one step.
@@ -135,35 +100,25 @@ class PettingZooEnv(ParallelEnv):
             ValueError: for an unknown agent, a missing action, and an action outside its space.
             gymnasium.error.ResetNeeded: before the first `reset`.
         """
-        require_reset(self.env_state, "step")
+        self._require_reset("step")
         action = self._collect(actions)
         if not self.agents:
             return {}, {}, {}, {}, {}
-        results, self.env_state, self._key = advance(self.wdjax_env, self._key, self.env_state, action, self._params)
-        obs, reward, terminated, truncated, info = jax.device_get(results)
+        obs, reward, terminated, truncated, info = jax.device_get(self._advance(action))
         agents = self.agents
-        observations, infos = self._observe(obs, agents, {name: as_number(value) for name, value in info.items()})
-        rewards = self._by_agent(reward, agents, float)
-        terminations = self._by_agent(terminated, agents, bool)
-        truncations = self._by_agent(truncated, agents, bool)
+        observations, infos = self._observe(obs, agents, translate.as_numbers(info))
+        rewards, terminations, truncations = (
+            {agent: kind(values[group][i]) for agent in agents for group, i in (self._places[agent],)}
+            for values, kind in ((reward, float), (terminated, bool), (truncated, bool))
+        )
         self.agents = [agent for agent in agents if not (terminations[agent] or truncations[agent])]
         return observations, rewards, terminations, truncations, infos
 
-    def render(self) -> np.ndarray | None:
-        """Returns a picture of the state, [480, 640, 3] uint8, where render_mode is "rgb_array", else None."""
-        require_reset(self.env_state, "render")
-        if self.render_mode is None:
-            return warn_no_render_mode()
-        return draw_picture(self.wdjax_env, self.env_state, self.env_params)
-
     def state(self) -> np.ndarray:
         """Returns the whole state as one row of float32, the fields one after the other in their order."""
-        require_reset(self.env_state, "state")
+        self._require_reset("state")
         leaves = jax.tree.leaves(jax.device_get(self.env_state))
         return np.concatenate([np.ravel(leaf).astype(np.float32) for leaf in leaves])
-
-    def close(self) -> None:
-        """Does nothing: there is nothing to close."""
 
     def _collect(self, actions: Mapping[str, Any]) -> dict[str, Any]:
         """Returns actions by agent as wdjax takes them: by group, with a leading agent axis."""
@@ -177,20 +132,18 @@ class PettingZooEnv(ParallelEnv):
         alive = set(self.agents)
         rows: dict[str, list] = {group: [] for group in self.wdjax_env.groups}
         for agent, (group, _) in self._places.items():
-            space = self.action_spaces[agent]
-            action = actions[agent] if agent in alive else neutral_action(space)
-            rows[group].append(to_action(space, self._own_action_spaces[group], action, f"actions[{agent!r}]"))
+            space, own = self.action_spaces[agent], self._own_action_spaces[group]
+            action = actions[agent] if agent in alive else translate.neutral_action(space)
+            rows[group].append(translate.to_action(space, own, action, f"actions[{agent!r}]"))
         return {group: jax.tree.map(lambda *leaves: np.stack(leaves), *row) for group, row in rows.items()}
 
     def _observe(self, obs: dict[str, Any], agents: list[str], info: dict[str, Any]) -> tuple[dict, dict]:
         observations, infos = {}, {}
         for agent in agents:
             group, i = self._places[agent]
-            seen = take_row(self.observation_spaces[agent], obs[group], i)
-            observations[agent], infos[agent] = seen, with_mask(dict(info), seen)
+            seen = translate.take_row(self.observation_spaces[agent], obs[group], i)
+            observations[agent], infos[agent] = seen, translate.with_mask(dict(info), seen)
         return observations, infos
 
-    def _by_agent(self, values: dict[str, np.ndarray], agents: list[str], kind: type) -> dict[str, Any]:
-        """Returns values by group ([agents of the group]) as Python numbers by agent."""
-        places = ((agent, *self._places[agent]) for agent in agents)
-        return {agent: kind(values[group][i]) for agent, group, i in places}
+
+to_pettingzoo = PettingZooEnv

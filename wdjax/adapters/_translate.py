@@ -1,4 +1,4 @@
-"""What gymnasium and PettingZoo share: spaces, values and actions translated, params changed by name, seeds."""
+"""What gymnasium and PettingZoo share: how an environment is played, and spaces, values and actions translated."""
 
 import dataclasses
 import functools
@@ -38,45 +38,79 @@ def check_env_and_params(env: Env, params: Any) -> Any:
     return params
 
 
-def refuse_groups(env: Env, library: str) -> None:
-    """Raises ValueError where the environment has groups of agents, which the library has not."""
+def check_single_agent(env: Env, params: Any, library: str) -> Any:
+    """Likewise; raises ValueError where the environment has groups of agents, which the library has not."""
+    params = check_env_and_params(env, params)
     if env.groups:
         name, groups = type(env).__name__, ", ".join(env.groups)
         raise ValueError(f"{name} has groups of agents ({groups}), {library} one agent: use to_pettingzoo")
+    return params
 
 
-def check_render_mode(render_mode: str | None) -> None:
-    """Raises where the mode is neither None nor "rgb_array"."""
-    if render_mode is not None:
-        require_known("render_mode", render_mode, METADATA["render_modes"])
+class Played:
+    """An environment, or replicas of it, with the params and the state that are played, and the key of the next step.
 
-
-def changed_params(env: Env, params: Any, options: Mapping[str, Any] | None) -> Any:
-    """Returns params with what `options["params"]`, a mapping of their names, changes in them.
-
-    Raises:
-        ValueError: for a name that params do not have, with the nearest right one, and for a value out of range.
-        TypeError: for a value of the wrong kind.
+    `wdjax_env`, `env_params` and `env_state` are what is played: the environment, its params (NumPy) and the state.
     """
-    changes = (options or {}).get("params")
-    if changes is None:
-        return params
-    if not isinstance(changes, Mapping):
-        raise TypeError(f"options['params'] = {changes!r}: must be a dict of names and values")
-    names = [field.name for field in dataclasses.fields(params)]
-    for name in changes:
-        require_known(f"parameter of {type(env).__name__}", name, names)
-    return check_env_and_params(env, params.replace(**changes))
 
+    def _set_up(self, env: Env, params: Any, render_mode: str | None, replicas: VectorEnv | None = None) -> None:
+        if render_mode is not None:
+            require_known("render_mode", render_mode, METADATA["render_modes"])
+        self.wdjax_env, self._played = env, replicas or env
+        self.render_mode = render_mode
+        self.env_state = None
+        self._use_params(params)
 
-def draw_key(rng: np.random.Generator) -> jax.Array:
-    """Returns a typed key that follows from the state of NumPy's generator."""
-    return jax.random.key(int(rng.integers(2**31)))
+    def _use_params(self, params: Any) -> None:
+        """Takes params, and by the `_use_spaces` of each adapter their spaces where these differ (a new one would
+        forget its own seed)."""
+        self.env_params, self._params = params, jax.device_put(params)
+        self._use_spaces(self.wdjax_env.observation_space(params), self.wdjax_env.action_space(params))
 
+    def _change_params(self, options: Mapping[str, Any] | None) -> None:
+        """Takes params with what `options["params"]`, a mapping of their names, changes in them.
 
-def draw_picture(env: Env, state: Any, params: Any) -> np.ndarray:
-    """Returns a picture of one state, [480, 640, 3] uint8, of one size for all states (as videos need it)."""
-    return render(env, state, params, size=SIZE)
+        Raises:
+            ValueError: for a name that params do not have, with the nearest right one, and for a value out of range.
+            TypeError: for a value of the wrong kind.
+        """
+        changes = (options or {}).get("params")
+        if changes is None:
+            return
+        if not isinstance(changes, Mapping):
+            raise TypeError(f"options['params'] = {changes!r}: must be a dict of names and values")
+        names = [field.name for field in dataclasses.fields(self.env_params)]
+        for name in changes:
+            require_known(f"parameter of {type(self.wdjax_env).__name__}", name, names)
+        self._use_params(check_env_and_params(self.wdjax_env, self.env_params.replace(**changes)))
+
+    def _start(self, rng: np.random.Generator) -> Any:
+        """Starts an episode by a key that follows from the state of NumPy's generator. Returns obs (NumPy)."""
+        key = jax.random.key(int(rng.integers(2**31)))
+        obs, self.env_state, self._key = start(self._played, key, self._params)
+        return jax.device_get(obs)
+
+    def _advance(self, action: Any) -> tuple[Any, ...]:
+        """Plays one step. Returns (obs, reward, terminated, truncated, info), on the device."""
+        results, self.env_state, self._key = advance(self._played, self._key, self.env_state, action, self._params)
+        return results
+
+    def render(self) -> Any:
+        """Returns a picture of the state (of every replica's, in a tuple), [480, 640, 3] uint8, where render_mode is
+        "rgb_array", else None."""
+        self._require_reset("render")
+        if self.render_mode is None:  # as gymnasium's own environments do
+            why = "render() draws nothing without a render_mode: make it with render_mode='rgb_array'"
+            return gymnasium.logger.warn(why)
+        return self._draw(self.env_state)
+
+    def _draw(self, state: Any) -> Any:
+        return render(self.wdjax_env, state, self.env_params, size=SIZE)  # of one size, as videos need it
+
+    def _require_reset(self, method: str) -> None:
+        """Raises gymnasium.error.ResetNeeded where there is no state yet."""
+        if self.env_state is None:
+            raise gymnasium.error.ResetNeeded(f"{method}() before the first reset(): call reset() to start an episode")
 
 
 def to_gymnasium_spaces(observation_space: Space, action_space: Space) -> tuple[spaces.Space, spaces.Space]:
@@ -85,15 +119,11 @@ def to_gymnasium_spaces(observation_space: Space, action_space: Space) -> tuple[
     An observation's `action_mask` becomes what the `sample(mask)` of the action space takes: one int8 array for
     Discrete actions, a tuple of one for each choice of MultiDiscrete ones.
     """
-    translated = to_gymnasium_space(observation_space)
-    if isinstance(observation_space, Dict) and MASK in observation_space.spaces:
-        parts = {name: to_gymnasium_space(part) for name, part in observation_space.spaces.items()}
-        if isinstance(action_space, Discrete):
-            parts[MASK] = spaces.Box(0, 1, (action_space.n,), np.int8)
-        if isinstance(action_space, MultiDiscrete):
-            parts[MASK] = spaces.Tuple([spaces.Box(0, 1, (n,), np.int8) for n in action_space.nvec])
-        translated = spaces.Dict(parts)
-    return translated, to_gymnasium_space(action_space)
+    observed, done = to_gymnasium_space(observation_space), to_gymnasium_space(action_space)
+    if isinstance(observed, spaces.Dict) and MASK in observed.spaces and hasattr(action_space, "nvec"):
+        masks = [spaces.Box(0, 1, (n,), np.int8) for n in action_space.nvec]
+        observed[MASK] = masks[0] if isinstance(action_space, Discrete) else spaces.Tuple(masks)
+    return observed, done
 
 
 def to_gymnasium_space(space: Space) -> spaces.Space:
@@ -147,13 +177,10 @@ def to_action(space: spaces.Space, own: Space, action: Any, name: str = "action"
     fits = array.shape == space.shape and array.dtype.kind in kinds
     if not (fits and space.contains(array.astype(space.dtype))):
         found = repr(array.tolist()) if array.size <= 8 else f"an array of shape {array.shape}"
-        raise ValueError(f"{name} = {found}: must be in {space}{_hint(space, array)}")
+        outside = isinstance(space, spaces.Box) and array.shape == space.shape and array.dtype.kind in "iuf"
+        hint = " (gymnasium.wrappers.ClipAction clips)" if outside and np.isfinite(array).all() else ""
+        raise ValueError(f"{name} = {found}: must be in {space}{hint}")
     return array.astype(np.dtype(own.dtype))
-
-
-def _hint(space: spaces.Space, array: np.ndarray) -> str:
-    outside = isinstance(space, spaces.Box) and array.shape == space.shape and array.dtype.kind in "iuf"
-    return " (gymnasium.wrappers.ClipAction clips)" if outside and np.isfinite(array).all() else ""
 
 
 def neutral_action(space: spaces.Space) -> Any:
@@ -165,10 +192,10 @@ def neutral_action(space: spaces.Space) -> Any:
     return np.zeros(space.shape, np.int64)
 
 
-def as_number(value: Any) -> int | float:
-    """Returns a scalar statistic as a Python number; a flag as 0 or 1, as `wdjax.vectorize` counts it."""
-    value = np.asarray(value).item()
-    return int(value) if isinstance(value, bool) else value
+def as_numbers(info: Mapping[str, Any]) -> dict[str, int | float]:
+    """Returns scalar statistics as Python numbers; flags as 0 or 1, as `wdjax.vectorize` counts them."""
+    numbers = {name: np.asarray(value).item() for name, value in info.items()}
+    return {name: int(value) if isinstance(value, bool) else value for name, value in numbers.items()}
 
 
 def take_row(space: spaces.Space, value: Any, i: int) -> Any:
@@ -179,17 +206,6 @@ def take_row(space: spaces.Space, value: Any, i: int) -> Any:
 def with_mask(info: dict[str, Any], obs: Any) -> dict[str, Any]:
     """Returns info and the observation's action mask, which the action space's `sample(mask)` takes, if it has one."""
     return {**info, MASK: jax.tree.map(np.copy, obs[MASK])} if isinstance(obs, dict) and MASK in obs else info
-
-
-def require_reset(state: Any, method: str) -> None:
-    """Raises gymnasium.error.ResetNeeded where there is no state yet."""
-    if state is None:
-        raise gymnasium.error.ResetNeeded(f"{method}() before the first reset(): call reset() to start an episode")
-
-
-def warn_no_render_mode() -> None:
-    """Says, as gymnasium's own environments do, why there is no picture."""
-    gymnasium.logger.warn("render() draws nothing without a render_mode: make it with render_mode='rgb_array'")
 
 
 # Static in the environment: equal ones share a compilation, whatever their params.

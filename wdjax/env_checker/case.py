@@ -1,5 +1,6 @@
 """What `wdjax.check_env` looks at: an environment with what its functions gave, and how its faults are told."""
 
+import contextlib
 import dataclasses
 import functools
 import traceback
@@ -12,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from wdjax.env import Env
-from wdjax.spaces import Dict, Discrete, MultiDiscrete, Space
+from wdjax.env_checker.leaves import is_number, named_leaves
+from wdjax.spaces import Dict, Discrete, Space
 
 MASK = "action_mask"
 RETURNS = {"reset": ("obs", "state"), "step": ("obs", "state", "reward", "terminated", "truncated", "info")}
@@ -108,90 +110,48 @@ def trace(method: str, function: Callable, *args: Any) -> tuple[Any, dict[str, A
         leaves_after, structure_after = jax.tree.flatten(args)
         if structure != structure_after or any(a is not b for a, b in zip(leaves, leaves_after, strict=True)):
             fail(f"{method} changes its arguments in place: build new dicts and lists, as {{**old, name: new}} does")
-        return _named_results(method, result)
+        names = RETURNS[method]
+        if not isinstance(result, tuple) or len(result) != len(names):
+            found = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
+            fail(f"{method} returns {found}: return ({', '.join(names)})")
+        named = dict(zip(names, result, strict=True))
+        for name, leaf in named_leaves(named):
+            if not is_number(leaf):
+                fail(f"{method} returns {name} = {leaf!r:.80}: must be an array, a number, or a pytree of them")
+        return named
 
     with explained(method):
         jaxpr, shapes = jax.make_jaxpr(traced, return_shape=True)(*args)
     return jaxpr.jaxpr, shapes
 
 
-def _named_results(method: str, result: Any) -> dict[str, Any]:
-    names = RETURNS[method]
-    if not isinstance(result, tuple) or len(result) != len(names):
-        found = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
-        fail(f"{method} returns {found}: return ({', '.join(names)})")
-    named = dict(zip(names, result, strict=True))
-    for name, leaf in named_leaves(named):
-        if not is_number(leaf):
-            fail(f"{method} returns {name} = {leaf!r:.80}: must be an array, a number, or a pytree of them")
-    return named
-
-
-class explained:  # in lower case, as it reads like a function
+@contextlib.contextmanager
+def explained(method: str) -> Iterator[None]:
     """Turns what tracing refuses, raised within, into a sentence with the author's line; all else passes unchanged."""
-
-    def __init__(self, method: str):
-        self.method = method
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> None:
+    try:
+        yield
+    except Exception as error:
         for refused, (deed, remedy) in _TRACING_ERRORS.items():
             if isinstance(error, refused):
-                fail(f"{self.method} {deed} at {author_line(error)}: {remedy}", error)
+                fail(f"{method} {deed} at {author_line(error)}: {remedy}", error)
         if isinstance(error, (TypeError, ValueError)) and ("concrete values" in str(error) or _is_of_a_tracer(error)):
             remedy = "a size must be a static field of the environment"
-            fail(f"{self.method} makes a shape of a traced value at {author_line(error)}: {remedy}", error)
+            fail(f"{method} makes a shape of a traced value at {author_line(error)}: {remedy}", error)
+        raise
 
 
 def author_line(error: BaseException) -> str:
     """Returns "file.py:line" of the innermost frame that is neither jax's, NumPy's nor the wdjax core's."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_author(frame.filename)]
+    others = ("<string>", *_LIBRARIES)  # the first: a constructor that dataclasses wrote
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(others)]
+    frames = [frame for frame in frames if Path(frame.filename).parent not in (_CHECKER, _CORE)]
     return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "an unknown line"
-
-
-def _is_author(filename: str) -> bool:
-    if filename.startswith(("<string>", *_LIBRARIES)):  # the first: a constructor that dataclasses wrote
-        return False
-    return Path(filename).parent not in (_CHECKER, _CORE)
 
 
 def _is_of_a_tracer(error: Exception) -> bool:
     """Whether the core itself refused a traced value: as a number of choices, say."""
     innermost = traceback.extract_tb(error.__traceback__)[-1].filename
     return "Tracer" in str(error) and Path(innermost).parent == _CORE
-
-
-# --- leaves and their names ---
-
-
-def named_leaves(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yields (name, leaf) of every leaf, named as in Python (state.x, obs['runner']); the state's come first."""
-    for name in sorted(values, key=lambda name: name != "state"):
-        for path, leaf in jax.tree_util.tree_leaves_with_path(values[name]):
-            yield name + jax.tree_util.keystr(path), leaf
-
-
-def is_number(leaf: Any) -> bool:
-    """Returns whether jax takes it as an array: of numbers, of bools, or of typed keys."""
-    if isinstance(leaf, (jax.Array, bool, int, float)):
-        return True
-    return isinstance(leaf, (np.ndarray, np.generic)) and leaf.dtype.kind in "biuf"
-
-
-def is_key(leaf: Any) -> bool:
-    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-
-
-def as_numpy(leaf: Any) -> np.ndarray:
-    """Returns the array; of typed keys their data."""
-    return np.asarray(jax.random.key_data(leaf) if isinstance(leaf, jax.Array) and is_key(leaf) else leaf)
-
-
-def words(shape: jax.ShapeDtypeStruct) -> str:
-    """Returns "float32 of shape (3,)"."""
-    return f"{shape.dtype} of shape {shape.shape}"
 
 
 # --- spaces ---
@@ -207,16 +167,6 @@ def space_parts(space: Space, value: Any, name: str) -> Iterator[tuple[str, Spac
         fail(f"{name} is {found}: observation_space says a dict with the keys {sorted(space.spaces)}")
     for key, part in space.spaces.items():
         yield from space_parts(part, value[key], f"{name}[{key!r}]")
-
-
-def component_sizes(space: Space) -> tuple[int, ...]:
-    """Returns the number of choices of each component of a discrete space; () for another one."""
-    match space:
-        case Discrete():
-            return (space.n,)
-        case MultiDiscrete():
-            return space.nvec
-    return ()
 
 
 def has_mask(value: Any) -> bool:
@@ -236,7 +186,7 @@ def sample_action(env: Env, space: Space, key: jax.Array, obs: Any) -> Any:
 def _sample_allowed(space: Space, key: jax.Array, obs: Any) -> jax.Array:
     if not has_mask(obs):
         return space.sample(key)
-    sizes = component_sizes(space)
+    sizes = space.nvec
     masks = jnp.split(obs[MASK], np.cumsum(sizes)[:-1], axis=-1)
     keys = jax.random.split(key, len(sizes))
     logits = [jnp.where(mask > 0, 0.0, -1e9) for mask in masks]

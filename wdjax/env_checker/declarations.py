@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from wdjax.env import SINGLE_AGENT, layout_of
-from wdjax.env_checker.case import MASK, Case, explained, fail, has_mask, quick_jit, words
+from wdjax.env_checker.case import MASK, Case, explained, fail, has_mask, quick_jit
+from wdjax.env_checker.leaves import words
 from wdjax.spaces import Dict, Space, sample_shapes
 
 LEADING = ((4,), (2, 3))  # axes of observations: agents, or replicas and agents

@@ -10,20 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from wdjax.env_checker.case import (
-    MASK,
-    RETURNS,
-    Case,
-    as_numpy,
-    component_sizes,
-    fail,
-    has_mask,
-    is_key,
-    named_leaves,
-    quick_jit,
-    sample_action,
-    space_parts,
-)  # fmt: skip
+from wdjax.env_checker.case import MASK, RETURNS, Case, fail, has_mask, quick_jit, sample_action, space_parts
+from wdjax.env_checker.leaves import as_numpy, is_key, named_leaves
 from wdjax.spaces import Box, Space
 from wdjax.vector import all_agents, select
 
@@ -56,8 +44,8 @@ def random_play(case: Case) -> Iterator[Play]:
     pieces = math.ceil(length * step_bytes / CHUNK_BYTES)
     # Nobody has started: all are past their ends.
     starts = (case.reset[1]["obs"], case.reset[1]["state"], case.step[1]["terminated"])
-    carry = (*jax.tree.map(functools.partial(_zeros, replicas), starts), np.zeros(replicas, np.int32))
-    carry = (*carry, np.full(replicas, STEPS_PAST_END + 1, np.int32))
+    starts = jax.tree.map(lambda leaf: jnp.zeros((replicas, *leaf.shape), leaf.dtype), starts)
+    carry = (*starts, np.zeros(replicas, np.int32), np.full(replicas, STEPS_PAST_END + 1, np.int32))
 
     @quick_jit
     def run(key: jax.Array, carry: tuple, params: Any) -> tuple[tuple, Play]:
@@ -67,14 +55,6 @@ def random_play(case: Case) -> Iterator[Play]:
     for piece in range(pieces):
         carry, play = run(jax.random.key(case.seed + piece), carry, case.params)
         yield jax.tree.map(lambda leaf: leaf if is_key(leaf) else np.asarray(leaf), play)
-
-
-def _zeros(num: int, leaf: jax.ShapeDtypeStruct) -> Any:
-    """Returns an array (of NumPy, of keys where the leaf is one) with a leading [num]."""
-    if is_key(leaf):
-        data = jax.eval_shape(jax.random.key_data, leaf)
-        return jax.random.wrap_key_data(np.zeros((num, *data.shape), data.dtype))
-    return np.zeros((num, *leaf.shape), leaf.dtype)
 
 
 def _play_step(case: Case, params: Any, carry: tuple, key: jax.Array) -> tuple[tuple, Play]:
@@ -159,7 +139,7 @@ def bounds(space: Space) -> tuple[np.ndarray, np.ndarray]:
     """Returns the lowest and the highest value of each component."""
     if isinstance(space, Box):
         return np.asarray(space.low, np.float32), np.asarray(space.high, np.float32)
-    sizes = np.array(component_sizes(space), np.int32)
+    sizes = np.array(space.nvec, np.int32)
     return np.zeros_like(sizes), sizes - 1
 
 
@@ -170,7 +150,7 @@ def masks_allow_a_choice(case: Case, play: Play) -> None:
                 ended, cut = (as_numpy(case.by_group(play.result[name])[group]) for name in ("terminated", "truncated"))
                 live = np.ones_like(ended) if method == "reset" else ~(ended | cut)
                 name = f"obs[{group!r}][{MASK!r}]" if group else f"obs[{MASK!r}]"
-                sizes = component_sizes(case.by_group(case.action_space)[group])
+                sizes = case.by_group(case.action_space)[group].nvec
                 _check_mask(play, method, name, sizes, as_numpy(obs[MASK]), live & over_rows(rows, live))
 
 
@@ -215,10 +195,10 @@ def ended_agents_have_no_effect(case: Case, play: Play) -> None:
     index = index[np.linspace(0, len(index) - 1, NUM_PAIRS).astype(int)]
     some = jax.tree.map(lambda leaf: leaf[index[:, 0], index[:, 1]], play)
     actions = case.by_group(some.action)
-    others = case.by_group(jax.tree.map(lambda leaf: _shuffled_rows(leaf, case.seed), play.action))
+    chosen = np.random.default_rng(case.seed).integers(0, play.time.size, NUM_PAIRS)
+    others = case.by_group(jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[chosen], play.action))
     changed = {
-        group: jax.tree.map(functools.partial(_choose, ended), others[group], actions[group])
-        for group, ended in case.by_group(some.ended).items()
+        group: select(ended, others[group], actions[group]) for group, ended in case.by_group(some.ended).items()
     }
     played, repeated = (
         dict(zip(RETURNS["step"], case.step_replicas(some.key, some.state, action, case.params), strict=True))
@@ -229,17 +209,6 @@ def ended_agents_have_no_effect(case: Case, play: Play) -> None:
         if not np.array_equal(as_numpy(leaf), as_numpy(other_leaf)):
             remedy = "hold still who has terminated, with jnp.where"
             fail(f"step lets the action of an agent that has terminated change {name}: {remedy}")
-
-
-def _shuffled_rows(leaf: np.ndarray, seed: int) -> np.ndarray:
-    """Returns NUM_PAIRS random rows [NUM_PAIRS, ...] of an array [T, N, ...]."""
-    flat = leaf.reshape(-1, *leaf.shape[2:])
-    return flat[np.random.default_rng(seed).integers(0, len(flat), NUM_PAIRS)]
-
-
-def _choose(rows: np.ndarray, chosen: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Returns `chosen` where `rows`, which has fewer axes, is true, else `other`."""
-    return np.where(rows.reshape(rows.shape + (1,) * (other.ndim - rows.ndim)), chosen, other)
 
 
 # --- the twin ---

@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import inspect
 import numbers
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -17,21 +17,8 @@ import numpy as np
 from jax.experimental import checkify
 
 from wdjax.env import static_names
-from wdjax.env_checker.case import (
-    MASK,
-    Case,
-    as_numpy,
-    component_sizes,
-    explained,
-    fail,
-    has_mask,
-    is_number,
-    named_leaves,
-    quick_jit,
-    sample_action,
-    space_parts,
-    words,
-)  # fmt: skip
+from wdjax.env_checker.case import MASK, RETURNS, Case, explained, fail, has_mask, quick_jit, sample_action, space_parts
+from wdjax.env_checker.leaves import as_numpy, is_number, named_leaves, words
 from wdjax.spaces import Dict, Space
 from wdjax.vector import RESERVED_INFO
 
@@ -120,7 +107,7 @@ def masks_fit_the_actions(case: Case) -> None:
         if not has_mask(observation):
             continue
         of_group = f" of group {group!r}" if group else ""
-        sizes, shape = component_sizes(actions[group]), observation[MASK].single.shape
+        sizes, shape = getattr(actions[group], "nvec", ()), observation[MASK].single.shape
         if not sizes:
             fail(f"{MASK}{of_group} masks a {type(actions[group]).__name__}: only (Multi)Discrete actions have a mask")
         if shape != (sum(sizes),):
@@ -156,38 +143,34 @@ def primitives(jaxpr: Any) -> Iterator[str]:
 
 
 def nothing_leaks(case: Case) -> None:
-    for method, calls in _calls(case).items():
-        try:
-            with jax.checking_leaks():
-                jax.eval_shape(calls, case.key, case.params)
-        except Exception as error:
-            if "Leaked" not in str(error):
-                raise
-            remedy = "keep nothing but what it returns: no attribute, no global"
-            fail(f"{method} leaves a traced value behind: {remedy}", error)
+    remedy = "keep nothing but what it returns: no attribute, no global"
+    _trace_twice(case, jax.checking_leaks(), "Leaked", f"leaves a traced value behind: {remedy}")
 
 
 def no_key_is_used_twice(case: Case) -> None:
-    for method, calls in _calls(case).items():
-        try:
-            with jax.debug_key_reuse(True):
-                jax.eval_shape(calls, case.key, case.params)
-        except jax.errors.KeyReuseError as error:
-            fail(f"{method} uses one key twice: split it with jax.random.split, and use each part once", error)
+    remedy = "split it with jax.random.split, and use each part once"
+    _trace_twice(case, jax.debug_key_reuse(True), "KeyReuseError", f"uses one key twice: {remedy}")
 
 
-def _calls(case: Case) -> dict[str, Any]:
-    """Returns functions of (key, params) that call reset, and step twice, so that a key in the state would show."""
-    env, action = case.env, case.action
+def _trace_twice(case: Case, watch: Any, refused: str, fault: str) -> None:
+    """Traces reset, and two steps, so that a key in the state would show; `refused` is in the words of the error."""
+    env = case.env
 
     def steps(key: jax.Array, params: Any) -> Any:
         reset_key, *step_keys = jax.random.split(key, 3)
         _, state = env.reset(reset_key, params)
         for step_key in step_keys:
-            _, state, *rest = env.step(step_key, state, jax.tree.map(jnp.zeros_like, action), params)
+            _, state, *rest = env.step(step_key, state, jax.tree.map(jnp.zeros_like, case.action), params)
         return state, rest
 
-    return {"reset": lambda key, params: env.reset(key, params), "step": steps}
+    for method, calls in (("reset", lambda key, params: env.reset(key, params)), ("step", steps)):
+        try:
+            with watch:
+                jax.eval_shape(calls, case.key, case.params)
+        except Exception as error:
+            if refused not in f"{type(error).__name__}: {error}":
+                raise
+            fail(f"{method} {fault}", error)
 
 
 # --- structure ---
@@ -212,9 +195,8 @@ def step_observes_what_the_space_says(case: Case) -> None:
 def _check_observation(case: Case, method: str, obs: Any) -> None:
     for name, space, leaf in space_parts(case.observation_space, obs, "obs"):
         if not hasattr(leaf, "shape") or (leaf.shape, leaf.dtype) != (space.shape, jnp.dtype(space.dtype)):
-            found = words(leaf) if hasattr(leaf, "shape") else type(leaf).__name__
             asked = f"{jnp.dtype(space.dtype)} of shape {space.shape}"
-            fail(f"{method} returns {name} as {found}: observation_space says {asked}")
+            fail(f"{method} returns {name} as {words(leaf)}: observation_space says {asked}")
 
 
 def step_keeps_the_structure_of_the_state(case: Case) -> None:
@@ -224,7 +206,7 @@ def step_keeps_the_structure_of_the_state(case: Case) -> None:
         fail(f"step returns a state of another structure than reset: give it {parts}")
     pairs = zip(named_leaves({"state": first}), named_leaves({"state": after}), strict=True)
     for (name, one), (_, other) in pairs:
-        if (one.shape, one.dtype) != (other.shape, other.dtype):
+        if words(one) != words(other):
             fail(f"step returns {name} as {words(other)}, reset as {words(one)}: cast or reshape one of them")
 
 
@@ -236,11 +218,10 @@ def rewards_and_ends_are_per_agent(case: Case) -> None:
             found = sorted(value) if isinstance(value, Mapping) else "no dict"
             fail(f"step returns {name} as {found}: must be a dict of the groups: {list(groups)}")
         for group, leaf in case.by_group(value).items():
-            shape = (groups[group],) if group else ()
-            if not hasattr(leaf, "shape") or (leaf.shape, leaf.dtype) != (shape, dtype):
-                found = words(leaf) if hasattr(leaf, "shape") else type(leaf).__name__
+            asked = f"{dtype} of shape {(int(groups[group]),) if group else ()}"
+            if words(leaf) != asked:
                 place = f"{name}[{group!r}]" if group else name
-                fail(f"step returns {place} as {found}: must be {dtype} of shape {shape}")
+                fail(f"step returns {place} as {words(leaf)}: must be {asked}")
 
 
 def info_holds_scalars(case: Case) -> None:
@@ -251,8 +232,8 @@ def info_holds_scalars(case: Case) -> None:
         if name in RESERVED_INFO:
             fail(f"step returns info[{name!r}], a name of wdjax.vectorize: choose another one")
         if not hasattr(leaf, "shape") or leaf.shape != () or leaf.dtype.kind not in "biuf":
-            found = words(leaf) if hasattr(leaf, "shape") else type(leaf).__name__
-            fail(f"step returns info[{name!r}] as {found}: must be a scalar of the step, which sums up over an episode")
+            what = "a scalar of the step, which sums up over an episode"
+            fail(f"step returns info[{name!r}] as {words(leaf)}: must be {what}")
 
 
 # --- running ---
@@ -263,25 +244,20 @@ def first_step(case: Case, key: jax.Array, params: Any) -> dict[str, dict[str, A
     reset_key, action_key, step_key = jax.random.split(key, 3)
     obs, state = case.env.reset(reset_key, params)
     action = sample_action(case.env, case.env.action_space(params), action_key, obs)
-    names = ("obs", "state", "reward", "terminated", "truncated", "info")
-    played = dict(zip(names, case.env.step(step_key, state, action, params), strict=True))
+    played = dict(zip(RETURNS["step"], case.env.step(step_key, state, action, params), strict=True))
     return {"reset": {"obs": obs, "state": state}, "step": played}
 
 
-def without_asserts(function: Callable) -> Callable:
-    """Returns a function without its `checkify.debug_check`s: in a program each of them has a number of its own."""
-    return checkify.checkify(function, errors=frozenset())
-
-
 def same_inputs_give_the_same(case: Case) -> None:
-    """Compares two programs, because what Python did (np.random, a counter) is frozen into a compiled one."""
-    env, state = case.env, case.reset[1]["state"]
+    """Compares two programs, because what Python did (np.random, a counter) is frozen into a compiled one.
+
+    They are without `checkify.debug_check`s: in a program each of these has a number of its own.
+    """
+    state = case.reset[1]["state"]
     for method, args in (("reset", (case.key, case.params)), ("step", (case.key, state, case.action, case.params))):
-        programs = [
-            jax.jit(without_asserts(lambda *args, method=method: getattr(env, method)(*args))).lower(*args).as_text()
-            for _ in range(2)
-        ]
-        if programs[0] != programs[1]:
+        call = lambda *args, method=method: getattr(case.env, method)(*args)  # noqa: E731
+        programs = {jax.jit(checkify.checkify(call, frozenset())).lower(*args).as_text() for _ in range(2)}
+        if len(programs) > 1:
             remedy = "draw with jax.random from key, and keep nothing from one call to the next"
             fail(f"{method} gives something else for the same inputs when called again: {remedy}")
 

@@ -1,0 +1,36 @@
+"""Leaves of what an environment's functions give: their names in Python, and what they are."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+def named_leaves(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yields (name, leaf) of every leaf, named as in Python (state.x, obs['runner']); the state's come first."""
+    for name in sorted(values, key=lambda name: name != "state"):
+        for path, leaf in jax.tree_util.tree_leaves_with_path(values[name]):
+            yield name + jax.tree_util.keystr(path), leaf
+
+
+def is_number(leaf: Any) -> bool:
+    """Returns whether jax takes it as an array: of numbers, of bools, or of typed keys."""
+    if isinstance(leaf, (jax.Array, bool, int, float)):
+        return True
+    return isinstance(leaf, (np.ndarray, np.generic)) and leaf.dtype.kind in "biuf"
+
+
+def is_key(leaf: Any) -> bool:
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def as_numpy(leaf: Any) -> np.ndarray:
+    """Returns the array; of typed keys their data."""
+    return np.asarray(jax.random.key_data(leaf) if isinstance(leaf, jax.Array) and is_key(leaf) else leaf)
+
+
+def words(leaf: Any) -> str:
+    """Returns "float32 of shape (3,)" for what has these, for anything else the name of its type."""
+    return f"{leaf.dtype} of shape {leaf.shape}" if hasattr(leaf, "shape") else type(leaf).__name__

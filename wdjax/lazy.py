@@ -1,0 +1,29 @@
+"""Packages whose names are imported when first used, so that to import them is quick and touches no device."""
+
+import ast
+import importlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+
+def import_when_used(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], dict[str, str]]:
+    """Returns `__getattr__` and `__dir__` of a package, and public name -> the module that holds it.
+
+    The names are what its `__init__.py` imports `if TYPE_CHECKING`, so that type checkers know them.
+    """
+    tree = ast.parse(sys.modules[package].__spec__.loader.get_source(package))
+    imports = [line for node in tree.body if isinstance(node, ast.If) for line in node.body]
+    home = {
+        alias.name: f"{package}.{alias.name}" if line.module == package else line.module
+        for line in imports
+        for alias in line.names
+    }
+
+    def get(name: str) -> Any:
+        if name not in home:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        module = importlib.import_module(home[name])
+        return module if home[name] == f"{package}.{name}" else getattr(module, name)
+
+    return get, lambda: sorted(home), home
