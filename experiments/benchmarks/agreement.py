@@ -14,10 +14,11 @@ import jax
 import numpy as np
 
 from wdjax.envs import make
+from wdjax.experiments.benchmarks.programs import random_policy
 from wdjax.experiments.benchmarks.rows import GAMES
 from wdjax.kernels.neighbors import nearest_neighbors_kernel, neighbor_rows_kernel
 from wdjax.neighbors import nearest_neighbors_simple, neighbor_rows_simple
-from wdjax.playing import PlayState, Transition, play, play_step, start_play, uniform_action
+from wdjax.playing import PlayState, Transition, play, play_step, start_play
 
 # agents, neighbours: as many as there are, too; 14 and more are searched in another way
 SIZES = ((1, 1), (2, 2), (31, 3), (33, 14), (97, 20), (105, 10), (110, 10), (1_000, 10), (5_000, 10))
@@ -86,10 +87,7 @@ def compare_play(game: str, num_envs: int = 10_000, num_steps: int = 50) -> str:
         RuntimeError: where an action differs, or more than a hundredth of the replicas, in what is counted.
     """
     env, params = make(game)
-
-    def policy(key: jax.Array, obs: jax.Array) -> jax.Array:
-        return uniform_action(env.action_space(params), key)
-
+    policy = random_policy(env, params)
     start = jax.jit(functools.partial(start_play, env, params, num_envs=num_envs))(jax.random.key(0))
 
     def record(memory: None, step: Transition) -> tuple[None, tuple]:

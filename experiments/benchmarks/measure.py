@@ -1,36 +1,32 @@
 """Measures one row of the table in this process, and prints its numbers as one line of JSON.
 
-    python -m wdjax.experiments.benchmarks.measure tag_gridworld training --small
+    python -m wdjax.experiments.benchmarks.measure tag_gridworld --tier training --small
 
 `wdjax bench` starts this for every row, so that peak memory is the row's own and no program is compiled already.
 """
 
-import argparse
+import dataclasses
 import json
+import sys
 import time
 from typing import Any
 
 import jax
 
 from wdjax.experiments.benchmarks.programs import Program, make_program
-from wdjax.experiments.benchmarks.rows import TIERS, WORKLOADS, Workload
-from wdjax.experiments.benchmarks.timing import machine, median_and_spread, repeat_seconds
+from wdjax.experiments.benchmarks.rows import WORKLOADS, Workload
+from wdjax.experiments.benchmarks.suite import parse
+from wdjax.experiments.benchmarks.timing import machine, rates
 from wdjax.train.host.programs import compile_lowered
 
 
 def main() -> None:
-    """Measures the row that the command line names."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("row", choices=WORKLOADS)
-    parser.add_argument("tier", choices=TIERS)
-    parser.add_argument("--small", action="store_true")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--compile-only", action="store_true")
-    arguments = parser.parse_args()
+    """Measures the row and the tier that the command line names, as `wdjax bench` takes it."""
+    parsed = parse(sys.argv[1:])
+    [row], [tier] = parsed.rows, parsed.tier
     jax.config.update("jax_enable_compilation_cache", False)  # compile time is that of a first run
-    row = WORKLOADS[arguments.row]
-    result = measure(row, arguments.tier, arguments.small, 0 if arguments.compile_only else arguments.repeats)
-    print(json.dumps({"row": arguments.row, **result}))
+    result = measure(WORKLOADS[row], tier, parsed.small, 0 if parsed.compile_only else parsed.repeats)
+    print(json.dumps({"row": row, **result}))
 
 
 def measure(row: Workload, tier: str, small: bool, repeats: int) -> dict[str, Any]:
@@ -55,7 +51,8 @@ def measure(row: Workload, tier: str, small: bool, repeats: int) -> dict[str, An
         numbers |= time_program(program, compiled, repeats) if repeats else {}
     except jax.errors.JaxRuntimeError as error:
         numbers["error"] = str(error).splitlines()[0]
-    return {**numbers, **peak_memory(numbers["compiled_bytes"]), **targets_of(row, tier, small)}
+    target = None if small else row.targets.get(tier)  # of the full size
+    return {**numbers, **peak_memory(numbers["compiled_bytes"]), **(dataclasses.asdict(target) if target else {})}
 
 
 def compile_program(program: Program) -> tuple[Any, dict[str, Any]]:
@@ -77,14 +74,10 @@ def compile_program(program: Program) -> tuple[Any, dict[str, Any]]:
 def time_program(program: Program, compiled: Any, repeats: int) -> dict[str, Any]:
     """Returns the times and rates of a compiled program, the median of `repeats` calls after a warm-up."""
     arguments = jax.block_until_ready(jax.jit(program.start)())
-    seconds = repeat_seconds(lambda: compiled(*arguments), repeats)
-    median, spread = median_and_spread(seconds)
+    numbers = rates(lambda: compiled(*arguments), repeats, program.env_steps, program.passes)
     return {
-        "env_steps_per_second": program.env_steps / median,
-        "agent_steps_per_second": program.env_steps * program.agents / median,
-        "ms_per_pass": 1e3 * median / program.passes,
-        "spread": spread,
-        "seconds": seconds,
+        **numbers,
+        "agent_steps_per_second": numbers["env_steps_per_second"] * program.agents,
         "env_steps": program.env_steps,
         "argument_bytes": sum(leaf.nbytes for leaf in jax.tree.leaves(arguments)),
     }
@@ -96,14 +89,6 @@ def peak_memory(compiled_bytes: dict[str, int]) -> dict[str, Any]:
     if peak is not None:
         return {"peak_bytes": peak, "peak_bytes_from": "device"}
     return {"peak_bytes": compiled_bytes["all"], "peak_bytes_from": "compiler"}
-
-
-def targets_of(row: Workload, tier: str, small: bool) -> dict[str, Any]:
-    """Returns what the row has to reach at its full size on one NVIDIA H200."""
-    target = row.targets.get(tier)
-    if target is None or small:
-        return {}
-    return {"others": target.others, "others_by": target.by, "must": target.must, "aim": target.aim}
 
 
 if __name__ == "__main__":

@@ -14,13 +14,13 @@ import jax.numpy as jnp
 
 from wdjax.env import Env
 from wdjax.envs import make
-from wdjax.experiments.benchmarks.rows import INFERENCE, STEPPING, TRAINING, Workload
+from wdjax.experiments.benchmarks.rows import INFERENCE, STEPPING, Workload
 from wdjax.experiments.benchmarks.timing import workload
 from wdjax.playing import PlayState, Transition, play, start_play, uniform_action
 from wdjax.train.config.schema import TrainConfig
-from wdjax.train.host.programs import compiler_options
+from wdjax.train.host.programs import compile_lowered, compiler_options
 from wdjax.train.kernels.rollout import play_by_kernel
-from wdjax.train.learner.learner import Learner, make_learner
+from wdjax.train.learner.learner import make_learner
 from wdjax.train.rollout.scan import rollout
 from wdjax.train.state.policy import Setup
 from wdjax.train.state.state import TrainState
@@ -53,9 +53,12 @@ def make_program(row: Workload, tier: str, small: bool = False) -> Program:
     if tier == STEPPING:
         program = playing_program if row.plays else stepping_program
         return program(config, row.stepping_length or config.rollout_length)
-    return {INFERENCE: inference_program, TRAINING: training_program}[tier](
-        config, row.num_updates, row.num_members(small)
-    )
+    return learner_program(tier, config, row.num_updates, row.num_members(small))
+
+
+def compiled(function: Callable, arguments: tuple, options: Mapping[str, bool | str] | None = None) -> Callable:
+    """Returns a function of nothing that runs the compiled function on these arguments."""
+    return functools.partial(compile_lowered(jax.jit(function).lower(*arguments), options or {}), *arguments)
 
 
 def stepping_program(config: TrainConfig, num_steps: int) -> Program:
@@ -85,21 +88,13 @@ def playing_program(config: TrainConfig, num_steps: int) -> Program:
     return Program(function, start, words, 1, config.num_envs * num_steps, num_steps)
 
 
-def inference_program(config: TrainConfig, num_rollouts: int, members: int) -> Program:
-    """Rollouts: every policy acts and keeps what it would learn from, nobody learns."""
+def learner_program(tier: str, config: TrainConfig, passes: int, members: int = 0) -> Program:
+    """Rollouts, in which policies act and keep what they would learn from and nobody learns, or whole updates, rollout
+    and learning: of one run, or of so many members under vmap."""
     learner = make_learner(config)
-    return learner_program(learner, functools.partial(act, learner.setup, num_rollouts), num_rollouts, members)
-
-
-def training_program(config: TrainConfig, num_updates: int, members: int) -> Program:
-    """Whole updates, rollout and learning."""
-    learner = make_learner(config)
-    return learner_program(learner, functools.partial(learner.run, num_updates=num_updates), num_updates, members)
-
-
-def learner_program(learner: Learner, function: Callable, passes: int, members: int) -> Program:
-    """Returns the program of a function of a learner's state, or of the states of so many members under vmap."""
-    config = learner.config
+    function = functools.partial(learner.run, num_updates=passes)
+    if tier == INFERENCE:
+        function = functools.partial(act, learner.setup, passes)
     agents = sum(policy.assignment.num_agents for policy in learner.setup.policies.values())
     words, env_steps = workload(config, agents), passes * config.env_steps_per_update
     if not members:
@@ -107,6 +102,11 @@ def learner_program(learner: Learner, function: Callable, passes: int, members: 
         return Program(function, lambda: (learner.init(jax.random.key(0)),), words, agents, env_steps, passes, options)
     start = lambda: (jax.vmap(learner.init)(jax.random.split(jax.random.key(0), members)),)  # noqa: E731
     return Program(jax.vmap(function), start, f"{members} seeds of {words}", agents, members * env_steps, passes)
+
+
+def random_policy(env: Env, params: Any) -> Callable[[jax.Array, Any], Any]:
+    """Returns policy(key, obs): actions drawn uniformly."""
+    return lambda key, obs: uniform_action(env.action_space(params), key)
 
 
 def step_at_random(replicas: VectorEnv, num_steps: int, key: jax.Array, state: VectorState, params: Any) -> jax.Array:
@@ -127,13 +127,11 @@ def step_at_random(replicas: VectorEnv, num_steps: int, key: jax.Array, state: V
 def play_at_random(env: Env, params: Any, num_steps: int, state: PlayState) -> jax.Array:
     """Plays all replicas with actions drawn uniformly. Returns the sum of all that came out, () float32."""
 
-    def policy(key: jax.Array, obs: Any) -> Any:
-        return uniform_action(env.action_space(params), key)
-
     def add(total: jax.Array, step: Transition) -> tuple[jax.Array, None]:
         return total + sum_of((step.next_obs, step.reward, step.terminated, step.truncated)), None
 
-    return jnp.sum(play(env, params, policy, state, num_steps, add, jnp.zeros(state.time.shape))[1])
+    policy, nothing = random_policy(env, params), jnp.zeros(state.time.shape)
+    return jnp.sum(play(env, params, policy, state, num_steps, add, nothing)[1])
 
 
 def act(setup: Setup, num_rollouts: int, state: TrainState) -> tuple[TrainState, jax.Array]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from wdjax.experiments.reference.rows import ROWS, Target
+from wdjax.experiments.reference.rows import ROWS
 from wdjax.train.config.reading import read_yaml
 from wdjax.train.host.plots import COLORS
 
@@ -52,25 +52,14 @@ def table_lines(name: str, result: Mapping[str, Any]) -> list[str]:
     shared = [name, f"`{result['preset']}`", str(result["seeds"]), f"{result['env_steps_per_seed']:,}"]
     end = [f"{result['seconds']:,.0f} s", result["machine"]]
     lines = []
-    for i, (number, values) in enumerate(result["numbers"].items()):
-        low, high = values["band"]
-        cells = [
-            number,
-            target_words(ROWS[name].targets.get(number)),
-            measured(values),
-            f"{words(low)} .. {words(high)}",
-        ]
-        row = [*shared, *cells, *end] if i == 0 else [*[""] * len(shared), *cells, *[""] * len(end)]
-        lines.append(f"| {' | '.join(row)} |")
+    for number, values in result["numbers"].items():
+        target = ROWS[name].targets.get(number)
+        low, high, smallest, largest = map(words, (*values["band"], min(values["per_seed"]), max(values["per_seed"])))
+        measured = f"{words(values['mean'])} ({smallest} .. {largest})"
+        cells = [number, target.words() if target else "-", measured, f"{low} .. {high}"]
+        lines.append(f"| {' | '.join([*shared, *cells, *end])} |")
+        shared, end = [""] * len(shared), [""] * len(end)
     return lines
-
-
-def target_words(target: Target | None) -> str:
-    return "-" if target is None else target.words()
-
-
-def measured(values: Mapping[str, Any]) -> str:
-    return f"{words(values['mean'])} ({words(min(values['per_seed']))} .. {words(max(values['per_seed']))})"
 
 
 def words(value: float) -> str:

@@ -9,11 +9,10 @@ as it was, seeds, env steps, times, machine, every number of every seed, its ban
 """
 
 import argparse
-import functools
 import importlib.metadata
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +25,11 @@ from wdjax.checks import did_you_mean
 from wdjax.experiments.benchmarks.timing import machine
 from wdjax.experiments.reference.report import describe, write_report
 from wdjax.experiments.reference.rows import ROWS, Row
+from wdjax.experiments.sweep.population import compile_population, most_devices
 from wdjax.train import load_config, make_learner
 from wdjax.train.config.reading import read_yaml
 from wdjax.train.learner.learner import Learner
 from wdjax.train.load import preset_path
-from wdjax.train.state.state import TrainState
 
 FOLDER = Path(__file__).parent
 CURVE_POINTS = 60
@@ -74,55 +73,31 @@ def rerun(name: str, parsed: argparse.Namespace) -> list[str]:
 def measure(row: Row) -> dict[str, Any]:
     """Trains the seeds of a row, side by side in one program, and measures each. Returns what is stored of it."""
     learner = make_learner(load_config(row.preset, devices=1))  # the seeds are spread, not the replicas of each
-    num_updates = learner.config.num_updates
-    devices = max(n for n in range(1, len(jax.devices()) + 1) if row.side_by_side % n == 0)
-    run = side_by_side(functools.partial(learner.run, num_updates=num_updates), devices)
-    program, compile_seconds, seconds, curves, measured = None, 0.0, 0.0, [], []
-    for first in range(0, row.seeds, row.side_by_side):
-        keys = jax.vmap(jax.random.key)(jnp.arange(first, first + row.side_by_side))
-        states = jax.block_until_ready(jax.vmap(learner.init)(keys))
-        start = time.perf_counter()
-        program = program or run.lower(states).compile()
-        compiled = time.perf_counter()
-        states, metrics = jax.block_until_ready(program(states))
-        seconds += time.perf_counter() - compiled
-        compile_seconds += compiled - start
-        metrics = jax.tree.map(np.asarray, metrics)
-        for i in range(row.side_by_side):
-            own = {name: values[i] for name, values in metrics.items()}
-            state = jax.device_put(jax.tree.map(lambda leaf, i=i: leaf[i], states), jax.devices()[0])
-            measured.append(measure_seed(row, learner, state, own, keys[i]))
-            curves.append(own)
+    num_updates, devices = learner.config.num_updates, most_devices(row.seeds)
+    keys = jax.vmap(jax.random.key)(jnp.arange(row.seeds))
+    states = jax.block_until_ready(jax.vmap(learner.init)(keys))
+    start = time.perf_counter()
+    program = compile_population(learner.setup, states, num_updates, devices)
+    compiled = time.perf_counter()
+    states, metrics = jax.block_until_ready(program(states))
+    ended = time.perf_counter()
+    curves = [{name: np.asarray(values[i]) for name, values in metrics.items()} for i in range(row.seeds)]
+    measured = []
+    for i, (own, key) in enumerate(zip(curves, keys, strict=True)):
+        state = jax.device_put(jax.tree.map(lambda leaf, i=i: leaf[i], states), jax.devices()[0])
+        measured.append(row.measure(learner, state, own, jax.random.fold_in(key, EVALUATION)))
     return {
         "preset": row.preset,
         "config": read_yaml(preset_path(row.preset)),
         "seeds": row.seeds,
-        "seeds_side_by_side": row.side_by_side,
         "env_steps_per_seed": num_updates * learner.config.env_steps_per_update,
-        "seconds": round(seconds, 1),
-        "compile_seconds": round(compile_seconds, 1),
+        "seconds": round(ended - compiled, 1),
+        "compile_seconds": round(compiled - start, 1),
         "machine": f"{f'{devices} x ' * (devices > 1)}{machine()}, {os.cpu_count()} CPU cores",
         "versions": {name: importlib.metadata.version(name) for name in ("flax", "optax", "numpy")},
         "numbers": {name: summarize([one[name] for one in measured]) for name in row.targets},
         "curve": curve(learner, curves),
     }
-
-
-def side_by_side(run: Callable, devices: int) -> Callable:
-    """Returns a program that runs a batch of seeds, in equal parts on so many devices."""
-    run = jax.vmap(run)
-    if devices == 1:
-        return jax.jit(run)
-    mesh = jax.make_mesh((devices,), ("seeds",), axis_types=(jax.sharding.AxisType.Auto,))
-    part = jax.sharding.PartitionSpec("seeds")
-    return jax.jit(jax.shard_map(run, mesh=mesh, in_specs=part, out_specs=part, check_vma=False))
-
-
-def measure_seed(
-    row: Row, learner: Learner, state: TrainState, metrics: Mapping[str, np.ndarray], key: jax.Array
-) -> dict[str, float]:
-    """Returns the numbers of one seed."""
-    return row.measure(learner, state, metrics, jax.random.fold_in(key, EVALUATION))
 
 
 def summarize(values: list[float]) -> dict[str, Any]:
@@ -178,16 +153,13 @@ def misses(name: str, row: Row, result: Mapping[str, Any]) -> list[str]:
     if row.within is not None and result["env_steps_per_seed"] > row.within:
         problems.append(f"{name}: ran for {result['env_steps_per_seed']:,} env steps: must be within {row.within:,}")
     for number, target in row.targets.items():
-        values = result["numbers"][number]
         if target is None:
             continue
-        if target.every_seed:
-            bad = {seed: value for seed, value in enumerate(values["per_seed"]) if not target.met(value)}
-        else:
-            bad = {} if target.met(values["mean"]) else {None: values["mean"]}
-        for seed, value in bad.items():
-            who = "mean" if seed is None else f"seed {seed}"
-            problems.append(f"{name}: {number}, {who}, is {value:,.6g}: must be {target.words()}")
+        values = result["numbers"][number]
+        judged = {f"seed {seed}": value for seed, value in enumerate(values["per_seed"])}
+        for who, value in (judged if target.every_seed else {"mean": values["mean"]}).items():
+            if not target.met(value):
+                problems.append(f"{name}: {number}, {who}, is {value:,.6g}: must be {target.words()}")
     return problems
 
 
@@ -207,18 +179,14 @@ def leaves_band(name: str, result: Mapping[str, Any], stored: Mapping[str, Any] 
     return problems
 
 
-def result_path(name: str, folder: Path) -> Path:
-    return folder / "results" / f"{name}.yaml"
-
-
 def read_result(name: str, folder: Path = FOLDER) -> dict[str, Any] | None:
     """Returns what is stored of a row, or None."""
-    path = result_path(name, folder)
+    path = folder / "results" / f"{name}.yaml"
     return read_yaml(path) if path.exists() else None
 
 
 def write_result(name: str, result: Mapping[str, Any], folder: Path) -> None:
-    path = result_path(name, folder)
+    path = folder / "results" / f"{name}.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)
     head = f"# Measured by: python -m wdjax.experiments.reference {name} --update\n"
     path.write_text(head + yaml.safe_dump(dict(result), sort_keys=False, width=120, default_flow_style=None), "utf8")
