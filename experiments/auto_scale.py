@@ -76,22 +76,18 @@ def auto_scale(
 
 def search(config: TrainConfig, field: str, budget: int, attempt: Callable[[TrainConfig, int], Trial]) -> list[Trial]:
     """Tries a field of a configuration as it is, then doubled, or halved where that does not fit."""
-    tried = [attempt(config, budget)]
-    while tried[-1].env_steps_per_second is None and getattr(config, field) % 2 == 0:
-        config = dataclasses.replace(config, **{field: getattr(config, field) // 2})
-        tried.append(attempt(config, budget))
-    if len(tried) > 1 or tried[0].env_steps_per_second is None:
-        return tried  # what is larger did not fit
-    fastest, idle = tried[0].env_steps_per_second, 0
-    while idle < 2:
-        config = dataclasses.replace(config, **{field: getattr(config, field) * 2})
+    size, tried = getattr(config, field), [attempt(config, budget)]
+    while tried[-1].env_steps_per_second is None and size % 2 == 0:
+        size //= 2
+        tried.append(attempt(dataclasses.replace(config, **{field: size}), budget))
+    fastest, idle = tried[0].env_steps_per_second, 0  # None: what is larger did not fit
+    while fastest is not None and idle < 2 and tried[-1].env_steps_per_second is not None:
+        config = dataclasses.replace(config, **{field: 2 * getattr(config, field)})
         if config.num_updates < FEWEST_UPDATES:
             words = f"would leave {config.num_updates} updates in the run: not run"
             return [*tried, Trial(config.num_envs, config.rollout_length, words=words)]
         tried.append(attempt(config, budget))
-        speed = tried[-1].env_steps_per_second
-        if speed is None:
-            break
+        speed = tried[-1].env_steps_per_second or 0.0
         idle = 0 if speed >= WORTH * fastest else idle + 1
         fastest = max(fastest, speed)
     return tried

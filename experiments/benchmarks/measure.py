@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from wdjax.experiments.benchmarks.programs import Program, make_program
+from wdjax.experiments.benchmarks.programs import make_program
 from wdjax.experiments.benchmarks.rows import WORKLOADS, Workload
 from wdjax.experiments.benchmarks.suite import parse
 from wdjax.experiments.benchmarks.timing import machine, rates
@@ -39,56 +39,37 @@ def measure(row: Workload, tier: str, small: bool, repeats: int) -> dict[str, An
         repeats: timed calls; 0: compile only.
 
     Returns:
-        its numbers, by name; `error` in place of the times where the device has not the memory.
+        its numbers, by name: medians of the repeats after a warm-up, the peak memory in bytes and who says so (the
+        device or else the compiler), the row's targets; `error` in place of the times where memory was too short.
     """
     program = make_program(row, tier, small)
-    compiled, numbers = compile_program(program)
-    numbers = {
-        "tier": tier, "workload": program.words, "agents": program.agents, "small": small, "machine": machine(),
-        **numbers,
-    }  # fmt: skip
-    try:
-        numbers |= time_program(program, compiled, repeats) if repeats else {}
-    except jax.errors.JaxRuntimeError as error:
-        numbers["error"] = str(error).splitlines()[0]
-    target = None if small else row.targets.get(tier)  # of the full size
-    return {**numbers, **peak_memory(numbers["compiled_bytes"]), **(dataclasses.asdict(target) if target else {})}
-
-
-def compile_program(program: Program) -> tuple[Any, dict[str, Any]]:
-    """Compiles a program from the shapes of its arguments. Returns it, and what that took."""
     shapes = jax.eval_shape(program.start)
     start = time.perf_counter()
     lowered = jax.jit(program.function).lower(*shapes)
     traced = time.perf_counter()
     compiled = compile_lowered(lowered, program.options)
+    ended = time.perf_counter()
     memory = compiled.memory_analysis()
     parts = {name: getattr(memory, f"{name}_size_in_bytes") for name in ("argument", "output", "temp")}
-    return compiled, {
-        "trace_seconds": traced - start,
-        "compile_seconds": time.perf_counter() - start,  # tracing included: what a person waits for
+    numbers: dict[str, Any] = {
+        "tier": tier, "workload": program.words, "agents": program.agents, "small": small, "machine": machine(),
+        "trace_seconds": traced - start, "compile_seconds": ended - start,  # both: what a person waits for
         "compiled_bytes": {**parts, "all": sum(parts.values())},
-    }
-
-
-def time_program(program: Program, compiled: Any, repeats: int) -> dict[str, Any]:
-    """Returns the times and rates of a compiled program, the median of `repeats` calls after a warm-up."""
-    arguments = jax.block_until_ready(jax.jit(program.start)())
-    numbers = rates(lambda: compiled(*arguments), repeats, program.env_steps, program.passes)
-    return {
-        **numbers,
-        "agent_steps_per_second": numbers["env_steps_per_second"] * program.agents,
-        "env_steps": program.env_steps,
-        "argument_bytes": sum(leaf.nbytes for leaf in jax.tree.leaves(arguments)),
-    }
-
-
-def peak_memory(compiled_bytes: dict[str, int]) -> dict[str, Any]:
-    """Returns the peak memory in bytes and who says so: the device, of this process so far, or else the compiler."""
-    peak = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
-    if peak is not None:
-        return {"peak_bytes": peak, "peak_bytes_from": "device"}
-    return {"peak_bytes": compiled_bytes["all"], "peak_bytes_from": "compiler"}
+    }  # fmt: skip
+    try:
+        if repeats:
+            arguments = jax.block_until_ready(jax.jit(program.start)())
+            numbers |= rates(lambda: compiled(*arguments), repeats, program.env_steps, program.passes)
+            numbers["agent_steps_per_second"] = numbers["env_steps_per_second"] * program.agents
+            numbers["env_steps"] = program.env_steps
+            numbers["argument_bytes"] = sum(leaf.nbytes for leaf in jax.tree.leaves(arguments))
+    except jax.errors.JaxRuntimeError as error:
+        numbers["error"] = str(error).splitlines()[0]
+    peak = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")  # of this process so far
+    numbers["peak_bytes_from"] = "compiler" if peak is None else "device"
+    numbers["peak_bytes"] = sum(parts.values()) if peak is None else peak
+    target = None if small else row.targets.get(tier)  # of the full size
+    return numbers | (dataclasses.asdict(target) if target else {})
 
 
 if __name__ == "__main__":

@@ -22,10 +22,9 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from rich.console import Console
 
-from wdjax.experiments.benchmarks.programs import compiled, learner_program, row_sums, stepping_program, sum_of
+from wdjax.experiments.benchmarks.programs import compiled, learner_program, stepping_program, sum_of_steps
 from wdjax.experiments.benchmarks.rows import TRAINING
 from wdjax.experiments.benchmarks.timing import Parser, machine, make_table, short, write_json
 from wdjax.train.load import load_config
@@ -64,7 +63,7 @@ def main(arguments: list[str] | None = None) -> None:
          f"{row['ratio']:.2f}", f"{row['ratio_of_cpu_time']:.2f}")
         for row in results
     )  # fmt: skip
-    Console(width=160).print(make_table(columns, rows))
+    Console(width=180).print(make_table(columns, rows))
     write_json(parsed.json, words, results)
 
 
@@ -103,19 +102,14 @@ def stepping_pair(game: str, num_envs: int) -> tuple[str, int, Callable, Callabl
 
 
 def gymnax_play(env: Any, params: Any, num_envs: int, key: jax.Array, state: Any) -> jax.Array:
-    """`programs.play` with gymnax's functions. Returns the sum of all that came out, () float32."""
+    """`programs.step_at_random` with gymnax's functions. Returns the sum of all that came out, () float32."""
     space, vector_step = env.action_space(params), jax.vmap(env.step, (0, 0, 0, None))
 
-    def step(carry: tuple, key: jax.Array) -> tuple[tuple, None]:
-        state, seen, earned = carry
-        action_key, step_key = jax.random.split(key)
+    def step(action_key: jax.Array, step_key: jax.Array, state: Any) -> tuple:
         action = jax.vmap(space.sample)(jax.random.split(action_key, num_envs))
-        keys = jax.random.split(step_key, num_envs)
-        obs, state, reward, terminated, truncated, _ = vector_step(keys, state, action, params)
-        return (state, seen + row_sums(obs), earned + row_sums((reward, terminated, truncated))), None
+        return vector_step(jax.random.split(step_key, num_envs), state, action, params)
 
-    nothing = jnp.zeros(num_envs)
-    return sum_of(jax.lax.scan(step, (state, nothing, nothing), jax.random.split(key, NUM_STEPS))[0][1:])
+    return sum_of_steps(step, num_envs, NUM_STEPS, key, state)
 
 
 def ppo_pair(num_updates: int) -> tuple[str, int, Callable, Callable]:

@@ -51,8 +51,7 @@ def make_program(row: Workload, tier: str, small: bool = False) -> Program:
     """Returns what is timed for a row of the table in one of its tiers."""
     config = row.config(small)
     if tier == STEPPING:
-        program = playing_program if row.plays else stepping_program
-        return program(config, row.stepping_length or config.rollout_length)
+        return stepping_program(config, row.stepping_length or config.rollout_length, row.plays)
     return learner_program(tier, config, row.num_updates, row.num_members(small))
 
 
@@ -61,31 +60,24 @@ def compiled(function: Callable, arguments: tuple, options: Mapping[str, bool | 
     return functools.partial(compile_lowered(jax.jit(function).lower(*arguments), options or {}), *arguments)
 
 
-def stepping_program(config: TrainConfig, num_steps: int) -> Program:
-    """Random play with fresh resets: the environment alone."""
+def stepping_program(config: TrainConfig, num_steps: int, plays: bool = False) -> Program:
+    """Random play with fresh resets: the environment alone, in a scan or by `wdjax.play`: on an NVIDIA GPU one kernel,
+    which holds the physics as constants."""
     env, params = make(config.env, **config.env_params)
-    replicas = vectorize(env, config.num_envs)
-    agents = sum(env.groups.values()) or 1
+    replicas, agents = vectorize(env, config.num_envs), sum(env.groups.values()) or 1
 
     def start() -> tuple:
+        if plays:
+            return (start_play(env, params, jax.random.key(0), config.num_envs),)
         arrays = jax.tree.map(jnp.asarray, params)  # arguments, not constants: physics is traced wherever it is used
         return jax.random.key(1), replicas.reset(jax.random.key(0), arrays)[1], arrays
 
-    words = f"{config.env}, {agents} agents, {config.num_envs} envs, {num_steps} steps, random actions, fresh resets"
+    how = f"{num_steps} steps{' by wdjax.play' * plays}, random actions, fresh resets"
+    words = f"{config.env}, {agents} agents, {config.num_envs} envs, {how}"
     function = functools.partial(step_at_random, replicas, num_steps)
+    if plays:
+        function = functools.partial(play_at_random, env, params, num_steps)
     return Program(function, start, words, agents, config.num_envs * num_steps, num_steps)
-
-
-def playing_program(config: TrainConfig, num_steps: int) -> Program:
-    """The same by `wdjax.play`: on an NVIDIA GPU one kernel, which holds the physics as constants."""
-    env, params = make(config.env, **config.env_params)
-
-    def start() -> tuple:
-        return (start_play(env, params, jax.random.key(0), config.num_envs),)
-
-    words = f"{config.env}, {config.num_envs} envs, {num_steps} steps by wdjax.play, random actions, fresh resets"
-    function = functools.partial(play_at_random, env, params, num_steps)
-    return Program(function, start, words, 1, config.num_envs * num_steps, num_steps)
 
 
 def learner_program(tier: str, config: TrainConfig, passes: int, members: int = 0) -> Program:
@@ -111,17 +103,25 @@ def random_policy(env: Env, params: Any) -> Callable[[jax.Array, Any], Any]:
 
 def step_at_random(replicas: VectorEnv, num_steps: int, key: jax.Array, state: VectorState, params: Any) -> jax.Array:
     """Steps all replicas with actions drawn uniformly. Returns the sum of all that came out, () float32."""
-    space = replicas.env.action_space(params)
+    space = replicas.env.action_space(params).batch(replicas.num_envs)
 
-    def step(carry: tuple, key: jax.Array) -> tuple[tuple, None]:
+    def step(action_key: jax.Array, step_key: jax.Array, state: VectorState) -> tuple:
+        return replicas.step(step_key, state, uniform_action(space, action_key), params)
+
+    return sum_of_steps(step, replicas.num_envs, num_steps, key, state)
+
+
+def sum_of_steps(step: Callable, num_envs: int, num_steps: int, key: jax.Array, state: Any) -> jax.Array:
+    """Steps replicas by step(action_key, step_key, state) -> (obs, state, reward, terminated, truncated, info). Returns
+    the sum of all that came out but info, () float32."""
+
+    def one(carry: tuple, key: jax.Array) -> tuple[tuple, None]:
         state, seen, earned = carry
-        action_key, step_key = jax.random.split(key)
-        action = uniform_action(space.batch(replicas.num_envs), action_key)
-        obs, state, *flags, _ = replicas.step(step_key, state, action, params)
+        obs, state, *flags, _ = step(*jax.random.split(key), state)
         return (state, seen + row_sums(obs), earned + row_sums(flags)), None
 
-    nothing = jnp.zeros(replicas.num_envs)  # sums of each replica, of obs apart: no old state is kept for them
-    return sum_of(jax.lax.scan(step, (state, nothing, nothing), jax.random.split(key, num_steps))[0][1:])
+    nothing = jnp.zeros(num_envs)  # sums of each replica, of obs apart: no old state is kept for them
+    return sum_of(jax.lax.scan(one, (state, nothing, nothing), jax.random.split(key, num_steps))[0][1:])
 
 
 def play_at_random(env: Env, params: Any, num_steps: int, state: PlayState) -> jax.Array:

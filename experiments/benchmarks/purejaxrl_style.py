@@ -91,10 +91,13 @@ def update(runner: Runner) -> tuple[Runner, jax.Array]:
     batch = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), (rows, advantage, advantage + rows.value))
     epochs_key, key = jax.random.split(runner.key)
 
+    def descend(train: TrainState, rows: tuple[Transition, jax.Array, jax.Array]) -> tuple[TrainState, None]:
+        return train.apply_gradients(grads=jax.grad(loss)(train.params, train.apply_fn, *rows)), None
+
     def epoch(train: TrainState, key: jax.Array) -> tuple[TrainState, None]:
         order = jax.random.permutation(key, NUM_ENVS * NUM_STEPS)
         minibatches = jax.tree.map(lambda leaf: leaf[order].reshape(MINIBATCHES, -1, *leaf.shape[1:]), batch)
-        return jax.lax.scan(gradient_step, train, minibatches)
+        return jax.lax.scan(descend, train, minibatches)
 
     train, _ = jax.lax.scan(epoch, runner.train, jax.random.split(epochs_key, EPOCHS))
     return runner._replace(train=train, key=key), rows.returned.mean()
@@ -120,7 +123,7 @@ def env_step(runner: Runner, _: None) -> tuple[Runner, Transition]:
 def advantages(rows: Transition, last_value: jax.Array) -> jax.Array:
     """Generalised advantage estimation, [NUM_STEPS, NUM_ENVS]."""
 
-    def step(carry: tuple[jax.Array, jax.Array], row: Transition) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
+    def step(carry: tuple, row: Transition) -> tuple[tuple, jax.Array]:
         advantage, value_tp1 = carry
         goes_on = 1 - row.done
         delta = row.reward + GAMMA * value_tp1 * goes_on - row.value
@@ -128,12 +131,6 @@ def advantages(rows: Transition, last_value: jax.Array) -> jax.Array:
         return (advantage, row.value), advantage
 
     return jax.lax.scan(step, (jnp.zeros_like(last_value), last_value), rows, reverse=True, unroll=16)[1]
-
-
-def gradient_step(train: TrainState, batch: tuple[Transition, jax.Array, jax.Array]) -> tuple[TrainState, None]:
-    """One step of the optimizer on a minibatch."""
-    grads = jax.grad(loss)(train.params, train.apply_fn, *batch)
-    return train.apply_gradients(grads=grads), None
 
 
 def loss(params: Any, apply: Any, rows: Transition, advantage: jax.Array, target: jax.Array) -> jax.Array:

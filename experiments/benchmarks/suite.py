@@ -16,7 +16,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -26,15 +26,8 @@ from wdjax.experiments.benchmarks import startup
 from wdjax.experiments.benchmarks.rows import INFERENCE, STARTUP, STEPPING, TIER_WORDS, TIERS, TRAINING, WORKLOADS
 from wdjax.experiments.benchmarks.timing import Parser, make_table, short, start
 
-NAMES = (*WORKLOADS, STARTUP)
+TIERS_OF = {**{name: row.tiers for name, row in WORKLOADS.items()}, STARTUP: (STARTUP,)}
 PER = {STEPPING: "a step", INFERENCE: "a rollout", TRAINING: "an update"}  # what a time of a tier is for
-
-
-class SentenceParser(Parser):
-    """What is wrong is raised as a ValueError, one sentence."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(message)
 
 
 def bench(arguments: Sequence[str]) -> None:
@@ -44,8 +37,9 @@ def bench(arguments: Sequence[str]) -> None:
         arguments: of the command line, see `wdjax bench --help`.
 
     Raises:
-        ValueError: for an unknown row, tier or option, a row that the tier has not, and a number out of range.
-        SystemExit: with status 1 at the end, where a row could not be measured.
+        ValueError: for an unknown tier and a row that the tier has not.
+        SystemExit: with status 2 for another row or option, or a number out of range; with status 1 at the end, where a
+            row could not be measured.
     """
     parsed = parse(arguments)
     rows = chosen(parsed.rows, parsed.tier)
@@ -71,8 +65,8 @@ def bench(arguments: Sequence[str]) -> None:
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Returns the command line's options; raises ValueError in one sentence for bad ones."""
-    parser = SentenceParser(__doc__, NAMES, prog="wdjax bench")
+    """Returns the command line's options."""
+    parser = Parser(__doc__, TIERS_OF, prog="wdjax bench")
     parser.add_argument("--tier", nargs="+", default=[], metavar="TIER", help=f"of {', '.join(TIERS)}; none: all")
     parser.add_argument("--small", action="store_true", help="sizes for a CPU: a tenth and less of the replicas")
     parser.add_argument("--compile-only", action="store_true", help="run nothing: compile times and memory")
@@ -84,16 +78,11 @@ def chosen(names: Sequence[str], tiers: Sequence[str]) -> list[tuple[str, str]]:
     for tier in tiers:
         require_known("tier", tier, TIERS)
     named = dict.fromkeys(names)
-    pairs = [(name, tier) for tier in tiers or TIERS for name in named if tier in tiers_of(name)]
+    pairs = [(name, tier) for tier in tiers or TIERS for name in named if tier in TIERS_OF[name]]
     if not pairs:
-        own = [tier for tier in TIERS if any(tier in tiers_of(name) for name in named)]
+        own = [tier for tier in TIERS if any(tier in TIERS_OF[name] for name in named)]
         raise ValueError(f"--tier {' '.join(tiers)}: must be a tier of {', '.join(named)}: {', '.join(own)}")
     return pairs
-
-
-def tiers_of(name: str) -> tuple[str, ...]:
-    """Returns the tiers in which a row is measured."""
-    return (STARTUP,) if name == STARTUP else WORKLOADS[name].tiers
 
 
 def measure_apart(name: str, tier: str, parsed: argparse.Namespace) -> dict[str, Any]:

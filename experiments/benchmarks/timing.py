@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jaxlib
@@ -35,6 +35,10 @@ class Parser(argparse.ArgumentParser):
         runs = f"timed runs of each row, at least 1 (default: {repeats})"
         self.add_argument("--repeats", type=int, default=repeats, help=runs)
         self.add_argument("--json", type=Path, metavar="FILE", help="also write all numbers to this file")
+
+    def error(self, message: str) -> NoReturn:
+        """Ends with one sentence and exit status 2."""
+        self.exit(2, f"{self.prog}: {message}\n")
 
     def parse(self, arguments: Sequence[str] | None = None) -> argparse.Namespace:
         """Returns the options; `error` where an option or a row is unknown, or a number below 1."""
