@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from wdjax.experiments.benchmarks.programs import compiled, learner_program
+from wdjax.experiments.benchmarks.measure import compiled, learner_program
 from wdjax.experiments.benchmarks.rows import TRAINING, WORKLOADS, Workload
 from wdjax.experiments.benchmarks.timing import Parser, machine, rates, write_json
 from wdjax.train import TrainConfig, make_learner
@@ -82,7 +82,8 @@ def compare(name: str, numbers: list[int], small: bool) -> list[dict[str, Any]]:
     learned, results = learn(dataclasses.replace(config, devices=first)), []
     for number in others:
         found = learn(dataclasses.replace(config, devices=number))
-        worst = max(jax.tree.leaves(jax.tree.map(relative_difference, learned, found)))
+        pairs = zip(jax.tree.leaves(learned), jax.tree.leaves(found), strict=True)
+        worst = max(float(np.linalg.norm(a - b) / max(np.linalg.norm(a), 1e-30)) for a, b in pairs)
         print(f"{name}: parameters on {number} devices differ from those on {first} by {worst:.1e}", flush=True)
         results.append({"row": name, "devices": number, "difference": worst})
     return results
@@ -94,12 +95,6 @@ def learn(config: TrainConfig) -> dict[str, Any]:
     with jax.default_matmul_precision("highest"):
         state, _ = learner.run(learner.init(jax.random.key(config.seed)), num_updates=3)
     return jax.device_get({name: policy.params for name, policy in state.policies.items()})
-
-
-def relative_difference(a: np.ndarray, b: np.ndarray) -> float:
-    """Returns |a - b| / |a| of two arrays, 0 where both are 0."""
-    scale = float(np.linalg.norm(a))
-    return float(np.linalg.norm(a - b)) / scale if scale else float(np.any(b))
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from typing import Any
 import jax
 from rich.console import Console
 
-from wdjax.experiments.benchmarks.programs import compiled, learner_program, stepping_program, sum_of_steps
+from wdjax.experiments.benchmarks.measure import compiled, learner_program, stepping_program, sum_of_steps
 from wdjax.experiments.benchmarks.rows import TRAINING
 from wdjax.experiments.benchmarks.timing import Parser, machine, make_table, short, write_json
 from wdjax.train.load import load_config
@@ -37,8 +37,7 @@ GAMES = {
     "continuous_mountain_car": "MountainCarContinuous-v0",
     "pendulum": "Pendulum-v1",
 }
-PPO = "ppo"
-NAMES = (*GAMES, PPO)
+NAMES = (*GAMES, "ppo")
 NUM_STEPS = 200
 
 
@@ -55,7 +54,7 @@ def main(arguments: list[str] | None = None) -> None:
     print(words, flush=True)
     results = []
     for name in parsed.rows:
-        pairs = [ppo_pair(parsed.updates)] if name == PPO else [stepping_pair(name, n) for n in parsed.num_envs]
+        pairs = [ppo_pair(parsed.updates)] if name == "ppo" else [stepping_pair(name, n) for n in parsed.num_envs]
         results += [measure(name, *pair, parsed.repeats) for pair in pairs]
     columns = ("row", "wdjax, env steps/s", "peer, env steps/s", "ratio", "of CPU time")
     rows = (
@@ -102,7 +101,7 @@ def stepping_pair(game: str, num_envs: int) -> tuple[str, int, Callable, Callabl
 
 
 def gymnax_play(env: Any, params: Any, num_envs: int, key: jax.Array, state: Any) -> jax.Array:
-    """`programs.step_at_random` with gymnax's functions. Returns the sum of all that came out, () float32."""
+    """`step_at_random` with gymnax's functions. Returns the sum of all that came out, () float32."""
     space, vector_step = env.action_space(params), jax.vmap(env.step, (0, 0, 0, None))
 
     def step(action_key: jax.Array, step_key: jax.Array, state: Any) -> tuple:

@@ -5,13 +5,15 @@ cache (cold), the others with what it left there (warm, their median counts). Ta
 GPU; warm 6 s. The first stage ends when the Trainer is imported: it holds imports and what is done with arguments.
 """
 
+import importlib
 import importlib.util
 import json
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -75,11 +77,27 @@ def child(begun: str, *arguments: str) -> None:
     seconds: dict[str, float] = {}
     import_trainer = cli.import_trainer
 
+    def timed(stage: str, module: ModuleType, name: str) -> None:
+        function = getattr(module, name)
+
+        def call(*arguments: Any) -> Any:
+            start = time.time()
+            result = jax.block_until_ready(function(*arguments))
+            seconds[stage] = time.time() - start
+            if stage == "init and compile":
+                raise Started
+            return result
+
+        setattr(module, name, call)
+
     def imported() -> type:
-        trainer = import_trainer()
+        found = import_trainer()
         seconds["until the Trainer"] = time.time() - float(begun)
-        put_clocks(seconds)
-        return trainer
+        trainer, programs = (importlib.import_module(f"wdjax.train.{name}") for name in ("trainer", "host.programs"))
+        timed("make_learner", trainer, "make_learner")
+        timed("trace and lower", programs, "lower_chunk")
+        timed("init and compile", trainer, "compile_and_init")
+        return found
 
     cli.import_trainer = imported
     try:
@@ -89,27 +107,6 @@ def child(begun: str, *arguments: str) -> None:
         seconds["init and compile"] -= seconds["trace and lower"]
         seconds |= {"the rest": total - sum(seconds.values()), "total": total}
         print(json.dumps({"seconds": seconds, "machine": machine(), "platform": jax.devices()[0].platform}))
-
-
-def put_clocks(seconds: dict[str, float]) -> None:
-    """Puts a clock around what a Trainer calls: its seconds go into `seconds`. The last raises Started."""
-    from wdjax.train import trainer
-    from wdjax.train.host import programs
-
-    def timed(stage: str, function: Callable) -> Callable:
-        def call(*arguments: Any) -> Any:
-            start = time.time()
-            result = jax.block_until_ready(function(*arguments))
-            seconds[stage] = time.time() - start
-            if stage == "init and compile":
-                raise Started
-            return result
-
-        return call
-
-    trainer.make_learner = timed("make_learner", trainer.make_learner)
-    programs.lower_chunk = timed("trace and lower", programs.lower_chunk)
-    trainer.compile_and_init = timed("init and compile", trainer.compile_and_init)
 
 
 def run_command(arguments: Sequence[str]) -> None:

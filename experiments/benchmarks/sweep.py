@@ -14,14 +14,8 @@ from typing import Any
 import jax
 
 from wdjax.experiments.benchmarks.timing import Parser, machine, rates, write_json
+from wdjax.experiments.sweep import population
 from wdjax.experiments.sweep.members import Member, as_config, make_groups, make_members, make_points, make_seeds
-from wdjax.experiments.sweep.population import (
-    choose_num_devices,
-    compile_population,
-    even_size,
-    init_population,
-    population_setup,
-)
 from wdjax.train.devices.memory import bytes_needed
 
 PRESET = "cartpole_ppo"
@@ -39,12 +33,11 @@ def main() -> None:
     members = make_population(parsed.members or (16 if parsed.small else 256))
     updates = parsed.updates or (5 if parsed.small else 20)
     try:
-        num_devices = choose_num_devices(parsed.devices or 0)
+        num_devices = population.choose_num_devices(parsed.devices or 0)
     except ValueError as error:
         parser.error(str(error))
     print(machine(), flush=True)
-    sizes = ((members[:1], 1), (members, num_devices))
-    rows = [measure(chosen, updates, parsed.repeats, number) for chosen, number in sizes]
+    rows = [measure(members[:1], updates, parsed.repeats, 1), measure(members, updates, parsed.repeats, num_devices)]
     write_json(parsed.json, machine(), rows)
 
 
@@ -58,12 +51,12 @@ def make_population(number: int) -> tuple[Member, ...]:
 
 def measure(members: tuple[Member, ...], num_updates: int, repeats: int, num_devices: int) -> dict[str, Any]:
     """Compiles and times a population. Returns its numbers, which are also printed."""
-    size = even_size(len(members), len(members), num_devices)
+    size = population.even_size(len(members), len(members), num_devices)
     padded = members + members[-1:] * (size - len(members))
-    setup = population_setup(members)
-    states = jax.block_until_ready(init_population(setup, padded, num_devices))
+    setup = population.population_setup(members)
+    states = jax.block_until_ready(population.init_population(setup, padded, num_devices))
     start = time.perf_counter()
-    program = compile_population(setup, states, num_updates, num_devices)
+    program = population.compile_population(setup, states, num_updates, num_devices)
     compile_seconds = time.perf_counter() - start
 
     def call() -> Any:

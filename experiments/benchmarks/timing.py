@@ -1,4 +1,4 @@
-"""What every benchmark shares: options, how a program is timed, workload and machine in words, processes, tables."""
+"""What every benchmark shares: options, how a program is timed, on what it ran, processes, tables."""
 
 import argparse
 import json
@@ -14,14 +14,13 @@ from typing import Any, NoReturn
 
 import jax
 import jaxlib
-from rich.table import Table
+from rich.table import Column, Table
 
 from wdjax.checks import require, require_known
-from wdjax.train.config.schema import TrainConfig
 
 
 class Parser(argparse.ArgumentParser):
-    """The command line of a benchmark: rows by name, --repeats, --json, and what else is added."""
+    """The command line of a benchmark: rows by name; --repeats and --json unless `repeats` is 0; what else is added."""
 
     def __init__(
         self, words: str, rows: Collection[str] = (), usual: Collection[str] = (), repeats: int = 5, **options: Any
@@ -32,9 +31,10 @@ class Parser(argparse.ArgumentParser):
         if rows:
             known = f"of {', '.join(rows)}; none: {', '.join(usual) or 'all'}"
             self.add_argument("rows", nargs="*", default=usual or rows, metavar="ROW", help=known)
-        runs = f"timed runs of each row, at least 1 (default: {repeats})"
-        self.add_argument("--repeats", type=int, default=repeats, help=runs)
-        self.add_argument("--json", type=Path, metavar="FILE", help="also write all numbers to this file")
+        if repeats:
+            runs = f"timed runs of each row, at least 1 (default: {repeats})"
+            self.add_argument("--repeats", type=int, default=repeats, help=runs)
+            self.add_argument("--json", type=Path, metavar="FILE", help="also write all numbers to this file")
 
     def error(self, message: str) -> NoReturn:
         """Ends with one sentence and exit status 2."""
@@ -80,16 +80,6 @@ def median_and_spread(seconds: list[float]) -> tuple[float, float]:
     return median, (max(seconds) - min(seconds)) / median
 
 
-def workload(config: TrainConfig, agents: int) -> str:
-    """Returns what training does, in words."""
-    policies = ", ".join(
-        f"{name} {policy.algorithm} {'-'.join(map(str, policy.network.hidden_sizes))}"
-        f" ({policy.epochs} x {policy.minibatches} gradient steps)"
-        for name, policy in config.policies.items()
-    )
-    return f"{config.env}, {agents} agents, {config.num_envs} envs, {config.rollout_length}-step rollouts; {policies}"
-
-
 def machine() -> str:
     """Returns the device and the versions."""
     device = jax.devices()[0]
@@ -104,11 +94,10 @@ def short(value: float | None) -> str:
     """Returns a number with three digits and its thousands in a letter: 42.6 k, 1.20 M, 17.3 G; "-" for None."""
     if value is None:
         return "-"
-    for size, letter in ((1e9, " G"), (1e6, " M"), (1e3, " k"), (1, "")):
-        if value >= size * 0.9995 or size == 1:
-            scaled = value / size
-            return f"{scaled:,.{max(0, 2 - sum(scaled >= limit for limit in (9.995, 99.95)))}f}{letter}"
-    raise AssertionError("unreachable")
+    sizes = ((1e9, " G"), (1e6, " M"), (1e3, " k"), (1, ""))
+    size, letter = next(pair for pair in sizes if value >= pair[0] * 0.9995 or pair[0] == 1)
+    scaled = value / size
+    return f"{scaled:,.{max(0, 2 - sum(scaled >= limit for limit in (9.995, 99.95)))}f}{letter}"
 
 
 def start(module: str, arguments: Iterable[str], variables: Mapping[str, str]) -> Any:
@@ -141,9 +130,9 @@ def write_json(path: Path | None, words: str, rows: Sequence[Mapping[str, Any]])
 
 def make_table(columns: Iterable[str], rows: Iterable[Iterable[str]], title: str | None = None) -> Table:
     """Returns a table: the first column holds names, the others numbers."""
-    shown = Table(title=title, title_justify="left")
-    for i, column in enumerate(columns):
-        shown.add_column(column, justify="right" if i else "left", no_wrap=not i)
+    name, *numbers = columns
+    headers = (Column(name, no_wrap=True), *(Column(number, justify="right") for number in numbers))
+    shown = Table(*headers, title=title, title_justify="left")
     for row in rows:
         shown.add_row(*row)
     return shown

@@ -1,4 +1,4 @@
-"""Runs rows of the learning table again and checks them against what is stored of them.
+"""Runs rows of the learning table again, checks them against what is stored of them, and writes README.md of that.
 
     python -m wdjax.experiments.reference                       # all rows; names of rows: only these
     python -m wdjax.experiments.reference acrobot --update      # stores the numbers, curves and bands anew
@@ -21,38 +21,51 @@ import jax.numpy as jnp
 import numpy as np
 import yaml
 
-from wdjax.checks import did_you_mean
-from wdjax.experiments.benchmarks.timing import machine
-from wdjax.experiments.reference.report import describe, write_report
+from wdjax.experiments.benchmarks.timing import Parser, machine
 from wdjax.experiments.reference.rows import ROWS, Row
 from wdjax.experiments.sweep.population import compile_population, most_devices
 from wdjax.train import load_config, make_learner
 from wdjax.train.config.reading import read_yaml
+from wdjax.train.host.plots import COLORS
 from wdjax.train.learner.learner import Learner
 from wdjax.train.load import preset_path
 
 FOLDER = Path(__file__).parent
 CURVE_POINTS = 60
 EVALUATION = 1  # folded into a seed's key: its fresh episodes
+HEAD = """# Reference curves
+
+Written by `python -m wdjax.experiments.reference --redraw` from `results/`: do not edit.
+
+Each row of the learning table: a preset that `wdjax train` runs, measured over several seeds. A number is the mean
+over seeds, with the smallest and the largest of a seed in brackets; a band is where the mean of a rerun must lie (four
+standard deviations of the difference between two such means). "Greedy return" is that of 1,000 fresh episodes of each
+seed, with the most likely actions. Training is the wall time of all seeds together, without compiling: too long where
+the machine had other work besides.
+
+    python -m wdjax.experiments.reference                   # runs every row again and checks it; or rows by name
+    python -m wdjax.experiments.reference ROW --update      # stores it anew
+"""
+TABLE = """
+| Row | Preset | Seeds | Env steps a seed | Number | Must be | Measured | Band | Training | Machine |
+|---|---|---|---|---|---|---|---|---|---|
+"""
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Reruns the rows named on the command line, or all."""
-    parser = argparse.ArgumentParser(
-        prog="python -m wdjax.experiments.reference", description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    parser.add_argument("rows", nargs="*", help=f"of {', '.join(ROWS)}; none: all")
+    """Reruns the rows named on the command line, or all; writes README.md and plots/ROW.png of all that are stored."""
+    parser = Parser(__doc__, ROWS, repeats=0, prog="python -m wdjax.experiments.reference")
     parser.add_argument("--update", action="store_true", help="store what was measured, where it meets its targets")
     parser.add_argument("--redraw", action="store_true", help="run nothing: write pictures and README.md anew")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where results are stored (default: with wdjax)")
-    parsed = parser.parse_args(arguments)
-    for name in parsed.rows:
-        if name not in ROWS:
-            parser.error(f"unknown row {name!r}: {did_you_mean(name, ROWS)}")
-    problems = [] if parsed.redraw else [p for name in parsed.rows or ROWS for p in rerun(name, parsed)]
+    parsed = parser.parse(arguments)
+    problems = [] if parsed.redraw else [problem for name in parsed.rows for problem in rerun(name, parsed)]
     if parsed.update or parsed.redraw:
-        write_report(parsed.folder)
+        stored = {name: result for name in ROWS if (result := read_result(name, parsed.folder))}
+        (parsed.folder / "plots").mkdir(exist_ok=True)
+        for name, result in stored.items():
+            draw(name, result, parsed.folder / "plots" / f"{name}.png")
+        (parsed.folder / "README.md").write_text(readme(stored), encoding="utf8")
     if problems:
         raise SystemExit(1)
 
@@ -66,7 +79,10 @@ def rerun(name: str, parsed: argparse.Namespace) -> list[str]:
         problems += leaves_band(name, result, stored)
     print(describe(name, result), *problems, sep="\n", flush=True)
     if parsed.update and not problems:
-        write_result(name, result, parsed.folder)
+        path = parsed.folder / "results" / f"{name}.yaml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        head = f"# Measured by: python -m wdjax.experiments.reference {name} --update\n"
+        path.write_text(head + yaml.safe_dump(result, sort_keys=False, width=120, default_flow_style=None), "utf8")
     return problems
 
 
@@ -185,8 +201,59 @@ def read_result(name: str, folder: Path = FOLDER) -> dict[str, Any] | None:
     return read_yaml(path) if path.exists() else None
 
 
-def write_result(name: str, result: Mapping[str, Any], folder: Path) -> None:
-    path = folder / "results" / f"{name}.yaml"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    head = f"# Measured by: python -m wdjax.experiments.reference {name} --update\n"
-    path.write_text(head + yaml.safe_dump(dict(result), sort_keys=False, width=120, default_flow_style=None), "utf8")
+def readme(stored: Mapping[str, Mapping[str, Any]]) -> str:
+    """Returns the text of README.md: a line for each number of a row, of which the first holds what they share."""
+    text, plots = HEAD + TABLE, ""
+    for name, result in stored.items():
+        shared = [name, f"`{result['preset']}`", str(result["seeds"]), f"{result['env_steps_per_seed']:,}"]
+        end = [f"{result['seconds']:,.0f} s", result["machine"]]
+        for number, values in result["numbers"].items():
+            target = ROWS[name].targets.get(number)
+            low, high, least, most = map(words, (*values["band"], min(values["per_seed"]), max(values["per_seed"])))
+            must, measured = target.words() if target else "-", f"{words(values['mean'])} ({least} .. {most})"
+            cells = [number, must, measured, f"{low} .. {high}"]
+            text += f"| {' | '.join([*shared, *cells, *end])} |\n"
+            shared, end = [""] * len(shared), [""] * len(end)
+        plots += (
+            f"\n## {name}\n\n    python -m wdjax.experiments.reference {name}\n    wdjax train {result['preset']}\n\n"
+            f"![{name}: training return, mean and range over {result['seeds']} seeds](plots/{name}.png)\n"
+        )
+    return text + plots
+
+
+def words(value: float) -> str:
+    """Returns a number as a table shows it."""
+    return f"{value:,.0f}" if abs(value) >= 1_000 else f"{value:.4g}"
+
+
+def describe(name: str, result: Mapping[str, Any]) -> str:
+    """Returns the numbers of a row as lines for a terminal."""
+    lines = [
+        f"{name}: preset {result['preset']}, {result['seeds']} seeds of {result['env_steps_per_seed']:,} env steps, "
+        f"{result['seconds']:.0f} s (and {result['compile_seconds']:.0f} s to compile) on {result['machine']}"
+    ]
+    for number, values in result["numbers"].items():
+        per_seed = " ".join(words(value) for value in values["per_seed"])
+        must = f"; must be {target.words()}" if (target := ROWS[name].targets.get(number)) else ""
+        lines.append(f"    {number}: {words(values['mean'])} (seeds: {per_seed}){must}")
+    return "\n".join(lines)
+
+
+def draw(name: str, result: Mapping[str, Any], path: Path) -> None:
+    """Draws the training return of every policy, mean and range over seeds."""
+    from matplotlib.figure import Figure
+
+    steps = result["curve"]["env_steps"]
+    policies = [policy for policy in result["curve"] if policy != "env_steps"]
+    figure = Figure(figsize=(3 + 3 * len(policies), 3), layout="constrained")
+    [panels] = figure.subplots(1, len(policies), squeeze=False)
+    figure.suptitle(f"{name}: {result['preset']}, {result['seeds']} seeds", fontsize=10)
+    for axes, policy in zip(panels, policies, strict=True):
+        own = {name: np.array(values, float) for name, values in result["curve"][policy].items()}  # null: NaN
+        color = COLORS.get(policy, "#245EB6")
+        axes.fill_between(steps, own["smallest"], own["largest"], color=color, alpha=0.2, linewidth=0)
+        axes.plot(steps, own["mean"], color=color)
+        axes.set_xlabel("env steps")
+        axes.set_ylabel("training return" if len(policies) == 1 else f"training return, {policy}")
+        axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=80)

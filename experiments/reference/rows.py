@@ -53,9 +53,8 @@ def greedy_return(
     learner: Learner, state: TrainState, metrics: Mapping[str, np.ndarray], key: jax.Array, episodes: int = 1_000
 ) -> Measured:
     """Returns the mean return of whole episodes from fresh starts, with the most likely actions."""
-    returns = evaluate(learner, state, key, episodes, greedy=True).episode_return
-    [name] = returns
-    return {RETURN: float(returns[name].mean())}
+    [returns] = evaluate(learner, state, key, episodes, greedy=True).episode_return.values()
+    return {RETURN: float(returns.mean())}
 
 
 def steps_until(

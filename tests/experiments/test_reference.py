@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import yaml
 
-from wdjax.experiments.reference.report import readme
 from wdjax.experiments.reference.rerun import (
     FOLDER,
     curve,
@@ -19,6 +18,7 @@ from wdjax.experiments.reference.rerun import (
     measure,
     misses,
     read_result,
+    readme,
     summarize,
 )
 from wdjax.experiments.reference.rows import ROWS, Row, Target, against_random, first_reached, greedy_return
