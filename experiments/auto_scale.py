@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from rich.table import Table
+from rich.table import Column, Table
 
 from wdjax.checks import one_line, require
 from wdjax.train import TrainConfig, make_learner
@@ -21,7 +21,6 @@ from wdjax.train.host.programs import compile_chunk
 from wdjax.train.learner.init import abstract_state
 from wdjax.train.learner.validate import validate
 
-FIELDS = ("num_envs", "rollout_length")
 WORTH = 1.05  # a doubling pays where it is faster by this
 FEWEST_UPDATES = 20  # that a run must have left: fewer learn nothing, however fast
 SECONDS = 1.0  # of measuring, at least one chunk
@@ -39,70 +38,6 @@ class Trial:
     """None where it was not run"""
     words: str = ""
     """why it was not run, or failed"""
-
-
-def auto_scale(
-    config: TrainConfig,
-    rollout: bool = False,
-    budget: int | None = None,
-    attempt: Callable[[TrainConfig, int], Trial] | None = None,
-) -> tuple[TrainConfig, list[Trial]]:
-    """Returns (the configuration with the num_envs that was found, what was tried in its order).
-
-    From where the configuration stands num_envs is doubled until it does not fit, or two doublings in a row have not
-    paid; where already the first does not fit, it is halved until one does. Of what has run, the smallest that is
-    nearly as fast as the fastest is taken (by WORTH): a larger one would cost updates, and so learning, for nothing.
-
-    Args:
-        rollout: then the same with rollout_length.
-        budget: bytes on a device; None: `bytes_free`.
-        attempt: (config, budget) -> Trial, in place of `measure`.
-
-    Raises:
-        ValueError: where nothing fits, and for a run of several processes, whose clocks would differ.
-    """
-    require(jax.process_count() == 1, "--auto-scale", True, "left out of a run of several processes (give --num-envs)")
-    budget = bytes_free() if budget is None else budget
-    trials: list[Trial] = []
-    for field in FIELDS[: 1 + rollout]:
-        tried = search(config, field, budget, attempt or measure)
-        best = choose(tried)
-        if best is None:
-            raise ValueError(f"{field} = {getattr(config, field)}: must be smaller, {tried[-1].words}")
-        trials += tried
-        config = dataclasses.replace(config, **{field: getattr(best, field)})
-    return config, trials
-
-
-def search(config: TrainConfig, field: str, budget: int, attempt: Callable[[TrainConfig, int], Trial]) -> list[Trial]:
-    """Tries a field of a configuration as it is, then doubled, or halved where that does not fit."""
-    tried = [attempt(config, budget)]
-    while tried[-1].env_steps_per_second is None and getattr(config, field) % 2 == 0:
-        config = dataclasses.replace(config, **{field: getattr(config, field) // 2})
-        tried.append(attempt(config, budget))
-    if len(tried) > 1 or tried[0].env_steps_per_second is None:
-        return tried  # what is larger did not fit
-    fastest, idle = tried[0].env_steps_per_second, 0
-    while idle < 2:
-        config = dataclasses.replace(config, **{field: getattr(config, field) * 2})
-        if config.num_updates < FEWEST_UPDATES:
-            words = f"would leave {config.num_updates} updates in the run: not run"
-            return [*tried, Trial(config.num_envs, config.rollout_length, words=words)]
-        tried.append(attempt(config, budget))
-        speed = tried[-1].env_steps_per_second
-        if speed is None:
-            break
-        idle = 0 if speed >= WORTH * fastest else idle + 1
-        fastest = max(fastest, speed)
-    return tried
-
-
-def choose(trials: list[Trial]) -> Trial | None:
-    """Returns the smallest of those that are nearly as fast as the fastest; None where none has run."""
-    ran = [trial for trial in trials if trial.env_steps_per_second is not None]
-    fastest = max((trial.env_steps_per_second for trial in ran), default=0.0)
-    near = [trial for trial in ran if WORTH * trial.env_steps_per_second > fastest]
-    return min(near, key=lambda trial: trial.num_envs * trial.rollout_length, default=None)
 
 
 def measure(config: TrainConfig, budget: int) -> Trial:
@@ -131,14 +66,66 @@ def measure(config: TrainConfig, budget: int) -> Trial:
 def time_of(program: Callable[[Any], tuple], state: Any) -> float:
     """Returns the seconds of a call of a program that donates its state: of the fastest within SECONDS, for whatever
     else the machine does only slows it."""
-    state, metrics = jax.block_until_ready(program(state))
+    state, _ = jax.block_until_ready(program(state))
     times: list[float] = []
     while sum(times) < SECONDS:
         start = time.perf_counter()
-        state, metrics = program(state)
-        jax.block_until_ready(metrics)
+        state, _ = jax.block_until_ready(program(state))
         times.append(time.perf_counter() - start)
     return min(times)
+
+
+def auto_scale(
+    config: TrainConfig,
+    rollout: bool = False,
+    budget: int | None = None,
+    attempt: Callable[[TrainConfig, int], Trial] = measure,
+) -> tuple[TrainConfig, list[Trial]]:
+    """Returns (the configuration with the num_envs that was found, what was tried in its order).
+
+    From where the configuration stands num_envs is doubled until it does not fit, or two doublings in a row have not
+    paid; where already the first does not fit, it is halved until one does. Of what has run, the smallest that is
+    nearly as fast as the fastest is taken (by WORTH): a larger one would cost updates, and so learning, for nothing.
+
+    Args:
+        rollout: then the same with rollout_length.
+        budget: bytes on a device; None: `bytes_free`.
+        attempt: (config, budget) -> Trial.
+
+    Raises:
+        ValueError: where nothing fits, and for a run of several processes, whose clocks would differ.
+    """
+    require(jax.process_count() == 1, "--auto-scale", True, "left out of a run of several processes (give --num-envs)")
+    budget = bytes_free() if budget is None else budget
+    trials: list[Trial] = []
+    for field in ("num_envs", "rollout_length")[: 1 + rollout]:
+        tried = search(config, field, budget, attempt)
+        fastest = max(trial.env_steps_per_second or 0.0 for trial in tried)
+        near = [trial for trial in tried if WORTH * (trial.env_steps_per_second or 0.0) > fastest]
+        require(near, field, getattr(config, field), f"smaller, {tried[-1].words}")
+        best = min(near, key=lambda trial: trial.num_envs * trial.rollout_length)
+        trials += tried
+        config = dataclasses.replace(config, **{field: getattr(best, field)})
+    return config, trials
+
+
+def search(config: TrainConfig, field: str, budget: int, attempt: Callable[[TrainConfig, int], Trial]) -> list[Trial]:
+    """Tries a field of a configuration as it is, then doubled, or halved where that does not fit."""
+    size, tried = getattr(config, field), [attempt(config, budget)]
+    while tried[-1].env_steps_per_second is None and size % 2 == 0:
+        size //= 2
+        tried.append(attempt(dataclasses.replace(config, **{field: size}), budget))
+    fastest, idle = tried[0].env_steps_per_second, 0  # None: what is larger did not fit
+    while fastest is not None and idle < 2 and tried[-1].env_steps_per_second is not None:
+        config = dataclasses.replace(config, **{field: 2 * getattr(config, field)})
+        if config.num_updates < FEWEST_UPDATES:
+            words = f"would leave {config.num_updates} updates in the run: not run"
+            return [*tried, Trial(config.num_envs, config.rollout_length, words=words)]
+        tried.append(attempt(config, budget))
+        speed = tried[-1].env_steps_per_second or 0.0
+        idle = 0 if speed >= WORTH * fastest else idle + 1
+        fastest = max(fastest, speed)
+    return tried
 
 
 def in_words(size: int) -> str:
@@ -148,10 +135,8 @@ def in_words(size: int) -> str:
 
 def trial_table(trials: list[Trial], found: TrainConfig) -> Table:
     """Returns what was tried as a table of rich; what was found is marked."""
-    table = Table(title="--auto-scale")
-    for name in ("num_envs", "rollout_length", "memory", "env steps/s"):
-        table.add_column(name, justify="right")
-    table.add_column("")
+    numbers = ("num_envs", "rollout_length", "memory", "env steps/s")
+    table = Table(*(Column(name, justify="right") for name in numbers), "", title="--auto-scale")
     for trial in trials:
         taken = (trial.num_envs, trial.rollout_length) == (found.num_envs, found.rollout_length)
         memory = "" if trial.memory is None else in_words(trial.memory)

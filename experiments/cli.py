@@ -38,7 +38,7 @@ COMMANDS = {
     "eval": "wdjax.experiments.commands.players:evaluate",
     "render": "wdjax.experiments.commands.players:render",
     "bench": "wdjax.experiments.benchmarks.suite:bench",
-    "list": "wdjax.experiments.commands.listing:list_all",
+    "list": "wdjax.experiments.cli:list_all",
 }
 
 
@@ -73,6 +73,22 @@ def call(command: str, *rest: str) -> None:
         sentence = f"wdjax: {one_line(error)}"
         Console(stderr=True).print(sentence, style="red", markup=False, highlight=False, soft_wrap=True)
         raise SystemExit(1 if isinstance(error, FAILURES) else 2) from error
+
+
+def list_all(arguments: list[str]) -> None:
+    """wdjax list"""
+    from wdjax.envs import list_envs
+    from wdjax.train.load import list_presets, preset_path
+
+    if arguments:
+        raise ValueError(f"wdjax list takes no arguments, not {' '.join(arguments)}")
+    console = Console(highlight=False)
+    console.print("environments:", *list_envs(), sep="\n  ")
+    console.print("  gymnax:NAME, jaxmarl:NAME (those of the libraries, where they are installed)")
+    console.print("presets:")
+    for name in list_presets():
+        purpose = preset_path(name).read_text(encoding="utf8").splitlines()[0].removeprefix("# ")
+        console.print(f"  {name:32s}{purpose}", markup=False, soft_wrap=True)
 
 
 def import_trainer() -> "type[Trainer]":

@@ -2,10 +2,7 @@
 
 import sys
 
-from wdjax.experiments.benchmarks.suite import bench
+from wdjax.experiments.cli import main
 
 if __name__ == "__main__":
-    try:
-        bench(sys.argv[1:])
-    except (ValueError, OSError) as error:
-        raise SystemExit(f"wdjax bench: {error}") from None
+    main(["bench", *sys.argv[1:]])

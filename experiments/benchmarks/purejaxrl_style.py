@@ -43,16 +43,7 @@ class ActorCritic(nn.Module):
         return tower(2, 0.01), tower(1, 1.0)[..., 0]
 
 
-class Transition(NamedTuple):
-    """One step of all replicas, leaves [NUM_ENVS, ...]; a rollout has a leading [NUM_STEPS]."""
-
-    obs: jax.Array
-    action: jax.Array
-    log_prob: jax.Array
-    value: jax.Array
-    reward: jax.Array
-    done: jax.Array
-    returned: jax.Array  # the return of the last episode that ended
+Rows = dict[str, jax.Array]  # one step of all replicas, leaves [NUM_ENVS, ...]; a rollout has a leading [NUM_STEPS]
 
 
 class Runner(NamedTuple):
@@ -62,7 +53,7 @@ class Runner(NamedTuple):
     env_state: Any
     obs: jax.Array
     episode_return: jax.Array  # [NUM_ENVS], so far
-    returned: jax.Array
+    returned: jax.Array  # [NUM_ENVS], the return of the last episode that ended
     key: jax.Array
 
 
@@ -88,19 +79,22 @@ def update(runner: Runner) -> tuple[Runner, jax.Array]:
     runner, rows = jax.lax.scan(env_step, runner, length=NUM_STEPS)
     _, last_value = runner.train.apply_fn(runner.train.params, runner.obs)
     advantage = advantages(rows, last_value)
-    batch = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), (rows, advantage, advantage + rows.value))
+    batch = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), (rows, advantage, advantage + rows["value"]))
     epochs_key, key = jax.random.split(runner.key)
+
+    def descend(train: TrainState, rows: tuple[Rows, jax.Array, jax.Array]) -> tuple[TrainState, None]:
+        return train.apply_gradients(grads=jax.grad(loss)(train.params, train.apply_fn, *rows)), None
 
     def epoch(train: TrainState, key: jax.Array) -> tuple[TrainState, None]:
         order = jax.random.permutation(key, NUM_ENVS * NUM_STEPS)
         minibatches = jax.tree.map(lambda leaf: leaf[order].reshape(MINIBATCHES, -1, *leaf.shape[1:]), batch)
-        return jax.lax.scan(gradient_step, train, minibatches)
+        return jax.lax.scan(descend, train, minibatches)
 
     train, _ = jax.lax.scan(epoch, runner.train, jax.random.split(epochs_key, EPOCHS))
-    return runner._replace(train=train, key=key), rows.returned.mean()
+    return runner._replace(train=train, key=key), rows["returned"].mean()
 
 
-def env_step(runner: Runner, _: None) -> tuple[Runner, Transition]:
+def env_step(runner: Runner, _: None) -> tuple[Runner, Rows]:
     """One step of all replicas, actions drawn from the policy."""
     action_key, step_key, key = jax.random.split(runner.key, 3)
     logits, value = runner.train.apply_fn(runner.train.params, runner.obs)
@@ -113,36 +107,31 @@ def env_step(runner: Runner, _: None) -> tuple[Runner, Transition]:
     done = terminated | truncated
     episode_return = runner.episode_return + reward
     returned = jnp.where(done, episode_return, runner.returned)
-    rows = Transition(runner.obs, action, log_prob, value, reward, done, returned)
+    rows = {"obs": runner.obs, "action": action, "log_prob": log_prob, "value": value, "reward": reward, "done": done}
+    rows["returned"] = returned
     return Runner(runner.train, env_state, obs, episode_return * (1 - done), returned, key), rows
 
 
-def advantages(rows: Transition, last_value: jax.Array) -> jax.Array:
+def advantages(rows: Rows, last_value: jax.Array) -> jax.Array:
     """Generalised advantage estimation, [NUM_STEPS, NUM_ENVS]."""
 
-    def step(carry: tuple[jax.Array, jax.Array], row: Transition) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
+    def step(carry: tuple, row: Rows) -> tuple[tuple, jax.Array]:
         advantage, value_tp1 = carry
-        goes_on = 1 - row.done
-        delta = row.reward + GAMMA * value_tp1 * goes_on - row.value
+        goes_on = 1 - row["done"]
+        delta = row["reward"] + GAMMA * value_tp1 * goes_on - row["value"]
         advantage = delta + GAMMA * LAMBDA * goes_on * advantage
-        return (advantage, row.value), advantage
+        return (advantage, row["value"]), advantage
 
     return jax.lax.scan(step, (jnp.zeros_like(last_value), last_value), rows, reverse=True, unroll=16)[1]
 
 
-def gradient_step(train: TrainState, batch: tuple[Transition, jax.Array, jax.Array]) -> tuple[TrainState, None]:
-    """One step of the optimizer on a minibatch."""
-    grads = jax.grad(loss)(train.params, train.apply_fn, *batch)
-    return train.apply_gradients(grads=grads), None
-
-
-def loss(params: Any, apply: Any, rows: Transition, advantage: jax.Array, target: jax.Array) -> jax.Array:
+def loss(params: Any, apply: Any, rows: Rows, advantage: jax.Array, target: jax.Array) -> jax.Array:
     """The clipped objective, the clipped value error and the entropy bonus, ()."""
-    logits, value = apply(params, rows.obs)
-    ratio = jnp.exp(log_prob_of(logits, rows.action) - rows.log_prob)
+    logits, value = apply(params, rows["obs"])
+    ratio = jnp.exp(log_prob_of(logits, rows["action"]) - rows["log_prob"])
     advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
     policy_loss = -jnp.minimum(ratio * advantage, jnp.clip(ratio, 1 - CLIP, 1 + CLIP) * advantage).mean()
-    clipped = rows.value + jnp.clip(value - rows.value, -CLIP, CLIP)
+    clipped = rows["value"] + jnp.clip(value - rows["value"], -CLIP, CLIP)
     value_loss = 0.5 * jnp.maximum((value - target) ** 2, (clipped - target) ** 2).mean()
     log_probs = jax.nn.log_softmax(logits)
     entropy = -(jnp.exp(log_probs) * log_probs).sum(-1).mean()

@@ -27,7 +27,7 @@ class Target:
 
     others: float | None
     """what another library reached there, None: nothing that starts"""
-    by: str
+    others_by: str
     """which library"""
     must: float
     """what wdjax has to reach"""
@@ -54,9 +54,7 @@ class Workload:
     stepping_length: int = 0
     """steps of the timed program of the tier stepping; 0: rollout_length"""
     members: int = 0
-    """seeds that train side by side under vmap; 0: one run"""
-    small_members: int = 8
-    """likewise at the size for a CPU"""
+    """seeds that train side by side under vmap, 8 at the size for a CPU; 0: one run"""
     plays: bool = False
     """whether the tier stepping goes by `wdjax.play` (else by a scan of `VectorEnv.step`)"""
 
@@ -69,7 +67,7 @@ class Workload:
 
     def num_members(self, small: bool = False) -> int:
         """Returns the seeds side by side, 0 for one run without vmap."""
-        return min(self.members, self.small_members) if small else self.members
+        return min(self.members, 8) if small else self.members
 
 
 def _crowd(taggers: int, runners: int) -> dict[str, int]:

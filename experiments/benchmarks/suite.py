@@ -15,26 +15,19 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, NoReturn
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from wdjax.checks import require, require_known
+from wdjax.checks import require_known
 from wdjax.experiments.benchmarks import startup
-from wdjax.experiments.benchmarks.rows import INFERENCE, STARTUP, STEPPING, TIER_WORDS, TIERS, WORKLOADS
-from wdjax.experiments.benchmarks.timing import environment, short
+from wdjax.experiments.benchmarks.rows import INFERENCE, STARTUP, STEPPING, TIER_WORDS, TIERS, TRAINING, WORKLOADS
+from wdjax.experiments.benchmarks.timing import Parser, make_table, short, start
 
-NAMES = (*WORKLOADS, STARTUP)
-
-
-class Parser(argparse.ArgumentParser):
-    """argparse, but what is wrong is raised as a ValueError, one sentence."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(message)
+TIERS_OF = {**{name: row.tiers for name, row in WORKLOADS.items()}, STARTUP: (STARTUP,)}
+PER = {STEPPING: "a step", INFERENCE: "a rollout", TRAINING: "an update"}  # what a time of a tier is for
 
 
 def bench(arguments: Sequence[str]) -> None:
@@ -44,8 +37,9 @@ def bench(arguments: Sequence[str]) -> None:
         arguments: of the command line, see `wdjax bench --help`.
 
     Raises:
-        ValueError: for an unknown row, tier or option, a row that the tier has not, and a number out of range.
-        SystemExit: with status 1 at the end, where a row could not be measured.
+        ValueError: for an unknown tier and a row that the tier has not.
+        SystemExit: with status 2 for another row or option, or a number out of range; with status 1 at the end, where a
+            row could not be measured.
     """
     parsed = parse(arguments)
     rows = chosen(parsed.rows, parsed.tier)
@@ -71,57 +65,35 @@ def bench(arguments: Sequence[str]) -> None:
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Returns the command line's options; raises ValueError in one sentence for bad ones."""
-    formatter = argparse.RawDescriptionHelpFormatter
-    parser = Parser("wdjax bench", description=__doc__, formatter_class=formatter, allow_abbrev=False)
-    parser.add_argument("rows", nargs="*", metavar="ROW", help=f"of {', '.join(NAMES)}; none: all")
-    options = [
-        parser.add_argument("--tier", nargs="+", default=[], metavar="TIER", help=f"of {', '.join(TIERS)}; none: all"),
-        parser.add_argument("--small", action="store_true", help="sizes for a CPU: a tenth and less of the replicas"),
-        parser.add_argument("--repeats", type=int, default=5, help="timed runs of each row, at least 1 (default: 5)"),
-        parser.add_argument("--compile-only", action="store_true", help="run nothing: compile times and memory"),
-        parser.add_argument("--json", type=Path, metavar="FILE", help="also write all numbers to this file"),
-    ]
-    parsed, unknown = parser.parse_known_args(arguments)
-    for name in unknown:
-        require_known("option", name, [option.option_strings[0] for option in options])
-    require(parsed.repeats >= 1, "--repeats", parsed.repeats, "at least 1")
-    return parsed
+    """Returns the command line's options."""
+    parser = Parser(__doc__, TIERS_OF, prog="wdjax bench")
+    parser.add_argument("--tier", nargs="+", default=[], metavar="TIER", help=f"of {', '.join(TIERS)}; none: all")
+    parser.add_argument("--small", action="store_true", help="sizes for a CPU: a tenth and less of the replicas")
+    parser.add_argument("--compile-only", action="store_true", help="run nothing: compile times and memory")
+    return parser.parse(arguments)
 
 
 def chosen(names: Sequence[str], tiers: Sequence[str]) -> list[tuple[str, str]]:
-    """Returns the (row, tier) pairs to measure, tier by tier; all rows or all tiers where none is named."""
-    for name in names:
-        require_known("row", name, NAMES)
+    """Returns the (row, tier) pairs to measure, tier by tier; all tiers where none is named."""
     for tier in tiers:
         require_known("tier", tier, TIERS)
-    named = dict.fromkeys(names or NAMES)
-    pairs = [(name, tier) for tier in tiers or TIERS for name in named if tier in tiers_of(name)]
+    named = dict.fromkeys(names)
+    pairs = [(name, tier) for tier in tiers or TIERS for name in named if tier in TIERS_OF[name]]
     if not pairs:
-        own = [tier for tier in TIERS if any(tier in tiers_of(name) for name in named)]
+        own = [tier for tier in TIERS if any(tier in TIERS_OF[name] for name in named)]
         raise ValueError(f"--tier {' '.join(tiers)}: must be a tier of {', '.join(named)}: {', '.join(own)}")
     return pairs
 
 
-def tiers_of(name: str) -> tuple[str, ...]:
-    """Returns the tiers in which a row is measured."""
-    return (STARTUP,) if name == STARTUP else WORKLOADS[name].tiers
-
-
 def measure_apart(name: str, tier: str, parsed: argparse.Namespace) -> dict[str, Any]:
     """Measures a row in a process of its own. Returns its numbers, or `error` where that failed."""
-    if tier == STARTUP:
-        try:
+    flags = ["--small"] * parsed.small + ["--compile-only"] * parsed.compile_only
+    try:
+        if tier == STARTUP:
             return {"row": name, "tier": tier, **startup.measure(parsed.repeats)}
-        except subprocess.CalledProcessError as error:
-            return {"row": name, "tier": tier, "error": f"ended with status {error.returncode}"}
-    command = [sys.executable, "-m", "wdjax.experiments.benchmarks.measure", name, tier]
-    command += ["--repeats", str(parsed.repeats)] + ["--small"] * parsed.small
-    command += ["--compile-only"] * parsed.compile_only
-    ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment(), check=False)
-    if ended.returncode:
-        return {"row": name, "tier": tier, "error": f"ended with status {ended.returncode}"}
-    return json.loads(ended.stdout.splitlines()[-1])
+        return start("measure", [name, "--tier", tier, "--repeats", str(parsed.repeats), *flags], {})
+    except subprocess.CalledProcessError as error:
+        return {"row": name, "tier": tier, "error": f"ended with status {error.returncode}"}
 
 
 def line(result: Mapping[str, Any]) -> str:
@@ -132,39 +104,25 @@ def line(result: Mapping[str, Any]) -> str:
         return f"{result['cold']['total']:.1f} s, with what it compiled kept {result['warm']['total']:.1f} s"
     words = f"compiled in {result['compile_seconds']:.1f} s, peak memory {memory(result)} GB"
     if "env_steps_per_second" in result:
-        env_steps, agent_steps = (short(result[f"{kind}_steps_per_second"]) for kind in ("env", "agent"))
-        time = f"{result['ms_per_pass']:.3g} ms {per(result['tier'])}"
-        words = f"{env_steps} env steps/s, {agent_steps} agent steps/s, {time}, {words}"
+        env_steps, agent_steps, time, *_ = (show(result) for show in COLUMNS.values())
+        words = f"{env_steps} env steps/s, {agent_steps} agent steps/s, {time} ms {PER[result['tier']]}, {words}"
     return f"{result['workload']}\n    {words}"
 
 
 def tier_table(tier: str, results: Sequence[Mapping[str, Any]]) -> Table:
     """Returns the measured rows of a tier as a table."""
-    table = Table(title=TIER_WORDS[tier], title_justify="left")
-    columns = ["env steps/s", "agent steps/s", f"ms {per(tier)}", "spread", "compile, s", "peak memory, GB"]
-    targets = any("must" in result for result in results)
-    columns += ["others", "must", "aim", "of must"] if targets else []
-    table.add_column("row", no_wrap=True)
-    for column in columns:
-        table.add_column(column, justify="right")
-    for result in results:
-        cells = ["-"] * 4
-        if "env_steps_per_second" in result:
-            cells = [
-                short(result["env_steps_per_second"]), short(result["agent_steps_per_second"]),
-                f"{result['ms_per_pass']:.3g}", f"{result['spread']:.0%}",
-            ]  # fmt: skip
-        cells += [f"{result['compile_seconds']:.1f}", memory(result)]
-        table.add_row(result["row"], *cells, *(target_cells(result) if targets else ()))
-    return table
+    columns = COLUMNS | (TARGETS if any("must" in result for result in results) else {})
+    names = (f"ms {PER[tier]}" if name == "ms" else name for name in columns)
+    rows = ((result["row"], *(cell(show, result) for show in columns.values())) for result in results)
+    return make_table(("row", *names), rows, TIER_WORDS[tier])
 
 
-def target_cells(result: Mapping[str, Any]) -> list[str]:
-    """Returns what others reached, what must be, what is aimed at, and which part of what must be was measured."""
-    if "must" not in result:
-        return ["-"] * 4
-    part = f"{result['env_steps_per_second'] / result['must']:.2f}" if "env_steps_per_second" in result else "-"
-    return [short(result["others"]), short(result["must"]), short(result["aim"]), part]
+def cell(show: Callable[[Mapping[str, Any]], str], result: Mapping[str, Any]) -> str:
+    """Returns a cell of a table; "-" where a row has no such number, for want of a target or of a run."""
+    try:
+        return show(result)
+    except KeyError:
+        return "-"
 
 
 def memory(result: Mapping[str, Any]) -> str:
@@ -172,6 +130,17 @@ def memory(result: Mapping[str, Any]) -> str:
     return f"{result['peak_bytes'] / 1e9:.3g}{'*' * (result['peak_bytes_from'] == 'device')}"
 
 
-def per(tier: str) -> str:
-    """Returns what a time of a tier is for."""
-    return "a step" if tier == STEPPING else "a rollout" if tier == INFERENCE else "an update"
+COLUMNS: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "env steps/s": lambda result: short(result["env_steps_per_second"]),
+    "agent steps/s": lambda result: short(result["agent_steps_per_second"]),
+    "ms": lambda result: f"{result['ms_per_pass']:.3g}",
+    "spread": lambda result: f"{result['spread']:.0%}",
+    "compile, s": lambda result: f"{result['compile_seconds']:.1f}",
+    "peak memory, GB": memory,
+}
+TARGETS: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "others": lambda result: short(result["others"]),
+    "must": lambda result: short(result["must"]),
+    "aim": lambda result: short(result["aim"]),
+    "of must": lambda result: f"{result['env_steps_per_second'] / result['must']:.2f}",
+}

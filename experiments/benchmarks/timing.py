@@ -1,49 +1,83 @@
-"""What every benchmark shares: how a program is timed, what a workload is in words, and on what it ran."""
+"""What every benchmark shares: options, how a program is timed, on what it ran, processes, tables."""
 
+import argparse
+import json
 import os
 import platform
 import statistics
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jaxlib
+from rich.table import Column, Table
 
-from wdjax.train.config.schema import TrainConfig
+from wdjax.checks import require, require_known
 
 
-def repeat_seconds(program: Callable[[], Any], repeats: int) -> list[float]:
-    """Returns the seconds of each of `repeats` calls after a warm-up, until their results are ready."""
+class Parser(argparse.ArgumentParser):
+    """The command line of a benchmark: rows by name; --repeats and --json unless `repeats` is 0; what else is added."""
+
+    def __init__(
+        self, words: str, rows: Collection[str] = (), usual: Collection[str] = (), repeats: int = 5, **options: Any
+    ) -> None:
+        formatter = argparse.RawDescriptionHelpFormatter
+        super().__init__(description=words, formatter_class=formatter, allow_abbrev=False, **options)
+        self.rows = rows
+        if rows:
+            known = f"of {', '.join(rows)}; none: {', '.join(usual) or 'all'}"
+            self.add_argument("rows", nargs="*", default=usual or rows, metavar="ROW", help=known)
+        if repeats:
+            runs = f"timed runs of each row, at least 1 (default: {repeats})"
+            self.add_argument("--repeats", type=int, default=repeats, help=runs)
+            self.add_argument("--json", type=Path, metavar="FILE", help="also write all numbers to this file")
+
+    def error(self, message: str) -> NoReturn:
+        """Ends with one sentence and exit status 2."""
+        self.exit(2, f"{self.prog}: {message}\n")
+
+    def parse(self, arguments: Sequence[str] | None = None) -> argparse.Namespace:
+        """Returns the options; `error` where an option or a row is unknown, or a number below 1."""
+        parsed, unknown = self.parse_known_args(arguments)
+        try:
+            for name in unknown:
+                require_known("option", name, [option for option in self._option_string_actions if option != "-h"])
+            for name in parsed.rows if self.rows else ():
+                require_known("row", name, self.rows)
+            for name, value in vars(parsed).items():
+                for number in value if isinstance(value, list) else [value]:
+                    require(type(number) is not int or number >= 1, f"--{name.replace('_', '-')}", number, "at least 1")
+        except ValueError as error:
+            self.error(str(error))
+        return parsed
+
+
+def rates(program: Callable[[], Any], repeats: int, env_steps: int, passes: int) -> dict[str, Any]:
+    """Returns the times of `repeats` calls after a warm-up, until their results are ready, and the rates of the median
+    one, by name; a call is so many env steps and passes (updates, rollouts or steps of all replicas)."""
     jax.block_until_ready(program())
     seconds = []
     for _ in range(repeats):
         start = time.perf_counter()
         jax.block_until_ready(program())
         seconds.append(time.perf_counter() - start)
-    return seconds
+    median, spread = median_and_spread(seconds)
+    return {
+        "env_steps_per_second": env_steps / median,
+        "ms_per_pass": 1e3 * median / passes,
+        "spread": spread,
+        "seconds": seconds,
+    }
 
 
 def median_and_spread(seconds: list[float]) -> tuple[float, float]:
     """Returns the median, and (max - min) / median."""
     median = statistics.median(seconds)
     return median, (max(seconds) - min(seconds)) / median
-
-
-def median_seconds(program: Callable[[], Any], repeats: int) -> tuple[float, float]:
-    """Returns the median time of a call after a warm-up, until its results are ready, and (max - min) / median."""
-    return median_and_spread(repeat_seconds(program, repeats))
-
-
-def workload(config: TrainConfig, agents: int) -> str:
-    """Returns what training does, in words."""
-    policies = ", ".join(
-        f"{name} {policy.algorithm} {'-'.join(map(str, policy.network.hidden_sizes))}"
-        f" ({policy.epochs} x {policy.minibatches} gradient steps)"
-        for name, policy in config.policies.items()
-    )
-    return f"{config.env}, {agents} agents, {config.num_envs} envs, {config.rollout_length}-step rollouts; {policies}"
 
 
 def machine() -> str:
@@ -60,14 +94,45 @@ def short(value: float | None) -> str:
     """Returns a number with three digits and its thousands in a letter: 42.6 k, 1.20 M, 17.3 G; "-" for None."""
     if value is None:
         return "-"
-    for size, letter in ((1e9, " G"), (1e6, " M"), (1e3, " k"), (1, "")):
-        if value >= size * 0.9995 or size == 1:
-            scaled = value / size
-            return f"{scaled:,.{max(0, 2 - sum(scaled >= limit for limit in (9.995, 99.95)))}f}{letter}"
-    raise AssertionError("unreachable")
+    sizes = ((1e9, " G"), (1e6, " M"), (1e3, " k"), (1, ""))
+    size, letter = next(pair for pair in sizes if value >= pair[0] * 0.9995 or pair[0] == 1)
+    scaled = value / size
+    return f"{scaled:,.{max(0, 2 - sum(scaled >= limit for limit in (9.995, 99.95)))}f}{letter}"
 
 
-def environment() -> dict[str, str]:
-    """Returns the environment of a process that imports this very wdjax, whatever the current folder is."""
-    root = str(Path(__file__).resolve().parents[2])
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}
+def start(module: str, arguments: Iterable[str], variables: Mapping[str, str]) -> Any:
+    """Runs a benchmark of this very wdjax, whatever the current folder is, in a process of its own.
+
+    Args:
+        module: of this package.
+        arguments: of its command line.
+        variables: over those of the environment; an empty one is left out.
+
+    Returns:
+        what it printed as its last line, in JSON.
+
+    Raises:
+        subprocess.CalledProcessError: where it ends with another status than 0.
+    """
+    path = filter(None, (str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH")))
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(path), **variables}
+    environ = {name: value for name, value in environ.items() if value}
+    command = [sys.executable, "-m", f"wdjax.experiments.benchmarks.{module}", *arguments]
+    ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environ, check=True)
+    return json.loads(ended.stdout.splitlines()[-1])
+
+
+def write_json(path: Path | None, words: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Writes what was measured, and on what in words, to a file, where one is asked for."""
+    if path is not None:
+        path.write_text(json.dumps({"machine": words, "rows": rows}, indent=1), encoding="utf8")
+
+
+def make_table(columns: Iterable[str], rows: Iterable[Iterable[str]], title: str | None = None) -> Table:
+    """Returns a table: the first column holds names, the others numbers."""
+    name, *numbers = columns
+    headers = (Column(name, no_wrap=True), *(Column(number, justify="right") for number in numbers))
+    shown = Table(*headers, title=title, title_justify="left")
+    for row in rows:
+        shown.add_row(*row)
+    return shown

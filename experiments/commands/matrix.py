@@ -1,14 +1,13 @@
 """The cross-play matrix as a table and as files."""
 
 import csv
-import dataclasses
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from wdjax.train import Player
@@ -20,36 +19,25 @@ def matrix_tables(roles: Sequence[str], rows: Rows) -> list[Table]:
     """Returns what is printed: the environment's statistics, the length and each role's return; files hold the rest.
 
     Where two roles have many players, that is a matrix for each quantity, who plays the first role down and the second
-    across; else one table with a row for each combination.
+    across; else one table, a row for each combination, with all but returns also as multiples of those of random play.
     """
     shown = [f"{role} return" for role in roles]
     names = [name for name in next(iter(rows.values())) if name in shown or not name.endswith(" return")]
-    if len(roles) != 2 or len(rows) <= 4:
-        return [list_of_cells(roles, rows, names, shown)]
-    return [matrix_of(roles, rows, name) for name in names]
-
-
-def list_of_cells(roles: Sequence[str], rows: Rows, names: Sequence[str], returns: Sequence[str]) -> Table:
-    """Returns a row for each combination; all but returns are also given as multiples of those of all-random play."""
-    table = Table(*roles)
-    for name in names:
-        table.add_column(name, justify="right")
+    if len(roles) == 2 and len(rows) > 4:
+        down, across = (list(dict.fromkeys(cell[i] for cell in rows)) for i in range(2))
+        tables = []
+        for name in names:
+            columns = (Column(Text(player), justify="right") for player in across)
+            tables.append(Table(f"{roles[0]} \\ {roles[1]}", *columns, title=name, title_justify="left"))
+            for player in down:
+                tables[-1].add_row(Text(player), *(_words(rows[player, other][name], None) for other in across))
+        return tables
+    table = Table(*roles, *(Column(name, justify="right") for name in names))
     baseline = rows.get(("random",) * len(roles))
     for cell, numbers in rows.items():
-        multiple_of = {name: baseline[name]["mean"] for name in names if baseline and name not in returns}
+        multiple_of = {name: baseline[name]["mean"] for name in names if baseline and name not in shown}
         table.add_row(*map(Text, cell), *(_words(numbers[name], multiple_of.get(name)) for name in names))
-    return table
-
-
-def matrix_of(roles: Sequence[str], rows: Rows, name: str) -> Table:
-    """Returns one quantity of all combinations of two roles: the first one's players down, the second one's across."""
-    table = Table(f"{roles[0]} \\ {roles[1]}", title=name, title_justify="left")
-    down, across = (list(dict.fromkeys(cell[i] for cell in rows)) for i in range(2))
-    for player in across:
-        table.add_column(Text(player), justify="right")
-    for player in down:
-        table.add_row(Text(player), *(_words(rows[player, other][name], None) for other in across))
-    return table
+    return [table]
 
 
 def _words(numbers: Mapping[str, Any], random: float | None) -> str:
@@ -95,7 +83,7 @@ def other_params(first: Player, others: Iterable[Player]) -> Iterator[str]:
         theirs = player.state.env_params
         if type(theirs) is not type(mine):
             continue  # another game: refused, in words, when the players take their seats
-        for name in (field.name for field in dataclasses.fields(mine)):
-            a, b = np.asarray(getattr(mine, name))[()], np.asarray(getattr(theirs, name))[()]
+        for name, value in vars(mine).items():
+            a, b = np.asarray(value)[()], np.asarray(getattr(theirs, name))[()]
             if not np.array_equal(a, b):
                 yield f"Mind: {player.name} was trained with {name} = {b!s}; all play with {a!s}, as {first.name}"

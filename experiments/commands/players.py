@@ -65,7 +65,7 @@ def evaluate(arguments: list[str]) -> None:
     which = "best" if parsed.best else parsed.checkpoint
     require_tables(parsed.output)
     require_seed(parsed.seed)
-    first, *others = [load_player(run, which) for run in parsed.runs]
+    first, *others = [Player(run, *load_named(run, which)) for run in parsed.runs]
     for line in other_params(first, others):
         Console().print(line, soft_wrap=True, markup=False)
     cells = cross_play(
@@ -91,15 +91,10 @@ def render(arguments: list[str]) -> None:
     require_seed(parsed.seed)
     if parsed.npz is not None and parsed.npz.suffix != ".npz":
         raise ValueError(f"--npz {parsed.npz}: must end in .npz")
-    player = load_player(parsed.run, "best" if parsed.best else "newest")
+    player = Player(parsed.run, *load_named(parsed.run, "best" if parsed.best else "newest"))
     default = None if parsed.npz else split_checkpoint(parsed.run)[0] / "episode.gif"
     if parsed.output is not None and parsed.output.suffix != ".gif":
         raise ValueError(f"--output {parsed.output}: must end in .gif")
     for file in filter(None, (parsed.npz, parsed.output or default)):
         written = save_episode(player.learner, player.state, file, parsed.seed, parsed.greedy, parsed.fps)
         print(f"Wrote {written}")
-
-
-def load_player(run: str, which: str) -> Player:
-    """Returns a checkpoint of a run as a player: "runs/a", or "runs/a@best" in place of `which`."""
-    return Player(run, *load_named(run, which))

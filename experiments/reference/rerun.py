@@ -1,4 +1,4 @@
-"""Runs rows of the learning table again and checks them against what is stored of them.
+"""Runs rows of the learning table again, checks them against what is stored of them, and writes README.md of that.
 
     python -m wdjax.experiments.reference                       # all rows; names of rows: only these
     python -m wdjax.experiments.reference acrobot --update      # stores the numbers, curves and bands anew
@@ -9,11 +9,10 @@ as it was, seeds, env steps, times, machine, every number of every seed, its ban
 """
 
 import argparse
-import functools
 import importlib.metadata
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,38 +21,51 @@ import jax.numpy as jnp
 import numpy as np
 import yaml
 
-from wdjax.checks import did_you_mean
-from wdjax.experiments.benchmarks.timing import machine
-from wdjax.experiments.reference.report import describe, write_report
+from wdjax.experiments.benchmarks.timing import Parser, machine
 from wdjax.experiments.reference.rows import ROWS, Row
+from wdjax.experiments.sweep.population import compile_population, most_devices
 from wdjax.train import load_config, make_learner
 from wdjax.train.config.reading import read_yaml
+from wdjax.train.host.plots import COLORS
 from wdjax.train.learner.learner import Learner
 from wdjax.train.load import preset_path
-from wdjax.train.state.state import TrainState
 
 FOLDER = Path(__file__).parent
 CURVE_POINTS = 60
 EVALUATION = 1  # folded into a seed's key: its fresh episodes
+HEAD = """# Reference curves
+
+Written by `python -m wdjax.experiments.reference --redraw` from `results/`: do not edit.
+
+Each row of the learning table: a preset that `wdjax train` runs, measured over several seeds. A number is the mean
+over seeds, with the smallest and the largest of a seed in brackets; a band is where the mean of a rerun must lie (four
+standard deviations of the difference between two such means). "Greedy return" is that of 1,000 fresh episodes of each
+seed, with the most likely actions. Training is the wall time of all seeds together, without compiling: too long where
+the machine had other work besides.
+
+    python -m wdjax.experiments.reference                   # runs every row again and checks it; or rows by name
+    python -m wdjax.experiments.reference ROW --update      # stores it anew
+"""
+TABLE = """
+| Row | Preset | Seeds | Env steps a seed | Number | Must be | Measured | Band | Training | Machine |
+|---|---|---|---|---|---|---|---|---|---|
+"""
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Reruns the rows named on the command line, or all."""
-    parser = argparse.ArgumentParser(
-        prog="python -m wdjax.experiments.reference", description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    parser.add_argument("rows", nargs="*", help=f"of {', '.join(ROWS)}; none: all")
+    """Reruns the rows named on the command line, or all; writes README.md and plots/ROW.png of all that are stored."""
+    parser = Parser(__doc__, ROWS, repeats=0, prog="python -m wdjax.experiments.reference")
     parser.add_argument("--update", action="store_true", help="store what was measured, where it meets its targets")
     parser.add_argument("--redraw", action="store_true", help="run nothing: write pictures and README.md anew")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where results are stored (default: with wdjax)")
-    parsed = parser.parse_args(arguments)
-    for name in parsed.rows:
-        if name not in ROWS:
-            parser.error(f"unknown row {name!r}: {did_you_mean(name, ROWS)}")
-    problems = [] if parsed.redraw else [p for name in parsed.rows or ROWS for p in rerun(name, parsed)]
+    parsed = parser.parse(arguments)
+    problems = [] if parsed.redraw else [problem for name in parsed.rows for problem in rerun(name, parsed)]
     if parsed.update or parsed.redraw:
-        write_report(parsed.folder)
+        stored = {name: result for name in ROWS if (result := read_result(name, parsed.folder))}
+        (parsed.folder / "plots").mkdir(exist_ok=True)
+        for name, result in stored.items():
+            draw(name, result, parsed.folder / "plots" / f"{name}.png")
+        (parsed.folder / "README.md").write_text(readme(stored), encoding="utf8")
     if problems:
         raise SystemExit(1)
 
@@ -67,62 +79,40 @@ def rerun(name: str, parsed: argparse.Namespace) -> list[str]:
         problems += leaves_band(name, result, stored)
     print(describe(name, result), *problems, sep="\n", flush=True)
     if parsed.update and not problems:
-        write_result(name, result, parsed.folder)
+        path = parsed.folder / "results" / f"{name}.yaml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        head = f"# Measured by: python -m wdjax.experiments.reference {name} --update\n"
+        path.write_text(head + yaml.safe_dump(result, sort_keys=False, width=120, default_flow_style=None), "utf8")
     return problems
 
 
 def measure(row: Row) -> dict[str, Any]:
     """Trains the seeds of a row, side by side in one program, and measures each. Returns what is stored of it."""
     learner = make_learner(load_config(row.preset, devices=1))  # the seeds are spread, not the replicas of each
-    num_updates = learner.config.num_updates
-    devices = max(n for n in range(1, len(jax.devices()) + 1) if row.side_by_side % n == 0)
-    run = side_by_side(functools.partial(learner.run, num_updates=num_updates), devices)
-    program, compile_seconds, seconds, curves, measured = None, 0.0, 0.0, [], []
-    for first in range(0, row.seeds, row.side_by_side):
-        keys = jax.vmap(jax.random.key)(jnp.arange(first, first + row.side_by_side))
-        states = jax.block_until_ready(jax.vmap(learner.init)(keys))
-        start = time.perf_counter()
-        program = program or run.lower(states).compile()
-        compiled = time.perf_counter()
-        states, metrics = jax.block_until_ready(program(states))
-        seconds += time.perf_counter() - compiled
-        compile_seconds += compiled - start
-        metrics = jax.tree.map(np.asarray, metrics)
-        for i in range(row.side_by_side):
-            own = {name: values[i] for name, values in metrics.items()}
-            state = jax.device_put(jax.tree.map(lambda leaf, i=i: leaf[i], states), jax.devices()[0])
-            measured.append(measure_seed(row, learner, state, own, keys[i]))
-            curves.append(own)
+    num_updates, devices = learner.config.num_updates, most_devices(row.seeds)
+    keys = jax.vmap(jax.random.key)(jnp.arange(row.seeds))
+    states = jax.block_until_ready(jax.vmap(learner.init)(keys))
+    program, compile_seconds = compile_population(learner.setup, states, num_updates, devices)
+    compiled = time.perf_counter()
+    states, metrics = jax.block_until_ready(program(states))
+    ended = time.perf_counter()
+    curves = [{name: np.asarray(values[i]) for name, values in metrics.items()} for i in range(row.seeds)]
+    measured = []
+    for i, (own, key) in enumerate(zip(curves, keys, strict=True)):
+        state = jax.device_put(jax.tree.map(lambda leaf, i=i: leaf[i], states), jax.devices()[0])
+        measured.append(row.measure(learner, state, own, jax.random.fold_in(key, EVALUATION)))
     return {
         "preset": row.preset,
         "config": read_yaml(preset_path(row.preset)),
         "seeds": row.seeds,
-        "seeds_side_by_side": row.side_by_side,
         "env_steps_per_seed": num_updates * learner.config.env_steps_per_update,
-        "seconds": round(seconds, 1),
+        "seconds": round(ended - compiled, 1),
         "compile_seconds": round(compile_seconds, 1),
         "machine": f"{f'{devices} x ' * (devices > 1)}{machine()}, {os.cpu_count()} CPU cores",
         "versions": {name: importlib.metadata.version(name) for name in ("flax", "optax", "numpy")},
         "numbers": {name: summarize([one[name] for one in measured]) for name in row.targets},
         "curve": curve(learner, curves),
     }
-
-
-def side_by_side(run: Callable, devices: int) -> Callable:
-    """Returns a program that runs a batch of seeds, in equal parts on so many devices."""
-    run = jax.vmap(run)
-    if devices == 1:
-        return jax.jit(run)
-    mesh = jax.make_mesh((devices,), ("seeds",), axis_types=(jax.sharding.AxisType.Auto,))
-    part = jax.sharding.PartitionSpec("seeds")
-    return jax.jit(jax.shard_map(run, mesh=mesh, in_specs=part, out_specs=part, check_vma=False))
-
-
-def measure_seed(
-    row: Row, learner: Learner, state: TrainState, metrics: Mapping[str, np.ndarray], key: jax.Array
-) -> dict[str, float]:
-    """Returns the numbers of one seed."""
-    return row.measure(learner, state, metrics, jax.random.fold_in(key, EVALUATION))
 
 
 def summarize(values: list[float]) -> dict[str, Any]:
@@ -178,16 +168,13 @@ def misses(name: str, row: Row, result: Mapping[str, Any]) -> list[str]:
     if row.within is not None and result["env_steps_per_seed"] > row.within:
         problems.append(f"{name}: ran for {result['env_steps_per_seed']:,} env steps: must be within {row.within:,}")
     for number, target in row.targets.items():
-        values = result["numbers"][number]
         if target is None:
             continue
-        if target.every_seed:
-            bad = {seed: value for seed, value in enumerate(values["per_seed"]) if not target.met(value)}
-        else:
-            bad = {} if target.met(values["mean"]) else {None: values["mean"]}
-        for seed, value in bad.items():
-            who = "mean" if seed is None else f"seed {seed}"
-            problems.append(f"{name}: {number}, {who}, is {value:,.6g}: must be {target.words()}")
+        values = result["numbers"][number]
+        judged = {f"seed {seed}": value for seed, value in enumerate(values["per_seed"])}
+        for who, value in (judged if target.every_seed else {"mean": values["mean"]}).items():
+            if not target.met(value):
+                problems.append(f"{name}: {number}, {who}, is {value:,.6g}: must be {target.words()}")
     return problems
 
 
@@ -207,18 +194,65 @@ def leaves_band(name: str, result: Mapping[str, Any], stored: Mapping[str, Any] 
     return problems
 
 
-def result_path(name: str, folder: Path) -> Path:
-    return folder / "results" / f"{name}.yaml"
-
-
 def read_result(name: str, folder: Path = FOLDER) -> dict[str, Any] | None:
     """Returns what is stored of a row, or None."""
-    path = result_path(name, folder)
+    path = folder / "results" / f"{name}.yaml"
     return read_yaml(path) if path.exists() else None
 
 
-def write_result(name: str, result: Mapping[str, Any], folder: Path) -> None:
-    path = result_path(name, folder)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    head = f"# Measured by: python -m wdjax.experiments.reference {name} --update\n"
-    path.write_text(head + yaml.safe_dump(dict(result), sort_keys=False, width=120, default_flow_style=None), "utf8")
+def readme(stored: Mapping[str, Mapping[str, Any]]) -> str:
+    """Returns the text of README.md: a line for each number of a row, of which the first holds what they share."""
+    text, plots = HEAD + TABLE, ""
+    for name, result in stored.items():
+        shared = [name, f"`{result['preset']}`", str(result["seeds"]), f"{result['env_steps_per_seed']:,}"]
+        end = [f"{result['seconds']:,.0f} s", result["machine"]]
+        for number, values in result["numbers"].items():
+            target = ROWS[name].targets.get(number)
+            low, high, least, most = map(words, (*values["band"], min(values["per_seed"]), max(values["per_seed"])))
+            must, measured = target.words() if target else "-", f"{words(values['mean'])} ({least} .. {most})"
+            cells = [number, must, measured, f"{low} .. {high}"]
+            text += f"| {' | '.join([*shared, *cells, *end])} |\n"
+            shared, end = [""] * len(shared), [""] * len(end)
+        plots += (
+            f"\n## {name}\n\n    python -m wdjax.experiments.reference {name}\n    wdjax train {result['preset']}\n\n"
+            f"![{name}: training return, mean and range over {result['seeds']} seeds](plots/{name}.png)\n"
+        )
+    return text + plots
+
+
+def words(value: float) -> str:
+    """Returns a number as a table shows it."""
+    return f"{value:,.0f}" if abs(value) >= 1_000 else f"{value:.4g}"
+
+
+def describe(name: str, result: Mapping[str, Any]) -> str:
+    """Returns the numbers of a row as lines for a terminal."""
+    lines = [
+        f"{name}: preset {result['preset']}, {result['seeds']} seeds of {result['env_steps_per_seed']:,} env steps, "
+        f"{result['seconds']:.0f} s (and {result['compile_seconds']:.0f} s to compile) on {result['machine']}"
+    ]
+    for number, values in result["numbers"].items():
+        per_seed = " ".join(words(value) for value in values["per_seed"])
+        must = f"; must be {target.words()}" if (target := ROWS[name].targets.get(number)) else ""
+        lines.append(f"    {number}: {words(values['mean'])} (seeds: {per_seed}){must}")
+    return "\n".join(lines)
+
+
+def draw(name: str, result: Mapping[str, Any], path: Path) -> None:
+    """Draws the training return of every policy, mean and range over seeds."""
+    from matplotlib.figure import Figure
+
+    steps = result["curve"]["env_steps"]
+    policies = [policy for policy in result["curve"] if policy != "env_steps"]
+    figure = Figure(figsize=(3 + 3 * len(policies), 3), layout="constrained")
+    [panels] = figure.subplots(1, len(policies), squeeze=False)
+    figure.suptitle(f"{name}: {result['preset']}, {result['seeds']} seeds", fontsize=10)
+    for axes, policy in zip(panels, policies, strict=True):
+        own = {name: np.array(values, float) for name, values in result["curve"][policy].items()}  # null: NaN
+        color = COLORS.get(policy, "#245EB6")
+        axes.fill_between(steps, own["smallest"], own["largest"], color=color, alpha=0.2, linewidth=0)
+        axes.plot(steps, own["mean"], color=color)
+        axes.set_xlabel("env steps")
+        axes.set_ylabel("training return" if len(policies) == 1 else f"training return, {policy}")
+        axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=80)

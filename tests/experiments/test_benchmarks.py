@@ -12,8 +12,7 @@ import pytest
 
 import wdjax
 from wdjax.experiments.benchmarks import agreement, startup, suite
-from wdjax.experiments.benchmarks.measure import measure
-from wdjax.experiments.benchmarks.programs import act, make_program, step_at_random, sum_of
+from wdjax.experiments.benchmarks.measure import act, make_program, measure, step_at_random, sum_of
 from wdjax.experiments.benchmarks.rows import WORKLOADS, Target, Workload
 from wdjax.experiments.benchmarks.timing import median_and_spread, short
 from wdjax.experiments.cli import main

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import yaml
 
-from wdjax.experiments.reference.report import readme
 from wdjax.experiments.reference.rerun import (
     FOLDER,
     curve,
@@ -19,6 +18,7 @@ from wdjax.experiments.reference.rerun import (
     measure,
     misses,
     read_result,
+    readme,
     summarize,
 )
 from wdjax.experiments.reference.rows import ROWS, Row, Target, against_random, first_reached, greedy_return
@@ -64,7 +64,6 @@ def test_row_asks_for_what_the_table_does(name):
     assert not asked
     assert row.within == within
     assert row.seeds >= seeds
-    assert row.seeds % row.side_by_side == 0
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -173,7 +172,7 @@ def tiny(tmp_path_factory):
         "policies": {"agent": {"network": {"hidden_sizes": [4]}}},
     }  # fmt: skip
     file.write_text(yaml.safe_dump(content), encoding="utf8")
-    return Row(str(file), size_of_parameters, {"greedy return": Target(1.0), "size": None}, seeds=2, side_by_side=2)
+    return Row(str(file), size_of_parameters, {"greedy return": Target(1.0), "size": None}, seeds=2)
 
 
 @pytest.mark.slow
@@ -208,7 +207,7 @@ def test_curve_by_hand():
 
 @pytest.mark.slow
 def test_script_stores_checks_and_refuses(tiny, quick_compile, monkeypatch, tmp_path, capsys):
-    monkeypatch.setitem(ROWS, "tiny", dataclasses.replace(tiny, side_by_side=1))
+    monkeypatch.setitem(ROWS, "tiny", tiny)
     folder = ["--folder", str(tmp_path)]
     with pytest.raises(SystemExit) as refused:
         main(["tinny", *folder])
