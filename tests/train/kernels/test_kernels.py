@@ -1,5 +1,7 @@
 """The kernels of A2C's and PPO's networks against plain XLA, step by step in XLA (`interpret`): no GPU is needed."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -33,6 +35,7 @@ CASES = {  # preset, changes, policy, relative error of a gradient
 }
 
 
+@functools.cache
 def make_case(name):
     """Returns (policy, state with parameters far from the start, hypers, tolerance)."""
     preset, changes, policy, tolerance = CASES[name]
@@ -40,15 +43,21 @@ def make_case(name):
         levels = {"env_params.num_acceleration_levels": 40, "env_params.num_turn_levels": 40}
         changes = {**changes, **levels}
     learner = make_learner(load_config(preset, num_envs=8, **changes))
-    state = learner.init(jax.random.key(0))
-    own = state.policies[policy]
-    leaves, tree = jax.tree.flatten(own.params)
-    keys = jax.random.split(jax.random.key(1), len(leaves))
-    moved = [leaf + 0.2 * jax.random.normal(key, leaf.shape) for leaf, key in zip(leaves, keys, strict=True)]
-    own = own.replace(params=jax.tree.unflatten(tree, moved))
-    return learner.setup.policies[policy], own, current_hypers(learner.config, state)[policy], tolerance
+
+    @jax.jit
+    def begin():
+        state = learner.init(jax.random.key(0))
+        own = state.policies[policy]
+        leaves, tree = jax.tree.flatten(own.params)
+        keys = jax.random.split(jax.random.key(1), len(leaves))
+        moved = [leaf + 0.2 * jax.random.normal(key, leaf.shape) for leaf, key in zip(leaves, keys, strict=True)]
+        own = own.replace(params=jax.tree.unflatten(tree, moved))
+        return own, current_hypers(learner.config, state)[policy]
+
+    return learner.setup.policies[policy], *begin(), tolerance
 
 
+@functools.partial(jax.jit, static_argnums=(0, 1))
 def rows_to_learn_from(policy, num_rows):
     keys = iter(jax.random.split(jax.random.key(2), 8))
     obs = jax.random.normal(next(keys), (num_rows, policy.kernels.num_inputs))
@@ -90,6 +99,7 @@ HYPERS = {name: jnp.float32(value) for name, value in (
 OBJECTIVE = Objective(a2c_loss, normalized=False)
 
 
+@functools.partial(jax.jit, static_argnums=0)
 def small_case(num_rows, seed=0):
     """Returns (params, inputs, action, row) of a network with one hidden layer, by hand."""
     keys = iter(jax.random.split(jax.random.key(seed), 16))
