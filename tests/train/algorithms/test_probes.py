@@ -142,7 +142,7 @@ def assert_ratio_is_one(metrics, policy):
         return
     error = metrics[f"{policy}/ratio_error"]
     assert error.size >= UPDATES
-    assert jnp.max(error) < 1e-4
+    assert np.max(error) < 1e-4
 
 
 # --- two players, of whom one leaves early ---
@@ -201,7 +201,7 @@ def test_policy_does_not_feel_the_other_group(pair, pair_learned, changed, other
     env_params = Pair().default_params.replace(**{f"{changed}_scale": -3.0, f"{changed}_noise": 7.0})
     params, _ = play(*pair, env_params)
     jax.tree.map(np.testing.assert_array_equal, params[other], pair_learned[0][other])
-    differs = jax.tree.map(lambda a, b: bool(jnp.any(a != b)), params[changed], pair_learned[0][changed])
+    differs = jax.tree.map(lambda a, b: bool(np.any(np.not_equal(a, b))), params[changed], pair_learned[0][changed])
     assert all(jax.tree.leaves(differs))
 
 
@@ -212,8 +212,8 @@ def test_gaussian_finds_the_optimum_inside_the_box(pair, pair_learned):
 
 
 def test_environment_gets_actions_inside_the_box(pair_learned):
-    assert jnp.nansum(pair_learned[1]["episodes"]) >= UPDATES
-    assert jnp.nansum(pair_learned[1]["episode_outside"]) == 0
+    assert np.nansum(pair_learned[1]["episodes"]) >= UPDATES
+    assert np.nansum(pair_learned[1]["episode_outside"]) == 0
 
 
 def test_multi_discrete_policy_takes_the_best_of_both_choices(pair, pair_learned):
@@ -228,7 +228,7 @@ def test_multi_discrete_policy_takes_the_best_of_both_choices(pair, pair_learned
 
 
 def test_forbidden_choices_are_never_taken(pair_learned):
-    assert jnp.nansum(pair_learned[1]["episode_forbidden"]) == 0
+    assert np.nansum(pair_learned[1]["episode_forbidden"]) == 0
 
 
 def test_ratio_is_one_for_each_policy_in_its_own_rows(pair):
