@@ -10,6 +10,7 @@ from probes import ALGORITHMS, Leaver, LeaverParams, Pair, SignalParams, tiny_co
 
 from wdjax.train import make_learner, with_hypers
 from wdjax.train.algorithms.on_policy.update import A2C, PPO
+from wdjax.train.state import registry
 from wdjax.train.state.state import PolicyState
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -54,9 +55,13 @@ def spy_on(policy_loss):
 
 @pytest.fixture(scope="module", params=ALGORITHMS)
 def algorithm(request):
+    plain = {"A2C": A2C, "PPO": PPO}[request.param]
+
+    class Spied(plain):
+        policy_loss = staticmethod(spy_on(plain.policy_loss))
+
     with pytest.MonkeyPatch.context() as patch:
-        algorithm = {"A2C": A2C, "PPO": PPO}[request.param]
-        patch.setattr(algorithm, "policy_loss", staticmethod(spy_on(algorithm.policy_loss)))
+        patch.setitem(registry.ALGORITHMS, request.param, Spied)
         yield request.param
 
 
