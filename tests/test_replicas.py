@@ -25,8 +25,13 @@ def by_number(function, *operands):
     """Evaluates a function of one replica on arrays [n, ...], number by number, each [n]. Returns its leaves."""
     leaves = jax.tree.leaves(operands)
     closed = jax.make_jaxpr(function)(*jax.tree.map(lambda leaf: leaf[0], operands))
-    results = evaluate_closed(closed, [in_elements(leaf) for leaf in leaves])
-    return [from_elements(array, len(leaves[0])) for array in results]
+
+    @jax.jit
+    def evaluate(leaves):
+        results = evaluate_closed(closed, [in_elements(leaf) for leaf in leaves])
+        return [from_elements(array, len(leaves[0])) for array in results]
+
+    return evaluate(leaves)
 
 
 def in_elements(leaf):
@@ -38,9 +43,9 @@ def in_elements(leaf):
 
 
 def from_elements(array, n):
-    columns = [np.broadcast_to(np.stack(x, -1) if isinstance(x, Key) else x, (n, 2) if isinstance(x, Key) else (n,))
+    columns = [jnp.broadcast_to(jnp.stack(x, -1) if isinstance(x, Key) else x, (n, 2) if isinstance(x, Key) else (n,))
                for x in array.ravel()]  # fmt: skip
-    return np.stack(columns, 1).reshape(n, *array.shape, *columns[0].shape[1:])
+    return jnp.stack(columns, 1).reshape(n, *array.shape, *columns[0].shape[1:])
 
 
 def data_of(leaf):
@@ -49,7 +54,7 @@ def data_of(leaf):
 
 def check(function, *operands, exact=True):
     """Compares a function number by number with itself under vmap."""
-    expected = jax.tree.leaves(jax.vmap(function)(*operands))
+    expected = jax.tree.leaves(jax.jit(jax.vmap(function))(*operands))
     found = by_number(function, *operands)
     assert len(found) == len(expected)
     for value, other in zip(found, map(data_of, expected), strict=True):

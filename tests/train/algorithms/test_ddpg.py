@@ -51,7 +51,7 @@ def four(learner):
 
 
 def moved(a, b):
-    return [bool(jnp.any(x != y)) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)]
+    return [bool(np.any(np.not_equal(x, y))) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)]
 
 
 # --- the box ---

@@ -4,6 +4,7 @@ The stand-in policy below has its parameters for the outputs of its network: eve
 """
 
 import dataclasses
+import functools
 import math
 from types import SimpleNamespace
 
@@ -34,11 +35,13 @@ RATIO = jnp.array([1.5, 1.5, 0.5, 0.5, jnp.inf])
 # --- the two policy losses ---
 
 
+@jax.jit
 def mean_over_live(loss_and_metrics):
     loss, metrics = loss_and_metrics
     return masked_mean(loss, LIVE), {name: masked_mean(values, LIVE) for name, values in metrics.items()}
 
 
+@jax.jit
 def a2c_loss(log_prob):
     return mean_over_live(losses.a2c_loss(log_prob, jnp.full(5, jnp.nan), ADVANTAGE, LIVE, {}))
 
@@ -55,6 +58,7 @@ def test_a2c_gradient_is_minus_the_advantage():
     np.testing.assert_allclose(gradient[:4], -ADVANTAGE[:4] / 4)
 
 
+@jax.jit
 def ppo_loss(log_prob, clip=0.2, old_log_prob=0.0):
     return mean_over_live(losses.ppo_loss(log_prob, jnp.zeros(5) + old_log_prob, ADVANTAGE, LIVE, {"clip": clip}))
 
@@ -100,8 +104,14 @@ def hypers_of(config):
 
 def loss(policy, state, hypers, batch):
     """The mean over live rows, where `losses.loss` has the sum."""
-    means = jax.tree.map(lambda total: total / jnp.sum(batch.live), losses.loss(policy, state, hypers, batch))
-    return means[0], {**means[1], "loss": means[0]}
+
+    @jax.jit
+    def means(state, hypers, batch):
+        sums = losses.loss(policy, state, hypers, batch)
+        return jax.tree.map(lambda total: total / jnp.sum(batch.live), sums)
+
+    mean, metrics = means(state, hypers, batch)
+    return mean, {**metrics, "loss": mean}
 
 
 def stand_in(**changes):
@@ -113,11 +123,11 @@ def stand_in(**changes):
 
 
 def batch_of(value, old_value, target, advantage=(1.0, 1.0, 1.0), live=(True, True, False)):
-    array = lambda numbers: jnp.array(numbers, jnp.float32)  # noqa: E731
+    array = lambda numbers: np.array(numbers, np.float32)  # noqa: E731
     return Batch(
-        obs=None, action=jnp.array([0, 1, 0]), log_prob=jnp.full(3, math.log(0.5)), value=array(old_value),
-        advantage=array(advantage), target=array(target), live=jnp.array(live),
-    ), {"outputs": jnp.zeros((3, 2)), "value": array(value)}  # fmt: skip
+        obs=None, action=np.array([0, 1, 0], np.int32), log_prob=array([math.log(0.5)] * 3), value=array(old_value),
+        advantage=array(advantage), target=array(target), live=np.array(live),
+    ), {"outputs": np.zeros((3, 2), np.float32), "value": array(value)}  # fmt: skip
 
 
 def test_value_loss_is_the_mean_squared_error():
@@ -151,7 +161,7 @@ def test_value_clip_stops_the_gradient_towards_the_target():
 @pytest.mark.parametrize("algorithm", ["A2C", "PPO"])
 def test_total_is_weighted_by_the_coefficients(algorithm):
     batch, params = batch_of(value=[1, 2, 99], old_value=[0, 0, 0], target=[0, 4, 0], advantage=[1, 3, 99])
-    params["outputs"] = params["outputs"].at[2].set(jnp.array([5.0, 0.0]))  # a dead row, of another entropy
+    params["outputs"][2] = [5.0, 0.0]  # a dead row, of another entropy
     policy = stand_in(algorithm=algorithm, value_coefficient=0.25, entropy_coefficient=0.1)
     total, metrics = loss(policy, PolicyState(params, None), hypers_of(policy.config), batch)
     policy_loss = {"A2C": -math.log(0.5) * 2, "PPO": -2.0}[algorithm]
@@ -170,7 +180,8 @@ def update_by(batch, params, **changes):
     hypers = hypers_of(policy.config)
     state = PolicyState(params, make_optimizer(policy.config, hypers).init(params))
     rollout = jax.tree.map(lambda leaf: leaf.reshape(-1, 1, 1), batch)
-    return gradient_steps(policy, state, hypers, rollout, jax.random.key(0), 1)[1]
+    steps = jax.jit(lambda *arguments: gradient_steps(policy, *arguments, 1)[1])
+    return steps(state, hypers, rollout, jax.random.key(0))
 
 
 def test_advantages_are_normalized_over_live_rows():
@@ -182,7 +193,7 @@ def test_advantages_are_normalized_over_live_rows():
 
 def test_advantages_are_normalized_in_each_of_several_minibatches():
     batch, params = batch_of([0, 0, 0], [0, 0, 0], [0, 0, 0], advantage=[10, 30, 99], live=[True] * 3)
-    batch = jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf]), batch)
+    batch = jax.tree.map(lambda leaf: np.concatenate([leaf, leaf]), batch)
     metrics = update_by(batch, params, epochs=2, minibatches=2)
     np.testing.assert_allclose(metrics["normalized_advantage_mean"], 0, atol=1e-6)
 
@@ -208,9 +219,10 @@ def step_by_hand(max_grad_norm):
     policy = stand_in(**{field.name: getattr(config, field.name) for field in dataclasses.fields(config)})
     hypers = hypers_of(config)
     state = PolicyState(params, make_optimizer(config, hypers).init(params))
-    grads, metrics = gradient(policy, state, hypers, batch)
-    assert descend_where(False, policy, state, hypers, grads).params["value"].tolist() == params["value"].tolist()
-    new = descend_where(True, policy, state, hypers, grads)
+    grads, metrics = jax.jit(functools.partial(gradient, policy))(state, hypers, batch)
+    descend = jax.jit(lambda go_on, *arguments: descend_where(go_on, policy, *arguments))
+    assert descend(False, state, hypers, grads).params["value"].tolist() == params["value"].tolist()
+    new = descend(True, state, hypers, grads)
     return new.params["value"] - params["value"], metrics
 
 

@@ -19,7 +19,8 @@ import reference_on_policy as reference
 from probes import NETWORK, ShopParams, tiny_config, tiny_policy
 
 from wdjax.train import make_learner, with_hypers
-from wdjax.train.algorithms.on_policy.update import PPO, OnPolicy
+from wdjax.train.algorithms.on_policy.update import PPO
+from wdjax.train.state.registry import ALGORITHMS
 from wdjax.train.storage.checkpoint import open_checkpoints, restore, save
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -58,13 +59,13 @@ def spy_on(policy_loss):
     return spied
 
 
-def keeping_final_obs(end_of_step):
-    """Lets the rows keep what was seen before a reset, also those of recurrent policies and where nothing truncates."""
+class Spied(PPO):
+    """Its rows keep what was seen before a reset, also those of recurrent policies and where nothing truncates."""
 
-    def kept(self, policy, state, carry, final_obs, truncated):
-        return {**end_of_step(self, policy, state, carry, final_obs, truncated), "next_obs": final_obs}
+    policy_loss = staticmethod(spy_on(PPO.policy_loss))
 
-    return kept
+    def end_of_step(self, policy, state, carry, final_obs, truncated):
+        return {**super().end_of_step(policy, state, carry, final_obs, truncated), "next_obs": final_obs}
 
 
 @pytest.fixture(scope="module")
@@ -74,8 +75,7 @@ def shop():
     The learning rate is 0 until the last update: each minibatch before it is a first one.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PPO, "policy_loss", staticmethod(spy_on(PPO.policy_loss)))
-        patch.setattr(OnPolicy, "end_of_step", keeping_final_obs(OnPolicy.end_of_step))
+        patch.setitem(ALGORITHMS, "PPO", Spied)
         patch.setattr("wdjax.train.learner.learner.episode_metrics", lambda played, ratios: {"played": played})
         learner = make_learner(tiny_config("probe_shop", POLICIES, num_blocks=4))
         state = learner.init(jax.random.key(5))

@@ -10,6 +10,7 @@ from probes import ALGORITHMS, Leaver, LeaverParams, Pair, SignalParams, tiny_co
 
 from wdjax.train import make_learner, with_hypers
 from wdjax.train.algorithms.on_policy.update import A2C, PPO
+from wdjax.train.state import registry
 from wdjax.train.state.state import PolicyState
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -54,9 +55,13 @@ def spy_on(policy_loss):
 
 @pytest.fixture(scope="module", params=ALGORITHMS)
 def algorithm(request):
+    plain = {"A2C": A2C, "PPO": PPO}[request.param]
+
+    class Spied(plain):
+        policy_loss = staticmethod(spy_on(plain.policy_loss))
+
     with pytest.MonkeyPatch.context() as patch:
-        algorithm = {"A2C": A2C, "PPO": PPO}[request.param]
-        patch.setattr(algorithm, "policy_loss", staticmethod(spy_on(algorithm.policy_loss)))
+        patch.setitem(registry.ALGORITHMS, request.param, Spied)
         yield request.param
 
 
@@ -142,7 +147,7 @@ def assert_ratio_is_one(metrics, policy):
         return
     error = metrics[f"{policy}/ratio_error"]
     assert error.size >= UPDATES
-    assert jnp.max(error) < 1e-4
+    assert np.max(error) < 1e-4
 
 
 # --- two players, of whom one leaves early ---
@@ -201,7 +206,7 @@ def test_policy_does_not_feel_the_other_group(pair, pair_learned, changed, other
     env_params = Pair().default_params.replace(**{f"{changed}_scale": -3.0, f"{changed}_noise": 7.0})
     params, _ = play(*pair, env_params)
     jax.tree.map(np.testing.assert_array_equal, params[other], pair_learned[0][other])
-    differs = jax.tree.map(lambda a, b: bool(jnp.any(a != b)), params[changed], pair_learned[0][changed])
+    differs = jax.tree.map(lambda a, b: bool(np.any(np.not_equal(a, b))), params[changed], pair_learned[0][changed])
     assert all(jax.tree.leaves(differs))
 
 
@@ -212,8 +217,8 @@ def test_gaussian_finds_the_optimum_inside_the_box(pair, pair_learned):
 
 
 def test_environment_gets_actions_inside_the_box(pair_learned):
-    assert jnp.nansum(pair_learned[1]["episodes"]) >= UPDATES
-    assert jnp.nansum(pair_learned[1]["episode_outside"]) == 0
+    assert np.nansum(pair_learned[1]["episodes"]) >= UPDATES
+    assert np.nansum(pair_learned[1]["episode_outside"]) == 0
 
 
 def test_multi_discrete_policy_takes_the_best_of_both_choices(pair, pair_learned):
@@ -228,7 +233,7 @@ def test_multi_discrete_policy_takes_the_best_of_both_choices(pair, pair_learned
 
 
 def test_forbidden_choices_are_never_taken(pair_learned):
-    assert jnp.nansum(pair_learned[1]["episode_forbidden"]) == 0
+    assert np.nansum(pair_learned[1]["episode_forbidden"]) == 0
 
 
 def test_ratio_is_one_for_each_policy_in_its_own_rows(pair):

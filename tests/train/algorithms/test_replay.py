@@ -75,9 +75,9 @@ flags = arrays(bool, ALL, elements=st.sampled_from([False, False, True]))
 @given(reward=arrays(np.float32, ALL, elements=st.integers(-9, 9)), terminated=flags, over=flags, dead=flags)
 def test_transitions_are_those_of_a_plain_loop(n_step, reward, terminated, over, dead):
     steps = numbered_steps(reward, terminated, over, ~dead)
-    ring = remember_all(steps, GAMMA, n_step)
+    ring = jax.device_get(remember_all(steps, GAMMA, n_step))
     for block, expected in enumerate(transitions_by_loop(steps, n_step, GAMMA)):
-        rows = jax.tree.map(lambda leaf, block=block: np.asarray(leaf[block, : ring.size[block]]), ring.rows)
+        rows = jax.tree.map(lambda leaf, block=block: leaf[block, : ring.size[block]], ring.rows)
         assert ring.size[block] == len(expected)
         got = np.stack([rows.obs[:, 0], rows.reward, rows.next_obs[:, 0], rows.discount], axis=1)
         np.testing.assert_array_equal(got, expected)  # powers of 1/2 and small whole numbers are exact
@@ -141,13 +141,14 @@ def empty_ring(capacity=CAPACITY, room=NEW):
 
 
 def held_rows(ring):
-    """Returns the rows of each block by their numbers, those that count."""
+    """Returns the rows of each block by their numbers, those that count, as arrays of NumPy."""
     numbers = np.broadcast_to(np.arange(ring.capacity), (2, ring.capacity))
-    rows = jax.tree.map(lambda leaf: leaf.reshape(2, ring.capacity, *leaf.shape[1:]), take(ring, numbers))
+    ring, rows = jax.device_get((ring, take_jit(ring, numbers)))
+    rows = jax.tree.map(lambda leaf: leaf.reshape(2, ring.capacity, *leaf.shape[1:]), rows)
     return [jax.tree.map(lambda leaf, block=block: leaf[block, : ring.size[block]], rows) for block in range(2)]
 
 
-append_jit = jax.jit(append)
+append_jit, take_jit = jax.jit(append), jax.jit(take)
 
 
 @given(live=arrays(bool, (6, 2, NEW)))
@@ -155,16 +156,16 @@ def test_ring_holds_the_newest_live_rows(live):
     ring, seen = empty_ring(), [[], []]
     for k, alive in enumerate(live):
         number = 1.0 + k * 2 * NEW + np.arange(2 * NEW, dtype=np.float32).reshape(2, NEW)
-        ring = append_jit(ring, {"x": number, "y": -number[..., None]}, alive)
+        ring = jax.device_get(append_jit(ring, {"x": number, "y": -number[..., None]}, alive))
+        held = held_rows(ring)
         for block in range(2):
             seen[block] += list(number[block][alive[block]])
             newest = seen[block][-CAPACITY:]
             assert ring.size[block] == len(newest)
             assert ring.position[block] == len(seen[block]) % CAPACITY
-            valid = held_rows(ring)[block]
             rolled = np.roll(newest, len(seen[block]) if len(newest) == CAPACITY else 0)  # row i has the number i % 5
-            np.testing.assert_array_equal(valid["x"], rolled)
-            np.testing.assert_array_equal(valid["y"][:, 0], -rolled.astype(np.int32))
+            np.testing.assert_array_equal(held[block]["x"], rolled)
+            np.testing.assert_array_equal(held[block]["y"][:, 0], -rolled.astype(np.int32))
 
 
 def test_of_more_rows_than_it_holds_a_ring_keeps_the_last():

@@ -45,11 +45,11 @@ def test_gae_is_the_sum_of_its_definition(reward, value, next_value, terminated,
 
 def gae_of_column(reward, value, next_value, terminated=None, over=None, gamma=0.5, gae_lambda=0.5):
     """gae of one agent, from lists. Returns its advantages."""
-    column = lambda numbers: jnp.array(numbers, jnp.float32)[:, None]  # noqa: E731
-    nothing = jnp.zeros((len(reward), 1), bool)
+    column = lambda numbers: np.array(numbers, np.float32)[:, None]  # noqa: E731
+    nothing = np.zeros((len(reward), 1), bool)
     terminated = nothing if terminated is None else column(terminated).astype(bool)
     over = nothing if over is None else column(over).astype(bool)
-    return gae(column(reward), column(value), column(next_value), terminated, over, gamma, gae_lambda)[0][:, 0]
+    return jitted_gae(column(reward), column(value), column(next_value), terminated, over, gamma, gae_lambda)[0][:, 0]
 
 
 @pytest.mark.parametrize("length", [1, 2, 7, 15, 16, 17, 31, 33, 250])
@@ -57,7 +57,7 @@ def test_gae_of_any_length_takes_whole_turns(length):
     rng = np.random.default_rng(length)
     reward, value, next_value = rng.normal(size=(3, length, N)).astype(np.float32)
     terminated, over = rng.random((2, length, N)) < 0.1
-    advantage, _ = gae(reward, value, next_value, terminated, over, 0.9, 0.8)
+    advantage, _ = jitted_gae(reward, value, next_value, terminated, over, 0.9, 0.8)
     exact = advantages_by_loop(reward, value, next_value, terminated, over, 0.9, 0.8)
     assert advantage.shape == exact.shape
     np.testing.assert_allclose(advantage, exact, rtol=1e-5, atol=1e-5)
@@ -72,7 +72,7 @@ def test_gae_keeps_double_precision():
     reward, value, next_value = rng.normal(size=(3, 7, N))
     never = np.zeros((7, N), bool)
     with jax.enable_x64(True):
-        advantage, _ = gae(*map(jnp.asarray, (reward, value, next_value)), never, never, 0.9, 0.8)
+        advantage, _ = jitted_gae(reward, value, next_value, never, never, 0.9, 0.8)
     exact = advantages_by_loop(reward, value, next_value, never, never, 0.9, 0.8)
     assert advantage.dtype == jnp.float64
     np.testing.assert_allclose(advantage, exact, rtol=1e-5)
@@ -113,7 +113,7 @@ def test_lambda_1_is_the_discounted_return_less_the_value():
 def test_end_of_a_replica_holds_for_all_its_agents():
     rows = jnp.ones((2, 1, 3))
     none, over = jnp.zeros(rows.shape, bool), jnp.array([[[True]], [[False]]])
-    advantage, _ = gae(rows, rows, rows, none, over, 1.0, 1.0)
+    advantage, _ = jitted_gae(rows, rows, rows, none, over, 1.0, 1.0)
     np.testing.assert_array_equal(advantage, rows)
 
 

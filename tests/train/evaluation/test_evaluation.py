@@ -96,11 +96,12 @@ def test_recorded_episode_is_whole(gridworld):
     assert len(episode.states.x) == steps + 1
     assert len(np.unique(episode.action["runner"])) > 2  # random play draws anew in every step
     np.testing.assert_array_equal(episode.states.time, np.arange(steps + 1))
+    is_over = jax.jit(learner.env.is_over)
     last = jax.tree.map(lambda leaf: leaf[-1], episode.states)
-    assert bool(learner.env.is_over(last, learner.env_params))
+    assert bool(is_over(last, learner.env_params))
     before = jax.tree.map(lambda leaf: leaf[-2], episode.states)
-    assert not bool(learner.env.is_over(before, learner.env_params))
-    replayed = learner.env.step(
+    assert not bool(is_over(before, learner.env_params))
+    replayed = jax.jit(learner.env.step)(
         jax.random.key(0), jax.tree.map(lambda leaf: leaf[2], episode.states),
         jax.tree.map(lambda leaf: leaf[2], episode.action), learner.env_params,
     )[1]  # fmt: skip
@@ -258,10 +259,10 @@ def play_by_hand(learner, state, key, num_episodes):
         pilots = jnp.clip(jnp.concatenate([chosen["wing"], chosen["ace"]]), -1.0, 3.0)
         return *env.step(key, env_state, {"pilot": pilots, "clerk": chosen["clerk"]}, params)[:5], carries
 
-    played = []
+    played, reset = [], jax.jit(env.reset)
     reset_key, step_key = jax.random.split(key)
     for i, own_key in enumerate(jax.random.split(reset_key, num_episodes)):
-        obs, env_state = env.reset(own_key, params)
+        obs, env_state = reset(own_key, params)
         carries = {name: own.algorithm.init_carry(own, 1) for name, own in policies.items()}
         total, alive, time, over = np.zeros(5), np.ones(5, bool), 0, False
         while not over:
@@ -293,8 +294,8 @@ def test_everything_at_once_against_episodes_played_by_hand(quick_compile):
 def test_members_of_a_population(gridworld):
     """Each is a run of its own, of the same program; a whole population is refused in words."""
     learner, state = gridworld
-    states = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), state)
-    one = jax.tree.map(lambda leaf: leaf[1], states)
+    states = jax.jit(lambda state: jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), state))(state)
+    one = jax.jit(lambda states: jax.tree.map(lambda leaf: leaf[1], states))(states)
     alone = evaluate(learner, state, jax.random.key(1), 64, random=("tagger", "runner"))
     before = _play_jit._cache_size()
     member = evaluate(learner, one, jax.random.key(1), 64, random=("tagger", "runner"))

@@ -47,7 +47,8 @@ def test_a_multi_discrete_policy_with_a_mask_beside_a_gaussian():
     np.testing.assert_array_equal(probs > 0, mask > 0)
     np.testing.assert_allclose(probs[..., :2].sum(axis=-1), 1, rtol=1e-6)
     np.testing.assert_allclose(probs[..., 2:].sum(axis=-1), 1, rtol=1e-6)
-    outputs, value, _ = learner.setup.policies["clerk"].apply(state.policies["clerk"], episode.obs["clerk"])
+    clerk = learner.setup.policies["clerk"]
+    outputs, value, _ = jax.jit(clerk.apply)(state.policies["clerk"], episode.obs["clerk"])
     np.testing.assert_allclose(probs[..., 2:], softmax(np.asarray(outputs[..., 2:])), rtol=1e-5)
     np.testing.assert_allclose(episode.choice["clerk"]["value"], value, rtol=1e-4, atol=1e-6)
     pilot = episode.choice["pilot"]
@@ -68,12 +69,12 @@ def test_a_recurrent_policy_remembers_from_step_to_step():
     check_ends(episode, 6)
     own = learner.setup.policies["agent"]
     obs, start = episode.obs[:, None], (jnp.zeros((1, 4)), None)
-    outputs, value = own.unroll(policy, obs, start, jnp.zeros((6, 1), bool))
+    outputs, value = jax.jit(own.unroll)(policy, obs, start, jnp.zeros((6, 1), bool))
     found = episode.choice["agent"]
     np.testing.assert_allclose(found["probs"][:, 0], softmax(np.asarray(outputs[:, 0])), rtol=1e-4)
     np.testing.assert_allclose(found["value"], value, rtol=1e-4, atol=1e-5)
     np.testing.assert_array_equal(episode.action, np.argmax(outputs[:, 0], axis=-1))
-    forgetful = own.apply(policy, obs, (jnp.zeros((6, 1, 4)), None))[1]
+    forgetful = jax.jit(own.apply)(policy, obs, (jnp.zeros((6, 1, 4)), None))[1]
     assert np.abs(forgetful - value).max() > 0.01
 
 

@@ -1,5 +1,7 @@
 """The kernels of A2C's and PPO's networks against plain XLA, step by step in XLA (`interpret`): no GPU is needed."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -33,6 +35,7 @@ CASES = {  # preset, changes, policy, relative error of a gradient
 }
 
 
+@functools.cache
 def make_case(name):
     """Returns (policy, state with parameters far from the start, hypers, tolerance)."""
     preset, changes, policy, tolerance = CASES[name]
@@ -40,15 +43,21 @@ def make_case(name):
         levels = {"env_params.num_acceleration_levels": 40, "env_params.num_turn_levels": 40}
         changes = {**changes, **levels}
     learner = make_learner(load_config(preset, num_envs=8, **changes))
-    state = learner.init(jax.random.key(0))
-    own = state.policies[policy]
-    leaves, tree = jax.tree.flatten(own.params)
-    keys = jax.random.split(jax.random.key(1), len(leaves))
-    moved = [leaf + 0.2 * jax.random.normal(key, leaf.shape) for leaf, key in zip(leaves, keys, strict=True)]
-    own = own.replace(params=jax.tree.unflatten(tree, moved))
-    return learner.setup.policies[policy], own, current_hypers(learner.config, state)[policy], tolerance
+
+    @jax.jit
+    def begin():
+        state = learner.init(jax.random.key(0))
+        own = state.policies[policy]
+        leaves, tree = jax.tree.flatten(own.params)
+        keys = jax.random.split(jax.random.key(1), len(leaves))
+        moved = [leaf + 0.2 * jax.random.normal(key, leaf.shape) for leaf, key in zip(leaves, keys, strict=True)]
+        own = own.replace(params=jax.tree.unflatten(tree, moved))
+        return own, current_hypers(learner.config, state)[policy]
+
+    return learner.setup.policies[policy], *begin(), tolerance
 
 
+@functools.partial(jax.jit, static_argnums=(0, 1))
 def rows_to_learn_from(policy, num_rows):
     keys = iter(jax.random.split(jax.random.key(2), 8))
     obs = jax.random.normal(next(keys), (num_rows, policy.kernels.num_inputs))
@@ -79,8 +88,8 @@ def test_the_kernels_gradient_is_that_of_the_loss(name):
         found = grads
         for entry in path:
             found = found[entry.key]
-        assert float(jnp.max(jnp.abs(value))) > 0
-        np.testing.assert_allclose(found, value, atol=tolerance * float(jnp.max(jnp.abs(value))), err_msg=str(path))
+        assert float(np.max(np.abs(value))) > 0
+        np.testing.assert_allclose(found, value, atol=tolerance * float(np.max(np.abs(value))), err_msg=str(path))
 
 
 SMALL = Shape(16, (16,), (2, 3), scalar=False, shared=True, activation="tanh", dtype="float32")  # 16 inputs: no padding
@@ -90,6 +99,7 @@ HYPERS = {name: jnp.float32(value) for name, value in (
 OBJECTIVE = Objective(a2c_loss, normalized=False)
 
 
+@functools.partial(jax.jit, static_argnums=0)
 def small_case(num_rows, seed=0):
     """Returns (params, inputs, action, row) of a network with one hidden layer, by hand."""
     keys = iter(jax.random.split(jax.random.key(seed), 16))
@@ -126,7 +136,7 @@ def by_xla(params, inputs, action, row):
 
 def check_near(found, expected):
     for got, value in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(got, value, rtol=0, atol=FLOAT16 * float(jnp.max(jnp.abs(value))))
+        np.testing.assert_allclose(got, value, rtol=0, atol=FLOAT16 * float(np.max(np.abs(value))))
 
 
 @pytest.mark.parametrize("num_rows", [1, 63, 64, 65, PROGRAMS * ROWS + 1])
@@ -162,7 +172,7 @@ def test_dead_rows_have_no_gradient():
 
 def test_the_gradient_of_many_seeds_is_that_of_each():
     cases = [small_case(65, seed) for seed in range(3)]
-    found = jax.vmap(by_kernel)(*jax.tree.map(lambda *leaves: jnp.stack(leaves), *cases))
+    found = jax.device_get(jax.vmap(by_kernel)(*jax.tree.map(lambda *leaves: np.stack(leaves), *cases)))
     for i, case in enumerate(cases):
         check_near(jax.tree.map(lambda leaf, i=i: leaf[i], found), by_xla(*case))
 
@@ -172,9 +182,14 @@ def test_the_kernel_draws_what_plain_xla_draws(name):
     policy, state, _, tolerance = make_case(name)
     keys = jax.random.split(jax.random.key(3), 4)
     obs = jax.random.normal(jax.random.key(4), (8, 21, policy.kernels.num_inputs))
-    player = ByKernel(state, transposed(towers_of(state.params, policy.kernels), policy.kernels))
-    action, notes = jax.jit(lambda obs: draw_by_kernel(policy, player, obs, keys, interpret=True))(obs)
-    expected, expected_notes, _ = draw_actions(policy, state, None, obs, keys)
+
+    @jax.jit
+    def draw(obs):
+        player = ByKernel(state, transposed(towers_of(state.params, policy.kernels), policy.kernels))
+        return draw_by_kernel(policy, player, obs, keys, interpret=True)
+
+    action, notes = draw(obs)
+    expected, expected_notes, _ = jax.jit(functools.partial(draw_actions, policy))(state, None, obs, keys)
     assert action.shape == expected.shape
     assert set(notes) == set(expected_notes)
     assert ("log_prob" in notes) == (policy.config.algorithm == "PPO")

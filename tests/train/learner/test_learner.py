@@ -80,7 +80,7 @@ def test_first_state_depends_on_the_key_alone(learner, state):
     other = learner.init(jax.random.key(4))
     for part in ("policies", "replicas", "key"):
         leaves = zip(*(jax.tree.leaves(plain(getattr(s, part))) for s in (state, other)), strict=True)
-        assert any(np.any(a != b) for a, b in leaves), part
+        assert any(np.any(np.not_equal(a, b)) for a, b in leaves), part
 
 
 def test_every_update_draws_new_numbers(learner, state):

@@ -33,7 +33,7 @@ def assert_equal(a, b):
 
 
 def differ(a, b):
-    return any(jax.tree.leaves(jax.tree.map(lambda x, y: bool(jnp.any(x != y)), a, b)))
+    return any(jax.tree.leaves(jax.tree.map(lambda x, y: bool(np.any(np.not_equal(x, y))), a, b)))
 
 
 def save_run(folder, config, *states, best=None):

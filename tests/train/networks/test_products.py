@@ -21,11 +21,11 @@ LAYERS = {
 @pytest.mark.parametrize("case", LAYERS)
 def test_product_and_its_gradients(case):
     leading, num_inputs, num_outputs = LAYERS[case]
-    keys = jax.random.split(jax.random.key(0), 3)
+    rng = np.random.default_rng(0)
     shapes = ((*leading, num_inputs), (num_inputs, num_outputs), (*leading, num_outputs))
-    inputs, kernel, cotangent = (jax.random.normal(key, shape) for key, shape in zip(keys, shapes, strict=True))
-    layer = nnx.Linear(num_inputs, num_outputs, use_bias=False, dot_general=product, rngs=nnx.Rngs(0))
-    graph = nnx.graphdef(layer)
+    inputs, kernel, cotangent = (rng.normal(size=shape).astype(np.float32) for shape in shapes)
+    layer = lambda: nnx.Linear(num_inputs, num_outputs, use_bias=False, dot_general=product, rngs=nnx.Rngs(0))  # noqa: E731
+    graph = nnx.graphdef(nnx.eval_shape(layer))
 
     def apply(inputs, kernel):
         return nnx.merge(graph, nnx.State({"kernel": nnx.Param(kernel)}))(inputs)
@@ -65,10 +65,11 @@ def sums_over_rows(function, kernel):
 
 
 def test_product_under_vmap_and_forward_mode():
-    inputs = jax.random.normal(jax.random.key(1), (2, 7, 6))
-    kernels = jax.random.normal(jax.random.key(2), (2, 6, 4))
+    rng = np.random.default_rng(1)
+    inputs, kernels = (rng.normal(size=shape).astype(np.float32) for shape in ((2, 7, 6), (2, 6, 4)))
     times = lambda inputs, kernel: product(inputs, kernel, (((1,), (0,)), ((), ())))  # noqa: E731
-    np.testing.assert_allclose(jax.vmap(times)(inputs, kernels), np.einsum("bri,bio->bro", inputs, kernels), rtol=1e-5)
-    _, tangent = jax.jvp(times, (inputs[0], kernels[0]), (inputs[1], kernels[1]))
-    right = np.asarray(inputs[1]) @ np.asarray(kernels[0]) + np.asarray(inputs[0]) @ np.asarray(kernels[1])
+    expected = np.einsum("bri,bio->bro", inputs, kernels)
+    np.testing.assert_allclose(jax.jit(jax.vmap(times))(inputs, kernels), expected, rtol=1e-5)
+    _, tangent = jax.jit(lambda *pairs: jax.jvp(times, *pairs))((inputs[0], kernels[0]), (inputs[1], kernels[1]))
+    right = inputs[1] @ kernels[0] + inputs[0] @ kernels[1]
     np.testing.assert_allclose(tangent, right, rtol=1e-4, atol=1e-5)
