@@ -30,6 +30,11 @@ class Segment:
     start: int
     stop: int
 
+    @property
+    def agents(self) -> list[tuple[str, int]]:
+        """(group, number in it) of each agent."""
+        return [(self.group, i) for i in range(self.start, self.stop)]
+
 
 @dataclasses.dataclass(frozen=True)
 class Assignment:
@@ -43,15 +48,19 @@ class Assignment:
     layout: Callable | None = dataclasses.field(default=None, compare=False, repr=False)
 
     @property
+    def agents(self) -> list[tuple[str, int]]:
+        """(group, number in it) of each agent."""
+        return [agent for part in self.segments for agent in part.agents]
+
+    @property
     def num_agents(self) -> int:
-        return sum(segment.stop - segment.start for segment in self.segments)
+        return len(self.agents)
 
     @property
     def agent_types(self) -> np.ndarray:
         """(num_agents,) int32, constant: the place in `types` of each agent's segment."""
-        place = {(part.group, i): k for k, part in enumerate(self.types) for i in range(part.start, part.stop)}
-        agents = [(part.group, i) for part in self.segments for i in range(part.start, part.stop)]
-        return np.array([place[agent] for agent in agents], np.int32)
+        place = {agent: k for k, part in enumerate(self.types) for agent in part.agents}
+        return np.array([place[agent] for agent in self.agents], np.int32)
 
     @property
     def bare_space(self) -> Space:
