@@ -23,7 +23,7 @@ from flax import nnx
 from wdjax.checks import did_you_mean, require, require_integer, require_known
 from wdjax.env import Env, layout_of
 from wdjax.spaces import Box, Dict, Discrete, MultiDiscrete, Space, sample_shapes
-from wdjax.train.config.reading import import_named
+from wdjax.train.config.reading import import_named, register
 from wdjax.train.config.schema import NetworkConfig
 from wdjax.train.networks.linear import orthogonal
 
@@ -95,15 +95,9 @@ class DeepSets(nnx.Module):
     needs_raw = True  # who is absent is told by zeros
 
     def __init__(
-        self,
-        observation_space: Space,
-        width: int = 64,
-        depth: int = 2,
-        pool: str = "max",
-        *,
-        split: str | Callable,
+        self, observation_space: Space, width: int = 64, depth: int = 2, pool: str = "max", *, split: str | Callable,
         rngs: nnx.Rngs,
-    ):
+    ):  # fmt: skip
         require_known("pool", pool, POOLS)
         self.parts = SetParts(observation_space, split)
         self.phi = SetLayers(self.parts.num_other, width, depth, rngs=rngs)
@@ -134,15 +128,9 @@ class Attention(nnx.Module):
     needs_raw = True
 
     def __init__(
-        self,
-        observation_space: Space,
-        width: int = 64,
-        depth: int = 1,
-        num_heads: int = 4,
-        *,
-        split: str | Callable,
+        self, observation_space: Space, width: int = 64, depth: int = 1, num_heads: int = 4, *, split: str | Callable,
         rngs: nnx.Rngs,
-    ):
+    ):  # fmt: skip
         require_integer("num_heads", num_heads, 1)
         require(width % num_heads == 0, "num_heads", num_heads, f"a divisor of width = {width}")
         self.parts = SetParts(observation_space, split)
@@ -232,12 +220,8 @@ def register_encoder(name: str, encoder: type) -> None:
         TypeError: where `encoder` is no subclass of flax.nnx.Module.
         ValueError: for a name that holds ":" or already belongs to another class.
     """
-    if not isinstance(name, str) or not name or ":" in name:
-        raise ValueError(f"name = {name!r}: must be a name without ':'")
     _require_module(f"encoder {name!r}", encoder)
-    same = ENCODERS.get(name, encoder).__qualname__ == encoder.__qualname__  # a notebook's cell makes its class anew
-    require(same, "name", name, "a name that no other encoder has")
-    ENCODERS[name] = encoder
+    register("encoder", ENCODERS, name, encoder)
 
 
 def encoder_class(name: str, field: str = "network.encoder") -> Any:
@@ -323,10 +307,8 @@ def check_encoder(
         raise TypeError(f"{what}: must set num_features, the width of what it returns (a whole number, not {width!r})")
     graphdef, state = nnx.split(encoder)
     for leading in ((4,), (2, 3)):
-        obs = jax.tree.map(
-            lambda leaf, leading=leading: jax.ShapeDtypeStruct((*leading, *leaf.shape), leaf.dtype),
-            sample_shapes(observation_space),
-        )
+        with_axes = lambda leaf, axes=leading: jax.ShapeDtypeStruct((*axes, *leaf.shape), leaf.dtype)  # noqa: E731
+        obs = jax.tree.map(with_axes, sample_shapes(observation_space))
         try:
             features = jax.eval_shape(lambda state, obs: nnx.merge(graphdef, state)(obs), state, obs)
         except Exception as error:

@@ -1,13 +1,12 @@
 """What a rollout draws: keys for every step and block of replicas, and the numbers that stand for actions."""
 
-import functools
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from wdjax.train.devices.blocks import block_keys
+from wdjax.train.devices.blocks import block_keys, draw_blocks
 from wdjax.train.networks.distributions import Categorical, Distribution
 from wdjax.train.rollout import self_play
 from wdjax.train.state.policy import Policy, Setup
@@ -67,13 +66,10 @@ def sample_blocks(distribution: Distribution, keys: jax.Array, outputs: jax.Arra
 
 def draw_uniforms(policy: Policy, keys: jax.Array, num_envs: int) -> jax.Array:
     """Returns what `draw_uniform` draws for a policy in all steps, [T, N, n, components], from keys [T, B]."""
-    draw = functools.partial(
-        draw_uniform, policy.distribution, num_envs=num_envs, num_agents=policy.assignment.num_agents
-    )
-    return jax.vmap(draw)(keys)
+    return jax.vmap(lambda keys: draw_uniform(policy, keys, num_envs))(keys)
 
 
-def draw_uniform(distribution: Categorical, keys: jax.Array, num_envs: int, num_agents: int) -> jax.Array:
+def draw_uniform(policy: Policy, keys: jax.Array, num_envs: int) -> jax.Array:
     """Returns the numbers in [0, 1) by which `sample_blocks` chooses actions, [N, n, components], from [B] keys."""
-    shape = (num_envs // keys.shape[0], num_agents, len(distribution.sizes))
-    return jax.vmap(lambda key: jax.random.uniform(key, shape))(keys).reshape(num_envs, *shape[1:])
+    shape = (num_envs, policy.assignment.num_agents, len(policy.distribution.sizes))
+    return draw_blocks(jax.random.uniform, keys, shape)

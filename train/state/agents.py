@@ -100,9 +100,14 @@ def assign_agents(env: Env, params: Any, policies: Mapping[str, PolicyConfig]) -
                     f"({spaces[0]} and {pair}): give them a policy each"
                 )
         space, types = spaces[0][0], tuple(parts) if policies[name].agent_type_feature else ()
-        if types:
-            _require_types(name, parts)
-            space = _typed_space(space, len(parts))
+        if types and len(parts) == 1:
+            raise ValueError(
+                f"policies.{name}.agent_type_feature = True: must be false where `agents` is a single selector, "
+                f"{parts[0].group!r}: there is only one type"
+            )
+        if types:  # an action mask stays at the top
+            mask = {MASK: space[MASK]} if isinstance(space, Dict) and MASK in space.spaces else {}
+            space = Dict({"obs": without_mask(space), AGENT_TYPE: Discrete(len(parts)), **mask})
         assignments[name] = Assignment(tuple(parts), space, spaces[0][1], types, layout_of(env))
     return assignments
 
@@ -134,24 +139,14 @@ def parse_selectors(policy: str, selectors: tuple[str, ...], sizes: Mapping[str,
     return segments
 
 
-def _require_types(policy: str, parts: list[Segment]) -> None:
-    if len(parts) == 1:
-        raise ValueError(
-            f"policies.{policy}.agent_type_feature = True: must be false where `agents` is a single selector, "
-            f"{parts[0].group!r}: there is only one type"
-        )
-
-
 def _require_partition(segments: Mapping[str, list[Segment]], sizes: Mapping[str, int]) -> None:
     owner: dict[tuple[str, int], str] = {}
     for name, parts in segments.items():
-        for part in parts:
-            for i in range(part.start, part.stop):
-                if (part.group, i) in owner:
-                    raise ValueError(
-                        f"policies.{name}.agents: {part.group}[{i}] already belongs to policy {owner[part.group, i]!r}"
-                    )
-                owner[part.group, i] = name
+        for group, i in (agent for part in parts for agent in part.agents):
+            if (group, i) in owner:
+                already = f"{group}[{i}] already belongs to policy {owner[group, i]!r}"
+                raise ValueError(f"policies.{name}.agents: {already}")
+            owner[group, i] = name
     free = [f"{group}[{i}]" for group, size in sizes.items() for i in range(size) if (group, i) not in owner]
     if free:
         raise ValueError(f"policies: nobody plays {', '.join(free[:3])}{' ...' if len(free) > 3 else ''}")
@@ -189,12 +184,6 @@ def gather_observation(assignment: Assignment, obs: Mapping[str, Any]) -> Any:
     num_envs = jax.tree.leaves(seen)[0].shape[0]
     typed = {"obs": seen, AGENT_TYPE: jnp.broadcast_to(assignment.agent_types, (num_envs, assignment.num_agents))}
     return typed if mask is None else {**typed, MASK: mask}
-
-
-def _typed_space(space: Space, num_types: int) -> Dict:
-    """Returns the space of an observation with its agent's type beside it; an action mask stays at the top."""
-    mask = {MASK: space[MASK]} if isinstance(space, Dict) and MASK in space.spaces else {}
-    return Dict({"obs": without_mask(space), AGENT_TYPE: Discrete(num_types), **mask})
 
 
 def scatter(assignments: Mapping[str, Assignment], values: Mapping[str, jax.Array]) -> dict[str, jax.Array]:

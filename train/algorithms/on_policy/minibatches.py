@@ -66,18 +66,6 @@ def normalized_advantages(batch: Batch, index: jax.Array) -> jax.Array:
     return jax.vmap(one)(index)
 
 
-def shuffle_epochs(
-    key: jax.Array, shape: tuple[int, int, int], num_blocks: int, epochs: int, minibatches: int
-) -> jax.Array:
-    """Returns [epochs * minibatches, R / minibatches] indices: a `shuffle` for each epoch, all at once.
-
-    Inside the loop over epochs each would wait for the one before, and most are too small to fill a GPU.
-    """
-    keys = jax.random.split(key, epochs)
-    index = jax.vmap(lambda key: shuffle(key, shape, num_blocks, minibatches))(keys)
-    return index.reshape(epochs * minibatches, -1)
-
-
 def shuffle(key: jax.Array, shape: tuple[int, int, int], num_blocks: int, minibatches: int) -> jax.Array:
     """Returns [minibatches, R / minibatches] indices into the R = T * N * n rows of a rollout, each row once.
 

@@ -53,14 +53,9 @@ UNROLL = 16  # steps of a rollout in one turn of a loop, at most
 
 
 def gae(
-    reward_t: jax.Array,
-    value_t: jax.Array,
-    next_value_t: jax.Array,
-    terminated_t: jax.Array,
-    over_t: jax.Array,
-    gamma: jax.Array,
-    gae_lambda: jax.Array,
-) -> tuple[jax.Array, jax.Array]:
+    reward_t: jax.Array, value_t: jax.Array, next_value_t: jax.Array, terminated_t: jax.Array, over_t: jax.Array,
+    gamma: jax.Array, gae_lambda: jax.Array,
+) -> tuple[jax.Array, jax.Array]:  # fmt: skip
     """Generalised advantage estimation over a rollout.
 
         delta_t = r_t + gamma (1 - terminated_t) V(next_obs_t) - V(obs_t)
