@@ -33,7 +33,10 @@ def validate(config: TrainConfig) -> tuple[Env, Any, dict[str, Assignment]]:
         require(1 <= config.reset <= LARGEST, "reset", config.reset, allowed)
     require(len(config.policies) > 0, "policies", config.policies, "at least one policy")
     env, params = make_env(config)
-    _validate_rows(config, env)
+    agents = sum(group_sizes(env).values())
+    factors = f"num_envs {config.num_envs} x rollout_length {config.rollout_length} x agents {agents}"
+    rows = config.env_steps_per_update * agents
+    require(rows <= LARGEST, "rows of a rollout", rows, f"below 2**31: {factors}")
     for name, policy in config.policies.items():
         require(name and "/" not in name and "." not in name, "policies", name, "a name without '/' and '.'")
         _validate_policy(name, policy)
@@ -52,13 +55,6 @@ def validate(config: TrainConfig) -> tuple[Env, Any, dict[str, Assignment]]:
     if best is not None:
         require_known("best_metric", best, [f"{name}/episode_return" for name in config.policies])
     return env, params, assignments
-
-
-def _validate_rows(config: TrainConfig, env: Env) -> None:
-    agents = sum(group_sizes(env).values())
-    rows = config.env_steps_per_update * agents
-    factors = f"num_envs {config.num_envs} x rollout_length {config.rollout_length} x agents {agents}"
-    require(rows <= LARGEST, "rows of a rollout", rows, f"below 2**31: {factors}")
 
 
 def _validate_policy(name: str, policy: PolicyConfig) -> None:

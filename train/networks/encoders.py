@@ -190,22 +190,12 @@ class SetParts:
         return jnp.where(present[..., None], others, 0.0), present, own
 
 
-def pool_max(rows: jax.Array, present: jax.Array) -> jax.Array:
-    """Returns the largest of the rows that are present, [..., width]; rows [..., k, width], present [..., k, 1]."""
-    return jnp.max(rows, axis=-2, where=present, initial=0.0)  # after a relu nothing is below 0
-
-
-def pool_sum(rows: jax.Array, present: jax.Array) -> jax.Array:
-    """Returns the sum of the rows that are present; shapes as in `pool_max`."""
-    return jnp.sum(rows, axis=-2, where=present)
-
-
-def pool_mean(rows: jax.Array, present: jax.Array) -> jax.Array:
-    """Returns the mean of the rows that are present; shapes as in `pool_max`."""
-    return pool_sum(rows, present) / jnp.maximum(jnp.sum(present, axis=-2), 1)
-
-
-POOLS: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {"max": pool_max, "mean": pool_mean, "sum": pool_sum}
+# Of the rows [..., k, width] that are present, [..., k, 1] bool: [..., width].
+POOLS: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
+    "max": lambda rows, present: jnp.max(rows, -2, where=present, initial=0.0),  # after a relu nothing is below 0
+    "mean": lambda rows, present: jnp.sum(rows, -2, where=present) / jnp.maximum(jnp.sum(present, -2), 1),
+    "sum": lambda rows, present: jnp.sum(rows, -2, where=present),
+}
 
 # Name in a preset -> class; any other encoder is named by its import path.
 ENCODERS: dict[str, Any] = {"flat": FlatEncoder, "deep_sets": DeepSets, "attention": Attention}

@@ -1,5 +1,6 @@
 """What a rollout draws: keys for every step and block of replicas, and the numbers that stand for actions."""
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,14 +30,15 @@ def draw_ahead(
     Returns:
         (`env_key`, `draws`) of play_step, each with a leading [T].
     """
-    all_ahead = jax.default_backend() == "cpu" and setup.replicas.num_envs <= FEW_REPLICAS
+    num_envs = setup.replicas.num_envs
+    all_ahead = jax.default_backend() == "cpu" and num_envs <= FEW_REPLICAS
     by_kernel = {name: policy.algorithm.acts_by_kernel(policy) for name, policy in setup.policies.items()}
     env_key = jax.vmap(setup.replicas.draw_keys)(keys[:, 0]) if all_ahead or all(by_kernel.values()) else keys[:, 0]
     draws = {name: keys[:, 1 + i] for i, name in enumerate(setup.policies)}
     for name, policy in setup.policies.items():
         takes = by_kernel[name] or (all_ahead and isinstance(policy.distribution, Categorical))
         if takes and name not in selves:
-            draws[name] = draw_uniforms(policy, draws[name], setup.replicas.num_envs)
+            draws[name] = jax.vmap(functools.partial(draw_uniform, policy, num_envs=num_envs))(draws[name])
     return env_key, draws
 
 
@@ -62,11 +64,6 @@ def sample_blocks(distribution: Distribution, keys: jax.Array, outputs: jax.Arra
     blocks = outputs.reshape(keys.shape[0], -1, *outputs.shape[1:])
     actions = jax.vmap(distribution.sample)(keys, blocks)
     return actions.reshape(outputs.shape[0], *actions.shape[2:])
-
-
-def draw_uniforms(policy: Policy, keys: jax.Array, num_envs: int) -> jax.Array:
-    """Returns what `draw_uniform` draws for a policy in all steps, [T, N, n, components], from keys [T, B]."""
-    return jax.vmap(lambda keys: draw_uniform(policy, keys, num_envs))(keys)
 
 
 def draw_uniform(policy: Policy, keys: jax.Array, num_envs: int) -> jax.Array:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from wdjax.checks import require_known
+from wdjax.checks import require, require_known
 from wdjax.env import SINGLE_AGENT, Env, layout_of
 from wdjax.spaces import Dict, Discrete, Space
 from wdjax.train.config.schema import PolicyConfig
@@ -100,12 +100,9 @@ def assign_agents(env: Env, params: Any, policies: Mapping[str, PolicyConfig]) -
                     f"({spaces[0]} and {pair}): give them a policy each"
                 )
         space, types = spaces[0][0], tuple(parts) if policies[name].agent_type_feature else ()
-        if types and len(parts) == 1:
-            raise ValueError(
-                f"policies.{name}.agent_type_feature = True: must be false where `agents` is a single selector, "
-                f"{parts[0].group!r}: there is only one type"
-            )
         if types:  # an action mask stays at the top
+            single = f"false where `agents` is a single selector, {parts[0].group!r}: there is only one type"
+            require(len(parts) > 1, f"policies.{name}.agent_type_feature", True, single)
             mask = {MASK: space[MASK]} if isinstance(space, Dict) and MASK in space.spaces else {}
             space = Dict({"obs": without_mask(space), AGENT_TYPE: Discrete(len(parts)), **mask})
         assignments[name] = Assignment(tuple(parts), space, spaces[0][1], types, layout_of(env))
@@ -123,18 +120,14 @@ def parse_selectors(policy: str, selectors: tuple[str, ...], sizes: Mapping[str,
     segments = []
     for selector in selectors:
         match = _SELECTOR.fullmatch(selector)
-        if match is None:
-            raise ValueError(
-                f"policies.{policy}.agents = {selector!r}: must be a group, a slice as 'runner[0:50]', or an index"
-            )
+        require(match, f"policies.{policy}.agents", selector, "a group, a slice as 'runner[0:50]', or an index")
         group, index, first, last = match.groups()
         require_known(f"group in policies.{policy}.agents", group, sizes)
         start = int(index or first or 0)
         stop = start + 1 if index else int(last or sizes[group])
         if not 0 <= start < stop <= sizes[group]:
-            raise ValueError(
-                f"policies.{policy}.agents = {selector!r}: must lie inside {group}[0:{sizes[group]}] and hold an agent"
-            )
+            inside = f"must lie inside {group}[0:{sizes[group]}] and hold an agent"
+            raise ValueError(f"policies.{policy}.agents = {selector!r}: {inside}")
         segments.append(Segment(group, start, stop))
     return segments
 

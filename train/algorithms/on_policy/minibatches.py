@@ -59,11 +59,8 @@ def normalized_advantages(batch: Batch, index: jax.Array) -> jax.Array:
     Args:
         index: [minibatches, r] int32, the rows, or of a recurrent policy the sequences, in each.
     """
-
-    def one(index: jax.Array) -> jax.Array:
-        return normalize(*(jnp.take(leaf, index, axis=-1, mode="clip") for leaf in (batch.advantage, batch.live)))
-
-    return jax.vmap(one)(index)
+    take = lambda leaf, index: jnp.take(leaf, index, axis=-1, mode="clip")  # noqa: E731
+    return jax.vmap(lambda index: normalize(take(batch.advantage, index), take(batch.live, index)))(index)
 
 
 def shuffle(key: jax.Array, shape: tuple[int, int, int], num_blocks: int, minibatches: int) -> jax.Array:
