@@ -63,9 +63,7 @@ def preset_path(preset: str | Path) -> Path:
     return PRESETS / f"{preset}.yaml"
 
 
-def load_run(
-    run_folder: str | Path, best: bool = False, num_updates: int | None = None
-) -> tuple[Learner, TrainState]:
+def load_run(run_folder: str | Path, best: bool = False, num_updates: int | None = None) -> tuple[Learner, TrainState]:
     """Returns the learner of a run, on one device, and the state of its newest checkpoint.
 
     Args:

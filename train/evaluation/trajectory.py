@@ -93,7 +93,12 @@ def _record_jit(game: Game, key: jax.Array, greedy: bool, max_steps: int, observ
     def step(carry: tuple, key: jax.Array) -> tuple:
         seen, _, carries = carry
         action_key, env_key = jax.random.split(key)
-        row = {"choice": describe_choices(game, carries, to_groups(game.env, seen))}
+        described, by_group = [], to_groups(game.env, seen)
+        for [actor], [learned], [carried] in zip(game.casts, game.learned, carries, strict=True):  # each role has one
+            shown = gather_observation(actor.policy.assignment, by_group)
+            describe = actor.policy.algorithm.describe if actor.kind == "learned" else lambda *_: {}
+            described.append(describe(actor.policy, learned, carried, shown))
+        row = {"choice": described}
         carry, row["action"], outcome, over = play_step(game, carry, action_key, env_key[None], greedy)
         row |= zip(("reward", "terminated", "truncated"), outcome, strict=False)
         row["obs"] = seen if observations else None
@@ -101,16 +106,6 @@ def _record_jit(game: Game, key: jax.Array, greedy: bool, max_steps: int, observ
 
     _, rows = jax.lax.scan(step, (obs, first, game.init_carries(1)), jax.random.split(step_key, max_steps))
     return (first, *rows)
-
-
-def describe_choices(game: Game, carries: Any, obs: dict[str, Any]) -> list[dict[str, Any]]:
-    """Returns for each role what its only actor chooses from, leaves [1, n, ...]; {} where nothing was learned."""
-    described = []
-    for [actor], [state], [carry] in zip(game.casts, game.learned, carries, strict=True):
-        policy, known = actor.policy, actor.kind == "learned"
-        seen = gather_observation(policy.assignment, obs)
-        described.append(policy.algorithm.describe(policy, state, carry, seen) if known else {})
-    return described
 
 
 def save_episode(

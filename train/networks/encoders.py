@@ -274,9 +274,7 @@ def _split_asked_for(config: NetworkConfig) -> inspect.Parameter | None:
     return None if split is None or named or split.default not in (split.empty, None) else split
 
 
-def check_encoder(
-    path: str, config: NetworkConfig, observation_space: Space, layout: Callable | None = None
-) -> None:
+def check_encoder(path: str, config: NetworkConfig, observation_space: Space, layout: Callable | None = None) -> None:
     """Raises TypeError, naming the field, where an encoder does not keep to its contract (`Encoder`).
 
     Only shapes are computed. `path` is that of the network: "policies.runner.network"; `layout` the game's.

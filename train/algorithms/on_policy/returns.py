@@ -11,9 +11,7 @@ from wdjax.train.state.state import PolicyState
 from wdjax.vector import when_any
 
 
-def final_value(
-    policy: Policy, state: PolicyState, carry: Any, final_obs: Any, truncated: jax.Array
-) -> jax.Array:
+def final_value(policy: Policy, state: PolicyState, carry: Any, final_obs: Any, truncated: jax.Array) -> jax.Array:
     """Returns V(final obs) of the agents that a time limit cut off, 0 elsewhere; free where there are none.
 
     Args:
@@ -48,6 +46,7 @@ def next_values(rows: Rows, last_value: jax.Array, over: jax.Array) -> jax.Array
     if rows.final_value is None:  # every end is a termination: what follows is worth nothing
         return value_tp1
     return jnp.where(over[..., None], rows.final_value, value_tp1)
+
 
 UNROLL = 16  # steps of a rollout in one turn of a loop, at most
 
