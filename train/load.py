@@ -29,17 +29,15 @@ def load_config(preset: str | Path, **changes: Any) -> TrainConfig:
         TypeError: for a value of the wrong type.
         FileNotFoundError: where a path leads nowhere.
     """
-    raw = without_version(read_yaml(preset_path(preset)))
-    for name, value in changes.items():
-        set_dotted(raw, name, value)
-    config = read_config(raw)
-    validate(config)
-    return config
+    return _changed(without_version(read_yaml(preset_path(preset))), changes)
 
 
 def change_config(config: TrainConfig, **changes: Any) -> TrainConfig:
     """Returns a configuration with changes, named, checked and refused as by `load_config`."""
-    raw = dataclasses.asdict(config)
+    return _changed(dataclasses.asdict(config), changes)
+
+
+def _changed(raw: dict[str, Any], changes: dict[str, Any]) -> TrainConfig:
     for name, value in changes.items():
         set_dotted(raw, name, value)
     config = read_config(raw)
@@ -65,9 +63,7 @@ def preset_path(preset: str | Path) -> Path:
     return PRESETS / f"{preset}.yaml"
 
 
-def load_run(
-    run_folder: str | Path, best: bool = False, num_updates: int | None = None
-) -> tuple[Learner, TrainState]:
+def load_run(run_folder: str | Path, best: bool = False, num_updates: int | None = None) -> tuple[Learner, TrainState]:
     """Returns the learner of a run, on one device, and the state of its newest checkpoint.
 
     Args:

@@ -4,13 +4,16 @@
     learning_rate: Schedule = traced(3e-4)       # likewise, and a schedule may change it: its type says so
     clip: float = traced(0.2, on="PPO")          # means something only to algorithms that take "PPO"
     twin_critics: bool = static(False, read=True)    # says how parameters are read: who shares them must agree on it
+    n_step: int = static(1, allowed="at least 1")    # else it is refused, in these words
 
 Options of an algorithm of one's own are a dataclass with such fields.
 """
 
 import dataclasses
 import itertools
-from collections.abc import Collection, Iterator
+import math
+import operator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, TypeVar
 
 import numpy as np
@@ -25,26 +28,40 @@ Config = TypeVar("Config")
 _LARGEST = float(np.finfo(np.float32).max)
 
 
-def traced(default: Any, on: str | None = None, logged: bool = True) -> Any:
+_RULES: dict[str, Callable[[Any], bool]] = {
+    "at least 0": lambda value: value >= 0,
+    "at least 1": lambda value: value >= 1,
+    "above 0": lambda value: value > 0,
+    "at most 1": lambda value: value <= 1,
+    "between 0 and 1": lambda value: 0 <= value <= 1,
+    "below 2**31": lambda value: value < 2**31,
+    "below 2**32": lambda value: value < 2**32,
+    "finite": math.isfinite,
+}
+
+
+def traced(default: Any, on: str | None = None, logged: bool = True, allowed: str = "") -> Any:
     """Returns a field that becomes a leaf of the state's hypers.
 
     Args:
         default: its value where nothing else is said.
         on: what an algorithm must take (`Algorithm.takes`) for the field to mean anything; None: all do.
         logged: a schedule's value is among the metrics.
+        allowed: what the number must be, or all of several: a sentence that holds some of the words in _RULES.
     """
-    return dataclasses.field(default=default, metadata={"traced": True, "on": on, "logged": logged})
+    facts = {"traced": True, "on": on, "logged": logged, "allowed": allowed}
+    return dataclasses.field(default=default, metadata=facts)
 
 
-def static(default: Any, on: str | None = None, read: bool = False) -> Any:
+def static(default: Any, on: str | None = None, read: bool = False, allowed: str = "") -> Any:
     """Returns a field that fixes shapes or code paths.
 
     Args:
         default: its value where nothing else is said, or a function that makes it.
-        on: as for `traced`.
+        on, allowed: as for `traced`.
         read: it says how parameters are read: policies that share parameters must agree on it.
     """
-    facts = {"on": on, "read": read}
+    facts = {"on": on, "read": read, "allowed": allowed}
     if callable(default):
         return dataclasses.field(default_factory=default, metadata=facts)
     return dataclasses.field(default=default, metadata=facts)
@@ -71,9 +88,27 @@ def words_of(field: dataclasses.Field) -> str:
     return f"({', '.join(facts)})" if facts else ""
 
 
+def is_required(field: dataclasses.Field) -> bool:
+    """Returns whether a field has no default."""
+    return field.default is field.default_factory is dataclasses.MISSING
+
+
 def default_of(field: dataclasses.Field) -> Any:
     """Returns the default of a field."""
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
+def leaves(
+    config: Any, path: str = "", inside: tuple[dataclasses.Field, ...] = ()
+) -> Iterator[tuple[str, tuple[dataclasses.Field, ...], Any]]:
+    """Yields (dotted name after `path`, field and before it those that it is inside of, value) of all that a
+    configuration and those in it hold."""
+    for field in dataclasses.fields(config):
+        name, fields, value = f"{path}{field.name}", (*inside, field), getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            yield from leaves(value, f"{name}.", fields)
+        else:
+            yield name, fields, value
 
 
 def static_part(config: Config) -> Config:
@@ -93,16 +128,9 @@ def static_part(config: Config) -> Config:
     return dataclasses.replace(config, **changes)
 
 
-def read_part(config: Any, path: str = "") -> dict[str, Any]:
+def read_part(config: Any) -> dict[str, Any]:
     """Returns dotted name -> value of the fields that say how parameters are read."""
-    found = {}
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if dataclasses.is_dataclass(value):
-            found |= read_part(value, f"{path}{field.name}.")
-        elif field.metadata.get("read"):
-            found[f"{path}{field.name}"] = value
-    return found
+    return {name: value for name, fields, value in leaves(config) if fields[-1].metadata.get("read")}
 
 
 def require_taken(path: str, config: Any, takes: Collection[str], algorithm: str) -> None:
@@ -114,31 +142,22 @@ def require_taken(path: str, config: Any, takes: Collection[str], algorithm: str
         takes: what the algorithm takes.
         algorithm: its name.
     """
-    for field in dataclasses.fields(config):
-        value, default, name = getattr(config, field.name), default_of(field), f"{path}.{field.name}"
-        if is_taken(field, takes):
-            continue
-        for own, inner, usual in _leaves(name, value, default):
-            require(inner == usual, own, inner, f"{usual} (left out) for {algorithm}")
+    defaults = type(config)()
+    for name, (field, *_), value in leaves(config):
+        if not is_taken(field, takes):
+            usual = operator.attrgetter(name)(defaults)
+            require(value == usual, f"{path}.{name}", value, f"{usual} (left out) for {algorithm}")
 
 
-def _leaves(path: str, value: Any, default: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Yields (path, value, default) of a field, or of each field of a dataclass in it."""
-    if not dataclasses.is_dataclass(value):
-        yield path, value, default
-        return
-    for field in dataclasses.fields(value):
-        yield from _leaves(f"{path}.{field.name}", getattr(value, field.name), getattr(default, field.name))
-
-
-def require_schedules(path: str, config: Any) -> None:
-    """Raises ValueError for a schedule in a configuration that is none (`require_schedule`)."""
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
+def require_allowed(path: str, config: Any) -> None:
+    """Raises ValueError, naming the field after `path`, for a value that is not allowed, or no sound schedule
+    (`require_schedule`)."""
+    for name, (*_, field), value in leaves(config, path):
+        allowed, values = field.metadata.get("allowed", ""), value if isinstance(value, tuple) else (value,)
+        rules = [rule for words, rule in _RULES.items() if words in allowed]
+        require(all(rule(number) for rule in rules for number in values), name, value, allowed)
         if is_scheduled(field):
-            require_schedule(f"{path}.{field.name}", value)
-        elif dataclasses.is_dataclass(value):
-            require_schedules(f"{path}.{field.name}", value)
+            require_schedule(name, value)
 
 
 def require_schedule(path: str, schedule: Any) -> None:

@@ -11,7 +11,8 @@ from typing import Any, Literal
 
 import yaml
 
-from wdjax.checks import did_you_mean, one_line
+from wdjax.checks import did_you_mean, one_line, require
+from wdjax.train.config.facts import is_required
 
 
 class _Loader(yaml.SafeLoader):
@@ -84,8 +85,7 @@ def from_mapping(cls: type, values: Any, path: str = "") -> Any:
         if name not in hints:
             raise ValueError(f"unknown field {f'{path}{name}' or repr(name)}: {did_you_mean(str(name), hints)}")
     for field in dataclasses.fields(cls):
-        missing = field.default is field.default_factory is dataclasses.MISSING
-        if missing and field.name not in values:
+        if is_required(field) and field.name not in values:
             raise ValueError(f"field {path}{field.name} is missing")
     return cls(**{name: convert(hints[name], value, f"{path}{name}") for name, value in values.items()})
 
@@ -158,6 +158,16 @@ def set_dotted(raw: dict[str, Any], name: str, value: Any) -> None:
         raw[parent] = dict(inner)
         raw = raw[parent]
     raw[last] = value
+
+
+def register(kind: str, table: dict[str, Any], name: str, found: type) -> None:
+    """Puts a class in a table under a name; raises ValueError for one that holds ":" or belongs to another class."""
+    if not isinstance(name, str) or not name or ":" in name:
+        raise ValueError(f"name = {name!r}: must be a name without ':'")
+    known = table.get(name, found)
+    again = getattr(known, "__qualname__", None) == found.__qualname__  # a notebook's cell makes its class anew
+    require(known == found or again, "name", name, f"a name that no other {kind} has")
+    table[name] = found
 
 
 def import_named(field: str, name: str) -> Any:

@@ -10,18 +10,20 @@ from typing import Any, Literal
 
 from wdjax.train.config.facts import Schedule, static, traced
 
+_COUNT = "at least 1 and below 2**31"
+
 
 @dataclasses.dataclass(frozen=True)
 class NetworkConfig:
     """An encoder, hidden layers, a recurrent cell where wanted, and linear heads for actions and value."""
 
-    hidden_sizes: tuple[int, ...] = static((64, 64), read=True)
+    hidden_sizes: tuple[int, ...] = static((64, 64), read=True, allowed="widths of at least 1, below 2**31")
     """width of each hidden layer"""
     activation: Literal["relu", "tanh", "gelu", "silu"] = static("relu", read=True)
     """after each hidden layer"""
     shared_trunk: bool = static(True, read=True)
     """whether action and value heads share all that is before them (else each has its own; so it is in DDPG always)"""
-    recurrent_size: int = static(0, read=True)
+    recurrent_size: int = static(0, read=True, allowed="at least 0 (0: not recurrent), below 2**31")
     """width of a GRU between the hidden layers and the heads; 0: none, the policy has no memory"""
     encoder: str = static("flat", read=True)
     """what turns an observation into numbers: flat (laid out in a row), or your own, "package.module:Class" """
@@ -41,35 +43,35 @@ class DDPGConfig:
 
     critic_learning_rate: Schedule = traced(1e-3)
     """of the critics; the actor's is the policy's learning_rate"""
-    tau: float = traced(0.005)
+    tau: float = traced(0.005, allowed="above 0 and at most 1")
     """how far the target networks move towards the others in a gradient step of the actor"""
-    n_step: int = 1
+    n_step: int = static(1, allowed=_COUNT)
     """rewards in a row that a target sums before it asks the target critic; also across rollouts"""
-    buffer_size: int = 100_000
+    buffer_size: int = static(100_000, allowed=_COUNT)
     """rows kept to learn from, one agent's step each; a multiple of num_blocks"""
-    batch_size: int = 256
+    batch_size: int = static(256, allowed=_COUNT)
     """rows of a gradient step, equally many from every block of replicas"""
-    warmup: int = 1_000
+    warmup: int = static(1_000, allowed=_COUNT)
     """rows in the buffer (in each block its share) before the first gradient step"""
     uniform_warmup: bool = True
     """draw actions uniformly from the box until then (else the new actor and its noise act from the start)"""
-    updates_per_rollout: int = 64
+    updates_per_rollout: int = static(64, allowed=_COUNT)
     """gradient steps after each rollout"""
     twin_critics: bool = static(False, read=True)
     """learn two critics and believe the lower target"""
-    policy_delay: int = 1
+    policy_delay: int = static(1, allowed=_COUNT)
     """gradient steps of the critics for each one of the actor and of the target networks"""
-    target_noise: float = traced(0.0)
+    target_noise: float = traced(0.0, allowed="finite and at least 0")
     """deviation of the normal noise on the target actor's actions, in half widths of the box; 0: none"""
-    target_noise_clip: float = traced(0.5)
+    target_noise_clip: float = traced(0.5, allowed="finite and at least 0")
     """where that noise is clipped, in half widths of the box"""
     noise: Literal["ornstein_uhlenbeck", "gaussian", "none"] = "ornstein_uhlenbeck"
     """on actions in training: s <- (1 - damping) s + stddev N(0, 1), from 0 in every episode; or stddev N(0, 1)"""
     noise_scale: Schedule = traced(1.0)
     """times the noise"""
-    noise_stddev: float = traced(0.2)
+    noise_stddev: float = traced(0.2, allowed="finite and at least 0")
     """in half widths of the box"""
-    noise_damping: float = traced(0.15)
+    noise_damping: float = traced(0.15, allowed="between 0 and 1")
     """of the Ornstein-Uhlenbeck process; its deviation becomes stddev / sqrt(1 - (1 - damping)^2)"""
 
 
@@ -89,9 +91,9 @@ class PolicyConfig:
     checkpoint: str = ""
     """what the policy begins with when a run is new: "runs/a" (the policy of its name there, at the newest checkpoint),
     "runs/a@best" or "runs/a@120" (another one), "runs/a:other" (another policy); empty: with random parameters"""
-    past_selves: int = 0
+    past_selves: int = static(0, allowed="at least 0")
     """self-play: how many earlier selves are kept for other policies to play against; 0: none (rollout/self_play.py)"""
-    past_selves_every: int = 10
+    past_selves_every: int = static(10, allowed="at least 1")
     """updates between two snapshots of the policy, each of which takes the place of the oldest"""
     past_selves_fraction: Schedule = traced(0.5, logged=False)
     """probability that an earlier self plays a block of replicas in a rollout: nothing is learned there; a
@@ -100,7 +102,7 @@ class PolicyConfig:
     """its network"""
     optimizer: Literal["adam", "rmsprop", "sgd"] = "adam"
     """what shapes the clipped gradient before the learning rate multiplies it"""
-    optimizer_epsilon: float = 1e-5
+    optimizer_epsilon: float = static(1e-5, allowed="finite and above 0")
     """added to the denominator of adam and rmsprop"""
     learning_rate: Schedule = traced(3e-4)
     """a number, or [[env_step, value], ...]"""
@@ -108,17 +110,17 @@ class PolicyConfig:
     """weight of the entropy bonus"""
     value_coefficient: Schedule = traced(0.5, on="on-policy")
     """weight of the mean squared error of the value"""
-    gamma: float = traced(0.99)
+    gamma: float = traced(0.99, allowed="between 0 and 1")
     """discount"""
-    gae_lambda: float = traced(0.95, on="on-policy")
+    gae_lambda: float = traced(0.95, on="on-policy", allowed="between 0 and 1")
     """of generalised advantage estimation; 1: the whole return"""
-    clip: float = traced(0.2, on="PPO")
+    clip: float = traced(0.2, on="PPO", allowed="above 0")
     """how far from 1 the probability ratio may move"""
-    value_clip: float = traced(math.inf, on="PPO")
+    value_clip: float = traced(math.inf, on="PPO", allowed="above 0")
     """how far from its old value the value may move; .inf: free"""
-    target_kl: float = traced(math.inf, on="PPO")
+    target_kl: float = traced(math.inf, on="PPO", allowed="above 0")
     """no further gradient steps on a rollout once approx_kl exceeds it in a minibatch; .inf: never"""
-    max_grad_norm: float = traced(0.5)
+    max_grad_norm: float = traced(0.5, allowed="above 0")
     """global norm to which gradients are clipped; .inf: never"""
     normalize_observation: bool = static(False, read=True)
     """shift and scale every Box of the observation by its running mean and deviation, and clip it at 10"""
@@ -126,14 +128,14 @@ class PolicyConfig:
     """divide rewards by the running deviation of the discounted return, and clip them at 10"""
     normalize_advantage: bool = static(False, on="on-policy")
     """shift and scale the advantages of each minibatch to mean 0 and deviation 1, over its live rows"""
-    neg_pos_env_ratio: float = static(-1.0, on="on-policy")
+    neg_pos_env_ratio: float = static(-1.0, on="on-policy", allowed="finite (below 0: learn from all replicas)")
     """for sparse goals: learn from the replicas in which an agent terminated (positive) and, drawn at random, at most
     so many times as many others (negative); from all where there is no positive one; below 0: always from all"""
     action_distribution: Literal["gaussian", "squashed_gaussian"] = static("gaussian", on="on-policy", read=True)
     """in a Box: a normal one, its actions clipped to the box; or squashed into the box by tanh"""
-    epochs: int = static(1, on="minibatches")
+    epochs: int = static(1, on="minibatches", allowed="at least 1")
     """passes over a rollout"""
-    minibatches: int = static(1, on="minibatches")
+    minibatches: int = static(1, on="minibatches", allowed="at least 1")
     """gradient steps a pass; must divide a block's rows (rollout_length x num_envs / num_blocks x agents; without
     rollout_length where the network is recurrent: whole sequences stay together)"""
     ddpg: DDPGConfig = static(DDPGConfig(), on="DDPG")
@@ -152,39 +154,39 @@ class TrainConfig:
     """policy name -> its configuration; every agent belongs to exactly one policy"""
     env_params: dict[str, Any] = dataclasses.field(default_factory=dict)
     """arguments of `wdjax.make`"""
-    num_envs: int = 64
+    num_envs: int = static(64, allowed=_COUNT)
     """replicas of the environment"""
-    rollout_length: int = 128
+    rollout_length: int = static(128, allowed=_COUNT)
     """steps of every replica between two updates"""
-    rollout_unroll: int = 1
+    rollout_unroll: int = static(1, allowed=_COUNT)
     """steps in one pass of the compiled loop: on a GPU 4 makes small games faster, and takes longer to compile"""
     kernels: bool = True
     """act and learn by kernels on NVIDIA GPUs (Ampere and later), where a policy has them (feed-forward A2C or PPO,
     discrete actions): up to four times as fast as plain XLA, to which false goes back"""
-    total_env_steps: int = 1_000_000
+    total_env_steps: int = static(1_000_000, allowed="at least 1")
     """replica steps of the whole run, rounded up to whole updates"""
     reset: Literal["fresh", "fixed"] | int = "fresh"
     """fresh: a new random start at every reset; fixed: one start for all; a number n: a pool of n starts"""
-    seed: int = 0
+    seed: int = static(0, allowed="at least 0 and below 2**32")  # jax drops higher bits
     """of everything random in the run"""
-    num_blocks: int = 0
+    num_blocks: int = static(0, allowed="at least 0 (0: gcd(num_envs, 8))")
     """blocks of replicas that draw their random numbers together; 0: gcd(num_envs, 8)"""
     devices: int = 0
     """how many share the replicas, a divisor of num_blocks; 0: the most of those there are (a CPU counts as one)"""
     on_bad_numbers: Literal["stop", "skip"] = "stop"
     """an update makes a NaN or an infinity: end the run, saved as it was before; or leave that update out and go on"""
-    updates_per_chunk: int = 10
+    updates_per_chunk: int = static(10, allowed=_COUNT)
     """updates in one program on the device, between two looks at the host (about 2 s is a good size)"""
-    checkpoint_every: int = 10
+    checkpoint_every: int = static(10, allowed=_COUNT)
     """chunks between two checkpoints"""
-    keep_checkpoints: int = 2
+    keep_checkpoints: int = static(2, allowed=_COUNT)
     """how many of the newest checkpoints stay"""
     best_metric: str = "auto"
     """the metric by which evaluations choose the best checkpoint ("agent/episode_return"); auto: the return where one
     policy trains, else none; none: keep no best"""
-    evaluate_every: int = 0
+    evaluate_every: int = static(0, allowed="at least 0 (0: only where best_metric asks for evaluations)")
     """chunks between two evaluations, logged as eval/...; 0: only where best_metric asks for them, at checkpoints"""
-    eval_episodes: int = 128
+    eval_episodes: int = static(128, allowed=_COUNT)
     """episodes of each evaluation"""
     eval_greedy: bool = True
     """evaluations take the most likely action (else they draw it)"""

@@ -1,6 +1,5 @@
 """Many small arrays in one: a kernel for each of them costs more than what it moves."""
 
-import dataclasses
 import math
 from collections.abc import Collection
 from typing import Any
@@ -10,23 +9,15 @@ import jax.numpy as jnp
 from flax import struct
 
 
-@dataclasses.dataclass(frozen=True)
-class Layout:
-    """How a tree was packed."""
-
-    tree: Any
-    """its structure"""
-    parts: tuple[tuple[tuple[int, ...], Any] | None, ...]
-    """of each leaf its shape without the leading axes, and its dtype; None where it was left as it was"""
-
-
 @struct.dataclass
 class Packed:
     """A tree with all its small parts in one array. Scanning over it, stacking and taking rows all pack as well."""
 
     words: jax.Array  # [*leading, W] uint32
     rest: list[jax.Array]  # leaves [*leading, ...]: observations, and what is not of 32 bits
-    layout: Layout = struct.field(pytree_node=False)
+    tree: Any = struct.field(pytree_node=False)  # the structure of what was packed
+    parts: tuple[tuple[tuple[int, ...], Any] | None, ...] = struct.field(pytree_node=False)
+    """of each leaf its shape without the leading axes, and its dtype; None where it was left as it was"""
 
 
 def pack(tree: Any, leading: int = 0, apart: Collection[str] = ()) -> Packed:
@@ -42,13 +33,13 @@ def pack(tree: Any, leading: int = 0, apart: Collection[str] = ()) -> Packed:
     words = [_as_words(leaf).reshape(*leaf.shape[:leading], -1) for leaf, is_packed in leaves if is_packed]
     rest = [leaf for leaf, is_packed in leaves if not is_packed]
     parts = [(leaf.shape[leading:], leaf.dtype) if is_packed else None for leaf, is_packed in leaves]
-    return Packed(jnp.concatenate(words, axis=-1), rest, Layout(structure, tuple(parts)))
+    return Packed(jnp.concatenate(words, axis=-1), rest, structure, tuple(parts))
 
 
 def unpack(packed: Packed) -> Any:
     """Returns the tree that was packed, with the leading axes that `packed` has by now."""
     rest, start, leaves = iter(packed.rest), 0, []
-    for part in packed.layout.parts:
+    for part in packed.parts:
         if part is None:
             leaves.append(next(rest))
             continue
@@ -57,7 +48,7 @@ def unpack(packed: Packed) -> Any:
         words = packed.words[..., start : start + size].reshape(*packed.words.shape[:-1], *shape)
         leaves.append(words != 0 if dtype == jnp.bool_ else jax.lax.bitcast_convert_type(words, dtype))
         start += size
-    return jax.tree.unflatten(packed.layout.tree, leaves)
+    return jax.tree.unflatten(packed.tree, leaves)
 
 
 def _is_packed(path: tuple, leaf: Any, apart: Collection[str]) -> bool:

@@ -30,10 +30,8 @@ from wdjax.train.evaluation.players import (
     Role,
     Script,
     as_player,
-    cell_arguments,
-    choose_actions,
-    empty_carries,
     make_game,
+    play_step,
     plays,
     roles_of,
     seat,
@@ -41,9 +39,8 @@ from wdjax.train.evaluation.players import (
 from wdjax.train.learner.learner import Learner
 from wdjax.train.state.agents import Assignment, gather, group_sizes, to_groups
 from wdjax.train.state.policy import Setup
-from wdjax.train.state.sharding import one_copy
 from wdjax.train.state.state import TrainState
-from wdjax.vector import all_agents, as_counts
+from wdjax.vector import as_counts
 
 Opponents = Sequence[Player | Script | str] | Mapping[str, Sequence[Player | Script | str]]
 
@@ -53,16 +50,10 @@ class UnfinishedEpisodeError(ValueError):
 
 
 def evaluate(
-    learner: Learner,
-    state: TrainState,
-    key: jax.Array,
-    num_episodes: int = 128,
-    greedy: bool = True,
-    random: Sequence[str] = (),
-    max_steps: int = 20_000,
-    players: Mapping[str, Player | Script | str] | None = None,
+    learner: Learner, state: TrainState, key: jax.Array, num_episodes: int = 128, greedy: bool = True,
+    random: Sequence[str] = (), max_steps: int = 20_000, players: Mapping[str, Player | Script | str] | None = None,
     batch: int | None = None,
-) -> Episodes:
+) -> Episodes:  # fmt: skip
     """Plays `num_episodes` whole episodes from fresh starts, side by side in one program.
 
     Args:
@@ -83,12 +74,8 @@ def evaluate(
     Raises:
         ValueError: for an unknown policy in `random` or `players`, a population, or an episode that does not end.
     """
-    candidates, chosen = choose_players(learner, state, random, players)
-    setup = learner.setup
-    game, play = make_game(setup, candidates), functools.partial(play_in_turns, num_episodes=num_episodes, batch=batch)
-    arguments = cell_arguments(game, candidates, chosen)
-    raw = play(game, arguments, one_copy(state.env_params), key, greedy=greedy, max_steps=max_steps)
-    return sum_up(setup, {name: policy.assignment for name, policy in setup.policies.items()}, *raw)
+    game = make_game(learner.setup, state, *choose_players(learner, state, random, players))
+    return play_in_turns(game, learner.setup.assignments, key, num_episodes, greedy, max_steps, batch)
 
 
 def choose_players(
@@ -123,16 +110,9 @@ def choose_players(
 
 
 def cross_play(
-    learner: Learner,
-    state: TrainState,
-    key: jax.Array,
-    num_episodes: int = 256,
-    greedy: bool = False,
-    max_steps: int = 20_000,
-    opponents: Opponents = ("random",),
-    name: str = "trained",
-    batch: int | None = None,
-) -> dict[tuple[str, ...], Episodes]:
+    learner: Learner, state: TrainState, key: jax.Array, num_episodes: int = 256, greedy: bool = False,
+    max_steps: int = 20_000, opponents: Opponents = ("random",), name: str = "trained", batch: int | None = None,
+) -> dict[tuple[str, ...], Episodes]:  # fmt: skip
     """Plays every combination of what was trained and its opponents: the cross-play matrix.
 
         cross_play(learner, state, key, opponents=["random", "chase_nearest", Player("old", *load_run("runs/old"))])
@@ -156,12 +136,11 @@ def cross_play(
     setup, roles = learner.setup, roles_of(learner.setup)
     players = line_up(setup, roles, Player(name, learner, state), opponents)
     candidates = [[seat(setup, player, role) for player in own] for role, own in zip(roles, players, strict=True)]
-    game, env_params, cells = make_game(setup, candidates), one_copy(state.env_params), {}
+    assignments, cells = {role.name: role.assignment for role in roles}, {}
     for chosen in itertools.product(*candidates):
-        arguments = cell_arguments(game, candidates, chosen)
-        raw = play_in_turns(game, arguments, env_params, key, num_episodes, greedy, max_steps, batch)
+        game = make_game(setup, state, candidates, chosen)
         words = tuple(candidate.player.name for candidate in chosen)
-        cells[words] = sum_up(setup, {role.name: role.assignment for role in roles}, *raw)
+        cells[words] = play_in_turns(game, assignments, key, num_episodes, greedy, max_steps, batch)
     return cells
 
 
@@ -190,10 +169,10 @@ def line_up(setup: Setup, roles: Sequence[Role], first: Player, opponents: Oppon
 
 
 def play_in_turns(
-    game: Game, cell: tuple, env_params: Any, key: jax.Array, num_episodes: int, greedy: bool, max_steps: int,
-    batch: int | None = None,
-) -> tuple[dict[str, np.ndarray], np.ndarray, dict[str, np.ndarray]]:  # fmt: skip
-    """Plays a cell, `batch` replicas at a time. Returns what `play_episodes` does, as NumPy arrays.
+    game: Game, assignments: Mapping[str, Assignment], key: jax.Array, num_episodes: int, greedy: bool, max_steps: int,
+    batch: int | None,
+) -> Episodes:  # fmt: skip
+    """Plays a game, `batch` replicas at a time. Returns its Episodes, by the policies or roles of the assignments.
 
     Raises:
         UnfinishedEpisodeError: where an episode is longer than max_steps.
@@ -204,99 +183,61 @@ def play_in_turns(
         require_integer("batch", batch, 1)
     size = min(batch or num_episodes, num_episodes)
     num_turns = -(-num_episodes // size)
-    keys = [key] if num_turns == 1 else jax.random.split(key, num_turns)
-    which, learned = cell
     turns = []
-    for turn_key in keys:
-        *counted, finished = _play_jit(game, which, learned, env_params, turn_key, size, greedy, max_steps)
+    for turn_key in [key] if num_turns == 1 else jax.random.split(key, num_turns):
+        *counted, finished = play_episodes(game, turn_key, size, greedy, max_steps)
         if not finished.all():
             raise UnfinishedEpisodeError(f"max_steps = {max_steps}: must be at least as long as the longest episode")
         turns.append(jax.device_get(counted))
     # What the last turn played too much is cut off by place: by who ended first would favour the short ones.
-    return jax.tree.map(lambda *parts: np.concatenate(parts)[:num_episodes], *turns)
-
-
-@functools.partial(jax.jit, static_argnames=("game", "num_episodes", "greedy", "max_steps"))
-def _play_jit(
-    game: Game, which: Any, learned: Any, env_params: Any, key: jax.Array, num_episodes: int, greedy: bool,
-    max_steps: int,
-) -> tuple:  # fmt: skip
-    return play_episodes(game, which, learned, env_params, key, num_episodes, greedy, max_steps)
-
-
-def play_episodes(
-    game: Game,
-    which: Sequence[jax.Array],
-    learned: Sequence[tuple],
-    env_params: Any,
-    key: jax.Array,
-    num_episodes: int,
-    greedy: bool,
-    max_steps: int,
-) -> tuple[dict[str, jax.Array], jax.Array, dict[str, jax.Array], jax.Array]:
-    """Steps `num_episodes` replicas until every first episode is over; no replica is reset.
-
-    Args:
-        which, learned: who acts, as for `choose_actions`.
-
-    Returns:
-        (returns of every agent by group [E, n_group], lengths [E], sums of the environment's info [E], finished [E]).
-    """
-    reset_key, step_key = jax.random.split(key)
-    obs, env_state = jax.vmap(game.env.reset, (0, None))(jax.random.split(reset_key, num_episodes), env_params)
-    play = functools.partial(_step, game, which, learned, env_params, greedy)
-    carries = empty_carries(game, num_episodes)
-    shapes = jax.eval_shape(play, step_key, obs, env_state, carries)
-    returns, info = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), (shapes[3], shapes[5]))
-    live = jax.tree.map(lambda sums: jnp.ones(sums.shape, bool), returns)
-
-    def body(loop: tuple) -> tuple:
-        time, replicas, live, (returns, length, info), finished = loop
-        obs, env_state, carries, reward, (terminated, over), counts = play(
-            jax.random.fold_in(step_key, time), *replicas
-        )
-        counted = jax.tree.map(lambda alive: alive & ~finished[:, None], live)
-        returns = jax.tree.map(_add_where, counted, returns, reward)
-        info = jax.tree.map(functools.partial(_add_where, ~finished), info, counts)
-        sums = (returns, length + ~finished, info)
-        live = jax.tree.map(lambda alive, ended: alive & ~ended, live, terminated)
-        return time + 1, (obs, env_state, carries), live, sums, finished | over
-
-    nobody = jnp.zeros(num_episodes, bool)
-    start = (jnp.int32(0), (obs, env_state, carries), live, (returns, nobody.astype(jnp.int32), info), nobody)
-    end = jax.lax.while_loop(lambda loop: (loop[0] < max_steps) & ~loop[-1].all(), body, start)
-    return (*end[3], end[4])
-
-
-def _step(
-    game: Game, which: Any, learned: Any, env_params: Any, greedy: bool, key: jax.Array, obs: Any, env_state: Any,
-    carries: Any,
-) -> tuple:  # fmt: skip
-    """One step of all replicas. Returns (obs, states, carries, reward by group, (terminated by group, over), info)."""
-    action_key, env_key = jax.random.split(key)
-    action, carries = choose_actions(game, which, learned, carries, action_key, obs, env_state, env_params, greedy)
-    env_keys = jax.random.split(env_key, jax.tree.leaves(env_state)[0].shape[0])
-    obs, env_state, reward, terminated, truncated, info = jax.vmap(game.env.step, (0, 0, 0, None))(
-        env_keys, env_state, action, env_params
-    )
-    over = all_agents(jax.tree.map(jnp.logical_or, terminated, truncated))
-    reward, terminated = to_groups(game.env, reward), to_groups(game.env, terminated)
-    return obs, env_state, carries, reward, (terminated, over), as_counts(info)
-
-
-def _add_where(rows: jax.Array, total: jax.Array, new: jax.Array) -> jax.Array:
-    return total + jnp.where(rows, new, 0)
-
-
-def sum_up(
-    setup: Setup, assignments: Mapping[str, Assignment], returns: dict[str, Any], length: Any, info: dict[str, Any]
-) -> Episodes:
-    """Returns the Episodes of what `play_in_turns` counted, by policy or role."""
+    returns, length, info = jax.tree.map(lambda *parts: np.concatenate(parts)[:num_episodes], *turns)
     own = {name: np.asarray(gather(assignment, returns)) for name, assignment in assignments.items()}
     return Episodes(
         episode_return={name: values.sum(axis=1) for name, values in own.items()},
         episode_length=length,
         episode_info=info,
         agent_return=own,
-        group_return={group: returns[group].sum(axis=1) for group in group_sizes(setup.env)},
+        group_return={group: returns[group].sum(axis=1) for group in group_sizes(game.env)},
     )
+
+
+@functools.partial(jax.jit, static_argnames=("num_episodes", "greedy", "max_steps"))
+def play_episodes(
+    game: Game, key: jax.Array, num_episodes: int, greedy: bool, max_steps: int
+) -> tuple[dict[str, jax.Array], jax.Array, dict[str, jax.Array], jax.Array]:
+    """Steps `num_episodes` replicas until every first episode is over; no replica is reset.
+
+    Returns:
+        (returns of every agent by group [E, n_group], lengths [E], sums of the environment's info [E], finished [E]).
+    """
+    reset_key, step_key = jax.random.split(key)
+    starts = jax.vmap(game.env.reset, (0, None))(jax.random.split(reset_key, num_episodes), game.env_params)
+
+    def play(key: jax.Array, carry: tuple) -> tuple:
+        """One step. Returns (carry, reward by group, terminated by group, over, info)."""
+        action_key, env_key = jax.random.split(key)
+        env_keys = jax.random.split(env_key, num_episodes)
+        carry, _, (reward, terminated, _, info), over = play_step(game, carry, action_key, env_keys, greedy)
+        return carry, to_groups(game.env, reward), to_groups(game.env, terminated), over, as_counts(info)
+
+    def body(loop: tuple) -> tuple:
+        time, carry, live, (returns, length, info), finished = loop
+        carry, reward, terminated, over, counts = play(jax.random.fold_in(step_key, time), carry)
+        counted = jax.tree.map(lambda alive: alive & ~finished[:, None], live)
+        returns = jax.tree.map(_add_where, counted, returns, reward)
+        info = jax.tree.map(functools.partial(_add_where, ~finished), info, counts)
+        live = jax.tree.map(lambda alive, ended: alive & ~ended, live, terminated)
+        return time + 1, carry, live, (returns, length + ~finished, info), finished | over
+
+    first = (*starts, game.init_carries(num_episodes))
+    _, reward, _, _, counts = jax.eval_shape(play, step_key, first)
+    returns, info = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), (reward, counts))
+    live = jax.tree.map(lambda sums: jnp.ones(sums.shape, bool), returns)
+    nobody = jnp.zeros(num_episodes, bool)
+    start = (jnp.int32(0), first, live, (returns, nobody.astype(jnp.int32), info), nobody)
+    end = jax.lax.while_loop(lambda loop: (loop[0] < max_steps) & ~loop[-1].all(), body, start)
+    return (*end[3], end[4])
+
+
+def _add_where(rows: jax.Array, total: jax.Array, new: jax.Array) -> jax.Array:
+    return total + jnp.where(rows, new, 0)

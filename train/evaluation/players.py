@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import struct
 
 from wdjax.checks import require, require_known
 from wdjax.env import Env, static_names
@@ -21,6 +22,7 @@ from wdjax.train.state.agents import Assignment, from_groups, gather_observation
 from wdjax.train.state.policy import Policy, Setup
 from wdjax.train.state.sharding import one_copy
 from wdjax.train.state.state import PolicyState, TrainState
+from wdjax.vector import all_agents
 
 Script = Callable[[Env, Any, Any, jax.Array], jax.Array]
 """script(env, state, params, key) of one replica -> the actions of a group, [n_group, ...]"""
@@ -61,14 +63,17 @@ class Actor:
     kind: str  # "learned", "random" or "script"
     script: Script | None = None
 
+    @property
+    def identity(self) -> tuple:
+        """All that shapes its program, of its algorithm's own options what is static."""
+        policy, layout = self.policy, self.policy.assignment.layout
+        layout = getattr(layout, "__func__", layout)  # whichever environment of its class the game's layout is bound to
+        network = (policy.encoder, layout, read_part(policy.config))
+        algorithm = (type(policy.algorithm), static_part(policy.config.options))
+        return self.kind, self.script, policy.assignment, network, algorithm
+
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Actor) or (self.kind, self.script) != (other.kind, other.script):
-            return False
-        a, b = self.policy, other.policy
-        same_network = a.encoder is b.encoder and read_part(a.config) == read_part(b.config)
-        same_network = same_network and _layout(a) is _layout(b)
-        same_algorithm = type(a.algorithm) is type(b.algorithm) and _options(a) == _options(b)
-        return a.assignment == b.assignment and same_network and same_algorithm
+        return isinstance(other, Actor) and self.identity == other.identity
 
     def __hash__(self) -> int:
         return hash((self.kind, self.script, self.policy.assignment))
@@ -103,16 +108,6 @@ class Actor:
             case MultiDiscrete():
                 action = jnp.clip(action, 0, np.array(space.nvec)[None, None] - 1)
         return action.astype(space.dtype), carry
-
-
-def _layout(policy: Policy) -> Callable | None:
-    """Returns the function of a game's layout, whichever environment of its class it is bound to."""
-    return getattr(policy.assignment.layout, "__func__", policy.assignment.layout)
-
-
-def _options(policy: Policy) -> Any:
-    """Returns what of an algorithm's own options may shape its program."""
-    return static_part(policy.config.options)
 
 
 def run_script(env: Env, script: Script, assignment: Assignment, situation: tuple, key: jax.Array) -> jax.Array:
@@ -163,12 +158,19 @@ def roles_of(setup: Setup) -> list[Role]:
     return roles
 
 
-@dataclasses.dataclass(frozen=True)
+@struct.dataclass
 class Game:
-    """The fixed part of an evaluation: equal ones share a compiled program."""
+    """What is played, and by whom. Those that differ in their arrays alone share a compiled program."""
 
-    env: Env
-    casts: tuple[tuple[Actor, ...], ...]  # by role: all that may play it
+    env: Env = struct.field(pytree_node=False)
+    casts: tuple[tuple[Actor, ...], ...] = struct.field(pytree_node=False)  # by role: all that may play it
+    which: list[Any]  # by role, () int32: who of its cast acts; nobody else costs anything
+    learned: list[tuple]  # by role, what each of its cast has learned
+    env_params: Any
+
+    def init_carries(self, num_envs: int) -> list[tuple]:
+        """Returns what the actors of each role carry into the first step of an episode."""
+        return [tuple(actor.init_carry(num_envs) for actor in cast) for cast in self.casts]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -237,12 +239,8 @@ def seat(setup: Setup, player: Player, role: Role) -> Candidate:
 
 def owner(setup: Setup, assignment: Assignment) -> str | None:
     """Returns the policy that plays all agents of an assignment, or None where there is none."""
-    wanted = _agents(assignment)
-    return next((name for name, policy in setup.policies.items() if wanted <= _agents(policy.assignment)), None)
-
-
-def _agents(assignment: Assignment) -> set[tuple[str, int]]:
-    return {(part.group, i) for part in assignment.segments for i in range(part.start, part.stop)}
+    wanted = set(assignment.agents)
+    return next((name for name, own in setup.assignments.items() if wanted.issubset(own.agents)), None)
 
 
 def require_same_game(setup: Setup, other: Setup, name: str) -> None:
@@ -254,53 +252,48 @@ def require_same_game(setup: Setup, other: Setup, name: str) -> None:
         require(found == expected, f"player {name!r}: {field}", found, f"{expected!r}, as in the run it plays with")
 
 
-def make_game(setup: Setup, candidates: Sequence[Sequence[Candidate]]) -> Game:
-    """Returns the fixed part of an evaluation in which each role is played by one of its candidates."""
-    return Game(setup.env, tuple(tuple(dict.fromkeys(seat.actor for seat in seats)) for seats in candidates))
+def make_game(
+    setup: Setup, state: TrainState, candidates: Sequence[Sequence[Candidate]], chosen: Sequence[Candidate]
+) -> Game:
+    """Returns the game of a run in which each role is played by the chosen one of its candidates.
 
-
-def cell_arguments(
-    game: Game, candidates: Sequence[Sequence[Candidate]], chosen: Sequence[Candidate]
-) -> tuple[list[int], list[tuple]]:
-    """Returns (for each role the index of who acts, what each of its actors has learned).
-
-    An actor that does not act in this cell holds what any candidate of its kind has learned: every cell has the same
-    shapes, and so shares one compiled program.
+    An actor that does not act in it holds what any candidate of its kind has learned: all games of these candidates
+    have the same shapes, and so share one compiled program.
     """
+    casts = tuple(tuple(dict.fromkeys(seat.actor for seat in seats)) for seats in candidates)
     which, learned = [], []
-    for cast, seats, choice in zip(game.casts, candidates, chosen, strict=True):
+    for cast, seats, choice in zip(casts, candidates, chosen, strict=True):
         which.append(cast.index(choice.actor))
         holders = [choice, *seats]
         learned.append(tuple(next(seat.learned for seat in holders if seat.actor == actor) for actor in cast))
-    return which, learned
+    return Game(setup.env, casts, which, learned, one_copy(state.env_params))
 
 
-def empty_carries(game: Game, num_envs: int) -> list[tuple]:
-    """Returns what the actors of each role carry into the first step of an episode."""
-    return [tuple(actor.init_carry(num_envs) for actor in cast) for cast in game.casts]
-
-
-def choose_actions(
-    game: Game, which: Sequence[jax.Array], learned: Sequence[tuple], carries: Sequence[tuple], key: jax.Array,
-    obs: Any, env_states: Any, env_params: Any, greedy: bool,
-) -> tuple[Any, list[tuple]]:  # fmt: skip
-    """Returns (actions of all roles in the environment's own form, [N, ...], carries).
+def play_step(game: Game, carry: tuple, action_key: jax.Array, env_keys: jax.Array, greedy: bool) -> tuple:
+    """One step of all replicas.
 
     Args:
-        which: by role, () int32: who of its cast acts; nobody else costs anything.
-        learned, carries: by role, for each of its cast.
-        obs: in the environment's own form.
+        carry: (obs and states [N, ...], in the environment's own form; by role, what each of its cast carries).
+        env_keys: [N].
+
+    Returns:
+        (carry, action, (reward, terminated, truncated, info), over [N]), all in the environment's own form.
     """
-    keys = jax.random.split(key, (len(game.casts), 2))
-    by_group, situation = to_groups(game.env, obs), (env_states, env_params)
+    obs, env_states, carries = carry
+    keys = jax.random.split(action_key, (len(game.casts), 2))
+    by_group, situation = to_groups(game.env, obs), (env_states, game.env_params)
     actions, carries_after = {}, []
     for i, cast in enumerate(game.casts):
-        shared = (learned[i], by_group, keys[i], situation)
+        shared = (game.learned[i], by_group, keys[i], situation)
         branches = [functools.partial(_act, game.env, cast, k, greedy) for k in range(len(cast))]
-        actions[i], carry = jax.lax.switch(which[i], branches, carries[i], shared)
+        actions[i], carry = jax.lax.switch(game.which[i], branches, carries[i], shared)
         carries_after.append(carry)
     assignments = {i: cast[0].policy.assignment for i, cast in enumerate(game.casts)}
-    return from_groups(game.env, scatter(assignments, actions)), carries_after
+    action = from_groups(game.env, scatter(assignments, actions))
+    step = jax.vmap(game.env.step, (0, 0, 0, None))
+    obs, env_states, *outcome = step(env_keys, env_states, action, game.env_params)
+    over = all_agents(jax.tree.map(jnp.logical_or, outcome[1], outcome[2]))
+    return (obs, env_states, carries_after), action, outcome, over
 
 
 def _act(

@@ -18,13 +18,12 @@ from flax import struct
 
 from wdjax.checks import require_integer
 from wdjax.train.evaluation.evaluate import choose_players
-from wdjax.train.evaluation.players import Game, Player, Script, choose_actions, empty_carries, make_game, roles_of
+from wdjax.train.evaluation.players import Game, Player, Script, make_game, play_step, roles_of
 from wdjax.train.learner.init import host_key
 from wdjax.train.learner.learner import Learner
 from wdjax.train.state.agents import gather_observation, to_groups
-from wdjax.train.state.sharding import one_copy
 from wdjax.train.state.state import TrainState
-from wdjax.vector import all_agents
+from wdjax.train.storage.checkpoint import by_place
 
 
 @struct.dataclass
@@ -47,14 +46,8 @@ class Trajectory:
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(path, "wb") as file:  # numpy would add .npz to another name
-            np.savez_compressed(file, **named_arrays(self))
+            np.savez_compressed(file, **by_place(self))
         return path
-
-
-def named_arrays(tree: Any) -> dict[str, np.ndarray]:
-    """Returns the arrays of a pytree by their place in it, "states/x"."""
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf) for path, leaf in leaves}
 
 
 def _without_key_type(leaf: jax.Array) -> jax.Array:
@@ -63,15 +56,9 @@ def _without_key_type(leaf: jax.Array) -> jax.Array:
 
 
 def record_episode(
-    learner: Learner,
-    state: TrainState,
-    key: jax.Array,
-    greedy: bool = False,
-    random: Sequence[str] = (),
-    max_steps: int = 1_000,
-    players: Mapping[str, Player | Script | str] | None = None,
-    observations: bool = False,
-) -> Trajectory:
+    learner: Learner, state: TrainState, key: jax.Array, greedy: bool = False, random: Sequence[str] = (),
+    max_steps: int = 1_000, players: Mapping[str, Player | Script | str] | None = None, observations: bool = False,
+) -> Trajectory:  # fmt: skip
     """Plays one episode and keeps everything, for pictures and analysis.
 
     Args:
@@ -88,9 +75,8 @@ def record_episode(
     """
     require_integer("max_steps", max_steps, 1)
     _, chosen = choose_players(learner, state, random, players)
-    game = make_game(learner.setup, [[player] for player in chosen])
-    learned = [(player.learned,) for player in chosen]
-    recorded = _record_jit(game, learned, one_copy(state.env_params), key, greedy, max_steps, observations)
+    game = make_game(learner.setup, state, [[player] for player in chosen], chosen)
+    recorded = _record_jit(game, key, greedy, max_steps, observations)
     first, states, over, rows = jax.device_get(jax.tree.map(_without_key_type, recorded))
     length = int(np.argmax(over)) + 1 if over.any() else max_steps
     states = jax.tree.map(lambda start, rest: np.concatenate([start, rest[:length, 0]]), first, states)
@@ -99,39 +85,27 @@ def record_episode(
     return Trajectory(states, **rows, choice={role.name: own for role, own in described if own})
 
 
-@functools.partial(jax.jit, static_argnames=("game", "greedy", "max_steps", "observations"))
-def _record_jit(
-    game: Game, learned: Any, env_params: Any, key: jax.Array, greedy: bool, max_steps: int, observations: bool
-) -> tuple:
+@functools.partial(jax.jit, static_argnames=("greedy", "max_steps", "observations"))
+def _record_jit(game: Game, key: jax.Array, greedy: bool, max_steps: int, observations: bool) -> tuple:
     reset_key, step_key = jax.random.split(key)
-    who = [0] * len(game.casts)  # each role has one actor
-    obs, first = jax.tree.map(lambda leaf: leaf[None], game.env.reset(reset_key, env_params))
+    obs, first = jax.tree.map(lambda leaf: leaf[None], game.env.reset(reset_key, game.env_params))
 
     def step(carry: tuple, key: jax.Array) -> tuple:
-        seen, env_state, carries = carry
+        seen, _, carries = carry
         action_key, env_key = jax.random.split(key)
-        choice = describe_choices(game, learned, carries, to_groups(game.env, seen))
-        action, carries = choose_actions(game, who, learned, carries, action_key, seen, env_state, env_params, greedy)
-        obs, env_state, reward, terminated, truncated, _ = jax.vmap(game.env.step, (None, 0, 0, None))(
-            env_key, env_state, action, env_params
-        )
-        over = all_agents(jax.tree.map(jnp.logical_or, terminated, truncated))[0]
-        row = {"action": action, "reward": reward, "terminated": terminated, "truncated": truncated, "choice": choice}
+        described, by_group = [], to_groups(game.env, seen)
+        for [actor], [learned], [carried] in zip(game.casts, game.learned, carries, strict=True):  # each role has one
+            shown = gather_observation(actor.policy.assignment, by_group)
+            describe = actor.policy.algorithm.describe if actor.kind == "learned" else lambda *_: {}
+            described.append(describe(actor.policy, learned, carried, shown))
+        row = {"choice": described}
+        carry, row["action"], outcome, over = play_step(game, carry, action_key, env_key[None], greedy)
+        row |= zip(("reward", "terminated", "truncated"), outcome, strict=False)
         row["obs"] = seen if observations else None
-        return (obs, env_state, carries), (env_state, over, row)
+        return carry, (carry[1], over[0], row)
 
-    _, rows = jax.lax.scan(step, (obs, first, empty_carries(game, 1)), jax.random.split(step_key, max_steps))
+    _, rows = jax.lax.scan(step, (obs, first, game.init_carries(1)), jax.random.split(step_key, max_steps))
     return (first, *rows)
-
-
-def describe_choices(game: Game, learned: Any, carries: Any, obs: dict[str, Any]) -> list[dict[str, Any]]:
-    """Returns for each role what its only actor chooses from, leaves [1, n, ...]; {} where nothing was learned."""
-    described = []
-    for [actor], [state], [carry] in zip(game.casts, learned, carries, strict=True):
-        policy, known = actor.policy, actor.kind == "learned"
-        seen = gather_observation(policy.assignment, obs)
-        described.append(policy.algorithm.describe(policy, state, carry, seen) if known else {})
-    return described
 
 
 def save_episode(

@@ -16,9 +16,10 @@ the gradient of their matrix. Other activations have float32 throughout.
 A column of ones beside the inputs makes the first bias a row of its matrix.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -46,44 +47,50 @@ HALF, MAX_HALF = "float16", 65504.0
 TINY = 1e-30  # the least that a gradient is divided by: rows may all be dead
 BOTH, POLICY, VALUE = "both", "policy", "value"  # what a tower's outputs are
 
-class Objective(Protocol):
-    """What the kernels know of a loss: functions of plain arrays, which they trace (algorithms/on_policy/losses.py)."""
 
-    def terms(
-        self, log_prob: jax.Array, entropy: jax.Array, value: jax.Array, row: Mapping[str, jax.Array],
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """What fixes the kernels of a gradient."""
+
+    shape: Shape
+    objective: Any
+    """the loss, as functions of plain arrays which kernels trace: an `Objective` (algorithms/on_policy/losses.py)"""
+    row_names: list[str]
+    hyper_names: list[str]
+    term_names: list[str]
+    """of what `loss_sums` sums, sorted, as the leaves of a dict are"""
+    interpret: bool
+
+    def loss_sums(
+        self, outputs: jax.Array, actions: list[jax.Array], row: Mapping[str, jax.Array], part: str,
         hypers: Mapping[str, jax.Array],
-    ) -> dict[str, jax.Array]:  # fmt: skip
-        """Returns {name: [B]}: the terms of each row's loss, "value_loss" among them, and metrics. `row` is what the
-        loss knows of each row beside, {name: [B]}, `hypers` numbers."""
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:  # fmt: skip
+        """Returns (the sum of the loss over the live rows of a block, its terms where live, 0 elsewhere, [B] each).
 
-    def total(self, terms: Mapping[str, jax.Array], hypers: Mapping[str, jax.Array]) -> jax.Array:
-        """Returns the loss of terms, of each row or summed."""
-
-
-def loss_sums(
-    outputs: jax.Array, actions: list[jax.Array], row: Mapping[str, jax.Array], part: str, shape: Shape,
-    objective: Objective, hypers: Mapping[str, jax.Array],
-) -> tuple[jax.Array, dict[str, jax.Array]]:  # fmt: skip
-    """Returns (the sum of the loss over the live rows of a block, its terms where live, 0 elsewhere, [B] each).
-
-    Of a tower that is only policy or only value, the other's terms are constants, and mean nothing.
-    """
-    value = row["value"] if part == POLICY else column(outputs, shape.num_outputs if part == BOTH else 0)
-    if part == VALUE:
-        log_prob, entropy = row.get("log_prob", jnp.zeros_like(value)), jnp.zeros_like(value)
-    else:
-        log_prob, entropy = log_prob_and_entropy(outputs, actions, shape)
-    found = objective.terms(log_prob, entropy, value, row, hypers)
-    found = {name: jnp.where(row["live"], values, 0.0) for name, values in found.items()}
-    return jnp.sum(objective.total(found, hypers)), found
+        Of a tower that is only policy or only value, the other's terms are constants, and mean nothing.
+        """
+        value = row["value"] if part == POLICY else column(outputs, self.shape.num_outputs if part == BOTH else 0)
+        if part == VALUE:
+            log_prob, entropy = row.get("log_prob", jnp.zeros_like(value)), jnp.zeros_like(value)
+        else:
+            log_prob, entropy = log_prob_and_entropy(outputs, actions, self.shape)
+        found = self.objective.terms(log_prob, entropy, value, row, hypers)
+        found = {name: jnp.where(row["live"], values, 0.0) for name, values in found.items()}
+        return jnp.sum(self.objective.total(found, hypers)), found
 
 
-def term_names(objective: Objective, row: Mapping[str, jax.Array], hypers: Mapping[str, jax.Array]) -> list[str]:
-    """Returns the names of what `loss_sums` sums, sorted, as the leaves of a dict are."""
+def prepare(
+    shape: Shape, inputs: jax.Array, action: jax.Array, row: Mapping[str, jax.Array], objective: Any,
+    hypers: Mapping[str, jax.Array], interpret: bool,
+) -> tuple[Task, tuple, dict[str, jax.Array]]:  # fmt: skip
+    """Returns (task; inputs and actions flat, hypers in one array; the rest of the rows), as kernels read them."""
     number = jax.ShapeDtypeStruct((1,), jnp.float32)
     one_row = {name: jax.ShapeDtypeStruct((1,), values.dtype) for name, values in row.items()}
-    one = {name: jax.ShapeDtypeStruct((), jnp.float32) for name in hypers}
-    return sorted(jax.eval_shape(objective.terms, number, number, number, one_row, one))
+    one = dict.fromkeys(hypers, jax.ShapeDtypeStruct((), jnp.float32))
+    terms = sorted(jax.eval_shape(objective.terms, number, number, number, one_row, one))
+    numbers = jnp.stack([jnp.float32(value) for value in hypers.values()])
+    data, row = (inputs.reshape(-1), action.reshape(-1), numbers), {**row, "live": row["live"].astype(jnp.int8)}
+    return Task(shape, objective, list(row), list(hypers), terms, interpret), data, row
 
 
 def load_block(
@@ -99,7 +106,7 @@ def load_block(
 
 
 def gradient_kernel(
-    shape: Shape, params: Any, inputs: jax.Array, action: jax.Array, row: Mapping[str, jax.Array], objective: Objective,
+    shape: Shape, params: Any, inputs: jax.Array, action: jax.Array, row: Mapping[str, jax.Array], objective: Any,
     hypers: Mapping[str, jax.Array], interpret: bool = False,
 ) -> tuple[Any, dict[str, jax.Array]]:  # fmt: skip
     """Returns (gradients of the loss summed over live rows, like params; the sums of its terms over them).
@@ -109,30 +116,18 @@ def gradient_kernel(
         inputs: [R, num_inputs] float32, observations in a row.
         action: [R, components] int32.
         row: {name: [R] float32}, "value" among them, and "live", bool.
-        objective: the loss of a row.
+        objective: the loss of a row (`Task`).
         hypers: {name: ()}, "value_coefficient" and "entropy_coefficient" among them.
         interpret: step by step in XLA, on any device, for tests.
     """
     towers, back = jax.vjp(lambda params: [joined(tower, shape) for tower in towers_of(params, shape)], params)
-    data, row = rows_in_memory(inputs, action, row, hypers)
-    run = functools.partial(
-        _tower_gradient, shape=shape, data=data, row=row, objective=objective, hyper_names=list(hypers),
-        interpret=interpret, names=term_names(objective, row, hypers),
-    )  # fmt: skip
+    run = functools.partial(_tower_gradient, *prepare(shape, inputs, action, row, objective, hypers, interpret))
     if shape.shared:
         grad, sums = run(towers[0], BOTH)
         return back([grad])[0], sums
     policy_grad, sums = run(towers[0], POLICY)
     value_grad, own = run(towers[1], VALUE)
     return back([policy_grad, value_grad])[0], {**sums, "value_loss": own["value_loss"]}
-
-
-def rows_in_memory(
-    inputs: jax.Array, action: jax.Array, row: Mapping[str, jax.Array], hypers: Mapping[str, jax.Array]
-) -> tuple[tuple, dict[str, jax.Array]]:
-    """Returns (inputs and actions flat, hypers in one array; the rest of the rows) as kernels read them."""
-    numbers = jnp.stack([jnp.float32(value) for value in hypers.values()])
-    return (inputs.reshape(-1), action.reshape(-1), numbers), {**row, "live": row["live"].astype(jnp.int8)}
 
 
 def joined(tower: Tower, shape: Shape) -> tuple[jax.Array, Tower]:
@@ -143,42 +138,37 @@ def joined(tower: Tower, shape: Shape) -> tuple[jax.Array, Tower]:
 
 
 def _tower_gradient(
-    tower: Tower, part: str, *, shape: Shape, data: tuple, row: Mapping[str, jax.Array], objective: Objective,
-    hyper_names: list[str], names: list[str], interpret: bool,
-) -> tuple[Tower, dict[str, jax.Array]]:  # fmt: skip
+    task: Task, data: tuple, row: Mapping[str, jax.Array], tower: Tower, part: str
+) -> tuple[Tower, dict[str, jax.Array]]:
     num_rows = row["live"].shape[0]
     rows = min(ROWS, max(16, pl.next_power_of_2(num_rows)))
     blocks = pl.cdiv(pl.cdiv(num_rows, rows), PROGRAMS)  # of a program
     programs = pl.cdiv(num_rows, rows * blocks)
-    first, others = tower
-    weights, tree = jax.tree.flatten((first, tuple((kernel.astype(dtype_of(shape)), bias) for kernel, bias in others)))
+    dtype, (first, others) = dtype_of(task.shape), tower
+    weights, tree = jax.tree.flatten((first, tuple((kernel.astype(dtype), bias) for kernel, bias in others)))
     sizes = [jax.ShapeDtypeStruct((programs, *weight.shape), jnp.float32) for weight in weights]
     *grads, sums = pl.pallas_call(
-        functools.partial(
-            _kernel, part=part, shape=shape, objective=objective, row_names=list(row), hyper_names=hyper_names,
-            num_rows=num_rows, rows=rows, blocks=blocks, interpret=interpret,
-        ),
-        out_shape=[*sizes, jax.ShapeDtypeStruct((programs, padded(len(names))), jnp.float32)],
+        functools.partial(_kernel, task=task, part=part, num_rows=num_rows, rows=rows, blocks=blocks),
+        out_shape=[*sizes, jax.ShapeDtypeStruct((programs, padded(len(task.term_names))), jnp.float32)],
         grid=(programs,),
         compiler_params=triton.CompilerParams(num_warps=WARPS, num_stages=1),
-        interpret=interpret,
+        interpret=task.interpret,
         name="gradient",
-    )(*data, *row.values(), *weights)  # fmt: skip
+    )(*data, *row.values(), *weights)
     total = jax.tree.unflatten(tree, [jnp.sum(grad, axis=0) for grad in grads])
-    return total, dict(zip(names, jnp.sum(sums, axis=0), strict=False))
+    return total, dict(zip(task.term_names, jnp.sum(sums, axis=0), strict=False))
 
 
 # In a kernel.
 
 
 def _kernel(
-    inputs_ref: Any, action_ref: Any, hypers_ref: Any, *refs: Any, part: str, shape: Shape, objective: Objective,
-    row_names: list[str], hyper_names: list[str], num_rows: int, rows: int, blocks: int, interpret: bool,
+    inputs_ref: Any, action_ref: Any, hypers_ref: Any, *refs: Any, task: Task, part: str, num_rows: int, rows: int,
+    blocks: int,
 ) -> None:  # fmt: skip
-    row_refs = dict(zip(row_names, refs, strict=False))
-    refs = refs[len(row_names) :]
+    shape, row_refs, refs = task.shape, dict(zip(task.row_names, refs, strict=False)), refs[len(task.row_names) :]
     weight_refs, grad_refs, sums_ref = refs[: len(refs) // 2], refs[len(refs) // 2 : -1], refs[-1]
-    hypers = {name: hypers_ref[i] for i, name in enumerate(hyper_names)}
+    hypers = {name: hypers_ref[i] for i, name in enumerate(task.hyper_names)}
     program, scaled = pl.program_id(0), dtype_of(shape) == HALF
 
     def add(i: jax.Array, carry: tuple) -> tuple:
@@ -186,10 +176,10 @@ def _kernel(
         inputs = load_rows(inputs_ref, index, 0, weight_refs[0].shape[0], shape.num_inputs)
         columns = jax.lax.broadcasted_iota(jnp.int32, inputs.shape, 1)
         inputs = jnp.where(columns == shape.num_inputs, 1.0, inputs)
-        outputs, features, backs = forward(weight_refs, inputs, shape, interpret)
+        outputs, features, backs = forward(weight_refs, inputs, task)
 
         def loss(outputs: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
-            return loss_sums(outputs, actions, row, part, shape, objective, hypers)
+            return task.loss_sums(outputs, actions, row, part, hypers)
 
         gradient, found = jax.grad(loss, has_aux=True)(outputs)
         grads, sums, top = carry
@@ -220,19 +210,19 @@ def dtype_of(shape: Shape) -> str:
 
 
 def forward(
-    refs: Sequence[Any], inputs: jax.Array, shape: Shape, interpret: bool
+    refs: Sequence[Any], inputs: jax.Array, task: Task
 ) -> tuple[jax.Array, list[jax.Array], list[Callable[[jax.Array], jax.Array]]]:
     """Runs a block of rows through a tower whose matrices lie in memory; sums are float32.
 
     Returns:
         (outputs [B, columns], what went into every layer, the ways back through the activations).
     """
-    dtype = dtype_of(shape)
+    dtype = dtype_of(task.shape)
     outputs = product(inputs, refs[0][...], "float32")
     # Observations are not bounded, but float32 for the gradient of the first matrix is 17 % more instructions: clipped.
     features, backs = [jnp.clip(inputs, -MAX_HALF, MAX_HALF).astype(HALF) if dtype == HALF else inputs], []
-    for kernel, bias in pairs(refs[1:]):
-        hidden, back = activate(outputs, shape, interpret)
+    for kernel, bias in zip(refs[1::2], refs[2::2], strict=True):
+        hidden, back = activate(outputs, task)
         outputs = product(hidden, kernel[...], dtype) + bias[...][None, :]
         features.append(hidden)
         backs.append(back)
@@ -261,22 +251,18 @@ def backward(
     return grads[::-1]
 
 
-def activate(values: jax.Array, shape: Shape, interpret: bool) -> tuple[jax.Array, Callable[[jax.Array], jax.Array]]:
+def activate(values: jax.Array, task: Task) -> tuple[jax.Array, Callable[[jax.Array], jax.Array]]:
     """Returns (act(values), gradient of these -> gradient of the values), from what was returned where that is enough:
     that is in registers anyway."""
-    act, dtype = ACTIVATIONS[shape.activation], dtype_of(shape)
-    if shape.activation == "tanh" and not interpret:
+    name, dtype = task.shape.activation, dtype_of(task.shape)
+    act = ACTIVATIONS[name]
+    if name == "tanh" and not task.interpret:
         act = triton.approx_tanh  # one instruction; its error, 2^-11, is what rounding to float16 loses anyway
-    if shape.activation in SLOPES:
+    if name in SLOPES:
         after = act(values).astype(dtype)
-        return after, lambda gradient: gradient.astype(dtype) * SLOPES[shape.activation](after)
+        return after, lambda gradient: gradient.astype(dtype) * SLOPES[name](after)
     after, back = jax.vjp(act, values)
     return after, lambda gradient: back(gradient)[0]
-
-
-def pairs(refs: Sequence[Any]) -> list[tuple[Any, Any]]:
-    """Returns (kernel, bias) of each layer from all of them in a row."""
-    return list(zip(refs[::2], refs[1::2], strict=True))
 
 
 def as_columns(rows: Sequence[jax.Array], width: int) -> jax.Array:

@@ -16,7 +16,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
 from wdjax.train.kernels.act import first_layer, load_inputs, pieces
-from wdjax.train.kernels.gradient import BOTH, Objective, load_block, loss_sums, rows_in_memory, term_names
+from wdjax.train.kernels.gradient import BOTH, Task, load_block, prepare
 from wdjax.train.kernels.layers import SLOPES, Shape, chunk_of, product, towers_of, transposed
 from wdjax.train.networks.actor_critic import ACTIVATIONS
 
@@ -26,50 +26,44 @@ CHUNK_ROWS = 2**18  # whose hidden layers are in memory at once
 
 
 def wide_gradient(
-    shape: Shape, params: Any, inputs: jax.Array, action: jax.Array, row: Mapping[str, jax.Array], objective: Objective,
+    shape: Shape, params: Any, inputs: jax.Array, action: jax.Array, row: Mapping[str, jax.Array], objective: Any,
     hypers: Mapping[str, jax.Array], interpret: bool = False,
 ) -> tuple[Any, dict[str, jax.Array]]:  # fmt: skip
     """What `gradient_kernel` does, with the same arguments, for two hidden layers of up to MAX_WIDTH units."""
     num_rows = row["live"].shape[0]
     (tower,), back = jax.vjp(lambda params: towers_of(params, shape), params)
-    names = term_names(objective, row, hypers)
-    data, row = rows_in_memory(inputs, action, row, hypers)
+    task, data, row = prepare(shape, inputs, action, row, objective, hypers, interpret)
     size = min(CHUNK_ROWS, pl.cdiv(num_rows, ROWS) * ROWS)
-    run = functools.partial(
-        _chunk, shape=shape, objective=objective, hyper_names=list(hypers), size=size, num_metrics=len(names),
-        interpret=interpret,
-    )  # fmt: skip
 
     def step(sums: Any, start: jax.Array) -> tuple[Any, None]:
         # as data: policies that differ in their rows alone are then one kernel to compile
         part = jnp.stack([start, jnp.int32(num_rows)])
-        return jax.tree.map(jnp.add, sums, run(part, data, row, tower)), None
+        return jax.tree.map(jnp.add, sums, _chunk(task, part, data, row, tower, size)), None
 
     starts = jnp.arange(pl.cdiv(num_rows, size), dtype=jnp.int32) * size
-    zeros = jax.tree.map(jnp.zeros_like, tower), jnp.zeros(len(names))
+    zeros = jax.tree.map(jnp.zeros_like, tower), jnp.zeros(len(task.term_names))
     (grads, sums), _ = jax.lax.scan(step, zeros, starts)
-    return back((grads,))[0], dict(zip(names, sums, strict=True))
+    return back((grads,))[0], dict(zip(task.term_names, sums, strict=True))
 
 
 def _chunk(
-    part: jax.Array, data: tuple, row: Mapping[str, jax.Array], tower: Any, *, shape: Shape, objective: Objective,
-    hyper_names: list[str], size: int, num_metrics: int, interpret: bool,
-) -> tuple[Any, jax.Array]:  # fmt: skip
+    task: Task, part: jax.Array, data: tuple, row: Mapping[str, jax.Array], tower: Any, size: int
+) -> tuple[Any, jax.Array]:
     """Returns (gradients like the tower, sums of terms) of `size` rows; `part`: [2], the first of them, and the number
     of all rows."""
-    dtype, blocks = jnp.dtype(shape.dtype), size // ROWS
+    shape, dtype, blocks = task.shape, jnp.dtype(task.shape.dtype), size // ROWS
     w1, w2, w3 = (kernel.astype(dtype) for kernel, _ in tower)
     num_inputs = sum(width for _, width in pieces(shape.num_inputs))
     written = lambda width: jax.ShapeDtypeStruct((size, width), dtype)  # noqa: E731
     partial = lambda width: jax.ShapeDtypeStruct((blocks, width), jnp.float32)  # noqa: E731
     call = functools.partial(
-        pl.pallas_call, grid=(blocks,), interpret=interpret,
+        pl.pallas_call, grid=(blocks,), interpret=task.interpret,
         compiler_params=triton.CompilerParams(num_warps=WARPS, num_stages=2),
     )  # fmt: skip
     x, h1, h2, do, db3, sums = call(
-        functools.partial(_forward, objective=objective, row_names=list(row), hyper_names=hyper_names, shape=shape),
+        functools.partial(_forward, task=task),
         out_shape=[written(num_inputs), written(w1.shape[1]), written(w2.shape[1]), written(w3.shape[1]),
-                   partial(w3.shape[1]), partial(num_metrics)],
+                   partial(w3.shape[1]), partial(len(task.term_names))],
         name="wide_forward",
     )(part, *data, *jax.tree.leaves(transposed((tower,), shape)), *row.values())  # fmt: skip
     dh1, dh2, db1, db2 = call(
@@ -88,11 +82,8 @@ def _chunk(
     return grads, sums.sum(axis=0)
 
 
-def _forward(
-    part_ref: Any, inputs_ref: Any, action_ref: Any, hypers_ref: Any, *refs: Any, shape: Shape,
-    objective: Objective, row_names: list[str], hyper_names: list[str],
-) -> None:  # fmt: skip
-    weights, row_refs = refs[:6], dict(zip(row_names, refs[6:-6], strict=True))
+def _forward(part_ref: Any, inputs_ref: Any, action_ref: Any, hypers_ref: Any, *refs: Any, task: Task) -> None:
+    shape, weights, row_refs = task.shape, refs[:6], dict(zip(task.row_names, refs[6:-6], strict=True))
     x_ref, h1_ref, h2_ref, do_ref, db3_ref, sums_ref = refs[-6:]
     program = pl.program_id(0)
     index, actions, row = load_block(row_refs, action_ref, part_ref[0] + program * ROWS, ROWS, part_ref[1], shape)
@@ -113,10 +104,10 @@ def _forward(
     h2 = ACTIVATIONS[shape.activation](h2)
     h2_ref[own, :] = h2.astype(h2_ref.dtype)
     outputs = product(h2, weights[4][...].T, shape.dtype) + weights[5][...][None, :]
-    hypers = {name: hypers_ref[i] for i, name in enumerate(hyper_names)}
+    hypers = {name: hypers_ref[i] for i, name in enumerate(task.hyper_names)}
 
     def loss(outputs: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
-        return loss_sums(outputs, actions, row, BOTH, shape, objective, hypers)
+        return task.loss_sums(outputs, actions, row, BOTH, hypers)
 
     do, sums = jax.grad(loss, has_aux=True)(outputs)
     do_ref[own, :] = do.astype(do_ref.dtype)

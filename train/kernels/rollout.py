@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from wdjax.replicas import scan_replicas_kernel
 from wdjax.spaces import Box
 from wdjax.train.kernels.layers import are_used
-from wdjax.train.rollout.draws import draw_uniforms
+from wdjax.train.rollout.draws import draw_ahead
 from wdjax.train.rollout.scan import play_by_scan
 from wdjax.train.rollout.step import StepInputs, advance, choose_actions
 from wdjax.train.state.agents import scatter
@@ -82,7 +82,7 @@ def play_replicas(given: StepInputs, carry: tuple, keys: jax.Array, interpret: b
     replica = dataclasses.replace(setup, replicas=dataclasses.replace(setup.replicas, num_envs=1))
     one = dataclasses.replace(given, setup=replica)
     replicas, first_obs, live, carries = carry
-    env_keys, draws = draw_all(setup, keys)
+    env_keys, draws = draw_ahead(setup, {}, keys)
     next_draws = jax.tree.map(lambda numbers: jnp.roll(numbers, -1, axis=0), draws)  # nobody sees what the last chooses
     at_once = jax.tree.map(lambda numbers: numbers[0], draws)
     drafts, _ = choose_actions(given, first_obs, carries, at_once)
@@ -104,19 +104,6 @@ def play_replicas(given: StepInputs, carry: tuple, keys: jax.Array, interpret: b
     after_first = {name: jnp.concatenate([drafts[name]["obs"][None], obs[:-1]]) for name, obs in seen.items()}
     rows = {name: own.replace(obs=after_first[name]) for name, own in rows.items()}
     return (replicas, last_obs, live, carries), (rows, episodes)
-
-
-def draw_all(setup: Setup, keys: jax.Array) -> tuple[tuple[jax.Array, jax.Array], dict[str, jax.Array]]:
-    """Draws all that a rollout draws from keys [T, 1 + policies, num_blocks] before the rules and the policies do.
-
-    Returns:
-        (keys of every replica for its steps and its starts, [T, N] each; by policy, the numbers that its actions stand
-        for, [T, N, n, components]).
-    """
-    env_keys = jax.vmap(setup.replicas.draw_keys)(keys[:, 0])
-    num_envs = setup.replicas.num_envs
-    policies = enumerate(setup.policies.items())
-    return env_keys, {name: draw_uniforms(policy, keys[:, 1 + i], num_envs) for i, (name, policy) in policies}
 
 
 def to_carry(setup: Setup, drafts: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:

@@ -75,16 +75,11 @@ def learner_of(setup: Setup) -> Learner:
     loaded = functools.cache(functools.partial(load_policies, setup))
     return Learner(
         setup=setup,
-        init=functools.partial(load_and_init, start, loaded) if begin_elsewhere(setup) else start,
+        init=(lambda key: start(key, loaded())) if begin_elsewhere(setup) else start,
         update=jax.jit(functools.partial(update, setup)),
         run=jax.jit(functools.partial(run, setup), static_argnames="num_updates"),
         loaded=loaded,
     )
-
-
-def load_and_init(start: Callable, loaded: Callable[[], Mapping[str, PolicyState]], key: jax.Array) -> TrainState:
-    """`init`, jitted as `start`, of a run whose policies begin with checkpoints: they are read at the first call."""
-    return start(key, loaded())
 
 
 def update(setup: Setup, state: TrainState) -> tuple[TrainState, Metrics]:

@@ -12,15 +12,7 @@ from wdjax.train.storage.folder import load_run_config
 
 
 def read_run(run_folder: str | Path, best: bool = False, num_updates: int | None = None) -> tuple[Setup, TrainState]:
-    """Returns the setup of a run, on one device, and the state of its newest checkpoint.
-
-    Args:
-        best: of its best one.
-        num_updates: of the one after so many updates.
-
-    Raises:
-        FileNotFoundError: where there is no run, or no such checkpoint in it.
-    """
+    """Returns what `load_run` does (train/load.py), the setup in place of its learner."""
     config = dataclasses.replace(load_run_config(run_folder), devices=1)  # it may have had more than there are here
     setup = make_setup(config)
     folder = Path(run_folder) / ("best" if best else "checkpoints")

@@ -38,9 +38,8 @@ def require_spaces(env: Env, params: Any) -> None:
     sample = sample_shapes(env.observation_space(params))
     returned, promised = (jax.tree.map(lambda leaf: leaf.shape, tree) for tree in (obs, sample))
     if returned != promised:
-        raise ValueError(
-            f"{type(env).__name__}: reset returns observations of shape {returned}, observation_space says {promised}"
-        )
+        words = f"reset returns observations of shape {returned}, observation_space says {promised}"
+        raise ValueError(f"{type(env).__name__}: {words}")
 
 
 def make_policy(name: str, config: TrainConfig, assignment: Assignment) -> Policy:

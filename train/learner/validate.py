@@ -1,23 +1,17 @@
 """What a TrainConfig may hold: checked before anything is traced."""
 
-import math
 from typing import Any
 
 from wdjax.checks import require, require_known
 from wdjax.env import Env
 from wdjax.spaces import LARGEST, Dict
 from wdjax.train.config.env_params import make_env
-from wdjax.train.config.facts import require_schedules
+from wdjax.train.config.facts import require_allowed
 from wdjax.train.config.schema import PolicyConfig, TrainConfig
 from wdjax.train.networks.distributions import Categorical, make_distribution
 from wdjax.train.networks.encoders import MASK, check_options, encoder_class, require_layout
 from wdjax.train.state.agents import Assignment, assign_agents, group_sizes
 from wdjax.train.state.registry import find_algorithm, require_own_fields
-
-_POSITIVE = (
-    "num_envs", "rollout_length", "rollout_unroll", "updates_per_chunk", "checkpoint_every", "keep_checkpoints",
-    "eval_episodes",
-)  # fmt: skip
 
 
 def validate(config: TrainConfig) -> tuple[Env, Any, dict[str, Assignment]]:
@@ -26,16 +20,10 @@ def validate(config: TrainConfig) -> tuple[Env, Any, dict[str, Assignment]]:
     Raises:
         ValueError, TypeError: naming the field, its value and what is allowed.
     """
-    for name in _POSITIVE:
-        require(1 <= getattr(config, name) <= LARGEST, name, getattr(config, name), "at least 1 and below 2**31")
+    require_allowed("", config)
     steps = config.total_env_steps
-    require(steps >= 1, "total_env_steps", steps, "at least 1")
     most = LARGEST * config.env_steps_per_update
     require(steps <= most, "total_env_steps", steps, f"at most {most}, 2**31 - 1 updates: they are counted in int32")
-    require(0 <= config.seed < 2**32, "seed", config.seed, "at least 0 and below 2**32")  # jax drops higher bits
-    every = config.evaluate_every
-    require(every >= 0, "evaluate_every", every, "at least 0 (0: only where best_metric asks for evaluations)")
-    require(config.num_blocks >= 0, "num_blocks", config.num_blocks, "at least 0 (0: gcd(num_envs, 8))")
     divides = config.num_envs % config.blocks == 0
     require(divides, "num_blocks", config.blocks, f"a divisor of num_envs = {config.num_envs}")
     fits = config.devices >= 0 and config.blocks % (config.devices or 1) == 0
@@ -45,7 +33,10 @@ def validate(config: TrainConfig) -> tuple[Env, Any, dict[str, Assignment]]:
         require(1 <= config.reset <= LARGEST, "reset", config.reset, allowed)
     require(len(config.policies) > 0, "policies", config.policies, "at least one policy")
     env, params = make_env(config)
-    _validate_rows(config, env)
+    agents = sum(group_sizes(env).values())
+    factors = f"num_envs {config.num_envs} x rollout_length {config.rollout_length} x agents {agents}"
+    rows = config.env_steps_per_update * agents
+    require(rows <= LARGEST, "rows of a rollout", rows, f"below 2**31: {factors}")
     for name, policy in config.policies.items():
         require(name and "/" not in name and "." not in name, "policies", name, "a name without '/' and '.'")
         _validate_policy(name, policy)
@@ -58,7 +49,6 @@ def validate(config: TrainConfig) -> tuple[Env, Any, dict[str, Assignment]]:
         require(not policy.past_selves or config.blocks >= 2, "num_blocks", config.blocks, words)
         require_layout(f"policies.{name}.network", policy.network, env)
         find_algorithm(policy.algorithm).check(name, config, assignment)
-        require_own_fields(f"policies.{name}", policy)
         _validate_mask(name, policy, assignment)
         _validate_batch(config, name, assignment)
     best = config.best_by
@@ -67,37 +57,14 @@ def validate(config: TrainConfig) -> tuple[Env, Any, dict[str, Assignment]]:
     return env, params, assignments
 
 
-def _validate_rows(config: TrainConfig, env: Env) -> None:
-    agents = sum(group_sizes(env).values())
-    rows = config.env_steps_per_update * agents
-    factors = f"num_envs {config.num_envs} x rollout_length {config.rollout_length} x agents {agents}"
-    require(rows <= LARGEST, "rows of a rollout", rows, f"below 2**31: {factors}")
-
-
 def _validate_policy(name: str, policy: PolicyConfig) -> None:
     path = f"policies.{name}"
-    for field in ("gamma", "gae_lambda"):
-        value = getattr(policy, field)
-        require(0 <= value <= 1, f"{path}.{field}", value, "between 0 and 1")
-    for field in ("max_grad_norm", "clip", "value_clip", "target_kl", "optimizer_epsilon"):
-        require(getattr(policy, field) > 0, f"{path}.{field}", getattr(policy, field), "above 0")
-    epsilon = policy.optimizer_epsilon
-    require(math.isfinite(epsilon), f"{path}.optimizer_epsilon", epsilon, "finite")
-    for size in policy.network.hidden_sizes:
-        allowed = "widths of at least 1, below 2**31"
-        require(1 <= size <= LARGEST, f"{path}.network.hidden_sizes", policy.network.hidden_sizes, allowed)
-    size = policy.network.recurrent_size
-    allowed = "at least 0 (0: not recurrent), below 2**31"
-    require(0 <= size <= LARGEST, f"{path}.network.recurrent_size", size, allowed)
-    ratio = policy.neg_pos_env_ratio
-    require(math.isfinite(ratio), f"{path}.neg_pos_env_ratio", ratio, "finite (below 0: learn from all replicas)")
-    for field, low in (("past_selves", 0), ("past_selves_every", 1)):
-        require(getattr(policy, field) >= low, f"{path}.{field}", getattr(policy, field), f"at least {low}")
+    require_own_fields(path, policy)
     fraction, frozen = policy.past_selves_fraction, policy.past_selves and not policy.trainable
     values = [fraction] if isinstance(fraction, (int, float)) else [value for _, value in fraction]
     below = all(0 <= value < 1 for value in values)
     require(below, f"{path}.past_selves_fraction", fraction, "at least 0 and below 1")
-    require_schedules(path, policy)
+    require_allowed(f"{path}.", policy)
     require(not frozen, f"{path}.past_selves", policy.past_selves, "0 where trainable is false: it is always the same")
     check_options(f"{path}.network", policy.network)
     raw = getattr(encoder_class(policy.network.encoder), "needs_raw", False)

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from wdjax.checks import require_known
+from wdjax.checks import require, require_known
 from wdjax.spaces import Box, Dict, Space
 from wdjax.train.config.facts import read_part
 from wdjax.train.learner.init import init_policy
@@ -74,12 +74,10 @@ def require_same_policy(field: str, policy: Policy, theirs: Policy) -> None:
     """Raises ValueError, naming what differs, where parameters of one policy mean nothing to another."""
     path = f"policies.{policy.name}"
     if type(policy.algorithm).make_network is not type(theirs.algorithm).make_network:
-        own, other = policy.config.algorithm, theirs.config.algorithm
-        raise ValueError(f"{path}.algorithm = {own!r}: must be {other!r}, as that of {field}")
+        require(False, f"{path}.algorithm", policy.config.algorithm, f"{theirs.config.algorithm!r}, as that of {field}")
     own, other = (read_part(p.config) for p in (policy, theirs))
     for name, value in own.items():
-        if value != other[name]:
-            raise ValueError(f"{path}.{name} = {value!r}: must be {other[name]!r}, as that of {field}")
+        require(value == other[name], f"{path}.{name}", value, f"{other[name]!r}, as that of {field}")
     mine, his = ([part.group for part in p.assignment.types] for p in (policy, theirs))
     if mine != his:
         raise ValueError(f"{path}.agents: its types of agents are {mine}, must be {his} in this order, as of {field}")

@@ -23,7 +23,7 @@ from flax import nnx
 from wdjax.checks import did_you_mean, require, require_integer, require_known
 from wdjax.env import Env, layout_of
 from wdjax.spaces import Box, Dict, Discrete, MultiDiscrete, Space, sample_shapes
-from wdjax.train.config.reading import import_named
+from wdjax.train.config.reading import import_named, register
 from wdjax.train.config.schema import NetworkConfig
 from wdjax.train.networks.linear import orthogonal
 
@@ -95,15 +95,9 @@ class DeepSets(nnx.Module):
     needs_raw = True  # who is absent is told by zeros
 
     def __init__(
-        self,
-        observation_space: Space,
-        width: int = 64,
-        depth: int = 2,
-        pool: str = "max",
-        *,
-        split: str | Callable,
+        self, observation_space: Space, width: int = 64, depth: int = 2, pool: str = "max", *, split: str | Callable,
         rngs: nnx.Rngs,
-    ):
+    ):  # fmt: skip
         require_known("pool", pool, POOLS)
         self.parts = SetParts(observation_space, split)
         self.phi = SetLayers(self.parts.num_other, width, depth, rngs=rngs)
@@ -134,15 +128,9 @@ class Attention(nnx.Module):
     needs_raw = True
 
     def __init__(
-        self,
-        observation_space: Space,
-        width: int = 64,
-        depth: int = 1,
-        num_heads: int = 4,
-        *,
-        split: str | Callable,
+        self, observation_space: Space, width: int = 64, depth: int = 1, num_heads: int = 4, *, split: str | Callable,
         rngs: nnx.Rngs,
-    ):
+    ):  # fmt: skip
         require_integer("num_heads", num_heads, 1)
         require(width % num_heads == 0, "num_heads", num_heads, f"a divisor of width = {width}")
         self.parts = SetParts(observation_space, split)
@@ -202,22 +190,12 @@ class SetParts:
         return jnp.where(present[..., None], others, 0.0), present, own
 
 
-def pool_max(rows: jax.Array, present: jax.Array) -> jax.Array:
-    """Returns the largest of the rows that are present, [..., width]; rows [..., k, width], present [..., k, 1]."""
-    return jnp.max(rows, axis=-2, where=present, initial=0.0)  # after a relu nothing is below 0
-
-
-def pool_sum(rows: jax.Array, present: jax.Array) -> jax.Array:
-    """Returns the sum of the rows that are present; shapes as in `pool_max`."""
-    return jnp.sum(rows, axis=-2, where=present)
-
-
-def pool_mean(rows: jax.Array, present: jax.Array) -> jax.Array:
-    """Returns the mean of the rows that are present; shapes as in `pool_max`."""
-    return pool_sum(rows, present) / jnp.maximum(jnp.sum(present, axis=-2), 1)
-
-
-POOLS: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {"max": pool_max, "mean": pool_mean, "sum": pool_sum}
+# Of the rows [..., k, width] that are present, [..., k, 1] bool: [..., width].
+POOLS: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
+    "max": lambda rows, present: jnp.max(rows, -2, where=present, initial=0.0),  # after a relu nothing is below 0
+    "mean": lambda rows, present: jnp.sum(rows, -2, where=present) / jnp.maximum(jnp.sum(present, -2), 1),
+    "sum": lambda rows, present: jnp.sum(rows, -2, where=present),
+}
 
 # Name in a preset -> class; any other encoder is named by its import path.
 ENCODERS: dict[str, Any] = {"flat": FlatEncoder, "deep_sets": DeepSets, "attention": Attention}
@@ -232,12 +210,8 @@ def register_encoder(name: str, encoder: type) -> None:
         TypeError: where `encoder` is no subclass of flax.nnx.Module.
         ValueError: for a name that holds ":" or already belongs to another class.
     """
-    if not isinstance(name, str) or not name or ":" in name:
-        raise ValueError(f"name = {name!r}: must be a name without ':'")
     _require_module(f"encoder {name!r}", encoder)
-    same = ENCODERS.get(name, encoder).__qualname__ == encoder.__qualname__  # a notebook's cell makes its class anew
-    require(same, "name", name, "a name that no other encoder has")
-    ENCODERS[name] = encoder
+    register("encoder", ENCODERS, name, encoder)
 
 
 def encoder_class(name: str, field: str = "network.encoder") -> Any:
@@ -300,9 +274,7 @@ def _split_asked_for(config: NetworkConfig) -> inspect.Parameter | None:
     return None if split is None or named or split.default not in (split.empty, None) else split
 
 
-def check_encoder(
-    path: str, config: NetworkConfig, observation_space: Space, layout: Callable | None = None
-) -> None:
+def check_encoder(path: str, config: NetworkConfig, observation_space: Space, layout: Callable | None = None) -> None:
     """Raises TypeError, naming the field, where an encoder does not keep to its contract (`Encoder`).
 
     Only shapes are computed. `path` is that of the network: "policies.runner.network"; `layout` the game's.
@@ -323,10 +295,8 @@ def check_encoder(
         raise TypeError(f"{what}: must set num_features, the width of what it returns (a whole number, not {width!r})")
     graphdef, state = nnx.split(encoder)
     for leading in ((4,), (2, 3)):
-        obs = jax.tree.map(
-            lambda leaf, leading=leading: jax.ShapeDtypeStruct((*leading, *leaf.shape), leaf.dtype),
-            sample_shapes(observation_space),
-        )
+        with_axes = lambda leaf, axes=leading: jax.ShapeDtypeStruct((*axes, *leaf.shape), leaf.dtype)  # noqa: E731
+        obs = jax.tree.map(with_axes, sample_shapes(observation_space))
         try:
             features = jax.eval_shape(lambda state, obs: nnx.merge(graphdef, state)(obs), state, obs)
         except Exception as error:

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from wdjax.train.devices.blocks import block_keys
+from wdjax.train.devices.blocks import block_keys, draw_blocks
 from wdjax.train.networks.distributions import Categorical, Distribution
 from wdjax.train.rollout import self_play
 from wdjax.train.state.policy import Policy, Setup
@@ -30,14 +30,15 @@ def draw_ahead(
     Returns:
         (`env_key`, `draws`) of play_step, each with a leading [T].
     """
-    all_ahead = jax.default_backend() == "cpu" and setup.replicas.num_envs <= FEW_REPLICAS
+    num_envs = setup.replicas.num_envs
+    all_ahead = jax.default_backend() == "cpu" and num_envs <= FEW_REPLICAS
     by_kernel = {name: policy.algorithm.acts_by_kernel(policy) for name, policy in setup.policies.items()}
     env_key = jax.vmap(setup.replicas.draw_keys)(keys[:, 0]) if all_ahead or all(by_kernel.values()) else keys[:, 0]
     draws = {name: keys[:, 1 + i] for i, name in enumerate(setup.policies)}
     for name, policy in setup.policies.items():
         takes = by_kernel[name] or (all_ahead and isinstance(policy.distribution, Categorical))
         if takes and name not in selves:
-            draws[name] = draw_uniforms(policy, draws[name], setup.replicas.num_envs)
+            draws[name] = jax.vmap(functools.partial(draw_uniform, policy, num_envs=num_envs))(draws[name])
     return env_key, draws
 
 
@@ -65,15 +66,7 @@ def sample_blocks(distribution: Distribution, keys: jax.Array, outputs: jax.Arra
     return actions.reshape(outputs.shape[0], *actions.shape[2:])
 
 
-def draw_uniforms(policy: Policy, keys: jax.Array, num_envs: int) -> jax.Array:
-    """Returns what `draw_uniform` draws for a policy in all steps, [T, N, n, components], from keys [T, B]."""
-    draw = functools.partial(
-        draw_uniform, policy.distribution, num_envs=num_envs, num_agents=policy.assignment.num_agents
-    )
-    return jax.vmap(draw)(keys)
-
-
-def draw_uniform(distribution: Categorical, keys: jax.Array, num_envs: int, num_agents: int) -> jax.Array:
+def draw_uniform(policy: Policy, keys: jax.Array, num_envs: int) -> jax.Array:
     """Returns the numbers in [0, 1) by which `sample_blocks` chooses actions, [N, n, components], from [B] keys."""
-    shape = (num_envs // keys.shape[0], num_agents, len(distribution.sizes))
-    return jax.vmap(lambda key: jax.random.uniform(key, shape))(keys).reshape(num_envs, *shape[1:])
+    shape = (num_envs, policy.assignment.num_agents, len(policy.distribution.sizes))
+    return draw_blocks(jax.random.uniform, keys, shape)

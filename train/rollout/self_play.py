@@ -22,6 +22,7 @@ from wdjax.train.devices.blocks import block_keys
 from wdjax.train.state.hypers import Hypers
 from wdjax.train.state.policy import Policy
 from wdjax.train.state.state import Memory, PolicyState
+from wdjax.vector import select
 
 PRESENT, NOBODY = -1, -2
 
@@ -57,10 +58,7 @@ def remember(state: PolicyState, memory: Memory, num_updates: jax.Array, every: 
     size = jax.tree.leaves(state.past.params)[0].shape[0]
     due = num_updates % every == 0
     place = jnp.where(due, (num_updates // every - 1) % size, size)  # there is no place `size`: what goes there is lost
-
-    def write(pool: jax.Array, own: jax.Array) -> jax.Array:
-        return pool.at[place].set(own, mode="drop")
-
+    write = lambda pool, own: pool.at[place].set(own, mode="drop")  # noqa: E731
     state = state.replace(past=jax.tree.map(write, state.past, what_acting_reads(state)))
     return state, memory.replace(member=jnp.where(memory.member == place, NOBODY, memory.member))
 
@@ -78,14 +76,10 @@ def draw_selves(state: PolicyState, fraction: jax.Array, key: jax.Array, num_blo
         earlier = jax.random.bernoulli(coin_key, fraction)
         return jnp.where(earlier, jax.random.randint(place_key, (), 0, size), PRESENT)
 
-    keys = block_keys(key, num_blocks)
-    member = jax.vmap(draw)(keys)
-
-    def pick(pool: jax.Array, own: jax.Array) -> jax.Array:
-        earlier = (member != PRESENT).reshape(-1, *[1] * own.ndim)
-        return jnp.where(earlier, pool[member], own[None])
-
-    return Selves(member, jax.tree.map(pick, state.past, what_acting_reads(state)))
+    member = jax.vmap(draw)(block_keys(key, num_blocks))
+    earlier = jax.tree.map(lambda pool: pool[member], state.past)
+    present = jax.tree.map(lambda own: own[None], what_acting_reads(state))
+    return Selves(member, select(member != PRESENT, earlier, present))
 
 
 def take_over(memory: Memory, selves: Selves) -> Memory:
@@ -94,7 +88,7 @@ def take_over(memory: Memory, selves: Selves) -> Memory:
 
     def empty(leaf: jax.Array) -> jax.Array:
         rows = jnp.repeat(changed, leaf.shape[0] // changed.shape[0])
-        return jnp.where(rows.reshape(-1, *[1] * (leaf.ndim - 1)), jnp.zeros_like(leaf), leaf)
+        return select(rows, jnp.zeros_like(leaf), leaf)
 
     return memory.replace(carry=jax.tree.map(empty, memory.carry), member=selves.member)
 

@@ -11,7 +11,7 @@ from wdjax.spaces import Box
 from wdjax.train.rollout import self_play
 from wdjax.train.state.agents import from_groups, gather, gather_observation, scatter, to_groups
 from wdjax.train.state.hypers import Hypers
-from wdjax.train.state.policy import Policy, Setup
+from wdjax.train.state.policy import Setup
 from wdjax.train.state.rows import Rows
 from wdjax.vector import select
 
@@ -74,20 +74,20 @@ def advance(given: StepInputs, carry: tuple, drafts: Mapping[str, dict[str, Any]
     """
     setup, (replicas, _, live, carries) = given.setup, carry
     actions = {name: draft["action"] for name, draft in drafts.items()}
-    played = step_replicas(setup, key, replicas, actions, given.env_params)
-    next_obs, replicas, reward, terminated, truncated, info = played
+    next_obs, replicas, reward, terminated, truncated, info = step_replicas(given, key, replicas, actions)
     over = info["over"]
     rows = {}
     for name, policy in setup.policies.items():
         if not policy.config.trainable:
             continue
+        own_live = gather(policy.assignment, live)
         cut = gather(policy.assignment, truncated) if setup.env.can_truncate else None
         final_obs = gather_observation(policy.assignment, info["final_obs"])
         rows[name] = Rows(
             **drafts[name],
             reward=gather(policy.assignment, reward),
             terminated=gather(policy.assignment, terminated),
-            live=learning_rows(policy, live, given.selves),
+            live=self_play.learned_from(own_live, given.selves[name]) if name in given.selves else own_live,
             **policy.algorithm.end_of_step(policy, given.players[name], carries[name], final_obs, cut),
         )
     returns = {
@@ -99,24 +99,15 @@ def advance(given: StepInputs, carry: tuple, drafts: Mapping[str, dict[str, Any]
     return carry, (rows, (over, returns, info["episode_length"], info["episode_info"]))
 
 
-def learning_rows(policy: Policy, live: Mapping[str, jax.Array], selves: Mapping[str, self_play.Selves]) -> jax.Array:
-    """Returns which rows a policy learns from, [N, n] bool: of live agents, in replicas that it plays itself."""
-    own = gather(policy.assignment, live)
-    return self_play.learned_from(own, selves[policy.name]) if policy.name in selves else own
-
-
-def step_replicas(setup: Setup, keys: Any, replicas: Any, actions: Mapping[str, jax.Array], env_params: Any) -> tuple:
+def step_replicas(given: StepInputs, keys: Any, replicas: Any, actions: Mapping[str, jax.Array]) -> tuple:
     """`VectorEnv.step` with actions by policy ([N, n, ...]), and everything it returns by group ([N, n_group, ...])."""
-    inside = {name: clip_action(policy, actions[name]) for name, policy in setup.policies.items()}
+    setup, inside = given.setup, dict(actions)
+    for name, assignment in setup.assignments.items():  # discrete actions are inside their space anyway
+        if isinstance(assignment.action_space, Box):
+            inside[name] = assignment.action_space.clip(actions[name])
     action = from_groups(setup.env, scatter(setup.assignments, inside))
     step = setup.replicas.step_with_keys if isinstance(keys, tuple) else setup.replicas.step
-    obs, replicas, *flags, info = step(keys, replicas, action, env_params)
+    obs, replicas, *flags, info = step(keys, replicas, action, given.env_params)
     by_group = {name: to_groups(setup.env, info[name]) for name in ("final_obs", "episode_return")}
     reward, terminated, truncated = (to_groups(setup.env, flag) for flag in flags)
     return to_groups(setup.env, obs), replicas, reward, terminated, truncated, {**info, **by_group}
-
-
-def clip_action(policy: Policy, action: jax.Array) -> jax.Array:
-    """Returns the nearest action inside a Box; discrete actions are inside their space anyway."""
-    space = policy.assignment.action_space
-    return space.clip(action) if isinstance(space, Box) else action

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from wdjax.checks import require_known
+from wdjax.checks import require, require_known
 from wdjax.env import SINGLE_AGENT, Env, layout_of
 from wdjax.spaces import Dict, Discrete, Space
 from wdjax.train.config.schema import PolicyConfig
@@ -30,6 +30,11 @@ class Segment:
     start: int
     stop: int
 
+    @property
+    def agents(self) -> list[tuple[str, int]]:
+        """(group, number in it) of each agent."""
+        return [(self.group, i) for i in range(self.start, self.stop)]
+
 
 @dataclasses.dataclass(frozen=True)
 class Assignment:
@@ -43,15 +48,19 @@ class Assignment:
     layout: Callable | None = dataclasses.field(default=None, compare=False, repr=False)
 
     @property
+    def agents(self) -> list[tuple[str, int]]:
+        """(group, number in it) of each agent."""
+        return [agent for part in self.segments for agent in part.agents]
+
+    @property
     def num_agents(self) -> int:
-        return sum(segment.stop - segment.start for segment in self.segments)
+        return len(self.agents)
 
     @property
     def agent_types(self) -> np.ndarray:
         """(num_agents,) int32, constant: the place in `types` of each agent's segment."""
-        place = {(part.group, i): k for k, part in enumerate(self.types) for i in range(part.start, part.stop)}
-        agents = [(part.group, i) for part in self.segments for i in range(part.start, part.stop)]
-        return np.array([place[agent] for agent in agents], np.int32)
+        place = {agent: k for k, part in enumerate(self.types) for agent in part.agents}
+        return np.array([place[agent] for agent in self.agents], np.int32)
 
     @property
     def bare_space(self) -> Space:
@@ -91,9 +100,11 @@ def assign_agents(env: Env, params: Any, policies: Mapping[str, PolicyConfig]) -
                     f"({spaces[0]} and {pair}): give them a policy each"
                 )
         space, types = spaces[0][0], tuple(parts) if policies[name].agent_type_feature else ()
-        if types:
-            _require_types(name, parts)
-            space = _typed_space(space, len(parts))
+        if types:  # an action mask stays at the top
+            single = f"false where `agents` is a single selector, {parts[0].group!r}: there is only one type"
+            require(len(parts) > 1, f"policies.{name}.agent_type_feature", True, single)
+            mask = {MASK: space[MASK]} if isinstance(space, Dict) and MASK in space.spaces else {}
+            space = Dict({"obs": without_mask(space), AGENT_TYPE: Discrete(len(parts)), **mask})
         assignments[name] = Assignment(tuple(parts), space, spaces[0][1], types, layout_of(env))
     return assignments
 
@@ -109,40 +120,26 @@ def parse_selectors(policy: str, selectors: tuple[str, ...], sizes: Mapping[str,
     segments = []
     for selector in selectors:
         match = _SELECTOR.fullmatch(selector)
-        if match is None:
-            raise ValueError(
-                f"policies.{policy}.agents = {selector!r}: must be a group, a slice as 'runner[0:50]', or an index"
-            )
+        require(match, f"policies.{policy}.agents", selector, "a group, a slice as 'runner[0:50]', or an index")
         group, index, first, last = match.groups()
         require_known(f"group in policies.{policy}.agents", group, sizes)
         start = int(index or first or 0)
         stop = start + 1 if index else int(last or sizes[group])
         if not 0 <= start < stop <= sizes[group]:
-            raise ValueError(
-                f"policies.{policy}.agents = {selector!r}: must lie inside {group}[0:{sizes[group]}] and hold an agent"
-            )
+            inside = f"must lie inside {group}[0:{sizes[group]}] and hold an agent"
+            raise ValueError(f"policies.{policy}.agents = {selector!r}: {inside}")
         segments.append(Segment(group, start, stop))
     return segments
-
-
-def _require_types(policy: str, parts: list[Segment]) -> None:
-    if len(parts) == 1:
-        raise ValueError(
-            f"policies.{policy}.agent_type_feature = True: must be false where `agents` is a single selector, "
-            f"{parts[0].group!r}: there is only one type"
-        )
 
 
 def _require_partition(segments: Mapping[str, list[Segment]], sizes: Mapping[str, int]) -> None:
     owner: dict[tuple[str, int], str] = {}
     for name, parts in segments.items():
-        for part in parts:
-            for i in range(part.start, part.stop):
-                if (part.group, i) in owner:
-                    raise ValueError(
-                        f"policies.{name}.agents: {part.group}[{i}] already belongs to policy {owner[part.group, i]!r}"
-                    )
-                owner[part.group, i] = name
+        for group, i in (agent for part in parts for agent in part.agents):
+            if (group, i) in owner:
+                already = f"{group}[{i}] already belongs to policy {owner[group, i]!r}"
+                raise ValueError(f"policies.{name}.agents: {already}")
+            owner[group, i] = name
     free = [f"{group}[{i}]" for group, size in sizes.items() for i in range(size) if (group, i) not in owner]
     if free:
         raise ValueError(f"policies: nobody plays {', '.join(free[:3])}{' ...' if len(free) > 3 else ''}")
@@ -180,12 +177,6 @@ def gather_observation(assignment: Assignment, obs: Mapping[str, Any]) -> Any:
     num_envs = jax.tree.leaves(seen)[0].shape[0]
     typed = {"obs": seen, AGENT_TYPE: jnp.broadcast_to(assignment.agent_types, (num_envs, assignment.num_agents))}
     return typed if mask is None else {**typed, MASK: mask}
-
-
-def _typed_space(space: Space, num_types: int) -> Dict:
-    """Returns the space of an observation with its agent's type beside it; an action mask stays at the top."""
-    mask = {MASK: space[MASK]} if isinstance(space, Dict) and MASK in space.spaces else {}
-    return Dict({"obs": without_mask(space), AGENT_TYPE: Discrete(num_types), **mask})
 
 
 def scatter(assignments: Mapping[str, Assignment], values: Mapping[str, jax.Array]) -> dict[str, jax.Array]:

@@ -109,15 +109,9 @@ class Algorithm(abc.ABC):
 
     @abc.abstractmethod
     def update(
-        self,
-        policy: Policy,
-        state: PolicyState,
-        memory: Memory,
-        hypers: Hypers,
-        played: Rollout,
-        key: jax.Array,
+        self, policy: Policy, state: PolicyState, memory: Memory, hypers: Hypers, played: Rollout, key: jax.Array,
         num_blocks: int,
-    ) -> tuple[PolicyState, Memory, dict[str, jax.Array]]:
+    ) -> tuple[PolicyState, Memory, dict[str, jax.Array]]:  # fmt: skip
         """Learns from one rollout. Returns (state, memory, metrics: scalars)."""
 
     def losses(

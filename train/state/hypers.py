@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from wdjax.checks import require_known
-from wdjax.train.config.facts import Schedule, default_of, is_scheduled, is_taken, is_traced
+from wdjax.train.config.facts import Schedule, default_of, is_required, is_scheduled, is_taken, is_traced, leaves
 from wdjax.train.config.schema import DDPGConfig, PolicyConfig
 
 
@@ -54,12 +54,8 @@ def _is_block(field: dataclasses.Field) -> bool:
     """Returns whether a field holds a configuration of its own in which something may be traced."""
     if field.name == "options":  # an algorithm says what they are
         return True
-    own = default_of(field) if not _is_required(field) else None
+    own = None if is_required(field) else default_of(field)
     return dataclasses.is_dataclass(own) and any(map(is_traced, dataclasses.fields(own)))
-
-
-def _is_required(field: dataclasses.Field) -> bool:
-    return field.default is field.default_factory is dataclasses.MISSING
 
 
 Hypers = hypers_class(PolicyConfig)
@@ -91,17 +87,12 @@ def _schedule_arrays(schedule: Schedule) -> ScheduleArrays:
     return ScheduleArrays(*(jnp.array(column, jnp.float32) for column in zip(*points, strict=True)))
 
 
-def logged_schedules(config: Any, takes: Collection[str], path: str = "") -> list[str]:
+def logged_schedules(config: Any, takes: Collection[str]) -> list[str]:
     """Returns the dotted names of the hyperparameters that a schedule may change and an algorithm takes: metrics report
     them."""
-    names = []
-    for field in dataclasses.fields(config):
-        value, known = getattr(config, field.name), is_taken(field, takes)
-        if known and is_scheduled(field) and field.metadata["logged"]:
-            names.append(f"{path}{field.name}")
-        elif known and dataclasses.is_dataclass(value):
-            names += logged_schedules(value, takes, f"{path}{field.name}.")
-    return names
+    taken = lambda fields: all(is_taken(field, takes) for field in fields)  # noqa: E731
+    logged = lambda field: is_scheduled(field) and field.metadata["logged"]  # noqa: E731
+    return [name for name, fields, _ in leaves(config) if taken(fields) and logged(fields[-1])]
 
 
 def hyper_names(hypers: Any) -> list[str]:

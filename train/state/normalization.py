@@ -7,7 +7,9 @@ import jax.numpy as jnp
 from flax import struct
 
 from wdjax.spaces import Box, Dict, Space
+from wdjax.train.config.schema import PolicyConfig
 from wdjax.train.devices.moments import moments, of_devices
+from wdjax.train.networks.actor_critic import without_mask
 
 CLIP = 10.0  # deviations; as in Stable-Baselines3's VecNormalize
 EPSILON = 1e-8
@@ -40,6 +42,14 @@ def observation_statistics(space: Space) -> Any:
     if isinstance(space, Dict):
         return {name: observation_statistics(part) for name, part in space.spaces.items()}
     return new_statistics(space.shape) if isinstance(space, Box) else None
+
+
+def new_normalizer(config: PolicyConfig, space: Space) -> Normalizer | None:
+    """Returns what a new policy knows of the scale of what it sees, one agent's observation, and of its rewards."""
+    if not (config.normalize_observation or config.normalize_reward):
+        return None
+    obs = observation_statistics(without_mask(space)) if config.normalize_observation else None
+    return Normalizer(obs, new_statistics() if config.normalize_reward else None)
 
 
 def normalize_observation(statistics: Any, obs: Any) -> Any:

@@ -4,8 +4,8 @@ import dataclasses
 from typing import Any
 
 from wdjax.checks import did_you_mean, require
-from wdjax.train.config.facts import require_taken
-from wdjax.train.config.reading import from_mapping, import_named
+from wdjax.train.config.facts import is_required, require_taken
+from wdjax.train.config.reading import from_mapping, import_named, register
 from wdjax.train.config.schema import PolicyConfig, TrainConfig
 from wdjax.train.state.algorithm import Algorithm
 from wdjax.train.state.hypers import Hypers, hypers_of
@@ -28,13 +28,8 @@ def register_algorithm(name: str, algorithm: type[Algorithm]) -> None:
             which every field has a default.
         ValueError: for a name that holds ":" or already belongs to another class.
     """
-    if not isinstance(name, str) or not name or ":" in name:
-        raise ValueError(f"name = {name!r}: must be a name without ':'")
     _require_algorithm(f"algorithm {name!r}", algorithm)
-    known = ALGORITHMS.get(name, algorithm)
-    again = getattr(known, "__qualname__", None) == algorithm.__qualname__  # a notebook's cell makes its class anew
-    require(known == algorithm or again, "name", name, "a name that no other algorithm has")
-    ALGORITHMS[name] = algorithm
+    register("algorithm", ALGORITHMS, name, algorithm)
 
 
 def find_algorithm(name: str, field: str = "algorithm") -> Algorithm:
@@ -66,7 +61,7 @@ def _require_algorithm(what: str, found: Any) -> None:
     words = f"{what}: its Options must be a frozen dataclass, and every field must have a default"
     if not (isinstance(options, type) and dataclasses.is_dataclass(options) and options.__dataclass_params__.frozen):
         raise TypeError(f"{words}, not {options!r}")
-    bare = [f.name for f in dataclasses.fields(options) if f.default is f.default_factory is dataclasses.MISSING]
+    bare = [field.name for field in dataclasses.fields(options) if is_required(field)]
     if bare:
         raise TypeError(f"{words}: {bare[0]} has none")
 

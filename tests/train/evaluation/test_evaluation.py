@@ -21,7 +21,7 @@ from wdjax.train import (
     statistics,
 )
 from wdjax.train.evaluation.episodes import evaluation_metrics
-from wdjax.train.evaluation.evaluate import _play_jit
+from wdjax.train.evaluation.evaluate import play_episodes
 from wdjax.train.state.normalization import RunningStatistics
 
 COST, TAG, PENALTY = 0.25, 10.0, 5.0  # exact in float32, so that sums are
@@ -297,9 +297,9 @@ def test_members_of_a_population(gridworld):
     states = jax.jit(lambda state: jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), state))(state)
     one = jax.jit(lambda states: jax.tree.map(lambda leaf: leaf[1], states))(states)
     alone = evaluate(learner, state, jax.random.key(1), 64, random=("tagger", "runner"))
-    before = _play_jit._cache_size()
+    before = play_episodes._cache_size()
     member = evaluate(learner, one, jax.random.key(1), 64, random=("tagger", "runner"))
-    assert _play_jit._cache_size() == before
+    assert play_episodes._cache_size() == before
     np.testing.assert_array_equal(member.episode_length, alone.episode_length)
     for function in (evaluate, cross_play, record_episode):
         with pytest.raises(ValueError, match=r"a population take a member"):

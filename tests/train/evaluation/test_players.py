@@ -10,7 +10,7 @@ from flax import nnx
 from probes import NETWORK, tiny_config, tiny_policy
 
 from wdjax.train import NetworkConfig, Player, PolicyConfig, cross_play, evaluate, make_learner, record_episode
-from wdjax.train.evaluation.evaluate import _play_jit
+from wdjax.train.evaluation.evaluate import play_episodes
 from wdjax.train.evaluation.players import roles_of
 from wdjax.train.networks import encoders
 
@@ -70,10 +70,10 @@ def test_players_of_other_runs_are_who_they_say(run):
     walker = always(other, state, all=1)
     still = always(other, state, all=0)
     opponents = {"runner": [Player("walker", other, walker), Player("still", other, still)]}
-    before = _play_jit._cache_size()
+    before = play_episodes._cache_size()
     cells = cross_play(*run, KEY, 32, greedy=True, opponents=opponents, name="mine")
     assert list(cells) == [("mine", "mine"), ("mine", "walker"), ("mine", "still")]
-    assert _play_jit._cache_size() == before + 1  # what differs between the cells are arguments
+    assert play_episodes._cache_size() == before + 1  # what differs between the cells are arguments
     returns = {cell[1]: episodes.episode_return["runner"] for cell, episodes in cells.items()}
     np.testing.assert_array_equal(returns["mine"], returns["still"])
     hits = 20 - 6  # it walks six cells and then into the wall, unless it meets a tagger on the way
@@ -87,9 +87,9 @@ def test_checkpoints_and_equal_runs_share_programs(run):
     again = grid_learner(runner=tiny_policy("A2C", learning_rate=0.5, gamma=0.1))  # what is traced does not matter
     players = [Player(f"step {i}", again, always(again, state, tagger=i, runner=i)) for i in (1, 2, 3)]
     cross_play(learner, state, KEY, 16, opponents=["random"])
-    before = _play_jit._cache_size()
+    before = play_episodes._cache_size()
     cells = cross_play(again, state, KEY, 16, opponents=["random", *players])
-    assert _play_jit._cache_size() == before
+    assert play_episodes._cache_size() == before
     assert len(cells) == 25
     assert len({float(e.episode_return["runner"].sum()) for (a, b), e in cells.items() if a == "trained"}) > 2
 

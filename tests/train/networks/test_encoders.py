@@ -17,15 +17,13 @@ from wdjax.train import NetworkConfig, PolicyConfig, make_learner
 from wdjax.train.networks import encoders
 from wdjax.train.networks.encoders import (
     ENCODERS,
+    POOLS,
     Attention,
     DeepSets,
     SetParts,
     check_encoder,
     check_options,
     encoder_class,
-    pool_max,
-    pool_mean,
-    pool_sum,
     register_encoder,
 )
 
@@ -131,10 +129,10 @@ def test_leading_axes(encoder):
 def test_pools_by_hand():
     rows = jnp.array([[1.0, 4.0], [9.0, 9.0], [3.0, 0.0]])
     present = jnp.array([[True], [False], [True]])
-    np.testing.assert_array_equal(pool_max(rows, present), [3, 4])
-    np.testing.assert_array_equal(pool_sum(rows, present), [4, 4])
-    np.testing.assert_array_equal(pool_mean(rows, present), [2, 2])
-    for pool in (pool_max, pool_sum, pool_mean):
+    np.testing.assert_array_equal(POOLS["max"](rows, present), [3, 4])
+    np.testing.assert_array_equal(POOLS["sum"](rows, present), [4, 4])
+    np.testing.assert_array_equal(POOLS["mean"](rows, present), [2, 2])
+    for pool in POOLS.values():
         np.testing.assert_array_equal(pool(rows, jnp.zeros((3, 1), bool)), [0, 0])
 
 

@@ -1,10 +1,9 @@
 """Exploration noise for deterministic policies, in half widths of the action's box."""
 
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 
+from wdjax.train.devices.blocks import draw_blocks
 from wdjax.train.state.hypers import DDPGHypers
 
 
@@ -45,9 +44,3 @@ def uniform_actions(keys: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """Draws numbers uniformly in [-1, 1), (N, n, A), each block of replicas with its own of the keys [num_blocks]."""
     draw = lambda key, shape: jax.random.uniform(key, shape, minval=-1.0)  # noqa: E731
     return draw_blocks(draw, keys, shape)
-
-
-def draw_blocks(draw: Callable, keys: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Calls draw(key, shape) for each block of replicas: `shape` with its leading axis divided by the blocks."""
-    share = (shape[0] // keys.shape[0], *shape[1:])
-    return jax.vmap(lambda key: draw(key, share))(keys).reshape(shape)

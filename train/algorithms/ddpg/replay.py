@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from wdjax.vector import select
+
 
 @struct.dataclass
 class Steps:
@@ -120,7 +122,7 @@ def n_step_transitions(steps: Steps, gamma: jax.Array, n_step: int) -> tuple[Tra
         ends = step.terminated | step.over
         reward = step.reward + jnp.where(ends, 0.0, gamma * reward)
         discount = jnp.where(ends, jnp.where(step.terminated, 0.0, gamma), gamma * discount)
-        next_obs = jax.tree.map(lambda own, later, ends=ends: _where(ends, own, later), step.next_obs, next_obs)
+        next_obs = select(ends, step.next_obs, next_obs)
     first = at(0)
     return Transition(first.obs, first.action, reward, next_obs, discount), first.live
 
@@ -162,7 +164,3 @@ def take(ring: Ring, index: jax.Array) -> Any:
     place = (ring.place[:, None] - back) % places
     pick = jax.vmap(lambda leaf, place: leaf[place])
     return jax.tree.map(lambda leaf: pick(leaf, place).reshape(-1, *leaf.shape[2:]), ring.rows)
-
-
-def _where(rows: jax.Array, chosen: jax.Array, other: jax.Array) -> jax.Array:
-    return jnp.where(rows.reshape(rows.shape + (1,) * (chosen.ndim - rows.ndim)), chosen, other)

@@ -4,6 +4,7 @@ Sources: Lillicrap et al., "Continuous control with deep reinforcement learning"
 "Addressing Function Approximation Error in Actor-Critic Methods" (2018) for twin critics, delay and smoothing.
 """
 
+import functools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +16,7 @@ import optax
 from flax import nnx
 
 from wdjax.checks import require
-from wdjax.spaces import LARGEST, Box, sample_shapes
+from wdjax.spaces import Box, sample_shapes
 from wdjax.train.algorithms.ddpg.networks import ActorActionValue, from_box, to_box
 from wdjax.train.algorithms.ddpg.noise import explore, uniform_actions
 from wdjax.train.algorithms.ddpg.replay import Ring, Steps, Transition, empty_replay, remember, take
@@ -28,7 +29,7 @@ from wdjax.train.rollout.metrics import action_ranges, played_metrics
 from wdjax.train.state.agents import Assignment
 from wdjax.train.state.algorithm import Algorithm
 from wdjax.train.state.hypers import Hypers, hypers_of
-from wdjax.train.state.normalization import Normalizer, observation_statistics, update_observation_statistics
+from wdjax.train.state.normalization import new_normalizer, update_observation_statistics
 from wdjax.train.state.policy import Policy
 from wdjax.train.state.rows import Rollout, Rows
 from wdjax.train.state.state import Memory, PolicyState
@@ -54,10 +55,7 @@ class DDPG(Algorithm):
         return ActorActionValue(observation_space, num_actions, config.network, twin, rngs=rngs)
 
     def init(self, policy: Policy, params: Any) -> PolicyState:
-        config, normalizer = policy.config, None
-        if config.normalize_observation:
-            statistics = observation_statistics(without_mask(policy.assignment.observation_space))
-            normalizer = Normalizer(obs=statistics, reward=None)
+        config, normalizer = policy.config, new_normalizer(policy.config, policy.assignment.observation_space)
         if not config.trainable:
             return PolicyState(params, None, normalizer)
         optimizer = make_optimizer(config, hypers_of(config, self.takes))
@@ -113,15 +111,9 @@ class DDPG(Algorithm):
         return {"next_obs": final_obs}
 
     def update(
-        self,
-        policy: Policy,
-        state: PolicyState,
-        memory: Memory,
-        hypers: Hypers,
-        played: Rollout,
-        key: jax.Array,
+        self, policy: Policy, state: PolicyState, memory: Memory, hypers: Hypers, played: Rollout, key: jax.Array,
         num_blocks: int,
-    ) -> tuple[PolicyState, Memory, dict[str, jax.Array]]:
+    ) -> tuple[PolicyState, Memory, dict[str, jax.Array]]:  # fmt: skip
         """Puts the rollout into the buffer, then gradient steps once it is warm; normalisers change last.
 
         Metrics of losses and gradients are means over the gradient steps, NaN where there was none.
@@ -130,15 +122,9 @@ class DDPG(Algorithm):
         replay = remember(memory.replay, as_steps(policy, rows, played.over), hypers.gamma, options.n_step)
         ring = replay.ring
         warm = smallest(jnp.min(ring.size)) * (num_blocks * num_shards()) >= options.warmup
-
-        def study(state: PolicyState) -> tuple[PolicyState, dict[str, jax.Array]]:
-            return gradient_steps(policy, state, hypers, ring, key)
-
-        def wait(state: PolicyState) -> tuple[PolicyState, dict[str, jax.Array]]:
-            shapes = jax.eval_shape(study, state)[1]
-            return state, jax.tree.map(lambda metric: jnp.full(metric.shape, jnp.nan, metric.dtype), shapes)
-
-        state, metrics = jax.lax.cond(warm, study, wait, state)
+        study = functools.partial(gradient_steps, policy, hypers=hypers, ring=ring, key=key)
+        nothing = jax.tree.map(lambda metric: jnp.full_like(metric, jnp.nan), jax.eval_shape(study, state)[1])
+        state, metrics = jax.lax.cond(warm, study, lambda state: (state, nothing), state)
         if state.normalizer is not None:
             seen = update_observation_statistics(state.normalizer.obs, rows.obs, rows.live)
             state = state.replace(normalizer=state.normalizer.replace(obs=seen))
@@ -171,9 +157,6 @@ def require_bounded_box(field: str, space: Any) -> None:
 def check_options(path: str, config: PolicyConfig, num_blocks: int) -> None:
     """Raises ValueError naming the field of DDPGConfig that holds what it must not."""
     options = config.ddpg
-    for field in ("n_step", "buffer_size", "batch_size", "warmup", "updates_per_rollout", "policy_delay"):
-        allowed = "at least 1 and below 2**31"
-        require(1 <= getattr(options, field) <= LARGEST, f"{path}.{field}", getattr(options, field), allowed)
     for field in ("buffer_size", "batch_size"):
         value = getattr(options, field)
         require(value % num_blocks == 0, f"{path}.{field}", value, f"a multiple of num_blocks = {num_blocks}")
@@ -181,11 +164,6 @@ def check_options(path: str, config: PolicyConfig, num_blocks: int) -> None:
     require(size >= batch, f"{path}.buffer_size", size, f"at least batch_size = {batch}")
     allowed = f"between batch_size = {batch} and buffer_size = {size}"
     require(batch <= options.warmup <= size, f"{path}.warmup", options.warmup, allowed)
-    require(0 < options.tau <= 1, f"{path}.tau", options.tau, "above 0 and at most 1")
-    require(0 <= options.noise_damping <= 1, f"{path}.noise_damping", options.noise_damping, "between 0 and 1")
-    for field in ("target_noise", "target_noise_clip", "noise_stddev"):
-        value = getattr(options, field)
-        require(0 <= value < math.inf, f"{path}.{field}", value, "finite and at least 0")
 
 
 def actor_of(policy: Policy, state: PolicyState, obs: Any) -> jax.Array:
@@ -227,11 +205,7 @@ def gradient_steps(
     keys = block_keys(key, num_blocks)
     index, normal = jax.vmap(draw, out_axes=1)(keys, ring.size)  # [steps, num_blocks, share, ...]
     normal = normal.reshape(steps, -1, num_actions)
-
-    def step(state: PolicyState, row: tuple[jax.Array, jax.Array]) -> tuple[PolicyState, dict[str, jax.Array]]:
-        index, normal = row
-        return gradient_step(policy, state, hypers, take(ring, index), normal)
-
+    step = lambda state, row: gradient_step(policy, state, hypers, take(ring, row[0]), row[1])  # noqa: E731
     before = state.gradient_steps
     state, metrics = jax.lax.scan(step, state, (index, normal))
     moved = state.gradient_steps // options.policy_delay - before // options.policy_delay
@@ -268,13 +242,8 @@ def gradient_step(
         opt_state={**state.opt_state, "critic": opt_state},
         gradient_steps=state.gradient_steps + 1,
     )
-
-    def improve(state: PolicyState) -> tuple[PolicyState, dict[str, jax.Array]]:
-        return actor_step(policy, state, hypers, batch)
-
-    def skip(state: PolicyState) -> tuple[PolicyState, dict[str, jax.Array]]:
-        return state, dict.fromkeys(ACTOR_METRICS, jnp.float32(0))
-
+    improve = functools.partial(actor_step, policy, hypers=hypers, batch=batch)
+    skip = lambda state: (state, dict.fromkeys(ACTOR_METRICS, jnp.float32(0)))  # noqa: E731
     delay = policy.config.ddpg.policy_delay
     state, own = improve(state) if delay == 1 else jax.lax.cond(state.gradient_steps % delay == 0, improve, skip, state)
     return state, metrics | own

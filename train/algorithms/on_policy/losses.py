@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from wdjax.train.algorithms.on_policy.minibatches import Batch
 from wdjax.train.devices.collectives import total
@@ -29,14 +30,7 @@ def a2c_loss(
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """A2C's loss of each row, the policy gradient's: -log pi(a) A.
 
-    Args:
-        log_prob: [R] of the actions under the policy that learns.
-        old_log_prob, hypers: not used (PPO's).
-        advantage: [R], a constant.
-        live: [R] bool, the rows that count.
-
-    Returns:
-        (loss [R], metrics), to be averaged over live rows.
+    Arguments and results: `OnPolicy.policy_loss`; `old_log_prob` and `hypers` are not used (PPO's).
 
     Source: Mnih et al., "Asynchronous Methods for Deep Reinforcement Learning" (2016), section 4.
     """
@@ -51,16 +45,8 @@ def ppo_loss(
 
         -min(rho A, clip(rho, 1 - eps, 1 + eps) A),  rho = pi(a) / pi_old(a).
 
-    Args:
-        log_prob: [R] of the actions under the policy that learns.
-        old_log_prob: [R] under the policy that acted, a constant.
-        advantage: [R], a constant.
-        live: [R] bool, the rows that count.
-        hypers: "clip", () eps.
-
-    Returns:
-        (loss [R], metrics [R]), to be averaged over live rows: approx_kl is the estimator (rho - 1) - log rho of
-        Schulman (joschu.net, 2020).
+    Arguments and results: `OnPolicy.policy_loss`; eps is "clip" of `hypers`, and of the metrics approx_kl the estimator
+    (rho - 1) - log rho of Schulman (joschu.net, 2020).
 
     Source: Schulman et al., "Proximal Policy Optimization Algorithms" (2017), eq. 7.
     """
@@ -139,11 +125,12 @@ def loss(policy: Policy, state: PolicyState, hypers: Hypers, batch: Batch) -> tu
     return objective.total(sums, numbers), sums
 
 
-def loss_gradient(
-    policy: Policy, state: PolicyState, hypers: Hypers, batch: Batch, to_names: Callable[[PolicyState], PolicyState]
-) -> tuple[Any, dict[str, jax.Array]]:
-    """Returns (gradient in the parameters of the mean loss over the live rows of all devices, metrics: the loss and its
-    terms, likewise means).
+def gradient(
+    policy: Policy, state: PolicyState, hypers: Hypers, batch: Batch,
+    to_names: Callable[[PolicyState], PolicyState] = lambda state: state,
+) -> tuple[Any, dict[str, jax.Array]]:  # fmt: skip
+    """Returns (gradient in the parameters of the mean loss over the live rows of all devices, not clipped; metrics: the
+    loss and its terms, likewise means, and the gradient's norm).
 
     The devices add up what they have once, gradients and numbers of rows: only then is there a mean. On NVIDIA GPUs
     kernels do it for networks that they take (`kernels.layers.shape_of`), in the default precision of matrix products;
@@ -170,16 +157,18 @@ def loss_gradient(
         own = jax.lax.platform_dependent(state, hypers, batch, cuda=by_kernel, default=simple)
     sums, count = total((own, jnp.sum(batch.live, dtype=jnp.float32)))
     grads, metrics = jax.tree.map(lambda values: values / jnp.maximum(count, 1.0), sums)
-    return grads, {**metrics, "loss": objective_of(policy).total(metrics, _numbers_of(hypers))}
+    metrics["loss"], norm = objective_of(policy).total(metrics, _numbers_of(hypers)), optax.tree.norm(grads)
+    metrics |= {"grad_norm": norm, "grad_clip_fraction": (norm > hypers.max_grad_norm).astype(jnp.float32)}
+    return grads, metrics
 
 
 def kernel_gradient(
     policy: Policy, state: PolicyState, hypers: Hypers, batch: Batch, interpret: bool = False
 ) -> tuple[Any, dict[str, jax.Array]]:
     """The gradient of `loss` and its terms by a kernel. `interpret`: step by step in XLA, on any device, for tests."""
-    gradient = gradient_kernel if policy.kernels.is_narrow else wide_gradient
+    kernel = gradient_kernel if policy.kernels.is_narrow else wide_gradient
     action = batch.action.reshape(batch.live.shape[0], -1)
-    return gradient(
+    return kernel(
         policy.kernels, state.params, inputs_of(policy, state, batch.obs), action, _row_of(batch),
         objective_of(policy), _numbers_of(hypers), interpret,
     )  # fmt: skip

@@ -59,23 +59,8 @@ def normalized_advantages(batch: Batch, index: jax.Array) -> jax.Array:
     Args:
         index: [minibatches, r] int32, the rows, or of a recurrent policy the sequences, in each.
     """
-
-    def one(index: jax.Array) -> jax.Array:
-        return normalize(*(jnp.take(leaf, index, axis=-1, mode="clip") for leaf in (batch.advantage, batch.live)))
-
-    return jax.vmap(one)(index)
-
-
-def shuffle_epochs(
-    key: jax.Array, shape: tuple[int, int, int], num_blocks: int, epochs: int, minibatches: int
-) -> jax.Array:
-    """Returns [epochs * minibatches, R / minibatches] indices: a `shuffle` for each epoch, all at once.
-
-    Inside the loop over epochs each would wait for the one before, and most are too small to fill a GPU.
-    """
-    keys = jax.random.split(key, epochs)
-    index = jax.vmap(lambda key: shuffle(key, shape, num_blocks, minibatches))(keys)
-    return index.reshape(epochs * minibatches, -1)
+    take = lambda leaf, index: jnp.take(leaf, index, axis=-1, mode="clip")  # noqa: E731
+    return jax.vmap(lambda index: normalize(take(batch.advantage, index), take(batch.live, index)))(index)
 
 
 def shuffle(key: jax.Array, shape: tuple[int, int, int], num_blocks: int, minibatches: int) -> jax.Array:

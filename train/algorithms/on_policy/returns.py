@@ -11,9 +11,7 @@ from wdjax.train.state.state import PolicyState
 from wdjax.vector import when_any
 
 
-def final_value(
-    policy: Policy, state: PolicyState, carry: Any, final_obs: Any, truncated: jax.Array
-) -> jax.Array:
+def final_value(policy: Policy, state: PolicyState, carry: Any, final_obs: Any, truncated: jax.Array) -> jax.Array:
     """Returns V(final obs) of the agents that a time limit cut off, 0 elsewhere; free where there are none.
 
     Args:
@@ -49,18 +47,14 @@ def next_values(rows: Rows, last_value: jax.Array, over: jax.Array) -> jax.Array
         return value_tp1
     return jnp.where(over[..., None], rows.final_value, value_tp1)
 
+
 UNROLL = 16  # steps of a rollout in one turn of a loop, at most
 
 
 def gae(
-    reward_t: jax.Array,
-    value_t: jax.Array,
-    next_value_t: jax.Array,
-    terminated_t: jax.Array,
-    over_t: jax.Array,
-    gamma: jax.Array,
-    gae_lambda: jax.Array,
-) -> tuple[jax.Array, jax.Array]:
+    reward_t: jax.Array, value_t: jax.Array, next_value_t: jax.Array, terminated_t: jax.Array, over_t: jax.Array,
+    gamma: jax.Array, gae_lambda: jax.Array,
+) -> tuple[jax.Array, jax.Array]:  # fmt: skip
     """Generalised advantage estimation over a rollout.
 
         delta_t = r_t + gamma (1 - terminated_t) V(next_obs_t) - V(obs_t)

@@ -1,28 +1,26 @@
 """The update that A2C and PPO share: advantages, then epochs of minibatches, each one gradient step."""
 
 import abc
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-import optax
 from flax import nnx
 
-from wdjax.checks import require
 from wdjax.train.algorithms.on_policy.acting import ByKernel, acts_by_kernel, before_rollout, draw_actions
-from wdjax.train.algorithms.on_policy.losses import a2c_loss, loss_gradient, ppo_loss
+from wdjax.train.algorithms.on_policy.losses import a2c_loss, gradient, ppo_loss
 from wdjax.train.algorithms.on_policy.minibatches import (
     Batch,
     merge_axes,
     normalized_advantages,
-    shuffle_epochs,
+    shuffle,
     take_rows,
 )
 from wdjax.train.algorithms.on_policy.returns import final_value, gae, next_values, with_final_value
 from wdjax.train.algorithms.optimizer import descend, make_optimizer, to_vectors
 from wdjax.train.config.schema import PolicyConfig, TrainConfig
-from wdjax.train.devices.blocks import block_keys
+from wdjax.train.devices.blocks import block_keys, draw_blocks
 from wdjax.train.devices.collectives import all_rows, any_of, own_rows, total
 from wdjax.train.devices.moments import normalize
 from wdjax.train.devices.packing import Packed, pack, unpack
@@ -37,9 +35,8 @@ from wdjax.train.state.hypers import Hypers, hypers_of
 from wdjax.train.state.normalization import (
     Normalizer,
     discounted_returns,
-    new_statistics,
+    new_normalizer,
     normalize_reward,
-    observation_statistics,
     reward_factor,
     update_observation_statistics,
     update_statistics,
@@ -94,9 +91,6 @@ class OnPolicy(Algorithm):
             make_distribution(assignment.action_space, config.action_distribution)
         except (TypeError, ValueError) as error:
             raise type(error)(f"policies.{name}: {error}") from None
-        for field in ("epochs", "minibatches"):
-            value = getattr(config, field)
-            require(value >= 1, f"policies.{name}.{field}", value, "at least 1")
 
     def make_kernels(
         self, config: PolicyConfig, assignment: Assignment, distribution: Distribution, encoder: type
@@ -108,13 +102,7 @@ class OnPolicy(Algorithm):
         return ActorCritic(without_mask(assignment.observation_space), distribution, config.network, rngs=rngs)
 
     def init(self, policy: Policy, params: Any) -> PolicyState:
-        config, space = policy.config, without_mask(policy.assignment.observation_space)
-        normalizer = None
-        if config.normalize_observation or config.normalize_reward:
-            normalizer = Normalizer(
-                obs=observation_statistics(space) if config.normalize_observation else None,
-                reward=new_statistics() if config.normalize_reward else None,
-            )
+        config, normalizer = policy.config, new_normalizer(policy.config, policy.assignment.observation_space)
         if not config.trainable:
             return PolicyState(params, None, normalizer)
         return PolicyState(params, make_optimizer(config, hypers_of(config, self.takes)).init(params), normalizer)
@@ -154,15 +142,9 @@ class OnPolicy(Algorithm):
         return {"final_value": final_value(policy, state, carry, final_obs, truncated)}
 
     def update(
-        self,
-        policy: Policy,
-        state: PolicyState,
-        memory: Memory,
-        hypers: Hypers,
-        played: Rollout,
-        key: jax.Array,
+        self, policy: Policy, state: PolicyState, memory: Memory, hypers: Hypers, played: Rollout, key: jax.Array,
         num_blocks: int,
-    ) -> tuple[PolicyState, Memory, dict[str, jax.Array]]:
+    ) -> tuple[PolicyState, Memory, dict[str, jax.Array]]:  # fmt: skip
         """Advantages over the rollout, then gradient steps; normalisers change last.
 
         Metrics are means over live rows; of losses and gradients, means over the gradient steps taken.
@@ -238,8 +220,7 @@ def choose_replicas(key: jax.Array, positive: jax.Array, usable: jax.Array, rati
     All, where there is no positive one or not so many others. (WarpDrive's neg_pos_env_ratio.) Of all only the usable
     ones, [N] bool, in which there is a live row.
     """
-    keys = block_keys(key, num_blocks)
-    score = jax.vmap(lambda key: jax.random.uniform(key, (positive.shape[0] // num_blocks,)))(keys).reshape(-1)
+    score = draw_blocks(jax.random.uniform, block_keys(key, num_blocks), positive.shape)
     positive, usable, score = all_rows((positive, usable, score))  # the choice is one of all replicas
     rank = jnp.argsort(jnp.argsort(jnp.where(positive | ~usable, 2.0, score)))  # of the negative ones: 0, 1, 2 ...
     wanted = jnp.floor(ratio * jnp.sum(positive)).astype(jnp.int32)
@@ -265,7 +246,10 @@ def gradient_steps(
         return descend_where(some, policy, state, hypers, grads), nan_unless(some, losses)
     if batch.carry is not None:
         shape = (1, *shape[1:])  # whole sequences are shuffled, not rows
-    index = shuffle_epochs(key, shape, num_blocks, config.epochs, config.minibatches)
+    # all epochs at once: inside the loop each would wait for the one before, and most are too small to fill a GPU
+    keys = jax.random.split(key, config.epochs)
+    index = jax.vmap(lambda key: shuffle(key, shape, num_blocks, config.minibatches))(keys)
+    index = index.reshape(config.epochs * config.minibatches, -1)
     normalized = normalized_advantages(batch, index) if config.normalize_advantage else None
     rows = pack(batch.replace(carry=None), batch.live.ndim, OBSERVATIONS)
     state, to_names = to_vectors(state)
@@ -299,24 +283,6 @@ def means_over_steps(losses: dict[str, jax.Array], looked_at: jax.Array, taken: 
     sums = jnp.sum(jnp.where(counts, jnp.stack(list(losses.values())), 0.0), axis=1)
     means = jnp.where(jnp.any(counts, axis=1), sums / jnp.maximum(jnp.sum(counts, axis=1), 1), jnp.nan)
     return dict(zip(losses, means, strict=True)) | {"gradient_steps": jnp.sum(taken)}
-
-
-def gradient(
-    policy: Policy,
-    state: PolicyState,
-    hypers: Hypers,
-    batch: Batch,
-    to_names: Callable[[PolicyState], PolicyState] = lambda state: state,
-) -> tuple[Any, dict[str, jax.Array]]:
-    """Returns (gradient of the loss in the parameters, not clipped; metrics of the loss and the gradient).
-
-    Args:
-        state: as it is, or in vectors with `to_names` (optimizer.to_vectors); so is the gradient.
-    """
-    grads, metrics = loss_gradient(policy, state, hypers, batch, to_names)
-    norm = optax.tree.norm(grads)
-    metrics |= {"grad_norm": norm, "grad_clip_fraction": (norm > hypers.max_grad_norm).astype(jnp.float32)}
-    return grads, metrics
 
 
 def descend_where(takes: jax.Array, policy: Policy, state: PolicyState, hypers: Hypers, grads: Any) -> PolicyState:
