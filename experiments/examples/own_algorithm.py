@@ -23,9 +23,9 @@ TEMPERATURES = (0.03, 0.1, 0.3, 1.0)
 class Options:  # the block `options:` of a policy
     """What only AWR has."""
 
-    temperature: float = traced(0.3)
+    temperature: float = traced(0.3, allowed="above 0")
     """how much better an action must have been to be e times as much imitated, in units of the advantage"""
-    max_weight: float = traced(20.0)
+    max_weight: float = traced(20.0, allowed="above 0")
     """of an action, at most"""
 
 
@@ -40,12 +40,6 @@ class AWR(OnPolicy):
     takes = OnPolicy.takes | {"minibatches"}  # the fields `epochs` and `minibatches` mean something; `clip` does not
     keeps_log_prob = False  # no ratio of probabilities
     Options = Options
-
-    def check(self, name, run, assignment):
-        super().check(name, run, assignment)
-        for field, value in dataclasses.asdict(run.policies[name].options).items():
-            if not value > 0:
-                raise ValueError(f"policies.{name}.options.{field} = {value}: must be above 0")
 
     def policy_loss(self, log_prob, old_log_prob, advantage, live, hypers):
         """Returns (loss [R], metrics [R]) of rows; `hypers` are numbers, the options' as "options.NAME"."""
