@@ -158,9 +158,8 @@ def line_up(setup: Setup, roles: Sequence[Role], first: Player, opponents: Oppon
         used |= {player.name for player in invited}
         players.append([first, *invited])
         names = [player.name for player in players[-1]]
-        for name in names:
-            if names.count(name) > 1:
-                raise ValueError(f"players of {role.name}: {', '.join(names)}: each must have a name of its own")
+        if len(set(names)) < len(names):
+            raise ValueError(f"players of {role.name}: {', '.join(names)}: each must have a name of its own")
     asked = [as_player(setup, player).name for invited in by_role.values() for player in invited]
     for name in asked:
         if name not in used:

@@ -223,7 +223,8 @@ def seat(setup: Setup, player: Player, role: Role) -> Candidate:
     members = player.state.num_updates.shape
     words = "one run: of a population take a member, jax.tree.map(lambda leaf: leaf[i], states)"
     require(members == (), f"player {player.name!r}: state of the shape", members, words)
-    name = owner(theirs, role.assignment)
+    wanted = set(role.assignment.agents)
+    name = next((name for name, own in theirs.assignments.items() if wanted.issubset(own.agents)), None)
     if name is None:
         agents = ", ".join(f"{part.group}[{part.start}:{part.stop}]" for part in role.assignment.segments)
         names = ", ".join(theirs.policies)
@@ -235,12 +236,6 @@ def seat(setup: Setup, player: Player, role: Role) -> Candidate:
     learned = PolicyState(state.params, None, state.normalizer)  # what only learning needs stays behind
     assignment = dataclasses.replace(policy.assignment, segments=role.assignment.segments)
     return Candidate(player, Actor(dataclasses.replace(policy, assignment=assignment), "learned"), learned)
-
-
-def owner(setup: Setup, assignment: Assignment) -> str | None:
-    """Returns the policy that plays all agents of an assignment, or None where there is none."""
-    wanted = set(assignment.agents)
-    return next((name for name, own in setup.assignments.items() if wanted.issubset(own.agents)), None)
 
 
 def require_same_game(setup: Setup, other: Setup, name: str) -> None:
