@@ -32,7 +32,9 @@ def pack(tree: Any, leading: int = 0, apart: Collection[str] = ()) -> Packed:
     small = (bool, jnp.int32, jnp.uint32, jnp.float32)
     stays = lambda path: any(getattr(entry, "name", None) in apart for entry in path)  # noqa: E731
     leaves = [(leaf, leaf.dtype in small and not stays(path)) for path, leaf in places]
-    words = [_as_words(leaf).reshape(*leaf.shape[:leading], -1) for leaf, is_packed in leaves if is_packed]
+    bits = lambda leaf: jax.lax.bitcast_convert_type(leaf, jnp.uint32)  # noqa: E731
+    as_words = lambda leaf: leaf.astype(jnp.uint32) if leaf.dtype == bool else bits(leaf)  # noqa: E731
+    words = [as_words(leaf).reshape(*leaf.shape[:leading], -1) for leaf, is_packed in leaves if is_packed]
     rest = [leaf for leaf, is_packed in leaves if not is_packed]
     parts = [(leaf.shape[leading:], leaf.dtype) if is_packed else None for leaf, is_packed in leaves]
     return Packed(jnp.concatenate(words, axis=-1), rest, structure, tuple(parts))
@@ -51,9 +53,3 @@ def unpack(packed: Packed) -> Any:
         leaves.append(words != 0 if dtype == jnp.bool_ else jax.lax.bitcast_convert_type(words, dtype))
         start += size
     return jax.tree.unflatten(packed.tree, leaves)
-
-
-def _as_words(leaf: jax.Array) -> jax.Array:
-    if leaf.dtype == bool:
-        return leaf.astype(jnp.uint32)
-    return jax.lax.bitcast_convert_type(leaf, jnp.uint32)

@@ -78,10 +78,6 @@ class Actor:
     def __hash__(self) -> int:
         return hash((self.kind, self.script, self.policy.assignment))
 
-    def init_carry(self, num_envs: int) -> Any:
-        """Returns what is carried into the first step of an episode; None where nothing is learned."""
-        return self.policy.algorithm.init_carry(self.policy, num_envs) if self.kind == "learned" else None
-
     def choose(
         self, env: Env, learned: Any, carry: Any, obs: Any, keys: jax.Array, situation: tuple, greedy: bool
     ) -> tuple[jax.Array, Any]:
@@ -169,8 +165,10 @@ class Game:
     env_params: Any
 
     def init_carries(self, num_envs: int) -> list[tuple]:
-        """Returns what the actors of each role carry into the first step of an episode."""
-        return [tuple(actor.init_carry(num_envs) for actor in cast) for cast in self.casts]
+        """Returns what the actors of each role carry into the first step of an episode; None where nothing is
+        learned."""
+        init = lambda own: own.policy.algorithm.init_carry(own.policy, num_envs)  # noqa: E731
+        return [tuple(init(own) if own.kind == "learned" else None for own in cast) for cast in self.casts]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -62,8 +62,7 @@ def _validate_policy(name: str, policy: PolicyConfig) -> None:
     path = f"policies.{name}"
     fraction, frozen = policy.past_selves_fraction, policy.past_selves and not policy.trainable
     values = [fraction] if isinstance(fraction, (int, float)) else [value for _, value in fraction]
-    below = all(0 <= value < 1 for value in values)
-    require(below, f"{path}.past_selves_fraction", fraction, "at least 0 and below 1")
+    require(all(0 <= v < 1 for v in values), f"{path}.past_selves_fraction", fraction, "at least 0 and below 1")
     takes = find_algorithm(policy.algorithm).takes
     require_allowed(f"{path}.", policy, takes)
     epsilon = policy.optimizer_epsilon
