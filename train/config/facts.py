@@ -149,10 +149,12 @@ def require_taken(path: str, config: Any, takes: Collection[str], algorithm: str
             require(value == usual, f"{path}.{name}", value, f"{usual} (left out) for {algorithm}")
 
 
-def require_allowed(path: str, config: Any) -> None:
+def require_allowed(path: str, config: Any, takes: Collection[str] = ()) -> None:
     """Raises ValueError, naming the field after `path`, for a value that is not allowed, or no sound schedule
-    (`require_schedule`)."""
-    for name, (*_, field), value in leaves(config, path):
+    (`require_schedule`); not inside of blocks that an algorithm which takes these does not (`require_taken`)."""
+    for name, (*blocks, field), value in leaves(config, path):
+        if not all(is_taken(block, takes) for block in blocks):
+            continue
         allowed, values = field.metadata.get("allowed", ""), value if isinstance(value, tuple) else (value,)
         rules = [rule for words, rule in _RULES.items() if words in allowed]
         require(all(rule(number) for rule in rules for number in values), name, value, allowed)

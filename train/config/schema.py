@@ -102,7 +102,7 @@ class PolicyConfig:
     """its network"""
     optimizer: Literal["adam", "rmsprop", "sgd"] = "adam"
     """what shapes the clipped gradient before the learning rate multiplies it"""
-    optimizer_epsilon: float = static(1e-5, allowed="finite and above 0")
+    optimizer_epsilon: float = static(1e-5, allowed="above 0")
     """added to the denominator of adam and rmsprop"""
     learning_rate: Schedule = traced(3e-4)
     """a number, or [[env_step, value], ...]"""

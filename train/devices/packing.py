@@ -29,8 +29,12 @@ def pack(tree: Any, leading: int = 0, apart: Collection[str] = ()) -> Packed:
         apart: names of fields, at any depth, whose leaves stay as they are.
     """
     places, structure = jax.tree_util.tree_flatten_with_path(tree)
-    leaves = [(leaf, _is_packed(path, leaf, apart)) for path, leaf in places]
-    words = [_as_words(leaf).reshape(*leaf.shape[:leading], -1) for leaf, is_packed in leaves if is_packed]
+    small = (bool, jnp.int32, jnp.uint32, jnp.float32)
+    stays = lambda path: any(getattr(entry, "name", None) in apart for entry in path)  # noqa: E731
+    leaves = [(leaf, leaf.dtype in small and not stays(path)) for path, leaf in places]
+    bits = lambda leaf: jax.lax.bitcast_convert_type(leaf, jnp.uint32)  # noqa: E731
+    as_words = lambda leaf: leaf.astype(jnp.uint32) if leaf.dtype == bool else bits(leaf)  # noqa: E731
+    words = [as_words(leaf).reshape(*leaf.shape[:leading], -1) for leaf, is_packed in leaves if is_packed]
     rest = [leaf for leaf, is_packed in leaves if not is_packed]
     parts = [(leaf.shape[leading:], leaf.dtype) if is_packed else None for leaf, is_packed in leaves]
     return Packed(jnp.concatenate(words, axis=-1), rest, structure, tuple(parts))
@@ -49,14 +53,3 @@ def unpack(packed: Packed) -> Any:
         leaves.append(words != 0 if dtype == jnp.bool_ else jax.lax.bitcast_convert_type(words, dtype))
         start += size
     return jax.tree.unflatten(packed.tree, leaves)
-
-
-def _is_packed(path: tuple, leaf: Any, apart: Collection[str]) -> bool:
-    stays = any(getattr(entry, "name", None) in apart for entry in path)
-    return not stays and leaf.dtype in (bool, jnp.int32, jnp.uint32, jnp.float32)
-
-
-def _as_words(leaf: jax.Array) -> jax.Array:
-    if leaf.dtype == bool:
-        return leaf.astype(jnp.uint32)
-    return jax.lax.bitcast_convert_type(leaf, jnp.uint32)

@@ -37,12 +37,13 @@ def statistics(episodes: Episodes, info_ratios: Ratios | None = None) -> dict[st
         info_ratios: of the environment (`Env.info_ratios`): they stand in place of the sums that they divide.
     """
     ratios, info = info_statistics(episodes, info_ratios)
+    returns = {**episodes.group_return, **episodes.episode_return}
     agents = {name: values for name, values in episodes.agent_return.items() if values.shape[1] > 1}
     return {
         **ratios,
         **info,
         "length": value_statistics(episodes.episode_length),
-        **{f"{name} return": value_statistics(values) for name, values in returns_by_name(episodes).items()},
+        **{f"{name} return": value_statistics(values) for name, values in returns.items()},
         **{f"{name} agent return": value_statistics(values) for name, values in agents.items()},
     }
 
@@ -55,17 +56,12 @@ def evaluation_metrics(episodes: Episodes, info_ratios: Ratios | None = None) ->
     ratios, info = info_statistics(episodes, info_ratios)
     found = {"episode_length": value_statistics(episodes.episode_length), **ratios}
     found |= {f"episode_{name}": numbers for name, numbers in info.items()}
-    returns = returns_by_name(episodes)
+    returns = {**episodes.group_return, **episodes.episode_return}  # of two with one name the policy's
     found |= {f"{name}/episode_return": value_statistics(values) for name, values in returns.items()}
     metrics = {}
     for name, numbers in found.items():
         metrics |= {f"eval/{name}": numbers["mean"], f"eval/{name}_standard_error": numbers["standard_error"]}
     return metrics
-
-
-def returns_by_name(episodes: Episodes) -> dict[str, Any]:
-    """Returns the returns of policies and of groups, [E] each, by name; of two with one name the policy's."""
-    return {**episodes.group_return, **episodes.episode_return}
 
 
 def info_statistics(episodes: Episodes, info_ratios: Ratios | None) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -158,9 +158,8 @@ def line_up(setup: Setup, roles: Sequence[Role], first: Player, opponents: Oppon
         used |= {player.name for player in invited}
         players.append([first, *invited])
         names = [player.name for player in players[-1]]
-        for name in names:
-            if names.count(name) > 1:
-                raise ValueError(f"players of {role.name}: {', '.join(names)}: each must have a name of its own")
+        if len(set(names)) < len(names):
+            raise ValueError(f"players of {role.name}: {', '.join(names)}: each must have a name of its own")
     asked = [as_player(setup, player).name for invited in by_role.values() for player in invited]
     for name in asked:
         if name not in used:
@@ -213,6 +212,8 @@ def play_episodes(
     reset_key, step_key = jax.random.split(key)
     starts = jax.vmap(game.env.reset, (0, None))(jax.random.split(reset_key, num_episodes), game.env_params)
 
+    add_where = lambda rows, total, new: total + jnp.where(rows, new, 0)  # noqa: E731
+
     def play(key: jax.Array, carry: tuple) -> tuple:
         """One step. Returns (carry, reward by group, terminated by group, over, info)."""
         action_key, env_key = jax.random.split(key)
@@ -224,8 +225,8 @@ def play_episodes(
         time, carry, live, (returns, length, info), finished = loop
         carry, reward, terminated, over, counts = play(jax.random.fold_in(step_key, time), carry)
         counted = jax.tree.map(lambda alive: alive & ~finished[:, None], live)
-        returns = jax.tree.map(_add_where, counted, returns, reward)
-        info = jax.tree.map(functools.partial(_add_where, ~finished), info, counts)
+        returns = jax.tree.map(add_where, counted, returns, reward)
+        info = jax.tree.map(functools.partial(add_where, ~finished), info, counts)
         live = jax.tree.map(lambda alive, ended: alive & ~ended, live, terminated)
         return time + 1, carry, live, (returns, length + ~finished, info), finished | over
 
@@ -237,7 +238,3 @@ def play_episodes(
     start = (jnp.int32(0), first, live, (returns, nobody.astype(jnp.int32), info), nobody)
     end = jax.lax.while_loop(lambda loop: (loop[0] < max_steps) & ~loop[-1].all(), body, start)
     return (*end[3], end[4])
-
-
-def _add_where(rows: jax.Array, total: jax.Array, new: jax.Array) -> jax.Array:
-    return total + jnp.where(rows, new, 0)

@@ -78,10 +78,6 @@ class Actor:
     def __hash__(self) -> int:
         return hash((self.kind, self.script, self.policy.assignment))
 
-    def init_carry(self, num_envs: int) -> Any:
-        """Returns what is carried into the first step of an episode; None where nothing is learned."""
-        return self.policy.algorithm.init_carry(self.policy, num_envs) if self.kind == "learned" else None
-
     def choose(
         self, env: Env, learned: Any, carry: Any, obs: Any, keys: jax.Array, situation: tuple, greedy: bool
     ) -> tuple[jax.Array, Any]:
@@ -169,8 +165,10 @@ class Game:
     env_params: Any
 
     def init_carries(self, num_envs: int) -> list[tuple]:
-        """Returns what the actors of each role carry into the first step of an episode."""
-        return [tuple(actor.init_carry(num_envs) for actor in cast) for cast in self.casts]
+        """Returns what the actors of each role carry into the first step of an episode; None where nothing is
+        learned."""
+        init = lambda own: own.policy.algorithm.init_carry(own.policy, num_envs)  # noqa: E731
+        return [tuple(init(own) if own.kind == "learned" else None for own in cast) for cast in self.casts]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -223,7 +221,8 @@ def seat(setup: Setup, player: Player, role: Role) -> Candidate:
     members = player.state.num_updates.shape
     words = "one run: of a population take a member, jax.tree.map(lambda leaf: leaf[i], states)"
     require(members == (), f"player {player.name!r}: state of the shape", members, words)
-    name = owner(theirs, role.assignment)
+    wanted = set(role.assignment.agents)
+    name = next((name for name, own in theirs.assignments.items() if wanted.issubset(own.agents)), None)
     if name is None:
         agents = ", ".join(f"{part.group}[{part.start}:{part.stop}]" for part in role.assignment.segments)
         names = ", ".join(theirs.policies)
@@ -235,12 +234,6 @@ def seat(setup: Setup, player: Player, role: Role) -> Candidate:
     learned = PolicyState(state.params, None, state.normalizer)  # what only learning needs stays behind
     assignment = dataclasses.replace(policy.assignment, segments=role.assignment.segments)
     return Candidate(player, Actor(dataclasses.replace(policy, assignment=assignment), "learned"), learned)
-
-
-def owner(setup: Setup, assignment: Assignment) -> str | None:
-    """Returns the policy that plays all agents of an assignment, or None where there is none."""
-    wanted = set(assignment.agents)
-    return next((name for name, own in setup.assignments.items() if wanted.issubset(own.agents)), None)
 
 
 def require_same_game(setup: Setup, other: Setup, name: str) -> None:

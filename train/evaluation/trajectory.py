@@ -50,11 +50,6 @@ class Trajectory:
         return path
 
 
-def _without_key_type(leaf: jax.Array) -> jax.Array:
-    """Returns typed keys, which NumPy does not know, as their numbers."""
-    return jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
-
-
 def record_episode(
     learner: Learner, state: TrainState, key: jax.Array, greedy: bool = False, random: Sequence[str] = (),
     max_steps: int = 1_000, players: Mapping[str, Player | Script | str] | None = None, observations: bool = False,
@@ -77,7 +72,9 @@ def record_episode(
     _, chosen = choose_players(learner, state, random, players)
     game = make_game(learner.setup, state, [[player] for player in chosen], chosen)
     recorded = _record_jit(game, key, greedy, max_steps, observations)
-    first, states, over, rows = jax.device_get(jax.tree.map(_without_key_type, recorded))
+    is_key = lambda leaf: jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)  # noqa: E731  (NumPy does not know them)
+    numbers = jax.tree.map(lambda leaf: jax.random.key_data(leaf) if is_key(leaf) else leaf, recorded)
+    first, states, over, rows = jax.device_get(numbers)
     length = int(np.argmax(over)) + 1 if over.any() else max_steps
     states = jax.tree.map(lambda start, rest: np.concatenate([start, rest[:length, 0]]), first, states)
     rows = jax.tree.map(lambda leaf: leaf[:length, 0], rows)

@@ -122,12 +122,9 @@ def towers_of(params: Any, shape: Shape) -> tuple[Tower, ...]:
     hidden = lambda trunk: [params[trunk]["mlp"][f"layer_{i}"] for i in range(len(shape.hidden))]  # noqa: E731
     heads = [params["policy_head"], params["value_head"]]
     if shape.shared:
-        joined = jax.tree.map(lambda *leaves: jnp.concatenate(leaves, axis=-1), *heads)
-        return (_padded_tower([*hidden("trunk"), joined], shape),)
-    return tuple(
-        _padded_tower([*hidden(trunk), head], shape)
-        for trunk, head in zip(("trunk", "value_trunk"), heads, strict=True)
-    )
+        heads = [jax.tree.map(lambda *leaves: jnp.concatenate(leaves, axis=-1), *heads)]
+    trunks = zip(("trunk", "value_trunk"), heads, strict=False)
+    return tuple(_padded_tower([*hidden(trunk), head], shape) for trunk, head in trunks)
 
 
 def _padded_tower(layers: list[dict[str, jax.Array]], shape: Shape) -> Tower:

@@ -8,14 +8,13 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import SingleDeviceSharding
 
-from wdjax.train.config.schema import TrainConfig
 from wdjax.train.devices.startup import no_garbage_collection
 from wdjax.train.rollout.self_play import PRESENT, new_pool
 from wdjax.train.state.agents import building_config, to_groups
 from wdjax.train.state.policy import Policy, Setup
 from wdjax.train.state.registry import make_hypers
 from wdjax.train.state.sharding import device_of_new_arrays, state_shardings
-from wdjax.train.state.state import Memory, PolicyState, TrainState
+from wdjax.train.state.state import PolicyState, TrainState
 
 
 def init(setup: Setup, key: jax.Array, loaded: Mapping[str, PolicyState] | None = None) -> TrainState:
@@ -30,12 +29,15 @@ def init(setup: Setup, key: jax.Array, loaded: Mapping[str, PolicyState] | None 
         name: init_policy(policy, network_keys[i], loaded.get(name))
         for i, (name, policy) in enumerate(setup.policies.items())
     }
-    config = setup.config
+    memory = {name: policy.algorithm.init_memory(policy, setup.config) for name, policy in setup.policies.items()}
+    for name, policy in setup.policies.items():
+        if policy.config.past_selves:
+            memory[name] = memory[name].replace(member=jnp.full(setup.config.blocks, PRESENT, jnp.int32))
     env_params = jax.tree.map(jnp.asarray, setup.env_params)
     obs, replicas = setup.replicas.reset(replica_key, env_params)
     return TrainState(
         policies=learned,
-        memory={name: init_memory(policy, config) for name, policy in setup.policies.items()},
+        memory=memory,
         hypers={name: make_hypers(policy.config) for name, policy in setup.policies.items()},
         env_params=env_params,
         replicas=replicas,
@@ -81,12 +83,6 @@ def with_counts(state: PolicyState, loaded: PolicyState) -> PolicyState:
     counted = state.gradient_steps is not None and loaded.gradient_steps is not None
     gradient_steps = loaded.gradient_steps if counted else state.gradient_steps
     return state.replace(normalizer=normalizer, gradient_steps=gradient_steps)
-
-
-def init_memory(policy: Policy, config: TrainConfig) -> Memory:
-    """Returns what a policy keeps for every replica, at the start of a run."""
-    memory = policy.algorithm.init_memory(policy, config)
-    return memory.replace(member=jnp.full(config.blocks, PRESENT, jnp.int32)) if policy.config.past_selves else memory
 
 
 def host_key(seed: int) -> jax.Array:

@@ -1,17 +1,18 @@
 """What a TrainConfig may hold: checked before anything is traced."""
 
+import math
 from typing import Any
 
 from wdjax.checks import require, require_known
 from wdjax.env import Env
 from wdjax.spaces import LARGEST, Dict
 from wdjax.train.config.env_params import make_env
-from wdjax.train.config.facts import require_allowed
+from wdjax.train.config.facts import require_allowed, require_taken
 from wdjax.train.config.schema import PolicyConfig, TrainConfig
 from wdjax.train.networks.distributions import Categorical, make_distribution
 from wdjax.train.networks.encoders import MASK, check_options, encoder_class, require_layout
 from wdjax.train.state.agents import Assignment, assign_agents, group_sizes
-from wdjax.train.state.registry import find_algorithm, require_own_fields
+from wdjax.train.state.registry import find_algorithm
 
 
 def validate(config: TrainConfig) -> tuple[Env, Any, dict[str, Assignment]]:
@@ -59,12 +60,14 @@ def validate(config: TrainConfig) -> tuple[Env, Any, dict[str, Assignment]]:
 
 def _validate_policy(name: str, policy: PolicyConfig) -> None:
     path = f"policies.{name}"
-    require_own_fields(path, policy)
     fraction, frozen = policy.past_selves_fraction, policy.past_selves and not policy.trainable
     values = [fraction] if isinstance(fraction, (int, float)) else [value for _, value in fraction]
-    below = all(0 <= value < 1 for value in values)
-    require(below, f"{path}.past_selves_fraction", fraction, "at least 0 and below 1")
-    require_allowed(f"{path}.", policy)
+    require(all(0 <= v < 1 for v in values), f"{path}.past_selves_fraction", fraction, "at least 0 and below 1")
+    takes = find_algorithm(policy.algorithm).takes
+    require_allowed(f"{path}.", policy, takes)
+    epsilon = policy.optimizer_epsilon
+    require(math.isfinite(epsilon), f"{path}.optimizer_epsilon", epsilon, "finite")
+    require_taken(path, policy, takes, policy.algorithm)
     require(not frozen, f"{path}.past_selves", policy.past_selves, "0 where trainable is false: it is always the same")
     check_options(f"{path}.network", policy.network)
     raw = getattr(encoder_class(policy.network.encoder), "needs_raw", False)

@@ -64,7 +64,9 @@ def read_policies(setup: Setup) -> dict[str, PolicyState]:
         require_known(f"policy in {field}:", wanted or name, state.policies)
         theirs = state.policies[wanted or name]
         require_same_policy(field, policy, other.policies[wanted or name])
-        require_same_shapes(field, policy, theirs.params)
+        own = jax.eval_shape(lambda policy=policy: init_policy(policy, jax.random.key(0))).params
+        if jax.tree.map(jnp.shape, theirs.params) != jax.tree.map(jnp.shape, own):  # a class of one's own has changed
+            raise ValueError(f"{field}: its parameters have other shapes than those of policies.{name}")
         kept = PolicyState(theirs.params, None, theirs.normalizer, gradient_steps=theirs.gradient_steps)
         loaded[name] = jax.device_get(kept)
     return loaded
@@ -85,13 +87,6 @@ def require_same_policy(field: str, policy: Policy, theirs: Policy) -> None:
         mine, his = (getattr(p.assignment, kind) for p in (policy, theirs))
         if _form(mine) != _form(his):
             raise ValueError(f"{field}: its {kind.replace('_', ' ')} is {his}, that of {path} {mine}")
-
-
-def require_same_shapes(field: str, policy: Policy, params: Any) -> None:
-    """Raises ValueError where parameters have other shapes than a policy's own: a class of one's own has changed."""
-    own = jax.eval_shape(lambda: init_policy(policy, jax.random.key(0))).params
-    if jax.tree.map(jnp.shape, params) != jax.tree.map(jnp.shape, own):
-        raise ValueError(f"{field}: its parameters have other shapes than those of policies.{policy.name}")
 
 
 def _form(space: Space) -> Any:

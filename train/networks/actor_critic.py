@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from wdjax.spaces import Dict, Space, sample_shapes
+from wdjax.spaces import Dict, Space
 from wdjax.train.config.schema import NetworkConfig
 from wdjax.train.networks.distributions import Distribution
 from wdjax.train.networks.encoders import MASK, make_encoder
@@ -145,13 +145,6 @@ def split_mask(obs: Any) -> tuple[Any, jax.Array | None]:
     if isinstance(obs, Mapping) and MASK in obs:
         return {name: part for name, part in obs.items() if name != MASK}, obs[MASK]
     return obs, None
-
-
-def batch_shape(space: Space, obs: Any) -> tuple[int, ...]:
-    """Returns the leading axes of observations, leaves [*leading, *part of the space]."""
-    ndims = jax.tree.map(lambda leaf: leaf.ndim, sample_shapes(space))
-    leaf, ndim = jax.tree.leaves(obs)[0], jax.tree.leaves(ndims)[0]
-    return leaf.shape[: leaf.ndim - ndim]
 
 
 def without_mask(space: Space) -> Space:

@@ -59,7 +59,8 @@ def normalize_observation(statistics: Any, obs: Any) -> Any:
     if statistics is None:
         return obs
     scale = jax.lax.rsqrt(statistics.variance + EPSILON)
-    shift, scale = (_spread(leaf, obs) for leaf in (statistics.mean, scale))
+    leading = (1,) * (obs.ndim - scale.ndim)  # rank promotion is not implicit here
+    shift, scale = (leaf.reshape(leading + leaf.shape) for leaf in (statistics.mean, scale))
     return jnp.clip((obs - shift) * scale, -CLIP, CLIP)
 
 
@@ -128,8 +129,3 @@ def discounted_returns(
 
     last, totals = jax.lax.scan(step, start, (reward, over))
     return totals, last
-
-
-def _spread(statistic: jax.Array, values: jax.Array) -> jax.Array:
-    """Gives a statistic [*part] the leading axes of values [..., *part]: rank promotion is not implicit here."""
-    return statistic.reshape((1,) * (values.ndim - statistic.ndim) + statistic.shape)

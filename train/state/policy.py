@@ -8,8 +8,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from wdjax.env import Env
+from wdjax.spaces import sample_shapes
 from wdjax.train.config.schema import PolicyConfig, TrainConfig
-from wdjax.train.networks.actor_critic import batch_shape, split_mask
+from wdjax.train.networks.actor_critic import split_mask
 from wdjax.train.networks.distributions import Distribution
 from wdjax.train.state.agents import Assignment
 from wdjax.train.state.normalization import normalize_observation
@@ -57,11 +58,12 @@ class Policy:
 
     def sample_uniform(self, key: jax.Array, obs: Any) -> jax.Array:
         """Draws every action that is allowed with equal probability, [N, n, ...], for observations [N, n, ...]."""
-        mask, shape = split_mask(obs)[1], batch_shape(self.assignment.observation_space, obs)
+        mask, parts = split_mask(obs)[1], sample_shapes(self.assignment.observation_space)
         if mask is not None:
             return self.distribution.sample(key, self.distribution.mask(jnp.zeros(mask.shape), mask))
         space = self.assignment.action_space
-        for size in reversed(shape):
+        leaf, part = jax.tree.leaves(obs)[0], jax.tree.leaves(parts)[0]
+        for size in reversed(leaf.shape[: leaf.ndim - part.ndim]):
             space = space.batch(size)
         return space.sample(key)
 

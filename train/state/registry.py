@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 from wdjax.checks import did_you_mean, require
-from wdjax.train.config.facts import is_required, require_taken
+from wdjax.train.config.facts import is_required
 from wdjax.train.config.reading import from_mapping, import_named, register
 from wdjax.train.config.schema import PolicyConfig, TrainConfig
 from wdjax.train.state.algorithm import Algorithm
@@ -90,8 +90,3 @@ def with_options(path: str, config: PolicyConfig) -> PolicyConfig:
 def make_hypers(config: PolicyConfig) -> Hypers:
     """Returns the traced hyperparameters of a policy as float32 arrays."""
     return hypers_of(config, find_algorithm(config.algorithm).takes)
-
-
-def require_own_fields(path: str, config: PolicyConfig) -> None:
-    """Raises ValueError, naming the field, where one is set that a policy's algorithm does not take."""
-    require_taken(path, config, find_algorithm(config.algorithm).takes, config.algorithm)

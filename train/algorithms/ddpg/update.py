@@ -31,7 +31,7 @@ from wdjax.train.state.algorithm import Algorithm
 from wdjax.train.state.hypers import Hypers, hypers_of
 from wdjax.train.state.normalization import new_normalizer, update_observation_statistics
 from wdjax.train.state.policy import Policy
-from wdjax.train.state.rows import Rollout, Rows
+from wdjax.train.state.rows import Rollout
 from wdjax.train.state.state import Memory, PolicyState
 
 ACTOR_METRICS = ("actor_loss", "grad_norm_actor")
@@ -47,7 +47,14 @@ class DDPG(Algorithm):
         require_bounded_box(f"policies.{name}.algorithm = 'DDPG'", assignment.action_space)
         size = config.network.recurrent_size
         require(size == 0, f"policies.{name}.network.recurrent_size", size, "0: DDPG has no recurrent policy")
-        check_options(f"policies.{name}.ddpg", config, run.blocks)
+        options, path = config.ddpg, f"policies.{name}.ddpg"
+        for field in ("buffer_size", "batch_size"):
+            value = getattr(options, field)
+            require(value % run.blocks == 0, f"{path}.{field}", value, f"a multiple of num_blocks = {run.blocks}")
+        batch, size = options.batch_size, options.buffer_size
+        require(size >= batch, f"{path}.buffer_size", size, f"at least batch_size = {batch}")
+        allowed = f"between batch_size = {batch} and buffer_size = {size}"
+        require(batch <= options.warmup <= size, f"{path}.warmup", options.warmup, allowed)
 
     def make_network(self, config: PolicyConfig, assignment: Assignment, rngs: nnx.Rngs) -> ActorActionValue:
         observation_space = without_mask(assignment.observation_space)
@@ -119,7 +126,10 @@ class DDPG(Algorithm):
         Metrics of losses and gradients are means over the gradient steps, NaN where there was none.
         """
         options, rows = policy.config.ddpg, played.rows[policy.name]
-        replay = remember(memory.replay, as_steps(policy, rows, played.over), hypers.gamma, options.n_step)
+        action = from_box(policy.assignment.action_space, rows.action)  # in [-1, 1]
+        over = jnp.broadcast_to(played.over[..., None], rows.live.shape)
+        steps = Steps(rows.obs, action, rows.reward, rows.next_obs, rows.terminated, over, rows.live)
+        replay = remember(memory.replay, steps, hypers.gamma, options.n_step)
         ring = replay.ring
         warm = smallest(jnp.min(ring.size)) * (num_blocks * num_shards()) >= options.warmup
         study = functools.partial(gradient_steps, policy, hypers=hypers, ring=ring, key=key)
@@ -154,18 +164,6 @@ def require_bounded_box(field: str, space: Any) -> None:
         raise ValueError(f"{field}: {space} must be bounded on all sides")
 
 
-def check_options(path: str, config: PolicyConfig, num_blocks: int) -> None:
-    """Raises ValueError naming the field of DDPGConfig that holds what it must not."""
-    options = config.ddpg
-    for field in ("buffer_size", "batch_size"):
-        value = getattr(options, field)
-        require(value % num_blocks == 0, f"{path}.{field}", value, f"a multiple of num_blocks = {num_blocks}")
-    batch, size = options.batch_size, options.buffer_size
-    require(size >= batch, f"{path}.buffer_size", size, f"at least batch_size = {batch}")
-    allowed = f"between batch_size = {batch} and buffer_size = {size}"
-    require(batch <= options.warmup <= size, f"{path}.warmup", options.warmup, allowed)
-
-
 def actor_of(policy: Policy, state: PolicyState, obs: Any) -> jax.Array:
     """Returns mu(obs), [..., A] in [-1, 1], for observations with any leading axes."""
     return nnx.merge(policy.graphdef, state.params).actor(policy.inputs(state, obs)[0])
@@ -174,13 +172,6 @@ def actor_of(policy: Policy, state: PolicyState, obs: Any) -> jax.Array:
 def critics_of(params: dict[str, Any]) -> dict[str, Any]:
     """Returns the parameters of the critics alone."""
     return {name: part for name, part in params.items() if name != "actor"}
-
-
-def as_steps(policy: Policy, rows: Rows, over: jax.Array) -> Steps:
-    """Returns the rows of a rollout as the replay takes them: actions in [-1, 1], over ([T, N]) for every agent."""
-    action = from_box(policy.assignment.action_space, rows.action)
-    over = jnp.broadcast_to(over[..., None], rows.live.shape)
-    return Steps(rows.obs, action, rows.reward, rows.next_obs, rows.terminated, over, rows.live)
 
 
 def gradient_steps(

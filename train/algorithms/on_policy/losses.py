@@ -175,8 +175,7 @@ def kernel_gradient(
 
 
 def _row_of(batch: Batch) -> dict[str, jax.Array]:
-    row = {name: getattr(batch, name) for name in OF_ROWS}
-    return {name: values for name, values in row.items() if values is not None}
+    return {name: getattr(batch, name) for name in OF_ROWS if getattr(batch, name) is not None}
 
 
 def _numbers_of(hypers: Hypers) -> dict[str, jax.Array]:

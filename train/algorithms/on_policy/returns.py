@@ -27,14 +27,6 @@ def final_value(policy: Policy, state: PolicyState, carry: Any, final_obs: Any, 
     return when_any(truncated, evaluate, nothing, state, final_obs, carry, truncated)
 
 
-def with_final_value(policy: Policy, state: PolicyState, rows: Rows, over: jax.Array) -> Rows:
-    """Returns rows [T, N, n] with V(next_obs) of those that a time limit cut off, where no step has found it yet."""
-    if rows.next_obs is None or rows.final_value is not None:
-        return rows
-    truncated = over[..., None] & ~rows.terminated
-    return rows.replace(final_value=final_value(policy, state, None, rows.next_obs, truncated), next_obs=None)
-
-
 def next_values(rows: Rows, last_value: jax.Array, over: jax.Array) -> jax.Array:
     """Returns [T, N, n] V of the observation after each row: of the final one where the episode is over.
 

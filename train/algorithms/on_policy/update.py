@@ -17,7 +17,7 @@ from wdjax.train.algorithms.on_policy.minibatches import (
     shuffle,
     take_rows,
 )
-from wdjax.train.algorithms.on_policy.returns import final_value, gae, next_values, with_final_value
+from wdjax.train.algorithms.on_policy.returns import final_value, gae, next_values
 from wdjax.train.algorithms.optimizer import descend, make_optimizer, to_vectors
 from wdjax.train.config.schema import PolicyConfig, TrainConfig
 from wdjax.train.devices.blocks import block_keys, draw_blocks
@@ -150,7 +150,10 @@ class OnPolicy(Algorithm):
         Metrics are means over live rows; of losses and gradients, means over the gradient steps taken.
         """
         over = played.over
-        rows = with_final_value(policy, state, played.rows[policy.name], over)
+        rows = played.rows[policy.name]
+        if rows.next_obs is not None and rows.final_value is None:  # of those that a time limit cut off
+            found = final_value(policy, state, None, rows.next_obs, over[..., None] & ~rows.terminated)
+            rows = rows.replace(final_value=found, next_obs=None)
         reward, statistics, memory = scale_reward(state.normalizer, memory, hypers, rows, over)
         last_value = policy.apply(state, played.last_obs[policy.name], played.last_carry[policy.name])[1]
         next_value = next_values(rows, last_value, over)
@@ -164,9 +167,8 @@ class OnPolicy(Algorithm):
             positive, usable = (jnp.any(flags, axis=(0, 2)) for flags in (rows.terminated & rows.live, rows.live))
             chosen = choose_replicas(choice_key, positive, usable, policy.config.neg_pos_env_ratio, num_blocks)
             live &= chosen[None, :, None]
-            metrics |= {
-                "positive_envs": total(jnp.sum(positive)), "negative_envs": total(jnp.sum(chosen & ~positive))
-            }  # fmt: skip
+            metrics["positive_envs"] = total(jnp.sum(positive))
+            metrics["negative_envs"] = total(jnp.sum(chosen & ~positive))
         batch = Batch(rows.obs, rows.action, rows.log_prob, rows.value, advantage, target, live)
         if policy.config.network.recurrent_size:
             started = jnp.concatenate([jnp.zeros_like(over[:1]), over[:-1]])  # a reset before the first row is done
