@@ -76,11 +76,9 @@ def time_of(program: Callable[[Any], tuple], state: Any) -> float:
 
 
 def auto_scale(
-    config: TrainConfig,
-    rollout: bool = False,
-    budget: int | None = None,
+    config: TrainConfig, rollout: bool = False, budget: int | None = None,
     attempt: Callable[[TrainConfig, int], Trial] = measure,
-) -> tuple[TrainConfig, list[Trial]]:
+) -> tuple[TrainConfig, list[Trial]]:  # fmt: skip
     """Returns (the configuration with the num_envs that was found, what was tried in its order).
 
     From where the configuration stands num_envs is doubled until it does not fit, or two doublings in a row have not

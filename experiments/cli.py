@@ -5,7 +5,6 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import jax
 from rich.console import Console
@@ -14,9 +13,6 @@ from wdjax.checks import did_you_mean, one_line
 from wdjax.train.devices.processes import STOPPED, leaving
 from wdjax.train.devices.startup import no_garbage_collection, wake_device
 from wdjax.train.host.failures import FAILURES
-
-if TYPE_CHECKING:
-    from wdjax.train import Trainer
 
 USAGE = """\
 usage: wdjax COMMAND ...
@@ -91,7 +87,7 @@ def list_all(arguments: list[str]) -> None:
         console.print(f"  {name:32s}{purpose}", markup=False, soft_wrap=True)
 
 
-def import_trainer() -> "type[Trainer]":
+def import_trainer() -> type:
     """Imports the Trainer, which takes a while, while the device wakes, which does, too.
 
     Raises:

@@ -1,5 +1,3 @@
 """Where encoders were before version 0.2: wdjax.train.networks.encoders."""
 
-from wdjax.train.networks.encoders import Attention, DeepSets, Encoder, FlatEncoder, register_encoder
-
-__all__ = ["Attention", "DeepSets", "Encoder", "FlatEncoder", "register_encoder"]
+from wdjax.train.networks.encoders import Attention, DeepSets, Encoder, FlatEncoder, register_encoder  # noqa: F401

@@ -58,14 +58,9 @@ class Trainer:
     """
 
     def __init__(
-        self,
-        config: TrainConfig,
-        workdir: str | Path,
-        resume: bool = False,
-        callbacks: Sequence[Callback] = (),
-        quiet: bool = False,
-        debug: bool = False,
-    ):
+        self, config: TrainConfig, workdir: str | Path, resume: bool = False, callbacks: Sequence[Callback] = (),
+        quiet: bool = False, debug: bool = False,
+    ):  # fmt: skip
         self.config = config = read_config(config)  # one built in Python may hold 1e6 for 1_000_000
         if debug:
             self.config = config = dataclasses.replace(config, devices=1)

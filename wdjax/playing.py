@@ -76,14 +76,9 @@ def start_play(env: Env, params: Any, key: jax.Array, num_envs: int) -> PlayStat
 
 
 def play(
-    env: Env,
-    params: Any,
-    policy: Callable[[jax.Array, Any], Any],
-    state: PlayState,
-    num_steps: int,
-    record: Callable[[Any, Transition], tuple[Any, Any]] | None = None,
-    memory: Any = None,
-) -> tuple[PlayState, Any, Any]:
+    env: Env, params: Any, policy: Callable[[jax.Array, Any], Any], state: PlayState, num_steps: int,
+    record: Callable[[Any, Transition], tuple[Any, Any]] | None = None, memory: Any = None,
+) -> tuple[PlayState, Any, Any]:  # fmt: skip
     """Plays `num_steps` in every replica.
 
     Args:

@@ -61,15 +61,9 @@ def save_png(path: str | pathlib.Path, env: Env, state: Any, params: Any, size: 
 
 
 def save_gif(
-    path: str | pathlib.Path,
-    env: Env,
-    states: Any,
-    params: Any,
-    fps: float = 10.0,
-    trail: int = 10,
-    hold: float = 1.5,
+    path: str | pathlib.Path, env: Env, states: Any, params: Any, fps: float = 10.0, trail: int = 10, hold: float = 1.5,
     size: tuple[int, int] | None = None,
-) -> None:
+) -> None:  # fmt: skip
     """Writes an episode as a GIF that plays for ever, one frame a state; makes the folder where there is none.
 
     Args:

@@ -47,18 +47,11 @@ from wdjax.train.storage.metrics_log import read_metrics
 
 
 def sweep(
-    config: TrainConfig | str | Path,
-    values: Mapping[str, Any] | None = None,
-    seeds: int | Sequence[int] = 1,
-    points: Sequence[Point] = (),
-    workdir: str | Path | None = None,
-    metric: str | None = None,
-    members_at_once: int = 0,
-    devices: int = 0,
-    resume: bool = False,
-    quiet: bool = True,
+    config: TrainConfig | str | Path, values: Mapping[str, Any] | None = None, seeds: int | Sequence[int] = 1,
+    points: Sequence[Point] = (), workdir: str | Path | None = None, metric: str | None = None,
+    members_at_once: int = 0, devices: int = 0, resume: bool = False, quiet: bool = True,
     stop: threading.Event | None = None,
-) -> list[Row]:
+) -> list[Row]:  # fmt: skip
     """Trains every combination of values with every seed, members side by side in one program where shapes allow it.
 
         table = sweep("cartpole_ppo", {"policies.agent.learning_rate": [1e-3, 3e-3]}, seeds=8)

@@ -55,17 +55,10 @@ class Selection:
 
 
 def evolve(
-    config: TrainConfig | str | Path,
-    values: Mapping[str, Any],
-    members: int = 16,
-    selection: Selection = Selection(),
-    workdir: str | Path | None = None,
-    metric: str | None = None,
-    devices: int = 0,
-    resume: bool = False,
-    quiet: bool = True,
-    stop: threading.Event | None = None,
-) -> list[Row]:
+    config: TrainConfig | str | Path, values: Mapping[str, Any], members: int = 16, selection: Selection = Selection(),
+    workdir: str | Path | None = None, metric: str | None = None, devices: int = 0, resume: bool = False,
+    quiet: bool = True, stop: threading.Event | None = None,
+) -> list[Row]:  # fmt: skip
     """Trains a population whose hyperparameters change while it learns.
 
         history = evolve("cartpole_ppo", {"policies.agent.learning_rate": "log:1e-4:1e-2"}, members=16)

@@ -41,22 +41,11 @@ from wdjax.train.storage.folder import dump_config, read_json, write_whole
 
 
 def search(
-    config: TrainConfig | str | Path,
-    values: Mapping[str, Any],
-    trials: int,
-    seeds: int | Sequence[int] = 1,
-    batch: int = 16,
-    halving: Halving | None = None,
-    storage: str | None = None,
-    study: str = "wdjax",
-    workdir: str | Path | None = None,
-    metric: str | None = None,
-    members_at_once: int = 0,
-    devices: int = 0,
-    resume: bool = False,
-    quiet: bool = True,
-    stop: threading.Event | None = None,
-) -> list[Row]:
+    config: TrainConfig | str | Path, values: Mapping[str, Any], trials: int, seeds: int | Sequence[int] = 1,
+    batch: int = 16, halving: Halving | None = None, storage: str | None = None, study: str = "wdjax",
+    workdir: str | Path | None = None, metric: str | None = None, members_at_once: int = 0, devices: int = 0,
+    resume: bool = False, quiet: bool = True, stop: threading.Event | None = None,
+) -> list[Row]:  # fmt: skip
     """Looks for the values with the highest score, by Optuna's tree-structured Parzen estimator.
 
         table = search("cartpole_ppo", {"policies.agent.learning_rate": "log:1e-4:1e-2"}, trials=64, seeds=2)

@@ -27,7 +27,6 @@ Config = TypeVar("Config")
 
 _LARGEST = float(np.finfo(np.float32).max)
 
-
 _RULES: dict[str, Callable[[Any], bool]] = {
     "at least 0": lambda value: value >= 0,
     "at least 1": lambda value: value >= 1,

@@ -143,15 +143,9 @@ class GymnasiumVectorEnv(_SingleAgent, gymnasium.vector.VectorEnv):
     _prefix = "single_"
 
     def __init__(
-        self,
-        env: Env,
-        num_envs: int,
-        params: Any = None,
-        reset: ResetStrategy = "fresh",
-        render_mode: str | None = None,
-        seed: int | None = None,
-        episode_statistics: bool = True,
-    ):
+        self, env: Env, num_envs: int, params: Any = None, reset: ResetStrategy = "fresh",
+        render_mode: str | None = None, seed: int | None = None, episode_statistics: bool = True,
+    ):  # fmt: skip
         params = translate.check_single_agent(env, params, "gymnasium")
         require_bool("episode_statistics", episode_statistics)
         replicas = vectorize(env, num_envs, reset)

@@ -47,14 +47,9 @@ CONTRACT_OF_PLAY = (
 
 
 def check_env(
-    env: Env | str,
-    params: Any = None,
-    twin: Callable | None = None,
-    num_steps: int = 10_000,
-    seed: int = 0,
-    rtol: float = 1e-5,
-    atol: float = 1e-5,
-) -> None:
+    env: Env | str, params: Any = None, twin: Callable | None = None, num_steps: int = 10_000, seed: int = 0,
+    rtol: float = 1e-5, atol: float = 1e-5,
+) -> None:  # fmt: skip
     """Checks that an environment keeps the contract of `wdjax.Env`; returns None where it does.
 
     Calls `reset` and `step` under jit, vmap and scan, and plays `num_steps` random steps: 10 replicas side by side,
