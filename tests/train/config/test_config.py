@@ -189,7 +189,7 @@ OUT_OF_PLACE = [  # what an algorithm, an environment or a policy has no use for
     ("cartpole", {f"{AGENT}.ddpg.n_step": 5}, r"policies\.agent\.ddpg\.n_step = 5: must be 1 \(left out\) for A2C"),
     ("cartpole_ppo", {f"{AGENT}.ddpg.noise_stddev": -3}, r"ddpg\.noise_stddev = -3\.0: must be 0\.2 .* for PPO"),
     ("cartpole", {f"{AGENT}.action_distribution": "squashed_gaussian"}, r"policies\.agent: .* must be gaussian"),
-    ("cartpole", {f"{NET}.encoder": "deep_sets"}, r"network\.encoder = 'deep_sets' reads .* not of CartPole, unless"),
+    ("cartpole", {f"{NET}.encoder": "deep_sets"}, r"network\.encoder = 'deep_sets': CartPole does not say who is whom"),
     ("pendulum_ddpg", {f"{AGENT}.entropy_coefficient": 0.3}, r"entropy_coefficient = 0\.3: must be 0\.01 .* for DDPG"),
     ("tag_small", {"policies.runner.past_selves": 2, "num_envs": 5, "policies.runner.minibatches": 1,
                    "policies.tagger.minibatches": 1}, r"num_blocks = 1: must be at least 2, as policies\.runner has"),
