@@ -49,7 +49,9 @@ def validate(config: TrainConfig) -> tuple[Env, Any, dict[str, Assignment]]:
         words = f"at least 2, as policies.{name} has past_selves: in a block either these play or itself"
         require(not policy.past_selves or config.blocks >= 2, "num_blocks", config.blocks, words)
         require_layout(f"policies.{name}.network", policy.network, env)
-        find_algorithm(policy.algorithm).check(name, config, assignment)
+        algorithm = find_algorithm(policy.algorithm)
+        algorithm.check(name, config, assignment)
+        require_taken(f"policies.{name}", policy, algorithm.takes, policy.algorithm)
         _validate_mask(name, policy, assignment)
         _validate_batch(config, name, assignment)
     best = config.best_by
@@ -63,11 +65,9 @@ def _validate_policy(name: str, policy: PolicyConfig) -> None:
     fraction, frozen = policy.past_selves_fraction, policy.past_selves and not policy.trainable
     values = [fraction] if isinstance(fraction, (int, float)) else [value for _, value in fraction]
     require(all(0 <= v < 1 for v in values), f"{path}.past_selves_fraction", fraction, "at least 0 and below 1")
-    takes = find_algorithm(policy.algorithm).takes
-    require_allowed(f"{path}.", policy, takes)
+    require_allowed(f"{path}.", policy, find_algorithm(policy.algorithm).takes)
     epsilon = policy.optimizer_epsilon
     require(math.isfinite(epsilon), f"{path}.optimizer_epsilon", epsilon, "finite")
-    require_taken(path, policy, takes, policy.algorithm)
     require(not frozen, f"{path}.past_selves", policy.past_selves, "0 where trainable is false: it is always the same")
     check_options(f"{path}.network", policy.network)
     raw = getattr(encoder_class(policy.network.encoder), "needs_raw", False)
