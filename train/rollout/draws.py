@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from wdjax.train.devices.blocks import block_keys, draw_blocks
 from wdjax.train.networks.distributions import Categorical, Distribution
 from wdjax.train.rollout import self_play
-from wdjax.train.state.policy import Policy, Setup
+from wdjax.train.state.policy import Setup
 
 FEW_REPLICAS = 256
 """up to so many on a CPU all that is drawn is drawn ahead: of cartpole 64 are faster for it, 1,000 slower"""
@@ -38,7 +38,8 @@ def draw_ahead(
     for name, policy in setup.policies.items():
         takes = by_kernel[name] or (all_ahead and isinstance(policy.distribution, Categorical))
         if takes and name not in selves:
-            draws[name] = jax.vmap(functools.partial(draw_uniform, policy, num_envs=num_envs))(draws[name])
+            rows = {"num_envs": num_envs, "num_agents": policy.assignment.num_agents}
+            draws[name] = jax.vmap(functools.partial(draw_uniform, policy.distribution, **rows))(draws[name])
     return env_key, draws
 
 
@@ -66,7 +67,6 @@ def sample_blocks(distribution: Distribution, keys: jax.Array, outputs: jax.Arra
     return actions.reshape(outputs.shape[0], *actions.shape[2:])
 
 
-def draw_uniform(policy: Policy, keys: jax.Array, num_envs: int) -> jax.Array:
+def draw_uniform(distribution: Categorical, keys: jax.Array, num_envs: int, num_agents: int) -> jax.Array:
     """Returns the numbers in [0, 1) by which `sample_blocks` chooses actions, [N, n, components], from [B] keys."""
-    shape = (num_envs, policy.assignment.num_agents, len(policy.distribution.sizes))
-    return draw_blocks(jax.random.uniform, keys, shape)
+    return draw_blocks(jax.random.uniform, keys, (num_envs, num_agents, len(distribution.sizes)))

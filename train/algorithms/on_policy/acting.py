@@ -74,7 +74,7 @@ def draw_by_kernel(
     inputs, shape = inputs_of(policy, state.state, obs), policy.kernels
     replicas = jax.tree.leaves(obs)[0].shape[0]
     rows = (replicas, inputs.shape[0] // replicas)
-    uniform = keys if keys.dtype == jnp.float32 else draw_uniform(policy, keys, replicas)
+    uniform = keys if keys.dtype == jnp.float32 else draw_uniform(policy.distribution, keys, *rows)
     uniform = uniform.reshape(inputs.shape[0], -1)
     with_log_prob = policy.algorithm.keeps_log_prob
     action, value, log_prob = act_kernel(shape, state.towers, inputs, uniform, with_log_prob, interpret)
