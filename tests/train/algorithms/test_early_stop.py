@@ -12,7 +12,7 @@ import pytest
 
 from wdjax.train import PolicyConfig
 from wdjax.train.algorithms.on_policy.minibatches import Batch, merge_axes, shuffle
-from wdjax.train.algorithms.on_policy.update import choose_replicas, descend_where, gradient, gradient_steps
+from wdjax.train.algorithms.on_policy.update import PPO, choose_replicas, descend_where, gradient, gradient_steps
 from wdjax.train.algorithms.optimizer import make_optimizer
 from wdjax.train.networks.distributions import Categorical
 from wdjax.train.state.registry import make_hypers
@@ -29,7 +29,9 @@ def show(state, obs):
     return state.params["logits"][obs], state.params["value"][obs], None
 
 
-POLICY = SimpleNamespace(apply=show, distribution=Categorical((2,), scalar=True), config=CONFIG, kernels=None)
+POLICY = SimpleNamespace(
+    apply=show, distribution=Categorical((2,), scalar=True), config=CONFIG, kernels=None, algorithm=PPO()
+)
 PARAMS = {"logits": jnp.zeros((8, 2)), "value": jnp.zeros(8)}
 SHAPE = (4, 2, 1)
 ROWS = Batch(
