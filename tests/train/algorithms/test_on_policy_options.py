@@ -351,7 +351,7 @@ def test_dead_rows_change_no_bit(shop):
 def test_a_restored_state_is_the_state_bit_for_bit(shop, tmp_path):
     learner, states, _, _ = shop
     with open_checkpoints(tmp_path / "checkpoints", 1) as manager:
-        save(manager, 3, states[3], {})
+        save(manager, 3, states[3], {"metrics_size": 0})
         manager.wait_until_finished()
         restored, _ = restore(manager, 3, jax.eval_shape(learner.init, jax.random.key(0)))
     assert jax.tree.structure(restored) == jax.tree.structure(states[3])

@@ -12,6 +12,7 @@ from reference_on_policy import deviation_along
 
 from wdjax.train import PolicyConfig, Trainer, make_learner
 from wdjax.train.config.schema import DDPGConfig
+from wdjax.train.host.loop import Chunk, Part
 from wdjax.train.rollout import metrics
 from wdjax.train.state.rows import Rows
 from wdjax.train.storage.metrics_log import summarize
@@ -57,8 +58,8 @@ def test_the_clock_of_a_chunk_by_hand(tmp_path):
     policies = {"clerk": tiny_policy("A2C"), "pilot": tiny_policy("A2C", trainable=False)}  # 3 and 2 agents
     config = dataclasses.replace(tiny_config("probe_shop", policies), total_env_steps=48 * 20, best_metric="none")
     trainer = Trainer(config, tmp_path / "run", quiet=True)
-    trainer._compile_seconds = 1.5
-    row = trainer._row(20, 10, 2.0, {"episodes": np.zeros(10)})
+    part = Part({"episodes": np.zeros(10)}, np.zeros(10, int), streak=0, ends=False)
+    row = trainer._row(20, Chunk(before=10, size=10, parts=[part], seconds=2.0, compile_seconds=1.5))
     assert row == {
         "updates": 20, "env_steps": 960, "seconds": 2.0, "seconds_per_update": 0.2, "compile_seconds": 1.5,
         "env_steps_per_second": 240.0, "agent_steps_per_second": 1200.0, "episodes": 0,
