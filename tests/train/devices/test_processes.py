@@ -35,7 +35,8 @@ SECONDS = 120  # after which a process that should have ended is killed, and the
 
 # The command line as `wdjax` starts it, but for how long jax waits for a process that says nothing.
 PROGRAM = (
-    "from wdjax.train import processes as p; p.HEARTBEAT_SECONDS = 5; from wdjax.experiments.cli import main; main()"
+    "from wdjax.train.devices import processes as p; p.HEARTBEAT_SECONDS = 5; "
+    "from wdjax.experiments.cli import main; main()"
 )
 ARGUMENTS = (
     "--num-envs", "8", "--rollout-length", "16", "--updates-per-chunk", "1", "--checkpoint-every", "2",
