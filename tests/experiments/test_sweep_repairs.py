@@ -97,6 +97,7 @@ def assert_same(folder, other):
         assert (folder / name).read_bytes() == (other / name).read_bytes(), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("turn", "newest"), [("001", 3), ("000", 4)], ids=["in the middle", "finished"])
 def test_a_truncated_checkpoint_is_set_aside_and_the_sweep_ends_the_same(turn, newest, whole, begun, capsys):
     checkpoints = begun / "groups" / "000" / turn / "checkpoints"

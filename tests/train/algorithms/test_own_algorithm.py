@@ -114,6 +114,7 @@ def test_the_example_weighs_by_advantage(temperature):
     np.testing.assert_allclose(loss, [2 * w for w in weight], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_options_are_swept_in_one_program_as_if_alone(tmp_path):
     config = awr_config(**{"policies.agent.learning_rate": 1e-2})
     table = sweep(config, {TEMPERATURE: [0.1, 1.0]}, workdir=tmp_path / "sweep")

@@ -201,6 +201,7 @@ def pair_learned(pair):
     return play(*pair, Pair().default_params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("changed", "other"), [("clerk", "pilot"), ("pilot", "clerk")])
 def test_policy_does_not_feel_the_other_group(pair, pair_learned, changed, other):
     env_params = Pair().default_params.replace(**{f"{changed}_scale": -3.0, f"{changed}_noise": 7.0})

@@ -166,6 +166,7 @@ def test_hyperparameters_of_another_population_are_refused(state):
 # --- how it is traced ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reset", ["fresh", "fixed", 3])
 @pytest.mark.parametrize(("env", "policies"), [("probe_signal", ("agent",)), ("probe_pair", ("pilot", "clerk"))])
 def test_no_key_is_used_twice_and_no_tracer_leaks(env, policies, reset):

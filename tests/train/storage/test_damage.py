@@ -61,6 +61,7 @@ def host_of(checkpoint):
 # --- metrics.jsonl ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replaced", [False, True])
 def test_metrics_that_are_deleted_while_a_run_trains_are_written_again(replaced, whole_run, tmp_path, capsys):
     """With every line, under the lock: another run is kept out of the folder as before."""
@@ -125,6 +126,7 @@ def test_a_line_that_is_no_json_is_named_and_half_a_last_one_left_out(tmp_path):
 # --- checkpoints ---
 
 
+@pytest.mark.slow
 def test_a_damaged_best_that_is_newer_than_the_checkpoint_is_set_aside(whole_run, run, capsys):
     newest = max((run / "best").iterdir(), key=lambda path: int(path.name))
     for checkpoint in (run / "checkpoints").iterdir():
