@@ -4,6 +4,8 @@ import pytest
 from probes import PROBES
 
 from wdjax import envs
+from wdjax.experiments.sweep import rounds
+from wdjax.experiments.sweep.population import compile_population
 
 
 @pytest.fixture(scope="module")
@@ -12,4 +14,22 @@ def registered_probes():
     with pytest.MonkeyPatch.context() as patch:
         for name, cls in PROBES.items():
             patch.setitem(envs._REGISTRY, name, cls)
+        yield
+
+
+@pytest.fixture(scope="module")
+def compiled_once():
+    """Sweeps of a module share programs of the same shapes: all have its CONFIG's, but for what stands in the key."""
+    compiled = {}
+
+    def compile_once(setup, states, num_updates, num_devices=1):
+        config = setup.config
+        sizes = config.policies["agent"].network.hidden_sizes
+        which = sizes, config.on_bad_numbers, states.num_updates.shape, num_updates, num_devices
+        if which not in compiled:
+            compiled[which] = compile_population(setup, states, num_updates, num_devices)
+        return compiled[which]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rounds, "compile_population", compile_once)
         yield

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import json
-import threading
 import types
 
 import jax
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 from probes import tiny_config, tiny_policy
 from refusals import refusal
+from stopping import EndsAfter, Killed
 
 from wdjax.experiments.sweep import evolve, load_member, read_table, sweep
 from wdjax.experiments.sweep import rounds as turns_module
@@ -20,7 +20,6 @@ from wdjax.experiments.sweep.pbt import Selection, current_scores, exploit, expl
 from wdjax.experiments.sweep.population import (
     abstract_population,
     compile_as_many,
-    compile_population,
     init_population,
     population_setup,
 )
@@ -39,41 +38,6 @@ CONFIG = tiny_config(
 RATE = "policies.agent.learning_rate"
 VALUES = {RATE: [1e-2, 3e-2], "env_params.by_match": [0.5, 1.0]}
 PLAIN = {RATE: [3e-3, 1e-2, 3e-2], "policies.agent.gamma": [0.5, 0.9]}
-
-
-class Killed(BaseException):
-    """As if the process had been killed: nothing catches it, nothing is saved."""
-
-
-class EndsAfter(threading.Event):
-    """A stop signal that is found set at the nth look, or kills there."""
-
-    def __init__(self, looks, kills):
-        super().__init__()
-        self.looks, self.kills = looks, kills
-
-    def is_set(self):
-        self.looks -= 1
-        if self.looks < 0 and self.kills:
-            raise Killed
-        return self.looks < 0
-
-
-@pytest.fixture(scope="module")
-def compiled_once():
-    """Sweeps of this module share programs of the same shapes: all have CONFIG's, but for its hidden sizes."""
-    compiled = {}
-
-    def compile_once(setup, states, num_updates, num_devices=1):
-        sizes = setup.config.policies["agent"].network.hidden_sizes
-        which = sizes, states.num_updates.shape, num_updates, num_devices
-        if which not in compiled:
-            compiled[which] = compile_population(setup, states, num_updates, num_devices)
-        return compiled[which]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(turns_module, "compile_population", compile_once)
-        yield
 
 
 def plain(tree):

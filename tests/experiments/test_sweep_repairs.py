@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 from probes import tiny_config, tiny_policy
 from refusals import refusal
+from stopping import EndsAfter
 
 from wdjax.experiments.sweep import evolve, read_table, sweep
-from wdjax.experiments.sweep import rounds as rounds_module
-from wdjax.experiments.sweep.population import compile_population
 from wdjax.train import Trainer, read_metrics
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "registered_probes", "compiled_once")
@@ -23,34 +22,6 @@ CONFIG = tiny_config(
 )  # fmt: skip
 RATE = "policies.agent.learning_rate"
 VALUES = {RATE: [1e-2, 3e-2]}
-
-
-class Stops(threading.Event):
-    """A stop signal that is found set at the nth look."""
-
-    def __init__(self, looks):
-        super().__init__()
-        self.looks = looks
-
-    def is_set(self):
-        self.looks -= 1
-        return self.looks < 0
-
-
-@pytest.fixture(scope="module")
-def compiled_once():
-    """Sweeps of this module share programs of the same shapes."""
-    compiled = {}
-
-    def compile_once(setup, states, num_updates, num_devices=1):
-        which = setup.config.on_bad_numbers, states.num_updates.shape, num_updates
-        if which not in compiled:
-            compiled[which] = compile_population(setup, states, num_updates, num_devices)
-        return compiled[which]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rounds_module, "compile_population", compile_once)
-        yield
 
 
 def grid(folder, config=CONFIG, **options):
@@ -73,7 +44,7 @@ def whole(tmp_path_factory):
 def stopped(tmp_path_factory):
     """The same, stopped in its second turn after three chunks."""
     folder = tmp_path_factory.mktemp("sweeps") / "stopped"
-    grid(folder, stop=Stops(7))
+    grid(folder, stop=EndsAfter(7))
     return folder
 
 
@@ -164,7 +135,7 @@ def test_metrics_that_are_deleted_while_a_sweep_runs_are_written_again(whole, tm
 
 
 def test_a_population_without_its_metrics_goes_on(tmp_path, capsys):
-    population(tmp_path, stop=Stops(2))
+    population(tmp_path, stop=EndsAfter(2))
     file = tmp_path / "population" / "000" / "metrics.jsonl"
     os.truncate(file, file.stat().st_size - 10)  # of the last chunk one member's line
     population(tmp_path, resume=True, quiet=False)

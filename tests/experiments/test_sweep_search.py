@@ -4,13 +4,13 @@ import functools
 import json
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 from probes import tiny_config, tiny_policy
 from refusals import refusal
+from stopping import EndsAfter
 
 from wdjax.experiments.sweep import read_table, search
 from wdjax.experiments.sweep import searching as trials
@@ -31,18 +31,6 @@ CONFIG = tiny_config(
     total_env_steps=4 * 48, updates_per_chunk=2, checkpoint_every=1,
 )  # fmt: skip
 VALUES = {RATE: "log:1e-3:1e-1", GAMMA: [0.5, 0.9], "rollout_length": [6]}
-
-
-class StopsAfter(threading.Event):
-    """A stop signal that is found set at the nth look."""
-
-    def __init__(self, looks):
-        super().__init__()
-        self.looks = looks
-
-    def is_set(self):
-        self.looks -= 1
-        return self.looks < 0
 
 
 @pytest.fixture(scope="module")
@@ -179,7 +167,7 @@ def test_members_go_on_where_their_rung_ended(whole):
 @pytest.mark.parametrize("looks", [2, 6])
 def test_a_search_that_goes_on_ends_as_if_nothing_had_been(whole, tmp_path, looks):
     again = functools.partial(search, CONFIG, VALUES, batch=2, seeds=2, halving=Halving(2, 1), workdir=tmp_path)
-    stopped = again(trials=2 if looks == 6 else 4, stop=StopsAfter(looks))
+    stopped = again(trials=2 if looks == 6 else 4, stop=EndsAfter(looks))
     assert any(row["state"] == "running" for row in stopped) == (looks == 2)
     again(trials=4, resume=True)  # a study may grow
     assert (tmp_path / "table.csv").read_bytes() == (whole[0] / "table.csv").read_bytes()

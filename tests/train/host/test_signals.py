@@ -12,21 +12,7 @@ from wdjax.train import trainer as trainer_module
 from wdjax.train.host import programs as chunks
 from wdjax.train.host.signals import stop_signals
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def no_pictures():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Trainer, "draw", lambda self: None)
-        yield
-
-
-@pytest.fixture(scope="module")
-def whole_run(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs") / "whole"
-    Trainer(small_config(), folder, quiet=True).train()
-    return folder
+pytestmark = pytest.mark.usefixtures("quick_compile", "no_pictures")
 
 
 def signal_before(function, number, call=1):

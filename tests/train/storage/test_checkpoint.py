@@ -26,29 +26,9 @@ from wdjax.train.storage.folder import hold_folder, plain_config
 from wdjax.train.storage.metrics_log import MetricsLog
 from wdjax.train.storage.orbax_noise import silence
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
+pytestmark = pytest.mark.usefixtures("quick_compile", "no_pictures")
 
 KEPT = {"best_metric": "none", "keep_checkpoints": 9}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def no_pictures():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Trainer, "draw", lambda self: None)
-        yield
-
-
-@pytest.fixture(scope="module")
-def whole_run(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs") / "whole"
-    Trainer(small_config(**KEPT), folder, quiet=True).train()
-    return folder
-
-
-@pytest.fixture
-def run(whole_run, tmp_path):
-    """A copy, to be damaged."""
-    return Path(shutil.copytree(whole_run, tmp_path / "run"))
 
 
 def files_of(folder):

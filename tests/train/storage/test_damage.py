@@ -25,19 +25,6 @@ def no_pictures():
         yield
 
 
-@pytest.fixture(scope="module")
-def whole_run(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs") / "whole"
-    Trainer(small_config(**KEPT), folder, quiet=True).train()
-    return folder
-
-
-@pytest.fixture
-def run(whole_run, tmp_path):
-    """A copy, to be damaged."""
-    return Path(shutil.copytree(whole_run, tmp_path / "run"))
-
-
 def words_of(capsys):
     return " ".join(capsys.readouterr().out.split())
 
