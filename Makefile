@@ -51,8 +51,9 @@ JAXLIB = $(shell $(BIN)/python -c 'from importlib.metadata import version; print
 QUICK_0_10 := --xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1
 QUICK_XLA_FLAGS = $(if $(filter 0.10.%,$(JAXLIB)),$(QUICK_0_10))
 
+# A file's tests run in one process: what they train and compile, they share.
 test: $(DEV_STAMP)
-	XLA_FLAGS="$$XLA_FLAGS $(QUICK_XLA_FLAGS)" $(PYTEST) -m "not slow" $(PYTEST_ARGS)
+	XLA_FLAGS="$$XLA_FLAGS $(QUICK_XLA_FLAGS)" $(PYTEST) --dist loadfile -m "not slow" $(PYTEST_ARGS)
 
 test-slow: $(DEV_STAMP)
 	$(PYTEST) -m slow $(PYTEST_ARGS)

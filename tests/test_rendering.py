@@ -25,6 +25,7 @@ GAMES = {
     "tag_continuous": {"num_taggers": 2, "num_runners": 8},
     "tag_gridworld": {"num_taggers": 4},
 }
+OTHERS = sorted(GAMES.keys() - {"cartpole", "tag_continuous"})  # some of whose pictures are for the slow tests
 
 
 @functools.cache
@@ -135,7 +136,9 @@ def test_agents_that_share_a_cell_stand_apart():
     assert (places_x[3], places_y[3]) == (7, 2)
 
 
-@pytest.mark.parametrize("name", GAMES)
+@pytest.mark.parametrize(
+    "name", ["cartpole", "tag_continuous", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
+)
 def test_gif_has_a_frame_for_every_state(name, tmp_path):
     env, params, states = play(name)
     path, states = tmp_path / "new" / "game.gif", jax.tree.map(lambda leaf: leaf[:4], states)

@@ -83,8 +83,11 @@ def check_steps(env, theirs, ours):
 @pytest.mark.parametrize(
     ("name", "changes", "groups"),
     [
-        ("MPE_simple_spread_v3", {"num_agents": 2, "num_landmarks": 2, "max_steps": 9}, {"agent": 2}),
         ("switch_riddle", {}, {"agent": 3}),
+        pytest.param(
+            "MPE_simple_spread_v3", {"num_agents": 2, "num_landmarks": 2, "max_steps": 9}, {"agent": 2},
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             "MPE_simple_tag_v3", {"max_steps": 9}, {"adversary": 3, "agent": 1}, marks=pytest.mark.slow,
         ),

@@ -108,6 +108,7 @@ def quick(monkeypatch):
     monkeypatch.setattr(module, "SECONDS", 0.01)
 
 
+@pytest.mark.slow
 def test_measures_what_fits_and_never_runs_what_does_not(quick, monkeypatch):
     trial = measure(CONFIG, 10**9)
     assert trial.words == ""

@@ -277,6 +277,7 @@ def test_refusals(arguments, words, capsys, monkeypatch, tmp_path):
     assert words.lower() in refused(arguments, capsys).lower()
 
 
+@pytest.mark.slow
 def test_runs_without_tyro():
     """The command line needs tyro; the suite does not."""
     code = (
@@ -300,7 +301,9 @@ def test_a_row_in_a_process_of_its_own(tmp_path):
     assert "Environment stepping" in ended.stdout
 
 
-@pytest.mark.parametrize("name", ["nearest_neighbors_kernel", "neighbor_rows_kernel"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("nearest_neighbors_kernel", marks=pytest.mark.slow), "neighbor_rows_kernel"]
+)
 def test_a_kernel_that_finds_others_is_told(name, monkeypatch):
     assert agreement.compare_neighbors(12, 3).endswith("indices differ in 0, rows differ in 0")
     kernel = getattr(agreement, name)

@@ -148,6 +148,7 @@ def test_eval_says_whose_env_params_count(run, tmp_path):
     assert said == ["Mind: b was trained with tagging_distance = 0.05; all play with 0.04, as first"]
 
 
+@pytest.mark.slow
 def test_render_writes_a_gif(run, tmp_path):
     main(["render", str(run), "--output", str(tmp_path / "out.gif"), "--seed", "3"])
     with Image.open(tmp_path / "out.gif") as animation:

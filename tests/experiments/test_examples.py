@@ -133,6 +133,7 @@ def test_own_game_by_hand():
     np.testing.assert_allclose(own, 0.1)
 
 
+@pytest.mark.slow
 def test_own_game_is_evaluated_by_name_against_its_scripts(registry, tmp_path, capsys, monkeypatch, quick_compile):
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(Trainer, "draw", lambda self: None)  # pictures take long

@@ -160,7 +160,7 @@ def test_a_turn_of_other_members_is_not_gone_on_with(begun):
     assert f"{file}: other members went here than are to go on" in refusal(grid, begun, resume=True)
 
 
-@pytest.mark.parametrize("rule", ["stop", "skip"])
+@pytest.mark.parametrize("rule", [pytest.param("stop", marks=pytest.mark.slow), "skip"])
 def test_members_with_bad_numbers_are_told_while_the_sweep_runs(rule, tmp_path, capsys):
     config = CONFIG.__class__(**{**vars(CONFIG), "on_bad_numbers": rule})
     sweep(config, {RATE: [1e-2, 1e38]}, seeds=2, workdir=tmp_path, quiet=False)

@@ -239,6 +239,7 @@ def mixed():
     return learner, updates(learner, learner.init(jax.random.key(0)), 3)
 
 
+@pytest.mark.slow
 def test_ddpg_beside_ppo(mixed):
     states, rows = mixed[1]
     assert all(moved(states[0].policies["clerk"].params, states[1].policies["clerk"].params))
@@ -251,6 +252,7 @@ def test_ddpg_beside_ppo(mixed):
     assert states[3].hypers["clerk"].ddpg is None
 
 
+@pytest.mark.slow
 def test_what_is_not_trainable_keeps_nothing_and_makes_no_noise(mixed):
     learner, (states, rows) = mixed
     state, memory = states[3].policies["frozen"], states[3].memory["frozen"]

@@ -141,6 +141,7 @@ def test_traced_options_are_hypers_of_a_population():
         with_hypers(states, **{"agent.options.temprature": 1.0})
 
 
+@pytest.mark.slow
 def test_a_run_resumes_exactly_and_is_loaded(tmp_path, monkeypatch):
     monkeypatch.setattr(Trainer, "draw", lambda self: None)  # pictures take long
     chunks = {"updates_per_chunk": 1, "checkpoint_every": 1, TEMPERATURE: 0.7}
@@ -165,6 +166,7 @@ def test_it_plays_and_learns_beside_ppo_in_one_program():
     assert set(episodes.episode_return) == {"tagger", "runner"}
 
 
+@pytest.mark.slow
 def test_it_begins_with_what_ppo_has_learned(tmp_path, monkeypatch):
     monkeypatch.setattr(Trainer, "draw", lambda self: None)
     ppo = Trainer(awr_config(**{"policies.agent.algorithm": "PPO"}), tmp_path / "ppo", quiet=True).train()

@@ -8,7 +8,7 @@ from probes import tiny_config, tiny_policy
 
 from wdjax.train import make_learner
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_compile")]
 
 
 @pytest.fixture(scope="module")

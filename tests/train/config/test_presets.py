@@ -133,11 +133,8 @@ def test_preset_loads(preset):
     assert config.num_updates * config.env_steps_per_update >= config.total_env_steps
 
 
-# every environment and every algorithm; what the others have besides is tested elsewhere, and here in the slow tests
-QUICK = {
-    "tag_small", "tag_gridworld", "cartpole_ppo", "acrobot", "mountain_car", "pendulum_ppo",
-    "continuous_mountain_car_ddpg",
-}  # fmt: skip
+# every algorithm; test_all_envs.py has every environment, and the slow tests have the other presets
+QUICK = {"tag_small", "tag_gridworld", "pendulum_ppo", "continuous_mountain_car_ddpg"}
 
 
 @pytest.mark.parametrize(

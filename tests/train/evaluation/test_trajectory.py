@@ -35,6 +35,7 @@ def check_ends(episode, steps):
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(episode))
 
 
+@pytest.mark.slow
 def test_a_multi_discrete_policy_with_a_mask_beside_a_gaussian():
     learner, state = make("probe_pair", {"pilot": tiny_policy("PPO"), "clerk": tiny_policy("A2C")})
     episode = record_episode(learner, state, KEY, observations=True)
@@ -78,7 +79,7 @@ def test_a_recurrent_policy_remembers_from_step_to_step():
     assert np.abs(forgetful - value).max() > 0.01
 
 
-@pytest.mark.parametrize("algorithm", ["PPO", "DDPG"])
+@pytest.mark.parametrize("algorithm", ["PPO", pytest.param("DDPG", marks=pytest.mark.slow)])
 def test_normalisers_are_used_and_stay_what_they_are(algorithm, monkeypatch):
     monkeypatch.setitem(envs._REGISTRY, "walk", Walk)
     config = PolicyConfig(algorithm=algorithm, network=NETWORK, normalize_observation=True)

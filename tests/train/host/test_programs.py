@@ -26,7 +26,7 @@ from wdjax.train.learner.init import abstract_state
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
 
-@pytest.mark.parametrize("backend", ["cpu", "gpu"])  # gpu: in a thread of its own
+@pytest.mark.parametrize("backend", [pytest.param("cpu", marks=pytest.mark.slow), "gpu"])  # gpu: in a thread of its own
 def test_what_is_drawn_meanwhile_is_what_the_program_takes(backend, monkeypatch):
     learner = make_learner(small_config(kernels=False))
     like = abstract_state(learner.setup)

@@ -45,6 +45,7 @@ def test_while_it_compiles_nothing_more_is_run(number, whole_run, tmp_path, monk
     goes_on_to(whole_run, tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_while_it_evaluates_the_evaluation_counts(whole_run, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(trainer_module, "evaluate", signal_before(trainer_module.evaluate, signal.SIGTERM, call=2))

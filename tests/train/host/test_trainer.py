@@ -74,7 +74,8 @@ def test_resuming_equals_never_having_stopped(whole_run, no_pictures, tmp_path):
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_saves_and_the_run_goes_on(whole_run, no_pictures, tmp_path, number, capsys):
     def interrupt(trainer, row):
         if row["updates"] == 3:

@@ -71,8 +71,11 @@ def rows_to_learn_from(policy, num_rows):
     return Batch(obs, action, log_prob if policy.config.algorithm == "PPO" else None, live=live, **numbers)
 
 
+QUICK = {"one_tower", "two_towers", "wide_bfloat16"}
+
+
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name == "deep" else name for name in CASES]
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
 )
 def test_the_kernels_gradient_is_that_of_the_loss(name):
     policy, state, hypers, tolerance = make_case(name)
@@ -139,7 +142,9 @@ def check_near(found, expected):
         np.testing.assert_allclose(got, value, rtol=0, atol=FLOAT16 * float(np.max(np.abs(value))))
 
 
-@pytest.mark.parametrize("num_rows", [1, 63, 64, 65, PROGRAMS * ROWS + 1])
+@pytest.mark.parametrize(
+    "num_rows", [1, 65, PROGRAMS * ROWS + 1, *(pytest.param(number, marks=pytest.mark.slow) for number in (63, 64))]
+)
 def test_every_row_counts_once_whatever_their_number(num_rows):
     case = small_case(num_rows)
     check_near(by_kernel(*case), by_xla(*case))
@@ -177,7 +182,7 @@ def test_the_gradient_of_many_seeds_is_that_of_each():
         check_near(jax.tree.map(lambda leaf, i=i: leaf[i], found), by_xla(*case))
 
 
-@pytest.mark.parametrize("name", ["one_tower", "two_towers", "wide", "wide_bfloat16"])
+@pytest.mark.parametrize("name", [*sorted(QUICK), pytest.param("wide", marks=pytest.mark.slow)])
 def test_the_kernel_draws_what_plain_xla_draws(name):
     policy, state, _, tolerance = make_case(name)
     keys = jax.random.split(jax.random.key(3), 4)

@@ -36,6 +36,7 @@ from wdjax.train.learner.bad_numbers import (
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
 KEY = jax.random.key(0)
+slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 BAD = 4  # the first update with a bad number, of rollouts of 6 steps
 
 
@@ -134,7 +135,7 @@ ROWS = [("bad_reward", "rewards of policy 'pilot'"), ("bad_obs", "observations o
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize(("name", "said"), ROWS)
-@pytest.mark.parametrize("pilot", ["A2C", *(pytest.param(name, marks=pytest.mark.slow) for name in ("PPO", "DDPG"))])
+@pytest.mark.parametrize("pilot", ["A2C", slow("PPO"), slow("DDPG")])
 def test_a_run_keeps_the_state_before_its_first_bad_row(pilot, name, said, value):
     learner = learner_of(pilot)
     first = with_params(learner.init(KEY), **{name: value})
@@ -156,9 +157,9 @@ STEPS = [
     ("A2C", {"clerk.entropy_coefficient": np.inf}, "losses of policy 'clerk'"),
     # the next gradient step of the same update has lost its parameters already, where there is one
     ("A2C", {"pilot.learning_rate": np.inf}, "parameters of policy 'pilot'"),
-    ("DDPG", {"pilot.ddpg.critic_learning_rate": np.inf}, "losses of policy 'pilot'"),
-    ("DDPG", {"pilot.gamma": np.nan}, "losses of policy 'pilot'"),
     ("A2C", {"pilot.max_grad_norm": np.nan}, "parameters of policy 'pilot'"),
+    slow("DDPG", {"pilot.ddpg.critic_learning_rate": np.inf}, "losses of policy 'pilot'"),
+    slow("DDPG", {"pilot.gamma": np.nan}, "losses of policy 'pilot'"),
 ]
 
 
@@ -172,7 +173,9 @@ def test_names_what_a_gradient_step_has_broken(pilot, hypers, said):
     assert int(last.num_updates) == 3
 
 
-BEYOND = [("A2C", "pilot.learning_rate"), ("A2C", "clerk.learning_rate"), ("DDPG", "pilot.ddpg.critic_learning_rate")]
+BEYOND = [
+    ("A2C", "pilot.learning_rate"), ("A2C", "clerk.learning_rate"), slow("DDPG", "pilot.ddpg.critic_learning_rate"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("pilot", "name"), BEYOND)
@@ -185,6 +188,7 @@ def test_a_learning_rate_beyond_all_bounds_ends_in_finite_numbers(pilot, name):
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(plain(last.policies)))
 
 
+@pytest.mark.slow
 def test_nothing_to_report_is_no_bad_number():
     learner = learner_of("DDPG")
     _, metrics = learner.update(learner.init(KEY))  # no gradient step yet, and no episode has ended
@@ -248,7 +252,7 @@ def test_every_quantity_has_advice():
 # --- going on, and more than one ---
 
 
-@pytest.mark.parametrize("pilot", ["A2C", pytest.param("DDPG", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("pilot", ["A2C", slow("DDPG")])
 def test_skip_leaves_the_update_out_and_draws_anew(pilot):
     learner = learner_of(pilot, "skip")
     first = with_params(learner.init(KEY), bad_obs=np.nan)

@@ -55,7 +55,7 @@ def assert_close(a, b, rtol):
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=rtol, atol=rtol), a, b)
 
 
-@pytest.mark.parametrize("i", range(len(RATES)))
+@pytest.mark.parametrize("i", [pytest.param(0, marks=pytest.mark.slow), *range(1, len(RATES))])
 def test_member_draws_the_numbers_of_its_solo_run(solo, population, i):
     for alone, together in zip(solo[i][0], population[0], strict=True):
         mine = member(together, i)

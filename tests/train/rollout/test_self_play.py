@@ -250,6 +250,7 @@ def test_where_they_play_everywhere_nothing_moves(learner, states):
     assert differ(state.policies["second"].params, before.policies["second"].params)
 
 
+@pytest.mark.slow
 def test_fraction_follows_its_schedule(learner):
     steps = learner.config.env_steps_per_update
     schedule = ((0.0, 0.0), (steps - 1.0, 0.0), (float(steps), 1 - 1e-6))

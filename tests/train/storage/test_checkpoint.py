@@ -54,7 +54,7 @@ def test_a_checkpoint_holds_what_the_host_needs(whole_run):
     assert host["deterministic"] is False
 
 
-@pytest.mark.parametrize("sizes", [True, False])
+@pytest.mark.parametrize("sizes", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_a_truncated_newest_checkpoint_is_set_aside_and_the_run_ends_the_same(sizes, whole_run, run, capsys):
     for broken in (run / "checkpoints" / "6" / "state").rglob("d/*"):  # not each is always needed
         broken.write_bytes(broken.read_bytes()[:100])
@@ -152,7 +152,7 @@ def files_of_at_most(size):
 @pytest.mark.parametrize(
     ("more", "words"),
     [(15_000, r"could not save a checkpoint in .*/checkpoints \(File too large\): the one of 2 updates is whole"),
-     (100, r"could not write .*/metrics.jsonl \(File too large\)")],
+     pytest.param(100, r"could not write .*/metrics.jsonl \(File too large\)", marks=pytest.mark.slow)],
 )  # fmt: skip
 def test_a_full_disk_ends_the_run_and_the_last_checkpoint_is_whole(more, words, whole_run, tmp_path, capfd):
     """The metrics of three more chunks take less than 15 kB, a checkpoint's description of its arrays 20."""
@@ -284,7 +284,9 @@ def best_run(tmp_path_factory):
     return folder, int(load_run(folder, best=True)[1].num_updates)
 
 
-@pytest.mark.parametrize("killed", ["before the best one was whole", "before the checkpoint was whole"])
+@pytest.mark.parametrize(
+    "killed", ["before the best one was whole", pytest.param("before the checkpoint was whole", marks=pytest.mark.slow)]
+)
 def test_a_kill_between_a_best_checkpoint_and_the_run_s_own(killed, best_run, tmp_path):
     whole, best = best_run
     run, lost = Path(shutil.copytree(whole, tmp_path / "run")), best if "best" in killed else best - 1
@@ -313,6 +315,7 @@ def test_a_better_state_of_a_lost_part_of_the_run_stays_the_best(best_run, tmp_p
     assert trainer.best_updates == 99
 
 
+@pytest.mark.slow
 def test_a_worse_state_of_a_lost_part_of_the_run_gives_way(best_run, tmp_path):
     whole, best = best_run
     run = Path(shutil.copytree(whole, tmp_path / "run"))

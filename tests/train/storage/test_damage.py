@@ -132,15 +132,17 @@ def test_a_damaged_best_that_is_newer_than_the_checkpoint_is_set_aside(whole_run
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ("[1, 2]", "host/metadata is no mapping"),
-        ({"metrics_size": None}, "host/metadata holds metrics_size = None"),
         ({"metrics_size": -5}, "host/metadata holds metrics_size = -5"),
-        ({"metrics_size": "12"}, "host/metadata holds metrics_size = '12'"),
-        ({"best_score": "high"}, "host/metadata holds best_score = 'high'"),
-        ({"best_updates": 1.5}, "host/metadata holds best_updates = 1.5"),
-        ({"config": 5}, "host/metadata holds config = 5"),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in [
+            ("[1, 2]", "host/metadata is no mapping"),
+            ({"metrics_size": None}, "host/metadata holds metrics_size = None"),
+            ({"metrics_size": "12"}, "host/metadata holds metrics_size = '12'"),
+            ({"best_score": "high"}, "host/metadata holds best_score = 'high'"),
+            ({"best_updates": 1.5}, "host/metadata holds best_updates = 1.5"),
+            ({"config": 5}, "host/metadata holds config = 5"),
+        ]),
     ],
-)
+)  # fmt: skip
 def test_edited_metadata_make_a_damaged_checkpoint(change, words, whole_run, run, capsys):
     newest = run / "checkpoints" / "6"
     edit_host(newest, change if isinstance(change, str) else host_of(newest) | change)
@@ -155,7 +157,9 @@ def test_metadata_of_an_older_wdjax_may_lack_what_it_did_not_know(run):
     assert go_on(run, quiet=True).best_score is None
 
 
-@pytest.mark.parametrize("content", ["5", "[1, 2]", '{"d": "long"}', "{"])
+@pytest.mark.parametrize(
+    "content", ["{", *(pytest.param(text, marks=pytest.mark.slow) for text in ("5", "[1, 2]", '{"d": "long"}'))]
+)
 def test_sizes_that_are_none_make_a_damaged_checkpoint(content, whole_run, run, capsys):
     (run / "checkpoints" / "6" / SIZES).write_text(content)
     with pytest.raises(DamagedCheckpointError, match=r"checkpoints/6 is damaged: sizes.json holds no (JSON|sizes)"):
