@@ -1,0 +1,84 @@
+"""Every primitive that a kernel translates, with every dtype, on numbers of every kind, against plain XLA."""
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cards import CARDS, lowered
+
+from wdjax.experiments.benchmarks.kernel_cases import Case, N, all_cases, compare, random_case, run_kernel, why_refused
+from wdjax.replicas import scan_replicas, why_no_kernel
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+X = np.random.default_rng(0).normal(size=(N, 4)).astype(np.float32)
+ROWS, FLAGS, KEY = X.reshape(N, 2, 2), X > 0, jax.random.key(7)
+BEYOND = np.array([0, 5, -7])
+BOTH = (np.array([7, -(2**31), 0, 5], np.int32) + np.zeros((N, 1), np.int32),
+        np.array([0, -1, 0, 33], np.int32) + np.zeros((N, 1), np.int32))  # fmt: skip
+FOUND = {  # what was wrong, or ended the program
+    "filled with 0": Case("", lambda x: x.at[BEYOND].get(mode="fill", fill_value=0.0), (X,)),
+    "filled with 1": Case("", lambda x: x.at[BEYOND].get(mode="fill", fill_value=1.0), (X,)),
+    "filled": Case("", lambda x: x.at[BEYOND].get(mode="fill"), (X,)),
+    "integers filled": Case("", lambda x: x.at[BEYOND].get(mode="fill"), (X.astype(np.int32),)),
+    "reshaped across": Case("", lambda x: jax.lax.reshape(x, (4,), (1, 0)), (ROWS,)),
+    "rounded": Case("", lambda x: jax.lax.round(x), (np.full((N, 2), [-0.49999997, 0.5], np.float32),)),
+    "no steps": Case("", lambda x: jax.lax.scan(lambda c, y: (c, y), x, x[:, :0].T), (ROWS,)),
+    "of nothing": Case("", lambda x: (*(f(x[:0]) for f in (jnp.sum, jnp.prod, jnp.all, jnp.cumsum)), x[:0] @ x[:0]), (X,)),
+    "no indices": Case("", lambda x: x[np.array([], int)], (X,)),
+    "no numbers": Case("", lambda x, none: (x + none.sum(), none, none.T), (X, X.reshape(N, 4, 1)[..., :0])),
+    "flags": Case("", lambda x: (jnp.maximum(x, x[::-1]), jnp.min(x), jnp.clip(x, False, True)), (FLAGS,)),
+    "a key": Case("", lambda x: jax.random.bits(jax.random.fold_in(KEY, x[0])), (X.astype(np.int32),)),
+    "half": Case("", lambda x: (x / 3, jnp.round(x), jax.nn.sigmoid(x), x @ x), (X.astype(jnp.bfloat16),), False),
+    "overflow": Case("", lambda x, y: (x // y, x % y, x << y, x >> y, jax.lax.div(x, y)), BOTH),
+}  # fmt: skip
+
+
+def test_what_was_found_stays_found():
+    for name, case in FOUND.items():
+        assert why_refused(case) is None, name
+    assert compare(list(FOUND.values()), interpret=True) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [
+        (lambda x: (x * 1j).real, "complex64"),
+        (lambda x: jax.lax.bitcast_convert_type(x, jnp.uint8), "bitcast_convert_type of float32 to uint8"),
+        (lambda x: jnp.nextafter(x.astype(jnp.float16), jnp.float16(1)), "nextafter of float16"),
+        (lambda x: x.astype(jnp.float8_e4m3fn).astype(x.dtype), "float8_e4m3fn"),
+        (lambda x: jax.random.split(KEY, 2).at[np.array([3])].get(mode="fill", fill_value=0), "gather of keys"),
+    ],
+)
+def test_what_cannot_be_the_same_is_refused(function, why):
+    step = lambda carry, _: (carry, function(carry))  # noqa: E731
+    assert why in why_no_kernel(step, X, length=1)
+    assert "triton" not in lowered(lambda x: scan_replicas(step, x, length=1), X)
+
+
+@hypothesis.settings(max_examples=2)
+@hypothesis.given(seeds=st.lists(st.integers(0, 2**32 - 1), min_size=5, max_size=5))
+def test_drawn_programs(seeds):
+    assert not compare([random_case(np.random.default_rng(seed)) for seed in seeds], interpret=True)[0]
+
+
+def test_what_is_drawn_lowers_for_every_card():
+    drawn = [random_case(np.random.default_rng(seed)) for seed in range(40)]
+    cases = [*FOUND.values(), *(case for case in drawn if why_refused(case) is None)]
+    for i, card in enumerate(CARDS):
+        part = cases[i :: len(CARDS)]
+        run = lambda operands, part=part: run_kernel(part, operands, interpret=False)  # noqa: E731
+        assert "scan_replicas" in lowered(run, [case.operands for case in part], card=card)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(8))
+def test_all_cases(part):
+    cases = [*all_cases(), *(random_case(np.random.default_rng(seed)) for seed in range(200))][part::8]
+    assert not compare(cases, interpret=True)[0]
+    taken = [case for case in cases if why_refused(case) is None]
+    assert len(taken) > 0.97 * len(cases)
+    run = lambda operands: run_kernel(taken, operands, interpret=False)  # noqa: E731
+    assert "triton" in lowered(run, [case.operands for case in taken])
