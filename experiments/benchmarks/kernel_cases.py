@@ -111,7 +111,7 @@ def compare(cases: Sequence[Case], interpret: bool) -> tuple[list[str], list[str
 def why_refused(case: Case) -> str | None:
     """Returns why a case has no kernel, or None."""
     try:
-        jax.eval_shape(lambda operands: run_kernel([case], operands, interpret=True), [case.operands])
+        jax.eval_shape(lambda operands: run_kernel([case], operands, interpret=False), [case.operands])
     except NotImplementedError as error:
         return str(error)
     return None
