@@ -3,7 +3,8 @@
 import contextlib
 import contextvars
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
 
@@ -35,6 +36,17 @@ def why_no_kernels() -> str | None:
 def can_run_kernels() -> bool:
     """Returns whether nothing speaks against kernels: `why_no_kernels`."""
     return why_no_kernels() is None
+
+
+def why_not_lowered(function: Callable[..., Any], *operands: Any) -> str | None:
+    """Returns why the kernels in a function are refused for this machine's card, or None where they are not: found by
+    lowering them, in as long as that takes, for what is traced into kernels without a table of what they know."""
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), operands)
+    try:
+        jax.jit(function).trace(*shapes).lower(lowering_platforms=("cuda",))
+    except Exception as error:  # of many kinds: each would end the run when that is lowered
+        return str(error).strip().splitlines()[0]
+    return None
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """Whole updates lower for four cards, and a run says by what it runs; all of it on a machine without a card."""
 
 import functools
+import re
 import subprocess
 import sys
 
@@ -12,6 +13,8 @@ from cards import CARDS, lowered
 import wdjax
 from wdjax.kernels.support import listening
 from wdjax.train import Trainer, load_config, make_learner
+from wdjax.train.algorithms.on_policy.losses import ppo_loss
+from wdjax.train.algorithms.on_policy.update import PPO
 from wdjax.train.host.programs import lower_chunk, telling, words_of_kernels
 
 SMALL = {"num_envs": 16, "rollout_length": 4, "devices": 1, "num_blocks": 1}
@@ -28,6 +31,10 @@ def as_on_a_gpu(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
 
 
+def kernels_in(text):
+    return {name for line in text.splitlines() if "xla.gpu.triton" in line for name in re.findall(r'name = "(\w+)"', line)}
+
+
 def update_of(preset, **changes):
     """Returns an update and the shapes of what it takes."""
     learner = make_learner(load_config(preset, **{**SMALL, **changes}))
@@ -38,8 +45,7 @@ def update_of(preset, **changes):
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_an_update_lowers_for_every_card(program, card, as_on_a_gpu):
     preset, changes, kernels = PROGRAMS[program]
-    text = lowered(*update_of(preset, **changes), card=card)
-    assert all(name in text for name in kernels)
+    assert kernels_in(lowered(*update_of(preset, **changes), card=card)) == kernels
 
 
 def heard(preset, **changes):
@@ -64,6 +70,23 @@ def test_a_run_says_by_what_it_runs(as_on_a_gpu, registry):
     )
     recurrent = heard("cartpole_ppo", **{"policies.agent.network.recurrent_size": 8})
     assert "nothing. By plain XLA: whole rollouts (agent: it is recurrent); acting of agent, learning of" in recurrent
+
+
+class Sorted(PPO):
+    """An algorithm of one's own with a loss that no kernel can hold."""
+
+    def policy_loss(self, log_prob, old_log_prob, advantage, live, hypers):
+        loss, metrics = ppo_loss(log_prob, old_log_prob, advantage, live, hypers)
+        return loss + 0.0 * jnp.sort(log_prob), metrics
+
+
+def test_a_loss_of_ones_own_that_a_kernel_cannot_hold_is_left_to_plain_xla(as_on_a_gpu):
+    changes = {"policies.agent.algorithm": f"{__name__}:Sorted", "policies.agent.network.hidden_sizes": [16]}
+    update, state = update_of("cartpole_ppo", **changes)
+    with listening() as decisions:
+        text = lowered(update, state)
+    assert "sort" in decisions["learning of agent"]
+    assert kernels_in(text) == {"scan_replicas"}
 
 
 def test_on_a_cpu_it_says_nothing():

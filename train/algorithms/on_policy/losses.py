@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from wdjax.kernels.support import decide
+from wdjax.kernels.support import decide, why_not_lowered
 from wdjax.train.algorithms.on_policy.minibatches import Batch
 from wdjax.train.devices.collectives import total
 from wdjax.train.kernels.gradient import gradient_kernel
@@ -155,6 +155,8 @@ def gradient(
     why = why_plain(policy)
     if why is None and not reaches(policy.kernels, batch.live.size):
         why = f"{batch.live.size:,} rows: a kernel cannot count their numbers"
+    elif why is None and policy.algorithm.policy_loss not in (a2c_loss, ppo_loss):  # of one's own: may hold anything
+        why = why_not_lowered(by_kernel, state, hypers, batch)
     if not decide(f"learning of {policy.name}", why):
         own = simple(state, hypers, batch)
     else:
