@@ -15,6 +15,7 @@ pytestmark = pytest.mark.usefixtures("quick_compile")
 
 X = np.random.default_rng(0).normal(size=(N, 4)).astype(np.float32)
 ROWS, FLAGS, KEY = X.reshape(N, 2, 2), X > 0, jax.random.key(7)
+WIDE = np.random.default_rng(1).normal(size=(4, 20)).astype(np.float32)
 BEYOND = np.array([0, 5, -7])
 BOTH = (np.array([7, -(2**31), 0, 5], np.int32) + np.zeros((N, 1), np.int32),
         np.array([0, -1, 0, 33], np.int32) + np.zeros((N, 1), np.int32))  # fmt: skip
@@ -32,6 +33,9 @@ FOUND = [  # what was wrong, or ended the program
     Case("flags", lambda x: (jnp.maximum(x, x[::-1]), jnp.min(x), jnp.clip(x, False, True)), (FLAGS,)),
     Case("a key", lambda x: jax.random.bits(jax.random.fold_in(KEY, x[0])), (X.astype(np.int32),)),
     Case("half", lambda x: (x / 3, jnp.round(x), jax.nn.sigmoid(x), x @ x), (X.astype(jnp.bfloat16),), False),
+    Case("infinite beyond a row", lambda x: jnp.log(jnp.abs(x @ WIDE)) @ WIDE.T, (X,), False),
+    Case("flags of a row", lambda x: (x @ WIDE > 0)[0] & ~(x @ WIDE > 1)[1], (X,)),
+    Case("whole numbers of a row", lambda x: (x @ WIDE).astype(jnp.int32)[:2] // 2, (X,)),
     Case("overflow", lambda x, y: (x // y, x % y, x << y, x >> y, jax.lax.div(x, y)), BOTH),
 ]  # fmt: skip
 

@@ -11,7 +11,7 @@ import pytest
 from cards import lowered
 
 from wdjax.kernels import pallas
-from wdjax.kernels.support import can_run_kernels
+from wdjax.kernels.support import why_no_kernels
 from wdjax.neighbors import nearest_neighbors
 from wdjax.replicas import scan_replicas
 from wdjax.train.kernels.layers import are_used
@@ -23,18 +23,21 @@ def pretend(monkeypatch, *capabilities):
 
 
 @pytest.mark.parametrize(
-    ("capabilities", "can"),
-    [(["7.5"], False), (["8.0"], True), (["12.0", "9.0"], True), (["9.0", "7.0"], False), (["gfx90a"], False)],
-)
-def test_capability_decides(monkeypatch, capabilities, can):
+    ("capabilities", "why"),
+    [
+        (["7.5"], "has compute capability 7.5: kernels want 8.0"), (["8.0"], None), (["12.0", "9.0"], None),
+        (["9.0", "7.0"], "has compute capability 7.0: kernels want 8.0"), (["gfx90a"], "is no NVIDIA GPU"),
+    ],
+)  # fmt: skip
+def test_capability_decides(monkeypatch, capabilities, why):
     pretend(monkeypatch, *capabilities)
-    assert can_run_kernels() == can
+    assert why_no_kernels() == (why and f"a card {why}")
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert are_used() == can
+    assert are_used() == (why is None)
 
 
 def test_a_machine_without_cards_may_compile_kernels_for_another():
-    assert can_run_kernels()
+    assert why_no_kernels() is None
 
 
 def find(x):

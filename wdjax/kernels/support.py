@@ -33,11 +33,6 @@ def why_no_kernels() -> str | None:
     return pallas.why_missing()
 
 
-def can_run_kernels() -> bool:
-    """Returns whether nothing speaks against kernels: `why_no_kernels`."""
-    return why_no_kernels() is None
-
-
 def why_not_lowered(function: Callable[..., Any], *operands: Any) -> str | None:
     """Returns why the kernels in a function are refused for this machine's card, or None where they are not: found by
     lowering them, in as long as that takes, for what is traced into kernels without a table of what they know."""

@@ -32,7 +32,8 @@ def as_on_a_gpu(monkeypatch):
 
 
 def kernels_in(text):
-    return {name for line in text.splitlines() if "xla.gpu.triton" in line for name in re.findall(r'name = "(\w+)"', line)}
+    calls = [line for line in text.splitlines() if "xla.gpu.triton" in line]
+    return {name for line in calls for name in re.findall(r'name = "(\w+)"', line)}
 
 
 def update_of(preset, **changes):
