@@ -185,13 +185,12 @@ def computed(eqn: Any, by: np.ndarray | None = None) -> Callable:
     if name == "convert_element_type":
         return lambda x: convert(x, out.dtype)
     dtypes = [atom.aval.dtype for atom in eqn.invars]
-    of_flags = name == "bitcast_convert_type" and "bool" in (out.dtype, *dtypes)
-    if of_flags or (out.shape != eqn.invars[0].aval.shape and name == "bitcast_convert_type"):
+    if name == "bitcast_convert_type" and ("bool" in (out.dtype, *dtypes) or out.shape != eqn.invars[0].aval.shape):
         raise NotImplementedError(f"bitcast_convert_type of {dtypes[0]} to {out.dtype} has no place in a kernel")
     if name == "nextafter" and dtypes[0] in HALVES:
         raise NotImplementedError(f"nextafter of {dtypes[0]} has no place in a kernel")
     function = FUNCTIONS.get(name, eqn.primitive.bind)
-    if by is not None and _is_defined(name, by):
+    if name in LOOKS and by is not None and _is_defined(name, by):
         function = eqn.primitive.bind
     function = functools.partial(function, **eqn.params)
     halves = name != "bitcast_convert_type" and any(dtype in HALVES for dtype in dtypes)
@@ -201,8 +200,8 @@ def computed(eqn: Any, by: np.ndarray | None = None) -> Callable:
 def _is_defined(name: str, by: np.ndarray) -> bool:
     """Whether a division or a shift by these known numbers is the same everywhere."""
     if name in ("div", "rem"):
-        return bool(np.all((by != 0) & (by != -1))) and by.dtype not in HALVES
-    return name.startswith("shift_") and bool(np.all((by >= 0) & (by < 8 * by.dtype.itemsize)))
+        return bool(np.all((by != 0) & (by != -1)))
+    return bool(np.all((by >= 0) & (by < 8 * by.dtype.itemsize)))
 
 
 def _by_float32(function: Callable, dtype: Any) -> Callable:
@@ -211,4 +210,5 @@ def _by_float32(function: Callable, dtype: Any) -> Callable:
     return lambda *arrays: function(*map(widen, arrays)).astype(dtype)
 
 
+LOOKS = frozenset(("div", "rem", "shift_left", "shift_right_arithmetic", "shift_right_logical"))  # at the last input
 COMPUTED = frozenset((*PLAIN, *FUNCTIONS, "bitcast_convert_type", "convert_element_type"))

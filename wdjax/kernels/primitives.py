@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from wdjax.kernels import threefry
-from wdjax.kernels.elementwise import COMPUTED, HALVES, computed, maximum, minimum, select
+from wdjax.kernels.elementwise import COMPUTED, HALVES, LOOKS, computed, maximum, minimum, select
 from wdjax.kernels.lanes import (
     Elements,
     array_of,
@@ -30,7 +30,8 @@ from wdjax.kernels.threefry import Key
 
 
 def _compute(eqn: Any, *inputs: Elements) -> list[Elements]:
-    by = known(inputs[-1], eqn.invars[-1].aval.dtype) if is_known(inputs[-1]) else None
+    last = inputs[-1]
+    by = known(last, eqn.invars[-1].aval.dtype) if eqn.primitive.name in LOOKS and is_known(last) else None
     return [call_each(computed(eqn, by), eqn.outvars[0].aval.shape, *inputs)]
 
 
