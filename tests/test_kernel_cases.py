@@ -44,6 +44,10 @@ def test_what_was_found_stays_found():
     assert compare(FOUND, interpret=True) == ([], [])
 
 
+def test_what_was_found_stays_found_where_all_replicas_share_it():
+    assert compare(FOUND, interpret=True, shared=True) == ([], [])
+
+
 @pytest.mark.parametrize(
     ("function", "why"),
     [
@@ -63,7 +67,8 @@ def test_what_cannot_be_the_same_is_refused(function, why):
 @hypothesis.settings(max_examples=2)
 @hypothesis.given(seeds=st.lists(st.integers(0, 2**32 - 1), min_size=5, max_size=5))
 def test_drawn_programs(seeds):
-    assert not compare([random_case(np.random.default_rng(seed)) for seed in seeds], interpret=True)[0]
+    cases = [random_case(np.random.default_rng(seed)) for seed in seeds]
+    assert not compare(cases, interpret=True, shared=bool(seeds[0] % 2))[0]
 
 
 def test_what_is_drawn_lowers_for_every_card():
@@ -71,7 +76,7 @@ def test_what_is_drawn_lowers_for_every_card():
     cases = [*FOUND, *(case for case in drawn if why_refused(case) is None)]
     for i, card in enumerate(CARDS):
         part = cases[i :: len(CARDS)]
-        run = lambda operands, part=part: run_kernel(part, operands, interpret=False)  # noqa: E731
+        run = lambda operands, part=part, i=i: run_kernel(part, operands, interpret=False, shared=i % 2 == 1)  # noqa: E731
         assert "scan_replicas" in lowered(run, [case.operands for case in part], card=card)
 
 

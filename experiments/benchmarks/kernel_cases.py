@@ -91,6 +91,7 @@ def main(every: int = 1) -> None:
     interpret = jax.default_backend() != "gpu"
     cases = [*all_cases(), *(random_case(np.random.default_rng(seed)) for seed in range(DRAWN))][::every]
     faults, refused = compare(cases, interpret)
+    faults += [f"shared: {line}" for line in compare(cases, interpret, shared=True)[0]]
     for line in (*refused, *faults):
         print(line, flush=True)
     print(f"kernels of replicas: of {len(cases)} cases {len(refused)} are refused, {len(faults)} differ from XLA's")
@@ -98,12 +99,19 @@ def main(every: int = 1) -> None:
         raise RuntimeError("\n".join(faults))
 
 
-def compare(cases: Sequence[Case], interpret: bool) -> tuple[list[str], list[str]]:
-    """Runs cases by kernels and by plain XLA. Returns (what differs or fails, what is refused), a line a case."""
+def compare(cases: Sequence[Case], interpret: bool, shared: bool = False) -> tuple[list[str], list[str]]:
+    """Runs cases by kernels and by plain XLA. Returns (what differs or fails, what is refused), a line a case.
+
+    Args:
+        shared: all replicas have the numbers of the first, which their step closes over.
+    """
+    if shared:
+        first = lambda x: np.broadcast_to(x[:1], x.shape)  # noqa: E731
+        cases = [dataclasses.replace(case, operands=tuple(map(first, case.operands))) for case in cases]
     faults: list[str] = []
     refused: list[str] = []
     for i in range(0, len(cases), AT_ONCE):
-        _compare(cases[i : i + AT_ONCE], interpret, faults, refused)
+        _compare(cases[i : i + AT_ONCE], interpret, shared, faults, refused)
     return faults, refused
 
 
@@ -116,25 +124,27 @@ def why_refused(case: Case) -> str | None:
     return None
 
 
-def run_kernel(cases: Sequence[Case], operands: Sequence[tuple], interpret: bool) -> list[Any]:
+def run_kernel(cases: Sequence[Case], operands: Sequence[tuple], interpret: bool, shared: bool = False) -> list[Any]:
     """Runs cases in one kernel of a single step. Returns what each gives, leaves [N, ...]."""
+    of_first = jax.tree.map(lambda x: jnp.asarray(x)[0], [*operands])
 
     def step(carry: Any, _: None) -> tuple[Any, list[Any]]:
-        return carry, [case.function(*given) for case, given in zip(cases, carry, strict=True)]
+        given = of_first if shared else carry
+        return carry, [case.function(*own) for case, own in zip(cases, given, strict=True)]
 
     _, outputs = scan_replicas_kernel(step, [*operands], length=1, interpret=interpret)
     return jax.tree.map(lambda leaf: leaf[0], outputs)
 
 
-def _compare(cases: Sequence[Case], interpret: bool, faults: list[str], refused: list[str]) -> None:
+def _compare(cases: Sequence[Case], interpret: bool, shared: bool, faults: list[str], refused: list[str]) -> None:
     """Runs cases in one kernel; where that fails, each half of them in one of its own."""
     operands = [case.operands for case in cases]
     try:
-        found = jax.device_get(jax.jit(lambda operands: run_kernel(cases, operands, interpret))(operands))
+        found = jax.device_get(jax.jit(lambda operands: run_kernel(cases, operands, interpret, shared))(operands))
     except Exception as error:  # of many kinds: any of them would have ended a run
         if len(cases) > 1:
             for half in (cases[: len(cases) // 2], cases[len(cases) // 2 :]):
-                _compare(half, interpret, faults, refused)
+                _compare(half, interpret, shared, faults, refused)
         elif isinstance(error, NotImplementedError):
             refused.append(f"refused: {cases[0].name}: {error}")
         else:

@@ -80,8 +80,8 @@ def _abs(x: jax.Array) -> jax.Array:
 
 
 def _sign(x: jax.Array) -> jax.Array:
-    one = jnp.ones_like(x)
-    return jnp.where(x > 0, one, jnp.where(x < 0, -one, x))
+    least = 0 if jnp.issubdtype(x.dtype, jnp.unsignedinteger) else -1  # of a known -1 Triton takes no negative
+    return jnp.where(x > 0, jnp.ones_like(x), jnp.where(x < 0, jnp.full_like(x, least), x))
 
 
 def _divide(x: jax.Array, y: jax.Array) -> jax.Array:
@@ -89,7 +89,8 @@ def _divide(x: jax.Array, y: jax.Array) -> jax.Array:
     if _is_float(x):
         return jax.lax.div(x, y)
     quotient = jax.lax.div(x, jnp.where(_is_undefined(x, y), jnp.ones_like(y), y))  # of the least one by -1: itself
-    return jnp.where(y == 0, ~jnp.zeros_like(y), quotient)
+    all_bits = -1 if jnp.issubdtype(y.dtype, jnp.signedinteger) else jnp.iinfo(y.dtype).max
+    return jnp.where(y == 0, jnp.full_like(y, all_bits), quotient)
 
 
 def _remainder(x: jax.Array, y: jax.Array) -> jax.Array:
