@@ -64,6 +64,13 @@ def test_what_cannot_be_the_same_is_refused(function, why):
     assert "triton" not in lowered(lambda x: scan_replicas(step, x, length=1), X)
 
 
+def test_what_all_replicas_share_has_no_erf_inv():
+    def run(shared, x):
+        return scan_replicas(lambda carry, _: (carry + jax.lax.erf_inv(shared), None), x, length=1)
+
+    assert "triton" not in lowered(run, np.float32(0.5), X)
+
+
 @hypothesis.settings(max_examples=2)
 @hypothesis.given(seeds=st.lists(st.integers(0, 2**32 - 1), min_size=5, max_size=5))
 def test_drawn_programs(seeds):
