@@ -27,6 +27,7 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import numpy as np
+from cards import lowered
 from flax import struct
 
 import wdjax  # its rooms are looked up when a run starts, in the process of its checkout
@@ -183,7 +184,7 @@ def lower(preset):
     with mock.patch.object(jax, "default_backend", return_value="gpu"):
         learner = wdjax.train.make_learner(wdjax.train.load_config(preset, num_envs=16, rollout_length=8, devices=1))
         state = jax.eval_shape(learner.init, jax.random.key(0))
-        return {"text": jax.jit(learner.update).trace(state).lower(lowering_platforms=("cuda",)).as_text()}
+        return {"text": lowered(learner.update, state)}
 
 
 ALL = {name: functools.partial(play, name) for name in RUNS} | {"trainer": train, "sweep": train_members}

@@ -7,6 +7,7 @@ import hypothesis.strategies as st
 import jax
 import numpy as np
 import pytest
+from cards import lowered
 from hypothesis.extra import numpy as hnp
 
 from wdjax.kernels import neighbors as neighbors_kernel
@@ -205,11 +206,7 @@ COLUMNS = (jax.ShapeDtypeStruct((40, 7), np.float32), jax.ShapeDtypeStruct((40, 
     ],
 )
 def test_platform_chooses(function, arguments, platform, word):
-    traced = jax.jit(function).trace(*arguments)
-    try:
-        text = traced.lower(lowering_platforms=(platform,)).as_text()
-    except RuntimeError as error:
-        pytest.skip(f"this JAX lowers to {platform} only where there is one: {error}")
+    text = lowered(function, *arguments, platform=platform)
     assert [other in text for other in ("top_k", "triton")] == [word == "top_k", word == "triton"]
 
 

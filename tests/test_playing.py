@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cards import lowered
 
 import wdjax
 from wdjax import playing
@@ -141,10 +142,7 @@ def test_every_small_game_has_a_kernel(game):
     env, params = wdjax.make(game)
     state = jax.eval_shape(lambda: start_play(env, params, jax.random.key(0), 1_000))
     run = lambda state: play(env, params, policy_of(env, params), state, 200)[0]  # noqa: E731
-    try:
-        text = jax.jit(run).trace(state).lower(lowering_platforms=("cuda",)).as_text()
-    except RuntimeError as error:
-        pytest.skip(f"this JAX lowers to CUDA only where there is one: {error}")
+    text = lowered(run, state)
     assert "triton" in text
     assert "while" not in text
 

@@ -7,10 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cards import lowered
 
+from wdjax.kernels import elementwise
 from wdjax.kernels.jaxpr import MAX_UNROLL, evaluate_closed
 from wdjax.kernels.lanes import array_of
-from wdjax.kernels.primitives import ELEMENTWISE
 from wdjax.kernels.scan import LANES
 from wdjax.kernels.threefry import Key
 from wdjax.replicas import scan_replicas, scan_replicas_kernel, why_no_kernel
@@ -292,7 +293,7 @@ def test_small_networks_in_a_kernel(sizes, activation):
     for value, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         assert value.shape == other.shape
         np.testing.assert_allclose(value, other, rtol=1e-4, atol=1e-5)
-    assert "triton" in lowered_for_cuda(lambda carry: scan_replicas(step, carry, length=3), carry)
+    assert "triton" in lowered(lambda carry: scan_replicas(step, carry, length=3), carry)
 
 
 @pytest.mark.parametrize("agents", [1, pytest.param(3, marks=pytest.mark.slow)])
@@ -317,20 +318,13 @@ def test_networks_of_several_agents_in_a_kernel(agents):
         np.testing.assert_allclose(value, other, rtol=1e-4, atol=1e-5)
 
 
-def lowered_for_cuda(function, *operands):
-    try:
-        return jax.jit(function).trace(*operands).lower(lowering_platforms=("cuda",)).as_text()
-    except RuntimeError as error:
-        pytest.skip(f"this JAX lowers to CUDA only where there is one: {error}")
-
-
 def test_platform_chooses():
     carry, xs = walkers(LANES, 4)
     run = lambda carry, xs: scan_replicas(walk(1.0), carry, xs)  # noqa: E731
     assert "triton" not in jax.jit(run).lower(carry, xs).as_text()
-    assert "triton" in lowered_for_cuda(run, carry, xs)
+    assert "triton" in lowered(run, carry, xs)
     sorts = lambda carry, xs: scan_replicas(lambda c, x: (c, jnp.sort(x["push"])), carry, xs)  # noqa: E731
-    assert "triton" not in lowered_for_cuda(sorts, carry, xs)
+    assert "triton" not in lowered(sorts, carry, xs)
 
 
 def test_little_to_do():
@@ -368,7 +362,7 @@ def test_all_that_is_computed_number_by_number_lowers_to_a_kernel():
         return carry, outputs
 
     covered = {eqn.primitive.name for eqn in jax.make_jaxpr(step)((1.0, 1), None).eqns}
-    assert set(ELEMENTWISE) - covered == {"add_any"}  # of automatic differentiation; Triton's rule is that of add
+    assert set(elementwise.COMPUTED) - covered == {"add_any"}  # Triton's rule is that of add
     carry = (jnp.ones(LANES), jnp.ones(LANES, jnp.int32))
     assert why_no_kernel(step, carry, length=2) is None
-    assert "triton" in lowered_for_cuda(lambda carry: scan_replicas(step, carry, length=2), carry)
+    assert "triton" in lowered(lambda carry: scan_replicas(step, carry, length=2), carry)

@@ -8,8 +8,10 @@ import types
 import jax
 import numpy as np
 import pytest
+from cards import lowered
 
-from wdjax.kernels.support import can_run_kernels
+from wdjax.kernels import pallas
+from wdjax.kernels.support import why_no_kernels
 from wdjax.neighbors import nearest_neighbors
 from wdjax.replicas import scan_replicas
 from wdjax.train.kernels.layers import are_used
@@ -21,18 +23,21 @@ def pretend(monkeypatch, *capabilities):
 
 
 @pytest.mark.parametrize(
-    ("capabilities", "can"),
-    [(["7.5"], False), (["8.0"], True), (["12.0", "9.0"], True), (["9.0", "7.0"], False), (["gfx90a"], True)],
-)
-def test_capability_decides(monkeypatch, capabilities, can):
+    ("capabilities", "why"),
+    [
+        (["7.5"], "has compute capability 7.5: kernels want 8.0"), (["8.0"], None), (["12.0", "9.0"], None),
+        (["9.0", "7.0"], "has compute capability 7.0: kernels want 8.0"), (["gfx90a"], "is no NVIDIA GPU"),
+    ],
+)  # fmt: skip
+def test_capability_decides(monkeypatch, capabilities, why):
     pretend(monkeypatch, *capabilities)
-    assert can_run_kernels() == can
+    assert why_no_kernels() == (why and f"a card {why}")
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert are_used() == can
+    assert are_used() == (why is None)
 
 
 def test_a_machine_without_cards_may_compile_kernels_for_another():
-    assert can_run_kernels()
+    assert why_no_kernels() is None
 
 
 def find(x):
@@ -47,15 +52,12 @@ def count(x):
 @pytest.mark.parametrize(("capability", "kernel"), [("7.5", False), ("8.0", True)])
 def test_an_older_card_gets_plain_xla(monkeypatch, function, capability, kernel):
     pretend(monkeypatch, capability)
-    traced = jax.jit(lambda x: function(x)).trace(np.zeros(40, np.float32))
-    try:
-        text = traced.lower(lowering_platforms=("cuda",)).as_text()
-    except RuntimeError as error:
-        pytest.skip(f"this JAX lowers to CUDA only where there is one: {error}")
+    text = lowered(lambda x: function(x), np.zeros(40, np.float32))
     assert ("triton" in text) == kernel
 
 
 def test_mlir_finds_tritons_dialect():
+    assert pallas.why_missing() is None
     assert importlib.import_module("jaxlib.mlir.dialects.tt")
 
 
@@ -67,14 +69,8 @@ def test_lowering_a_kernel_looks_for_no_module(monkeypatch):
         def find_spec(cls, name, path=None, target=None):
             looked_for.append(name)
 
-    def lower(function):
-        traced = jax.jit(lambda x: function(x)).trace(np.zeros(40, np.float32))
-        try:
-            return traced.lower(lowering_platforms=("cuda",)).as_text()
-        except RuntimeError as error:
-            pytest.skip(f"this JAX lowers to CUDA only where there is one: {error}")
-
-    lower(count)  # what is imported at first use
+    numbers = np.zeros(40, np.float32)
+    lowered(lambda x: count(x), numbers)  # what is imported at first use
     monkeypatch.setattr(sys, "meta_path", [Finder, *sys.meta_path])
-    assert "triton" in lower(find)
+    assert "triton" in lowered(lambda x: find(x), numbers)
     assert not [name for name in looked_for if name.endswith(".tt")]

@@ -23,7 +23,7 @@ from wdjax.train.host.determinism import forgets_determinism, is_deterministic
 from wdjax.train.host.failures import BadNumbersError
 from wdjax.train.host.loop import Chunk, Job, Outcome, Program, Row, save_state, train_chunks
 from wdjax.train.host.plots import save_curves
-from wdjax.train.host.programs import compile_and_init, compile_chunk
+from wdjax.train.host.programs import compile_and_init, compile_chunk, telling
 from wdjax.train.host.progress import announce_run, progress_bar, words_of_run
 from wdjax.train.host.signals import stop_signals
 from wdjax.train.learner.bad_numbers import skipped_updates, what_was_skipped, why_it_ends
@@ -93,6 +93,7 @@ class Trainer:
         """
         config = self.config
         with contextlib.ExitStack() as stack:
+            stack.enter_context(telling(self._say))
             lock = stack.enter_context(hold_folder(self.workdir)) if is_first() else None
             begun = load_run_config(self.workdir)  # nothing held the folder since it was looked at
             require_same_run(begun, config, f"the run in {self.workdir} was begun with")

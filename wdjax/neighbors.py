@@ -6,8 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from wdjax.kernels.neighbors import is_supported, nearest_neighbors_kernel, neighbor_rows_kernel
-from wdjax.kernels.support import can_run_kernels
+from wdjax.kernels.neighbors import is_by_kernel, nearest_neighbors_kernel, neighbor_rows_kernel
 
 
 def nearest_neighbors(x: jax.Array, y: jax.Array, active: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
@@ -26,7 +25,7 @@ def nearest_neighbors(x: jax.Array, y: jax.Array, active: jax.Array, k: int) -> 
         `found` is false at the end of the row and the index means nothing.
     """
     simple = functools.partial(nearest_neighbors_simple, k=k)
-    if not (is_supported(x.shape[0], k) and can_run_kernels()):
+    if not is_by_kernel(x.shape[0], k):
         return simple(x, y, active)
     x, y = jax.lax.stop_gradient((x, y))  # a kernel has no derivative, and need not have one
     kernel = functools.partial(nearest_neighbors_kernel, k=k)
@@ -63,7 +62,7 @@ def neighbor_rows(
         rows of each group, [size, F k + C] float32.
     """
     simple = functools.partial(neighbor_rows_simple, k=k, num_relative=num_relative, sizes=sizes)
-    if not (is_supported(x.shape[0], k) and can_run_kernels()):
+    if not is_by_kernel(x.shape[0], k):
         return simple(x, y, active, features, own)
     kernel = functools.partial(neighbor_rows_kernel, k=k, num_relative=num_relative, sizes=sizes)
     return jax.lax.platform_dependent(x, y, active, features, own, cuda=kernel, default=simple)

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 from wdjax.kernels.scan import scan_kernel
-from wdjax.kernels.support import can_run_kernels
+from wdjax.kernels.support import decide, why_no_kernels
 
 
 def scan_replicas(
@@ -40,10 +40,11 @@ def scan_replicas(
     def kernel(carry: Any, xs: Any) -> tuple[Any, Any]:
         try:
             return scan_replicas_kernel(step, carry, xs, length)
-        except NotImplementedError:
+        except NotImplementedError as error:
+            decide("scan_replicas", str(error))
             return simple(carry, xs)
 
-    if not can_run_kernels():
+    if not decide("scan_replicas", why_no_kernels()):
         return simple(carry, xs)
     return jax.lax.platform_dependent(carry, xs, cuda=kernel, default=simple)
 
@@ -68,7 +69,11 @@ def scan_replicas_kernel(
 def why_no_kernel(
     step: Callable[[Any, Any], tuple[Any, Any]], carry: Any, xs: Any = None, length: int | None = None
 ) -> str | None:
-    """Returns what of this keeps `scan_replicas` from being a kernel, in words, or None where nothing does."""
+    """Returns what keeps `scan_replicas` from being a kernel, on this machine's cards if there are any, in words, or
+    None where nothing does."""
+    why = why_no_kernels()
+    if why is not None:
+        return why
     try:
         jax.eval_shape(lambda carry, xs: scan_replicas_kernel(step, carry, xs, length), carry, xs)
     except NotImplementedError as error:

@@ -17,6 +17,7 @@ from wdjax.experiments.sweep.population import choose_num_devices, metric_names
 from wdjax.experiments.sweep.rounds import Advance, Programs, Turn, make_turns
 from wdjax.train.config.schema import TrainConfig
 from wdjax.train.host.loop import Row
+from wdjax.train.host.programs import telling
 from wdjax.train.host.progress import announce, progress_bar
 from wdjax.train.host.signals import stop_signals
 from wdjax.train.state.policy import Setup
@@ -53,7 +54,9 @@ def open_host(
     with contextlib.ExitStack() as stack:
         folder = Path(workdir or stack.enter_context(tempfile.TemporaryDirectory()))
         stop = stop or stack.enter_context(stop_signals(console))
-        yield Host(folder, console, stop, num_devices, members_at_once)
+        host = Host(folder, console, stop, num_devices, members_at_once)
+        stack.enter_context(telling(host.say))
+        yield host
 
 
 def choose_metric(metric: str | None, config: TrainConfig, setup: Setup) -> str | None:

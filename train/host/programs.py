@@ -1,15 +1,19 @@
 """Programs of several updates, compiled from the shapes of a state."""
 
+import contextlib
+import contextvars
 import functools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
 
+from wdjax.kernels.support import listening
 from wdjax.train.devices.memory import bytes_free, bytes_needed
 from wdjax.train.devices.startup import no_garbage_collection
 from wdjax.train.kernels.layers import are_used
+from wdjax.train.kernels.rollout import WHOLE
 from wdjax.train.learner.learner import Learner, run
 from wdjax.train.state.policy import Setup
 from wdjax.train.state.state import TrainState
@@ -17,6 +21,36 @@ from wdjax.train.state.state import TrainState
 # how XLA orders the launches of a command buffer (a CUDA graph) that do not need each other
 SIDE_BY_SIDE = {"xla_gpu_command_buffer_scheduling_mode": "CONCURRENT"}
 ONE_BY_ONE = {"xla_gpu_command_buffer_scheduling_mode": "LHS"}
+
+_LISTENERS: contextvars.ContextVar[list[Callable[[str], None]]] = contextvars.ContextVar("listeners")
+
+
+@contextlib.contextmanager
+def telling(say: Callable[[str], None]) -> Iterator[None]:
+    """Says once, when the first program in here is traced, what kernels do and what they do not, and why."""
+    token = _LISTENERS.set([say])
+    try:
+        yield
+    finally:
+        _LISTENERS.reset(token)
+
+
+def words_of_kernels(heard: Mapping[str, str | None]) -> str:
+    """Returns what of a program kernels do and what plain XLA does for a reason, in a line; of a CPU's nothing.
+
+    Args:
+        heard: what there is to do -> why no kernel does it, None where one does (kernels/support.py).
+    """
+    if jax.default_backend() == "cpu" or not heard:
+        return ""
+    if heard.get(WHOLE, "") is None:  # then nobody acts beside it
+        heard = {what: why for what, why in heard.items() if not what.startswith("acting")}
+    reasons: dict[str, list[str]] = {}
+    for what, why in heard.items():
+        reasons.setdefault(why or "", []).append(what)
+    by_kernels = ", ".join(reasons.pop("", ["nothing"]))
+    plain = "; ".join(f"{', '.join(whats)} ({why})" for why, whats in reasons.items())
+    return f"By kernels: {by_kernels}" + (f". By plain XLA: {plain}" if plain else "")
 
 
 def compile_chunk(learner: Learner, state: TrainState, num_updates: int) -> tuple[Callable, float]:
@@ -84,8 +118,11 @@ def lower_updates(
 ) -> tuple[jax.stages.Lowered, Mapping[str, bool | str], float]:
     """Traces a chunk of a run, or of several side by side, which donates its states. Returns as `lower_chunk`."""
     start = time.perf_counter()
-    with no_garbage_collection():
+    with no_garbage_collection(), listening() as heard:
         lowered = jax.jit(chunk, donate_argnums=0).lower(states)
+    listeners, words = _LISTENERS.get([]), words_of_kernels(heard)
+    while listeners and words:
+        listeners.pop()(words)
     return lowered, options, time.perf_counter() - start
 
 

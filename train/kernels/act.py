@@ -8,9 +8,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton
 
+from wdjax.kernels import pallas
 from wdjax.train.kernels.layers import (
     Shape,
     Tower,
@@ -19,6 +18,7 @@ from wdjax.train.kernels.layers import (
     component_columns,
     load_rows,
     log_prob_and_entropy,
+    padded,
     product,
 )
 from wdjax.train.networks.actor_critic import ACTIVATIONS
@@ -45,17 +45,14 @@ def act_kernel(
         (action [R, components] int32, value [R] float32, log_prob [R] float32 or None).
     """
     num_rows, components = uniform.shape
-    rows = min(ROWS if num_rows > FEW else FEW_ROWS, max(16, pl.next_power_of_2(num_rows)))
+    rows = min(ROWS if num_rows > FEW else FEW_ROWS, padded(num_rows))
     outputs = [jax.ShapeDtypeStruct((num_rows * components,), jnp.int32)]
     outputs += [jax.ShapeDtypeStruct((num_rows,), jnp.float32)] * (1 + with_log_prob)
-    action, value, *log_prob = pl.pallas_call(
-        functools.partial(_kernel, shape=shape, num_rows=num_rows, rows=rows),
-        out_shape=outputs,
-        grid=(pl.cdiv(num_rows, rows),),
-        compiler_params=triton.CompilerParams(num_warps=WARPS, num_stages=2),
-        interpret=interpret,
-        name="act",
-    )(inputs.reshape(-1), uniform.reshape(-1), *jax.tree.leaves(towers))
+    kernel = functools.partial(_kernel, shape=shape, num_rows=num_rows, rows=rows)
+    grid = (pallas.cdiv(num_rows, rows),)
+    action, value, *log_prob = pallas.call(kernel, "act", outputs, grid, WARPS, stages=2, interpret=interpret)(
+        inputs.reshape(-1), uniform.reshape(-1), *jax.tree.leaves(towers)
+    )
     return action.reshape(num_rows, components), value, log_prob[0] if log_prob else None
 
 
@@ -63,7 +60,7 @@ def _kernel(inputs_ref: Any, uniform_ref: Any, *refs: Any, shape: Shape, num_row
     layers = len(shape.widths) - 1
     num_weights = 2 * layers * (1 if shape.shared else 2)
     weights, (action_ref, value_ref, *log_prob_ref) = refs[:num_weights], refs[num_weights:]
-    row = pl.program_id(0) * rows + jax.lax.broadcasted_iota(jnp.int32, (rows,), 0)
+    row = pallas.program_id() * rows + jax.lax.broadcasted_iota(jnp.int32, (rows,), 0)
     row = jnp.minimum(row, num_rows - 1)  # what is beyond the last row repeats it, and writes the same
     outputs = run_tower(inputs_ref, row, weights[: 2 * layers], shape)
     value = column(outputs, shape.num_outputs)
@@ -71,13 +68,13 @@ def _kernel(inputs_ref: Any, uniform_ref: Any, *refs: Any, shape: Shape, num_row
         value = column(run_tower(inputs_ref, row, weights[2 * layers :], shape), 0)
     actions = []
     for i, (first, size) in enumerate(shape.components):
-        draw = triton.load(uniform_ref.at[row * len(shape.sizes) + i])
+        draw = pallas.load(uniform_ref.at[row * len(shape.sizes) + i])
         action = choose(outputs, draw, first, size)
-        triton.store(action_ref.at[row * len(shape.sizes) + i], action)
+        pallas.store(action_ref.at[row * len(shape.sizes) + i], action)
         actions.append(action)
-    triton.store(value_ref.at[row], value)
+    pallas.store(value_ref.at[row], value)
     if log_prob_ref:
-        triton.store(log_prob_ref[0].at[row], log_prob_and_entropy(outputs, actions, shape)[0])
+        pallas.store(log_prob_ref[0].at[row], log_prob_and_entropy(outputs, actions, shape)[0])
 
 
 def choose(outputs: jax.Array, uniform: jax.Array, first: int, size: int) -> jax.Array:
@@ -95,7 +92,7 @@ def run_tower(inputs_ref: Any, row: jax.Array, refs: Any, shape: Shape) -> jax.A
     chunk = chunk_of(shape)
 
     def add(i: jax.Array, sums: jax.Array) -> jax.Array:
-        units = pl.ds(i * chunk, chunk)
+        units = pallas.span(i * chunk, chunk)
         return sums + product(first_layer(inputs, refs, units, shape), refs[2][:, units].T, shape.dtype)
 
     zeros = jnp.zeros((row.shape[0], refs[2].shape[0]), jnp.float32)

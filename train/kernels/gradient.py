@@ -23,9 +23,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton
 
+from wdjax.kernels import pallas
 from wdjax.train.kernels.layers import (
     MIN_SIZE,
     SLOPES,
@@ -100,8 +99,8 @@ def load_block(
     place = start + jax.lax.broadcasted_iota(jnp.int32, (rows,), 0)
     index = jnp.minimum(place, num_rows - 1)
     components = len(shape.sizes)
-    actions = [triton.load(action_ref.at[index * components + i]) for i in range(components)]
-    row = {name: triton.load(ref.at[index]) for name, ref in row_refs.items()}
+    actions = [pallas.load(action_ref.at[index * components + i]) for i in range(components)]
+    row = {name: pallas.load(ref.at[index]) for name, ref in row_refs.items()}
     return index, actions, {**row, "live": (row["live"] > 0) & (place < num_rows)}
 
 
@@ -141,20 +140,16 @@ def _tower_gradient(
     task: Task, data: tuple, row: Mapping[str, jax.Array], tower: Tower, part: str
 ) -> tuple[Tower, dict[str, jax.Array]]:
     num_rows = row["live"].shape[0]
-    rows = min(ROWS, max(16, pl.next_power_of_2(num_rows)))
-    blocks = pl.cdiv(pl.cdiv(num_rows, rows), PROGRAMS)  # of a program
-    programs = pl.cdiv(num_rows, rows * blocks)
+    rows = min(ROWS, padded(num_rows))
+    blocks = pallas.cdiv(pallas.cdiv(num_rows, rows), PROGRAMS)  # of a program
+    programs = pallas.cdiv(num_rows, rows * blocks)
     dtype, (first, others) = dtype_of(task.shape), tower
     weights, tree = jax.tree.flatten((first, tuple((kernel.astype(dtype), bias) for kernel, bias in others)))
     sizes = [jax.ShapeDtypeStruct((programs, *weight.shape), jnp.float32) for weight in weights]
-    *grads, sums = pl.pallas_call(
-        functools.partial(_kernel, task=task, part=part, num_rows=num_rows, rows=rows, blocks=blocks),
-        out_shape=[*sizes, jax.ShapeDtypeStruct((programs, padded(len(task.term_names))), jnp.float32)],
-        grid=(programs,),
-        compiler_params=triton.CompilerParams(num_warps=WARPS, num_stages=1),
-        interpret=task.interpret,
-        name="gradient",
-    )(*data, *row.values(), *weights)
+    kernel = functools.partial(_kernel, task=task, part=part, num_rows=num_rows, rows=rows, blocks=blocks)
+    written = [*sizes, jax.ShapeDtypeStruct((programs, padded(len(task.term_names))), jnp.float32)]
+    run = pallas.call(kernel, "gradient", written, (programs,), WARPS, stages=1, interpret=task.interpret)
+    *grads, sums = run(*data, *row.values(), *weights)
     total = jax.tree.unflatten(tree, [jnp.sum(grad, axis=0) for grad in grads])
     return total, dict(zip(task.term_names, jnp.sum(sums, axis=0), strict=False))
 
@@ -169,7 +164,7 @@ def _kernel(
     shape, row_refs, refs = task.shape, dict(zip(task.row_names, refs, strict=False)), refs[len(task.row_names) :]
     weight_refs, grad_refs, sums_ref = refs[: len(refs) // 2], refs[len(refs) // 2 : -1], refs[-1]
     hypers = {name: hypers_ref[i] for i, name in enumerate(task.hyper_names)}
-    program, scaled = pl.program_id(0), dtype_of(shape) == HALF
+    program, scaled = pallas.program_id(), dtype_of(shape) == HALF
 
     def add(i: jax.Array, carry: tuple) -> tuple:
         index, actions, row = load_block(row_refs, action_ref, (program * blocks + i) * rows, rows, num_rows, shape)
@@ -257,7 +252,7 @@ def activate(values: jax.Array, task: Task) -> tuple[jax.Array, Callable[[jax.Ar
     name, dtype = task.shape.activation, dtype_of(task.shape)
     act = ACTIVATIONS[name]
     if name == "tanh" and not task.interpret:
-        act = triton.approx_tanh  # one instruction; its error, 2^-11, is what rounding to float16 loses anyway
+        act = pallas.approx_tanh  # one instruction; its error, 2^-11, is what rounding to float16 loses anyway
     if name in SLOPES:
         after = act(values).astype(dtype)
         return after, lambda gradient: gradient.astype(dtype) * SLOPES[name](after)

@@ -12,9 +12,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton
 
+from wdjax.kernels import pallas
 from wdjax.train.kernels.act import first_layer, load_inputs, pieces
 from wdjax.train.kernels.gradient import BOTH, Task, load_block, prepare
 from wdjax.train.kernels.layers import SLOPES, Shape, chunk_of, product, towers_of, transposed
@@ -33,14 +32,14 @@ def wide_gradient(
     num_rows = row["live"].shape[0]
     (tower,), back = jax.vjp(lambda params: towers_of(params, shape), params)
     task, data, row = prepare(shape, inputs, action, row, objective, hypers, interpret)
-    size = min(CHUNK_ROWS, pl.cdiv(num_rows, ROWS) * ROWS)
+    size = min(CHUNK_ROWS, pallas.cdiv(num_rows, ROWS) * ROWS)
 
     def step(sums: Any, start: jax.Array) -> tuple[Any, None]:
         # as data: policies that differ in their rows alone are then one kernel to compile
         part = jnp.stack([start, jnp.int32(num_rows)])
         return jax.tree.map(jnp.add, sums, _chunk(task, part, data, row, tower, size)), None
 
-    starts = jnp.arange(pl.cdiv(num_rows, size), dtype=jnp.int32) * size
+    starts = jnp.arange(pallas.cdiv(num_rows, size), dtype=jnp.int32) * size
     zeros = jax.tree.map(jnp.zeros_like, tower), jnp.zeros(len(task.term_names))
     (grads, sums), _ = jax.lax.scan(step, zeros, starts)
     return back((grads,))[0], dict(zip(task.term_names, sums, strict=True))
@@ -56,10 +55,7 @@ def _chunk(
     num_inputs = sum(width for _, width in pieces(shape.num_inputs))
     written = lambda width: jax.ShapeDtypeStruct((size, width), dtype)  # noqa: E731
     partial = lambda width: jax.ShapeDtypeStruct((blocks, width), jnp.float32)  # noqa: E731
-    call = functools.partial(
-        pl.pallas_call, grid=(blocks,), interpret=task.interpret,
-        compiler_params=triton.CompilerParams(num_warps=WARPS, num_stages=2),
-    )  # fmt: skip
+    call = functools.partial(pallas.call, grid=(blocks,), warps=WARPS, stages=2, interpret=task.interpret)
     x, h1, h2, do, db3, sums = call(
         functools.partial(_forward, task=task),
         out_shape=[written(num_inputs), written(w1.shape[1]), written(w2.shape[1]), written(w3.shape[1]),
@@ -85,15 +81,15 @@ def _chunk(
 def _forward(part_ref: Any, inputs_ref: Any, action_ref: Any, hypers_ref: Any, *refs: Any, task: Task) -> None:
     shape, weights, row_refs = task.shape, refs[:6], dict(zip(task.row_names, refs[6:-6], strict=True))
     x_ref, h1_ref, h2_ref, do_ref, db3_ref, sums_ref = refs[-6:]
-    program = pl.program_id(0)
+    program = pallas.program_id()
     index, actions, row = load_block(row_refs, action_ref, part_ref[0] + program * ROWS, ROWS, part_ref[1], shape)
-    own = pl.ds(program * ROWS, ROWS)
+    own = pallas.span(program * ROWS, ROWS)
     inputs, chunk = load_inputs(inputs_ref, index, shape), chunk_of(shape)
     for piece, (first, width) in zip(inputs, pieces(shape.num_inputs), strict=True):
         x_ref[own, first : first + width] = piece
 
     def add(i: jax.Array, sums: jax.Array) -> jax.Array:
-        units = pl.ds(i * chunk, chunk)
+        units = pallas.span(i * chunk, chunk)
         features = first_layer(inputs, weights, units, shape).astype(h1_ref.dtype)
         h1_ref[own, units] = features
         return sums + product(features, weights[2][:, units].T, shape.dtype)
@@ -120,13 +116,13 @@ def _backward(
     do_ref: Any, h1_ref: Any, h2_ref: Any, w2_ref: Any, w3_ref: Any, dh1_ref: Any, dh2_ref: Any, db1_ref: Any,
     db2_ref: Any, *, shape: Shape,
 ) -> None:  # fmt: skip
-    program = pl.program_id(0)
-    own = pl.ds(program * ROWS, ROWS)
+    program = pallas.program_id()
+    own = pallas.span(program * ROWS, ROWS)
     slope, chunk = SLOPES[shape.activation], chunk_of(shape)
     do = do_ref[own, :]
 
     def add(i: jax.Array, sums: jax.Array) -> jax.Array:
-        units = pl.ds(i * chunk, chunk)
+        units = pallas.span(i * chunk, chunk)
         dh2 = product(do, w3_ref[units, :].T, shape.dtype) * slope(h2_ref[own, units].astype(jnp.float32))
         db2_ref[program, units] = jnp.sum(dh2, axis=0)
         dh2 = dh2.astype(dh2_ref.dtype)

@@ -11,9 +11,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.experimental.pallas import triton
 
-from wdjax.kernels.support import can_run_kernels
+from wdjax.kernels import pallas
+from wdjax.kernels.support import why_no_kernels
 from wdjax.spaces import Dict
 from wdjax.train.config.schema import PolicyConfig
 from wdjax.train.networks.distributions import Categorical, Distribution
@@ -75,34 +75,61 @@ def padded(size: int) -> int:
     return max(MIN_SIZE, 1 << (size - 1).bit_length())
 
 
-def shape_of(config: PolicyConfig, assignment: Assignment, distribution: Distribution, encoder: type) -> Shape | None:
-    """Returns what fixes the kernels of a policy, or None where there are none for it."""
-    network, space = config.network, assignment.observation_space
-    own_encoder = encoder is not FlatEncoder or (isinstance(space, Dict) and MASK in space.spaces)
-    if own_encoder or network.recurrent_size or not isinstance(distribution, Categorical):
-        return None
-    widths = network.hidden_sizes
-    if not widths or max(widths) > MAX_WIDTH or distribution.num_outputs >= MAX_OUTPUTS:
-        return None
+def shape_of(config: PolicyConfig, assignment: Assignment, distribution: Distribution, encoder: type) -> Shape | str:
+    """Returns what fixes the kernels of a policy, or why there are none for it."""
+    network, space, widths = config.network, assignment.observation_space, config.network.hidden_sizes
+    refusals = {
+        f"its encoder is {network.encoder}": encoder is not FlatEncoder,
+        "it has an action mask": isinstance(space, Dict) and MASK in space.spaces,
+        "it is recurrent": bool(network.recurrent_size),
+        "its actions are real numbers": not isinstance(distribution, Categorical),
+        f"hidden_sizes {list(widths)}: a kernel takes up to {MAX_WIDTH}": not widths or max(widths) > MAX_WIDTH,
+    }
+    for why, refused in refusals.items():
+        if refused:
+            return why
+    if distribution.num_outputs >= MAX_OUTPUTS:
+        return f"{distribution.num_outputs} choices of actions: a kernel takes fewer than {MAX_OUTPUTS}"
     shape = Shape(
         encoded_size(space), tuple(widths), distribution.sizes, distribution.scalar, network.shared_trunk,
         network.activation, network.compute_dtype,
     )  # fmt: skip
     if shape.is_narrow:
-        return shape if shape.dtype == "float32" else None
+        return shape if shape.dtype == "float32" else f"compute_dtype {shape.dtype} of so small a network"
     takes_wide = shape.shared and len(widths) == 2 and min(widths) >= 64 and shape.activation in ("relu", "tanh")
-    return shape if takes_wide and shape.num_inputs <= MAX_WIDTH else None
+    if takes_wide and shape.num_inputs <= MAX_WIDTH:
+        return shape
+    wide = f"a shared trunk, two layers of 64 or more, relu or tanh, and up to {MAX_WIDTH} inputs"
+    return f"hidden_sizes {list(widths)}: kernels want so wide a network to have {wide}"
 
 
-def are_used() -> bool:
-    """Returns whether kernels are tried at all: there is a GPU that takes them, products may round to tf32 as they do
-    (by default), and nobody looks for keys that are used twice, as `--debug` does.
+def why_plain(policy: Policy) -> str | None:
+    """Returns why plain XLA computes the network of a policy, in words; None: kernels do."""
+    if policy.kernels is not None:
+        return why_unused()
+    if not getattr(policy.algorithm, "has_kernels", False):
+        return f"{policy.config.algorithm} has none"
+    found = shape_of(policy.config, policy.assignment, policy.distribution, policy.encoder)
+    return found if isinstance(found, str) else "kernels: false"
+
+
+def why_unused() -> str | None:
+    """Returns why kernels are not tried at all, or None: there is a GPU that takes them, products may round to tf32 as
+    they do (by default), and nobody looks for keys that are used twice, as `--debug` does.
 
     Said before anything is traced: on a CPU, tracing them would be time lost.
     """
-    rounds = jax.config.jax_default_matmul_precision in (None, "default", "tensorfloat32")
-    on_gpu = jax.default_backend() != "cpu" and can_run_kernels()
-    return on_gpu and rounds and not jax.config.jax_debug_key_reuse
+    precision = jax.config.jax_default_matmul_precision
+    if jax.default_backend() == "cpu":
+        return "there is no GPU"
+    if precision not in (None, "default", "tensorfloat32"):
+        return f"they round products to tf32, and jax_default_matmul_precision is {precision}"
+    return "jax_debug_key_reuse is on" if jax.config.jax_debug_key_reuse else why_no_kernels()
+
+
+def are_used() -> bool:
+    """Returns whether kernels are tried at all: `why_unused`."""
+    return why_unused() is None
 
 
 def reaches(shape: Shape, num_rows: int) -> bool:
@@ -153,7 +180,7 @@ def load_rows(ref: Any, rows: jax.Array, first: int, width: int, num_columns: in
     """Reads columns from `first` on of rows of a matrix that lies flat in memory, 0 beyond its last column."""
     columns = first + jax.lax.broadcasted_iota(jnp.int32, (rows.shape[0], width), 1)
     index = rows[:, None] * num_columns + jnp.minimum(columns, num_columns - 1)
-    return triton.load(ref.at[index], mask=columns < num_columns, other=0.0)
+    return pallas.load(ref.at[index], mask=columns < num_columns, other=0.0)
 
 
 def product(left: jax.Array, right: jax.Array, dtype: str) -> jax.Array:

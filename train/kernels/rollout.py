@@ -16,49 +16,60 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from wdjax.kernels.support import decide
 from wdjax.replicas import scan_replicas_kernel
 from wdjax.spaces import Box
-from wdjax.train.kernels.layers import are_used
+from wdjax.train.kernels.layers import why_plain, why_unused
 from wdjax.train.rollout.draws import draw_ahead
 from wdjax.train.rollout.scan import play_by_scan
 from wdjax.train.rollout.step import StepInputs, advance, choose_actions
 from wdjax.train.state.agents import scatter
 from wdjax.train.state.policy import Policy, Setup
 
+WHOLE = "whole rollouts"
 MAX_AGENTS = 8  # of all policies: each has its own pass through the network
 MAX_WIDTH = 64  # of a layer
 
 
-def may_be_a_kernel(setup: Setup) -> bool:
-    """Returns whether to try a rollout as one kernel, before anything is traced: there is a GPU, starts are fresh, and
-    few agents act by small feed-forward networks."""
-    if not (setup.config.kernels and are_used()) or setup.config.reset != "fresh":
-        return False
-    policies = setup.policies.values()
-    return sum(policy.assignment.num_agents for policy in policies) <= MAX_AGENTS and all(map(is_small, policies))
+def why_by_scan(setup: Setup) -> str | None:
+    """Returns why not to try a rollout as one kernel, before anything is traced, or None: there is a GPU, starts are
+    fresh, and few agents act by small feed-forward networks."""
+    why = why_unused() if setup.config.kernels else "kernels: false"
+    if why is not None or setup.config.reset != "fresh":
+        return why or "reset is not fresh"
+    agents = sum(policy.assignment.num_agents for policy in setup.policies.values())
+    if agents > MAX_AGENTS:
+        return f"{agents} agents: such a kernel takes {MAX_AGENTS}"
+    found = {name: _why_not_acting(policy) for name, policy in setup.policies.items()}
+    return next((f"{name}: {why}" for name, why in found.items() if why is not None), None)
 
 
-def is_small(policy: Policy) -> bool:
-    """Returns whether a kernel can act for this policy: it sees a row of numbers, has categorical actions, few and
-    narrow layers, and carries nothing."""
-    shape = policy.kernels
-    if shape is None or not isinstance(policy.assignment.observation_space, Box):
-        return False
-    takes = shape.is_narrow and max(*shape.hidden, shape.num_inputs) <= MAX_WIDTH
-    return takes and not policy.config.past_selves
+def _why_not_acting(policy: Policy) -> str | None:
+    """Returns why such a kernel cannot act for this policy, or None: it sees a row of numbers, has categorical actions,
+    few and narrow layers, and carries nothing."""
+    why, shape = why_plain(policy), policy.kernels
+    if why is not None:
+        return why
+    if not isinstance(policy.assignment.observation_space, Box):
+        return "it does not see a row of numbers"
+    if policy.config.past_selves:
+        return "it plays against past selves"
+    narrow = shape.is_narrow and max(*shape.hidden, shape.num_inputs) <= MAX_WIDTH
+    return None if narrow else f"{shape.num_inputs} inputs and hidden_sizes {list(shape.hidden)}: up to {MAX_WIDTH}"
 
 
 def play_by_kernel(given: StepInputs, carry: tuple, keys: jax.Array) -> tuple[tuple, tuple]:
     """All steps of a rollout in one kernel on NVIDIA GPUs; elsewhere, and where the rules have no place in a kernel,
     `play_by_scan`, which returns the same."""
     by_scan = functools.partial(play_by_scan, given)
-    if not may_be_a_kernel(given.setup):
+    if not decide(WHOLE, why_by_scan(given.setup)):
         return by_scan(carry, keys)
 
     def by_kernel(carry: tuple, keys: jax.Array) -> tuple[tuple, tuple]:
         try:
             return play_replicas(given, carry, keys)
-        except NotImplementedError:
+        except NotImplementedError as error:
+            decide(WHOLE, str(error))
             return by_scan(carry, keys)
 
     return jax.lax.platform_dependent(carry, keys, cuda=by_kernel, default=by_scan)

@@ -9,9 +9,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from wdjax.kernels import matrices as blocks
-from wdjax.kernels.lanes import Elements, call, call_each, check_size, constant, identity, with_words, words_of
+from wdjax.kernels.elementwise import check_dtype, select
+from wdjax.kernels.lanes import (
+    Elements,
+    array_of,
+    call,
+    call_each,
+    check_size,
+    constant,
+    identity,
+    with_words,
+    words_of,
+)
 from wdjax.kernels.matrices import Block, Weights, numbers_of
-from wdjax.kernels.primitives import RULES, select
+from wdjax.kernels.primitives import RULES
 
 MAX_UNROLL = 64  # steps of a loop within the function
 # calls, and the parameter that holds what is called
@@ -40,7 +51,7 @@ def evaluate(jaxpr: jex.core.Jaxpr, consts: Sequence[Elements], operands: Sequen
 
 def evaluate_closed(closed: Any, operands: Sequence[Elements]) -> list[Elements]:
     """The same for a jaxpr with its constants, or one without any; from jax 0.12 on both are of one class."""
-    consts = [constant(np.asarray(const)) for const in getattr(closed, "consts", ())]
+    consts = [constant(const) for const in getattr(closed, "consts", ())]
     return evaluate(getattr(closed, "jaxpr", closed), consts, operands)
 
 
@@ -48,6 +59,7 @@ def _outputs(eqn: jex.core.JaxprEqn, inputs: list[Elements]) -> list[Elements]:
     name = eqn.primitive.name
     for var in eqn.outvars:
         check_size(f"{name} gives an array", var.aval.shape)
+        check_dtype(f"{name} gives an array", var.aval.dtype)
     if name in CALLS:
         return evaluate_closed(eqn.params[CALLS[name]], inputs)
     if name == "cond":
@@ -115,6 +127,9 @@ def _unrolled_scan(
     if length > MAX_UNROLL:
         raise NotImplementedError(f"scan of {length} steps within a replica: a kernel unrolls up to {MAX_UNROLL}")
     shared, carry = inputs[:consts], inputs[consts : consts + carried]
+    if not length:
+        given = getattr(jaxpr, "jaxpr", jaxpr).outvars[carried:]
+        return [*carry, *(array_of([], (0, *v.aval.shape)) for v in given)]
     xs, outputs = [*map(numbers_of, inputs[consts + carried :])], []
     for i in range(length)[:: -1 if reverse else 1]:
         step = [x[i : i + 1].reshape(x.shape[1:]) for x in xs]

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from wdjax.kernels.threefry import Key
+from wdjax.kernels.threefry import Key, check_key
 
 MAX_ELEMENTS = 1024  # of one array: each is a register of its own
 
@@ -29,10 +29,15 @@ def array_of(elements: Sequence[Any], shape: tuple[int, ...]) -> Elements:
     return flat.reshape(shape)
 
 
-def constant(value: np.ndarray) -> Elements:
-    """Returns a known array as elements."""
+def constant(value: Any) -> Elements:
+    """Returns a known array, of numbers or of typed keys, as elements."""
     check_size("a constant", value.shape)
-    return array_of(list(value.ravel()), value.shape)
+    if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+        check_key(value.dtype)
+        with jax.ensure_compile_time_eval():
+            pairs = np.asarray(jax.random.key_data(value)).reshape(-1, 2)
+        return array_of([Key(*pair) for pair in pairs], value.shape)
+    return array_of(list(np.asarray(value).ravel()), value.shape)
 
 
 def check_size(what: str, shape: tuple[int, ...]) -> None:
@@ -46,9 +51,9 @@ def is_known(array: Elements) -> bool:
     return all(isinstance(element, np.generic) for element in array.ravel())
 
 
-def known(array: Elements) -> np.ndarray:
+def known(array: Elements, dtype: Any) -> np.ndarray:
     """Returns elements that are all known as an array of numbers."""
-    return np.array(list(array.ravel())).reshape(array.shape)
+    return np.array(list(array.ravel()), dtype).reshape(array.shape)
 
 
 def call(function: Callable, *elements: Any) -> Any:
@@ -58,7 +63,7 @@ def call(function: Callable, *elements: Any) -> Any:
         return Key(*(call(function, *word) for word in zip(*words, strict=True)))
     if all(isinstance(element, np.generic) for element in elements):
         with jax.ensure_compile_time_eval():
-            return jax.tree.map(lambda out: np.asarray(out)[()], function(*elements))
+            return jax.tree.map(lambda out: np.asarray(out)[()], function(*map(jnp.asarray, elements)))
     shape = np.broadcast_shapes(*(jnp.shape(element) for element in elements))
     return function(*(jnp.broadcast_to(element, shape) for element in elements))
 

@@ -15,8 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from wdjax.kernels.elementwise import COMPUTED, computed
 from wdjax.kernels.lanes import Elements, array_of, check_size, identity
-from wdjax.kernels.primitives import COMPUTED, MOVES
+from wdjax.kernels.primitives import MOVES
 
 MIN_WIDTH = 16
 NARROW = 8  # outputs up to here are sums over a block, one by one, exact in float32
@@ -81,11 +82,13 @@ def numbers_of(x: Any) -> Elements:
         return x
     if math.prod(x.shape) > MAX_NUMBERS:
         raise NotImplementedError(f"features of shape {x.shape} one by one: a kernel takes {MAX_NUMBERS} apart")
-    numbers = []
-    for row in x.rows.ravel():
-        columns = jax.lax.broadcasted_iota(jnp.int32, row.shape, 1)
-        numbers += [jnp.sum(jnp.where(columns == i, row, 0.0), axis=1) for i in range(x.size)]
-    return array_of(numbers, x.shape)
+    return array_of([_column(row, i) for row in x.rows.ravel() for i in range(x.size)], x.shape)
+
+
+def _column(row: jax.Array, i: int) -> jax.Array:
+    numbers = row.astype(jnp.int32) if row.dtype == bool else row
+    columns = jax.lax.broadcasted_iota(jnp.int32, row.shape, 1)
+    return jnp.sum(jnp.where(columns == i, numbers, jnp.zeros_like(numbers)), axis=1).astype(row.dtype)
 
 
 def _spread(numbers: Elements, weights: Weights) -> Elements:
@@ -119,11 +122,19 @@ def _product(eqn: Any, rows: Any, weights: Any) -> list[Any] | None:
         return None
     if not isinstance(rows, Block):
         return _product_of_numbers(rows, weights, size)
+    rows = _for_each(lambda row: _zero_beyond(row, rows.size), rows.rows)
     if size <= NARROW:
-        columns = [jnp.sum(row * weights.ref[:, i][None, :], axis=1) for row in rows.rows.ravel() for i in range(size)]
+        columns = [jnp.sum(row * weights.ref[:, i][None, :], axis=1) for row in rows.ravel() for i in range(size)]
         return [array_of(columns, out.shape)]
     multiply = lambda row: jnp.dot(row, weights.value, precision=eqn.params["precision"])  # noqa: E731
-    return [Block(_for_each(multiply, rows.rows), size)]
+    return [Block(_for_each(multiply, rows), size)]
+
+
+def _zero_beyond(row: jax.Array, size: int) -> jax.Array:
+    """Returns a row with zeros beyond its features: an activation of 0 may be infinite, and times 0 not a number."""
+    if row.shape[1] == size:
+        return row
+    return jnp.where(jax.lax.broadcasted_iota(jnp.int32, row.shape, 1) < size, row, 0.0)
 
 
 def _product_of_numbers(numbers: Elements, weights: Weights, size: int) -> list[Any] | None:
@@ -166,7 +177,7 @@ def _computed(eqn: Any, inputs: Sequence[Any]) -> list[Any] | None:
     operands = [_rows_of(x, block) for x in inputs]
     if any(rows is None for rows in operands):
         return None
-    function = COMPUTED[eqn.primitive.name](eqn)
+    function = computed(eqn)
     rows = [function(*each) for each in zip(*operands, strict=True)]
     return [Block(array_of(rows, block.rows.shape), block.size)]
 

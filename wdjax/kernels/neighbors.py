@@ -21,8 +21,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton
+
+from wdjax.kernels import pallas
+from wdjax.kernels.support import decide, why_no_kernels
 
 ROWS = 32  # agents of a program: one a lane of one warp
 SPARE = 3  # sorted beyond k: oneself, and two so that the exact pass is rare
@@ -37,6 +38,12 @@ INFINITE = 0x7F800000  # the bits of an infinite distance: keys from here on are
 def is_supported(num_agents: int, k: int) -> bool:
     """Returns whether the kernel takes this size; larger ones are XLA's."""
     return 0 < k <= MAX_NEIGHBORS and num_agents <= MAX_AGENTS
+
+
+def is_by_kernel(num_agents: int, k: int) -> bool:
+    """Returns whether the kernel finds so many of so many, here; tells who listens."""
+    limits = f"{k} of {num_agents:,} agents: a kernel finds up to {MAX_NEIGHBORS} of {MAX_AGENTS:,}"
+    return decide("nearest neighbours", why_no_kernels() if is_supported(num_agents, k) else limits)
 
 
 @functools.partial(jax.jit, static_argnames=("k", "interpret"))  # traced once for all of its places in a step
@@ -73,14 +80,8 @@ def neighbor_rows_kernel(
 
 
 def _call(kernel: Callable, shapes: Any, num_agents: int, interpret: bool) -> Callable:
-    return pl.pallas_call(
-        kernel,
-        out_shape=shapes,
-        grid=(pl.cdiv(num_agents, ROWS),),
-        compiler_params=triton.CompilerParams(num_warps=1, num_stages=1),
-        interpret=interpret,
-        name="nearest_neighbors",
-    )
+    grid = (pallas.cdiv(num_agents, ROWS),)
+    return pallas.call(kernel, "nearest_neighbors", shapes, grid, warps=1, stages=1, interpret=interpret)
 
 
 def _scene(x: jax.Array, y: jax.Array, active: jax.Array, k: int, *more: jax.Array) -> jax.Array:
@@ -93,7 +94,7 @@ def _scene(x: jax.Array, y: jax.Array, active: jax.Array, k: int, *more: jax.Arr
 
 def _num_places(num_agents: int, k: int) -> int:
     """Returns for how many agents there is room in whole blocks."""
-    return pl.cdiv(num_agents, _block_size(k)) * _block_size(k)
+    return pallas.cdiv(num_agents, _block_size(k)) * _block_size(k)
 
 
 # --- the kernels ---
@@ -103,7 +104,7 @@ def _index_kernel(x_ref, y_ref, scene_ref, index_ref, *, num_agents: int, k: int
     """Writes [ROWS, k] indices, -1 where there is nobody."""
     rows = _own_rows(num_agents)
     for place, index in enumerate(_nearest(x_ref, y_ref, scene_ref, rows, num_agents, k)):
-        triton.store(index_ref.at[rows, place], index)
+        pallas.store(index_ref.at[rows, place], index)
 
 
 def _rows_kernel(
@@ -112,17 +113,17 @@ def _rows_kernel(
 ) -> None:  # fmt: skip
     """Writes the rows of ROWS agents into the arrays of their groups, by way of the indices of their neighbours."""
     rows = _own_rows(num_agents)
-    is_active = triton.load(scene_ref.at[rows]) < jnp.inf
+    is_active = pallas.load(scene_ref.at[rows]) < jnp.inf
     for place, index in enumerate(_nearest(x_ref, y_ref, scene_ref, rows, num_agents, k)):
-        triton.store(index_ref.at[rows, place], jnp.where(is_active, index, -1))
+        pallas.store(index_ref.at[rows, place], jnp.where(is_active, index, -1))
     if not interpret:
-        triton.debug_barrier()  # lanes read what others have stored
+        pallas.debug_barrier()  # lanes read what others have stored
     width = rows_refs[0].shape[1]
     read = functools.partial(
         _read_tile, scene_ref, index_ref, first=2 * _num_places(num_agents, k), width=width, k=k,
         num_features=num_features, num_relative=num_relative,
     )  # fmt: skip
-    first, start = pl.program_id(0) * ROWS, 0
+    first, start = pallas.program_id() * ROWS, 0
     for rows_ref, size in zip(rows_refs, sizes, strict=True):
         begin, end = jnp.maximum(first, start), jnp.minimum(first + ROWS, start + size)
 
@@ -133,7 +134,7 @@ def _rows_kernel(
             values = [read(jnp.minimum(agent, end - 1), first_column) for first_column in first_columns]
             for first_column, value in zip(first_columns, values, strict=True):
                 column = first_column + jax.lax.broadcasted_iota(jnp.int32, TILE, 1)
-                triton.store(rows_ref.at[agent - start, column], value, mask=(agent < end) & (column < width))
+                pallas.store(rows_ref.at[agent - start, column], value, mask=(agent < end) & (column < width))
 
         num_tiles = jnp.maximum(end - begin + TILE[0] - 1, 0) // TILE[0]
         jax.lax.fori_loop(0, num_tiles, write, None)
@@ -151,20 +152,20 @@ def _read_tile(
     written = column < width
     of_other = column < num_features * k
     feature = jnp.where(of_other, jax.lax.div(column, k), column - num_features * (k - 1))
-    other = triton.load(index_ref.at[agent, jax.lax.rem(column, k)], mask=written & of_other, other=-1)
+    other = pallas.load(index_ref.at[agent, jax.lax.rem(column, k)], mask=written & of_other, other=-1)
     source = jnp.where(of_other, other, agent)
     seen = written & (source >= 0)
-    value = triton.load(scene_ref.at[first + source * num_columns + feature], mask=seen, other=0.0)
+    value = pallas.load(scene_ref.at[first + source * num_columns + feature], mask=seen, other=0.0)
     if first_column >= num_relative * k:
         return value
     place = first + agent * num_columns + feature
-    own = triton.load(scene_ref.at[place], mask=written & (feature < num_relative), other=0.0)
+    own = pallas.load(scene_ref.at[place], mask=written & (feature < num_relative), other=0.0)
     return jnp.where(seen, value - own, 0.0)
 
 
 def _own_rows(num_agents: int) -> jax.Array:
     """Returns the agents of this program's lanes; lanes beyond the last agent repeat it, and write the same."""
-    rows = pl.program_id(0) * ROWS + jax.lax.broadcasted_iota(jnp.int32, (ROWS,), 0)
+    rows = pallas.program_id() * ROWS + jax.lax.broadcasted_iota(jnp.int32, (ROWS,), 0)
     return jnp.minimum(rows, num_agents - 1)
 
 
@@ -173,12 +174,12 @@ def _own_rows(num_agents: int) -> jax.Array:
 
 def _nearest(x_ref, y_ref, scene_ref, rows: jax.Array, num_agents: int, k: int) -> tuple[jax.Array, ...]:
     """Returns the indices of the k nearest others of these rows, each [ROWS] int32, -1 where there is nobody."""
-    x, y = triton.load(x_ref.at[rows]), triton.load(y_ref.at[rows])
+    x, y = pallas.load(x_ref.at[rows]), pallas.load(y_ref.at[rows])
     num_places = _num_places(num_agents, k)
 
     def square(j: jax.Array) -> jax.Array:
         """The squared distance of every row to agent j, 0 to itself."""
-        dx, dy = x - triton.load(scene_ref.at[j]), y - triton.load(scene_ref.at[num_places + j])
+        dx, dy = x - pallas.load(scene_ref.at[j]), y - pallas.load(scene_ref.at[num_places + j])
         return dx * dx + dy * dy
 
     def distance(j: jax.Array) -> jax.Array:
@@ -225,7 +226,7 @@ def _smallest_keys(square, num_agents: int, k: int) -> list[jax.Array]:
         return tuple(_merge_bitonic([jax.lax.min(a, b) for a, b in zip(kept, reversed(keys), strict=True)]))
 
     nothing = (jnp.full((ROWS,), NOBODY, jnp.int32),) * size
-    return list(jax.lax.fori_loop(0, pl.cdiv(num_agents, size), merge_block, nothing))
+    return list(jax.lax.fori_loop(0, pallas.cdiv(num_agents, size), merge_block, nothing))
 
 
 def _sort(keys: list[jax.Array]) -> list[jax.Array]:

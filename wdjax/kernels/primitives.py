@@ -1,11 +1,11 @@
-"""JAX's primitives on arrays of elements: what moves numbers, what computes them one by one, folds, random numbers.
+"""JAX's primitives on arrays of elements: what moves numbers, folds, products, random numbers.
 
 `RULES[name](eqn, *inputs)` returns the outputs of an equation. Only what a Pallas (Triton) kernel can do is here.
 """
 
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from wdjax.kernels import threefry
+from wdjax.kernels.elementwise import COMPUTED, HALVES, LOOKS, computed, maximum, minimum, select
 from wdjax.kernels.lanes import (
     Elements,
     array_of,
@@ -27,72 +28,11 @@ from wdjax.kernels.lanes import (
 )
 from wdjax.kernels.threefry import Key
 
-# What Triton computes number by number (as jax/_src/pallas/triton/lowering.py lists it).
-ELEMENTWISE = (
-    "abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2", "atanh", "bitcast_convert_type",
-    "cbrt", "ceil", "clz", "convert_element_type", "cos", "cosh", "div", "eq", "erf_inv", "exp", "exp2", "expm1",
-    "floor", "ge", "gt", "integer_pow", "is_finite", "le", "log", "log1p", "logistic", "lt", "mul", "ne", "neg",
-    "nextafter", "not", "or", "population_count", "pow", "rem", "rsqrt", "shift_left", "shift_right_arithmetic",
-    "shift_right_logical", "sign", "sin", "sinh", "sqrt", "square", "sub", "tan", "tanh", "xor",
-)  # fmt: skip
-
-
-def _maximum(x: jax.Array, y: jax.Array) -> jax.Array:
-    """XLA's maximum: NaN where either is, where Triton's own gives the other one."""
-    if not jnp.issubdtype(x.dtype, jnp.floating):
-        return jnp.maximum(x, y)
-    return jnp.where((y > x) | (y != y), y, x)
-
-
-def _minimum(x: jax.Array, y: jax.Array) -> jax.Array:
-    if not jnp.issubdtype(x.dtype, jnp.floating):
-        return jnp.minimum(x, y)
-    return jnp.where((y < x) | (y != y), y, x)
-
-
-def _clamp(low: jax.Array, x: jax.Array, high: jax.Array) -> jax.Array:
-    return _minimum(_maximum(low, x), high)
-
-
-def select(which: jax.Array, *cases: jax.Array) -> jax.Array:
-    if which.dtype == bool:
-        return jax.lax.select_n(which, *cases)
-    chosen = cases[-1]
-    for i in range(len(cases) - 2, -1, -1):
-        chosen = jnp.where(which <= i, cases[i], chosen)
-    return chosen
-
-
-def _round(x: jax.Array, rounding_method: Any) -> jax.Array:
-    """Rounds to the nearest whole number, halves to even or away from 0."""
-    low = jnp.floor(x)
-    rest = x - low
-    even = low == 2 * jnp.floor(low / 2)
-    halves_down = even if rounding_method == jax.lax.RoundingMethod.TO_NEAREST_EVEN else x < 0
-    return jnp.where((rest < 0.5) | ((rest == 0.5) & halves_down), low, low + 1)
-
-
-def _bound(eqn: Any) -> Callable:
-    return functools.partial(eqn.primitive.bind, **eqn.params)
-
-
-def _rewritten(function: Callable) -> Callable:
-    return lambda eqn: functools.partial(function, **eqn.params)
-
-
-# Primitive -> equation -> function of arrays of one shape.
-COMPUTED = {
-    **dict.fromkeys(ELEMENTWISE, _bound),
-    "max": _rewritten(_maximum),
-    "min": _rewritten(_minimum),
-    "clamp": _rewritten(_clamp),
-    "round": _rewritten(_round),
-    "select_n": _rewritten(select),
-}
-
 
 def _compute(eqn: Any, *inputs: Elements) -> list[Elements]:
-    return [call_each(COMPUTED[eqn.primitive.name](eqn), eqn.outvars[0].aval.shape, *inputs)]
+    last = inputs[-1]
+    by = known(last, eqn.invars[-1].aval.dtype) if eqn.primitive.name in LOOKS and is_known(last) else None
+    return [call_each(computed(eqn, by), eqn.outvars[0].aval.shape, *inputs)]
 
 
 def _select_n(eqn: Any, which: Elements, *cases: Elements) -> list[Elements]:
@@ -100,7 +40,7 @@ def _select_n(eqn: Any, which: Elements, *cases: Elements) -> list[Elements]:
 
     def choose(which: Any, *cases: Any) -> Any:
         if isinstance(which, np.generic):
-            return cases[int(which)]
+            return cases[min(max(int(which), 0), len(cases) - 1)]
         return cases[0] if len(set(map(identity, cases))) == 1 else call(select, which, *cases)
 
     return [each(choose, eqn.outvars[0].aval.shape, which, *cases)]
@@ -120,6 +60,10 @@ def _slice(x: Elements, *, start_indices: tuple, limit_indices: tuple, strides: 
     return x[tuple(itertools.starmap(slice, zip(start_indices, limit_indices, strides, strict=True)))]
 
 
+def _reshape(x: Elements, *, new_sizes: tuple, dimensions: tuple | None, **_: Any) -> Elements:
+    return (x if dimensions is None else np.transpose(x, dimensions)).reshape(new_sizes)
+
+
 def _iota(*, dtype: Any, shape: tuple, dimension: int, **_: Any) -> Elements:
     return constant(np.indices(shape, dtype)[dimension])
 
@@ -137,7 +81,7 @@ MOVES = {
     "expand_dims": lambda x, *, dimensions: np.expand_dims(x, dimensions),
     "iota": _iota,
     "optimization_barrier": lambda *arrays: arrays,
-    "reshape": lambda x, *, new_sizes, **_: x.reshape(new_sizes),
+    "reshape": _reshape,
     "rev": lambda x, *, dimensions: np.flip(x, dimensions),
     "slice": _slice,
     "split": lambda x, *, sizes, axis: np.split(x, np.cumsum(sizes)[:-1], axis),
@@ -157,20 +101,30 @@ def _move(eqn: Any, *inputs: Elements) -> list[Elements]:
 
 def _move_by_known_indices(eqn: Any, *inputs: Elements) -> list[Elements]:
     """A gather, pad or scatter whose indices are known: done once, on the places of the elements."""
-    places, elements, operands = MOVED_OPERANDS[eqn.primitive.name], [], []
-    for i, array in enumerate(inputs):
-        if i in places:
+    name, params, aval = eqn.primitive.name, dict(eqn.params), eqn.outvars[0].aval
+    elements, operands = [], []
+    for i, (array, atom) in enumerate(zip(inputs, eqn.invars, strict=True)):
+        if i in MOVED_OPERANDS[name]:
             operands.append(np.arange(len(elements), len(elements) + array.size, dtype=np.int32).reshape(array.shape))
             elements.extend(array.ravel())
         elif is_known(array):
-            operands.append(known(array))
+            operands.append(known(array, atom.aval.dtype))
         else:
-            raise NotImplementedError(f"{eqn.primitive.name} by an index that is not known while tracing")
+            raise NotImplementedError(f"{name} by an index that is not known while tracing")
+    if params.get("fill_value") is not None:  # a number, where there are places here: the last of them is the number's
+        elements.append(_fill(eqn))
+        params["fill_value"] = len(elements) - 1
     with jax.ensure_compile_time_eval():
-        moved = np.asarray(eqn.primitive.bind(*operands, **eqn.params))
-    if moved.min(initial=0) < 0:
-        raise NotImplementedError(f"{eqn.primitive.name} beyond the end of an array")
-    return [array_of([elements[i] for i in moved.ravel()], moved.shape)]
+        moved = np.asarray(eqn.primitive.bind(*operands, **params))
+    return [array_of([elements[i] for i in moved.ravel()], aval.shape)]
+
+
+def _fill(eqn: Any) -> Any:
+    """Returns what a gather gives beyond the end of an array."""
+    aval = eqn.outvars[0].aval
+    if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
+        raise NotImplementedError("gather of keys beyond the end of their array has no place in a kernel")
+    return np.asarray(eqn.params["fill_value"]).astype(aval.dtype)[()]
 
 
 MOVED_OPERANDS = {"gather": (0,), "pad": (0, 1), "scatter": (0, 2)}
@@ -184,15 +138,20 @@ def _gather(eqn: Any, x: Elements, indices: Elements) -> list[Elements]:
     (axis,) = numbers.start_index_map
     shape, last = eqn.outvars[0].aval.shape, x.shape[axis] - eqn.params["slice_sizes"][axis]
     check_size("a choice by an index", (last + 1, *shape))
-    index = np.expand_dims(indices[..., 0], numbers.offset_dims)
+    index = np.expand_dims(_as_place(indices[..., 0]), numbers.offset_dims)
     fills = eqn.params["mode"] == jax.lax.GatherScatterMode.FILL_OR_DROP
-    result = constant(np.full(shape, eqn.params["fill_value"], eqn.outvars[0].aval.dtype)) if fills else None
+    result = np.broadcast_to(array_of([_fill(eqn)], ()), shape) if fills else None
     for i in range(last + 1):
         (case,) = _move_by_known_indices(eqn, x, constant(np.full(indices.shape, i, np.int32)))
         is_here = lambda s, i=i: s == i if fills else s >= i  # noqa: E731
         here = call_each(is_here, index.shape, index)
         result = case if result is None else call_each(jnp.where, shape, here, case, result)
     return [result]
+
+
+def _as_place(index: Elements) -> Elements:
+    """Returns indices that can be compared with any place: of 8 bits they could not be."""
+    return call_each(lambda s: s.astype(jnp.int32) if s.dtype.itemsize < 4 else s, index.shape, index)
 
 
 def _dynamic_slice(eqn: Any, x: Elements, *starts: Elements) -> list[Elements]:
@@ -212,7 +171,7 @@ def _dynamic_update_slice(eqn: Any, x: Elements, update: Elements, *starts: Elem
 def _at_start(x: Elements, starts: tuple, sizes: tuple, result_at: Callable) -> Elements:
     """Returns `result_at(window)` for the window of these sizes at `starts`: of all that there are, where unknown."""
     chosen, condition = None, None
-    possible = []
+    possible, starts = [], tuple(map(_as_place, starts))
     for start, length, size in zip(starts, x.shape, sizes, strict=True):
         last = length - size
         first = start[()]
@@ -242,9 +201,30 @@ def _parts(x: Elements, axes: tuple[int, ...]) -> list[Elements]:
 
 
 def _fold(function: Callable) -> Callable:
-    """A reduction over axes, from the first to the last."""
-    both = lambda a, b: call_each(function, a.shape, a, b)  # noqa: E731
-    return lambda eqn, x: [functools.reduce(both, _parts(x, eqn.params["axes"]))]
+    """A reduction over axes, from the first to the last; of nothing, what changes nothing."""
+
+    def rule(eqn: Any, x: Elements) -> list[Elements]:
+        aval = eqn.outvars[0].aval
+        if not x.size:
+            return [_of_nothing(eqn, aval)]
+        return [_sum_up(function, _parts(x, eqn.params["axes"]), aval)]
+
+    return rule
+
+
+def _sum_up(function: Callable, parts: Sequence[Elements], aval: Any) -> Elements:
+    """Folds parts of one shape; floats of 16 bits in float32."""
+    if aval.dtype in HALVES:
+        parts = [call_each(lambda x: x.astype(jnp.float32), part.shape, part) for part in parts]
+    total = functools.reduce(lambda a, b: call_each(function, a.shape, a, b), parts)
+    return call_each(lambda x: x.astype(aval.dtype), total.shape, total) if aval.dtype in HALVES else total
+
+
+def _of_nothing(eqn: Any, aval: Any) -> Elements:
+    """Returns what an equation gives that folds no numbers at all: XLA knows."""
+    with jax.ensure_compile_time_eval():
+        empty = [np.zeros(atom.aval.shape, atom.aval.dtype) for atom in eqn.invars]
+        return constant(np.asarray(eqn.primitive.bind(*empty, **eqn.params)).astype(aval.dtype))
 
 
 def _cumulate(function: Callable) -> Callable:
@@ -252,6 +232,8 @@ def _cumulate(function: Callable) -> Callable:
     both = lambda a, b: call_each(function, a.shape, a, b)  # noqa: E731
 
     def rule(eqn: Any, x: Elements) -> list[Elements]:
+        if not x.size:
+            return [x]
         axis, order = eqn.params["axis"], slice(None, None, -1 if eqn.params["reverse"] else 1)
         return [np.stack(list(itertools.accumulate(_parts(x, (axis,))[order], both))[order], axis)]
 
@@ -279,6 +261,8 @@ def _dot_general(eqn: Any, left: Elements, right: Elements) -> list[Elements]:
     """A small product, number by number."""
     (left_sum, right_sum), (left_batch, right_batch) = eqn.params["dimension_numbers"]
     (aval,) = (v.aval for v in eqn.outvars)
+    if not (left.size and right.size):
+        return [_of_nothing(eqn, aval)]
     batch = tuple(left.shape[i] for i in left_batch)
     depth = tuple(left.shape[i] for i in left_sum)
 
@@ -288,18 +272,12 @@ def _dot_general(eqn: Any, left: Elements, right: Elements) -> list[Elements]:
 
     a, b = arrange(left, left_batch, left_sum), arrange(right, right_batch, right_sum)
     check_size("a matrix product", (*a.shape, b.shape[1]))
-    convert = lambda x: x.astype(aval.dtype)  # noqa: E731
-    products = call_each(lambda x, y: convert(x) * convert(y), (*a.shape[:2], *b.shape[1:]), a[:, :, None], b[:, None])
-    total = functools.reduce(lambda x, y: call_each(jnp.add, x.shape, x, y), _parts(products, (3,)))
-    return [total.reshape(aval.shape)]
+    widen = lambda x: x.astype(jnp.float32 if aval.dtype in HALVES else aval.dtype)  # noqa: E731
+    products = call_each(lambda x, y: widen(x) * widen(y), (*a.shape[:2], *b.shape[1:]), a[:, :, None], b[:, None])
+    return [_sum_up(jnp.add, _parts(products, (3,)), aval).reshape(aval.shape)]
 
 
 # Random numbers.
-
-
-def _check_key(dtype: Any) -> None:
-    if not threefry.is_supported(dtype):
-        raise NotImplementedError(f"random numbers from {dtype}: a kernel draws from threefry2x32, partitionable, only")
 
 
 def _hash_counts(keys: Elements, shape: tuple[int, ...]) -> Elements:
@@ -311,12 +289,12 @@ def _hash_counts(keys: Elements, shape: tuple[int, ...]) -> Elements:
 
 
 def _random_split(eqn: Any, keys: Elements) -> list[Elements]:
-    _check_key(eqn.invars[0].aval.dtype)
+    threefry.check_key(eqn.invars[0].aval.dtype)
     return [_hash_counts(keys, eqn.params["shape"])]
 
 
 def _random_bits(eqn: Any, keys: Elements) -> list[Elements]:
-    _check_key(eqn.invars[0].aval.dtype)
+    threefry.check_key(eqn.invars[0].aval.dtype)
     (aval,) = (v.aval for v in eqn.outvars)
     if aval.dtype.itemsize > 4:
         raise NotImplementedError("random_bits of 64 bits has no place in a kernel")
@@ -326,7 +304,7 @@ def _random_bits(eqn: Any, keys: Elements) -> list[Elements]:
 
 
 def _random_fold_in(eqn: Any, keys: Elements, data: Elements) -> list[Elements]:
-    _check_key(eqn.invars[0].aval.dtype)
+    threefry.check_key(eqn.invars[0].aval.dtype)
     shape = eqn.outvars[0].aval.shape
     words = call_each(lambda x: x.astype(jnp.uint32), shape, data)
     pairs = zip(np.broadcast_to(keys, shape).ravel(), words.ravel(), strict=True)
@@ -334,7 +312,7 @@ def _random_fold_in(eqn: Any, keys: Elements, data: Elements) -> list[Elements]:
 
 
 def _random_wrap(eqn: Any, data: Elements) -> list[Elements]:
-    _check_key(eqn.outvars[0].aval.dtype)
+    threefry.check_key(eqn.outvars[0].aval.dtype)
     pairs = data.reshape(-1, 2)
     return [array_of([Key(*pair) for pair in pairs], data.shape[:-1])]
 
@@ -362,8 +340,8 @@ RULES: dict[str, Callable] = {
     "dynamic_update_slice": _dynamic_update_slice,
     "reduce_sum": _fold(jnp.add),
     "reduce_prod": _fold(jnp.multiply),
-    "reduce_max": _fold(_maximum),
-    "reduce_min": _fold(_minimum),
+    "reduce_max": _fold(maximum),
+    "reduce_min": _fold(minimum),
     "reduce_and": _fold(jnp.bitwise_and),
     "reduce_or": _fold(jnp.bitwise_or),
     "reduce_xor": _fold(jnp.bitwise_xor),
@@ -371,8 +349,8 @@ RULES: dict[str, Callable] = {
     "argmin": _arg_fold(jnp.less),
     "cumsum": _cumulate(jnp.add),
     "cumprod": _cumulate(jnp.multiply),
-    "cummax": _cumulate(_maximum),
-    "cummin": _cumulate(_minimum),
+    "cummax": _cumulate(maximum),
+    "cummin": _cumulate(minimum),
     "dot_general": _dot_general,
     "random_split": _random_split,
     "random_bits": _random_bits,

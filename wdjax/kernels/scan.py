@@ -13,15 +13,14 @@ from typing import Any
 import jax
 import jax.extend as jex
 import jax.numpy as jnp
-import numpy as np
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton
 
 from wdjax.kernels import matrices as blocks
+from wdjax.kernels import pallas
+from wdjax.kernels.elementwise import check_dtype
 from wdjax.kernels.jaxpr import evaluate
 from wdjax.kernels.lanes import Elements, array_of, constant, with_words, words_of
 from wdjax.kernels.matrices import Weights, numbers_of
-from wdjax.kernels.threefry import Key
+from wdjax.kernels.threefry import Key, check_key
 
 LANES = 32  # replicas of a program, a power of two
 FEW_LANES = 16  # where there are few replicas and a network: more programs, each quicker
@@ -52,6 +51,10 @@ def scan_kernel(
     if not carry:
         raise NotImplementedError("a scan that carries nothing")
     num_replicas = carry[0].shape[0]
+    if not (length and num_replicas):
+        raise NotImplementedError("a scan of no steps or of no replicas")
+    for var in (*jaxpr.constvars, *jaxpr.invars, *jaxpr.outvars):
+        check_key(var.aval.dtype) if _is_key(var.aval.dtype) else check_dtype("an array", var.aval.dtype)
     changed = [i for i in range(len(carry)) if jaxpr.outvars[i] is not jaxpr.invars[i]]
     known = [_known(value) for value in consts]
     shared = [_to_shared(value) for value, array in zip(consts, known, strict=True) if array is None]
@@ -67,17 +70,11 @@ def scan_kernel(
             raise NotImplementedError(f"an array of {array.shape}: a kernel reaches {MAX_SIZE} numbers")
     has_network = any(_is_weights(value) and value.ndim == 2 for value in consts)
     lanes = LANES if not has_network or num_replicas > FEW_REPLICAS else FEW_LANES
-    words = pl.pallas_call(
-        functools.partial(
-            _kernel, jaxpr=jaxpr, known=known, changed=changed, used=used, num_carry=len(carry), length=length,
-            lanes=lanes,
-        ),
-        out_shape=written,
-        grid=(pl.cdiv(num_replicas, lanes),),
-        compiler_params=triton.CompilerParams(num_warps=NETWORK_WARPS if has_network else WARPS, num_stages=1),
-        interpret=interpret,
-        name="scan_replicas",
-    )(*inputs)
+    kernel = functools.partial(
+        _kernel, jaxpr=jaxpr, known=known, changed=changed, used=used, num_carry=len(carry), length=length, lanes=lanes
+    )
+    grid, warps = (pallas.cdiv(num_replicas, lanes),), NETWORK_WARPS if has_network else WARPS
+    words = pallas.call(kernel, "scan_replicas", written, grid, warps, stages=1, interpret=interpret)(*inputs)
     after = list(carry)
     for i, array in zip(changed, words, strict=False):
         after[i] = _from_words(array, avals[i], 1)
@@ -107,7 +104,7 @@ def _kernel(
     x_refs, carry_after_refs = refs[num_shared + num_carry : num_inputs], refs[num_inputs:][: len(changed)]
     output_refs = refs[num_inputs + len(changed) :]
     num_replicas = carry_refs[0].shape[-1]
-    rows = pl.program_id(0) * lanes + jax.lax.broadcasted_iota(jnp.int32, (lanes,), 0)
+    rows = pallas.program_id() * lanes + jax.lax.broadcasted_iota(jnp.int32, (lanes,), 0)
     rows = jnp.minimum(rows, num_replicas - 1)  # lanes beyond the last replica repeat it, and write the same
 
     shared_vars = (v for v, array in zip(jaxpr.constvars, known, strict=True) if array is None)
@@ -136,9 +133,7 @@ def _kernel(
 
 def _known(value: Any) -> Elements | None:
     """Returns a constant as elements where it is known while tracing; what may be weights of a network is not."""
-    if isinstance(value, jax.core.Tracer) or _is_weights(value):
-        return None
-    return constant(np.asarray(value))
+    return None if isinstance(value, jax.core.Tracer) or _is_weights(value) else constant(value)
 
 
 def _is_weights(value: Any) -> bool:
@@ -169,22 +164,27 @@ def _is_key(dtype: Any) -> bool:
 
 def _words_shape(aval: Any, replicas: tuple, steps: tuple = ()) -> jax.ShapeDtypeStruct:
     """Returns what holds a leaf in memory: its numbers before the replicas, which neighbouring lanes read together."""
-    words = math.prod(aval.shape) * (2 if _is_key(aval.dtype) else 1)
+    words = max(_num_words(aval), 1)  # of an array without numbers there is one, which nobody reads
     dtype = jnp.uint32 if _is_key(aval.dtype) else jnp.int8 if aval.dtype == bool else aval.dtype
     return jax.ShapeDtypeStruct((*steps, words, *replicas), dtype)
+
+
+def _num_words(aval: Any) -> int:
+    return math.prod(aval.shape) * (2 if _is_key(aval.dtype) else 1)
 
 
 def _to_words(leaf: Any, leading: int) -> jax.Array:
     """Returns a leaf [..., N, *shape] with `leading` axes before its own as [..., W, N]; a shared one as [W]."""
     words = jax.random.key_data(leaf) if _is_key(leaf.dtype) else jnp.asarray(leaf)
     words = words.astype(jnp.int8) if words.dtype == bool else words
-    words = words.reshape(*words.shape[:leading], -1)
+    words = words.reshape(*words.shape[:leading], math.prod(words.shape[leading:]))
+    words = words if words.shape[-1] else jnp.zeros((*words.shape[:leading], 1), words.dtype)
     return words if leading == 0 else jnp.swapaxes(words, -1, -2)
 
 
 def _from_words(words: jax.Array, aval: Any, leading: int) -> jax.Array:
     """The way back."""
-    words = jnp.swapaxes(words, -1, -2)
+    words = jnp.swapaxes(words, -1, -2)[..., : _num_words(aval)]
     shape = (*words.shape[:leading], *aval.shape)
     if _is_key(aval.dtype):
         return jax.random.wrap_key_data(words.reshape(*shape, 2), impl="threefry2x32")
@@ -194,8 +194,8 @@ def _from_words(words: jax.Array, aval: Any, leading: int) -> jax.Array:
 def _load(ref: Any, aval: Any, rows: tuple = (), step: tuple = ()) -> Elements:
     """Reads a leaf of every replica of the block (or a shared one), number by number."""
     words = []
-    for i in range(_words_shape(aval, ()).shape[0]):
-        word = triton.load(ref.at[(*step, i, *rows)]) if rows else ref[i]
+    for i in range(_num_words(aval)):
+        word = pallas.load(ref.at[(*step, i, *rows)]) if rows else ref[i]
         words.append(word != 0 if aval.dtype == bool else word)
     if _is_key(aval.dtype):
         words = [Key(*words[i : i + 2]) for i in range(0, len(words), 2)]
@@ -205,7 +205,7 @@ def _load(ref: Any, aval: Any, rows: tuple = (), step: tuple = ()) -> Elements:
 def _store(ref: Any, array: Elements, rows: tuple, step: tuple = ()) -> None:
     for i, word in enumerate(words_of([array])):
         word = jnp.broadcast_to(word, rows[0].shape).astype(ref.dtype)
-        triton.store(ref.at[(*step, i, *rows)], word)
+        pallas.store(ref.at[(*step, i, *rows)], word)
 
 
 def _like(word: Any, old: jax.Array) -> jax.Array:

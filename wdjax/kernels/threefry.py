@@ -25,9 +25,10 @@ class Key(NamedTuple):
     second: Any
 
 
-def is_supported(dtype: Any) -> bool:
-    """Returns whether keys of this dtype, drawn from under the present configuration, are what this module draws."""
-    return str(dtype) == "key<fry>" and jax.config.jax_threefry_partitionable
+def check_key(dtype: Any) -> None:
+    """Raises NotImplementedError for keys from which, in the present configuration, this module does not draw."""
+    if str(dtype) != "key<fry>" or not jax.config.jax_threefry_partitionable:
+        raise NotImplementedError(f"random numbers from {dtype}: a kernel draws from threefry2x32, partitionable, only")
 
 
 @jax.jit

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cards import lowered
 
 from wdjax.train import TrainConfig, load_config, make_learner
 from wdjax.train.config.reading import from_mapping
@@ -108,11 +109,7 @@ def test_an_update_on_a_gpu_has_the_kernel_and_one_on_a_cpu_not(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     members = jax.eval_shape(jax.vmap(learner.init), jax.random.split(jax.random.key(0), 3))
     for update, start in ((learner.update, state), (jax.vmap(learner.update), members)):
-        try:
-            text = jax.jit(update).trace(start).lower(lowering_platforms=("cuda",)).as_text()
-        except RuntimeError as error:
-            pytest.skip(f"this JAX lowers to CUDA only where there is one: {error}")
-        assert "scan_replicas" in text
+        assert "scan_replicas" in lowered(update, start)
 
 
 def own(**changes):
@@ -132,11 +129,11 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_not_tried(name, monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert not kernel.may_be_a_kernel(make_setup(REFUSED[name]()))
+    assert kernel.why_by_scan(make_setup(REFUSED[name]()))
 
 
 def test_what_is_tried(monkeypatch):
     setup = make_setup(gridworld())
-    assert not kernel.may_be_a_kernel(setup)
+    assert kernel.why_by_scan(setup) == "there is no GPU"
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert kernel.may_be_a_kernel(setup)
+    assert kernel.why_by_scan(setup) is None

@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from wdjax.kernels.support import decide
 from wdjax.train.kernels.act import act_kernel
-from wdjax.train.kernels.layers import are_used, inputs_of, towers_of, transposed
+from wdjax.train.kernels.layers import inputs_of, towers_of, transposed, why_plain
 from wdjax.train.rollout.draws import draw_uniform, sample_blocks
 from wdjax.train.state.policy import Policy
 from wdjax.train.state.state import PolicyState
@@ -24,7 +25,7 @@ class ByKernel:
 
 def acts_by_kernel(policy: Policy) -> bool:
     """Whether a kernel acts for a policy on this machine, in the settings that jax has now."""
-    return policy.kernels is not None and are_used()
+    return decide(f"acting of {policy.name}", why_plain(policy))
 
 
 def before_rollout(policy: Policy, state: PolicyState) -> PolicyState | ByKernel:

@@ -14,11 +14,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from wdjax.kernels.support import decide, why_not_lowered
 from wdjax.train.algorithms.on_policy.minibatches import Batch
 from wdjax.train.devices.collectives import total
 from wdjax.train.kernels.gradient import gradient_kernel
 from wdjax.train.kernels.gradient_wide import wide_gradient
-from wdjax.train.kernels.layers import are_used, inputs_of, reaches
+from wdjax.train.kernels.layers import inputs_of, reaches, why_plain
 from wdjax.train.state.hypers import Hypers, hyper_names
 from wdjax.train.state.policy import Policy
 from wdjax.train.state.state import PolicyState
@@ -151,7 +152,12 @@ def gradient(
         grads, sums = kernel_gradient(policy, to_names(state).replace(params=params), hypers, batch)
         return back(grads)[0], sums
 
-    if policy.kernels is None or not are_used() or not reaches(policy.kernels, batch.live.size):
+    why = why_plain(policy)
+    if why is None and not reaches(policy.kernels, batch.live.size):
+        why = f"{batch.live.size:,} rows: a kernel cannot count their numbers"
+    elif why is None and policy.algorithm.policy_loss not in (a2c_loss, ppo_loss):  # of one's own: may hold anything
+        why = why_not_lowered(by_kernel, state, hypers, batch)
+    if not decide(f"learning of {policy.name}", why):
         own = simple(state, hypers, batch)
     else:
         own = jax.lax.platform_dependent(state, hypers, batch, cuda=by_kernel, default=simple)

@@ -95,7 +95,8 @@ class OnPolicy(Algorithm):
     def make_kernels(
         self, config: PolicyConfig, assignment: Assignment, distribution: Distribution, encoder: type
     ) -> Shape | None:
-        return shape_of(config, assignment, distribution, encoder) if self.has_kernels else None
+        found = shape_of(config, assignment, distribution, encoder) if self.has_kernels else None
+        return found if isinstance(found, Shape) else None
 
     def make_network(self, config: PolicyConfig, assignment: Assignment, rngs: nnx.Rngs) -> ActorCritic:
         distribution = make_distribution(assignment.action_space, config.action_distribution)

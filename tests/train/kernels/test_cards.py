@@ -1,0 +1,145 @@
+"""Whole updates lower for four cards, and a run says by what it runs; all of it on a machine without a card."""
+
+import functools
+import re
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import pytest
+from cards import CARDS, lowered
+
+import wdjax
+from wdjax.kernels.support import listening
+from wdjax.train import Trainer, load_config, make_learner
+from wdjax.train.algorithms.on_policy.losses import ppo_loss
+from wdjax.train.algorithms.on_policy.update import PPO
+from wdjax.train.host.programs import lower_chunk, telling, words_of_kernels
+
+SMALL = {"num_envs": 16, "rollout_length": 4, "devices": 1, "num_blocks": 1}
+FEW = {"env_params.num_taggers": 2, "env_params.num_runners": 6, "env_params.num_other_agents_observed": 3}
+HIDDEN = {f"policies.{name}.network.hidden_sizes": [256, 256] for name in ("tagger", "runner")}
+PROGRAMS = {  # preset, changes, kernels
+    "narrow": ("cartpole_ppo", {"policies.agent.minibatches": 1}, {"scan_replicas", "gradient"}),
+    "wide": ("tag_continuous", {**FEW, **HIDDEN}, {"nearest_neighbors", "act", "wide_forward", "wide_backward"}),
+}
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+
+
+def kernels_in(text):
+    calls = [line for line in text.splitlines() if "xla.gpu.triton" in line]
+    return {name for line in calls for name in re.findall(r'name = "(\w+)"', line)}
+
+
+def update_of(preset, **changes):
+    """Returns an update and the shapes of what it takes."""
+    learner = make_learner(load_config(preset, **{**SMALL, **changes}))
+    return functools.partial(learner.update), jax.eval_shape(learner.init, jax.random.key(0))
+
+
+@pytest.mark.parametrize("card", [CARDS[0], *(pytest.param(card, marks=pytest.mark.slow) for card in CARDS[1:])])
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_an_update_lowers_for_every_card(program, card, as_on_a_gpu):
+    preset, changes, kernels = PROGRAMS[program]
+    assert kernels_in(lowered(*update_of(preset, **changes), card=card)) == kernels
+
+
+def heard(preset, **changes):
+    """Returns what a run on a GPU would say."""
+    update, state = update_of(preset, **changes)
+    with listening() as decisions:
+        jax.eval_shape(update, state)
+    return words_of_kernels(decisions)
+
+
+def test_a_run_says_by_what_it_runs(as_on_a_gpu, registry):
+    class Sorts(wdjax.envs.classic_control.cartpole.CartPole):
+        def step(self, key, state, action, params):
+            obs, *rest = super().step(key, state, action, params)
+            return jnp.sort(obs), *rest
+
+    wdjax.register("Sorts", Sorts)
+    assert heard("cartpole_ppo") == "By kernels: whole rollouts, learning of agent"
+    assert heard("cartpole_ppo", env="Sorts") == (
+        "By kernels: acting of agent, learning of agent. "
+        "By plain XLA: whole rollouts (sort: this primitive has no place in a kernel of replicas)"
+    )
+    recurrent = heard("cartpole_ppo", **{"policies.agent.network.recurrent_size": 8})
+    assert "nothing. By plain XLA: whole rollouts (agent: it is recurrent); acting of agent, learning of" in recurrent
+
+
+class Sorted(PPO):
+    """An algorithm of one's own with a loss that no kernel can hold."""
+
+    def policy_loss(self, log_prob, old_log_prob, advantage, live, hypers):
+        loss, metrics = ppo_loss(log_prob, old_log_prob, advantage, live, hypers)
+        return loss + 0.0 * jnp.sort(log_prob), metrics
+
+
+def test_a_loss_of_ones_own_that_a_kernel_cannot_hold_is_left_to_plain_xla(as_on_a_gpu):
+    changes = {"policies.agent.algorithm": f"{__name__}:Sorted", "policies.agent.network.hidden_sizes": [16]}
+    update, state = update_of("cartpole_ppo", **changes)
+    with listening() as decisions:
+        text = lowered(update, state)
+    assert "sort" in decisions["learning of agent"]
+    assert kernels_in(text) == {"scan_replicas"}
+
+
+def test_on_a_cpu_it_says_nothing():
+    assert heard("cartpole_ppo") == ""
+
+
+WORDS = "By kernels: nothing. By plain XLA: whole rollouts, acting of agent, learning of agent (kernels: false)"
+
+
+def test_it_says_so_once(as_on_a_gpu):
+    learner = make_learner(load_config("cartpole_ppo", **SMALL, kernels=False))
+    state, said = jax.eval_shape(learner.init, jax.random.key(0)), []
+    with telling(said.append):
+        for num_updates in (1, 2):
+            lower_chunk(learner, state, num_updates)
+    assert said == [WORDS]
+
+
+@pytest.mark.slow
+def test_the_trainer_says_so(as_on_a_gpu, tmp_path, capsys, quick_compile):
+    changes = {"kernels": False, "total_env_steps": 3 * 64, "updates_per_chunk": 2, "policies.agent.minibatches": 1}
+    trainer = Trainer(load_config("cartpole_ppo", **SMALL, **changes), tmp_path / "run")
+    trainer.draw = lambda: None
+    trainer.train()
+    assert capsys.readouterr().out.count(WORDS) == 1
+
+
+WITHOUT = """
+import sys
+sys.modules["jax.experimental.pallas.triton"] = None
+import jax
+import numpy as np
+import wdjax
+from wdjax.neighbors import nearest_neighbors
+from wdjax.replicas import why_no_kernel
+env, params = wdjax.make("cartpole")
+jax.eval_shape(env.reset, jax.random.key(0), params)
+print(nearest_neighbors(*np.eye(3, dtype=np.float32)[:2], np.ones(3, bool), 1)[0].tolist())
+print(why_no_kernel(lambda x, _: (x, x), np.zeros(3), length=1))
+jax.default_backend = lambda: "gpu"
+for kernels in (True, False):
+    config = wdjax.train.load_config("cartpole_ppo", kernels=kernels, num_envs=8, rollout_length=4)
+    learner = wdjax.train.make_learner(config)
+    update = jax.make_jaxpr(learner.update)(jax.eval_shape(learner.init, jax.random.key(0)))
+    print("pallas" in str(update), "jax.experimental.pallas" in sys.modules)
+"""
+
+
+def test_without_pallas_triton_all_is_plain_xla():
+    run = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, timeout=300, check=False)
+    assert run.returncode == 0, run.stderr
+    neighbours, why, *traced = run.stdout.splitlines()
+    assert neighbours == "[[2], [2], [0]]"
+    assert why.startswith("this JAX has no Pallas for Triton (")
+    assert {line.split()[0] for line in traced} == {"False"}

@@ -1,0 +1,222 @@
+"""JAX's primitives that compute number by number, with XLA's results where Triton's own are others, or none.
+
+What XLA defines and Triton does not is written out: a division by 0 or of the least integer by -1, shifts beyond the
+last bit, numbers too large for an integer, -0, NaN among maxima, and flags. Of a division by 0 Triton's compiler would
+even conclude that it never is. Floats of 16 bits are computed in float32 and rounded, as XLA does on a CPU.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+# What Triton computes number by number (as jax/_src/pallas/triton/lowering.py lists it) as XLA does.
+PLAIN = (
+    "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "ceil", "cos", "cosh",
+    "eq", "exp", "exp2", "expm1", "floor", "ge", "gt", "integer_pow", "is_finite", "le", "log", "log1p",
+    "logistic", "lt", "mul", "ne", "nextafter", "not", "or", "rsqrt", "sin", "sinh", "sqrt", "square", "sub", "tan",
+    "tanh", "xor",
+)  # fmt: skip
+HALVES = (jnp.dtype(jnp.float16), jnp.dtype(jnp.bfloat16))
+DTYPES = {np.dtype(kind) for kind in ("bool", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f4", "f8")} | {*HALVES}
+
+
+def check_dtype(what: str, dtype: Any) -> None:
+    """Raises NotImplementedError for numbers that a kernel does not hold; for typed keys see `threefry`."""
+    if dtype not in DTYPES and not jnp.issubdtype(dtype, jax.dtypes.prng_key):
+        raise NotImplementedError(f"{what} of {dtype}: a kernel holds flags, integers, float16, bfloat16 and float32")
+
+
+def maximum(x: jax.Array, y: jax.Array) -> jax.Array:
+    """XLA's maximum: NaN where either is, where Triton's own gives the other one; of flags, whether one is set."""
+    if x.dtype == bool:
+        return x | y
+    return jnp.where((y > x) | (y != y), y, x) if _is_float(x) else jnp.maximum(x, y)
+
+
+def minimum(x: jax.Array, y: jax.Array) -> jax.Array:
+    """XLA's minimum, likewise."""
+    if x.dtype == bool:
+        return x & y
+    return jnp.where((y < x) | (y != y), y, x) if _is_float(x) else jnp.minimum(x, y)
+
+
+def select(which: jax.Array, *cases: jax.Array) -> jax.Array:
+    """XLA's select_n: of several cases, the first below 0 and the last beyond it."""
+    if which.dtype == bool:
+        return jax.lax.select_n(which, *cases)
+    chosen = cases[-1]
+    for i in range(len(cases) - 2, -1, -1):
+        chosen = jnp.where(which <= i, cases[i], chosen)
+    return chosen
+
+
+def convert(x: jax.Array, dtype: Any) -> jax.Array:
+    """XLA's conversion: to an integer, towards 0, to the nearest that there is, and of NaN 0."""
+    if not _is_float(x) or _is_float(dtype) or np.dtype(dtype).kind == "b":
+        by_way = x if dtype not in HALVES else x.astype(jnp.float32)
+        return by_way.astype(dtype)
+    x, info = (x.astype(jnp.float32) if x.dtype in HALVES else x), jnp.iinfo(dtype)
+    least, beyond = float(info.min), float(info.max) + 1  # powers of two: float32 has them, but not the largest number
+    inside = jnp.where((x >= least) & (x < beyond), x, 0)
+    whole = inside.astype(jnp.int32).astype(dtype) if info.bits < 32 else inside.astype(dtype)
+    limit = lambda number: jnp.full(x.shape, number, dtype)  # noqa: E731
+    return jnp.where(x >= beyond, limit(info.max), jnp.where(x < least, limit(info.min), whole))
+
+
+def _is_float(x: Any) -> bool:
+    return jnp.issubdtype(getattr(x, "dtype", x), jnp.floating)
+
+
+def _neg(x: jax.Array) -> jax.Array:
+    return x * -1 if _is_float(x) else jax.lax.neg(x)  # Triton subtracts from 0, which loses the sign of 0
+
+
+def _abs(x: jax.Array) -> jax.Array:
+    return jax.lax.abs(x) if _is_float(x) else jnp.where(x < 0, -x, x)
+
+
+def _sign(x: jax.Array) -> jax.Array:
+    least = 0 if jnp.issubdtype(x.dtype, jnp.unsignedinteger) else -1  # of a known -1 Triton takes no negative
+    return jnp.where(x > 0, jnp.ones_like(x), jnp.where(x < 0, jnp.full_like(x, least), x))
+
+
+def _divide(x: jax.Array, y: jax.Array) -> jax.Array:
+    """Truncates; by 0 all bits are set."""
+    if _is_float(x):
+        return jax.lax.div(x, y)
+    quotient = jax.lax.div(x, jnp.where(_is_undefined(x, y), jnp.ones_like(y), y))  # of the least one by -1: itself
+    all_bits = -1 if jnp.issubdtype(y.dtype, jnp.signedinteger) else jnp.iinfo(y.dtype).max
+    return jnp.where(y == 0, jnp.full_like(y, all_bits), quotient)
+
+
+def _remainder(x: jax.Array, y: jax.Array) -> jax.Array:
+    """Has the sign of x; by 0 it is x."""
+    if _is_float(x):
+        return jax.lax.rem(x, y)
+    undefined = _is_undefined(x, y)
+    rest = jax.lax.rem(x, jnp.where(undefined, jnp.ones_like(y), y))  # 0 where that is 1
+    return jnp.where(y == 0, x, rest)
+
+
+def _is_undefined(x: jax.Array, y: jax.Array) -> jax.Array:
+    """Whether a division of integers has no result that fits."""
+    if not jnp.issubdtype(x.dtype, jnp.signedinteger):
+        return y == 0
+    return (y == 0) | ((y == -1) & (x == jnp.iinfo(x.dtype).min))
+
+
+def _shift(shift: Callable, fills: Callable) -> Callable:
+    """A shift; by as many bits as there are, or more, or fewer than 0, it is what comes in: `fills(x)`."""
+
+    def function(x: jax.Array, distance: jax.Array) -> jax.Array:
+        bits = jnp.iinfo(x.dtype).bits
+        inside = (distance >= 0) & (distance < bits)
+        return jnp.where(inside, shift(x, jnp.where(inside, distance, jnp.zeros_like(distance))), fills(x))
+
+    return function
+
+
+def _signs(x: jax.Array) -> jax.Array:
+    return jax.lax.shift_right_arithmetic(x, jnp.full_like(x, jnp.iinfo(x.dtype).bits - 1))
+
+
+def _in_32_bits(count: Callable, excess: int) -> Callable:
+    """What counts bits, of which Triton does 32; `excess`: how often each bit that is added in front counts."""
+
+    def function(x: jax.Array) -> jax.Array:
+        bits = jnp.iinfo(x.dtype).bits
+        if bits > 32:
+            raise NotImplementedError(f"{count.__name__} of {x.dtype} has no place in a kernel")
+        unsigned = x.astype(f"uint{bits}").astype(jnp.uint32)
+        counted = count(jax.lax.bitcast_convert_type(unsigned, jnp.int32))
+        return (counted - excess * (32 - bits)).astype(x.dtype)
+
+    return function
+
+
+def _round(x: jax.Array, rounding_method: Any) -> jax.Array:
+    """Rounds to the nearest whole number, halves to even or away from 0."""
+    size = jnp.abs(x)
+    low = jnp.floor(size)
+    rest = size - low
+    even = low == 2 * jnp.floor(low / 2)
+    halves_down = even if rounding_method == jax.lax.RoundingMethod.TO_NEAREST_EVEN else False
+    near = jnp.where((rest < 0.5) | ((rest == 0.5) & halves_down), low, low + 1)
+    return jnp.where(low == size, x, jnp.where(x < 0, near * -1, near))  # whole ones, infinite ones and -0 as they are
+
+
+def _power(x: jax.Array, y: jax.Array) -> jax.Array:
+    return jax.lax.pow(x, convert(y, x.dtype))
+
+
+def _erf_inv(x: jax.Array) -> jax.Array:
+    if isinstance(x, jax.core.Tracer) and not x.ndim:  # Pallas' own rule wants an array
+        raise NotImplementedError("erf_inv of a number that all replicas share has no place in a kernel")
+    return jax.lax.erf_inv(x)
+
+
+FUNCTIONS: dict[str, Callable] = {
+    "abs": _abs,
+    "clamp": lambda low, x, high: minimum(maximum(low, x), high),
+    "clz": _in_32_bits(jax.lax.clz, 1),
+    "div": _divide,
+    "erf_inv": _erf_inv,
+    "max": maximum,
+    "min": minimum,
+    "neg": _neg,
+    "population_count": _in_32_bits(jax.lax.population_count, 0),
+    "pow": _power,
+    "rem": _remainder,
+    "round": _round,
+    "select_n": select,
+    "shift_left": _shift(jax.lax.shift_left, jnp.zeros_like),
+    "shift_right_arithmetic": _shift(jax.lax.shift_right_arithmetic, _signs),
+    "shift_right_logical": _shift(jax.lax.shift_right_logical, jnp.zeros_like),
+    "sign": _sign,
+}  # fmt: skip
+
+
+def computed(eqn: Any, by: np.ndarray | None = None) -> Callable:
+    """Returns the function of arrays of one shape that an equation is.
+
+    Args:
+        by: its last input, where that is known while tracing: what it divides or shifts by may need no look.
+
+    Raises:
+        NotImplementedError: for numbers, or a change of them, that a kernel does not know.
+    """
+    name, (out,) = eqn.primitive.name, (v.aval for v in eqn.outvars)
+    if name == "convert_element_type":
+        return lambda x: convert(x, out.dtype)
+    dtypes = [atom.aval.dtype for atom in eqn.invars]
+    if name == "bitcast_convert_type" and ("bool" in (out.dtype, *dtypes) or out.shape != eqn.invars[0].aval.shape):
+        raise NotImplementedError(f"bitcast_convert_type of {dtypes[0]} to {out.dtype} has no place in a kernel")
+    if name == "nextafter" and dtypes[0] in HALVES:
+        raise NotImplementedError(f"nextafter of {dtypes[0]} has no place in a kernel")
+    function = FUNCTIONS.get(name, eqn.primitive.bind)
+    if name in LOOKS and by is not None and _is_defined(name, by):
+        function = eqn.primitive.bind
+    function = functools.partial(function, **eqn.params)
+    halves = name != "bitcast_convert_type" and any(dtype in HALVES for dtype in dtypes)
+    return _by_float32(function, out.dtype) if halves else function
+
+
+def _is_defined(name: str, by: np.ndarray) -> bool:
+    """Whether a division or a shift by these known numbers is the same everywhere."""
+    if name in ("div", "rem"):
+        return bool(np.all((by != 0) & (by != -1)))
+    return bool(np.all((by >= 0) & (by < 8 * by.dtype.itemsize)))
+
+
+def _by_float32(function: Callable, dtype: Any) -> Callable:
+    """A function of floats of 16 bits, computed in float32."""
+    widen = lambda x: x.astype(jnp.float32) if x.dtype in HALVES else x  # noqa: E731
+    return lambda *arrays: function(*map(widen, arrays)).astype(dtype)
+
+
+LOOKS = frozenset(("div", "rem", "shift_left", "shift_right_arithmetic", "shift_right_logical"))  # at the last input
+COMPUTED = frozenset((*PLAIN, *FUNCTIONS, "bitcast_convert_type", "convert_element_type"))
