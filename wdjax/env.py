@@ -59,7 +59,9 @@ class Env(abc.ABC):
         """Advances the game once; never resets.
 
         Returns (obs, state, reward, terminated, truncated, info): reward float32, terminated and truncated bool, per
-        agent. `terminated` stays true until the reset; `truncated` is never true for an agent that has terminated.
+        agent. Both stay true until the reset; `truncated` is never true for an agent that has terminated. The episode
+        is over when every agent is one or the other: one that is earlier is paid 0 from then on, and its actions have
+        no effect.
         `info` maps names to scalars of this step, which sum up to a statistic of the episode (tags, say).
         """
 

@@ -76,9 +76,10 @@ class VectorEnv:
 
         Returns:
             (obs, state, reward, terminated, truncated, info). Where `info["over"]` ([num_envs] bool), obs is the first
-            of the next episode, `info["final_obs"]` the last of this one, `info["episode_return"]` (like the reward)
-            and `info["episode_length"]` ([num_envs] int32) those of the whole episode, and `info["episode_info"]` the
-            sums of the environment's own info over it. The environment's own info of this step stands beside these.
+            of the next episode, `info["final_obs"]` the last of this one (else it is obs: who is truncated before the
+            others sees there what it saw last), `info["episode_return"]` (like the reward) and `info["episode_length"]`
+            ([num_envs] int32) those of the whole episode, and `info["episode_info"]` the sums of the environment's own
+            info over it. The environment's own info of this step stands beside these.
         """
         _check_key(key, self.num_envs)
         return self._advance(self._replica_keys, *_split(key), state, action, params)

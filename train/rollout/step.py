@@ -82,18 +82,21 @@ def advance(given: StepInputs, carry: tuple, drafts: Mapping[str, dict[str, Any]
             continue
         own_live = gather(policy.assignment, live)
         cut = gather(policy.assignment, truncated) if setup.env.can_truncate else None
+        now_cut = None if cut is None else cut & own_live  # it stays truncated
         final_obs = gather_observation(policy.assignment, info["final_obs"])
         rows[name] = Rows(
             **drafts[name],
             reward=gather(policy.assignment, reward),
             terminated=gather(policy.assignment, terminated),
+            truncated=cut,
             live=self_play.learned_from(own_live, given.selves[name]) if name in given.selves else own_live,
-            **policy.algorithm.end_of_step(policy, given.players[name], carries[name], final_obs, cut),
+            **policy.algorithm.end_of_step(policy, given.players[name], carries[name], final_obs, now_cut),
         )
     returns = {
         name: gather(policy.assignment, info["episode_return"]).sum(axis=1) for name, policy in setup.policies.items()
     }
-    live = jax.tree.map(lambda flag: ~flag | over[:, None], terminated)
+    ended = jax.tree.map(jnp.logical_or, terminated, truncated) if setup.env.can_truncate else terminated
+    live = jax.tree.map(lambda flag: ~flag | over[:, None], ended)
     carries = select(over, jax.tree.map(jnp.zeros_like, carries), carries)
     carry = (replicas, next_obs, live, carries)
     return carry, (rows, (over, returns, info["episode_length"], info["episode_info"]))

@@ -103,7 +103,8 @@ class Algorithm(abc.ABC):
     ) -> dict[str, Any]:
         """Returns the fields of Rows that follow from the observation after the step, before any reset.
 
-        `truncated` ([N, n] bool) is None in an environment without time limits.
+        `truncated` ([N, n] bool): a time limit cut the agent off in this step, maybe before the others; None in an
+        environment without time limits.
         """
         return {}
 
