@@ -30,7 +30,9 @@ class Env(abc.ABC):
 
     can_truncate: ClassVar[bool] = True  # whether a time limit may cut an episode off
     cheap_reset: ClassVar[bool] = False  # whether a start is a few numbers to draw, cheaper on a GPU than a branch
-    observes_late: ClassVar[bool] = False  # whether `step` is `advance` and then `observe`, and a batch may call these
+    # whether `step` is `advance` and then `observe`, and a batch may call these; of a subclass that overrides `step` or
+    # `reset` it does not hold any more, unless that says it again
+    observes_late: ClassVar[bool] = False
     # statistics that are one sum of `info` over another, name -> (sum, divisor): a mean time, say
     info_ratios: ClassVar[Mapping[str, tuple[str, str]]] = {}
     # opponents by rule, name -> (group, script(env, state, params, key) of one replica -> the actions of all of that
@@ -104,6 +106,16 @@ class Env(abc.ABC):
         """
         name = type(self).__name__
         raise NotImplementedError(f"{name} has no drawing: write its method draw(axes, state, params, history=None)")
+
+
+def may_observe_late(env: Env) -> bool:
+    """Returns whether a batch may call `advance` and `observe` in the place of `step`: `observes_late` is said by the
+    class whose `step` and `reset` are played, or by a subclass of it. What somebody has overridden is played."""
+    said, *written = (
+        next(i for i, cls in enumerate(type(env).__mro__) if name in vars(cls))
+        for name in ("observes_late", "step", "reset")
+    )
+    return env.observes_late and said <= min(written)
 
 
 def layout_of(env: Env) -> Callable | None:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from wdjax.checks import require, require_integer, require_known
-from wdjax.env import Env
+from wdjax.env import Env, may_observe_late
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,7 +121,7 @@ class VectorEnv:
         self, replica_keys: Callable, over: jax.Array, key: jax.Array, current: tuple, params: Any, starts: Any
     ) -> tuple[Any, Any]:
         """Returns (obs, env_state) with new starts where the episode is over; `current`: (scene, obs, env_state)."""
-        late, (scene, final_obs, env_state) = self.env.observes_late, current
+        late, (scene, final_obs, env_state) = self._observes_late, current
 
         def restart(current: tuple, over: jax.Array, key: jax.Array, params: Any, starts: Any) -> tuple:
             obs, env_state = self._start(replica_keys(key), params, starts)
@@ -167,13 +167,13 @@ class VectorEnv:
 
     def _advance_replicas(self, keys: jax.Array, env_state: Any, action: Any, params: Any) -> tuple:
         """A step of every replica, with what `_observe` makes obs of in the place of obs."""
-        advance = self.env.advance if self.env.observes_late else self.env.step
+        advance = self.env.advance if self._observes_late else self.env.step
         in_axes = (0, 0, 0, self.params_axis)
         *played, info = jax.vmap(advance, in_axes)(keys, env_state, action, params)
         return *played, as_counts(info)
 
     def _observe(self, scene: Any, params: Any) -> Any:
-        if not self.env.observes_late:
+        if not self._observes_late:
             return scene
         return jax.vmap(self.env.observe, (0, self.params_axis))(scene, params)
 
@@ -184,6 +184,10 @@ class VectorEnv:
         index = jax.vmap(lambda key: jax.random.randint(key, (), 0, self._num_starts))(keys)
         take = lambda starts, i: jax.tree.map(lambda leaf: leaf[i], starts)  # noqa: E731
         return jax.vmap(take, (self.params_axis, 0))(starts, index)
+
+    @property
+    def _observes_late(self) -> bool:
+        return may_observe_late(self.env)
 
     @property
     def _num_starts(self) -> int:

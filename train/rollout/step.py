@@ -104,10 +104,11 @@ def advance(given: StepInputs, carry: tuple, drafts: Mapping[str, dict[str, Any]
 
 def step_replicas(given: StepInputs, keys: Any, replicas: Any, actions: Mapping[str, jax.Array]) -> tuple:
     """`VectorEnv.step` with actions by policy ([N, n, ...]), and everything it returns by group ([N, n_group, ...])."""
-    setup, inside = given.setup, dict(actions)
+    setup = given.setup
+    inside = {name: policy.distribution.to_space(actions[name]) for name, policy in setup.policies.items()}
     for name, assignment in setup.assignments.items():  # discrete actions are inside their space anyway
         if isinstance(assignment.action_space, Box):
-            inside[name] = assignment.action_space.clip(actions[name])
+            inside[name] = assignment.action_space.clip(inside[name])
     action = from_groups(setup.env, scatter(setup.assignments, inside))
     step = setup.replicas.step_with_keys if isinstance(keys, tuple) else setup.replicas.step
     obs, replicas, *flags, info = step(keys, replicas, action, given.env_params)

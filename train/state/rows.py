@@ -14,7 +14,7 @@ class Rows:
     """What one policy's agents did: leaves [T, N, n, ...], T steps of N replicas with n agents of this policy."""
 
     obs: Any  # what the action was chosen on
-    action: jax.Array
+    action: jax.Array  # as it was drawn: the environment got `to_space` of it (networks/distributions.py), clipped
     reward: jax.Array  # float32, for the action
     terminated: jax.Array  # bool, the agent's game ended in this step or before
     # bool, the agent's episode had not ended before this step (and it was not played by an earlier self)

@@ -181,13 +181,29 @@ def ends_keep_to_the_contract(case: Case, play: Play) -> None:
             (ended_before & ~ended, "terminated", "turns false again", "it must stay true until the reset"),
             (ended & cut, "truncated", "is true with terminated", "write truncated = time_is_up & ~terminated"),
             (cut & (not case.env.can_truncate), "truncated", "is true", "can_truncate = False says that it never is"),
-            (cut_before & ~cut, "truncated", "turns false again", "it must stay true until the reset, for who was cut off"),
+            (cut_before & ~cut, "truncated", "turns false again", "it must stay true until the reset"),
             (ended_before & (reward != 0), "reward", "is not 0 after the end", "pay only who had not terminated"),
             (cut_before & (reward != 0), "reward", "is not 0 after the cut", "pay only who had not been truncated"),
         ):
             index = find(wrong)
             if index:
                 fail(f"{name}{place}{element(index)} {what} {where(play, 'step', index)}: {remedy}")
+
+
+def clocks_run_to_the_end(case: Case, play: Play) -> None:
+    """Whole numbers of few bits run over, and never reach what they are compared with."""
+    for (name, leaf), after in zip(
+        named_leaves({"state": play.state}), jax.tree.leaves(play.result["state"]), strict=True
+    ):
+        if leaf.dtype in (np.int8, np.int16):
+            limits = np.iinfo(leaf.dtype)
+            if find((leaf == limits.max) & (after == limits.min)):
+                fail(f"step runs {name} over, from {limits.max} to {limits.min}: make it int32")
+    length = np.asarray(getattr(case.params, "episode_length", math.inf))
+    index = find((play.time >= length) & (play.past == 0)) if length.ndim == 0 else None
+    if index:
+        step = f"step {int(play.time[index]) + 1} of an episode"
+        fail(f"{step} is played, of which params.episode_length = {length} are all: terminate or truncate it there")
 
 
 def ended_agents_have_no_effect(case: Case, play: Play) -> None:

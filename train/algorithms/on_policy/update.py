@@ -160,7 +160,7 @@ class OnPolicy(Algorithm):
         next_value = next_values(rows, last_value, over)
         learned_from = rows.replace(reward=reward)
         advantage, target = self.advantages(policy, hypers, learned_from, next_value, rows.ends(over))
-        metrics = rollout_metrics(rows, advantage, target)
+        metrics = rollout_metrics(rows.replace(action=policy.distribution.to_space(rows.action)), advantage, target)
         if statistics is not None:
             metrics["reward_scale"] = 1.0 / reward_factor(state.normalizer.reward)
         live = rows.live
