@@ -130,7 +130,7 @@ class RatioOfOne(Line):
 class Endless(Line):
     def step(self, key, state, action, params):
         *played, terminated, truncated, info = super().step(key, state, action, params.replace(reach=8.0))
-        return *played, terminated & False, truncated & (state.time > 500), info
+        return *played, terminated & False, truncated & (state.time > jnp.int32(500)), info
 
     def is_over(self, state, params):
         return jnp.bool_(False)

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from wdjax.checks import require, require_known
-from wdjax.spaces import Space
+from wdjax.spaces import Dict, Space, agent_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,6 +26,9 @@ class Env(abc.ABC):
 
     In an environment with `groups`, observation, action, reward, terminated and truncated are dicts keyed by group,
     each with a leading agent axis; one without groups takes and returns bare arrays.
+
+    An observation (of a group) may be a dict, whose key "action_mask" is no input of networks: it says which choices of
+    Discrete or MultiDiscrete are allowed, 1, and which are not, 0: [..., sum(nvec)], those of all components in a row.
     """
 
     can_truncate: ClassVar[bool] = True  # whether a time limit may cut an episode off
@@ -116,6 +119,22 @@ def may_observe_late(env: Env) -> bool:
         for name in ("observes_late", "step", "reset")
     )
     return env.observes_late and said <= min(written)
+
+
+def require_batched_spaces(env: Env, params: Any) -> None:
+    """Raises ValueError where a space is not, for every group, one agent's space batched by the number of its agents:
+    else shapes clash somewhere later. (`check_env` looks for much more.)"""
+    for method in ("observation_space", "action_space"):
+        space, name = getattr(env, method)(params), f"{method} of {type(env).__name__}"
+        parts = space.spaces if isinstance(space, Dict) else {}
+        if env.groups and set(parts) != set(env.groups):
+            raise ValueError(f"{name}: must be a Dict of the groups {list(env.groups)}")
+        for group, num in env.groups.items():
+            if agent_axes(parts[group]) != {(num,)}:
+                words = f"is no batch of {num} agents: return one agent's space.batch({num})"
+                raise ValueError(f"{name}: the space of group {group!r} {words}")
+        if not env.groups and agent_axes(space) != {()}:
+            raise ValueError(f"{name}: is a batch, but there are no groups: return the space of one agent")
 
 
 def layout_of(env: Env) -> Callable | None:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from wdjax.checks import require, require_integer, require_known
-from wdjax.env import Env, may_observe_late
+from wdjax.env import Env, may_observe_late, require_batched_spaces
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +52,7 @@ class VectorEnv:
         """Starts every replica, from one typed key. Returns (obs, state), each leaf with a leading [num_envs]."""
         _check_key(key, self.num_envs)
         self._check_params(params)
+        require_batched_spaces(self.env, params)
         pool_key, start_key, probe_key = jax.random.split(key, 3)
         starts = self._draw_starts(pool_key, params)
         obs, env_state = self._start(self._replica_keys(start_key), params, starts)

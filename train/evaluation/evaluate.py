@@ -50,7 +50,7 @@ class UnfinishedEpisodeError(ValueError):
 
 
 def evaluate(
-    learner: Learner, state: TrainState, key: jax.Array, num_episodes: int = 128, greedy: bool = True,
+    learner: Learner, state: TrainState, key: jax.Array, num_episodes: int = 256, greedy: bool = False,
     random: Sequence[str] = (), max_steps: int = 20_000, players: Mapping[str, Player | Script | str] | None = None,
     batch: int | None = None,
 ) -> Episodes:  # fmt: skip
@@ -60,7 +60,8 @@ def evaluate(
         learner, state: what was trained; the state's replicas are not touched.
         key: of starts and actions.
         num_episodes: one replica each, from a fresh reset, whatever `reset` says in the run's configuration.
-        greedy: take the most likely action (else draw it). DDPG acts without noise either way.
+        greedy: take the most likely action (else draw it, as in training, as all that plays does unless it is told:
+            `cross_play`, `record_episode`, the command line). DDPG acts without noise either way.
         random: the policies that act uniformly at random in place of what they learned.
         max_steps: raises where an episode goes on for longer.
         players: policy (or role, see `roles_of`) -> who plays in its place: a Player, "random", a script or its name.
