@@ -10,35 +10,31 @@ from toy_contract import Line, LineState
 
 import wdjax
 from wdjax.env import may_observe_late
-from wdjax.envs.tag.continuous import TagContinuous
-
-SMALL = {"num_taggers": 1, "num_runners": 2}
+from wdjax.envs.tag.gridworld import TagGridworld
 
 
-class Thousandfold(TagContinuous):
+class Thousandfold(TagGridworld):
     """The first thing that a user tries."""
 
     def step(self, key, state, action, params):
         obs, state, reward, *rest = super().step(key, state, action, params)
-        return obs, state, jax.tree.map(lambda values: 1_000 * (values - 1.0), reward), *rest
+        return obs, state, jax.tree.map(lambda values: 1_000 * values, reward), *rest
 
 
-class Centered(TagContinuous):
-    """Begins otherwise, and shows it."""
-
+class OtherStart(TagGridworld):
     def reset(self, key, params):
         obs, state = super().reset(key, params)
         return jax.tree.map(jnp.ones_like, obs), state
 
 
-class Slower(TagContinuous):
-    """What `step` calls may be overridden, and the batch calls it too."""
+class OtherSight(TagGridworld):
+    """What `step` calls may be overridden: the batch calls it too."""
 
     def observe(self, scene, params):
         return jax.tree.map(jnp.zeros_like, super().observe(scene, params))
 
 
-class Mixed(Thousandfold, TagContinuous):
+class Both(OtherStart, Thousandfold):
     pass
 
 
@@ -47,32 +43,22 @@ class SaysItAgain(Thousandfold):
 
 
 def test_a_class_that_overrides_step_or_reset_observes_late_only_where_it_says_so():
-    late = {env: may_observe_late(env(**SMALL)) for env in (TagContinuous, Slower, Thousandfold, Mixed, Centered)}
-    assert late == {TagContinuous: True, Slower: True, Thousandfold: False, Mixed: False, Centered: False}
-    assert may_observe_late(SaysItAgain(**SMALL))
+    late = {env: may_observe_late(env()) for env in (TagGridworld, OtherSight, Thousandfold, OtherStart, Both)}
+    assert late == {TagGridworld: True, OtherSight: True, Thousandfold: False, OtherStart: False, Both: False}
+    assert may_observe_late(SaysItAgain())
     assert not may_observe_late(wdjax.make("cartpole")[0])
-
-
-def batch(env):
-    params = env.default_params.replace(episode_length=2)
-    vector, key = wdjax.vectorize(env, 2), jax.random.key(0)
-    obs, state = vector.reset(key, params)
-    action = jax.vmap(env.action_space(params).sample)(jax.random.split(key, 2))
-    step = jax.jit(vector.step)
-    for _ in range(2):
-        obs, state, reward, *_ = step(key, state, action, params)
-    return obs, reward
 
 
 @pytest.mark.usefixtures("quick_compile")
 def test_a_batch_plays_the_step_and_the_reset_of_a_subclass():
-    (_, plain), (_, dear), (first, _), (nothing, _) = (
-        batch(env(**SMALL)) for env in (TagContinuous, Thousandfold, Centered, Slower)
-    )
-    for group in plain:
-        np.testing.assert_allclose(dear[group], 1_000 * (plain[group] - 1.0))
-        np.testing.assert_array_equal(first[group], 1.0)  # both episodes are over, and others have begun
-        np.testing.assert_array_equal(nothing[group], 0.0)
+    env = Both(num_taggers=1)
+    params = env.default_params.replace(episode_length=1)
+    vector, key = wdjax.vectorize(env, 2), jax.random.key(0)
+    _, state = jax.jit(vector.reset)(key, params)
+    still = {"tagger": jnp.zeros((2, 1), jnp.int32), "runner": jnp.zeros((2, 1), jnp.int32)}
+    obs, _, reward, *_ = jax.jit(vector.step)(key, state, still, params)
+    np.testing.assert_allclose(reward["tagger"], [[-10.0]] * 2, rtol=1e-6)  # a step without a tag costs 0.01
+    np.testing.assert_array_equal(obs["runner"], 1.0)  # both episodes are over, and others have begun
 
 
 # --- what the check says ---
