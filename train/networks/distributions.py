@@ -199,7 +199,7 @@ def cumulate(values: jax.Array) -> jax.Array:
     not 0; of few numbers in one fused reduction."""
     size = values.shape[-1]
     if size > 64:  # XLA adds up in parts, so that rounding lets sums fall, or rise where nothing is added
-        return jax.lax.cummax(jnp.where(values > 0.0, jnp.cumsum(values, axis=-1), 0.0), values.ndim - 1)
+        return jax.lax.cummax(jnp.where(values == 0.0, 0.0, jnp.cumsum(values, axis=-1)), values.ndim - 1)
     before = np.tri(size, dtype=bool)  # [i, j]: j <= i
     return jnp.sum(jnp.where(before, values[..., None, :], 0.0), axis=-1)
 

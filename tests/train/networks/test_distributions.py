@@ -299,3 +299,11 @@ def test_no_number_chooses_what_is_forbidden(num_choices):
     assert allowed[chosen].all(), np.unique(chosen[~allowed[chosen]])
     order = np.argsort(numbers[:, 0], kind="stable")
     assert np.all(np.diff(chosen[order]) >= 0)
+
+
+@pytest.mark.parametrize("num_choices", [3, 65])
+def test_what_is_not_a_number_still_chooses_a_choice(num_choices):
+    """The update ends in words, where bad numbers are looked for: until then an index must not leave the choices."""
+    distribution = make_distribution(Discrete(num_choices))
+    for outputs in (jnp.full(num_choices, jnp.nan), jnp.zeros(num_choices).at[1].set(jnp.nan)):
+        assert 0 <= distribution.choose(jnp.array([0.9]), outputs) < num_choices
