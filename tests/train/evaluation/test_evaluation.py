@@ -279,7 +279,7 @@ def play_by_hand(learner, state, key, num_episodes):
 
 def test_everything_at_once_against_episodes_played_by_hand(quick_compile):
     learner, state = shop_run()
-    episodes = evaluate(learner, state, jax.random.key(4), 6)
+    episodes = evaluate(learner, state, jax.random.key(4), 6, greedy=True)
     returns, lengths = play_by_hand(learner, state, jax.random.key(4), 6)
     assert len(set(lengths)) > 1
     np.testing.assert_array_equal(episodes.episode_length, lengths)
