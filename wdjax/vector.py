@@ -52,7 +52,8 @@ class VectorEnv:
         """Starts every replica, from one typed key. Returns (obs, state), each leaf with a leading [num_envs]."""
         _check_key(key, self.num_envs)
         self._check_params(params)
-        require_batched_spaces(self.env, params)
+        one = params if self.params_axis is None else jax.tree.map(lambda leaf: leaf[0], params)
+        require_batched_spaces(self.env, one)
         pool_key, start_key, probe_key = jax.random.split(key, 3)
         starts = self._draw_starts(pool_key, params)
         obs, env_state = self._start(self._replica_keys(start_key), params, starts)
