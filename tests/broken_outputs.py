@@ -363,7 +363,7 @@ class AlwaysPaid(Altered):
         return jnp.ones(()), terminated, truncated, info
 
 
-@says_in_play(r"step lets the action of an agent that has terminated change state\.place: hold still")
+@says_in_play(r"step lets the action of an agent that has terminated or been truncated change state\.place: hold still")
 class WalksOnAfterTheEnd(Line):
     def step(self, key, state, action, params):
         over = self.is_over(state, params)
@@ -372,7 +372,7 @@ class WalksOnAfterTheEnd(Line):
         return self.observe(after), after, *rest
 
 
-@says_late(r"step lets the action of an agent that has terminated change state\.aim")
+@says_late(r"step lets the action of an agent that has terminated or been truncated change state\.aim")
 class DeadWorkerPullsThePilot(Team):
     def step(self, key, state, action, params):
         obs, after, *rest = super().step(key, state, action, params)

@@ -1,5 +1,6 @@
 """Words for bad input: every refusal names the field, the value, and what is allowed."""
 
+import dataclasses
 import difflib
 import numbers
 from collections.abc import Iterable
@@ -31,6 +32,13 @@ def require(condition: Any, field: str, value: Any, allowed: str) -> None:
         words = repr(getattr(value, "tolist", lambda: value)())
         shown = words if len(words) <= 300 else f"{words[:100]} ... ({len(words)} characters)"
         raise ValueError(f"{field} = {shown}: must be {allowed}")
+
+
+def require_finite(params: Any) -> None:
+    """Raises ValueError where a number in a field of params is infinite, or NaN."""
+    for field in dataclasses.fields(params):
+        value = getattr(params, field.name)
+        require(value is None or np.all(np.isfinite(value)), field.name, value, "finite")
 
 
 def require_integer(field: str, value: Any, low: int) -> None:

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from wdjax.checks import require, require_known
-from wdjax.spaces import Space
+from wdjax.spaces import Dict, Space, agent_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,11 +26,16 @@ class Env(abc.ABC):
 
     In an environment with `groups`, observation, action, reward, terminated and truncated are dicts keyed by group,
     each with a leading agent axis; one without groups takes and returns bare arrays.
+
+    An observation (of a group) may be a dict, whose key "action_mask" is no input of networks: it says which choices of
+    Discrete or MultiDiscrete are allowed, 1, and which are not, 0: [..., sum(nvec)], those of all components in a row.
     """
 
     can_truncate: ClassVar[bool] = True  # whether a time limit may cut an episode off
     cheap_reset: ClassVar[bool] = False  # whether a start is a few numbers to draw, cheaper on a GPU than a branch
-    observes_late: ClassVar[bool] = False  # whether `step` is `advance` and then `observe`, and a batch may call these
+    # whether `step` is `advance` and then `observe`, and a batch may call these; of a subclass that overrides `step` or
+    # `reset` it does not hold any more, unless that says it again
+    observes_late: ClassVar[bool] = False
     # statistics that are one sum of `info` over another, name -> (sum, divisor): a mean time, say
     info_ratios: ClassVar[Mapping[str, tuple[str, str]]] = {}
     # opponents by rule, name -> (group, script(env, state, params, key) of one replica -> the actions of all of that
@@ -59,7 +64,9 @@ class Env(abc.ABC):
         """Advances the game once; never resets.
 
         Returns (obs, state, reward, terminated, truncated, info): reward float32, terminated and truncated bool, per
-        agent. `terminated` stays true until the reset; `truncated` is never true for an agent that has terminated.
+        agent. Both stay true until the reset; `truncated` is never true for an agent that has terminated. The episode
+        is over when every agent is one or the other: one that is earlier is paid 0 from then on, and its actions have
+        no effect.
         `info` maps names to scalars of this step, which sum up to a statistic of the episode (tags, say).
         """
 
@@ -102,6 +109,32 @@ class Env(abc.ABC):
         """
         name = type(self).__name__
         raise NotImplementedError(f"{name} has no drawing: write its method draw(axes, state, params, history=None)")
+
+
+def may_observe_late(env: Env) -> bool:
+    """Returns whether a batch may call `advance` and `observe` in the place of `step`: `observes_late` is said by the
+    class whose `step` and `reset` are played, or by a subclass of it. What somebody has overridden is played."""
+    said, *written = (
+        next(i for i, cls in enumerate(type(env).__mro__) if name in vars(cls))
+        for name in ("observes_late", "step", "reset")
+    )
+    return env.observes_late and said <= min(written)
+
+
+def require_batched_spaces(env: Env, params: Any) -> None:
+    """Raises ValueError where a space is not, for every group, one agent's space batched by the number of its agents:
+    else shapes clash somewhere later. (`check_env` looks for much more.)"""
+    for method in ("observation_space", "action_space"):
+        space, name = getattr(env, method)(params), f"{method} of {type(env).__name__}"
+        parts = space.spaces if isinstance(space, Dict) else {}
+        if env.groups and set(parts) != set(env.groups):
+            raise ValueError(f"{name}: must be a Dict of the groups {list(env.groups)}")
+        for group, num in env.groups.items():
+            if agent_axes(parts[group]) != {(num,)}:
+                words = f"is no batch of {num} agents: return one agent's space.batch({num})"
+                raise ValueError(f"{name}: the space of group {group!r} {words}")
+        if not env.groups and agent_axes(space) != {()}:
+            raise ValueError(f"{name}: is a batch, but there are no groups: return the space of one agent")
 
 
 def layout_of(env: Env) -> Callable | None:

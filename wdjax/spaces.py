@@ -243,6 +243,13 @@ def sample_shapes(space: Any) -> Any:
     return jax.eval_shape(lambda: space.sample(jax.random.key(0)))
 
 
+def agent_axes(space: Any) -> set[tuple[int, ...]]:
+    """Returns the leading axes that count agents, of every part of a space: {(n,)} for a batch of n, {()} for one."""
+    if isinstance(space, Dict):
+        return set().union(*map(agent_axes, space.spaces.values()))
+    return {space.shape[: space.batch_ndim] if isinstance(space, Box) else space.batch_shape}
+
+
 def _check_size(field: str, size: Any) -> None:
     require_integer(field, size, 1)
     require(size <= LARGEST, field, size, f"at most {LARGEST}, as int32 is")

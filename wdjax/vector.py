@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from wdjax.checks import require, require_integer, require_known
-from wdjax.env import Env
+from wdjax.env import Env, may_observe_late, require_batched_spaces
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +52,8 @@ class VectorEnv:
         """Starts every replica, from one typed key. Returns (obs, state), each leaf with a leading [num_envs]."""
         _check_key(key, self.num_envs)
         self._check_params(params)
+        one = params if self.params_axis is None else jax.tree.map(lambda leaf: leaf[0], params)
+        require_batched_spaces(self.env, one)
         pool_key, start_key, probe_key = jax.random.split(key, 3)
         starts = self._draw_starts(pool_key, params)
         obs, env_state = self._start(self._replica_keys(start_key), params, starts)
@@ -76,9 +78,10 @@ class VectorEnv:
 
         Returns:
             (obs, state, reward, terminated, truncated, info). Where `info["over"]` ([num_envs] bool), obs is the first
-            of the next episode, `info["final_obs"]` the last of this one, `info["episode_return"]` (like the reward)
-            and `info["episode_length"]` ([num_envs] int32) those of the whole episode, and `info["episode_info"]` the
-            sums of the environment's own info over it. The environment's own info of this step stands beside these.
+            of the next episode, `info["final_obs"]` the last of this one (else it is obs: who is truncated before the
+            others sees there what it saw last), `info["episode_return"]` (like the reward) and `info["episode_length"]`
+            ([num_envs] int32) those of the whole episode, and `info["episode_info"]` the sums of the environment's own
+            info over it. The environment's own info of this step stands beside these.
         """
         _check_key(key, self.num_envs)
         return self._advance(self._replica_keys, *_split(key), state, action, params)
@@ -120,7 +123,7 @@ class VectorEnv:
         self, replica_keys: Callable, over: jax.Array, key: jax.Array, current: tuple, params: Any, starts: Any
     ) -> tuple[Any, Any]:
         """Returns (obs, env_state) with new starts where the episode is over; `current`: (scene, obs, env_state)."""
-        late, (scene, final_obs, env_state) = self.env.observes_late, current
+        late, (scene, final_obs, env_state) = self._observes_late, current
 
         def restart(current: tuple, over: jax.Array, key: jax.Array, params: Any, starts: Any) -> tuple:
             obs, env_state = self._start(replica_keys(key), params, starts)
@@ -166,13 +169,13 @@ class VectorEnv:
 
     def _advance_replicas(self, keys: jax.Array, env_state: Any, action: Any, params: Any) -> tuple:
         """A step of every replica, with what `_observe` makes obs of in the place of obs."""
-        advance = self.env.advance if self.env.observes_late else self.env.step
+        advance = self.env.advance if self._observes_late else self.env.step
         in_axes = (0, 0, 0, self.params_axis)
         *played, info = jax.vmap(advance, in_axes)(keys, env_state, action, params)
         return *played, as_counts(info)
 
     def _observe(self, scene: Any, params: Any) -> Any:
-        if not self.env.observes_late:
+        if not self._observes_late:
             return scene
         return jax.vmap(self.env.observe, (0, self.params_axis))(scene, params)
 
@@ -183,6 +186,10 @@ class VectorEnv:
         index = jax.vmap(lambda key: jax.random.randint(key, (), 0, self._num_starts))(keys)
         take = lambda starts, i: jax.tree.map(lambda leaf: leaf[i], starts)  # noqa: E731
         return jax.vmap(take, (self.params_axis, 0))(starts, index)
+
+    @property
+    def _observes_late(self) -> bool:
+        return may_observe_late(self.env)
 
     @property
     def _num_starts(self) -> int:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from wdjax.checks import require
+from wdjax.checks import require, require_finite
 from wdjax.envs.classic_control.game import ClassicControl, StepResult, hold_where, stack_bounds, wrap_angle
 from wdjax.spaces import Box, Discrete
 
@@ -58,8 +58,10 @@ class Acrobot(ClassicControl):
     drawing: ClassVar[str] = "draw_acrobot"
 
     def check_params(self, params: Params) -> None:
+        require_finite(params)
         for name in ("LINK_LENGTH_1", "LINK_LENGTH_2", "LINK_MASS_1", "LINK_MASS_2", "LINK_MOI", "dt"):
             require(np.all(getattr(params, name) > 0), name, getattr(params, name), "above 0")
+        require(np.all(params.dt <= 10), "dt", params.dt, "at most 10 s, as speeds are squared in each stage of a step")
         for name in ("LINK_COM_POS_1", "LINK_COM_POS_2"):
             require(np.all(getattr(params, name) >= 0), name, getattr(params, name), "at least 0")
         for name in ("MAX_VEL_1", "MAX_VEL_2"):

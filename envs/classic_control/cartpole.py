@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from wdjax.checks import require
+from wdjax.checks import require, require_finite
 from wdjax.envs.classic_control.game import ClassicControl, StepResult, hold_where
 from wdjax.spaces import Box, Discrete
 
@@ -59,6 +59,7 @@ class CartPole(ClassicControl):
     drawing: ClassVar[str] = "draw_cartpole"
 
     def check_params(self, params: Params) -> None:
+        require_finite(params)
         for name in ("masscart", "masspole", "length", "tau", "theta_threshold_radians", "x_threshold"):
             require(np.all(getattr(params, name) > 0), name, getattr(params, name), "above 0")
         require(np.all(params.episode_length > 0), "episode_length", params.episode_length, "above 0")

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from wdjax.checks import require
+from wdjax.checks import require, require_finite
 from wdjax.envs.classic_control.game import ClassicControl, StepResult, hold_where, stack_bounds
 from wdjax.spaces import Box, Discrete
 
@@ -51,6 +51,7 @@ class MountainCar(ClassicControl):
 
     def check_params(self, params: Any) -> None:
         """Raises ValueError where a track has no room for the starts or the goal, or nothing could move on it."""
+        require_finite(params)
         low, high, goal = params.min_position, params.max_position, params.goal_position
         first, last = np.float32(FIRST_START), np.float32(LAST_START)
         require(np.all(low <= first), "min_position", low, f"at most {FIRST_START}, where starts begin")

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from wdjax.checks import require
+from wdjax.checks import require, require_finite
 from wdjax.envs.classic_control.game import ClassicControl, StepResult, stack_bounds, wrap_angle
 from wdjax.spaces import Box
 
@@ -49,6 +49,7 @@ class Pendulum(ClassicControl):
     drawing: ClassVar[str] = "draw_pendulum"
 
     def check_params(self, params: Params) -> None:
+        require_finite(params)
         for name in ("max_torque", "dt", "m", "l", "episode_length"):
             require(np.all(getattr(params, name) > 0), name, getattr(params, name), "above 0")
         allowed = f"at least {START_SPEED}, the highest speed of a start"

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from wdjax.checks import require, require_bool, require_integer
+from wdjax.checks import require, require_bool, require_finite, require_integer
 from wdjax.env import Env
 from wdjax.envs.tag.moves import level, wrap
 from wdjax.envs.tag.scripted import chase_in_plane, flee_in_plane
@@ -118,6 +118,7 @@ class TagContinuous(Env):
         return Params()
 
     def check_params(self, params: Params) -> None:
+        require_finite(params)
         for name in ("grid_length", "episode_length", "max_speed", "skill_level_runner", "skill_level_tagger"):
             require(np.all(getattr(params, name) > 0), name, getattr(params, name), "above 0")
         for name in ("edge_hit_penalty", "step_penalty_for_tagger", "tag_penalty_for_runner"):
@@ -163,7 +164,8 @@ class TagContinuous(Env):
     ) -> tuple[dict, State, dict, dict, dict, dict[str, jax.Array]]:
         """Moves everybody, observes, then tags.
 
-        `info["tags"]` counts the runners tagged in this step, `info["tag_steps"]` is the step's number times that.
+        `info["tags"]` counts the runners tagged in this step, `info["tag_steps"]` is the step's number times that
+        (float32, for sums of it over an episode may be beyond int32).
         """
         scene, *played = self.advance(key, state, action, params)
         return self.observe(scene, params), *played
@@ -182,7 +184,7 @@ class TagContinuous(Env):
         terminated = ~state.active | self.is_over(state, params)
         truncated = jnp.zeros(self.num_agents, bool)
         tags = jnp.sum(tagged, dtype=jnp.int32)
-        info = {"tags": tags, "tag_steps": tags * state.time}
+        info = {"tags": tags, "tag_steps": tags * jnp.float32(state.time)}
         return scene, state, self.by_group(reward), self.by_group(terminated), self.by_group(truncated), info
 
     def move(

@@ -13,11 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from wdjax.checks import require, require_bool, require_integer
+from wdjax.checks import require, require_bool, require_finite, require_integer
 from wdjax.env import Env
 from wdjax.envs.tag.moves import X_STEPS, Y_STEPS
 from wdjax.envs.tag.scripted import chase_on_grid, flee_on_grid
 from wdjax.spaces import Box, Dict, Discrete
+
+MAX_GRID_LENGTH = 32_767  # 2 MAX_GRID_LENGTH^2 < 2^31
 
 
 @struct.dataclass
@@ -75,8 +77,11 @@ class TagGridworld(Env):
         return Params()
 
     def check_params(self, params: Params) -> None:
+        require_finite(params)
         lowest = 2 if self.random_start else 1  # random starts are on cells 1 .. grid_length - 1
         require(np.all(params.grid_length >= lowest), "grid_length", params.grid_length, f"at least {lowest}")
+        fits = np.all(params.grid_length <= MAX_GRID_LENGTH)
+        require(fits, "grid_length", params.grid_length, f"at most {MAX_GRID_LENGTH}: squared distances are int32")
         require(np.all(params.episode_length > 0), "episode_length", params.episode_length, "above 0")
         for name in ("wall_hit_penalty", "tag_reward_for_tagger", "tag_penalty_for_runner", "step_cost_for_tagger"):
             require(np.all(getattr(params, name) >= 0), name, getattr(params, name), "at least 0")
@@ -131,7 +136,7 @@ class TagGridworld(Env):
         reward = jnp.where(over_before, 0.0, reward - params.wall_hit_penalty * hit_wall)
         terminated = jnp.full(self.num_agents, self.is_over(state, params))
         tags = (tagged & ~over_before).astype(jnp.int32)
-        info = {"tags": tags, "tag_steps": tags * state.time}
+        info = {"tags": tags, "tag_steps": tags * jnp.float32(state.time)}
         truncated = jnp.zeros(self.num_agents, bool)
         return state, state, self.by_group(reward), self.by_group(terminated), self.by_group(truncated), info
 

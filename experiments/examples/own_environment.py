@@ -74,5 +74,5 @@ if __name__ == "__main__":
     config = TrainConfig(env="lander", policies={"agent": policy}, num_envs=64, rollout_length=64)
     learner = make_learner(config)
     state, metrics = learner.run(learner.init(jax.random.key(0)), num_updates=50)
-    landed = evaluate(learner, state, jax.random.key(1)).episode_info["soft"].mean()
+    landed = evaluate(learner, state, jax.random.key(1), greedy=True).episode_info["soft"].mean()
     print(f"soft landings: {metrics['episode_soft'][0]:.0%} at first, {landed:.0%} after 50 updates")

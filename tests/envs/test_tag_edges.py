@@ -105,3 +105,13 @@ def test_an_edge_is_hit_beyond_it_not_on_it(x, speed, after_x, penalty):
     assert after.speed[1] == speed
     assert reward == [0, penalty, 0, 0]
     assert stand([*FAR[:3], (x, 4)], speed=(0, 0, 0, speed), active=(1, 1, 1, 0))[1] == [0, 0, 0, 0]
+
+
+def test_the_steps_of_many_late_tags_are_counted_beyond_int32():
+    (_, params), still = ENVS[False], {"tagger": jnp.zeros((2, 2), jnp.int32), "runner": jnp.zeros((2, 2), jnp.int32)}
+    rest = np.zeros(4, np.float32)
+    state = State(rest, rest, rest, rest, rest, active=np.ones(4, bool), time=np.int32(2**30))
+    params = params.replace(episode_length=np.int32(2**31 - 1))
+    info = STEPS[False](jax.random.key(0), state, still, params)[-1]
+    assert info["tags"] == 2
+    assert info["tag_steps"] == 2.0 * (2**30 + 1)

@@ -189,7 +189,7 @@ class TrainConfig:
     eval_episodes: int = static(128, allowed=_COUNT)
     """episodes of each evaluation"""
     eval_greedy: bool = True
-    """evaluations take the most likely action (else they draw it)"""
+    """evaluations while a run trains take the most likely action (else they draw it, as `wdjax eval` does)"""
 
     @property
     def blocks(self) -> int:

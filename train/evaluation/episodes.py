@@ -15,7 +15,7 @@ Ratios = Mapping[str, tuple[str, str]]  # `Env.info_ratios`: name -> (the sum th
 class Episodes:
     """What whole episodes came to; E episodes, NumPy arrays.
 
-    A reward counts until its agent has terminated and the episode is over, the last ones too.
+    A reward counts until its agent has terminated or been truncated, the last one too.
     """
 
     episode_return: dict[str, Any]  # by policy (of cross_play: by role), [E] float32, summed over its agents

@@ -50,7 +50,7 @@ class UnfinishedEpisodeError(ValueError):
 
 
 def evaluate(
-    learner: Learner, state: TrainState, key: jax.Array, num_episodes: int = 128, greedy: bool = True,
+    learner: Learner, state: TrainState, key: jax.Array, num_episodes: int = 256, greedy: bool = False,
     random: Sequence[str] = (), max_steps: int = 20_000, players: Mapping[str, Player | Script | str] | None = None,
     batch: int | None = None,
 ) -> Episodes:  # fmt: skip
@@ -60,7 +60,8 @@ def evaluate(
         learner, state: what was trained; the state's replicas are not touched.
         key: of starts and actions.
         num_episodes: one replica each, from a fresh reset, whatever `reset` says in the run's configuration.
-        greedy: take the most likely action (else draw it). DDPG acts without noise either way.
+        greedy: take the most likely action (else draw it, as in training, as all that plays does unless it is told:
+            `cross_play`, `record_episode`, the command line). DDPG acts without noise either way.
         random: the policies that act uniformly at random in place of what they learned.
         max_steps: raises where an episode goes on for longer.
         players: policy (or role, see `roles_of`) -> who plays in its place: a Player, "random", a script or its name.
@@ -215,19 +216,20 @@ def play_episodes(
     add_where = lambda rows, total, new: total + jnp.where(rows, new, 0)  # noqa: E731
 
     def play(key: jax.Array, carry: tuple) -> tuple:
-        """One step. Returns (carry, reward by group, terminated by group, over, info)."""
+        """One step. Returns (carry, reward by group, who has ended by group, over, info)."""
         action_key, env_key = jax.random.split(key)
         env_keys = jax.random.split(env_key, num_episodes)
-        carry, _, (reward, terminated, _, info), over = play_step(game, carry, action_key, env_keys, greedy)
-        return carry, to_groups(game.env, reward), to_groups(game.env, terminated), over, as_counts(info)
+        carry, _, (reward, terminated, truncated, info), over = play_step(game, carry, action_key, env_keys, greedy)
+        ended = jax.tree.map(jnp.logical_or, terminated, truncated)
+        return carry, to_groups(game.env, reward), to_groups(game.env, ended), over, as_counts(info)
 
     def body(loop: tuple) -> tuple:
         time, carry, live, (returns, length, info), finished = loop
-        carry, reward, terminated, over, counts = play(jax.random.fold_in(step_key, time), carry)
+        carry, reward, ended, over, counts = play(jax.random.fold_in(step_key, time), carry)
         counted = jax.tree.map(lambda alive: alive & ~finished[:, None], live)
         returns = jax.tree.map(add_where, counted, returns, reward)
         info = jax.tree.map(functools.partial(add_where, ~finished), info, counts)
-        live = jax.tree.map(lambda alive, ended: alive & ~ended, live, terminated)
+        live = jax.tree.map(lambda alive, ended: alive & ~ended, live, ended)
         return time + 1, carry, live, (returns, length + ~finished, info), finished | over
 
     first = (*starts, game.init_carries(num_episodes))

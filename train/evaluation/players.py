@@ -92,6 +92,7 @@ class Actor:
         space = self.policy.assignment.action_space
         if self.kind == "learned":
             action, carry = self.policy.algorithm.play(self.policy, learned, carry, obs, keys[:1], greedy)
+            action = self.policy.distribution.to_space(action)
         elif self.kind == "random":
             action = self.policy.sample_uniform(keys[1], obs)
         else:

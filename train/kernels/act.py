@@ -81,9 +81,11 @@ def choose(outputs: jax.Array, uniform: jax.Array, first: int, size: int) -> jax
     """Returns the action of one component that a number in [0, 1) stands for, [B] int32: `Categorical.choose`."""
     inside, top = component_columns(outputs, first, size)
     weight = jnp.where(inside, jnp.exp(outputs - top), 0.0)
-    cumulated = jnp.cumsum(weight, axis=1)
-    below = cumulated <= (uniform * jnp.max(cumulated, axis=1))[:, None]
-    return jnp.sum(jnp.where(inside & below, 1, 0), axis=1)
+    # sums of parts may fall by rounding, or rise where nothing is added: only what has a weight can be chosen
+    cumulated = jnp.where(weight > 0.0, jnp.cumsum(weight, axis=1), 0.0)
+    above = cumulated > (uniform * jnp.max(cumulated, axis=1))[:, None]
+    columns = jax.lax.broadcasted_iota(jnp.int32, outputs.shape, 1)
+    return jnp.min(jnp.where(above, columns - first, size - 1), axis=1)
 
 
 def run_tower(inputs_ref: Any, row: jax.Array, refs: Any, shape: Shape) -> jax.Array:

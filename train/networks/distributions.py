@@ -1,4 +1,8 @@
-"""Distributions over actions, as pure functions of what the network puts out (`outputs`, [..., num_outputs])."""
+"""Distributions over actions, as pure functions of what the network puts out (`outputs`, [..., num_outputs]).
+
+What is drawn is kept with its row as it was drawn, for its density is that of these bits; the environment gets
+`to_space` of it, which is the same but for a squashed distribution.
+"""
 
 import dataclasses
 import math
@@ -65,6 +69,10 @@ class Categorical:
         log = jax.nn.log_softmax(self._logits(outputs))
         return {"probs": jnp.concatenate([jnp.exp(log[..., i, :size]) for i, size in enumerate(self.sizes)], axis=-1)}
 
+    def to_space(self, action: jax.Array) -> jax.Array:
+        """Returns what the environment gets for what was drawn: the same."""
+        return action
+
     def mask(self, outputs: jax.Array, allowed: jax.Array) -> jax.Array:
         """Returns outputs that give probability 0 where `allowed` ([..., num_outputs]) is not 1."""
         return jnp.where(allowed > 0, outputs, -1e9)
@@ -130,6 +138,10 @@ class Gaussian:
         mean, log_std = jnp.split(outputs, 2, axis=-1)
         return {"mean": self._shaped(mean), "std": self._shaped(jnp.exp(log_std))}
 
+    def to_space(self, action: jax.Array) -> jax.Array:
+        """Returns what the environment gets for what was drawn, [..., *shape]: the same, not clipped yet."""
+        return action
+
     def _shaped(self, flat: jax.Array) -> jax.Array:
         return flat.reshape((*flat.shape[:-1], *self.shape))
 
@@ -137,6 +149,9 @@ class Gaussian:
 @dataclasses.dataclass(frozen=True)
 class SquashedGaussian(Gaussian):
     """A Gaussian squashed into a bounded Box: a = center + half tanh(u), u normal; `outputs` as for Gaussian, of u.
+
+    What is drawn, and what all but `to_space` take and return, is u: a rounds it away where the box is far from 0
+    or u far from the middle.
 
     log pi(a) = log N(u) - sum_i log(half_i (1 - tanh^2 u_i)); the entropy has no closed form, and its expectation of
     log(1 - tanh^2 u) is taken by Gauss-Hermite quadrature (within 0.01 up to sigma = 3). Haarnoja et al., "Soft
@@ -146,22 +161,17 @@ class SquashedGaussian(Gaussian):
     low: tuple[float, ...]  # of each number of an action, in a row
     high: tuple[float, ...]
 
-    def sample(self, key: jax.Array, outputs: jax.Array) -> jax.Array:
-        """Draws actions inside the box, [..., *shape] float32."""
-        return self._squash(super().sample(key, outputs))
-
-    def mode(self, outputs: jax.Array) -> jax.Array:
-        """Returns the squashed mean: the median of the actions."""
-        return self._squash(super().mode(outputs))
+    def to_space(self, action: jax.Array) -> jax.Array:
+        """Returns actions inside the box for what was drawn, [..., *shape] each."""
+        shape = (1,) * (action.ndim - len(self.shape)) + self.shape
+        low, high = (np.array(bound, np.float32).reshape(shape) for bound in (self.low, self.high))
+        # clipped, for rounding might lead outside
+        return jnp.clip((low + high) / 2 + (high - low) / 2 * jnp.tanh(action), low, high)
 
     def log_prob(self, outputs: jax.Array, action: jax.Array) -> jax.Array:
-        """Returns the log density of an action, [...] float32; at the very edge that of a point just inside."""
-        low, high = self._bounds(action.ndim)
-        center, half = (low + high) / 2, (high - low) / 2
-        inside = jnp.clip((action - center) / half, -1.0 + 1e-6, 1.0 - 1e-6)
-        free = jnp.arctanh(inside)
-        volume = jnp.log(half * (1.0 - inside**2))
-        return super().log_prob(outputs, free) - jnp.sum(self._flat(volume), axis=-1)
+        """Returns the log density of `to_space` of what was drawn, [...] float32."""
+        flat = action.reshape((*outputs.shape[:-1], self.size))
+        return super().log_prob(outputs, action) - jnp.sum(log_slope(flat), axis=-1) - self._log_volume
 
     def entropy(self, outputs: jax.Array) -> jax.Array:
         """Returns the differential entropy in nats, [...] float32."""
@@ -169,31 +179,27 @@ class SquashedGaussian(Gaussian):
         nodes, weights = np.polynomial.hermite_e.hermegauss(32)
         nodes = nodes.astype(np.float32).reshape((1,) * mean.ndim + (-1,))
         free = mean[..., None] + jnp.exp(log_std)[..., None] * nodes
-        slope = 2.0 * (math.log(2.0) - free - jax.nn.softplus(-2.0 * free))  # log(1 - tanh^2), without cancellation
         weights = (weights / weights.sum()).astype(np.float32).reshape(nodes.shape)
-        expected = jnp.sum(slope * weights, axis=-1)  # no matrix product: an accelerator would round its inputs
-        volume = math.fsum(math.log((b - a) / 2) for a, b in zip(self.low, self.high, strict=True))
-        return super().entropy(outputs) + jnp.sum(expected, axis=-1) + volume
+        expected = jnp.sum(log_slope(free) * weights, axis=-1)  # no matrix product: accelerators would round its inputs
+        return super().entropy(outputs) + jnp.sum(expected, axis=-1) + self._log_volume
 
-    def _squash(self, free: jax.Array) -> jax.Array:
-        low, high = self._bounds(free.ndim)
-        # clipped, for rounding might lead outside
-        return jnp.clip((low + high) / 2 + (high - low) / 2 * jnp.tanh(free), low, high)
+    @property
+    def _log_volume(self) -> float:
+        """Of half the box in each of its numbers."""
+        return math.fsum(math.log((b - a) / 2) for a, b in zip(self.low, self.high, strict=True))
 
-    def _bounds(self, ndim: int) -> list[np.ndarray]:
-        """Returns low and high in the shape of actions with `ndim` axes."""
-        shape = (1,) * (ndim - len(self.shape)) + self.shape
-        return [np.array(bound, np.float32).reshape(shape) for bound in (self.low, self.high)]
 
-    def _flat(self, action: jax.Array) -> jax.Array:
-        return action.reshape((*action.shape[: action.ndim - len(self.shape)], -1))
+def log_slope(free: jax.Array) -> jax.Array:
+    """Returns log(1 - tanh^2 u), without cancellation."""
+    return 2.0 * (math.log(2.0) - free - jax.nn.softplus(-2.0 * free))
 
 
 def cumulate(values: jax.Array) -> jax.Array:
-    """Returns running sums along the last axis; of few numbers in one fused reduction."""
+    """Returns running sums of numbers that are not negative along the last axis, which rise only where a number is
+    not 0; of few numbers in one fused reduction."""
     size = values.shape[-1]
-    if size > 64:
-        return jnp.cumsum(values, axis=-1)
+    if size > 64:  # XLA adds up in parts, so that rounding lets sums fall, or rise where nothing is added
+        return jax.lax.cummax(jnp.where(values == 0.0, 0.0, jnp.cumsum(values, axis=-1)), values.ndim - 1)
     before = np.tri(size, dtype=bool)  # [i, j]: j <= i
     return jnp.sum(jnp.where(before, values[..., None, :], 0.0), axis=-1)
 

@@ -82,18 +82,21 @@ def advance(given: StepInputs, carry: tuple, drafts: Mapping[str, dict[str, Any]
             continue
         own_live = gather(policy.assignment, live)
         cut = gather(policy.assignment, truncated) if setup.env.can_truncate else None
+        now_cut = None if cut is None else cut & own_live  # it stays truncated
         final_obs = gather_observation(policy.assignment, info["final_obs"])
         rows[name] = Rows(
             **drafts[name],
             reward=gather(policy.assignment, reward),
             terminated=gather(policy.assignment, terminated),
+            truncated=cut,
             live=self_play.learned_from(own_live, given.selves[name]) if name in given.selves else own_live,
-            **policy.algorithm.end_of_step(policy, given.players[name], carries[name], final_obs, cut),
+            **policy.algorithm.end_of_step(policy, given.players[name], carries[name], final_obs, now_cut),
         )
     returns = {
         name: gather(policy.assignment, info["episode_return"]).sum(axis=1) for name, policy in setup.policies.items()
     }
-    live = jax.tree.map(lambda flag: ~flag | over[:, None], terminated)
+    ended = jax.tree.map(jnp.logical_or, terminated, truncated) if setup.env.can_truncate else terminated
+    live = jax.tree.map(lambda flag: ~flag | over[:, None], ended)
     carries = select(over, jax.tree.map(jnp.zeros_like, carries), carries)
     carry = (replicas, next_obs, live, carries)
     return carry, (rows, (over, returns, info["episode_length"], info["episode_info"]))
@@ -101,10 +104,11 @@ def advance(given: StepInputs, carry: tuple, drafts: Mapping[str, dict[str, Any]
 
 def step_replicas(given: StepInputs, keys: Any, replicas: Any, actions: Mapping[str, jax.Array]) -> tuple:
     """`VectorEnv.step` with actions by policy ([N, n, ...]), and everything it returns by group ([N, n_group, ...])."""
-    setup, inside = given.setup, dict(actions)
+    setup = given.setup
+    inside = {name: policy.distribution.to_space(actions[name]) for name, policy in setup.policies.items()}
     for name, assignment in setup.assignments.items():  # discrete actions are inside their space anyway
         if isinstance(assignment.action_space, Box):
-            inside[name] = assignment.action_space.clip(actions[name])
+            inside[name] = assignment.action_space.clip(inside[name])
     action = from_groups(setup.env, scatter(setup.assignments, inside))
     step = setup.replicas.step_with_keys if isinstance(keys, tuple) else setup.replicas.step
     obs, replicas, *flags, info = step(keys, replicas, action, given.env_params)

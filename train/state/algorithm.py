@@ -79,7 +79,8 @@ class Algorithm(abc.ABC):
     def act(
         self, policy: Policy, state: Any, carry: Any, obs: Any, keys: jax.Array, hypers: Hypers
     ) -> tuple[jax.Array, dict[str, Any], Any]:
-        """Chooses actions to learn from. Returns (action [N, n, ...], fields of Rows, carry).
+        """Chooses actions to learn from. Returns (action [N, n, ...], fields of Rows, carry). The environment gets
+        `policy.distribution.to_space` of them, in a Box the nearest one inside.
 
         `keys`: [num_blocks], or, of categorical actions, what `draw_uniform` drew from them, [N, n, c]: `sample_blocks`
         takes either.
@@ -89,7 +90,7 @@ class Algorithm(abc.ABC):
     def play(
         self, policy: Policy, state: PolicyState, carry: Any, obs: Any, keys: jax.Array, greedy: bool
     ) -> tuple[jax.Array, Any]:
-        """Chooses actions in an evaluation. Returns (action [N, n, ...], carry)."""
+        """Chooses actions in an evaluation, as `act` does. Returns (action [N, n, ...], carry)."""
 
     def describe(self, policy: Policy, state: PolicyState, carry: Any, obs: Any) -> dict[str, Any]:
         """Returns what a recorded episode shows of a choice beside the action, leaves [N, n, ...]; nothing by default.
@@ -103,7 +104,8 @@ class Algorithm(abc.ABC):
     ) -> dict[str, Any]:
         """Returns the fields of Rows that follow from the observation after the step, before any reset.
 
-        `truncated` ([N, n] bool) is None in an environment without time limits.
+        `truncated` ([N, n] bool): a time limit cut the agent off in this step, maybe before the others; None in an
+        environment without time limits.
         """
         return {}
 

@@ -14,10 +14,12 @@ class Rows:
     """What one policy's agents did: leaves [T, N, n, ...], T steps of N replicas with n agents of this policy."""
 
     obs: Any  # what the action was chosen on
-    action: jax.Array
+    action: jax.Array  # as it was drawn: the environment got `to_space` of it (networks/distributions.py), clipped
     reward: jax.Array  # float32, for the action
     terminated: jax.Array  # bool, the agent's game ended in this step or before
-    live: jax.Array  # bool, the agent had not terminated before this step (and was not played by an earlier self)
+    # bool, the agent's episode had not ended before this step (and it was not played by an earlier self)
+    live: jax.Array
+    truncated: jax.Array | None = None  # bool, a time limit cut the agent off in this step or before; None: nothing can
     # on-policy algorithms:
     log_prob: jax.Array | None = None  # float32, of the action when it was drawn; PPO only
     value: jax.Array | None = None  # float32, V(obs)
@@ -25,6 +27,11 @@ class Rows:
     # off-policy algorithms, and feed-forward ones where something truncates:
     next_obs: Any = None  # what the agent saw after the step, before any reset
     own: Any = None  # whatever else an algorithm of one's own notes
+
+    def ends(self, over: jax.Array) -> jax.Array:
+        """Returns bool, [T, N, n] ([T, N, 1] where nothing truncates): nothing that follows is of the same episode, as
+        the agent was truncated, maybe before the others, or all were through (`over`, [T, N])."""
+        return over[..., None] if self.truncated is None else over[..., None] | self.truncated
 
 
 @struct.dataclass

@@ -46,7 +46,7 @@ class TrainState:
     env_params: Any
     replicas: VectorState
     obs: dict[str, Any]  # by group, [N, n_group, ...]: the last observations
-    live: dict[str, jax.Array]  # by group, [N, n_group] bool: has not terminated in this episode
+    live: dict[str, jax.Array]  # by group, [N, n_group] bool: is not through with this episode
     key: jax.Array
     num_updates: jax.Array  # () int32, updates done
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from wdjax.checks import require, require_integer
 from wdjax.env import Env, cast_params
-from wdjax.env_checker import declarations, play, rules
+from wdjax.env_checker import declarations, late, play, rules
 from wdjax.env_checker.case import Case, EnvCheckError
 
 __all__ = ["CONTRACT", "CONTRACT_OF_PLAY", "EnvCheckError", "check_env"]
@@ -27,6 +27,8 @@ CONTRACT = (
     rules.step_keeps_the_structure_of_the_state,
     rules.rewards_and_ends_are_per_agent,
     rules.info_holds_scalars,
+    declarations.ratios_are_of_sums_in_info,
+    late.advance_returns_what_step_does,
     declarations.scripts_are_named_with_their_groups,
     declarations.scripts_act_for_their_groups,
     declarations.observations_split_into_others_and_own,
@@ -41,7 +43,9 @@ CONTRACT_OF_PLAY = (
     play.observations_are_in_their_space,
     play.masks_allow_a_choice,
     play.ends_keep_to_the_contract,
+    play.clocks_run_to_the_end,
     play.ended_agents_have_no_effect,
+    late.advance_plays_what_step_does,
     play.twin_agrees,
 )
 

@@ -17,7 +17,8 @@ from wdjax.env_checker.leaves import is_number, named_leaves
 from wdjax.spaces import Dict, Discrete, Space
 
 MASK = "action_mask"
-RETURNS = {"reset": ("obs", "state"), "step": ("obs", "state", "reward", "terminated", "truncated", "info")}
+_PLAYED = ("state", "reward", "terminated", "truncated", "info")
+RETURNS = {"reset": ("obs", "state"), "step": ("obs", *_PLAYED), "advance": ("scene", *_PLAYED)}
 
 # What tracing cannot do -> (what the author's code did, what to write instead). The first that fits is told.
 _TRACING_ERRORS: dict[type[Exception], tuple[str, str]] = {
@@ -81,6 +82,11 @@ class Case:
         return trace("step", self.env.step, self.key, self.reset[1]["state"], self.action, self.params)
 
     @functools.cached_property
+    def advance(self) -> tuple[Any, dict[str, Any]]:
+        """(the jaxpr of advance, what it returns by name, as shapes)."""
+        return trace("advance", self.env.advance, self.key, self.reset[1]["state"], self.action, self.params)
+
+    @functools.cached_property
     def step_replicas(self) -> Callable:
         """The step of a batch, as one compiled program for all calls, so that equal inputs give equal bits."""
         return quick_jit(jax.vmap(self.env.step, (0, 0, 0, None)))
@@ -102,7 +108,7 @@ def quick_jit(function: Callable) -> Callable:
 
 
 def trace(method: str, function: Callable, *args: Any) -> tuple[Any, dict[str, Any]]:
-    """Traces `reset` or `step`. Returns (its jaxpr, its outputs by name, each leaf a jax.ShapeDtypeStruct)."""
+    """Traces `reset`, `step` or `advance`. Returns (its jaxpr, its outputs by name, leaves jax.ShapeDtypeStruct)."""
 
     def traced(*args: Any) -> dict[str, Any]:
         leaves, structure = jax.tree.flatten(args)

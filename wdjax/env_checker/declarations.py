@@ -57,6 +57,15 @@ def _first_action(case: Case, script: Any) -> jax.Array:
     return act(case.key, case.params)
 
 
+def ratios_are_of_sums_in_info(case: Case) -> None:
+    ratios, info = case.env.info_ratios, list(case.step[1]["info"])
+    if not isinstance(ratios, Mapping):
+        fail(f"info_ratios is of type {type(ratios).__name__}: make it a dict, name -> (sum, divisor)")
+    for name, ratio in ratios.items():
+        if not (isinstance(ratio, tuple) and len(ratio) == 2 and set(ratio) <= set(info)):
+            fail(f"info_ratios[{name!r}] = {ratio!r:.80}: must be (sum, divisor), two names of step's info: {info}")
+
+
 def observations_split_into_others_and_own(case: Case) -> None:
     layout = layout_of(case.env)
     if layout is None:

@@ -18,7 +18,7 @@ from wdjax.vector import all_agents, select
 NUM_REPLICAS = 10
 STEPS_PAST_END = 3  # of a replica all of whose agents have terminated, before it is reset
 CHUNK_BYTES = 2**26  # of one play in memory
-NUM_PAIRS = 64  # steps that are repeated with other actions of agents that have terminated
+NUM_PAIRS = 64  # steps that are repeated with other actions of agents that have terminated or been truncated
 
 
 @struct.dataclass
@@ -28,6 +28,7 @@ class Play:
     time: Any  # int32, steps since the reset
     past: Any  # int32, steps since the end of the episode; 0 before it
     ended: Any  # like terminated: before the step
+    cut: Any  # like truncated: before the step
     key: jax.Array  # typed keys
     obs: Any
     state: Any
@@ -43,7 +44,7 @@ def random_play(case: Case) -> Iterator[Play]:
     step_bytes = sum(replicas * leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
     pieces = math.ceil(length * step_bytes / CHUNK_BYTES)
     # Nobody has started: all are past their ends.
-    starts = (case.reset[1]["obs"], case.reset[1]["state"], case.step[1]["terminated"])
+    starts = (case.reset[1]["obs"], case.reset[1]["state"], case.step[1]["terminated"], case.step[1]["truncated"])
     starts = jax.tree.map(lambda leaf: jnp.zeros((replicas, *leaf.shape), leaf.dtype), starts)
     carry = (*starts, np.zeros(replicas, np.int32), np.full(replicas, STEPS_PAST_END + 1, np.int32))
 
@@ -59,21 +60,22 @@ def random_play(case: Case) -> Iterator[Play]:
 
 def _play_step(case: Case, params: Any, carry: tuple, key: jax.Array) -> tuple[tuple, Play]:
     env = case.env
-    obs, state, ended, time, past = carry
+    obs, state, ended, cut, time, past = carry
     reset_keys, action_keys, step_keys = jax.random.split(key, (3, time.shape[0]))
     restart = past > STEPS_PAST_END
     fresh = jax.vmap(env.reset, (0, None))(reset_keys, params)
-    fresh = (*fresh, jax.tree.map(jnp.zeros_like, ended), jnp.zeros_like(time), jnp.zeros_like(past))
-    obs, state, ended, time, past = select(restart, fresh, carry)
+    fresh = (*fresh, *jax.tree.map(jnp.zeros_like, (ended, cut, time, past)))
+    obs, state, ended, cut, time, past = select(restart, fresh, carry)
     action = jax.vmap(lambda key, obs: sample_action(env, case.action_space, key, obs))(action_keys, obs)
     values = jax.vmap(env.step, (0, 0, 0, None))(step_keys, state, action, params)
     result = dict(zip(RETURNS["step"], values, strict=True))
-    play = Play(time, past, ended, step_keys, obs, state, action, result)
-    ended = jax.tree.map(jnp.logical_or, ended, result["terminated"])
-    over = all_agents(jax.tree.map(jnp.logical_or, ended, result["truncated"]))
+    play = Play(time, past, ended, cut, step_keys, obs, state, action, result)
+    flags = (result["terminated"], result["truncated"])
+    ended, cut = jax.tree.map(jnp.logical_or, (ended, cut), flags)
+    over = all_agents(jax.tree.map(jnp.logical_or, ended, cut))
     # After a time limit a state means nothing, so such a replica is reset at once.
     past = jnp.where(all_agents(ended), past + 1, jnp.where(over, STEPS_PAST_END + 1, 0))
-    return (result["obs"], result["state"], ended, time + 1, past), play
+    return (result["obs"], result["state"], ended, cut, time + 1, past), play
 
 
 def moments(play: Play) -> Iterator[tuple[str, np.ndarray, dict[str, Any]]]:
@@ -173,32 +175,51 @@ def ends_keep_to_the_contract(case: Case, play: Play) -> None:
     names = ("terminated", "truncated", "reward")
     for group in case.by_group(play.ended):
         ended, cut, reward = (as_numpy(case.by_group(play.result[name])[group]) for name in names)
-        ended_before = as_numpy(case.by_group(play.ended)[group])
+        ended_before, cut_before = (as_numpy(case.by_group(flags)[group]) for flags in (play.ended, play.cut))
         place = f"[{group!r}]" if group else ""
         for wrong, name, what, remedy in (
             (ended_before & ~ended, "terminated", "turns false again", "it must stay true until the reset"),
             (ended & cut, "truncated", "is true with terminated", "write truncated = time_is_up & ~terminated"),
             (cut & (not case.env.can_truncate), "truncated", "is true", "can_truncate = False says that it never is"),
+            (cut_before & ~cut, "truncated", "turns false again", "it must stay true until the reset"),
             (ended_before & (reward != 0), "reward", "is not 0 after the end", "pay only who had not terminated"),
+            (cut_before & (reward != 0), "reward", "is not 0 after the cut", "pay only who had not been truncated"),
         ):
             index = find(wrong)
             if index:
                 fail(f"{name}{place}{element(index)} {what} {where(play, 'step', index)}: {remedy}")
 
 
+def clocks_run_to_the_end(case: Case, play: Play) -> None:
+    """Whole numbers of few bits run over, and never reach what they are compared with."""
+    for (name, leaf), after in zip(
+        named_leaves({"state": play.state}), jax.tree.leaves(play.result["state"]), strict=True
+    ):
+        if leaf.dtype in (np.int8, np.int16):
+            limits = np.iinfo(leaf.dtype)
+            if find((leaf == limits.max) & (after == limits.min)):
+                fail(f"step runs {name} over, from {limits.max} to {limits.min}: make it int32")
+    length = np.asarray(getattr(case.params, "episode_length", math.inf))
+    index = find((play.time >= length) & (play.past == 0)) if length.ndim == 0 else None
+    if index:
+        step = f"step {int(play.time[index]) + 1} of an episode"
+        fail(f"{step} is played, of which params.episode_length = {length} are all: terminate or truncate it there")
+
+
 def ended_agents_have_no_effect(case: Case, play: Play) -> None:
-    """Repeats steps with other actions of the agents that have terminated."""
-    rows = [as_numpy(leaf).reshape(*leaf.shape[:2], -1).any(axis=2) for leaf in jax.tree.leaves(play.ended)]
+    """Repeats steps with other actions of the agents that have terminated or been truncated."""
+    through = jax.tree.map(np.logical_or, play.ended, play.cut)
+    rows = [as_numpy(leaf).reshape(*leaf.shape[:2], -1).any(axis=2) for leaf in jax.tree.leaves(through)]
     index = np.argwhere(np.any(rows, axis=0))
     if not len(index):
         return
     index = index[np.linspace(0, len(index) - 1, NUM_PAIRS).astype(int)]
-    some = jax.tree.map(lambda leaf: leaf[index[:, 0], index[:, 1]], play)
+    some, ended = jax.tree.map(lambda leaf: leaf[index[:, 0], index[:, 1]], (play, through))
     actions = case.by_group(some.action)
     chosen = np.random.default_rng(case.seed).integers(0, play.time.size, NUM_PAIRS)
     others = case.by_group(jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[chosen], play.action))
     changed = {
-        group: select(ended, others[group], actions[group]) for group, ended in case.by_group(some.ended).items()
+        group: select(flags, others[group], actions[group]) for group, flags in case.by_group(ended).items()
     }
     played, repeated = (
         dict(zip(RETURNS["step"], case.step_replicas(some.key, some.state, action, case.params), strict=True))
@@ -208,7 +229,7 @@ def ended_agents_have_no_effect(case: Case, play: Play) -> None:
     for (name, leaf), (_, other_leaf) in pairs:
         if not np.array_equal(as_numpy(leaf), as_numpy(other_leaf)):
             remedy = "hold still who has terminated, with jnp.where"
-            fail(f"step lets the action of an agent that has terminated change {name}: {remedy}")
+            fail(f"step lets the action of an agent that has terminated or been truncated change {name}: {remedy}")
 
 
 # --- the twin ---

@@ -185,14 +185,14 @@ def state_is_a_frozen_dataclass(case: Case) -> None:
 
 
 def reset_observes_what_the_space_says(case: Case) -> None:
-    _check_observation(case, "reset", case.reset[1]["obs"])
+    check_observation(case, "reset", case.reset[1]["obs"])
 
 
 def step_observes_what_the_space_says(case: Case) -> None:
-    _check_observation(case, "step", case.step[1]["obs"])
+    check_observation(case, "step", case.step[1]["obs"])
 
 
-def _check_observation(case: Case, method: str, obs: Any) -> None:
+def check_observation(case: Case, method: str, obs: Any) -> None:
     for name, space, leaf in space_parts(case.observation_space, obs, "obs"):
         if not hasattr(leaf, "shape") or (leaf.shape, leaf.dtype) != (space.shape, jnp.dtype(space.dtype)):
             asked = f"{jnp.dtype(space.dtype)} of shape {space.shape}"

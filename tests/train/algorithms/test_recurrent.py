@@ -53,7 +53,7 @@ def test_memory_learns_by_a2c_too():
 
 def test_evaluation_carries_the_memory_too(remembering):
     learner, state, _ = remembering
-    assert evaluate(learner, state, jax.random.key(1), 64).episode_return["agent"].mean() > 0.95
+    assert evaluate(learner, state, jax.random.key(1), 64, True).episode_return["agent"].mean() > 0.95
 
 
 # --- the network alone ---

@@ -6,9 +6,9 @@ import math
 import jax
 import pytest
 from flax import nnx
-from probes import Signal
+from probes import Leaver, Signal
 
-from wdjax import Box, Dict, MultiDiscrete, envs
+from wdjax import Box, Dict, MultiDiscrete, envs, vectorize
 from wdjax.train import NetworkConfig, PolicyConfig, TrainConfig, load_config, make_learner
 
 AGENT = "policies.agent"
@@ -290,3 +290,34 @@ def test_a_squashed_gaussian_needs_a_bounded_box(monkeypatch):
 def test_the_guard_of_this_file_sees_tracing():
     with pytest.raises(AssertionError, match="something was traced"):
         make_learner(load_config("cartpole"))
+
+
+class Unbatched(Leaver):
+    """Forgets how many players there are."""
+
+    def observation_space(self, params):
+        return Dict({"player": super().observation_space(params)["player"].single})
+
+
+class OtherGroups(Leaver):
+    def action_space(self, params):
+        return Dict({"players": super().action_space(params)["player"]})
+
+
+class TooMany(Signal):
+    def action_space(self, params):
+        return super().action_space(params).batch(1)
+
+
+@pytest.mark.parametrize(("env", "words"), [
+    (Unbatched, r"observation_space of Unbatched: the space of group 'player' is no batch of 2 agents: return one"),
+    (OtherGroups, r"action_space of OtherGroups: must be a Dict of the groups \['player'\]"),
+    (TooMany, "action_space of TooMany: is a batch, but there are no groups: return the space of one agent"),
+])  # fmt: skip
+def test_spaces_that_do_not_count_the_agents_are_refused(env, words, monkeypatch):
+    monkeypatch.setitem(envs._REGISTRY, "probe_spaces", env)
+    name = next(iter(env().groups), "agent")
+    with pytest.raises(ValueError, match=words):
+        make_learner(TrainConfig("probe_spaces", {name: PolicyConfig()}))
+    with pytest.raises(ValueError, match=words):
+        vectorize(env(), 3).reset(jax.random.key(0), env().default_params)

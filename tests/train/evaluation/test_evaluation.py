@@ -1,6 +1,7 @@
 """Whole episodes: everything is counted, once, and random and trained sides are who they say."""
 
 import dataclasses
+import inspect
 
 import jax
 import jax.numpy as jnp
@@ -278,7 +279,7 @@ def play_by_hand(learner, state, key, num_episodes):
 
 def test_everything_at_once_against_episodes_played_by_hand(quick_compile):
     learner, state = shop_run()
-    episodes = evaluate(learner, state, jax.random.key(4), 6)
+    episodes = evaluate(learner, state, jax.random.key(4), 6, greedy=True)
     returns, lengths = play_by_hand(learner, state, jax.random.key(4), 6)
     assert len(set(lengths)) > 1
     np.testing.assert_array_equal(episodes.episode_length, lengths)
@@ -323,3 +324,9 @@ def test_nothing_counts_after_a_time_limit(monkeypatch, quick_compile):
     assert set(episodes.episode_length) == {2, 4}
     np.testing.assert_array_equal(episodes.episode_return["agent"], episodes.episode_length)
     np.testing.assert_array_equal(episodes.episode_info["steps"], episodes.episode_length)
+
+
+def test_what_plays_draws_its_actions_unless_it_is_told():
+    defaults = [inspect.signature(function).parameters for function in (evaluate, cross_play, record_episode)]
+    assert [own["greedy"].default for own in defaults] == [False] * 3
+    assert [own["num_episodes"].default for own in defaults[:2]] == [256] * 2

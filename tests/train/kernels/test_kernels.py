@@ -11,9 +11,10 @@ from wdjax.train import load_config, make_learner
 from wdjax.train.algorithms.on_policy.acting import ByKernel, before_rollout, draw_actions, draw_by_kernel
 from wdjax.train.algorithms.on_policy.losses import Objective, a2c_loss, kernel_gradient, loss
 from wdjax.train.algorithms.on_policy.minibatches import Batch
-from wdjax.train.kernels.act import pieces
+from wdjax.train.kernels.act import choose, pieces
 from wdjax.train.kernels.gradient import PROGRAMS, ROWS, gradient_kernel
 from wdjax.train.kernels.layers import Shape, reaches, towers_of, transposed
+from wdjax.train.networks.distributions import Categorical
 from wdjax.train.state.state import current_hypers
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -248,3 +249,19 @@ def test_kernels_leave_what_they_cannot_count_to_plain_xla():
     most = (2**31 - 1) // policy.kernels.num_inputs
     assert reaches(policy.kernels, most)
     assert not reaches(policy.kernels, most + 1)
+
+
+def test_the_kernel_chooses_nothing_without_a_weight():
+    """As `Categorical.choose`: also by the numbers at which the sums change, which fall where they are added in parts.
+    (A card adds in other parts than a CPU, which takes more columns than a kernel has.)"""
+    size, rng = 441, np.random.default_rng(0)
+    allowed = rng.random(size) < 0.3
+    logits = jnp.asarray(np.where(allowed, rng.normal(size=size), -200.0), jnp.float32)
+    row = jnp.pad(logits, (3, 5))  # other components beside it
+    sums = np.asarray(jnp.cumsum(jnp.pad(jnp.exp(logits - logits.max()), (3, 5))))
+    edges = sums[sums < sums.max()] / sums.max()
+    numbers = np.concatenate([rng.random(2_000, np.float32), edges])
+    chosen = np.asarray(jax.jit(choose, static_argnums=(2, 3))(jnp.tile(row, (len(numbers), 1)), numbers, 3, size))
+    assert allowed[chosen].all()
+    simple = Categorical((size,), scalar=True).choose(numbers[:2_000, None], jnp.tile(logits, (2_000, 1)))
+    np.testing.assert_array_equal(chosen[:2_000], simple)

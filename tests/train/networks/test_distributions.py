@@ -162,7 +162,8 @@ def density_of(mean, log_std, num=100_001):
     """Returns (actions inside BAND, exp of our log_prob there)."""
     actions = np.linspace(-0.1, 0.3, num + 2)[1:-1].astype(np.float32)
     outputs = jnp.broadcast_to(jnp.array([mean, log_std]), (num, 2))
-    return actions.astype(np.float64), np.exp(np.asarray(jax.jit(BAND.log_prob)(outputs, actions), np.float64))
+    free = np.arctanh((actions.astype(np.float64) - 0.1) / 0.2).astype(np.float32)
+    return actions.astype(np.float64), np.exp(np.asarray(jax.jit(BAND.log_prob)(outputs, free), np.float64))
 
 
 @pytest.mark.parametrize(("mean", "log_std"), SHAPES)
@@ -181,8 +182,9 @@ def test_squashed_log_prob_by_hand():
     outputs = jnp.array([1.0, 0.0, 0.0, np.log(2.0)])
     u = np.log(3) / 2
     expected = -0.5 - 0.5 * (u / 2) ** 2 - np.log(2) - np.log(2 * np.pi) - np.log(3 * 3 / 4)
-    np.testing.assert_allclose(BOTH_SIDES.log_prob(outputs, jnp.array([0.0, 6.5])), expected, rtol=1e-5)
-    np.testing.assert_allclose(BOTH_SIDES.mode(jnp.array([0.0, u, 1.0, 1.0])), [0.0, 6.5], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(BOTH_SIDES.log_prob(outputs, jnp.array([0.0, u])), expected, rtol=1e-5)
+    mode = BOTH_SIDES.mode(jnp.array([0.0, u, 1.0, 1.0]))
+    np.testing.assert_allclose(BOTH_SIDES.to_space(mode), [0.0, 6.5], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(("mean", "log_std"), SHAPES)
@@ -206,17 +208,17 @@ def test_squashed_entropy_of_two_components_is_their_sum():
 
 def test_squashed_samples_stay_inside_and_follow_the_density():
     for mean, log_std in [*SHAPES, (30.0, 2.0), (-30.0, 2.0)]:
-        drawn = samples(BAND, (mean, log_std))
+        drawn = BAND.to_space(samples(BAND, (mean, log_std)))
         assert np.all((drawn >= np.float32(-0.1)) & (drawn <= np.float32(0.3)))
     rounded = make_distribution(Box(-0.5, 1.9), "squashed_gaussian")  # center +- half is outside, in float32
-    edges = [rounded.mode(jnp.array([u, 0.0])) for u in (-30.0, 30.0)]
+    edges = [rounded.to_space(rounded.mode(jnp.array([u, 0.0]))) for u in (-30.0, 30.0)]
     assert edges == [np.float32(-0.5), np.float32(1.9)]
-    drawn = samples(BAND, SHAPES[1])
+    drawn = BAND.to_space(samples(BAND, SHAPES[1]))
     assert_frequency(np.sum(drawn < 0.1 + 0.2 * np.tanh(0.7)), 0.5)
     assert_frequency(np.sum(drawn < 0.1 + 0.2 * np.tanh(0.7 + np.exp(-1.0))), 1 - 0.158655)
 
 
-@pytest.mark.parametrize("action", [-0.1, 0.3])
+@pytest.mark.parametrize("action", [-60.0, 60.0])
 def test_squashed_log_prob_and_gradient_are_finite_at_the_edges(action):
     for outputs in ([0.0, 0.0], [20.0, -3.0], [-20.0, 3.0]):
         log_prob, gradient = jax.value_and_grad(BAND.log_prob)(jnp.array(outputs), jnp.float32(action))
@@ -226,9 +228,8 @@ def test_squashed_log_prob_and_gradient_are_finite_at_the_edges(action):
 
 
 def test_squashed_gradient_is_that_of_the_density():
-    outputs, action = np.array([0.3, -0.4]), 0.17
-    inside = (action - 0.1) / 0.2
-    z = (np.arctanh(inside) - 0.3) / np.exp(-0.4)
+    outputs, action = np.array([0.3, -0.4]), 0.36
+    z = (action - 0.3) / np.exp(-0.4)
     gradient = jax.grad(BAND.log_prob)(jnp.array(outputs), jnp.float32(action))
     np.testing.assert_allclose(gradient, [z / np.exp(-0.4), z**2 - 1], rtol=1e-4)
 
@@ -237,10 +238,24 @@ def test_squashed_keeps_the_shape_of_the_box():
     high = np.arange(1.0, 7.0).reshape(2, 3)
     distribution = make_distribution(Box(np.zeros((2, 3)), high, (2, 3)), "squashed_gaussian")
     outputs = jnp.zeros((5, 12))
-    np.testing.assert_allclose(distribution.mode(outputs)[4], high / 2)
+    np.testing.assert_allclose(distribution.to_space(distribution.mode(outputs))[4], high / 2)
     action = distribution.sample(jax.random.key(0), outputs)
-    assert action.shape == (5, 2, 3)
+    assert action.shape == distribution.to_space(action).shape == (5, 2, 3)
     assert distribution.log_prob(outputs, action).shape == distribution.entropy(outputs).shape == (5,)
+
+
+@pytest.mark.parametrize(("box", "mean"), [(Box(10_000.0, 10_001.0), 0.3), (Box(-1.0, 1.0), 8.0), (Box(-1.0, 1.0), -8)])
+def test_squashed_density_and_score_are_exact_where_the_action_rounds_u_away(box, mean):
+    distribution, outputs = make_distribution(box, "squashed_gaussian"), jnp.array([mean, -0.5])
+    drawn = np.asarray(samples(distribution, (mean, -0.5)), np.float64)
+    log_prob, score = jax.jit(jax.vmap(jax.value_and_grad(distribution.log_prob), (None, 0)))(outputs, drawn[:2000])
+    z = (drawn[:2000] - mean) / np.exp(-0.5)
+    slope = 2 * (np.log(2) - drawn[:2000] - np.logaddexp(0, -2 * drawn[:2000])) + np.log((box.high - box.low) / 2)
+    np.testing.assert_allclose(log_prob, -0.5 * (z**2 + np.log(2 * np.pi)) + 0.5 - slope, rtol=1e-5, atol=1e-4)
+    np.testing.assert_allclose(score, np.stack([z / np.exp(-0.5), z**2 - 1], axis=1), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(score.mean(axis=0), [0, 0], atol=0.15)
+    given = distribution.to_space(drawn)
+    assert np.all((given >= box.low) & (given <= box.high))
 
 
 @pytest.mark.parametrize("box", [Box(), Box(0.0), Box(1.0, 1.0), Box(np.array([0.0, -np.inf]), np.ones(2), (2,))])
@@ -261,3 +276,34 @@ def test_distribution_of_a_space():
 def test_dict_of_actions_is_refused():
     with pytest.raises(TypeError, match="Discrete, MultiDiscrete or Box"):
         make_distribution(Dict({"a": Discrete(2)}))
+
+
+# --- many choices, some of them forbidden ---
+
+
+@pytest.mark.parametrize("num_choices", [65, 300, 441, 1_000])
+def test_no_number_chooses_what_is_forbidden(num_choices):
+    """The numbers at which the sums change, and their neighbours: sums that are added up in parts fall there, or rise
+    where nothing was added."""
+    rng = np.random.default_rng(num_choices)
+    distribution = make_distribution(Discrete(num_choices))
+    allowed = rng.random(num_choices) < 0.3
+    outputs = distribution.mask(jnp.asarray(rng.normal(size=num_choices).astype(np.float32)), jnp.asarray(allowed))
+    sums = np.asarray(jnp.cumsum(jnp.exp(outputs - jnp.max(outputs))))
+    numbers = [np.float32(0), np.nextafter(np.float32(1), np.float32(0)), *(sums / sums.max())]
+    numbers = np.array([numbers, *(np.nextafter(numbers, np.float32(side)) for side in (0, 1))], np.float32).ravel()
+    numbers = numbers[(numbers >= 0) & (numbers < 1)][:, None]
+    rows = jnp.broadcast_to(outputs, (len(numbers), num_choices))
+    chosen = np.asarray(jax.jit(distribution.choose)(numbers, rows))
+    assert chosen.max() < num_choices
+    assert allowed[chosen].all(), np.unique(chosen[~allowed[chosen]])
+    order = np.argsort(numbers[:, 0], kind="stable")
+    assert np.all(np.diff(chosen[order]) >= 0)
+
+
+@pytest.mark.parametrize("num_choices", [3, 65])
+def test_what_is_not_a_number_still_chooses_a_choice(num_choices):
+    """The update ends in words, where bad numbers are looked for: until then an index must not leave the choices."""
+    distribution = make_distribution(Discrete(num_choices))
+    for outputs in (jnp.full(num_choices, jnp.nan), jnp.zeros(num_choices).at[1].set(jnp.nan)):
+        assert 0 <= distribution.choose(jnp.array([0.9]), outputs) < num_choices

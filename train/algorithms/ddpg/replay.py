@@ -24,8 +24,8 @@ class Steps:
     reward: jax.Array  # float32, for the action
     next_obs: Any  # what the agent saw after the step, before any reset
     terminated: jax.Array  # bool, the agent's game ended in this step or before
-    over: jax.Array  # bool, the episode ended in this step
-    live: jax.Array  # bool, the agent had not terminated before this step
+    over: jax.Array  # bool, the agent's episode ended in this step or before
+    live: jax.Array  # bool, it had not ended before this step
 
 
 @struct.dataclass

@@ -127,7 +127,7 @@ class DDPG(Algorithm):
         """
         options, rows = policy.config.ddpg, played.rows[policy.name]
         action = from_box(policy.assignment.action_space, rows.action)  # in [-1, 1]
-        over = jnp.broadcast_to(played.over[..., None], rows.live.shape)
+        over = jnp.broadcast_to(rows.ends(played.over), rows.live.shape)
         steps = Steps(rows.obs, action, rows.reward, rows.next_obs, rows.terminated, over, rows.live)
         replay = remember(memory.replay, steps, hypers.gamma, options.n_step)
         ring = replay.ring

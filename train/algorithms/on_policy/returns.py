@@ -28,7 +28,7 @@ def final_value(policy: Policy, state: PolicyState, carry: Any, final_obs: Any, 
 
 
 def next_values(rows: Rows, last_value: jax.Array, over: jax.Array) -> jax.Array:
-    """Returns [T, N, n] V of the observation after each row: of the final one where the episode is over.
+    """Returns [T, N, n] V of the observation after each row: of the final one where the agent's episode ended.
 
     Args:
         last_value: [N, n] V of the observations after the last row.
@@ -37,7 +37,7 @@ def next_values(rows: Rows, last_value: jax.Array, over: jax.Array) -> jax.Array
     value_tp1 = jnp.concatenate([rows.value[1:], last_value[None]])
     if rows.final_value is None:  # every end is a termination: what follows is worth nothing
         return value_tp1
-    return jnp.where(over[..., None], rows.final_value, value_tp1)
+    return jnp.where(rows.ends(over), rows.final_value, value_tp1)
 
 
 UNROLL = 16  # steps of a rollout in one turn of a loop, at most
@@ -55,9 +55,10 @@ def gae(
     Args:
         reward_t: [T, ...] float32, for the action at time t.
         value_t: [T, ...] V(obs_t).
-        next_value_t: [T, ...] V of the observation after the action: the final one where the episode is over.
+        next_value_t: [T, ...] V of the observation after the action: the final one where the episode ended.
         terminated_t: [T, ...] bool, the agent's game ended by step t: nothing is worth anything afterwards.
-        over_t: bool, broadcasts to [T, ...]: the replica was reset after step t, so that row t + 1 is another episode.
+        over_t: bool, broadcasts to [T, ...]: row t + 1 is no row of the same episode, because the replica was reset
+            after step t, or a time limit cut this agent off before the others.
         gamma: () discount.
         gae_lambda: () between 0 (one-step) and 1 (the whole return, bootstrapped at its end).
 

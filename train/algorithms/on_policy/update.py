@@ -80,8 +80,8 @@ class OnPolicy(Algorithm):
 
         Args:
             rows: of the rollout, leaves [T, N, n, ...], their reward that to learn from.
-            next_value: [T, N, n] V of the observation after each row: of the final one where the episode is over.
-            over: [T, N, 1] bool, the episode ended in this step.
+            next_value: [T, N, n] V of the observation after each row: of the final one where the episode ended.
+            over: [T, N, n] or [T, N, 1] bool, the agent's episode ended in this step or before.
         """
         return gae(rows.reward, rows.value, next_value, rows.terminated, over, hypers.gamma, hypers.gae_lambda)
 
@@ -152,14 +152,16 @@ class OnPolicy(Algorithm):
         """
         over = played.over
         rows = played.rows[policy.name]
-        if rows.next_obs is not None and rows.final_value is None:  # of those that a time limit cut off
-            found = final_value(policy, state, None, rows.next_obs, over[..., None] & ~rows.terminated)
+        may_be_cut = rows.truncated is not None and rows.next_obs is not None
+        if may_be_cut and rows.final_value is None:  # of those that a time limit cut off
+            found = final_value(policy, state, None, rows.next_obs, rows.truncated & rows.live)
             rows = rows.replace(final_value=found, next_obs=None)
         reward, statistics, memory = scale_reward(state.normalizer, memory, hypers, rows, over)
         last_value = policy.apply(state, played.last_obs[policy.name], played.last_carry[policy.name])[1]
         next_value = next_values(rows, last_value, over)
-        advantage, target = self.advantages(policy, hypers, rows.replace(reward=reward), next_value, over[..., None])
-        metrics = rollout_metrics(rows, advantage, target)
+        learned_from = rows.replace(reward=reward)
+        advantage, target = self.advantages(policy, hypers, learned_from, next_value, rows.ends(over))
+        metrics = rollout_metrics(rows.replace(action=policy.distribution.to_space(rows.action)), advantage, target)
         if statistics is not None:
             metrics["reward_scale"] = 1.0 / reward_factor(state.normalizer.reward)
         live = rows.live

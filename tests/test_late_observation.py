@@ -1,0 +1,160 @@
+"""Games that observe late: what a subclass overrides is played, and `check_env` compares the faster way with `step`."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from toy_contract import Line, LineState
+
+import wdjax
+from wdjax.env import may_observe_late
+from wdjax.envs.tag.gridworld import TagGridworld
+
+
+class Thousandfold(TagGridworld):
+    """The first thing that a user tries."""
+
+    def step(self, key, state, action, params):
+        obs, state, reward, *rest = super().step(key, state, action, params)
+        return obs, state, jax.tree.map(lambda values: 1_000 * values, reward), *rest
+
+
+class OtherStart(TagGridworld):
+    def reset(self, key, params):
+        obs, state = super().reset(key, params)
+        return jax.tree.map(jnp.ones_like, obs), state
+
+
+class OtherSight(TagGridworld):
+    """What `step` calls may be overridden: the batch calls it too."""
+
+    def observe(self, scene, params):
+        return jax.tree.map(jnp.zeros_like, super().observe(scene, params))
+
+
+class Both(OtherStart, Thousandfold):
+    pass
+
+
+class SaysItAgain(Thousandfold):
+    observes_late = True
+
+
+def test_a_class_that_overrides_step_or_reset_observes_late_only_where_it_says_so():
+    late = {env: may_observe_late(env()) for env in (TagGridworld, OtherSight, Thousandfold, OtherStart, Both)}
+    assert late == {TagGridworld: True, OtherSight: True, Thousandfold: False, OtherStart: False, Both: False}
+    assert may_observe_late(SaysItAgain())
+    assert not may_observe_late(wdjax.make("cartpole")[0])
+
+
+@pytest.mark.usefixtures("quick_compile")
+def test_a_batch_plays_the_step_and_the_reset_of_a_subclass():
+    env = Both(num_taggers=1)
+    params = env.default_params.replace(episode_length=1)
+    vector, key = wdjax.vectorize(env, 2), jax.random.key(0)
+    _, state = jax.jit(vector.reset)(key, params)
+    still = {"tagger": jnp.zeros((2, 1), jnp.int32), "runner": jnp.zeros((2, 1), jnp.int32)}
+    obs, _, reward, *_ = jax.jit(vector.step)(key, state, still, params)
+    np.testing.assert_allclose(reward["tagger"], [[-10.0]] * 2, rtol=1e-6)  # a step without a tag costs 0.01
+    np.testing.assert_array_equal(obs["runner"], 1.0)  # both episodes are over, and others have begun
+
+
+# --- what the check says ---
+
+
+class Late(Line):
+    """Correct; a scene is a state."""
+
+    observes_late = True
+
+    def advance(self, key, state, action, params):
+        _, after, *rest = super().step(key, state, action, params)
+        return after, after, *rest
+
+    def observe(self, scene, params=None):
+        return super().observe(scene)
+
+
+class LateAlone(Line):
+    observes_late = True
+
+
+class Unlike(Late):
+    def advance(self, key, state, action, params):
+        scene, after, reward, *rest = super().advance(key, state, action, params)
+        return scene, after, reward * (1 + (after.time == 5)), *rest
+
+
+class OtherClock(Late):
+    def advance(self, key, state, action, params):
+        scene, after, *rest = super().advance(key, state, action, params)
+        return scene, LineState(after.place, after.time.astype(jnp.float32)), *rest
+
+
+class WrongShape(Late):
+    def observe(self, scene, params=None):
+        obs = super().observe(scene)
+        return obs if params is None else {**obs, "place": jnp.stack([scene.place] * 2)}
+
+
+class FirstOtherwise(Late):
+    def observe(self, scene, params=None):
+        obs = super().observe(scene)
+        return obs if params is None else {**obs, "place": obs["place"] + (scene.time == 0)}
+
+
+class UnknownRatio(Line):
+    info_ratios = {"pace": ("moved", "steps")}  # noqa: RUF012
+
+
+class RatioOfOne(Line):
+    info_ratios = {"pace": "moved"}  # noqa: RUF012
+
+
+class Endless(Line):
+    def step(self, key, state, action, params):
+        *played, terminated, truncated, info = super().step(key, state, action, params.replace(reach=8.0))
+        return *played, terminated & False, truncated & (state.time > jnp.int32(500)), info
+
+    def is_over(self, state, params):
+        return jnp.bool_(False)
+
+    def observe(self, state):
+        return {**super().observe(state), "place": jnp.clip(state.place, -9, 9)[None]}
+
+
+@dataclasses.dataclass(frozen=True)
+class SmallClock(Endless):
+    """Its clock runs over before it reaches the end, of which no field of params tells."""
+
+    def reset(self, key, params):
+        obs, state = super().reset(key, params)
+        return obs, state.replace(time=jnp.int8(0))
+
+    def step(self, key, state, action, params):
+        obs, after, *rest = super().step(key, state, action, params)
+        return obs, after.replace(time=state.time + jnp.int8(1)), *rest
+
+
+def test_the_toy_is_right():
+    wdjax.check_env(Late(), num_steps=200)
+
+
+@pytest.mark.parametrize(("env", "num_steps", "words"), [
+    (LateAlone, 1, "observes_late is True, but LateAlone has no advance: write it, or leave observes_late False"),
+    (OtherClock, 1, r"advance returns state\.time as float32 of shape \(\), step as int32 of shape"),
+    (WrongShape, 1, r"observe returns obs\['place'\] as float32 of shape \(2,\): observation_space says"),
+    (UnknownRatio, 1, r"info_ratios\['pace'\] = \('moved', 'steps'\): must be \(sum, divisor\), two names of"),
+    (RatioOfOne, 1, r"info_ratios\['pace'\] = 'moved': must be \(sum, divisor\)"),
+    (Unlike, 400, r"advance and then observe gives reward = 2\.0 in step 5 of an episode, step 1\.0: a batch"),
+    (FirstOtherwise, 400, r"observe of the state gives obs\['place'\]\[0\] = .* at a reset, reset .*: a batch plays"),
+    (Endless, 400, r"step 13 of an episode is played, of which params\.episode_length = 12 are all: terminate or"),
+    (SmallClock, 1_500, r"step runs state\.time over, from 127 to -128: make it int32"),
+])  # fmt: skip
+def test_check_env_says_what_is_wrong(env, num_steps, words, monkeypatch):
+    if num_steps > 1:  # the checks before the play take the most time
+        monkeypatch.setattr(wdjax.env_checker, "CONTRACT", ())
+    with pytest.raises(wdjax.EnvCheckError, match=words):
+        wdjax.check_env(env(), num_steps=num_steps)

@@ -1,0 +1,64 @@
+"""The checks of `wdjax.check_env` of games that observe late: `advance` and `observe` give what `step` gives."""
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from wdjax.env import Env, may_observe_late
+from wdjax.env_checker.case import RETURNS, Case, explained, fail, quick_jit
+from wdjax.env_checker.leaves import as_numpy, is_key, named_leaves, words
+from wdjax.env_checker.play import NUM_PAIRS, Play, element, find
+from wdjax.env_checker.rules import check_observation
+
+PLAYED = RETURNS["step"][1:]  # what both return
+
+
+def advance_returns_what_step_does(case: Case) -> None:
+    if not may_observe_late(case.env):
+        return
+    for name in ("advance", "observe"):
+        if getattr(type(case.env), name) is getattr(Env, name):
+            fail(f"observes_late is True, but {case.name} has no {name}: write it, or leave observes_late False")
+    by_step, by_advance = ({name: found[name] for name in PLAYED} for _, found in (case.step, case.advance))
+    if jax.tree.structure(by_step) != jax.tree.structure(by_advance):
+        fail("advance returns parts of another structure than step: return what step does, with a scene for obs")
+    for (name, one), (_, other) in zip(named_leaves(by_step), named_leaves(by_advance), strict=True):
+        if words(one) != words(other):
+            fail(f"advance returns {name} as {words(other)}, step as {words(one)}: return the same")
+    for scene in (case.reset[1]["state"], case.advance[1]["scene"]):
+        with explained("observe"):
+            obs = jax.eval_shape(case.env.observe, scene, case.params)
+        check_observation(case, "observe", obs)
+
+
+def advance_plays_what_step_does(case: Case, play: Play) -> None:
+    """Repeats some of the steps, and observes their states: a state is the scene of its own first observation."""
+    if not may_observe_late(case.env):
+        return
+    t, n = np.unravel_index(np.linspace(0, play.time.size - 1, NUM_PAIRS).astype(int), play.time.shape)
+    some = jax.tree.map(lambda leaf: leaf[t, n], play)
+
+    @quick_jit
+    @jax.vmap
+    def by_advance(key: jax.Array, state: Any, action: Any) -> tuple[Any, dict[str, Any]]:
+        scene, *played = case.env.advance(key, state, action, case.params)
+        observe = lambda scene: case.env.observe(scene, case.params)  # noqa: E731
+        return observe(state), {"obs": observe(scene), **dict(zip(PLAYED, played, strict=True))}
+
+    first, played = by_advance(some.key, some.state, some.action)
+    _compare(case, some, "advance and then observe", played, "step", some.result)
+    starts = some.time == 0
+    obs = jax.tree.map(lambda leaf: leaf[starts], ({"obs": first}, {"obs": some.obs}))
+    _compare(case, some, "observe of the state", obs[0], "reset", obs[1])
+
+
+def _compare(case: Case, some: Play, way: str, found: dict[str, Any], method: str, expected: dict[str, Any]) -> None:
+    for (name, a), (_, b) in zip(named_leaves(found), named_leaves(expected), strict=True):
+        exact = is_key(b) or b.dtype.kind != "f"
+        a, b = as_numpy(a)[None], as_numpy(b)[None]
+        index = find(a != b if exact else ~np.isclose(a, b, case.rtol, case.atol, equal_nan=True))
+        if index:
+            moment = "at a reset" if method == "reset" else f"in step {int(some.time[index[1]]) + 1} of an episode"
+            fail(f"{way} gives {name}{element(index)} = {a[index]} {moment}, {method} {b[index]}: a batch plays the "
+                 "first, so make them agree, or leave observes_late False")  # fmt: skip
