@@ -28,8 +28,7 @@ ResetStrategy = Literal["fresh", "fixed"] | ResetPool
 StepResult = tuple[Any, Any, Any, Any, Any, dict[str, Any]]  # obs, state, reward, terminated, truncated, info
 
 
-@struct.dataclass
-class VectorState:
+class VectorState(struct.PyTreeNode):
     """The replicas of a batch: their states, the running statistics of their episodes, and the starts they share."""
 
     env_state: Any  # the environment's state, each leaf with a leading [num_envs]

@@ -17,8 +17,7 @@ from wdjax.envs.classic_control.game import ClassicControl, StepResult, hold_whe
 from wdjax.spaces import Box, Discrete
 
 
-@struct.dataclass
-class State:
+class State(struct.PyTreeNode):
     """A cart on a track and a pole on it."""
 
     x: jax.Array  # () float32, m, of the cart
@@ -28,8 +27,7 @@ class State:
     time: jax.Array  # () int32, steps since the reset
 
 
-@struct.dataclass
-class Params:
+class Params(struct.PyTreeNode):
     """Physics under gymnasium's names."""
 
     gravity: float = 9.8  # m/s^2
@@ -69,7 +67,7 @@ class CartPole(ClassicControl):
         state = State(x, x_dot, theta, theta_dot, jnp.int32(0))
         return observe(state), state
 
-    def step(self, key: jax.Array, state: State, action: jax.Array, params: Params) -> StepResult:
+    def step(self, key: jax.Array, state: State, action: jax.Array, params: Params) -> StepResult[State]:
         """Pushes the cart once; the reward is 1 a step, that of the fall included."""
         fallen_before = has_fallen(state, params)
         state = hold_where(fallen_before, state, dynamics(state, action, params))

@@ -20,8 +20,7 @@ from wdjax.spaces import Box
 GOAL_REWARD, FUEL_COST = 100.0, 0.1
 
 
-@struct.dataclass
-class Params:
+class Params(struct.PyTreeNode):
     """Physics under gymnasium's names; one step is the unit of time."""
 
     min_action: float = -1.0
@@ -47,7 +46,7 @@ class ContinuousMountainCar(MountainCar):
         allowed = f"below max_action = {params.max_action}"
         require(np.all(params.min_action < params.max_action), "min_action", params.min_action, allowed)
 
-    def step(self, key: jax.Array, state: State, action: jax.Array, params: Params) -> StepResult:
+    def step(self, key: jax.Array, state: State, action: jax.Array, params: Params) -> StepResult[State]:
         """Pushes the car once, by the action clipped to its space. The action as it came is what costs:
 
             reward = 100 [arrived] - 0.1 action^2.

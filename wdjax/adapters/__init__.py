@@ -37,7 +37,7 @@ __all__ = [
 _get, __dir__, _HOME = import_when_used(__name__)
 
 
-def __getattr__(name: str) -> Any:
+def _import(name: str) -> Any:
     try:
         return _get(name)
     except ModuleNotFoundError as error:
@@ -46,3 +46,7 @@ def __getattr__(name: str) -> Any:
             raise
         source = _INSTALL.get(library, library)  # what one of the libraries itself needs goes by its own name
         raise ImportError(f"wdjax.adapters.{name} needs {library}: pip install '{source}'") from error
+
+
+if not TYPE_CHECKING:
+    __getattr__ = _import
