@@ -31,6 +31,8 @@ class Env(abc.ABC):
     can_truncate: ClassVar[bool] = True  # whether a time limit may cut an episode off
     cheap_reset: ClassVar[bool] = False  # whether a start is a few numbers to draw, cheaper on a GPU than a branch
     observes_late: ClassVar[bool] = False  # whether `step` is `advance` and then `observe`, and a batch may call these
+    reward_threshold: ClassVar[float | None] = None  # the mean return from which the game counts as solved
+    frames_per_second: ClassVar[int] = 30  # of its own time, for who shows it
     # statistics that are one sum of `info` over another, name -> (sum, divisor): a mean time, say
     info_ratios: ClassVar[Mapping[str, tuple[str, str]]] = {}
     # opponents by rule, name -> (group, script(env, state, params, key) of one replica -> the actions of all of that

@@ -53,7 +53,7 @@ class VectorEnv:
         self._check_params(params)
         pool_key, start_key, probe_key = jax.random.split(key, 3)
         starts = self._draw_starts(pool_key, params)
-        obs, env_state = self._start(self._replica_keys(start_key), params, starts)
+        obs, env_state = self.start(self._replica_keys(start_key), params, starts)
         _, _, reward, _, _, info = jax.eval_shape(self._probe_step, probe_key, env_state, params)
         state = VectorState(
             env_state=env_state,
@@ -122,7 +122,7 @@ class VectorEnv:
         late, (scene, final_obs, env_state) = self.env.observes_late, current
 
         def restart(current: tuple, over: jax.Array, key: jax.Array, params: Any, starts: Any) -> tuple:
-            obs, env_state = self._start(replica_keys(key), params, starts)
+            obs, env_state = self.start(replica_keys(key), params, starts)
             return select(over, (env_state if late else obs, env_state), current)
 
         restart_any = when_any if not self.env.cheap_reset else always_on_cuda
@@ -175,7 +175,7 @@ class VectorEnv:
             return scene
         return jax.vmap(self.env.observe, (0, self.params_axis))(scene, params)
 
-    def _start(self, keys: jax.Array, params: Any, starts: Any) -> tuple[Any, Any]:
+    def start(self, keys: jax.Array, params: Any, starts: Any) -> tuple[Any, Any]:
         """Returns (obs, env_state) of a new start for every replica, from its key of [num_envs]."""
         if self.reset_strategy == "fresh":
             return jax.vmap(self.env.reset, (0, self.params_axis))(keys, params)

@@ -53,6 +53,8 @@ class Acrobot(ClassicControl):
     """One agent, Discrete(3) actions (one torque each), observation: cosine and sine of both angles, both speeds."""
 
     default_params: ClassVar[Params] = Params()
+    reward_threshold: ClassVar[float | None] = -100.0
+    frames_per_second: ClassVar[int] = 15
     drawing: ClassVar[str] = "draw_acrobot"
 
     def check_params(self, params: Params) -> None:

@@ -54,6 +54,8 @@ class CartPole(ClassicControl):
     """One agent, Discrete(2) actions (push left, push right), observation (x, x_dot, theta, theta_dot)."""
 
     default_params: ClassVar[Params] = Params()
+    reward_threshold: ClassVar[float | None] = 475.0
+    frames_per_second: ClassVar[int] = 50
     drawing: ClassVar[str] = "draw_cartpole"
 
     def check_params(self, params: Params) -> None:

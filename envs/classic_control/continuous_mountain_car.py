@@ -40,6 +40,7 @@ class ContinuousMountainCar(MountainCar):
     """One agent, Box actions of shape (1,) (the push), observation (position, velocity): MountainCar's track."""
 
     default_params: ClassVar[Params] = Params()
+    reward_threshold: ClassVar[float | None] = 90.0
 
     def check_params(self, params: Params) -> None:
         super().check_params(params)

@@ -45,6 +45,7 @@ class MountainCar(ClassicControl):
     """One agent, Discrete(3) actions (push left, none, push right), observation (position, velocity)."""
 
     default_params: ClassVar[Params] = Params()
+    reward_threshold: ClassVar[float | None] = -110.0
     drawing: ClassVar[str] = "draw_mountain_car"
 
     def check_params(self, params: Any) -> None:
