@@ -124,7 +124,7 @@ class GymnasiumEnv(_SingleAgent, gymnasium.Env):
         if self._ended and not self._warned:
             gymnasium.logger.warn("step() after the end of the episode: call reset() to start a new one")
             self._warned = True
-        obs, reward, terminated, truncated, info = jax.device_get(self._step(action))
+        obs, reward, terminated, truncated, info = translate.to_host(self._step(action))
         terminated, truncated = bool(terminated), bool(truncated)
         self._ended = self._ended or terminated or truncated
         obs = translate.to_numpy(self.observation_space, obs)
@@ -225,7 +225,7 @@ class GymnasiumVectorEnv(_SingleAgent, gymnasium.vector.VectorEnv):
             raise ResetNeeded(f"the episodes of replicas {ended} are over: reset(options={{'reset_mask': mask}})")
         *results, info = self._step(actions)
         final_obs = info.pop("final_obs")  # stays on the device until an episode is over
-        obs, rewards, terminations, truncations, info = jax.device_get((*results, info))
+        obs, rewards, terminations, truncations, info = translate.to_host((*results, info))
         obs = translate.to_numpy(self.observation_space, obs)
         over, step_info = np.array(info["over"]), {k: _widen(v) for k, v in info.items() if k not in RESERVED_INFO}
         infos = self._masks_of(obs, np.ones(self.num_envs, bool))
@@ -247,7 +247,7 @@ class GymnasiumVectorEnv(_SingleAgent, gymnasium.vector.VectorEnv):
 
     def _final_infos(self, over: np.ndarray, step_info: dict[str, Any], final_obs: Any) -> dict[str, Any]:
         """Returns what same-step mode says of the replicas whose episode is over, [num_envs] bool."""
-        final_obs = jax.device_get(final_obs)
+        final_obs = translate.to_host(final_obs)
         if isinstance(final_obs, dict) and MASK in final_obs:
             step_info = {**step_info, MASK: translate.to_numpy(self.observation_space[MASK], final_obs[MASK])}
         last = np.full(self.num_envs, None, object)

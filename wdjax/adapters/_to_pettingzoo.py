@@ -104,7 +104,7 @@ class PettingZooEnv(translate.Played, ParallelEnv):
         action = self._collect(actions)
         if not self.agents:
             return {}, {}, {}, {}, {}
-        obs, reward, terminated, truncated, info = jax.device_get(self._advance(action))
+        obs, reward, terminated, truncated, info = translate.to_host(self._advance(action))
         agents = self.agents
         observations, infos = self._observe(obs, agents, translate.as_numbers(info))
         rewards, terminations, truncations = (
