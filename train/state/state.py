@@ -55,7 +55,7 @@ def current_hypers(config: TrainConfig, state: TrainState) -> dict[str, Hypers]:
 
 
 def with_hypers(state: TrainState, **changes: Any) -> TrainState:
-    """Returns a state with other hyperparameters, also for a population.
+    """Returns a state with other hyperparameters, also for a population::
 
         states = jax.vmap(learner.init)(jax.random.split(key, 8))
         states = with_hypers(states, **{"runner.learning_rate": jnp.logspace(-4, -2, 8)})

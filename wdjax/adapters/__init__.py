@@ -1,4 +1,4 @@
-"""Environments in other libraries' forms: wdjax's for them (`to_...`), and theirs for wdjax (`from_...`).
+"""Environments in other libraries' forms: wdjax's for them (`to_...`), and theirs for wdjax (`from_...`)::
 
     from wdjax.adapters import to_gymnasium, ...
     env, params = wdjax.make("cartpole")

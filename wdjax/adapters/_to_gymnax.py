@@ -30,7 +30,7 @@ class GymnaxState:
 
 
 class WdjaxInGymnax(Environment):
-    """A single-agent environment as a gymnax `Environment`; `wdjax_env` is what it plays.
+    """A single-agent environment as a gymnax `Environment`; `wdjax_env` is what it plays::
 
         env = to_gymnax(*wdjax.make("cartpole"))
         params = env.default_params

@@ -26,7 +26,7 @@ class JaxMARLState:
 
 
 class WdjaxInJaxMARL(MultiAgentEnv):
-    """An environment with groups as a JaxMARL `MultiAgentEnv`: agent i of group "runner" is "runner_i".
+    """An environment with groups as a JaxMARL `MultiAgentEnv`: agent i of group "runner" is "runner_i"::
 
         env = to_jaxmarl(*wdjax.make("tag_gridworld"))
         obs, state = env.reset(key)
