@@ -89,7 +89,7 @@ class Env(abc.ABC):
         """Says who is whom in an observation, for networks that see the other agents as a set.
 
         Args:
-            obs: of one agent of any group, leaves [..., *part of its space] with any leading axes, without a mask.
+            obs: of one agent of any group, leaves `[..., *part of its space]` with any leading axes, without a mask.
 
         Returns:
             (others [..., k, features], present [..., k] bool: who of them is there, own [..., m]: all the rest).
