@@ -34,6 +34,8 @@ class Player:
 
         Player("yesterday", *load_run("runs/yesterday"))
         Player("ambush", script=ambush, group="tagger")
+
+    The name is what tables call it.
     """
 
     name: str

@@ -187,7 +187,7 @@ class GymnasiumVectorEnv(_SingleAgent, gymnasium.vector.VectorEnv):
             options: `{"reset_mask": mask}`, [num_envs] bool, starts one in these replicas only, where autoreset_mode is
                 "disabled"; the others stay what they are, and params of `options` are everybody's from now on.
         """
-        mask = (options or {}).get("reset_mask")
+        mask = options.get("reset_mask") if isinstance(options, dict) else None
         if mask is None:
             obs = self._reset(seed, options)
             self._over = np.zeros(self.num_envs, bool)
