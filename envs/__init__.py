@@ -2,12 +2,23 @@
 
 import dataclasses
 import importlib
-from typing import Any
+from typing import Any, Literal, overload
 
 from wdjax.checks import require, require_known
 from wdjax.env import Env, cast_params, split_arguments, with_static
-from wdjax.envs.classic_control import Acrobot, CartPole, ContinuousMountainCar, MountainCar, Pendulum
-from wdjax.envs.tag import TagContinuous, TagGridworld
+from wdjax.envs.classic_control import (
+    Acrobot,
+    CartPole,
+    ContinuousMountainCar,
+    MountainCar,
+    Pendulum,
+    acrobot,
+    cartpole,
+    continuous_mountain_car,
+    mountain_car,
+    pendulum,
+)
+from wdjax.envs.tag import TagContinuous, TagGridworld, continuous, gridworld
 
 _REGISTRY: dict[str, type[Env] | Env] = {
     "acrobot": Acrobot,
@@ -28,6 +39,25 @@ __all__ = [
 ]  # fmt: skip
 
 
+# What type checkers know of a name.
+@overload
+def make(name: Literal["acrobot"], **arguments: Any) -> tuple[Acrobot, acrobot.Params]: ...
+@overload
+def make(name: Literal["cartpole"], **arguments: Any) -> tuple[CartPole, cartpole.Params]: ...
+@overload
+def make(
+    name: Literal["continuous_mountain_car"], **arguments: Any
+) -> tuple[ContinuousMountainCar, continuous_mountain_car.Params]: ...
+@overload
+def make(name: Literal["mountain_car"], **arguments: Any) -> tuple[MountainCar, mountain_car.Params]: ...
+@overload
+def make(name: Literal["pendulum"], **arguments: Any) -> tuple[Pendulum, pendulum.Params]: ...
+@overload
+def make(name: Literal["tag_continuous"], **arguments: Any) -> tuple[TagContinuous, continuous.Params]: ...
+@overload
+def make(name: Literal["tag_gridworld"], **arguments: Any) -> tuple[TagGridworld, gridworld.Params]: ...
+@overload
+def make(name: str, **arguments: Any) -> tuple[Env, Any]: ...
 def make(name: str, **arguments: Any) -> tuple[Env, Any]:
     """Builds an environment and its params.
 

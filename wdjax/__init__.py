@@ -28,4 +28,5 @@ __all__ = [
     "render", "start_play", "train", "vectorize",
 ]  # fmt: skip
 
-__getattr__, __dir__, _HOME = import_when_used(__name__)
+if not TYPE_CHECKING:
+    __getattr__, __dir__, _HOME = import_when_used(__name__)

@@ -36,6 +36,8 @@ class Env(abc.ABC):
     # whether `step` is `advance` and then `observe`, and a batch may call these; of a subclass that overrides `step` or
     # `reset` it does not hold any more, unless that says it again
     observes_late: ClassVar[bool] = False
+    reward_threshold: ClassVar[float | None] = None  # the mean return from which the game counts as solved
+    frames_per_second: ClassVar[int] = 30  # of its own time, for who shows it
     # statistics that are one sum of `info` over another, name -> (sum, divisor): a mean time, say
     info_ratios: ClassVar[Mapping[str, tuple[str, str]]] = {}
     # opponents by rule, name -> (group, script(env, state, params, key) of one replica -> the actions of all of that
@@ -94,7 +96,7 @@ class Env(abc.ABC):
         """Says who is whom in an observation, for networks that see the other agents as a set.
 
         Args:
-            obs: of one agent of any group, leaves [..., *part of its space] with any leading axes, without a mask.
+            obs: of one agent of any group, leaves `[..., *part of its space]` with any leading axes, without a mask.
 
         Returns:
             (others [..., k, features], present [..., k] bool: who of them is there, own [..., m]: all the rest).

@@ -10,10 +10,12 @@ from typing import Any
 def import_when_used(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], dict[str, str]]:
     """Returns `__getattr__` and `__dir__` of a package, and public name -> the module that holds it.
 
-    The names are what its `__init__.py` imports `if TYPE_CHECKING`, so that type checkers know them.
+    The names are what its `__init__.py` imports `if TYPE_CHECKING`, so that type checkers know them. What is returned
+    goes under `if not TYPE_CHECKING`: a checker that saw a `__getattr__` would take every name for one of these.
     """
     tree = ast.parse(sys.modules[package].__spec__.loader.get_source(package))
-    imports = [line for node in tree.body if isinstance(node, ast.If) for line in node.body]
+    lines = [line for node in tree.body if isinstance(node, ast.If) for line in node.body]
+    imports = [line for line in lines if isinstance(line, ast.ImportFrom)]
     home = {
         alias.name: f"{package}.{alias.name}" if line.module == package else line.module
         for line in imports

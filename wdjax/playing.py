@@ -26,8 +26,7 @@ from wdjax.vector import select, when_any
 DRAW_AHEAD = 8  # steps between draws of the starts that were used up, all replicas of a block together
 
 
-@struct.dataclass
-class PlayState:
+class PlayState(struct.PyTreeNode):
     """The replicas between two steps, each leaf with a leading [num_envs]; one replica's within a step."""
 
     keys: tuple[jax.Array, jax.Array, jax.Array]  # of actions, steps, starts; they never change
@@ -42,8 +41,7 @@ class PlayState:
     episode_info: dict[str, jax.Array]  # sums so far of what the environment's info gives
 
 
-@struct.dataclass
-class Transition:
+class Transition(struct.PyTreeNode):
     """One step of one replica."""
 
     obs: Any  # what the policy saw

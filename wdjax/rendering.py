@@ -18,7 +18,9 @@ from wdjax.checks import require, require_integer
 from wdjax.env import Env
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from PIL.Image import Image
 
@@ -102,14 +104,59 @@ def draw_frames(
 
     Yields [height, width, 3] uint8 for each of `steps`, in the layout that suits the first of them.
     """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
     figure, axes = new_figure(size)
+    looks, backdrop = None, None
     for i, t in enumerate(steps):
         axes.clear()
         history = jax.tree.map(lambda leaf: leaf[max(0, t - trail) : t], states)  # noqa: B023  (used at once)
         env.draw(axes, jax.tree.map(lambda leaf: leaf[t], states), params, history=history)  # noqa: B023
         if i == 0:  # one layout for all: quick, and nothing jumps
             lay_out(figure, axes, fit_height=size is None)
-        yield pixels(figure)
+            canvas = FigureCanvasAgg(figure)
+        axes.apply_aspect()
+        before, looks = looks, decoration(axes)
+        if looks != before:
+            figure.draw_without_rendering()
+            title_height = axes.title.get_position()[1]  # out of the ticks' way
+            backdrop = draw_backdrop(canvas, axes)
+        axes.title.set_y(title_height)
+        canvas.restore_region(backdrop)
+        for artist in movable(axes):
+            artist.draw(canvas.get_renderer())
+        yield np.asarray(canvas.buffer_rgba())[..., :3].copy()
+
+
+def decoration(axes: "Axes") -> tuple:
+    """Returns what `draw_backdrop` depends on: where it is the same, a frame keeps the backdrop of the one before."""
+    legend = axes.get_legend()
+    entries = zip(legend.legend_handles, legend.get_texts(), strict=True) if legend else ()
+    color = lambda artist: (artist.get_color if hasattr(artist, "get_color") else artist.get_facecolor)()  # noqa: E731
+    return (
+        axes.get_xlim(), axes.get_ylim(), axes.get_position().bounds, axes.axison, axes.get_facecolor(),
+        [(axis.get_label_text(), *map(str, axis.get_majorticklocs())) for axis in (axes.xaxis, axes.yaxis)],
+        [axis.major.formatter.format_ticks(axis.get_majorticklocs()) for axis in (axes.xaxis, axes.yaxis)],
+        [(type(handle), text.get_text(), str(color(handle))) for handle, text in entries],
+    )  # fmt: skip
+
+
+def movable(axes: "Axes") -> list["Artist"]:
+    """Returns what is drawn anew in every frame, bottom first: all but the axes' ground, ticks, labels and legend."""
+    fixed = (axes.patch, axes.xaxis, axes.yaxis, axes.get_legend())
+    artists = [artist for artist in axes.get_children() if artist not in fixed]
+    return sorted(artists, key=lambda artist: artist.get_zorder())
+
+
+def draw_backdrop(canvas: "FigureCanvasAgg", axes: "Axes") -> Any:
+    """Draws what is not `movable`, which takes matplotlib most of a frame's time. Returns it, for `restore_region`."""
+    hidden = [artist for artist in movable(axes) if artist.get_visible()]
+    for artist in hidden:
+        artist.set_visible(False)
+    canvas.draw()
+    for artist in hidden:
+        artist.set_visible(True)
+    return canvas.copy_from_bbox(canvas.figure.bbox)
 
 
 def choose_palette(frames: Iterable[np.ndarray]) -> np.ndarray:

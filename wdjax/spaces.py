@@ -176,7 +176,7 @@ class Box:
         return jnp.where(both, inside, value).astype(self.dtype)
 
     def clip(self, value: jax.Array) -> jax.Array:
-        """Returns the nearest value inside the bounds, also for values with leading axes, [..., *shape]."""
+        """Returns the nearest value inside the bounds, also for values with leading axes, `[..., *shape]`."""
         low, high = (jnp.broadcast_to(bound, jnp.shape(value)) for bound in self._bounds())
         return jnp.clip(value, low, high).astype(self.dtype)
 

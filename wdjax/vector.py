@@ -28,8 +28,7 @@ ResetStrategy = Literal["fresh", "fixed"] | ResetPool
 StepResult = tuple[Any, Any, Any, Any, Any, dict[str, Any]]  # obs, state, reward, terminated, truncated, info
 
 
-@struct.dataclass
-class VectorState:
+class VectorState(struct.PyTreeNode):
     """The replicas of a batch: their states, the running statistics of their episodes, and the starts they share."""
 
     env_state: Any  # the environment's state, each leaf with a leading [num_envs]
@@ -56,7 +55,7 @@ class VectorEnv:
         require_batched_spaces(self.env, one)
         pool_key, start_key, probe_key = jax.random.split(key, 3)
         starts = self._draw_starts(pool_key, params)
-        obs, env_state = self._start(self._replica_keys(start_key), params, starts)
+        obs, env_state = self.start(self._replica_keys(start_key), params, starts)
         _, _, reward, _, _, info = jax.eval_shape(self._probe_step, probe_key, env_state, params)
         state = VectorState(
             env_state=env_state,
@@ -126,7 +125,7 @@ class VectorEnv:
         late, (scene, final_obs, env_state) = self._observes_late, current
 
         def restart(current: tuple, over: jax.Array, key: jax.Array, params: Any, starts: Any) -> tuple:
-            obs, env_state = self._start(replica_keys(key), params, starts)
+            obs, env_state = self.start(replica_keys(key), params, starts)
             return select(over, (env_state if late else obs, env_state), current)
 
         restart_any = when_any if not self.env.cheap_reset else always_on_cuda
@@ -179,7 +178,7 @@ class VectorEnv:
             return scene
         return jax.vmap(self.env.observe, (0, self.params_axis))(scene, params)
 
-    def _start(self, keys: jax.Array, params: Any, starts: Any) -> tuple[Any, Any]:
+    def start(self, keys: jax.Array, params: Any, starts: Any) -> tuple[Any, Any]:
         """Returns (obs, env_state) of a new start for every replica, from its key of [num_envs]."""
         if self.reset_strategy == "fresh":
             return jax.vmap(self.env.reset, (0, self.params_axis))(keys, params)

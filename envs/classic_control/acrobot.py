@@ -20,8 +20,7 @@ from wdjax.spaces import Box, Discrete
 START = 0.1  # rad and rad/s: every number of a start is within it
 
 
-@struct.dataclass
-class State:
+class State(struct.PyTreeNode):
     """Two links: the first turns about a fixed joint, the second about the end of the first."""
 
     theta1: jax.Array  # () float32, rad, of the first link from hanging down, between -pi and pi
@@ -31,8 +30,7 @@ class State:
     time: jax.Array  # () int32, steps since the reset
 
 
-@struct.dataclass
-class Params:
+class Params(struct.PyTreeNode):
     """Physics under gymnasium's names."""
 
     LINK_LENGTH_1: float = 1.0  # m
@@ -55,6 +53,8 @@ class Acrobot(ClassicControl):
     """One agent, Discrete(3) actions (one torque each), observation: cosine and sine of both angles, both speeds."""
 
     default_params: ClassVar[Params] = Params()
+    reward_threshold: ClassVar[float | None] = -100.0
+    frames_per_second: ClassVar[int] = 15
     drawing: ClassVar[str] = "draw_acrobot"
 
     def check_params(self, params: Params) -> None:
@@ -75,7 +75,7 @@ class Acrobot(ClassicControl):
         state = State(theta1, theta2, theta1_dot, theta2_dot, jnp.int32(0))
         return observe(state), state
 
-    def step(self, key: jax.Array, state: State, action: jax.Array, params: Params) -> StepResult:
+    def step(self, key: jax.Array, state: State, action: jax.Array, params: Params) -> StepResult[State]:
         """Holds one torque for `dt` seconds; the reward is -1 a step, and 0 for the one that ends upright."""
         state = hold_where(is_up(state), state, dynamics(state, action, params))
         terminated = is_up(state)

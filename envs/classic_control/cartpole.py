@@ -17,8 +17,7 @@ from wdjax.envs.classic_control.game import ClassicControl, StepResult, hold_whe
 from wdjax.spaces import Box, Discrete
 
 
-@struct.dataclass
-class State:
+class State(struct.PyTreeNode):
     """A cart on a track and a pole on it."""
 
     x: jax.Array  # () float32, m, of the cart
@@ -28,8 +27,7 @@ class State:
     time: jax.Array  # () int32, steps since the reset
 
 
-@struct.dataclass
-class Params:
+class Params(struct.PyTreeNode):
     """Physics under gymnasium's names."""
 
     gravity: float = 9.8  # m/s^2
@@ -56,6 +54,8 @@ class CartPole(ClassicControl):
     """One agent, Discrete(2) actions (push left, push right), observation (x, x_dot, theta, theta_dot)."""
 
     default_params: ClassVar[Params] = Params()
+    reward_threshold: ClassVar[float | None] = 475.0
+    frames_per_second: ClassVar[int] = 50
     drawing: ClassVar[str] = "draw_cartpole"
 
     def check_params(self, params: Params) -> None:
@@ -70,7 +70,7 @@ class CartPole(ClassicControl):
         state = State(x, x_dot, theta, theta_dot, jnp.int32(0))
         return observe(state), state
 
-    def step(self, key: jax.Array, state: State, action: jax.Array, params: Params) -> StepResult:
+    def step(self, key: jax.Array, state: State, action: jax.Array, params: Params) -> StepResult[State]:
         """Pushes the cart once; the reward is 1 a step, that of the fall included."""
         fallen_before = has_fallen(state, params)
         state = hold_where(fallen_before, state, dynamics(state, action, params))

@@ -20,8 +20,7 @@ from wdjax.spaces import Box
 GOAL_REWARD, FUEL_COST = 100.0, 0.1
 
 
-@struct.dataclass
-class Params:
+class Params(struct.PyTreeNode):
     """Physics under gymnasium's names; one step is the unit of time."""
 
     min_action: float = -1.0
@@ -41,13 +40,14 @@ class ContinuousMountainCar(MountainCar):
     """One agent, Box actions of shape (1,) (the push), observation (position, velocity): MountainCar's track."""
 
     default_params: ClassVar[Params] = Params()
+    reward_threshold: ClassVar[float | None] = 90.0
 
     def check_params(self, params: Params) -> None:
         super().check_params(params)
         allowed = f"below max_action = {params.max_action}"
         require(np.all(params.min_action < params.max_action), "min_action", params.min_action, allowed)
 
-    def step(self, key: jax.Array, state: State, action: jax.Array, params: Params) -> StepResult:
+    def step(self, key: jax.Array, state: State, action: jax.Array, params: Params) -> StepResult[State]:
         """Pushes the car once, by the action clipped to its space. The action as it came is what costs:
 
             reward = 100 [arrived] - 0.1 action^2.

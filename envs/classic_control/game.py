@@ -1,7 +1,7 @@
 """What the games share: one agent, a time limit, starts that are a few numbers to draw, and some arithmetic."""
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,8 @@ import numpy as np
 
 from wdjax.env import Env
 
-StepResult = tuple[jax.Array, Any, jax.Array, jax.Array, jax.Array, dict[str, Any]]  # as Env.step says
+StateT = TypeVar("StateT")
+StepResult = tuple[jax.Array, StateT, jax.Array, jax.Array, jax.Array, dict[str, Any]]  # as Env.step says
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,8 +19,7 @@ from wdjax.spaces import Box, Discrete
 FIRST_START, LAST_START = -0.6, -0.4  # positions
 
 
-@struct.dataclass
-class State:
+class State(struct.PyTreeNode):
     """A car on a track whose height is that of sin(3 position)."""
 
     position: jax.Array  # () float32, m, along the horizontal
@@ -28,8 +27,7 @@ class State:
     time: jax.Array  # () int32, steps since the reset
 
 
-@struct.dataclass
-class Params:
+class Params(struct.PyTreeNode):
     """Physics under gymnasium's names; one step is the unit of time."""
 
     min_position: float = -1.2  # m, of the wall
@@ -47,6 +45,7 @@ class MountainCar(ClassicControl):
     """One agent, Discrete(3) actions (push left, none, push right), observation (position, velocity)."""
 
     default_params: ClassVar[Params] = Params()
+    reward_threshold: ClassVar[float | None] = -110.0
     drawing: ClassVar[str] = "draw_mountain_car"
 
     def check_params(self, params: Any) -> None:
@@ -67,7 +66,7 @@ class MountainCar(ClassicControl):
         state = State(position, jnp.float32(0), jnp.int32(0))
         return observe(state), state
 
-    def step(self, key: jax.Array, state: State, action: jax.Array, params: Params) -> StepResult:
+    def step(self, key: jax.Array, state: State, action: jax.Array, params: Params) -> StepResult[State]:
         """Pushes the car once; the reward is -1 a step, that of the arrival included."""
         arrived_before = has_arrived(state, params)
         state = hold_where(arrived_before, state, roll(state, (action - 1) * params.force, params))

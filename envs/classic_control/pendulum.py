@@ -19,8 +19,7 @@ from wdjax.spaces import Box
 START_SPEED = 1.0  # rad/s, the highest of a start
 
 
-@struct.dataclass
-class State:
+class State(struct.PyTreeNode):
     """A rod that turns about one of its ends."""
 
     theta: jax.Array  # () float32, rad, counter-clockwise from upright; whole turns count on
@@ -28,8 +27,7 @@ class State:
     time: jax.Array  # () int32, steps since the reset
 
 
-@struct.dataclass
-class Params:
+class Params(struct.PyTreeNode):
     """Physics under gymnasium's names (its `g` is gravity)."""
 
     max_speed: float = 8.0  # rad/s
@@ -61,7 +59,7 @@ class Pendulum(ClassicControl):
         state = State(jnp.pi * theta, START_SPEED * theta_dot, jnp.int32(0))
         return observe(state), state
 
-    def step(self, key: jax.Array, state: State, action: jax.Array, params: Params) -> StepResult:
+    def step(self, key: jax.Array, state: State, action: jax.Array, params: Params) -> StepResult[State]:
         """Applies one torque, clipped to its space; the reward is that of the state before, and nothing terminates:
 
             reward = -(wrap(theta)^2 + 0.1 theta_dot^2 + 0.001 torque^2).

@@ -16,7 +16,7 @@ from flax import struct
 
 from wdjax.checks import require, require_bool, require_finite, require_integer
 from wdjax.env import Env
-from wdjax.envs.tag.moves import level, wrap
+from wdjax.envs.tag.moves import Arrays, level, wrap
 from wdjax.envs.tag.scripted import chase_in_plane, flee_in_plane
 from wdjax.neighbors import neighbor_rows
 from wdjax.spaces import Box, Dict, MultiDiscrete
@@ -24,8 +24,7 @@ from wdjax.spaces import Box, Dict, MultiDiscrete
 CHUNK = 25  # taggers, below the 32 from which XLA would reduce them in a warp, mostly by exchanges between its lanes
 
 
-@struct.dataclass
-class State:
+class State(struct.PyTreeNode):
     """Where everybody is and how they move. An agent that has left the game stands still where it was tagged."""
 
     x: jax.Array  # (num_agents,) float32, length, in [0, grid_length]
@@ -37,8 +36,7 @@ class State:
     time: jax.Array  # () int32, steps since the reset
 
 
-@struct.dataclass
-class Params:
+class Params(struct.PyTreeNode):
     grid_length: float = 10.0  # side of the square
     episode_length: int = 100  # steps; the end is part of the game and terminates
     starting_location_x: Any = None  # (num_agents,) or None: uniform on the square
@@ -142,7 +140,7 @@ class TagContinuous(Env):
 
     # --- reset ---
 
-    def reset(self, key: jax.Array, params: Params) -> tuple[dict[str, jax.Array], State]:
+    def reset(self, key: jax.Array, params: Params) -> tuple[Arrays, State]:
         """Starts everybody at rest, at the given or at random places and directions."""
         place_key, direction_key = jax.random.split(key)
         if params.starting_location_x is None:
@@ -160,8 +158,8 @@ class TagContinuous(Env):
     # --- dynamics ---
 
     def step(
-        self, key: jax.Array, state: State, action: dict[str, jax.Array], params: Params
-    ) -> tuple[dict, State, dict, dict, dict, dict[str, jax.Array]]:
+        self, key: jax.Array, state: State, action: Arrays, params: Params
+    ) -> tuple[Arrays, State, Arrays, Arrays, Arrays, Arrays]:
         """Moves everybody, observes, then tags.
 
         `info["tags"]` counts the runners tagged in this step, `info["tag_steps"]` is the step's number times that
@@ -171,8 +169,8 @@ class TagContinuous(Env):
         return self.observe(scene, params), *played
 
     def advance(
-        self, key: jax.Array, state: State, action: dict[str, jax.Array], params: Params
-    ) -> tuple[State, State, dict, dict, dict, dict[str, jax.Array]]:
+        self, key: jax.Array, state: State, action: Arrays, params: Params
+    ) -> tuple[State, State, Arrays, Arrays, Arrays, Arrays]:
         """`step` without its observation, which is of the first State: after the move, before the tags."""
         over_before = self.is_over(state, params)  # the clock stops with the game
         playing = state.active & ~over_before
@@ -188,7 +186,7 @@ class TagContinuous(Env):
         return scene, state, self.by_group(reward), self.by_group(terminated), self.by_group(truncated), info
 
     def move(
-        self, state: State, action: dict[str, jax.Array], playing: jax.Array, params: Params
+        self, state: State, action: Arrays, playing: jax.Array, params: Params
     ) -> tuple[State, jax.Array]:
         """Returns the state after the move and who would have left the square (num_agents,) bool.
 
@@ -259,7 +257,7 @@ class TagContinuous(Env):
 
     # --- observation ---
 
-    def observe(self, state: State, params: Params) -> dict[str, jax.Array]:
+    def observe(self, state: State, params: Params) -> Arrays:
         """Rows of differences to the other agents, feature by feature: x, y, speed, acceleration, direction, scaled;
         then the others' types (tagger 1) and whether they are active, then t / T."""
         features = self.features(state, params)
@@ -295,7 +293,7 @@ class TagContinuous(Env):
 
     # --- spaces ---
 
-    def by_group(self, rows: jax.Array) -> dict[str, jax.Array]:
+    def by_group(self, rows: jax.Array) -> Arrays:
         """Splits rows (num_agents, ...) by group."""
         return {"tagger": rows[: self.num_taggers], "runner": rows[self.num_taggers :]}
 

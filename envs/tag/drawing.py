@@ -3,13 +3,15 @@
 Everything that stands for an agent is a polygon in the units of the game, so that a picture looks alike at every size.
 """
 
+import functools
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.collections import LineCollection, PolyCollection
-from matplotlib.colors import to_rgba
+from matplotlib.collections import PathCollection, PolyCollection
+from matplotlib.colors import to_rgb
 from matplotlib.lines import Line2D
+from matplotlib.path import Path
 from matplotlib.ticker import MaxNLocator
 
 TAGGER, RUNNER, OUT = "#C843C3", "#245EB6", "#666666"
@@ -42,15 +44,16 @@ def draw_continuous(axes: Axes, env: Any, state: Any, params: Any, history: Any 
     run, out = np.flatnonzero(active[n:]) + n, np.flatnonzero(~active[n:]) + n
 
     margin = float(params.tagging_margin)
-    axes.add_collection(_shapes(DISC, x[:n], y[:n], 0.0, margin, facecolor=MARGIN, zorder=1))
+    add = functools.partial(axes.add_collection, autolim=False)  # the limits are known
+    add(_shapes(DISC, x[:n], y[:n], 0.0, margin, facecolor=MARGIN, zorder=1))
     ring = {"facecolor": "none", "edgecolor": MARGIN, "linewidth": 0.5}  # seen where the tagger hides the disc
-    axes.add_collection(_shapes(DISC, x[:n], y[:n], 0.0, margin, zorder=6, **ring))
+    add(_shapes(DISC, x[:n], y[:n], 0.0, margin, zorder=6, **ring))
     draw_trails(axes, env, x, y, state, history, moving=active)
     if len(out):  # (an empty line would claim the figure's corner in layouts)
         axes.plot(x[out], y[out], "x", color=OUT, alpha=0.45, markersize=5, zorder=2, clip_on=False)
     edge = {"edgecolor": "white", "linewidth": 0.6, "clip_on": False}  # tells neighbours apart
-    axes.add_collection(_shapes(DROP, x[run], y[run], direction[run], size, facecolor=RUNNER, zorder=4, **edge))
-    axes.add_collection(_shapes(DART, x[:n], y[:n], direction[:n], 1.5 * size, facecolor=TAGGER, zorder=5, **edge))
+    add(_shapes(DROP, x[run], y[run], direction[run], size, facecolor=RUNNER, zorder=4, **edge))
+    add(_shapes(DART, x[:n], y[:n], direction[:n], 1.5 * size, facecolor=TAGGER, zorder=5, **edge))
 
     _set_square(axes, 0.0, length, "length")
     left = f"{len(run)} of {env.num_runners} runners left"
@@ -81,8 +84,9 @@ def draw_gridworld(axes: Axes, env: Any, state: Any, params: Any, history: Any =
 
     draw_trails(axes, env, cell_x, cell_y, state, history, moving=np.ones(env.num_agents, bool))
     edge = {"edgecolor": "white", "linewidth": 0.3, "clip_on": False}
-    axes.add_collection(_shapes(TRIANGLE, x[:-1], y[:-1], 0.0, size[:-1], facecolor=TAGGER, zorder=4, **edge))
-    axes.add_collection(_shapes(DISC, x[-1:], y[-1:], 0.0, 0.9 * size[-1:], facecolor=RUNNER, zorder=5, **edge))
+    add = functools.partial(axes.add_collection, autolim=False)
+    add(_shapes(TRIANGLE, x[:-1], y[:-1], 0.0, size[:-1], facecolor=TAGGER, zorder=4, **edge))
+    add(_shapes(DISC, x[-1:], y[-1:], 0.0, 0.9 * size[-1:], facecolor=RUNNER, zorder=5, **edge))
     _draw_counts(axes, cell_x, cell_y, top, 0.4 / side < smallest)
 
     _draw_cells(axes, top)
@@ -110,12 +114,15 @@ def draw_trails(axes: Axes, env: Any, x: Any, y: Any, state: Any, history: Any, 
     steps = len(time) - 1  # a full trail fades out; a short one is its newest part
     alpha = (np.arange(steps)[first:] + 1) / steps * 0.55
     is_tagger = np.arange(env.num_agents)[moving] < env.num_taggers
-    rgba = np.where(is_tagger[:, None], to_rgba(TAGGER), to_rgba(RUNNER))  # [M, 4]
-    colors = np.broadcast_to(rgba, (len(segments), *rgba.shape)).copy()
-    colors[..., 3] = alpha[:, None]
-    lines = LineCollection(segments.reshape(-1, 2, 2), colors=colors.reshape(-1, 4), linewidths=1.4, zorder=3)
-    lines.set_capstyle("butt")
-    axes.add_collection(lines)
+    codes = np.array([Path.MOVETO, Path.LINETO], np.uint8)
+    for of, color in ((~is_tagger, RUNNER), (is_tagger, TAGGER)):  # a path for each step and color, whoever goes it
+        ends = [step[of].reshape(-1, 2) for step in segments]
+        paths = [Path(places, np.tile(codes, len(places) // 2)) for places in ends if len(places)]
+        colors = [(*to_rgb(color), strength) for strength in alpha]
+        axes.add_collection(
+            PathCollection(paths, facecolors="none", edgecolors=colors, linewidths=1.4, zorder=3, capstyle="butt"),
+            autolim=False,
+        )
 
 
 def share_cells(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -131,7 +138,9 @@ def share_cells(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, n
     _, cell, counts = np.unique(np.stack([x, y]), axis=1, return_inverse=True, return_counts=True)
     cell = cell.reshape(-1)
     count = counts[cell]  # agents on the cell of each
-    rank = np.array([np.sum(cell[:i] == cell[i]) for i in range(len(x))])  # how many of them come before it
+    order = np.argsort(cell, kind="stable")
+    rank = np.empty(len(x), int)  # how many of them come before it
+    rank[order] = np.arange(len(x)) - (np.cumsum(counts) - counts)[cell[order]]
     side = np.ceil(np.sqrt(count)).astype(int)
     column, row = rank % side, rank // side
     num_rows = -(-count // side)

@@ -15,15 +15,14 @@ from flax import struct
 
 from wdjax.checks import require, require_bool, require_finite, require_integer
 from wdjax.env import Env
-from wdjax.envs.tag.moves import X_STEPS, Y_STEPS
+from wdjax.envs.tag.moves import X_STEPS, Y_STEPS, Arrays
 from wdjax.envs.tag.scripted import chase_on_grid, flee_on_grid
 from wdjax.spaces import Box, Dict, Discrete
 
 MAX_GRID_LENGTH = 32_767  # 2 MAX_GRID_LENGTH^2 < 2^31
 
 
-@struct.dataclass
-class State:
+class State(struct.PyTreeNode):
     """Where everybody stands, on cells 0 .. grid_length of each axis."""
 
     x: jax.Array  # (num_agents,) int32, cell
@@ -31,8 +30,7 @@ class State:
     time: jax.Array  # () int32, steps since the reset
 
 
-@struct.dataclass
-class Params:
+class Params(struct.PyTreeNode):
     grid_length: int = 10  # the highest cell of each axis: there are grid_length + 1
     episode_length: int = 100  # steps; the end is part of the game and terminates
     starting_location_x: Any = None  # (num_agents,) cells, or None: taggers in the middle, runner at 0
@@ -95,7 +93,7 @@ class TagGridworld(Env):
         if self.random_start:
             require(x is None, "starting_location_x", x, "None where random_start is true")
 
-    def reset(self, key: jax.Array, params: Params) -> tuple[dict[str, jax.Array], State]:
+    def reset(self, key: jax.Array, params: Params) -> tuple[Arrays, State]:
         """Puts the taggers in the middle (random_start: on random inner cells) and the runner in the corner."""
         if params.starting_location_x is not None:
             x, y = jnp.asarray(params.starting_location_x), jnp.asarray(params.starting_location_y)
@@ -113,8 +111,8 @@ class TagGridworld(Env):
         return x, y
 
     def step(
-        self, key: jax.Array, state: State, action: dict[str, jax.Array], params: Params
-    ) -> tuple[dict, State, dict, dict, dict, dict[str, jax.Array]]:
+        self, key: jax.Array, state: State, action: Arrays, params: Params
+    ) -> tuple[Arrays, State, Arrays, Arrays, Arrays, Arrays]:
         """Moves everybody at once, then looks for a tag: a tagger on the runner's cell (swapping cells is none).
 
         Reward: at a tag +tag_reward to every tagger and -tag_penalty to the runner; else -step_cost and +step_cost;
@@ -124,8 +122,8 @@ class TagGridworld(Env):
         return self.observe(state, params), *played
 
     def advance(
-        self, key: jax.Array, state: State, action: dict[str, jax.Array], params: Params
-    ) -> tuple[State, State, dict, dict, dict, dict[str, jax.Array]]:
+        self, key: jax.Array, state: State, action: Arrays, params: Params
+    ) -> tuple[State, State, Arrays, Arrays, Arrays, Arrays]:
         """`step` without its observation, which is of the new State: both of those that it returns."""
         over_before = self.is_over(state, params)
         state, hit_wall = self.dynamics(state, action, params, ~over_before)
@@ -141,7 +139,7 @@ class TagGridworld(Env):
         return state, state, self.by_group(reward), self.by_group(terminated), self.by_group(truncated), info
 
     def dynamics(
-        self, state: State, action: dict[str, jax.Array], params: Params, moving: jax.Array
+        self, state: State, action: Arrays, params: Params, moving: jax.Array
     ) -> tuple[State, jax.Array]:
         """Returns the state after the moves, unchanged where not `moving`, and who walked into a wall (num_agents,)."""
         moves = jnp.where(moving, jnp.concatenate([action["tagger"], action["runner"]]), 0)
@@ -154,7 +152,7 @@ class TagGridworld(Env):
         """Returns whether the game has ended, at a tag or at its last step: a bool scalar."""
         return (state.time >= params.episode_length) | ((state.time > 0) & is_tagged(state))
 
-    def observe(self, state: State, params: Params) -> dict[str, jax.Array]:
+    def observe(self, state: State, params: Params) -> Arrays:
         x, y = state.x / params.grid_length, state.y / params.grid_length
         time = state.time / params.episode_length
         rows = self._full_rows(x, y, time) if self.use_full_observation else self._partial_rows(state, x, y, time)
@@ -184,7 +182,7 @@ class TagGridworld(Env):
     def _types(self) -> jax.Array:
         return jnp.zeros(self.num_agents).at[-1].set(1.0)
 
-    def by_group(self, rows: jax.Array) -> dict[str, jax.Array]:
+    def by_group(self, rows: jax.Array) -> Arrays:
         """Splits rows (num_agents, ...) by group."""
         return {"tagger": rows[:-1], "runner": rows[-1:]}
 

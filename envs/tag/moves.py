@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+Arrays = dict[str, jax.Array]  # by group, each with a leading agent axis
+
 # Actions on the grid: 0 stay, 1 x+1, 2 x-1, 3 y+1, 4 y-1.
 X_STEPS = np.array([0, 1, -1, 0, 0], np.int32)
 Y_STEPS = np.array([0, 0, 0, 1, -1], np.int32)

@@ -11,6 +11,7 @@ as it was, seeds, env steps, times, machine, every number of every seed, its ban
 import argparse
 import importlib.metadata
 import os
+import textwrap
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -217,6 +218,7 @@ def readme(stored: Mapping[str, Mapping[str, Any]]) -> str:
             f"\n## {name}\n\n    python -m wdjax.experiments.reference {name}\n    wdjax train {result['preset']}\n\n"
             f"![{name}: training return, mean and range over {result['seeds']} seeds](plots/{name}.png)\n"
         )
+        plots += f"\n{textwrap.fill(ROWS[name].note, 120)}\n" if ROWS[name].note else ""
     return text + plots
 
 

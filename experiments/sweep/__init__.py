@@ -20,4 +20,5 @@ if TYPE_CHECKING:
 
 __all__ = ["Halving", "Selection", "evolve", "load_member", "read_table", "search", "sweep"]
 
-__getattr__, __dir__, _HOME = import_when_used(__name__)
+if not TYPE_CHECKING:
+    __getattr__, __dir__, _HOME = import_when_used(__name__)

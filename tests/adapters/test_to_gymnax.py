@@ -1,5 +1,7 @@
 """A wdjax environment in gymnax's form: the same numbers, gymnax's own wrappers, and a loop as PureJaxRL writes it."""
 
+import dataclasses
+import inspect
 import re
 
 import jax
@@ -99,7 +101,7 @@ def test_ends_and_discount_of_a_state():
     """A time limit truncates and goes on being worth something; a fall terminates and is worth nothing."""
     env, params = wdjax.make("cartpole", episode_length=1)
     theirs = to_gymnax(env, params)
-    assert theirs.default_params == params
+    assert dataclasses.astuple(theirs.default_params) == dataclasses.astuple(params)
     key = jax.random.key(0)
     _, state = theirs.reset_env(key, params)
     assert not theirs.is_truncated(state, params)
@@ -168,3 +170,37 @@ def test_spaces():
 def test_what_cannot_be_translated_is_refused(arguments, error, words):
     with pytest.raises(error, match=re.escape(words)):
         to_gymnax(*arguments)
+
+
+def test_params_say_their_limit_as_gymnaxs_do():
+    """Also within a transformation, and whatever class of dataclass they are."""
+    for env, params in (wdjax.make("pendulum", episode_length=7), make("walk", episode_length=7)):
+        params = to_gymnax(env, params).default_params
+        assert params.max_steps_in_episode == 7
+        assert jax.jit(lambda params: params.max_steps_in_episode)(params.replace(episode_length=8)) == 8
+        assert to_gymnax(env, params).default_params == params
+
+
+def test_gymnaxs_own_rollout_plays_them():
+    """It scans over `max_steps_in_episode` steps."""
+    rollouts = pytest.importorskip("gymnax.experimental.rollout")
+    if "env" not in inspect.signature(rollouts.RolloutWrapper).parameters:
+        pytest.skip("before 1.0 it takes gymnax's own environments only")
+    env = to_gymnax(*wdjax.make("cartpole", episode_length=6, force_mag=0.0))
+    wrapper = rollouts.RolloutWrapper(lambda params, obs, key: 0, env=env, env_params=env.default_params)
+    obs, *_, returns = wrapper.single_rollout(jax.random.key(0), None)
+    assert obs.shape == (6, 4)
+    assert returns == 6.0
+
+
+@pytest.mark.slow
+def test_rejax_trains_on_them():
+    rejax = pytest.importorskip("rejax")
+    if hasattr(gymnax.environments.environment.Environment, "is_truncated"):
+        pytest.skip("rejax 0.1.3 takes the steps of gymnax below 1.0: it cannot train on gymnax's own either")
+    env = to_gymnax(*wdjax.make("cartpole"))
+    options = {"total_timesteps": 40_000, "eval_freq": 20_000, "num_envs": 32, "num_steps": 128}
+    ppo = rejax.PPO.create(env=env, env_params=env.default_params, learning_rate=1e-3, **options)
+    _, (lengths, returns) = jax.jit(ppo.train)(jax.random.PRNGKey(0))
+    np.testing.assert_array_equal(lengths, returns)
+    assert returns[-1].mean() > 2 * returns[0].mean()

@@ -11,8 +11,7 @@ QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 Ratios = Mapping[str, tuple[str, str]]  # `Env.info_ratios`: name -> (the sum that is divided, the one that divides)
 
 
-@struct.dataclass
-class Episodes:
+class Episodes(struct.PyTreeNode):
     """What whole episodes came to; E episodes, NumPy arrays.
 
     A reward counts until its agent has terminated or been truncated, the last one too.

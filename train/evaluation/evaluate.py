@@ -114,7 +114,7 @@ def cross_play(
     learner: Learner, state: TrainState, key: jax.Array, num_episodes: int = 256, greedy: bool = False,
     max_steps: int = 20_000, opponents: Opponents = ("random",), name: str = "trained", batch: int | None = None,
 ) -> dict[tuple[str, ...], Episodes]:  # fmt: skip
-    """Plays every combination of what was trained and its opponents: the cross-play matrix.
+    """Plays every combination of what was trained and its opponents, the cross-play matrix::
 
         cross_play(learner, state, key, opponents=["random", "chase_nearest", Player("old", *load_run("runs/old"))])
 
@@ -122,7 +122,7 @@ def cross_play(
         learner, state, key, num_episodes, greedy, max_steps, batch: as in `evaluate`. The learner says what game is
             played, with its state's env_params, and what its roles are: its policies, or the groups of one that plays
             several ("shared/tagger").
-        opponents: who else may play every role: "random", the names of scripts, functions, `Player`s (other runs and
+        opponents: who else may play every role: "random", the names of scripts, functions, a `Player` (other runs and
             checkpoints); or {role: those of this role}. A script plays the roles of its group only.
         name: what the words of the result call this learner.
 

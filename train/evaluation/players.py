@@ -30,10 +30,12 @@ Script = Callable[[Env, Any, Any, jax.Array], jax.Array]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Player:
-    """Somebody who can take a role: a learned policy, a script, or, with neither, uniformly random play.
+    """Somebody who can take a role: a learned policy, a script, or, with neither, uniformly random play::
 
         Player("yesterday", *load_run("runs/yesterday"))
         Player("ambush", script=ambush, group="tagger")
+
+    The name is what tables call it.
     """
 
     name: str

@@ -26,8 +26,7 @@ from wdjax.train.state.state import TrainState
 from wdjax.train.storage.checkpoint import by_place
 
 
-@struct.dataclass
-class Trajectory:
+class Trajectory(struct.PyTreeNode):
     """One episode of one replica, NumPy arrays: T steps, T + 1 states, the last one that in which it ended."""
 
     states: Any  # the environment's state, leaves [T + 1, ...]

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import operator
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -28,16 +28,22 @@ from wdjax.train.state.sharding import spread, state_shardings
 from wdjax.train.state.state import PolicyState, TrainState, current_hypers
 
 
+class Run(Protocol):
+    """The type of `Learner.run`."""
+
+    def __call__(self, state: TrainState, num_updates: int) -> tuple[TrainState, Metrics]: ...
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Learner:
     """A training run as pure, jitted functions of its state. None of them donates: a notebook cell can run twice."""
 
     setup: Setup
-    init: Callable[..., TrainState]
+    init: Callable[[jax.Array], TrainState]
     """init(key) -> TrainState"""
-    update: Callable[..., tuple[TrainState, Metrics]]
+    update: Callable[[TrainState], tuple[TrainState, Metrics]]
     """update(state) -> (state, metrics): one rollout and its updates"""
-    run: Callable[..., tuple[TrainState, Metrics]]
+    run: Run
     """run(state, num_updates=n) -> (state, metrics with a leading [n]): a scan over update"""
     loaded: Callable[[], Mapping[str, PolicyState]] = dict
     """loaded() -> what policies with a checkpoint begin with, by name, as NumPy arrays; read when first asked for"""

@@ -9,8 +9,7 @@ OBSERVATIONS = ("obs", "next_obs")
 """fields of rows and of batches whose leaves are wide: they are not packed (devices/packing.py)"""
 
 
-@struct.dataclass
-class Rows:
+class Rows(struct.PyTreeNode):
     """What one policy's agents did: leaves [T, N, n, ...], T steps of N replicas with n agents of this policy."""
 
     obs: Any  # what the action was chosen on
@@ -34,8 +33,7 @@ class Rows:
         return over[..., None] if self.truncated is None else over[..., None] | self.truncated
 
 
-@struct.dataclass
-class Rollout:
+class Rollout(struct.PyTreeNode):
     """The rows of the policies that learn, and the episodes that ended."""
 
     rows: dict[str, Rows]

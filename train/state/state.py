@@ -12,8 +12,7 @@ from wdjax.train.state.normalization import Normalizer
 from wdjax.vector import VectorState
 
 
-@struct.dataclass
-class PolicyState:
+class PolicyState(struct.PyTreeNode):
     """What one policy has learned: the same on every device."""
 
     params: Any  # of its network
@@ -25,8 +24,7 @@ class PolicyState:
     past: Any = None  # PolicyState of earlier selves, leaves [past_selves, ...]; None where it keeps none
 
 
-@struct.dataclass
-class Memory:
+class Memory(struct.PyTreeNode):
     """What one policy keeps for every replica, split over devices with them; None where there is nothing to keep."""
 
     carry: Any  # [N, n, ...]: what acting hands from step to step (a recurrent state), emptied at an episode's end
@@ -36,8 +34,7 @@ class Memory:
     own: Any = None  # whatever else an algorithm of one's own keeps, leaves [N, ...]
 
 
-@struct.dataclass
-class TrainState:
+class TrainState(struct.PyTreeNode):
     """Everything that a run is: going on from a restored copy equals never having stopped."""
 
     policies: dict[str, PolicyState]
@@ -58,7 +55,7 @@ def current_hypers(config: TrainConfig, state: TrainState) -> dict[str, Hypers]:
 
 
 def with_hypers(state: TrainState, **changes: Any) -> TrainState:
-    """Returns a state with other hyperparameters, also for a population.
+    """Returns a state with other hyperparameters, also for a population::
 
         states = jax.vmap(learner.init)(jax.random.split(key, 8))
         states = with_hypers(states, **{"runner.learning_rate": jnp.logspace(-4, -2, 8)})

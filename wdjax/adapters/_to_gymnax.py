@@ -1,5 +1,7 @@
 """wdjax environments in gymnax's form, for loops and wrappers that are written for it."""
 
+import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -28,7 +30,7 @@ class GymnaxState:
 
 
 class WdjaxInGymnax(Environment):
-    """A single-agent environment as a gymnax `Environment`; `wdjax_env` is what it plays.
+    """A single-agent environment as a gymnax `Environment`; `wdjax_env` is what it plays::
 
         env = to_gymnax(*wdjax.make("cartpole"))
         params = env.default_params
@@ -36,7 +38,8 @@ class WdjaxInGymnax(Environment):
         obs, state, reward, terminated, truncated, info = env.step(key, state, action, params)
 
     Its `step` resets by itself, in the step in which an episode ends, as all of gymnax's do. With gymnax before 1.0,
-    steps give (obs, state, reward, done, info), and truncation is part of `done`.
+    steps give (obs, state, reward, done, info), and truncation is part of `done`. Its `default_params` are the params,
+    and their `episode_length` also goes by gymnax's name, `max_steps_in_episode`, which rollouts of others read.
 
     Args:
         env: an environment without groups, with spaces that gymnax has: Box, Discrete and Dict.
@@ -49,7 +52,7 @@ class WdjaxInGymnax(Environment):
 
     def __init__(self, env: Env, params: Any = None):
         self.wdjax_env = env
-        self._params = check_single_agent(env, params, "gymnax")
+        self._params = with_gymnaxs_limit(check_single_agent(env, params, "gymnax"))
         self.observation_space(), self.action_space()  # refuses, now, what cannot be translated
 
     @property
@@ -107,6 +110,20 @@ class WdjaxInGymnax(Environment):
 
 
 to_gymnax = WdjaxInGymnax
+
+
+def with_gymnaxs_limit(params: Any) -> Any:
+    """Returns params whose `episode_length`, where they have one, can be read as `max_steps_in_episode`, too."""
+    if hasattr(params, "max_steps_in_episode") or not hasattr(params, "episode_length"):
+        return params
+    values = {field.name: getattr(params, field.name) for field in dataclasses.fields(params)}
+    return _with_limit(type(params))(**values)
+
+
+@functools.cache  # once: params of two classes are two kinds of pytree
+def _with_limit(kind: type) -> type:
+    members = {"max_steps_in_episode": property(lambda params: params.episode_length), "__module__": kind.__module__}
+    return struct.dataclass(type(kind.__name__, (kind,), members))
 
 
 def to_gymnax_space(space: Space, name: str) -> spaces.Space:

@@ -34,7 +34,7 @@ class PettingZooEnv(translate.Played, ParallelEnv):
         params = translate.check_env_and_params(env, params)
         if not env.groups:
             raise ValueError(f"{type(env).__name__} has one agent and no groups: use to_gymnasium")
-        self.metadata = {**translate.METADATA, "name": type(env).__name__, "is_parallelizable": True}
+        self.metadata = {**translate.metadata_of(env), "name": type(env).__name__, "is_parallelizable": True}
         self._rng: np.random.Generator | None = None
         self._places = {f"{group}_{i}": (group, i) for group, num in env.groups.items() for i in range(num)}
         self.observation_spaces: dict[str, gymnasium.Space] = {}
@@ -104,7 +104,7 @@ class PettingZooEnv(translate.Played, ParallelEnv):
         action = self._collect(actions)
         if not self.agents:
             return {}, {}, {}, {}, {}
-        obs, reward, terminated, truncated, info = jax.device_get(self._advance(action))
+        obs, reward, terminated, truncated, info = translate.to_host(self._advance(action))
         agents = self.agents
         observations, infos = self._observe(obs, agents, translate.as_numbers(info))
         rewards, terminations, truncations = (

@@ -20,6 +20,11 @@ MASK = "action_mask"
 METADATA = {"render_modes": ["rgb_array"], "render_fps": 30}
 
 
+def metadata_of(env: Env) -> dict[str, Any]:
+    """Returns gymnasium's metadata of an environment; a list and a dict of its own, as wrappers write to them."""
+    return {"render_modes": list(METADATA["render_modes"]), "render_fps": env.frames_per_second}
+
+
 def check_env_and_params(env: Env, params: Any) -> Any:
     """Returns params checked and cast as `wdjax.make` does it, or the default ones for None.
 
@@ -84,11 +89,18 @@ class Played:
             require_known(f"parameter of {type(self.wdjax_env).__name__}", name, names)
         self._use_params(check_env_and_params(self.wdjax_env, self.env_params.replace(**changes)))
 
-    def _start(self, rng: np.random.Generator) -> Any:
-        """Starts an episode by a key that follows from the state of NumPy's generator. Returns obs (NumPy)."""
+    def _start(self, rng: np.random.Generator, rows: np.ndarray | None = None) -> Any:
+        """Starts an episode by a key that follows from the state of NumPy's generator. Returns obs (NumPy).
+
+        `rows`, [num_envs] bool, are the replicas that start, where not all do; the others are seen as they were.
+        """
         key = jax.random.key(int(rng.integers(2**31)))
-        obs, self.env_state, self._key = start(self._played, key, self._params)
-        return jax.device_get(obs)
+        if rows is None:
+            obs, self.env_state, self._key = start(self._played, key, self._params)
+        else:
+            self.env_state, self._key = restart(self._played, key, rows, self.env_state, self._params)
+            obs = self.env_state.obs
+        return to_host(obs)
 
     def _advance(self, action: Any) -> tuple[Any, ...]:
         """Plays one step. Returns (obs, reward, terminated, truncated, info), on the device."""
@@ -145,6 +157,14 @@ def to_gymnasium_space(space: Space) -> spaces.Space:
     if isinstance(space, Discrete):
         return spaces.MultiDiscrete(np.full(space.shape, space.n)) if space.shape else spaces.Discrete(space.n)
     raise TypeError(f"{type(space).__name__} is no space that gymnasium has")
+
+
+def to_host(values: Any) -> Any:
+    """Returns arrays of jax as those of NumPy, which are not to be written to.
+
+    `jax.device_get` first asks every array for a copy, two fifths of a step of one replica on a CPU, which needs none.
+    """
+    return jax.tree.map(np.asarray, values) if jax.default_backend() == "cpu" else jax.device_get(values)
 
 
 def to_numpy(space: spaces.Space, value: Any) -> Any:
@@ -208,13 +228,20 @@ def with_mask(info: dict[str, Any], obs: Any) -> dict[str, Any]:
     return {**info, MASK: jax.tree.map(np.copy, obs[MASK])} if isinstance(obs, dict) and MASK in obs else info
 
 
-# Static in the environment: equal ones share a compilation, whatever their params.
+# Static in the environment, or in replicas of it: equal ones share a compilation, whatever their params.
 @functools.partial(jax.jit, static_argnums=0)
 def start(env: Env | VectorEnv, key: jax.Array, params: Any) -> tuple[Any, Any, jax.Array]:
     """Returns (obs, state, key) of a new episode, or of one in every replica; the key is for the steps."""
     reset_key, key = jax.random.split(key)
     obs, state = env.reset(reset_key, params)
     return obs, state, key
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def restart(env: Any, key: jax.Array, rows: jax.Array, state: Any, params: Any) -> tuple[Any, jax.Array]:
+    """Returns (state, key) with a new episode in some replicas, `rows` [num_envs] bool; the key is for the steps."""
+    start_key, key = jax.random.split(key)
+    return env.restart(start_key, rows, state, params), key
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -1,0 +1,174 @@
+"""When replicas start anew, and gymnasium's stock wrappers around them: its own SyncVectorEnv is the reference."""
+
+import re
+
+import numpy as np
+import pytest
+from test_to_gymnasium_vector import NUM, Ladder, PlainLadder, assert_same
+
+import wdjax
+from wdjax.adapters import register_gymnasium, to_gymnasium, to_gymnasium_vector
+
+gymnasium = pytest.importorskip("gymnasium")
+from gymnasium.vector import AutoresetMode, SyncVectorEnv  # noqa: E402
+from gymnasium.wrappers import vector as wrappers  # noqa: E402
+
+
+def pair(env, mode):
+    ours = to_gymnasium_vector(env, NUM, episode_statistics=False, autoreset_mode=mode)
+    theirs = SyncVectorEnv([lambda: to_gymnasium(env)] * NUM, autoreset_mode=ours.metadata["autoreset_mode"])
+    assert ours.metadata == theirs.metadata
+    assert_same(list(ours.reset(seed=0)), list(theirs.reset(seed=0)))
+    ours.action_space.seed(0)
+    return ours, theirs
+
+
+def test_next_step_is_that_of_the_sync_vector_env():
+    ours, theirs = pair(Ladder(), "next_step")
+    over = 0
+    for t in range(16):
+        actions = ours.action_space.sample()
+        mine, others = ours.step(actions), theirs.step(actions)
+        assert_same(list(mine), list(others), f"step {t}")
+        over += (mine[2] | mine[3]).sum()
+    assert over > NUM
+
+
+def test_disabled_is_that_of_the_sync_vector_env():
+    ours, theirs = pair(Ladder(), AutoresetMode.DISABLED)
+    masked = 0
+    for t in range(16):
+        actions = ours.action_space.sample()
+        mine, others = ours.step(actions), theirs.step(actions)
+        assert_same(list(mine), list(others), f"step {t}")
+        over = mine[2] | mine[3]
+        if over.any():
+            with pytest.raises(gymnasium.error.ResetNeeded, match="reset_mask"):
+                ours.step(actions)
+            masked += not over.all()
+            mask = over | (np.arange(NUM) == t % NUM)  # one in the middle of its episode, too
+            again = [envs.reset(options={"reset_mask": mask.copy()}) for envs in (ours, theirs)]
+            assert_same(list(again[0]), list(again[1]), f"reset {t}")
+    assert masked
+
+
+def test_what_is_drawn_follows_the_mode():
+    """A pool of starts stays one pool; a seed given with a mask decides these replicas' starts; others stay."""
+    envs = to_gymnasium_vector(wdjax.make("cartpole")[0], 3, reset=wdjax.ResetPool(2), autoreset_mode="disabled")
+    starts = {tuple(row) for seed in range(9) for row in envs.reset(seed=3 if seed == 0 else None)[0]}
+    before = envs.reset(seed=3)[0]
+    mask = np.array([True, False, True])
+    after = envs.reset(seed=5, options={"reset_mask": mask})[0]
+    np.testing.assert_array_equal(after[1], before[1])
+    np.testing.assert_array_equal(after, envs.reset(seed=5, options={"reset_mask": mask})[0])
+    pool = {tuple(row) for _ in range(9) for row in envs.reset(options={"reset_mask": mask})[0]}
+    assert len(pool) <= 2 < len(starts)
+
+
+@pytest.mark.parametrize(
+    ("mode", "options", "words"),
+    [
+        ("nxt_step", None, "unknown autoreset_mode 'nxt_step': did you mean 'next_step'?"),
+        ("next_step", {"reset_mask": np.ones(2, bool)}, "replicas start anew by themselves"),
+        ("disabled", {"reset_mask": np.ones(3, bool)}, "must be an array of 2 bool, one true"),
+        ("disabled", {"reset_mask": [True, False]}, "must be an array of 2 bool, one true"),
+    ],
+)
+def test_wrong_modes_and_masks_are_refused(mode, options, words):
+    with pytest.raises(ValueError, match=re.escape(words)):
+        to_gymnasium_vector(wdjax.make("cartpole")[0], 2, autoreset_mode=mode).reset(options=options)
+
+
+def climb(envs):
+    """Returns all that replicas show which climb 2, 1 and 1 rungs at a time, the wall clock apart."""
+    seen = [*envs.reset(seed=0)]
+    for _ in range(9):
+        *step, infos = envs.step(np.array([2, 1, 1]))
+        if isinstance(infos, dict) and "episode" in infos:
+            del infos["episode"]["t"]
+        seen += [*step, infos]
+    return seen
+
+
+WRAPPERS = {
+    "flatten": wrappers.FlattenObservation,
+    "normalize": wrappers.NormalizeObservation,
+    "reward": wrappers.NormalizeReward,
+    "rescale": lambda envs: wrappers.RescaleObservation(envs, np.float32(-1), np.float32(1)),
+    "dtype": lambda envs: wrappers.DtypeObservation(envs, np.float16),
+    "reshape": lambda envs: wrappers.ReshapeObservation(envs, (2, 1)),
+    "transform": lambda envs: wrappers.TransformObservation(envs, lambda obs: 2 * obs),
+    "clip": lambda envs: wrappers.ClipReward(envs, 0.1, 0.2),
+    "statistics": wrappers.RecordEpisodeStatistics,
+    "list": wrappers.DictInfoToList,
+}
+
+
+class BoundedLadder(PlainLadder):
+    def observation_space(self, params):
+        return wdjax.Box(0.0, 9.0, (2,))
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_stock_wrappers_do_with_these_what_they_do_with_gymnasiums(name):
+    ours, theirs = (WRAPPERS[name](envs) for envs in pair(BoundedLadder(), "next_step"))
+    assert_same(climb(ours), climb(theirs))
+    assert ours.observation_space == theirs.observation_space
+
+
+@pytest.mark.parametrize("mode", ["next_step", "disabled"])
+def test_episode_statistics_need_no_wrapper(mode):
+    envs = to_gymnasium_vector(PlainLadder(), NUM, autoreset_mode=mode)
+    recorded = wrappers.RecordEpisodeStatistics(
+        to_gymnasium_vector(PlainLadder(), NUM, episode_statistics=False, autoreset_mode=mode)
+    )
+    for each in (envs, recorded):
+        each.reset(seed=0)
+    for t in range(12):
+        actions = np.arange(NUM) % 2 + 1
+        (*_, ends, cuts, infos), (*_, expected) = envs.step(actions), recorded.step(actions)
+        assert ("episode" in infos) == ("episode" in expected)
+        if "episode" in infos:
+            np.testing.assert_allclose(infos["episode"]["r"], expected["episode"]["r"], rtol=1e-6, err_msg=str(t))
+            np.testing.assert_array_equal(infos["episode"]["l"], expected["episode"]["l"])
+            np.testing.assert_array_equal(infos["_episode"], expected["_episode"])
+            if mode == "disabled":
+                for each in (envs, recorded):
+                    each.reset(options={"reset_mask": ends | cuts})
+
+
+# --- what gymnasium knows of an environment that it makes ---
+
+
+def test_specs_say_what_gymnasiums_own_say():
+    register_gymnasium()
+    for name in ("CartPole-v1", "Acrobot-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Pendulum-v1"):
+        theirs = gymnasium.make(name)
+        own = {"MountainCarContinuous": "continuous_mountain_car", "MountainCar": "mountain_car"}
+        ours = gymnasium.make(f"wdjax/{own.get(name[:-3], name[:-3].lower())}")
+        for field in ("reward_threshold", "max_episode_steps"):
+            assert getattr(ours.spec, field) == getattr(theirs.spec, field), (name, field)
+        assert ours.metadata["render_fps"] == theirs.metadata["render_fps"]
+    long = gymnasium.make("wdjax/cartpole", episode_length=1_000)
+    assert long.spec.max_episode_steps == 1_000
+    assert not isinstance(long, gymnasium.wrappers.TimeLimit)  # which would end it at 500
+    envs = gymnasium.make_vec("wdjax/cartpole", num_envs=2, max_episode_steps=3, autoreset_mode="next_step")
+    assert envs.unwrapped.env_params.episode_length == envs.spec.max_episode_steps == 3
+
+
+def test_gymnasium_collects_frames():
+    register_gymnasium()
+    env = gymnasium.make("wdjax/pendulum", render_mode="rgb_array_list")
+    env.reset(seed=0)
+    env.step(env.action_space.sample())
+    assert [frame.shape for frame in env.render()] == [(480, 640, 3)] * 2
+
+
+def test_gymnasium_shows_a_window(monkeypatch):
+    pytest.importorskip("pygame")
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    register_gymnasium()
+    with pytest.warns(UserWarning, match="HumanRendering"):
+        env = gymnasium.make("wdjax/cartpole", render_mode="human")
+    env.reset(seed=0)
+    env.close()

@@ -1,0 +1,71 @@
+"""Replicas that stay at an episode's end for a step, or until they are told: gymnasium's NEXT_STEP and DISABLED."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from wdjax.vector import StepResult, VectorEnv, VectorState, as_counts, select, when_any
+
+
+@struct.dataclass
+class PausedState:
+    """The replicas between two steps: at the end of an episode they show, and are, what it ended with."""
+
+    obs: Any  # [num_envs, ...], what was seen last
+    replicas: VectorState
+    over: jax.Array  # [num_envs] bool: whose episode is over
+
+    @property
+    def env_state(self) -> Any:
+        return self.replicas.env_state
+
+
+@dataclasses.dataclass(frozen=True)
+class PausingEnv:
+    """`reset` and `step` as those of `replicas`, without a reset in the step in which an episode ends.
+
+    With `next_step` the next step starts such a replica anew, in place of its action: reward 0, nothing ended. Without
+    it only `restart` does.
+    """
+
+    replicas: VectorEnv
+    next_step: bool
+
+    def reset(self, key: jax.Array, params: Any) -> tuple[Any, PausedState]:
+        obs, state = self.replicas.reset(key, params)
+        return obs, PausedState(obs, state, jnp.zeros(self.replicas.num_envs, bool))
+
+    def step(self, key: jax.Array, state: PausedState, action: Any, params: Any) -> StepResult:
+        """Returns what `VectorEnv.step` does; obs is the last of an episode where `info["over"]`."""
+        step_key, start_key = jax.random.split(key)
+        keys, before = jax.random.split(step_key, self.replicas.num_envs), state.replicas
+        obs, env_state, *ends, info = jax.vmap(self.replicas.env.step, (0, 0, 0, None))(
+            keys, before.env_state, action, params
+        )
+        info = as_counts(info)
+        if self.next_step:
+            ends, info = select(state.over, jax.tree.map(jnp.zeros_like, (ends, info)), (ends, info))
+        reward, terminated, truncated = ends
+        sums = (before.episode_return, before.episode_length, before.episode_info)
+        sums = jax.tree.map(jnp.add, sums, (reward, 1, info))
+        after = PausedState(obs, VectorState(env_state, *sums, before.starts), terminated | truncated)
+        if self.next_step:
+            after = self.restart(start_key, state.over, after, params)
+        own = {"over": after.over, "final_obs": None, "episode_return": sums[0], "episode_length": sums[1]}
+        return after.obs, after, reward, terminated, truncated, {**info, **own}
+
+    def restart(self, key: jax.Array, rows: jax.Array, state: PausedState, params: Any) -> PausedState:
+        """Returns the state with new starts in some rows, [num_envs] bool; where there are none this costs nothing."""
+
+        def start(current: tuple, rows: jax.Array, key: jax.Array, params: Any, starts: Any) -> tuple:
+            obs, env_state = self.replicas.start(jax.random.split(key, rows.shape[0]), params, starts)
+            zeros = jax.tree.map(jnp.zeros_like, current[2:])
+            return select(rows, (obs, env_state, *zeros), current)
+
+        now = state.replicas
+        current = (state.obs, now.env_state, now.episode_return, now.episode_length, now.episode_info, state.over)
+        obs, *started, over = when_any(rows, start, current, rows, key, params, now.starts)
+        return PausedState(obs, VectorState(*started, now.starts), over)

@@ -1,0 +1,136 @@
+"""wdjax environments with groups of agents in JaxMARL's form, for loops and baselines that are written for it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+from jaxmarl.environments import spaces
+from jaxmarl.environments.multi_agent_env import MultiAgentEnv
+
+from wdjax.adapters._translate import MASK, check_env_and_params
+from wdjax.env import Env
+from wdjax.spaces import Box, Dict, Discrete, MultiDiscrete, Space
+
+
+@struct.dataclass
+class JaxMARLState:
+    """The state of an environment, and what JaxMARL asks a state for."""
+
+    env_state: Any  # the environment's own
+    obs: Any  # by group, the last observation
+    done: jax.Array  # () bool
+    step: jax.Array  # () int32, steps since the reset
+
+
+class WdjaxInJaxMARL(MultiAgentEnv):
+    """An environment with groups as a JaxMARL `MultiAgentEnv`: agent i of group "runner" is "runner_i"::
+
+        env = to_jaxmarl(*wdjax.make("tag_gridworld"))
+        obs, state = env.reset(key)
+        obs, state, rewards, dones, infos = env.step(key, state, actions)     # resets by itself, as all of JaxMARL's do
+
+    JaxMARL knows one `done`, so that truncation is part of it, and no params: these are fixed here. An `action_mask` is
+    no part of an observation but of `get_avail_actions(state)`. An info has the step's statistics for every agent,
+    [num_agents], the shape in which JaxMARL's own baselines collect them.
+
+    Args:
+        env: an environment with groups; an observation is one array, or a dict of one and its `action_mask`.
+        params: its params; None: the default ones.
+
+    Raises:
+        ValueError, TypeError: for a single-agent environment, a space that JaxMARL does not have, and params of another
+            environment or out of range.
+    """
+
+    def __init__(self, env: Env, params: Any = None):
+        self._params = check_env_and_params(env, params)
+        if not env.groups:
+            raise ValueError(f"{type(env).__name__} has one agent and no groups: use to_gymnax")
+        super().__init__(sum(env.groups.values()))
+        self.wdjax_env = env
+        self._places = {f"{group}_{i}": (group, i) for group, num in env.groups.items() for i in range(num)}
+        self.agents = list(self._places)
+        observed, done = env.observation_space(self._params), env.action_space(self._params)
+        for agent, (group, _) in self._places.items():
+            seen = strip_mask({group: observed[group].single}, group)
+            self.observation_spaces[agent] = to_jaxmarl_space(seen, f"observation of {group}")
+            self.action_spaces[agent] = to_jaxmarl_space(done[group].single, f"action of {group}")
+
+    @property
+    def name(self) -> str:
+        return type(self.wdjax_env).__name__
+
+    @property
+    def agent_classes(self) -> dict[str, list[str]]:
+        """Group name -> its agents."""
+        return {group: [agent for agent in self.agents if self._places[agent][0] == group] for group in self._groups}
+
+    @property
+    def _groups(self) -> Mapping[str, int]:
+        return self.wdjax_env.groups
+
+    def reset(self, key: jax.Array) -> tuple[dict[str, jax.Array], JaxMARLState]:
+        """Returns (obs by agent, state) of a new episode."""
+        obs, env_state = self.wdjax_env.reset(key, self._params)
+        state = JaxMARLState(env_state, obs, jnp.bool_(False), jnp.int32(0))
+        return self.get_obs(state), state
+
+    def step_env(
+        self, key: jax.Array, state: JaxMARLState, actions: Mapping[str, jax.Array]
+    ) -> tuple[dict, JaxMARLState, dict, dict, dict]:
+        """Plays one step without a reset. Returns (obs, state, rewards, dones, infos), by agent as JaxMARL asks."""
+        action = {
+            group: jnp.stack([jnp.asarray(actions[agent]) for agent in agents])
+            for group, agents in self.agent_classes.items()
+        }
+        obs, env_state, reward, terminated, truncated, info = self.wdjax_env.step(
+            key, state.env_state, action, self._params
+        )
+        ended = jax.tree.map(jnp.logical_or, terminated, truncated)
+        over = jnp.concatenate(list(ended.values())).all()
+        state = JaxMARLState(env_state, obs, over, state.step + 1)
+        infos = {name: jnp.full(self.num_agents, value) for name, value in info.items()}
+        return self.get_obs(state), state, self._by_agent(reward), {**self._by_agent(ended), "__all__": over}, infos
+
+    def get_obs(self, state: JaxMARLState) -> dict[str, jax.Array]:
+        """Returns what every agent sees, without its mask."""
+        return self._by_agent({group: strip_mask(state.obs, group) for group in self._groups})
+
+    def get_avail_actions(self, state: JaxMARLState) -> dict[str, jax.Array]:
+        """Returns the action masks of the agents that have one; raises NotImplementedError where nobody has."""
+        masks = {group: obs[MASK] for group, obs in state.obs.items() if isinstance(obs, Mapping) and MASK in obs}
+        if not masks:
+            raise NotImplementedError(f"no observation of {self.name} has an {MASK}: all actions are available")
+        return self._by_agent(masks)
+
+    def _by_agent(self, rows: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        return {agent: rows[group][i] for agent, (group, i) in self._places.items() if group in rows}
+
+
+to_jaxmarl = WdjaxInJaxMARL
+
+
+def strip_mask(by_group: Mapping[str, Any], group: str) -> Any:
+    """Returns a group's observation, or its space, without the mask; raises TypeError for a dict with more in it."""
+    obs = by_group[group]
+    if not isinstance(obs, Dict | Mapping):
+        return obs
+    parts = obs.spaces if isinstance(obs, Dict) else obs
+    others = [name for name in parts if name != MASK]
+    if len(others) != 1:
+        raise TypeError(f"an observation of {group} holds {', '.join(others)}: JaxMARL has one array, and an {MASK}")
+    return parts[others[0]]
+
+
+def to_jaxmarl_space(space: Space, name: str) -> spaces.Space:
+    """Returns a space of one agent in JaxMARL's form; raises TypeError, with `name`, for one that it does not have."""
+    if isinstance(space, Box):
+        return spaces.Box(space.low, space.high, space.shape, space.dtype)
+    if isinstance(space, Discrete):
+        return spaces.Discrete(space.n)
+    if isinstance(space, MultiDiscrete):
+        return spaces.MultiDiscrete(np.asarray(space.nvec))
+    raise TypeError(f"the space of {name} is {space}: JaxMARL has only Box, Discrete and MultiDiscrete")
