@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,8 @@ class Trainer:
         callbacks: functions of (trainer, row), called after every chunk with what was written to metrics.jsonl.
         quiet: no progress bar and no words.
         debug: slow checks, on one device (train/host/debug.py).
+        trust: modules of one's own, beside those that `config` names, of which a run may name code that one of its
+            policies begins with (`load_run`).
 
     Raises:
         FileExistsError: where the folder holds a run and `resume` is false.
@@ -59,7 +61,7 @@ class Trainer:
 
     def __init__(
         self, config: TrainConfig, workdir: str | Path, resume: bool = False, callbacks: Sequence[Callback] = (),
-        quiet: bool = False, debug: bool = False,
+        quiet: bool = False, debug: bool = False, trust: Collection[str] = (),
     ):  # fmt: skip
         self.config = config = read_config(config)  # one built in Python may hold 1e6 for 1_000_000
         if debug:
@@ -67,14 +69,14 @@ class Trainer:
         self.debug = debug
         self.workdir = Path(workdir)
         self.callbacks = tuple(callbacks)
-        self.learner = make_learner(config)  # first: a configuration that is refused must leave no folder
+        self.learner = make_learner(config, trust)  # first: a configuration that is refused must leave no folder
         self.console = Console(quiet=quiet or not is_first())
         if debug:
             check_env(self.learner.env, params=self.learner.env_params)
         if not (self.workdir / "config.yaml").exists():
             _ = self.learner.loaded()  # likewise a policy's checkpoint, which only a new run reads
         require_all_processes(self.learner.setup.num_devices)
-        on_first(prepare_folder, self.workdir, config, resume)
+        on_first(prepare_folder, self.workdir, config, resume, trust)
         shared = (self.workdir / "config.yaml").exists()
         require(shared, "workdir", str(self.workdir), "in a folder that all processes share")
         self.state: TrainState | None = None
@@ -94,7 +96,7 @@ class Trainer:
         config = self.config
         with contextlib.ExitStack() as stack:
             lock = stack.enter_context(hold_folder(self.workdir)) if is_first() else None
-            begun = load_run_config(self.workdir)  # nothing held the folder since it was looked at
+            begun = load_run_config(self.workdir, self.learner.setup.trust)  # nothing has held the folder since
             require_same_run(begun, config, f"the run in {self.workdir} was begun with")
             stop = stack.enter_context(stop_signals(self.console))  # first: closing waits for the last checkpoint
             checkpoints = stack.enter_context(open_checkpoints(self.workdir / "checkpoints", config.keep_checkpoints))

@@ -5,13 +5,15 @@ import dataclasses
 import functools
 import io
 import re
-from typing import Any
+from typing import Annotated, Any
 
 import tyro
 
 from wdjax.checks import one_line, require
 from wdjax.train import list_presets
 from wdjax.train.config.facts import words_of
+
+Modules = Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="MODULE")]
 
 FACTS = tyro.constructors.ConstructorRegistry()
 

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from wdjax.checks import require
 from wdjax.experiments import sweep as kinds
-from wdjax.experiments.commands.arguments import parse, require_preset
+from wdjax.experiments.commands.arguments import Modules, parse, require_preset
 from wdjax.experiments.sweep.halving import Halving
 from wdjax.experiments.sweep.members import Point, Values, parse_point, parse_settings, read_settings
 from wdjax.experiments.sweep.pbt import FACTORS, Selection
@@ -56,6 +56,8 @@ class SweepArguments:
     """the sweep's folder: sweep.yaml, table.csv, table.jsonl, curves.png, best/ (a run for wdjax eval and render)"""
     resume: bool = False
     """go on in a folder that holds this sweep; what is finished is not run again"""
+    trust: Modules = ()
+    """a module of yours of which a run that is read may name code, or of any inside of it; once for each"""
     search: int = 0
     """trials that Optuna proposes (pip install "wdjax[search]"), of all workers together; 0: no search"""
     batch: int = 16
@@ -109,11 +111,11 @@ def run_sweep(preset: str, arguments: SweepArguments, stop: threading.Event) -> 
     require(arguments.pbt >= 0, "--pbt", arguments.pbt, "at least 0 (0: no population-based training)")
     require(not (arguments.search and arguments.pbt), "--pbt", arguments.pbt, "0 (left out) with --search")
     require_own_options(arguments)
-    config = load_config(preset)
+    config = load_config(preset, trust=arguments.trust)
     settings, points = collect(arguments)
     common = {
         "workdir": arguments.workdir, "metric": arguments.metric or None, "devices": arguments.devices,
-        "resume": arguments.resume, "quiet": False, "stop": stop,
+        "resume": arguments.resume, "quiet": False, "stop": stop, "trust": arguments.trust,
     }  # fmt: skip
     if not (arguments.search or arguments.pbt):
         kinds.sweep(config, settings, arguments.seeds, points, members_at_once=arguments.members_at_once, **common)

@@ -52,15 +52,16 @@ def traced(default: Any, on: str | None = None, logged: bool = True, allowed: st
     return dataclasses.field(default=default, metadata=facts)
 
 
-def static(default: Any, on: str | None = None, read: bool = False, allowed: str = "") -> Any:
+def static(default: Any, on: str | None = None, read: bool = False, allowed: str = "", code: bool = False) -> Any:
     """Returns a field that fixes shapes or code paths.
 
     Args:
         default: its value where nothing else is said, or a function that makes it.
         on, allowed: as for `traced`.
         read: it says how parameters are read: policies that share parameters must agree on it.
+        code: it may name code, "package.module:Name", which runs (config/trust.py).
     """
-    facts = {"on": on, "read": read, "allowed": allowed}
+    facts = {"on": on, "read": read, "allowed": allowed, "code": code}
     if callable(default):
         return dataclasses.field(default_factory=default, metadata=facts)
     return dataclasses.field(default=default, metadata=facts)
@@ -74,6 +75,11 @@ def is_traced(field: dataclasses.Field) -> bool:
 def is_scheduled(field: dataclasses.Field) -> bool:
     """Returns whether a schedule may change a traced field."""
     return is_traced(field) and field.type in (Schedule, "Schedule")
+
+
+def names_code(field: dataclasses.Field) -> bool:
+    """Returns whether a field may name code, or holds what may."""
+    return field.metadata.get("code", False)
 
 
 def is_taken(field: dataclasses.Field, takes: Collection[str]) -> bool:

@@ -25,9 +25,9 @@ class NetworkConfig:
     """whether action and value heads share all that is before them (else each has its own; so it is in DDPG always)"""
     recurrent_size: int = static(0, read=True, allowed="at least 0 (0: not recurrent), below 2**31")
     """width of a GRU between the hidden layers and the heads; 0: none, the policy has no memory"""
-    encoder: str = static("flat", read=True)
+    encoder: str = static("flat", read=True, code=True)
     """what turns an observation into numbers: flat (laid out in a row), or your own, "package.module:Class" """
-    encoder_options: dict[str, Any] = static(dict, read=True)
+    encoder_options: dict[str, Any] = static(dict, read=True, code=True)
     """arguments of the encoder, by name; in YAML or Python: on the command line those that a preset has, no others"""
     initializer: Literal["orthogonal", "xavier", "lecun"] = "orthogonal"
     """of the weight matrices (orthogonal: gain sqrt 2, policy head 0.01, value head and what enters a GRU 1; its own
@@ -83,7 +83,7 @@ class PolicyConfig:
     """selectors, a group or a slice of one ("runner[0:50]"); empty: the group that has the policy's name"""
     agent_type_feature: bool = False
     """show its network which selector of `agents` an agent belongs to, one-hot: for a policy of several groups"""
-    algorithm: str = "PPO"
+    algorithm: str = static("PPO", code=True)
     """A2C: one gradient step on all rows; PPO: epochs of minibatches with a clipped ratio; DDPG: from a replay; or your
     own, by the name that `register_algorithm` gave it, or "package.module:Class" """
     trainable: bool = True
@@ -140,7 +140,7 @@ class PolicyConfig:
     rollout_length where the network is recurrent: whole sequences stay together)"""
     ddpg: DDPGConfig = static(DDPGConfig(), on="DDPG")
     """what only DDPG has"""
-    options: Any = static(dict)
+    options: Any = static(dict, code=True)
     """what an algorithm of your own takes (its `Options`), by name"""
 
 
@@ -148,7 +148,7 @@ class PolicyConfig:
 class TrainConfig:
     """One training run."""
 
-    env: str
+    env: str = dataclasses.field(metadata={"code": True})
     """a registered environment (`wdjax list`)"""
     policies: dict[str, PolicyConfig]
     """policy name -> its configuration; every agent belongs to exactly one policy"""

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import jax
@@ -55,8 +55,12 @@ class Learner:
         return self.setup.env_params
 
 
-def make_learner(config: TrainConfig) -> Learner:
+def make_learner(config: TrainConfig, trust: Collection[str] = ()) -> Learner:
     """Builds the learner of a configuration.
+
+    Args:
+        config: of the run; code that it names is its author's word, and runs.
+        trust: other modules of which a run may name code that one of its policies begins with, see `load_run`.
 
     Returns:
         a Learner; its functions compile when first called, and work under vmap: a population is a TrainState whose
@@ -66,7 +70,7 @@ def make_learner(config: TrainConfig) -> Learner:
         ValueError, TypeError: for a configuration that does not fit, before anything is traced.
         OSError: where jax cannot use a device that it is made for.
     """
-    return learner_of(make_setup(config))
+    return learner_of(make_setup(config, trust))
 
 
 def learner_of(setup: Setup) -> Learner:

@@ -1,5 +1,6 @@
 """From a configuration to the fixed part of a run."""
 
+from collections.abc import Collection
 from typing import Any
 
 import jax
@@ -8,6 +9,7 @@ from flax import nnx
 from wdjax.env import Env
 from wdjax.spaces import sample_shapes
 from wdjax.train.config.schema import TrainConfig
+from wdjax.train.config.trust import with_own
 from wdjax.train.devices.startup import wake_device
 from wdjax.train.learner.validate import validate
 from wdjax.train.networks.actor_critic import without_mask
@@ -20,8 +22,8 @@ from wdjax.train.state.sharding import choose_devices
 from wdjax.vector import ResetPool, vectorize
 
 
-def make_setup(config: TrainConfig) -> Setup:
-    """Checks a configuration and builds the fixed part of a run from it."""
+def make_setup(config: TrainConfig, trust: Collection[str] = ()) -> Setup:
+    """Checks a configuration and builds the fixed part of a run from it; `trust` as for `make_learner`."""
     config = read_config(config)  # one that was built in Python may hold any type
     env, env_params, assignments = validate(config)
     wake_device().result()
@@ -29,7 +31,7 @@ def make_setup(config: TrainConfig) -> Setup:
     reset = config.reset if isinstance(config.reset, str) else ResetPool(config.reset)
     replicas = vectorize(env, config.num_envs, reset)
     policies = {name: make_policy(name, config, assignment) for name, assignment in assignments.items()}
-    return Setup(config, env, env_params, replicas, policies, choose_devices(config))
+    return Setup(config, env, env_params, replicas, policies, choose_devices(config), with_own(trust, config))
 
 
 def require_spaces(env: Env, params: Any) -> None:

@@ -15,6 +15,7 @@ from jax.experimental import multihost_utils
 
 from wdjax.checks import one_line
 from wdjax.train.config.schema import TrainConfig
+from wdjax.train.config.trust import require_trusted, with_own
 from wdjax.train.state.registry import read_config
 from wdjax.train.state.state import TrainState
 from wdjax.train.storage.folder import partial_file, read_json, require_same_run, write_whole, writing
@@ -143,6 +144,7 @@ def restore(
     host, name = read_host(manager, step), _name(manager, step)
     if config is not None and "config" in host:
         try:
+            require_trusted("it", host["config"], with_own((), config))
             begun = read_config(host["config"])
         except (ValueError, TypeError) as error:
             raise type(error)(f"{name}: {error}") from error
