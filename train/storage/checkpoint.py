@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,9 @@ from wdjax.train.config.trust import require_trusted, with_own
 from wdjax.train.state.registry import read_config
 from wdjax.train.state.state import TrainState
 from wdjax.train.storage.folder import partial_file, read_json, require_same_run, write_whole, writing
-from wdjax.train.storage.orbax_noise import silence
+from wdjax.train.storage.orbax_noise import silence, stop_leaks
 
+_BEGINNING = threading.Lock()  # one save begins at a time: orbax counts them in a variable of the process
 SIZES = "sizes.json"  # in the folder of a checkpoint: file -> bytes
 
 
@@ -39,6 +41,7 @@ def open_checkpoints(folder: Path, keep: int | None) -> Iterator[ocp.CheckpointM
         OSError: where the folder cannot be made, or the last checkpoint could not be saved.
     """
     silence()
+    stop_leaks()
     # Several processes wait for each other by names, which two managers that save at once must not share.
     names = ocp.options.MultiprocessingOptions(barrier_sync_key_prefix=folder.name)
     if keep is None:
@@ -74,7 +77,7 @@ def save(manager: ocp.CheckpointManager, step: int, state: TrainState, host: dic
     if step in manager.all_steps():
         return
     finish(manager)
-    with saving(manager):
+    with _BEGINNING, saving(manager):
         # The trainer donates the state to its next chunk, and on the CPU orbax reads the very buffers: hand it a copy.
         state = _copy(state)
         manager.save(step, args=ocp.args.Composite(state=ocp.args.StandardSave(state), host=ocp.args.JsonSave(host)))
