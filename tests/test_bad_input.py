@@ -121,7 +121,7 @@ POLICY = [
     ("network.encoder_options", [], "= []: must be a mapping"),
     ("optimizer", "adm", "= 'adm': did you mean 'adam'?"),
     ("optimizer", "Adam", "= 'Adam': did you mean 'adam'?"),
-    ("optimizer_epsilon", 0, "= 0.0: must be above 0"),
+    ("optimizer_epsilon", 0, "= 0.0: must be finite and above 0"),
     ("max_grad_norm", 0, "= 0.0: must be above 0"),
     ("max_grad_norm", -INF, "= -inf: must be above 0"),
     ("clip", "0.2.1", "= '0.2.1': must be a number"),
@@ -287,7 +287,8 @@ DDPG_NAMES = [
      "unknown field policies.agent.ddpg.twin_critic: did you mean 'twin_critics'?"),
 ]  # fmt: skip
 TAG = [
-    ({"env_params.num_runners": 10**9}, "rows of a rollout = 3200000006400: must be below 2**31: num_envs 64 x"),
+    ({"env_params.num_runners": 40_000, "num_envs": 6400},
+     "rows of a rollout = 12800640000: must be below 2**31: num_envs 6400 x"),
     ({"policies.runner": None}, "policies.runner = None: must be a mapping of fields"),
     ({"policies": {"tagger": {}}}, "policies: nobody plays runner[0], runner[1], runner[2] ..."),
     ({"policies.runner.agents": ["runner[0:9]"]}, "policies.runner.agents = 'runner[0:9]': must lie inside"),

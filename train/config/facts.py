@@ -31,6 +31,7 @@ _RULES: dict[str, Callable[[Any], bool]] = {
     "at least 0": lambda value: value >= 0,
     "at least 1": lambda value: value >= 1,
     "above 0": lambda value: value > 0,
+    "below 1": lambda value: value < 1,
     "at most 1": lambda value: value <= 1,
     "between 0 and 1": lambda value: 0 <= value <= 1,
     "below 2**31": lambda value: value < 2**31,
@@ -160,18 +161,28 @@ def require_allowed(path: str, config: Any, takes: Collection[str] = ()) -> None
     for name, (*blocks, field), value in leaves(config, path):
         if not all(is_taken(block, takes) for block in blocks):
             continue
-        allowed, values = field.metadata.get("allowed", ""), value if isinstance(value, tuple) else (value,)
-        rules = [rule for words, rule in _RULES.items() if words in allowed]
-        require(all(rule(number) for rule in rules for number in values), name, value, allowed)
-        if is_scheduled(field):
-            require_schedule(name, value)
+        require_value(name, field, value)
+
+
+def require_value(name: str, field: dataclasses.Field, value: Any) -> None:
+    """Raises ValueError, naming the field `name`, for a value that it may not have, or no sound schedule."""
+    allowed, values = field.metadata.get("allowed", ""), value if isinstance(value, tuple) else (value,)
+    if is_scheduled(field):
+        require_schedule(name, value)
+        values = [number for _, number in _points(value)]
+    rules = [rule for words, rule in _RULES.items() if words in allowed]
+    require(all(rule(number) for rule in rules for number in values), name, value, allowed)
 
 
 def require_schedule(path: str, schedule: Any) -> None:
     """Raises ValueError, naming the field `path`, for a schedule that is empty, unsorted, negative or not finite."""
-    points = [(0.0, schedule)] if isinstance(schedule, (int, float)) else schedule
+    points = _points(schedule)
     require(len(points) > 0, path, schedule, "a number or at least one [env_step, value] pair")
     steps, values = [step for step, _ in points], [value for _, value in points]
     sound = all(0 <= number <= _LARGEST for number in steps + values)
     require(sound, path, schedule, "finite and at least 0, within the range of float32")
     require(all(a < b for a, b in itertools.pairwise(steps)), path, schedule, "sorted by env_step, each once")
+
+
+def _points(schedule: Any) -> Any:
+    return [(0.0, schedule)] if isinstance(schedule, (int, float)) else schedule

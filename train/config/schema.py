@@ -91,18 +91,18 @@ class PolicyConfig:
     checkpoint: str = ""
     """what the policy begins with when a run is new: "runs/a" (the policy of its name there, at the newest checkpoint),
     "runs/a@best" or "runs/a@120" (another one), "runs/a:other" (another policy); empty: with random parameters"""
-    past_selves: int = static(0, allowed="at least 0")
+    past_selves: int = static(0, allowed="at least 0 and below 2**31")
     """self-play: how many earlier selves are kept for other policies to play against; 0: none (rollout/self_play.py)"""
-    past_selves_every: int = static(10, allowed="at least 1")
+    past_selves_every: int = static(10, allowed=_COUNT)
     """updates between two snapshots of the policy, each of which takes the place of the oldest"""
-    past_selves_fraction: Schedule = traced(0.5, logged=False)
+    past_selves_fraction: Schedule = traced(0.5, logged=False, allowed="at least 0 and below 1")
     """probability that an earlier self plays a block of replicas in a rollout: nothing is learned there; a
     number, or [env_step, value] pairs"""
     network: NetworkConfig = NetworkConfig()
     """its network"""
     optimizer: Literal["adam", "rmsprop", "sgd"] = "adam"
     """what shapes the clipped gradient before the learning rate multiplies it"""
-    optimizer_epsilon: float = static(1e-5, allowed="above 0")
+    optimizer_epsilon: float = static(1e-5, allowed="finite and above 0")
     """added to the denominator of adam and rmsprop"""
     learning_rate: Schedule = traced(3e-4)
     """a number, or [[env_step, value], ...]"""
@@ -133,9 +133,9 @@ class PolicyConfig:
     so many times as many others (negative); from all where there is no positive one; below 0: always from all"""
     action_distribution: Literal["gaussian", "squashed_gaussian"] = static("gaussian", on="on-policy", read=True)
     """in a Box: a normal one, its actions clipped to the box; or squashed into the box by tanh"""
-    epochs: int = static(1, on="minibatches", allowed="at least 1")
+    epochs: int = static(1, on="minibatches", allowed=_COUNT)
     """passes over a rollout"""
-    minibatches: int = static(1, on="minibatches", allowed="at least 1")
+    minibatches: int = static(1, on="minibatches", allowed=_COUNT)
     """gradient steps a pass; must divide a block's rows (rollout_length x num_envs / num_blocks x agents; without
     rollout_length where the network is recurrent: whole sequences stay together)"""
     ddpg: DDPGConfig = static(DDPGConfig(), on="DDPG")

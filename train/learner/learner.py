@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from wdjax.checks import require_integer
 from wdjax.env import Env
 from wdjax.train.config.schema import TrainConfig
 from wdjax.train.devices.collectives import num_shards, total
@@ -38,7 +39,7 @@ class Learner:
     update: Callable[..., tuple[TrainState, Metrics]]
     """update(state) -> (state, metrics): one rollout and its updates"""
     run: Callable[..., tuple[TrainState, Metrics]]
-    """run(state, num_updates=n) -> (state, metrics with a leading [n]): a scan over update"""
+    """run(state, num_updates=n) -> (state, metrics with a leading [n]): a scan over update; n is a whole number"""
     loaded: Callable[[], Mapping[str, PolicyState]] = dict
     """loaded() -> what policies with a checkpoint begin with, by name, as NumPy arrays; read when first asked for"""
 
@@ -77,11 +78,17 @@ def learner_of(setup: Setup) -> Learner:
     """Returns the learner of what `make_setup` has made."""
     start = jax.jit(functools.partial(init, setup), out_shardings=state_shardings(setup.num_devices))
     loaded = functools.cache(functools.partial(load_policies, setup))
+    updates = jax.jit(functools.partial(run, setup), static_argnames="num_updates")
+
+    def run_so_many(state: TrainState, num_updates: int) -> tuple[TrainState, Metrics]:
+        require_integer("num_updates", num_updates, 0)  # here: to jit 2.0 and True are the 2 and 1 that it has compiled
+        return updates(state, num_updates=int(num_updates))
+
     return Learner(
         setup=setup,
         init=(lambda key: start(key, loaded())) if begin_elsewhere(setup) else start,
         update=jax.jit(functools.partial(update, setup)),
-        run=jax.jit(functools.partial(run, setup), static_argnames="num_updates"),
+        run=run_so_many,
         loaded=loaded,
     )
 

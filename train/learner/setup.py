@@ -1,13 +1,15 @@
 """From a configuration to the fixed part of a run."""
 
+import math
 from collections.abc import Collection
 from typing import Any
 
 import jax
 from flax import nnx
 
+from wdjax.checks import require
 from wdjax.env import Env
-from wdjax.spaces import sample_shapes
+from wdjax.spaces import LARGEST, sample_shapes
 from wdjax.train.config.schema import TrainConfig
 from wdjax.train.config.trust import with_own
 from wdjax.train.devices.startup import wake_device
@@ -52,6 +54,8 @@ def make_policy(name: str, config: TrainConfig, assignment: Assignment) -> Polic
     check_encoder(f"policies.{name}.network", own.network, space, assignment.layout)
     built = building_config(own, assignment)
     network = nnx.eval_shape(lambda: algorithm.make_network(built, assignment, nnx.Rngs(jax.random.key(0))))
+    count = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(nnx.state(network)))
+    require(count <= LARGEST, f"policies.{name}.network: its parameters", count, f"at most {LARGEST} in all")
     distribution = make_distribution(assignment.action_space, own.action_distribution)
     encoder = encoder_class(own.network.encoder)
     kernels = algorithm.make_kernels(own, assignment, distribution, encoder) if config.kernels else None

@@ -243,7 +243,7 @@ def test_the_probability_ratio_is_1_before_the_first_step(states):
 
 def test_where_they_play_everywhere_nothing_moves(learner, states):
     before = states[0][2]
-    state, metrics = learner.update(with_hypers(before, **{"first.past_selves_fraction": 1.0}))
+    state, metrics = learner.update(with_hypers(before, **{"first.past_selves_fraction": 1 - 1e-6}))
     assert metrics["first/past_self_blocks"] == BLOCKS
     first = [s.policies["first"] for s in (state, before)]
     assert_equal((first[0].params, first[0].opt_state), (first[1].params, first[1].opt_state))
