@@ -7,7 +7,7 @@ from typing import Any
 
 from wdjax.checks import require_known
 from wdjax.train.config.reading import read_yaml, set_dotted
-from wdjax.train.config.schema import TrainConfig
+from wdjax.train.config.schema import TrainConfig, policy_fields
 from wdjax.train.config.trust import require_trusted, with_own
 from wdjax.train.learner.learner import Learner, learner_of
 from wdjax.train.learner.saved import read_named, read_run
@@ -49,6 +49,9 @@ def change_config(config: TrainConfig, *, trust: Collection[str] | None = None, 
 
 def _changed(raw: dict[str, Any], changes: dict[str, Any], trust: Collection[str] | None = None) -> TrainConfig:
     for name, value in changes.items():
+        inside = [] if name in TrainConfig.__dataclass_fields__ else policy_fields(name, raw.get("policies") or ())
+        if inside:
+            raise ValueError(f"unknown field {name}: did you mean {' or '.join(map(repr, inside))}?")
         set_dotted(raw, name, value)
     if trust is not None:
         require_trusted(", ".join(changes), raw, trust)

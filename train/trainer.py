@@ -71,7 +71,7 @@ class Trainer:
         self.callbacks = tuple(callbacks)
         self.learner = make_learner(config, trust)  # first: a configuration that is refused must leave no folder
         self.console = Console(quiet=quiet or not is_first())
-        if debug:
+        if debug and not (resume and (self.workdir / "config.yaml").exists()):  # that run has begun, whatever its game
             check_env(self.learner.env, params=self.learner.env_params)
         if not (self.workdir / "config.yaml").exists():
             _ = self.learner.loaded()  # likewise a policy's checkpoint, which only a new run reads
@@ -130,9 +130,13 @@ class Trainer:
         """Writes curves.png, and episode.gif where the environment has a drawing."""
         curves = save_curves(self.workdir, f"{self.config.env}: {self.workdir.name}")
         self._say(f"Wrote {curves}" if curves else f"No curves: {self.workdir}/metrics.jsonl holds no line")
-        with contextlib.suppress(NotImplementedError):  # an environment of one's own need not have a drawing
+        try:
             animation = save_episode(self.learner, self.state, self.workdir / "episode.gif", seed=self.config.seed)
             self._say(f"Wrote {animation}")
+        except NotImplementedError:  # an environment of one's own need not have a drawing
+            pass
+        except ValueError as error:  # the run is saved whole
+            self._say(f"No episode.gif: {error}")
 
     def _say(self, words: str) -> None:
         self.console.print(words, soft_wrap=True, markup=False)

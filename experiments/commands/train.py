@@ -1,10 +1,9 @@
 """wdjax train."""
 
 import dataclasses
-import itertools
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +12,7 @@ from rich.console import Console
 
 from wdjax.experiments.auto_scale import auto_scale, trial_table, what_changes
 from wdjax.experiments.cli import import_trainer
-from wdjax.experiments.commands.arguments import Modules, parse, require_preset
+from wdjax.experiments.commands.arguments import Modules, flags_of, parse, require_preset
 from wdjax.train import TrainConfig, load_config
 from wdjax.train.config.env_params import complete_env_params
 from wdjax.train.config.trust import with_own
@@ -68,11 +67,6 @@ def train(arguments: list[str]) -> None:
     trainer.train()
     if trainer.stopped:
         raise SystemExit(STOPPED)
-
-
-def flags_of(changes: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yields (flag, value) of "--flag value" and "--flag=value", before what the flags are is known."""
-    return itertools.pairwise(itertools.chain.from_iterable(word.split("=", 1) for word in changes))
 
 
 def named_modules(changes: Sequence[str]) -> list[str]:

@@ -6,9 +6,10 @@ others fix shapes and code paths. What else is true of a field stands at it, too
 
 import dataclasses
 import math
+from collections.abc import Iterable
 from typing import Any, Literal
 
-from wdjax.train.config.facts import Schedule, static, traced
+from wdjax.train.config.facts import Schedule, leaves, static, traced
 
 _COUNT = "at least 1 and below 2**31"
 
@@ -142,6 +143,14 @@ class PolicyConfig:
     """what only DDPG has"""
     options: Any = static(dict, code=True)
     """what an algorithm of your own takes (its `Options`), by name"""
+
+
+def policy_fields(name: str, policies: Iterable[str]) -> list[str]:
+    """Returns the dotted names of the fields that a bare name may stand for in policies, the nearest to the top:
+    "learning_rate", or "lr" -> ["policies.agent.learning_rate"]."""
+    name = {"lr": "learning_rate"}.get(name, name)
+    held = sorted((path for path, _, _ in leaves(PolicyConfig()) if path.split(".")[-1] == name), key=len)
+    return [f"policies.{policy}.{path}" for path in held[:1] for policy in policies]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,6 +28,8 @@ from wdjax.train.state.state import TrainState, current_hypers
 
 _LIBRARIES = tuple(str(Path(library.__file__).parent) for library in (jax, flax, optax))
 
+_LEARNING = str(Path(__file__).parents[1])  # what is made there comes of what was learned before
+
 
 def compile_checked(learner: Learner, num_updates: int) -> Callable[[TrainState], Any]:
     """Returns a program of `num_updates` updates, which compiles when first called and raises FailedCheckError."""
@@ -63,4 +65,6 @@ def nan_origin(setup: Setup, state: TrainState) -> str:
         return "no NaN is made: numbers grow until they are infinite"
     frames = [frame for frame in error.traceback_info.frames if not frame.file_name.startswith(_LIBRARIES)]
     place = f", at {frames[0].file_name}:{frames[0].line_num} ({frames[0].function_name})" if frames else ""
+    if frames and frames[0].file_name.startswith(_LEARNING):
+        place += ": in wdjax, from numbers that had grown too large (a smaller learning_rate?)"
     return f"{str(error).rstrip('.')}{place}"  # frames: innermost first

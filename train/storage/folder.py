@@ -57,7 +57,8 @@ def make_folder(workdir: Path, kind: Kind, resume: bool) -> bool:
     if held not in (None, kind):
         raise FileExistsError(f"{workdir} holds a {held.name} of {held.command}: name another --workdir")
     if held and not resume:
-        raise FileExistsError(f"{workdir} holds a {kind.name} already: resume it (--resume), or name another --workdir")
+        words = "resume it (--resume, in Python resume=True), or name another --workdir"
+        raise FileExistsError(f"{workdir} holds a {kind.name} already: {words}")
     with writing(workdir):
         workdir.mkdir(parents=True, exist_ok=True)
     return held is not None

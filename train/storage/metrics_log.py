@@ -143,11 +143,15 @@ def open_log(path: Path, size: int, say: Callable[[str], Any]) -> Iterator[Metri
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
     """Returns the objects of a metrics.jsonl, without a last line of which only a part is there (yet).
 
+    Args:
+        path: of the file, or of the folder of a run.
+
     Raises:
         ValueError: naming file and line, for one that is no JSON.
     """
-    rows = []
-    for number, line in enumerate(Path(path).read_text(encoding="utf8").splitlines(keepends=True), 1):
+    path, rows = Path(path), []
+    path = path / "metrics.jsonl" if path.is_dir() else path
+    for number, line in enumerate(path.read_text(encoding="utf8").splitlines(keepends=True), 1):
         try:
             rows.append(json.loads(line))
         except ValueError as error:
