@@ -14,7 +14,15 @@ from rich.console import Console
 from wdjax.checks import require
 from wdjax.env_checker import check_env
 from wdjax.train.config.schema import TrainConfig
-from wdjax.train.devices.processes import any_process, as_first, ending_with_others, is_first, on_first, wait_for_all
+from wdjax.train.devices.processes import (
+    any_process,
+    as_first,
+    ending_with_others,
+    is_first,
+    on_all,
+    on_first,
+    wait_for_all,
+)
 from wdjax.train.evaluation.episodes import Episodes, evaluation_metrics
 from wdjax.train.evaluation.evaluate import UnfinishedEpisodeError, evaluate
 from wdjax.train.evaluation.trajectory import save_episode
@@ -77,13 +85,18 @@ class Trainer:
             _ = self.learner.loaded()  # likewise a policy's checkpoint, which only a new run reads
         require_all_processes(self.learner.setup.num_devices)
         on_first(prepare_folder, self.workdir, config, resume, trust)
-        shared = (self.workdir / "config.yaml").exists()
-        require(shared, "workdir", str(self.workdir), "in a folder that all processes share")
+        on_all(self._require_shared)
         self.state: TrainState | None = None
         self._programs: dict[int, Program] = {}  # by number of updates
         self.best_score: float | None = None
         self.best_updates: int | None = None  # of the state with that score
         self.stopped = False  # whether a signal ended `train` early
+
+    def _require_shared(self) -> None:
+        shared = (self.workdir / "config.yaml").exists()
+        require(shared, "workdir", str(self.workdir), "in a folder that all processes share")
+        begun = load_run_config(self.workdir, self.learner.setup.trust)
+        require_same_run(begun, self.config, f"the run in {self.workdir} was begun with")
 
     def train(self) -> TrainState:
         """Runs until total_env_steps are done and draws, or until Ctrl-C or SIGTERM; saves. Returns the last state.
@@ -96,8 +109,7 @@ class Trainer:
         config = self.config
         with contextlib.ExitStack() as stack:
             lock = stack.enter_context(hold_folder(self.workdir)) if is_first() else None
-            begun = load_run_config(self.workdir, self.learner.setup.trust)  # nothing has held the folder since
-            require_same_run(begun, config, f"the run in {self.workdir} was begun with")
+            self._require_shared()  # nothing has held the folder since
             stop = stack.enter_context(stop_signals(self.console))  # first: closing waits for the last checkpoint
             checkpoints = stack.enter_context(open_checkpoints(self.workdir / "checkpoints", config.keep_checkpoints))
             best = stack.enter_context(open_checkpoints(self.workdir / "best", 1)) if config.best_by else None

@@ -56,8 +56,9 @@ def open_checkpoints(folder: Path, keep: int | None) -> Iterator[ocp.CheckpointM
     try:
         yield manager
     except BaseException:
-        with contextlib.suppress(Exception):  # what is under way already says more than what closing would
-            manager.close()
+        if jax.process_count() == 1:  # of several, each would wait here for the others, who may be waiting for it
+            with contextlib.suppress(Exception):  # what is under way already says more than what closing would
+                manager.close()
         raise
     with saving(manager):
         manager.close()
