@@ -14,6 +14,7 @@ def import_when_used(package: str) -> tuple[Callable[[str], Any], Callable[[], l
     """
     tree = ast.parse(sys.modules[package].__spec__.loader.get_source(package))
     imports = [line for node in tree.body if isinstance(node, ast.If) for line in node.body]
+    imports = [line for line in imports if isinstance(line, ast.ImportFrom)]
     home = {
         alias.name: f"{package}.{alias.name}" if line.module == package else line.module
         for line in imports
