@@ -231,7 +231,3 @@ def test_a_checkout_without_links_says_so(without_links, command):
     last = result.stderr.strip().splitlines()[-1]
     assert "symbolic links, and this checkout holds none" in last
     assert "core.symlinks=true" in last
-
-
-def test_the_build_looks_at_the_checkout():
-    assert run_python("import runpy, sys; sys.argv = ['setup.py', '--version']; runpy.run_path('setup.py')").strip()
