@@ -41,7 +41,7 @@ from wdjax.train.storage.checkpoint import (
     restore_newest,
     save,
 )
-from wdjax.train.storage.folder import read_json, write_config, write_whole
+from wdjax.train.storage.folder import read_json, require_fields, write_config, write_whole
 from wdjax.train.storage.metrics_log import open_log, read_metrics, summarize
 
 Between = Callable[[TrainState, list[Row], list[Row]], tuple[TrainState, list[Row]]]
@@ -251,6 +251,9 @@ def find_turn(workdir: Path, number: int) -> tuple[Path, dict[str, Any], int]:
     newest = None
     for file in sorted(workdir.rglob("members.json")):
         content = read_json(file)
+        require_fields(file, content, size=int, members=list)
+        for member in content["members"]:
+            require_fields(file, member, member=int, seed=int, values=dict)
         numbers = [member["member"] for member in content["members"]]
         if number in numbers and any((file.parent / "checkpoints").glob("[0-9]*")):
             newest = file.parent, content, numbers.index(number)
@@ -273,7 +276,9 @@ def load_member(workdir: str | Path, number: int, trust: Collection[str] = ()) -
     file = workdir / "sweep.yaml"
     if not file.is_file():
         raise FileNotFoundError(f"{workdir} holds no sweep: {file} is missing")
-    values = read_yaml(file)["config"]
+    asked = read_yaml(file)
+    require_fields(file, asked, config=dict)
+    values = asked["config"]
     require_trusted(str(file), values, trust)
     base = read_config(values)
     folder, content, place = find_turn(workdir, number)

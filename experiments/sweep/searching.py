@@ -37,7 +37,7 @@ from wdjax.experiments.sweep.table import best_member, draw_curves, last_known, 
 from wdjax.train.config.schema import TrainConfig
 from wdjax.train.host.loop import Row
 from wdjax.train.load import change_config
-from wdjax.train.storage.folder import dump_config, read_json, write_whole
+from wdjax.train.storage.folder import dump_config, read_json, require_fields, write_whole
 
 
 def search(
@@ -149,7 +149,11 @@ def read_batch(folder: Path) -> list[tuple[int, Point]] | None:
     file = folder / "batch.json"
     if not file.exists():
         return None
-    return [(trial["trial"], trial["values"]) for trial in read_json(file)]
+    begun = {"trials": read_json(file)}
+    require_fields(file, begun, trials=list)
+    for trial in begun["trials"]:
+        require_fields(file, trial, trial=int, values=dict)
+    return [(trial["trial"], trial["values"]) for trial in begun["trials"]]
 
 
 def write_batch(folder: Path, proposed: list[tuple[int, Point]]) -> list[tuple[int, Point]]:

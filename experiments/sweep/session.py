@@ -21,7 +21,7 @@ from wdjax.train.host.loop import Row
 from wdjax.train.host.progress import announce, progress_bar
 from wdjax.train.host.signals import stop_signals
 from wdjax.train.state.policy import Setup
-from wdjax.train.storage.folder import read_json, write_whole
+from wdjax.train.storage.folder import read_json, require_fields, write_whole
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +88,9 @@ def prepare_turns(
     once, and kept in the folder."""
     file = folder / "size.json"
     if file.exists():
-        size = read_json(file)["members_at_once"]
+        content = read_json(file)
+        require_fields(file, content, members_at_once=int)
+        size = content["members_at_once"]
         words = f"a divisor of {size}, the members that go at once since the sweep was begun"
         require(size % host.num_devices == 0, "devices", host.num_devices, words)
     else:

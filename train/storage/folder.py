@@ -142,6 +142,13 @@ def read_json(file: Path) -> Any:
         raise ValueError(f"{file} holds no JSON: {error}") from error
 
 
+def require_fields(file: Path, content: Any, **kinds: type) -> None:
+    """Raises ValueError, naming the file, where what it holds is no mapping with these fields, each of its kind."""
+    for name, kind in kinds.items():
+        if not (isinstance(content, Mapping) and isinstance(content.get(name), kind)):
+            raise ValueError(f"{file} is damaged: it must hold {name}, a {kind.__name__}")
+
+
 def partial_file(file: Path) -> Path:
     """Returns where `write_whole` writes first."""
     return file.with_name(f"{file.name}.tmp")

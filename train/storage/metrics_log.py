@@ -147,7 +147,7 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
         path: of the file, or of the folder of a run.
 
     Raises:
-        ValueError: naming file and line, for one that is no JSON.
+        ValueError: naming file and line, for one that is no JSON, or no object.
     """
     path, rows = Path(path), []
     path = path / "metrics.jsonl" if path.is_dir() else path
@@ -157,4 +157,7 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
         except ValueError as error:
             if line.endswith("\n"):
                 raise ValueError(f"{path}, line {number}, is no JSON: {error}") from error
+            break
+        if not isinstance(rows[-1], dict):
+            raise ValueError(f"{path}, line {number}, must hold a mapping, not {rows[-1]!r}")
     return rows
