@@ -8,7 +8,8 @@ import pytest
 from refusals import refusal
 
 import wdjax
-from wdjax.train import load_config, make_learner, with_hypers
+from wdjax.rendering import save_gif, save_png
+from wdjax.train import load_config, make_learner, read_metrics, save_episode, with_hypers
 from wdjax.train.state.registry import make_hypers
 from wdjax.train.state.state import TrainState
 
@@ -90,3 +91,46 @@ def test_a_configuration_holds_no_number_that_no_run_could_have(preset, changes,
 def test_a_network_has_parameters_that_can_be_counted():
     config = load_config("cartpole_ppo", **{f"{AGENT}.network.hidden_sizes": [2**31 - 1]})
     assert "policies.agent.network: its parameters = " in refusal(make_learner, config)
+
+
+@pytest.mark.parametrize(("write", "name", "suffix"), [
+    (save_gif, "x.mp4", ".gif"), (save_png, "x.jpg", ".png"), (save_gif, "x", ".gif"),
+])  # fmt: skip
+def test_a_picture_is_what_its_name_says(tmp_path, write, name, suffix):
+    env, params = wdjax.make("cartpole")
+    _, state = env.reset(jax.random.key(0), params)
+    states = jax.tree.map(lambda leaf: leaf[None], state) if write is save_gif else state
+    assert f"must be a file that ends in {suffix}" in refusal(write, tmp_path / name, env, states, params)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_episode_is_written_as_a_gif_or_as_arrays():
+    assert "must be a file that ends in .gif or .npz" in refusal(save_episode, None, None, "x.mp4")
+
+
+def test_metrics_are_read_from_the_folder_of_a_run(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"updates": 1}\n')
+    assert read_metrics(tmp_path) == read_metrics(tmp_path / "metrics.jsonl") == [{"updates": 1}]
+
+
+@pytest.mark.parametrize(("text", "words"), [
+    ("raise KeyError('mine')", "KeyError: 'mine'"), ("def f(:", "SyntaxError"),
+    ("raise SystemExit(3)", "SystemExit: 3"),
+    ("import nowhere_at_all", "No module named 'nowhere_at_all'"),
+])  # fmt: skip
+def test_a_module_of_ones_own_that_fails_is_a_sentence(tmp_path, monkeypatch, text, words):
+    (tmp_path / "fails_at_once.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    named = {f"{AGENT}.network.encoder": "fails_at_once:E"}
+    assert words in refusal(load_config, "cartpole_ppo", **named)
+
+
+def test_a_drawing_of_ones_own_that_fails_ends_no_run(tmp_path, monkeypatch, capsys):
+    from wdjax.train import Trainer
+
+    def fails(*_, **__):
+        raise ValueError("Mine.draw raises KeyError: 'x'")
+
+    monkeypatch.setattr("wdjax.train.trainer.save_episode", fails)
+    Trainer(learner().config, tmp_path / "run").draw()
+    assert "No episode.gif: Mine.draw raises KeyError" in capsys.readouterr().out
