@@ -2,8 +2,6 @@
 nobody gets back."""
 
 import asyncio
-import contextlib
-import ctypes
 import functools
 import logging
 import sys
@@ -17,8 +15,6 @@ try:  # for every save it makes specs of stores and reads statistics
     from orbax.checkpoint._src.serialization import tensorstore_utils
 except ImportError:  # not in this version
     tensorstore_utils = types.ModuleType("tensorstore_utils")
-
-_ARENA_MAX = -8  # of glibc's malloc.h
 
 
 @functools.cache  # once in a process: the threads may speak long after the call that failed
@@ -49,14 +45,11 @@ def _from_orbax(trace: Any) -> bool:
 @functools.cache
 def stop_leaks() -> None:
     """Keeps orbax from asking tensorstore for JSON: Python never gets back its strings (0.1.86 and all before), which
-    are 360 bytes for each array of a save and 15 kB for its statistics; a run of a week would grow by gigabytes. And
-    glibc keeps its memory apart for each of the threads that orbax makes anew for every save: 20 kB a save stay."""
+    are 360 bytes for each array of a save and 15 kB for its statistics; a run of a week would grow by gigabytes."""
     if hasattr(tensorstore_utils, "get_tensorstore_raw_bytes"):  # statistics that nobody reads here
         tensorstore_utils.get_tensorstore_raw_bytes = lambda *_, **__: 0
     if hasattr(tensorstore_utils, "ts"):
         tensorstore_utils.ts = _Instead(tensorstore, KvStore=_Instead(tensorstore.KvStore, Spec=_spec))
-    with contextlib.suppress(AttributeError, OSError):  # another C library has none of this
-        ctypes.CDLL(None).mallopt(_ARENA_MAX, 1)
 
 
 class _Instead:

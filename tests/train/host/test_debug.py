@@ -86,5 +86,5 @@ def test_where_a_nan_is_made_is_said_with_what_it_comes_of():
     inner, game, learner = (SimpleNamespace(file_name=file, line_num=3, function_name="f") for file in
                             (jax.__file__, toy_clock.__file__, debug.__file__))  # fmt: skip
     assert debug.place_of([inner, game, learner]) == f", at {toy_clock.__file__}:3 (f)"
-    assert debug.place_of([inner, learner, game]).endswith("numbers that had grown too large (a smaller learning_rate?)")
+    assert debug.place_of([inner, learner, game]).endswith("(a smaller learning_rate?)")
     assert debug.place_of([inner]) == ""
