@@ -168,10 +168,11 @@ def require_value(name: str, field: dataclasses.Field, value: Any) -> None:
     """Raises ValueError, naming the field `name`, for a value that it may not have, or no sound schedule."""
     allowed, values = field.metadata.get("allowed", ""), value if isinstance(value, tuple) else (value,)
     if is_scheduled(field):
-        require_schedule(name, value)
         values = [number for _, number in _points(value)]
     rules = [rule for words, rule in _RULES.items() if words in allowed]
     require(all(rule(number) for rule in rules for number in values), name, value, allowed)
+    if is_scheduled(field):
+        require_schedule(name, value)
 
 
 def require_schedule(path: str, schedule: Any) -> None:
