@@ -31,7 +31,7 @@ _REGISTRY: dict[str, type[Env] | Env] = {
 }
 
 # What stands before the colon in the name of another library's environment -> the module whose `make` builds it.
-_LIBRARIES = {"gymnax": "wdjax.adapters._from_gymnax", "jaxmarl": "wdjax.adapters._from_jaxmarl"}
+LIBRARIES = {"gymnax": "wdjax.adapters._from_gymnax", "jaxmarl": "wdjax.adapters._from_jaxmarl"}
 
 __all__ = [
     "Acrobot", "CartPole", "ContinuousMountainCar", "MountainCar", "Pendulum", "TagContinuous", "TagGridworld",
@@ -76,8 +76,8 @@ def make(name: str, **arguments: Any) -> tuple[Env, Any]:
     """
     if isinstance(name, str) and ":" in name and name not in _REGISTRY:
         library, name = name.split(":", 1)
-        require_known("library", library, _LIBRARIES)
-        return importlib.import_module(_LIBRARIES[library]).make(name, **arguments)
+        require_known("library", library, LIBRARIES)
+        return importlib.import_module(LIBRARIES[library]).make(name, **arguments)
     require_known("environment", name, _REGISTRY)
     source = _REGISTRY[name]
     static, changes = split_arguments(source, arguments)

@@ -13,6 +13,7 @@ from wdjax.checks import did_you_mean, one_line
 from wdjax.train.devices.processes import STOPPED, leaving
 from wdjax.train.devices.startup import no_garbage_collection, wake_device
 from wdjax.train.host.failures import FAILURES
+from wdjax.version import __version__
 
 USAGE = """\
 usage: wdjax COMMAND ...
@@ -24,7 +25,7 @@ usage: wdjax COMMAND ...
   wdjax bench [ROW ...] [--tier TIER ...] [--small] [--json FILE]     speed: env steps/s of the benchmark suite's rows
   wdjax list                                                          environments and presets
 
-wdjax COMMAND --help tells more; wdjax train PRESET --help lists every field of the preset.
+wdjax --version; wdjax COMMAND --help tells more; wdjax train PRESET --help lists every field of the preset.
 WDJAX_TRACEBACK=1 shows where in the code an error was raised."""
 
 # module and function; imported when they are asked for, which takes a second and more
@@ -46,6 +47,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE)
         raise SystemExit(0 if arguments else 2)
+    if arguments == ["--version"]:
+        print(f"wdjax {__version__}")
+        return
     try:
         with leaving():
             call(*arguments)

@@ -62,13 +62,24 @@ COMMANDS = [
     ([*TRAIN, AGENT + "network.hidden-sizes", "0"], "policies.agent.network.hidden_sizes = (0,): must be widths of"),
     ([*TRAIN, AGENT + "network.hidden-sizes", "64,64"], "Error parsing --policies.agent.network.hidden-sizes: Could"),
     ([*TRAIN, AGENT + "checkpoint", "none"], "policies.agent.checkpoint = 'none': none holds no run"),
+    ([*TRAIN, "--lr", "1e-3"], "Unrecognized options: --lr, 1e-3: did you mean --policies.agent.learning-rate?"),
+    ([*TRAIN, "--learning_rate=1"], "did you mean --policies.agent.learning-rate?"),
+    ([*TRAIN, AGENT + "lr", "1e-3"], "did you mean --policies.agent.learning-rate?"),
+    ([*TRAIN, AGENT + "hidden-sizes", "8"], "did you mean --policies.agent.network.hidden-sizes?"),
+    (["train", "tag_small", "--lr", "1"], "--policies.tagger.learning-rate or --policies.runner.learning-rate?"),
+    ([*TRAIN, AGENT + "network.encoder", ".mod:X"], "'.mod:X': must be \"package.module:Name\", a whole import path"),
+    ([*TRAIN, "--workdir", ""], "--workdir = '': must be a path"),
+    ([*SWEEP, "--workdir="], "--workdir = '': must be a path"),
+    ([*SWEEP, "--set", "learning_rate=1,2"], "learning_rate: did you mean 'policies.agent.learning_rate'?"),
+    ([*SWEEP, "--search", "4"], "--set = (): must be given with --search: --set FIELD=VALUE,VALUE of a field at least"),
+    ([*SWEEP, "--pbt", "1"], "--pbt = 1: must be at least 2 members"),
     ([*TRAIN, "--resme"], "Unrecognized options: --resme: did you mean --resume?"),
     ([*TRAIN, "--resume", "yes"], "Unrecognized options: yes, after --resume (see --help)"),
     ([*TRAIN, "--workdir"], "Missing value for argument '--workdir'. Expected 1 values (see --help)"),
     ([*TRAIN, "--workdir", "a file"], "workdir = a file: must be a folder that can be written (File exists)"),
     ([*TRAIN, "--workdir", "a file/run"], "workdir = a file/run: must be a folder that can be written (Not a"),
     ([*TRAIN, "--workdir", "/proc/run"], "workdir = /proc/run: must be a folder that can be written"),
-    ([*TRAIN, "--workdir", "run"], "run holds a run already: resume it (--resume), or name another --workdir"),
+    ([*TRAIN, "--workdir", "run"], "run holds a run already: resume it (--resume, in Python resume=True)"),
     ([*TRAIN, "--workdir", "run", "--resume", "--num-envs", "50"], "num_envs = 50: the run in run was begun with 100"),
     ([*TRAIN, "--workdir", "run", "--resume", "--seed", "1"], "seed = 1: the run in run was begun with 0"),
     (["train", "pendulum", "--workdir", "run", "--resume"], "the run in run was begun with "),
@@ -99,7 +110,7 @@ COMMANDS = [
     ([*SWEEP, "--devices", "99"], "devices = 99: must be at most 8, as many as jax sees"),
     ([*SWEEP, "--pbt", "4", "--search", "4"], "--pbt = 4: must be 0 (left out) with --search"),
     ([*SWEEP, "--pbt", "-1"], "--pbt = -1: must be at least 0"),
-    ([*SWEEP, "--pbt", "4"], "values = {}: must be several of at least one field, or a range: what --pbt changes"),
+    ([*SWEEP, "--pbt", "4"], "--set = (): must be given with --pbt: --set FIELD=VALUE,VALUE of a field at least"),
     ([*SWEEP, "--pbt", "4", "--set", "num_envs=4,8"], "unknown hyperparameter that a run can change 'num_envs'"),
     ([*SWEEP, "--pbt", "4", "--seeds", "2"], "--seeds = 2: must be 1 (left out) with --pbt"),
     ([*SWEEP, "--pbt", "4", "--pbt-fraction", "1"], "fraction = 1.0: must be above 0 and at most 0.5"),
@@ -185,3 +196,8 @@ def test_a_process_ends_with_status_2(folder):
     assert ended.stderr.startswith("wdjax: num_envs = 0: must be at least 1")
     assert ended.stderr.count("\n") == 1
     assert contents() == before
+
+
+def test_the_version_is_told(capsys):
+    main(["--version"])
+    assert capsys.readouterr().out == f"wdjax {wdjax.__version__}\n"

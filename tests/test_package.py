@@ -207,3 +207,27 @@ def test_installed_wheel_trains_elsewhere(built, tmp_path):
     python = str(environment / "bin" / "python")
     step = f"import sys; sys.argv = ['', {str(site)!r}]\n" + TRAINING_STEP
     assert str(site) in run_python(step, python, elsewhere, PYTHONPATH="")
+
+
+# --- a checkout without symbolic links, as git makes it on Windows ---
+
+
+@pytest.fixture
+def without_links(tmp_path):
+    """What such a checkout holds at its top: in the place of a link, a file with what it points to."""
+    (tmp_path / "wdjax").mkdir()
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "wdjax/__init__.py", "wdjax/lazy.py"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    shutil.copy(ROOT / "wdjax" / "version.py", tmp_path / "wdjax")
+    for name in FOLDERS:
+        (tmp_path / "wdjax" / name).write_text(f"../{name}")
+    return tmp_path
+
+
+@pytest.mark.parametrize("command", [["setup.py", "--version"], ["-c", "import wdjax"]])
+def test_a_checkout_without_links_says_so(without_links, command):
+    result = subprocess.run([sys.executable, *command], cwd=without_links, capture_output=True, text=True, check=False)
+    assert result.returncode == 1
+    last = result.stderr.strip().splitlines()[-1]
+    assert "symbolic links, and this checkout holds none" in last
+    assert "core.symlinks=true" in last

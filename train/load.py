@@ -1,27 +1,31 @@
 """Presets as checked configurations, and what runs have saved."""
 
 import dataclasses
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from wdjax.checks import require_known
 from wdjax.train.config.reading import read_yaml, set_dotted
-from wdjax.train.config.schema import TrainConfig
+from wdjax.train.config.schema import TrainConfig, policy_fields
+from wdjax.train.config.trust import require_trusted, with_own
 from wdjax.train.learner.learner import Learner, learner_of
 from wdjax.train.learner.saved import read_named, read_run
 from wdjax.train.learner.validate import validate
 from wdjax.train.state.registry import read_config
 from wdjax.train.state.state import TrainState
-from wdjax.train.storage.folder import without_version
+from wdjax.train.storage.folder import CONFIG, trusted_values, without_version
 
 PRESETS = Path(__file__).parents[1] / "experiments" / "configs"
 
 
-def load_config(preset: str | Path, **changes: Any) -> TrainConfig:
+def load_config(preset: str | Path, *, trust: Collection[str] = (), **changes: Any) -> TrainConfig:
     """Reads a preset, applies changes, and checks the result.
 
     Args:
         preset: the name of a preset (`list_presets`), or the path of a YAML file.
+        trust: modules of one's own that a run's config.yaml may name, as for `load_run`; any other file is a preset of
+            one's own, which may name all.
         **changes: fields of TrainConfig; dotted names reach inside: {"policies.runner.learning_rate": 1e-3}.
 
     Raises:
@@ -29,17 +33,28 @@ def load_config(preset: str | Path, **changes: Any) -> TrainConfig:
         TypeError: for a value of the wrong type.
         FileNotFoundError: where a path leads nowhere.
     """
-    return _changed(without_version(read_yaml(preset_path(preset))), changes)
+    path = preset_path(preset)
+    raw = trusted_values(path, trust) if path.name == CONFIG else without_version(read_yaml(path))
+    return _changed(raw, changes)
 
 
-def change_config(config: TrainConfig, **changes: Any) -> TrainConfig:
-    """Returns a configuration with changes, named, checked and refused as by `load_config`."""
-    return _changed(dataclasses.asdict(config), changes)
+def change_config(config: TrainConfig, *, trust: Collection[str] | None = None, **changes: Any) -> TrainConfig:
+    """Returns a configuration with changes, named, checked and refused as by `load_config`.
+
+    Args:
+        trust: modules that changes which were read from a folder may name; None: they are the user's word.
+    """
+    return _changed(dataclasses.asdict(config), changes, None if trust is None else with_own(trust, config))
 
 
-def _changed(raw: dict[str, Any], changes: dict[str, Any]) -> TrainConfig:
+def _changed(raw: dict[str, Any], changes: dict[str, Any], trust: Collection[str] | None = None) -> TrainConfig:
     for name, value in changes.items():
+        inside = [] if name in TrainConfig.__dataclass_fields__ else policy_fields(name, raw.get("policies") or ())
+        if inside:
+            raise ValueError(f"unknown field {name}: did you mean {' or '.join(map(repr, inside))}?")
         set_dotted(raw, name, value)
+    if trust is not None:
+        require_trusted(", ".join(changes), raw, trust)
     config = read_config(raw)
     validate(config)
     return config
@@ -63,21 +78,26 @@ def preset_path(preset: str | Path) -> Path:
     return PRESETS / f"{preset}.yaml"
 
 
-def load_run(run_folder: str | Path, best: bool = False, num_updates: int | None = None) -> tuple[Learner, TrainState]:
+def load_run(
+    run_folder: str | Path, best: bool = False, num_updates: int | None = None, trust: Collection[str] = ()
+) -> tuple[Learner, TrainState]:
     """Returns the learner of a run, on one device, and the state of its newest checkpoint.
 
     Args:
         best: of its best one.
         num_updates: of the one after so many updates.
+        trust: names of modules of one's own, with all that is inside of them: a run may name code of these, of
+            installed packages that announce it, and of wdjax, as its encoder, algorithm or environment.
 
     Raises:
         FileNotFoundError: where there is no run, or no such checkpoint in it.
+        ValueError: where it names code of another module; nothing of that has been imported.
     """
-    setup, state = read_run(run_folder, best, num_updates)
+    setup, state = read_run(run_folder, best, num_updates, trust)
     return learner_of(setup), state
 
 
-def load_named(run: str, default: str = "newest") -> tuple[Learner, TrainState]:
+def load_named(run: str, default: str = "newest", trust: Collection[str] = ()) -> tuple[Learner, TrainState]:
     """Returns what `load_run` does, of a checkpoint named as for `split_checkpoint`: "runs/a@best"."""
-    setup, state = read_named(run, default)
+    setup, state = read_named(run, default, trust)
     return learner_of(setup), state

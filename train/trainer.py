@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,15 @@ from rich.console import Console
 from wdjax.checks import require
 from wdjax.env_checker import check_env
 from wdjax.train.config.schema import TrainConfig
-from wdjax.train.devices.processes import any_process, as_first, ending_with_others, is_first, on_first, wait_for_all
+from wdjax.train.devices.processes import (
+    any_process,
+    as_first,
+    ending_with_others,
+    is_first,
+    on_all,
+    on_first,
+    wait_for_all,
+)
 from wdjax.train.evaluation.episodes import Episodes, evaluation_metrics
 from wdjax.train.evaluation.evaluate import UnfinishedEpisodeError, evaluate
 from wdjax.train.evaluation.trajectory import save_episode
@@ -50,6 +58,8 @@ class Trainer:
         callbacks: functions of (trainer, row), called after every chunk with what was written to metrics.jsonl.
         quiet: no progress bar and no words.
         debug: slow checks, on one device (train/host/debug.py).
+        trust: modules of one's own, beside those that `config` names, of which a run may name code that one of its
+            policies begins with (`load_run`).
 
     Raises:
         FileExistsError: where the folder holds a run and `resume` is false.
@@ -59,7 +69,7 @@ class Trainer:
 
     def __init__(
         self, config: TrainConfig, workdir: str | Path, resume: bool = False, callbacks: Sequence[Callback] = (),
-        quiet: bool = False, debug: bool = False,
+        quiet: bool = False, debug: bool = False, trust: Collection[str] = (),
     ):  # fmt: skip
         self.config = config = read_config(config)  # one built in Python may hold 1e6 for 1_000_000
         if debug:
@@ -67,21 +77,26 @@ class Trainer:
         self.debug = debug
         self.workdir = Path(workdir)
         self.callbacks = tuple(callbacks)
-        self.learner = make_learner(config)  # first: a configuration that is refused must leave no folder
+        self.learner = make_learner(config, trust)  # first: a configuration that is refused must leave no folder
         self.console = Console(quiet=quiet or not is_first())
-        if debug:
+        if debug and not (resume and (self.workdir / "config.yaml").exists()):  # that run has begun, whatever its game
             check_env(self.learner.env, params=self.learner.env_params)
         if not (self.workdir / "config.yaml").exists():
             _ = self.learner.loaded()  # likewise a policy's checkpoint, which only a new run reads
         require_all_processes(self.learner.setup.num_devices)
-        on_first(prepare_folder, self.workdir, config, resume)
-        shared = (self.workdir / "config.yaml").exists()
-        require(shared, "workdir", str(self.workdir), "in a folder that all processes share")
+        on_first(prepare_folder, self.workdir, config, resume, trust)
+        on_all(self._require_shared)
         self.state: TrainState | None = None
         self._programs: dict[int, Program] = {}  # by number of updates
         self.best_score: float | None = None
         self.best_updates: int | None = None  # of the state with that score
         self.stopped = False  # whether a signal ended `train` early
+
+    def _require_shared(self) -> None:
+        shared = (self.workdir / "config.yaml").exists()
+        require(shared, "workdir", str(self.workdir), "in a folder that all processes share")
+        begun = load_run_config(self.workdir, self.learner.setup.trust)
+        require_same_run(begun, self.config, f"the run in {self.workdir} was begun with")
 
     def train(self) -> TrainState:
         """Runs until total_env_steps are done and draws, or until Ctrl-C or SIGTERM; saves. Returns the last state.
@@ -95,8 +110,7 @@ class Trainer:
         with contextlib.ExitStack() as stack:
             stack.enter_context(telling(self._say))
             lock = stack.enter_context(hold_folder(self.workdir)) if is_first() else None
-            begun = load_run_config(self.workdir)  # nothing held the folder since it was looked at
-            require_same_run(begun, config, f"the run in {self.workdir} was begun with")
+            self._require_shared()  # nothing has held the folder since
             stop = stack.enter_context(stop_signals(self.console))  # first: closing waits for the last checkpoint
             checkpoints = stack.enter_context(open_checkpoints(self.workdir / "checkpoints", config.keep_checkpoints))
             best = stack.enter_context(open_checkpoints(self.workdir / "best", 1)) if config.best_by else None
@@ -129,9 +143,13 @@ class Trainer:
         """Writes curves.png, and episode.gif where the environment has a drawing."""
         curves = save_curves(self.workdir, f"{self.config.env}: {self.workdir.name}")
         self._say(f"Wrote {curves}" if curves else f"No curves: {self.workdir}/metrics.jsonl holds no line")
-        with contextlib.suppress(NotImplementedError):  # an environment of one's own need not have a drawing
+        try:
             animation = save_episode(self.learner, self.state, self.workdir / "episode.gif", seed=self.config.seed)
             self._say(f"Wrote {animation}")
+        except NotImplementedError:  # an environment of one's own need not have a drawing
+            pass
+        except ValueError as error:  # the run is saved whole
+            self._say(f"No episode.gif: {error}")
 
     def _say(self, words: str) -> None:
         self.console.print(words, soft_wrap=True, markup=False)

@@ -7,10 +7,17 @@
 Names are imported when first used, so that `import wdjax` is quick and touches no device.
 """
 
+import os
 from typing import TYPE_CHECKING
 
 from wdjax.lazy import import_when_used
 from wdjax.version import __version__  # noqa: F401
+
+if not os.path.isdir(os.path.join(os.path.dirname(__file__), "envs")):
+    raise ImportError(
+        "wdjax/envs, train and experiments are symbolic links, and this checkout holds none: check out again "
+        "with git -c core.symlinks=true clone, on Linux, macOS or in WSL2"
+    )
 
 if TYPE_CHECKING:
     from wdjax import adapters, envs, experiments, train

@@ -57,6 +57,7 @@ def save_png(path: str | pathlib.Path, env: Env, state: Any, params: Any, size: 
     """Writes the picture of one state as a PNG; makes the folder where there is none. Arguments as for `render`."""
     from PIL import Image
 
+    _require_suffix(path, ".png")
     picture = Image.fromarray(render(env, state, params, size))
     pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
     picture.save(path, format="PNG")
@@ -82,6 +83,7 @@ def save_gif(
         NotImplementedError: where the environment has no drawing.
         ValueError, TypeError: where states are not states of `env`, or another argument is out of range.
     """
+    _require_suffix(path, ".gif")
     require(0 < fps <= 50, "fps", fps, "above 0 and at most 50")
     require(hold >= 0, "hold", hold, "at least 0")
     require_integer("trail", trail, 0)
@@ -95,6 +97,10 @@ def save_gif(
     pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
     first = next(frames)
     first.save(path, format="GIF", save_all=True, append_images=frames, duration=durations, loop=0, optimize=False)
+
+
+def _require_suffix(path: str | pathlib.Path, suffix: str) -> None:
+    require(pathlib.Path(path).suffix.lower() == suffix, "path", str(path), f"a file that ends in {suffix}")
 
 
 def draw_frames(

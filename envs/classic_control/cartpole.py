@@ -93,7 +93,7 @@ def dynamics(state: State, action: jax.Array, params: Params) -> State:
         s = (F + ml w^2 sin th) / M,  alpha = (g sin th - s cos th) / (l (4/3 - mp cos^2 th / M)),
         a = s - ml alpha cos th / M.
     """
-    force = jnp.where(action == 1, params.force_mag, -params.force_mag)
+    force = jnp.where(jnp.asarray(action) == 1, params.force_mag, -params.force_mag)
     cos, sin = jnp.cos(state.theta), jnp.sin(state.theta)
     push = (force + params.polemass_length * state.theta_dot**2 * sin) / params.total_mass
     theta_acc = (params.gravity * sin - cos * push) / (

@@ -16,7 +16,7 @@ from flax import struct
 
 from wdjax.checks import require, require_bool, require_finite, require_integer
 from wdjax.env import Env
-from wdjax.envs.tag.moves import Arrays, level, wrap
+from wdjax.envs.tag.moves import Arrays, level, require_pairs, wrap
 from wdjax.envs.tag.scripted import chase_in_plane, flee_in_plane
 from wdjax.neighbors import neighbor_rows
 from wdjax.spaces import Box, Dict, MultiDiscrete
@@ -89,6 +89,7 @@ class TagContinuous(Env):
     def __post_init__(self):
         require_integer("num_taggers", self.num_taggers, 1)
         require_integer("num_runners", self.num_runners, 1)
+        require_pairs(self.num_agents)
         require_integer("num_acceleration_levels", self.num_acceleration_levels, 0)
         require_integer("num_turn_levels", self.num_turn_levels, 0)
         require_integer("num_other_agents_observed", self.num_other_agents_observed, 1)

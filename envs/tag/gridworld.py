@@ -15,7 +15,7 @@ from flax import struct
 
 from wdjax.checks import require, require_bool, require_finite, require_integer
 from wdjax.env import Env
-from wdjax.envs.tag.moves import X_STEPS, Y_STEPS, Arrays
+from wdjax.envs.tag.moves import X_STEPS, Y_STEPS, Arrays, require_pairs
 from wdjax.envs.tag.scripted import chase_on_grid, flee_on_grid
 from wdjax.spaces import Box, Dict, Discrete
 
@@ -59,6 +59,7 @@ class TagGridworld(Env):
 
     def __post_init__(self):
         require_integer("num_taggers", self.num_taggers, 1)
+        require_pairs(self.num_agents)
         require_bool("use_full_observation", self.use_full_observation)
         require_bool("random_start", self.random_start)
 

@@ -6,11 +6,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from wdjax.checks import require
+
 Arrays = dict[str, jax.Array]  # by group, each with a leading agent axis
 
 # Actions on the grid: 0 stay, 1 x+1, 2 x-1, 3 y+1, 4 y-1.
 X_STEPS = np.array([0, 1, -1, 0, 0], np.int32)
 Y_STEPS = np.array([0, 0, 0, 1, -1], np.int32)
+
+
+def require_pairs(num_agents: int) -> None:
+    """Raises ValueError for more agents than have pairs, who sees or tags whom, that int32 counts."""
+    require(num_agents**2 < 2**31, "number of agents", num_agents, "at most 46340: their pairs are counted in int32")
 
 
 def wrap(angle: jax.Array) -> jax.Array:

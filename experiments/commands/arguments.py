@@ -4,14 +4,21 @@ import contextlib
 import dataclasses
 import functools
 import io
+import itertools
 import re
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Annotated, Any
 
 import tyro
 
 from wdjax.checks import one_line, require
 from wdjax.train import list_presets
 from wdjax.train.config.facts import words_of
+from wdjax.train.config.schema import policy_fields
+
+Modules = Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="MODULE")]
+
+PATHS = ("--workdir", "--output", "--npz", "--file")
 
 FACTS = tyro.constructors.ConstructorRegistry()
 
@@ -41,6 +48,8 @@ def _told(facts: str, helptext: Any) -> str:
 
 def parse(cls: type, prog: str, arguments: list[str], **options: Any) -> Any:
     """Returns arguments as a dataclass. Raises ValueError where tyro refuses them: its panel becomes one sentence."""
+    for flag, value in flags_of(arguments):
+        require(value or flag not in PATHS, flag, value, "a path")  # "" would be the current folder
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
@@ -48,11 +57,18 @@ def parse(cls: type, prog: str, arguments: list[str], **options: Any) -> Any:
     except SystemExit as ended:
         if ended.code != 2:  # 0: --help
             raise
-    raise ValueError(mistake(said.getvalue(), arguments))
+    policies = getattr(getattr(options.get("default"), "config", None), "policies", ())
+    raise ValueError(mistake(said.getvalue(), arguments, policies))
 
 
-def mistake(panel: str, arguments: list[str]) -> str:
-    """Returns what a panel of tyro says about arguments, in one sentence, with the nearest right name."""
+def flags_of(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yields (flag, value) of "--flag value" and "--flag=value", before what the flags are is known."""
+    return itertools.pairwise(itertools.chain.from_iterable(word.split("=", 1) for word in arguments))
+
+
+def mistake(panel: str, arguments: list[str], policies: Iterable[str] = ()) -> str:
+    """Returns what a panel of tyro says about arguments, in one sentence, with the nearest right name; a field of
+    policies may have been named without them."""
     parts: list[str] = [""]
     for line in re.sub(r"\x1b\[[\d;]*m", "", panel).splitlines():  # without colours
         words = line.strip(" │")
@@ -65,6 +81,11 @@ def mistake(panel: str, arguments: list[str]) -> str:
     wrong = re.sub(r"invalid literal for int\(\) with base 10: (.*)", r"\1 must be a whole number", wrong)
     wrong = re.sub(r"could not convert string to float: (.*)", r"\1 must be a number", wrong)
     wrong = wrong.split(" Got errors:")[0].rstrip(".")
+    if unknown := re.match(r"Unrecognized options: --(policies\.[^.]+\.)?([\w-]+)", wrong):
+        inside = policy_fields(unknown[2].replace("-", "_"), policies)
+        own = [name for name in inside if name.startswith(unknown[1] or "")]
+        if own:
+            return f"{wrong}: did you mean {' or '.join('--' + name.replace('_', '-') for name in own)}?"
     for part in more:
         if near := re.match(r"Perhaps you meant: (--[^\s,]+)", part):
             return f"{wrong}: did you mean {near[1]}?"

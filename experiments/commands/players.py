@@ -10,7 +10,7 @@ import tyro
 from rich.console import Console
 
 from wdjax.checks import require
-from wdjax.experiments.commands.arguments import parse, require_seed
+from wdjax.experiments.commands.arguments import Modules, parse, require_seed
 from wdjax.experiments.commands.matrix import matrix_tables, other_params, require_tables, write_matrix
 from wdjax.train import Player, cross_play, save_episode, statistics
 from wdjax.train.learner.saved import split_checkpoint
@@ -35,6 +35,8 @@ class EvalArguments:
     """the same as --checkpoint best"""
     seed: int = 0
     """of starts and actions"""
+    trust: Modules = ()
+    """a module of yours of which a run that is read may name code, or of any inside of it; once for each"""
     output: tuple[Path, ...] = ()
     """also write all numbers, quantiles and agents' own returns too, to these files: JSON, or CSV where one ends so"""
 
@@ -55,6 +57,8 @@ class RenderArguments:
     """of start and actions"""
     fps: int = 12
     """frames a second"""
+    trust: Modules = ()
+    """a module of yours of which a run that is read may name code, or of any inside of it; once for each"""
 
 
 def evaluate(arguments: list[str]) -> None:
@@ -65,7 +69,7 @@ def evaluate(arguments: list[str]) -> None:
     which = "best" if parsed.best else parsed.checkpoint
     require_tables(parsed.output)
     require_seed(parsed.seed)
-    first, *others = [Player(run, *load_named(run, which)) for run in parsed.runs]
+    first, *others = [Player(run, *load_named(run, which, parsed.trust)) for run in parsed.runs]
     for line in other_params(first, others):
         Console().print(line, soft_wrap=True, markup=False)
     cells = cross_play(
@@ -91,7 +95,7 @@ def render(arguments: list[str]) -> None:
     require_seed(parsed.seed)
     if parsed.npz is not None and parsed.npz.suffix != ".npz":
         raise ValueError(f"--npz {parsed.npz}: must end in .npz")
-    player = Player(parsed.run, *load_named(parsed.run, "best" if parsed.best else "newest"))
+    player = Player(parsed.run, *load_named(parsed.run, "best" if parsed.best else "newest", parsed.trust))
     default = None if parsed.npz else split_checkpoint(parsed.run)[0] / "episode.gif"
     if parsed.output is not None and parsed.output.suffix != ".gif":
         raise ValueError(f"--output {parsed.output}: must end in .gif")

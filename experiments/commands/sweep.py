@@ -2,6 +2,7 @@
 
 import dataclasses
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -10,9 +11,9 @@ from rich.console import Console
 
 from wdjax.checks import require
 from wdjax.experiments import sweep as kinds
-from wdjax.experiments.commands.arguments import parse, require_preset
+from wdjax.experiments.commands.arguments import Modules, parse, require_preset
 from wdjax.experiments.sweep.halving import Halving
-from wdjax.experiments.sweep.members import Point, Values, parse_point, parse_settings, read_settings
+from wdjax.experiments.sweep.members import Point, Range, Values, parse_point, parse_settings, read_settings
 from wdjax.experiments.sweep.pbt import FACTORS, Selection
 from wdjax.train import load_config
 from wdjax.train.devices.processes import STOPPED
@@ -56,6 +57,8 @@ class SweepArguments:
     """the sweep's folder: sweep.yaml, table.csv, table.jsonl, curves.png, best/ (a run for wdjax eval and render)"""
     resume: bool = False
     """go on in a folder that holds this sweep; what is finished is not run again"""
+    trust: Modules = ()
+    """a module of yours of which a run that is read may name code, or of any inside of it; once for each"""
     search: int = 0
     """trials that Optuna proposes (pip install "wdjax[search]"), of all workers together; 0: no search"""
     batch: int = 16
@@ -109,24 +112,27 @@ def run_sweep(preset: str, arguments: SweepArguments, stop: threading.Event) -> 
     require(arguments.pbt >= 0, "--pbt", arguments.pbt, "at least 0 (0: no population-based training)")
     require(not (arguments.search and arguments.pbt), "--pbt", arguments.pbt, "0 (left out) with --search")
     require_own_options(arguments)
-    config = load_config(preset)
+    config = load_config(preset, trust=arguments.trust)
     settings, points = collect(arguments)
     common = {
         "workdir": arguments.workdir, "metric": arguments.metric or None, "devices": arguments.devices,
-        "resume": arguments.resume, "quiet": False, "stop": stop,
+        "resume": arguments.resume, "quiet": False, "stop": stop, "trust": arguments.trust,
     }  # fmt: skip
     if not (arguments.search or arguments.pbt):
         kinds.sweep(config, settings, arguments.seeds, points, members_at_once=arguments.members_at_once, **common)
         return
     mode = "--search" if arguments.search else "--pbt"
+    require(arguments.search or arguments.pbt >= 2, "--pbt", arguments.pbt, "at least 2 members")
     require(not points, "--point", points[:1], f"left out with {mode}: give --set FIELD=VALUES")
     if arguments.pbt:
         require(arguments.seeds == 1, "--seeds", arguments.seeds, "1 (left out) with --pbt: every member has its own")
         require(not arguments.members_at_once, "--members-at-once", arguments.members_at_once, "left out with --pbt")
         selection = Selection(arguments.pbt_every, arguments.pbt_fraction, arguments.pbt_factors)
+        require_several(mode, arguments, settings)
         kinds.evolve(config, settings, arguments.pbt, selection, **common)
         return
     halving = Halving(arguments.halving, arguments.rungs) if arguments.halving else None
+    require_several(mode, arguments, settings)
     kinds.search(
         config, settings, arguments.search, arguments.seeds, arguments.batch, halving,
         storage=arguments.storage or None, study=arguments.study, members_at_once=arguments.members_at_once, **common,
@@ -139,6 +145,13 @@ def require_own_options(arguments: SweepArguments) -> None:
         mode, value = _OWN.get(field.name), getattr(arguments, field.name)
         if mode and not getattr(arguments, mode):
             require(value == field.default, f"--{field.name.replace('_', '-')}", value, f"left out without --{mode}")
+
+
+def require_several(mode: str, arguments: SweepArguments, settings: Mapping[str, Values]) -> None:
+    """Raises ValueError where no field has several values: there is nothing to find."""
+    several = any(isinstance(values, Range) or len(values) > 1 for values in settings.values())
+    words = f"given with {mode}: --set FIELD=VALUE,VALUE of a field at least, or a range, --set FIELD=log:LOW:HIGH"
+    require(several, "--set", arguments.set, words)
 
 
 def collect(arguments: SweepArguments) -> tuple[dict[str, Values], list[Point]]:

@@ -1,7 +1,6 @@
 """wdjax train."""
 
 import dataclasses
-import itertools
 import re
 import sys
 from collections.abc import Sequence
@@ -13,9 +12,10 @@ from rich.console import Console
 
 from wdjax.experiments.auto_scale import auto_scale, trial_table, what_changes
 from wdjax.experiments.cli import import_trainer
-from wdjax.experiments.commands.arguments import parse, require_preset
+from wdjax.experiments.commands.arguments import Modules, flags_of, parse, require_preset
 from wdjax.train import TrainConfig, load_config
 from wdjax.train.config.env_params import complete_env_params
+from wdjax.train.config.trust import with_own
 from wdjax.train.devices.processes import STOPPED, connect
 from wdjax.train.devices.startup import no_garbage_collection
 from wdjax.train.host.determinism import make_deterministic
@@ -32,6 +32,8 @@ class TrainArguments:
     """the run's folder: config.yaml, metrics.jsonl, checkpoints, curves.png, episode.gif"""
     resume: bool = False
     """go on from the newest checkpoint in the folder, where there is one"""
+    trust: Modules = ()
+    """a module of yours of which a run that is read may name code, or of any inside of it; once for each"""
     debug: bool = False
     """slow checks on one device: of the environment, of its asserts, of keys used twice, of where a NaN is made"""
     deterministic: bool = False
@@ -53,7 +55,7 @@ def train(arguments: list[str]) -> None:
     preset, *changes = require_preset("train", arguments)
     if "--deterministic" in changes:  # before a preset's environment may compute something: XLA looks but once
         make_deterministic()
-    config = with_algorithms(complete_env_params(load_config(preset)), changes)
+    config = with_algorithms(complete_env_params(load_config(preset, trust=named_modules(changes))), changes)
     default = TrainArguments(config, workdir=Path("runs") / preset_path(preset).stem)
     parsed = parse(TrainArguments, f"wdjax train {preset}", changes, default=default)
     validate(read_config(parsed.config))
@@ -61,10 +63,15 @@ def train(arguments: list[str]) -> None:
     trainer_class = import_trainer()
     config = scaled(parsed) if parsed.auto_scale or parsed.auto_scale_rollout else parsed.config
     with no_garbage_collection():
-        trainer = trainer_class(config, parsed.workdir, parsed.resume, debug=parsed.debug)
+        trainer = trainer_class(config, parsed.workdir, parsed.resume, debug=parsed.debug, trust=parsed.trust)
     trainer.train()
     if trainer.stopped:
         raise SystemExit(STOPPED)
+
+
+def named_modules(changes: Sequence[str]) -> list[str]:
+    """Returns the modules that flags name: after --trust, and in code, "package.module:Name"."""
+    return [value.partition(":")[0] for flag, value in flags_of(changes) if flag == "--trust" or ":" in value]
 
 
 def with_algorithms(config: TrainConfig, changes: Sequence[str]) -> TrainConfig:
@@ -74,7 +81,7 @@ def with_algorithms(config: TrainConfig, changes: Sequence[str]) -> TrainConfig:
         ValueError, TypeError: for an algorithm that there is not, naming the field.
     """
     policies = dict(config.policies)
-    for flag, value in itertools.pairwise(itertools.chain.from_iterable(word.split("=", 1) for word in changes)):
+    for flag, value in flags_of(changes):
         match = re.fullmatch(r"--policies\.([^.]+)\.algorithm", flag)
         if match and match[1] in policies and value != policies[match[1]].algorithm:
             changed = dataclasses.replace(policies[match[1]], algorithm=value, options={})
@@ -85,7 +92,7 @@ def with_algorithms(config: TrainConfig, changes: Sequence[str]) -> TrainConfig:
 def scaled(parsed: TrainArguments) -> TrainConfig:
     """Returns the configuration in the size that --auto-scale finds, or that the run in the folder has."""
     if (parsed.workdir / "config.yaml").exists():
-        begun = load_run_config(parsed.workdir)
+        begun = load_run_config(parsed.workdir, with_own(parsed.trust, parsed.config))
         return dataclasses.replace(parsed.config, num_envs=begun.num_envs, rollout_length=begun.rollout_length)
     print("--auto-scale: trying sizes of the run, each compiled first and then run for a second", flush=True)
     found, trials = auto_scale(parsed.config, parsed.auto_scale_rollout)

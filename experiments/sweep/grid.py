@@ -1,7 +1,7 @@
 """A grid: every combination of values, with every seed."""
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,7 @@ def sweep(
     config: TrainConfig | str | Path, values: Mapping[str, Any] | None = None, seeds: int | Sequence[int] = 1,
     points: Sequence[Point] = (), workdir: str | Path | None = None, metric: str | None = None,
     members_at_once: int = 0, devices: int = 0, resume: bool = False, quiet: bool = True,
-    stop: threading.Event | None = None,
+    stop: threading.Event | None = None, trust: Collection[str] = (),
 ) -> list[Row]:  # fmt: skip
     """Trains every combination of values with every seed, members side by side in one program where shapes allow it.
 
@@ -68,6 +68,7 @@ def sweep(
         devices: over which members are spread; 0: all (a CPU counts as one).
         resume: go on in a folder that holds this sweep.
         stop: ends the sweep after a chunk, saved, when set; None: Ctrl-C and SIGTERM do.
+        trust: modules of which runs that policies begin with may name code, see `wdjax.train.load_run`.
 
     Returns:
         the table: for each member its number, values and seed, its score, and the metrics of its last chunk.
@@ -79,7 +80,7 @@ def sweep(
     settings = {name: parse_values(name, several) for name, several in (values or {}).items()}
     members = make_members(base, make_points(settings, points), make_seeds(seeds, base.seed))
     groups = make_groups(members)
-    setups = [population_setup(group.members) for group in groups]
+    setups = [population_setup(group.members, trust) for group in groups]
     metric = choose_metric(metric, members[0].config, setups[0])
     asked = {
         "mode": "grid",
@@ -87,7 +88,8 @@ def sweep(
         "metric": metric,
         "members": [{"seed": member.config.seed, **member.values} for member in members],
     }
-    with open_host(workdir, devices, members_at_once, quiet, stop) as host, begun(host.workdir, asked, resume):
+    opened = open_host(workdir, devices, members_at_once, quiet, stop, trust, members)
+    with opened as host, begun(host.workdir, asked, resume):
         announce_members(host, members, len(groups))
         rows = train_groups(host, groups, setups, members, metric)
         table = final_table(members, rows, metric)
@@ -132,6 +134,6 @@ def conclude(
     if best is not None:
         host.console.print(point_table(members, table))
         member = members[best["member"]]
-        folder = export_member(host.workdir, member.number, rows, best["score"])
+        folder = export_member(host.workdir, member.number, rows, best["score"], trust=host.trust)
         words = f"{point_words(member.values, varied_fields(members))}, seed {member.config.seed}"
         host.say(f"Wrote {folder}, a run: member {member.number} ({words}), score {best['score']:.2f}")

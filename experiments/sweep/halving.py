@@ -46,7 +46,8 @@ class Batches:
         for known, programs in self.programs:
             if known == static:
                 return programs
-        self.programs.append((static, Programs(population_setup(group.members), self.host.num_devices)))
+        setup = population_setup(group.members, self.host.trust)
+        self.programs.append((static, Programs(setup, self.host.num_devices)))
         return self.programs[-1][1]
 
 

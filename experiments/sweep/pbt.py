@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import operator
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,7 @@ class Selection:
 def evolve(
     config: TrainConfig | str | Path, values: Mapping[str, Any], members: int = 16, selection: Selection = Selection(),
     workdir: str | Path | None = None, metric: str | None = None, devices: int = 0, resume: bool = False,
-    quiet: bool = True, stop: threading.Event | None = None,
+    quiet: bool = True, stop: threading.Event | None = None, trust: Collection[str] = (),
 ) -> list[Row]:  # fmt: skip
     """Trains a population whose hyperparameters change while it learns.
 
@@ -69,7 +69,7 @@ def evolve(
             draws its first, and between whose ends it stays: traced hyperparameters of policies. Or one value, a
             change for all members, of any field.
         members: all at once, in one program.
-        workdir, metric, devices, resume, stop: as for `sweep`.
+        workdir, metric, devices, resume, stop, trust: as for `sweep`.
 
     Returns:
         the table: for every chunk and member the values it was trained with, its score, the number of the member that
@@ -84,7 +84,7 @@ def evolve(
     bounds = bounds_of(settings)
     population = draw_members(base, settings, bounds, members)
     require_traced(population[0].config, bounds)
-    setup = population_setup(population)
+    setup = population_setup(population, trust)
     metric = choose_metric(metric, population[0].config, setup)
     require(metric is not None, "metric", metric, "named, as POLICY/episode_return: it says which members do well")
     asked = {
@@ -92,7 +92,7 @@ def evolve(
         "values": {name: own if isinstance(own, list) else str(own) for name, own in settings.items()},
         "selection": {**dataclasses.asdict(selection), "factors": list(selection.factors)},
     }  # fmt: skip
-    with open_host(workdir, devices or most_devices(members), 0, quiet, stop) as host:
+    with open_host(workdir, devices or most_devices(members), 0, quiet, stop, trust, population) as host:
         require(members % host.num_devices == 0, "members", members, f"a multiple of {host.num_devices}, the devices")
         with begun(host.workdir, asked, resume):
             announce_members(host, population, 1)
@@ -258,7 +258,7 @@ def train_population(
     best = best_member(table[-len(population) :])
     if best is not None:
         own = {name: best[name] for name in names}
-        folder = export_member(host.workdir, best["member"], rows, best["score"], own)
+        folder = export_member(host.workdir, best["member"], rows, best["score"], own, host.trust)
         words = ", ".join(f"{name.split('.')[-1]} {value:.4g}" for name, value in own.items())
         host.say(f"Wrote {folder}, a run: member {best['member']}, last with {words}, score {best['score']:.2f}")
     return table

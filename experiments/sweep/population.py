@@ -5,7 +5,7 @@ Members share nothing: each lies whole on one device, and no device waits for an
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
@@ -62,9 +62,9 @@ def on_devices(function: Callable, num_devices: int) -> Callable:
     return jax.shard_map(function, mesh=mesh, in_specs=split, out_specs=split, check_vma=False)
 
 
-def population_setup(members: Sequence[Member]) -> Setup:
-    """Returns the fixed part of the runs of members of one group."""
-    return make_setup(dataclasses.replace(members[0].config, devices=1))
+def population_setup(members: Sequence[Member], trust: Collection[str] = ()) -> Setup:
+    """Returns the fixed part of the runs of members of one group; `trust` as for `make_learner`."""
+    return make_setup(dataclasses.replace(members[0].config, devices=1), trust)
 
 
 def start_arguments(members: Sequence[Member]) -> tuple[jax.Array, Any, Any]:

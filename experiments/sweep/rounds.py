@@ -9,7 +9,7 @@ import dataclasses
 import json
 import shutil
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from wdjax.experiments.sweep.population import (
     init_population,
 )
 from wdjax.train.config.reading import read_yaml
+from wdjax.train.config.trust import require_trusted
 from wdjax.train.host.loop import Chunk, Job, Outcome, Part, Program, Row, train_chunks
 from wdjax.train.learner.bad_numbers import describe_bad_numbers, skipped_updates, what_was_skipped
 from wdjax.train.learner.learner import Learner, make_learner
@@ -40,7 +41,7 @@ from wdjax.train.storage.checkpoint import (
     restore_newest,
     save,
 )
-from wdjax.train.storage.folder import read_json, write_config, write_whole
+from wdjax.train.storage.folder import read_json, require_fields, write_config, write_whole
 from wdjax.train.storage.metrics_log import open_log, read_metrics, summarize
 
 Between = Callable[[TrainState, list[Row], list[Row]], tuple[TrainState, list[Row]]]
@@ -250,6 +251,9 @@ def find_turn(workdir: Path, number: int) -> tuple[Path, dict[str, Any], int]:
     newest = None
     for file in sorted(workdir.rglob("members.json")):
         content = read_json(file)
+        require_fields(file, content, size=int, members=list)
+        for member in content["members"]:
+            require_fields(file, member, member=int, seed=int, values=dict)
         numbers = [member["member"] for member in content["members"]]
         if number in numbers and any((file.parent / "checkpoints").glob("[0-9]*")):
             newest = file.parent, content, numbers.index(number)
@@ -258,20 +262,28 @@ def find_turn(workdir: Path, number: int) -> tuple[Path, dict[str, Any], int]:
     return newest
 
 
-def load_member(workdir: str | Path, number: int) -> tuple[Learner, TrainState]:
+def load_member(workdir: str | Path, number: int, trust: Collection[str] = ()) -> tuple[Learner, TrainState]:
     """Returns the learner of a member of a sweep, a run of its own on one device, and its newest state.
+
+    Args:
+        trust: modules of one's own of which it may name code, see `wdjax.train.load_run`.
 
     Raises:
         FileNotFoundError: where there is no such sweep, or no checkpoint of this member.
+        ValueError: where it names code of another module.
     """
     workdir = Path(workdir)
     file = workdir / "sweep.yaml"
     if not file.is_file():
         raise FileNotFoundError(f"{workdir} holds no sweep: {file} is missing")
-    base = read_config(read_yaml(file)["config"])
+    asked = read_yaml(file)
+    require_fields(file, asked, config=dict)
+    values = asked["config"]
+    require_trusted(str(file), values, trust)
+    base = read_config(values)
     folder, content, place = find_turn(workdir, number)
     own = content["members"][place]
-    config = dataclasses.replace(change_config(base, **own["values"]), seed=own["seed"], devices=1)
+    config = dataclasses.replace(change_config(base, trust=trust, **own["values"]), seed=own["seed"], devices=1)
     learner = make_learner(config)
     member = Member(number, 0, own["values"], config)
     states = read_states(folder, abstract_population(learner.setup, [member], content["size"], 1))
@@ -279,15 +291,17 @@ def load_member(workdir: str | Path, number: int) -> tuple[Learner, TrainState]:
 
 
 def export_member(
-    workdir: Path, number: int, rows: Sequence[Row], score: float, values: Mapping[str, Any] | None = None
+    workdir: Path, number: int, rows: Sequence[Row], score: float, values: Mapping[str, Any] | None = None,
+    trust: Collection[str] = (),
 ) -> Path:
     """Writes a member as a run of its own, best/, for `wdjax eval` and `render`. Returns its folder.
 
     Args:
         rows: of all members' chunks.
         values: fields that have changed since the member was begun.
+        trust: as for `load_member`.
     """
-    learner, state = load_member(workdir, number)
+    learner, state = load_member(workdir, number, trust)
     folder = workdir / "best"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()

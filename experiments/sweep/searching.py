@@ -9,7 +9,7 @@ import dataclasses
 import itertools
 import json
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ from wdjax.experiments.sweep.table import best_member, draw_curves, last_known, 
 from wdjax.train.config.schema import TrainConfig
 from wdjax.train.host.loop import Row
 from wdjax.train.load import change_config
-from wdjax.train.storage.folder import dump_config, read_json, write_whole
+from wdjax.train.storage.folder import dump_config, read_json, require_fields, write_whole
 
 
 def search(
@@ -45,6 +45,7 @@ def search(
     batch: int = 16, halving: Halving | None = None, storage: str | None = None, study: str = "wdjax",
     workdir: str | Path | None = None, metric: str | None = None, members_at_once: int = 0, devices: int = 0,
     resume: bool = False, quiet: bool = True, stop: threading.Event | None = None,
+    trust: Collection[str] = (),
 ) -> list[Row]:  # fmt: skip
     """Looks for the values with the highest score, by Optuna's tree-structured Parzen estimator.
 
@@ -61,8 +62,8 @@ def search(
         storage: what workers share, each with its own workdir: a journal file, or the URL of a database; None:
             optuna.log in the workdir.
         study: its name in the storage.
-        workdir, metric, members_at_once, devices, resume, stop: as for `sweep`. A search that is resumed may have more
-            trials than it had.
+        workdir, metric, members_at_once, devices, resume, stop, trust: as for `sweep`. A search that is resumed may
+            have more trials than it had.
 
     Returns:
         the table: for each trial of the study, whoever ran it, its number, values, score, state and env steps.
@@ -76,12 +77,13 @@ def search(
     require_integer("trials", trials, 1)
     require_integer("batch", batch, 1)
     settings, seeds = {name: parse_values(name, own) for name, own in values.items()}, make_seeds(seeds, base.seed)
-    member = check_values(base, settings, seeds)
-    metric = choose_metric(metric, member.config, population_setup([member]))
+    possible = check_values(base, settings, seeds)
+    metric = choose_metric(metric, possible[0].config, population_setup(possible[:1]))
     require(metric is not None, "metric", metric, "named, as POLICY/episode_return: it is what the search makes high")
     question = study_question(base, metric, seeds, settings, halving)
     asked = {"mode": "search", **question, "batch": batch, "storage": storage, "study": study}
-    with open_host(workdir, devices, members_at_once, quiet, stop) as host, begun(host.workdir, asked, resume):
+    opened = open_host(workdir, devices, members_at_once, quiet, stop, trust, possible)
+    with opened as host, begun(host.workdir, asked, resume):
         own = open_study(storage, study, host.workdir, settings, question, base.seed)
         return run_trials(host, own, base, seeds, trials, batch, halving, metric)
 
@@ -97,8 +99,8 @@ def study_question(
     }  # fmt: skip
 
 
-def check_values(base: TrainConfig, settings: Mapping[str, Values], seeds: Sequence[int]) -> Member:
-    """Checks every value that a trial may get, one field at a time; returns a member with the first of all.
+def check_values(base: TrainConfig, settings: Mapping[str, Values], seeds: Sequence[int]) -> list[Member]:
+    """Checks every value that a trial may get, one field at a time; returns members, the first with the first of all.
 
     Raises:
         ValueError, TypeError: as `load_config`, and where nothing is to be found.
@@ -110,7 +112,7 @@ def check_values(base: TrainConfig, settings: Mapping[str, Values], seeds: Seque
     varied = any(len(values) > 1 for values in several.values())
     require(varied, "values", dict(settings), "several of at least one field, or a range: what a search chooses from")
     points = [first] + [{**first, name: value} for name, values in several.items() for value in values[1:]]
-    return make_members(base, points, seeds)[0]
+    return make_members(base, points, seeds)
 
 
 def run_trials(
@@ -147,7 +149,11 @@ def read_batch(folder: Path) -> list[tuple[int, Point]] | None:
     file = folder / "batch.json"
     if not file.exists():
         return None
-    return [(trial["trial"], trial["values"]) for trial in read_json(file)]
+    begun = {"trials": read_json(file)}
+    require_fields(file, begun, trials=list)
+    for trial in begun["trials"]:
+        require_fields(file, trial, trial=int, values=dict)
+    return [(trial["trial"], trial["values"]) for trial in begun["trials"]]
 
 
 def write_batch(folder: Path, proposed: list[tuple[int, Point]]) -> list[tuple[int, Point]]:
@@ -166,7 +172,7 @@ def fitting_trials(
     fitting = []
     for number, values in proposed:
         try:
-            change_config(base, **values)
+            change_config(base, trust=host.trust, **values)
             fitting.append((number, values))
         except (ValueError, TypeError) as error:
             host.say(f"Trial {number} is left out: {error}")
@@ -205,5 +211,5 @@ def conclude(host: Host, study: Study, members: Sequence[Member], rows: Sequence
     own = [member for member in members if member.point == best["trial"] and known.get(member.number) is not None]
     if own:
         member = max(own, key=lambda member: known[member.number])
-        folder = export_member(host.workdir, member.number, rows, known[member.number])
+        folder = export_member(host.workdir, member.number, rows, known[member.number], trust=host.trust)
         host.say(f"Wrote {folder}, a run: its seed {member.config.seed}")

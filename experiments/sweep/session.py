@@ -6,7 +6,7 @@ import json
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -16,12 +16,13 @@ from wdjax.experiments.sweep.members import Member
 from wdjax.experiments.sweep.population import choose_num_devices, metric_names
 from wdjax.experiments.sweep.rounds import Advance, Programs, Turn, make_turns
 from wdjax.train.config.schema import TrainConfig
+from wdjax.train.config.trust import with_own
 from wdjax.train.host.loop import Row
 from wdjax.train.host.programs import telling
 from wdjax.train.host.progress import announce, progress_bar
 from wdjax.train.host.signals import stop_signals
 from wdjax.train.state.policy import Setup
-from wdjax.train.storage.folder import read_json, write_whole
+from wdjax.train.storage.folder import read_json, require_fields, write_whole
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Host:
     stop: threading.Event  # set by Ctrl-C and SIGTERM
     num_devices: int
     members_at_once: int  # 0: as many as memory allows
+    trust: Collection[str]  # modules that the user has named: what is read from the folder may name no other
 
     def say(self, words: str) -> None:
         """Says something to who watches."""
@@ -41,9 +43,13 @@ class Host:
 
 @contextlib.contextmanager
 def open_host(
-    workdir: str | Path | None, devices: int, members_at_once: int, quiet: bool, stop: threading.Event | None
-) -> Iterator[Host]:
+    workdir: str | Path | None, devices: int, members_at_once: int, quiet: bool, stop: threading.Event | None,
+    trust: Collection[str], members: Sequence[Member],
+) -> Iterator[Host]:  # fmt: skip
     """Gives the host of a sweep; without a workdir, in a folder that is removed afterwards.
+
+    Args:
+        trust, members: of modules, these and those that these members' configurations name are trusted.
 
     Raises:
         ValueError, TypeError: for a number that cannot be, before anything is written.
@@ -54,7 +60,8 @@ def open_host(
     with contextlib.ExitStack() as stack:
         folder = Path(workdir or stack.enter_context(tempfile.TemporaryDirectory()))
         stop = stop or stack.enter_context(stop_signals(console))
-        host = Host(folder, console, stop, num_devices, members_at_once)
+        own = {module for member in members for module in with_own(trust, member.config)}
+        host = Host(folder, console, stop, num_devices, members_at_once, own)
         stack.enter_context(telling(host.say))
         yield host
 
@@ -84,7 +91,9 @@ def prepare_turns(
     once, and kept in the folder."""
     file = folder / "size.json"
     if file.exists():
-        size = read_json(file)["members_at_once"]
+        content = read_json(file)
+        require_fields(file, content, members_at_once=int)
+        size = content["members_at_once"]
         words = f"a divisor of {size}, the members that go at once since the sweep was begun"
         require(size % host.num_devices == 0, "devices", host.num_devices, words)
     else:

@@ -230,7 +230,7 @@ def test_what_is_finished_is_not_run_again(whole, monkeypatch):
 def test_another_sweep_in_the_folder_is_refused(whole):
     folder = whole[0]
     again = functools.partial(sweep, CONFIG, workdir=folder)
-    assert "holds a sweep already: resume it (--resume), or name another --workdir" in refusal(again, VALUES, 2)
+    assert "holds a sweep already: resume it (--resume, in Python resume=True)" in refusal(again, VALUES, 2)
     assert "members = " in refusal(again, VALUES, 5, resume=True)
     assert "config.num_envs = 16: the sweep in" in refusal(
         sweep, CONFIG.__class__(**{**vars(CONFIG), "num_envs": 16}), VALUES, 4, workdir=folder, resume=True

@@ -40,7 +40,10 @@ def called(monkeypatch, tmp_path):
     return run
 
 
-COMMON = {"workdir": Path("runs/sweep_cartpole_ppo"), "metric": None, "devices": 0, "resume": False, "quiet": False}
+COMMON = {
+    "workdir": Path("runs/sweep_cartpole_ppo"), "metric": None, "devices": 0, "resume": False, "quiet": False,
+    "trust": (),
+}  # fmt: skip
 
 
 def test_a_grid(called, tmp_path):

@@ -31,6 +31,7 @@ _RULES: dict[str, Callable[[Any], bool]] = {
     "at least 0": lambda value: value >= 0,
     "at least 1": lambda value: value >= 1,
     "above 0": lambda value: value > 0,
+    "below 1": lambda value: value < 1,
     "at most 1": lambda value: value <= 1,
     "between 0 and 1": lambda value: 0 <= value <= 1,
     "below 2**31": lambda value: value < 2**31,
@@ -52,15 +53,16 @@ def traced(default: Any, on: str | None = None, logged: bool = True, allowed: st
     return dataclasses.field(default=default, metadata=facts)
 
 
-def static(default: Any, on: str | None = None, read: bool = False, allowed: str = "") -> Any:
+def static(default: Any, on: str | None = None, read: bool = False, allowed: str = "", code: bool = False) -> Any:
     """Returns a field that fixes shapes or code paths.
 
     Args:
         default: its value where nothing else is said, or a function that makes it.
         on, allowed: as for `traced`.
         read: it says how parameters are read: policies that share parameters must agree on it.
+        code: it may name code, "package.module:Name", which runs (config/trust.py).
     """
-    facts = {"on": on, "read": read, "allowed": allowed}
+    facts = {"on": on, "read": read, "allowed": allowed, "code": code}
     if callable(default):
         return dataclasses.field(default_factory=default, metadata=facts)
     return dataclasses.field(default=default, metadata=facts)
@@ -74,6 +76,11 @@ def is_traced(field: dataclasses.Field) -> bool:
 def is_scheduled(field: dataclasses.Field) -> bool:
     """Returns whether a schedule may change a traced field."""
     return is_traced(field) and field.type in (Schedule, "Schedule")
+
+
+def names_code(field: dataclasses.Field) -> bool:
+    """Returns whether a field may name code, or holds what may."""
+    return field.metadata.get("code", False)
 
 
 def is_taken(field: dataclasses.Field, takes: Collection[str]) -> bool:
@@ -154,18 +161,29 @@ def require_allowed(path: str, config: Any, takes: Collection[str] = ()) -> None
     for name, (*blocks, field), value in leaves(config, path):
         if not all(is_taken(block, takes) for block in blocks):
             continue
-        allowed, values = field.metadata.get("allowed", ""), value if isinstance(value, tuple) else (value,)
-        rules = [rule for words, rule in _RULES.items() if words in allowed]
-        require(all(rule(number) for rule in rules for number in values), name, value, allowed)
-        if is_scheduled(field):
-            require_schedule(name, value)
+        require_value(name, field, value)
+
+
+def require_value(name: str, field: dataclasses.Field, value: Any) -> None:
+    """Raises ValueError, naming the field `name`, for a value that it may not have, or no sound schedule."""
+    allowed, values = field.metadata.get("allowed", ""), value if isinstance(value, tuple) else (value,)
+    if is_scheduled(field):
+        values = [number for _, number in _points(value)]
+    rules = [rule for words, rule in _RULES.items() if words in allowed]
+    require(all(rule(number) for rule in rules for number in values), name, value, allowed)
+    if is_scheduled(field):
+        require_schedule(name, value)
 
 
 def require_schedule(path: str, schedule: Any) -> None:
     """Raises ValueError, naming the field `path`, for a schedule that is empty, unsorted, negative or not finite."""
-    points = [(0.0, schedule)] if isinstance(schedule, (int, float)) else schedule
+    points = _points(schedule)
     require(len(points) > 0, path, schedule, "a number or at least one [env_step, value] pair")
     steps, values = [step for step, _ in points], [value for _, value in points]
     sound = all(0 <= number <= _LARGEST for number in steps + values)
     require(sound, path, schedule, "finite and at least 0, within the range of float32")
     require(all(a < b for a, b in itertools.pairwise(steps)), path, schedule, "sorted by env_step, each once")
+
+
+def _points(schedule: Any) -> Any:
+    return [(0.0, schedule)] if isinstance(schedule, (int, float)) else schedule

@@ -174,7 +174,10 @@ def import_named(field: str, name: str) -> Any:
     """Returns what "package.module:name" names; raises ValueError, naming the field, where there is nothing, or where
     importing the module raises anything at all: it is the user's code."""
     module, _, attribute = name.partition(":")
+    words = [*module.split("."), attribute]
+    require(all(map(str.isidentifier, words)), field, name, '"package.module:Name", a whole import path')
     try:
         return getattr(importlib.import_module(module), attribute)
-    except Exception as error:
-        raise ValueError(f"{field} {name!r}: {one_line(error)}") from error
+    except (Exception, SystemExit) as error:
+        kind = "" if isinstance(error, (ImportError, AttributeError)) else f"{type(error).__name__}: "
+        raise ValueError(f"{field} {name!r}: {kind}{one_line(error)}") from error

@@ -6,9 +6,10 @@ others fix shapes and code paths. What else is true of a field stands at it, too
 
 import dataclasses
 import math
+from collections.abc import Iterable
 from typing import Any, Literal
 
-from wdjax.train.config.facts import Schedule, static, traced
+from wdjax.train.config.facts import Schedule, leaves, static, traced
 
 _COUNT = "at least 1 and below 2**31"
 
@@ -25,9 +26,9 @@ class NetworkConfig:
     """whether action and value heads share all that is before them (else each has its own; so it is in DDPG always)"""
     recurrent_size: int = static(0, read=True, allowed="at least 0 (0: not recurrent), below 2**31")
     """width of a GRU between the hidden layers and the heads; 0: none, the policy has no memory"""
-    encoder: str = static("flat", read=True)
+    encoder: str = static("flat", read=True, code=True)
     """what turns an observation into numbers: flat (laid out in a row), or your own, "package.module:Class" """
-    encoder_options: dict[str, Any] = static(dict, read=True)
+    encoder_options: dict[str, Any] = static(dict, read=True, code=True)
     """arguments of the encoder, by name; in YAML or Python: on the command line those that a preset has, no others"""
     initializer: Literal["orthogonal", "xavier", "lecun"] = "orthogonal"
     """of the weight matrices (orthogonal: gain sqrt 2, policy head 0.01, value head and what enters a GRU 1; its own
@@ -83,7 +84,7 @@ class PolicyConfig:
     """selectors, a group or a slice of one ("runner[0:50]"); empty: the group that has the policy's name"""
     agent_type_feature: bool = False
     """show its network which selector of `agents` an agent belongs to, one-hot: for a policy of several groups"""
-    algorithm: str = "PPO"
+    algorithm: str = static("PPO", code=True)
     """A2C: one gradient step on all rows; PPO: epochs of minibatches with a clipped ratio; DDPG: from a replay; or your
     own, by the name that `register_algorithm` gave it, or "package.module:Class" """
     trainable: bool = True
@@ -91,18 +92,18 @@ class PolicyConfig:
     checkpoint: str = ""
     """what the policy begins with when a run is new: "runs/a" (the policy of its name there, at the newest checkpoint),
     "runs/a@best" or "runs/a@120" (another one), "runs/a:other" (another policy); empty: with random parameters"""
-    past_selves: int = static(0, allowed="at least 0")
+    past_selves: int = static(0, allowed="at least 0 and below 2**31")
     """self-play: how many earlier selves are kept for other policies to play against; 0: none (rollout/self_play.py)"""
-    past_selves_every: int = static(10, allowed="at least 1")
+    past_selves_every: int = static(10, allowed=_COUNT)
     """updates between two snapshots of the policy, each of which takes the place of the oldest"""
-    past_selves_fraction: Schedule = traced(0.5, logged=False)
+    past_selves_fraction: Schedule = traced(0.5, logged=False, allowed="at least 0 and below 1")
     """probability that an earlier self plays a block of replicas in a rollout: nothing is learned there; a
     number, or [env_step, value] pairs"""
     network: NetworkConfig = NetworkConfig()
     """its network"""
     optimizer: Literal["adam", "rmsprop", "sgd"] = "adam"
     """what shapes the clipped gradient before the learning rate multiplies it"""
-    optimizer_epsilon: float = static(1e-5, allowed="above 0")
+    optimizer_epsilon: float = static(1e-5, allowed="finite and above 0")
     """added to the denominator of adam and rmsprop"""
     learning_rate: Schedule = traced(3e-4)
     """a number, or [[env_step, value], ...]"""
@@ -133,22 +134,30 @@ class PolicyConfig:
     so many times as many others (negative); from all where there is no positive one; below 0: always from all"""
     action_distribution: Literal["gaussian", "squashed_gaussian"] = static("gaussian", on="on-policy", read=True)
     """in a Box: a normal one, its actions clipped to the box; or squashed into the box by tanh"""
-    epochs: int = static(1, on="minibatches", allowed="at least 1")
+    epochs: int = static(1, on="minibatches", allowed=_COUNT)
     """passes over a rollout"""
-    minibatches: int = static(1, on="minibatches", allowed="at least 1")
+    minibatches: int = static(1, on="minibatches", allowed=_COUNT)
     """gradient steps a pass; must divide a block's rows (rollout_length x num_envs / num_blocks x agents; without
     rollout_length where the network is recurrent: whole sequences stay together)"""
     ddpg: DDPGConfig = static(DDPGConfig(), on="DDPG")
     """what only DDPG has"""
-    options: Any = static(dict)
+    options: Any = static(dict, code=True)
     """what an algorithm of your own takes (its `Options`), by name"""
+
+
+def policy_fields(name: str, policies: Iterable[str]) -> list[str]:
+    """Returns the dotted names of the fields that a bare name may stand for in policies, the nearest to the top:
+    "learning_rate", or "lr" -> ["policies.agent.learning_rate"]."""
+    name = {"lr": "learning_rate"}.get(name, name)
+    held = sorted((path for path, _, _ in leaves(PolicyConfig()) if path.split(".")[-1] == name), key=len)
+    return [f"policies.{policy}.{path}" for path in held[:1] for policy in policies]
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
     """One training run."""
 
-    env: str
+    env: str = dataclasses.field(metadata={"code": True})
     """a registered environment (`wdjax list`)"""
     policies: dict[str, PolicyConfig]
     """policy name -> its configuration; every agent belongs to exactly one policy"""

@@ -31,8 +31,8 @@ VARIABLES = {
 LOST = re.compile(r"gloo|nccl|coordination ?service", re.IGNORECASE)  # in what XLA says when a peer is gone
 
 
-class LostProcessError(RuntimeError):
-    """Another process of the run has ended, or cannot be reached any more."""
+class OthersRefusedError(RuntimeError):
+    """Another process has refused what this one has not, and says why."""
 
 
 def connect(coordinator: str | None = None, num_processes: int | None = None, process_id: int | None = None) -> None:
@@ -140,19 +140,32 @@ def on_first(function: Callable[..., Any], *arguments: Any) -> None:
 
     Raises:
         Exception: what the function raises, in process 0.
-        RuntimeError: in the others, where it raises there.
+        OthersRefusedError: in the others, where it raises there.
     """
+    _together("process 0", function if is_first() else lambda *_: None, *arguments)
+
+
+def on_all(function: Callable[..., Any], *arguments: Any) -> None:
+    """Calls a function in every process, and returns in all of them once it is done.
+
+    Raises:
+        Exception: what the function raises, in the processes where it does.
+        OthersRefusedError: in the others.
+    """
+    _together("another process", function, *arguments)
+
+
+def _together(who: str, function: Callable[..., Any], *arguments: Any) -> None:
     error = None
-    if is_first():
-        try:
-            function(*arguments)
-        except Exception as raised:
-            error = raised
+    try:
+        function(*arguments)
+    except Exception as raised:
+        error = raised
     failed = any_process(error is not None)
     if error is not None:
         raise error
     if failed:
-        raise RuntimeError("process 0 has refused to go on: see what it says")
+        raise OthersRefusedError(f"{who} has refused to go on: see what it says")
 
 
 def wait_for_all() -> None:
@@ -170,12 +183,14 @@ def ending_with_others() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if jax.process_count() == 1 or not LOST.search(str(error)):
+        if not tells_of_a_lost_one(error):
             raise
-        end(LostProcessError(
-            f"process {jax.process_index()} of {jax.process_count()} ends: another process of the run has died or "
-            f"cannot be reached, see what it said; go on with --resume ({one_line(error)[:200]})"
-        ))  # fmt: skip
+        end(error)
+
+
+def tells_of_a_lost_one(error: BaseException) -> bool:
+    """Whether an error says that another process of the run is gone."""
+    return jax.process_count() > 1 and isinstance(error, Exception) and bool(LOST.search(str(error)))
 
 
 @contextlib.contextmanager
@@ -193,7 +208,12 @@ def leaving() -> Iterator[None]:
 
 def end(error: BaseException) -> None:
     """Says what has happened and ends the process, without any of Python's cleaning up."""
-    if isinstance(error, LostProcessError):
+    if tells_of_a_lost_one(error):
+        print(
+            f"wdjax: process {jax.process_index()} of {jax.process_count()} ends: another process of the run has died "
+            f"or cannot be reached, see what it said; go on with --resume ({one_line(error)[:200]})", file=sys.stderr
+        )  # fmt: skip
+    elif isinstance(error, OthersRefusedError):
         print(f"wdjax: {error}", file=sys.stderr)
     elif not isinstance(error, (SystemExit, KeyboardInterrupt)):
         traceback.print_exception(error)

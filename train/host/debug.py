@@ -11,7 +11,7 @@
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,8 @@ from wdjax.train.state.policy import Setup
 from wdjax.train.state.state import TrainState, current_hypers
 
 _LIBRARIES = tuple(str(Path(library.__file__).parent) for library in (jax, flax, optax))
+
+_LEARNING = str(Path(__file__).parents[1])  # what is made there comes of what was learned before
 
 
 def compile_checked(learner: Learner, num_updates: int) -> Callable[[TrainState], Any]:
@@ -61,6 +63,14 @@ def nan_origin(setup: Setup, state: TrainState) -> str:
     error = failed.get_exception()
     if error is None:
         return "no NaN is made: numbers grow until they are infinite"
-    frames = [frame for frame in error.traceback_info.frames if not frame.file_name.startswith(_LIBRARIES)]
-    place = f", at {frames[0].file_name}:{frames[0].line_num} ({frames[0].function_name})" if frames else ""
-    return f"{str(error).rstrip('.')}{place}"  # frames: innermost first
+    return f"{str(error).rstrip('.')}{place_of(error.traceback_info.frames)}"
+
+
+def place_of(frames: Sequence[Any]) -> str:
+    """Returns where something was made, in words, from the frames of the call, innermost first."""
+    own = [frame for frame in frames if not frame.file_name.startswith(_LIBRARIES)]
+    if not own:
+        return ""
+    place = f", at {own[0].file_name}:{own[0].line_num} ({own[0].function_name})"
+    words = ": in wdjax, from numbers that had grown too large (a smaller learning_rate?)"
+    return place + words if own[0].file_name.startswith(_LEARNING) else place

@@ -3,12 +3,13 @@
 import dataclasses
 import functools
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 
+from wdjax.checks import require_integer
 from wdjax.env import Env
 from wdjax.train.config.schema import TrainConfig
 from wdjax.train.devices.collectives import num_shards, total
@@ -44,7 +45,7 @@ class Learner:
     update: Callable[[TrainState], tuple[TrainState, Metrics]]
     """update(state) -> (state, metrics): one rollout and its updates"""
     run: Run
-    """run(state, num_updates=n) -> (state, metrics with a leading [n]): a scan over update"""
+    """run(state, num_updates=n) -> (state, metrics with a leading [n]): a scan over update; n is a whole number"""
     loaded: Callable[[], Mapping[str, PolicyState]] = dict
     """loaded() -> what policies with a checkpoint begin with, by name, as NumPy arrays; read when first asked for"""
 
@@ -61,8 +62,12 @@ class Learner:
         return self.setup.env_params
 
 
-def make_learner(config: TrainConfig) -> Learner:
+def make_learner(config: TrainConfig, trust: Collection[str] = ()) -> Learner:
     """Builds the learner of a configuration.
+
+    Args:
+        config: of the run; code that it names is its author's word, and runs.
+        trust: other modules of which a run may name code that one of its policies begins with, see `load_run`.
 
     Returns:
         a Learner; its functions compile when first called, and work under vmap: a population is a TrainState whose
@@ -72,18 +77,24 @@ def make_learner(config: TrainConfig) -> Learner:
         ValueError, TypeError: for a configuration that does not fit, before anything is traced.
         OSError: where jax cannot use a device that it is made for.
     """
-    return learner_of(make_setup(config))
+    return learner_of(make_setup(config, trust))
 
 
 def learner_of(setup: Setup) -> Learner:
     """Returns the learner of what `make_setup` has made."""
     start = jax.jit(functools.partial(init, setup), out_shardings=state_shardings(setup.num_devices))
     loaded = functools.cache(functools.partial(load_policies, setup))
+    updates = jax.jit(functools.partial(run, setup), static_argnames="num_updates")
+
+    def run_so_many(state: TrainState, num_updates: int) -> tuple[TrainState, Metrics]:
+        require_integer("num_updates", num_updates, 0)  # here: to jit 2.0 and True are the 2 and 1 that it has compiled
+        return updates(state, num_updates=int(num_updates))
+
     return Learner(
         setup=setup,
         init=(lambda key: start(key, loaded())) if begin_elsewhere(setup) else start,
         update=jax.jit(functools.partial(update, setup)),
-        run=jax.jit(functools.partial(run, setup), static_argnames="num_updates"),
+        run=run_so_many,
         loaded=loaded,
     )
 

@@ -1,6 +1,7 @@
 """What a run has saved, read back: its setup, on one device, and the state of one of its checkpoints."""
 
 import dataclasses
+from collections.abc import Collection
 from pathlib import Path
 
 from wdjax.train.learner.init import abstract_state
@@ -11,10 +12,13 @@ from wdjax.train.storage.checkpoint import DamagedCheckpointError, open_checkpoi
 from wdjax.train.storage.folder import load_run_config
 
 
-def read_run(run_folder: str | Path, best: bool = False, num_updates: int | None = None) -> tuple[Setup, TrainState]:
+def read_run(
+    run_folder: str | Path, best: bool = False, num_updates: int | None = None, trust: Collection[str] = ()
+) -> tuple[Setup, TrainState]:
     """Returns what `load_run` does (train/load.py), the setup in place of its learner."""
-    config = dataclasses.replace(load_run_config(run_folder), devices=1)  # it may have had more than there are here
-    setup = make_setup(config)
+    config = load_run_config(run_folder, trust)
+    config = dataclasses.replace(config, devices=1)  # it may have had more than there are here
+    setup = make_setup(config, trust)
     folder = Path(run_folder) / ("best" if best else "checkpoints")
     if not folder.is_dir():
         raise FileNotFoundError(f"no checkpoint in {folder}")
@@ -32,7 +36,7 @@ def read_run(run_folder: str | Path, best: bool = False, num_updates: int | None
             manager.reload()
             if num_updates is not None or manager.latest_step() == step:
                 raise
-    return read_run(run_folder, best)  # the run goes on at this moment, and has cleaned that one away
+    return read_run(run_folder, best, trust=trust)  # the run goes on at this moment, and has cleaned that one away
 
 
 def split_checkpoint(run: str, default: str = "newest") -> tuple[Path, str]:
@@ -48,7 +52,7 @@ def split_checkpoint(run: str, default: str = "newest") -> tuple[Path, str]:
     return Path(folder), own
 
 
-def read_named(run: str, default: str = "newest") -> tuple[Setup, TrainState]:
+def read_named(run: str, default: str = "newest", trust: Collection[str] = ()) -> tuple[Setup, TrainState]:
     """Returns what `read_run` does, of a checkpoint named as for `split_checkpoint`."""
     folder, which = split_checkpoint(run, default)
-    return read_run(folder, best=which == "best", num_updates=int(which) if which.isdecimal() else None)
+    return read_run(folder, best=which == "best", num_updates=int(which) if which.isdecimal() else None, trust=trust)

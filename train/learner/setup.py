@@ -1,13 +1,17 @@
 """From a configuration to the fixed part of a run."""
 
+import math
+from collections.abc import Collection
 from typing import Any
 
 import jax
 from flax import nnx
 
+from wdjax.checks import require
 from wdjax.env import Env
-from wdjax.spaces import sample_shapes
+from wdjax.spaces import LARGEST, sample_shapes
 from wdjax.train.config.schema import TrainConfig
+from wdjax.train.config.trust import with_own
 from wdjax.train.devices.startup import wake_device
 from wdjax.train.learner.validate import validate
 from wdjax.train.networks.actor_critic import without_mask
@@ -20,8 +24,8 @@ from wdjax.train.state.sharding import choose_devices
 from wdjax.vector import ResetPool, vectorize
 
 
-def make_setup(config: TrainConfig) -> Setup:
-    """Checks a configuration and builds the fixed part of a run from it."""
+def make_setup(config: TrainConfig, trust: Collection[str] = ()) -> Setup:
+    """Checks a configuration and builds the fixed part of a run from it; `trust` as for `make_learner`."""
     config = read_config(config)  # one that was built in Python may hold any type
     env, env_params, assignments = validate(config)
     wake_device().result()
@@ -29,7 +33,7 @@ def make_setup(config: TrainConfig) -> Setup:
     reset = config.reset if isinstance(config.reset, str) else ResetPool(config.reset)
     replicas = vectorize(env, config.num_envs, reset)
     policies = {name: make_policy(name, config, assignment) for name, assignment in assignments.items()}
-    return Setup(config, env, env_params, replicas, policies, choose_devices(config))
+    return Setup(config, env, env_params, replicas, policies, choose_devices(config), with_own(trust, config))
 
 
 def require_spaces(env: Env, params: Any) -> None:
@@ -50,6 +54,8 @@ def make_policy(name: str, config: TrainConfig, assignment: Assignment) -> Polic
     check_encoder(f"policies.{name}.network", own.network, space, assignment.layout)
     built = building_config(own, assignment)
     network = nnx.eval_shape(lambda: algorithm.make_network(built, assignment, nnx.Rngs(jax.random.key(0))))
+    count = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(nnx.state(network)))
+    require(count <= LARGEST, f"policies.{name}.network: its parameters", count, f"at most {LARGEST} in all")
     distribution = make_distribution(assignment.action_space, own.action_distribution)
     encoder = encoder_class(own.network.encoder)
     kernels = algorithm.make_kernels(own, assignment, distribution, encoder) if config.kernels else None

@@ -1,6 +1,5 @@
 """What a TrainConfig may hold: checked before anything is traced."""
 
-import math
 from typing import Any
 
 from wdjax.checks import require, require_known
@@ -62,12 +61,8 @@ def validate(config: TrainConfig) -> tuple[Env, Any, dict[str, Assignment]]:
 
 def _validate_policy(name: str, policy: PolicyConfig) -> None:
     path = f"policies.{name}"
-    fraction, frozen = policy.past_selves_fraction, policy.past_selves and not policy.trainable
-    values = [fraction] if isinstance(fraction, (int, float)) else [value for _, value in fraction]
-    require(all(0 <= v < 1 for v in values), f"{path}.past_selves_fraction", fraction, "at least 0 and below 1")
+    frozen = policy.past_selves and not policy.trainable
     require_allowed(f"{path}.", policy, find_algorithm(policy.algorithm).takes)
-    epsilon = policy.optimizer_epsilon
-    require(math.isfinite(epsilon), f"{path}.optimizer_epsilon", epsilon, "finite")
     require(not frozen, f"{path}.past_selves", policy.past_selves, "0 where trainable is false: it is always the same")
     check_options(f"{path}.network", policy.network)
     raw = getattr(encoder_class(policy.network.encoder), "needs_raw", False)

@@ -57,7 +57,7 @@ def read_policies(setup: Setup) -> dict[str, PolicyState]:
         run, wanted = parse_checkpoint(text)
         if run not in runs:
             try:
-                runs[run] = read_named(run)
+                runs[run] = read_named(run, trust=setup.trust)
             except (ValueError, TypeError, FileNotFoundError) as error:
                 raise type(error)(f"{field}: {error}") from error
         other, state = runs[run]

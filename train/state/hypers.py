@@ -7,14 +7,24 @@ import dataclasses
 import functools
 import operator
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 
 from wdjax.checks import require_known
-from wdjax.train.config.facts import Schedule, default_of, is_required, is_scheduled, is_taken, is_traced, leaves
+from wdjax.train.config.facts import (
+    Schedule,
+    default_of,
+    is_required,
+    is_scheduled,
+    is_taken,
+    is_traced,
+    leaves,
+    require_value,
+)
 from wdjax.train.config.schema import DDPGConfig, PolicyConfig
 
 
@@ -34,6 +44,8 @@ class HyperBlock:
     """Traced hyperparameters by name: () float32 each, or ScheduleArrays; a block in them is another HyperBlock, or
     None where the algorithm has none of it."""
 
+    config: ClassVar[type]  # at whose fields stands what they may be
+
     def at(self, env_steps: jax.Array) -> "HyperBlock":
         """Returns the hyperparameters with every schedule read off after so many env steps."""
         is_schedule = lambda leaf: isinstance(leaf, ScheduleArrays)  # noqa: E731
@@ -46,6 +58,7 @@ def hypers_class(config: type) -> type[HyperBlock]:
     names = [field.name for field in dataclasses.fields(config) if is_traced(field)]
     names += [field.name for field in dataclasses.fields(config) if _is_block(field)]
     members = {"__annotations__": dict.fromkeys(names, Any), "__doc__": f"The traced fields of {config.__name__}."}
+    members["config"] = config
     name = f"{config.__name__.removesuffix('Config')}Hypers"
     return struct.dataclass(type(name, (HyperBlock,), {**members, "__module__": config.__module__}))
 
@@ -66,7 +79,7 @@ def hypers_of(config: Any, takes: Collection[str] = ()) -> Any:
     """Returns the traced hyperparameters of a configuration as float32 arrays.
 
     Args:
-        config: of a policy, its options read (`read_options`), or a block of one.
+        config: of a policy, its options read (`with_options`), or a block of one.
         takes: what its algorithm takes; blocks that it does not are None.
     """
     values: dict[str, Any] = {}
@@ -114,9 +127,22 @@ def changed_hypers(hypers: Mapping[str, Any], changes: Mapping[str, Any]) -> dic
     for name, value in changes.items():
         require_known("hyperparameter", name, known)
         policy, field = name.split(".", 1)
-        new = _like(name, operator.attrgetter(field)(hypers[policy]), value)
+        *blocks, last = field.split(".")
+        block = operator.attrgetter(".".join(blocks))(hypers[policy]) if blocks else hypers[policy]
+        _require_allowed(name, block.config.__dataclass_fields__[last], value)
+        new = _like(name, getattr(block, last), value)
         hypers[policy] = _replace_dotted(hypers[policy], field, new)
     return hypers
+
+
+def _require_allowed(name: str, field: dataclasses.Field, value: Any) -> None:
+    if isinstance(value, jax.core.Tracer):  # somebody's own jit: nobody knows the number yet
+        return
+    numbers = np.asarray(value)
+    if numbers.dtype.kind not in "iuf":
+        raise TypeError(f"{name} = {value!r}: must be a number, or one for each member")
+    for number in numbers.ravel().tolist():
+        require_value(name, field, number)
 
 
 def _replace_dotted(hypers: Any, name: str, value: Any) -> Any:

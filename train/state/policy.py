@@ -78,6 +78,7 @@ class Setup:
     replicas: VectorEnv
     policies: dict[str, Policy]
     num_devices: int = 1  # that share the replicas (train/state/sharding.py)
+    trust: tuple[str, ...] = ()  # modules that the runs which policies begin with may name (config/trust.py)
 
     @property
     def assignments(self) -> dict[str, Assignment]:

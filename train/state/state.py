@@ -66,6 +66,8 @@ def with_hypers(state: TrainState, **changes: Any) -> TrainState:
             are "policy.ddpg.tau" and so on.
 
     Raises:
-        ValueError: for an unknown name, with the nearest right one, and for another number of members.
+        ValueError: for an unknown name, with the nearest right one, for a number that the field may not have, and for
+            another number of members.
+        TypeError: for what is no number.
     """
     return state.replace(hypers=changed_hypers(state.hypers, changes))

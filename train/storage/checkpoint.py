@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,13 @@ from jax.experimental import multihost_utils
 
 from wdjax.checks import one_line
 from wdjax.train.config.schema import TrainConfig
+from wdjax.train.config.trust import require_trusted, with_own
 from wdjax.train.state.registry import read_config
 from wdjax.train.state.state import TrainState
 from wdjax.train.storage.folder import partial_file, read_json, require_same_run, write_whole, writing
-from wdjax.train.storage.orbax_noise import silence
+from wdjax.train.storage.orbax_noise import silence, stop_leaks
 
+_BEGINNING = threading.Lock()  # one save begins at a time: orbax counts them in a variable of the process
 SIZES = "sizes.json"  # in the folder of a checkpoint: file -> bytes
 
 
@@ -38,6 +41,7 @@ def open_checkpoints(folder: Path, keep: int | None) -> Iterator[ocp.CheckpointM
         OSError: where the folder cannot be made, or the last checkpoint could not be saved.
     """
     silence()
+    stop_leaks()
     # Several processes wait for each other by names, which two managers that save at once must not share.
     names = ocp.options.MultiprocessingOptions(barrier_sync_key_prefix=folder.name)
     if keep is None:
@@ -52,8 +56,9 @@ def open_checkpoints(folder: Path, keep: int | None) -> Iterator[ocp.CheckpointM
     try:
         yield manager
     except BaseException:
-        with contextlib.suppress(Exception):  # what is under way already says more than what closing would
-            manager.close()
+        if jax.process_count() == 1:  # of several, each would wait here for the others, who may be waiting for it
+            with contextlib.suppress(Exception):  # what is under way already says more than what closing would
+                manager.close()
         raise
     with saving(manager):
         manager.close()
@@ -73,7 +78,7 @@ def save(manager: ocp.CheckpointManager, step: int, state: TrainState, host: dic
     if step in manager.all_steps():
         return
     finish(manager)
-    with saving(manager):
+    with _BEGINNING, saving(manager):
         # The trainer donates the state to its next chunk, and on the CPU orbax reads the very buffers: hand it a copy.
         state = _copy(state)
         manager.save(step, args=ocp.args.Composite(state=ocp.args.StandardSave(state), host=ocp.args.JsonSave(host)))
@@ -143,6 +148,7 @@ def restore(
     host, name = read_host(manager, step), _name(manager, step)
     if config is not None and "config" in host:
         try:
+            require_trusted("it", host["config"], with_own((), config))
             begun = read_config(host["config"])
         except (ValueError, TypeError) as error:
             raise type(error)(f"{name}: {error}") from error

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import yaml
 from wdjax.train.config.env_params import complete_env_params
 from wdjax.train.config.reading import read_yaml
 from wdjax.train.config.schema import TrainConfig
+from wdjax.train.config.trust import require_trusted, with_own
 from wdjax.train.state.registry import read_config
 from wdjax.version import __version__
 
@@ -23,6 +24,7 @@ try:
 except ImportError:  # Windows has no such locks: there nothing keeps two runs out of one folder
     fcntl = None  # type: ignore[assignment]
 
+CONFIG = "config.yaml"  # of a run, in its folder
 VERSION = "wdjax"  # the line of config.yaml that says which version wrote it
 
 # What may differ between a run and its resumption: how long, and how it is looked after.
@@ -41,7 +43,7 @@ class Kind:
 
 RUN = Kind("run", "wdjax train", "metrics.jsonl", "another run is training")
 SWEEP = Kind("sweep", "wdjax sweep", "sweep.yaml", "another sweep is running")
-_SIGNS = {"sweep.yaml": SWEEP, "members.json": SWEEP, "config.yaml": RUN, "checkpoints": RUN}
+_SIGNS = {"sweep.yaml": SWEEP, "members.json": SWEEP, CONFIG: RUN, "checkpoints": RUN}
 
 
 def make_folder(workdir: Path, kind: Kind, resume: bool) -> bool:
@@ -55,26 +57,31 @@ def make_folder(workdir: Path, kind: Kind, resume: bool) -> bool:
     if held not in (None, kind):
         raise FileExistsError(f"{workdir} holds a {held.name} of {held.command}: name another --workdir")
     if held and not resume:
-        raise FileExistsError(f"{workdir} holds a {kind.name} already: resume it (--resume), or name another --workdir")
+        words = "resume it (--resume, in Python resume=True), or name another --workdir"
+        raise FileExistsError(f"{workdir} holds a {kind.name} already: {words}")
     with writing(workdir):
         workdir.mkdir(parents=True, exist_ok=True)
     return held is not None
 
 
-def prepare_folder(workdir: Path, config: TrainConfig, resume: bool) -> None:
+def prepare_folder(workdir: Path, config: TrainConfig, resume: bool, trust: Collection[str] = ()) -> None:
     """Makes a run's folder and writes config.yaml, or checks that the run in it is the one to resume.
+
+    Args:
+        trust: as for `load_run_config`, beside the modules that `config` names.
 
     Raises:
         ValueError: where it holds a run of another configuration.
         FileNotFoundError: where it holds checkpoints, but not what configuration they have.
         OSError: as `make_folder`, and where another process is training there.
     """
-    file = workdir / "config.yaml"
+    file = workdir / CONFIG
     begun = make_folder(workdir, RUN, resume)
     if begun and not file.exists():
         raise FileNotFoundError(f"{file} is missing: its checkpoints hold it (host/metadata, as JSON), write it again")
     if begun:
-        require_same_run(load_run_config(workdir), config, f"the run in {workdir} was begun with")
+        old = load_run_config(workdir, with_own(trust, config))
+        require_same_run(old, config, f"the run in {workdir} was begun with")
     with hold_folder(workdir), writing(workdir):
         write_config(workdir, config)
 
@@ -135,6 +142,13 @@ def read_json(file: Path) -> Any:
         raise ValueError(f"{file} holds no JSON: {error}") from error
 
 
+def require_fields(file: Path, content: Any, **kinds: type) -> None:
+    """Raises ValueError, naming the file, where what it holds is no mapping with these fields, each of its kind."""
+    for name, kind in kinds.items():
+        if not (isinstance(content, Mapping) and isinstance(content.get(name), kind)):
+            raise ValueError(f"{file} is damaged: it must hold {name}, a {kind.__name__}")
+
+
 def partial_file(file: Path) -> Path:
     """Returns where `write_whole` writes first."""
     return file.with_name(f"{file.name}.tmp")
@@ -152,15 +166,30 @@ def require_same_run(old: TrainConfig, new: TrainConfig, where: str) -> None:
             raise ValueError(f"{name} = {after.get(name)!r}: {where} {before.get(name)!r}")
 
 
-def load_run_config(run_folder: str | Path) -> TrainConfig:
-    """Returns the configuration of a run from its folder; raises FileNotFoundError where there is none."""
-    file = Path(run_folder) / "config.yaml"
+def load_run_config(run_folder: str | Path, trust: Collection[str] = ()) -> TrainConfig:
+    """Returns the configuration of a run from its folder.
+
+    Args:
+        trust: modules of one's own that it may name (config/trust.py).
+
+    Raises:
+        FileNotFoundError: where there is none.
+        ValueError, TypeError: where it is no configuration, or names other modules.
+    """
+    file = Path(run_folder) / CONFIG
     if not file.is_file():
         raise FileNotFoundError(f"{run_folder} holds no run: {file} is missing")
     try:
-        return read_config(without_version(read_yaml(file)))
+        return read_config(trusted_values(file, trust))
     except (ValueError, TypeError) as error:
         raise type(error)(f"{file}: {error}") from error
+
+
+def trusted_values(file: Path, trust: Collection[str]) -> dict[str, Any]:
+    """Returns the raw fields of a config.yaml; raises ValueError where they name modules that nobody trusts."""
+    values = without_version(read_yaml(file))
+    require_trusted("the run", values, trust)
+    return values
 
 
 def without_version(values: dict[str, Any]) -> dict[str, Any]:
@@ -175,7 +204,7 @@ def dump_config(config: TrainConfig) -> str:
 
 def write_config(folder: Path, config: TrainConfig) -> None:
     """Writes config.yaml of a run, with the version of the wdjax that writes it."""
-    write_whole(folder / "config.yaml", f"{VERSION}: {__version__}\n{dump_config(config)}")
+    write_whole(folder / CONFIG, f"{VERSION}: {__version__}\n{dump_config(config)}")
 
 
 def plain_config(config: TrainConfig) -> dict[str, Any]:

@@ -143,14 +143,21 @@ def open_log(path: Path, size: int, say: Callable[[str], Any]) -> Iterator[Metri
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
     """Returns the objects of a metrics.jsonl, without a last line of which only a part is there (yet).
 
+    Args:
+        path: of the file, or of the folder of a run.
+
     Raises:
-        ValueError: naming file and line, for one that is no JSON.
+        ValueError: naming file and line, for one that is no JSON, or no object.
     """
-    rows = []
-    for number, line in enumerate(Path(path).read_text(encoding="utf8").splitlines(keepends=True), 1):
+    path, rows = Path(path), []
+    path = path / "metrics.jsonl" if path.is_dir() else path
+    for number, line in enumerate(path.read_text(encoding="utf8").splitlines(keepends=True), 1):
         try:
             rows.append(json.loads(line))
         except ValueError as error:
             if line.endswith("\n"):
                 raise ValueError(f"{path}, line {number}, is no JSON: {error}") from error
+            break
+        if not isinstance(rows[-1], dict):
+            raise ValueError(f"{path}, line {number}, must hold a mapping, not {rows[-1]!r}")
     return rows

@@ -1,11 +1,20 @@
-"""What orbax's and tensorstore's threads print beside what they raise: a screen for every array of a failed save."""
+"""What orbax and tensorstore do beside their work: a screen of words for every array of a failed save, and memory that
+nobody gets back."""
 
 import asyncio
 import functools
 import logging
 import sys
 import traceback
+import types
 from typing import Any
+
+import tensorstore
+
+try:  # for every save it makes specs of stores and reads statistics
+    from orbax.checkpoint._src.serialization import tensorstore_utils
+except ImportError:  # not in this version
+    tensorstore_utils = types.ModuleType("tensorstore_utils")
 
 
 @functools.cache  # once in a process: the threads may speak long after the call that failed
@@ -31,3 +40,31 @@ def _of_orbax(record: logging.LogRecord) -> bool:
 
 def _from_orbax(trace: Any) -> bool:
     return any("orbax" in frame.filename for frame in traceback.extract_tb(trace))
+
+
+@functools.cache
+def stop_leaks() -> None:
+    """Keeps orbax from asking tensorstore for JSON: Python never gets back its strings (0.1.86 and all before), which
+    are 360 bytes for each array of a save and 15 kB for its statistics; a run of a week would grow by gigabytes."""
+    if hasattr(tensorstore_utils, "get_tensorstore_raw_bytes"):  # statistics that nobody reads here
+        tensorstore_utils.get_tensorstore_raw_bytes = lambda *_, **__: 0
+    if hasattr(tensorstore_utils, "ts"):
+        tensorstore_utils.ts = _Instead(tensorstore, KvStore=_Instead(tensorstore.KvStore, Spec=_spec))
+
+
+class _Instead:
+    """Something with other attributes."""
+
+    def __init__(self, original: Any, **attributes: Any):
+        self._original = original
+        vars(self).update(attributes)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._original, name)
+
+
+def _spec(spec: Any) -> Any:
+    """`KvStore.Spec`; of a folder's spec, its JSON is what was given."""
+    if isinstance(spec, dict) and spec.keys() == {"driver", "path"} and spec["driver"] == "file":
+        return types.SimpleNamespace(to_json=lambda: dict(spec))
+    return tensorstore.KvStore.Spec(spec)

@@ -107,7 +107,7 @@ OUT_OF_RANGE = [
     ({"policies": {"": {"agents": ["agent"]}}}, r"policies = '': must be a name"),
     *(({f"{AGENT}.{name}": value}, rf"policies\.agent\.{name} = .*: must be between 0 and 1")
       for name in ("gamma", "gae_lambda") for value in (-0.1, 1.1, NAN)),
-    *(({f"{AGENT}.{name}": value}, rf"policies\.agent\.{name} = .*: must be above 0")
+    *(({f"{AGENT}.{name}": value}, rf"policies\.agent\.{name} = .*: must be (finite and )?above 0")
       for name in ("clip", "value_clip", "target_kl", "max_grad_norm", "optimizer_epsilon") for value in (0, -1, NAN)),
     ({f"{AGENT}.optimizer_epsilon": INF}, r"policies\.agent\.optimizer_epsilon = inf: must be finite"),
     *(({f"{AGENT}.neg_pos_env_ratio": value}, r"policies\.agent\.neg_pos_env_ratio = .*: must be finite \(below 0")

@@ -19,6 +19,7 @@ import pytest
 from wdjax.train import Trainer, load_run, read_metrics
 from wdjax.train.devices import processes
 from wdjax.train.devices.processes import (
+    OthersRefusedError,
     any_process,
     as_first,
     connect,
@@ -26,8 +27,10 @@ from wdjax.train.devices.processes import (
     is_launched,
     kept_handler,
     leaving,
+    on_all,
     on_first,
 )
+from wdjax.train.storage.checkpoint import open_checkpoints
 from wdjax.train.storage.folder import load_run_config
 
 TIMING = ("seconds", "seconds_per_update", "compile_seconds", "env_steps_per_second", "agent_steps_per_second")
@@ -379,3 +382,58 @@ def test_an_error_in_one_of_several_ends_it_at_once(monkeypatch, exits, capsys):
         raise KeyboardInterrupt
     assert exits == [2, 1, 130]
     assert capsys.readouterr().err == ""
+
+
+def test_who_refuses_says_why_and_the_others_that_one_has(monkeypatch, exits, capsys):
+    def fail():
+        raise ValueError("seed = 5: the run was begun with 0")
+
+    as_process(monkeypatch, 0, [False, True, False])
+    on_all(list)
+    with pytest.raises(OthersRefusedError, match="another process has refused"):
+        on_all(list)
+    with pytest.raises(ValueError, match="seed = 5"):
+        on_all(fail)
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
+    for words in ("another process has refused", "UNKNOWN: Gloo AllGather failed: Connection closed by peer"):
+        with leaving():
+            raise OthersRefusedError(words) if "refused" in words else RuntimeError(words)
+    said = capsys.readouterr().err
+    assert exits == [1, 1]
+    assert "Traceback" not in said
+    assert "wdjax: another process has refused" in said
+    assert "process 0 of 2 ends: another process of the run has died" in said
+
+
+def test_several_processes_do_not_wait_for_each_other_to_close(monkeypatch, tmp_path):
+    """Where one has failed, the others may be in the middle of a save, in which it takes part no more."""
+    closed = []
+    for processes_there in (2, 1):
+        with pytest.raises(ValueError, match="mine"), open_checkpoints(tmp_path, 1) as manager:  # noqa: PT012
+            monkeypatch.setattr(manager, "close", lambda n=processes_there: closed.append(n))
+            monkeypatch.setattr(jax, "process_count", lambda n=processes_there: n)
+            raise ValueError("mine")
+        monkeypatch.undo()
+    assert closed == [1]
+
+
+@pytest.mark.slow
+def test_a_folder_that_disappears_ends_all(tmp_path):
+    folder = tmp_path / "run"
+    with two_processes(folder, by_flags, "--total-env-steps", "1000000") as started:
+        wait_for_lines(started, folder, 3)
+        while folder.exists():
+            shutil.rmtree(folder, ignore_errors=True)
+        codes = ends(started, folder)
+    assert 0 not in codes
+    assert "could not" in said(folder, 0) or "must be a folder that can be written" in said(folder, 0)
+
+
+@pytest.mark.slow
+def test_processes_of_different_configurations_say_so(tmp_path):
+    different = lambda port, i: (by_flags(port, i)[0] + ["--seed", str(i)], {})  # noqa: E731
+    with two_processes(tmp_path / "run", different) as started:
+        assert ends(started, tmp_path / "run") == [1, 2]
+    assert "another process has refused" in said(tmp_path / "run", 0)
+    assert "Traceback" not in said(tmp_path / "run", 0)
+    assert "seed = 1: the run in" in said(tmp_path / "run", 1)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -69,3 +70,21 @@ def test_debug_checks_the_environment_first(registry, tmp_path):
     with pytest.raises(ValueError, match="step uses one key twice"):
         Trainer(config, tmp_path / "run", quiet=True, debug=True)
     assert not (tmp_path / "run").exists()
+
+
+def test_debug_looks_at_a_run_that_has_begun_and_not_at_its_game(registry, tmp_path, monkeypatch):
+    """That NaN is looked for which the run has met: `check_env` might meet another one first, and end there."""
+    looked = []
+    monkeypatch.setattr("wdjax.train.trainer.check_env", lambda env, params: looked.append(env))
+    config = toy_clock.run_config()
+    for resume in (True, True):  # the first makes the folder
+        Trainer(config, tmp_path / "run", resume=resume, quiet=True, debug=True)
+    assert len(looked) == 1
+
+
+def test_where_a_nan_is_made_is_said_with_what_it_comes_of():
+    inner, game, learner = (SimpleNamespace(file_name=file, line_num=3, function_name="f") for file in
+                            (jax.__file__, toy_clock.__file__, debug.__file__))  # fmt: skip
+    assert debug.place_of([inner, game, learner]) == f", at {toy_clock.__file__}:3 (f)"
+    assert debug.place_of([inner, learner, game]).endswith("(a smaller learning_rate?)")
+    assert debug.place_of([inner]) == ""

@@ -299,7 +299,7 @@ def test_a_class_that_has_changed_since_is_refused(tmp_path, monkeypatch):
     assert make_learner(again).loaded()
     learner, state = load_run(tmp_path / "run")
     monkeypatch.setattr(Wider, "width", 5)
-    monkeypatch.setattr("wdjax.train.learner.warm_start.read_named", lambda *_: (learner.setup, state))
+    monkeypatch.setattr("wdjax.train.learner.warm_start.read_named", lambda *_, **__: (learner.setup, state))
     with pytest.raises(ValueError, match=r"its parameters have other shapes than those of policies\.agent"):
         make_learner(again).init(jax.random.key(0))
 

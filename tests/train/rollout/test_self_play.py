@@ -243,7 +243,7 @@ def test_the_probability_ratio_is_1_before_the_first_step(states):
 
 def test_where_they_play_everywhere_nothing_moves(learner, states):
     before = states[0][2]
-    state, metrics = learner.update(with_hypers(before, **{"first.past_selves_fraction": 1.0}))
+    state, metrics = learner.update(with_hypers(before, **{"first.past_selves_fraction": 1 - 1e-6}))
     assert metrics["first/past_self_blocks"] == BLOCKS
     first = [s.policies["first"] for s in (state, before)]
     assert_equal((first[0].params, first[0].opt_state), (first[1].params, first[1].opt_state))
@@ -326,7 +326,7 @@ def test_an_earlier_ddpg_self_acts_as_it_did(off_policy):
     play = jax.jit(functools.partial(rollout, learner.setup))
     state = with_hypers(state, **{"first.ddpg.noise_scale": 0.0})
     spread = []
-    for fraction in (0.0, 1.0):
+    for fraction in (0.0, 1 - 1e-6):
         after, played = play(with_hypers(state, **{"first.past_selves_fraction": fraction}), KEY)
         spread.append(np.std(played.rows["first"].action))
     assert after.memory["first"].member.tolist() == [0] * BLOCKS

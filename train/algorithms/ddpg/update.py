@@ -55,6 +55,7 @@ class DDPG(Algorithm):
         require(size >= batch, f"{path}.buffer_size", size, f"at least batch_size = {batch}")
         allowed = f"between batch_size = {batch} and buffer_size = {size}"
         require(batch <= options.warmup <= size, f"{path}.warmup", options.warmup, allowed)
+        require(options.n_step <= size, f"{path}.n_step", options.n_step, f"at most buffer_size = {size}")
 
     def make_network(self, config: PolicyConfig, assignment: Assignment, rngs: nnx.Rngs) -> ActorActionValue:
         observation_space = without_mask(assignment.observation_space)

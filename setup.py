@@ -1,0 +1,13 @@
+"""Refuses to build from a checkout that is not whole; all else about the package stands in pyproject.toml."""
+
+from pathlib import Path
+
+from setuptools import setup
+
+if not (Path(__file__).parent / "wdjax" / "envs").is_dir():
+    raise SystemExit(
+        "wdjax/envs, train and experiments are symbolic links, and this checkout holds none: check out again "
+        "with git -c core.symlinks=true clone, on Linux, macOS or in WSL2"
+    )
+
+setup()

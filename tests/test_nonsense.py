@@ -1,0 +1,136 @@
+"""What means nothing is refused where it is said, and not taken for something else."""
+
+import functools
+import math
+
+import jax
+import pytest
+from refusals import refusal
+
+import wdjax
+from wdjax.rendering import save_gif, save_png
+from wdjax.train import load_config, make_learner, read_metrics, save_episode, with_hypers
+from wdjax.train.state.registry import make_hypers
+from wdjax.train.state.state import TrainState
+
+AGENT = "policies.agent"
+
+
+@functools.cache
+def learner():
+    return make_learner(load_config("cartpole_ppo", **{f"{AGENT}.network.hidden_sizes": [4]}))
+
+
+@pytest.mark.parametrize("number", [2.7, 2.0, -1, "3", True, None, [2]])
+def test_a_run_has_a_whole_number_of_updates(number):
+    assert "num_updates = " in refusal(learner().run, None, num_updates=number)
+
+
+def test_true_is_no_1_that_was_compiled_before():
+    state = jax.eval_shape(learner().init, jax.random.key(0))
+    jax.eval_shape(functools.partial(learner().run, num_updates=1), state)
+    assert "num_updates = True" in refusal(learner().run, state, num_updates=True)
+
+
+def state_of(preset="cartpole_ppo"):
+    """A state that has hyperparameters, and nothing else."""
+    policies = load_config(preset).policies
+    hypers = {name: make_hypers(policy) for name, policy in policies.items()}
+    return TrainState(**dict.fromkeys(TrainState.__dataclass_fields__) | {"hypers": hypers})
+
+
+@pytest.mark.parametrize(("name", "value", "words"), [
+    ("agent.gamma", 7, "agent.gamma = 7: must be between 0 and 1"),
+    ("agent.gamma", math.nan, "agent.gamma = nan: must be between 0 and 1"),
+    ("agent.learning_rate", -1, "must be finite and at least 0"),
+    ("agent.learning_rate", math.nan, "must be finite and at least 0"),
+    ("agent.learning_rate", [1e-3, math.inf], "agent.learning_rate = inf: must be finite"),
+    ("agent.clip", 0, "must be above 0"),
+    ("agent.past_selves_fraction", 1.0, "unknown hyperparameter"),
+    ("agent.clip", "wide", "agent.clip = 'wide': must be a number"),
+    ("agent.clip", True, "must be a number"),
+    ("agent.clip", None, "must be a number"),
+])  # fmt: skip
+def test_a_hyperparameter_is_what_its_field_allows(name, value, words):
+    assert words in refusal(with_hypers, state_of(), **{name: value})
+
+
+def test_so_is_one_inside_of_a_block():
+    state = state_of("continuous_mountain_car_ddpg")
+    assert "ddpg.tau = 2.0: must be above 0 and at most 1" in refusal(with_hypers, state, **{"agent.ddpg.tau": 2.0})
+    assert with_hypers(state, **{"agent.ddpg.tau": 0.5}).hypers["agent"].ddpg.tau == 0.5
+    traced = jax.jit(lambda value: with_hypers(state, **{"agent.ddpg.tau": value}).hypers["agent"].ddpg.tau)
+    assert traced(0.25) == 0.25  # nobody knows it yet
+
+
+@pytest.mark.parametrize("action", [None, "left"])
+def test_an_eager_step_takes_an_action(action):
+    env, params = wdjax.make("cartpole")
+    _, state = env.reset(jax.random.key(0), params)
+    refusal(env.step, jax.random.key(0), state, action, params)
+
+
+@pytest.mark.parametrize("game", ["tag_continuous", "tag_gridworld"])
+def test_a_game_has_no_more_agents_than_pairs_can_be_counted(game):
+    assert "number of agents" in refusal(wdjax.make, game, num_taggers=10**9)
+    wdjax.make(game, num_taggers=1_000)
+
+
+@pytest.mark.parametrize(("preset", "changes", "words"), [
+    ("cartpole_ppo", {"epochs": 10**12}, "epochs = 1000000000000: must be at least 1 and below 2**31"),
+    ("tag_small", {}, "past_selves_every = 2147483648: must be"),
+    ("continuous_mountain_car_ddpg", {"ddpg.n_step": 100, "ddpg.buffer_size": 64, "ddpg.batch_size": 64,
+                                      "ddpg.warmup": 64}, "ddpg.n_step = 100: must be at most buffer_size = 64"),
+])  # fmt: skip
+def test_a_configuration_holds_no_number_that_no_run_could_have(preset, changes, words):
+    named = {f"{AGENT}.{name}": value for name, value in changes.items()}
+    named = named or {"policies.runner.past_selves_every": 2**31}
+    assert words in refusal(load_config, preset, **named)
+
+
+def test_a_network_has_parameters_that_can_be_counted():
+    config = load_config("cartpole_ppo", **{f"{AGENT}.network.hidden_sizes": [2**31 - 1]})
+    assert "policies.agent.network: its parameters = " in refusal(make_learner, config)
+
+
+@pytest.mark.parametrize(("write", "name", "suffix"), [
+    (save_gif, "x.mp4", ".gif"), (save_png, "x.jpg", ".png"), (save_gif, "x", ".gif"),
+])  # fmt: skip
+def test_a_picture_is_what_its_name_says(tmp_path, write, name, suffix):
+    env, params = wdjax.make("cartpole")
+    _, state = env.reset(jax.random.key(0), params)
+    states = jax.tree.map(lambda leaf: leaf[None], state) if write is save_gif else state
+    assert f"must be a file that ends in {suffix}" in refusal(write, tmp_path / name, env, states, params)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_episode_is_written_as_a_gif_or_as_arrays():
+    assert "must be a file that ends in .gif or .npz" in refusal(save_episode, None, None, "x.mp4")
+
+
+def test_metrics_are_read_from_the_folder_of_a_run(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"updates": 1}\n')
+    assert read_metrics(tmp_path) == read_metrics(tmp_path / "metrics.jsonl") == [{"updates": 1}]
+
+
+@pytest.mark.parametrize(("text", "words"), [
+    ("raise KeyError('mine')", "KeyError: 'mine'"), ("def f(:", "SyntaxError"),
+    ("raise SystemExit(3)", "SystemExit: 3"),
+    ("import nowhere_at_all", "No module named 'nowhere_at_all'"),
+])  # fmt: skip
+def test_a_module_of_ones_own_that_fails_is_a_sentence(tmp_path, monkeypatch, text, words):
+    (tmp_path / "fails_at_once.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    named = {f"{AGENT}.network.encoder": "fails_at_once:E"}
+    assert words in refusal(load_config, "cartpole_ppo", **named)
+
+
+def test_a_drawing_of_ones_own_that_fails_ends_no_run(tmp_path, monkeypatch, capsys):
+    from wdjax.train import Trainer
+
+    def fails(*_, **__):
+        raise ValueError("Mine.draw raises KeyError: 'x'")
+
+    monkeypatch.setattr("wdjax.train.trainer.save_episode", fails)
+    Trainer(learner().config, tmp_path / "run").draw()
+    assert "No episode.gif: Mine.draw raises KeyError" in capsys.readouterr().out

@@ -1,0 +1,61 @@
+"""Saves that follow each other for a week, and saves of several threads."""
+
+import gc
+import sys
+import threading
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from wdjax.train.storage.checkpoint import finish, open_checkpoints, restore, save
+
+
+def test_a_save_leaves_no_memory_behind(tmp_path):
+    state = {str(i): jnp.arange(3.0) for i in range(12)}  # tensorstore kept four strings for each array
+
+    def blocks_after(steps):
+        for step in steps:
+            save(manager, step, state, {"metrics_size": 0})
+            finish(manager)
+        gc.collect()
+        return sys.getallocatedblocks()
+
+    with open_checkpoints(tmp_path, 1) as manager:
+        before = blocks_after(range(6))
+        after = blocks_after(range(6, 14))
+    assert after - before < 1_000  # it was 2,600
+
+
+def test_threads_save_side_by_side(tmp_path):
+    failed = []
+
+    def run(folder):
+        try:
+            with open_checkpoints(folder, 2) as one, open_checkpoints(folder / "best", 1) as other:
+                for step in range(5):
+                    save(one, step, {"step": jnp.full(3, step)}, {"metrics_size": step})
+                    save(other, step, {"step": jnp.full(3, step)}, {"metrics_size": step})
+        except OSError as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=run, args=(tmp_path / f"{i}",)) for i in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+    for i in range(3):
+        with open_checkpoints(tmp_path / f"{i}", keep=None) as manager:
+            state, host = restore(manager, 4, {"step": jnp.zeros(3, jnp.int32)})
+        np.testing.assert_array_equal(state["step"], 4)
+        assert host["metrics_size"] == 4
+
+
+@pytest.mark.parametrize("spec", [{"driver": "file", "path": "/tmp/wdjax-none/"}, {"driver": "memory", "path": "a/"}])
+def test_orbax_is_told_what_tensorstore_would_say(spec):
+    import tensorstore
+
+    from wdjax.train.storage.orbax_noise import _spec
+
+    assert _spec(spec).to_json() == tensorstore.KvStore.Spec(spec).to_json()

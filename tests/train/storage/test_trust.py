@@ -1,0 +1,195 @@
+"""A folder from a stranger runs no code but that of modules which its reader names."""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from refusals import refusal
+from tiny_runs import small_config
+
+from wdjax.experiments import cli
+from wdjax.experiments.sweep import load_member
+from wdjax.train import Trainer, load_config, load_run, make_learner
+from wdjax.train.config.trust import code_named, require_trusted
+from wdjax.train.load import change_config, load_named
+from wdjax.train.storage.checkpoint import open_checkpoints, restore
+from wdjax.train.storage.folder import plain_config, prepare_folder
+
+ENCODER = "policies.agent.network.encoder"
+SPLIT = {"policies.agent.network.encoder": "deep_sets", "policies.agent.network.encoder_options": {"split": "evil:E"}}
+OWN = """
+from wdjax.train.encoders import FlatEncoder as E
+from wdjax.train.algorithms.on_policy.update import PPO as A
+"""
+
+
+@pytest.fixture
+def evil(tmp_path, monkeypatch):
+    """A module that lies where Python finds it; returns whether it was imported."""
+    (tmp_path / "evil.py").write_text(OWN)
+    (tmp_path / "evil_too.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield lambda: "evil" in sys.modules
+    sys.modules.pop("evil", None)
+    sys.modules.pop("evil_too", None)
+
+
+def strange_run(folder, **changes):
+    """Returns the folder of a run whose config.yaml somebody else wrote."""
+    raw = plain_config(small_config())
+    for name, value in (changes or {ENCODER: "evil:E"}).items():
+        *path, last = name.split(".")
+        inner = raw
+        for part in path:
+            inner = inner[part]
+        inner[last] = value
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(yaml.safe_dump(raw))
+    return folder
+
+
+@pytest.mark.parametrize("changes", [
+    {ENCODER: "evil:E"}, {"policies.agent.algorithm": "evil:A"}, {"env": "evil:Game"}, SPLIT,
+    {"policies.agent.options": {"deep": [{"er": "evil:E"}]}}, {ENCODER: "evil.inner:E"}, {ENCODER: " evil:E"},
+    {ENCODER: "wdjaxevil:E"}, {ENCODER: "evil/../wdjax:E"}, {ENCODER: ":E"},
+])  # fmt: skip
+def test_whatever_names_code_is_looked_at(tmp_path, evil, changes):
+    sentence = refusal(load_run, strange_run(tmp_path / "run", **changes))
+    assert "--trust" in sentence
+    assert "config.yaml" in sentence
+    assert not evil()
+
+
+def routes(folder):
+    """Every way in which somebody reads a run's folder: name -> function of the modules that he trusts."""
+    shared = {"policies.agent.checkpoint": str(folder)}
+    flags = lambda trust: [word for module in trust for word in ("--trust", module)]  # noqa: E731
+    train = ["train", "cartpole_ppo", "--workdir", str(folder.parent / "new"), "--policies.agent.checkpoint"]
+    command = lambda *words: lambda trust: cli.call(*words, *flags(trust))  # noqa: E731
+    return {
+        "load_run": lambda trust: load_run(folder, trust=trust),
+        "load_named": lambda trust: load_named(f"{folder}@best", trust=trust),
+        "load_config": lambda trust: load_config(folder / "config.yaml", trust=trust) and load_run(folder, trust=trust),
+        "warm start": lambda trust: make_learner(small_config(**shared), trust).loaded(),
+        "Trainer": lambda trust: Trainer(small_config(**shared), folder.parent / "new", quiet=True, trust=trust),
+        "eval": command("eval", str(folder)),
+        "render": command("render", str(folder)),
+        "train": command(*train, str(folder)),
+    }
+
+
+@pytest.mark.parametrize("route", list(routes(Path("runs/a"))))
+def test_every_reader_asks_before_it_imports(tmp_path, evil, route, capsys):
+    read = routes(strange_run(tmp_path / "strange"))[route]
+
+    def said(trust):
+        try:
+            read(trust)
+        except SystemExit:
+            return capsys.readouterr().err
+        except (ValueError, OSError) as error:
+            return str(error)
+
+    for trust in ((), ("evi", "evil.inner", "evil_too")):
+        sentence = said(trust)
+        assert "'evil'" in sentence
+        assert "--trust evil" in sentence
+        assert not evil()
+    assert "no checkpoint in" in said(("evil",))  # it was read
+    assert evil()
+
+
+def test_a_run_that_is_resumed_names_what_the_command_names(tmp_path, evil):
+    workdir = strange_run(tmp_path / "run")
+    sentence = refusal(Trainer, small_config(), workdir, resume=True, quiet=True)
+    assert "--trust evil" in sentence
+    assert not evil()
+    mine = small_config(**{ENCODER: "evil:E"})  # the user's word
+    assert Trainer(mine, workdir, resume=True, quiet=True).config == mine
+    assert "evil_too" in refusal(Trainer, mine, strange_run(tmp_path / "b", **{ENCODER: "evil_too:E"}), True)
+
+
+def test_a_config_yaml_given_as_preset_is_a_run_and_flags_are_the_users_word(tmp_path, evil, capsys):
+    file = strange_run(tmp_path / "run") / "config.yaml"
+    with pytest.raises(SystemExit):
+        cli.call("train", str(file), "--num-envs", "0")
+    assert "--trust evil" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        cli.call("train", str(file), "--num-envs", "0", f"--{ENCODER.replace('_', '-')}=evil:E")
+    assert "num_envs = 0" in capsys.readouterr().err
+    preset = file.rename(tmp_path / "mine.yaml")
+    assert load_config(preset).policies["agent"].network.encoder == "evil:E"
+
+
+def test_a_checkpoint_that_names_other_code_than_its_run(whole_run, tmp_path, evil, monkeypatch):
+    found = {"metrics_size": 0, "best_score": None, "config": plain_config(small_config())}
+    found["config"]["policies"]["agent"]["algorithm"] = "evil:A"
+    monkeypatch.setattr("wdjax.train.storage.checkpoint.read_host", lambda *_: found)
+    with open_checkpoints(whole_run / "checkpoints", keep=None) as manager:
+        sentence = refusal(restore, manager, manager.latest_step(), None, small_config())
+    assert "--trust evil" in sentence
+    assert not evil()
+
+
+@pytest.mark.parametrize("place", ["sweep.yaml", "members.json"])
+def test_a_sweep_is_asked_too(tmp_path, evil, place):
+    in_sweep = place == "sweep.yaml"
+    folder = strange_run(tmp_path / "sweep", **{ENCODER: "evil:E" if in_sweep else "flat"})
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    (folder / "sweep.yaml").write_text(yaml.safe_dump({"config": config}))
+    turn = folder / "groups" / "000"
+    (turn / "checkpoints" / "1").mkdir(parents=True)
+    values = {} if in_sweep else {ENCODER: "evil:E"}
+    members = {"size": 1, "members": [{"member": 0, "seed": 0, "values": values}]}
+    (turn / "members.json").write_text(json.dumps(members))
+    assert "--trust evil" in refusal(load_member, folder, 0)
+    assert not evil()
+    assert "--trust" not in refusal(load_member, folder, 0, trust=["evil"])  # no checkpoint
+    assert evil()
+
+
+def test_changes_from_a_folder_are_asked_changes_of_the_user_are_not(evil):
+    changes = {ENCODER: "evil:E"}
+    assert "--trust evil" in refusal(change_config, small_config(), trust=(), **changes)
+    assert not evil()
+    mine = change_config(small_config(), **changes)
+    assert change_config(mine, trust=(), **changes) == mine
+
+
+def test_what_is_trusted_without_a_word(tmp_path, monkeypatch):
+    for name in ("wdjax.train.encoders:FlatEncoder", "flat", "registered"):
+        require_trusted("it", {"policies": {"a": {"network": {"encoder": name}}}}, ())
+    for env in ("gymnax:CartPole-v1", "jaxmarl:MPE_simple_spread_v3", "cartpole"):
+        require_trusted("it", {"env": env}, ())
+    announced = {"env": "zoo.worlds:World"}
+    package = tmp_path / "site" / "zoo-1.0.dist-info"
+    package.mkdir(parents=True)
+    (package / "METADATA").write_text("Name: zoo\nVersion: 1.0\n")
+    (package / "entry_points.txt").write_text("[wdjax.envs]\nworld = zoo.worlds:World\n[other]\nx = zoo.secret:y\n")
+    monkeypatch.syspath_prepend(package.parent)
+    require_trusted("it", announced, ())
+    assert "zoo.secret" in refusal(require_trusted, "it", {"env": "zoo.secret:y"}, ())
+    monkeypatch.chdir(package.parent)  # anybody's folder, which the command line looks into: nothing is installed there
+    assert "zoo.worlds" in refusal(require_trusted, "it", announced, ())
+
+
+@pytest.mark.parametrize("values", [None, [], "evil:E", {"policies": 3}, {"policies": {"a": None}}, {"env": 4},
+                                    {"policies": {"a": {"network": "flat"}}}, {"seed": {"env": "evil:E"}}])
+def test_files_that_hold_anything_are_looked_at_without_a_fall(values):
+    assert list(code_named(values)) == []
+
+
+def test_the_same_code_is_found_in_a_configuration_and_in_its_file():
+    config = small_config()
+    agent = dataclasses.replace(config.policies["agent"], algorithm="m:A")
+    config = dataclasses.replace(config, policies={"agent": agent})
+    assert list(code_named(config)) == list(code_named(plain_config(config))) == [("policies.agent.algorithm", "m:A")]
+
+
+@pytest.mark.parametrize("trust", ["evil", [3], None])
+def test_trust_is_a_list_of_names(tmp_path, trust):
+    prepare_folder(tmp_path / "run", small_config(), resume=False)
+    assert "must be a list of modules' names" in refusal(load_run, tmp_path / "run", trust=trust)

@@ -1,0 +1,89 @@
+"""Whose code runs: what a folder brings along may name modules, and these run only where its reader names them, too.
+
+What a user writes himself, in a preset of his own, on the command line or in Python, is his word. What is read from a
+run's or a sweep's folder is not: `require_trusted` looks at it before anything of it is imported, in all places where
+such a folder is read.
+"""
+
+import dataclasses
+import importlib.metadata
+import sys
+import typing
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from wdjax.envs import LIBRARIES
+from wdjax.train.config.facts import names_code
+from wdjax.train.config.schema import TrainConfig
+
+
+def code_named(values: Any, cls: type = TrainConfig, path: str = "") -> Iterator[tuple[str, str]]:
+    """Yields (dotted field, "package.module:Name") of all code that a configuration names, one that is read or the raw
+    mappings of a file, which may hold anything."""
+    values = vars(values) if isinstance(values, cls) else values
+    if not isinstance(values, Mapping):
+        return
+    hints = typing.get_type_hints(cls)
+    for field in dataclasses.fields(cls):
+        name, value, hint = f"{path}{field.name}", values.get(field.name), hints[field.name]
+        held = typing.get_args(hint)[-1] if typing.get_origin(hint) is dict else None
+        if names_code(field):
+            yield from ((name, text) for text in _texts(value) if ":" in text)
+        elif dataclasses.is_dataclass(hint):
+            yield from code_named(value, hint, f"{name}.")
+        elif dataclasses.is_dataclass(held) and isinstance(value, Mapping):
+            for key, inner in value.items():
+                yield from code_named(inner, held, f"{name}.{key}.")
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for inner in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(inner)
+
+
+def with_own(trust: Collection[str], config: TrainConfig) -> tuple[str, ...]:
+    """Returns the modules that are trusted where a configuration is the user's word: those that it names, too."""
+    return (*_checked(trust), *(text.partition(":")[0] for _, text in code_named(config)))
+
+
+def require_trusted(what: str, values: Any, trust: Collection[str]) -> None:
+    """Raises ValueError, naming module and flag, where a configuration names code of a module that nobody trusts.
+
+    Trusted are wdjax, the libraries whose environments it knows, what an installed package announces by entry points
+    (of the groups "wdjax.envs" and others of wdjax), and the modules of `trust` with all that is inside of them.
+
+    Args:
+        what: has the configuration, in words: "runs/a".
+        values: the configuration, raw.
+    """
+    trusted = ("wdjax", *LIBRARIES, *_checked(trust))
+    for field, text in code_named(values):
+        module = text.partition(":")[0]
+        if not (_is_inside(module, trusted) or _is_inside(module, _announced())):
+            raise ValueError(
+                f"{what} asks for code of the module {module!r} ({field} = {text!r}), which would run here: where you "
+                f'trust it, say so with --trust {module} (in Python: trust=("{module}",))'
+            )
+
+
+def _checked(trust: Collection[str]) -> Collection[str]:
+    several = isinstance(trust, Collection) and not isinstance(trust, str)
+    if not (several and all(isinstance(module, str) for module in trust)):
+        raise TypeError(f"trust = {trust!r}: must be a list of modules' names")
+    return trust
+
+
+def _is_inside(module: str, trusted: Collection[str]) -> bool:
+    return any(module == own or module.startswith(f"{own}.") for own in trusted)
+
+
+def _announced() -> set[str]:
+    """Returns the modules that installed packages announce; what lies in the current folder is not installed."""
+    here = Path.cwd()
+    places = [place for place in sys.path if place and Path(place).resolve() != here]
+    found = [entry for own in importlib.metadata.distributions(path=places) for entry in own.entry_points]
+    return {entry.module for entry in found if entry.group.startswith("wdjax.")}
