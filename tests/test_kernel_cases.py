@@ -44,6 +44,7 @@ def test_what_was_found_stays_found():
     assert compare(FOUND, interpret=True) == ([], [])
 
 
+@pytest.mark.slow
 def test_what_was_found_stays_found_where_all_replicas_share_it():
     assert compare(FOUND, interpret=True, shared=True) == ([], [])
 

@@ -121,6 +121,7 @@ def test_measures_what_fits_and_never_runs_what_does_not(quick, monkeypatch):
     assert larger.memory > trial.memory + 9 * state  # a rollout is kept whole
 
 
+@pytest.mark.slow
 def test_out_of_memory_is_a_trial_that_failed(quick, monkeypatch):
     def run_out(*_):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes")

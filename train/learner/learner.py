@@ -90,6 +90,7 @@ def learner_of(setup: Setup) -> Learner:
         require_integer("num_updates", num_updates, 0)  # here: to jit 2.0 and True are the 2 and 1 that it has compiled
         return updates(state, num_updates=int(num_updates))
 
+    run_so_many.lower = updates.lower  # as what jit returns has it
     return Learner(
         setup=setup,
         init=(lambda key: start(key, loaded())) if begin_elsewhere(setup) else start,

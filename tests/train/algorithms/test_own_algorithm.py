@@ -156,6 +156,7 @@ def test_a_run_resumes_exactly_and_is_loaded(tmp_path, monkeypatch):
         Trainer(awr_config(**chunks | {TEMPERATURE: 0.5}), tmp_path / "parts", resume=True, quiet=True)
 
 
+@pytest.mark.slow
 def test_it_plays_and_learns_beside_ppo_in_one_program():
     changes = {"policies.tagger.algorithm": PATH, "num_envs": 8, "rollout_length": 8}
     learner = make_learner(load_config("tag_small", **changes))

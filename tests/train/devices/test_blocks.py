@@ -111,6 +111,7 @@ def small_game():
     return make_learner(from_mapping(TrainConfig, {**base, "policies": policies}))
 
 
+@pytest.mark.slow
 def test_what_is_drawn_before_the_steps_is_what_they_would_draw(monkeypatch):
     learner = small_game()
     state = learner.init(KEY)

@@ -207,6 +207,7 @@ def test_a_player_is_a_run_or_a_script(run):
         evaluate(*run, KEY, 4, players=["random"])
 
 
+@pytest.mark.slow
 def test_actions_of_scripts_are_kept_inside_their_space(run):
     """Far beyond the space is the last action, far below the first."""
     for action, nearest in ((99, 4), (-9, 0)):

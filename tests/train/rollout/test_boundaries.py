@@ -118,6 +118,7 @@ def test_a_refused_configuration_leaves_no_folder(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_game_without_an_end_trains_and_goes_on(tmp_path, capsys):
     """Nothing to evaluate is no reason to stop; and 64.0 steps are 64, also in the names of checkpoints."""
     Trainer(config(ends=False), tmp_path / "run").train()

@@ -304,6 +304,7 @@ def off_policy():
     return learner, state
 
 
+@pytest.mark.slow
 def test_earlier_selves_add_no_rows_to_the_replay_buffer(off_policy):
     """A block plays 6 steps in 2 replicas; the last of each waits in the buffer for the reward after it."""
     learner, start = off_policy

@@ -133,6 +133,7 @@ def test_evaluation_pays_until_the_cut():
     np.testing.assert_array_equal(episodes.episode_length, [4] * 3)
 
 
+@pytest.mark.slow
 def test_the_kernel_of_a_rollout_cuts_the_same_rows(monkeypatch):
     learner = learner_of(tiny_policy("PPO"))
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")  # products have a form of their own on a CPU

@@ -124,6 +124,7 @@ def test_a_config_yaml_given_as_preset_is_a_run_and_flags_are_the_users_word(tmp
     assert load_config(preset).policies["agent"].network.encoder == "evil:E"
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_names_other_code_than_its_run(whole_run, tmp_path, evil, monkeypatch):
     found = {"metrics_size": 0, "best_score": None, "config": plain_config(small_config())}
     found["config"]["policies"]["agent"]["algorithm"] = "evil:A"
