@@ -41,7 +41,8 @@ def called(monkeypatch, tmp_path):
 
 
 COMMON = {
-    "workdir": Path("runs/sweep_cartpole_ppo"), "metric": None, "devices": 0, "resume": False, "quiet": False, "trust": ()
+    "workdir": Path("runs/sweep_cartpole_ppo"), "metric": None, "devices": 0, "resume": False, "quiet": False,
+    "trust": (),
 }  # fmt: skip
 
 
