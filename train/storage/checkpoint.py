@@ -5,6 +5,7 @@ import json
 import os
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,9 @@ def require_saved(manager: ocp.CheckpointManager) -> None:
 def finish(manager: ocp.CheckpointManager) -> None:
     """Waits for a save in the background. Raises OSError where it fails."""
     with saving(manager):
+        while jax.process_count() > 1 and manager.is_saving_in_progress():
+            os.stat(manager.directory)  # where it is gone, each process would wait for the others' part for ten minutes
+            time.sleep(0.05)
         manager.wait_until_finished()
         write_sizes(manager)
 
