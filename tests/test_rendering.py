@@ -304,7 +304,9 @@ class Camera(Bare):
         axes.legend()
 
 
-@pytest.mark.parametrize("name", [*GAMES, "camera"])
+@pytest.mark.parametrize(
+    "name", ["cartpole", "tag_continuous", "camera", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
+)
 def test_a_frame_is_what_is_drawn_from_nothing(name, monkeypatch):
     """Whatever is kept from the frame before: ticks and labels are drawn for the first, and again where they change."""
     if name == "camera":

@@ -352,9 +352,9 @@ def scatter(rng: np.random.Generator, dtype: str) -> Case:
     """Numbers put at known places, beyond the end among them."""
     x, new = numbers(rng, dtype, (5,)), numbers(rng, dtype, (3,))
     places, mode = rng.permutation(14)[:3] - 5, str(rng.choice(["drop", "clip"]))
-    places = (
-        np.unique(np.clip(places, -5, 4)) if mode == "clip" else places[np.unique(places % 5, return_index=True)[1]]
-    )
+    put_at = np.where(places < 0, places + 5, places)
+    put_at = np.clip(put_at, 0, 4) if mode == "clip" else put_at
+    places = places[np.unique(put_at, return_index=True)[1]]  # of two for one place either may stay
     new = new[:, : len(places)]
     put = lambda x, new: x.at[places].set(new, mode=mode)  # noqa: E731
     return Case(f"scatter {dtype} {mode} at {places.tolist()}", put, (x, new))

@@ -105,8 +105,9 @@ def shape_of(config: PolicyConfig, assignment: Assignment, distribution: Distrib
 
 def why_plain(policy: Policy) -> str | None:
     """Returns why plain XLA computes the network of a policy, in words; None: kernels do."""
-    if policy.kernels is not None:
-        return why_unused()
+    unused = why_unused()
+    if unused is not None or policy.kernels is not None:
+        return unused
     if not getattr(policy.algorithm, "has_kernels", False):
         return f"{policy.config.algorithm} has none"
     found = shape_of(policy.config, policy.assignment, policy.distribution, policy.encoder)

@@ -65,7 +65,7 @@ def test_it_keeps_the_contract():
     wdjax.check_env(Cut(), num_steps=100)
 
 
-@pytest.mark.parametrize("recurrent_size", [0, 4])
+@pytest.mark.parametrize("recurrent_size", [0, pytest.param(4, marks=pytest.mark.slow)])
 def test_advantages_by_hand(recurrent_size):
     """V = 4 everywhere, gamma = lambda = 0.5: delta = 1 + 0.5 * 4 - 4 = -1, at the termination 1 - 4 = -3."""
     network = dataclasses.replace(NETWORK, recurrent_size=recurrent_size)
