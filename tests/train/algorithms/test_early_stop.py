@@ -30,7 +30,7 @@ def show(state, obs):
 
 
 POLICY = SimpleNamespace(
-    apply=show, distribution=Categorical((2,), scalar=True), config=CONFIG, kernels=None, algorithm=PPO()
+    name="agent", apply=show, distribution=Categorical((2,), scalar=True), config=CONFIG, kernels=None, algorithm=PPO(),
 )
 PARAMS = {"logits": jnp.zeros((8, 2)), "value": jnp.zeros(8)}
 SHAPE = (4, 2, 1)

@@ -118,7 +118,8 @@ def stand_in(**changes):
     config = PolicyConfig(**changes)
     algorithm = find_algorithm(config.algorithm)
     return SimpleNamespace(
-        apply=show, distribution=Categorical((2,), scalar=True), config=config, algorithm=algorithm, kernels=None
+        name="agent", apply=show, distribution=Categorical((2,), scalar=True), config=config, algorithm=algorithm,
+        kernels=None,
     )
 
 
