@@ -14,7 +14,7 @@ from stopping import EndsAfter
 from wdjax.experiments.sweep import evolve, read_table, sweep
 from wdjax.train import Trainer, read_metrics
 
-pytestmark = pytest.mark.usefixtures("quick_compile", "registered_probes", "compiled_once")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_compile", "registered_probes", "compiled_once")]
 
 CONFIG = tiny_config(
     "probe_signal", {"agent": tiny_policy("A2C")}, total_env_steps=4 * 48, updates_per_chunk=1, checkpoint_every=1,
@@ -68,7 +68,6 @@ def assert_same(folder, other):
         assert (folder / name).read_bytes() == (other / name).read_bytes(), name
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("turn", "newest"), [("001", 3), ("000", 4)], ids=["in the middle", "finished"])
 def test_a_truncated_checkpoint_is_set_aside_and_the_sweep_ends_the_same(turn, newest, whole, begun, capsys):
     checkpoints = begun / "groups" / "000" / turn / "checkpoints"
@@ -160,7 +159,7 @@ def test_a_turn_of_other_members_is_not_gone_on_with(begun):
     assert f"{file}: other members went here than are to go on" in refusal(grid, begun, resume=True)
 
 
-@pytest.mark.parametrize("rule", [pytest.param("stop", marks=pytest.mark.slow), "skip"])
+@pytest.mark.parametrize("rule", ["stop", "skip"])
 def test_members_with_bad_numbers_are_told_while_the_sweep_runs(rule, tmp_path, capsys):
     config = CONFIG.__class__(**{**vars(CONFIG), "on_bad_numbers": rule})
     sweep(config, {RATE: [1e-2, 1e38]}, seeds=2, workdir=tmp_path, quiet=False)

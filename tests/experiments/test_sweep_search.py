@@ -128,6 +128,7 @@ def test_without_optuna_it_says_what_to_install(monkeypatch):
 # --- whole searches ---
 
 
+@pytest.mark.slow
 def test_the_better_half_goes_on(whole):
     folder, table = whole
     assert [row["trial"] for row in table] == list(range(4))
@@ -151,6 +152,7 @@ def test_the_better_half_goes_on(whole):
     assert read_table(folder) == table
 
 
+@pytest.mark.slow
 def test_members_go_on_where_their_rung_ended(whole):
     """The second rung of a batch begins with the states of the first: with its own update it counts four."""
     folder, table = whole

@@ -49,10 +49,11 @@ def wake_device() -> Future[list[jax.Device]]:
 
 
 def share_memory() -> None:
-    """Has all threads take memory from one place: glibc gives each its own, and of what orbax's threads, new for every
-    save, leave there, 20 kB a save were never used again. Only threads that begin later do so."""
+    """Has all threads take memory from four places: glibc gives each its own, and of what orbax's threads, new for
+    every save, leave there, 11 kB a save were never used again. Only threads that begin later do so. From one place it
+    was no less memory a save, but XLA's threads left 290 MB more there (measured with 1,200 saves)."""
     with contextlib.suppress(AttributeError, OSError):  # another C library has none of this
-        ctypes.CDLL(None).mallopt(_ARENA_MAX, 1)
+        ctypes.CDLL(None).mallopt(_ARENA_MAX, 4)
 
 
 def find_devices() -> list[jax.Device]:

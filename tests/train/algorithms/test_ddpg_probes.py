@@ -120,6 +120,7 @@ def play(learner, run, state, env_params):
     return run(state.replace(env_params=env_params))
 
 
+@pytest.mark.slow
 def test_rewards_after_leaving_are_worth_nothing(leaver):
     state, metrics = play(*leaver, LeaverParams(dead_reward=-5.0))
     _, value = actions_and_values(leaver[0].setup.policies["player"], state.policies["player"], jnp.eye(8))
@@ -129,6 +130,7 @@ def test_rewards_after_leaving_are_worth_nothing(leaver):
     assert np.all(metrics["player/reward_mean"] == 1)
 
 
+@pytest.mark.slow
 def test_rows_after_leaving_change_no_bit(leaver):
     zeros, _ = play(*leaver, LeaverParams())
     garbage, _ = play(*leaver, LeaverParams(dead_obs=1e6, dead_reward=-1e6))

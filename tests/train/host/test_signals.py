@@ -12,7 +12,7 @@ from wdjax.train import trainer as trainer_module
 from wdjax.train.host import programs as chunks
 from wdjax.train.host.signals import stop_signals
 
-pytestmark = pytest.mark.usefixtures("quick_compile", "no_pictures")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_compile", "no_pictures")]
 
 
 def signal_before(function, number, call=1):
@@ -33,7 +33,7 @@ def goes_on_to(whole, folder):
     assert_same_run(whole, folder)
 
 
-@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_while_it_compiles_nothing_more_is_run(number, whole_run, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(chunks, "lower_chunk", signal_before(chunks.lower_chunk, number))
@@ -45,7 +45,6 @@ def test_while_it_compiles_nothing_more_is_run(number, whole_run, tmp_path, monk
     goes_on_to(whole_run, tmp_path / "run")
 
 
-@pytest.mark.slow
 def test_while_it_evaluates_the_evaluation_counts(whole_run, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(trainer_module, "evaluate", signal_before(trainer_module.evaluate, signal.SIGTERM, call=2))

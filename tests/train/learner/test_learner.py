@@ -46,6 +46,7 @@ def assert_equal(a, b):
 # --- what a run is ---
 
 
+@pytest.mark.slow
 def test_a_run_in_parts_is_the_whole_run(learner, state):
     whole, metrics = learner.run(state, num_updates=4)
     half, first = learner.run(state, num_updates=2)

@@ -10,7 +10,7 @@ from probes import tiny_config, tiny_policy
 
 from wdjax.train import make_learner, with_hypers
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_compile")]
 
 RATES = [1e-3, 1e-2, 3e-2]
 GAME = {"constant": 1.0, "by_match": 0.5, "episode_length": 4, "time_limit": True}
@@ -55,7 +55,7 @@ def assert_close(a, b, rtol):
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=rtol, atol=rtol), a, b)
 
 
-@pytest.mark.parametrize("i", [pytest.param(0, marks=pytest.mark.slow), *range(1, len(RATES))])
+@pytest.mark.parametrize("i", range(len(RATES)))
 def test_member_draws_the_numbers_of_its_solo_run(solo, population, i):
     for alone, together in zip(solo[i][0], population[0], strict=True):
         mine = member(together, i)

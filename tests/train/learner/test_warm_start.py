@@ -148,6 +148,7 @@ def test_one_half_of_a_group_is_trained_on_and_the_other_stays(source):
     assert "theirs/policy_loss" not in metrics
 
 
+@pytest.mark.slow
 def test_a_frozen_policy_acts_as_in_its_run(source):
     """Bit for bit, memory and normalisation included."""
     folder, newest, _ = source

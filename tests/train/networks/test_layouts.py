@@ -50,7 +50,7 @@ def assert_equal(one, other):
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(one), jax.device_get(other))
 
 
-@pytest.mark.parametrize("encoder", ["deep_sets", pytest.param("attention", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("encoder", [pytest.param(name, marks=pytest.mark.slow) for name in ("deep_sets", "attention")])
 def test_the_games_word_is_the_option_that_nobody_gave(encoder):
     told = learner_of(Told, encoder, width=16)
     named = learner_of(Signal, encoder, width=16, split=f"{__name__}:signal_is_other")

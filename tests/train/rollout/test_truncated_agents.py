@@ -86,7 +86,7 @@ def test_advantages_by_hand(recurrent_size):
 STAYS = [sum(GAMMA**k for k in range(4 - time)) for time in range(4)]
 
 
-@pytest.mark.parametrize("algorithm", [pytest.param("A2C", marks=pytest.mark.slow), "PPO"])
+@pytest.mark.parametrize("algorithm", [pytest.param(name, marks=pytest.mark.slow) for name in ("A2C", "PPO")])
 def test_the_value_goes_on_where_the_time_limit_ends_it(algorithm):
     learner = learner_of(tiny_policy(algorithm))
     state, _ = play(learner, 300)
@@ -95,6 +95,7 @@ def test_the_value_goes_on_where_the_time_limit_ends_it(algorithm):
     np.testing.assert_allclose(value[4:], STAYS, atol=0.15)
 
 
+@pytest.mark.slow
 def test_ddpg_bootstraps_its_steps_and_keeps_no_row_after():
     learner = learner_of(tiny_ddpg(n_step=2), "box_cut")
     state, _ = play(learner, 150)

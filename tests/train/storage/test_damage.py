@@ -13,7 +13,7 @@ from wdjax.train import Trainer, load_run, read_metrics, save_curves
 from wdjax.train.storage.checkpoint import SIZES, DamagedCheckpointError
 from wdjax.train.storage.folder import hold_folder
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_compile")]
 
 KEPT = {"keep_checkpoints": 9}
 
@@ -48,7 +48,6 @@ def host_of(checkpoint):
 # --- metrics.jsonl ---
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("replaced", [False, True])
 def test_metrics_that_are_deleted_while_a_run_trains_are_written_again(replaced, whole_run, tmp_path, capsys):
     """With every line, under the lock: another run is kept out of the folder as before."""
@@ -113,7 +112,6 @@ def test_a_line_that_is_no_json_is_named_and_half_a_last_one_left_out(tmp_path):
 # --- checkpoints ---
 
 
-@pytest.mark.slow
 def test_a_damaged_best_that_is_newer_than_the_checkpoint_is_set_aside(whole_run, run, capsys):
     newest = max((run / "best").iterdir(), key=lambda path: int(path.name))
     for checkpoint in (run / "checkpoints").iterdir():
@@ -132,17 +130,15 @@ def test_a_damaged_best_that_is_newer_than_the_checkpoint_is_set_aside(whole_run
 @pytest.mark.parametrize(
     ("change", "words"),
     [
+        ("[1, 2]", "host/metadata is no mapping"),
+        ({"metrics_size": None}, "host/metadata holds metrics_size = None"),
         ({"metrics_size": -5}, "host/metadata holds metrics_size = -5"),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in [
-            ("[1, 2]", "host/metadata is no mapping"),
-            ({"metrics_size": None}, "host/metadata holds metrics_size = None"),
-            ({"metrics_size": "12"}, "host/metadata holds metrics_size = '12'"),
-            ({"best_score": "high"}, "host/metadata holds best_score = 'high'"),
-            ({"best_updates": 1.5}, "host/metadata holds best_updates = 1.5"),
-            ({"config": 5}, "host/metadata holds config = 5"),
-        ]),
+        ({"metrics_size": "12"}, "host/metadata holds metrics_size = '12'"),
+        ({"best_score": "high"}, "host/metadata holds best_score = 'high'"),
+        ({"best_updates": 1.5}, "host/metadata holds best_updates = 1.5"),
+        ({"config": 5}, "host/metadata holds config = 5"),
     ],
-)  # fmt: skip
+)
 def test_edited_metadata_make_a_damaged_checkpoint(change, words, whole_run, run, capsys):
     newest = run / "checkpoints" / "6"
     edit_host(newest, change if isinstance(change, str) else host_of(newest) | change)
@@ -157,9 +153,7 @@ def test_metadata_of_an_older_wdjax_may_lack_what_it_did_not_know(run):
     assert go_on(run, quiet=True).best_score is None
 
 
-@pytest.mark.parametrize(
-    "content", ["{", *(pytest.param(text, marks=pytest.mark.slow) for text in ("5", "[1, 2]", '{"d": "long"}'))]
-)
+@pytest.mark.parametrize("content", ["5", "[1, 2]", '{"d": "long"}', "{"])
 def test_sizes_that_are_none_make_a_damaged_checkpoint(content, whole_run, run, capsys):
     (run / "checkpoints" / "6" / SIZES).write_text(content)
     with pytest.raises(DamagedCheckpointError, match=r"checkpoints/6 is damaged: sizes.json holds no (JSON|sizes)"):

@@ -11,6 +11,7 @@ import pytest
 from wdjax.train.storage.checkpoint import finish, open_checkpoints, restore, save
 
 
+@pytest.mark.slow
 def test_a_save_leaves_no_memory_behind(tmp_path):
     state = {str(i): jnp.arange(3.0) for i in range(12)}  # tensorstore kept four strings for each array
 
