@@ -42,7 +42,8 @@ train: $(RUN_STAMP)
 
 # A process a core, because most of a first run is compiling, which uses one: half the time on 2 cores.
 # Every process sees eight devices on the CPU: tests/conftest.py says so to XLA. Back to one: PYTEST_ARGS="-n 0".
-PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 8
+# A file's tests run in one of them: what they train and compile, they share.
+PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist loadfile
 
 # jaxlib 0.10 compiles the small programs of quick tests in half the time without its newer generators of code, a choice
 # that later ones no longer offer: they refuse the flag; and LLVM need not optimize them, nor look at them in 32 parts: a
@@ -51,9 +52,8 @@ JAXLIB = $(shell $(BIN)/python -c 'from importlib.metadata import version; print
 QUICK_0_10 := --xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1
 QUICK_XLA_FLAGS = $(if $(filter 0.10.%,$(JAXLIB)),$(QUICK_0_10))
 
-# A file's tests run in one process: what they train and compile, they share.
 test: $(DEV_STAMP)
-	XLA_FLAGS="$$XLA_FLAGS $(QUICK_XLA_FLAGS)" $(PYTEST) --dist loadfile -m "not slow" $(PYTEST_ARGS)
+	XLA_FLAGS="$$XLA_FLAGS $(QUICK_XLA_FLAGS)" $(PYTEST) -m "not slow" $(PYTEST_ARGS)
 
 test-slow: $(DEV_STAMP)
 	$(PYTEST) -m slow $(PYTEST_ARGS)
