@@ -276,7 +276,7 @@ def test_where_they_never_play_all_is_as_without_them(learner):
 
 @pytest.mark.slow
 def test_a_population_sweeps_how_often_they_play(learner):
-    fractions = [0.0, 0.5, 1.0]
+    fractions = [0.0, 0.5, 0.999]
     together = jax.vmap(learner.init)(jnp.stack([KEY] * 3))
     together = with_hypers(together, **{"first.past_selves_fraction": jnp.array(fractions)})
     states, rows = jax.jit(jax.vmap(learner.update))(together)
