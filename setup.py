@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from setuptools import setup
-
 if not (Path(__file__).parent / "wdjax" / "envs").is_dir():
     raise SystemExit(
         "wdjax/envs, train and experiments are symbolic links, and this checkout holds none: check out again "
         "with git -c core.symlinks=true clone, on Linux, macOS or in WSL2"
     )
+
+from setuptools import setup  # noqa: E402  (newer Pythons come without it: what is missing above is to be said first)
 
 setup()
