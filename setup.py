@@ -8,6 +8,6 @@ if not (Path(__file__).parent / "wdjax" / "envs").is_dir():
         "with git -c core.symlinks=true clone, on Linux, macOS or in WSL2"
     )
 
-from setuptools import setup  # noqa: E402  (newer Pythons come without it: what is missing above is to be said first)
+from setuptools import setup  # here: newer Pythons come without it, and what is missing above is to be said first
 
 setup()
