@@ -42,7 +42,14 @@ from wdjax.train.state.registry import read_config
 from wdjax.train.state.sharding import require_all_processes
 from wdjax.train.state.state import TrainState
 from wdjax.train.storage.checkpoint import delete_newer, finish, newest_host, open_checkpoints, restore_newest, save
-from wdjax.train.storage.folder import hold_folder, load_run_config, plain_config, prepare_folder, require_same_run
+from wdjax.train.storage.folder import (
+    CONFIG,
+    hold_folder,
+    load_run_config,
+    plain_config,
+    prepare_folder,
+    require_same_run,
+)
 from wdjax.train.storage.metrics_log import MetricsLog, finite, open_log, summarize
 
 Callback = Callable[["Trainer", dict[str, Any]], None]
@@ -79,21 +86,21 @@ class Trainer:
         self.callbacks = tuple(callbacks)
         self.learner = make_learner(config, trust)  # first: a configuration that is refused must leave no folder
         self.console = Console(quiet=quiet or not is_first())
-        if debug and not (resume and (self.workdir / "config.yaml").exists()):  # that run has begun, whatever its game
+        if debug and not (resume and (self.workdir / CONFIG).exists()):  # that run has begun, whatever its game
             check_env(self.learner.env, params=self.learner.env_params)
-        if not (self.workdir / "config.yaml").exists():
+        if not (self.workdir / CONFIG).exists():
             _ = self.learner.loaded()  # likewise a policy's checkpoint, which only a new run reads
         require_all_processes(self.learner.setup.num_devices)
         on_first(prepare_folder, self.workdir, config, resume, trust)
-        on_all(self._require_shared)
+        on_all(self._require_own_folder)
         self.state: TrainState | None = None
         self._programs: dict[int, Program] = {}  # by number of updates
         self.best_score: float | None = None
         self.best_updates: int | None = None  # of the state with that score
         self.stopped = False  # whether a signal ended `train` early
 
-    def _require_shared(self) -> None:
-        shared = (self.workdir / "config.yaml").exists()
+    def _require_own_folder(self) -> None:
+        shared = (self.workdir / CONFIG).exists()
         require(shared, "workdir", str(self.workdir), "in a folder that all processes share")
         begun = load_run_config(self.workdir, self.learner.setup.trust)
         require_same_run(begun, self.config, f"the run in {self.workdir} was begun with")
@@ -110,7 +117,7 @@ class Trainer:
         with contextlib.ExitStack() as stack:
             stack.enter_context(telling(self._say))
             lock = stack.enter_context(hold_folder(self.workdir)) if is_first() else None
-            self._require_shared()  # nothing has held the folder since
+            self._require_own_folder()  # nothing has held the folder since
             stop = stack.enter_context(stop_signals(self.console))  # first: closing waits for the last checkpoint
             checkpoints = stack.enter_context(open_checkpoints(self.workdir / "checkpoints", config.keep_checkpoints))
             best = stack.enter_context(open_checkpoints(self.workdir / "best", 1)) if config.best_by else None

@@ -29,6 +29,7 @@ from wdjax.experiments.sweep import evolve, load_member, search, sweep
 from wdjax.playing import uniform_action
 from wdjax.rendering import render
 from wdjax.train import (
+    Learner,
     Player,
     TrainConfig,
     Trainer,
@@ -49,10 +50,7 @@ TOLERANCE = 0.05  # of a metric, or in numbers about 1: products are rounded, an
 EXACT = 2e-3  # of what a game returns: sines and roots are a little different
 
 SIZE = {"num_envs": 16, "num_blocks": 4, "rollout_length": 16, "devices": 1}
-BOTH = "policies.tagger.{0}", "policies.runner.{0}"
-WHO = {"tag_small": BOTH, "cartpole_ppo": ("policies.agent.{0}",), "pendulum_ppo": ("policies.agent.{0}",),
-       "pendulum_ddpg": ("policies.agent.{0}",)}  # fmt: skip
-LEARNERS: dict[str, tuple[str, dict[str, Any]]] = {  # name -> preset, changes of all its policies
+LEARNERS: dict[str, tuple[str, dict[str, Any]]] = {  # name -> preset, changes of the run or else of all its policies
     "A2C": ("tag_small", {"algorithm": "A2C", "epochs": 1, "minibatches": 1}),
     "memory": ("tag_small", {"network.recurrent_size": 16, "minibatches": 1}),
     "memory of two towers": ("cartpole_ppo", {"network.recurrent_size": 16, "network.shared_trunk": False}),
@@ -61,10 +59,11 @@ LEARNERS: dict[str, tuple[str, dict[str, Any]]] = {  # name -> preset, changes o
     "an encoder with a memory": ("tag_small", {
         "network.encoder": "deep_sets", "network.recurrent_size": 8, "minibatches": 1}),
     "bfloat16": ("tag_small", {"network.compute_dtype": "bfloat16"}),
-    "deep": ("cartpole_ppo", {"network.hidden_sizes": [64, 32, 64], "network.activation": "gelu"}),
+    "deep": ("cartpole_ppo", {
+        "network.hidden_sizes": [64, 32, 64], "network.activation": "gelu", "reset": "fixed"}),
     "all options": ("cartpole_ppo", {
         "normalize_observation": True, "normalize_reward": True, "normalize_advantage": True, "value_clip": 0.2,
-        "target_kl": 0.01, "neg_pos_env_ratio": 1.0, "learning_rate": [[0, 1e-3], [10_000, 1e-4]]}),
+        "target_kl": 0.01, "neg_pos_env_ratio": 1.0, "learning_rate": [[0, 1e-3], [10_000, 1e-4]], "reset": 5}),
     "squashed Gaussian": ("pendulum_ppo", {
         "action_distribution": "squashed_gaussian", "normalize_observation": True, "minibatches": 4,
         "network.recurrent_size": 8}),
@@ -73,9 +72,8 @@ LEARNERS: dict[str, tuple[str, dict[str, Any]]] = {  # name -> preset, changes o
         "normalize_observation": True}),
     "past selves": ("tag_small", {"past_selves": 2, "past_selves_every": 1, "past_selves_fraction": 0.5}),
     "own algorithm": ("tag_small", {"algorithm": "wdjax.experiments.examples.own_algorithm:AWR"}),
-    "plain XLA": ("tag_small", {}),
+    "plain XLA": ("tag_small", {"kernels": False}),
 }  # fmt: skip
-OF_RUN = {"all options": {"reset": 5}, "plain XLA": {"kernels": False}, "deep": {"reset": "fixed"}}
 
 
 def main() -> None:
@@ -127,8 +125,11 @@ def checks() -> dict[str, Check]:
 def case_of(name: str) -> tuple[str, dict[str, Any]]:
     """Returns (preset, dotted changes) of one of LEARNERS."""
     preset, changes = LEARNERS[name]
-    dotted = {who.format(field): value for who in WHO[preset] for field, value in changes.items()}
-    return preset, dotted | OF_RUN.get(name, {})
+    of_run, dotted = TrainConfig.__dataclass_fields__, {}
+    for field, value in changes.items():
+        owners = [""] if field in of_run else [f"policies.{policy}." for policy in load_config(preset).policies]
+        dotted |= {f"{owner}{field}": value for owner in owners}
+    return preset, dotted
 
 
 # --- games and learners, against the CPU ---
@@ -147,7 +148,7 @@ def play_game(name: str, folder: Path) -> str:
         return jax.lax.scan(step, env.reset(start_key, params), jax.random.split(steps_key, 40))
 
     keys = jax.random.split(jax.random.key(0), 8)
-    found, expected = here_and_on_cpu(lambda: jax.jit(jax.vmap(play))(keys))
+    found, expected = here_and_on_cpu(*[lambda: jax.jit(jax.vmap(play))(keys)] * 2)
     worst = compare(found[1], expected[1], EXACT)
     render(env, jax.tree.map(lambda leaf: leaf[0], found[0][1]), params)
     return f"at most {worst:.1g} from the CPU"
@@ -156,35 +157,31 @@ def play_game(name: str, folder: Path) -> str:
 def learn(preset: str, changes: Mapping[str, Any], folder: Path) -> str:
     """Makes two updates of a small copy; the first must agree with plain XLA on the CPU, and all must be finite."""
     config = small_copy(preset, changes)
-    (state, metrics), (_, expected) = here_and_on_cpu(lambda: first_update(config), lambda: first_update(plain(config)))
+    learner, simple = make_learner(config), make_learner(change_config(config, kernels=False))
+    (state, metrics), (_, expected) = here_and_on_cpu(*(functools.partial(update, each) for each in (learner, simple)))
     compared = [name for name in expected if not is_rare(name)]
     worst = compare(*({name: row[name] for name in compared} for row in (metrics, expected)), TOLERANCE)
-    learner = make_learner(config)
     last, metrics = learner.update(state)
     if int(metrics["bad_numbers"]):
         raise RuntimeError(f"bad numbers: {metrics}")
     for name, policy in config.policies.items():
-        before, after = (np.concatenate([np.ravel(x) for x in jax.tree.leaves(s.policies[name].params)])
-                         for s in (state, last))  # fmt: skip
+        before, after = (jax.tree.leaves(jax.device_get(each.policies[name].params)) for each in (state, last))
+        learns = any(np.any(a != b) for a, b in zip(before, after, strict=True))
         # an earlier self may have played all four blocks
-        if policy.trainable and not policy.past_selves and not np.any(before != after):
+        if policy.trainable and not policy.past_selves and not learns:
             raise RuntimeError(f"policy {name!r} learns nothing")
     return f"at most {worst:.1g} from the CPU"
+
+
+def update(learner: Learner) -> tuple[Any, Any]:
+    """Returns (state, metrics) of a run's first update."""
+    return learner.update(learner.init(jax.random.key(0)))
 
 
 def is_rare(name: str) -> bool:
     """Whether a metric hangs on few rows, or on how little numbers differ: one draw changes it."""
     words = ("episode", "explained", "kl", "clip_fraction", "norm", "max", "min", "loss", "_std", "return_mean")
     return any(word in name for word in words)
-
-
-def first_update(config: TrainConfig) -> tuple[Any, Any]:
-    learner = make_learner(config)
-    return learner.update(learner.init(jax.random.key(0)))
-
-
-def plain(config: TrainConfig) -> TrainConfig:
-    return change_config(config, kernels=False)
 
 
 def small_copy(preset: str, changes: Mapping[str, Any]) -> TrainConfig:
@@ -197,12 +194,16 @@ def small_copy(preset: str, changes: Mapping[str, Any]) -> TrainConfig:
     return load_config(preset, **{**small, **changes})
 
 
-def here_and_on_cpu(here: Callable[[], Any], there: Callable[[], Any] | None = None) -> tuple[Any, Any]:
-    """Returns what a function returns on this device, and what it, or another, returns on the host's CPU."""
+def here_and_on_cpu(here: Callable[[], Any], there: Callable[[], Any]) -> tuple[Any, Any]:
+    """Returns what a function returns on this device, and what another returns on the host's CPU."""
     found = jax.block_until_ready(here())
+    before = jax.config.read("jax_disable_most_optimizations")
     jax.config.update("jax_disable_most_optimizations", True)  # there it is compiled for one look
-    with jax.default_device(jax.local_devices(backend="cpu")[0]):
-        return found, jax.device_get((there or here)())
+    try:
+        with jax.default_device(jax.local_devices(backend="cpu")[0]):
+            return found, jax.device_get(there())
+    finally:
+        jax.config.update("jax_disable_most_optimizations", before)
 
 
 def compare(found: Any, expected: Any, tolerance: float) -> float:
@@ -239,7 +240,7 @@ def train(
 
 def resume(preset: str, folder: Path) -> str:
     """Trains a run in one go and in two, which must end in the same bits; with curves, pictures and a best state."""
-    whole, parts = train(folder, f"{preset} whole", 4, preset), train(folder, f"{preset} parts", 2, preset)
+    whole, parts = train(folder, "whole", 4, preset), train(folder, "parts", 2, preset)
     train(folder, parts.name, 4, preset, resume=True)
     same_bits(*(load_run(run)[1] for run in (whole, parts)))
     rows = [[row["updates"] for row in read_metrics(run / "metrics.jsonl")] for run in (whole, parts)]
@@ -270,8 +271,8 @@ def play_runs(folder: Path) -> str:
 def begin_from(folder: Path) -> str:
     """Begins a run with the taggers of another, frozen, and with its runners, who learn; twice, the same."""
     source = train(folder, "source", 2)
-    changes = {BOTH[0].format("checkpoint"): str(source), BOTH[0].format("trainable"): False,
-               BOTH[1].format("checkpoint"): f"{source}@2"}  # fmt: skip
+    changes = {"policies.tagger.checkpoint": str(source), "policies.tagger.trainable": False,
+               "policies.runner.checkpoint": f"{source}@2"}  # fmt: skip
     begun = [load_run(train(folder, f"begun {i}", 2, **changes))[1] for i in range(2)]
     same_bits(*begun)
     same_bits(*(state.policies["tagger"].params for state in (begun[0], load_run(source)[1])))

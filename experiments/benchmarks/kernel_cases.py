@@ -31,25 +31,8 @@ KINDS = {
 # relative, of what is rounded on the way: a kernel multiplies and adds at once, and divides with an error of 2 ulp
 ERRORS = {"float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}
 SPECIAL = [
-    np.nan,
-    np.inf,
-    -np.inf,
-    0.0,
-    -0.0,
-    0.5,
-    -0.5,
-    1.5,
-    2.5,
-    -1.0,
-    1.0,
-    2.0,
-    -3.0,
-    127.6,
-    -128.7,
-    300.0,
-    7e4,
-    5e9,
-]
+    np.nan, np.inf, -np.inf, 0.0, -0.0, 0.5, -0.5, 1.5, 2.5, -1.0, 1.0, 2.0, -3.0, 127.6, -128.7, 300.0, 7e4, 5e9,
+]  # fmt: skip
 
 
 def _taking(kinds: str, names: str) -> dict[str, str]:
@@ -209,18 +192,14 @@ def all_cases() -> Iterator[Case]:
         yield from (gather(rng, "float32", index) for _ in range(8))
 
 
-MAKERS = """unary binary fold running convert clamp choice product arg move gather scatter slices branches loop
-    chain"""
-
-
 def random_case(rng: np.random.Generator) -> Case:
     """Draws a case: a primitive, or several in a row, with dtypes, shapes, numbers, indices and modes."""
-    maker = str(rng.choice(MAKERS.split()))
+    maker = str(rng.choice([*MAKERS]))
     shape = tuple(int(size) for size in rng.integers(0, 4, rng.integers(0, 4)))
     tables = {"unary": UNARY, "binary": BINARY, "fold": FOLDS, "running": RUNNING}
     if maker in tables:
         name = str(rng.choice(list(tables[maker])))
-        return globals()[maker](rng, name, str(rng.choice(list(dtypes_of(tables[maker][name])))), shape)
+        return MAKERS[maker](rng, name, str(rng.choice(list(dtypes_of(tables[maker][name])))), shape)
     dtype = str(rng.choice(list(dtypes_of("fiub"))))
     if maker == "convert":
         return convert(rng, dtype, str(rng.choice(list(dtypes_of("fiub")))))
@@ -228,7 +207,7 @@ def random_case(rng: np.random.Generator) -> Case:
         return product(rng, dtype, (int(rng.integers(0, 4)), int(rng.integers(0, 5))))
     if maker == "gather":
         return gather(rng, dtype, str(rng.choice(list(dtypes_of("iu")))))
-    return globals()[maker](rng, dtype)
+    return MAKERS[maker](rng, dtype)
 
 
 def unary(rng: np.random.Generator, name: str, dtype: str, shape: tuple[int, ...]) -> Case:
@@ -407,6 +386,13 @@ def chain(rng: np.random.Generator, dtype: str) -> Case:
         f"chain {dtype} {' '.join(names)}", function, (numbers(rng, dtype, (3,)), numbers(rng, dtype, (3,))), False
     )
 
+
+MAKERS = {
+    make.__name__: make for make in (
+        unary, binary, fold, running, convert, clamp, choice, product, arg, move, gather, scatter, slices, branches,
+        loop, chain,
+    )
+}  # fmt: skip
 
 if __name__ == "__main__":
     main(*map(int, sys.argv[1:]))

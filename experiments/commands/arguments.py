@@ -16,7 +16,10 @@ from wdjax.train import list_presets
 from wdjax.train.config.facts import words_of
 from wdjax.train.config.schema import policy_fields
 
-Modules = Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="MODULE")]
+_OF_MODULES = "a module of yours of which a run that is read may name code, or of any inside of it; once for each"
+Modules = Annotated[
+    tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="MODULE", help=_OF_MODULES)
+]
 
 PATHS = ("--workdir", "--output", "--npz", "--file")
 

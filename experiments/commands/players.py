@@ -36,7 +36,6 @@ class EvalArguments:
     seed: int = 0
     """of starts and actions"""
     trust: Modules = ()
-    """a module of yours of which a run that is read may name code, or of any inside of it; once for each"""
     output: tuple[Path, ...] = ()
     """also write all numbers, quantiles and agents' own returns too, to these files: JSON, or CSV where one ends so"""
 
@@ -58,7 +57,6 @@ class RenderArguments:
     fps: int = 12
     """frames a second"""
     trust: Modules = ()
-    """a module of yours of which a run that is read may name code, or of any inside of it; once for each"""
 
 
 def evaluate(arguments: list[str]) -> None:

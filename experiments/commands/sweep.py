@@ -58,7 +58,6 @@ class SweepArguments:
     resume: bool = False
     """go on in a folder that holds this sweep; what is finished is not run again"""
     trust: Modules = ()
-    """a module of yours of which a run that is read may name code, or of any inside of it; once for each"""
     search: int = 0
     """trials that Optuna proposes (pip install "wdjax[search]"), of all workers together; 0: no search"""
     batch: int = 16

@@ -22,7 +22,7 @@ from wdjax.train.host.determinism import make_deterministic
 from wdjax.train.learner.validate import validate
 from wdjax.train.load import preset_path
 from wdjax.train.state.registry import read_config, with_options
-from wdjax.train.storage.folder import load_run_config
+from wdjax.train.storage.folder import CONFIG, load_run_config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +33,6 @@ class TrainArguments:
     resume: bool = False
     """go on from the newest checkpoint in the folder, where there is one"""
     trust: Modules = ()
-    """a module of yours of which a run that is read may name code, or of any inside of it; once for each"""
     debug: bool = False
     """slow checks on one device: of the environment, of its asserts, of keys used twice, of where a NaN is made"""
     deterministic: bool = False
@@ -91,7 +90,7 @@ def with_algorithms(config: TrainConfig, changes: Sequence[str]) -> TrainConfig:
 
 def scaled(parsed: TrainArguments) -> TrainConfig:
     """Returns the configuration in the size that --auto-scale finds, or that the run in the folder has."""
-    if (parsed.workdir / "config.yaml").exists():
+    if (parsed.workdir / CONFIG).exists():
         begun = load_run_config(parsed.workdir, with_own(parsed.trust, parsed.config))
         return dataclasses.replace(parsed.config, num_envs=begun.num_envs, rollout_length=begun.rollout_length)
     print("--auto-scale: trying sizes of the run, each compiled first and then run for a second", flush=True)

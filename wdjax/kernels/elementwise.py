@@ -27,7 +27,7 @@ DTYPES = {np.dtype(kind) for kind in ("bool", "i1", "i2", "i4", "i8", "u1", "u2"
 def check_dtype(what: str, dtype: Any) -> None:
     """Raises NotImplementedError for numbers that a kernel does not hold; for typed keys see `threefry`."""
     if dtype not in DTYPES and not jnp.issubdtype(dtype, jax.dtypes.prng_key):
-        raise NotImplementedError(f"{what} of {dtype}: a kernel holds flags, integers, float16, bfloat16 and float32")
+        raise NotImplementedError(f"{what} of {dtype}: a kernel holds flags, integers and floats of 16, 32 and 64 bits")
 
 
 def maximum(x: jax.Array, y: jax.Array) -> jax.Array:
