@@ -2,14 +2,13 @@
 
 import math
 from collections.abc import Collection
-from typing import Any
 
 import jax
 from flax import nnx
 
 from wdjax.checks import require
-from wdjax.env import Env
-from wdjax.spaces import LARGEST, sample_shapes
+from wdjax.env_checker import RETURNED, require_rules
+from wdjax.spaces import LARGEST
 from wdjax.train.config.schema import TrainConfig
 from wdjax.train.config.trust import with_own
 from wdjax.train.devices.startup import wake_device
@@ -29,21 +28,11 @@ def make_setup(config: TrainConfig, trust: Collection[str] = ()) -> Setup:
     config = read_config(config)  # one that was built in Python may hold any type
     env, env_params, assignments = validate(config)
     wake_device().result()
-    require_spaces(env, env_params)
+    require_rules(env, env_params, RETURNED)
     reset = config.reset if isinstance(config.reset, str) else ResetPool(config.reset)
     replicas = vectorize(env, config.num_envs, reset)
     policies = {name: make_policy(name, config, assignment) for name, assignment in assignments.items()}
     return Setup(config, env, env_params, replicas, policies, choose_devices(config), with_own(trust, config))
-
-
-def require_spaces(env: Env, params: Any) -> None:
-    """Raises ValueError where what `reset` returns has not the shape that the observation space says."""
-    obs, _ = jax.eval_shape(lambda params: env.reset(jax.random.key(0), params), params)
-    sample = sample_shapes(env.observation_space(params))
-    returned, promised = (jax.tree.map(lambda leaf: leaf.shape, tree) for tree in (obs, sample))
-    if returned != promised:
-        words = f"reset returns observations of shape {returned}, observation_space says {promised}"
-        raise ValueError(f"{type(env).__name__}: {words}")
 
 
 def make_policy(name: str, config: TrainConfig, assignment: Assignment) -> Policy:

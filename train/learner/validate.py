@@ -4,11 +4,11 @@ from typing import Any
 
 from wdjax.checks import require, require_known
 from wdjax.env import Env
+from wdjax.env_checker import DECLARED, require_rules
 from wdjax.spaces import LARGEST, Dict
 from wdjax.train.config.env_params import make_env
 from wdjax.train.config.facts import require_allowed, require_taken
 from wdjax.train.config.schema import PolicyConfig, TrainConfig
-from wdjax.train.networks.distributions import Categorical, make_distribution
 from wdjax.train.networks.encoders import MASK, check_options, encoder_class, require_layout
 from wdjax.train.state.agents import Assignment, assign_agents, group_sizes
 from wdjax.train.state.registry import find_algorithm
@@ -33,6 +33,7 @@ def validate(config: TrainConfig) -> tuple[Env, Any, dict[str, Assignment]]:
         require(1 <= config.reset <= LARGEST, "reset", config.reset, allowed)
     require(len(config.policies) > 0, "policies", config.policies, "at least one policy")
     env, params = make_env(config)
+    require_rules(env, params, DECLARED)
     agents = sum(group_sizes(env).values())
     factors = f"num_envs {config.num_envs} x rollout_length {config.rollout_length} x agents {agents}"
     rows = config.env_steps_per_update * agents
@@ -51,7 +52,7 @@ def validate(config: TrainConfig) -> tuple[Env, Any, dict[str, Assignment]]:
         require_layout(f"policies.{name}.network", policy.network, env)
         algorithm.check(name, config, assignment)
         require_taken(f"policies.{name}", policy, algorithm.takes, policy.algorithm)
-        _validate_mask(name, policy, assignment)
+        _validate_mask(name, assignment)
         _validate_batch(config, name, assignment)
     best = config.best_by
     if best is not None:
@@ -70,18 +71,12 @@ def _validate_policy(name: str, policy: PolicyConfig) -> None:
     require(not shifted, f"{path}.normalize_observation", True, f"false with the encoder {policy.network.encoder!r}")
 
 
-def _validate_mask(name: str, policy: PolicyConfig, assignment: Assignment) -> None:
-    """Refuses an action mask that does not fit the action space, or that stands inside a part of the observation."""
-    space, observation = assignment.action_space, assignment.observation_space
+def _validate_mask(name: str, assignment: Assignment) -> None:
+    """Refuses an action mask that stands inside a part of the observation."""
+    observation = assignment.observation_space
     for part, inner in observation.spaces.items() if isinstance(observation, Dict) else ():
         if _has_mask(inner):
             raise ValueError(f"policies.{name}: {MASK} inside observation[{part!r}]: must stand at the top, beside it")
-    if isinstance(observation, Dict) and MASK in observation.spaces:
-        distribution = make_distribution(space, policy.action_distribution)
-        if not isinstance(distribution, Categorical):
-            raise TypeError(f"policies.{name}: its observation has an {MASK}, but actions in {space} cannot be masked")
-        shape, size = observation[MASK].shape, distribution.num_outputs
-        require(shape == (size,), f"policies.{name}: shape of {MASK}", shape, f"({size},), an entry for each choice")
 
 
 def _has_mask(space: Any) -> bool:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from wdjax.checks import require, require_known
-from wdjax.env import SINGLE_AGENT, Env, layout_of, require_batched_spaces
+from wdjax.env import SINGLE_AGENT, Env, layout_of
 from wdjax.spaces import Dict, Discrete, Space
 from wdjax.train.config.schema import PolicyConfig
 from wdjax.train.networks.actor_critic import split_mask, without_mask
@@ -82,9 +82,8 @@ def assign_agents(env: Env, params: Any, policies: Mapping[str, PolicyConfig]) -
     Raises:
         ValueError: naming the policy and the selector that is unknown, empty, out of range, or takes an agent twice;
             agents without a policy; a policy whose agents have different spaces, or that shows the type where there is
-            only one; a space that is no batch of its group's agents.
+            only one.
     """
-    require_batched_spaces(env, params)
     sizes = group_sizes(env)
     segments = {name: parse_selectors(name, config.agents or (name,), sizes) for name, config in policies.items()}
     _require_partition(segments, sizes)

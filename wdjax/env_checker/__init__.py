@@ -2,7 +2,7 @@
 
 import math
 import numbers
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from wdjax.checks import require, require_integer
@@ -12,6 +12,16 @@ from wdjax.env_checker.case import Case, EnvCheckError
 
 __all__ = ["CONTRACT", "CONTRACT_OF_PLAY", "EnvCheckError", "check_env"]
 
+# What must hold before a learner traces anything: what is declared, and what is returned, seen by tracing alone.
+DECLARED = (rules.groups_are_counts, rules.spaces_fit_the_groups, rules.masks_fit_the_actions)
+RETURNED = (
+    rules.reset_observes_what_the_space_says,
+    rules.functions_are_traceable,
+    rules.step_observes_what_the_space_says,
+    rules.step_keeps_the_structure_of_the_state,
+    rules.rewards_and_ends_are_per_agent,
+    rules.info_holds_scalars,
+)
 # The contract, in an order in which what fails first is the cause of what would fail later.
 CONTRACT = (
     rules.env_is_a_value,  # a frozen, hashable dataclass, equal to its copy
@@ -81,6 +91,13 @@ def check_env(
     for piece in play.random_play(case):
         for check in CONTRACT_OF_PLAY:
             check(case, piece)
+
+
+def require_rules(env: Env, params: Any, contract: Iterable[Callable[[Case], None]]) -> None:
+    """Raises EnvCheckError for the first rule that is broken, of `DECLARED` or `RETURNED`, which compile nothing."""
+    case = Case(env, params, None, num_steps=1, seed=0, rtol=0.0, atol=0.0)
+    for rule in contract:
+        rule(case)
 
 
 def _make_case(env: Any, params: Any, twin: Any, num_steps: int, seed: int, rtol: float, atol: float) -> Case:

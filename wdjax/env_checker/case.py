@@ -60,8 +60,9 @@ class Case:
         return type(self.env).__name__
 
     @property
-    def key(self) -> jax.Array:
-        return jax.random.key(self.seed)
+    def key(self) -> jax.ShapeDtypeStruct:
+        """The shape of a key: what is traced needs no more, and no device."""
+        return jax.eval_shape(lambda: jax.random.key(self.seed))
 
     @functools.cached_property
     def observation_space(self) -> Space:

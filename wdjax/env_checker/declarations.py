@@ -54,7 +54,7 @@ def _first_action(case: Case, script: Any) -> jax.Array:
         _, state = case.env.reset(reset_key, params)
         return script(case.env, state, params, script_key)
 
-    return act(case.key, case.params)
+    return act(jax.random.key(case.seed), case.params)
 
 
 def ratios_are_of_sums_in_info(case: Case) -> None:

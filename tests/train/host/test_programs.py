@@ -59,7 +59,7 @@ def test_the_device_wakes_up_before_anything_is_traced(monkeypatch):
     called = []
     devices = types.SimpleNamespace(result=lambda: called.append("wake"))
     monkeypatch.setattr(setups, "wake_device", lambda: devices)
-    monkeypatch.setattr(setups, "require_spaces", lambda *_: called.append("trace"))
+    monkeypatch.setattr(setups, "require_rules", lambda *_: called.append("trace"))
     make_learner(small_config())
     assert called == ["wake", "trace"]
 

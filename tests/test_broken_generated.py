@@ -1,0 +1,146 @@
+"""Generated broken environments: whatever a part of one returns, it is taken or refused in a sentence of wdjax's own.
+
+A part of one of the two correct toys (what `reset`, `step`, a space, `groups` or `default_params` return, or a leaf of
+it) is put out of shape. `check_env` and `make_learner` then either refuse it, from a line of our own, or what
+`check_env` lets pass also trains.
+"""
+
+import math
+import traceback
+from pathlib import Path
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from toy_contract import Line, Team
+
+import wdjax
+from wdjax import Box, Dict, Discrete, MultiDiscrete
+from wdjax.train import PolicyConfig, TrainConfig, make_learner
+
+pytestmark = pytest.mark.slow
+OURS = str(Path(wdjax.__file__).resolve().parent.parent)
+TESTS = str(Path(__file__).resolve().parent)
+SOME = hypothesis.settings(max_examples=hypothesis.settings.default.max_examples)
+
+
+class Plain:
+    """Is no array."""
+
+
+# what becomes of an array
+BENT = {
+    "more axes": lambda leaf: leaf[None],
+    "one number": lambda leaf: leaf.reshape(-1)[0],
+    "twice as long": lambda leaf: jnp.concatenate([jnp.atleast_1d(leaf)] * 2),
+    "empty": lambda leaf: jnp.zeros((0, *leaf.shape), leaf.dtype),
+    "whole": lambda leaf: leaf.astype(jnp.int32),
+    "short": lambda leaf: leaf.astype(jnp.int8),
+    "half": lambda leaf: leaf.astype(jnp.float16),
+    "float": lambda leaf: leaf.astype(jnp.float32),
+    "complex": lambda leaf: leaf.astype(jnp.complex64),
+    "flag": lambda leaf: leaf.astype(bool),
+    "NaN": lambda leaf: leaf * jnp.nan,
+    "infinite": lambda leaf: leaf + jnp.inf,
+    "negative": lambda leaf: -1 - leaf,
+    "huge": lambda leaf: leaf + jnp.asarray(2**30, leaf.dtype),
+    "on the host": np.asarray,
+    "a branch": lambda leaf: leaf if leaf.sum() > 0 else -leaf,
+}
+# what stands in the place of anything
+OTHER = {
+    "None": None, "a word": "left", "no number": math.nan, "a bool": True, "a number": 3, "a negative": -2.5,
+    "a list": [1, 2], "an empty dict": {}, "an empty tuple": (), "an object": Plain(), "a class": Plain,
+    "a function": len, "a dict of words": {"worker": "a", "pilot": None}, "other groups": {"x": jnp.zeros(2)},
+}  # fmt: skip
+SPACES = {
+    "a number": Discrete(3), "many": Discrete(2**31 - 1), "two": MultiDiscrete((2, 3)),
+    "a box": Box(-1.0, 1.0, (2,)), "point": Box(1.0, 1.0, ()), "unbounded": Box(),
+    "nested": Dict({"a": Dict({"b": Box()})}), "batched": Box(-1.0, 1.0, (2,)).batch(3),
+    "groups": Dict({"worker": Box().batch(2), "pilot": Discrete(4).batch(1)}),
+}  # fmt: skip
+
+
+def bend(value, path, how):
+    """Returns a value with the part at a path, a list of numbers, put out of shape."""
+    children, treedef = jax.tree.flatten(value, is_leaf=lambda part: part is not value)
+    if path and children and treedef.num_nodes > 1:
+        where = path[0] % len(children)
+        children[where] = bend(children[where], path[1:], how)
+        return jax.tree.unflatten(treedef, children)
+    if how in BENT and hasattr(value, "astype"):
+        return BENT[how](value)
+    return OTHER.get(how, value)
+
+
+@st.composite
+def broken(draw):
+    """Draws (environment, words that say what was done to it)."""
+    toy, method = draw(st.sampled_from([Line, Team])), draw(st.sampled_from(["reset", "step", "step"]))
+    path = draw(st.lists(st.integers(0, 5), max_size=4))
+    how = draw(st.sampled_from([*BENT, *OTHER]))
+    original = getattr(toy, method)
+    bent = lambda self, *arguments: bend(original(self, *arguments), path, how)  # noqa: E731
+    return type("Mutant", (toy,), {method: bent})(), f"{toy.__name__}.{method}{path}: {how}"
+
+
+@st.composite
+def misdeclared(draw):
+    """Draws likewise one whose spaces, groups or params are wrong."""
+    toy = draw(st.sampled_from([Line, Team]))
+    name = draw(st.sampled_from(["observation_space", "action_space", "groups", "default_params"]))
+    how = draw(st.sampled_from([*OTHER, *SPACES]) if name.endswith("space") else st.sampled_from([*OTHER]))
+    value = SPACES[how] if how in SPACES and name.endswith("space") else OTHER[how]
+    part = (lambda self, params: value) if name.endswith("space") else property(lambda self: value)
+    return type("Mutant", (toy,), {name: part})(), f"{toy.__name__}.{name}: {how}"
+
+
+def is_refused_by_us(function, *arguments):
+    """Calls a function; what it raises must come from a line of ours, or of the environment. Returns whether it did."""
+    try:
+        function(*arguments)
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1].filename
+        by_us = last.startswith(OURS) and isinstance(error, ValueError | TypeError) and str(error)
+        if not (by_us or last.startswith(TESTS)):
+            raise AssertionError(f"{last} raises {type(error).__name__}: {error}") from error
+        return True
+    return False
+
+
+def train(env):
+    """Registers an environment and makes an update of all of its agents' policies, which must leave numbers."""
+    names = ["worker", "pilot"] if isinstance(env, Team) else ["agent"]
+    wdjax.register("mutant", env, replace=True)
+    config = TrainConfig(env="mutant", policies=dict.fromkeys(names, PolicyConfig()), num_envs=2, rollout_length=3)
+    learner = make_learner(config)
+    state, _ = learner.run(learner.init(jax.random.key(0)), num_updates=1)
+    for policy in state.policies.values():
+        assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(policy.params))
+
+
+def look_at(env):
+    if not is_refused_by_us(lambda: wdjax.check_env(env, num_steps=200)):
+        assert not is_refused_by_us(train, env)
+    else:
+        is_refused_by_us(train, env)
+
+
+@SOME
+@given(broken())
+def test_whatever_reset_and_step_return(registry, case):
+    env, words = case
+    hypothesis.note(words)
+    look_at(env)
+
+
+@SOME
+@given(misdeclared())
+def test_whatever_is_declared(registry, case):
+    env, words = case
+    hypothesis.note(words)
+    look_at(env)
