@@ -325,5 +325,5 @@ def test_a_frame_is_what_is_drawn_from_nothing(name, monkeypatch):
         env.draw(axes, at(states, t), params, history=history)
         if t == 0:
             rendering.lay_out(figure, axes, fit_height=False)
-        difference = np.abs(rendering.pixels(figure).astype(int) - frames[t])
+        difference = np.abs(rendering.pixels(figure).astype(int) - rendering.colors_of(frames[t]))
         assert np.mean(difference > 8) < 1e-3, t  # edges of what lies under the axes' lines

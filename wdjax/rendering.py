@@ -108,7 +108,8 @@ def draw_frames(
 ) -> Iterator[np.ndarray]:
     """Draws states (leaves [T, ...] of NumPy) on one figure, each with up to `trail` states before it.
 
-    Yields [height, width, 3] uint8 for each of `steps`, in the layout that suits the first of them.
+    Yields [height, width] for each of `steps`, in the layout that suits the first of them: a number for each color,
+    red + 2^8 green + 2^16 blue (`colors_of`), as one number is looked up faster than three.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
@@ -131,7 +132,7 @@ def draw_frames(
         canvas.restore_region(backdrop)
         for artist in movable(axes):
             artist.draw(canvas.get_renderer())
-        yield np.asarray(canvas.buffer_rgba())[..., :3].copy()
+        yield np.asarray(canvas.buffer_rgba()).view("<u4")[..., 0] & 0xFFFFFF  # without the alpha
 
 
 def decoration(axes: "Axes") -> tuple:
@@ -166,14 +167,13 @@ def draw_backdrop(canvas: "FigureCanvasAgg", axes: "Axes") -> Any:
 
 
 def choose_palette(frames: Iterable[np.ndarray]) -> np.ndarray:
-    """Returns the colors, [at most PALETTE_COLORS, 3] uint8, that stand for those of frames [height, width, 3] uint8.
+    """Returns the colors, [at most PALETTE_COLORS, 3] uint8, that stand for those of frames of `draw_frames`.
 
     The commonest, those of whole surfaces, stay as they are; the others stand for many, as at smoothed edges.
     """
     from PIL import Image
 
-    code = np.concatenate([color_code(frame).reshape(-1) for frame in frames])
-    codes, counts = np.unique(code, return_counts=True)
+    codes, counts = np.unique(np.concatenate([frame.reshape(-1) for frame in frames]), return_counts=True)
     if len(codes) <= PALETTE_COLORS:
         return colors_of(codes)
     exact = codes[np.argsort(-counts, kind="stable")[: PALETTE_COLORS // 4]]
@@ -183,32 +183,28 @@ def choose_palette(frames: Iterable[np.ndarray]) -> np.ndarray:
 
 
 def to_images(frames: Iterable[np.ndarray], palette: np.ndarray) -> Iterator["Image"]:
-    """Yields each frame [height, width, 3] uint8 as an image of `palette` [P, 3], every color the nearest there is.
+    """Yields each frame of `draw_frames` as an image of `palette` [P, 3], every color the nearest there is.
 
     (Pillow's own mapping to a given palette is coarser: it would make white a light grey.)
     """
     from PIL import Image
 
-    nearest = np.full(1 << 24, -1, np.int16)  # color code -> row of the palette, looked for when the color first comes
+    nearest = np.full(1 << 24, -1, np.int16)  # color -> row of the palette, looked for when the color first comes
     for frame in frames:
-        code = color_code(frame)
-        new = np.unique(code[nearest[code] < 0])
-        difference = colors_of(new)[:, None, :].astype(np.int32) - palette[None]
-        nearest[new] = np.argmin(np.sum(difference**2, axis=-1), axis=1)
-        image = Image.fromarray(nearest[code].astype(np.uint8))
+        rows = nearest[frame]
+        new = np.unique(frame[rows < 0])
+        if len(new):
+            difference = colors_of(new)[:, None, :].astype(np.int32) - palette[None]
+            nearest[new] = np.argmin(np.sum(difference**2, axis=-1), axis=1)
+            rows = nearest[frame]
+        image = Image.fromarray(rows.astype(np.uint8))
         image.putpalette(palette.tobytes())
         yield image
 
 
-def color_code(picture: np.ndarray) -> np.ndarray:
-    """[..., 3] uint8 -> [...] int32: red, green and blue as one number."""
-    red, green, blue = np.moveaxis(picture.astype(np.int32), -1, 0)
-    return (red << 16) | (green << 8) | blue
-
-
 def colors_of(code: np.ndarray) -> np.ndarray:
-    """[...] int32 -> [..., 3] uint8: the inverse of `color_code`."""
-    return np.stack([code >> 16, (code >> 8) & 255, code & 255], axis=-1).astype(np.uint8)
+    """Returns the colors [..., 3] uint8, red, green, blue, of numbers [...] that `draw_frames` yields."""
+    return np.ascontiguousarray(code, "<u4")[..., None].view(np.uint8)[..., :3]
 
 
 def new_figure(size: tuple[int, int] | None) -> tuple["Figure", "Axes"]:

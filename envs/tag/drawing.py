@@ -19,10 +19,14 @@ MARGIN = "#F3CDF1"  # the tagger's colour, light
 TITLE_PAD = 10  # points: agents at the edge reach over it
 
 _ROUND = np.linspace(0, 2 * np.pi, 33)[:-1]
-_BACK = np.linspace(np.pi / 3, 5 * np.pi / 3, 21)
+CROWD = 200  # agents, of whom each is but a few pixels: rounded by fewer corners
+SEGMENTS = 2_000  # of all trails together, at most: more of them are one grey
 # Outlines [V, 2] about the agent's place, of size about 1, heading along +x.
 DART = np.array([[1.5, 0.0], [-1.0, 1.0], [-0.45, 0.0], [-1.0, -1.0]])
-DROP = np.concatenate([np.stack([np.cos(_BACK), np.sin(_BACK)], axis=1), [[2.0, 0.0]]])
+DROP, FAR_DROP = (
+    np.concatenate([np.stack([np.cos(back), np.sin(back)], axis=1), [[2.0, 0.0]]])
+    for back in (np.linspace(np.pi / 3, 5 * np.pi / 3, corners) for corners in (21, 5))
+)
 DISC = np.stack([np.cos(_ROUND), np.sin(_ROUND)], axis=1)
 TRIANGLE = np.array([[0.0, 1.15], [-1.0, -0.75], [1.0, -0.75]])
 
@@ -52,7 +56,8 @@ def draw_continuous(axes: Axes, env: Any, state: Any, params: Any, history: Any 
     if len(out):  # (an empty line would claim the figure's corner in layouts)
         axes.plot(x[out], y[out], "x", color=OUT, alpha=0.45, markersize=5, zorder=2, clip_on=False)
     edge = {"edgecolor": "white", "linewidth": 0.6, "clip_on": False}  # tells neighbours apart
-    add(_shapes(DROP, x[run], y[run], direction[run], size, facecolor=RUNNER, zorder=4, **edge))
+    drop = DROP if env.num_agents <= CROWD else FAR_DROP
+    add(_shapes(drop, x[run], y[run], direction[run], size, facecolor=RUNNER, zorder=4, **edge))
     add(_shapes(DART, x[:n], y[:n], direction[:n], 1.5 * size, facecolor=TAGGER, zorder=5, **edge))
 
     _set_square(axes, 0.0, length, "length")
@@ -110,9 +115,12 @@ def draw_trails(axes: Axes, env: Any, x: Any, y: Any, state: Any, history: Any, 
     path_x = np.concatenate([np.asarray(history.x), x[None]])[first:]
     path_y = np.concatenate([np.asarray(history.y), y[None]])[first:]
     points = np.stack([path_x, path_y], axis=-1)[:, moving]  # [K, M, 2]
-    segments = np.stack([points[:-1], points[1:]], axis=2)  # [K - 1, M, 2, 2]
+    stride = max(1, -(-(len(points) - 1) * points.shape[1] // SEGMENTS))  # steps of a segment, the newest one last
     steps = len(time) - 1  # a full trail fades out; a short one is its newest part
-    alpha = (np.arange(steps)[first:] + 1) / steps * 0.55
+    alpha = ((np.arange(steps)[first:] + 1) / steps * 0.55)[::-stride][::-1]
+    points = points[::-stride][::-1]
+    segments = np.stack([points[:-1], points[1:]], axis=2)  # [K', M, 2, 2]
+    alpha = alpha[len(alpha) - len(segments) :]
     is_tagger = np.arange(env.num_agents)[moving] < env.num_taggers
     codes = np.array([Path.MOVETO, Path.LINETO], np.uint8)
     for of, color in ((~is_tagger, RUNNER), (is_tagger, TAGGER)):  # a path for each step and color, whoever goes it
