@@ -8,7 +8,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 STOCK, CATCH, TAX = "#245EB6", "#C843C3", "#7A7A7A"
-LIGHT, DARK = 0.08, 0.55  # of the shade, at the lowest tax above 0 and the highest
+LIGHT, DARK = 0.15, 0.6  # of the shade, at the lowest tax above 0 and the highest
 
 
 def draw_commons(axes: Axes, env: Any, state: Any, params: Any, history: Any = None) -> None:

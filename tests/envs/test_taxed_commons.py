@@ -7,10 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cards import lowered
 from reference_taxed_commons import Game, Rules
 
 import wdjax
+from wdjax import playing
 from wdjax.envs.commons import exact
+from wdjax.replicas import scan_replicas_kernel
 
 
 @functools.cache
@@ -186,3 +189,23 @@ def test_the_drawing_says_what_happened():
     assert axes.get_title() == f"step 3 of 60: {states[-1].stock} fish, tax 0.90, 8 caught"
     assert [bar.get_height() for bar in axes.patches if bar.get_width() == 0.8] == [0, 12, 8]
     np.testing.assert_array_equal(axes.lines[0].get_data(), [[1, 2, 3], [state.stock for state in states]])
+
+
+# --- kernels ---
+
+
+@pytest.mark.slow
+def test_a_kernel_plays_it_with_the_same_numbers(monkeypatch, quick_compile):
+    env, params, _ = made(episode_length=11)
+    state = playing.start_play(env, params, jax.random.key(5), 35)
+    keep, zeros = lambda total, step: (total + step.reward["planner"][0], step), jnp.zeros(35)
+
+    def run(state):
+        policy = lambda key, obs: playing.uniform_action(env.action_space(params), key)  # noqa: E731
+        return playing.play(env, params, policy, state, 24, keep, zeros)[1:]
+
+    assert "triton" in lowered(run, state)
+    expected = jax.jit(run)(state)
+    monkeypatch.setattr(playing, "scan_replicas", functools.partial(scan_replicas_kernel, interpret=True))
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
+    jax.tree.map(close, jax.jit(lambda state: run(state))(state), expected)
