@@ -59,7 +59,7 @@ class TaxedCommons(Env):
     cheap_reset: ClassVar[bool] = True
     frames_per_second: ClassVar[int] = 5
     info_ratios: ClassVar[Mapping[str, tuple[str, str]]] = {
-        "mean_stock": ("stock", "steps"), "mean_tax": ("tax", "fishing_steps"),
+        "mean_stock": ("stock", "days"), "mean_tax": ("tax", "days"),
     }  # fmt: skip
 
     def __post_init__(self):
@@ -145,12 +145,10 @@ class TaxedCommons(Env):
         return catch - params.cost * catch**2 - tax * catch + tax * jnp.mean(catch)
 
     def statistics(self, state: State, params: Params, over_before: jax.Array, sits: jax.Array) -> Arrays:
-        """Returns the fish caught, and what `info_ratios` makes means of: the stock [fish], and the tax [coins]."""
-        steps = jnp.where(over_before, 0.0, 1.0)
-        days = jnp.where(sits, 0.0, steps)
-        tax = days * params.tax_step * state.level
-        caught = steps * jnp.sum(state.catch)
-        return {"catch": caught, "stock": steps * state.stock, "steps": steps, "tax": tax, "fishing_steps": days}
+        """Returns the fish caught, and for means over fishing days (`info_ratios`) stock [fish] and tax [coins]."""
+        day = jnp.where(over_before | sits, 0.0, 1.0)
+        tax = params.tax_step * state.level
+        return {"catch": day * jnp.sum(state.catch), "stock": day * state.stock, "tax": day * tax, "days": day}
 
     def observe(self, state: State, params: Params) -> Arrays:
         """Everybody sees (s / S, t / T, the day of the season in [0, 1), the tax's level one-hot)."""

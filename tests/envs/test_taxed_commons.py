@@ -15,6 +15,8 @@ from wdjax import playing
 from wdjax.envs.commons import exact
 from wdjax.replicas import scan_replicas_kernel
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
 
 @functools.cache
 def made(**changes):
@@ -195,7 +197,7 @@ def test_the_drawing_says_what_happened():
 
 
 @pytest.mark.slow
-def test_a_kernel_plays_it_with_the_same_numbers(monkeypatch, quick_compile):
+def test_a_kernel_plays_it_with_the_same_numbers(monkeypatch):
     env, params, _ = made(episode_length=11)
     state = playing.start_play(env, params, jax.random.key(5), 35)
     keep, zeros = lambda total, step: (total + step.reward["planner"][0], step), jnp.zeros(35)
