@@ -73,8 +73,8 @@ def by_decision(rows: Rows, hypers: Hypers, decides_next: jax.Array) -> tuple[Ro
 
     What follows the last row of a rollout, or a truncation, is only known as c_{t+1} = V of the observation after it.
     If that leaves a choice, a decision lies between, and V is discounted. If not, then V stands for the rest of what
-    belongs to the last decision and for all that follows, discounted inside of it: it is added as it is. So it is after
-    a row that itself decides nothing. Such a V is a guess (metric undecided_ends).
+    belongs to the last decision and for all that follows, discounted inside of it: it is added as it is. Whether the
+    row before decides does not matter. Such a V is a guess (metric undecided_ends).
 
     Args:
         rows: with `decides` and `value`.

@@ -193,7 +193,7 @@ class OnPolicy(Algorithm):
             restart = jnp.broadcast_to(started[..., None], live.shape)
             batch = batch.replace(restart=restart, carry=played.first_carry[policy.name])
         state, losses = gradient_steps(policy, state, hypers, batch, key, num_blocks)
-        if state.normalizer is not None:
+        if state.normalizer is not None:  # of rows that are learned from: their scale is what a loss feels
             seen = update_observation_statistics(state.normalizer.obs, rows.obs, rows.learned)
             state = state.replace(normalizer=Normalizer(seen, statistics))
         return state, memory, {**metrics, **ends, **losses}
