@@ -130,6 +130,37 @@ def test_nobody_gains_by_another_catch():
     np.testing.assert_array_equal(best[60], [3, 2, 1, 0])  # each level of the tax makes another catch
 
 
+def earned_alone(level, patience, deviates):
+    """What one harvester earns in the game among three that look no further than their day, rewards of later steps
+    discounted by `patience`: by the same rule, or by the best of all strategies for itself."""
+    env, params, _ = made()
+    best, grown = exact.best_catch(env, params), exact.next_stock(params, np.arange(61))
+    value = np.zeros((61, 4))
+    for t in reversed(range(60)):
+        if t % 5 == 0:
+            value = np.tile(value[np.arange(61), level[t]][:, None], (1, 4))
+            continue
+        now = np.zeros((61, 4))
+        for stock, tax in itertools.product(range(61), range(4)):
+            others = best[stock, tax]
+            choices = np.arange(min(3, stock // 4) + 1) if deviates else np.array([others])
+            caught = choices + 3 * others
+            now[stock, tax] = np.max(choices - 0.15 * choices**2 - 0.45 * tax * (choices - caught / 4)
+                                     + patience * value[grown[stock - caught], tax])  # fmt: skip
+        value = now
+    return value[30, 0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("patience", [0.0, 0.5, 0.9])
+def test_who_looks_further_gains_nothing_alone(patience):
+    env, params, _ = made()
+    for solve, most in ((exact.without_tax, 1.0), (exact.best_policy, 1.01)):
+        level = solve(env, params).level
+        same, free = (earned_alone(level, patience, deviates) for deviates in (False, True))
+        assert same * (1 - 1e-9) <= free <= same * most + 1e-9
+
+
 def test_the_solution_is_what_the_game_pays():
     """The welfare of the best policy, of none and of a drawn one, played by the rules."""
     env, params, step = made()
