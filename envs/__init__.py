@@ -18,6 +18,7 @@ from wdjax.envs.classic_control import (
     mountain_car,
     pendulum,
 )
+from wdjax.envs.commons import TaxedCommons, taxed
 from wdjax.envs.tag import TagContinuous, TagGridworld, continuous, gridworld
 
 _REGISTRY: dict[str, type[Env] | Env] = {
@@ -28,6 +29,7 @@ _REGISTRY: dict[str, type[Env] | Env] = {
     "pendulum": Pendulum,
     "tag_continuous": TagContinuous,
     "tag_gridworld": TagGridworld,
+    "taxed_commons": TaxedCommons,
 }
 
 # What stands before the colon in the name of another library's environment -> the module whose `make` builds it.
@@ -35,7 +37,7 @@ LIBRARIES = {"gymnax": "wdjax.adapters._from_gymnax", "jaxmarl": "wdjax.adapters
 
 __all__ = [
     "Acrobot", "CartPole", "ContinuousMountainCar", "MountainCar", "Pendulum", "TagContinuous", "TagGridworld",
-    "env_class", "list_envs", "make", "register",
+    "TaxedCommons", "env_class", "list_envs", "make", "register",
 ]  # fmt: skip
 
 
@@ -56,6 +58,8 @@ def make(name: Literal["pendulum"], **arguments: Any) -> tuple[Pendulum, pendulu
 def make(name: Literal["tag_continuous"], **arguments: Any) -> tuple[TagContinuous, continuous.Params]: ...
 @overload
 def make(name: Literal["tag_gridworld"], **arguments: Any) -> tuple[TagGridworld, gridworld.Params]: ...
+@overload
+def make(name: Literal["taxed_commons"], **arguments: Any) -> tuple[TaxedCommons, taxed.Params]: ...
 @overload
 def make(name: str, **arguments: Any) -> tuple[Env, Any]: ...
 def make(name: str, **arguments: Any) -> tuple[Env, Any]:

@@ -52,7 +52,7 @@ def validate(config: TrainConfig) -> tuple[Env, Any, dict[str, Assignment]]:
         require_layout(f"policies.{name}.network", policy.network, env)
         algorithm.check(name, config, assignment)
         require_taken(f"policies.{name}", policy, algorithm.takes, policy.algorithm)
-        _validate_mask(name, assignment)
+        _validate_mask(name, policy, assignment)
         _validate_batch(config, name, assignment)
     best = config.best_by
     if best is not None:
@@ -71,12 +71,16 @@ def _validate_policy(name: str, policy: PolicyConfig) -> None:
     require(not shifted, f"{path}.normalize_observation", True, f"false with the encoder {policy.network.encoder!r}")
 
 
-def _validate_mask(name: str, assignment: Assignment) -> None:
-    """Refuses an action mask that stands inside a part of the observation."""
+def _validate_mask(name: str, policy: PolicyConfig, assignment: Assignment) -> None:
+    """Refuses an action mask that stands inside a part of the observation, or is missing where it says who decides."""
     observation = assignment.observation_space
     for part, inner in observation.spaces.items() if isinstance(observation, Dict) else ():
         if _has_mask(inner):
             raise ValueError(f"policies.{name}: {MASK} inside observation[{part!r}]: must stand at the top, beside it")
+    if policy.decisions_only and not (isinstance(observation, Dict) and MASK in observation.spaces):
+        group = assignment.segments[0].group
+        words = f"the observations of group {group!r} have no {MASK}: every row decides"
+        raise ValueError(f"policies.{name}.decisions_only = True: {words}")
 
 
 def _has_mask(space: Any) -> bool:

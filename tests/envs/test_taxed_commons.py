@@ -1,0 +1,244 @@
+"""taxed_commons: by hand, against its reference, and what its exact solution claims, looked for by brute force."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cards import lowered
+from reference_taxed_commons import Game, Rules
+
+import wdjax
+from wdjax import playing
+from wdjax.envs.commons import exact
+from wdjax.replicas import scan_replicas_kernel
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+
+@functools.cache
+def made(**changes):
+    env, params = wdjax.make("taxed_commons", **changes)
+    return env, params, jax.jit(env.step)
+
+
+def act(catch, level):
+    return {"harvester": jnp.array(catch), "planner": jnp.array([level])}
+
+
+def play(env, params, step, choices):
+    """Plays (catches, level) one after the other. Yields what `step` returns."""
+    _, state = env.reset(jax.random.key(0), params)
+    for catch, level in choices:
+        result = step(jax.random.key(0), state, act(catch, level), params)
+        state = result[1]
+        yield result
+
+
+# --- rules ---
+
+
+GOLDEN = [  # what is asked of everybody, the council's level -> stock, level, catches, rewards
+    (([3, 3, 3, 3], 2), 30, 2, [0, 0, 0, 0], [0, 0, 0, 0]),  # the council sits: nobody fishes
+    # 24 left, born 0.4 x 24 x 36 / 60 = 5.76; the tax is 0.9, each gets back 0.9 x 6 / 4 = 1.35
+    (([3, 2, 1, 0], 0), 31, 2, [3, 2, 1, 0],
+     [3 - 1.35 - 2.7 + 1.35, 2 - 0.6 - 1.8 + 1.35, 1 - 0.15 - 0.9 + 1.35, 1.35]),
+    (([0, 0, 0, 0], 3), 38, 2, [0, 0, 0, 0], [0, 0, 0, 0]),  # born 0.4 x 31 x 29 / 60 = 5.99
+]  # fmt: skip
+
+
+def test_golden_steps():
+    played = play(*made(), [choices for choices, *_ in GOLDEN])
+    for (_, stock, level, catch, earned), (_, state, reward, *_, info) in zip(GOLDEN, played, strict=True):
+        assert (state.stock, state.level) == (stock, level)
+        np.testing.assert_array_equal(state.catch, catch)
+        np.testing.assert_allclose(reward["harvester"], earned, rtol=1e-6)
+        np.testing.assert_allclose(reward["planner"], [sum(earned)], rtol=1e-6)
+        assert info["catch"] == sum(catch)
+
+
+@pytest.mark.parametrize("changes", [
+    {}, {"start": 3, "capacity": 12, "inflow": 0, "highest_level": 1, "fishing_days": 2},
+    {"num_harvesters": 3, "max_catch": 5, "num_levels": 6, "highest_level": 5, "growth_percent": 170, "cost": 0.05},
+])  # fmt: skip
+def test_every_step_is_that_of_the_reference(changes):
+    changes = {"episode_length": 23, **changes}
+    env, params, step = made(**changes)
+    rules, rng = Rules(**changes), np.random.default_rng(0)
+    game = Game(rules)
+    choices = [(rng.integers(0, rules.max_catch + 1, rules.num_harvesters), rng.integers(0, rules.num_levels))
+               for _ in range(25)]  # fmt: skip
+    for (catch, level), (obs, state, reward, terminated, _, _) in zip(choices, play(env, params, step, choices),
+                                                                      strict=True):  # fmt: skip
+        earned, welfare = game.step(catch.tolist(), int(level))
+        assert (state.stock, state.level, state.time) == (game.stock, game.level, game.time)
+        np.testing.assert_allclose(reward["harvester"], earned, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(reward["planner"], [welfare], rtol=1e-5, atol=1e-6)
+        for group, mask in zip(env.groups, game.masks(), strict=True):
+            np.testing.assert_array_equal(obs[group]["action_mask"], [mask] * env.groups[group])
+            np.testing.assert_allclose(obs[group]["seen"], [game.seen()] * env.groups[group], rtol=1e-6)
+            assert np.all(terminated[group] == (game.time >= 23))
+    assert state.time == 23
+
+
+def test_taxes_are_returned_whole():
+    """Welfare does not depend on the tax: only what it makes harvesters do does."""
+    env, params, _ = made()
+    _, state = env.reset(jax.random.key(0), params)
+    state = state.replace(catch=jnp.array([3, 1, 0, 2]))
+    sums = [jnp.sum(env.rewards(state.replace(level=jnp.int32(level)), params)) for level in range(4)]
+    np.testing.assert_allclose(sums, [6 - 0.15 * 14] * 4, rtol=1e-5)
+
+
+def test_a_highest_level_of_0_leaves_the_planner_nothing_to_decide():
+    env, params, step = made(highest_level=0)
+    for obs, state, *_ in play(env, params, step, [([1] * 4, 3)] * 7):
+        np.testing.assert_array_equal(obs["planner"]["action_mask"], [[1, 0, 0, 0]])
+        assert state.level == 0
+
+
+@pytest.mark.parametrize(("changes", "words"), [
+    ({"highest_level": 4}, "highest_level = 4: must be from 0 to 3"), ({"start": 61}, "start = 61: must be from 0 to"),
+    ({"capacity": 1001}, "capacity = 1001: must be from 1 to 1000"), ({"cost": -1.0}, "cost = -1.0: must be at"),
+    ({"fishing_days": 0}, "fishing_days = 0: must be from 1"), ({"num_harvesters": 0}, "num_harvesters = 0: must be"),
+])  # fmt: skip
+def test_what_makes_no_sense_is_refused(changes, words):
+    with pytest.raises(ValueError, match=words):
+        wdjax.make("taxed_commons", **changes)
+
+
+# --- the exact solution ---
+
+
+def test_nobody_gains_by_another_catch():
+    """All stocks, taxes, and catches of the three others, by the rules of the game: the best catch is dominant."""
+    env, params, _ = made()
+    best, checked = exact.best_catch(env, params), 0
+    for stock, level, others in itertools.product(range(0, 61, 3), range(4), itertools.product(range(4), repeat=3)):
+        most = min(3, stock // 4)
+        if max(others) > most:
+            continue
+        tax, found = 0.45 * level, []
+        for own in range(most + 1):
+            catch = (own, *others)
+            found.append(own - 0.15 * own**2 - tax * own + tax * sum(catch) / 4)
+        assert found[best[stock, level]] >= max(found) - 1e-6, (stock, level, others)
+        checked += 1
+    assert checked > 4_000
+    np.testing.assert_array_equal(best[60], [3, 2, 1, 0])  # each level of the tax makes another catch
+
+
+def earned_alone(level, patience, deviates):
+    """What one harvester earns in the game among three that look no further than their day, rewards of later steps
+    discounted by `patience`: by the same rule, or by the best of all strategies for itself."""
+    env, params, _ = made()
+    best, grown = exact.best_catch(env, params), exact.next_stock(params, np.arange(61))
+    value = np.zeros((61, 4))
+    for t in reversed(range(60)):
+        if t % 5 == 0:
+            value = np.tile(value[np.arange(61), level[t]][:, None], (1, 4))
+            continue
+        now = np.zeros((61, 4))
+        for stock, tax in itertools.product(range(61), range(4)):
+            others = best[stock, tax]
+            choices = np.arange(min(3, stock // 4) + 1) if deviates else np.array([others])
+            caught = choices + 3 * others
+            now[stock, tax] = np.max(choices - 0.15 * choices**2 - 0.45 * tax * (choices - caught / 4)
+                                     + patience * value[grown[stock - caught], tax])  # fmt: skip
+        value = now
+    return value[30, 0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("patience", [0.0, 0.5, 0.9])
+def test_who_looks_further_gains_nothing_alone(patience):
+    env, params, _ = made()
+    for solve, most in ((exact.without_tax, 1.0), (exact.best_policy, 1.01)):
+        level = solve(env, params).level
+        same, free = (earned_alone(level, patience, deviates) for deviates in (False, True))
+        assert same * (1 - 1e-9) <= free <= same * most + 1e-9
+
+
+def test_the_solution_is_what_the_game_pays():
+    """The welfare of the best policy, of none and of a drawn one, played by the rules."""
+    env, params, step = made()
+    drawn = exact.evaluate(env, params, np.random.default_rng(0).integers(0, 4, (60, 61)))
+    for solution in (exact.best_policy(env, params), exact.without_tax(env, params), drawn):
+        best, (_, state), welfare = exact.best_catch(env, params), env.reset(jax.random.key(0), params), 0.0
+        for t in range(60):
+            action = act([best[state.stock, state.level]] * 4, solution.level[t, state.stock])
+            _, state, reward, *_ = step(jax.random.key(0), state, action, params)
+            welfare += float(reward["planner"][0])
+        assert welfare == pytest.approx(solution.welfare(params), rel=1e-5)
+
+
+def test_the_optimum_is_what_brute_force_finds():
+    """An instance with 3 councils. Nothing in it is random, so that every policy, whatever it looks at, is one of the
+    3^3 sequences of taxes."""
+    changes = {"num_harvesters": 2, "max_catch": 2, "num_levels": 3, "highest_level": 2, "capacity": 8, "start": 6,
+               "growth_percent": 90, "inflow": 0, "tax_step": 0.9, "cost": 0.2, "fishing_days": 3,
+               "episode_length": 12}  # fmt: skip
+    env, params = wdjax.make("taxed_commons", **changes)
+    rules = Rules(**changes)
+
+    def welfare(levels):
+        game, total = Game(rules), 0.0
+        for t in range(12):
+            tax = rules.tax_step * game.level
+            most = min(2, game.stock // 2)
+            own = max(range(most + 1), key=lambda fish: (round(fish * (1 - tax / 2) - 0.2 * fish**2, 9), -fish))
+            total += game.step([own] * 2, levels[t // 4])[1]
+        return total
+
+    found = {levels: welfare(levels) for levels in itertools.product(range(3), repeat=3)}
+    best = exact.best_policy(env, params)
+    assert best.welfare(params) == pytest.approx(max(found.values()))
+    assert exact.without_tax(env, params).welfare(params) == pytest.approx(found[0, 0, 0])
+    assert max(found.values()) > 1.5 * found[0, 0, 0]
+    assert max(found.values()) > max(found[level, level, level] for level in range(3))  # no tax for ever is as good
+
+
+def test_golden_welfare_and_a_wide_gap():
+    env, params, _ = made()
+    best, none = (solve(env, params).welfare(params) for solve in (exact.best_policy, exact.without_tax))
+    np.testing.assert_allclose([best, none], [246.4, 73.0], rtol=1e-6)
+    constant = [exact.evaluate(env, params, np.full((60, 61), level)).welfare(params) for level in range(4)]
+    np.testing.assert_allclose(constant, [73.0, 94.6, 163.2, 0.0], rtol=1e-6)
+
+
+# --- the drawing ---
+
+
+def test_the_drawing_says_what_happened():
+    from matplotlib.figure import Figure
+
+    env, params, step = made()
+    states = [result[1] for result in play(env, params, step, [([3] * 4, 2), ([3] * 4, 0), ([2] * 4, 0)])]
+    history = jax.tree.map(lambda *leaves: np.stack(leaves), *states[:-1])
+    axes = Figure().add_subplot()
+    env.draw(axes, states[-1], params, history)
+    assert axes.get_title() == f"step 3 of 60: {states[-1].stock} fish, tax 0.90, 8 caught"
+    assert [bar.get_height() for bar in axes.patches if bar.get_width() == 0.8] == [0, 12, 8]
+    np.testing.assert_array_equal(axes.lines[0].get_data(), [[1, 2, 3], [state.stock for state in states]])
+
+
+# --- kernels ---
+
+
+@pytest.mark.slow
+def test_a_kernel_plays_it_with_the_same_numbers(monkeypatch):
+    env, params, _ = made(episode_length=11)
+    state = playing.start_play(env, params, jax.random.key(5), 35)
+    keep, zeros = lambda total, step: (total + step.reward["planner"][0], step), jnp.zeros(35)
+
+    def run(state):
+        policy = lambda key, obs: playing.uniform_action(env.action_space(params), key)  # noqa: E731
+        return playing.play(env, params, policy, state, 24, keep, zeros)[1:]
+
+    assert "triton" in lowered(run, state)
+    expected = jax.jit(run)(state)
+    monkeypatch.setattr(playing, "scan_replicas", functools.partial(scan_replicas_kernel, interpret=True))
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
+    jax.tree.map(close, jax.jit(lambda state: run(state))(state), expected)
