@@ -1,7 +1,7 @@
 """The equations of RICE-N, one activity step of 5 years at a time: production, trade, consumption, climate, growth.
 
-Source: Zhang et al., "AI for Global Climate Cooperation", arXiv:2208.07004; numbers in brackets are its equations. Where
-it and the authors' CPU class (mila-iqia/climate-cooperation-competition, 148ed857) differ, the class is followed.
+Source: Zhang et al., "AI for Global Climate Cooperation", arXiv:2208.07004; numbers in brackets are its equations.
+Where it and the authors' CPU class (mila-iqia/climate-cooperation-competition, 148ed857) differ, the class is followed.
 Arrays are [n], a number for each region, and [n, n] with a row for the acting region; q counts activity steps from 0.
 Money is trillions of US dollars, carbon GtC in the reservoirs and GtCO2 where it is emitted.
 """

@@ -6,7 +6,6 @@ the indices are the same lines in the same units, and may leave [0, 1]. The auth
 """
 
 import jax
-import jax.numpy as jnp
 
 # degC: how much the atmosphere warms; trillion USD: the sum of gross output over activity steps and regions
 WARMEST, COOLEST = 7.006738662719727, 1.2506777048110962
@@ -23,14 +22,14 @@ def economic_index(output: jax.Array) -> jax.Array:
     return (output - POOREST) / (RICHEST - POOREST)
 
 
-def index_gains(cooling: jax.Array, output: jax.Array, is_first: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns what one activity step adds to both indices, so that the sums over an episode are the indices.
+def index_gains(cooling: jax.Array, output: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns what one activity step adds to (climate, economic) index; those of nothing at all are at their `START`.
 
     Args:
         cooling: old less new temperature of the atmosphere, degC.
         output: sum of Q over regions, trillion USD.
-        is_first: whether this is the first activity step, which also adds what is constant.
     """
-    start = jnp.where(is_first, 1, 0)
-    climate = start * climate_index(0.0) + cooling / (WARMEST - COOLEST)
-    return climate, start * economic_index(0.0) + output / (RICHEST - POOREST)
+    return cooling / (WARMEST - COOLEST), output / (RICHEST - POOREST)
+
+
+START = climate_index(0.0), economic_index(0.0)

@@ -19,12 +19,13 @@ from wdjax.checks import require, require_bool, require_finite, require_integer
 from wdjax.env import Env
 from wdjax.envs.climate import economy
 from wdjax.envs.climate.calibration import published
-from wdjax.envs.climate.indices import COOLEST, WARMEST, index_gains
+from wdjax.envs.climate.indices import START, index_gains
 from wdjax.spaces import Box, Dict, MultiDiscrete
 
 Arrays = dict[str, jax.Array]
 REGION = "region"
 ACTIVITIES = 20  # of 5 years, 2015 to 2115
+INDICES = ("climate_index", "economic_index")
 STAGES = 3  # of an activity step where regions negotiate: proposal, evaluation, activity
 
 
@@ -115,7 +116,8 @@ class Params(struct.PyTreeNode):
     debt_multiplier: float  # how debts lower bids
     step_years: float  # years of an activity step
     # game
-    climate_weight: float = 0.0  # of the step's gain of the climate index in every region's reward
+    climate_weight: float = 0.0  # of what a step adds to the climate index (indices.py), in every region's reward
+    economic_weight: float = 0.0  # likewise of the economic index
     episode_length: int = ACTIVITIES  # steps; the end is part of the game and terminates
 
 
@@ -142,9 +144,9 @@ def mitigate(env: "Rice", state: State, params: Params, key: jax.Array) -> jax.A
 class Rice(Env):
     """`num_regions` regions for 20 activity steps of 5 years, 2015 to 2115; with negotiation each has two steps before.
 
-    Actions are levels of rates, a head = head / levels: saving, mitigation, export limit, n tariffs, n bids for imports;
-    with negotiation then for every target (promise, request), and n decisions on what others proposed, 1 to accept.
-    `step` takes the level `levels`, the rate 1, too. A region is paid its utility U; proposals and evaluations pay 0.
+    Actions are rates, head / levels: saving, mitigation, export limit, n tariffs, n bids for imports; with negotiation
+    then for every target (promise, request), and n decisions on what others proposed, 1 to accept. `step` takes the
+    level `levels`, the rate 1, too, which the action space does not have. A region is paid its utility U; proposals and evaluations pay 0.
     """
 
     num_regions: int = 27  # the first of the published ones, or as many as the calibration given has
@@ -182,7 +184,7 @@ class Rice(Env):
         numbers = {name: np.array(value, dtype) if isinstance(value, list) else number(value)
                    for name, value in found.items()}  # fmt: skip
         length = ACTIVITIES * (STAGES if self.negotiation else 1)
-        return Params(**numbers, climate_weight=number(0.0), episode_length=length)
+        return Params(**numbers, climate_weight=number(0.0), economic_weight=number(0.0), episode_length=length)
 
     def check_params(self, params: Params) -> None:
         defaults = self.default_params
@@ -214,14 +216,16 @@ class Rice(Env):
         """Returns the world of 2015, always the same."""
         n, dtype = self.num_regions, jnp.result_type(float)
         zero, zeros, square = jnp.zeros((), dtype), jnp.zeros(n, dtype), jnp.zeros((n, n), dtype)
-        first = {"temperature": params.T_0, "carbon": params.M_0, "capital": params.K_0, "labor": params.L_0,
-                 "technology": params.A_0, "intensity": params.sigma_0}  # fmt: skip
-        given = {name: jnp.asarray(value, dtype) for name, value in first.items()}
-        given |= {name: zero for name in ("forcing", "land_emissions", "damages")}
-        given |= {"tariffs": square, "time": jnp.int32(0)}
-        given["treaty"] = Treaty(square, square, square, zeros) if self.negotiation else None
-        names = (field.name for field in dataclasses.fields(State))
-        state = State(**{name: given.get(name, zeros) if name != "treaty" else given[name] for name in names})
+        temperature, carbon = jnp.asarray(params.T_0, dtype), jnp.asarray(params.M_0, dtype)
+        stocks = (jnp.asarray(value, dtype) for value in (params.K_0, params.L_0, params.A_0, params.sigma_0))
+        capital, labor, technology, intensity = stocks
+        state = State(
+            temperature, carbon, capital, labor, technology, intensity, balance=zeros, forcing=zero,
+            land_emissions=zero, damages=zero, saving=zeros, mitigation=zeros, export_limit=zeros, tariffs=square,
+            abatement_price=zeros, abatement_cost=zeros, production=zeros, output=zeros, investment=zeros,
+            consumption=zeros, utility=zeros, welfare=zeros, reward=zeros, time=jnp.int32(0),
+            treaty=Treaty(square, square, square, zeros) if self.negotiation else None,
+        )  # fmt: skip
         return self.observe(state, params), state
 
     def step(
@@ -229,8 +233,8 @@ class Rice(Env):
     ) -> tuple[dict[str, Arrays], State, Arrays, Arrays, Arrays, Arrays]:
         """Makes one activity step, or with negotiation one of proposal, evaluation, activity in turn.
 
-        Reward: U + climate_weight * (the climate index's gain) of an activity step, else 0. The info sums up to the two
-        indices of the episode (indices.py).
+        Reward of an activity step: U, and the weights times what it adds to the world's two indices; else 0. The info
+        sums up to these indices.
         """
         over_before = self.is_over(state, params)
         heads = action[REGION]
@@ -241,10 +245,10 @@ class Rice(Env):
         else:
             moved, acts = self.act(state, heads, params), ~over_before
         moved = moved.replace(time=state.time + 1)
-        cooling = state.temperature[0] - moved.temperature[0]
-        gains = index_gains(cooling, jnp.sum(moved.output), state.time < STAGES if self.negotiation else state.time < 1)
-        names = ("climate_index", "economic_index")
-        info = {name: jnp.where(acts, gain, 0) for name, gain in zip(names, gains, strict=True)}
+        gains = index_gains(state.temperature[0] - moved.temperature[0], jnp.sum(moved.output))
+        start = jnp.where(self.activity(state) == 0, 1, 0)
+        info = {name: jnp.where(acts, gain + start * constant, 0)
+                for name, gain, constant in zip(INDICES, gains, START, strict=True)}  # fmt: skip
         reward = jnp.where(over_before, 0, moved.reward).astype(jnp.float32)
         state = jax.tree.map(lambda old, new: jnp.where(over_before, old, new), state, moved)
         terminated = jnp.full(self.num_regions, self.is_over(state, params))
@@ -273,7 +277,7 @@ class Rice(Env):
 
     def act(self, state: State, heads: jax.Array, params: Params) -> State:
         """Five years, each equation of economy.py on the state before them. Tariffs count from the next time on."""
-        n, q = self.num_regions, state.time // (STAGES if self.negotiation else 1)
+        n, q = self.num_regions, self.activity(state)
         rates, years = self.rates(heads[:, : 3 + 2 * n], state), params.step_years
         saving, mitigation, export_limit = rates[:, 0], rates[:, 1], rates[:, 2]
         forcing, land = economy.external_forcing(q, params), economy.land_emissions(q, n, params)
@@ -292,7 +296,8 @@ class Rice(Env):
 
         emissions = jnp.sum(state.intensity * (1 - mitigation) * production + land)
         temperature = economy.warm(state.temperature, state.carbon, forcing, params)
-        gain = (state.temperature[0] - temperature[0]) / (WARMEST - COOLEST)  # of the climate index
+        climate, economic = index_gains(state.temperature[0] - temperature[0], jnp.sum(output))
+        reward = utility + params.climate_weight * climate + params.economic_weight * economic
         return state.replace(
             temperature=temperature, carbon=economy.emit(state.carbon, emissions, params),
             capital=(1 - params.delta_K) ** years * state.capital + years * investment,
@@ -303,8 +308,12 @@ class Rice(Env):
             forcing=forcing, land_emissions=land, damages=damages, saving=saving, mitigation=mitigation,
             export_limit=export_limit, tariffs=rates[:, 3 : 3 + n], abatement_price=price, abatement_cost=cost,
             production=production, output=output, investment=investment, consumption=consumed, utility=utility,
-            welfare=welfare, reward=utility + params.climate_weight * gain,
+            welfare=welfare, reward=reward,
         )  # fmt: skip
+
+    def activity(self, state: State) -> jax.Array:
+        """Returns how many activity steps have been made."""
+        return state.time // (STAGES if self.negotiation else 1)
 
     def rates(self, heads: jax.Array, state: State) -> jax.Array:
         """Returns the rates that heads stand for."""
@@ -317,8 +326,7 @@ class Rice(Env):
         """Rows [n, 1043] of 27 regions (1207 with negotiation) in the authors' order and scales, and the masks."""
         n, treaty = self.num_regions, state.treaty
         stage = [state.time % STAGES] if self.negotiation else []
-        made = state.time >= (STAGES if self.negotiation else 1)  # an activity step
-        depreciation = jnp.full(n, jnp.where(made, (1 - params.delta_K) ** params.step_years, 0))
+        depreciation = jnp.full(n, jnp.where(self.activity(state) > 0, (1 - params.delta_K) ** params.step_years, 0))
         world = [state.temperature / 10, state.carbon / 1e4,
                  jnp.stack([state.forcing, state.land_emissions, state.time / 100, *stage])]  # fmt: skip
         everybody = [
