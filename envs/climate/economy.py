@@ -40,7 +40,7 @@ def production(technology: jax.Array, capital: jax.Array, labor: jax.Array, para
 
 
 def trade(
-    bids: jax.Array, export_limit: jax.Array, output: jax.Array, investment: jax.Array, balance: jax.Array, params: Any
+    bids: jax.Array, export_limit: jax.Array, output: jax.Array, left: jax.Array, balance: jax.Array, params: Any
 ) -> tuple[jax.Array, jax.Array]:
     """Returns who buys how much from whom, and what is left at home.
 
@@ -50,7 +50,7 @@ def trade(
     Args:
         bids: [n, n], row i: what i would buy from j, as a share of i's output; those to itself do not count.
         export_limit: p [n], the largest share of its output that a region sells.
-        output, investment, balance: Q, I and D with its interest, [n].
+        output, left, balance: Q, Q - I and D with its interest, [n].
 
     Returns:
         (imports [n, n], i's from j; domestic [n]: Q - I - exports, exactly 0 where the limit of exports is Q - I).
@@ -59,9 +59,8 @@ def trade(
     wanted = bids * output[:, None] * others
     funds = 1 + jnp.clip(params.debt_multiplier * balance / params.K_0, -1, 0)
     wanted = wanted * (shrink(jnp.sum(wanted, axis=1), output) * funds)[:, None]
-    left = output - investment
     demand, limit = jnp.sum(wanted, axis=0), jnp.minimum(export_limit * output, left)
-    # by a difference of sums it would be rounding noise in the place of 0, of which consumption takes the root
+    # as left less the sum of what is sold it would be rounding noise in the place of 0, whose root is consumed
     domestic = jnp.maximum(left - jnp.minimum(demand, limit), 0)
     return wanted * shrink(demand, limit)[None], domestic
 

@@ -146,7 +146,7 @@ class Rice(Env):
 
     Actions are rates, head / levels: saving, mitigation, export limit, n tariffs, n bids for imports; with negotiation
     then for every target (promise, request), and n decisions on what others proposed, 1 to accept. `step` takes the
-    level `levels`, the rate 1, too, which the action space does not have. A region is paid its utility U; proposals and evaluations pay 0.
+    level `levels`, the rate 1, too, which the action space does not have. A region is paid its utility U.
     """
 
     num_regions: int = 27  # the first of the published ones, or as many as the calibration given has
@@ -289,7 +289,8 @@ class Rice(Env):
         investment = saving * output
 
         balance = state.balance * (1 + params.balance_interest_rate)
-        imports, domestic = economy.trade(rates[:, 3 + n :], export_limit, output, investment, balance, params)
+        left = self.rates(self.levels - heads[:, 0], state) * output  # to the bit p Q where p and s sum up to 1
+        imports, domestic = economy.trade(rates[:, 3 + n :], export_limit, output, left, balance, params)
         consumed = economy.consumption(domestic, imports, state.tariffs, params)
         utility = economy.utility(state.labor, consumed, params)
         welfare = utility / (1 + params.rho) ** (years * (q + 1))
