@@ -11,6 +11,7 @@ import pytest
 import wdjax
 from wdjax.spaces import agent_axes
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
 each_env = pytest.mark.parametrize("name", wdjax.list_envs())
 N, T = 3, 12
 
