@@ -116,8 +116,8 @@ class Params(struct.PyTreeNode):
     debt_multiplier: float  # how debts lower bids
     step_years: float  # years of an activity step
     # game
-    climate_weight: float = 0.0  # of what a step adds to the climate index (indices.py), in every region's reward
-    economic_weight: float = 0.0  # likewise of the economic index
+    carbon_price: float = 0.0  # utility that a region pays for a GtCO2 a year of its own; 0: as published
+    output_bonus: float = 0.0  # utility that it gets for a trillion USD a year of its own output; 0: as published
     episode_length: int = ACTIVITIES  # steps; the end is part of the game and terminates
 
 
@@ -146,7 +146,8 @@ class Rice(Env):
 
     Actions are rates, head / levels: saving, mitigation, export limit, n tariffs, n bids for imports; with negotiation
     then for every target (promise, request), and n decisions on what others proposed, 1 to accept. `step` takes the
-    level `levels`, the rate 1, too, which the action space does not have. A region is paid its utility U.
+    level `levels`, the rate 1, too, which the action space does not have. A region is paid its utility U, and
+    where there are prices pays for its emissions, or is paid for its output.
     """
 
     num_regions: int = 27  # the first of the published ones, or as many as the calibration given has
@@ -184,7 +185,7 @@ class Rice(Env):
         numbers = {name: np.array(value, dtype) if isinstance(value, list) else number(value)
                    for name, value in found.items()}  # fmt: skip
         length = ACTIVITIES * (STAGES if self.negotiation else 1)
-        return Params(**numbers, climate_weight=number(0.0), economic_weight=number(0.0), episode_length=length)
+        return Params(**numbers, carbon_price=number(0.0), output_bonus=number(0.0), episode_length=length)
 
     def check_params(self, params: Params) -> None:
         defaults = self.default_params
@@ -233,8 +234,8 @@ class Rice(Env):
     ) -> tuple[dict[str, Arrays], State, Arrays, Arrays, Arrays, Arrays]:
         """Makes one activity step, or with negotiation one of proposal, evaluation, activity in turn.
 
-        Reward of an activity step: U, and the weights times what it adds to the world's two indices; else 0. The info
-        sums up to these indices.
+        Reward of an activity step: U - carbon_price * own emissions + output_bonus * own output; else 0. The info sums
+        up to the two indices of the world.
         """
         over_before = self.is_over(state, params)
         heads = action[REGION]
@@ -295,12 +296,11 @@ class Rice(Env):
         utility = economy.utility(state.labor, consumed, params)
         welfare = utility / (1 + params.rho) ** (years * (q + 1))
 
-        emissions = jnp.sum(state.intensity * (1 - mitigation) * production + land)
-        temperature = economy.warm(state.temperature, state.carbon, forcing, params)
-        climate, economic = index_gains(state.temperature[0] - temperature[0], jnp.sum(output))
-        reward = utility + params.climate_weight * climate + params.economic_weight * economic
+        emitted = state.intensity * (1 - mitigation) * production
+        reward = utility - params.carbon_price * emitted + params.output_bonus * output
         return state.replace(
-            temperature=temperature, carbon=economy.emit(state.carbon, emissions, params),
+            temperature=economy.warm(state.temperature, state.carbon, forcing, params),
+            carbon=economy.emit(state.carbon, jnp.sum(emitted + land), params),
             capital=(1 - params.delta_K) ** years * state.capital + years * investment,
             labor=economy.grow_labor(state.labor, params),
             technology=economy.grow_technology(state.technology, q, params),

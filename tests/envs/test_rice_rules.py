@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import wdjax
 from wdjax.envs.climate import economy, read_calibration
 from wdjax.envs.climate.calibration import PUBLISHED, published
-from wdjax.envs.climate.indices import START, climate_index, economic_index
+from wdjax.envs.climate.indices import climate_index, economic_index
 from wdjax.rendering import save_gif
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -171,20 +171,26 @@ def test_ended_worlds_hold_still():
         jax.tree.map(np.testing.assert_array_equal, (obs, state), played[3][:2])
 
 
-def test_weights_pay_for_what_a_step_adds_to_the_indices():
-    params = small()[1]
-    plain = run(idle(3, 9))
-    paid = run(idle(3, 9), params.replace(climate_weight=np.float32(5), economic_weight=np.float32(7)))
-    sums = np.zeros(2)
-    for k, (one, other) in enumerate(zip(plain, paid, strict=True)):
-        gains = np.array([float(value) for value in one[-1].values()]) - (np.array(START) if k == 0 else 0)
-        extra = np.asarray(other[2]["region"]) - np.asarray(one[2]["region"])
-        np.testing.assert_allclose(extra, 5 * gains[0] + 7 * gains[1], rtol=1e-4, atol=1e-6)
-        sums += gains
-    state = plain[-1][1]
-    output = sum(float(step[1].output.sum()) for step in plain)
-    np.testing.assert_allclose(sums + START, [climate_index(state.temperature[0] - 0.85), economic_index(output)],
-                               rtol=1e-5)  # fmt: skip
+def test_prices_of_carbon_and_output():
+    """Each region pays for its own emissions and is paid for its own output; the world is the same."""
+    heads = idle(3, 9)
+    heads[:, 1, 1] = 5
+    params = small()[1].replace(carbon_price=np.float32(0.2), output_bonus=np.float32(0.3))
+    before = small()[0].reset(None, params)[1]
+    for free, priced in zip(run(heads), run(heads, params), strict=True):
+        emitted = before.intensity * np.array([1, 0.5, 1]) * priced[1].production
+        extra = 0.3 * priced[1].output - 0.2 * emitted
+        np.testing.assert_allclose(priced[2]["region"] - free[2]["region"], extra, rtol=1e-4, atol=1e-6)
+        np.testing.assert_array_equal(priced[1].temperature, free[1].temperature)
+        before = priced[1]
+
+
+def test_the_info_sums_up_to_the_indices():
+    played = run(idle(3, 9))
+    sums = np.sum([[float(value) for value in step[-1].values()] for step in played], axis=0)
+    warming = float(played[-1][1].temperature[0]) - 0.85
+    output = sum(float(step[1].output.sum()) for step in played)
+    np.testing.assert_allclose(sums, [climate_index(warming), economic_index(output)], rtol=1e-5)
 
 
 def test_damages_and_discounts_are_traced():
