@@ -76,7 +76,8 @@ def draw(path: str, rows: list[dict[str, Any]]) -> None:
         for row, place in zip(own, zip(x, y, strict=True), strict=True):
             axes.annotate(f"{row['env_params.carbon_price']:g}", place, (5, 4), textcoords="offset points", fontsize=8)
     front = indices(rows)[:, pareto(indices(rows))]
-    axes.plot(*front[:, np.argsort(front[0])], ":", color="#444444", linewidth=1.2, zorder=0, label="front of the trained")
+    front = front[:, np.argsort(front[0])]
+    axes.plot(*front, ":", color="#444444", linewidth=1.2, zorder=0, label="front of the trained")
     axes.set(xlabel="climate index", ylabel="economic index", xlim=(-0.05, 1.2), ylim=(-0.05, 1.1))
     axes.set_title("27 regions, 2015 to 2115; numbers: price of carbon")
     axes.legend(fontsize=8, loc="lower left", frameon=False)
