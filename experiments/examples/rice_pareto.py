@@ -21,6 +21,7 @@ from wdjax.train import load_config
 
 PRICES = (0.0, 0.003, 0.03, 0.3)  # utility per GtCO2; the highest is more than anybody can earn with it
 BONUSES = (0.0, 0.1)  # utility per trillion USD
+COLORS = ("#2E8B57", "#D1495B")  # of the worlds of each bonus
 EXTREMES = {"all saved": (10, 0), "all mitigated": (0, 10)}
 
 
@@ -69,7 +70,7 @@ def draw(path: str, rows: list[dict[str, Any]]) -> None:
     axes.scatter(*extremes, marker="*", s=120, color="#444444", label="the published extremes")
     for x, y, name in zip(*extremes, EXTREMES, strict=True):
         axes.annotate(name, (x, y), (8, 6), textcoords="offset points", fontsize=8)
-    for bonus, color in zip(BONUSES, ("#2E8B57", "#D1495B"), strict=True):
+    for bonus, color in zip(BONUSES, COLORS, strict=False):
         own = [row for row in rows if row["env_params.output_bonus"] == bonus]
         x, y = indices(own)
         axes.plot(x, y, "o-", color=color, label=f"trained, output bonus {bonus:g}")
