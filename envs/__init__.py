@@ -18,6 +18,7 @@ from wdjax.envs.classic_control import (
     mountain_car,
     pendulum,
 )
+from wdjax.envs.climate import Rice, rice
 from wdjax.envs.commons import TaxedCommons, taxed
 from wdjax.envs.tag import TagContinuous, TagGridworld, continuous, gridworld
 
@@ -27,6 +28,7 @@ _REGISTRY: dict[str, type[Env] | Env] = {
     "continuous_mountain_car": ContinuousMountainCar,
     "mountain_car": MountainCar,
     "pendulum": Pendulum,
+    "rice": Rice,
     "tag_continuous": TagContinuous,
     "tag_gridworld": TagGridworld,
     "taxed_commons": TaxedCommons,
@@ -36,8 +38,8 @@ _REGISTRY: dict[str, type[Env] | Env] = {
 LIBRARIES = {"gymnax": "wdjax.adapters._from_gymnax", "jaxmarl": "wdjax.adapters._from_jaxmarl"}
 
 __all__ = [
-    "Acrobot", "CartPole", "ContinuousMountainCar", "MountainCar", "Pendulum", "TagContinuous", "TagGridworld",
-    "TaxedCommons", "env_class", "list_envs", "make", "register",
+    "Acrobot", "CartPole", "ContinuousMountainCar", "MountainCar", "Pendulum", "Rice", "TagContinuous",
+    "TagGridworld", "TaxedCommons", "env_class", "list_envs", "make", "register",
 ]  # fmt: skip
 
 
@@ -54,6 +56,8 @@ def make(
 def make(name: Literal["mountain_car"], **arguments: Any) -> tuple[MountainCar, mountain_car.Params]: ...
 @overload
 def make(name: Literal["pendulum"], **arguments: Any) -> tuple[Pendulum, pendulum.Params]: ...
+@overload
+def make(name: Literal["rice"], **arguments: Any) -> tuple[Rice, rice.Params]: ...
 @overload
 def make(name: Literal["tag_continuous"], **arguments: Any) -> tuple[TagContinuous, continuous.Params]: ...
 @overload

@@ -186,7 +186,7 @@ def test_wheel_and_sdist_hold_the_sources(built):
         assert folder + path.relative_to(ROOT).as_posix() in names
     presets = {f"wdjax/experiments/configs/{path.name}" for path in (ROOT / "experiments" / "configs").glob("*.yaml")}
     assert presets
-    assert presets | {"wdjax/py.typed"} <= names
+    assert presets | {"wdjax/py.typed", "wdjax/envs/climate/rice_regions.yaml"} <= names
     with tarfile.open(sdist) as archive:
         files = {name.partition("/")[2] for name in archive.getnames()}
     assert {"LICENSE", "pyproject.toml", "README.md", "src/wdjax/__init__.py"} <= files

@@ -38,6 +38,7 @@ class Env(abc.ABC):
     observes_late: ClassVar[bool] = False
     reward_threshold: ClassVar[float | None] = None  # the mean return from which the game counts as solved
     frames_per_second: ClassVar[int] = 30  # of its own time, for who shows it
+    trail: ClassVar[int] = 10  # earlier states that `draw` gets in a GIF, unless more or fewer are asked for
     # statistics that are one sum of `info` over another, name -> (sum, divisor): a mean time, say
     info_ratios: ClassVar[Mapping[str, tuple[str, str]]] = {}
     # opponents by rule, name -> (group, script(env, state, params, key) of one replica -> the actions of all of that
@@ -171,6 +172,7 @@ def split_arguments(source: Env | type[Env], arguments: Mapping[str, Any]) -> tu
 def cast_params(params: Any, defaults: Any) -> Any:
     """Returns params with every number as a NumPy scalar or array of 32 bits, checked for its kind.
 
+    A number whose default is a np.float64 keeps 64 bits: of a game that computes in them where `jax_enable_x64` is on.
     A field whose default is None may be None or an array of numbers; one whose default is a tuple of n numbers becomes
     an array [..., n] float32; a list for one whose default is an array becomes one of its dtype; one whose default is
     none of these (a pytree) stays what it is. Raises TypeError or ValueError, naming the field.
@@ -193,7 +195,8 @@ def _cast(name: str, value: Any, default: Any) -> Any:
     if not (several or isinstance(default, (bool, int, float, type(None)))) or (value is None and default is None):
         return value
     words = f"{len(default)} numbers" if several else "a number" if default is not None else "numbers"
-    kinds = {bool: ("b", np.bool_, "true or false"), int: ("iu", np.int32, "a whole number")}
+    kinds = {bool: ("b", np.bool_, "true or false"), int: ("iu", np.int32, "a whole number"),
+             np.float64: ("iuf", np.float64, "a number")}  # fmt: skip
     allowed, dtype, words = kinds.get(type(default), ("iuf", np.float32, words))
     try:
         array = value if isinstance(value, jax.Array) else np.asarray(value)

@@ -64,8 +64,8 @@ def save_png(path: str | pathlib.Path, env: Env, state: Any, params: Any, size: 
 
 
 def save_gif(
-    path: str | pathlib.Path, env: Env, states: Any, params: Any, fps: float = 10.0, trail: int = 10, hold: float = 1.5,
-    size: tuple[int, int] | None = None,
+    path: str | pathlib.Path, env: Env, states: Any, params: Any, fps: float = 10.0, trail: int | None = None,
+    hold: float = 1.5, size: tuple[int, int] | None = None,
 ) -> None:  # fmt: skip
     """Writes an episode as a GIF that plays for ever, one frame a state; makes the folder where there is none.
 
@@ -75,7 +75,7 @@ def save_gif(
         states: the states in order, leaves with a leading [T]; arrays of NumPy or JAX.
         params: their params.
         fps: frames a second, at most 50 (players slow down faster ones).
-        trail: how many earlier states `draw` gets with each, as its `history`.
+        trail: how many earlier states `draw` gets with each, as its `history`; None: `env.trail`.
         hold: seconds for which the last frame stays.
         size: as for `render`.
 
@@ -86,6 +86,7 @@ def save_gif(
     _require_suffix(path, ".gif")
     require(0 < fps <= 50, "fps", fps, "above 0 and at most 50")
     require(hold >= 0, "hold", hold, "at least 0")
+    trail = env.trail if trail is None else trail
     require_integer("trail", trail, 0)
     num_frames = check_states(env, states, params, leading=1)
     states = jax.device_get(states)

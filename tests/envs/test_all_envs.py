@@ -11,6 +11,7 @@ import pytest
 import wdjax
 from wdjax.spaces import agent_axes
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
 each_env = pytest.mark.parametrize("name", wdjax.list_envs())
 N, T = 3, 12
 
@@ -128,6 +129,7 @@ VARIED = {
     "continuous_mountain_car": {"gravity": [0.002, 0.0025, 0.01], "power": [0.001, 0.02, 0.03]},
     "mountain_car": {"gravity": [0.001, 0.01, 0.05], "force": [0.001, 0.01, 0.05], "max_speed": [0.01, 0.07, 0.1]},
     "pendulum": {"gravity": [5.0, 10.0, 20.0], "l": [0.5, 1.0, 2.0], "max_torque": [2.0, 0.5, 9.0]},
+    "rice": {"a_2": [0.001, 0.00236, 0.01], "rho": [0.0, 0.015, 0.1], "carbon_price": [0.0, 1.0, 2.0]},
     "tag_continuous": {"max_speed": [0.5, 1.0, 2.0], "tagging_distance": [0, 0.3, 1], "grid_length": [1.0, 10.0, 9.0]},
     "taxed_commons": {"capacity": [40, 60, 99], "cost": [0.1, 0.2, 0.9], "fishing_days": [1, 4, 5]},
     "tag_gridworld": {"grid_length": [2, 10, 50], "step_cost_for_tagger": [0.0, 0.5, 1.0], "episode_length": [1, 9, 9]},

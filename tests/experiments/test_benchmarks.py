@@ -45,6 +45,7 @@ TRAINED = {
     "acrobot_a2c": ("acrobot", (), 10_000, 50, (32, 32), A2C, {"training": (12.7 * M, 220 * M, 500 * M)}),
     "cartpole_ppo": ("cartpole", (), 10_000, 128, (64, 64), PPO, {"training": (47 * M, 95 * M, 200 * M)}),
     "cartpole_ppo_256_seeds": ("cartpole", (), 4, 128, (64, 64), PPO, {"training": (16.2 * M, 33 * M, 65 * M)}),
+    "rice": ("rice", (27,), 100, 100, (256, 256), A2C, {}),
 }  # fmt: skip
 PLAYED = {
     "cartpole_1m": (10.1 * G, 2, 5), "acrobot_1m": (2.7 * G, 2, 5), "mountain_car_1m": (21 * G, 2, 5),

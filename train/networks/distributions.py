@@ -5,6 +5,7 @@ What is drawn is kept with its row as it was drawn, for its density is that of t
 """
 
 import dataclasses
+import itertools
 import math
 from typing import ClassVar
 
@@ -90,10 +91,13 @@ class Categorical:
         widest = max(self.sizes)
         if min(self.sizes) == widest:
             return outputs.reshape(*outputs.shape[:-1], len(self.sizes), widest)
-        parts = jnp.split(outputs, np.cumsum(self.sizes)[:-1], axis=-1)
-        margins = [(0, 0)] * (outputs.ndim - 1)
+        # neighbours of one size together: a hundred components alone take seconds to compile
+        runs = [(len(list(run)), size) for size, run in itertools.groupby(self.sizes)]
+        parts = jnp.split(outputs, np.cumsum([count * size for count, size in runs])[:-1], axis=-1)
+        parts = [part.reshape(*outputs.shape[:-1], *run) for part, run in zip(parts, runs, strict=True)]
+        margins = [(0, 0)] * outputs.ndim
         padded = [jnp.pad(part, [*margins, (0, widest - part.shape[-1])], constant_values=-1e30) for part in parts]
-        return jnp.stack(padded, axis=-2)
+        return jnp.concatenate(padded, axis=-2)
 
     def _pack(self, components: jax.Array) -> jax.Array:
         return (components[..., 0] if self.scalar else components).astype(jnp.int32)

@@ -64,6 +64,7 @@ class Policy:
         """Draws every action that is allowed with equal probability, [N, n, ...], for observations [N, n, ...]."""
         mask, parts = split_mask(obs)[1], sample_shapes(self.assignment.observation_space)
         if mask is not None:
+            mask = jax.lax.optimization_barrier(mask)  # XLA works for seconds on one that is 1 everywhere
             return self.distribution.sample(key, self.distribution.mask(jnp.zeros(mask.shape), mask))
         space = self.assignment.action_space
         leaf, part = jax.tree.leaves(obs)[0], jax.tree.leaves(parts)[0]

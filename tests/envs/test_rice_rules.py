@@ -1,0 +1,297 @@
+"""RICE-N by hand: trade, treaties, tariffs, weights, ends; other calibrations, and what is refused."""
+
+import functools
+import math
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+import wdjax
+from wdjax.envs.climate import economy, read_calibration
+from wdjax.envs.climate.calibration import PUBLISHED, published
+from wdjax.envs.climate.indices import climate_index, economic_index
+from wdjax.rendering import save_gif
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+
+# --- the equations ---
+
+TRADE = SimpleNamespace(debt_multiplier=10.0, K_0=jnp.array([1.0, 2.0, 4.0]), armington_lambda=0.5, dom_pref=0.5,
+                        for_pref=0.5)  # fmt: skip
+
+
+def trade(bids, limit, output, left, balance):
+    arrays = (jnp.array(value, jnp.float32) for value in (bids, limit, output, left, balance))
+    return jax.tree.map(np.asarray, jitted_trade(*arrays))
+
+
+@jax.jit
+def jitted_trade(bids, limit, output, left, balance):
+    return economy.trade(bids, limit, output, left, balance, TRADE)
+
+
+def test_trade_by_hand():
+    """Region 0 bids for 1.5 of its output and is cut to all of it; 1 has half the funds for its debt; 2 sells to the
+    limit Q - I, and then has nothing at home; bids to oneself do not count."""
+    bids = [[0.9, 0.5, 1.0], [0.0, 0.7, 0.2], [0.1, 0.0, 0.9]]
+    imports, domestic = trade(bids, [1.0, 1.0, 0.9], [6.0, 10.0, 5.0], [3.0, 9.0, 2.5], [0.0, -0.1, 0.3])
+    funds = [1, 1 + 10 * -0.1 / 2, 1]
+    wanted = np.array([[0, 2, 4], [0, 0, 2 * funds[1]], [0.5, 0, 0]])
+    wanted[:, 2] *= 2.5 / 5.0  # 4 + 1 wanted of min(0.9 5, 2.5)
+    np.testing.assert_allclose(imports, wanted, rtol=1e-6)
+    np.testing.assert_allclose(domestic, [2.5, 7, 0], rtol=1e-6)
+    assert domestic[2] == 0
+
+
+rates = st.integers(0, 10).map(lambda level: level / 10)
+money = st.floats(1e-3, 100)
+
+
+@given(st.lists(rates, min_size=9, max_size=9), *[st.lists(x, min_size=3, max_size=3) for x in (rates, rates, money)],
+       st.lists(st.floats(-3, 3), min_size=3, max_size=3))  # fmt: skip
+def test_nobody_buys_or_sells_more_than_there_is(bids, limit, saving, output, balance):
+    output, limit = np.array(output), np.array(limit)
+    left = (1 - np.array(saving)) * output
+    imports, domestic = trade(np.reshape(bids, (3, 3)), limit, output, left, balance)
+    assert (imports >= 0).all()
+    assert (imports.diagonal() == 0).all()
+    assert (imports.sum(axis=1) <= 1.00001 * output).all()
+    sold = imports.sum(axis=0)
+    assert (sold <= 1.00001 * np.minimum(limit * output, left) + 1e-30).all()
+    np.testing.assert_allclose(domestic, left - sold, atol=1e-5 * output.max())
+    assert (domestic >= 0).all()
+    in_debt = np.array(balance) <= -np.array(TRADE.K_0) / 10
+    assert (imports[in_debt] == 0).all()
+
+
+def test_consumption_and_utility_by_hand():
+    imports, tariffs = jnp.zeros((3, 3)).at[0, 1].set(4.0).at[0, 2].set(1.0), jnp.zeros((3, 3)).at[0, 1].set(0.75)
+    consumed = economy.consumption(jnp.array([9.0, 4.0, 0.0]), imports, tariffs, TRADE)
+    np.testing.assert_allclose(consumed, [(0.5 * 3 + 0.25 * (1 + 1)) ** 2, 1.0, 0.0], rtol=1e-6)
+    labor, params = jnp.array([2000.0, 500.0, 10.0]), SimpleNamespace(alpha=2.0)
+    utility = economy.utility(labor, consumed, params)  # l (1 - 1 / (C / l + 1))
+    np.testing.assert_allclose(utility, [2 * (1 - 1 / 3), 0.5 * (1 - 1 / 3), 0], rtol=1e-6)
+    utility = economy.utility(labor, consumed, SimpleNamespace(alpha=1.0))
+    np.testing.assert_allclose(utility, [2 * math.log(3), 0.5 * math.log(3), 0], rtol=1e-6)
+
+
+def test_indices_of_the_extremes():
+    np.testing.assert_allclose([climate_index(7.006738662719727), climate_index(1.2506777048110962)], [0, 1])
+    np.testing.assert_allclose([economic_index(606.57275390625), economic_index(9673.5322265625)], [0, 1])
+
+
+# --- steps ---
+
+
+@functools.cache
+def small(**arguments):
+    env, params = wdjax.make("rice", num_regions=3, **arguments)
+    return env, params, jax.jit(env.step)
+
+
+def run(heads, params=None, **arguments):
+    """Plays rows of heads [T, n, H]. Returns what each step returned, a list."""
+    env, defaults, step = small(**arguments)
+    params = params or defaults
+    state, played = env.reset(None, params)[1], []
+    for row in heads:
+        played.append(step(None, state, {"region": np.asarray(row, np.int32)}, params))
+        state = played[-1][1]
+    return played
+
+
+def idle(steps, heads):
+    played = np.zeros((steps, 3, heads), int)
+    played[:, :, 0] = 3  # something is saved
+    return played
+
+
+def test_tariffs_cut_what_is_bought_in_the_next_step():
+    """Region 0 buys from 1 and sets a tariff on it, which costs it something five years later only."""
+    heads = idle(3, 9)
+    heads[:, 1, 2], heads[:, 0, 6 + 1] = 9, 5  # 1 sells up to 0.9, 0 bids half its output
+    heads[1, 0, 3 + 1] = 9
+    free = heads.copy()
+    free[1, 0, 3 + 1] = 0
+    params = small()[1].replace(debt_multiplier=np.float32(0))  # else its debts forbid it to go on buying
+    with_tariff, without = ([step[1] for step in run(played, params)] for played in (heads, free))
+    np.testing.assert_allclose(with_tariff[1].tariffs, [[0, 0.9, 0], [0, 0, 0], [0, 0, 0]], rtol=1e-6)
+    for k, differs in ((0, False), (1, False), (2, True)):
+        assert (with_tariff[k].consumption[0] != without[k].consumption[0]) == differs
+        np.testing.assert_array_equal(with_tariff[k].consumption[1:], without[k].consumption[1:])
+    debt = np.asarray(with_tariff[0].balance)
+    assert debt[0] < 0 < debt[1]
+    np.testing.assert_allclose(debt.sum(), 0, atol=1e-6)
+
+
+def test_a_treaty_bounds_the_mask_and_nothing_else():
+    """0 promises 1 the level 4 and asks 6 of it; 2 promises 0 the level 8 and is refused; 1 and 0 accept each other."""
+    n, at, decide = 3, 9, 9 + 6
+    heads = idle(4, 18)
+    heads[0, 0, at + 2 * 1], heads[0, 0, at + 2 * 1 + 1] = 4, 6
+    heads[0, 2, at + 2 * 0] = 8
+    heads[0, 1, at + 2 * 1] = 9  # to itself
+    heads[1, 1, decide + 0] = heads[1, 0, decide + 1] = heads[1, 1, decide + 1] = 1
+    proposed, evaluated, acted, again = run(heads, negotiation=True)
+    state = evaluated[1]
+    np.testing.assert_allclose(state.treaty.floor, [0.4, 0.6, 0], rtol=1e-6)
+    np.testing.assert_array_equal(state.treaty.decisions, [[0, 1, 0], [1, 0, 0], [0, 0, 0]])
+    for obs, _, reward, *_, info in (proposed, evaluated):
+        assert not reward["region"].any()
+        assert info == {"climate_index": 0, "economic_index": 0}
+        world = np.asarray(obs["region"]["features"][:, 3 : 3 + 5])
+        np.testing.assert_allclose(world, [[0.085, 0.00068, 0.0851, 0.046, 0.174]] * n, rtol=1e-6)
+    for played, lowest in ((proposed, [0, 0, 0]), (evaluated, [4, 6, 0]), (acted, [4, 6, 0]), (again, [4, 6, 0])):
+        mask = np.ones((n, sum(small(negotiation=True)[0].nvec)))
+        for i, level in enumerate(lowest):
+            mask[i, 10 : 10 + level] = 0
+        np.testing.assert_array_equal(played[0]["region"]["action_mask"], mask)
+    assert (acted[1].mitigation == 0).all()  # a level that the mask forbids is played as it is
+    assert (acted[2]["region"] > 0).all()
+    np.testing.assert_array_equal(again[1].utility, acted[1].utility)  # it carries over, and is not paid again
+    assert not again[2]["region"].any()
+    columns = np.asarray(again[0]["region"]["features"])[:, -18:]
+    np.testing.assert_allclose(columns[1, 15:], [1, 0, 0])  # who has accepted what 1 proposed
+
+
+def test_ended_worlds_hold_still():
+    params = small()[1]
+    played = run(idle(6, 9), params.replace(episode_length=np.int32(4)))
+    assert [bool(step[3]["region"].all()) for step in played] == [False] * 3 + [True] * 3
+    for obs, state, reward, *_, info in played[4:]:
+        assert not reward["region"].any()
+        assert info == {"climate_index": 0, "economic_index": 0}
+        jax.tree.map(np.testing.assert_array_equal, (obs, state), played[3][:2])
+
+
+def test_prices_of_carbon_and_output():
+    """Each region pays for its own emissions and is paid for its own output; the world is the same."""
+    heads = idle(3, 9)
+    heads[:, 1, 1] = 5
+    params = small()[1].replace(carbon_price=np.float32(0.2), output_bonus=np.float32(0.3))
+    before = small()[0].reset(None, params)[1]
+    for free, priced in zip(run(heads), run(heads, params), strict=True):
+        emitted = before.intensity * np.array([1, 0.5, 1]) * priced[1].production
+        extra = 0.3 * priced[1].output - 0.2 * emitted
+        np.testing.assert_allclose(priced[2]["region"] - free[2]["region"], extra, rtol=1e-4, atol=1e-6)
+        np.testing.assert_array_equal(priced[1].temperature, free[1].temperature)
+        before = priced[1]
+
+
+def test_the_info_sums_up_to_the_indices():
+    played = run(idle(3, 9))
+    sums = np.sum([[float(value) for value in step[-1].values()] for step in played], axis=0)
+    warming = float(played[-1][1].temperature[0]) - 0.85
+    output = sum(float(step[1].output.sum()) for step in played)
+    np.testing.assert_allclose(sums, [climate_index(warming), economic_index(output)], rtol=1e-5)
+
+
+def test_damages_and_discounts_are_traced():
+    """Five worlds of other damages and discounts in one program: the dearer warming is, the less is made."""
+    env, params = wdjax.make("rice", num_regions=3)
+    many = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (5, *leaf.shape)), params)
+    many = many.replace(a_2=jnp.linspace(0, 0.02, 5), rho=jnp.linspace(0, 0.1, 5))
+    heads = {"region": jnp.asarray(idle(1, 9)[0], jnp.int32)}
+
+    def world(params):
+        def step(state, _):
+            state = env.step(None, state, heads, params)[1]
+            return state, (state.output.sum(), state.welfare.sum() / state.utility.sum())
+
+        return jax.lax.scan(step, env.reset(None, params)[1], length=10)[1]
+
+    output, welfare = jax.jit(jax.vmap(world))(many)
+    assert (np.diff(output.sum(axis=1)) < 0).all()
+    np.testing.assert_allclose(welfare[:, -1], (1 + np.linspace(0, 0.1, 5)) ** -50, rtol=1e-4)
+
+
+# --- calibrations ---
+
+
+def test_a_calibration_of_ones_own(tmp_path):
+    content = yaml.safe_load(PUBLISHED.read_text(encoding="utf8"))
+    own = {"world": {"a_2": "5e-3"}, "columns": content["columns"], "regions": content["regions"][3:5]}
+    file = tmp_path / "mine.yaml"
+    file.write_text(yaml.safe_dump(own))
+    env, params = wdjax.make("rice", **read_calibration(file), negotiation=True)
+    assert env.groups == {"region": 2}
+    np.testing.assert_array_equal(params.K_0, np.float32(published()["K_0"][3:5]))
+    assert (params.a_2, params.rho) == (np.float32(0.005), np.float32(0.015))
+    assert params.episode_length == 60
+    again = wdjax.make("rice", **published())[1]
+    jax.tree.map(np.testing.assert_array_equal, again, wdjax.make("rice")[1])
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("world: {a_2: 1}", "is missing: 'columns'"),
+        ("[", "mine.yaml: while parsing"),
+        ("{columns: [K_0], regions: [[1], [2]]}", "A_0 too"),
+        ("{columns: [K_0], regions: [[1, 2], [2, 3]]}", "rows of 1 numbers"),
+        ("{columns: [sigma0], regions: [[1]]}", "unknown name 'sigma0': did you mean 'sigma_0'?"),
+        ("{columns: [], regions: [], planet: 3}", "world, columns and regions"),
+        ("{columns: [K_0], regions: [[much]]}", "could not convert"),
+    ],
+)
+def test_a_bad_calibration_is_refused(content, words, tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text(content)
+    with pytest.raises(ValueError, match=r"mine\.yaml") as refused:
+        read_calibration(file)
+    assert words in str(refused.value)
+    with pytest.raises(FileNotFoundError, match=r"none\.yaml"):
+        read_calibration(tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"num_regions": 1}, "num_regions = 1: must be at least 2"),
+        ({"num_regions": 28}, "published calibration has 27 regions"),
+        ({"K_0": [1.0, 2.0]}, "K_0 = [1.0, 2.0]: must be numbers in the shape (27,)"),
+        ({"K_0": np.ones(3)}, "one for each region: num_regions = 27"),
+        ({"sigma_0": [-1.0] * 27}, "sigma_0"),
+        ({"levels": 1}, "levels = 1: must be at least 2"),
+        ({"negotiation": 1}, "negotiation = 1: must be True or False"),
+        ({"negotiation": True, "episode_length": 20}, "a multiple of 3 with negotiation"),
+        ({"episode_length": 0}, "episode_length = 0: must be above 0"),
+        ({"a_2": -0.1}, "a_2"),
+        ({"delta_K": 1.5}, "delta_K = 1.5: must be from 0 to 1"),
+        ({"p_b": 5500}, "p_b sigma_0 / (1000 theta_2) <= 1"),
+        ({"rho": math.inf}, "rho = inf: must be finite"),
+        ({"rho": "high"}, "rho"),
+        ({"a2": 1.0}, "did you mean 'a_2'?"),
+    ],
+    ids=str,
+)
+def test_bad_arguments_are_refused(arguments, words):
+    with pytest.raises((ValueError, TypeError)) as refused:
+        wdjax.make("rice", **arguments)
+    assert words in str(refused.value)
+
+
+# --- pictures ---
+
+
+def test_a_gif_shows_the_world_from_its_start(tmp_path, monkeypatch):
+    """`trail` of the environment: each frame has all states since the reset, and those of another episode are left."""
+    from wdjax.envs.climate import drawing
+
+    env, params, _ = small()
+    states = [step[1] for step in run(idle(12, 9))]
+    states = jax.tree.map(lambda *leaves: np.stack(leaves), *states)
+    seen, since = [], drawing.since_reset
+    monkeypatch.setattr(drawing, "since_reset", lambda *args: seen.append(since(*args)) or seen[-1])
+    save_gif(tmp_path / "a.gif", env, states, params, size=(100, 100))
+    assert max(len(states.time) for states in seen) == 12
+    both = jax.tree.map(lambda leaf: np.concatenate([leaf, leaf[:2]]), states)
+    at = lambda i: jax.tree.map(lambda leaf: leaf[i], both)  # noqa: E731
+    assert since(at(13), at(slice(0, 13))).time.tolist() == [1, 2]
