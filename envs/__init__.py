@@ -18,12 +18,14 @@ from wdjax.envs.classic_control import (
     mountain_car,
     pendulum,
 )
+from wdjax.envs.covid import CovidEconomy, economy
 from wdjax.envs.tag import TagContinuous, TagGridworld, continuous, gridworld
 
 _REGISTRY: dict[str, type[Env] | Env] = {
     "acrobot": Acrobot,
     "cartpole": CartPole,
     "continuous_mountain_car": ContinuousMountainCar,
+    "covid_economy": CovidEconomy,
     "mountain_car": MountainCar,
     "pendulum": Pendulum,
     "tag_continuous": TagContinuous,
@@ -34,8 +36,8 @@ _REGISTRY: dict[str, type[Env] | Env] = {
 LIBRARIES = {"gymnax": "wdjax.adapters._from_gymnax", "jaxmarl": "wdjax.adapters._from_jaxmarl"}
 
 __all__ = [
-    "Acrobot", "CartPole", "ContinuousMountainCar", "MountainCar", "Pendulum", "TagContinuous", "TagGridworld",
-    "env_class", "list_envs", "make", "register",
+    "Acrobot", "CartPole", "ContinuousMountainCar", "CovidEconomy", "MountainCar", "Pendulum", "TagContinuous",
+    "TagGridworld", "env_class", "list_envs", "make", "register",
 ]  # fmt: skip
 
 
@@ -48,6 +50,8 @@ def make(name: Literal["cartpole"], **arguments: Any) -> tuple[CartPole, cartpol
 def make(
     name: Literal["continuous_mountain_car"], **arguments: Any
 ) -> tuple[ContinuousMountainCar, continuous_mountain_car.Params]: ...
+@overload
+def make(name: Literal["covid_economy"], **arguments: Any) -> tuple[CovidEconomy, economy.Params]: ...
 @overload
 def make(name: Literal["mountain_car"], **arguments: Any) -> tuple[MountainCar, mountain_car.Params]: ...
 @overload

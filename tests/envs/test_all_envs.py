@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import wdjax
+from wdjax.spaces import agent_axes
 
 each_env = pytest.mark.parametrize("name", wdjax.list_envs())
 N, T = 3, 12
@@ -57,8 +58,9 @@ def test_outputs_have_the_shapes_of_the_contract(name):
             leaf = value if group is None else value[group]
             assert leaf.shape == ((T, N) if group is None else (T, N, groups[group]))
             assert leaf.dtype == dtype
+    axes = {group: {(num,)} for group, num in groups.items()}
     for space in spaces(env, params):
-        assert not groups or {group: part.shape[0] for group, part in space.spaces.items()} == dict(groups)
+        assert not groups or {group: agent_axes(part) for group, part in space.spaces.items()} == axes
     assert all(leaf.shape == (T, N) for leaf in info.values())
     for one, many in zip(jax.tree.leaves(start), jax.tree.leaves(after), strict=True):
         assert (one.dtype, (T, *one.shape)) == (many.dtype, many.shape)
