@@ -54,6 +54,7 @@ _SHAPES = {
     "planner_alpha": (), "conv_lambdas": (NUM_FILTERS,), "filter_weights": ("n", NUM_FILTERS),
     "planner_health_index_min_max": (2,), "planner_economic_index_min_max": (2,), "policy": ("days", "n"),
 }  # fmt: skip
+_AXES = ("one", "in a list", "in a list of lists of equal lengths")
 _ABOVE_0 = ("population", "us_population", "gdp_per_capita", "value_of_life", "gamma", "conv_lambdas", "filter_len")
 _COUNTS = ("init_susceptible", "init_infected", "init_recovered", "init_unemployed", "init_vaccinated")
 _MOST_OF_N = 1.001  # populations and counts in a file are rounded apart
@@ -99,14 +100,15 @@ def load_calibration(path: str | os.PathLike, num_states: int = 51) -> Calibrati
 
 
 def load_policy(path: str | os.PathLike) -> np.ndarray:
-    """Returns the levels that were in force in truth on day 1, 2 and so on, as far as the file has them: [T, n] int8.
+    """Returns the levels that were in force in truth, for the steps 1, 2 and so on as far as the file has them: [T, n]
+    int8. As in the original, step t has that of day t - 1.
 
     Raises ValueError as `load_calibration` does.
     """
     data = _read(path)
     for name in ("policy_digits_per_state", "start_index"):
         require(name in data, name, None, f"among the keys of {os.fspath(path)}")
-    return _levels(data)[int(data["start_index"]) + 1 :]
+    return _levels(data)[int(data["start_index"]) :]
 
 
 def _read(path: str | os.PathLike) -> dict[str, Any]:
@@ -125,7 +127,8 @@ def _numbers(name: str, value: Any) -> np.ndarray:
         array = np.array(value)
     except ValueError:  # rows of unequal lengths
         array = np.array(None)
-    require(array.dtype.kind in "iuf", name, value, "numbers")
+    axes = len(_SHAPES.get(name, ("n",)))
+    require(array.dtype.kind in "iuf" and array.ndim == axes, name, value, "numbers, " + _AXES[axes])
     return array.astype(np.float64)
 
 

@@ -201,8 +201,8 @@ class CovidEconomy(Env):
         unemployed = rate * of.population / 100
         share = params.working_share
         workers = share * of.population - share * (params.sick_rate * moved.infected + moved.dead) - unemployed
-        yearly = params.max_subsidy / self.num_subsidy_levels * moved.subsidy_level  # USD per person
-        subsidy = yearly / YEAR * of.population
+        per_level = of.population * (params.max_subsidy / self.num_subsidy_levels) / YEAR  # USD a day
+        subsidy = per_level * moved.subsidy_level
         productivity = jnp.maximum(0.0, workers) * derived.wage + subsidy
         slot = jnp.arange(BETA_DELAY) == before.time % BETA_DELAY
         past_levels = jnp.where(slot[:, None], moved.level.astype(jnp.int8), before.past_levels)
