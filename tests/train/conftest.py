@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from box_probes import BOX_PROBES
+from decision_probes import DECISION_PROBES
 from probes import PROBES
 from tiny_runs import small_config
 from toy_clock import Clock
@@ -17,7 +18,7 @@ from wdjax.train import Trainer
 def registered_probes():
     """Makes the probe environments known by name, for the tests of this folder only."""
     with pytest.MonkeyPatch.context() as patch:
-        for name, cls in {**PROBES, **BOX_PROBES, "probe_clock": Clock}.items():
+        for name, cls in {**PROBES, **BOX_PROBES, **DECISION_PROBES, "probe_clock": Clock}.items():
             patch.setitem(envs._REGISTRY, name, cls)
         yield
 

@@ -123,6 +123,10 @@ class PolicyConfig:
     """no further gradient steps on a rollout once approx_kl exceeds it in a minibatch; .inf: never"""
     max_grad_norm: float = traced(0.5, allowed="above 0")
     """global norm to which gradients are clipped; .inf: never"""
+    decisions_only: bool = static(False, on="decisions")
+    """learn only from rows in which the action mask left a choice: the rewards until the next of them are summed, and
+    gamma counts them and not steps. Let rollouts (rollout_length) end where the agent decides: V is learned only there
+    """
     normalize_observation: bool = static(False, read=True)
     """shift and scale every Box of the observation by its running mean and deviation, and clip it at 10"""
     normalize_reward: bool = static(False, on="on-policy")

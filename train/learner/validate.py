@@ -76,7 +76,12 @@ def _validate_mask(name: str, policy: PolicyConfig, assignment: Assignment) -> N
     for part, inner in observation.spaces.items() if isinstance(observation, Dict) else ():
         if _has_mask(inner):
             raise ValueError(f"policies.{name}: {MASK} inside observation[{part!r}]: must stand at the top, beside it")
-    if isinstance(observation, Dict) and MASK in observation.spaces:
+    has_mask = isinstance(observation, Dict) and MASK in observation.spaces
+    if policy.decisions_only and not has_mask:
+        group = assignment.segments[0].group
+        words = f"the observations of group {group!r} have no {MASK}: every row decides"
+        raise ValueError(f"policies.{name}.decisions_only = True: {words}")
+    if has_mask:
         distribution = make_distribution(space, policy.action_distribution)
         if not isinstance(distribution, Categorical):
             raise TypeError(f"policies.{name}: its observation has an {MASK}, but actions in {space} cannot be masked")

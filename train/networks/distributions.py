@@ -77,6 +77,11 @@ class Categorical:
         """Returns outputs that give probability 0 where `allowed` ([..., num_outputs]) is not 1."""
         return jnp.where(allowed > 0, outputs, -1e9)
 
+    def has_choice(self, allowed: jax.Array) -> jax.Array:
+        """Returns whether a mask ([..., num_outputs]) leaves any component more than one choice, [...] bool."""
+        parts = jnp.split(allowed > 0, np.cumsum(self.sizes)[:-1], axis=-1)
+        return jnp.any(jnp.stack([jnp.sum(part, axis=-1) > 1 for part in parts]), axis=0)
+
     def _logits(self, outputs: jax.Array) -> jax.Array:
         """[..., num_outputs] -> [..., components, widest]: one array, hence one kernel where there were many.
 

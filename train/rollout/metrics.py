@@ -7,6 +7,8 @@ taken):
     name                          meaning
     reward_mean, _min, _max       of an agent step, as the environment paid it
     live_fraction                 share of the rows that are live
+    decision_fraction             share of the rows that are live and decide, if decisions_only; what is learned, and
+                                  what is said of it below, is over these
     action_std_agents/i           deviation of component i of the actions over the agents of a replica and time, mean
     action_std_envs/i             ... over the replicas, for each agent and time
     action_std_time/i             ... over the steps of the rollout, for each agent and replica
@@ -22,6 +24,8 @@ By A2C or PPO:
     normalized_advantage_mean     after it, in the rows of a step, if normalize_advantage: 0 but for rounding
     explained_variance            1 - Var(R - V) / Var(R), not below -1: 1 is perfect, 0 as good as a constant
     reward_scale                  what normalize_reward divided the rewards by, before it clipped them
+    undecided_ends                share of the ends of rollouts and time limits at which nothing is decided, so that V
+                                  there is a guess, if decisions_only: keep it at 0
     positive_envs, negative_envs  replicas learned from in which an agent terminated, and others, if neg_pos_env_ratio
     loss                          the whole loss
     policy_loss, value_loss       its parts without their coefficients
@@ -73,13 +77,13 @@ Metrics = dict[str, jax.Array]
 
 
 def rollout_metrics(rows: Rows, advantage: jax.Array, target: jax.Array) -> Metrics:
-    """Returns what the live rows of an on-policy rollout say before any gradient step; see the table above.
+    """Returns what the rows of an on-policy rollout say before any gradient step; see the table above.
 
     Args:
         rows: leaves [T, N, n, ...].
         advantage, target: [T, N, n], not normalised.
     """
-    live = rows.live
+    live = rows.learned
     variance = masked_variance(advantage, live)
     explained = 1.0 - variance / (masked_variance(target, live) + 1e-8)
     learned = {
@@ -89,7 +93,10 @@ def rollout_metrics(rows: Rows, advantage: jax.Array, target: jax.Array) -> Metr
         "advantage_std": jnp.sqrt(variance),
         "explained_variance": jnp.maximum(explained, -1.0),
     }
-    return {**played_metrics(rows), **nan_unless(any_of(live), learned)}
+    metrics = {**played_metrics(rows), **nan_unless(any_of(live), learned)}
+    if rows.decides is not None:
+        metrics["decision_fraction"] = average(jnp.mean(live.astype(jnp.float32)))
+    return metrics
 
 
 def played_metrics(rows: Rows) -> Metrics:

@@ -11,7 +11,7 @@ from wdjax.spaces import Box
 from wdjax.train.rollout import self_play
 from wdjax.train.state.agents import from_groups, gather, gather_observation, scatter, to_groups
 from wdjax.train.state.hypers import Hypers
-from wdjax.train.state.policy import Setup
+from wdjax.train.state.policy import Policy, Setup
 from wdjax.train.state.rows import Rows
 from wdjax.vector import select
 
@@ -90,6 +90,7 @@ def advance(given: StepInputs, carry: tuple, drafts: Mapping[str, dict[str, Any]
             terminated=gather(policy.assignment, terminated),
             truncated=cut,
             live=self_play.learned_from(own_live, given.selves[name]) if name in given.selves else own_live,
+            **(who_decides(policy, drafts[name]["obs"], final_obs, cut) if policy.config.decisions_only else {}),
             **policy.algorithm.end_of_step(policy, given.players[name], carries[name], final_obs, now_cut),
         )
     returns = {
@@ -100,6 +101,12 @@ def advance(given: StepInputs, carry: tuple, drafts: Mapping[str, dict[str, Any]
     carries = select(over, jax.tree.map(jnp.zeros_like, carries), carries)
     carry = (replicas, next_obs, live, carries)
     return carry, (rows, (over, returns, info["episode_length"], info["episode_info"]))
+
+
+def who_decides(policy: Policy, obs: Any, final_obs: Any, truncated: jax.Array | None) -> dict[str, jax.Array]:
+    """Returns the fields of Rows that say who had a choice, and where something truncates who would have one next."""
+    decides = {"decides": policy.decides(obs)}
+    return decides if truncated is None else {**decides, "final_decides": policy.decides(final_obs)}
 
 
 def step_replicas(given: StepInputs, keys: Any, replicas: Any, actions: Mapping[str, jax.Array]) -> tuple:

@@ -35,7 +35,8 @@ class Algorithm(abc.ABC):
 
     takes: ClassVar[frozenset[str]] = frozenset()
     """which fields of PolicyConfig mean something to it beside those that mean something to all: "on-policy",
-    "minibatches", "PPO", "DDPG" (config/facts.py); another one that is set is refused"""
+    "decisions" (it learns from `Rows.learned`, by their discounts), "minibatches", "PPO", "DDPG" (config/facts.py);
+    another one that is set is refused"""
     Options: ClassVar[type] = NoOptions
     """a frozen dataclass, the block `options:` of a policy: fields are `traced`, or fix shapes and code paths"""
 

@@ -120,12 +120,13 @@ def discounted_returns(
         start: [N, n], gamma times the sum before the first row, or 0.
         reward: [T, N, n].
         over: [T, N] bool.
+        gamma: (), or [T, N, n] that from each row to the next.
     """
 
-    def step(before: jax.Array, row: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        reward_t, over_t = row
+    def step(before: jax.Array, row: tuple[jax.Array, jax.Array, jax.Array | None]) -> tuple[jax.Array, jax.Array]:
+        reward_t, over_t, gamma_t = row
         total = before + reward_t
-        return jnp.where(over_t[:, None], 0.0, gamma * total), total
+        return jnp.where(over_t[:, None], 0.0, (gamma if gamma_t is None else gamma_t) * total), total
 
-    last, totals = jax.lax.scan(step, start, (reward, over))
+    last, totals = jax.lax.scan(step, start, (reward, over, gamma if gamma.ndim else None))
     return totals, last

@@ -56,6 +56,10 @@ class Policy:
             seen = normalize_observation(state.normalizer.obs, seen)
         return seen, mask
 
+    def decides(self, obs: Any) -> jax.Array:
+        """Returns whether the action mask of observations leaves more than one action, [...] bool."""
+        return self.distribution.has_choice(split_mask(obs)[1])
+
     def sample_uniform(self, key: jax.Array, obs: Any) -> jax.Array:
         """Draws every action that is allowed with equal probability, [N, n, ...], for observations [N, n, ...]."""
         mask, parts = split_mask(obs)[1], sample_shapes(self.assignment.observation_space)

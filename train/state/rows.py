@@ -19,6 +19,9 @@ class Rows(struct.PyTreeNode):
     # bool, the agent's episode had not ended before this step (and it was not played by an earlier self)
     live: jax.Array
     truncated: jax.Array | None = None  # bool, a time limit cut the agent off in this step or before; None: nothing can
+    # bool, the mask left the agent a choice; None: nobody asks, `decisions_only` is false
+    decides: jax.Array | None = None
+    final_decides: jax.Array | None = None  # bool, would it in final obs; None: nobody asks, or nothing truncates
     # on-policy algorithms:
     log_prob: jax.Array | None = None  # float32, of the action when it was drawn; PPO only
     value: jax.Array | None = None  # float32, V(obs)
@@ -26,6 +29,11 @@ class Rows(struct.PyTreeNode):
     # off-policy algorithms, and feed-forward ones where something truncates:
     next_obs: Any = None  # what the agent saw after the step, before any reset
     own: Any = None  # whatever else an algorithm of one's own notes
+
+    @property
+    def learned(self) -> jax.Array:
+        """bool, the rows to learn from: those that are live, and where somebody asks decide."""
+        return self.live if self.decides is None else self.live & self.decides
 
     def ends(self, over: jax.Array) -> jax.Array:
         """Returns bool, [T, N, n] ([T, N, 1] where nothing truncates): nothing that follows is of the same episode, as

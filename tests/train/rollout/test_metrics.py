@@ -48,6 +48,9 @@ def test_the_table_has_every_metric_and_no_other():
     ddpg = PolicyConfig(algorithm="DDPG", network=NETWORK, ddpg=DDPGConfig(buffer_size=64, warmup=8, batch_size=8))
     names = reported("pendulum", {"agent": ddpg})
     names |= reported("tag_gridworld", {"tagger": ppo, "agent": tiny_policy("A2C", agents=("runner",))})
+    policies = {"tagger": tiny_policy("A2C", agents=("worker[0]",), decisions_only=True), "agent": ppo}
+    policies["agent"] = dataclasses.replace(ppo, agents=("worker[1]",))
+    names |= reported("probe_shift", policies)
     listed = table()
     of_env = {"episode_tags": "episode_X", "time_to_tag": "NAME of `Env.info_ratios`"}
     assert {of_env.get(name, name) for name in names} == listed

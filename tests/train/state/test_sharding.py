@@ -72,6 +72,9 @@ SEVERAL = {
         "pilot": tiny_policy("PPO", past_selves=2, past_selves_every=1, **CALM),
         "clerk": tiny_policy("A2C", past_selves=1, past_selves_every=2, network=RECURRENT, **CALM),
     }, **WIDE),
+    "decisions": tiny_config("probe_shift", {
+        "worker": tiny_policy("PPO", decisions_only=True, normalize_observation=True, normalize_reward=True, **CALM),
+    }, rollout_length=5, env_params={"late": 1.0, "constant": 1.0}, **WIDE),
     "replay": tiny_config("probe_pair", {
         "pilot": PolicyConfig(algorithm="DDPG", network=NETWORK, normalize_observation=True, ddpg=REPLAY),
         "clerk": tiny_policy("PPO"),

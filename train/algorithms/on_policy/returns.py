@@ -5,6 +5,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from wdjax.train.devices.moments import masked_mean
+from wdjax.train.state.hypers import Hypers
 from wdjax.train.state.policy import Policy
 from wdjax.train.state.rows import Rows
 from wdjax.train.state.state import PolicyState
@@ -40,6 +42,63 @@ def next_values(rows: Rows, last_value: jax.Array, over: jax.Array) -> jax.Array
     return jnp.where(rows.ends(over), rows.final_value, value_tp1)
 
 
+def next_decides(rows: Rows, last_decides: jax.Array, over: jax.Array) -> jax.Array:
+    """Returns [T, N, n] bool: the observation after each row leaves its agent a choice; that of `next_values`.
+
+    Args:
+        rows: with `decides`.
+        last_decides: [N, n] bool, of the observations after the last row.
+        over: [T, N] bool.
+    """
+    after = jnp.concatenate([rows.decides[1:], last_decides[None]])
+    return after if rows.final_decides is None else jnp.where(rows.ends(over), rows.final_decides, after)
+
+
+def by_decision(rows: Rows, hypers: Hypers, decides_next: jax.Array) -> tuple[Rows, Hypers]:
+    """Returns (rows, hypers with a gamma and a lambda for each row, [T, N, n]), of which `gae` makes the returns of an
+    agent that decides now and then: the discount counts its decisions, and not steps.
+
+    What is paid until its next decision belongs to the last one, undiscounted. With d_t, the observation after row t
+    leaves a choice, and goes_on_t, the game has not ended, the return c_t and the advantage of row t are
+
+        c_t = r_t + goes_on_t (gamma ((1 - lambda) V_{t+1} + lambda c_{t+1}) if d_t else c_{t+1}),    A_t = c_t - V_t.
+
+    As c_{t+1} = V_{t+1} + A_{t+1}, both cases are one step of `gae`,
+
+        A_t = r_t + gamma_t goes_on_t V_{t+1} - V_t + gamma_t lambda_t goes_on_t A_{t+1},
+
+    with (gamma_t, lambda_t) = (gamma, lambda) where d_t and (1, 1) elsewhere, where V_{t+1} cancels. V is not learned
+    where nothing is decided: there it is put at 0, so that what a network makes of it leaves no rounding behind. If
+    every row decides, this is plain `gae`.
+
+    What follows the last row of a rollout, or a truncation, is only known as c_{t+1} = V of the observation after it.
+    If that leaves a choice, a decision lies between, and V is discounted. If not, then V stands for the rest of what
+    belongs to the last decision and for all that follows, discounted inside of it: it is added as it is. So it is after
+    a row that itself decides nothing. Such a V is a guess (metric undecided_ends).
+
+    Args:
+        rows: with `decides` and `value`.
+        decides_next: of `next_decides`.
+
+    Source: Sutton, Precup, Singh, "Between MDPs and Semi-MDPs" (1999), section 3.2, with rewards that are not
+    discounted between decisions and a discount of gamma for each.
+    """
+    gamma, gae_lambda = (jnp.where(decides_next, number, 1.0) for number in (hypers.gamma, hypers.gae_lambda))
+    rows = rows.replace(value=jnp.where(rows.decides, rows.value, 0.0))
+    return rows, hypers.replace(gamma=gamma, gae_lambda=gae_lambda)
+
+
+def undecided_ends(rows: Rows, decides_next: jax.Array, over: jax.Array) -> jax.Array:
+    """Returns the share () of those places at which a return goes over to V, after the last row and after truncations,
+    where nothing is decided; 0 if there are none.
+
+    Args:
+        rows, decides_next, over: as for `by_decision` and `next_decides`.
+    """
+    cut = jnp.broadcast_to(rows.ends(over), rows.live.shape).at[-1].set(True)
+    return masked_mean(1.0 - decides_next, rows.live & ~rows.terminated & cut)
+
+
 UNROLL = 16  # steps of a rollout in one turn of a loop, at most
 
 
@@ -59,8 +118,8 @@ def gae(
         terminated_t: [T, ...] bool, the agent's game ended by step t: nothing is worth anything afterwards.
         over_t: bool, broadcasts to [T, ...]: row t + 1 is no row of the same episode, because the replica was reset
             after step t, or a time limit cut this agent off before the others.
-        gamma: () discount.
-        gae_lambda: () between 0 (one-step) and 1 (the whole return, bootstrapped at its end).
+        gamma: () discount, or [T, ...] that from each row to the next (`by_decision`).
+        gae_lambda: () between 0 (one-step) and 1 (the whole return, bootstrapped at its end), or likewise.
 
     Returns:
         (advantage_t, return_t), both [T, ...], with return_t = advantage_t + value_t.

@@ -17,7 +17,14 @@ from wdjax.train.algorithms.on_policy.minibatches import (
     shuffle,
     take_rows,
 )
-from wdjax.train.algorithms.on_policy.returns import final_value, gae, next_values
+from wdjax.train.algorithms.on_policy.returns import (
+    by_decision,
+    final_value,
+    gae,
+    next_decides,
+    next_values,
+    undecided_ends,
+)
 from wdjax.train.algorithms.optimizer import descend, make_optimizer, to_vectors
 from wdjax.train.config.schema import PolicyConfig, TrainConfig
 from wdjax.train.devices.blocks import block_keys, draw_blocks
@@ -79,6 +86,7 @@ class OnPolicy(Algorithm):
         """Returns (advantages, what the value should predict), [T, N, n] each.
 
         Args:
+            hypers: of the policy; where it has `decisions_only`, gamma and gae_lambda are [T, N, n] (`by_decision`).
             rows: of the rollout, leaves [T, N, n, ...], their reward that to learn from.
             next_value: [T, N, n] V of the observation after each row: of the final one where the episode ended.
             over: [T, N, n] or [T, N, 1] bool, the agent's episode ended in this step or before.
@@ -156,18 +164,25 @@ class OnPolicy(Algorithm):
         if may_be_cut and rows.final_value is None:  # of those that a time limit cut off
             found = final_value(policy, state, None, rows.next_obs, rows.truncated & rows.live)
             rows = rows.replace(final_value=found, next_obs=None)
-        reward, statistics, memory = scale_reward(state.normalizer, memory, hypers, rows, over)
+        discounts, ends = hypers, {}
+        if rows.decides is not None:
+            decides_next = next_decides(rows, policy.decides(played.last_obs[policy.name]), over)
+            ends["undecided_ends"] = undecided_ends(rows, decides_next, over)
+            rows, discounts = by_decision(rows, hypers, decides_next)
+        reward, statistics, memory = scale_reward(state.normalizer, memory, discounts, rows, over)
         last_value = policy.apply(state, played.last_obs[policy.name], played.last_carry[policy.name])[1]
         next_value = next_values(rows, last_value, over)
         learned_from = rows.replace(reward=reward)
-        advantage, target = self.advantages(policy, hypers, learned_from, next_value, rows.ends(over))
+        advantage, target = self.advantages(policy, discounts, learned_from, next_value, rows.ends(over))
         metrics = rollout_metrics(rows.replace(action=policy.distribution.to_space(rows.action)), advantage, target)
         if statistics is not None:
             metrics["reward_scale"] = 1.0 / reward_factor(state.normalizer.reward)
-        live = rows.live
+        live = rows.learned
         if policy.config.neg_pos_env_ratio >= 0:
             key, choice_key = jax.random.split(key)
-            positive, usable = (jnp.any(flags, axis=(0, 2)) for flags in (rows.terminated & rows.live, rows.live))
+            positive, usable = (jnp.any(flags, axis=(0, 2)) for flags in (rows.terminated & rows.live, live))
+            if rows.decides is not None:  # nothing is learned of an end without a decision
+                positive &= usable
             chosen = choose_replicas(choice_key, positive, usable, policy.config.neg_pos_env_ratio, num_blocks)
             live &= chosen[None, :, None]
             metrics["positive_envs"] = total(jnp.sum(positive))
@@ -179,14 +194,14 @@ class OnPolicy(Algorithm):
             batch = batch.replace(restart=restart, carry=played.first_carry[policy.name])
         state, losses = gradient_steps(policy, state, hypers, batch, key, num_blocks)
         if state.normalizer is not None:
-            seen = update_observation_statistics(state.normalizer.obs, rows.obs, rows.live)
+            seen = update_observation_statistics(state.normalizer.obs, rows.obs, rows.learned)
             state = state.replace(normalizer=Normalizer(seen, statistics))
-        return state, memory, {**metrics, **losses}
+        return state, memory, {**metrics, **ends, **losses}
 
     def losses(
         self, policy: Policy, before: PolicyState, after: PolicyState, metrics: Mapping[str, jax.Array]
     ) -> tuple[jax.Array, jax.Array]:
-        steps = "gradient_steps" if "gradient_steps" in metrics else "live_fraction"
+        steps = next(name for name in ("gradient_steps", "decision_fraction", "live_fraction") if name in metrics)
         took_steps = metrics[steps] > 0
         return tuple(jnp.where(took_steps, metrics[name], 0.0) for name in ("loss", "grad_norm"))
 
@@ -195,6 +210,7 @@ class A2C(OnPolicy):
     """Advantage actor-critic: one gradient step on all rows. Without a probability ratio a second one would be
     off-policy."""
 
+    takes = OnPolicy.takes | {"decisions"}
     keeps_log_prob = False
     has_kernels = True
     policy_loss = staticmethod(a2c_loss)
@@ -203,7 +219,7 @@ class A2C(OnPolicy):
 class PPO(OnPolicy):
     """Proximal policy optimisation: epochs of minibatches with a clipped ratio."""
 
-    takes = OnPolicy.takes | {"minibatches", "PPO"}
+    takes = OnPolicy.takes | {"decisions", "minibatches", "PPO"}
     has_kernels = True
     policy_loss = staticmethod(ppo_loss)
 
@@ -215,7 +231,7 @@ def scale_reward(
     if normalizer is None or normalizer.reward is None:
         return rows.reward, None, memory
     totals, last = discounted_returns(memory.discounted_return, rows.reward, over, hypers.gamma)
-    statistics = update_statistics(normalizer.reward, totals, rows.live)
+    statistics = update_statistics(normalizer.reward, totals, rows.learned)
     return normalize_reward(normalizer.reward, rows.reward), statistics, memory.replace(discounted_return=last)
 
 
