@@ -190,10 +190,7 @@ class CovidEconomy(Env):
             productivity = max(0, share N - share (sick I + D) - U) wage + subsidy.
         """
         of, time = params.calibration, before.time + 1
-        history = jnp.diff(_padded_levels(of, 1), axis=0)  # changes of the days before the game, of which the last is 0
-        row = time - of.filter_len + history.shape[0] - 1
-        leaving = jnp.where(row >= 0, history[jnp.clip(row, 0, history.shape[0] - 1)], 0)
-        change = moved.level - before.level
+        change, leaving = moved.level - before.level, change_of_day(time - of.filter_len, of)
         fade = jnp.exp(-1 / of.conv_lambdas)
         left = jnp.exp(-of.filter_len / of.conv_lambdas)
         effects = before.effects * fade[None] + change[:, None] - left[None] * leaving[:, None]
@@ -363,6 +360,14 @@ def until_vaccines(time: jax.Array, params: Params) -> jax.Array:
     first = -(-params.vaccine_start // interval) * interval
     early = jnp.minimum(1.0, (first - following) / interval)
     return jnp.where(following <= first, early, interval - following % interval) / interval
+
+
+def change_of_day(day: jax.Array, calibration: Calibration) -> jax.Array:
+    """Returns the changes of level (n,) on a day up to day 0, 0 before the first day that the calibration has."""
+    policy = jnp.asarray(calibration.policy)
+    row = day + policy.shape[0] - 1
+    before = jnp.where(row > 0, policy[jnp.maximum(row - 1, 0)], 1)
+    return jnp.where(row >= 0, policy[jnp.maximum(row, 0)] - before, 0)
 
 
 def _padded_levels(calibration: Calibration, num: int) -> jax.Array:
