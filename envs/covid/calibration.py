@@ -46,7 +46,7 @@ class Calibration(struct.PyTreeNode):
     init_recovered: Any  # (n,) dead included
     init_unemployed: Any  # (n,)
     init_vaccinated: Any  # (n,)
-    policy: Any  # (days, n) int8, levels of every day up to day 0, which is the last row; level 1 before the first
+    policy: Any  # (days, n) int32, levels of every day up to day 0, which is the last row; level 1 before the first
 
 
 _SHAPES = {
@@ -63,7 +63,7 @@ _MOST_OF_N = 1.001  # populations and counts in a file are rounded apart
 def make_calibration(**fields: Any) -> Calibration:
     """Returns a calibration of numbers, NumPy arrays in the precision that jax now has."""
     floats = np.float64 if jax.config.jax_enable_x64 else np.float32
-    kinds = {"policy": np.int8, "filter_len": np.int32}
+    kinds = dict.fromkeys(("policy", "filter_len"), np.int32)
     return Calibration(**{name: np.asarray(value, kinds.get(name, floats)) for name, value in fields.items()})
 
 
@@ -101,7 +101,7 @@ def load_calibration(path: str | os.PathLike, num_states: int = 51) -> Calibrati
 
 def load_policy(path: str | os.PathLike) -> np.ndarray:
     """Returns the levels that were in force in truth, for the steps 1, 2 and so on as far as the file has them: [T, n]
-    int8. As in the original, step t has that of day t - 1.
+    int32. As in the original, step t has that of day t - 1.
 
     Raises ValueError as `load_calibration` does.
     """
@@ -133,13 +133,13 @@ def _numbers(name: str, value: Any) -> np.ndarray:
 
 
 def _levels(data: dict[str, Any]) -> np.ndarray:
-    """Returns the levels of a file, [days, n] int8."""
+    """Returns the levels of a file, [days, n] int32."""
     name, rows = "policy_digits_per_state", data["policy_digits_per_state"]
     words = "a list of strings of equal lengths, a digit 1 to 9 for every day"
     texts = isinstance(rows, list) and len(rows) > 0 and all(isinstance(row, str) and row.isascii() for row in rows)
     require(texts and len({len(row) for row in rows}) == 1, name, rows, words)
     require(all(row.isdigit() and "0" not in row for row in rows), name, rows, words)
-    return np.array([[int(digit) for digit in row] for row in rows], np.int8).T
+    return np.array([[int(digit) for digit in row] for row in rows], np.int32).T
 
 
 def check_calibration(calibration: Any, num_states: int) -> None:

@@ -131,13 +131,12 @@ class CovidEconomy(Env):
         changes = jnp.diff(_padded_levels(of, 1), axis=0)  # of every day up to day 0
         ages = jnp.arange(changes.shape[0])[::-1]
         fade = jnp.exp(-ages[:, None] / of.conv_lambdas[None])
-        lasting = _padded_levels(of, BETA_DELAY)[-BETA_DELAY:]
+        lasting = _padded_levels(of, BETA_DELAY)[-BETA_DELAY:].astype(jnp.int8)
         persons = [jnp.asarray(getattr(of, f"init_{name}")) for name in ("susceptible", "infected", "recovered")]
         vaccinated, unemployed = jnp.asarray(of.init_vaccinated), jnp.asarray(of.init_unemployed)
-        level = jnp.asarray(of.policy)[-1].astype(jnp.int32)
         effects = jnp.einsum("dn,dk->nk", changes.astype(fade.dtype), fade, precision="highest")
         state = State(
-            *persons, of.death_rate * (persons[2] - vaccinated), vaccinated, unemployed, level,
+            *persons, of.death_rate * (persons[2] - vaccinated), vaccinated, unemployed, jnp.asarray(of.policy)[-1],
             until=jnp.zeros(self.num_states, jnp.int32), effects=effects, past_levels=lasting,
             productivity=jnp.zeros_like(unemployed), subsidy_level=jnp.int32(0), time=jnp.int32(0),
         )  # fmt: skip
@@ -371,7 +370,7 @@ def change_of_day(day: jax.Array, calibration: Calibration) -> jax.Array:
 
 
 def _padded_levels(calibration: Calibration, num: int) -> jax.Array:
-    """Returns the levels up to day 0 with `num` days of level 1 before them, [num + days, n] int8."""
+    """Returns the levels up to day 0 with `num` days of level 1 before them, [num + days, n]."""
     return jnp.pad(jnp.asarray(calibration.policy), ((num, 0), (0, 0)), constant_values=1)
 
 

@@ -56,7 +56,7 @@ def _make(n: int, seed: int) -> dict[str, Any]:
         "filter_weights": _rounded(_between(0.7, 1.4, u[5])[:, None] * WEIGHTS),
         "unemployment_bias": _rounded(_between(2, 4.5, u[4])), "agent_alpha": _rounded(_between(0.65, 0.85, u[6])),
         "planner_alpha": 0.75, "init_susceptible": population - infected - recovered, "init_infected": infected,
-        "init_recovered": recovered, "init_vaccinated": np.zeros(n), "policy": policy.astype(np.int8),
+        "init_recovered": recovered, "init_vaccinated": np.zeros(n), "policy": policy,
     }  # fmt: skip
     effects, rate = _unemployment(fields)
     fields["init_unemployed"] = np.floor(rate * population / 100)

@@ -18,9 +18,11 @@ from reference_covid import Economy, Rules
 from shared_data import shared
 
 import wdjax
+from wdjax.env_checker.case import quick_jit
 from wdjax.envs.covid import load_policy
 from wdjax.envs.covid.economy import derive, until_vaccines
 from wdjax.envs.covid.measures import find_deviations, play_levels
+from wdjax.replicas import scan_replicas_kernel
 
 T = 540
 CASES = ("no-op", "P", "L10", "random")
@@ -83,7 +85,7 @@ def play(n, x64, path=""):
             return first, jax.lax.scan(step, first, (wanted, jnp.broadcast_to(heeds, T)))[1]
 
         heeds = np.array([case == "P" for case in CASES])
-        first, steps = jax.tree.map(np.asarray, jax.jit(jax.vmap(episode))(tables(n), heeds))
+        first, steps = jax.tree.map(np.asarray, quick_jit(jax.vmap(episode))(tables(n), heeds))
         return env, params, jax.tree.map(lambda leaf: leaf[0], first), steps
 
 
@@ -278,3 +280,18 @@ def test_deviations_of_who_does_nothing():
     np.testing.assert_allclose(found.planner_by_subsidy[np.array([0, 20])], [420, 407], atol=0.5)
     np.testing.assert_allclose(found.states_gain, found.states_by_level.max() / found.states - 1, rtol=1e-3)
     assert abs(found.planner_gain) < 1e-6  # no subsidy is the best against who does not heed it
+
+
+@pytest.mark.slow
+def test_few_states_fit_into_a_kernel_with_the_same_numbers():
+    env, params = made()
+    action = {"state": jnp.array([3, 0], jnp.int32), "planner": jnp.array([7], jnp.int32)}
+
+    def step(state, _):
+        obs, state, reward, *_ = env.step(None, state, action, params)
+        return state, (obs, reward)
+
+    start = jax.vmap(lambda key: env.reset(key, params)[1])(jax.random.split(jax.random.key(0), 3))
+    by_kernel = scan_replicas_kernel(step, start, None, 40, interpret=True)
+    simple = jax.lax.scan(jax.vmap(step), start, None, 40)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6), by_kernel, simple)
