@@ -122,7 +122,7 @@ WORKLOADS: dict[str, Workload] = {
         },
     ),
     "covid_economy": Workload(
-        preset="covid_economy", changes={"env_params.num_states": 51, "num_envs": 1_000, "rollout_length": 90},
+        preset="covid_economy", changes={"num_envs": 1_000},
         small={"num_envs": 16}, num_updates=2, stepping_length=540,
     ),
     "cartpole_a2c": Workload(

@@ -64,7 +64,7 @@ def main(run: str = "") -> None:
     if run:
         learner, state = load_run(run)
     else:
-        learner = make_learner(load_config("covid_economy", total_env_steps=864_000))
+        learner = make_learner(load_config("covid_small"))
         state, _ = learner.run(learner.init(jax.random.key(0)), num_updates=learner.config.num_updates)
     print(describe(deviations(learner, state), learner.env.num_states))
     path = Path(run) / "covid_curves.png"

@@ -132,9 +132,9 @@ def test_a_path_is_no_calibration():
 
 
 def test_a_run_s_configuration_names_the_file_and_not_its_numbers():
-    config = complete_env_params(load_config("covid_economy"))
+    config = complete_env_params(load_config("covid_small"))
     assert "calibration" not in config.env_params
     assert config.env_params["calibration_file"] == ""
     calibration = synthetic_calibration(5)
     with pytest.raises(TypeError, match=r"env_params.calibration: a run takes numbers and names, not a Calibration"):
-        load_config("covid_economy", **{"env_params.calibration": calibration})
+        load_config("covid_small", **{"env_params.calibration": calibration})

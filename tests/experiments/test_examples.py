@@ -217,7 +217,7 @@ def test_sets_tag_more_than_rows():
 def test_states_and_planner_try_constant_choices(tmp_path, capsys):
     """A run of two states: what is printed, and a picture; what a trained policy reaches is told in the preset."""
     changes = {"env_params.num_states": 2, "num_envs": 2, "total_env_steps": 1_080, "updates_per_chunk": 1}
-    Trainer(load_config("covid_economy", **changes), workdir=tmp_path).train()
+    Trainer(load_config("covid_small", **changes), workdir=tmp_path).train()
     covid_economy.main(str(tmp_path))
     number, share = r"-?[\d.]+", r"[+-][\d.]+%"
     lines = [
