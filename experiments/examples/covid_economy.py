@@ -46,7 +46,7 @@ def episodes(learner: Learner, state: TrainState) -> dict[str, Any]:
         levels = load_policy(env.calibration_file)
         real = jax.jit(lambda: play_levels(env, params, levels)[0])()
         played["real policy, no subsidies"] = jax.tree.map(lambda leaf: leaf[: len(levels)], real)
-    return played
+    return {name: jax.device_get(states) for name, states in played.items()}
 
 
 def describe(found: Deviations, num_states: int) -> str:
@@ -68,7 +68,7 @@ def main(run: str = "") -> None:
         state, _ = learner.run(learner.init(jax.random.key(0)), num_updates=learner.config.num_updates)
     print(describe(deviations(learner, state), learner.env.num_states))
     path = Path(run) / "covid_curves.png"
-    save_curves(path, learner.env, learner.env_params, jax.device_get(episodes(learner, state)))
+    save_curves(path, learner.env, learner.env_params, episodes(learner, state))
     print(f"curves: {path}")
 
 
