@@ -20,12 +20,14 @@ from wdjax.envs.classic_control import (
 )
 from wdjax.envs.climate import Rice, rice
 from wdjax.envs.commons import TaxedCommons, taxed
+from wdjax.envs.covid import CovidEconomy, economy
 from wdjax.envs.tag import TagContinuous, TagGridworld, continuous, gridworld
 
 _REGISTRY: dict[str, type[Env] | Env] = {
     "acrobot": Acrobot,
     "cartpole": CartPole,
     "continuous_mountain_car": ContinuousMountainCar,
+    "covid_economy": CovidEconomy,
     "mountain_car": MountainCar,
     "pendulum": Pendulum,
     "rice": Rice,
@@ -38,8 +40,8 @@ _REGISTRY: dict[str, type[Env] | Env] = {
 LIBRARIES = {"gymnax": "wdjax.adapters._from_gymnax", "jaxmarl": "wdjax.adapters._from_jaxmarl"}
 
 __all__ = [
-    "Acrobot", "CartPole", "ContinuousMountainCar", "MountainCar", "Pendulum", "Rice", "TagContinuous",
-    "TagGridworld", "TaxedCommons", "env_class", "list_envs", "make", "register",
+    "Acrobot", "CartPole", "ContinuousMountainCar", "CovidEconomy", "MountainCar", "Pendulum", "Rice",
+    "TagContinuous", "TagGridworld", "TaxedCommons", "env_class", "list_envs", "make", "register",
 ]  # fmt: skip
 
 
@@ -52,6 +54,8 @@ def make(name: Literal["cartpole"], **arguments: Any) -> tuple[CartPole, cartpol
 def make(
     name: Literal["continuous_mountain_car"], **arguments: Any
 ) -> tuple[ContinuousMountainCar, continuous_mountain_car.Params]: ...
+@overload
+def make(name: Literal["covid_economy"], **arguments: Any) -> tuple[CovidEconomy, economy.Params]: ...
 @overload
 def make(name: Literal["mountain_car"], **arguments: Any) -> tuple[MountainCar, mountain_car.Params]: ...
 @overload

@@ -121,6 +121,10 @@ WORKLOADS: dict[str, Workload] = {
             TRAINING: Target(300e3, NUMBA, 1.5e6, 4e6),
         },
     ),
+    "covid_economy": Workload(
+        preset="covid_economy", changes={"num_envs": 1_000},
+        small={"num_envs": 16}, num_updates=2, stepping_length=540,
+    ),
     "cartpole_a2c": Workload(
         preset="cartpole", changes=CLASSIC, small={"num_envs": 1_000}, tiers=ACTING, num_updates=20,
         targets={TRAINING: Target(8.9e6, NUMBA, 250e6, 500e6)},

@@ -127,6 +127,7 @@ VARIED = {
     },
     "cartpole": {"gravity": [5.0, 9.8, 20.0], "masspole": [0.1, 0.5, 2.0], "episode_length": [1, 2, 500]},
     "continuous_mountain_car": {"gravity": [0.002, 0.0025, 0.01], "power": [0.001, 0.02, 0.03]},
+    "covid_economy": {"sick_rate": [0.1, 0.5, 1.0], "interest": [0.0, 0.03, 0.3], "cooldown": [1, 28, 90]},
     "mountain_car": {"gravity": [0.001, 0.01, 0.05], "force": [0.001, 0.01, 0.05], "max_speed": [0.01, 0.07, 0.1]},
     "pendulum": {"gravity": [5.0, 10.0, 20.0], "l": [0.5, 1.0, 2.0], "max_torque": [2.0, 0.5, 9.0]},
     "rice": {"a_2": [0.001, 0.00236, 0.01], "rho": [0.0, 0.015, 0.1], "carbon_price": [0.0, 1.0, 2.0]},

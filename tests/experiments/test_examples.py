@@ -16,8 +16,15 @@ from flax import nnx
 
 import wdjax
 from wdjax.experiments.cli import main
-from wdjax.experiments.examples import own_algorithm, own_environment, own_game, own_network, traced_physics
-from wdjax.train import Trainer, make_learner
+from wdjax.experiments.examples import (
+    covid_economy,
+    own_algorithm,
+    own_environment,
+    own_game,
+    own_network,
+    traced_physics,
+)
+from wdjax.train import Trainer, load_config, make_learner
 
 README = Path(__file__).parents[2] / "README.md"
 
@@ -204,3 +211,18 @@ def test_sets_tag_more_than_rows():
     assert set(last) == {"flat", "deep_sets", "nearby"}
     assert all(last[name] > first[name] + 0.4 for name in last)
     assert min(last["deep_sets"], last["nearby"]) > last["flat"]
+
+
+@pytest.mark.slow
+def test_states_and_planner_try_constant_choices(tmp_path, capsys):
+    """A run of two states: what is printed, and a picture; what a trained policy reaches is told in the preset."""
+    changes = {"env_params.num_states": 2, "num_envs": 2, "total_env_steps": 1_080, "updates_per_chunk": 1}
+    Trainer(load_config("covid_small", **changes), workdir=tmp_path).train()
+    covid_economy.main(str(tmp_path))
+    number, share = r"-?[\d.]+", r"[+-][\d.]+%"
+    lines = [
+        rf"states: {number} each; always level \d+: {number} \({share}\)",
+        rf"planner: {number}; always subsidy \d+: {number} \({share}\)",
+    ]
+    assert re.search("\n".join(lines), capsys.readouterr().out)
+    assert (tmp_path / "covid_curves.png").stat().st_size > 10_000

@@ -22,6 +22,9 @@ def make_env(config: TrainConfig) -> tuple[Env, Any]:
         env, params = make(config.env, **config.env_params)
     except (ValueError, TypeError) as error:
         raise type(error)(f"env {config.env!r}, env_params: {error}") from None
+    for name, value in config.env_params.items():
+        if dataclasses.is_dataclass(value):  # config.yaml could not hold it, and a resumed run would not have it
+            raise TypeError(f"env_params.{name}: a run takes numbers and names, not a {type(value).__name__}")
     for field in dataclasses.fields(params):
         value, several = getattr(params, field.name), is_number_tuple(field.default)
         is_number = several or isinstance(field.default, (bool, int, float))
@@ -41,7 +44,9 @@ def complete_env_params(config: TrainConfig) -> TrainConfig:
     values |= {field.name: getattr(params, field.name) for field in dataclasses.fields(params)}
     written = values | config.env_params  # another library's environment may take more than its fields
     defaults = {field.name: field.default for field in (*dataclasses.fields(env), *dataclasses.fields(params))}
-    complete = {name: _plain_as(defaults.get(name), value) for name, value in written.items() if value is not None}
+    # a pytree, as of tables that a file holds, follows from the fields of `env`
+    stated = {name: value for name, value in written.items() if not (value is None or dataclasses.is_dataclass(value))}
+    complete = {name: _plain_as(defaults.get(name), value) for name, value in stated.items()}
     return dataclasses.replace(config, env_params=complete)
 
 

@@ -1,5 +1,7 @@
 """The presets: those of WarpDrive hold its numbers, restated from its run configurations, and all of them run."""
 
+import math
+
 import jax
 import numpy as np
 import pytest
@@ -146,6 +148,7 @@ def test_one_update_of_a_small_copy(preset, quick_compile):
     for name, policy in load_config(preset).policies.items():
         if policy.algorithm == "PPO":
             changes[f"policies.{name}.epochs"] = 2
+            changes[f"policies.{name}.minibatches"] = math.gcd(policy.minibatches, 16)
         if policy.past_selves:  # the policy itself plays
             changes[f"policies.{name}.past_selves_fraction"] = 0.0
         if policy.algorithm == "DDPG":  # 4 x (16 - 4) rows are enough to learn from

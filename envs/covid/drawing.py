@@ -1,0 +1,144 @@
+"""Pictures of covid_economy: the map of states as tiles, for a day (`draw_map`) and for whole episodes (`save_curves`).
+
+States of a synthetic calibration are nowhere: their tiles lie in rows.
+"""
+
+import math
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection, PatchCollection
+from matplotlib.colors import to_rgb
+from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
+
+from wdjax.envs.covid.calibration import NUM_LEVELS
+
+# columns and rows of the 50 states and DC (8), in the order of their names
+TILES = {
+    "AL": (6, 6), "AK": (0, 0), "AZ": (1, 5), "AR": (4, 5), "CA": (0, 4), "CO": (2, 4), "CT": (9, 3), "DE": (9, 4),
+    "DC": (8, 5), "FL": (8, 7), "GA": (7, 6), "HI": (0, 7), "ID": (1, 2), "IL": (5, 2), "IN": (5, 3), "IA": (4, 3),
+    "KS": (3, 5), "KY": (5, 4), "LA": (4, 6), "ME": (10, 0), "MD": (8, 4), "MA": (10, 2), "MI": (7, 2), "MN": (4, 2),
+    "MS": (5, 6), "MO": (4, 4), "MT": (2, 2), "NE": (3, 4), "NV": (1, 3), "NH": (10, 1), "NJ": (8, 3), "NM": (2, 5),
+    "NY": (8, 2), "NC": (6, 5), "ND": (3, 2), "OH": (6, 3), "OK": (3, 6), "OR": (0, 3), "PA": (7, 3), "RI": (9, 2),
+    "SC": (7, 5), "SD": (3, 3), "TN": (5, 5), "TX": (3, 7), "UT": (1, 4), "VT": (9, 1), "VA": (7, 4), "WA": (0, 2),
+    "WV": (6, 4), "WI": (6, 2), "WY": (2, 3),
+}  # fmt: skip
+DEAD, IDLE, TEXT = "#B3261E", "#B86E00", "#1F2933"
+MOST_DEAD, MOST_IDLE = 1.5, 25.0  # %, of a whole bar
+_LIGHT, _DARK = np.array(to_rgb("#EDF3FA")), np.array(to_rgb("#4C7DB8"))  # of the levels 1 and 10
+COLORS = ("#245EB6", "#8A8F98", "#C843C3")  # of episodes side by side
+MEASURES = ("dead [% of the population]", "unemployed [% of the population]", "stringency level")
+
+
+def tile_places(env: Any) -> dict[str, tuple[int, int]]:
+    """Returns name -> (column, row) of every state: on the map where a calibration from a file has all 51 of them."""
+    if env.calibration_file and env.num_states == len(TILES):
+        return TILES
+    columns = math.ceil(math.sqrt(1.6 * env.num_states))
+    return {str(i): (i % columns, i // columns) for i in range(env.num_states)}
+
+
+def draw_map(axes: Axes, env: Any, state: Any, params: Any) -> None:
+    """Draws one state: a tile for every state of the country, the darker the more stringent its level, with bars for
+    the dead and the unemployed.
+
+    Args:
+        axes: empty matplotlib axes.
+        env: a CovidEconomy.
+        state: its state; arrays of NumPy or JAX.
+        params: its params.
+    """
+    places = tile_places(env)
+    population = np.asarray(params.calibration.population)
+    dead, idle = (100 * np.asarray(people) / population for people in (state.dead, state.unemployed))
+    level = np.asarray(state.level)
+    few = len(places) <= 12
+    for i, (name, (x, y)) in enumerate(places.items()):
+        axes.add_patch(Rectangle((x + 0.03, -y - 0.97), 0.94, 0.94, facecolor=level_color(level[i]), linewidth=0))
+        axes.text(x + 0.1, -y - 0.1, name, ha="left", va="top", fontsize=10 if few else 7.5, color=TEXT)
+        axes.text(x + 0.9, -y - 0.1, str(int(level[i])), ha="right", va="top", fontsize=10 if few else 7.5,
+                  color=TEXT, fontweight="bold")  # fmt: skip
+    for value, most, color, bottom in ((dead, MOST_DEAD, DEAD, 0.3), (idle, MOST_IDLE, IDLE, 0.1)):
+        for width, fill in ((np.ones(len(places)), "white"), (np.clip(value / most, 0, 1), color)):
+            bars = [
+                Rectangle((x + 0.1, -y - 1 + bottom), 0.8 * share, 0.13)
+                for (x, y), share in zip(places.values(), width, strict=True)
+            ]
+            axes.add_collection(PatchCollection(bars, facecolor=fill, linewidth=0), autolim=False)
+    columns, rows = (max(place[i] for place in places.values()) + 1 for i in (0, 1))
+    axes.set(xlim=(0, columns), ylim=(-rows, 0), aspect="equal")
+    axes.axis("off")
+    share = lambda people: 100 * float(np.sum(people)) / population.sum()  # noqa: E731
+    paid = float(params.max_subsidy) * int(state.subsidy_level) / env.num_subsidy_levels
+    axes.set_title(
+        f"day {int(state.time)} of {int(params.episode_length)}: {share(state.dead):.2f} % dead, "
+        f"{share(state.unemployed):.1f} % unemployed\nsubsidy level {int(state.subsidy_level)}: "
+        f"{paid:,.0f} USD per person and year", fontsize=10,
+    )  # fmt: skip
+    handles = [_square(f"level {level}", level_color(level)) for level in (1, 4, 7, 10)]
+    handles += [_bar(f"dead, to {MOST_DEAD} %", DEAD), _bar(f"unemployed, to {MOST_IDLE:.0f} %", IDLE)]
+    axes.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.01), ncols=6, fontsize=7.5, frameon=False,
+                handlelength=1.0, columnspacing=1.0, handletextpad=0.4, borderaxespad=0.2)  # fmt: skip
+
+
+def level_color(level: float) -> tuple[float, ...]:
+    return tuple(_LIGHT + (_DARK - _LIGHT) * (float(level) - 1) / (NUM_LEVELS - 1))
+
+
+def _square(label: str, color: Any) -> Line2D:
+    return Line2D([], [], linestyle="", marker="s", markersize=8, color=color, label=label)
+
+
+def _bar(label: str, color: Any) -> Line2D:
+    return Line2D([], [], linewidth=4, color=color, solid_capstyle="butt", label=label)
+
+
+def save_curves(path: str | pathlib.Path, env: Any, params: Any, episodes: Mapping[str, Any]) -> None:
+    """Writes a PNG with deaths, unemployment and stringency of every state over time, on its tile of the map.
+
+    Args:
+        path: of the file; its folder is made where there is none.
+        env: a CovidEconomy.
+        params: its params.
+        episodes: name -> the states of an episode, leaves [T, ...], as `play_episode` returns them: at most three, of
+            any lengths, which are drawn over each other.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    places = tile_places(env)
+    columns, rows = (max(place[i] for place in places.values()) + 1 for i in (0, 1))
+    width = 5.2
+    figure = Figure((3 * width, width * rows / columns + 0.9), dpi=90, layout="constrained")
+    days = int(params.episode_length)
+    curves = {name: measures(states, params) for name, states in episodes.items()}
+    for k, axes in enumerate(figure.subplots(1, 3)):
+        most = max(float(curve[k].max()) for curve in curves.values()) if k < 2 else float(NUM_LEVELS)
+        for (x, y), name in zip(places.values(), places, strict=True):
+            axes.add_patch(Rectangle((x + 0.03, -y - 0.97), 0.94, 0.94, facecolor="#F2F4F7", linewidth=0))
+            axes.text(x + 0.07, -y - 0.07, name, ha="left", va="top", fontsize=6, color=TEXT)
+        for (label, curve), color in zip(curves.items(), COLORS, strict=False):
+            time = 0.05 + 0.9 * np.arange(1, len(curve[k]) + 1) / days
+            height = 0.05 + 0.7 * curve[k] / most  # [T, n]
+            lines = [
+                np.stack([x + time, height[:, i] - y - 1], axis=1) for i, (x, y) in enumerate(places.values())
+            ]
+            axes.add_collection(LineCollection(lines, colors=color, linewidths=1.0, label=label), autolim=False)
+        axes.set(xlim=(0, columns), ylim=(-rows, 0), aspect="equal")
+        axes.set_title(f"{MEASURES[k]}, 0 to {most:.3g}", fontsize=10)
+        axes.axis("off")
+    handles = [Line2D([], [], color=color, label=label) for label, color in zip(curves, COLORS, strict=False)]
+    figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False, fontsize=10)
+    pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
+    FigureCanvasAgg(figure).print_png(str(path))
+
+
+def measures(states: Any, params: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns what `MEASURES` names, [T, n] each."""
+    population = np.asarray(params.calibration.population)[None]
+    dead, idle = (100 * np.asarray(people) / population for people in (states.dead, states.unemployed))
+    return dead, idle, np.asarray(states.level, float)
