@@ -18,6 +18,7 @@ from wdjax.envs.classic_control import (
     mountain_car,
     pendulum,
 )
+from wdjax.envs.reaction import ReactionOneAtom, ReactionTwoAtoms, game
 from wdjax.envs.tag import TagContinuous, TagGridworld, continuous, gridworld
 
 _REGISTRY: dict[str, type[Env] | Env] = {
@@ -26,6 +27,8 @@ _REGISTRY: dict[str, type[Env] | Env] = {
     "continuous_mountain_car": ContinuousMountainCar,
     "mountain_car": MountainCar,
     "pendulum": Pendulum,
+    "reaction_one_atom": ReactionOneAtom,
+    "reaction_two_atoms": ReactionTwoAtoms,
     "tag_continuous": TagContinuous,
     "tag_gridworld": TagGridworld,
 }
@@ -34,8 +37,8 @@ _REGISTRY: dict[str, type[Env] | Env] = {
 LIBRARIES = {"gymnax": "wdjax.adapters._from_gymnax", "jaxmarl": "wdjax.adapters._from_jaxmarl"}
 
 __all__ = [
-    "Acrobot", "CartPole", "ContinuousMountainCar", "MountainCar", "Pendulum", "TagContinuous", "TagGridworld",
-    "env_class", "list_envs", "make", "register",
+    "Acrobot", "CartPole", "ContinuousMountainCar", "MountainCar", "Pendulum", "ReactionOneAtom", "ReactionTwoAtoms",
+    "TagContinuous", "TagGridworld", "env_class", "list_envs", "make", "register",
 ]  # fmt: skip
 
 
@@ -52,6 +55,10 @@ def make(
 def make(name: Literal["mountain_car"], **arguments: Any) -> tuple[MountainCar, mountain_car.Params]: ...
 @overload
 def make(name: Literal["pendulum"], **arguments: Any) -> tuple[Pendulum, pendulum.Params]: ...
+@overload
+def make(name: Literal["reaction_one_atom"], **arguments: Any) -> tuple[ReactionOneAtom, game.Params]: ...
+@overload
+def make(name: Literal["reaction_two_atoms"], **arguments: Any) -> tuple[ReactionTwoAtoms, game.Params]: ...
 @overload
 def make(name: Literal["tag_continuous"], **arguments: Any) -> tuple[TagContinuous, continuous.Params]: ...
 @overload
