@@ -142,7 +142,7 @@ def test_a_flag_of_the_surface_brings_its_settings(monkeypatch, tmp_path):
     with pytest.raises(ZeroDivisionError):
         train.train(["reaction_mueller_brown", "--env-params.surface", "quartic", "--workdir", str(tmp_path)])
     params = told[0].env_params
-    assert (params["surface"], params["initial_state"], params["min_reward"]) == ("quartic", [6, 10, 2], -10.0)
+    assert (params["surface"], params["initial_state"], params["min_reward"]) == ("quartic", [6, 10, 2], -5.0)
     assert params["ienergy"] == pytest.approx(0.95)
 
 
@@ -172,11 +172,11 @@ def test_a_line_is_broken_around_the_axes():
 
 
 def test_cheaper_walls_leave_the_best_path_where_it_is():
-    """The preset trains with walls at -10 and gamma 0.995: what is best so is nearly the best, over the pass."""
+    """The preset trains with walls at -5 and gamma 0.995: what is best so is nearly the best, over the pass."""
     env, params = wdjax.make("reaction_one_atom")
     params = exact.exact_params(env)
     best, lowest = exact.best_return(params), exact.lowest_pass(params)
-    trained = exact.best_return(params.replace(min_reward=-10.0), gamma=0.995)
+    trained = exact.best_return(params.replace(min_reward=-5.0), gamma=0.995)
     cells = tuple((trained.path[1:] - env.table.offset).T)
     costs = np.clip((params.ienergy - params.energies[cells]) / params.max_denergy, params.min_reward, 0)
     assert costs.sum() + params.terminate_reward > 0.99 * best.value
