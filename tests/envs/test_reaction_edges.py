@@ -77,7 +77,7 @@ def test_a_table_is_the_same_by_array_list_and_file(tmp_path):
     with pytest.raises(ValueError, match="one array of real numbers"):
         wdjax.make("reaction_one_atom", surface=str(tmp_path / "words.npy"), **rest)
     np.save(tmp_path / "objects.npy", np.array([{}]), allow_pickle=True)
-    with pytest.raises(ValueError, match="must be a .npy file of numbers"):
+    with pytest.raises(ValueError, match=r"must be a \.npy file of numbers"):
         wdjax.make("reaction_one_atom", surface=str(tmp_path / "objects.npy"), **rest)
 
 
@@ -130,7 +130,7 @@ def test_a_run_holds_no_table_that_its_surface_says():
     written = complete_env_params(other).env_params
     assert np.shape(written["energies"]) == (28, 24, 2)
     assert written["initial_state"] == [9, 17, 2]
-    with pytest.raises(ValueError, match="env_params.energies = .*all replicas of a run share it"):
+    with pytest.raises(ValueError, match=r"env_params\.energies = .*all replicas of a run share it"):
         load_config("reaction_mueller_brown", **{"env_params.energies": np.zeros((3, 28, 24, 2))})
 
 
