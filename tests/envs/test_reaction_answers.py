@@ -69,8 +69,8 @@ STATIONARY = [  # formula, x, y, energy there: the Newton solutions of the liter
     (surfaces.entropic_switch, -0.617272, 1.102735, -1.646687), (surfaces.entropic_switch, 0.0, -0.315827, -1.384587),
     (surfaces.cerjan_miller, 1.0, 0.0, np.exp(-1)), (surfaces.quartic, 0.0, 0.0, 1.0),
 ]  # fmt: skip
-QUICK = {"mueller_brown", "quartic", "cerjan_miller"}
-QUICK_FIRST = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in THRESHOLD]
+FIRST, *OTHERS = THRESHOLD
+QUICK_FIRST = [FIRST, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
 
 
 def make_on(surface, **arguments):

@@ -95,9 +95,9 @@ def test_rules_differ_where_a_move_leaves_the_slab():
         ("3d", [(0, 0, 6), (1, 0, 6)], [-1, 3 - 0.5]),
     ):  # fmt: skip
         env, params = wdjax.make("reaction_one_atom", rule=rule, **arguments)
-        _, state = env.reset(KEY, params)
+        state, step = State(jnp.array([0, 0, 6]), jnp.int32(0)), jax.jit(env.step)
         for place, reward, action in zip(places, rewards, (4, 0, 5), strict=False):
-            _, state, paid, terminated, *_ = env.step(KEY, state, action, params)
+            _, state, paid, terminated, *_ = step(KEY, state, action, params)
             assert (tuple(np.asarray(state.position)), float(paid)) == (place, reward)
         assert terminated == (rule != "auto")
     params = params.replace(initial_state=np.array([0, 0, 5], np.int32))
