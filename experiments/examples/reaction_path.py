@@ -3,9 +3,9 @@
     python -m wdjax.experiments.examples.reaction_path
     python -m wdjax.experiments.examples.reaction_path --surface quartic cerjan_miller --seeds 5 --output path.png
 
-Trains the preset of each surface, or reaction_mueller_brown on it, several seeds side by side in one program. Training
-starts anywhere and soon starts again; what is judged is one greedy episode of each seed by the surface's own settings,
-from its own start. It attains the answer where its return is within 1 % of the best one there is, and the highest
+Trains the preset reaction_mueller_brown on each surface, several seeds side by side in one program. Training starts
+anywhere and soon starts again; what is judged is one greedy episode of each seed by the surface's own settings, from
+its own start. It attains the answer where its return is within 1 % of the best one there is, and the highest
 energy on its path is that of the lowest pass.
 """
 
@@ -21,7 +21,7 @@ import numpy as np
 
 import wdjax
 from wdjax.envs.reaction import drawing, exact
-from wdjax.train import list_presets, load_config, make_learner, record_episode
+from wdjax.train import load_config, make_learner, record_episode
 
 FIVE = ("mueller_brown", "quartic", "cerjan_miller", "corrugated_morse", "mueller_brown_fine")
 
@@ -35,15 +35,11 @@ class Path:
     top: float  # highest energy on it
 
 
-def preset_of(surface: str) -> str:
-    return f"reaction_{surface}" if f"reaction_{surface}" in list_presets() else "reaction_mueller_brown"
-
-
 def train(surface: str, seeds: int, env_steps: int | None) -> tuple[list[Any], int, float]:
     """Returns (a trained state of each seed, env steps of each, seconds of all without compiling)."""
     changes = {"env_params.surface": surface, "devices": 1}
     changes |= {"total_env_steps": env_steps} if env_steps else {}
-    config = load_config(preset_of(surface), **changes)
+    config = load_config("reaction_mueller_brown", **changes)
     learner = make_learner(config)
     states = jax.vmap(learner.init)(jax.vmap(jax.random.key)(jnp.arange(seeds)))
     run = functools.partial(learner.run, num_updates=config.num_updates)
@@ -57,7 +53,7 @@ def train(surface: str, seeds: int, env_steps: int | None) -> tuple[list[Any], i
 
 def walk(surface: str, states: list[Any]) -> list[Path]:
     """Returns what each policy does, taking its most likely move, by the surface's own settings."""
-    config = load_config(preset_of(surface), devices=1)
+    config = load_config("reaction_mueller_brown", devices=1)
     env, params = wdjax.make("reaction_one_atom", surface=surface)
     judge = make_learner(dataclasses.replace(config, env_params={"surface": surface}))
     paths = []
