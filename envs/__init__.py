@@ -21,6 +21,7 @@ from wdjax.envs.classic_control import (
 from wdjax.envs.climate import Rice, rice
 from wdjax.envs.commons import TaxedCommons, taxed
 from wdjax.envs.covid import CovidEconomy, economy
+from wdjax.envs.reaction import ReactionOneAtom, ReactionTwoAtoms, game
 from wdjax.envs.tag import TagContinuous, TagGridworld, continuous, gridworld
 
 _REGISTRY: dict[str, type[Env] | Env] = {
@@ -31,6 +32,8 @@ _REGISTRY: dict[str, type[Env] | Env] = {
     "mountain_car": MountainCar,
     "pendulum": Pendulum,
     "rice": Rice,
+    "reaction_one_atom": ReactionOneAtom,
+    "reaction_two_atoms": ReactionTwoAtoms,
     "tag_continuous": TagContinuous,
     "tag_gridworld": TagGridworld,
     "taxed_commons": TaxedCommons,
@@ -40,8 +43,9 @@ _REGISTRY: dict[str, type[Env] | Env] = {
 LIBRARIES = {"gymnax": "wdjax.adapters._from_gymnax", "jaxmarl": "wdjax.adapters._from_jaxmarl"}
 
 __all__ = [
-    "Acrobot", "CartPole", "ContinuousMountainCar", "CovidEconomy", "MountainCar", "Pendulum", "Rice",
-    "TagContinuous", "TagGridworld", "TaxedCommons", "env_class", "list_envs", "make", "register",
+    "Acrobot", "CartPole", "ContinuousMountainCar", "CovidEconomy", "MountainCar", "Pendulum", "ReactionOneAtom",
+    "ReactionTwoAtoms", "Rice", "TagContinuous", "TagGridworld", "TaxedCommons", "env_class", "list_envs", "make",
+    "register",
 ]  # fmt: skip
 
 
@@ -62,6 +66,9 @@ def make(name: Literal["mountain_car"], **arguments: Any) -> tuple[MountainCar, 
 def make(name: Literal["pendulum"], **arguments: Any) -> tuple[Pendulum, pendulum.Params]: ...
 @overload
 def make(name: Literal["rice"], **arguments: Any) -> tuple[Rice, rice.Params]: ...
+def make(name: Literal["reaction_one_atom"], **arguments: Any) -> tuple[ReactionOneAtom, game.Params]: ...
+@overload
+def make(name: Literal["reaction_two_atoms"], **arguments: Any) -> tuple[ReactionTwoAtoms, game.Params]: ...
 @overload
 def make(name: Literal["tag_continuous"], **arguments: Any) -> tuple[TagContinuous, continuous.Params]: ...
 @overload

@@ -174,8 +174,9 @@ def cast_params(params: Any, defaults: Any) -> Any:
 
     A number whose default is a np.float64 keeps 64 bits: of a game that computes in them where `jax_enable_x64` is on.
     A field whose default is None may be None or an array of numbers; one whose default is a tuple of n numbers becomes
-    an array [..., n] float32; a list for one whose default is an array becomes one of its dtype; one whose default is
-    none of these (a pytree) stays what it is. Raises TypeError or ValueError, naming the field.
+    an array [..., n] float32; one whose default is an array of 32 bits takes arrays and lists of numbers, a list in its
+    shape (in any where it is empty); one whose default is none of these (a pytree) stays what it is. Raises TypeError
+    or ValueError, naming the field.
     """
     names = [field.name for field in dataclasses.fields(params)]
     changes = {name: _cast(name, getattr(params, name), getattr(defaults, name)) for name in names}
@@ -188,15 +189,18 @@ def is_number_tuple(default: Any) -> bool:
 
 
 def _cast(name: str, value: Any, default: Any) -> Any:
-    if isinstance(default, (np.ndarray, jax.Array)) and isinstance(value, (list, tuple)):  # as YAML holds it
+    is_table = isinstance(default, np.ndarray) and default.dtype in (np.int32, np.float32)
+    if isinstance(default, (np.ndarray, jax.Array)) and isinstance(value, (list, tuple)) and default.size:  # of YAML
         require(np.shape(value) == default.shape, name, value, f"numbers in the shape {default.shape}")
-        return np.asarray(value, default.dtype)
+        value = np.asarray(value, None if is_table else default.dtype)
+    default = default.dtype.type(0).item() if is_table else default
     several = is_number_tuple(default)
     if not (several or isinstance(default, (bool, int, float, type(None)))) or (value is None and default is None):
         return value
-    words = f"{len(default)} numbers" if several else "a number" if default is not None else "numbers"
-    kinds = {bool: ("b", np.bool_, "true or false"), int: ("iu", np.int32, "a whole number"),
-             np.float64: ("iuf", np.float64, "a number")}  # fmt: skip
+    one = not is_table and default is not None
+    words = f"{len(default)} numbers" if several else "a number" if one else "numbers"
+    whole = "a whole number" if one else "whole numbers"
+    kinds = {bool: ("b", np.bool_, "true or false"), int: ("iu", np.int32, whole), np.float64: ("iuf", np.float64, words)}
     allowed, dtype, words = kinds.get(type(default), ("iuf", np.float32, words))
     try:
         array = value if isinstance(value, jax.Array) else np.asarray(value)

@@ -173,3 +173,6 @@ AT_10K = {"cartpole": 393e6, "acrobot": 248e6, "mountain_car": 481e6, "pendulum"
 AT_1M = {"cartpole": 10.1e9, "acrobot": 2.7e9, "mountain_car": 21e9, "pendulum": 12.6e9}
 WORKLOADS |= _games("10k", 10_000, 1_000, AT_10K, must=3, aim=10)
 WORKLOADS |= _games("1m", 1_000_000, 10_000, AT_1M, must=2, aim=5)
+WORKLOADS["reaction_one_atom_10k"] = Workload(
+    {"env": "reaction_one_atom", "num_envs": 10_000, "rollout_length": 200}, {"num_envs": 1_000}, tiers=(STEPPING,)
+)

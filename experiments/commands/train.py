@@ -54,9 +54,11 @@ def train(arguments: list[str]) -> None:
     preset, *changes = require_preset("train", arguments)
     if "--deterministic" in changes:  # before a preset's environment may compute something: XLA looks but once
         make_deterministic()
-    config = with_algorithms(complete_env_params(load_config(preset, trust=named_modules(changes))), changes)
+    raw = load_config(preset, trust=named_modules(changes))
+    config = with_algorithms(complete_env_params(raw), changes)
     default = TrainArguments(config, workdir=Path("runs") / preset_path(preset).stem)
     parsed = parse(TrainArguments, f"wdjax train {preset}", changes, default=default)
+    parsed = dataclasses.replace(parsed, config=with_told_env_params(parsed.config, raw, changes))
     validate(read_config(parsed.config))
     connect(parsed.coordinator, parsed.num_processes, parsed.process_id)
     trainer_class = import_trainer()
@@ -66,6 +68,15 @@ def train(arguments: list[str]) -> None:
     trainer.train()
     if trainer.stopped:
         raise SystemExit(STOPPED)
+
+
+def with_told_env_params(config: TrainConfig, raw: TrainConfig, changes: Sequence[str]) -> TrainConfig:
+    """Returns a configuration whose env_params are those of the preset and of flags, and the rest anew: what is the
+    default of one may depend on another, as the settings of a surface do."""
+    flags = {flag.replace("-", "_") for flag, _ in flags_of(changes)}
+    told = lambda name: name in raw.env_params or f"__env_params.{name}" in flags  # noqa: E731
+    params = {name: value for name, value in config.env_params.items() if told(name)}
+    return complete_env_params(dataclasses.replace(config, env_params=params))
 
 
 def named_modules(changes: Sequence[str]) -> list[str]:

@@ -130,6 +130,8 @@ VARIED = {
     "covid_economy": {"sick_rate": [0.1, 0.5, 1.0], "interest": [0.0, 0.03, 0.3], "cooldown": [1, 28, 90]},
     "mountain_car": {"gravity": [0.001, 0.01, 0.05], "force": [0.001, 0.01, 0.05], "max_speed": [0.01, 0.07, 0.1]},
     "pendulum": {"gravity": [5.0, 10.0, 20.0], "l": [0.5, 1.0, 2.0], "max_torque": [2.0, 0.5, 9.0]},
+    "reaction_one_atom": {"ienergy": [-99.0, -45.0, 9.0], "nz": [4, 5, 9], "episode_length": [1, 2, 500]},
+    "reaction_two_atoms": {"ienergy": [-9.0, -2.7, 9.0], "min_reward": [-1000.0, -1.0, 0.0]},
     "rice": {"a_2": [0.001, 0.00236, 0.01], "rho": [0.0, 0.015, 0.1], "carbon_price": [0.0, 1.0, 2.0]},
     "tag_continuous": {"max_speed": [0.5, 1.0, 2.0], "tagging_distance": [0, 0.3, 1], "grid_length": [1.0, 10.0, 9.0]},
     "taxed_commons": {"capacity": [40, 60, 99], "cost": [0.1, 0.2, 0.9], "fishing_days": [1, 4, 5]},

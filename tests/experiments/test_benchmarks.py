@@ -54,6 +54,7 @@ PLAYED = {
     "continuous_mountain_car_10k": None, "pendulum_10k": (457 * M, 3, 10),
 }  # fmt: skip
 PLAYED |= {f"{name}_play": target for name, target in PLAYED.items()}
+PLAYED["reaction_one_atom_10k"] = None
 HALVED = [f"{name}_bf16" for name in TRAINED if name.startswith("tag_continuous")]
 
 TINY = Workload(

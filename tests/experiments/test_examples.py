@@ -226,3 +226,16 @@ def test_states_and_planner_try_constant_choices(tmp_path, capsys):
     ]
     assert re.search("\n".join(lines), capsys.readouterr().out)
     assert (tmp_path / "covid_curves.png").stat().st_size > 10_000
+
+
+@pytest.mark.slow
+def test_the_lowest_path_is_learned(tmp_path):
+    picture = tmp_path / "path.png"
+    run = [sys.executable, "-m", "wdjax.experiments.examples.reaction_path", "--output", str(picture)]
+    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+    printed = subprocess.run(run, capture_output=True, text=True, check=True, timeout=900, env=environment).stdout
+    assert "mueller_brown: best return 27.851, lowest pass -40.2695" in printed
+    value, top = re.search(r"return +(\S+) in .* highest energy (\S+)", printed).groups()
+    assert 0.99 * 27.851 < float(value) < 27.852
+    assert -40.27 < float(top) < -40
+    assert picture.stat().st_size > 10_000

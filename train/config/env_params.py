@@ -11,6 +11,7 @@ from wdjax.env import Env, is_number_tuple, static_names
 from wdjax.envs import make
 from wdjax.train.config.schema import TrainConfig
 
+TABLE = 64
 
 def make_env(config: TrainConfig) -> tuple[Env, Any]:
     """Returns (env, params) of a run.
@@ -25,23 +26,32 @@ def make_env(config: TrainConfig) -> tuple[Env, Any]:
     for name, value in config.env_params.items():
         if dataclasses.is_dataclass(value):  # config.yaml could not hold it, and a resumed run would not have it
             raise TypeError(f"env_params.{name}: a run takes numbers and names, not a {type(value).__name__}")
+    defaults = env.default_params
     for field in dataclasses.fields(params):
         value, several = getattr(params, field.name), is_number_tuple(field.default)
         is_number = several or isinstance(field.default, (bool, int, float))
         shared = not is_number or np.shape(value) == np.shape(field.default)
         words = f"{len(field.default)} numbers" if several else "one number"
         require(shared, f"env_params.{field.name}", value, f"{words}: all replicas of a run share it")
+        own = getattr(defaults, field.name)
+        one = not isinstance(own, np.ndarray) or np.ndim(value) == own.ndim
+        require(one, f"env_params.{field.name}", value, "one array: all replicas of a run share it")
     return env, params
 
 
 def complete_env_params(config: TrainConfig) -> TrainConfig:
-    """Returns the configuration with every parameter of its environment written out, those without a value left out.
+    """Returns the configuration with every parameter of its environment written out, but for those without a value, and
+    for tables (of more than TABLE numbers) that are the environment's own, as its other parameters say.
 
     Numbers become what the environment's default is, a float, an int or a tuple. Raises as `wdjax.make` does.
     """
     env, params = make_env(config)
     values = {name: getattr(env, name) for name in static_names(env)}
-    values |= {field.name: getattr(params, field.name) for field in dataclasses.fields(params)}
+    own = env.default_params
+    for name in (field.name for field in dataclasses.fields(params)):
+        value = getattr(params, name)
+        if np.size(value) <= TABLE or not np.array_equal(value, getattr(own, name)):
+            values[name] = value
     written = values | config.env_params  # another library's environment may take more than its fields
     defaults = {field.name: field.default for field in (*dataclasses.fields(env), *dataclasses.fields(params))}
     # a pytree, as of tables that a file holds, follows from the fields of `env`

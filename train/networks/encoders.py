@@ -74,6 +74,34 @@ class FlatEncoder(nnx.Module):
         return encode(self.space, obs)
 
 
+class Fourier(nnx.Module):
+    """Sees places as waves, so that a network can tell neighbours apart and knows that an axis is periodic: of a row x
+
+        [x, sin(2 pi k x), cos(2 pi k x)],  k = 1 .. frequencies.
+
+    Args:
+        observation_space: of one agent; numbers with a period of 1, as x / nx of a cell.
+        frequencies: the highest k; up to half of the cells of an axis tell all of them apart.
+        rngs: flax's random streams; nothing is drawn.
+
+    Source: Tancik and others, "Fourier features let networks learn high frequency functions in low dimensional domains"
+    (2020), section 3.
+    """
+
+    needs_raw = True  # the period is of the numbers as they are
+
+    def __init__(self, observation_space: Space, frequencies: int = 8, *, rngs: nnx.Rngs):
+        require_integer("frequencies", frequencies, 1)
+        self.space, self.frequencies = observation_space, frequencies
+        self.num_features = encoded_size(observation_space) * (2 * frequencies + 1)
+
+    def __call__(self, obs: Any) -> jax.Array:
+        row = encode(self.space, obs)
+        angle = 2 * math.pi * (row[..., None] * jnp.arange(1.0, self.frequencies + 1).reshape((1,) * row.ndim + (-1,)))
+        waves = jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], axis=-1)
+        return jnp.concatenate([row, waves.reshape(*row.shape[:-1], -1)], axis=-1)
+
+
 class DeepSets(nnx.Module):
     """Sees the other agents as a set: whoever stands where in the observation, the numbers are the same,
 
@@ -198,7 +226,9 @@ POOLS: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
 }
 
 # Name in a preset -> class; any other encoder is named by its import path.
-ENCODERS: dict[str, Any] = {"flat": FlatEncoder, "deep_sets": DeepSets, "attention": Attention}
+ENCODERS: dict[str, Any] = {
+    "flat": FlatEncoder, "fourier": Fourier, "deep_sets": DeepSets, "attention": Attention,
+}  # fmt: skip
 
 
 def register_encoder(name: str, encoder: type) -> None:

@@ -20,6 +20,7 @@ from wdjax.train.networks.encoders import (
     POOLS,
     Attention,
     DeepSets,
+    Fourier,
     SetParts,
     check_encoder,
     check_options,
@@ -38,6 +39,14 @@ SETS = {
     "deep_sets_sum": (DeepSets, {"width": 8, "pool": "sum"}),
     "attention": (Attention, {"width": 8, "num_heads": 2}),
 }
+
+
+def test_waves_by_hand():
+    encoder = Fourier(Box(0.0, 1.0, (2,)), frequencies=2, rngs=nnx.Rngs(0))
+    features = encoder(jnp.array([[0.25, 0.5], [1.25, 0.5]]))
+    assert features.shape == (2, encoder.num_features) == (2, 10)
+    waves = [1, 0, 0, -1, 0, 0, -1, 1]  # of each number sin at 1 and 2, cos at 1 and 2
+    np.testing.assert_allclose(features, [[0.25, 0.5, *waves], [1.25, 0.5, *waves]], atol=1e-6)
 
 
 def tag_observation(others, present, time):

@@ -1,0 +1,208 @@
+"""What both searches for a reaction path share: atoms step from cell to cell of an energy table, to a goal.
+
+Source: Lan, Wang, An, "Enabling high throughput deep reinforcement learning with first principles to investigate
+catalytic reaction mechanisms", Nature Communications 15 (2024); rules of WarpDrive 2.7.1's ChemSearch classes.
+"""
+
+import abc
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from wdjax.checks import require, require_bool, require_finite, require_known
+from wdjax.env import Env
+from wdjax.envs.reaction.surfaces import OWN_TABLE, SHARE_OF_BARRIER, SURFACES, Table, load_table
+from wdjax.spaces import Box
+
+# What a move adds to x, y, z: x + 1, x - 1, y + 1, y - 1, z + 1, z - 1.
+MOVES = np.array([[1, 0, 0], [-1, 0, 0], [0, 1, 0], [0, -1, 0], [0, 0, 1], [0, 0, -1]], np.int32)
+TABLE_WORDS = {1: "[nx, ny, layers]", 2: "[nx, ny, layers, nx, ny, layers]"}  # by the number of atoms
+
+
+class State(struct.PyTreeNode):
+    """Where the atoms are."""
+
+    position: jax.Array  # (3,), of two atoms (6,) int32: cells x, y, z of each
+    time: jax.Array  # () int32, steps since the reset
+
+
+class Params(struct.PyTreeNode):
+    """Energies are in the table's unit; what is not given is the surface's own."""
+
+    energies: Any = None  # [nx, ny, layers], of two atoms [nx, ny, layers, nx, ny, layers] float32
+    ienergy: float = 0.0  # energy up to which a cell costs nothing
+    max_denergy: float = 0.0  # energy above it that costs 1
+    min_reward: float = -1.0  # what a step costs at most, not above 0
+    terminate_reward: float = 10.0  # for reaching the goal
+    initial_state: Any = None  # (3,) or (6,) int32, cells of the start
+    final_state: Any = None  # likewise, of the goal
+    nz: int = 0  # cells of the z axis, which is periodic as x and y are
+    z_lower: int = 0  # the cell of z in which layer 0 of the table lies
+    episode_length: int = 500  # steps, then truncated
+
+
+@dataclasses.dataclass(frozen=True)
+class ReactionPath(Env):
+    """One agent moves atoms over a table of energies, of a named `surface` or of its own. The slab is the cells of z
+    that the table has: z_lower <= z < z_lower + layers."""
+
+    surface: str = ""  # a built-in one, the path of a .npy file, or "table": the `energies` that are given
+    settings: str = "threshold"  # of a built-in surface: "threshold" (only what is near the pass costs), or "plain"
+    random_start: bool = False  # start on any cell of the slab but the goal, all alike (else: at initial_state)
+
+    can_truncate: ClassVar[bool] = True
+    cheap_reset: ClassVar[bool] = True
+    num_atoms: ClassVar[int]
+
+    def __post_init__(self):
+        if not isinstance(self.surface, str):
+            words = f"a name or a path, not {type(self.surface).__name__} (a table is given as energies)"
+            raise TypeError(f"surface = {self.surface!r}: must be {words}")
+        require_known("settings", self.settings, SHARE_OF_BARRIER)
+        require_bool("random_start", self.random_start)
+
+    @abc.abstractmethod
+    def in_plane(self, params: Params) -> Any:
+        """Returns whether moves out of the slab stand (the 2D rule), or are cancelled (the 3D rule): bool."""
+
+    @property
+    def table(self) -> Table:
+        """The surface's table, of float64; an empty one where the surface is "table"."""
+        if self.surface == OWN_TABLE:
+            return Table(np.zeros((0,) * 3 * self.num_atoms))
+        table = load_table(self.surface)
+        shape, words = table.energies.shape, TABLE_WORDS[self.num_atoms]
+        require(len(shape) == 3 * self.num_atoms, f"shape of the table of surface = {self.surface!r}", shape, words)
+        return table
+
+    @property
+    def default_params(self) -> Params:
+        table = self.table
+        cells = lambda cell: np.array(cell or [-1] * 3 * self.num_atoms, np.int32)  # noqa: E731
+        params = Params(table.energies.astype(np.float32), ienergy=None, nz=table.nz or 0, z_lower=table.z_lower)
+        params = params.replace(initial_state=cells(table.start), final_state=cells(table.goal))
+        if self.surface not in SURFACES:
+            return params
+        return params.replace(min_reward=-1000.0, terminate_reward=30.0, **table.settings(self.settings))
+
+    def check_params(self, params: Params) -> None:
+        shape, axes = np.shape(params.energies), 3 * self.num_atoms
+        table = len(shape) >= axes and min(shape) > 0 and (axes == 3 or shape[-6:-3] == shape[-3:])
+        require(table, "shape of energies", shape, TABLE_WORDS[self.num_atoms])
+        own = self.table.energies.shape
+        words = f"{own}, that of {self.surface!r} (for a table of your own say surface='table')"
+        require(self.surface == OWN_TABLE or shape[-axes:] == own, "shape of energies", shape, words)
+        require(params.ienergy is not None, "ienergy", params.ienergy, "given: the energy up to which a cell is free")
+        require_finite(params)
+        require(np.all(params.max_denergy > 0), "max_denergy", params.max_denergy, "above 0")
+        require(np.all(params.min_reward <= 0), "min_reward", params.min_reward, "at most 0")
+        require(np.all(params.episode_length > 0), "episode_length", params.episode_length, "above 0")
+        self._check_cells(params)
+
+    def _check_cells(self, params: Params) -> None:
+        nx, ny, layers = np.shape(params.energies)[-3:]
+        lower, upper = np.asarray(params.z_lower), np.asarray(params.z_lower) + layers
+        require(np.all(lower >= 0), "z_lower", params.z_lower, "at least 0")
+        require(np.all(params.nz >= upper), "nz", params.nz, f"at least z_lower + {layers}, the table's layers")
+        words = f"{3 * self.num_atoms} cells x, y, z, 0 <= x < {nx}, 0 <= y < {ny}, {lower} <= z < {upper} (the slab)"
+        for name in ("initial_state", "final_state"):
+            cells = getattr(params, name)
+            require(np.shape(cells)[-1:] == (3 * self.num_atoms,), name, cells, words)
+            x, y, z = np.moveaxis(np.reshape(cells, (*np.shape(cells)[:-1], self.num_atoms, 3)), -1, 0)
+            inside = (x >= 0) & (x < nx) & (y >= 0) & (y < ny) & (z >= lower[..., None]) & (z < upper[..., None])
+            require(np.all(inside), name, cells, words)
+        away = np.any(np.asarray(params.initial_state) != np.asarray(params.final_state), axis=-1)
+        require(np.all(away), "final_state", params.final_state, "another cell than initial_state")
+
+    def reset(self, key: jax.Array, params: Params) -> tuple[jax.Array, State]:
+        """Puts the atoms on initial_state (random_start: on any cells of the slab but the goal)."""
+        position = self._random_cells(key, params) if self.random_start else jnp.asarray(params.initial_state)
+        state = State(position.astype(jnp.int32), jnp.int32(0))
+        return self.observe(state, params), state
+
+    def _random_cells(self, key: jax.Array, params: Params) -> jax.Array:
+        shape, offset = jnp.shape(params.energies), self._offset(params)
+        goal = flat_index(params.final_state - offset, shape)
+        index = jax.random.randint(key, (), 0, np.prod(shape) - 1)
+        return jnp.stack(jnp.unravel_index(index + (index >= goal), shape)) + offset
+
+    def step(
+        self, key: jax.Array, state: State, action: jax.Array, params: Params
+    ) -> tuple[jax.Array, State, jax.Array, jax.Array, jax.Array, dict[str, jax.Array]]:
+        """Moves an atom by one cell, and pays
+
+            r = clip((ienergy - E) / max_denergy, min_reward, 0) + terminate_reward [goal],
+
+        E the energy of the new position. A move out of the slab is paid like E = ienergy + max_denergy. By the 3D rule
+        it is cancelled; by the 2D rule it stands, and is paid so until the atom is back.
+        """
+        over_before = self._is_goal(state, params) | (state.time >= params.episode_length)
+        moved = self.dynamics(state.position, action, params)
+        leaves = ~self._in_slab(moved, params)
+        held = over_before | (leaves & ~jnp.asarray(self.in_plane(params)))
+        state = State(jnp.where(held, state.position, moved), state.time + 1)
+        terminated = self._is_goal(state, params)
+        truncated = (state.time >= params.episode_length) & ~terminated
+        reward = jnp.where(over_before, 0.0, self.reward(state, leaves, params))
+        reached = terminated & ~over_before
+        return self.observe(state, params), state, reward, terminated, truncated, {"reached": reached}
+
+    def dynamics(self, position: jax.Array, action: jax.Array, params: Params) -> jax.Array:
+        """Returns the position after a move over periodic axes, [3] or [6] int32."""
+        moves = np.kron(np.eye(self.num_atoms, dtype=np.int32), MOVES)  # [6 atoms, 3 atoms]
+        choice = action if self.num_atoms == 1 else 6 * action[0] + action[1]
+        return (position + jnp.asarray(moves)[choice]) % self._sizes(params)
+
+    def reward(self, state: State, outside: jax.Array, params: Params) -> jax.Array:
+        """Returns the reward of having come to a state: a float32 scalar."""
+        denergy = jnp.where(outside, -params.max_denergy, params.ienergy - self.energy(state.position, params))
+        cost = jnp.clip(denergy / params.max_denergy, params.min_reward, 0.0)
+        return cost + jnp.where(self._is_goal(state, params), params.terminate_reward, 0.0)
+
+    def energy(self, position: jax.Array, params: Params) -> jax.Array:
+        """Returns the energy at a position, above or below the slab that of the nearest layer: a float32 scalar."""
+        energies = jnp.asarray(params.energies)
+        cells = jnp.clip(position - self._offset(params), 0, jnp.array(energies.shape) - 1)
+        return energies.reshape(-1)[flat_index(cells, energies.shape)]
+
+    def observe(self, state: State, params: Params) -> jax.Array:
+        """Returns (x / nx, y / ny, z / nz) of each atom, then the distance of each to its goal, over that of its start
+        (where it starts on its goal: in cells), plain and not around the periodic axes: [4] or [8] float32."""
+        apart = lambda a, b: jnp.linalg.norm((a - b).reshape(-1, 3).astype(jnp.float32), axis=-1)  # noqa: E731
+        whole = apart(jnp.asarray(params.initial_state), params.final_state)
+        distance = apart(state.position, params.final_state) / jnp.where(whole > 0, whole, 1.0)
+        return jnp.concatenate([state.position / self._sizes(params), distance]).astype(jnp.float32)
+
+    def _is_goal(self, state: State, params: Params) -> jax.Array:
+        return jnp.all(state.position == jnp.asarray(params.final_state))
+
+    def _in_slab(self, position: jax.Array, params: Params) -> jax.Array:
+        z = position[2::3]
+        return jnp.all((z >= params.z_lower) & (z < params.z_lower + jnp.shape(params.energies)[-1]))
+
+    def _sizes(self, params: Params) -> jax.Array:
+        nx, ny, _ = jnp.shape(params.energies)[-3:]
+        return jnp.stack([jnp.int32(size) for size in (nx, ny, params.nz)] * self.num_atoms)
+
+    def _offset(self, params: Params) -> jax.Array:
+        zero = jnp.int32(0)
+        return jnp.stack([zero, zero, jnp.int32(params.z_lower)] * self.num_atoms)
+
+    def observation_space(self, params: Params) -> Box:
+        n = self.num_atoms
+        return Box(0.0, np.array([1.0] * 3 * n + [np.inf] * n, np.float32), (4 * n,))
+
+    def draw(self, axes: Any, state: State, params: Params, history: Any = None) -> None:
+        from wdjax.envs.reaction.drawing import draw_path
+
+        draw_path(axes, self, state, params, history)
+
+
+def flat_index(cells: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Returns the place of cells [n] in an array of n axes that is laid out in a row: an int32 scalar."""
+    strides = [int(np.prod(shape[i + 1 :])) for i in range(len(shape))]
+    return sum(cells[i] * stride for i, stride in enumerate(strides))

@@ -1,0 +1,220 @@
+"""Energy surfaces whose right answers are known, as tables of float64, and tables from files.
+
+A table is E[ix, iy, iz] with x = x0 + spacing ix, y = y0 + spacing iy. The surfaces of two coordinates have two layers:
+layer 0 is V, layer 1 is V + 1 % of the barrier, and their outermost ring of x and y is a wall. `pass_at` is the highest
+point of the lowest path between the cells of start and goal, on this grid: from it follow the settings.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from wdjax.checks import did_you_mean, one_line
+
+WALL = 1e6  # energy of the ring, and the highest of all
+OWN_TABLE = "table"  # the surface of who gives `energies`
+SHARE_OF_BARRIER = {"threshold": 0.05, "plain": 20.0}  # max_denergy
+Place = tuple[float, float]
+
+
+def mueller_brown(x: Any, y: Any) -> Any:
+    """V = sum_i A_i exp(a_i (x - X_i)^2 + b_i (x - X_i) (y - Y_i) + c_i (y - Y_i)^2).
+
+    Source: Müller, Brown, Theor. Chim. Acta 53, 75 (1979).
+    """
+    terms = zip(
+        (-200, -100, -170, 15), (-1, -1, -6.5, 0.7), (0, 0, 11, 0.6), (-10, -10, -6.5, 0.7), (1, 0, -0.5, -1),
+        (0, 0.5, 1.5, 1), strict=True,
+    )  # fmt: skip
+    return sum(
+        height * np.exp(a * (x - X) ** 2 + b * (x - X) * (y - Y) + c * (y - Y) ** 2) for height, a, b, c, X, Y in terms
+    )
+
+
+def leps(r_ab: Any, r_bc: Any) -> Any:
+    """Collinear A + BC: with Q and J of each pair, S its overlap, and r_AC = r_AB + r_BC,
+
+        V = sum Q / (1 + S) - sqrt(J_AB^2 + J_BC^2 + J_AC^2 - J_AB J_BC - J_BC J_AC - J_AB J_AC), J over 1 + S too,
+        Q = d/2 (3/2 e^(-2 al (r - r0)) - e^(-al (r - r0))), J = d/4 (e^(-2 al (r - r0)) - 6 e^(-al (r - r0))).
+
+    Source: Jónsson, Mills, Jacobsen, "Nudged elastic band method" (1998), appendix.
+    """
+    coulomb, exchange = 0.0, []
+    for r, depth, overlap in ((r_ab, 4.746, 0.05), (r_bc, 4.746, 0.80), (r_ab + r_bc, 3.445, 0.05)):
+        near = np.exp(-1.942 * (r - 0.742))
+        coulomb = coulomb + depth / 2 * (1.5 * near**2 - near) / (1 + overlap)
+        exchange.append(depth / 4 * (near**2 - 6 * near) / (1 + overlap))
+    a, b, c = exchange
+    return coulomb - np.sqrt(a**2 + b**2 + c**2 - a * b - b * c - a * c)
+
+
+def leps_oscillator(r_ab: Any, x: Any) -> Any:
+    """V = V_LEPS(r_AB, 3.742 - r_AB) + 2 k (r_AB - (3.742 / 2 - x / c))^2, k 0.2025, c 1.154. Source: as LEPS."""
+    return leps(r_ab, 3.742 - r_ab) + 2 * 0.2025 * (r_ab - (3.742 / 2 - x / 1.154)) ** 2
+
+
+def wolfe_quapp(x: Any, y: Any) -> Any:
+    """V = x^4 + y^4 - 2 x^2 - 4 y^2 + x y + 0.3 x + 0.1 y. Source: Quapp, J. Chem. Phys. 122, 174106 (2005), eq. 11."""
+    return x**4 + y**4 - 2 * x**2 - 4 * y**2 + x * y + 0.3 * x + 0.1 * y
+
+
+def entropic_switch(x: Any, y: Any) -> Any:
+    """Three wells: from one deep well to the other by a high direct pass, or by a long way over two lower ones.
+
+    Source: Metzner, Schütte, Vanden-Eijnden, J. Chem. Phys. 125, 084110 (2006).
+    """
+    well = lambda depth, X, Y: depth * np.exp(-((x - X) ** 2) - (y - Y) ** 2)  # noqa: E731
+    wells = well(3, 0, 1 / 3) + well(-3, 0, 5 / 3) + well(-5, 1, 0) + well(-5, -1, 0)
+    return wells + 0.2 * x**4 + 0.2 * (y - 1 / 3) ** 4
+
+
+def quartic(x: Any, y: Any) -> Any:
+    """V = (x^2 - 1)^2 + 2 y^2, the double well of textbooks."""
+    return (x**2 - 1) ** 2 + 2 * y**2
+
+
+def cerjan_miller(x: Any, y: Any) -> Any:
+    """V = (1 - y^2) x^2 e^(-x^2) + y^2 / 2. Source: Cerjan, Miller, J. Chem. Phys. 75, 2800 (1981), eq. 3.1."""
+    return (1 - y**2) * x**2 * np.exp(-(x**2)) + y**2 / 2
+
+
+def corrugated_morse(x: Any, y: Any, z: Any, period: float) -> Any:
+    """An atom on a surface: V = D (xi e^(-2 al z) - 2 e^(-al z)), xi = 1 + be (cos 2 pi x / a + cos 2 pi y / a).
+
+    D and al are 1, be is 0.2, and a the `period` in cells. The form is that of atom-surface scattering; constants ours.
+    """
+    xi = 1 + 0.2 * (np.cos(2 * np.pi * x / period) + np.cos(2 * np.pi * y / period))
+    return xi * np.exp(-2 * z) - 2 * np.exp(-z)
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """Energies on a grid, and the settings of its game; None: not known, to be given."""
+
+    energies: np.ndarray  # [nx, ny, layers], of two atoms [nx, ny, layers, nx, ny, layers], float64
+    start: tuple[int, ...] | None = None  # cells x, y, z of each atom
+    goal: tuple[int, ...] | None = None
+    nz: int | None = None  # cells of the z axis, of which the table's layers are some
+    z_lower: int = 0  # the first of these
+    top: float | None = None  # the highest energy on the lowest path from start to goal
+    origin: Place = (0.0, 0.0)  # x, y of the cell (0, 0)
+    spacing: float | None = None  # between two cells; None: axes count cells
+    saddles: tuple[Place, ...] = ()  # stationary points of the formula, exact
+
+    @property
+    def bottom(self) -> float:
+        """The energy above which the barrier rises: that of the start, in the plane where a surface has only one."""
+        place = (*self.start[:2], 0) if self.spacing else tuple(np.subtract(self.start, self.offset))
+        return float(self.energies[place])
+
+    @property
+    def offset(self) -> tuple[int, ...]:
+        return (0, 0, self.z_lower) * (self.energies.ndim // 3)
+
+    def settings(self, name: str) -> dict[str, float]:
+        """Returns what the rewards are measured by: "plain" counts every energy above the start's, "threshold" only
+        what is near the pass, so that the best return's path is the lowest one, too."""
+        barrier = self.top - self.bottom
+        max_denergy = SHARE_OF_BARRIER[name] * barrier
+        ienergy = self.bottom if name == "plain" else round(self.top - max_denergy, 6)
+        return {"ienergy": ienergy, "max_denergy": round(max_denergy, 6)}
+
+
+def _plane(
+    formula: Callable, origin: Place, shape: tuple[int, int], start: tuple[int, int], goal: tuple[int, int],
+    pass_at: Place, saddles: tuple[Place, ...], spacing: float = 0.1,
+) -> Table:  # fmt: skip
+    """Returns the table of a formula of two coordinates."""
+    x, y = (origin[i] + spacing * np.arange(shape[i]) for i in range(2))
+    energies = np.minimum(formula(x[:, None], y[None, :]), WALL)
+    top = float(formula(*pass_at))
+    offset = round(0.01 * (top - energies[start]), 6)
+    energies[[0, -1]] = energies[:, [0, -1]] = WALL
+    layers = np.minimum(np.stack([energies, energies + offset], axis=-1), WALL)
+    return Table(layers, (*start, 2), (*goal, 1), 4, 1, top, origin, spacing, saddles)
+
+
+def _morse() -> Table:
+    x, y, z = np.ogrid[:20, :20, :12]
+    return Table(corrugated_morse(x, y, -0.8 + 0.1 * z, 10), (5, 5, 6), (15, 5, 5), 16, 2, -1.0)
+
+
+def _two_atom_exchange() -> Table:
+    """Two atoms on a corrugated Morse surface, and between them e^(-d^2 / 4), d their distance over the plane in cells,
+    the nearest images' (the axes are periodic)."""
+    x, y, z = np.ogrid[:8, :8, :5]
+    alone = corrugated_morse(x, y, -0.75 + 0.25 * z, 4)
+    cells = np.arange(8)
+    apart = np.abs(cells[:, None] - cells[None, :])
+    square = np.minimum(apart, 8 - apart) ** 2
+    pair = np.exp(-(square[:, None, :, None] + square[None, :, None, :]) / 4)  # [x1, y1, x2, y2]
+    energies = alone[..., None, None, None] + alone + pair[:, :, None, :, :, None]
+    return Table(energies, (2, 2, 3, 6, 2, 3), (6, 2, 3, 2, 2, 3), 9, 2, -2.6597354973257437)
+
+
+_MUELLER_BROWN = {"pass_at": (-0.8, 0.7), "saddles": ((-0.822002, 0.624313), (0.212487, 0.292988))}
+SURFACES: dict[str, Callable[[], Table]] = {
+    "mueller_brown": functools.partial(
+        _plane, mueller_brown, (-1.5, -0.3), (28, 24), (9, 17), (21, 3), **_MUELLER_BROWN
+    ),
+    "mueller_brown_fine": functools.partial(
+        _plane, mueller_brown, (-1.5, -0.3), (56, 47), (19, 35), (42, 7), spacing=0.05,
+        **(_MUELLER_BROWN | {"pass_at": (-0.8, 0.65)}),
+    ),
+    "leps": functools.partial(
+        _plane, leps, (0.4, 0.4), (36, 36), (30, 3), (3, 30), (1.4, 0.8), ((1.441742, 0.800242),)
+    ),
+    "leps_oscillator": functools.partial(
+        _plane, leps_oscillator, (0.4, -3.0), (32, 61), (3, 43), (26, 17), (2.0, -0.1), ((2.020828, -0.172901),)
+    ),
+    "wolfe_quapp": functools.partial(
+        _plane, wolfe_quapp, (-2.0, -2.0), (41, 41), (8, 35), (31, 5), (-1.0, -0.1),
+        ((-1.022244, -0.116062), (-0.303211, -1.401338), (0.940969, 0.131252)),
+    ),
+    "entropic_switch": functools.partial(
+        _plane, entropic_switch, (-2.0, -1.5), (41, 41), (10, 15), (30, 15), (0.6, 1.0),
+        ((0.617272, 1.102735), (-0.617272, 1.102735), (0.0, -0.315827)),
+    ),
+    "quartic": functools.partial(_plane, quartic, (-1.6, -1.0), (33, 21), (6, 10), (26, 10), (0.0, 0.0), ((0.0, 0.0),)),
+    "cerjan_miller": functools.partial(
+        _plane, cerjan_miller, (-2.4, -1.2), (49, 25), (24, 12), (47, 12), (1.0, 0.0), ((1.0, 0.0), (-1.0, 0.0))
+    ),
+    "corrugated_morse": _morse,
+    "two_atom_exchange": _two_atom_exchange,
+}  # fmt: skip
+
+
+@functools.cache
+def built_in(name: str) -> Table:
+    """Returns the table of a surface of `SURFACES`, made once; its energies cannot be written to."""
+    table = SURFACES[name]()
+    table.energies.flags.writeable = False
+    return table
+
+
+def load_table(surface: str) -> Table:
+    """Returns the table of a surface.
+
+    Args:
+        surface: a name of `SURFACES`, or the path of a .npy file with real numbers.
+
+    Raises:
+        ValueError: for another name, and for a file that is not there or holds something else.
+    """
+    if surface in SURFACES:
+        return built_in(surface)
+    if not surface.endswith(".npy"):
+        words = f"a built-in surface, {OWN_TABLE!r} or the path of a .npy file"
+        raise ValueError(f"surface = {surface!r}: must be {words}: {did_you_mean(surface, [*SURFACES, OWN_TABLE])}")
+    try:
+        energies = np.load(Path(surface).expanduser(), allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"surface = {surface!r}: must be a .npy file of numbers: {one_line(error)}") from None
+    if not isinstance(energies, np.ndarray) or energies.dtype.kind not in "iuf":
+        raise ValueError(f"surface = {surface!r}: must be a .npy file of one array of real numbers")
+    return Table(energies.astype(np.float64))
+

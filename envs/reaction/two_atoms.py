@@ -1,0 +1,23 @@
+"""Two atoms on their way over an energy surface: WarpDrive's SingleAgentTwoAtomChemSearch (see game.py)."""
+
+import dataclasses
+from typing import ClassVar
+
+from wdjax.envs.reaction.game import Params, ReactionPath
+from wdjax.spaces import MultiDiscrete
+
+
+@dataclasses.dataclass(frozen=True)
+class ReactionTwoAtoms(ReactionPath):
+    """MultiDiscrete(2, 6): which atom moves, and its move: x + 1, x - 1, y + 1, y - 1, z + 1, z - 1. Moves out of the
+    slab are cancelled."""
+
+    surface: str = "two_atom_exchange"
+
+    num_atoms: ClassVar[int] = 2
+
+    def in_plane(self, params: Params) -> bool:
+        return False
+
+    def action_space(self, params: Params) -> MultiDiscrete:
+        return MultiDiscrete((2, 6))
