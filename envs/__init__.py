@@ -66,6 +66,7 @@ def make(name: Literal["mountain_car"], **arguments: Any) -> tuple[MountainCar, 
 def make(name: Literal["pendulum"], **arguments: Any) -> tuple[Pendulum, pendulum.Params]: ...
 @overload
 def make(name: Literal["rice"], **arguments: Any) -> tuple[Rice, rice.Params]: ...
+@overload
 def make(name: Literal["reaction_one_atom"], **arguments: Any) -> tuple[ReactionOneAtom, game.Params]: ...
 @overload
 def make(name: Literal["reaction_two_atoms"], **arguments: Any) -> tuple[ReactionTwoAtoms, game.Params]: ...
@@ -101,7 +102,8 @@ def make(name: str, **arguments: Any) -> tuple[Env, Any]:
     source = _REGISTRY[name]
     static, changes = split_arguments(source, arguments)
     env = with_static(source, static)
-    params = cast_params(env.default_params.replace(**changes), env.default_params)
+    defaults = env.default_params
+    params = cast_params(defaults.replace(**changes), defaults)
     env.check_params(params)
     return env, params
 

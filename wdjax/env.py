@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from wdjax.checks import require, require_known
-from wdjax.spaces import Dict, Space, agent_axes
+from wdjax.spaces import Dict, Space
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -127,17 +127,22 @@ def may_observe_late(env: Env) -> bool:
 def require_batched_spaces(env: Env, params: Any) -> None:
     """Raises ValueError where a space is not, for every group, one agent's space batched by the number of its agents:
     else shapes clash somewhere later. (`check_env` looks for much more.)"""
+    groups = env.groups
     for method in ("observation_space", "action_space"):
-        space, name = getattr(env, method)(params), f"{method} of {type(env).__name__}"
-        parts = space.spaces if isinstance(space, Dict) else {}
-        if env.groups and set(parts) != set(env.groups):
-            raise ValueError(f"{name}: must be a Dict of the groups {list(env.groups)}")
-        for group, num in env.groups.items():
-            if agent_axes(parts[group]) != {(num,)}:
+        space = getattr(env, method)(params)
+        if not isinstance(space, Space):
+            found = type(space).__name__
+            raise ValueError(f"{method} returns {found}: must be a wdjax Box, Discrete, MultiDiscrete or Dict")
+        if groups and (not isinstance(space, Dict) or list(space.spaces) != list(groups)):
+            found = f"Dict of {list(space.spaces)}" if isinstance(space, Dict) else type(space).__name__
+            raise ValueError(f"{method} returns a {found}: must be a Dict of the groups, in their order: {list(groups)}")
+        for group, num in groups.items():
+            if space[group] != space[group].single.batch(num):
                 words = f"is no batch of {num} agents: return one agent's space.batch({num})"
-                raise ValueError(f"{name}: the space of group {group!r} {words}")
-        if not env.groups and agent_axes(space) != {()}:
-            raise ValueError(f"{name}: is a batch, but there are no groups: return the space of one agent")
+                raise ValueError(f"{method}[{group!r}] {words}")
+        if not groups and space != space.single:
+            words = f"is a batch: {type(env).__name__} has no groups, so return the space of one agent"
+            raise ValueError(f"{method} {words}")
 
 
 def layout_of(env: Env) -> Callable | None:
@@ -190,6 +195,8 @@ def is_number_tuple(default: Any) -> bool:
 
 def _cast(name: str, value: Any, default: Any) -> Any:
     is_table = isinstance(default, np.ndarray) and default.dtype in (np.int32, np.float32)
+    if is_table and value is default:  # the environment's own, for its check_params to judge
+        return value
     if isinstance(default, (np.ndarray, jax.Array)) and isinstance(value, (list, tuple)) and default.size:  # of YAML
         require(np.shape(value) == default.shape, name, value, f"numbers in the shape {default.shape}")
         value = np.asarray(value, None if is_table else default.dtype)
@@ -200,7 +207,9 @@ def _cast(name: str, value: Any, default: Any) -> Any:
     one = not is_table and default is not None
     words = f"{len(default)} numbers" if several else "a number" if one else "numbers"
     whole = "a whole number" if one else "whole numbers"
-    kinds = {bool: ("b", np.bool_, "true or false"), int: ("iu", np.int32, whole), np.float64: ("iuf", np.float64, words)}
+    kinds = {
+        bool: ("b", np.bool_, "true or false"), int: ("iu", np.int32, whole), np.float64: ("iuf", np.float64, words),
+    }  # fmt: skip
     allowed, dtype, words = kinds.get(type(default), ("iuf", np.float32, words))
     try:
         array = value if isinstance(value, jax.Array) else np.asarray(value)

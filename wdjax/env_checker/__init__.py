@@ -94,10 +94,14 @@ def check_env(
 
 
 def require_rules(env: Env, params: Any, contract: Iterable[Callable[[Case], None]]) -> None:
-    """Raises EnvCheckError for the first rule that is broken, of `DECLARED` or `RETURNED`, which compile nothing."""
+    """Raises EnvCheckError, naming the environment, for the first rule that is broken, of `DECLARED` or `RETURNED`,
+    which compile nothing."""
     case = Case(env, params, None, num_steps=1, seed=0, rtol=0.0, atol=0.0)
-    for rule in contract:
-        rule(case)
+    try:
+        for rule in contract:
+            rule(case)
+    except EnvCheckError as error:
+        raise EnvCheckError(f"{case.name}: {error}") from error.__cause__
 
 
 def _make_case(env: Any, params: Any, twin: Any, num_steps: int, seed: int, rtol: float, atol: float) -> Case:

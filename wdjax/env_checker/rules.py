@@ -16,10 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import checkify
 
-from wdjax.env import static_names
+from wdjax.env import require_batched_spaces, static_names
 from wdjax.env_checker.case import MASK, RETURNS, Case, explained, fail, has_mask, quick_jit, sample_action, space_parts
 from wdjax.env_checker.leaves import as_numpy, is_number, named_leaves, words
-from wdjax.spaces import Dict, Space
 from wdjax.vector import RESERVED_INFO
 
 # --- values ---
@@ -86,19 +85,10 @@ def groups_are_counts(case: Case) -> None:
 
 
 def spaces_fit_the_groups(case: Case) -> None:
-    groups = case.env.groups
-    for method, space in (("observation_space", case.observation_space), ("action_space", case.action_space)):
-        if not isinstance(space, Space):
-            fail(f"{method} returns {type(space).__name__}: must be a wdjax Box, Discrete, MultiDiscrete or Dict")
-        if groups and (not isinstance(space, Dict) or list(space.spaces) != list(groups)):
-            found = f"Dict of {list(space.spaces)}" if isinstance(space, Dict) else type(space).__name__
-            fail(f"{method} returns a {found}: must be a Dict of the groups, in their order: {list(groups)}")
-        for group, part in case.by_group(space).items():
-            name = f"{method}[{group!r}]" if group else method
-            if group and part != part.single.batch(groups[group]):
-                fail(f"{name} is no batch of {groups[group]} agents: return one agent's space.batch({groups[group]})")
-            if not group and part != part.single:
-                fail(f"{name} is a batch: {case.name} has no groups, so return the space of one agent")
+    try:
+        require_batched_spaces(case.env, case.params)
+    except ValueError as error:
+        fail(str(error))
 
 
 def masks_fit_the_actions(case: Case) -> None:

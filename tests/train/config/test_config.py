@@ -249,8 +249,8 @@ class Masked(Signal):
 
 
 @pytest.mark.parametrize(("box", "error", "words"), [
-    (False, ValueError, r"policies\.agent: shape of action_mask = \(3,\): must be \(2,\)"),
-    (True, TypeError, r"policies\.agent: .*action_mask.* cannot be masked"),
+    (False, ValueError, r"Masked: action_mask has the shape \(3,\): must be \(2,\)"),
+    (True, ValueError, r"Masked: action_mask masks a Box: only \(Multi\)Discrete actions have a mask"),
 ])  # fmt: skip
 def test_masks_that_do_not_fit_are_refused(monkeypatch, box, error, words):
     monkeypatch.setitem(envs._REGISTRY, "probe_masked", Masked)
@@ -310,9 +310,9 @@ class TooMany(Signal):
 
 
 @pytest.mark.parametrize(("env", "words"), [
-    (Unbatched, r"observation_space of Unbatched: the space of group 'player' is no batch of 2 agents: return one"),
-    (OtherGroups, r"action_space of OtherGroups: must be a Dict of the groups \['player'\]"),
-    (TooMany, "action_space of TooMany: is a batch, but there are no groups: return the space of one agent"),
+    (Unbatched, r"observation_space\['player'\] is no batch of 2 agents: return one"),
+    (OtherGroups, r"action_space returns a Dict of \['players'\]: must be .* in their order: \['player'\]"),
+    (TooMany, "action_space is a batch: TooMany has no groups, so return the space of one agent"),
 ])  # fmt: skip
 def test_spaces_that_do_not_count_the_agents_are_refused(env, words, monkeypatch):
     monkeypatch.setitem(envs._REGISTRY, "probe_spaces", env)
