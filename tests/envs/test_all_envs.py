@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import wdjax
+from wdjax.env_checker.case import quick_jit
 from wdjax.spaces import agent_axes
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -27,7 +28,7 @@ def play(name):
         obs, after, *rest = jax.vmap(env.step, (0, 0, 0, None))(jax.random.split(step_key, N), state, action, params)
         return after, (action, obs, after, *rest)
 
-    @jax.jit
+    @quick_jit
     def run(key):
         obs, state = jax.vmap(env.reset, (0, None))(jax.random.split(key, N), params)
         return (obs, state), jax.lax.scan(body, state, jax.random.split(jax.random.fold_in(key, 1), T))[1]
@@ -38,7 +39,7 @@ def play(name):
 @each_env
 def test_observations_and_actions_are_in_their_spaces(name):
     env, params, (first_obs, _), (action, obs, *_) = play(name)
-    check_obs, check_action = (jax.jit(jax.vmap(space.contains)) for space in spaces(env, params))
+    check_obs, check_action = (quick_jit(jax.vmap(space.contains)) for space in spaces(env, params))
     flat = lambda tree: jax.tree.map(lambda leaf: leaf.reshape(T * N, *leaf.shape[2:]), tree)  # noqa: E731
     assert check_obs(first_obs).all()
     assert check_obs(flat(obs)).all()
@@ -109,13 +110,13 @@ def test_steps_compile_once(name):
     env, params = wdjax.make(name)
     traces = []
 
-    @jax.jit
+    @quick_jit
     def step(key, state, action, params):
         traces.append(1)
         return env.step(key, state, action, params)
 
-    _, state = jax.jit(env.reset)(jax.random.key(0), params)
-    action = jax.jit(env.action_space(params).sample)(jax.random.key(1))
+    _, state = quick_jit(env.reset)(jax.random.key(0), params)
+    action = quick_jit(env.action_space(params).sample)(jax.random.key(1))
     for changed in (params, params, wdjax.make(name, episode_length=77)[1], jax.tree.map(jnp.asarray, params)):
         _, state, *_ = step(jax.random.key(2), state, action, changed)
     assert len(traces) == 1
@@ -151,7 +152,7 @@ def test_many_variants_are_one_program(name):
         _, state = env.reset(reset_key, params)
         return env.step(step_key, state, env.action_space(params).sample(action_key), params)
 
-    together, alone = jax.jit(jax.vmap(run, (None, 0)))(jax.random.key(3), many), jax.jit(run)
+    together, alone = quick_jit(jax.vmap(run, (None, 0)))(jax.random.key(3), many), quick_jit(run)
     results = [alone(jax.random.key(3), jax.tree.map(lambda leaf, i=i: leaf[i], many)) for i in range(3)]
     stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *results)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), together, stacked)
@@ -176,5 +177,5 @@ def test_a_rollout_of_many_replicas_uses_no_key_twice(name):
         return jax.lax.scan(body, state, jax.random.split(key, 3))[0]
 
     with jax.debug_key_reuse(True):
-        state = jax.jit(run)(jax.random.key(0))
+        state = quick_jit(run)(jax.random.key(0))
     np.testing.assert_array_equal(state.episode_length, 1)
