@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from wdjax.checks import require, require_known
-from wdjax.spaces import Dict, Space
+from wdjax.spaces import Dict, Space, agent_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -135,12 +135,13 @@ def require_batched_spaces(env: Env, params: Any) -> None:
             raise ValueError(f"{method} returns {found}: must be a wdjax Box, Discrete, MultiDiscrete or Dict")
         if groups and (not isinstance(space, Dict) or list(space.spaces) != list(groups)):
             found = f"Dict of {list(space.spaces)}" if isinstance(space, Dict) else type(space).__name__
-            raise ValueError(f"{method} returns a {found}: must be a Dict of the groups, in their order: {list(groups)}")
+            words = f"must be a Dict of the groups, in their order: {list(groups)}"
+            raise ValueError(f"{method} returns a {found}: {words}")
         for group, num in groups.items():
-            if space[group] != space[group].single.batch(num):
+            if agent_axes(space[group]) != {(num,)}:
                 words = f"is no batch of {num} agents: return one agent's space.batch({num})"
                 raise ValueError(f"{method}[{group!r}] {words}")
-        if not groups and space != space.single:
+        if not groups and agent_axes(space) != {()}:
             words = f"is a batch: {type(env).__name__} has no groups, so return the space of one agent"
             raise ValueError(f"{method} {words}")
 

@@ -89,6 +89,10 @@ def spaces_fit_the_groups(case: Case) -> None:
         require_batched_spaces(case.env, case.params)
     except ValueError as error:
         fail(str(error))
+    for method, space in (("observation_space", case.observation_space), ("action_space", case.action_space)):
+        for group, num in case.env.groups.items():
+            if space[group] != space[group].single.batch(num):  # of some agents the bounds are others
+                fail(f"{method}[{group!r}] is no batch of {num} agents: return one agent's space.batch({num})")
 
 
 def masks_fit_the_actions(case: Case) -> None:
