@@ -17,7 +17,6 @@ import jax
 import numpy as np
 
 from wdjax.envs.covid import load_policy
-from wdjax.envs.covid.drawing import save_curves
 from wdjax.envs.covid.measures import Deviations, find_deviations, play_episode, play_levels
 from wdjax.train import Learner, TrainState, load_config, load_run, make_learner
 
@@ -61,6 +60,8 @@ def describe(found: Deviations, num_states: int) -> str:
 
 def main(run: str = "") -> None:
     """Loads a run, or trains, and tells what was learned."""
+    from wdjax.envs.covid.drawing import save_curves
+
     if run:
         learner, state = load_run(run)
     else:

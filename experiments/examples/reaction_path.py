@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import wdjax
-from wdjax.envs.reaction import drawing, exact
+from wdjax.envs.reaction import exact
 from wdjax.train import load_config, make_learner, record_episode
 
 FIVE = ("mueller_brown", "quartic", "cerjan_miller", "corrugated_morse", "mueller_brown_fine")
@@ -83,6 +83,8 @@ def report(surface: str, seeds: int, env_steps: int | None) -> list[Path]:
 def save_picture(path: str, surface: str, cells: np.ndarray) -> None:
     """Draws a path [K, 3] over its surface, beside one of the lowest pass."""
     from matplotlib.figure import Figure
+
+    from wdjax.envs.reaction import drawing
 
     env, params = wdjax.make("reaction_one_atom", surface=surface)
     table, figure = env.table, Figure(figsize=(7.2, 4.4), layout="constrained")
