@@ -125,6 +125,7 @@ WORKLOADS: dict[str, Workload] = {
         preset="covid_economy", changes={"num_envs": 1_000},
         small={"num_envs": 16}, num_updates=2, stepping_length=540,
     ),
+    "taxed_commons": Workload(preset="taxed_commons", changes={"num_envs": 10_000}, small={"num_envs": 200}),
     "cartpole_a2c": Workload(
         preset="cartpole", changes=CLASSIC, small={"num_envs": 1_000}, tiers=ACTING, num_updates=20,
         targets={TRAINING: Target(8.9e6, NUMBA, 250e6, 500e6)},

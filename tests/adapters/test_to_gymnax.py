@@ -19,7 +19,8 @@ from gymnax.wrappers import FlattenObservationWrapper, LogWrapper  # noqa: E402
 
 from wdjax.adapters import to_gymnax  # noqa: E402
 
-SINGLE = [name for name in wdjax.list_envs() if not wdjax.make(name)[0].groups]
+MULTI = {"reaction_two_atoms"}  # MultiDiscrete, which gymnax does not know
+SINGLE = [name for name in wdjax.list_envs() if not wdjax.make(name)[0].groups and name not in MULTI]
 N, T = 4, 12
 
 

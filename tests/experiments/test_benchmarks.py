@@ -47,6 +47,7 @@ TRAINED = {
     "cartpole_ppo_256_seeds": ("cartpole", (), 4, 128, (64, 64), PPO, {"training": (16.2 * M, 33 * M, 65 * M)}),
     "rice": ("rice", (27,), 100, 100, (256, 256), A2C, {}),
 }  # fmt: skip
+WORLDS = {"covid_economy", "taxed_commons"}  # their presets for more replicas, without targets
 PLAYED = {
     "cartpole_1m": (10.1 * G, 2, 5), "acrobot_1m": (2.7 * G, 2, 5), "mountain_car_1m": (21 * G, 2, 5),
     "continuous_mountain_car_1m": None, "pendulum_1m": (12.6 * G, 2, 5),
@@ -77,7 +78,16 @@ def refused(arguments, capsys):
 
 
 def test_the_rows_are_those_of_the_table():
-    assert set(WORKLOADS) == set(TRAINED) | set(PLAYED) | set(HALVED)
+    assert set(WORKLOADS) == set(TRAINED) | WORLDS | set(PLAYED) | set(HALVED)
+
+
+@pytest.mark.parametrize("name", sorted(WORLDS))
+def test_a_row_of_a_world_is_its_preset_but_for_the_replicas(name):
+    row = WORKLOADS[name]
+    for small in (False, True):
+        config = row.config(small)
+        assert config == load_config(name, devices=1, num_envs=config.num_envs)
+    assert not row.targets
 
 
 @pytest.mark.parametrize("name", TRAINED)

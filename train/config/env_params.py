@@ -11,7 +11,8 @@ from wdjax.env import Env, is_number_tuple, static_names
 from wdjax.envs import make
 from wdjax.train.config.schema import TrainConfig
 
-TABLE = 64
+TABLE = 64  # numbers: more are not for people to read
+
 
 def make_env(config: TrainConfig) -> tuple[Env, Any]:
     """Returns (env, params) of a run.

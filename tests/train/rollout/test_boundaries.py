@@ -103,7 +103,7 @@ def test_array_params_stay_what_they_are():
 
 @pytest.mark.parametrize(
     ("changes", "words"),
-    [({"promised": 3}, "observation_space says"), ({"statistic": "over"}, "name in info = 'over'")],
+    [({"promised": 3}, "observation_space says"), ({"statistic": "over"}, r"info\['over'\], a name of wdjax")],
 )
 def test_environments_that_break_the_contract_are_refused_in_words(changes, words, tmp_path):
     with pytest.raises(ValueError, match=words):
