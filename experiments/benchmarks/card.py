@@ -11,6 +11,7 @@ where tests see them go step by step, or not at all. Nearly all of the time is c
 import argparse
 import functools
 import importlib.util
+import math
 import multiprocessing
 import os
 import tempfile
@@ -188,6 +189,7 @@ def small_copy(preset: str, changes: Mapping[str, Any]) -> TrainConfig:
     """Returns a preset with few replicas and steps, and as few rows to learn from."""
     small = dict(SIZE)
     for name, policy in load_config(preset).policies.items():
+        small[f"policies.{name}.minibatches"] = math.gcd(policy.minibatches, 4)
         if policy.algorithm == "DDPG":
             sizes = {"batch_size": 32, "warmup": 32, "buffer_size": 1024, "updates_per_rollout": 2}
             small |= {f"policies.{name}.ddpg.{field}": size for field, size in sizes.items()}
