@@ -25,7 +25,11 @@ from wdjax.train import PolicyConfig, TrainConfig, make_learner
 pytestmark = pytest.mark.slow
 OURS = str(Path(wdjax.__file__).resolve().parent.parent)
 TESTS = str(Path(__file__).resolve().parent)
-SOME = hypothesis.settings(max_examples=hypothesis.settings.default.max_examples)
+SOME = hypothesis.settings(  # each checks an environment, and trains
+    max_examples=hypothesis.settings.default.max_examples // 2,
+    suppress_health_check=[*hypothesis.settings.default.suppress_health_check,
+                           hypothesis.HealthCheck.function_scoped_fixture],
+)  # fmt: skip
 
 
 class Plain:

@@ -162,13 +162,13 @@ def learn(preset: str, changes: Mapping[str, Any], folder: Path) -> str:
     (state, metrics), (_, expected) = here_and_on_cpu(*(functools.partial(update, each) for each in (learner, simple)))
     compared = [name for name in expected if not is_rare(name)]
     worst = compare(*({name: row[name] for name in compared} for row in (metrics, expected)), TOLERANCE)
-    last, metrics = learner.update(state)
+    start, (last, metrics) = learner.init(jax.random.key(0)), learner.update(state)
     if int(metrics["bad_numbers"]):
         raise RuntimeError(f"bad numbers: {metrics}")
     for name, policy in config.policies.items():
-        before, after = (jax.tree.leaves(jax.device_get(each.policies[name].params)) for each in (state, last))
+        before, after = (jax.tree.leaves(jax.device_get(each.policies[name].params)) for each in (start, last))
         learns = any(np.any(a != b) for a, b in zip(before, after, strict=True))
-        # an earlier self may have played all four blocks
+        # an earlier self may have played all four blocks; in one update an agent may have had no choice
         if policy.trainable and not policy.past_selves and not learns:
             raise RuntimeError(f"policy {name!r} learns nothing")
     return f"at most {worst:.1g} from the CPU"
