@@ -144,7 +144,7 @@ WORKLOADS: dict[str, Workload] = {
         members=256,
         tiers=ACTING, num_updates=20, targets={TRAINING: Target(16.2e6, PUREJAXRL, 33e6, 65e6)},
     ),
-    "rice": Workload(preset="rice", changes={}, small={"num_envs": 4, "rollout_length": 20}),  # not measured yet
+    "rice": Workload(preset="rice", changes={}, small={"num_envs": 4, "rollout_length": 20}),
 }  # fmt: skip
 
 
