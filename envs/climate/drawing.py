@@ -2,9 +2,10 @@
 
 from typing import Any
 
-import jax
 import numpy as np
 from matplotlib.axes import Axes
+
+from wdjax.envs.history import since_reset
 
 WARM, COLD, MONEY, SPENT, SAVED, ABATED = "#D1495B", "#3C7EA6", "#444444", "#9A9A9A", "#C98A1B", "#2E8B57"
 START_YEAR = 2015
@@ -54,17 +55,6 @@ def draw_world(axes: Axes, env: Any, state: Any, params: Any, history: Any = Non
     step, of = int(state.time), int(params.episode_length)
     words = f"{years[-1]:.0f}, step {step} of {of}: {states.temperature[-1, 0]:.2f} °C"
     axes.set_title(words + (f", {output[-1]:.0f} trillion USD a year" if acted[-1] else ""))
-
-
-def since_reset(state: Any, history: Any) -> Any:
-    """Returns the states up to this one as leaves [H + 1, ...] of NumPy, without those from before the last reset."""
-    one = jax.tree.map(lambda leaf: np.asarray(leaf)[None], state)
-    if history is None:
-        return one
-    states = jax.tree.map(lambda old, new: np.concatenate([np.asarray(old), new]), history, one)
-    breaks = np.flatnonzero(np.diff(states.time) <= 0)
-    first = breaks[-1] + 1 if len(breaks) else 0
-    return jax.tree.map(lambda leaf: leaf[first:], states)
 
 
 def _panel(axes: Axes, place: str, span: tuple[float, float], label: str, usual: float, values: np.ndarray) -> Axes:

@@ -7,6 +7,8 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from wdjax.envs.history import since_reset
+
 STOCK, CATCH, TAX = "#245EB6", "#C843C3", "#7A7A7A"
 LIGHT, DARK = 0.15, 0.6  # of the shade, at the lowest tax above 0 and the highest
 
@@ -21,15 +23,9 @@ def draw_commons(axes: Axes, env: Any, state: Any, params: Any, history: Any = N
         params: its params.
         history: the states before this one, oldest first, leaves with a leading [H]: the line and the bars before it.
     """
-    time, stock, level, catch = (np.asarray(leaf)[None] for leaf in (state.time, state.stock, state.level, state.catch))
-    if history is not None and len(np.asarray(history.time)):
-        earlier = np.asarray(history.time) < time[0]  # those from before a reset are of another episode
-        past = (history.time, history.stock, history.level, history.catch)
-        time, stock, level, catch = (
-            np.concatenate([np.asarray(old)[earlier], now])
-            for old, now in zip(past, (time, stock, level, catch), strict=True)
-        )
-    caught = catch.sum(axis=-1)
+    states = since_reset(state, history)
+    time, stock, level = states.time, states.stock, states.level
+    caught = states.catch.sum(axis=-1)
     shades = shade_of(np.arange(env.num_levels))
     for t, own in zip(time, level, strict=True):
         if t > 0 and own > 0:

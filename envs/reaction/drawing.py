@@ -7,6 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from wdjax.envs.history import since_reset
 from wdjax.envs.reaction.surfaces import WALL, Table
 
 PATHS = ("#C843C3", "#E07B00")  # of the first and the second atom
@@ -27,7 +28,7 @@ def draw_path(axes: Axes, env: Any, state: Any, params: Any, history: Any = None
         history: the states before this one, oldest first, leaves with a leading [H]: drawn as the path so far.
     """
     energies, table = np.asarray(params.energies), env.table
-    path = path_so_far(state, history)
+    path = since_reset(state, history).position
     layers = path - np.array([0, 0, int(params.z_lower)] * env.num_atoms)
     felt = energies if env.num_atoms == 1 else energies[..., *layers[-1, 3:]]  # by the first atom
     handles = draw_surface(axes, felt.min(axis=2), table)
@@ -45,15 +46,6 @@ def draw_path(axes: Axes, env: Any, state: Any, params: Any, history: Any = None
         words += f", highest {max(energies[tuple(cell)] for cell in layers[inside]):.4g}"
     axes.set_title(f"step {int(state.time)} of {int(params.episode_length)}, {words}", fontsize=10)
     legend(axes, handles)
-
-
-def path_so_far(state: Any, history: Any) -> np.ndarray:
-    """Returns the cells of this episode, [K, 3 or 6] int, the present last; history may hold an earlier one's, too."""
-    if history is None or not len(np.asarray(history.time)):
-        return np.asarray(state.position)[None]
-    time = np.append(np.asarray(history.time), int(state.time))
-    path = np.concatenate([np.asarray(history.position), np.asarray(state.position)[None]])
-    return path[np.flatnonzero(np.append(True, np.diff(time) <= 0))[-1] :]
 
 
 def places(table: Table, cells: Any) -> np.ndarray:

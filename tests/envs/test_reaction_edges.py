@@ -153,7 +153,7 @@ def test_a_drawing_shows_the_path_so_far(surface):
     positions = start + np.eye(len(start), dtype=int)[0] * np.arange(3)[:, None]
     history = State(np.concatenate([positions[::-1], positions[:2]]), np.array([7, 8, 9, 0, 1]))  # an older one first
     state = State(positions[2], np.int32(2))
-    np.testing.assert_array_equal(drawing.path_so_far(state, history), positions)
+    np.testing.assert_array_equal(drawing.since_reset(state, history).position, positions)
     axes = Figure().subplots()
     env.draw(axes, state, params, history)
     energy = env.table.energies[tuple(positions[2] - env.table.offset)]
