@@ -32,11 +32,11 @@ MAX_WIDTH = 64  # of a layer
 
 
 def why_by_scan(setup: Setup) -> str | None:
-    """Returns why not to try a rollout as one kernel, before anything is traced, or None: there is a GPU, starts are
-    fresh, and few agents act by small feed-forward networks."""
+    """Returns why not to try a rollout as one kernel, before anything is traced, or None: there is a GPU, and few
+    agents act by small feed-forward networks."""
     why = why_unused() if setup.config.kernels else "kernels: false"
-    if why is not None or setup.config.reset != "fresh":
-        return why or "reset is not fresh"
+    if why is not None:
+        return why
     agents = sum(policy.assignment.num_agents for policy in setup.policies.values())
     if agents > MAX_AGENTS:
         return f"{agents} agents: such a kernel takes {MAX_AGENTS}"
@@ -93,6 +93,7 @@ def play_replicas(given: StepInputs, carry: tuple, keys: jax.Array, interpret: b
     replica = dataclasses.replace(setup, replicas=dataclasses.replace(setup.replicas, num_envs=1))
     one = dataclasses.replace(given, setup=replica)
     replicas, first_obs, live, carries = carry
+    starts = replicas.starts  # no replica's own: they stay in memory, and those that begin anew read theirs
     env_keys, draws = draw_ahead(setup, {}, keys)
     next_draws = jax.tree.map(lambda numbers: jnp.roll(numbers, -1, axis=0), draws)  # nobody sees what the last chooses
     at_once = jax.tree.map(lambda numbers: numbers[0], draws)
@@ -101,20 +102,21 @@ def play_replicas(given: StepInputs, carry: tuple, keys: jax.Array, interpret: b
     def step(carry: tuple, x: tuple) -> tuple[tuple, tuple]:
         (replicas, live, drafts), (env_keys, draws) = jax.tree.map(lambda leaf: leaf[None], (carry, x))
         drafts = {name: {"obs": None, **draft} for name, draft in drafts.items()}
+        replicas = replicas.replace(starts=starts)
         (replicas, obs, live, _), outcome = advance(one, (replicas, None, live, carries), drafts, env_keys)
         drafts, _ = choose_actions(one, obs, carries, draws)
-        after = (replicas, live, to_carry(setup, drafts))
+        after = (replicas.replace(starts=None), live, to_carry(setup, drafts))
         seen = {name: draft["obs"] for name, draft in drafts.items()}
         return jax.tree.map(lambda leaf: leaf[0], (after, (seen, outcome)))
 
-    start = (replicas, live, to_carry(setup, drafts))
+    start = (replicas.replace(starts=None), live, to_carry(setup, drafts))
     (replicas, live, _), (seen, (rows, episodes)) = scan_replicas_kernel(
         step, start, (env_keys, next_draws), interpret=interpret
     )
     last_obs = scatter(setup.assignments, {name: obs[-1] for name, obs in seen.items()})
     after_first = {name: jnp.concatenate([drafts[name]["obs"][None], obs[:-1]]) for name, obs in seen.items()}
     rows = {name: own.replace(obs=after_first[name]) for name, own in rows.items()}
-    return (replicas, last_obs, live, carries), (rows, episodes)
+    return (replicas.replace(starts=starts), last_obs, live, carries), (rows, episodes)
 
 
 def to_carry(setup: Setup, drafts: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:

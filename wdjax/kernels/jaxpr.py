@@ -21,8 +21,9 @@ from wdjax.kernels.lanes import (
     with_words,
     words_of,
 )
-from wdjax.kernels.matrices import Block, Weights, numbers_of
+from wdjax.kernels.matrices import Block, numbers_of
 from wdjax.kernels.primitives import RULES
+from wdjax.kernels.shared import Shared
 
 MAX_UNROLL = 64  # steps of a loop within the function
 # calls, and the parameter that holds what is called
@@ -44,9 +45,20 @@ def evaluate(jaxpr: jex.core.Jaxpr, consts: Sequence[Elements], operands: Sequen
     def read(atom: Any) -> Elements:
         return constant(np.asarray(atom.val, atom.aval.dtype)) if isinstance(atom, jex.core.Literal) else values[atom]
 
-    for eqn in jaxpr.eqns:
+    for eqn in _needed(jaxpr):
         values.update(zip(eqn.outvars, _outputs(eqn, [read(atom) for atom in eqn.invars]), strict=True))
     return [read(atom) for atom in jaxpr.outvars]
+
+
+def _needed(jaxpr: jex.core.Jaxpr) -> list[jex.core.JaxprEqn]:
+    """Returns the equations that the outputs hang on: what nobody reads is neither computed nor compiled."""
+    variables = lambda atoms: {atom for atom in atoms if not isinstance(atom, jex.core.Literal)}  # noqa: E731
+    read, eqns = variables(jaxpr.outvars), []
+    for eqn in reversed(jaxpr.eqns):
+        if not read.isdisjoint(eqn.outvars):
+            read |= variables(eqn.invars)
+            eqns.append(eqn)
+    return eqns[::-1]
 
 
 def evaluate_closed(closed: Any, operands: Sequence[Elements]) -> list[Elements]:
@@ -66,7 +78,7 @@ def _outputs(eqn: jex.core.JaxprEqn, inputs: list[Elements]) -> list[Elements]:
         return _cond(eqn.params["branches"], *inputs)
     if name == "scan":
         return _unrolled_scan(inputs, *_consts_and_carry(eqn.params), **eqn.params)
-    if any(isinstance(x, (Block, Weights)) for x in inputs):
+    if any(isinstance(x, (Block, Shared)) for x in inputs):
         outputs = blocks.apply(eqn, inputs)
         if outputs is not None:
             return outputs

@@ -1,12 +1,13 @@
 """Small networks in a kernel: rows of features as blocks [lanes, width], times matrices that all replicas share.
 
 An array of one replica that came out of a matrix product is held as a `Block`, and stays one through biases and
-activations; what the replicas share is held as `Weights`, in memory, and read where it is used. The last axis holds the
+activations; what the replicas share is `Shared`, in memory, and read where it is used. The last axis holds the
 features; the others count rows, those of several agents say. Width is a power of two of at least 16, as Triton's
 products want it; what lies beyond the array's own size is never read.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -15,27 +16,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from wdjax.kernels import shared
 from wdjax.kernels.elementwise import COMPUTED, computed
-from wdjax.kernels.lanes import Elements, array_of, check_size, identity
+from wdjax.kernels.lanes import Elements, array_of, identity
 from wdjax.kernels.primitives import MOVES
+from wdjax.kernels.shared import Shared
 
-MIN_WIDTH = 16
 NARROW = 8  # outputs up to here are sums over a block, one by one, exact in float32
 MAX_NUMBERS = 64  # columns that a block is taken apart into
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Weights:
-    """A vector or matrix of float32, the same for all replicas, in memory padded with zeros, [rows, width]."""
-
-    ref: Any
-    value: jax.Array  # all of it, read before the first step
-    shape: tuple[int, ...]  # of a vector: its own, or broadcast to several rows
-    elements: Elements | None  # its numbers, where they are few
-
-    @property
-    def is_vector(self) -> bool:
-        return self.ref.shape[0] == 1
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -50,15 +38,11 @@ class Block:
         return (*self.rows.shape, self.size)
 
 
-def padded_shape(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Returns the shape of weights in memory."""
-    pad = lambda size: max(MIN_WIDTH, 1 << (size - 1).bit_length())  # noqa: E731
-    return (pad(shape[0]), pad(shape[1])) if len(shape) == 2 else (1, pad(math.prod(shape)))
-
-
 def apply(eqn: Any, inputs: Sequence[Any]) -> list[Any] | None:
-    """Returns the outputs of an equation of which an input is a block or weights; None: it wants its numbers."""
+    """Returns the outputs of an equation of which an input is a block or shared; None: it wants its numbers."""
     name, (out, *_) = eqn.primitive.name, [v.aval for v in eqn.outvars]
+    if name in ("gather", "dynamic_slice"):
+        return shared.apply(eqn, inputs[0], *map(numbers_of, inputs[1:])) if isinstance(inputs[0], Shared) else None
     if name == "dot_general":
         return _product(eqn, *inputs)
     if name in COMPUTED and any(isinstance(x, Block) for x in inputs):
@@ -71,13 +55,9 @@ def apply(eqn: Any, inputs: Sequence[Any]) -> list[Any] | None:
 
 
 def numbers_of(x: Any) -> Elements:
-    """Returns any value as elements: a block column by column, weights number by number."""
-    if isinstance(x, Weights):
-        if x.elements is not None:
-            return _spread(x.elements, x)
-        check_size("weights taken apart", x.shape)
-        numbers = [x.ref[divmod(i, x.shape[-1])] for i in range(x.shape[-1] if x.is_vector else math.prod(x.shape))]
-        return _spread(array_of(numbers, (len(numbers),)), x)
+    """Returns any value as elements: a block column by column, what is shared number by number."""
+    if isinstance(x, Shared):
+        return shared.numbers_of(x)
     if not isinstance(x, Block):
         return x
     if math.prod(x.shape) > MAX_NUMBERS:
@@ -91,20 +71,15 @@ def _column(row: jax.Array, i: int) -> jax.Array:
     return jnp.sum(jnp.where(columns == i, numbers, jnp.zeros_like(numbers)), axis=1).astype(row.dtype)
 
 
-def _spread(numbers: Elements, weights: Weights) -> Elements:
-    """Returns the numbers of weights in their shape."""
-    return np.broadcast_to(numbers.ravel(), weights.shape) if weights.is_vector else numbers.reshape(weights.shape)
-
-
-def _moved(eqn: Any, x: Block | Weights) -> list[Any] | None:
+def _moved(eqn: Any, x: Block | Shared) -> list[Any] | None:
     """What leaves rows as they are and gives them other axes, or more of the same."""
     shape = eqn.outvars[0].aval.shape
-    if not shape or shape[-1] != x.shape[-1] or (isinstance(x, Weights) and not x.is_vector):
+    if not shape or shape[-1] != x.shape[-1] or (isinstance(x, Shared) and not x.is_vector):
         return None
     moves_last = eqn.primitive.name == "broadcast_in_dim" and eqn.params["broadcast_dimensions"][-1] != len(shape) - 1
     if moves_last or (eqn.primitive.name != "broadcast_in_dim" and math.prod(shape) != math.prod(x.shape)):
         return None
-    if isinstance(x, Weights):
+    if isinstance(x, Shared):
         return [dataclasses.replace(x, shape=shape)]
     if eqn.primitive.name != "broadcast_in_dim":
         return [Block(x.rows.reshape(shape[:-1]), x.size)]
@@ -115,16 +90,17 @@ def _moved(eqn: Any, x: Block | Weights) -> list[Any] | None:
 def _product(eqn: Any, rows: Any, weights: Any) -> list[Any] | None:
     """Features times a matrix of weights."""
     (((left,), (right,)), batch), out = eqn.params["dimension_numbers"], eqn.outvars[0].aval
-    if not isinstance(weights, Weights) or weights.is_vector or right != 0 or any(batch):
+    if not (isinstance(weights, Shared) and weights.is_matrix) or right != 0 or any(batch):
         return None
     size = weights.shape[1]
-    if isinstance(rows, Weights) or left != len(rows.shape) - 1:
+    if isinstance(rows, Shared) or left != len(rows.shape) - 1:
         return None
     if not isinstance(rows, Block):
         return _product_of_numbers(rows, weights, size)
     rows = _for_each(lambda row: _zero_beyond(row, rows.size), rows.rows)
     if size <= NARROW:
-        columns = [jnp.sum(row * weights.ref[:, i][None, :], axis=1) for row in rows.ravel() for i in range(size)]
+        heads = [weights.ref[:, i][None, :] for i in range(size)]  # read once for all rows
+        columns = [jnp.sum(row * head, axis=1) for row in rows.ravel() for head in heads]
         return [array_of(columns, out.shape)]
     multiply = lambda row: jnp.dot(row, weights.value, precision=eqn.params["precision"])  # noqa: E731
     return [Block(_for_each(multiply, rows), size)]
@@ -137,18 +113,19 @@ def _zero_beyond(row: jax.Array, size: int) -> jax.Array:
     return jnp.where(jax.lax.broadcasted_iota(jnp.int32, row.shape, 1) < size, row, 0.0)
 
 
-def _product_of_numbers(numbers: Elements, weights: Weights, size: int) -> list[Any] | None:
+def _product_of_numbers(numbers: Elements, weights: Shared, size: int) -> list[Any] | None:
     """Numbers times a matrix: sums of its rows, those with which several begin done once."""
     lanes = np.broadcast_shapes(*(jnp.shape(element) for element in numbers.ravel()))
     if not lanes:
         return None
+    read = functools.cache(lambda i: weights.ref[i, :][None, :])
     terms: dict[tuple, jax.Array] = {}
     sums: dict[tuple, jax.Array] = {}
 
     def term(element: Any, i: int) -> jax.Array:
         place = (identity(element), i)
         if place not in terms:
-            terms[place] = jnp.broadcast_to(element, lanes)[:, None] * weights.ref[i, :][None, :]
+            terms[place] = jnp.broadcast_to(element, lanes)[:, None] * read(i)
         return terms[place]
 
     def product(row: Elements) -> jax.Array:
@@ -187,10 +164,11 @@ def _rows_of(x: Any, block: Block) -> list[jax.Array] | None:
     if isinstance(x, Block):
         return list(x.rows.ravel())
     shape = block.rows.ravel()[0].shape
-    if isinstance(x, Weights):
-        vector = x.is_vector and x.shape[-1] == block.size
-        return [jnp.broadcast_to(x.value, shape)] * block.rows.size if vector else None
-    rows = np.broadcast_to(x, block.shape).reshape(-1, block.size)
+    if isinstance(x, Shared) and x.is_vector and x.shape[-1] == block.size:
+        return [jnp.broadcast_to(x.value, shape)] * block.rows.size
+    if isinstance(x, Shared) and x.elements is None:
+        return None
+    rows = np.broadcast_to(numbers_of(x), block.shape).reshape(-1, block.size)
     if any(len(set(map(identity, row))) > 1 for row in rows):
         return None
     in_lanes = lambda number: jnp.broadcast_to(number[:, None] if jnp.ndim(number) else number, shape)  # noqa: E731

@@ -112,14 +112,14 @@ def _move_by_known_indices(eqn: Any, *inputs: Elements) -> list[Elements]:
         else:
             raise NotImplementedError(f"{name} by an index that is not known while tracing")
     if params.get("fill_value") is not None:  # a number, where there are places here: the last of them is the number's
-        elements.append(_fill(eqn))
+        elements.append(fill_of(eqn))
         params["fill_value"] = len(elements) - 1
     with jax.ensure_compile_time_eval():
         moved = np.asarray(eqn.primitive.bind(*operands, **params))
     return [array_of([elements[i] for i in moved.ravel()], aval.shape)]
 
 
-def _fill(eqn: Any) -> Any:
+def fill_of(eqn: Any) -> Any:
     """Returns what a gather gives beyond the end of an array."""
     aval = eqn.outvars[0].aval
     if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
@@ -138,9 +138,9 @@ def _gather(eqn: Any, x: Elements, indices: Elements) -> list[Elements]:
     (axis,) = numbers.start_index_map
     shape, last = eqn.outvars[0].aval.shape, x.shape[axis] - eqn.params["slice_sizes"][axis]
     check_size("a choice by an index", (last + 1, *shape))
-    index = np.expand_dims(_as_place(indices[..., 0]), numbers.offset_dims)
+    index = np.expand_dims(as_place(indices[..., 0]), numbers.offset_dims)
     fills = eqn.params["mode"] == jax.lax.GatherScatterMode.FILL_OR_DROP
-    result = np.broadcast_to(array_of([_fill(eqn)], ()), shape) if fills else None
+    result = np.broadcast_to(array_of([fill_of(eqn)], ()), shape) if fills else None
     for i in range(last + 1):
         (case,) = _move_by_known_indices(eqn, x, constant(np.full(indices.shape, i, np.int32)))
         is_here = lambda s, i=i: s == i if fills else s >= i  # noqa: E731
@@ -149,7 +149,7 @@ def _gather(eqn: Any, x: Elements, indices: Elements) -> list[Elements]:
     return [result]
 
 
-def _as_place(index: Elements) -> Elements:
+def as_place(index: Elements) -> Elements:
     """Returns indices that can be compared with any place: of 8 bits they could not be."""
     return call_each(lambda s: s.astype(jnp.int32) if s.dtype.itemsize < 4 else s, index.shape, index)
 
@@ -171,7 +171,7 @@ def _dynamic_update_slice(eqn: Any, x: Elements, update: Elements, *starts: Elem
 def _at_start(x: Elements, starts: tuple, sizes: tuple, result_at: Callable) -> Elements:
     """Returns `result_at(window)` for the window of these sizes at `starts`: of all that there are, where unknown."""
     chosen, condition = None, None
-    possible, starts = [], tuple(map(_as_place, starts))
+    possible, starts = [], tuple(map(as_place, starts))
     for start, length, size in zip(starts, x.shape, sizes, strict=True):
         last = length - size
         first = start[()]

@@ -30,6 +30,10 @@ def gridworld(**tagger):
     return from_mapping(TrainConfig, {**base, "policies": policies})
 
 
+def pooled(name, reset, steps=5, **changes):
+    return preset(name, reset=reset, **limit(steps), **changes)
+
+
 def preset(name, **changes):
     small = {"num_envs": 20, "num_blocks": 4, "rollout_length": 8, "reset": "fresh"}
     return load_config(name, **{**small, **changes})
@@ -44,9 +48,19 @@ SLOW = {
     "cartpole_ppo": lambda: preset("cartpole_ppo", **limit(5)),
     "acrobot": lambda: preset("acrobot", **limit(5)),
     "tag_gridworld": lambda: preset("tag_gridworld", **{**limit(5), "env_params.grid_length": 4}),
+    "cartpole, one start": lambda: pooled("cartpole", "fixed"),
+    "cartpole, a pool of one": lambda: pooled("cartpole", 1),
+    "acrobot, a pool": lambda: pooled("acrobot", 1000),
+    "mountain_car, a pool of many": lambda: pooled("mountain_car", 10_000),
+    "tag_gridworld, a pool": lambda: pooled("tag_gridworld_with_reset_pool", 1000, **{"env_params.grid_length": 4}),
+    "tag_gridworld, one start": lambda: pooled("tag_gridworld", "fixed", **{"env_params.grid_length": 4}),
     "normalized": lambda: preset("cartpole_ppo", **limit(5), **{"policies.agent.normalize_observation": True}),
 }
-CASES = {"cartpole": lambda: preset("cartpole", rollout_length=16), **SLOW}
+CASES = {
+    "cartpole": lambda: preset("cartpole", rollout_length=16),
+    "cartpole, a pool": lambda: pooled("cartpole", 1000, **{"policies.agent.network.hidden_sizes": [16]}),
+    **SLOW,
+}
 
 
 def both(config, members=0):
@@ -87,7 +101,7 @@ def assert_same(expected, found):
             np.testing.assert_array_equal(b, a, err_msg=where)
 
 
-@pytest.mark.parametrize("name", ["cartpole", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in CASES])
 def test_kernel_against_scan(name):
     expected, found = both(CASES[name]())
     assert expected[1].over.sum() >= 2  # there are resets
@@ -117,7 +131,6 @@ def own(**changes):
 
 
 REFUSED = {
-    "reset": lambda: preset("cartpole_ppo", reset="fixed"),
     "recurrent": lambda: preset("cartpole_ppo", **own(**{"policies.agent.network.recurrent_size": 8})),
     "wide": lambda: preset("cartpole_ppo", **own(**{"policies.agent.network.hidden_sizes": [128]})),
     "continuous": lambda: load_config("pendulum", num_envs=4, reset="fresh"),

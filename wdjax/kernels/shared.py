@@ -1,0 +1,137 @@
+"""Arrays that all replicas share, in a kernel: they stay in memory, and are read where they are used.
+
+A lane reads its own numbers by `gather` or `dynamic_slice` with indices that are not known: a row of a pool of starts,
+say. What networks take, vectors and matrices of float32, lies there as [rows, width], padded with zeros to powers of
+two; all else flat, as [1, words].
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from wdjax.kernels import pallas
+from wdjax.kernels.lanes import Elements, array_of, call_each, check_size, constant, each
+from wdjax.kernels.primitives import as_place, fill_of
+from wdjax.kernels.threefry import Key
+
+MIN_WIDTH = 16  # of weights
+FEW = 32  # numbers that are in registers up to here
+MAX_WEIGHTS = 2**16  # padded numbers of a matrix of a network
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Shared:
+    """An array in memory, the same for all replicas."""
+
+    ref: Any
+    shape: tuple[int, ...]  # its own; of a vector, or broadcast to several rows
+    dtype: Any
+    value: jax.Array | None  # of a vector or matrix that a network may take: all of it, read before the first step
+    elements: Elements | None  # its numbers, where they are few
+
+    @property
+    def is_vector(self) -> bool:
+        return self.value is not None and self.ref.shape[0] == 1
+
+    @property
+    def is_matrix(self) -> bool:
+        return self.value is not None and self.ref.shape[0] > 1
+
+
+def is_weights(value: Any) -> bool:
+    """Returns whether a network may take an array as a vector or a matrix."""
+    fits = value.ndim == 2 or (value.ndim == 1 and value.size > 1)
+    return fits and value.dtype == jnp.float32 and math.prod(padded_shape(value.shape)) <= MAX_WEIGHTS
+
+
+def padded_shape(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Returns the shape of weights in memory."""
+    pad = lambda size: max(MIN_WIDTH, 1 << (size - 1).bit_length())  # noqa: E731
+    return (pad(shape[0]), pad(shape[1])) if len(shape) == 2 else (1, pad(math.prod(shape)))
+
+
+def padded(value: Any) -> jax.Array:
+    """Returns weights as they lie in memory."""
+    matrix = jnp.asarray(value).reshape(value.shape if value.ndim == 2 else (1, -1))
+    rows, width = padded_shape(value.shape)
+    return jnp.pad(matrix, ((0, rows - matrix.shape[0]), (0, width - matrix.shape[1])))
+
+
+def load(ref: Any, aval: Any) -> Elements | Shared:
+    """Returns what all replicas share, its numbers in registers where they are few."""
+    array = Shared(ref, aval.shape, aval.dtype, ref[...] if is_weights(aval) else None, None)
+    if math.prod(aval.shape) > FEW:
+        return array
+    numbers = numbers_of(array)
+    return dataclasses.replace(array, elements=numbers) if aval.shape else numbers
+
+
+def numbers_of(x: Shared) -> Elements:
+    """Returns an array number by number."""
+    check_size("an array that all replicas share, number by number,", x.shape)
+    if x.elements is None:
+        return _read(x, [*map(constant, np.indices(x.shape, np.int32))], x.shape)
+    return np.broadcast_to(x.elements, x.shape)
+
+
+def apply(eqn: Any, x: Shared, *indices: Elements) -> list[Elements] | None:
+    """Returns the outputs of an equation that reads of an array what indices say; None: it is another one."""
+    if eqn.primitive.name == "dynamic_slice":
+        window = np.indices(eqn.params["slice_sizes"], np.int32)
+        return [_window(eqn, x, dict(enumerate(indices)), window)]
+    if eqn.primitive.name != "gather" or eqn.params["dimension_numbers"].operand_batching_dims:
+        return None
+    numbers, shape = eqn.params["dimension_numbers"], eqn.outvars[0].aval.shape
+    window = np.indices(eqn.params["slice_sizes"], np.int32).squeeze(tuple(1 + d for d in numbers.collapsed_slice_dims))
+    window = np.expand_dims(window, tuple(1 + i for i in range(len(shape)) if i not in numbers.offset_dims))
+    places = (np.expand_dims(indices[0][..., i], numbers.offset_dims) for i in range(len(numbers.start_index_map)))
+    starts = dict(zip(numbers.start_index_map, places, strict=True))
+    found = _window(eqn, x, starts, window)
+    if eqn.params["mode"] != jax.lax.GatherScatterMode.FILL_OR_DROP:
+        return [found]
+    inside = constant(np.bool_(True))
+    for axis, start in starts.items():
+        last = x.shape[axis] - eqn.params["slice_sizes"][axis]
+        here = call_each(lambda s, last=last: (s >= 0) & (s <= last), start.shape, as_place(start))
+        inside = call_each(jnp.logical_and, np.broadcast_shapes(inside.shape, here.shape), inside, here)
+    return [call_each(jnp.where, shape, inside, found, array_of([fill_of(eqn)], ()))]
+
+
+def _window(eqn: Any, x: Shared, starts: Mapping[int, Elements], window: np.ndarray) -> Elements:
+    """Reads a window, its places [axes, ...], that begins at `starts`: below 0 is 0, beyond the last is the last."""
+    shape, coordinates = eqn.outvars[0].aval.shape, [*map(constant, window)]
+    for axis, start in starts.items():
+        last = x.shape[axis] - eqn.params["slice_sizes"][axis]
+        inside = call_each(lambda s, last=last: jnp.clip(s, 0, last).astype(jnp.int32), start.shape, as_place(start))
+        coordinates[axis] = call_each(jnp.add, shape, inside, coordinates[axis])
+    return _read(x, coordinates, shape)
+
+
+def _read(x: Shared, coordinates: Sequence[Elements], shape: tuple[int, ...]) -> Elements:
+    """Reads numbers of an array, their places along each of its axes given."""
+    if x.is_matrix:
+        return each(functools.partial(_number, x), shape, *coordinates)
+    place = constant(np.int32(0))
+    axes = [*zip(x.shape, coordinates, strict=True)][-1 if x.is_vector else 0 :]  # rows of a vector are all the same
+    for size, coordinate in axes:
+        place = call_each(lambda p, c, size=size: p * size + c, shape, place, coordinate)
+    return each(functools.partial(_number, x, np.int32(0)), shape, place)
+
+
+def _number(x: Shared, row: Any, column: Any) -> Any:
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        return Key(*(_word(x, row, 2 * column + i) for i in range(2)))
+    word = _word(x, row, column)
+    return word != 0 if x.dtype == bool else word
+
+
+def _word(x: Shared, *place: Any) -> jax.Array:
+    place = tuple(int(i) if isinstance(i, np.generic) else i for i in place)
+    lanes = np.broadcast_shapes(*map(jnp.shape, place))
+    return pallas.load(x.ref.at[tuple(jnp.broadcast_to(i, lanes) for i in place)]) if lanes else x.ref[place]
