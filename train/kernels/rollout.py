@@ -10,7 +10,7 @@ rules into the network in registers, and is never carried to another round.
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -104,7 +104,7 @@ def play_replicas(given: StepInputs, carry: tuple, keys: jax.Array, interpret: b
         drafts = {name: {"obs": None, **draft} for name, draft in drafts.items()}
         replicas = replicas.replace(starts=starts)
         (replicas, obs, live, _), outcome = advance(one, (replicas, None, live, carries), drafts, env_keys)
-        drafts, _ = choose_actions(one, obs, carries, draws)
+        drafts, _ = choose_actions(one, obs, carries, draws, act_by_agent)
         after = (replicas.replace(starts=None), live, to_carry(setup, drafts))
         seen = {name: draft["obs"] for name, draft in drafts.items()}
         return jax.tree.map(lambda leaf: leaf[0], (after, (seen, outcome)))
@@ -117,6 +117,20 @@ def play_replicas(given: StepInputs, carry: tuple, keys: jax.Array, interpret: b
     after_first = {name: jnp.concatenate([drafts[name]["obs"][None], obs[:-1]]) for name, obs in seen.items()}
     rows = {name: own.replace(obs=after_first[name]) for name, own in rows.items()}
     return (replicas.replace(starts=starts), last_obs, live, carries), (rows, episodes)
+
+
+def act_by_agent(
+    act: Callable[..., tuple], policy: Policy, player: Any, carry: None, seen: Any, draws: jax.Array, hypers: Any
+) -> tuple[Any, dict[str, jax.Array], None]:
+    """`Algorithm.act` for the agents of one replica, [1, n, ...]: a kernel gives each lanes of its own, and holds the
+    network once, not once for each."""
+
+    def one(inputs: tuple) -> tuple:
+        seen, draws = jax.tree.map(lambda leaf: leaf[None, None], inputs)
+        return jax.tree.map(lambda leaf: leaf[0, 0], act(policy, player, carry, seen, draws, hypers)[:2])
+
+    action, notes = jax.lax.map(one, jax.tree.map(lambda leaf: leaf[0], (seen, draws)))
+    return *jax.tree.map(lambda leaf: leaf[None], (action, notes)), carry
 
 
 def to_carry(setup: Setup, drafts: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:

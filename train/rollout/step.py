@@ -1,7 +1,7 @@
 """One step of all replicas: every policy acts, the game advances, and what follows is noted in rows."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -47,12 +47,14 @@ def play_step(given: StepInputs, carry: tuple, env_key: Any, draws: Mapping[str,
 
 
 def choose_actions(
-    given: StepInputs, obs: Mapping[str, Any], carries: Mapping[str, Any], draws: Mapping[str, jax.Array]
-) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+    given: StepInputs, obs: Mapping[str, Any], carries: Mapping[str, Any], draws: Mapping[str, jax.Array],
+    call: Callable[..., tuple] = lambda act, *arguments: act(*arguments),
+) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:  # fmt: skip
     """What every policy does now. Returns (by policy, fields of Rows: obs, action and what is noted of it; carries).
 
     Args:
         draws: by policy, what its actions are drawn by (`sample_blocks`).
+        call: how a policy's `Algorithm.act` is called.
     """
     drafts, carries_after = {}, {}
     for name, policy in given.setup.policies.items():
@@ -60,7 +62,8 @@ def choose_actions(
         act, player = policy.algorithm.act, given.players[name]
         if name in given.selves:
             act, player = self_play.act, given.selves[name]
-        action, notes, carries_after[name] = act(policy, player, carries[name], seen, draws[name], given.hypers[name])
+        inputs = (policy, player, carries[name], seen, draws[name], given.hypers[name])
+        action, notes, carries_after[name] = call(act, *inputs)
         drafts[name] = {"obs": seen, "action": action, **notes}
     return drafts, carries_after
 

@@ -12,12 +12,14 @@ from wdjax.kernels import matrices as blocks
 from wdjax.kernels.elementwise import check_dtype, select
 from wdjax.kernels.lanes import (
     Elements,
+    along_steps,
     array_of,
     call,
     call_each,
     check_size,
     constant,
     identity,
+    of_steps,
     with_words,
     words_of,
 )
@@ -77,7 +79,7 @@ def _outputs(eqn: jex.core.JaxprEqn, inputs: list[Elements]) -> list[Elements]:
     if name == "cond":
         return _cond(eqn.params["branches"], *inputs)
     if name == "scan":
-        return _unrolled_scan(inputs, *_consts_and_carry(eqn.params), **eqn.params)
+        return _scan(inputs, *_consts_and_carry(eqn.params), **eqn.params)
     if any(isinstance(x, (Block, Shared)) for x in inputs):
         outputs = blocks.apply(eqn, inputs)
         if outputs is not None:
@@ -132,17 +134,19 @@ def _consts_and_carry(params: dict[str, Any]) -> tuple[int, int]:
     return len(consts), len(carry)
 
 
-def _unrolled_scan(
+def _scan(
     inputs: Sequence[Elements], consts: int, carried: int, *, jaxpr: Any, length: int, reverse: bool, **_: Any
 ) -> list[Elements]:
-    """A loop of few steps, one after the other."""
+    """A loop of few steps: one after the other, or where nothing is carried (`lax.map`) all at once."""
     if length > MAX_UNROLL:
-        raise NotImplementedError(f"scan of {length} steps within a replica: a kernel unrolls up to {MAX_UNROLL}")
+        raise NotImplementedError(f"scan of {length} steps within a replica: a kernel takes up to {MAX_UNROLL}")
     shared, carry = inputs[:consts], inputs[consts : consts + carried]
     if not length:
         given = getattr(jaxpr, "jaxpr", jaxpr).outvars[carried:]
         return [*carry, *(array_of([], (0, *v.aval.shape)) for v in given)]
     xs, outputs = [*map(numbers_of, inputs[consts + carried :])], []
+    if length > 1 and not carried:
+        return _at_once(jaxpr, shared, xs, length)
     for i in range(length)[:: -1 if reverse else 1]:
         step = [x[i : i + 1].reshape(x.shape[1:]) for x in xs]
         after = evaluate_closed(jaxpr, [*shared, *carry, *step])
@@ -150,3 +154,11 @@ def _unrolled_scan(
         outputs.append([*map(numbers_of, after[carried:])])
     stacked = [np.stack(arrays) for arrays in zip(*outputs[:: -1 if reverse else 1], strict=True)]
     return [*carry, *stacked]
+
+
+def _at_once(jaxpr: Any, shared: Sequence[Elements], xs: Sequence[Elements], length: int) -> list[Elements]:
+    """All steps of a loop that carries nothing, in lanes of their own: [lanes] become [steps, lanes]."""
+    inside = [numbers_of(x) for x in shared if not isinstance(x, Shared)]
+    inner = max((jnp.ndim(word) for word in words_of([*inside, *xs])), default=0)
+    outputs = evaluate_closed(jaxpr, [*shared, *(along_steps(x, inner) for x in xs)])
+    return [of_steps(numbers_of(output), inner, length) for output in outputs]

@@ -7,6 +7,7 @@ what computes is done once for each element; and what is known is computed once,
 """
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -100,3 +101,47 @@ def with_words(arrays: Sequence[Elements], words: Sequence[Any]) -> list[Element
     rest = iter(words)
     take = lambda old: Key(next(rest), next(rest)) if isinstance(old, Key) else next(rest)  # noqa: E731
     return [array_of([take(element) for element in array.ravel()], array.shape) for array in arrays]
+
+
+def along_steps(array: Elements, inner: int) -> Elements:
+    """Returns elements [steps, ...] as elements [...] that hold all steps, [S, *lanes], S a power of two.
+
+    Args:
+        inner: axes of the lanes of one step.
+    """
+    steps = [array[i : i + 1].reshape(array.shape[1:]) for i in range(len(array))]
+    return each(lambda *words: join(words, inner), array.shape[1:], *steps)
+
+
+def join(words: Sequence[Any], inner: int) -> Any:
+    """Returns words of `inner` axes as one with an axis more in front, a power of two; as it is, one that all are."""
+    if any(isinstance(word, Key) for word in words):
+        return Key(*(join(own, inner) for own in zip(*words, strict=True)))
+    joined = words[0]
+    step = jax.lax.broadcasted_iota(jnp.int32, (1 << (len(words) - 1).bit_length(), *[1] * inner), 0)
+    for i, word in enumerate(words):
+        if identity(word) != identity(words[0]):
+            joined = call(jnp.where, step == i, word, joined)
+    return joined
+
+
+def of_steps(array: Elements, inner: int, length: int) -> Elements:
+    """The way back: elements [...] that hold all steps as elements [length, ...]."""
+
+    def part(word: Any, i: int) -> Any:
+        if isinstance(word, Key):
+            return Key(*(part(own, i) for own in word))
+        if jnp.ndim(word) <= inner:
+            return word
+        bits = word.astype(jnp.int32) if word.dtype == bool else _bits(word)
+        step = jax.lax.broadcasted_iota(jnp.int32, bits.shape, 0)
+        axes = 0 if math.prod(word.shape[1:]) > 1 else None
+        found = jnp.sum(jnp.where(step == i, bits, jnp.zeros_like(bits)), axis=axes, dtype=bits.dtype)
+        return found != 0 if word.dtype == bool else jax.lax.bitcast_convert_type(found, word.dtype)
+
+    return np.stack([each(functools.partial(part, i=i), array.shape, array) for i in range(length)])
+
+
+def _bits(word: jax.Array) -> jax.Array:
+    """Returns a number's bits: their sum with zeros is exact, that of -0 or of what is not a number too."""
+    return jax.lax.bitcast_convert_type(word, f"int{8 * word.dtype.itemsize}")

@@ -1,4 +1,4 @@
-"""Small networks in a kernel: rows of features as blocks [lanes, width], times matrices that all replicas share.
+"""Small networks in a kernel: rows of features as blocks [*lanes, width], times matrices that all replicas share.
 
 An array of one replica that came out of a matrix product is held as a `Block`, and stays one through biases and
 activations; what the replicas share is `Shared`, in memory, and read where it is used. The last axis holds the
@@ -28,7 +28,7 @@ MAX_NUMBERS = 64  # columns that a block is taken apart into
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Block:
-    """Rows of features of every replica: an array of objects, of the leading axes, each a row [lanes, width]."""
+    """Rows of features of every replica: an array of objects, of the leading axes, each a row [*lanes, width]."""
 
     rows: np.ndarray
     size: int  # features: as many columns of a row count
@@ -67,8 +67,8 @@ def numbers_of(x: Any) -> Elements:
 
 def _column(row: jax.Array, i: int) -> jax.Array:
     numbers = row.astype(jnp.int32) if row.dtype == bool else row
-    columns = jax.lax.broadcasted_iota(jnp.int32, row.shape, 1)
-    return jnp.sum(jnp.where(columns == i, numbers, jnp.zeros_like(numbers)), axis=1).astype(row.dtype)
+    columns = jax.lax.broadcasted_iota(jnp.int32, row.shape, row.ndim - 1)
+    return jnp.sum(jnp.where(columns == i, numbers, jnp.zeros_like(numbers)), axis=-1).astype(row.dtype)
 
 
 def _moved(eqn: Any, x: Block | Shared) -> list[Any] | None:
@@ -99,49 +99,46 @@ def _product(eqn: Any, rows: Any, weights: Any) -> list[Any] | None:
         return _product_of_numbers(rows, weights, size)
     rows = _for_each(lambda row: _zero_beyond(row, rows.size), rows.rows)
     if size <= NARROW:
-        heads = [weights.ref[:, i][None, :] for i in range(size)]  # read once for all rows
-        columns = [jnp.sum(row * head, axis=1) for row in rows.ravel() for head in heads]
+        heads = [weights.ref[:, i] for i in range(size)]  # read once for all rows
+        columns = [jnp.sum(row * jnp.broadcast_to(head, row.shape), axis=-1) for row in rows.ravel() for head in heads]
         return [array_of(columns, out.shape)]
-    multiply = lambda row: jnp.dot(row, weights.value, precision=eqn.params["precision"])  # noqa: E731
+
+    def multiply(row: jax.Array) -> jax.Array:
+        flat = jnp.dot(row.reshape(-1, row.shape[-1]), weights.value, precision=eqn.params["precision"])
+        return flat.reshape(*row.shape[:-1], flat.shape[-1])
+
     return [Block(_for_each(multiply, rows), size)]
 
 
 def _zero_beyond(row: jax.Array, size: int) -> jax.Array:
     """Returns a row with zeros beyond its features: an activation of 0 may be infinite, and times 0 not a number."""
-    if row.shape[1] == size:
+    if row.shape[-1] == size:
         return row
-    return jnp.where(jax.lax.broadcasted_iota(jnp.int32, row.shape, 1) < size, row, 0.0)
+    return jnp.where(jax.lax.broadcasted_iota(jnp.int32, row.shape, row.ndim - 1) < size, row, 0.0)
 
 
 def _product_of_numbers(numbers: Elements, weights: Shared, size: int) -> list[Any] | None:
-    """Numbers times a matrix: sums of its rows, those with which several begin done once."""
+    """Numbers times a matrix: sums of its rows, first of those whose numbers have the same lanes."""
     lanes = np.broadcast_shapes(*(jnp.shape(element) for element in numbers.ravel()))
     if not lanes:
         return None
-    read = functools.cache(lambda i: weights.ref[i, :][None, :])
-    terms: dict[tuple, jax.Array] = {}
-    sums: dict[tuple, jax.Array] = {}
-
-    def term(element: Any, i: int) -> jax.Array:
-        place = (identity(element), i)
-        if place not in terms:
-            terms[place] = jnp.broadcast_to(element, lanes)[:, None] * read(i)
-        return terms[place]
+    read = functools.cache(lambda i: weights.ref[i, :])
+    width = weights.ref.shape[1]
 
     def product(row: Elements) -> jax.Array:
-        place, total = (), None
+        sums: dict[tuple, jax.Array] = {}
         for i, element in enumerate(row):
             if isinstance(element, np.generic) and element == 0:
                 continue
-            place = (*place, identity(element), i)
-            if place not in sums:
-                sums[place] = term(element, i) if total is None else total + term(element, i)
-            total = sums[place]
-        return jnp.zeros((*lanes, weights.ref.shape[1])) if total is None else total
+            own = jnp.shape(element)
+            number = jnp.broadcast_to(element[..., None] if own else element, (*own, width))
+            term = number * jnp.broadcast_to(read(i), (*own, width))
+            sums[own] = sums[own] + term if own in sums else term
+        whole = [jnp.broadcast_to(total, (*lanes, width)) for total in sums.values()]
+        return functools.reduce(jnp.add, whole) if whole else jnp.zeros((*lanes, width))
 
     flat = numbers.reshape(-1, numbers.shape[-1])
-    rows = array_of([product(row) for row in flat], numbers.shape[:-1])
-    return [Block(rows, size)]
+    return [Block(array_of([product(row) for row in flat], numbers.shape[:-1]), size)]
 
 
 def _for_each(function: Any, rows: np.ndarray) -> np.ndarray:
@@ -154,22 +151,21 @@ def _computed(eqn: Any, inputs: Sequence[Any]) -> list[Any] | None:
     operands = [_rows_of(x, block) for x in inputs]
     if any(rows is None for rows in operands):
         return None
-    function = computed(eqn)
-    rows = [function(*each) for each in zip(*operands, strict=True)]
+    shape = np.broadcast_shapes(*(row.shape for rows in operands for row in rows))
+    function, spread = computed(eqn), lambda row: jnp.broadcast_to(row, shape)
+    rows = [function(*map(spread, each)) for each in zip(*operands, strict=True)]
     return [Block(array_of(rows, block.rows.shape), block.size)]
 
 
 def _rows_of(x: Any, block: Block) -> list[jax.Array] | None:
-    """Returns an operand as rows like those of a block; None where its numbers differ along a row."""
+    """Returns an operand as rows that broadcast to those of a block; None where its numbers differ along a row."""
     if isinstance(x, Block):
         return list(x.rows.ravel())
-    shape = block.rows.ravel()[0].shape
     if isinstance(x, Shared) and x.is_vector and x.shape[-1] == block.size:
-        return [jnp.broadcast_to(x.value, shape)] * block.rows.size
+        return [x.value] * block.rows.size
     if isinstance(x, Shared) and x.elements is None:
         return None
     rows = np.broadcast_to(numbers_of(x), block.shape).reshape(-1, block.size)
     if any(len(set(map(identity, row))) > 1 for row in rows):
         return None
-    in_lanes = lambda number: jnp.broadcast_to(number[:, None] if jnp.ndim(number) else number, shape)  # noqa: E731
-    return [in_lanes(row[0]) for row in rows]
+    return [jnp.asarray(row[0])[..., None] for row in rows]
