@@ -99,24 +99,33 @@ def play_replicas(given: StepInputs, carry: tuple, keys: jax.Array, interpret: b
     at_once = jax.tree.map(lambda numbers: numbers[0], draws)
     drafts, _ = choose_actions(given, first_obs, carries, at_once)
 
+    first, first_notes = apart(setup, drafts)
+
     def step(carry: tuple, x: tuple) -> tuple[tuple, tuple]:
-        (replicas, live, drafts), (env_keys, draws) = jax.tree.map(lambda leaf: leaf[None], (carry, x))
-        drafts = {name: {"obs": None, **draft} for name, draft in drafts.items()}
+        (replicas, live, actions), (env_keys, draws) = jax.tree.map(lambda leaf: leaf[None], (carry, x))
+        drafts = {name: {"obs": None, "action": action} for name, action in actions.items()}
         replicas = replicas.replace(starts=starts)
         (replicas, obs, live, _), outcome = advance(one, (replicas, None, live, carries), drafts, env_keys)
-        drafts, _ = choose_actions(one, obs, carries, draws, act_by_agent)
-        after = (replicas.replace(starts=None), live, to_carry(setup, drafts))
-        seen = {name: draft["obs"] for name, draft in drafts.items()}
-        return jax.tree.map(lambda leaf: leaf[0], (after, (seen, outcome)))
+        actions, notes = apart(setup, choose_actions(one, obs, carries, draws, act_by_agent)[0])
+        after = (replicas.replace(starts=None), live, actions)
+        return jax.tree.map(lambda leaf: leaf[0], (after, (notes, outcome)))
 
-    start = (replicas.replace(starts=None), live, to_carry(setup, drafts))
-    (replicas, live, _), (seen, (rows, episodes)) = scan_replicas_kernel(
+    start = (replicas.replace(starts=None), live, first)
+    (replicas, live, _), (notes, (rows, episodes)) = scan_replicas_kernel(
         step, start, (env_keys, next_draws), interpret=interpret
     )
-    last_obs = scatter(setup.assignments, {name: obs[-1] for name, obs in seen.items()})
-    after_first = {name: jnp.concatenate([drafts[name]["obs"][None], obs[:-1]]) for name, obs in seen.items()}
-    rows = {name: own.replace(obs=after_first[name]) for name, own in rows.items()}
+    last_obs = scatter(setup.assignments, {name: own["obs"][-1] for name, own in notes.items()})
+    behind = lambda first, later: jnp.concatenate([first[None], later[:-1]])  # noqa: E731
+    rows = {name: own.replace(**jax.tree.map(behind, first_notes[name], notes[name])) for name, own in rows.items()}
     return (replicas.replace(starts=starts), last_obs, live, carries), (rows, episodes)
+
+
+def apart(setup: Setup, drafts: Mapping[str, dict[str, Any]]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Returns (actions, what else is noted of them) of `choose_actions`' drafts, by policy: the next round needs the
+    actions, nobody else's notes than those of who learns, and everybody's observations."""
+    kept = lambda name, field: field == "obs" or (field != "action" and setup.policies[name].config.trainable)  # noqa: E731
+    notes = {name: {f: value for f, value in draft.items() if kept(name, f)} for name, draft in drafts.items()}
+    return {name: draft["action"] for name, draft in drafts.items()}, notes
 
 
 def act_by_agent(
@@ -131,10 +140,3 @@ def act_by_agent(
 
     action, notes = jax.lax.map(one, jax.tree.map(lambda leaf: leaf[0], (seen, draws)))
     return *jax.tree.map(lambda leaf: leaf[None], (action, notes)), carry
-
-
-def to_carry(setup: Setup, drafts: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Returns what a round hands to the next of `choose_actions`' drafts: no observations, and of frozen policies what
-    they do."""
-    kept = lambda name, field: field == "action" or (field != "obs" and setup.policies[name].config.trainable)  # noqa: E731
-    return {name: {f: value for f, value in draft.items() if kept(name, f)} for name, draft in drafts.items()}

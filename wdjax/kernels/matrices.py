@@ -22,6 +22,7 @@ from wdjax.kernels.lanes import Elements, array_of, identity
 from wdjax.kernels.primitives import MOVES
 from wdjax.kernels.shared import Shared
 
+FEW_TERMS = 8  # numbers up to here are multiplied with rows of a matrix, one by one; more are made a block
 NARROW = 8  # outputs up to here are sums over a block, one by one, exact in float32
 MAX_NUMBERS = 64  # columns that a block is taken apart into
 
@@ -96,7 +97,12 @@ def _product(eqn: Any, rows: Any, weights: Any) -> list[Any] | None:
     if isinstance(rows, Shared) or left != len(rows.shape) - 1:
         return None
     if not isinstance(rows, Block):
-        return _product_of_numbers(rows, weights, size)
+        lanes = np.broadcast_shapes(*(jnp.shape(element) for element in rows.ravel()))
+        if not lanes:
+            return None
+        if rows.shape[-1] <= FEW_TERMS:
+            return [_product_of_numbers(rows, weights, lanes)]
+        rows = _block_of(rows, weights.ref.shape[0], lanes)
     rows = _for_each(lambda row: _zero_beyond(row, rows.size), rows.rows)
     if size <= NARROW:
         heads = [weights.ref[:, i] for i in range(size)]  # read once for all rows
@@ -117,28 +123,37 @@ def _zero_beyond(row: jax.Array, size: int) -> jax.Array:
     return jnp.where(jax.lax.broadcasted_iota(jnp.int32, row.shape, row.ndim - 1) < size, row, 0.0)
 
 
-def _product_of_numbers(numbers: Elements, weights: Shared, size: int) -> list[Any] | None:
-    """Numbers times a matrix: sums of its rows, first of those whose numbers have the same lanes."""
-    lanes = np.broadcast_shapes(*(jnp.shape(element) for element in numbers.ravel()))
-    if not lanes:
-        return None
+def _product_of_numbers(numbers: Elements, weights: Shared, lanes: tuple[int, ...]) -> Block:
+    """Few numbers times a matrix: sums of its rows, exact in float32."""
     read = functools.cache(lambda i: weights.ref[i, :])
     width = weights.ref.shape[1]
+    spread = lambda x: jnp.broadcast_to(x, (*lanes, width))  # noqa: E731
 
     def product(row: Elements) -> jax.Array:
-        sums: dict[tuple, jax.Array] = {}
+        total = jnp.zeros((*lanes, width))
         for i, element in enumerate(row):
-            if isinstance(element, np.generic) and element == 0:
-                continue
-            own = jnp.shape(element)
-            number = jnp.broadcast_to(element[..., None] if own else element, (*own, width))
-            term = number * jnp.broadcast_to(read(i), (*own, width))
-            sums[own] = sums[own] + term if own in sums else term
-        whole = [jnp.broadcast_to(total, (*lanes, width)) for total in sums.values()]
-        return functools.reduce(jnp.add, whole) if whole else jnp.zeros((*lanes, width))
+            if not (isinstance(element, np.generic) and element == 0):
+                total = total + spread(jnp.asarray(element)[..., None]) * spread(read(i))
+        return total
 
     flat = numbers.reshape(-1, numbers.shape[-1])
-    return [Block(array_of([product(row) for row in flat], numbers.shape[:-1]), size)]
+    return Block(array_of([product(row) for row in flat], numbers.shape[:-1]), weights.shape[1])
+
+
+def _block_of(numbers: Elements, width: int, lanes: tuple[int, ...]) -> Block:
+    """Returns numbers as a block, first those together that have the same lanes."""
+
+    def joined(row: Elements) -> jax.Array:
+        parts: dict[tuple, jax.Array] = {}
+        for i, element in enumerate(row):
+            own = (*jnp.shape(element), width)
+            here = jax.lax.broadcasted_iota(jnp.int32, own, len(own) - 1) == i
+            spread = jnp.broadcast_to(jnp.asarray(element)[..., None], own)
+            parts[own] = jnp.where(here, spread, parts.get(own, jnp.zeros(own)))
+        return functools.reduce(jnp.add, (jnp.broadcast_to(part, (*lanes, width)) for part in parts.values()))
+
+    flat = numbers.reshape(-1, numbers.shape[-1])
+    return Block(array_of([joined(row) for row in flat], numbers.shape[:-1]), numbers.shape[-1])
 
 
 def _for_each(function: Any, rows: np.ndarray) -> np.ndarray:

@@ -100,6 +100,6 @@ def store(ref: Any, array: Elements, rows: jax.Array, num_replicas: int, step: A
         together = join([word for _, word in written.values()], 1)
         place = jnp.broadcast_to(step * (len(words) * num_replicas) + rows, together.shape)
         row = jax.lax.broadcasted_iota(jnp.int32, together.shape, 0) if len(written) > 1 else 0
-        mask = row < len(written) if len(written) > 1 else None
+        mask = row < len(written) if len(written) & (len(written) - 1) else None  # of a power of two there are no more
         pallas.store(ref.at[place + row * num_replicas], together, mask=mask)
     return [word if isinstance(word, np.generic) else written[identity(word)][0] for word in words]
