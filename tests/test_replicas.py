@@ -318,6 +318,95 @@ def test_networks_of_several_agents_in_a_kernel(agents):
         np.testing.assert_allclose(value, other, rtol=1e-4, atol=1e-5)
 
 
+AT_ONCE = {
+    "numbers": (lambda row, i: (jnp.sum(row * row[0]), row.max(), i + 1, row > 0, -0.0 * row), True),
+    "known": (lambda row, i: (row + np.arange(3.0, dtype=np.float32), jnp.full(2, i)), True),
+    "branches": (lambda row, i: jax.lax.cond(i > 1, lambda row: (row, i), lambda row: (-row, i * 2), row), True),
+    "keys": (lambda row, i: jax.random.bits(jax.random.fold_in(KEYS[1], i)), True),
+    "network": (lambda row, i: jnp.tanh(jnp.concatenate([row, jnp.ones(9), row]) @ WIDE) @ HEAD, False),
+}
+WIDE = np.random.default_rng(5).normal(size=(15, 16)).astype(np.float32)
+HEAD = np.random.default_rng(6).normal(size=(16, 20)).astype(np.float32)
+
+
+@pytest.mark.parametrize("name", AT_ONCE)
+def test_loops_that_carry_nothing_are_done_at_once(name):
+    """A map over three rows, each in lanes of its own; the first is the same for all, the last known."""
+    function, exact = AT_ONCE[name]
+    rows, whole = jnp.concatenate([X, X[:, :1]], 1), jnp.arange(3 * LANES_OF_TEST).reshape(-1, 3) % 4
+
+    def step(carry, _):
+        rows, whole = carry
+        rows = jnp.concatenate([jnp.zeros((1, 3)), rows[1:]])
+        return carry, jax.lax.map(lambda given: function(*given), (rows, whole))
+
+    expected = jax.jit(lambda carry: jax.lax.scan(jax.vmap(step), carry, length=1)[1])((rows, whole))
+    found = jax.jit(lambda carry: scan_replicas_kernel(step, carry, length=1, interpret=True)[1])((rows, whole))
+    for value, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert (value.shape, value.dtype) == (other.shape, other.dtype)
+        np.testing.assert_allclose(value, other, rtol=0 if exact else 1e-5, atol=0 if exact else 1e-6)
+        assert not exact or np.array_equal(np.signbit(value), np.signbit(other))
+
+
+TABLES = {
+    "floats": np.random.default_rng(7).normal(size=(40, 3)).astype(np.float32),
+    "many": np.random.default_rng(8).normal(size=(3000, 2)).astype(np.float32),
+    "integers": np.arange(60, dtype=np.int32).reshape(20, 3),
+    "few": np.arange(15, dtype=np.int8).reshape(5, 3),
+    "flags": np.arange(200).reshape(50, 2, 2) % 3 == 0,
+    "one axis": np.arange(50, dtype=np.float32),
+    "one number": np.float32([3.0]),
+}
+READ = {
+    "a row": lambda table, i: table[i],
+    "a row by a slice": lambda table, i: jax.lax.dynamic_index_in_dim(table, i, keepdims=False),
+    "rows that may be beyond": lambda table, i: table.at[jnp.stack([i, -i])].get(mode="fill", fill_value=1),
+    "rows at the border": lambda table, i: table.at[i - 3].get(mode="clip", wrap_negative_indices=False),
+    "a window": lambda table, i: jax.lax.dynamic_slice(table, (i,) + (0,) * (table.ndim - 1), (1, *table.shape[1:])),
+    "numbers": lambda table, i: table.reshape(-1)[:2] if table.size <= 1024 else table[i, :1],
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_lanes_read_what_all_share_from_memory(name):
+    """Rows of a table by indices that each replica has for itself, below 0 and far beyond the end among them."""
+    places = jnp.array([0, 1, 2, 19, 45, 2_999, -1, 100_000])
+    table = jnp.asarray(TABLES[name])
+
+    def run(scan, table, places):
+        def step(carry, _):
+            return carry, [read(table, carry) for read in READ.values()]
+
+        return scan(step, places)[1]
+
+    kernel = functools.partial(scan_replicas_kernel, length=1, interpret=True)
+    simple = lambda step, carry: jax.lax.scan(jax.vmap(step), carry, length=1)  # noqa: E731
+    expected = jax.jit(functools.partial(run, simple))(table, places)
+    for value, other in zip(jax.jit(functools.partial(run, kernel))(table, places), expected, strict=True):
+        assert value.dtype == other.dtype
+        np.testing.assert_array_equal(value, other)
+    assert "triton" in lowered(functools.partial(run, functools.partial(scan_replicas, length=1)), table, places)
+
+
+def test_a_large_table_that_is_known_stays_in_memory():
+    step = lambda carry, _: (carry, jnp.asarray(TABLES["many"])[carry])  # noqa: E731
+    places = jnp.arange(8) * 7
+    found = scan_replicas_kernel(step, places, length=1, interpret=True)[1]
+    np.testing.assert_array_equal(found[0], TABLES["many"][places])
+
+
+def test_outputs_are_written_once_and_put_together():
+    def step(carry, _):
+        key, x = carry
+        return (key, x + 1), (jnp.stack([x, x, jnp.float32(2), -x, x]), jnp.stack([x > 0] * 3), jnp.stack([key, key]))
+
+    carry = (jax.random.split(jax.random.key(0), 5), jnp.arange(5.0))
+    expected = jax.lax.scan(jax.vmap(step), carry, length=2)
+    found = scan_replicas_kernel(step, carry, length=2, interpret=True)
+    for value, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_array_equal(data_of(value), data_of(other))
+
+
 def test_platform_chooses():
     carry, xs = walkers(LANES, 4)
     run = lambda carry, xs: scan_replicas(walk(1.0), carry, xs)  # noqa: E731

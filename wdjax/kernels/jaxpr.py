@@ -156,6 +156,14 @@ def _scan(
     return [*carry, *stacked]
 
 
+def steps_at_once(eqn: jex.core.JaxprEqn) -> int:
+    """Returns how many steps an equation does at once, in lanes of their own: of a loop that carries nothing, a power
+    of two that holds them, of all else 1."""
+    if eqn.primitive.name != "scan" or _consts_and_carry(eqn.params)[1]:
+        return 1
+    return 1 << (max(eqn.params["length"], 1) - 1).bit_length()
+
+
 def _at_once(jaxpr: Any, shared: Sequence[Elements], xs: Sequence[Elements], length: int) -> list[Elements]:
     """All steps of a loop that carries nothing, in lanes of their own: [lanes] become [steps, lanes]."""
     inside = [numbers_of(x) for x in shared if not isinstance(x, Shared)]

@@ -15,15 +15,16 @@ import jax.numpy as jnp
 
 from wdjax.kernels import pallas, shared
 from wdjax.kernels.elementwise import check_dtype
-from wdjax.kernels.jaxpr import evaluate
+from wdjax.kernels.jaxpr import evaluate, steps_at_once
 from wdjax.kernels.lanes import MAX_ELEMENTS, Elements, constant, with_words, words_of
 from wdjax.kernels.matrices import numbers_of
 from wdjax.kernels.threefry import check_key
 from wdjax.kernels.words import from_words, is_key, load, store, to_words, words_shape
 
 LANES = 32  # replicas of a program, a power of two
-FEW_LANES = 16  # where there are few replicas and a network: more programs, each quicker
+FEW_LANES = 8  # where there are few replicas and a network: more programs, each quicker
 FEW_REPLICAS = 4096
+MIN_ROWS = 16  # of a block, as Triton's products want it
 WARPS = 1  # of a program: one, so that "does any lane" asks no other warp
 NETWORK_WARPS = 4  # where there are weights of a network: its blocks, [LANES, width], are spread over them
 
@@ -64,20 +65,33 @@ def scan_kernel(
         return list(carry)
     for i in used:
         words_shape(jaxpr.invars[i].aval, num_replicas, length)  # is within reach
-    has_network = any(shared.is_weights(value) and value.ndim == 2 for value in consts)
-    lanes = LANES if not has_network or num_replicas > FEW_REPLICAS else FEW_LANES
+    rows = _rows_of_a_lane(jaxpr) if any(shared.is_weights(value) and value.ndim == 2 for value in consts) else None
+    few_lanes = LANES if rows is None else max(FEW_LANES, MIN_ROWS // rows)
+    lanes = LANES if num_replicas > FEW_REPLICAS else few_lanes
     places: list[list[Any]] = []
     kernel = functools.partial(
         _kernel, jaxpr=jaxpr, known=known, changed=changed, used=used, num_carry=len(carry), length=length, lanes=lanes,
         num_replicas=num_replicas, places=places,
     )  # fmt: skip
-    grid, warps = (pallas.cdiv(num_replicas, lanes),), NETWORK_WARPS if has_network else WARPS
+    grid, warps = (pallas.cdiv(num_replicas, lanes),), WARPS if rows is None else NETWORK_WARPS
     words = pallas.call(kernel, "scan_replicas", written, grid, warps, stages=1, interpret=interpret)(*inputs)
     after = list(carry)
     for i, array, own in zip(changed, words, places, strict=False):
         after[i] = from_words(array, avals[i], (num_replicas,), own)
     outputs = zip(words[len(changed) :], avals[len(carry) :], places[len(changed) :], strict=True)
     return [*after, *(from_words(array, aval, (length, num_replicas), own) for array, aval, own in outputs)]
+
+
+def _rows_of_a_lane(jaxpr: jex.core.Jaxpr) -> int | None:
+    """Returns how many rows each lane has in the smallest matrix product, or None where there is none."""
+    found = []
+    for eqn in jaxpr.eqns:
+        inner = [getattr(x, "jaxpr", x) for value in eqn.params.values()
+                 for x in (value if isinstance(value, (tuple, list)) else (value,))]  # fmt: skip
+        rows = [_rows_of_a_lane(x) for x in inner if hasattr(x, "eqns")]
+        rows = [1] if eqn.primitive.name == "dot_general" else [n for n in rows if n is not None]
+        found += [n * steps_at_once(eqn) for n in rows]
+    return min(found, default=None)
 
 
 def _used(jaxpr: jex.core.Jaxpr, places: Sequence[int]) -> list[int]:
