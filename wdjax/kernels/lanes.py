@@ -117,10 +117,12 @@ def join(words: Sequence[Any], inner: int) -> Any:
     """Returns words of `inner` axes as one with an axis more in front, a power of two; as it is, one that all are."""
     if any(isinstance(word, Key) for word in words):
         return Key(*(join(own, inner) for own in zip(*words, strict=True)))
-    joined = words[0]
+    same = [identity(word) for word in words]
+    most = max(same, key=same.count)
+    joined = words[same.index(most)]
     step = jax.lax.broadcasted_iota(jnp.int32, (1 << (len(words) - 1).bit_length(), *[1] * inner), 0)
     for i, word in enumerate(words):
-        if identity(word) != identity(words[0]):
+        if same[i] != most:
             joined = call(jnp.where, step == i, word, joined)
     return joined
 
