@@ -329,7 +329,11 @@ WIDE = np.random.default_rng(5).normal(size=(15, 16)).astype(np.float32)
 HEAD = np.random.default_rng(6).normal(size=(16, 20)).astype(np.float32)
 
 
-@pytest.mark.parametrize("name", AT_ONCE)
+def slow_but(quick, names):
+    return [pytest.param(name, marks=[pytest.mark.slow] * (name not in quick)) for name in names]
+
+
+@pytest.mark.parametrize("name", slow_but(("numbers", "network"), AT_ONCE))
 def test_loops_that_carry_nothing_are_done_at_once(name):
     """A map over three rows, each in lanes of its own; the first is the same for all, the last known."""
     function, exact = AT_ONCE[name]
@@ -367,7 +371,7 @@ READ = {
 }
 
 
-@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("name", slow_but(("floats", "flags"), TABLES))
 def test_lanes_read_what_all_share_from_memory(name):
     """Rows of a table by indices that each replica has for itself, below 0 and far beyond the end among them."""
     places = jnp.array([0, 1, 2, 19, 45, 2_999, -1, 100_000])

@@ -21,11 +21,12 @@ def scan_replicas(
     The kernel has no derivative, and runs whole on every device: shard replicas by `jax.shard_map` around it.
 
     A branch by `lax.cond` (or `wdjax.vector.when_any`) is left out in the steps in which no replica of a block of 32
-    takes it: what is dear and rare, as a reset is, belongs in one.
+    takes it: what is dear and rare, as a reset is, belongs in one. The calls of a `lax.map` are made side by side, as
+    if each replica were several: what agents do alike, as their network, is then in the kernel once.
 
     Args:
         step: (carry, x) -> (carry, output), of one replica; pytrees of small arrays and typed keys. What it closes over
-            is the same for all replicas.
+            is the same for all replicas, and may be large where it is read by index: it stays in memory.
         carry: leaves [N, ...].
         xs: leaves [T, N, ...], or None.
         length: T, needed where xs is None.

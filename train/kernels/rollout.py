@@ -27,7 +27,7 @@ from wdjax.train.state.agents import scatter
 from wdjax.train.state.policy import Policy, Setup
 
 WHOLE = "whole rollouts"
-MAX_AGENTS = 8  # of all policies: each has its own pass through the network
+MAX_AGENTS = 8  # of all policies: each has numbers of its own in registers
 MAX_WIDTH = 64  # of a layer
 
 
@@ -97,9 +97,7 @@ def play_replicas(given: StepInputs, carry: tuple, keys: jax.Array, interpret: b
     env_keys, draws = draw_ahead(setup, {}, keys)
     next_draws = jax.tree.map(lambda numbers: jnp.roll(numbers, -1, axis=0), draws)  # nobody sees what the last chooses
     at_once = jax.tree.map(lambda numbers: numbers[0], draws)
-    drafts, _ = choose_actions(given, first_obs, carries, at_once)
-
-    first, first_notes = apart(setup, drafts)
+    first, first_notes = apart(setup, choose_actions(given, first_obs, carries, at_once)[0])
 
     def step(carry: tuple, x: tuple) -> tuple[tuple, tuple]:
         (replicas, live, actions), (env_keys, draws) = jax.tree.map(lambda leaf: leaf[None], (carry, x))

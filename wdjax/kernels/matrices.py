@@ -127,13 +127,12 @@ def _product_of_numbers(numbers: Elements, weights: Shared, lanes: tuple[int, ..
     """Few numbers times a matrix: sums of its rows, exact in float32."""
     read = functools.cache(lambda i: weights.ref[i, :])
     width = weights.ref.shape[1]
-    spread = lambda x: jnp.broadcast_to(x, (*lanes, width))  # noqa: E731
 
     def product(row: Elements) -> jax.Array:
         total = jnp.zeros((*lanes, width))
         for i, element in enumerate(row):
             if not (isinstance(element, np.generic) and element == 0):
-                total = total + spread(jnp.asarray(element)[..., None]) * spread(read(i))
+                total = total + _along_row(element, total.shape) * jnp.broadcast_to(read(i), total.shape)
         return total
 
     flat = numbers.reshape(-1, numbers.shape[-1])
@@ -148,12 +147,16 @@ def _block_of(numbers: Elements, width: int, lanes: tuple[int, ...]) -> Block:
         for i, element in enumerate(row):
             own = (*jnp.shape(element), width)
             here = jax.lax.broadcasted_iota(jnp.int32, own, len(own) - 1) == i
-            spread = jnp.broadcast_to(jnp.asarray(element)[..., None], own)
-            parts[own] = jnp.where(here, spread, parts.get(own, jnp.zeros(own)))
+            parts[own] = jnp.where(here, _along_row(element, own), parts.get(own, jnp.zeros(own)))
         return functools.reduce(jnp.add, (jnp.broadcast_to(part, (*lanes, width)) for part in parts.values()))
 
     flat = numbers.reshape(-1, numbers.shape[-1])
     return Block(array_of([joined(row) for row in flat], numbers.shape[:-1]), numbers.shape[-1])
+
+
+def _along_row(element: Any, shape: tuple[int, ...]) -> jax.Array:
+    """Returns a number, of lanes or of all, in every place of rows [*lanes, width]."""
+    return jnp.broadcast_to(element[..., None] if jnp.ndim(element) else element, shape)
 
 
 def _for_each(function: Any, rows: np.ndarray) -> np.ndarray:
@@ -166,7 +169,7 @@ def _computed(eqn: Any, inputs: Sequence[Any]) -> list[Any] | None:
     operands = [_rows_of(x, block) for x in inputs]
     if any(rows is None for rows in operands):
         return None
-    shape = np.broadcast_shapes(*(row.shape for rows in operands for row in rows))
+    shape = np.broadcast_shapes(*(jnp.shape(row) for rows in operands for row in rows))
     function, spread = computed(eqn), lambda row: jnp.broadcast_to(row, shape)
     rows = [function(*map(spread, each)) for each in zip(*operands, strict=True)]
     return [Block(array_of(rows, block.rows.shape), block.size)]
@@ -183,4 +186,4 @@ def _rows_of(x: Any, block: Block) -> list[jax.Array] | None:
     rows = np.broadcast_to(numbers_of(x), block.shape).reshape(-1, block.size)
     if any(len(set(map(identity, row))) > 1 for row in rows):
         return None
-    return [jnp.asarray(row[0])[..., None] for row in rows]
+    return [row[0][..., None] if jnp.ndim(row[0]) else row[0] for row in rows]

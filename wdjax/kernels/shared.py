@@ -75,9 +75,12 @@ def load(ref: Any, aval: Any) -> Elements | Shared:
 def numbers_of(x: Shared) -> Elements:
     """Returns an array number by number."""
     check_size("an array that all replicas share, number by number,", x.shape)
-    if x.elements is None:
-        return _read(x, [*map(constant, np.indices(x.shape, np.int32))], x.shape)
-    return np.broadcast_to(x.elements, x.shape)
+    if x.elements is not None:
+        return np.broadcast_to(x.elements, x.shape)
+    own = x.shape[-1:] if x.is_vector else x.shape  # rows of a vector are all the same
+    flat = np.broadcast_to(np.arange(math.prod(own), dtype=np.int32).reshape(own), x.shape)
+    places = np.indices(x.shape, np.int32) if x.is_matrix else (np.zeros(x.shape, np.int32), flat)
+    return each(functools.partial(_number, x), x.shape, *map(constant, places))
 
 
 def apply(eqn: Any, x: Shared, *indices: Elements) -> list[Elements] | None:
@@ -117,9 +120,8 @@ def _read(x: Shared, coordinates: Sequence[Elements], shape: tuple[int, ...]) ->
     """Reads numbers of an array, their places along each of its axes given."""
     if x.is_matrix:
         return each(functools.partial(_number, x), shape, *coordinates)
-    place = constant(np.int32(0))
-    axes = [*zip(x.shape, coordinates, strict=True)][-1 if x.is_vector else 0 :]  # rows of a vector are all the same
-    for size, coordinate in axes:
+    place, *others = coordinates[-1:] if x.is_vector else coordinates
+    for size, coordinate in zip(x.shape[1:], others, strict=not x.is_vector):
         place = call_each(lambda p, c, size=size: p * size + c, shape, place, coordinate)
     return each(functools.partial(_number, x, np.int32(0)), shape, place)
 

@@ -44,6 +44,7 @@ def limit(steps):
 
 
 SLOW = {
+    "cartpole": lambda: preset("cartpole", rollout_length=16),
     "two_policies": gridworld,
     "cartpole_ppo": lambda: preset("cartpole_ppo", **limit(5)),
     "acrobot": lambda: preset("acrobot", **limit(5)),
@@ -57,7 +58,6 @@ SLOW = {
     "normalized": lambda: preset("cartpole_ppo", **limit(5), **{"policies.agent.normalize_observation": True}),
 }
 CASES = {
-    "cartpole": lambda: preset("cartpole", rollout_length=16),
     "cartpole, a pool": lambda: pooled("cartpole", 1000, **{"policies.agent.network.hidden_sizes": [16]}),
     **SLOW,
 }
@@ -117,7 +117,7 @@ def test_kernel_under_vmap():
 
 
 def test_an_update_on_a_gpu_has_the_kernel_and_one_on_a_cpu_not(monkeypatch):
-    learner = make_learner(preset("cartpole", **{"policies.agent.network.hidden_sizes": [16]}))
+    learner = make_learner(preset("cartpole", reset=1000, **{"policies.agent.network.hidden_sizes": [16]}))
     state = jax.eval_shape(learner.init, jax.random.key(0))
     assert "pallas" not in str(jax.make_jaxpr(functools.partial(rollout, learner.setup))(state, jax.random.key(0)))
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
