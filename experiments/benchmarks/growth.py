@@ -13,7 +13,7 @@ that of the time between a point and the one before, both axes logarithmic: 0 co
 import dataclasses
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -86,7 +86,7 @@ def main(arguments: list[str] | None = None) -> None:
     else:
         jax.config.update("jax_enable_compilation_cache", False)
         words = f"{machine()}{', small sizes' if parsed.small else ''}"
-        results = measure(parsed.rows, parsed.small, parsed.repeats)
+        results = measure(parsed.rows, parsed.small, parsed.repeats, lambda done: write_json(parsed.json, words, done))
     print(words)
     for curve in dict.fromkeys(result["curve"] for result in results):
         own = [result for result in results if result["curve"] == curve]
@@ -96,8 +96,17 @@ def main(arguments: list[str] | None = None) -> None:
         draw(results, words, parsed.picture)
 
 
-def measure(curves: Sequence[str], small: bool, repeats: int) -> list[dict[str, Any]]:
-    """Compiles all points, several at a time on a GPU's host, and times one after the other. Returns their numbers."""
+def measure(
+    curves: Sequence[str], small: bool, repeats: int, keep: Callable[[list[dict[str, Any]]], None] = lambda done: None
+) -> list[dict[str, Any]]:
+    """Compiles all points, several at a time on a GPU's host, and times one after the other.
+
+    Args:
+        keep: is told what is there so far after each point.
+
+    Returns:
+        the numbers of every point.
+    """
     sizes = {curve: [n for n in CURVES[curve] if not small or n <= MOST[curve]] for curve in curves}
     configs = {(curve, n): config_of(curve, n, small) for curve in curves for n in sizes[curve]}
     programs = [learner_program(TRAINING, config, NUM_UPDATES) for config in configs.values()]
@@ -118,7 +127,8 @@ def measure(curves: Sequence[str], small: bool, repeats: int) -> list[dict[str, 
             except jax.errors.JaxRuntimeError as error:  # memory, at the largest
                 numbers["error"] = str(error).splitlines()[0]
             results.append(numbers | slope(results, numbers))
-            print(*cells(results[-1]), sep="  ", flush=True)
+            print(curve, *cells(results[-1]), sep="  ", flush=True)
+            keep(results)
     return results
 
 

@@ -24,6 +24,7 @@ from wdjax.experiments.benchmarks.rows import STEPPING, TRAINING, WORKLOADS
 from wdjax.experiments.benchmarks.warp_drive import UPDATES, make_trainer, train, words
 
 NUM_STEPS = 200  # of random play
+UPDATES_OF_SEEDS = 200  # a second or two: 256 networks are drawn first, which takes as long as 80 updates
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,8 +73,9 @@ def whole_ppo(workload: str, theirs: bool, path: Path | None, small: bool) -> Bu
     """PPO from a key to the trained state with PureJaxRL's numbers: by wdjax, or by its ppo.py."""
     row = WORKLOADS[workload]
     num_envs, seeds = row.config(small).num_envs, row.num_members(small)
-    config = purejaxrl.own_numbers(num_envs, row.num_updates)
-    words = f"{max(seeds, 1)} seeds, {num_envs} envs x 128, {row.num_updates} updates of 4 x 4, 64-64, values clipped"
+    num_updates = UPDATES_OF_SEEDS if seeds and not small else row.num_updates
+    config = purejaxrl.own_numbers(num_envs, num_updates)
+    words = f"{max(seeds, 1)} seeds, {num_envs} envs x 128, {num_updates} updates of 4 x 4, 64-64, values clipped"
     if theirs:
         words = f"{purejaxrl.load(path)[1]}, metrics of every env step"
     run = purejaxrl.their_run(path, config, seeds) if theirs else purejaxrl.our_run(config, seeds)

@@ -8,7 +8,7 @@ tag_gridworld, tag_continuous: whole updates of WarpDrive's own yaml, by its CUD
 PureJaxRL's ppo.py, and by wdjax with its numbers. Games with a size: gymnax's random play, by scans of 200 steps, fresh
 resets, the sum of every observation, reward and end flag returned; wdjax's by a scan of `VectorEnv.step`, and by
 `wdjax.play`. Where peers are looked for (PATH/NAME, else what is installed) stands in warp_drive.py and purejaxrl.py;
-gymnax 1.0 lies in PATH/gymnax (`pip install --no-deps --target`). Products are tf32 on a GPU, float32 on a CPU.
+gymnax 1.0 and gymnasium in PATH/gymnax (`pip install --no-deps --target`). Products are tf32 on a GPU, float32 on a CPU.
 
 Every library has a process of its own; all programs of a row are compiled and called once, then they run in turn, A B C
 A B C. Rates are of median times; "wdjax is faster" is the median over the turns of the peer's time for an env step over
@@ -87,6 +87,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         for row in parsed.rows:
             results += measure(row, workers, parsed.peers_path, parsed.small, parsed.repeats)
+            write_json(parsed.json, "not over yet", results)
             for name in WARP_DRIVE.keys() & workers.keys():  # a second game in one process would play the first
                 workers.pop(name).close()
     finally:

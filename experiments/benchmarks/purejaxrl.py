@@ -4,7 +4,7 @@ Its repository is looked for in PATH/purejaxrl, where PATH is `--peers-path`, wi
 
     git clone https://github.com/luchris429/purejaxrl PATH/purejaxrl
     pip install --no-deps --target PATH/purejaxrl gymnax==0.0.9 distrax==0.1.7 tfp-nightly \\
-        dm-tree gast decorator cloudpickle six seaborn
+        dm-tree gast decorator cloudpickle six seaborn gymnasium farama-notifications
 """
 
 import dataclasses

@@ -74,6 +74,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = Parser(__doc__, (*TASKS, *BANDS), repeats=0)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all numbers to this file")
     parser.add_argument("--peers-path", type=Path, metavar="PATH", help="folder with a folder for each peer")
+    parser.add_argument("--only", metavar="WORDS", default="", help="programs whose name begins so: PureJaxRL")
     parser.add_argument("--seeds", type=int, nargs="+", help="side by side, a program for each (default: the row's)")
     parsed = parser.parse(arguments)
     jax.config.update("jax_enable_compilation_cache", False)
@@ -85,8 +86,11 @@ def main(arguments: list[str] | None = None) -> None:
             continue
         for seeds in parsed.seeds or TASKS[row].seeds:
             for name, config in TASKS[row].runs.items():
+                if not name.startswith(parsed.only):
+                    continue
                 results.append({"row": row, "program": name, **reach(name, config(), TASKS[row].level, seeds, parsed)})
                 print(*cells(results[-1]), results[-1].get("error", ""), sep="  ", flush=True)
+                write_json(parsed.json, machine(), results)
     Console(width=180).print(make_table(COLUMNS, map(cells, results)))
     write_json(parsed.json, machine(), results)
 

@@ -1,7 +1,7 @@
 """WarpDrive 2.7.1 training its own tag_gridworld.yaml and tag_continuous.yaml, to be timed by turns with wdjax.
 
 It is looked for in PATH/warp_drive, where PATH is `--peers-path` (it writes into its own folder), else where it is
-installed; torch and numba must be installed, and its CUDA kernels want nvcc on the way to run:
+installed; torch and numba must be, and its CUDA kernels want nvcc, on the PATH, and CURAND's headers (CPATH):
 
     pip install --no-deps --target PATH/warp_drive rl-warp-drive==2.7.1 gym==0.26.2 gym-notices cloudpickle \\
         pycuda pytools mako platformdirs siphash24
@@ -14,6 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
 UPDATES = {"tag_gridworld": 5, "tag_continuous": 2}  # in a timed call: about a second
@@ -38,6 +39,8 @@ def make_trainer(name: str, backend: str) -> Any:
         ImportError: where it, or what it needs, is not there.
         Exception: whatever else it raises where it does not start.
     """
+    for gone, now in (("row_stack", "vstack"), ("trapz", "trapezoid")):  # numba-cuda asks for them; numpy 2.5 has not
+        setattr(np, gone, getattr(np, now))
     import torch
     from warp_drive.env_wrapper import EnvWrapper
     from warp_drive.training.trainers.trainer_a2c import TrainerA2C
