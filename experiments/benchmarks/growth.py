@@ -54,7 +54,8 @@ def config_of(curve: str, size: int, small: bool = False) -> TrainConfig:
 
 def title_of(curve: str, config: TrainConfig) -> str:
     """Returns what stays as it is along a curve, in words."""
-    fixed = {"replicas": f"{config.num_envs:,} replicas", "rollout_length": f"{config.rollout_length} steps"}
+    steps = f"rollouts of {config.rollout_length}"
+    fixed = {"replicas": f"{config.num_envs:,} replicas", "rollout_length": steps}
     fixed.pop(curve, None)
     agents = ["16 agents"] if curve == "policies" else []
     return f"{config.env}: {', '.join([*agents, *fixed.values()])}"
@@ -167,7 +168,7 @@ def draw(results: Sequence[Mapping[str, Any]], words: str, path: Path) -> None:
         memory = axes.twinx()
         axes.loglog(sizes, [r["ms_per_pass"] for r in own], "o-", color="#245EB6", markersize=4)
         memory.loglog(sizes, [r["bytes"] / 1e6 for r in own], "s--", color="#C2571A", markersize=3, linewidth=1)
-        axes.set_title(own[0]["title"], fontsize=10)
+        axes.set_title(own[0]["title"], fontsize=9)
         axes.set_xlabel(curve.replace("_", " ") + (" (steps)" if curve == "rollout_length" else ""))
         axes.set_ylabel("time of an update (ms)", color="#245EB6")
         memory.set_ylabel("memory (MB)", color="#C2571A")

@@ -24,7 +24,13 @@ from wdjax.experiments.benchmarks.rows import STEPPING, TRAINING, WORKLOADS
 from wdjax.experiments.benchmarks.warp_drive import UPDATES, make_trainer, train, words
 
 NUM_STEPS = 200  # of random play
-UPDATES_OF_SEEDS = 200  # a second or two: 256 networks are drawn first, which takes as long as 80 updates
+# Row -> (replicas, updates, seeds side by side; 0: one without vmap), at full size and at that for a CPU. Networks are
+# drawn in the time that counts, 256 of them in that of some 65 updates.
+PPO = {
+    "cartpole_ppo": ((10_000, 4, 0), (200, 4, 0)),
+    "cartpole_ppo_256_seeds": ((4, 200, 256), (4, 20, 8)),
+    "cartpole_ppo_one_seed": ((4, 200, 0), (4, 100, 0)),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,17 +75,15 @@ def gymnax(workload: str, path: Path | None, small: bool) -> Built:
     return Built(words, num_envs * NUM_STEPS, waiting(measure.compiled(play, (jax.random.key(1), state))))
 
 
-def whole_ppo(workload: str, theirs: bool, path: Path | None, small: bool) -> Built:
+def whole_ppo(row: str, theirs: bool, path: Path | None, small: bool) -> Built:
     """PPO from a key to the trained state with PureJaxRL's numbers: by wdjax, or by its ppo.py."""
-    row = WORKLOADS[workload]
-    num_envs, seeds = row.config(small).num_envs, row.num_members(small)
-    num_updates = UPDATES_OF_SEEDS if seeds and not small else row.num_updates
+    num_envs, num_updates, seeds = PPO[row][small]
     config = purejaxrl.own_numbers(num_envs, num_updates)
     words = f"{max(seeds, 1)} seeds, {num_envs} envs x 128, {num_updates} updates of 4 x 4, 64-64, values clipped"
     if theirs:
         words = f"{purejaxrl.load(path)[1]}, metrics of every env step"
     run = purejaxrl.their_run(path, config, seeds) if theirs else purejaxrl.our_run(config, seeds)
-    env_steps = config.num_updates * config.env_steps_per_update * max(seeds, 1)
+    env_steps = num_updates * config.env_steps_per_update * max(seeds, 1)
     return Built(words, env_steps, waiting(run.call))
 
 
@@ -144,7 +148,7 @@ ROWS |= {
         "wdjax": functools.partial(whole_ppo, name, False),
         "PureJaxRL": functools.partial(whole_ppo, name, True),
     }
-    for name in ("cartpole_ppo", "cartpole_ppo_256_seeds")
+    for name in PPO
 }
 ROWS |= {
     f"{game}_{size}": {

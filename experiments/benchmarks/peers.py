@@ -4,11 +4,12 @@
     python -m wdjax.experiments.benchmarks.peers cartpole_10k --small      # sizes for a CPU; gymnax as it is installed
 
 tag_gridworld, tag_continuous: whole updates of WarpDrive's own yaml, by its CUDA kernels and by numba. cartpole_ppo
-(10,000 replicas x 128, 4 epochs x 4 minibatches) and 256 seeds of 4 x 128: runs from a key to the trained state by
+(10,000 replicas x 128, 4 epochs x 4 minibatches), 256 seeds and one of 4 x 128: runs from a key to the trained state by
 PureJaxRL's ppo.py, and by wdjax with its numbers. Games with a size: gymnax's random play, by scans of 200 steps, fresh
 resets, the sum of every observation, reward and end flag returned; wdjax's by a scan of `VectorEnv.step`, and by
 `wdjax.play`. Where peers are looked for (PATH/NAME, else what is installed) stands in warp_drive.py and purejaxrl.py;
-gymnax 1.0 and gymnasium in PATH/gymnax (`pip install --no-deps --target`). Products are tf32 on a GPU, float32 on a CPU.
+gymnax 1.0 lies in PATH/gymnax with gymnasium (`pip install --no-deps --target`). Products are tf32 on a GPU, float32 on
+a CPU.
 
 Every library has a process of its own; all programs of a row are compiled and called once, then they run in turn, A B C
 A B C. Rates are of median times; "wdjax is faster" is the median over the turns of the peer's time for an env step over

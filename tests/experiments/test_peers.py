@@ -31,11 +31,14 @@ def test_own_numbers_are_those_of_ppo_py():
 
 
 def test_rows_of_peers_are_rows_of_the_suite():
-    assert set(peer_programs.ROWS) <= set(WORKLOADS)
+    assert set(peer_programs.ROWS) - set(peer_programs.PPO) <= set(WORKLOADS)
     for row, programs in peer_programs.ROWS.items():
-        own = ["wdjax"] if TRAINING in WORKLOADS[row].tiers else ["wdjax", "wdjax.play"]
+        own = ["wdjax"] if row in peer_programs.PPO or TRAINING in WORKLOADS[row].tiers else ["wdjax", "wdjax.play"]
         assert list(programs)[: len(own)] == own
         assert len(programs) > len(own)
+    for row in ("cartpole_ppo", "cartpole_ppo_256_seeds"):  # of the sizes of the suite's
+        num_envs, _, seeds = peer_programs.PPO[row][0]
+        assert (num_envs, seeds) == (WORKLOADS[row].config().num_envs, WORKLOADS[row].num_members())
     assert sum("gymnax" in programs for programs in peer_programs.ROWS.values()) == 10
 
 
