@@ -64,12 +64,11 @@ def measure(row: Workload, tier: str, small: bool, repeats: int) -> dict[str, An
     traced = time.perf_counter()
     compiled = compile_lowered(lowered, program.options)
     ended = time.perf_counter()
-    memory = compiled.memory_analysis()
-    parts = {name: getattr(memory, f"{name}_size_in_bytes") for name in ("argument", "output", "temp")}
+    parts = compiled_bytes(compiled)
     numbers: dict[str, Any] = {
         "tier": tier, "workload": program.words, "agents": program.agents, "small": small, "machine": machine(),
         "trace_seconds": traced - start, "compile_seconds": ended - start,  # both: what a person waits for
-        "compiled_bytes": {**parts, "all": sum(parts.values())},
+        "compiled_bytes": parts,
     }  # fmt: skip
     try:
         if repeats:
@@ -82,7 +81,7 @@ def measure(row: Workload, tier: str, small: bool, repeats: int) -> dict[str, An
         numbers["error"] = str(error).splitlines()[0]
     peak = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")  # of this process so far
     numbers["peak_bytes_from"] = "compiler" if peak is None else "device"
-    numbers["peak_bytes"] = sum(parts.values()) if peak is None else peak
+    numbers["peak_bytes"] = parts["all"] if peak is None else peak
     target = None if small else row.targets.get(tier)  # of the full size
     return numbers | (dataclasses.asdict(target) if target else {})
 
@@ -113,6 +112,13 @@ def make_program(row: Workload, tier: str, small: bool = False) -> Program:
     if tier == STEPPING:
         return stepping_program(config, row.stepping_length or config.rollout_length, row.plays)
     return learner_program(tier, config, row.num_updates, row.num_members(small))
+
+
+def compiled_bytes(program: jax.stages.Compiled) -> dict[str, int]:
+    """Returns the bytes of a compiled program's arguments, results (output), what is between (temp), and all."""
+    memory = program.memory_analysis()
+    parts = {name: getattr(memory, f"{name}_size_in_bytes") for name in ("argument", "output", "temp")}
+    return {**parts, "all": sum(parts.values())}
 
 
 def compiled(function: Callable, arguments: tuple, options: Mapping[str, bool | str] | None = None) -> Callable:

@@ -1,125 +1,167 @@
-"""wdjax beside its peers on this machine, taking turns in one run: gymnax's stepping, and a PPO as PureJaxRL does it.
+"""wdjax beside its peers on the same work, by turns in one run: WarpDrive's, PureJaxRL's and gymnax's own programs.
 
-    python -m wdjax.experiments.benchmarks.peers                       # all rows (pip install gymnax six)
-    python -m wdjax.experiments.benchmarks.peers cartpole ppo --repeats 15 --json peers.json
+    python -m wdjax.experiments.benchmarks.peers --peers-path PATH         # on a GPU, about three minutes
+    python -m wdjax.experiments.benchmarks.peers cartpole_10k --small      # sizes for a CPU; gymnax as it is installed
 
-Stepping: a scan of 200 steps of 1,000 and of 10,000 replicas, actions drawn at random, resets as each library makes
-them, the sum of every observation, reward and end flag returned. Training: cartpole, 4 replicas x 128 steps, PPO of 4
-epochs x 4 minibatches, actor and critic 64-64 tanh; the peer is our own writing (purejaxrl_style.py) on gymnax's
-cartpole. Both programs are compiled first; then they run in turn, A B A B. Rates are of the median times. "ratio" is
-the median over the turns of the peer's time divided by that of wdjax: above 1, wdjax is faster. "of CPU time" is the
-same of the seconds of work of all threads, which other work on the machine disturbs less.
+tag_gridworld, tag_continuous: whole updates of WarpDrive's own yaml, by its CUDA kernels and by numba. cartpole_ppo
+(10,000 replicas x 128, 4 epochs x 4 minibatches), 256 seeds and one of 4 x 128: runs from a key to the trained state by
+PureJaxRL's ppo.py, and by wdjax with its numbers. Games with a size: gymnax's random play, by scans of 200 steps, fresh
+resets, the sum of every observation, reward and end flag returned; wdjax's by a scan of `VectorEnv.step`, and by
+`wdjax.play`. Where peers are looked for (PATH/NAME, else what is installed) stands in warp_drive.py and purejaxrl.py;
+gymnax 1.0 lies in PATH/gymnax with gymnasium (`pip install --no-deps --target`). Products are tf32 on a GPU, float32 on
+a CPU.
+
+Every library has a process of its own; all programs of a row are compiled and called once, then they run in turn, A B C
+A B C. Rates are of median times; "wdjax is faster" is the median over the turns of the peer's time for an env step over
+that of wdjax; "by CPU time" the same of the seconds of work of all threads. A peer that does not start is a row in
+words.
 """
 
-import functools
-import importlib.metadata
-import importlib.util
-import operator
+import contextlib
+import json
 import os
 import statistics
-import time
-from collections.abc import Callable
+import subprocess
+import threading
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-import jax
 from rich.console import Console
 
-from wdjax.experiments.benchmarks.measure import compiled, learner_program, stepping_program, sum_of_steps
-from wdjax.experiments.benchmarks.rows import TRAINING
-from wdjax.experiments.benchmarks.timing import Parser, machine, make_table, short, write_json
-from wdjax.train.load import load_config
-from wdjax.train.state.registry import read_config
+from wdjax.experiments.benchmarks.peer_programs import ROWS, WARP_DRIVE
+from wdjax.experiments.benchmarks.timing import (
+    Parser,
+    command,
+    machine,
+    make_table,
+    median_and_spread,
+    short,
+    write_json,
+)
 
-GAMES = {
-    "cartpole": "CartPole-v1",
-    "acrobot": "Acrobot-v1",
-    "mountain_car": "MountainCar-v0",
-    "continuous_mountain_car": "MountainCarContinuous-v0",
-    "pendulum": "Pendulum-v1",
-}
-NAMES = (*GAMES, "ppo")
-NUM_STEPS = 200
+LIMIT = 120.0  # seconds until a process that does not answer is ended
+SHARED = {"wdjax.play": "wdjax"}  # program -> whose process it shares
+
+
+class Worker:
+    """A process of one library, which is asked in JSON and answers in JSON (peer_programs.py)."""
+
+    def __init__(self, path: Path | None) -> None:
+        arguments, environ = command("peer_programs", [str(path.resolve())] if path else [], {
+            "XLA_PYTHON_CLIENT_PREALLOCATE": "false",  # processes share the card
+            "PYTHONDONTWRITEBYTECODE": "1",  # WarpDrive writes modules of its own, twice a second if need be
+        })  # fmt: skip
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(arguments, stdin=pipe, stdout=pipe, text=True, env=environ)
+
+    def ask(self, *request: Any) -> None:
+        """Sends a request; nothing happens where the process has ended, which `answer` says."""
+        with contextlib.suppress(BrokenPipeError):
+            print(json.dumps(request), file=self.process.stdin, flush=True)
+
+    def answer(self) -> dict[str, Any]:
+        """Returns the answer to the oldest request without one; `error` where the process ended or is silent."""
+        timer = threading.Timer(LIMIT, self.process.kill)
+        timer.start()
+        line = self.process.stdout.readline()
+        timer.cancel()
+        return json.loads(line) if line else {"error": f"its process ended with status {self.process.wait()}"}
+
+    def close(self) -> None:
+        """Ends the process."""
+        self.process.kill()
+        with contextlib.suppress(BrokenPipeError):  # a request that it has not read
+            self.process.communicate()
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Measures the rows named on the command line, or all, and prints a table."""
-    parser = Parser(__doc__, NAMES, repeats=15)
-    parser.add_argument("--num-envs", type=int, nargs="+", default=[1_000, 10_000], help="replicas of stepping")
-    parser.add_argument("--updates", type=int, default=25, help="updates in one timed program of training")
+    parser = Parser(__doc__, ROWS)
+    parser.add_argument("--peers-path", type=Path, metavar="PATH", help="folder with a folder for each peer")
+    parser.add_argument("--small", action="store_true", help="sizes for a CPU")
     parsed = parser.parse(arguments)
-    if not importlib.util.find_spec("gymnax"):
-        parser.error("gymnax = None: must be installed: pip install gymnax six")
-    jax.config.update("jax_enable_compilation_cache", False)
-    words = f"{machine()}, gymnax {importlib.metadata.version('gymnax')}, {os.cpu_count()} CPU cores"
-    print(words, flush=True)
+    if parsed.peers_path is not None and not parsed.peers_path.is_dir():
+        parser.error(f"--peers-path = {str(parsed.peers_path)!r}: must be a folder")
+    workers: dict[str, Worker] = {}
     results = []
-    for name in parsed.rows:
-        pairs = [ppo_pair(parsed.updates)] if name == "ppo" else [stepping_pair(name, n) for n in parsed.num_envs]
-        results += [measure(name, *pair, parsed.repeats) for pair in pairs]
-    columns = ("row", "wdjax, env steps/s", "peer, env steps/s", "ratio", "of CPU time")
-    rows = (
-        (row["workload"], *(short(row[f"{who}_env_steps_per_second"]) for who in ("wdjax", "peer")),
-         f"{row['ratio']:.2f}", f"{row['ratio_of_cpu_time']:.2f}")
-        for row in results
-    )  # fmt: skip
-    Console(width=180).print(make_table(columns, rows))
+    try:
+        for row in parsed.rows:
+            results += measure(row, workers, parsed.peers_path, parsed.small, parsed.repeats)
+            write_json(parsed.json, "not over yet", results)
+            for name in WARP_DRIVE.keys() & workers.keys():  # a second game in one process would play the first
+                workers.pop(name).close()
+    finally:
+        for worker in workers.values():
+            worker.close()
+    words = f"{machine()}, {os.cpu_count()} CPU cores{', small sizes' if parsed.small else ''}"
+    print(words)
+    columns = ("row", "program", "env steps/s", "spread", "wdjax is faster", "wdjax.play is faster", "by CPU time")
+    Console(width=180).print(make_table(columns, map(cells, results)))
+    for result in results:
+        if "error" in result:
+            print(f"{result['row']}, {result['program']}: {result['error']}")
     write_json(parsed.json, words, results)
 
 
-def measure(name: str, words: str, env_steps: int, ours: Callable, theirs: Callable, repeats: int) -> dict[str, Any]:
-    """Times two programs in turn. Returns the numbers of the row, which are also printed."""
-    programs = {"wdjax": ours, "peer": theirs}
-    wall, work = ({who: [] for who in programs} for _ in range(2))
-    for turn in range(repeats + 1):
-        for who, program in programs.items():
-            start, start_work = time.perf_counter(), time.process_time()
-            jax.block_until_ready(program())
-            if turn:  # the first is the warm-up
-                wall[who].append(time.perf_counter() - start)
-                work[who].append(time.process_time() - start_work)
-    ratio, of_work = (statistics.median(map(operator.truediv, times["peer"], times["wdjax"])) for times in (wall, work))
-    print(f"{words}: {ratio:.2f} times the peer ({of_work:.2f} of CPU time)", flush=True)
-    speeds = {f"{who}_env_steps_per_second": env_steps / statistics.median(times) for who, times in wall.items()}
-    return {
-        "row": name, "workload": words, "ratio": ratio, "ratio_of_cpu_time": of_work, **speeds,
-        "seconds": wall, "cpu_seconds": work,
-    }  # fmt: skip
+def measure(
+    row: str, workers: dict[str, Worker], path: Path | None, small: bool, repeats: int
+) -> list[dict[str, Any]]:
+    """Times the programs of a row by turns, in the processes of their libraries, which are started where there is none.
+
+    Returns:
+        the numbers of every program, or its `error`; each is printed as a line.
+    """
+    asked: dict[str, Worker] = {}
+    for name in ROWS[row]:
+        library = SHARED.get(name, name)
+        if library not in workers or workers[library].process.poll() is not None:
+            workers[library] = Worker(path)
+        asked[name] = workers[library]
+        asked[name].ask(row, name, small)  # all compile at the same time
+    found = {name: worker.answer() for name, worker in asked.items()}
+    ready = {name: worker for name, worker in asked.items() if "error" not in found[name]}
+    turns: dict[str, list[dict[str, float]]] = {name: [] for name in ready}
+    for _ in range(repeats):
+        for name in turns:
+            ready[name].ask(row, name, small)
+            turns[name].append(ready[name].answer())
+    for name, answers in tuple(turns.items()):
+        if failed := [answer for answer in answers if "error" in answer]:
+            found[name] = failed[0]
+            del turns[name]
+    results = [{"row": row, "program": name, **found[name], **numbers(name, found, turns)} for name in found]
+    for result in results:
+        print(*cells(result), result.get("error", ""), sep="  ", flush=True)
+    return results
 
 
-def stepping_pair(game: str, num_envs: int) -> tuple[str, int, Callable, Callable]:
-    """Returns (words, env steps of a call, wdjax's program, gymnax's program), both compiled."""
-    config = read_config({"policies": {"agent": {}}, "env": game, "num_envs": num_envs})
-    program = stepping_program(config, NUM_STEPS)
-    ours = compiled(program.function, jax.jit(program.start)())
-    import gymnax
-
-    env, params = gymnax.make(GAMES[game])
-    reset = jax.vmap(env.reset, (0, None))
-    state = jax.jit(lambda key: reset(jax.random.split(key, num_envs), params)[1])(jax.random.key(0))
-    theirs = compiled(functools.partial(gymnax_play, env, params, num_envs), (jax.random.key(1), state))
-    return f"stepping {game}, {num_envs:,} envs", num_envs * NUM_STEPS, ours, theirs
-
-
-def gymnax_play(env: Any, params: Any, num_envs: int, key: jax.Array, state: Any) -> jax.Array:
-    """`step_at_random` with gymnax's functions. Returns the sum of all that came out, () float32."""
-    space, vector_step = env.action_space(params), jax.vmap(env.step, (0, 0, 0, None))
-
-    def step(action_key: jax.Array, step_key: jax.Array, state: Any) -> tuple:
-        action = jax.vmap(space.sample)(jax.random.split(action_key, num_envs))
-        return vector_step(jax.random.split(step_key, num_envs), state, action, params)
-
-    return sum_of_steps(step, num_envs, NUM_STEPS, key, state)
+def numbers(name: str, found: Mapping[str, Any], turns: Mapping[str, list[dict[str, float]]]) -> dict[str, Any]:
+    """Returns the times of a program, and of a peer how many times as fast wdjax's programs are."""
+    if name not in turns:
+        return {}
+    seconds, work = ([turn[clock] for turn in turns[name]] for clock in ("seconds", "cpu_seconds"))
+    median, spread = median_and_spread(seconds)
+    rate = found[name]["env_steps"] / median
+    result = {"env_steps_per_second": rate, "spread": spread, "seconds": seconds, "cpu_seconds": work}
+    for own in ("wdjax", "wdjax.play"):
+        if own in turns and not name.startswith("wdjax"):
+            steps = found[own]["env_steps"] / found[name]["env_steps"]  # a call of wdjax may be more of them
+            for clock in ("seconds", "cpu_seconds"):
+                pairs = zip(turns[name], turns[own], strict=True)
+                ratio = statistics.median(theirs[clock] / ours[clock] for theirs, ours in pairs)
+                result[f"{own} faster by {clock}"] = ratio * steps
+    return result
 
 
-def ppo_pair(num_updates: int) -> tuple[str, int, Callable, Callable]:
-    """Returns (words, env steps of a call, wdjax's program, the peer's program), both compiled."""
-    from wdjax.experiments.benchmarks import purejaxrl_style
-
-    program = learner_program(TRAINING, load_config("cartpole_ppo", num_envs=4, rollout_length=128), num_updates)
-    ours = compiled(program.function, program.start(), program.options)
-    runner = jax.jit(purejaxrl_style.init)(jax.random.key(0))
-    theirs = compiled(functools.partial(purejaxrl_style.run, num_updates), (runner,))
-    return f"training {program.words}", program.env_steps, ours, theirs
+def cells(result: Mapping[str, Any]) -> list[str]:
+    """Returns a result's cells of the table."""
+    if "error" in result:
+        return [result["row"], result["program"], "-", "-", "-", "-", "-"]
+    ratios = ("wdjax faster by seconds", "wdjax.play faster by seconds", "wdjax faster by cpu_seconds")
+    shown = (f"{result[ratio]:.2f}" if ratio in result else "" for ratio in ratios)
+    rate, spread = short(result["env_steps_per_second"]), f"{result['spread']:.0%}"
+    return [result["row"], result["program"], rate, spread, *shown]
 
 
 if __name__ == "__main__":

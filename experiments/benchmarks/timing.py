@@ -100,25 +100,31 @@ def short(value: float | None) -> str:
     return f"{scaled:,.{max(0, 2 - sum(scaled >= limit for limit in (9.995, 99.95)))}f}{letter}"
 
 
-def start(module: str, arguments: Iterable[str], variables: Mapping[str, str]) -> Any:
-    """Runs a benchmark of this very wdjax, whatever the current folder is, in a process of its own.
+def command(
+    module: str, arguments: Iterable[str], variables: Mapping[str, str]
+) -> tuple[list[str], dict[str, str]]:
+    """Returns the command line and the environment of a process of its own that runs a benchmark of this very wdjax,
+    whatever the current folder is.
 
     Args:
         module: of this package.
         arguments: of its command line.
         variables: over those of the environment; an empty one is left out.
+    """
+    path = filter(None, (str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH")))
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(path), **variables}
+    line = [sys.executable, "-m", f"wdjax.experiments.benchmarks.{module}", *arguments]
+    return line, {name: value for name, value in environ.items() if value}
 
-    Returns:
-        what it printed as its last line, in JSON.
+
+def start(module: str, arguments: Iterable[str], variables: Mapping[str, str]) -> Any:
+    """Runs such a process to its end. Returns what it printed as its last line, in JSON.
 
     Raises:
         subprocess.CalledProcessError: where it ends with another status than 0.
     """
-    path = filter(None, (str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH")))
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(path), **variables}
-    environ = {name: value for name, value in environ.items() if value}
-    command = [sys.executable, "-m", f"wdjax.experiments.benchmarks.{module}", *arguments]
-    ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environ, check=True)
+    line, environ = command(module, arguments, variables)
+    ended = subprocess.run(line, stdout=subprocess.PIPE, text=True, env=environ, check=True)
     return json.loads(ended.stdout.splitlines()[-1])
 
 

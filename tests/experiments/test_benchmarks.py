@@ -333,28 +333,3 @@ def test_startup_runs_the_command():
         assert sum(parts) == pytest.approx(seconds["total"])
     assert result["cold"]["init and compile"] > result["warm"]["init and compile"]
     assert "in all" in [column.header for column in startup.table(result).columns]
-
-
-@pytest.mark.slow
-def test_the_peer_learns():
-    """What wdjax is compared with is a PPO that works: eight seeds end between 245 and 473, others on other CPUs."""
-    pytest.importorskip("gymnax")
-    from wdjax.experiments.benchmarks import purejaxrl_style
-
-    runner = jax.jit(purejaxrl_style.init)(jax.random.key(0))
-    _, returned = jax.jit(lambda runner: purejaxrl_style.run(100, runner))(runner)
-    assert returned[:5].mean() < 60
-    assert returned[-20:].mean() > 200
-
-
-def test_the_peer_has_the_presets_numbers():
-    pytest.importorskip("gymnax")
-    from wdjax.experiments.benchmarks import purejaxrl_style as peer
-
-    config = load_config("cartpole_ppo")
-    own = config.policies["agent"]
-    assert (config.num_envs, config.rollout_length) == (peer.NUM_ENVS, peer.NUM_STEPS)
-    assert (own.epochs, own.minibatches) == (peer.EPOCHS, peer.MINIBATCHES)
-    assert (own.gamma, own.gae_lambda, own.clip) == (peer.GAMMA, peer.LAMBDA, peer.CLIP)
-    assert (own.entropy_coefficient, own.value_coefficient) == (peer.ENTROPY, peer.VALUE)
-    assert own.learning_rate[0][1] == peer.LEARNING_RATE
