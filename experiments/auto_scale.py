@@ -7,7 +7,6 @@ does not fit is known before it runs (`compiled.memory_analysis()`): nothing too
 """
 
 import dataclasses
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -17,13 +16,15 @@ from rich.table import Column, Table
 from wdjax.checks import one_line, require
 from wdjax.train import TrainConfig, make_learner
 from wdjax.train.devices.memory import bytes_free, bytes_needed
-from wdjax.train.host.programs import compile_chunk
+from wdjax.train.host.chunks import most_updates, play, room
+from wdjax.train.host.programs import Program, compile_chunk
 from wdjax.train.learner.init import abstract_state
 from wdjax.train.learner.validate import validate
 
 WORTH = 1.05  # a doubling pays where it is faster by this
 FEWEST_UPDATES = 20  # that a run must have left: fewer learn nothing, however fast
-SECONDS = 1.0  # of measuring, at least one chunk
+SECONDS = 1.0  # of measuring, at least one call
+FEW = 10  # updates of a call
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Trial:
 
 
 def measure(config: TrainConfig, budget: int) -> Trial:
-    """Compiles the chunk of a run, and where it fits runs it for a second."""
+    """Compiles the program of a run, and where it fits runs it for a second."""
     trial = Trial(config.num_envs, config.rollout_length)
     try:
         validate(config)
@@ -49,29 +50,28 @@ def measure(config: TrainConfig, budget: int) -> Trial:
         return dataclasses.replace(trial, words=one_line(error))
     try:
         learner = make_learner(config)
-        program, _ = compile_chunk(learner, abstract_state(learner.setup), config.updates_per_chunk)
+        program, _ = compile_chunk(learner, abstract_state(learner.setup), room(config))
         shared = learner.setup.num_devices if jax.default_backend() == "cpu" else 1  # a CPU's devices share its memory
         trial = dataclasses.replace(trial, memory=shared * bytes_needed(program))
         if trial.memory > budget:
             return dataclasses.replace(trial, words=f"needs {in_words(trial.memory)} of {in_words(budget)}: not run")
-        seconds = time_of(program, learner.init(jax.random.key(config.seed)))
+        size = min(most_updates(config), FEW)
+        seconds = time_of(program, learner.init(jax.random.key(config.seed)), size) / size
     except (jax.errors.JaxRuntimeError, MemoryError) as error:
         if not isinstance(error, MemoryError) and "RESOURCE_EXHAUSTED" not in str(error):
             raise
         return dataclasses.replace(trial, words="out of memory")
-    steps = config.updates_per_chunk * config.env_steps_per_update
-    return dataclasses.replace(trial, env_steps_per_second=steps / seconds)
+    return dataclasses.replace(trial, env_steps_per_second=config.env_steps_per_update / seconds)
 
 
-def time_of(program: Callable[[Any], tuple], state: Any) -> float:
-    """Returns the seconds of a call of a program that donates its state: of the fastest within SECONDS, for whatever
-    else the machine does only slows it."""
-    state, _ = jax.block_until_ready(program(state))
-    times: list[float] = []
+def time_of(program: Program, state: Any, size: int) -> float:
+    """Returns the seconds of so many updates: of the fastest within SECONDS, for whatever else the machine does only
+    slows it."""
+    state, times = play(program, state, 1).state, []
     while sum(times) < SECONDS:
-        start = time.perf_counter()
-        state, _ = jax.block_until_ready(program(state))
-        times.append(time.perf_counter() - start)
+        played = play(program, state, size)
+        state = played.state
+        times.append(played.seconds)
     return min(times)
 
 

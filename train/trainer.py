@@ -1,9 +1,11 @@
-"""The host's side of a run: chunks of updates on the device, and between them metrics, checkpoints and progress."""
+"""The host's side of a run: chunks of updates on the device, and beside them metrics, checkpoints and progress."""
 
 import contextlib
 import dataclasses
 import functools
+import time
 from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +26,21 @@ from wdjax.train.devices.processes import (
     wait_for_all,
 )
 from wdjax.train.evaluation.episodes import Episodes, evaluation_metrics
-from wdjax.train.evaluation.evaluate import UnfinishedEpisodeError, evaluate
+from wdjax.train.evaluation.evaluate import (
+    UnfinishedEpisodeError,
+    begin_evaluation,
+    end_evaluation,
+    lower_evaluation,
+)
 from wdjax.train.evaluation.trajectory import save_episode
+from wdjax.train.host.chunks import room
 from wdjax.train.host.debug import compile_checked, nan_origin
 from wdjax.train.host.determinism import forgets_determinism, is_deterministic
 from wdjax.train.host.failures import BadNumbersError
-from wdjax.train.host.loop import Chunk, Job, Outcome, Program, Row, save_state, train_chunks
+from wdjax.train.host.loop import Chunk, Job, Outcome, Row, copied, save_state, train_chunks
 from wdjax.train.host.plots import save_curves
-from wdjax.train.host.programs import compile_and_init, compile_chunk, telling
-from wdjax.train.host.progress import announce_run, progress_bar, words_of_run
+from wdjax.train.host.programs import Program, compile_and_init, compile_chunk, telling
+from wdjax.train.host.progress import announce_run, last_words, progress_bar, words_of_run
 from wdjax.train.host.signals import stop_signals
 from wdjax.train.learner.bad_numbers import skipped_updates, what_was_skipped, why_it_ends
 from wdjax.train.learner.init import abstract_state, host_key
@@ -49,6 +57,8 @@ from wdjax.train.storage.folder import (
     plain_config,
     prepare_folder,
     require_same_run,
+    with_size_of,
+    write_config,
 )
 from wdjax.train.storage.metrics_log import MetricsLog, finite, open_log, summarize
 
@@ -62,9 +72,11 @@ class Trainer:
         config: of the run.
         workdir: the run's folder; made where it is not there.
         resume: go on from the newest checkpoint in the folder, where there is one.
-        callbacks: functions of (trainer, row), called after every chunk with what was written to metrics.jsonl.
+        callbacks: functions of (trainer, row), called after every chunk with what was written to metrics.jsonl;
+            `trainer.state` is the state after it, while the device may be at the next chunk.
         quiet: no progress bar and no words.
         debug: slow checks, on one device (train/host/debug.py).
+        pictures: whether to draw at the end.
         trust: modules of one's own, beside those that `config` names, of which a run may name code that one of its
             policies begins with (`load_run`).
 
@@ -76,14 +88,15 @@ class Trainer:
 
     def __init__(
         self, config: TrainConfig, workdir: str | Path, resume: bool = False, callbacks: Sequence[Callback] = (),
-        quiet: bool = False, debug: bool = False, trust: Collection[str] = (),
+        quiet: bool = False, debug: bool = False, trust: Collection[str] = (), pictures: bool = True,
     ):  # fmt: skip
         self.config = config = read_config(config)  # one built in Python may hold 1e6 for 1_000_000
         if debug:
             self.config = config = dataclasses.replace(config, devices=1)
-        self.debug = debug
+        self.debug, self.pictures = debug, pictures
         self.workdir = Path(workdir)
         self.callbacks = tuple(callbacks)
+        self._begun = time.perf_counter()
         self.learner = make_learner(config, trust)  # first: a configuration that is refused must leave no folder
         self.console = Console(quiet=quiet or not is_first())
         if debug and not (resume and (self.workdir / CONFIG).exists()):  # that run has begun, whatever its game
@@ -94,7 +107,9 @@ class Trainer:
         on_first(prepare_folder, self.workdir, config, resume, trust)
         on_all(self._require_own_folder)
         self.state: TrainState | None = None
-        self._programs: dict[int, Program] = {}  # by number of updates
+        self._waits = {"the learner": time.perf_counter() - self._begun}  # by what was waited for, seconds
+        self._chunks, self._kernels = 0.0, ""  # seconds of all chunks; what ran by kernels, in words
+        self._evaluation: Future | None = None  # the program of evaluations, compiled while training goes on
         self.best_score: float | None = None
         self.best_updates: int | None = None  # of the state with that score
         self.stopped = False  # whether a signal ended `train` early
@@ -104,9 +119,10 @@ class Trainer:
         require(shared, "workdir", str(self.workdir), "in a folder that all processes share")
         begun = load_run_config(self.workdir, self.learner.setup.trust)
         require_same_run(begun, self.config, f"the run in {self.workdir} was begun with")
+        self.config = with_size_of(begun, self.config)
 
     def train(self) -> TrainState:
-        """Runs until total_env_steps are done and draws, or until Ctrl-C or SIGTERM; saves. Returns the last state.
+        """Runs until total_env_steps are done, then draws, or until Ctrl-C or SIGTERM; saves. Returns the last state.
 
         Raises:
             OSError: where metrics or a checkpoint cannot be written (a full disk); the checkpoints before stay whole.
@@ -115,33 +131,39 @@ class Trainer:
         """
         config = self.config
         with contextlib.ExitStack() as stack:
-            stack.enter_context(telling(self._say))
+            stack.enter_context(telling(self._tell_kernels))
             lock = stack.enter_context(hold_folder(self.workdir)) if is_first() else None
             self._require_own_folder()  # nothing has held the folder since
             stop = stack.enter_context(stop_signals(self.console))  # first: closing waits for the last checkpoint
             checkpoints = stack.enter_context(open_checkpoints(self.workdir / "checkpoints", config.keep_checkpoints))
             best = stack.enter_context(open_checkpoints(self.workdir / "best", 1)) if config.best_by else None
             with ending_with_others():  # it may compile
-                self.state, metrics_size, compile_seconds = self._start(checkpoints, best)
+                state, metrics_size, program, compile_seconds = self._start(checkpoints, best)
             log: MetricsLog | None = None
             if is_first():
                 log = stack.enter_context(open_log(self.workdir / "metrics.jsonl", metrics_size, self._say))
             stack.enter_context(ending_with_others())
-            done = int(self.state.num_updates)
+            self.state, done = state, int(state.num_updates)
+            first, self._waits["compiling"] = done, compile_seconds
             advance = stack.enter_context(progress_bar(self.console, config.num_updates, done))
             job = Job(
-                config, config.num_updates, self._programs, self._compile, functools.partial(self._judge, best, log),
-                functools.partial(self._report, advance), self._host, self._say, checkpoints, log, lock,
+                config, config.num_updates, program, functools.partial(self._judge, best, log),
+                functools.partial(self._report, advance), self._host, self._say, checkpoints, log, self._found,
+                self._needs_state, self._begin_evaluation, lock=lock, beside=not self.debug,
+                meanwhile=self._compile_evaluation,
             )  # fmt: skip
             stopped = lambda: any_process(stop.is_set())  # noqa: E731
-            _, done = train_chunks(job, self.state, done, stopped, compile_seconds)
+            self.state, done = train_chunks(job, state, done, stopped, compile_seconds)
             self.stopped = done < config.num_updates
+        env_steps = (done - first) * config.env_steps_per_update
+        total = time.perf_counter() - self._begun
+        self._say(last_words(env_steps, self._chunks, self._waits, total, self._kernels))
         if self.stopped:
             self._say(
                 f"Stopped and saved after {done * config.env_steps_per_update:,} of {config.total_env_steps:,} env "
                 "steps. Go on with the same command and --resume."
             )
-        elif is_first():
+        elif is_first() and self.pictures:
             self.draw()
         wait_for_all()
         return self.state
@@ -158,11 +180,16 @@ class Trainer:
         except ValueError as error:  # the run is saved whole
             self._say(f"No episode.gif: {error}")
 
+    def _tell_kernels(self, words: str) -> None:
+        self._kernels = words
+        self._say(words)
+
     def _say(self, words: str) -> None:
         self.console.print(words, soft_wrap=True, markup=False)
 
-    def _start(self, checkpoints: Any, best: Any) -> tuple[TrainState, int, float]:
-        """Returns the state to go on from, how much of metrics.jsonl goes with it in bytes, seconds of compilation."""
+    def _start(self, checkpoints: Any, best: Any) -> tuple[TrainState, int, Program, float]:
+        """Returns the state to go on from, how much of metrics.jsonl goes with it in bytes, the program, and the
+        seconds that it took to compile."""
         announce_run(self.console, self.config, self.workdir, self.learner.setup.num_devices)
         like = abstract_state(self.learner.setup)
         found = restore_newest(checkpoints, like, self.config, self._say)
@@ -181,40 +208,44 @@ class Trainer:
             elif best.latest_step() is None:  # damaged, and what was the best before it is gone
                 self.best_updates = self.best_score = None
         elif best is not None and self.best_updates == updates:  # perhaps killed before that one was whole
-            save(best, updates, state, host)
-        return state, host["metrics_size"], 0.0
+            save(best, updates, copied(state), host)
+        most = room(self.config)
+        program = (compile_checked(self.learner, most), 0.0) if self.debug else compile_chunk(self.learner, like, most)
+        return state, host["metrics_size"], *program
 
-    def _first_state(self, like: TrainState) -> tuple[TrainState, int, float]:
-        seed = self.config.seed
-        if self.debug:
-            return self.learner.init(jax.random.key(seed)), 0, 0.0
-        size = min(self.config.updates_per_chunk, self.config.num_updates)
-        state, self._programs[size], seconds = compile_and_init(self.learner, like, seed, size)
-        return state, 0, seconds
+    def _first_state(self, like: TrainState) -> tuple[TrainState, int, Program, float]:
+        seed, most = self.config.seed, room(self.config)
+        if self.debug:  # its program compiles when first called
+            return self.learner.init(jax.random.key(seed)), 0, compile_checked(self.learner, most), 0.0
+        state, program, seconds = compile_and_init(self.learner, like, seed, most)
+        return state, 0, program, seconds
 
-    def _compile(self, state: TrainState, num_updates: int) -> tuple[Callable, float]:
-        if self.debug:
-            return compile_checked(self.learner, num_updates), 0.0  # compiles when first called
-        return compile_chunk(self.learner, state, num_updates)
+    def _found(self, size: int) -> TrainConfig:
+        """Keeps the size of a chunk in the run's folder: whoever resumes it has the same lines."""
+        self.config = dataclasses.replace(self.config, updates_per_chunk=size)
+        on_first(write_config, self.workdir, self.config)
+        return self.config
 
-    def _judge(self, best: Any, log: MetricsLog | None, state: TrainState, chunk: Chunk) -> Outcome:
+    def _judge(self, best: Any, log: MetricsLog | None, chunk: Chunk) -> Outcome:
         """Returns the row of a chunk, with an evaluation where one is due, and whether it ends the run."""
-        self.state, config, setup = state, self.config, self.learner.setup
+        config, setup, done = self.config, self.learner.setup, chunk.done
+        self.state = self.state if chunk.state is None else chunk.state
+        self._chunks += chunk.seconds
         (part,) = chunk.parts
-        done = int(state.num_updates)  # fewer than it was to be, where an update was bad and ends the run
         if best is not None:
             finish(best)  # the next checkpoint must not know of a best one that is not there
         rows = []
         if done > chunk.before:
-            row = self._row(done, chunk) | skipped_updates(config, part.codes)
-            rows = [row | (self._evaluate(best, done, log) if self._is_evaluated(done) else self._no_evaluation())]
+            row = self._row(chunk) | skipped_updates(config, part.codes)
+            evaluated = chunk.begun is not None
+            rows = [row | (self._evaluate(best, chunk, log) if evaluated else self._no_evaluation())]
 
         def failure() -> BadNumbersError:
-            origin = nan_origin(setup, state) if self.debug else None
+            origin = nan_origin(setup, chunk.state) if self.debug else None
             return BadNumbersError(why_it_ends(setup, part.codes, part.streak, done, origin))
 
         words = what_was_skipped(setup, part.codes) if part.codes.any() else ""
-        return Outcome(state, done, rows, words, failure if part.ends else None)
+        return Outcome(rows, words=words, failure=failure if part.ends else None)
 
     def _report(self, advance: Callable[[int, str], None], rows: list[Row]) -> None:
         for row in rows:
@@ -222,8 +253,8 @@ class Trainer:
             for callback in self.callbacks:
                 callback(self, row)
 
-    def _row(self, done: int, chunk: Chunk) -> Row:
-        size = done - chunk.before
+    def _row(self, chunk: Chunk) -> Row:
+        done, size = chunk.done, chunk.done - chunk.before
         steps = size * self.config.env_steps_per_update
         agents = sum(policy.assignment.num_agents for policy in self.learner.setup.policies.values())
         return {
@@ -238,19 +269,35 @@ class Trainer:
         }
 
     def _is_evaluated(self, done: int) -> bool:
-        """Whether so many updates call for an evaluation: every `evaluate_every` chunks or checkpoint, and the last."""
+        """Whether so many updates call for an evaluation."""
         config = self.config
-        if not config.evaluates:
-            return False
-        every = config.evaluate_every or config.checkpoint_every
-        return done == config.num_updates or done // config.updates_per_chunk % every == 0
+        return config.evaluates and (done == config.num_updates or done % config.updates_per_evaluation == 0)
 
-    def _evaluate(self, best: Any, done: int, log: MetricsLog | None) -> dict[str, Any]:
-        """Plays episodes in replicas and with a key of their own, and keeps the best state where best_metric asks."""
+    def _needs_state(self, done: int) -> bool:
+        return bool(self.callbacks) or self._is_evaluated(done)
+
+    def _compile_evaluation(self) -> None:
+        """Begins to compile the program of evaluations, in a thread: the first chunks need nothing of the host."""
         config = self.config
-        key = jax.random.fold_in(host_key(config.seed), done)
+        if config.evaluates:
+            like = abstract_state(self.learner.setup)
+            lowered = lower_evaluation(self.learner, like, config.eval_episodes, config.eval_greedy)
+            thread = ThreadPoolExecutor(1)
+            self._evaluation = thread.submit(lowered.compile)
+            thread.shutdown(wait=False)
+
+    def _begin_evaluation(self, state: TrainState, done: int) -> Any:
+        """Plays episodes in replicas and with a key of their own, where an evaluation is due; nobody waits for them."""
+        if not self._is_evaluated(done):
+            return None
+        key = jax.random.fold_in(host_key(self.config.seed), done)
+        return begin_evaluation(self.learner, state, key, self._evaluation.result())
+
+    def _evaluate(self, best: Any, chunk: Chunk, log: MetricsLog | None) -> dict[str, Any]:
+        """Returns what the episodes came to, and keeps the best state where best_metric asks."""
+        config, done = self.config, chunk.done
         try:
-            episodes = evaluate(self.learner, self.state, key, config.eval_episodes, config.eval_greedy)
+            episodes = end_evaluation(self.learner, chunk.begun)
         except UnfinishedEpisodeError as error:  # training must not end for want of an evaluation
             self._say(f"No evaluation: {error}")
             row = self._no_evaluation()
@@ -261,7 +308,7 @@ class Trainer:
         if as_first(score is not None and (self.best_score is None or score > self.best_score)):
             self.best_score, self.best_updates = score, done
             delete_newer(best, done)  # of a part of the run that was lost, where it comes to other numbers now
-            save_state(best, done, self.state, log, self._host())
+            save_state(best, done, chunk.state, log, self._host())
         return row
 
     def _no_evaluation(self) -> dict[str, None]:

@@ -11,6 +11,7 @@ step is one replica advanced once, those of all members are summed. One member a
 from typing import Any
 
 import jax
+import numpy as np
 
 from wdjax.experiments.benchmarks.timing import Parser, machine, rates, write_json
 from wdjax.experiments.sweep import population
@@ -58,7 +59,7 @@ def measure(members: tuple[Member, ...], num_updates: int, repeats: int, num_dev
 
     def call() -> Any:
         nonlocal states  # the program donates them
-        states, metrics = program(states)
+        states, metrics = program(states, np.int32(num_updates))
         return metrics
 
     env_steps = len(members) * num_updates * setup.config.env_steps_per_update

@@ -73,8 +73,10 @@ class SweepArguments:
     """with --search: the name of the study in its storage"""
     pbt: int = 0
     """members of a population; 0: no population-based training"""
+    pbt_every_updates: int = 0
+    """with --pbt: updates between two selections; 0: as --pbt-every says"""
     pbt_every: int = 1
-    """with --pbt: chunks (updates_per_chunk) between two selections"""
+    """with --pbt: chunks (updates_per_chunk; without it, twentieths of the run) between two selections"""
     pbt_fraction: float = 0.25
     """with --pbt: share of the members, the worst of which copy the best"""
     pbt_factors: tuple[float, float] = FACTORS
@@ -84,7 +86,7 @@ class SweepArguments:
 # option -> the mode that it belongs to
 _OWN = {
     "batch": "search", "halving": "search", "rungs": "search", "storage": "search", "study": "search",
-    "pbt_every": "pbt", "pbt_fraction": "pbt", "pbt_factors": "pbt",
+    "pbt_every_updates": "pbt", "pbt_every": "pbt", "pbt_fraction": "pbt", "pbt_factors": "pbt",
 }  # fmt: skip
 
 
@@ -126,7 +128,9 @@ def run_sweep(preset: str, arguments: SweepArguments, stop: threading.Event) -> 
     if arguments.pbt:
         require(arguments.seeds == 1, "--seeds", arguments.seeds, "1 (left out) with --pbt: every member has its own")
         require(not arguments.members_at_once, "--members-at-once", arguments.members_at_once, "left out with --pbt")
-        selection = Selection(arguments.pbt_every, arguments.pbt_fraction, arguments.pbt_factors)
+        selection = Selection(
+            arguments.pbt_every, arguments.pbt_fraction, arguments.pbt_factors, arguments.pbt_every_updates
+        )
         require_several(mode, arguments, settings)
         kinds.evolve(config, settings, arguments.pbt, selection, **common)
         return

@@ -33,6 +33,8 @@ class TrainArguments:
     resume: bool = False
     """go on from the newest checkpoint in the folder, where there is one"""
     trust: Modules = ()
+    pictures: bool = True
+    """draw curves.png and episode.gif at the end"""
     debug: bool = False
     """slow checks on one device: of the environment, of its asserts, of keys used twice, of where a NaN is made"""
     deterministic: bool = False
@@ -50,7 +52,7 @@ class TrainArguments:
 
 
 def train(arguments: list[str]) -> None:
-    """wdjax train PRESET [--workdir DIR] [--resume] [--debug] [--deterministic] [--FIELD VALUE ...]"""
+    """wdjax train PRESET [--workdir DIR] [--resume] [--no-pictures] [--debug] [--deterministic] [--FIELD VALUE ...]"""
     preset, *changes = require_preset("train", arguments)
     if "--deterministic" in changes:  # before a preset's environment may compute something: XLA looks but once
         make_deterministic()
@@ -64,7 +66,9 @@ def train(arguments: list[str]) -> None:
     trainer_class = import_trainer()
     config = scaled(parsed) if parsed.auto_scale or parsed.auto_scale_rollout else parsed.config
     with no_garbage_collection():
-        trainer = trainer_class(config, parsed.workdir, parsed.resume, debug=parsed.debug, trust=parsed.trust)
+        trainer = trainer_class(
+            config, parsed.workdir, parsed.resume, debug=parsed.debug, trust=parsed.trust, pictures=parsed.pictures
+        )
     trainer.train()
     if trainer.stopped:
         raise SystemExit(STOPPED)

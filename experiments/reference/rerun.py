@@ -12,7 +12,6 @@ import argparse
 import importlib.metadata
 import os
 import textwrap
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from wdjax.experiments.reference.rows import ROWS, Row
 from wdjax.experiments.sweep.population import compile_population, most_devices
 from wdjax.train import load_config, make_learner
 from wdjax.train.config.reading import read_yaml
+from wdjax.train.host.chunks import play
 from wdjax.train.host.plots import COLORS
 from wdjax.train.learner.learner import Learner
 from wdjax.train.load import preset_path
@@ -94,26 +94,29 @@ def measure(row: Row) -> dict[str, Any]:
     keys = jax.vmap(jax.random.key)(jnp.arange(row.seeds))
     states = jax.block_until_ready(jax.vmap(learner.init)(keys))
     program, compile_seconds = compile_population(learner.setup, states, num_updates, devices)
-    compiled = time.perf_counter()
-    states, metrics = jax.block_until_ready(program(states))
-    ended = time.perf_counter()
-    curves = [{name: np.asarray(values[i]) for name, values in metrics.items()} for i in range(row.seeds)]
+    played = play(program, states, num_updates)
+    curves = [{name: values[i] for name, values in played.metrics.items()} for i in range(row.seeds)]
     measured = []
     for i, (own, key) in enumerate(zip(curves, keys, strict=True)):
-        state = jax.device_put(jax.tree.map(lambda leaf, i=i: leaf[i], states), jax.devices()[0])
+        state = jax.device_put(jax.tree.map(lambda leaf, i=i: leaf[i], played.state), jax.devices()[0])
         measured.append(row.measure(learner, state, own, jax.random.fold_in(key, EVALUATION)))
     return {
         "preset": row.preset,
-        "config": read_yaml(preset_path(row.preset)),
+        "config": what_is_learned(row.preset),
         "seeds": row.seeds,
         "env_steps_per_seed": num_updates * learner.config.env_steps_per_update,
-        "seconds": round(ended - compiled, 1),
+        "seconds": round(played.seconds, 1),
         "compile_seconds": round(compile_seconds, 1),
         "machine": f"{f'{devices} x ' * (devices > 1)}{machine()}, {os.cpu_count()} CPU cores",
         "versions": {name: importlib.metadata.version(name) for name in ("flax", "optax", "numpy")},
         "numbers": {name: summarize([one[name] for one in measured]) for name in row.targets},
         "curve": curve(learner, curves),
     }
+
+
+def what_is_learned(preset: str) -> dict[str, Any]:
+    """Returns a preset without what decides no number that is learned."""
+    return {name: value for name, value in read_yaml(preset_path(preset)).items() if name != "checkpoint_every"}
 
 
 def summarize(values: list[float]) -> dict[str, Any]:

@@ -41,17 +41,24 @@ class Selection:
     """When members copy each other, and how values change then."""
 
     every: int = 1
-    """chunks between two selections"""
+    """chunks between two selections, where every_updates is 0 (and where chunks have no size: twentieths of the run)"""
     fraction: float = 0.25
     """of the members: the worst copy the best, as many of each"""
     factors: tuple[float, float] = FACTORS
     """a copy multiplies each value with the one or the other"""
+    every_updates: int = 0
+    """updates between two selections; 0: as `every` says"""
 
     def __post_init__(self):
+        require_integer("every_updates", self.every_updates, 0)
         require_integer("every", self.every, 1)
         require(0 < self.fraction <= 0.5, "fraction", self.fraction, "above 0 and at most 0.5")
         positive = len(self.factors) == 2 and all(0 < factor < np.inf for factor in self.factors)
         require(positive, "factors", self.factors, "two numbers above 0")
+
+    def in_updates(self, config: TrainConfig) -> int:
+        """Returns the updates between two selections."""
+        return self.every_updates or self.every * (config.updates_per_chunk or -(-config.num_updates // 20))
 
 
 def evolve(
@@ -84,7 +91,8 @@ def evolve(
     bounds = bounds_of(settings)
     population = draw_members(base, settings, bounds, members)
     require_traced(population[0].config, bounds)
-    setup = population_setup(population, trust)
+    every = selection.in_updates(population[0].config)
+    setup = population_setup([with_chunks_of(member, every) for member in population], trust)
     metric = choose_metric(metric, population[0].config, setup)
     require(metric is not None, "metric", metric, "named, as POLICY/episode_return: it says which members do well")
     asked = {
@@ -96,8 +104,15 @@ def evolve(
         require(members % host.num_devices == 0, "members", members, f"a multiple of {host.num_devices}, the devices")
         with begun(host.workdir, asked, resume):
             announce_members(host, population, 1)
-            between = make_between(setup, selection, bounds, metric, host.num_devices)
-            return train_population(host, setup, population, between, list(bounds))
+            between = make_between(setup, selection, every, bounds, metric, host.num_devices)
+            return train_population(host, setup, population, between, every, list(bounds))
+
+
+def with_chunks_of(member: Member, every: int) -> Member:
+    """Returns a member whose chunks, where nobody says how long, last from one selection to the next: scores are of
+    the last chunk."""
+    size = member.config.updates_per_chunk or every
+    return dataclasses.replace(member, config=dataclasses.replace(member.config, updates_per_chunk=size))
 
 
 def bounds_of(settings: Mapping[str, Values]) -> Bounds:
@@ -209,7 +224,9 @@ def current_scores(rows: Sequence[Row], before: Sequence[Row], metric: str) -> l
     return [None if row.get("bad_numbers") else score for row, score in zip(rows, scores, strict=True)]
 
 
-def make_between(setup: Setup, selection: Selection, bounds: Bounds, metric: str, num_devices: int) -> Between:
+def make_between(
+    setup: Setup, selection: Selection, every: int, bounds: Bounds, metric: str, num_devices: int
+) -> Between:  # fmt: skip
     """Returns what happens after each chunk of a population: it is noted down, and, where due, a selection is made."""
     config, place = setup.config, member_sharding(num_devices)
     step = jax.jit(
@@ -223,7 +240,7 @@ def make_between(setup: Setup, selection: Selection, bounds: Bounds, metric: str
         used = {name: np.asarray(read_hyper(states.hypers, name)).tolist() for name in bounds}
         scores, done = current_scores(rows, before, metric), rows[0]["updates"]
         parents: list[int | None] = [None] * len(rows)
-        if done < config.num_updates and done // config.updates_per_chunk % selection.every == 0:
+        if done < config.num_updates and done % every == 0:
             known = jnp.array([-jnp.inf if score is None else score for score in scores], jnp.float32)
             states, chosen = step(jax.random.fold_in(own_key, done), states, known)
             parents = [None if parent == i else parent for i, parent in enumerate(np.asarray(chosen).tolist())]
@@ -237,7 +254,7 @@ def make_between(setup: Setup, selection: Selection, bounds: Bounds, metric: str
 
 
 def train_population(
-    host: Host, setup: Setup, population: Sequence[Member], between: Between, names: Sequence[str]
+    host: Host, setup: Setup, population: Sequence[Member], between: Between, every: int, names: Sequence[str]
 ) -> list[Row]:
     """Trains all members to the end, or until told to stop, and writes what they did. Returns the table."""
     programs, folder = Programs(setup, host.num_devices), host.workdir / "population"
@@ -245,7 +262,7 @@ def train_population(
     size = turns[0].size
     require(len(turns) == 1, "members", len(population), f"at most {size}, as many as memory holds at once")
     with members_bar(host.console, population, turns[0].rows) as advance:
-        finished = train_turn(programs, turns[0], host.stop, advance, host.say, between=between)
+        finished = train_turn(programs, turns[0], host.stop, advance, host.say, between=between, every=every)
     rows = turns[0].rows
     front = ("member", "updates", "env_steps", *names, "score", "parent")
     table = [{name: row[name] for name in front} | row for row in rows]

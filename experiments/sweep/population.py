@@ -15,10 +15,10 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding
 from wdjax.checks import require
 from wdjax.experiments.sweep.members import Member
 from wdjax.train.devices.memory import bytes_free, bytes_needed
-from wdjax.train.host.loop import Program
-from wdjax.train.host.programs import finish_chunk, lower_updates
+from wdjax.train.host.chunks import with_lines
+from wdjax.train.host.programs import Program, finish_chunk, lower_updates
 from wdjax.train.learner.init import init
-from wdjax.train.learner.learner import run
+from wdjax.train.learner.learner import run, run_up_to
 from wdjax.train.learner.setup import make_setup
 from wdjax.train.learner.validate import validate
 from wdjax.train.learner.warm_start import load_policies
@@ -53,18 +53,24 @@ def member_sharding(num_devices: int) -> Sharding:
     return NamedSharding(make_mesh(num_devices, AXIS, processes=1), PartitionSpec(AXIS))
 
 
-def on_devices(function: Callable, num_devices: int) -> Callable:
+def on_devices(function: Callable, num_devices: int, told: int = 0) -> Callable:
     """Returns a function of arrays [members, ...] that every device calls with its own members, without a word between
-    them: a `cond` on all members (`wdjax.vector.when_any`) asks those of one device."""
+    them: a `cond` on all members (`wdjax.vector.when_any`) asks those of one device. Its last `told` arguments are for
+    all."""
     if num_devices == 1:
         return function
     split, mesh = PartitionSpec(AXIS), make_mesh(num_devices, AXIS, processes=1)
-    return jax.shard_map(function, mesh=mesh, in_specs=split, out_specs=split, check_vma=False)
+
+    def call(*arguments: Any) -> Any:
+        specs = (split,) * (len(arguments) - told) + (PartitionSpec(),) * told
+        return jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=split, check_vma=False)(*arguments)
+
+    return call
 
 
 def population_setup(members: Sequence[Member], trust: Collection[str] = ()) -> Setup:
     """Returns the fixed part of the runs of members of one group; `trust` as for `make_learner`."""
-    return make_setup(dataclasses.replace(members[0].config, devices=1), trust)
+    return make_setup(with_lines(dataclasses.replace(members[0].config, devices=1)), trust)
 
 
 def start_arguments(members: Sequence[Member]) -> tuple[jax.Array, Any, Any]:
@@ -101,19 +107,17 @@ def abstract_population(setup: Setup, members: Sequence[Member], size: int, num_
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape[1:]), leaf.dtype, sharding=place), state)
 
 
-def compile_population(
-    setup: Setup, states: TrainState, num_updates: int, num_devices: int = 1
-) -> tuple[Program, float]:
-    """Compiles `num_updates` updates of all members into one program that donates its states.
+def compile_population(setup: Setup, states: TrainState, most: int, num_devices: int = 1) -> tuple[Program, float]:
+    """Compiles chunks of up to `most` updates of all members into one program that donates its states.
 
     Args:
         states: leaves [members, ...], or their shapes.
 
     Returns:
-        (program, seconds): program(states) -> (states, metrics with leading [members, num_updates]).
+        (program, seconds): program(states, updates) -> (states, metrics [members, most], packed).
     """
-    together = jax.vmap(functools.partial(run, setup, num_updates=num_updates))
-    return finish_chunk(*lower_updates(on_devices(together, num_devices), states, {}))
+    together = jax.vmap(functools.partial(run_up_to, setup, most), in_axes=(0, None))
+    return finish_chunk(*lower_updates(on_devices(together, num_devices, told=1), states, {}))
 
 
 def metric_names(setup: Setup) -> list[str]:
@@ -132,7 +136,7 @@ def even_size(num_members: int, most: int, num_devices: int = 1) -> int:
 
 
 def compile_as_many(
-    compile: Callable[..., tuple[Program, float]], setup: Setup, members: Sequence[Member], num_updates: int,
+    compile: Callable[..., tuple[Program, float]], setup: Setup, members: Sequence[Member], most: int,
     num_devices: int = 1, at_once: int = 0, free: int | None = None,
 ) -> tuple[int, Program]:  # fmt: skip
     """Compiles a program of as many members as memory allows, or of `at_once`. Returns (members at once, program).
@@ -146,7 +150,7 @@ def compile_as_many(
     """
     size = even_size(len(members), at_once or len(members), num_devices)
     while True:
-        program, _ = compile(setup, abstract_population(setup, members, size, num_devices), num_updates, num_devices)
+        program, _ = compile(setup, abstract_population(setup, members, size, num_devices), most, num_devices)
         needed, room = bytes_needed(program), bytes_free(num_devices) if free is None else free
         if at_once or needed <= room:
             return size, program

@@ -26,7 +26,9 @@ from wdjax.experiments.sweep.population import (
 )
 from wdjax.train.config.reading import read_yaml
 from wdjax.train.config.trust import require_trusted
-from wdjax.train.host.loop import Chunk, Job, Outcome, Part, Program, Row, train_chunks
+from wdjax.train.host.chunks import most_updates
+from wdjax.train.host.loop import Chunk, Job, Outcome, Part, Row, train_chunks
+from wdjax.train.host.programs import Program
 from wdjax.train.learner.bad_numbers import describe_bad_numbers, skipped_updates, what_was_skipped
 from wdjax.train.learner.learner import Learner, make_learner
 from wdjax.train.load import change_config
@@ -44,7 +46,7 @@ from wdjax.train.storage.checkpoint import (
 from wdjax.train.storage.folder import read_json, require_fields, write_config, write_whole
 from wdjax.train.storage.metrics_log import open_log, read_metrics, summarize
 
-Between = Callable[[TrainState, list[Row], list[Row]], tuple[TrainState, list[Row]]]
+Between = Callable[[TrainState | None, list[Row], list[Row]], tuple[TrainState | None, list[Row]]]
 Advance = Callable[[list[Row]], None]
 
 KEPT = 2  # checkpoints of a turn: the older one is for when the newer is damaged
@@ -56,24 +58,27 @@ class Programs:
 
     setup: Setup
     num_devices: int = 1
-    compiled: dict[int, dict[int, Program]] = dataclasses.field(default_factory=dict)  # members -> updates -> program
+    compiled: dict[int, Program] = dataclasses.field(default_factory=dict)  # by members
 
-    def of(self, size: int) -> dict[int, Program]:
-        """Returns the programs of so many members."""
-        return self.compiled.setdefault(size, {})
+    @property
+    def most(self) -> int:
+        """Updates of a chunk."""
+        return most_updates(self.setup.config)
 
-    def compile(self, states: TrainState, num_updates: int) -> tuple[Program, float]:
-        """Compiles so many updates of these states. Returns (program, seconds)."""
-        return compile_population(self.setup, states, num_updates, self.num_devices)
+    def of(self, states: TrainState, size: int) -> Program:
+        """Returns the program of so many members, whose states are like these."""
+        if size not in self.compiled:
+            self.compiled[size], _ = compile_population(self.setup, states, self.most, self.num_devices)
+        return self.compiled[size]
 
-    def fit(self, members: Sequence[Member], num_updates: int, at_once: int) -> int:
+    def fit(self, members: Sequence[Member], at_once: int) -> int:
         """Returns how many of these members go at once: as many as memory allows, or `at_once`; compiles for them."""
         size = even_size(len(members), at_once or len(members), self.num_devices)
-        if num_updates not in self.of(size):
+        if size not in self.compiled:
             size, program = compile_as_many(
-                compile_population, self.setup, members, num_updates, self.num_devices, at_once
+                compile_population, self.setup, members, self.most, self.num_devices, at_once
             )
-            self.of(size)[num_updates] = program
+            self.compiled[size] = program
         return size
 
 
@@ -111,14 +116,14 @@ def make_turns(folder: Path, members: Sequence[Member], size: int, first: int, l
     ]
 
 
-def no_change(states: TrainState, rows: list[Row], before: list[Row]) -> tuple[TrainState, list[Row]]:
+def no_change(states: TrainState | None, rows: list[Row], before: list[Row]) -> tuple[TrainState | None, list[Row]]:
     """What happens between two chunks of a plain sweep: nothing."""
     return states, rows
 
 
 def train_turn(
     programs: Programs, turn: Turn, stop: threading.Event, advance: Advance, say: Callable[[str], Any],
-    start: Callable[[], TrainState] | None = None, between: Between = no_change,
+    start: Callable[[], TrainState] | None = None, between: Between = no_change, every: int = 0,
 ) -> bool:  # fmt: skip
     """Trains a turn to its end, from where it stood. Returns false where `stop` ended it before, saved.
 
@@ -128,6 +133,8 @@ def train_turn(
         say: told what was found damaged or lost, and which members have bad numbers.
         start: makes the first states, [size, ...]; None: those of new runs.
         between: (states, rows, rows of the chunk before) after a chunk -> (states, rows) that go on and are written.
+        every: updates after which a chunk ends, too; then `between` is given the states and may change them. 0: it
+            sees rows only.
 
     Raises:
         ValueError: where no checkpoint of the turn can be read, or its folder holds other members.
@@ -149,15 +156,14 @@ def train_turn(
         last = [row for row in turn.rows[-len(turn.members) :] if row["updates"] == done]
         before = last if len(last) == len(turn.members) else []  # else lines are lost
 
-        def judge(states: TrainState, chunk: Chunk) -> Outcome:
+        def judge(chunk: Chunk) -> Outcome:
             nonlocal before
-            done = chunk.before + chunk.size
-            states, before = between(states, member_rows(turn, setup, done, chunk.parts), before)
-            return Outcome(states, done, before, bad_members(turn, setup, chunk.parts))
+            states, before = between(chunk.state, member_rows(turn, setup, chunk.done, chunk.parts), before)
+            return Outcome(before, states, bad_members(turn, setup, chunk.parts))
 
+        program = programs.of(states, turn.size)
         job = Job(
-            setup.config, turn.last, programs.of(turn.size), programs.compile, judge, advance, dict, say, checkpoints,
-            log,
+            setup.config, turn.last, program, judge, advance, dict, say, checkpoints, log, also=every, alone=False,
         )  # fmt: skip
         _, done = train_chunks(job, states, done, stop.is_set)
     if done == turn.last:

@@ -97,8 +97,7 @@ def prepare_turns(
         words = f"a divisor of {size}, the members that go at once since the sweep was begun"
         require(size % host.num_devices == 0, "devices", host.num_devices, words)
     else:
-        chunk = min(programs.setup.config.updates_per_chunk, last - first)
-        size = programs.fit(members, chunk, host.members_at_once)
+        size = programs.fit(members, host.members_at_once)
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(file, json.dumps({"members_at_once": size}) + "\n")
     return make_turns(folder, members, size, first, last)

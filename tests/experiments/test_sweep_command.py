@@ -76,6 +76,8 @@ def test_a_population(called):
     name, own, options = called(*line)
     assert (name, own) == ("evolve", [{RATE: [1e-4, 1e-2]}, 16, Selection(2, 0.25, (0.5, 2.0))])
     assert options == COMMON
+    _, own, _ = called(*line[:4], "--pbt-every-updates", "50")
+    assert own[2] == Selection(every_updates=50)
 
 
 def test_help_explains_the_three(capsys):

@@ -1,6 +1,7 @@
 """What a sweep is made of, without a run: values, combinations, groups, turns, tables."""
 
 import csv
+import dataclasses
 import math
 
 import jax
@@ -282,7 +283,17 @@ def test_bad_selections_are_refused(config):
     assert "fraction = 0.6: must be above 0 and at most 0.5" in refusal(Selection, 1, 0.6)
     assert "factors = (1.0, 0.0): must be two numbers above 0" in refusal(Selection, 1, 0.25, (1.0, 0.0))
     assert "every = 0: must be at least 1" in refusal(Selection, 0)
+    assert "every_updates = -1: must be at least 0" in refusal(Selection, every_updates=-1)
     assert "members = 1: must be at least 2" in refusal(evolve, config, {RATE: [1e-3, 1e-2]}, 1)
+
+
+def test_selections_are_counted_in_updates(config):
+    chunks_of_5 = dataclasses.replace(config, updates_per_chunk=5)
+    assert Selection(every_updates=7).in_updates(chunks_of_5) == 7
+    assert Selection(3).in_updates(chunks_of_5) == 15
+    steps = 100 * config.env_steps_per_update
+    no_size = dataclasses.replace(config, updates_per_chunk=0, total_env_steps=steps)
+    assert Selection(3).in_updates(no_size) == 15  # twentieths of the run
 
 
 # --- tables ---

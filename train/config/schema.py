@@ -188,17 +188,22 @@ class TrainConfig:
     """how many share the replicas, a divisor of num_blocks; 0: the most of those there are (a CPU counts as one)"""
     on_bad_numbers: Literal["stop", "skip"] = "stop"
     """an update makes a NaN or an infinity: end the run, saved as it was before; or leave that update out and go on"""
-    updates_per_chunk: int = static(10, allowed=_COUNT)
-    """updates in one program on the device, between two looks at the host (about 2 s is a good size)"""
+    updates_per_chunk: int = static(0, allowed="at least 0 (0: as many as take about 2 s), below 2**31")
+    """updates between two looks of the host, each a line of metrics.jsonl; 0: as many as take about 2 s, at most a
+    twentieth of the run, found in its first seconds and kept (in sweeps, a tenth of the run)"""
+    checkpoint_every_updates: int = static(0, allowed="at least 0 (0: checkpoint_every counts), below 2**31")
+    """updates between two checkpoints, and evaluations for the best; 0: as checkpoint_every says"""
     checkpoint_every: int = static(10, allowed=_COUNT)
-    """chunks between two checkpoints"""
+    """chunks between two checkpoints, where checkpoint_every_updates is 0"""
     keep_checkpoints: int = static(2, allowed=_COUNT)
     """how many of the newest checkpoints stay"""
     best_metric: str = "auto"
     """the metric by which evaluations choose the best checkpoint ("agent/episode_return"); auto: the return where one
     policy trains, else none; none: keep no best"""
+    evaluate_every_updates: int = static(0, allowed="at least 0 (0: evaluate_every counts), below 2**31")
+    """updates between two evaluations, logged as eval/...; 0: as evaluate_every says"""
     evaluate_every: int = static(0, allowed="at least 0 (0: only where best_metric asks for evaluations)")
-    """chunks between two evaluations, logged as eval/...; 0: only where best_metric asks for them, at checkpoints"""
+    """chunks between two evaluations; 0: only where best_metric asks for them, at checkpoints"""
     eval_episodes: int = static(128, allowed=_COUNT)
     """episodes of each evaluation"""
     eval_greedy: bool = True
@@ -220,7 +225,18 @@ class TrainConfig:
     @property
     def evaluates(self) -> bool:
         """Whether the run is evaluated while it trains."""
-        return self.evaluate_every > 0 or self.best_by is not None
+        return max(self.evaluate_every_updates, self.evaluate_every) > 0 or self.best_by is not None
+
+    @property
+    def updates_per_checkpoint(self) -> int:
+        """Updates between two checkpoints; 0 as long as the size of a chunk is not known."""
+        return self.checkpoint_every_updates or self.checkpoint_every * self.updates_per_chunk
+
+    @property
+    def updates_per_evaluation(self) -> int:
+        """Updates between two evaluations, where the run has any; 0 as long as the size of a chunk is not known."""
+        own = self.evaluate_every_updates or self.evaluate_every * self.updates_per_chunk
+        return own if self.evaluate_every_updates or self.evaluate_every else self.updates_per_checkpoint
 
     @property
     def best_by(self) -> str | None:

@@ -41,7 +41,7 @@ def pack(tree: Any, leading: int = 0, apart: Collection[str] = ()) -> Packed:
 
 
 def unpack(packed: Packed) -> Any:
-    """Returns the tree that was packed, with the leading axes that `packed` has by now."""
+    """Returns the tree that was packed, with the leading axes that `packed` has by now; of NumPy arrays on the host."""
     rest, start, leaves = iter(packed.rest), 0, []
     for part in packed.parts:
         if part is None:
@@ -50,6 +50,6 @@ def unpack(packed: Packed) -> Any:
         shape, dtype = part
         size = math.prod(shape)
         words = packed.words[..., start : start + size].reshape(*packed.words.shape[:-1], *shape)
-        leaves.append(words != 0 if dtype == jnp.bool_ else jax.lax.bitcast_convert_type(words, dtype))
+        leaves.append(words != 0 if dtype == jnp.bool_ else words.view(dtype))
         start += size
     return jax.tree.unflatten(packed.tree, leaves)

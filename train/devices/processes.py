@@ -135,6 +135,14 @@ def as_first(flag: bool) -> bool:
     return any_process(flag and is_first())
 
 
+def number_of_first(value: float) -> float:
+    """Returns, in every process, the number of process 0: clocks differ, what is done must not."""
+    if jax.process_count() == 1:
+        return value
+    with ending_with_others():
+        return float(multihost_utils.process_allgather(np.array(value))[0])
+
+
 def on_first(function: Callable[..., Any], *arguments: Any) -> None:
     """Calls a function in process 0, and returns in all of them once it is done.
 

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from wdjax.checks import require_integer, require_known
+from wdjax.env import Env
 from wdjax.train.evaluation.episodes import Episodes
 from wdjax.train.evaluation.players import (
     Candidate,
@@ -42,6 +43,7 @@ from wdjax.train.state.policy import Setup
 from wdjax.train.state.state import TrainState
 from wdjax.vector import as_counts
 
+MAX_STEPS = 20_000  # of an episode that is evaluated, unless one says otherwise
 Opponents = Sequence[Player | Script | str] | Mapping[str, Sequence[Player | Script | str]]
 
 
@@ -51,8 +53,8 @@ class UnfinishedEpisodeError(ValueError):
 
 def evaluate(
     learner: Learner, state: TrainState, key: jax.Array, num_episodes: int = 256, greedy: bool = False,
-    random: Sequence[str] = (), max_steps: int = 20_000, players: Mapping[str, Player | Script | str] | None = None,
-    batch: int | None = None,
+    random: Sequence[str] = (), max_steps: int = MAX_STEPS,
+    players: Mapping[str, Player | Script | str] | None = None, batch: int | None = None,
 ) -> Episodes:  # fmt: skip
     """Plays `num_episodes` whole episodes from fresh starts, side by side in one program.
 
@@ -77,6 +79,28 @@ def evaluate(
     """
     game = make_game(learner.setup, state, *choose_players(learner, state, random, players))
     return play_in_turns(game, learner.setup.assignments, key, num_episodes, greedy, max_steps, batch)
+
+
+def lower_evaluation(learner: Learner, like: TrainState, num_episodes: int, greedy: bool) -> jax.stages.Lowered:
+    """Traces the program of `evaluate` for what was learned alone, from the shapes of a state: it can be compiled
+    beside other work, and be given to `begin_evaluation`."""
+    like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), like)
+    game = make_game(learner.setup, like, *choose_players(learner, like))
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    return play_episodes.lower(game, key, num_episodes, greedy, MAX_STEPS)
+
+
+def begin_evaluation(
+    learner: Learner, state: TrainState, key: jax.Array, program: jax.stages.Compiled
+) -> tuple[Any, ...]:
+    """Begins `evaluate` of what was learned, by a program of `lower_evaluation`. Returns what `end_evaluation` takes:
+    arrays of the device, for which nobody has waited yet."""
+    return program(make_game(learner.setup, state, *choose_players(learner, state)), key)
+
+
+def end_evaluation(learner: Learner, played: tuple) -> Episodes:
+    """Waits for what was begun. Returns its Episodes; raises UnfinishedEpisodeError."""
+    return episodes_of(learner.env, learner.setup.assignments, *counted(*played, MAX_STEPS))
 
 
 def choose_players(
@@ -112,7 +136,7 @@ def choose_players(
 
 def cross_play(
     learner: Learner, state: TrainState, key: jax.Array, num_episodes: int = 256, greedy: bool = False,
-    max_steps: int = 20_000, opponents: Opponents = ("random",), name: str = "trained", batch: int | None = None,
+    max_steps: int = MAX_STEPS, opponents: Opponents = ("random",), name: str = "trained", batch: int | None = None,
 ) -> dict[tuple[str, ...], Episodes]:  # fmt: skip
     """Plays every combination of what was trained and its opponents, the cross-play matrix::
 
@@ -185,19 +209,32 @@ def play_in_turns(
     num_turns = -(-num_episodes // size)
     turns = []
     for turn_key in [key] if num_turns == 1 else jax.random.split(key, num_turns):
-        *counted, finished = play_episodes(game, turn_key, size, greedy, max_steps)
-        if not finished.all():
-            raise UnfinishedEpisodeError(f"max_steps = {max_steps}: must be at least as long as the longest episode")
-        turns.append(jax.device_get(counted))
+        turns.append(counted(*play_episodes(game, turn_key, size, greedy, max_steps), max_steps))
     # What the last turn played too much is cut off by place: by who ended first would favour the short ones.
-    returns, length, info = jax.tree.map(lambda *parts: np.concatenate(parts)[:num_episodes], *turns)
-    own = {name: np.asarray(gather(assignment, returns)) for name, assignment in assignments.items()}
+    joined = jax.tree.map(lambda *parts: np.concatenate(parts)[:num_episodes], *turns)
+    return episodes_of(game.env, assignments, *joined)
+
+
+def counted(returns: Any, length: Any, info: Any, finished: Any, max_steps: int) -> tuple:
+    """Returns what `play_episodes` has counted, on the host; raises UnfinishedEpisodeError."""
+    returns, length, info, finished = jax.device_get((returns, length, info, finished))
+    if not finished.all():
+        raise UnfinishedEpisodeError(f"max_steps = {max_steps}: must be at least as long as the longest episode")
+    return returns, length, info
+
+
+def episodes_of(
+    env: Env, assignments: Mapping[str, Assignment], returns: Mapping[str, np.ndarray], length: np.ndarray,
+    info: Mapping[str, np.ndarray],
+) -> Episodes:  # fmt: skip
+    """Returns Episodes, by the policies or roles of the assignments, from what was `counted`."""
+    own = {name: gather(assignment, returns) for name, assignment in assignments.items()}
     return Episodes(
         episode_return={name: values.sum(axis=1) for name, values in own.items()},
         episode_length=length,
         episode_info=info,
         agent_return=own,
-        group_return={group: returns[group].sum(axis=1) for group in group_sizes(game.env)},
+        group_return={group: returns[group].sum(axis=1) for group in group_sizes(env)},
     )
 
 

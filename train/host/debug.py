@@ -11,17 +11,19 @@
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import flax
 import jax
+import numpy as np
 import optax
 from jax.experimental import checkify
 
 from wdjax.train.host.failures import FailedCheckError
-from wdjax.train.learner.learner import Learner, learn, run
+from wdjax.train.host.programs import Program
+from wdjax.train.learner.learner import Learner, learn, run_up_to
 from wdjax.train.rollout.scan import rollout
 from wdjax.train.state.policy import Setup
 from wdjax.train.state.state import TrainState, current_hypers
@@ -31,15 +33,15 @@ _LIBRARIES = tuple(str(Path(library.__file__).parent) for library in (jax, flax,
 _LEARNING = str(Path(__file__).parents[1])  # what is made there comes of what was learned before
 
 
-def compile_checked(learner: Learner, num_updates: int) -> Callable[[TrainState], Any]:
-    """Returns a program of `num_updates` updates, which compiles when first called and raises FailedCheckError."""
-    chunk = functools.partial(run, learner.setup, num_updates=num_updates)
+def compile_checked(learner: Learner, most: int) -> Program:
+    """Returns a program of up to `most` updates, which compiles when first called and raises FailedCheckError."""
+    chunk = functools.partial(run_up_to, learner.setup, most)
     program = jax.jit(checkify.checkify(chunk, errors=checkify.user_checks))
 
-    def call(state: TrainState) -> Any:
+    def call(state: TrainState, num_updates: np.int32) -> Any:
         try:
             with jax.debug_key_reuse(True):
-                failed, result = program(state)
+                failed, result = program(state, num_updates)
         except jax.errors.KeyReuseError as error:
             raise FailedCheckError(f"a random key is used twice: {error}") from error
         if failed.get():

@@ -1,25 +1,28 @@
-"""The loop on the host: a program of several updates on the device, a chunk, and what happens between two of them.
+"""The loop on the host: chunks of updates on the device, and what happens beside them.
 
-A run (train/trainer.py) is a job of this loop, and so are runs side by side, a round of a sweep
+While the device is at a chunk, the host does what the chunk before left to do: metrics, checkpoints, words. A run
+(train/trainer.py) is a job of this loop, and so are runs side by side, a round of a sweep
 (experiments/sweep/rounds.py).
 """
 
 import dataclasses
-import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from wdjax.train.config.schema import TrainConfig
+from wdjax.train.host.chunks import Played, most_updates, next_look, play, play_first
+from wdjax.train.host.programs import Program
 from wdjax.train.learner.bad_numbers import bad_in_a_row, ends_run, sound_updates
 from wdjax.train.state.state import TrainState
 from wdjax.train.storage.checkpoint import finish, require_saved, save
 from wdjax.train.storage.metrics_log import MetricsLog
 
 Row = dict[str, Any]  # a line of metrics.jsonl
-Program = Callable[[TrainState], tuple[TrainState, dict[str, Any]]]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -34,22 +37,24 @@ class Part:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Chunk:
-    """What a program of several updates came to."""
+    """What several updates came to."""
 
     before: int  # updates that were done before it
     size: int  # updates in it
+    done: int  # updates that are done after it: fewer, where a bad one ends the run
     parts: list[Part]  # one for each run
     seconds: float
     compile_seconds: float  # since the chunk before
+    state: TrainState | None = None  # after it; None where nobody has asked for it, and the device has gone on
+    begun: Any = None  # what `Job.begin` returned
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Outcome:
     """What a job makes of a chunk."""
 
-    state: TrainState  # that goes on
-    done: int  # updates
     rows: list[Row]  # for metrics.jsonl
+    state: TrainState | None = None  # to go on with, of a job that may change it
     words: str = ""  # for who watches
     failure: Callable[[], Exception] | None = None  # makes what the job ends with, once it is saved
 
@@ -60,15 +65,21 @@ class Job:
 
     config: TrainConfig
     last: int  # updates at its end
-    programs: dict[int, Program]  # by number of updates: those that are compiled
-    compile: Callable[[TrainState, int], tuple[Program, float]]  # one more of them; and the seconds that it took
-    judge: Callable[[TrainState, Chunk], Outcome]
+    program: Program
+    judge: Callable[[Chunk], Outcome]
     report: Callable[[list[Row]], None]  # called after every chunk with what was written
     host: Callable[[], dict[str, Any]]  # what a checkpoint holds beside the state
     say: Callable[[str], Any]
     checkpoints: Any
     log: MetricsLog | None  # of several processes the first one writes it
+    found: Callable[[int], TrainConfig] | None = None  # told the size of chunks where that had to be found
+    needs: Callable[[int], bool] = lambda done: False  # whether the job reads the state after so many updates
+    begin: Callable[[TrainState, int], Any] = lambda state, done: None  # on the device, before the next chunk
+    also: int = 0  # chunks end every so many updates, too, and the next waits: the job may change the state; 0: no
+    meanwhile: Callable[[], None] = lambda: None  # called once, while the device is at its first chunk
     lock: Callable[[], None] | None = None  # locks the folder again, whose lock lies on the log
+    alone: bool = True  # one run, which ends where its bad numbers say so; of several side by side the others go on
+    beside: bool = True  # whether the host works while the device does
 
 
 def train_chunks(
@@ -79,40 +90,88 @@ def train_chunks(
     Args:
         state: after `done` updates; it is donated.
         stopped: asked before every chunk.
-        compile_seconds: what was spent on a program that is there already.
+        compile_seconds: what was spent on the program.
 
     Raises:
         OSError: where metrics or a checkpoint cannot be written (a full disk); the checkpoints before stay whole.
         Exception: `Outcome.failure`.
     """
-    config, parts = job.config, None
-    while done < job.last and not stopped():
-        size = min(config.updates_per_chunk, job.last - done)
-        if size not in job.programs:
-            job.programs[size], compile_seconds = job.compile(state, size)
-            continue  # that may have taken minutes: somebody may want it to stop
-        start = time.perf_counter()
-        state, metrics = job.programs[size](state)
-        metrics = jax.device_get(metrics)  # waits for the device
-        seconds = time.perf_counter() - start
-        require_saved(job.checkpoints)
-        parts = take_apart(config, metrics, parts)
-        outcome = job.judge(state, Chunk(done, size, parts, seconds, compile_seconds))
-        state, done, compile_seconds = outcome.state, outcome.done, 0.0
-        write_rows(job, outcome.rows)
-        last = outcome.failure is not None or done == job.last
-        if last or done // config.updates_per_chunk % config.checkpoint_every == 0:
+    parts: list[Part] | None = None
+    with ThreadPoolExecutor(1) as thread:
+        # several processes must do the same in the same order
+        start = thread.submit if job.beside and jax.process_count() == 1 else call
+        coming = None if done == job.last or stopped() else start(play_chunk, job, state, done)
+        if coming is None and done < job.last:
             save_state(job.checkpoints, done, state, job.log, job.host())
-        if outcome.failure is not None:
-            finish(job.checkpoints)  # before it is said that the run is saved
-            raise outcome.failure()
-        if outcome.words:
-            job.say(outcome.words)
-        job.report(outcome.rows)
+        elif coming is not None:
+            job.meanwhile()
+        while coming is not None:
+            played = coming.result()
+            if not job.config.updates_per_chunk:
+                job = dataclasses.replace(job, config=job.found(played.size))
+            state, parts = played.state, take_apart(job.config, played.metrics, parts)
+            chunk = Chunk(done, played.size, done_after(job, done, parts), parts, played.seconds, compile_seconds)
+            done, compile_seconds = chunk.done, 0.0
+            if job.also:
+                outcome = job.judge(dataclasses.replace(chunk, state=state))
+                state = outcome.state
+            ends = done == job.last or (job.alone and parts[0].ends)
+            saves = done % job.config.updates_per_checkpoint == 0
+            kept = state if ends else copied(state) if saves or job.needs(done) else None
+            begun = job.begin(kept, done) if kept else None  # first: the device does one after the other
+            coming = None if ends or stopped() else start(play_chunk, job, state, done)
+            kept = kept if coming else state
+            if not job.also:
+                outcome = job.judge(dataclasses.replace(chunk, state=kept, begun=begun))
+            record(job, done, outcome, kept if saves or not coming else None)
     write_rows(job, [])
-    if done < job.last:
-        save_state(job.checkpoints, done, state, job.log, job.host())
     return state, done
+
+
+def play_chunk(job: Job, state: TrainState, done: int) -> Played:
+    """Does the next chunk, and waits for the device."""
+    size = next_look(job.config, done, job.last, job.also) - done
+    if job.config.updates_per_chunk:
+        return play(job.program, state, size)
+    return play_first(job.program, state, min(size, most_updates(job.config)))
+
+
+def call(function: Callable, *arguments: Any) -> Future:
+    """Does now what a thread would do beside."""
+    future: Future = Future()
+    try:
+        future.set_result(function(*arguments))
+    except Exception as error:
+        future.set_exception(error)
+    return future
+
+
+@jax.jit
+def copied(state: TrainState) -> TrainState:
+    """Returns a copy of a state: the next chunk donates the state itself."""
+    return jax.tree.map(jnp.copy, state)
+
+
+def done_after(job: Job, before: int, parts: Sequence[Part]) -> int:
+    """Returns how many updates are done after a chunk: of one that a bad update ends, those before that."""
+    codes = parts[0].codes
+    if job.alone and job.config.on_bad_numbers == "stop" and codes.any():
+        return before + int(np.argmax(codes > 0))
+    return before + len(codes)
+
+
+def record(job: Job, done: int, outcome: Outcome, state: TrainState | None) -> None:
+    """Writes what came of a chunk, saves the state if there is one, and tells who listens, or ends the job."""
+    require_saved(job.checkpoints)
+    write_rows(job, outcome.rows)
+    if state is not None:
+        save_state(job.checkpoints, done, state, job.log, job.host())
+    if outcome.failure is not None:
+        finish(job.checkpoints)  # before it is said that the run is saved
+        raise outcome.failure()
+    if outcome.words:
+        job.say(outcome.words)
+    job.report(outcome.rows)
 
 
 def take_apart(config: TrainConfig, metrics: Mapping[str, np.ndarray], before: Sequence[Part] | None) -> list[Part]:

@@ -8,19 +8,23 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
+import numpy as np
 
 from wdjax.kernels.support import listening
 from wdjax.train.devices.memory import bytes_free, bytes_needed
+from wdjax.train.devices.packing import Packed
 from wdjax.train.devices.startup import no_garbage_collection
 from wdjax.train.kernels.layers import are_used
 from wdjax.train.kernels.rollout import WHOLE
-from wdjax.train.learner.learner import Learner, run
+from wdjax.train.learner.learner import Learner, run_up_to
 from wdjax.train.state.policy import Setup
 from wdjax.train.state.state import TrainState
 
 # how XLA orders the launches of a command buffer (a CUDA graph) that do not need each other
 SIDE_BY_SIDE = {"xla_gpu_command_buffer_scheduling_mode": "CONCURRENT"}
 ONE_BY_ONE = {"xla_gpu_command_buffer_scheduling_mode": "LHS"}
+
+Program = Callable[[TrainState, np.int32], tuple[TrainState, Packed]]  # (state, updates) -> (state, metrics)
 
 _LISTENERS: contextvars.ContextVar[list[Callable[[str], None]]] = contextvars.ContextVar("listeners")
 
@@ -53,16 +57,14 @@ def words_of_kernels(heard: Mapping[str, str | None]) -> str:
     return f"By kernels: {by_kernels}" + (f". By plain XLA: {plain}" if plain else "")
 
 
-def compile_chunk(learner: Learner, state: TrainState, num_updates: int) -> tuple[Callable, float]:
-    """Compiles `num_updates` updates into one program that donates its state. Returns (program, seconds)."""
-    return finish_chunk(*lower_chunk(learner, state, num_updates))
+def compile_chunk(learner: Learner, state: TrainState, most: int) -> tuple[Program, float]:
+    """Compiles chunks of up to `most` updates into one program that donates its state. Returns (program, seconds)."""
+    return finish_chunk(*lower_chunk(learner, state, most))
 
 
 @no_garbage_collection()
-def compile_and_init(
-    learner: Learner, like: TrainState, seed: int, num_updates: int
-) -> tuple[TrainState, Callable, float]:
-    """Draws a run's first state and compiles `num_updates` updates, on a GPU at the same time: each takes seconds.
+def compile_and_init(learner: Learner, like: TrainState, seed: int, most: int) -> tuple[TrainState, Program, float]:
+    """Draws a run's first state and compiles its chunks, on a GPU at the same time: each takes seconds.
 
     Args:
         like: `abstract_state` of the learner's setup.
@@ -70,7 +72,7 @@ def compile_and_init(
     Returns:
         (state, program, seconds): learner.init(jax.random.key(seed)), and what `compile_chunk` returns.
     """
-    lowered = lower_chunk(learner, like, num_updates)  # here: JAX's settings may be this thread's own
+    lowered = lower_chunk(learner, like, most)  # here: JAX's settings may be this thread's own
     key = jax.random.key(seed)  # not before: it needs the device, which may still be reserving memory
     # all processes compile in the same order; and for a CPU, XLA compiles on all of its cores anyway
     if jax.process_count() > 1 or jax.default_backend() == "cpu":
@@ -106,10 +108,10 @@ def compile_lowered(
 
 
 def lower_chunk(
-    learner: Learner, state: TrainState, num_updates: int
+    learner: Learner, state: TrainState, most: int
 ) -> tuple[jax.stages.Lowered, Mapping[str, bool | str], float]:
-    """Traces `num_updates` updates of states like this one. Returns (what is to be compiled, options, seconds)."""
-    chunk = functools.partial(run, learner.setup, num_updates=num_updates)
+    """Traces up to `most` updates of states like this one. Returns (what is to be compiled, options, seconds)."""
+    chunk = functools.partial(run_up_to, learner.setup, most)
     return lower_updates(chunk, state, compiler_options(learner.setup))
 
 
@@ -119,7 +121,7 @@ def lower_updates(
     """Traces a chunk of a run, or of several side by side, which donates its states. Returns as `lower_chunk`."""
     start = time.perf_counter()
     with no_garbage_collection(), listening() as heard:
-        lowered = jax.jit(chunk, donate_argnums=0).lower(states)
+        lowered = jax.jit(chunk, donate_argnums=0).lower(states, jax.ShapeDtypeStruct((), np.int32))
     listeners, words = _LISTENERS.get([]), words_of_kernels(heard)
     while listeners and words:
         listeners.pop()(words)
@@ -128,7 +130,7 @@ def lower_updates(
 
 def finish_chunk(
     lowered: jax.stages.Lowered, options: Mapping[str, bool | str], seconds: float
-) -> tuple[Callable, float]:
+) -> tuple[Program, float]:
     """Compiles what `lower_chunk` returned. Returns (program, seconds of both)."""
     start = time.perf_counter()
     return compile_lowered(lowered, options), seconds + time.perf_counter() - start

@@ -40,6 +40,21 @@ def progress_bar(console: Console, total: int, done: int) -> Iterator[Callable[[
         yield lambda completed, words: progress.update(task, completed=completed, description=words)
 
 
+def last_words(env_steps: int, chunks: float, waits: Mapping[str, float], total: float, kernels: str) -> str:
+    """Returns what a run says at its end: how fast it was, what it waited for, and what ran by which kernel.
+
+    Args:
+        env_steps: done in these seconds.
+        chunks: seconds in which the device trained.
+        waits: for what -> seconds; what is missing to `total` was for evaluations, checkpoints and words.
+        kernels: `words_of_kernels`.
+    """
+    rest = {**waits, "evaluations, checkpoints and words": max(total - chunks - sum(waits.values()), 0.0)}
+    waited = ", ".join(f"{seconds:.1f} s for {what}" for what, seconds in rest.items())
+    speed = f"{env_steps / chunks:,.0f} a second while it trained" if chunks else "nothing was left to do"
+    return f"{env_steps:,} env steps in {total:.1f} s, {speed}; waited {waited}.{f' {kernels}.' * bool(kernels)}"
+
+
 def words_of_run(config: TrainConfig, row: Mapping[str, Any]) -> str:
     """Returns what the bar of a run says after a chunk: env steps, env steps/s and mean episode returns."""
     returns = {name: row[f"{name}/episode_return"] for name in config.policies}

@@ -161,3 +161,34 @@ def run(setup: Setup, state: TrainState, num_updates: int) -> tuple[TrainState, 
         return state, unpack(metrics)
 
     return spread(setup, scan, state)
+
+
+def run_up_to(setup: Setup, most: int, state: TrainState, num_updates: jax.Array) -> tuple[TrainState, Packed]:
+    """`run`, but told how many updates only when it is called: one program for chunks of every size.
+
+    On a GPU the host looks at the count before every update: 20 us, against 25 for each call of a program (H200).
+
+    Args:
+        most: the largest number of updates.
+        num_updates: () int32, from 0 to `most`.
+
+    Returns:
+        (state, metrics [most], packed, of which the first `num_updates` are those of `run`).
+    """
+
+    def loop(setup: Setup, state: TrainState, num_updates: jax.Array) -> tuple[TrainState, Packed]:
+        def packed(state: TrainState) -> tuple[TrainState, Packed]:
+            state, metrics = update_share(setup, state)
+            return state, pack(metrics)
+
+        packed = jax.jit(packed)  # traced once, for its shapes and in the loop
+        rows = jax.tree.map(lambda row: jnp.zeros((most, *row.shape), row.dtype), jax.eval_shape(packed, state)[1])
+
+        def step(i: jax.Array, carry: tuple[TrainState, Packed]) -> tuple[TrainState, Packed]:
+            state, row = packed(carry[0])
+            put = lambda rows, row: jax.lax.dynamic_update_index_in_dim(rows, row, i, 0)  # noqa: E731
+            return state, jax.tree.map(put, carry[1], row)
+
+        return jax.lax.fori_loop(0, num_updates, step, (state, rows))
+
+    return spread(setup, loop, state, num_updates)

@@ -156,12 +156,13 @@ def from_groups(env: Env, values: dict[str, Any]) -> Any:
 
 
 def gather(assignment: Assignment, values: Mapping[str, Any]) -> Any:
-    """Returns the rows of a policy's agents, [N, n_policy, ...], from values by group."""
+    """Returns the rows of a policy's agents, [N, n_policy, ...], from values by group; on the host, where they lie."""
     parts = [
         jax.tree.map(lambda leaf, part=part: leaf[:, part.start : part.stop], values[part.group])
         for part in assignment.segments
     ]
-    return parts[0] if len(parts) == 1 else jax.tree.map(lambda *leaves: jnp.concatenate(leaves, axis=1), *parts)
+    join = lambda *leaves: (np if isinstance(leaves[0], np.ndarray) else jnp).concatenate(leaves, axis=1)  # noqa: E731
+    return parts[0] if len(parts) == 1 else jax.tree.map(join, *parts)
 
 
 def gather_observation(assignment: Assignment, obs: Mapping[str, Any]) -> Any:

@@ -88,22 +88,23 @@ def one_copy(tree: Any) -> Any:
     return jax.tree.map(lambda leaf: leaf.addressable_data(0) if several(leaf) else leaf, tree)
 
 
-def spread(setup: Setup, function: Callable, state: TrainState) -> tuple[TrainState, Any]:
-    """Calls function(setup, state) on every device of a run, with its share of the replicas and of the state.
+def spread(setup: Setup, function: Callable, state: TrainState, *told: jax.Array) -> tuple[TrainState, Any]:
+    """Calls function(setup, state, *told) on every device of a run, with its share of the replicas and of the state.
 
     Args:
         function: returns (state, metrics), the metrics the same on every device.
+        told: arrays that all devices are given whole.
     """
     if setup.num_devices == 1:
-        return function(setup, state)
+        return function(setup, state, *told)
     replicas = dataclasses.replace(setup.replicas, num_envs=setup.replicas.num_envs // setup.num_devices)
     share = dataclasses.replace(setup, replicas=replicas)
     specs = lay_out(PartitionSpec(AXIS), PartitionSpec())
     program = jax.shard_map(
         functools.partial(function, share),
         mesh=make_mesh(setup.num_devices),
-        in_specs=(specs,),
+        in_specs=(specs, *(PartitionSpec() for _ in told)),
         out_specs=(specs, PartitionSpec()),
         check_vma=False,  # it would sum gradients by itself; see train/devices/collectives.py
     )
-    return program(state)
+    return program(state, *told)

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
@@ -71,6 +70,7 @@ def save(manager: ocp.CheckpointManager, step: int, state: TrainState, host: dic
     """Starts to save a state under the number of its updates, in the background; nothing where it is there already.
 
     Args:
+        state: which nobody may donate to a program: on the CPU orbax reads the very buffers.
         host: what JSON holds: the place in metrics.jsonl, the best score, the configuration.
 
     Raises:
@@ -80,14 +80,7 @@ def save(manager: ocp.CheckpointManager, step: int, state: TrainState, host: dic
         return
     finish(manager)
     with _BEGINNING, saving(manager):
-        # The trainer donates the state to its next chunk, and on the CPU orbax reads the very buffers: hand it a copy.
-        state = _copy(state)
         manager.save(step, args=ocp.args.Composite(state=ocp.args.StandardSave(state), host=ocp.args.JsonSave(host)))
-
-
-@jax.jit
-def _copy(state: TrainState) -> TrainState:
-    return jax.tree.map(jnp.copy, state)
 
 
 def delete_newer(manager: ocp.CheckpointManager, step: int) -> None:

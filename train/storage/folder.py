@@ -28,7 +28,9 @@ CONFIG = "config.yaml"  # of a run, in its folder
 VERSION = "wdjax"  # the line of config.yaml that says which version wrote it
 
 # What may differ between a run and its resumption: how long, and how it is looked after.
-RESUMABLE = ("total_env_steps", "checkpoint_every", "keep_checkpoints", "devices", "on_bad_numbers")
+RESUMABLE = (
+    "total_env_steps", "checkpoint_every_updates", "checkpoint_every", "keep_checkpoints", "devices", "on_bad_numbers",
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,6 +84,7 @@ def prepare_folder(workdir: Path, config: TrainConfig, resume: bool, trust: Coll
     if begun:
         old = load_run_config(workdir, with_own(trust, config))
         require_same_run(old, config, f"the run in {workdir} was begun with")
+        config = with_size_of(old, config)
     with hold_folder(workdir), writing(workdir):
         write_config(workdir, config)
 
@@ -160,10 +163,16 @@ def require_same_run(old: TrainConfig, new: TrainConfig, where: str) -> None:
     Args:
         where: what has the old one, in words: "the run in runs/a was begun with".
     """
+    new = with_size_of(old, new)
     before, after = (flat(plain_config(complete_env_params(config))) for config in (old, new))
     for name in sorted(before.keys() | after.keys()):
         if name not in RESUMABLE and before.get(name) != after.get(name):
             raise ValueError(f"{name} = {after.get(name)!r}: {where} {before.get(name)!r}")
+
+
+def with_size_of(old: TrainConfig, new: TrainConfig) -> TrainConfig:
+    """Returns the configuration with which a run goes on, with the size of chunks that it has found."""
+    return dataclasses.replace(new, updates_per_chunk=new.updates_per_chunk or old.updates_per_chunk)
 
 
 def load_run_config(run_folder: str | Path, trust: Collection[str] = ()) -> TrainConfig:

@@ -96,7 +96,7 @@ WRONG_TYPE = [
 ]
 OUT_OF_RANGE = [
     *(({name: 0}, rf"{name} = 0: must be at least 1") for name in (
-        "num_envs", "rollout_length", "total_env_steps", "updates_per_chunk", "checkpoint_every", "keep_checkpoints",
+        "num_envs", "rollout_length", "total_env_steps", "checkpoint_every", "keep_checkpoints",
         "eval_episodes")),
     ({"num_envs": -4}, r"num_envs = -4: must be at least 1"),
     ({"seed": -1}, r"seed = -1: must be at least 0"),

@@ -50,13 +50,13 @@ def test_debug_learns_what_a_run_learns(tmp_path):
 
 @pytest.mark.slow
 def test_debug_refuses_a_key_that_is_used_twice(monkeypatch):
-    def twice(setup, state, num_updates):
+    def twice(setup, most, state, num_updates):
         return state, jax.random.normal(state.key) + jax.random.normal(state.key)
 
     learner = make_learner(toy_clock.run_config())
-    monkeypatch.setattr(debug, "run", twice)
+    monkeypatch.setattr(debug, "run_up_to", twice)
     with pytest.raises(FailedCheckError, match="a random key is used twice"):
-        debug.compile_checked(learner, 1)(learner.init(jax.random.key(0)))
+        debug.compile_checked(learner, 1)(learner.init(jax.random.key(0)), np.int32(1))
 
 
 def test_debug_checks_the_environment_first(registry, tmp_path):

@@ -37,7 +37,7 @@ def test_what_is_drawn_meanwhile_is_what_the_program_takes(backend, monkeypatch)
     for own, other in zip(jax.tree.leaves(state.policies), jax.tree.leaves(first.policies), strict=True):
         np.testing.assert_array_equal(own, other)
     assert seconds > 0
-    assert int(program(state)[0].num_updates) == 2
+    assert int(program(state, np.int32(2))[0].num_updates) == 2
 
 
 def test_it_lies_where_jax_is_told_to_draw():
@@ -105,7 +105,7 @@ def test_launches_go_side_by_side_on_one_device(monkeypatch):
 def test_a_run_is_traced_without_garbage_collection_and_compiled_with_its_options(monkeypatch):
     learner, collecting = make_learner(small_config()), []
     monkeypatch.setattr(chunks, "compiler_options", lambda setup: {"xla_gpu_enable_triton_gemm": False})
-    monkeypatch.setattr(chunks, "run", lambda *_, num_updates: collecting.append(gc.isenabled()))
+    monkeypatch.setattr(chunks, "run_up_to", lambda *_: collecting.append(gc.isenabled()))
     lowered, options, _ = lower_chunk(learner, abstract_state(learner.setup), 1)
     given = Lowered(needed=10)
     finish_chunk(given, options, 0.0)

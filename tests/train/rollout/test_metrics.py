@@ -62,7 +62,7 @@ def test_the_clock_of_a_chunk_by_hand(tmp_path):
     config = dataclasses.replace(tiny_config("probe_shop", policies), total_env_steps=48 * 20, best_metric="none")
     trainer = Trainer(config, tmp_path / "run", quiet=True)
     part = Part({"episodes": np.zeros(10)}, np.zeros(10, int), streak=0, ends=False)
-    row = trainer._row(20, Chunk(before=10, size=10, parts=[part], seconds=2.0, compile_seconds=1.5))
+    row = trainer._row(Chunk(before=10, size=10, done=20, parts=[part], seconds=2.0, compile_seconds=1.5))
     assert row == {
         "updates": 20, "env_steps": 960, "seconds": 2.0, "seconds_per_update": 0.2, "compile_seconds": 1.5,
         "env_steps_per_second": 240.0, "agent_steps_per_second": 1200.0, "episodes": 0,

@@ -1,0 +1,195 @@
+"""How long chunks are, where they end, and what the host does beside them."""
+
+import dataclasses
+import threading
+import time
+
+import jax
+import numpy as np
+import pytest
+from tiny_runs import assert_same_run, numbers, small_config
+
+from wdjax.train import Trainer, load_run, make_learner, read_metrics
+from wdjax.train.host import chunks, loop
+from wdjax.train.host.chunks import most_updates, next_look, play_first, with_lines
+from wdjax.train.host.programs import compile_chunk
+from wdjax.train.learner.init import abstract_state
+from wdjax.train.storage.folder import load_run_config
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+
+@pytest.fixture(autouse=True)
+def no_pictures(monkeypatch):
+    monkeypatch.setattr(Trainer, "draw", lambda self: None)
+
+
+class Device:
+    """A program whose updates take so many seconds by a clock of its own; the first call some more."""
+
+    def __init__(self, seconds, first, monkeypatch):
+        self.seconds, self.first, self.now, self.calls = seconds, first, 0.0, []
+        monkeypatch.setattr(chunks, "play", self.play)
+
+    def play(self, program, state, size):
+        seconds = size * self.seconds + (0.0 if self.calls else self.first)
+        self.calls.append(size)
+        return chunks.Played(state + size, {"loss": np.arange(state, state + size)}, size, seconds)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "first", "most", "size", "calls"),
+    [
+        (1e-3, 0.0, 4096, 2000, [1, 1, 2, 4, 8, 16, 32, 64, 128, 256, 1488]),  # 256 ms are long enough to judge by
+        (1e-3, 1.5, 4096, 2000, [1, 1, 2, 4, 8, 16, 32, 64, 128, 256, 1488]),  # what a first call loads counts not
+        (0.3, 0.0, 4096, 7, [1, 1, 5]),
+        (1.5, 0.0, 4096, 2, [1, 1]),
+        (6.0, 0.0, 4096, 1, [1]),
+        (1e-5, 0.0, 100, 100, [1, 1, 2, 4, 8, 16, 32, 36]),  # a short run: no more than its twentieth
+        (1.0, 0.0, 1, 1, [1]),
+    ],
+)  # fmt: skip
+def test_the_first_chunk_finds_about_two_seconds(seconds, first, most, size, calls, monkeypatch):
+    device = Device(seconds, first, monkeypatch)
+    played = play_first(None, 0, most)
+    assert (played.size, device.calls) == (size, calls)
+    assert played.state == size
+    np.testing.assert_array_equal(played.metrics["loss"], np.arange(size))  # of all calls, in their order
+    assert played.seconds == pytest.approx(size * seconds + first)
+
+
+def test_chunks_end_where_something_is_due():
+    changes = {"checkpoint_every_updates": 25, "best_metric": "none", "total_env_steps": 128_000}
+    config = small_config(updates_per_chunk=10, **changes)
+    looks, done = [], 0
+    while done < 60:
+        done = next_look(config, done, 60)
+        looks.append(done)
+    assert looks == [10, 20, 25, 30, 40, 50, 60]
+    assert next_look(config, 20, 1000, also=7) == 21
+    assert next_look(dataclasses.replace(config, evaluate_every_updates=3), 10, 1000) == 12
+    assert next_look(dataclasses.replace(config, evaluate_every=2, checkpoint_every_updates=0), 10, 1000) == 20
+
+
+def test_a_chunk_is_at_most_a_twentieth_of_a_run_and_no_clock_says_how_long_one_of_a_sweep_is():
+    config = small_config(updates_per_chunk=0, total_env_steps=128 * 1001)
+    assert most_updates(config) == 51
+    assert most_updates(dataclasses.replace(config, total_env_steps=128 * 10**9)) == chunks.MOST
+    assert most_updates(dataclasses.replace(config, updates_per_chunk=7)) == 7
+    assert with_lines(config).updates_per_chunk == 101
+    long = dataclasses.replace(config, total_env_steps=128 * 10**9)
+    assert with_lines(long).updates_per_chunk == chunks.MOST_OF_SWEEP
+    assert with_lines(dataclasses.replace(config, updates_per_chunk=7)).updates_per_chunk == 7
+
+
+def test_a_program_does_as_many_updates_as_it_is_told():
+    """The numbers are those of `learner.run`, bit for bit; of the metrics only so many count."""
+    learner = make_learner(small_config())
+    program, _ = compile_chunk(learner, abstract_state(learner.setup), 6)
+    state, metrics = learner.run(learner.init(jax.random.key(0)), num_updates=4)
+    played = chunks.play(program, learner.init(jax.random.key(0)), 4)
+    for a, b in zip(numbers(state), numbers(played.state), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert played.metrics.keys() == metrics.keys()
+    for name, values in metrics.items():
+        np.testing.assert_array_equal(values, played.metrics[name], err_msg=name)
+    assert int(chunks.play(program, played.state, 0).state.num_updates) == 4
+
+
+@pytest.mark.slow
+def test_a_size_that_was_found_is_kept_and_lines_of_a_resumed_run_are_the_same(tmp_path, monkeypatch):
+    changes = {"updates_per_chunk": 0, "total_env_steps": 23 * 128, "checkpoint_every": 1}
+    whole, part = tmp_path / "whole", tmp_path / "part"
+    Trainer(small_config(**changes), whole, quiet=True).train()
+    found = load_run_config(whole).updates_per_chunk
+    assert found == 2  # a twentieth of 23
+    monkeypatch.setattr(chunks, "LINES", 5)  # as if an update of the other had been found to be quick
+    half = Trainer(small_config(**changes | {"total_env_steps": 8 * 128}), part, quiet=True)
+    half.train()
+    assert load_run_config(part).updates_per_chunk == half.config.updates_per_chunk == 2
+    monkeypatch.undo()
+    monkeypatch.setattr(Trainer, "draw", lambda self: None)
+    monkeypatch.setattr(loop, "play_first", None)  # nobody looks for it again
+    Trainer(small_config(**changes), part, resume=True, quiet=True).train()
+    rows = [[row["updates"] for row in read_metrics(folder)] for folder in (whole, part)]
+    assert rows[0] == rows[1] == [*range(2, 23, 2), 23]
+    assert_same_run(whole, part)
+
+
+@pytest.mark.slow
+def test_a_run_with_a_size_of_its_own_is_resumed_by_who_names_none(tmp_path):
+    Trainer(small_config(total_env_steps=2 * 128, updates_per_chunk=2), tmp_path, quiet=True).train()
+    resumed = Trainer(small_config(updates_per_chunk=0), tmp_path, resume=True, quiet=True)
+    resumed.train()
+    assert resumed.config.updates_per_chunk == load_run_config(tmp_path).updates_per_chunk == 2
+    with pytest.raises(ValueError, match=r"updates_per_chunk = 3: the run in .* was begun with 2"):
+        Trainer(small_config(updates_per_chunk=3), tmp_path, resume=True, quiet=True)
+
+
+def test_checkpoints_and_evaluations_fall_on_their_updates(tmp_path):
+    changes = {"updates_per_chunk": 4, "checkpoint_every_updates": 5, "evaluate_every_updates": 3}
+    Trainer(small_config(total_env_steps=11 * 128, keep_checkpoints=9, **changes), tmp_path, quiet=True).train()
+    rows = {row["updates"]: row["eval/agent/episode_return"] is not None for row in read_metrics(tmp_path)}
+    assert rows == {3: True, 4: False, 5: False, 6: True, 8: False, 9: True, 10: False, 11: True}
+    assert {int(path.name) for path in (tmp_path / "checkpoints").iterdir()} == {5, 10, 11}
+
+
+def test_callbacks_see_the_state_of_their_row_while_the_device_goes_on(tmp_path):
+    seen = []
+    callback = lambda trainer, row: seen.append((row["updates"], int(trainer.state.num_updates)))  # noqa: E731
+    Trainer(small_config(best_metric="none"), tmp_path, callbacks=[callback], quiet=True).train()
+    assert seen == [(i, i) for i in range(1, 7)]
+
+
+def test_the_device_goes_on_while_the_host_writes(tmp_path, monkeypatch):
+    """The second chunk begins, and ends, while the first is still being written."""
+    ended = threading.Event()
+    real_play, real_write = loop.play_chunk, loop.write_rows
+
+    def play(job, state, done):
+        played = real_play(job, state, done)
+        if done == 1:
+            ended.set()
+        return played
+
+    def write(job, rows):
+        if rows and rows[0]["updates"] == 1:
+            assert ended.wait(60)
+        real_write(job, rows)
+
+    monkeypatch.setattr(loop, "play_chunk", play)
+    monkeypatch.setattr(loop, "write_rows", write)
+    Trainer(small_config(), tmp_path, quiet=True).train()
+    assert [row["updates"] for row in read_metrics(tmp_path)] == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.slow
+def test_what_is_saved_is_the_state_of_its_chunk(tmp_path):
+    """The next chunk donates the state: what is saved must be a copy of it."""
+    config = small_config(checkpoint_every=1, keep_checkpoints=6, best_metric="none")
+    Trainer(config, tmp_path / "run", quiet=True).train()
+    for updates in (1, 4):
+        short = dataclasses.replace(config, total_env_steps=updates * 128)
+        Trainer(short, tmp_path / str(updates), quiet=True).train()
+        folder = tmp_path / "run" / "checkpoints"
+        for newer in range(updates + 1, 7):
+            if (folder / str(newer)).exists():
+                (folder / str(newer)).rename(tmp_path / f"{updates}-{newer}")
+        states = [numbers(load_run(run)[1]) for run in (tmp_path / "run", tmp_path / str(updates))]
+        for a, b in zip(*states, strict=True):
+            np.testing.assert_array_equal(a, b)
+        for newer in range(updates + 1, 7):
+            if (tmp_path / f"{updates}-{newer}").exists():
+                (tmp_path / f"{updates}-{newer}").rename(folder / str(newer))
+
+
+def test_the_last_line_says_how_fast_and_what_was_waited_for(tmp_path, capsys):
+    start = time.perf_counter()
+    Trainer(small_config(), tmp_path).train()
+    seconds = time.perf_counter() - start
+    words = " ".join(capsys.readouterr().out.split())
+    said = words[words.rindex("768 env steps in ") :].split()
+    assert 0 < float(said[4]) <= round(seconds, 1)
+    assert "a second while it trained; waited" in words
+    for what in ("the learner", "compiling", "evaluations, checkpoints and words."):
+        assert f"s for {what}" in words
