@@ -18,11 +18,12 @@ from wdjax.train.config.schema import TrainConfig
 from wdjax.train.load import load_config
 from wdjax.train.state.registry import read_config
 
-STEPPING, INFERENCE, TRAINING, STARTUP = TIERS = ("stepping", "inference", "training", "startup")
+STEPPING, INFERENCE, TRAINING, RUNS, STARTUP = TIERS = ("stepping", "inference", "training", "runs", "startup")
 TIER_WORDS = {
     STEPPING: "Environment stepping: random actions, fresh resets",
     INFERENCE: "Stepping with inference: the policies act, nobody learns",
     TRAINING: "Training: whole updates, rollout and learning",
+    RUNS: "Presets as users run them: Trainer, the configuration verbatim",
     STARTUP: "Start-up: from process start until the first update starts to run",
 }
 

@@ -1,6 +1,6 @@
 """The benchmark suite: the table of speed, or rows of it, one command.
 
-    wdjax bench                                    every row, at full size: for a GPU, about 15 minutes
+    wdjax bench                                    every row, at full size: for a GPU, about 30 minutes
     wdjax bench --small                            sizes for a CPU
     wdjax bench tag_gridworld cartpole_10k         rows by name, in every tier they have
     wdjax bench --tier training --json out.json    a tier; the numbers as JSON too
@@ -22,11 +22,22 @@ from rich.console import Console
 from rich.table import Table
 
 from wdjax.checks import require_known
-from wdjax.experiments.benchmarks import startup
-from wdjax.experiments.benchmarks.rows import INFERENCE, STARTUP, STEPPING, TIER_WORDS, TIERS, TRAINING, WORKLOADS
+from wdjax.experiments.benchmarks import runs, startup
+from wdjax.experiments.benchmarks.rows import (
+    INFERENCE,
+    RUNS,
+    STARTUP,
+    STEPPING,
+    TIER_WORDS,
+    TIERS,
+    TRAINING,
+    WORKLOADS,
+)
 from wdjax.experiments.benchmarks.timing import Parser, make_table, short, start
+from wdjax.train import list_presets
 
 TIERS_OF = {**{name: row.tiers for name, row in WORKLOADS.items()}, STARTUP: (STARTUP,)}
+TIERS_OF |= {preset: (*TIERS_OF.get(preset, ()), RUNS) for preset in list_presets()}
 PER = {STEPPING: "a step", INFERENCE: "a rollout", TRAINING: "an update"}  # what a time of a tier is for
 
 
@@ -59,7 +70,7 @@ def bench(arguments: Sequence[str]) -> None:
     for tier in TIERS:
         of_tier = [result for result in results if result["tier"] == tier and "error" not in result]
         if of_tier:
-            console.print(startup.table(of_tier[0]) if tier == STARTUP else tier_table(tier, of_tier))
+            console.print(TABLES.get(tier, tier_table)(tier, of_tier))
     if any("error" in result for result in results):
         raise SystemExit(1)
 
@@ -91,6 +102,8 @@ def measure_apart(name: str, tier: str, parsed: argparse.Namespace) -> dict[str,
     try:
         if tier == STARTUP:
             return {"row": name, "tier": tier, **startup.measure(parsed.repeats)}
+        if tier == RUNS:
+            return {"row": name, "tier": tier, **runs.measure(name, runs.SHORT if parsed.small else runs.SECONDS)}
         return start("measure", [name, "--tier", tier, "--repeats", str(parsed.repeats), *flags], {})
     except subprocess.CalledProcessError as error:
         return {"row": name, "tier": tier, "error": f"ended with status {error.returncode}"}
@@ -102,6 +115,8 @@ def line(result: Mapping[str, Any]) -> str:
         return f"failed: {result['error']}"
     if result["tier"] == STARTUP:
         return f"{result['cold']['total']:.1f} s, with what it compiled kept {result['warm']['total']:.1f} s"
+    if result["tier"] == RUNS:
+        return runs.line(result)
     words = f"compiled in {result['compile_seconds']:.1f} s, peak memory {memory(result)} GB"
     if "env_steps_per_second" in result:
         env_steps, agent_steps, time, *_ = (show(result) for show in COLUMNS.values())
@@ -130,6 +145,10 @@ def memory(result: Mapping[str, Any]) -> str:
     return f"{result['peak_bytes'] / 1e9:.3g}{'*' * (result['peak_bytes_from'] == 'device')}"
 
 
+TABLES: dict[str, Callable[[str, Sequence[Mapping[str, Any]]], Table]] = {
+    STARTUP: lambda tier, results: startup.table(results[0]),
+    RUNS: lambda tier, results: runs.table(results, TIER_WORDS[tier]),
+}
 COLUMNS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "env steps/s": lambda result: short(result["env_steps_per_second"]),
     "agent steps/s": lambda result: short(result["agent_steps_per_second"]),

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import wdjax
-from wdjax.experiments.benchmarks import agreement, startup, suite
+from wdjax.experiments.benchmarks import agreement, runs, startup, suite
 from wdjax.experiments.benchmarks.measure import act, make_program, measure, step_at_random, sum_of
 from wdjax.experiments.benchmarks.rows import WORKLOADS, Target, Workload
 from wdjax.experiments.benchmarks.timing import median_and_spread, short
@@ -249,6 +249,9 @@ def test_suite_prints_a_table_and_writes_json(monkeypatch, capsys, tmp_path):
             return {"row": name, "tier": tier, "error": "out of memory"}
         targets = {"others": 2.90e6, "must": 6e7, "aim": 1.5e8} if tier == "training" else {}
         common = {"machine": "abacus", "workload": "words", "compile_seconds": 3.0}
+        if tier == "runs":
+            own = {"env_steps_per_second": 2.9e7, "alone": 3e7, "ratio": 0.97, "updates_per_chunk": 1066, "chunks": 9}
+            return {"row": name, "tier": tier, **common, **own, "from_start": 12.0}
         return {"row": name, "tier": tier, **common, "peak_bytes": 2e9, "peak_bytes_from": "device", **rate, **targets}
 
     monkeypatch.setattr(suite, "measure_apart", measure_apart)
@@ -258,13 +261,17 @@ def test_suite_prints_a_table_and_writes_json(monkeypatch, capsys, tmp_path):
     assert ended.value.code == 1
     assert asked == [
         ("tag_gridworld", "stepping"), ("cartpole_10k", "stepping"), ("tag_gridworld", "inference"),
-        ("tag_gridworld", "training"),
+        ("tag_gridworld", "training"), ("tag_gridworld", "runs"),
     ]  # fmt: skip
     assert [(row["row"], row["tier"]) for row in json.loads(file.read_text())] == asked
     out = capsys.readouterr().out
     row = next(line for line in out.splitlines() if "150 M" in line and "│" in line and "2.90 M" in line)
     cells = [cell.strip() for cell in row.strip("│").split("│")]
     assert cells == ["tag_gridworld", "30.0 M", "150 M", "6.67", "2%", "3.0", "2*", "2.90 M", "60.0 M", "150 M", "0.50"]
+    assert "words: 29.0 M env steps/s, 0.97 of the program's own 30.0 M; compiled in 3.0 s" in out
+    row = next(line for line in out.splitlines() if "1,066" in line and "│" in line)
+    cells = [cell.strip() for cell in row.strip("│").split("│")]
+    assert cells == ["tag_gridworld", "29.0 M", "30.0 M", "0.97", "1,066", "9", "3.0", "12.0"]
     assert "failed: out of memory" in out
     assert "abacus" in out
 
@@ -322,6 +329,18 @@ def test_a_kernel_that_finds_others_is_told(name, monkeypatch):
     monkeypatch.setattr(agreement, name, lambda x, y, *rest, **options: kernel(y, x[::-1], *rest, **options))
     with pytest.raises(RuntimeError, match=f"{'indices' if 'nearest' in name else 'rows'} differ in [1-9]"):
         agreement.compare_neighbors(12, 3)
+
+
+@pytest.mark.slow
+def test_a_preset_runs_as_users_run_it():
+    result = runs.measure("cartpole_ppo", 0.1)
+    assert result["chunks"] >= 2
+    assert result["updates_per_chunk"] > 20  # 2 s of updates of some milliseconds
+    assert result["from_start"] > result["compile_seconds"] > 0
+    assert result["ratio"] == pytest.approx(result["env_steps_per_second"] / result["alone"])
+    assert runs.line(result).startswith("wdjax train cartpole_ppo: ")
+    table = runs.table([{"row": "cartpole_ppo", **result}], "runs")
+    assert table.columns[0].header == "preset"
 
 
 @pytest.mark.slow
