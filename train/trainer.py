@@ -217,7 +217,7 @@ class Trainer:
         seed, most = self.config.seed, room(self.config)
         if self.debug:  # its program compiles when first called
             return self.learner.init(jax.random.key(seed)), 0, compile_checked(self.learner, most), 0.0
-        state, program, seconds = compile_and_init(self.learner, like, seed, most)
+        state, program, seconds = compile_and_init(self.learner, like, seed, most, self._compile_evaluation)
         return state, 0, program, seconds
 
     def _found(self, size: int) -> TrainConfig:
@@ -277,9 +277,10 @@ class Trainer:
         return bool(self.callbacks) or self._is_evaluated(done)
 
     def _compile_evaluation(self) -> None:
-        """Begins to compile the program of evaluations, in a thread: the first chunks need nothing of the host."""
+        """Begins, once, to compile the program of evaluations in a thread: a GPU's beside that of the run, a CPU's,
+        which takes all cores, while the first chunks need nothing of the host."""
         config = self.config
-        if config.evaluates:
+        if config.evaluates and self._evaluation is None:
             like = abstract_state(self.learner.setup)
             lowered = lower_evaluation(self.learner, like, config.eval_episodes, config.eval_greedy)
             thread = ThreadPoolExecutor(1)

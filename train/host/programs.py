@@ -63,11 +63,14 @@ def compile_chunk(learner: Learner, state: TrainState, most: int) -> tuple[Progr
 
 
 @no_garbage_collection()
-def compile_and_init(learner: Learner, like: TrainState, seed: int, most: int) -> tuple[TrainState, Program, float]:
+def compile_and_init(
+    learner: Learner, like: TrainState, seed: int, most: int, meanwhile: Callable[[], None] = lambda: None
+) -> tuple[TrainState, Program, float]:
     """Draws a run's first state and compiles its chunks, on a GPU at the same time: each takes seconds.
 
     Args:
         like: `abstract_state` of the learner's setup.
+        meanwhile: what else there is to do while a GPU's program is compiled.
 
     Returns:
         (state, program, seconds): learner.init(jax.random.key(seed)), and what `compile_chunk` returns.
@@ -79,7 +82,9 @@ def compile_and_init(learner: Learner, like: TrainState, seed: int, most: int) -
         return learner.init(key), *finish_chunk(*lowered)
     with ThreadPoolExecutor(1) as thread:  # what ends init early waits for it: a compilation cannot be stopped
         compiled = thread.submit(finish_chunk, *lowered)
-        return learner.init(key), *compiled.result()
+        state = learner.init(key)
+        meanwhile()
+        return state, *compiled.result()
 
 
 def compiler_options(setup: Setup) -> dict[str, bool | str]:

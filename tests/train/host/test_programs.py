@@ -32,7 +32,9 @@ def test_what_is_drawn_meanwhile_is_what_the_program_takes(backend, monkeypatch)
     like = abstract_state(learner.setup)
     with monkeypatch.context() as patch:
         patch.setattr(jax, "default_backend", lambda: backend)
-        state, program, seconds = compile_and_init(learner, like, 5, 2)
+        meanwhile = []
+        state, program, seconds = compile_and_init(learner, like, 5, 2, lambda: meanwhile.append(1))
+    assert len(meanwhile) == (backend == "gpu")
     first = learner.init(jax.random.key(5))
     for own, other in zip(jax.tree.leaves(state.policies), jax.tree.leaves(first.policies), strict=True):
         np.testing.assert_array_equal(own, other)
