@@ -118,7 +118,11 @@ def wait_for_lines(started, folder, number):
 
 
 def trained_on(source, folder, num_devices, num_updates):
-    """Trains in this process with the configuration of the run in `source`; goes on where `folder` holds a run."""
+    """Trains in this process with the configuration of the run in `source`; goes on where `folder` holds a run.
+
+    With programs compiled anew: those that other tests left were compiled by `quick_compile`, which rounds otherwise.
+    """
+    jax.clear_caches()
     steps = num_updates * ENV_STEPS
     config = dataclasses.replace(load_run_config(source), devices=num_devices, total_env_steps=steps)
     Trainer(config, folder, resume=folder.exists(), quiet=True).train()

@@ -112,7 +112,7 @@ def test_the_trainer_says_so(as_on_a_gpu, tmp_path, capsys, quick_compile):
     trainer = Trainer(load_config("cartpole_ppo", **SMALL, **changes), tmp_path / "run")
     trainer.draw = lambda: None
     trainer.train()
-    assert capsys.readouterr().out.count(WORDS) == 1
+    assert capsys.readouterr().out.count(WORDS) == 2  # before it begins, and in its last line
 
 
 WITHOUT = """
