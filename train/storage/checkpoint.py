@@ -1,11 +1,13 @@
 """Checkpoints (orbax): the whole TrainState, and beside it what the host needs to go on. No pickle."""
 
 import contextlib
+import errno
 import json
 import os
 import re
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from wdjax.train.storage.folder import partial_file, read_json, require_same_run
 from wdjax.train.storage.orbax_noise import silence, stop_leaks
 
 _BEGINNING = threading.Lock()  # one save begins at a time: orbax counts them in a variable of the process
+_HELD: weakref.WeakKeyDictionary[ocp.CheckpointManager, int] = weakref.WeakKeyDictionary()  # their folders, opened
 SIZES = "sizes.json"  # in the folder of a checkpoint: file -> bytes
 
 
@@ -53,6 +56,8 @@ def open_checkpoints(folder: Path, keep: int | None) -> Iterator[ocp.CheckpointM
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
     manager = ocp.CheckpointManager(folder.absolute(), options=options, item_names=("state", "host"))
+    if jax.process_count() > 1 and keep is not None:
+        _HELD[manager] = os.open(folder, os.O_RDONLY)  # until the process ends
     try:
         yield manager
     except BaseException:
@@ -100,11 +105,20 @@ def require_saved(manager: ocp.CheckpointManager) -> None:
 def finish(manager: ocp.CheckpointManager) -> None:
     """Waits for a save in the background. Raises OSError where it fails."""
     with saving(manager):
-        while jax.process_count() > 1 and manager.is_saving_in_progress():
-            os.stat(manager.directory)  # where it is gone, each process would wait for the others' part for ten minutes
-            time.sleep(0.05)
+        if jax.process_count() > 1:
+            wait_while_it_is_there(manager)
         manager.wait_until_finished()
         write_sizes(manager)
+
+
+def wait_while_it_is_there(manager: ocp.CheckpointManager) -> None:
+    """Waits for a save of several processes. Raises OSError where the folder goes meanwhile, even if orbax makes it
+    anew: each process would wait for the others' part for ten minutes."""
+    while manager.is_saving_in_progress():
+        os.stat(manager.directory)
+        if manager in _HELD and os.fstat(_HELD[manager]).st_nlink == 0:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(manager.directory))
+        time.sleep(0.05)
 
 
 @contextlib.contextmanager
