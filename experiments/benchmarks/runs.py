@@ -31,15 +31,15 @@ SECONDS, SHORT = 20.0, 5.0  # of a run after its first chunk; at the size for a 
 FOREVER = 10**9  # updates
 
 
-def measure(preset: str, seconds: float = SECONDS, variables: Mapping[str, str] | None = None) -> dict[str, Any]:
+def measure(preset: str, seconds: float = SECONDS) -> dict[str, Any]:
     """Runs a preset in a process of its own, with a compilation cache of its own.
 
     Raises:
         subprocess.CalledProcessError: where it ends otherwise.
     """
     with tempfile.TemporaryDirectory() as folder:
-        own = {"JAX_COMPILATION_CACHE_DIR": f"{folder}/cache", **(variables or {})}
-        return start("runs", (preset, repr(time.time()), repr(seconds), f"{folder}/run"), own)
+        arguments = (preset, repr(time.time()), repr(seconds), f"{folder}/run")
+        return start("runs", arguments, {"JAX_COMPILATION_CACHE_DIR": f"{folder}/cache"})
 
 
 def child(preset: str, begun: str, seconds: str, workdir: str) -> dict[str, Any]:
