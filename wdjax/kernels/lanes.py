@@ -6,9 +6,10 @@ every replica: [lanes], traced; or, where it is the same for all, () traced, or 
 what computes is done once for each element; and what is known is computed once, while tracing.
 """
 
+import contextlib
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -20,6 +21,22 @@ from wdjax.kernels.threefry import Key, check_key
 MAX_ELEMENTS = 1024  # of one array: each is a register of its own
 
 Elements = np.ndarray  # of dtype object
+
+
+@contextlib.contextmanager
+def now() -> Iterator[None]:
+    """Computes while tracing, on the host: a card compiles a program for every few numbers, and is waited for."""
+    with jax.ensure_compile_time_eval(), jax.default_device(_host()):
+        yield
+
+
+@functools.cache
+def _host() -> jax.Device | None:
+    """Returns the CPU as JAX sees it, or None where it is kept from that (JAX_PLATFORMS=cuda)."""
+    try:
+        return jax.local_devices(backend="cpu")[0]
+    except RuntimeError:
+        return None
 
 
 def array_of(elements: Sequence[Any], shape: tuple[int, ...]) -> Elements:
@@ -35,7 +52,7 @@ def constant(value: Any) -> Elements:
     check_size("a constant", value.shape)
     if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
         check_key(value.dtype)
-        with jax.ensure_compile_time_eval():
+        with now():
             pairs = np.asarray(jax.random.key_data(value)).reshape(-1, 2)
         return array_of([Key(*pair) for pair in pairs], value.shape)
     return array_of(list(np.asarray(value).ravel()), value.shape)
@@ -63,7 +80,7 @@ def call(function: Callable, *elements: Any) -> Any:
         words = [element if isinstance(element, Key) else (element, element) for element in elements]
         return Key(*(call(function, *word) for word in zip(*words, strict=True)))
     if all(isinstance(element, np.generic) for element in elements):
-        with jax.ensure_compile_time_eval():
+        with now():
             return jax.tree.map(lambda out: np.asarray(out)[()], function(*map(jnp.asarray, elements)))
     shape = np.broadcast_shapes(*(jnp.shape(element) for element in elements))
     return function(*(jnp.broadcast_to(element, shape) for element in elements))

@@ -25,6 +25,7 @@ from wdjax.kernels.lanes import (
     identity,
     is_known,
     known,
+    now,
 )
 from wdjax.kernels.threefry import Key
 
@@ -114,7 +115,7 @@ def _move_by_known_indices(eqn: Any, *inputs: Elements) -> list[Elements]:
     if params.get("fill_value") is not None:  # a number, where there are places here: the last of them is the number's
         elements.append(fill_of(eqn))
         params["fill_value"] = len(elements) - 1
-    with jax.ensure_compile_time_eval():
+    with now():
         moved = np.asarray(eqn.primitive.bind(*operands, **params))
     return [array_of([elements[i] for i in moved.ravel()], aval.shape)]
 
@@ -222,7 +223,7 @@ def _sum_up(function: Callable, parts: Sequence[Elements], aval: Any) -> Element
 
 def _of_nothing(eqn: Any, aval: Any) -> Elements:
     """Returns what an equation gives that folds no numbers at all: XLA knows."""
-    with jax.ensure_compile_time_eval():
+    with now():
         empty = [np.zeros(atom.aval.shape, atom.aval.dtype) for atom in eqn.invars]
         return constant(np.asarray(eqn.primitive.bind(*empty, **eqn.params)).astype(aval.dtype))
 
