@@ -37,7 +37,7 @@ COMMANDS = [
     ([*TRAIN, "--num-envs", "0"], "num_envs = 0: must be at least 1"),
     ([*TRAIN, "--num_envs", "-3"], "num_envs = -3: must be at least 1"),
     ([*TRAIN, "--num-envs", "9" * 30], "num_envs = " + "9" * 30 + ": must be at least 1 and below 2**31"),
-    ([*TRAIN, "--num-blocks", "3"], "num_blocks = 3: must be a divisor of num_envs = 100"),
+    ([*TRAIN, "--num-blocks", "3"], "num_blocks = 3: must be a divisor of num_envs = 1000"),
     ([*TRAIN, "--seed", "-1"], "seed = -1: must be at least 0 and below 2**32"),
     ([*TRAIN, "--seed", "4294967296"], "seed = 4294967296: must be at least 0 and below 2**32"),
     ([*TRAIN, "--reset", "0"], "reset = 0: must be 'fresh', 'fixed' or at least 1 start"),

@@ -87,7 +87,7 @@ WRONG_TYPE = [
     ({f"{NET}.hidden_sizes": ["x"]}, r"network\.hidden_sizes\[0\] = 'x': must be a whole number"),
     ({f"{NET}.shared_trunk": 3}, r"network\.shared_trunk = 3: must be true or false"),
     ({f"{AGENT}.gamma.x": 1}, r"policies\.agent\.gamma = 0\.99: has no field x"),
-    ({"num_envs.x": 1}, r"num_envs = 100: has no field x"),
+    ({"num_envs.x": 1}, r"num_envs = 1000: has no field x"),
     ({"env_params": 3}, r"env_params = 3: must be a mapping"),
     ({"env_params.episode_length": "x"}, r"env_params: episode_length = 'x': must be a whole number"),
     ({"env_params.gravity": None}, r"env_params: gravity = None: must be a number"),
@@ -127,15 +127,15 @@ OUT_OF_RANGE = [
 ]  # fmt: skip
 BATCHES = [
     ({"num_blocks": -1}, r"num_blocks = -1: must be at least 0"),
-    ({"num_blocks": 3}, r"num_blocks = 3: must be a divisor of num_envs = 100"),
-    ({"num_blocks": 200}, r"num_blocks = 200: must be a divisor of num_envs = 100"),
+    ({"num_blocks": 3}, r"num_blocks = 3: must be a divisor of num_envs = 1000"),
+    ({"num_blocks": 2000}, r"num_blocks = 2000: must be a divisor of num_envs = 1000"),
     ({f"{AGENT}.epochs": 0}, r"policies\.agent\.epochs = 0: must be at least 1"),
     ({f"{AGENT}.epochs": 2}, r"policies\.agent\.epochs = 2: must be 1 \(left out\) for A2C"),
     ({f"{AGENT}.minibatches": 0}, r"policies\.agent\.minibatches = 0: must be at least 1"),
     ({f"{AGENT}.algorithm": "A2C", f"{AGENT}.minibatches": 2}, r"minibatches = 2: must be 1 \(left out\) for A2C"),
     ({f"{AGENT}.algorithm": "PPO", f"{AGENT}.minibatches": 7}, r"agent\.minibatches = 7: must be a divisor of 12500"),
     (
-        {f"{AGENT}.algorithm": "PPO", f"{AGENT}.minibatches": 1000, "num_blocks": 100},
+        {f"{AGENT}.algorithm": "PPO", f"{AGENT}.minibatches": 1000, "num_blocks": 200},
         r"minibatches = 1000: must be a divisor of 500",
     ),
 ]

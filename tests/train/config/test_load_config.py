@@ -159,10 +159,10 @@ def test_blocks(num_envs, num_blocks, blocks):
     assert load_config("cartpole", num_envs=num_envs, num_blocks=num_blocks).blocks == blocks
 
 
-@pytest.mark.parametrize(("steps", "updates"), [(1, 1), (50_000, 1), (50_001, 2), (100_000, 2)])
+@pytest.mark.parametrize(("steps", "updates"), [(1, 1), (100_000, 1), (100_001, 2), (200_000, 2)])
 def test_a_run_is_never_shorter_than_asked(steps, updates):
     config = load_config("cartpole", total_env_steps=steps)
-    assert config.env_steps_per_update == 50_000
+    assert config.env_steps_per_update == 100_000
     assert config.num_updates == updates
 
 

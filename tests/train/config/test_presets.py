@@ -44,14 +44,14 @@ PRESETS = {
         },
     },
     "cartpole": {
-        "env": "cartpole", "num_envs": 100, "rollout_length": 500, "num_updates": 2_000,
+        "env": "cartpole", "num_envs": 1_000, "rollout_length": 100, "num_updates": 1_000,  # a GPU's
         "total_env_steps": 100_000_000, "env_params": {"episode_length": 500}, "reset": 1000,
-        "policies": {"agent": {"learning_rate": 1e-3, "gamma": 0.99, "max_grad_norm": 3.0, "hidden_sizes": (32, 32)}},
+        "policies": {"agent": {"learning_rate": 3e-3, "gamma": 0.99, "max_grad_norm": 3.0, "hidden_sizes": (32, 32)}},
     },
     "acrobot": {
-        "env": "acrobot", "num_envs": 100, "rollout_length": 500, "num_updates": 2_000,
+        "env": "acrobot", "num_envs": 1_000, "rollout_length": 100, "num_updates": 1_000,
         "total_env_steps": 100_000_000, "env_params": {"episode_length": 500}, "reset": 1000,
-        "policies": {"agent": {"learning_rate": 1e-3, "gamma": 0.99, "max_grad_norm": 3.0, "hidden_sizes": (32, 32),
+        "policies": {"agent": {"learning_rate": 3e-3, "gamma": 0.99, "max_grad_norm": 3.0, "hidden_sizes": (32, 32),
                                "value_coefficient": 0.1, "entropy_coefficient": 0.1}},
     },
     "mountain_car": {
