@@ -1,6 +1,8 @@
-"""How much memory a compiled program takes, and how much there is."""
+"""How much memory a compiled program takes, how much there is, and what becomes of it in a long run."""
 
 import contextlib
+import ctypes
+import functools
 import os
 from pathlib import Path
 from typing import Any
@@ -8,6 +10,7 @@ from typing import Any
 import jax
 
 SHARE = 0.8  # of what is free: XLA's own count leaves out collectives and fragmentation, and others need some too
+_ARENA_MAX = -8  # of glibc's malloc.h
 
 
 def bytes_needed(program: Any) -> int:
@@ -38,3 +41,26 @@ def host_memory() -> int:
     with contextlib.suppress(OSError, ValueError):  # "max" where there is no limit
         sizes.append(int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="utf8")))
     return min(sizes)
+
+
+def share_memory() -> None:
+    """Has all threads take memory from four places: glibc gives each its own, and of what orbax's threads, new for
+    every save, leave there, 11 kB a save were never used again. Only threads that begin later do so. From one place it
+    was no less memory a save, but XLA's threads left 290 MB more there (1,200 saves, nothing given back)."""
+    _call_glibc("mallopt", _ARENA_MAX, 4)
+
+
+def give_back_memory() -> None:
+    """Gives back to the system what has been freed: glibc keeps what lies below something in use. A run with 500 saves
+    holds 40 MB less by it, of 270 MB that are its own, for 1 ms a save."""
+    _call_glibc("malloc_trim", 0)
+
+
+def _call_glibc(name: str, *numbers: int) -> None:
+    with contextlib.suppress(AttributeError, OSError):  # another C library has none of this
+        getattr(_c_library(), name)(*numbers)
+
+
+@functools.cache  # every one has types of its own
+def _c_library() -> ctypes.CDLL:
+    return ctypes.CDLL(None)

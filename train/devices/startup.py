@@ -1,7 +1,6 @@
 """What shortens the time until a run begins."""
 
 import contextlib
-import ctypes
 import gc
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -9,8 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import jax
 
 from wdjax.checks import one_line
-
-_ARENA_MAX = -8  # of glibc's malloc.h
+from wdjax.train.devices.memory import share_memory
 
 
 @contextlib.contextmanager
@@ -46,14 +44,6 @@ def wake_device() -> Future[list[jax.Device]]:
     pool.submit(make_key)  # nobody asks how it went: a device that is full says so again, where it is needed
     pool.shutdown(wait=False)
     return devices
-
-
-def share_memory() -> None:
-    """Has all threads take memory from four places: glibc gives each its own, and of what orbax's threads, new for
-    every save, leave there, 11 kB a save were never used again. Only threads that begin later do so. From one place it
-    was no less memory a save, but XLA's threads left 290 MB more there (measured with 1,200 saves)."""
-    with contextlib.suppress(AttributeError, OSError):  # another C library has none of this
-        ctypes.CDLL(None).mallopt(_ARENA_MAX, 4)
 
 
 def find_devices() -> list[jax.Device]:

@@ -19,6 +19,7 @@ from jax.experimental import multihost_utils
 from wdjax.checks import one_line
 from wdjax.train.config.schema import TrainConfig
 from wdjax.train.config.trust import require_trusted, with_own
+from wdjax.train.devices.memory import give_back_memory
 from wdjax.train.state.registry import read_config
 from wdjax.train.state.state import TrainState
 from wdjax.train.storage.folder import partial_file, read_json, require_same_run, write_whole, writing
@@ -84,6 +85,7 @@ def save(manager: ocp.CheckpointManager, step: int, state: TrainState, host: dic
     if step in manager.all_steps():
         return
     finish(manager)
+    give_back_memory()
     with _BEGINNING, saving(manager):
         manager.save(step, args=ocp.args.Composite(state=ocp.args.StandardSave(state), host=ocp.args.JsonSave(host)))
 

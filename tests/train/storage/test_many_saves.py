@@ -1,8 +1,11 @@
 """Saves that follow each other for a week, and saves of several threads."""
 
+import ctypes
 import gc
+import os
 import sys
 import threading
+from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
@@ -26,6 +29,27 @@ def test_a_save_leaves_no_memory_behind(tmp_path):
         before = blocks_after(range(6))
         after = blocks_after(range(6, 14))
     assert after - before < 1_000  # it was 2,600
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="another C library than glibc")
+def test_a_save_gives_back_what_was_freed_below_something_in_use(tmp_path):
+    c = ctypes.CDLL(None)
+    c.malloc.restype = ctypes.c_void_p
+    c.free.argtypes = [ctypes.c_void_p]
+    pages = lambda: int(Path("/proc/self/statm").read_text().split()[1])  # noqa: E731  (in memory)
+    page, blocks = os.sysconf("SC_PAGE_SIZE"), []
+    for _ in range(20_000):
+        blocks.append(c.malloc(page))
+        ctypes.memset(blocks[-1], 1, page)
+    above = c.malloc(page)
+    for block in blocks:
+        c.free(block)
+    before = pages()
+    with open_checkpoints(tmp_path, 1) as manager:
+        save(manager, 0, {"step": jnp.zeros(3)}, {"metrics_size": 0})
+    after = pages()
+    c.free(above)
+    assert before - after > 10_000  # of 20,000; what a save itself takes comes off
 
 
 def test_threads_save_side_by_side(tmp_path):
