@@ -21,6 +21,12 @@ Modules = Annotated[
     tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="MODULE", help=_OF_MODULES)
 ]
 
+_OF_CALLBACKS = (
+    "called after every chunk: csv, tensorboard, wandb (each writes the metrics there, too), or your own, "
+    "package.module:function (docs/own_things.md)"
+)
+Callbacks = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...", help=_OF_CALLBACKS)]
+
 PATHS = ("--workdir", "--output", "--npz", "--file")
 
 FACTS = tyro.constructors.ConstructorRegistry()

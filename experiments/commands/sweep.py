@@ -11,7 +11,7 @@ from rich.console import Console
 
 from wdjax.checks import require
 from wdjax.experiments import sweep as kinds
-from wdjax.experiments.commands.arguments import Modules, parse, require_preset
+from wdjax.experiments.commands.arguments import Callbacks, Modules, parse, require_preset
 from wdjax.experiments.sweep.halving import Halving
 from wdjax.experiments.sweep.members import Point, Range, Values, parse_point, parse_settings, read_settings
 from wdjax.experiments.sweep.pbt import FACTORS, Selection
@@ -58,6 +58,7 @@ class SweepArguments:
     resume: bool = False
     """go on in a folder that holds this sweep; what is finished is not run again"""
     trust: Modules = ()
+    callbacks: Callbacks = ()
     search: int = 0
     """trials that Optuna proposes (pip install "wdjax[search]"), of all workers together; 0: no search"""
     batch: int = 16
@@ -118,6 +119,7 @@ def run_sweep(preset: str, arguments: SweepArguments, stop: threading.Event) -> 
     common = {
         "workdir": arguments.workdir, "metric": arguments.metric or None, "devices": arguments.devices,
         "resume": arguments.resume, "quiet": False, "stop": stop, "trust": arguments.trust,
+        "callbacks": arguments.callbacks,
     }  # fmt: skip
     if not (arguments.search or arguments.pbt):
         kinds.sweep(config, settings, arguments.seeds, points, members_at_once=arguments.members_at_once, **common)

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from wdjax.experiments.auto_scale import auto_scale, trial_table, what_changes
 from wdjax.experiments.cli import import_trainer
-from wdjax.experiments.commands.arguments import Modules, flags_of, parse, require_preset
+from wdjax.experiments.commands.arguments import Callbacks, Modules, flags_of, parse, require_preset
 from wdjax.train import TrainConfig, load_config
 from wdjax.train.config.env_params import complete_env_params
 from wdjax.train.config.trust import with_own
@@ -33,6 +33,7 @@ class TrainArguments:
     resume: bool = False
     """go on from the newest checkpoint in the folder, where there is one"""
     trust: Modules = ()
+    callbacks: Callbacks = ()
     pictures: bool = True
     """draw curves.png and episode.gif at the end"""
     debug: bool = False
@@ -67,8 +68,9 @@ def train(arguments: list[str]) -> None:
     config = scaled(parsed) if parsed.auto_scale or parsed.auto_scale_rollout else parsed.config
     with no_garbage_collection():
         trainer = trainer_class(
-            config, parsed.workdir, parsed.resume, debug=parsed.debug, trust=parsed.trust, pictures=parsed.pictures
-        )
+            config, parsed.workdir, parsed.resume, parsed.callbacks, debug=parsed.debug, trust=parsed.trust,
+            pictures=parsed.pictures,
+        )  # fmt: skip
     trainer.train()
     if trainer.stopped:
         raise SystemExit(STOPPED)
