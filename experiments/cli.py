@@ -1,4 +1,4 @@
-"""The command line: wdjax train, sweep, eval, render, bench, list."""
+"""The command line: wdjax train, sweep, eval, render, export, bench, list."""
 
 import importlib
 import os
@@ -22,6 +22,7 @@ usage: wdjax COMMAND ...
   wdjax sweep PRESET [--set FIELD=VALUE,VALUE ...] [--seeds N]        many runs as one program, a table; --search, --pbt
   wdjax eval RUN [RUN ...] [--opponents NAME ...] [--output FILE]     the cross-play matrix: runs, random play, scripts
   wdjax render RUN [--output FILE] [--npz FILE]                       one episode as an animated GIF, or as arrays
+  wdjax export RUN [--policies NAME ...] [--output DIR]               what was learned, for use without wdjax
   wdjax bench [ROW ...] [--tier TIER ...] [--small] [--json FILE]     speed: env steps/s of the benchmark suite's rows
   wdjax list                                                          environments and presets
 
@@ -33,6 +34,7 @@ COMMANDS = {
     "train": "wdjax.experiments.commands.train:train",
     "sweep": "wdjax.experiments.commands.sweep:sweep",
     "eval": "wdjax.experiments.commands.players:evaluate",
+    "export": "wdjax.experiments.commands.players:export",
     "render": "wdjax.experiments.commands.players:render",
     "bench": "wdjax.experiments.benchmarks.suite:bench",
     "list": "wdjax.experiments.cli:list_all",
