@@ -75,6 +75,8 @@ def preset_path(preset: str | Path) -> Path:
         if not path.is_file():
             raise FileNotFoundError(f"no such file: {path}")
         return path
+    if (path / CONFIG).is_file():
+        raise ValueError(f"{preset} is the folder of a run: its preset is {preset}/{CONFIG}")
     require_known("preset", str(preset), list_presets())
     return PRESETS / f"{preset}.yaml"
 

@@ -10,7 +10,7 @@ import tyro
 from rich.console import Console
 
 from wdjax.checks import require
-from wdjax.experiments.commands.arguments import Modules, parse, require_seed
+from wdjax.experiments.commands.arguments import Modules, parse, require_run, require_seed
 from wdjax.experiments.commands.matrix import matrix_tables, other_params, require_tables, write_matrix
 from wdjax.train import Player, cross_play, save_episode, statistics, trained_policy
 from wdjax.train.evaluation.export import export_policy
@@ -76,8 +76,7 @@ class ExportArguments:
 def evaluate(arguments: list[str]) -> None:
     """wdjax eval RUN [RUN ...] [--opponents NAME ...] [--checkpoint WHICH] [--episodes N] [--greedy] [--output FILE]"""
     parsed = parse(EvalArguments, "wdjax eval", arguments)
-    if not parsed.runs:
-        raise ValueError("wdjax eval needs a run first: the folder that wdjax train wrote (wdjax eval --help)")
+    require_run("eval", parsed.runs)
     which = "best" if parsed.best else parsed.checkpoint
     require_tables(parsed.output)
     require_seed(parsed.seed)
@@ -102,6 +101,7 @@ def evaluate(arguments: list[str]) -> None:
 
 def render(arguments: list[str]) -> None:
     """wdjax render RUN [--output FILE] [--npz FILE] [--greedy] [--best] [--seed N] [--fps N]"""
+    require_run("render", arguments)
     parsed = parse(RenderArguments, "wdjax render", arguments)
     require(parsed.fps >= 1, "--fps", parsed.fps, "at least 1")
     require_seed(parsed.seed)
@@ -118,6 +118,7 @@ def render(arguments: list[str]) -> None:
 
 def export(arguments: list[str]) -> None:
     """wdjax export RUN [--policies NAME ...] [--output DIR] [--best]"""
+    require_run("export", arguments)
     parsed = parse(ExportArguments, "wdjax export", arguments)
     learner, state = load_named(parsed.run, "best" if parsed.best else "newest", parsed.trust)
     policies = [trained_policy(learner, state, name) for name in parsed.policies or learner.config.policies]

@@ -1,6 +1,7 @@
 """wdjax sweep: its arguments, and which kind of sweep they ask for."""
 
 import dataclasses
+import re
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -97,7 +98,12 @@ def sweep(arguments: list[str]) -> None:
         parse(SweepArguments, "wdjax sweep PRESET", ["--help"])
     preset, *rest = require_preset("sweep", arguments)
     default = SweepArguments(workdir=Path("runs") / f"sweep_{preset_path(preset).stem}")
-    parsed = parse(SweepArguments, f"wdjax sweep {preset}", rest, default=default)
+    try:
+        parsed = parse(SweepArguments, f"wdjax sweep {preset}", rest, default=default)
+    except ValueError as error:
+        if re.fullmatch(r"Unrecognized options: --.* \(see --help\)", str(error)):
+            raise ValueError(f"{error}; a field of the preset is given as --set FIELD=VALUE,VALUE") from error
+        raise
     with stop_signals(Console()) as stop:
         run_sweep(preset, parsed, stop)
     if stop.is_set():
