@@ -187,7 +187,8 @@ class Trainer:
         total = time.perf_counter() - self._begun
         self._say(last_words(env_steps, self._chunks, self._waits, total, self._kernels))
         if early:
-            how, more = (f"Ended by {self.ended_by}", "") if not self.stopped else ("Stopped", GO_ON)
+            ended = f"Ended by {self.ended_by or 'another process'}"
+            how, more = ("Stopped", GO_ON) if self.stopped else (ended, "")
             steps = f"{done * config.env_steps_per_update:,} of {config.total_env_steps:,} env steps"
             self._say(f"{how} and saved after {steps}.{more}")
         if not self.stopped and is_first() and self.pictures:
