@@ -57,6 +57,7 @@ def normalised():
     return a_policy(**NORMALISED)
 
 
+@pytest.mark.slow
 def test_it_acts_as_in_an_episode_of_the_run(normalised):
     learner, state, policy = normalised
     episode = record_episode(learner, state, jax.random.key(1), greedy=True, max_steps=5, observations=True)
