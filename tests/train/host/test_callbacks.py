@@ -135,6 +135,7 @@ def test_wandb_offline_holds_the_rows(tmp_path, monkeypatch):
     assert "wdjax" in ids
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_compile", "no_pictures")
 def test_a_callback_ends_a_run_and_it_goes_on(tmp_path, capsys):
     """The device is one chunk ahead: what is asked for after the second ends the run after the third."""
