@@ -2,6 +2,8 @@
 
 import dataclasses
 import importlib
+from difflib import get_close_matches
+from importlib.util import find_spec
 from typing import Any, Literal, overload
 
 from wdjax.checks import require, require_known
@@ -23,6 +25,7 @@ from wdjax.envs.commons import TaxedCommons, taxed
 from wdjax.envs.covid import CovidEconomy, economy
 from wdjax.envs.reaction import ReactionOneAtom, ReactionTwoAtoms, game
 from wdjax.envs.tag import TagContinuous, TagGridworld, continuous, gridworld
+from wdjax.named import announced, import_named
 
 _REGISTRY: dict[str, type[Env] | Env] = {
     "acrobot": Acrobot,
@@ -82,7 +85,8 @@ def make(name: str, **arguments: Any) -> tuple[Env, Any]:
     """Builds an environment and its params.
 
     Args:
-        name: of a registered environment (`list_envs`), or of another library's: "gymnax:CartPole-v1",
+        name: of an environment that is registered or that an installed package announces (`list_envs`);
+            "package.module:Class" of one's own; or of another library's: "gymnax:CartPole-v1",
             "jaxmarl:MPE_simple_spread_v3" (`wdjax.adapters.from_gymnax` and `from_jaxmarl` say what becomes of it).
         **arguments: static fields of the environment and fields of its params, by name; the rest keep their defaults.
 
@@ -91,15 +95,13 @@ def make(name: str, **arguments: Any) -> tuple[Env, Any]:
 
     Raises:
         ValueError: for an unknown name, with the nearest right one, and for a value out of range.
-        TypeError: for a value of the wrong kind.
+        TypeError: for a value of the wrong kind, and for "package.module:Name" that is no environment.
         ImportError: where the library is not installed.
     """
-    if isinstance(name, str) and ":" in name and name not in _REGISTRY:
-        library, name = name.split(":", 1)
-        require_known("library", library, LIBRARIES)
-        return importlib.import_module(LIBRARIES[library]).make(name, **arguments)
-    require_known("environment", name, _REGISTRY)
-    source = _REGISTRY[name]
+    library, colon, rest = name.partition(":") if isinstance(name, str) and name not in _REGISTRY else ("", "", "")
+    if colon and library in LIBRARIES:
+        return importlib.import_module(LIBRARIES[library]).make(rest, **arguments)
+    source = _find(name)
     static, changes = split_arguments(source, arguments)
     env = with_static(source, static)
     defaults = env.default_params
@@ -127,11 +129,7 @@ def register(name: str, env: type[Env] | Env, replace: bool = False) -> None:
         raise TypeError(f"name = {name!r}: must be a string")
     plain = name and ":" not in name and name == name.strip()  # before a colon stands another library
     require(plain, "name", name, "a name without ':' and without spaces around it")
-    if not (isinstance(env, Env) or (isinstance(env, type) and issubclass(env, Env))):
-        raise TypeError(f"env = {env!r}: must be a subclass of wdjax.Env, or an environment of one")
-    for field in dataclasses.fields(env) if isinstance(env, type) else ():
-        if field.init and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            raise TypeError(f"{env.__name__}.{field.name} has no default: give it one, or register an environment")
+    _require_env("env", env)
     old = _REGISTRY.get(name, env)
     again = old == env or (isinstance(old, type) and isinstance(env, type) and _full_name(old) == _full_name(env))
     require(again or replace, "name", name, "a name that no other environment has (or replace=True)")
@@ -143,12 +141,42 @@ def _full_name(cls: type) -> tuple[str, str]:
 
 
 def list_envs() -> list[str]:
-    """Returns the names of all registered environments, sorted; those of other libraries are not among them."""
-    return sorted(_REGISTRY)
+    """Returns the names of all environments that are registered or that installed packages announce by the entry points
+    `wdjax.envs`, sorted; those of other libraries are not among them."""
+    return sorted({*_REGISTRY, *(entry.name for entry in announced("wdjax.envs"))})
 
 
 def env_class(name: str) -> type[Env]:
-    """Returns the class registered under a name; raises ValueError with the nearest right name."""
-    require_known("environment", name, _REGISTRY)
-    source = _REGISTRY[name]
+    """Returns the class that `make` builds for a name; raises as `make`, with the nearest right name."""
+    source = _find(name)
     return source if isinstance(source, type) else type(source)
+
+
+def _find(name: str) -> type[Env] | Env:
+    """Returns what is registered or announced under a name, or what "package.module:Name" names."""
+    if name in _REGISTRY:
+        return _REGISTRY[name]
+    if isinstance(name, str) and ":" in name:
+        if _is_library(name.partition(":")[0]):
+            require_known("library", name.partition(":")[0], LIBRARIES)
+        path = name
+    else:
+        others = {entry.name: entry.value for entry in announced("wdjax.envs")}
+        require_known("environment", name, {*_REGISTRY, *others})
+        path = others[name]
+    found = import_named("environment", path)
+    _require_env(f"environment {name!r}", found)
+    return found
+
+
+def _is_library(word: str) -> bool:
+    """Whether a word before a colon is meant as a library's name: no module that there is, and near to one of these."""
+    return not word or (word.isidentifier() and find_spec(word) is None and bool(get_close_matches(word, LIBRARIES)))
+
+
+def _require_env(what: str, found: Any) -> None:
+    if not (isinstance(found, Env) or (isinstance(found, type) and issubclass(found, Env))):
+        raise TypeError(f"{what} = {found!r}: must be a subclass of wdjax.Env, or an environment of one")
+    for field in dataclasses.fields(found) if isinstance(found, type) else ():
+        if field.init and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            raise TypeError(f"{found.__name__}.{field.name} has no default: give it one, or register an environment")

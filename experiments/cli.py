@@ -1,7 +1,9 @@
-"""The command line: wdjax train, sweep, eval, render, bench, list."""
+"""The command line: wdjax train, sweep, eval, render, export, bench, diff, completion, list."""
 
 import importlib
+import itertools
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,10 +24,16 @@ usage: wdjax COMMAND ...
   wdjax sweep PRESET [--set FIELD=VALUE,VALUE ...] [--seeds N]        many runs as one program, a table; --search, --pbt
   wdjax eval RUN [RUN ...] [--opponents NAME ...] [--output FILE]     the cross-play matrix: runs, random play, scripts
   wdjax render RUN [--output FILE] [--npz FILE]                       one episode as an animated GIF, or as arrays
+  wdjax export RUN [--policies NAME ...] [--output DIR]               what was learned, for use without wdjax
   wdjax bench [ROW ...] [--tier TIER ...] [--small] [--json FILE]     speed: env steps/s of the benchmark suite's rows
-  wdjax list                                                          environments and presets
+  wdjax diff RUN RUN                                                  how two runs, or presets, differ
+  wdjax list                                                          environments, presets, and what these cost
+  wdjax completion                                                    a script for bash and zsh
 
-wdjax --version; wdjax COMMAND --help tells more; wdjax train PRESET --help lists every field of the preset.
+  wdjax train tag_small                 a first run, a minute and a half on 2 CPU cores; then
+  wdjax eval runs/tag_small             against random play
+
+wdjax --version; wdjax COMMAND --help tells more; wdjax train PRESET --help names the topics of its fields.
 WDJAX_TRACEBACK=1 shows where in the code an error was raised."""
 
 # module and function; imported when they are asked for, which takes a second and more
@@ -33,10 +41,19 @@ COMMANDS = {
     "train": "wdjax.experiments.commands.train:train",
     "sweep": "wdjax.experiments.commands.sweep:sweep",
     "eval": "wdjax.experiments.commands.players:evaluate",
+    "export": "wdjax.experiments.commands.players:export",
     "render": "wdjax.experiments.commands.players:render",
     "bench": "wdjax.experiments.benchmarks.suite:bench",
+    "diff": "wdjax.experiments.commands.diff:diff",
+    "completion": "wdjax.experiments.commands.completion:completion",
     "list": "wdjax.experiments.cli:list_all",
 }
+
+# What many type first -> what it is here.
+HINTS = {
+    "resume": "wdjax train PRESET --resume goes on with a run", "evaluate": "did you mean 'eval'?",
+    "play": "did you mean 'render'?", "search": "wdjax sweep PRESET --search N", "version": "wdjax --version",
+}  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -44,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if argv is None:  # from a shell: modules of one's own in the current folder are found, where no library is named so
         sys.path.append(str(Path.cwd()))
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if not arguments or arguments[0] in ("-h", "--help"):
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(USAGE)
         raise SystemExit(0 if arguments else 2)
     if arguments == ["--version"]:
@@ -61,7 +78,10 @@ def call(command: str, *rest: str) -> None:
     """Runs a command with its arguments; bad input ends with one sentence and exit status 2."""
     try:
         if command not in COMMANDS:
-            raise ValueError(f"unknown command {command!r}: {did_you_mean(command, COMMANDS)}")
+            raise ValueError(f"unknown command {command!r}: {HINTS.get(command) or did_you_mean(command, COMMANDS)}")
+        if command in ("completion", "diff", "list") and rest in (("-h",), ("--help",)):
+            print(USAGE)
+            return
         cache_compilations()
         module, function = COMMANDS[command].split(":")
         with no_garbage_collection():
@@ -87,8 +107,21 @@ def list_all(arguments: list[str]) -> None:
     console.print("  gymnax:NAME, jaxmarl:NAME (those of the libraries, where they are installed)")
     console.print("presets:")
     for name in list_presets():
-        purpose = preset_path(name).read_text(encoding="utf8").splitlines()[0].removeprefix("# ")
+        path = preset_path(name)
+        purpose = path.read_text(encoding="utf8").splitlines()[0].removeprefix("# ")
         console.print(f"  {name:32s}{purpose}", markup=False, soft_wrap=True)
+        console.print(f"  {'':32s}{cost_of(path)}", markup=False, soft_wrap=True, style="dim")
+
+
+def cost_of(path: Path) -> str:
+    """Returns what a preset costs: its env steps, and what its header says after "# Costs:", over several lines."""
+    from wdjax.train.config.reading import read_yaml
+
+    steps = f"{int(read_yaml(path).get('total_env_steps', 1_000_000)):,} env steps"
+    header = itertools.takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf8").splitlines())
+    paragraphs = " ".join(line[1:].strip() or "\n" for line in header).split("\n")
+    costs = re.search(r"\bCosts: (.*?\.)(?: [A-Z]|$)", f"{' '.join(p for p in paragraphs if 'Costs:' in p).strip()}")
+    return f"{steps}; {costs[1].rstrip('.')}" if costs else steps
 
 
 def import_trainer() -> type:

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from wdjax.train.algorithms.on_policy.update import OnPolicy
     from wdjax.train.config.facts import traced
     from wdjax.train.config.schema import DDPGConfig, NetworkConfig, PolicyConfig, TrainConfig
+    from wdjax.train.evaluation.actor import TrainedPolicy, trained_policy
     from wdjax.train.evaluation.episodes import Episodes, statistics
     from wdjax.train.evaluation.evaluate import cross_play, evaluate
     from wdjax.train.evaluation.players import Player
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from wdjax.train.host.plots import save_curves
     from wdjax.train.learner.bad_numbers import describe_bad_numbers
     from wdjax.train.learner.learner import Learner, make_learner
-    from wdjax.train.load import list_presets, load_config, load_run
+    from wdjax.train.load import list_presets, load_config, load_policy, load_run
     from wdjax.train.networks.encoders import register_encoder
     from wdjax.train.rollout.draws import sample_blocks
     from wdjax.train.state.algorithm import Algorithm
@@ -29,10 +30,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Algorithm", "BadNumbersError", "DDPGConfig", "Episodes", "Learner", "Memory", "NetworkConfig", "OnPolicy",
-    "Player", "PolicyConfig", "PolicyState", "Rows", "TrainConfig", "TrainState", "Trainer", "Trajectory",
-    "cross_play", "describe_bad_numbers", "evaluate", "gae", "list_presets", "load_config", "load_run",
-    "make_learner", "read_metrics", "record_episode", "register_algorithm", "register_encoder", "sample_blocks",
-    "save_curves", "save_episode", "statistics", "traced", "with_hypers",
+    "Player", "PolicyConfig", "PolicyState", "Rows", "TrainConfig", "TrainState", "TrainedPolicy", "Trainer",
+    "Trajectory", "cross_play", "describe_bad_numbers", "evaluate", "gae", "list_presets", "load_config",
+    "load_policy", "load_run", "make_learner", "read_metrics", "record_episode", "register_algorithm",
+    "register_encoder", "sample_blocks", "save_curves", "save_episode", "statistics", "traced", "trained_policy",
+    "with_hypers",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:

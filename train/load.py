@@ -9,6 +9,7 @@ from wdjax.checks import require_known
 from wdjax.train.config.reading import read_yaml, set_dotted
 from wdjax.train.config.schema import TrainConfig, policy_fields
 from wdjax.train.config.trust import require_trusted, with_own
+from wdjax.train.evaluation.actor import TrainedPolicy, trained_policy
 from wdjax.train.learner.learner import Learner, learner_of
 from wdjax.train.learner.saved import read_named, read_run
 from wdjax.train.learner.validate import validate
@@ -74,6 +75,8 @@ def preset_path(preset: str | Path) -> Path:
         if not path.is_file():
             raise FileNotFoundError(f"no such file: {path}")
         return path
+    if (path / CONFIG).is_file():
+        raise ValueError(f"{preset} is the folder of a run: its preset is {preset}/{CONFIG}")
     require_known("preset", str(preset), list_presets())
     return PRESETS / f"{preset}.yaml"
 
@@ -101,3 +104,20 @@ def load_named(run: str, default: str = "newest", trust: Collection[str] = ()) -
     """Returns what `load_run` does, of a checkpoint named as for `split_checkpoint`: "runs/a@best"."""
     setup, state = read_named(run, default, trust)
     return learner_of(setup), state
+
+
+def load_policy(run: str | Path, policy: str | None = None, trust: Collection[str] = ()) -> TrainedPolicy:
+    """Returns a policy that a run has learned, ready to act::
+
+        policy = wdjax.load_policy("runs/a", "tagger")
+        action, memory = policy.act(obs, memory, key)  # jitted and vmapped like any function
+
+    Args:
+        run: its folder; "runs/a@best", "runs/a@120" name a checkpoint.
+        policy: its name; None: the only one.
+        trust: as for `load_run`.
+
+    Raises:
+        FileNotFoundError, ValueError: as `load_run`; for an unknown name, with the nearest right one.
+    """
+    return trained_policy(*load_named(str(run), trust=trust), policy)

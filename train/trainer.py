@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,15 @@ from wdjax.train.evaluation.evaluate import (
     lower_evaluation,
 )
 from wdjax.train.evaluation.trajectory import save_episode
+from wdjax.train.host.callbacks import (
+    Callback,
+    call_callbacks,
+    close_callbacks,
+    goals_in_words,
+    goals_reached,
+    make_callbacks,
+    require_goals,
+)
 from wdjax.train.host.chunks import room
 from wdjax.train.host.debug import compile_checked, nan_origin
 from wdjax.train.host.determinism import forgets_determinism, is_deterministic
@@ -44,7 +53,7 @@ from wdjax.train.host.progress import announce_run, last_words, progress_bar, wo
 from wdjax.train.host.signals import stop_signals
 from wdjax.train.learner.bad_numbers import skipped_updates, what_was_skipped, why_it_ends
 from wdjax.train.learner.init import abstract_state, host_key
-from wdjax.train.learner.learner import make_learner
+from wdjax.train.learner.learner import make_learner, metric_names
 from wdjax.train.state.agents import group_sizes
 from wdjax.train.state.registry import read_config
 from wdjax.train.state.sharding import require_all_processes
@@ -60,9 +69,9 @@ from wdjax.train.storage.folder import (
     with_size_of,
     write_config,
 )
-from wdjax.train.storage.metrics_log import MetricsLog, finite, open_log, summarize
+from wdjax.train.storage.metrics_log import MetricsLog, finite, open_log, read_metrics, summarize
 
-Callback = Callable[["Trainer", dict[str, Any]], None]
+GO_ON = " Go on with the same command and --resume."
 
 
 class Trainer:
@@ -73,7 +82,8 @@ class Trainer:
         workdir: the run's folder; made where it is not there.
         resume: go on from the newest checkpoint in the folder, where there is one.
         callbacks: functions of (trainer, row), called after every chunk with what was written to metrics.jsonl;
-            `trainer.state` is the state after it, while the device may be at the next chunk.
+            `trainer.state` is the state after it, while the device is at the next chunk. One that returns True ends
+            the run after that next chunk, as `stop` does. Or names: "csv", "tensorboard", "wandb", "package.module:f".
         quiet: no progress bar and no words.
         debug: slow checks, on one device (train/host/debug.py).
         pictures: whether to draw at the end.
@@ -87,7 +97,7 @@ class Trainer:
     """
 
     def __init__(
-        self, config: TrainConfig, workdir: str | Path, resume: bool = False, callbacks: Sequence[Callback] = (),
+        self, config: TrainConfig, workdir: str | Path, resume: bool = False, callbacks: Sequence[Callback | str] = (),
         quiet: bool = False, debug: bool = False, trust: Collection[str] = (), pictures: bool = True,
     ):  # fmt: skip
         self.config = config = read_config(config)  # one built in Python may hold 1e6 for 1_000_000
@@ -95,9 +105,11 @@ class Trainer:
             self.config = config = dataclasses.replace(config, devices=1)
         self.debug, self.pictures = debug, pictures
         self.workdir = Path(workdir)
-        self.callbacks = tuple(callbacks)
+        self.callbacks = make_callbacks(callbacks)
         self._begun = time.perf_counter()
         self.learner = make_learner(config, trust)  # first: a configuration that is refused must leave no folder
+        if config.stop_at:
+            require_goals(config.stop_at, self._metric_names())
         self.console = Console(quiet=quiet or not is_first())
         if debug and not (resume and (self.workdir / CONFIG).exists()):  # that run has begun, whatever its game
             check_env(self.learner.env, params=self.learner.env_params)
@@ -113,6 +125,7 @@ class Trainer:
         self.best_score: float | None = None
         self.best_updates: int | None = None  # of the state with that score
         self.stopped = False  # whether a signal ended `train` early
+        self.ended_by = ""  # what else did, in words: a callback, stop_at
 
     def _require_own_folder(self) -> None:
         shared = (self.workdir / CONFIG).exists()
@@ -121,16 +134,28 @@ class Trainer:
         require_same_run(begun, self.config, f"the run in {self.workdir} was begun with")
         self.config = with_size_of(begun, self.config)
 
+    @property
+    def history(self) -> list[Row]:
+        """What metrics.jsonl holds so far, a row for each chunk: `pandas.DataFrame(trainer.history)`."""
+        file = self.workdir / "metrics.jsonl"
+        return read_metrics(file) if file.exists() else []
+
+    def stop(self, why: str = "trainer.stop()") -> None:
+        """Ends `train` after the chunk that the device is at, saved; `why` is what the run's last words say."""
+        self.ended_by = self.ended_by or why
+
     def train(self) -> TrainState:
-        """Runs until total_env_steps are done, then draws, or until Ctrl-C or SIGTERM; saves. Returns the last state.
+        """Runs until total_env_steps are done, stop_at is reached or a callback ends the run, then draws; or until
+        Ctrl-C or SIGTERM; saves. Returns the last state.
 
         Raises:
             OSError: where metrics or a checkpoint cannot be written (a full disk); the checkpoints before stay whole.
             BadNumbersError: where an update makes a NaN or an infinity (config.on_bad_numbers); saved as it was before.
             FailedCheckError: where a check of `debug` fails; the checkpoints before stay.
         """
-        config = self.config
+        config, self.ended_by = self.config, ""
         with contextlib.ExitStack() as stack:
+            stack.callback(close_callbacks, self.callbacks)
             stack.enter_context(telling(self._tell_kernels))
             lock = stack.enter_context(hold_folder(self.workdir)) if is_first() else None
             self._require_own_folder()  # nothing has held the folder since
@@ -152,18 +177,21 @@ class Trainer:
                 self._needs_state, self._begin_evaluation, lock=lock, beside=not self.debug,
                 meanwhile=self._compile_evaluation,
             )  # fmt: skip
-            stopped = lambda: any_process(stop.is_set())  # noqa: E731
+            if config.stop_at and any(goals_reached(config.stop_at, row) for row in self.history):
+                self.stop(goals_in_words(config.stop_at))  # before it was resumed
+            stopped = lambda: any_process(stop.is_set() or bool(self.ended_by))  # noqa: E731
             self.state, done = train_chunks(job, state, done, stopped, compile_seconds)
-            self.stopped = done < config.num_updates
+            self.stopped = done < config.num_updates and any_process(stop.is_set())
+            early = done < config.num_updates
         env_steps = (done - first) * config.env_steps_per_update
         total = time.perf_counter() - self._begun
         self._say(last_words(env_steps, self._chunks, self._waits, total, self._kernels))
-        if self.stopped:
-            self._say(
-                f"Stopped and saved after {done * config.env_steps_per_update:,} of {config.total_env_steps:,} env "
-                "steps. Go on with the same command and --resume."
-            )
-        elif is_first() and self.pictures:
+        if early:
+            ended = f"Ended by {self.ended_by or 'another process'}"
+            how, more = ("Stopped", GO_ON) if self.stopped else (ended, "")
+            steps = f"{done * config.env_steps_per_update:,} of {config.total_env_steps:,} env steps"
+            self._say(f"{how} and saved after {steps}.{more}")
+        if not self.stopped and is_first() and self.pictures:
             self.draw()
         wait_for_all()
         return self.state
@@ -250,8 +278,10 @@ class Trainer:
     def _report(self, advance: Callable[[int, str], None], rows: list[Row]) -> None:
         for row in rows:
             advance(row["updates"], words_of_run(self.config, row))
-            for callback in self.callbacks:
-                callback(self, row)
+            if call_callbacks(self.callbacks, self, row):
+                self.stop("a callback")
+            if goals_reached(self.config.stop_at, row):
+                self.stop(goals_in_words(self.config.stop_at))
 
     def _row(self, chunk: Chunk) -> Row:
         done, size = chunk.done, chunk.done - chunk.before
@@ -312,14 +342,19 @@ class Trainer:
             save_state(best, done, chunk.state, log, self._host())
         return row
 
-    def _no_evaluation(self) -> dict[str, None]:
+    def _metric_names(self) -> list[str]:
+        info = abstract_state(self.learner.setup).replicas.episode_info
+        return [*metric_names(self.learner.setup), *self._no_evaluation(info)]
+
+    def _no_evaluation(self, info: Iterable[str] | None = None) -> dict[str, None]:
         """The fields of an evaluation where there is none: every line of metrics.jsonl has the same."""
         if not self.config.evaluates:
             return {}
+        info = self.state.replicas.episode_info if info is None else info
         env, zero = self.learner.env, np.zeros(1)
         nothing = Episodes(
             episode_return=dict.fromkeys(self.config.policies, zero), episode_length=zero,
-            episode_info=dict.fromkeys(self.state.replicas.episode_info, zero), agent_return={},
+            episode_info=dict.fromkeys(info, zero), agent_return={},
             group_return=dict.fromkeys(group_sizes(env), zero),
         )  # fmt: skip
         return dict.fromkeys(evaluation_metrics(nothing, env.info_ratios))

@@ -27,12 +27,13 @@ if TYPE_CHECKING:
     from wdjax.playing import PlayState, Transition, play, start_play
     from wdjax.rendering import render
     from wdjax.spaces import Box, Dict, Discrete, MultiDiscrete
+    from wdjax.train.load import load_policy
     from wdjax.vector import ResetPool, VectorEnv, VectorState, vectorize
 
 __all__ = [
     "Box", "Dict", "Discrete", "Env", "EnvCheckError", "MultiDiscrete", "PlayState", "ResetPool", "Transition",
-    "VectorEnv", "VectorState", "adapters", "check_env", "envs", "experiments", "list_envs", "make", "play", "register",
-    "render", "start_play", "train", "vectorize",
+    "VectorEnv", "VectorState", "adapters", "check_env", "envs", "experiments", "list_envs", "load_policy", "make",
+    "play", "register", "render", "start_play", "train", "vectorize",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:

@@ -21,6 +21,12 @@ Modules = Annotated[
     tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="MODULE", help=_OF_MODULES)
 ]
 
+_OF_CALLBACKS = (
+    "called after every chunk: csv, tensorboard, wandb (each writes the metrics there, too), or your own, "
+    "package.module:function (docs/own_things.md)"
+)
+Callbacks = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...", help=_OF_CALLBACKS)]
+
 PATHS = ("--workdir", "--output", "--npz", "--file")
 
 FACTS = tyro.constructors.ConstructorRegistry()
@@ -53,6 +59,9 @@ def parse(cls: type, prog: str, arguments: list[str], **options: Any) -> Any:
     """Returns arguments as a dataclass. Raises ValueError where tyro refuses them: its panel becomes one sentence."""
     for flag, value in flags_of(arguments):
         require(value or flag not in PATHS, flag, value, "a path")  # "" would be the current folder
+    for flag, value in flags_of([*arguments, "--"]):
+        named = flag != "--callbacks" or not value.startswith("--")
+        require(named, flag, "", "followed by a name: csv, or mine:function")
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
@@ -83,7 +92,11 @@ def mistake(panel: str, arguments: list[str], policies: Iterable[str] = ()) -> s
     wrong, *more = [part for part in parts if part][title:] or [one_line(panel)]
     wrong = re.sub(r"invalid literal for int\(\) with base 10: (.*)", r"\1 must be a whole number", wrong)
     wrong = re.sub(r"could not convert string to float: (.*)", r"\1 must be a number", wrong)
+    wrong = wrong.replace("Failed to parse key-value pairs!", "must be pairs, as in agent/episode_return 475")
     wrong = wrong.split(" Got errors:")[0].rstrip(".")
+    if told := re.match(r"Unrecognized options: -?(\w[\w.-]*)=(\S+)|Unrecognized options: -(\w[\w.-]*)", wrong):
+        name, value = told[1] or told[3], told[2]
+        return f"{wrong}: flags begin with two dashes, --{name}{f' {value}' if value else ''} (see --help)"
     if unknown := re.match(r"Unrecognized options: --(policies\.[^.]+\.)?([\w-]+)", wrong):
         inside = policy_fields(unknown[2].replace("-", "_"), policies)
         own = [name for name in inside if name.startswith(unknown[1] or "")]
@@ -104,6 +117,13 @@ def require_preset(command: str, arguments: list[str]) -> list[str]:
         known, more = ", ".join(list_presets()), f"wdjax {command} PRESET --help"
         raise ValueError(f"wdjax {command} needs a preset first: {known}, or a YAML file ({more})")
     return arguments
+
+
+def require_run(command: str, arguments: Sequence[str]) -> None:
+    """Raises ValueError where a command that plays a run is given nothing."""
+    if not arguments:
+        more = f"wdjax {command} --help"
+        raise ValueError(f"wdjax {command} needs a run first: the folder that wdjax train wrote ({more})")
 
 
 def require_seed(seed: int) -> None:

@@ -1,4 +1,4 @@
-"""wdjax eval and wdjax render: what has been trained, played."""
+"""wdjax eval, render and export: what has been trained, played and handed on."""
 
 import dataclasses
 import sys
@@ -10,9 +10,10 @@ import tyro
 from rich.console import Console
 
 from wdjax.checks import require
-from wdjax.experiments.commands.arguments import Modules, parse, require_seed
+from wdjax.experiments.commands.arguments import Modules, parse, require_run, require_seed
 from wdjax.experiments.commands.matrix import matrix_tables, other_params, require_tables, write_matrix
-from wdjax.train import Player, cross_play, save_episode, statistics
+from wdjax.train import Player, cross_play, save_episode, statistics, trained_policy
+from wdjax.train.evaluation.export import export_policy
 from wdjax.train.learner.saved import split_checkpoint
 from wdjax.train.load import load_named
 
@@ -59,11 +60,23 @@ class RenderArguments:
     trust: Modules = ()
 
 
+@dataclasses.dataclass(frozen=True)
+class ExportArguments:
+    run: Annotated[str, tyro.conf.Positional]
+    """the folder of a run; FOLDER@best, FOLDER@120 name a checkpoint"""
+    policies: tuple[str, ...] = ()
+    """which of them (default: all)"""
+    output: Path | None = None
+    """the folder for NAME.stablehlo and NAME.npz (default: export in the run's)"""
+    best: bool = False
+    """the best checkpoint (else the newest)"""
+    trust: Modules = ()
+
+
 def evaluate(arguments: list[str]) -> None:
     """wdjax eval RUN [RUN ...] [--opponents NAME ...] [--checkpoint WHICH] [--episodes N] [--greedy] [--output FILE]"""
     parsed = parse(EvalArguments, "wdjax eval", arguments)
-    if not parsed.runs:
-        raise ValueError("wdjax eval needs a run first: the folder that wdjax train wrote (wdjax eval --help)")
+    require_run("eval", parsed.runs)
     which = "best" if parsed.best else parsed.checkpoint
     require_tables(parsed.output)
     require_seed(parsed.seed)
@@ -88,6 +101,7 @@ def evaluate(arguments: list[str]) -> None:
 
 def render(arguments: list[str]) -> None:
     """wdjax render RUN [--output FILE] [--npz FILE] [--greedy] [--best] [--seed N] [--fps N]"""
+    require_run("render", arguments)
     parsed = parse(RenderArguments, "wdjax render", arguments)
     require(parsed.fps >= 1, "--fps", parsed.fps, "at least 1")
     require_seed(parsed.seed)
@@ -100,3 +114,14 @@ def render(arguments: list[str]) -> None:
     for file in filter(None, (parsed.npz, parsed.output or default)):
         written = save_episode(player.learner, player.state, file, parsed.seed, parsed.greedy, parsed.fps)
         print(f"Wrote {written}")
+
+
+def export(arguments: list[str]) -> None:
+    """wdjax export RUN [--policies NAME ...] [--output DIR] [--best]"""
+    require_run("export", arguments)
+    parsed = parse(ExportArguments, "wdjax export", arguments)
+    learner, state = load_named(parsed.run, "best" if parsed.best else "newest", parsed.trust)
+    policies = [trained_policy(learner, state, name) for name in parsed.policies or learner.config.policies]
+    for policy in policies:
+        written = export_policy(policy, parsed.output or split_checkpoint(parsed.run)[0] / "export")
+        print(f"Wrote {', '.join(map(str, written))}")

@@ -1,6 +1,7 @@
 """wdjax sweep: its arguments, and which kind of sweep they ask for."""
 
 import dataclasses
+import re
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +12,7 @@ from rich.console import Console
 
 from wdjax.checks import require
 from wdjax.experiments import sweep as kinds
-from wdjax.experiments.commands.arguments import Modules, parse, require_preset
+from wdjax.experiments.commands.arguments import Callbacks, Modules, parse, require_preset
 from wdjax.experiments.sweep.halving import Halving
 from wdjax.experiments.sweep.members import Point, Range, Values, parse_point, parse_settings, read_settings
 from wdjax.experiments.sweep.pbt import FACTORS, Selection
@@ -58,6 +59,7 @@ class SweepArguments:
     resume: bool = False
     """go on in a folder that holds this sweep; what is finished is not run again"""
     trust: Modules = ()
+    callbacks: Callbacks = ()
     search: int = 0
     """trials that Optuna proposes (pip install "wdjax[search]"), of all workers together; 0: no search"""
     batch: int = 16
@@ -96,7 +98,12 @@ def sweep(arguments: list[str]) -> None:
         parse(SweepArguments, "wdjax sweep PRESET", ["--help"])
     preset, *rest = require_preset("sweep", arguments)
     default = SweepArguments(workdir=Path("runs") / f"sweep_{preset_path(preset).stem}")
-    parsed = parse(SweepArguments, f"wdjax sweep {preset}", rest, default=default)
+    try:
+        parsed = parse(SweepArguments, f"wdjax sweep {preset}", rest, default=default)
+    except ValueError as error:
+        if re.fullmatch(r"Unrecognized options: --.* \(see --help\)", str(error)):
+            raise ValueError(f"{error}; a field of the preset is given as --set FIELD=VALUE,VALUE") from error
+        raise
     with stop_signals(Console()) as stop:
         run_sweep(preset, parsed, stop)
     if stop.is_set():
@@ -118,6 +125,7 @@ def run_sweep(preset: str, arguments: SweepArguments, stop: threading.Event) -> 
     common = {
         "workdir": arguments.workdir, "metric": arguments.metric or None, "devices": arguments.devices,
         "resume": arguments.resume, "quiet": False, "stop": stop, "trust": arguments.trust,
+        "callbacks": arguments.callbacks,
     }  # fmt: skip
     if not (arguments.search or arguments.pbt):
         kinds.sweep(config, settings, arguments.seeds, points, members_at_once=arguments.members_at_once, **common)

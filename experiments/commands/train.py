@@ -12,7 +12,9 @@ from rich.console import Console
 
 from wdjax.experiments.auto_scale import auto_scale, trial_table, what_changes
 from wdjax.experiments.cli import import_trainer
-from wdjax.experiments.commands.arguments import Modules, flags_of, parse, require_preset
+from wdjax.experiments.commands.arguments import Callbacks, Modules, flags_of, parse, require_preset
+from wdjax.experiments.commands.dry_run import dry_run
+from wdjax.experiments.commands.help import help_text, help_topic, screen_of_no_preset
 from wdjax.train import TrainConfig, load_config
 from wdjax.train.config.env_params import complete_env_params
 from wdjax.train.config.trust import with_own
@@ -30,9 +32,12 @@ class TrainArguments:
     config: Annotated[TrainConfig, tyro.conf.arg(name=""), tyro.conf.FlagConversionOff]  # --FIELD True, --FIELD False
     workdir: Path
     """the run's folder: config.yaml, metrics.jsonl, checkpoints, curves.png, episode.gif"""
+    dry_run: bool = False
+    """say what the run would be: what differs from defaults, parameters, batches, kernels, memory; train nothing"""
     resume: bool = False
     """go on from the newest checkpoint in the folder, where there is one"""
     trust: Modules = ()
+    callbacks: Callbacks = ()
     pictures: bool = True
     """draw curves.png and episode.gif at the end"""
     debug: bool = False
@@ -52,23 +57,35 @@ class TrainArguments:
 
 
 def train(arguments: list[str]) -> None:
-    """wdjax train PRESET [--workdir DIR] [--resume] [--no-pictures] [--debug] [--deterministic] [--FIELD VALUE ...]"""
+    """wdjax train PRESET [--help [TOPIC]] [--dry-run] [--workdir DIR] [--resume] [--debug] [--FIELD VALUE ...]"""
+    topic = help_topic(arguments)
+    if topic is not None and arguments[0].startswith("-"):
+        print(screen_of_no_preset())
+        return
     preset, *changes = require_preset("train", arguments)
     if "--deterministic" in changes:  # before a preset's environment may compute something: XLA looks but once
         make_deterministic()
     raw = load_config(preset, trust=named_modules(changes))
     config = with_algorithms(complete_env_params(raw), changes)
     default = TrainArguments(config, workdir=Path("runs") / preset_path(preset).stem)
+    if topic is not None:
+        print(help_text(TrainArguments, preset, topic, default))
+        return
     parsed = parse(TrainArguments, f"wdjax train {preset}", changes, default=default)
     parsed = dataclasses.replace(parsed, config=with_told_env_params(parsed.config, raw, changes))
     validate(read_config(parsed.config))
     connect(parsed.coordinator, parsed.num_processes, parsed.process_id)
+    if parsed.dry_run:
+        for line in dry_run(parsed.config, parsed.trust):
+            print(line)
+        return
     trainer_class = import_trainer()
     config = scaled(parsed) if parsed.auto_scale or parsed.auto_scale_rollout else parsed.config
     with no_garbage_collection():
         trainer = trainer_class(
-            config, parsed.workdir, parsed.resume, debug=parsed.debug, trust=parsed.trust, pictures=parsed.pictures
-        )
+            config, parsed.workdir, parsed.resume, parsed.callbacks, debug=parsed.debug, trust=parsed.trust,
+            pictures=parsed.pictures,
+        )  # fmt: skip
     trainer.train()
     if trainer.stopped:
         raise SystemExit(STOPPED)

@@ -7,8 +7,17 @@ from typing import Any
 
 import yaml
 
-from wdjax.train.config.reading import read_yaml, read_yaml_value
-from wdjax.train.storage.folder import SWEEP, flat, hold_folder, make_folder, write_whole, writing
+from wdjax.train.config.reading import from_mapping, read_yaml, read_yaml_value
+from wdjax.train.config.schema import TrainConfig
+from wdjax.train.storage.folder import (
+    SWEEP,
+    flat,
+    hold_folder,
+    make_folder,
+    plain_config,
+    write_whole,
+    writing,
+)
 
 
 @contextlib.contextmanager
@@ -33,9 +42,17 @@ def begun(workdir: Path, asked: Mapping[str, Any], resume: bool) -> Iterator[Non
         yield
 
 
+def with_new_fields(begun: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what a sweep.yaml holds, with the defaults of fields that its version of wdjax did not know. No code that
+    it names is imported."""
+    if not isinstance(begun.get("config"), Mapping):
+        return dict(begun)
+    return {**begun, "config": plain_config(from_mapping(TrainConfig, begun["config"], "config."))}
+
+
 def require_same(what: str, begun: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
     """Raises ValueError, naming the first thing that differs, where `what` was begun with something else."""
-    old, new = flat(begun), flat(read_yaml_value(yaml.safe_dump(dict(asked))))
+    old, new = flat(with_new_fields(begun)), flat(read_yaml_value(yaml.safe_dump(dict(asked))))
     for name in [*old, *(name for name in new if name not in old)]:
         if old.get(name) != new.get(name):
             raise ValueError(f"{name} = {new.get(name)!r}: {what} was begun with {old.get(name)!r}")

@@ -40,6 +40,7 @@ from wdjax.experiments.sweep.table import (
     write_table,
 )
 from wdjax.train.config.schema import TrainConfig
+from wdjax.train.host.callbacks import Callback
 from wdjax.train.host.loop import Row
 from wdjax.train.state.policy import Setup
 from wdjax.train.storage.folder import dump_config
@@ -50,7 +51,7 @@ def sweep(
     config: TrainConfig | str | Path, values: Mapping[str, Any] | None = None, seeds: int | Sequence[int] = 1,
     points: Sequence[Point] = (), workdir: str | Path | None = None, metric: str | None = None,
     members_at_once: int = 0, devices: int = 0, resume: bool = False, quiet: bool = True,
-    stop: threading.Event | None = None, trust: Collection[str] = (),
+    stop: threading.Event | None = None, trust: Collection[str] = (), callbacks: Sequence[Callback | str] = (),
 ) -> list[Row]:  # fmt: skip
     """Trains every combination of values with every seed, members side by side in one program where shapes allow it.
 
@@ -69,6 +70,7 @@ def sweep(
         resume: go on in a folder that holds this sweep.
         stop: ends the sweep after a chunk, saved, when set; None: Ctrl-C and SIGTERM do.
         trust: modules of which runs that policies begin with may name code, see `wdjax.train.load_run`.
+        callbacks: as of a Trainer, called with the row of every member; `run.stop()`, or True, ends the whole sweep.
 
     Returns:
         the table: for each member its number, values and seed, its score, and the metrics of its last chunk.
@@ -88,7 +90,7 @@ def sweep(
         "metric": metric,
         "members": [{"seed": member.config.seed, **member.values} for member in members],
     }
-    opened = open_host(workdir, devices, members_at_once, quiet, stop, trust, members)
+    opened = open_host(workdir, devices, members_at_once, quiet, stop, trust, members, callbacks)
     with opened as host, begun(host.workdir, asked, resume):
         announce_members(host, members, len(groups))
         rows = train_groups(host, groups, setups, members, metric)
@@ -104,7 +106,7 @@ def train_groups(
     """Trains all groups, one after the other, in turns; writes the table after each. Returns the rows of all chunks."""
     turns: list[Turn] = []
     old = [row for file in sorted(host.workdir.glob("groups/*/*/metrics.jsonl")) for row in read_metrics(file)]
-    with members_bar(host.console, members, old) as advance:
+    with members_bar(host, members, old) as advance:
         for group, setup in zip(groups, setups, strict=True):
             programs, folder = Programs(setup, host.num_devices), host.workdir / "groups" / f"{group.number:03d}"
             for turn in prepare_turns(host, programs, folder, group.members, 0, setup.config.num_updates):

@@ -73,7 +73,7 @@ def train_batch(
     num_rungs = 1 + (halving.rungs if halving else 0)
     files = sorted(folder.glob("rungs/*/*/*/metrics.jsonl"))
     done = [row for file in files for row in read_metrics(file)]
-    with members_bar(batches.host.console, members, done) as advance:
+    with members_bar(batches.host, members, done) as advance:
         for rung in range(num_rungs):
             going = [member for member in members if member.point in alive]
             finished, new = train_rung(batches, folder, rung, going, halving, turns, advance)

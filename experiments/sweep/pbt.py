@@ -24,6 +24,7 @@ from wdjax.experiments.sweep.rounds import Between, Programs, export_member, tra
 from wdjax.experiments.sweep.session import Host, announce_members, choose_metric, members_bar, open_host, prepare_turns
 from wdjax.experiments.sweep.table import best_member, draw_history, write_table
 from wdjax.train.config.schema import TrainConfig
+from wdjax.train.host.callbacks import Callback
 from wdjax.train.host.loop import Row
 from wdjax.train.learner.init import host_key
 from wdjax.train.state.hypers import Hypers, ScheduleArrays, hyper_names
@@ -65,6 +66,7 @@ def evolve(
     config: TrainConfig | str | Path, values: Mapping[str, Any], members: int = 16, selection: Selection = Selection(),
     workdir: str | Path | None = None, metric: str | None = None, devices: int = 0, resume: bool = False,
     quiet: bool = True, stop: threading.Event | None = None, trust: Collection[str] = (),
+    callbacks: Sequence[Callback | str] = (),
 ) -> list[Row]:  # fmt: skip
     """Trains a population whose hyperparameters change while it learns.
 
@@ -76,7 +78,7 @@ def evolve(
             draws its first, and between whose ends it stays: traced hyperparameters of policies. Or one value, a
             change for all members, of any field.
         members: all at once, in one program.
-        workdir, metric, devices, resume, stop, trust: as for `sweep`.
+        workdir, metric, devices, resume, stop, trust, callbacks: as for `sweep`.
 
     Returns:
         the table: for every chunk and member the values it was trained with, its score, the number of the member that
@@ -100,7 +102,7 @@ def evolve(
         "values": {name: own if isinstance(own, list) else str(own) for name, own in settings.items()},
         "selection": {**dataclasses.asdict(selection), "factors": list(selection.factors)},
     }  # fmt: skip
-    with open_host(workdir, devices or most_devices(members), 0, quiet, stop, trust, population) as host:
+    with open_host(workdir, devices or most_devices(members), 0, quiet, stop, trust, population, callbacks) as host:
         require(members % host.num_devices == 0, "members", members, f"a multiple of {host.num_devices}, the devices")
         with begun(host.workdir, asked, resume):
             announce_members(host, population, 1)
@@ -261,7 +263,7 @@ def train_population(
     turns = prepare_turns(host, programs, folder, population, 0, setup.config.num_updates)
     size = turns[0].size
     require(len(turns) == 1, "members", len(population), f"at most {size}, as many as memory holds at once")
-    with members_bar(host.console, population, turns[0].rows) as advance:
+    with members_bar(host, population, turns[0].rows) as advance:
         finished = train_turn(programs, turns[0], host.stop, advance, host.say, between=between, every=every)
     rows = turns[0].rows
     front = ("member", "updates", "env_steps", *names, "score", "parent")

@@ -18,7 +18,7 @@ from wdjax.train.devices.memory import bytes_free, bytes_needed
 from wdjax.train.host.chunks import with_lines
 from wdjax.train.host.programs import Program, finish_chunk, lower_updates
 from wdjax.train.learner.init import init
-from wdjax.train.learner.learner import run, run_up_to
+from wdjax.train.learner.learner import run_up_to
 from wdjax.train.learner.setup import make_setup
 from wdjax.train.learner.validate import validate
 from wdjax.train.learner.warm_start import load_policies
@@ -118,13 +118,6 @@ def compile_population(setup: Setup, states: TrainState, most: int, num_devices:
     """
     together = jax.vmap(functools.partial(run_up_to, setup, most), in_axes=(0, None))
     return finish_chunk(*lower_updates(on_devices(together, num_devices, told=1), states, {}))
-
-
-def metric_names(setup: Setup) -> list[str]:
-    """Returns the names of what an update reports, without running one."""
-    state = jax.eval_shape(lambda: init(setup, jax.random.key(0)))
-    metrics = jax.eval_shape(functools.partial(run, setup, num_updates=1), state)[1]
-    return [name for name in metrics if name != "bad_numbers"]
 
 
 def even_size(num_members: int, most: int, num_devices: int = 1) -> int:

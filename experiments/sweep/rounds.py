@@ -26,6 +26,7 @@ from wdjax.experiments.sweep.population import (
 )
 from wdjax.train.config.reading import read_yaml
 from wdjax.train.config.trust import require_trusted
+from wdjax.train.host.callbacks import goals_reached
 from wdjax.train.host.chunks import most_updates
 from wdjax.train.host.loop import Chunk, Job, Outcome, Part, Row, train_chunks
 from wdjax.train.host.programs import Program
@@ -125,7 +126,8 @@ def train_turn(
     programs: Programs, turn: Turn, stop: threading.Event, advance: Advance, say: Callable[[str], Any],
     start: Callable[[], TrainState] | None = None, between: Between = no_change, every: int = 0,
 ) -> bool:  # fmt: skip
-    """Trains a turn to its end, from where it stood. Returns false where `stop` ended it before, saved.
+    """Trains a turn to its end, from where it stood, or until all of its members have reached `stop_at`. Returns false
+    where `stop` ended it before, saved.
 
     Args:
         stop: looked at after every chunk.
@@ -155,20 +157,29 @@ def train_turn(
         log = stack.enter_context(open_log(turn.folder / "metrics.jsonl", size, say))
         last = [row for row in turn.rows[-len(turn.members) :] if row["updates"] == done]
         before = last if len(last) == len(turn.members) else []  # else lines are lost
+        there = members_there(setup, turn.rows)
 
         def judge(chunk: Chunk) -> Outcome:
             nonlocal before
             states, before = between(chunk.state, member_rows(turn, setup, chunk.done, chunk.parts), before)
+            there.update(members_there(setup, before))
             return Outcome(before, states, bad_members(turn, setup, chunk.parts))
 
         program = programs.of(states, turn.size)
         job = Job(
             setup.config, turn.last, program, judge, advance, dict, say, checkpoints, log, also=every, alone=False,
         )  # fmt: skip
-        _, done = train_chunks(job, states, done, stop.is_set)
-    if done == turn.last:
+        _, done = train_chunks(job, states, done, lambda: stop.is_set() or len(there) == len(turn.members))
+    ended = done == turn.last or len(there) == len(turn.members)
+    if ended:
         (turn.folder / "finished").touch()  # the checkpoints are closed: what is in them is on the disk
-    return done == turn.last
+    return ended
+
+
+def members_there(setup: Setup, rows: Sequence[Row]) -> set[int]:
+    """Returns the members that have reached `stop_at` in one of these rows, or ended with bad numbers before."""
+    goals = setup.config.stop_at
+    return {row["member"] for row in rows if goals and (goals_reached(goals, row) or row.get("bad_numbers"))}
 
 
 def is_done(turn: Turn, say: Callable[[str], Any]) -> bool:

@@ -35,6 +35,7 @@ from wdjax.experiments.sweep.rounds import export_member
 from wdjax.experiments.sweep.session import Host, announce_members, choose_metric, open_host, shown_metrics
 from wdjax.experiments.sweep.table import best_member, draw_curves, last_known, point_words, write_table
 from wdjax.train.config.schema import TrainConfig
+from wdjax.train.host.callbacks import Callback
 from wdjax.train.host.loop import Row
 from wdjax.train.load import change_config
 from wdjax.train.storage.folder import dump_config, read_json, require_fields, write_whole
@@ -45,7 +46,7 @@ def search(
     batch: int = 16, halving: Halving | None = None, storage: str | None = None, study: str = "wdjax",
     workdir: str | Path | None = None, metric: str | None = None, members_at_once: int = 0, devices: int = 0,
     resume: bool = False, quiet: bool = True, stop: threading.Event | None = None,
-    trust: Collection[str] = (),
+    trust: Collection[str] = (), callbacks: Sequence[Callback | str] = (),
 ) -> list[Row]:  # fmt: skip
     """Looks for the values with the highest score, by Optuna's tree-structured Parzen estimator.
 
@@ -62,8 +63,8 @@ def search(
         storage: what workers share, each with its own workdir: a journal file, or the URL of a database; None:
             optuna.log in the workdir.
         study: its name in the storage.
-        workdir, metric, members_at_once, devices, resume, stop, trust: as for `sweep`. A search that is resumed may
-            have more trials than it had.
+        workdir, metric, members_at_once, devices, resume, stop, trust, callbacks: as for `sweep`. A search that is
+            resumed may have more trials than it had.
 
     Returns:
         the table: for each trial of the study, whoever ran it, its number, values, score, state and env steps.
@@ -78,11 +79,13 @@ def search(
     require_integer("batch", batch, 1)
     settings, seeds = {name: parse_values(name, own) for name, own in values.items()}, make_seeds(seeds, base.seed)
     possible = check_values(base, settings, seeds)
+    words = "left out with halving: its rungs compare what members come to in equally many updates"
+    require(not (halving and base.stop_at), "stop_at", base.stop_at, words)
     metric = choose_metric(metric, possible[0].config, population_setup(possible[:1]))
     require(metric is not None, "metric", metric, "named, as POLICY/episode_return: it is what the search makes high")
     question = study_question(base, metric, seeds, settings, halving)
     asked = {"mode": "search", **question, "batch": batch, "storage": storage, "study": study}
-    opened = open_host(workdir, devices, members_at_once, quiet, stop, trust, possible)
+    opened = open_host(workdir, devices, members_at_once, quiet, stop, trust, possible, callbacks)
     with opened as host, begun(host.workdir, asked, resume):
         own = open_study(storage, study, host.workdir, settings, question, base.seed)
         return run_trials(host, own, base, seeds, trials, batch, halving, metric)

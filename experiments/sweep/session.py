@@ -13,14 +13,23 @@ from rich.console import Console
 
 from wdjax.checks import require, require_integer, require_known
 from wdjax.experiments.sweep.members import Member
-from wdjax.experiments.sweep.population import choose_num_devices, metric_names
+from wdjax.experiments.sweep.population import choose_num_devices
 from wdjax.experiments.sweep.rounds import Advance, Programs, Turn, make_turns
 from wdjax.train.config.schema import TrainConfig
 from wdjax.train.config.trust import with_own
+from wdjax.train.host.callbacks import (
+    Callback,
+    MemberRun,
+    call_callbacks,
+    close_callbacks,
+    make_callbacks,
+    require_goals,
+)
 from wdjax.train.host.loop import Row
 from wdjax.train.host.programs import telling
 from wdjax.train.host.progress import announce, progress_bar
 from wdjax.train.host.signals import stop_signals
+from wdjax.train.learner.learner import metric_names
 from wdjax.train.state.policy import Setup
 from wdjax.train.storage.folder import read_json, require_fields, write_whole
 
@@ -35,6 +44,7 @@ class Host:
     num_devices: int
     members_at_once: int  # 0: as many as memory allows
     trust: Collection[str]  # modules that the user has named: what is read from the folder may name no other
+    callbacks: tuple[Callback, ...] = ()  # called with the row of every member of every chunk
 
     def say(self, words: str) -> None:
         """Says something to who watches."""
@@ -44,12 +54,13 @@ class Host:
 @contextlib.contextmanager
 def open_host(
     workdir: str | Path | None, devices: int, members_at_once: int, quiet: bool, stop: threading.Event | None,
-    trust: Collection[str], members: Sequence[Member],
+    trust: Collection[str], members: Sequence[Member], callbacks: Sequence[Callback | str] = (),
 ) -> Iterator[Host]:  # fmt: skip
     """Gives the host of a sweep; without a workdir, in a folder that is removed afterwards.
 
     Args:
         trust, members: of modules, these and those that these members' configurations name are trusted.
+        callbacks: closed at the end.
 
     Raises:
         ValueError, TypeError: for a number that cannot be, before anything is written.
@@ -58,10 +69,11 @@ def open_host(
     require_integer("devices", devices, 0)
     num_devices, console = choose_num_devices(devices), Console(quiet=quiet)
     with contextlib.ExitStack() as stack:
+        stack.callback(close_callbacks, callbacks := make_callbacks(callbacks))
         folder = Path(workdir or stack.enter_context(tempfile.TemporaryDirectory()))
         stop = stop or stack.enter_context(stop_signals(console))
         own = {module for member in members for module in with_own(trust, member.config)}
-        host = Host(folder, console, stop, num_devices, members_at_once, own)
+        host = Host(folder, console, stop, num_devices, members_at_once, own, callbacks)
         stack.enter_context(telling(host.say))
         yield host
 
@@ -70,11 +82,13 @@ def choose_metric(metric: str | None, config: TrainConfig, setup: Setup) -> str 
     """Returns the metric by which members are told apart: the one asked for, else `best_metric` of the configuration.
 
     Raises:
-        ValueError: for one that an update does not report, with the nearest right name.
+        ValueError: for one that an update does not report, with the nearest right name; likewise in `stop_at`.
     """
     metric = metric or config.best_by
+    known = metric_names(setup) if metric is not None or config.stop_at else []
+    require_goals(config.stop_at, known)
     if metric is not None:
-        require_known("metric", metric, metric_names(setup))
+        require_known("metric", metric, known)
     return metric
 
 
@@ -104,8 +118,9 @@ def prepare_turns(
 
 
 @contextlib.contextmanager
-def members_bar(console: Console, members: Sequence[Member], rows: Sequence[Row]) -> Iterator[Advance]:
-    """Shows env steps of all members together, of how many, and per second; gives what to call with every chunk.
+def members_bar(host: Host, members: Sequence[Member], rows: Sequence[Row]) -> Iterator[Advance]:
+    """Shows env steps of all members together, of how many, and per second; gives what to call with every chunk, which
+    tells the callbacks, too.
 
     Args:
         rows: what was done before.
@@ -113,8 +128,10 @@ def members_bar(console: Console, members: Sequence[Member], rows: Sequence[Row]
     per_update = {member.number: member.config.env_steps_per_update for member in members}
     done = {row["member"]: row["env_steps"] for row in rows}
     total = sum(member.config.num_updates * member.config.env_steps_per_update for member in members)
+    folder = host.workdir / "members"
+    runs = {own.number: MemberRun(folder / f"{own.number:03d}", own.config, host.stop) for own in members}
     before, clock = sum(done.values()), time.perf_counter()
-    with progress_bar(console, total, before) as show:
+    with progress_bar(host.console, total, before) as show:
 
         def advance(rows: list[Row]) -> None:
             done.update({row["member"]: row["updates"] * per_update[row["member"]] for row in rows})
@@ -122,6 +139,10 @@ def members_bar(console: Console, members: Sequence[Member], rows: Sequence[Row]
             rate = (steps - before) / (time.perf_counter() - clock)
             words = f"{steps:,} of {total:,} env steps ({rate:,.0f}/s), {len(done)} of {len(members)} members begun"
             show(steps, words)
+            asked = [call_callbacks(host.callbacks, runs[row["member"]], row) for row in rows]
+            if any(asked):
+                host.say("A callback ends the sweep after the next chunk, saved: --resume goes on")
+                host.stop.set()
 
         yield advance
 

@@ -219,13 +219,25 @@ def test_bad_input_is_refused_in_words(run, arguments, words, capsys, tmp_path, 
     assert not (tmp_path / "runs").exists()
 
 
-def test_help_lists_every_field(capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(["train", "tag_small", "--help"])
-    assert ended.value.code == 0
+def test_help_is_a_screen_and_then_all(capsys):
+    main(["train", "tag_small", "--help"])
+    screen = capsys.readouterr().out.splitlines()
+    assert len(screen) <= 30
+    assert max(map(len, screen)) <= 120
+    assert any(line.split()[:1] == ["policies.runner.network"] for line in screen)
+    main(["train", "tag_small", "--help", "all"])
     out = capsys.readouterr().out
     for flag in ("--workdir", "--resume", "--num-envs", "--env-params.max-speed", "--policies.tagger.learning-rate"):
         assert flag in out
+
+
+@pytest.mark.slow
+def test_help_of_a_topic(capsys):
+    main(["train", "tag_small", "--help", "learning_rate"])
+    out = capsys.readouterr().out
+    assert "--policies.tagger.learning-rate" in out
+    assert "--num-envs" not in out
+    assert "no flag has this" in refused(["train", "tag_small", "--help", "lerning"], capsys)
 
 
 @pytest.mark.parametrize("error", [BadNumbersError("update 4: rewards"), FailedCheckError("a check failed")])

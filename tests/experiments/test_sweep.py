@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import yaml
 from probes import tiny_config, tiny_policy
 from refusals import refusal
 from stopping import EndsAfter, Killed
@@ -364,3 +365,44 @@ def test_members_json_says_who_goes_in_a_turn(whole):
     content = json.loads((whole[0] / "groups/000/001/members.json").read_text())
     assert content["size"] == 8
     assert [member["member"] for member in content["members"]] == list(range(8, 16))
+
+
+# --- ends ---
+
+
+@pytest.mark.slow
+def test_callbacks_see_every_member_and_end_the_sweep(tmp_path):
+    seen = []
+
+    def callback(run, row):
+        seen.append((row["member"], row["updates"], run.workdir.name, run.config.seed))
+        if row["updates"] == 2:
+            run.stop()
+
+    table = sweep(CONFIG, {}, seeds=8, workdir=tmp_path, callbacks=[callback])
+    assert [row["updates"] for row in table] == [3] * 8  # the device was one chunk ahead
+    assert seen == [(i, n, f"{i:03d}", i) for n in (1, 2, 3) for i in range(8)]
+    assert [row["updates"] for row in sweep(CONFIG, {}, seeds=8, workdir=tmp_path, resume=True)] == [4] * 8
+
+
+@pytest.mark.slow
+def test_a_program_ends_once_all_members_have_reached_the_goal(tmp_path):
+    goal = dataclasses.replace(CONFIG, stop_at={"episode_length": 1})
+    table = sweep(goal, {}, seeds=8, workdir=tmp_path)
+    assert [row["updates"] for row in table] == [2] * 8
+    assert sweep(goal, {}, seeds=8, workdir=tmp_path, resume=True) == table
+    unknown = dataclasses.replace(CONFIG, stop_at={"eval/agent/episode_return": 1})  # members are not evaluated
+    assert "metric in stop_at" in refusal(sweep, unknown, {})
+
+
+@pytest.mark.slow
+def test_a_sweep_goes_on_under_a_version_with_more_fields(tmp_path):
+    stop = EndsAfter(2)
+    sweep(CONFIG, {}, seeds=8, workdir=tmp_path, stop=stop)
+    file = tmp_path / "sweep.yaml"
+    asked = yaml.safe_load(file.read_text())
+    del asked["config"]["stop_at"], asked["config"]["policies"]["agent"]["target_kl"]
+    file.write_text(yaml.safe_dump(asked))
+    assert [row["updates"] for row in sweep(CONFIG, {}, seeds=8, workdir=tmp_path, resume=True)] == [4] * 8
+    other = dataclasses.replace(CONFIG, stop_at={"episode_length": 1})
+    assert "stop_at" in refusal(sweep, other, {}, seeds=8, workdir=tmp_path, resume=True)

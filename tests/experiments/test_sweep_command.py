@@ -42,7 +42,7 @@ def called(monkeypatch, tmp_path):
 
 COMMON = {
     "workdir": Path("runs/sweep_cartpole_ppo"), "metric": None, "devices": 0, "resume": False, "quiet": False,
-    "trust": (),
+    "trust": (), "callbacks": (),
 }  # fmt: skip
 
 

@@ -1,7 +1,6 @@
 """From YAML to dataclasses, strictly: unknown names and wrong types are refused, in words."""
 
 import dataclasses
-import importlib
 import re
 import types
 import typing
@@ -168,16 +167,3 @@ def register(kind: str, table: dict[str, Any], name: str, found: type) -> None:
     again = getattr(known, "__qualname__", None) == found.__qualname__  # a notebook's cell makes its class anew
     require(known == found or again, "name", name, f"a name that no other {kind} has")
     table[name] = found
-
-
-def import_named(field: str, name: str) -> Any:
-    """Returns what "package.module:name" names; raises ValueError, naming the field, where there is nothing, or where
-    importing the module raises anything at all: it is the user's code."""
-    module, _, attribute = name.partition(":")
-    words = [*module.split("."), attribute]
-    require(all(map(str.isidentifier, words)), field, name, '"package.module:Name", a whole import path')
-    try:
-        return getattr(importlib.import_module(module), attribute)
-    except (Exception, SystemExit) as error:
-        kind = "" if isinstance(error, (ImportError, AttributeError)) else f"{type(error).__name__}: "
-        raise ValueError(f"{field} {name!r}: {kind}{one_line(error)}") from error

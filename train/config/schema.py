@@ -162,7 +162,7 @@ class TrainConfig:
     """One training run."""
 
     env: str = dataclasses.field(metadata={"code": True})
-    """a registered environment (`wdjax list`)"""
+    """an environment (`wdjax list`), or your own, "package.module:Class" """
     policies: dict[str, PolicyConfig]
     """policy name -> its configuration; every agent belongs to exactly one policy"""
     env_params: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -178,6 +178,9 @@ class TrainConfig:
     discrete actions): up to four times as fast as plain XLA, to which false goes back"""
     total_env_steps: int = static(1_000_000, allowed="at least 1")
     """replica steps of the whole run, rounded up to whole updates"""
+    stop_at: dict[str, float] = dataclasses.field(default_factory=dict)
+    """metric -> value: the run ends, saved, one chunk after the first in which each of these metrics is at least so
+    high (in sweeps, a program ends so once all of its members have been there)"""
     reset: Literal["fresh", "fixed"] | int = "fresh"
     """fresh: a new random start at every reset; fixed: one start for all; a number n: a pool of n starts"""
     seed: int = static(0, allowed="at least 0 and below 2**32")  # jax drops higher bits

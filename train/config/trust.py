@@ -6,14 +6,12 @@ such a folder is read.
 """
 
 import dataclasses
-import importlib.metadata
-import sys
 import typing
 from collections.abc import Collection, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from wdjax.envs import LIBRARIES
+from wdjax.named import announced
 from wdjax.train.config.facts import names_code
 from wdjax.train.config.schema import TrainConfig
 
@@ -63,7 +61,7 @@ def require_trusted(what: str, values: Any, trust: Collection[str]) -> None:
     trusted = ("wdjax", *LIBRARIES, *_checked(trust))
     for field, text in code_named(values):
         module = text.partition(":")[0]
-        if not (_is_inside(module, trusted) or _is_inside(module, _announced())):
+        if not (_is_inside(module, trusted) or _is_inside(module, [entry.module for entry in announced("wdjax.")])):
             raise ValueError(
                 f"{what} asks for code of the module {module!r} ({field} = {text!r}), which would run here: where you "
                 f'trust it, say so with --trust {module} (in Python: trust=("{module}",))'
@@ -79,11 +77,3 @@ def _checked(trust: Collection[str]) -> Collection[str]:
 
 def _is_inside(module: str, trusted: Collection[str]) -> bool:
     return any(module == own or module.startswith(f"{own}.") for own in trusted)
-
-
-def _announced() -> set[str]:
-    """Returns the modules that installed packages announce; what lies in the current folder is not installed."""
-    here = Path.cwd()
-    places = [place for place in sys.path if place and Path(place).resolve() != here]
-    found = [entry for own in importlib.metadata.distributions(path=places) for entry in own.entry_points]
-    return {entry.module for entry in found if entry.group.startswith("wdjax.")}

@@ -23,13 +23,13 @@ import numpy as np
 
 from wdjax.checks import require_integer, require_known
 from wdjax.env import Env
+from wdjax.train.evaluation.actor import Script
 from wdjax.train.evaluation.episodes import Episodes
 from wdjax.train.evaluation.players import (
     Candidate,
     Game,
     Player,
     Role,
-    Script,
     as_player,
     make_game,
     play_step,

@@ -5,27 +5,22 @@ A role is some agents of one group: those of a policy, or, where a policy has ag
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import struct
 
 from wdjax.checks import require, require_known
 from wdjax.env import Env, static_names
-from wdjax.spaces import Box, Discrete, MultiDiscrete
-from wdjax.train.config.facts import read_part, static_part
+from wdjax.train.evaluation.actor import Actor, Network, Script, TrainedPolicy, learned_part
 from wdjax.train.learner.learner import Learner
 from wdjax.train.state.agents import Assignment, from_groups, gather_observation, group_sizes, scatter, to_groups
 from wdjax.train.state.policy import Policy, Setup
 from wdjax.train.state.sharding import one_copy
 from wdjax.train.state.state import PolicyState, TrainState
 from wdjax.vector import all_agents
-
-Script = Callable[[Env, Any, Any, jax.Array], jax.Array]
-"""script(env, state, params, key) of one replica -> the actions of a group, [n_group, ...]"""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -34,6 +29,8 @@ class Player:
 
         Player("yesterday", *load_run("runs/yesterday"))
         Player("ambush", script=ambush, group="tagger")
+        Player("theirs", network=theirs, group="tagger")
+        Player("last year's", network=load_policy("runs/last_year", "tagger"))
 
     The name is what tables call it.
     """
@@ -46,89 +43,26 @@ class Player:
     script: Script | None = None
     """a function of (env, state, params, key) of one replica, the actions of a group [n_group, ...]"""
     group: str | None = None
-    """whose actions the script returns; None: those of the only group"""
+    """whose actions the script or network returns; None: those of the only group, or those that it was trained for"""
+    network: Network | TrainedPolicy | None = None
+    """what acts on observations, as learned policies do: a function of one's own, or a policy of `load_policy`"""
+    memory: Any = None
+    """what a network of one's own begins an episode with, of one agent: arrays of any shape; None: nothing"""
 
     def __post_init__(self):
+        if not (self.network is None or isinstance(self.network, TrainedPolicy) or callable(self.network)):
+            words = "must be a function of (obs, memory, key), or what load_policy returns"
+            raise TypeError(f"player {self.name!r}: network of type {type(self.network).__name__}: {words}")
         if self.learner is None and self.state is None:
+            both = f"player {self.name!r}: network", self.network, "left out, as it has a script"
+            require(self.script is None or self.network is None, *both)
             return
         if not (isinstance(self.learner, Learner) and isinstance(self.state, TrainState)):
             found = f"{type(self.learner).__name__}, {type(self.state).__name__}"
             raise TypeError(f"player {self.name!r}: learner, state = {found}: must be a Learner and its TrainState")
-        require(self.script is None, f"player {self.name!r}: script", self.script, "left out, as it has a learner")
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Actor:
-    """The fixed part of a player in a role. Equal ones share a compiled program, whichever run they come from."""
-
-    policy: Policy  # its assignment is the role's; of random play and scripts: the policy whose place they take
-    kind: str  # "learned", "random" or "script"
-    script: Script | None = None
-
-    @property
-    def identity(self) -> tuple:
-        """All that shapes its program, of its algorithm's own options what is static."""
-        policy, layout = self.policy, self.policy.assignment.layout
-        layout = getattr(layout, "__func__", layout)  # whichever environment of its class the game's layout is bound to
-        network = (policy.encoder, layout, read_part(policy.config))
-        algorithm = (type(policy.algorithm), static_part(policy.config.options))
-        return self.kind, self.script, policy.assignment, network, algorithm
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Actor) and self.identity == other.identity
-
-    def __hash__(self) -> int:
-        return hash((self.kind, self.script, self.policy.assignment))
-
-    def choose(
-        self, env: Env, learned: Any, carry: Any, obs: Any, keys: jax.Array, situation: tuple, greedy: bool
-    ) -> tuple[jax.Array, Any]:
-        """Returns (actions of the role's agents [N, n, ...], inside their space, carry).
-
-        Args:
-            learned, carry: PolicyState and carry; None where nothing is learned.
-            obs: of the role's agents, leaves [N, n, ...].
-            keys: [2], for a learned policy and for anything else.
-            situation: (states of the environment [N, ...], params), for scripts.
-        """
-        space = self.policy.assignment.action_space
-        if self.kind == "learned":
-            action, carry = self.policy.algorithm.play(self.policy, learned, carry, obs, keys[:1], greedy)
-            action = self.policy.distribution.to_space(action)
-        elif self.kind == "random":
-            action = self.policy.sample_uniform(keys[1], obs)
-        else:
-            action = run_script(env, self.script, self.policy.assignment, situation, keys[1])
-        match space:
-            case Box():
-                action = space.clip(action)
-            case Discrete():
-                action = jnp.clip(action, 0, space.n - 1)
-            case MultiDiscrete():
-                action = jnp.clip(action, 0, np.array(space.nvec)[None, None] - 1)
-        return action.astype(space.dtype), carry
-
-
-def run_script(env: Env, script: Script, assignment: Assignment, situation: tuple, key: jax.Array) -> jax.Array:
-    """Returns a script's actions for the agents of a role, in all replicas, [N, n, ...]."""
-    states, params = situation
-    num_envs = jax.tree.leaves(states)[0].shape[0]
-    act = jax.vmap(functools.partial(script, env), (0, None, 0))
-    actions = act(states, params, jax.random.split(key, num_envs))
-    if not isinstance(actions, jax.Array):
-        raise TypeError(f"a script returned a {type(actions).__name__}: must be an array, the actions of one group")
-    [segment] = assignment.segments
-    actions = actions if env.groups else actions[:, None]
-    size, space = group_sizes(env)[segment.group], assignment.action_space
-    expected = (num_envs, size, *space.shape)
-    if actions.shape != expected:
-        axes = 1 if env.groups else 2  # a single agent's has no axis of agents
-        words = f"actions of {segment.group}, from a script, of shape"
-        raise ValueError(f"{words} {actions.shape[axes:]}: must be {expected[axes:]}")
-    dtype = np.dtype(space.dtype)
-    if not np.can_cast(actions.dtype, dtype, "same_kind"):  # 0.9 would become action 0
-        raise TypeError(f"actions of {segment.group}, from a script, are {actions.dtype}: must be {dtype}")
-    return actions[:, segment.start : segment.stop]
+        for name in ("script", "network"):
+            value = getattr(self, name)
+            require(value is None, f"player {self.name!r}: {name}", value, "left out, as it has a learner")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,10 +102,15 @@ class Game:
     env_params: Any
 
     def init_carries(self, num_envs: int) -> list[tuple]:
-        """Returns what the actors of each role carry into the first step of an episode; None where nothing is
-        learned."""
-        init = lambda own: own.policy.algorithm.init_carry(own.policy, num_envs)  # noqa: E731
-        return [tuple(init(own) if own.kind == "learned" else None for own in cast) for cast in self.casts]
+        """Returns what the actors of each role carry into the first step of an episode; None where nothing is."""
+
+        def init(own: Actor, learned: Any) -> Any:
+            if own.kind == "learned":
+                return own.policy.algorithm.init_carry(own.policy, num_envs)
+            rows = num_envs, own.policy.assignment.num_agents
+            return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (*rows, *leaf.shape)), learned)
+
+        return [tuple(map(init, cast, own)) for cast, own in zip(self.casts, self.learned, strict=True)]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -180,13 +119,15 @@ class Candidate:
 
     player: Player
     actor: Actor
-    learned: PolicyState | None
+    learned: Any  # its PolicyState; of a network of one's own the memory of one agent; None
 
 
 def as_player(setup: Setup, player: Player | Script | str) -> Player:
     """Returns the player of a name ("random", or one of the game's scripts); a bare function plays the only group."""
     if isinstance(player, Player):
         return player
+    if isinstance(player, TrainedPolicy):
+        return Player(player.actor.policy.name, network=player)
     if callable(player):
         return Player(getattr(player, "__name__", "script"), script=player)
     if not isinstance(player, str):
@@ -201,11 +142,13 @@ def as_player(setup: Setup, player: Player | Script | str) -> Player:
 
 def plays(setup: Setup, player: Player, role: Role) -> bool:
     """Returns whether a role is one that this player can take; raises where its script's group is not known."""
-    if player.script is None:
+    if player.script is None and player.network is None:
         return True
+    if isinstance(player.network, TrainedPolicy) and player.group is None:
+        return role.group in [part.group for part in player.network.actor.policy.assignment.segments]
     groups = group_sizes(setup.env)
     if player.group is None and len(groups) > 1:
-        words = f"group must say whose actions its script returns ({', '.join(groups)})"
+        words = f"group must say whose actions it returns ({', '.join(groups)})"
         raise ValueError(f"player {player.name!r}: {words}")
     if player.group is not None:
         require_known(f"group of player {player.name!r}", player.group, groups)
@@ -217,6 +160,10 @@ def seat(setup: Setup, player: Player, role: Role) -> Candidate:
     own = dataclasses.replace(setup.policies[role.policy], assignment=role.assignment)
     if player.script is not None:
         return Candidate(player, Actor(own, "script", player.script), None)
+    if isinstance(player.network, TrainedPolicy):
+        return seat_policy(player, player.network.actor.policy, player.network.learned, role)
+    if player.network is not None:
+        return Candidate(player, Actor(own, "network", player.network), jax.tree.map(jnp.asarray, player.memory))
     if player.learner is None:
         return Candidate(player, Actor(own, "random"), None)
     theirs = player.learner.setup
@@ -230,11 +177,13 @@ def seat(setup: Setup, player: Player, role: Role) -> Candidate:
         agents = ", ".join(f"{part.group}[{part.start}:{part.stop}]" for part in role.assignment.segments)
         names = ", ".join(theirs.policies)
         raise ValueError(f"player {player.name!r}: none of its policies ({names}) plays all of {agents}")
-    policy = theirs.policies[name]
+    return seat_policy(player, theirs.policies[name], learned_part(player.state.policies[name]), role)
+
+
+def seat_policy(player: Player, policy: Policy, learned: PolicyState, role: Role) -> Candidate:
+    """Returns a player ready for a role who plays what a policy has learned; raises ValueError for other spaces."""
     spaces = [(a.bare_space, a.action_space) for a in (policy.assignment, role.assignment)]
-    require(spaces[0] == spaces[1], f"player {player.name!r}: spaces of {name}", spaces[0], f"{spaces[1]}")
-    state = one_copy(player.state.policies[name])
-    learned = PolicyState(state.params, None, state.normalizer)  # what only learning needs stays behind
+    require(spaces[0] == spaces[1], f"player {player.name!r}: spaces of {policy.name}", spaces[0], f"{spaces[1]}")
     assignment = dataclasses.replace(policy.assignment, segments=role.assignment.segments)
     return Candidate(player, Actor(dataclasses.replace(policy, assignment=assignment), "learned"), learned)
 

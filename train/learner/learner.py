@@ -165,6 +165,13 @@ def run(setup: Setup, state: TrainState, num_updates: int) -> tuple[TrainState, 
     return spread(setup, scan, state)
 
 
+def metric_names(setup: Setup) -> list[str]:
+    """Returns the names of what an update reports, without running one."""
+    state = jax.eval_shape(lambda: init(setup, jax.random.key(0)))
+    metrics = jax.eval_shape(functools.partial(run, setup, num_updates=1), state)[1]
+    return [name for name in metrics if name != "bad_numbers"]
+
+
 def run_up_to(setup: Setup, most: int, state: TrainState, num_updates: jax.Array) -> tuple[TrainState, Packed]:
     """`run`, but told how many updates only when it is called: one program for chunks of every size.
 

@@ -22,8 +22,9 @@ from flax import nnx
 
 from wdjax.checks import did_you_mean, require, require_integer, require_known
 from wdjax.env import Env, layout_of
+from wdjax.named import import_named
 from wdjax.spaces import Box, Dict, Discrete, MultiDiscrete, Space, sample_shapes
-from wdjax.train.config.reading import import_named, register
+from wdjax.train.config.reading import register
 from wdjax.train.config.schema import NetworkConfig
 from wdjax.train.networks.linear import orthogonal
 

@@ -4,8 +4,9 @@ import dataclasses
 from typing import Any
 
 from wdjax.checks import did_you_mean, require
+from wdjax.named import import_named
 from wdjax.train.config.facts import is_required
-from wdjax.train.config.reading import from_mapping, import_named, register
+from wdjax.train.config.reading import from_mapping, register
 from wdjax.train.config.schema import PolicyConfig, TrainConfig
 from wdjax.train.state.algorithm import Algorithm
 from wdjax.train.state.hypers import Hypers, hypers_of

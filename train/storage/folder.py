@@ -29,7 +29,8 @@ VERSION = "wdjax"  # the line of config.yaml that says which version wrote it
 
 # What may differ between a run and its resumption: how long, and how it is looked after.
 RESUMABLE = (
-    "total_env_steps", "checkpoint_every_updates", "checkpoint_every", "keep_checkpoints", "devices", "on_bad_numbers",
+    "total_env_steps", "stop_at", "checkpoint_every_updates", "checkpoint_every", "keep_checkpoints", "devices",
+    "on_bad_numbers",
 )  # fmt: skip
 
 
@@ -166,7 +167,7 @@ def require_same_run(old: TrainConfig, new: TrainConfig, where: str) -> None:
     new = with_size_of(old, new)
     before, after = (flat(plain_config(complete_env_params(config))) for config in (old, new))
     for name in sorted(before.keys() | after.keys()):
-        if name not in RESUMABLE and before.get(name) != after.get(name):
+        if name.split(".")[0] not in RESUMABLE and before.get(name) != after.get(name):
             raise ValueError(f"{name} = {after.get(name)!r}: {where} {before.get(name)!r}")
 
 

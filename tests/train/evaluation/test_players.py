@@ -9,7 +9,16 @@ import pytest
 from flax import nnx
 from probes import NETWORK, tiny_config, tiny_policy
 
-from wdjax.train import NetworkConfig, Player, PolicyConfig, cross_play, evaluate, make_learner, record_episode
+from wdjax.train import (
+    NetworkConfig,
+    Player,
+    PolicyConfig,
+    cross_play,
+    evaluate,
+    make_learner,
+    record_episode,
+    trained_policy,
+)
 from wdjax.train.evaluation.evaluate import play_episodes
 from wdjax.train.evaluation.players import roles_of
 from wdjax.train.networks import encoders
@@ -261,3 +270,40 @@ def test_other_games_are_refused_in_words(run):
     ):
         with pytest.raises(ValueError, match=words):
             cross_play(*run, KEY, 4, opponents=[Player("o", other, shapes)])
+
+
+# --- networks from outside ---
+
+
+def test_a_network_from_outside_plays_on_what_learned_policies_see(run):
+    """It is shown what the run's own runners are, and walks where a learned one does."""
+    seen = []
+
+    def walks(obs, memory, key):
+        seen.append((obs.shape, memory.shape, key is None))
+        return jnp.where(memory > 0, 1, 0), memory + 1  # stays in its first step
+
+    learner, state = run
+    network = Player("walks", network=walks, group="runner", memory=jnp.int32(0))
+    walker = trained_policy(learner, always(learner, state, runner=1), "runner")
+    players = [network, Player("walker", network=walker)]
+    cells = cross_play(learner, state, KEY, 8, greedy=True, opponents={"runner": players}, name="mine")
+    assert set(seen) == {((8, 1, *walker.observation_space.shape), (8, 1), True)}
+    assert list(cells) == [("mine", "mine"), ("mine", "walks"), ("mine", "walker")]
+    paid = {cell[1]: episodes.episode_return["runner"] for cell, episodes in cells.items()}
+    walked = (cells["mine", "walks"].episode_length == 20) & (cells["mine", "walker"].episode_length == 20)
+    assert walked.any()
+    np.testing.assert_allclose(paid["walks"][walked] - paid["walker"][walked], 0.1, rtol=1e-3)  # a push less
+
+
+@pytest.mark.slow
+def test_what_a_network_may_not_return(run):
+    floats = lambda obs, memory, key: (jnp.zeros(obs.shape[:2]), memory)  # noqa: E731
+    flat = lambda obs, memory, key: (jnp.zeros(obs.shape[0], int), memory)  # noqa: E731
+    for network, words in ((floats, "float32: must be int32"), (flat, r"\(8,\): must be \(8, 1\)")):
+        with pytest.raises((TypeError, ValueError), match=words):
+            cross_play(*run, KEY, 8, opponents=[Player("net", network=network, group="runner")])
+    with pytest.raises(TypeError, match="load_policy"):
+        Player("net", network=3)
+    with pytest.raises(ValueError, match="group must say"):
+        cross_play(*run, KEY, 8, opponents=[Player("net", network=floats)])

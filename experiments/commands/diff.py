@@ -1,0 +1,59 @@
+"""wdjax diff: how two runs, or presets, differ."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Column, Table
+from rich.text import Text
+
+from wdjax.checks import require
+from wdjax.train import TrainConfig, read_metrics
+from wdjax.train.config.reading import from_mapping, read_yaml
+from wdjax.train.load import preset_path
+from wdjax.train.storage.folder import CONFIG, VERSION, flat, plain_config, without_version
+
+
+def diff(arguments: list[str]) -> None:
+    """wdjax diff RUN RUN: fields of their configurations that differ, and what each came to last"""
+    if len(arguments) != 2 or arguments[0].startswith("-"):
+        raise ValueError("wdjax diff takes two runs (or presets, or YAML files): wdjax diff runs/a runs/b")
+    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+    for title, (first, second) in (
+        ("configuration", map(fields_of, arguments)), ("last metrics", map(last_metrics, arguments))
+    ):  # fmt: skip
+        names = [name for name in {**first, **second} if first.get(name) != second.get(name)]
+        table = Table(title, *(Column(Text(name)) for name in arguments))
+        for name in names:
+            table.add_row(Text(name), *(Text(_words(own.get(name))) for own in (first, second)))
+        if names:
+            console.print(table)
+        elif title == "configuration":
+            console.print("The configurations are the same")
+
+
+def fields_of(run: str) -> dict[str, Any]:
+    """Returns dotted field -> value of a run's configuration, or a preset's, those it leaves out at their defaults. No
+    code that it names is imported."""
+    file = Path(run) / CONFIG
+    if not file.is_file():
+        words = f"a folder that holds {CONFIG}, a preset or a YAML file"
+        require("/" not in run or run.endswith(".yaml"), "run", run, words)
+        file = preset_path(run)
+    raw = read_yaml(file)
+    version = {VERSION: raw[VERSION]} if VERSION in raw else {}
+    return version | flat(plain_config(from_mapping(TrainConfig, without_version(raw))))
+
+
+def last_metrics(run: str) -> dict[str, Any]:
+    """Returns the last known values of what a run counts: env steps, lengths, returns, evaluations."""
+    file, last = Path(run) / "metrics.jsonl", {}
+    for row in read_metrics(file) if file.is_file() else ():
+        last |= {name: value for name, value in row.items() if value is not None}
+    shown = [name for name in last if name == "env_steps" or ("episode_" in name and "standard_error" not in name)]
+    return {name: last[name] for name in shown}
+
+
+def _words(value: Any) -> str:
+    return "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)

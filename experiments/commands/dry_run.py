@@ -1,0 +1,66 @@
+"""wdjax train --dry-run: what a run would be, without training it or writing anything."""
+
+import math
+from collections.abc import Collection, Iterator
+
+import jax
+
+from wdjax.experiments.auto_scale import in_words
+from wdjax.train import TrainConfig, make_learner
+from wdjax.train.config.reading import from_mapping
+from wdjax.train.config.schema import PolicyConfig
+from wdjax.train.devices.memory import bytes_free, bytes_needed
+from wdjax.train.host.chunks import room
+from wdjax.train.host.programs import compile_chunk, telling
+from wdjax.train.learner.init import abstract_state
+from wdjax.train.state.policy import Policy
+from wdjax.train.storage.folder import flat, plain_config
+
+
+def dry_run(config: TrainConfig, trust: Collection[str] = ()) -> Iterator[str]:
+    """Yields lines: what the configuration says beside defaults, the length of the run, each policy's parameters and
+    batches, what kernels do, and how much memory the compiled program takes. Raises as `make_learner`."""
+    learner = make_learner(config, trust)
+    yield from changed_fields(config)
+    yield ""
+    steps = config.env_steps_per_update
+    yield (
+        f"{config.num_updates:,} updates of {steps:,} env steps ({config.num_envs:,} replicas x "
+        f"{config.rollout_length:,} steps), {config.num_updates * steps:,} in all, on {learner.setup.num_devices} x "
+        f"{jax.devices()[0].device_kind}"
+    )
+    state = abstract_state(learner.setup)
+    for name, policy in learner.setup.policies.items():
+        size = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(state.policies[name].params))
+        yield f"{name}: {policy.config.algorithm}, {size:,} parameters; {batches(config, policy)}"
+    told: list[str] = []
+    with telling(told.append):
+        program, seconds = compile_chunk(learner, state, room(config))
+    yield from told
+    needed, free = bytes_needed(program), bytes_free()
+    yield f"{in_words(needed)} of memory on each device, of {in_words(free)} that are free; compiled in {seconds:.1f} s"
+
+
+def changed_fields(config: TrainConfig) -> list[str]:
+    """Returns "field: value" of all that is not at its default."""
+    policy = plain_config(config)["policies"]
+    usual = flat(plain_config(TrainConfig(env="", policies=dict.fromkeys(policy, PolicyConfig()))))
+    own = flat(plain_config(from_mapping(TrainConfig, config)))
+    return [f"{name}: {value}" for name, value in own.items() if name not in usual or usual[name] != value]
+
+
+def batches(config: TrainConfig, policy: Policy) -> str:
+    """Returns the arithmetic of an update of a policy: rows, gradient steps, rows of each."""
+    agents, own, takes = policy.assignment.num_agents, policy.config, policy.algorithm.takes
+    rows = config.env_steps_per_update * agents
+    words = f"{rows:,} rows an update ({config.env_steps_per_update:,} env steps x {agents:,} agents)"
+    if not own.trainable:
+        return f"{words}, not trained"
+    if "DDPG" in takes:
+        size, times = own.ddpg.batch_size, own.ddpg.updates_per_rollout
+        words += f", {own.ddpg.buffer_size:,} kept"
+    else:
+        minibatches, epochs = (own.minibatches, own.epochs) if "minibatches" in takes else (1, 1)
+        size, times = rows // minibatches, minibatches * epochs
+    total = times * config.num_updates
+    return f"{words}, {times:,} gradient steps on {size:,} rows each, {total:,} in the run"

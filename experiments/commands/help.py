@@ -1,0 +1,88 @@
+"""The help of wdjax train: a screen first, and from there a topic."""
+
+import contextlib
+import io
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import tyro
+
+from wdjax.experiments.commands.arguments import FACTS
+from wdjax.train import list_presets
+
+SCREEN = """\
+usage: wdjax train {preset} [--FIELD VALUE ...]
+
+  wdjax train {name} --workdir runs/a --seed 1        a run in a folder of its own
+  wdjax train {name} --dry-run                        what it would be: sizes, batches, memory; nothing is trained
+  wdjax train {name} --workdir runs/a --resume        goes on from the newest checkpoint
+  wdjax train {name} --num-envs 64 --total-env-steps 100_000
+  wdjax train {name} --lr 1e-3                        asks which policy's is meant, by its whole name
+  wdjax train {name} --callbacks csv tensorboard      csv, tensorboard, wandb, or your own, package.module:function
+
+An env step is one replica advanced once, all its agents included; an update is num_envs x rollout_length of them and
+what is learned from these; a chunk is the updates between two looks of the host, each a line of metrics.jsonl."""
+
+
+def help_topic(arguments: Sequence[str]) -> str | None:
+    """Returns the word after --help, "" where none follows; None where nobody asks for help."""
+    for i, word in enumerate(arguments):
+        if word in ("-h", "--help"):
+            return next(iter(arguments[i + 1 : i + 2]), "")
+    return None
+
+
+def screen_of_no_preset() -> str:
+    """Returns the help of wdjax train where no preset is named."""
+    screen = SCREEN.format(preset="PRESET", name="tag_small")
+    return f"{screen}\n\npresets: {', '.join(list_presets())}, or a YAML file (wdjax list says more)\n" + (
+        "wdjax train PRESET --help: its fields by topic"
+    )
+
+
+def help_text(cls: type, preset: str, topic: str, default: Any) -> str:
+    """Returns the help of a preset: a screen; with a topic its flags, or all flags whose names hold the word.
+
+    Raises:
+        ValueError: for a topic without flags, naming the topics.
+    """
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
+        tyro.cli(cls, prog=f"wdjax train {preset}", args=["--help"], registry=FACTS, default=default)
+    panels = panels_of(re.sub(r"\x1b\[[\d;]*m", "", said.getvalue()))
+    if not topic:
+        lines = [f"  {name:28s}{len(flags):3d} flags: {_first(flags)}" for name, flags in panels.items()]
+        topics = [f"topics: wdjax train {preset} --help TOPIC", *lines, f"  {'all':31s}every flag"]
+        also = "or any part of a flag: --help learning-rate"
+        return "\n".join([SCREEN.format(preset=preset, name=preset), "", *topics, also])
+    word = topic.lstrip("-").replace("_", "-")
+    if word == "all" or word in panels:
+        chosen = panels if word == "all" else {word: panels[word]}
+    else:
+        found = {name: [f for f in flags if word in f.splitlines()[0]] for name, flags in panels.items()}
+        chosen = {name: flags for name, flags in found.items() if flags}
+    if not chosen:
+        raise ValueError(f"--help {topic}: no flag has this in its name; topics: {', '.join(panels)}, all")
+    return "\n".join(line for name, flags in chosen.items() for line in [f"{name}:", *flags])
+
+
+def panels_of(text: str) -> dict[str, list[str]]:
+    """Returns topic -> the texts of its flags, from tyro's panels; what has none is the topic "run"."""
+    panels: dict[str, list[str]] = {}
+    flags: list[str] = []
+    for line in text.splitlines():  # in boxes, or without them where the terminal has none
+        words = line.replace("│", " ").rstrip()
+        if title := re.match(r"(?:╭─)? (?:(\S+) )?options( ─|$)", words):
+            flags = panels.setdefault(title[1] or "run", [])
+        elif re.match(r"  --?\w", words):
+            flags.append(words)
+        elif flags and re.search(r"\w", words):
+            flags[-1] += f"\n{words}"
+    return panels
+
+
+def _first(flags: Sequence[str]) -> str:
+    flags = [flag for flag in flags if "--help" not in flag.splitlines()[0]]
+    names = [re.sub(r"--.*\.", "--", flag.split()[0].rstrip(",")) for flag in flags]
+    return f"{', '.join(names[:3])} ..."

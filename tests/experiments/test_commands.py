@@ -1,0 +1,123 @@
+"""Commands that train nothing: what a preset costs, how runs differ, what a shell completes, a dry run."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from wdjax.experiments.cli import cost_of, main
+from wdjax.experiments.commands.help import help_topic, panels_of
+from wdjax.train import list_presets, load_config
+
+BOX = """\
+usage: wdjax train x [-h]
+
+╭─ options ─────────────╮
+│ -h, --help            │
+│ --workdir PATH        │
+│       a folder with   │
+│       two lines       │
+╰───────────────────────╯
+╭─ policies.a options ──╮
+│ --policies.a.gamma FLOAT  (traced) discount │
+╰───────────────────────╯
+"""
+
+
+@pytest.fixture(autouse=True)
+def no_user_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize(("header", "steps", "words"), [
+    ("# A game.\n#\n# Costs: about 6 s on one H200, 12 minutes on 2 CPU cores.\n", 150_000,
+     "150,000 env steps; about 6 s on one H200, 12 minutes on 2 CPU cores"),
+    ("# A game.\n# Costs: 1.5 s on one H200,\n# 2 h on a CPU. Expected: a return of 3.\n", None,
+     "1,000,000 env steps; 1.5 s on one H200, 2 h on a CPU"),
+    ("# A game. Expected: 475.\n", 20, "20 env steps"),
+    ("# A game.\nx: 1\n# Costs: not in the header.\n", 20, "20 env steps"),
+])  # fmt: skip
+def test_what_a_preset_costs(tmp_path, header, steps, words):
+    file = tmp_path / "preset.yaml"
+    file.write_text(header + ("" if steps is None else f"total_env_steps: {steps}\n") + "env: cartpole\n")
+    assert cost_of(file) == words
+
+
+def a_run(folder, metrics, **changes):
+    raw = {"env": "own:Game", "policies": {"agent": {"gamma": 0.9}}, "num_envs": 8, **changes}
+    folder.mkdir()
+    (folder / "config.yaml").write_text(yaml.safe_dump({"wdjax": "0.1", **raw}))
+    (folder / "metrics.jsonl").write_text(metrics)
+    return str(folder)
+
+
+def test_diff_names_what_differs_and_runs_no_code(tmp_path, capsys):
+    first = a_run(tmp_path / "a", '{"env_steps": 8, "agent/episode_return": 1.5, "loss": 3}\n')
+    rows = '{"env_steps": 4, "agent/episode_return": 2.25}\n{"env_steps": 8, "agent/episode_return": null}\n'
+    second = a_run(tmp_path / "b", rows, rollout_length=64, policies={"agent": {"gamma": 0.9, "clip": 0.3}})
+    main(["diff", first, second])
+    lines = [line.strip("│").split("│") for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
+    assert [[word.strip() for word in line] for line in lines] == [
+        ["policies.agent.clip", "0.2", "0.3"], ["rollout_length", "128", "64"], ["agent/episode_return", "1.5", "2.25"]
+    ]  # fmt: skip
+    main(["diff", first, first])
+    assert capsys.readouterr().out.strip() == "The configurations are the same"
+
+
+def test_a_shell_completes(capsys, tmp_path):
+    main(["completion"])
+    (tmp_path / "script").write_text(capsys.readouterr().out)
+
+    def completed(*words):
+        line = f"COMP_WORDS=(wdjax {' '.join(words)}); COMP_CWORD={len(words)}; _wdjax; echo ${{COMPREPLY[@]}}"
+        command = ["bash", "-c", f". {tmp_path}/script; {line}"]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+
+    assert completed("re") == ["render"]
+    assert completed("train", "cartpole") == ["cartpole", "cartpole_ppo"]
+    assert completed("diff", "cartpole", "tag_s") == ["tag_small"]
+    assert completed("train", "cartpole", "--st") == ["--stop-at"]
+    assert completed("eval", "runs/a", "--opp") == ["--opponents"]
+
+
+def test_panels_with_and_without_boxes():
+    found = panels_of(BOX)
+    assert {name: [flag.split()[0] for flag in flags] for name, flags in found.items()} == {
+        "run": ["-h,", "--workdir"], "policies.a": ["--policies.a.gamma"]
+    }  # fmt: skip
+    assert found["run"][1].split() == ["--workdir", "PATH", "a", "folder", "with", "two", "lines"]
+    plain = "\n".join(line.replace("╭─", "").replace("│", " ").strip("─╮╰╯") for line in BOX.splitlines())
+    assert panels_of(plain) == found
+
+
+def test_help_topic():
+    words = (["--num-envs", "3"], ["--help"], ["--seed", "1", "-h", "env-params"])
+    assert [help_topic(each) for each in words] == [None, "", "env-params"]
+
+
+def test_every_preset_has_its_steps_in_the_list(capsys):
+    main(["list"])
+    out = capsys.readouterr().out
+    for name in list_presets():
+        assert f"\n  {name:32s}" in out
+    assert out.count(" env steps") >= len(list_presets())
+
+
+@pytest.mark.slow
+def test_a_dry_run_says_what_a_run_would_be(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    main(["train", "cartpole_ppo", "--dry-run", "--seed", "3", "--policies.agent.network.hidden-sizes", "8"])
+    out = capsys.readouterr().out
+    config = load_config("cartpole_ppo")
+    assert "seed: 3\n" in out
+    updates, own = config.num_updates, config.policies["agent"]
+    trunks = 1 if own.network.shared_trunk else 2
+    parameters = trunks * (4 * 8 + 8) + (8 * 2 + 2) + (8 + 1)
+    assert f"{updates:,} updates of {config.env_steps_per_update:,} env steps" in out
+    assert f"agent: PPO, {parameters:,} parameters; {config.env_steps_per_update:,} rows an update" in out
+    times = own.epochs * own.minibatches
+    assert f"{times:,} gradient steps on {config.env_steps_per_update // own.minibatches:,} rows each, " in out
+    assert f", {times * updates:,} in the run" in out
+    assert "of memory on each device" in out
+    assert not list(Path(tmp_path).glob("runs"))

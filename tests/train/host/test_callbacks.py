@@ -1,0 +1,178 @@
+"""Callbacks end runs, goals do, and loggers write what metrics.jsonl holds, each read back with its own library."""
+
+import csv
+import dataclasses
+import json
+import struct
+import types
+from pathlib import Path
+
+import pytest
+from refusals import refusal
+from tiny_runs import small_config
+
+from wdjax.train import Trainer, read_metrics
+from wdjax.train.config.schema import TrainConfig
+from wdjax.train.host.callbacks import call_callbacks, goals_in_words, goals_reached, make_callbacks
+
+ROWS = [
+    {"updates": 1, "env_steps": 64, "a/return": None, "a/loss": 0.5},
+    {"updates": 2, "env_steps": 128, "a/return": 3.5, "a/loss": 0.25},
+    {"updates": 3, "env_steps": 192, "a/return": 4.0, "a/loss": -1.0},
+]
+
+
+def a_run(folder):
+    return types.SimpleNamespace(workdir=Path(folder), config=TrainConfig(env="cartpole", policies={}))
+
+
+def log(logger, folder, rows):
+    for row in rows:
+        assert logger(a_run(folder), row) is None
+    logger.close()
+
+
+@pytest.mark.parametrize(("stop_at", "row", "reached"), [
+    ({}, ROWS[1], False),
+    ({"a/return": 3.5}, ROWS[1], True),
+    ({"a/return": 3.5}, ROWS[0], False),  # not known
+    ({"a/return": 3.6}, ROWS[1], False),
+    ({"a/return": 3.5, "a/loss": 0.3}, ROWS[1], False),  # all of them
+    ({"a/return": 3.5, "eval/a/return": 0.0}, ROWS[1], False),
+])  # fmt: skip
+def test_goals(stop_at, row, reached):
+    assert goals_reached(stop_at, row) is reached
+
+
+def test_goals_in_words():
+    assert goals_in_words({"a/return": 475.0, "b/loss": 0.5}) == "stop_at a/return 475, b/loss 0.5"
+
+
+def test_only_true_ends_a_run_and_all_are_called():
+    called = []
+    for answer, ends in ((True, True), (None, False), (0.7, False), ("yes", False)):
+        assert call_callbacks([lambda run, row, a=answer: a, lambda run, row: called.append(row)], None, {}) is ends
+    assert len(called) == 4
+
+
+@pytest.mark.parametrize(("given", "words"), [
+    (["tensorbord"], "did you mean 'tensorboard'"),
+    (["tests.nowhere:f"], "No module named"),
+    (["wdjax.version:__version__"], "must be a function of (trainer, row), not a str"),
+    (["csv.:f"], "must be \"package.module:Name\""),
+    ("csv", "must be a list of functions or names"),
+    (print, "must be a list of functions or names"),
+])  # fmt: skip
+def test_what_is_no_callback_is_refused(given, words):
+    assert words in refusal(make_callbacks, given)
+
+
+def test_a_logger_without_its_library_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "tensorboardX", None)
+    with pytest.raises(ImportError, match=r'pip install "wdjax\[tensorboard\]"'):
+        make_callbacks(["tensorboard"])
+
+
+def test_csv_holds_the_rows_and_forgets_what_comes_again(tmp_path):
+    [logger] = make_callbacks(["csv"])
+    log(logger, tmp_path / "run", ROWS)
+    again = [{**ROWS[1], "a/loss": 7.0}]  # killed after row 1, and gone on
+    log(logger, tmp_path / "run", again)
+    with open(tmp_path / "run" / "metrics.csv", newline="") as file:
+        lines = list(csv.DictReader(file))
+    found = [(line["updates"], line["a/return"], line["a/loss"]) for line in lines]
+    assert found == [("1", "", "0.5"), ("2", "3.5", "7.0")]
+
+
+def test_tensorboard_reads_the_rows(tmp_path):
+    event_pb2 = pytest.importorskip("tensorboardX.proto.event_pb2")
+    [logger] = make_callbacks(["tensorboard"])
+    log(logger, tmp_path / "run", ROWS)
+    [file] = (tmp_path / "run" / "tensorboard").iterdir()
+    data, found, at = file.read_bytes(), [], 0
+    while at < len(data):  # records: length, its checksum, an event, its checksum
+        (size,) = struct.unpack_from("<Q", data, at)
+        event = event_pb2.Event.FromString(data[at + 12 : at + 12 + size])
+        found += [(value.tag, event.step, value.simple_value) for value in event.summary.value]
+        at += size + 16
+    wanted = [(k, row["env_steps"], v) for row in ROWS for k, v in row.items() if v is not None]
+    assert sorted(found) == sorted(wanted)
+
+
+def leveldb_log(data):
+    """Yields the records of wandb's file: blocks of 32 KiB, whose parts have a checksum, a length and a kind."""
+    at, whole = 7, b""  # the file's own header is part of the first block
+    while at + 7 <= len(data):
+        if 32_768 - at % 32_768 < 7:
+            at += 32_768 - at % 32_768
+            continue
+        size, kind = struct.unpack_from("<HB", data, at + 4)
+        whole += data[at + 7 : at + 7 + size]
+        at += 7 + size
+        if kind in (1, 4):  # whole, or the last part
+            yield whole
+            whole = b""
+
+
+@pytest.mark.slow
+def test_wandb_offline_holds_the_rows(tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    for name, value in {"WANDB_MODE": "offline", "WANDB_SILENT": "true"}.items():
+        monkeypatch.setenv(name, value)
+    [logger] = make_callbacks(["wandb"])
+    log(logger, tmp_path / "run", ROWS)
+    [file] = (tmp_path / "run").glob("wandb/offline-run-*/*.wandb")
+    assert (tmp_path / "run" / "wandb_id").read_text() in file.name
+    found, ids = [], set()
+    for record in map(Record.FromString, leveldb_log(file.read_bytes())):
+        ids |= {record.run.run_id, record.run.project} if record.HasField("run") else set()
+        if record.HasField("history"):
+            items = {item.key or item.nested_key[0]: json.loads(item.value_json) for item in record.history.item}
+            found.append({k: v for k, v in items.items() if not k.startswith("_")})
+    assert found == [{k: v for k, v in row.items() if v is not None} for row in ROWS]
+    assert "wdjax" in ids
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("quick_compile", "no_pictures")
+def test_a_callback_ends_a_run_and_it_goes_on(tmp_path, capsys):
+    """The device is one chunk ahead: what is asked for after the second ends the run after the third."""
+
+    class Early:
+        closed = 0
+
+        def __call__(self, trainer, row):
+            return row["updates"] == 2
+
+        def close(self):
+            self.closed += 1
+
+    early, config = Early(), small_config(best_metric="none")
+    trainer = Trainer(config, tmp_path, callbacks=[early, "csv"])
+    state = trainer.train()
+    assert (int(state.num_updates), trainer.stopped, trainer.ended_by, early.closed) == (3, False, "a callback", 1)
+    assert "Ended by a callback and saved after 384 of 768 env steps." in " ".join(capsys.readouterr().out.split())
+    assert trainer.history == read_metrics(tmp_path)
+    with open(tmp_path / "metrics.csv", newline="") as file:
+        assert [int(line["updates"]) for line in csv.DictReader(file)] == [1, 2, 3]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_pictures")
+def test_a_goal_ends_a_run_once(tmp_path):
+    config = small_config(stop_at={"episode_length": 1, "eval/agent/episode_return": 1})
+    trainer = Trainer(config, tmp_path, quiet=True)
+    assert int(trainer.train().num_updates) == 3  # evaluated after the second
+    assert trainer.ended_by == "stop_at episode_length 1, eval/agent/episode_return 1"
+    again = Trainer(config, tmp_path, resume=True, quiet=True)
+    assert int(again.train().num_updates) == 3
+    higher = dataclasses.replace(config, stop_at={"episode_length": 1_000})
+    assert int(Trainer(higher, tmp_path, resume=True, quiet=True).train().num_updates) == 6
+
+
+def test_a_goal_that_no_row_has_is_refused(tmp_path):
+    config = small_config(stop_at={"agent/episode_retrun": 1}, best_metric="none")
+    assert "did you mean 'agent/episode_return'" in refusal(Trainer, config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,56 @@
+"""A trained policy for use without wdjax: its function as StableHLO, its numbers as arrays (docs/policies.md)."""
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from wdjax.spaces import sample_shapes
+from wdjax.train.evaluation.actor import TrainedPolicy
+from wdjax.train.storage.checkpoint import by_place
+
+PLATFORMS = ("cpu", "cuda", "tpu")
+
+
+def export_policy(policy: TrainedPolicy, folder: str | Path) -> tuple[Path, Path]:
+    """Writes NAME.stablehlo and NAME.npz of a policy. Returns their paths.
+
+    The first is a function (obs, memory, key, greedy) -> (action, memory), with the parameters in it, for
+
+        jax.export.deserialize(bytearray(file.read_bytes())).call(obs, memory, key, greedy)
+
+    where obs and memory are those of `TrainedPolicy.act` with one leading axis of any size, key is [size, 2] uint32,
+    two numbers for each row that decide what is drawn, and greedy () bool takes the most likely actions in its place.
+    The second holds parameters and running statistics by their places, "params/policy_head/kernel".
+
+    Raises:
+        ImportError: without flatbuffers.
+    """
+    try:
+        import flatbuffers  # noqa: F401
+        import jax.export
+    except ImportError as error:
+        raise ImportError('wdjax export needs flatbuffers: pip install "wdjax[export]"') from error
+    folder, name = Path(folder), policy.actor.policy.name
+    folder.mkdir(parents=True, exist_ok=True)
+    (batch,) = jax.export.symbolic_shape("batch")
+    rows = lambda leaf: jax.ShapeDtypeStruct((batch, *leaf.shape), leaf.dtype)  # noqa: E731
+    obs = jax.tree.map(rows, sample_shapes(policy.observation_space))
+    memory = jax.tree.map(rows, jax.eval_shape(policy.init_memory))
+    key, greedy = jax.ShapeDtypeStruct((batch, 2), jnp.uint32), jax.ShapeDtypeStruct((), bool)
+    act = jax.jit(jax.vmap(functools.partial(_act_on, policy), (0, 0, 0, None)))
+    exported = jax.export.export(act, platforms=PLATFORMS)(obs, memory, key, greedy)
+    function, arrays = folder / f"{name}.stablehlo", folder / f"{name}.npz"
+    function.write_bytes(exported.serialize())
+    with open(arrays, "wb") as file:
+        np.savez(file, **jax.device_get(by_place(policy.learned)))
+    return function, arrays
+
+
+def _act_on(policy: TrainedPolicy, obs: Any, memory: Any, key: jax.Array, greedy: jax.Array) -> tuple[jax.Array, Any]:
+    drawn, memory_after = policy.act(obs, memory, jax.random.wrap_key_data(key, impl="threefry2x32"))
+    best, _ = policy.act(obs, memory)
+    return jnp.where(greedy, best, drawn), memory_after

@@ -1,0 +1,88 @@
+"""What a user adds to a run: functions that are called after every chunk, and goals at which it ends."""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from wdjax.checks import did_you_mean, require_known
+from wdjax.named import import_named
+from wdjax.train.config.schema import TrainConfig
+from wdjax.train.host.loop import Row
+
+Callback = Callable[[Any, Row], Any]
+"""callback(run, row): `run` is the Trainer, or of a member of a sweep a `MemberRun`; true ends the run"""
+
+# The loggers by name; any other callback is named by its import path, "package.module:name".
+LOGGERS = {
+    "csv": "wdjax.train.host.loggers:CSVLogger",
+    "tensorboard": "wdjax.train.host.loggers:TensorBoardLogger",
+    "wandb": "wdjax.train.host.loggers:WandbLogger",
+}
+
+
+@dataclass(frozen=True)
+class MemberRun:
+    """What a callback sees of a member of a sweep, as of a Trainer: its folder, configuration, and how to end all."""
+
+    workdir: Path  # its own, in the sweep's: made by who writes there
+    config: TrainConfig
+    ending: threading.Event
+
+    def stop(self) -> None:
+        """Ends the whole sweep after the chunk that is under way, saved."""
+        self.ending.set()
+
+
+def make_callbacks(given: Sequence[Callback | str]) -> tuple[Callback, ...]:
+    """Returns callbacks from functions, names of LOGGERS and import paths; of a class, a new object.
+
+    Raises:
+        ValueError, TypeError: for an unknown name, with the nearest right one, and for what cannot be called.
+        ImportError: where a logger's library is not installed.
+    """
+    if isinstance(given, str) or callable(given):
+        raise TypeError(f"callbacks = {given!r}: must be a list of functions or names")
+    return tuple(map(_make_callback, given))
+
+
+def _make_callback(given: Callback | str) -> Callback:
+    found = given
+    if isinstance(given, str):
+        if ":" not in given and given not in LOGGERS:
+            words = 'or your own, "package.module:name"'
+            raise ValueError(f"unknown callback {given!r}: {did_you_mean(given, LOGGERS)}, {words}")
+        found = import_named("callback", LOGGERS.get(given, given))
+    if not callable(found):
+        raise TypeError(f"callback {given!r}: must be a function of (trainer, row), not a {type(found).__name__}")
+    return found() if isinstance(found, type) else found
+
+
+def call_callbacks(callbacks: Sequence[Callback], run: Any, row: Row) -> bool:
+    """Calls every callback. Returns whether any asks for the end."""
+    asked = [callback(run, row) for callback in callbacks]
+    return any(answer is True for answer in asked)
+
+
+def close_callbacks(callbacks: Sequence[Callback]) -> None:
+    """Tells callbacks that have a `close` that no row follows."""
+    for callback in callbacks:
+        getattr(callback, "close", lambda: None)()
+
+
+def goals_reached(stop_at: Mapping[str, float], row: Row) -> bool:
+    """Returns whether every metric of `stop_at` is at least its value in a row; a number that is not known is not."""
+    known = ((row.get(name), value) for name, value in stop_at.items())
+    return bool(stop_at) and all(found is not None and found >= value for found, value in known)
+
+
+def require_goals(stop_at: Mapping[str, float], metrics: Sequence[str]) -> None:
+    """Raises ValueError for a metric of `stop_at` that no row has, with the nearest right name."""
+    for name in stop_at:
+        require_known("metric in stop_at", name, metrics)
+
+
+def goals_in_words(stop_at: Mapping[str, float]) -> str:
+    """Returns "stop_at agent/episode_return 475"."""
+    return f"stop_at {', '.join(f'{name} {value:g}' for name, value in stop_at.items())}"

@@ -1,0 +1,128 @@
+"""Loggers: callbacks that write the rows of metrics.jsonl in other forms, too (docs/own_things.md).
+
+Each writes in the folder of the run that it is called with; of several processes the first one writes.
+"""
+
+import csv
+import importlib
+import os
+from pathlib import Path
+from typing import Any
+
+from wdjax.train.devices.processes import is_first
+from wdjax.train.host.loop import Row
+from wdjax.train.storage.folder import plain_config
+
+
+class Logger:
+    """Calls `begin` before the first row of every run, `write` with each, and `close` at the end.
+
+    A run that was killed and goes on writes some rows again: those of more env steps than the row that comes first are
+    to be forgotten.
+    """
+
+    def __init__(self):
+        self.logs: dict[Path, Any] = {}  # by the run's folder: of a sweep, one for each member
+
+    def __call__(self, run: Any, row: Row) -> None:
+        if not is_first():
+            return
+        if run.workdir not in self.logs:
+            run.workdir.mkdir(parents=True, exist_ok=True)
+            self.logs[run.workdir] = self.begin(run, row)
+        self.write(self.logs[run.workdir], row)
+
+    def close(self) -> None:
+        """Closes what is open."""
+        for log in self.logs.values():
+            self.end(log)
+        self.logs.clear()
+
+    def begin(self, run: Any, row: Row) -> Any:
+        """Returns what `write` and `end` take."""
+        raise NotImplementedError
+
+    def write(self, log: Any, row: Row) -> None:
+        raise NotImplementedError
+
+    def end(self, log: Any) -> None:
+        log.close()
+
+
+class CSVLogger(Logger):
+    """metrics.csv in the run's folder: a line for each chunk, empty where a number is not known."""
+
+    def begin(self, run: Any, row: Row) -> Any:
+        file, old = run.workdir / "metrics.csv", []
+        if file.exists():
+            with open(file, encoding="utf8", newline="") as stream:
+                old = [line for line in csv.DictReader(stream) if int(line["updates"]) < row["updates"]]
+        stream = open(file, "w", encoding="utf8", newline="")  # noqa: SIM115  (closed by `end`)
+        writer = csv.DictWriter(stream, list(row), restval="", extrasaction="ignore", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(old)
+        return stream, writer
+
+    def write(self, log: Any, row: Row) -> None:
+        stream, writer = log
+        writer.writerow(row)
+        stream.flush()
+
+    def end(self, log: Any) -> None:
+        log[0].close()
+
+
+class TensorBoardLogger(Logger):
+    """Event files in the folder `tensorboard` of the run, a scalar for each number, over env steps."""
+
+    def __init__(self):
+        super().__init__()
+        self.library = _import("tensorboardX", "tensorboard")
+
+    def begin(self, run: Any, row: Row) -> Any:
+        folder = str(run.workdir / "tensorboard")
+        return self.library.SummaryWriter(folder, purge_step=row["env_steps"])  # of a run that was killed
+
+    def write(self, log: Any, row: Row) -> None:
+        for name, value in _numbers(row).items():
+            log.add_scalar(name, value, row["env_steps"])
+        log.flush()
+
+
+class WandbLogger(Logger):
+    """A run of Weights & Biases, named as the run's folder, with its configuration; a resumed run goes on there.
+
+    WANDB_PROJECT (by default "wdjax"), WANDB_ENTITY and WANDB_MODE=offline say what they say elsewhere.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.library = _import("wandb", "wandb")
+
+    def begin(self, run: Any, row: Row) -> Any:
+        file = run.workdir / "wandb_id"
+        log = self.library.init(
+            id=file.read_text(encoding="utf8") if file.exists() else None, resume="allow", reinit="create_new",
+            name=run.workdir.name, project=os.environ.get("WANDB_PROJECT", "wdjax"), dir=run.workdir,
+            config=plain_config(run.config),
+        )  # fmt: skip
+        file.write_text(log.id, encoding="utf8")
+        return log
+
+    def write(self, log: Any, row: Row) -> None:
+        log.log(_numbers(row), step=row["env_steps"])
+
+    def end(self, log: Any) -> None:
+        log.finish()
+
+
+def _numbers(row: Row) -> dict[str, float]:
+    return {name: value for name, value in row.items() if isinstance(value, (int, float))}
+
+
+def _import(library: str, extra: str) -> Any:
+    try:
+        return importlib.import_module(library)
+    except ImportError as error:
+        words = f'the callback {extra!r} needs {library}: pip install "wdjax[{extra}]"'
+        raise ImportError(words) from error
