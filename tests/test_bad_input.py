@@ -237,7 +237,7 @@ OTHER = [
      "policies.agent.ddpg.tau = 0.1: must be 0.005 (left out) for A2C"),
     ({"policies.agent.agents": ["agent"], "policies.other.agents": ["agent"]},
      "policies.other.agents: agent[0] already belongs to policy 'agent'"),
-    ({"rollout_length": 10**9}, "rows of a rollout = 1000000000000: must be below 2**31: num_envs 1000 x rollout_length"),
+    ({"rollout_length": 10**9}, "rows of a rollout = 1000000000000: must be below 2**31: num_envs 1000 x"),
     ({"policies.other": {}}, "unknown group in policies.other.agents 'other': known names: agent"),
     ({"policies.other.agents": []}, "unknown group in policies.other.agents 'other': known names: agent"),
     ({"": 1}, "unknown field '': known names: best_metric, checkpoint_every, checkpoint_every_updates, devices, env,"),
