@@ -38,7 +38,7 @@ from wdjax.train.host.debug import compile_checked, nan_origin
 from wdjax.train.host.determinism import forgets_determinism, is_deterministic
 from wdjax.train.host.failures import BadNumbersError
 from wdjax.train.host.loop import Chunk, Job, Outcome, Row, copied, save_state, train_chunks
-from wdjax.train.host.plots import save_curves
+from wdjax.train.host.plots import save_curves, save_opponents
 from wdjax.train.host.programs import Program, compile_and_init, compile_chunk, telling
 from wdjax.train.host.progress import announce_run, last_words, progress_bar, words_of_run
 from wdjax.train.host.signals import stop_signals
@@ -169,9 +169,12 @@ class Trainer:
         return self.state
 
     def draw(self) -> None:
-        """Writes curves.png, and episode.gif where the environment has a drawing."""
-        curves = save_curves(self.workdir, f"{self.config.env}: {self.workdir.name}")
+        """Writes curves.png, opponents.png of policies that have some, and episode.gif of a game that has a drawing."""
+        title = f"{self.config.env}: {self.workdir.name}"
+        curves, opponents = save_curves(self.workdir, title), save_opponents(self.workdir, title)
         self._say(f"Wrote {curves}" if curves else f"No curves: {self.workdir}/metrics.jsonl holds no line")
+        if opponents:
+            self._say(f"Wrote {opponents}")
         try:
             animation = save_episode(self.learner, self.state, self.workdir / "episode.gif", seed=self.config.seed)
             self._say(f"Wrote {animation}")

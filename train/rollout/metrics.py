@@ -16,6 +16,13 @@ taken):
                                   episodes count these too, evaluations do not
     learning_rate                 in this update; of DDPG the actor's
 
+Of every policy of a run that keeps standings (rollout/standings.py) and that others play in the place of, WHO is past
+(all earlier selves), a script, random, a run, or present (the policy itself):
+
+    opponent_blocks/WHO           blocks of replicas that it played
+    opponent_return/WHO           mean of the sum of the other policies' returns in the episodes that count against it
+    opponent_win_rate/WHO         how often they beat it, over about the last 200 of these
+
 By A2C or PPO:
 
     value_mean                    V(obs) when the agent acted
