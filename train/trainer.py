@@ -313,19 +313,34 @@ class Trainer:
             self.best_score, self.best_updates = score, done
             delete_newer(best, done)  # of a part of the run that was lost, where it comes to other numbers now
             save_state(best, done, chunk.state, log, self._host())
-        return row
+        return row | self._report_best(chunk.state, done)
+
+    def _report_best(self, state: TrainState, done: int) -> dict[str, float | None]:
+        """Returns what a state that is now the best comes to in other episodes than those that chose it: of many, the
+        one with the highest mean was lucky, too. Of one that is not, the same fields, null."""
+        config, score = self.config, None
+        if config.best_by is None:
+            return {}
+        if done == self.best_updates:
+            key = jax.random.fold_in(host_key(config.seed), 2**31 + done)  # evaluations fold in smaller numbers
+            with contextlib.suppress(UnfinishedEpisodeError):
+                begun = begin_evaluation(self.learner, state, key, self._evaluation.result())
+                episodes = end_evaluation(self.learner, begun)
+                score = finite(evaluation_metrics(episodes, self.learner.env.info_ratios)[f"eval/{config.best_by}"])
+        return {f"eval/best/{config.best_by}": score}
 
     def _no_evaluation(self) -> dict[str, None]:
         """The fields of an evaluation where there is none: every line of metrics.jsonl has the same."""
         if not self.config.evaluates:
             return {}
+        none = {f"eval/best/{self.config.best_by}": None} if self.config.best_by else {}
         env, zero = self.learner.env, np.zeros(1)
         nothing = Episodes(
             episode_return=dict.fromkeys(self.config.policies, zero), episode_length=zero,
             episode_info=dict.fromkeys(self.state.replicas.episode_info, zero), agent_return={},
             group_return=dict.fromkeys(group_sizes(env), zero),
         )  # fmt: skip
-        return dict.fromkeys(evaluation_metrics(nothing, env.info_ratios))
+        return dict.fromkeys(evaluation_metrics(nothing, env.info_ratios)) | none
 
     def _host(self) -> dict[str, Any]:
         """What a checkpoint holds of the run beside its state."""

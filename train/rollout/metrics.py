@@ -65,8 +65,10 @@ Of the run:
     bad_numbers                   of `Learner.run` only: 0, or what was not finite (`describe_bad_numbers`): such an
                                   update is not committed, and its other metrics do not count
 
-The rows of metrics.jsonl hold one number for each chunk of updates (`metrics_log.summarize`), where on_bad_numbers is
-skip also skipped_updates (how many were left out, of which no other metric tells), and of the clock
+The rows of metrics.jsonl hold one number for each chunk of updates (`metrics_log.summarize`), of evaluations what
+`evaluation_metrics` names, and, where one finds the best state so far, as eval/best/... what that comes to in as many
+other episodes, which did not choose it: the number to report. Where on_bad_numbers is skip, they hold skipped_updates
+(how many were left out, of which no other metric tells), and in any case of the clock
 (`Trainer`): updates, env_steps, seconds, seconds_per_update, compile_seconds, env_steps_per_second (a step of a
 replica, with all its agents) and agent_steps_per_second (a step of one agent).
 """
