@@ -6,9 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from probes import tiny_config, tiny_policy
+from probes import Leaver, LeaverState, tiny_config, tiny_policy
 
-import wdjax
 from wdjax.train import PolicyConfig, make_learner
 from wdjax.train.host.plots import save_opponents
 from wdjax.train.rollout.self_play import NOBODY, PRESENT, act_by_rule, chances, choose_selves, draw_members, pool_of
@@ -100,18 +99,19 @@ def test_only_whole_episodes_against_present_selves_count():
     assert not whole_episodes(memory, played, "runner").any()
 
 
+class Ambush(Leaver):
+    """Its script, of both players, is the time for the first and the time after it for the second."""
+
+    scripts = {"ambush": ("player", lambda env, state, params, key: state.time + jnp.arange(2))}  # noqa: RUF012
+
+
 def test_rules_act_where_they_play_and_nobody_else():
-    env, params = wdjax.make("tag_gridworld", num_taggers=2)
-    config = PolicyConfig(agents=("tagger[1:2]",), opponents={"chase_nearest": 0.3})
-    others = PolicyConfig(agents=("tagger[0]", "runner"))
-    assignment = assign_agents(env, params, {"first": config, "rest": others})["first"]
-    policy = Policy("first", config, assignment, None, None, None, None)
-    obs, states = jax.vmap(env.reset, (0, None))(jax.random.split(KEY, 4), params)
-    member, keys = jnp.array([PRESENT, 0]), jax.random.split(KEY)
-    action = jnp.full((4, 1), 9)
-    ruled = act_by_rule(env, policy, member, obs["tagger"][:, 1:], (states, params), keys, action)
-    script = jax.vmap(env.scripts["chase_nearest"][1], (None, 0, None, None))(env, states, params, KEY)
-    np.testing.assert_array_equal(ruled, jnp.where(jnp.arange(4)[:, None] < 2, 9, script[:, 1:]))
+    env, config = Ambush(), PolicyConfig(agents=("player[1]",), opponents={"ambush": 0.3})
+    assignment = assign_agents(env, env.default_params, {"first": config, "rest": PolicyConfig(agents=("player[0]",))})
+    policy = Policy("first", config, assignment["first"], None, None, None, None)
+    member, situation = jnp.array([PRESENT, 0]), (LeaverState(jnp.array([0, 0, -1, 0])), env.default_params)
+    ruled = act_by_rule(env, policy, member, None, situation, jax.random.split(KEY), jnp.full((4, 1), 9))
+    np.testing.assert_array_equal(ruled, [[9], [9], [0], [1]])
 
 
 def test_a_picture_only_where_somebody_plays_in_a_place(tmp_path):
