@@ -104,8 +104,8 @@ class PolicyConfig:
     number or [env_step, value] pairs. A script of the game, "random", or a policy of a run with the same network, named
     as for `checkpoint`, with a "/" (rollout/self_play.py)"""
     opponents_every: int = static(1, allowed=_COUNT)
-    """rollouts that somebody (an earlier self, too) plays in its place in a row: of an episode that two have played
-    nobody knows against whom it was won"""
+    """rollouts that somebody plays in its place in a row (an earlier self until it is written over): of an episode that
+    two have played nobody knows against whom it was won"""
     opponents_priority: float = static(0.0, allowed="finite and at least 0")
     """p: among all who play in its place each is as likely as its share times (1 - the others' win rate)^p; 0: as its
     share (rollout/standings.py)"""
