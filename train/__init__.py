@@ -9,10 +9,10 @@ if TYPE_CHECKING:
     from wdjax.train.algorithms.on_policy.update import OnPolicy
     from wdjax.train.config.facts import traced
     from wdjax.train.config.schema import DDPGConfig, NetworkConfig, PolicyConfig, TrainConfig
-    from wdjax.train.evaluation.actor import TrainedPolicy, trained_policy
     from wdjax.train.evaluation.episodes import Episodes, statistics
     from wdjax.train.evaluation.evaluate import cross_play, evaluate
     from wdjax.train.evaluation.players import Player
+    from wdjax.train.evaluation.trained import TrainedPolicy, trained_policy
     from wdjax.train.evaluation.trajectory import Trajectory, record_episode, save_episode
     from wdjax.train.host.failures import BadNumbersError
     from wdjax.train.host.plots import save_curves

@@ -9,7 +9,7 @@ from wdjax.checks import require_known
 from wdjax.train.config.reading import read_yaml, set_dotted
 from wdjax.train.config.schema import TrainConfig, policy_fields
 from wdjax.train.config.trust import require_trusted, with_own
-from wdjax.train.evaluation.actor import TrainedPolicy, trained_policy
+from wdjax.train.evaluation.trained import TrainedPolicy, trained_policy
 from wdjax.train.learner.learner import Learner, learner_of
 from wdjax.train.learner.saved import read_named, read_run
 from wdjax.train.learner.validate import validate

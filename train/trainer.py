@@ -47,7 +47,7 @@ from wdjax.train.host.debug import compile_checked, nan_origin
 from wdjax.train.host.determinism import forgets_determinism, is_deterministic
 from wdjax.train.host.failures import BadNumbersError
 from wdjax.train.host.loop import Chunk, Job, Outcome, Row, copied, save_state, train_chunks
-from wdjax.train.host.plots import save_curves
+from wdjax.train.host.plots import save_curves, save_opponents
 from wdjax.train.host.programs import Program, compile_and_init, compile_chunk, telling
 from wdjax.train.host.progress import announce_run, last_words, progress_bar, words_of_run
 from wdjax.train.host.signals import stop_signals
@@ -197,9 +197,12 @@ class Trainer:
         return self.state
 
     def draw(self) -> None:
-        """Writes curves.png, and episode.gif where the environment has a drawing."""
-        curves = save_curves(self.workdir, f"{self.config.env}: {self.workdir.name}")
+        """Writes curves.png, opponents.png of policies that have some, and episode.gif of a game that has a drawing."""
+        title = f"{self.config.env}: {self.workdir.name}"
+        curves, opponents = save_curves(self.workdir, title), save_opponents(self.workdir, title)
         self._say(f"Wrote {curves}" if curves else f"No curves: {self.workdir}/metrics.jsonl holds no line")
+        if opponents:
+            self._say(f"Wrote {opponents}")
         try:
             animation = save_episode(self.learner, self.state, self.workdir / "episode.gif", seed=self.config.seed)
             self._say(f"Wrote {animation}")
@@ -340,7 +343,21 @@ class Trainer:
             self.best_score, self.best_updates = score, done
             delete_newer(best, done)  # of a part of the run that was lost, where it comes to other numbers now
             save_state(best, done, chunk.state, log, self._host())
-        return row
+        return row | self._report_best(chunk.state, done)
+
+    def _report_best(self, state: TrainState, done: int) -> dict[str, float | None]:
+        """Returns what a state that is now the best comes to in other episodes than those that chose it: of many, the
+        one with the highest mean was lucky, too. Of one that is not, the same fields, null."""
+        config, score = self.config, None
+        if config.best_by is None:
+            return {}
+        if done == self.best_updates:
+            key = jax.random.fold_in(host_key(config.seed), 2**31 + done)  # evaluations fold in smaller numbers
+            with contextlib.suppress(UnfinishedEpisodeError):
+                begun = begin_evaluation(self.learner, state, key, self._evaluation.result())
+                episodes = end_evaluation(self.learner, begun)
+                score = finite(evaluation_metrics(episodes, self.learner.env.info_ratios)[f"eval/{config.best_by}"])
+        return {f"eval/best/{config.best_by}": score}
 
     def _metric_names(self) -> list[str]:
         info = abstract_state(self.learner.setup).replicas.episode_info
@@ -351,13 +368,14 @@ class Trainer:
         if not self.config.evaluates:
             return {}
         info = self.state.replicas.episode_info if info is None else info
+        none = {f"eval/best/{self.config.best_by}": None} if self.config.best_by else {}
         env, zero = self.learner.env, np.zeros(1)
         nothing = Episodes(
             episode_return=dict.fromkeys(self.config.policies, zero), episode_length=zero,
             episode_info=dict.fromkeys(info, zero), agent_return={},
             group_return=dict.fromkeys(group_sizes(env), zero),
         )  # fmt: skip
-        return dict.fromkeys(evaluation_metrics(nothing, env.info_ratios))
+        return dict.fromkeys(evaluation_metrics(nothing, env.info_ratios)) | none
 
     def _host(self) -> dict[str, Any]:
         """What a checkpoint holds of the run beside its state."""

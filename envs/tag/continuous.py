@@ -76,6 +76,7 @@ class TagContinuous(Env):
     num_turn_levels: int = 10
     use_full_observation: bool = True  # everybody else (else: the nearest num_other_agents_observed)
     num_other_agents_observed: int = 2
+    observe_own_motion: bool = False  # an agent sees its own heading and speed, not only how others differ from them
     runner_exits_game_after_tagged: bool = True  # else a runner may be tagged again and again
 
     can_truncate: ClassVar[bool] = False
@@ -94,6 +95,7 @@ class TagContinuous(Env):
         require_integer("num_turn_levels", self.num_turn_levels, 0)
         require_integer("num_other_agents_observed", self.num_other_agents_observed, 1)
         require_bool("use_full_observation", self.use_full_observation)
+        require_bool("observe_own_motion", self.observe_own_motion)
         require_bool("runner_exits_game_after_tagged", self.runner_exits_game_after_tagged)
         if not self.use_full_observation:
             k = self.num_other_agents_observed
@@ -260,13 +262,12 @@ class TagContinuous(Env):
 
     def observe(self, state: State, params: Params) -> Arrays:
         """Rows of differences to the other agents, feature by feature: x, y, speed, acceleration, direction, scaled;
-        then the others' types (tagger 1) and whether they are active, then t / T."""
-        features = self.features(state, params)
-        time = jnp.where(state.active, state.time / params.episode_length, 0.0)[:, None]
+        then the others' types (tagger 1) and whether they are active, then what is one's own (`own_features`)."""
+        features, own = self.features(state, params), self.own_features(state, params)
         if self.use_full_observation:
-            return self.by_group(jnp.concatenate([self._full_rows(state, features), time], axis=1))
+            return self.by_group(jnp.concatenate([self._full_rows(state, features), own], axis=1))
         k, sizes = self.num_other_agents_observed, tuple(self.groups.values())
-        rows = neighbor_rows(state.x, state.y, state.active, features, time, k, num_relative=5, sizes=sizes)
+        rows = neighbor_rows(state.x, state.y, state.active, features, own, k, num_relative=5, sizes=sizes)
         return dict(zip(self.groups, rows, strict=True))
 
     def features(self, state: State, params: Params) -> jax.Array:
@@ -281,6 +282,20 @@ class TagContinuous(Env):
         ]  # fmt: skip
         return jnp.stack(columns, axis=1)
 
+    def own_features(self, state: State, params: Params) -> jax.Array:
+        """Returns (num_agents, 1): t / T; where `observe_own_motion`, (num_agents, 4): cos and sin of the direction,
+        speed over max_speed, t / T. Who is out sees zeros."""
+        columns = [jnp.broadcast_to(state.time / params.episode_length, state.x.shape)]
+        if self.observe_own_motion:
+            speed = state.speed / (params.max_speed + 1e-10)
+            columns = [jnp.cos(state.direction), jnp.sin(state.direction), speed, *columns]
+        return jnp.where(state.active[:, None], jnp.stack(columns, axis=1), 0.0)
+
+    @property
+    def num_own(self) -> int:
+        """How many columns of an observation are one's own."""
+        return 4 if self.observe_own_motion else 1
+
     def _full_rows(self, state: State, features: jax.Array) -> jax.Array:
         """Rows [N, 7 (N - 1)]: all others in index order; who is out sees no differences, but types and `active`."""
         agents = np.arange(self.num_agents)
@@ -290,7 +305,7 @@ class TagContinuous(Env):
         return feature_major(jnp.concatenate([differences, other[..., 5:]], axis=-1))
 
     def split_observation(self, obs: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        return split_observation(obs)
+        return split_observation(obs, self.num_own)
 
     # --- spaces ---
 
@@ -300,7 +315,7 @@ class TagContinuous(Env):
 
     def observation_space(self, params: Params) -> Dict:
         others = self.num_agents - 1 if self.use_full_observation else self.num_other_agents_observed
-        return Dict({group: Box(shape=(7 * others + 1,)).batch(num) for group, num in self.groups.items()})
+        return Dict({group: Box(shape=(7 * others + self.num_own,)).batch(num) for group, num in self.groups.items()})
 
     def action_space(self, params: Params) -> Dict:
         space = MultiDiscrete((self.num_acceleration_levels + 1, self.num_turn_levels + 1))
@@ -329,19 +344,21 @@ def feature_major(rows: jax.Array) -> jax.Array:
     return jnp.swapaxes(rows, 1, 2).reshape(rows.shape[0], -1)
 
 
-def split_observation(obs: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+def split_observation(obs: jax.Array, num_own: int = 1) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Takes observations apart, for networks that see the other agents as a set (`network.encoder: deep_sets`).
 
     Args:
-        obs: [..., 7 k + 1], of this environment.
+        obs: [..., 7 k + num_own], of this environment.
+        num_own: 1, or 4 where `observe_own_motion`.
 
     Returns:
-        (others [..., k, 7], present [..., k] bool: still in the game and not padding, own [..., 1]: t / T).
+        (others [..., k, 7], present [..., k] bool: still in the game and not padding, own [..., num_own]).
 
     Raises:
         ValueError: for rows of another length.
     """
     length = obs.shape[-1]
-    require(length > 1 and length % 7 == 1, "length of an observation", length, "7 for each other agent, and 1 more")
-    others = jnp.swapaxes(obs[..., :-1].reshape(*obs.shape[:-1], 7, -1), -1, -2)
-    return others, others[..., 6] > 0, obs[..., -1:]
+    whole = length > num_own and length % 7 == num_own
+    require(whole, "length of an observation", length, f"7 for each other agent, and {num_own} more")
+    others = jnp.swapaxes(obs[..., :-num_own].reshape(*obs.shape[:-1], 7, -1), -1, -2)
+    return others, others[..., 6] > 0, obs[..., -num_own:]

@@ -22,6 +22,7 @@ import numpy as np
 import yaml
 
 from wdjax.experiments.benchmarks.timing import Parser, machine
+from wdjax.experiments.over_seeds import interval_of_mean
 from wdjax.experiments.reference.rows import ROWS, Row
 from wdjax.experiments.sweep.population import compile_population, most_devices
 from wdjax.train import load_config, make_learner
@@ -39,17 +40,18 @@ HEAD = """# Reference curves
 Written by `python -m wdjax.experiments.reference --redraw` from `results/`: do not edit.
 
 Each row of the learning table: a preset that `wdjax train` runs, measured over several seeds. A number is the mean
-over seeds, with the smallest and the largest of a seed in brackets; a band is where the mean of a rerun must lie (four
-standard deviations of the difference between two such means). "Greedy return" is that of 1,000 fresh episodes of each
-seed, with the most likely actions. Training is the wall time of all seeds together, without compiling: too long where
-the machine had other work besides.
+over seeds, with the smallest and the largest of a seed in brackets; IQM is the interquartile mean over seeds (of fewer
+than four the mean) with its 95 % interval by a stratified bootstrap (Agarwal et al. 2021); a band is where the mean of
+a rerun must lie (four standard deviations of the difference between two such means). "Greedy return" is that of 1,000
+fresh episodes of each seed, with the most likely actions. Training is the wall time of all seeds together, without
+compiling: too long where the machine had other work besides.
 
     python -m wdjax.experiments.reference                   # runs every row again and checks it; or rows by name
     python -m wdjax.experiments.reference ROW --update      # stores it anew
 """
 TABLE = """
-| Row | Preset | Seeds | Env steps a seed | Number | Must be | Measured | Band | Training | Machine |
-|---|---|---|---|---|---|---|---|---|---|
+| Row | Preset | Seeds | Env steps a seed | Number | Must be | Measured | IQM [95 %] | Band | Training | Machine |
+|---|---|---|---|---|---|---|---|---|---|---|
 """
 
 
@@ -214,7 +216,8 @@ def readme(stored: Mapping[str, Mapping[str, Any]]) -> str:
             target = ROWS[name].targets.get(number)
             low, high, least, most = map(words, (*values["band"], min(values["per_seed"]), max(values["per_seed"])))
             must, measured = target.words() if target else "-", f"{words(values['mean'])} ({least} .. {most})"
-            cells = [number, must, measured, f"{low} .. {high}"]
+            middle = "{} [{}, {}]".format(*map(words, interval_of_mean(values["per_seed"])))
+            cells = [number, must, measured, middle, f"{low} .. {high}"]
             text += f"| {' | '.join([*shared, *cells, *end])} |\n"
             shared, end = [""] * len(shared), [""] * len(end)
         plots += (

@@ -131,7 +131,7 @@ def conclude(
     title = f"{members[0].config.env}: {host.workdir.name}"
     shown = shown_metrics(metric, members[0].config)
     if curves := draw_curves(host.workdir / "curves.png", members, rows, shown, title):
-        host.say(f"Wrote {curves}: mean and deviation over seeds")
+        host.say(f"Wrote {curves}: interquartile means over seeds, 95 % intervals")
     best = best_member(table)
     if best is not None:
         host.console.print(point_table(members, table))

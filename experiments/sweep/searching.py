@@ -202,7 +202,7 @@ def conclude(host: Host, study: Study, members: Sequence[Member], rows: Sequence
     if members:
         title, shown = f"{members[0].config.env}: {host.workdir.name}", shown_metrics(metric, members[0].config)
         if curves := draw_curves(host.workdir / "curves.png", members, rows, shown, title):
-            host.say(f"Wrote {curves}: mean and deviation over seeds")
+            host.say(f"Wrote {curves}: interquartile means over seeds, 95 % intervals")
     best = best_member([row for row in table if row["state"] == "complete"])
     if best is None:
         host.say("No trial has a score: no episode ended")

@@ -10,11 +10,16 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
+from wdjax.experiments.over_seeds import interval_of_mean, probability_of_improvement
 from wdjax.experiments.sweep.members import Member, Point
 from wdjax.train.host.loop import Row
 from wdjax.train.storage.folder import write_whole
 
 MOST_CURVES = 10  # of the best values: matplotlib has ten colours
+CAPTION = (
+    "score: mean ± deviation of the seeds; IQM: interquartile mean over seeds [95 % interval]; "
+    "first >: probability that a seed of the first line scores higher than one of this"
+)
 
 
 def final_table(members: Sequence[Member], rows: Sequence[Row], metric: str | None) -> list[Row]:
@@ -90,7 +95,8 @@ def _short(value: Any) -> str:
 
 
 def point_table(members: Sequence[Member], table: Sequence[Row]) -> Table:
-    """Returns what is printed of a grid: the scores of the best values, mean and deviation over their seeds."""
+    """Returns what is printed of a grid: the scores of the best values, over their seeds, and how likely a seed of the
+    first line scores higher than one of theirs."""
     names = varied_fields(members)
     scores: dict[int, list[float]] = {}
     for row in table:
@@ -98,12 +104,15 @@ def point_table(members: Sequence[Member], table: Sequence[Row]) -> Table:
         own += [] if row["score"] is None else [row["score"]]
     values = {member.point: member.values for member in members}
     known = sorted((point for point in scores if scores[point]), key=lambda point: -np.mean(scores[point]))
-    printed = Table(*(name.split(".")[-1] for name in names))
-    printed.add_column("score", justify="right")
-    printed.add_column("seeds", justify="right")
+    printed = Table(*(name.split(".")[-1] for name in names), caption=CAPTION, caption_justify="left")
+    for column in ("score", "IQM", "first >", "seeds"):
+        printed.add_column(column, justify="right")
     for point in known[:MOST_CURVES]:
-        words = f"{np.mean(scores[point]):.2f} ± {np.std(scores[point]):.2f}"
-        printed.add_row(*(_short(values[point][name]) for name in names), words, str(len(scores[point])))
+        own = np.array(scores[point])
+        middle, low, high = interval_of_mean(own)
+        better = "" if point == known[0] else f"{probability_of_improvement(np.array(scores[known[0]]), own):.2f}"
+        words = (f"{own.mean():.2f} ± {own.std():.2f}", f"{middle:.4g} [{low:.4g}, {high:.4g}]", better, str(len(own)))
+        printed.add_row(*(_short(values[point][name]) for name in names), *words)
     return printed
 
 
@@ -125,8 +134,8 @@ def curves_by_point(
 def draw_curves(
     path: Path, members: Sequence[Member], rows: Sequence[Row], metrics: Sequence[str], title: str
 ) -> Path | None:
-    """Draws a panel for each metric: the mean over seeds of every point, and one deviation around it as a band; of many
-    points those that end highest in the first. Returns the path, or None where there is nothing to draw."""
+    """Draws a panel for each metric: the interquartile mean over seeds of every point, and its 95 % interval as a band;
+    of many points those that end highest in the first. Returns the path, or None where there is nothing to draw."""
     from matplotlib.figure import Figure
 
     panels = [(metric, curves_by_point(members, rows, metric)) for metric in metrics]
@@ -138,11 +147,10 @@ def draw_curves(
     for axes, (metric, curves) in zip(np.ravel(figure.subplots(len(panels), 1)), panels, strict=True):
         for place in shown:
             values, steps, found = curves[place]
-            mean, deviation = mean_and_deviation(found)
+            mean, low, high = np.array([interval_of_mean(seeds) for seeds in found.T]).T
             known = ~np.isnan(mean)
             marker = "o" if known.sum() == 1 else None
             (line,) = axes.plot(steps[known], mean[known], label=point_words(values, names), marker=marker)
-            low, high = mean - deviation, mean + deviation
             axes.fill_between(steps[known], low[known], high[known], color=line.get_color(), alpha=0.2, linewidth=0)
         axes.set(xlabel="env steps", ylabel=metric)
         axes.grid(alpha=0.3)
@@ -155,19 +163,9 @@ def best_points(curves: Sequence[tuple[Point, np.ndarray, np.ndarray]]) -> list[
     """Returns the places of the curves that end highest, at most MOST_CURVES of them, in their own order."""
     ends = []
     for _, _, found in curves:
-        mean = mean_and_deviation(found)[0]
-        known = mean[~np.isnan(mean)]
+        known = [seeds[~np.isnan(seeds)].mean() for seeds in found.T if not np.isnan(seeds).all()]
         ends.append(known[-1] if len(known) else -np.inf)
     return sorted(np.argsort(-np.array(ends), kind="stable")[:MOST_CURVES].tolist())
-
-
-def mean_and_deviation(found: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the mean and deviation over seeds of [seeds, K], each [K]; NaN where no seed has a number."""
-    known = ~np.isnan(found)
-    count = np.where(known.any(axis=0), known.sum(axis=0), np.nan)
-    mean = np.where(known, found, 0.0).sum(axis=0) / count
-    deviation = np.sqrt(np.where(known, (found - mean) ** 2, 0.0).sum(axis=0) / count)
-    return mean, deviation
 
 
 def draw_history(path: Path, table: Sequence[Row], names: Sequence[str], title: str) -> Path:

@@ -31,6 +31,7 @@ class Rules:
     edge_hit_penalty: float = -0.0
     use_full_observation: bool = True
     num_other_agents_observed: int = 2
+    observe_own_motion: bool = False
     tagging_distance: float = 0.01
     tag_reward_for_tagger: float = 1.0
     step_penalty_for_tagger: float = -0.0
@@ -163,7 +164,7 @@ def observe(rules, state):
     scaled = [state.x / diagonal, state.y / diagonal, state.speed / unit, state.acceleration / unit]
     scaled.append(state.direction / (2 * np.pi))
     width = rules.num_agents - 1 if rules.use_full_observation else rules.num_other_agents_observed
-    rows = np.zeros((rules.num_agents, 7 * width + 1))
+    rows = np.zeros((rules.num_agents, 7 * width + (4 if rules.observe_own_motion else 1)))
     for i in range(rules.num_agents):
         for slot, j in enumerate(neighbors(rules, state, i)[:width]):
             for f, feature in enumerate(scaled):
@@ -171,4 +172,7 @@ def observe(rules, state):
             rows[i, 5 * width + slot] = rules.is_tagger(j)
             rows[i, 6 * width + slot] = state.active[j]
         rows[i, -1] = state.time / rules.episode_length if state.active[i] else 0.0
+        if rules.observe_own_motion and state.active[i]:
+            heading = state.direction[i]
+            rows[i, -4:-1] = np.cos(heading), np.sin(heading), state.speed[i] / unit
     return rows

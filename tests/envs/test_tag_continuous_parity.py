@@ -32,7 +32,7 @@ CONFIGS = {
     "skill and edge, k above the others": {
         "num_taggers": 2, "num_runners": 4, "skill_level_tagger": 1.3, "skill_level_runner": 0.7, "max_speed": 0.5,
         "edge_hit_penalty": -0.3, "num_acceleration_levels": 5, "num_turn_levels": 4, "use_full_observation": False,
-        "num_other_agents_observed": 6, "tagging_distance": 0.1,
+        "num_other_agents_observed": 6, "tagging_distance": 0.1, "observe_own_motion": True,
     },
     "every reward, full": {
         "num_taggers": 3, "num_runners": 5, "grid_length": 3.0, "episode_length": 7, "edge_hit_penalty": -0.25,
@@ -48,6 +48,7 @@ CONFIGS = {
     "one and two levels, lopsided": {
         "num_taggers": 2, "num_runners": 3, "num_acceleration_levels": 1, "num_turn_levels": 2,
         "min_acceleration": 0.25, "min_turn": -0.4, "max_turn": 1.1, "tagging_distance": 0.2,
+        "observe_own_motion": True,
     },
     "no levels": {"num_taggers": 1, "num_runners": 2, "num_acceleration_levels": 0, "num_turn_levels": 7},
     "a pair": {"num_taggers": 1, "num_runners": 1, "grid_length": 1.5, "episode_length": 3, "tagging_distance": 1.0},

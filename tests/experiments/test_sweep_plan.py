@@ -28,7 +28,6 @@ from wdjax.experiments.sweep.table import (
     best_points,
     final_table,
     last_known,
-    mean_and_deviation,
     point_words,
     read_table,
     varied_fields,
@@ -324,10 +323,7 @@ def test_the_table_holds_the_last_chunk_and_the_last_known_score(config, tmp_pat
     assert point_words(members[1].values, varied_fields(members)) == "learning_rate 0.003"
 
 
-def test_bands_by_hand():
+def test_the_curves_that_end_highest():
     nan = math.nan
-    mean, deviation = mean_and_deviation(np.array([[1.0, nan, nan], [3.0, 7.0, nan]]))
-    np.testing.assert_array_equal(mean, [2.0, 7.0, nan])
-    np.testing.assert_array_equal(deviation, [1.0, 0.0, nan])
     curves = [({}, np.array([1]), np.array([[value]])) for value in [*range(12), nan]]
     assert best_points(curves) == list(range(2, 12))

@@ -168,7 +168,7 @@ def require_value(name: str, field: dataclasses.Field, value: Any) -> None:
     """Raises ValueError, naming the field `name`, for a value that it may not have, or no sound schedule."""
     allowed, values = field.metadata.get("allowed", ""), value if isinstance(value, tuple) else (value,)
     if is_scheduled(field):
-        values = [number for _, number in _points(value)]
+        values = [number for _, number in points_of(value)]
     rules = [rule for words, rule in _RULES.items() if words in allowed]
     require(all(rule(number) for rule in rules for number in values), name, value, allowed)
     if is_scheduled(field):
@@ -177,7 +177,7 @@ def require_value(name: str, field: dataclasses.Field, value: Any) -> None:
 
 def require_schedule(path: str, schedule: Any) -> None:
     """Raises ValueError, naming the field `path`, for a schedule that is empty, unsorted, negative or not finite."""
-    points = _points(schedule)
+    points = points_of(schedule)
     require(len(points) > 0, path, schedule, "a number or at least one [env_step, value] pair")
     steps, values = [step for step, _ in points], [value for _, value in points]
     sound = all(0 <= number <= _LARGEST for number in steps + values)
@@ -185,5 +185,6 @@ def require_schedule(path: str, schedule: Any) -> None:
     require(all(a < b for a, b in itertools.pairwise(steps)), path, schedule, "sorted by env_step, each once")
 
 
-def _points(schedule: Any) -> Any:
+def points_of(schedule: Any) -> Any:
+    """Returns the (env_step, value) pairs of a schedule, of a number the one that it stands for."""
     return [(0.0, schedule)] if isinstance(schedule, (int, float)) else schedule

@@ -99,6 +99,16 @@ class PolicyConfig:
     past_selves_fraction: Schedule = traced(0.5, logged=False, allowed="at least 0 and below 1")
     """probability that an earlier self plays a block of replicas in a rollout: nothing is learned there; a
     number, or [env_step, value] pairs"""
+    opponents: dict[str, Schedule] = static(dict)
+    """who else plays in its place, for other policies to learn against: name -> share of the blocks of replicas, a
+    number or [env_step, value] pairs. A script of the game, "random", or a policy of a run with the same network, named
+    as for `checkpoint`, with a "/" (rollout/self_play.py)"""
+    opponents_every: int = static(1, allowed=_COUNT)
+    """rollouts that somebody plays in its place in a row (an earlier self until it is written over): of an episode that
+    two have played nobody knows against whom it was won"""
+    opponents_priority: float = static(0.0, allowed="finite and at least 0")
+    """p: among all who play in its place each is as likely as its share times (1 - the others' win rate)^p; 0: as its
+    share (rollout/standings.py)"""
     network: NetworkConfig = NetworkConfig()
     """its network"""
     optimizer: Literal["adam", "rmsprop", "sgd"] = "adam"

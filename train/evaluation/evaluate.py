@@ -23,7 +23,6 @@ import numpy as np
 
 from wdjax.checks import require_integer, require_known
 from wdjax.env import Env
-from wdjax.train.evaluation.actor import Script
 from wdjax.train.evaluation.episodes import Episodes
 from wdjax.train.evaluation.players import (
     Candidate,
@@ -38,6 +37,7 @@ from wdjax.train.evaluation.players import (
     seat,
 )
 from wdjax.train.learner.learner import Learner
+from wdjax.train.state.actors import Script
 from wdjax.train.state.agents import Assignment, gather, group_sizes, to_groups
 from wdjax.train.state.policy import Setup
 from wdjax.train.state.state import TrainState

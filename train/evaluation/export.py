@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from wdjax.spaces import sample_shapes
-from wdjax.train.evaluation.actor import TrainedPolicy
+from wdjax.train.evaluation.trained import TrainedPolicy
 from wdjax.train.storage.checkpoint import by_place
 
 PLATFORMS = ("cpu", "cuda", "tpu")

@@ -14,8 +14,9 @@ from flax import struct
 
 from wdjax.checks import require, require_known
 from wdjax.env import Env, static_names
-from wdjax.train.evaluation.actor import Actor, Network, Script, TrainedPolicy, learned_part
+from wdjax.train.evaluation.trained import TrainedPolicy, learned_part
 from wdjax.train.learner.learner import Learner
+from wdjax.train.state.actors import Actor, Network, Script
 from wdjax.train.state.agents import Assignment, from_groups, gather_observation, group_sizes, scatter, to_groups
 from wdjax.train.state.policy import Policy, Setup
 from wdjax.train.state.sharding import one_copy

@@ -17,11 +17,11 @@ import numpy as np
 from flax import struct
 
 from wdjax.checks import one_line, require, require_integer
-from wdjax.train.evaluation.actor import Script
 from wdjax.train.evaluation.evaluate import choose_players
 from wdjax.train.evaluation.players import Game, Player, make_game, play_step, roles_of
 from wdjax.train.learner.init import host_key
 from wdjax.train.learner.learner import Learner
+from wdjax.train.state.actors import Script
 from wdjax.train.state.agents import gather_observation, to_groups
 from wdjax.train.state.state import TrainState
 from wdjax.train.storage.checkpoint import by_place

@@ -1,4 +1,4 @@
-"""The learning curves of a run as a picture."""
+"""The learning curves of a run, and who was beaten in it, as pictures."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -47,6 +47,34 @@ def save_curves(run: str | Path, title: str = "") -> Path | None:
     for panel in panels[1]:
         panel.set_xlabel("env steps")
     path = run / "curves.png"
+    figure.savefig(path, dpi=120)
+    return path
+
+
+def save_opponents(run: str | Path, title: str = "") -> Path | None:
+    """Draws opponents.png of a run from its metrics.jsonl: how often the others beat whoever played in the place of a
+    policy, and with which return. Returns its path; None where nobody did."""
+    from matplotlib.figure import Figure
+
+    run = Path(run)
+    file = run / "metrics.jsonl"
+    rows = read_metrics(file) if file.exists() else []
+    found = [name.split("/", 2) for name in (rows[0] if rows else ()) if "/opponent_win_rate/" in name]
+    policies = list(dict.fromkeys(policy for policy, _, _ in found))
+    if not policies:
+        return None
+    figure = Figure(figsize=(10, 3.5 * len(policies)), layout="constrained")
+    panels = figure.subplots(len(policies), 2, sharex=True, squeeze=False)
+    figure.suptitle(title or run.name)
+    for axes, policy in zip(panels, policies, strict=True):
+        who = [name for owner, _, name in found if owner == policy]
+        for panel, what, label in zip(axes, ("win_rate", "return"), ("win rate", "return [reward]"), strict=True):
+            curves = {name: f"{policy}/opponent_{what}/{name}" for name in who}
+            draw_curves(panel, rows, curves, f"the others' {label}")
+        axes[0].set(title=f"in the place of {policy}", ylim=(-0.05, 1.05))
+    for axes in panels[-1]:
+        axes.set_xlabel("env steps")
+    path = run / "opponents.png"
     figure.savefig(path, dpi=120)
     return path
 

@@ -52,6 +52,8 @@ def _why_not_acting(policy: Policy) -> str | None:
         return why
     if not isinstance(policy.assignment.observation_space, Box):
         return "it does not see a row of numbers"
+    if policy.config.opponents:
+        return "others play in its place"
     if policy.config.past_selves:
         return "it plays against past selves"
     narrow = shape.is_narrow and max(*shape.hidden, shape.num_inputs) <= MAX_WIDTH

@@ -21,7 +21,8 @@ from wdjax.train.learner.setup import make_setup
 from wdjax.train.learner.warm_start import begin_elsewhere, load_policies
 from wdjax.train.rollout.metrics import Metrics, episode_metrics
 from wdjax.train.rollout.scan import rollout
-from wdjax.train.rollout.self_play import PRESENT, remember
+from wdjax.train.rollout.self_play import remember
+from wdjax.train.rollout.standings import look_at_opponents
 from wdjax.train.state.hypers import Hypers, logged_schedules
 from wdjax.train.state.policy import Setup
 from wdjax.train.state.rows import Rollout
@@ -111,9 +112,10 @@ def update_share(setup: Setup, state: TrainState) -> tuple[TrainState, Metrics]:
     before, hypers = state, current_hypers(setup.config, state)
     state, played = rollout(setup, state, rollout_key, play_by_kernel)
     metrics = episode_metrics(played, setup.env.info_ratios)
+    state, of_opponents = look_at_opponents(setup, state, played)
     state, own, code = learn(setup, state, hypers, played, update_key)
     after = state.replace(key=next_key, num_updates=state.num_updates + 1)
-    return commit(setup, before, after, code), {**metrics, **own, "bad_numbers": code}
+    return commit(setup, before, after, code), {**metrics, **of_opponents, **own, "bad_numbers": code}
 
 
 def learn(
@@ -131,17 +133,18 @@ def learn(
     for i, (name, policy) in enumerate(setup.policies.items()):
         if not policy.config.trainable:
             continue
-        past = policies[name].past  # which no algorithm needs to carry through its steps
+        pool = {"past": policies[name].past, "standings": policies[name].standings}
+        bare = policies[name].replace(past=None, standings=None)  # which no algorithm needs to carry through its steps
         new, memory[name], own = policy.algorithm.update(
-            policy, policies[name].replace(past=None), memory[name], hypers[name], played, policy_keys[i], num_blocks
+            policy, bare, memory[name], hypers[name], played, policy_keys[i], num_blocks
         )
         bad_rows.append(look_at_rows(policy, played))
         bad_steps.append(look_at_steps(policy, policies[name], new, own))
-        if policy.config.past_selves:
-            own["past_self_blocks"] = total(jnp.sum(memory[name].member != PRESENT))
-            new, memory[name] = remember(
-                new.replace(past=past), memory[name], state.num_updates + 1, policy.config.past_selves_every
-            )
+        new, size = new.replace(**pool), policy.config.past_selves
+        if size:
+            member, every = memory[name].member, policy.config.past_selves_every
+            own["past_self_blocks"] = total(jnp.sum((member >= 0) & (member < size)))
+            new, memory[name] = remember(new, memory[name], state.num_updates + 1, every, size)
         policies[name] = new
         for scheduled in logged_schedules(policy.config, policy.algorithm.takes):
             own[scheduled.split(".")[-1]] = operator.attrgetter(scheduled)(hypers[name])

@@ -2,14 +2,17 @@
 
 from typing import Any
 
+import numpy as np
+
 from wdjax.checks import require, require_known
 from wdjax.env import Env
 from wdjax.env_checker import DECLARED, require_rules
 from wdjax.spaces import LARGEST, Dict
 from wdjax.train.config.env_params import make_env
-from wdjax.train.config.facts import require_allowed, require_taken
+from wdjax.train.config.facts import points_of, require_allowed, require_schedule, require_taken
 from wdjax.train.config.schema import PolicyConfig, TrainConfig
 from wdjax.train.networks.encoders import MASK, check_options, encoder_class, require_layout
+from wdjax.train.rollout.self_play import RANDOM, pool_of
 from wdjax.train.state.agents import Assignment, assign_agents, group_sizes
 from wdjax.train.state.registry import find_algorithm
 
@@ -45,10 +48,7 @@ def validate(config: TrainConfig) -> tuple[Env, Any, dict[str, Assignment]]:
     for name, assignment in assignments.items():
         policy = config.policies[name]
         algorithm = find_algorithm(policy.algorithm)
-        alone = policy.past_selves > 0 and len(config.policies) == 1
-        require(not alone, f"policies.{name}.past_selves", policy.past_selves, "0 where there is no other policy")
-        words = f"at least 2, as policies.{name} has past_selves: in a block either these play or itself"
-        require(not policy.past_selves or config.blocks >= 2, "num_blocks", config.blocks, words)
+        _validate_pool(name, config, env, assignment)
         require_layout(f"policies.{name}.network", policy.network, env)
         algorithm.check(name, config, assignment)
         require_taken(f"policies.{name}", policy, algorithm.takes, policy.algorithm)
@@ -69,6 +69,41 @@ def _validate_policy(name: str, policy: PolicyConfig) -> None:
     raw = getattr(encoder_class(policy.network.encoder), "needs_raw", False)
     shifted = policy.normalize_observation and raw
     require(not shifted, f"{path}.normalize_observation", True, f"false with the encoder {policy.network.encoder!r}")
+
+
+def _validate_pool(name: str, config: TrainConfig, env: Env, assignment: Assignment) -> None:
+    """Refuses what cannot play in the place of a policy, and shares that are none."""
+    policy, path = config.policies[name], f"policies.{name}"
+    alone, pool = len(config.policies) == 1, pool_of(policy)
+    for field, usual in (("past_selves", "0"), ("opponents", "left out")):
+        value = getattr(policy, field)
+        require(not (value and alone), f"{path}.{field}", value, f"{usual} where there is no other policy")
+    what = "past_selves" if policy.past_selves else "opponents"
+    words = f"at least 2, as {path} has {what}: in a block either these play or itself"
+    require(not pool.size or config.blocks >= 2, "num_blocks", config.blocks, words)
+    for field in ("opponents_every", "opponents_priority"):
+        usual = getattr(PolicyConfig(), field)
+        words = f"{usual} (left out) without opponents and past_selves"
+        require(pool.size or getattr(policy, field) == usual, f"{path}.{field}", getattr(policy, field), words)
+    for who in pool.rules:
+        require_known(f"script in {path}.opponents (a run is a path with '/'):", who, [RANDOM, *env.scripts])
+        group = None if who == RANDOM else env.scripts[who][0]
+        others = [part.group for part in assignment.segments if group not in (None, part.group)]
+        words = f"a script of {', '.join(others)}, whom the policy plays, too: that one plays {group} only"
+        require(not others, f"{path}.opponents: script", who, words)
+    _validate_shares(path, policy)
+
+
+def _validate_shares(path: str, policy: PolicyConfig) -> None:
+    past = {f"{path}.past_selves_fraction": policy.past_selves_fraction} if policy.past_selves else {}
+    shares = {**past, **{f"{path}.opponents.{who}": share for who, share in policy.opponents.items()}}
+    for field, share in shares.items():
+        require_schedule(field, share)
+    points = {name: dict(points_of(share)) for name, share in shares.items()}
+    for step in sorted({step for share in points.values() for step in share}):
+        at = {name: float(np.interp(step, list(share), list(share.values()))) for name, share in points.items()}
+        words = f"at most 1 in all ({', '.join(f'{name} {value:g}' for name, value in at.items())})"
+        require(sum(at.values()) <= 1 + 1e-6, f"shares at env step {step:g}", f"{sum(at.values()):g}", words)
 
 
 def _validate_mask(name: str, policy: PolicyConfig, assignment: Assignment) -> None:

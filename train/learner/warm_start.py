@@ -1,5 +1,7 @@
-"""Policies that begin with what another run has learned: `checkpoint` of a policy, "RUN[@CHECKPOINT][:POLICY]"."""
+"""What other runs have learned: a policy begins with it (`checkpoint`), or it plays in its place (`opponents`). Both
+name it "RUN[@CHECKPOINT][:POLICY]"."""
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -11,6 +13,7 @@ from wdjax.spaces import Box, Dict, Space
 from wdjax.train.config.facts import read_part
 from wdjax.train.learner.init import init_policy
 from wdjax.train.learner.saved import read_named
+from wdjax.train.rollout.self_play import pool_of
 from wdjax.train.state.policy import Policy, Setup
 from wdjax.train.state.state import PolicyState, TrainState
 
@@ -23,9 +26,19 @@ def parse_checkpoint(text: str) -> tuple[str, str]:
     return run, policy
 
 
+def checkpoints_of(setup: Setup) -> Iterator[tuple[str, Policy, str, str]]:
+    """Yields (key of what is loaded, policy, the field that names it, its text) of all that policies read of runs: by
+    the policy's name what it begins with, by "POLICY/RUN" who plays in its place."""
+    for name, policy in setup.policies.items():
+        if text := policy.config.checkpoint:
+            yield name, policy, f"policies.{name}.checkpoint = {text!r}", text
+        for text in pool_of(policy.config).runs:
+            yield f"{name}/{text}", policy, f"policies.{name}.opponents {text!r}", text
+
+
 def begin_elsewhere(setup: Setup) -> bool:
-    """Returns whether a policy begins with a checkpoint."""
-    return any(policy.config.checkpoint for policy in setup.policies.values())
+    """Returns whether a policy reads a checkpoint of another run."""
+    return any(True for _ in checkpoints_of(setup))
 
 
 def load_policies(setup: Setup) -> dict[str, PolicyState]:
@@ -40,8 +53,8 @@ def read_policies(setup: Setup) -> dict[str, PolicyState]:
     """Reads the checkpoints that a configuration names.
 
     Returns:
-        policy -> parameters, normaliser statistics and (DDPG) the number of gradient steps, as NumPy arrays, of those
-        policies that have a checkpoint.
+        key of `checkpoints_of` -> parameters, normaliser statistics and (DDPG) the number of gradient steps, as NumPy
+        arrays.
 
     Raises:
         ValueError, FileNotFoundError: naming the field, where there is no such run, checkpoint or policy, or it has
@@ -49,11 +62,8 @@ def read_policies(setup: Setup) -> dict[str, PolicyState]:
     """
     runs: dict[str, tuple[Setup, TrainState]] = {}
     loaded = {}
-    for name, policy in setup.policies.items():
-        text = policy.config.checkpoint
-        if not text:
-            continue
-        field = f"policies.{name}.checkpoint = {text!r}"
+    for key, policy, field, text in checkpoints_of(setup):
+        name = policy.name
         run, wanted = parse_checkpoint(text)
         if run not in runs:
             try:
@@ -68,7 +78,7 @@ def read_policies(setup: Setup) -> dict[str, PolicyState]:
         if jax.tree.map(jnp.shape, theirs.params) != jax.tree.map(jnp.shape, own):  # a class of one's own has changed
             raise ValueError(f"{field}: its parameters have other shapes than those of policies.{name}")
         kept = PolicyState(theirs.params, None, theirs.normalizer, gradient_steps=theirs.gradient_steps)
-        loaded[name] = jax.device_get(kept)
+        loaded[key] = jax.device_get(kept)
     return loaded
 
 

@@ -16,6 +16,13 @@ taken):
                                   episodes count these too, evaluations do not
     learning_rate                 in this update; of DDPG the actor's
 
+Of every policy of a run that keeps standings (rollout/standings.py) and that others play in the place of, WHO is past
+(all earlier selves), a script, random, a run, or present (the policy itself):
+
+    opponent_blocks/WHO           blocks of replicas that it played
+    opponent_return/WHO           mean of the sum of the other policies' returns in the episodes that count against it
+    opponent_win_rate/WHO         how often they beat it, over about the last 200 of these
+
 By A2C or PPO:
 
     value_mean                    V(obs) when the agent acted
@@ -58,8 +65,10 @@ Of the run:
     bad_numbers                   of `Learner.run` only: 0, or what was not finite (`describe_bad_numbers`): such an
                                   update is not committed, and its other metrics do not count
 
-The rows of metrics.jsonl hold one number for each chunk of updates (`metrics_log.summarize`), where on_bad_numbers is
-skip also skipped_updates (how many were left out, of which no other metric tells), and of the clock
+The rows of metrics.jsonl hold one number for each chunk of updates (`metrics_log.summarize`), of evaluations what
+`evaluation_metrics` names, and, where one finds the best state so far, as eval/best/... what that comes to in as many
+other episodes, which did not choose it: the number to report. Where on_bad_numbers is skip, they hold skipped_updates
+(how many were left out, of which no other metric tells), and in any case of the clock
 (`Trainer`): updates, env_steps, seconds, seconds_per_update, compile_seconds, env_steps_per_second (a step of a
 replica, with all its agents) and agent_steps_per_second (a step of one agent).
 """

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 
 import jax
+import jax.numpy as jnp
 
 from wdjax.train.devices.collectives import num_shards
 from wdjax.train.devices.packing import Packed, pack, unpack
@@ -56,13 +57,13 @@ def play_by_scan(given: StepInputs, carry: tuple, keys: jax.Array) -> tuple[tupl
 def choose_selves(
     setup: Setup, state: TrainState, hypers: Mapping[str, Hypers], key: jax.Array
 ) -> tuple[TrainState, dict[str, self_play.Selves]]:
-    """Draws who plays the policies that keep earlier selves. Returns (state, selves of these policies)."""
+    """Draws who plays the policies in whose place others may. Returns (state, selves of these policies)."""
     memory, selves = dict(state.memory), {}
+    env_steps = state.num_updates.astype(jnp.float32) * setup.config.env_steps_per_update
     for i, (name, policy) in enumerate(setup.policies.items()):
-        if policy.config.past_selves:
+        if self_play.pool_of(policy.config).size:
             own_key = jax.random.fold_in(key, 2**31 + i)  # far from the blocks' own
-            fraction = hypers[name].past_selves_fraction
-            num_blocks = setup.config.blocks // num_shards()
-            selves[name] = self_play.draw_selves(state.policies[name], fraction, own_key, num_blocks)
+            fraction, run = hypers[name].past_selves_fraction, (state.num_updates, env_steps, own_key)
+            selves[name] = self_play.choose_selves(policy, state.policies[name], memory[name], fraction, *run)
             memory[name] = self_play.take_over(memory[name], selves[name])
     return state.replace(memory=memory), selves

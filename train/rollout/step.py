@@ -1,6 +1,7 @@
 """One step of all replicas: every policy acts, the game advances, and what follows is noted in rows."""
 
 import dataclasses
+import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -27,7 +28,7 @@ class StepInputs:
     """of each policy; schedules read off"""
     env_params: Any
     selves: Mapping[str, self_play.Selves] = dataclasses.field(default_factory=dict)
-    """who plays those policies that keep earlier selves"""
+    """who plays those policies in whose place others may"""
 
 
 def play_step(given: StepInputs, carry: tuple, env_key: Any, draws: Mapping[str, jax.Array]) -> tuple:
@@ -42,8 +43,9 @@ def play_step(given: StepInputs, carry: tuple, env_key: Any, draws: Mapping[str,
         (carry, (rows by policy, episodes)), see Rollout.
     """
     replicas, obs, live, carries = carry
+    draws, of_rules = self_play.apart_for_rules(given.setup, draws)
     drafts, carries = choose_actions(given, obs, carries, draws)
-    return advance(given, (replicas, obs, live, carries), drafts, env_key)
+    return advance(given, (replicas, obs, live, carries), drafts, env_key, of_rules)
 
 
 def choose_actions(
@@ -60,7 +62,7 @@ def choose_actions(
     for name, policy in given.setup.policies.items():
         seen = gather_observation(policy.assignment, obs)
         act, player = policy.algorithm.act, given.players[name]
-        if name in given.selves:
+        if name in given.selves and given.selves[name].learned is not None:
             act, player = self_play.act, given.selves[name]
         inputs = (policy, player, carries[name], seen, draws[name], given.hypers[name])
         action, notes, carries_after[name] = call(act, *inputs)
@@ -68,15 +70,23 @@ def choose_actions(
     return drafts, carries_after
 
 
-def advance(given: StepInputs, carry: tuple, drafts: Mapping[str, dict[str, Any]], key: Any) -> tuple:
+def advance(
+    given: StepInputs, carry: tuple, drafts: Mapping[str, dict[str, Any]], key: Any,
+    of_rules: Mapping[str, jax.Array] = types.MappingProxyType({}),
+) -> tuple:  # fmt: skip
     """What follows from the actions of all policies, `drafts` of `choose_actions`; see play_step.
 
     Args:
         carry: as play_step has it, but for what the policies carry: that of `choose_actions`.
         key: of the environment, [num_blocks], or what `VectorEnv.draw_keys` drew from it.
+        of_rules: by policy in whose place a rule may act, [num_blocks] keys.
     """
     setup, (replicas, _, live, carries) = given.setup, carry
-    actions = {name: draft["action"] for name, draft in drafts.items()}
+    actions = to_spaces(setup, {name: draft["action"] for name, draft in drafts.items()})
+    for name, rule_keys in of_rules.items():
+        seen, situation = drafts[name]["obs"], (replicas.env_state, given.env_params)
+        inputs = (given.selves[name].member, seen, situation, rule_keys, actions[name])
+        actions[name] = self_play.act_by_rule(setup.env, setup.policies[name], *inputs)
     next_obs, replicas, reward, terminated, truncated, info = step_replicas(given, key, replicas, actions)
     over = info["over"]
     rows = {}
@@ -112,14 +122,19 @@ def who_decides(policy: Policy, obs: Any, final_obs: Any, truncated: jax.Array |
     return decides if truncated is None else {**decides, "final_decides": policy.decides(final_obs)}
 
 
-def step_replicas(given: StepInputs, keys: Any, replicas: Any, actions: Mapping[str, jax.Array]) -> tuple:
-    """`VectorEnv.step` with actions by policy ([N, n, ...]), and everything it returns by group ([N, n_group, ...])."""
-    setup = given.setup
+def to_spaces(setup: Setup, actions: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+    """Returns the actions of policies as the environment takes them, [N, n, ...] each."""
     inside = {name: policy.distribution.to_space(actions[name]) for name, policy in setup.policies.items()}
     for name, assignment in setup.assignments.items():  # discrete actions are inside their space anyway
         if isinstance(assignment.action_space, Box):
             inside[name] = assignment.action_space.clip(inside[name])
-    action = from_groups(setup.env, scatter(setup.assignments, inside))
+    return inside
+
+
+def step_replicas(given: StepInputs, keys: Any, replicas: Any, actions: Mapping[str, jax.Array]) -> tuple:
+    """`VectorEnv.step` with actions by policy, of `to_spaces`, and all that it returns by group ([N, n_group, ...])."""
+    setup = given.setup
+    action = from_groups(setup.env, scatter(setup.assignments, actions))
     step = setup.replicas.step_with_keys if isinstance(keys, tuple) else setup.replicas.step
     obs, replicas, *flags, info = step(keys, replicas, action, given.env_params)
     by_group = {name: to_groups(setup.env, info[name]) for name in ("final_obs", "episode_return")}

@@ -23,6 +23,7 @@ from wdjax.train.config.facts import (
     is_taken,
     is_traced,
     leaves,
+    points_of,
     require_value,
 )
 from wdjax.train.config.schema import DDPGConfig, PolicyConfig
@@ -86,7 +87,7 @@ def hypers_of(config: Any, takes: Collection[str] = ()) -> Any:
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if is_traced(field):
-            values[field.name] = _schedule_arrays(value) if is_scheduled(field) else jnp.float32(value)
+            values[field.name] = schedule_arrays(value) if is_scheduled(field) else jnp.float32(value)
         elif _is_block(field):
             some = dataclasses.is_dataclass(value) and any(map(is_traced, dataclasses.fields(value)))
             values[field.name] = hypers_of(value) if some and is_taken(field, takes) else None
@@ -95,9 +96,9 @@ def hypers_of(config: Any, takes: Collection[str] = ()) -> Any:
     return hypers_class(type(config))(**values)
 
 
-def _schedule_arrays(schedule: Schedule) -> ScheduleArrays:
-    points = ((0.0, schedule),) if isinstance(schedule, (int, float)) else schedule
-    return ScheduleArrays(*(jnp.array(column, jnp.float32) for column in zip(*points, strict=True)))
+def schedule_arrays(schedule: Schedule) -> ScheduleArrays:
+    """Returns a schedule, or a number, as arrays."""
+    return ScheduleArrays(*(jnp.array(column, jnp.float32) for column in zip(*points_of(schedule), strict=True)))
 
 
 def logged_schedules(config: Any, takes: Collection[str]) -> list[str]:

@@ -21,7 +21,8 @@ class PolicyState(struct.PyTreeNode):
     target_params: Any = None  # of its target networks; DDPG only, like the next
     gradient_steps: jax.Array | None = None  # () int32, done so far
     own: Any = None  # whatever else an algorithm of one's own learns
-    past: Any = None  # PolicyState of earlier selves, leaves [past_selves, ...]; None where it keeps none
+    past: Any = None  # PolicyState of earlier selves, and then of other runs, leaves [members, ...]; None without any
+    standings: Any = None  # who of them is beaten how often (rollout/standings.py); None: nobody asks
 
 
 class Memory(struct.PyTreeNode):
@@ -30,7 +31,8 @@ class Memory(struct.PyTreeNode):
     carry: Any  # [N, n, ...]: what acting hands from step to step (a recurrent state), emptied at an episode's end
     discounted_return: jax.Array | None  # [N, n] float32: gamma times the running sum, to normalise rewards
     replay: Any = None  # rows to learn from again (algorithms/ddpg/replay.py), leaves [N, ...] and [num_blocks, ...]
-    member: jax.Array | None = None  # [num_blocks] int32: which self plays (rollout/self_play.py); None: this one
+    member: jax.Array | None = None  # [num_blocks] int32: who plays (rollout/self_play.py); None: always this one
+    since: jax.Array | None = None  # [num_blocks] int32: env steps that it has played; None: nobody asks
     own: Any = None  # whatever else an algorithm of one's own keeps, leaves [N, ...]
 
 

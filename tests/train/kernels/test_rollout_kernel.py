@@ -136,6 +136,7 @@ REFUSED = {
     "continuous": lambda: load_config("pendulum", num_envs=4, reset="fresh"),
     "many": lambda: preset("tag_gridworld", **{"env_params.num_taggers": 8}),
     "past_selves": lambda: gridworld(past_selves=2),
+    "opponents": lambda: gridworld(opponents={"random": 0.5}),
 }
 
 

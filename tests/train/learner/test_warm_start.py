@@ -310,9 +310,12 @@ def test_a_class_that_has_changed_since_is_refused(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_a_run_goes_on_when_its_checkpoint_and_pool_lie_elsewhere(source, tmp_path):
-    """With earlier selves to play against, and the source of its policies deleted: bit for bit as never stopped."""
+    """With others to play against, and the source of its policies and of one of these deleted: bit for bit as never
+    stopped."""
     shutil.copytree(source[0], tmp_path / "source")
-    config = two_halves(f"{tmp_path}/source:both", past_selves=2, past_selves_every=1, learning_rate=0.01)
+    other = f"{tmp_path}/source:both"
+    own = {"opponents": {other: 0.2, "random": 0.1}, "opponents_every": 2, "opponents_priority": 1.0}
+    config = two_halves(other, past_selves=2, past_selves_every=1, learning_rate=0.01, **own)
     changes = {"updates_per_chunk": 1, "checkpoint_every": 1, "best_metric": "none"}
     whole = dataclasses.replace(config, total_env_steps=4 * 48, **changes)
     half = dataclasses.replace(config, total_env_steps=2 * 48, **changes)
@@ -323,7 +326,9 @@ def test_a_run_goes_on_when_its_checkpoint_and_pool_lie_elsewhere(source, tmp_pa
     states = [load_run(tmp_path / name)[1] for name in ("whole", "parts")]
     mine = states[0].policies["mine"]
     biases = mine.past.params["value_head"]["bias"][:, 0].tolist()
-    assert len(set(biases)) == 2  # the pool is one of different selves
+    assert len(set(biases)) == 3  # the pool is one of different selves, and of the run, which stays
+    assert biases[2] == load_run(source[0])[1].policies["both"].params["value_head"]["bias"][0]
+    assert mine.standings.games.sum() > 0
     assert biases[1] == mine.params["value_head"]["bias"][0]  # the newest is the present one
     assert_equal(*(state.replace(key=jax.random.key_data(state.key)) for state in states))
     with pytest.raises(FileNotFoundError, match=r"policies\.mine\.checkpoint = .* holds no run"):

@@ -39,7 +39,8 @@ def reported(env, policies, **changes):
     state = jax.eval_shape(learner.init, jax.random.key(0))
     shapes = jax.eval_shape(learner.update, state)[1]
     assert all(shape.shape == () for shape in shapes.values())
-    return {re.sub(r"/\d+$", "/i", name.removeprefix("agent/").removeprefix("tagger/")) for name in shapes}
+    names = {re.sub(r"/\d+$", "/i", name.removeprefix("agent/").removeprefix("tagger/")) for name in shapes}
+    return {re.sub(r"(opponent_\w+)/.*", r"\1/WHO", name) for name in names}
 
 
 def test_the_table_has_every_metric_and_no_other():
@@ -47,7 +48,8 @@ def test_the_table_has_every_metric_and_no_other():
     ppo = tiny_policy("PPO", past_selves=1, **options)
     ddpg = PolicyConfig(algorithm="DDPG", network=NETWORK, ddpg=DDPGConfig(buffer_size=64, warmup=8, batch_size=8))
     names = reported("pendulum", {"agent": ddpg})
-    names |= reported("tag_gridworld", {"tagger": ppo, "agent": tiny_policy("A2C", agents=("runner",))})
+    hunted = dataclasses.replace(ppo, opponents={"chase_nearest": 0.1})
+    names |= reported("tag_gridworld", {"tagger": hunted, "agent": tiny_policy("A2C", agents=("runner",))})
     policies = {"tagger": tiny_policy("A2C", agents=("worker[0]",), decisions_only=True), "agent": ppo}
     policies["agent"] = dataclasses.replace(ppo, agents=("worker[1]",))
     names |= reported("probe_shift", policies)

@@ -1,25 +1,19 @@
-"""How somebody acts: what a policy has learned, a network of one's own, a script, or at random."""
+"""How somebody acts: what a policy has learned, a network of one's own, a script of the game, or at random."""
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import struct
 
-from wdjax.checks import require, require_known
 from wdjax.env import Env
-from wdjax.spaces import Box, Discrete, MultiDiscrete, Space, sample_shapes
+from wdjax.spaces import Box, Discrete, MultiDiscrete
 from wdjax.train.config.facts import read_part, static_part
-from wdjax.train.learner.learner import Learner
 from wdjax.train.state.agents import Assignment, group_sizes
 from wdjax.train.state.policy import Policy
-from wdjax.train.state.sharding import one_copy
-from wdjax.train.state.state import PolicyState, TrainState
 
 Script = Callable[[Env, Any, Any, jax.Array], jax.Array]
 """script(env, state, params, key) of one replica -> the actions of a group, [n_group, ...]"""
@@ -109,81 +103,3 @@ def require_actions(who: str, actions: Any, assignment: Assignment, expected: tu
         raise ValueError(f"{words} {actions.shape[axes:]}: must be {expected[axes:]}")
     if not np.can_cast(actions.dtype, dtype, "same_kind"):  # 0.9 would become action 0
         raise TypeError(f"actions of {group}, from {who}, are {actions.dtype}: must be {dtype}")
-
-
-@struct.dataclass
-class TrainedPolicy:
-    """What a policy has learned, ready to act (`load_policy`): a pytree, which jitted functions take as an argument."""
-
-    learned: PolicyState  # its parameters, and what its inputs are normalised by
-    actor: Actor = struct.field(pytree_node=False)
-
-    @property
-    def observation_space(self) -> Space:
-        """Of one agent: what `act` takes, an action mask included."""
-        return self.actor.policy.assignment.observation_space
-
-    @property
-    def action_space(self) -> Space:
-        """Of one agent."""
-        return self.actor.policy.assignment.action_space
-
-    def init_memory(self, *shape: int) -> Any:
-        """Returns what agents [*shape] remember at the start of an episode, leaves [*shape, ...]; None where the policy
-        is not recurrent."""
-        assignment = self.actor.policy.assignment
-        first = assignment.segments[0]
-        one = dataclasses.replace(assignment, segments=(dataclasses.replace(first, stop=first.start + 1),))
-        policy = dataclasses.replace(self.actor.policy, assignment=one)
-        carry = policy.algorithm.init_carry(policy, math.prod(shape))
-        return jax.tree.map(lambda leaf: leaf.reshape(*shape, *leaf.shape[2:]), carry)
-
-    def act(self, obs: Any, memory: Any = None, key: jax.Array | None = None) -> tuple[jax.Array, Any]:
-        """Chooses actions, as in an evaluation: pure, to be jitted and vmapped.
-
-        Args:
-            obs: as `observation_space`, with any leading axes of agents: leaves [..., *shape].
-            memory: from the step before, leaves [..., n]; None: an episode begins, or the policy has none.
-            key: draws the actions; None: the most likely ones.
-
-        Returns:
-            (actions [..., *shape] inside of `action_space`, memory).
-
-        Raises:
-            ValueError: for observations of another structure or shape.
-        """
-        parts = sample_shapes(self.observation_space)
-        shapes = jax.tree.map(jnp.shape, obs), jax.tree.map(lambda part: part.shape, parts)
-        first, part = jnp.shape(jax.tree.leaves(obs)[0]), jax.tree.leaves(parts)[0]
-        leading = first[: len(first) - part.ndim]
-        wanted = jax.tree.map(lambda part: (*leading, *part.shape), parts)
-        words = f"those of one agent, {shapes[1]}, after any leading axes"
-        require(shapes[0] == wanted, "obs of shapes", shapes[0], words)
-        memory = self.init_memory(*leading) if memory is None else memory
-        rows = jax.tree.map(lambda leaf, part: jnp.reshape(leaf, (-1, 1, *part.shape)), obs, parts)
-        carry = jax.tree.map(lambda leaf: jnp.reshape(leaf, (-1, 1, *leaf.shape[len(leading) :])), memory)
-        keys = jax.random.split(jax.random.key(0) if key is None else key)
-        action, carry = self.actor.choose(None, self.learned, carry, rows, keys, (), key is None)
-        unfold = lambda leaf: jnp.reshape(leaf, (*leading, *leaf.shape[2:]))  # noqa: E731
-        return unfold(action), jax.tree.map(unfold, carry)
-
-
-def trained_policy(learner: Learner, state: TrainState, policy: str | None = None) -> TrainedPolicy:
-    """Returns a policy of a run, ready to act; its name may be left out where there is one alone.
-
-    Raises:
-        ValueError: for an unknown name, with the nearest right one, and for a population.
-    """
-    policies = learner.setup.policies
-    require(policy is not None or len(policies) == 1, "policy", policy, f"one of {', '.join(policies)}")
-    policy = next(iter(policies)) if policy is None else policy
-    require_known("policy", policy, policies)
-    words = "one run: of a population take a member, jax.tree.map(lambda leaf: leaf[i], states)"
-    require(state.num_updates.shape == (), "state of the shape", state.num_updates.shape, words)
-    return TrainedPolicy(learned_part(state.policies[policy]), Actor(policies[policy], "learned"))
-
-
-def learned_part(state: PolicyState) -> PolicyState:
-    """Returns what acting needs of a policy, on one device."""
-    state = one_copy(state)
-    return PolicyState(state.params, None, state.normalizer)  # what only learning needs stays behind

@@ -1,0 +1,62 @@
+"""Interquartile means, intervals and probabilities of improvement: by hand, and as SciPy has them."""
+
+import math
+
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wdjax.experiments.over_seeds import (
+    bootstrap_interval,
+    interquartile_mean,
+    interval_of_mean,
+    probability_of_improvement,
+)
+
+
+def test_the_mean_of_the_middle_half_by_hand():
+    assert interquartile_mean(np.array([9.0, 1.0, 2.0, -50.0, 3.0])) == 2  # one of five at either end
+    assert interquartile_mean(np.array([1.0, 5.0, 99.0])) == 35  # of three none
+    two_tasks = np.array([[0.0, 1.0], [8.0, 2.0]]), np.array([[2.0, 90.0], [1.0, 3.0]])
+    np.testing.assert_array_equal(interquartile_mean(*two_tasks), [1.5, 2.5])
+    assert interquartile_mean(np.array([1.0, 2.0, 4.0, math.inf])) == 3
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=30))
+def test_the_middle_half_is_scipys(scores):
+    np.testing.assert_allclose(interquartile_mean(np.array(scores)), scipy.stats.trim_mean(scores, 0.25), atol=1e-6)
+
+
+def test_probability_of_improvement_by_hand():
+    """Of 6 pairs of the first task 3 are won and 1 is even, of the second task's single pair none."""
+    x, y = np.array([1.0, 4.0]), np.array([1.0, 2.0, 5.0])
+    assert probability_of_improvement(x, y) == 2.5 / 6
+    one, other = np.array([0.0]), np.array([1.0])
+    assert probability_of_improvement(x, one, y, other) == pytest.approx(2.5 / 12)
+    assert probability_of_improvement(x, one, y, other) + probability_of_improvement(y, other, x, one) == 1
+
+
+@given(*[st.lists(st.integers(0, 5), min_size=1, max_size=9)] * 2)
+def test_probability_of_improvement_is_mann_whitneys(x, y):
+    expected = scipy.stats.mannwhitneyu(x, y, method="asymptotic").statistic / (len(x) * len(y))
+    assert probability_of_improvement(np.array(x, float), np.array(y, float)) == pytest.approx(expected)
+
+
+def test_the_bootstrap_draws_within_tasks():
+    """Of two tasks with a seed each nothing varies; of one task with these two scores it does."""
+    assert bootstrap_interval(interquartile_mean, [[1.0], [3.0]]) == (2, 2)
+    assert bootstrap_interval(interquartile_mean, [[1.0, 3.0]]) == (1, 3)
+
+
+def test_an_interval_is_that_of_scipys_bootstrap():
+    scores = np.random.default_rng(3).normal(10, 2, 24)
+    theirs = scipy.stats.bootstrap(
+        (scores,), interquartile_mean, n_resamples=4_000, method="percentile", random_state=1
+    ).confidence_interval
+    middle, low, high = interval_of_mean([*scores, math.nan])
+    assert middle == interquartile_mean(scores)
+    np.testing.assert_allclose([low, high], theirs, atol=0.12)  # their width is 2.2
+    assert all(map(math.isnan, interval_of_mean([math.nan])))
+    assert interval_of_mean([1.0, math.inf])[1:] == (1, math.inf)
