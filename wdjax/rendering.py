@@ -190,15 +190,15 @@ def save_mp4(path: pathlib.Path, frames: Iterator[np.ndarray], fps: float, more:
         raise OSError(f"ffmpeg could not write {path}: {words.decode(errors='replace').strip()}")
 
 
-def require_output(path: str | pathlib.Path, suffixes: Iterable[str] = SUFFIXES) -> str:
+def require_output(path: str | pathlib.Path, suffixes: Iterable[str] = SUFFIXES, field: str = "path") -> str:
     """Returns what a path ends in; raises where nothing could be written there, before anything is played."""
     suffix, suffixes = pathlib.Path(path).suffix.lower(), tuple(suffixes)
     if suffix not in suffixes:
         names = " or ".join(filter(None, (", ".join(suffixes[:-1]), suffixes[-1])))
         near = f": {did_you_mean(suffix, suffixes)}" if suffix and len(suffixes) > 1 else ""
-        raise ValueError(f"path = {str(path)!r}: must be a file that ends in {names}{near}")
+        raise ValueError(f"{field} = {str(path)!r}: must be a file that ends in {names}{near}")
     if suffix == ".mp4" and not shutil.which("ffmpeg"):
-        raise ValueError(f"path = {str(path)!r}: needs ffmpeg, which is not on the PATH: install it, or take .html or .gif")
+        raise ValueError(f"{field} = {str(path)!r}: needs ffmpeg, which is not on the PATH: install it, or take .html or .gif")
     return suffix
 
 
@@ -252,8 +252,8 @@ def _as_rows(obs: Any, reward: np.ndarray) -> np.ndarray:
     before."""
     obs = {name: leaf for name, leaf in obs.items() if name != "action_mask"} if isinstance(obs, Mapping) else obs
     agents = reward.reshape(len(reward), -1).shape[1]
-    rows = [np.asarray(leaf, np.float64).reshape(len(reward), agents, -1) for leaf in jax.tree.leaves(obs)]
-    whole = np.concatenate(rows, axis=-1)
+    rows = [np.asarray(leaf).reshape(len(reward), agents, -1) for leaf in jax.tree.leaves(obs)]
+    whole = np.concatenate(rows, axis=-1) if len(rows) > 1 else rows[0]
     return np.concatenate([whole, whole[-1:]])
 
 

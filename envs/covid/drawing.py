@@ -54,7 +54,7 @@ def map_scene(env: Any, states: Any, params: Any) -> Scene:
         Shapes(nowhere, nowhere, SQUARE, opacity=shade_of(own), label=f"level {own}") for own in (10, 7, 4, 1)
     ]
     marks += [
-        Shapes(x + 0.5, y - 0.5, SQUARE, 0.47, opacity=shade_of(level)),
+        Shapes(x + 0.5, y - 0.5, SQUARE, 0.47, opacity=shade_of(level), group="state"),
         Text(x + 0.1, y - 0.19, list(places), size=words, align="left"),
         Text(x + 0.9, y - 0.19, level.astype(int).astype(str).tolist(), size=words, align="right", bold=True),
     ]

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from wdjax.drawing import CROSS, SQUARE, STAR, Field, Lines, Mark, Scene, Shapes, so_far
+from wdjax.env import SINGLE_AGENT
 from wdjax.envs.reaction.surfaces import WALL, Table
 
 PATHS = ("magenta", "orange")  # of the first and the second atom
@@ -32,7 +33,8 @@ def path_scene(env: Any, states: Any, params: Any) -> Scene:
         shown = np.stack([vertex[window[:, 0]], vertex[window[:, 1] - 1] + 1], axis=1)
         marks.append(Lines(places(table, points), PATHS[atom], 2.2, window=shown, label=name))
         here = places(table, path[:, None, x_y])
-        marks.append(Shapes(here[..., 0], here[..., 1], size=mark_size(table, 0.016), color=PATHS[atom], edge=True))
+        marks.append(Shapes(here[..., 0], here[..., 1], size=mark_size(table, 0.016), color=PATHS[atom], edge=True,
+                            group="" if atom else SINGLE_AGENT))  # fmt: skip
     captions = []
     for t, cell in enumerate(layers):
         words = f"energy {energies[tuple(cell)]:.4g}" if inside[t] else "out of the slab"

@@ -94,7 +94,7 @@ def render(arguments: list[str]) -> None:
     require(parsed.fps >= 1, "--fps", parsed.fps, "at least 1")
     require_seed(parsed.seed)
     if parsed.output is not None:
-        require_output(parsed.output)
+        require_output(parsed.output, field="--output")
     if parsed.npz is not None and parsed.npz.suffix != ".npz":
         raise ValueError(f"--npz {parsed.npz}: must end in .npz")
     player = Player(parsed.run, *load_named(parsed.run, "best" if parsed.best else "newest", parsed.trust))

@@ -122,10 +122,9 @@ def _pack_plot(packer: Packer, scene: Scene, plot: Plot) -> dict[str, Any]:
 
 def _pack_obs(packer: Packer, obs: Any, groups: int) -> dict[str, Any]:
     """Packs [T, n, D], each number between its least and its greatest; of every `stride`-th frame."""
-    obs = np.asarray(obs, np.float64)
-    stride = max(1, -(-obs.size * groups // OBS_BYTES))
-    obs = np.where(np.isfinite(obs), obs, np.nan)
+    stride = max(1, -(-np.size(obs) * groups // OBS_BYTES))
+    obs = np.asarray(obs[::stride], np.float64)
     low, high = (np.nan_to_num(end(obs, axis=(0, 1), initial=start, where=np.isfinite(obs)), posinf=0, neginf=0)
                  for end, start in ((np.min, np.inf), (np.max, -np.inf)))  # fmt: skip
-    shares = (obs[::stride] - low) / np.where(high > low, high - low, 1)
+    shares = np.clip((obs - low) / np.where(high > low, high - low, 1), 0, 1)
     return {"shares": packer.add(shares, 8), "stride": stride, "low": low.tolist(), "high": high.tolist()}

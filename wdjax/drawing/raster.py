@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 PALETTE_COLORS = 256  # of a GIF, shared by its frames
 SHADES = 10  # of opacity, that are told apart within a mark
+COARSE = 0xFCFCFC
 MOVE, LINE, CLOSE = 1, 2, 79  # matplotlib's codes of a path
 
 
@@ -192,17 +193,22 @@ def choose_palette(frames: Iterable[np.ndarray], keep: Iterable[str] = ()) -> np
 def to_images(frames: Iterable[np.ndarray], palette: np.ndarray) -> Iterator["Image"]:
     """Yields each frame of numbers (`codes_of`) as an image of `palette` [P, 3], every color the nearest there is.
 
+    The lowest two bits of red, green and blue are left out of account, but a color of the palette stands for itself.
     (Pillow's own mapping to a given palette is coarser: it would make white a light grey.)
     """
     from PIL import Image
 
+    colors = palette.astype(np.float32)
     nearest = np.full(1 << 24, -1, np.int16)  # color -> row of the palette, looked for when the color first comes
+    own = codes_of(np.insert(palette, 3, 0, axis=1)) & COARSE
+    nearest[own[::-1]] = np.arange(len(own))[::-1]
     for frame in frames:
+        frame = frame & COARSE
         rows = nearest[frame]
         new = np.unique(frame[rows < 0])
-        if len(new):
-            difference = colors_of(new)[:, None, :].astype(np.int32) - palette[None]
-            nearest[new] = np.argmin(np.sum(difference**2, axis=-1), axis=1)
+        if len(new):  # |new - color|^2 less what is the same for all colors
+            far = (colors**2).sum(axis=1) - 2 * (colors_of(new).astype(np.float32) + 1.5) @ colors.T
+            nearest[new] = np.argmin(far, axis=1)
             rows = nearest[frame]
         image = Image.fromarray(rows.astype(np.uint8))
         image.putpalette(palette.tobytes())

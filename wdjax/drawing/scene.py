@@ -24,7 +24,7 @@ COLORS = {  # name -> (on light ground, on dark ground)
 }  # fmt: skip
 ALIGN = ("left", "center", "right")
 
-_ROUND = np.linspace(0, 2 * np.pi, 33)[:-1]
+_ROUND = np.linspace(0, 2 * np.pi, 49)[:-1]
 _STAR = np.array([1.0, 0.42] * 5)
 # Outlines [V, 2] about the place, of size about 1, heading along +x.
 DISC = np.stack([np.cos(_ROUND), np.sin(_ROUND)], axis=1)
@@ -62,7 +62,7 @@ class Shapes:
     stroke: float = 0.0  # px; 0: the outline is filled
     edge: bool = False  # a thin line in the color of the paper, which tells neighbours apart
     label: str = ""  # in the legend
-    group: str = ""  # the agents that these are, all of a group in order: what they see is shown where one points
+    group: str = ""  # whose agents these are, all of them in order: where one points, their paths and what they see show
     trail: bool = False  # whether their last places are shown, the fainter the older
 
     def __post_init__(self):
