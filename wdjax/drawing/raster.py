@@ -64,7 +64,7 @@ class Pixels:
         self.renderer.draw_path(gc, path, self.flip, (*rgb(color), opacity) if fill else None)
 
     def polygons(self, points: np.ndarray, color: str, opacity: Any, stroke: float, edge: bool) -> None:
-        shades = np.round(np.asarray(opacity) * SHADES).astype(int)
+        shades = np.round(np.asarray(opacity) * SHADES).astype(int) * (points.shape[1] > 0)
         for shade in np.unique(shades[shades > 0]):
             own = points[shades == shade]
             if edge:
@@ -184,7 +184,7 @@ def choose_palette(frames: Iterable[np.ndarray], keep: Iterable[str] = ()) -> np
         return colors_of(codes)
     kept = [sum(int(COLORS[name][0][i : i + 2], 16) << 4 * (i - 1) for i in (1, 3, 5)) for name in keep]
     commonest = codes[np.argsort(-counts, kind="stable")[: PALETTE_COLORS // 4]]
-    exact = np.union1d(commonest, np.array(kept, codes.dtype))
+    exact = np.array(list(dict.fromkeys([*kept, *commonest.tolist()])), codes.dtype)
     shades = Image.fromarray(colors_of(np.setdiff1d(codes, exact))[None])  # each once: rare hues count as well
     shades = shades.quantize(PALETTE_COLORS - len(exact), kmeans=1, dither=Image.Dither.NONE).getpalette()
     return np.concatenate([colors_of(exact), np.array(shades, np.uint8).reshape(-1, 3)])
@@ -193,7 +193,7 @@ def choose_palette(frames: Iterable[np.ndarray], keep: Iterable[str] = ()) -> np
 def to_images(frames: Iterable[np.ndarray], palette: np.ndarray) -> Iterator["Image"]:
     """Yields each frame of numbers (`codes_of`) as an image of `palette` [P, 3], every color the nearest there is.
 
-    The lowest two bits of red, green and blue are left out of account, but a color of the palette stands for itself.
+    The lowest two bits of red, green and blue are left out of account, but a color of the palette stands for itself, and the first of two so near for both.
     (Pillow's own mapping to a given palette is coarser: it would make white a light grey.)
     """
     from PIL import Image
