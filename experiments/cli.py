@@ -21,7 +21,7 @@ usage: wdjax COMMAND ...
   wdjax train PRESET [--workdir DIR] [--resume] [--FIELD VALUE ...]   train; PRESET is a name or a YAML file
   wdjax sweep PRESET [--set FIELD=VALUE,VALUE ...] [--seeds N]        many runs as one program, a table; --search, --pbt
   wdjax eval RUN [RUN ...] [--opponents NAME ...] [--output FILE]     the cross-play matrix: runs, random play, scripts
-  wdjax render RUN [--output FILE] [--npz FILE]                       one episode: a GIF, a player (.html), ..., or arrays
+  wdjax render RUN [--output FILE] [--npz FILE]                       one episode: GIF, player (.html), SVG, arrays
   wdjax bench [ROW ...] [--tier TIER ...] [--small] [--json FILE]     speed: env steps/s of the benchmark suite's rows
   wdjax list                                                          environments and presets
 

@@ -11,7 +11,14 @@ import urllib.error
 import urllib.request
 
 CHROMIUM, DRIVER = (shutil.which(name) for name in ("chromium", "chromedriver"))
-FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking")
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+)
 
 
 class Browser:
@@ -31,7 +38,12 @@ class Browser:
         self.at += f"/session/{self.ask('/session', {'capabilities': {'alwaysMatch': wanted}})['sessionId']}"
         media = {"features": [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]}
         self.command("Emulation.setEmulatedMedia", media)
-        view = {"width": size[0], "height": size[1], "deviceScaleFactor": 1, "mobile": False}  # windows are at least 500
+        view = {
+            "width": size[0],
+            "height": size[1],
+            "deviceScaleFactor": 1,
+            "mobile": False,
+        }  # windows are at least 500
         self.command("Emulation.setDeviceMetricsOverride", view)
         return self
 

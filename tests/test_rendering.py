@@ -150,7 +150,7 @@ def test_gif_has_a_frame_for_every_state(name, tmp_path):
     assert durations == [50] * 3 + [1500]
     assert tuple(last[0, 0]) == (255, 255, 255)
     assert count(last, TAGGER) > 50 or not name.startswith("tag")
-    if name in ("cartpole", "mountain_car", "continuous_mountain_car"):  # without trails: the same but for merged shades
+    if name in ("cartpole", "mountain_car", "continuous_mountain_car"):  # without trails: but for shades the same
         exact = wdjax.render(env, at(states, 3), params)
         assert last.shape == exact.shape
         assert np.abs(last.astype(int) - exact).max() < 64

@@ -153,9 +153,7 @@ def save_pixels(path: pathlib.Path, picture: np.ndarray) -> None:
     Image.fromarray(picture).save(path, format="PNG")
 
 
-def save_frames(
-    path: pathlib.Path, draw: Any, steps: range, fps: float, hold: float, keep: Iterable[str] = ()
-) -> None:
+def save_frames(path: pathlib.Path, draw: Any, steps: range, fps: float, hold: float, keep: Iterable[str] = ()) -> None:
     """Writes the frames that `draw(steps)` yields as a GIF or, by ffmpeg, as an MP4."""
     if path.suffix.lower() == ".mp4":
         return save_mp4(path, draw(steps), fps, round(hold * fps))
@@ -198,7 +196,9 @@ def require_output(path: str | pathlib.Path, suffixes: Iterable[str] = SUFFIXES,
         near = f": {did_you_mean(suffix, suffixes)}" if suffix and len(suffixes) > 1 else ""
         raise ValueError(f"{field} = {str(path)!r}: must be a file that ends in {names}{near}")
     if suffix == ".mp4" and not shutil.which("ffmpeg"):
-        raise ValueError(f"{field} = {str(path)!r}: needs ffmpeg, which is not on the PATH: install it, or take .html or .gif")
+        raise ValueError(
+            f"{field} = {str(path)!r}: needs ffmpeg, which is not on the PATH: install it, or take .html or .gif"
+        )
     return suffix
 
 

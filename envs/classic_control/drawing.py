@@ -24,7 +24,9 @@ def cartpole_scene(env: Any, states: Any, params: Any) -> Scene:
     signs = np.array([-1.0, 1.0])
     tips, tops = x + signs * pole * np.sin(tilt), np.full((1, 2), pivot + pole * np.cos(tilt))
     limits = _segments(np.stack([signs * limit] * 2, axis=-1)[None], np.array([low, high]))
-    tilts = _segments(np.stack(np.broadcast_arrays(x, tips), axis=-1), np.stack(np.broadcast_arrays(pivot, tops), axis=-1))
+    tilts = _segments(
+        np.stack(np.broadcast_arrays(x, tips), axis=-1), np.stack(np.broadcast_arrays(pivot, tops), axis=-1)
+    )
     end = limit + 0.4
     marks = [
         Lines([[-end, 0.0], [end, 0.0]], "ink", 1.2),
@@ -68,7 +70,7 @@ def acrobot_scene(env: Any, states: Any, params: Any) -> Scene:
 
 
 def mountain_car_scene(env: Any, states: Any, params: Any) -> Scene:
-    """Of mountain_car or continuous_mountain_car: the track, the wall, the goal, and the car with an arrow for its speed."""
+    """Of mountain_car or continuous_mountain_car: track, wall, goal, and the car with an arrow for its speed."""
     position, velocity = _column(states.position), _column(states.velocity)
     goal, room = float(params.goal_position), 0.6 * CAR_LENGTH  # the car's middle is its position: it has ends
     low, high = float(params.min_position) - room, float(params.max_position) + room
@@ -116,12 +118,15 @@ def pendulum_scene(env: Any, states: Any, params: Any) -> Scene:
         Shapes(*tip, DISC, 0.03 * length, color="blue", group="agent", trail=True),
     ]
     off = np.abs(np.degrees((theta[:, 0] + np.pi) % (2 * np.pi) - np.pi))
-    words = [f"{angle:.0f}° from upright, {speed:+.1f} rad/s" for angle, speed in zip(off, states.theta_dot, strict=True)]
+    words = [
+        f"{angle:.0f}° from upright, {speed:+.1f} rad/s" for angle, speed in zip(off, states.theta_dot, strict=True)
+    ]
     return _scene(marks, states, params, words, _around(1.25 * length), "place [m]", "height over the pivot [m]")
 
 
 SCENES: dict[str, Callable] = {
-    "cartpole": cartpole_scene, "acrobot": acrobot_scene, "mountain_car": mountain_car_scene, "pendulum": pendulum_scene,
+    "cartpole": cartpole_scene, "acrobot": acrobot_scene, "mountain_car": mountain_car_scene,
+    "pendulum": pendulum_scene,
 }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Pictures of covid_economy: the map of states as tiles, day by day (`map_scene`) and for whole episodes (`save_curves`).
+"""Pictures of covid_economy: the map of states as tiles, day by day (`map_scene`) and whole episodes (`save_curves`).
 
 States of a synthetic calibration are nowhere: their tiles lie in rows.
 """
@@ -110,9 +110,7 @@ def save_curves(path: str | pathlib.Path, env: Any, params: Any, episodes: Mappi
         for (label, curve), color in zip(curves.items(), COLORS, strict=False):
             time = 0.05 + 0.9 * np.arange(1, len(curve[k]) + 1) / days
             height = 0.05 + 0.7 * curve[k] / most  # [T, n]
-            lines = [
-                np.stack([x + time, height[:, i] - y - 1], axis=1) for i, (x, y) in enumerate(places.values())
-            ]
+            lines = [np.stack([x + time, height[:, i] - y - 1], axis=1) for i, (x, y) in enumerate(places.values())]
             axes.add_collection(LineCollection(lines, colors=color, linewidths=1.0, label=label), autolim=False)
         axes.set(xlim=(0, columns), ylim=(-rows, 0), aspect="equal")
         axes.set_title(f"{MEASURES[k]}, 0 to {most:.3g}", fontsize=10)

@@ -22,7 +22,9 @@ def path_scene(env: Any, states: Any, params: Any) -> Scene:
     if env.num_atoms == 1:
         felt, index = energies[None], np.zeros(1, int)
     else:
-        others, index = np.unique(np.clip(layers[:, 3:], 0, np.array(energies.shape[3:]) - 1), axis=0, return_inverse=True)
+        others, index = np.unique(
+            np.clip(layers[:, 3:], 0, np.array(energies.shape[3:]) - 1), axis=0, return_inverse=True
+        )
         felt = np.stack([energies[..., *other] for other in others])
     marks = [*surface_marks(table, felt.min(axis=3), index.reshape(-1)), *end_marks(table, params, env.num_atoms)]
     for atom in range(env.num_atoms):
@@ -31,7 +33,7 @@ def path_scene(env: Any, states: Any, params: Any) -> Scene:
         points = with_breaks(path[:, x_y])
         vertex = np.flatnonzero(np.isfinite(points[:, 0]))  # of each frame: breaks are vertices, too
         shown = np.stack([vertex[window[:, 0]], vertex[window[:, 1] - 1] + 1], axis=1)
-        marks.append(Lines(places(table, points), PATHS[atom], 2.2, window=shown, label=name))
+        marks.append(Lines(places(table, points), PATHS[atom], 3, window=shown, label=name))
         here = places(table, path[:, None, x_y])
         marks.append(Shapes(here[..., 0], here[..., 1], size=mark_size(table, 0.016), color=PATHS[atom], edge=True,
                             group="" if atom else SINGLE_AGENT))  # fmt: skip
@@ -69,8 +71,7 @@ def mark_size(table: Table, share: float) -> float:
 
 
 def surface_marks(table: Table, energies: np.ndarray, index: Any = 0) -> list[Mark]:
-    """Returns energies [K, nx, ny] as a map, the darker the lower, walls left out; where there is but one, its contours;
-    and the saddles."""
+    """Returns energies [K, nx, ny] as a map, the darker the lower, walls left out; the contours of one; the saddles."""
     low = np.ma.masked_greater_equal(np.asarray(energies, float), WALL)
     high = 2 * table.top - table.bottom if table.top is not None else np.percentile(low.compressed(), 75)
     levels = np.linspace(low.min(), max(high, low.min() + 1e-9), 15)
@@ -98,7 +99,8 @@ def end_marks(table: Table, params: Any, num_atoms: int = 1) -> list[Mark]:
     size, starts, goals = mark_size(table, 0.013), [], []
     for atom in range(num_atoms):
         (x, y), (goal_x, goal_y) = (
-            places(table, np.asarray(cell)[3 * atom : 3 * atom + 2]) for cell in (params.initial_state, params.final_state)
+            places(table, np.asarray(cell)[3 * atom : 3 * atom + 2])
+            for cell in (params.initial_state, params.final_state)
         )
         color, first = PATHS[atom] if num_atoms > 1 else "text", not atom
         starts += [

@@ -100,8 +100,8 @@ def share_cells(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, n
 
 
 def count_words(x: np.ndarray, y: np.ndarray, top: int, crowded: np.ndarray) -> list[Text]:
-    """Returns how many agents share a cell, written beside those cells whose agents are `crowded` [T, N] bool: cover each
-    other; nothing where no cell is ever so."""
+    """Returns how many agents share a cell, written beside those cells whose agents are `crowded` [T, N] bool: cover
+    each other; nothing where no cell is ever so."""
     words = []
     for t in range(len(x)):
         cells, counts = np.unique(np.stack([x[t], y[t]])[:, crowded[t]], axis=1, return_counts=True)

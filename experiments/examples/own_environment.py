@@ -59,7 +59,7 @@ class Lander(wdjax.Env):
         return wdjax.Discrete(2)
 
     def scene(self, states, params):  # of an episode: arrays [T], a picture or a player of it is made from them
-        lander = wdjax.drawing.Shapes([0.0], states.height[:, None] + 1, wdjax.drawing.SQUARE, group="agent", trail=True)
+        lander = wdjax.drawing.Shapes([0.0], states.height[:, None] + 1, wdjax.drawing.SQUARE, group="agent")
         captions = [f"velocity {velocity:+.1f} m/s" for velocity in states.velocity]
         return wdjax.drawing.Scene([lander], captions, extent=(-10, 0, 10, 20), ylabel="height [m]")
 

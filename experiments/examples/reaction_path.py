@@ -89,7 +89,7 @@ def save_picture(path: str, surface: str, cells: np.ndarray) -> None:
     env, params = wdjax.make("reaction_one_atom", surface=surface)
     table, lowest = env.table, exact.lowest_pass(exact.exact_params(env)).path
     marks = drawing.surface_marks(table, table.energies.min(axis=2)[None])
-    for walked, color, width, label in ((lowest, 1, 1.4, "a lowest path"), (cells, 0, 2.2, "learned path")):
+    for walked, color, width, label in ((lowest, 1, 2, "a lowest path"), (cells, 0, 3, "learned path")):
         points = drawing.places(table, drawing.with_breaks(walked[:, :2]))
         marks.append(Lines(points, drawing.PATHS[color], width, dashed=walked is lowest, label=label))
     scene = drawing.surface_scene(table, [*marks, *drawing.end_marks(table, params)], [""])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import wdjax
-from wdjax.envs.reaction import drawing, exact, surfaces
+from wdjax.envs.reaction import drawing, exact
 from wdjax.envs.reaction.game import State
 from wdjax.playing import play, start_play, uniform_action
 from wdjax.train import load_config

@@ -112,8 +112,8 @@ def save_episode(
 
     Raises:
         NotImplementedError: where the environment has no drawing.
-        ValueError: for a path that ends in none of these, or .mp4 without ffmpeg; where the environment's own `scene` or
-            `draw` raises anything else.
+        ValueError: for a path that ends in none of these, or .mp4 without ffmpeg; where the environment's own
+            `scene` or `draw` raises anything else.
     """
     from wdjax.env import draws_by_scene
     from wdjax.rendering import SUFFIXES, require_output, save

@@ -5,10 +5,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from wdjax.drawing.scene import DISC, Field, Lines, Mark, Plot, Scene, Series, Shapes, Text, at, trails, turned
+from wdjax.drawing.scene import DISC, Field, Lines, Mark, Plot, Scene, Shapes, Text, at, trails, turned
 
 SIZE = (640, 480)  # pixels, width and height; the height is the most where none is asked for
-TRAIL_OPACITY, TRAIL_WIDTH = 0.55, 1.4
+TRAIL_OPACITY, TRAIL_WIDTH = 0.55, 1.9
 SEGMENTS = 2_000  # of all trails of a mark together, at most, the newest: more of them are one grey
 CROWD = 300  # agents, of whom each is but a few pixels: no lines between them
 
@@ -51,7 +51,7 @@ class Layout:
 
 
 def lay_out(scene: Scene, size: tuple[int, int] | None = None) -> Layout:
-    """Returns where the parts stand in a picture of (width, height) pixels; None: 640 wide, and as high as is needed."""
+    """Returns where the parts stand in a picture of (width, height) pixels; None: 640 wide, as high as is needed."""
     width, height = size or SIZE
     k = min(width / SIZE[0], height / SIZE[1])
     top = (10 + 18 * (1 + max(caption.count("\n") for caption in scene.captions))) * k
@@ -61,7 +61,7 @@ def lay_out(scene: Scene, size: tuple[int, int] | None = None) -> Layout:
     left, bottom = (54 * k, 42 * k) if scene.axes else (12 * k, 10 * k)
     words = [(24 + 6.8 * len(mark.label)) * k for mark in scene.legend]
     aspect = (scene.extent[2] - scene.extent[0]) / (scene.extent[3] - scene.extent[1])
-    if words and (aspect < 1.3 or not scene.equal) or (scene.plots and aspect < 1.3):
+    if (words and (aspect < 1.3 or not scene.equal)) or (scene.plots and aspect < 1.3):
         side = max([*words, 170 * k * bool(scene.plots)]) + 22 * k
         world = _fit(scene, aspect, (left, top, width - left - side, height - top - bottom))
         column = world[0] + world[2] + 16 * k
@@ -82,9 +82,7 @@ def lay_out(scene: Scene, size: tuple[int, int] | None = None) -> Layout:
         legend, count = tuple(places), len(scene.plots)
         plots = tuple((i * width / count, y, width / count, 120 * k) for i in range(count))
     end = max([world[1] + world[3] + bottom, *(y + 12 * k for _, y in legend), *(y + h for _, y, _, h in plots)])
-    return Layout(
-        (width, height if size else round(end)), k, world, (world[0] + world[2] / 2, top), legend, plots
-    )
+    return Layout((width, height if size else round(end)), k, world, (world[0] + world[2] / 2, top), legend, plots)
 
 
 def _fit(scene: Scene, aspect: float, room: Rect) -> Rect:
@@ -134,7 +132,9 @@ def draw_ground(canvas: Canvas, scene: Scene, layout: Layout) -> None:
             low, high = mark.outline.min(axis=0), mark.outline.max(axis=0)
             shape = (mark.outline - (low + high) / 2) * [13 * k, -13 * k] / np.max(high - low) + [x + 7 * k, y]
             stroke = min(mark.stroke, 1.5) * k
-            canvas.polygons(shape[None], mark.color, np.nanmax(mark.opacity, initial=0.0, keepdims=True)[0], stroke, False)
+            canvas.polygons(
+                shape[None], mark.color, np.nanmax(mark.opacity, initial=0.0, keepdims=True)[0], stroke, False
+            )
         canvas.text(x + 20 * k, y, mark.label, 11 * k, "text", "left")
     for plot, rect in zip(scene.plots, layout.plots, strict=True):
         _draw_plot(canvas, scene, plot, rect, k)
@@ -243,7 +243,9 @@ def draw_mark(canvas: Canvas, scene: Scene, layout: Layout, mark: Mark, t: int) 
 
 def field_rect(scene: Scene, layout: Layout, mark: Field) -> Rect:
     """Returns the pixels that a field covers."""
-    (x, y), (right, bottom) = layout.place(scene, np.array([[mark.extent[i], mark.extent[j]] for i, j in ((0, 3), (2, 1))]))
+    (x, y), (right, bottom) = layout.place(
+        scene, np.array([[mark.extent[i], mark.extent[j]] for i, j in ((0, 3), (2, 1))])
+    )
     return x, y, right - x, bottom - y
 
 

@@ -1,7 +1,7 @@
 """The player: a scene as one HTML file that needs no network, to play, scrub and look at.
 
-Arrays become whole numbers of 16 bits (what agents see and densities: 8), differences from frame to frame, deflated, which
-the page undoes with `DecompressionStream`.
+Arrays become whole numbers of 16 bits (what agents see and densities: 8), differences from frame to frame, deflated,
+which the page undoes with `DecompressionStream`.
 """
 
 import base64
@@ -44,9 +44,9 @@ class Packer:
         self.parts: list[bytes] = []
 
     def add(self, array: Any, bits: int = 16) -> dict[str, Any]:
-        """Adds [T, ...] numbers, NaN or infinite ones as NaN. Returns the note: place, shape, bits, lowest and highest.
+        """Adds [T, ...] numbers, NaN or infinite ones as NaN. Returns the note: place, shape, bits, lowest and step.
 
-        Values are low + (q - 1) / (2^bits - 2) * (high - low) of whole q, so wrong by at most half a step; q = 0 is NaN.
+        Values are low + (q - 1) step of whole q, step = (high - low) / (2^bits - 2), so wrong by half of it; q = 0 is NaN.
         What is kept of q is its difference from the frame before, modulo 2^bits; of 16 bits, all low bytes come first.
         """
         note, kept = quantise(array, bits)
@@ -100,7 +100,9 @@ def _pack_mark(packer: Packer, mark: Mark) -> dict[str, Any]:
     if isinstance(mark, Shapes):
         arrays = {name: packer.add(getattr(mark, name)) for name in ("x", "y", "angle")}
         sides = {"w": packer.add(mark.size[..., 0]), "h": packer.add(mark.size[..., 1])}
-        return page | arrays | sides | {"opacity": packer.add(mark.opacity, 8), "outline": mark.outline.round(4).tolist()}
+        return (
+            page | arrays | sides | {"opacity": packer.add(mark.opacity, 8), "outline": mark.outline.round(4).tolist()}
+        )
     if isinstance(mark, Lines):
         window = None if mark.window is None else mark.window.tolist()
         return page | {"points": packer.add(mark.points), "opacity": mark.opacity, "window": window}

@@ -41,7 +41,14 @@ class Pixels:
         self.array[:] = 255
 
     def _path(
-        self, points: np.ndarray, closed: bool, color: str, opacity: float, width: float, fill: bool, dashed: bool = False
+        self,
+        points: np.ndarray,
+        closed: bool,
+        color: str,
+        opacity: float,
+        width: float,
+        fill: bool,
+        dashed: bool = False,
     ) -> None:
         """Draws [N, V, 2] as one path."""
         from matplotlib.path import Path
@@ -82,7 +89,9 @@ class Pixels:
         strength = letters(text, round(2 * size) / 2, bold)
         strength = np.rot90(strength) if upwards else strength
         height, width = strength.shape
-        left = round(x - {"left": 0, "center": width / 2, "right": width}[align]) if not upwards else round(x - width / 2)
+        left = (
+            round(x - {"left": 0, "center": width / 2, "right": width}[align]) if not upwards else round(x - width / 2)
+        )
         self._blend(left, round(y - height / 2), strength, color)
 
     def image(self, rect: Rect, opacity: np.ndarray, color: str) -> None:
@@ -193,7 +202,8 @@ def choose_palette(frames: Iterable[np.ndarray], keep: Iterable[str] = ()) -> np
 def to_images(frames: Iterable[np.ndarray], palette: np.ndarray) -> Iterator["Image"]:
     """Yields each frame of numbers (`codes_of`) as an image of `palette` [P, 3], every color the nearest there is.
 
-    The lowest two bits of red, green and blue are left out of account, but a color of the palette stands for itself, and the first of two so near for both.
+    The lowest two bits of red, green and blue are left out of account, but a color of the palette
+    stands for itself, and the first of two so near for both.
     (Pillow's own mapping to a given palette is coarser: it would make white a light grey.)
     """
     from PIL import Image

@@ -3,9 +3,9 @@
     ball = Shapes(states.x, states.height, DISC, size=0.2, color="blue", label="ball")
     Scene([ball], extent=(-5, 0, 5, 10), captions=[f"step {t}" for t in states.time], time=states.time)
 
-A game fills these few classes with arrays of NumPy; whole pictures, animations and the player are drawn from them. Colors are
-names of `COLORS`, each with a tone on white and one on black. T counts frames, N what a mark shows; an array whose leading
-axis is 1 (or missing, as a number's) holds for all frames, and a place that is NaN is not shown.
+A game fills these few classes with arrays of NumPy; pictures, animations and the player are drawn from them. Colors are
+names of `COLORS`, each with a tone on white and one on black. T counts frames, N what a mark shows; an array whose
+leading axis is 1 (or missing, as a number's) holds for all frames, and a place that is NaN is not shown.
 """
 
 import dataclasses
@@ -62,7 +62,9 @@ class Shapes:
     stroke: float = 0.0  # px; 0: the outline is filled
     edge: bool = False  # a thin line in the color of the paper, which tells neighbours apart
     label: str = ""  # in the legend
-    group: str = ""  # whose agents these are, all of them in order: where one points, their paths and what they see show
+    group: str = (
+        ""  # whose agents these are, all of them in order: where one points, their paths and what they see show
+    )
     trail: bool = False  # whether their last places are shown, the fainter the older
 
     def __post_init__(self):
@@ -195,7 +197,9 @@ class Scene:
         frames = len(self.captions)
         require(frames, "captions", list(self.captions), "one for each frame, at least one")
         time = np.arange(frames) if self.time is None else np.asarray(self.time)
-        require(time.shape == (frames,), "time", f"of shape {time.shape}", f"of shape ({frames},), as there are captions")
+        require(
+            time.shape == (frames,), "time", f"of shape {time.shape}", f"of shape ({frames},), as there are captions"
+        )
         drawn = [*self.marks, *(series for plot in self.plots for series in plot.series)]
         for mark in drawn:
             for array in mark.arrays():
@@ -218,7 +222,7 @@ class Scene:
 
 
 def starts(time: Any) -> np.ndarray:
-    """Returns of each frame the first one of the same episode, [T]: time [T] goes on within one, and falls at a reset."""
+    """Returns of each frame the first one of its episode, [T]: time [T] goes on within one, and falls at a reset."""
     time = np.asarray(time)
     first = np.append(True, np.diff(time) <= 0)
     return np.maximum.accumulate(np.where(first, np.arange(len(time)), 0))
@@ -250,8 +254,8 @@ def turned(mark: Shapes, t: int) -> np.ndarray:
 
 
 def trails(scene: Scene, mark: Shapes, t: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the last steps of all places of a mark up to frame t ([K, N, 2, 2], NaN where none) and how strong each is
-    ([K], 0 to 1): a full trail fades out, a short one is its newest part."""
+    """Returns the last steps of all places of a mark up to frame t ([K, N, 2, 2], NaN where none) and how strong each
+    is ([K], 0 to 1): a full trail fades out, a short one is its newest part."""
     first = max(t - scene.trail, int(starts(scene.time)[t]), 0)
     place = np.stack(np.broadcast_arrays(mark.x, mark.y), axis=-1)[first : t + 1] if len(mark.x) > 1 else ()
     if len(place) < 2:

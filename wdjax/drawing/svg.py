@@ -1,7 +1,7 @@
 """A scene as an SVG that moves without a script, by SMIL, for pages that run none (GitHub's, say).
 
-Its size is kept modest: places are those of every so many frames, MOST in all, between which agents glide; trails are left
-out. Dark and light follow the reader's setting.
+Its size is kept modest: places are those of every so many frames, MOST in all, between which agents glide; trails
+are left out. Dark and light follow the reader's setting.
 """
 
 import base64
@@ -13,7 +13,14 @@ from xml.sax.saxutils import escape
 import numpy as np
 
 from wdjax.drawing.paint import (
-    CROWD, Layout, Rect, draw_ground, draw_mark, lay_out, plot_places, plot_range,
+    CROWD,
+    Layout,
+    Rect,
+    draw_ground,
+    draw_mark,
+    lay_out,
+    plot_places,
+    plot_range,
 )  # fmt: skip
 from wdjax.drawing.raster import rgb
 from wdjax.drawing.scene import COLORS, DISC, Lines, Mark, Scene, Shapes, Text, at, is_static
