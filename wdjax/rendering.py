@@ -108,7 +108,8 @@ def save(
     """Writes an episode as what its path ends in (`SUFFIXES`). Arguments as for `save_gif`; states may also be what
     `record_episode` returns. Returns the path."""
     suffix = require_output(path, SUFFIXES)
-    require(0 < fps <= (50 if suffix == ".gif" else 1000), "fps", fps, "above 0 and at most 50")
+    fastest = 50 if suffix == ".gif" else 1000
+    require(0 < fps <= fastest, "fps", fps, f"above 0 and at most {fastest}")
     require(hold >= 0, "hold", hold, "at least 0")
     trail = env.trail if trail is None else trail
     require_integer("trail", trail, 0)

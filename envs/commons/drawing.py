@@ -27,7 +27,6 @@ def commons_scene(env: Any, states: Any, params: Any) -> Scene:
     marks += [
         Shapes(time - 0.5, 0.0, BAR, (0.8, caught), color="magenta", opacity=past * 1.0, label="catch of the day"),
         Lines(np.stack([time, stock], axis=-1), "blue", 2, window=window, label="stock"),
-        Shapes(time[:, None], stock[:, None], color="blue", size=(length / 76, capacity / 57), edge=True),
     ]
     captions = [
         f"step {t} of {length}: {fish} fish, tax {float(params.tax_step) * own:.2f}, {catch} caught"

@@ -8,6 +8,7 @@ import numpy as np
 from wdjax.drawing.scene import DISC, Field, Lines, Mark, Plot, Scene, Shapes, Text, at, trails, turned
 
 SIZE = (640, 480)  # pixels, width and height; the height is the most where none is asked for
+FLAT = 300  # pixels of height from which words need not be smaller for it, 640 wide
 TRAIL_OPACITY, TRAIL_WIDTH = 0.55, 1.9
 SEGMENTS = 2_000  # of all trails of a mark together, at most, the newest: more of them are one grey
 CROWD = 300  # agents, of whom each is but a few pixels: no lines between them
@@ -37,7 +38,7 @@ class Layout:
     """Where everything stands, in pixels."""
 
     size: tuple[int, int]
-    unit: float  # pixels of what is one of 640 x 480
+    unit: float  # pixels of what is one in a picture 640 wide
     world: Rect | None
     caption: tuple[float, float]
     legend: tuple[tuple[float, float], ...]
@@ -53,7 +54,7 @@ class Layout:
 def lay_out(scene: Scene, size: tuple[int, int] | None = None) -> Layout:
     """Returns where the parts stand in a picture of (width, height) pixels; None: 640 wide, as high as is needed."""
     width, height = size or SIZE
-    k = min(width / SIZE[0], height / SIZE[1])
+    k = min(width / SIZE[0], height / FLAT)
     top = (10 + 18 * (1 + max(caption.count("\n") for caption in scene.captions))) * k
     if scene.extent is None:
         plots = tuple(_grid(len(scene.plots), (6 * k, top, width - 12 * k, height - top - 4 * k)))

@@ -46,7 +46,7 @@ class Packer:
     def add(self, array: Any, bits: int = 16) -> dict[str, Any]:
         """Adds [T, ...] numbers, NaN or infinite ones as NaN. Returns the note: place, shape, bits, lowest and step.
 
-        Values are low + (q - 1) step of whole q, step = (high - low) / (2^bits - 2), so wrong by half of it; q = 0 is NaN.
+        Values are low + (q - 1) step of whole q, step = (high - low) / (2^bits - 2), wrong by half of it; 0 is NaN.
         What is kept of q is its difference from the frame before, modulo 2^bits; of 16 bits, all low bytes come first.
         """
         note, kept = quantise(array, bits)
