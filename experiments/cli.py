@@ -23,7 +23,7 @@ usage: wdjax COMMAND ...
   wdjax train PRESET [--workdir DIR] [--resume] [--FIELD VALUE ...]   train; PRESET is a name or a YAML file
   wdjax sweep PRESET [--set FIELD=VALUE,VALUE ...] [--seeds N]        many runs as one program, a table; --search, --pbt
   wdjax eval RUN [RUN ...] [--opponents NAME ...] [--output FILE]     the cross-play matrix: runs, random play, scripts
-  wdjax render RUN [--output FILE] [--npz FILE]                       one episode as an animated GIF, or as arrays
+  wdjax render RUN [--output FILE] [--npz FILE]                       one episode: GIF, player (.html), SVG, arrays
   wdjax export RUN [--policies NAME ...] [--output DIR]               what was learned, for use without wdjax
   wdjax bench [ROW ...] [--tier TIER ...] [--small] [--json FILE]     speed: env steps/s of the benchmark suite's rows
   wdjax diff RUN RUN                                                  how two runs, or presets, differ

@@ -104,8 +104,11 @@ def test_a_picture_is_what_its_name_says(tmp_path, write, name, suffix):
     assert not list(tmp_path.iterdir())
 
 
-def test_an_episode_is_written_as_a_gif_or_as_arrays():
-    assert "must be a file that ends in .gif or .npz" in refusal(save_episode, None, None, "x.mp4")
+def test_an_episode_is_written_as_what_its_name_says(monkeypatch):
+    words = "must be a file that ends in .gif, .html, .mp4, .svg, .png or .npz: did you mean '.html'?"
+    assert words in refusal(save_episode, None, None, "x.htm")
+    monkeypatch.setenv("PATH", "")
+    assert "needs ffmpeg, which is not on the PATH" in refusal(save_episode, None, None, "x.mp4")  # before it is played
 
 
 def test_metrics_are_read_from_the_folder_of_a_run(tmp_path):

@@ -20,7 +20,7 @@ if not os.path.isdir(os.path.join(os.path.dirname(__file__), "envs")):
     )
 
 if TYPE_CHECKING:
-    from wdjax import adapters, envs, experiments, train
+    from wdjax import adapters, drawing, envs, experiments, train
     from wdjax.env import Env
     from wdjax.env_checker import EnvCheckError, check_env
     from wdjax.envs import list_envs, make, register
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Box", "Dict", "Discrete", "Env", "EnvCheckError", "MultiDiscrete", "PlayState", "ResetPool", "Transition",
-    "VectorEnv", "VectorState", "adapters", "check_env", "envs", "experiments", "list_envs", "load_policy", "make",
-    "play", "register", "render", "start_play", "train", "vectorize",
+    "VectorEnv", "VectorState", "adapters", "check_env", "drawing", "envs", "experiments", "list_envs", "load_policy",
+    "make", "play", "register", "render", "start_play", "train", "vectorize",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:

@@ -14,6 +14,8 @@ from wdjax.spaces import Dict, Space, agent_axes
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from wdjax.drawing import Scene
+
 SINGLE_AGENT = "agent"  # the name of the only group where an environment has no groups
 
 
@@ -38,7 +40,7 @@ class Env(abc.ABC):
     observes_late: ClassVar[bool] = False
     reward_threshold: ClassVar[float | None] = None  # the mean return from which the game counts as solved
     frames_per_second: ClassVar[int] = 30  # of its own time, for who shows it
-    trail: ClassVar[int] = 10  # earlier states that `draw` gets in a GIF, unless more or fewer are asked for
+    trail: ClassVar[int] = 10  # earlier states that show in a frame, unless more or fewer are asked for
     # statistics that are one sum of `info` over another, name -> (sum, divisor): a mean time, say
     info_ratios: ClassVar[Mapping[str, tuple[str, str]]] = {}
     # opponents by rule, name -> (group, script(env, state, params, key) of one replica -> the actions of all of that
@@ -105,23 +107,48 @@ class Env(abc.ABC):
         name = type(self).__name__
         raise NotImplementedError(f"{name} does not say who is whom: write its method split_observation(obs)")
 
-    def draw(self, axes: "Axes", state: Any, params: Any, history: Any = None) -> None:
-        """Draws one state (arrays of NumPy or JAX) onto empty matplotlib axes.
+    def scene(self, states: Any, params: Any) -> "Scene":
+        """Returns how an episode is drawn, in the words of `wdjax.drawing`, from which pictures, GIFs, SVG and the
+        player are made.
 
-        `history` holds the states before it, oldest first, leaves with a leading [H], for a drawing that shows trails.
+        Args:
+            states: in order, leaves with a leading [T], arrays of NumPy; after a reset `time` starts again.
+            params: their params, arrays of NumPy.
         """
         name = type(self).__name__
-        raise NotImplementedError(f"{name} has no drawing: write its method draw(axes, state, params, history=None)")
+        raise NotImplementedError(f"{name} has no drawing: write its method scene(states, params)")
+
+    def draw(self, axes: "Axes", state: Any, params: Any, history: Any = None) -> None:
+        """Draws one state (arrays of NumPy or JAX) onto empty matplotlib axes: what `scene` shows of it.
+
+        A game that would rather draw with matplotlib overrides this: pictures and GIFs are then made so.
+        `history` holds the states before it, oldest first, leaves with a leading [H], for a drawing that shows trails.
+        """
+        from wdjax.drawing.raster import picture
+
+        one = jax.tree.map(lambda leaf: np.asarray(leaf)[None], state)
+        join = lambda old, new: np.concatenate([np.asarray(old), new])  # noqa: E731
+        states = one if history is None else jax.tree.map(join, history, one)
+        axes.imshow(picture(self.scene(states, jax.device_get(params))))
+        axes.axis("off")
 
 
 def may_observe_late(env: Env) -> bool:
     """Returns whether a batch may call `advance` and `observe` in the place of `step`: `observes_late` is said by the
     class whose `step` and `reset` are played, or by a subclass of it. What somebody has overridden is played."""
-    said, *written = (
-        next(i for i, cls in enumerate(type(env).__mro__) if name in vars(cls))
-        for name in ("observes_late", "step", "reset")
-    )
+    said, *written = _depths(env, "observes_late", "step", "reset")
     return env.observes_late and said <= min(written)
+
+
+def draws_by_scene(env: Env) -> bool:
+    """Returns whether `scene` draws a game: a `draw` of its class, or of one between that and `scene`'s, goes first."""
+    scene, draw = _depths(env, "scene", "draw")
+    return scene <= draw
+
+
+def _depths(env: Env, *names: str) -> list[int]:
+    """Returns of each attribute how far up in the classes of an environment it is first written."""
+    return [next(i for i, cls in enumerate(type(env).__mro__) if name in vars(cls)) for name in names]
 
 
 def require_batched_spaces(env: Env, params: Any) -> None:

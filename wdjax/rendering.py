@@ -2,70 +2,84 @@
 
     states = ...                                         # one episode, leaves with a leading [T]
     save_gif("hunt.gif", env, states, params)            # from wdjax.rendering
+    wdjax.render(env, states, params)                    # a player, in a notebook
+    wdjax.render(env, states, params, output="hunt.html")
 
-What a picture shows is up to the environment's `draw`. matplotlib and Pillow are imported when something is drawn, and
-matplotlib's global state (pyplot) is left alone.
+What a picture shows is up to the environment's `scene`, or to its `draw` if it would rather use matplotlib. matplotlib
+and Pillow are imported when something is drawn, and matplotlib's global state (pyplot) is left alone.
 """
 
+import dataclasses
 import pathlib
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+import shutil
+import subprocess
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import jax
 import numpy as np
 
-from wdjax.checks import require, require_integer
-from wdjax.env import Env
+from wdjax.checks import did_you_mean, require, require_integer
+from wdjax.drawing import Plot, Scene, Series, axes, raster
+from wdjax.drawing.paint import SIZE as SIZE
+from wdjax.drawing.player import Player
+from wdjax.env import SINGLE_AGENT, Env, draws_by_scene
 
-if TYPE_CHECKING:
-    from matplotlib.artist import Artist
-    from matplotlib.axes import Axes
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from PIL.Image import Image
-
-SIZE = (640, 480)  # pixels, width and height; the height is the most where none is asked for
-INCHES = (6.4, 4.8)  # of that picture; others are it enlarged, fonts included, with more room on one side
-PAD = 0.08  # inches around everything
-PALETTE_COLORS = 128  # of a GIF, shared by its frames; flat drawings with smoothed edges need no more
+ANIMATIONS = (".gif", ".html", ".mp4", ".svg")
+SUFFIXES = (*ANIMATIONS, ".png")
+Size = tuple[int, int] | None
 
 
-def render(env: Env, state: Any, params: Any, size: tuple[int, int] | None = None) -> np.ndarray:
-    """Draws one state.
+def render(
+    env: Env, state: Any, params: Any, size: Size = None, output: str | pathlib.Path | None = None, fps: float = 12.0
+) -> Any:
+    """Draws one state, or an episode.
 
     Args:
         env: an environment with a drawing.
-        state: one state of one replica; arrays of NumPy or JAX.
+        state: one state of one replica; or an episode: its states in order, leaves with a leading [T], or what
+            `record_episode` returns, whose returns are then plotted (and, where it holds them, what agents see shown).
+            Arrays of NumPy or JAX.
         params: its params.
-        size: (width, height) of the picture in pixels, each at least 100; None: 640 wide and as high as is needed.
+        size: (width, height) of the picture in pixels, each at least 100; None: 640 wide and as high as is needed. The
+            player takes what room there is.
+        output: a file to write: of an episode .html (the player, without network), .gif, .svg (moves without a script),
+            .mp4 (where ffmpeg is), .png (the last state); of one state .png.
+        fps: frames a second of an episode.
 
     Returns:
-        [height, width, 3] uint8, red, green, blue.
+        of one state its picture, [height, width, 3] uint8, red, green, blue; of an episode a `Player`, which a notebook
+        shows and plays; with `output` the path of the file.
 
     Raises:
-        NotImplementedError: where the environment has no drawing.
-        ValueError, TypeError: where state is not one state of `env`, or the size makes no picture.
+        NotImplementedError: where the environment has no drawing, or none that can be played.
+        ValueError, TypeError: where state is not one of `env`, the size makes no picture, or output ends in none of
+            these or needs ffmpeg and there is none.
     """
-    check_states(env, state, params)
-    figure, axes = new_figure(size)
-    env.draw(axes, jax.device_get(state), params)
-    lay_out(figure, axes, fit_height=size is None)
-    return pixels(figure)
+    record = state if hasattr(state, "states") and hasattr(state, "reward") else None
+    states = state if record is None else record.states
+    played = record is not None or _leading_axes(env, states, params) == 1
+    check_states(env, states, params, leading=int(played))
+    if output is not None:
+        require_output(output, SUFFIXES if played else (".png",))
+        return save(output, env, state if played else _first_axis(state), params, fps=fps, size=size)
+    if played:
+        return Player(make_scene(env, state, params), fps)
+    if draws_by_scene(env):
+        return raster.picture(make_scene(env, _first_axis(states), params), size=_checked(size))
+    return axes.draw_one(env, states, params, size)
 
 
-def save_png(path: str | pathlib.Path, env: Env, state: Any, params: Any, size: tuple[int, int] | None = None) -> None:
+def save_png(path: str | pathlib.Path, env: Env, state: Any, params: Any, size: Size = None) -> None:
     """Writes the picture of one state as a PNG; makes the folder where there is none. Arguments as for `render`."""
-    from PIL import Image
-
-    _require_suffix(path, ".png")
-    picture = Image.fromarray(render(env, state, params, size))
-    pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
-    picture.save(path, format="PNG")
+    require_output(path, (".png",))
+    check_states(env, state, params)
+    save(path, env, _first_axis(state), params, size=size)
 
 
 def save_gif(
     path: str | pathlib.Path, env: Env, states: Any, params: Any, fps: float = 10.0, trail: int | None = None,
-    hold: float = 1.5, size: tuple[int, int] | None = None,
+    hold: float = 1.5, size: Size = None,
 ) -> None:  # fmt: skip
     """Writes an episode as a GIF that plays for ever, one frame a state; makes the folder where there is none.
 
@@ -75,7 +89,7 @@ def save_gif(
         states: the states in order, leaves with a leading [T]; arrays of NumPy or JAX.
         params: their params.
         fps: frames a second, at most 50 (players slow down faster ones).
-        trail: how many earlier states `draw` gets with each, as its `history`; None: `env.trail`.
+        trail: how many earlier states show in each; None: `env.trail`.
         hold: seconds for which the last frame stays.
         size: as for `render`.
 
@@ -83,167 +97,183 @@ def save_gif(
         NotImplementedError: where the environment has no drawing.
         ValueError, TypeError: where states are not states of `env`, or another argument is out of range.
     """
-    _require_suffix(path, ".gif")
-    require(0 < fps <= 50, "fps", fps, "above 0 and at most 50")
+    require_output(path, (".gif",))
+    save(path, env, states, params, fps, trail, hold, size)
+
+
+def save(
+    path: str | pathlib.Path, env: Env, states: Any, params: Any, fps: float = 12.0, trail: int | None = None,
+    hold: float = 1.5, size: Size = None,
+) -> pathlib.Path:  # fmt: skip
+    """Writes an episode as what its path ends in (`SUFFIXES`). Arguments as for `save_gif`; states may also be what
+    `record_episode` returns. Returns the path."""
+    suffix = require_output(path, SUFFIXES)
+    fastest = 50 if suffix == ".gif" else 1000
+    require(0 < fps <= fastest, "fps", fps, f"above 0 and at most {fastest}")
     require(hold >= 0, "hold", hold, "at least 0")
     trail = env.trail if trail is None else trail
     require_integer("trail", trail, 0)
-    num_frames = check_states(env, states, params, leading=1)
-    states = jax.device_get(states)
-    samples = sorted({int(t) for t in np.linspace(0, num_frames - 1, 6)})
-    palette = choose_palette(draw_frames(env, states, params, samples, trail, size))
-    frames = to_images(draw_frames(env, states, params, range(num_frames), trail, size), palette)
-    durations = [round(1000 / fps)] * num_frames  # milliseconds
+    own = getattr(states, "states", states)
+    num_frames = check_states(env, own, params, leading=1)
+    if draws_by_scene(env):
+        scene = dataclasses.replace(make_scene(env, states, params), trail=trail)
+        return save_scene(path, scene, fps, hold, size)
+    if suffix in (".html", ".svg"):
+        name = type(env).__name__
+        raise NotImplementedError(
+            f"{name} draws with matplotlib, so only .gif, .mp4 and .png: write its method scene(states, params)"
+        )
+    own, steps = jax.device_get(own), range(num_frames)
+    draw = lambda steps: axes.draw_frames(env, own, params, steps, trail, size)  # noqa: E731
+    if suffix == ".png":
+        last = jax.tree.map(lambda leaf: leaf[-1], own)
+        return _write(path, lambda file: save_pixels(file, axes.draw_one(env, last, params, size)))
+    return _write(path, lambda file: save_frames(file, draw, steps, fps, hold))
+
+
+def save_scene(
+    path: str | pathlib.Path, scene: Scene, fps: float = 12.0, hold: float = 1.5, size: Size = None
+) -> pathlib.Path:
+    """Writes a scene as what its path ends in (`SUFFIXES`); of a .png its last frame. Arguments as for `save_gif`."""
+    suffix, size = require_output(path, SUFFIXES), _checked(size)
+    if suffix in (".html", ".svg"):
+        from wdjax.drawing.svg import to_svg
+
+        page = Player(scene, fps).to_html() if suffix == ".html" else to_svg(scene, fps, hold, size)
+        return _write(path, lambda file: file.write_text(page, encoding="utf8"))
+    if suffix == ".png":
+        return _write(path, lambda file: save_pixels(file, raster.picture(scene, size=size)))
+    draw = lambda steps: raster.draw_frames(scene, steps, size)  # noqa: E731
+    keep = {"paper", "text", *(mark.color for mark in scene.marks)}
+    return _write(path, lambda file: save_frames(file, draw, range(scene.num_frames), fps, hold, sorted(keep)))
+
+
+def save_pixels(path: pathlib.Path, picture: np.ndarray) -> None:
+    from PIL import Image
+
+    Image.fromarray(picture).save(path, format="PNG")
+
+
+def save_frames(path: pathlib.Path, draw: Any, steps: range, fps: float, hold: float, keep: Iterable[str] = ()) -> None:
+    """Writes the frames that `draw(steps)` yields as a GIF or, by ffmpeg, as an MP4."""
+    if path.suffix.lower() == ".mp4":
+        return save_mp4(path, draw(steps), fps, round(hold * fps))
+    samples = sorted({int(t) for t in np.linspace(0, len(steps) - 1, 6)})
+    palette = raster.choose_palette([raster.codes_of(frame) for frame in draw(samples)], keep)
+    images = raster.to_images(map(raster.codes_of, draw(steps)), palette)
+    durations = [round(1000 / fps)] * len(steps)  # milliseconds
     durations[-1] = max(durations[-1], round(1000 * hold))
-    pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
+    first = next(images)
+    first.save(path, format="GIF", save_all=True, append_images=images, duration=durations, loop=0, optimize=False)
+
+
+def save_mp4(path: pathlib.Path, frames: Iterator[np.ndarray], fps: float, more: int) -> None:
+    """Writes frames [height, width, 4] uint8 as H.264, the last one `more` times again, through ffmpeg's input."""
     first = next(frames)
-    first.save(path, format="GIF", save_all=True, append_images=frames, duration=durations, loop=0, optimize=False)
+    height, width = first.shape[:2]
+    command = ["ffmpeg", "-y", "-loglevel", "error", "-f", "rawvideo", "-pix_fmt", "rgba", "-s", f"{width}x{height}"]
+    command += ["-r", f"{fps:g}", "-i", "-", "-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2:color=white", "-c:v", "libx264"]
+    command += ["-pix_fmt", "yuv420p", "-crf", "20", "-movflags", "+faststart", str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as ffmpeg:
+        try:
+            ffmpeg.stdin.write(first.tobytes())
+            last = first
+            for last in frames:
+                ffmpeg.stdin.write(last.tobytes())
+            for _ in range(more):
+                ffmpeg.stdin.write(last.tobytes())
+        except BrokenPipeError:  # it says why
+            pass
+        _, words = ffmpeg.communicate()
+    if ffmpeg.returncode:
+        raise OSError(f"ffmpeg could not write {path}: {words.decode(errors='replace').strip()}")
 
 
-def _require_suffix(path: str | pathlib.Path, suffix: str) -> None:
-    require(pathlib.Path(path).suffix.lower() == suffix, "path", str(path), f"a file that ends in {suffix}")
+def require_output(path: str | pathlib.Path, suffixes: Iterable[str] = SUFFIXES, field: str = "path") -> str:
+    """Returns what a path ends in; raises where nothing could be written there, before anything is played."""
+    suffix, suffixes = pathlib.Path(path).suffix.lower(), tuple(suffixes)
+    if suffix not in suffixes:
+        names = " or ".join(filter(None, (", ".join(suffixes[:-1]), suffixes[-1])))
+        near = f": {did_you_mean(suffix, suffixes)}" if suffix and len(suffixes) > 1 else ""
+        raise ValueError(f"{field} = {str(path)!r}: must be a file that ends in {names}{near}")
+    if suffix == ".mp4" and not shutil.which("ffmpeg"):
+        raise ValueError(
+            f"{field} = {str(path)!r}: needs ffmpeg, which is not on the PATH: install it, or take .html or .gif"
+        )
+    return suffix
 
 
-def draw_frames(
-    env: Env, states: Any, params: Any, steps: Iterable[int], trail: int, size: tuple[int, int] | None
-) -> Iterator[np.ndarray]:
-    """Draws states (leaves [T, ...] of NumPy) on one figure, each with up to `trail` states before it.
-
-    Yields [height, width] for each of `steps`, in the layout that suits the first of them: a number for each color,
-    red + 2^8 green + 2^16 blue (`colors_of`), as one number is looked up faster than three.
-    """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    figure, axes = new_figure(size)
-    looks, backdrop = None, None
-    for i, t in enumerate(steps):
-        axes.clear()
-        history = jax.tree.map(lambda leaf: leaf[max(0, t - trail) : t], states)  # noqa: B023  (used at once)
-        env.draw(axes, jax.tree.map(lambda leaf: leaf[t], states), params, history=history)  # noqa: B023
-        if i == 0:  # one layout for all: quick, and nothing jumps
-            lay_out(figure, axes, fit_height=size is None)
-            canvas = FigureCanvasAgg(figure)
-        axes.apply_aspect()
-        before, looks = looks, decoration(axes)
-        if looks != before:
-            figure.draw_without_rendering()
-            title_height = axes.title.get_position()[1]  # out of the ticks' way
-            backdrop = draw_backdrop(canvas, axes)
-        axes.title.set_y(title_height)
-        canvas.restore_region(backdrop)
-        for artist in movable(axes):
-            artist.draw(canvas.get_renderer())
-        yield np.asarray(canvas.buffer_rgba()).view("<u4")[..., 0] & 0xFFFFFF  # without the alpha
+def _write(path: str | pathlib.Path, write: Any) -> pathlib.Path:
+    path = pathlib.Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write(path)
+    return path
 
 
-def decoration(axes: "Axes") -> tuple:
-    """Returns what `draw_backdrop` depends on: where it is the same, a frame keeps the backdrop of the one before."""
-    legend = axes.get_legend()
-    entries = zip(legend.legend_handles, legend.get_texts(), strict=True) if legend else ()
-    color = lambda artist: (artist.get_color if hasattr(artist, "get_color") else artist.get_facecolor)()  # noqa: E731
-    return (
-        axes.get_xlim(), axes.get_ylim(), axes.get_position().bounds, axes.axison, axes.get_facecolor(),
-        [(axis.get_label_text(), *map(str, axis.get_majorticklocs())) for axis in (axes.xaxis, axes.yaxis)],
-        [axis.major.formatter.format_ticks(axis.get_majorticklocs()) for axis in (axes.xaxis, axes.yaxis)],
-        [(type(handle), text.get_text(), str(color(handle))) for handle, text in entries],
-    )  # fmt: skip
+def _checked(size: Size) -> Size:
+    if size is not None:
+        require_integer("size[0], the width", size[0], 100)
+        require_integer("size[1], the height", size[1], 100)
+    return size
 
 
-def movable(axes: "Axes") -> list["Artist"]:
-    """Returns what is drawn anew in every frame, bottom first: all but the axes' ground, ticks, labels and legend."""
-    fixed = (axes.patch, axes.xaxis, axes.yaxis, axes.get_legend())
-    artists = [artist for artist in axes.get_children() if artist not in fixed]
-    return sorted(artists, key=lambda artist: artist.get_zorder())
+def make_scene(env: Env, states: Any, params: Any) -> Scene:
+    """Returns the scene of an episode: of its states (leaves [T, ...]), or of what `record_episode` returns, with its
+    returns and what agents see."""
+    record = states if hasattr(states, "states") and hasattr(states, "reward") else None
+    states, params = jax.device_get((states if record is None else record.states, params))
+    if not draws_by_scene(env):
+        name = type(env).__name__
+        raise NotImplementedError(f"{name} cannot be played: write its method scene(states, params)")
+    scene = env.scene(states, params)
+    return scene if record is None else add_record(scene, record)
 
 
-def draw_backdrop(canvas: "FigureCanvasAgg", axes: "Axes") -> Any:
-    """Draws what is not `movable`, which takes matplotlib most of a frame's time. Returns it, for `restore_region`."""
-    hidden = [artist for artist in movable(axes) if artist.get_visible()]
-    for artist in hidden:
-        artist.set_visible(False)
-    canvas.draw()
-    for artist in hidden:
-        artist.set_visible(True)
-    return canvas.copy_from_bbox(canvas.figure.bbox)
+def add_record(scene: Scene, record: Any) -> Scene:
+    """Returns the scene with the returns of all groups so far, and what their agents see: of `record.reward` and
+    `record.obs`, leaves [T - 1, ...] of one episode."""
+    by_group = lambda tree: tree if isinstance(tree, Mapping) else {SINGLE_AGENT: tree}  # noqa: E731
+    rewards = {group: np.asarray(reward) for group, reward in by_group(record.reward).items()}
+    colors = {getattr(mark, "group", ""): mark.color for mark in scene.marks}
+    spare = dict(zip(rewards, ("blue", "magenta", "green", "orange") * len(rewards), strict=False))
+    returns = []
+    for group, reward in rewards.items():
+        total = np.cumsum(reward.reshape(len(reward), -1).sum(axis=1, dtype=np.float64))
+        label = group if len(rewards) > 1 else ""
+        returns.append(Series(np.append(0.0, total), colors.get(group, spare[group]), label))
+    seen = {} if record.obs is None else {
+        group: _as_rows(record.obs[group] if isinstance(record.reward, Mapping) else record.obs, reward)
+        for group, reward in rewards.items()
+    }  # fmt: skip
+    return dataclasses.replace(scene, plots=(*scene.plots, Plot("return", returns)), obs=seen)
 
 
-def choose_palette(frames: Iterable[np.ndarray]) -> np.ndarray:
-    """Returns the colors, [at most PALETTE_COLORS, 3] uint8, that stand for those of frames of `draw_frames`.
-
-    The commonest, those of whole surfaces, stay as they are; the others stand for many, as at smoothed edges.
-    """
-    from PIL import Image
-
-    codes, counts = np.unique(np.concatenate([frame.reshape(-1) for frame in frames]), return_counts=True)
-    if len(codes) <= PALETTE_COLORS:
-        return colors_of(codes)
-    exact = codes[np.argsort(-counts, kind="stable")[: PALETTE_COLORS // 4]]
-    shades = Image.fromarray(colors_of(np.setdiff1d(codes, exact))[None])  # each once: rare hues count as well
-    shades = shades.quantize(PALETTE_COLORS - len(exact), kmeans=1, dither=Image.Dither.NONE).getpalette()
-    return np.concatenate([colors_of(exact), np.array(shades, np.uint8).reshape(-1, 3)])
+def _as_rows(obs: Any, reward: np.ndarray) -> np.ndarray:
+    """Returns what agents see as [T, n, D], without masks; the last frame, in which nobody chooses, repeats the one
+    before."""
+    obs = {name: leaf for name, leaf in obs.items() if name != "action_mask"} if isinstance(obs, Mapping) else obs
+    agents = reward.reshape(len(reward), -1).shape[1]
+    rows = [np.asarray(leaf).reshape(len(reward), agents, -1) for leaf in jax.tree.leaves(obs)]
+    whole = np.concatenate(rows, axis=-1) if len(rows) > 1 else rows[0]
+    return np.concatenate([whole, whole[-1:]])
 
 
-def to_images(frames: Iterable[np.ndarray], palette: np.ndarray) -> Iterator["Image"]:
-    """Yields each frame of `draw_frames` as an image of `palette` [P, 3], every color the nearest there is.
-
-    (Pillow's own mapping to a given palette is coarser: it would make white a light grey.)
-    """
-    from PIL import Image
-
-    nearest = np.full(1 << 24, -1, np.int16)  # color -> row of the palette, looked for when the color first comes
-    for frame in frames:
-        rows = nearest[frame]
-        new = np.unique(frame[rows < 0])
-        if len(new):
-            difference = colors_of(new)[:, None, :].astype(np.int32) - palette[None]
-            nearest[new] = np.argmin(np.sum(difference**2, axis=-1), axis=1)
-            rows = nearest[frame]
-        image = Image.fromarray(rows.astype(np.uint8))
-        image.putpalette(palette.tobytes())
-        yield image
+def _first_axis(state: Any) -> Any:
+    return jax.tree.map(lambda leaf: np.asarray(leaf)[None], state)
 
 
-def colors_of(code: np.ndarray) -> np.ndarray:
-    """Returns the colors [..., 3] uint8, red, green, blue, of numbers [...] that `draw_frames` yields."""
-    return np.ascontiguousarray(code, "<u4")[..., None].view(np.uint8)[..., :3]
+def _leading_axes(env: Env, states: Any, params: Any) -> int:
+    one, found = (jax.tree.leaves(tree) for tree in (_one_state(env, params), states))
+    return np.ndim(found[0]) - one[0].ndim if one and found else 0
 
 
-def new_figure(size: tuple[int, int] | None) -> tuple["Figure", "Axes"]:
-    """Returns a figure of (width, height) pixels that no window shows, and its empty axes."""
-    from matplotlib.figure import Figure
-
-    width, height = size or SIZE
-    require_integer("size[0], the width", width, 100)
-    require_integer("size[1], the height", height, 100)
-    dpi = min(width / INCHES[0], height / INCHES[1])
-    inches = ((width + 0.5) / dpi, (height + 0.5) / dpi)  # the half is cut off: no rounding error loses a pixel
-    figure = Figure(figsize=inches, dpi=dpi, layout="compressed")  # keeps a legend beside a square
-    figure.get_layout_engine().set(w_pad=PAD, h_pad=PAD)
-    return figure, figure.add_subplot()
-
-
-def lay_out(figure: "Figure", axes: "Axes", fit_height: bool) -> None:
-    """Places the axes, for good, so that labels and legend have room; `fit_height` cuts off what stays empty."""
-    figure.draw_without_rendering()
-    if fit_height:
-        needed = axes.get_tightbbox().height / figure.dpi + 2 * PAD
-        figure.set_figheight(min(needed, figure.get_figheight()))
-        figure.draw_without_rendering()
-    figure.set_layout_engine("none")
-
-
-def pixels(figure: "Figure") -> np.ndarray:
-    """Returns a figure as [height, width, 3] uint8."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    canvas = FigureCanvasAgg(figure)
-    canvas.draw()
-    return np.asarray(canvas.buffer_rgba())[..., :3].copy()
+def _one_state(env: Env, params: Any) -> Any:
+    return jax.eval_shape(lambda params: env.reset(jax.random.key(0), params)[1], params)
 
 
 def check_states(env: Env, states: Any, params: Any, leading: int = 0) -> int:
     """Raises where `states` is not one state of `env` (leading=0) or T of them in a row (leading=1); returns T or 1."""
-    one = jax.eval_shape(lambda params: env.reset(jax.random.key(0), params)[1], params)
+    one = _one_state(env, params)
     if jax.tree.structure(states) != jax.tree.structure(one):
         hint = " (take its env_state)" if hasattr(states, "env_state") else ""
         found = f"a {type(states).__module__}.{type(states).__name__}{hint}"

@@ -55,7 +55,7 @@ class Acrobot(ClassicControl):
     default_params: ClassVar[Params] = Params()
     reward_threshold: ClassVar[float | None] = -100.0
     frames_per_second: ClassVar[int] = 15
-    drawing: ClassVar[str] = "draw_acrobot"
+    drawing: ClassVar[str] = "acrobot"
 
     def check_params(self, params: Params) -> None:
         require_finite(params)

@@ -56,7 +56,7 @@ class CartPole(ClassicControl):
     default_params: ClassVar[Params] = Params()
     reward_threshold: ClassVar[float | None] = 475.0
     frames_per_second: ClassVar[int] = 50
-    drawing: ClassVar[str] = "draw_cartpole"
+    drawing: ClassVar[str] = "cartpole"
 
     def check_params(self, params: Params) -> None:
         require_finite(params)

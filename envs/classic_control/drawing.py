@@ -1,98 +1,103 @@
-"""Pictures of classic control, in true proportions (metres).
+"""Pictures of classic control, in true proportions (metres): the scene of an episode of each game (`Env.scene`)."""
 
-Each `draw_` draws one state of a game, with its params (arrays of NumPy or JAX), onto empty matplotlib axes.
-"""
-
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.patches import Circle, FancyArrowPatch, Polygon, Rectangle
 
-CART, POLE, LIMIT = "#444444", "#245EB6", "#C843C3"
-GOAL = "#2E8B57"
+from wdjax.drawing import DISC, SQUARE, Lines, Scene, Shapes, Text
+
 CART_WIDTH, CART_HEIGHT, WHEEL = 0.5, 0.22, 0.07  # m; a drawing's choice: the dynamics know a point
 CAR_LENGTH, CAR_HEIGHT, CAR_WHEEL = 0.14, 0.05, 0.022  # m; likewise
 HILL_BASE, HILL_HEIGHT = 0.55, 0.45  # m, as gymnasium draws it: the dynamics know the slope's shape only
+CAR = np.array([[-0.5, 0.0], [0.5, 0.0], [0.5, 0.6], [0.3, 1.0], [-0.3, 1.0], [-0.5, 0.6]]) * [CAR_LENGTH, CAR_HEIGHT]
+ARROW = np.array([[-1, 0.03], [0.4, 0.03], [0.4, 0.12], [1, 0], [0.4, -0.12], [0.4, -0.03], [-1, -0.03]])
 
 
-def draw_cartpole(axes: Axes, state: Any, params: Any) -> None:
-    """Draws one state of cartpole: track, cart, pole, and the limits beyond which the episode ends."""
-    x, theta = float(state.x), float(state.theta)
+def cartpole_scene(env: Any, states: Any, params: Any) -> Scene:
+    """Track, cart, pole, and the limits beyond which the episode ends."""
+    x, theta = _column(states.x), _column(states.theta)
     limit, tilt = float(params.x_threshold), float(params.theta_threshold_radians)
     pole = 2 * float(params.length)  # the params hold half of it
     pivot = 2 * WHEEL + CART_HEIGHT
-
     low, high = -0.35 * pole, pivot + 1.25 * pole
-    words = {"color": LIMIT, "fontsize": 8}
-    axes.axhline(0.0, color=CART, linewidth=1.2, zorder=1)
-    for sign, inside in ((-1, "left"), (1, "right")):
-        axes.axvline(sign * limit, color=LIMIT, linestyle="--", linewidth=1.2, zorder=1)
-        axes.text(sign * (limit - 0.05), high - 0.04 * pole, "limit", ha=inside, va="top", **words)
-        tip_x, tip_y = x + sign * pole * np.sin(tilt), pivot + pole * np.cos(tilt)
-        axes.plot([x, tip_x], [pivot, tip_y], color=LIMIT, linestyle=":", linewidth=1.2, zorder=1)
-        axes.text(tip_x, tip_y + 0.03 * pole, f"{sign * np.degrees(tilt):+.3g}°", ha="center", va="bottom", **words)
-    corner = (x - CART_WIDTH / 2, 2 * WHEEL)
-    axes.add_patch(Rectangle(corner, CART_WIDTH, CART_HEIGHT, facecolor=CART, zorder=3))
-    for wheel_x in (x - CART_WIDTH / 4, x + CART_WIDTH / 4):
-        axes.add_patch(Circle((wheel_x, WHEEL), WHEEL, facecolor="white", edgecolor=CART, linewidth=1.5, zorder=2))
-    tip_x, tip_y = x + pole * np.sin(theta), pivot + pole * np.cos(theta)
-    axes.plot([x, tip_x], [pivot, tip_y], color=POLE, linewidth=4, solid_capstyle="round", zorder=4)
-    axes.plot([x], [pivot], "o", color="white", markeredgecolor=CART, markersize=5, zorder=5)
+    signs = np.array([-1.0, 1.0])
+    tips, tops = x + signs * pole * np.sin(tilt), np.full((1, 2), pivot + pole * np.cos(tilt))
+    limits = _segments(np.stack([signs * limit] * 2, axis=-1)[None], np.array([low, high]))
+    tilts = _segments(
+        np.stack(np.broadcast_arrays(x, tips), axis=-1), np.stack(np.broadcast_arrays(pivot, tops), axis=-1)
+    )
+    end = limit + 0.4
+    marks = [
+        Lines([[-end, 0.0], [end, 0.0]], "ink", 1.2),
+        Lines(limits, "magenta", 1.2, dashed=True),
+        Text([-limit + 0.03, limit - 0.03], high - 0.08 * pole, [" limit", ""], "magenta", 10, "left"),
+        Text([limit - 0.03], high - 0.08 * pole, ["limit "], "magenta", 10, "right"),
+        Lines(tilts, "magenta", 1.2, dashed=True),
+        Text(tips, tops + 0.09 * pole, [f"{sign * np.degrees(tilt):+.3g}°" for sign in signs], "magenta", 10),
+        Shapes(x + CART_WIDTH / 4 * signs, WHEEL, DISC, WHEEL, color="ink"),
+        Shapes(x + CART_WIDTH / 4 * signs, WHEEL, DISC, 0.55 * WHEEL, color="paper"),
+        Shapes(x, 2 * WHEEL + CART_HEIGHT / 2, SQUARE, (CART_WIDTH / 2, CART_HEIGHT / 2), color="ink", group="agent"),
+        _rod(x, pivot, x + pole * np.sin(theta), pivot + pole * np.cos(theta), 4),
+        *_joint(x, pivot, 0.05 * pole**0.5),
+    ]
+    fallen = (np.abs(x) > limit) | (np.abs(theta) > tilt)
+    words = ["fallen" if over else "balanced" for over in fallen[:, 0]]
+    return _scene(marks, states, params, words, (-end, low, end, high), "place on the track [m]", "height [m]")
 
-    fallen = abs(x) > limit or abs(theta) > tilt
-    axes.set(xlim=(-limit - 0.4, limit + 0.4), ylim=(low, high), aspect="equal")
-    axes.set(xlabel="place on the track [m]", ylabel="height [m]")
-    axes.set_title(f"step {int(state.time)} of {int(params.episode_length)}, " + ("fallen" if fallen else "balanced"))
 
-
-def draw_acrobot(axes: Axes, state: Any, params: Any) -> None:
-    """Draws one state of acrobot: the two links, their joints, and the height that the tip must pass."""
-    theta1, theta2 = float(state.theta1), float(state.theta2)
+def acrobot_scene(env: Any, states: Any, params: Any) -> Scene:
+    """The two links, their joints, and the height that the tip must pass."""
+    theta1, theta2 = _column(states.theta1), _column(states.theta2)
     length1, length2 = float(params.LINK_LENGTH_1), float(params.LINK_LENGTH_2)
-    elbow = length1 * np.array([np.sin(theta1), -np.cos(theta1)])
-    tip = elbow + length2 * np.array([np.sin(theta1 + theta2), -np.cos(theta1 + theta2)])
+    elbow = length1 * np.sin(theta1), -length1 * np.cos(theta1)
+    tip = elbow[0] + length2 * np.sin(theta1 + theta2), elbow[1] - length2 * np.cos(theta1 + theta2)
     reach = length1 + length2
-
-    axes.add_patch(Circle((0, 0), reach, facecolor="none", edgecolor="#CCCCCC", linewidth=0.8, zorder=1))
+    marks = [Shapes([0.0], [0.0], DISC, reach, color="faint", stroke=1.0)]
     if np.isclose(length1, length2):  # the rule knows no lengths: with others it is no height
-        axes.axhline(length1, color=GOAL, linestyle="--", linewidth=1.2, zorder=1)
-        axes.text(-1.08 * reach, 1.02 * length1, "goal", ha="left", va="bottom", color=GOAL, fontsize=8)
-    for (x, y), (end_x, end_y), color in (((0.0, 0.0), elbow, CART), (elbow, tip, POLE)):
-        axes.plot([x, end_x], [y, end_y], color=color, linewidth=6, solid_capstyle="round", zorder=3)
-    joints = {"color": "white", "markeredgecolor": CART, "linestyle": "", "zorder": 4}
-    axes.plot([0, elbow[0]], [0, elbow[1]], marker="o", markersize=6, **joints)
-    axes.plot([tip[0]], [tip[1]], marker="o", markersize=7, color=LIMIT, markeredgecolor="white", zorder=5)
-
+        marks += [
+            Lines([[-1.12 * reach, length1], [1.12 * reach, length1]], "green", 1.2, dashed=True),
+            Text([-1.08 * reach], length1 + 0.05 * reach, ["goal"], "green", 10, "left"),
+        ]
+    marks += [
+        _rod(np.zeros_like(theta1), 0.0, *elbow, 6, "ink"), _rod(*elbow, *tip, 6),
+        *_joint(0.0, 0.0, 0.035 * reach), *_joint(*elbow, 0.035 * reach),
+        Shapes(*tip, DISC, 0.04 * reach, color="magenta", edge=True, group="agent", trail=True),
+    ]  # fmt: skip
     is_up = -np.cos(theta1) - np.cos(theta1 + theta2) > 1
-    axes.set(xlim=(-1.12 * reach, 1.12 * reach), ylim=(-1.12 * reach, 1.12 * reach), aspect="equal")
-    axes.set(xlabel="place [m]", ylabel="height over the fixed joint [m]")
-    what = "swung up" if is_up else f"tip at {tip[1]:+.2f} m"
-    axes.set_title(f"step {int(state.time)} of {int(params.episode_length)}, {what}")
+    words = ["swung up" if up else f"tip at {y:+.2f} m" for up, y in zip(is_up[:, 0], tip[1][:, 0], strict=True)]
+    return _scene(marks, states, params, words, _around(1.12 * reach), "place [m]", "height over the fixed joint [m]")
 
 
-def draw_mountain_car(axes: Axes, state: Any, params: Any) -> None:
-    """Draws one state of mountain_car or continuous_mountain_car: the track, the wall, the goal, and the car."""
-    position, velocity = float(state.position), float(state.velocity)
+def mountain_car_scene(env: Any, states: Any, params: Any) -> Scene:
+    """Of mountain_car or continuous_mountain_car: track, wall, goal, and the car with an arrow for its speed."""
+    position, velocity = _column(states.position), _column(states.velocity)
     goal, room = float(params.goal_position), 0.6 * CAR_LENGTH  # the car's middle is its position: it has ends
     low, high = float(params.min_position) - room, float(params.max_position) + room
-    track = np.linspace(low, high, 200)
-
-    axes.fill_between(track, hill(track), 0.0, facecolor="#EEEEEE", zorder=1)
-    axes.plot(track, hill(track), color=CART, linewidth=1.5, zorder=2)
-    axes.plot([low, low], [hill(low), hill(low) + 0.35], color=LIMIT, linewidth=3, zorder=2)
-    axes.text(low + 0.02, hill(low) + 0.35, "wall", ha="left", va="top", color=LIMIT, fontsize=8)
-    pole, flag = hill(goal) + 0.3, np.array([[0.0, 0.0], [0.0, -0.1], [-0.12, -0.05]])
-    axes.plot([goal, goal], [hill(goal), pole], color=GOAL, linewidth=1.5, zorder=2)
-    axes.add_patch(Polygon(flag + np.array([goal, pole]), facecolor=GOAL, zorder=2))
-    axes.text(goal - 0.02, pole + 0.01, "goal", ha="center", va="bottom", color=GOAL, fontsize=8)
-    draw_car(axes, position, velocity / float(params.max_speed))
-
-    arrived = position >= goal and velocity >= float(params.goal_velocity)
-    what = "arrived" if arrived else f"velocity {velocity:+.3f} m a step"
-    axes.set(xlim=(low - 0.06, high + 0.06), ylim=(0.0, 1.45), aspect="equal")
-    axes.set(xlabel="position [m]", ylabel="height [m]")
-    axes.set_title(f"step {int(state.time)} of {int(params.episode_length)}, {what}")
+    track, pole = np.linspace(low, high, 100), hill(goal) + 0.3
+    slope, speed = np.arctan(3 * HILL_HEIGHT * np.cos(3 * position)), velocity / float(params.max_speed)
+    sin, cos = np.sin(slope), np.cos(slope)
+    sides = 0.3 * CAR_LENGTH * np.array([-1.0, 1.0])
+    wheels = position + sides * cos - CAR_WHEEL * sin, hill(position) + sides * sin + CAR_WHEEL * cos
+    ground = np.concatenate([[[low, 0.0]], np.stack([track, hill(track)], axis=-1), [[high, 0.0]]])
+    shown = np.where(np.abs(speed) > 0.15, 0.1 * speed, np.nan)  # a shorter arrow would be all head
+    up = 1.2 * CAR_WHEEL
+    marks = [
+        Shapes([0.0], [0.0], ground, color="faint", opacity=0.6),
+        Lines(ground[1:-1], "ink", 1.5),
+        Lines([[low, hill(low)], [low, hill(low) + 0.35]], "magenta", 3),
+        Text([low + 0.02], hill(low) + 0.33, ["wall"], "magenta", 10, "left"),
+        Lines([[goal, hill(goal)], [goal, pole]], "green", 1.5),
+        Shapes([goal], [pole], np.array([[0.0, 0.0], [0.0, -0.1], [-0.12, -0.05]]), color="green"),
+        Text([goal], pole + 0.05, ["goal"], "green", 10),
+        Shapes(position - up * sin, hill(position) + up * cos, CAR, 1.0, slope, "blue", group="agent"),
+        Shapes(*wheels, DISC, CAR_WHEEL, color="ink"), Shapes(*wheels, DISC, 0.5 * CAR_WHEEL, color="paper"),
+        Shapes(position - 0.14 * sin, hill(position) + 0.14 * cos, ARROW, (shown, 0.1), slope, "blue"),
+    ]  # fmt: skip
+    arrived = (position >= goal) & (velocity >= float(params.goal_velocity))
+    words = ["arrived" if there else f"velocity {v:+.3f} m a step"
+             for there, v in zip(arrived[:, 0], velocity[:, 0], strict=True)]  # fmt: skip
+    return _scene(marks, states, params, words, (low - 0.06, 0.0, high + 0.06, 1.45), "position [m]", "height [m]")
 
 
 def hill(position: Any) -> Any:
@@ -100,37 +105,57 @@ def hill(position: Any) -> Any:
     return HILL_BASE + HILL_HEIGHT * np.sin(3 * position)
 
 
-def draw_car(axes: Axes, position: float, speed: float) -> None:
-    """Draws a car that stands on the track, and over it an arrow for its `speed`, from -1 to 1."""
-    slope = np.arctan(3 * HILL_HEIGHT * np.cos(3 * position))
-    ahead, above = np.array([np.cos(slope), np.sin(slope)]), np.array([-np.sin(slope), np.cos(slope)])
-    ground = np.array([position, hill(position)])
-    for side in (-1, 1):
-        hub = ground + side * 0.3 * CAR_LENGTH * ahead + CAR_WHEEL * above
-        axes.add_patch(Circle(hub, CAR_WHEEL, facecolor="white", edgecolor=CART, linewidth=1.5, zorder=4))
-    corners = [(-0.5, 0.0), (0.5, 0.0), (0.5, 0.6), (0.3, 1.0), (-0.3, 1.0), (-0.5, 0.6)]
-    floor = ground + 1.2 * CAR_WHEEL * above
-    body = [floor + along * CAR_LENGTH * ahead + up * CAR_HEIGHT * above for along, up in corners]
-    axes.add_patch(Polygon(body, facecolor=POLE, zorder=3))
-    if abs(speed) > 0.15:  # a shorter one would be all head
-        middle, half = ground + 0.14 * above, 0.1 * speed * ahead
-        arrow = {"arrowstyle": "-|>", "mutation_scale": 9, "color": POLE, "linewidth": 1.5, "shrinkA": 0, "shrinkB": 0}
-        axes.add_patch(FancyArrowPatch(middle - half, middle + half, zorder=4, **arrow))
+def pendulum_scene(env: Any, states: Any, params: Any) -> Scene:
+    """The rod, its pivot, and the upright place where it should come to rest."""
+    theta, length = _column(states.theta), float(params.l)
+    tip = -length * np.sin(theta), length * np.cos(theta)
+    marks = [
+        Shapes([0.0], [0.0], DISC, length, color="faint", stroke=1.0),
+        Lines([[0.0, 0.0], [0.0, length]], "green", 1.5, dashed=True),
+        Text([0.0], 1.1 * length, ["upright"], "green", 10),
+        _rod(np.zeros_like(theta), 0.0, *tip, 8),
+        *_joint(0.0, 0.0, 0.045 * length),
+        Shapes(*tip, DISC, 0.03 * length, color="blue", group="agent", trail=True),
+    ]
+    off = np.abs(np.degrees((theta[:, 0] + np.pi) % (2 * np.pi) - np.pi))
+    words = [
+        f"{angle:.0f}° from upright, {speed:+.1f} rad/s" for angle, speed in zip(off, states.theta_dot, strict=True)
+    ]
+    return _scene(marks, states, params, words, _around(1.25 * length), "place [m]", "height over the pivot [m]")
 
 
-def draw_pendulum(axes: Axes, state: Any, params: Any) -> None:
-    """Draws one state of pendulum: the rod, its pivot, and the upright place where it should come to rest."""
-    theta, theta_dot, length = float(state.theta), float(state.theta_dot), float(params.l)
-    tip = length * np.array([-np.sin(theta), np.cos(theta)])
+SCENES: dict[str, Callable] = {
+    "cartpole": cartpole_scene, "acrobot": acrobot_scene, "mountain_car": mountain_car_scene,
+    "pendulum": pendulum_scene,
+}  # fmt: skip
 
-    axes.add_patch(Circle((0, 0), length, facecolor="none", edgecolor="#CCCCCC", linewidth=0.8, zorder=1))
-    axes.plot([0, 0], [0, length], color=GOAL, linestyle=":", linewidth=1.5, zorder=2)
-    axes.text(0.0, 1.06 * length, "upright", ha="center", va="bottom", color=GOAL, fontsize=8)
-    axes.plot([0, tip[0]], [0, tip[1]], color=POLE, linewidth=8, solid_capstyle="round", zorder=3)
-    axes.plot([0], [0], "o", color="white", markeredgecolor=CART, markersize=7, zorder=4)
 
-    off = np.degrees((theta + np.pi) % (2 * np.pi) - np.pi)
-    axes.set(xlim=(-1.25 * length, 1.25 * length), ylim=(-1.25 * length, 1.25 * length), aspect="equal")
-    axes.set(xlabel="place [m]", ylabel="height over the pivot [m]")
-    what = f"{abs(off):.0f}° from upright, {theta_dot:+.1f} rad/s"
-    axes.set_title(f"step {int(state.time)} of {int(params.episode_length)}, {what}")
+def _column(values: Any) -> np.ndarray:
+    return np.asarray(values, float)[:, None]  # [T, 1]: one of them in each frame
+
+
+def _around(reach: float) -> tuple[float, float, float, float]:
+    return -reach, -reach, reach, reach
+
+
+def _segments(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Returns lines [T, N, 2, 2] from the x and y of their ends, [..., 2]."""
+    return np.stack(np.broadcast_arrays(x, y), axis=-1)
+
+
+def _rod(x: Any, y: Any, end_x: np.ndarray, end_y: np.ndarray, width: float, color: str = "blue") -> Lines:
+    ends = [np.stack(np.broadcast_arrays(*pair), axis=-1) for pair in ((x, end_x), (y, end_y))]  # [T, 1, 2]
+    return Lines(_segments(*ends), color, width)
+
+
+def _joint(x: Any, y: Any, size: float) -> list[Shapes]:
+    return [Shapes(x, y, DISC, size, color="ink"), Shapes(x, y, DISC, 0.65 * size, color="paper")]
+
+
+def _scene(
+    marks: list, states: Any, params: Any, words: list[str], extent: tuple[float, float, float, float], xlabel: str,
+    ylabel: str,
+) -> Scene:  # fmt: skip
+    last, time = int(params.episode_length), np.asarray(states.time)
+    captions = [f"step {t} of {last}, {word}" for t, word in zip(time, words, strict=True)]
+    return Scene(marks, captions, extent, time, xlabel=xlabel, ylabel=ylabel)

@@ -19,12 +19,12 @@ class ClassicControl(Env):
 
     can_truncate: ClassVar[bool] = True
     cheap_reset: ClassVar[bool] = True
-    drawing: ClassVar[str]  # the function there that does
+    drawing: ClassVar[str]  # which of the `SCENES` there does
 
-    def draw(self, axes: Any, state: Any, params: Any, history: Any = None) -> None:
-        from wdjax.envs.classic_control import drawing
+    def scene(self, states: Any, params: Any) -> Any:
+        from wdjax.envs.classic_control.drawing import SCENES
 
-        getattr(drawing, self.drawing)(axes, state, params)
+        return SCENES[self.drawing](self, states, params)
 
 
 def hold_where(ended: jax.Array, state: Any, moved: Any) -> Any:

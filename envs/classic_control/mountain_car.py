@@ -46,7 +46,7 @@ class MountainCar(ClassicControl):
 
     default_params: ClassVar[Params] = Params()
     reward_threshold: ClassVar[float | None] = -110.0
-    drawing: ClassVar[str] = "draw_mountain_car"
+    drawing: ClassVar[str] = "mountain_car"
 
     def check_params(self, params: Any) -> None:
         """Raises ValueError where a track has no room for the starts or the goal, or nothing could move on it."""

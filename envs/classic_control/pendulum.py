@@ -44,7 +44,7 @@ class Pendulum(ClassicControl):
     """One agent, Box actions of shape (1,) (the torque), observation (cos theta, sin theta, theta_dot)."""
 
     default_params: ClassVar[Params] = Params()
-    drawing: ClassVar[str] = "draw_pendulum"
+    drawing: ClassVar[str] = "pendulum"
 
     def check_params(self, params: Params) -> None:
         require_finite(params)

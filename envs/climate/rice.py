@@ -365,7 +365,7 @@ class Rice(Env):
     def action_space(self, params: Params) -> Dict:
         return Dict({REGION: MultiDiscrete(self.nvec).batch(self.num_regions)})
 
-    def draw(self, axes: Any, state: State, params: Params, history: Any = None) -> None:
-        from wdjax.envs.climate.drawing import draw_world
+    def scene(self, states: State, params: Params) -> Any:
+        from wdjax.envs.climate.drawing import world_scene
 
-        draw_world(axes, self, state, params, history)
+        return world_scene(self, states, params)

@@ -189,7 +189,7 @@ class TaxedCommons(Env):
         harvester, planner = Discrete(self.max_catch + 1), Discrete(self.num_levels)
         return Dict({"harvester": harvester.batch(self.num_harvesters), "planner": planner.batch(1)})
 
-    def draw(self, axes: Any, state: State, params: Params, history: Any = None) -> None:
-        from wdjax.envs.commons.drawing import draw_commons
+    def scene(self, states: State, params: Params) -> Any:
+        from wdjax.envs.commons.drawing import commons_scene
 
-        draw_commons(axes, self, state, params, history)
+        return commons_scene(self, states, params)

@@ -1,4 +1,4 @@
-"""Pictures of covid_economy: the map of states as tiles, for a day (`draw_map`) and for whole episodes (`save_curves`).
+"""Pictures of covid_economy: the map of states as tiles, day by day (`map_scene`) and whole episodes (`save_curves`).
 
 States of a synthetic calibration are nowhere: their tiles lie in rows.
 """
@@ -9,12 +9,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.collections import LineCollection, PatchCollection
-from matplotlib.colors import to_rgb
+from matplotlib.collections import LineCollection
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
+from wdjax.drawing import SQUARE, Mark, Scene, Shapes, Text
 from wdjax.envs.covid.calibration import NUM_LEVELS
 
 # columns and rows of the 50 states and DC (8), in the order of their names
@@ -27,9 +26,8 @@ TILES = {
     "SC": (7, 5), "SD": (3, 3), "TN": (5, 5), "TX": (3, 7), "UT": (1, 4), "VT": (9, 1), "VA": (7, 4), "WA": (0, 2),
     "WV": (6, 4), "WI": (6, 2), "WY": (2, 3),
 }  # fmt: skip
-DEAD, IDLE, TEXT = "#B3261E", "#B86E00", "#1F2933"
+TEXT = "#1F2933"
 MOST_DEAD, MOST_IDLE = 1.5, 25.0  # %, of a whole bar
-_LIGHT, _DARK = np.array(to_rgb("#EDF3FA")), np.array(to_rgb("#4C7DB8"))  # of the levels 1 and 10
 COLORS = ("#245EB6", "#8A8F98", "#C843C3")  # of episodes side by side
 MEASURES = ("dead [% of the population]", "unemployed [% of the population]", "stringency level")
 
@@ -42,59 +40,47 @@ def tile_places(env: Any) -> dict[str, tuple[int, int]]:
     return {str(i): (i % columns, i // columns) for i in range(env.num_states)}
 
 
-def draw_map(axes: Axes, env: Any, state: Any, params: Any) -> None:
-    """Draws one state: a tile for every state of the country, the darker the more stringent its level, with bars for
-    the dead and the unemployed.
-
-    Args:
-        axes: empty matplotlib axes.
-        env: a CovidEconomy.
-        state: its state; arrays of NumPy or JAX.
-        params: its params.
-    """
+def map_scene(env: Any, states: Any, params: Any) -> Scene:
+    """Returns the scene of an episode (`Env.scene`): a tile for every state of the country, the darker the more
+    stringent its level, with bars for the dead and the unemployed."""
     places = tile_places(env)
+    x, y = np.array(list(places.values()), float).T * [[1], [-1]]  # upper left corners
     population = np.asarray(params.calibration.population)
-    dead, idle = (100 * np.asarray(people) / population for people in (state.dead, state.unemployed))
-    level = np.asarray(state.level)
-    few = len(places) <= 12
-    for i, (name, (x, y)) in enumerate(places.items()):
-        axes.add_patch(Rectangle((x + 0.03, -y - 0.97), 0.94, 0.94, facecolor=level_color(level[i]), linewidth=0))
-        axes.text(x + 0.1, -y - 0.1, name, ha="left", va="top", fontsize=10 if few else 7.5, color=TEXT)
-        axes.text(x + 0.9, -y - 0.1, str(int(level[i])), ha="right", va="top", fontsize=10 if few else 7.5,
-                  color=TEXT, fontweight="bold")  # fmt: skip
-    for value, most, color, bottom in ((dead, MOST_DEAD, DEAD, 0.3), (idle, MOST_IDLE, IDLE, 0.1)):
-        for width, fill in ((np.ones(len(places)), "white"), (np.clip(value / most, 0, 1), color)):
-            bars = [
-                Rectangle((x + 0.1, -y - 1 + bottom), 0.8 * share, 0.13)
-                for (x, y), share in zip(places.values(), width, strict=True)
-            ]
-            axes.add_collection(PatchCollection(bars, facecolor=fill, linewidth=0), autolim=False)
+    dead, idle = (100 * np.asarray(people) / population for people in (states.dead, states.unemployed))  # [T, n]
+    level, paid = np.asarray(states.level), np.asarray(states.subsidy_level)
+    words = 14.0 if len(places) <= 12 else 9.5  # px
+    nowhere = np.full(1, np.nan)
+    marks: list[Mark] = [
+        Shapes(nowhere, nowhere, SQUARE, opacity=shade_of(own), label=f"level {own}") for own in (10, 7, 4, 1)
+    ]
+    marks += [
+        Shapes(x + 0.5, y - 0.5, SQUARE, 0.47, opacity=shade_of(level), group="state"),
+        Text(x + 0.1, y - 0.19, list(places), size=words, align="left"),
+        Text(x + 0.9, y - 0.19, level.astype(int).astype(str).tolist(), size=words, align="right", bold=True),
+    ]
+    for value, most, color, bottom, label in (
+        (idle, MOST_IDLE, "orange", 0.1, "unemployed"), (dead, MOST_DEAD, "red", 0.3, "dead"),
+    ):  # fmt: skip
+        share = np.clip(value / most, 0, 1)
+        marks += [
+            Shapes(x + 0.5, y - 0.935 + bottom, SQUARE, (0.4, 0.065), color="paper"),
+            Shapes(x + 0.1 + 0.4 * share, y - 0.935 + bottom, SQUARE, (0.4 * share, 0.065), color=color,
+                   label=f"{label}, to {most:g} %"),
+        ]  # fmt: skip
     columns, rows = (max(place[i] for place in places.values()) + 1 for i in (0, 1))
-    axes.set(xlim=(0, columns), ylim=(-rows, 0), aspect="equal")
-    axes.axis("off")
-    share = lambda people: 100 * float(np.sum(people)) / population.sum()  # noqa: E731
-    paid = float(params.max_subsidy) * int(state.subsidy_level) / env.num_subsidy_levels
-    axes.set_title(
-        f"day {int(state.time)} of {int(params.episode_length)}: {share(state.dead):.2f} % dead, "
-        f"{share(state.unemployed):.1f} % unemployed\nsubsidy level {int(state.subsidy_level)}: "
-        f"{paid:,.0f} USD per person and year", fontsize=10,
-    )  # fmt: skip
-    handles = [_square(f"level {level}", level_color(level)) for level in (1, 4, 7, 10)]
-    handles += [_bar(f"dead, to {MOST_DEAD} %", DEAD), _bar(f"unemployed, to {MOST_IDLE:.0f} %", IDLE)]
-    axes.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.01), ncols=6, fontsize=7.5, frameon=False,
-                handlelength=1.0, columnspacing=1.0, handletextpad=0.4, borderaxespad=0.2)  # fmt: skip
+    share = lambda people: 100 * np.asarray(people).sum(axis=-1) / population.sum()  # noqa: E731
+    told = zip(states.time, share(states.dead), share(states.unemployed), paid, strict=True)
+    captions = [
+        f"day {int(t)} of {int(params.episode_length)}: {died:.2f} % dead, {out:.1f} % unemployed\nsubsidy level "
+        f"{int(own)}: {float(params.max_subsidy) * int(own) / env.num_subsidy_levels:,.0f} USD per person and year"
+        for t, died, out, own in told
+    ]
+    return Scene(marks, captions, (0.0, -float(rows), float(columns), 0.0), np.asarray(states.time), axes=False)
 
 
-def level_color(level: float) -> tuple[float, ...]:
-    return tuple(_LIGHT + (_DARK - _LIGHT) * (float(level) - 1) / (NUM_LEVELS - 1))
-
-
-def _square(label: str, color: Any) -> Line2D:
-    return Line2D([], [], linestyle="", marker="s", markersize=8, color=color, label=label)
-
-
-def _bar(label: str, color: Any) -> Line2D:
-    return Line2D([], [], linewidth=4, color=color, solid_capstyle="butt", label=label)
+def shade_of(level: Any) -> Any:
+    """Returns how dark a level from 1 to 10 is drawn, as an opacity."""
+    return 0.08 + 0.74 * (level - 1) / (NUM_LEVELS - 1)
 
 
 def save_curves(path: str | pathlib.Path, env: Any, params: Any, episodes: Mapping[str, Any]) -> None:
@@ -124,9 +110,7 @@ def save_curves(path: str | pathlib.Path, env: Any, params: Any, episodes: Mappi
         for (label, curve), color in zip(curves.items(), COLORS, strict=False):
             time = 0.05 + 0.9 * np.arange(1, len(curve[k]) + 1) / days
             height = 0.05 + 0.7 * curve[k] / most  # [T, n]
-            lines = [
-                np.stack([x + time, height[:, i] - y - 1], axis=1) for i, (x, y) in enumerate(places.values())
-            ]
+            lines = [np.stack([x + time, height[:, i] - y - 1], axis=1) for i, (x, y) in enumerate(places.values())]
             axes.add_collection(LineCollection(lines, colors=color, linewidths=1.0, label=label), autolim=False)
         axes.set(xlim=(0, columns), ylim=(-rows, 0), aspect="equal")
         axes.set_title(f"{MEASURES[k]}, 0 to {most:.3g}", fontsize=10)

@@ -279,10 +279,10 @@ class CovidEconomy(Env):
         planner = Discrete(self.num_subsidy_levels + 1).batch(1)
         return Dict({"state": Discrete(NUM_LEVELS + 1).batch(self.num_states), "planner": planner})
 
-    def draw(self, axes: Any, state: State, params: Params, history: Any = None) -> None:
-        from wdjax.envs.covid.drawing import draw_map
+    def scene(self, states: State, params: Params) -> Any:
+        from wdjax.envs.covid.drawing import map_scene
 
-        draw_map(axes, self, state, params)
+        return map_scene(self, states, params)
 
 
 def derive(params: Params) -> Derived:

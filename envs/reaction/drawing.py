@@ -3,92 +3,116 @@
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
 
-from wdjax.envs.history import since_reset
+from wdjax.drawing import CROSS, SQUARE, STAR, Field, Lines, Mark, Scene, Shapes, so_far
+from wdjax.env import SINGLE_AGENT
 from wdjax.envs.reaction.surfaces import WALL, Table
 
-PATHS = ("#C843C3", "#E07B00")  # of the first and the second atom
-GOAL, DARK = "#2E8B57", "#222222"
-START_MARK = {"marker": "s", "color": "white", "markeredgecolor": DARK, "markersize": 8}
-GOAL_MARK = {"marker": "*", "color": GOAL, "markeredgecolor": "white", "markersize": 16}
-SADDLE_MARK = {"marker": "x", "color": DARK, "markersize": 8, "markeredgewidth": 2}
+PATHS = ("magenta", "orange")  # of the first and the second atom
 
 
-def draw_path(axes: Axes, env: Any, state: Any, params: Any, history: Any = None) -> None:
-    """Draws one state of either game.
-
-    Args:
-        axes: empty matplotlib axes.
-        env: a ReactionPath.
-        state: its state; arrays of NumPy or JAX.
-        params: its params.
-        history: the states before this one, oldest first, leaves with a leading [H]: drawn as the path so far.
-    """
+def path_scene(env: Any, states: Any, params: Any) -> Scene:
+    """Returns the scene of an episode of either game (`Env.scene`): of two atoms, the surface that the first one feels
+    where the second is."""
     energies, table = np.asarray(params.energies), env.table
-    path = since_reset(state, history).position
+    time, path = np.asarray(states.time), np.asarray(states.position)
+    window = so_far(time)
     layers = path - np.array([0, 0, int(params.z_lower)] * env.num_atoms)
-    felt = energies if env.num_atoms == 1 else energies[..., *layers[-1, 3:]]  # by the first atom
-    handles = draw_surface(axes, felt.min(axis=2), table)
-    for atom in range(env.num_atoms):
-        x_y, name = slice(3 * atom, 3 * atom + 2), f"atom {atom + 1}" if env.num_atoms > 1 else "path"
-        for mark, cell in ((START_MARK, params.initial_state), (GOAL_MARK, params.final_state)):
-            edge = {"markeredgecolor": PATHS[atom]} if env.num_atoms > 1 else {}
-            axes.plot(*places(table, np.asarray(cell)[x_y]), linestyle="", zorder=4, **(mark | edge))
-        handles.append(draw_line(axes, table, path[:, x_y], PATHS[atom], name))
-        here = {"color": PATHS[atom], "markeredgecolor": "white", "markersize": 9, "zorder": 6}
-        axes.plot(*places(table, path[-1, x_y]), "o", **here)
     inside = np.all((layers >= 0) & (layers < energies.shape), axis=1)
-    words = f"energy {energies[tuple(layers[-1])]:.4g}" if inside[-1] else "out of the slab"
-    if len(path) == int(state.time) + 1:  # all of it is known
-        words += f", highest {max(energies[tuple(cell)] for cell in layers[inside]):.4g}"
-    axes.set_title(f"step {int(state.time)} of {int(params.episode_length)}, {words}", fontsize=10)
-    legend(axes, handles)
+    if env.num_atoms == 1:
+        felt, index = energies[None], np.zeros(1, int)
+    else:
+        others, index = np.unique(
+            np.clip(layers[:, 3:], 0, np.array(energies.shape[3:]) - 1), axis=0, return_inverse=True
+        )
+        felt = np.stack([energies[..., *other] for other in others])
+    marks = [*surface_marks(table, felt.min(axis=3), index.reshape(-1)), *end_marks(table, params, env.num_atoms)]
+    for atom in range(env.num_atoms):
+        name = f"atom {atom + 1}" if env.num_atoms > 1 else "path"
+        x_y = slice(3 * atom, 3 * atom + 2)
+        points = with_breaks(path[:, x_y])
+        vertex = np.flatnonzero(np.isfinite(points[:, 0]))  # of each frame: breaks are vertices, too
+        shown = np.stack([vertex[window[:, 0]], vertex[window[:, 1] - 1] + 1], axis=1)
+        marks.append(Lines(places(table, points), PATHS[atom], 3, window=shown, label=name))
+        here = places(table, path[:, None, x_y])
+        marks.append(Shapes(here[..., 0], here[..., 1], size=mark_size(table, 0.016), color=PATHS[atom], edge=True,
+                            group="" if atom else SINGLE_AGENT))  # fmt: skip
+    captions = []
+    for t, cell in enumerate(layers):
+        words = f"energy {energies[tuple(cell)]:.4g}" if inside[t] else "out of the slab"
+        first = window[t, 0]
+        if t - first == int(time[t]):  # all of it is known
+            so_high = [energies[tuple(old)] for old in layers[first : t + 1][inside[first : t + 1]]]
+            words += f", highest {max(so_high):.4g}"
+        captions.append(f"step {int(time[t])} of {int(params.episode_length)}, {words}")
+    return surface_scene(table, marks, captions, time)
+
+
+def surface_scene(table: Table, marks: list[Mark], captions: list[str], time: Any = None) -> Scene:
+    """Returns a scene of a surface with these marks, and the ground around them."""
+    unit = "" if table.spacing else " [cell]"
+    return Scene(marks, captions, ground(table), time, xlabel=f"x{unit}", ylabel=f"y{unit}")
+
+
+def ground(table: Table) -> tuple[float, float, float, float]:
+    """Returns the corners of what the cells cover."""
+    half, (x, y) = 0.5 * (table.spacing or 1.0), places(table, np.array(table.energies.shape[:2]) - 1)
+    return table.origin[0] - half, table.origin[1] - half, float(x) + half, float(y) + half
 
 
 def places(table: Table, cells: Any) -> np.ndarray:
-    """Returns x, y ([2, ...]) of cells [..., 2]."""
-    cells = np.asarray(cells)
-    return np.moveaxis(np.array(table.origin) + (table.spacing or 1.0) * cells, -1, 0)
+    """Returns x, y ([..., 2]) of cells [..., 2]."""
+    return np.array(table.origin) + (table.spacing or 1.0) * np.asarray(cells)
 
 
-def draw_surface(axes: Axes, energies: np.ndarray, table: Table) -> list[Line2D]:
-    """Draws energies [nx, ny] as a map with contours, walls left out, and the saddles; returns the legend's handles."""
+def mark_size(table: Table, share: float) -> float:
+    x0, y0, x1, y1 = ground(table)
+    return share * max(x1 - x0, y1 - y0)
+
+
+def surface_marks(table: Table, energies: np.ndarray, index: Any = 0) -> list[Mark]:
+    """Returns energies [K, nx, ny] as a map, the darker the lower, walls left out; the contours of one; the saddles."""
     low = np.ma.masked_greater_equal(np.asarray(energies, float), WALL)
-    x, y = (places(table, np.stack([np.arange(n)] * 2, axis=-1))[i] for i, n in enumerate(low.shape))
     high = 2 * table.top - table.bottom if table.top is not None else np.percentile(low.compressed(), 75)
     levels = np.linspace(low.min(), max(high, low.min() + 1e-9), 15)
-    colors = {"cmap": "Blues_r", "vmin": levels[0], "vmax": levels[-1] + 0.3 * (levels[-1] - levels[0])}
-    mesh = axes.pcolormesh(x, y, low.T, shading="nearest", zorder=0, **colors)
-    mesh.set_edgecolor("face")  # else thin lines show between the cells
-    if min(low.shape) > 1:
-        axes.contour(x, y, low.T, levels=levels[1:-1], colors="white", linewidths=0.6, linestyles="solid", zorder=1)
-    half = 0.5 * (table.spacing or 1.0)
-    axes.set(xlim=(x[0] - half, x[-1] + half), ylim=(y[0] - half, y[-1] + half), aspect="equal")
-    unit = "" if table.spacing else " [cell]"
-    axes.set(xlabel=f"x{unit}", ylabel=f"y{unit}")
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(MaxNLocator(nbins=8, integer=not table.spacing, steps=[1, 2, 5, 10]))
-    for place in table.saddles:
-        axes.plot(*place, linestyle="", zorder=3, **SADDLE_MARK)
-    marks = [("start", START_MARK), ("goal", GOAL_MARK | {"markersize": 12})]
-    marks += [("saddle", SADDLE_MARK)] * bool(table.saddles)
-    return [Line2D([], [], linestyle="", label=name, **mark) for name, mark in marks]
+    depth = 1 - (low - levels[0]) / (1.3 * (levels[-1] - levels[0]))
+    opacity = np.clip(0.9 * depth, 0.03, 0.9).filled(0.0)
+    marks: list[Mark] = [Field(np.swapaxes(opacity, 1, 2), ground(table), "blue", index)]
+    if len(low) == 1 and min(low[0].shape) > 1:
+        marks.append(Lines(contours(table, low[0], levels[1:-1]), "paper", 0.6))
+    if table.saddles:
+        marks.append(Shapes(*np.transpose(table.saddles), CROSS, mark_size(table, 0.016), color="text", label="saddle"))
+    return marks
 
 
-def draw_line(axes: Axes, table: Table, cells: np.ndarray, color: str, name: str, **style: Any) -> Line2D:
-    """Draws a path of cells [K, 2] and returns its handle; it is broken where it goes around a periodic axis."""
+def contours(table: Table, energies: np.ma.MaskedArray, levels: np.ndarray) -> np.ndarray:
+    """Returns the lines of equal energy as one line, broken between them."""
+    from contourpy import contour_generator  # matplotlib's own
+
+    lines = [line for level in levels for line in contour_generator(z=energies.T).lines(level)]
+    gap = np.full((1, 2), np.nan)
+    return places(table, np.concatenate([part for line in lines for part in (line, gap)] or [gap]))
+
+
+def end_marks(table: Table, params: Any, num_atoms: int = 1) -> list[Mark]:
+    """Returns the marks of all atoms' starts and goals: who is at the other's start, stands on its square."""
+    size, starts, goals = mark_size(table, 0.013), [], []
+    for atom in range(num_atoms):
+        (x, y), (goal_x, goal_y) = (
+            places(table, np.asarray(cell)[3 * atom : 3 * atom + 2])
+            for cell in (params.initial_state, params.final_state)
+        )
+        color, first = PATHS[atom] if num_atoms > 1 else "text", not atom
+        starts += [
+            Shapes([x], [y], SQUARE, 1.15 * size, color=color, label="start" * first),
+            Shapes([x], [y], SQUARE, 0.85 * size, color="paper"),
+        ]
+        goals.append(Shapes([goal_x], [goal_y], STAR, 2.2 * size, color="green", edge=True, label="goal" * first))
+    return [*starts, *goals]
+
+
+def with_breaks(cells: np.ndarray) -> np.ndarray:
+    """Returns a path of cells [K, 2] with a NaN wherever it goes around a periodic axis."""
     cells = np.asarray(cells, float)
     jumps = np.flatnonzero(np.abs(np.diff(cells, axis=0)).max(axis=1, initial=0) > 1) + 1
-    cells = np.insert(cells, jumps, np.nan, axis=0)
-    style = {"color": color, "linewidth": 2.2, "solid_joinstyle": "round", "zorder": 5} | style
-    axes.plot(*places(table, cells), **style)
-    return Line2D([], [], label=name, **style)
-
-
-def legend(axes: Axes, handles: list[Line2D]) -> None:
-    """Puts the legend right of the map, where it hides nothing."""
-    place = {"loc": "upper left", "bbox_to_anchor": (1.02, 1.0), "borderaxespad": 0.0}
-    axes.legend(handles=handles, fontsize=9, frameon=False, **place)
+    return np.insert(cells, jumps, np.nan, axis=0)

@@ -196,10 +196,10 @@ class ReactionPath(Env):
         n = self.num_atoms
         return Box(0.0, np.array([1.0] * 3 * n + [np.inf] * n, np.float32), (4 * n,))
 
-    def draw(self, axes: Any, state: State, params: Params, history: Any = None) -> None:
-        from wdjax.envs.reaction.drawing import draw_path
+    def scene(self, states: State, params: Params) -> Any:
+        from wdjax.envs.reaction.drawing import path_scene
 
-        draw_path(axes, self, state, params, history)
+        return path_scene(self, states, params)
 
 
 def flat_index(cells: jax.Array, shape: tuple[int, ...]) -> jax.Array:

@@ -321,10 +321,10 @@ class TagContinuous(Env):
         space = MultiDiscrete((self.num_acceleration_levels + 1, self.num_turn_levels + 1))
         return Dict({group: space.batch(num) for group, num in self.groups.items()})
 
-    def draw(self, axes: Any, state: State, params: Params, history: Any = None) -> None:
-        from wdjax.envs.tag.drawing import draw_continuous
+    def scene(self, states: State, params: Params) -> Any:
+        from wdjax.envs.tag.drawing import continuous_scene
 
-        draw_continuous(axes, self, state, params, history)
+        return continuous_scene(self, states, params)
 
 
 def distance_between(x: jax.Array, y: jax.Array, other_x: jax.Array, other_y: jax.Array) -> jax.Array:

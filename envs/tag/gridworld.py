@@ -194,10 +194,10 @@ class TagGridworld(Env):
     def action_space(self, params: Params) -> Dict:
         return Dict({group: Discrete(5).batch(num) for group, num in self.groups.items()})
 
-    def draw(self, axes: Any, state: State, params: Params, history: Any = None) -> None:
-        from wdjax.envs.tag.drawing import draw_gridworld
+    def scene(self, states: State, params: Params) -> Any:
+        from wdjax.envs.tag.drawing import gridworld_scene
 
-        draw_gridworld(axes, self, state, params, history)
+        return gridworld_scene(self, states, params)
 
 
 def is_tagged(state: State) -> jax.Array:

@@ -12,6 +12,7 @@ from rich.console import Console
 from wdjax.checks import require
 from wdjax.experiments.commands.arguments import Modules, parse, require_run, require_seed
 from wdjax.experiments.commands.matrix import matrix_tables, other_params, require_tables, write_matrix
+from wdjax.rendering import require_output
 from wdjax.train import Player, cross_play, save_episode, statistics, trained_policy
 from wdjax.train.evaluation.export import export_policy
 from wdjax.train.learner.saved import split_checkpoint
@@ -46,7 +47,8 @@ class RenderArguments:
     run: Annotated[str, tyro.conf.Positional]
     """the folder of a run; FOLDER@best, FOLDER@120 name a checkpoint"""
     output: Path | None = None
-    """the GIF (default: episode.gif in the folder, where no --npz is asked for)"""
+    """the file: .gif, .html (a player, in one file), .svg, .mp4 (where ffmpeg is) or .png (the last state); default:
+    episode.gif in the folder, where no --npz is asked for"""
     npz: Path | None = None
     """the episode as arrays for numpy.load: states, actions, rewards, ends, observations, probabilities, values"""
     greedy: bool = False
@@ -105,12 +107,12 @@ def render(arguments: list[str]) -> None:
     parsed = parse(RenderArguments, "wdjax render", arguments)
     require(parsed.fps >= 1, "--fps", parsed.fps, "at least 1")
     require_seed(parsed.seed)
+    if parsed.output is not None:
+        require_output(parsed.output, field="--output")
     if parsed.npz is not None and parsed.npz.suffix != ".npz":
         raise ValueError(f"--npz {parsed.npz}: must end in .npz")
     player = Player(parsed.run, *load_named(parsed.run, "best" if parsed.best else "newest", parsed.trust))
     default = None if parsed.npz else split_checkpoint(parsed.run)[0] / "episode.gif"
-    if parsed.output is not None and parsed.output.suffix != ".gif":
-        raise ValueError(f"--output {parsed.output}: must end in .gif")
     for file in filter(None, (parsed.npz, parsed.output or default)):
         written = save_episode(player.learner, player.state, file, parsed.seed, parsed.greedy, parsed.fps)
         print(f"Wrote {written}")

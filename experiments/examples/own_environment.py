@@ -58,9 +58,10 @@ class Lander(wdjax.Env):
     def action_space(self, params):
         return wdjax.Discrete(2)
 
-    def draw(self, axes, state, params, history=None):
-        axes.bar([0], [1], bottom=state.height, width=0.4)
-        axes.set(xlim=(-1, 1), ylim=(0, 20), ylabel="height [m]", title=f"velocity {float(state.velocity):+.1f} m/s")
+    def scene(self, states, params):  # of an episode: arrays [T], a picture or a player of it is made from them
+        lander = wdjax.drawing.Shapes([0.0], states.height[:, None] + 1, wdjax.drawing.SQUARE, group="agent")
+        captions = [f"velocity {velocity:+.1f} m/s" for velocity in states.velocity]
+        return wdjax.drawing.Scene([lander], captions, extent=(-10, 0, 10, 20), ylabel="height [m]")
 
 
 def observe(state):

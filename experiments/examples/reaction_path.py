@@ -82,22 +82,18 @@ def report(surface: str, seeds: int, env_steps: int | None) -> list[Path]:
 
 def save_picture(path: str, surface: str, cells: np.ndarray) -> None:
     """Draws a path [K, 3] over its surface, beside one of the lowest pass."""
-    from matplotlib.figure import Figure
-
+    from wdjax.drawing import Lines
     from wdjax.envs.reaction import drawing
+    from wdjax.rendering import save_scene
 
     env, params = wdjax.make("reaction_one_atom", surface=surface)
-    table, figure = env.table, Figure(figsize=(7.2, 4.4), layout="constrained")
-    axes = figure.subplots()
-    handles = drawing.draw_surface(axes, table.energies.min(axis=2), table)
-    lowest = exact.lowest_pass(exact.exact_params(env)).path
-    dashed = {"linestyle": "--", "linewidth": 1.4, "zorder": 4}
-    handles.append(drawing.draw_line(axes, table, cells[:, :2], drawing.PATHS[0], "learned path"))
-    handles.append(drawing.draw_line(axes, table, lowest[:, :2], drawing.PATHS[1], "a lowest path", **dashed))
-    for mark, cell in ((drawing.START_MARK, params.initial_state), (drawing.GOAL_MARK, params.final_state)):
-        axes.plot(*drawing.places(table, cell[:2]), linestyle="", zorder=6, **mark)
-    drawing.legend(axes, handles)
-    figure.savefig(path, dpi=110)
+    table, lowest = env.table, exact.lowest_pass(exact.exact_params(env)).path
+    marks = drawing.surface_marks(table, table.energies.min(axis=2)[None])
+    for walked, color, width, label in ((lowest, 1, 2, "a lowest path"), (cells, 0, 3, "learned path")):
+        points = drawing.places(table, drawing.with_breaks(walked[:, :2]))
+        marks.append(Lines(points, drawing.PATHS[color], width, dashed=walked is lowest, label=label))
+    scene = drawing.surface_scene(table, [*marks, *drawing.end_marks(table, params)], [""])
+    save_scene(path, scene, size=(792, 484))
 
 
 def main() -> None:

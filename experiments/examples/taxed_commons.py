@@ -7,6 +7,7 @@ The same program trains a second run beside it in which the planner may set no t
 Both are compared with the exact solution of the game (docs/environments/commons.md).
 """
 
+import dataclasses
 import functools
 import sys
 from typing import Any
@@ -39,16 +40,18 @@ def welfare(learner: Learner, state: TrainState) -> float:
 
 def draw(path: str, learner: Learner, states: list[TrainState]) -> None:
     """Draws a whole episode of each run, one below the other."""
-    from matplotlib.figure import Figure
+    from PIL import Image
 
-    figure = Figure(figsize=(7.5, 6.0), dpi=100, layout="constrained")
-    for axes, state, words in zip(figure.subplots(2), states, ("nobody plans", "a planner taxes"), strict=True):
+    from wdjax.drawing.raster import picture
+    from wdjax.rendering import make_scene
+
+    pictures = []
+    for state, words in zip(states, ("nobody plans", "a planner taxes"), strict=True):
         played = record_episode(learner, state, jax.random.key(1), greedy=True).states
-        last, before = (jax.tree.map(lambda leaf, part=part: np.asarray(leaf)[part], played)
-                        for part in (-1, slice(None, -1)))  # fmt: skip
-        learner.env.draw(axes, last, learner.env_params, before)
-        axes.set_title(f"{words}: welfare {welfare(learner, state):.0f}")
-    figure.savefig(path)
+        scene = make_scene(learner.env, played, learner.env_params)
+        caption = f"{words}: welfare {welfare(learner, state):.0f}"
+        pictures.append(picture(dataclasses.replace(scene, captions=[caption] * scene.num_frames), size=(750, 300)))
+    Image.fromarray(np.concatenate(pictures)).save(path)
 
 
 def main(arguments: list[str]) -> None:

@@ -4,10 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 
 import wdjax
-from wdjax.envs.reaction import drawing, exact, surfaces
+from wdjax.envs.reaction import drawing, exact
 from wdjax.envs.reaction.game import State
 from wdjax.playing import play, start_play, uniform_action
 from wdjax.train import load_config
@@ -151,24 +150,23 @@ def test_a_drawing_shows_the_path_so_far(surface):
     env, params = wdjax.make("reaction_two_atoms" if "two" in surface else "reaction_one_atom", surface=surface)
     start = np.asarray(params.initial_state)
     positions = start + np.eye(len(start), dtype=int)[0] * np.arange(3)[:, None]
-    history = State(np.concatenate([positions[::-1], positions[:2]]), np.array([7, 8, 9, 0, 1]))  # an older one first
-    state = State(positions[2], np.int32(2))
-    np.testing.assert_array_equal(drawing.since_reset(state, history).position, positions)
-    axes = Figure().subplots()
-    env.draw(axes, state, params, history)
+    states = State(np.concatenate([positions[::-1], positions]), np.array([7, 8, 9, 0, 1, 2]))  # an older one first
+    scene = env.scene(states, jax.device_get(params))
     energy = env.table.energies[tuple(positions[2] - env.table.offset)]
     places = drawing.places(env.table, positions[:, :2])
-    assert axes.get_title().startswith(f"step 2 of 500, energy {energy:.4g}, highest")
-    lines = [line.get_xydata() for line in axes.lines]
-    assert any(line.shape == (3, 2) and np.allclose(line.T, places) for line in lines)
-    crosses = [tuple(line.get_xydata()[0]) for line in axes.lines if line.get_marker() == "x"]
+    assert scene.captions[-1].startswith(f"step 2 of 500, energy {energy:.4g}, highest")
+    assert "highest" not in scene.captions[0]  # of that episode not all is known
+    (path,) = (mark for mark in scene.marks if getattr(mark, "label", "") in ("path", "atom 1"))
+    first, last = path.window[-1]
+    np.testing.assert_allclose(path.points[0, 0, first:last], places)
+    crosses = [(x, y) for mark in scene.marks if getattr(mark, "label", "") == "saddle"
+               for x, y in zip(mark.x[0], mark.y[0], strict=True)]  # fmt: skip
     assert crosses == list(env.table.saddles)
 
 
 def test_a_line_is_broken_around_the_axes():
-    axes, table = Figure().subplots(), surfaces.load_table("corrugated_morse")
-    drawing.draw_line(axes, table, np.array([[1, 0], [0, 0], [19, 0]]), "black", "path")
-    np.testing.assert_array_equal(axes.lines[0].get_xydata(), [[1, 0], [0, 0], [np.nan, np.nan], [19, 0]])
+    broken = drawing.with_breaks(np.array([[1, 0], [0, 0], [19, 0]]))
+    np.testing.assert_array_equal(broken, [[1, 0], [0, 0], [np.nan, np.nan], [19, 0]])
 
 
 def test_cheaper_walls_leave_the_best_path_where_it_is():

@@ -281,17 +281,12 @@ def test_bad_arguments_are_refused(arguments, words):
 # --- pictures ---
 
 
-def test_a_gif_shows_the_world_from_its_start(tmp_path, monkeypatch):
-    """`trail` of the environment: each frame has all states since the reset, and those of another episode are left."""
-    from wdjax.envs.climate import drawing
-
+def test_a_gif_shows_the_world_from_its_start(tmp_path):
     env, params, _ = small()
     states = [step[1] for step in run(idle(12, 9))]
     states = jax.tree.map(lambda *leaves: np.stack(leaves), *states)
-    seen, since = [], drawing.since_reset
-    monkeypatch.setattr(drawing, "since_reset", lambda *args: seen.append(since(*args)) or seen[-1])
     save_gif(tmp_path / "a.gif", env, states, params, size=(100, 100))
-    assert max(len(states.time) for states in seen) == 12
-    both = jax.tree.map(lambda leaf: np.concatenate([leaf, leaf[:2]]), states)
-    at = lambda i: jax.tree.map(lambda leaf: leaf[i], both)  # noqa: E731
-    assert since(at(13), at(slice(0, 13))).time.tolist() == [1, 2]
+    scene = env.scene(states, params)
+    warm = scene.plots[0].series[0]
+    np.testing.assert_array_equal(warm.values, states.temperature[:, 0].astype(float))
+    assert scene.captions[-1].startswith(f"{2015 + 5 * 12:.0f}, step 12 of")

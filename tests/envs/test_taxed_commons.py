@@ -212,16 +212,16 @@ def test_golden_welfare_and_a_wide_gap():
 
 
 def test_the_drawing_says_what_happened():
-    from matplotlib.figure import Figure
-
     env, params, step = made()
     states = [result[1] for result in play(env, params, step, [([3] * 4, 2), ([3] * 4, 0), ([2] * 4, 0)])]
-    history = jax.tree.map(lambda *leaves: np.stack(leaves), *states[:-1])
-    axes = Figure().add_subplot()
-    env.draw(axes, states[-1], params, history)
-    assert axes.get_title() == f"step 3 of 60: {states[-1].stock} fish, tax 0.90, 8 caught"
-    assert [bar.get_height() for bar in axes.patches if bar.get_width() == 0.8] == [0, 12, 8]
-    np.testing.assert_array_equal(axes.lines[0].get_data(), [[1, 2, 3], [state.stock for state in states]])
+    scene = env.scene(jax.tree.map(lambda *leaves: np.stack(leaves), *states), jax.device_get(params))
+    assert scene.captions[-1] == f"step 3 of 60: {states[-1].stock} fish, tax 0.90, 8 caught"
+    (bars,) = (mark for mark in scene.marks if getattr(mark, "label", "") == "catch of the day")
+    np.testing.assert_array_equal(bars.size[..., 1], [[0, 12, 8]])
+    np.testing.assert_array_equal(bars.opacity, np.tri(3))  # in each frame those up to now
+    (stock,) = (mark for mark in scene.marks if getattr(mark, "label", "") == "stock")
+    np.testing.assert_array_equal(stock.points[0, 0], [(i + 1, state.stock) for i, state in enumerate(states)])
+    np.testing.assert_array_equal(stock.window, [(0, 1), (0, 2), (0, 3)])
 
 
 # --- kernels ---

@@ -208,7 +208,7 @@ def test_resume_goes_on(run, capsys, monkeypatch):
         (["eval", "RUN", "--output", "cells.txt"], "must be a file that ends in .json or .csv"),
         (["render", "RUN", "--npz", "episode.gif"], "must end in .npz"),
         (["render", "RUN@best"], "no checkpoint in"),
-        (["render", "RUN", "--output", "episode.mp4"], "must end in .gif"),
+        (["render", "RUN", "--output", "episode.gfi"], "did you mean '.gif'"),
         (["list", "all"], "takes no arguments"),
     ],
 )

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from wdjax.checks import one_line, require, require_integer
+from wdjax.checks import one_line, require_integer
 from wdjax.train.evaluation.evaluate import choose_players
 from wdjax.train.evaluation.players import Game, Player, make_game, play_step, roles_of
 from wdjax.train.learner.init import host_key
@@ -108,25 +108,26 @@ def _record_jit(game: Game, key: jax.Array, greedy: bool, max_steps: int, observ
 def save_episode(
     learner: Learner, state: TrainState, path: str | Path, seed: int = 0, greedy: bool = False, fps: int = 12
 ) -> Path:
-    """Plays one episode and writes it: as an animated GIF, or, where the path ends in .npz, as arrays with all that
-    happened (`Trajectory.to_npz`), observations too. Returns its path.
+    """Plays one episode and writes it as what the path ends in: .html (the player), .gif, .svg, .mp4 (where ffmpeg is),
+    .png (the last state), or as arrays with all that happened, .npz (`Trajectory.to_npz`). Returns its path.
 
     Raises:
         NotImplementedError: where the environment has no drawing.
-        ValueError: for a path that ends in neither; where the environment's own `draw` raises anything else.
+        ValueError: for a path that ends in none of these, or .mp4 without ffmpeg; where the environment's own
+            `scene` or `draw` raises anything else.
     """
-    from wdjax.rendering import save_gif
+    from wdjax.env import draws_by_scene
+    from wdjax.rendering import SUFFIXES, require_output, save
 
-    require(Path(path).suffix in (".gif", ".npz"), "path", str(path), "a file that ends in .gif or .npz")
-    key, arrays = jax.random.fold_in(host_key(seed), 0), Path(path).suffix == ".npz"
-    episode = record_episode(learner, state, key, greedy=greedy, observations=arrays)
-    if arrays:
+    suffix = require_output(path, (*SUFFIXES, ".npz"))
+    key = jax.random.fold_in(host_key(seed), 0)
+    episode = record_episode(learner, state, key, greedy=greedy, observations=suffix in (".html", ".npz"))
+    if suffix == ".npz":
         return episode.to_npz(path)
     try:
-        save_gif(path, learner.env, episode.states, jax.device_get(state.env_params), fps=fps)
+        return save(path, learner.env, episode, jax.device_get(state.env_params), fps=fps)
     except (NotImplementedError, OSError):
         raise
     except Exception as error:  # of any type: it may be the user's code
-        name = type(learner.env).__name__
-        raise ValueError(f"{name}.draw raises {type(error).__name__}: {one_line(error)}") from error
-    return Path(path)
+        name = f"{type(learner.env).__name__}.{'scene' if draws_by_scene(learner.env) else 'draw'}"
+        raise ValueError(f"{name} raises {type(error).__name__}: {one_line(error)}") from error

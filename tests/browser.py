@@ -1,0 +1,95 @@
+"""A headless Chromium, driven by chromedriver's own protocol (W3C WebDriver), where both are installed."""
+
+import base64
+import contextlib
+import json
+import shutil
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+
+CHROMIUM, DRIVER = (shutil.which(name) for name in ("chromium", "chromedriver"))
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+)
+
+
+class Browser:
+    def __init__(self, port):
+        self.at = f"http://127.0.0.1:{port}"
+
+    def ask(self, path, body=None, method="POST"):
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.at + path, data, {"Content-Type": "application/json"}, method=method)
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return json.loads(answer.read())["value"]
+
+    def open(self, folder, dark=False, size=(1200, 900)):
+        flags = [*FLAGS, f"--user-data-dir={folder}", f"--window-size={size[0]},{size[1]}"]
+        wanted = {"browserName": "chrome", "goog:loggingPrefs": {"browser": "ALL"},
+                  "goog:chromeOptions": {"args": flags, "binary": CHROMIUM}}  # fmt: skip
+        self.at += f"/session/{self.ask('/session', {'capabilities': {'alwaysMatch': wanted}})['sessionId']}"
+        media = {"features": [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]}
+        self.command("Emulation.setEmulatedMedia", media)
+        view = {
+            "width": size[0],
+            "height": size[1],
+            "deviceScaleFactor": 1,
+            "mobile": False,
+        }  # windows are at least 500
+        self.command("Emulation.setDeviceMetricsOverride", view)
+        return self
+
+    def command(self, name, params):
+        return self.ask("/goog/cdp/execute", {"cmd": name, "params": params})
+
+    def show(self, path):
+        """Opens a file and waits until it has been read."""
+        self.ask("/url", {"url": path.resolve().as_uri()})
+
+    def run(self, script):
+        """Returns what a script returns."""
+        return self.ask("/execute/sync", {"script": script, "args": []})
+
+    def errors(self):
+        lines = self.ask("/se/log", {"type": "browser"})
+        return [line["message"] for line in lines if line["level"] == "SEVERE"]
+
+    def wait_for(self, script, seconds=20):
+        end = time.monotonic() + seconds
+        while not (value := self.run(script)):
+            assert time.monotonic() < end, f"never: {script}; {self.errors()}"
+            time.sleep(0.05)
+        return value
+
+    def picture(self, path):
+        path.write_bytes(base64.b64decode(self.ask("/screenshot", method="GET")))
+
+
+@contextlib.contextmanager
+def browser(folder, **how):
+    """A browser with a new profile, which ends with the block."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = subprocess.Popen([DRIVER, f"--port={port}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    opened = Browser(port)
+    try:
+        for _ in range(200):
+            with contextlib.suppress(urllib.error.URLError):
+                opened.ask("/status", method="GET")
+                break
+            time.sleep(0.05)
+        yield opened.open(folder, **how)
+    finally:
+        with contextlib.suppress(urllib.error.URLError):
+            opened.ask("", method="DELETE")
+        process.terminate()
+        process.wait()

@@ -1,0 +1,283 @@
+"""The drawing vocabulary: by hand, what a scene's pixels, SVG and page hold; what is no scene is refused in words."""
+
+import base64
+import dataclasses
+import json
+import re
+import types
+import xml.etree.ElementTree as ElementTree
+import zlib
+
+import jax
+import numpy as np
+import pytest
+from browser import CHROMIUM, DRIVER, browser
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from PIL import Image
+from test_rendering import at, begin, play
+
+import wdjax
+from wdjax import rendering
+from wdjax.drawing import SQUARE, Field, Lines, Plot, Scene, Series, Shapes, Text, paint, raster, scene, so_far, starts
+from wdjax.drawing.player import Player, quantise, restore, to_html
+from wdjax.drawing.svg import to_svg
+
+BLUE, RED, WHITE = (0x24, 0x5E, 0xB6), (0xB3, 0x26, 0x1E), (255, 255, 255)
+
+
+def ground(marks, frames=1, **how):
+    """Returns a scene of 10 x 10 without axes."""
+    return Scene(marks, [f"frame {t}" for t in range(frames)], (0, 0, 10, 10), axes=False, **how)
+
+
+def pixel(scene, x, y, t=0):
+    """Returns the color at a place of the game."""
+    layout = paint.lay_out(scene)
+    column, row = layout.place(scene, np.array([x, y]))
+    return tuple(int(v) for v in raster.picture(scene, t)[int(row), int(column)])
+
+
+def test_shapes_stand_where_they_are_turned_to_and_as_large_as_said():
+    drawn = ground([Shapes([2.0, 7.0], [3.0, 7.0], SQUARE, (2.0, 0.5), [0.0, np.pi / 2], "blue")])
+    assert [pixel(drawn, *place) for place in ((2, 3), (3.8, 3.3), (7, 8.8))] == [BLUE] * 3
+    assert [pixel(drawn, *place) for place in ((2, 4), (4.3, 3), (8.8, 7), (5, 5))] == [WHITE] * 4
+    polygons = scene.turned(drawn.marks[0], 0)
+    np.testing.assert_allclose(polygons[0], [[0, 2.5], [4, 2.5], [4, 3.5], [0, 3.5]])
+    np.testing.assert_allclose(polygons[1], [[7.5, 5], [7.5, 9], [6.5, 9], [6.5, 5]])
+
+
+def test_what_is_higher_covers_and_what_is_nowhere_is_not_shown():
+    x = np.array([[5.0], [np.nan], [5.0]])
+    marks = [
+        Shapes([5.0], [5.0], SQUARE, 2, color="blue"),
+        Shapes(x, 5.0, SQUARE, 1, color="red", opacity=[[1], [1], [0]]),
+    ]
+    drawn = ground(marks, 3)
+    assert [pixel(drawn, 5, 5, t) for t in range(3)] == [RED, BLUE, BLUE]
+    half = pixel(ground([Shapes([5.0], [5.0], SQUARE, 2, color="blue", opacity=0.5)]), 5, 5)
+    np.testing.assert_allclose(half, (np.array(BLUE) + WHITE) / 2, atol=2)
+
+
+def test_lines_show_their_window_and_breaks():
+    points = [[0, 5], [4, 5], [np.nan, np.nan], [6, 5], [10, 5]]
+    drawn = ground([Lines(points, "red", 4, window=[[0, 2], [0, 5], [3, 5]])], 3)
+    at = [[pixel(drawn, x, 5, t) == RED for x in (2, 5, 8)] for t in range(3)]
+    assert at == [[True, False, False], [True, False, True], [False, False, True]]
+
+
+def test_a_field_shows_its_lowest_row_below():
+    drawn = ground([Field([[[1.0, 0.0], [0.0, 0.0]], [[0.0, 0.0], [0.0, 1.0]]], (0, 0, 10, 10), "red", [0, 1])], 2)
+    assert (pixel(drawn, 2, 2), pixel(drawn, 8, 8)) == (RED, WHITE)
+    assert (pixel(drawn, 2, 2, 1), pixel(drawn, 8, 8, 1)) == (WHITE, RED)
+
+
+def test_a_trail_is_as_long_as_asked_and_begins_after_a_reset():
+    x = np.arange(6.0)[:, None]
+    drawn = ground([Shapes(x, 5.0, trail=True)], 6, time=[0, 1, 2, 3, 0, 1], trail=2)
+    segments, strength = scene.trails(drawn, drawn.marks[0], 3)
+    np.testing.assert_array_equal(segments[:, 0, :, 0], [[1, 2], [2, 3]])
+    np.testing.assert_array_equal(strength, [0.5, 1.0])
+    assert len(scene.trails(drawn, drawn.marks[0], 4)[0]) == 0
+    np.testing.assert_array_equal(scene.trails(drawn, drawn.marks[0], 5)[0][:, 0, :, 0], [[4, 5]])
+
+
+def test_frames_of_an_episode_are_those_since_the_reset():
+    np.testing.assert_array_equal(starts([5, 6, 0, 1, 0]), [0, 0, 2, 2, 4])
+    np.testing.assert_array_equal(so_far([5, 6, 0, 1]), [[0, 1], [0, 2], [2, 3], [2, 4]])
+
+
+def test_ticks_are_round():
+    assert [words for _, words in paint.ticks(0, 10, 5)] == ["0", "2", "4", "6", "8", "10"]
+    assert [words for _, words in paint.ticks(-0.3, 0.3, 3)] == ["-0.2", "0.0", "0.2"]
+    assert [words for _, words in paint.ticks(0, 6000, 3)] == ["0", "2,000", "4,000", "6,000"]
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Shapes([0], [0], color="blu"), "unknown color 'blu': did you mean 'blue'"),
+        (lambda: Text([0], [0], ["a"], align="centre"), "did you mean 'center'"),
+        (
+            lambda: ground([Shapes(np.zeros((3, 1)), 0.0)], 2),
+            "an array of Shapes = 'of length 3': must be of length 1 or 2",
+        ),
+        (lambda: ground([], 0), "captions"),
+        (lambda: Scene([], ["a"]), "extent = None: must be four numbers, where there are no plots"),
+        (lambda: Scene([], ["a"], (0, 0, 0, 1)), "x0 < x1"),
+        (lambda: ground([], 2, time=[0]), "time = 'of shape (1,)'"),
+    ],
+)
+def test_what_is_no_scene_is_refused(make, words):
+    with pytest.raises(ValueError, match=re.escape(words)):
+        make()
+
+
+# --- the page ---
+
+NUMBERS = hnp.arrays(
+    np.float64, hnp.array_shapes(min_dims=1, max_dims=3, max_side=5),
+    elements=st.one_of(st.floats(-1e6, 1e6), st.just(np.nan), st.just(np.inf)),
+)  # fmt: skip
+
+
+@given(NUMBERS, st.sampled_from([8, 16]))
+def test_what_is_quantised_comes_back_within_half_a_step(array, bits):
+    note, kept = quantise(array, bits)
+    back, fine = restore(note, kept), np.isfinite(array)
+    assert len(kept) == array.size * bits // 8
+    np.testing.assert_array_equal(np.isnan(back), ~fine)
+    assert np.all(np.abs(back - array)[fine] <= 0.5 * note["step"] * (1 + 1e-6) + 1e-9)
+    span = np.ptp(array[fine]) if fine.any() else 0
+    assert note["step"] == (span / (2**bits - 2) or 1)
+
+
+def page_of(html):
+    """Returns what a page holds: its words, and the bytes of its arrays."""
+    whole = zlib.decompress(base64.b64decode(re.search(r'DATA = "([^"]+)"', html)[1]))
+    length = int.from_bytes(whole[:4], "little")
+    return json.loads(whole[4 : 4 + length]), whole[4 + length :]
+
+
+def episode(steps=8, agents=3, seen=4):
+    rng = np.random.default_rng(0)
+    marks = [Shapes(rng.uniform(0, 10, (steps + 1, agents)), 5.0, label="walker", group="walker", trail=True)]
+    record = types.SimpleNamespace(
+        reward={"walker": np.ones((steps, agents))}, obs={"walker": rng.normal(size=(steps, agents, seen))}
+    )
+    return rendering.add_record(ground(marks, steps + 1), record)
+
+
+def test_the_page_holds_the_scene_and_asks_nobody():
+    drawn = episode()
+    html = Player(drawn).to_html()
+    page, data = page_of(html)
+    assert not re.search(r"https?://|src=|@import|url\(", html)
+    note = page["marks"][0]["x"]
+    x = restore(note, data[note["at"] : note["at"] + 2 * drawn.marks[0].x.size])
+    np.testing.assert_allclose(x, drawn.marks[0].x, atol=1e-3)
+    assert page["captions"] == list(drawn.captions)
+    assert [series["label"] for series in page["plots"][0]["series"]] == [""]
+    np.testing.assert_array_equal(drawn.plots[0].series[0].values, 3 * np.arange(9.0))
+    assert drawn.obs["walker"].shape == (9, 3, 4)
+    shown = Player(drawn)._repr_html_()
+    assert shown.startswith("<iframe srcdoc=")
+    assert shown.count('"') == 6  # all of the page is escaped
+
+
+def test_an_episode_of_105_agents_and_500_steps_is_under_a_megabyte():
+    drawn = episode(500, 105, 40)
+    assert len(to_html(drawn)) < 1_000_000
+    assert page_of(to_html(drawn))[0]["obs"]["walker"]["stride"] == 8
+
+
+def test_svg_moves_without_a_script():
+    root = ElementTree.fromstring(to_svg(episode(40)))
+    tags = [element.tag.split("}")[1] for element in root.iter()]
+    assert "script" not in tags
+    assert tags.count("animateTransform") == 4  # three walkers, and the dot of the plot
+    moves = next(element for element in root.iter() if element.tag.endswith("animateTransform"))
+    assert len(moves.get("values").split(";")) == len(moves.get("keyTimes").split(";")) == 42  # the last one stays
+    assert len(to_svg(episode(100, 500))) < 1_000_000
+
+
+# --- games ---
+
+
+@pytest.mark.parametrize("name", ["tag_continuous", "cartpole"])
+def test_a_game_is_written_as_every_kind_of_file(name, tmp_path):
+    env, params, states = play(name)
+    for suffix in (".html", ".svg", ".png"):
+        path = wdjax.render(env, states, params, output=tmp_path / f"game{suffix}")
+        assert path.stat().st_size > 3_000
+    ElementTree.parse(tmp_path / "game.svg")
+    assert page_of((tmp_path / "game.html").read_text())[0]["frames"] == 9
+    assert isinstance(wdjax.render(env, states, params), Player)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", wdjax.list_envs())
+def test_every_registered_environment_is_played(name, tmp_path):
+    env, params, state = begin(name)
+    twice = jax.tree.map(lambda leaf: np.stack([leaf, leaf]), state)
+    for suffix in (".html", ".svg", ".gif", ".png"):
+        assert wdjax.render(env, twice, params, output=tmp_path / f"a{suffix}").stat().st_size > 1_000
+
+
+def test_a_draw_of_ones_own_goes_before_the_scene_of_its_parent(tmp_path):
+    parent, params, states = play("cartpole")
+
+    class Mine(type(parent)):
+        def draw(self, axes, state, params, history=None):
+            axes.plot([0, 1], [0, float(state.x)], color="#123456", linewidth=9)
+
+    picture = wdjax.render(Mine(), at(states, 0), params)
+    assert np.any(np.all(picture == (0x12, 0x34, 0x56), axis=-1))
+    with pytest.raises(NotImplementedError, match=r"Mine draws with matplotlib, so only .gif, .mp4 and .png"):
+        wdjax.render(Mine(), states, params, output=tmp_path / "a.html")
+    two = jax.tree.map(lambda leaf: leaf[:2], states)
+    assert wdjax.render(Mine(), two, params, size=(200, 150), output=tmp_path / "a.gif").stat().st_size > 1_000
+
+
+def test_an_mp4_is_what_ffmpeg_is_given(tmp_path, monkeypatch):
+    (tmp_path / "ffmpeg").write_text('#!/bin/sh\necho "$@" > "$(dirname "$0")/asked"\ncat > "$(dirname "$0")/read"\n')
+    (tmp_path / "ffmpeg").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    drawn = ground([Shapes([[5.0], [6.0]], 5.0)], 2)
+    rendering.save_scene(tmp_path / "a.mp4", drawn, fps=10, hold=0.3, size=(200, 150))
+    assert "-s 200x150" in (tmp_path / "asked").read_text()
+    frames = np.frombuffer((tmp_path / "read").read_bytes(), np.uint8).reshape(5, 150, 200, 4)  # the last, thrice more
+    np.testing.assert_array_equal(frames[1, ..., :3], raster.picture(drawn, 1, (200, 150)))
+    (tmp_path / "ffmpeg").write_text("#!/bin/sh\ncat > /dev/null\necho no such codec >&2\nexit 1\n")
+    with pytest.raises(OSError, match=r"ffmpeg could not write .*a.mp4: no such codec"):
+        rendering.save_scene(tmp_path / "a.mp4", drawn)
+
+
+def test_a_gif_keeps_the_colors_of_thin_lines(tmp_path):
+    rng = np.random.default_rng(1)
+    marks = [Shapes(rng.uniform(0, 10, 99), rng.uniform(0, 10, 99), SQUARE, 0.5, angle=rng.uniform(0, 6, 99),
+                    color=color, opacity=rng.uniform(0.1, 1, 99)) for color in ("green", "orange")]  # fmt: skip
+    drawn = ground([*marks, Lines([[0, 5], [10, 5]], "red", 3)])
+    exact = np.all(raster.picture(drawn) == RED, axis=-1)
+    with Image.open(rendering.save_scene(tmp_path / "a.gif", drawn)) as gif:
+        kept = np.all(np.asarray(gif.convert("RGB")) == RED, axis=-1)
+    assert exact.sum() > 100
+    assert kept[exact].all()
+
+
+def test_plots_say_how_far_they_have_come():
+    drawn = Scene([], ["a", "b", "c"], plots=[Plot("p", [Series([0.0, 1.0, 0.0], "red")])])
+    reds = [int(np.sum(np.all(raster.picture(drawn, t) == RED, axis=-1))) for t in range(3)]
+    assert 0 < reds[0] < reds[1] < reds[2]
+
+
+# --- in a browser ---
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not (CHROMIUM and DRIVER), reason="chromium and chromedriver are not installed: nothing plays the page"
+)
+@pytest.mark.parametrize(("dark", "width"), [(False, 1200), (True, 400)])
+def test_the_player_plays_in_a_browser(tmp_path, dark, width):
+    drawn = dataclasses.replace(episode(40), captions=[f"frame {t} <&>" for t in range(41)])
+    (tmp_path / "a.html").write_text(to_html(drawn, fps=60), encoding="utf8")
+    with browser(tmp_path / "profile", dark=dark, size=(width, 800)) as page:
+        page.show(tmp_path / "a.html")
+        page.wait_for("return state.ready")
+        assert page.run("return document.documentElement.dataset.theme") == ("dark" if dark else "light")
+        assert page.run("return document.documentElement.scrollWidth") <= width
+        page.run("by('scrub').value = 7; by('scrub').dispatchEvent(new Event('input'))")
+        assert page.run("return [state.frame, by('caption').textContent]") == [7, "frame 7 <&>"]
+        page.run("dispatchEvent(new KeyboardEvent('keydown', {key: 'ArrowRight', shiftKey: true}))")
+        assert page.run("return state.frame") == 17
+        np.testing.assert_allclose(page.run("return get(page.marks[0].x, 17, 2)"), drawn.marks[0].x[17, 2], atol=1e-3)
+        page.run("by('play').click()")
+        page.wait_for("return !state.playing && state.frame == 40")
+        x, y = page.run(
+            "const p = places[1], r = by('world').getBoundingClientRect(); return [p[0] + r.left, p[1] + r.top]"
+        )
+        page.command("Input.dispatchMouseEvent", {"type": "mouseMoved", "x": x, "y": y})
+        assert page.wait_for("return by('agent').textContent").startswith("walker 1 at")
+        assert page.errors() == []

@@ -1,0 +1,259 @@
+"""Where the parts of a picture stand (`lay_out`), and how they are drawn onto a canvas, of pixels or of SVG."""
+
+import dataclasses
+from typing import Any, Protocol
+
+import numpy as np
+
+from wdjax.drawing.scene import DISC, Field, Lines, Mark, Plot, Scene, Shapes, Text, at, trails, turned
+
+SIZE = (640, 480)  # pixels, width and height; the height is the most where none is asked for
+FLAT = 300  # pixels of height from which words need not be smaller for it, 640 wide
+TRAIL_OPACITY, TRAIL_WIDTH = 0.55, 1.9
+SEGMENTS = 2_000  # of all trails of a mark together, at most, the newest: more of them are one grey
+CROWD = 300  # agents, of whom each is but a few pixels: no lines between them
+
+Rect = tuple[float, float, float, float]  # x, y of the upper left corner, width, height, px
+
+
+class Canvas(Protocol):
+    """What is drawn on; places in pixels, downwards from the upper left corner; colors by name."""
+
+    def polygons(self, points: np.ndarray, color: str, opacity: Any, stroke: float, edge: bool) -> None:
+        """Fills [N, V, 2], each with its opacity [N], or draws the lines around them."""
+
+    def lines(self, points: np.ndarray, color: str, width: float, opacity: float, dashed: bool) -> None:
+        """Draws polylines [N, V, 2], broken at NaN."""
+
+    def text(self, x: float, y: float, text: str, size: float, color: str, align: str, bold: bool = False,
+             upwards: bool = False) -> None:  # fmt: skip
+        """Writes a line of text; y is its middle."""
+
+    def image(self, rect: Rect, opacity: np.ndarray, color: str) -> None:
+        """Covers a part with one color, as densely as [H, W], the upper row first, says."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """Where everything stands, in pixels."""
+
+    size: tuple[int, int]
+    unit: float  # pixels of what is one in a picture 640 wide
+    world: Rect | None
+    caption: tuple[float, float]
+    legend: tuple[tuple[float, float], ...]
+    plots: tuple[Rect, ...]
+
+    def place(self, scene: Scene, points: np.ndarray) -> np.ndarray:
+        """Returns pixels [..., 2] of places [..., 2] of the game."""
+        (x0, y0, x1, y1), (left, top, width, height) = scene.extent, self.world
+        scale = np.array([width / (x1 - x0), -height / (y1 - y0)])
+        return (points - np.array([x0, y1])) * scale + np.array([left, top])
+
+
+def lay_out(scene: Scene, size: tuple[int, int] | None = None) -> Layout:
+    """Returns where the parts stand in a picture of (width, height) pixels; None: 640 wide, as high as is needed."""
+    width, height = size or SIZE
+    k = min(width / SIZE[0], height / FLAT)
+    top = (10 + 18 * (1 + max(caption.count("\n") for caption in scene.captions))) * k
+    if scene.extent is None:
+        plots = tuple(_grid(len(scene.plots), (6 * k, top, width - 12 * k, height - top - 4 * k)))
+        return Layout((width, height), k, None, (width / 2, top), (), plots)
+    left, bottom = (54 * k, 42 * k) if scene.axes else (12 * k, 10 * k)
+    words = [(24 + 6.8 * len(mark.label)) * k for mark in scene.legend]
+    aspect = (scene.extent[2] - scene.extent[0]) / (scene.extent[3] - scene.extent[1])
+    if (words and (aspect < 1.3 or not scene.equal)) or (scene.plots and aspect < 1.3):
+        side = max([*words, 170 * k * bool(scene.plots)]) + 22 * k
+        world = _fit(scene, aspect, (left, top, width - left - side, height - top - bottom))
+        column = world[0] + world[2] + 16 * k
+        legend = tuple((column, top + (9 + 19 * i) * k) for i in range(len(words)))
+        under = top + (19 * len(words) + 6) * k
+        each = min(130 * k, (world[1] + world[3] + bottom - under) / max(1, len(scene.plots)))
+        plots = tuple((column - 8 * k, under + i * each, width - column, each) for i in range(len(scene.plots)))
+    else:
+        rows = _rows(words, width - 20 * k)
+        below = 20 * k * len(rows) + 120 * k * bool(scene.plots)
+        world = _fit(scene, aspect, (left, top, width - left - 16 * k, height - top - bottom - below))
+        world = (max(world[0], (width - world[2]) / 2), *world[1:])
+        y, places = world[1] + world[3] + bottom, []
+        for row in rows:
+            starts = (width - sum(row)) / 2 + np.cumsum([0.0, *row[:-1]])
+            places += [(x, y + 8 * k) for x in starts]
+            y += 20 * k
+        legend, count = tuple(places), len(scene.plots)
+        plots = tuple((i * width / count, y, width / count, 120 * k) for i in range(count))
+    end = max([world[1] + world[3] + bottom, *(y + 12 * k for _, y in legend), *(y + h for _, y, _, h in plots)])
+    return Layout((width, height if size else round(end)), k, world, (world[0] + world[2] / 2, top), legend, plots)
+
+
+def _fit(scene: Scene, aspect: float, room: Rect) -> Rect:
+    x, y, width, height = room
+    if not scene.equal:
+        return x, y, width, min(height, 0.75 * width)
+    scale = min(width, height * aspect)
+    return x, y, scale, scale / aspect
+
+
+def _rows(widths: list[float], most: float) -> list[list[float]]:
+    rows: list[list[float]] = []
+    for width in widths:
+        if rows and sum(rows[-1]) + width <= most:
+            rows[-1].append(width)
+        else:
+            rows.append([width])
+    return rows
+
+
+def _grid(count: int, room: Rect) -> list[Rect]:
+    columns = 2 if count > 2 else 1
+    rows = -(-count // columns)
+    x, y, width, height = room[0], room[1], room[2] / columns, room[3] / rows
+    return [(x + (i % columns) * width, y + (i // columns) * height, width, height) for i in range(count)]
+
+
+def ticks(low: float, high: float, most: int) -> list[tuple[float, str]]:
+    """Returns at most about `most` round numbers from low to high, each with its words."""
+    step = (high - low) / max(1, most)
+    power = 10.0 ** np.floor(np.log10(step))
+    step = next(power * round_step for round_step in (1, 2, 5, 10) if power * round_step >= step * (1 - 1e-9))
+    first, last = np.ceil(low / step - 1e-6), np.floor(high / step + 1e-6)
+    digits = max(0, -int(np.floor(np.log10(step) + 1e-9)))
+    return [(i * step, f"{i * step:,.{digits}f}") for i in np.arange(first, last + 1) + 0.0]
+
+
+def draw_ground(canvas: Canvas, scene: Scene, layout: Layout) -> None:
+    """Draws what holds for all frames and lies under everything: axes, legend, plots with faint curves."""
+    k = layout.unit
+    if layout.world and scene.axes:
+        _draw_axes(canvas, scene, layout)
+    for mark, (x, y) in zip(scene.legend, layout.legend, strict=True):
+        if isinstance(mark, Lines):
+            canvas.lines(np.array([[[x, y], [x + 15 * k, y]]]), mark.color, mark.width * k, mark.opacity, mark.dashed)
+        else:
+            low, high = mark.outline.min(axis=0), mark.outline.max(axis=0)
+            shape = (mark.outline - (low + high) / 2) * [13 * k, -13 * k] / np.max(high - low) + [x + 7 * k, y]
+            stroke = min(mark.stroke, 1.5) * k
+            canvas.polygons(
+                shape[None], mark.color, np.nanmax(mark.opacity, initial=0.0, keepdims=True)[0], stroke, False
+            )
+        canvas.text(x + 20 * k, y, mark.label, 11 * k, "text", "left")
+    for plot, rect in zip(scene.plots, layout.plots, strict=True):
+        _draw_plot(canvas, scene, plot, rect, k)
+
+
+def _draw_axes(canvas: Canvas, scene: Scene, layout: Layout) -> None:
+    k, (x, y, width, height), (x0, y0, x1, y1) = layout.unit, layout.world, scene.extent
+    frame = np.array([[[x, y], [x + width, y], [x + width, y + height], [x, y + height]]])
+    canvas.polygons(frame, "ink", np.ones(1), k, False)
+    for value, words in ticks(x0, x1, max(2, int(width / (55 * k)))):
+        px = layout.place(scene, np.array([value, y0]))[0]
+        canvas.lines(np.array([[[px, y + height], [px, y + height + 4 * k]]]), "ink", k, 1.0, False)
+        canvas.text(px, y + height + 12 * k, words, 11 * k, "text", "center")
+    for value, words in ticks(y0, y1, max(2, int(height / (35 * k)))):
+        py = layout.place(scene, np.array([x0, value]))[1]
+        canvas.lines(np.array([[[x - 4 * k, py], [x, py]]]), "ink", k, 1.0, False)
+        canvas.text(x - 7 * k, py, words, 11 * k, "text", "right")
+    canvas.text(x + width / 2, y + height + 29 * k, scene.xlabel, 11 * k, "text", "center")
+    if scene.ylabel:
+        canvas.text(x - 43 * k, y + height / 2, scene.ylabel, 11 * k, "text", "center", upwards=True)
+
+
+def plot_range(scene: Scene, plot: Plot) -> tuple[np.ndarray, tuple[float, float], tuple[float, float]]:
+    """Returns the plot's x [T], and what its axes show."""
+    x = np.asarray(scene.time if plot.x is None else plot.x, float)
+    values = np.concatenate([array.reshape(-1) for series in plot.series for array in series.arrays()])
+    values = values[np.isfinite(values)]
+    low, high = plot.ylim or (min(0.0, values.min(initial=0.0)), max(0.0, values.max(initial=0.0)))
+    span = x.min(), x.max() if x.max() > x.min() else x.min() + 1.0
+    return x, span, (low, high if high > low else low + 1.0)
+
+
+def plot_places(scene: Scene, plot: Plot, rect: Rect, k: float) -> tuple[Rect, Any]:
+    """Returns the inner part of a plot, and the function from (x, y) [..., T] of its curves to pixels [..., T, 2]."""
+    left, top = rect[0] + 40 * k, rect[1] + 19 * k
+    width, height = rect[2] - 54 * k, rect[3] - 41 * k
+    _, (x0, x1), (y0, y1) = plot_range(scene, plot)
+
+    def place(x: Any, y: Any) -> np.ndarray:
+        return np.stack([left + (x - x0) / (x1 - x0) * width, top + (y1 - y) / (y1 - y0) * height], axis=-1)
+
+    return (left, top, width, height), place
+
+
+def _draw_plot(canvas: Canvas, scene: Scene, plot: Plot, rect: Rect, k: float) -> None:
+    (left, top, width, height), place = plot_places(scene, plot, rect, k)
+    x, (x0, x1), (y0, y1) = plot_range(scene, plot)
+    canvas.text(left - 4 * k, rect[1] + 8 * k, plot.title, 11 * k, "text", "left")
+    named, at_x = [series for series in plot.series if series.label], left + width
+    for series in reversed(named):
+        canvas.text(at_x, rect[1] + 8 * k, series.label, 10 * k, series.color, "right")
+        at_x -= (10 + 5.8 * len(series.label)) * k
+    corner = np.array([[[left, top], [left, top + height], [left + width, top + height]]])
+    canvas.lines(corner, "grey", 0.8 * k, 1.0, False)
+    for value, words in ticks(y0, y1, max(1, int(height / (30 * k)))):
+        px, py = place(x0, value)
+        canvas.lines(np.array([[[px, py], [px + width, py]]]), "faint", 0.8 * k, 1.0, False)
+        canvas.text(left - 5 * k, py, words, 9.5 * k, "text", "right")
+    years = plot.x is not None
+    for value, words in ticks(x0, x1, max(1, int(width / (60 * k)))):
+        canvas.text(place(value, y0)[0], top + height + 9 * k, words.replace(",", "") if years else words, 9.5 * k,
+                    "text", "center")  # fmt: skip
+    for series in plot.series:
+        if series.low is not None and len(x) > 1:
+            band = np.concatenate([place(x, series.low), place(x, series.high)[::-1]])
+            band = band[np.isfinite(band).all(axis=-1)]
+            canvas.polygons(band[None], series.color, np.full(1, 0.15), 0.0, False)
+        canvas.lines(place(x, series.values)[None], series.color, k, 0.3, False)
+
+
+def draw_plots(canvas: Canvas, scene: Scene, layout: Layout, t: int) -> None:
+    """Draws how far the curves have come in frame t."""
+    k = layout.unit
+    for plot, rect in zip(scene.plots, layout.plots, strict=True):
+        _, place = plot_places(scene, plot, rect, k)
+        x = plot_range(scene, plot)[0]
+        for series in plot.series:
+            points = place(x[: t + 1], series.values[: t + 1])
+            canvas.lines(points[None], series.color, 1.7 * k, 1.0, False)
+            canvas.polygons((points[-1] + 3 * k * DISC)[None], series.color, np.ones(1), 0.0, False)
+
+
+def draw_mark(canvas: Canvas, scene: Scene, layout: Layout, mark: Mark, t: int) -> None:
+    """Draws a mark as it is in frame t."""
+    k = layout.unit
+    if isinstance(mark, Shapes):
+        polygons = layout.place(scene, turned(mark, t))
+        shown = np.isfinite(polygons).all(axis=(1, 2))
+        opacity = np.broadcast_to(at(mark.opacity, t), shown.shape)
+        edge = mark.edge and len(polygons) <= CROWD
+        canvas.polygons(polygons[shown], mark.color, opacity[shown], mark.stroke * k, edge)
+    elif isinstance(mark, Lines):
+        points = at(mark.points, t)
+        if mark.window is not None:
+            first, last = at(mark.window, t)
+            points = points[:, first:last]
+        canvas.lines(layout.place(scene, points), mark.color, mark.width * k, mark.opacity, mark.dashed)
+    elif isinstance(mark, Text):
+        places = layout.place(scene, np.stack([at(mark.x, t), at(mark.y, t)], axis=-1))
+        for (x, y), text in zip(places, at(mark.texts, t), strict=True):
+            if text and np.isfinite(x + y):
+                canvas.text(x, y, text, mark.size * k, mark.color, mark.align, mark.bold)
+    else:
+        canvas.image(field_rect(scene, layout, mark), at(mark.opacity, at(mark.index, t))[::-1], mark.color)
+
+
+def field_rect(scene: Scene, layout: Layout, mark: Field) -> Rect:
+    """Returns the pixels that a field covers."""
+    (x, y), (right, bottom) = layout.place(
+        scene, np.array([[mark.extent[i], mark.extent[j]] for i, j in ((0, 3), (2, 1))])
+    )
+    return x, y, right - x, bottom - y
+
+
+def draw_trail(canvas: Canvas, scene: Scene, layout: Layout, mark: Shapes, t: int) -> None:
+    """Draws the last steps of a mark's places, the fainter the older."""
+    segments, strength = trails(scene, mark, t)
+    newest = max(1, SEGMENTS // segments.shape[1])
+    for places, own in list(zip(layout.place(scene, segments), strength, strict=True))[-newest:]:
+        shown = places[np.isfinite(places).all(axis=(1, 2))]
+        canvas.lines(shown, mark.color, TRAIL_WIDTH * layout.unit, TRAIL_OPACITY * own, False)

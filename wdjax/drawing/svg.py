@@ -1,0 +1,242 @@
+"""A scene as an SVG that moves without a script, by SMIL, for pages that run none (GitHub's, say).
+
+Its size is kept modest: places are those of every so many frames, MOST in all, between which agents glide; trails
+are left out. Dark and light follow the reader's setting.
+"""
+
+import base64
+import io
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+from xml.sax.saxutils import escape
+
+import numpy as np
+
+from wdjax.drawing.paint import (
+    CROWD,
+    Layout,
+    Rect,
+    draw_ground,
+    draw_mark,
+    lay_out,
+    plot_places,
+    plot_range,
+)  # fmt: skip
+from wdjax.drawing.raster import rgb
+from wdjax.drawing.scene import COLORS, DISC, Lines, Mark, Scene, Shapes, Text, at, is_static
+
+MOST = 20_000  # places of agents, over all frames, and vertices of lines that change
+FRAMES = 200  # at most
+
+
+class Svg:
+    """A `Canvas` that collects SVG's elements."""
+
+    def __init__(self):
+        self.parts: list[str] = []
+
+    def polygons(self, points: np.ndarray, color: str, opacity: Any, stroke: float, edge: bool) -> None:
+        for shade in np.unique(np.round(opacity, 2)):
+            own = points[np.round(opacity, 2) == shade]
+            if shade > 0 and len(own):
+                self.parts.append(f'<path d="{path_of(own, True)}" {look(color, stroke, edge)} opacity="{shade:g}"/>')
+
+    def lines(self, points: np.ndarray, color: str, width: float, opacity: float, dashed: bool) -> None:
+        if len(points) and points.shape[1] > 1:
+            self.parts.append(f'<path d="{path_of(points, False)}" {line_look(color, width, opacity, dashed)}/>')
+
+    def text(
+        self, x: float, y: float, text: str, size: float, color: str, align: str, bold: bool = False,
+        upwards: bool = False,
+    ) -> None:  # fmt: skip
+        anchor = {"left": "start", "center": "middle", "right": "end"}[align]
+        turn = f' transform="rotate(-90 {x:.1f} {y:.1f})"' if upwards else ""
+        weight = ' font-weight="bold"' if bold else ""
+        lines = text.split("\n")
+        top = y + (0.35 - 0.58 * (len(lines) - 1)) * size
+        self.parts += [
+            f'<text x="{x:.1f}" y="{top + 1.16 * i * size:.1f}" font-size="{size:.1f}" text-anchor="{anchor}" '
+            f'class="{color}"{weight}{turn}>{escape(line)}</text>'
+            for i, line in enumerate(lines)
+            if line
+        ]
+
+    def image(self, rect: Rect, opacity: np.ndarray, color: str) -> None:
+        from PIL import Image
+
+        pixels = np.empty((*opacity.shape, 4), np.uint8)
+        pixels[..., :3], pixels[..., 3] = np.round(255 * np.array(rgb(color))), np.round(255 * opacity)
+        file = io.BytesIO()
+        Image.fromarray(pixels).save(file, "PNG")
+        x, y, width, height = rect
+        data = base64.b64encode(file.getvalue()).decode()
+        self.parts.append(
+            f'<image x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" preserveAspectRatio="none" '
+            f'style="image-rendering: pixelated" href="data:image/png;base64,{data}"/>'
+        )
+
+
+def look(color: str, stroke: float, edge: bool) -> str:
+    if stroke:
+        return f'fill="none" stroke-width="{stroke:g}" class="s-{color}"'
+    return f'class="{color} edge"' if edge else f'class="{color}"'
+
+
+def line_look(color: str, width: float, opacity: float, dashed: bool) -> str:
+    dashes = f' stroke-dasharray="{3.5 * width:.1f} {2.2 * width:.1f}"' if dashed else ""
+    return f'fill="none" class="s-{color}" stroke-width="{width:.3g}" opacity="{opacity:.2g}"{dashes}'
+
+
+def path_of(points: np.ndarray, closed: bool) -> str:
+    """Returns the path of [N, V, 2], broken at NaN."""
+    words = []
+    for line in points:
+        pen = False
+        for x, y in line:
+            if np.isfinite(x + y):
+                words.append(f"{'L' if pen else 'M'}{x:.1f} {y:.1f}")
+            pen = bool(np.isfinite(x + y))
+        words.append("Z" * closed)
+    return "".join(words)
+
+
+def to_svg(scene: Scene, fps: float = 12.0, hold: float = 1.5, size: tuple[int, int] | None = None) -> str:
+    """Returns the SVG; its last frame stays for `hold` seconds, then it plays anew."""
+    layout = lay_out(scene, size)
+    count = sum(mark.x.shape[1] for mark in scene.marks if isinstance(mark, Shapes) and not is_static(mark))
+    count += sum(mark.points[0].size // 2 for mark in scene.marks if isinstance(mark, Lines) and not is_static(mark))
+    most = max(2, min(FRAMES, MOST // max(1, count)))
+    frames = np.unique(np.linspace(0, scene.num_frames - 1, min(scene.num_frames, most)).round().astype(int))
+    seconds = (scene.num_frames - 1) / fps + hold
+    clock = Clock(frames, frames / fps / seconds if seconds else np.zeros(1), seconds)
+    canvas = Svg()
+    draw_ground(canvas, scene, layout)
+    for mark in scene.marks:
+        if is_static(mark):
+            draw_mark(canvas, scene, layout, mark, 0)
+        else:
+            _move_mark(canvas, scene, layout, mark, clock)
+    _move_plots(canvas, scene, layout, clock)
+    x, top = layout.caption
+
+    def write(canvas: Svg, t: int) -> None:
+        k, words = layout.unit, scene.captions[t]
+        canvas.text(x, top - (4 + 8.5 * (1 + words.count("\n"))) * k, words, 14 * k, "text", "center")
+
+    _switch(canvas, clock, [scene.captions[t] for t in frames], write)
+    width, height = layout.size
+    light, dark = ("".join(
+        f".{name}{{fill:{tones[i]}}}.s-{name}{{stroke:{tones[i]}}}" for name, tones in COLORS.items()
+    ) + f".edge{{stroke:{COLORS['paper'][i]};stroke-width:.6}}" for i in (0, 1))  # fmt: skip
+    style = f"{light}@media(prefers-color-scheme:dark){{{dark}}}text{{font-family:DejaVu Sans,Verdana,sans-serif}}"
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}">'
+        f'<style>{style}</style><rect width="100%" height="100%" class="paper"/>{"".join(canvas.parts)}</svg>\n'
+    )
+
+
+class Clock:
+    """Which frames are shown, and when: `times` as parts of the `seconds` after which it plays anew."""
+
+    def __init__(self, frames: np.ndarray, times: np.ndarray, seconds: float):
+        self.frames, self.times, self.seconds = frames, times, seconds
+
+    def animate(self, what: str, values: Iterable[str], times: Any = None, glide: bool = False) -> str:
+        """Returns the element that gives an attribute these values, one for each of the times."""
+        times, values = list(self.times if times is None else times), list(values)
+        if glide:  # the last value stays
+            times, values = [*times, 1.0], [*values, values[-1]]
+        kind, mode = what.split(":"), "linear" if glide else "discrete"
+        name = f'Transform attributeName="transform" type="{kind[1]}"' if kind[1:] else f' attributeName="{kind[0]}"'
+        keys = ";".join(f"{time:.4f}".rstrip("0").rstrip(".") or "0" for time in times)
+        return (
+            f'<animate{name} values="{";".join(values)}" keyTimes="{keys}" calcMode="{mode}" '
+            f'dur="{self.seconds:.2f}s" repeatCount="indefinite"/>'
+        )
+
+
+def _switch(canvas: Svg, clock: Clock, keys: Sequence[Any], draw: Callable[[Svg, int], None]) -> None:
+    """Draws frames one after the other, each for as long as its key is the same."""
+    begins = [i for i in range(len(keys)) if i == 0 or keys[i] != keys[i - 1]]
+    if len(begins) == 1:
+        return draw(canvas, int(clock.frames[0]))
+    for begin, end in zip(begins, [*begins[1:], None], strict=True):
+        own = Svg()
+        draw(own, int(clock.frames[begin]))
+        spans = ([] if begin == 0 else [(0.0, "0")]) + [(clock.times[begin], "1")]
+        spans += [] if end is None else [(clock.times[end], "0")]
+        shown = clock.animate("opacity", [word for _, word in spans], [time for time, _ in spans])
+        canvas.parts += [f'<g opacity="{int(begin == 0)}">', *own.parts, shown, "</g>"]
+
+
+def _move_mark(canvas: Svg, scene: Scene, layout: Layout, mark: Mark, clock: Clock) -> None:
+    if isinstance(mark, Shapes):
+        return _move_shapes(canvas, scene, layout, mark, clock)
+    draw = lambda own, t: draw_mark(own, scene, layout, mark, t)  # noqa: E731
+    if isinstance(mark, Lines):
+        paths = []
+        for t in clock.frames:
+            own = Svg()
+            draw(own, t)
+            paths.append(own.parts[0].split('"')[1] if own.parts else "M0 0")
+        style = line_look(mark.color, mark.width * layout.unit, mark.opacity, mark.dashed)
+        canvas.parts.append(f'<path d="{paths[0]}" {style}>{clock.animate("d", paths)}</path>')
+    elif isinstance(mark, Text):
+        keys = [(at(mark.texts, t), at(mark.x, t).tobytes(), at(mark.y, t).tobytes()) for t in clock.frames]
+        _switch(canvas, clock, keys, draw)
+    else:
+        _switch(canvas, clock, [at(mark.index, t) for t in clock.frames], draw)
+
+
+def _move_shapes(canvas: Svg, scene: Scene, layout: Layout, mark: Shapes, clock: Clock) -> None:
+    """Each place is a group that moves, and in it the outline, which is turned and enlarged where that changes."""
+    scale = layout.place(scene, np.ones(2)) - layout.place(scene, np.zeros(2))  # px of one of each unit; upwards
+    full = (scene.num_frames, mark.x.shape[1])
+    take = lambda array: np.broadcast_to(array, (*full, *array.shape[2:]))[clock.frames]  # noqa: E731
+    places = layout.place(scene, take(np.stack([mark.x, mark.y], axis=-1)))
+    angles = -np.degrees(np.unwrap(take(mark.angle), axis=0))
+    sizes, opacities = take(mark.size), take(mark.opacity) * np.isfinite(places).all(axis=-1)
+    edge = mark.edge and full[1] <= CROWD
+    for i in range(full[1]):
+        if not opacities[:, i].any():
+            continue
+        shown = np.isfinite(places[:, i]).all(axis=-1)
+        known = np.maximum.accumulate(np.where(shown, np.arange(len(shown)), np.argmax(shown)))
+        filled = places[known, i]  # where it is not shown, it waits where it was
+        animations, inner = "", ""
+        biggest = np.abs(sizes[:, i]).max(axis=0)
+        path = path_of((mark.outline * biggest * scale)[None], True)
+        if np.ptp(sizes[:, i], axis=0).any():
+            share = sizes[:, i] / np.where(biggest > 0, biggest, 1)
+            inner += clock.animate("transform:scale", [f"{w:.3g} {h:.3g}" for w, h in share], glide=True)
+        outline = f'<path d="{path}" {look(mark.color, mark.stroke * layout.unit, edge)}>{inner}</path>'
+        if angles[:, i].any():
+            turn = clock.animate("transform:rotate", [f"{angle:.0f}" for angle in angles[:, i]], glide=True)
+            outline = f'<g transform="rotate({angles[0, i]:.0f})">{outline}{turn}</g>'
+        move = [f"{x:.1f} {y:.1f}" for x, y in filled]
+        if len(set(move)) > 1:
+            animations += clock.animate("transform:translate", move, glide=True)
+        change = [j for j in range(len(shown)) if j == 0 or opacities[j, i] != opacities[j - 1, i]]
+        if len(change) > 1:
+            values = [f"{opacities[j, i]:.2g}" for j in change]
+            animations += clock.animate("opacity", values, clock.times[change])
+        canvas.parts.append(
+            f'<g transform="translate({move[0]})" opacity="{opacities[0, i]:.2g}">{outline}{animations}</g>'
+        )
+
+
+def _move_plots(canvas: Svg, scene: Scene, layout: Layout, clock: Clock) -> None:
+    """Draws the curves whole, with dots that say how far they have come."""
+    k = layout.unit
+    for plot, rect in zip(scene.plots, layout.plots, strict=True):
+        _, place = plot_places(scene, plot, rect, k)
+        x = plot_range(scene, plot)[0]
+        for series in plot.series:
+            canvas.lines(place(x, series.values)[None], series.color, 1.5 * k, 0.8, False)
+            dots = place(x, series.values)[clock.frames]
+            dots = dots[np.isfinite(dots).all(axis=-1)] if len(dots) == 1 else np.nan_to_num(dots, nan=-99.0)
+            if len(dots):
+                move = [f"{a:.1f} {b:.1f}" for a, b in dots]
+                shape = f'<path d="{path_of(3 * k * DISC[None], True)}" class="{series.color}"/>'
+                moving = clock.animate("transform:translate", move, glide=True) if len(move) > 1 else ""
+                canvas.parts.append(f'<g transform="translate({move[0]})">{shape}{moving}</g>')
