@@ -97,17 +97,14 @@ class Ring(wdjax.Env):
 
     def scene(self, states, params):  # who is caught stands inside of the ring, pale
         draw, turn = wdjax.drawing, 2 * np.pi * states.place
-        far = np.where(states.active, 1.0, 0.85)
-        x, y, seen = far * np.sin(turn), far * np.cos(turn), np.where(states.active, 1.0, 0.3)
-        marks = [draw.Shapes([0.0], [0.0], size=1.0, color="faint", stroke=2.0)] + [
-            draw.Shapes(
-                x[:, of], y[:, of], size=0.05, color=color, opacity=seen[:, of], label=group, group=group, trail=True
-            )
-            for group, of, color in (("prey", PREY, "blue"), ("hunter", HUNTERS, "magenta"))
-        ]
-        captions = [
-            f"step {time}, {left - 2} of 4 left" for time, left in zip(states.time, states.active.sum(1), strict=True)
-        ]
+        far, seen = np.where(states.active, 1.0, 0.85), np.where(states.active, 1.0, 0.3)
+        x, y = far * np.sin(turn), far * np.cos(turn)
+        marks = [draw.Shapes([0.0], [0.0], size=1.0, color="faint", stroke=2.0)]
+        for group, of, color in (("prey", PREY, "blue"), ("hunter", HUNTERS, "magenta")):
+            look = {"size": 0.05, "color": color, "label": group, "group": group, "trail": True}
+            marks.append(draw.Shapes(x[:, of], y[:, of], opacity=seen[:, of], **look))
+        left = states.active.sum(axis=1) - 2
+        captions = [f"step {time}, {prey} of 4 left" for time, prey in zip(states.time, left, strict=True)]
         return draw.Scene(marks, captions, (-1.2, -1.2, 1.2, 1.2), states.time, axes=False)
 
     def observation_space(self, params):

@@ -187,7 +187,7 @@ def test_keys_of_an_update_are_all_different(monkeypatch, learner, state):
 
     played = None
     monkeypatch.setattr("wdjax.train.learner.learner.rollout", lambda *args: record((state, played), *args))
-    monkeypatch.setattr(OnPolicy, "update", lambda *args: record((None, None, {}), *args))
+    monkeypatch.setattr(OnPolicy, "update", lambda *args: record((args[2], None, {}), *args))
     nothing = {"episode_metrics": {}, "look_at_rows": None, "look_at_steps": None, "first_bad": 0}
     for name, value in nothing.items():
         monkeypatch.setattr(f"wdjax.train.learner.learner.{name}", lambda *args, value=value: value)
