@@ -107,11 +107,44 @@ def test_ticks_are_round():
         (lambda: Scene([], ["a"]), "extent = None: must be four numbers, where there are no plots"),
         (lambda: Scene([], ["a"], (0, 0, 0, 1)), "x0 < x1"),
         (lambda: ground([], 2, time=[0]), "time = 'of shape (1,)'"),
+        (lambda: Scene([], ["a"], (0, 0, 1, np.nan)), "four finite numbers (x0, y0, x1, y1)"),
+        (lambda: Shapes([0, 1], [0, 1], angle=[0, 1, 2]), "Shapes: x [1, 2], y [1, 2], angle [1, 3]"),
+        (lambda: Shapes([0], [0], np.zeros(2)), "outline = 'of shape (2,)': must be of shape (V, 2)"),
+        (lambda: Lines(np.zeros((4, 3))), "points = 'of shape (4, 3)': must be of shape (..., V, 2)"),
+        (lambda: Lines(np.zeros((4, 2)), window=[0, 2]), "window = 'of shape (2,)': must be of shape (T, 2)"),
+        (lambda: Lines(np.zeros((4, 2)), width=np.nan), "width = nan: must be finite"),
+        (lambda: Text([0, 1], [0], ["a", "b", "c"]), "texts = '[3] in a frame': must be 2, as there are places"),
+        (lambda: Field(np.zeros((2, 1, 1)), (0, 0, 1, 1), index=[0, 2]), "index = [0, 2]: must be from 0 to 1"),
+        (lambda: Plot("p", []), "series = []: must be at least one"),
+        (lambda: Series([0.0, 1.0], low=[0.0, 0.0]), "must be given both, or neither"),
+        (lambda: Scene([], ["a", "b"], plots=[Plot("p", [Series(1.0)], [0])]), "x of a Plot = 'of shape (1,)'"),
+        (lambda: ground([], trail=-1), "trail = -1"),
+        (lambda: Player(ground([]), 0), "fps = 0: must be above 0"),
     ],
 )
 def test_what_is_no_scene_is_refused(make, words):
     with pytest.raises(ValueError, match=re.escape(words)):
         make()
+
+
+def test_one_of_an_array_holds_for_all():
+    drawn = ground([Shapes([2.0], [3.0], opacity=[0.5, 1.0])], 2, plots=[Plot("p", [Series(4.0)])])
+    assert drawn.marks[0].x.shape == (1, 2)
+    np.testing.assert_array_equal(drawn.plots[0].series[0].values, [4, 4])
+
+
+def test_what_is_too_dense_is_whole_and_what_is_unknown_is_empty():
+    field = Field([[np.nan, 7.0], [-1.0, 0.5]], (0, 0, 1, 1))
+    np.testing.assert_array_equal(field.opacity[0], [[0, 1], [0, 0.5]])
+
+
+def test_a_legend_is_only_so_long():
+    marks = [Shapes([5.0], [5.0], label=f"{i} {'name ' * 40}") for i in range(40)]
+    layout = paint.lay_out(ground(marks, plots=[Plot("p", [Series(1.0)])]))
+    assert len(layout.legend) == paint.LABELS
+    assert layout.world[2] > 150
+    assert layout.world[3] > 150
+    assert len(paint.shorten(marks[0].label)) == paint.LABEL
 
 
 # --- the page ---
@@ -166,6 +199,41 @@ def test_the_page_holds_the_scene_and_asks_nobody():
     assert shown.count('"') == 6  # all of the page is escaped
 
 
+def test_numbers_of_numpy_are_played():
+    number = np.float32(2.0)
+    marks = [
+        Shapes([number], [number], stroke=number, edge=np.bool_(True), label=np.str_("a")),
+        Lines([[0, 0], [1, 1]], width=number, opacity=number), Text([1], [1], [np.str_("b")], size=number),
+        Field([[0.5]], np.array([0.0, 0.0, 1.0, 1.0], np.float32), index=np.int32(0)),
+    ]  # fmt: skip
+    drawn = Scene(marks, [np.float32(3.0)], np.array([0, 0, 9, 9], np.float32), time=np.zeros(1, np.int32),
+                  axes=np.bool_(False), trail=np.int64(3), plots=[Plot("p", [Series(number)], ylim=np.array([0, 3]))]
+                  )  # fmt: skip
+    page, _ = page_of(Player(drawn, np.float32(5)).to_html())
+    assert (page["captions"], page["extent"], page["trail"], page["fps"]) == (["3.0"], [0, 0, 9, 9], 3, 5)
+
+
+def test_what_is_seen_is_left_out_where_one_frame_of_it_is_too_much():
+    page, _ = page_of(to_html(dataclasses.replace(ground([], 2), obs={
+        "much": np.zeros((2, 3, 100_000)), "little": np.zeros((2, 3, 4))
+    })))  # fmt: skip
+    assert list(page["obs"]) == ["little"]
+
+
+def test_an_outline_far_from_1_keeps_its_shape():
+    for scale in (1e-6, 1e6):
+        outline = page_of(to_html(ground([Shapes([5.0], [5.0], scale * SQUARE)])))[0]["marks"][0]["outline"]
+        np.testing.assert_allclose(outline, scale * SQUARE)
+
+
+def test_an_episode_of_no_steps_and_a_group_of_nobody():
+    record = types.SimpleNamespace(reward={"walker": np.ones((0, 3))}, obs={"walker": np.ones((0, 3, 4))})
+    drawn = rendering.add_record(ground([]), record)
+    np.testing.assert_array_equal(drawn.plots[0].series[0].values, [0])
+    assert drawn.obs == {}
+    assert raster.picture(ground([Shapes(np.zeros((3, 0)), 0.0, trail=True)], 3)).shape[2] == 3
+
+
 def test_an_episode_of_105_agents_and_500_steps_is_under_a_megabyte():
     drawn = episode(500, 105, 40)
     assert len(to_html(drawn)) < 1_000_000
@@ -180,6 +248,25 @@ def test_svg_moves_without_a_script():
     moves = next(element for element in root.iter() if element.tag.endswith("animateTransform"))
     assert len(moves.get("values").split(";")) == len(moves.get("keyTimes").split(";")) == 42  # the last one stays
     assert len(to_svg(episode(100, 500))) < 1_000_000
+
+
+def test_svg_shows_what_has_no_size_or_angle_for_a_while():
+    size, angle = [[np.nan], [1.0], [2.0], [1.0]], [[np.nan], [0.5], [np.nan], [1.0]]
+    drawn = to_svg(ground([Shapes([[5.0]] * 4, 5.0, SQUARE, size, angle)], 4))
+    assert "nan" not in drawn
+    elements = ElementTree.fromstring(drawn).iter()
+    turns = [element.get("values") for element in elements if element.get("type") == "rotate"]
+    assert turns == ["-29;-29;-29;-57;-57"]  # as it was, where it is not shown
+    assert 'values="0;1;0;1"' in drawn  # its opacity
+
+
+def test_svg_has_no_character_that_is_no_xml_and_a_field_of_a_named_color():
+    drawn = Scene([Field([[0.5]], (0, 0, 1, 1), "red")], ["a\x00\x1b\ud800b"], (0, 0, 1, 1), axes=False)
+    root = ElementTree.fromstring(to_svg(drawn))
+    assert [element.text for element in root.iter() if element.tag.endswith("text")] == ["ab"]
+    (mask,) = [element for element in root.iter() if element.tag.endswith("mask")]
+    (field,) = [element for element in root.iter() if element.get("mask")]
+    assert (field.get("class"), field.get("mask")) == ("red", f"url(#{mask.get('id')})")
 
 
 # --- games ---
@@ -203,6 +290,27 @@ def test_every_registered_environment_is_played(name, tmp_path):
     twice = jax.tree.map(lambda leaf: np.stack([leaf, leaf]), state)
     for suffix in (".html", ".svg", ".gif", ".png"):
         assert wdjax.render(env, twice, params, output=tmp_path / f"a{suffix}").stat().st_size > 1_000
+    words = re.sub('base64,[^"]*', "", (tmp_path / "a.svg").read_text())
+    assert not re.search(r"\bnan\b", words)
+
+
+def test_a_player_shows_the_trail_of_a_file(tmp_path):
+    env, params, states = play("cartpole")
+
+    class Long(type(env)):
+        trail = 33
+
+    shown = page_of(wdjax.render(Long(), states, params).to_html())[0]
+    written = page_of(wdjax.render(Long(), states, params, output=tmp_path / "a.html").read_text())[0]
+    assert shown["trail"] == written["trail"] == 33
+
+
+def test_what_cannot_be_played_is_refused_before_it_is_drawn():
+    env, params, states = play("cartpole")
+    with pytest.raises(ValueError, match="fps = -1: must be above 0"):
+        wdjax.render(env, states, params, fps=-1)
+    with pytest.raises(ValueError, match="the height = 20: must be at least 100"):
+        wdjax.render(env, states, params, size=(640, 20))
 
 
 def test_a_draw_of_ones_own_goes_before_the_scene_of_its_parent(tmp_path):

@@ -13,7 +13,7 @@ from PIL import Image
 
 import wdjax
 from wdjax import rendering
-from wdjax.drawing import Lines, Shapes, axes, raster
+from wdjax.drawing import Lines, Scene, Shapes, axes, raster
 from wdjax.envs.tag.drawing import share_cells
 
 TAGGER, RUNNER = (0xC8, 0x43, 0xC3), (0x24, 0x5E, 0xB6)
@@ -248,6 +248,35 @@ class Bare(wdjax.Env):
 
     def action_space(self, params):
         return wdjax.Discrete(2)
+
+
+@struct.dataclass
+class KeyedState:
+    time: jax.Array
+    key: jax.Array
+
+
+class Keyed(Bare):
+    def reset(self, key, params):
+        return jnp.zeros(1), KeyedState(jnp.int32(0), key)
+
+    def scene(self, states, params):
+        return Scene([], [f"step {t}" for t in states.time], (0, 0, 1, 1))
+
+
+def test_a_state_that_holds_a_key_is_drawn(tmp_path):
+    keys, time = jax.random.split(jax.random.key(0), 3), np.arange(3, dtype=np.int32)
+    picture = wdjax.render(Keyed(), KeyedState(time[1], keys[1]), BareParams())
+    for kept in (keys, np.asarray(jax.random.key_data(keys))):  # typed, or as it is recorded
+        rendering.save_png(tmp_path / "a.png", Keyed(), KeyedState(time[1], kept[1]), BareParams())
+        with Image.open(tmp_path / "a.png") as png:
+            np.testing.assert_array_equal(np.asarray(png), picture)
+        assert rendering.make_scene(Keyed(), KeyedState(time, kept), BareParams()).num_frames == 3
+        wdjax.render(Keyed(), KeyedState(time, kept), BareParams(), output=tmp_path / "a.html")
+    _, ground = axes.new_figure((200, 150))
+    history = KeyedState(time[:1], keys[:1])
+    Keyed().draw(ground, KeyedState(time[1], keys[1]), BareParams(), history)
+    np.testing.assert_array_equal(ground.images[0].get_array(), picture)
 
 
 def test_environment_without_a_drawing_says_so(tmp_path):

@@ -119,18 +119,30 @@ class Env(abc.ABC):
         raise NotImplementedError(f"{name} has no drawing: write its method scene(states, params)")
 
     def draw(self, axes: "Axes", state: Any, params: Any, history: Any = None) -> None:
-        """Draws one state (arrays of NumPy or JAX) onto empty matplotlib axes: what `scene` shows of it.
+        """Draws one state (arrays of NumPy or JAX) onto empty matplotlib axes: what `scene` shows of it, as a
+        picture in pixels. To add to it, extend `scene`: what is drawn after `super().draw(axes, ...)` is placed in its
+        pixels, not in units of the game.
 
         A game that would rather draw with matplotlib overrides this: pictures and GIFs are then made so.
         `history` holds the states before it, oldest first, leaves with a leading [H], for a drawing that shows trails.
         """
         from wdjax.drawing.raster import picture
 
-        one = jax.tree.map(lambda leaf: np.asarray(leaf)[None], state)
-        join = lambda old, new: np.concatenate([np.asarray(old), new])  # noqa: E731
+        one = first_axis(state)
+        join = lambda old, new: (jax.numpy if is_key(new) else np).concatenate([old, new])  # noqa: E731
         states = one if history is None else jax.tree.map(join, history, one)
         axes.imshow(picture(self.scene(states, jax.device_get(params))))
         axes.axis("off")
+
+
+def is_key(leaf: Any) -> bool:
+    """Returns whether a leaf is a typed key, which NumPy does not know."""
+    return isinstance(leaf, jax.Array) and jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def first_axis(state: Any) -> Any:
+    """Returns one state as an episode of it, leaves [1, ...]."""
+    return jax.tree.map(lambda leaf: (leaf if is_key(leaf) else np.asarray(leaf))[None], state)
 
 
 def may_observe_late(env: Env) -> bool:

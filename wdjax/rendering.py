@@ -10,6 +10,7 @@ and Pillow are imported when something is drawn, and matplotlib's global state (
 """
 
 import dataclasses
+import math
 import pathlib
 import shutil
 import subprocess
@@ -22,8 +23,8 @@ import numpy as np
 from wdjax.checks import did_you_mean, require, require_integer
 from wdjax.drawing import Plot, Scene, Series, axes, raster
 from wdjax.drawing.paint import SIZE as SIZE
-from wdjax.drawing.player import Player
-from wdjax.env import SINGLE_AGENT, Env, draws_by_scene
+from wdjax.drawing.player import Player, require_fps
+from wdjax.env import SINGLE_AGENT, Env, draws_by_scene, first_axis, is_key
 
 ANIMATIONS = (".gif", ".html", ".mp4", ".svg")
 SUFFIXES = (*ANIMATIONS, ".png")
@@ -56,17 +57,18 @@ def render(
         ValueError, TypeError: where state is not one of `env`, the size makes no picture, or output ends in none of
             these or needs ffmpeg and there is none.
     """
-    record = state if hasattr(state, "states") and hasattr(state, "reward") else None
-    states = state if record is None else record.states
+    states, record = split_record(state)
+    size = _checked(size)
     played = record is not None or _leading_axes(env, states, params) == 1
     check_states(env, states, params, leading=int(played))
     if output is not None:
         require_output(output, SUFFIXES if played else (".png",))
-        return save(output, env, state if played else _first_axis(state), params, fps=fps, size=size)
+        return save(output, env, state if played else first_axis(state), params, fps=fps, size=size)
     if played:
+        require_fps(fps)
         return Player(make_scene(env, state, params), fps)
     if draws_by_scene(env):
-        return raster.picture(make_scene(env, _first_axis(states), params), size=_checked(size))
+        return raster.picture(make_scene(env, first_axis(states), params), size=size)
     return axes.draw_one(env, states, params, size)
 
 
@@ -74,7 +76,7 @@ def save_png(path: str | pathlib.Path, env: Env, state: Any, params: Any, size: 
     """Writes the picture of one state as a PNG; makes the folder where there is none. Arguments as for `render`."""
     require_output(path, (".png",))
     check_states(env, state, params)
-    save(path, env, _first_axis(state), params, size=size)
+    save(path, env, first_axis(state), params, size=size)
 
 
 def save_gif(
@@ -107,22 +109,17 @@ def save(
 ) -> pathlib.Path:  # fmt: skip
     """Writes an episode as what its path ends in (`SUFFIXES`). Arguments as for `save_gif`; states may also be what
     `record_episode` returns. Returns the path."""
-    suffix = require_output(path, SUFFIXES)
-    fastest = 50 if suffix == ".gif" else 1000
-    require(0 < fps <= fastest, "fps", fps, f"above 0 and at most {fastest}")
-    require(hold >= 0, "hold", hold, "at least 0")
-    trail = env.trail if trail is None else trail
-    require_integer("trail", trail, 0)
-    own = getattr(states, "states", states)
+    suffix, size = require_playable(path, env, fps), _checked(size)
+    require_hold(hold)
+    if trail is not None:
+        require_integer("trail", trail, 0)
+    own, _ = split_record(states)
     num_frames = check_states(env, own, params, leading=1)
     if draws_by_scene(env):
-        scene = dataclasses.replace(make_scene(env, states, params), trail=trail)
+        scene = make_scene(env, states, params)
+        scene = scene if trail is None else dataclasses.replace(scene, trail=trail)
         return save_scene(path, scene, fps, hold, size)
-    if suffix in (".html", ".svg"):
-        name = type(env).__name__
-        raise NotImplementedError(
-            f"{name} draws with matplotlib, so only .gif, .mp4 and .png: write its method scene(states, params)"
-        )
+    trail = env.trail if trail is None else trail
     own, steps = jax.device_get(own), range(num_frames)
     draw = lambda steps: axes.draw_frames(env, own, params, steps, trail, size)  # noqa: E731
     if suffix == ".png":
@@ -136,6 +133,8 @@ def save_scene(
 ) -> pathlib.Path:
     """Writes a scene as what its path ends in (`SUFFIXES`); of a .png its last frame. Arguments as for `save_gif`."""
     suffix, size = require_output(path, SUFFIXES), _checked(size)
+    require_fps(fps, fastest(suffix))
+    require_hold(hold)
     if suffix in (".html", ".svg"):
         from wdjax.drawing.svg import to_svg
 
@@ -203,6 +202,41 @@ def require_output(path: str | pathlib.Path, suffixes: Iterable[str] = SUFFIXES,
     return suffix
 
 
+def fastest(suffix: str) -> float:
+    """Returns how many frames a second such a file may have."""
+    return 50 if suffix == ".gif" else 1000
+
+
+def require_hold(hold: float) -> None:
+    require(hold >= 0 and np.isfinite(hold), "hold", hold, "at least 0, and finite")
+
+
+def require_playable(path: str | pathlib.Path, env: Env, fps: float) -> str:
+    """Returns what a path ends in; raises where an episode of `env` could not be written there at `fps` frames a
+    second, whatever happens in it: before it is played."""
+    suffix = require_output(path, SUFFIXES)
+    require_fps(fps, fastest(suffix))
+    if suffix in (".html", ".svg") and not draws_by_scene(env):
+        require_scene(env, "draws with matplotlib, so only .gif, .mp4 and .png")
+    return suffix
+
+
+def require_scene(env: Env, words: str) -> None:
+    """Raises where `env` has a `draw` only, with these words; where the game is another library's, with its own."""
+    if draws_by_scene(env):
+        return
+    if hasattr(env, "library"):  # an adapter's: its draw says so
+        env.draw(None, None, None)
+    raise NotImplementedError(f"{type(env).__name__} {words}: write its method scene(states, params)")
+
+
+def split_record(states: Any) -> tuple[Any, Any]:
+    """Returns (states, None) of states, (its states, itself) of what `record_episode` returns."""
+    if hasattr(states, "states") and hasattr(states, "reward"):
+        return states.states, states
+    return states, None
+
+
 def _write(path: str | pathlib.Path, write: Any) -> pathlib.Path:
     path = pathlib.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -220,12 +254,11 @@ def _checked(size: Size) -> Size:
 def make_scene(env: Env, states: Any, params: Any) -> Scene:
     """Returns the scene of an episode: of its states (leaves [T, ...]), or of what `record_episode` returns, with its
     returns and what agents see."""
-    record = states if hasattr(states, "states") and hasattr(states, "reward") else None
-    states, params = jax.device_get((states if record is None else record.states, params))
-    if not draws_by_scene(env):
-        name = type(env).__name__
-        raise NotImplementedError(f"{name} cannot be played: write its method scene(states, params)")
-    scene = env.scene(states, params)
+    require_scene(env, "cannot be played")
+    states, record = split_record(states)
+    scene = env.scene(*jax.device_get((states, params)))
+    if scene.trail is None:
+        scene = dataclasses.replace(scene, trail=env.trail)
     return scene if record is None else add_record(scene, record)
 
 
@@ -238,10 +271,10 @@ def add_record(scene: Scene, record: Any) -> Scene:
     spare = dict(zip(rewards, ("blue", "magenta", "green", "orange") * len(rewards), strict=False))
     returns = []
     for group, reward in rewards.items():
-        total = np.cumsum(reward.reshape(len(reward), -1).sum(axis=1, dtype=np.float64))
+        total = np.cumsum(reward.sum(axis=tuple(range(1, reward.ndim)), dtype=np.float64))
         label = group if len(rewards) > 1 else ""
         returns.append(Series(np.append(0.0, total), colors.get(group, spare[group]), label))
-    seen = {} if record.obs is None else {
+    seen = {} if record.obs is None or scene.num_frames == 1 else {
         group: _as_rows(record.obs[group] if isinstance(record.reward, Mapping) else record.obs, reward)
         for group, reward in rewards.items()
     }  # fmt: skip
@@ -252,14 +285,10 @@ def _as_rows(obs: Any, reward: np.ndarray) -> np.ndarray:
     """Returns what agents see as [T, n, D], without masks; the last frame, in which nobody chooses, repeats the one
     before."""
     obs = {name: leaf for name, leaf in obs.items() if name != "action_mask"} if isinstance(obs, Mapping) else obs
-    agents = reward.reshape(len(reward), -1).shape[1]
+    agents = math.prod(reward.shape[1:])
     rows = [np.asarray(leaf).reshape(len(reward), agents, -1) for leaf in jax.tree.leaves(obs)]
     whole = np.concatenate(rows, axis=-1) if len(rows) > 1 else rows[0]
     return np.concatenate([whole, whole[-1:]])
-
-
-def _first_axis(state: Any) -> Any:
-    return jax.tree.map(lambda leaf: np.asarray(leaf)[None], state)
 
 
 def _leading_axes(env: Env, states: Any, params: Any) -> int:
@@ -281,6 +310,8 @@ def check_states(env: Env, states: Any, params: Any, leading: int = 0) -> int:
     paths_and_leaves = jax.tree_util.tree_leaves_with_path(states)
     length = np.shape(paths_and_leaves[0][1])[:leading]
     for (path, leaf), expected in zip(paths_and_leaves, jax.tree.leaves(one), strict=True):
+        if jax.numpy.issubdtype(expected.dtype, jax.dtypes.prng_key) and not is_key(leaf):  # recorded as numbers
+            expected = jax.eval_shape(jax.random.key_data, expected)
         if len(length) < leading or np.shape(leaf) != (*length, *expected.shape):
             shapes = np.shape(leaf), (*("T",) * leading, *expected.shape)
             found, wanted = (", ".join(map(str, shape)) for shape in shapes)

@@ -37,13 +37,13 @@ def path_scene(env: Any, states: Any, params: Any) -> Scene:
         here = places(table, path[:, None, x_y])
         marks.append(Shapes(here[..., 0], here[..., 1], size=mark_size(table, 0.016), color=PATHS[atom], edge=True,
                             group="" if atom else SINGLE_AGENT))  # fmt: skip
-    captions = []
+    captions, highest = [], -np.inf
     for t, cell in enumerate(layers):
         words = f"energy {energies[tuple(cell)]:.4g}" if inside[t] else "out of the slab"
         first = window[t, 0]
-        if t - first == int(time[t]):  # all of it is known
-            so_high = [energies[tuple(old)] for old in layers[first : t + 1][inside[first : t + 1]]]
-            words += f", highest {max(so_high):.4g}"
+        highest = max(highest if t > first else -np.inf, energies[tuple(cell)] if inside[t] else -np.inf)
+        if t - first == int(time[t]) and np.isfinite(highest):  # all of it is known
+            words += f", highest {highest:.4g}"
         captions.append(f"step {int(time[t])} of {int(params.episode_length)}, {words}")
     return surface_scene(table, marks, captions, time)
 

@@ -26,6 +26,9 @@ from wdjax.train.state.agents import gather_observation, to_groups
 from wdjax.train.state.state import TrainState
 from wdjax.train.storage.checkpoint import by_place
 
+MAX_STEPS = 1_000
+OBS_BYTES = 256 * 2**20  # of an episode for the player, whatever its length turns out to be: it shows a small part
+
 
 class Trajectory(struct.PyTreeNode):
     """One episode of one replica, NumPy arrays: T steps, T + 1 states, the last one that in which it ended."""
@@ -52,7 +55,7 @@ class Trajectory(struct.PyTreeNode):
 
 def record_episode(
     learner: Learner, state: TrainState, key: jax.Array, greedy: bool = False, random: Sequence[str] = (),
-    max_steps: int = 1_000, players: Mapping[str, Player | Script | str] | None = None, observations: bool = False,
+    max_steps: int = MAX_STEPS, players: Mapping[str, Player | Script | str] | None = None, observations: bool = False,
 ) -> Trajectory:  # fmt: skip
     """Plays one episode and keeps everything, for pictures and analysis.
 
@@ -105,6 +108,12 @@ def _record_jit(game: Game, key: jax.Array, greedy: bool, max_steps: int, observ
     return (first, *rows)
 
 
+def _obs_bytes(learner: Learner, state: TrainState) -> int:
+    """Returns how many bytes everybody's obs of one step is."""
+    obs = jax.eval_shape(learner.env.reset, jax.random.key(0), state.env_params)[0]
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(obs))
+
+
 def save_episode(
     learner: Learner, state: TrainState, path: str | Path, seed: int = 0, greedy: bool = False, fps: int = 12
 ) -> Path:
@@ -117,11 +126,14 @@ def save_episode(
             `scene` or `draw` raises anything else.
     """
     from wdjax.env import draws_by_scene
-    from wdjax.rendering import SUFFIXES, require_output, save
+    from wdjax.rendering import SUFFIXES, require_output, require_playable, save
 
     suffix = require_output(path, (*SUFFIXES, ".npz"))
+    if suffix != ".npz":
+        require_playable(path, learner.env, fps)
     key = jax.random.fold_in(host_key(seed), 0)
-    episode = record_episode(learner, state, key, greedy=greedy, observations=suffix in (".html", ".npz"))
+    seen = suffix == ".npz" or (suffix == ".html" and _obs_bytes(learner, state) * MAX_STEPS <= OBS_BYTES)
+    episode = record_episode(learner, state, key, greedy=greedy, observations=seen)
     if suffix == ".npz":
         return episode.to_npz(path)
     try:

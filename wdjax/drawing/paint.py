@@ -11,6 +11,7 @@ SIZE = (640, 480)  # pixels, width and height; the height is the most where none
 FLAT = 300  # pixels of height from which words need not be smaller for it, 640 wide
 TRAIL_OPACITY, TRAIL_WIDTH = 0.55, 1.9
 SEGMENTS = 2_000  # of all trails of a mark together, at most, the newest: more of them are one grey
+LABEL, LABELS = 30, 12  # letters of a name in a legend, names in it, at most
 CROWD = 300  # agents, of whom each is but a few pixels: no lines between them
 
 Rect = tuple[float, float, float, float]  # x, y of the upper left corner, width, height, px
@@ -60,7 +61,7 @@ def lay_out(scene: Scene, size: tuple[int, int] | None = None) -> Layout:
         plots = tuple(_grid(len(scene.plots), (6 * k, top, width - 12 * k, height - top - 4 * k)))
         return Layout((width, height), k, None, (width / 2, top), (), plots)
     left, bottom = (54 * k, 42 * k) if scene.axes else (12 * k, 10 * k)
-    words = [(24 + 6.8 * len(mark.label)) * k for mark in scene.legend]
+    words = [(24 + 6.8 * len(shorten(mark.label))) * k for mark in scene.legend[:LABELS]]
     aspect = (scene.extent[2] - scene.extent[0]) / (scene.extent[3] - scene.extent[1])
     if (words and (aspect < 1.3 or not scene.equal)) or (scene.plots and aspect < 1.3):
         side = max([*words, 170 * k * bool(scene.plots)]) + 22 * k
@@ -68,7 +69,7 @@ def lay_out(scene: Scene, size: tuple[int, int] | None = None) -> Layout:
         column = world[0] + world[2] + 16 * k
         legend = tuple((column, top + (9 + 19 * i) * k) for i in range(len(words)))
         under = top + (19 * len(words) + 6) * k
-        each = min(130 * k, (world[1] + world[3] + bottom - under) / max(1, len(scene.plots)))
+        each = min(130 * k, max(60 * k, (world[1] + world[3] + bottom - under) / max(1, len(scene.plots))))
         plots = tuple((column - 8 * k, under + i * each, width - column, each) for i in range(len(scene.plots)))
     else:
         rows = _rows(words, width - 20 * k)
@@ -87,11 +88,16 @@ def lay_out(scene: Scene, size: tuple[int, int] | None = None) -> Layout:
 
 
 def _fit(scene: Scene, aspect: float, room: Rect) -> Rect:
-    x, y, width, height = room
+    x, y, width, height = *room[:2], max(1.0, room[2]), max(1.0, room[3])
     if not scene.equal:
         return x, y, width, min(height, 0.75 * width)
     scale = min(width, height * aspect)
     return x, y, scale, scale / aspect
+
+
+def shorten(label: str) -> str:
+    """Returns a name as it stands in a legend."""
+    return label if len(label) <= LABEL else label[: LABEL - 1] + "…"
 
 
 def _rows(widths: list[float], most: float) -> list[list[float]]:
@@ -126,7 +132,7 @@ def draw_ground(canvas: Canvas, scene: Scene, layout: Layout) -> None:
     k = layout.unit
     if layout.world and scene.axes:
         _draw_axes(canvas, scene, layout)
-    for mark, (x, y) in zip(scene.legend, layout.legend, strict=True):
+    for mark, (x, y) in zip(scene.legend[: len(layout.legend)], layout.legend, strict=True):
         if isinstance(mark, Lines):
             canvas.lines(np.array([[[x, y], [x + 15 * k, y]]]), mark.color, mark.width * k, mark.opacity, mark.dashed)
         else:
@@ -136,7 +142,7 @@ def draw_ground(canvas: Canvas, scene: Scene, layout: Layout) -> None:
             canvas.polygons(
                 shape[None], mark.color, np.nanmax(mark.opacity, initial=0.0, keepdims=True)[0], stroke, False
             )
-        canvas.text(x + 20 * k, y, mark.label, 11 * k, "text", "left")
+        canvas.text(x + 20 * k, y, shorten(mark.label), 11 * k, "text", "left")
     for plot, rect in zip(scene.plots, layout.plots, strict=True):
         _draw_plot(canvas, scene, plot, rect, k)
 
@@ -253,7 +259,7 @@ def field_rect(scene: Scene, layout: Layout, mark: Field) -> Rect:
 def draw_trail(canvas: Canvas, scene: Scene, layout: Layout, mark: Shapes, t: int) -> None:
     """Draws the last steps of a mark's places, the fainter the older."""
     segments, strength = trails(scene, mark, t)
-    newest = max(1, SEGMENTS // segments.shape[1])
+    newest = max(1, SEGMENTS // max(1, segments.shape[1]))
     for places, own in list(zip(layout.place(scene, segments), strength, strict=True))[-newest:]:
         shown = places[np.isfinite(places).all(axis=(1, 2))]
         canvas.lines(shown, mark.color, TRAIL_WIDTH * layout.unit, TRAIL_OPACITY * own, False)

@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from wdjax.checks import require
 from wdjax.drawing.paint import CROWD, SEGMENTS, TRAIL_OPACITY, TRAIL_WIDTH, plot_range
 from wdjax.drawing.scene import COLORS, Lines, Mark, Plot, Scene, Shapes, Text, starts
 
-OBS_BYTES = 300_000  # of what agents see: beyond it, only that of every so many frames is kept
+OBS_BYTES = 300_000  # of what agents see: beyond it, only that of every so many frames is kept, or of no frame
 IFRAME = '<iframe srcdoc="{}" style="width: 100%; height: {}px; border: 0" title="an episode, played"></iframe>'
 
 
@@ -29,12 +30,20 @@ class Player:
     scene: Scene
     fps: float = 12.0
 
+    def __post_init__(self):
+        require_fps(self.fps)
+
     def to_html(self) -> str:
         """Returns the page."""
         return to_html(self.scene, self.fps)
 
     def _repr_html_(self) -> str:
         return IFRAME.format(html.escape(self.to_html()), 640)
+
+
+def require_fps(fps: Any, fastest: float = 1000) -> None:
+    """Raises ValueError where nothing plays as fast as `fps` frames a second."""
+    require(np.ndim(fps) == 0 and 0 < fps <= fastest, "fps", fps, f"above 0 and at most {fastest}")
 
 
 class Packer:
@@ -79,13 +88,14 @@ def to_html(scene: Scene, fps: float = 12.0) -> str:
     """Returns the page that plays a scene at `fps` frames a second."""
     packer = Packer()
     page = {
-        "frames": scene.num_frames, "fps": fps, "captions": scene.captions, "time": np.asarray(scene.time).tolist(),
+        "frames": scene.num_frames, "fps": float(fps), "captions": scene.captions,
         "starts": starts(scene.time).tolist(), "extent": scene.extent, "axes": scene.axes, "equal": scene.equal,
-        "labels": [scene.xlabel, scene.ylabel], "trail": scene.trail, "colors": COLORS,
+        "labels": [scene.xlabel, scene.ylabel], "trail": scene.trail_length, "colors": COLORS,
         "limits": {"crowd": CROWD, "segments": SEGMENTS, "opacity": TRAIL_OPACITY, "width": TRAIL_WIDTH},
         "marks": [_pack_mark(packer, mark) for mark in scene.marks],
         "plots": [_pack_plot(packer, scene, plot) for plot in scene.plots],
-        "obs": {group: _pack_obs(packer, obs, len(scene.obs)) for group, obs in scene.obs.items()},
+        "obs": {group: _pack_obs(packer, obs, len(scene.obs)) for group, obs in scene.obs.items()
+                if np.size(obs[0]) <= OBS_BYTES // len(scene.obs)},
     }  # fmt: skip
     words = json.dumps(page, allow_nan=False).encode()
     whole = len(words).to_bytes(4, "little") + words + b"".join(packer.parts)
@@ -100,9 +110,9 @@ def _pack_mark(packer: Packer, mark: Mark) -> dict[str, Any]:
     if isinstance(mark, Shapes):
         arrays = {name: packer.add(getattr(mark, name)) for name in ("x", "y", "angle")}
         sides = {"w": packer.add(mark.size[..., 0]), "h": packer.add(mark.size[..., 1])}
-        return (
-            page | arrays | sides | {"opacity": packer.add(mark.opacity, 8), "outline": mark.outline.round(4).tolist()}
-        )
+        digits = 4 - int(np.floor(np.log10(np.abs(mark.outline).max() or 1.0)))  # of its size: games are of any
+        opacity = packer.add(mark.opacity, 8)
+        return page | arrays | sides | {"opacity": opacity, "outline": mark.outline.round(digits).tolist()}
     if isinstance(mark, Lines):
         window = None if mark.window is None else mark.window.tolist()
         return page | {"points": packer.add(mark.points), "opacity": mark.opacity, "window": window}
@@ -119,7 +129,7 @@ def _pack_plot(packer: Packer, scene: Scene, plot: Plot) -> dict[str, Any]:
         } for own in plot.series
     ]  # fmt: skip
     span = [float(end) for end in (*xlim, *ylim)]
-    return {"title": plot.title, "x": packer.add(x), "span": span, "years": plot.x is not None, "series": series}
+    return {"title": plot.title, "x": packer.add(x), "span": span, "series": series}
 
 
 def _pack_obs(packer: Packer, obs: Any, groups: int) -> dict[str, Any]:

@@ -86,7 +86,7 @@ class Pixels:
         self, x: float, y: float, text: str, size: float, color: str, align: str, bold: bool = False,
         upwards: bool = False,
     ) -> None:  # fmt: skip
-        strength = letters(text, round(2 * size) / 2, bold)
+        strength = letters(text, round(2 * size) / 2, bold) / np.float32(255)
         strength = np.rot90(strength) if upwards else strength
         height, width = strength.shape
         left = (
@@ -106,9 +106,9 @@ class Pixels:
         part[:] = part + own * (255 * np.array(rgb(color), np.float32) - part) + 0.5
 
 
-@functools.lru_cache(4096)
+@functools.lru_cache(256)
 def letters(text: str, size: float, bold: bool) -> np.ndarray:
-    """Returns how dense a text's pixels are, [h, w] float32, 0 to 1; h does not depend on the text."""
+    """Returns how dense a text's pixels are, [h, w] uint8; h does not depend on the text."""
     from PIL import Image, ImageDraw
 
     font = load_font(size, bold)
@@ -117,7 +117,7 @@ def letters(text: str, size: float, bold: bool) -> np.ndarray:
     width = max(1, round(max(font.getlength(line) for line in lines)))
     image = Image.new("L", (width, (ascent + descent + 1) * len(lines)))
     ImageDraw.Draw(image).multiline_text((width / 2, 0), text, 255, font, "ma", spacing=1, align="center")
-    return np.asarray(image, np.float32) / 255
+    return np.asarray(image)
 
 
 @functools.lru_cache

@@ -6,6 +6,8 @@ are left out. Dark and light follow the reader's setting.
 
 import base64
 import io
+import re
+import zlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 from xml.sax.saxutils import escape
@@ -22,11 +24,11 @@ from wdjax.drawing.paint import (
     plot_places,
     plot_range,
 )  # fmt: skip
-from wdjax.drawing.raster import rgb
 from wdjax.drawing.scene import COLORS, DISC, Lines, Mark, Scene, Shapes, Text, at, is_static
 
 MOST = 20_000  # places of agents, over all frames, and vertices of lines that change
 FRAMES = 200  # at most
+NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # controls, halves of pairs
 
 
 class Svg:
@@ -52,7 +54,7 @@ class Svg:
         anchor = {"left": "start", "center": "middle", "right": "end"}[align]
         turn = f' transform="rotate(-90 {x:.1f} {y:.1f})"' if upwards else ""
         weight = ' font-weight="bold"' if bold else ""
-        lines = text.split("\n")
+        lines = NOT_XML.sub("", text).split("\n")
         top = y + (0.35 - 0.58 * (len(lines) - 1)) * size
         self.parts += [
             f'<text x="{x:.1f}" y="{top + 1.16 * i * size:.1f}" font-size="{size:.1f}" text-anchor="{anchor}" '
@@ -64,15 +66,16 @@ class Svg:
     def image(self, rect: Rect, opacity: np.ndarray, color: str) -> None:
         from PIL import Image
 
-        pixels = np.empty((*opacity.shape, 4), np.uint8)
-        pixels[..., :3], pixels[..., 3] = np.round(255 * np.array(rgb(color))), np.round(255 * opacity)
         file = io.BytesIO()
-        Image.fromarray(pixels).save(file, "PNG")
+        Image.fromarray(np.round(255 * opacity).astype(np.uint8)).save(file, "PNG")
         x, y, width, height = rect
+        place = f'x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"'
         data = base64.b64encode(file.getvalue()).decode()
-        self.parts.append(
-            f'<image x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" preserveAspectRatio="none" '
-            f'style="image-rendering: pixelated" href="data:image/png;base64,{data}"/>'
+        name = f"m{zlib.crc32((place + data).encode()):08x}"
+        self.parts.append(  # a mask, white where the color shows, which may so be the light or the dark tone
+            f'<mask id="{name}" maskUnits="userSpaceOnUse" {place}><image {place} preserveAspectRatio="none" '
+            f'style="image-rendering: pixelated" href="data:image/png;base64,{data}"/></mask>'
+            f'<rect {place} class="{color}" mask="url(#{name})"/>'
         )
 
 
@@ -194,25 +197,27 @@ def _move_shapes(canvas: Svg, scene: Scene, layout: Layout, mark: Shapes, clock:
     full = (scene.num_frames, mark.x.shape[1])
     take = lambda array: np.broadcast_to(array, (*full, *array.shape[2:]))[clock.frames]  # noqa: E731
     places = layout.place(scene, take(np.stack([mark.x, mark.y], axis=-1)))
-    angles = -np.degrees(np.unwrap(take(mark.angle), axis=0))
-    sizes, opacities = take(mark.size), take(mark.opacity) * np.isfinite(places).all(axis=-1)
+    angles, sizes = take(mark.angle), take(mark.size)
+    fine = np.isfinite(places).all(axis=-1) & np.isfinite(angles) & np.isfinite(sizes).all(axis=-1)
+    opacities = take(mark.opacity) * fine
     edge = mark.edge and full[1] <= CROWD
     for i in range(full[1]):
         if not opacities[:, i].any():
             continue
-        shown = np.isfinite(places[:, i]).all(axis=-1)
+        shown = fine[:, i]
         known = np.maximum.accumulate(np.where(shown, np.arange(len(shown)), np.argmax(shown)))
-        filled = places[known, i]  # where it is not shown, it waits where it was
+        filled, size = places[known, i], sizes[known, i]  # where it is not shown, it waits as it was
+        degrees = -np.degrees(np.unwrap(angles[known, i]))
         animations, inner = "", ""
-        biggest = np.abs(sizes[:, i]).max(axis=0)
+        biggest = np.abs(size).max(axis=0)
         path = path_of((mark.outline * biggest * scale)[None], True)
-        if np.ptp(sizes[:, i], axis=0).any():
-            share = sizes[:, i] / np.where(biggest > 0, biggest, 1)
+        if np.ptp(size, axis=0).any():
+            share = size / np.where(biggest > 0, biggest, 1)
             inner += clock.animate("transform:scale", [f"{w:.3g} {h:.3g}" for w, h in share], glide=True)
         outline = f'<path d="{path}" {look(mark.color, mark.stroke * layout.unit, edge)}>{inner}</path>'
-        if angles[:, i].any():
-            turn = clock.animate("transform:rotate", [f"{angle:.0f}" for angle in angles[:, i]], glide=True)
-            outline = f'<g transform="rotate({angles[0, i]:.0f})">{outline}{turn}</g>'
+        if degrees.any():
+            turn = clock.animate("transform:rotate", [f"{angle:.0f}" for angle in degrees], glide=True)
+            outline = f'<g transform="rotate({degrees[0]:.0f})">{outline}{turn}</g>'
         move = [f"{x:.1f} {y:.1f}" for x, y in filled]
         if len(set(move)) > 1:
             animations += clock.animate("transform:translate", move, glide=True)
@@ -234,7 +239,7 @@ def _move_plots(canvas: Svg, scene: Scene, layout: Layout, clock: Clock) -> None
         for series in plot.series:
             canvas.lines(place(x, series.values)[None], series.color, 1.5 * k, 0.8, False)
             dots = place(x, series.values)[clock.frames]
-            dots = dots[np.isfinite(dots).all(axis=-1)] if len(dots) == 1 else np.nan_to_num(dots, nan=-99.0)
+            dots = dots[np.isfinite(dots).all(axis=-1)] if len(dots) == 1 else np.where(np.isfinite(dots), dots, -99.0)
             if len(dots):
                 move = [f"{a:.1f} {b:.1f}" for a, b in dots]
                 shape = f'<path d="{path_of(3 * k * DISC[None], True)}" class="{series.color}"/>'
