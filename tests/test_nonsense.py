@@ -2,6 +2,7 @@
 
 import functools
 import math
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -10,6 +11,7 @@ from refusals import refusal
 import wdjax
 from wdjax.rendering import save_gif, save_png
 from wdjax.train import load_config, make_learner, read_metrics, save_episode, with_hypers
+from wdjax.train.evaluation import trajectory
 from wdjax.train.state.registry import make_hypers
 from wdjax.train.state.state import TrainState
 
@@ -109,6 +111,29 @@ def test_an_episode_is_written_as_what_its_name_says(monkeypatch):
     assert words in refusal(save_episode, None, None, "x.htm")
     monkeypatch.setenv("PATH", "")
     assert "needs ffmpeg, which is not on the PATH" in refusal(save_episode, None, None, "x.mp4")  # before it is played
+
+
+def test_an_episode_that_cannot_be_written_is_not_played(monkeypatch):
+    env, params = wdjax.make("cartpole")
+    run, state = SimpleNamespace(env=env), SimpleNamespace(env_params=params)
+    assert "fps = 60: must be above 0 and at most 50" in refusal(save_episode, run, state, "x.gif", fps=60)
+    monkeypatch.setattr(type(env), "draw", lambda *_, **__: None)
+    with pytest.raises(NotImplementedError, match=r"CartPole draws with matplotlib, so only \.gif, \.mp4"):
+        save_episode(run, state, "x.html")
+
+
+@pytest.mark.parametrize(("name", "room", "kept"), [
+    ("x.html", 16_000, True), ("x.html", 15_999, False), ("x.npz", 0, True), ("x.svg", 16_000, False),
+])  # fmt: skip
+def test_what_is_seen_is_kept_for_the_player_where_there_is_room(monkeypatch, name, room, kept):
+    asked = []
+    ask = lambda *_, observations, **__: asked.append(observations) or 1 / 0  # noqa: E731
+    monkeypatch.setattr(trajectory, "record_episode", ask)
+    monkeypatch.setattr(trajectory, "OBS_BYTES", room)  # cartpole's: 1,000 steps of 4 float32
+    env, params = wdjax.make("cartpole")
+    with pytest.raises(ZeroDivisionError):
+        save_episode(SimpleNamespace(env=env), SimpleNamespace(env_params=params), name)
+    assert asked == [kept]
 
 
 def test_metrics_are_read_from_the_folder_of_a_run(tmp_path):

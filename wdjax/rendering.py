@@ -216,18 +216,15 @@ def require_playable(path: str | pathlib.Path, env: Env, fps: float) -> str:
     second, whatever happens in it: before it is played."""
     suffix = require_output(path, SUFFIXES)
     require_fps(fps, fastest(suffix))
-    if suffix in (".html", ".svg") and not draws_by_scene(env):
+    if suffix in (".html", ".svg"):
         require_scene(env, "draws with matplotlib, so only .gif, .mp4 and .png")
     return suffix
 
 
 def require_scene(env: Env, words: str) -> None:
-    """Raises where `env` has a `draw` only, with these words; where the game is another library's, with its own."""
-    if draws_by_scene(env):
-        return
-    if hasattr(env, "library"):  # an adapter's: its draw says so
-        env.draw(None, None, None)
-    raise NotImplementedError(f"{type(env).__name__} {words}: write its method scene(states, params)")
+    """Raises where `env` is drawn by a `draw` of its own: with these words, before what to do."""
+    if not draws_by_scene(env):
+        raise NotImplementedError(f"{type(env).__name__} {words}: write its method scene(states, params)")
 
 
 def split_record(states: Any) -> tuple[Any, Any]:

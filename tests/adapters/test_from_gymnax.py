@@ -308,11 +308,14 @@ def test_equal_are_those_of_equal_params():
         wdjax.register("bare", other)
 
 
-def test_no_drawing():
+def test_no_drawing(tmp_path):
     env, params = wdjax.make("gymnax:CartPole-v1")
     _, state = env.reset(jax.random.key(0), params)
     with pytest.raises(NotImplementedError, match="CartPole is a game of gymnax, which wdjax does not draw"):
         wdjax.render(env, state, params)
+    states = jax.tree.map(lambda leaf: leaf[None], state)
+    with pytest.raises(NotImplementedError, match="CartPole is a game of gymnax, which wdjax does not draw"):
+        wdjax.render(env, states, params, output=tmp_path / "a.html")
 
 
 @pytest.mark.slow

@@ -38,7 +38,7 @@ class ForeignEnv(Env):
 
     library: ClassVar[str]
 
-    def draw(self, axes: Any, state: Any, params: Any, history: Any = None) -> None:
+    def scene(self, states: Any, params: Any) -> Any:
         game = type(self.inner).__name__
         raise NotImplementedError(f"{game} is a game of {self.library}, which wdjax does not draw")
 
