@@ -272,7 +272,7 @@ def test_svg_has_no_character_that_is_no_xml_and_a_field_of_a_named_color():
 # --- games ---
 
 
-@pytest.mark.parametrize("name", ["tag_continuous", "cartpole"])
+@pytest.mark.parametrize("name", [pytest.param("tag_continuous", marks=pytest.mark.slow), "cartpole"])
 def test_a_game_is_written_as_every_kind_of_file(name, tmp_path):
     env, params, states = play(name)
     for suffix in (".html", ".svg", ".png"):

@@ -67,6 +67,7 @@ def test_it_acts_as_in_an_episode_of_the_run(normalised):
     assert (action.dtype, policy.action_space) == (jnp.int32, wdjax.Discrete(2))
 
 
+@pytest.mark.slow
 def test_leading_axes_keys_and_arguments(normalised):
     policy, key = normalised[2], jax.random.key(2)
     act = jax.jit(lambda policy, obs, key: policy.act(obs, None, key)[0])

@@ -49,6 +49,7 @@ def test_chances_are_shares_times_how_rarely_one_is_beaten():
     np.testing.assert_allclose(chances(by_share, state, fraction, steps), [0.2, 0.2, 0.1, 0.1, 0.2], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_who_plays_falls_by_its_chance():
     member = draw_members(jnp.array([0.1, 0.0, 0.3]), KEY, 1024)
     share = np.bincount(member + 1, minlength=4) / 1024
