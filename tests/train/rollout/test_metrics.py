@@ -120,7 +120,8 @@ def test_what_others_win_against_somebody_is_over_the_games_of_the_chunk():
     found = summarize(metrics)
     assert found.pop(f"a/opponent_win_rate/{who}") == pytest.approx(0.6)
     assert found == {
-        "episodes": 12, f"a/opponent_games/{who}": 4 / 3, f"a/opponent_blocks/{who}": 1.0, f"a/opponent_return/{who}": 2.0
+        "episodes": 12, f"a/opponent_games/{who}": 4 / 3, f"a/opponent_blocks/{who}": 1.0,
+        f"a/opponent_return/{who}": 2.0,
     }  # fmt: skip
 
 
