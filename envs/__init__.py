@@ -170,8 +170,9 @@ def _find(name: str) -> type[Env] | Env:
 
 
 def _is_library(word: str) -> bool:
-    """Whether a word before a colon is meant as a library's name: no module that there is, and near to one of these."""
-    return not word or (word.isidentifier() and find_spec(word) is None and bool(get_close_matches(word, LIBRARIES)))
+    """Whether a word before a colon is meant as a library's name: near to one of these, and no module that there is."""
+    near = word.isidentifier() and bool(get_close_matches(word, LIBRARIES))
+    return not word or (near and find_spec(word) is None)  # which fails for __main__
 
 
 def _require_env(what: str, found: Any) -> None:

@@ -60,9 +60,9 @@ def bootstrap_interval(
 
 
 def interval_of_mean(scores: Sequence[float] | np.ndarray) -> tuple[float, float, float]:
-    """Returns (interquartile mean, low, high) of one task's scores, the ends of its LEVEL interval; NaN without any."""
+    """Returns (interquartile mean, low, high) of one task's scores, the ends of its LEVEL interval; NaN without any,
+    and ends of NaN for one: a seed alone tells nothing of others."""
     known = np.asarray(scores, np.float64)
     known = known[~np.isnan(known)]
-    if not len(known):
-        return np.nan, np.nan, np.nan
-    return float(interquartile_mean(known)), *bootstrap_interval(interquartile_mean, [known])
+    middle = float(interquartile_mean(known)) if len(known) else np.nan
+    return middle, *(bootstrap_interval(interquartile_mean, [known]) if len(known) > 1 else (np.nan, np.nan))

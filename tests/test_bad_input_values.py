@@ -195,6 +195,7 @@ ENVIRONMENTS = [
     (wdjax.make, (3,), {}, "environment 3: must be a name, not int"),
     (wdjax.make, (None,), {}, "environment None: must be a name, not NoneType"),
     (wdjax.make, ("gymnx:CartPole-v1",), {}, "unknown library 'gymnx': did you mean 'gymnax'?"),
+    (wdjax.make, ("__main__:Lander",), {}, "Lander"),
     (wdjax.make, ("cartpole",), {"gravty": 1}, "unknown parameter of CartPole 'gravty': did you mean 'gravity'?"),
     (wdjax.make, ("cartpole",), {"gravity": "9.8"}, "gravity = '9.8': must be a number"),
     (wdjax.make, ("cartpole",), {"gravity": None}, "gravity = None: must be a number"),

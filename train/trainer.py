@@ -4,13 +4,12 @@ import contextlib
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 from rich.console import Console
 
 from wdjax.checks import require
@@ -25,12 +24,13 @@ from wdjax.train.devices.processes import (
     on_first,
     wait_for_all,
 )
-from wdjax.train.evaluation.episodes import Episodes, evaluation_metrics
+from wdjax.train.evaluation.episodes import evaluation_metrics
 from wdjax.train.evaluation.evaluate import (
     UnfinishedEpisodeError,
     begin_evaluation,
     end_evaluation,
     lower_evaluation,
+    no_evaluation,
 )
 from wdjax.train.evaluation.trajectory import save_episode
 from wdjax.train.host.callbacks import (
@@ -53,8 +53,7 @@ from wdjax.train.host.progress import announce_run, last_words, progress_bar, wo
 from wdjax.train.host.signals import stop_signals
 from wdjax.train.learner.bad_numbers import skipped_updates, what_was_skipped, why_it_ends
 from wdjax.train.learner.init import abstract_state, host_key
-from wdjax.train.learner.learner import make_learner, metric_names
-from wdjax.train.state.agents import group_sizes
+from wdjax.train.learner.learner import Learner, make_learner, metric_names
 from wdjax.train.state.registry import read_config
 from wdjax.train.state.sharding import require_all_processes
 from wdjax.train.state.state import TrainState
@@ -72,6 +71,17 @@ from wdjax.train.storage.folder import (
 from wdjax.train.storage.metrics_log import MetricsLog, finite, open_log, read_metrics, summarize
 
 GO_ON = " Go on with the same command and --resume."
+
+
+def check_run(learner: Learner, callbacks: Sequence[Callback | str], begun: bool = False) -> tuple[Callback, ...]:
+    """Returns a run's callbacks, made; raises as `Trainer` for what neither its configuration nor its learner tell:
+    callbacks, metrics of stop_at, and runs that policies read, of which one that has `begun` has its own copy."""
+    made, goals = make_callbacks(callbacks), learner.config.stop_at
+    if goals:
+        require_goals(goals, [*metric_names(learner.setup), *no_evaluation(learner)])
+    if not begun:
+        _ = learner.loaded()
+    return made
 
 
 class Trainer:
@@ -105,16 +115,13 @@ class Trainer:
             self.config = config = dataclasses.replace(config, devices=1)
         self.debug, self.pictures = debug, pictures
         self.workdir = Path(workdir)
-        self.callbacks = make_callbacks(callbacks)
         self._begun = time.perf_counter()
         self.learner = make_learner(config, trust)  # first: a configuration that is refused must leave no folder
-        if config.stop_at:
-            require_goals(config.stop_at, self._metric_names())
+        begun = (self.workdir / CONFIG).exists()
+        self.callbacks = check_run(self.learner, callbacks, begun)
         self.console = Console(quiet=quiet or not is_first())
-        if debug and not (resume and (self.workdir / CONFIG).exists()):  # that run has begun, whatever its game
+        if debug and not (resume and begun):  # that run has begun, whatever its game
             check_env(self.learner.env, params=self.learner.env_params)
-        if not (self.workdir / CONFIG).exists():
-            _ = self.learner.loaded()  # likewise a policy's checkpoint, which only a new run reads
         require_all_processes(self.learner.setup.num_devices)
         on_first(prepare_folder, self.workdir, config, resume, trust)
         on_all(self._require_own_folder)
@@ -177,8 +184,9 @@ class Trainer:
                 self._needs_state, self._begin_evaluation, lock=lock, beside=not self.debug,
                 meanwhile=self._compile_evaluation,
             )  # fmt: skip
-            if config.stop_at and any(goals_reached(config.stop_at, row) for row in self.history):
-                self.stop(goals_in_words(config.stop_at))  # before it was resumed
+            goals = config.stop_at  # of process 0, which has cut metrics.jsonl back: others may see lines that are gone
+            if goals and as_first(is_first() and any(goals_reached(goals, row) for row in self.history)):
+                self.stop(goals_in_words(goals))  # before it was resumed
             stopped = lambda: any_process(stop.is_set() or bool(self.ended_by))  # noqa: E731
             self.state, done = train_chunks(job, state, done, stopped, compile_seconds)
             self.stopped = done < config.num_updates and any_process(stop.is_set())
@@ -269,7 +277,7 @@ class Trainer:
         if done > chunk.before:
             row = self._row(chunk) | skipped_updates(config, part.codes)
             evaluated = chunk.begun is not None
-            rows = [row | (self._evaluate(best, chunk, log) if evaluated else self._no_evaluation())]
+            rows = [row | (self._evaluate(best, chunk, log) if evaluated else no_evaluation(self.learner, self.state))]
 
         def failure() -> BadNumbersError:
             origin = nan_origin(setup, chunk.state) if self.debug else None
@@ -334,7 +342,7 @@ class Trainer:
             episodes = end_evaluation(self.learner, chunk.begun)
         except UnfinishedEpisodeError as error:  # training must not end for want of an evaluation
             self._say(f"No evaluation: {error}")
-            row = self._no_evaluation()
+            row = no_evaluation(self.learner, self.state)
         else:
             found = evaluation_metrics(episodes, self.learner.env.info_ratios)
             row = {name: value if value is None else finite(value) for name, value in found.items()}
@@ -358,24 +366,6 @@ class Trainer:
                 episodes = end_evaluation(self.learner, begun)
                 score = finite(evaluation_metrics(episodes, self.learner.env.info_ratios)[f"eval/{config.best_by}"])
         return {f"eval/best/{config.best_by}": score}
-
-    def _metric_names(self) -> list[str]:
-        info = abstract_state(self.learner.setup).replicas.episode_info
-        return [*metric_names(self.learner.setup), *self._no_evaluation(info)]
-
-    def _no_evaluation(self, info: Iterable[str] | None = None) -> dict[str, None]:
-        """The fields of an evaluation where there is none: every line of metrics.jsonl has the same."""
-        if not self.config.evaluates:
-            return {}
-        info = self.state.replicas.episode_info if info is None else info
-        none = {f"eval/best/{self.config.best_by}": None} if self.config.best_by else {}
-        env, zero = self.learner.env, np.zeros(1)
-        nothing = Episodes(
-            episode_return=dict.fromkeys(self.config.policies, zero), episode_length=zero,
-            episode_info=dict.fromkeys(info, zero), agent_return={},
-            group_return=dict.fromkeys(group_sizes(env), zero),
-        )  # fmt: skip
-        return dict.fromkeys(evaluation_metrics(nothing, env.info_ratios)) | none
 
     def _host(self) -> dict[str, Any]:
         """What a checkpoint holds of the run beside its state."""

@@ -1,12 +1,14 @@
 """wdjax train --dry-run: what a run would be, without training it or writing anything."""
 
+import dataclasses
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 import jax
 
 from wdjax.experiments.auto_scale import in_words
 from wdjax.train import TrainConfig, make_learner
+from wdjax.train.config.env_params import complete_env_params
 from wdjax.train.config.reading import from_mapping
 from wdjax.train.config.schema import PolicyConfig
 from wdjax.train.devices.memory import bytes_free, bytes_needed
@@ -17,10 +19,16 @@ from wdjax.train.state.policy import Policy
 from wdjax.train.storage.folder import flat, plain_config
 
 
-def dry_run(config: TrainConfig, trust: Collection[str] = ()) -> Iterator[str]:
+def dry_run(
+    config: TrainConfig, trust: Collection[str] = (), callbacks: Sequence[str] = (), begun: bool = False
+) -> Iterator[str]:
     """Yields lines: what the configuration says beside defaults, the length of the run, each policy's parameters and
-    batches, what kernels do, and how much memory the compiled program takes. Raises as `make_learner`."""
+    batches, what kernels do, and how much memory the compiled program takes. Raises as `Trainer`, of a run that has
+    `begun` or of a new one."""
+    from wdjax.train.trainer import check_run  # takes a while
+
     learner = make_learner(config, trust)
+    check_run(learner, callbacks, begun)
     yield from changed_fields(config)
     yield ""
     steps = config.env_steps_per_update
@@ -43,8 +51,9 @@ def dry_run(config: TrainConfig, trust: Collection[str] = ()) -> Iterator[str]:
 
 def changed_fields(config: TrainConfig) -> list[str]:
     """Returns "field: value" of all that is not at its default."""
-    policy = plain_config(config)["policies"]
-    usual = flat(plain_config(TrainConfig(env="", policies=dict.fromkeys(policy, PolicyConfig()))))
+    policies = dict.fromkeys(config.policies, PolicyConfig())
+    plain = complete_env_params(TrainConfig(env=config.env, policies=policies))
+    usual = flat(plain_config(dataclasses.replace(plain, env="")))  # which game it is is no default
     own = flat(plain_config(from_mapping(TrainConfig, config)))
     return [f"{name}: {value}" for name, value in own.items() if name not in usual or usual[name] != value]
 

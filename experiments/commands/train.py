@@ -15,7 +15,7 @@ from wdjax.experiments.cli import import_trainer
 from wdjax.experiments.commands.arguments import Callbacks, Modules, flags_of, parse, require_preset
 from wdjax.experiments.commands.dry_run import dry_run
 from wdjax.experiments.commands.help import help_text, help_topic, screen_of_no_preset
-from wdjax.train import TrainConfig, load_config
+from wdjax.train import TrainConfig, load_config, make_learner
 from wdjax.train.config.env_params import complete_env_params
 from wdjax.train.config.trust import with_own
 from wdjax.train.devices.processes import STOPPED, connect
@@ -76,7 +76,8 @@ def train(arguments: list[str]) -> None:
     validate(read_config(parsed.config))
     connect(parsed.coordinator, parsed.num_processes, parsed.process_id)
     if parsed.dry_run:
-        for line in dry_run(parsed.config, parsed.trust):
+        begun = (parsed.workdir / CONFIG).exists()
+        for line in dry_run(parsed.config, parsed.trust, parsed.callbacks, begun):
             print(line)
         return
     trainer_class = import_trainer()
@@ -122,9 +123,12 @@ def with_algorithms(config: TrainConfig, changes: Sequence[str]) -> TrainConfig:
 
 def scaled(parsed: TrainArguments) -> TrainConfig:
     """Returns the configuration in the size that --auto-scale finds, or that the run in the folder has."""
+    from wdjax.train.trainer import check_run
+
     if (parsed.workdir / CONFIG).exists():
         begun = load_run_config(parsed.workdir, with_own(parsed.trust, parsed.config))
         return dataclasses.replace(parsed.config, num_envs=begun.num_envs, rollout_length=begun.rollout_length)
+    check_run(make_learner(parsed.config, parsed.trust), parsed.callbacks)
     print("--auto-scale: trying sizes of the run, each compiled first and then run for a second", flush=True)
     found, trials = auto_scale(parsed.config, parsed.auto_scale_rollout)
     Console(width=None if sys.stdout.isatty() else 160).print(trial_table(trials, found))

@@ -216,7 +216,7 @@ def readme(stored: Mapping[str, Mapping[str, Any]]) -> str:
             target = ROWS[name].targets.get(number)
             low, high, least, most = map(words, (*values["band"], min(values["per_seed"]), max(values["per_seed"])))
             must, measured = target.words() if target else "-", f"{words(values['mean'])} ({least} .. {most})"
-            middle = "{} [{}, {}]".format(*map(words, interval_of_mean(values["per_seed"])))
+            middle = "{} [{}, {}]".format(*map(words, interval_of_mean(values["per_seed"]))).replace("nan", "-")
             cells = [number, must, measured, middle, f"{low} .. {high}"]
             text += f"| {' | '.join([*shared, *cells, *end])} |\n"
             shared, end = [""] * len(shared), [""] * len(end)

@@ -157,12 +157,12 @@ def train_turn(
         log = stack.enter_context(open_log(turn.folder / "metrics.jsonl", size, say))
         last = [row for row in turn.rows[-len(turn.members) :] if row["updates"] == done]
         before = last if len(last) == len(turn.members) else []  # else lines are lost
-        there = members_there(setup, turn.rows)
+        there = members_there(setup, turn.rows, changing=every > 0)
 
         def judge(chunk: Chunk) -> Outcome:
             nonlocal before
             states, before = between(chunk.state, member_rows(turn, setup, chunk.done, chunk.parts), before)
-            there.update(members_there(setup, before))
+            there.update(members_there(setup, before, changing=every > 0))
             return Outcome(before, states, bad_members(turn, setup, chunk.parts))
 
         program = programs.of(states, turn.size)
@@ -176,10 +176,12 @@ def train_turn(
     return ended
 
 
-def members_there(setup: Setup, rows: Sequence[Row]) -> set[int]:
-    """Returns the members that have reached `stop_at` in one of these rows, or ended with bad numbers before."""
+def members_there(setup: Setup, rows: Sequence[Row], changing: bool) -> set[int]:
+    """Returns the members that have reached `stop_at` in one of these rows, or ended with bad numbers before: where
+    members are `changing`, one with bad numbers may copy another and go on."""
     goals = setup.config.stop_at
-    return {row["member"] for row in rows if goals and (goals_reached(goals, row) or row.get("bad_numbers"))}
+    ended = lambda row: goals_reached(goals, row) or (not changing and row.get("bad_numbers"))  # noqa: E731
+    return {row["member"] for row in rows if goals and ended(row)}
 
 
 def is_done(turn: Turn, say: Callable[[str], Any]) -> bool:

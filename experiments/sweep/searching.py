@@ -80,7 +80,8 @@ def search(
     settings, seeds = {name: parse_values(name, own) for name, own in values.items()}, make_seeds(seeds, base.seed)
     possible = check_values(base, settings, seeds)
     words = "left out with halving: its rungs compare what members come to in equally many updates"
-    require(not (halving and base.stop_at), "stop_at", base.stop_at, words)
+    goals = next((own.config.stop_at for own in possible if own.config.stop_at), None)
+    require(not (halving and goals), "stop_at", goals, words)
     metric = choose_metric(metric, possible[0].config, population_setup(possible[:1]))
     require(metric is not None, "metric", metric, "named, as POLICY/episode_return: it is what the search makes high")
     question = study_question(base, metric, seeds, settings, halving)

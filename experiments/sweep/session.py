@@ -25,6 +25,7 @@ from wdjax.train.host.callbacks import (
     make_callbacks,
     require_goals,
 )
+from wdjax.train.host.loggers import close_loggers
 from wdjax.train.host.loop import Row
 from wdjax.train.host.programs import telling
 from wdjax.train.host.progress import announce, progress_bar
@@ -130,15 +131,19 @@ def members_bar(host: Host, members: Sequence[Member], rows: Sequence[Row]) -> I
     total = sum(member.config.num_updates * member.config.env_steps_per_update for member in members)
     folder = host.workdir / "members"
     runs = {own.number: MemberRun(folder / f"{own.number:03d}", own.config, host.stop) for own in members}
-    before, clock = sum(done.values()), time.perf_counter()
+    before, clock, going = sum(done.values()), time.perf_counter(), None
     with progress_bar(host.console, total, before) as show:
 
         def advance(rows: list[Row]) -> None:
+            nonlocal going
             done.update({row["member"]: row["updates"] * per_update[row["member"]] for row in rows})
             steps = sum(done.values())
             rate = (steps - before) / (time.perf_counter() - clock)
             words = f"{steps:,} of {total:,} env steps ({rate:,.0f}/s), {len(done)} of {len(members)} members begun"
             show(steps, words)
+            last, going = going, [row["member"] for row in rows]
+            if last not in (None, going):  # another turn: a sweep has more members than a process may have files open
+                close_loggers(host.callbacks)
             asked = [call_callbacks(host.callbacks, runs[row["member"]], row) for row in rows]
             if any(asked):
                 host.say("A callback ends the sweep after the next chunk, saved: --resume goes on")

@@ -111,7 +111,8 @@ def point_table(members: Sequence[Member], table: Sequence[Row]) -> Table:
         own = np.array(scores[point])
         middle, low, high = interval_of_mean(own)
         better = "" if point == known[0] else f"{probability_of_improvement(np.array(scores[known[0]]), own):.2f}"
-        words = (f"{own.mean():.2f} ± {own.std():.2f}", f"{middle:.4g} [{low:.4g}, {high:.4g}]", better, str(len(own)))
+        interval = "[-]" if np.isnan(low) else f"[{low:.4g}, {high:.4g}]"
+        words = (f"{own.mean():.2f} ± {own.std():.2f}", f"{middle:.4g} {interval}", better, str(len(own)))
         printed.add_row(*(_short(values[point][name]) for name in names), *words)
     return printed
 

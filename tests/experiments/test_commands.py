@@ -7,8 +7,10 @@ import pytest
 import yaml
 
 from wdjax.experiments.cli import cost_of, main
+from wdjax.experiments.commands.dry_run import changed_fields, dry_run
 from wdjax.experiments.commands.help import help_topic, panels_of
 from wdjax.train import list_presets, load_config
+from wdjax.train.load import change_config
 
 BOX = """\
 usage: wdjax train x [-h]
@@ -105,6 +107,21 @@ def test_every_preset_has_its_steps_in_the_list(capsys):
 
 
 @pytest.mark.slow
+def test_a_dry_run_refuses_what_a_run_would(tmp_path):
+    config = load_config("cartpole_ppo", stop_at={"agent/episode_retrun": 1})
+    with pytest.raises(ValueError, match="did you mean 'agent/episode_return'"):
+        next(dry_run(config))
+    config = load_config("cartpole_ppo")
+    with pytest.raises(ValueError, match="did you mean 'tensorboard'"):
+        next(dry_run(config, callbacks=["tensorbord"]))
+    config = change_config(config, **{"policies.agent.checkpoint": str(tmp_path / "nowhere")})
+    with pytest.raises(FileNotFoundError, match=r"policies.agent.checkpoint = .* holds no run"):
+        next(dry_run(config))
+    assert next(dry_run(config, begun=True)).startswith("env: ")
+    assert "env_params.gravity: 9.0" in changed_fields(load_config("cartpole_ppo", env_params={"gravity": 9.0}))
+
+
+@pytest.mark.slow
 def test_a_dry_run_says_what_a_run_would_be(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     main(["train", "cartpole_ppo", "--dry-run", "--seed", "3", "--policies.agent.network.hidden-sizes", "8"])
@@ -120,4 +137,6 @@ def test_a_dry_run_says_what_a_run_would_be(capsys, monkeypatch, tmp_path):
     assert f"{times:,} gradient steps on {config.env_steps_per_update // own.minibatches:,} rows each, " in out
     assert f", {times * updates:,} in the run" in out
     assert "of memory on each device" in out
+    assert "env: cartpole\n" in out
+    assert "env_params" not in out  # all at their defaults
     assert not list(Path(tmp_path).glob("runs"))

@@ -60,3 +60,4 @@ def test_an_interval_is_that_of_scipys_bootstrap():
     np.testing.assert_allclose([low, high], theirs, atol=0.12)  # their width is 2.2
     assert all(map(math.isnan, interval_of_mean([math.nan])))
     assert interval_of_mean([1.0, math.inf])[1:] == (1, math.inf)
+    np.testing.assert_array_equal(interval_of_mean([3.0, math.nan]), [3, np.nan, np.nan])  # of one seed no interval

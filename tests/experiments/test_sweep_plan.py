@@ -3,11 +3,15 @@
 import csv
 import dataclasses
 import math
+import threading
+import types
+import warnings
 
 import jax
 import numpy as np
 import pytest
 from refusals import refusal
+from rich.console import Console
 
 from wdjax.experiments.sweep.grid import sweep
 from wdjax.experiments.sweep.halving import Halving, rung_ends, survivors, trial_scores
@@ -23,11 +27,15 @@ from wdjax.experiments.sweep.members import (
 )
 from wdjax.experiments.sweep.pbt import Selection, bounds_of, draw_members, evolve, require_traced
 from wdjax.experiments.sweep.population import choose_num_devices, even_size, most_devices
+from wdjax.experiments.sweep.rounds import members_there
+from wdjax.experiments.sweep.session import Host, members_bar
 from wdjax.experiments.sweep.table import (
     best_member,
     best_points,
+    draw_curves,
     final_table,
     last_known,
+    point_table,
     point_words,
     read_table,
     varied_fields,
@@ -35,6 +43,7 @@ from wdjax.experiments.sweep.table import (
 )
 from wdjax.train import load_config
 from wdjax.train.devices.memory import bytes_free
+from wdjax.train.host.loggers import Logger
 
 RATE = "policies.agent.learning_rate"
 
@@ -327,3 +336,38 @@ def test_the_curves_that_end_highest():
     nan = math.nan
     curves = [({}, np.array([1]), np.array([[value]])) for value in [*range(12), nan]]
     assert best_points(curves) == list(range(2, 12))
+
+
+@pytest.mark.slow  # matplotlib
+def test_one_seed_has_no_interval(config, tmp_path):
+    members = make_members(config, [{RATE: 1e-3}], [0, 1])
+    rows = [{"member": i, "score": score, "env_steps": 8, "x": score} for i, score in enumerate([3.0, 5.0])]
+    cells = lambda seeds: list(point_table(members, rows[:seeds]).columns[-3].cells)  # noqa: E731
+    assert (cells(1), cells(2)) == (["3 [-]"], ["4 [3, 5]"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert draw_curves(tmp_path / "c.png", members[:1], rows[:1], ["x"], "one") is not None
+
+
+def test_who_is_there_before_the_end():
+    """A member with bad numbers stays as it was, but where it copies another."""
+    setup = types.SimpleNamespace(config=types.SimpleNamespace(stop_at={"x": 2.0}))
+    rows = [{"member": 0, "x": 2.0}, {"member": 1, "x": None, "bad_numbers": "NaN"}, {"member": 2, "x": 1.0}]
+    assert members_there(setup, rows, changing=False) == {0, 1}
+    assert members_there(setup, rows, changing=True) == {0}
+    setup.config.stop_at = {}
+    assert members_there(setup, rows, changing=False) == set()
+
+
+def test_loggers_hold_one_turn_open(config, tmp_path):
+    class Counts(Logger):
+        begin, write = lambda self, run, row: run.workdir.name, lambda self, log, row: None
+        end = lambda self, log: ended.append(log)  # noqa: E731
+
+    ended, own, members = [], Counts(), make_members(config, [{}], range(4))
+    host = Host(tmp_path, Console(quiet=True), threading.Event(), 1, 0, set(), (own, lambda run, row: None))
+    with members_bar(host, members, []) as advance:
+        for pair in ((0, 1), (0, 1), (2, 3)):
+            advance([{"member": i, "updates": 1, "env_steps": 1} for i in pair])
+    assert ended == ["000", "001"]
+    assert [folder.name for folder in own.logs] == ["002", "003"]

@@ -198,6 +198,10 @@ def test_values_that_do_not_go_together_fail_alone(tmp_path, monkeypatch):
         ({"trials": 0}, "trials = 0: must be at least 1"),
         ({"batch": 0}, "batch = 0: must be at least 1"),
         ({"metric": "agent/episode_retrun"}, "did you mean 'agent/episode_return'"),
+        (
+            {"values": {**VALUES, "stop_at": [{"episodes": 9}]}, "halving": Halving(2, 1)},
+            "stop_at = {'episodes': 9.0}: must be left out with halving",
+        ),
     ],
 )
 def test_bad_searches_are_refused_before_anything_is_written(tmp_path, arguments, words):

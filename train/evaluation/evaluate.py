@@ -23,7 +23,7 @@ import numpy as np
 
 from wdjax.checks import require_integer, require_known
 from wdjax.env import Env
-from wdjax.train.evaluation.episodes import Episodes
+from wdjax.train.evaluation.episodes import Episodes, evaluation_metrics
 from wdjax.train.evaluation.players import (
     Candidate,
     Game,
@@ -36,6 +36,7 @@ from wdjax.train.evaluation.players import (
     roles_of,
     seat,
 )
+from wdjax.train.learner.init import abstract_state
 from wdjax.train.learner.learner import Learner
 from wdjax.train.state.actors import Script
 from wdjax.train.state.agents import Assignment, gather, group_sizes, to_groups
@@ -277,3 +278,21 @@ def play_episodes(
     start = (jnp.int32(0), first, live, (returns, nobody.astype(jnp.int32), info), nobody)
     end = jax.lax.while_loop(lambda loop: (loop[0] < max_steps) & ~loop[-1].all(), body, start)
     return (*end[3], end[4])
+
+
+def no_evaluation(learner: Learner, state: TrainState | None = None) -> dict[str, None]:
+    """Returns the fields of a run's evaluation where there is none: every line of metrics.jsonl has the same.
+
+    Args:
+        state: of the run; None: it is traced to know of what the environment tells.
+    """
+    config, env, zero = learner.config, learner.env, np.zeros(1)
+    if not config.evaluates:
+        return {}
+    info = (state or abstract_state(learner.setup)).replicas.episode_info
+    nothing = Episodes(
+        episode_return=dict.fromkeys(config.policies, zero), episode_length=zero,
+        episode_info=dict.fromkeys(info, zero), agent_return={}, group_return=dict.fromkeys(group_sizes(env), zero),
+    )  # fmt: skip
+    best = {f"eval/best/{config.best_by}": None} if config.best_by else {}
+    return dict.fromkeys(evaluation_metrics(nothing, env.info_ratios)) | best

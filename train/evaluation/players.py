@@ -185,6 +185,11 @@ def seat_policy(player: Player, policy: Policy, learned: PolicyState, role: Role
     """Returns a player ready for a role who plays what a policy has learned; raises ValueError for other spaces."""
     spaces = [(a.bare_space, a.action_space) for a in (policy.assignment, role.assignment)]
     require(spaces[0] == spaces[1], f"player {player.name!r}: spaces of {policy.name}", spaces[0], f"{spaces[1]}")
+    known = {agent for part in policy.assignment.types for agent in part.agents} or set(role.assignment.agents)
+    group, number = next((agent for agent in role.assignment.agents if agent not in known), (None, None))
+    if group is not None:
+        words = f"{policy.name} shows agents their type (agent_type_feature), and has none for {group}[{number}]"
+        raise ValueError(f"player {player.name!r}: {words}")
     assignment = dataclasses.replace(policy.assignment, segments=role.assignment.segments)
     return Candidate(player, Actor(dataclasses.replace(policy, assignment=assignment), "learned"), learned)
 

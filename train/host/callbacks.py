@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from wdjax.checks import did_you_mean, require_known
 from wdjax.named import import_named
 from wdjax.train.config.schema import TrainConfig
@@ -62,7 +64,7 @@ def _make_callback(given: Callback | str) -> Callback:
 def call_callbacks(callbacks: Sequence[Callback], run: Any, row: Row) -> bool:
     """Calls every callback. Returns whether any asks for the end."""
     asked = [callback(run, row) for callback in callbacks]
-    return any(answer is True for answer in asked)
+    return any(isinstance(answer, (bool, np.bool_)) and bool(answer) for answer in asked)
 
 
 def close_callbacks(callbacks: Sequence[Callback]) -> None:

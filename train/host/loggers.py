@@ -6,6 +6,7 @@ Each writes in the folder of the run that it is called with; of several processe
 import csv
 import importlib
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ class Logger:
         self.write(self.logs[run.workdir], row)
 
     def close(self) -> None:
-        """Closes what is open."""
+        """Closes what is open; a row that follows opens its run's log again."""
         for log in self.logs.values():
             self.end(log)
         self.logs.clear()
@@ -57,19 +58,20 @@ class CSVLogger(Logger):
         if file.exists():
             with open(file, encoding="utf8", newline="") as stream:
                 old = [line for line in csv.DictReader(stream) if int(line["updates"]) < row["updates"]]
-        stream = open(file, "w", encoding="utf8", newline="")  # noqa: SIM115  (closed by `end`)
-        writer = csv.DictWriter(stream, list(row), restval="", extrasaction="ignore", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(old)
-        return stream, writer
+        names = list(row)
+        with open(file, "w", encoding="utf8", newline="") as stream:
+            writer = _csv_writer(stream, names)
+            writer.writeheader()
+            writer.writerows(old)
+        return file, names
 
     def write(self, log: Any, row: Row) -> None:
-        stream, writer = log
-        writer.writerow(row)
-        stream.flush()
+        file, names = log
+        with open(file, "a", encoding="utf8", newline="") as stream:  # held open, a sweep's would be too many
+            _csv_writer(stream, names).writerow(row)
 
     def end(self, log: Any) -> None:
-        log[0].close()
+        """Nothing is open."""
 
 
 class TensorBoardLogger(Logger):
@@ -114,6 +116,18 @@ class WandbLogger(Logger):
 
     def end(self, log: Any) -> None:
         log.finish()
+
+
+def close_loggers(callbacks: Sequence[Any]) -> None:
+    """Closes what the loggers among callbacks hold open: no row of these runs follows soon. Callbacks of another kind
+    are told nothing."""
+    for callback in callbacks:
+        if isinstance(callback, Logger):
+            callback.close()
+
+
+def _csv_writer(stream: Any, names: list[str]) -> csv.DictWriter:
+    return csv.DictWriter(stream, names, restval="", extrasaction="ignore", lineterminator="\n")
 
 
 def _numbers(row: Row) -> dict[str, float]:

@@ -20,6 +20,7 @@ Of every policy of a run that keeps standings (rollout/standings.py) and that ot
 (all earlier selves), a script, random, a run, or present (the policy itself):
 
     opponent_blocks/WHO           blocks of replicas that it played
+    opponent_games/WHO            episodes that ended and count against it
     opponent_return/WHO           mean of the sum of the other policies' returns in the episodes that count against it
     opponent_win_rate/WHO         how often they beat it, over about the last 200 of these
 

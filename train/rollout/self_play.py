@@ -103,12 +103,13 @@ def remember(
     due = num_updates % every == 0
     members = jax.tree.leaves(state.past.params)[0].shape[0]
     place = (num_updates // every - 1) % (members if size is None else size)
+    taken = jnp.where(due, place, NOBODY)  # `members` may be a rule's number
     place = jnp.where(due, place, members)  # there is no such place: what goes there is lost
     write = lambda pool, own: pool.at[place].set(own, mode="drop")  # noqa: E731
     state = state.replace(past=jax.tree.map(write, state.past, what_acting_reads(state)))
     if state.standings is not None:
-        state = state.replace(standings=state.standings.without(jnp.where(due, place, NOBODY)))
-    return state, memory.replace(member=jnp.where(memory.member == place, NOBODY, memory.member))
+        state = state.replace(standings=state.standings.without(taken))
+    return state, memory.replace(member=jnp.where(memory.member == taken, NOBODY, memory.member))
 
 
 def chances(config: PolicyConfig, state: PolicyState, fraction: jax.Array | None, env_steps: jax.Array) -> jax.Array:

@@ -2,8 +2,9 @@
 
 Only such episodes count that one player of the policy has played from the first step to the last, while every other
 policy was played by its present self. The others win an episode where the sum of their returns is above its running
-mean over all that count (half, where it is the mean): in a game of +1 and -1 these are the games won, and in any other
-those that went better than usual. Rates and the mean are over about the last EPISODES episodes.
+mean over all that count and one more of return 0 (half, where it is the mean): in a game of +1 and -1 these are the
+games won, even where all or none are, and in any other those that went better than usual. Rates and the mean are over
+about the last EPISODES episodes.
 
 Kept where a policy of the run names `opponents`, `opponents_every` or `opponents_priority`.
 """
@@ -75,7 +76,7 @@ def add_episodes(
     games, sums = total((by_member(jnp.ones_like(returns)), by_member(returns)))
     kept = jnp.exp(-games.sum() / EPISODES)
     all_returns, episodes = kept * old.returns + sums.sum(), kept * old.episodes + games.sum()
-    mean = all_returns / jnp.maximum(episodes, 1e-8)
+    mean = all_returns / (episodes + 1)  # else all would be at the mean where the others always win
     wins = total(by_member(0.5 * (returns > mean) + 0.5 * (returns >= mean)))
     kept = jnp.exp(-games / EPISODES)
     new = Standings(kept * old.wins + wins, kept * old.games + games, all_returns, episodes)
@@ -117,6 +118,7 @@ def look_at_opponents(setup: Setup, state: TrainState, played: Rollout) -> tuple
             ended, won, known = games[places].sum(), new.wins[places].sum(), new.games[places].sum()
             metrics |= {
                 f"{name}/opponent_blocks/{who}": blocks[places].sum(),
+                f"{name}/opponent_games/{who}": ended,
                 f"{name}/opponent_return/{who}": jnp.where(ended > 0, sums[places].sum() / ended, jnp.nan),
                 f"{name}/opponent_win_rate/{who}": jnp.where(known > 0, won / known, jnp.nan),
             }

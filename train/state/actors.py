@@ -12,7 +12,7 @@ import numpy as np
 from wdjax.env import Env
 from wdjax.spaces import Box, Discrete, MultiDiscrete
 from wdjax.train.config.facts import read_part, static_part
-from wdjax.train.state.agents import Assignment, group_sizes
+from wdjax.train.state.agents import Assignment, gather, group_sizes
 from wdjax.train.state.policy import Policy
 
 Script = Callable[[Env, Any, Any, jax.Array], jax.Array]
@@ -86,10 +86,10 @@ def run_script(env: Env, script: Script, assignment: Assignment, situation: tupl
     actions = act(states, params, jax.random.split(key, num_envs))
     if not env.groups and isinstance(actions, jax.Array):
         actions = actions[:, None]
-    [segment] = assignment.segments
-    expected = (num_envs, group_sizes(env)[segment.group], *assignment.action_space.shape)
+    group = assignment.segments[0].group  # of all: a role lies in one
+    expected = (num_envs, group_sizes(env)[group], *assignment.action_space.shape)
     require_actions("a script", actions, assignment, expected, 1 if env.groups else 2)  # a single agent's has no axis
-    return actions[:, segment.start : segment.stop]
+    return gather(assignment, {group: actions})
 
 
 def require_actions(who: str, actions: Any, assignment: Assignment, expected: tuple[int, ...], axes: int) -> None:

@@ -20,7 +20,8 @@ def summarize(
 
     `episodes` are summed. Of names that end in _max and _min (or in _max/i and _min/i), the largest and the smallest.
     What is over episodes is that over all episodes of the chunk; means over the live rows of a rollout are weighted
-    with `live_fraction`; all else is the mean over the updates. Updates without a number (NaN) are left out.
+    with `live_fraction`, returns and win rates against WHO with `opponent_games/WHO`; all else is the mean over the
+    updates. Updates without a number (NaN) are left out.
 
     Args:
         metrics: name -> [num_updates].
@@ -37,11 +38,16 @@ def summarize(
 
 def _of_chunk(name: str, values: Mapping[str, np.ndarray], weights: Mapping[str, np.ndarray]) -> float:
     policy, _, last = re.sub(r"/\d+$", "", name).rpartition("/")  # without the component: "agent/action_max/0"
+    of_pool = re.fullmatch(r"([^/]+)/(opponent_[a-z_]+)/(.+)", name)
+    if of_pool:  # WHO may be a run's path, which says nothing of what is counted
+        policy, last, who = of_pool.groups()
     over_episodes = last.startswith("episode_")
     if over_episodes:
         weight = values["episodes"]
     elif name in weights:
         weight = weights[name]
+    elif last in ("opponent_return", "opponent_win_rate"):
+        weight = values[f"{policy}/opponent_games/{who}"]
     else:
         weight = values.get(f"{policy}/live_fraction") if last.endswith("_mean") else None
     numbers = values[name]

@@ -7,6 +7,7 @@ import struct
 import types
 from pathlib import Path
 
+import numpy as np
 import pytest
 from refusals import refusal
 from tiny_runs import small_config
@@ -50,9 +51,9 @@ def test_goals_in_words():
 
 def test_only_true_ends_a_run_and_all_are_called():
     called = []
-    for answer, ends in ((True, True), (None, False), (0.7, False), ("yes", False)):
+    for answer, ends in ((True, True), (np.True_, True), (np.False_, False), (None, False), (0.7, False), ("y", False)):
         assert call_callbacks([lambda run, row, a=answer: a, lambda run, row: called.append(row)], None, {}) is ends
-    assert len(called) == 4
+    assert len(called) == 6
 
 
 @pytest.mark.parametrize(("given", "words"), [

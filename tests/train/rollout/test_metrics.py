@@ -110,6 +110,21 @@ def test_updates_without_a_number_are_left_out_of_a_chunk():
     }  # fmt: skip
 
 
+def test_what_others_win_against_somebody_is_over_the_games_of_the_chunk():
+    """WHO is the path of a run, which says nothing of how its numbers are put together."""
+    nan, who = math.nan, "runs/a_max/3"
+    metrics = {
+        "episodes": [4, 4, 4], f"a/opponent_games/{who}": [3.0, 0.0, 1.0], f"a/opponent_blocks/{who}": [1.0, 0.0, 2.0],
+        f"a/opponent_return/{who}": [1.0, nan, 5.0], f"a/opponent_win_rate/{who}": [0.5, 0.5, 0.9],
+    }  # fmt: skip
+    found = summarize(metrics)
+    assert found.pop(f"a/opponent_win_rate/{who}") == pytest.approx(0.6)
+    assert found == {
+        "episodes": 12, f"a/opponent_games/{who}": 4 / 3, f"a/opponent_blocks/{who}": 1.0,
+        f"a/opponent_return/{who}": 2.0,
+    }  # fmt: skip
+
+
 def test_rollout_metrics_are_those_of_the_live_rows(rollout_numbers):
     arrays, ours = rollout_numbers
     kept = {name: values[LIVE].astype(np.float64) for name, values in arrays.items()}

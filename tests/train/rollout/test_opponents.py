@@ -10,8 +10,19 @@ from probes import Leaver, LeaverState, tiny_config, tiny_policy
 
 from wdjax.train import PolicyConfig, make_learner
 from wdjax.train.host.plots import save_opponents
-from wdjax.train.rollout.self_play import NOBODY, PRESENT, act_by_rule, chances, choose_selves, draw_members, pool_of
+from wdjax.train.rollout.self_play import (
+    NOBODY,
+    PRESENT,
+    act_by_rule,
+    chances,
+    choose_selves,
+    draw_members,
+    new_pool,
+    pool_of,
+    remember,
+)
 from wdjax.train.rollout.standings import Standings, add_episodes, new_standings, whole_episodes
+from wdjax.train.state.actors import run_script
 from wdjax.train.state.agents import assign_agents
 from wdjax.train.state.policy import Policy
 from wdjax.train.state.rows import Rollout
@@ -68,21 +79,42 @@ def test_somebody_plays_several_rollouts_in_a_row(num_updates, anew):
 
 
 def test_standings_by_hand():
-    """Three members and the present self; of six ends five count, with a mean return of 2: above it are 5 and 3."""
+    """Three members and the present self; of six ends five count, whose returns sum to 10, and 10 / 6 is the mean."""
     member = jnp.array([0, PRESENT, 2])
     counted = jnp.array([[True, True, True], [False, True, True]])
     returns = jnp.array([[5.0, 1.0, 3.0], [99.0, -1.0, 2.0]])
     first, games, sums = add_episodes(new_standings(3), member, counted, returns)
     np.testing.assert_array_equal(games, [1, 0, 2, 2])
     np.testing.assert_array_equal(sums, [5, 0, 5, 0])
-    np.testing.assert_array_equal(first.wins, [1, 0, 1.5, 0])  # half a win where it is the mean
-    assert first.returns / first.episodes == 2
-    np.testing.assert_allclose(first.win_rate, [2 / 3, 1 / 2, 2.5 / 4, 1 / 4])
+    np.testing.assert_array_equal(first.wins, [1, 0, 2, 0])
+    assert (first.returns, first.episodes) == (10, 5)
+    np.testing.assert_allclose(first.win_rate, [2 / 3, 1 / 2, 3 / 4, 1 / 4])
     second, *_ = add_episodes(first, member, counted & (jnp.arange(3) == 0)[None], returns)
     np.testing.assert_allclose(second.games, [np.exp(-1 / 200) + 1, 0, 2, 2], rtol=1e-6)
     forgotten = second.without(jnp.int32(2))
     np.testing.assert_array_equal(forgotten.games[2:], [0, 2])
     np.testing.assert_array_equal(second.without(jnp.int32(NOBODY)).games, second.games)
+
+
+@pytest.mark.parametrize(("outcome", "won"), [(1.0, 1.0), (-1.0, 0.0), (0.0, 0.5)])
+def test_who_always_wins_wins_always(outcome, won):
+    """The mean of equal returns is their own, were it not for the episode of return 0."""
+    old = new_standings(1)
+    for _ in range(3):
+        old, *_ = add_episodes(old, jnp.array([0]), jnp.ones((2, 1), bool), jnp.full((2, 1), outcome))
+    np.testing.assert_allclose(old.wins / old.games, [won, np.nan], rtol=1e-6)
+
+
+def test_a_snapshot_takes_an_earlier_selfs_place_and_never_a_rules():
+    """Two earlier selves are 0 and 1, the rules 2 and 3; only every other update is due for a snapshot."""
+    state = PolicyState({"w": jnp.ones(2)}, None, standings=standings([1, 1, 1, 1, 1], [2, 2, 2, 2, 2]))
+    state = state.replace(past=new_pool(state, 2))
+    memory = Memory(None, None, member=jnp.array([PRESENT, 0, 1, 2, 3]))
+    for done, taken in ((3, []), (4, [1])):
+        after, played = remember(state, memory, jnp.int32(done), every=2, size=2)
+        there = np.isin(memory.member, taken)
+        np.testing.assert_array_equal(played.member, np.where(there, NOBODY, memory.member))
+        np.testing.assert_array_equal(after.standings.games, np.where(np.isin(np.arange(5), taken), 0, 2))
 
 
 def test_only_whole_episodes_against_present_selves_count():
@@ -113,6 +145,15 @@ def test_rules_act_where_they_play_and_nobody_else():
     member, situation = jnp.array([PRESENT, 0]), (LeaverState(jnp.array([0, 0, -1, 0])), env.default_params)
     ruled = act_by_rule(env, policy, member, None, situation, jax.random.split(KEY), jnp.full((4, 1), 9))
     np.testing.assert_array_equal(ruled, [[9], [9], [0], [1]])
+
+
+def test_a_script_plays_two_slices_of_its_group():
+    """Three replicas whose times are 0, 5 and 9; the second player's action is asked for before the first one's."""
+    env, config = Ambush(), PolicyConfig(agents=("player[1]", "player[0]"))
+    assignment = assign_agents(env, env.default_params, {"all": config})["all"]
+    situation = (LeaverState(jnp.array([0, 5, 9])), env.default_params)
+    found = run_script(env, env.scripts["ambush"][1], assignment, situation, KEY)
+    np.testing.assert_array_equal(found, [[1, 0], [6, 5], [10, 9]])
 
 
 def test_a_picture_only_where_somebody_plays_in_a_place(tmp_path):

@@ -11,8 +11,10 @@ from flax import struct
 from probes import Pair, tiny_config, tiny_policy
 
 from wdjax import Box, Dict, Discrete, Env, MultiDiscrete, envs
-from wdjax.train import PolicyConfig, evaluate, make_learner
+from wdjax.train import Player, PolicyConfig, evaluate, make_learner
+from wdjax.train.evaluation.players import Role, seat_policy
 from wdjax.train.state.agents import Assignment, Segment, assign_agents, gather_observation
+from wdjax.train.state.policy import Policy
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -105,6 +107,17 @@ def test_a_part_of_the_agents_keeps_its_types():
     assert left.agent_types.tolist() == [1]
     both = Assignment((Segment("right", 1, 2), Segment("left", 0, 1)), *[None] * 2, assignment.types)
     assert both.agent_types.tolist() == [0, 1]
+
+
+def test_a_policy_does_not_play_agents_that_it_has_no_type_for():
+    env, kinds = Pair(), PolicyConfig(agents=("clerk[0]", "clerk[1]"), agent_type_feature=True)
+    policies = {"kinds": kinds, "rest": PolicyConfig(agents=("clerk[2]",)), "pilot": PolicyConfig()}
+    own = assign_agents(env, env.default_params, policies)
+    policy, player = Policy("kinds", kinds, own["kinds"], None, None, None, None), Player("old")
+    assert seat_policy(player, policy, None, Role("kinds", "kinds", own["kinds"])).actor.kind == "learned"
+    words = r"'old': kinds shows agents their type \(agent_type_feature\), and has none for clerk\[2\]"
+    with pytest.raises(ValueError, match=words):
+        seat_policy(player, policy, None, Role("rest", "rest", own["rest"]))
 
 
 def test_one_selector_has_no_types():
