@@ -1,5 +1,6 @@
 """Fixtures of the tests of experiments."""
 
+import jax
 import pytest
 from probes import PROBES
 
@@ -25,7 +26,8 @@ def compiled_once():
     def compile_once(setup, states, num_updates, num_devices=1):
         config = setup.config
         sizes = config.policies["agent"].network.hidden_sizes
-        which = sizes, config.on_bad_numbers, states.num_updates.shape, num_updates, num_devices
+        schedules = tuple(leaf.shape for leaf in jax.tree.leaves(states.hypers))
+        which = sizes, schedules, config.on_bad_numbers, states.num_updates.shape, num_updates, num_devices
         if which not in compiled:
             compiled[which] = compile_population(setup, states, num_updates, num_devices)
         return compiled[which]

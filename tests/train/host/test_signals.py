@@ -47,7 +47,7 @@ def test_while_it_compiles_nothing_more_is_run(number, whole_run, tmp_path, monk
 
 def test_while_it_evaluates_the_evaluation_counts(whole_run, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        begin = signal_before(trainer_module.begin_evaluation, signal.SIGTERM, call=2)
+        begin = signal_before(trainer_module.begin_evaluation, signal.SIGTERM, call=3)
         patch.setattr(trainer_module, "begin_evaluation", begin)
         trainer = Trainer(small_config(), tmp_path / "run", quiet=True)
         trainer.train()
