@@ -30,7 +30,7 @@ usage: wdjax COMMAND ...
   wdjax list                                                          environments, presets, and what these cost
   wdjax completion                                                    a script for bash and zsh
 
-  wdjax train tag_small                 a first run, a minute and a half on 2 CPU cores; then
+  wdjax train tag_small                 a first run, a minute on 2 CPU cores; then
   wdjax eval runs/tag_small             against random play
 
 wdjax --version; wdjax COMMAND --help tells more; wdjax train PRESET --help names the topics of its fields.
@@ -116,8 +116,9 @@ def list_all(arguments: list[str]) -> None:
 def cost_of(path: Path) -> str:
     """Returns what a preset costs: its env steps, and what its header says after "# Costs:", over several lines."""
     from wdjax.train.config.reading import read_yaml
+    from wdjax.train.config.schema import TrainConfig
 
-    steps = f"{int(read_yaml(path).get('total_env_steps', 1_000_000)):,} env steps"
+    steps = f"{int(read_yaml(path).get('total_env_steps', TrainConfig.total_env_steps)):,} env steps"
     header = itertools.takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf8").splitlines())
     paragraphs = " ".join(line[1:].strip() or "\n" for line in header).split("\n")
     costs = re.search(r"\bCosts: (.*?\.)(?: [A-Z]|$)", f"{' '.join(p for p in paragraphs if 'Costs:' in p).strip()}")

@@ -212,16 +212,21 @@ def _draw_plot(canvas: Canvas, scene: Scene, plot: Plot, rect: Rect, k: float) -
         canvas.lines(place(x, series.values)[None], series.color, k, 0.3, False)
 
 
-def draw_plots(canvas: Canvas, scene: Scene, layout: Layout, t: int) -> None:
-    """Draws how far the curves have come in frame t."""
-    k = layout.unit
+def curves_of(scene: Scene, layout: Layout) -> list[tuple[str, np.ndarray]]:
+    """Returns the (color, pixels [T, 2]) of all curves beside the game."""
+    curves = []
     for plot, rect in zip(scene.plots, layout.plots, strict=True):
-        _, place = plot_places(scene, plot, rect, k)
+        _, place = plot_places(scene, plot, rect, layout.unit)
         x = plot_range(scene, plot)[0]
-        for series in plot.series:
-            points = place(x[: t + 1], series.values[: t + 1])
-            canvas.lines(points[None], series.color, 1.7 * k, 1.0, False)
-            canvas.polygons((points[-1] + 3 * k * DISC)[None], series.color, np.ones(1), 0.0, False)
+        curves += [(series.color, place(x, series.values)) for series in plot.series]
+    return curves
+
+
+def draw_curves(canvas: Canvas, curves: list[tuple[str, np.ndarray]], k: float, t: int) -> None:
+    """Draws how far the curves have come in frame t; k: pixels of what is one in a picture 640 wide."""
+    for color, points in curves:
+        canvas.lines(points[None, : t + 1], color, 1.7 * k, 1.0, False)
+        canvas.polygons((points[t] + 3 * k * DISC)[None], color, np.ones(1), 0.0, False)
 
 
 def draw_mark(canvas: Canvas, scene: Scene, layout: Layout, mark: Mark, t: int) -> None:

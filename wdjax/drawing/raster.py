@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from wdjax.drawing.paint import Layout, Rect, draw_ground, draw_mark, draw_plots, draw_trail, lay_out
+from wdjax.drawing.paint import Layout, Rect, curves_of, draw_curves, draw_ground, draw_mark, draw_trail, lay_out
 from wdjax.drawing.scene import COLORS, Scene, Shapes, is_static
 
 if TYPE_CHECKING:
@@ -144,10 +144,11 @@ def draw_frames(scene: Scene, frames: Iterable[int], size: tuple[int, int] | Non
     still = next((i for i, mark in enumerate(scene.marks) if not is_static(mark)), len(scene.marks))
     for mark in scene.marks[:still]:
         draw_mark(canvas, scene, layout, mark, 0)
-    backdrop = canvas.array.copy()
+    backdrop, curves = canvas.array.copy(), curves_of(scene, layout)
     for t in frames:
         canvas.array[:] = backdrop
         draw_frame(canvas, scene, layout, t, still)
+        draw_curves(canvas, curves, layout.unit, t)
         yield canvas.array
 
 
@@ -158,7 +159,6 @@ def draw_frame(canvas: Pixels, scene: Scene, layout: Layout, t: int, still: int)
             draw_trail(canvas, scene, layout, mark, t)
     for mark in scene.marks[still:]:
         draw_mark(canvas, scene, layout, mark, t)
-    draw_plots(canvas, scene, layout, t)
     x, top = layout.caption
     lines = 1 + scene.captions[t].count("\n")
     canvas.text(x, top - (5 + 8.5 * lines) * layout.unit, scene.captions[t], 14 * layout.unit, "text", "center")

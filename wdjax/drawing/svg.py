@@ -18,11 +18,10 @@ from wdjax.drawing.paint import (
     CROWD,
     Layout,
     Rect,
+    curves_of,
     draw_ground,
     draw_mark,
     lay_out,
-    plot_places,
-    plot_range,
 )  # fmt: skip
 from wdjax.drawing.scene import COLORS, DISC, Lines, Mark, Scene, Shapes, Text, at, is_static
 
@@ -119,7 +118,7 @@ def to_svg(scene: Scene, fps: float = 12.0, hold: float = 1.5, size: tuple[int, 
             draw_mark(canvas, scene, layout, mark, 0)
         else:
             _move_mark(canvas, scene, layout, mark, clock)
-    _move_plots(canvas, scene, layout, clock)
+    _move_curves(canvas, scene, layout, clock)
     x, top = layout.caption
 
     def write(canvas: Svg, t: int) -> None:
@@ -230,18 +229,15 @@ def _move_shapes(canvas: Svg, scene: Scene, layout: Layout, mark: Shapes, clock:
         )
 
 
-def _move_plots(canvas: Svg, scene: Scene, layout: Layout, clock: Clock) -> None:
+def _move_curves(canvas: Svg, scene: Scene, layout: Layout, clock: Clock) -> None:
     """Draws the curves whole, with dots that say how far they have come."""
     k = layout.unit
-    for plot, rect in zip(scene.plots, layout.plots, strict=True):
-        _, place = plot_places(scene, plot, rect, k)
-        x = plot_range(scene, plot)[0]
-        for series in plot.series:
-            canvas.lines(place(x, series.values)[None], series.color, 1.5 * k, 0.8, False)
-            dots = place(x, series.values)[clock.frames]
-            dots = dots[np.isfinite(dots).all(axis=-1)] if len(dots) == 1 else np.where(np.isfinite(dots), dots, -99.0)
-            if len(dots):
-                move = [f"{a:.1f} {b:.1f}" for a, b in dots]
-                shape = f'<path d="{path_of(3 * k * DISC[None], True)}" class="{series.color}"/>'
-                moving = clock.animate("transform:translate", move, glide=True) if len(move) > 1 else ""
-                canvas.parts.append(f'<g transform="translate({move[0]})">{shape}{moving}</g>')
+    for color, points in curves_of(scene, layout):
+        canvas.lines(points[None], color, 1.5 * k, 0.8, False)
+        dots = points[clock.frames]
+        dots = dots[np.isfinite(dots).all(axis=-1)] if len(dots) == 1 else np.where(np.isfinite(dots), dots, -99.0)
+        if len(dots):
+            move = [f"{a:.1f} {b:.1f}" for a, b in dots]
+            shape = f'<path d="{path_of(3 * k * DISC[None], True)}" class="{color}"/>'
+            moving = clock.animate("transform:translate", move, glide=True) if len(move) > 1 else ""
+            canvas.parts.append(f'<g transform="translate({move[0]})">{shape}{moving}</g>')
