@@ -106,7 +106,7 @@ SLICES = {
 }  # fmt: skip
 RUNS = {
     "a2c": ("cartpole", {**LONGER, "reset": "fixed", **agent(
-        network=net(16), neg_pos_env_ratio=1.0, optimizer="sgd")}),
+        network=net(16), neg_pos_env_ratio=1.0, optimizer="sgd", learning_rate=1e-3)}),
     "pool": ("tag_gridworld_with_reset_pool", {
         **SHORT, "env_params.grid_length": 6, "policies.shared.network": net(16, activation="relu")}),
     "ppo": ("cartpole_ppo", {**SHORT, **agent(

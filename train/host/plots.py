@@ -79,6 +79,11 @@ def save_opponents(run: str | Path, title: str = "") -> Path | None:
     return path
 
 
+def _tail(name: str, length: int = 36) -> str:
+    """Returns the end of a name that a legend has no room for: a run's whole path would leave none for its curves."""
+    return name if len(name) <= length else f"…{name[1 - length :]}"
+
+
 def draw_curves(axes: "Axes", rows: Sequence[dict[str, Any]], curves: dict[str, str], label: str) -> None:
     """Draws one line for each of {name in the legend: field of the rows}; rows where the field is null are left out."""
     for name, field in curves.items():
@@ -88,7 +93,7 @@ def draw_curves(axes: "Axes", rows: Sequence[dict[str, Any]], curves: dict[str, 
     axes.set_ylabel(label)
     axes.grid(alpha=0.3)
     if axes.lines:
-        axes.legend()
+        axes.legend(axes.lines, [_tail(line.get_label()) for line in axes.lines])
 
 
 def draw_evaluations(axes: "Axes", rows: Sequence[dict[str, Any]], policies: Sequence[str]) -> None:

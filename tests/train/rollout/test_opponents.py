@@ -159,7 +159,8 @@ def test_a_script_plays_two_slices_of_its_group():
 def test_a_picture_only_where_somebody_plays_in_a_place(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"env_steps": 1, "a/episode_return": 1.0}\n', encoding="utf8")
     assert save_opponents(tmp_path) is None
-    row = '{"env_steps": 1, "a/opponent_win_rate/runs/b": 0.5, "a/opponent_return/runs/b": null}\n'
+    run = f"runs/{'b' * 200}"  # a name as wide as the picture
+    row = f'{{"env_steps": 1, "a/opponent_win_rate/{run}": 0.5, "a/opponent_return/{run}": null}}\n'
     (tmp_path / "metrics.jsonl").write_text(row, encoding="utf8")
     assert save_opponents(tmp_path).stat().st_size > 1000
 
