@@ -89,8 +89,10 @@ SIZE = {"num_envs": 8, "num_blocks": 4, "rollout_length": 12, "total_env_steps":
 SHORT, LONGER = {"env_params.episode_length": 5}, {"env_params.episode_length": 12, "rollout_length": 16}
 NORMAL = {"normalize_observation": True, "normalize_reward": True, "normalize_advantage": True}
 SCHEDULE = [[0, 5e-3], [200, 3e-3], [400, 0.0]]
+AS_WARPDRIVE = {"env_params.egocentric": False, "env_params.observe_own_motion": False}  # tag_small shows more
 # Adam's first steps are signs of gradients, also of those that are rounding: an epsilon above those
-TAG = {"env_params.episode_length": 8, **both(network=net(16), minibatches=2, epochs=2, optimizer_epsilon=1e-2)}
+HUNT = both(network=net(16), minibatches=2, epochs=2, optimizer_epsilon=1e-2)
+TAG = {"env_params.episode_length": 8, **AS_WARPDRIVE, **HUNT}
 SELF_PLAY = both(past_selves=2, past_selves_every=1, past_selves_fraction=[[0, 0.3], [200, 0.6]])
 DDPG = {
     "twin_critics": True, "policy_delay": 2, "n_step": 3, "noise": "ornstein_uhlenbeck", "target_noise": 0.2,
@@ -117,7 +119,7 @@ RUNS = {
     "normalized": ("pendulum_ppo", {**SHORT, **agent(network=net(16), epochs=2, minibatches=2, **NORMAL)}),
     "ddpg": ("pendulum_ddpg", {**SHORT, **agent(network=net(16), ddpg=DDPG, normalize_observation=True)}),
     "self_play": ("tag_small", {**TAG, **SELF_PLAY, "policies.runner.network.encoder": "deep_sets"}),
-    "slices": ("tag_small", {**SHORT, "policies": SLICES}),
+    "slices": ("tag_small", {**SHORT, **AS_WARPDRIVE, "policies": SLICES}),
     "mixed": ("pendulum_ppo", {"env": "pushers", "policies": MIXED}),
     "two_devices": ("tag_small", {**TAG, **SELF_PLAY, **both(**NORMAL), "reset": 5, "devices": 2,
         "policies.runner.algorithm": "A2C", "policies.runner.minibatches": 1, "policies.runner.epochs": 1,

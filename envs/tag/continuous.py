@@ -77,6 +77,7 @@ class TagContinuous(Env):
     use_full_observation: bool = True  # everybody else (else: the nearest num_other_agents_observed)
     num_other_agents_observed: int = 2
     observe_own_motion: bool = False  # an agent sees its own heading and speed, not only how others differ from them
+    egocentric: bool = False  # an agent sees places along and across its own heading; the middle of the square, too
     runner_exits_game_after_tagged: bool = True  # else a runner may be tagged again and again
 
     can_truncate: ClassVar[bool] = False
@@ -96,6 +97,7 @@ class TagContinuous(Env):
         require_integer("num_other_agents_observed", self.num_other_agents_observed, 1)
         require_bool("use_full_observation", self.use_full_observation)
         require_bool("observe_own_motion", self.observe_own_motion)
+        require_bool("egocentric", self.egocentric)
         require_bool("runner_exits_game_after_tagged", self.runner_exits_game_after_tagged)
         if not self.use_full_observation:
             k = self.num_other_agents_observed
@@ -262,13 +264,19 @@ class TagContinuous(Env):
 
     def observe(self, state: State, params: Params) -> Arrays:
         """Rows of differences to the other agents, feature by feature: x, y, speed, acceleration, direction, scaled;
-        then the others' types (tagger 1) and whether they are active, then what is one's own (`own_features`)."""
+        then the others' types (tagger 1) and whether they are active, then what is one's own (`own_features`). Where
+        `egocentric`, x and y are along and across one's own heading, and directions differ by at most half a turn."""
         features, own = self.features(state, params), self.own_features(state, params)
         if self.use_full_observation:
-            return self.by_group(jnp.concatenate([self._full_rows(state, features), own], axis=1))
-        k, sizes = self.num_other_agents_observed, tuple(self.groups.values())
-        rows = neighbor_rows(state.x, state.y, state.active, features, own, k, num_relative=5, sizes=sizes)
-        return dict(zip(self.groups, rows, strict=True))
+            rows = self.by_group(jnp.concatenate([self._full_rows(state, features), own], axis=1))
+        else:
+            k, sizes = self.num_other_agents_observed, tuple(self.groups.values())
+            rows = neighbor_rows(state.x, state.y, state.active, features, own, k, num_relative=5, sizes=sizes)
+            rows = dict(zip(self.groups, rows, strict=True))
+        if not self.egocentric:
+            return rows
+        heading = self.by_group(state.direction)
+        return {group: turn_to(heading[group], rows[group], self.num_own) for group in self.groups}
 
     def features(self, state: State, params: Params) -> jax.Array:
         """Returns (num_agents, 7): x, y over the diagonal, speed and acceleration over max_speed, direction over 2 pi,
@@ -283,18 +291,23 @@ class TagContinuous(Env):
         return jnp.stack(columns, axis=1)
 
     def own_features(self, state: State, params: Params) -> jax.Array:
-        """Returns (num_agents, 1): t / T; where `observe_own_motion`, (num_agents, 4): cos and sin of the direction,
-        speed over max_speed, t / T. Who is out sees zeros."""
+        """Returns (num_agents, num_own): t / T; before it, where `observe_own_motion`, cos and sin of the direction and
+        speed over max_speed; before these, where `egocentric`, the middle of the square as others are seen. Who is out
+        sees zeros."""
         columns = [jnp.broadcast_to(state.time / params.episode_length, state.x.shape)]
         if self.observe_own_motion:
             speed = state.speed / (params.max_speed + 1e-10)
             columns = [jnp.cos(state.direction), jnp.sin(state.direction), speed, *columns]
+        if self.egocentric:
+            diagonal, middle = params.grid_length * jnp.float32(math.sqrt(2)), 0.5 * params.grid_length
+            seen = along_and_across(state.direction, (middle - state.x) / diagonal, (middle - state.y) / diagonal)
+            columns = [*seen, *columns]
         return jnp.where(state.active[:, None], jnp.stack(columns, axis=1), 0.0)
 
     @property
     def num_own(self) -> int:
         """How many columns of an observation are one's own."""
-        return 4 if self.observe_own_motion else 1
+        return 1 + 3 * self.observe_own_motion + 2 * self.egocentric
 
     def _full_rows(self, state: State, features: jax.Array) -> jax.Array:
         """Rows [N, 7 (N - 1)]: all others in index order; who is out sees no differences, but types and `active`."""
@@ -344,12 +357,26 @@ def feature_major(rows: jax.Array) -> jax.Array:
     return jnp.swapaxes(rows, 1, 2).reshape(rows.shape[0], -1)
 
 
+def along_and_across(heading: jax.Array, dx: jax.Array, dy: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns (cos h dx + sin h dy, cos h dy - sin h dx): a difference along a heading [rad], and to the left of it."""
+    cos, sin = jnp.cos(heading), jnp.sin(heading)
+    return cos * dx + sin * dy, cos * dy - sin * dx
+
+
+def turn_to(heading: jax.Array, rows: jax.Array, num_own: int) -> jax.Array:
+    """Returns rows [N, 7 k + num_own] of `observe` as seen along headings (N,) [rad]."""
+    dx, dy, speed, acceleration, turns, *rest = jnp.split(rows[:, :-num_own], 7, axis=1)
+    dx, dy = along_and_across(heading[:, None], dx, dy)
+    columns = [dx, dy, speed, acceleration, turns - jnp.round(turns), *rest, rows[:, -num_own:]]
+    return jnp.concatenate(columns, axis=1)
+
+
 def split_observation(obs: jax.Array, num_own: int = 1) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Takes observations apart, for networks that see the other agents as a set (`network.encoder: deep_sets`).
 
     Args:
         obs: [..., 7 k + num_own], of this environment.
-        num_own: 1, or 4 where `observe_own_motion`.
+        num_own: 1; 3 more where `observe_own_motion`, 2 more where `egocentric`.
 
     Returns:
         (others [..., k, 7], present [..., k] bool: still in the game and not padding, own [..., num_own]).

@@ -32,6 +32,7 @@ class Rules:
     use_full_observation: bool = True
     num_other_agents_observed: int = 2
     observe_own_motion: bool = False
+    egocentric: bool = False
     tagging_distance: float = 0.01
     tag_reward_for_tagger: float = 1.0
     step_penalty_for_tagger: float = -0.0
@@ -164,15 +165,22 @@ def observe(rules, state):
     scaled = [state.x / diagonal, state.y / diagonal, state.speed / unit, state.acceleration / unit]
     scaled.append(state.direction / (2 * np.pi))
     width = rules.num_agents - 1 if rules.use_full_observation else rules.num_other_agents_observed
-    rows = np.zeros((rules.num_agents, 7 * width + (4 if rules.observe_own_motion else 1)))
+    rows = np.zeros((rules.num_agents, 7 * width))
+    own = np.zeros((rules.num_agents, 6))
     for i in range(rules.num_agents):
+        heading = state.direction[i]
+        turn = np.array([[np.cos(heading), np.sin(heading)], [-np.sin(heading), np.cos(heading)]])
         for slot, j in enumerate(neighbors(rules, state, i)[:width]):
-            for f, feature in enumerate(scaled):
-                rows[i, f * width + slot] = feature[j] - feature[i] if state.active[i] else 0.0
+            seen = [feature[j] - feature[i] if state.active[i] else 0.0 for feature in scaled]
+            if rules.egocentric:
+                seen[:2] = turn @ seen[:2]
+                seen[4] = (seen[4] + 0.5) % 1.0 - 0.5
+            rows[i, slot : 5 * width : width] = seen
             rows[i, 5 * width + slot] = rules.is_tagger(j)
             rows[i, 6 * width + slot] = state.active[j]
-        rows[i, -1] = state.time / rules.episode_length if state.active[i] else 0.0
-        if rules.observe_own_motion and state.active[i]:
-            heading = state.direction[i]
-            rows[i, -4:-1] = np.cos(heading), np.sin(heading), state.speed[i] / unit
-    return rows
+        if state.active[i]:
+            middle = rules.grid_length / 2 - np.array([state.x[i], state.y[i]])
+            motion = np.cos(heading), np.sin(heading), state.speed[i] / unit
+            own[i] = *(turn @ middle / diagonal), *motion, state.time / rules.episode_length
+    shown = [rules.egocentric] * 2 + [rules.observe_own_motion] * 3 + [True]
+    return np.concatenate([rows, own[:, shown]], axis=1)

@@ -77,13 +77,14 @@ def test_padding_of_tag_itself_is_absent():
 
 
 def test_tag_tells_own_motion_from_the_others():
-    """Heading, speed and time of one's own stand behind the features of two others."""
-    env, params = wdjax.make("tag_continuous", num_taggers=1, num_runners=2, observe_own_motion=True)
-    assert env.observation_space(params)["runner"].shape == (2, 7 * 2 + 4)
-    others, present, own = env.split_observation(jnp.arange(7 * 2 + 4))
+    """The middle, heading, speed and time of one's own stand behind the features of two others."""
+    options = {"observe_own_motion": True, "egocentric": True}
+    env, params = wdjax.make("tag_continuous", num_taggers=1, num_runners=2, **options)
+    assert env.observation_space(params)["runner"].shape == (2, 7 * 2 + 6)
+    others, present, own = env.split_observation(jnp.arange(7 * 2 + 6))
     np.testing.assert_array_equal(others, np.arange(14).reshape(7, 2).T)
     np.testing.assert_array_equal(present, [True, True])
-    np.testing.assert_array_equal(own, [14, 15, 16, 17])
+    np.testing.assert_array_equal(own, [14, 15, 16, 17, 18, 19])
 
 
 @pytest.fixture(scope="module", params=SETS)
