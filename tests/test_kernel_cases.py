@@ -79,6 +79,7 @@ def test_drawn_programs(seeds):
     assert not compare(cases, interpret=True, shared=bool(seeds[0] % 2))[0]
 
 
+@pytest.mark.slow
 def test_what_is_drawn_lowers_for_every_card():
     drawn = [random_case(np.random.default_rng(seed)) for seed in range(40)]
     cases = [*FOUND, *(case for case in drawn if why_refused(case) is None)]

@@ -320,9 +320,8 @@ def test_a_row_in_a_process_of_its_own(tmp_path):
     assert "Environment stepping" in ended.stdout
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param("nearest_neighbors_kernel", marks=pytest.mark.slow), "neighbor_rows_kernel"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["nearest_neighbors_kernel", "neighbor_rows_kernel"])
 def test_a_kernel_that_finds_others_is_told(name, monkeypatch):
     assert agreement.compare_neighbors(12, 3).endswith("indices differ in 0, rows differ in 0")
     kernel = getattr(agreement, name)

@@ -131,6 +131,7 @@ def test_options_are_swept_in_one_program_as_if_alone(tmp_path):
     assert max(jax.tree.leaves(gaps)) > 1e-3
 
 
+@pytest.mark.slow
 def test_traced_options_are_hypers_of_a_population():
     learner = make_learner(awr_config())
     states = jax.vmap(learner.init)(jax.random.split(jax.random.key(0), 2))

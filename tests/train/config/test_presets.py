@@ -136,7 +136,7 @@ def test_preset_loads(preset):
 
 
 # every algorithm; test_all_envs.py has every environment, and the slow tests have the other presets
-QUICK = {"tag_small", "tag_gridworld", "pendulum_ppo", "continuous_mountain_car_ddpg"}
+QUICK = {"tag_small", "tag_gridworld", "pendulum_ddpg"}
 
 
 @pytest.mark.parametrize(

@@ -125,6 +125,7 @@ def test_a_policy_of_both_groups_has_a_role_in_each():
     assert set(whole.episode_return) == {"mixed", "rest"}
 
 
+@pytest.mark.slow
 def test_halves_of_a_group_are_played_by_whom_they_belong_to():
     """Another run's policy for the second tagger plays the second tagger, whatever it is called."""
     names = [("first", "second"), ("b", "a")]

@@ -22,7 +22,8 @@ cli.main(["train", "cartpole", *sys.argv[1:]])
 """
 
 
-@pytest.mark.parametrize("flags", [["--deterministic"], pytest.param([], marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", [["--deterministic"], []])
 def test_from_the_command_line_it_counts_for_every_program(flags, tmp_path):
     environment = os.environ | {"XLA_FLAGS": f"--xla_dump_to={tmp_path / 'dump'}", "JAX_ENABLE_COMPILATION_CACHE": "0"}
     command = [sys.executable, "-c", COMMAND, "--workdir", str(tmp_path / "run"), *flags]

@@ -136,6 +136,7 @@ for kernels in (True, False):
 """
 
 
+@pytest.mark.slow
 def test_without_pallas_triton_all_is_plain_xla():
     run = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, timeout=300, check=False)
     assert run.returncode == 0, run.stderr

@@ -72,7 +72,7 @@ def rows_to_learn_from(policy, num_rows):
     return Batch(obs, action, log_prob if policy.config.algorithm == "PPO" else None, live=live, **numbers)
 
 
-QUICK = {"one_tower", "two_towers", "wide_bfloat16"}
+QUICK = {"one_tower", "two_towers"}
 
 
 @pytest.mark.parametrize(

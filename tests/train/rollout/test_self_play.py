@@ -321,6 +321,7 @@ def test_earlier_selves_add_no_rows_to_the_replay_buffer(off_policy):
     assert differ(mixed.policies["first"].params, start.policies["first"].params)
 
 
+@pytest.mark.slow
 def test_an_earlier_ddpg_self_acts_as_it_did(off_policy):
     """Before its first gradient step it acted uniformly; the present one no longer does. Noise begins anew."""
     learner, state = off_policy

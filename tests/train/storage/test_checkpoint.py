@@ -284,9 +284,8 @@ def best_run(tmp_path_factory):
     return folder, int(load_run(folder, best=True)[1].num_updates)
 
 
-@pytest.mark.parametrize(
-    "killed", ["before the best one was whole", pytest.param("before the checkpoint was whole", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", ["before the best one was whole", "before the checkpoint was whole"])
 def test_a_kill_between_a_best_checkpoint_and_the_run_s_own(killed, best_run, tmp_path):
     whole, best = best_run
     run, lost = Path(shutil.copytree(whole, tmp_path / "run")), best if "best" in killed else best - 1
