@@ -32,11 +32,10 @@ class Player:
         Player("ambush", script=ambush, group="tagger")
         Player("theirs", network=theirs, group="tagger")
         Player("last year's", network=load_policy("runs/last_year", "tagger"))
-
-    The name is what tables call it.
     """
 
     name: str
+    """what tables call it"""
     learner: Learner | None = None
     """of the run that learned; its environment must be the same, its networks and algorithms need not"""
     state: TrainState | None = None
