@@ -50,7 +50,7 @@ def _default(value: ast.expr | None) -> str:
     if isinstance(value, ast.Call) and getattr(value.func, "id", "") in ("traced", "static"):
         value = value.args[0]
     elif isinstance(value, ast.Call) and value.keywords:  # dataclasses.field(default_factory=dict)
-        value = value.keywords[0].value
+        value = next((word.value for word in value.keywords if word.arg == "default_factory"), None)
     text = "" if value is None else ast.unparse(value)
     return {"dict": "{}", "math.inf": ".inf"}.get(text, text)
 
@@ -105,7 +105,8 @@ def environment(name: str, *options: str) -> str:
     if "source" in options:
         said = inspect.getdoc(module) or ""
         parts += ["## Source", said[said.index("Source") :].partition(":")[2].strip()]
-    return "\n\n".join(parts)
+    text = "\n\n".join(parts)
+    return text if "rules" in options else text.replace("\n## ", "\n### ")
 
 
 def _spaces(env: Any, params: Any) -> str:
@@ -131,7 +132,8 @@ def describe(space: Any) -> str:
     if hasattr(space, "n"):
         return f"Discrete({space.n})"
     low, high = np.min(np.asarray(space.low)), np.max(np.asarray(space.high))
-    return f"Box {tuple(space.shape)}" + (f" in [{low:.4g}, {high:.4g}]" if np.isfinite([low, high]).all() else "")
+    shape = tuple(space.shape[space.batch_ndim :])
+    return f"Box {shape}" + (f" in [{low:.4g}, {high:.4g}]" if np.isfinite([low, high]).all() else "")
 
 
 def picture(name: str) -> str:
@@ -201,6 +203,7 @@ def configuration(name: str) -> str:
     rows = []
     for field, default, words in field_words(cls):
         true = [facts.words_of(fields[field])[1:-1], fields[field].metadata.get("allowed", "")]
+        default = {"True": "true", "False": "false"}.get(default, default.strip("'"))  # as in YAML
         rows.append((_code(field), _code(default), words, "; ".join(filter(None, true))))
     return _table(("field", "default", "what", "facts"), rows)
 
@@ -254,6 +257,8 @@ def to_rst(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[s
     if what == "class" and dataclasses.is_dataclass(obj) and "Config" not in name:
         words = [(field, said) for field, _, said in field_words(obj) if said]
         text += ["", *(f"* ``{field}``: {re.sub(r'([*|])', _ESCAPED, said)}" for field, said in words), ""]
+    if what in ("attribute", "property"):  # else napoleon takes what stands before a colon for a type
+        text = ["..", "", *text]
     lines[:] = text
 
 

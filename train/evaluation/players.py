@@ -32,6 +32,8 @@ class Player:
         Player("ambush", script=ambush, group="tagger")
         Player("theirs", network=theirs, group="tagger")
         Player("last year's", network=load_policy("runs/last_year", "tagger"))
+
+    Learned policies and networks act on observations, a script on the state of the game.
     """
 
     name: str
