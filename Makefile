@@ -71,7 +71,7 @@ docs: $(DEV_STAMP)
 	JAX_PLATFORMS=cpu EXECUTE=$(EXECUTE) $(BIN)/python -m sphinx -E -W --keep-going -q docs docs/_build/html
 
 clean:
-	rm -rf $(VENV) build dist docs/_build *.egg-info .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist docs/_build docs/notebooks *.egg-info .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:

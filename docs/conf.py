@@ -13,7 +13,7 @@ copyright = "the authors of wdjax, Apache-2.0"
 version = release = __version__
 
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "from_code"]
-exclude_patterns = ["_build", "notebooks/*.md", "notebooks/*.py", "notebooks/.*"]  # of a pair only the .ipynb is a page
+exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = f"wdjax {release}"
 html_static_path = ["data_flow.svg"]

@@ -8,6 +8,7 @@ import dataclasses
 import inspect
 import io
 import re
+import shutil
 import textwrap
 import tokenize
 from collections.abc import Iterator
@@ -18,7 +19,8 @@ from typing import Any
 import numpy as np
 
 MARK = re.compile(r"^<!-- from code: (.+) -->$", re.MULTILINE)
-PICTURES = Path(__file__).parent / "_build" / "pictures"
+ROOT = Path(__file__).resolve().parents[1]
+PICTURES, NOTEBOOKS = ROOT / "docs" / "_build" / "pictures", ROOT / "docs" / "notebooks"
 _ESCAPED = r"\\\1"
 FRAMES = 40  # of an episode, the last of which is the picture
 
@@ -189,7 +191,7 @@ def _words_of(value: Any) -> str:
 
 def notebooks() -> str:
     """Returns the contents of the notebooks' part of the site: nothing where there is none."""
-    found = sorted((Path(__file__).parent / "notebooks").glob("*.ipynb"))
+    found = sorted(NOTEBOOKS.glob("*.ipynb"))
     pages = "\n".join(f"notebooks/{path.stem}" for path in found)
     return f"```{{toctree}}\n:hidden:\n:caption: Notebooks\n\n{pages}\n```" if found else ""
 
@@ -215,7 +217,7 @@ def docstring(module: str) -> str:
 
 def presets() -> str:
     """Returns the presets, with what each is for and costs: the first lines of its file."""
-    folder = Path(__file__).parents[1] / "experiments" / "configs"
+    folder = ROOT / "experiments" / "configs"
     rows = []
     for path in sorted(folder.glob("*.yaml")):
         lines = path.read_text(encoding="utf8").splitlines()
@@ -262,8 +264,17 @@ def to_rst(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[s
     lines[:] = text
 
 
+def gather_notebooks() -> None:
+    """Copies the notebooks to where Sphinx finds them: a link's pages would point to each other outside of the site."""
+    shutil.rmtree(NOTEBOOKS, ignore_errors=True)
+    NOTEBOOKS.mkdir()
+    for path in (ROOT / "experiments" / "notebooks").glob("*.ipynb"):
+        shutil.copy2(path, NOTEBOOKS)
+
+
 def setup(app: Any) -> dict[str, bool]:
     """Called by Sphinx."""
+    gather_notebooks()
     app.connect("source-read", expand)
     app.connect("autodoc-process-docstring", to_rst, priority=100)  # before napoleon's
     return {"parallel_read_safe": True}
