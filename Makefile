@@ -26,7 +26,7 @@ CHECK_VERSION := import sys; v = sys.version_info[:2]; v >= (3, 11) and v < (3, 
 	"wdjax needs Python 3.11, 3.12 or 3.13, and %s is %d.%d: name another one, as in make PYTHON=python3.12" \
 	% (sys.executable, *v) + " (rm -r $(VENV) first, where it exists)")
 
-.PHONY: help train test test-slow test-all lint clean
+.PHONY: help train test test-slow test-all lint docs clean
 .DELETE_ON_ERROR:
 
 help:
@@ -35,6 +35,7 @@ help:
 	@echo "make test-slow  the slow tests only"
 	@echo "make test-all   all tests"
 	@echo "make lint       ruff"
+	@echo "make docs       the site, in docs/_build/html; EXECUTE=1 runs the notebooks, too"
 	@echo "make clean      remove $(VENV) and what was built; runs/ stays"
 
 train: $(RUN_STAMP)
@@ -64,8 +65,13 @@ test-all: $(DEV_STAMP)
 lint: $(DEV_STAMP)
 	$(BIN)/ruff check
 
+# A warning is an error. The environments' pictures are drawn again, as what they show may have changed.
+docs: $(DEV_STAMP)
+	rm -rf docs/_build/pictures docs/_build/html
+	JAX_PLATFORMS=cpu EXECUTE=$(EXECUTE) $(BIN)/python -m sphinx -E -W --keep-going -q docs docs/_build/html
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist docs/_build docs/notebooks *.egg-info .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:

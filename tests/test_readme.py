@@ -1,22 +1,80 @@
-"""What the README shows, runs."""
+"""What the README and the site show, runs; what they point to, is there."""
 
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-README = Path(__file__).parent.parent / "README.md"
-BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf8"), re.DOTALL)
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+README = ROOT / "README.md"
+PAGES = [path for path in (README, *ROOT.glob("C*.md"), *DOCS.rglob("*.md")) if "_build" not in path.parts]
+EXCERPT = re.search(r"<!-- begin excerpt -->\n```python\n(.*?)```", README.read_text(encoding="utf8"), re.DOTALL)[1]
+
+
+def blocks_of(path):
+    return re.findall(r"^```python\n(.*?)^```", path.read_text(encoding="utf8"), re.DOTALL | re.MULTILINE)
+
+
+# Those of the README that stand alone come first: what type checkers are given (test_types.py).
+BLOCKS = [block for block in blocks_of(README) if block != EXCERPT]
+RUN = {
+    **dict(zip(("notebook", "library"), BLOCKS, strict=True)),
+    "adapters": blocks_of(DOCS / "how_to" / "library.md")[-1],
+    "sweep": blocks_of(DOCS / "how_to" / "sweeps.md")[-1],
+}
 
 
 @pytest.mark.slow  # they train: `.ci/run` has the time, `make test` must stay short
-@pytest.mark.parametrize(
-    "block", BLOCKS, ids=["notebook", "library", "adapters", "own_environment", "own_algorithm", "sweep"]
-)
-def test_python_block_runs(block):
-    exec(compile(block, str(README), "exec"), {"__name__": "readme"})
+@pytest.mark.parametrize("name", RUN)
+def test_python_block_runs(name):
+    exec(compile(RUN[name], name, "exec"), {"__name__": "readme"})
 
 
 def test_pictures_are_there():
     for path in re.findall(r"!\[.*?\]\((.*?)\)", README.read_text(encoding="utf8")):
         assert (README.parent / path).stat().st_size > 10_000
+
+
+def test_the_excerpt_is_the_example():
+    assert EXCERPT.strip() in (ROOT / "experiments" / "examples" / "own_environment.py").read_text(encoding="utf8")
+
+
+def test_the_readme_is_short():
+    assert len(README.read_text(encoding="utf8").splitlines()) <= 240
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_what_a_page_points_to_is_there(page):
+    text = page.read_text(encoding="utf8")
+    prose = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+    links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", prose) if "://" not in link]
+    missing = [link for link in links if link and not (page.parent / link).exists()]
+    # `include` and `literalinclude`, with the places between which their text stands
+    for name, options in re.findall(r"^```\{(?:literal)?include\} (\S+)\n((?::.*\n)*)", text, re.MULTILINE):
+        included = page.parent / name
+        source = included.read_text(encoding="utf8") if included.exists() else ""
+        marks = re.findall(r"^:(?:start|end)-\w+: (.+)$", options, re.MULTILINE)
+        missing += [f"{name} {mark}" for mark in ("", *marks) if mark not in source or not source]
+    assert not missing
+
+
+def test_paths_that_the_readme_names_are_there():
+    named = re.findall(r"`((?:docs|experiments|tests|train|envs)/[\w./]+)`", README.read_text(encoding="utf8"))
+    built = "docs/_build/html"
+    assert [path for path in named if not (ROOT / path).exists() and path != built] == []
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_a_warning(tmp_path):
+    for module in ("sphinx", "myst_nb", "furo"):
+        pytest.importorskip(module, reason=f"{module} is not installed: pip install -e '.[docs]'")
+    command = [sys.executable, "-m", "sphinx", "-E", "-W", "-q", "--keep-going", DOCS, tmp_path]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    for page in ("index", "environments/cartpole", "reference/train", "from_warp_drive"):
+        assert (tmp_path / f"{page}.html").stat().st_size > 10_000
+    shutil.rmtree(tmp_path)

@@ -87,6 +87,7 @@ def load_run(
     """Returns the learner of a run, on one device, and the state of its newest checkpoint.
 
     Args:
+        run_folder: of the run.
         best: of its best one.
         num_updates: of the one after so many updates.
         trust: names of modules of one's own, with all that is inside of them: a run may name code of these, of

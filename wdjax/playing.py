@@ -32,8 +32,8 @@ class PlayState(struct.PyTreeNode):
     keys: tuple[jax.Array, jax.Array, jax.Array]  # of actions, steps, starts; they never change
     time: jax.Array  # int32, steps since `start_play`
     episode: jax.Array  # int32, which episode this is, from 0
-    obs: Any
-    env_state: Any
+    obs: Any  # the last observation
+    env_state: Any  # the environment's state
     next_start: Any  # (obs, env_state) with which the next episode starts, drawn ahead
     has_next: jax.Array  # bool: next_start is that; else it was used, and is drawn again before it is needed
     episode_return: Any  # like the reward, float32: sum of rewards so far
@@ -45,20 +45,20 @@ class Transition(struct.PyTreeNode):
     """One step of one replica."""
 
     obs: Any  # what the policy saw
-    action: Any
-    reward: Any
-    terminated: Any
-    truncated: Any
+    action: Any  # what it did
+    reward: Any  # float32, of every agent
+    terminated: Any  # bool, like the reward
+    truncated: Any  # bool, like the reward
     final_obs: Any  # what the rules returned
     next_obs: Any  # what the policy sees next: the first observation of a new episode where this one is over
     over: jax.Array  # bool; the following are of the episode up to this step, the whole one where it is over
-    episode_return: Any
-    episode_length: jax.Array
-    episode_info: dict[str, jax.Array]
+    episode_return: Any  # like the reward, float32
+    episode_length: jax.Array  # () int32, steps
+    episode_info: dict[str, jax.Array]  # sums of what the environment's info gives
 
 
 def start_play(env: Env, params: Any, key: jax.Array, num_envs: int) -> PlayState:
-    """Starts `num_envs` replicas, from one typed key."""
+    """Starts `num_envs` replicas of `env` with `params`, from one typed key. Raises ValueError for num_envs below 1."""
     require_integer("num_envs", num_envs, 1)
 
     def start(key: jax.Array) -> PlayState:
@@ -89,6 +89,9 @@ def play(
 
     Returns:
         (state, memory, outputs): outputs [T, num_envs, ...]; leaves that nobody reads cost nothing.
+
+    Raises:
+        ValueError, TypeError: for a number of steps that is none, or below 1.
     """
     require_integer("num_steps", num_steps, 1)
 

@@ -30,6 +30,7 @@ class _Choices:
         return dataclasses.replace(self, batch_shape=())
 
     def batch(self, num: int) -> Self:
+        """Returns the space of `num` agents: a further axis before all others."""
         return dataclasses.replace(self, batch_shape=(num, *self.batch_shape))
 
     def sample(self, key: jax.Array) -> jax.Array:
@@ -47,7 +48,7 @@ class _Choices:
 class Discrete(_Choices):
     """The whole numbers 0 .. n - 1, as int32 of shape `batch_shape`."""
 
-    n: int
+    n: int  # how many choices
     batch_shape: tuple[int, ...] = ()  # leading axes that count agents
 
     def __post_init__(self):
@@ -72,7 +73,7 @@ class Discrete(_Choices):
 class MultiDiscrete(_Choices):
     """Several Discrete components side by side: component i takes 0 .. nvec[i] - 1; int32 of shape [..., len(nvec)]."""
 
-    nvec: tuple[int, ...]
+    nvec: tuple[int, ...]  # choices of each component
     batch_shape: tuple[int, ...] = ()  # leading axes that count agents
 
     def __post_init__(self):
@@ -98,10 +99,10 @@ class MultiDiscrete(_Choices):
 class Box:
     """Real numbers between `low` and `high` (each a number, or an array that broadcasts to `shape`)."""
 
-    low: Any = -np.inf
-    high: Any = np.inf
-    shape: tuple[int, ...] = ()
-    dtype: Any = jnp.float32
+    low: Any = -np.inf  # at least
+    high: Any = np.inf  # at most
+    shape: tuple[int, ...] = ()  # of a value, agents' axes included
+    dtype: Any = jnp.float32  # of a value
     batch_ndim: int = 0  # how many of the leading axes of `shape` count agents
 
     def __post_init__(self):
@@ -140,6 +141,7 @@ class Box:
         return dataclasses.replace(self, shape=self.shape[self.batch_ndim :], batch_ndim=0)
 
     def batch(self, num: int) -> Self:
+        """Returns the space of `num` agents: a further axis before all others."""
         return dataclasses.replace(self, shape=(num, *self.shape), batch_ndim=self.batch_ndim + 1)
 
     def __eq__(self, other: object) -> bool:
@@ -194,7 +196,7 @@ class Box:
 class Dict:
     """A space for each name: values are dicts with the same names."""
 
-    spaces: Mapping[str, Any]
+    spaces: Mapping[str, Any]  # name -> its space
 
     def __post_init__(self):
         if not isinstance(self.spaces, Mapping):
@@ -211,6 +213,7 @@ class Dict:
         return Dict({name: space.single for name, space in self.spaces.items()})
 
     def batch(self, num: int) -> Self:
+        """Returns the space of `num` agents: a further axis before all others, in each part."""
         return Dict({name: space.batch(num) for name, space in self.spaces.items()})
 
     def __getitem__(self, name: str) -> Any:

@@ -16,7 +16,7 @@ from wdjax.env import Env, may_observe_late, require_batched_spaces
 class ResetPool:
     """Resets choose, uniformly, one of `n` starts that are drawn once, by `reset` of the batch."""
 
-    n: int
+    n: int  # starts, at least 1
 
     def __post_init__(self):
         require_integer("ResetPool.n", self.n, 1)
@@ -42,10 +42,10 @@ class VectorState(struct.PyTreeNode):
 class VectorEnv:
     """What `vectorize` returns: `reset` and `step` of `num_envs` replicas."""
 
-    env: Env
-    num_envs: int
-    reset_strategy: ResetStrategy = "fresh"
-    params_axis: int | None = None
+    env: Env  # of one replica
+    num_envs: int  # replicas
+    reset_strategy: ResetStrategy = "fresh"  # or "fixed", or a ResetPool
+    params_axis: int | None = None  # 0: params have a leading [num_envs]; None: all replicas share them
 
     def reset(self, key: jax.Array, params: Any) -> tuple[Any, VectorState]:
         """Starts every replica, from one typed key. Returns (obs, state), each leaf with a leading [num_envs]."""

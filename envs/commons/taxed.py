@@ -51,7 +51,7 @@ class Params(struct.PyTreeNode):
 class TaxedCommons(Env):
     """`num_harvesters` harvesters choose a catch, Discrete(max_catch + 1); the planner a tax, Discrete(num_levels)."""
 
-    num_harvesters: int = 4
+    num_harvesters: int = 4  # the first agents; the last one is the planner
     max_catch: int = 3  # fish that a harvester lands in a day
     num_levels: int = 4  # of the tax: 0, tax_step, 2 tax_step ...
 

@@ -84,8 +84,8 @@ class CovidEconomy(Env):
     The calibration is synthetic, unless `calibration_file` names a file of one: `load_calibration`.
     """
 
-    num_states: int = 51
-    num_subsidy_levels: int = 20
+    num_states: int = 51  # the first agents; the last one is the planner
+    num_subsidy_levels: int = 20  # beside none
     calibration_file: str = ""  # JSON; empty: a synthetic calibration
 
     can_truncate: ClassVar[bool] = False

@@ -14,7 +14,7 @@ RULES = ("auto", "2d", "3d")
 class ReactionOneAtom(ReactionPath):
     """Discrete(6) moves: x + 1, x - 1, y + 1, y - 1, z + 1, z - 1."""
 
-    surface: str = "mueller_brown"
+    surface: str = "mueller_brown"  # a built-in one, the path of a .npy file, or "table": the `energies` given
     rule: str = "auto"  # 2d: moves out of the slab stand; 3d: they are cancelled; auto: 2d where start and goal share z
 
     num_atoms: ClassVar[int] = 1

@@ -70,10 +70,10 @@ class TagContinuous(Env):
     The game ends after episode_length steps, or when no runner is left.
     """
 
-    num_taggers: int = 1
-    num_runners: int = 10
-    num_acceleration_levels: int = 10
-    num_turn_levels: int = 10
+    num_taggers: int = 1  # the first agents
+    num_runners: int = 10  # the others
+    num_acceleration_levels: int = 10  # choices beside the no-op, from min_acceleration to max_acceleration
+    num_turn_levels: int = 10  # likewise, from min_turn to max_turn
     use_full_observation: bool = True  # everybody else (else: the nearest num_other_agents_observed)
     num_other_agents_observed: int = 2
     observe_own_motion: bool = False  # an agent sees its own heading and speed, not only how others differ from them

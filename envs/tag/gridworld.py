@@ -45,7 +45,7 @@ class Params(struct.PyTreeNode):
 class TagGridworld(Env):
     """`num_taggers` taggers and one runner, Discrete(5) moves; the game ends at a tag or after episode_length steps."""
 
-    num_taggers: int = 10
+    num_taggers: int = 10  # the first agents; the last one is the runner
     use_full_observation: bool = True  # everybody's cells (else: one's own and the nearest adversary's)
     random_start: bool = False  # taggers start on random inner cells (else: all in the middle)
 

@@ -23,7 +23,7 @@ Modules = Annotated[
 
 _OF_CALLBACKS = (
     "called after every chunk: csv, tensorboard, wandb (each writes the metrics there, too), or your own, "
-    "package.module:function (docs/own_things.md)"
+    "package.module:function (docs/how_to/callbacks.md)"
 )
 Callbacks = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...", help=_OF_CALLBACKS)]
 

@@ -68,6 +68,7 @@ def sweep(
         members_at_once: in one program, on all devices together; 0: as many as memory allows.
         devices: over which members are spread; 0: all (a CPU counts as one).
         resume: go on in a folder that holds this sweep.
+        quiet: print nothing.
         stop: ends the sweep after a chunk, saved, when set; None: Ctrl-C and SIGTERM do.
         trust: modules of which runs that policies begin with may name code, see `wdjax.train.load_run`.
         callbacks: as of a Trainer, called with the row of every member; `run.stop()`, or True, ends the whole sweep.

@@ -78,7 +78,8 @@ def evolve(
             draws its first, and between whose ends it stays: traced hyperparameters of policies. Or one value, a
             change for all members, of any field.
         members: all at once, in one program.
-        workdir, metric, devices, resume, stop, trust, callbacks: as for `sweep`.
+        selection: when members copy each other, and how values change then.
+        workdir, metric, devices, resume, quiet, stop, trust, callbacks: as for `sweep`.
 
     Returns:
         the table: for every chunk and member the values it was trained with, its score, the number of the member that

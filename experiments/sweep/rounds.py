@@ -285,6 +285,8 @@ def load_member(workdir: str | Path, number: int, trust: Collection[str] = ()) -
     """Returns the learner of a member of a sweep, a run of its own on one device, and its newest state.
 
     Args:
+        workdir: of the sweep.
+        number: of the member, as in the table.
         trust: modules of one's own of which it may name code, see `wdjax.train.load_run`.
 
     Raises:

@@ -63,8 +63,8 @@ def search(
         storage: what workers share, each with its own workdir: a journal file, or the URL of a database; None:
             optuna.log in the workdir.
         study: its name in the storage.
-        workdir, metric, members_at_once, devices, resume, stop, trust, callbacks: as for `sweep`. A search that is
-            resumed may have more trials than it had.
+        workdir, metric, members_at_once, devices, resume, quiet, stop, trust, callbacks: as for `sweep`. A search
+            that is resumed may have more trials than it had.
 
     Returns:
         the table: for each trial of the study, whoever ran it, its number, values, score, state and env steps.

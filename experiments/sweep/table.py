@@ -74,7 +74,7 @@ def _csv_value(value: Any) -> Any:
 
 
 def read_table(workdir: str | Path) -> list[Row]:
-    """Returns the rows of a sweep's table; raises FileNotFoundError where there is none."""
+    """Returns the rows of the table in a sweep's `workdir`; raises FileNotFoundError where there is none."""
     file = Path(workdir) / "table.jsonl"
     return [json.loads(line) for line in file.read_text(encoding="utf8").splitlines()]
 

@@ -1,4 +1,4 @@
-"""A trained policy for use without wdjax: its function as StableHLO, its numbers as arrays (docs/policies.md)."""
+"""A trained policy without wdjax: its function as StableHLO, its numbers as arrays (docs/how_to/policies.md)."""
 
 import functools
 from pathlib import Path

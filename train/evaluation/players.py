@@ -33,10 +33,11 @@ class Player:
         Player("theirs", network=theirs, group="tagger")
         Player("last year's", network=load_policy("runs/last_year", "tagger"))
 
-    The name is what tables call it.
+    Learned policies and networks act on observations, a script on the state of the game.
     """
 
     name: str
+    """what tables call it"""
     learner: Learner | None = None
     """of the run that learned; its environment must be the same, its networks and algorithms need not"""
     state: TrainState | None = None

@@ -74,7 +74,11 @@ class TrainedPolicy:
 
 
 def trained_policy(learner: Learner, state: TrainState, policy: str | None = None) -> TrainedPolicy:
-    """Returns a policy of a run, ready to act; its name may be left out where there is one alone.
+    """Returns a policy of a run, ready to act.
+
+    Args:
+        learner, state: of the run.
+        policy: its name, which may be left out where there is one alone.
 
     Raises:
         ValueError: for an unknown name, with the nearest right one, and for a population.

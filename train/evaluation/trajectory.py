@@ -120,6 +120,13 @@ def save_episode(
     """Plays one episode and writes it as what the path ends in: .html (the player), .gif, .svg, .mp4 (where ffmpeg is),
     .png (the last state), or as arrays with all that happened, .npz (`Trajectory.to_npz`). Returns its path.
 
+    Args:
+        learner, state: who plays, with the params of the state.
+        path: of the file.
+        seed: of the episode.
+        greedy: the most likely actions; else drawn, as in training.
+        fps: frames a second.
+
     Raises:
         NotImplementedError: where the environment has no drawing.
         ValueError: for a path that ends in none of these, or .mp4 without ffmpeg; where the environment's own

@@ -1,4 +1,4 @@
-"""Loggers: callbacks that write the rows of metrics.jsonl in other forms, too (docs/own_things.md).
+"""Loggers: callbacks that write the rows of metrics.jsonl in other forms, too (docs/how_to/callbacks.md).
 
 Each writes in the folder of the run that it is called with; of several processes the first one writes.
 """

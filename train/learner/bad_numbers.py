@@ -120,7 +120,7 @@ def sound_updates(metrics: Mapping[str, Any]) -> tuple[dict[str, Any], np.ndarra
 
 
 def describe_bad_numbers(setup: Setup, code: int) -> str:
-    """Returns what `metrics["bad_numbers"]` says of an update, for a person; "" for 0."""
+    """Returns what `code`, an update's `metrics["bad_numbers"]`, says of the run of `setup`, for a person; "" for 0."""
     if not code:
         return ""
     names = [name for name, policy in setup.policies.items() if policy.config.trainable]

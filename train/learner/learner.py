@@ -41,6 +41,7 @@ class Learner:
     """A training run as pure, jitted functions of its state. None of them donates: a notebook cell can run twice."""
 
     setup: Setup
+    """what the functions are made of: the configuration, the environment, its params and the policies"""
     init: Callable[[jax.Array], TrainState]
     """init(key) -> TrainState"""
     update: Callable[[TrainState], tuple[TrainState, Metrics]]

@@ -58,7 +58,7 @@ def step_keys(key: jax.Array, num_steps: int, num_draws: int, num_blocks: int) -
 def sample_blocks(distribution: Distribution, keys: jax.Array, outputs: jax.Array) -> jax.Array:
     """Draws actions [N, n, ...] for outputs [N, n, K], each block of replicas with its own of the [B] keys.
 
-    In the place of keys there may be what `draw_uniform` drew from them.
+    The outputs parametrise `distribution`. In the place of keys there may be what `draw_uniform` drew from them.
     """
     if keys.dtype == jnp.float32:
         return distribution.choose(keys, outputs)

@@ -39,14 +39,14 @@ class Memory(struct.PyTreeNode):
 class TrainState(struct.PyTreeNode):
     """Everything that a run is: going on from a restored copy equals never having stopped."""
 
-    policies: dict[str, PolicyState]
-    memory: dict[str, Memory]
-    hypers: dict[str, Hypers]
-    env_params: Any
-    replicas: VectorState
+    policies: dict[str, PolicyState]  # by policy: what it has learned
+    memory: dict[str, Memory]  # by policy: what it keeps for every replica
+    hypers: dict[str, Hypers]  # by policy: what is traced of its configuration
+    env_params: Any  # of all replicas
+    replicas: VectorState  # of N = num_envs games
     obs: dict[str, Any]  # by group, [N, n_group, ...]: the last observations
     live: dict[str, jax.Array]  # by group, [N, n_group] bool: is not through with this episode
-    key: jax.Array
+    key: jax.Array  # of all that is still to be drawn
     num_updates: jax.Array  # () int32, updates done
 
 

@@ -1,7 +1,7 @@
 """All that our kernels take from Pallas and its Triton: a JAX without them, or another way to Triton, is this file's.
 
-Pallas is imported when a kernel is first asked for, and not before: JAX deprecated its Triton in 0.11 (docs/triton.md),
-and without it games, training and evaluation are plain XLA's.
+Pallas is imported when a kernel is first asked for, and not before: JAX deprecated its Triton in 0.11
+(docs/explanation/triton.md), and without it games, training and evaluation are plain XLA's.
 """
 
 import functools
