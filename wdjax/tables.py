@@ -1,10 +1,8 @@
 """Tables of HTML, for notebooks and pages: short, and everything in them escaped."""
 
 import html
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
-
-import numpy as np
 
 _CELL = "text-align: left; vertical-align: top; padding: 2px 12px 2px 0"
 
@@ -23,13 +21,15 @@ def _line(tag: str, cells: Sequence[Any]) -> str:
 
 
 def brief(value: Any) -> str:
-    """Returns a value in a few words: numbers with six digits, an array of more than eight numbers by its kind and
-    shape, all else as Python writes it, cut off after 200 characters; "" for None."""
-    if value is None:
-        return ""
+    """Returns a value in a few words: numbers with six digits, an array of more than eight numbers, or one whose
+    numbers are not there, by its kind and shape, the rest as Python writes it, cut off after 200 characters; "" for
+    None."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}: {brief(item)}" for name, item in value.items())
     if hasattr(value, "shape") and hasattr(value, "dtype"):
-        if np.prod(value.shape) > 8 or not isinstance(value, (np.ndarray, np.generic)):
+        gone = getattr(value, "is_deleted", lambda: False)()  # given to a program, which has taken its memory
+        if gone or not hasattr(value, "tolist") or value.size > 8:
             return f"{value.dtype}{list(value.shape)}"
         value = value.tolist()
-    words = f"{value:.6g}" if isinstance(value, float) else str(value)
+    words = "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
     return words if len(words) <= 200 else f"{words[:200]} ..."
