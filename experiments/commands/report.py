@@ -120,12 +120,15 @@ def group_runs(names: Sequence[str], fields: Sequence[Mapping[str, Any]]) -> dic
     return dict(zip(words if plain else [names[places[0]] for places in groups.values()], groups.values(), strict=True))
 
 
-def of_configuration(names: Sequence[str], fields: Sequence[Mapping[str, Any]], groups: Mapping[str, Any]) -> Section:
+def of_configuration(
+    names: Sequence[str], fields: Sequence[Mapping[str, Any]], groups: Mapping[str, Sequence[int]]
+) -> Section:
     """How configurations differ, and all of the first."""
     keys = ["seed", *compared(fields)] if len(fields) > 1 else ["env", "seed", "num_envs", "total_env_steps"]
     table = html_table([[key, *(own.get(key) for own in fields)] for key in keys], ["", *names])
     whole = [(key, value) for key, value in fields[0].items() if key.split(".")[0] not in (VERSION, MADE_WITH)]
-    words = f"{len(fields)} runs of {len(groups)} configurations: what differs" if len(fields) > 1 else ""
+    who = "; ".join(f"{group}: {', '.join(names[i] for i in places)}" for group, places in groups.items())
+    words = f"What differs between {len(fields)} runs; curves are of: {who}" if len(fields) > 1 else ""
     return Section("Configuration", table + folded(f"All fields of {names[0]}", html_table(whole)), words)
 
 

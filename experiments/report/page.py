@@ -18,7 +18,8 @@ body {{ margin: 0 auto; padding: 16px; max-width: 1200px; background: var(--pape
 h1 {{ font-size: 20px; margin: 0 }} h2 {{ font-size: 16px; margin: 28px 0 6px }}
 p {{ margin: 4px 0; color: var(--grey) }}
 section > div {{ overflow-x: auto }} table {{ border-collapse: collapse; font-size: 12px; margin: 4px 0 12px }}
-tr + tr {{ border-top: 1px solid var(--faint) }} details td {{ overflow-wrap: anywhere }}
+tr + tr {{ border-top: 1px solid var(--faint) }} td, th {{ white-space: nowrap }}
+details td {{ white-space: normal; overflow-wrap: anywhere }}
 summary {{ cursor: pointer; color: var(--blue) }}
 .panels {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(min(340px, 100%), 1fr)); gap: 8px 16px }}
 .panels svg {{ width: 100%; height: auto }}
