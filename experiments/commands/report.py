@@ -4,7 +4,7 @@ import dataclasses
 import html
 import statistics as stats
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -152,18 +152,18 @@ def of_curves(groups: Mapping[str, Sequence[Sequence[Row]]]) -> Section:
 
 
 def of_speed(names: Sequence[str], rows: Sequence[Sequence[Row]]) -> Section:
-    """How fast each run was."""
+    """How fast each run was; of a member of a sweep, which trained beside others, nobody knows."""
+    columns: dict[str, tuple[str, Callable]] = {
+        "env steps": ("env_steps", max), "env steps/s, median": ("env_steps_per_second", stats.median),
+        "the fastest chunk": ("env_steps_per_second", max),
+        "agent steps/s, median": ("agent_steps_per_second", stats.median),
+        "training [s]": ("seconds", sum), "compiling [s]": ("compile_seconds", sum),
+    }  # fmt: skip
     table = []
     for name, own in zip(names, rows, strict=True):
-        rates = [row["env_steps_per_second"] for row in own]
-        agents = stats.median(row["agent_steps_per_second"] for row in own)
-        seconds, compiling = (sum(row[key] for row in own) for key in ("seconds", "compile_seconds"))
-        numbers = (stats.median(rates), max(rates), agents)
-        table.append([name, f"{own[-1]['env_steps']:,}", *(f"{rate:,.0f}" for rate in numbers),
-                      f"{seconds:,.1f}", f"{compiling:,.1f}"])  # fmt: skip
-    header = ["run", "env steps", "env steps/s, median", "the fastest chunk", "agent steps/s, median",
-              "training [s]", "compiling [s]"]  # fmt: skip
-    return Section("Throughput", html_table(table, header), "Of chunks, while the device trained")
+        known = ((over, [row[field] for row in own if field in row]) for field, over in columns.values())
+        table.append([name, *(f"{over(values):,.0f}" if values else "-" for over, values in known)])
+    return Section("Throughput", html_table(table, ["run", *columns]), "Of chunks, while the device trained")
 
 
 def of_matrix(parsed: ReportArguments, firsts: Sequence[tuple[str, str, str]]) -> Section:

@@ -9,7 +9,7 @@ import yaml
 from browser import CHROMIUM, DRIVER, browser
 
 from wdjax.experiments.cli import main
-from wdjax.experiments.commands.report import group_runs
+from wdjax.experiments.commands.report import group_runs, of_speed
 from wdjax.experiments.over_seeds import interval_of_mean
 from wdjax.experiments.report.curves import POINTS, pooled
 from wdjax.train import Trainer, load_config
@@ -90,7 +90,7 @@ def test_a_page_of_several_runs_without_playing(tmp_path, capsys):
     lines = [re.findall(r">([^<>]*)</t[dh]>", cell) for cell in cells]
     for line in (
         ["policies.agent.gamma", "0.9", "0.9", "0.5"], ["seed", "0", "1", "0"],
-        ["agent/episode_return", "2", "3", "5"], ["a1", "16", "4", "4", "8", "4.0", "2.0"],
+        ["agent/episode_return", "2", "3", "5"], ["a1", "16", "4", "4", "8", "4", "2"],
         ["device", *["NVIDIA &lt;H100&gt;"] * 3],
     ):  # fmt: skip
         assert line in lines
@@ -98,6 +98,11 @@ def test_a_page_of_several_runs_without_playing(tmp_path, capsys):
     assert "band: 95 % interval over seeds" in page
     assert "gamma 0.9 (2 seeds)" in page
     assert "Cross-play" not in page
+
+
+def test_a_member_of_a_sweep_has_no_speed():
+    row = {name: value for name, value in a_row(8, 1.0).items() if "second" not in name}
+    assert re.findall(r">([^<>]*)</td>", of_speed(["best"], [[row]]).body) == ["best", "8", *"-----"]
 
 
 @pytest.mark.parametrize(("arguments", "words"), [
