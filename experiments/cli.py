@@ -1,4 +1,4 @@
-"""The command line: wdjax train, sweep, eval, render, export, bench, diff, completion, list."""
+"""The command line: wdjax train, sweep, eval, render, report, export, bench, diff, completion, list."""
 
 import importlib
 import itertools
@@ -24,6 +24,7 @@ usage: wdjax COMMAND ...
   wdjax sweep PRESET [--set FIELD=VALUE,VALUE ...] [--seeds N]        many runs as one program, a table; --search, --pbt
   wdjax eval RUN [RUN ...] [--opponents NAME ...] [--output FILE]     the cross-play matrix: runs, random play, scripts
   wdjax render RUN [--output FILE] [--npz FILE]                       one episode: GIF, player (.html), SVG, arrays
+  wdjax report RUN [RUN ...] [--output FILE]                          one page: curves, who beats whom, a player
   wdjax export RUN [--policies NAME ...] [--output DIR]               what was learned, for use without wdjax
   wdjax bench [ROW ...] [--tier TIER ...] [--small] [--json FILE]     speed: env steps/s of the benchmark suite's rows
   wdjax diff RUN RUN                                                  how two runs, or presets, differ
@@ -43,6 +44,7 @@ COMMANDS = {
     "eval": "wdjax.experiments.commands.players:evaluate",
     "export": "wdjax.experiments.commands.players:export",
     "render": "wdjax.experiments.commands.players:render",
+    "report": "wdjax.experiments.commands.report:report",
     "bench": "wdjax.experiments.benchmarks.suite:bench",
     "diff": "wdjax.experiments.commands.diff:diff",
     "completion": "wdjax.experiments.commands.completion:completion",

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from wdjax.checks import require
 from wdjax.env_checker import check_env
+from wdjax.tables import html_table
 from wdjax.train.config.schema import TrainConfig
 from wdjax.train.devices.processes import (
     any_process,
@@ -47,7 +48,7 @@ from wdjax.train.host.debug import compile_checked, nan_origin
 from wdjax.train.host.determinism import forgets_determinism, is_deterministic
 from wdjax.train.host.failures import BadNumbersError
 from wdjax.train.host.loop import Chunk, Job, Outcome, Row, copied, save_state, train_chunks
-from wdjax.train.host.plots import save_curves, save_opponents
+from wdjax.train.host.plots import as_svg, draw_run, save_curves, save_opponents
 from wdjax.train.host.programs import Program, compile_and_init, compile_chunk, telling
 from wdjax.train.host.progress import announce_run, last_words, progress_bar, words_of_run
 from wdjax.train.host.signals import stop_signals
@@ -70,6 +71,10 @@ from wdjax.train.storage.folder import (
 )
 from wdjax.train.storage.metrics_log import MetricsLog, finite, open_log, read_metrics, summarize
 
+DONE_BEFORE = (
+    "This run has had its {:,} env steps: it goes on with a higher total_env_steps, resumed (--resume, in Python "
+    "resume=True); another one begins in another workdir"
+)
 GO_ON = " Go on with the same command and --resume."
 
 
@@ -147,6 +152,19 @@ class Trainer:
         file = self.workdir / "metrics.jsonl"
         return read_metrics(file) if file.exists() else []
 
+    def _curve(self) -> str:
+        """Returns the returns so far as SVG, "" where no chunk has been written."""
+        rows = self.history
+        return as_svg(draw_run(rows, most=1)) if rows else ""
+
+    def _repr_html_(self) -> str:
+        config, last = self.config, next(reversed(self.history), {})
+        steps = f"{last.get('env_steps', 0):,} of {config.total_env_steps:,} env steps"
+        returns = {f"{name} return": last.get(f"{name}/episode_return") for name in config.policies}
+        best = {} if self.best_score is None else {f"best {config.best_by}": self.best_score}
+        rows = {"folder": self.workdir, "env": config.env, "done": steps, **returns, **best}
+        return html_table(rows.items(), caption="A training run") + self._curve()
+
     def stop(self, why: str = "trainer.stop()") -> None:
         """Ends `train` after the chunk that the device is at, saved; `why` is what the run's last words say."""
         self.ended_by = self.ended_by or why
@@ -177,7 +195,7 @@ class Trainer:
             stack.enter_context(ending_with_others())
             self.state, done = state, int(state.num_updates)
             first, self._waits["compiling"] = done, compile_seconds
-            advance = stack.enter_context(progress_bar(self.console, config.num_updates, done))
+            advance = stack.enter_context(progress_bar(self.console, config.num_updates, done, self._curve))
             job = Job(
                 config, config.num_updates, program, functools.partial(self._judge, best, log),
                 functools.partial(self._report, advance), self._host, self._say, checkpoints, log, self._found,
@@ -194,6 +212,9 @@ class Trainer:
         env_steps = (done - first) * config.env_steps_per_update
         total = time.perf_counter() - self._begun
         self._say(last_words(env_steps, self._chunks, self._waits, total, self._kernels))
+        self._begun, self._chunks, self._waits = time.perf_counter(), 0.0, {}  # of `train` called again
+        if first == config.num_updates:
+            self._say(DONE_BEFORE.format(config.total_env_steps))
         if early:
             ended = f"Ended by {self.ended_by or 'another process'}"
             how, more = ("Stopped", GO_ON) if self.stopped else (ended, "")

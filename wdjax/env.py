@@ -9,7 +9,8 @@ import jax
 import numpy as np
 
 from wdjax.checks import require, require_known
-from wdjax.spaces import Dict, Space, agent_axes
+from wdjax.spaces import Dict, Space, agent_axes, space_rows
+from wdjax.tables import html_table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -46,6 +47,16 @@ class Env(abc.ABC):
     # opponents by rule, name -> (group, script(env, state, params, key) of one replica -> the actions of all of that
     # group, [n_group, ...]); a single agent's group is "agent", its script returns a bare action
     scripts: ClassVar[Mapping[str, tuple[str, Callable]]] = {}
+
+    def _repr_html_(self) -> str:
+        params, fields = self.default_params, dataclasses.fields(self)
+        rows = [(field.name, getattr(self, field.name), "static") for field in fields]
+        rows += [(group, f"{num} agents", "group") for group, num in self.groups.items()]
+        rows += [(f"{what} {name}".strip(), words, "space")
+                 for what, space in (("obs", self.observation_space(params)), ("action", self.action_space(params)))
+                 for name, words in space_rows(space)]  # fmt: skip
+        rows += [(field.name, getattr(params, field.name), "default param") for field in dataclasses.fields(params)]
+        return html_table(rows, caption=type(self).__name__)
 
     @property
     def groups(self) -> Mapping[str, int]:

@@ -5,7 +5,7 @@ environment with groups gives it; `space.single` goes back to one.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Self
 
 import jax
@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from wdjax.checks import require, require_integer
+from wdjax.tables import brief, html_table
 
 LARGEST = 2**31 - 1  # of int32
 
@@ -20,6 +21,9 @@ LARGEST = 2**31 - 1  # of int32
 @dataclasses.dataclass(frozen=True)
 class _Choices:
     """What the spaces of int32 share: `sizes` are the numbers of choices, `batch_shape` the leading axes of agents."""
+
+    def _repr_html_(self) -> str:
+        return html_table(space_rows(self), caption=type(self).__name__)
 
     @property
     def dtype(self) -> Any:
@@ -111,6 +115,9 @@ class Box:
         if not _is_real(self.dtype):
             raise TypeError(f"Box.dtype = {self.dtype!r}: must be a dtype of real numbers, as jnp.float32")
         self._check_bounds()
+
+    def _repr_html_(self) -> str:
+        return html_table(space_rows(self), caption="Box")
 
     def _check_bounds(self) -> None:
         """Raises where a bound is no number, has another shape, or is above the other one; traced ones may be all."""
@@ -208,6 +215,9 @@ class Dict:
             if not isinstance(space, Space):
                 raise TypeError(f"Dict.spaces[{name!r}] = {space!r}: must be a Box, Discrete, MultiDiscrete or Dict")
 
+    def _repr_html_(self) -> str:
+        return html_table(space_rows(self), caption="Dict")
+
     @property
     def single(self) -> Self:
         return Dict({name: space.single for name, space in self.spaces.items()})
@@ -239,6 +249,19 @@ class Dict:
 
 
 Space = Discrete | MultiDiscrete | Box | Dict
+
+
+def space_rows(space: Space, name: str = "") -> Iterator[tuple[str, str]]:
+    """Yields (name inside of Dicts, words) of a space and of all that it holds: "Box[5, 71] float32 from -1 to 1"."""
+    if isinstance(space, Dict):
+        for part, inside in space.spaces.items():
+            yield from space_rows(inside, f"{name}.{part}".removeprefix("."))
+        return
+    if isinstance(space, Box):
+        values = f"{jnp.dtype(space.dtype)} from {brief(space.low)} to {brief(space.high)}"
+    else:
+        values = f"int32, choices: {', '.join(map(str, space.nvec))}"
+    yield name, f"{type(space).__name__}{list(space.shape)} {values}"
 
 
 def sample_shapes(space: Any) -> Any:

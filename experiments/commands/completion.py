@@ -3,6 +3,7 @@
 import dataclasses
 
 from wdjax.experiments.commands.players import EvalArguments, ExportArguments, RenderArguments
+from wdjax.experiments.commands.report import ReportArguments
 from wdjax.experiments.commands.sweep import SweepArguments
 from wdjax.experiments.commands.train import TrainArguments
 from wdjax.train import TrainConfig, list_presets
@@ -22,7 +23,7 @@ complete -o default -F _wdjax wdjax"""
 
 FLAGS = {
     "train": (TrainArguments, TrainConfig), "sweep": (SweepArguments,), "eval": (EvalArguments,),
-    "render": (RenderArguments,), "export": (ExportArguments,),
+    "render": (RenderArguments,), "report": (ReportArguments,), "export": (ExportArguments,),
 }  # fmt: skip
 
 

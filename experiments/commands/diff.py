@@ -1,6 +1,8 @@
 """wdjax diff: how two runs, or presets, differ."""
 
+import itertools
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from wdjax.checks import require
 from wdjax.train import TrainConfig, read_metrics
 from wdjax.train.config.reading import from_mapping, read_yaml
 from wdjax.train.load import preset_path
-from wdjax.train.storage.folder import CONFIG, VERSION, flat, plain_config, without_version
+from wdjax.train.storage.folder import CONFIG, MADE_WITH, VERSION, flat, plain_config, without_version
 
 
 def diff(arguments: list[str]) -> None:
@@ -23,14 +25,20 @@ def diff(arguments: list[str]) -> None:
     for title, (first, second) in (
         ("configuration", map(fields_of, arguments)), ("last metrics", map(last_metrics, arguments))
     ):  # fmt: skip
-        names = [name for name in {**first, **second} if first.get(name) != second.get(name)]
+        names = differing([first, second])
         table = Table(title, *(Column(Text(name)) for name in arguments))
         for name in names:
-            table.add_row(Text(name), *(Text(_words(own.get(name))) for own in (first, second)))
+            table.add_row(Text(name), *(Text(words_of(own.get(name))) for own in (first, second)))
         if names:
             console.print(table)
         elif title == "configuration":
             console.print("The configurations are the same")
+
+
+def differing(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns the names of fields that are not the same in all runs."""
+    first, names = runs[0], dict.fromkeys(itertools.chain.from_iterable(runs))
+    return [name for name in names if any(own.get(name) != first.get(name) for own in runs)]
 
 
 def fields_of(run: str) -> dict[str, Any]:
@@ -42,8 +50,8 @@ def fields_of(run: str) -> dict[str, Any]:
         require("/" not in run or run.endswith(".yaml"), "run", run, words)
         file = preset_path(run)
     raw = read_yaml(file)
-    version = {VERSION: raw[VERSION]} if VERSION in raw else {}
-    return version | flat(plain_config(from_mapping(TrainConfig, without_version(raw))))
+    written_by = flat({name: raw[name] for name in (VERSION, MADE_WITH) if name in raw})
+    return written_by | flat(plain_config(from_mapping(TrainConfig, without_version(raw))))
 
 
 def last_metrics(run: str) -> dict[str, Any]:
@@ -55,5 +63,6 @@ def last_metrics(run: str) -> dict[str, Any]:
     return {name: last[name] for name in shown}
 
 
-def _words(value: Any) -> str:
+def words_of(value: Any) -> str:
+    """Returns a value as a cell of a table."""
     return "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -22,7 +22,7 @@ import numpy as np
 import yaml
 
 from wdjax.experiments.benchmarks.timing import Parser, machine
-from wdjax.experiments.over_seeds import interval_of_mean
+from wdjax.experiments.over_seeds import LEVEL, interval_of_mean
 from wdjax.experiments.reference.rows import ROWS, Row
 from wdjax.experiments.sweep.population import compile_population, most_devices
 from wdjax.train import load_config, make_learner
@@ -31,9 +31,13 @@ from wdjax.train.host.chunks import play
 from wdjax.train.host.plots import COLORS
 from wdjax.train.learner.learner import Learner
 from wdjax.train.load import preset_path
+from wdjax.train.storage.folder import flat
 
 FOLDER = Path(__file__).parent
 CURVE_POINTS = 60
+# What a stored curve holds, and what a legend calls it: ((line, words), (ends of the band, words)).
+INTERVAL = ("iqm", "interquartile mean"), ("low", "high", f"{LEVEL:.0%} interval")
+RANGE = ("mean", "mean"), ("smallest", "largest", "range of the seeds")
 EVALUATION = 1  # folded into a seed's key: its fresh episodes
 HEAD = """# Reference curves
 
@@ -145,16 +149,18 @@ def rounded(value: float) -> float:
 
 
 def curve(learner: Learner, metrics: list[Mapping[str, np.ndarray]]) -> dict[str, Any]:
-    """Returns the training return of each policy: mean, smallest and largest over seeds, in up to CURVE_POINTS bins of
-    updates; null where a seed has no episode that ended there."""
+    """Returns the training return of each policy: interquartile mean over seeds with the ends of its interval, in up to
+    CURVE_POINTS bins of updates; null where a seed has no episode that ended there."""
     num_updates = learner.config.num_updates
     bins = np.array_split(np.arange(num_updates), min(CURVE_POINTS, num_updates))
     points: dict[str, Any] = {"env_steps": [int(part[-1] + 1) * learner.config.env_steps_per_update for part in bins]}
     for policy in learner.config.policies:
         by_seed = np.array([[mean_return(one, policy, part) for part in bins] for one in metrics])  # [seeds, points]
+        by_seed[:, np.isnan(by_seed).any(axis=0)] = np.nan
+        found = np.array([interval_of_mean(seeds) for seeds in by_seed.T])
         points[policy] = {
-            name: [None if np.isnan(value) else rounded(value) for value in over(by_seed, axis=0)]
-            for name, over in (("mean", np.mean), ("smallest", np.min), ("largest", np.max))
+            name: [None if np.isnan(value) else rounded(value) for value in values]
+            for name, values in zip(("iqm", "low", "high"), found.T, strict=True)
         }
     return points
 
@@ -222,7 +228,7 @@ def readme(stored: Mapping[str, Mapping[str, Any]]) -> str:
             shared, end = [""] * len(shared), [""] * len(end)
         plots += (
             f"\n## {name}\n\n    python -m wdjax.experiments.reference {name}\n    wdjax train {result['preset']}\n\n"
-            f"![{name}: training return, mean and range over {result['seeds']} seeds](plots/{name}.png)\n"
+            f"![{name}: training return and its band over {result['seeds']} seeds](plots/{name}.png)\n"
         )
         plots += f"\n{textwrap.fill(ROWS[name].note, 120)}\n" if ROWS[name].note else ""
     return text + plots
@@ -246,11 +252,18 @@ def describe(name: str, result: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def knots(policy: Mapping[str, Any], last: float) -> list[float]:
+    """Returns the env steps before `last` at which a schedule of a policy, as YAML holds it, has another slope."""
+    lists = [value for value in flat(policy).values() if isinstance(value, list)]
+    schedules = [value for value in lists if value and all(isinstance(pair, list) for pair in value)]
+    return sorted({float(step) for schedule in schedules for step, _ in schedule if 0 < step < last})
+
+
 def draw(name: str, result: Mapping[str, Any], path: Path) -> None:
-    """Draws the training return of every policy, mean and range over seeds."""
+    """Draws the training return of every policy with its band; rows stored before bands were intervals hold a range."""
     from matplotlib.figure import Figure
 
-    steps = result["curve"]["env_steps"]
+    steps = np.array(result["curve"]["env_steps"])
     policies = [policy for policy in result["curve"] if policy != "env_steps"]
     figure = Figure(figsize=(3 + 3 * len(policies), 3), layout="constrained")
     [panels] = figure.subplots(1, len(policies), squeeze=False)
@@ -258,9 +271,15 @@ def draw(name: str, result: Mapping[str, Any], path: Path) -> None:
     for axes, policy in zip(panels, policies, strict=True):
         own = {name: np.array(values, float) for name, values in result["curve"][policy].items()}  # null: NaN
         color = COLORS.get(policy, "#245EB6")
-        axes.fill_between(steps, own["smallest"], own["largest"], color=color, alpha=0.2, linewidth=0)
-        axes.plot(steps, own["mean"], color=color)
+        (middle, line), (low, high, band) = INTERVAL if "iqm" in own else RANGE
+        known = ~np.isnan(own[middle])  # of long episodes few bins hold an end
+        at = steps[known]
+        axes.fill_between(at, own[low][known], own[high][known], color=color, alpha=0.2, linewidth=0, label=band)
+        axes.plot(at, own[middle][known], color=color, label=line)
+        for i, knot in enumerate(knots(result["config"]["policies"][policy], steps[:-1].max(initial=0))):
+            axes.axvline(knot, color="grey", linewidth=0.8, linestyle=":", label=None if i else "a schedule turns")
         axes.set_xlabel("env steps")
-        axes.set_ylabel("training return" if len(policies) == 1 else f"training return, {policy}")
+        axes.set_ylabel(f"training return{f', {policy}' if len(policies) > 1 else ''} [reward]")
         axes.grid(alpha=0.3)
+        axes.legend(fontsize=7)
     figure.savefig(path, dpi=80)

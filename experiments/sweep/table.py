@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from wdjax.experiments.over_seeds import interval_of_mean, probability_of_improvement
+from wdjax.experiments.over_seeds import LEVEL, interval_of_mean, probability_of_improvement
 from wdjax.experiments.sweep.members import Member, Point
 from wdjax.train.host.loop import Row
 from wdjax.train.storage.folder import write_whole
@@ -153,7 +153,11 @@ def draw_curves(
             marker = "o" if known.sum() == 1 else None
             (line,) = axes.plot(steps[known], mean[known], label=point_words(values, names), marker=marker)
             axes.fill_between(steps[known], low[known], high[known], color=line.get_color(), alpha=0.2, linewidth=0)
-        axes.set(xlabel="env steps", ylabel=metric)
+        seeds = max(len(curves[place][2]) for place in shown)
+        if seeds > 1:
+            words = f"band: {LEVEL:.0%} interval of the IQM over {seeds} seeds"
+            axes.fill_between([], [], [], color="grey", alpha=0.3, linewidth=0, label=words)
+        axes.set(xlabel="env steps", ylabel=f"{metric}, IQM over seeds" if seeds > 1 else metric)
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")
     figure.savefig(path, dpi=120)

@@ -76,7 +76,7 @@ def test_a_shell_completes(capsys, tmp_path):
         command = ["bash", "-c", f". {tmp_path}/script; {line}"]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
 
-    assert completed("re") == ["render"]
+    assert completed("re") == ["render", "report"]
     assert completed("train", "cartpole") == ["cartpole", "cartpole_ppo"]
     assert completed("diff", "cartpole", "tag_s") == ["tag_small"]
     assert completed("train", "cartpole", "--st") == ["--stop-at"]

@@ -12,6 +12,7 @@ import yaml
 from wdjax.experiments.reference.rerun import (
     FOLDER,
     curve,
+    knots,
     leaves_band,
     main,
     mean_return,
@@ -187,8 +188,8 @@ def test_seeds_are_those_of_solo_runs(tiny, quick_compile, monkeypatch):
         np.testing.assert_allclose(result["numbers"]["size"]["per_seed"][seed], alone, rtol=1e-4)
     assert result["curve"]["env_steps"] == [256, 512, 768]
     curve = result["curve"]["agent"]
-    for smallest, mean, largest in zip(curve["smallest"], curve["mean"], curve["largest"], strict=True):
-        assert smallest is mean is largest is None or smallest <= mean <= largest
+    for low, middle, high in zip(curve["low"], curve["iqm"], curve["high"], strict=True):
+        assert low is middle is high is None or low <= middle <= high
 
 
 def test_curve_by_hand():
@@ -199,10 +200,16 @@ def test_curve_by_hand():
         {"episodes": np.array([0, 2]), "agent/episode_return": np.array([np.nan, 4.0])},
         {"episodes": np.array([1, 1]), "agent/episode_return": np.array([2.0, 8.0])},
     ]
-    agent = {"mean": [None, 6.0], "smallest": [None, 4.0], "largest": [None, 8.0]}  # one seed had no episode yet
+    agent = {"iqm": [None, 6.0], "low": [None, 4.0], "high": [None, 8.0]}  # one seed had no episode yet
     assert curve(learner, seeds) == {"env_steps": [10, 20], "agent": agent}
     one_bin = {name: np.array([1, 3]) if name == "episodes" else np.array([2.0, 6.0]) for name in seeds[0]}
     assert mean_return(one_bin, "agent", np.array([0, 1])) == 5.0  # (1 x 2 + 3 x 6) / 4
+
+
+def test_where_schedules_turn():
+    policy = {"gamma": 0.9, "network": {"hidden_sizes": [64]}, "lr": [[0, 1.0], [30, 0.5], [40, 0.1]], "x": [],
+              "ddpg": {"noise_scale": [[20, 1.0], [30, 2.0]]}}  # fmt: skip
+    assert knots(policy, 40) == [20.0, 30.0]
 
 
 @pytest.mark.slow

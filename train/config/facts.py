@@ -13,7 +13,7 @@ import dataclasses
 import itertools
 import math
 import operator
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
@@ -115,6 +115,16 @@ def leaves(
             yield from leaves(value, f"{name}.", fields)
         else:
             yield name, fields, value
+
+
+def changed(config: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields (dotted name after `path`, value) of what is not at its default, in mappings of configurations, too."""
+    for name, fields, value in leaves(config, path):
+        if isinstance(value, Mapping) and any(map(dataclasses.is_dataclass, value.values())):
+            for key, inside in value.items():
+                yield from changed(inside, f"{name}.{key}.")
+        elif is_required(fields[-1]) or value != default_of(fields[-1]):
+            yield name, value
 
 
 def static_part(config: Config) -> Config:

@@ -9,7 +9,8 @@ import math
 from collections.abc import Iterable
 from typing import Any, Literal
 
-from wdjax.train.config.facts import Schedule, leaves, static, traced
+from wdjax.tables import html_table
+from wdjax.train.config.facts import Schedule, changed, leaves, static, traced
 
 _COUNT = "at least 1 and below 2**31"
 
@@ -158,6 +159,9 @@ class PolicyConfig:
     options: Any = static(dict, code=True)
     """what an algorithm of your own takes (its `Options`), by name"""
 
+    def _repr_html_(self) -> str:
+        return html_table(changed(self), caption="PolicyConfig, what is not at its default")
+
 
 def policy_fields(name: str, policies: Iterable[str]) -> list[str]:
     """Returns the dotted names of the fields that a bare name may stand for in policies, the nearest to the top:
@@ -221,6 +225,9 @@ class TrainConfig:
     """episodes of each evaluation"""
     eval_greedy: bool = True
     """evaluations while a run trains take the most likely action (else they draw it, as `wdjax eval` does)"""
+
+    def _repr_html_(self) -> str:
+        return html_table(changed(self), caption="TrainConfig, what is not at its default")
 
     @property
     def blocks(self) -> int:

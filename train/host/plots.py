@@ -1,54 +1,109 @@
 """The learning curves of a run, and who was beaten in it, as pictures."""
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from wdjax.drawing.scene import COLORS as PALETTE
+from wdjax.train.config.facts import is_scheduled, leaves
+from wdjax.train.config.schema import PolicyConfig
+from wdjax.train.host.loop import Row
 from wdjax.train.storage.metrics_log import read_metrics
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+EXPLAINED = "explained variance of the value [1: all]"
 
 COLORS = {"tagger": "#C843C3", "runner": "#245EB6"}  # as in the animation; other policies take matplotlib's own
 
 
 def save_curves(run: str | Path, title: str = "") -> Path | None:
     """Draws curves.png of a run from its metrics.jsonl. Returns its path; None where there is no line."""
-    from matplotlib.figure import Figure
-
     run = Path(run)
     file = run / "metrics.jsonl"
     rows = read_metrics(file) if file.exists() else []
     if not rows:
         return None
-    policies = [name.split("/")[0] for name in rows[0] if name.endswith("/episode_return") and name.count("/") == 1]
-    trained = [name for name in policies if f"{name}/entropy" in rows[0]]
-    statistics = [name for name in rows[0] if name.startswith("episode_") and not name.startswith("episode_length")]
-    figure = Figure(figsize=(10, 7), layout="constrained")
-    panels = figure.subplots(2, 2, sharex=True)
-    figure.suptitle(title or run.name)
-    returns = {name: f"{name}/episode_return" for name in policies}
-    draw_curves(panels[0, 0], rows, returns, "mean episode return [reward]")
-    draw_evaluations(panels[0, 0], rows, policies)
-    if statistics:
-        label = "mean per episode [count]"
-        draw_curves(panels[0, 1], rows, {name.removeprefix("episode_"): name for name in statistics}, label)
-    else:
-        draw_curves(panels[0, 1], rows, {"length": "episode_length"}, "mean episode length [env steps]")
-    if trained:
-        draw_curves(panels[1, 0], rows, {name: f"{name}/entropy" for name in trained}, "policy entropy [nats]")
-        explained = {name: f"{name}/explained_variance" for name in trained}
-        draw_curves(panels[1, 1], rows, explained, "explained variance of the value")
-        panels[1, 1].set_ylim(-1.05, 1.05)
-    else:  # critics of actions
-        draw_curves(panels[1, 0], rows, {name: f"{name}/q_mean" for name in policies}, "mean action value [reward]")
-        losses = {name: f"{name}/critic_loss" for name in policies}
-        draw_curves(panels[1, 1], rows, losses, "critic's mean squared error [reward²]")
-    for panel in panels[1]:
-        panel.set_xlabel("env steps")
     path = run / "curves.png"
-    figure.savefig(path, dpi=120)
+    draw_run(rows, title or run.name).savefig(path, dpi=120)
     return path
+
+
+def draw_run(rows: Sequence[Row], title: str = "", most: int | None = None, width: float = 5.0) -> "Figure":
+    """Returns a figure with a panel for each of the first `most` quantities of a run, None: of all, two in a line, each
+    `width` inches wide. Rows are those of metrics.jsonl, at least one."""
+    from matplotlib.figure import Figure
+
+    shown = list(quantities(rows).items())[:most]
+    columns = min(len(shown), 2)
+    lines = -(-len(shown) // columns)
+    figure = Figure(figsize=(width * columns, 0.7 * width * lines), layout="constrained")
+    panels = figure.subplots(lines, columns, sharex=True, squeeze=False)
+    figure.suptitle(title)
+    for panel, (label, curves) in zip(panels.flat, shown, strict=False):
+        draw_curves(panel, rows, curves, label)
+        if label == EXPLAINED:
+            panel.set_ylim(-1.05, 1.05)
+    draw_evaluations(panels[0, 0], rows, policies_of(rows[0]))
+    for panel in panels.flat[len(shown) :]:
+        panel.set_axis_off()
+    for panel in panels.flat[max(len(shown) - columns, 0) : len(shown)]:
+        panel.set_xlabel("env steps")
+        panel.tick_params(labelbottom=True)  # also above a place that is empty
+    return figure
+
+
+def policies_of(row: Row) -> list[str]:
+    """Returns the policies that a row of metrics.jsonl tells of."""
+    return [name.split("/")[0] for name in row if name.endswith("/episode_return") and name.count("/") == 1]
+
+
+def quantities(rows: Sequence[Row]) -> dict[str, dict[str, str]]:
+    """Returns what the rows of a run are drawn as: label, with its unit, -> {name in the legend: field of the rows}.
+
+    Of hyperparameters those that a schedule has changed are drawn.
+    """
+    first = rows[0]
+    policies = policies_of(first)
+    trained = [name for name in policies if f"{name}/entropy" in first]
+    of = lambda names, field: {name: f"{name}/{field}" for name in names}  # noqa: E731
+    found = {"mean episode return [reward]": of(policies, "episode_return")}
+    sums = [name for name in first if name.startswith("episode_") and not name.startswith("episode_length")]
+    if sums:
+        found["mean per episode [count]"] = {name.removeprefix("episode_"): name for name in sums}
+    else:
+        found["mean episode length [env steps]"] = {"length": "episode_length"}
+    if trained:
+        found["policy entropy [nats]"] = of(trained, "entropy")
+        found[EXPLAINED] = of(trained, "explained_variance")
+    else:  # critics of actions
+        found["mean action value [reward]"] = of(policies, "q_mean")
+        found["critic's mean squared error [reward²]"] = of(policies, "critic_loss")
+    scheduled = {path.split(".")[-1] for path, fields, _ in leaves(PolicyConfig()) if is_scheduled(fields[-1])}
+    for field in (name for name in first if name.rpartition("/")[2] in scheduled):
+        values = [row[field] for row in rows if row.get(field) is not None]
+        if values and max(values) - min(values) > 1e-6 * max(map(abs, values)):
+            policy, _, name = field.rpartition("/")
+            found.setdefault(f"{name.replace('_', ' ')}, as scheduled", {})[policy] = field
+    return found
+
+
+def as_svg(figure: "Figure") -> str:
+    """Returns a figure as an SVG element for a page of either color scheme: on the page's ground, in its text color."""
+    import matplotlib
+
+    text = io.StringIO()
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
+    svg = text.getvalue()
+    svg = svg[svg.index("<svg") :].replace("<svg ", '<svg fill="currentColor" style="max-width: 100%" ', 1)
+    svg = svg.replace("#000000", "currentColor").replace("#ffffff", "var(--paper, transparent)")
+    for name, (light, _) in PALETTE.items():  # a page that says --blue has its own
+        svg = svg.replace(light.lower(), f"var(--{name}, {light})")
+    return svg
 
 
 def save_opponents(run: str | Path, title: str = "") -> Path | None:
@@ -84,7 +139,7 @@ def _tail(name: str, length: int = 36) -> str:
     return name if len(name) <= length else f"…{name[1 - length :]}"
 
 
-def draw_curves(axes: "Axes", rows: Sequence[dict[str, Any]], curves: dict[str, str], label: str) -> None:
+def draw_curves(axes: "Axes", rows: Sequence[Row], curves: dict[str, str], label: str) -> None:
     """Draws one line for each of {name in the legend: field of the rows}; rows where the field is null are left out."""
     for name, field in curves.items():
         points = [(row["env_steps"], row[field]) for row in rows if row.get(field) is not None]
@@ -96,7 +151,7 @@ def draw_curves(axes: "Axes", rows: Sequence[dict[str, Any]], curves: dict[str, 
         axes.legend(axes.lines, [_tail(line.get_label()) for line in axes.lines])
 
 
-def draw_evaluations(axes: "Axes", rows: Sequence[dict[str, Any]], policies: Sequence[str]) -> None:
+def draw_evaluations(axes: "Axes", rows: Sequence[Row], policies: Sequence[str]) -> None:
     """Adds what evaluations found, where there are any: dots joined by dashes, in the colour of the policy's curve."""
     colors = {line.get_label(): line.get_color() for line in axes.lines}
     for name in policies:

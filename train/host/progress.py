@@ -1,6 +1,11 @@
 """What a run says of itself: what will run, and how far it has come."""
 
 import contextlib
+import datetime
+import html
+import importlib
+import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +15,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from wdjax.train.config.schema import TrainConfig
+
+SECONDS_BETWEEN = 2.0  # two pictures in a notebook: one takes some 0.1 s, while the device trains
 
 
 def announce(console: Console, env: str, num_devices: int, what: str, workdir: Path) -> None:
@@ -32,12 +39,66 @@ def announce_run(console: Console, config: TrainConfig, workdir: Path, num_devic
 
 
 @contextlib.contextmanager
-def progress_bar(console: Console, total: int, done: int) -> Iterator[Callable[[int, str], None]]:
-    """Shows how far something is; gives a function of (how far, in words), to call after every chunk."""
+def progress_bar(
+    console: Console, total: int, done: int, picture: Callable[[], str] = lambda: ""
+) -> Iterator[Callable[[int, str], None]]:
+    """Shows how far something is; gives a function of (how far, in words), to call after every chunk.
+
+    Args:
+        console: where; in a notebook the output of the cell, which needs no ipywidgets.
+        total, done: of what is to be done, and was before.
+        picture: returns HTML that a notebook shows under the words.
+    """
+    display = None if console.quiet else notebook_display()
+    if display is not None:
+        with notebook_bar(display, total, done, picture) as show:
+            yield show
+        return
     columns = (BarColumn(bar_width=16), TextColumn("{task.description}"), TimeRemainingColumn(compact=True))
     with Progress(*columns, console=console) as progress:
-        task = progress.add_task("compiling", total=total, completed=done)
+        task = progress.add_task(_first_word(total, done), total=total, completed=done)
         yield lambda completed, words: progress.update(task, completed=completed, description=words)
+
+
+def _first_word(total: int, done: int) -> str:
+    return "compiling" if done < total else "done"
+
+
+def notebook_display() -> Callable[..., Any] | None:
+    """Returns IPython's `display` where this runs in a notebook's kernel, else None. IPython is not imported for it."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    if getattr(shell, "kernel", None) is None:  # a terminal has none
+        return None
+    return importlib.import_module("IPython.display").display
+
+
+@contextlib.contextmanager
+def notebook_bar(
+    display: Callable[..., Any], total: int, done: int, picture: Callable[[], str]
+) -> Iterator[Callable[[int, str], None]]:
+    """`progress_bar` in a notebook: one output, written anew after a chunk, every SECONDS_BETWEEN at most, and last."""
+    begun = shown = time.monotonic()
+    completed, words = done, _first_word(total, done)
+
+    def bundle() -> dict[str, str]:
+        rest = (time.monotonic() - begun) * (total - completed) / max(completed - done, 1)
+        left = f", {datetime.timedelta(seconds=round(rest))} left" if done < completed < total else ""
+        bar = f'<progress value="{completed}" max="{total}"></progress> {html.escape(words + left)}'
+        return {"text/plain": f"{words}{left}", "text/html": f"<div>{bar}</div>{picture()}"}
+
+    handle = display(bundle(), raw=True, display_id=True)
+
+    def show(now: int, said: str) -> None:
+        nonlocal completed, words, shown
+        completed, words = now, said
+        if time.monotonic() - shown >= SECONDS_BETWEEN:
+            handle.update(bundle(), raw=True)
+            shown = time.monotonic()
+
+    try:
+        yield show
+    finally:
+        handle.update(bundle(), raw=True)
 
 
 def last_words(env_steps: int, chunks: float, waits: Mapping[str, float], total: float, kernels: str) -> str:

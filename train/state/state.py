@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from wdjax.tables import html_table
 from wdjax.train.config.schema import TrainConfig
 from wdjax.train.state.hypers import Hypers, changed_hypers
 from wdjax.train.state.normalization import Normalizer
@@ -48,6 +49,14 @@ class TrainState(struct.PyTreeNode):
     live: dict[str, jax.Array]  # by group, [N, n_group] bool: is not through with this episode
     key: jax.Array  # of all that is still to be drawn
     num_updates: jax.Array  # () int32, updates done
+
+    def _repr_html_(self) -> str:
+        size = lambda tree: sum(leaf.size for leaf in jax.tree.leaves(tree))  # noqa: E731
+        parameters = {f"parameters of {name}": f"{size(own.params):,}" for name, own in self.policies.items()}
+        memory = f"{sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self)) / 2**20:,.1f} MiB"
+        obs = {f"obs of {group}": own for group, own in self.obs.items()}
+        rows = {"updates done": self.num_updates, **parameters, **obs, "in memory": memory}
+        return html_table(rows.items(), caption="TrainState")
 
 
 def current_hypers(config: TrainConfig, state: TrainState) -> dict[str, Hypers]:

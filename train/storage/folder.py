@@ -2,8 +2,10 @@
 
 import contextlib
 import dataclasses
+import importlib.metadata
 import json
 import os
+import platform
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,7 @@ except ImportError:  # Windows has no such locks: there nothing keeps two runs o
 
 CONFIG = "config.yaml"  # of a run, in its folder
 VERSION = "wdjax"  # the line of config.yaml that says which version wrote it
+MADE_WITH = "made_with"  # what else it says of whoever trained last: versions, and the device
 
 # What may differ between a run and its resumption: how long, and how it is looked after.
 RESUMABLE = (
@@ -203,8 +206,8 @@ def trusted_values(file: Path, trust: Collection[str]) -> dict[str, Any]:
 
 
 def without_version(values: dict[str, Any]) -> dict[str, Any]:
-    """Returns the fields of a config.yaml without the line that says which wdjax wrote it; older ones have none."""
-    return {name: value for name, value in values.items() if name != VERSION}
+    """Returns the fields of a config.yaml without those that say what wrote it; older ones have none."""
+    return {name: value for name, value in values.items() if name not in (VERSION, MADE_WITH)}
 
 
 def dump_config(config: TrainConfig) -> str:
@@ -213,8 +216,17 @@ def dump_config(config: TrainConfig) -> str:
 
 
 def write_config(folder: Path, config: TrainConfig) -> None:
-    """Writes config.yaml of a run, with the version of the wdjax that writes it."""
-    write_whole(folder / CONFIG, f"{VERSION}: {__version__}\n{dump_config(config)}")
+    """Writes config.yaml of a run, with the versions and the device of who writes it."""
+    head = yaml.safe_dump({VERSION: __version__, MADE_WITH: made_with()}, sort_keys=False, allow_unicode=True)
+    write_whole(folder / CONFIG, head + dump_config(config))
+
+
+def made_with() -> dict[str, str]:
+    """Returns name -> version, or kind, of what numbers depend on beside a configuration: of this process."""
+    libraries = {name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "flax", "optax", "numpy")}
+    device = jax.devices()[0]
+    kind = device.device_kind if device.platform != "cpu" else f"CPU ({platform.machine()}, {os.cpu_count()} cores)"
+    return {"python": platform.python_version(), **libraries, "system": platform.system(), "device": kind}
 
 
 def plain_config(config: TrainConfig) -> dict[str, Any]:

@@ -1,0 +1,202 @@
+"""wdjax report: one page for one run or several."""
+
+import dataclasses
+import html
+import statistics as stats
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import jax
+import tyro
+
+from wdjax.checks import one_line, require
+from wdjax.drawing.player import IFRAME
+from wdjax.experiments.commands.arguments import Modules, parse, require_run, require_seed
+from wdjax.experiments.commands.diff import differing, fields_of, last_metrics
+from wdjax.experiments.commands.matrix import matrix_tables, other_params
+from wdjax.experiments.report.curves import BAND, draw_panels
+from wdjax.experiments.report.page import Section, folded, of_terminal, page
+from wdjax.tables import html_table
+from wdjax.train import Player, cross_play, read_metrics, save_episode, statistics
+from wdjax.train.host.loop import Row
+from wdjax.train.learner.saved import split_checkpoint
+from wdjax.train.load import load_named
+from wdjax.train.storage.folder import CONFIG, MADE_WITH, RESUMABLE, VERSION
+
+# What does not make another configuration: the seed, the machine, and how a run was looked after.
+NOT_COMPARED = ("seed", "updates_per_chunk", VERSION, *RESUMABLE)
+
+
+@dataclasses.dataclass(frozen=True)
+class ReportArguments:
+    runs: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
+    """the folders of one or several runs; FOLDER@best, FOLDER@120 name the checkpoint that plays"""
+    output: Path | None = None
+    """the file, .html (default: report.html in the folder of the first run)"""
+    opponents: tuple[str, ...] = ("random",)
+    """who else plays in the cross-play matrix: random, and the scripts of the game"""
+    episodes: int = 64
+    """episodes of each combination of the matrix; 0: no matrix"""
+    players: int = 1
+    """how many of the runs play an episode on the page, the first ones; 0: none"""
+    seed: int = 0
+    """of starts and actions"""
+    fps: int = 12
+    """frames a second of the episodes"""
+    trust: Modules = ()
+
+
+def report(arguments: list[str]) -> None:
+    """wdjax report RUN [RUN ...] [--output FILE] [--opponents NAME ...] [--episodes N] [--players N] [--seed N]"""
+    parsed = parse(ReportArguments, "wdjax report", arguments)
+    require_run("report", parsed.runs)
+    folders = [split_checkpoint(run)[0] for run in parsed.runs]
+    output = parsed.output or folders[0] / "report.html"
+    require(output.suffix == ".html", "--output", str(output), "a file that ends in .html")
+    for name in ("episodes", "players"):
+        require(getattr(parsed, name) >= 0, f"--{name}", getattr(parsed, name), "at least 0")
+    require(parsed.fps >= 1, "--fps", parsed.fps, "at least 1")
+    require_seed(parsed.seed)
+    fields, rows = zip(*map(_read, folders), strict=True)
+    names = _names(folders)
+    groups = group_runs(names, fields)
+    sections = [
+        of_configuration(names, fields, groups),
+        of_results(names, folders),
+        of_curves({group: [rows[i] for i in places] for group, places in groups.items()}),
+        of_speed(names, rows),
+    ]
+    firsts = [places[0] for places in groups.values()]
+    if parsed.episodes:
+        sections.append(of_matrix(parsed, [(names[i], parsed.runs[i], fields[i]["env"]) for i in firsts]))
+    sections += [of_player(parsed, names[i], parsed.runs[i]) for i in range(min(parsed.players, len(names)))]
+    sections.append(of_machine(names, fields))
+    games = ", ".join(dict.fromkeys(own["env"] for own in fields))
+    shown = " ".join(["wdjax report", *arguments])
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(page(f"{games}: {', '.join(names)}", f"Written by {shown}", sections), encoding="utf8")
+    print(f"Wrote {output} ({output.stat().st_size / 2**20:.1f} MiB)")
+
+
+def _read(folder: Path) -> tuple[dict[str, Any], list[Row]]:
+    """Returns (fields of the configuration, rows of metrics.jsonl) of a run; raises where it is none, or has no row."""
+    best = folder / "best" / CONFIG
+    if best.is_file():
+        raise ValueError(f"{folder} holds a sweep, whose table and curves lie in it: its best run is {best.parent}")
+    if not (folder / CONFIG).is_file():
+        raise FileNotFoundError(f"{folder} holds no run: {folder / CONFIG} is missing")
+    file = folder / "metrics.jsonl"
+    rows = read_metrics(file) if file.is_file() else []
+    if not rows:
+        raise ValueError(f"{folder} holds nothing to report yet: metrics.jsonl has no line")
+    return fields_of(str(folder)), rows
+
+
+def _names(folders: Sequence[Path]) -> list[str]:
+    """Returns what runs are called: the last part of their paths where these differ, else all of them."""
+    short = [folder.resolve().name for folder in folders]
+    return short if len(set(short)) == len(short) else [str(folder) for folder in folders]
+
+
+def compared(fields: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns the fields in which configurations differ, but for those that do not make another one."""
+    names = differing(fields)
+    return [name for name in names if name.split(".")[0] not in (*NOT_COMPARED, MADE_WITH)]
+
+
+def group_runs(names: Sequence[str], fields: Sequence[Mapping[str, Any]]) -> dict[str, list[int]]:
+    """Returns configuration, in words -> the places of its runs, which differ in their seeds alone: "gamma 0.9", or of
+    several runs with many fields that differ the name of the first."""
+    keys = compared(fields)
+    groups: dict[str, list[int]] = {}
+    for i, own in enumerate(fields):
+        groups.setdefault(str([own.get(key) for key in keys]), []).append(i)
+    words = [
+        ", ".join(f"{key.split('.')[-1]} {fields[places[0]].get(key)}" for key in keys) for places in groups.values()
+    ]
+    plain = keys and len(set(words)) == len(words) and max(map(len, words)) <= 40
+    return dict(zip(words if plain else [names[places[0]] for places in groups.values()], groups.values(), strict=True))
+
+
+def of_configuration(
+    names: Sequence[str], fields: Sequence[Mapping[str, Any]], groups: Mapping[str, Sequence[int]]
+) -> Section:
+    """How configurations differ, and all of the first."""
+    keys = ["seed", *compared(fields)] if len(fields) > 1 else ["env", "seed", "num_envs", "total_env_steps"]
+    table = html_table([[key, *(own.get(key) for own in fields)] for key in keys], ["", *names])
+    whole = [(key, value) for key, value in fields[0].items() if key.split(".")[0] not in (VERSION, MADE_WITH)]
+    who = "; ".join(f"{group}: {', '.join(names[i] for i in places)}" for group, places in groups.items())
+    words = f"What differs between {len(fields)} runs; curves are of: {who}" if len(fields) > 1 else ""
+    return Section("Configuration", table + folded(f"All fields of {names[0]}", html_table(whole)), words)
+
+
+def of_results(names: Sequence[str], folders: Sequence[Path]) -> Section:
+    """What each run came to last."""
+    found = [last_metrics(str(folder)) for folder in folders]
+    shown = dict.fromkeys(key for own in found for key in own if not key.endswith(("_min", "_max", "_std")))
+    table = html_table([[key, *(own.get(key) for own in found)] for key in shown], ["", *names])
+    return Section("Results", table, "The last known numbers of training, and of evaluations (eval/)")
+
+
+def of_curves(groups: Mapping[str, Sequence[Sequence[Row]]]) -> Section:
+    """Learning curves."""
+    several = any(len(runs) > 1 for runs in groups.values())
+    words = (
+        "Lines: training episodes, with drawn actions. Dots joined by dashes: evaluations, whole episodes from fresh "
+        f"starts.{f' Of several seeds the interquartile mean; {BAND}.' if several else ''}"
+    )
+    panels = "".join(f"<div>{svg}</div>" for svg in draw_panels(groups))
+    return Section("Curves", f'<div class="panels">{panels}</div>', words)
+
+
+def of_speed(names: Sequence[str], rows: Sequence[Sequence[Row]]) -> Section:
+    """How fast each run was; of a member of a sweep, which trained beside others, nobody knows."""
+    columns: dict[str, tuple[str, Callable]] = {
+        "env steps": ("env_steps", max), "env steps/s, median": ("env_steps_per_second", stats.median),
+        "the fastest chunk": ("env_steps_per_second", max),
+        "agent steps/s, median": ("agent_steps_per_second", stats.median),
+        "training [s]": ("seconds", sum), "compiling [s]": ("compile_seconds", sum),
+    }  # fmt: skip
+    table = []
+    for name, own in zip(names, rows, strict=True):
+        known = ((over, [row[field] for row in own if field in row]) for field, over in columns.values())
+        table.append([name, *(f"{over(values):,.0f}" if values else "-" for over, values in known)])
+    return Section("Throughput", html_table(table, ["run", *columns]), "Of chunks, while the device trained")
+
+
+def of_matrix(parsed: ReportArguments, firsts: Sequence[tuple[str, str, str]]) -> Section:
+    """Who beats whom: the first run of each configuration (name, run, game), and the opponents."""
+    title = "Cross-play"
+    if len({game for _, _, game in firsts}) > 1:
+        return Section(title, "", "None: the runs play different games")
+    first, *others = [Player(name, *load_named(run, trust=parsed.trust)) for name, run, _ in firsts]
+    cells = cross_play(first.learner, first.state, jax.random.key(parsed.seed), parsed.episodes, name=first.name,
+                       opponents=(*others, *parsed.opponents))  # fmt: skip
+    rows = {cell: statistics(episodes, first.learner.env.info_ratios) for cell, episodes in cells.items()}
+    roles = list(next(iter(cells.values())).episode_return)
+    words = f"{parsed.episodes} episodes each, drawn actions, mean ± standard error"
+    mind = "".join(f"<p>{html.escape(line)}</p>" for line in other_params(first, others))
+    which = "; of each configuration its first run" if len(parsed.runs) > len(firsts) else ""
+    return Section(title, mind + "".join(map(of_terminal, matrix_tables(roles, rows))), words + which)
+
+
+def of_player(parsed: ReportArguments, name: str, run: str) -> Section:
+    """One episode of a run, to play."""
+    learner, state = load_named(run, trust=parsed.trust)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            file = save_episode(learner, state, Path(folder) / "episode.html", parsed.seed, fps=parsed.fps)
+            body = IFRAME.format(html.escape(file.read_text(encoding="utf8")), 640)
+    except (NotImplementedError, ValueError) as error:  # a game of one's own need not have a drawing
+        return Section(f"An episode of {name}", "", f"None: {one_line(error)}")
+    return Section(f"An episode of {name}", body, "Space plays, arrows step; point at an agent for its path")
+
+
+def of_machine(names: Sequence[str], fields: Sequence[Mapping[str, Any]]) -> Section:
+    """Versions and the device of each run."""
+    keys = [key for key in dict.fromkeys(key for own in fields for key in own)
+            if key == VERSION or key.startswith(f"{MADE_WITH}.")]  # fmt: skip
+    table = html_table([[key.split(".")[-1], *(own.get(key) for own in fields)] for key in keys], ["", *names])
+    return Section("Versions and device", table, "Of who began the run, or resumed it last; older runs tell less")

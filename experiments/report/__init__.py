@@ -1,0 +1,1 @@
+"""A page of one run or several, to send to a colleague: wdjax report."""

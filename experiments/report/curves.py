@@ -1,0 +1,120 @@
+"""Learning curves of runs on a page: the seeds of a configuration become one line with a band."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from wdjax.drawing.scene import COLORS
+from wdjax.experiments.over_seeds import interval_of_mean
+from wdjax.train.host.loop import Row
+from wdjax.train.host.plots import COLORS as OF_POLICIES
+from wdjax.train.host.plots import as_svg, policies_of, quantities
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+POINTS = 100  # of a line over runs that do not look at the same env steps
+LINES = [COLORS[name][0] for name in ("blue", "orange", "green", "magenta", "red", "grey")]
+BAND = "the band is the 95 % interval of the interquartile mean (of fewer than four seeds of the mean), by a bootstrap"
+SPEED = "env steps a second while it trained"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Curve:
+    """A quantity of one run or of several seeds over env steps; the ends of the band are NaN where there is none."""
+
+    steps: np.ndarray  # [K] env steps
+    middle: np.ndarray  # [K] of one run its value, of several their interquartile mean
+    low: np.ndarray  # [K]
+    high: np.ndarray  # [K]
+    seeds: int
+
+
+def pooled(runs: Sequence[Sequence[Row]], field: str) -> Curve | None:
+    """Returns the curve of a field of metrics.jsonl over runs, None where no run knows it.
+
+    Runs that were looked at after other env steps are read between them, on a straight line; nothing is read before
+    the first or after the last number of a run.
+
+    Args:
+        runs: the rows of each.
+    """
+    own = [[(row["env_steps"], row[field]) for row in rows if row.get(field) is not None] for rows in runs]
+    arrays = [np.array(points, float).T for points in own if points]  # [2, K] each
+    if not arrays:
+        return None
+    steps = arrays[0][0]
+    if any(not np.array_equal(steps, other[0]) for other in arrays):
+        steps = np.linspace(min(a[0, 0] for a in arrays), max(a[0, -1] for a in arrays), POINTS)
+    values = np.array([np.interp(steps, *array, left=np.nan, right=np.nan) for array in arrays])
+    middle, low, high = np.array([interval_of_mean(seeds) for seeds in values.T]).T
+    return Curve(steps, middle, low, high, len(arrays))
+
+
+def draw_panels(groups: Mapping[str, Sequence[Sequence[Row]]]) -> list[str]:
+    """Returns the panels of a page as SVG: of one configuration a line for each policy, of several a panel for each
+    policy with a line for each configuration.
+
+    Args:
+        groups: name of a configuration -> the rows of each of its runs, at least one row of each.
+    """
+    found: dict[str, dict[str, str]] = {}
+    for rows in (rows for runs in groups.values() for rows in runs):
+        for label, curves in [*quantities(rows).items(), (SPEED, {"": "env_steps_per_second"})]:
+            found.setdefault(label, {}).update(curves)
+    evaluated = {f"{name}/episode_return" for runs in groups.values() for name in policies_of(runs[0][0])}
+    drawn = []
+    for label, curves in found.items():
+        lines = {(group, name, field) for group in groups for name, field in curves.items()}
+        panels = [sorted(lines)] if len(groups) == 1 else [
+            sorted(line for line in lines if line[2] == field) for field in curves.values()
+        ]  # fmt: skip
+        for panel in panels:
+            chosen = []
+            for group, name, field in panel:
+                chosen.append((group if len(groups) > 1 else name, pooled(groups[group], field), "-"))
+                if field in evaluated:
+                    words = f"{chosen[-1][0]}, evaluated".removeprefix(", ")
+                    chosen.append((words, pooled(groups[group], f"eval/{field}"), "o--"))
+            who = f", {panel[0][1]}" if len(groups) > 1 and len(curves) > 1 else ""
+            drawn.append(_draw(label.replace(" [", f"{who} [") if "[" in label else label + who, chosen))
+    return [svg for svg in drawn if svg]
+
+
+def _draw(label: str, curves: Sequence[tuple[str, Curve | None, str]]) -> str | None:
+    """Returns one panel as SVG; what is evaluated has the color of the line before it. None without any curve."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5, 3.2), layout="constrained")
+    axes = figure.subplots()
+    number, band = -1, False
+    for name, curve, style in curves:
+        number += style == "-"
+        if curve is not None:
+            color = OF_POLICIES.get(name.removesuffix(", evaluated"), LINES[number % len(LINES)])
+            band |= _draw_curve(axes, name, curve, color, style)
+    if not axes.lines:
+        return None
+    if band:
+        axes.fill_between([], [], [], color="#7A7F87", alpha=0.3, linewidth=0, label="band: 95 % interval over seeds")
+    axes.set(xlabel="env steps", ylabel=label)
+    axes.grid(alpha=0.3)
+    if any(name for name, _, _ in curves) or band:
+        axes.legend(fontsize="small")
+    return as_svg(figure)
+
+
+def _draw_curve(axes: "Axes", name: str, curve: Curve, color: str, style: str) -> bool:
+    """Draws a line and its band. Returns whether there is one."""
+    seeds = f" ({curve.seeds} seeds)" if curve.seeds > 1 else ""
+    known = ~np.isnan(curve.middle)
+    style = "o" if known.sum() == 1 else style
+    faint = 1.0 if style == "-" else 0.7
+    axes.plot(
+        curve.steps[known], curve.middle[known], style, label=f"{name}{seeds}".strip(), color=color, alpha=faint,
+        markersize=4,
+    )  # fmt: skip
+    axes.fill_between(curve.steps, curve.low, curve.high, color=color, alpha=0.2, linewidth=0)
+    return not np.isnan(curve.low).all()

@@ -1,0 +1,61 @@
+"""The page of `wdjax report`: one HTML file, without network, in both color schemes, for wide and narrow windows."""
+
+import dataclasses
+import html
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from wdjax.drawing.scene import COLORS
+from wdjax.tables import html_table
+
+_LIGHT, _DARK = (" ".join(f"--{name}: {tones[i]};" for name, tones in COLORS.items()) for i in range(2))
+STYLE = f"""
+:root {{ color-scheme: light dark; {_LIGHT} }}
+@media (prefers-color-scheme: dark) {{ :root {{ {_DARK} }} }}
+body {{ margin: 0 auto; padding: 16px; max-width: 1200px; background: var(--paper); color: var(--text);
+       font: 14px/1.5 "DejaVu Sans", system-ui, sans-serif }}
+h1 {{ font-size: 20px; margin: 0 }} h2 {{ font-size: 16px; margin: 28px 0 6px }}
+p {{ margin: 4px 0; color: var(--grey) }}
+section > div {{ overflow-x: auto }} table {{ border-collapse: collapse; font-size: 12px; margin: 4px 0 12px }}
+tr + tr {{ border-top: 1px solid var(--faint) }} td, th {{ white-space: nowrap }}
+details td {{ white-space: normal; overflow-wrap: anywhere }}
+summary {{ cursor: pointer; color: var(--blue) }}
+.panels {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(min(340px, 100%), 1fr)); gap: 8px 16px }}
+.panels svg {{ width: 100%; height: auto }}
+iframe {{ color-scheme: normal }}
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Section:
+    """A part of the page: a title, HTML, and words under the title that say how it was made."""
+
+    title: str
+    body: str
+    words: str = ""
+
+
+def page(title: str, words: str, sections: Sequence[Section]) -> str:
+    """Returns the page; titles and words are escaped, bodies stand as they are."""
+    parts = [
+        f"<section><h2>{html.escape(own.title)}</h2><p>{html.escape(own.words)}</p><div>{own.body}</div></section>"
+        for own in sections
+    ]
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{html.escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
+        f"<h1>{html.escape(title)}</h1>\n<p>{html.escape(words)}</p>\n" + "\n".join(parts) + "\n</body>\n</html>\n"
+    )
+
+
+def folded(summary: str, body: str) -> str:
+    """Returns HTML that shows when somebody asks for it."""
+    return f"<details><summary>{html.escape(summary)}</summary>{body}</details>"
+
+
+def of_terminal(table: Table) -> str:
+    """Returns a table for a terminal as HTML."""
+    rows = zip(*(column.cells for column in table.columns), strict=True)
+    return html_table(rows, [column.header for column in table.columns], str(table.title or ""))

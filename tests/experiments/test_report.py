@@ -1,0 +1,153 @@
+"""wdjax report: what stands on the page, by hand, and the page in a browser."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+import yaml
+from browser import CHROMIUM, DRIVER, browser
+
+from wdjax.experiments.cli import main
+from wdjax.experiments.commands.report import group_runs, of_speed
+from wdjax.experiments.over_seeds import interval_of_mean
+from wdjax.experiments.report.curves import POINTS, pooled
+from wdjax.train import Trainer, load_config
+from wdjax.train.host.plots import quantities
+
+
+@pytest.fixture(autouse=True)
+def no_user_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "cache"))
+
+
+def a_row(steps, value, **more):
+    speed = {"seconds": 2.0, "compile_seconds": 1.0, "env_steps_per_second": 4.0, "agent_steps_per_second": 8.0}
+    row = {"agent/episode_return": value, "agent/entropy": 0.5, "agent/explained_variance": 0.1}
+    return {"updates": steps // 8, "env_steps": steps, "episode_length": 3.0, **speed, **row, **more}
+
+
+def a_run(folder, values, seed=0, **changes):
+    raw = {"env": "own:Game", "policies": {"agent": {"gamma": 0.9}}, "num_envs": 8, "seed": seed, **changes}
+    folder.mkdir(parents=True)
+    head = {"wdjax": "0.1", "made_with": {"jax": "0.10.2", "device": "NVIDIA <H100>"}}
+    (folder / "config.yaml").write_text(yaml.safe_dump(head | raw))
+    rows = [a_row(8 * (i + 1), value) for i, value in enumerate(values)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(folder)
+
+
+def test_seeds_of_the_same_env_steps_are_pooled_point_by_point():
+    runs = [[a_row(8, 1.0), a_row(16, None)], [a_row(8, 5.0), a_row(16, 7.0)], [a_row(8, None), a_row(16, 8.0)]]
+    assert pooled(runs, "not/there") is None
+    single = pooled(runs[:1], "agent/episode_return")
+    assert (single.steps.tolist(), single.middle.tolist(), single.seeds) == ([8], [1.0], 1)
+    assert np.isnan([single.low, single.high]).all()
+    same = [[a_row(8, x), a_row(16, y)] for x, y in ((1, 2), (3, 2), (8, 2), (100, 2))]
+    curve = pooled(same, "agent/episode_return")
+    assert curve.middle.tolist() == [5.5, 2.0]  # of four seeds one falls out at either end
+    assert (curve.low[0], curve.high[0]) == interval_of_mean([1, 3, 8, 100])[1:]
+    assert (curve.low[1], curve.high[1]) == (2.0, 2.0)
+
+
+def test_seeds_of_other_env_steps_are_read_between_and_not_beyond():
+    curve = pooled([[a_row(0, 0.0), a_row(99, 99.0)], [a_row(33, 3.0), a_row(66, 3.0)]], "agent/episode_return")
+    assert len(curve.steps) == POINTS
+    np.testing.assert_allclose(curve.middle[[0, 32, 33, 50, 66, 67, 99]], [0, 32, 18, 26.5, 34.5, 67, 99])
+    assert np.isnan(curve.low[32])
+    assert not np.isnan(curve.low[33])
+
+
+def test_runs_are_grouped_by_all_but_the_seed_and_the_machine():
+    fields = [
+        {"seed": 0, "policies.a.gamma": 0.9, "wdjax": "1", "made_with.jax": "2"}, {"seed": 1, "policies.a.gamma": 0.9},
+        {"seed": 0, "policies.a.gamma": 0.5, "updates_per_chunk": 3},
+    ]  # fmt: skip
+    assert group_runs("abc", fields) == {"gamma 0.9": [0, 1], "gamma 0.5": [2]}
+    assert group_runs("ab", fields[:2]) == {"a": [0, 1]}
+    fields[2]["policies.a.opponents"] = "x" * 40
+    assert group_runs("abc", fields) == {"a": [0, 1], "c": [2]}
+
+
+def test_what_a_schedule_changed_is_drawn():
+    more = {"agent/entropy_coefficient": 0.01}
+    rows = [a_row(8, 1.0, **more, **{"agent/learning_rate": rate}) for rate in (3e-4, 1e-4)]
+    found = quantities(rows)
+    assert found["learning rate, as scheduled"] == {"agent": "agent/learning_rate"}
+    assert not any("entropy coefficient" in label for label in found)
+    assert not any("scheduled" in label for label in quantities(rows[:1]))
+
+
+def test_a_page_of_several_runs_without_playing(tmp_path, capsys):
+    runs = [a_run(tmp_path / f"a{seed}", [1.0, 2.0 + seed], seed) for seed in range(2)]
+    runs.append(a_run(tmp_path / "<b>", [4.0, 5.0], policies={"agent": {"gamma": 0.5}}))
+    main(["report", *runs, "--episodes", "0", "--players", "0", "--output", str(tmp_path / "new" / "r.html")])
+    assert capsys.readouterr().out.startswith(f"Wrote {tmp_path}/new/r.html (")
+    page = (tmp_path / "new" / "r.html").read_text()
+    assert "<b>" not in page.replace("<b></b>", "")
+    assert not re.search(r"(src|href)=.?https?:", page)
+    cells = re.findall(r"<tr>(.*?)</tr>", page)
+    lines = [re.findall(r">([^<>]*)</t[dh]>", cell) for cell in cells]
+    for line in (
+        ["policies.agent.gamma", "0.9", "0.9", "0.5"], ["seed", "0", "1", "0"],
+        ["agent/episode_return", "2", "3", "5"], ["a1", "16", "4", "4", "8", "4", "2"],
+        ["device", *["NVIDIA &lt;H100&gt;"] * 3],
+    ):  # fmt: skip
+        assert line in lines
+    assert page.count("<svg ") == 5
+    assert "band: 95 % interval over seeds" in page
+    assert "gamma 0.9 (2 seeds)" in page
+    assert "Cross-play" not in page
+
+
+def test_a_member_of_a_sweep_has_no_speed():
+    row = {name: value for name, value in a_row(8, 1.0).items() if "second" not in name}
+    assert re.findall(r">([^<>]*)</td>", of_speed(["best"], [[row]]).body) == ["best", "8", *"-----"]
+
+
+@pytest.mark.parametrize(("arguments", "words"), [
+    ([], "wdjax report needs a run first"),
+    (["{}/none"], "none holds no run: "),
+    (["{}/empty"], "empty holds nothing to report yet: metrics.jsonl has no line"),
+    (["{}/sweep"], "sweep holds a sweep, whose table and curves lie in it: its best run is "),
+    (["{}/a", "--output", "a.pdf"], "--output = 'a.pdf': must be a file that ends in .html"),
+    (["{}/a", "--players", "-1"], "--players = -1: must be at least 0"),
+    (["{}/a", "--episode", "3"], "did you mean --episodes?"),
+])  # fmt: skip
+def test_what_cannot_be_reported_is_said_in_words(tmp_path, capsys, arguments, words):
+    a_run(tmp_path / "a", [1.0])
+    a_run(tmp_path / "empty", [])
+    a_run(tmp_path / "sweep" / "best", [1.0])
+    with pytest.raises(SystemExit):
+        main(["report", *(word.format(tmp_path) for word in arguments)])
+    assert words in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not (CHROMIUM and DRIVER), reason="chromium and chromedriver are not installed: nothing shows the page"
+)
+def test_the_page_in_a_browser(tmp_path):
+    runs = [str(tmp_path / f"run{seed}") for seed in range(2)]
+    small = {"num_envs": 8, "rollout_length": 16, "total_env_steps": 512, "updates_per_chunk": 1, "eval_episodes": 4}
+    for seed, run in enumerate(runs):
+        Trainer(load_config("cartpole_ppo", seed=seed, **small), run, quiet=True, pictures=False).train()
+    main(["report", *runs, "--episodes", "4"])
+    file = tmp_path / "run0" / "report.html"
+    assert file.stat().st_size < 2 * 2**20
+    for dark, width in ((False, 1200), (True, 400)):
+        with browser(tmp_path / f"profile{width}", dark=dark, size=(width, 800)) as page:
+            page.show(file)
+            inside = "document.querySelector('iframe').contentWindow.eval"
+            page.wait_for(f"return {inside}('state.ready')")
+            theme = "dark" if dark else "light"
+            assert page.run(f"return {inside}('document.documentElement.dataset.theme')") == theme
+            color = page.run("return getComputedStyle(document.querySelector('svg text')).fill")
+            assert color == ("rgb(232, 235, 239)" if dark else "rgb(31, 41, 51)")
+            assert page.run("return document.documentElement.scrollWidth") <= width
+            assert page.run("return document.querySelectorAll('.panels svg').length") >= 4
+            page.run(f"{inside}(\"by('scrub').value = 1; by('scrub').dispatchEvent(new Event('input'))\")")
+            assert page.run(f"return {inside}('state.frame')") == 1
+            page.run(f"{inside}('page.fps = 1000; play(true)')")
+            page.wait_for(f"return {inside}('!state.playing && state.frame == page.frames - 1')")
+            assert page.errors() == []

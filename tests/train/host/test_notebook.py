@@ -1,0 +1,142 @@
+"""What a notebook shows: progress without ipywidgets, tables of what a cell ends with, cells that run twice."""
+
+import contextlib
+import importlib.util
+import re
+import sys
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+from rich.console import Console
+from tiny_runs import small_config
+
+import wdjax
+from wdjax.tables import brief, html_table
+from wdjax.train import make_learner
+from wdjax.train.host import progress
+
+CELL = """
+from wdjax.train import Trainer, load_config
+config = load_config("cartpole_ppo", num_envs=8, rollout_length=16, total_env_steps=512, updates_per_chunk=1,
+                     eval_episodes=4)
+trainer = Trainer(config, "runs/a", pictures=False)
+trainer.train()
+trainer
+"""
+
+
+@pytest.fixture
+def notebook(monkeypatch):
+    """A kernel's IPython, as far as we look at it. Gives (what was displayed, what it was changed to)."""
+    shown, changed = [], []
+    handle = SimpleNamespace(update=lambda bundle, raw: changed.append(bundle))
+    display = lambda bundle, raw, display_id: shown.append(bundle) or handle  # noqa: E731
+    kernel = SimpleNamespace(kernel=object())
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: kernel))
+    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=display))
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN", 0.0)
+    return shown, changed
+
+
+def test_progress_is_one_output_that_is_written_anew(notebook):
+    shown, changed = notebook
+    with progress.progress_bar(Console(), 10, 2, lambda: "<svg/>") as advance:
+        assert re.fullmatch(
+            r'<div><progress value="2" max="10"></progress> compiling</div><svg/>', shown[0]["text/html"]
+        )
+        advance(6, "return <3>")
+        assert re.fullmatch(r"return <3>, \d:\d\d:\d\d left", changed[0]["text/plain"])
+        assert '<progress value="6" max="10"></progress> return &lt;3&gt;, 0:' in changed[0]["text/html"]
+        advance(10, "return 4")
+    assert [own["text/plain"] for own in changed[1:]] == ["return 4"] * 2
+    assert len(shown) == 1
+
+
+def stop_after_two(advance):
+    advance(1, "one")
+    advance(2, "two")
+    raise KeyError
+
+
+def test_pictures_are_seldom_and_the_last_one_is_shown(notebook, monkeypatch):
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN", 1e9)
+    with pytest.raises(KeyError), contextlib.ExitStack() as stack:
+        stop_after_two(stack.enter_context(progress.progress_bar(Console(), 3, 0)))
+    assert [own["text/plain"][:3] for own in notebook[1]] == ["two"]
+
+
+def test_quiet_runs_and_terminals_show_nothing_in_a_notebook(notebook, monkeypatch):
+    with progress.progress_bar(Console(quiet=True), 3, 0) as advance:
+        advance(1, "one")
+    assert notebook == ([], [])
+    for other in (SimpleNamespace(get_ipython=lambda: None), SimpleNamespace(get_ipython=lambda: object())):
+        monkeypatch.setitem(sys.modules, "IPython", other)
+        assert progress.notebook_display() is None
+    monkeypatch.delitem(sys.modules, "IPython")
+    assert progress.notebook_display() is None
+
+
+def test_cells_of_tables_are_short_and_escaped():
+    table = html_table([["<a>", None], [{"b": 0.1234567}, np.arange(9)]], ["x & y"], "<t>")
+    words = re.findall(r">([^<>]+)</(?:t[dh]|b)>", table)
+    assert words == ["&lt;t&gt;", "x &amp; y", "&lt;a&gt;", "b: 0.123457", "int64[9]"]
+    assert brief("x" * 300) == "x" * 200 + " ..."
+    assert brief(np.float32(0.5)) == "0.5"
+    assert brief(jax.numpy.arange(3)) == "[0, 1, 2]"
+    assert brief(jax.ShapeDtypeStruct((2,), np.float32)) == "float32[2]"
+    gone = jax.numpy.arange(3)
+    gone.delete()
+    assert brief(gone) == "int32[3]"
+
+
+def cells(thing):
+    """Returns the rows of its table."""
+    rows = re.findall(r"<tr>(.*?)</tr>", thing._repr_html_())
+    return [re.findall(r">([^<>]*)</t[dh]>", row) for row in rows]
+
+
+def test_configurations_environments_spaces_and_states_show_themselves():
+    config = small_config()
+    assert ["total_env_steps", "768"] in cells(config)
+    assert ["policies.agent.network.hidden_sizes", "(8,)"] in cells(config)
+    assert not any("optimizer" in name or "max_grad_norm" in name for name, _ in cells(config))
+    assert ["network.hidden_sizes", "(8,)"] in cells(config.policies["agent"])
+    shown = cells(wdjax.make("tag_gridworld", num_taggers=3)[0])
+    assert ["num_taggers", "3", "static"] in shown
+    assert ["tagger", "3 agents", "group"] in shown
+    assert ["action tagger", "Discrete[3] int32, choices: 5", "space"] in shown
+    assert ["episode_length", "100", "default param"] in shown
+    assert cells(wdjax.Dict({"a": wdjax.Discrete(3), "b": wdjax.Dict({"c": wdjax.Box(-1, 1, (2,))})})) == [
+        ["a", "Discrete[] int32, choices: 3"], ["b.c", "Box[2] float32 from -1 to 1"]
+    ]  # fmt: skip
+    assert cells(wdjax.MultiDiscrete((3, 4)).batch(5)) == [["", "MultiDiscrete[5, 2] int32, choices: 3, 4"]]
+    state = jax.eval_shape(make_learner(config).init, jax.random.key(0))
+    assert ["obs of agent", "float32[8, 1, 4]"] in cells(state)
+    assert ["updates done", "int32[]"] in cells(state)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not all(map(importlib.util.find_spec, ("ipykernel", "nbclient"))), reason="ipykernel and nbclient are not installed"
+)
+def test_cells_of_a_real_notebook(tmp_path):
+    import nbformat
+    from nbclient import NotebookClient
+
+    sources = [CELL, "trainer.train()", CELL, "config"]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
+    client = NotebookClient(notebook, timeout=500, allow_errors=True, resources={"metadata": {"path": str(tmp_path)}})
+    client.execute()
+    first, again, twice, config = (cell.outputs for cell in notebook.cells)
+    html = [out.data.get("text/html", "") for out in first if "data" in out]
+    assert sum("<progress" in text for text in html) == 1
+    assert "ipywidgets" not in str(notebook)
+    [bar] = [text for text in html if "<progress" in text]
+    assert 'value="4" max="4"' in bar
+    assert "<svg" in bar
+    assert "512 of 512 env steps" in html[-1]
+    assert "it goes on with a higher total_env_steps" in " ".join(str(again).split())
+    assert "holds a run already: resume it (--resume, in Python resume=True)" in twice[-1].evalue
+    assert "total_env_steps" in config[-1].data["text/html"]
