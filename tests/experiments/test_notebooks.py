@@ -40,8 +40,8 @@ def test_links_lead_somewhere(text):
 @pytest.mark.slow
 @by_name
 def test_a_notebook_runs(text, tmp_path):
-    """In a fresh kernel of this Python, on one CPU device, in a folder of its own; an error of a cell is raised. Most of
-    the time goes into compiling, so little is optimized."""
+    """In a fresh kernel of this Python, on one CPU device, in a folder of its own; an error of a cell is raised. Most
+    of the time goes into compiling, so little is optimized."""
     nbclient = pytest.importorskip("nbclient", reason="needs nbclient: pip install -e '.[notebooks]'")
     pytest.importorskip("ipykernel", reason="needs ipykernel: pip install -e '.[notebooks]'")
     notebook = jupytext.read(text)
