@@ -1,0 +1,53 @@
+"""The notebooks: each is text and .ipynb that agree, without outputs, and runs to its end."""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+jupytext = pytest.importorskip("jupytext", reason="needs jupytext: pip install -e '.[notebooks]'")
+nbformat = pytest.importorskip("nbformat", reason="needs nbformat: pip install -e '.[notebooks]'")
+
+FOLDER = Path(__file__).parents[2] / "experiments" / "notebooks"
+TEXTS = sorted(FOLDER.glob("*.md"))
+by_name = pytest.mark.parametrize("text", TEXTS, ids=lambda path: path.stem)
+
+
+def test_every_notebook_is_a_pair():
+    assert TEXTS
+    assert [path.with_suffix(".ipynb") for path in TEXTS] == sorted(FOLDER.glob("*.ipynb"))
+
+
+@by_name
+def test_a_pair_agrees_and_holds_no_outputs(text):
+    notebook = nbformat.read(text.with_suffix(".ipynb"), as_version=4)
+    jupytext.compare.compare_notebooks(jupytext.read(text), notebook, fmt="md:myst")  # else: jupytext --sync *.md
+    nbformat.validate(notebook)
+    for cell in notebook.cells:
+        assert not cell.get("outputs")
+        assert cell.get("execution_count") is None
+
+
+@by_name
+def test_links_lead_somewhere(text):
+    links = re.findall(r"\]\(([^)#]+)\)", text.read_text(encoding="utf8"))
+    local = [link for link in links if "://" not in link]
+    assert local  # each ends with what to read next
+    assert not [link for link in local if not (FOLDER / link).exists()]
+
+
+@pytest.mark.slow
+@by_name
+def test_a_notebook_runs(text, tmp_path):
+    """In a fresh kernel of this Python, on one CPU device, in a folder of its own; an error of a cell is raised. Most
+    of the time goes into compiling, so little is optimized."""
+    nbclient = pytest.importorskip("nbclient", reason="needs nbclient: pip install -e '.[notebooks]'")
+    pytest.importorskip("ipykernel", reason="needs ipykernel: pip install -e '.[notebooks]'")
+    notebook = jupytext.read(text)
+    paths = os.pathsep.join([str(FOLDER.parents[1] / "src"), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": paths, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    environment.pop("XLA_FLAGS", None)  # the eight devices of these tests
+    client = nbclient.NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(tmp_path)}})
+    client.execute(env=environment)
+    assert all(cell.execution_count for cell in notebook.cells if cell.cell_type == "code")
