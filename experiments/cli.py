@@ -31,7 +31,7 @@ usage: wdjax COMMAND ...
   wdjax list                                                          environments, presets, and what these cost
   wdjax completion                                                    a script for bash and zsh
 
-  wdjax train tag_small                 a first run, a minute on 2 CPU cores; then
+  wdjax train tag_small                 a first run, 2 minutes on 2 CPU cores; then
   wdjax eval runs/tag_small             against random play
 
 wdjax --version; wdjax COMMAND --help tells more; wdjax train PRESET --help names the topics of its fields.
