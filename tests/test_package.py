@@ -164,7 +164,7 @@ def built(tmp_path_factory):
     sources, folder = tmp_path_factory.mktemp("sources"), tmp_path_factory.mktemp("dist")
     for name in ("wdjax", "src", *FOLDERS):
         shutil.copytree(ROOT / name, sources / name, symlinks=True)
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, sources)
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, sources]
     result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)

@@ -21,7 +21,8 @@ COLORS = {"tagger": "#C843C3", "runner": "#245EB6"}  # as in the animation; othe
 
 
 def save_curves(run: str | Path, title: str = "") -> Path | None:
-    """Draws curves.png of a run from its metrics.jsonl. Returns its path; None where there is no line."""
+    """Draws curves.png of a run from its metrics.jsonl, under a title (default: the folder's name). Returns its path;
+    None where there is no line."""
     run = Path(run)
     file = run / "metrics.jsonl"
     rows = read_metrics(file) if file.exists() else []

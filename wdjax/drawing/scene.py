@@ -129,7 +129,7 @@ class Lines:
     color: str = "ink"
     width: float = 1.5  # px
     dashed: bool = False
-    opacity: float = 1.0
+    opacity: float = 1.0  # from 0, not to be seen, to 1
     window: Any = None  # [T, 2] int: the vertices first, ..., last - 1 are shown; None: all
     label: str = ""
 
@@ -157,7 +157,7 @@ class Text:
     color: str = "text"
     size: float = 11.0  # px
     align: str = "center"
-    bold: bool = False
+    bold: bool = False  # whether the letters are
 
     def __post_init__(self):
         require_known("color", self.color, COLORS)
@@ -205,7 +205,7 @@ class Series:
 
     values: Any  # [T]; NaN: a gap
     color: str = "blue"
-    label: str = ""
+    label: str = ""  # in the plot's legend; "": it is left out
     low: Any = None  # [T], of a band about it
     high: Any = None  # [T]
 
@@ -225,8 +225,8 @@ class Series:
 class Plot:
     """Curves over time, of which a picture shows how far they have come."""
 
-    title: str
-    series: Sequence[Series]
+    title: str  # over the plot, with the unit
+    series: Sequence[Series]  # at least one curve, the lowest first
     x: Any = None  # [T], what time is called here (years, say); None: the scene's time
     ylim: tuple[float, float] | None = None  # None: what the values need
 
@@ -254,9 +254,9 @@ class Scene:
     time: Any = None  # [T] int, steps since the reset; None: 0, 1, ...
     axes: bool = True  # whether a frame with numbers stands around the ground
     equal: bool = True  # whether a unit is as long upwards as sideways
-    xlabel: str = ""
-    ylabel: str = ""
-    plots: Sequence[Plot] = ()
+    xlabel: str = ""  # of the ground's axes, with the unit
+    ylabel: str = ""  # likewise
+    plots: Sequence[Plot] = ()  # beside the ground, or alone
     trail: int | None = None  # frames that a trail is long; None: the environment's `trail`
     obs: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # group -> [T, n, D], what agents see
 
@@ -318,7 +318,8 @@ def starts(time: Any) -> np.ndarray:
 
 
 def so_far(time: Any) -> np.ndarray:
-    """Returns the `Lines.window` of a path with a vertex a frame, [T, 2]: from the reset up to now."""
+    """Returns the `Lines.window` of a path with a vertex a frame, [T, 2]: from the reset up to now. `time`: [T], steps
+    since the reset."""
     return np.stack([starts(time), np.arange(len(time)) + 1], axis=1)
 
 
