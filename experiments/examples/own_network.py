@@ -28,14 +28,15 @@ class Nearby(nnx.Module):
 
     needs_raw = True  # who is absent is told by zeros
 
-    def __init__(self, observation_space, width=64, *, rngs):
-        others, _, own = split_observation(jnp.zeros(observation_space.shape))
+    def __init__(self, observation_space, width=64, num_own=1, *, rngs):
+        self.num_own = num_own  # columns that are one's own, as `env.num_own` says
+        others, _, own = split_observation(jnp.zeros(observation_space.shape), num_own)
         self.layer = nnx.Linear(others.shape[-1], width, rngs=rngs)
         self.log_reach = nnx.Param(jnp.zeros(width))  # each feature has a reach of its own
         self.num_features = width + own.shape[-1]
 
     def __call__(self, obs):
-        others, present, own = split_observation(obs)  # [..., k, 7], [..., k], [..., 1]
+        others, present, own = split_observation(obs, self.num_own)  # [..., k, 7], [..., k], [..., num_own]
         distance = jnp.linalg.norm(others[..., :2] + 1e-6, axis=-1, keepdims=True)
         scale = jnp.exp(-self.log_reach[...]).reshape((1,) * (distance.ndim - 1) + (-1,))
         weight = jnp.where(present[..., None], jnp.exp(-distance * scale), 0.0)
@@ -47,9 +48,10 @@ register_encoder("nearby", Nearby)
 
 
 def game(encoder: str) -> TrainConfig:
-    """Returns a run of taggers with this encoder against runners that never learn."""
+    """Returns a run of taggers with this encoder against runners that never learn; they see what WarpDrive's shows."""
     changes = {
-        "num_envs": 32, "total_env_steps": ENV_STEPS, "policies.tagger.learning_rate": 3e-3,
+        "env_params.egocentric": False, "env_params.observe_own_motion": False, "num_envs": 32,
+        "total_env_steps": ENV_STEPS, "policies.tagger.learning_rate": 3e-3,
         "policies.tagger.network.encoder": encoder, "policies.runner.trainable": False,
     }  # fmt: skip
     return load_config("tag_small", **changes)
