@@ -28,7 +28,7 @@ def diff(arguments: list[str]) -> None:
         names = differing([first, second])
         table = Table(title, *(Column(Text(name)) for name in arguments))
         for name in names:
-            table.add_row(Text(name), *(Text(words_of(own.get(name))) for own in (first, second)))
+            table.add_row(Text(name), *(Text(_words(own.get(name))) for own in (first, second)))
         if names:
             console.print(table)
         elif title == "configuration":
@@ -63,6 +63,6 @@ def last_metrics(run: str) -> dict[str, Any]:
     return {name: last[name] for name in shown}
 
 
-def words_of(value: Any) -> str:
+def _words(value: Any) -> str:
     """Returns a value as a cell of a table."""
     return "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)

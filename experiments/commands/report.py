@@ -1,6 +1,7 @@
 """wdjax report: one page for one run or several."""
 
 import dataclasses
+import functools
 import html
 import statistics as stats
 import tempfile
@@ -68,10 +69,11 @@ def report(arguments: list[str]) -> None:
         of_curves({group: [rows[i] for i in places] for group, places in groups.items()}),
         of_speed(names, rows),
     ]
+    load = functools.cache(functools.partial(load_named, trust=parsed.trust))
     firsts = [places[0] for places in groups.values()]
     if parsed.episodes:
-        sections.append(of_matrix(parsed, [(names[i], parsed.runs[i], fields[i]["env"]) for i in firsts]))
-    sections += [of_player(parsed, names[i], parsed.runs[i]) for i in range(min(parsed.players, len(names)))]
+        sections.append(of_matrix(parsed, load, [(names[i], parsed.runs[i], fields[i]["env"]) for i in firsts]))
+    sections += [of_player(parsed, load, names[i], parsed.runs[i]) for i in range(min(parsed.players, len(names)))]
     sections.append(of_machine(names, fields))
     games = ", ".join(dict.fromkeys(own["env"] for own in fields))
     shown = " ".join(["wdjax report", *arguments])
@@ -166,12 +168,12 @@ def of_speed(names: Sequence[str], rows: Sequence[Sequence[Row]]) -> Section:
     return Section("Throughput", html_table(table, ["run", *columns]), "Of chunks, while the device trained")
 
 
-def of_matrix(parsed: ReportArguments, firsts: Sequence[tuple[str, str, str]]) -> Section:
+def of_matrix(parsed: ReportArguments, load: Callable, firsts: Sequence[tuple[str, str, str]]) -> Section:
     """Who beats whom: the first run of each configuration (name, run, game), and the opponents."""
     title = "Cross-play"
     if len({game for _, _, game in firsts}) > 1:
         return Section(title, "", "None: the runs play different games")
-    first, *others = [Player(name, *load_named(run, trust=parsed.trust)) for name, run, _ in firsts]
+    first, *others = [Player(name, *load(run)) for name, run, _ in firsts]
     cells = cross_play(first.learner, first.state, jax.random.key(parsed.seed), parsed.episodes, name=first.name,
                        opponents=(*others, *parsed.opponents))  # fmt: skip
     rows = {cell: statistics(episodes, first.learner.env.info_ratios) for cell, episodes in cells.items()}
@@ -182,9 +184,9 @@ def of_matrix(parsed: ReportArguments, firsts: Sequence[tuple[str, str, str]]) -
     return Section(title, mind + "".join(map(of_terminal, matrix_tables(roles, rows))), words + which)
 
 
-def of_player(parsed: ReportArguments, name: str, run: str) -> Section:
+def of_player(parsed: ReportArguments, load: Callable, name: str, run: str) -> Section:
     """One episode of a run, to play."""
-    learner, state = load_named(run, trust=parsed.trust)
+    learner, state = load(run)
     try:
         with tempfile.TemporaryDirectory() as folder:
             file = save_episode(learner, state, Path(folder) / "episode.html", parsed.seed, fps=parsed.fps)

@@ -63,8 +63,8 @@ def sweep_temperatures(num_updates: int = 60) -> tuple[jax.Array, jax.Array]:
 
 
 def beside_ppo(num_updates: int = 40) -> dict[str, jax.Array]:
-    """Trains taggers by AWR against runners that learn by PPO, in one program; they see what WarpDrive's game shows.
-    Returns the metrics [num_updates]."""
+    """Trains taggers by AWR against runners that learn by PPO, in one program, as WarpDrive shows the game. Returns the
+    metrics [num_updates]."""
     changes = {"policies.tagger.algorithm": "AWR", "policies.tagger.options": {"temperature": 0.5}, "num_envs": 32}
     shown = {"env_params.egocentric": False, "env_params.observe_own_motion": False}
     learner = make_learner(load_config("tag_small", **changes, **shown))

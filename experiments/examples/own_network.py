@@ -48,7 +48,7 @@ register_encoder("nearby", Nearby)
 
 
 def game(encoder: str) -> TrainConfig:
-    """Returns a run of taggers with this encoder against runners that never learn; they see what WarpDrive's shows."""
+    """Returns a run of taggers with this encoder against runners that never learn, as WarpDrive shows the game."""
     changes = {
         "env_params.egocentric": False, "env_params.observe_own_motion": False, "num_envs": 32,
         "total_env_steps": ENV_STEPS, "policies.tagger.learning_rate": 3e-3,

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 EXPLAINED = "explained variance of the value [1: all]"
 
-COLORS = {"tagger": "#C843C3", "runner": "#245EB6"}  # as in the animation; other policies take matplotlib's own
+# As in the animation; other policies take matplotlib's own.
+COLORS = {"tagger": PALETTE["magenta"][0], "runner": PALETTE["blue"][0]}
 
 
 def save_curves(run: str | Path, title: str = "") -> Path | None:
