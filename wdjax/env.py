@@ -39,6 +39,9 @@ class Env(abc.ABC):
     # whether `step` is `advance` and then `observe`, and a batch may call these; of a subclass that overrides `step` or
     # `reset` it does not hold any more, unless that says it again
     observes_late: ClassVar[bool] = False
+    # static fields that change what agents are shown and nothing else: who learned with other values plays on its own
+    # observations in the same game
+    shown_by: ClassVar[frozenset[str]] = frozenset()
     reward_threshold: ClassVar[float | None] = None  # the mean return from which the game counts as solved
     frames_per_second: ClassVar[int] = 30  # of its own time, for who shows it
     trail: ClassVar[int] = 10  # earlier states that show in a frame, unless more or fewer are asked for

@@ -83,6 +83,9 @@ class TagContinuous(Env):
     can_truncate: ClassVar[bool] = False
     cheap_reset: ClassVar[bool] = True
     observes_late: ClassVar[bool] = True
+    shown_by: ClassVar[frozenset[str]] = frozenset(
+        {"use_full_observation", "num_other_agents_observed", "observe_own_motion", "egocentric"}
+    )
     info_ratios: ClassVar[dict[str, tuple[str, str]]] = {"time_to_tag": ("tag_steps", "tags")}
     scripts: ClassVar[dict[str, tuple[str, Callable]]] = {
         "chase_nearest": ("tagger", chase_in_plane), "flee_nearest": ("runner", flee_in_plane)

@@ -52,6 +52,7 @@ class TagGridworld(Env):
     can_truncate: ClassVar[bool] = False
     cheap_reset: ClassVar[bool] = True
     observes_late: ClassVar[bool] = True
+    shown_by: ClassVar[frozenset[str]] = frozenset({"use_full_observation"})
     info_ratios: ClassVar[dict[str, tuple[str, str]]] = {"time_to_tag": ("tag_steps", "tags")}
     scripts: ClassVar[dict[str, tuple[str, Callable]]] = {
         "chase_nearest": ("tagger", chase_on_grid), "flee_nearest": ("runner", flee_on_grid)

@@ -249,7 +249,7 @@ def play_episodes(
         (returns of every agent by group [E, n_group], lengths [E], sums of the environment's info [E], finished [E]).
     """
     reset_key, step_key = jax.random.split(key)
-    starts = jax.vmap(game.env.reset, (0, None))(jax.random.split(reset_key, num_episodes), game.env_params)
+    starts = game.reset(jax.random.split(reset_key, num_episodes))
 
     add_where = lambda rows, total, new: total + jnp.where(rows, new, 0)  # noqa: E731
 

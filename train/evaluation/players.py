@@ -39,7 +39,8 @@ class Player:
     name: str
     """what tables call it"""
     learner: Learner | None = None
-    """of the run that learned; its environment must be the same, its networks and algorithms need not"""
+    """of the run that learned; its environment must be the same but for what it shows (`Env.shown_by`), its networks
+    and algorithms need not"""
     state: TrainState | None = None
     """what it learned"""
     script: Script | None = None
@@ -102,6 +103,22 @@ class Game:
     which: list[Any]  # by role, () int32: who of its cast acts; nobody else costs anything
     learned: list[tuple]  # by role, what each of its cast has learned
     env_params: Any
+
+    @property
+    def views(self) -> tuple[Env, ...]:
+        """The game's environment, and those that are it but for what they show: whose observations somebody reads."""
+        own = [actor.env for cast in self.casts for actor in cast if actor.env is not None]
+        return tuple(dict.fromkeys([self.env, *own]))
+
+    def reset(self, keys: jax.Array) -> tuple[tuple, Any]:
+        """Returns (obs of each view, states of the environment) of new episodes, keys [N]."""
+        starts = [jax.vmap(view.reset, (0, None))(keys, self.env_params) for view in self.views]
+        return tuple(obs for obs, _ in starts), starts[0][1]
+
+    def shown_to(self, actor: Actor, obs: tuple) -> Any:
+        """Returns what an actor sees, as it was trained (it may see its type), [N, n, ...]; obs: of each view."""
+        view = actor.env or self.env
+        return gather_observation(actor.policy.assignment, to_groups(view, obs[self.views.index(view)]))
 
     def init_carries(self, num_envs: int) -> list[tuple]:
         """Returns what the actors of each role carry into the first step of an episode; None where nothing is."""
@@ -179,12 +196,16 @@ def seat(setup: Setup, player: Player, role: Role) -> Candidate:
         agents = ", ".join(f"{part.group}[{part.start}:{part.stop}]" for part in role.assignment.segments)
         names = ", ".join(theirs.policies)
         raise ValueError(f"player {player.name!r}: none of its policies ({names}) plays all of {agents}")
-    return seat_policy(player, theirs.policies[name], learned_part(player.state.policies[name]), role)
+    view = None if theirs.env == setup.env else theirs.env
+    return seat_policy(player, theirs.policies[name], learned_part(player.state.policies[name]), role, view)
 
 
-def seat_policy(player: Player, policy: Policy, learned: PolicyState, role: Role) -> Candidate:
-    """Returns a player ready for a role who plays what a policy has learned; raises ValueError for other spaces."""
-    spaces = [(a.bare_space, a.action_space) for a in (policy.assignment, role.assignment)]
+def seat_policy(
+    player: Player, policy: Policy, learned: PolicyState, role: Role, view: Env | None = None
+) -> Candidate:
+    """Returns a player ready for a role who plays what a policy has learned, on what a view of the game shows, or the
+    game itself; raises ValueError for other spaces."""
+    spaces = [(a.bare_space, a.action_space)[view is not None :] for a in (policy.assignment, role.assignment)]
     require(spaces[0] == spaces[1], f"player {player.name!r}: spaces of {policy.name}", spaces[0], f"{spaces[1]}")
     known = {agent for part in policy.assignment.types for agent in part.agents} or set(role.assignment.agents)
     group, number = next((agent for agent in role.assignment.agents if agent not in known), (None, None))
@@ -192,14 +213,17 @@ def seat_policy(player: Player, policy: Policy, learned: PolicyState, role: Role
         words = f"{policy.name} shows agents their type (agent_type_feature), and has none for {group}[{number}]"
         raise ValueError(f"player {player.name!r}: {words}")
     assignment = dataclasses.replace(policy.assignment, segments=role.assignment.segments)
-    return Candidate(player, Actor(dataclasses.replace(policy, assignment=assignment), "learned"), learned)
+    return Candidate(player, Actor(dataclasses.replace(policy, assignment=assignment), "learned", env=view), learned)
 
 
 def require_same_game(setup: Setup, other: Setup, name: str) -> None:
-    """Raises ValueError, naming what differs, where another run's environment has other static fields."""
+    """Raises ValueError, naming what differs, where another run's environment has other rules: a static field that
+    changes more than what is shown."""
     expected, found = setup.config.env, other.config.env
     require(found == expected, f"player {name!r}: env", found, f"{expected!r}, as that of the run it plays with")
     for field in static_names(setup.env):
+        if field in setup.env.shown_by:
+            continue
         expected, found = getattr(setup.env, field), getattr(other.env, field)
         require(found == expected, f"player {name!r}: {field}", found, f"{expected!r}, as in the run it plays with")
 
@@ -225,7 +249,8 @@ def play_step(game: Game, carry: tuple, action_key: jax.Array, env_keys: jax.Arr
     """One step of all replicas.
 
     Args:
-        carry: (obs and states [N, ...], in the environment's own form; by role, what each of its cast carries).
+        carry: (obs of each view and states [N, ...], in the environment's own form; by role, what each of its cast
+            carries).
         env_keys: [N].
 
     Returns:
@@ -233,26 +258,27 @@ def play_step(game: Game, carry: tuple, action_key: jax.Array, env_keys: jax.Arr
     """
     obs, env_states, carries = carry
     keys = jax.random.split(action_key, (len(game.casts), 2))
-    by_group, situation = to_groups(game.env, obs), (env_states, game.env_params)
+    situation = env_states, game.env_params
     actions, carries_after = {}, []
     for i, cast in enumerate(game.casts):
-        shared = (game.learned[i], by_group, keys[i], situation)
-        branches = [functools.partial(_act, game.env, cast, k, greedy) for k in range(len(cast))]
+        shared = (game.learned[i], obs, keys[i], situation)
+        branches = [functools.partial(_act, game, cast, k, greedy) for k in range(len(cast))]
         actions[i], carry = jax.lax.switch(game.which[i], branches, carries[i], shared)
         carries_after.append(carry)
     assignments = {i: cast[0].policy.assignment for i, cast in enumerate(game.casts)}
     action = from_groups(game.env, scatter(assignments, actions))
-    step = jax.vmap(game.env.step, (0, 0, 0, None))
-    obs, env_states, *outcome = step(env_keys, env_states, action, game.env_params)
+    step = lambda view: jax.vmap(view.step, (0, 0, 0, None))(env_keys, env_states, action, game.env_params)  # noqa: E731
+    played = [step(view) for view in game.views]
+    _, env_states, *outcome = played[0]  # all have the same, which XLA computes once
     over = all_agents(jax.tree.map(jnp.logical_or, outcome[1], outcome[2]))
-    return (obs, env_states, carries_after), action, outcome, over
+    return (tuple(obs for obs, *_ in played), env_states, carries_after), action, outcome, over
 
 
 def _act(
-    env: Env, cast: tuple[Actor, ...], k: int, greedy: bool, carry: tuple, shared: tuple
+    game: Game, cast: tuple[Actor, ...], k: int, greedy: bool, carry: tuple, shared: tuple
 ) -> tuple[jax.Array, tuple]:
     """Actor k of a cast acts; what the others carry stays as it is."""
-    learned, by_group, keys, situation = shared
-    seen = gather_observation(cast[k].policy.assignment, by_group)  # each actor as it was trained: one may see its type
-    action, after = cast[k].choose(env, learned[k], carry[k], seen, keys, situation, greedy)
+    learned, obs, keys, situation = shared
+    seen = game.shown_to(cast[k], obs)
+    action, after = cast[k].choose(game.env, learned[k], carry[k], seen, keys, situation, greedy)
     return action, (*carry[:k], after, *carry[k + 1 :])

@@ -22,7 +22,6 @@ from wdjax.train.evaluation.players import Game, Player, make_game, play_step, r
 from wdjax.train.learner.init import host_key
 from wdjax.train.learner.learner import Learner
 from wdjax.train.state.actors import Script
-from wdjax.train.state.agents import gather_observation, to_groups
 from wdjax.train.state.state import TrainState
 from wdjax.train.storage.checkpoint import by_place
 
@@ -88,20 +87,19 @@ def record_episode(
 @functools.partial(jax.jit, static_argnames=("greedy", "max_steps", "observations"))
 def _record_jit(game: Game, key: jax.Array, greedy: bool, max_steps: int, observations: bool) -> tuple:
     reset_key, step_key = jax.random.split(key)
-    obs, first = jax.tree.map(lambda leaf: leaf[None], game.env.reset(reset_key, game.env_params))
+    obs, first = game.reset(reset_key[None])
 
     def step(carry: tuple, key: jax.Array) -> tuple:
         seen, _, carries = carry
         action_key, env_key = jax.random.split(key)
-        described, by_group = [], to_groups(game.env, seen)
+        described = []
         for [actor], [learned], [carried] in zip(game.casts, game.learned, carries, strict=True):  # each role has one
-            shown = gather_observation(actor.policy.assignment, by_group)
             describe = actor.policy.algorithm.describe if actor.kind == "learned" else lambda *_: {}
-            described.append(describe(actor.policy, learned, carried, shown))
+            described.append(describe(actor.policy, learned, carried, game.shown_to(actor, seen)))
         row = {"choice": described}
         carry, row["action"], outcome, over = play_step(game, carry, action_key, env_key[None], greedy)
         row |= zip(("reward", "terminated", "truncated"), outcome, strict=False)
-        row["obs"] = seen if observations else None
+        row["obs"] = seen[0] if observations else None
         return carry, (carry[1], over[0], row)
 
     _, rows = jax.lax.scan(step, (obs, first, game.init_carries(1)), jax.random.split(step_key, max_steps))

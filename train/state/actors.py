@@ -29,6 +29,8 @@ class Actor:
     policy: Policy  # its assignment is the role's; of random play and scripts: the policy whose place they take
     kind: str  # "learned", "random", "script" or "network"
     script: Script | Network | None = None
+    env: Env | None = None
+    """whose observations it was trained on, where they are not those of the game that it plays"""
 
     @property
     def identity(self) -> tuple:
@@ -37,7 +39,7 @@ class Actor:
         layout = getattr(layout, "__func__", layout)  # whichever environment of its class the game's layout is bound to
         network = (policy.encoder, layout, read_part(policy.config))
         algorithm = (type(policy.algorithm), static_part(policy.config.options))
-        return self.kind, self.script, policy.assignment, network, algorithm
+        return self.kind, self.script, self.env, policy.assignment, network, algorithm
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Actor) and self.identity == other.identity

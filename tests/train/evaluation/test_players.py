@@ -256,7 +256,6 @@ def test_an_encoder_registered_anew_is_another_program(monkeypatch):
 
 
 def test_other_games_are_refused_in_words(run):
-    partial = grid_learner(use_full_observation=False)
     signal = make_learner(tiny_config("probe_signal", {"agent": tiny_policy("A2C")}))
     more = grid_learner(num_taggers=3)
     split = make_learner(tiny_config("tag_gridworld", {
@@ -264,13 +263,31 @@ def test_other_games_are_refused_in_words(run):
     }, env_params=GRID))  # fmt: skip
     shapes = jax.eval_shape(run[0].init, KEY)  # refused before anybody looks at a number
     for other, words in (
-        (partial, "'o': use_full_observation = False: must be True"),
         (signal, "env = 'probe_signal': must be 'tag_gridworld'"),
         (more, "num_taggers = 3: must be 2"),
         (split, r"none of its policies \(a, b\) plays all of tagger\[0:2\]"),
     ):
         with pytest.raises(ValueError, match=words):
             cross_play(*run, KEY, 4, opponents=[Player("o", other, shapes)])
+
+
+@pytest.mark.parametrize("name, shown", [
+    ("tag_gridworld", {"use_full_observation": False}),
+    pytest.param("tag_continuous", {"egocentric": True, "num_other_agents_observed": 3}, marks=pytest.mark.slow),
+])
+def test_who_sees_the_game_otherwise_plays_on_what_it_was_trained_on(name, shown):
+    """Each combination of two runs ends alike, bit for bit, whichever of their games it is played in."""
+    policies = {"tagger": tiny_policy("A2C"), "runner": tiny_policy("A2C")}
+    rules = GRID if name == "tag_gridworld" else {"num_taggers": 2, "num_runners": 3, "use_full_observation": False}
+    learners = [make_learner(tiny_config(name, policies, env_params={**rules, **own})) for own in ({}, shown)]
+    plain, other = [(learner, learner.init(jax.random.key(i))) for i, learner in enumerate(learners)]
+    cells = cross_play(*plain, KEY, 8, opponents=[Player("other", *other)], name="plain")
+    again = cross_play(*other, KEY, 8, opponents=[Player("plain", *plain)], name="other")
+    assert len({float(episodes.agent_return["runner"].sum()) for episodes in cells.values()}) > 1
+    for cell, episodes in cells.items():
+        jax.tree.map(np.testing.assert_array_equal, vars(episodes), vars(again[cell]))
+    episode = record_episode(*plain, KEY, players={"runner": Player("other", *other)})
+    assert {role: shown["probs"].shape[1] for role, shown in episode.choice.items()} == plain[0].env.groups
 
 
 # --- networks from outside ---
