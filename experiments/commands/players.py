@@ -22,7 +22,8 @@ from wdjax.train.load import load_named
 @dataclasses.dataclass(frozen=True)
 class EvalArguments:
     runs: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
-    """the folders of one or several runs of one game; FOLDER@best, FOLDER@newest, FOLDER@120 name a checkpoint"""
+    """the folders of one or several runs of one game; FOLDER@best, FOLDER@newest, FOLDER@120 name a checkpoint;
+    reference:tag_continuous: what comes with wdjax"""
     opponents: tuple[str, ...] = ("random",)
     """who else plays, wherever a role fits: random, and the scripts of the game (in Tag chase_nearest, flee_nearest)"""
     checkpoint: str = "newest"
@@ -45,7 +46,7 @@ class EvalArguments:
 @dataclasses.dataclass(frozen=True)
 class RenderArguments:
     run: Annotated[str, tyro.conf.Positional]
-    """the folder of a run; FOLDER@best, FOLDER@120 name a checkpoint"""
+    """the folder of a run; FOLDER@best, FOLDER@120 name a checkpoint; reference:tag_continuous comes with wdjax"""
     output: Path | None = None
     """the file: .gif, .html (a player, in one file), .svg, .mp4 (where ffmpeg is) or .png (the last state); default:
     episode.gif in the folder, where no --npz is asked for"""
@@ -65,7 +66,7 @@ class RenderArguments:
 @dataclasses.dataclass(frozen=True)
 class ExportArguments:
     run: Annotated[str, tyro.conf.Positional]
-    """the folder of a run; FOLDER@best, FOLDER@120 name a checkpoint"""
+    """the folder of a run; FOLDER@best, FOLDER@120 name a checkpoint; reference:tag_continuous comes with wdjax"""
     policies: tuple[str, ...] = ()
     """which of them (default: all)"""
     output: Path | None = None
@@ -73,6 +74,11 @@ class ExportArguments:
     best: bool = False
     """the best checkpoint (else the newest)"""
     trust: Modules = ()
+
+
+def _folder(run: str) -> Path:
+    """Returns where files of a run go that are given no path; of a "reference:ROW", reference/ROW."""
+    return Path(*run.split(":")) if run.startswith("reference:") else split_checkpoint(run)[0]
 
 
 def evaluate(arguments: list[str]) -> None:
@@ -112,7 +118,7 @@ def render(arguments: list[str]) -> None:
     if parsed.npz is not None and parsed.npz.suffix != ".npz":
         raise ValueError(f"--npz {parsed.npz}: must end in .npz")
     player = Player(parsed.run, *load_named(parsed.run, "best" if parsed.best else "newest", parsed.trust))
-    default = None if parsed.npz else split_checkpoint(parsed.run)[0] / "episode.gif"
+    default = None if parsed.npz else _folder(parsed.run) / "episode.gif"
     for file in filter(None, (parsed.npz, parsed.output or default)):
         written = save_episode(player.learner, player.state, file, parsed.seed, parsed.greedy, parsed.fps)
         print(f"Wrote {written}")
@@ -125,5 +131,5 @@ def export(arguments: list[str]) -> None:
     learner, state = load_named(parsed.run, "best" if parsed.best else "newest", parsed.trust)
     policies = [trained_policy(learner, state, name) for name in parsed.policies or learner.config.policies]
     for policy in policies:
-        written = export_policy(policy, parsed.output or split_checkpoint(parsed.run)[0] / "export")
+        written = export_policy(policy, parsed.output or _folder(parsed.run) / "export")
         print(f"Wrote {', '.join(map(str, written))}")

@@ -5,7 +5,8 @@
     python -m wdjax.experiments.reference --redraw              # the pictures and README.md, from what is stored
 
 The exit status is 1 where a number misses its target or lies outside of its stored band. Of a row is stored: its preset
-as it was, seeds, env steps, times, machine, every number of every seed, its band, and the curves of the training.
+as it was, seeds, env steps, times, machine, every number of every seed, its band, the curves of the training, and what
+its first seed has learned (`wdjax eval reference:ROW`).
 """
 
 import argparse
@@ -30,7 +31,8 @@ from wdjax.train.config.reading import read_yaml
 from wdjax.train.host.chunks import play
 from wdjax.train.host.plots import COLORS
 from wdjax.train.learner.learner import Learner
-from wdjax.train.load import preset_path
+from wdjax.train.load import preset_path, save_learned
+from wdjax.train.state.state import TrainState
 from wdjax.train.storage.folder import flat
 
 FOLDER = Path(__file__).parent
@@ -80,7 +82,7 @@ def main(arguments: list[str] | None = None) -> None:
 def rerun(name: str, parsed: argparse.Namespace) -> list[str]:
     """Measures a row, prints its numbers and stores them if asked. Returns what is wrong with them, in sentences."""
     row, stored = ROWS[name], read_result(name, parsed.folder)
-    result = measure(row)
+    result, first = measure(row)
     problems = misses(name, row, result)
     if not parsed.update:
         problems += leaves_band(name, result, stored)
@@ -90,11 +92,13 @@ def rerun(name: str, parsed: argparse.Namespace) -> list[str]:
         path.parent.mkdir(parents=True, exist_ok=True)
         head = f"# Measured by: python -m wdjax.experiments.reference {name} --update\n"
         path.write_text(head + yaml.safe_dump(result, sort_keys=False, width=120, default_flow_style=None), "utf8")
+        save_learned(parsed.folder / "policies" / f"{name}.npz", first)
     return problems
 
 
-def measure(row: Row) -> dict[str, Any]:
-    """Trains the seeds of a row, side by side in one program, and measures each. Returns what is stored of it."""
+def measure(row: Row) -> tuple[dict[str, Any], TrainState]:
+    """Trains the seeds of a row, side by side in one program, and measures each. Returns (what is stored of it, the
+    state of its first seed)."""
     learner = make_learner(load_config(row.preset, devices=1))  # the seeds are spread, not the replicas of each
     num_updates, devices = learner.config.num_updates, most_devices(row.seeds)
     keys = jax.vmap(jax.random.key)(jnp.arange(row.seeds))
@@ -102,11 +106,12 @@ def measure(row: Row) -> dict[str, Any]:
     program, compile_seconds = compile_population(learner.setup, states, num_updates, devices)
     played = play(program, states, num_updates)
     curves = [{name: values[i] for name, values in played.metrics.items()} for i in range(row.seeds)]
-    measured = []
+    measured, trained = [], []
     for i, (own, key) in enumerate(zip(curves, keys, strict=True)):
         state = jax.device_put(jax.tree.map(lambda leaf, i=i: leaf[i], played.state), jax.devices()[0])
+        trained.append(state)
         measured.append(row.measure(learner, state, own, jax.random.fold_in(key, EVALUATION)))
-    return {
+    result = {
         "preset": row.preset,
         "config": what_is_learned(row.preset),
         "seeds": row.seeds,
@@ -118,6 +123,7 @@ def measure(row: Row) -> dict[str, Any]:
         "numbers": {name: summarize([one[name] for one in measured]) for name in row.targets},
         "curve": curve(learner, curves),
     }
+    return result, trained[0]
 
 
 def what_is_learned(preset: str) -> dict[str, Any]:

@@ -271,10 +271,10 @@ def test_other_games_are_refused_in_words(run):
             cross_play(*run, KEY, 4, opponents=[Player("o", other, shapes)])
 
 
-@pytest.mark.parametrize("name, shown", [
+@pytest.mark.parametrize(("name", "shown"), [
     ("tag_gridworld", {"use_full_observation": False}),
     pytest.param("tag_continuous", {"egocentric": True, "num_other_agents_observed": 3}, marks=pytest.mark.slow),
-])
+])  # fmt: skip
 def test_who_sees_the_game_otherwise_plays_on_what_it_was_trained_on(name, shown):
     """Each combination of two runs ends alike, bit for bit, whichever of their games it is played in."""
     policies = {"tagger": tiny_policy("A2C"), "runner": tiny_policy("A2C")}
