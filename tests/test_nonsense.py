@@ -2,6 +2,7 @@
 
 import functools
 import math
+import re
 from types import SimpleNamespace
 
 import jax
@@ -16,6 +17,7 @@ from wdjax.train.state.registry import make_hypers
 from wdjax.train.state.state import TrainState
 
 AGENT = "policies.agent"
+RETURN = "agent/episode_return"
 
 
 @functools.cache
@@ -78,6 +80,20 @@ def test_a_game_has_no_more_agents_than_pairs_can_be_counted(game):
     wdjax.make(game, num_taggers=1_000)
 
 
+@pytest.mark.parametrize(("game", "field"), [
+    ("covid_economy", "num_states"), ("covid_economy", "num_subsidy_levels"), ("rice", "num_regions"),
+    ("rice", "levels"), ("tag_continuous", "num_turn_levels"), ("taxed_commons", "max_catch"),
+    ("taxed_commons", "num_harvesters"), ("taxed_commons", "num_levels"),
+])  # fmt: skip
+def test_a_game_is_not_so_large_that_it_fills_the_memory(game, field):
+    words = f"{field} = {2**31 - 1}: must be at least "
+    assert re.fullmatch(f"{words}[0-9] and at most 10000", refusal(wdjax.make, game, **{field: 2**31 - 1}))
+
+
+def test_a_key_is_no_number():
+    assert "gravity = " in refusal(wdjax.make, "cartpole", gravity=jax.random.key(0))
+
+
 @pytest.mark.parametrize(("preset", "changes", "words"), [
     ("cartpole_ppo", {"epochs": 10**12}, "epochs = 1000000000000: must be at least 1 and below 2**31"),
     ("tag_small", {}, "past_selves_every = 2147483648: must be"),
@@ -88,6 +104,11 @@ def test_a_configuration_holds_no_number_that_no_run_could_have(preset, changes,
     named = {f"{AGENT}.{name}": value for name, value in changes.items()}
     named = named or {"policies.runner.past_selves_every": 2**31}
     assert words in refusal(load_config, preset, **named)
+
+
+@pytest.mark.parametrize("goal", [math.nan, math.inf, 10**400])
+def test_a_goal_is_a_number_that_can_be_reached(goal):
+    assert "stop_at.agent/episode_return = " in refusal(load_config, "cartpole_ppo", stop_at={RETURN: goal})
 
 
 def test_a_network_has_parameters_that_can_be_counted():

@@ -2,11 +2,14 @@
 
 import dataclasses
 import difflib
+import math
 import numbers
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+
+MANY = 10_000  # agents or levels of a game: more would fill the memory before anybody knew why
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -41,11 +44,11 @@ def require_finite(params: Any) -> None:
         require(value is None or np.all(np.isfinite(value)), field.name, value, "finite")
 
 
-def require_integer(field: str, value: Any, low: int) -> None:
-    """Raises where `value` is not a whole number of at least `low` (a TypeError for the type, else a ValueError)."""
+def require_integer(field: str, value: Any, low: int, high: float = math.inf) -> None:
+    """Raises where `value` is no whole number from `low` to `high` (a TypeError for the type, else a ValueError)."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):  # an array would not be hashable
         raise TypeError(f"{field} = {value!r}: must be a whole number, not {type(value).__name__}")
-    require(value >= low, field, value, f"at least {low}")
+    require(low <= value <= high, field, value, f"at least {low}" + (f" and at most {high}" if high < math.inf else ""))
 
 
 def one_line(error: Any) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import jax
 import numpy as np
 
-from wdjax.checks import require, require_known
+from wdjax.checks import one_line, require, require_known
 from wdjax.spaces import Dict, Space, agent_axes, space_rows
 from wdjax.tables import html_table
 
@@ -269,8 +269,8 @@ def _cast(name: str, value: Any, default: Any) -> Any:
         array = value if isinstance(value, jax.Array) else np.asarray(value)
     except ValueError:  # rows of unequal lengths
         array = np.array(None)
-    if array.dtype.kind not in allowed:
-        raise TypeError(f"{name} = {value!r}: must be {words}")
+    if getattr(array.dtype, "kind", "O") not in allowed:  # a key of jax has none
+        raise TypeError(f"{name} = {one_line(repr(value))}: must be {words}")
     if several:
         require(array.shape[-1:] == (len(default),), name, value, words)
     if dtype is not np.bool_:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from wdjax.checks import require, require_bool, require_finite, require_integer
+from wdjax.checks import MANY, require, require_bool, require_finite, require_integer
 from wdjax.env import Env
 from wdjax.envs.climate import economy
 from wdjax.envs.climate.calibration import published
@@ -161,9 +161,9 @@ class Rice(Env):
     scripts: ClassVar[dict[str, tuple[str, Callable]]] = {"save": (REGION, save), "mitigate": (REGION, mitigate)}
 
     def __post_init__(self):
-        require_integer("num_regions", self.num_regions, 2)
+        require_integer("num_regions", self.num_regions, 2, MANY)
         require_bool("negotiation", self.negotiation)
-        require_integer("levels", self.levels, 2)
+        require_integer("levels", self.levels, 2, MANY)
 
     @property
     def groups(self) -> Mapping[str, int]:

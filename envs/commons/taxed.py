@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from wdjax.checks import require, require_finite, require_integer
+from wdjax.checks import MANY, require, require_finite, require_integer
 from wdjax.env import Env
 from wdjax.spaces import Box, Dict, Discrete, MultiDiscrete
 
@@ -63,9 +63,9 @@ class TaxedCommons(Env):
     }  # fmt: skip
 
     def __post_init__(self):
-        require_integer("num_harvesters", self.num_harvesters, 1)
-        require_integer("max_catch", self.max_catch, 1)
-        require_integer("num_levels", self.num_levels, 1)
+        require_integer("num_harvesters", self.num_harvesters, 1, MANY)
+        require_integer("max_catch", self.max_catch, 1, MANY)
+        require_integer("num_levels", self.num_levels, 1, MANY)
 
     @property
     def groups(self) -> Mapping[str, int]:

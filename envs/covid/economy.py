@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from wdjax.checks import require, require_finite, require_integer
+from wdjax.checks import MANY, require, require_finite, require_integer
 from wdjax.env import Env
 from wdjax.envs.covid.calibration import (
     BETA_DELAY,
@@ -92,8 +92,8 @@ class CovidEconomy(Env):
     info_ratios: ClassVar[dict[str, tuple[str, str]]] = {"unemployment": ("unemployed", "population")}
 
     def __post_init__(self):
-        require_integer("num_states", self.num_states, 1)
-        require_integer("num_subsidy_levels", self.num_subsidy_levels, 1)
+        require_integer("num_states", self.num_states, 1, MANY)
+        require_integer("num_subsidy_levels", self.num_subsidy_levels, 1, MANY)
         if not isinstance(self.calibration_file, str):
             raise TypeError(f"calibration_file = {self.calibration_file!r}: must be a path, as a string")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from wdjax.checks import require_integer
+from wdjax.checks import MANY, require_integer
 from wdjax.envs.covid.calibration import BETA_DELAY, NUM_LEVELS, START_INDEX, Calibration, make_calibration
 
 PRIMES = (2, 3, 5, 7, 11, 13, 19, 23)
@@ -32,7 +32,7 @@ def synthetic_calibration(num_states: int, seed: int = 0) -> Calibration:
     Returns:
         the calibration: the same numbers for the same arguments.
     """
-    require_integer("num_states", num_states, 1)
+    require_integer("num_states", num_states, 1, MANY)
     require_integer("seed", seed, 0)
     return make_calibration(**_make(num_states, seed))
 

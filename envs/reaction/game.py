@@ -105,7 +105,8 @@ class ReactionPath(Env):
 
     def _check_cells(self, params: Params) -> None:
         nx, ny, layers = np.shape(params.energies)[-3:]
-        lower, upper = np.asarray(params.z_lower), np.asarray(params.z_lower) + layers
+        lower = np.asarray(params.z_lower, np.int64)
+        upper = lower + layers
         require(np.all(lower >= 0), "z_lower", params.z_lower, "at least 0")
         require(np.all(params.nz >= upper), "nz", params.nz, f"at least z_lower + {layers}, the table's layers")
         words = f"{3 * self.num_atoms} cells x, y, z, 0 <= x < {nx}, 0 <= y < {ny}, {lower} <= z < {upper} (the slab)"

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from wdjax.checks import require, require_bool, require_finite, require_integer
+from wdjax.checks import MANY, require, require_bool, require_finite, require_integer
 from wdjax.env import Env
 from wdjax.envs.tag.moves import Arrays, level, require_pairs, wrap
 from wdjax.envs.tag.scripted import chase_in_plane, flee_in_plane
@@ -95,8 +95,8 @@ class TagContinuous(Env):
         require_integer("num_taggers", self.num_taggers, 1)
         require_integer("num_runners", self.num_runners, 1)
         require_pairs(self.num_agents)
-        require_integer("num_acceleration_levels", self.num_acceleration_levels, 0)
-        require_integer("num_turn_levels", self.num_turn_levels, 0)
+        require_integer("num_acceleration_levels", self.num_acceleration_levels, 0, MANY)
+        require_integer("num_turn_levels", self.num_turn_levels, 0, MANY)
         require_integer("num_other_agents_observed", self.num_other_agents_observed, 1)
         require_bool("use_full_observation", self.use_full_observation)
         require_bool("observe_own_motion", self.observe_own_motion)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import jax
+import numpy as np
 import tyro
 
 from wdjax.checks import one_line, require
@@ -26,6 +27,7 @@ from wdjax.train.learner.saved import split_checkpoint
 from wdjax.train.load import load_named
 from wdjax.train.storage.folder import CONFIG, MADE_WITH, RESUMABLE, VERSION
 
+FLOAT32_MAX = float(np.finfo(np.float32).max)
 # What does not make another configuration: the seed, the machine, and how a run was looked after.
 NOT_COMPARED = ("seed", "updates_per_chunk", VERSION, *RESUMABLE)
 
@@ -93,7 +95,16 @@ def _read(folder: Path) -> tuple[dict[str, Any], list[Row]]:
     rows = read_metrics(file) if file.is_file() else []
     if not rows:
         raise ValueError(f"{folder} holds nothing to report yet: metrics.jsonl has no line")
+    for number, row in enumerate(rows, 1):
+        _require_numbers(f"{file}, line {number}", row)
     return fields_of(str(folder)), rows
+
+
+def _require_numbers(where: str, row: Row) -> None:
+    for name, value in {"env_steps": None, **row}.items():
+        known = isinstance(value, (int, float)) and not abs(value) > FLOAT32_MAX  # NaN is one
+        unknown = value is None and name != "env_steps"
+        require(known or unknown, f"{where}: {name}", value, "a number within the range of float32")
 
 
 def _names(folders: Sequence[Path]) -> list[str]:

@@ -113,8 +113,8 @@ def _draw_curve(axes: "Axes", name: str, curve: Curve, color: str, style: str) -
     style = "o" if known.sum() == 1 else style
     faint = 1.0 if style == "-" else 0.7
     axes.plot(
-        curve.steps[known], curve.middle[known], style, label=f"{name}{seeds}".strip(), color=color, alpha=faint,
-        markersize=4,
+        curve.steps[known], curve.middle[known], style, label=f"{name}{seeds}".strip().replace("$", r"\$"), color=color,
+        alpha=faint, markersize=4,
     )  # fmt: skip
     axes.fill_between(curve.steps, curve.low, curve.high, color=color, alpha=0.2, linewidth=0)
     return not np.isnan(curve.low).all()

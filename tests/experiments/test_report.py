@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -109,6 +110,10 @@ def test_a_member_of_a_sweep_has_no_speed():
     ([], "wdjax report needs a run first"),
     (["{}/none"], "none holds no run: "),
     (["{}/empty"], "empty holds nothing to report yet: metrics.jsonl has no line"),
+    (["{}/words"], "words/metrics.jsonl, line 2: agent/episode_return = '2': must be a number within the range of"),
+    (["{}/huge"], "huge/metrics.jsonl, line 1: agent/episode_return = 100000"),
+    (["{}/steps"], "steps/metrics.jsonl, line 1: env_steps = None: must be a number"),
+    (["{}/bytes"], "bytes/metrics.jsonl, line 1, is no JSON"),
     (["{}/sweep"], "sweep holds a sweep, whose table and curves lie in it: its best run is "),
     (["{}/a", "--output", "a.pdf"], "--output = 'a.pdf': must be a file that ends in .html"),
     (["{}/a", "--players", "-1"], "--players = -1: must be at least 0"),
@@ -117,6 +122,10 @@ def test_a_member_of_a_sweep_has_no_speed():
 def test_what_cannot_be_reported_is_said_in_words(tmp_path, capsys, arguments, words):
     a_run(tmp_path / "a", [1.0])
     a_run(tmp_path / "empty", [])
+    a_run(tmp_path / "words", [1.0, "2"])
+    a_run(tmp_path / "huge", [10**400])
+    for name, line in {"steps": b'{"updates": 1}\n', "bytes": b"\xff\n"}.items():
+        (Path(a_run(tmp_path / name, [1.0])) / "metrics.jsonl").write_bytes(line)
     a_run(tmp_path / "sweep" / "best", [1.0])
     with pytest.raises(SystemExit):
         main(["report", *(word.format(tmp_path) for word in arguments)])

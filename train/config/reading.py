@@ -130,7 +130,7 @@ def _convert_plain(hint: type, value: Any, path: str) -> Any:
     if hint is float and isinstance(value, (int, float, str)) and not isinstance(value, bool):
         try:
             return float(value)  # PyYAML reads 1e-4 as text
-        except ValueError:
+        except (ValueError, OverflowError):
             pass
     if hint is int and isinstance(value, float) and value.is_integer():
         return int(value)

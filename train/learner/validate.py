@@ -1,5 +1,6 @@
 """What a TrainConfig may hold: checked before anything is traced."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,8 @@ def validate(config: TrainConfig) -> tuple[Env, Any, dict[str, Assignment]]:
     if not isinstance(config.reset, str):
         allowed = "'fresh', 'fixed' or at least 1 start, below 2**31"
         require(1 <= config.reset <= LARGEST, "reset", config.reset, allowed)
+    for name, goal in config.stop_at.items():
+        require(math.isfinite(goal), f"stop_at.{name}", goal, "finite")
     require(len(config.policies) > 0, "policies", config.policies, "at least one policy")
     env, params = make_env(config)
     require_rules(env, params, DECLARED)
@@ -103,7 +106,7 @@ def _validate_shares(path: str, policy: PolicyConfig) -> None:
     for step in sorted({step for share in points.values() for step in share}):
         at = {name: float(np.interp(step, list(share), list(share.values()))) for name, share in points.items()}
         words = f"at most 1 in all ({', '.join(f'{name} {value:g}' for name, value in at.items())})"
-        require(sum(at.values()) <= 1 + 1e-6, f"shares at env step {step:g}", f"{sum(at.values()):g}", words)
+        require(sum(at.values()) <= 1 + 1e-6, f"shares at env step {step:g}", sum(at.values()), words)
 
 
 def _validate_mask(name: str, policy: PolicyConfig, assignment: Assignment) -> None:

@@ -128,7 +128,9 @@ def chances(config: PolicyConfig, state: PolicyState, fraction: jax.Array | None
     share = jnp.concatenate([*past, *(by_name[name] for name in (*pool.runs, *pool.rules))])
     if not config.opponents_priority:
         return share
-    weight = share * (1 - state.standings.win_rate[:-1]) ** config.opponents_priority
+    beats = jnp.where(share > 0, 1 - state.standings.win_rate[:-1], 0.0)
+    beats /= jnp.maximum(beats.max(), jnp.finfo(jnp.float32).tiny)  # a high power of all of them would be 0
+    weight = share * beats**config.opponents_priority
     return weight * share.sum() / jnp.maximum(weight.sum(), jnp.finfo(jnp.float32).tiny)
 
 

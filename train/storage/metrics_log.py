@@ -157,7 +157,8 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
     """
     path, rows = Path(path), []
     path = path / "metrics.jsonl" if path.is_dir() else path
-    for number, line in enumerate(path.read_text(encoding="utf8").splitlines(keepends=True), 1):
+    text = path.read_text(encoding="utf8", errors="replace")  # what is no text is no JSON, and has a line
+    for number, line in enumerate(text.splitlines(keepends=True), 1):
         try:
             rows.append(json.loads(line))
         except ValueError as error:

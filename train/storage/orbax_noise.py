@@ -7,6 +7,7 @@ import logging
 import sys
 import traceback
 import types
+from collections.abc import Callable
 from typing import Any
 
 import tensorstore
@@ -50,6 +51,9 @@ def stop_leaks() -> None:
         tensorstore_utils.get_tensorstore_raw_bytes = lambda *_, **__: 0
     if hasattr(tensorstore_utils, "ts"):
         tensorstore_utils.ts = _Instead(tensorstore, KvStore=_Instead(tensorstore.KvStore, Spec=_spec))
+    for name in ("_add_ocdbt_write_options", "add_ocdbt_write_options"):
+        if hasattr(tensorstore_utils, name):
+            setattr(tensorstore_utils, name, _uncompressed(getattr(tensorstore_utils, name)))
 
 
 class _Instead:
@@ -61,6 +65,18 @@ class _Instead:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._original, name)
+
+
+def _uncompressed(add_options: Callable) -> Callable:
+    """What adds the options of a store of arrays, without compression of its index (of 60 arrays 42 kB more): each
+    of the threads that happen to compress at once takes 3.7 MB, which tensorstore keeps, and moves about."""
+
+    @functools.wraps(add_options)
+    def add(spec: dict[str, Any], *arguments: Any, **named: Any) -> None:
+        add_options(spec, *arguments, **named)
+        spec["config"] = {**spec["config"], "compression": None}
+
+    return add
 
 
 def _spec(spec: Any) -> Any:

@@ -56,6 +56,8 @@ def test_chances_are_shares_times_how_rarely_one_is_beaten():
     fraction, steps = jnp.float32(0.4), jnp.float32(50)
     weight = np.array([0.2 * 0.25, 0.2 * 0.0625, 0.1 * 0.25, 0.1 * 0.5625, 0.2 * 0.25])
     np.testing.assert_allclose(chances(MIXED, state, fraction, steps), 0.8 * weight / weight.sum(), rtol=1e-5)
+    rarest = dataclasses.replace(MIXED, opponents_priority=1e4)  # a power that makes 0 of every rate
+    np.testing.assert_allclose(chances(rarest, state, fraction, steps), [0, 0, 0, 0.8, 0], atol=1e-6)
     by_share = dataclasses.replace(MIXED, opponents_priority=0.0)
     np.testing.assert_allclose(chances(by_share, state, fraction, steps), [0.2, 0.2, 0.1, 0.1, 0.2], rtol=1e-6)
 
