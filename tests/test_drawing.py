@@ -384,7 +384,7 @@ def test_the_player_plays_in_a_browser(tmp_path, dark, width):
         page.run("by('play').click()")
         page.wait_for("return !state.playing && state.frame == 40")
         x, y = page.run(
-            "const p = places[1], r = by('world').getBoundingClientRect(); return [p[0] + r.left, p[1] + r.top]"
+            "const p = place(page.marks[0], 40, 1), r = by('world').getBoundingClientRect(); return [p[0] + r.left, p[1] + r.top]"
         )
         page.command("Input.dispatchMouseEvent", {"type": "mouseMoved", "x": x, "y": y})
         assert page.wait_for("return by('agent').textContent").startswith("walker 1 at")

@@ -34,6 +34,11 @@ def save_curves(run: str | Path, title: str = "") -> Path | None:
     return path
 
 
+def thinned(rows: Sequence[Row], most: int = 2_000) -> Sequence[Row]:
+    """Returns at most `most` rows of a run, the first and the last among them: as many as a picture can show."""
+    return rows if len(rows) <= most else thinned([*rows[:-1:2], rows[-1]], most)
+
+
 def draw_run(rows: Sequence[Row], title: str = "", most: int | None = None, width: float = 5.0) -> "Figure":
     """Returns a figure with a panel for each of the first `most` quantities of a run, None: of all, two in a line, each
     `width` inches wide. Rows are those of metrics.jsonl, at least one."""
