@@ -79,6 +79,9 @@ def test_a_trail_is_as_long_as_asked_and_begins_after_a_reset():
     segments, strength = scene.trails(drawn, drawn.marks[0], 3)
     np.testing.assert_array_equal(segments[:, 0, :, 0], [[1, 2], [2, 3]])
     np.testing.assert_array_equal(strength, [0.5, 1.0])
+    segments, strength = scene.trails(dataclasses.replace(drawn, trail=3), drawn.marks[0], 3, each=2)
+    np.testing.assert_array_equal(segments[:, 0, :, 0], [[1, 3]])  # two steps are one line
+    np.testing.assert_array_equal(strength, [1.0])
     assert len(scene.trails(drawn, drawn.marks[0], 4)[0]) == 0
     np.testing.assert_array_equal(scene.trails(drawn, drawn.marks[0], 5)[0][:, 0, :, 0], [[4, 5]])
 
@@ -384,7 +387,8 @@ def test_the_player_plays_in_a_browser(tmp_path, dark, width):
         page.run("by('play').click()")
         page.wait_for("return !state.playing && state.frame == 40")
         x, y = page.run(
-            "const p = place(page.marks[0], 40, 1), r = by('world').getBoundingClientRect(); return [p[0] + r.left, p[1] + r.top]"
+            "const [x, y] = place(page.marks[0], 40, 1), box = by('world').getBoundingClientRect();"
+            "return [x + box.left, y + box.top]"
         )
         page.command("Input.dispatchMouseEvent", {"type": "mouseMoved", "x": x, "y": y})
         assert page.wait_for("return by('agent').textContent").startswith("walker 1 at")

@@ -263,8 +263,10 @@ def field_rect(scene: Scene, layout: Layout, mark: Field) -> Rect:
 
 def draw_trail(canvas: Canvas, scene: Scene, layout: Layout, mark: Shapes, t: int) -> None:
     """Draws the last steps of a mark's places, the fainter the older."""
-    segments, strength = trails(scene, mark, t)
-    newest = max(1, SEGMENTS // max(1, segments.shape[1]))
-    for places, own in list(zip(layout.place(scene, segments), strength, strict=True))[-newest:]:
+    agents = sum(other.x.shape[1] for other in scene.marks if isinstance(other, Shapes) and other.trail)
+    each = 2 if agents > CROWD else 1  # steps in a line
+    segments, strength = trails(scene, mark, t, each)
+    newest = max(1, SEGMENTS // max(1, segments.shape[1] * each))
+    for places, own in zip(layout.place(scene, segments[-newest:]), strength[-newest:], strict=True):
         shown = places[np.isfinite(places).all(axis=(1, 2))]
         canvas.lines(shown, mark.color, TRAIL_WIDTH * layout.unit, TRAIL_OPACITY * own, False)
