@@ -202,6 +202,24 @@ def test_the_page_holds_the_scene_and_asks_nobody():
     assert shown.count('"') == 6  # all of the page is escaped
 
 
+def test_returns_of_groups_that_no_mark_shows_have_colors_of_their_own():
+    marks = [Shapes([5.0], [5.0], color="blue", group="state")]
+    record = types.SimpleNamespace(reward={name: np.ones((1, 2)) for name in ("planner", "state", "bank")}, obs=None)
+    (plot,) = rendering.add_record(ground(marks, 2), record).plots
+    assert [(own.label, own.color) for own in plot.series] == [
+        ("planner", "magenta"), ("state", "blue"), ("bank", "green")
+    ]  # fmt: skip
+
+
+def test_names_over_a_plot_have_room_beside_its_title():
+    marks = [Shapes([5.0], [5.0], label="a")]
+    named = Plot("return", [Series(1.0, label="harvesters"), Series(2.0, label="planner")])
+    narrow, wide = (paint.lay_out(ground(marks, 2, plots=[plot])) for plot in (Plot("return", [Series(1.0)]), named))
+    assert narrow.plots[0][2] == 176
+    assert wide.plots[0][2] > 40 + 6 * 6.8 + 10 * 5.8 + 7 * 5.8 + 14  # px: axis, title, names, margin
+    assert wide.world[2] < narrow.world[2]
+
+
 def test_numbers_of_numpy_are_played():
     number = np.float32(2.0)
     marks = [

@@ -64,7 +64,8 @@ def lay_out(scene: Scene, size: tuple[int, int] | None = None) -> Layout:
     words = [(24 + 6.8 * len(shorten(mark.label))) * k for mark in scene.legend[:LABELS]]
     aspect = (scene.extent[2] - scene.extent[0]) / (scene.extent[3] - scene.extent[1])
     if (words and (aspect < 1.3 or not scene.equal)) or (scene.plots and aspect < 1.3):
-        side = max([*words, 170 * k * bool(scene.plots)]) + 22 * k
+        heads = [max(170, 50 + 6.8 * len(plot.title) + _labels_width(plot)) * k for plot in scene.plots]
+        side = max([*words, *heads]) + 22 * k
         world = _fit(scene, aspect, (left, top, width - left - side, height - top - bottom))
         column = world[0] + world[2] + 16 * k
         legend = tuple((column, top + (9 + 19 * i) * k) for i in range(len(words)))
@@ -93,6 +94,11 @@ def _fit(scene: Scene, aspect: float, room: Rect) -> Rect:
         return x, y, width, min(height, 0.75 * width)
     scale = min(width, height * aspect)
     return x, y, scale, scale / aspect
+
+
+def _labels_width(plot: Plot) -> float:
+    """Returns the room for the names over a plot, in px of a picture 640 wide."""
+    return sum(10 + 5.8 * len(series.label) for series in plot.series if series.label)
 
 
 def shorten(label: str) -> str:
