@@ -58,7 +58,7 @@ def draw_run(rows: Sequence[Row], title: str = "", most: int | None = None, widt
     for panel in panels.flat[len(shown) :]:
         panel.set_axis_off()
     for panel in panels.flat[max(len(shown) - columns, 0) : len(shown)]:
-        panel.set_xlabel("env steps")
+        count_env_steps(panel)
         panel.tick_params(labelbottom=True)  # also above a place that is empty
     return figure
 
@@ -135,10 +135,18 @@ def save_opponents(run: str | Path, title: str = "") -> Path | None:
             draw_curves(panel, rows, curves, f"the others' {label}")
         axes[0].set(title=f"in the place of {policy}", ylim=(-0.05, 1.05))
     for axes in panels[-1]:
-        axes.set_xlabel("env steps")
+        count_env_steps(axes)
     path = run / "opponents.png"
     figure.savefig(path, dpi=120)
     return path
+
+
+def count_env_steps(axes: "Axes") -> None:
+    """Names the axis of env steps, and writes its numbers short enough to stand side by side: 250k, 1.5M."""
+    from matplotlib.ticker import EngFormatter
+
+    axes.set_xlabel("env steps")
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
 
 
 def _tail(name: str, length: int = 36) -> str:

@@ -18,7 +18,7 @@ import wdjax
 from wdjax.tables import brief, html_table
 from wdjax.train import make_learner
 from wdjax.train.host import progress
-from wdjax.train.host.plots import thinned
+from wdjax.train.host.plots import draw_run, thinned
 
 CELL = """
 from wdjax.train import Trainer, load_config
@@ -111,6 +111,15 @@ def test_a_live_curve_keeps_only_so_many_rows():
     assert set(np.diff(kept)) == {8}
     assert thinned(rows[:3]) == rows[:3]
     assert len(thinned(rows[:2_001])) == 1_001
+
+
+def test_env_steps_are_written_short():
+    rows = [{"env_steps": steps, "a/episode_return": 1.0, "episode_length": 2.0} for steps in (0, 1_280_000)]
+    figure = draw_run(rows, most=1)
+    figure.draw_without_rendering()
+    labels = [label.get_text() for label in figure.axes[0].get_xticklabels()]
+    assert {"0", "200k", "1M", "1.2M"} <= set(labels)
+    assert figure.axes[0].get_xlabel() == "env steps"
 
 
 def test_cells_of_tables_are_short_and_escaped():
