@@ -16,7 +16,7 @@ from tiny_runs import small_config
 
 import wdjax
 from wdjax.tables import brief, html_table
-from wdjax.train import make_learner
+from wdjax.train import Trainer, make_learner
 from wdjax.train.host import progress
 from wdjax.train.host.plots import draw_run, thinned
 
@@ -111,6 +111,21 @@ def test_a_live_curve_keeps_only_so_many_rows():
     assert set(np.diff(kept)) == {8}
     assert thinned(rows[:3]) == rows[:3]
     assert len(thinned(rows[:2_001])) == 1_001
+
+
+def test_a_live_curve_reads_a_run_once():
+    reads = []
+
+    class Run:  # what Trainer's own methods ask of it
+        config, callbacks, _shown = SimpleNamespace(policies={}, stop_at={}), (), None
+        history = property(lambda self: reads.append("metrics.jsonl") or [{"updates": 1}])
+        _curve = lambda self, rows: [row["updates"] for row in rows]  # noqa: E731
+
+    run = Run()
+    assert Trainer._live_curve(run) == [1]
+    Trainer._report(run, lambda *_: None, [{"updates": 2, "env_steps": 8, "env_steps_per_second": 1.0}])
+    assert Trainer._live_curve(run) == [1, 2]
+    assert reads == ["metrics.jsonl"]
 
 
 def test_env_steps_are_written_short():
