@@ -79,6 +79,9 @@ def test_a_trail_is_as_long_as_asked_and_begins_after_a_reset():
     segments, strength = scene.trails(drawn, drawn.marks[0], 3)
     np.testing.assert_array_equal(segments[:, 0, :, 0], [[1, 2], [2, 3]])
     np.testing.assert_array_equal(strength, [0.5, 1.0])
+    segments, strength = scene.trails(dataclasses.replace(drawn, trail=3), drawn.marks[0], 3, each=2)
+    np.testing.assert_array_equal(segments[:, 0, :, 0], [[1, 3]])  # two steps are one line
+    np.testing.assert_array_equal(strength, [1.0])
     assert len(scene.trails(drawn, drawn.marks[0], 4)[0]) == 0
     np.testing.assert_array_equal(scene.trails(drawn, drawn.marks[0], 5)[0][:, 0, :, 0], [[4, 5]])
 
@@ -197,6 +200,24 @@ def test_the_page_holds_the_scene_and_asks_nobody():
     shown = Player(drawn)._repr_html_()
     assert shown.startswith("<iframe srcdoc=")
     assert shown.count('"') == 6  # all of the page is escaped
+
+
+def test_returns_of_groups_that_no_mark_shows_have_colors_of_their_own():
+    marks = [Shapes([5.0], [5.0], color="blue", group="state")]
+    record = types.SimpleNamespace(reward={name: np.ones((1, 2)) for name in ("planner", "state", "bank")}, obs=None)
+    (plot,) = rendering.add_record(ground(marks, 2), record).plots
+    assert [(own.label, own.color) for own in plot.series] == [
+        ("planner", "magenta"), ("state", "blue"), ("bank", "green")
+    ]  # fmt: skip
+
+
+def test_names_over_a_plot_have_room_beside_its_title():
+    marks = [Shapes([5.0], [5.0], label="a")]
+    named = Plot("return", [Series(1.0, label="harvesters"), Series(2.0, label="planner")])
+    narrow, wide = (paint.lay_out(ground(marks, 2, plots=[plot])) for plot in (Plot("return", [Series(1.0)]), named))
+    assert narrow.plots[0][2] == 176
+    assert wide.plots[0][2] > 40 + 6 * 6.8 + 10 * 5.8 + 7 * 5.8 + 14  # px: axis, title, names, margin
+    assert wide.world[2] < narrow.world[2]
 
 
 def test_numbers_of_numpy_are_played():
@@ -384,7 +405,8 @@ def test_the_player_plays_in_a_browser(tmp_path, dark, width):
         page.run("by('play').click()")
         page.wait_for("return !state.playing && state.frame == 40")
         x, y = page.run(
-            "const p = places[1], r = by('world').getBoundingClientRect(); return [p[0] + r.left, p[1] + r.top]"
+            "const [x, y] = place(page.marks[0], 40, 1), box = by('world').getBoundingClientRect();"
+            "return [x + box.left, y + box.top]"
         )
         page.command("Input.dispatchMouseEvent", {"type": "mouseMoved", "x": x, "y": y})
         assert page.wait_for("return by('agent').textContent").startswith("walker 1 at")

@@ -1,7 +1,8 @@
 """Presets as checked configurations, and what runs have saved."""
 
+import copy
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,11 @@ PRESETS = Path(__file__).parents[1] / "experiments" / "configs"
 REFERENCE = PRESETS.parent / "reference"
 
 
-def load_config(preset: str | Path, *, trust: Collection[str] = (), **changes: Any) -> TrainConfig:
+def load_config(preset: str | Path | Mapping[str, Any], *, trust: Collection[str] = (), **changes: Any) -> TrainConfig:
     """Reads a preset, applies changes, and checks the result.
 
     Args:
-        preset: the name of a preset (`list_presets`), or the path of a YAML file.
+        preset: the name of a preset (`list_presets`), the path of a YAML file, or what such a file would hold.
         trust: modules of one's own that a run's config.yaml may name, as for `load_run`; any other file is a preset of
             one's own, which may name all.
         **changes: fields of TrainConfig; dotted names reach inside: {"policies.runner.learning_rate": 1e-3}.
@@ -40,6 +41,8 @@ def load_config(preset: str | Path, *, trust: Collection[str] = (), **changes: A
         TypeError: for a value of the wrong type.
         FileNotFoundError: where a path leads nowhere.
     """
+    if isinstance(preset, Mapping):
+        return _changed(without_version(copy.deepcopy(dict(preset))), changes)
     path = preset_path(preset)
     raw = trusted_values(path, trust) if path.name == CONFIG else without_version(read_yaml(path))
     return _changed(raw, changes)
@@ -75,7 +78,7 @@ def list_presets() -> list[str]:
 def preset_path(preset: str | Path) -> Path:
     """Returns the file of a preset, or the path itself where it ends in .yaml."""
     if not isinstance(preset, (str, Path)):
-        raise TypeError(f"preset = {preset!r}: must be the name of a preset or the path of a YAML file")
+        raise TypeError(f"preset = {preset!r}: must be the name of a preset, the path of a YAML file, or a mapping")
     path = Path(preset)
     if path.suffix in (".yaml", ".yml"):
         if not path.is_file():

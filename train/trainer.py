@@ -48,7 +48,7 @@ from wdjax.train.host.debug import compile_checked, nan_origin
 from wdjax.train.host.determinism import forgets_determinism, is_deterministic
 from wdjax.train.host.failures import BadNumbersError
 from wdjax.train.host.loop import Chunk, Job, Outcome, Row, copied, save_state, train_chunks
-from wdjax.train.host.plots import as_svg, draw_run, save_curves, save_opponents
+from wdjax.train.host.plots import as_svg, draw_run, save_curves, save_opponents, thinned
 from wdjax.train.host.programs import Program, compile_and_init, compile_chunk, telling
 from wdjax.train.host.progress import announce_run, last_words, progress_bar, words_of_run
 from wdjax.train.host.signals import stop_signals
@@ -132,6 +132,7 @@ class Trainer:
         on_all(self._require_own_folder)
         self.state: TrainState | None = None
         self._waits = {"the learner": time.perf_counter() - self._begun}  # by what was waited for, seconds
+        self._shown: Sequence[Row] | None = None  # what the live curve in a notebook is of
         self._chunks, self._kernels = 0.0, ""  # seconds of all chunks; what ran by kernels, in words
         self._evaluation: Future | None = None  # the program of evaluations, compiled while training goes on
         self.best_score: float | None = None
@@ -152,18 +153,23 @@ class Trainer:
         file = self.workdir / "metrics.jsonl"
         return read_metrics(file) if file.exists() else []
 
-    def _curve(self) -> str:
-        """Returns the returns so far as SVG, "" where no chunk has been written."""
-        rows = self.history
-        return as_svg(draw_run(rows, most=1)) if rows else ""
+    def _curve(self, rows: Sequence[Row]) -> str:
+        """Returns the returns of these rows as SVG, "" where there are none."""
+        return as_svg(draw_run(thinned(rows), most=1)) if rows else ""
+
+    def _live_curve(self) -> str:
+        """`_curve` of this run so far: metrics.jsonl is read once, then what `_report` adds."""
+        self._shown = self.history if self._shown is None else self._shown
+        return self._curve(self._shown)
 
     def _repr_html_(self) -> str:
-        config, last = self.config, next(reversed(self.history), {})
+        config, history = self.config, self.history
+        last = history[-1] if history else {}
         steps = f"{last.get('env_steps', 0):,} of {config.total_env_steps:,} env steps"
         returns = {f"{name} return": last.get(f"{name}/episode_return") for name in config.policies}
         best = {} if self.best_score is None else {f"best {config.best_by}": self.best_score}
         rows = {"folder": self.workdir, "env": config.env, "done": steps, **returns, **best}
-        return html_table(rows.items(), caption="A training run") + self._curve()
+        return html_table(rows.items(), caption="A training run") + self._curve(history)
 
     def stop(self, why: str = "trainer.stop()") -> None:
         """Ends `train` after the chunk that the device is at, saved; `why` is what the run's last words say."""
@@ -178,7 +184,7 @@ class Trainer:
             BadNumbersError: where an update makes a NaN or an infinity (config.on_bad_numbers); saved as it was before.
             FailedCheckError: where a check of `debug` fails; the checkpoints before stay.
         """
-        config, self.ended_by = self.config, ""
+        config, self.ended_by, self._shown = self.config, "", None
         with contextlib.ExitStack() as stack:
             stack.callback(close_callbacks, self.callbacks)
             stack.enter_context(telling(self._tell_kernels))
@@ -195,7 +201,7 @@ class Trainer:
             stack.enter_context(ending_with_others())
             self.state, done = state, int(state.num_updates)
             first, self._waits["compiling"] = done, compile_seconds
-            advance = stack.enter_context(progress_bar(self.console, config.num_updates, done, self._curve))
+            advance = stack.enter_context(progress_bar(self.console, config.num_updates, done, self._live_curve))
             job = Job(
                 config, config.num_updates, program, functools.partial(self._judge, best, log),
                 functools.partial(self._report, advance), self._host, self._say, checkpoints, log, self._found,
@@ -309,6 +315,8 @@ class Trainer:
 
     def _report(self, advance: Callable[[int, str], None], rows: list[Row]) -> None:
         for row in rows:
+            if self._shown is not None:
+                self._shown = thinned([*self._shown, row])
             advance(row["updates"], words_of_run(self.config, row))
             if call_callbacks(self.callbacks, self, row):
                 self.stop("a callback")

@@ -10,6 +10,7 @@ and Pillow are imported when something is drawn, and matplotlib's global state (
 """
 
 import dataclasses
+import itertools
 import math
 import pathlib
 import shutil
@@ -28,6 +29,7 @@ from wdjax.env import SINGLE_AGENT, Env, draws_by_scene, first_axis, is_key
 
 ANIMATIONS = (".gif", ".html", ".mp4", ".svg")
 SUFFIXES = (*ANIMATIONS, ".png")
+CURVES = ("blue", "magenta", "green", "orange")  # of returns of groups that no mark shows
 Size = tuple[int, int] | None
 
 
@@ -265,12 +267,13 @@ def add_record(scene: Scene, record: Any) -> Scene:
     by_group = lambda tree: tree if isinstance(tree, Mapping) else {SINGLE_AGENT: tree}  # noqa: E731
     rewards = {group: np.asarray(reward) for group, reward in by_group(record.reward).items()}
     colors = {getattr(mark, "group", ""): mark.color for mark in scene.marks}
-    spare = dict(zip(rewards, ("blue", "magenta", "green", "orange") * len(rewards), strict=False))
+    free = [color for color in CURVES if color not in {colors.get(group) for group in rewards}] or CURVES
+    spare = dict(zip((group for group in rewards if group not in colors), itertools.cycle(free), strict=False))
     returns = []
     for group, reward in rewards.items():
         total = np.cumsum(reward.sum(axis=tuple(range(1, reward.ndim)), dtype=np.float64))
         label = group if len(rewards) > 1 else ""
-        returns.append(Series(np.append(0.0, total), colors.get(group, spare[group]), label))
+        returns.append(Series(np.append(0.0, total), colors.get(group) or spare[group], label))
     seen = {} if record.obs is None or scene.num_frames == 1 else {
         group: _as_rows(record.obs[group] if isinstance(record.reward, Mapping) else record.obs, reward)
         for group, reward in rewards.items()

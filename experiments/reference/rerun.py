@@ -29,7 +29,7 @@ from wdjax.experiments.sweep.population import compile_population, most_devices
 from wdjax.train import load_config, make_learner
 from wdjax.train.config.reading import read_yaml
 from wdjax.train.host.chunks import play
-from wdjax.train.host.plots import COLORS
+from wdjax.train.host.plots import COLORS, count_env_steps
 from wdjax.train.learner.learner import Learner
 from wdjax.train.load import preset_path, save_learned
 from wdjax.train.state.state import TrainState
@@ -284,7 +284,7 @@ def draw(name: str, result: Mapping[str, Any], path: Path) -> None:
         axes.plot(at, own[middle][known], color=color, label=line)
         for i, knot in enumerate(knots(result["config"]["policies"][policy], steps[:-1].max(initial=0))):
             axes.axvline(knot, color="grey", linewidth=0.8, linestyle=":", label=None if i else "a schedule turns")
-        axes.set_xlabel("env steps")
+        count_env_steps(axes)
         axes.set_ylabel(f"training return{f', {policy}' if len(policies) > 1 else ''} [reward]")
         axes.grid(alpha=0.3)
         axes.legend(fontsize=7)

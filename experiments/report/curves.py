@@ -10,7 +10,7 @@ from wdjax.drawing.scene import COLORS
 from wdjax.experiments.over_seeds import interval_of_mean
 from wdjax.train.host.loop import Row
 from wdjax.train.host.plots import COLORS as OF_POLICIES
-from wdjax.train.host.plots import as_svg, policies_of, quantities
+from wdjax.train.host.plots import as_svg, count_env_steps, policies_of, quantities
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -99,7 +99,8 @@ def _draw(label: str, curves: Sequence[tuple[str, Curve | None, str]]) -> str | 
         return None
     if band:
         axes.fill_between([], [], [], color="#7A7F87", alpha=0.3, linewidth=0, label="band: 95 % interval over seeds")
-    axes.set(xlabel="env steps", ylabel=label)
+    axes.set_ylabel(label)
+    count_env_steps(axes)
     axes.grid(alpha=0.3)
     if any(name for name, _, _ in curves) or band:
         axes.legend(fontsize="small")

@@ -13,6 +13,7 @@ from rich.table import Table
 from wdjax.experiments.over_seeds import LEVEL, interval_of_mean, probability_of_improvement
 from wdjax.experiments.sweep.members import Member, Point
 from wdjax.train.host.loop import Row
+from wdjax.train.host.plots import count_env_steps
 from wdjax.train.storage.folder import write_whole
 
 MOST_CURVES = 10  # of the best values: matplotlib has ten colours
@@ -157,7 +158,8 @@ def draw_curves(
         if seeds > 1:
             words = f"band: {LEVEL:.0%} interval of the IQM over {seeds} seeds"
             axes.fill_between([], [], [], color="grey", alpha=0.3, linewidth=0, label=words)
-        axes.set(xlabel="env steps", ylabel=f"{metric}, IQM over seeds" if seeds > 1 else metric)
+        axes.set_ylabel(f"{metric}, IQM over seeds" if seeds > 1 else metric)
+        count_env_steps(axes)
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")
     figure.savefig(path, dpi=120)
@@ -187,6 +189,6 @@ def draw_history(path: Path, table: Sequence[Row], names: Sequence[str], title: 
         positive = name != "score" and all(row[name] > 0 for row in table)
         axes.set(ylabel=name, yscale="log" if positive else "linear")
         axes.grid(alpha=0.3)
-    axes.set_xlabel("env steps")
+    count_env_steps(axes)
     figure.savefig(path, dpi=120)
     return path

@@ -67,6 +67,11 @@ class Player:
             value = getattr(self, name)
             require(value is None, f"player {self.name!r}: {name}", value, "left out, as it has a learner")
 
+    def __repr__(self) -> str:
+        what = self.learner or self.network or self.script
+        kind = getattr(what, "__name__", type(what).__name__) if what is not None else "random play"
+        return f"Player({self.name!r}, {kind}" + (f", group={self.group!r})" if self.group else ")")
+
 
 @dataclasses.dataclass(frozen=True)
 class Role:

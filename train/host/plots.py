@@ -34,6 +34,11 @@ def save_curves(run: str | Path, title: str = "") -> Path | None:
     return path
 
 
+def thinned(rows: Sequence[Row], most: int = 2_000) -> Sequence[Row]:
+    """Returns at most `most` rows of a run, the first and the last among them: as many as a picture can show."""
+    return rows if len(rows) <= most else thinned([*rows[:-1:2], rows[-1]], most)
+
+
 def draw_run(rows: Sequence[Row], title: str = "", most: int | None = None, width: float = 5.0) -> "Figure":
     """Returns a figure with a panel for each of the first `most` quantities of a run, None: of all, two in a line, each
     `width` inches wide. Rows are those of metrics.jsonl, at least one."""
@@ -53,7 +58,7 @@ def draw_run(rows: Sequence[Row], title: str = "", most: int | None = None, widt
     for panel in panels.flat[len(shown) :]:
         panel.set_axis_off()
     for panel in panels.flat[max(len(shown) - columns, 0) : len(shown)]:
-        panel.set_xlabel("env steps")
+        count_env_steps(panel)
         panel.tick_params(labelbottom=True)  # also above a place that is empty
     return figure
 
@@ -130,10 +135,18 @@ def save_opponents(run: str | Path, title: str = "") -> Path | None:
             draw_curves(panel, rows, curves, f"the others' {label}")
         axes[0].set(title=f"in the place of {policy}", ylim=(-0.05, 1.05))
     for axes in panels[-1]:
-        axes.set_xlabel("env steps")
+        count_env_steps(axes)
     path = run / "opponents.png"
     figure.savefig(path, dpi=120)
     return path
+
+
+def count_env_steps(axes: "Axes") -> None:
+    """Names the axis of env steps, and writes its numbers short enough to stand side by side: 250k, 1.5M."""
+    from matplotlib.ticker import EngFormatter
+
+    axes.set_xlabel("env steps")
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
 
 
 def _tail(name: str, length: int = 36) -> str:

@@ -4,6 +4,7 @@ import contextlib
 import datetime
 import html
 import importlib
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -16,7 +17,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from wdjax.train.config.schema import TrainConfig
 
-SECONDS_BETWEEN = 2.0  # two pictures in a notebook: one takes some 0.1 s, while the device trains
+SECONDS_BETWEEN = 2.0  # two pictures of the bar in a notebook: one takes some 0.1 s, while the device trains
 
 
 def announce(console: Console, env: str, num_devices: int, what: str, workdir: Path) -> None:
@@ -49,13 +50,18 @@ def progress_bar(
         total, done: of what is to be done, and was before.
         picture: returns HTML that a notebook shows under the words.
     """
-    display = None if console.quiet else notebook_display()
+    if console.quiet:  # rich's bar would swallow what callbacks print, too
+        yield lambda completed, words: None
+        return
+    display = notebook_display()
     if display is not None:
         with notebook_bar(display, total, done, picture) as show:
             yield show
         return
     columns = (BarColumn(bar_width=16), TextColumn("{task.description}"), TimeRemainingColumn(compact=True))
-    with Progress(*columns, console=console) as progress:
+    # What a notebook's `!wdjax train` or a log is given in place of a terminal keeps every picture of the bar.
+    kept = "JPY_PARENT_PID" in os.environ or not console.file.isatty()
+    with Progress(*columns, console=console, refresh_per_second=1 / SECONDS_BETWEEN if kept else 10) as progress:
         task = progress.add_task(_first_word(total, done), total=total, completed=done)
         yield lambda completed, words: progress.update(task, completed=completed, description=words)
 

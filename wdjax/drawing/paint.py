@@ -64,7 +64,8 @@ def lay_out(scene: Scene, size: tuple[int, int] | None = None) -> Layout:
     words = [(24 + 6.8 * len(shorten(mark.label))) * k for mark in scene.legend[:LABELS]]
     aspect = (scene.extent[2] - scene.extent[0]) / (scene.extent[3] - scene.extent[1])
     if (words and (aspect < 1.3 or not scene.equal)) or (scene.plots and aspect < 1.3):
-        side = max([*words, 170 * k * bool(scene.plots)]) + 22 * k
+        heads = [max(170, 50 + 6.8 * len(plot.title) + _labels_width(plot)) * k for plot in scene.plots]
+        side = max([*words, *heads]) + 22 * k
         world = _fit(scene, aspect, (left, top, width - left - side, height - top - bottom))
         column = world[0] + world[2] + 16 * k
         legend = tuple((column, top + (9 + 19 * i) * k) for i in range(len(words)))
@@ -93,6 +94,11 @@ def _fit(scene: Scene, aspect: float, room: Rect) -> Rect:
         return x, y, width, min(height, 0.75 * width)
     scale = min(width, height * aspect)
     return x, y, scale, scale / aspect
+
+
+def _labels_width(plot: Plot) -> float:
+    """Returns the room for the names over a plot, in px of a picture 640 wide."""
+    return sum(10 + 5.8 * len(series.label) for series in plot.series if series.label)
 
 
 def shorten(label: str) -> str:
@@ -263,8 +269,10 @@ def field_rect(scene: Scene, layout: Layout, mark: Field) -> Rect:
 
 def draw_trail(canvas: Canvas, scene: Scene, layout: Layout, mark: Shapes, t: int) -> None:
     """Draws the last steps of a mark's places, the fainter the older."""
-    segments, strength = trails(scene, mark, t)
-    newest = max(1, SEGMENTS // max(1, segments.shape[1]))
-    for places, own in list(zip(layout.place(scene, segments), strength, strict=True))[-newest:]:
+    agents = sum(other.x.shape[1] for other in scene.marks if isinstance(other, Shapes) and other.trail)
+    each = 2 if agents > CROWD else 1  # steps in a line
+    segments, strength = trails(scene, mark, t, each)
+    newest = max(1, SEGMENTS // max(1, segments.shape[1] * each))
+    for places, own in zip(layout.place(scene, segments[-newest:]), strength[-newest:], strict=True):
         shown = places[np.isfinite(places).all(axis=(1, 2))]
         canvas.lines(shown, mark.color, TRAIL_WIDTH * layout.unit, TRAIL_OPACITY * own, False)

@@ -17,7 +17,7 @@ import numpy as np
 
 from wdjax.checks import require
 from wdjax.drawing.paint import CROWD, SEGMENTS, TRAIL_OPACITY, TRAIL_WIDTH, plot_range
-from wdjax.drawing.scene import COLORS, Lines, Mark, Plot, Scene, Shapes, Text, starts
+from wdjax.drawing.scene import COLORS, DISC, Lines, Mark, Plot, Scene, Shapes, Text, starts
 
 OBS_BYTES = 300_000  # of what agents see: beyond it, only that of every so many frames is kept, or of no frame
 IFRAME = '<iframe srcdoc="{}" style="width: 100%; height: {}px; border: 0" title="an episode, played"></iframe>'
@@ -32,6 +32,9 @@ class Player:
 
     def __post_init__(self):
         require_fps(self.fps)
+
+    def __repr__(self) -> str:
+        return f"Player({self.scene.num_frames} frames, fps={self.fps:g}: a notebook shows it, to_html() is the page)"
 
     def to_html(self) -> str:
         """Returns the page."""
@@ -112,7 +115,9 @@ def _pack_mark(packer: Packer, mark: Mark) -> dict[str, Any]:
         sides = {"w": packer.add(mark.size[..., 0]), "h": packer.add(mark.size[..., 1])}
         digits = 4 - int(np.floor(np.log10(np.abs(mark.outline).max() or 1.0)))  # of its size: games are of any
         opacity = packer.add(mark.opacity, 8)
-        return page | arrays | sides | {"opacity": opacity, "outline": mark.outline.round(digits).tolist()}
+        is_round = mark.outline is DISC and np.array_equal(mark.size[..., 0], mark.size[..., 1], equal_nan=True)
+        outline = {"outline": mark.outline.round(digits).tolist(), "round": is_round}
+        return page | arrays | sides | outline | {"opacity": opacity}
     if isinstance(mark, Lines):
         window = None if mark.window is None else mark.window.tolist()
         return page | {"points": packer.add(mark.points), "opacity": mark.opacity, "window": window}

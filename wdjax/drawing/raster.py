@@ -53,11 +53,8 @@ class Pixels:
         """Draws [N, V, 2] as one path."""
         from matplotlib.path import Path
 
-        codes = np.full(points.shape[:2], LINE, np.uint8)
-        codes[:, 0] = MOVE
         if closed:
             points = np.concatenate([points, points[:, :1]], axis=1)
-            codes = np.concatenate([codes, np.full((len(codes), 1), CLOSE, np.uint8)], axis=1)
         gc = self.renderer.new_gc()
         gc.set_linewidth(width)
         gc.set_foreground((*rgb(color), opacity), isRGBA=True)
@@ -67,7 +64,7 @@ class Pixels:
         if dashed:
             gc.set_dashes(0, (3.5 * width, 2.2 * width))
         gc.set_antialiased(True)
-        path = Path(points.reshape(-1, 2), codes.reshape(-1))
+        path = Path(points.reshape(-1, 2), path_codes(*points.shape[:2], closed))
         self.renderer.draw_path(gc, path, self.flip, (*rgb(color), opacity) if fill else None)
 
     def polygons(self, points: np.ndarray, color: str, opacity: Any, stroke: float, edge: bool) -> None:
@@ -104,6 +101,15 @@ class Pixels:
         part = self.array[max(0, top) : max(0, top + height), max(0, left) : max(0, left + width), :3]
         own = strength[max(0, -top) :, max(0, -left) :][: part.shape[0], : part.shape[1], None]
         part[:] = part + own * (255 * np.array(rgb(color), np.float32) - part) + 0.5
+
+
+@functools.lru_cache(256)
+def path_codes(count: int, vertices: int, closed: bool) -> np.ndarray:
+    """Returns matplotlib's codes of a path of `count` lines, each of so many vertices, [count * vertices] uint8."""
+    codes = np.full((count, vertices), LINE, np.uint8)
+    codes[:, 0] = MOVE
+    codes[:, -1] = CLOSE if closed else codes[:, -1]
+    return codes.reshape(-1)
 
 
 @functools.lru_cache(256)

@@ -343,12 +343,13 @@ def turned(mark: Shapes, t: int) -> np.ndarray:
     return place + np.stack([cos * x - sin * y, sin * x + cos * y], axis=-1)
 
 
-def trails(scene: Scene, mark: Shapes, t: int) -> tuple[np.ndarray, np.ndarray]:
+def trails(scene: Scene, mark: Shapes, t: int, each: int = 1) -> tuple[np.ndarray, np.ndarray]:
     """Returns the last steps of all places of a mark up to frame t ([K, N, 2, 2], NaN where none) and how strong each
-    is ([K], 0 to 1): a full trail fades out, a short one is its newest part."""
+    is ([K], 0 to 1): a full trail fades out, a short one is its newest part. `each`: steps that are one line."""
     first = max(t - scene.trail_length, int(starts(scene.time)[t]), 0)
     place = np.stack(np.broadcast_arrays(mark.x, mark.y), axis=-1)[first : t + 1] if len(mark.x) > 1 else ()
+    place = place[(len(place) - 1) % each :: each]
     if len(place) < 2:
         return np.zeros((0, 1, 2, 2)), np.zeros(0)
-    strength = 1 - (np.arange(len(place) - 1)[::-1]) / scene.trail_length
+    strength = 1 - each * np.arange(len(place) - 1)[::-1] / scene.trail_length
     return np.stack([place[:-1], place[1:]], axis=2), strength

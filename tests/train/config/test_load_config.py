@@ -43,6 +43,15 @@ def test_incomplete_files_are_refused(tmp_path, text, words):
         load_text(tmp_path, text)
 
 
+def test_a_mapping_is_read_as_a_file_is_and_stays_as_it_was():
+    given = {"env": "cartpole", "policies": {"agent": {"gamma": 0.5}}, "seed": 3}
+    config = load_config(given, num_envs=8, **{"policies.agent.gamma": 0.6})
+    assert (config.env, config.seed, config.num_envs, config.policies["agent"].gamma) == ("cartpole", 3, 8, 0.6)
+    assert given == {"env": "cartpole", "policies": {"agent": {"gamma": 0.5}}, "seed": 3}
+    with pytest.raises(ValueError, match=r"unknown field envs: did you mean 'env'\?"):
+        load_config({"envs": "cartpole"})
+
+
 def test_bytes_are_refused(tmp_path):
     (tmp_path / "run.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ValueError, match=r"run\.yaml: not YAML"):
@@ -54,7 +63,7 @@ def test_missing_files_and_presets_are_refused(tmp_path):
         load_config(tmp_path / "none.yaml")
     with pytest.raises(ValueError, match=r"unknown preset 'cartpol': did you mean 'cartpole'\?"):
         load_config("cartpol")
-    with pytest.raises(TypeError, match=r"preset = 5: must be the name of a preset or the path of a YAML file"):
+    with pytest.raises(TypeError, match=r"preset = 5: must be the name of a preset, the path of a YAML file, or a map"):
         load_config(5)
 
 

@@ -34,6 +34,11 @@ def grid_learner(tagger=None, runner=None, **changes):
     return make_learner(tiny_config("tag_gridworld", policies, env_params={**GRID, **changes}))
 
 
+def test_players_say_what_they_are_in_a_line():
+    assert repr(Player("nobody")) == "Player('nobody', random play)"
+    assert repr(Player("ambush", script=always, group="tagger")) == "Player('ambush', always, group='tagger')"
+
+
 def always(learner, state, **choices):
     """Returns a state whose policies always take one action: {policy: index}."""
     policies = dict(state.policies)

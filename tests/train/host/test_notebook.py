@@ -2,8 +2,10 @@
 
 import contextlib
 import importlib.util
+import io
 import re
 import sys
+import time
 from types import SimpleNamespace
 
 import jax
@@ -14,8 +16,9 @@ from tiny_runs import small_config
 
 import wdjax
 from wdjax.tables import brief, html_table
-from wdjax.train import make_learner
+from wdjax.train import Trainer, make_learner
 from wdjax.train.host import progress
+from wdjax.train.host.plots import draw_run, thinned
 
 CELL = """
 from wdjax.train import Trainer, load_config
@@ -76,6 +79,62 @@ def test_quiet_runs_and_terminals_show_nothing_in_a_notebook(notebook, monkeypat
         assert progress.notebook_display() is None
     monkeypatch.delitem(sys.modules, "IPython")
     assert progress.notebook_display() is None
+
+
+def test_what_is_printed_beside_a_quiet_run_is_shown(monkeypatch, capsys):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as in a terminal, where a bar has all that is printed
+    monkeypatch.delenv("TERM", raising=False)
+    with progress.progress_bar(Console(quiet=True), 3, 0) as advance:
+        advance(1, "one")
+        print("a callback's words")
+    assert capsys.readouterr().out == "a callback's words\n"
+
+
+@pytest.mark.parametrize("where", ["a notebook's !", "a log"])
+def test_a_bar_that_is_kept_is_seldom_drawn(monkeypatch, where):
+    drawn = io.StringIO()
+    drawn.isatty = lambda: where == "a notebook's !"
+    monkeypatch.setenv("JPY_PARENT_PID", "1") if drawn.isatty() else monkeypatch.delenv("JPY_PARENT_PID", raising=False)
+    with progress.progress_bar(Console(file=drawn, force_terminal=True), 3, 0) as advance:
+        advance(1, "one")
+        time.sleep(0.3)  # three pictures of a bar in a terminal
+        advance(2, "two")
+    assert (drawn.getvalue().count("compiling"), drawn.getvalue().count("two")) == (1, 1)
+    assert "one" not in drawn.getvalue()
+
+
+def test_a_live_curve_keeps_only_so_many_rows():
+    rows = [{"updates": i} for i in range(9_001)]
+    kept = [row["updates"] for row in thinned(rows)]
+    assert len(kept) <= 2_000
+    assert (kept[0], kept[-1]) == (0, 9_000)
+    assert set(np.diff(kept)) == {8}
+    assert thinned(rows[:3]) == rows[:3]
+    assert len(thinned(rows[:2_001])) == 1_001
+
+
+def test_a_live_curve_reads_a_run_once():
+    reads = []
+
+    class Run:  # what Trainer's own methods ask of it
+        config, callbacks, _shown = SimpleNamespace(policies={}, stop_at={}), (), None
+        history = property(lambda self: reads.append("metrics.jsonl") or [{"updates": 1}])
+        _curve = lambda self, rows: [row["updates"] for row in rows]  # noqa: E731
+
+    run = Run()
+    assert Trainer._live_curve(run) == [1]
+    Trainer._report(run, lambda *_: None, [{"updates": 2, "env_steps": 8, "env_steps_per_second": 1.0}])
+    assert Trainer._live_curve(run) == [1, 2]
+    assert reads == ["metrics.jsonl"]
+
+
+def test_env_steps_are_written_short():
+    rows = [{"env_steps": steps, "a/episode_return": 1.0, "episode_length": 2.0} for steps in (0, 1_280_000)]
+    figure = draw_run(rows, most=1)
+    figure.draw_without_rendering()
+    labels = [label.get_text() for label in figure.axes[0].get_xticklabels()]
+    assert {"0", "200k", "1M", "1.2M"} <= set(labels)
+    assert figure.axes[0].get_xlabel() == "env steps"
 
 
 def test_cells_of_tables_are_short_and_escaped():
