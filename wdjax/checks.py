@@ -6,15 +6,20 @@ import numbers
 from collections.abc import Iterable
 from typing import Any
 
+import jax
 import numpy as np
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Returns the end of a sentence: the nearest of the `known` names, or all of them where none is near."""
+    """Returns the end of a sentence: the nearest of the `known` names, those of which `name` is the first word ("tag"),
+    or all of them where none is near."""
     known = sorted(known)
     lower = {other.lower(): other for other in known}  # acrobot's are gymnasium's: LINK_MASS_1
     near = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.5)
-    return f"did you mean {lower[near[0]]!r}?" if near else f"known names: {', '.join(known) or 'none'}"
+    near = near or [other for other in lower if other.startswith(f"{name.lower()}_")]
+    if near:
+        return f"did you mean {' or '.join(repr(lower[other]) for other in near)}?"
+    return f"known names: {', '.join(known) or 'none'}"
 
 
 def require_known(kind: str, name: str, known: Iterable[str]) -> None:
@@ -51,6 +56,12 @@ def require_integer(field: str, value: Any, low: int) -> None:
 def one_line(error: Any) -> str:
     """Returns the words of an error, perhaps another library's, in one line."""
     return " ".join(str(error).split())
+
+
+def require_key(key: Any) -> None:
+    """Raises TypeError for a number, traced or not, where a key is wanted."""
+    if np.shape(key) == () and not jax.dtypes.issubdtype(getattr(key, "dtype", None), jax.dtypes.prng_key):
+        raise TypeError("key: must be a key, jax.random.key(seed), not a seed")
 
 
 def require_bool(field: str, value: Any) -> None:
