@@ -83,7 +83,7 @@ def test_a_shell_completes(capsys, tmp_path):
     assert completed("diff", "cartpole", "tag_s") == ["tag_small"]
     assert completed("train", "cartpole", "--st") == ["--stop-at"]
     assert completed("train", "tag_small", "--policies.runner.learning") == ["--policies.runner.learning-rate"]
-    assert completed("train", "tag_small", "--env-params.num-t") == ["--env-params.num-taggers"]
+    assert completed("train", "tag_small", "--env-params.num-ta") == ["--env-params.num-taggers"]
     assert completed("eval", "runs/a", "--opp") == ["--opponents"]
 
 
