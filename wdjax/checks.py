@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 
@@ -59,9 +60,10 @@ def one_line(error: Any) -> str:
 
 
 def require_key(key: Any) -> None:
-    """Raises TypeError for a number, traced or not, where a key is wanted."""
-    if np.shape(key) == () and not jax.dtypes.issubdtype(getattr(key, "dtype", None), jax.dtypes.prng_key):
-        raise TypeError("key: must be a key, jax.random.key(seed), not a seed")
+    """Raises TypeError for what is no typed key, traced or not: a seed, or old numbers."""
+    if not jnp.issubdtype(getattr(key, "dtype", bool), jax.dtypes.prng_key):
+        found = f"key of dtype {key.dtype}" if hasattr(key, "dtype") else f"key = {key!r}"
+        raise TypeError(f"{found}: must be a typed key, as jax.random.key(seed) makes it")
 
 
 def require_bool(field: str, value: Any) -> None:
