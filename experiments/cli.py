@@ -97,6 +97,9 @@ def call(command: str, *rest: str) -> None:
         raise SystemExit(1 if isinstance(error, FAILURES) else 2) from error
 
 
+IN_A_MINUTE = "in a minute:"
+
+
 def list_all(arguments: list[str]) -> None:
     """wdjax list"""
     from wdjax.envs import list_envs
@@ -116,15 +119,19 @@ def list_all(arguments: list[str]) -> None:
 
 
 def cost_of(path: Path) -> str:
-    """Returns what a preset costs: its env steps, and what its header says after "# Costs:", over several lines."""
+    """Returns what a preset costs: its env steps, and what its header says after "# Costs:", over several lines, and,
+    where it is large for a CPU, after "In a minute:"."""
     from wdjax.train.config.reading import read_yaml
     from wdjax.train.config.schema import TrainConfig
 
     steps = f"{int(read_yaml(path).get('total_env_steps', TrainConfig.total_env_steps)):,} env steps"
     header = itertools.takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf8").splitlines())
     paragraphs = " ".join(line[1:].strip() or "\n" for line in header).split("\n")
-    costs = re.search(r"\bCosts: (.*?\.)(?: [A-Z]|$)", f"{' '.join(p for p in paragraphs if 'Costs:' in p).strip()}")
-    return f"{steps}; {costs[1].rstrip('.')}" if costs else steps
+    told = " ".join(p for p in paragraphs if "Costs:" in p).strip()
+    costs = re.search(r"\bCosts: (.*?\.)(?: [A-Z]|$)", told)
+    small = re.search(r"\bIn a minute: (\w+)", told)
+    said = (costs and costs[1].rstrip("."), small and f"{IN_A_MINUTE} {small[1]}")
+    return "; ".join([steps, *filter(None, said)])
 
 
 def import_trainer() -> type:

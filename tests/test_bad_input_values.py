@@ -235,6 +235,8 @@ ENVIRONMENTS = [
     (FOUR.reset, (KEY, {"gravity": 1}), {}, "params = {'gravity': 1}: must be a Params of CartPole"),
     (FOUR.reset, (KEY, OTHER_PARAMS), {}, "must be a Params of CartPole"),
     (vectorize(CARTPOLE, 4, params_axis=0).reset, (KEY, PARAMS), {}, "must be an array with a leading 4"),
+    (wdjax.train.make_learner, ("cartpole",), {}, "config = 'cartpole': must be a TrainConfig, load_config("),
+    (wdjax.make, ("tag",), {}, "unknown environment 'tag': did you mean 'tag_continuous' or 'tag_gridworld'?"),
     (wdjax.check_env, ("cartpol",), {}, "unknown environment 'cartpol': did you mean 'cartpole'?"),
     (wdjax.check_env, (3,), {}, "env = 3: must be a wdjax.Env (an instance), or the name of a registered one"),
     (wdjax.check_env, ("cartpole",), {"num_steps": 0}, "num_steps = 0: must be at least 1"),

@@ -63,6 +63,9 @@ def test_public_names_resolve():
         assert name in dir(wdjax)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         wdjax.nothing  # noqa: B018
+    for name, words in (("vectorise", "wdjax.vectorize"), ("load_run", "wdjax.train.load_run")):
+        with pytest.raises(AttributeError, match=rf"did you mean {words}\?"):
+            getattr(wdjax, name)
 
 
 # --- where the sources lie, and what imports what ---

@@ -86,7 +86,10 @@ def preset_path(preset: str | Path) -> Path:
         return path
     if (path / CONFIG).is_file():
         raise ValueError(f"{preset} is the folder of a run: its preset is {preset}/{CONFIG}")
-    require_known("preset", str(preset), list_presets())
+    known = list_presets()
+    if str(preset) not in known and path.parts and (len(path.parts) > 1 or path.is_dir()):
+        raise FileNotFoundError(f"{preset}: neither a preset (wdjax list) nor a .yaml file, nor does it hold a run")
+    require_known("preset", str(preset), known)
     return PRESETS / f"{preset}.yaml"
 
 

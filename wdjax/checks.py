@@ -7,17 +7,23 @@ import numbers
 from collections.abc import Iterable
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 MANY = 10_000  # agents or levels of a game: more would fill the memory before anybody knew why
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Returns the end of a sentence: the nearest of the `known` names, or all of them where none is near."""
+    """Returns the end of a sentence: the nearest of the `known` names, those of which `name` is the first word ("tag"),
+    or all of them where none is near."""
     known = sorted(known)
     lower = {other.lower(): other for other in known}  # acrobot's are gymnasium's: LINK_MASS_1
     near = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.5)
-    return f"did you mean {lower[near[0]]!r}?" if near else f"known names: {', '.join(known) or 'none'}"
+    near = near or [other for other in lower if other.startswith(f"{name.lower()}_")]
+    if near:
+        return f"did you mean {' or '.join(repr(lower[other]) for other in near)}?"
+    return f"known names: {', '.join(known) or 'none'}"
 
 
 def require_known(kind: str, name: str, known: Iterable[str]) -> None:
@@ -54,6 +60,13 @@ def require_integer(field: str, value: Any, low: int, high: float = math.inf) ->
 def one_line(error: Any) -> str:
     """Returns the words of an error, perhaps another library's, in one line."""
     return " ".join(str(error).split())
+
+
+def require_key(key: Any) -> None:
+    """Raises TypeError for what is no typed key, traced or not: a seed, or old numbers."""
+    if not jnp.issubdtype(getattr(key, "dtype", bool), jax.dtypes.prng_key):
+        found = f"key of dtype {key.dtype}" if hasattr(key, "dtype") else f"key = {key!r}"
+        raise TypeError(f"{found}: must be a typed key, as jax.random.key(seed) makes it")
 
 
 def require_bool(field: str, value: Any) -> None:

@@ -1,6 +1,7 @@
 """Packages whose names are imported when first used, so that to import them is quick and touches no device."""
 
 import ast
+import difflib
 import importlib
 import sys
 from collections.abc import Callable
@@ -24,8 +25,18 @@ def import_when_used(package: str) -> tuple[Callable[[str], Any], Callable[[], l
 
     def get(name: str) -> Any:
         if name not in home:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            raise AttributeError(f"module {package!r} has no attribute {name!r}{elsewhere(name)}")
         module = importlib.import_module(home[name])
         return module if home[name] == f"{package}.{name}" else getattr(module, name)
+
+    def elsewhere(name: str) -> str:
+        if name.startswith("_"):  # which other tools look for
+            return ""
+        parts = [path for part, path in home.items() if path == f"{package}.{part}"]
+        inside = [path for path in parts if name in getattr(importlib.import_module(path), "__all__", ())]
+        near = [f"{path}.{name}" for path in inside] or [
+            f"{package}.{other}" for other in difflib.get_close_matches(name, home, 1)
+        ]
+        return f": did you mean {near[0]}?" if near else ""
 
     return get, lambda: sorted(home), home

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from wdjax.checks import require, require_integer, require_known
+from wdjax.checks import require, require_integer, require_key, require_known
 from wdjax.env import Env, may_observe_late, require_batched_spaces
 
 
@@ -293,9 +293,7 @@ def select(rows: jax.Array, chosen: Any, other: Any) -> Any:
 
 
 def _check_key(key: jax.Array, num_envs: int) -> None:
-    if not jnp.issubdtype(getattr(key, "dtype", bool), jax.dtypes.prng_key):
-        found = f"key of dtype {key.dtype}" if hasattr(key, "dtype") else f"key = {key!r}"
-        raise TypeError(f"{found}: must be a typed key, as jax.random.key(seed) makes it")
+    require_key(key)
     if key.ndim == 1:
         blocks = key.shape[0]
         require(num_envs % blocks == 0, "number of keys", blocks, f"a divisor of num_envs = {num_envs}")

@@ -11,8 +11,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from wdjax.checks import one_line, require
-from wdjax.train import list_presets
+from wdjax.checks import did_you_mean, one_line, require
 from wdjax.train.config.facts import words_of
 from wdjax.train.config.schema import policy_fields
 
@@ -28,6 +27,18 @@ _OF_CALLBACKS = (
 Callbacks = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...", help=_OF_CALLBACKS)]
 
 PATHS = ("--workdir", "--output", "--npz", "--file")
+
+# What tyro says of a value -> our words for it.
+SAID_OF_VALUES = (
+    (r"could not convert string to float: (.*)", r"\1 must be a number"),
+    (r"Failed to parse key-value pairs!?", "must be pairs, as in agent/episode_return 475"),
+    (r"Could not find valid parse for arguments: \[(.*)\]", r"\1 must be values with spaces between, as in 64 64"),
+    (r"Missing value for argument '(.*)'\. Expected .* values?", r"\1 needs a value"),
+    (r"no type matching FLOAT\|\S*\[FLOAT FLOAT .* could be instantiated from \[(.*)\]",
+     r"\1 must be a number, or pairs of an env step and a value: 0 1e-3 100_000 1e-4"),
+    (r"no type matching \{(\w+),(\w+)\}\|INT could be instantiated from \[(.*)\]",
+     r"\3 must be \1, \2 or a whole number"),
+)  # fmt: skip
 
 FACTS = tyro.constructors.ConstructorRegistry()
 
@@ -45,6 +56,27 @@ def facts_in_help(info: tyro.constructors.StructTypeInfo) -> tyro.constructors.S
     facts = {field.name: words_of(field) for field in dataclasses.fields(info.type)}
     told = [dataclasses.replace(f, helptext=functools.partial(_told, facts[f.name], f.helptext)) for f in spec.fields]
     return dataclasses.replace(spec, fields=tuple(told))
+
+
+@FACTS.primitive_rule
+def whole_numbers(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec | None:
+    """Takes 1e6 for a whole number, as presets and Python do."""
+    if info.type is not int:
+        return None
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1, metavar="INT", instance_from_str=lambda words: _whole(words[0]),
+        is_instance=lambda value: isinstance(value, int), str_from_instance=lambda value: [str(value)],
+    )  # fmt: skip
+
+
+def _whole(word: str) -> int:
+    try:
+        return int(word)
+    except ValueError:
+        with contextlib.suppress(ValueError):
+            if float(word).is_integer():
+                return int(float(word))
+        raise ValueError(f"{word!r} must be a whole number") from None
 
 
 _UNDER_WAY: list[tyro.constructors.StructTypeInfo] = []
@@ -90,16 +122,18 @@ def mistake(panel: str, arguments: list[str], policies: Iterable[str] = ()) -> s
             parts[-1] = f"{parts[-1]} {words}".strip()
     title = 0 if "╭" in panel else 1  # in a box it stands in the border
     wrong, *more = [part for part in parts if part][title:] or [one_line(panel)]
-    wrong = re.sub(r"invalid literal for int\(\) with base 10: (.*)", r"\1 must be a whole number", wrong)
-    wrong = re.sub(r"could not convert string to float: (.*)", r"\1 must be a number", wrong)
-    wrong = wrong.replace("Failed to parse key-value pairs!", "must be pairs, as in agent/episode_return 475")
     wrong = wrong.split(" Got errors:")[0].rstrip(".")
+    for pattern, words in SAID_OF_VALUES:
+        wrong = re.sub(pattern, words, wrong)
+    if choice := re.match(r"invalid choice '(.*)' for .* Expected one of \('(.*)'\)$", wrong):
+        allowed = choice[2].split("', '")
+        return f"{wrong}: {did_you_mean(choice[1], allowed)}"
     if told := re.match(r"Unrecognized options: -?(\w[\w.-]*)=(\S+)|Unrecognized options: -(\w[\w.-]*)", wrong):
         name, value = told[1] or told[3], told[2]
         return f"{wrong}: flags begin with two dashes, --{name}{f' {value}' if value else ''} (see --help)"
     if unknown := re.match(r"Unrecognized options: --(policies\.[^.]+\.)?([\w-]+)", wrong):
         inside = policy_fields(unknown[2].replace("-", "_"), policies)
-        own = [name for name in inside if name.startswith(unknown[1] or "")]
+        own = [name for name in inside if name.startswith(unknown[1] or "")] or inside
         if own:
             return f"{wrong}: did you mean {' or '.join('--' + name.replace('_', '-') for name in own)}?"
     for part in more:
@@ -114,8 +148,8 @@ def mistake(panel: str, arguments: list[str], policies: Iterable[str] = ()) -> s
 def require_preset(command: str, arguments: list[str]) -> list[str]:
     """Returns the arguments of a command that needs a preset first; raises ValueError where there is none."""
     if not arguments or arguments[0].startswith("-"):
-        known, more = ", ".join(list_presets()), f"wdjax {command} PRESET --help"
-        raise ValueError(f"wdjax {command} needs a preset first: {known}, or a YAML file ({more})")
+        words = "as tag_small, or a YAML file; wdjax list names them all"
+        raise ValueError(f"wdjax {command} needs a preset first, {words} (wdjax {command} PRESET --help)")
     return arguments
 
 

@@ -1,22 +1,34 @@
 """wdjax completion: what a shell completes."""
 
 import dataclasses
+from collections.abc import Iterable
 
 from wdjax.experiments.commands.players import EvalArguments, ExportArguments, RenderArguments
 from wdjax.experiments.commands.report import ReportArguments
 from wdjax.experiments.commands.sweep import SweepArguments
 from wdjax.experiments.commands.train import TrainArguments
-from wdjax.train import TrainConfig, list_presets
+from wdjax.train import PolicyConfig, TrainConfig, list_presets, load_config
+from wdjax.train.config.env_params import complete_env_params
+from wdjax.train.config.facts import leaves
 
 SCRIPT = """\
 # bash: eval "$(wdjax completion)" in ~/.bashrc; zsh: autoload -U bashcompinit && bashcompinit before it
 _wdjax() {{
-    local word=${{COMP_WORDS[COMP_CWORD]}} words
+    local word=${{COMP_WORDS[COMP_CWORD]}} words policies params name field
     case ${{COMP_CWORD}}:${{COMP_WORDS[1]}}:$word in
         1:*) words="{commands}" ;;
 {cases}
         2:train:*|2:sweep:*|*:diff:*) words="{presets}" ;;
     esac
+    if [[ ${{COMP_WORDS[1]}}:$word == train:--* ]]; then
+        case ${{COMP_WORDS[2]}} in
+{inside}
+        esac
+        for name in $policies; do
+            for field in {fields}; do words+=" --policies.$name.$field"; done
+        done
+        for name in $params; do words+=" --env-params.$name"; done
+    fi
     COMPREPLY=($(compgen -W "$words" -- "$word"))
 }}
 complete -o default -F _wdjax wdjax"""
@@ -39,5 +51,16 @@ def completion(arguments: list[str]) -> None:
         names = [field.name for cls in classes for field in dataclasses.fields(cls) if field.name not in hidden]
         flags = " ".join(["--help", *(f"--{name.replace('_', '-')}" for name in names)])
         cases.append(f'        *:{command}:-*) words="{flags}" ;;')
-    presets, commands = " ".join(list_presets()), " ".join(COMMANDS)
-    print(SCRIPT.format(commands=commands, presets=presets, cases="\n".join(cases)))
+    print(SCRIPT.format(
+        commands=" ".join(COMMANDS), presets=" ".join(list_presets()), cases="\n".join(cases),
+        inside="\n".join(map(_inside, list_presets())), fields=_flags(path for path, _, _ in leaves(PolicyConfig())),
+    ))  # fmt: skip
+
+
+def _inside(preset: str) -> str:
+    config = complete_env_params(load_config(preset))
+    return f'            {preset}) policies="{" ".join(config.policies)}" params="{_flags(config.env_params)}" ;;'
+
+
+def _flags(names: Iterable[str]) -> str:
+    return " ".join(name.replace("_", "-") for name in names)

@@ -10,7 +10,6 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from wdjax.checks import require
 from wdjax.train import TrainConfig, read_metrics
 from wdjax.train.config.reading import from_mapping, read_yaml
 from wdjax.train.load import preset_path
@@ -46,8 +45,6 @@ def fields_of(run: str) -> dict[str, Any]:
     code that it names is imported."""
     file = Path(run) / CONFIG
     if not file.is_file():
-        words = f"a folder that holds {CONFIG}, a preset or a YAML file"
-        require("/" not in run or run.endswith(".yaml"), "run", run, words)
         file = preset_path(run)
     raw = read_yaml(file)
     written_by = flat({name: raw[name] for name in (VERSION, MADE_WITH) if name in raw})

@@ -1,9 +1,9 @@
-"""The help of wdjax train: a screen first, and from there a topic."""
+"""The help of wdjax train and sweep: a screen first, and from there a topic."""
 
 import contextlib
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tyro
@@ -47,15 +47,25 @@ def help_text(cls: type, preset: str, topic: str, default: Any) -> str:
     Raises:
         ValueError: for a topic without flags, naming the topics.
     """
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
-        tyro.cli(cls, prog=f"wdjax train {preset}", args=["--help"], registry=FACTS, default=default)
-    panels = panels_of(re.sub(r"\x1b\[[\d;]*m", "", said.getvalue()))
+    panels = panels_by_tyro(cls, f"wdjax train {preset}", default=default)
     if not topic:
         lines = [f"  {name:28s}{len(flags):3d} flags: {_first(flags)}" for name, flags in panels.items()]
         topics = [f"topics: wdjax train {preset} --help TOPIC", *lines, f"  {'all':31s}every flag"]
         also = "or any part of a flag: --help learning-rate"
         return "\n".join([SCREEN.format(preset=preset, name=preset), "", *topics, also])
+    return of_topic(panels, topic)
+
+
+def panels_by_tyro(cls: type, prog: str, **options: Any) -> dict[str, list[str]]:
+    """Returns topic -> the texts of its flags, as tyro describes a dataclass."""
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
+        tyro.cli(cls, prog=prog, args=["--help"], registry=FACTS, **options)
+    return panels_of(re.sub(r"\x1b\[[\d;]*m", "", said.getvalue()))
+
+
+def of_topic(panels: Mapping[str, Sequence[str]], topic: str) -> str:
+    """Returns the flags of a topic, or all whose names hold the word; raises ValueError where there are none."""
     word = topic.lstrip("-").replace("_", "-")
     if word == "all" or word in panels:
         chosen = panels if word == "all" else {word: panels[word]}

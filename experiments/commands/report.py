@@ -25,7 +25,7 @@ from wdjax.train import Player, cross_play, read_metrics, save_episode, statisti
 from wdjax.train.host.loop import Row
 from wdjax.train.learner.saved import split_checkpoint
 from wdjax.train.load import load_named
-from wdjax.train.storage.folder import CONFIG, MADE_WITH, RESUMABLE, VERSION
+from wdjax.train.storage.folder import CONFIG, MADE_WITH, RESUMABLE, VERSION, require_held
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 # What does not make another configuration: the seed, the machine, and how a run was looked after.
@@ -89,8 +89,7 @@ def _read(folder: Path) -> tuple[dict[str, Any], list[Row]]:
     best = folder / "best" / CONFIG
     if best.is_file():
         raise ValueError(f"{folder} holds a sweep, whose table and curves lie in it: its best run is {best.parent}")
-    if not (folder / CONFIG).is_file():
-        raise FileNotFoundError(f"{folder} holds no run: {folder / CONFIG} is missing")
+    require_held(folder)
     file = folder / "metrics.jsonl"
     rows = read_metrics(file) if file.is_file() else []
     if not rows:

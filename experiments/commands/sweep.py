@@ -1,6 +1,8 @@
 """wdjax sweep: its arguments, and which kind of sweep they ask for."""
 
 import dataclasses
+import inspect
+import itertools
 import re
 import threading
 from collections.abc import Mapping
@@ -13,6 +15,7 @@ from rich.console import Console
 from wdjax.checks import require
 from wdjax.experiments import sweep as kinds
 from wdjax.experiments.commands.arguments import Callbacks, Modules, parse, require_preset
+from wdjax.experiments.commands.help import help_topic, of_topic, panels_by_tyro
 from wdjax.experiments.sweep.halving import Halving
 from wdjax.experiments.sweep.members import Point, Range, Values, parse_point, parse_settings, read_settings
 from wdjax.experiments.sweep.pbt import FACTORS, Selection
@@ -85,17 +88,37 @@ class SweepArguments:
     """with --pbt: what a copy multiplies each value with, the one or the other"""
 
 
-# option -> the mode that it belongs to
+# option -> the mode that it belongs to; and what else stands in a topic of --help
 _OWN = {
     "batch": "search", "halving": "search", "rungs": "search", "storage": "search", "study": "search",
     "pbt_every_updates": "pbt", "pbt_every": "pbt", "pbt_fraction": "pbt", "pbt_factors": "pbt",
 }  # fmt: skip
+_MORE = ("point", "file", "metric", "members_at_once", "devices", "trust", "callbacks")
+
+
+def help_text(topic: str) -> str:
+    """Returns the help of wdjax sweep: a screen; with a topic its flags."""
+    panels: dict[str, list[str]] = {"sweep": [], "more": [], "search": [], "pbt": []}
+    topics = {**dict.fromkeys(_MORE, "more"), **_OWN}
+    for flag in itertools.chain.from_iterable(panels_by_tyro(SweepArguments, "wdjax sweep PRESET").values()):
+        name = flag.split()[0].strip("-,").replace("-", "_")
+        panels[topics.get(name, "sweep")].append(flag)
+    if topic:
+        return of_topic(panels, topic)
+    of = lambda topic: ", ".join(flag.split()[0].strip(",") for flag in panels[topic])  # noqa: E731
+    return "\n".join([
+        "usage: wdjax sweep PRESET [--FLAG VALUE ...]", "", inspect.cleandoc(SweepArguments.__doc__ or ""), "",
+        *panels["sweep"], "", "topics: wdjax sweep --help TOPIC",
+        *(f"  {topic:8s}{of(topic)}" for topic in ("more", "search", "pbt")), "  all     every flag",
+    ])  # fmt: skip
 
 
 def sweep(arguments: list[str]) -> None:
     """wdjax sweep PRESET [--set FIELD=VALUES ...] [--seeds N] [--search TRIALS | --pbt MEMBERS] [--workdir DIR]"""
-    if arguments and arguments[0] in ("-h", "--help"):
-        parse(SweepArguments, "wdjax sweep PRESET", ["--help"])
+    topic = help_topic(arguments)
+    if topic is not None:
+        print(help_text(topic))
+        return
     preset, *rest = require_preset("sweep", arguments)
     default = SweepArguments(workdir=Path("runs") / f"sweep_{preset_path(preset).stem}")
     try:

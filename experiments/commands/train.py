@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
+import jax
 import tyro
 from rich.console import Console
 
 from wdjax.experiments.auto_scale import auto_scale, trial_table, what_changes
-from wdjax.experiments.cli import import_trainer
+from wdjax.experiments.cli import IN_A_MINUTE, cost_of, import_trainer
 from wdjax.experiments.commands.arguments import Callbacks, Modules, flags_of, parse, require_preset
 from wdjax.experiments.commands.dry_run import dry_run
 from wdjax.experiments.commands.help import help_text, help_topic, screen_of_no_preset
@@ -82,14 +83,27 @@ def train(arguments: list[str]) -> None:
         return
     trainer_class = import_trainer()
     config = scaled(parsed) if parsed.auto_scale or parsed.auto_scale_rollout else parsed.config
+    cost = cost_of_large(preset_path(preset), raw, parsed)  # before the folder is made
     with no_garbage_collection():
         trainer = trainer_class(
             config, parsed.workdir, parsed.resume, parsed.callbacks, debug=parsed.debug, trust=parsed.trust,
             pictures=parsed.pictures,
         )  # fmt: skip
+    if cost:
+        print(cost, flush=True)
     trainer.train()
     if trainer.stopped:
         raise SystemExit(STOPPED)
+
+
+def cost_of_large(path: Path, raw: TrainConfig, parsed: TrainArguments) -> str:
+    """Returns what a new run in a preset's size costs and which preset is smaller, where it is large for a CPU and
+    there is nothing else; else ""."""
+    cost, size = cost_of(path), ("num_envs", "rollout_length", "total_env_steps")
+    whole = all(getattr(parsed.config, name) == getattr(raw, name) for name in size)
+    if IN_A_MINUTE in cost and whole and jax.default_backend() == "cpu" and not (parsed.workdir / CONFIG).exists():
+        return f"{path.stem}: {cost.replace(IN_A_MINUTE, f'{IN_A_MINUTE} wdjax train')}"
+    return ""
 
 
 def with_told_env_params(config: TrainConfig, raw: TrainConfig, changes: Sequence[str]) -> TrainConfig:

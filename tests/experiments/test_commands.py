@@ -37,6 +37,8 @@ def no_user_cache(monkeypatch, tmp_path):
      "150,000 env steps; about 6 s on one H200, 12 minutes on 2 CPU cores"),
     ("# A game.\n# Costs: 1.5 s on one H200,\n# 2 h on a CPU. Expected: a return of 3.\n", None,
      "1,000,000 env steps; 1.5 s on one H200, 2 h on a CPU"),
+    ("# A game.\n# Costs: 2 h on a CPU. In a minute:\n# small_one.\n", 20,
+     "20 env steps; 2 h on a CPU; in a minute: small_one"),
     ("# A game. Expected: 475.\n", 20, "20 env steps"),
     ("# A game.\nx: 1\n# Costs: not in the header.\n", 20, "20 env steps"),
 ])  # fmt: skip
@@ -80,6 +82,8 @@ def test_a_shell_completes(capsys, tmp_path):
     assert completed("train", "cartpole") == ["cartpole", "cartpole_ppo"]
     assert completed("diff", "cartpole", "tag_s") == ["tag_small"]
     assert completed("train", "cartpole", "--st") == ["--stop-at"]
+    assert completed("train", "tag_small", "--policies.runner.learning") == ["--policies.runner.learning-rate"]
+    assert completed("train", "tag_small", "--env-params.num-ta") == ["--env-params.num-taggers"]
     assert completed("eval", "runs/a", "--opp") == ["--opponents"]
 
 

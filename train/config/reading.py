@@ -13,6 +13,8 @@ import yaml
 from wdjax.checks import did_you_mean, one_line, require
 from wdjax.train.config.facts import is_required
 
+SHORT = {"lr": "learning_rate"}  # what many type -> the field's name here
+
 
 class _Loader(yaml.SafeLoader):
     """PyYAML's safe loader, but 1e-4 is a number, as in YAML 1.2, and a name that stands twice is refused."""
@@ -82,7 +84,8 @@ def from_mapping(cls: type, values: Any, path: str = "") -> Any:
     hints = typing.get_type_hints(cls)
     for name in values:
         if name not in hints:
-            raise ValueError(f"unknown field {f'{path}{name}' or repr(name)}: {did_you_mean(str(name), hints)}")
+            near = did_you_mean(SHORT.get(name, str(name)), hints)
+            raise ValueError(f"unknown field {f'{path}{name}' or repr(name)}: {near}")
     for field in dataclasses.fields(cls):
         if is_required(field) and field.name not in values:
             raise ValueError(f"field {path}{field.name} is missing")

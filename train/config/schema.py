@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from wdjax.tables import html_table
 from wdjax.train.config.facts import Schedule, changed, leaves, static, traced
+from wdjax.train.config.reading import SHORT
 
 _COUNT = "at least 1 and below 2**31"
 
@@ -166,7 +167,7 @@ class PolicyConfig:
 def policy_fields(name: str, policies: Iterable[str]) -> list[str]:
     """Returns the dotted names of the fields that a bare name may stand for in policies, the nearest to the top:
     "learning_rate", or "lr" -> ["policies.agent.learning_rate"]."""
-    name = {"lr": "learning_rate"}.get(name, name)
+    name = SHORT.get(name, name)
     held = sorted((path for path, _, _ in leaves(PolicyConfig()) if path.split(".")[-1] == name), key=len)
     return [f"policies.{policy}.{path}" for path in held[:1] for policy in policies]
 

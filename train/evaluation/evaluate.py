@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from wdjax.checks import require_integer, require_known
+from wdjax.checks import require_integer, require_key, require_known
 from wdjax.env import Env
 from wdjax.train.evaluation.episodes import Episodes, evaluation_metrics
 from wdjax.train.evaluation.players import (
@@ -202,6 +202,7 @@ def play_in_turns(
     Raises:
         UnfinishedEpisodeError: where an episode is longer than max_steps.
     """
+    require_key(key)
     require_integer("num_episodes", num_episodes, 1)
     require_integer("max_steps", max_steps, 1)
     if batch is not None:

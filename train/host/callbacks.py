@@ -54,7 +54,7 @@ def _make_callback(given: Callback | str) -> Callback:
     if isinstance(given, str):
         if ":" not in given and given not in LOGGERS:
             words = 'or your own, "package.module:name"'
-            raise ValueError(f"unknown callback {given!r}: {did_you_mean(given, LOGGERS)}, {words}")
+            raise ValueError(f"unknown callback {given!r}: {did_you_mean(given, LOGGERS)} ({words})")
         found = import_named("callback", LOGGERS.get(given, given))
     if not callable(found):
         raise TypeError(f"callback {given!r}: must be a function of (trainer, row), not a {type(found).__name__}")

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import SingleDeviceSharding
 
+from wdjax.checks import require_key
 from wdjax.train.devices.startup import no_garbage_collection
 from wdjax.train.rollout.self_play import PRESENT, new_pool, pool_of, what_acting_reads
 from wdjax.train.rollout.standings import keeps_standings, new_standings
@@ -23,6 +24,7 @@ def init(setup: Setup, key: jax.Array, loaded: Mapping[str, PolicyState] | None 
 
     `loaded` is what policies with a checkpoint begin with (`Learner.loaded`); without it they begin like all others.
     """
+    require_key(key)
     network_key, replica_key, run_key = jax.random.split(key, 3)
     network_keys = jax.random.split(network_key, len(setup.policies))
     loaded = loaded or {}

@@ -93,6 +93,7 @@ def learner_of(setup: Setup) -> Learner:
         return updates(state, num_updates=int(num_updates))
 
     run_so_many.lower = updates.lower  # as what jit returns has it
+    run_so_many.__qualname__ = "Learner.run"  # what Python says of a missing argument names it
     return Learner(
         setup=setup,
         init=(lambda key: start(key, loaded())) if begin_elsewhere(setup) else start,

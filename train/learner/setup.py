@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Collection
+from pathlib import Path
 
 import jax
 from flax import nnx
@@ -25,6 +26,8 @@ from wdjax.vector import ResetPool, vectorize
 
 def make_setup(config: TrainConfig, trust: Collection[str] = ()) -> Setup:
     """Checks a configuration and builds the fixed part of a run from it; `trust` as for `make_learner`."""
+    if isinstance(config, (str, Path)):
+        raise TypeError(f"config = {str(config)!r}: must be a TrainConfig, load_config({str(config)!r})")
     config = read_config(config)  # one that was built in Python may hold any type
     env, env_params, assignments = validate(config)
     wake_device().result()

@@ -255,7 +255,7 @@ def encoder_class(name: str, field: str = "network.encoder") -> Any:
     if ":" not in name:
         if name not in ENCODERS:
             own = 'or your own, "package.module:Class"; what register_encoder names must be registered again'
-            raise ValueError(f"unknown {field} {name!r}: {did_you_mean(name, ENCODERS)}, {own}")
+            raise ValueError(f"unknown {field} {name!r}: {did_you_mean(name, ENCODERS)} ({own})")
         return ENCODERS[name]
     found = import_named(field, name)
     _require_module(f"{field} {name!r}", found)

@@ -46,7 +46,7 @@ def find_algorithm(name: str, field: str = "algorithm") -> Algorithm:
     found = ALGORITHMS.get(name, name)
     if isinstance(found, str) and ":" not in found:
         own = 'or your own, "package.module:Class"; what register_algorithm names must be registered again'
-        raise ValueError(f"{field} = {name!r}: {did_you_mean(name, ALGORITHMS)}, {own}")
+        raise ValueError(f"{field} = {name!r}: {did_you_mean(name, ALGORITHMS)} ({own})")
     if isinstance(found, str):
         found = import_named(field, found)
         _require_algorithm(f"{field} = {name!r}", found)

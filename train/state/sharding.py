@@ -94,7 +94,13 @@ def spread(setup: Setup, function: Callable, state: TrainState, *told: jax.Array
     Args:
         function: returns (state, metrics), the metrics the same on every device.
         told: arrays that all devices are given whole.
+
+    Raises:
+        TypeError: for what is no TrainState, as the pair that `run` returned.
     """
+    if not isinstance(state, TrainState):
+        words = "which learner.init(key) returns, and learner.run as the first of a pair (state, metrics)"
+        raise TypeError(f"state: must be a TrainState, {words}")
     if setup.num_devices == 1:
         return function(setup, state, *told)
     replicas = dataclasses.replace(setup.replicas, num_envs=setup.replicas.num_envs // setup.num_devices)

@@ -190,12 +190,19 @@ def load_run_config(run_folder: str | Path, trust: Collection[str] = ()) -> Trai
         ValueError, TypeError: where it is no configuration, or names other modules.
     """
     file = Path(run_folder) / CONFIG
-    if not file.is_file():
-        raise FileNotFoundError(f"{run_folder} holds no run: {file} is missing")
+    require_held(run_folder)
     try:
         return read_config(trusted_values(file, trust))
     except (ValueError, TypeError) as error:
         raise type(error)(f"{file}: {error}") from error
+
+
+def require_held(run_folder: str | Path) -> None:
+    """Raises FileNotFoundError where a folder holds no run, naming the one of this name where runs are written."""
+    file, usual = Path(run_folder) / CONFIG, Path("runs") / run_folder
+    if not file.is_file():
+        near = f": did you mean {usual}?" if (usual / CONFIG).is_file() else ""
+        raise FileNotFoundError(f"{run_folder} holds no run: {file} is missing{near}")
 
 
 def trusted_values(file: Path, trust: Collection[str]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from probes import FALLING, SignalParams, tiny_config, tiny_policy
 
-from wdjax.train import make_learner, with_hypers
+from wdjax.train import evaluate, make_learner, with_hypers
 from wdjax.train.algorithms.on_policy.update import OnPolicy
 from wdjax.train.learner.learner import update
 
@@ -54,6 +54,18 @@ def test_a_run_in_parts_is_the_whole_run(learner, state):
     assert_equal(end, whole)
     assert_equal(jax.tree.map(lambda a, b: jnp.concatenate([a, b]), first, second), metrics)
     assert whole.num_updates == 4
+
+
+def test_what_is_no_key_or_no_state_is_refused(learner, state):
+    with pytest.raises(TypeError, match=r"must be a typed key, as jax.random.key\(seed\) makes it"):
+        learner.init(0)
+    with pytest.raises(TypeError, match="key = 1: must be a typed key"):
+        evaluate(learner, state, 1)
+    for wrong in (3, (state, {})):
+        with pytest.raises(TypeError, match=r"state: must be a TrainState, which learner.init"):
+            learner.update(wrong)
+    with pytest.raises(TypeError, match=r"^Learner.run\(\) missing 1 required"):
+        learner.run(state)
 
 
 def test_updates_one_by_one_are_the_run(learner, state):
