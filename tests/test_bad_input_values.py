@@ -95,9 +95,9 @@ PRESETS = [
     (".", "unknown preset '.': known names: acrobot,"),
     ("none.yaml", "no such file: none.yaml"),
     (Path("none.yml"), "no such file: none.yml"),
-    (None, "preset = None: must be the name of a preset or the path of a YAML file"),
-    (5, "preset = 5: must be the name of a preset or the path of a YAML file"),
-    (b"cartpole", "preset = b'cartpole': must be the name of a preset or the path of a YAML file"),
+    (None, "preset = None: must be the name of a preset, the path of a YAML file, or a mapping"),
+    (5, "preset = 5: must be the name of a preset, the path of a YAML file, or a mapping"),
+    (b"cartpole", "preset = b'cartpole': must be the name of a preset, the path of a YAML file, or a mapping"),
 ]
 
 

@@ -225,7 +225,7 @@ BUILT = [
     (one_policy("cartpole", "agent", network=NetworkConfig(8)), TypeError, r"hidden_sizes = 8: must be a list"),
     (one_policy("cartpole", "agent", network=None), TypeError, r"policies\.all\.network = None: must be"),
     (one_policy("probe_pair", "pilot", "clerk"), ValueError, r"policies\.all\.agents: groups .* different spaces"),
-    ("cartpole", TypeError, r"TrainConfig = 'cartpole': must be a mapping"),
+    ("cartpole", TypeError, r"config = 'cartpole': must be a TrainConfig, load_config\('cartpole'\)"),
 ]
 
 

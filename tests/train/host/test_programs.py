@@ -150,7 +150,7 @@ def test_garbage_is_collected_again_after_tracing():
     like = abstract_state(learner.setup)
     lower_chunk(learner, like, 1)
     assert gc.isenabled()
-    with pytest.raises(AttributeError):
+    with pytest.raises(TypeError):
         lower_chunk(learner, None, 1)
     assert gc.isenabled()
     gc.disable()
