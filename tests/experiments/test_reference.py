@@ -189,7 +189,8 @@ def test_seeds_are_those_of_solo_runs(tiny, quick_compile, monkeypatch):
         state, _ = learner.run(learner.init(jax.random.key(seed)), num_updates=3)
         alone = sum(float(abs(leaf).sum()) for leaf in jax.tree.leaves(state.policies["agent"].params))
         np.testing.assert_allclose(result["numbers"]["size"]["per_seed"][seed], alone, rtol=1e-4)
-    assert size_of_parameters(learner, first, {}, jax.random.key(0))["size"] == result["numbers"]["size"]["per_seed"][0]
+    size = size_of_parameters(learner, first, {}, jax.random.key(0))["size"]
+    assert size == pytest.approx(result["numbers"]["size"]["per_seed"][0], rel=1e-5)
     assert result["curve"]["env_steps"] == [256, 512, 768]
     curve = result["curve"]["agent"]
     for low, middle, high in zip(curve["low"], curve["iqm"], curve["high"], strict=True):
