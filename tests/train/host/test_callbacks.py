@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import json
 import struct
+import time
 import types
 from pathlib import Path
 
@@ -126,12 +127,17 @@ def test_wandb_offline_holds_the_rows(tmp_path, monkeypatch):
     log(logger, tmp_path / "run", ROWS)
     [file] = (tmp_path / "run").glob("wandb/offline-run-*/*.wandb")
     assert (tmp_path / "run" / "wandb_id").read_text() in file.name
-    found, ids = [], set()
-    for record in map(Record.FromString, leveldb_log(file.read_bytes())):
-        ids |= {record.run.run_id, record.run.project} if record.HasField("run") else set()
-        if record.HasField("history"):
-            items = {item.key or item.nested_key[0]: json.loads(item.value_json) for item in record.history.item}
-            found.append({k: v for k, v in items.items() if not k.startswith("_")})
+    deadline = time.monotonic() + 60  # wandb's own process may write the last records after it was ended
+    while True:
+        found, ids = [], set()
+        for record in map(Record.FromString, leveldb_log(file.read_bytes())):
+            ids |= {record.run.run_id, record.run.project} if record.HasField("run") else set()
+            if record.HasField("history"):
+                items = {item.key or item.nested_key[0]: json.loads(item.value_json) for item in record.history.item}
+                found.append({k: v for k, v in items.items() if not k.startswith("_")})
+        if len(found) >= len(ROWS) or time.monotonic() > deadline:
+            break
+        time.sleep(0.5)
     assert found == [{k: v for k, v in row.items() if v is not None} for row in ROWS]
     assert "wdjax" in ids
 
