@@ -6,25 +6,19 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-
 from wdjax.checks import require_known
 from wdjax.train.config.reading import read_yaml, set_dotted
 from wdjax.train.config.schema import TrainConfig, policy_fields
 from wdjax.train.config.trust import require_trusted, with_own
-from wdjax.train.evaluation.trained import TrainedPolicy, learned_part, trained_policy
-from wdjax.train.learner.learner import Learner, learner_of, make_learner
+from wdjax.train.evaluation.trained import TrainedPolicy, trained_policy
+from wdjax.train.learner.learner import Learner, learner_of
 from wdjax.train.learner.saved import read_named, read_run
 from wdjax.train.learner.validate import validate
 from wdjax.train.state.registry import read_config
 from wdjax.train.state.state import TrainState
-from wdjax.train.storage.checkpoint import by_place
 from wdjax.train.storage.folder import CONFIG, trusted_values, without_version
 
 PRESETS = Path(__file__).parents[1] / "experiments" / "configs"
-REFERENCE = PRESETS.parent / "reference"
 
 
 def load_config(preset: str | Path | Mapping[str, Any], *, trust: Collection[str] = (), **changes: Any) -> TrainConfig:
@@ -99,7 +93,7 @@ def load_run(
     """Returns the learner of a run, on one device, and the state of its newest checkpoint.
 
     Args:
-        run_folder: of the run; "reference:tag_continuous": what comes with wdjax (`load_reference`).
+        run_folder: of the run; "reference:tag_continuous": what comes with wdjax of the learning table.
         best: of its best one.
         num_updates: of the one after so many updates.
         trust: names of modules of one's own, with all that is inside of them: a run may name code of these, of
@@ -109,41 +103,12 @@ def load_run(
         FileNotFoundError: where there is no run, or no such checkpoint in it.
         ValueError: where it names code of another module; nothing of that has been imported.
     """
-    if str(run_folder).startswith("reference:"):
-        return load_reference(str(run_folder).removeprefix("reference:"))
     setup, state = read_run(run_folder, best, num_updates, trust)
     return learner_of(setup), state
 
 
-def load_reference(row: str) -> tuple[Learner, TrainState]:
-    """Returns the learner of a row of the learning table, and a new state with what its first seed learned.
-
-    Raises:
-        ValueError: for a row of which no policies come with wdjax, with the nearest right one.
-    """
-    require_known("reference", row, sorted(path.stem for path in REFERENCE.glob("policies/*.npz")))
-    learner = make_learner(_changed(read_yaml(REFERENCE / "results" / f"{row}.yaml")["config"], {"devices": 1}))
-    state = learner.init(jax.random.key(learner.config.seed))
-    learned = {name: learned_part(own) for name, own in state.policies.items()}
-    with np.load(REFERENCE / "policies" / f"{row}.npz") as file:
-        leaves = [jnp.asarray(file[place]) for place in by_place(learned)]
-    learned = jax.tree.unflatten(jax.tree.structure(learned), leaves)
-    policies = {name: own.replace(params=learned[name].params, normalizer=learned[name].normalizer)
-                for name, own in state.policies.items()}  # fmt: skip
-    return learner, state.replace(policies=policies)
-
-
-def save_learned(path: Path, state: TrainState) -> None:
-    """Writes what acting needs of all policies, arrays by their places, for `load_reference`."""
-    learned = {name: learned_part(own) for name, own in state.policies.items()}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(path, **jax.device_get(by_place(learned)))
-
-
 def load_named(run: str, default: str = "newest", trust: Collection[str] = ()) -> tuple[Learner, TrainState]:
     """Returns what `load_run` does, of a checkpoint named as for `split_checkpoint`: "runs/a@best"."""
-    if run.startswith("reference:"):
-        return load_run(run)
     setup, state = read_named(run, default, trust)
     return learner_of(setup), state
 

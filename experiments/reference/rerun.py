@@ -10,6 +10,7 @@ its first seed has learned (`wdjax eval reference:ROW`).
 """
 
 import argparse
+import dataclasses
 import importlib.metadata
 import os
 import textwrap
@@ -28,10 +29,12 @@ from wdjax.experiments.reference.rows import ROWS, Row
 from wdjax.experiments.sweep.population import compile_population, most_devices
 from wdjax.train import load_config, make_learner
 from wdjax.train.config.reading import read_yaml
+from wdjax.train.config.schema import TrainConfig
 from wdjax.train.host.chunks import play
 from wdjax.train.host.plots import COLORS, count_env_steps
 from wdjax.train.learner.learner import Learner
-from wdjax.train.load import preset_path, save_learned
+from wdjax.train.learner.saved import save_learned
+from wdjax.train.load import preset_path
 from wdjax.train.state.state import TrainState
 from wdjax.train.storage.folder import flat
 
@@ -96,34 +99,52 @@ def rerun(name: str, parsed: argparse.Namespace) -> list[str]:
     return problems
 
 
-def measure(row: Row) -> tuple[dict[str, Any], TrainState]:
-    """Trains the seeds of a row, side by side in one program, and measures each. Returns (what is stored of it, the
-    state of its first seed)."""
-    learner = make_learner(load_config(row.preset, devices=1))  # the seeds are spread, not the replicas of each
-    num_updates, devices = learner.config.num_updates, most_devices(row.seeds)
-    keys = jax.vmap(jax.random.key)(jnp.arange(row.seeds))
+@dataclasses.dataclass(frozen=True, eq=False)
+class Trained:
+    """What seeds 0, 1, 2, ... of a run have learned, side by side in one program."""
+
+    learner: Learner
+    keys: jax.Array  # [seeds]
+    states: list[TrainState]
+    metrics: list[Mapping[str, np.ndarray]]  # of each seed, [num_updates]
+    seconds: float
+    compile_seconds: float
+    devices: int
+
+
+def train(config: TrainConfig, seeds: int) -> Trained:
+    """Trains seeds of a run; those are spread over devices, not the replicas of each."""
+    learner = make_learner(config)
+    num_updates, devices = learner.config.num_updates, most_devices(seeds)
+    keys = jax.vmap(jax.random.key)(jnp.arange(seeds))
     states = jax.block_until_ready(jax.vmap(learner.init)(keys))
     program, compile_seconds = compile_population(learner.setup, states, num_updates, devices)
     played = play(program, states, num_updates)
-    curves = [{name: values[i] for name, values in played.metrics.items()} for i in range(row.seeds)]
-    measured, trained = [], []
-    for i, (own, key) in enumerate(zip(curves, keys, strict=True)):
-        state = jax.device_put(jax.tree.map(lambda leaf, i=i: leaf[i], played.state), jax.devices()[0])
-        trained.append(state)
-        measured.append(row.measure(learner, state, own, jax.random.fold_in(key, EVALUATION)))
+    metrics = [{name: values[i] for name, values in played.metrics.items()} for i in range(seeds)]
+    one = [jax.tree.map(lambda leaf, i=i: leaf[i], played.state) for i in range(seeds)]
+    states = [jax.device_put(state, jax.devices()[0]) for state in one]
+    return Trained(learner, keys, states, metrics, played.seconds, compile_seconds, devices)
+
+
+def measure(row: Row) -> tuple[dict[str, Any], TrainState]:
+    """Trains the seeds of a row and measures each. Returns (what is stored of it, the state of its first seed)."""
+    trained = train(load_config(row.preset, devices=1), row.seeds)
+    learner, devices = trained.learner, trained.devices
+    runs = zip(trained.states, trained.metrics, trained.keys, strict=True)
+    measured = [row.measure(learner, state, own, jax.random.fold_in(key, EVALUATION)) for state, own, key in runs]
     result = {
         "preset": row.preset,
         "config": what_is_learned(row.preset),
         "seeds": row.seeds,
-        "env_steps_per_seed": num_updates * learner.config.env_steps_per_update,
-        "seconds": round(played.seconds, 1),
-        "compile_seconds": round(compile_seconds, 1),
+        "env_steps_per_seed": learner.config.num_updates * learner.config.env_steps_per_update,
+        "seconds": round(trained.seconds, 1),
+        "compile_seconds": round(trained.compile_seconds, 1),
         "machine": f"{f'{devices} x ' * (devices > 1)}{machine()}, {os.cpu_count()} CPU cores",
         "versions": {name: importlib.metadata.version(name) for name in ("flax", "optax", "numpy")},
         "numbers": {name: summarize([one[name] for one in measured]) for name in row.targets},
-        "curve": curve(learner, curves),
+        "curve": curve(learner, trained.metrics),
     }
-    return result, trained[0]
+    return result, trained.states[0]
 
 
 def what_is_learned(preset: str) -> dict[str, Any]:

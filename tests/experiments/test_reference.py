@@ -4,13 +4,16 @@ import dataclasses
 import math
 import types
 
+import chex
 import jax
 import numpy as np
 import pytest
 import yaml
 
+from wdjax.experiments.reference import ablations
 from wdjax.experiments.reference.rerun import (
     FOLDER,
+    Trained,
     curve,
     knots,
     leaves_band,
@@ -27,6 +30,7 @@ from wdjax.experiments.reference.rows import ROWS, Row, Target, against_others, 
 from wdjax.train import evaluate, load_config, load_run, make_learner
 from wdjax.train.config.reading import read_yaml
 from wdjax.train.learner import setup as setups
+from wdjax.train.load import change_config, load_named
 
 # The learning table: what a row's numbers must reach, and within how many env steps.
 TABLE = {
@@ -269,9 +273,55 @@ def test_what_a_first_seed_learned_comes_with_wdjax(name):
     assert (FOLDER / "policies" / f"{name}.npz").stat().st_size < 200_000
 
 
+def test_a_policy_begins_with_a_reference_and_plays_against_it():
+    changes = {"checkpoint": "reference:tag_continuous:runner", "trainable": False, "past_selves": 0}
+    config = load_config("tag_continuous_ppo", **{f"policies.runner.{k}": v for k, v in changes.items()})
+    pool = {"reference:tag_continuous": 0.5}
+    config = change_config(config, **{"policies.runner.opponents": {}, "policies.tagger.opponents": pool})
+    state = make_learner(config).init(jax.random.key(1))
+    _, learned = load_run("reference:tag_continuous")
+    chex.assert_trees_all_equal(state.policies["runner"].params, learned.policies["runner"].params)
+    last = jax.tree.map(lambda leaf: leaf[-1], state.policies["tagger"].past.params)
+    chex.assert_trees_all_equal(last, learned.policies["tagger"].params)
+
+
+def test_variants_of_an_ablation_are_runs_that_differ():
+    changes = [ablations.SMALL | ablations.sooner(own, 0.5) for own in ablations.VARIANTS.values()]
+    configs = [load_config(ablations.PRESET, **own) for own in [*changes, *ablations.FRESH.values()]]
+    assert len(set(map(repr, configs))) == len(configs)
+    whole, preset = configs[0], load_config(ablations.PRESET)
+    assert whole.total_env_steps == preset.total_env_steps / 2
+    halves = tuple((step / 2, rate) for step, rate in preset.policies["tagger"].learning_rate)
+    assert whole.policies["tagger"].learning_rate == halves
+    assert [policy.trainable for policy in configs[-1].policies.values()] == [False, True]  # tagger, runner
+
+
+NOTHING_HAPPENS = {"env_params.episode_length": 1, "env_params.tagging_distance": 0.0}
+
+
+@pytest.mark.slow
+def test_an_ablation_prints_a_line_of_each(monkeypatch, capsys):
+    """What nobody has trained, in episodes of one step: nobody tags, everybody stays."""
+
+    def untrained(config, seeds):
+        learner = make_learner(change_config(config, **NOTHING_HAPPENS))
+        return Trained(learner, None, [learner.init(jax.random.key(seed)) for seed in range(seeds)], [], 1.0, 2.0, 1)
+
+    monkeypatch.setattr(ablations, "train", untrained)
+    monkeypatch.setattr(ablations, "EPISODES", 2)
+    ablations.main(["own motion not seen", "fresh_runners"])
+    *lines, _ = capsys.readouterr().out.splitlines()
+    left = "1 (1 .. 1) | 20 (20 .. 20) | 20 (20 .. 20) | 20 (20 .. 20) | 1 + 2 |"
+    assert {line.split(" | ")[0]: line.split(" | ", 1)[1] for line in lines} == {
+        "| the preset": left, "| own motion not seen": left, "| fresh_runners": "100 | 1 + 2 |"
+    }  # fmt: skip
+
+
 def test_only_rows_have_policies():
     with pytest.raises(ValueError, match=r"'tag_continuos'.*did you mean 'tag_continuous'"):
         load_run("reference:tag_continuos")
+    with pytest.raises(ValueError, match="checkpoint of reference:cartpole = 120: must be left out"):
+        load_named("reference:cartpole@120")
 
 
 @pytest.mark.slow

@@ -93,7 +93,8 @@ class PolicyConfig:
     """false: the policy plays but never changes"""
     checkpoint: str = ""
     """what the policy begins with when a run is new: "runs/a" (the policy of its name there, at the newest checkpoint),
-    "runs/a@best" or "runs/a@120" (another one), "runs/a:other" (another policy); empty: with random parameters"""
+    "runs/a@best" or "runs/a@120" (another one), "runs/a:other" (another policy), "reference:tag_continuous" (what comes
+    with wdjax); empty: with random parameters"""
     past_selves: int = static(0, allowed="at least 0 and below 2**31")
     """self-play: how many earlier selves are kept for other policies to play against; 0: none (rollout/self_play.py)"""
     past_selves_every: int = static(10, allowed=_COUNT)
@@ -104,7 +105,7 @@ class PolicyConfig:
     opponents: dict[str, Schedule] = static(dict)
     """who else plays in its place, for other policies to learn against: name -> share of the blocks of replicas, a
     number or [env_step, value] pairs. A script of the game, "random", or a policy of a run with the same network, named
-    as for `checkpoint`, with a "/" (rollout/self_play.py)"""
+    as for `checkpoint`, a run with a "/" (rollout/self_play.py)"""
     opponents_every: int = static(1, allowed=_COUNT)
     """rollouts that somebody plays in its place in a row (an earlier self until it is written over): of an episode that
     two have played nobody knows against whom it was won"""

@@ -1,21 +1,38 @@
-"""What a run has saved, read back: its setup, on one device, and the state of one of its checkpoints."""
+"""What a run has saved, read back: its setup, on one device, and the state of one of its checkpoints; and what comes
+with wdjax of the runs of the learning table."""
 
 import dataclasses
+import functools
 from collections.abc import Collection
 from pathlib import Path
 
-from wdjax.train.learner.init import abstract_state
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from wdjax.checks import require, require_known
+from wdjax.train.config.reading import read_yaml
+from wdjax.train.learner.init import abstract_state, init
 from wdjax.train.learner.setup import make_setup
+from wdjax.train.learner.validate import validate
+from wdjax.train.rollout.self_play import REFERENCE, what_acting_reads
 from wdjax.train.state.policy import Setup
-from wdjax.train.state.state import TrainState
-from wdjax.train.storage.checkpoint import DamagedCheckpointError, open_checkpoints, restore
+from wdjax.train.state.registry import read_config
+from wdjax.train.state.sharding import one_copy
+from wdjax.train.state.state import PolicyState, TrainState
+from wdjax.train.storage.checkpoint import DamagedCheckpointError, by_place, open_checkpoints, restore
 from wdjax.train.storage.folder import load_run_config
+
+LEARNING_TABLE = Path(__file__).parents[2] / "experiments" / "reference"
 
 
 def read_run(
     run_folder: str | Path, best: bool = False, num_updates: int | None = None, trust: Collection[str] = ()
 ) -> tuple[Setup, TrainState]:
     """Returns what `load_run` does (train/load.py), the setup in place of its learner."""
+    if str(run_folder).startswith(REFERENCE):
+        require(num_updates is None, f"checkpoint of {run_folder}", num_updates, "left out: it has one state")
+        return read_reference(str(run_folder).removeprefix(REFERENCE))
     config = load_run_config(run_folder, trust)
     config = dataclasses.replace(config, devices=1)  # it may have had more than there are here
     setup = make_setup(config, trust)
@@ -56,3 +73,34 @@ def read_named(run: str, default: str = "newest", trust: Collection[str] = ()) -
     """Returns what `read_run` does, of a checkpoint named as for `split_checkpoint`."""
     folder, which = split_checkpoint(run, default)
     return read_run(folder, best=which == "best", num_updates=int(which) if which.isdecimal() else None, trust=trust)
+
+
+def read_reference(row: str) -> tuple[Setup, TrainState]:
+    """Returns the setup of a row of the learning table, and a new state with what its first seed learned.
+
+    Raises:
+        ValueError: for a row of which no policies come with wdjax, with the nearest right one.
+    """
+    require_known("reference", row, sorted(path.stem for path in LEARNING_TABLE.glob("policies/*.npz")))
+    config = read_config(read_yaml(LEARNING_TABLE / "results" / f"{row}.yaml")["config"])
+    config = dataclasses.replace(config, devices=1)
+    validate(config)
+    setup = make_setup(config)
+    state = jax.jit(functools.partial(init, setup))(jax.random.key(config.seed))
+    learned = _learned(state)
+    with np.load(LEARNING_TABLE / "policies" / f"{row}.npz") as file:
+        leaves = [jnp.asarray(file[place]) for place in by_place(learned)]
+    learned = jax.tree.unflatten(jax.tree.structure(learned), leaves)
+    policies = {name: own.replace(params=learned[name].params, normalizer=learned[name].normalizer)
+                for name, own in state.policies.items()}  # fmt: skip
+    return setup, state.replace(policies=policies)
+
+
+def save_learned(path: Path, state: TrainState) -> None:
+    """Writes what acting needs of all policies, arrays by their places, for `read_reference`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.savez_compressed(path, **jax.device_get(by_place(_learned(state))))
+
+
+def _learned(state: TrainState) -> dict[str, PolicyState]:
+    return {name: what_acting_reads(one_copy(own)).replace(gradient_steps=None) for name, own in state.policies.items()}

@@ -13,7 +13,7 @@ from wdjax.spaces import Box, Dict, Space
 from wdjax.train.config.facts import read_part
 from wdjax.train.learner.init import init_policy
 from wdjax.train.learner.saved import read_named
-from wdjax.train.rollout.self_play import pool_of
+from wdjax.train.rollout.self_play import REFERENCE, pool_of
 from wdjax.train.state.policy import Policy, Setup
 from wdjax.train.state.state import PolicyState, TrainState
 
@@ -21,7 +21,7 @@ from wdjax.train.state.state import PolicyState, TrainState
 def parse_checkpoint(text: str) -> tuple[str, str]:
     """Returns ("runs/a@best", "runner") of "runs/a@best:runner"; the second is "" where no policy is named."""
     run, colon, policy = text.rpartition(":")
-    if not colon or "/" in policy or "\\" in policy:  # the colon of C:\runs
+    if not colon or "/" in policy or "\\" in policy or f"{run}:" == REFERENCE:  # the colon of C:\runs
         return text, ""
     return run, policy
 

@@ -37,6 +37,7 @@ from wdjax.vector import select
 
 PRESENT, NOBODY = -1, -2
 RANDOM = "random"
+REFERENCE = "reference:"  # what comes with wdjax in the place of a run's path: "reference:tag_continuous"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,8 +65,8 @@ class Pool:
 
 
 def pool_of(config: PolicyConfig) -> Pool:
-    """Returns the pool of a policy; a run is named by a path, which a rule's name is not."""
-    runs = tuple(name for name in config.opponents if "/" in name)
+    """Returns the pool of a policy; a run is named by a path, or as a reference, which a rule's name is not."""
+    runs = tuple(name for name in config.opponents if "/" in name or name.startswith(REFERENCE))
     return Pool(config.past_selves, runs, tuple(name for name in config.opponents if name not in runs))
 
 

@@ -98,6 +98,8 @@ def two_halves(checkpoint, theirs=None, **changes):
         (r"C:\runs\a", (r"C:\runs\a", "")),
         ("C:/runs/a:tagger", ("C:/runs/a", "tagger")),
         ("runs/12:30/a", ("runs/12:30/a", "")),
+        ("reference:tag_continuous", ("reference:tag_continuous", "")),
+        ("reference:tag_continuous:tagger", ("reference:tag_continuous", "tagger")),
     ],
 )
 def test_parts_of_a_checkpoint(text, expected):
