@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import time
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from wdjax.train.devices.processes import (
     on_first,
     wait_for_all,
 )
+from wdjax.train.devices.startup import in_thread
 from wdjax.train.evaluation.episodes import evaluation_metrics
 from wdjax.train.evaluation.evaluate import (
     UnfinishedEpisodeError,
@@ -48,9 +49,9 @@ from wdjax.train.host.debug import compile_checked, nan_origin
 from wdjax.train.host.determinism import forgets_determinism, is_deterministic
 from wdjax.train.host.failures import BadNumbersError
 from wdjax.train.host.loop import Chunk, Job, Outcome, Row, copied, save_state, train_chunks
-from wdjax.train.host.plots import as_svg, draw_run, save_curves, save_opponents, thinned
+from wdjax.train.host.plots import as_svg, draw_run, prepare_drawing, save_curves, save_opponents, thinned
 from wdjax.train.host.programs import Program, compile_and_init, compile_chunk, telling
-from wdjax.train.host.progress import announce_run, last_words, progress_bar, words_of_run
+from wdjax.train.host.progress import DONE_BEFORE, GO_ON, announce_run, last_words, progress_bar, words_of_run
 from wdjax.train.host.signals import stop_signals
 from wdjax.train.learner.bad_numbers import skipped_updates, what_was_skipped, why_it_ends
 from wdjax.train.learner.init import abstract_state, host_key
@@ -70,12 +71,6 @@ from wdjax.train.storage.folder import (
     write_config,
 )
 from wdjax.train.storage.metrics_log import MetricsLog, finite, open_log, read_metrics, summarize
-
-DONE_BEFORE = (
-    "This run has had its {:,} env steps: it goes on with a higher total_env_steps, resumed (--resume, in Python "
-    "resume=True); another one begins in another workdir"
-)
-GO_ON = " Go on with the same command and --resume."
 
 
 def check_run(learner: Learner, callbacks: Sequence[Callback | str], begun: bool = False) -> tuple[Callback, ...]:
@@ -135,6 +130,7 @@ class Trainer:
         self._shown: Sequence[Row] | None = None  # what the live curve in a notebook is of
         self._chunks, self._kernels = 0.0, ""  # seconds of all chunks; what ran by kernels, in words
         self._evaluation: Future | None = None  # the program of evaluations, compiled while training goes on
+        self._prepared: Future | None = None  # likewise, what pictures need
         self.best_score: float | None = None
         self.best_updates: int | None = None  # of the state with that score
         self.stopped = False  # whether a signal ended `train` early
@@ -206,7 +202,7 @@ class Trainer:
                 config, config.num_updates, program, functools.partial(self._judge, best, log),
                 functools.partial(self._report, advance), self._host, self._say, checkpoints, log, self._found,
                 self._needs_state, self._begin_evaluation, lock=lock, beside=not self.debug,
-                meanwhile=self._compile_evaluation,
+                meanwhile=self._compile_beside,
             )  # fmt: skip
             goals = config.stop_at  # of process 0, which has cut metrics.jsonl back: others may see lines that are gone
             if goals and as_first(is_first() and any(goals_reached(goals, row) for row in self.history)):
@@ -283,7 +279,7 @@ class Trainer:
         seed, most = self.config.seed, room(self.config)
         if self.debug:  # its program compiles when first called
             return self.learner.init(jax.random.key(seed)), 0, compile_checked(self.learner, most), 0.0
-        state, program, seconds = compile_and_init(self.learner, like, seed, most, self._compile_evaluation)
+        state, program, seconds = compile_and_init(self.learner, like, seed, most, self._compile_beside)
         return state, 0, program, seconds
 
     def _found(self, size: int) -> TrainConfig:
@@ -346,16 +342,16 @@ class Trainer:
     def _needs_state(self, done: int) -> bool:
         return bool(self.callbacks) or self._is_evaluated(done)
 
-    def _compile_evaluation(self) -> None:
-        """Begins, once, to compile the program of evaluations in a thread: a GPU's beside that of the run, a CPU's,
-        which takes all cores, while the first chunks need nothing of the host."""
-        config = self.config
+    def _compile_beside(self) -> None:
+        """Begins, once, to compile in threads what is called later. The program of evaluations: a GPU's beside that of
+        the run, a CPU's, which takes all cores, while the first chunks need nothing of the host. That of episode.gif,
+        with the imports of drawing: where a GPU trains, whose host has cores to spare."""
+        config, like = self.config, abstract_state(self.learner.setup)
         if config.evaluates and self._evaluation is None:
-            like = abstract_state(self.learner.setup)
             lowered = lower_evaluation(self.learner, like, config.eval_episodes, config.eval_greedy)
-            thread = ThreadPoolExecutor(1)
-            self._evaluation = thread.submit(lowered.compile)
-            thread.shutdown(wait=False)
+            self._evaluation = in_thread(lowered.compile)
+        if self.pictures and not self._prepared and jax.default_backend() != "cpu" and jax.process_count() == 1:
+            self._prepared = in_thread(prepare_drawing, self.learner, like)  # nobody asks: `draw` does what is missing
 
     def _begin_evaluation(self, state: TrainState, done: int) -> Any:
         """Plays episodes in replicas and with a key of their own, where an evaluation is due; nobody waits for them."""

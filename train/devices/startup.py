@@ -2,8 +2,9 @@
 
 import contextlib
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import jax
 
@@ -22,6 +23,14 @@ def no_garbage_collection() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
+
+
+def in_thread(function: Callable, *arguments: Any) -> Future:
+    """Begins a call in a thread of its own."""
+    thread = ThreadPoolExecutor(1)
+    called = thread.submit(function, *arguments)
+    thread.shutdown(wait=False)
+    return called
 
 
 def wake_device() -> Future[list[jax.Device]]:

@@ -73,8 +73,10 @@ def record_episode(
     require_integer("max_steps", max_steps, 1)
     _, chosen = choose_players(learner, state, random, players)
     game = make_game(learner.setup, state, [[player] for player in chosen], chosen)
-    recorded = _record_jit(game, key, greedy, max_steps, observations)
     is_key = lambda leaf: jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)  # noqa: E731  (NumPy does not know them)
+    # by the host's copy: wherever the state lies, the program is the one that `compile_recording` makes
+    game = jax.tree.map(lambda leaf: leaf if is_key(leaf) else jax.device_get(leaf), game)
+    recorded = _record_jit(game, key, greedy=greedy, max_steps=max_steps, observations=observations)
     numbers = jax.tree.map(lambda leaf: jax.random.key_data(leaf) if is_key(leaf) else leaf, recorded)
     first, states, over, rows = jax.device_get(numbers)
     length = int(np.argmax(over)) + 1 if over.any() else max_steps
@@ -82,6 +84,16 @@ def record_episode(
     rows = jax.tree.map(lambda leaf: leaf[:length, 0], rows)
     described = zip(roles_of(learner.setup), rows.pop("choice"), strict=True)
     return Trajectory(states, **rows, choice={role.name: own for role, own in described if own})
+
+
+def compile_recording(learner: Learner, like: TrainState) -> None:
+    """Compiles the program of `save_episode`'s pictures from the shapes of a state, beside other work: the first of
+    them is then drawn without waiting for it."""
+    like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), like)
+    _, chosen = choose_players(learner, like)
+    game = make_game(learner.setup, like, [[player] for player in chosen], chosen)
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    _record_jit.lower(game, key, greedy=False, max_steps=MAX_STEPS, observations=False).compile()
 
 
 @functools.partial(jax.jit, static_argnames=("greedy", "max_steps", "observations"))

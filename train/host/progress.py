@@ -19,6 +19,12 @@ from wdjax.train.config.schema import TrainConfig
 
 SECONDS_BETWEEN = 2.0  # two pictures of the bar in a notebook: one takes some 0.1 s, while the device trains
 
+DONE_BEFORE = (
+    "This run has had its {:,} env steps: it goes on with a higher total_env_steps, resumed (--resume, in Python "
+    "resume=True); another one begins in another workdir"
+)
+GO_ON = " Go on with the same command and --resume."
+
 
 def announce(console: Console, env: str, num_devices: int, what: str, workdir: Path) -> None:
     """Says what will run, and where."""
