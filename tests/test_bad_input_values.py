@@ -255,6 +255,7 @@ def test_environments(registry, function, arguments, named, words):
 # --- what only a trainer meets ---
 
 RUNS = [
+    ("", {}, "workdir = '': must be a path"),
     ("a file", {}, "workdir = a file: must be a folder that can be written (File exists)"),
     ("a file/run", {}, "workdir = a file/run: must be a folder that can be written (Not a directory)"),
     ("/proc/run", {}, "workdir = /proc/run: must be a folder that can be written"),

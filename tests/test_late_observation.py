@@ -1,6 +1,7 @@
 """Games that observe late: what a subclass overrides is played, and `check_env` compares the faster way with `step`."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -129,13 +130,16 @@ class Endless(Line):
 class SmallClock(Endless):
     """Its clock runs over before it reaches the end, of which no field of params tells."""
 
+    kind: str = "int8"
+    first: int = 0
+
     def reset(self, key, params):
         obs, state = super().reset(key, params)
-        return obs, state.replace(time=jnp.int8(0))
+        return obs, state.replace(time=jnp.full((), self.first, self.kind))
 
     def step(self, key, state, action, params):
         obs, after, *rest = super().step(key, state, action, params)
-        return obs, after.replace(time=state.time + jnp.int8(1)), *rest
+        return obs, after.replace(time=state.time + jnp.ones((), self.kind)), *rest
 
 
 def test_the_toy_is_right():
@@ -152,6 +156,7 @@ def test_the_toy_is_right():
     (FirstOtherwise, 400, r"observe of the state gives obs\['place'\]\[0\] = .* at a reset, reset .*: a batch plays"),
     (Endless, 400, r"step 13 of an episode is played, of which params\.episode_length = 12 are all: terminate or"),
     (SmallClock, 1_500, r"step runs state\.time over, from 127 to -128: make it int32"),
+    (functools.partial(SmallClock, "uint8", 200), 1_500, r"step runs state\.time over, from 255 to 0: make it int32"),
 ])  # fmt: skip
 def test_check_env_says_what_is_wrong(env, num_steps, words, monkeypatch):
     if num_steps > 1:  # the checks before the play take the most time

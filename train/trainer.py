@@ -114,6 +114,7 @@ class Trainer:
         if debug:
             self.config = config = dataclasses.replace(config, devices=1)
         self.debug, self.pictures = debug, pictures
+        require(workdir != "", "workdir", workdir, "a path")  # Path("") is the current folder
         self.workdir = Path(workdir)
         self._begun = time.perf_counter()
         self.learner = make_learner(config, trust)  # first: a configuration that is refused must leave no folder

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 MANY = 10_000  # agents or levels of a game: more would fill the memory before anybody knew why
+HUGE = 1e18  # of a number that rules square and multiply: its square is a float32
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -44,10 +45,11 @@ def require(condition: Any, field: str, value: Any, allowed: str) -> None:
 
 
 def require_finite(params: Any) -> None:
-    """Raises ValueError where a number in a field of params is infinite, or NaN."""
+    """Raises ValueError where a number in a field of params is infinite, NaN, or beyond HUGE in size."""
     for field in dataclasses.fields(params):
         value = getattr(params, field.name)
         require(value is None or np.all(np.isfinite(value)), field.name, value, "finite")
+        require(value is None or np.all(np.abs(value) <= HUGE), field.name, value, f"between {-HUGE:g} and {HUGE:g}")
 
 
 def require_integer(field: str, value: Any, low: int, high: float = math.inf) -> None:

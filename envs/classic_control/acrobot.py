@@ -18,6 +18,7 @@ from wdjax.envs.classic_control.game import ClassicControl, StepResult, hold_whe
 from wdjax.spaces import Box, Discrete
 
 START = 0.1  # rad and rad/s: every number of a start is within it
+LARGE = 1_000.0  # of every number of the physics, in its unit: speeds are squared in each stage of a step
 
 
 class State(struct.PyTreeNode):
@@ -59,9 +60,11 @@ class Acrobot(ClassicControl):
 
     def check_params(self, params: Params) -> None:
         require_finite(params)
+        for name, value in vars(params.replace(episode_length=0)).items():
+            require(np.all(np.abs(value) <= LARGE), name, value, f"between {-LARGE:g} and {LARGE:g}")
         for name in ("LINK_LENGTH_1", "LINK_LENGTH_2", "LINK_MASS_1", "LINK_MASS_2", "LINK_MOI", "dt"):
             require(np.all(getattr(params, name) > 0), name, getattr(params, name), "above 0")
-        require(np.all(params.dt <= 10), "dt", params.dt, "at most 10 s, as speeds are squared in each stage of a step")
+        require(np.all(params.dt <= 1), "dt", params.dt, "at most 1 s, as speeds are squared in each stage of a step")
         for name in ("LINK_COM_POS_1", "LINK_COM_POS_2"):
             require(np.all(getattr(params, name) >= 0), name, getattr(params, name), "at least 0")
         for name in ("MAX_VEL_1", "MAX_VEL_2"):

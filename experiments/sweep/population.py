@@ -16,7 +16,7 @@ from wdjax.checks import require
 from wdjax.experiments.sweep.members import Member
 from wdjax.train.devices.memory import bytes_free, bytes_needed
 from wdjax.train.host.chunks import with_lines
-from wdjax.train.host.programs import Program, finish_chunk, lower_updates
+from wdjax.train.host.programs import Program, finish_chunk, lower_updates, plain_where_kernels_fail
 from wdjax.train.learner.init import init
 from wdjax.train.learner.learner import run_up_to
 from wdjax.train.learner.setup import make_setup
@@ -107,6 +107,7 @@ def abstract_population(setup: Setup, members: Sequence[Member], size: int, num_
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape[1:]), leaf.dtype, sharding=place), state)
 
 
+@plain_where_kernels_fail
 def compile_population(setup: Setup, states: TrainState, most: int, num_devices: int = 1) -> tuple[Program, float]:
     """Compiles chunks of up to `most` updates of all members into one program that donates its states.
 

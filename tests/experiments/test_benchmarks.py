@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import wdjax
-from wdjax.experiments.benchmarks import agreement, runs, startup, suite
+from wdjax.experiments.benchmarks import agreement, memory, runs, startup, suite
 from wdjax.experiments.benchmarks.measure import act, make_program, measure, step_at_random, sum_of
 from wdjax.experiments.benchmarks.rows import WORKLOADS, Target, Workload
 from wdjax.experiments.benchmarks.timing import median_and_spread, short
@@ -340,6 +340,14 @@ def test_a_preset_runs_as_users_run_it():
     assert runs.line(result).startswith("wdjax train cartpole_ppo: ")
     table = runs.table([{"row": "cartpole_ppo", **result}], "runs")
     assert table.columns[0].header == "preset"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux")
+def test_memory_of_a_run_is_read_while_it_trains():
+    seen = memory.train(300)
+    assert [chunk for chunk, _ in seen] == [100, 200, 300]
+    assert all(50e6 < rss < 20e9 for _, rss in seen)
 
 
 @pytest.mark.slow

@@ -6,11 +6,13 @@ import functools
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar, cast
 
 import jax
 import numpy as np
 
-from wdjax.kernels.support import listening
+from wdjax.checks import one_line
+from wdjax.kernels.support import giving_up_kernels, listening
 from wdjax.train.devices.memory import bytes_free, bytes_needed
 from wdjax.train.devices.packing import Packed
 from wdjax.train.devices.startup import no_garbage_collection
@@ -23,6 +25,8 @@ from wdjax.train.state.state import TrainState
 # how XLA orders the launches of a command buffer (a CUDA graph) that do not need each other
 SIDE_BY_SIDE = {"xla_gpu_command_buffer_scheduling_mode": "CONCURRENT"}
 ONE_BY_ONE = {"xla_gpu_command_buffer_scheduling_mode": "LHS"}
+
+MOST_WORDS = 200  # characters of what a compiler says
 
 Program = Callable[[TrainState, np.int32], tuple[TrainState, Packed]]  # (state, updates) -> (state, metrics)
 
@@ -57,11 +61,38 @@ def words_of_kernels(heard: Mapping[str, str | None]) -> str:
     return f"By kernels: {by_kernels}" + (f". By plain XLA: {plain}" if plain else "")
 
 
+Makes = TypeVar("Makes", bound=Callable)
+
+
+def plain_where_kernels_fail(make: Makes) -> Makes:
+    """Has a function that compiles programs, where it raises, compile them without any kernel, as this process does
+    from then on: what a card or a compiler refuses in them costs speed and no run. Where that raises too, what it
+    raised at first is the error."""
+
+    @functools.wraps(make)
+    def made(*arguments: Any, **named: Any) -> Any:
+        listeners = _LISTENERS.get([])
+        told = list(listeners)
+        try:
+            return make(*arguments, **named)
+        except Exception as error:
+            if not are_used():
+                raise
+            listeners[:] = told  # they may have heard what is true no more
+            with contextlib.suppress(Exception), giving_up_kernels(f"they failed: {one_line(error)[:MOST_WORDS]}"):
+                return make(*arguments, **named)
+            raise
+
+    return cast(Makes, made)
+
+
+@plain_where_kernels_fail
 def compile_chunk(learner: Learner, state: TrainState, most: int) -> tuple[Program, float]:
     """Compiles chunks of up to `most` updates into one program that donates its state. Returns (program, seconds)."""
     return finish_chunk(*lower_chunk(learner, state, most))
 
 
+@plain_where_kernels_fail
 @no_garbage_collection()
 def compile_and_init(
     learner: Learner, like: TrainState, seed: int, most: int, meanwhile: Callable[[], None] = lambda: None

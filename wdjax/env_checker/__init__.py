@@ -21,6 +21,7 @@ RETURNED = (
     rules.step_keeps_the_structure_of_the_state,
     rules.rewards_and_ends_are_per_agent,
     rules.info_holds_scalars,
+    declarations.ratios_are_of_sums_in_info,
 )
 # The contract, in an order in which what fails first is the cause of what would fail later.
 CONTRACT = (

@@ -12,6 +12,7 @@ from wdjax.kernels import pallas
 
 MIN_CAPABILITY = 8.0  # of NVIDIA's, Ampere (2020): where Triton begins
 
+_FAILED: list[str] = []  # why this process goes without kernels, in words, where it does
 _HEARD: contextvars.ContextVar[dict[str, str | None] | None] = contextvars.ContextVar("heard", default=None)
 
 
@@ -22,6 +23,8 @@ def why_no_kernels() -> str | None:
     Said before anything is traced: XLA would refuse the whole program. On machines without a GPU, kernels may still be
     compiled for another, and `platform_dependent` leaves them out.
     """
+    if _FAILED:
+        return _FAILED[-1]
     for device in jax.devices():
         card, capability = getattr(device, "device_kind", "a card"), str(getattr(device, "compute_capability", ""))
         if getattr(device, "platform", "gpu") == "cpu":
@@ -42,6 +45,18 @@ def why_not_lowered(function: Callable[..., Any], *operands: Any) -> str | None:
     except Exception as error:  # of many kinds: each would end the run when that is lowered
         return str(error).strip().splitlines()[0]
     return None
+
+
+@contextlib.contextmanager
+def giving_up_kernels(why: str) -> Iterator[None]:
+    """Has this process go without kernels, in here and, unless that raises, from then on; `why` in words."""
+    _FAILED.append(why)
+    jax.clear_caches()  # of what was traced with them
+    try:
+        yield
+    except BaseException:
+        _FAILED.pop()
+        raise
 
 
 @contextlib.contextmanager

@@ -7,15 +7,19 @@ import sys
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from cards import CARDS, lowered
 
 import wdjax
+from wdjax.kernels import pallas, support
 from wdjax.kernels.support import listening
 from wdjax.train import Trainer, load_config, make_learner
 from wdjax.train.algorithms.on_policy.losses import ppo_loss
 from wdjax.train.algorithms.on_policy.update import PPO
-from wdjax.train.host.programs import lower_chunk, telling, words_of_kernels
+from wdjax.train.host import programs
+from wdjax.train.host.programs import compile_and_init, lower_chunk, telling, words_of_kernels
+from wdjax.train.learner.init import abstract_state
 
 SMALL = {"num_envs": 16, "rollout_length": 4, "devices": 1, "num_blocks": 1}
 FEW = {"env_params.num_taggers": 2, "env_params.num_runners": 6, "env_params.num_other_agents_observed": 3}
@@ -104,6 +108,43 @@ def test_it_says_so_once(as_on_a_gpu):
         for num_updates in (1, 2):
             lower_chunk(learner, state, num_updates)
     assert said == [WORDS]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("when", ["lowered", "compiled"])
+def test_kernels_that_fail_for_a_reason_that_nobody_foresaw_cost_no_run(when, as_on_a_gpu, monkeypatch, quick_compile):
+    def fails(*arguments, **named):
+        if support.why_no_kernels() is None:
+            raise RuntimeError("no such\n instruction")
+        return compiles(*arguments, **named)
+
+    compiles = programs.compile_lowered
+    monkeypatch.setattr(support, "_FAILED", [])
+    monkeypatch.setattr(*((pallas, "call") if when == "lowered" else (programs, "compile_lowered")), fails)
+    learner = make_learner(load_config("cartpole_ppo", **SMALL, **{"policies.agent.minibatches": 1}))
+    said = []
+    with telling(said.append):
+        state, program, _ = compile_and_init(learner, abstract_state(learner.setup), 0, 2)
+    plain = "By kernels: nothing. By plain XLA: whole rollouts, acting of agent, learning of agent"
+    assert said[-1] == f"{plain} (they failed: no such instruction)"
+    assert len(said) == (1 if when == "lowered" else 2)
+    assert int(program(state, np.int32(2))[0].num_updates) == 2
+
+
+def test_what_fails_without_kernels_too_is_raised_as_it_was(as_on_a_gpu, monkeypatch):
+    monkeypatch.setattr(support, "_FAILED", [])
+    monkeypatch.setattr(jax, "clear_caches", lambda: None)  # other tests want them
+    tries = []
+
+    @programs.plain_where_kernels_fail
+    def make():
+        tries.append(support.why_no_kernels())
+        raise RuntimeError(f"try {len(tries)}")
+
+    with pytest.raises(RuntimeError, match="try 1"):
+        make()
+    assert tries == [None, "they failed: try 1"]
+    assert support.why_no_kernels() is None
 
 
 @pytest.mark.slow

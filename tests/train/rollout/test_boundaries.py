@@ -112,6 +112,12 @@ def test_environments_that_break_the_contract_are_refused_in_words(changes, word
     assert not metrics.exists() or not metrics.read_text(encoding="utf8")
 
 
+def test_a_ratio_of_what_info_has_not_is_refused(monkeypatch):
+    monkeypatch.setattr(Masked, "info_ratios", {"pace": ("moved", "steps")})
+    with pytest.raises(ValueError, match=r"Masked: info_ratios\['pace'\] = .* two names of step's info: \['forbidden'"):
+        make_learner(config())
+
+
 def test_a_refused_configuration_leaves_no_folder(tmp_path):
     with pytest.raises(ValueError, match="observation_space says"):
         Trainer(config(promised=3), tmp_path / "run")
