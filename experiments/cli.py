@@ -153,7 +153,7 @@ def cache_compilations() -> None:
         return
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "wdjax"
     jax.config.update("jax_compilation_cache_dir", str(cache))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 
 if __name__ == "__main__":

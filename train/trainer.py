@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import time
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any
 
@@ -118,8 +118,7 @@ class Trainer:
         self.workdir = Path(workdir)
         self._begun = time.perf_counter()
         self.learner = make_learner(config, trust)  # first: a configuration that is refused must leave no folder
-        begun = (self.workdir / CONFIG).exists()
-        self.callbacks = check_run(self.learner, callbacks, begun)
+        self.callbacks = check_run(self.learner, callbacks, begun := (self.workdir / CONFIG).exists())
         self.console = Console(quiet=quiet or not is_first())
         if debug and not (resume and begun):  # that run has begun, whatever its game
             check_env(self.learner.env, params=self.learner.env_params)
@@ -131,7 +130,7 @@ class Trainer:
         self._shown: Sequence[Row] | None = None  # what the live curve in a notebook is of
         self._chunks, self._kernels = 0.0, ""  # seconds of all chunks; what ran by kernels, in words
         self._evaluation: Future | None = None  # the program of evaluations, compiled while training goes on
-        self._prepared: Future | None = None  # likewise, what pictures need
+        self._drawing: Future | None = None  # likewise, what pictures need
         self.best_score: float | None = None
         self.best_updates: int | None = None  # of the state with that score
         self.stopped = False  # whether a signal ended `train` early
@@ -192,9 +191,8 @@ class Trainer:
             best = stack.enter_context(open_checkpoints(self.workdir / "best", 1)) if config.best_by else None
             with ending_with_others():  # it may compile
                 state, metrics_size, program, compile_seconds = self._start(checkpoints, best)
-            log: MetricsLog | None = None
-            if is_first():
-                log = stack.enter_context(open_log(self.workdir / "metrics.jsonl", metrics_size, self._say))
+            file = self.workdir / "metrics.jsonl"
+            log = stack.enter_context(open_log(file, metrics_size, self._say)) if is_first() else None
             stack.enter_context(ending_with_others())
             self.state, done = state, int(state.num_updates)
             first, self._waits["compiling"] = done, compile_seconds
@@ -224,6 +222,7 @@ class Trainer:
             steps = f"{done * config.env_steps_per_update:,} of {config.total_env_steps:,} env steps"
             self._say(f"{how} and saved after {steps}.{more}")
         if not self.stopped and is_first() and self.pictures:
+            wait([self._drawing] if self._drawing else [])
             self.draw()
         wait_for_all()
         return self.state
@@ -235,9 +234,9 @@ class Trainer:
         self._say(f"Wrote {curves}" if curves else f"No curves: {self.workdir}/metrics.jsonl holds no line")
         if opponents:
             self._say(f"Wrote {opponents}")
+        file = self.workdir / "episode.gif"
         try:
-            animation = save_episode(self.learner, self.state, self.workdir / "episode.gif", seed=self.config.seed)
-            self._say(f"Wrote {animation}")
+            self._say(f"Wrote {save_episode(self.learner, self.state, file, seed=self.config.seed)}")
         except NotImplementedError:  # an environment of one's own need not have a drawing
             pass
         except ValueError as error:  # the run is saved whole
@@ -351,8 +350,8 @@ class Trainer:
         if config.evaluates and self._evaluation is None:
             lowered = lower_evaluation(self.learner, like, config.eval_episodes, config.eval_greedy)
             self._evaluation = in_thread(lowered.compile)
-        if self.pictures and not self._prepared and jax.default_backend() != "cpu" and jax.process_count() == 1:
-            self._prepared = in_thread(prepare_drawing, self.learner, like)  # nobody asks: `draw` does what is missing
+        if self.pictures and not self._drawing and jax.default_backend() != "cpu" and jax.process_count() == 1:
+            self._drawing = in_thread(prepare_drawing, self.learner, like)  # if it fails, `draw` does what is missing
 
     def _begin_evaluation(self, state: TrainState, done: int) -> Any:
         """Plays episodes in replicas and with a key of their own, where an evaluation is due; nobody waits for them."""

@@ -16,7 +16,7 @@ from wdjax.checks import require
 from wdjax.experiments.sweep.members import Member
 from wdjax.train.devices.memory import bytes_free, bytes_needed
 from wdjax.train.host.chunks import with_lines
-from wdjax.train.host.programs import Program, finish_chunk, lower_updates, plain_where_kernels_fail
+from wdjax.train.host.programs import Program, compiler_options, finish_chunk, lower_updates, plain_where_kernels_fail
 from wdjax.train.learner.init import init
 from wdjax.train.learner.learner import run_up_to
 from wdjax.train.learner.setup import make_setup
@@ -118,7 +118,8 @@ def compile_population(setup: Setup, states: TrainState, most: int, num_devices:
         (program, seconds): program(states, updates) -> (states, metrics [members, most], packed).
     """
     together = jax.vmap(functools.partial(run_up_to, setup, most), in_axes=(0, None))
-    return finish_chunk(*lower_updates(on_devices(together, num_devices, told=1), states, {}))
+    together = on_devices(together, num_devices, told=1)
+    return finish_chunk(*lower_updates(together, states, compiler_options(setup, alone=False)))
 
 
 def even_size(num_members: int, most: int, num_devices: int = 1) -> int:

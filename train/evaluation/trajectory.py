@@ -73,7 +73,7 @@ def record_episode(
     require_integer("max_steps", max_steps, 1)
     _, chosen = choose_players(learner, state, random, players)
     game = make_game(learner.setup, state, [[player] for player in chosen], chosen)
-    is_key = lambda leaf: jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)  # noqa: E731  (NumPy does not know them)
+    is_key = lambda leaf: jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key)  # noqa: E731  (NumPy has no such)
     # by the host's copy: wherever the state lies, the program is the one that `compile_recording` makes
     game = jax.tree.map(lambda leaf: leaf if is_key(leaf) else jax.device_get(leaf), game)
     recorded = _record_jit(game, key, greedy=greedy, max_steps=max_steps, observations=observations)

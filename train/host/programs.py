@@ -26,6 +26,17 @@ from wdjax.train.state.state import TrainState
 SIDE_BY_SIDE = {"xla_gpu_command_buffer_scheduling_mode": "CONCURRENT"}
 ONE_BY_ONE = {"xla_gpu_command_buffer_scheduling_mode": "LHS"}
 
+# XLA would write each fusion in two ways, by Triton and without, and time both: up to a third of all compiling, and no
+# preset was faster by it (RESULTS.md)
+ONE_WAY = {"xla_gpu_experimental_enable_fusion_autotuner": False}
+# what is tried for a matrix product but Triton's; without Triton alone some products found nobody who takes them
+LIBRARIES = {
+    "xla_gpu_experimental_autotune_backends":
+        "CUBLASLT,CUSTOM_KERNEL,NATIVE_EMITTER,CUBLASLT_FISSION,CUSTOM_KERNEL_FISSION"
+}  # fmt: skip
+
+UNKNOWN_OPTION = "No such compile option"  # of what XLA says
+
 MOST_WORDS = 200  # characters of what a compiler says
 
 Program = Callable[[TrainState, np.int32], tuple[TrainState, Packed]]  # (state, updates) -> (state, metrics)
@@ -118,26 +129,37 @@ def compile_and_init(
         return state, *compiled.result()
 
 
-def compiler_options(setup: Setup) -> dict[str, bool | str]:
-    """Returns XLA's options for a run on a GPU in which kernels do the products: it need not try Triton's for the few
-    others, which takes it seconds, and may launch side by side what does not need each other, which takes memory.
+def compiler_options(setup: Setup, alone: bool = True) -> dict[str, bool | str]:
+    """Returns XLA's options for a run on a GPU: what it need not try, which takes it seconds. Where kernels do the
+    products, it need not try Triton's for the few others, and may launch side by side what does not need each other,
+    which takes memory.
+
+    Args:
+        alone: of one run; else of several side by side, whose launches are large.
     """
-    by_kernels = are_used() and all(policy.kernels for policy in setup.policies.values())
-    if not by_kernels or jax.default_backend() != "gpu":
+    if jax.default_backend() != "gpu":
         return {}
-    order = SIDE_BY_SIDE if setup.num_devices == 1 else {}  # not tried among collectives
-    return {"xla_gpu_enable_triton_gemm": False, **order}
+    if alone and are_used() and all(policy.kernels for policy in setup.policies.values()):
+        order = SIDE_BY_SIDE if setup.num_devices == 1 else {}  # not tried among collectives
+        return {"xla_gpu_enable_triton_gemm": False, **ONE_WAY, **order}
+    return ONE_WAY if setup.config.search_products else ONE_WAY | LIBRARIES
 
 
 def compile_lowered(
     lowered: jax.stages.Lowered, options: Mapping[str, bool | str], free: int | None = None
 ) -> jax.stages.Compiled:
-    """Compiles with `compiler_options`; without SIDE_BY_SIDE where there is no memory for that.
+    """Compiles with `compiler_options`; without SIDE_BY_SIDE where there is no memory for that, and without any for an
+    XLA that does not know one of them, as names come and go: that costs seconds, and no run.
 
     Args:
         free: bytes that a device has; None: `bytes_free`.
     """
-    program = lowered.compile(compiler_options=dict(options))
+    try:
+        program = lowered.compile(compiler_options=dict(options))
+    except jax.errors.JaxRuntimeError as error:
+        if UNKNOWN_OPTION not in str(error):
+            raise
+        return lowered.compile()
     if SIDE_BY_SIDE.items() <= options.items() and bytes_needed(program) > (bytes_free() if free is None else free):
         return lowered.compile(compiler_options={**options, **ONE_BY_ONE})
     return program

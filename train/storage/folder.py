@@ -33,7 +33,7 @@ MADE_WITH = "made_with"  # what else it says of whoever trained last: versions, 
 # What may differ between a run and its resumption: how long, and how it is looked after.
 RESUMABLE = (
     "total_env_steps", "stop_at", "checkpoint_every_updates", "checkpoint_every", "keep_checkpoints", "devices",
-    "on_bad_numbers",
+    "on_bad_numbers", "search_products",
 )  # fmt: skip
 
 

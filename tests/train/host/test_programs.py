@@ -12,7 +12,9 @@ from tiny_runs import small_config
 from wdjax.train import load_config, make_learner
 from wdjax.train.host import programs as chunks
 from wdjax.train.host.programs import (
+    LIBRARIES,
     ONE_BY_ONE,
+    ONE_WAY,
     SIDE_BY_SIDE,
     compile_and_init,
     compile_lowered,
@@ -78,21 +80,37 @@ def learner_with_kernels(monkeypatch, **changes):
         return make_learner(small_config(devices=1, **changes))
 
 
-@pytest.mark.parametrize(("kernels", "backend"), [(True, "gpu"), (False, "gpu"), (True, "cpu")])
-def test_xla_tries_no_other_products_where_kernels_do_them(kernels, backend, monkeypatch):
-    options = options_of(learner_with_kernels(monkeypatch, kernels=kernels), backend, monkeypatch)
-    assert bool(options) == (kernels and backend == "gpu")
+@pytest.mark.parametrize("kernels", [True, False])
+@pytest.mark.parametrize("search", [True, False])
+def test_what_xla_tries_on_a_gpu_for_products(kernels, search, monkeypatch):
+    learner = learner_with_kernels(monkeypatch, kernels=kernels, search_products=search)
+    options = options_of(learner, "gpu", monkeypatch)
+    assert ONE_WAY.items() <= options.items()
+    assert ("xla_gpu_enable_triton_gemm" in options) == kernels
+    assert (LIBRARIES.items() <= options.items()) == (not kernels and not search)
     jax.jit(lambda: 0, compiler_options=options)()  # options that XLA did not know would be refused
+    assert not options_of(learner, "cpu", monkeypatch)
 
 
 def test_xla_tries_them_where_kernels_are_not_used(monkeypatch):
     learner = learner_with_kernels(monkeypatch)
     with jax.default_matmul_precision("highest"):
-        assert not options_of(learner, "gpu", monkeypatch)
+        assert options_of(learner, "gpu", monkeypatch) == ONE_WAY
     policy = learner.setup.policies["agent"]
     plain = dataclasses.replace(policy, name="plain", kernels=None)
     setup = dataclasses.replace(learner.setup, policies={"agent": policy, "plain": plain})
-    assert not options_of(dataclasses.replace(learner, setup=setup), "gpu", monkeypatch)
+    assert options_of(dataclasses.replace(learner, setup=setup), "gpu", monkeypatch) == ONE_WAY
+
+
+def test_runs_side_by_side_are_compiled_as_quickly(monkeypatch):
+    setup = learner_with_kernels(monkeypatch).setup
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert compiler_options(setup, alone=False) == ONE_WAY
+
+
+def test_an_option_that_this_xla_does_not_know_costs_no_run():
+    lowered = jax.jit(lambda: 7).lower()
+    assert compile_lowered(lowered, {"xla_gpu_no_such_option": True}, free=0)() == 7
 
 
 def test_launches_go_side_by_side_on_one_device(monkeypatch):
