@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from wdjax.experiments.cli import cost_of, main
+from wdjax.experiments.commands.diff import differing
 from wdjax.experiments.commands.dry_run import changed_fields, dry_run
 from wdjax.experiments.commands.help import help_topic, panels_of
 from wdjax.train import list_presets, load_config
@@ -67,6 +68,12 @@ def test_diff_names_what_differs_and_runs_no_code(tmp_path, capsys):
     ]  # fmt: skip
     main(["diff", first, first])
     assert capsys.readouterr().out.strip() == "The configurations are the same"
+
+
+def test_of_a_policy_that_one_lacks_the_defaults_are_not_listed():
+    ours = {"policies.a.algorithm": "PPO", "policies.a.gamma": 0.9, "policies.a.clip": 0.2, "policies.b.clip": 0.3}
+    theirs = {"policies.b.clip": 0.2, "policies.b.gamma": 0.99}
+    assert differing([ours, theirs]) == ["policies.a.algorithm", "policies.a.gamma", "policies.b.clip"]
 
 
 def test_a_shell_completes(capsys, tmp_path):
