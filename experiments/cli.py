@@ -89,6 +89,10 @@ def call(command: str, *rest: str) -> None:
         with no_garbage_collection():
             run = getattr(importlib.import_module(module), function)
         run(list(rest))
+        sys.stdout.flush()
+    except BrokenPipeError:  # `| head` reads no further: what is left goes nowhere, at the exit, too
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(1) from None
     except (ValueError, TypeError, OSError, ImportError, NotImplementedError, *FAILURES) as error:
         if os.environ.get("WDJAX_TRACEBACK"):
             raise

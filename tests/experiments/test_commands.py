@@ -1,6 +1,7 @@
 """Commands that train nothing: what a preset costs, how runs differ, what a shell completes, a dry run."""
 
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -107,6 +108,14 @@ def test_panels_with_and_without_boxes():
 def test_help_topic():
     words = (["--num-envs", "3"], ["--help"], ["--seed", "1", "-h", "env-params"])
     assert [help_topic(each) for each in words] == [None, "", "env-params"]
+
+
+@pytest.mark.slow
+def test_a_pipe_that_is_read_no_further_is_no_mistake():
+    command = f"{sys.executable} -m wdjax.experiments.cli train cartpole_ppo --help all | head -1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("run:")
+    assert not done.stderr
 
 
 def test_every_preset_has_its_steps_in_the_list(capsys):
