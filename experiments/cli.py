@@ -80,7 +80,7 @@ def call(command: str, *rest: str) -> None:
     """Runs a command with its arguments; bad input ends with one sentence and exit status 2."""
     try:
         if command not in COMMANDS:
-            raise ValueError(f"unknown command {command!r}: {HINTS.get(command) or did_you_mean(command, COMMANDS)}")
+            raise ValueError(f"unknown command {command!r}: {HINTS.get(command) or meant(command)}")
         if command in ("completion", "diff", "list") and rest in (("-h",), ("--help",)):
             print(USAGE)
             return
@@ -101,13 +101,20 @@ def call(command: str, *rest: str) -> None:
         raise SystemExit(1 if isinstance(error, FAILURES) else 2) from error
 
 
+def meant(command: str) -> str:
+    """Returns what an unknown command was meant to be: that of a preset, or the nearest."""
+    from wdjax.train.load import list_presets
+
+    return f"did you mean train {command}?" if command in list_presets() else did_you_mean(command, COMMANDS)
+
+
 IN_A_MINUTE = "in a minute:"
 
 
 def list_all(arguments: list[str]) -> None:
     """wdjax list"""
     from wdjax.envs import list_envs
-    from wdjax.train.load import list_presets, preset_path
+    from wdjax.train.load import ALIASES, list_presets, preset_path
 
     if arguments:
         raise ValueError(f"wdjax list takes no arguments, not {' '.join(arguments)}")
@@ -119,7 +126,8 @@ def list_all(arguments: list[str]) -> None:
         path = preset_path(name)
         purpose = path.read_text(encoding="utf8").splitlines()[0].removeprefix("# ")
         console.print(f"  {name:32s}{purpose}", markup=False, soft_wrap=True)
-        console.print(f"  {'':32s}{cost_of(path)}", markup=False, soft_wrap=True, style="dim")
+        also = "".join(f"; also {alias}" for alias, preset in ALIASES.items() if preset == name)
+        console.print(f"  {'':32s}{cost_of(path)}{also}", markup=False, soft_wrap=True, style="dim")
 
 
 def cost_of(path: Path) -> str:

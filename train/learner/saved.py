@@ -38,7 +38,9 @@ def read_run(
     setup = make_setup(config, trust)
     folder = Path(run_folder) / ("best" if best else "checkpoints")
     if not folder.is_dir():
-        raise FileNotFoundError(f"no checkpoint in {folder}")
+        none = best and config.best_by is None  # auto: several policies train
+        why = f": best_metric = {config.best_metric} keeps none of this run, it must name a metric" if none else ""
+        raise FileNotFoundError(f"no checkpoint in {folder}{why}")
     with open_checkpoints(folder, keep=None) as manager:
         steps = sorted(manager.all_steps())
         if not steps:
