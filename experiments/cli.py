@@ -28,7 +28,7 @@ usage: wdjax COMMAND ...
   wdjax export RUN [--policies NAME ...] [--output DIR]               what was learned, for use without wdjax
   wdjax bench [ROW ...] [--tier TIER ...] [--small] [--json FILE]     speed: env steps/s of the benchmark suite's rows
   wdjax diff RUN RUN                                                  how two runs, or presets, differ
-  wdjax list                                                          environments, presets, and what these cost
+  wdjax list                                                          environments, presets and their costs, policies
   wdjax completion                                                    a script for bash and zsh
 
   wdjax train tag_small                 a first run, 2 minutes on 2 CPU cores; then
@@ -114,6 +114,7 @@ IN_A_MINUTE = "in a minute:"
 def list_all(arguments: list[str]) -> None:
     """wdjax list"""
     from wdjax.envs import list_envs
+    from wdjax.train.learner.saved import REFERENCE, list_references
     from wdjax.train.load import ALIASES, list_presets, preset_path
 
     if arguments:
@@ -128,6 +129,8 @@ def list_all(arguments: list[str]) -> None:
         console.print(f"  {name:32s}{purpose}", markup=False, soft_wrap=True)
         also = "".join(f"; also {alias}" for alias, preset in ALIASES.items() if preset == name)
         console.print(f"  {'':32s}{cost_of(path)}{also}", markup=False, soft_wrap=True, style="dim")
+    console.print("trained policies that come along, in the place of a run:")
+    console.print(" ", ", ".join(f"{REFERENCE}{row}" for row in list_references()), soft_wrap=True)
 
 
 def cost_of(path: Path) -> str:

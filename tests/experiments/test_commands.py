@@ -124,6 +124,7 @@ def test_every_preset_has_its_steps_in_the_list(capsys):
     for name in list_presets():
         assert f"\n  {name:32s}" in out
     assert out.count(" env steps") >= len(list_presets())
+    assert "  reference:acrobot, reference:cartpole, " in out
 
 
 @pytest.mark.slow
