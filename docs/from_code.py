@@ -130,12 +130,12 @@ def describe(space: Any) -> str:
     """Returns a space in a few words, for a table."""
     if hasattr(space, "spaces"):
         return "; ".join(f"`{name}`: {describe(part)}" for name, part in space.spaces.items())
+    if hasattr(space, "n"):  # a Discrete, which has an nvec of one, too
+        return f"Discrete({space.n})"
     if hasattr(space, "nvec"):
         numbers = [int(number) for number in np.ravel(space.nvec)]
         alike = len(numbers) > 4 and len(set(numbers)) == 1
         return f"MultiDiscrete, {len(numbers)} of {numbers[0]}" if alike else f"MultiDiscrete{tuple(numbers)}"
-    if hasattr(space, "n"):
-        return f"Discrete({space.n})"
     low, high = np.min(np.asarray(space.low)), np.max(np.asarray(space.high))
     shape = tuple(space.shape[space.batch_ndim :])
     return f"Box {shape}" + (f" in [{low:.4g}, {high:.4g}]" if np.isfinite([low, high]).all() else "")

@@ -33,6 +33,7 @@ def blocks_of(path):
 BLOCKS = [block for block in blocks_of(README) if block != EXCERPT]
 RUN = {
     **dict(zip(("notebook", "library"), BLOCKS, strict=True)),
+    "player": BLOCKS[0] + blocks_of(DOCS / "how_to" / "notebook.md")[-1],
     "adapters": blocks_of(DOCS / "how_to" / "library.md")[-1],
     "sweep": blocks_of(DOCS / "how_to" / "sweeps.md")[-1],
 }
