@@ -79,8 +79,8 @@ def _fields(cls: type, head: tuple[str, ...] = ("name", "default", "what")) -> s
 def environment(name: str, *options: str) -> str:
     """Returns what the code says of an environment: spaces, rules, parameters with units, state, scripts, source.
 
-    Options: `picture`, drawn of a random episode of a fixed seed; `rules`, the docstrings of `reset` and `step`;
-    `source`, which a page of its own text has already.
+    Options: `picture`, drawn of a random episode of a fixed seed; `rules`, the docstrings of `reset`, `step` and
+    `observe`; `source`, which a page of its own text has already.
     """
     import wdjax
 
@@ -93,6 +93,9 @@ def environment(name: str, *options: str) -> str:
     if "rules" in options:
         parts += ["## Start", inspect.getdoc(cls.reset), "## A step, and what it pays", inspect.getdoc(cls.step)]
         parts += [inspect.getdoc(cls.reward)] if hasattr(cls, "reward") else []
+        observe = cls.observe if "observe" in vars(cls) else module.observe
+        parts += ["## What an agent sees", inspect.getdoc(observe)]
+        parts += [inspect.getdoc(cls.own_features)] if hasattr(cls, "own_features") else []
     parts += ["## Parameters", "Traced: `env_params` of a preset, swept and vmapped without compiling again."]
     parts += [_fields(type(params), ("name", "default", "what, unit"))]
     static = _fields(cls, ("name", "default", "what"))
@@ -127,12 +130,12 @@ def describe(space: Any) -> str:
     """Returns a space in a few words, for a table."""
     if hasattr(space, "spaces"):
         return "; ".join(f"`{name}`: {describe(part)}" for name, part in space.spaces.items())
+    if hasattr(space, "n"):  # a Discrete, which has an nvec of one, too
+        return f"Discrete({space.n})"
     if hasattr(space, "nvec"):
         numbers = [int(number) for number in np.ravel(space.nvec)]
         alike = len(numbers) > 4 and len(set(numbers)) == 1
         return f"MultiDiscrete, {len(numbers)} of {numbers[0]}" if alike else f"MultiDiscrete{tuple(numbers)}"
-    if hasattr(space, "n"):
-        return f"Discrete({space.n})"
     low, high = np.min(np.asarray(space.low)), np.max(np.asarray(space.high))
     shape = tuple(space.shape[space.batch_ndim :])
     return f"Box {shape}" + (f" in [{low:.4g}, {high:.4g}]" if np.isfinite([low, high]).all() else "")

@@ -28,7 +28,7 @@ usage: wdjax COMMAND ...
   wdjax export RUN [--policies NAME ...] [--output DIR]               what was learned, for use without wdjax
   wdjax bench [ROW ...] [--tier TIER ...] [--small] [--json FILE]     speed: env steps/s of the benchmark suite's rows
   wdjax diff RUN RUN                                                  how two runs, or presets, differ
-  wdjax list                                                          environments, presets, and what these cost
+  wdjax list                                                          environments, presets and their costs, policies
   wdjax completion                                                    a script for bash and zsh
 
   wdjax train tag_small                 a first run, 2 minutes on 2 CPU cores; then
@@ -80,7 +80,7 @@ def call(command: str, *rest: str) -> None:
     """Runs a command with its arguments; bad input ends with one sentence and exit status 2."""
     try:
         if command not in COMMANDS:
-            raise ValueError(f"unknown command {command!r}: {HINTS.get(command) or did_you_mean(command, COMMANDS)}")
+            raise ValueError(f"unknown command {command!r}: {HINTS.get(command) or meant(command)}")
         if command in ("completion", "diff", "list") and rest in (("-h",), ("--help",)):
             print(USAGE)
             return
@@ -89,6 +89,10 @@ def call(command: str, *rest: str) -> None:
         with no_garbage_collection():
             run = getattr(importlib.import_module(module), function)
         run(list(rest))
+        sys.stdout.flush()
+    except BrokenPipeError:  # `| head` reads no further: what is left goes nowhere, at the exit, too
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(1) from None
     except (ValueError, TypeError, OSError, ImportError, NotImplementedError, *FAILURES) as error:
         if os.environ.get("WDJAX_TRACEBACK"):
             raise
@@ -97,13 +101,21 @@ def call(command: str, *rest: str) -> None:
         raise SystemExit(1 if isinstance(error, FAILURES) else 2) from error
 
 
+def meant(command: str) -> str:
+    """Returns what an unknown command was meant to be: that of a preset, or the nearest."""
+    from wdjax.train.load import list_presets
+
+    return f"did you mean train {command}?" if command in list_presets() else did_you_mean(command, COMMANDS)
+
+
 IN_A_MINUTE = "in a minute:"
 
 
 def list_all(arguments: list[str]) -> None:
     """wdjax list"""
     from wdjax.envs import list_envs
-    from wdjax.train.load import list_presets, preset_path
+    from wdjax.train.learner.saved import REFERENCE, list_references
+    from wdjax.train.load import ALIASES, list_presets, preset_path
 
     if arguments:
         raise ValueError(f"wdjax list takes no arguments, not {' '.join(arguments)}")
@@ -115,7 +127,10 @@ def list_all(arguments: list[str]) -> None:
         path = preset_path(name)
         purpose = path.read_text(encoding="utf8").splitlines()[0].removeprefix("# ")
         console.print(f"  {name:32s}{purpose}", markup=False, soft_wrap=True)
-        console.print(f"  {'':32s}{cost_of(path)}", markup=False, soft_wrap=True, style="dim")
+        also = "".join(f"; also {alias}" for alias, preset in ALIASES.items() if preset == name)
+        console.print(f"  {'':32s}{cost_of(path)}{also}", markup=False, soft_wrap=True, style="dim")
+    console.print("trained policies that come along, in the place of a run:")
+    console.print(" ", ", ".join(f"{REFERENCE}{row}" for row in list_references()), soft_wrap=True)
 
 
 def cost_of(path: Path) -> str:

@@ -190,6 +190,8 @@ OTHER = [
     ({"policies.agent.agents": ["Agent"]}, "unknown group in policies.agent.agents 'Agent': did you mean 'agent'?"),
     ({"policies.agent.agents": ["agent", ["agent"]]}, "policies.agent.agents[1] = ['agent']: must be text"),
     ({"policies.agent.lr": 1}, "unknown field policies.agent.lr: did you mean 'learning_rate'?"),
+    ({"policies.agent.hidden_sizes": [8]},
+     "unknown field policies.agent.hidden_sizes: did you mean 'network.hidden_sizes'?"),
     ({"policies.agent.learningrate": 1}, "unknown field policies.agent.learningrate: did you mean 'learning_rate'?"),
     ({"policies.agent.Gamma": 1}, "unknown field policies.agent.Gamma: did you mean 'gamma'?"),
     ({"policies.agent.lambda": 1}, "unknown field policies.agent.lambda: did you mean 'gae_lambda'?"),

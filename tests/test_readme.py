@@ -1,6 +1,7 @@
 """What the README and the site show, runs; what they point to, is there."""
 
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -8,6 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from wdjax.experiments.cli import COMMANDS
+from wdjax.experiments.commands.arguments import parse
+from wdjax.experiments.commands.players import EvalArguments, ExportArguments, RenderArguments
+from wdjax.experiments.commands.report import ReportArguments
+from wdjax.experiments.commands.sweep import SweepArguments, collect
+from wdjax.experiments.commands.train import of_preset, with_flags
+from wdjax.train import load_config
+
+READ = {"eval": EvalArguments, "render": RenderArguments, "report": ReportArguments, "export": ExportArguments}
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 README = ROOT / "README.md"
@@ -23,6 +33,7 @@ def blocks_of(path):
 BLOCKS = [block for block in blocks_of(README) if block != EXCERPT]
 RUN = {
     **dict(zip(("notebook", "library"), BLOCKS, strict=True)),
+    "player": BLOCKS[0] + blocks_of(DOCS / "how_to" / "notebook.md")[-1],
     "adapters": blocks_of(DOCS / "how_to" / "library.md")[-1],
     "sweep": blocks_of(DOCS / "how_to" / "sweeps.md")[-1],
 }
@@ -66,6 +77,36 @@ def test_paths_that_the_readme_names_are_there():
     named = re.findall(r"`((?:docs|experiments|tests|train|envs)/[\w./]+)`", README.read_text(encoding="utf8"))
     built = "docs/_build/html"
     assert [path for path in named if not (ROOT / path).exists() and path != built] == []
+
+
+def shown_commands():
+    """Yields (page, arguments) of each `wdjax COMMAND ...` in what a page shows of a shell."""
+    for page in PAGES:
+        for block in re.findall(r"^```sh\n(.*?)^```", page.read_text(encoding="utf8"), re.DOTALL | re.MULTILINE):
+            for line in block.replace("\\\n", " ").splitlines():
+                words = [word for word in shlex.split(line, comments=True) if word != "--help"]
+                if words and Path(words[0]).name == "wdjax":
+                    yield pytest.param(words[1:], id=f"{page.stem}: {' '.join(words[1:4])}")
+
+
+@pytest.mark.parametrize("words", list(shown_commands()))
+def test_commands_that_pages_show_are_taken(words):
+    """They are read with all their flags, and nothing runs."""
+    command, *arguments = words
+    if command == "train":
+        preset, *changes = arguments
+        with_flags(preset, *of_preset(preset, changes), changes)
+    elif command == "sweep":
+        preset, *flags = arguments
+        settings, points = collect(parse(SweepArguments, "wdjax sweep", flags))
+        assert settings or points
+        for name, values in settings.items():  # whose first value the preset takes
+            if isinstance(values, list):
+                load_config(preset, **{name: values[0]})
+    elif command in READ:
+        parse(READ[command], f"wdjax {command}", arguments)
+    else:
+        assert command in COMMANDS
 
 
 @pytest.mark.slow

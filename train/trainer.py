@@ -56,6 +56,7 @@ from wdjax.train.host.signals import stop_signals
 from wdjax.train.learner.bad_numbers import skipped_updates, what_was_skipped, why_it_ends
 from wdjax.train.learner.init import abstract_state, host_key
 from wdjax.train.learner.learner import Learner, make_learner, metric_names
+from wdjax.train.learner.setup import require_config
 from wdjax.train.state.registry import read_config
 from wdjax.train.state.sharding import require_all_processes
 from wdjax.train.state.state import TrainState
@@ -110,6 +111,7 @@ class Trainer:
         self, config: TrainConfig, workdir: str | Path, resume: bool = False, callbacks: Sequence[Callback | str] = (),
         quiet: bool = False, debug: bool = False, trust: Collection[str] = (), pictures: bool = True,
     ):  # fmt: skip
+        require_config(config)
         self.config = config = read_config(config)  # one built in Python may hold 1e6 for 1_000_000
         if debug:
             self.config = config = dataclasses.replace(config, devices=1)

@@ -155,6 +155,8 @@ class TagGridworld(Env):
         return (state.time >= params.episode_length) | ((state.time > 0) & is_tagged(state))
 
     def observe(self, state: State, params: Params) -> Arrays:
+        """Where `use_full_observation`, everybody's x / G, y / G and type (runner 1), a one-hot of oneself, and t / T;
+        else one's own x / G and y / G, those of one's adversary (the runner, or its nearest tagger), type and t / T."""
         x, y = state.x / params.grid_length, state.y / params.grid_length
         time = state.time / params.episode_length
         rows = self._full_rows(x, y, time) if self.use_full_observation else self._partial_rows(state, x, y, time)

@@ -7,6 +7,7 @@ import io
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
@@ -25,6 +26,12 @@ _OF_CALLBACKS = (
     "package.module:function (docs/how_to/callbacks.md)"
 )
 Callbacks = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...", help=_OF_CALLBACKS)]
+
+# What a command plays or writes: short in its help, and without "(default: None)" or "(default: )".
+Run = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+Runs = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN ...", help_behavior_hint="")]
+File = Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")]
+Names = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...")]
 
 PATHS = ("--workdir", "--output", "--npz", "--file")
 

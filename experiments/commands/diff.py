@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from wdjax.train import TrainConfig, read_metrics
+from wdjax.train import PolicyConfig, TrainConfig, read_metrics
 from wdjax.train.config.reading import from_mapping, read_yaml
 from wdjax.train.load import preset_path
 from wdjax.train.storage.folder import CONFIG, MADE_WITH, VERSION, flat, plain_config, without_version
@@ -35,9 +35,18 @@ def diff(arguments: list[str]) -> None:
 
 
 def differing(runs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Returns the names of fields that are not the same in all runs."""
+    """Returns the names of fields that are not the same in all runs; of a policy that some lack, its algorithm and
+    what is not at its default."""
     first, names = runs[0], dict.fromkeys(itertools.chain.from_iterable(runs))
-    return [name for name in names if any(own.get(name) != first.get(name) for own in runs)]
+    usual = flat(plain_config(TrainConfig(env="", policies={"": PolicyConfig()}))["policies"][""])
+    del usual["algorithm"]
+
+    def at_default(name: str) -> bool:
+        _, _, field = name.split(".", 2) if name.startswith("policies.") else ("", "", "")
+        values = [own[name] for own in runs if name in own]
+        return len(values) < len(runs) and field in usual and all(value == usual[field] for value in values)
+
+    return [name for name in names if any(own.get(name) != first.get(name) for own in runs) and not at_default(name)]
 
 
 def fields_of(run: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import tyro
 from rich.console import Console
 
 from wdjax.checks import require
-from wdjax.experiments.commands.arguments import Modules, parse, require_run, require_seed
+from wdjax.experiments.commands.arguments import File, Modules, Names, Run, Runs, parse, require_run, require_seed
 from wdjax.experiments.commands.matrix import matrix_tables, other_params, require_tables, write_matrix
 from wdjax.rendering import require_output
 from wdjax.train import Player, cross_play, save_episode, statistics, trained_policy
@@ -21,10 +21,17 @@ from wdjax.train.load import load_named
 
 @dataclasses.dataclass(frozen=True)
 class EvalArguments:
-    runs: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
+    """Who beats whom: every role played by every run, by random play and by scripts; mean ± standard error.
+
+        $ wdjax eval runs/a                                                   against random play
+        $ wdjax eval runs/a runs/b@best --opponents random chase_nearest      runs and scripts of one game
+        $ wdjax eval runs/a --episodes 1024 --greedy --output cells.csv       all numbers, to a file
+    """
+
+    runs: Runs = ()
     """the folders of one or several runs of one game; FOLDER@best, FOLDER@newest, FOLDER@120 name a checkpoint;
     reference:tag_continuous: what comes with wdjax"""
-    opponents: tuple[str, ...] = ("random",)
+    opponents: Names = ("random",)
     """who else plays, wherever a role fits: random, and the scripts of the game (in Tag chase_nearest, flee_nearest)"""
     checkpoint: str = "newest"
     """of all runs that name none: newest, best, or a number of updates"""
@@ -39,18 +46,25 @@ class EvalArguments:
     seed: int = 0
     """of starts and actions"""
     trust: Modules = ()
-    output: tuple[Path, ...] = ()
+    output: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="FILE ...", help_behavior_hint="")] = ()
     """also write all numbers, quantiles and agents' own returns too, to these files: JSON, or CSV where one ends so"""
 
 
 @dataclasses.dataclass(frozen=True)
 class RenderArguments:
-    run: Annotated[str, tyro.conf.Positional]
+    """One episode of a run: a picture that moves, a player in one file, or arrays.
+
+        $ wdjax render runs/a                                   runs/a/episode.gif
+        $ wdjax render runs/a --seed 3 --output hunt.html       a player: play, scrub, point at an agent
+        $ wdjax render runs/a@best --npz episode.npz            states, actions, rewards, for numpy.load
+    """
+
+    run: Run
     """the folder of a run; FOLDER@best, FOLDER@120 name a checkpoint; reference:tag_continuous comes with wdjax"""
-    output: Path | None = None
-    """the file: .gif, .html (a player, in one file), .svg, .mp4 (where ffmpeg is) or .png (the last state); default:
-    episode.gif in the folder, where no --npz is asked for"""
-    npz: Path | None = None
+    output: File = None
+    """the file: .gif, .html (a player, in one file), .svg, .mp4 (where ffmpeg is) or .png (the last state)
+    (default: episode.gif in the folder, where no --npz is asked for)"""
+    npz: File = None
     """the episode as arrays for numpy.load: states, actions, rewards, ends, observations, probabilities, values"""
     greedy: bool = False
     """policies take their most likely action (else they draw it, as in training)"""
@@ -65,11 +79,17 @@ class RenderArguments:
 
 @dataclasses.dataclass(frozen=True)
 class ExportArguments:
-    run: Annotated[str, tyro.conf.Positional]
+    """What was learned, for use without wdjax: each policy as StableHLO and as arrays (pip install "wdjax[export]").
+
+        $ wdjax export runs/a                                       runs/a/export/NAME.stablehlo, NAME.npz
+        $ wdjax export runs/a@best --policies tagger --output out
+    """
+
+    run: Run
     """the folder of a run; FOLDER@best, FOLDER@120 name a checkpoint; reference:tag_continuous comes with wdjax"""
-    policies: tuple[str, ...] = ()
+    policies: Annotated[Names, tyro.conf.arg(help_behavior_hint="")] = ()
     """which of them (default: all)"""
-    output: Path | None = None
+    output: Annotated[File, tyro.conf.arg(metavar="DIR")] = None
     """the folder for NAME.stablehlo and NAME.npz (default: export in the run's)"""
     best: bool = False
     """the best checkpoint (else the newest)"""

@@ -7,15 +7,14 @@ import statistics as stats
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import jax
 import numpy as np
-import tyro
 
 from wdjax.checks import one_line, require
 from wdjax.drawing.player import IFRAME
-from wdjax.experiments.commands.arguments import Modules, parse, require_run, require_seed
+from wdjax.experiments.commands.arguments import File, Modules, Names, Runs, parse, require_run, require_seed
 from wdjax.experiments.commands.diff import differing, fields_of, last_metrics
 from wdjax.experiments.commands.matrix import matrix_tables, other_params
 from wdjax.experiments.report.curves import BAND, draw_panels
@@ -34,11 +33,17 @@ NOT_COMPARED = ("seed", "updates_per_chunk", VERSION, *RESUMABLE)
 
 @dataclasses.dataclass(frozen=True)
 class ReportArguments:
-    runs: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
+    """One page, without network: how runs differ, curves, who beats whom, an episode to play, versions and the card.
+
+        $ wdjax report runs/a                                           runs/a/report.html
+        $ wdjax report runs/a0 runs/a1 runs/b0 --output ab.html         seeds of one configuration: a line and its band
+    """
+
+    runs: Runs = ()
     """the folders of one or several runs; FOLDER@best, FOLDER@120 name the checkpoint that plays"""
-    output: Path | None = None
+    output: File = None
     """the file, .html (default: report.html in the folder of the first run)"""
-    opponents: tuple[str, ...] = ("random",)
+    opponents: Names = ("random",)
     """who else plays in the cross-play matrix: random, and the scripts of the game"""
     episodes: int = 64
     """episodes of each combination of the matrix; 0: no matrix"""

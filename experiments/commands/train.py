@@ -66,15 +66,11 @@ def train(arguments: list[str]) -> None:
     preset, *changes = require_preset("train", arguments)
     if "--deterministic" in changes:  # before a preset's environment may compute something: XLA looks but once
         make_deterministic()
-    raw = load_config(preset, trust=named_modules(changes))
-    config = with_algorithms(complete_env_params(raw), changes)
-    default = TrainArguments(config, workdir=Path("runs") / preset_path(preset).stem)
+    raw, default = of_preset(preset, changes)
     if topic is not None:
         print(help_text(TrainArguments, preset, topic, default))
         return
-    parsed = parse(TrainArguments, f"wdjax train {preset}", changes, default=default)
-    parsed = dataclasses.replace(parsed, config=with_told_env_params(parsed.config, raw, changes))
-    validate(read_config(parsed.config))
+    parsed = with_flags(preset, raw, default, changes)
     connect(parsed.coordinator, parsed.num_processes, parsed.process_id)
     if parsed.dry_run:
         begun = (parsed.workdir / CONFIG).exists()
@@ -94,6 +90,21 @@ def train(arguments: list[str]) -> None:
     trainer.train()
     if trainer.stopped:
         raise SystemExit(STOPPED)
+
+
+def of_preset(preset: str, changes: Sequence[str]) -> tuple[TrainConfig, TrainArguments]:
+    """Returns a preset as it is written, and the arguments of a run of it, before the flags in `changes` are read."""
+    raw = load_config(preset, trust=named_modules(changes))
+    config = with_algorithms(complete_env_params(raw), changes)
+    return raw, TrainArguments(config, workdir=Path("runs") / preset_path(preset).stem)
+
+
+def with_flags(preset: str, raw: TrainConfig, default: TrainArguments, changes: list[str]) -> TrainArguments:
+    """Returns the arguments of `of_preset` with flags. Raises ValueError or TypeError for what is wrong with them."""
+    parsed = parse(TrainArguments, f"wdjax train {preset}", changes, default=default)
+    parsed = dataclasses.replace(parsed, config=with_told_env_params(parsed.config, raw, changes))
+    validate(read_config(parsed.config))
+    return parsed
 
 
 def cost_of_large(path: Path, raw: TrainConfig, parsed: TrainArguments) -> str:

@@ -1,12 +1,14 @@
 """Commands that train nothing: what a preset costs, how runs differ, what a shell completes, a dry run."""
 
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
 from wdjax.experiments.cli import cost_of, main
+from wdjax.experiments.commands.diff import differing
 from wdjax.experiments.commands.dry_run import changed_fields, dry_run
 from wdjax.experiments.commands.help import help_topic, panels_of
 from wdjax.train import list_presets, load_config
@@ -69,6 +71,12 @@ def test_diff_names_what_differs_and_runs_no_code(tmp_path, capsys):
     assert capsys.readouterr().out.strip() == "The configurations are the same"
 
 
+def test_of_a_policy_that_one_lacks_the_defaults_are_not_listed():
+    ours = {"policies.a.algorithm": "PPO", "policies.a.gamma": 0.9, "policies.a.clip": 0.2, "policies.b.clip": 0.3}
+    theirs = {"policies.b.clip": 0.2, "policies.b.gamma": 0.99}
+    assert differing([ours, theirs]) == ["policies.a.algorithm", "policies.a.gamma", "policies.b.clip"]
+
+
 def test_a_shell_completes(capsys, tmp_path):
     main(["completion"])
     (tmp_path / "script").write_text(capsys.readouterr().out)
@@ -102,12 +110,21 @@ def test_help_topic():
     assert [help_topic(each) for each in words] == [None, "", "env-params"]
 
 
+@pytest.mark.slow
+def test_a_pipe_that_is_read_no_further_is_no_mistake():
+    command = f"{sys.executable} -m wdjax.experiments.cli train cartpole_ppo --help all | head -1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("run:")
+    assert not done.stderr
+
+
 def test_every_preset_has_its_steps_in_the_list(capsys):
     main(["list"])
     out = capsys.readouterr().out
     for name in list_presets():
         assert f"\n  {name:32s}" in out
     assert out.count(" env steps") >= len(list_presets())
+    assert "  reference:acrobot, reference:cartpole, " in out
 
 
 @pytest.mark.slow

@@ -84,7 +84,9 @@ def from_mapping(cls: type, values: Any, path: str = "") -> Any:
     hints = typing.get_type_hints(cls)
     for name in values:
         if name not in hints:
-            near = did_you_mean(SHORT.get(name, str(name)), hints)
+            short = SHORT.get(name, str(name))
+            blocks = [block for block, hint in hints.items() if short in getattr(hint, "__dataclass_fields__", ())]
+            near = f"did you mean '{blocks[0]}.{short}'?" if blocks else did_you_mean(short, hints)
             raise ValueError(f"unknown field {f'{path}{name}' or repr(name)}: {near}")
     for field in dataclasses.fields(cls):
         if is_required(field) and field.name not in values:

@@ -38,7 +38,9 @@ def read_run(
     setup = make_setup(config, trust)
     folder = Path(run_folder) / ("best" if best else "checkpoints")
     if not folder.is_dir():
-        raise FileNotFoundError(f"no checkpoint in {folder}")
+        none = best and config.best_by is None  # auto: several policies train
+        why = f": best_metric = {config.best_metric} keeps none of this run, it must name a metric" if none else ""
+        raise FileNotFoundError(f"no checkpoint in {folder}{why}")
     with open_checkpoints(folder, keep=None) as manager:
         steps = sorted(manager.all_steps())
         if not steps:
@@ -75,13 +77,18 @@ def read_named(run: str, default: str = "newest", trust: Collection[str] = ()) -
     return read_run(folder, best=which == "best", num_updates=int(which) if which.isdecimal() else None, trust=trust)
 
 
+def list_references() -> list[str]:
+    """Returns the rows of the learning table whose policies come with wdjax, sorted."""
+    return sorted(path.stem for path in LEARNING_TABLE.glob("policies/*.npz"))
+
+
 def read_reference(row: str) -> tuple[Setup, TrainState]:
     """Returns the setup of a row of the learning table, and a new state with what its first seed learned.
 
     Raises:
         ValueError: for a row of which no policies come with wdjax, with the nearest right one.
     """
-    require_known("reference", row, sorted(path.stem for path in LEARNING_TABLE.glob("policies/*.npz")))
+    require_known("reference", row, list_references())
     config = read_config(read_yaml(LEARNING_TABLE / "results" / f"{row}.yaml")["config"])
     config = dataclasses.replace(config, devices=1)
     validate(config)

@@ -26,8 +26,7 @@ from wdjax.vector import ResetPool, vectorize
 
 def make_setup(config: TrainConfig, trust: Collection[str] = ()) -> Setup:
     """Checks a configuration and builds the fixed part of a run from it; `trust` as for `make_learner`."""
-    if isinstance(config, (str, Path)):
-        raise TypeError(f"config = {str(config)!r}: must be a TrainConfig, load_config({str(config)!r})")
+    require_config(config)
     config = read_config(config)  # one that was built in Python may hold any type
     env, env_params, assignments = validate(config)
     wake_device().result()
@@ -36,6 +35,12 @@ def make_setup(config: TrainConfig, trust: Collection[str] = ()) -> Setup:
     replicas = vectorize(env, config.num_envs, reset)
     policies = {name: make_policy(name, config, assignment) for name, assignment in assignments.items()}
     return Setup(config, env, env_params, replicas, policies, choose_devices(config), with_own(trust, config))
+
+
+def require_config(config: TrainConfig) -> None:
+    """Raises TypeError for the name of a preset in the place of a configuration."""
+    if isinstance(config, (str, Path)):
+        raise TypeError(f"config = {str(config)!r}: must be a TrainConfig, load_config({str(config)!r})")
 
 
 def make_policy(name: str, config: TrainConfig, assignment: Assignment) -> Policy:

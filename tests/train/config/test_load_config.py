@@ -3,6 +3,7 @@
 import pytest
 
 from wdjax.train import NetworkConfig, PolicyConfig, TrainConfig, list_presets, load_config, make_learner
+from wdjax.train.load import ALIASES
 
 GOOD = "env: cartpole\npolicies: {agent: {}}\n"
 
@@ -11,6 +12,12 @@ def load_text(tmp_path, text, **changes):
     file = tmp_path / "run.yaml"
     file.write_text(text)
     return load_config(file, **changes)
+
+
+def test_what_many_type_first_is_a_preset():
+    assert load_config("CartPole-v1") == load_config("cartpole_ppo")
+    assert {name: name in list_presets() for name in ALIASES.values()} == dict.fromkeys(ALIASES.values(), True)
+    assert not ALIASES.keys() & {*list_presets()}
 
 
 # --- files ---
