@@ -249,7 +249,7 @@ class Trainer:
         self._say(words)
 
     def _say(self, words: str) -> None:
-        self.console.print(words, soft_wrap=True, markup=False)
+        self.console.print(words, soft_wrap=not self.console.is_jupyter, markup=False)
 
     def _start(self, checkpoints: Any, best: Any) -> tuple[TrainState, int, Program, float]:
         """Returns the state to go on from, how much of metrics.jsonl goes with it in bytes, the program, and the

@@ -152,7 +152,7 @@ def save_scene(
 def save_pixels(path: pathlib.Path, picture: np.ndarray) -> None:
     from PIL import Image
 
-    Image.fromarray(picture).save(path, format="PNG")
+    Image.fromarray(picture).save(path, format="PNG", compress_level=3)  # of half the time, a tenth larger
 
 
 def save_frames(path: pathlib.Path, draw: Any, steps: range, fps: float, hold: float, keep: Iterable[str] = ()) -> None:
@@ -174,7 +174,7 @@ def save_mp4(path: pathlib.Path, frames: Iterator[np.ndarray], fps: float, more:
     height, width = first.shape[:2]
     command = ["ffmpeg", "-y", "-loglevel", "error", "-f", "rawvideo", "-pix_fmt", "rgba", "-s", f"{width}x{height}"]
     command += ["-r", f"{fps:g}", "-i", "-", "-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2:color=white", "-c:v", "libx264"]
-    command += ["-pix_fmt", "yuv420p", "-crf", "20", "-movflags", "+faststart", str(path)]
+    command += ["-preset", "veryfast", "-pix_fmt", "yuv420p", "-crf", "20", "-movflags", "+faststart", str(path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as ffmpeg:
         try:
             ffmpeg.stdin.write(first.tobytes())

@@ -80,7 +80,8 @@ def report(arguments: list[str]) -> None:
     firsts = [places[0] for places in groups.values()]
     if parsed.episodes:
         sections.append(of_matrix(parsed, load, [(names[i], parsed.runs[i], fields[i]["env"]) for i in firsts]))
-    sections += [of_player(parsed, load, names[i], parsed.runs[i]) for i in range(min(parsed.players, len(names)))]
+    if parsed.players:
+        sections.append(of_players(parsed, load, names[: parsed.players]))
     sections.append(of_machine(names, fields))
     games = ", ".join(dict.fromkeys(own["env"] for own in fields))
     shown = " ".join(["wdjax report", *arguments])
@@ -196,19 +197,29 @@ def of_matrix(parsed: ReportArguments, load: Callable, firsts: Sequence[tuple[st
     words = f"{parsed.episodes} episodes each, drawn actions, mean ± standard error"
     mind = "".join(f"<p>{html.escape(line)}</p>" for line in other_params(first, others))
     which = "; of each configuration its first run" if len(parsed.runs) > len(firsts) else ""
-    return Section(title, mind + "".join(map(of_terminal, matrix_tables(roles, rows))), words + which)
+    tables = "".join(f"<div>{of_terminal(table)}</div>" for table in matrix_tables(roles, rows))
+    return Section(title, f'{mind}<div class="matrices">{tables}</div>', words + which)
 
 
-def of_player(parsed: ReportArguments, load: Callable, name: str, run: str) -> Section:
-    """One episode of a run, to play."""
-    learner, state = load(run)
+def of_players(parsed: ReportArguments, load: Callable, names: Sequence[str]) -> Section:
+    """An episode of each of the first runs, to play, side by side where there is room."""
+    bodies = [_player(parsed, *load(run)) for run in parsed.runs[: len(names)]]
+    heads = [f"<p><b>{html.escape(name)}</b></p>" if len(names) > 1 else "" for name in names]
+    title = f"An episode of {names[0] if len(names) == 1 else 'each run'}"
+    some = any("<iframe" in body for body in bodies)
+    words = "Space plays, arrows step; point at an agent for its path" if some else ""
+    shown = "".join(f"<div>{head}{body}</div>" for head, body in zip(heads, bodies, strict=True))
+    return Section(title, f'<div class="players">{shown}</div>', words)
+
+
+def _player(parsed: ReportArguments, learner: Any, state: Any) -> str:
+    """Returns the player of an episode, or why there is none."""
     try:
         with tempfile.TemporaryDirectory() as folder:
             file = save_episode(learner, state, Path(folder) / "episode.html", parsed.seed, fps=parsed.fps)
-            body = IFRAME.format(html.escape(file.read_text(encoding="utf8")), 640)
+            return IFRAME.format(html.escape(file.read_text(encoding="utf8")), 640)
     except (NotImplementedError, ValueError) as error:  # a game of one's own need not have a drawing
-        return Section(f"An episode of {name}", "", f"None: {one_line(error)}")
-    return Section(f"An episode of {name}", body, "Space plays, arrows step; point at an agent for its path")
+        return f"<p>None: {html.escape(one_line(error))}</p>"
 
 
 def of_machine(names: Sequence[str], fields: Sequence[Mapping[str, Any]]) -> Section:

@@ -31,7 +31,7 @@ from wdjax.train import load_config, make_learner
 from wdjax.train.config.reading import read_yaml
 from wdjax.train.config.schema import TrainConfig
 from wdjax.train.host.chunks import play
-from wdjax.train.host.plots import COLORS, count_env_steps
+from wdjax.train.host.plots import COLORS, count_env_steps, name_panel
 from wdjax.train.learner.learner import Learner
 from wdjax.train.learner.saved import save_learned
 from wdjax.train.load import preset_path
@@ -279,15 +279,20 @@ def describe(name: str, result: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def knots(policy: Mapping[str, Any], last: float) -> list[float]:
-    """Returns the env steps before `last` at which a schedule of a policy, as YAML holds it, has another slope."""
-    lists = [value for value in flat(policy).values() if isinstance(value, list)]
-    schedules = [value for value in lists if value and all(isinstance(pair, list) for pair in value)]
-    return sorted({float(step) for schedule in schedules for step, _ in schedule if 0 < step < last})
+def knots(policy: Mapping[str, Any], last: float) -> dict[tuple[float, ...], list[str]]:
+    """Returns the env steps before `last` at which schedules of a policy, as YAML holds it, have another slope -> the
+    fields that do so there."""
+    turns: dict[tuple[float, ...], list[str]] = {}
+    for field, value in flat(policy).items():
+        if isinstance(value, list) and value and all(isinstance(pair, list) for pair in value):
+            turns.setdefault(tuple(float(step) for step, _ in value if 0 < step < last), []).append(field)
+    turns.pop((), None)
+    return turns
 
 
 def draw(name: str, result: Mapping[str, Any], path: Path) -> None:
-    """Draws the training return of every policy with its band; rows stored before bands were intervals hold a range."""
+    """Draws the training return of every policy with its band (rows stored before bands were intervals hold a range),
+    where its schedules turn, and what greedy play came to in the end, where the row measures it."""
     from matplotlib.figure import Figure
 
     steps = np.array(result["curve"]["env_steps"])
@@ -303,10 +308,16 @@ def draw(name: str, result: Mapping[str, Any], path: Path) -> None:
         at = steps[known]
         axes.fill_between(at, own[low][known], own[high][known], color=color, alpha=0.2, linewidth=0, label=band)
         axes.plot(at, own[middle][known], color=color, label=line)
-        for i, knot in enumerate(knots(result["config"]["policies"][policy], steps[:-1].max(initial=0))):
-            axes.axvline(knot, color="grey", linewidth=0.8, linestyle=":", label=None if i else "a schedule turns")
+        turns = knots(result["config"]["policies"][policy], steps[:-1].max(initial=0))
+        for dashes, (at, fields) in zip((":", "--", "-."), turns.items(), strict=False):
+            for i, knot in enumerate(at):
+                words = None if i else "turns: " + ",\n".join(fields)
+                axes.axvline(knot, color="#7A7F87", linewidth=0.9, linestyle=dashes, label=words)
+        if greedy := result["numbers"].get("greedy return"):
+            seeds = np.array(greedy["per_seed"])
+            axes.plot(np.full(len(seeds), steps[-1]), seeds, "o", color="#E07B00", markersize=4, clip_on=False,
+                      label="greedy play in the end, a dot a seed")  # fmt: skip
         count_env_steps(axes)
-        axes.set_ylabel(f"training return{f', {policy}' if len(policies) > 1 else ''} [reward]")
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize=7)
+        name_panel(axes, f"training return{f', {policy}' if len(policies) > 1 else ''} [reward]")
+        axes.legend(fontsize=7, frameon=False)
     figure.savefig(path, dpi=80)

@@ -10,7 +10,7 @@ from wdjax.drawing.scene import COLORS
 from wdjax.experiments.over_seeds import interval_of_mean
 from wdjax.train.host.loop import Row
 from wdjax.train.host.plots import COLORS as OF_POLICIES
-from wdjax.train.host.plots import as_svg, count_env_steps, policies_of, quantities
+from wdjax.train.host.plots import as_svg, count_env_steps, name_panel, policies_of, quantities
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -78,7 +78,7 @@ def draw_panels(groups: Mapping[str, Sequence[Sequence[Row]]]) -> list[str]:
                 if field in evaluated:
                     words = f"{chosen[-1][0]}, evaluated".removeprefix(", ")
                     chosen.append((words, pooled(groups[group], f"eval/{field}"), "o--"))
-            who = f", {panel[0][1]}" if len(groups) > 1 and len(curves) > 1 else ""
+            who = f", {panel[0][1]}" if len(groups) > 1 and panel[0][1] not in label else ""
             drawn.append(_draw(label.replace(" [", f"{who} [") if "[" in label else label + who, chosen))
     return [svg for svg in drawn if svg]
 
@@ -99,9 +99,8 @@ def _draw(label: str, curves: Sequence[tuple[str, Curve | None, str]]) -> str | 
         return None
     if band:
         axes.fill_between([], [], [], color="#7A7F87", alpha=0.3, linewidth=0, label="band: 95 % interval over seeds")
-    axes.set_ylabel(label)
+    name_panel(axes, label)
     count_env_steps(axes)
-    axes.grid(alpha=0.3)
     if any(name for name, _, _ in curves) or band:
         axes.legend(fontsize="small")
     return as_svg(figure)

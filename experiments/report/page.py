@@ -2,6 +2,7 @@
 
 import dataclasses
 import html
+import re
 from collections.abc import Sequence
 
 from rich.table import Table
@@ -23,8 +24,11 @@ details td {{ white-space: normal; overflow-wrap: anywhere }}
 summary {{ cursor: pointer; color: var(--blue) }}
 .panels {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(min(340px, 100%), 1fr)); gap: 8px 16px }}
 .panels svg {{ width: 100%; height: auto }}
+.players {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(min(480px, 100%), 1fr)); gap: 8px 16px }}
+.matrices {{ display: flex; flex-wrap: wrap; gap: 0 32px }} .matrices td + td {{ padding: 2px 8px !important }}
 iframe {{ color-scheme: normal }}
 """
+NUMBER = r'">(-?[\d.]+) ±'  # in a cell
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +60,17 @@ def folded(summary: str, body: str) -> str:
 
 
 def of_terminal(table: Table) -> str:
-    """Returns a table for a terminal as HTML."""
+    """Returns a table for a terminal as HTML; in one with a title, of a single quantity, "0.25 ± 0.14" stands on a
+    ground that is the denser the greater the number."""
     rows = zip(*(column.cells for column in table.columns), strict=True)
-    return html_table(rows, [column.header for column in table.columns], str(table.title or ""))
+    body = html_table(rows, [column.header for column in table.columns], str(table.title or ""))
+    numbers = [float(number) for number in re.findall(NUMBER, body)]
+    if not table.title or not numbers:
+        return body
+    least, span = min(numbers), max(numbers) - min(numbers) or 1.0
+
+    def shade(found: re.Match) -> str:
+        percent = round(45 * (float(found[1]) - least) / span)
+        return f'; background: color-mix(in srgb, var(--blue) {percent}%, transparent){found[0]}'
+
+    return re.sub(NUMBER, shade, body)

@@ -49,7 +49,7 @@ class Host:
 
     def say(self, words: str) -> None:
         """Says something to who watches."""
-        self.console.print(words, soft_wrap=True, markup=False)
+        self.console.print(words, soft_wrap=not self.console.is_jupyter, markup=False)
 
 
 @contextlib.contextmanager

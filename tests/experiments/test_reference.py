@@ -217,8 +217,9 @@ def test_curve_by_hand():
 
 def test_where_schedules_turn():
     policy = {"gamma": 0.9, "network": {"hidden_sizes": [64]}, "lr": [[0, 1.0], [30, 0.5], [40, 0.1]], "x": [],
+              "clip": [[0, 1.0], [30, 0.5]], "tau": [[0, 1.0], [40, 0.5]],
               "ddpg": {"noise_scale": [[20, 1.0], [30, 2.0]]}}  # fmt: skip
-    assert knots(policy, 40) == [20.0, 30.0]
+    assert knots(policy, 40) == {(30.0,): ["lr", "clip"], (20.0, 30.0): ["ddpg.noise_scale"]}
 
 
 @pytest.mark.slow

@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 import yaml
 from browser import CHROMIUM, DRIVER, browser
+from rich.table import Table
 
 from wdjax.experiments.cli import main
 from wdjax.experiments.commands.report import group_runs, of_speed
 from wdjax.experiments.over_seeds import interval_of_mean
 from wdjax.experiments.report.curves import POINTS, pooled
+from wdjax.experiments.report.page import of_terminal
 from wdjax.train import Trainer, load_config
 from wdjax.train.host.plots import quantities
 
@@ -68,6 +70,17 @@ def test_runs_are_grouped_by_all_but_the_seed_and_the_machine():
     assert group_runs("ab", fields[:2]) == {"a": [0, 1]}
     fields[2]["policies.a.opponents"] = "x" * 40
     assert group_runs("abc", fields) == {"a": [0, 1], "c": [2]}
+
+
+def test_a_matrix_of_one_quantity_is_shaded():
+    table = Table("a \\ b", "x", "y", title="return")
+    table.add_row("p", "-1.50 ± 0.10", "2.50 ± 0.10")
+    table.add_row("q", "0.50 ± 0.10", "-")
+    assert re.findall(r"blue\) (\d+)%, transparent\)\">(-?[\d.]+) ±", of_terminal(table)) == [
+        ("0", "-1.50"), ("45", "2.50"), ("22", "0.50")
+    ]  # fmt: skip
+    table.title = None  # of several quantities
+    assert "background" not in of_terminal(table)
 
 
 def test_what_a_schedule_changed_is_drawn():
@@ -141,7 +154,7 @@ def test_the_page_in_a_browser(tmp_path):
     small = {"num_envs": 8, "rollout_length": 16, "total_env_steps": 512, "updates_per_chunk": 1, "eval_episodes": 4}
     for seed, run in enumerate(runs):
         Trainer(load_config("cartpole_ppo", seed=seed, **small), run, quiet=True, pictures=False).train()
-    main(["report", *runs, "--episodes", "4"])
+    main(["report", *runs, "--episodes", "4", "--players", "2"])
     file = tmp_path / "run0" / "report.html"
     assert file.stat().st_size < 2 * 2**20
     for dark, width in ((False, 1200), (True, 400)):
@@ -155,6 +168,8 @@ def test_the_page_in_a_browser(tmp_path):
             assert color == ("rgb(232, 235, 239)" if dark else "rgb(31, 41, 51)")
             assert page.run("return document.documentElement.scrollWidth") <= width
             assert page.run("return document.querySelectorAll('.panels svg').length") >= 4
+            left = "return [...document.querySelectorAll('iframe')].map(own => own.getBoundingClientRect().left)"
+            assert len(set(page.run(left))) == (1 if width == 400 else 2)  # one below the other, or side by side
             page.run(f"{inside}(\"by('scrub').value = 1; by('scrub').dispatchEvent(new Event('input'))\")")
             assert page.run(f"return {inside}('state.frame')") == 1
             page.run(f"{inside}('page.fps = 1000; play(true)')")

@@ -144,13 +144,20 @@ def save_opponents(run: str | Path, title: str = "") -> Path | None:
         who = [name for owner, _, name in found if owner == policy]
         for panel, what, label in zip(axes, ("win_rate", "return"), ("win rate", "return [reward]"), strict=True):
             curves = {name: f"{policy}/opponent_{what}/{name}" for name in who}
-            draw_curves(panel, rows, curves, f"the others' {label}")
-        axes[0].set(title=f"in the place of {policy}", ylim=(-0.05, 1.05))
+            draw_curves(panel, rows, curves, f"the others' {label} in the place of {policy}")
+        axes[0].set_ylim(-0.05, 1.05)
     for axes in panels[-1]:
         count_env_steps(axes)
     path = run / "opponents.png"
     figure.savefig(path, dpi=120)
     return path
+
+
+def name_panel(axes: "Axes", label: str) -> None:
+    """Writes over a panel what it shows, with the unit, and draws a faint grid in place of a frame."""
+    axes.set_title(label, loc="left", fontsize="medium")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.3)
 
 
 def count_env_steps(axes: "Axes") -> None:
@@ -172,8 +179,7 @@ def draw_curves(axes: "Axes", rows: Sequence[Row], curves: dict[str, str], label
         points = [(row["env_steps"], row[field]) for row in rows if row.get(field) is not None]
         marker = "o" if len(points) == 1 else None
         axes.plot(*zip(*points, strict=True), label=name, color=COLORS.get(name), marker=marker) if points else None
-    axes.set_ylabel(label)
-    axes.grid(alpha=0.3)
+    name_panel(axes, label)
     if axes.lines:
         axes.legend(axes.lines, [_tail(line.get_label()) for line in axes.lines])
 

@@ -202,12 +202,12 @@ def _draw_plot(canvas: Canvas, scene: Scene, plot: Plot, rect: Rect, k: float) -
         at_x -= (10 + 5.8 * len(series.label)) * k
     corner = np.array([[[left, top], [left, top + height], [left + width, top + height]]])
     canvas.lines(corner, "grey", 0.8 * k, 1.0, False)
-    for value, words in ticks(y0, y1, max(1, int(height / (30 * k)))):
+    for value, words in ticks(y0, y1, max(1, int(height / (24 * k)))):
         px, py = place(x0, value)
         canvas.lines(np.array([[[px, py], [px + width, py]]]), "faint", 0.8 * k, 1.0, False)
         canvas.text(left - 5 * k, py, words, 9.5 * k, "text", "right")
     years = plot.x is not None
-    for value, words in ticks(x0, x1, max(1, int(width / (60 * k)))):
+    for value, words in ticks(x0, x1, max(1, int(width / (44 * k)))):
         canvas.text(place(value, y0)[0], top + height + 9 * k, words.replace(",", "") if years else words, 9.5 * k,
                     "text", "center")  # fmt: skip
     for series in plot.series:

@@ -19,8 +19,12 @@ from wdjax.checks import require
 from wdjax.drawing.paint import CROWD, SEGMENTS, TRAIL_OPACITY, TRAIL_WIDTH, plot_range
 from wdjax.drawing.scene import COLORS, DISC, Lines, Mark, Plot, Scene, Shapes, Text, starts
 
-OBS_BYTES = 300_000  # of what agents see: beyond it, only that of every so many frames is kept, or of no frame
-IFRAME = '<iframe srcdoc="{}" style="width: 100%; height: {}px; border: 0" title="an episode, played"></iframe>'
+OBS_BYTES = 600_000  # of what agents see: beyond it, only that of every so many frames is kept, or of no frame
+WRITTEN, TONES = 8, 32  # so few numbers that an agent sees are written, too; of more, a bar has one of so many heights
+IFRAME = (
+    '<iframe srcdoc="{}" style="width: 100%; height: {}px; border: 0" allowfullscreen '
+    'title="an episode, played"></iframe>'
+)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -54,6 +58,7 @@ class Packer:
 
     def __init__(self):
         self.parts: list[bytes] = []
+        self.at: dict[bytes, int] = {}  # what is the same is kept once
 
     def add(self, array: Any, bits: int = 16) -> dict[str, Any]:
         """Adds [T, ...] numbers, NaN or infinite ones as NaN. Returns the note: place, shape, bits, lowest and step.
@@ -62,9 +67,10 @@ class Packer:
         What is kept of q is its difference from the frame before, modulo 2^bits; of 16 bits, all low bytes come first.
         """
         note, kept = quantise(array, bits)
-        note["at"] = sum(map(len, self.parts))
-        self.parts.append(kept)
-        return note
+        if kept not in self.at:
+            self.at[kept] = sum(map(len, self.parts))
+            self.parts.append(kept)
+        return note | {"at": self.at[kept]}
 
 
 def quantise(array: Any, bits: int = 16) -> tuple[dict[str, Any], bytes]:
@@ -90,15 +96,17 @@ def restore(note: Mapping[str, Any], kept: bytes) -> np.ndarray:
 def to_html(scene: Scene, fps: float = 12.0) -> str:
     """Returns the page that plays a scene at `fps` frames a second."""
     packer = Packer()
+    seen = {group: obs for group, obs in scene.obs.items() if np.size(obs[0]) <= OBS_BYTES // len(scene.obs)}
+    stride = max(1, -(-sum(map(np.size, seen.values())) // OBS_BYTES))
     page = {
         "frames": scene.num_frames, "fps": float(fps), "captions": scene.captions,
         "starts": starts(scene.time).tolist(), "extent": scene.extent, "axes": scene.axes, "equal": scene.equal,
         "labels": [scene.xlabel, scene.ylabel], "trail": scene.trail_length, "colors": COLORS,
-        "limits": {"crowd": CROWD, "segments": SEGMENTS, "opacity": TRAIL_OPACITY, "width": TRAIL_WIDTH},
+        "limits": {"crowd": CROWD, "segments": SEGMENTS, "opacity": TRAIL_OPACITY, "width": TRAIL_WIDTH,
+                   "written": WRITTEN},
         "marks": [_pack_mark(packer, mark) for mark in scene.marks],
         "plots": [_pack_plot(packer, scene, plot) for plot in scene.plots],
-        "obs": {group: _pack_obs(packer, obs, len(scene.obs)) for group, obs in scene.obs.items()
-                if np.size(obs[0]) <= OBS_BYTES // len(scene.obs)},
+        "obs": {group: _pack_obs(packer, obs, stride) for group, obs in seen.items()},
     }  # fmt: skip
     words = json.dumps(page, allow_nan=False).encode()
     whole = len(words).to_bytes(4, "little") + words + b"".join(packer.parts)
@@ -137,11 +145,11 @@ def _pack_plot(packer: Packer, scene: Scene, plot: Plot) -> dict[str, Any]:
     return {"title": plot.title, "x": packer.add(x), "span": span, "series": series}
 
 
-def _pack_obs(packer: Packer, obs: Any, groups: int) -> dict[str, Any]:
+def _pack_obs(packer: Packer, obs: Any, stride: int) -> dict[str, Any]:
     """Packs [T, n, D], each number between its least and its greatest; of every `stride`-th frame."""
-    stride = max(1, -(-np.size(obs) * groups // OBS_BYTES))
     obs = np.asarray(obs[::stride], np.float64)
     low, high = (np.nan_to_num(end(obs, axis=(0, 1), initial=start, where=np.isfinite(obs)), posinf=0, neginf=0)
                  for end, start in ((np.min, np.inf), (np.max, -np.inf)))  # fmt: skip
     shares = np.clip((obs - low) / np.where(high > low, high - low, 1), 0, 1)
+    shares = shares if obs.shape[2] <= WRITTEN else np.round(TONES * shares) / TONES
     return {"shares": packer.add(shares, 8), "stride": stride, "low": low.tolist(), "high": high.tolist()}
