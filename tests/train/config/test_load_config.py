@@ -17,7 +17,7 @@ def load_text(tmp_path, text, **changes):
 
 
 BAD_FILES = [
-    ("", r"must hold a mapping of fields, not NoneType"),
+    ("", r"must hold a mapping of fields, not nothing"),
     ("- 1", r"must hold a mapping of fields, not list"),
     ("just text", r"must hold a mapping of fields, not str"),
     ("env: [", r"not YAML: "),
