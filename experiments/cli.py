@@ -96,7 +96,8 @@ def call(command: str, *rest: str) -> None:
     except (ValueError, TypeError, OSError, ImportError, NotImplementedError, *FAILURES) as error:
         if os.environ.get("WDJAX_TRACEBACK"):
             raise
-        sentence = f"wdjax: {one_line(error)}"
+        notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+        sentence = f"wdjax: {one_line(error)}{notes}"
         Console(stderr=True).print(sentence, style="red", markup=False, highlight=False, soft_wrap=True)
         raise SystemExit(1 if isinstance(error, FAILURES) else 2) from error
 

@@ -44,7 +44,7 @@ COMMANDS = [
     (["train", "covd"], "unknown preset 'covd': did you mean 'covid'?"),
     (["train", "none.yaml"], "no such file: none.yaml"),
     (["train", "tab.yaml"], "tab.yaml: not YAML: found character '\\t' that cannot start any token: indent"),
-    (["train", "empty.yaml"], "empty.yaml: must hold a mapping of fields, not NoneType"),
+    (["train", "empty.yaml"], "empty.yaml: must hold a mapping of fields, not nothing"),
     ([*TRAIN, "extra"], "Unrecognized options: extra (see --help)"),
     ([*TRAIN, "--num-env", "3"], "Unrecognized options: --num-env, 3: did you mean --num-envs?"),
     ([*TRAIN, "--num-envs"], "--num-envs needs a value (see --help)"),

@@ -19,8 +19,8 @@ GOOD = "env: cartpole\npolicies: {agent: {}}\n"
 AGENT = "env: cartpole\npolicies: {agent: {%s}}"
 NO_MAPPING = "run.yaml: must hold a mapping of fields, not "
 FILES = [
-    ("", NO_MAPPING + "NoneType"),
-    ("# only a comment\n", NO_MAPPING + "NoneType"),
+    ("", NO_MAPPING + "nothing"),
+    ("# only a comment\n", NO_MAPPING + "nothing"),
     ("- 1\n- 2", NO_MAPPING + "list"),
     ("env cartpole", NO_MAPPING + "str"),
     ("42", NO_MAPPING + "int"),

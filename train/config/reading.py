@@ -45,7 +45,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """Returns the mapping in a YAML file; raises ValueError naming the file where it holds anything else."""
     content = read_yaml_value(path)
     if not isinstance(content, dict):
-        raise ValueError(f"{path}: must hold a mapping of fields, not {type(content).__name__}")
+        held = "nothing" if content is None else type(content).__name__
+        raise ValueError(f"{path}: must hold a mapping of fields, not {held}")
     return content
 
 

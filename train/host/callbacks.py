@@ -1,14 +1,14 @@
 """What a user adds to a run: functions that are called after every chunk, and goals at which it ends."""
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from wdjax.checks import did_you_mean, require_known
+from wdjax.checks import did_you_mean, require, require_known
 from wdjax.named import import_named
 from wdjax.train.config.schema import TrainConfig
 from wdjax.train.host.loop import Row
@@ -44,8 +44,11 @@ def make_callbacks(given: Sequence[Callback | str]) -> tuple[Callback, ...]:
         ValueError, TypeError: for an unknown name, with the nearest right one, and for what cannot be called.
         ImportError: where a logger's library is not installed.
     """
-    if isinstance(given, str) or callable(given):
+    if isinstance(given, str) or not isinstance(given, Iterable):
         raise TypeError(f"callbacks = {given!r}: must be a list of functions or names")
+    given = list(given)
+    names = [own for own in given if isinstance(own, str)]
+    require(len(set(names)) == len(names), "callbacks", names, "named once each: a row would be written twice")
     return tuple(map(_make_callback, given))
 
 
@@ -62,8 +65,14 @@ def _make_callback(given: Callback | str) -> Callback:
 
 
 def call_callbacks(callbacks: Sequence[Callback], run: Any, row: Row) -> bool:
-    """Calls every callback. Returns whether any asks for the end."""
-    asked = [callback(run, row) for callback in callbacks]
+    """Calls every callback. Returns whether any asks for the end; what one raises says whose it is."""
+    asked = []
+    for callback in callbacks:
+        try:
+            asked.append(callback(run, row))
+        except Exception as error:  # the author's, of any kind
+            error.add_note(f"raised by the callback {getattr(callback, '__qualname__', type(callback).__name__)}")
+            raise
     return any(isinstance(answer, (bool, np.bool_)) and bool(answer) for answer in asked)
 
 

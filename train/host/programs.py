@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 import jax
 import numpy as np
 
-from wdjax.checks import one_line
+from wdjax.checks import one_line, require
 from wdjax.kernels.support import giving_up_kernels, listening
 from wdjax.train.devices.memory import bytes_free, bytes_needed
 from wdjax.train.devices.packing import Packed
@@ -116,7 +116,15 @@ def compile_and_init(
 
     Returns:
         (state, program, seconds): learner.init(jax.random.key(seed)), and what `compile_chunk` returns.
+
+    Raises:
+        ValueError: where the state alone is larger than the memory: XLA would wait for ever, or end the process.
     """
+    devices = learner.setup.num_devices
+    free = bytes_free(devices)
+    needed = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(like)) // devices
+    allowed = f"at most {free}, what a device has left: lower num_envs, or past_selves or buffer_size"
+    require(needed <= free, "bytes of the run's state", needed, allowed)
     lowered = lower_chunk(learner, like, most)  # here: JAX's settings may be this thread's own
     key = jax.random.key(seed)  # not before: it needs the device, which may still be reserving memory
     # all processes compile in the same order; and for a CPU, XLA compiles on all of its cores anyway

@@ -191,8 +191,9 @@ def load_run_config(run_folder: str | Path, trust: Collection[str] = ()) -> Trai
     """
     file = Path(run_folder) / CONFIG
     require_held(run_folder)
+    values = trusted_values(file, trust)
     try:
-        return read_config(trusted_values(file, trust))
+        return read_config(values)
     except (ValueError, TypeError) as error:
         raise type(error)(f"{file}: {error}") from error
 
@@ -208,7 +209,7 @@ def require_held(run_folder: str | Path) -> None:
 def trusted_values(file: Path, trust: Collection[str]) -> dict[str, Any]:
     """Returns the raw fields of a config.yaml; raises ValueError where they name modules that nobody trusts."""
     values = without_version(read_yaml(file))
-    require_trusted("the run", values, trust)
+    require_trusted(f"{file}: the run", values, trust)
     return values
 
 

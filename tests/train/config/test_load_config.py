@@ -24,7 +24,7 @@ def test_what_many_type_first_is_a_preset():
 
 
 BAD_FILES = [
-    ("", r"must hold a mapping of fields, not NoneType"),
+    ("", r"must hold a mapping of fields, not nothing"),
     ("- 1", r"must hold a mapping of fields, not list"),
     ("just text", r"must hold a mapping of fields, not str"),
     ("env: [", r"not YAML: "),

@@ -64,9 +64,20 @@ def test_only_true_ends_a_run_and_all_are_called():
     (["csv.:f"], "must be \"package.module:Name\""),
     ("csv", "must be a list of functions or names"),
     (print, "must be a list of functions or names"),
+    (None, "callbacks = None: must be a list of functions or names"),
+    (["csv", "csv"], "callbacks = ['csv', 'csv']: must be named once each"),
 ])  # fmt: skip
 def test_what_is_no_callback_is_refused(given, words):
     assert words in refusal(make_callbacks, given)
+
+
+def test_what_a_callback_raises_says_whose_it_is():
+    def mine(run, row):
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError) as raised:
+        call_callbacks([mine], None, {})
+    assert "raised by the callback test_what_a_callback_raises" in raised.value.__notes__[0]
 
 
 def test_a_logger_without_its_library_says_what_to_install(monkeypatch):
