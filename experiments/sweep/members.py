@@ -20,6 +20,8 @@ from wdjax.train.state.registry import make_hypers
 
 _RANGE = re.compile(r"(log|uniform|int):([^:]+):([^:]+)")
 
+MOST_SEEDS = 100_000  # of far more, the list of members alone fills the memory
+
 
 @dataclasses.dataclass(frozen=True)
 class Range:
@@ -164,7 +166,7 @@ def make_seeds(seeds: int | Sequence[int], first: int) -> list[int]:
             require_integer("seeds", seed, 0)
         require(len(set(seeds)) == len(seeds) > 0, "seeds", seeds, "at least one, each once")
         return list(seeds)
-    require_integer("seeds", seeds, 1)
+    require_integer("seeds", seeds, 1, MOST_SEEDS)
     return list(range(first, first + seeds))
 
 

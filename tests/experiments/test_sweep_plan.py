@@ -127,6 +127,7 @@ def test_seeds_are_counted_or_named():
     assert make_seeds(3, 5) == [5, 6, 7]
     assert make_seeds([9, 2], 5) == [9, 2]
     assert "seeds = 0: must be at least 1" in refusal(make_seeds, 0, 0)
+    assert "seeds = 1000000000: must be at least 1 and at most 100000" in refusal(make_seeds, 10**9, 0)
     assert "seeds = [1, 1]: must be at least one, each once" in refusal(make_seeds, [1, 1], 0)
     assert "must be a whole number" in refusal(make_seeds, 1.5, 0)
 

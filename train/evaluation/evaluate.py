@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from wdjax.checks import require_integer, require_key, require_known
+from wdjax.checks import require, require_integer, require_key, require_known
 from wdjax.env import Env
 from wdjax.train.evaluation.episodes import Episodes, evaluation_metrics
 from wdjax.train.evaluation.players import (
@@ -44,6 +44,7 @@ from wdjax.train.state.policy import Setup
 from wdjax.train.state.state import TrainState
 from wdjax.vector import as_counts
 
+MOST_EPISODES = 10_000_000  # side by side: of many more, XLA ends the process for want of memory, without an error
 MAX_STEPS = 20_000  # of an episode that is evaluated, unless one says otherwise
 Opponents = Sequence[Player | Script | str] | Mapping[str, Sequence[Player | Script | str]]
 
@@ -208,6 +209,7 @@ def play_in_turns(
     if batch is not None:
         require_integer("batch", batch, 1)
     size = min(batch or num_episodes, num_episodes)
+    require(size <= MOST_EPISODES, "num_episodes", num_episodes, f"at most {MOST_EPISODES}, or in turns by batch")
     num_turns = -(-num_episodes // size)
     turns = []
     for turn_key in [key] if num_turns == 1 else jax.random.split(key, num_turns):

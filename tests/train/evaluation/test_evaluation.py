@@ -124,6 +124,8 @@ def test_refusals(gridworld):
         evaluate(*gridworld, jax.random.key(0), num_episodes=4, max_steps=3)
     with pytest.raises(ValueError, match="num_episodes = 0"):
         evaluate(*gridworld, jax.random.key(0), num_episodes=0)
+    with pytest.raises(ValueError, match="num_episodes = 1000000000000: must be at most 10000000, or in turns"):
+        evaluate(*gridworld, jax.random.key(0), num_episodes=10**12)
 
 
 def test_single_agent_episodes():
