@@ -131,8 +131,7 @@ class Trainer:
         self._waits = {"the learner": time.perf_counter() - self._begun}  # by what was waited for, seconds
         self._shown: Sequence[Row] | None = None  # what the live curve in a notebook is of
         self._chunks, self._kernels = 0.0, ""  # seconds of all chunks; what ran by kernels, in words
-        self._evaluation: Future | None = None  # the program of evaluations, compiled while training goes on
-        self._drawing: Future | None = None  # likewise, what pictures need
+        self._beside: dict[str, Future] = {}  # compiled while training goes on: for evaluations, for pictures
         self.best_score: float | None = None
         self.best_updates: int | None = None  # of the state with that score
         self.stopped = False  # whether a signal ended `train` early
@@ -202,8 +201,8 @@ class Trainer:
             job = Job(
                 config, config.num_updates, program, functools.partial(self._judge, best, log),
                 functools.partial(self._report, advance), self._host, self._say, checkpoints, log, self._found,
-                self._needs_state, self._begin_evaluation, lock=lock, beside=not self.debug,
-                meanwhile=self._compile_beside,
+                lambda done: bool(self.callbacks) or self._is_evaluated(done), self._begin_evaluation, lock=lock,
+                beside=not self.debug, meanwhile=self._compile_beside,
             )  # fmt: skip
             goals = config.stop_at  # of process 0, which has cut metrics.jsonl back: others may see lines that are gone
             if goals and as_first(is_first() and any(goals_reached(goals, row) for row in self.history)):
@@ -224,7 +223,7 @@ class Trainer:
             steps = f"{done * config.env_steps_per_update:,} of {config.total_env_steps:,} env steps"
             self._say(f"{how} and saved after {steps}.{more}")
         if not self.stopped and is_first() and self.pictures:
-            wait([self._drawing] if self._drawing else [])
+            wait(self._beside.values())
             self.draw()
         wait_for_all()
         return self.state
@@ -341,26 +340,25 @@ class Trainer:
         config = self.config
         return config.evaluates and (done == config.num_updates or done % config.updates_per_evaluation == 0)
 
-    def _needs_state(self, done: int) -> bool:
-        return bool(self.callbacks) or self._is_evaluated(done)
-
     def _compile_beside(self) -> None:
         """Begins, once, to compile in threads what is called later. The program of evaluations: a GPU's beside that of
         the run, a CPU's, which takes all cores, while the first chunks need nothing of the host. That of episode.gif,
         with the imports of drawing: where a GPU trains, whose host has cores to spare."""
         config, like = self.config, abstract_state(self.learner.setup)
-        if config.evaluates and self._evaluation is None:
+        if self._beside:
+            return
+        if config.evaluates:
             lowered = lower_evaluation(self.learner, like, config.eval_episodes, config.eval_greedy)
-            self._evaluation = in_thread(lowered.compile)
-        if self.pictures and not self._drawing and jax.default_backend() != "cpu" and jax.process_count() == 1:
-            self._drawing = in_thread(prepare_drawing, self.learner, like)  # if it fails, `draw` does what is missing
+            self._beside["evaluation"] = in_thread(lowered.compile)
+        if self.pictures and jax.default_backend() != "cpu" and jax.process_count() == 1:
+            self._beside["drawing"] = in_thread(prepare_drawing, self.learner, like)  # where it fails, `draw` does it
 
     def _begin_evaluation(self, state: TrainState, done: int) -> Any:
         """Plays episodes in replicas and with a key of their own, where an evaluation is due; nobody waits for them."""
         if not self._is_evaluated(done):
             return None
         key = jax.random.fold_in(host_key(self.config.seed), done)
-        return begin_evaluation(self.learner, state, key, self._evaluation.result())
+        return begin_evaluation(self.learner, state, key, self._beside["evaluation"].result())
 
     def _evaluate(self, best: Any, chunk: Chunk, log: MetricsLog | None) -> dict[str, Any]:
         """Returns what the episodes came to, and keeps the best state where best_metric asks."""
@@ -389,7 +387,7 @@ class Trainer:
         if done == self.best_updates:
             key = jax.random.fold_in(host_key(config.seed), 2**31 + done)  # evaluations fold in smaller numbers
             with contextlib.suppress(UnfinishedEpisodeError):
-                begun = begin_evaluation(self.learner, state, key, self._evaluation.result())
+                begun = begin_evaluation(self.learner, state, key, self._beside["evaluation"].result())
                 episodes = end_evaluation(self.learner, begun)
                 score = finite(evaluation_metrics(episodes, self.learner.env.info_ratios)[f"eval/{config.best_by}"])
         return {f"eval/best/{config.best_by}": score}
