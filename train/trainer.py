@@ -34,7 +34,7 @@ from wdjax.train.evaluation.evaluate import (
     lower_evaluation,
     no_evaluation,
 )
-from wdjax.train.evaluation.trajectory import save_episode
+from wdjax.train.evaluation.trajectory import compile_recording, save_episode
 from wdjax.train.host.callbacks import (
     Callback,
     call_callbacks,
@@ -49,7 +49,7 @@ from wdjax.train.host.debug import compile_checked, nan_origin
 from wdjax.train.host.determinism import forgets_determinism, is_deterministic
 from wdjax.train.host.failures import BadNumbersError
 from wdjax.train.host.loop import Chunk, Job, Outcome, Row, copied, save_state, train_chunks
-from wdjax.train.host.plots import as_svg, draw_run, prepare_drawing, save_curves, save_opponents, thinned
+from wdjax.train.host.plots import as_svg, draw_run, import_drawing, save_curves, save_opponents, thinned
 from wdjax.train.host.programs import Program, compile_and_init, compile_chunk, telling
 from wdjax.train.host.progress import DONE_BEFORE, GO_ON, announce_run, last_words, progress_bar, words_of_run
 from wdjax.train.host.signals import stop_signals
@@ -341,9 +341,8 @@ class Trainer:
         return config.evaluates and (done == config.num_updates or done % config.updates_per_evaluation == 0)
 
     def _compile_beside(self) -> None:
-        """Begins, once, to compile in threads what is called later. The program of evaluations: a GPU's beside that of
-        the run, a CPU's, which takes all cores, while the first chunks need nothing of the host. That of episode.gif,
-        with the imports of drawing: where a GPU trains, whose host has cores to spare."""
+        """Begins, once, to make in threads what is needed later: the program of evaluations, a GPU's beside that of the
+        run, a CPU's, which takes all cores, beside the first chunks; of a GPU, whose host can, what pictures need."""
         config, like = self.config, abstract_state(self.learner.setup)
         if self._beside:
             return
@@ -351,7 +350,8 @@ class Trainer:
             lowered = lower_evaluation(self.learner, like, config.eval_episodes, config.eval_greedy)
             self._beside["evaluation"] = in_thread(lowered.compile)
         if self.pictures and jax.default_backend() != "cpu" and jax.process_count() == 1:
-            self._beside["drawing"] = in_thread(prepare_drawing, self.learner, like)  # where it fails, `draw` does it
+            self._beside["curves"] = in_thread(import_drawing)
+            self._beside["episode"] = in_thread(compile_recording, self.learner, like)  # where it fails, `draw` does it
 
     def _begin_evaluation(self, state: TrainState, done: int) -> Any:
         """Plays episodes in replicas and with a key of their own, where an evaluation is due; nobody waits for them."""

@@ -8,10 +8,7 @@ from typing import TYPE_CHECKING
 from wdjax.drawing.scene import COLORS as PALETTE
 from wdjax.train.config.facts import is_scheduled, leaves
 from wdjax.train.config.schema import PolicyConfig
-from wdjax.train.evaluation.trajectory import compile_recording
 from wdjax.train.host.loop import Row
-from wdjax.train.learner.learner import Learner
-from wdjax.train.state.state import TrainState
 from wdjax.train.storage.metrics_log import read_metrics
 
 if TYPE_CHECKING:
@@ -24,13 +21,10 @@ EXPLAINED = "explained variance of the value [1: all]"
 COLORS = {"tagger": PALETTE["magenta"][0], "runner": PALETTE["blue"][0]}
 
 
-def prepare_drawing(learner: Learner, like: TrainState) -> None:
-    """Does beside other work what a run's pictures wait for: imports, and the program of an episode, which is compiled
-    from the shapes of a state."""
+def import_drawing() -> None:
+    """Imports what `save_curves` draws by, which takes as long as drawing."""
     import matplotlib.backends.backend_agg
     import matplotlib.figure  # noqa: F401
-
-    compile_recording(learner, like)
 
 
 def save_curves(run: str | Path, title: str = "") -> Path | None:

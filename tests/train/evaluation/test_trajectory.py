@@ -13,6 +13,8 @@ from toy_walk import Walk
 
 from wdjax import envs
 from wdjax.train import NetworkConfig, PolicyConfig, evaluate, make_learner, record_episode
+from wdjax.train.evaluation.trajectory import compile_recording
+from wdjax.train.learner.init import abstract_state
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -146,3 +148,15 @@ def test_arrays_for_numpy(tmp_path):
         assert file["choice/runner/probs"].shape == (steps, 1, 5)
         assert file["terminated/tagger"][-1].all()
         assert not file["terminated/tagger"][:-1].any()
+
+
+@pytest.mark.slow
+def test_a_picture_waits_for_no_program_that_was_compiled_from_shapes(caplog):
+    learner, state = make("cartpole", {"agent": tiny_policy("A2C")})
+    state, _ = learner.update(state)  # as a run leaves it: on the learner's devices
+    with jax.log_compiles():
+        compile_recording(learner, abstract_state(learner.setup))
+        assert "Finished XLA compilation of jit(_record_jit)" in caplog.text
+        caplog.clear()
+        record_episode(learner, state, KEY)
+    assert "jit(_record_jit)" not in caplog.text
