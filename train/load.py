@@ -23,7 +23,9 @@ PRESETS = Path(__file__).parents[1] / "experiments" / "configs"
 # What many type first -> the preset that learns it in a minute or two on 2 CPU cores.
 ALIASES = {
     "tag": "tag_small", "covid": "covid_small", "reaction": "reaction_mueller_brown", "CartPole-v1": "cartpole_ppo",
-    "Acrobot-v1": "acrobot_ppo", "MountainCar-v0": "mountain_car_ppo", "Pendulum-v1": "pendulum_ddpg",
+    "Acrobot-v1": "acrobot_ppo", "pendulum": "pendulum_ddpg", "Pendulum-v1": "pendulum_ddpg",
+    "mountain_car": "mountain_car_ppo", "MountainCar-v0": "mountain_car_ppo",
+    "continuous_mountain_car": "continuous_mountain_car_ddpg",
     "MountainCarContinuous-v0": "continuous_mountain_car_ddpg",
 }  # fmt: skip
 

@@ -54,7 +54,7 @@ PRESETS = {
         "policies": {"agent": {"learning_rate": 3e-3, "gamma": 0.99, "max_grad_norm": 3.0, "hidden_sizes": (32, 32),
                                "value_coefficient": 0.1, "entropy_coefficient": 0.1}},
     },
-    "mountain_car": {
+    "mountain_car_warpdrive": {
         "env": "mountain_car", "num_envs": 1_000, "rollout_length": 500, "num_updates": 2_000,
         "total_env_steps": 1_000_000_000, "env_params": {"episode_length": 500}, "reset": 10_000,
         "policies": {"agent": {"learning_rate": 1e-3, "gamma": 0.99, "max_grad_norm": 3.0, "hidden_sizes": (32, 32)}},
@@ -91,12 +91,12 @@ def test_policies_have_the_reference_values(preset):
 
 
 DDPG_PRESETS = {
-    "pendulum": {
+    "pendulum_warpdrive": {
         "total_env_steps": 5_000_000_000, "num_updates": 100_000, "episode_length": 500, "gravity": 9.81,
         "learning_rate": ((2.5e9, 1e-3), (3.75e9, 5e-4)), "critic_learning_rate": ((2.5e9, 1e-4), (3.75e9, 5e-5)),
         "noise_stddev": 0.2 / 2,  # half widths of a box of 2 N m
     },
-    "continuous_mountain_car": {
+    "continuous_mountain_car_warpdrive": {
         "total_env_steps": 1_000_000_000, "num_updates": 20_000, "episode_length": 1_000, "learning_rate": 1e-3,
         "critic_learning_rate": 1e-4, "noise_stddev": 0.5,
     },

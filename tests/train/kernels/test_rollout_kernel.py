@@ -133,7 +133,7 @@ def own(**changes):
 REFUSED = {
     "recurrent": lambda: preset("cartpole_ppo", **own(**{"policies.agent.network.recurrent_size": 8})),
     "wide": lambda: preset("cartpole_ppo", **own(**{"policies.agent.network.hidden_sizes": [128]})),
-    "continuous": lambda: load_config("pendulum", num_envs=4, reset="fresh"),
+    "continuous": lambda: load_config("pendulum_warpdrive", num_envs=4, reset="fresh"),
     "many": lambda: preset("tag_gridworld", **{"env_params.num_taggers": 8}),
     "past_selves": lambda: gridworld(past_selves=2),
     "opponents": lambda: gridworld(opponents={"random": 0.5}),
