@@ -104,9 +104,10 @@ def call(command: str, *rest: str) -> None:
 
 def meant(command: str) -> str:
     """Returns what an unknown command was meant to be: that of a preset, or the nearest."""
-    from wdjax.train.load import list_presets
+    from wdjax.train.load import ALIASES, list_presets
 
-    return f"did you mean train {command}?" if command in list_presets() else did_you_mean(command, COMMANDS)
+    named = command in (*list_presets(), *ALIASES)
+    return f"did you mean train {command}?" if named else did_you_mean(command, COMMANDS)
 
 
 IN_A_MINUTE = "in a minute:"

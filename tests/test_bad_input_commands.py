@@ -20,6 +20,7 @@ COMMANDS = [
     ([""], "unknown command '': known names: bench, completion, diff, eval, export,"),
     (["-v"], "unknown command '-v': known names: bench, completion, diff, eval, export,"),
     (["tag_small"], "unknown command 'tag_small': did you mean train tag_small?"),
+    (["pendulum"], "unknown command 'pendulum': did you mean train pendulum?"),
     (["resume", "run"], "unknown command 'resume': wdjax train PRESET --resume goes on with a run"),
     (["diff", "run"], "wdjax diff takes two runs (or presets, or YAML files): wdjax diff runs/a runs/b"),
     (["diff", "runs/none", "cartpole"], "runs/none: neither a preset (wdjax list) nor a .yaml file"),

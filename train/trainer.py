@@ -343,9 +343,9 @@ class Trainer:
     def _compile_beside(self) -> None:
         """Begins, once, to make in threads what is needed later: the program of evaluations, a GPU's beside that of the
         run, a CPU's, which takes all cores, beside the first chunks; of a GPU, whose host can, what pictures need."""
-        config, like = self.config, abstract_state(self.learner.setup)
         if self._beside:
             return
+        config, like = self.config, abstract_state(self.learner.setup)
         if config.evaluates:
             lowered = lower_evaluation(self.learner, like, config.eval_episodes, config.eval_greedy)
             self._beside["evaluation"] = in_thread(lowered.compile)
