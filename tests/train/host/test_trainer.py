@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shutil
 import signal
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from tiny_runs import TIMING, assert_same_run, numbers, small_config
 
 from wdjax.train import Trainer, load_run, read_metrics
+from wdjax.train import trainer as trainers
 from wdjax.train.storage.folder import load_run_config
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -72,6 +74,14 @@ def test_resuming_equals_never_having_stopped(whole_run, no_pictures, tmp_path):
     states = [numbers(load_run(folder)[1]) for folder in (whole_run[0], tmp_path / "run")]
     for a, b in zip(*states, strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def test_a_run_that_is_done_compiles_nothing(whole_run, no_pictures, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(trainers, "compile_chunk", lambda *_: pytest.fail("a program is compiled"))
+    folder = shutil.copytree(whole_run[0], tmp_path / "run")
+    Trainer(small_config(), folder, resume=True).train()
+    assert "This run has had its 768 env steps" in " ".join(capsys.readouterr().out.split())
+    assert_same_run(whole_run[0], folder)
 
 
 @pytest.mark.slow
