@@ -272,8 +272,8 @@ class Trainer:
                 self.best_updates = self.best_score = None
         elif best is not None and self.best_updates == updates:  # perhaps killed before that one was whole
             save(best, updates, copied(state), host)
-        most, late = room(self.config), self.debug or updates == self.config.num_updates  # of a run that is done: never
-        program = (compile_checked(self.learner, most), 0.0) if late else compile_chunk(self.learner, like, most)
+        most, lazy = room(self.config), self.debug or updates == self.config.num_updates  # one that is done calls none
+        program = (compile_checked(self.learner, most), 0.0) if lazy else compile_chunk(self.learner, like, most)
         return state, host["metrics_size"], *program
 
     def _first_state(self, like: TrainState) -> tuple[TrainState, int, Program, float]:
