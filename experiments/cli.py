@@ -6,14 +6,15 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from concurrent.futures import Future
 from pathlib import Path
 
 import jax
 from rich.console import Console
 
 from wdjax.checks import did_you_mean, one_line
-from wdjax.train.devices.processes import STOPPED, leaving
-from wdjax.train.devices.startup import no_garbage_collection, wake_device
+from wdjax.train.devices.processes import STOPPED, VARIABLES, flag, is_launched, leaving
+from wdjax.train.devices.startup import keep_programs, no_garbage_collection, wake_device
 from wdjax.train.host.failures import FAILURES
 from wdjax.version import __version__
 
@@ -62,6 +63,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Runs a command; bad input ends with one sentence and exit status 2, bad numbers in a run with exit status 1."""
     if argv is None:  # from a shell: modules of one's own in the current folder are found, where no library is named so
         sys.path.append(str(Path.cwd()))
+        keep_programs()
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(USAGE)
@@ -85,6 +87,8 @@ def call(command: str, *rest: str) -> None:
             print(USAGE)
             return
         cache_compilations()
+        if wakes_at_once(command, rest):
+            _AWAKE[:] = [wake_device()]
         module, function = COMMANDS[command].split(":")
         with no_garbage_collection():
             run = getattr(importlib.import_module(module), function)
@@ -151,6 +155,22 @@ def cost_of(path: Path) -> str:
     return "; ".join([steps, *filter(None, said)])
 
 
+# Flags of `train` that have something to tell jax before it looks for devices, or are for no training.
+_FIRST = ("--help", "-h", "--dry-run", "--deterministic", "--trust", *map(flag, VARIABLES))
+
+_AWAKE: list[Future] = []  # of `wake_device`: jax says only once that a device cannot be used
+
+
+def wakes_at_once(command: str, arguments: Sequence[str]) -> bool:
+    """Returns whether a device may wake while wdjax is imported, which takes as long: for a run of a preset of wdjax's
+    in one process, without code of one's own, which may have to be first. What is then wrong with a flag is said no
+    later, but the process ends when the device is awake."""
+    several = is_launched() or any(name in os.environ for name in VARIABLES.values())
+    named = command == "train" and not several and re.fullmatch(r"\w+", arguments[0] if arguments else "")
+    early = lambda text: ":" in text or text.replace("_", "-").startswith(_FIRST)  # noqa: E731
+    return bool(named) and not any(map(early, arguments))
+
+
 def import_trainer() -> type:
     """Imports the Trainer, which takes a while, while the device wakes, which does, too.
 
@@ -158,7 +178,7 @@ def import_trainer() -> type:
         OSError: where a device cannot be used, as `find_devices`.
     """
     with no_garbage_collection():
-        devices = wake_device()
+        devices = _AWAKE.pop() if _AWAKE else wake_device()
         from wdjax.train import Trainer
     devices.result()
     return Trainer

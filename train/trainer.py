@@ -212,8 +212,7 @@ class Trainer:
             self.stopped = done < config.num_updates and any_process(stop.is_set())
             early = done < config.num_updates
         env_steps = (done - first) * config.env_steps_per_update
-        total = time.perf_counter() - self._begun
-        self._say(last_words(env_steps, self._chunks, self._waits, total, self._kernels))
+        self._say(last_words(env_steps, self._chunks, self._waits, time.perf_counter() - self._begun, self._kernels))
         self._begun, self._chunks, self._waits = time.perf_counter(), 0.0, {}  # of `train` called again
         if first == config.num_updates:
             self._say(DONE_BEFORE.format(config.total_env_steps))
@@ -235,9 +234,10 @@ class Trainer:
         self._say(f"Wrote {curves}" if curves else f"No curves: {self.workdir}/metrics.jsonl holds no line")
         if opponents:
             self._say(f"Wrote {opponents}")
-        file = self.workdir / "episode.gif"
+        file, made = self.workdir / "episode.gif", self._beside.get("episode")
+        program = made.result() if made and not made.exception() else None
         try:
-            self._say(f"Wrote {save_episode(self.learner, self.state, file, seed=self.config.seed)}")
+            self._say(f"Wrote {save_episode(self.learner, self.state, file, self.config.seed, program=program)}")
         except NotImplementedError:  # an environment of one's own need not have a drawing
             pass
         except ValueError as error:  # the run is saved whole

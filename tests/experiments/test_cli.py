@@ -4,6 +4,7 @@ import csv
 import json
 import subprocess
 import sys
+from concurrent.futures import Future
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from wdjax.experiments import cli
 from wdjax.experiments.cli import main
 from wdjax.experiments.commands.matrix import other_params
 from wdjax.train import BadNumbersError, Player, Trainer, load_run
@@ -60,27 +62,52 @@ def test_train_writes_a_run(run):
 
 ORDER = """
 import sys
+from concurrent.futures import Future
 from wdjax.experiments import cli
-said = {"before a command is known": "flax" in sys.modules}
-from wdjax.experiments.commands import train
-connect = train.connect
-train.connect = lambda *arguments: said.update(connected=True) or connect(*arguments)
+from wdjax.train.devices import processes
+said, connect = {}, processes.connect
+processes.connect = lambda *arguments: said.update(connected=True) or connect(*arguments)
 def wake():
-    said["connected when the device wakes"] = said.pop("connected", False)
-    said["and imported a Trainer"] = "wdjax.train.trainer" in sys.modules
-    raise ValueError(said)
+    imported = {name: name in sys.modules for name in ("flax", "wdjax.train.trainer")}
+    raise ValueError({"connected": False, **said, **imported})
 cli.wake_device = wake
-cli.main(["train", "tag_small", "--workdir", sys.argv[1]])
+cli.main(["train", "tag_small", "--workdir", *sys.argv[1:]])
 """
 
 
-def test_the_device_wakes_up_while_the_trainer_is_imported(tmp_path):
-    ended = subprocess.run([sys.executable, "-c", ORDER, str(tmp_path)], capture_output=True, text=True, check=False)
-    said = {
-        "before a command is known": False, "connected when the device wakes": True, "and imported a Trainer": False
-    }  # fmt: skip
-    assert ended.stderr.splitlines()[-1] == f"wdjax: {said}"
+@pytest.mark.parametrize(("flags", "said"), [
+    ([], {"connected": False, "flax": False}),
+    (["--num-processes", "1", "--process-id", "0", "--coordinator", "here:1"], {"connected": True, "flax": True}),
+])  # fmt: skip
+def test_the_device_wakes_up_while_wdjax_is_imported_or_once_it_is_connected(flags, said, tmp_path):
+    command = [sys.executable, "-c", ORDER, str(tmp_path), *flags]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.stderr.splitlines()[-1] == f"wdjax: {said | {'wdjax.train.trainer': False}}"
     assert ended.returncode == 2
+
+
+@pytest.mark.parametrize(("arguments", "at_once"), [
+    (["tag_small"], True), (["tag_small", "--num-envs", "8", "--resume", "--debug"], True), ([], False),
+    (["--help"], False), (["tag_small", "--help", "ppo"], False), (["tag_small", "-h"], False),
+    (["mine.yaml"], False), (["runs/a"], False), (["tag_small", "--env", "my.game:Game"], False),
+    (["tag_small", "--deterministic"], False), (["tag_small", "--dry_run"], False), (["tag_small", "--trust=a"], False),
+    (["tag_small", "--process_id=0"], False), (["tag_small", "--callbacks", "my:f"], False),
+])  # fmt: skip
+def test_a_device_wakes_at_once_for_who_has_nothing_to_tell_jax_before(arguments, at_once, monkeypatch):
+    assert cli.wakes_at_once("train", arguments) == at_once
+    assert not cli.wakes_at_once("eval", arguments)
+    monkeypatch.setenv("JAX_PROCESS_ID", "0")
+    assert not cli.wakes_at_once("train", arguments)
+
+
+def test_a_device_that_fails_at_once_fails_the_run(monkeypatch, capsys, tmp_path):
+    """jax itself says it once, and goes on on the CPU."""
+    failed = Future()
+    failed.set_exception(OSError("no driver"))
+    monkeypatch.setattr(cli, "wake_device", lambda: failed)
+    assert refused(["train", "tag_small", "--workdir", str(tmp_path / "run")], capsys) == "wdjax: no driver"
+    assert not (tmp_path / "run").exists()
+    assert not cli._AWAKE
 
 
 @pytest.mark.parametrize("command", ["train", "sweep"])

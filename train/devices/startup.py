@@ -11,6 +11,22 @@ import jax
 from wdjax.checks import one_line
 from wdjax.train.devices.memory import share_memory
 
+_KEEPS: list[bool] = []  # not empty: they are kept
+
+
+def keep_programs() -> None:
+    """Has this process keep its compiled programs whole, and look for them (train/learner/kept.py).
+
+    For one that runs wdjax as it is, as a command does: where a notebook has changed a function of wdjax, no program of
+    before may be found.
+    """
+    _KEEPS.append(True)
+
+
+def keeps_programs() -> bool:
+    """Returns whether this process keeps them."""
+    return bool(_KEEPS)
+
 
 @contextlib.contextmanager
 def no_garbage_collection() -> Iterator[None]:

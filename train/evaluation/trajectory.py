@@ -20,6 +20,7 @@ from wdjax.checks import one_line, require_integer
 from wdjax.train.evaluation.evaluate import choose_players
 from wdjax.train.evaluation.players import Game, Player, make_game, play_step, roles_of
 from wdjax.train.learner.init import host_key
+from wdjax.train.learner.kept import Kept, name_of
 from wdjax.train.learner.learner import Learner
 from wdjax.train.state.actors import Script
 from wdjax.train.state.state import TrainState
@@ -55,6 +56,7 @@ class Trajectory(struct.PyTreeNode):
 def record_episode(
     learner: Learner, state: TrainState, key: jax.Array, greedy: bool = False, random: Sequence[str] = (),
     max_steps: int = MAX_STEPS, players: Mapping[str, Player | Script | str] | None = None, observations: bool = False,
+    program: jax.stages.Compiled | None = None,
 ) -> Trajectory:  # fmt: skip
     """Plays one episode and keeps everything, for pictures and analysis.
 
@@ -63,6 +65,7 @@ def record_episode(
         greedy: take the most likely action (else draw it, as in training).
         max_steps: an episode that goes on for longer is cut there.
         observations: keep them too.
+        program: of `compile_recording`, which is that of these arguments at their defaults; None: compile it.
 
     Returns:
         a Trajectory, as long as its episode.
@@ -76,7 +79,8 @@ def record_episode(
     is_key = lambda leaf: jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key)  # noqa: E731  (NumPy has no such)
     # by the host's copy: wherever the state lies, the program is the one that `compile_recording` makes
     game = jax.tree.map(lambda leaf: leaf if is_key(leaf) else jax.device_get(leaf), game)
-    recorded = _record_jit(game, key, greedy=greedy, max_steps=max_steps, observations=observations)
+    record = functools.partial(_record_jit, greedy=greedy, max_steps=max_steps, observations=observations)
+    recorded = (program or record)(game, key)
     numbers = jax.tree.map(lambda leaf: jax.random.key_data(leaf) if is_key(leaf) else leaf, recorded)
     first, states, over, rows = jax.device_get(numbers)
     length = int(np.argmax(over)) + 1 if over.any() else max_steps
@@ -86,14 +90,15 @@ def record_episode(
     return Trajectory(states, **rows, choice={role.name: own for role, own in described if own})
 
 
-def compile_recording(learner: Learner, like: TrainState) -> None:
-    """Compiles the program of `save_episode`'s pictures from the shapes of a state, beside other work: the first of
-    them is then drawn without waiting for it."""
+def compile_recording(learner: Learner, like: TrainState) -> jax.stages.Compiled:
+    """Returns the program of `save_episode`'s pictures, compiled from the shapes of a state beside other work, or read
+    where it was kept: they are then drawn without waiting for it."""
     like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), like)
     _, chosen = choose_players(learner, like)
     game = make_game(learner.setup, like, [[player] for player in chosen], chosen)
     key = jax.eval_shape(lambda: jax.random.key(0))
-    _record_jit.lower(game, key, greedy=False, max_steps=MAX_STEPS, observations=False).compile()
+    lower = lambda: (_record_jit.lower(game, key, greedy=False, max_steps=MAX_STEPS, observations=False), "")  # noqa: E731
+    return Kept(name_of(learner.setup, "recording"), (game, key), lower).compile()
 
 
 @functools.partial(jax.jit, static_argnames=("greedy", "max_steps", "observations"))
@@ -125,8 +130,9 @@ def _obs_bytes(learner: Learner, state: TrainState) -> int:
 
 
 def save_episode(
-    learner: Learner, state: TrainState, path: str | Path, seed: int = 0, greedy: bool = False, fps: int = 12
-) -> Path:
+    learner: Learner, state: TrainState, path: str | Path, seed: int = 0, greedy: bool = False, fps: int = 12,
+    program: jax.stages.Compiled | None = None,
+) -> Path:  # fmt: skip
     """Plays one episode and writes it as what the path ends in: .html (the player), .gif, .svg, .mp4 (where ffmpeg is),
     .png (the last state), or as arrays with all that happened, .npz (`Trajectory.to_npz`). Returns its path.
 
@@ -136,6 +142,7 @@ def save_episode(
         seed: of the episode.
         greedy: the most likely actions; else drawn, as in training.
         fps: frames a second.
+        program: as of `record_episode`, for a path and arguments that ask for nothing else.
 
     Raises:
         NotImplementedError: where the environment has no drawing.
@@ -150,7 +157,7 @@ def save_episode(
         require_playable(path, learner.env, fps)
     key = jax.random.fold_in(host_key(seed), 0)
     seen = suffix == ".npz" or (suffix == ".html" and _obs_bytes(learner, state) * MAX_STEPS <= OBS_BYTES)
-    episode = record_episode(learner, state, key, greedy=greedy, observations=seen)
+    episode = record_episode(learner, state, key, greedy=greedy, observations=seen, program=program)
     if suffix == ".npz":
         return episode.to_npz(path)
     try:
