@@ -88,11 +88,8 @@ def name_of(setup: Setup, what: str, *facts: Any) -> str | None:
         facts: what else it depends on, plain numbers.
     """
     config, device = setup.config, jax.devices()[0]
-    parts = [setup.env, *(part for p in setup.policies.values() for part in (p.algorithm, p.encoder, p.distribution))]
-    modules = {(part if isinstance(part, type) else type(part)).__module__ for part in parts}
-    own = any(module.partition(".")[0] != "wdjax" for module in modules) or any(True for _ in code_named(config))
     alone = jax.process_count() == setup.num_devices == 1 and device_of_new_arrays() == device
-    if not keeps_programs() or _folder() is None or own or not alone or begin_elsewhere(setup):
+    if not keeps_programs() or _folder() is None or not alone or _is_of_others(setup):
         return None
     params = [np.asarray(leaf) for leaf in jax.tree.leaves(setup.env_params)]
     return _digest([
@@ -102,6 +99,14 @@ def name_of(setup: Setup, what: str, *facts: Any) -> str | None:
         sorted((name, value) for name, value in os.environ.items() if name.startswith(_SETTINGS)),
         sorted((name, repr(getattr(jax.config, name, value))) for name, value in jax.config.values.items()),
     ])  # fmt: skip
+
+
+def _is_of_others(setup: Setup) -> bool:
+    """Returns whether a run is made of code or of runs that are not in `_sources`."""
+    parts = [setup.env, *(part for p in setup.policies.values() for part in (p.algorithm, p.encoder, p.distribution))]
+    modules = {(part if isinstance(part, type) else type(part)).__module__ for part in parts}
+    ours = all(module.partition(".")[0] == "wdjax" for module in modules)
+    return not ours or any(True for _ in code_named(setup.config)) or begin_elsewhere(setup)
 
 
 def _digest(facts: Any) -> str:

@@ -176,6 +176,10 @@ def test_a_name_is_another_where_anything_may_change_the_program(folder, monkeyp
     assert name_of(setup, "chunk", 4) == names[0]
 
 
+def test_no_setting_of_jax_says_where_something_lies_in_memory():
+    assert not [name for name, value in jax.config.values.items() if " at 0x" in repr(getattr(jax.config, name, value))]
+
+
 def test_sources_are_all_files_of_environments_and_training(monkeypatch, tmp_path):
     for name in ("train/learner/kept.py", "envs/a.py", "envs/b.csv", "experiments/c.py", "envs/__pycache__/a.pyc"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
