@@ -166,9 +166,9 @@ def wakes_at_once(command: str, arguments: Sequence[str]) -> bool:
     in one process, without code of one's own, which may have to be first. What is then wrong with a flag is said no
     later, but the process ends when the device is awake."""
     several = is_launched() or any(name in os.environ for name in VARIABLES.values())
-    named = command == "train" and not several and re.fullmatch(r"\w+", arguments[0] if arguments else "")
+    named = any((Path(__file__).parent / "configs" / f"{name}.yaml").is_file() for name in arguments[:1])
     early = lambda text: ":" in text or text.replace("_", "-").startswith(_FIRST)  # noqa: E731
-    return bool(named) and not any(map(early, arguments))
+    return command == "train" and named and not several and not any(map(early, arguments))
 
 
 def import_trainer() -> type:

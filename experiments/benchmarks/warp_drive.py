@@ -5,6 +5,9 @@ installed; torch and numba must be, and its CUDA kernels want nvcc, on the PATH,
 
     pip install --no-deps --target PATH/warp_drive rl-warp-drive==2.7.1 gym==0.26.2 gym-notices cloudpickle \\
         pycuda pytools mako platformdirs siphash24
+
+pycuda is compiled by that: with CUDA_ROOT=/usr/local/cuda and LDFLAGS="-L$CUDA_ROOT/lib64/stubs -lcuda" it finds the
+driver's library.
 """
 
 import importlib

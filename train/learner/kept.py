@@ -75,7 +75,8 @@ class Kept:
         return program
 
     def _file(self, options: Mapping[str, bool | str] | None) -> Path | None:
-        own = [self._name, sorted((options or {}).items())]
+        shapes = [(np.shape(leaf), str(getattr(leaf, "dtype", ""))) for leaf in jax.tree.leaves(self._arguments)]
+        own = [self._name, sorted((options or {}).items()), shapes]
         return None if self._name is None else _folder() / f"{_digest(own)}.bin"
 
 

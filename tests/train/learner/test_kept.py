@@ -14,6 +14,7 @@ from flax import struct
 from jax.experimental.compilation_cache import compilation_cache
 from tiny_runs import numbers, small_config
 
+from wdjax.experiments.sweep.population import compile_population
 from wdjax.train import load_config, load_run, make_learner
 from wdjax.train.devices import startup
 from wdjax.train.host.programs import compile_and_init, compile_lowered, first_state, lower_chunk, telling
@@ -70,6 +71,14 @@ def test_other_options_make_another_program(folder):
         found.compile()
     assert program_of(4)(ZERO) == {"sum": 4}
     assert len(list(folder.iterdir())) == 2
+
+
+def test_other_shapes_are_another_program(folder):
+    program_of(3)
+    with pytest.raises(pytest.fail.Exception, match="traced"):
+        Kept("it", (jnp.zeros(2),), never)
+    with pytest.raises(pytest.fail.Exception, match="traced"):
+        Kept("it", (jnp.int32(0),), never)
 
 
 def test_without_a_name_nothing_is_kept(folder):
@@ -252,6 +261,18 @@ def test_a_chunk_and_a_first_state_that_are_kept_have_the_same_numbers(folder, m
     again, _ = program(first_state(learner, jax.random.key(5)), 2)
     jax.tree.map(np.testing.assert_array_equal, states[0].policies, again.policies)
     assert len(list(folder.iterdir())) == 2
+
+
+def test_runs_side_by_side_are_kept_too(folder, monkeypatch):
+    setup = setup_of()
+    one = abstract_state(setup)
+    several = lambda size: jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape), leaf.dtype), one)  # noqa: E731
+    compile_population(setup, several(2), 2)
+    monkeypatch.setattr("wdjax.experiments.sweep.population.run_up_to", lambda *_: never())
+    compile_population(setup, several(2), 2)
+    for size, most in ((3, 2), (2, 3)):
+        with pytest.raises(pytest.fail.Exception, match="traced"):
+            compile_population(setup, several(size), most)
 
 
 COMMAND = """
