@@ -42,6 +42,8 @@ _REGISTRY: dict[str, type[Env] | Env] = {
     "taxed_commons": TaxedCommons,
 }
 
+OWN = tuple(_REGISTRY)  # the names of those that come with wdjax
+
 # What stands before the colon in the name of another library's environment -> the module whose `make` builds it.
 LIBRARIES = {"gymnax": "wdjax.adapters._from_gymnax", "jaxmarl": "wdjax.adapters._from_jaxmarl"}
 

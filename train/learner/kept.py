@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.serialize_executable import deserialize_and_load, serialize
 
+from wdjax.envs import OWN
 from wdjax.train.config.trust import code_named
 from wdjax.train.devices.startup import keeps_programs
 from wdjax.train.kernels.layers import are_used
@@ -104,9 +105,9 @@ def name_of(setup: Setup, what: str, *facts: Any) -> str | None:
 
 def _is_of_others(setup: Setup) -> bool:
     """Returns whether a run is made of code or of runs that are not in `_sources`."""
-    parts = [setup.env, *(part for p in setup.policies.values() for part in (p.algorithm, p.encoder, p.distribution))]
+    parts = [part for own in setup.policies.values() for part in (own.algorithm, own.encoder, own.distribution)]
     modules = {(part if isinstance(part, type) else type(part)).__module__ for part in parts}
-    ours = all(module.partition(".")[0] == "wdjax" for module in modules)
+    ours = setup.config.env in OWN and all(module.partition(".")[0] == "wdjax" for module in modules)
     return not ours or any(True for _ in code_named(setup.config)) or begin_elsewhere(setup)
 
 

@@ -16,6 +16,7 @@ from tiny_runs import numbers, small_config
 
 from wdjax.experiments.sweep.population import compile_population
 from wdjax.train import load_config, load_run, make_learner
+from wdjax.train.algorithms.on_policy.update import PPO
 from wdjax.train.devices import startup
 from wdjax.train.host.programs import compile_and_init, compile_lowered, first_state, lower_chunk, telling
 from wdjax.train.learner import kept
@@ -209,16 +210,18 @@ def test_every_preset_has_a_name_of_its_own(folder):
     assert len(set(names)) == len(names)
 
 
-class OwnEnv:
+class OwnPPO(PPO):
     """Of a module that is not wdjax's."""
 
 
 def test_code_of_one_s_own_and_what_is_read_elsewhere_have_no_name(folder, monkeypatch):
     setup = setup_of()
     assert name_of(setup, "chunk")
-    assert name_of(dataclasses.replace(setup, env=OwnEnv()), "chunk") is None
-    config = dataclasses.replace(setup.config, env="my.module:Game")
-    assert name_of(dataclasses.replace(setup, config=config), "chunk") is None
+    policy = dataclasses.replace(setup.policies["agent"], algorithm=OwnPPO())
+    assert name_of(dataclasses.replace(setup, policies={"agent": policy}), "chunk") is None
+    for env in ("my.module:Game", "registered", "gymnax:CartPole-v1"):
+        config = dataclasses.replace(setup.config, env=env)
+        assert name_of(dataclasses.replace(setup, config=config), "chunk") is None
     assert name_of(dataclasses.replace(setup, num_devices=2), "chunk") is None
     with jax.default_device(jax.devices()[1]):
         assert name_of(setup, "chunk") is None
