@@ -156,7 +156,7 @@ def cost_of(path: Path) -> str:
 
 
 # Flags of `train` that have something to tell jax before it looks for devices, or are for no training.
-_FIRST = ("--help", "-h", "--dry-run", "--deterministic", "--trust", *map(flag, VARIABLES))
+_FIRST = ("--env=", "--help", "-h", "--dry-run", "--deterministic", "--trust", *map(flag, VARIABLES))
 
 _AWAKE: list[Future] = []  # of `wake_device`: jax says only once that a device cannot be used
 
@@ -167,7 +167,7 @@ def wakes_at_once(command: str, arguments: Sequence[str]) -> bool:
     later, but the process ends when the device is awake."""
     several = is_launched() or any(name in os.environ for name in VARIABLES.values())
     named = any((Path(__file__).parent / "configs" / f"{name}.yaml").is_file() for name in arguments[:1])
-    early = lambda text: ":" in text or text.replace("_", "-").startswith(_FIRST)  # noqa: E731
+    early = lambda text: text == "--env" or ":" in text or text.replace("_", "-").startswith(_FIRST)  # noqa: E731
     return command == "train" and named and not several and not any(map(early, arguments))
 
 

@@ -8,6 +8,14 @@ from typing import Any
 
 from wdjax.checks import one_line, require
 
+_OTHERS: list[str] = []  # modules that are not wdjax's and were asked for by name
+
+
+def has_code_of_others() -> bool:
+    """Returns whether this process has imported code that a configuration or a command names, and is not wdjax's: it
+    may have changed anything."""
+    return bool(_OTHERS)
+
 
 def import_named(field: str, name: str) -> Any:
     """Returns what "package.module:name" names; raises ValueError, naming the field, where there is nothing, or where
@@ -15,6 +23,8 @@ def import_named(field: str, name: str) -> Any:
     module, _, attribute = name.partition(":")
     words = [*module.split("."), attribute]
     require(all(map(str.isidentifier, words)), field, name, '"package.module:Name", a whole import path')
+    if words[0] != "wdjax":
+        _OTHERS.append(module)
     try:
         return getattr(importlib.import_module(module), attribute)
     except (Exception, SystemExit) as error:

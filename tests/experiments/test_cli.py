@@ -90,6 +90,8 @@ def test_the_device_wakes_up_while_wdjax_is_imported_or_once_it_is_connected(fla
     (["tag_small"], True), (["tag_small", "--num-envs", "8", "--resume", "--debug"], True), ([], False),
     (["--help"], False), (["tag_small", "--help", "ppo"], False), (["tag_small", "-h"], False),
     (["mine.yaml"], False), (["runs/a"], False), (["tag_smal"], False), (["tag_small", "--env", "my.game:Game"], False),
+    (["tag_small", "--env", "announced"], False), (["tag_small", "--env=announced"], False),
+    (["tag_small", "--env-params.episode-length", "9"], True),
     (["tag_small", "--deterministic"], False), (["tag_small", "--dry_run"], False), (["tag_small", "--trust=a"], False),
     (["tag_small", "--process_id=0"], False), (["tag_small", "--callbacks", "my:f"], False),
 ])  # fmt: skip

@@ -142,7 +142,7 @@ def save_episode(
         seed: of the episode.
         greedy: the most likely actions; else drawn, as in training.
         fps: frames a second.
-        program: as of `record_episode`, for a path and arguments that ask for nothing else.
+        program: as of `record_episode`; not used for what asks for more.
 
     Raises:
         NotImplementedError: where the environment has no drawing.
@@ -157,7 +157,8 @@ def save_episode(
         require_playable(path, learner.env, fps)
     key = jax.random.fold_in(host_key(seed), 0)
     seen = suffix == ".npz" or (suffix == ".html" and _obs_bytes(learner, state) * MAX_STEPS <= OBS_BYTES)
-    episode = record_episode(learner, state, key, greedy=greedy, observations=seen, program=program)
+    usual = None if greedy or seen else program
+    episode = record_episode(learner, state, key, greedy=greedy, observations=seen, program=usual)
     if suffix == ".npz":
         return episode.to_npz(path)
     try:

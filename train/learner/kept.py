@@ -3,8 +3,8 @@
 jax keeps what XLA made of a program under a name for which it must be traced, 1 to 3 s of Python in every start. Here a
 program's name is made of all that it is traced and compiled from: wdjax's own files, versions, the configuration, the
 device, and the settings of jax and XLA. It is for runs of wdjax's own code alone, on one device, in a process that has
-asked for it (`keep_programs`): code of somebody else's may change without that anybody here knows. Whatever goes wrong
-with a kept program, it is traced as if there were none.
+asked for it (`keep_programs`): code of somebody else's may change without that anybody here knows. A program that
+cannot be kept, read or loaded is traced as if there were none.
 """
 
 import contextlib
@@ -25,9 +25,9 @@ import numpy as np
 from jax.experimental.serialize_executable import deserialize_and_load, serialize
 
 from wdjax.envs import OWN
-from wdjax.train.config.trust import code_named
-from wdjax.train.devices.startup import keeps_programs
-from wdjax.train.kernels.layers import are_used
+from wdjax.named import has_code_of_others
+from wdjax.train.devices.startup import keeps_since
+from wdjax.train.kernels.layers import why_unused
 from wdjax.train.learner.warm_start import begin_elsewhere
 from wdjax.train.state.hypers import HyperBlock, hypers_class
 from wdjax.train.state.policy import Setup
@@ -41,7 +41,8 @@ OF_THE_HOST = (
     "seed", "total_env_steps", "stop_at", "updates_per_chunk", "checkpoint_every_updates", "checkpoint_every",
     "keep_checkpoints",
 )  # fmt: skip
-_SETTINGS = ("XLA_", "JAX_", "TF_", "CUDA_", "NVIDIA_", "TRITON_")  # how environment variables begin that change one
+# How environment variables begin that may change one.
+_SETTINGS = ("XLA_", "JAX_", "FLAX_", "TF_", "CUDA_", "CUBLAS_", "CUDNN_", "NVIDIA_", "TRITON_")
 
 
 class Kept:
@@ -68,47 +69,53 @@ class Kept:
         program = _load(file, self._arguments)
         if program is not None:
             return program
+        lowered, _ = self._trace()
         with _is_new() as new:
-            program = self._trace()[0].compile(compiler_options=dict(compiler_options or {}))
+            program = lowered.compile(compiler_options=dict(compiler_options or {}))
         # XLA forgets the code of a CPU's program that was itself read from jax's cache
         if file is not None and (new or jax.default_backend() == "gpu"):
             _write(file, self._arguments, program, self.words)
         return program
 
     def _file(self, options: Mapping[str, bool | str] | None) -> Path | None:
+        """Returns where it is kept, compiled with these options."""
         shapes = [(np.shape(leaf), str(getattr(leaf, "dtype", ""))) for leaf in jax.tree.leaves(self._arguments)]
         own = [self._name, sorted((options or {}).items()), shapes]
         return None if self._name is None else _folder() / f"{_digest(own)}.bin"
 
 
 def name_of(setup: Setup, what: str, *facts: Any) -> str | None:
-    """Returns the name of a program, in which all stands that may change it; None where it must not be kept.
+    """Returns the name of a program, in which all stands that may change it; None where it must not be kept, or what
+    it is made of cannot be read.
 
     Args:
         setup: of the run.
         what: it does: "chunk".
         facts: what else it depends on, plain numbers.
     """
-    config, device = setup.config, jax.devices()[0]
+    device = jax.devices()[0]
     alone = jax.process_count() == setup.num_devices == 1 and device_of_new_arrays() == device
-    if not keeps_programs() or _folder() is None or not alone or _is_of_others(setup):
+    if keeps_since() is None or _folder() is None or not alone or _is_of_others(setup):
         return None
     params = [np.asarray(leaf) for leaf in jax.tree.leaves(setup.env_params)]
-    return _digest([
-        what, facts, _sources(), made_with(), device.client.platform_version, _processor(), are_used(),
-        {name: value for name, value in plain_config(config).items() if name not in OF_THE_HOST},
-        [(leaf.shape, str(leaf.dtype), leaf.tobytes().hex()) for leaf in params],
-        sorted((name, value) for name, value in os.environ.items() if name.startswith(_SETTINGS)),
-        sorted((name, repr(getattr(jax.config, name, value))) for name, value in jax.config.values.items()),
-    ])  # fmt: skip
+    with contextlib.suppress(OSError, TypeError):  # a file that goes meanwhile; an option that is no plain value
+        return _digest([
+            what, facts, _sources(keeps_since()), made_with(), device.client.platform_version, _processor(),
+            why_unused(), {name: own for name, own in plain_config(setup.config).items() if name not in OF_THE_HOST},
+            [(leaf.shape, str(leaf.dtype), leaf.tobytes().hex()) for leaf in params],
+            sorted((name, value) for name, value in os.environ.items() if name.startswith(_SETTINGS)),
+            sorted((name, repr(getattr(jax.config, name, value))) for name, value in jax.config.values.items()),
+        ])  # fmt: skip
+    return None
 
 
 def _is_of_others(setup: Setup) -> bool:
     """Returns whether a run is made of code or of runs that are not in `_sources`."""
-    parts = [part for own in setup.policies.values() for part in (own.algorithm, own.encoder, own.distribution)]
+    policies = setup.policies.values()
+    parts = [setup.env, *(part for own in policies for part in (own.algorithm, own.encoder, own.distribution))]
     modules = {(part if isinstance(part, type) else type(part)).__module__ for part in parts}
     ours = setup.config.env in OWN and all(module.partition(".")[0] == "wdjax" for module in modules)
-    return not ours or any(True for _ in code_named(setup.config)) or begin_elsewhere(setup)
+    return not ours or has_code_of_others() or begin_elsewhere(setup)
 
 
 def _digest(facts: Any) -> str:
@@ -116,12 +123,25 @@ def _digest(facts: Any) -> str:
 
 
 @functools.cache
-def _sources() -> str:
-    """Returns the digest of all files from which a program can be traced: of wdjax but for what lies above training."""
+def _sources(begun: float) -> str:
+    """Returns the digest of all files of wdjax from which a program can be traced: code, and data of environments.
+
+    Args:
+        begun: seconds of `time.time` before they were imported.
+
+    Raises:
+        OSError: where one cannot be read, or has been changed since: who knows what of it was imported.
+    """
     found, root = hashlib.sha256(), Path(__file__).parents[2]
     for folder, folders, files in os.walk(root, followlinks=True):
-        folders[:] = sorted(name for name in folders if name not in ("experiments", "__pycache__"))
-        for file in (Path(folder) / name for name in sorted(files)):
+        folders[:] = sorted(name for name in folders if name != "__pycache__")
+        data = "envs" in Path(folder).relative_to(root).parts
+        for name in sorted(files):
+            if name.startswith(".") or not (data or name.endswith(".py")):
+                continue
+            file = Path(folder) / name
+            if file.stat().st_mtime > begun:
+                raise OSError(f"{file} was changed meanwhile")
             found.update(f"{file.relative_to(root)} {file.stat().st_size} ".encode() + file.read_bytes())
     return found.hexdigest()
 
@@ -148,9 +168,10 @@ def _read(file: Path | None) -> tuple[str, bytes, Any] | None:
     if file is None:
         return None
     try:
-        if hasattr(os, "getuid") and file.stat().st_uid != os.getuid():
-            return None  # what is unpickled runs: it must be one's own
-        content = file.read_bytes()
+        with open(file, "rb") as stream:
+            if hasattr(os, "getuid") and os.fstat(stream.fileno()).st_uid != os.getuid():
+                return None  # what is unpickled runs: it must be one's own
+            content = stream.read()
         os.utime(file)  # it was asked for
         digest, held = content[:32], content[32:]
         return pickle.loads(held) if hashlib.sha256(held).digest() == digest else None
@@ -159,6 +180,7 @@ def _read(file: Path | None) -> tuple[str, bytes, Any] | None:
 
 
 def _load(file: Path | None, arguments: tuple) -> jax.stages.Compiled | None:
+    """Returns a program that is kept, None where it cannot be had."""
     found = _read(file)
     if found is None:
         return None
@@ -190,7 +212,7 @@ def _write(file: Path, arguments: tuple, program: jax.stages.Compiled, words: st
         partial = partial_file(file.with_name(f"{file.name}.{os.getpid()}"))
         partial.write_bytes(hashlib.sha256(stream.getvalue()).digest() + stream.getvalue())
         partial.replace(file)
-        kept = sorted(file.parent.iterdir(), key=lambda path: path.stat().st_mtime)
+        kept = sorted(file.parent.glob("*.bin*"), key=lambda path: path.stat().st_mtime)
         for old in kept[:-MOST]:
             old.unlink(missing_ok=True)
     except Exception:  # a full disk; a tree of results with what no other process can find by its name

@@ -13,7 +13,7 @@ from toy_walk import Walk
 
 from wdjax import envs
 from wdjax.train import NetworkConfig, PolicyConfig, evaluate, make_learner, record_episode
-from wdjax.train.evaluation.trajectory import compile_recording
+from wdjax.train.evaluation.trajectory import compile_recording, save_episode
 from wdjax.train.learner.init import abstract_state
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -160,3 +160,18 @@ def test_a_picture_waits_for_no_program_that_was_compiled_from_shapes(caplog):
         caplog.clear()
         record_episode(learner, state, KEY)
     assert "jit(_record_jit)" not in caplog.text
+
+
+@pytest.mark.slow
+def test_an_episode_by_a_program_that_was_compiled_from_shapes_is_the_same(tmp_path):
+    learner, state = make("cartpole", {"agent": tiny_policy("A2C")})
+    program = compile_recording(learner, abstract_state(learner.setup))
+    jax.tree.map(
+        np.testing.assert_array_equal, record_episode(learner, state, KEY),
+        record_episode(learner, state, KEY, program=program),
+    )  # fmt: skip
+    for suffix, options in ((".npz", {}), (".gif", {"greedy": True})):  # which ask for more than the program gives
+        files = [tmp_path / f"{name}{suffix}" for name in ("without", "with")]
+        for file, own in zip(files, (None, program), strict=True):
+            save_episode(learner, state, file, program=own, **options)
+        assert files[0].read_bytes() == files[1].read_bytes()

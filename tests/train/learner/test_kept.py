@@ -4,6 +4,7 @@ import dataclasses
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import jax
@@ -14,7 +15,9 @@ from flax import struct
 from jax.experimental.compilation_cache import compilation_cache
 from tiny_runs import numbers, small_config
 
+from wdjax import named
 from wdjax.experiments.sweep.population import compile_population
+from wdjax.named import import_named
 from wdjax.train import load_config, load_run, make_learner
 from wdjax.train.algorithms.on_policy.update import PPO
 from wdjax.train.devices import startup
@@ -33,7 +36,8 @@ OPTION = {"xla_cpu_enable_fast_math": False}
 def folder(monkeypatch, tmp_path):
     """Programs are kept there, as a command's process does, beside a cache of jax's that is empty."""
     before = jax.config.jax_compilation_cache_dir
-    monkeypatch.setattr(startup, "_KEEPS", [True])
+    monkeypatch.setattr(startup, "_KEEPS", [time.time()])
+    monkeypatch.setattr(named, "_OTHERS", [])
     jax.config.update("jax_compilation_cache_dir", str(tmp_path))
     compilation_cache.reset_cache()
     yield tmp_path / "programs"
@@ -149,13 +153,17 @@ def setup_of(**changes):
     return make_learner(small_config(**changes)).setup
 
 
-def test_a_name_is_the_same_where_the_program_is(folder):
+@pytest.mark.parametrize("preset", [
+    "cartpole_ppo", *(pytest.param(name, marks=pytest.mark.slow) for name in ("tag_small", "pendulum_ddpg", "acrobot")),
+])  # fmt: skip
+def test_a_name_is_the_same_where_the_program_is(preset, folder):
+    size = {"num_envs": 8, "num_blocks": 4}
     changes = {
-        "seed": 5, "total_env_steps": 20 * 128, "stop_at": {"agent/entropy": 9.0}, "updates_per_chunk": 7,
+        "seed": 5, "total_env_steps": 5_000_000, "stop_at": {"updates": 9.0}, "updates_per_chunk": 7,
         "checkpoint_every_updates": 3, "checkpoint_every": 5, "keep_checkpoints": 2,
     }  # fmt: skip
     assert changes.keys() == set(OF_THE_HOST)
-    learners = [make_learner(small_config(**own)) for own in ({}, changes)]
+    learners = [make_learner(load_config(preset, **size, **own)) for own in ({}, changes)]
     assert len({name_of(learner.setup, "chunk", 4) for learner in learners}) == 1
     texts = {lower_chunk(own, abstract_state(own.setup), 4)[0]._trace()[0].as_text() for own in learners}
     assert len(texts) == 1
@@ -171,8 +179,8 @@ def test_a_name_is_another_where_anything_may_change_the_program(folder, monkeyp
     with jax.default_matmul_precision("highest"):
         names.append(name_of(setup, "chunk", 4))
     for module, name, value in (
-        (kept, "_sources", lambda: "others"), (kept, "_processor", lambda: "another"),
-        (kept, "made_with", lambda: {"jax": "0.0"}), (kept, "are_used", lambda: True),
+        (kept, "_sources", lambda begun: "others"), (kept, "_processor", lambda: "another"),
+        (kept, "made_with", lambda: {"jax": "0.0"}), (kept, "why_unused", lambda: "no"),
     ):  # fmt: skip
         with monkeypatch.context() as patch:
             patch.setattr(module, name, value)
@@ -195,12 +203,26 @@ def test_sources_are_all_files_of_environments_and_training(monkeypatch, tmp_pat
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("1")
     monkeypatch.setattr(kept, "__file__", str(tmp_path / "train/learner/kept.py"))
-    digest = lambda: kept._sources.__wrapped__()  # noqa: E731
+    later = time.time() + 1
+    digest = lambda: kept._sources.__wrapped__(later)  # noqa: E731
     first = digest()
-    for name, matters in (("envs/a.py", True), ("envs/b.csv", True), ("experiments/c.py", False)):
+    for name, matters in (
+        ("envs/a.py", True), ("envs/b.csv", True), ("experiments/c.py", True), ("experiments/d.csv", False),
+        ("envs/__pycache__/a.pyc", False), ("envs/.#a.py", False),
+    ):  # fmt: skip
         (tmp_path / name).write_text("2")
         assert (digest() != first) == matters, name
         first = digest()
+    with pytest.raises(OSError, match="changed meanwhile"):
+        kept._sources.__wrapped__(0.0)
+
+
+def test_what_cannot_be_read_has_no_name(folder, monkeypatch):
+    def gone(begun):
+        raise FileNotFoundError
+
+    monkeypatch.setattr(kept, "_sources", gone)
+    assert name_of(setup_of(), "chunk") is None
 
 
 @pytest.mark.slow
@@ -228,7 +250,12 @@ def test_code_of_one_s_own_and_what_is_read_elsewhere_have_no_name(folder, monke
     with monkeypatch.context() as patch:
         patch.setattr(kept, "begin_elsewhere", lambda setup: True)
         assert name_of(setup, "chunk") is None
-    monkeypatch.setattr(startup, "_KEEPS", [])  # a notebook
+    with monkeypatch.context() as patch:
+        patch.setattr(startup, "_KEEPS", [])  # a notebook
+        assert name_of(setup, "chunk") is None
+    monkeypatch.setattr(named, "_OTHERS", [])
+    assert name_of(setup, "chunk")
+    import_named("callback", "colorsys:rgb_to_hls")
     assert name_of(setup, "chunk") is None
 
 
@@ -284,7 +311,8 @@ from wdjax.experiments import cli
 if sys.argv.pop() == "kept":  # what would be traced fails
     from wdjax.train.evaluation import evaluate
     from wdjax.train.host import programs
-    programs.run_up_to = evaluate.play_episodes = lambda *_: 1 / 0
+    from wdjax.train.learner import learner
+    programs.run_up_to = evaluate.play_episodes = learner.init = lambda *_: 1 / 0
 cli.main()
 """
 
