@@ -32,17 +32,22 @@ pytestmark = pytest.mark.usefixtures("quick_compile")
 OPTION = {"xla_cpu_enable_fast_math": False}
 
 
+def set_cache(values):
+    for name, value in values.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+
+
 @pytest.fixture
 def folder(monkeypatch, tmp_path):
-    """Programs are kept there, as a command's process does, beside a cache of jax's that is empty."""
-    before = jax.config.jax_compilation_cache_dir
+    """Programs are kept there, as a command's process does, beside a cache of jax's that is empty and holds any."""
+    cache = {"jax_compilation_cache_dir": str(tmp_path), "jax_persistent_cache_min_compile_time_secs": 0}
+    before = {name: getattr(jax.config, name) for name in cache}
     monkeypatch.setattr(startup, "_KEEPS", [time.time()])
     monkeypatch.setattr(named, "_OTHERS", [])
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path))
-    compilation_cache.reset_cache()
+    set_cache(cache)
     yield tmp_path / "programs"
-    jax.config.update("jax_compilation_cache_dir", before)
-    compilation_cache.reset_cache()
+    set_cache(before)
 
 
 def never():
@@ -333,5 +338,3 @@ def test_a_command_finds_what_the_one_before_has_kept_and_comes_to_the_same_run(
     traced, found = (numbers(load_run(tmp_path / name)[1]) for name in ("traced", "kept"))
     for a, b in zip(traced, found, strict=True):
         np.testing.assert_array_equal(a, b)
-
-
