@@ -13,7 +13,7 @@ import wdjax
 
 ROOT = Path(__file__).resolve().parents[1]
 LATE = ("wdjax", "wdjax.train", "wdjax.adapters", "wdjax.experiments.sweep")  # their names are imported when used
-AT_ONCE = ("wdjax.envs", "wdjax.drawing")
+AT_ONCE = ("wdjax.envs", "wdjax.drawing", "wdjax.train.learning")
 
 
 def homes():

@@ -14,7 +14,8 @@ TRAIN = (
     "trainer load", "evaluation host", "learner", "algorithms", "kernels", "rollout storage", "state", "networks",
     "config devices",
 )  # fmt: skip
-PUBLIC = ("wdjax", "wdjax.train", "wdjax.train.determinism", "wdjax.train.encoders")  # lists of names, and two shims
+# lists of names, and two shims
+PUBLIC = ("wdjax", "wdjax.train", "wdjax.train.determinism", "wdjax.train.encoders", "wdjax.train.learning")
 
 
 def modules():

@@ -96,7 +96,7 @@ class Trainer:
             `trainer.state` is the state after it, while the device is at the next chunk. One that returns True ends
             the run after that next chunk, as `stop` does. Or names: "csv", "tensorboard", "wandb", "package.module:f".
         quiet: no progress bar and no words.
-        debug: slow checks, on one device (train/host/debug.py).
+        debug: slow checks (train/host/debug.py).
         pictures: whether to draw at the end.
         trust: modules of one's own, beside those that `config` names, of which a run may name code that one of its
             policies begins with (`load_run`).
@@ -113,8 +113,6 @@ class Trainer:
     ):  # fmt: skip
         require_config(config)
         self.config = config = read_config(config)  # one built in Python may hold 1e6 for 1_000_000
-        if debug:
-            self.config = config = dataclasses.replace(config, devices=1)
         self.debug, self.pictures = debug, pictures
         require(workdir != "", "workdir", workdir, "a path")  # Path("") is the current folder
         self.workdir = Path(workdir)
@@ -179,7 +177,8 @@ class Trainer:
         Raises:
             OSError: where metrics or a checkpoint cannot be written (a full disk); the checkpoints before stay whole.
             BadNumbersError: where an update makes a NaN or an infinity (config.on_bad_numbers); saved as it was before.
-            FailedCheckError: where a check of `debug` fails; the checkpoints before stay.
+            FailedCheckError: where a check of `debug` fails, or parameters or metrics differ between devices; the
+                checkpoints before stay.
         """
         config, self.ended_by, self._shown = self.config, "", None
         with contextlib.ExitStack() as stack:

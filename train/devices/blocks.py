@@ -8,11 +8,24 @@ from wdjax.train.devices.collectives import block_numbers
 
 
 def block_keys(key: jax.Array, num_blocks: int) -> jax.Array:
-    """Returns [num_blocks] keys of the blocks that this device holds, that of each from fold_in(key, block) alone."""
+    """Return one key for each block of replicas on this device, fold_in(key, block), [num_blocks].
+
+    The same numbers are then drawn on any number of devices.
+
+    Args:
+        key: () key, equal on all devices.
+        num_blocks: the number of blocks on this device, as `Algorithm.update` receives it.
+    """
     return jax.vmap(jax.random.fold_in, (None, 0))(key, block_numbers(num_blocks))
 
 
 def draw_blocks(draw: Callable, keys: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Calls draw(key, shape) for each block of replicas: `shape` with its leading axis divided by the blocks."""
+    """Draw an array of a given shape, each block of replicas with its own key.
+
+    Args:
+        draw: a function of (key, shape), for example `jax.random.normal`.
+        keys: [num_blocks], from `block_keys`.
+        shape: of the result; the leading axis counts the replicas on this device.
+    """
     share = (shape[0] // keys.shape[0], *shape[1:])
     return jax.vmap(lambda key: draw(key, share))(keys).reshape(shape)

@@ -37,7 +37,7 @@ def block_numbers(num_blocks: int) -> jax.Array:
 
 
 def total(values: Any) -> Any:
-    """Returns the sums over devices, for a tree of numbers that each device has: as float32, whole up to 2**24."""
+    """Return the sum over devices of each leaf of `values`, computed in float32 (integers are exact up to 2**24)."""
     if num_shards() == 1:
         return values
     numbers, apart = ravel_pytree(jax.tree.map(lambda leaf: leaf.astype(jnp.float32), values))
@@ -45,7 +45,11 @@ def total(values: Any) -> Any:
 
 
 def average(values: Any) -> Any:
-    """Returns the means over devices: of gradients, and of what are means over equally many numbers on each."""
+    """Return the mean over devices of each leaf of `values`.
+
+    This is the mean over all transitions only where every device averages over equally many of them. Where the number
+    of valid transitions differs, divide the `total` of the sums by the `total` of the counts (`masked_mean`).
+    """
     return values if num_shards() == 1 else jax.lax.pmean(values, AXIS)
 
 
@@ -64,28 +68,28 @@ def side_by_side(values: Any) -> list[Any]:
 
 
 def smallest(values: jax.Array) -> jax.Array:
-    """Returns the minimum over devices."""
+    """Return the elementwise minimum of `values` over devices."""
     return functools.reduce(jnp.minimum, side_by_side(values))
 
 
 def largest(values: jax.Array) -> jax.Array:
-    """Returns the maximum over devices."""
+    """Return the elementwise maximum of `values` over devices."""
     return functools.reduce(jnp.maximum, side_by_side(values))
 
 
 def any_of(flags: jax.Array) -> jax.Array:
-    """Returns whether a flag is set on any device, () bool."""
+    """Return whether any of `flags` is true on any device, () bool."""
     found = jnp.any(flags)
     return found if num_shards() == 1 else total(found.astype(jnp.float32)) > 0
 
 
 def all_rows(values: Any) -> Any:
-    """Returns the rows of all devices in their order in the run, for a tree of arrays [N, ...]."""
+    """Return the rows of all devices, in the order of the replicas: a tree like `values`, with leaves [N, ...]."""
     return values if num_shards() == 1 else jax.lax.all_gather(values, AXIS, tiled=True)
 
 
 def own_rows(values: jax.Array) -> jax.Array:
-    """Returns this device's share of the rows of all devices: the inverse of `all_rows`."""
+    """Return this device's share of `values` [N, ...], the rows of all devices: the inverse of `all_rows`."""
     shards = num_shards()
     if shards == 1:
         return values

@@ -52,7 +52,7 @@ def of_devices(parts: Moments) -> Moments:
 
 
 def masked_mean(values: jax.Array, live: jax.Array) -> jax.Array:
-    """Returns sum(values * live) / max(sum(live), 1), a scalar; 0 where nothing is live."""
+    """Return the mean of `values` where `live` is true, over all devices: a scalar, 0 where nothing is live."""
     weighted, count = total(_sums(values, live))
     return weighted / jnp.maximum(count, 1.0)
 
@@ -64,12 +64,12 @@ def mean_where(values: jax.Array, chosen: jax.Array) -> jax.Array:
 
 
 def masked_variance(values: jax.Array, live: jax.Array) -> jax.Array:
-    """Returns the mean squared deviation from the mean over live rows, a scalar."""
+    """Return the variance of `values` where `live` is true, over all devices: a scalar."""
     return jnp.squeeze(of_devices(moments(values, live)).variance)
 
 
 def normalize(values: jax.Array, live: jax.Array) -> jax.Array:
-    """Returns values shifted and scaled to mean 0 and deviation 1 over live rows."""
+    """Return `values` shifted and scaled to mean 0 and standard deviation 1, over all devices where `live` is true."""
     own = of_devices(moments(values, live))
     return (values - own.mean) / (jnp.sqrt(own.variance) + 1e-8)
 

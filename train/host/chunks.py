@@ -14,9 +14,11 @@ import jax
 import numpy as np
 
 from wdjax.train.config.schema import TrainConfig
-from wdjax.train.devices.packing import unpack
+from wdjax.train.devices.packing import Packed, unpack
 from wdjax.train.devices.processes import number_of_first
+from wdjax.train.host.failures import FailedCheckError
 from wdjax.train.host.programs import Program
+from wdjax.train.state.sharding import differing_leaves
 from wdjax.train.state.state import TrainState
 
 SECONDS = 2.0  # of a chunk
@@ -62,11 +64,24 @@ def next_look(config: TrainConfig, done: int, last: int, also: int = 0) -> int:
 
 
 def play(program: Program, state: TrainState, size: int) -> Played:
-    """Does `size` updates, and waits for the device."""
+    """Does `size` updates, and waits for the device. Raises FailedCheckError where devices disagree afterwards."""
     start = time.perf_counter()
     state, packed = program(state, np.int32(size))
+    require_equal_devices(state, packed)
     metrics = {name: values[..., :size] for name, values in unpack(jax.device_get(packed)).items()}
     return Played(state, metrics, size, time.perf_counter() - start)
+
+
+def require_equal_devices(state: TrainState, metrics: Packed) -> None:
+    """Raise FailedCheckError where parameters or metrics of a run differ between its devices."""
+    names = differing_leaves(state, metrics)
+    if names:
+        shown = f"{', '.join(names[:5])}{' ...' if len(names) > 5 else ''}"
+        raise FailedCheckError(
+            f"{shown}: must be equal on all devices, and differs after {int(state.num_updates)} updates. Reduce "
+            "gradients, statistics and metrics over devices in the algorithm's `update`, with `total` or `average` of "
+            "wdjax.train.learning, or train with --devices 1. (Checkpoints before this chunk are kept.)"
+        )
 
 
 def play_first(program: Program, state: TrainState, most: int) -> Played:

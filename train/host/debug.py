@@ -1,4 +1,4 @@
-"""`--debug`: slow checks of a run, on one device, for when something is wrong with it.
+"""`--debug`: slow checks of a run, for when something is wrong with it.
 
 * Before it: `wdjax.check_env` of its environment.
 * In it: no random key is used twice (jax_debug_key_reuse), and what the environment's own code asserts,

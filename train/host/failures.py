@@ -6,7 +6,7 @@ class BadNumbersError(ArithmeticError):
 
 
 class FailedCheckError(AssertionError):
-    """A check of --debug has failed."""
+    """A check of a run has failed: one of --debug, or that its devices agree."""
 
 
 FAILURES = (BadNumbersError, FailedCheckError)

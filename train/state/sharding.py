@@ -10,11 +10,14 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from wdjax.checks import require
 from wdjax.train.config.schema import TrainConfig
 from wdjax.train.devices.collectives import AXIS
+from wdjax.train.devices.packing import Packed, unpack
 from wdjax.train.state.policy import Setup
 from wdjax.train.state.state import TrainState
 from wdjax.vector import VectorState
@@ -114,3 +117,41 @@ def spread(setup: Setup, function: Callable, state: TrainState, *told: jax.Array
         check_vma=False,  # it would sum gradients by itself; see train/devices/collectives.py
     )
     return program(state, *told)
+
+
+def differing_leaves(state: TrainState, metrics: Packed) -> list[str]:
+    """Return the names of leaves that must be equal on all devices of a run and are not; on one device none.
+
+    Args:
+        state: a run's state. A population, whose members lie on different devices, is not compared.
+        metrics: of a chunk, packed.
+    """
+    sharding = state.num_updates.sharding
+    if len(sharding.device_set) == 1 or not sharding.is_fully_replicated:
+        return []
+    whole = {"policies": state.policies, "hypers": state.hypers, "env_params": state.env_params, "key": state.key}
+    names, sums = [], np.asarray(_checksums(sharding.mesh, whole, metrics))
+    paths = jax.tree.leaves_with_path((whole, jax.eval_shape(unpack, metrics)))
+    for (path, _), differs in zip(paths, (sums != sums[0]).any(axis=0), strict=True):
+        if differs:
+            names.append(jax.tree_util.keystr(path[1:], simple=True, separator="."))
+    return names
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _checksums(mesh: Mesh, whole: Any, metrics: Packed) -> jax.Array:
+    """Return a checksum of each leaf on each device, [devices, leaves] uint32."""
+
+    def checksum(leaf: jax.Array) -> jax.Array:
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            leaf = jax.random.key_data(leaf)
+        is_flag = leaf.dtype == jnp.bool_
+        words = (leaf if is_flag else jax.lax.bitcast_convert_type(leaf, jnp.uint8)).astype(jnp.uint32).ravel()
+        return jnp.sum(words * (2 * jnp.arange(words.size, dtype=jnp.uint32) + 1), dtype=jnp.uint32)
+
+    def of_device(whole: Any, metrics: Packed) -> jax.Array:
+        sums = jnp.stack([checksum(leaf) for leaf in jax.tree.leaves((whole, unpack(metrics)))])
+        return jax.lax.all_gather(sums, mesh.axis_names[0])
+
+    place = PartitionSpec()
+    return jax.shard_map(of_device, mesh=mesh, in_specs=place, out_specs=place, check_vma=False)(whole, metrics)

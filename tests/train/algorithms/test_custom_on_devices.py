@@ -1,0 +1,101 @@
+"""Custom algorithms on several devices: what their parts must reduce, and what is checked."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from tiny_runs import small_config
+
+from wdjax.train import OnPolicy, Trainer, make_learner
+from wdjax.train.host.failures import FailedCheckError
+from wdjax.train.learning import masked_mean, total
+
+pytestmark = pytest.mark.usefixtures("quick_compile", "no_pictures")
+
+
+class RND(OnPolicy):
+    """A2C with a bonus for novel observations, by random network distillation (Burda et al. 2018)."""
+
+    optimizer = optax.adam(1e-2)
+
+    def policy_loss(self, log_prob, old_log_prob, advantage, live, hypers):
+        return -log_prob * advantage, {}
+
+    def init(self, policy, params):
+        size = policy.assignment.observation_space.shape[0]
+        networks = (nnx.Linear(size, 4, use_bias=False, rngs=nnx.Rngs(seed)) for seed in range(2))
+        target, predictor = (nnx.to_pure_dict(nnx.state(network)) for network in networks)
+        own = {"target": target, "predictor": predictor, "opt": self.optimizer.init(predictor)}
+        return super().init(policy, params).replace(own=own)
+
+    def update(self, policy, state, memory, hypers, played, key, num_blocks):
+        rows, own = played.rows[policy.name], state.own
+        project = lambda params: rows.obs @ params["kernel"]  # noqa: E731
+
+        def errors(predictor):
+            error = jnp.sum((project(predictor) - project(own["target"])) ** 2, axis=-1)
+            return jnp.sum(jnp.where(rows.live, error, 0.0)), error
+
+        grads, bonus = jax.grad(errors, has_aux=True)(own["predictor"])
+        grads, metrics = self.reduce(grads, bonus, rows.live)
+        updates, opt = self.optimizer.update(grads, own["opt"])
+        own = own | {"predictor": optax.apply_updates(own["predictor"], updates), "opt": opt}
+        played = played.replace(rows={**played.rows, policy.name: rows.replace(reward=rows.reward + bonus)})
+        state, memory, of_update = super().update(policy, state, memory, hypers, played, key, num_blocks)
+        return state.replace(own=own), memory, {**of_update, **metrics}
+
+    def reduce(self, grads, bonus, live):
+        """Return the gradient of the mean error and the metrics, over the valid transitions of all devices."""
+        sums, count = total((grads, jnp.sum(live)))
+        return jax.tree.map(lambda grad: grad / count, sums), {"bonus": masked_mean(bonus, live)}
+
+
+class UnreducedRND(RND):
+    def reduce(self, grads, bonus, live):
+        return jax.tree.map(lambda grad: grad / jnp.sum(live), grads), {"bonus": masked_mean(bonus, live)}
+
+
+class UnreducedMetric(RND):
+    def reduce(self, grads, bonus, live):
+        return super().reduce(grads, bonus, live)[0], {"bonus": jnp.sum(jnp.where(live, bonus, 0.0)) / jnp.sum(live)}
+
+
+def rnd_config(cls=RND, **changes):
+    base = {"policies.agent.algorithm": f"{__name__}:{cls.__name__}", "num_envs": 4, "devices": 2}
+    policy = {"policies.agent.clip": 0.2, "policies.agent.epochs": 1, "policies.agent.minibatches": 1}
+    return small_config(total_env_steps=3 * 64, **(base | policy | changes))
+
+
+@pytest.mark.slow
+def test_a_custom_algorithm_learns_the_same_on_two_devices():
+    ends = []
+    for devices in (1, 2):
+        learner = make_learner(rnd_config(devices=devices))
+        ends.append(learner.run(learner.init(jax.random.key(0)), num_updates=3))
+    (one, one_metrics), (two, two_metrics) = ends
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
+    jax.tree.map(close, one.policies["agent"].own, two.policies["agent"].own)
+    close(one_metrics["agent/bonus"], two_metrics["agent/bonus"])
+
+
+def test_a_custom_algorithm_that_reduces_over_devices_trains(tmp_path):
+    state = Trainer(rnd_config(), tmp_path / "run", quiet=True).train()
+    assert int(state.num_updates) == 3
+
+
+@pytest.mark.parametrize(
+    ("cls", "words"),
+    [
+        (UnreducedRND, r"^policies\.agent\.own\.opt.*after 1 updates.*`average` of wdjax.train.learning.*--devices 1"),
+        pytest.param(UnreducedMetric, r"^agent/bonus: must be equal on all devices", marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.parametrize("debug", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_leaves_that_differ_between_devices_end_the_run_by_name(cls, words, debug, tmp_path):
+    with pytest.raises(FailedCheckError, match=words):
+        Trainer(rnd_config(cls), tmp_path / "run", quiet=True, debug=debug).train()
+    assert not any(path.name.isdigit() for path in (tmp_path / "run" / "checkpoints").iterdir())
