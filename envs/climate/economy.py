@@ -31,12 +31,12 @@ def abatement_price(q: jax.Array, intensity: jax.Array, params: Any) -> jax.Arra
 def damage_factor(temperature: jax.Array, params: Any) -> jax.Array:
     """Returns what warming leaves of production: 1 / (1 + a_1 T + a_2 T^a_3), T of the atmosphere, temperature [2]."""
     warming = jnp.maximum(temperature[0], 0)  # colder than 1750 does no damage
-    return 1 / (1 + params.a_1 * warming + params.a_2 * warming**params.a_3)
+    return 1 / (1 + params.a_1 * warming + params.a_2 * power_of(warming, params.a_3))
 
 
 def production(technology: jax.Array, capital: jax.Array, labor: jax.Array, params: Any) -> jax.Array:
     """Returns Y = A K^gamma (L / 1000)^(1 - gamma) (40), [n], before damages and abatement."""
-    return technology * capital**params.gamma * (labor / 1000) ** (1 - params.gamma)
+    return technology * power_of(capital, params.gamma) * (labor / 1000) ** (1 - params.gamma)
 
 
 def trade(
@@ -75,8 +75,24 @@ def consumption(domestic: jax.Array, imports: jax.Array, tariffs: jax.Array, par
     """Returns C = (d domestic^l + f / (n - 1) sum_j (imports_ij (1 - tariff_ij))^l)^(1 / l) (25), [n]; of the tariffs'
     revenue nobody has anything."""
     power = params.armington_lambda
-    foreign = jnp.sum((imports * (1 - tariffs)) ** power, axis=1) / (len(domestic) - 1)
-    return (params.dom_pref * domestic**power + params.for_pref * foreign) ** (1 / power)
+    foreign = jnp.sum(power_of(imports * (1 - tariffs), power), axis=1) / (len(domestic) - 1)
+    return power_of(params.dom_pref * power_of(domestic, power) + params.for_pref * foreign, 1 / power)
+
+
+@jax.custom_jvp
+def power_of(base: jax.Array, exponent: jax.Array) -> jax.Array:
+    """Return base ** exponent. Where its derivative is infinite, at base 0 and exponents below 1, it counts as 0."""
+    return base**exponent
+
+
+@power_of.defjvp
+def power_of_jvp(primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
+    """Return the power and p x ** (p - 1) dx + x ** p log(x) dp."""
+    (base, exponent), (base_tangent, exponent_tangent) = primals, tangents
+    zero, steep = base == 0, (base == 0) & (exponent < 1)
+    power, slope = base**exponent, exponent * jnp.where(steep, 1, base) ** (exponent - 1)
+    log = jnp.log(jnp.where(zero, 1, base))
+    return power, jnp.where(steep, 0, slope) * base_tangent + power * log * exponent_tangent
 
 
 def utility(labor: jax.Array, consumed: jax.Array, params: Any) -> jax.Array:

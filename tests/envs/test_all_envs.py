@@ -98,6 +98,29 @@ def test_static_environments_are_values(name):
         assert hash(one) == hash(same)
 
 
+@each_env
+def test_gradients_are_finite(name):
+    """Of all rewards, observations and float state leaves, with respect to all float params and state leaves."""
+    env, params = wdjax.make(name, episode_length=T - 3)
+
+    def step(params, state, key):
+        action_key, step_key = jax.random.split(key)
+        action = env.action_space(params).sample(action_key)
+        obs, after, reward, *_ = env.step(step_key, state, action, params)
+        leaves = jax.tree.leaves((obs, after, reward))
+        return after, sum(jnp.sum(leaf) for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.floating))
+
+    def total(params, state, key):
+        return jax.lax.scan(functools.partial(step, params), state, jax.random.split(key, T))[1].sum()
+
+    @quick_jit
+    def gradients(params, key):
+        return jax.grad(total, (0, 1), allow_int=True)(params, env.reset(key, params)[1], key)
+
+    for path, leaf in jax.tree_util.tree_leaves_with_path(gradients(params, jax.random.key(1))):
+        assert leaf.dtype == jax.dtypes.float0 or np.isfinite(leaf).all(), jax.tree_util.keystr(path)
+
+
 @pytest.mark.parametrize("change", [{"num_taggers": 2}, {"use_full_observation": False}])
 @pytest.mark.parametrize("name", ["tag_continuous", "tag_gridworld"])
 def test_other_static_fields_make_another_environment(name, change):
