@@ -25,7 +25,7 @@ from wdjax.envs.commons import TaxedCommons, taxed
 from wdjax.envs.covid import CovidEconomy, economy
 from wdjax.envs.reaction import ReactionOneAtom, ReactionTwoAtoms, game
 from wdjax.envs.tag import TagContinuous, TagGridworld, continuous, gridworld
-from wdjax.named import announced, import_named
+from wdjax.named import announced, import_named, lies_here
 
 _REGISTRY: dict[str, type[Env] | Env] = {
     "acrobot": Acrobot,
@@ -41,8 +41,6 @@ _REGISTRY: dict[str, type[Env] | Env] = {
     "tag_gridworld": TagGridworld,
     "taxed_commons": TaxedCommons,
 }
-
-OWN = tuple(_REGISTRY)  # the names of those that come with wdjax
 
 # What stands before the colon in the name of another library's environment -> the module whose `make` builds it.
 LIBRARIES = {"gymnax": "wdjax.adapters._from_gymnax", "jaxmarl": "wdjax.adapters._from_jaxmarl"}
@@ -174,7 +172,7 @@ def _find(name: str) -> type[Env] | Env:
 def _is_library(word: str) -> bool:
     """Whether a word before a colon is meant as a library's name: near to one of these, and no module that there is."""
     near = word.isidentifier() and bool(get_close_matches(word, LIBRARIES))
-    return not word or (near and find_spec(word) is None)  # which fails for __main__
+    return not word or (near and not lies_here(word) and find_spec(word) is None)  # which fails for __main__
 
 
 def _require_env(what: str, found: Any) -> None:

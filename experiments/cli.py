@@ -1,10 +1,14 @@
 """The command line: wdjax train, sweep, eval, render, report, export, bench, diff, completion, list."""
 
+import sys
+
+if __name__ == "__main__" and not sys.flags.safe_path:
+    sys.path.pop(0)  # the current folder, by `python -m`: a file in it must not stand for a library
+
 import importlib
 import itertools
 import os
 import re
-import sys
 from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -13,8 +17,9 @@ import jax
 from rich.console import Console
 
 from wdjax.checks import did_you_mean, one_line
+from wdjax.named import find_modules_here
 from wdjax.train.devices.processes import STOPPED, VARIABLES, flag, is_launched, leaving
-from wdjax.train.devices.startup import keep_programs, no_garbage_collection, wake_device
+from wdjax.train.devices.startup import no_garbage_collection, wake_device
 from wdjax.train.host.failures import FAILURES
 from wdjax.version import __version__
 
@@ -61,9 +66,8 @@ HINTS = {
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs a command; bad input ends with one sentence and exit status 2, bad numbers in a run with exit status 1."""
-    if argv is None:  # from a shell: modules of one's own in the current folder are found, where no library is named so
-        sys.path.append(str(Path.cwd()))
-        keep_programs()
+    if argv is None:  # from a shell
+        find_modules_here()
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(USAGE)

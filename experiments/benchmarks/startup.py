@@ -22,7 +22,7 @@ from rich.table import Table
 from wdjax.experiments import cli
 from wdjax.experiments.benchmarks.timing import machine, make_table, start
 from wdjax.train import load_config
-from wdjax.train.devices.startup import keep_programs, no_garbage_collection
+from wdjax.train.devices.startup import no_garbage_collection
 
 PRESET = "tag_continuous"
 COLD_SECONDS = {"cpu": 25.0, "gpu": 20.0}  # by platform, at most
@@ -76,7 +76,6 @@ def child(begun: str, *arguments: str) -> None:
     """
     seconds: dict[str, float] = {}
     import_trainer = cli.import_trainer
-    keep_programs()  # as a shell's command does
 
     def timed(stage: str, module: ModuleType, name: str) -> None:
         function = getattr(module, name)

@@ -113,7 +113,7 @@ def command(
     """
     path = filter(None, (str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH")))
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(path), **variables}
-    line = [sys.executable, "-m", f"wdjax.experiments.benchmarks.{module}", *arguments]
+    line = [sys.executable, "-P", "-m", f"wdjax.experiments.benchmarks.{module}", *arguments]
     return line, {name: value for name, value in environ.items() if value}
 
 

@@ -18,7 +18,6 @@ from wdjax.train.devices.memory import bytes_free, bytes_needed
 from wdjax.train.host.chunks import with_lines
 from wdjax.train.host.programs import Program, compiler_options, finish_chunk, lower_updates, plain_where_kernels_fail
 from wdjax.train.learner.init import init
-from wdjax.train.learner.kept import name_of
 from wdjax.train.learner.learner import run_up_to
 from wdjax.train.learner.setup import make_setup
 from wdjax.train.learner.validate import validate
@@ -120,8 +119,7 @@ def compile_population(setup: Setup, states: TrainState, most: int, num_devices:
     """
     together = jax.vmap(functools.partial(run_up_to, setup, most), in_axes=(0, None))
     together = on_devices(together, num_devices, told=1)
-    name = name_of(setup, "population", most) if num_devices == 1 else None
-    return finish_chunk(*lower_updates(together, states, compiler_options(setup, alone=False), name))
+    return finish_chunk(*lower_updates(together, states, compiler_options(setup, alone=False)))
 
 
 def even_size(num_members: int, most: int, num_devices: int = 1) -> int:

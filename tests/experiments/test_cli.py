@@ -123,16 +123,6 @@ def test_a_gpu_that_fails_is_not_replaced_by_the_cpu(command, capsys, monkeypatc
     assert not (tmp_path / "run").exists()
 
 
-def test_a_file_of_ones_own_never_stands_for_a_library(tmp_path):
-    for name in ("queue", "yaml"):
-        (tmp_path / f"{name}.py").write_text("raise RuntimeError('not the library')")
-    code = "import sys; sys.argv = ['wdjax', 'list']; from wdjax.experiments.cli import main; main()"
-    command = [sys.executable, "-P", "-c", code]  # -P: as from a shell, where sys.path begins with the script's folder
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stderr
-    assert "tag_continuous" in ended.stdout
-
-
 def test_eval_prints_the_cross_play_table(run, capsys, tmp_path):
     main(["eval", str(run), "--episodes", "8", "--output", str(tmp_path / "cells.json")])
     out = capsys.readouterr().out

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from wdjax.envs import LIBRARIES
-from wdjax.named import announced
+from wdjax.named import announced, lies_here
 from wdjax.train.config.facts import names_code
 from wdjax.train.config.schema import TrainConfig
 
@@ -51,21 +51,28 @@ def with_own(trust: Collection[str], config: TrainConfig) -> tuple[str, ...]:
 def require_trusted(what: str, values: Any, trust: Collection[str]) -> None:
     """Raises ValueError, naming module and flag, where a configuration names code of a module that nobody trusts.
 
-    Trusted are wdjax, the libraries whose environments it knows, what an installed package announces by entry points
-    (of the groups "wdjax.envs" and others of wdjax), and the modules of `trust` with all that is inside of them.
+    Trusted are wdjax, the modules of `trust` with their submodules, and, unless they lie in the current folder, the
+    libraries whose environments wdjax knows and what installed packages announce by entry points (of the groups
+    "wdjax.envs" and others of wdjax).
 
     Args:
         what: has the configuration, in words: "runs/a".
         values: the configuration, raw.
     """
-    trusted = ("wdjax", *LIBRARIES, *_checked(trust))
+    trusted = ("wdjax", *_checked(trust))
     for field, text in code_named(values):
         module = text.partition(":")[0]
-        if not (_is_inside(module, trusted) or _is_inside(module, [entry.module for entry in announced("wdjax.")])):
+        if not (_is_inside(module, trusted) or _is_installed(module)):
             raise ValueError(
                 f"{what} asks for code of the module {module!r} ({field} = {text!r}), which would run here: where you "
                 f'trust it, say so with --trust {module} (in Python: trust=("{module}",))'
             )
+
+
+def _is_installed(module: str) -> bool:
+    """Return whether a module belongs to a known library or an announcing package, not to the current folder."""
+    known = _is_inside(module, LIBRARIES) or _is_inside(module, [entry.module for entry in announced("wdjax.")])
+    return known and not lies_here(module.partition(".")[0])
 
 
 def _checked(trust: Collection[str]) -> Collection[str]:

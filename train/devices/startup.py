@@ -2,7 +2,6 @@
 
 import contextlib
 import gc
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -11,22 +10,6 @@ import jax
 
 from wdjax.checks import one_line
 from wdjax.train.devices.memory import share_memory
-
-_KEEPS: list[float] = []  # since when programs are kept; empty: they are not
-
-
-def keep_programs() -> None:
-    """Has this process keep its compiled programs whole, and look for them (train/learner/kept.py).
-
-    For one that runs wdjax as it is, as a command does, and asks before it imports more: where a notebook has changed a
-    function of wdjax, no program of before may be found.
-    """
-    _KEEPS[:] = [time.time()]
-
-
-def keeps_since() -> float | None:
-    """Returns since when this process keeps them, in seconds of `time.time`; None: it does not."""
-    return _KEEPS[0] if _KEEPS else None
 
 
 @contextlib.contextmanager

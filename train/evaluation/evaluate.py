@@ -37,7 +37,6 @@ from wdjax.train.evaluation.players import (
     seat,
 )
 from wdjax.train.learner.init import abstract_state
-from wdjax.train.learner.kept import Kept, name_of
 from wdjax.train.learner.learner import Learner
 from wdjax.train.state.actors import Script
 from wdjax.train.state.agents import Assignment, gather, group_sizes, to_groups
@@ -84,14 +83,13 @@ def evaluate(
     return play_in_turns(game, learner.setup.assignments, key, num_episodes, greedy, max_steps, batch)
 
 
-def lower_evaluation(learner: Learner, like: TrainState, num_episodes: int, greedy: bool) -> Kept:
+def lower_evaluation(learner: Learner, like: TrainState, num_episodes: int, greedy: bool) -> jax.stages.Lowered:
     """Traces the program of `evaluate` for what was learned alone, from the shapes of a state: it can be compiled
     beside other work, and be given to `begin_evaluation`."""
     like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), like)
     game = make_game(learner.setup, like, *choose_players(learner, like))
     key = jax.eval_shape(lambda: jax.random.key(0))
-    lower = lambda: (play_episodes.lower(game, key, num_episodes, greedy, MAX_STEPS), "")  # noqa: E731
-    return Kept(name_of(learner.setup, "evaluation", num_episodes, greedy), (game, key), lower)
+    return play_episodes.lower(game, key, num_episodes, greedy, MAX_STEPS)
 
 
 def begin_evaluation(

@@ -20,7 +20,6 @@ from wdjax.checks import one_line, require_integer
 from wdjax.train.evaluation.evaluate import choose_players
 from wdjax.train.evaluation.players import Game, Player, make_game, play_step, roles_of
 from wdjax.train.learner.init import host_key
-from wdjax.train.learner.kept import Kept, name_of
 from wdjax.train.learner.learner import Learner
 from wdjax.train.state.actors import Script
 from wdjax.train.state.state import TrainState
@@ -91,14 +90,13 @@ def record_episode(
 
 
 def compile_recording(learner: Learner, like: TrainState) -> jax.stages.Compiled:
-    """Returns the program of `save_episode`'s pictures, compiled from the shapes of a state beside other work, or read
-    where it was kept: they are then drawn without waiting for it."""
+    """Returns the program of `save_episode`'s pictures, compiled from the shapes of a state beside other work: they are
+    then drawn without waiting for it."""
     like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), like)
     _, chosen = choose_players(learner, like)
     game = make_game(learner.setup, like, [[player] for player in chosen], chosen)
     key = jax.eval_shape(lambda: jax.random.key(0))
-    lower = lambda: (_record_jit.lower(game, key, greedy=False, max_steps=MAX_STEPS, observations=False), "")  # noqa: E731
-    return Kept(name_of(learner.setup, "recording"), (game, key), lower).compile()
+    return _record_jit.lower(game, key, greedy=False, max_steps=MAX_STEPS, observations=False).compile()
 
 
 @functools.partial(jax.jit, static_argnames=("greedy", "max_steps", "observations"))

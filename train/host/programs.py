@@ -18,7 +18,6 @@ from wdjax.train.devices.packing import Packed
 from wdjax.train.devices.startup import no_garbage_collection
 from wdjax.train.kernels.layers import are_used
 from wdjax.train.kernels.rollout import WHOLE
-from wdjax.train.learner.kept import Kept, name_of
 from wdjax.train.learner.learner import Learner, run_up_to
 from wdjax.train.state.policy import Setup
 from wdjax.train.state.state import TrainState
@@ -130,20 +129,12 @@ def compile_and_init(
     key = jax.random.key(seed)  # not before: it needs the device, which may still be reserving memory
     # all processes compile in the same order; and for a CPU, XLA compiles on all of its cores anyway
     if jax.process_count() > 1 or jax.default_backend() == "cpu":
-        return first_state(learner, key), *finish_chunk(*lowered)
+        return learner.init(key), *finish_chunk(*lowered)
     with ThreadPoolExecutor(1) as thread:  # what ends init early waits for it: a compilation cannot be stopped
         compiled = thread.submit(finish_chunk, *lowered)
-        state = first_state(learner, key)
+        state = learner.init(key)
         meanwhile()
         return state, *compiled.result()
-
-
-def first_state(learner: Learner, key: jax.Array) -> TrainState:
-    """Returns learner.init(key), by the program that is kept where one is."""
-    name = name_of(learner.setup, "init")
-    if name is None:
-        return learner.init(key)
-    return Kept(name, (key,), lambda: (learner.init.lower(key), "")).compile()(key)
 
 
 def compiler_options(setup: Setup, alone: bool = True) -> dict[str, bool | str]:
@@ -163,7 +154,7 @@ def compiler_options(setup: Setup, alone: bool = True) -> dict[str, bool | str]:
 
 
 def compile_lowered(
-    lowered: jax.stages.Lowered | Kept, options: Mapping[str, bool | str], free: int | None = None
+    lowered: jax.stages.Lowered, options: Mapping[str, bool | str], free: int | None = None
 ) -> jax.stages.Compiled:
     """Compiles with `compiler_options`; without SIDE_BY_SIDE where there is no memory for that, and without any for an
     XLA that does not know one of them, as names come and go: that costs seconds, and no run.
@@ -182,36 +173,29 @@ def compile_lowered(
     return program
 
 
-def lower_chunk(learner: Learner, state: TrainState, most: int) -> tuple[Kept, Mapping[str, bool | str], float]:
-    """Traces up to `most` updates of states like this one, where that is not kept. Returns (what is to be compiled,
-    options, seconds)."""
-    chunk, name = functools.partial(run_up_to, learner.setup, most), name_of(learner.setup, "chunk", most)
-    return lower_updates(chunk, state, compiler_options(learner.setup), name)
+def lower_chunk(
+    learner: Learner, state: TrainState, most: int
+) -> tuple[jax.stages.Lowered, Mapping[str, bool | str], float]:
+    """Traces up to `most` updates of states like this one. Returns (what is to be compiled, options, seconds)."""
+    chunk = functools.partial(run_up_to, learner.setup, most)
+    return lower_updates(chunk, state, compiler_options(learner.setup))
 
 
 def lower_updates(
-    chunk: Callable, states: TrainState, options: Mapping[str, bool | str], name: str | None = None
-) -> tuple[Kept, Mapping[str, bool | str], float]:
-    """Traces a chunk of a run, or of several side by side, which donates its states. Returns as `lower_chunk`.
-
-    Args:
-        name: of `name_of`, by which it is kept; None: it is not.
-    """
-    start, arguments = time.perf_counter(), (states, jax.ShapeDtypeStruct((), np.int32))
-
-    def trace() -> tuple[jax.stages.Lowered, str]:
-        with no_garbage_collection(), listening() as heard:
-            lowered = jax.jit(chunk, donate_argnums=0).lower(*arguments)
-        return lowered, words_of_kernels(heard)
-
-    kept, listeners = Kept(name, arguments, trace, options), _LISTENERS.get([])
-    while listeners and kept.words:
-        listeners.pop()(kept.words)
-    return kept, options, time.perf_counter() - start
+    chunk: Callable, states: TrainState, options: Mapping[str, bool | str]
+) -> tuple[jax.stages.Lowered, Mapping[str, bool | str], float]:
+    """Traces a chunk of a run, or of several side by side, which donates its states. Returns as `lower_chunk`."""
+    start, listeners = time.perf_counter(), _LISTENERS.get([])
+    with no_garbage_collection(), listening() as heard:
+        lowered = jax.jit(chunk, donate_argnums=0).lower(states, jax.ShapeDtypeStruct((), np.int32))
+    words = words_of_kernels(heard)
+    while listeners and words:
+        listeners.pop()(words)
+    return lowered, options, time.perf_counter() - start
 
 
 def finish_chunk(
-    lowered: jax.stages.Lowered | Kept, options: Mapping[str, bool | str], seconds: float
+    lowered: jax.stages.Lowered, options: Mapping[str, bool | str], seconds: float
 ) -> tuple[Program, float]:
     """Compiles what `lower_chunk` returned. Returns (program, seconds of both)."""
     start = time.perf_counter()
