@@ -58,15 +58,16 @@ class Trunk(nnx.Module):
         carry, features = self.cell(carry, features)
         return features, carry
 
-    def unroll(self, obs: Any, carry: jax.Array, restart: jax.Array) -> jax.Array:
+    def unroll(self, obs: Any, carry: jax.Array, restart: jax.Array, start: jax.Array | None = None) -> jax.Array:
         """T steps in a row: obs [T, M, ...], carry [M, recurrent_size], restart [T, M] bool -> [T, M, num_features].
 
-        Where `restart`, the carry is emptied before the step: another episode begins with it.
+        Where `restart`, another episode begins with the step, from the carry `start` [M, recurrent_size]; None: zeros.
         """
+        start = 0.0 if start is None else start
 
         def step(carry: jax.Array, row: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
             features, restart = row
-            return self.cell(jnp.where(restart[:, None], 0.0, carry), features)
+            return self.cell(jnp.where(restart[:, None], start, carry), features)
 
         return jax.lax.scan(step, carry, (self.mlp(self.encoder(obs)), restart))[1]
 
@@ -102,12 +103,13 @@ class ActorCritic(nnx.Module):
         value_features, value_carry = self.value_trunk(obs, carry[1])
         return *self._heads(features, value_features), None if trunk_carry is None else (trunk_carry, value_carry)
 
-    def unroll(self, obs: Any, carry: Any, restart: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def unroll(self, obs: Any, carry: Any, restart: jax.Array, start: Any = None) -> tuple[jax.Array, jax.Array]:
         """T steps in a row, see Trunk.unroll. Returns (outputs [T, M, ...], value [T, M])."""
-        features = self.trunk.unroll(obs, carry[0], restart)
+        start = (None, None) if start is None else start
+        features = self.trunk.unroll(obs, carry[0], restart, start[0])
         if self.value_trunk is None:
             return self._heads(features, features)
-        return self._heads(features, self.value_trunk.unroll(obs, carry[1], restart))
+        return self._heads(features, self.value_trunk.unroll(obs, carry[1], restart, start[1]))
 
     def _heads(self, features: jax.Array, value_features: jax.Array) -> tuple[jax.Array, jax.Array]:
         outputs = self.policy_head(features)

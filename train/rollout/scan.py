@@ -65,5 +65,6 @@ def choose_selves(
             own_key = jax.random.fold_in(key, 2**31 + i)  # far from the blocks' own
             fraction, run = hypers[name].past_selves_fraction, (state.num_updates, env_steps, own_key)
             selves[name] = self_play.choose_selves(policy, state.policies[name], memory[name], fraction, *run)
-            memory[name] = self_play.take_over(memory[name], selves[name])
+            start = policy.algorithm.init_carry(policy, setup.replicas.num_envs)
+            memory[name] = self_play.take_over(memory[name], selves[name], start)
     return state.replace(memory=memory), selves

@@ -14,8 +14,8 @@ them may meet, and nobody learns. Whoever has a network explores as the present 
 An n-step target of DDPG may reach from the last rows of a rollout into what somebody else plays in the next, as it
 reaches into what older actors did.
 
-A rollout begins in the middle of episodes. Where who plays changes there, what acting carries (a recurrent state) is
-emptied: everybody knows how to begin from nothing, none how to read what another has remembered.
+A rollout begins in the middle of episodes. Where the member that plays changes there, the carry of acting (a recurrent
+state) becomes that of the start of an episode: no member can read the memory of another.
 """
 
 import dataclasses
@@ -198,16 +198,19 @@ def selves_of(state: PolicyState, member: jax.Array) -> Selves:
     return Selves(member, select(member != PRESENT, earlier, present))
 
 
-def take_over(memory: Memory, selves: Selves) -> Memory:
-    """Returns the memory of a policy at the start of a rollout: nothing is carried where somebody else takes over."""
+def take_over(memory: Memory, selves: Selves, start: Any) -> Memory:
+    """Return the memory of a policy at the start of a rollout, with a new carry where another member takes over.
+
+    Args:
+        start: the carry at the start of an episode, `Algorithm.init_carry`.
+    """
     changed = selves.member != memory.member
 
-    def empty(leaf: jax.Array) -> jax.Array:
-        rows = jnp.repeat(changed, leaf.shape[0] // changed.shape[0])
-        return select(rows, jnp.zeros_like(leaf), leaf)
+    def renew(start: jax.Array, carry: jax.Array) -> jax.Array:
+        return select(jnp.repeat(changed, carry.shape[0] // changed.shape[0]), start, carry)
 
     since = None if memory.since is None else jnp.where(changed, 0, memory.since)
-    return memory.replace(carry=jax.tree.map(empty, memory.carry), member=selves.member, since=since)
+    return memory.replace(carry=jax.tree.map(renew, start, memory.carry), member=selves.member, since=since)
 
 
 def act(

@@ -111,7 +111,9 @@ def advance(
     }
     ended = jax.tree.map(jnp.logical_or, terminated, truncated) if setup.env.can_truncate else terminated
     live = jax.tree.map(lambda flag: ~flag | over[:, None], ended)
-    carries = select(over, jax.tree.map(jnp.zeros_like, carries), carries)
+    num_envs = setup.replicas.num_envs
+    starts = {name: policy.algorithm.init_carry(policy, num_envs) for name, policy in setup.policies.items()}
+    carries = select(over, starts, carries)
     carry = (replicas, next_obs, live, carries)
     return carry, (rows, (over, returns, info["episode_length"], info["episode_info"]))
 

@@ -68,7 +68,11 @@ class Algorithm(abc.ABC):
         return Memory(self.init_carry(policy, run.num_envs), None)
 
     def init_carry(self, policy: Policy, num_envs: int) -> Any:
-        """Returns what acting carries from step to step, at the start of an episode, leaves [num_envs, n, ...]."""
+        """Return the carry of `act` and `play` at the start of every episode, leaves [num_envs, n, ...].
+
+        It may differ between agents, not between replicas. A policy's own network receives in `unroll` where episodes
+        begin and starts them itself.
+        """
         return None
 
     def before_rollout(self, policy: Policy, state: PolicyState) -> Any:

@@ -10,7 +10,7 @@ from flax import nnx
 from wdjax.env import Env
 from wdjax.spaces import sample_shapes
 from wdjax.train.config.schema import PolicyConfig, TrainConfig
-from wdjax.train.networks.actor_critic import split_mask
+from wdjax.train.networks.actor_critic import ActorCritic, split_mask
 from wdjax.train.networks.distributions import Distribution
 from wdjax.train.state.agents import Assignment
 from wdjax.train.state.normalization import normalize_observation
@@ -37,16 +37,21 @@ class Policy:
         outputs, value, carry = nnx.merge(self.graphdef, state.params)(seen, carry)
         return outputs if mask is None else self.distribution.mask(outputs, mask), value, carry
 
-    def unroll(self, state: PolicyState, obs: Any, carry: Any, restart: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def unroll(
+        self, state: PolicyState, obs: Any, carry: Any, restart: jax.Array, start: Any = None
+    ) -> tuple[jax.Array, jax.Array]:
         """Returns (outputs [T, M, num_outputs], value [T, M]) of T steps in a row of a recurrent policy.
 
         Args:
             obs: leaves [T, M, ...].
             carry: leaves [M, ...], before the first step.
             restart: [T, M] bool, an episode begins with this step.
+            start: leaves [M, ...], the carry where one begins; None: zeros. A custom network starts episodes itself.
         """
         seen, mask = self.inputs(state, obs)
-        outputs, value = nnx.merge(self.graphdef, state.params).unroll(seen, carry, restart)
+        network = nnx.merge(self.graphdef, state.params)
+        starts = [start] if type(network).unroll is ActorCritic.unroll else []
+        outputs, value = network.unroll(seen, carry, restart, *starts)
         return outputs if mask is None else self.distribution.mask(outputs, mask), value
 
     def inputs(self, state: PolicyState, obs: Any) -> tuple[Any, jax.Array | None]:

@@ -12,6 +12,7 @@ from probes import NETWORK, tiny_config, tiny_policy
 
 from wdjax import Box
 from wdjax.train import NetworkConfig, evaluate, make_learner
+from wdjax.train.algorithms.on_policy.update import PPO
 from wdjax.train.networks.actor_critic import ActorCritic, empty_carry
 from wdjax.train.networks.distributions import Categorical
 
@@ -54,6 +55,26 @@ def test_memory_learns_by_a2c_too():
 def test_evaluation_carries_the_memory_too(remembering):
     learner, state, _ = remembering
     assert evaluate(learner, state, jax.random.key(1), 64, True).episode_return["agent"].mean() > 0.95
+
+
+class StartsElsewhere(PPO):
+    """PPO with a recurrent state that starts each episode at a number for each agent."""
+
+    def init_carry(self, policy, num_envs):
+        agents = jnp.arange(1.0, 1 + policy.assignment.num_agents)
+        spread = lambda zeros: zeros + agents[None, :, None]  # noqa: E731
+        return jax.tree.map(spread, super().init_carry(policy, num_envs))
+
+
+def test_every_episode_starts_from_init_carry():
+    network = dataclasses.replace(NETWORK, recurrent_size=3)
+    policy = dataclasses.replace(tiny_policy("PPO", network=network), algorithm=f"{__name__}:StartsElsewhere")
+    policy = dataclasses.replace(policy, epochs=1, minibatches=1)
+    learner = make_learner(tiny_config("probe_leaver", {"player": policy}, rollout_length=8))  # two episodes of 4 steps
+    state, metrics = learner.update(learner.init(jax.random.key(0)))
+    expected = jnp.broadcast_to(jnp.array([1.0, 2.0])[None, :, None], (8, 2, 3))
+    np.testing.assert_array_equal(state.memory["player"].carry[0], expected)
+    assert metrics["player/approx_kl"] < 1e-9  # the loss unrolls what acted
 
 
 # --- the network alone ---

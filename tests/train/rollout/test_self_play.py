@@ -96,12 +96,12 @@ def test_how_often_who_plays():
     np.testing.assert_allclose(share, [0.7, 0.1, 0.1, 0.1], atol=0.03)
 
 
-def test_nothing_is_carried_over_where_another_self_takes_over():
+def test_the_carry_starts_again_where_another_member_takes_over():
     selves = drawn(0.6, 4).replace(member=jnp.array([PRESENT, 1, 1, 2]))
     carry = (jnp.ones((8, 3, 2)), None)
     before = Memory(carry, jnp.ones((8, 3)), member=jnp.array([PRESENT, PRESENT, 1, 1]))
-    after = take_over(before, selves)
-    np.testing.assert_array_equal(after.carry[0][:, 2, 1], [1, 1, 0, 0, 1, 1, 0, 0])
+    after = take_over(before, selves, (jnp.full((8, 3, 2), 5.0), None))
+    np.testing.assert_array_equal(after.carry[0][:, 2, 1], [1, 1, 5, 5, 1, 1, 5, 5])
     np.testing.assert_array_equal(after.member, selves.member)
     np.testing.assert_array_equal(after.discounted_return, 1)
     live = jnp.ones((8, 3), bool).at[1, 2].set(False)

@@ -116,7 +116,7 @@ def loss(policy: Policy, state: PolicyState, hypers: Hypers, batch: Batch) -> tu
     if batch.carry is None:
         outputs, value, _ = policy.apply(state, batch.obs)
     else:
-        outputs, value = policy.unroll(state, batch.obs, batch.carry, batch.restart)
+        outputs, value = policy.unroll(state, batch.obs, batch.carry[0], batch.restart, batch.carry[1])
     log_prob = policy.distribution.log_prob(outputs, batch.action)
     entropy = policy.distribution.entropy(outputs)
     objective, numbers = objective_of(policy), _numbers_of(hypers)

@@ -26,7 +26,7 @@ class Batch:
     target: jax.Array  # the return that the value should predict
     live: jax.Array  # bool, the rows that count
     restart: jax.Array | None = None  # bool, an episode begins with this row; recurrent policies only, like the next
-    carry: Any = None  # [M, ...], what was carried into the first step
+    carry: Any = None  # [M, ...] each: (the carry into the first step, that at the start of an episode; None: zeros)
 
 
 def merge_axes(batch: Batch) -> Batch:

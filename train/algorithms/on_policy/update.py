@@ -191,7 +191,9 @@ class OnPolicy(Algorithm):
         if policy.config.network.recurrent_size:
             started = jnp.concatenate([jnp.zeros_like(over[:1]), over[:-1]])  # a reset before the first row is done
             restart = jnp.broadcast_to(started[..., None], live.shape)
-            batch = batch.replace(restart=restart, carry=played.first_carry[policy.name])
+            custom = type(self).init_carry is not OnPolicy.init_carry
+            start = self.init_carry(policy, over.shape[1]) if custom else None
+            batch = batch.replace(restart=restart, carry=(played.first_carry[policy.name], start))
         state, losses = gradient_steps(policy, state, hypers, batch, key, num_blocks)
         if state.normalizer is not None:  # of rows that are learned from: their scale is what a loss feels
             seen = update_observation_statistics(state.normalizer.obs, rows.obs, rows.learned)
