@@ -36,7 +36,8 @@ def rollout(
     last_obs = {name: gather_observation(policy.assignment, obs) for name, policy in setup.policies.items()}
     memory = {name: old.replace(carry=carries[name]) for name, old in state.memory.items()}
     state = state.replace(replicas=replicas, obs=obs, live=live, memory=memory)
-    return state, Rollout(rows, first_carry, carries, last_obs, *episodes)
+    played = Rollout(rows, first_carry, carries, last_obs, *episodes)
+    return state, jax.tree.map(lambda leaf: leaf, played)  # every dict in the order that jax gives those of the scan
 
 
 def play_by_scan(given: StepInputs, carry: tuple, keys: jax.Array) -> tuple[tuple, tuple]:

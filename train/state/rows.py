@@ -42,7 +42,7 @@ class Rows(struct.PyTreeNode):
 
 
 class Rollout(struct.PyTreeNode):
-    """The rows of the policies that learn, and the episodes that ended."""
+    """The rows of the policies that learn, and the episodes that ended. Dicts list policies in alphabetical order."""
 
     rows: dict[str, Rows]
     first_carry: dict[str, Any]  # [N, n, ...], what each policy carried into the first row

@@ -177,6 +177,25 @@ def test_it_begins_with_what_ppo_has_learned(tmp_path, monkeypatch):
     jax.tree.map(np.testing.assert_array_equal, begun, ppo.policies["agent"].params)
 
 
+class Orders(AWR):
+    """Records the order of policies in each dict of a rollout."""
+
+    def update(self, policy, state, memory, hypers, played, key, num_blocks):
+        fields = ("rows", "first_carry", "last_carry", "last_obs", "episode_return")
+        Orders.seen = {field: list(getattr(played, field)) for field in fields}
+        return super().update(policy, state, memory, hypers, played, key, num_blocks)
+
+
+def test_every_dict_of_a_rollout_lists_policies_in_one_order():
+    names = {"second": ("player[0]",), "first": ("player[1]",)}
+    policies = {name: PolicyConfig(agents, algorithm=f"{__name__}:Orders") for name, agents in names.items()}
+    learner = make_learner(tiny_config("probe_leaver", policies))
+    state = jax.eval_shape(learner.init, jax.random.key(0))
+    jax.eval_shape(learner.update, state)
+    assert set(map(tuple, Orders.seen.values())) == {("first", "second")}
+    assert list(state.policies) == list(state.memory) == ["first", "second"]
+
+
 # --- a whole algorithm ---
 
 
