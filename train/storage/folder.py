@@ -58,7 +58,9 @@ def make_folder(workdir: Path, kind: Kind, resume: bool) -> bool:
     Raises:
         FileExistsError: where the folder holds the other kind, or this kind and `resume` is false.
         OSError: where it cannot be written.
+        ValueError: where checkpoints in it could not be read.
     """
+    require_checkpoint_path(workdir)
     held = next((own for sign, own in _SIGNS.items() if (workdir / sign).exists()), None)
     if held not in (None, kind):
         raise FileExistsError(f"{workdir} holds a {held.name} of {held.command}: name another --workdir")
@@ -68,6 +70,17 @@ def make_folder(workdir: Path, kind: Kind, resume: bool) -> bool:
     with writing(workdir):
         workdir.mkdir(parents=True, exist_ok=True)
     return held is not None
+
+
+def require_checkpoint_path(folder: Path) -> None:
+    """Raise ValueError if checkpoints in this folder could be written but not read back.
+
+    Tensorstore replaces a backslash with a slash, orbax "gs:/" with "gs://", and both need UTF-8.
+    """
+    path = f"{folder.absolute()}/"
+    if "\\" in path or "gs:/" in path or path != path.encode(errors="replace").decode():
+        words = "must be UTF-8 text without a backslash and without a part that ends in 'gs:', to hold checkpoints"
+        raise ValueError(f"workdir = {str(folder)!r}: the whole path {words}. Use another folder.")
 
 
 def prepare_folder(workdir: Path, config: TrainConfig, resume: bool, trust: Collection[str] = ()) -> None:

@@ -1,21 +1,33 @@
-"""What orbax and tensorstore do beside their work: a screen of words for every array of a failed save, and memory that
-nobody gets back."""
+"""Workarounds for orbax and tensorstore (0.12 and 0.1.86): messages for every array of a failed save, memory that is
+never freed, and paths that are parsed as patterns and URLs."""
 
 import asyncio
 import functools
+import glob
 import logging
+import os
 import sys
 import traceback
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorstore
+from etils.epath import gpath
 
 try:  # for every save it makes specs of stores and reads statistics
     from orbax.checkpoint._src.serialization import tensorstore_utils
 except ImportError:  # not in this version
     tensorstore_utils = types.ModuleType("tensorstore_utils")
+
+
+class LocalPath(gpath.PosixGPath):
+    """A local path for orbax, taken literally: etils globs "[0]" in the folder too, and reads /s3/a as a URL."""
+
+    _uri_scheme = None
+
+    def glob(self, pattern: str) -> Iterator["LocalPath"]:
+        return (self / name for name in glob.glob(pattern, root_dir=os.fspath(self)))
 
 
 @functools.cache  # once in a process: the threads may speak long after the call that failed
