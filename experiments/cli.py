@@ -14,9 +14,9 @@ from concurrent.futures import Future
 from pathlib import Path
 
 import jax
-from rich.console import Console
 
-from wdjax.checks import did_you_mean, one_line
+from wdjax.checks import did_you_mean, one_line, require
+from wdjax.console import Console
 from wdjax.named import find_modules_here
 from wdjax.train.devices.processes import STOPPED, VARIABLES, flag, is_launched, leaving
 from wdjax.train.devices.startup import no_garbage_collection, wake_device
@@ -90,6 +90,7 @@ def call(command: str, *rest: str) -> None:
         if command in ("completion", "diff", "list") and rest in (("-h",), ("--help",)):
             print(USAGE)
             return
+        require_current_folder()
         cache_compilations()
         if wakes_at_once(command, rest):
             _AWAKE[:] = [wake_device()]
@@ -106,8 +107,16 @@ def call(command: str, *rest: str) -> None:
             raise
         notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
         sentence = f"wdjax: {one_line(error)}{notes}"
-        Console(stderr=True).print(sentence, style="red", markup=False, highlight=False, soft_wrap=True)
+        Console(stderr=True).print(sentence, style="red", highlight=False, soft_wrap=True)
         raise SystemExit(1 if isinstance(error, FAILURES) else 2) from error
+
+
+def require_current_folder() -> None:
+    """Raise FileNotFoundError where the current folder was deleted: relative paths and libraries need one."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise FileNotFoundError("the current folder was deleted: change to another one (cd) and try again") from None
 
 
 def meant(command: str) -> str:
@@ -136,9 +145,9 @@ def list_all(arguments: list[str]) -> None:
     for name in list_presets():
         path = preset_path(name)
         purpose = path.read_text(encoding="utf8").splitlines()[0].removeprefix("# ")
-        console.print(f"  {name:32s}{purpose}", markup=False, soft_wrap=True)
+        console.print(f"  {name:32s}{purpose}", soft_wrap=True)
         also = "".join(f"; also {alias}" for alias, preset in ALIASES.items() if preset == name)
-        console.print(f"  {'':32s}{cost_of(path)}{also}", markup=False, soft_wrap=True, style="dim")
+        console.print(f"  {'':32s}{cost_of(path)}{also}", soft_wrap=True, style="dim")
     console.print("trained policies that come along, in the place of a run:")
     console.print(" ", ", ".join(f"{REFERENCE}{row}" for row in list_references()), soft_wrap=True)
 
@@ -189,12 +198,33 @@ def import_trainer() -> type:
 
 
 def cache_compilations() -> None:
-    """Keeps compiled programs between processes, in ~/.cache/wdjax or where JAX_COMPILATION_CACHE_DIR says."""
+    """Keep compiled programs in ~/.cache/wdjax between processes, where JAX_COMPILATION_CACHE_DIR names no folder.
+
+    They are machine code: a folder that other users can write is not used, with a warning.
+    """
     if "JAX_COMPILATION_CACHE_DIR" in os.environ:
         return
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "wdjax"
+    try:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+        cache = base / "wdjax"
+        require(base.is_absolute(), "XDG_CACHE_HOME", str(base), "an absolute path")
+        cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+        require_private(cache)
+    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: no home
+        words = f"Warning: compiled programs are not kept: {one_line(error)}"
+        Console(stderr=True).print(words, highlight=False, soft_wrap=True)
+        return
     jax.config.update("jax_compilation_cache_dir", str(cache))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+
+
+def require_private(folder: Path) -> None:
+    """Raise PermissionError where a folder belongs to another user or others can write it."""
+    found = folder.stat()
+    if hasattr(os, "getuid") and found.st_uid != os.getuid():
+        raise PermissionError(f"{folder} belongs to another user. Set JAX_COMPILATION_CACHE_DIR to a folder of yours")
+    if os.name == "posix" and found.st_mode & 0o022:
+        raise PermissionError(f"other users can write {folder}. Delete it, or set JAX_COMPILATION_CACHE_DIR")
 
 
 if __name__ == "__main__":

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from rich.console import Console
 
 from wdjax.checks import require
+from wdjax.console import Console
 from wdjax.env_checker import check_env
 from wdjax.tables import html_table
 from wdjax.train.config.schema import TrainConfig
@@ -247,7 +247,7 @@ class Trainer:
         self._say(words)
 
     def _say(self, words: str) -> None:
-        self.console.print(words, soft_wrap=not self.console.is_jupyter, markup=False)
+        self.console.print(words, soft_wrap=not self.console.is_jupyter)
 
     def _start(self, checkpoints: Any, best: Any) -> tuple[TrainState, int, Program, float]:
         """Returns the state to go on from, how much of metrics.jsonl goes with it in bytes, the program, and the

@@ -4,6 +4,7 @@ import dataclasses
 import difflib
 import math
 import numbers
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,6 +14,10 @@ import numpy as np
 
 MANY = 10_000  # agents or levels of a game: more would fill the memory before anybody knew why
 HUGE = 1e18  # of a number that rules square and multiply: its square is a float32
+
+# Control characters except tab and newline, characters that reorder a line, and halves of characters (a file name that
+# is not UTF-8), which cannot be printed.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -59,9 +64,14 @@ def require_integer(field: str, value: Any, low: int, high: float = math.inf) ->
     require(low <= value <= high, field, value, f"at least {low}" + (f" and at most {high}" if high < math.inf else ""))
 
 
+def printable(text: Any) -> str:
+    r"""Return a text with control characters escaped as in a Python string: "\x1b" in place of the character."""
+    return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], str(text))
+
+
 def one_line(error: Any) -> str:
-    """Returns the words of an error, perhaps another library's, in one line."""
-    return " ".join(str(error).split())
+    """Return the words of an error, perhaps another library's, in one line that controls no terminal."""
+    return printable(" ".join(str(error).split()))
 
 
 def require_key(key: Any) -> None:

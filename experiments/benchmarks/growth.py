@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from rich.console import Console
 
+from wdjax.console import Console
 from wdjax.experiments.benchmarks.measure import compiled_bytes, learner_program
 from wdjax.experiments.benchmarks.rows import TRAINING, WORKLOADS
 from wdjax.experiments.benchmarks.timing import Parser, machine, make_table, rates, short, write_json

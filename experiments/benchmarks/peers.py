@@ -27,8 +27,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
+from wdjax.console import Console
 from wdjax.experiments.benchmarks.peer_programs import ROWS, WARP_DRIVE
 from wdjax.experiments.benchmarks.timing import (
     Parser,

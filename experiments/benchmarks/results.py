@@ -25,8 +25,8 @@ from typing import Any
 
 import jax
 import numpy as np
-from rich.console import Console
 
+from wdjax.console import Console
 from wdjax.experiments.benchmarks.purejaxrl import Run, our_run, own_numbers, their_run
 from wdjax.experiments.benchmarks.timing import Parser, machine, make_table, short, write_json
 from wdjax.experiments.reference import rerun

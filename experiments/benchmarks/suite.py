@@ -18,10 +18,10 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from wdjax.checks import require_known
+from wdjax.console import Console
 from wdjax.experiments.benchmarks import runs, startup
 from wdjax.experiments.benchmarks.rows import (
     INFERENCE,

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
+from wdjax.console import Console
 from wdjax.train import PolicyConfig, TrainConfig, read_metrics
 from wdjax.train.config.reading import from_mapping, read_yaml
 from wdjax.train.load import preset_path

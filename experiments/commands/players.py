@@ -7,9 +7,9 @@ from typing import Annotated
 
 import jax
 import tyro
-from rich.console import Console
 
 from wdjax.checks import require
+from wdjax.console import Console, show
 from wdjax.experiments.commands.arguments import File, Modules, Names, Run, Runs, parse, require_run, require_seed
 from wdjax.experiments.commands.matrix import matrix_tables, other_params, require_tables, write_matrix
 from wdjax.rendering import require_output
@@ -110,7 +110,7 @@ def evaluate(arguments: list[str]) -> None:
     require_seed(parsed.seed)
     first, *others = [Player(run, *load_named(run, which, parsed.trust)) for run in parsed.runs]
     for line in other_params(first, others):
-        Console().print(line, soft_wrap=True, markup=False)
+        Console().print(line, soft_wrap=True)
     cells = cross_play(
         first.learner, first.state, jax.random.key(parsed.seed), parsed.episodes, parsed.greedy,
         opponents=(*others, *parsed.opponents), name=first.name if others else "trained", batch=parsed.batch,
@@ -122,7 +122,7 @@ def evaluate(arguments: list[str]) -> None:
     for file in parsed.output:  # first: nobody may read what is printed to its end (`| head`)
         write_matrix(file, roles, rows)
     console = Console(width=None if sys.stdout.isatty() else 160)
-    console.print(title, soft_wrap=True, markup=False, highlight=False)
+    console.print(title, soft_wrap=True, highlight=False)
     for table in matrix_tables(roles, rows):
         console.print(table)
 
@@ -141,7 +141,7 @@ def render(arguments: list[str]) -> None:
     default = None if parsed.npz else _folder(parsed.run) / "episode.gif"
     for file in filter(None, (parsed.npz, parsed.output or default)):
         written = save_episode(player.learner, player.state, file, parsed.seed, parsed.greedy, parsed.fps)
-        print(f"Wrote {written}")
+        show(f"Wrote {written}")
 
 
 def export(arguments: list[str]) -> None:
@@ -152,4 +152,4 @@ def export(arguments: list[str]) -> None:
     policies = [trained_policy(learner, state, name) for name in parsed.policies or learner.config.policies]
     for policy in policies:
         written = export_policy(policy, parsed.output or _folder(parsed.run) / "export")
-        print(f"Wrote {', '.join(map(str, written))}")
+        show(f"Wrote {', '.join(map(str, written))}")

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from wdjax.checks import one_line, require
+from wdjax.console import show
 from wdjax.drawing.player import IFRAME
 from wdjax.experiments.commands.arguments import File, Modules, Names, Runs, parse, require_run, require_seed
 from wdjax.experiments.commands.diff import differing, fields_of, last_metrics
@@ -87,7 +88,7 @@ def report(arguments: list[str]) -> None:
     shown = " ".join(["wdjax report", *arguments])
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(page(f"{games}: {', '.join(names)}", f"Written by {shown}", sections), encoding="utf8")
-    print(f"Wrote {output} ({output.stat().st_size / 2**20:.1f} MiB)")
+    show(f"Wrote {output} ({output.stat().st_size / 2**20:.1f} MiB)")
 
 
 def _read(folder: Path) -> tuple[dict[str, Any], list[Row]]:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
-from rich.console import Console
 
 from wdjax.checks import require
+from wdjax.console import Console
 from wdjax.experiments import sweep as kinds
 from wdjax.experiments.commands.arguments import Callbacks, Modules, parse, require_preset
 from wdjax.experiments.commands.help import help_topic, of_topic, panels_by_tyro

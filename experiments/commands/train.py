@@ -9,8 +9,8 @@ from typing import Annotated
 
 import jax
 import tyro
-from rich.console import Console
 
+from wdjax.console import Console, show
 from wdjax.experiments.auto_scale import auto_scale, trial_table, what_changes
 from wdjax.experiments.cli import IN_A_MINUTE, cost_of, import_trainer
 from wdjax.experiments.commands.arguments import Callbacks, Modules, flags_of, parse, require_preset
@@ -68,14 +68,14 @@ def train(arguments: list[str]) -> None:
         make_deterministic()
     raw, default = of_preset(preset, changes)
     if topic is not None:
-        print(help_text(TrainArguments, preset, topic, default))
+        show(help_text(TrainArguments, preset, topic, default))
         return
     parsed = with_flags(preset, raw, default, changes)
     connect(parsed.coordinator, parsed.num_processes, parsed.process_id)
     if parsed.dry_run:
         begun = (parsed.workdir / CONFIG).exists()
         for line in dry_run(parsed.config, parsed.trust, parsed.callbacks, begun):
-            print(line)
+            show(line)
         return
     trainer_class = import_trainer()
     config = scaled(parsed) if parsed.auto_scale or parsed.auto_scale_rollout else parsed.config
@@ -86,7 +86,7 @@ def train(arguments: list[str]) -> None:
             pictures=parsed.pictures,
         )  # fmt: skip
     if cost:
-        print(cost, flush=True)
+        show(cost)
     trainer.train()
     if trainer.stopped:
         raise SystemExit(STOPPED)
@@ -157,5 +157,5 @@ def scaled(parsed: TrainArguments) -> TrainConfig:
     print("--auto-scale: trying sizes of the run, each compiled first and then run for a second", flush=True)
     found, trials = auto_scale(parsed.config, parsed.auto_scale_rollout)
     Console(width=None if sys.stdout.isatty() else 160).print(trial_table(trials, found))
-    print(what_changes(parsed.config, found))
+    show(what_changes(parsed.config, found))
     return found

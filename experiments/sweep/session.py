@@ -9,9 +9,8 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
-from rich.console import Console
-
 from wdjax.checks import require, require_integer, require_known
+from wdjax.console import Console
 from wdjax.experiments.sweep.members import Member
 from wdjax.experiments.sweep.population import choose_num_devices
 from wdjax.experiments.sweep.rounds import Advance, Programs, Turn, make_turns
@@ -49,7 +48,7 @@ class Host:
 
     def say(self, words: str) -> None:
         """Says something to who watches."""
-        self.console.print(words, soft_wrap=not self.console.is_jupyter, markup=False)
+        self.console.print(words, soft_wrap=not self.console.is_jupyter)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Commands run no file of the current folder, except modules that the user names."""
+"""Commands run no file of the current folder, except modules that the user names; a deleted one is refused."""
 
 import json
 import os
@@ -12,9 +12,11 @@ from refusals import refusal
 
 from wdjax import named
 from wdjax.envs import LIBRARIES
+from wdjax.experiments.cli import USAGE
 from wdjax.named import import_named, lies_here
 from wdjax.train import load_config, load_run
 from wdjax.train.storage.folder import plain_config
+from wdjax.version import __version__
 
 MODULES = (
     "nest_asyncio", "libtpu", "winreg", "queue", "yaml", "jax", "numpy", "rich", "tyro", "sitecustomize", "optuna",
@@ -155,3 +157,14 @@ def test_the_current_folder_is_on_the_path_for_one_import_only(strange, monkeypa
     ]  # fmt: skip
     for name in ("mine_alone", "helper_alone"):
         sys.modules.pop(name)
+
+
+def test_a_deleted_current_folder_is_refused_in_one_sentence(tmp_path):
+    (tmp_path / "gone").mkdir()
+    code = COMMANDS.replace("assert not ended.code, words", "print(ended.code)")
+    line = ["bash", "-c", 'cd gone && rmdir ../gone && exec "$0" -c "$1" "$2"', sys.executable, code]
+    words = json.dumps([["--version"], ["--help"], ["list"], ["report", "/a"]])
+    ended = subprocess.run([*line, words], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert ended.stdout.startswith(f"wdjax {__version__}\n{USAGE}\n0\n2\n2\n")
+    sentence = "wdjax: the current folder was deleted: change to another one (cd) and try again\n"
+    assert ended.stderr == sentence * 2

@@ -220,7 +220,7 @@ def end(error: BaseException) -> None:
             f"or cannot be reached, see what it said; go on with --resume ({one_line(error)[:200]})", file=sys.stderr
         )  # fmt: skip
     elif isinstance(error, OthersRefusedError):
-        print(f"wdjax: {error}", file=sys.stderr)
+        print(f"wdjax: {one_line(error)}", file=sys.stderr)
     elif not isinstance(error, (SystemExit, KeyboardInterrupt)):
         traceback.print_exception(error)
     code = error.code if isinstance(error, SystemExit) else STOPPED if isinstance(error, KeyboardInterrupt) else 1

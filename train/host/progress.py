@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from wdjax.console import Console
 from wdjax.train.config.schema import TrainConfig
 
 SECONDS_BETWEEN = 2.0  # two pictures of the bar in a notebook: one takes some 0.1 s, while the device trains
@@ -64,7 +64,8 @@ def progress_bar(
         with notebook_bar(display, total, done, picture) as show:
             yield show
         return
-    columns = (BarColumn(bar_width=16), TextColumn("{task.description}"), TimeRemainingColumn(compact=True))
+    words = TextColumn("{task.description}", markup=False)
+    columns = (BarColumn(bar_width=16), words, TimeRemainingColumn(compact=True))
     # What a notebook's `!wdjax train` or a log is given in place of a terminal keeps every picture of the bar.
     kept = "JPY_PARENT_PID" in os.environ or not console.file.isatty()
     with Progress(*columns, console=console, refresh_per_second=1 / SECONDS_BETWEEN if kept else 10) as progress:

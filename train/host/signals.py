@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from rich.console import Console
+from wdjax.console import Console
 
 
 @contextlib.contextmanager
