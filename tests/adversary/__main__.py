@@ -1,0 +1,182 @@
+"""Random sequences of commands against rules that must hold; a sequence that breaks one is printed to be typed again.
+
+    PYTHONPATH=. python tests/adversary --seeds 0:1000 --workers 14 --minutes 8 --json found.jsonl
+    PYTHONPATH=. python tests/adversary --seeds 17:18 --shrink         # one sequence, with what its commands say
+    PYTHONPATH=. python tests/adversary --replay lines.txt             # commands from a file, one a line
+
+Seeds that found.jsonl holds already are not run again. Exits with status 1 where a rule is broken.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from folders import look
+from model import PRESETS, Model
+from processes import import_wdjax, run_command
+from sequences import Command, draw_sequence
+
+LIMIT = 40.0  # seconds of CPU time of a command
+HEAD = f"cd $(mktemp -d); cp {PRESETS}/*.yaml ."
+WARM = [  # what compiles: in one process first, not in all at once
+    *(f"wdjax train {preset}.yaml --workdir a --total-env-steps 128" for preset in ("ppo", "a2c", "ddpg", "tag")),
+    "wdjax sweep ppo.yaml --workdir a --seeds 2 --set total_env_steps=128",
+    "wdjax sweep ppo.yaml --workdir a --pbt 2 --pbt-every-updates 2 --set total_env_steps=128 "
+    "--set policies.agent.learning_rate=log:1e-3:1e-1",
+    "wdjax train ppo.yaml --workdir a --total-env-steps 128 --devices 2",
+]
+
+
+def run_sequence(commands: Sequence[Command], seen: dict, limit: float, talk: bool = False) -> tuple[list[str], int]:
+    """Run commands in a new folder until a rule is broken. Returns (what is broken, commands that were run)."""
+    with tempfile.TemporaryDirectory(prefix="adversary-") as name:
+        folder, model = Path(name).resolve(), Model(seen)
+        for preset in PRESETS.glob("*.yaml"):
+            shutil.copy(preset, folder)
+        before = look(folder)
+        for number, command in enumerate(commands, 1):
+            command = resolved(command, before)
+            result = run_command(command, folder, limit)
+            after = look(folder)
+            wrong = model.check(command, result, before, after)
+            if talk:
+                print(f"$ {command}\n  status {result.status}, {result.seconds:.1f} s; {states(after)}", flush=True)
+            if wrong:
+                if talk:
+                    print(result.output[-3000:])
+                return wrong, number
+            before = after
+    return [], len(commands)
+
+
+def resolved(command: Command, disk: Any) -> Command:
+    """Return a command with the newest checkpoint's number in the place of NEWEST."""
+    if "NEWEST" not in str(command):
+        return command
+    newest = disk.run(command.words[-1].split("/")[0]).newest
+    return Command(tuple(word.replace("NEWEST", str(newest or 0)) for word in command.words))
+
+
+def states(disk: Any) -> str:
+    return "; ".join(
+        f"{name}: row {run.last_row}, checkpoints {[own.updates for own in run.checkpoints]}"
+        for name, run in sorted(disk.runs.items()) if run.kind
+    )  # fmt: skip
+
+
+def shrink(commands: list[Command], seen: dict, limit: float) -> list[Command]:
+    """Leave out commands, flags and kills as long as a rule is still broken."""
+    _, length = run_sequence(commands, dict(seen), limit)
+    commands = commands[:length]
+    place = len(commands) - 2
+    while place >= 0:
+        shorter = commands[:place] + commands[place + 1 :]
+        wrong, length = run_sequence(shorter, dict(seen), limit)
+        if wrong:
+            commands = shorter[:length]
+        place = min(place, len(commands) - 1) - 1
+    return commands
+
+
+def work(seeds: Sequence[int], file: Path, limit: float, until: float) -> None:
+    """Run seeds and append a line of JSON for each."""
+    seen: dict = {}
+    for seed in seeds:
+        if time.monotonic() > until:
+            return
+        commands, begun = draw_sequence(seed), time.monotonic()
+        try:
+            wrong, length = run_sequence(commands, seen, limit)
+        except Exception as error:  # a fault of the harness is one, too
+            wrong, length = [f"the harness failed: {type(error).__name__}: {error}"], len(commands)
+        found = {"seed": seed, "wrong": wrong, "commands": [str(own) for own in commands[:length]],
+                 "seconds": round(time.monotonic() - begun, 1)}  # fmt: skip
+        with open(file, "ab", buffering=0) as stream:
+            stream.write((json.dumps(found) + "\n").encode())
+
+
+def in_processes(tasks: Sequence[tuple], cores: bool = False) -> None:
+    """Call functions in forked processes at once and wait for all of them."""
+    pids, usable = [], sorted(os.sched_getaffinity(0))
+    for number, (function, *arguments) in enumerate(tasks):
+        if (pid := os.fork()) == 0:
+            try:
+                if cores:
+                    os.sched_setaffinity(0, {usable[number % len(usable)]})
+                function(*arguments)
+            finally:
+                sys.stdout.flush()
+                os._exit(0)
+        pids.append(pid)
+    for pid in pids:
+        os.waitpid(pid, 0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", default="0:10", help="FIRST:LAST, without the last")
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--minutes", type=float, default=1e6, help="no sequence begins later")
+    parser.add_argument("--json", type=Path, help="a line for every sequence; kept and continued where it exists")
+    parser.add_argument("--limit", type=float, default=LIMIT, help="seconds of CPU time that a command may take")
+    parser.add_argument("--shrink", action="store_true", help="one seed: show it, then leave out commands")
+    parser.add_argument("--replay", type=Path, help="a file with commands")
+    arguments = parser.parse_args()
+    until = time.monotonic() + 60 * arguments.minutes
+    cache = tempfile.mkdtemp(prefix="adversary-cache-") if "JAX_COMPILATION_CACHE_DIR" not in os.environ else None
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", cache or "")
+    import_wdjax()
+    first, last = map(int, arguments.seeds.split(":"))
+    try:
+        if arguments.replay or arguments.shrink:
+            lines = arguments.replay.read_text().splitlines() if arguments.replay else map(str, draw_sequence(first))
+            raise SystemExit(show([Command.parse(line) for line in lines if line], arguments))
+        file = arguments.json or Path(tempfile.mkstemp(suffix=".jsonl")[1])
+        done = {json.loads(line)["seed"] for line in file.read_text().splitlines()} if file.exists() else set()
+        seeds = [seed for seed in range(first, last) if seed not in done]
+        pin = 1 < arguments.workers > len(os.sched_getaffinity(0)) // 2  # else each has several cores
+        for i in range(0, len(WARM), arguments.workers):
+            in_processes([(run_sequence, [Command.parse(line)], {}, 300.0) for line in WARM[i : i + arguments.workers]])
+        tasks = [(work, seeds[i :: arguments.workers], file, arguments.limit, until) for i in range(arguments.workers)]
+        in_processes(tasks, pin)
+        raise SystemExit(summary(file, range(first, last)))
+    finally:
+        if cache:
+            shutil.rmtree(cache, ignore_errors=True)
+
+
+def show(commands: list[Command], arguments: argparse.Namespace) -> int:
+    """Run one sequence with words, and a shorter one where it breaks a rule."""
+    seen: dict = {}
+    wrong, length = run_sequence(commands, seen, arguments.limit, talk=True)
+    print("\n".join(wrong) or "all rules hold")
+    if wrong and arguments.shrink:
+        shorter = shrink(commands[:length], seen, arguments.limit)
+        print("\n".join(["", HEAD, *map(str, shorter)]))
+    return int(bool(wrong))
+
+
+def summary(file: Path, seeds: range) -> int:
+    """Print what the sequences of a file came to. Returns the exit status."""
+    rows = [row for row in map(json.loads, file.read_text().splitlines()) if row["seed"] in seeds]
+    failed = sorted((row for row in rows if row["wrong"]), key=lambda row: row["seed"])
+    for row in failed:
+        lines = [f"\nseed {row['seed']}: {'; '.join(row['wrong'])}", f"  {HEAD}", *(f"  {c}" for c in row["commands"])]
+        print("\n".join(lines))
+    commands = sum(len(row["commands"]) for row in rows)
+    print(f"\n{len(rows)} of {len(seeds)} sequences, {commands} commands, {sum(r['seconds'] for r in rows):.0f} s; "
+          f"{len(failed)} break a rule ({file})")  # fmt: skip
+    return int(bool(failed) or not rows)
+
+
+if __name__ == "__main__":
+    main()
