@@ -148,7 +148,8 @@ class Model:
         old, changed = before.run(command.folder), changes(before.below(command.folder), after.below(command.folder))
         identity = tuple(word for word in str(command).replace(" --members-at-once 1", "").split() if "@" not in word)
         identity = tuple(word for word in identity if word != "--resume")
-        if old.kind == "run" or (old.kind and ("resume" not in command.flags or own.identity != identity)):
+        other = old.kind and ("resume" not in command.flags or own.identity != identity)
+        if old.kind == "run" or other or "nothing=1,2" in command.words:
             yield from unchanged(changed, "a sweep that must be refused")
             yield from status_is(result, {2}, "it must be refused")
             return

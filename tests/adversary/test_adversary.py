@@ -1,0 +1,105 @@
+"""Random sequences of commands (`python tests/adversary`), a few of them, and that the rules can be broken."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from folders import Checkpoint, Disk, Run, look
+from model import RESUMABLE, Folder, Model, rows_fit
+from processes import Result
+from sequences import Command, draw_sequence
+
+HERE = Path(__file__).parent
+TRAIN = Command.parse("wdjax train ppo.yaml --workdir a --total-env-steps 64 --resume --no-pictures")
+
+
+def a_run(updates, checkpoints, **config):
+    """A folder "a" with a row for each of these updates and these checkpoints."""
+    rows = [{"updates": done, "env_steps": 32 * done} for done in updates]
+    lines = [(json.dumps(row) + "\n").encode() for row in rows]
+    held = [Checkpoint(done, sum(map(len, lines[:done]))) for done in checkpoints]
+    sizes = {"updates_per_chunk": 1, "total_env_steps": 64, "checkpoint_every": 2}
+    config = RESUMABLE | {"env": "cartpole"} | sizes | config
+    run = Run("run", config, b"".join(lines), rows, [], held, [], False)
+    files = {"a": "/", "a/config.yaml": str(config), "a/metrics.jsonl": str(rows)}
+    return Disk(files | {f"a/checkpoints/{done}": "/" for done in checkpoints}, {"a": run})
+
+
+def checked(command, before, after, status=0, output="", killed=False, **known):
+    model = Model({})
+    model.folders["a"] = Folder(**known)
+    return " ".join(model.check(command, Result(status, output, 1.0, killed=killed), before, after))
+
+
+def test_lines_are_read_as_they_are_printed():
+    for seed in range(50):
+        for command in draw_sequence(seed):
+            assert Command.parse(str(command)) == command
+    assert [*map(str, draw_sequence(3))] == [*map(str, draw_sequence(3))]
+
+
+def test_a_sound_run_breaks_no_rule():
+    new = Disk({}, {})
+    assert not checked(TRAIN, new, a_run([1, 2], [2]))
+    assert not checked(TRAIN, a_run([1, 2], [2]), a_run([1, 2], [2]), most=2)
+
+
+@pytest.mark.parametrize(("after", "words"), [
+    (a_run([1, 2, 4101], [2]), "rows are missing"),
+    (a_run([1, 2, 3], [2]), "a row of update 3, and 2 were asked for"),
+    (a_run([1, 2], [1]), "ended with status 0 at row 2, the newest checkpoint is 1"),
+    (a_run([1], [1]), "ended at 1 of 2 updates"),
+    (a_run([2], [2]), "rows are missing: [1]"),
+    (a_run([1, 2], [2], total_env_steps=96), "config.yaml holds total_env_steps = 96"),
+])  # fmt: skip
+def test_a_run_that_breaks_a_rule_is_found(after, words):
+    assert words in checked(TRAIN, Disk({}, {}), after)
+
+
+def test_a_finished_run_that_changes_is_found():
+    before = a_run([1, 2, 3, 4], [4], total_env_steps=128)
+    assert "a finished run changed ['a/config.yaml']" in checked(TRAIN, before, a_run([1, 2, 3, 4], [4]), most=4)
+    assert "the newest checkpoint was 4" in checked(TRAIN, before, a_run([1, 2], [2]), most=4)
+
+
+@pytest.mark.parametrize(("line", "status", "output", "words"), [
+    ("wdjax eval a", 99, "Traceback (most recent call last):\nKeyError: 3", "a traceback"),
+    ("wdjax eval a", 2, "no", "refused with 0 sentences"),
+    ("wdjax eval a", 3, "", "exit status 3"),
+    ("wdjax eval a", 2, "wdjax: no", "what it reads is whole"),
+    ("wdjax train ppo.yaml --workdir a", 0, "", "it must be refused"),
+    ("wdjax train ppo.yaml --workdir a --resume", 2, "wdjax: no", "refused: wdjax: no"),
+])  # fmt: skip
+def test_a_wrong_exit_is_found(line, status, output, words):
+    before = a_run([1, 2], [2])
+    assert words in checked(Command.parse(line), before, before, status, output, most=4)
+
+
+def test_other_numbers_of_the_same_run_are_found():
+    model, after = Model({}), a_run([1, 2], [2])
+    assert not model.check(TRAIN, Result(0, "", 1.0), Disk({}, {}), after)
+    after.runs["a"].rows[1]["loss"] = 3.0
+    assert "row 2: loss = 3.0" in " ".join(model.numbers(after.runs["a"], model.folders["a"]))
+
+
+def test_what_lies_in_a_folder(tmp_path):
+    folder = tmp_path / "a"
+    (folder / "checkpoints" / "2" / "host").mkdir(parents=True)
+    (folder / "checkpoints" / "2" / "host" / "metadata").write_text('{"metrics_size": 34}')
+    (folder / "config.yaml").write_text("updates_per_chunk: 1\n")
+    (folder / "metrics.jsonl").write_text('{"updates": 2, "env_steps": 64}\n{"upd')
+    run = look(tmp_path).run("a")
+    assert (run.kind, run.newest, run.last_row, run.broken) == ("run", 2, 2, ['{"upd'])
+    assert "goes with 34 bytes" in " ".join(rows_fit(run, Folder(most=2), hard=True))
+
+
+@pytest.mark.slow
+def test_ten_random_sequences_of_commands_break_no_rule(tmp_path):
+    paths = {"PYTHONPATH": HERE.parents[1], "JAX_COMPILATION_CACHE_DIR": tmp_path / "cache", "XLA_FLAGS": ""}
+    command = [sys.executable, str(HERE), "--seeds", "0:10", "--json", str(tmp_path / "found.jsonl"), "--workers", "2"]
+    environment = os.environ | {name: str(path) for name, path in paths.items()}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
