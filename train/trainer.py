@@ -48,10 +48,10 @@ from wdjax.train.host.chunks import room
 from wdjax.train.host.debug import compile_checked, nan_origin
 from wdjax.train.host.determinism import forgets_determinism, is_deterministic
 from wdjax.train.host.failures import BadNumbersError
-from wdjax.train.host.loop import Chunk, Job, Outcome, Row, copied, save_state, train_chunks
+from wdjax.train.host.loop import Chunk, Job, Outcome, Row, copied, row_of_run, save_state, train_chunks
 from wdjax.train.host.plots import as_svg, draw_run, import_drawing, save_curves, save_opponents, thinned
 from wdjax.train.host.programs import Program, compile_and_init, compile_chunk, telling
-from wdjax.train.host.progress import DONE_BEFORE, GO_ON, announce_run, last_words, progress_bar, words_of_run
+from wdjax.train.host.progress import GO_ON, announce_run, last_words, nothing_to_do, progress_bar, words_of_run
 from wdjax.train.host.signals import stop_signals
 from wdjax.train.learner.bad_numbers import skipped_updates, what_was_skipped, why_it_ends
 from wdjax.train.learner.init import abstract_state, host_key
@@ -71,7 +71,7 @@ from wdjax.train.storage.folder import (
     with_size_of,
     write_config,
 )
-from wdjax.train.storage.metrics_log import MetricsLog, finite, open_log, read_metrics, summarize
+from wdjax.train.storage.metrics_log import MetricsLog, finite, open_log, read_metrics, tell_lost_lines
 
 
 def check_run(learner: Learner, callbacks: Sequence[Callback | str], begun: bool = False) -> tuple[Callback, ...]:
@@ -172,7 +172,7 @@ class Trainer:
 
     def train(self) -> TrainState:
         """Runs until total_env_steps are done, stop_at is reached or a callback ends the run, then draws; or until
-        Ctrl-C or SIGTERM; saves. Returns the last state.
+        Ctrl-C or SIGTERM; saves. Returns the last state. A run that is already longer is left unchanged.
 
         Raises:
             OSError: where metrics or a checkpoint cannot be written (a full disk); the checkpoints before stay whole.
@@ -180,23 +180,26 @@ class Trainer:
             FailedCheckError: where a check of `debug` fails, or parameters or metrics differ between devices; the
                 checkpoints before stay.
         """
-        config, self.ended_by, self._shown = self.config, "", None
+        self.ended_by, self._shown = "", None
         with contextlib.ExitStack() as stack:
             stack.callback(close_callbacks, self.callbacks)
             stack.enter_context(telling(self._tell_kernels))
             lock = stack.enter_context(hold_folder(self.workdir)) if is_first() else None
             self._require_own_folder()  # nothing has held the folder since
+            config = self.config
             stop = stack.enter_context(stop_signals(self.console))  # first: closing waits for the last checkpoint
             checkpoints = stack.enter_context(open_checkpoints(self.workdir / "checkpoints", config.keep_checkpoints))
             best = stack.enter_context(open_checkpoints(self.workdir / "best", 1)) if config.best_by else None
             with ending_with_others():  # it may compile
-                state, metrics_size, program, compile_seconds = self._start(checkpoints, best)
+                self.state, metrics_size, program, self._waits["compiling"] = self._start(checkpoints, best)
+                first = int(self.state.num_updates)
+                if program is None:
+                    return self._nothing_to_do(first, metrics_size)
+                on_first(write_config, self.workdir, config)
             file = self.workdir / "metrics.jsonl"
             log = stack.enter_context(open_log(file, metrics_size, self._say)) if is_first() else None
             stack.enter_context(ending_with_others())
-            self.state, done = state, int(state.num_updates)
-            first, self._waits["compiling"] = done, compile_seconds
-            advance = stack.enter_context(progress_bar(self.console, config.num_updates, done, self._live_curve))
+            advance = stack.enter_context(progress_bar(self.console, config.num_updates, first, self._live_curve))
             job = Job(
                 config, config.num_updates, program, functools.partial(self._judge, best, log),
                 functools.partial(self._report, advance), self._host, self._say, checkpoints, log, self._found,
@@ -207,14 +210,12 @@ class Trainer:
             if goals and as_first(is_first() and any(goals_reached(goals, row) for row in self.history)):
                 self.stop(goals_in_words(goals))  # before it was resumed
             stopped = lambda: any_process(stop.is_set() or bool(self.ended_by))  # noqa: E731
-            self.state, done = train_chunks(job, state, done, stopped, compile_seconds)
-            self.stopped = done < config.num_updates and any_process(stop.is_set())
+            self.state, done = train_chunks(job, self.state, first, stopped, self._waits["compiling"])
             early = done < config.num_updates
+            self.stopped = early and any_process(stop.is_set())
         env_steps = (done - first) * config.env_steps_per_update
         self._say(last_words(env_steps, self._chunks, self._waits, time.perf_counter() - self._begun, self._kernels))
         self._begun, self._chunks, self._waits = time.perf_counter(), 0.0, {}  # of `train` called again
-        if first == config.num_updates:
-            self._say(DONE_BEFORE.format(config.total_env_steps))
         if early:
             ended = f"Ended by {self.ended_by or 'another process'}"
             how, more = ("Stopped", GO_ON) if self.stopped else (ended, "")
@@ -222,6 +223,15 @@ class Trainer:
             self._say(f"{how} and saved after {steps}.{more}")
         if not self.stopped and is_first() and self.pictures:
             wait(self._beside.values())
+            self.draw()
+        wait_for_all()
+        return self.state
+
+    def _nothing_to_do(self, done: int, metrics_size: int) -> TrainState:
+        """Return the state of a run that has `done` updates, all of its own or more; draw the former."""
+        tell_lost_lines(self.workdir / "metrics.jsonl", metrics_size, self._say)
+        self._say(nothing_to_do(self.config, done))
+        if done == self.config.num_updates and is_first() and self.pictures:
             self.draw()
         wait_for_all()
         return self.state
@@ -249,19 +259,15 @@ class Trainer:
     def _say(self, words: str) -> None:
         self.console.print(words, soft_wrap=not self.console.is_jupyter)
 
-    def _start(self, checkpoints: Any, best: Any) -> tuple[TrainState, int, Program, float]:
-        """Returns the state to go on from, how much of metrics.jsonl goes with it in bytes, the program, and the
-        seconds that it took to compile."""
+    def _start(self, checkpoints: Any, best: Any) -> tuple[TrainState, int, Program | None, float]:
+        """Returns the state to go on from, how much of metrics.jsonl goes with it in bytes, the program (None: no
+        update is left to do), and the seconds that it took to compile."""
         announce_run(self.console, self.config, self.workdir, self.learner.setup.num_devices)
         like = abstract_state(self.learner.setup)
         found = restore_newest(checkpoints, like, self.config, self._say)
         if found is None:
             return self._first_state(like)
         updates, state, host = found
-        env_steps = updates * self.config.env_steps_per_update
-        self._say(f"Going on from {checkpoints.directory}/{updates}, {env_steps:,} env steps")
-        if forgets_determinism(host["deterministic"]):
-            self._say("Mind: this run was --deterministic; without it, it does not go on bit for bit as it would have")
         self.best_score, self.best_updates = host["best_score"], host["best_updates"]
         if best is not None and (best.latest_step() or 0) > updates:  # found after this checkpoint, before the end
             newer = newest_host(best, updates, self._say)
@@ -271,8 +277,14 @@ class Trainer:
                 self.best_updates = self.best_score = None
         elif best is not None and self.best_updates == updates:  # perhaps killed before that one was whole
             save(best, updates, copied(state), host)
-        most, lazy = room(self.config), self.debug or updates == self.config.num_updates  # one that is done calls none
-        program = (compile_checked(self.learner, most), 0.0) if lazy else compile_chunk(self.learner, like, most)
+        if updates >= self.config.num_updates:
+            return state, host["metrics_size"], None, 0.0
+        env_steps = updates * self.config.env_steps_per_update
+        self._say(f"Going on from {checkpoints.directory}/{updates}, {env_steps:,} env steps")
+        if forgets_determinism(host["deterministic"]):
+            self._say("Mind: this run was --deterministic; without it, it does not go on bit for bit as it would have")
+        most = room(self.config)
+        program = (compile_checked(self.learner, most), 0.0) if self.debug else compile_chunk(self.learner, like, most)
         return state, host["metrics_size"], *program
 
     def _first_state(self, like: TrainState) -> tuple[TrainState, int, Program, float]:
@@ -298,7 +310,7 @@ class Trainer:
             finish(best)  # the next checkpoint must not know of a best one that is not there
         rows = []
         if done > chunk.before:
-            row = self._row(chunk) | skipped_updates(config, part.codes)
+            row = row_of_run(setup, chunk) | skipped_updates(config, part.codes)
             evaluated = chunk.begun is not None
             rows = [row | (self._evaluate(best, chunk, log) if evaluated else no_evaluation(self.learner, self.state))]
 
@@ -318,21 +330,6 @@ class Trainer:
                 self.stop("a callback")
             if goals_reached(self.config.stop_at, row):
                 self.stop(goals_in_words(self.config.stop_at))
-
-    def _row(self, chunk: Chunk) -> Row:
-        done, size = chunk.done, chunk.done - chunk.before
-        steps = size * self.config.env_steps_per_update
-        agents = sum(policy.assignment.num_agents for policy in self.learner.setup.policies.values())
-        return {
-            "updates": done,
-            "env_steps": done * self.config.env_steps_per_update,
-            "seconds": chunk.seconds,
-            "seconds_per_update": chunk.seconds / size,
-            "compile_seconds": chunk.compile_seconds,
-            "env_steps_per_second": steps / chunk.seconds,
-            "agent_steps_per_second": steps * agents / chunk.seconds,
-            **summarize(chunk.parts[0].metrics, self.learner.env.info_ratios),
-        }
 
     def _is_evaluated(self, done: int) -> bool:
         """Whether so many updates call for an evaluation."""

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 import jax
 import numpy as np
 
+from wdjax.checks import require
 from wdjax.train.config.schema import TrainConfig
 from wdjax.train.devices.packing import Packed, unpack
 from wdjax.train.devices.processes import number_of_first
@@ -56,15 +57,17 @@ def with_lines(config: TrainConfig) -> TrainConfig:
 
 
 def next_look(config: TrainConfig, done: int, last: int, also: int = 0) -> int:
-    """Returns after how many updates the host looks next, when `done` are done: at multiples of a chunk, of what is
-    between two checkpoints or evaluations, and of `also`, and at the end."""
+    """Return the number of updates at the end of the next chunk, more than `done`: at multiples of a chunk, of what is
+    between two checkpoints or evaluations, and of `also`, and at the end. Raises ValueError where none is left."""
+    require(done < last, "updates", done, f"below {last}, the last one: no chunk is left")
     every = [config.updates_per_chunk, config.updates_per_checkpoint, also]
     every += [config.updates_per_evaluation] * config.evaluates
     return min([last, *((done // number + 1) * number for number in every if number)])
 
 
 def play(program: Program, state: TrainState, size: int) -> Played:
-    """Does `size` updates, and waits for the device. Raises FailedCheckError where devices disagree afterwards."""
+    """Do `size` updates, at least 1, and wait for the device. Raises FailedCheckError where devices disagree."""
+    require(size >= 1, "updates of a chunk", size, "at least 1")
     start = time.perf_counter()
     state, packed = program(state, np.int32(size))
     require_equal_devices(state, packed)

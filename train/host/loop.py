@@ -18,9 +18,10 @@ from wdjax.train.config.schema import TrainConfig
 from wdjax.train.host.chunks import Played, most_updates, next_look, play, play_first
 from wdjax.train.host.programs import Program
 from wdjax.train.learner.bad_numbers import bad_in_a_row, ends_run, sound_updates
+from wdjax.train.state.policy import Setup
 from wdjax.train.state.state import TrainState
 from wdjax.train.storage.checkpoint import finish, require_saved, save
-from wdjax.train.storage.metrics_log import MetricsLog
+from wdjax.train.storage.metrics_log import MetricsLog, summarize
 
 Row = dict[str, Any]  # a line of metrics.jsonl
 
@@ -87,6 +88,8 @@ def train_chunks(
 ) -> tuple[TrainState, int]:
     """Trains a job to its end, or until it is stopped, and saves. Returns (state, updates that are done).
 
+    Nothing is trained or saved where `done` is at the end already, or after it.
+
     Args:
         state: after `done` updates; it is donated.
         stopped: asked before every chunk.
@@ -100,7 +103,7 @@ def train_chunks(
     with ThreadPoolExecutor(1) as thread:
         # several processes must do the same in the same order
         start = thread.submit if job.beside and jax.process_count() == 1 else call
-        coming = None if done == job.last or stopped() else start(play_chunk, job, state, done)
+        coming = None if done >= job.last or stopped() else start(play_chunk, job, state, done)
         if coming is None and done < job.last:
             save_state(job.checkpoints, done, state, job.log, job.host())
         elif coming is not None:
@@ -188,6 +191,23 @@ def take_apart(config: TrainConfig, metrics: Mapping[str, np.ndarray], before: S
         streak = bad_in_a_row(codes, before[i].streak if before else 0)
         parts.append(Part(sound, codes, streak, ends_run(config, codes, streak)))
     return parts
+
+
+def row_of_run(setup: Setup, chunk: Chunk) -> Row:
+    """Return the metrics of a chunk of one run, with its counts and speeds."""
+    done, size = chunk.done, chunk.done - chunk.before
+    steps = size * setup.config.env_steps_per_update
+    agents = sum(policy.assignment.num_agents for policy in setup.policies.values())
+    return {
+        "updates": done,
+        "env_steps": done * setup.config.env_steps_per_update,
+        "seconds": chunk.seconds,
+        "seconds_per_update": chunk.seconds / size,
+        "compile_seconds": chunk.compile_seconds,
+        "env_steps_per_second": steps / chunk.seconds,
+        "agent_steps_per_second": steps * agents / chunk.seconds,
+        **summarize(chunk.parts[0].metrics, setup.env.info_ratios),
+    }
 
 
 def write_rows(job: Job, rows: Sequence[Row]) -> None:

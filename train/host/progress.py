@@ -19,10 +19,6 @@ from wdjax.train.config.schema import TrainConfig
 
 SECONDS_BETWEEN = 2.0  # two pictures of the bar in a notebook: one takes some 0.1 s, while the device trains
 
-DONE_BEFORE = (
-    "This run has had its {:,} env steps: it goes on with a higher total_env_steps, resumed (--resume, in Python "
-    "resume=True); another one begins in another workdir"
-)
 GO_ON = " Go on with the same command and --resume."
 
 
@@ -43,6 +39,13 @@ def announce_run(console: Console, config: TrainConfig, workdir: Path, num_devic
         end, rate = (0.0, schedule) if isinstance(schedule, float) else schedule[-1]
         if policy.trainable and rate == 0 and end < config.total_env_steps:
             console.print(f"Mind: policies.{name}.learning_rate is 0 after {end:,.0f} env steps", soft_wrap=True)
+
+
+def nothing_to_do(config: TrainConfig, done: int) -> str:
+    """Return the message of a run that has `done` updates, all that its configuration asks for or more."""
+    steps, total = (updates * config.env_steps_per_update for updates in (done, config.num_updates))
+    more = "Train longer with a higher total_env_steps and --resume (in Python resume=True)."
+    return f"run already at {steps:,} of {total:,} env steps; nothing to do. {more}"
 
 
 @contextlib.contextmanager

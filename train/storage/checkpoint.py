@@ -90,14 +90,17 @@ def save(manager: ocp.CheckpointManager, step: int, state: TrainState, host: dic
         host: what JSON holds: the place in metrics.jsonl, the best score, the configuration.
 
     Raises:
-        OSError: where this checkpoint or the one before could not be saved.
+        OSError: where this checkpoint or the one before could not be saved, and where there is a newer one: orbax would
+            skip this one silently.
     """
     if step in manager.all_steps():
         return
     finish(manager)
     give_back_memory()
+    items = ocp.args.Composite(state=ocp.args.StandardSave(state), host=ocp.args.JsonSave(host))
     with _BEGINNING, saving(manager):
-        manager.save(step, args=ocp.args.Composite(state=ocp.args.StandardSave(state), host=ocp.args.JsonSave(host)))
+        if not manager.save(step, args=items):
+            raise FileExistsError(f"{step} updates are fewer than the {manager.latest_step()} of the newest checkpoint")
 
 
 def delete_newer(manager: ocp.CheckpointManager, step: int) -> None:
@@ -185,7 +188,11 @@ def restore(
     stored = as_stored(Path(manager.directory) / str(step), target, name)
     found = _read(manager, step, state=ocp.args.StandardRestore(stored))["state"]
     leaves = by_place(found)
-    return jax.tree.unflatten(jax.tree.structure(target), [leaves[place] for place in by_place(target)]), host
+    state = jax.tree.unflatten(jax.tree.structure(target), [leaves[place] for place in by_place(target)])
+    # members of a sweep, with more axes, may have stopped at bad numbers before the others
+    if isinstance(state, TrainState) and state.num_updates.ndim == 0 and int(state.num_updates) != step:
+        raise DamagedCheckpointError(f"{name} is damaged: it holds the state after {int(state.num_updates)} updates")
+    return state, host
 
 
 def as_stored(folder: Path, target: TrainState, name: str) -> Any:

@@ -84,7 +84,8 @@ def require_checkpoint_path(folder: Path) -> None:
 
 
 def prepare_folder(workdir: Path, config: TrainConfig, resume: bool, trust: Collection[str] = ()) -> None:
-    """Makes a run's folder and writes config.yaml, or checks that the run in it is the one to resume.
+    """Makes a run's folder and writes config.yaml, or checks that the run in it is the one to resume: then nothing is
+    written before it trains on.
 
     Args:
         trust: as for `load_run_config`, beside the modules that `config` names.
@@ -101,9 +102,9 @@ def prepare_folder(workdir: Path, config: TrainConfig, resume: bool, trust: Coll
     if begun:
         old = load_run_config(workdir, with_own(trust, config))
         require_same_run(old, config, f"the run in {workdir} was begun with")
-        config = with_size_of(old, config)
     with hold_folder(workdir), writing(workdir):
-        write_config(workdir, config)
+        if not begun:
+            write_config(workdir, config)
 
 
 @contextlib.contextmanager

@@ -72,19 +72,22 @@ def finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
+def whole_lines(path: Path, size: int) -> int:
+    """Return the bytes of the whole lines among the first `size` bytes of a metrics.jsonl, 0 where there is none."""
+    return path.read_bytes()[:size].rfind(b"\n") + 1 if path.exists() else 0
+
+
 class MetricsLog:
     """The file, open for appending. Checkpoints hold its `size` in bytes: a resumed run cuts back to that.
 
     Args:
         path: of the file.
-        size: bytes of it that are kept, whole lines only; `missing` of them are not there any more.
+        size: bytes of it that are kept, whole lines only.
     """
 
     def __init__(self, path: Path, size: int):
         self.path = path
-        kept = path.read_bytes()[:size] if path.exists() else b""
-        self.size = kept.rfind(b"\n") + 1
-        self.missing = size - self.size
+        self.size = whole_lines(path, size)
         self._file = self._open(self.size)
 
     def _open(self, size: int) -> io.FileIO:
@@ -140,10 +143,15 @@ class MetricsLog:
 @contextlib.contextmanager
 def open_log(path: Path, size: int, say: Callable[[str], Any]) -> Iterator[MetricsLog]:
     """Gives the log of what goes on from a checkpoint, and says where lines are lost that the checkpoint knows of."""
+    tell_lost_lines(path, size, say)
     with contextlib.closing(MetricsLog(path, size)) as log:
-        if log.missing:
-            say(f"Mind: {path} is {log.missing:,} bytes short: its last lines are lost")
         yield log
+
+
+def tell_lost_lines(path: Path, size: int, say: Callable[[str], Any]) -> None:
+    """Warn where a metrics.jsonl lacks lines of the first `size` bytes, which a checkpoint covers."""
+    if missing := size - whole_lines(path, size):
+        say(f"Warning: {path} is {missing:,} bytes short: its last lines are lost")
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:

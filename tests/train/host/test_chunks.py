@@ -93,7 +93,16 @@ def test_a_program_does_as_many_updates_as_it_is_told():
     assert played.metrics.keys() == metrics.keys()
     for name, values in metrics.items():
         np.testing.assert_array_equal(values, played.metrics[name], err_msg=name)
-    assert int(chunks.play(program, played.state, 0).state.num_updates) == 4
+
+
+def test_a_chunk_has_at_least_one_update():
+    config = small_config(updates_per_chunk=10, best_metric="none")
+    for done, last in ((0, 0), (20, 20), (40, 20)):
+        with pytest.raises(ValueError, match=f"updates = {done}: must be below {last}"):
+            next_look(config, done, last)
+    for size in (0, -20):
+        with pytest.raises(ValueError, match=r"updates of a chunk = .*: must be at least 1"):
+            chunks.play(None, None, size)
 
 
 @pytest.mark.slow

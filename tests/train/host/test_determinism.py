@@ -1,5 +1,6 @@
 """--deterministic: the flag reaches XLA before jax starts, and a run that lost it says so."""
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -53,7 +54,7 @@ def test_a_resumed_run_that_lost_it_says_so(tmp_path, monkeypatch, capsys):
     Trainer(config, tmp_path, resume=True).train()
     assert "--deterministic" not in capsys.readouterr().out  # a CPU is always so
     monkeypatch.setattr(trainer_module, "forgets_determinism", lambda before: before)
-    Trainer(config, tmp_path, resume=True).train()
+    Trainer(dataclasses.replace(config, total_env_steps=256), tmp_path, resume=True).train()
     assert "this run was --deterministic" in " ".join(capsys.readouterr().out.split())
 
 

@@ -42,6 +42,7 @@ def save_run(folder, config, *states, best=None):
     for name, kept in (("checkpoints", states), ("best", () if best is None else (best,))):
         with open_checkpoints(folder / name, keep=9) as manager:
             for i, state in enumerate(kept):
+                state = state.replace(num_updates=jnp.int32(i + 1))
                 save(manager, i + 1, state, {"metrics_size": 0, "best_score": None})
     return folder
 

@@ -3,6 +3,7 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import yaml
@@ -50,7 +51,7 @@ def learner():
 
 
 def test_a_checkpoint_may_have_other_empty_places(learner, tmp_path):
-    state = learner.init(jax.random.key(0))
+    state = learner.init(jax.random.key(0)).replace(num_updates=jnp.int32(3))
     policies = {name: as_class(own, "target_params", "towers") for name, own in state.policies.items()}
     with open_checkpoints(tmp_path / "checkpoints", 1) as manager:
         save(manager, 3, state.replace(policies=policies), {"metrics_size": 0})

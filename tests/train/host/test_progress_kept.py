@@ -1,0 +1,93 @@
+"""No command on an existing run writes less progress than the run has."""
+
+import dataclasses
+import shutil
+
+import numpy as np
+import pytest
+from tiny_runs import numbers, small_config
+
+from wdjax.train import Trainer, load_run, read_metrics
+from wdjax.train.storage.checkpoint import DamagedCheckpointError, open_checkpoints, save
+from wdjax.train.storage.folder import load_run_config
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+
+def contents(folder):
+    return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"total_env_steps": 4 * 128},
+        {"total_env_steps": 1},
+        {"total_env_steps": 3 * 128, "updates_per_chunk": 0},
+        {"total_env_steps": 3 * 128, "keep_checkpoints": 1, "checkpoint_every_updates": 1},
+        {"total_env_steps": 3 * 128, "stop_at": {"episode_length": 1}},
+        {"total_env_steps": 3 * 128, "stop_at": {"episode_length": 1_000}},
+    ],
+)
+def test_resume_below_progress_is_a_no_op(changes, run, capsys):
+    shorter, before, state = small_config(**changes), contents(run), load_run(run)[1]
+    trainer = Trainer(shorter, run, resume=True, callbacks=[lambda *_: pytest.fail("an update is reported")])
+    for a, b in zip(numbers(trainer.train()), numbers(state), strict=True):
+        np.testing.assert_array_equal(a, b)
+    total = shorter.num_updates * 128
+    assert f"run already at 768 of {total} env steps; nothing to do" in " ".join(capsys.readouterr().out.split())
+    assert not trainer.stopped
+    assert contents(run) == before
+    longer = Trainer(small_config(total_env_steps=8 * 128), run, resume=True, quiet=True)
+    assert int(longer.train().num_updates) == 8
+    assert [row["updates"] for row in read_metrics(run)] == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert int(load_run(run)[1].num_updates) == 8
+
+
+def test_resume_below_progress_keeps_rows_after_the_newest_checkpoint(run):
+    """A run that was killed on its way to more env steps has rows that no checkpoint covers yet."""
+    Trainer(small_config(total_env_steps=9 * 128), run, resume=True, quiet=True).train()
+    shutil.rmtree(run / "checkpoints" / "9")
+    shutil.rmtree(run / "checkpoints" / "8")
+    shutil.copytree(run / "best", run / "checkpoints", dirs_exist_ok=True)
+    newest = max(int(path.name) for path in (run / "checkpoints").iterdir())
+    before = contents(run)
+    for updates in range(1, newest + 1):
+        Trainer(small_config(total_env_steps=updates * 128), run, resume=True, quiet=True).train()
+    assert contents(run) == before
+    assert load_run_config(run).total_env_steps == 9 * 128
+
+
+def test_a_trainer_that_does_not_train_changes_nothing(run):
+    before = contents(run)
+    Trainer(small_config(total_env_steps=10**6), run, resume=True, quiet=True)
+    assert contents(run) == before
+
+
+def test_a_finished_run_is_not_written(run):
+    before = contents(run)
+    for steps in (6 * 128, 6 * 128 - 1):
+        Trainer(small_config(total_env_steps=steps, keep_checkpoints=1), run, resume=True, quiet=True).train()
+    assert contents(run) == before
+
+
+def test_a_checkpoint_that_would_not_be_kept_is_an_error(run):
+    _, state = load_run(run)
+    with open_checkpoints(run / "checkpoints", 2) as checkpoints:
+        with pytest.raises(OSError, match=r"3 updates are fewer than the 6 of the newest checkpoint"):
+            save(checkpoints, 3, state, {"metrics_size": 0})
+        save(checkpoints, 6, state, {"metrics_size": 0})  # is there already
+    assert (run / "checkpoints" / "6").exists()
+
+
+def test_a_checkpoint_that_holds_an_older_state_is_damaged(run, capsys):
+    """wdjax 0.2.0 wrote such checkpoints when it resumed a run below its progress."""
+    _, state = load_run(run)
+    with open_checkpoints(run / "checkpoints", 2) as checkpoints:
+        save(checkpoints, 4101, state, {"metrics_size": 10**9})
+    with pytest.raises(DamagedCheckpointError, match="checkpoints/4101 is damaged: it holds the state after 6 updates"):
+        load_run(run)
+    longer = dataclasses.replace(small_config(), total_env_steps=8 * 128)
+    assert int(Trainer(longer, run, resume=True).train().num_updates) == 8
+    assert "kept as damaged-4101, going on from 6 updates" in " ".join(capsys.readouterr().out.split())
+    assert int(load_run(run)[1].num_updates) == 8
