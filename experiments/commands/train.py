@@ -42,7 +42,7 @@ class TrainArguments:
     pictures: bool = True
     """draw curves.png and episode.gif at the end"""
     debug: bool = False
-    """slow checks on one device: of the environment, of its asserts, of keys used twice, of where a NaN is made"""
+    """slow checks: of the environment, of its asserts, of keys used twice, of where a NaN is made"""
     deterministic: bool = False
     """on a GPU: the same bits in every run, and so also after a resume; slower (a CPU is always so)"""
     auto_scale: bool = False

@@ -36,7 +36,8 @@ def draw_ahead(
     env_key = jax.vmap(setup.replicas.draw_keys)(keys[:, 0]) if all_ahead or all(by_kernel.values()) else keys[:, 0]
     draws = {name: keys[:, 1 + i] for i, name in enumerate(setup.policies)}
     for name, policy in setup.policies.items():
-        takes = by_kernel[name] or (all_ahead and isinstance(policy.distribution, Categorical))
+        categorical = isinstance(policy.distribution, Categorical) and policy.algorithm.takes_uniform
+        takes = by_kernel[name] or (all_ahead and categorical)
         if takes and name not in selves:
             rows = {"num_envs": num_envs, "num_agents": policy.assignment.num_agents}
             draws[name] = jax.vmap(functools.partial(draw_uniform, policy.distribution, **rows))(draws[name])

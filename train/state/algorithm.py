@@ -55,6 +55,12 @@ class Algorithm(abc.ABC):
         """Returns what fixes the kernels that act and learn for a policy on a GPU; None: there are none for it."""
         return None
 
+    @property
+    def takes_uniform(self) -> bool:
+        """Whether `act` accepts, in place of keys, the uniform numbers [N, n, c] of categorical actions that
+        `draw_uniform` drew from them."""
+        return False
+
     def acts_by_kernel(self, policy: Policy) -> bool:
         """Whether `act` is a kernel on a GPU now, which takes numbers that were drawn before."""
         return False
@@ -87,8 +93,8 @@ class Algorithm(abc.ABC):
         """Chooses actions to learn from. Returns (action [N, n, ...], fields of Rows, carry). The environment gets
         `policy.distribution.to_space` of them, in a Box the nearest one inside.
 
-        `keys`: [num_blocks], or, of categorical actions, what `draw_uniform` drew from them, [N, n, c]: `sample_blocks`
-        takes either.
+        `keys`: [num_blocks], one for each block of replicas; a custom `act` always receives keys. Built-in acting may
+        receive numbers that were drawn from them (`takes_uniform`).
         """
 
     @abc.abstractmethod

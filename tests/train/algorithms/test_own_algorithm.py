@@ -228,6 +228,37 @@ def test_static_options_reach_the_update(registry):
     np.testing.assert_allclose(baselines, [1.0, 0.5])
 
 
+class Gumbel(Reinforce):
+    """Draws by itself, from the keys of the blocks of replicas."""
+
+    def act(self, policy, state, carry, obs, keys, hypers):
+        logits = self.logits(policy, state.params, obs)
+        share = (logits.shape[0] // len(keys), *logits.shape[1:])
+        noise = jax.vmap(lambda key: jax.random.gumbel(key, share))(keys).reshape(logits.shape)
+        return jnp.argmax(logits + noise, axis=-1), {"own": {"largest": logits.max(axis=-1)}}, carry
+
+
+class GumbelPPO(OnPolicy):
+    """An OnPolicy algorithm with acting of its own."""
+
+    keeps_log_prob = False
+
+    def policy_loss(self, log_prob, old_log_prob, advantage, live, hypers):
+        return -log_prob * advantage, {}
+
+    def act(self, policy, state, carry, obs, keys, hypers):
+        assert jnp.issubdtype(keys.dtype, jax.dtypes.prng_key)
+        return super().act(policy, state, carry, obs, keys, hypers)
+
+
+@pytest.mark.parametrize("num_envs", [8, 264])
+@pytest.mark.parametrize("algorithm", [Gumbel, GumbelPPO])
+def test_a_custom_act_receives_keys_at_any_number_of_replicas(algorithm, num_envs):
+    policy = PolicyConfig(algorithm=f"{__name__}:{algorithm.__name__}")
+    learner = make_learner(tiny_config("probe_signal", {"agent": policy}, num_envs=num_envs))
+    jax.eval_shape(learner.update, jax.eval_shape(learner.init, jax.random.key(0)))
+
+
 # --- refusals ---
 
 

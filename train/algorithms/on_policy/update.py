@@ -106,6 +106,10 @@ class OnPolicy(Algorithm):
         found = shape_of(config, assignment, distribution, encoder) if self.has_kernels else None
         return found if isinstance(found, Shape) else None
 
+    @property
+    def takes_uniform(self) -> bool:
+        return type(self).act is OnPolicy.act
+
     def make_network(self, config: PolicyConfig, assignment: Assignment, rngs: nnx.Rngs) -> ActorCritic:
         distribution = make_distribution(assignment.action_space, config.action_distribution)
         return ActorCritic(without_mask(assignment.observation_space), distribution, config.network, rngs=rngs)
