@@ -9,6 +9,7 @@ step, scenes are few and small.
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import numpy as np
@@ -22,6 +23,10 @@ from wdjax.playing import PlayState, Transition, play, play_step, start_play
 
 # agents, neighbours: as many as there are, too; 14 and more are searched in another way
 SIZES = ((1, 1), (2, 2), (31, 3), (33, 14), (97, 20), (105, 10), (110, 10), (1_000, 10), (5_000, 10))
+
+ACTIONS = 1e-6  # by which actions may differ
+REPLICAS = 0.99  # of all, in which episodes must end in the same steps
+PARAMETERS = 0.05  # of the way that an array of parameters moves: a rounded product changes an action now and then
 
 
 def main() -> None:
@@ -106,9 +111,19 @@ def compare_play(game: str, num_envs: int = 10_000, num_steps: int = 50) -> str:
         f"{actions:.1e} at most, ends agree in {agree.mean():.2%} of the replicas "
         f"({ends[0].sum():,} ends), there observations differ by {difference:.1e} at most"
     )
-    if actions > 1e-6 or agree.mean() < 0.99:
+    if actions > ACTIONS or agree.mean() < REPLICAS:
         raise RuntimeError(text)
     return text
+
+
+def parameter_distance(found: Any, expected: Any, start: Any) -> float:
+    """Return how far parameters are apart after training, in parts of the way that they moved:
+
+        max over arrays of |found - expected| / |expected - start|.
+    """
+    norm = lambda a, b: np.linalg.norm(np.float64(a) - np.float64(b))  # noqa: E731
+    apart = jax.tree.map(lambda a, b, first: norm(a, b) / norm(b, first), found, expected, start)
+    return max(jax.tree.leaves(apart))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
     python -m wdjax.experiments.benchmarks.card                    # exit status 1 where something failed
     python -m wdjax.experiments.benchmarks.card --only sweep tag_  # what has one of these words in its name
+    python -m wdjax.experiments.benchmarks.card --only override    # custom functions, with and without kernels
 
 Games are played, learners take an update (every preset, and what no preset has: LEARNERS) and must agree with the CPU;
 runs are saved, resumed, evaluated, begun from, swept and evolved. Kernels take other paths on a card than on a CPU,
@@ -26,6 +27,7 @@ import jax
 import numpy as np
 
 from wdjax.envs import list_envs, make
+from wdjax.experiments.benchmarks.overrides import OVERRIDES, compare_override
 from wdjax.experiments.sweep import evolve, load_member, search, sweep
 from wdjax.playing import uniform_action
 from wdjax.rendering import render
@@ -120,7 +122,8 @@ def checks() -> dict[str, Check]:
     games = {f"game {name}": functools.partial(play_game, name) for name in list_envs()}
     presets = {f"learner {name}": functools.partial(learn, name, {}) for name in list_presets()}
     options = {f"learner {name}": functools.partial(learn, *case_of(name)) for name in LEARNERS}
-    return RUNS | options | presets | games
+    overrides = {f"override {name}": functools.partial(train_override, name) for name in OVERRIDES}
+    return RUNS | overrides | options | presets | games
 
 
 def case_of(name: str) -> tuple[str, dict[str, Any]]:
@@ -172,6 +175,11 @@ def learn(preset: str, changes: Mapping[str, Any], folder: Path) -> str:
         if policy.trainable and not policy.past_selves and not learns:
             raise RuntimeError(f"policy {name!r} learns nothing")
     return f"at most {worst:.1g} from the CPU"
+
+
+def train_override(name: str, folder: Path) -> str:
+    """Train a custom function with and without kernels, three updates each: parameters must agree."""
+    return compare_override(name)
 
 
 def update(learner: Learner) -> tuple[Any, Any]:

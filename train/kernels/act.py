@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from wdjax.kernels import pallas
 from wdjax.train.kernels.layers import (
+    ACTIVATIONS,
     Shape,
     Tower,
     chunk_of,
@@ -21,7 +22,6 @@ from wdjax.train.kernels.layers import (
     padded,
     product,
 )
-from wdjax.train.networks.actor_critic import ACTIVATIONS
 
 ROWS = 64  # of a program
 FEW_ROWS = 32  # of a program where there are so few that it counts how long each takes

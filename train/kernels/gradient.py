@@ -26,6 +26,7 @@ import jax.numpy as jnp
 
 from wdjax.kernels import pallas
 from wdjax.train.kernels.layers import (
+    ACTIVATIONS,
     MIN_SIZE,
     SLOPES,
     Shape,
@@ -37,7 +38,6 @@ from wdjax.train.kernels.layers import (
     product,
     towers_of,
 )
-from wdjax.train.networks.actor_critic import ACTIVATIONS
 
 ROWS = 64  # of a block
 PROGRAMS = 264  # at most: two for each of an H200's 132 multiprocessors, as many as registers let it run at once

@@ -16,8 +16,7 @@ import jax.numpy as jnp
 from wdjax.kernels import pallas
 from wdjax.train.kernels.act import first_layer, load_inputs, pieces
 from wdjax.train.kernels.gradient import BOTH, Task, load_block, prepare
-from wdjax.train.kernels.layers import SLOPES, Shape, chunk_of, product, towers_of, transposed
-from wdjax.train.networks.actor_critic import ACTIVATIONS
+from wdjax.train.kernels.layers import ACTIVATIONS, SLOPES, Shape, chunk_of, product, towers_of, transposed
 
 ROWS = 128  # of a program
 WARPS = 8

@@ -6,16 +6,20 @@ zeros to powers of two, as Triton wants them: what is padded computes act(0) = 0
 """
 
 import dataclasses
+import functools
 import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 
 from wdjax.kernels import pallas
 from wdjax.kernels.support import why_no_kernels
+from wdjax.overrides import overridden
 from wdjax.spaces import Dict
 from wdjax.train.config.schema import PolicyConfig
+from wdjax.train.networks.actor_critic import MLP, ActorCritic, Trunk, without_mask
 from wdjax.train.networks.distributions import Categorical, Distribution
 from wdjax.train.networks.encoders import MASK, FlatEncoder, encode, encoded_size
 from wdjax.train.state.agents import Assignment
@@ -29,6 +33,8 @@ MAX_INDEX = 2**31 - 1  # numbers of an array that a kernel can reach
 NARROW = 2**14  # numbers in all padded matrices up to which gradients stay in registers
 CHUNK = {"float32": 32, "bfloat16": 64}  # units of the first hidden layer that are in registers at once
 
+# the activations that kernels compute, whatever the table of networks holds
+ACTIVATIONS = {"relu": jax.nn.relu, "tanh": jnp.tanh, "gelu": jax.nn.gelu, "silu": jax.nn.silu}
 # act'(x) as a function of act(x)
 SLOPES = {"relu": lambda h: (h > 0).astype(h.dtype), "tanh": lambda h: 1.0 - h * h}
 
@@ -104,14 +110,50 @@ def shape_of(config: PolicyConfig, assignment: Assignment, distribution: Distrib
 
 
 def why_plain(policy: Policy) -> str | None:
-    """Returns why plain XLA computes the network of a policy, in words; None: kernels do."""
-    unused = why_unused()
-    if unused is not None or policy.kernels is not None:
-        return unused
+    """Return why plain XLA computes the network and the distribution of a policy; None: kernels do."""
+    return why_unused() or why_no_shape(policy) or why_custom(policy)
+
+
+def why_no_shape(policy: Policy) -> str | None:
+    """Return why a policy has no `kernels`; None: it has."""
+    if policy.kernels is not None:
+        return None
     if not getattr(policy.algorithm, "has_kernels", False):
         return f"{policy.config.algorithm} has none"
     found = shape_of(policy.config, policy.assignment, policy.distribution, policy.encoder)
     return found if isinstance(found, str) else "kernels: false"
+
+
+def why_custom(policy: Policy) -> str | None:
+    """Return which function of a policy is not the one that kernels compute; None: all are.
+
+    The objects that were built are compared, not the configuration: the modules of the network with their static
+    attributes, and the functions that the built-in classes have now with those of their source files.
+    """
+    if not _has_stock_network(policy):
+        return f"its network is not the built-in {ActorCritic.__name__}"
+    if type(policy.distribution) is not Categorical:
+        return f"its distribution is {type(policy.distribution).__name__}"
+    classes = [(cls, cls, ()) for cls in (ActorCritic, Trunk, MLP, FlatEncoder)]
+    for owner, cls, names in (*classes, (policy.distribution, Categorical, ()), (policy, Policy, ("apply", "inputs"))):
+        if name := overridden(owner, cls, names):
+            return f"its {cls.__name__}.{name} is custom"
+    return None
+
+
+@functools.lru_cache(maxsize=64)
+def _has_stock_network(policy: Policy) -> bool:
+    """Return whether the network of a policy has the modules and static attributes of the one that kernels compute."""
+    space, config = without_mask(policy.assignment.observation_space), policy.config.network
+
+    def build() -> ActorCritic:
+        network = ActorCritic(space, policy.distribution, config, rngs=nnx.Rngs(jax.random.key(0)))
+        for trunk in (network.trunk, network.value_trunk):
+            if trunk is not None:
+                trunk.mlp.activation = ACTIVATIONS[config.activation]
+        return network
+
+    return policy.graphdef == nnx.graphdef(nnx.eval_shape(build))
 
 
 def why_unused() -> str | None:

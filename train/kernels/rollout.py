@@ -19,8 +19,8 @@ import jax.numpy as jnp
 from wdjax.kernels.support import decide
 from wdjax.replicas import scan_replicas_kernel
 from wdjax.spaces import Box
-from wdjax.train.kernels.layers import why_plain, why_unused
-from wdjax.train.rollout.draws import draw_ahead
+from wdjax.train.kernels.layers import why_no_shape, why_unused
+from wdjax.train.rollout.draws import draw_ahead, draws_by_uniform
 from wdjax.train.rollout.scan import play_by_scan
 from wdjax.train.rollout.step import StepInputs, advance, choose_actions
 from wdjax.train.state.agents import scatter
@@ -45,11 +45,18 @@ def why_by_scan(setup: Setup) -> str | None:
 
 
 def _why_not_acting(policy: Policy) -> str | None:
-    """Returns why such a kernel cannot act for this policy, or None: it sees a row of numbers, has categorical actions,
-    few and narrow layers, and carries nothing."""
-    why, shape = why_plain(policy), policy.kernels
+    """Return why such a kernel cannot act for this policy, or None: it sees a row of numbers, has categorical actions,
+    few and narrow layers, and carries nothing.
+
+    Its network, distribution and `act` may be custom: the kernel traces them.
+    """
+    why, shape = why_no_shape(policy), policy.kernels
     if why is not None:
         return why
+    if not draws_by_uniform(policy.distribution):
+        return "its distribution's sample is custom"  # the kernel's actions follow from numbers that were drawn before
+    if policy.algorithm.overridden("before_rollout"):
+        return "its before_rollout is custom"
     if not isinstance(policy.assignment.observation_space, Box):
         return "it does not see a row of numbers"
     if policy.config.opponents:
@@ -70,8 +77,8 @@ def play_by_kernel(given: StepInputs, carry: tuple, keys: jax.Array) -> tuple[tu
     def by_kernel(carry: tuple, keys: jax.Array) -> tuple[tuple, tuple]:
         try:
             return play_replicas(given, carry, keys)
-        except NotImplementedError as error:
-            decide(WHOLE, str(error))
+        except Exception as error:  # a custom `act` may take keys only; what fails in the scan, too, is raised there
+            decide(WHOLE, str(error).strip().splitlines()[0])
             return by_scan(carry, keys)
 
     return jax.lax.platform_dependent(carry, keys, cuda=by_kernel, default=by_scan)
@@ -96,7 +103,7 @@ def play_replicas(given: StepInputs, carry: tuple, keys: jax.Array, interpret: b
     one = dataclasses.replace(given, setup=replica)
     replicas, first_obs, live, carries = carry
     starts = replicas.starts  # no replica's own: they stay in memory, and those that begin anew read theirs
-    env_keys, draws = draw_ahead(setup, {}, keys)
+    env_keys, draws = draw_ahead(setup, {}, keys, every=True)
     next_draws = jax.tree.map(lambda numbers: jnp.roll(numbers, -1, axis=0), draws)  # nobody sees what the last chooses
     at_once = jax.tree.map(lambda numbers: numbers[0], draws)
     first, first_notes = apart(setup, choose_actions(given, first_obs, carries, at_once)[0])
@@ -132,7 +139,9 @@ def act_by_agent(
     act: Callable[..., tuple], policy: Policy, player: Any, carry: None, seen: Any, draws: jax.Array, hypers: Any
 ) -> tuple[Any, dict[str, jax.Array], None]:
     """`Algorithm.act` for the agents of one replica, [1, n, ...]: a kernel gives each lanes of its own, and holds the
-    network once, not once for each."""
+    network once, not once for each. A custom `act` gets all agents together: it may combine them."""
+    if policy.algorithm.overridden("act"):
+        return act(policy, player, carry, seen, draws, hypers)
 
     def one(inputs: tuple) -> tuple:
         seen, draws = jax.tree.map(lambda leaf: leaf[None, None], inputs)

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from wdjax.overrides import overridden
 from wdjax.train.devices.blocks import block_keys, draw_blocks
 from wdjax.train.networks.distributions import Categorical, Distribution
 from wdjax.train.rollout import self_play
@@ -17,7 +18,7 @@ FEW_REPLICAS = 256
 
 
 def draw_ahead(
-    setup: Setup, selves: Mapping[str, self_play.Selves], keys: jax.Array
+    setup: Setup, selves: Mapping[str, self_play.Selves], keys: jax.Array, every: bool = False
 ) -> tuple[Any, dict[str, jax.Array]]:
     """Draws what can be drawn before the scan: on GPUs numbers that kernels take, and where all policies have them the
     keys of the replicas, which cost launches in every step; on a CPU with few replicas the numbers of all categorical
@@ -26,18 +27,19 @@ def draw_ahead(
 
     Args:
         keys: [T, 1 + policies, num_blocks].
+        every: draw all of it, as a kernel of whole rollouts reads it.
 
     Returns:
         (`env_key`, `draws`) of play_step, each with a leading [T].
     """
     num_envs = setup.replicas.num_envs
-    all_ahead = jax.default_backend() == "cpu" and num_envs <= FEW_REPLICAS
+    all_ahead = every or (jax.default_backend() == "cpu" and num_envs <= FEW_REPLICAS)
     by_kernel = {name: policy.algorithm.acts_by_kernel(policy) for name, policy in setup.policies.items()}
     env_key = jax.vmap(setup.replicas.draw_keys)(keys[:, 0]) if all_ahead or all(by_kernel.values()) else keys[:, 0]
     draws = {name: keys[:, 1 + i] for i, name in enumerate(setup.policies)}
     for name, policy in setup.policies.items():
-        categorical = isinstance(policy.distribution, Categorical) and policy.algorithm.takes_uniform
-        takes = by_kernel[name] or (all_ahead and categorical)
+        accepts = every or policy.algorithm.takes_uniform
+        takes = by_kernel[name] or (all_ahead and accepts and draws_by_uniform(policy.distribution))
         if takes and name not in selves:
             rows = {"num_envs": num_envs, "num_agents": policy.assignment.num_agents}
             draws[name] = jax.vmap(functools.partial(draw_uniform, policy.distribution, **rows))(draws[name])
@@ -66,6 +68,11 @@ def sample_blocks(distribution: Distribution, keys: jax.Array, outputs: jax.Arra
     blocks = outputs.reshape(keys.shape[0], -1, *outputs.shape[1:])
     actions = jax.vmap(distribution.sample)(keys, blocks)
     return actions.reshape(outputs.shape[0], *actions.shape[2:])
+
+
+def draws_by_uniform(distribution: Distribution) -> bool:
+    """Return whether `choose` gives the actions of `sample`, from numbers that are drawn before."""
+    return isinstance(distribution, Categorical) and not overridden(distribution, Categorical, ["sample"])
 
 
 def draw_uniform(distribution: Categorical, keys: jax.Array, num_envs: int, num_agents: int) -> jax.Array:

@@ -93,8 +93,9 @@ class Algorithm(abc.ABC):
         """Chooses actions to learn from. Returns (action [N, n, ...], fields of Rows, carry). The environment gets
         `policy.distribution.to_space` of them, in a Box the nearest one inside.
 
-        `keys`: [num_blocks], one for each block of replicas; a custom `act` always receives keys. Built-in acting may
-        receive numbers that were drawn from them (`takes_uniform`).
+        `keys`: [num_blocks], one for each block of replicas. Built-in acting may receive numbers that were drawn from
+        them (`takes_uniform`). A custom `act` receives keys; only a kernel of whole rollouts passes it such numbers,
+        [1, n, c] of one replica, and is not used if `act` raises then.
         """
 
     @abc.abstractmethod

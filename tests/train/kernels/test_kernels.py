@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from wdjax.train import load_config, make_learner
-from wdjax.train.algorithms.on_policy.acting import ByKernel, before_rollout, draw_actions, draw_by_kernel
+from wdjax.train.algorithms.on_policy.acting import ByKernel, draw_actions, draw_by_kernel
 from wdjax.train.algorithms.on_policy.losses import Objective, a2c_loss, kernel_gradient, loss
 from wdjax.train.algorithms.on_policy.minibatches import Batch
 from wdjax.train.kernels.act import choose, pieces
@@ -210,11 +210,11 @@ def test_the_kernel_draws_what_plain_xla_draws(name):
 
 def test_kernels_are_used_on_a_gpu_but_not_for_exact_products(monkeypatch):
     policy, state, _, _ = make_case("one_tower")
-    assert not isinstance(before_rollout(policy, state), ByKernel)  # this is a CPU
+    assert not isinstance(policy.algorithm.before_rollout(policy, state), ByKernel)  # this is a CPU
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert isinstance(before_rollout(policy, state), ByKernel)
+    assert isinstance(policy.algorithm.before_rollout(policy, state), ByKernel)
     with jax.default_matmul_precision("highest"):
-        assert not isinstance(before_rollout(policy, state), ByKernel)
+        assert not isinstance(policy.algorithm.before_rollout(policy, state), ByKernel)
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,8 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from wdjax.kernels.support import decide
 from wdjax.train.kernels.act import act_kernel
-from wdjax.train.kernels.layers import inputs_of, towers_of, transposed, why_plain
+from wdjax.train.kernels.layers import inputs_of, towers_of, transposed
 from wdjax.train.rollout.draws import draw_uniform, sample_blocks
 from wdjax.train.state.policy import Policy
 from wdjax.train.state.state import PolicyState
@@ -23,15 +22,8 @@ class ByKernel:
     towers: Any  # the parameters as the kernel reads them
 
 
-def acts_by_kernel(policy: Policy) -> bool:
-    """Whether a kernel acts for a policy on this machine, in the settings that jax has now."""
-    return decide(f"acting of {policy.name}", why_plain(policy))
-
-
-def before_rollout(policy: Policy, state: PolicyState) -> PolicyState | ByKernel:
-    """Returns what `draw_actions` takes: where there is a kernel, the parameters as it reads them, too."""
-    if not acts_by_kernel(policy):
-        return state
+def for_kernel(policy: Policy, state: PolicyState) -> ByKernel:
+    """Return what `draw_actions` takes in the place of a state to act by the kernel."""
     return ByKernel(state, transposed(towers_of(state.params, policy.kernels), policy.kernels))
 
 
@@ -41,7 +33,7 @@ def draw_actions(
     """Draws actions to learn from, on NVIDIA GPUs by a kernel where there is one.
 
     Args:
-        state: as it is, or from `before_rollout`.
+        state: as it is, or from `for_kernel`.
         carry: of a recurrent policy.
         obs: leaves [N, n, ...].
         keys: [num_blocks], of the blocks of replicas, or what `draw_uniform` drew from them.

@@ -8,7 +8,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from wdjax.train.algorithms.on_policy.acting import ByKernel, acts_by_kernel, before_rollout, draw_actions
+from wdjax.kernels.support import decide
+from wdjax.overrides import overridden
+from wdjax.train.algorithms.on_policy.acting import ByKernel, draw_actions, for_kernel
 from wdjax.train.algorithms.on_policy.losses import a2c_loss, gradient, ppo_loss
 from wdjax.train.algorithms.on_policy.minibatches import (
     Batch,
@@ -31,7 +33,7 @@ from wdjax.train.devices.blocks import block_keys, draw_blocks
 from wdjax.train.devices.collectives import all_rows, any_of, own_rows, total
 from wdjax.train.devices.moments import normalize
 from wdjax.train.devices.packing import Packed, pack, unpack
-from wdjax.train.kernels.layers import Shape, shape_of
+from wdjax.train.kernels.layers import Shape, shape_of, why_plain
 from wdjax.train.networks.actor_critic import ActorCritic, empty_carry, without_mask
 from wdjax.train.networks.distributions import Distribution, make_distribution
 from wdjax.train.rollout.draws import sample_blocks
@@ -58,8 +60,6 @@ class OnPolicy(Algorithm):
     what its advantages are."""
 
     takes = frozenset({"on-policy"})
-    acts_by_kernel = staticmethod(acts_by_kernel)
-    before_rollout = staticmethod(before_rollout)
     keeps_log_prob: ClassVar[bool] = True
     """whether log pi(a) of the policy that acted is kept with every row"""
     has_kernels: ClassVar[bool] = False
@@ -106,9 +106,20 @@ class OnPolicy(Algorithm):
         found = shape_of(config, assignment, distribution, encoder) if self.has_kernels else None
         return found if isinstance(found, Shape) else None
 
+    def overridden(self, *names: str) -> str | None:
+        """Return the first of these functions that is not the one of `OnPolicy`; None: all are."""
+        return overridden(self, OnPolicy, names)
+
     @property
     def takes_uniform(self) -> bool:
-        return type(self).act is OnPolicy.act
+        return not self.overridden("act")
+
+    def acts_by_kernel(self, policy: Policy) -> bool:
+        custom = self.overridden("act", "end_of_step")  # they would get a ByKernel as `state`
+        return decide(f"acting of {policy.name}", why_plain(policy) or (custom and f"its {custom} is custom"))
+
+    def before_rollout(self, policy: Policy, state: PolicyState) -> PolicyState | ByKernel:
+        return for_kernel(policy, state) if self.acts_by_kernel(policy) else state
 
     def make_network(self, config: PolicyConfig, assignment: Assignment, rngs: nnx.Rngs) -> ActorCritic:
         distribution = make_distribution(assignment.action_space, config.action_distribution)

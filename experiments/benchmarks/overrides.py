@@ -1,0 +1,173 @@
+"""Custom parts of a policy and of an environment, each trained with and without kernels: parameters must agree.
+
+Ten functions that a user may override, each as strongly as to change what is learned. `benchmarks.card` trains all of
+them on a card, tests do so with kernels that are interpreted.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from wdjax.envs.classic_control.cartpole import CartPole, observe
+from wdjax.experiments.benchmarks.agreement import PARAMETERS, parameter_distance
+from wdjax.train import Learner, load_config, make_learner
+from wdjax.train.algorithms.on_policy.update import PPO
+from wdjax.train.learner import setup
+from wdjax.train.networks.actor_critic import ACTIVATIONS, ActorCritic, without_mask
+from wdjax.train.networks.distributions import Categorical, make_distribution
+from wdjax.train.networks.encoders import FlatEncoder
+from wdjax.train.state.policy import Policy
+
+UPDATES = 3
+
+# gradients and not their signs, as Adam takes, and enough replicas that one that parts counts for little
+AGENT = {
+    "optimizer": "sgd", "learning_rate": 0.03, "epochs": 2, "minibatches": 2, "network.hidden_sizes": [16],
+    "entropy_coefficient": 0.05,
+}  # fmt: skip
+SIZE = {
+    "num_envs": 128, "num_blocks": 4, "rollout_length": 16, "devices": 1, "env_params.episode_length": 12,
+    **{f"policies.agent.{field}": value for field, value in AGENT.items()},
+}  # fmt: skip
+
+
+def see(obs: jax.Array) -> jax.Array:
+    """Return observations as no built-in function passes them on."""
+    return 3.0 * jnp.abs(obs) + 0.5
+
+
+class Network(ActorCritic):
+    """The built-in network, with the same parameters, of other observations."""
+
+    def __call__(self, obs: Any, carry: Any = None) -> tuple[jax.Array, jax.Array, Any]:
+        return super().__call__(see(obs), carry)
+
+
+class Encoder(FlatEncoder):
+    """The built-in encoder of other observations."""
+
+    def __call__(self, obs: Any) -> jax.Array:
+        return super().__call__(see(obs))
+
+
+class Sharp(Categorical):
+    """Logits three times as far apart, a policy that is nearly greedy."""
+
+    def _logits(self, outputs: jax.Array) -> jax.Array:
+        return 3.0 * super()._logits(outputs) + 0.5 * jnp.arange(2.0)
+
+
+class OwnNetwork(PPO):
+    """PPO with `Network`."""
+
+    def make_network(self, config: Any, assignment: Any, rngs: nnx.Rngs) -> ActorCritic:
+        distribution = make_distribution(assignment.action_space, config.action_distribution)
+        return Network(without_mask(assignment.observation_space), distribution, config.network, rngs=rngs)
+
+
+class OwnLoss(PPO):
+    """PPO that only learns from actions that were better than expected."""
+
+    def policy_loss(
+        self, log_prob: jax.Array, old_log_prob: jax.Array | None, advantage: jax.Array, live: jax.Array, hypers: Any
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        return PPO.policy_loss(log_prob, old_log_prob, jnp.maximum(advantage, 0.0), live, hypers)
+
+
+class OwnAdvantages(PPO):
+    """PPO whose advantages are rewards, whatever follows."""
+
+    def advantages(self, policy: Policy, hypers: Any, rows: Any, next_value: jax.Array, over: jax.Array) -> tuple:
+        return rows.reward - 0.5 * rows.value, rows.reward
+
+
+class OwnActing(PPO):
+    """PPO that pushes to the right more often than its policy does."""
+
+    def act(self, policy: Policy, state: Any, carry: Any, obs: Any, keys: jax.Array, hypers: Any) -> tuple:
+        action, notes, carry = super().act(policy, state, carry, obs, keys, hypers)
+        return jnp.where(obs[..., 2] > 0.0, 1, action), notes, carry
+
+
+class OwnStep(CartPole):
+    """CartPole that pays for a pole that is upright."""
+
+    def step(self, key: jax.Array, state: Any, action: jax.Array, params: Any) -> tuple:
+        obs, state, reward, *flags = super().step(key, state, action, params)
+        return obs, state, reward - 20.0 * jnp.abs(obs[2]), *flags
+
+
+class OwnReset(CartPole):
+    """CartPole that starts while it moves to the right."""
+
+    def reset(self, key: jax.Array, params: Any) -> tuple:
+        state = super().reset(key, params)[1]
+        state = state.replace(x_dot=state.x_dot + 1.0)
+        return observe(state), state
+
+
+def apply_to_seen(policy: Policy, state: Any, obs: Any, carry: Any = None) -> tuple:
+    """Replace `Policy.apply`: the network gets other observations, normalized or not."""
+    outputs, value, carry = nnx.merge(policy.graphdef, state.params)(see(obs), carry)
+    return outputs, value, carry
+
+
+def make_sharp(space: Any, in_a_box: str) -> Sharp:
+    """Replace `make_distribution`."""
+    return Sharp((space.n,), scalar=True)
+
+
+def class_path(cls: type) -> str:
+    """Return how a configuration names a class of this file."""
+    return f"{__name__}:{cls.__name__}"
+
+
+NOTHING = contextlib.nullcontext
+# name -> (changes of cartpole_ppo, what is patched meanwhile)
+OVERRIDES: dict[str, tuple[dict[str, Any], Callable[[], Any]]] = {
+    "network": ({"policies.agent.algorithm": class_path(OwnNetwork)}, NOTHING),
+    "encoder": ({"policies.agent.network.encoder": class_path(Encoder)}, NOTHING),
+    "distribution": ({}, lambda: mock.patch.object(setup, "make_distribution", make_sharp)),
+    "activation": ({}, lambda: mock.patch.dict(ACTIVATIONS, tanh=jnp.cos)),
+    "policy_loss": ({"policies.agent.algorithm": class_path(OwnLoss)}, NOTHING),
+    "advantages": ({"policies.agent.algorithm": class_path(OwnAdvantages)}, NOTHING),
+    "act": ({"policies.agent.algorithm": class_path(OwnActing)}, NOTHING),
+    "apply": ({}, lambda: mock.patch.object(Policy, "apply", apply_to_seen)),
+    "step": ({"env": class_path(OwnStep)}, NOTHING),
+    "reset": ({"env": class_path(OwnReset)}, NOTHING),
+}  # fmt: skip
+
+
+@contextlib.contextmanager
+def overriding(name: str | None, **changes: Any) -> Iterator[Learner]:
+    """Give the learner of a small run in which a function is overridden; nothing for None."""
+    own, patch = OVERRIDES[name] if name else ({}, NOTHING)
+    with patch():
+        yield make_learner(load_config("cartpole_ppo", **{**SIZE, **own, **changes}))
+
+
+def train(name: str | None, **changes: Any) -> tuple[Any, Any]:
+    """Return the parameters of a run after UPDATES updates, and at its start."""
+    with overriding(name, **changes) as learner:
+        start = learner.init(jax.random.key(0))
+        last, _ = learner.run(start, num_updates=UPDATES)
+    return jax.device_get((last.policies["agent"].params, start.policies["agent"].params))
+
+
+def compare_override(name: str) -> str:
+    """Train an override with and without kernels. Return how far their parameters are apart.
+
+    Raises:
+        RuntimeError: if that is more than agreement.PARAMETERS, or the override has hardly more effect.
+    """
+    (by_kernels, _), plain, (built_in, _) = train(name), train(name, kernels=False), train(None, kernels=False)
+    apart, effect = (parameter_distance(params, *plain) for params in (by_kernels, built_in))
+    text = f"{apart:.1e} from plain XLA, which is {effect:.1e} from the built-in function"
+    if not apart <= PARAMETERS <= effect / 4:
+        raise RuntimeError(text)
+    return text

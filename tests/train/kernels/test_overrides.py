@@ -1,0 +1,205 @@
+"""Overridden functions: no kernel computes a built-in function in their place. No GPU is needed."""
+
+import dataclasses
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+from cards import lowered
+
+import wdjax
+from wdjax.experiments.benchmarks import overrides
+from wdjax.experiments.examples import own_game, own_network
+from wdjax.experiments.examples.own_environment import Lander
+from wdjax.kernels import pallas
+from wdjax.kernels.support import listening
+from wdjax.train import NetworkConfig, PolicyConfig, TrainConfig, load_config, make_learner
+from wdjax.train.algorithms.on_policy.update import PPO
+from wdjax.train.kernels import layers, rollout
+from wdjax.train.networks.actor_critic import MLP, ActorCritic
+from wdjax.train.networks.distributions import Categorical
+from wdjax.train.networks.encoders import FlatEncoder
+from wdjax.train.rollout import draws
+from wdjax.train.state.policy import Policy
+
+SMALL = {"num_envs": 16, "rollout_length": 4, "policies.agent.minibatches": 1, "policies.agent.epochs": 1}
+SAME, TRACED, NONE = "the built-in kernel", "a kernel of the override", "plain XLA"
+# override -> what whole rollouts, acting (where rollouts are no kernel) and learning run by
+EXPECTED = {
+    "network": (TRACED, NONE, NONE),
+    "encoder": (NONE, NONE, NONE),
+    "distribution": (TRACED, NONE, NONE),
+    "activation": (TRACED, NONE, NONE),
+    "policy_loss": (SAME, SAME, TRACED),
+    "advantages": (SAME, SAME, SAME),
+    "act": (TRACED, NONE, SAME),
+    "apply": (TRACED, NONE, NONE),
+    "step": (TRACED, SAME, SAME),
+    "reset": (TRACED, SAME, SAME),
+}
+
+
+@pytest.fixture(autouse=True)
+def as_on_a_gpu(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+
+
+def payloads(name):
+    """Return kernel -> texts of its programs, in an update in which a function is overridden."""
+    with overrides.overriding(name, **SMALL) as learner:
+        return payloads_of(learner)
+
+
+def payloads_of(learner):
+    before = jax.config.jax_traceback_in_locations_limit
+    jax.config.update("jax_traceback_in_locations_limit", 0)  # else a kernel's text holds names of files
+    try:
+        text = lowered(learner.update, jax.eval_shape(learner.init, jax.random.key(0)))
+    finally:
+        jax.config.update("jax_traceback_in_locations_limit", before)
+    found = {}
+    for line in text.splitlines():
+        if "xla.gpu.triton" in line:
+            found.setdefault(re.search(r'name = "(\w+)"', line)[1], set()).add(line[line.index("backend_config") :])
+    return found
+
+
+def how(kernel, found, built_in):
+    if kernel not in found:
+        return NONE
+    return SAME if found[kernel] == built_in[kernel] else TRACED
+
+
+def test_no_kernel_computes_the_built_in_network_in_place_of_a_custom_one():
+    assert payloads("network").keys() == {"scan_replicas"}  # which is traced from the custom one
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("by_step", [False, True], ids=["whole_rollouts", "step_by_step"])
+def test_no_kernel_computes_a_function_that_is_overridden(by_step, monkeypatch):
+    if by_step:
+        monkeypatch.setattr(rollout, "MAX_AGENTS", 0)
+    place, kernels = (1, ("act", "gradient")) if by_step else (0, ("scan_replicas", "gradient"))
+    built_in = payloads(None)
+    assert built_in.keys() == set(kernels)
+    found = {name: payloads(name) for name in EXPECTED}
+    for name, programs in found.items():
+        assert programs.keys() <= set(kernels)
+        for kernel, texts in programs.items():
+            assert texts == built_in[kernel] or not texts & built_in[kernel], (name, kernel)
+    ways = {name: tuple(how(kernel, programs, built_in) for kernel in kernels) for name, programs in found.items()}
+    assert ways == {name: (way[place], way[2]) for name, way in EXPECTED.items()}
+
+
+@pytest.fixture(scope="module")
+def policy():
+    return make_learner(load_config("cartpole_ppo", num_envs=4)).setup.policies["agent"]
+
+
+def other(*args, **named):
+    raise AssertionError("only looked at")
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        (ActorCritic, "__call__"), (ActorCritic, "__init__"), (MLP, "__call__"), (FlatEncoder, "__call__"),
+        (Categorical, "entropy"), (Categorical, "num_outputs"), (Policy, "inputs"),
+    ],
+)  # fmt: skip
+def test_a_patched_class_is_seen(owner, name, policy, monkeypatch):
+    assert layers.why_custom(policy) is None
+    monkeypatch.setattr(owner, name, other)
+    assert layers.why_custom(policy) == f"its {owner.__name__}.{name} is custom"
+
+
+def test_a_wrapper_that_keeps_a_name_is_seen(policy, monkeypatch):
+    monkeypatch.setattr(Categorical, "log_prob", functools.wraps(Categorical.log_prob)(other))
+    assert layers.why_custom(policy) == "its Categorical.log_prob is custom"
+
+
+@pytest.mark.parametrize("name", ["act", "end_of_step"])
+def test_a_patched_algorithm_acts_by_plain_xla(name, policy, monkeypatch):
+    assert policy.algorithm.acts_by_kernel(policy)
+    monkeypatch.setattr(policy.algorithm, name, other, raising=False)
+    with listening() as decisions:
+        assert not policy.algorithm.acts_by_kernel(policy)
+    assert decisions == {"acting of agent": f"its {name} is custom"}
+
+
+def test_a_distribution_with_its_own_sample_gets_keys(policy):
+    class Random(Categorical):
+        def sample(self, key, outputs):
+            return jax.random.randint(key, outputs.shape[:-1], 0, 2)
+
+    assert draws.draws_by_uniform(policy.distribution)
+    assert not draws.draws_by_uniform(Random((2,), scalar=True))
+
+
+class ByKeys(PPO):
+    """Acts by keys alone: numbers that were drawn before are of no use to it."""
+
+    def act(self, policy, state, carry, obs, keys, hypers):
+        action, notes, carry = super().act(policy, state, carry, obs, keys, hypers)
+        return jnp.where(jax.random.bernoulli(keys[0]), action, 0), notes, carry
+
+
+def test_an_act_that_takes_keys_alone_is_played_step_by_step():
+    changes = {"policies.agent.algorithm": f"{__name__}:ByKeys"}
+    with listening() as decisions, overrides.overriding(None, **{**SMALL, **changes}) as learner:
+        jax.eval_shape(learner.update, jax.eval_shape(learner.init, jax.random.key(0)))
+    assert "whole rollouts" in decisions
+    assert decisions["whole rollouts"] is not None
+    assert decisions["acting of agent"] == "its act is custom"
+    assert decisions["learning of agent"] is None
+
+
+OWN = {"num_envs": 16, "rollout_length": 4, "num_blocks": 1, "devices": 1}
+NETWORK = NetworkConfig(hidden_sizes=(16,))
+
+
+def test_a_custom_environment_keeps_its_kernels(registry):
+    wdjax.register("lander", Lander)
+    config = TrainConfig(env="lander", policies={"agent": PolicyConfig(network=NETWORK)}, **OWN)
+    assert count_of(config) == {"scan_replicas": 1, "gradient": 1}
+
+
+@pytest.mark.slow
+def test_custom_games_keep_their_kernels(registry):
+    ring = own_game.game()
+    assert count_of(dataclasses.replace(ring, **OWN)) == {}  # deep sets
+    flat = {"hunter": PolicyConfig(network=NETWORK), "prey": PolicyConfig(algorithm="A2C", network=NETWORK)}
+    kernels = {"scan_replicas": 1, "gradient": 2}
+    assert count_of(dataclasses.replace(ring, policies=flat, **OWN)) == kernels
+    nearby = {"act": 1, "nearest_neighbors": 1}  # runners that never learn act by a kernel
+    assert count_of(dataclasses.replace(own_network.game("nearby"), **OWN)) == nearby
+    assert count_of(dataclasses.replace(own_network.game("flat"), **OWN)) == {**nearby, "act": 2, "gradient": 1}
+
+
+def count_of(config):
+    """Return how many different programs of each kernel a run has."""
+    return {kernel: len(texts) for kernel, texts in payloads_of(make_learner(config)).items()}
+
+
+@pytest.fixture
+def interpreted(monkeypatch):
+    """Run kernels step by step in XLA, wherever a card would run them."""
+    call, names = pallas.call, set()
+
+    def interpret(kernel, name, *args, **named):
+        names.add(name)
+        return call(kernel, name, *args, **{**named, "interpret": True})
+
+    monkeypatch.setattr(pallas, "call", interpret)
+    monkeypatch.setattr(pallas, "approx_tanh", jnp.tanh)
+    monkeypatch.setattr(jax.lax, "platform_dependent", lambda *operands, default, cuda: cuda(*operands))
+    return names
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EXPECTED)
+def test_kernels_train_what_an_override_computes(name, interpreted, quick_compile):
+    overrides.compare_override(name)
+    assert bool(interpreted) == (name != "encoder")

@@ -1,0 +1,35 @@
+"""Find functions of a class that a subclass, an object or a patch replaces."""
+
+import dataclasses
+import inspect
+import sys
+from collections.abc import Collection
+from typing import Any
+
+
+def overridden(owner: Any, cls: type, names: Collection[str] = ()) -> str | None:
+    """Return the first function of `cls` that `owner` does not have as it stands in the source of `cls`, or None.
+
+    Args:
+        owner: an object, or `cls` itself.
+        cls: the class that defines the functions.
+        names: functions to look at; all that `cls` defines if empty.
+    """
+    specials = {"__call__"} if dataclasses.is_dataclass(cls) else {"__init__", "__call__"}
+    names = names or [n for n, value in vars(cls).items() if _is_function(value) and (n[:2] != "__" or n in specials)]
+    return next((name for name in names if not _is_from(inspect.getattr_static(owner, name), cls, name)), None)
+
+
+def _is_function(value: Any) -> bool:
+    return callable(value) or isinstance(value, (property, staticmethod, classmethod))
+
+
+def _is_from(value: Any, cls: type, name: str) -> bool:
+    """Return whether a class attribute is the function that stands as `name` in the source of `cls`."""
+    function = getattr(value, "fget", None) or getattr(value, "__func__", value)
+    code, module = getattr(function, "__code__", None), sys.modules[cls.__module__]
+    return (
+        code is not None
+        and function.__globals__ is vars(module)
+        and code.co_qualname == f"{cls.__qualname__}.{name}"
+    )
