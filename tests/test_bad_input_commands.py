@@ -11,6 +11,7 @@ from wdjax.experiments.cli import main
 from wdjax.experiments.commands.arguments import mistake
 
 TRAIN = ["train", "cartpole"]
+AWR = [*TRAIN, "--policies.agent.algorithm", "wdjax.experiments.examples.own_algorithm:AWR"]
 SWEEP = ["sweep", "cartpole_ppo"]
 AGENT = "--policies.agent."
 COMMANDS = [
@@ -31,7 +32,20 @@ COMMANDS = [
     ([*TRAIN, "--callbacks"], "--callbacks = '': must be followed by a name"),
     ([*TRAIN, "--callbacks", "--resume"], "--callbacks = '': must be followed by a name"),
     ([*TRAIN, "--callbacks", "csvv"], "unknown callback 'csvv': did you mean 'csv'?"),
-    ([*TRAIN, "--stop-at", "a=475"], "Error parsing --stop-at: must be pairs, as in agent/episode_return 475"),
+    ([*TRAIN, "--stop-at", "a=475"],
+     "Error parsing --stop-at: must be pairs of a name and a value, as in agent/episode_return 475"),
+    ([*TRAIN, "--policies.agent.opponents", "a"],
+     "Error parsing --policies.agent.opponents: must be pairs of a name and a value, as in random 0.3"),
+    ([*TRAIN, "--policies.agent.options", "{temperature: 0.1}"],
+     "unknown field policies.agent.options.temperature: A2C has no options; its hyperparameters are fields of the"),
+    ([*TRAIN, "--policies.agent.options.temperature", "0.1"],
+     "unknown field policies.agent.options.temperature: A2C has no options; its hyperparameters are fields of the"),
+    ([*TRAIN, "--policies.agent.options.gamma", "0.1"], "A2C has no options: did you mean 'policies.agent.gamma'?"),
+    ([*AWR, "--policies.agent.options", "{temperature: 0.1}"],
+     "policies.agent.options = '{temperature: 0.1}': must be set option by option: --policies.agent.options.temp"),
+    ([*AWR, "--policies.agent.options.temprature", "0.1"],
+     "unknown field policies.agent.options.temprature: did you mean 'temperature'?"),
+    ([*AWR, "--temperature", "0.1"], "--temperature, 0.1: did you mean --policies.agent.options.temperature?"),
     ([*TRAIN, "--stop-at", "episode_return", "475"], "metric in stop_at 'episode_return': did you mean 'agent/"),
     ([*TRAIN, "seed=1"], "Unrecognized options: seed=1: flags begin with two dashes, --seed 1"),
     ([*TRAIN, "-seed", "1"], "flags begin with two dashes, --seed"),

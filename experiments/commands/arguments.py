@@ -35,10 +35,14 @@ Names = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...")]
 
 PATHS = ("--workdir", "--output", "--npz", "--file")
 
+# An example of a mapping's flag, by the last part of its name.
+PAIRS = {"stop-at": "agent/episode_return 475", "opponents": "random 0.3", "encoder-options": "num_heads 4"}
+
 # What tyro says of a value -> our words for it.
 SAID_OF_VALUES = (
     (r"could not convert string to float: (.*)", r"\1 must be a number"),
-    (r"Failed to parse key-value pairs!?", "must be pairs, as in agent/episode_return 475"),
+    (r"(--\S*?([\w-]+)): Failed to parse key-value pairs!?",
+     lambda match: f"{match[1]}: must be pairs of a name and a value, as in {PAIRS.get(match[2], 'NAME VALUE')}"),
     (r"Could not find valid parse for arguments: \[(.*)\]", r"\1 must be values with spaces between, as in 64 64"),
     (r"Missing value for argument '(.*)'\. Expected .* values?", r"\1 needs a value"),
     (r"no type matching FLOAT\|\S*\[FLOAT FLOAT .* could be instantiated from \[(.*)\]",

@@ -50,7 +50,8 @@ def help_text(cls: type, preset: str, topic: str, default: Any) -> str:
     panels = panels_by_tyro(cls, f"wdjax train {preset}", default=default)
     if not topic:
         lines = [f"  {name:28s}{len(flags):3d} flags: {_first(flags)}" for name, flags in panels.items()]
-        topics = [f"topics: wdjax train {preset} --help TOPIC", *lines, f"  {'all':31s}every flag"]
+        of_topics = f"topics: wdjax train {preset} --help TOPIC (flags are --TOPIC.NAME, those of run --NAME)"
+        topics = [of_topics, *lines, f"  {'all':31s}every flag"]
         also = "or any part of a flag: --help learning-rate"
         return "\n".join([SCREEN.format(preset=preset, name=preset), "", *topics, also])
     return of_topic(panels, topic)
@@ -94,5 +95,5 @@ def panels_of(text: str) -> dict[str, list[str]]:
 
 def _first(flags: Sequence[str]) -> str:
     flags = [flag for flag in flags if "--help" not in flag.splitlines()[0]]
-    names = [re.sub(r"--.*\.", "--", flag.split()[0].rstrip(",")) for flag in flags]
+    names = [re.sub(r"--(.*\.)?", "", flag.split()[0].rstrip(",")) for flag in flags]
     return f"{', '.join(names[:3])} ..."

@@ -3,20 +3,21 @@
 import dataclasses
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import jax
 import tyro
 
+from wdjax.checks import require
 from wdjax.console import Console, show
 from wdjax.experiments.auto_scale import auto_scale, trial_table, what_changes
 from wdjax.experiments.cli import IN_A_MINUTE, cost_of, import_trainer
 from wdjax.experiments.commands.arguments import Callbacks, Modules, flags_of, parse, require_preset
 from wdjax.experiments.commands.dry_run import dry_run
 from wdjax.experiments.commands.help import help_text, help_topic, screen_of_no_preset
-from wdjax.train import TrainConfig, load_config, make_learner
+from wdjax.train import PolicyConfig, TrainConfig, load_config, make_learner
 from wdjax.train.config.env_params import complete_env_params
 from wdjax.train.config.trust import with_own
 from wdjax.train.devices.processes import STOPPED, connect
@@ -143,7 +144,24 @@ def with_algorithms(config: TrainConfig, changes: Sequence[str]) -> TrainConfig:
         if match and match[1] in policies and value != policies[match[1]].algorithm:
             changed = dataclasses.replace(policies[match[1]], algorithm=value, options={})
             policies[match[1]] = with_options(f"policies.{match[1]}", changed)
+    require_options(policies, changes)
     return dataclasses.replace(config, policies=policies)
+
+
+def require_options(policies: Mapping[str, PolicyConfig], changes: Sequence[str]) -> None:
+    """Raise ValueError for `--policies.NAME.options` itself, and for an option that the algorithm does not have."""
+    for flag, value in flags_of([*changes, "--"]):
+        match = re.fullmatch(r"--policies\.([^.]+)\.options(?:\.(.+))?", flag)
+        if not match or match[1] not in policies:
+            continue
+        policy, path, name = policies[match[1]], f"policies.{match[1]}", (match[2] or "").replace("-", "_")
+        names = [field.name for field in dataclasses.fields(policy.options)] if policy.options else []
+        if not name and names:
+            each = " ".join(f"--{path}.options.{name.replace('_', '-')} VALUE" for name in names)
+            require(False, f"{path}.options", value, f"set option by option: {each}")
+        if name not in names:
+            name = name or next(iter(re.findall(r"\w+", value)), "NAME")
+            with_options(path, dataclasses.replace(policy, options={name: value}))
 
 
 def scaled(parsed: TrainArguments) -> TrainConfig:

@@ -244,6 +244,9 @@ def test_help_is_a_screen_and_then_all(capsys):
     assert len(screen) <= 30
     assert max(map(len, screen)) <= 120
     assert any(line.split()[:1] == ["policies.runner.network"] for line in screen)
+    of_topics = [line for line in screen if " flags: " in line]
+    assert of_topics
+    assert not any("--" in line for line in of_topics)  # only whole names are shown as flags
     main(["train", "tag_small", "--help", "all"])
     out = capsys.readouterr().out
     for flag in ("--workdir", "--resume", "--num-envs", "--env-params.max-speed", "--policies.tagger.learning-rate"):

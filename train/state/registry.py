@@ -1,13 +1,14 @@
 """Algorithms by name, and what they make of a configuration: their options, and their hyperparameters."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from wdjax.checks import did_you_mean, require
 from wdjax.named import import_named
 from wdjax.train.config.facts import is_required
 from wdjax.train.config.reading import from_mapping, register
-from wdjax.train.config.schema import PolicyConfig, TrainConfig
+from wdjax.train.config.schema import PolicyConfig, TrainConfig, policy_fields
 from wdjax.train.state.algorithm import Algorithm
 from wdjax.train.state.hypers import Hypers, hypers_of
 
@@ -80,10 +81,19 @@ def read_config(values: Any) -> TrainConfig:
 
 
 def with_options(path: str, config: PolicyConfig) -> PolicyConfig:
-    """Returns a policy's configuration with the options of its algorithm read; `path` stands before the names."""
+    """Return a policy's configuration with the options of its algorithm read; `path` stands before the names.
+
+    Raises:
+        ValueError, TypeError: naming the field, its value and what is allowed.
+    """
     cls, given = find_algorithm(config.algorithm, f"{path}.algorithm").Options, config.options
     if dataclasses.is_dataclass(given) and not isinstance(given, cls):  # those of another algorithm
         given = dataclasses.asdict(given)
+    if not dataclasses.fields(cls) and isinstance(given, Mapping) and given:
+        name = next(iter(given))
+        near = policy_fields(name, [path.removeprefix("policies.")])
+        words = f": did you mean '{near[0]}'?" if near else "; its hyperparameters are fields of the policy"
+        raise ValueError(f"unknown field {path}.options.{name}: {config.algorithm} has no options{words}")
     options = from_mapping(cls, given, f"{path}.options.")
     return dataclasses.replace(config, options=options if dataclasses.fields(cls) else {})
 
