@@ -40,7 +40,8 @@ def play(name, **changes):
         for group, members in env.members.items():
             for i, agent in enumerate(members.agents):
                 dead = state.terminated[group][i]
-                actions[agent] = jnp.where(dead, jnp.zeros_like(action[group][i]), action[group][i])
+                no_op = 0 if env.credit == "agent" else env.inner.num_movement_actions - 1  # SMAX: stop
+                actions[agent] = jnp.where(dead, no_op, action[group][i])
         with jax.numpy_rank_promotion("allow"):
             obs, inner, reward, dones, _ = env.inner.step_env(step_key, state.inner, actions)
             masks = env.inner.get_avail_actions(inner) if "SMAX" in name else {}
@@ -74,7 +75,7 @@ def check_steps(env, theirs, ours):
                 np.testing.assert_array_equal(obs[group]["action_mask"][:, :, i][running], masks[agent][running])
             was = before[group][:, :, i]
             close(reward[group][:, :, i], np.where(was, 0, their_reward[agent]))
-            ended = was | dones[agent] | dones["__all__"]
+            ended = was | (dones[agent] & (env.credit == "agent")) | dones["__all__"]
             np.testing.assert_array_equal(terminated[group][:, :, i][running], ended[running])
             assert (terminated[group][:, :, i] >= was).all()
     return running
@@ -91,7 +92,14 @@ def check_steps(env, theirs, ours):
         pytest.param(
             "MPE_simple_tag_v3", {"max_steps": 9}, {"adversary": 3, "agent": 1}, marks=pytest.mark.slow,
         ),
-        pytest.param("SMAX", {"scenario": "3m", "max_steps": 9}, {"ally": 3, "enemy": 3}, marks=pytest.mark.slow),
+        pytest.param(
+            "SMAX", {"scenario": "3m", "max_steps": 9, "credit": "agent"}, {"ally": 3, "enemy": 3},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "SMAX", {"scenario": "3m", "max_steps": 9, "credit": "team"}, {"ally": 3, "enemy": 3},
+            marks=pytest.mark.slow,
+        ),
     ],
 )  # fmt: skip
 def test_steps_are_those_of_jaxmarl(name, changes, groups):
@@ -165,7 +173,8 @@ def test_ends_by_hand():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["switch_riddle", "HeuristicEnemySMAX"])
 def test_the_contract_is_kept(name):
-    wdjax.check_env(wdjax.make(f"jaxmarl:{name}")[0], num_steps=300)
+    credit = {"credit": "team"} if "SMAX" in name else {}
+    wdjax.check_env(wdjax.make(f"jaxmarl:{name}", **credit)[0], num_steps=300)
 
 
 def test_names_of_groups():
@@ -221,6 +230,8 @@ def test_spaces(name, changes, groups, masked):
         ("MPE_simple_spred_v3", {}, ValueError, "'MPE_simple_spred_v3': did you mean 'MPE_simple_spread_v3'"),
         ("MPE_simple_spread_v3", {"num_agent": 5}, ValueError, "argument .* 'num_agent': did you mean 'num_agents'"),
         ("coin_game", {"cnm": True}, TypeError, "cnm"),
+        ("MPE_simple_tag_v3", {"credits": "team"}, ValueError, "argument .* 'credits': did you mean 'credit'"),
+        ("switch_riddle", {"credit": "teams"}, ValueError, "unknown credit 'teams': did you mean 'team'"),
         ("SMAX", {"scenario": "33m"}, ValueError, "unknown scenario '33m': did you mean '3m'"),
         ("overcooked", {"layout": "ring"}, ValueError, "unknown layout 'ring': did you mean 'coord_ring'"),
         ("storm", {}, TypeError, "InTheGrid: its reset returns no dict of an observation for each of its agents"),
@@ -262,7 +273,7 @@ def tag_config(**changes):
 
 def test_config_of_a_run_can_be_written_and_read():
     complete = complete_env_params(tag_config())
-    assert complete.env_params == {"num_adversaries": 2, "max_steps": 10}
+    assert complete.env_params == {"num_adversaries": 2, "max_steps": 10, "credit": "agent"}
     assert yaml.safe_load(yaml.safe_dump(complete.env_params)) == complete.env_params
 
 
@@ -284,7 +295,8 @@ def test_two_policies_train_on_tag_and_resume(tmp_path):
 @pytest.mark.slow
 def test_masked_actions_of_smax_are_never_taken():
     policies = {"ally": PolicyConfig(network=NetworkConfig((16,), "tanh"))}
-    config = tag_config(env="jaxmarl:HeuristicEnemySMAX", env_params={"scenario": "3m"}, policies=policies)
+    env_params = {"scenario": "3m", "credit": "team"}
+    config = tag_config(env="jaxmarl:HeuristicEnemySMAX", env_params=env_params, policies=policies)
     learner = make_learner(config)
     state = learner.init(jax.random.key(0))
     policy = learner.setup.policies["ally"]

@@ -1,0 +1,114 @@
+"""Team credit of JaxMARL's cooperative environments, by a stub in their form: JaxMARL itself is not needed."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from bare_done import Box, Discrete
+
+import wdjax
+from wdjax.adapters import from_jaxmarl
+from wdjax.train import NetworkConfig, PolicyConfig, TrainConfig, make_learner
+
+
+class Battle:
+    """Two soldiers, who win in the fourth step; soldier_1 dies in the second. Both are paid in every step, 10 in the
+    last one. A dead soldier's only legal action is 2; one that it takes all the same counts in `played`."""
+
+    agents = ("soldier_0", "soldier_1")
+
+    def reset(self, key):
+        state = {"time": jnp.int32(0), "dead": jnp.zeros(2, bool), "played": jnp.zeros(2, jnp.int32)}
+        return self.get_obs(state), state
+
+    def step_env(self, key, state, actions):
+        played = jnp.stack([actions[agent] for agent in self.agents])
+        time = state["time"] + 1
+        state = {"time": time, "dead": jnp.stack([jnp.bool_(False), time >= 2]), "played": played}
+        dones = {agent: state["dead"][i] for i, agent in enumerate(self.agents)} | {"__all__": time == 4}
+        reward = dict.fromkeys(self.agents, jnp.where(time == 4, 10.0, 1.0))
+        return self.get_obs(state), state, reward, dones, {}
+
+    def get_obs(self, state):
+        return {agent: jnp.stack([state["time"], state["dead"][i]]) * 0.1 for i, agent in enumerate(self.agents)}
+
+    def get_avail_actions(self, state):
+        alone, both = jnp.array([0, 0, 1]), jnp.array([1, 1, 0])
+        return {agent: jnp.where(state["dead"][i], alone, both) for i, agent in enumerate(self.agents)}
+
+    def observation_space(self, agent):
+        return Box(0.0, 1.0, (2,), jnp.float32)
+
+    def action_space(self, agent):
+        return Discrete(3)
+
+
+class Unmasked(Battle):
+    get_avail_actions = property()  # hasattr is false, as in games without masks
+
+
+class Undecided(Battle):
+    """Its masks leave a dead soldier two actions."""
+
+    def get_avail_actions(self, state):
+        return {agent: jnp.array([0, 1, 1]) for agent in self.agents}
+
+
+def play(game, credit):
+    """Returns (masks of soldier_1, what both played, rewards, terminated) of 6 steps in which both choose action 1."""
+    env, params = from_jaxmarl(game(), credit)
+    obs, state = env.reset(jax.random.key(0), params)
+    rows = []
+    for _ in range(6):
+        action = {"soldier": jnp.ones(2, jnp.int32)}
+        obs, state, reward, terminated, _, _ = jax.jit(env.step)(jax.random.key(0), state, action, params)
+        mask = obs["soldier"]["action_mask"][1].tolist() if isinstance(obs["soldier"], dict) else None
+        rows.append((mask, state.inner["played"].tolist(), reward["soldier"].tolist(), terminated["soldier"].tolist()))
+    return [list(column) for column in zip(*rows, strict=True)]
+
+
+def test_team_credit_pays_a_dead_agent_until_the_battle_ends():
+    masks, played, reward, terminated = play(Battle, "team")
+    assert masks == [[1, 1, 0]] + [[0, 0, 1]] * 5  # one legal action
+    assert played == [[1, 1], [1, 1]] + [[1, 2]] * 4  # the dead agent plays it, whatever its policy chooses
+    assert reward == [[1, 1]] * 3 + [[10, 10]] + [[0, 0]] * 2  # JaxMARL's own, to the end
+    assert terminated == [[False, False]] * 3 + [[True, True]] * 3
+
+
+def test_agent_credit_ends_with_the_agent():
+    masks, played, reward, terminated = play(Battle, "agent")
+    assert played == [[1, 1], [1, 1]] + [[1, 0]] * 4
+    assert reward == [[1, 1], [1, 1], [1, 0], [10, 0], [0, 0], [0, 0]]
+    assert terminated == [[False, False], *[[False, True]] * 2, *[[True, True]] * 3]
+    assert play(Battle, None) == [masks, played, reward, terminated]  # the default
+
+
+def test_a_dead_agent_plays_zero_without_a_mask_and_has_one_legal_action_with_any():
+    _, played, reward, _ = play(Unmasked, "team")
+    assert played[-1] == [1, 0]
+    assert reward[3] == [10, 10]
+    masks, played, *_ = play(Undecided, "team")
+    assert masks == [[0, 1, 1]] + [[0, 1, 0]] * 5
+    assert played[-1] == [1, 1]
+
+
+def test_a_game_that_pays_dead_agents_warns_until_credit_is_set():
+    class TinySMAX(Battle):
+        pass
+
+    with pytest.warns(UserWarning, match="credit is not set: TinySMAX pays dead agents .* Set credit to 'team'"):
+        from_jaxmarl(TinySMAX())
+    for credit in ("agent", "team"):
+        assert from_jaxmarl(TinySMAX(), credit)[0].credit == credit
+    with pytest.raises(ValueError, match="unknown credit 'both'"):
+        from_jaxmarl(TinySMAX(), "both")
+
+
+@pytest.mark.parametrize(("credit", "expected"), [("agent", 13 + 2), ("team", 13 + 13)])
+def test_a_learner_counts_the_reward_of_dead_agents(credit, expected, registry):
+    wdjax.register("battle", from_jaxmarl(Battle(), credit)[0])
+    policies = {"soldier": PolicyConfig(network=NetworkConfig((4,), "tanh"))}
+    config = TrainConfig(env="battle", policies=policies, num_envs=2, rollout_length=8, total_env_steps=16)
+    learner = make_learner(config)
+    _, metrics = learner.update(learner.init(jax.random.key(0)))
+    np.testing.assert_allclose(metrics["soldier/episode_return"], expected)
