@@ -159,8 +159,8 @@ def require_taken(path: str, config: Any, takes: Collection[str], algorithm: str
         algorithm: its name.
     """
     defaults = type(config)()
-    for name, (field, *_), value in leaves(config):
-        if not is_taken(field, takes):
+    for name, fields, value in leaves(config):
+        if not all(is_taken(field, takes) for field in fields):
             usual = operator.attrgetter(name)(defaults)
             require(value == usual, f"{path}.{name}", value, f"{usual} (left out) for {algorithm}")
 

@@ -28,6 +28,11 @@ class NetworkConfig:
     """whether action and value heads share all that is before them (else each has its own; so it is in DDPG always)"""
     recurrent_size: int = static(0, read=True, allowed="at least 0 (0: not recurrent), below 2**31")
     """width of a GRU between the hidden layers and the heads; 0: none, the policy has no memory"""
+    head_hidden_sizes: tuple[int, ...] = static(
+        (), on="on-policy", read=True, allowed="widths of at least 1, below 2**31"
+    )  # fmt: skip
+    """width of each hidden layer between the GRU, or the last shared layer, and a head: the heads for actions and value
+    have these layers each for itself; empty: none"""
     encoder: str = static("flat", read=True, code=True)
     """what turns an observation into numbers: flat (laid out in a row), or your own, "package.module:Class" """
     encoder_options: dict[str, Any] = static(dict, read=True, code=True)
@@ -83,9 +88,11 @@ class PolicyConfig:
     """One policy: who plays it, and how it learns."""
 
     agents: tuple[str, ...] = ()
-    """selectors, a group or a slice of one ("runner[0:50]"); empty: the group that has the policy's name"""
+    """selectors: a group, a slice of one ("runner[0:50]"), or each agent of a group by itself ("runner[*]"); empty: the
+    group that has the policy's name"""
     agent_type_feature: bool = False
-    """show its network which selector of `agents` an agent belongs to, one-hot: for a policy of several groups"""
+    """show its network which selector of `agents` an agent belongs to, one-hot: for a policy of several groups; with
+    "runner[*]" that is the agent's number, its agent id"""
     algorithm: str = static("PPO", code=True)
     """A2C: one gradient step on all rows; PPO: epochs of minibatches with a clipped ratio; DDPG: from a replay; or your
     own, by the name that `register_algorithm` gave it, or "package.module:Class" """

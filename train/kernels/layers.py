@@ -88,6 +88,7 @@ def shape_of(config: PolicyConfig, assignment: Assignment, distribution: Distrib
         f"its encoder is {network.encoder}": encoder is not FlatEncoder,
         "it has an action mask": isinstance(space, Dict) and MASK in space.spaces,
         "it is recurrent": bool(network.recurrent_size),
+        f"head_hidden_sizes {list(network.head_hidden_sizes)}": bool(network.head_hidden_sizes),
         "its actions are real numbers": not isinstance(distribution, Categorical),
         f"hidden_sizes {list(widths)}: a kernel takes up to {MAX_WIDTH}": not widths or max(widths) > MAX_WIDTH,
     }

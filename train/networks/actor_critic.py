@@ -24,10 +24,13 @@ ACTIVATIONS = {"relu": jax.nn.relu, "tanh": jnp.tanh, "gelu": jax.nn.gelu, "silu
 class MLP(nnx.Module):
     """Linear layers, each with an activation after it."""
 
-    def __init__(self, in_features: int, config: NetworkConfig, *, rngs: nnx.Rngs):
-        sizes = (in_features, *config.hidden_sizes)
+    def __init__(
+        self, in_features: int, config: NetworkConfig, hidden_sizes: tuple[int, ...] | None = None, *, rngs: nnx.Rngs
+    ):
+        """Args: hidden_sizes: None for those of `config`."""
+        sizes = (in_features, *(config.hidden_sizes if hidden_sizes is None else hidden_sizes))
         self.activation = ACTIVATIONS[config.activation]
-        self.depth = len(config.hidden_sizes)
+        self.depth = len(sizes) - 1
         self.num_features = sizes[-1]
         for i in range(self.depth):
             layer = _linear(sizes[i], sizes[i + 1], config, math.sqrt(2), rngs, jnp.dtype(config.compute_dtype))
@@ -73,7 +76,8 @@ class Trunk(nnx.Module):
 
 
 class ActorCritic(nnx.Module):
-    """A trunk with a head for the action distribution and one for the value, or a trunk for each of the two.
+    """A trunk with a head for the action distribution and one for the value, or a trunk for each of the two; between a
+    trunk and a head stand the layers of `head_hidden_sizes`.
 
     Args:
         observation_space: of one agent, without its action mask.
@@ -85,9 +89,13 @@ class ActorCritic(nnx.Module):
     def __init__(self, observation_space: Space, distribution: Distribution, config: NetworkConfig, *, rngs: nnx.Rngs):
         self.trunk = Trunk(observation_space, config, rngs=rngs)
         self.value_trunk = None if config.shared_trunk else Trunk(observation_space, config, rngs=rngs)
+        size, sizes = self.trunk.num_features, config.head_hidden_sizes
+        self.policy_mlp = MLP(size, config, sizes, rngs=rngs) if sizes else None
+        self.value_mlp = MLP(size, config, sizes, rngs=rngs) if sizes else None
+        size = sizes[-1] if sizes else size
         # A small policy head: every action is about equally likely at the start (Andrychowicz et al., 2021, 3.2).
-        self.policy_head = _linear(self.trunk.num_features, distribution.num_outputs, config, 0.01, rngs)
-        self.value_head = _linear(self.trunk.num_features, 1, config, 1.0, rngs)
+        self.policy_head = _linear(size, distribution.num_outputs, config, 0.01, rngs)
+        self.value_head = _linear(size, 1, config, 1.0, rngs)
         self.free = nnx.Param(jnp.zeros(distribution.num_free)) if distribution.num_free else None
 
     def __call__(self, obs: Any, carry: Any = None) -> tuple[jax.Array, jax.Array, Any]:
@@ -112,6 +120,8 @@ class ActorCritic(nnx.Module):
         return self._heads(features, self.value_trunk.unroll(obs, carry[1], restart, start[1]))
 
     def _heads(self, features: jax.Array, value_features: jax.Array) -> tuple[jax.Array, jax.Array]:
+        if self.policy_mlp is not None:
+            features, value_features = self.policy_mlp(features), self.value_mlp(value_features)
         outputs = self.policy_head(features)
         if self.free is not None:
             free = jnp.broadcast_to(self.free[...], (*outputs.shape[:-1], self.free[...].shape[-1]))

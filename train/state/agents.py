@@ -19,7 +19,8 @@ from wdjax.train.config.schema import PolicyConfig
 from wdjax.train.networks.actor_critic import split_mask, without_mask
 from wdjax.train.networks.encoders import AGENT_TYPE, MASK, with_layout
 
-_SELECTOR = re.compile(r"(\w+)(?:\[(?:(\d+)|(\d*):(\d*))\])?")  # group, group[index], group[start:stop]
+# group, group[index], group[start:stop], group[*]
+_SELECTOR = re.compile(r"(\w+)(?:\[(?:(\d+)|(\d*):(\d*)|\*)\])?")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Assignment:
     segments: tuple[Segment, ...]
     observation_space: Space  # with the agent's type, where it is shown
     action_space: Space
-    types: tuple[Segment, ...] = ()  # all of the policy's segments, in order, where an observation tells an agent's
+    types: tuple[Segment, ...] = ()  # the agents of each type, in order, where an observation tells an agent's
     # the game's word on who is whom in its observation (Env.split_observation), None where it has none
     layout: Callable | None = dataclasses.field(default=None, compare=False, repr=False)
 
@@ -99,12 +100,13 @@ def assign_agents(env: Env, params: Any, policies: Mapping[str, PolicyConfig]) -
                     f"policies.{name}.agents: groups {parts[0].group!r} and {part.group!r} have different spaces "
                     f"({spaces[0]} and {pair}): give them a policy each"
                 )
-        space, types = spaces[0][0], tuple(parts) if policies[name].agent_type_feature else ()
+        space, shows, selectors = spaces[0][0], policies[name].agent_type_feature, policies[name].agents or (name,)
+        types = tuple(types_of(selectors, parts)) if shows else ()
         if types:  # an action mask stays at the top
             single = f"false where `agents` is a single selector, {parts[0].group!r}: there is only one type"
-            require(len(parts) > 1, f"policies.{name}.agent_type_feature", True, single)
+            require(len(types) > 1, f"policies.{name}.agent_type_feature", True, single)
             mask = {MASK: space[MASK]} if isinstance(space, Dict) and MASK in space.spaces else {}
-            space = Dict({"obs": without_mask(space), AGENT_TYPE: Discrete(len(parts)), **mask})
+            space = Dict({"obs": without_mask(space), AGENT_TYPE: Discrete(len(types)), **mask})
         assignments[name] = Assignment(tuple(parts), space, spaces[0][1], types, layout_of(env))
     return assignments
 
@@ -120,7 +122,8 @@ def parse_selectors(policy: str, selectors: tuple[str, ...], sizes: Mapping[str,
     segments = []
     for selector in selectors:
         match = _SELECTOR.fullmatch(selector)
-        require(match, f"policies.{policy}.agents", selector, "a group, a slice as 'runner[0:50]', or an index")
+        words = "a group, a slice as 'runner[0:50]', an index, or 'runner[*]' for each agent by itself"
+        require(match, f"policies.{policy}.agents", selector, words)
         group, index, first, last = match.groups()
         require_known(f"group in policies.{policy}.agents", group, sizes)
         start = int(index or first or 0)
@@ -130,6 +133,14 @@ def parse_selectors(policy: str, selectors: tuple[str, ...], sizes: Mapping[str,
             raise ValueError(f"policies.{policy}.agents = {selector!r}: {inside}")
         segments.append(Segment(group, start, stop))
     return segments
+
+
+def types_of(selectors: tuple[str, ...], segments: list[Segment]) -> list[Segment]:
+    """Return the agents of each type: those of one selector, and every agent of "group[*]" by itself."""
+    types = []
+    for selector, part in zip(selectors, segments, strict=True):
+        types += [Segment(group, i, i + 1) for group, i in part.agents] if selector.endswith("[*]") else [part]
+    return types
 
 
 def _require_partition(segments: Mapping[str, list[Segment]], sizes: Mapping[str, int]) -> None:

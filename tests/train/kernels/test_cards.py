@@ -75,6 +75,8 @@ def test_a_run_says_by_what_it_runs(as_on_a_gpu, registry):
     )
     recurrent = heard("cartpole_ppo", **{"policies.agent.network.recurrent_size": 8})
     assert "nothing. By plain XLA: whole rollouts (agent: it is recurrent); acting of agent, learning of" in recurrent
+    deep = heard("cartpole_ppo", **{"policies.agent.network.head_hidden_sizes": [8]})
+    assert "whole rollouts (agent: head_hidden_sizes [8]); acting of agent, learning of" in deep
 
 
 class Sorted(PPO):

@@ -8,7 +8,7 @@ from flax import nnx
 
 from wdjax import Box, Dict, Discrete, MultiDiscrete
 from wdjax.train import NetworkConfig
-from wdjax.train.networks.actor_critic import ActorCritic, split_mask
+from wdjax.train.networks.actor_critic import ActorCritic, empty_carry, split_mask
 from wdjax.train.networks.distributions import Categorical, Gaussian
 from wdjax.train.networks.encoders import encode, encoded_size
 
@@ -161,3 +161,25 @@ def test_bfloat16_rounds_the_hidden_layers_and_nothing_else():
     assert {leaf.dtype for leaf in jax.tree.leaves(parameters)} == {jnp.dtype("float32")}
     hidden = rounded.trunk.mlp.layer_1(rounded.trunk.mlp.activation(rounded.trunk.mlp.layer_0(obs)))
     assert hidden.dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize("shared_trunk", [True, False])
+def test_hidden_layers_of_heads_stand_after_the_cell(shared_trunk):
+    config = NetworkConfig((5,), "tanh", shared_trunk=shared_trunk, recurrent_size=6, head_hidden_sizes=(3, 2))
+    network = nnx.jit(lambda: ActorCritic(Box(shape=(4,)), CHOICES, config, rngs=nnx.Rngs(0)))()
+    obs, carry = jnp.linspace(-1.0, 1.0, 4)[None], empty_carry(config, (1,))
+    outputs, value, (after, _) = network(obs, carry)
+    trunk = network.trunk
+    features = trunk.cell(carry[0], jnp.tanh(trunk.mlp.layer_0(obs)))[1]
+    heads = {"policy": (features, outputs), "value": (features, value[..., None])}
+    if not shared_trunk:
+        heads["value"] = network.value_trunk(obs, carry[1])[0], value[..., None]
+    for name, (inputs, expected) in heads.items():
+        layers, head = getattr(network, f"{name}_mlp"), getattr(network, f"{name}_head")
+        assert layers.layer_0.kernel.shape == (6, 3)
+        hidden = jnp.tanh(layers.layer_1(jnp.tanh(layers.layer_0(inputs))))
+        np.testing.assert_allclose(head(hidden), expected, atol=1e-6)
+    np.testing.assert_allclose(after, features)
+    row = network.unroll(obs[None], carry, jnp.zeros((1, 1), bool))
+    np.testing.assert_allclose(row[0][0], outputs, atol=1e-6)
+    np.testing.assert_allclose(row[1][0], value, atol=1e-6)

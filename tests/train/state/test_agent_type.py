@@ -100,6 +100,17 @@ def test_slices_of_one_group_are_types_too_and_a_mask_stays_at_the_top():
     np.testing.assert_array_equal(gather_observation(assignments["pilot"], obs), obs["pilot"])
 
 
+def test_each_agent_of_a_group_has_its_id_as_its_type():
+    env, pilot = Pair(), PolicyConfig()
+    clerks = PolicyConfig(agents=("clerk[*]",), agent_type_feature=True)
+    clerks = assign_agents(env, env.default_params, {"clerks": clerks, "pilot": pilot})["clerks"]
+    assert clerks.segments == (Segment("clerk", 0, 3),)
+    assert clerks.observation_space["agent_type"] == Discrete(3)
+    assert clerks.agent_types.tolist() == [0, 1, 2]
+    both = assign(Opposites(), agents=("right[*]", "left"))
+    assert both.agent_types.tolist() == [0, 1, 2]
+
+
 def test_a_part_of_the_agents_keeps_its_types():
     """An evaluation plays each group on its own."""
     assignment = assign(Opposites(), agents=("right", "left"))
