@@ -10,8 +10,10 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from wdjax.console import Console
+from wdjax.metric_names import EVALUATED, STANDARD_ERROR, user_space
 from wdjax.train import PolicyConfig, TrainConfig, read_metrics
 from wdjax.train.config.reading import from_mapping, read_yaml
+from wdjax.train.host.plots import policies_of
 from wdjax.train.load import preset_path
 from wdjax.train.storage.folder import CONFIG, MADE_WITH, VERSION, flat, plain_config, without_version
 
@@ -65,8 +67,14 @@ def last_metrics(run: str) -> dict[str, Any]:
     file, last = Path(run) / "metrics.jsonl", {}
     for row in read_metrics(file) if file.is_file() else ():
         last |= {name: value for name, value in row.items() if value is not None}
-    shown = [name for name in last if name == "env_steps" or ("episode_" in name and "standard_error" not in name)]
-    return {name: last[name] for name in shown}
+    spaces = (f"{user_space(policies_of(last))}/", f"{EVALUATED}/{user_space(policies_of(last))}/")
+    counted = lambda name: name == "env_steps" or "episode_" in name or name.startswith(spaces)  # noqa: E731
+    return {name: last[name] for name in last if counted(name) and not is_standard_error(name, last)}
+
+
+def is_standard_error(name: str, row: Mapping[str, Any]) -> bool:
+    """Return whether a metric is the standard error of another one in a row."""
+    return name.startswith(f"{EVALUATED}/") and name.removesuffix(STANDARD_ERROR) in row.keys() - {name}
 
 
 def _words(value: Any) -> str:

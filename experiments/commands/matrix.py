@@ -10,19 +10,23 @@ import numpy as np
 from rich.table import Column, Table
 from rich.text import Text
 
-from wdjax.train import Player
+from wdjax.train import Episodes, Player
+from wdjax.train.evaluation.episodes import return_statistics
 
 Rows = Mapping[tuple[str, ...], Mapping[str, Mapping[str, Any]]]  # who plays each role -> what `statistics` returns
 
 
-def matrix_tables(roles: Sequence[str], rows: Rows) -> list[Table]:
+def matrix_tables(cells: Mapping[tuple[str, ...], Episodes], rows: Rows) -> list[Table]:
     """Returns what is printed: the environment's statistics, the length and each role's return; files hold the rest.
 
     Where two roles have many players, that is a matrix for each quantity, who plays the first role down and the second
     across; else one table, a row for each combination, with all but returns also as multiples of those of random play.
     """
+    first = next(iter(cells.values()))
+    roles = list(first.episode_return)
     shown = [f"{role} return" for role in roles]
-    names = [name for name in next(iter(rows.values())) if name in shown or not name.endswith(" return")]
+    hidden = return_statistics(first).keys() - set(shown)
+    names = [name for name in next(iter(rows.values())) if name not in hidden]
     if len(roles) == 2 and len(rows) > 4:
         down, across = (list(dict.fromkeys(cell[i] for cell in rows)) for i in range(2))
         tables = []

@@ -123,7 +123,7 @@ def evaluate(arguments: list[str]) -> None:
         write_matrix(file, roles, rows)
     console = Console(width=None if sys.stdout.isatty() else 160)
     console.print(title, soft_wrap=True, highlight=False)
-    for table in matrix_tables(roles, rows):
+    for table in matrix_tables(cells, rows):
         console.print(table)
 
 

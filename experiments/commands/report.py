@@ -23,6 +23,7 @@ from wdjax.experiments.report.page import Section, folded, of_terminal, page
 from wdjax.tables import html_table
 from wdjax.train import Player, cross_play, read_metrics, save_episode, statistics
 from wdjax.train.host.loop import Row
+from wdjax.train.host.plots import spreads_of
 from wdjax.train.learner.saved import split_checkpoint
 from wdjax.train.load import load_named
 from wdjax.train.storage.folder import CONFIG, MADE_WITH, RESUMABLE, VERSION, require_held
@@ -154,7 +155,8 @@ def of_configuration(
 def of_results(names: Sequence[str], folders: Sequence[Path]) -> Section:
     """What each run came to last."""
     found = [last_metrics(str(folder)) for folder in folders]
-    shown = dict.fromkeys(key for own in found for key in own if not key.endswith(("_min", "_max", "_std")))
+    spreads = [spreads_of(own) for own in found]
+    shown = dict.fromkeys(key for own in found for key in own if key not in set().union(*spreads))
     table = html_table([[key, *(own.get(key) for own in found)] for key in shown], ["", *names])
     return Section("Results", table, "The last known numbers of training, and of evaluations (eval/)")
 
@@ -194,11 +196,10 @@ def of_matrix(parsed: ReportArguments, load: Callable, firsts: Sequence[tuple[st
     cells = cross_play(first.learner, first.state, jax.random.key(parsed.seed), parsed.episodes, name=first.name,
                        opponents=(*others, *parsed.opponents))  # fmt: skip
     rows = {cell: statistics(episodes, first.learner.env.info_ratios) for cell, episodes in cells.items()}
-    roles = list(next(iter(cells.values())).episode_return)
     words = f"{parsed.episodes} episodes each, drawn actions, mean ± standard error"
     mind = "".join(f"<p>{html.escape(line)}</p>" for line in other_params(first, others))
     which = "; of each configuration its first run" if len(parsed.runs) > len(firsts) else ""
-    tables = "".join(f"<div>{of_terminal(table)}</div>" for table in matrix_tables(roles, rows))
+    tables = "".join(f"<div>{of_terminal(table)}</div>" for table in matrix_tables(cells, rows))
     return Section(title, f'{mind}<div class="matrices">{tables}</div>', words + which)
 
 

@@ -35,6 +35,7 @@ from wdjax.train.host.plots import COLORS, count_env_steps, name_panel
 from wdjax.train.learner.learner import Learner
 from wdjax.train.learner.saved import save_learned
 from wdjax.train.load import preset_path
+from wdjax.train.state.metric import values_of
 from wdjax.train.state.state import TrainState
 from wdjax.train.storage.folder import flat
 
@@ -120,7 +121,7 @@ def train(config: TrainConfig, seeds: int) -> Trained:
     states = jax.block_until_ready(jax.vmap(learner.init)(keys))
     program, compile_seconds = compile_population(learner.setup, states, num_updates, devices)
     played = play(program, states, num_updates)
-    metrics = [{name: values[i] for name, values in played.metrics.items()} for i in range(seeds)]
+    metrics = [{name: values[i] for name, values in values_of(played.metrics).items()} for i in range(seeds)]
     one = [jax.tree.map(lambda leaf, i=i: leaf[i], played.state) for i in range(seeds)]
     states = [jax.device_put(state, jax.devices()[0]) for state in one]
     return Trained(learner, keys, states, metrics, played.seconds, compile_seconds, devices)

@@ -211,7 +211,7 @@ def member_rows(turn: Turn, setup: Setup, done: int, parts: Sequence[Part]) -> l
     for member, part in zip(turn.members, parts, strict=False):  # parts: also of the last member, repeated
         why = {"bad_numbers": describe_bad_numbers(setup, max(part.codes)) or None}
         bad = skipped_updates(setup.config, part.codes) or why
-        rows.append({"member": member.number, **counts, **bad, **summarize(part.metrics, setup.env.info_ratios)})
+        rows.append({"member": member.number, **counts, **bad, **summarize(part.metrics)})
     return rows
 
 

@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 from flax import struct
 
+from wdjax.metric_names import EVALUATED, STANDARD_ERROR, USER, divided_away, free_name, statistic_names
+
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 Ratios = Mapping[str, tuple[str, str]]  # `Env.info_ratios`: name -> (the sum that is divided, the one that divides)
@@ -29,44 +31,57 @@ def statistics(episodes: Episodes, info_ratios: Ratios | None = None) -> dict[st
 
     Quantities: the environment's statistics, "length", "NAME return" of each policy (or role) and group, summed over
     its agents, and "NAME agent return" where it has several: its quantiles are those over agents and episodes. Where a
-    policy has the name of a group, NAME is the policy: in `Episodes.group_return` is the whole group's.
+    policy has the name of a group, NAME is the policy: in `Episodes.group_return` is the whole group's. A statistic
+    that has one of these names is "user/NAME".
 
     Args:
         episodes: from `evaluate`, or a cell of `cross_play`.
         info_ratios: of the environment (`Env.info_ratios`): they stand in place of the sums that they divide.
     """
-    ratios, info = info_statistics(episodes, info_ratios)
+    returns = {"length": value_statistics(episodes.episode_length), **return_statistics(episodes)}
+    found: dict[str, dict[str, Any]] = {}
+    taken = lambda name: name in returns or name in found  # noqa: E731
+    for part in info_statistics(episodes, info_ratios):
+        for name, numbers in part.items():
+            found[free_name(name, USER, taken)] = numbers
+    return found | returns
+
+
+def return_statistics(episodes: Episodes) -> dict[str, dict[str, Any]]:
+    """Return the statistics of returns, by the names of `statistics`."""
     returns = {**episodes.group_return, **episodes.episode_return}
-    agents = {name: values for name, values in episodes.agent_return.items() if values.shape[1] > 1}
-    return {
-        **ratios,
-        **info,
-        "length": value_statistics(episodes.episode_length),
-        **{f"{name} return": value_statistics(values) for name, values in returns.items()},
-        **{f"{name} agent return": value_statistics(values) for name, values in agents.items()},
-    }
+    found = {f"{name} return": value_statistics(values) for name, values in returns.items()}
+    for name, values in episodes.agent_return.items():
+        if values.shape[1] > 1:
+            own = free_name(f"{name} agent return", USER, lambda name: name in found)
+            found[own] = value_statistics(values)
+    return found
 
 
 def evaluation_metrics(episodes: Episodes, info_ratios: Ratios | None = None) -> dict[str, float | None]:
     """Returns what an evaluation logs, by the names in metrics.jsonl, each mean with its "..._standard_error":
 
-    eval/episode_length, eval/episode_INFO, eval/RATIO, eval/NAME/episode_return of each policy and group.
+    eval/episode_length, eval/NAME/episode_return of each policy and group, and the environment's statistics under
+    their names in training: eval/episode_INFO, eval/RATIO, eval/user/NAME of one that collides.
     """
     ratios, info = info_statistics(episodes, info_ratios)
-    found = {"episode_length": value_statistics(episodes.episode_length), **ratios}
-    found |= {f"episode_{name}": numbers for name, numbers in info.items()}
+    names = statistic_names(episodes.episode_info, info_ratios or {}, episodes.episode_return, episodes.group_return)
+    found = {"episode_length": value_statistics(episodes.episode_length)}
+    for own, part in zip(names, (info, ratios), strict=True):
+        found |= {own[name]: numbers for name, numbers in part.items()}
     returns = {**episodes.group_return, **episodes.episode_return}  # of two with one name the policy's
     found |= {f"{name}/episode_return": value_statistics(values) for name, values in returns.items()}
     metrics = {}
     for name, numbers in found.items():
-        metrics |= {f"eval/{name}": numbers["mean"], f"eval/{name}_standard_error": numbers["standard_error"]}
+        name = f"{EVALUATED}/{name}"
+        metrics |= {name: numbers["mean"], f"{name}{STANDARD_ERROR}": numbers["standard_error"]}
     return metrics
 
 
 def info_statistics(episodes: Episodes, info_ratios: Ratios | None) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns (statistics of the environment's ratios, those of its other sums), by name."""
     ratios, info = info_ratios or {}, {name: np.asarray(v, np.float64) for name, v in episodes.episode_info.items()}
-    divided = {total for total, _ in ratios.values()}
+    divided = divided_away(ratios)
     of_ratios = {name: ratio_statistics(info[total], info[count]) for name, (total, count) in ratios.items()}
     return of_ratios, {name: value_statistics(values) for name, values in info.items() if name not in divided}
 

@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import time
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import numpy as np
@@ -33,7 +34,7 @@ class Played:
     """What a chunk came to on the device."""
 
     state: TrainState
-    metrics: Mapping[str, np.ndarray]  # [updates] of one run, [runs, updates] of several side by side
+    metrics: Mapping[str, Any]  # arrays or `Metric`s: [updates] of one run, [runs, updates] of several side by side
     size: int  # updates
     seconds: float
 
@@ -71,7 +72,7 @@ def play(program: Program, state: TrainState, size: int) -> Played:
     start = time.perf_counter()
     state, packed = program(state, np.int32(size))
     require_equal_devices(state, packed)
-    metrics = {name: values[..., :size] for name, values in unpack(jax.device_get(packed)).items()}
+    metrics = jax.tree.map(lambda values: values[..., :size], unpack(jax.device_get(packed)))
     return Played(state, metrics, size, time.perf_counter() - start)
 
 
@@ -103,5 +104,5 @@ def play_first(program: Program, state: TrainState, most: int) -> Played:
 
 
 def _joined(first: Played, then: Played) -> Played:
-    metrics = {name: np.concatenate([values, then.metrics[name]], -1) for name, values in first.metrics.items()}
+    metrics = jax.tree.map(lambda *values: np.concatenate(values, -1), first.metrics, then.metrics)
     return Played(then.state, metrics, first.size + then.size, first.seconds + then.seconds)

@@ -30,7 +30,7 @@ Row = dict[str, Any]  # a line of metrics.jsonl
 class Part:
     """What a run came to in a chunk, alone or side by side with others."""
 
-    metrics: Mapping[str, np.ndarray]  # of its sound updates
+    metrics: Mapping[str, Any]  # of its sound updates, arrays or `Metric`s
     codes: np.ndarray  # of all its updates (learner/bad_numbers.py)
     streak: int  # bad ones in a row at the end, also over chunks
     ends: bool  # by the rules of bad numbers
@@ -177,14 +177,15 @@ def record(job: Job, done: int, outcome: Outcome, state: TrainState | None) -> N
     job.report(outcome.rows)
 
 
-def take_apart(config: TrainConfig, metrics: Mapping[str, np.ndarray], before: Sequence[Part] | None) -> list[Part]:
+def take_apart(config: TrainConfig, metrics: Mapping[str, Any], before: Sequence[Part] | None) -> list[Part]:
     """Returns the parts of a chunk from its metrics, [updates] of one run or [runs, updates] of several.
 
     Args:
         before: the parts of the chunk before, if there was one.
     """
     several = np.ndim(metrics["bad_numbers"]) == 2
-    runs = [{name: values[i] for name, values in metrics.items()} for i in range(len(metrics["bad_numbers"]))]
+    count = len(metrics["bad_numbers"]) if several else 0
+    runs = [jax.tree.map(lambda values, i=i: values[i], metrics) for i in range(count)]
     parts = []
     for i, own in enumerate(runs if several else [metrics]):
         sound, codes = sound_updates(own)
@@ -206,7 +207,7 @@ def row_of_run(setup: Setup, chunk: Chunk) -> Row:
         "compile_seconds": chunk.compile_seconds,
         "env_steps_per_second": steps / chunk.seconds,
         "agent_steps_per_second": steps * agents / chunk.seconds,
-        **summarize(chunk.parts[0].metrics, setup.env.info_ratios),
+        **summarize(chunk.parts[0].metrics),
     }
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wdjax.drawing.scene import COLORS as PALETTE
+from wdjax.metric_names import LENGTHS, SPREAD, user_space
 from wdjax.train.config.facts import is_scheduled, leaves
 from wdjax.train.config.schema import PolicyConfig
 from wdjax.train.host.loop import Row
@@ -69,6 +70,12 @@ def draw_run(rows: Sequence[Row], title: str = "", most: int | None = None, widt
     return figure
 
 
+def spreads_of(row: Row) -> set[str]:
+    """Return the extremes and deviations of episode lengths and returns in a row of metrics.jsonl."""
+    means = ["episode_length", *(f"{name}/episode_return" for name in policies_of(row))]
+    return {f"{mean}{end}" for mean in means for end in SPREAD if end}
+
+
 def policies_of(row: Row) -> list[str]:
     """Returns the policies that a row of metrics.jsonl tells of."""
     return [name.split("/")[0] for name in row if name.endswith("/episode_return") and name.count("/") == 1]
@@ -84,9 +91,14 @@ def quantities(rows: Sequence[Row]) -> dict[str, dict[str, str]]:
     trained = [name for name in policies if f"{name}/entropy" in first]
     of = lambda names, field: {name: f"{name}/{field}" for name in names}  # noqa: E731
     found = {"mean episode return [reward]": of(policies, "episode_return")}
-    sums = [name for name in first if name.startswith("episode_") and not name.startswith("episode_length")]
+    space = f"{user_space(policies)}/"
+    sums = [name for name in first if name.startswith(("episode_", space)) and name not in LENGTHS]
     if sums:
-        found["mean per episode [count]"] = {name.removeprefix("episode_"): name for name in sums}
+        names = {name: name.removeprefix("episode_").removeprefix(space) for name in sums}
+        once = [*names.values()]
+        found["mean per episode [count]"] = {
+            short if once.count(short) == 1 else name: name for name, short in names.items()
+        }
     else:
         found["mean episode length [env steps]"] = {"length": "episode_length"}
     if trained:
@@ -96,7 +108,8 @@ def quantities(rows: Sequence[Row]) -> dict[str, dict[str, str]]:
         found["mean action value [reward]"] = of(policies, "q_mean")
         found["critic's mean squared error [reward²]"] = of(policies, "critic_loss")
     scheduled = {path.split(".")[-1] for path, fields, _ in leaves(PolicyConfig()) if is_scheduled(fields[-1])}
-    for field in (name for name in first if name.rpartition("/")[2] in scheduled):
+    of_policies = [(field, *field.partition("/")[::2]) for field in first]
+    for field in (field for field, policy, name in of_policies if policy in policies and name in scheduled):
         values = [row[field] for row in rows if row.get(field) is not None]
         if values and max(values) - min(values) > 1e-6 * max(map(abs, values)):
             policy, _, name = field.rpartition("/")
@@ -128,6 +141,7 @@ def save_opponents(run: str | Path, title: str = "") -> Path | None:
     file = run / "metrics.jsonl"
     rows = read_metrics(file) if file.exists() else []
     found = [name.split("/", 2) for name in (rows[0] if rows else ()) if "/opponent_win_rate/" in name]
+    found = [name for name in found if name[0] in policies_of(rows[0]) and name[1] == "opponent_win_rate"]
     policies = list(dict.fromkeys(policy for policy, _, _ in found))
     if not policies:
         return None

@@ -116,7 +116,8 @@ def commit(setup: Setup, before: TrainState, after: TrainState, code: jax.Array)
 def sound_updates(metrics: Mapping[str, Any]) -> tuple[dict[str, Any], np.ndarray]:
     """Takes the metrics of a chunk apart, on the host: (those of its sound updates, the codes of all updates)."""
     codes = np.asarray(metrics["bad_numbers"])
-    return {name: values[codes == 0] for name, values in metrics.items() if name != "bad_numbers"}, codes
+    others = {name: metric for name, metric in metrics.items() if name != "bad_numbers"}
+    return jax.tree.map(lambda values: values[codes == 0], others), codes
 
 
 def describe_bad_numbers(setup: Setup, code: int) -> str:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from wdjax.checks import require_integer
 from wdjax.env import Env
+from wdjax.metric_names import OPPONENT, SPREAD, USER, free_name
 from wdjax.train.config.schema import TrainConfig
 from wdjax.train.devices.collectives import num_shards, total
 from wdjax.train.devices.packing import Packed, pack, unpack
@@ -23,7 +24,9 @@ from wdjax.train.rollout.metrics import Metrics, episode_metrics
 from wdjax.train.rollout.scan import rollout
 from wdjax.train.rollout.self_play import remember
 from wdjax.train.rollout.standings import look_at_opponents
+from wdjax.train.state.agents import group_sizes
 from wdjax.train.state.hypers import Hypers, logged_schedules
+from wdjax.train.state.metric import beside, values_of
 from wdjax.train.state.policy import Setup
 from wdjax.train.state.rows import Rollout
 from wdjax.train.state.sharding import spread, state_shardings
@@ -105,15 +108,16 @@ def learner_of(setup: Setup) -> Learner:
 
 def update(setup: Setup, state: TrainState) -> tuple[TrainState, Metrics]:
     """One rollout of all replicas, then the updates of every policy that learns from its own rows."""
-    return spread(setup, update_share, state)
+    state, metrics = spread(setup, update_share, state)
+    return state, values_of(metrics)
 
 
 def update_share(setup: Setup, state: TrainState) -> tuple[TrainState, Metrics]:
-    """`update` on one device, with the replicas that it holds."""
+    """`update` on one device, with the replicas that it holds; metrics are arrays, or `Metric`s."""
     rollout_key, update_key, next_key = jax.random.split(state.key, 3)
     before, hypers = state, current_hypers(setup.config, state)
     state, played = rollout(setup, state, rollout_key, play_by_kernel)
-    metrics = episode_metrics(played, setup.env.info_ratios)
+    metrics = episode_metrics(played, setup.env.info_ratios, tuple(group_sizes(setup.env)))
     state, of_opponents = look_at_opponents(setup, state, played)
     state, own, code = learn(setup, state, hypers, played, update_key)
     after = state.replace(key=next_key, num_updates=state.num_updates + 1)
@@ -142,16 +146,31 @@ def learn(
         )
         bad_rows.append(look_at_rows(policy, played))
         bad_steps.append(look_at_steps(policy, policies[name], new, own))
-        new, size = new.replace(**pool), policy.config.past_selves
+        new, size, reported = new.replace(**pool), policy.config.past_selves, {}
         if size:
             member, every = memory[name].member, policy.config.past_selves_every
-            own["past_self_blocks"] = total(jnp.sum((member >= 0) & (member < size)))
+            reported["past_self_blocks"] = total(jnp.sum((member >= 0) & (member < size)))
             new, memory[name] = remember(new, memory[name], state.num_updates + 1, every, size)
         policies[name] = new
+        options = {}
         for scheduled in logged_schedules(policy.config, policy.algorithm.takes):
-            own[scheduled.split(".")[-1]] = operator.attrgetter(scheduled)(hypers[name])
-        metrics |= {f"{name}/{key}": value for key, value in own.items()}
+            block, _, field = scheduled.rpartition(".")
+            (options if block == "options" else reported)[field] = operator.attrgetter(scheduled)(hypers[name])
+        metrics |= beside(join_metrics(reported, own, options), name)
     return state.replace(policies=policies, memory=memory), metrics, first_bad(bad_rows, bad_steps)
+
+
+def join_metrics(reported: Mapping[str, Any], own: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metrics of a policy: the learner's, then those of its algorithm and the algorithm's scheduled options.
+    A name that is taken moves behind `user/`."""
+    fixed = {f"episode_return{end}" for end in SPREAD}
+    taken = lambda name: name in metrics or name in fixed or name.startswith(OPPONENT)  # noqa: E731
+    metrics: dict[str, Any] = dict(reported)
+    moved = {name: metric for name, metric in own.items() if taken(name)}
+    metrics |= {name: metric for name, metric in own.items() if name not in moved}
+    for name, metric in (*moved.items(), *options.items()):
+        metrics[free_name(name, USER, taken)] = metric
+    return metrics
 
 
 def packed_update(setup: Setup, state: TrainState) -> tuple[TrainState, Packed]:
@@ -167,7 +186,8 @@ def run(setup: Setup, state: TrainState, num_updates: int) -> tuple[TrainState, 
         state, metrics = jax.lax.scan(lambda state, _: packed_update(setup, state), state, length=num_updates)
         return state, unpack(metrics)
 
-    return spread(setup, scan, state)
+    state, metrics = spread(setup, scan, state)
+    return state, values_of(metrics)
 
 
 def metric_names(setup: Setup) -> list[str]:

@@ -74,16 +74,18 @@ other episodes, which did not choose it: the number to report. Where on_bad_numb
 replica, with all its agents) and agent_steps_per_second (a step of one agent).
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import jax
 import jax.numpy as jnp
 
+from wdjax.metric_names import statistic_names
 from wdjax.train.devices.collectives import any_of, average, largest, smallest, total
 from wdjax.train.devices.moments import masked_mean, masked_variance, mean_where, moments, of_devices
+from wdjax.train.state.metric import Metric
 from wdjax.train.state.rows import Rollout, Rows
 
-Metrics = dict[str, jax.Array]
+Metrics = dict[str, jax.Array | Metric]
 
 
 def rollout_metrics(rows: Rows, advantage: jax.Array, target: jax.Array) -> Metrics:
@@ -103,10 +105,18 @@ def rollout_metrics(rows: Rows, advantage: jax.Array, target: jax.Array) -> Metr
         "advantage_std": jnp.sqrt(variance),
         "explained_variance": jnp.maximum(explained, -1.0),
     }
-    metrics = {**played_metrics(rows), **nan_unless(any_of(live), learned)}
+    learned = nan_unless(any_of(live), learned)
+    for name in ("value_mean", "return_mean", "advantage_mean"):
+        learned[name] = Metric(learned[name], weight=(learned_fraction(rows),))
+    metrics = {**played_metrics(rows), **learned}
     if rows.decides is not None:
         metrics["decision_fraction"] = average(jnp.mean(live.astype(jnp.float32)))
     return metrics
+
+
+def learned_fraction(rows: Rows) -> str:
+    """Return the name of the metric that is the share of the rows to learn from."""
+    return "live_fraction" if rows.decides is None else "decision_fraction"
 
 
 def played_metrics(rows: Rows) -> Metrics:
@@ -118,7 +128,10 @@ def played_metrics(rows: Rows) -> Metrics:
         "reward_max": largest(jnp.max(jnp.where(live, rows.reward, -jnp.inf))),
         **action_deviations(rows.action, live),
     }
-    return {**nan_unless(any_of(live), played), "live_fraction": average(jnp.mean(live.astype(jnp.float32)))}
+    played = nan_unless(any_of(live), played)
+    played["reward_mean"] = Metric(played["reward_mean"], weight=("live_fraction",))
+    played |= {f"reward_{over}": Metric(played[f"reward_{over}"], over) for over in ("min", "max")}
+    return {**played, "live_fraction": average(jnp.mean(live.astype(jnp.float32)))}
 
 
 def nan_unless(some: jax.Array, metrics: Metrics) -> Metrics:
@@ -132,9 +145,9 @@ def action_ranges(action: jax.Array, live: jax.Array) -> Metrics:
     acted = jnp.broadcast_to(live[..., None], flat.shape)
     lowest = smallest(jnp.min(jnp.where(acted, flat, jnp.inf), axis=(0, 1, 2)))
     highest = largest(jnp.max(jnp.where(acted, flat, -jnp.inf), axis=(0, 1, 2)))
-    metrics = {"action_mean": masked_mean(flat, acted)}
+    metrics = {"action_mean": Metric(masked_mean(flat, acted), weight=("live_fraction",))}
     for i in range(flat.shape[-1]):
-        metrics |= {f"action_min/{i}": lowest[i], f"action_max/{i}": highest[i]}
+        metrics |= {f"action_min/{i}": Metric(lowest[i], "min"), f"action_max/{i}": Metric(highest[i], "max")}
     return metrics
 
 
@@ -160,12 +173,15 @@ def deviation_along(values: jax.Array, live: jax.Array, axis: int) -> tuple[jax.
     return jnp.sqrt(jnp.squeeze(rows.variance, axis)), jnp.squeeze(rows.count > 0, (axis, -1))
 
 
-def episode_metrics(played: Rollout, info_ratios: Mapping[str, tuple[str, str]]) -> Metrics:
+def episode_metrics(
+    played: Rollout, info_ratios: Mapping[str, tuple[str, str]], groups: Collection[str] = ()
+) -> Metrics:
     """Returns how many episodes ended in a rollout, and what they say; see the table above.
 
     Args:
         played: the rollout.
         info_ratios: of the environment.
+        groups: names of the environment's groups.
     """
     over = played.over
     episodes = total(jnp.sum(over, dtype=jnp.float32))
@@ -175,18 +191,26 @@ def episode_metrics(played: Rollout, info_ratios: Mapping[str, tuple[str, str]])
 
     def spread(name: str, values: jax.Array) -> Metrics:
         ended = of_devices(moments(values.astype(jnp.float32), over))
-        return nan_unless(episodes > 0, {
-            name: jnp.squeeze(ended.mean),
-            f"{name}_min": smallest(jnp.min(jnp.where(over, values, jnp.inf))),
-            f"{name}_max": largest(jnp.max(jnp.where(over, values, -jnp.inf))),
-            f"{name}_std": jnp.squeeze(jnp.sqrt(ended.variance)),
-        })  # fmt: skip
+        mean, lowest, highest, deviation = nan_unless(episodes > 0, {
+            "mean": jnp.squeeze(ended.mean),
+            "min": smallest(jnp.min(jnp.where(over, values, jnp.inf))),
+            "max": largest(jnp.max(jnp.where(over, values, -jnp.inf))),
+            "std": jnp.squeeze(jnp.sqrt(ended.variance)),
+        }).values()  # fmt: skip
+        return {
+            name: Metric(mean, weight=("episodes",)), f"{name}_min": Metric(lowest, "min", ("episodes",)),
+            f"{name}_max": Metric(highest, "max", ("episodes",)),
+            f"{name}_std": Metric(deviation, "deviation", ("episodes",), name),
+        }  # fmt: skip
 
     sums = {name: over_episodes(values) for name, values in played.episode_info.items()}
-    metrics = {"episodes": episodes.astype(jnp.int32), **spread("episode_length", played.episode_length)}
+    metrics = {"episodes": Metric(episodes.astype(jnp.int32), "sum"), **spread("episode_length", played.episode_length)}
+    own_names, ratio_names = statistic_names(sums, info_ratios, played.episode_return, groups)
     for name, (numerator, denominator) in info_ratios.items():
-        metrics[name] = sums.pop(numerator) / sums[denominator]
-    metrics |= {f"episode_{name}": value / episodes for name, value in sums.items()}
+        weight = ("episodes", own_names[denominator])
+        metrics[ratio_names[name]] = Metric(sums[numerator] / sums[denominator], weight=weight)
+    for name, metric in own_names.items():
+        metrics[metric] = Metric(sums[name] / episodes, weight=("episodes",))
     for name, values in played.episode_return.items():
-        metrics |= {f"{name}/{key}": value for key, value in spread("episode_return", values).items()}
+        metrics |= spread(f"{name}/episode_return", values)
     return metrics

@@ -27,6 +27,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from wdjax.env import Env
+from wdjax.metric_names import USER, free_name
 from wdjax.train.config.schema import PolicyConfig
 from wdjax.train.devices.blocks import block_keys
 from wdjax.train.state.actors import Actor
@@ -36,7 +37,7 @@ from wdjax.train.state.state import Memory, PolicyState
 from wdjax.vector import select
 
 PRESENT, NOBODY = -1, -2
-RANDOM = "random"
+RANDOM, NOW = "random", "present"
 REFERENCE = "reference:"  # what comes with wdjax in the place of a run's path: "reference:tag_continuous"
 
 
@@ -59,9 +60,12 @@ class Pool:
 
     @property
     def names(self) -> dict[str, slice]:
-        """Name -> numbers; all earlier selves have one."""
-        places = {name: slice(self.past + i, self.past + i + 1) for i, name in enumerate((*self.runs, *self.rules))}
-        return {"past": slice(0, self.past), **places} if self.past else places
+        """Name in metrics -> numbers; all earlier selves have one. A script named like these is `user/NAME`."""
+        names = {"past": slice(0, self.past)} if self.past else {}
+        for i, name in enumerate((*self.runs, *self.rules), self.past):
+            own = free_name(name, USER, lambda name: name in names or name == NOW)
+            names[own] = slice(i, i + 1)
+        return names
 
 
 def pool_of(config: PolicyConfig) -> Pool:

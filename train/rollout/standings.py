@@ -9,13 +9,16 @@ about the last EPISODES episodes.
 Kept where a policy of the run names `opponents`, `opponents_every` or `opponents_priority`.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import struct
 
 from wdjax.train.config.schema import TrainConfig
 from wdjax.train.devices.collectives import total
-from wdjax.train.rollout.self_play import PRESENT, pool_of
+from wdjax.train.rollout.self_play import NOW, PRESENT, pool_of
+from wdjax.train.state.metric import Metric
 from wdjax.train.state.policy import Setup
 from wdjax.train.state.rows import Rollout
 from wdjax.train.state.state import Memory, TrainState
@@ -97,7 +100,7 @@ def whole_episodes(memory: dict[str, Memory], played: Rollout, name: str) -> jax
     return counted
 
 
-def look_at_opponents(setup: Setup, state: TrainState, played: Rollout) -> tuple[TrainState, dict[str, jax.Array]]:
+def look_at_opponents(setup: Setup, state: TrainState, played: Rollout) -> tuple[TrainState, dict[str, Any]]:
     """Brings the standings of all pools up to date after a rollout. Returns (state, metrics by name)."""
     if not keeps_standings(setup.config):
         return state, {}
@@ -114,12 +117,14 @@ def look_at_opponents(setup: Setup, state: TrainState, played: Rollout) -> tuple
         policies[name] = policies[name].replace(standings=new)
         blocks = jnp.where(memory[name].member < 0, pool.size, memory[name].member)[:, None]
         blocks = total(jnp.sum(blocks == jnp.arange(pool.size + 1)[None], axis=0))
-        for who, places in {**pool.names, "present": slice(pool.size, None)}.items():
+        for who, places in {**pool.names, NOW: slice(pool.size, None)}.items():
             ended, won, known = games[places].sum(), new.wins[places].sum(), new.games[places].sum()
+            mean = jnp.where(ended > 0, sums[places].sum() / ended, jnp.nan)
+            rate, by_games = jnp.where(known > 0, won / known, jnp.nan), (f"{name}/opponent_games/{who}",)
             metrics |= {
                 f"{name}/opponent_blocks/{who}": blocks[places].sum(),
                 f"{name}/opponent_games/{who}": ended,
-                f"{name}/opponent_return/{who}": jnp.where(ended > 0, sums[places].sum() / ended, jnp.nan),
-                f"{name}/opponent_win_rate/{who}": jnp.where(known > 0, won / known, jnp.nan),
+                f"{name}/opponent_return/{who}": Metric(mean, weight=by_games),
+                f"{name}/opponent_win_rate/{who}": Metric(rate, weight=by_games),
             }
     return state.replace(policies=policies, memory=memory), metrics

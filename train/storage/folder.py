@@ -14,6 +14,8 @@ import jax
 import numpy as np
 import yaml
 
+from wdjax.checks import require
+from wdjax.metric_names import EVALUATED
 from wdjax.train.config.env_params import complete_env_params
 from wdjax.train.config.reading import read_yaml
 from wdjax.train.config.schema import TrainConfig
@@ -91,11 +93,13 @@ def prepare_folder(workdir: Path, config: TrainConfig, resume: bool, trust: Coll
         trust: as for `load_run_config`, beside the modules that `config` names.
 
     Raises:
-        ValueError: where it holds a run of another configuration.
+        ValueError: where it holds a run of another configuration; for a new run with a policy named "eval".
         FileNotFoundError: where it holds checkpoints, but not what configuration they have.
         OSError: as `make_folder`, and where another process is training there.
     """
     file = workdir / CONFIG
+    collides = config.evaluates and EVALUATED in config.policies and not file.exists()
+    require(not collides, "policies", EVALUATED, f"another name: {EVALUATED}/... are the metrics of evaluations")
     begun = make_folder(workdir, RUN, resume)
     if begun and not file.exists():
         raise FileNotFoundError(f"{file} is missing: its checkpoints hold it (host/metadata, as JSON), write it again")

@@ -5,66 +5,45 @@ import io
 import json
 import math
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from wdjax.train.state.metric import Metric, rule_of, values_of
 
-def summarize(
-    metrics: Mapping[str, Any], info_ratios: Mapping[str, tuple[str, str]] | None = None
-) -> dict[str, float | int | None]:
-    """Returns one number for each metric of a chunk of updates, null where it is not finite.
 
-    `episodes` are summed. Of names that end in _max and _min (or in _max/i and _min/i), the largest and the smallest.
-    What is over episodes is that over all episodes of the chunk; means over the live rows of a rollout are weighted
-    with `live_fraction`, returns and win rates against WHO with `opponent_games/WHO`; all else is the mean over the
-    updates. Updates without a number (NaN) are left out.
+def summarize(metrics: Mapping[str, Any]) -> dict[str, float | int | None]:
+    """Return one number for each metric of a chunk of updates, null where it is not finite.
+
+    A `Metric` specifies how its numbers are joined; a plain array is joined by the mean over the updates. Updates
+    without a number (NaN) are left out.
 
     Args:
-        metrics: name -> [num_updates].
-        info_ratios: of the environment.
+        metrics: name -> [num_updates], `episodes` among them.
     """
-    values = {name: np.asarray(array, np.float64) for name, array in metrics.items()}
-    weights = {name: values["episodes"] * values[f"episode_{by}"] for name, (_, by) in (info_ratios or {}).items()}
+    values = {name: np.asarray(array, np.float64) for name, array in values_of(metrics).items()}
     summary: dict[str, float | int | None] = {"episodes": int(values["episodes"].sum())}
-    for name in values:
+    for name, metric in metrics.items():
         if name != "episodes":
-            summary[name] = finite(_of_chunk(name, values, weights))
+            summary[name] = finite(_of_chunk(values[name], rule_of(metric), values))
     return summary
 
 
-def _of_chunk(name: str, values: Mapping[str, np.ndarray], weights: Mapping[str, np.ndarray]) -> float:
-    policy, _, last = re.sub(r"/\d+$", "", name).rpartition("/")  # without the component: "agent/action_max/0"
-    of_pool = re.fullmatch(r"([^/]+)/(opponent_[a-z_]+)/(.+)", name)
-    if of_pool:  # WHO may be a run's path, which says nothing of what is counted
-        policy, last, who = of_pool.groups()
-    over_episodes = last.startswith("episode_")
-    if over_episodes:
-        weight = values["episodes"]
-    elif name in weights:
-        weight = weights[name]
-    elif last in ("opponent_return", "opponent_win_rate"):
-        weight = values[f"{policy}/opponent_games/{who}"]
-    else:
-        weight = values.get(f"{policy}/live_fraction") if last.endswith("_mean") else None
-    numbers = values[name]
-    weight = np.ones(len(numbers)) if weight is None else weight
+def _of_chunk(numbers: np.ndarray, metric: Metric, values: Mapping[str, np.ndarray]) -> float:
+    weight = math.prod((values[name] for name in metric.weight), start=np.ones(len(numbers)))
     known = (weight > 0) & ~np.isnan(numbers)  # NaN where there was nothing to report
     numbers, weight = numbers[known], weight[known]
     if not len(numbers):
         return math.nan
-    if last.endswith("_max"):
-        return float(numbers.max())
-    if last.endswith("_min"):
-        return float(numbers.min())
-    if over_episodes and last.endswith("_std"):  # of all episodes: their means may differ between updates
-        means = values[name.removesuffix("_std")][known]
+    if metric.over == "deviation":  # of all values: their means may differ between updates
+        means = values[metric.mean][known]
         square = np.average(numbers**2 + means**2, weights=weight) - np.average(means, weights=weight) ** 2
         return float(np.sqrt(max(square, 0.0)))
-    return float(np.average(numbers, weights=weight))
+    if metric.over == "mean":
+        return float(np.average(numbers, weights=weight))
+    return float({"sum": np.sum, "max": np.max, "min": np.min}[metric.over](numbers))
 
 
 def finite(value: float) -> float | None:

@@ -2,6 +2,7 @@
 
 import math
 import numbers
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -69,6 +70,7 @@ def check_env(
 
     Calls `reset` and `step` under jit, vmap and scan, and plays `num_steps` random steps: 10 replicas side by side,
     reset after each episode, some steps past its end. Actions are drawn from the action space, within the masks.
+    Warns of statistics that training reports as `user/NAME`, because their names are names of wdjax's own metrics.
 
     Args:
         env: the environment, or the name of a registered one.
@@ -89,6 +91,8 @@ def check_env(
     case = _make_case(env, params, twin, num_steps, seed, rtol, atol)
     for check in CONTRACT:
         check(case)
+    for words in declarations.moved_statistics(case):
+        warnings.warn(words, stacklevel=2)
     for piece in play.random_play(case):
         for check in CONTRACT_OF_PLAY:
             check(case, piece)

@@ -3,7 +3,7 @@
 Each is one rule of the contract, as those in rules.py; a game that declares nothing keeps them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from wdjax.env import SINGLE_AGENT, layout_of
 from wdjax.env_checker.case import MASK, Case, explained, fail, has_mask, quick_jit
 from wdjax.env_checker.leaves import words
+from wdjax.metric_names import statistic_names
 from wdjax.spaces import Dict, Space, sample_shapes
 
 LEADING = ((4,), (2, 3))  # axes of observations: agents, or replicas and agents
@@ -64,6 +65,17 @@ def ratios_are_of_sums_in_info(case: Case) -> None:
     for name, ratio in ratios.items():
         if not (isinstance(ratio, tuple) and len(ratio) == 2 and set(ratio) <= set(info)):
             fail(f"info_ratios[{name!r}] = {ratio!r:.80}: must be (sum, divisor), two names of step's info: {info}")
+
+
+def moved_statistics(case: Case) -> Iterator[str]:
+    """Yield a sentence for each statistic whose name collides with one of wdjax's metrics."""
+    info, ratios = case.step[1]["info"], case.env.info_ratios
+    groups = tuple(case.env.groups) or (SINGLE_AGENT,)
+    names = statistic_names(info, ratios, policies=groups, groups=groups)
+    for what, own, natural in zip(("info", "info_ratios"), names, ("episode_{}", "{}"), strict=True):
+        for name, metric in own.items():
+            if metric != natural.format(name):
+                yield f"{what}[{name!r}]: {natural.format(name)} is a metric of wdjax. Training reports it as {metric}."
 
 
 def observations_split_into_others_and_own(case: Case) -> None:

@@ -10,6 +10,7 @@ from probes import tiny_config, tiny_policy
 from wdjax.train import make_learner
 from wdjax.train.rollout.metrics import episode_metrics
 from wdjax.train.rollout.scan import rollout
+from wdjax.train.state.metric import Metric, values_of
 from wdjax.train.storage.metrics_log import summarize
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -21,7 +22,7 @@ ROLLOUTS, LENGTH, REPLICAS = 12, 2, 3
 
 @pytest.fixture(scope="module")
 def played():
-    """Returns (what happened in each rollout, its metrics)."""
+    """Returns (what happened in each rollout, its metrics, metrics with their rules)."""
     policies = {name: tiny_policy("A2C", agents=agents) for name, agents in POLICIES.items()}
     sizes = {"rollout_length": LENGTH, "num_envs": REPLICAS}
     learner = make_learner(tiny_config("tag_gridworld", policies, env_params=TAG, **sizes))
@@ -30,7 +31,7 @@ def played():
     for i in range(ROLLOUTS):
         state, part = play(state, jax.random.key(i))
         parts.append((part, measure(part)))
-    return [part for part, _ in parts], [metrics for _, metrics in parts]
+    return [part for part, _ in parts], [values_of(metrics) for _, metrics in parts], parts[0][1]
 
 
 def replay(parts):
@@ -90,7 +91,7 @@ def test_time_to_tag_is_the_mean_step_of_a_tag(played):
 
 def test_chunk_is_summarized_as_all_its_episodes(played):
     metrics = {name: np.array([row[name] for row in played[1]]) for name in played[1][0]}
-    summary = summarize(metrics, {"time_to_tag": ("tag_steps", "tags")})
+    summary = summarize({name: rule.replace(value=metrics[name]) for name, rule in played[2].items()})
     episodes = [episode for part in replay(played[0]) for episode in part]
     assert summary["episodes"] == len(episodes)
     for metric, field in [("episode_length", "length"), ("mixed/episode_return", "mixed")]:
@@ -104,16 +105,19 @@ def test_chunk_is_summarized_as_all_its_episodes(played):
 def test_summary_by_hand():
     """Rollout means are weighted with their live rows; extremes are those of the chunk; the rest is a plain mean."""
     metrics = {
-        "episodes": [0, 0], "episode_length": [np.nan] * 2, "episode_tags": [np.nan] * 2, "time_to_tag": [np.nan] * 2,
-        "a/live_fraction": [0.25, 0.75], "a/reward_mean": [4.0, 8.0], "a/reward_max": [9.0, 5.0],
-        "a/reward_min": [1.0, 2.0], "a/advantage_std": [1.0, 3.0], "a/loss": [1.0, 2.0], "b/q_mean": [1.0, 2.0],
+        "episodes": [0, 0], "episode_length": Metric([np.nan] * 2, weight=("episodes",)),
+        "time_to_tag": Metric([np.nan] * 2, weight=("episodes", "episode_length")),
+        "a/live_fraction": [0.25, 0.75], "a/reward_mean": Metric([4.0, 8.0], weight=("a/live_fraction",)),
+        "a/reward_max": Metric([9.0, 5.0], "max"), "a/reward_min": Metric([1.0, 2.0], "min"),
+        "a/advantage_std": [1.0, 3.0], "a/loss": [1.0, 2.0], "b/q_mean": [1.0, 2.0],
     }  # fmt: skip
-    assert summarize(metrics, {"time_to_tag": ("tag_steps", "tags")}) == {
-        "episodes": 0, "episode_length": None, "episode_tags": None, "time_to_tag": None, "a/live_fraction": 0.5,
+    assert summarize(metrics) == {
+        "episodes": 0, "episode_length": None, "time_to_tag": None, "a/live_fraction": 0.5,
         "a/reward_mean": 7.0, "a/reward_max": 9.0, "a/reward_min": 1.0, "a/advantage_std": 2.0, "a/loss": 1.5,
         "b/q_mean": 1.5,
     }  # fmt: skip
-    nothing = summarize({"episodes": [0], "a/live_fraction": [0.0], "a/reward_max": [-np.inf], "a/reward_mean": [0.0]})
+    mean, largest = Metric([0.0], weight=("a/live_fraction",)), Metric([-np.inf], "max")
+    nothing = summarize({"episodes": [0], "a/live_fraction": [0.0], "a/reward_max": largest, "a/reward_mean": mean})
     assert nothing["a/reward_max"] is nothing["a/reward_mean"] is None
 
 

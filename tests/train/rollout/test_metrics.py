@@ -14,6 +14,7 @@ from wdjax.train import PolicyConfig, Trainer, make_learner
 from wdjax.train.config.schema import DDPGConfig
 from wdjax.train.host.loop import Chunk, Part
 from wdjax.train.rollout import metrics
+from wdjax.train.state.metric import Metric, values_of
 from wdjax.train.state.rows import Rows
 from wdjax.train.storage.metrics_log import summarize
 
@@ -72,7 +73,8 @@ def test_the_clock_of_a_chunk_by_hand(tmp_path):
 
 
 def test_extremes_of_a_component_are_those_of_the_chunk():
-    rows = {"episodes": [0, 0], "a/action_max/0": [1.0, 3.0], "a/action_min/1": [1.0, -math.inf], "a/x/1": [1.0, 3.0]}
+    extremes = {"a/action_max/0": Metric([1.0, 3.0], "max"), "a/action_min/1": Metric([1.0, -math.inf], "min")}
+    rows = {"episodes": [0, 0], **extremes, "a/x/1": [1.0, 3.0]}
     assert summarize(rows) == {"episodes": 0, "a/action_max/0": 3.0, "a/action_min/1": None, "a/x/1": 2.0}
 
 
@@ -80,7 +82,7 @@ def test_extremes_of_a_component_are_those_of_the_chunk():
 
 LIVE = np.ones((3, 2, 2), bool)
 LIVE[1:, 0, 0] = LIVE[2, 0, 1] = False
-measure = jax.jit(metrics.rollout_metrics)
+measure = jax.jit(lambda *arguments: values_of(metrics.rollout_metrics(*arguments)))
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +119,9 @@ def test_what_others_win_against_somebody_is_over_the_games_of_the_chunk():
         "episodes": [4, 4, 4], f"a/opponent_games/{who}": [3.0, 0.0, 1.0], f"a/opponent_blocks/{who}": [1.0, 0.0, 2.0],
         f"a/opponent_return/{who}": [1.0, nan, 5.0], f"a/opponent_win_rate/{who}": [0.5, 0.5, 0.9],
     }  # fmt: skip
+    for what in ("return", "win_rate"):
+        name = f"a/opponent_{what}/{who}"
+        metrics[name] = Metric(metrics[name], weight=(f"a/opponent_games/{who}",))
     found = summarize(metrics)
     assert found.pop(f"a/opponent_win_rate/{who}") == pytest.approx(0.6)
     assert found == {
@@ -165,4 +170,4 @@ def test_explained_variance_is_not_below_minus_1():
 def test_ranges_of_actions_by_hand(name, expected):
     action = np.array([[-2.0, 9.0], [1.0, 4.0], [-50.0, 50.0]], np.float32).reshape(3, 1, 1, 2)
     live = np.array([True, True, False]).reshape(3, 1, 1)
-    assert metrics.action_ranges(action, live)[name] == expected
+    assert metrics.action_ranges(action, live)[name].value == expected

@@ -1,6 +1,7 @@
 """Who plays in the place of a policy beside its earlier selves: scripts, random play, runs; and who beats them."""
 
 import dataclasses
+import json
 
 import jax
 import jax.numpy as jnp
@@ -162,8 +163,8 @@ def test_a_picture_only_where_somebody_plays_in_a_place(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"env_steps": 1, "a/episode_return": 1.0}\n', encoding="utf8")
     assert save_opponents(tmp_path) is None
     run = f"runs/{'b' * 200}"  # a name as wide as the picture
-    row = f'{{"env_steps": 1, "a/opponent_win_rate/{run}": 0.5, "a/opponent_return/{run}": null}}\n'
-    (tmp_path / "metrics.jsonl").write_text(row, encoding="utf8")
+    row = {"env_steps": 1, "a/episode_return": 1.0, f"a/opponent_win_rate/{run}": 0.5, f"a/opponent_return/{run}": None}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(row) + "\n", encoding="utf8")
     assert save_opponents(tmp_path).stat().st_size > 1000
 
 

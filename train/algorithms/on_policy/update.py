@@ -37,10 +37,11 @@ from wdjax.train.kernels.layers import Shape, shape_of, why_plain
 from wdjax.train.networks.actor_critic import ActorCritic, empty_carry, without_mask
 from wdjax.train.networks.distributions import Distribution, make_distribution
 from wdjax.train.rollout.draws import sample_blocks
-from wdjax.train.rollout.metrics import nan_unless, rollout_metrics
+from wdjax.train.rollout.metrics import learned_fraction, nan_unless, rollout_metrics
 from wdjax.train.state.agents import Assignment
 from wdjax.train.state.algorithm import Algorithm
 from wdjax.train.state.hypers import Hypers, hypers_of
+from wdjax.train.state.metric import Metric
 from wdjax.train.state.normalization import (
     Normalizer,
     discounted_returns,
@@ -210,6 +211,8 @@ class OnPolicy(Algorithm):
             start = self.init_carry(policy, over.shape[1]) if custom else None
             batch = batch.replace(restart=restart, carry=(played.first_carry[policy.name], start))
         state, losses = gradient_steps(policy, state, hypers, batch, key, num_blocks)
+        for name in losses.keys() & {"normalized_advantage_mean"}:
+            losses[name] = Metric(losses[name], weight=(learned_fraction(rows),))
         if state.normalizer is not None:  # of rows that are learned from: their scale is what a loss feels
             seen = update_observation_statistics(state.normalizer.obs, rows.obs, rows.learned)
             state = state.replace(normalizer=Normalizer(seen, statistics))
