@@ -335,7 +335,7 @@ TAG = [
      "env 'tag_continuous', env_params: unknown parameter of TagContinuous 'max_sped': did you mean 'max_speed'?"),
     ({"best_metric": "runer/episode_return"},
      "unknown best_metric 'runer/episode_return': did you mean 'runner/episode_return'?"),
-    ({"best_metric": "runner"}, "unknown best_metric 'runner': known names: runner/episode_return,"),
+    ({"best_metric": "runner"}, "unknown best_metric 'runner': known names: episode_tags, runner/episode_return,"),
     ({"policies.runner.network.encoder": "deep_set"},
      "unknown policies.runner.network.encoder 'deep_set': did you mean 'deep_sets'?"),
 ]  # fmt: skip

@@ -12,8 +12,8 @@ OPPONENT = ("opponent_blocks/", "opponent_games/", "opponent_return/", "opponent
 # Fields of metrics.jsonl and of the tables of sweeps that belong to no policy.
 WRITTEN = frozenset({
     "updates", "env_steps", "seconds", "seconds_per_update", "compile_seconds", "env_steps_per_second",
-    "agent_steps_per_second", "episodes", "bad_numbers", "skipped_updates", "member", "parent", "score", "trial",
-    "values", "state", *LENGTHS,
+    "agent_steps_per_second", "episodes", "episode_return", "bad_numbers", "skipped_updates", "member", "parent",
+    "score", "trial", "values", "state", *LENGTHS,
 })  # fmt: skip
 # Fields of a run's configuration: columns of the tables of sweeps (tests compare them with TrainConfig).
 CONFIGURED = frozenset({

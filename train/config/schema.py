@@ -227,8 +227,8 @@ class TrainConfig:
     keep_checkpoints: int = static(2, allowed=_COUNT)
     """how many of the newest checkpoints stay"""
     best_metric: str = "auto"
-    """the metric by which evaluations choose the best checkpoint ("agent/episode_return"); auto: the return where one
-    policy trains, else none; none: keep no best"""
+    """the metric by which evaluations choose the best checkpoint ("agent/episode_return", or a statistic of the
+    environment, "episode_tags"); auto: the return where one policy trains, else none; none: keep no best"""
     evaluate_every_updates: int = static(0, allowed="at least 0 (0: evaluate_every counts), below 2**31")
     """updates between two evaluations, logged as eval/...; 0: as evaluate_every says"""
     evaluate_every: int = static(0, allowed="at least 0 (0: only where best_metric asks for evaluations)")

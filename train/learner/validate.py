@@ -3,11 +3,13 @@
 import math
 from typing import Any
 
+import jax
 import numpy as np
 
 from wdjax.checks import require, require_known
 from wdjax.env import Env
-from wdjax.env_checker import DECLARED, require_rules
+from wdjax.env_checker import DECLARED, RETURNED, require_rules
+from wdjax.metric_names import statistic_names
 from wdjax.spaces import LARGEST, Dict
 from wdjax.train.config.env_params import make_env
 from wdjax.train.config.facts import points_of, require_allowed, require_schedule, require_taken
@@ -57,10 +59,23 @@ def validate(config: TrainConfig) -> tuple[Env, Any, dict[str, Assignment]]:
         require_taken(f"policies.{name}", policy, algorithm.takes, policy.algorithm)
         _validate_mask(name, policy, assignment)
         _validate_batch(config, name, assignment)
-    best = config.best_by
-    if best is not None:
-        require_known("best_metric", best, [f"{name}/episode_return" for name in config.policies])
+    returns = [f"{name}/episode_return" for name in config.policies]
+    if config.best_by not in (None, *returns):
+        require_known("best_metric", config.best_by, [*returns, *reported_statistics(env, params, config)])
     return env, params, assignments
+
+
+def reported_statistics(env: Env, params: Any, config: TrainConfig) -> list[str]:
+    """Return the metrics of an environment's statistics; traces its step."""
+    require_rules(env, params, RETURNED)
+
+    def info(key: jax.Array) -> dict[str, Any]:
+        _, state = env.reset(key, params)
+        return env.step(key, state, env.action_space(params).sample(key), params)[-1]
+
+    found = jax.eval_shape(info, jax.random.key(0))
+    sums, ratios = statistic_names(found, env.info_ratios, config.policies, group_sizes(env))
+    return [*sums.values(), *ratios.values()]
 
 
 def _validate_policy(name: str, policy: PolicyConfig) -> None:

@@ -11,11 +11,10 @@ Every `opponents_every` rollouts a coin falls for each block of replicas: with t
 beat it (rollout/standings.py), plays all agents of the policy there. From these rows the policy does not learn (they
 are not live), the other policies do. Where several policies have a pool their coins fall apart from each other: two of
 them may meet, and nobody learns. Whoever has a network explores as the present self does (it samples, or adds noise).
-An n-step target of DDPG may reach from the last rows of a rollout into what somebody else plays in the next, as it
-reaches into what older actors did.
 
 A rollout begins in the middle of episodes. Where the member that plays changes there, the carry of acting (a recurrent
-state) becomes that of the start of an episode: no member can read the memory of another.
+state) becomes that of the start of an episode: no member can read the memory of another. The discounted return that
+scales rewards starts anew, and n-step targets of DDPG end there: neither contains rewards of another member.
 """
 
 import dataclasses
@@ -203,18 +202,24 @@ def selves_of(state: PolicyState, member: jax.Array) -> Selves:
 
 
 def take_over(memory: Memory, selves: Selves, start: Any) -> Memory:
-    """Return the memory of a policy at the start of a rollout, with a new carry where another member takes over.
+    """Return the memory of a policy at the start of a rollout.
+
+    Where another member takes over, the carry and the discounted return start anew, and n-step targets end.
 
     Args:
         start: the carry at the start of an episode, `Algorithm.init_carry`.
     """
     changed = selves.member != memory.member
-
-    def renew(start: jax.Array, carry: jax.Array) -> jax.Array:
-        return select(jnp.repeat(changed, carry.shape[0] // changed.shape[0]), start, carry)
-
-    since = None if memory.since is None else jnp.where(changed, 0, memory.since)
-    return memory.replace(carry=jax.tree.map(renew, start, memory.carry), member=selves.member, since=since)
+    replicas = lambda leaf: jnp.repeat(changed, leaf.shape[0] // changed.shape[0])  # noqa: E731
+    renew = lambda start, leaf: select(replicas(leaf), start, leaf)  # noqa: E731
+    nothing = jax.tree.map(jnp.zeros_like, memory.discounted_return)
+    carry, running = jax.tree.map(renew, (start, nothing), (memory.carry, memory.discounted_return))
+    since, replay = None if memory.since is None else jnp.where(changed, 0, memory.since), memory.replay
+    pending = getattr(replay, "pending", None)
+    if pending is not None:
+        over = pending.over.at[:, -1].max(replicas(pending.over)[:, None])
+        replay = replay.replace(pending=pending.replace(over=over))
+    return memory.replace(carry=carry, discounted_return=running, replay=replay, member=selves.member, since=since)
 
 
 def act(

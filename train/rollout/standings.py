@@ -2,9 +2,9 @@
 
 Only such episodes count that one player of the policy has played from the first step to the last, while every other
 policy was played by its present self. The others win an episode where the sum of their returns is above its running
-mean over all that count and one more of return 0 (half, where it is the mean): in a game of +1 and -1 these are the
-games won, even where all or none are, and in any other those that went better than usual. Rates and the mean are over
-about the last EPISODES episodes.
+mean over all that count (half, where it is the mean): in a game of +1 and -1 these are the games won, as long as some
+are and some are not, and in any other game those that went better than usual. A constant added to all returns changes
+nothing. Rates and the mean are over about the last EPISODES episodes.
 
 Kept where a policy of the run names `opponents`, `opponents_every` or `opponents_priority`.
 """
@@ -25,6 +25,7 @@ from wdjax.train.state.state import Memory, TrainState
 
 EPISODES = 200
 """after so many more an episode counts 1 / e of a new one"""
+ROUNDING = 2e-5  # of a running mean, relative
 
 
 class Standings(struct.PyTreeNode):
@@ -79,8 +80,9 @@ def add_episodes(
     games, sums = total((by_member(jnp.ones_like(returns)), by_member(returns)))
     kept = jnp.exp(-games.sum() / EPISODES)
     all_returns, episodes = kept * old.returns + sums.sum(), kept * old.episodes + games.sum()
-    mean = all_returns / (episodes + 1)  # else all would be at the mean where the others always win
-    wins = total(by_member(0.5 * (returns > mean) + 0.5 * (returns >= mean)))
+    mean = all_returns / jnp.maximum(episodes, jnp.finfo(jnp.float32).tiny)
+    near = ROUNDING * jnp.abs(mean)  # equal returns are at their mean
+    wins = total(by_member(0.5 * (returns > mean + near) + 0.5 * (returns >= mean - near)))
     kept = jnp.exp(-games / EPISODES)
     new = Standings(kept * old.wins + wins, kept * old.games + games, all_returns, episodes)
     return new, games, sums

@@ -104,6 +104,9 @@ def update_statistics(statistics: RunningStatistics, values: jax.Array, live: ja
     known = jnp.maximum(count, 1.0)
     delta = mean - statistics.mean
     merged = (statistics.variance * old + variance * new + delta**2 * (old * new / known)) / known
+    share = old / known  # divided first, where a product with the count leaves float32
+    divided = statistics.variance * share + variance * (new / known) + (delta * share) * (delta * (new / known))
+    merged = jnp.where(jnp.isfinite(merged), merged, divided)
     return RunningStatistics(
         count=count,
         mean=statistics.mean + delta * (new / known),

@@ -82,16 +82,16 @@ def test_somebody_plays_several_rollouts_in_a_row(num_updates, anew):
 
 
 def test_standings_by_hand():
-    """Three members and the present self; of six ends five count, whose returns sum to 10, and 10 / 6 is the mean."""
+    """Three members and the present self; of six ends five count, whose returns sum to 10, and 10 / 5 is the mean."""
     member = jnp.array([0, PRESENT, 2])
     counted = jnp.array([[True, True, True], [False, True, True]])
     returns = jnp.array([[5.0, 1.0, 3.0], [99.0, -1.0, 2.0]])
     first, games, sums = add_episodes(new_standings(3), member, counted, returns)
     np.testing.assert_array_equal(games, [1, 0, 2, 2])
     np.testing.assert_array_equal(sums, [5, 0, 5, 0])
-    np.testing.assert_array_equal(first.wins, [1, 0, 2, 0])
+    np.testing.assert_array_equal(first.wins, [1, 0, 1.5, 0])
     assert (first.returns, first.episodes) == (10, 5)
-    np.testing.assert_allclose(first.win_rate, [2 / 3, 1 / 2, 3 / 4, 1 / 4])
+    np.testing.assert_allclose(first.win_rate, [2 / 3, 1 / 2, 2.5 / 4, 1 / 4])
     second, *_ = add_episodes(first, member, counted & (jnp.arange(3) == 0)[None], returns)
     np.testing.assert_allclose(second.games, [np.exp(-1 / 200) + 1, 0, 2, 2], rtol=1e-6)
     forgotten = second.without(jnp.int32(2))
@@ -99,13 +99,25 @@ def test_standings_by_hand():
     np.testing.assert_array_equal(second.without(jnp.int32(NOBODY)).games, second.games)
 
 
-@pytest.mark.parametrize(("outcome", "won"), [(1.0, 1.0), (-1.0, 0.0), (0.0, 0.5)])
-def test_who_always_wins_wins_always(outcome, won):
-    """The mean of equal returns is their own, were it not for the episode of return 0."""
+@pytest.mark.parametrize("zero", [-1000.0, 0.0, 1000.0])
+def test_win_rates_do_not_depend_on_the_zero_of_returns(zero):
+    """The others do better against the first member than against the second, which then plays more often."""
+    new, member = new_standings(2), jnp.array([0, 0, 1])
+    for i in range(30):
+        returns = zero + jnp.array([[1.0 + 0.1 * (i % 3), 2.0, -3.0]])
+        new, *_ = add_episodes(new, member, jnp.ones((1, 3), bool), returns)
+    np.testing.assert_allclose(new.wins[:2] / new.games[:2], [1, 0], atol=1e-6)
+    config = PolicyConfig(opponents={"random": 0.5, "ambush": 0.5}, opponents_priority=1.0)
+    found = chances(config, PolicyState(None, None, standings=new), None, jnp.float32(0))
+    assert found[1] > 20 * found[0]
+
+
+@pytest.mark.parametrize("outcome", [-1000.1, -1.0, 0.0, 0.3])
+def test_equal_returns_are_half_won(outcome):
     old = new_standings(1)
-    for _ in range(3):
+    for _ in range(300):
         old, *_ = add_episodes(old, jnp.array([0]), jnp.ones((2, 1), bool), jnp.full((2, 1), outcome))
-    np.testing.assert_allclose(old.wins / old.games, [won, np.nan], rtol=1e-6)
+    np.testing.assert_allclose(old.wins / old.games, [0.5, np.nan], rtol=1e-6)
 
 
 def test_a_snapshot_takes_an_earlier_selfs_place_and_never_a_rules():

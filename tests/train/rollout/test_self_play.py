@@ -11,7 +11,9 @@ from box_probes import tiny_ddpg
 from probes import NETWORK, tiny_config, tiny_policy
 
 from wdjax import Box
-from wdjax.train import make_learner, with_hypers
+from wdjax.train import PolicyConfig, make_learner, with_hypers
+from wdjax.train.algorithms.ddpg.replay import Steps, empty_replay
+from wdjax.train.algorithms.on_policy.update import scale_reward
 from wdjax.train.rollout.scan import rollout
 from wdjax.train.rollout.self_play import (
     NOBODY,
@@ -23,7 +25,9 @@ from wdjax.train.rollout.self_play import (
     take_over,
     what_acting_reads,
 )
-from wdjax.train.state.normalization import Normalizer, observation_statistics
+from wdjax.train.state.normalization import Normalizer, new_statistics, observation_statistics
+from wdjax.train.state.registry import make_hypers
+from wdjax.train.state.rows import Rows
 from wdjax.train.state.state import Memory, PolicyState
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -103,9 +107,35 @@ def test_the_carry_starts_again_where_another_member_takes_over():
     after = take_over(before, selves, (jnp.full((8, 3, 2), 5.0), None))
     np.testing.assert_array_equal(after.carry[0][:, 2, 1], [1, 1, 5, 5, 1, 1, 5, 5])
     np.testing.assert_array_equal(after.member, selves.member)
-    np.testing.assert_array_equal(after.discounted_return, 1)
+    np.testing.assert_array_equal(after.discounted_return[:, 2], [1, 1, 0, 0, 1, 1, 0, 0])
     live = jnp.ones((8, 3), bool).at[1, 2].set(False)
     np.testing.assert_array_equal(learned_from(live, selves), live & (jnp.arange(8) < 2)[:, None])
+
+
+def test_rewards_of_an_opponent_scale_nothing():
+    """The present self is paid 1 in a step and its opponent 100; who plays changes with every rollout of 2 steps."""
+    memory, statistics = Memory(None, jnp.zeros((8, 1)), member=jnp.full(BLOCKS, PRESENT)), new_statistics()
+    config = PolicyConfig(normalize_reward=True, gamma=0.9)
+    for i in range(40):
+        member = jnp.where((jnp.arange(BLOCKS) + i) % 3 == 0, 1, PRESENT)
+        selves = drawn(0.6, BLOCKS).replace(member=member)
+        memory = take_over(memory, selves, None)
+        paid = jnp.where(jnp.repeat(member == PRESENT, 2), 1.0, 100.0)[None, :, None] * jnp.ones((2, 8, 1))
+        live = jnp.broadcast_to(learned_from(jnp.ones((8, 1), bool), selves), (2, 8, 1))
+        rows = Rows(None, None, paid, terminated=~live, live=live)
+        never = jnp.zeros((2, 8), bool)
+        _, statistics, memory = scale_reward(Normalizer(None, statistics), memory, make_hypers(config), rows, never)
+    assert statistics.mean + 3 * jnp.sqrt(statistics.variance) < 1 / (1 - config.gamma)  # of rewards of 1 at most
+
+
+def test_a_target_of_several_steps_ends_where_an_opponent_takes_over():
+    """Blocks of 2 replicas and n-step targets of 3: of the two steps that wait, the last ends in the second block."""
+    step = Steps(*(jax.ShapeDtypeStruct((), bool) if name in ("terminated", "over", "live") else
+                   jax.ShapeDtypeStruct((), jnp.float32) for name in Steps.__dataclass_fields__))  # fmt: skip
+    replay = empty_replay(step, num_envs=4, num_agents=1, num_blocks=2, capacity=8, n_step=3, rollout_length=2)
+    memory = Memory(None, None, replay, member=jnp.array([PRESENT, PRESENT]))
+    after = take_over(memory, drawn(0.6, 2).replace(member=jnp.array([PRESENT, 0])), None)
+    np.testing.assert_array_equal(after.replay.pending.over[..., 0], [[0, 0], [0, 0], [0, 1], [0, 1]])
 
 
 # --- in the learner: one player with a memory and earlier selves, beside one that has none ---

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("quick_compile")
 REWARD = 2.0
 
 
-def train(folder, env, policies=("one", "two"), pictures=False, **changes):
+def train(folder, env, policies=("one", "two"), **changes):
     """Trains a Ledger for 3 updates in chunks of up to 2. Returns the rows of metrics.jsonl."""
     first, second = policies
     small = {"algorithm": "PPO", "network": NETWORK}
@@ -37,7 +37,7 @@ def train(folder, env, policies=("one", "two"), pictures=False, **changes):
     )  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(envs._REGISTRY, "ledger", env)
-        Trainer(config, folder, quiet=True, pictures=pictures).train()
+        Trainer(config, folder, quiet=True, pictures=False).train()
     return read_metrics(folder)
 
 
@@ -71,7 +71,8 @@ def test_statistics_with_names_of_the_library(tmp_path):
     """Each of these was lost, ended training or held another number."""
     env = Ledger(("length", "length_std", "speed", "speed_std", "speed_max"), (("updates", "speed", "length"),))
     goal = {"user/length_std": 1e9, "user/updates": 1e9}
-    rows = train(tmp_path / "run", env, stop_at=goal)
+    rows = train(tmp_path / "run", env, stop_at=goal, best_metric="user/length_std")
+    assert rows[-1]["eval/best/user/length_std"] in (None, 6.0)
     assert_numbers(env, ("one", "two"), rows)
     assert (rows[-1]["updates"], rows[-1]["user/updates"], rows[-1]["user/length_std"]) == (3, 3.0, 6.0)
     assert (rows[-1]["episode_speed_max"], rows[-1]["episode_length"]) == (15.0, 3.0)
@@ -101,7 +102,7 @@ def test_no_name_of_a_user_hides_another_metric():
         env = Ledger(tuple(names), divided, tuple(members), tuple(plays))
         with tempfile.TemporaryDirectory() as folder:
             run = Path(folder) / "run"
-            rows = train(run, env, tuple(policies), pictures=True)
+            rows = train(run, env, tuple(policies))
             assert_numbers(env, policies, rows)
             for row in rows:
                 opponents = [name for name in row if name.startswith(f"{policies[0]}/opponent_blocks/")]

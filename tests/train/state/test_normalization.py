@@ -53,6 +53,15 @@ def test_merge_by_hand():
     np.testing.assert_allclose((merged.count, merged.mean, merged.variance), (3, 4, 26 / 3), rtol=1e-6)
 
 
+@pytest.mark.parametrize("variance", [1e-12, 9e28, 1e33])
+def test_a_variance_within_float32_does_not_overflow(variance):
+    """A count of a billion times such a variance leaves float32."""
+    seen = RunningStatistics(jnp.float32(1e9), jnp.float32(0), jnp.float32(variance))
+    deviation = np.sqrt(np.float32(variance))
+    merged = merge(seen, deviation * np.array([1, -1], np.float32), np.ones(2, bool))
+    np.testing.assert_allclose(merged.variance, variance, rtol=1e-5)
+
+
 def test_a_far_offset_costs_no_precision():
     """A sum of squares less the square of the mean would lose a variance of 1 at a mean of 10,000."""
     drawn = 1e4 + np.random.default_rng(0).normal(size=(4, 5000)).astype(np.float32)
