@@ -53,7 +53,7 @@ def test_merge_by_hand():
     np.testing.assert_allclose((merged.count, merged.mean, merged.variance), (3, 4, 26 / 3), rtol=1e-6)
 
 
-@pytest.mark.parametrize("variance", [1e-12, 9e28, 1e33])
+@pytest.mark.parametrize("variance", [1e-12, 9e29, 1e33])
 def test_a_variance_within_float32_does_not_overflow(variance):
     """A count of a billion times such a variance leaves float32."""
     seen = RunningStatistics(jnp.float32(1e9), jnp.float32(0), jnp.float32(variance))
