@@ -14,6 +14,7 @@ from wdjax.train.host import chunks, loop
 from wdjax.train.host.chunks import most_updates, next_look, play_first, with_lines
 from wdjax.train.host.programs import compile_chunk
 from wdjax.train.learner.init import abstract_state
+from wdjax.train.state.metric import values_of
 from wdjax.train.storage.folder import load_run_config
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -92,7 +93,7 @@ def test_a_program_does_as_many_updates_as_it_is_told():
         np.testing.assert_array_equal(a, b)
     assert played.metrics.keys() == metrics.keys()
     for name, values in metrics.items():
-        np.testing.assert_array_equal(values, played.metrics[name], err_msg=name)
+        np.testing.assert_array_equal(values, values_of(played.metrics)[name], err_msg=name)
 
 
 def test_a_chunk_has_at_least_one_update():

@@ -10,9 +10,9 @@ import pytest
 from probes import NETWORK, tiny_config, tiny_policy
 from reference_on_policy import deviation_along
 
-from wdjax.train import PolicyConfig, Trainer, make_learner
+from wdjax.train import PolicyConfig, make_learner
 from wdjax.train.config.schema import DDPGConfig
-from wdjax.train.host.loop import Chunk, Part
+from wdjax.train.host.loop import Chunk, Part, row_of_run
 from wdjax.train.rollout import metrics
 from wdjax.train.state.metric import Metric, values_of
 from wdjax.train.state.rows import Rows
@@ -60,12 +60,12 @@ def test_the_table_has_every_metric_and_no_other():
     assert {*of_env} < names
 
 
-def test_the_clock_of_a_chunk_by_hand(tmp_path):
+def test_the_clock_of_a_chunk_by_hand():
     policies = {"clerk": tiny_policy("A2C"), "pilot": tiny_policy("A2C", trainable=False)}  # 3 and 2 agents
     config = dataclasses.replace(tiny_config("probe_shop", policies), total_env_steps=48 * 20, best_metric="none")
-    trainer = Trainer(config, tmp_path / "run", quiet=True)
     part = Part({"episodes": np.zeros(10)}, np.zeros(10, int), streak=0, ends=False)
-    row = trainer._row(Chunk(before=10, size=10, done=20, parts=[part], seconds=2.0, compile_seconds=1.5))
+    chunk = Chunk(before=10, size=10, done=20, parts=[part], seconds=2.0, compile_seconds=1.5)
+    row = row_of_run(make_learner(config).setup, chunk)
     assert row == {
         "updates": 20, "env_steps": 960, "seconds": 2.0, "seconds_per_update": 0.2, "compile_seconds": 1.5,
         "env_steps_per_second": 240.0, "agent_steps_per_second": 1200.0, "episodes": 0,
