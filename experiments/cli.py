@@ -16,10 +16,10 @@ from pathlib import Path
 import jax
 
 from wdjax.checks import did_you_mean, one_line, require
-from wdjax.console import Console
+from wdjax.console import Console, keep_output
 from wdjax.named import find_modules_here
 from wdjax.train.devices.processes import STOPPED, VARIABLES, flag, is_launched, leaving
-from wdjax.train.devices.startup import no_garbage_collection, wake_device
+from wdjax.train.devices.startup import find_devices, no_garbage_collection, wake_device
 from wdjax.train.host.failures import FAILURES
 from wdjax.version import __version__
 
@@ -68,6 +68,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Runs a command; bad input ends with one sentence and exit status 2, bad numbers in a run with exit status 1."""
     if argv is None:  # from a shell
         find_modules_here()
+        keep_output()
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(USAGE)
@@ -97,11 +98,12 @@ def call(command: str, *rest: str) -> None:
         module, function = COMMANDS[command].split(":")
         with no_garbage_collection():
             run = getattr(importlib.import_module(module), function)
-        run(list(rest))
+        try:
+            run(list(rest))
+        except (RuntimeError, AssertionError):
+            find_devices()  # raises where jax has no device: then that is the reason
+            raise
         sys.stdout.flush()
-    except BrokenPipeError:  # `| head` reads no further: what is left goes nowhere, at the exit, too
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SystemExit(1) from None
     except (ValueError, TypeError, OSError, ImportError, NotImplementedError, *FAILURES) as error:
         if os.environ.get("WDJAX_TRACEBACK"):
             raise

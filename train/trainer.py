@@ -67,11 +67,13 @@ from wdjax.train.storage.folder import (
     load_run_config,
     plain_config,
     prepare_folder,
+    read_made_with,
     require_same_run,
     with_size_of,
     write_config,
 )
 from wdjax.train.storage.metrics_log import MetricsLog, finite, open_log, read_metrics, tell_lost_lines
+from wdjax.train.storage.switches import require_same_switches, switch_warnings
 
 
 def check_run(learner: Learner, callbacks: Sequence[Callback | str], begun: bool = False) -> tuple[Callback, ...]:
@@ -140,6 +142,7 @@ class Trainer:
         require(shared, "workdir", str(self.workdir), "in a folder that all processes share")
         begun = load_run_config(self.workdir, self.learner.setup.trust)
         require_same_run(begun, self.config, f"the run in {self.workdir} was begun with")
+        require_same_switches(read_made_with(self.workdir), f"the run in {self.workdir}")
         self.config = with_size_of(begun, self.config)
 
     @property
@@ -279,11 +282,12 @@ class Trainer:
             save(best, updates, copied(state), host)
         if updates >= self.config.num_updates:
             return state, host["metrics_size"], None, 0.0
-        env_steps = updates * self.config.env_steps_per_update
+        most, env_steps = room(self.config), updates * self.config.env_steps_per_update
         self._say(f"Going on from {checkpoints.directory}/{updates}, {env_steps:,} env steps")
         if forgets_determinism(host["deterministic"]):
             self._say("Mind: this run was --deterministic; without it, it does not go on bit for bit as it would have")
-        most = room(self.config)
+        for words in switch_warnings(read_made_with(self.workdir)):
+            self._say(words)
         program = (compile_checked(self.learner, most), 0.0) if self.debug else compile_chunk(self.learner, like, most)
         return state, host["metrics_size"], *program
 

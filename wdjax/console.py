@@ -1,5 +1,9 @@
 """Text on the terminal: names and values may come from a stranger's file, so nothing in them controls the terminal."""
 
+import errno
+import io
+import os
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -7,6 +11,30 @@ import rich.console
 from rich.segment import Segment
 
 from wdjax.checks import printable
+
+
+class Unbroken(io.FileIO):
+    """A file descriptor whose reader may vanish (a pipe, a terminal): what is written afterwards is dropped."""
+
+    def write(self, data: Any) -> int | None:
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno not in (errno.EPIPE, errno.EIO):
+                raise
+            return len(memoryview(data).cast("B"))
+
+
+def keep_output() -> None:
+    """Let no closed stdout or stderr end the process: a run goes on when the terminal or the pipe is gone."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # closed before Python began: `>&-`
+            setattr(sys, name, open(os.devnull, "w", encoding="utf8"))  # noqa: SIM115
+            continue
+        raw = io.BufferedWriter(Unbroken(stream.fileno(), "w", closefd=False))
+        same = {"line_buffering": stream.line_buffering, "write_through": stream.write_through}
+        setattr(sys, name, io.TextIOWrapper(raw, stream.encoding, stream.errors, **same))
 
 
 def show(text: Any) -> None:

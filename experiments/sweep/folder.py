@@ -1,7 +1,7 @@
 """The folder of a sweep: sweep.yaml says what was asked for, and what may go on in it."""
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,28 +18,43 @@ from wdjax.train.storage.folder import (
     write_whole,
     writing,
 )
+from wdjax.train.storage.switches import require_same_switches, switch_warnings, switches
+
+SWITCHES = "switches.yaml"
 
 
 @contextlib.contextmanager
-def begun(workdir: Path, asked: Mapping[str, Any], resume: bool) -> Iterator[None]:
+def begun(workdir: Path, asked: Mapping[str, Any], resume: bool, say: Callable[[str], Any]) -> Iterator[None]:
     """Makes a sweep's folder and writes sweep.yaml, or checks that the sweep in it is the one to resume; then keeps
     others out until the block ends.
 
     Args:
         asked: everything that decides the sweep's numbers, as YAML holds it.
+        say: called with a warning for every setting of jax that differs and changes rounding.
 
     Raises:
         FileExistsError, OSError: as `make_folder` and `hold_folder`.
-        ValueError: where it holds another sweep, naming the first thing that differs.
+        ValueError: where it holds another sweep, or one of another jax setting, naming the first thing that differs.
     """
     file = workdir / "sweep.yaml"
     if make_folder(workdir, SWEEP, resume) and file.exists():
         require_same(f"the sweep in {workdir}", read_yaml(file), asked)
+        stored = read_switches(workdir)
+        require_same_switches(stored, f"the sweep in {workdir}")
+        for words in switch_warnings(stored):
+            say(words)
     else:
         with writing(workdir):
             write_whole(file, yaml.safe_dump(dict(asked), sort_keys=False, allow_unicode=True))
     with hold_folder(workdir, SWEEP):
+        if not (workdir / SWITCHES).exists():
+            write_whole(workdir / SWITCHES, yaml.safe_dump(switches(), sort_keys=False))
         yield
+
+
+def read_switches(workdir: Path) -> Any:
+    """Return the settings of jax that a sweep was begun with, None for one of wdjax 0.2.0."""
+    return read_yaml_value(workdir / SWITCHES) if (workdir / SWITCHES).is_file() else None
 
 
 def with_new_fields(begun: Mapping[str, Any]) -> dict[str, Any]:

@@ -92,7 +92,7 @@ def sweep(
         "members": [{"seed": member.config.seed, **member.values} for member in members],
     }
     opened = open_host(workdir, devices, members_at_once, quiet, stop, trust, members, callbacks)
-    with opened as host, begun(host.workdir, asked, resume):
+    with opened as host, begun(host.workdir, asked, resume, host.say):
         announce_members(host, members, len(groups))
         rows = train_groups(host, groups, setups, members, metric)
         table = final_table(members, rows, metric)

@@ -105,7 +105,7 @@ def evolve(
     }  # fmt: skip
     with open_host(workdir, devices or most_devices(members), 0, quiet, stop, trust, population, callbacks) as host:
         require(members % host.num_devices == 0, "members", members, f"a multiple of {host.num_devices}, the devices")
-        with begun(host.workdir, asked, resume):
+        with begun(host.workdir, asked, resume, host.say):
             announce_members(host, population, 1)
             between = make_between(setup, selection, every, bounds, metric, host.num_devices)
             return train_population(host, setup, population, between, every, list(bounds))

@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from wdjax.experiments.sweep.folder import read_switches
 from wdjax.experiments.sweep.members import Member
 from wdjax.experiments.sweep.population import (
     abstract_population,
@@ -46,6 +47,7 @@ from wdjax.train.storage.checkpoint import (
 )
 from wdjax.train.storage.folder import read_json, require_fields, write_config, write_whole
 from wdjax.train.storage.metrics_log import open_log, read_metrics, summarize
+from wdjax.train.storage.switches import KEYS, require_same_switches
 
 Between = Callable[[TrainState | None, list[Row], list[Row]], tuple[TrainState | None, list[Row]]]
 Advance = Callable[[list[Row]], None]
@@ -170,7 +172,7 @@ def train_turn(
             setup.config, turn.last, program, judge, advance, dict, say, checkpoints, log, also=every, alone=False,
         )  # fmt: skip
         _, done = train_chunks(job, states, done, lambda: stop.is_set() or len(there) == len(turn.members))
-    ended = done == turn.last or len(there) == len(turn.members)
+    ended = done >= turn.last or len(there) == len(turn.members)
     if ended:
         (turn.folder / "finished").touch()  # the checkpoints are closed: what is in them is on the disk
     return ended
@@ -302,6 +304,7 @@ def load_member(workdir: str | Path, number: int, trust: Collection[str] = ()) -
     values = asked["config"]
     require_trusted(str(file), values, trust)
     base = read_config(values)
+    require_same_switches(read_switches(workdir), f"the sweep in {workdir}", [KEYS])
     folder, content, place = find_turn(workdir, number)
     own = content["members"][place]
     config = dataclasses.replace(change_config(base, trust=trust, **own["values"]), seed=own["seed"], devices=1)

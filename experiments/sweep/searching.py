@@ -87,7 +87,7 @@ def search(
     question = study_question(base, metric, seeds, settings, halving)
     asked = {"mode": "search", **question, "batch": batch, "storage": storage, "study": study}
     opened = open_host(workdir, devices, members_at_once, quiet, stop, trust, possible, callbacks)
-    with opened as host, begun(host.workdir, asked, resume):
+    with opened as host, begun(host.workdir, asked, resume, host.say):
         own = open_study(storage, study, host.workdir, settings, question, base.seed)
         return run_trials(host, own, base, seeds, trials, batch, halving, metric)
 

@@ -1,5 +1,6 @@
 """Commands that train nothing: what a preset costs, how runs differ, what a shell completes, a dry run."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from wdjax.experiments.cli import cost_of, main
 from wdjax.experiments.commands.diff import differing
 from wdjax.experiments.commands.dry_run import changed_fields, dry_run
 from wdjax.experiments.commands.help import help_topic, panels_of
-from wdjax.train import list_presets, load_config
+from wdjax.train import list_presets, load_config, load_run
 from wdjax.train.load import change_config
 
 BOX = """\
@@ -116,6 +117,34 @@ def test_a_pipe_that_is_read_no_further_is_no_mistake():
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("run:")
     assert not done.stderr
+
+
+COMMAND = f"{sys.executable} -m wdjax.experiments.cli"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "command", ["train cartpole_ppo --workdir new", "train cartpole_ppo --dry-run", "eval reference:cartpole",
+                "render reference:cartpole", "sweep cartpole_ppo --seeds 2 --workdir new"],
+)  # fmt: skip
+def test_a_device_that_is_missing_is_one_sentence(command, tmp_path):
+    environment = os.environ | {"JAX_PLATFORMS": "rocm"}
+    done = subprocess.run(f"{COMMAND} {command}".split(), env=environment, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith("wdjax: JAX_PLATFORMS = rocm: ")
+    assert "Unset JAX_PLATFORMS" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_a_closed_stdout_ends_no_command(tmp_path):
+    """Neither one that is closed from the start nor a pipe that is closed meanwhile."""
+    small = "--num-envs 4 --rollout-length 8 --total-env-steps 320 --eval-episodes 2 --no-pictures"
+    for end in (">&-", "2>&- >&-", "| true; exit ${PIPESTATUS[0]}"):
+        for command in (f"train cartpole_ppo --workdir {len(end)} {small}", "eval reference:cartpole --episodes 2"):
+            done = subprocess.run(["bash", "-c", f"{COMMAND} {command} {end}"], cwd=tmp_path, capture_output=True)
+            assert (done.returncode, done.stderr) == (0, b"")
+        assert int(load_run(tmp_path / f"{len(end)}")[1].num_updates) == 10
 
 
 def test_every_preset_has_its_steps_in_the_list(capsys):

@@ -8,8 +8,10 @@ such a folder is read.
 import dataclasses
 import typing
 from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
+from wdjax.checks import require
 from wdjax.envs import LIBRARIES
 from wdjax.named import announced, lies_here
 from wdjax.train.config.facts import names_code
@@ -79,6 +81,11 @@ def _checked(trust: Collection[str]) -> Collection[str]:
     several = isinstance(trust, Collection) and not isinstance(trust, str)
     if not (several and all(isinstance(module, str) for module in trust)):
         raise TypeError(f"trust = {trust!r}: must be a list of modules' names")
+    for module in trust:
+        file = module.endswith(".py")
+        named = not file and all(part.isidentifier() for part in module.split("."))
+        hint = f". Try {Path(module).stem}" if file else ""
+        require(named, "trust", module, f"a module's name, as in package.module{hint}")
     return trust
 
 

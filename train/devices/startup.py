@@ -56,8 +56,12 @@ def wake_device() -> Future[list[jax.Device]]:
 
 
 def find_devices() -> list[jax.Device]:
-    """Returns jax's devices; raises OSError, in a sentence, where one cannot be used that jax is made for."""
+    """Return jax's devices. Raises OSError where those that JAX_PLATFORMS names, or that are installed, cannot be used.
+    """
     try:
         return jax.devices()
-    except RuntimeError as error:
-        raise OSError(one_line(error)) from error
+    except (RuntimeError, AssertionError) as error:  # AssertionError without a word: of cuda without jax's CUDA plugin
+        names = jax.config.jax_platforms
+        reason = one_line(error) if str(error) else "jax finds no such device or has no plugin for it"
+        remedy = 'Unset JAX_PLATFORMS, set it to cpu, or install jax for the device (pip install "jax[cuda12]")'
+        raise OSError(f"JAX_PLATFORMS = {names}: {reason}. {remedy}" if names else reason) from error

@@ -1,5 +1,6 @@
 """What a user adds to a run: functions that are called after every chunk, and goals at which it ends."""
 
+import inspect
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,9 @@ LOGGERS = {
     "tensorboard": "wdjax.train.host.loggers:TensorBoardLogger",
     "wandb": "wdjax.train.host.loggers:WandbLogger",
 }
+
+
+_DELAYED = (inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction)
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,11 @@ def _make_callback(given: Callback | str) -> Callback:
         found = import_named("callback", LOGGERS.get(given, given))
     if not callable(found):
         raise TypeError(f"callback {given!r}: must be a function of (trainer, row), not a {type(found).__name__}")
-    return found() if isinstance(found, type) else found
+    made = found() if isinstance(found, type) else found
+    delayed = any(check(function) for function in (made, type(made).__call__) for check in _DELAYED)
+    name = getattr(made, "__qualname__", type(made).__name__)
+    require(not delayed, "callback", name, "without `async` and `yield`: a call would do nothing")
+    return made
 
 
 def call_callbacks(callbacks: Sequence[Callback], run: Any, row: Row) -> bool:
@@ -69,11 +77,20 @@ def call_callbacks(callbacks: Sequence[Callback], run: Any, row: Row) -> bool:
     asked = []
     for callback in callbacks:
         try:
-            asked.append(callback(run, row))
+            asked.append(_asks_for_end(callback(run, row)))
         except Exception as error:  # the author's, of any kind
             error.add_note(f"raised by the callback {getattr(callback, '__qualname__', type(callback).__name__)}")
             raise
-    return any(isinstance(answer, (bool, np.bool_)) and bool(answer) for answer in asked)
+    return any(asked)
+
+
+def _asks_for_end(answer: Any) -> bool:
+    """Return whether a callback's result is a true boolean: Python's, or a scalar of NumPy or jax."""
+    if inspect.iscoroutine(answer):
+        answer.close()
+        raise TypeError("it returned a coroutine, which nobody awaits: call a plain function")
+    scalar = np.shape(answer) == () and getattr(answer, "dtype", None) == np.bool_
+    return answer is True or (scalar and bool(answer))
 
 
 def close_callbacks(callbacks: Sequence[Callback]) -> None:

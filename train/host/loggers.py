@@ -3,13 +3,16 @@
 Each writes in the folder of the run that it is called with; of several processes the first one writes.
 """
 
+import contextlib
 import csv
 import importlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from wdjax.checks import one_line, require
+from wdjax.console import Console
 from wdjax.train.devices.processes import is_first
 from wdjax.train.host.loop import Row
 from wdjax.train.storage.folder import plain_config
@@ -24,20 +27,34 @@ class Logger:
 
     def __init__(self):
         self.logs: dict[Path, Any] = {}  # by the run's folder: of a sweep, one for each member
+        self.failed = False
 
     def __call__(self, run: Any, row: Row) -> None:
-        if not is_first():
+        if not is_first() or self.failed:
             return
-        if run.workdir not in self.logs:
-            run.workdir.mkdir(parents=True, exist_ok=True)
-            self.logs[run.workdir] = self.begin(run, row)
-        self.write(self.logs[run.workdir], row)
+        with self._training_goes_on():
+            if run.workdir not in self.logs:
+                run.workdir.mkdir(parents=True, exist_ok=True)
+                self.logs[run.workdir] = self.begin(run, row)
+            self.write(self.logs[run.workdir], row)
 
     def close(self) -> None:
         """Closes what is open; a row that follows opens its run's log again."""
         for log in self.logs.values():
-            self.end(log)
+            with self._training_goes_on():
+                self.end(log)
         self.logs.clear()
+
+    @contextlib.contextmanager
+    def _training_goes_on(self) -> Iterator[None]:
+        """Turn an error of a logger into a warning: it writes nothing more, and training does not end by it."""
+        try:
+            yield
+        except Exception as error:  # of any type: loggers' libraries have their own
+            words = f"Warning: {type(self).__name__} failed and writes nothing more ({one_line(error)})"
+            if not self.failed:
+                Console(stderr=True).print(f"{words}; training continues", highlight=False, soft_wrap=True)
+            self.failed = True
 
     def begin(self, run: Any, row: Row) -> Any:
         """Returns what `write` and `end` take."""
@@ -57,7 +74,10 @@ class CSVLogger(Logger):
         file, old = run.workdir / "metrics.csv", []
         if file.exists():
             with open(file, encoding="utf8", newline="") as stream:
-                old = [line for line in csv.DictReader(stream) if int(line["updates"]) < row["updates"]]
+                lines = list(csv.DictReader(stream))
+            own = all((line.get("updates") or "").isdecimal() for line in lines)
+            require(own, "metrics.csv", str(file), "a table with a column updates of whole numbers. Move it away")
+            old = [line for line in lines if int(line["updates"]) < row["updates"]]
         names = list(row)
         with open(file, "w", encoding="utf8", newline="") as stream:
             writer = _csv_writer(stream, names)

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: a run ends between two chunks, and saves."""
+"""Ctrl-C, SIGTERM and SIGHUP: a run ends between two chunks, and saves."""
 
 import contextlib
 import signal
@@ -11,7 +11,8 @@ from wdjax.console import Console
 
 @contextlib.contextmanager
 def stop_signals(console: Console) -> Iterator[threading.Event]:
-    """Gives an event that the first Ctrl-C or SIGTERM sets; a Ctrl-C after that interrupts at once."""
+    """Gives an event that the first Ctrl-C, SIGTERM or SIGHUP (the terminal is closed; not under nohup, which ignores
+    it) sets; a Ctrl-C after that interrupts at once."""
     stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield stop  # only the main thread may handle signals: a notebook's cell in a thread goes without
@@ -24,7 +25,10 @@ def stop_signals(console: Console) -> Iterator[threading.Event]:
         with contextlib.suppress(RuntimeError, OSError):  # it came while something was printed, or nobody listens
             console.print("Stopping after this chunk (Ctrl-C again: at once, without saving)")
 
-    before = {number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    before = {number: signal.signal(number, request) for number in numbers}
     try:
         yield stop
     finally:

@@ -21,7 +21,8 @@ from wdjax.train.state.registry import read_config
 from wdjax.train.state.sharding import one_copy
 from wdjax.train.state.state import PolicyState, TrainState
 from wdjax.train.storage.checkpoint import DamagedCheckpointError, by_place, open_checkpoints, restore
-from wdjax.train.storage.folder import load_run_config
+from wdjax.train.storage.folder import load_run_config, read_made_with
+from wdjax.train.storage.switches import KEYS, require_same_switches
 
 LEARNING_TABLE = Path(__file__).parents[2] / "experiments" / "reference"
 
@@ -35,6 +36,7 @@ def read_run(
         return read_reference(str(run_folder).removeprefix(REFERENCE))
     config = load_run_config(run_folder, trust)
     config = dataclasses.replace(config, devices=1)  # it may have had more than there are here
+    require_same_switches(read_made_with(Path(run_folder)), f"the run in {run_folder}", [KEYS])
     setup = make_setup(config, trust)
     folder = Path(run_folder) / ("best" if best else "checkpoints")
     if not folder.is_dir():

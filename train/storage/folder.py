@@ -21,6 +21,7 @@ from wdjax.train.config.reading import read_yaml
 from wdjax.train.config.schema import TrainConfig
 from wdjax.train.config.trust import require_trusted, with_own
 from wdjax.train.state.registry import read_config
+from wdjax.train.storage.switches import switches
 from wdjax.version import __version__
 
 try:
@@ -247,12 +248,17 @@ def write_config(folder: Path, config: TrainConfig) -> None:
     write_whole(folder / CONFIG, head + dump_config(config))
 
 
-def made_with() -> dict[str, str]:
-    """Returns name -> version, or kind, of what numbers depend on beside a configuration: of this process."""
+def read_made_with(run_folder: Path) -> Any:
+    """Return what config.yaml of a run holds of the process that trained last (`made_with`), None in older ones."""
+    return read_yaml(run_folder / CONFIG).get(MADE_WITH)
+
+
+def made_with() -> dict[str, Any]:
+    """Return the versions, the device and the settings that numbers depend on beside a configuration."""
     libraries = {name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "flax", "optax", "numpy")}
     device = jax.devices()[0]
     kind = device.device_kind if device.platform != "cpu" else f"CPU ({platform.machine()}, {os.cpu_count()} cores)"
-    return {"python": platform.python_version(), **libraries, "system": platform.system(), "device": kind}
+    return {"python": platform.python_version(), **libraries, "system": platform.system(), "device": kind, **switches()}
 
 
 def plain_config(config: TrainConfig) -> dict[str, Any]:

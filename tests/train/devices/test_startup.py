@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from wdjax.train import load_config, make_learner
-from wdjax.train.devices.startup import no_garbage_collection, wake_device
+from wdjax.train.devices.startup import find_devices, no_garbage_collection, wake_device
 
 
 def wake():
@@ -66,3 +66,17 @@ def test_garbage_is_collected_again_afterwards():
     with pytest.raises(ZeroDivisionError), no_garbage_collection():
         raise ZeroDivisionError
     assert gc.isenabled()
+
+
+@pytest.mark.parametrize(("error", "reason"), [
+    (AssertionError(), "jax finds no such device or has no plugin for it. Unset JAX_PLATFORMS"),
+    (RuntimeError("Unable to initialize backend"), "Unable to initialize backend. Unset JAX_PLATFORMS"),
+])  # fmt: skip
+def test_a_device_that_is_missing_is_named(error, reason, monkeypatch):
+    def devices():
+        raise error
+
+    monkeypatch.setattr(jax, "devices", devices)
+    monkeypatch.setattr(type(jax.config), "jax_platforms", "cuda")
+    with pytest.raises(OSError, match=f"^JAX_PLATFORMS = cuda: {reason}"):
+        find_devices()

@@ -2,12 +2,14 @@
 
 import csv
 import dataclasses
+import functools
 import json
 import struct
 import time
 import types
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from refusals import refusal
@@ -16,6 +18,7 @@ from tiny_runs import small_config
 from wdjax.train import Trainer, read_metrics
 from wdjax.train.config.schema import TrainConfig
 from wdjax.train.host.callbacks import call_callbacks, goals_in_words, goals_reached, make_callbacks
+from wdjax.train.host.loggers import Logger
 
 ROWS = [
     {"updates": 1, "env_steps": 64, "a/return": None, "a/loss": 0.5},
@@ -52,9 +55,77 @@ def test_goals_in_words():
 
 def test_only_true_ends_a_run_and_all_are_called():
     called = []
-    for answer, ends in ((True, True), (np.True_, True), (np.False_, False), (None, False), (0.7, False), ("y", False)):
+    true = (True, np.True_, np.array(True), jnp.bool_(True))
+    others = (False, np.False_, np.array([True]), jnp.bool_(False), jnp.array([True]), None, 0.7, 1, np.int32(1), "y")
+    for answer, ends in [*((answer, True) for answer in true), *((answer, False) for answer in others)]:
         assert call_callbacks([lambda run, row, a=answer: a, lambda run, row: called.append(row)], None, {}) is ends
-    assert len(called) == 6
+    assert len(called) == len(true) + len(others)
+
+
+async def delayed(run, row):
+    return True
+
+
+def generator(run, row):
+    yield True
+
+
+class Delayed:
+    async def __call__(self, run, row):
+        return True
+
+
+@pytest.mark.parametrize("callback", [delayed, generator, Delayed, Delayed(), functools.partial(delayed, row={})])
+def test_a_callback_whose_call_does_nothing_is_refused(callback):
+    assert "must be without `async` and `yield`" in refusal(make_callbacks, [callback])
+
+
+def test_a_callback_that_returns_a_coroutine_is_an_error():
+    with pytest.raises(TypeError, match="it returned a coroutine"):
+        call_callbacks([lambda run, row: delayed(run, row)], None, {})
+
+
+class Failing(Logger):
+    def __init__(self, fails):
+        super().__init__()
+        self.fails, self.calls = fails, []
+
+    def begin(self, run, row):
+        return self._call("begin")
+
+    def write(self, log, row):
+        self._call("write")
+
+    def end(self, log):
+        self._call("end")
+
+    def _call(self, name):
+        self.calls.append(name)
+        if name == self.fails:
+            raise RuntimeError("no server")
+
+
+@pytest.mark.parametrize(("fails", "calls"), [
+    ("begin", ["begin"]), ("write", ["begin", "write", "end"]), ("end", ["begin", "write", "write", "write", "end"]),
+])  # fmt: skip
+def test_a_failing_logger_warns_once_and_is_dropped(fails, calls, tmp_path, capsys):
+    logger, [csv_logger] = Failing(fails), make_callbacks(["csv"])
+    for row in ROWS:
+        assert not call_callbacks([logger, csv_logger], a_run(tmp_path), row)
+    logger.close()
+    assert logger.calls == calls
+    said = " ".join(capsys.readouterr().err.split())
+    assert said == "Warning: Failing failed and writes nothing more (no server); training continues"
+    assert (tmp_path / "metrics.csv").read_text().count("\n") == 4
+
+
+@pytest.mark.parametrize("text", ["time,loss\n1,2\n", "updates,loss\n,2\n", "updates\nmany\n"])
+def test_a_foreign_metrics_csv_is_kept(text, tmp_path, capsys):
+    [logger] = make_callbacks(["csv"])
+    (tmp_path / "metrics.csv").write_text(text)
+    log(logger, tmp_path, ROWS)
+    assert (tmp_path / "metrics.csv").read_text() == text
+    assert "must be a table with a column updates" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize(("given", "words"), [

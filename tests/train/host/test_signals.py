@@ -5,6 +5,7 @@ import signal
 
 import orbax.checkpoint as ocp
 import pytest
+from rich.console import Console
 from tiny_runs import assert_same_run, small_config
 
 from wdjax.train import Trainer, load_run, read_metrics
@@ -33,7 +34,7 @@ def goes_on_to(whole, folder):
     assert_same_run(whole, folder)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_while_it_compiles_nothing_more_is_run(number, whole_run, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(chunks, "lower_chunk", signal_before(chunks.lower_chunk, number))
@@ -93,3 +94,14 @@ def test_a_console_that_cannot_print_now_stops_nothing():
     with stop_signals(Busy()) as stop:
         os.kill(os.getpid(), signal.SIGTERM)
         assert stop.is_set()
+
+
+def test_a_hangup_that_is_ignored_stays_ignored(monkeypatch):
+    """As nohup starts a command."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stop_signals(Console(quiet=True)) as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert not stop.is_set()
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -194,3 +194,10 @@ def test_the_same_code_is_found_in_a_configuration_and_in_its_file():
 def test_trust_is_a_list_of_names(tmp_path, trust):
     prepare_folder(tmp_path / "run", small_config(), resume=False)
     assert "must be a list of modules' names" in refusal(load_run, tmp_path / "run", trust=trust)
+
+
+@pytest.mark.parametrize("text", ["", "yes please", "own-env", "own.", "/home/own", "own:Env", "own_env.py"])
+def test_trust_takes_names_of_modules(text):
+    words = refusal(require_trusted, "it", {}, [text])
+    assert f"trust = {text!r}: must be a module's name" in words
+    assert ("Try own_env" in words) == text.endswith(".py")

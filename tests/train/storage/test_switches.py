@@ -1,0 +1,89 @@
+"""Settings of jax that numbers depend on are stored with a run or sweep and compared when it is resumed."""
+
+import jax
+import pytest
+import yaml
+from refusals import refusal
+from tiny_runs import small_config
+
+from wdjax.experiments.sweep.folder import SWITCHES, begun
+from wdjax.train import Trainer, load_run
+from wdjax.train.storage import switches as module
+from wdjax.train.storage.switches import REQUIRED, require_same_switches, switch_warnings, switches
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+OTHER = {"jax_default_prng_impl": "rbg", "jax_threefry_partitionable": False, "jax_enable_x64": True}
+LONGER = small_config(total_env_steps=7 * 128)
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """Settings of this process, to be changed: as if another process had them."""
+    found = switches()
+    monkeypatch.setattr(module, "switches", lambda: found)
+    return found
+
+
+def test_settings_of_this_process(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--b=1 --xla_gpu_deterministic_ops=true --a=2")
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
+    with jax.threefry_partitionable(False), jax.default_prng_impl("rbg"):
+        found = switches()
+    assert (found["jax_threefry_partitionable"], found["jax_default_prng_impl"]) == (False, "rbg")
+    assert (found["XLA_FLAGS"], found["NVIDIA_TF32_OVERRIDE"]) == ("--a=2 --b=1", "0")
+    assert yaml.safe_load(yaml.safe_dump(found)) == found
+
+
+@pytest.mark.parametrize("name", REQUIRED)
+def test_resume_with_another_setting_is_refused_by_name(name, run, here):
+    before, old = {path: path.stat().st_mtime_ns for path in run.rglob("*")}, here[name]
+    here[name] = OTHER[name]
+    words = refusal(Trainer, LONGER, run, resume=True, quiet=True)
+    assert f"{name} = {OTHER[name]!r}: the run in {run} was begun with {old!r}. Set {name.upper()}={old}" in words
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
+
+
+def test_a_run_with_keys_of_another_form_is_not_read(run, here):
+    here["jax_enable_x64"] = True  # evaluating is not going on
+    load_run(run)
+    here["jax_default_prng_impl"] = "rbg"
+    assert refusal(load_run, run).startswith("jax_default_prng_impl = 'rbg': the run in")
+
+
+def test_settings_that_change_rounding_warn_once(run, here, capsys):
+    here |= {"jax_default_matmul_precision": "highest", "XLA_FLAGS": "--a=2", "NVIDIA_TF32_OVERRIDE": "0"}
+    Trainer(LONGER, run, resume=True).train()
+    said = " ".join(capsys.readouterr().out.split())
+    assert said.count("Warning:") == 3
+    assert "Warning: XLA_FLAGS = '--a=2', was " in said
+
+
+def test_a_run_without_the_record_resumes(run, here):
+    """As wdjax 0.2.0 wrote it."""
+    values = yaml.safe_load((run / "config.yaml").read_text())
+    for name in here:
+        del values["made_with"][name]
+    (run / "config.yaml").write_text(yaml.safe_dump(values))
+    here["jax_threefry_partitionable"] = False
+    Trainer(LONGER, run, resume=True, quiet=True)
+    for stored in (None, {}, "damaged", values["made_with"]):
+        require_same_switches(stored, "it")
+        assert switch_warnings(stored) == []
+
+
+def test_a_sweep_with_another_setting_is_refused_by_name(tmp_path, here):
+    said = []
+    with begun(tmp_path, {"mode": "grid"}, False, said.append):
+        pass
+    assert yaml.safe_load((tmp_path / SWITCHES).read_text()) == switches()
+    here["NVIDIA_TF32_OVERRIDE"] = "0"
+    with begun(tmp_path, {"mode": "grid"}, True, said.append):
+        pass
+    assert [words.split(" = ")[0] for words in said] == ["Warning: NVIDIA_TF32_OVERRIDE"]
+    here["jax_default_prng_impl"] = "rbg"
+    with pytest.raises(ValueError, match="jax_default_prng_impl = 'rbg': the sweep in"):
+        begun(tmp_path, {"mode": "grid"}, True, said.append).__enter__()
+    (tmp_path / SWITCHES).unlink()  # as wdjax 0.2.0 wrote it
+    with begun(tmp_path, {"mode": "grid"}, True, said.append):
+        pass
