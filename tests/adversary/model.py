@@ -132,8 +132,8 @@ class Model:
         """A run of one configuration comes to the same rows whenever and however it is trained."""
         if not own.comparable:
             return
-        for row in new.rows:
-            key = (own.identity, new.config.get("updates_per_chunk"), row["updates"])
+        for before, row in itertools.pairwise([{"updates": 0}, *new.rows]):
+            key = (own.identity, before["updates"], row["updates"])  # a row is over the updates since the one before
             content = {name: value for name, value in row.items() if name not in TIMING}
             known = self.seen.setdefault(key, content)
             for name in known.keys() | content.keys():
@@ -273,7 +273,7 @@ def rows_fit(new: Run, own: Folder, hard: bool) -> Iterator[str]:
             yield f"row {row['updates']} has {row['env_steps']} env steps"
     missing = set(range(size, new.last_row + 1, size)) - set(done) if size else set()
     if missing and not own.damaged and "bad" not in str(new.rows[-1:]):
-        yield f"rows are missing: {sorted(missing)} of {done}"
+        yield f"rows are missing: {sorted(missing)[:5]} of {done[:20]}"
     last = new.checkpoints[-1] if new.checkpoints and not own.damaged else None
     if last is not None and last.metrics_size is not None:
         known = new.raw[: last.metrics_size]
@@ -300,7 +300,7 @@ def describes(command: Command, new: Run) -> Iterator[str]:
     wanted = {name: preset.get(name, default) for name, default in RESUMABLE.items()} | {"env": preset["env"]}
     wanted |= {name: values_of(name, words) for name, words in command.flags.items() if name not in NO_FIELDS}
     if "debug" in command.flags:
-        wanted["devices"] = 1
+        del wanted["devices"]
     if wanted.get("updates_per_chunk") == 0:
         del wanted["updates_per_chunk"]
     for name, value in wanted.items():
