@@ -90,7 +90,8 @@ class Model:
         own.comparable = (own.comparable or not old.rows) and not {"devices", "debug"} & command.flags.keys()
         own.csv = (own.csv or not old.rows) and "callbacks" in command.flags
         own.clean = own.clean and not result.killed
-        if begun_before and old.newest is not None and old.newest >= target and not own.damaged:
+        finished = begun_before and old.newest is not None and old.newest >= target
+        if finished and (not own.damaged or not changed):
             yield from nothing_to_do(result, old, new, target, changed, own)
         else:
             yield from self.trained(command, result, old, new, target, own)
@@ -186,6 +187,7 @@ class Model:
         if command.name == "eval" and result.status == 0 and len(runs) == 1:
             yield from self.same_games(command, result, before)
         refused = {"0", "a/x.txt", "nobody"} & set(command.words) or (command.name == "diff" and len(runs) < 2)
+        refused = refused or (command.name == "eval" and len(set(runs)) < len(runs))
         if sound and not refused and command.name != "resume":
             yield from status_is(result, {0}, "what it reads is whole")
 
