@@ -9,6 +9,7 @@ import importlib
 import itertools
 import os
 import re
+import shlex
 from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -108,6 +109,10 @@ def call(command: str, *rest: str) -> None:
         if os.environ.get("WDJAX_TRACEBACK"):
             raise
         notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+        modules = getattr(error, "modules", ()) or getattr(error.__cause__, "modules", ())  # an UntrustedModuleError's
+        trusting = [word for module in modules for word in ("--trust", module)]
+        if trusting:
+            notes += f". The whole command: {one_line(shlex.join(['wdjax', command, *rest, *trusting]))}"
         sentence = f"wdjax: {one_line(error)}{notes}"
         Console(stderr=True).print(sentence, style="red", highlight=False, soft_wrap=True)
         raise SystemExit(1 if isinstance(error, FAILURES) else 2) from error

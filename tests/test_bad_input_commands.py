@@ -58,6 +58,12 @@ COMMANDS = [
     (["train", "runs/none"], "runs/none: neither a preset (wdjax list) nor a .yaml file, nor does it hold a run"),
     (["train", "covd"], "unknown preset 'covd': did you mean 'covid'?"),
     (["train", "none.yaml"], "no such file: none.yaml"),
+    (["train", "warp_drive.yaml"],
+     "unknown field name: this is a configuration of WarpDrive, which wdjax does not read. See docs/from_warp"),
+    (["diff", "cartpole", "warp_drive.yaml"], "this is a configuration of WarpDrive"),
+    (["train", "gymnax:Catch-bsuite"], "preset = gymnax:Catch-bsuite: an environment, not a preset. With one agent: "
+     "wdjax train cartpole_ppo --env gymnax:Catch-bsuite. With several, write a preset"),
+    (["sweep", "mine:Game"], "preset = mine:Game: an environment, not a preset"),
     (["train", "tab.yaml"], "tab.yaml: not YAML: found character '\\t' that cannot start any token: indent"),
     (["train", "empty.yaml"], "empty.yaml: must hold a mapping of fields, not nothing"),
     ([*TRAIN, "extra"], "Unrecognized options: extra (see --help)"),
@@ -187,6 +193,7 @@ def folder(monkeypatch, tmp_path):
     Path("a file").write_text("")
     Path("empty.yaml").write_text("")
     Path("tab.yaml").write_text("env: cartpole\n\tseed: 3")
+    Path("warp_drive.yaml").write_text("name: tag_continuous\ntrainer: {num_envs: 4}\npolicy: {runner: {lr: 0.1}}")
     prepare_folder(Path("run"), load_config("cartpole"), resume=False)
 
 

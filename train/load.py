@@ -92,6 +92,9 @@ def preset_path(preset: str | Path) -> Path:
     name, known = ALIASES.get(str(preset), str(preset)), list_presets()
     if name not in known and path.parts and (len(path.parts) > 1 or path.is_dir()):
         raise FileNotFoundError(f"{preset}: neither a preset (wdjax list) nor a .yaml file, nor does it hold a run")
+    if ":" in str(preset):
+        words = f"an environment, not a preset. With one agent: wdjax train cartpole_ppo --env {preset}. With several"
+        raise ValueError(f"preset = {preset}: {words}, write a preset (docs/how_to/own_environment.md)")
     require_known("preset", name, [*known, *ALIASES])
     return PRESETS / f"{name}.yaml"
 

@@ -85,6 +85,9 @@ def from_mapping(cls: type, values: Any, path: str = "") -> Any:
     hints = typing.get_type_hints(cls)
     for name in values:
         if name not in hints:
+            if "policies" in hints and {"trainer", "policy"} & set(values):
+                words = "this is a configuration of WarpDrive, which wdjax does not read. See docs/from_warp_drive.md"
+                raise ValueError(f"unknown field {name}: {words} for the field in place of each")
             short = SHORT.get(name, str(name))
             blocks = [block for block, hint in hints.items() if short in getattr(hint, "__dataclass_fields__", ())]
             near = f"did you mean '{blocks[0]}.{short}'?" if blocks else did_you_mean(short, hints)

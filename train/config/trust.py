@@ -18,6 +18,14 @@ from wdjax.train.config.facts import names_code
 from wdjax.train.config.schema import TrainConfig
 
 
+class UntrustedModuleError(ValueError):
+    """A configuration names code of modules that are not trusted."""
+
+    def __init__(self, message: str, modules: Collection[str] = ()):
+        super().__init__(message)
+        self.modules = modules
+
+
 def code_named(values: Any, cls: type = TrainConfig, path: str = "") -> Iterator[tuple[str, str]]:
     """Yields (dotted field, "package.module:Name") of all code that a configuration names, one that is read or the raw
     mappings of a file, which may hold anything."""
@@ -51,7 +59,7 @@ def with_own(trust: Collection[str], config: TrainConfig) -> tuple[str, ...]:
 
 
 def require_trusted(what: str, values: Any, trust: Collection[str]) -> None:
-    """Raises ValueError, naming module and flag, where a configuration names code of a module that nobody trusts.
+    """Raise UntrustedModuleError, naming field and flag, where a configuration names code of other modules.
 
     Trusted are wdjax, the modules of `trust` with their submodules, and, unless they lie in the current folder, the
     libraries whose environments wdjax knows and what installed packages announce by entry points (of the groups
@@ -62,13 +70,15 @@ def require_trusted(what: str, values: Any, trust: Collection[str]) -> None:
         values: the configuration, raw.
     """
     trusted = ("wdjax", *_checked(trust))
-    for field, text in code_named(values):
-        module = text.partition(":")[0]
-        if not (_is_inside(module, trusted) or _is_installed(module)):
-            raise ValueError(
-                f"{what} asks for code of the module {module!r} ({field} = {text!r}), which would run here: where you "
-                f'trust it, say so with --trust {module} (in Python: trust=("{module}",))'
-            )
+    named = [(text.partition(":")[0], field, text) for field, text in code_named(values)]
+    others = [named for named in named if not (_is_inside(named[0], trusted) or _is_installed(named[0]))]
+    if others:
+        module, field, text = others[0]
+        message = (
+            f"{what} asks for code of the module {module!r} ({field} = {text!r}), which would run here: where you "
+            f'trust it, say so with --trust {module} (in Python: trust=("{module}",))'
+        )
+        raise UntrustedModuleError(message, tuple(dict.fromkeys(module for module, _, _ in others)))
 
 
 def _is_installed(module: str) -> bool:

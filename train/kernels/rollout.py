@@ -55,8 +55,8 @@ def _why_not_acting(policy: Policy) -> str | None:
         return why
     if not draws_by_uniform(policy.distribution):
         return "its distribution's sample is custom"  # the kernel's actions follow from numbers that were drawn before
-    if policy.algorithm.overridden("before_rollout"):
-        return "its before_rollout is custom"
+    if custom := policy.algorithm.overridden("before_rollout", "init_carry"):
+        return f"its {custom} is custom"
     if not isinstance(policy.assignment.observation_space, Box):
         return "it does not see a row of numbers"
     if policy.config.opponents:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shlex
 import sys
 from pathlib import Path
 
@@ -100,6 +101,20 @@ def test_every_reader_asks_before_it_imports(tmp_path, evil, route, capsys):
         assert not evil()
     assert "no checkpoint in" in said(("evil",))  # it was read
     assert evil()
+
+
+@pytest.mark.parametrize("command", ["eval", "render", "report", "export", "train"])
+def test_a_run_with_custom_code_is_refused_with_the_complete_command(tmp_path, evil, command, capsys):
+    folder = strange_run(tmp_path / "a run", **{ENCODER: "evil:E", "policies.agent.algorithm": "evil_too:A"})
+    (folder / "metrics.jsonl").write_text('{"updates": 1, "env_steps": 512}\n')
+    words = [command, str(folder)]
+    if command == "train":
+        words = [command, "cartpole", "--workdir", str(tmp_path / "new"), "--policies.agent.checkpoint", str(folder)]
+    with pytest.raises(SystemExit):
+        cli.call(*words)
+    said = capsys.readouterr().err
+    again = ["wdjax", *words, "--trust", "evil_too", "--trust", "evil"]
+    assert shlex.split(said.split("The whole command: ")[1]) == again
 
 
 def test_a_run_that_is_resumed_names_what_the_command_names(tmp_path, evil):
