@@ -78,7 +78,7 @@ def play_by_kernel(given: StepInputs, carry: tuple, keys: jax.Array) -> tuple[tu
         try:
             return play_replicas(given, carry, keys)
         except Exception as error:  # a custom `act` may take keys only; what fails in the scan, too, is raised there
-            decide(WHOLE, str(error).strip().splitlines()[0])
+            decide(WHOLE, (str(error).strip() or type(error).__name__).splitlines()[0])
             return by_scan(carry, keys)
 
     return jax.lax.platform_dependent(carry, keys, cuda=by_kernel, default=by_scan)
