@@ -8,15 +8,16 @@ import jax
 import jax.numpy as jnp
 import pytest
 from cards import lowered
+from test_rollout_kernel import assert_same, both, limit, preset
 
 import wdjax
-from wdjax.experiments.benchmarks import overrides
+from wdjax.experiments.benchmarks import card, overrides
 from wdjax.experiments.examples import own_game, own_network
 from wdjax.experiments.examples.own_environment import Lander
 from wdjax.kernels import pallas
 from wdjax.kernels.support import listening
 from wdjax.train import NetworkConfig, PolicyConfig, TrainConfig, load_config, make_learner
-from wdjax.train.algorithms.on_policy.update import PPO
+from wdjax.train.algorithms.on_policy.update import A2C, PPO
 from wdjax.train.kernels import layers, rollout
 from wdjax.train.networks.actor_critic import MLP, ActorCritic
 from wdjax.train.networks.distributions import Categorical
@@ -156,6 +157,24 @@ def test_an_act_that_takes_keys_alone_is_played_step_by_step():
     assert decisions["learning of agent"] is None
 
 
+class Together(A2C):
+    """All agents of a replica do what the first one chooses."""
+
+    def act(self, policy, state, carry, obs, keys, hypers):
+        action, notes, carry = super().act(policy, state, carry, obs, keys, hypers)
+        return jnp.broadcast_to(action[:, :1], action.shape), notes, carry
+
+
+@pytest.mark.slow
+def test_a_kernel_of_whole_rollouts_keeps_agents_together(monkeypatch, quick_compile):
+    changes = {"policies.shared.algorithm": f"{__name__}:Together", "env_params.grid_length": 4}
+    expected, found = both(preset("tag_gridworld", **limit(5), **changes))
+    actions = expected[1].rows["shared"].action
+    assert actions.shape[2] > 1
+    assert jnp.all(actions == actions[:, :, :1])
+    assert_same(expected, found)
+
+
 OWN = {"num_envs": 16, "rollout_length": 4, "num_blocks": 1, "devices": 1}
 NETWORK = NetworkConfig(hidden_sizes=(16,))
 
@@ -201,5 +220,6 @@ def interpreted(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EXPECTED)
 def test_kernels_train_what_an_override_computes(name, interpreted, quick_compile):
-    print(name, overrides.compare_override(name))
+    _, passed, words = card.make_check(f"override {name}")
+    assert passed, words
     assert bool(interpreted) == (name != "encoder")
