@@ -76,7 +76,7 @@ def shop():
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(ALGORITHMS, "PPO", Spied)
-        patch.setattr("wdjax.train.learner.learner.episode_metrics", lambda played, ratios: {"played": played})
+        patch.setattr("wdjax.train.learner.learner.episode_metrics", lambda played, *_: {"played": played})
         learner = make_learner(tiny_config("probe_shop", POLICIES, num_blocks=4))
         state = learner.init(jax.random.key(5))
         params = ShopParams(leave=0.07, dead_obs=1e3, dead_reward=-1e3)

@@ -33,6 +33,7 @@ from wdjax.train.learner.validate import validate
 from wdjax.train.rollout.draws import step_keys
 from wdjax.train.rollout.metrics import episode_metrics
 from wdjax.train.state import sharding as devices_module
+from wdjax.train.state.metric import values_of
 from wdjax.train.state.normalization import new_statistics, update_statistics
 from wdjax.train.state.rows import Rollout
 from wdjax.train.state.sharding import choose_devices, lay_out, make_mesh, require_all_processes
@@ -231,7 +232,7 @@ def test_episodes_are_those_of_all_devices():
     @jax.jit
     @functools.partial(ON_FOUR, in_specs=PartitionSpec(None, AXIS), out_specs=WHOLE)
     def metrics(over, length):
-        return episode_metrics(Rollout({}, {}, {}, {}, over, {}, length, {"tags": 2 * length}), {})
+        return values_of(episode_metrics(Rollout({}, {}, {}, {}, over, {}, length, {"tags": 2 * length}), {}))
 
     over, length = np.array([[0, 0, 0, 0, 0, 1, 0, 1]], bool), np.arange(8)[None]
     expected = {"episodes": 2, "episode_length": 6, "episode_length_min": 5, "episode_length_max": 7,
