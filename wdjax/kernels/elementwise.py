@@ -153,6 +153,11 @@ def _power(x: jax.Array, y: jax.Array) -> jax.Array:
     return jax.lax.pow(x, convert(y, x.dtype))
 
 
+def _polynomial(x: jax.Array, *coefficients: jax.Array, unroll: int | None = None) -> jax.Array:
+    """Evaluate a_0 + x (a_1 + x (a_2 + ...)): a primitive from jax 0.12 on."""
+    return functools.reduce(lambda value, coefficient: value * x + coefficient, reversed(coefficients))
+
+
 def _erf_inv(x: jax.Array) -> jax.Array:
     if isinstance(x, jax.core.Tracer) and not x.ndim:  # Pallas' own rule wants an array
         raise NotImplementedError("erf_inv of a number that all replicas share has no place in a kernel")
@@ -168,6 +173,7 @@ FUNCTIONS: dict[str, Callable] = {
     "max": maximum,
     "min": minimum,
     "neg": _neg,
+    "polynomial": _polynomial,
     "population_count": _in_32_bits(jax.lax.population_count, 0),
     "pow": _power,
     "rem": _remainder,
