@@ -5,6 +5,7 @@ import sys
 if __name__ == "__main__" and not sys.flags.safe_path:
     sys.path.pop(0)  # the current folder, by `python -m`: a file in it must not stand for a library
 
+import gc
 import importlib
 import itertools
 import os
@@ -82,6 +83,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             call(*arguments)
     except KeyboardInterrupt:
         raise SystemExit(STOPPED) from None
+    finally:
+        if argv is None:
+            gc.freeze()  # else Python searches all modules for garbage while it exits, half a second
 
 
 def call(command: str, *rest: str) -> None:
@@ -222,7 +226,7 @@ def cache_compilations() -> None:
         Console(stderr=True).print(words, highlight=False, soft_wrap=True)
         return
     jax.config.update("jax_compilation_cache_dir", str(cache))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # a start compiles dozens of small programs
 
 
 def require_private(folder: Path) -> None:
