@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 
 from wdjax.checks import require, require_known
@@ -55,22 +56,36 @@ class TrainedPolicy:
             (actions [..., *shape] inside of `action_space`, memory).
 
         Raises:
-            ValueError: for observations of another structure or shape.
+            ValueError: for observations or a memory of another structure or shape.
+            TypeError: for observations of another kind, as text or complex numbers.
         """
         parts = sample_shapes(self.observation_space)
-        shapes = jax.tree.map(jnp.shape, obs), jax.tree.map(lambda part: part.shape, parts)
-        first, part = jnp.shape(jax.tree.leaves(obs)[0]), jax.tree.leaves(parts)[0]
-        leading = first[: len(first) - part.ndim]
-        wanted = jax.tree.map(lambda part: (*leading, *part.shape), parts)
-        words = f"those of one agent, {shapes[1]}, after any leading axes"
-        require(shapes[0] == wanted, "obs of shapes", shapes[0], words)
-        memory = self.init_memory(*leading) if memory is None else memory
-        rows = jax.tree.map(lambda leaf, part: jnp.reshape(leaf, (-1, 1, *part.shape)), obs, parts)
-        carry = jax.tree.map(lambda leaf: jnp.reshape(leaf, (-1, 1, *leaf.shape[len(leading) :])), memory)
+        leading = self._leading_axes(obs, parts)
+        start, shapes = self.init_memory(*leading), lambda tree: jax.tree.map(jnp.shape, tree)
+        memory = start if memory is None else memory
+        same = jax.tree.structure(memory) == jax.tree.structure(start) and shapes(memory) == shapes(start)
+        require(same, "memory of shapes", shapes(memory), f"{shapes(start)}, as `act` returned it")
+        size = math.prod(leading)
+        rows = jax.tree.map(lambda leaf, part: jnp.reshape(leaf, (size, 1, *part.shape)), obs, parts)
+        carry = jax.tree.map(lambda leaf: jnp.reshape(leaf, (size, 1, *leaf.shape[len(leading) :])), memory)
         keys = jax.random.split(jax.random.key(0) if key is None else key)
         action, carry = self.actor.choose(None, self.learned, carry, rows, keys, (), key is None)
         unfold = lambda leaf: jnp.reshape(leaf, (*leading, *leaf.shape[2:]))  # noqa: E731
         return unfold(action), jax.tree.map(unfold, carry)
+
+    def _leading_axes(self, obs: Any, parts: Any) -> tuple[int, ...]:
+        """Return the axes of agents that observations have before those of one agent, `parts`; raise as `act`."""
+        shapes = jax.tree.map(jnp.shape, obs), jax.tree.map(lambda part: part.shape, parts)
+        first, part = jnp.shape(next(iter(jax.tree.leaves(obs)), 0)), jax.tree.leaves(parts)[0]
+        leading = first[: len(first) - part.ndim]
+        wanted = jax.tree.map(lambda part: (*leading, *part.shape), parts)
+        words = f"those of one agent, {shapes[1]}, after any leading axes (of at least one agent)"
+        require(shapes[0] == wanted and 0 not in leading, "obs of shapes", shapes[0], words)
+        for leaf, part in zip(jax.tree.leaves(obs), jax.tree.leaves(parts), strict=True):
+            dtype = getattr(leaf, "dtype", None) or np.asarray(leaf).dtype
+            if not np.can_cast(dtype, part.dtype, "same_kind"):
+                raise TypeError(f"obs of dtype {dtype}: must be {part.dtype}, or cast to it without loss of kind")
+        return leading
 
 
 def trained_policy(learner: Learner, state: TrainState, policy: str | None = None) -> TrainedPolicy:

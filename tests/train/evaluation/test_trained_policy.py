@@ -140,3 +140,26 @@ def test_a_run_is_loaded_and_exported(tmp_path, no_pictures, capsys):
     with pytest.raises(SystemExit):
         cli.call("export", str(tmp_path / "run"), "--policies", "tagger")
     assert "unknown policy 'tagger'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("obs", "words"),
+    [
+        (None, r"^obs of shapes = None: must be those of one agent, \(4,\), after any leading axes"),
+        ({}, r"^obs of shapes = {}: must be"),
+        ([0.0] * 4, r"^obs of shapes = \[\(\), \(\), \(\), \(\)\]: must be"),
+        (np.zeros((0, 4)), r"^obs of shapes = \(0, 4\): must be .* \(of at least one agent\)"),
+        (np.array(["a"] * 4), r"^obs of dtype <U1: must be float32"),
+        (np.array([None] * 4), r"^obs of dtype object: must be float32"),
+        (np.zeros(4, complex), r"^obs of dtype complex128: must be float32"),
+    ],
+)
+def test_a_loaded_policy_refuses_wrong_observations_by_shape_or_dtype(normalised, obs, words):
+    with pytest.raises((ValueError, TypeError), match=words):
+        normalised[2].act(obs)
+
+
+def test_a_loaded_policy_refuses_the_memory_of_other_agents():
+    policy = a_policy(**RECURRENT)[2]
+    with pytest.raises(ValueError, match=r"^memory of shapes = \(\(2, 4\), \(2, 4\)\): must be"):
+        policy.act(OBS, policy.init_memory(2))
