@@ -33,10 +33,10 @@ class Curve:
 
 
 def pooled(runs: Sequence[Sequence[Row]], field: str) -> Curve | None:
-    """Returns the curve of a field of metrics.jsonl over runs, None where no run knows it.
+    """Return the curve of a field of metrics.jsonl over runs, None where they have no env steps in common.
 
-    Runs that were looked at after other env steps are read between them, on a straight line; nothing is read before
-    the first or after the last number of a run.
+    Runs with numbers after other env steps are interpolated linearly. The curve covers the env steps that all runs
+    with a number have: it begins with the last of them and ends with the first.
 
     Args:
         runs: the rows of each.
@@ -47,8 +47,11 @@ def pooled(runs: Sequence[Sequence[Row]], field: str) -> Curve | None:
         return None
     steps = arrays[0][0]
     if any(not np.array_equal(steps, other[0]) for other in arrays):
-        steps = np.linspace(min(a[0, 0] for a in arrays), max(a[0, -1] for a in arrays), POINTS)
-    values = np.array([np.interp(steps, *array, left=np.nan, right=np.nan) for array in arrays])
+        first, last = max(a[0, 0] for a in arrays), min(a[0, -1] for a in arrays)
+        if first > last:
+            return None
+        steps = np.unique(np.linspace(first, last, POINTS))
+    values = np.array([np.interp(steps, *array) for array in arrays])
     middle, low, high = np.array([interval_of_mean(seeds) for seeds in values.T]).T
     return Curve(steps, middle, low, high, len(arrays))
 

@@ -18,7 +18,7 @@ from wdjax.train.storage.folder import write_whole
 
 MOST_CURVES = 10  # of the best values: matplotlib has ten colours
 CAPTION = (
-    "score: mean ± deviation of the seeds; IQM: interquartile mean over seeds [95 % interval]; "
+    "score: mean ± sample standard deviation over seeds; IQM: interquartile mean over seeds [95 % interval]; "
     "first >: probability that a seed of the first line scores higher than one of this"
 )
 
@@ -106,14 +106,15 @@ def point_table(members: Sequence[Member], table: Sequence[Row]) -> Table:
     values = {member.point: member.values for member in members}
     known = sorted((point for point in scores if scores[point]), key=lambda point: -np.mean(scores[point]))
     printed = Table(*(name.split(".")[-1] for name in names), caption=CAPTION, caption_justify="left")
-    for column in ("score", "IQM", "first >", "seeds"):
+    for column in ("score ± SD", "IQM", "first >", "seeds"):
         printed.add_column(column, justify="right")
     for point in known[:MOST_CURVES]:
         own = np.array(scores[point])
         middle, low, high = interval_of_mean(own)
         better = "" if point == known[0] else f"{probability_of_improvement(np.array(scores[known[0]]), own):.2f}"
         interval = "[-]" if np.isnan(low) else f"[{low:.4g}, {high:.4g}]"
-        words = (f"{own.mean():.2f} ± {own.std():.2f}", f"{middle:.4g} {interval}", better, str(len(own)))
+        deviation = f" ± {own.std(ddof=1):.2f}" if len(own) > 1 else ""
+        words = (f"{own.mean():.2f}{deviation}", f"{middle:.4g} {interval}", better, str(len(own)))
         printed.add_row(*(_short(values[point][name]) for name in names), *words)
     return printed
 
@@ -121,7 +122,10 @@ def point_table(members: Sequence[Member], table: Sequence[Row]) -> Table:
 def curves_by_point(
     members: Sequence[Member], rows: Sequence[Row], metric: str
 ) -> list[tuple[Point, np.ndarray, np.ndarray]]:
-    """Returns (values, env steps [K], metric [seeds, K], NaN where not known) of every point that has been trained."""
+    """Return (values, env steps [K], metric [seeds, K]) of every point, of its seeds with a number.
+
+    Env steps at which one of these seeds has no number are left out.
+    """
     values = {(row["member"], row["env_steps"]): row.get(metric) for row in rows}
     curves = []
     for point in dict.fromkeys(member.point for member in members):
@@ -129,7 +133,10 @@ def curves_by_point(
         steps = sorted({step for number, step in values if number in {member.number for member in own}})
         if steps:
             found = [[values.get((member.number, step)) for step in steps] for member in own]
-            curves.append((own[0].values, np.array(steps), np.array(found, float)))
+            found = np.array(found, float)
+            found = found[~np.isnan(found).all(axis=1)]
+            known = ~np.isnan(found).any(axis=0)
+            curves.append((own[0].values, np.array(steps)[known], found[:, known]))
     return curves
 
 
@@ -147,14 +154,14 @@ def draw_curves(
     figure = Figure(figsize=(8, 1 + 4 * len(panels)), layout="constrained")
     figure.suptitle(title if len(shown) == held else f"{title} (best {len(shown)} of {held})")
     for axes, (metric, curves) in zip(np.ravel(figure.subplots(len(panels), 1)), panels, strict=True):
+        seeds = max(len(curves[place][2]) for place in shown)
         for place in shown:
             values, steps, found = curves[place]
-            mean, low, high = np.array([interval_of_mean(seeds) for seeds in found.T]).T
-            known = ~np.isnan(mean)
-            marker = "o" if known.sum() == 1 else None
-            (line,) = axes.plot(steps[known], mean[known], label=point_words(values, names), marker=marker)
-            axes.fill_between(steps[known], low[known], high[known], color=line.get_color(), alpha=0.2, linewidth=0)
-        seeds = max(len(curves[place][2]) for place in shown)
+            mean, low, high = np.array([interval_of_mean(seeds) for seeds in found.T]).reshape(-1, 3).T
+            fewer = f" ({len(found)} seeds)" if len(found) < seeds else ""
+            marker = "o" if len(steps) == 1 else None
+            (line,) = axes.plot(steps, mean, label=f"{point_words(values, names)}{fewer}", marker=marker)
+            axes.fill_between(steps, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
         if seeds > 1:
             words = f"band: {LEVEL:.0%} interval of the IQM over {seeds} seeds"
             axes.fill_between([], [], [], color="grey", alpha=0.3, linewidth=0, label=words)
@@ -168,10 +175,7 @@ def draw_curves(
 
 def best_points(curves: Sequence[tuple[Point, np.ndarray, np.ndarray]]) -> list[int]:
     """Returns the places of the curves that end highest, at most MOST_CURVES of them, in their own order."""
-    ends = []
-    for _, _, found in curves:
-        known = [seeds[~np.isnan(seeds)].mean() for seeds in found.T if not np.isnan(seeds).all()]
-        ends.append(known[-1] if len(known) else -np.inf)
+    ends = [found[:, -1].mean() if found.size else -np.inf for _, _, found in curves]
     return sorted(np.argsort(-np.array(ends), kind="stable")[:MOST_CURVES].tolist())
 
 

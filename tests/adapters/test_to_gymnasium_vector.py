@@ -259,3 +259,26 @@ def test_pictures_of_all():
 def test_what_cannot_be_translated_is_refused(arguments, error, words):
     with pytest.raises(error, match=re.escape(words)):
         to_gymnasium_vector(*arguments)
+
+
+class Namesake(Ladder):
+    """Its statistics have names that gymnasium's infos have."""
+
+    def step(self, key, state, action, params):
+        *results, _ = super().step(key, state, action, params)
+        return *results, {"episode": jnp.float32(1), "action_mask": jnp.float32(2), "coins": 3, "_coins": 4}
+
+
+def test_statistics_with_names_of_gymnasium_move():
+    own = {"user/episode": 1, "user/action_mask": 2, "coins": 3, "user/_coins": 4}
+    single = to_gymnasium(Namesake())
+    single.reset(seed=0)
+    info = single.step(2)[-1]
+    assert {name: info[name] for name in own} == own
+    assert info["action_mask"].shape == (3,)
+    replicas = to_gymnasium_vector(Namesake(), NUM)
+    replicas.reset(seed=0)
+    replicas.step(np.full(NUM, 2))
+    infos = replicas.step(np.full(NUM, 2))[-1]
+    assert {name: infos["final_info"][name].tolist() for name in own} == {name: [own[name]] * NUM for name in own}
+    assert infos["episode"]["l"].tolist() == [2] * NUM

@@ -53,12 +53,16 @@ def test_seeds_of_the_same_env_steps_are_pooled_point_by_point():
     assert (curve.low[1], curve.high[1]) == (2.0, 2.0)
 
 
-def test_seeds_of_other_env_steps_are_read_between_and_not_beyond():
-    curve = pooled([[a_row(0, 0.0), a_row(99, 99.0)], [a_row(33, 3.0), a_row(66, 3.0)]], "agent/episode_return")
-    assert len(curve.steps) == POINTS
-    np.testing.assert_allclose(curve.middle[[0, 32, 33, 50, 66, 67, 99]], [0, 32, 18, 26.5, 34.5, 67, 99])
-    assert np.isnan(curve.low[32])
-    assert not np.isnan(curve.low[33])
+def test_a_curve_covers_the_env_steps_of_all_seeds():
+    """A curve of two seeds must not go on with the one that is longer."""
+    longer = [a_row(0, 0.0), a_row(99, 99.0)]
+    curve = pooled([longer, [a_row(33, 3.0), a_row(66, 3.0)]], "agent/episode_return")
+    np.testing.assert_allclose(curve.steps, np.linspace(33, 66, POINTS))
+    np.testing.assert_allclose(curve.middle[[0, -1]], [18, 34.5])
+    assert not np.isnan(curve.low).any()
+    same_start = pooled([[*longer, a_row(200, 5.0)], longer], "agent/episode_return")
+    assert (curve.seeds, same_start.seeds, same_start.steps[-1]) == (2, 2, 99)
+    assert pooled([longer, [a_row(150, 3.0)]], "agent/episode_return") is None
 
 
 def test_runs_are_grouped_by_all_but_the_seed_and_the_machine():

@@ -32,6 +32,7 @@ from wdjax.experiments.sweep.session import Host, members_bar
 from wdjax.experiments.sweep.table import (
     best_member,
     best_points,
+    curves_by_point,
     draw_curves,
     final_table,
     last_known,
@@ -334,9 +335,28 @@ def test_the_table_holds_the_last_chunk_and_the_last_known_score(config, tmp_pat
 
 
 def test_the_curves_that_end_highest():
-    nan = math.nan
-    curves = [({}, np.array([1]), np.array([[value]])) for value in [*range(12), nan]]
-    assert best_points(curves) == list(range(2, 12))
+    curves = [({}, np.array([1]), np.array([[value]])) for value in range(12)]
+    assert best_points([*curves, ({}, np.zeros(0), np.zeros((0, 0)))]) == list(range(2, 12))
+
+
+def test_a_curve_of_a_sweep_is_of_the_same_seeds_everywhere(config):
+    """Of three seeds one ends early with bad numbers, and one never has a number."""
+    members = make_members(config, [{RATE: 1e-3}], [0, 1, 2])
+    scores = [(0, 8, 1.0), (0, 16, 2.0), (0, 24, 3.0), (1, 8, 5.0), (1, 16, 6.0), (1, 24, None), (2, 8, None)]
+    rows = [{"member": member, "env_steps": steps, "x": x} for member, steps, x in scores]
+    [(_, steps, found)] = curves_by_point(members, rows, "x")
+    assert (steps.tolist(), found.tolist()) == ([8, 16], [[1, 2], [5, 6]])
+
+
+def test_scores_have_their_sample_deviation(config):
+    """As `pandas` has it: 138.7 and 196.2 are the deviations of two scores over 2 and over 1."""
+    members = make_members(config, [{RATE: 1e-3}], [0, 1])
+    table = [{"member": i, "score": score} for i, score in enumerate([100.0, 377.4])]
+    printed = point_table(members, table)
+    assert [column.header for column in printed.columns] == ["score ± SD", "IQM", "first >", "seeds"]
+    assert list(printed.columns[0].cells) == ["238.70 ± 196.15"]
+    assert list(point_table(members, table[:1]).columns[0].cells) == ["100.00"]
+    assert "sample standard deviation" in printed.caption
 
 
 @pytest.mark.slow  # matplotlib

@@ -7,12 +7,14 @@ import contextlib
 import csv
 import importlib
 import os
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from wdjax.checks import one_line, require
 from wdjax.console import Console
+from wdjax.metric_names import USER, free_name
 from wdjax.train.devices.processes import is_first
 from wdjax.train.host.loop import Row
 from wdjax.train.storage.folder import plain_config
@@ -106,8 +108,13 @@ class TensorBoardLogger(Logger):
         return self.library.SummaryWriter(folder, purge_step=row["env_steps"])  # of a run that was killed
 
     def write(self, log: Any, row: Row) -> None:
-        for name, value in _numbers(row).items():
-            log.add_scalar(name, value, row["env_steps"])
+        tags: dict[str, str] = {}  # tag -> name: tensorboardX writes some characters as "_"
+        for name in row:
+            tags[free_name(re.sub(r"[^-/\w.]", "_", name).lstrip("/"), USER, tags.__contains__)] = name
+        numbers = _numbers(row)
+        for tag, name in tags.items():
+            if name in numbers:
+                log.add_scalar(tag, numbers[name], row["env_steps"])
         log.flush()
 
 

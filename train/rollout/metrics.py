@@ -66,6 +66,9 @@ Of the run:
     bad_numbers                   of `Learner.run` only: 0, or what was not finite (`describe_bad_numbers`): such an
                                   update is not committed, and its other metrics do not count
 
+A statistic X of an environment whose name collides with another metric is reported as user/X, by evaluations as
+eval/user/X (`wdjax.metric_names`), and such a metric of an algorithm as POLICY/user/X.
+
 The rows of metrics.jsonl hold one number for each chunk of updates (`metrics_log.summarize`), of evaluations what
 `evaluation_metrics` names, and, where one finds the best state so far, as eval/best/... what that comes to in as many
 other episodes, which did not choose it: the number to report. Where on_bad_numbers is skip, they hold skipped_updates

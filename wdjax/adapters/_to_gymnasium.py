@@ -227,7 +227,8 @@ class GymnasiumVectorEnv(_SingleAgent, gymnasium.vector.VectorEnv):
         final_obs = info.pop("final_obs")  # stays on the device until an episode is over
         obs, rewards, terminations, truncations, info = translate.to_host((*results, info))
         obs = translate.to_numpy(self.observation_space, obs)
-        over, step_info = np.array(info["over"]), {k: _widen(v) for k, v in info.items() if k not in RESERVED_INFO}
+        step_info = translate.own_statistics({k: _widen(v) for k, v in info.items() if k not in RESERVED_INFO})
+        over = np.array(info["over"])
         infos = self._masks_of(obs, np.ones(self.num_envs, bool))
         if self._mode is AutoresetMode.SAME_STEP:
             infos |= _valid_in(~over, step_info) | (self._final_infos(over, step_info, final_obs) if over.any() else {})

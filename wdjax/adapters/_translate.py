@@ -12,11 +12,13 @@ from gymnasium import spaces
 
 from wdjax.checks import require_known
 from wdjax.env import Env, cast_params
+from wdjax.metric_names import USER, free_name
 from wdjax.rendering import SIZE, render
 from wdjax.spaces import Box, Dict, Discrete, MultiDiscrete, Space
 from wdjax.vector import VectorEnv
 
 MASK = "action_mask"
+IN_INFOS = (MASK, "episode", "final_info", "final_obs")  # written by the adapters or by gymnasium's wrappers
 METADATA = {"render_modes": ["rgb_array"], "render_fps": 30}
 
 
@@ -212,9 +214,18 @@ def neutral_action(space: spaces.Space) -> Any:
     return np.zeros(space.shape, np.int64)
 
 
+def own_statistics(info: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an environment's statistics, those whose names gymnasium or an adapter writes as `user/NAME`."""
+    written = {*IN_INFOS, *(f"_{name}" for name in (*IN_INFOS, *info))}
+    found: dict[str, Any] = {}
+    for name, value in info.items():
+        found[free_name(name, USER, lambda name: name in written or name in found)] = value
+    return found
+
+
 def as_numbers(info: Mapping[str, Any]) -> dict[str, int | float]:
     """Returns scalar statistics as Python numbers; flags as 0 or 1, as `wdjax.vectorize` counts them."""
-    numbers = {name: np.asarray(value).item() for name, value in info.items()}
+    numbers = {name: np.asarray(value).item() for name, value in own_statistics(info).items()}
     return {name: int(value) if isinstance(value, bool) else value for name, value in numbers.items()}
 
 

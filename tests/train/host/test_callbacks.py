@@ -168,17 +168,34 @@ def test_csv_holds_the_rows_and_forgets_what_comes_again(tmp_path):
     assert found == [("1", "", "0.5"), ("2", "3.5", "7.0")]
 
 
-def test_tensorboard_reads_the_rows(tmp_path):
-    event_pb2 = pytest.importorskip("tensorboardX.proto.event_pb2")
-    [logger] = make_callbacks(["tensorboard"])
-    log(logger, tmp_path / "run", ROWS)
-    [file] = (tmp_path / "run" / "tensorboard").iterdir()
+def read_events(folder):
+    """Returns (tag, step, value) of all scalars in a run's event file."""
+    from tensorboardX.proto import event_pb2
+
+    [file] = (folder / "tensorboard").iterdir()
     data, found, at = file.read_bytes(), [], 0
     while at < len(data):  # records: length, its checksum, an event, its checksum
         (size,) = struct.unpack_from("<Q", data, at)
         event = event_pb2.Event.FromString(data[at + 12 : at + 12 + size])
         found += [(value.tag, event.step, value.simple_value) for value in event.summary.value]
         at += size + 16
+    return found
+
+
+def test_tensorboard_gives_each_metric_a_tag_of_its_own(tmp_path):
+    """tensorboardX writes both as episode_a_b."""
+    pytest.importorskip("tensorboardX")
+    [logger] = make_callbacks(["tensorboard"])
+    log(logger, tmp_path / "run", [ROWS[0] | {"episode_a b": 1.0, "episode_a_b": 2.0}])
+    tags = {tag: value for tag, _, value in read_events(tmp_path / "run")}
+    assert {value for tag, value in tags.items() if "a_b" in tag} == {1.0, 2.0}
+
+
+def test_tensorboard_reads_the_rows(tmp_path):
+    pytest.importorskip("tensorboardX")
+    [logger] = make_callbacks(["tensorboard"])
+    log(logger, tmp_path / "run", ROWS)
+    found = read_events(tmp_path / "run")
     wanted = [(k, row["env_steps"], v) for row in ROWS for k, v in row.items() if v is not None]
     assert sorted(found) == sorted(wanted)
 

@@ -1,6 +1,7 @@
 """What a run reports: every name is in the table of rollout/metrics.py, and the numbers of the clock are by hand."""
 
 import dataclasses
+import functools
 import math
 import re
 
@@ -13,6 +14,7 @@ from reference_on_policy import deviation_along
 from wdjax.train import PolicyConfig, make_learner
 from wdjax.train.config.schema import DDPGConfig
 from wdjax.train.host.loop import Chunk, Part, row_of_run
+from wdjax.train.learner.learner import update_share
 from wdjax.train.rollout import metrics
 from wdjax.train.state.metric import Metric, values_of
 from wdjax.train.state.rows import Rows
@@ -140,6 +142,31 @@ def test_rollout_metrics_are_those_of_the_live_rows(rollout_numbers):
         "explained_variance": 1 - kept["advantage"].var() / kept["target"].var(),
     }.items():  # fmt: skip
         np.testing.assert_allclose(ours[name], expected, rtol=1e-4, err_msg=name)
+
+
+def test_chunk_means_are_over_the_transitions_that_are_learned_from():
+    """In one update 1 of 12 transitions decides and in the next all do, though all are live in both."""
+    ones = np.ones(LIVE.shape, np.float32)
+    decides = [np.arange(12).reshape(LIVE.shape) < count for count in (1, 12)]
+    reports = []
+    for flags, value in zip(decides, (0.0, 13.0), strict=True):
+        rows = Rows(None, np.stack([ones, ones], axis=-1), value * ones, LIVE & ~LIVE, LIVE | ~LIVE, value=value * ones)
+        reports.append(metrics.rollout_metrics(rows.replace(decides=flags), value * ones, value * ones))
+    together = jax.tree.map(lambda *values: np.stack(values), *reports)
+    chunk = summarize({"episodes": [0, 0], **together})
+    means = [chunk[name] for name in ("value_mean", "return_mean", "advantage_mean", "reward_mean")]
+    assert means == pytest.approx([12.0, 12.0, 12.0, 6.5])  # rewards are of live transitions
+
+
+def test_metrics_of_gradient_steps_are_plain_means():
+    """Neither is over live transitions: DDPG's are over those that it draws from its buffer."""
+    ddpg = PolicyConfig(algorithm="DDPG", network=NETWORK, ddpg=DDPGConfig(buffer_size=64, warmup=8, batch_size=8))
+    learner = make_learner(tiny_config("pendulum", {"agent": ddpg}))
+    state = jax.eval_shape(learner.init, jax.random.key(0))
+    found = jax.eval_shape(functools.partial(update_share, learner.setup), state)[1]
+    assert not isinstance(found["agent/q_mean"], Metric)
+    assert not isinstance(found["agent/target_mean"], Metric)
+    assert found["agent/action_mean"].weight == ("agent/live_fraction",)
 
 
 def test_action_deviations_are_means_over_the_places_with_a_live_row(rollout_numbers):
