@@ -1,4 +1,4 @@
-"""Building blocks for custom algorithms: reductions over devices, and random numbers per block of replicas.
+"""Building blocks for custom algorithms: reductions over devices, random numbers per block of replicas, and metrics.
 
 On several devices `Algorithm.update` runs on each device, with that device's share of the replicas. Parameters,
 statistics and metrics must be equal on all devices: reduce gradients and sums with `total` or `average` before they are
@@ -9,8 +9,9 @@ gradient of the mean loss is the `total` of the gradients of each device's summe
 from wdjax.train.devices.blocks import block_keys, draw_blocks
 from wdjax.train.devices.collectives import all_rows, any_of, average, largest, own_rows, smallest, total
 from wdjax.train.devices.moments import masked_mean, masked_variance, normalize
+from wdjax.train.state.metric import Metric
 
 __all__ = [
-    "all_rows", "any_of", "average", "block_keys", "draw_blocks", "largest", "masked_mean", "masked_variance",
-    "normalize", "own_rows", "smallest", "total",
+    "Metric", "all_rows", "any_of", "average", "block_keys", "draw_blocks", "largest", "masked_mean",
+    "masked_variance", "normalize", "own_rows", "smallest", "total",
 ]  # fmt: skip

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from probes import tiny_config, tiny_policy
 
-from wdjax.train import make_learner
+from wdjax.experiments.commands.matrix import matrix_tables
+from wdjax.train import Episodes, make_learner, statistics
 from wdjax.train.rollout.metrics import episode_metrics
 from wdjax.train.rollout.scan import rollout
 from wdjax.train.state.metric import Metric, values_of
@@ -119,6 +120,26 @@ def test_summary_by_hand():
     mean, largest = Metric([0.0], weight=("a/live_fraction",)), Metric([-np.inf], "max")
     nothing = summarize({"episodes": [0], "a/live_fraction": [0.0], "a/reward_max": largest, "a/reward_mean": mean})
     assert nothing["a/reward_max"] is nothing["a/reward_mean"] is None
+
+
+def test_statistics_hide_no_other_quantity():
+    """Two roles, "a" of two agents and "a agent" of one, and statistics that are named as their returns and lengths."""
+    info = {"length": 1.0, "a return": 2.0, "net return": 3.0, "a agent return": 4.0, "x": 5.0}
+    ones = np.ones((2, 1))
+    episodes = Episodes(
+        episode_return={"a": np.full(2, 10.0), "a agent": np.full(2, 20.0)}, episode_length=np.full(2, 6),
+        episode_info={name: np.full(2, value) for name, value in info.items()},
+        agent_return={"a": np.array([[3.0, 7.0]] * 2), "a agent": 20 * ones}, group_return={"crowd": np.full(2, 30.0)},
+    )  # fmt: skip
+    found = statistics(episodes, {"x": ("net return", "length")})
+    assert {name: numbers["mean"] for name, numbers in found.items()} == {
+        "x": 3.0, "user/length": 1.0, "user/a return": 2.0, "user/user/a agent return": 4.0, "user/x": 5.0,
+        "length": 6.0, "crowd return": 30.0, "a return": 10.0, "a agent return": 20.0, "user/a agent return": 5.0,
+    }  # fmt: skip
+    [table] = matrix_tables({("p", "q"): episodes}, {("p", "q"): found})
+    shown = [column.header for column in table.columns]
+    assert shown == ["a", "a agent", "x", "user/length", "user/a return", "user/user/a agent return", "user/x",
+                     "length", "a return", "a agent return"]  # fmt: skip
 
 
 def test_every_row_of_a_game_that_nobody_leaves_early_is_live(played):

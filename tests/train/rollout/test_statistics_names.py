@@ -14,6 +14,7 @@ from probes import NETWORK
 from wdjax import envs
 from wdjax.metric_names import LENGTHS, STANDARD_ERROR, statistic_names
 from wdjax.train import PolicyConfig, TrainConfig, Trainer, read_metrics
+from wdjax.train.learner.learner import join_metrics
 from wdjax.vector import RESERVED_INFO
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -76,6 +77,14 @@ def test_statistics_with_names_of_the_library(tmp_path):
     assert_numbers(env, ("one", "two"), rows)
     assert (rows[-1]["updates"], rows[-1]["user/updates"], rows[-1]["user/length_std"]) == (3, 3.0, 6.0)
     assert (rows[-1]["episode_speed_max"], rows[-1]["episode_length"]) == (15.0, 3.0)
+
+
+def test_metrics_of_an_algorithm_hide_none_of_the_learner():
+    own = {"loss": 1, "episode_return": 2, "learning_rate": 3, "user/learning_rate": 4, "opponent_games/past": 5}
+    assert join_metrics({"learning_rate": 6, "past_self_blocks": 7}, own, {"loss": 8, "temperature": 9}) == {
+        "learning_rate": 6, "past_self_blocks": 7, "loss": 1, "user/learning_rate": 4, "user/episode_return": 2,
+        "user/user/learning_rate": 3, "user/opponent_games/past": 5, "user/loss": 8, "temperature": 9,
+    }  # fmt: skip
 
 
 def test_a_policy_named_as_evaluations_is_refused(tmp_path):
