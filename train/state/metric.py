@@ -1,10 +1,15 @@
 """A number that an update reports, with the rule that joins those of several updates."""
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import jax
 from flax import struct
+
+from wdjax.checks import require_known
+
+Rule = Literal["mean", "sum", "max", "min", "deviation"]
+RULES = get_args(Rule)
 
 
 @struct.dataclass
@@ -16,7 +21,7 @@ class Metric:
     """
 
     value: jax.Array  # ()
-    over: Literal["mean", "sum", "max", "min", "deviation"] = struct.field(pytree_node=False, default="mean")
+    over: Rule = struct.field(pytree_node=False, default="mean")
     """how the numbers of several updates become one; "deviation": that of all values together, whose mean is `mean`"""
     weight: tuple[str, ...] = struct.field(pytree_node=False, default=())
     """names of metrics beside this one, whose product weights each update in a mean or deviation"""
@@ -25,11 +30,18 @@ class Metric:
 
 
 def beside(metrics: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """Return metrics under `prefix/name`, with the names that they refer to."""
+    """Return metrics under `prefix/name`, with the names that they refer to.
+
+    Raises:
+        ValueError: for an unknown rule, weight or mean, with the closest name.
+    """
     put = lambda name: f"{prefix}/{name}" if name else ""  # noqa: E731
     found = {}
     for name, metric in metrics.items():
         if isinstance(metric, Metric):
+            require_known(f"rule of the metric {name!r}", metric.over, RULES)
+            for other in (*metric.weight, *filter(None, [metric.mean])):
+                require_known(f"weight or mean of the metric {name!r}", other, metrics)
             metric = metric.replace(weight=tuple(map(put, metric.weight)), mean=put(metric.mean))
         found[put(name)] = metric
     return found

@@ -15,6 +15,7 @@ from wdjax import envs
 from wdjax.metric_names import LENGTHS, STANDARD_ERROR, statistic_names
 from wdjax.train import PolicyConfig, TrainConfig, Trainer, read_metrics
 from wdjax.train.learner.learner import join_metrics
+from wdjax.train.state.metric import Metric, beside
 from wdjax.vector import RESERVED_INFO
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -85,6 +86,16 @@ def test_metrics_of_an_algorithm_hide_none_of_the_learner():
         "learning_rate": 6, "past_self_blocks": 7, "loss": 1, "user/learning_rate": 4, "user/episode_return": 2,
         "user/user/learning_rate": 3, "user/opponent_games/past": 5, "user/loss": 8, "temperature": 9,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(("metric", "words"), [
+    (Metric(1, "mx"), "unknown rule of the metric 'x' 'mx': did you mean 'max'"),
+    (Metric(1, weight=("liv",)), "unknown weight or mean of the metric 'x' 'liv': did you mean 'live'"),
+    (Metric(1, "deviation", mean="liv"), "unknown weight or mean of the metric 'x' 'liv': did you mean 'live'"),
+])  # fmt: skip
+def test_a_metric_refers_to_others_that_are_there(metric, words):
+    with pytest.raises(ValueError, match=words):
+        beside({"x": metric, "live": 1.0}, "agent")
 
 
 def test_a_policy_named_as_evaluations_is_refused(tmp_path):
