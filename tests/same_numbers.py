@@ -90,8 +90,12 @@ SHORT, LONGER = {"env_params.episode_length": 5}, {"env_params.episode_length": 
 NORMAL = {"normalize_observation": True, "normalize_reward": True, "normalize_advantage": True}
 SCHEDULE = [[0, 5e-3], [200, 3e-3], [400, 0.0]]
 AS_WARPDRIVE = {"env_params.egocentric": False, "env_params.observe_own_motion": False}  # tag_small shows more
+# the presets' own schedules in env steps: those in fractions would follow the shorter run
+CARTPOLE_RATE, PENDULUM_RATE = [[0, 2.5e-3], [150_000, 1e-4]], [[0, 1e-3], [1_000_000, 0]]
 # Adam's first steps are signs of gradients, also of those that are rounding: an epsilon above those
-HUNT = both(network=net(16), minibatches=2, epochs=2, optimizer_epsilon=1e-2)
+HUNT = both(
+    network=net(16), minibatches=2, epochs=2, optimizer_epsilon=1e-2, learning_rate=[[0, 3e-3], [1_280_000, 5e-4]]
+)  # fmt: skip
 TAG = {"env_params.episode_length": 8, **AS_WARPDRIVE, **HUNT}
 SELF_PLAY = both(past_selves=2, past_selves_every=1, past_selves_fraction=[[0, 0.3], [200, 0.6]])
 DDPG = {
@@ -115,8 +119,10 @@ RUNS = {
         network=net(16), epochs=3, minibatches=4, target_kl=1e-4, clip=0.1, value_clip=0.2, learning_rate=SCHEDULE,
         entropy_coefficient=SCHEDULE)}),
     "recurrent": ("cartpole_ppo", {**LONGER, **agent(
-        network=net(16, recurrent_size=8, shared_trunk=False), epochs=2, minibatches=2, normalize_observation=True)}),
-    "normalized": ("pendulum_ppo", {**SHORT, **agent(network=net(16), epochs=2, minibatches=2, **NORMAL)}),
+        network=net(16, recurrent_size=8, shared_trunk=False), epochs=2, minibatches=2, normalize_observation=True,
+        learning_rate=CARTPOLE_RATE)}),
+    "normalized": ("pendulum_ppo", {
+        **SHORT, **agent(network=net(16), epochs=2, minibatches=2, learning_rate=PENDULUM_RATE, **NORMAL)}),
     "ddpg": ("pendulum_ddpg", {**SHORT, **agent(network=net(16), ddpg=DDPG, normalize_observation=True)}),
     "self_play": ("tag_small", {**TAG, **SELF_PLAY, "policies.runner.network.encoder": "deep_sets"}),
     "slices": ("tag_small", {**SHORT, **AS_WARPDRIVE, "policies": SLICES}),
@@ -157,7 +163,8 @@ def play(name):
 
 def tiny_config():
     host = {"total_env_steps": 3 * 96, "updates_per_chunk": 1, "checkpoint_every": 2, "eval_episodes": 4}
-    return wdjax.train.load_config("cartpole_ppo", **{**SIZE, **SHORT, **host, **agent(network=net(8))})
+    own = agent(network=net(8), learning_rate=CARTPOLE_RATE)
+    return wdjax.train.load_config("cartpole_ppo", **{**SIZE, **SHORT, **host, **own})
 
 
 def train():

@@ -69,6 +69,7 @@ from wdjax.train.storage.folder import (
     prepare_folder,
     read_made_with,
     require_same_run,
+    run_config,
     with_size_of,
     write_config,
 )
@@ -114,10 +115,10 @@ class Trainer:
         quiet: bool = False, debug: bool = False, trust: Collection[str] = (), pictures: bool = True,
     ):  # fmt: skip
         require_config(config)
-        self.config = config = read_config(config)  # one built in Python may hold 1e6 for 1_000_000
-        self.debug, self.pictures = debug, pictures
         require(workdir != "", "workdir", workdir, "a path")  # Path("") is the current folder
-        self.workdir = Path(workdir)
+        self.debug, self.pictures, self.workdir = debug, pictures, Path(workdir)
+        self._given = read_config(config)  # one built in Python may hold 1e6 for 1_000_000
+        self.config = config = run_config(self._given, self.workdir, trust)
         self._begun = time.perf_counter()
         self.learner = make_learner(config, trust)  # first: a configuration that is refused must leave no folder
         self.callbacks = check_run(self.learner, callbacks, begun := (self.workdir / CONFIG).exists())
@@ -194,13 +195,12 @@ class Trainer:
             checkpoints = stack.enter_context(open_checkpoints(self.workdir / "checkpoints", config.keep_checkpoints))
             best = stack.enter_context(open_checkpoints(self.workdir / "best", 1)) if config.best_by else None
             with ending_with_others():  # it may compile
-                self.state, metrics_size, program, self._waits["compiling"] = self._start(checkpoints, best)
+                self.state, size, program, self._waits["compiling"] = self._start(checkpoints, best)
                 first = int(self.state.num_updates)
                 if program is None:
-                    return self._nothing_to_do(first, metrics_size)
+                    return self._nothing_to_do(first, size)
                 on_first(write_config, self.workdir, config)
-            file = self.workdir / "metrics.jsonl"
-            log = stack.enter_context(open_log(file, metrics_size, self._say)) if is_first() else None
+            log = stack.enter_context(open_log(self.workdir / "metrics.jsonl", size, self._say)) if is_first() else None
             stack.enter_context(ending_with_others())
             advance = stack.enter_context(progress_bar(self.console, config.num_updates, first, self._live_curve))
             job = Job(
@@ -265,7 +265,7 @@ class Trainer:
     def _start(self, checkpoints: Any, best: Any) -> tuple[TrainState, int, Program | None, float]:
         """Returns the state to go on from, how much of metrics.jsonl goes with it in bytes, the program (None: no
         update is left to do), and the seconds that it took to compile."""
-        announce_run(self.console, self.config, self.workdir, self.learner.setup.num_devices)
+        announce_run(self.console, self._given, self.config, self.workdir, self.learner.setup.num_devices)
         like = abstract_state(self.learner.setup)
         found = restore_newest(checkpoints, like, self.config, self._say)
         if found is None:

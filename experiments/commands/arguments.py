@@ -10,10 +10,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import tyro
 
 from wdjax.checks import did_you_mean, one_line, require
-from wdjax.train.config.facts import words_of
+from wdjax.train.config.facts import Fraction, Schedule, words_of
 from wdjax.train.config.schema import policy_fields
 
 _OF_MODULES = "a module of yours of which a run that is read may name code, or of any inside of it; once for each"
@@ -78,6 +79,36 @@ def whole_numbers(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructor
         nargs=1, metavar="INT", instance_from_str=lambda words: _whole(words[0]),
         is_instance=lambda value: isinstance(value, int), str_from_instance=lambda value: [str(value)],
     )  # fmt: skip
+
+
+@FACTS.primitive_rule
+def schedules(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec | None:
+    """Take a number, pairs of an env step and a value, or `fraction` and pairs of a fraction of the run and a value."""
+    if info.type != Schedule:
+        return None
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs="*", metavar="FLOAT|[FLOAT FLOAT ...]|fraction FLOAT FLOAT ...", instance_from_str=_schedule,
+        is_instance=lambda value: isinstance(value, float | int | tuple), str_from_instance=_schedule_words,
+    )  # fmt: skip
+
+
+def _schedule(words: list[str]) -> Schedule:
+    kind, words = (Fraction, words[1:]) if words[:1] == ["fraction"] else (tuple, words)
+    try:
+        numbers = [float(word) for word in words]
+    except ValueError:
+        numbers = []
+    if len(numbers) == 1 and kind is tuple:
+        return numbers[0]
+    if not numbers or len(numbers) % 2:
+        pairs = "pairs of an env step and a value: 0 1e-3 100_000 1e-4"
+        raise ValueError(f"{' '.join(words)!r} must be a number, or {pairs}, or of the run: fraction 0 1e-3 1 1e-4")
+    return kind(zip(numbers[::2], numbers[1::2], strict=True))
+
+
+def _schedule_words(schedule: Schedule) -> list[str]:
+    kind = ["fraction"] if isinstance(schedule, Fraction) else []
+    return kind + [str(number) for number in np.ravel(schedule).tolist()]
 
 
 def _whole(word: str) -> int:

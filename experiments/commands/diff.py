@@ -12,6 +12,7 @@ from rich.text import Text
 from wdjax.console import Console
 from wdjax.metric_names import EVALUATED, STANDARD_ERROR, user_space
 from wdjax.train import PolicyConfig, TrainConfig, read_metrics
+from wdjax.train.config.facts import in_env_steps
 from wdjax.train.config.reading import from_mapping, read_yaml
 from wdjax.train.host.plots import policies_of
 from wdjax.train.load import preset_path
@@ -59,7 +60,8 @@ def fields_of(run: str) -> dict[str, Any]:
         file = preset_path(run)
     raw = read_yaml(file)
     written_by = flat({name: raw[name] for name in (VERSION, MADE_WITH) if name in raw})
-    return written_by | flat(plain_config(from_mapping(TrainConfig, without_version(raw))))
+    config = from_mapping(TrainConfig, without_version(raw))
+    return written_by | flat(plain_config(in_env_steps(config, config.total_env_steps)))
 
 
 def last_metrics(run: str) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from wdjax.train.config.schema import PolicyConfig
 from wdjax.train.devices.memory import bytes_free, bytes_needed
 from wdjax.train.host.chunks import room
 from wdjax.train.host.programs import compile_chunk, telling
+from wdjax.train.host.progress import schedule_warnings
 from wdjax.train.learner.init import abstract_state
 from wdjax.train.state.policy import Policy
 from wdjax.train.storage.folder import flat, plain_config
@@ -37,6 +38,7 @@ def dry_run(
         f"{config.rollout_length:,} steps), {config.num_updates * steps:,} in all, on {learner.setup.num_devices} x "
         f"{jax.devices()[0].device_kind}"
     )
+    yield from schedule_warnings(config, learner.config)
     state = abstract_state(learner.setup)
     for name, policy in learner.setup.policies.items():
         size = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(state.policies[name].params))

@@ -28,6 +28,7 @@ from wdjax.experiments.over_seeds import LEVEL, interval_of_mean
 from wdjax.experiments.reference.rows import ROWS, Row
 from wdjax.experiments.sweep.population import compile_population, most_devices
 from wdjax.train import load_config, make_learner
+from wdjax.train.config.facts import Fraction
 from wdjax.train.config.reading import read_yaml
 from wdjax.train.config.schema import TrainConfig
 from wdjax.train.host.chunks import play
@@ -149,8 +150,19 @@ def measure(row: Row) -> tuple[dict[str, Any], TrainState]:
 
 
 def what_is_learned(preset: str) -> dict[str, Any]:
-    """Returns a preset without what decides no number that is learned."""
-    return {name: value for name, value in read_yaml(preset_path(preset)).items() if name != "checkpoint_every"}
+    """Return a preset, schedules in env steps, without what decides no number that is learned."""
+    raw = read_yaml(preset_path(preset))
+    learned = {name: value for name, value in raw.items() if name != "checkpoint_every"}
+    return schedules_in_env_steps(learned, raw["total_env_steps"])
+
+
+def schedules_in_env_steps(raw: Any, total: int) -> Any:
+    """Return the raw fields of a preset with schedules in env steps: results that are stored hold them so."""
+    if not isinstance(raw, dict):
+        return raw
+    if raw.keys() == {"fraction"}:
+        return [list(point) for point in Fraction(raw["fraction"]).in_env_steps(total)]
+    return {name: schedules_in_env_steps(value, total) for name, value in raw.items()}
 
 
 def summarize(values: list[float]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+from wdjax.train.config.facts import in_env_steps
 from wdjax.train.config.reading import from_mapping, read_yaml, read_yaml_value
 from wdjax.train.config.schema import TrainConfig
 from wdjax.train.storage.folder import (
@@ -58,16 +59,17 @@ def read_switches(workdir: Path) -> Any:
 
 
 def with_new_fields(begun: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what a sweep.yaml holds, with the defaults of fields that its version of wdjax did not know. No code that
-    it names is imported."""
+    """Returns what a sweep.yaml holds, with the defaults of fields that its version of wdjax did not know, and with
+    schedules in env steps. No code that it names is imported."""
     if not isinstance(begun.get("config"), Mapping):
         return dict(begun)
-    return {**begun, "config": plain_config(from_mapping(TrainConfig, begun["config"], "config."))}
+    config = from_mapping(TrainConfig, begun["config"], "config.")
+    return {**begun, "config": plain_config(in_env_steps(config, config.total_env_steps))}
 
 
 def require_same(what: str, begun: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
     """Raises ValueError, naming the first thing that differs, where `what` was begun with something else."""
-    old, new = flat(with_new_fields(begun)), flat(read_yaml_value(yaml.safe_dump(dict(asked))))
+    old, new = (flat(with_new_fields(own)) for own in (begun, read_yaml_value(yaml.safe_dump(dict(asked)))))
     for name in [*old, *(name for name in new if name not in old)]:
         if old.get(name) != new.get(name):
             raise ValueError(f"{name} = {new.get(name)!r}: {what} was begun with {old.get(name)!r}")

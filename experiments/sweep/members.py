@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from wdjax.checks import require, require_integer
-from wdjax.train.config.facts import static_part
+from wdjax.train.config.facts import in_env_steps, static_part
 from wdjax.train.config.reading import read_yaml_value
 from wdjax.train.config.schema import TrainConfig
 from wdjax.train.learner.validate import validate
@@ -178,6 +178,7 @@ def make_members(config: TrainConfig, points: Sequence[Point], seeds: Sequence[i
     members: list[Member] = []
     for number, point in enumerate(points):
         own = dataclasses.replace(change_config(config, **point), devices=1)
+        own = in_env_steps(own, own.total_env_steps)
         for seed in seeds:
             require(seed < 2**32, "seed", seed, "below 2**32")
             members.append(Member(len(members), number, point, dataclasses.replace(own, seed=int(seed))))

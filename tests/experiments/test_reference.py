@@ -268,7 +268,7 @@ def test_cross_play_numbers(quick_compile):
 @pytest.mark.parametrize("name", [path.stem for path in (FOLDER / "policies").glob("*.npz")])
 def test_what_a_first_seed_learned_comes_with_wdjax(name):
     learner, state = load_run(f"reference:{name}")
-    assert learner.config.policies == load_config(ROWS[name].preset).policies
+    assert learner.config.policies == make_learner(load_config(ROWS[name].preset)).config.policies
     for own in state.policies.values():
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(own.params))
     assert (FOLDER / "policies" / f"{name}.npz").stat().st_size < 200_000
@@ -290,7 +290,7 @@ def test_variants_of_an_ablation_are_runs_that_differ():
     changes = [ablations.SMALL | ablations.sooner(own, 0.5) for own in ablations.VARIANTS.values()]
     configs = [load_config(ablations.PRESET, **own) for own in [*changes, *ablations.FRESH.values()]]
     assert len(set(map(repr, configs))) == len(configs)
-    whole, preset = configs[0], load_config(ablations.PRESET)
+    whole, preset = (make_learner(config).config for config in (configs[0], load_config(ablations.PRESET)))
     assert whole.total_env_steps == preset.total_env_steps / 2
     halves = tuple((step / 2, rate) for step, rate in preset.policies["tagger"].learning_rate)
     assert whole.policies["tagger"].learning_rate == halves

@@ -20,8 +20,28 @@ import numpy as np
 
 from wdjax.checks import require
 
-# A constant, or (env_step, value) pairs: linear between them, flat outside.
-Schedule = float | tuple[tuple[float, float], ...]
+
+class Fraction(tuple):
+    """A schedule as (fraction of the run, value) pairs, in YAML `{fraction: [[0, 1e-3], [1, 0]]}`."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Fraction) and tuple(self) == tuple(other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = tuple.__hash__
+
+    def __repr__(self) -> str:
+        return repr({"fraction": [list(point) for point in self]})
+
+    def in_env_steps(self, total: int) -> tuple[tuple[float, float], ...]:
+        """Return the schedule of a run of `total` env steps, rounded to whole ones."""
+        return tuple((float(round(position * total)), value) for position, value in self)
+
+
+# A constant, or (env_step, value) pairs: linear between them, flat outside; or the same over fractions of the run.
+Schedule = float | tuple[tuple[float, float], ...] | Fraction
 
 Config = TypeVar("Config")
 
@@ -193,6 +213,41 @@ def require_schedule(path: str, schedule: Any) -> None:
     sound = all(0 <= number <= _LARGEST for number in steps + values)
     require(sound, path, schedule, "finite and at least 0, within the range of float32")
     require(all(a < b for a, b in itertools.pairwise(steps)), path, schedule, "sorted by env_step, each once")
+
+
+def in_env_steps(config: Any, total: int, old: Any = None) -> Any:
+    """Return a configuration, or a part of one, whose schedules are all in env steps.
+
+    A run that is resumed keeps the schedules that it was begun with, also where it is longer or shorter now: a schedule
+    in fractions becomes the one of `old` where it is in proportion to that.
+
+    Args:
+        total: env steps of the run, for schedules in fractions of it.
+        old: the same part of the configuration that the run was begun with, None of a new run.
+    """
+    if isinstance(config, Fraction):
+        return old if _in_proportion(config, old) else config.in_env_steps(total)
+    if isinstance(config, Mapping):
+        parts = {name: in_env_steps(own, total, _part(old, name)) for name, own in config.items()}
+        return config if all(parts[name] is config[name] for name in parts) else parts
+    if not dataclasses.is_dataclass(config):
+        return config
+    parts = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    parts = {name: (own, in_env_steps(own, total, _part(old, name))) for name, own in parts.items()}
+    changes = {name: new for name, (own, new) in parts.items() if new is not own}
+    return dataclasses.replace(config, **changes) if changes else config
+
+
+def _part(config: Any, name: str) -> Any:
+    return config.get(name) if isinstance(config, Mapping) else getattr(config, name, None)
+
+
+def _in_proportion(fraction: Fraction, old: Any) -> bool:
+    """Return whether a schedule in env steps is one in fractions for some length of run, up to rounding."""
+    if type(old) is not tuple or [value for _, value in old] != [value for _, value in fraction]:
+        return False
+    total = old[-1][0] / fraction[-1][0] if fraction[-1][0] else 0.0
+    return all(abs(step - position * total) <= 1 for (step, _), (position, _) in zip(old, fraction, strict=True))
 
 
 def points_of(schedule: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import yaml
 
 from wdjax.checks import did_you_mean, one_line, require
-from wdjax.train.config.facts import is_required
+from wdjax.train.config.facts import Fraction, is_required
 
 SHORT = {"lr": "learning_rate"}  # what many type -> the field's name here
 
@@ -108,6 +108,8 @@ def convert(hint: Any, value: Any, path: str) -> Any:
             raise ValueError(f"{path} = {value!r}: {did_you_mean(str(value), map(str, arguments))}")
         return value
     if origin in (typing.Union, types.UnionType):
+        if Fraction in arguments and isinstance(value, Fraction | Mapping):
+            return _convert_fraction(value, path)
         return _convert_union(arguments, value, path)
     if origin is dict:
         if not isinstance(value, Mapping):
@@ -135,6 +137,21 @@ def _convert_union(hints: tuple, value: Any, path: str) -> Any:
     raise TypeError(f"{path} = {value!r}: must be {' or '.join(_words(hint) for hint in hints)}")
 
 
+def _convert_fraction(value: Fraction | Mapping, path: str) -> Fraction:
+    points = value
+    if isinstance(value, Mapping):
+        for name in value:
+            if name != "fraction":
+                raise ValueError(f"unknown field {path}.{name}: did you mean 'fraction'?")
+        if "fraction" not in value:
+            raise ValueError(f"{path} = {value!r}: must be {_words(Fraction)}")
+        points = value["fraction"]
+    try:
+        return Fraction(convert(tuple[tuple[float, float], ...], points, path))
+    except TypeError:
+        raise TypeError(f"{path} = {value!r}: must be {_words(Fraction)}") from None
+
+
 def _convert_plain(hint: type, value: Any, path: str) -> Any:
     if hint is float and isinstance(value, (int, float, str)) and not isinstance(value, bool):
         try:
@@ -151,6 +168,8 @@ def _convert_plain(hint: type, value: Any, path: str) -> Any:
 def _words(hint: Any) -> str:
     if typing.get_origin(hint) is Literal:
         return " or ".join(map(repr, typing.get_args(hint)))
+    if hint is Fraction:
+        return "{fraction: [[0, value], [1, value]]}, pairs of a fraction of the run and a value"
     names = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
     return names.get(hint, "a list of [env_step, value] pairs")
 

@@ -126,7 +126,7 @@ class PolicyConfig:
     optimizer_epsilon: float = static(1e-5, allowed="finite and above 0")
     """added to the denominator of adam and rmsprop"""
     learning_rate: Schedule = traced(3e-4)
-    """a number, or [[env_step, value], ...]"""
+    """a number, [[env_step, value], ...], or over the run {fraction: [[0, value], ..., [1, value]]}"""
     entropy_coefficient: Schedule = traced(0.01, on="on-policy")
     """weight of the entropy bonus"""
     value_coefficient: Schedule = traced(0.5, on="on-policy")

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from wdjax.console import Console
+from wdjax.train.config.facts import Fraction, is_scheduled, leaves
 from wdjax.train.config.schema import TrainConfig
 
 SECONDS_BETWEEN = 2.0  # two pictures of the bar in a notebook: one takes some 0.1 s, while the device trains
@@ -28,17 +30,37 @@ def announce(console: Console, env: str, num_devices: int, what: str, workdir: P
     console.print(f"{env} on {several}{jax.devices()[0].device_kind}: {what}, in {workdir}", soft_wrap=True)
 
 
-def announce_run(console: Console, config: TrainConfig, workdir: Path, num_devices: int) -> None:
-    """Says how long a run is, and what about it may surprise."""
+def announce_run(
+    console: Console, given: TrainConfig, config: TrainConfig, workdir: Path, num_devices: int
+) -> None:  # fmt: skip
+    """Report the length of a run, and its schedules that end elsewhere than the run (`schedule_warnings`)."""
     steps = config.num_updates * config.env_steps_per_update
     more = f" ({config.total_env_steps:,} rounded up)" if steps > config.total_env_steps else ""
     words = f"{config.num_updates:,} updates of {config.env_steps_per_update:,} env steps, {steps:,} in all{more}"
     announce(console, config.env, num_devices, words, workdir)
+    for words in schedule_warnings(given, config):
+        console.print(words, soft_wrap=True)
+
+
+def schedule_warnings(given: TrainConfig, config: TrainConfig) -> Iterator[str]:
+    """Yield a warning for every schedule in env steps of a trainable policy that ends elsewhere than the run.
+
+    Args:
+        given: the configuration as it was written, where schedules in fractions of the run fit by themselves.
+        config: the same with all schedules in env steps, as the run uses them.
+    """
+    total = config.total_env_steps
     for name, policy in config.policies.items():
-        schedule = policy.learning_rate
-        end, rate = (0.0, schedule) if isinstance(schedule, float) else schedule[-1]
-        if policy.trainable and rate == 0 and end < config.total_env_steps:
-            console.print(f"Mind: policies.{name}.learning_rate is 0 after {end:,.0f} env steps", soft_wrap=True)
+        written = {field: value for field, _, value in leaves(given.policies[name])}
+        for field, (*_, last), points in leaves(policy) if policy.trainable else ():
+            source = written.get(field)
+            fits = isinstance(source, Fraction) and source.in_env_steps(total) == points
+            if fits or not is_scheduled(last) or isinstance(points, float | int) or len(points) == 1:
+                continue
+            if (end := points[-1][0]) != total:
+                at_end = float(np.interp(total, *zip(*points, strict=True)))
+                words = f"ends at env step {end:,.0f}, the run at {total:,} with {at_end:g}"
+                yield f"Warning: policies.{name}.{field} {words}. Write it in fractions of the run to make it fit"
 
 
 def nothing_to_do(config: TrainConfig, done: int) -> str:

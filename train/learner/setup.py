@@ -10,6 +10,7 @@ from flax import nnx
 from wdjax.checks import require
 from wdjax.env_checker import RETURNED, require_rules
 from wdjax.spaces import LARGEST
+from wdjax.train.config.facts import in_env_steps
 from wdjax.train.config.schema import TrainConfig
 from wdjax.train.config.trust import with_own
 from wdjax.train.devices.startup import wake_device
@@ -28,6 +29,7 @@ def make_setup(config: TrainConfig, trust: Collection[str] = ()) -> Setup:
     """Checks a configuration and builds the fixed part of a run from it; `trust` as for `make_learner`."""
     require_config(config)
     config = read_config(config)  # one that was built in Python may hold any type
+    config = in_env_steps(config, config.total_env_steps)
     env, env_params, assignments = validate(config)
     wake_device().result()
     require_rules(env, env_params, RETURNED)

@@ -12,7 +12,7 @@ from wdjax.env_checker import DECLARED, RETURNED, require_rules
 from wdjax.metric_names import statistic_names
 from wdjax.spaces import LARGEST, Dict
 from wdjax.train.config.env_params import make_env
-from wdjax.train.config.facts import points_of, require_allowed, require_schedule, require_taken
+from wdjax.train.config.facts import in_env_steps, points_of, require_allowed, require_schedule, require_taken
 from wdjax.train.config.schema import PolicyConfig, TrainConfig
 from wdjax.train.networks.encoders import MASK, check_options, encoder_class, require_layout
 from wdjax.train.rollout.self_play import RANDOM, pool_of
@@ -53,7 +53,7 @@ def validate(config: TrainConfig) -> tuple[Env, Any, dict[str, Assignment]]:
     for name, assignment in assignments.items():
         policy = config.policies[name]
         algorithm = find_algorithm(policy.algorithm)
-        _validate_pool(name, config, env, assignment)
+        _validate_pool(name, in_env_steps(config, config.total_env_steps), env, assignment)
         require_layout(f"policies.{name}.network", policy.network, env)
         algorithm.check(name, config, assignment)
         require_taken(f"policies.{name}", policy, algorithm.takes, policy.algorithm)

@@ -16,6 +16,7 @@ from flax import struct
 
 from wdjax.checks import require_known
 from wdjax.train.config.facts import (
+    Fraction,
     Schedule,
     default_of,
     is_required,
@@ -97,7 +98,9 @@ def hypers_of(config: Any, takes: Collection[str] = ()) -> Any:
 
 
 def schedule_arrays(schedule: Schedule) -> ScheduleArrays:
-    """Returns a schedule, or a number, as arrays."""
+    """Returns a schedule, or a number, as arrays. Raises TypeError for one in fractions of a run (`in_env_steps`)."""
+    if isinstance(schedule, Fraction):
+        raise TypeError(f"schedule = {schedule!r}: must be in env steps here")
     return ScheduleArrays(*(jnp.array(column, jnp.float32) for column in zip(*points_of(schedule), strict=True)))
 
 

@@ -17,6 +17,7 @@ import yaml
 from wdjax.checks import require
 from wdjax.metric_names import EVALUATED
 from wdjax.train.config.env_params import complete_env_params
+from wdjax.train.config.facts import Fraction, in_env_steps
 from wdjax.train.config.reading import read_yaml
 from wdjax.train.config.schema import TrainConfig
 from wdjax.train.config.trust import require_trusted, with_own
@@ -198,6 +199,16 @@ def with_size_of(old: TrainConfig, new: TrainConfig) -> TrainConfig:
     return dataclasses.replace(new, updates_per_chunk=new.updates_per_chunk or old.updates_per_chunk)
 
 
+def run_config(config: TrainConfig, workdir: Path, trust: Collection[str] = ()) -> TrainConfig:
+    """Return the configuration with which a run is begun or resumed in a folder: schedules are in env steps.
+
+    A resumed run keeps the schedules that it was begun with, whatever its length is now. Raises as `load_run_config`.
+    """
+    if (new := in_env_steps(config, config.total_env_steps)) is config or not (workdir / CONFIG).is_file():
+        return new
+    return in_env_steps(config, config.total_env_steps, load_run_config(workdir, with_own(trust, config)))
+
+
 def load_run_config(run_folder: str | Path, trust: Collection[str] = ()) -> TrainConfig:
     """Returns the configuration of a run from its folder.
 
@@ -268,6 +279,8 @@ def plain_config(config: TrainConfig) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     """Returns nested mappings, tuples and NumPy values as what YAML writes without tags."""
+    if isinstance(value, Fraction):
+        return {"fraction": _plain(list(value))}
     if isinstance(value, dict):
         return {name: _plain(item) for name, item in value.items()}
     if isinstance(value, tuple | list):

@@ -81,7 +81,6 @@ WRONG_TYPE = [
     ({RATE: True}, r"learning_rate = True: must be a number or a list"),
     ({RATE: [1, 2]}, r"learning_rate = \[1, 2\]: must be a number or a list of \[env_step, value\] pairs"),
     ({RATE: [[0, 1, 2]]}, r"learning_rate = \[\[0, 1, 2\]\]: must be a number or a list"),
-    ({RATE: {"a": 1}}, r"learning_rate = \{'a': 1\}: must be a number or a list"),
     ({NET: "mlp"}, r"policies\.agent\.network = 'mlp': must be a mapping of fields"),
     ({f"{NET}.hidden_sizes": 32}, r"network\.hidden_sizes = 32: must be a list"),
     ({f"{NET}.hidden_sizes": ["x"]}, r"network\.hidden_sizes\[0\] = 'x': must be a whole number"),

@@ -111,8 +111,9 @@ DDPG_REFERENCE = {
 
 @pytest.mark.parametrize("preset", DDPG_PRESETS)
 def test_ddpg_has_the_reference_values(preset):
-    config = load_config(preset)
-    agent, params = config.policies["agent"], make_learner(config).env_params
+    learner = make_learner(load_config(preset))
+    config, params = learner.config, learner.env_params
+    agent = config.policies["agent"]
     for name, value in (DDPG_REFERENCE | DDPG_PRESETS[preset]).items():
         holder = next(holder for holder in (config, agent, agent.ddpg, params) if hasattr(holder, name))
         if holder is params:

@@ -1,0 +1,145 @@
+"""Schedules in fractions of the run: read everywhere, and converted to env steps of the run's own length."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+import yaml
+from refusals import refusal
+from tiny_runs import small_config
+
+from wdjax.experiments.commands.diff import fields_of
+from wdjax.experiments.commands.train import of_preset, with_flags
+from wdjax.experiments.sweep.folder import require_same
+from wdjax.experiments.sweep.members import make_members
+from wdjax.train import Trainer, load_config, make_learner
+from wdjax.train.config.facts import Fraction, in_env_steps
+from wdjax.train.host.progress import schedule_warnings
+from wdjax.train.load import PRESETS, change_config
+from wdjax.train.state.registry import read_config
+from wdjax.train.storage.folder import dump_config, load_run_config, plain_config
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+RATE = "policies.agent.learning_rate"
+HALF = {"fraction": [[0, 1e-3], [0.5, 2e-4], [1, 0]]}
+
+
+def rate(config):
+    return config.policies["agent"].learning_rate
+
+
+def test_yaml_python_and_the_command_line_read_the_same(tmp_path):
+    (tmp_path / "own.yaml").write_text((PRESETS / "cartpole_ppo.yaml").read_text())
+    own = load_config(tmp_path / "own.yaml", **{RATE: HALF})
+    words = ["--policies.agent.learning-rate", "fraction", "0", "1e-3", "0.5", "2e-4", "1", "0"]
+    for total in (150_000, 99_999):
+        flags = [*words, "--total-env-steps", str(total)]
+        raw, default = of_preset("cartpole_ppo", flags)
+        flagged = with_flags("cartpole_ppo", raw, default, flags).config
+        given = dataclasses.replace(own, total_env_steps=total)
+        assert rate(flagged) == rate(given) == Fraction(((0.0, 1e-3), (0.5, 2e-4), (1.0, 0.0)))
+        expected = ((0.0, 1e-3), (float(round(total / 2)), 2e-4), (float(total), 0.0))
+        assert rate(make_learner(given).config) == expected
+    policy = dataclasses.replace(own.policies["agent"], learning_rate=HALF)
+    assert rate(make_learner(dataclasses.replace(own, policies={"agent": policy})).config)[-1] == (150_000.0, 0.0)
+
+
+def test_every_field_that_takes_a_schedule_takes_fractions():
+    config = load_config("pendulum_ddpg", **{
+        RATE: HALF, "policies.agent.ddpg.critic_learning_rate": HALF, "policies.agent.ddpg.noise_scale": HALF,
+    })  # fmt: skip
+    hypers = make_learner(config).init(jax.random.key(0)).hypers["agent"]
+    for schedule in (hypers.learning_rate, hypers.ddpg.critic_learning_rate, hypers.ddpg.noise_scale):
+        np.testing.assert_array_equal(schedule.env_steps, [0, 30_000, 60_000])
+    tag = load_config("tag_small", num_blocks=4, **{
+        "policies.runner.opponents": {"random": {"fraction": [[0, 0.5], [1, 0]]}},
+        "policies.runner.past_selves": 2, "policies.runner.past_selves_fraction": {"fraction": [[0, 0], [1, 0.5]]},
+    })  # fmt: skip
+    runner = make_learner(tag).config.policies["runner"]
+    assert runner.opponents["random"] == ((0.0, 0.5), (1_280_000.0, 0.0))
+    assert runner.past_selves_fraction == ((0.0, 0.0), (1_280_000.0, 0.5))
+    too_much = {"random": {"fraction": [[0, 0], [1, 1]]}}
+    assert "shares at env step 1.28e+06" in refusal(change_config, tag, **{"policies.runner.opponents": too_much})
+
+
+@pytest.mark.parametrize(("value", "words"), [
+    ({"fractions": [[0, 1]]}, f"unknown field {RATE}.fractions: did you mean 'fraction'?"),
+    ({"fraction": [[0, 1]], "x": 1}, f"unknown field {RATE}.x: did you mean 'fraction'?"),
+    ({}, f"{RATE} = {{}}: must be {{fraction: [[0, value], [1, value]]}}"),
+    ({"fraction": 1.0}, "must be {fraction: [[0, value], [1, value]]}"),
+    ({"fraction": [[0, "x"]]}, "must be {fraction: [[0, value], [1, value]]}"),
+    ({"fraction": [0, 1]}, "must be {fraction: [[0, value], [1, value]]}"),
+    ({"fraction": []}, "at least one"),
+    ({"fraction": [[1, 0], [0, 1]]}, "sorted"),
+    ({"fraction": [[-1, 0], [0, 1]]}, "finite and at least 0"),
+    ({"fraction": [[0, -1]]}, "finite and at least 0"),
+])  # fmt: skip
+def test_what_is_no_schedule_is_refused(value, words):
+    assert words in refusal(small_config, **{RATE: value})
+
+
+def test_config_yaml_round_trip():
+    config = small_config(**{RATE: HALF})
+    assert plain_config(config)["policies"]["agent"]["learning_rate"] == HALF
+    assert read_config(yaml.safe_load(dump_config(config))) == config
+    assert rate(change_config(config, seed=3)) == rate(config)
+    assert hash(rate(config)) != hash(None)
+    assert rate(config) != tuple(rate(config))
+
+
+def test_a_resumed_run_keeps_its_schedule(tmp_path, monkeypatch):
+    """Whatever its length is now; a run of wdjax 0.2.0, begun with the same in env steps, too."""
+    monkeypatch.setattr(Trainer, "draw", lambda self: None)
+    config, steps = small_config(**{RATE: HALF}), ((0.0, 1e-3), (384.0, 2e-4), (768.0, 0.0))
+    state = Trainer(config, tmp_path / "a", quiet=True).train()
+    in_steps = Trainer(small_config(**{RATE: steps}), tmp_path / "b", quiet=True).train()
+    for a, b in zip(jax.tree.leaves(state.policies), jax.tree.leaves(in_steps.policies), strict=True):
+        np.testing.assert_array_equal(a, b)
+    for folder in (tmp_path / "a", tmp_path / "b"):
+        assert rate(load_run_config(folder)) == steps
+        for updates in (7, 9, 8):
+            longer = dataclasses.replace(config, total_env_steps=updates * 128)
+            longer = Trainer(longer, folder, resume=True, quiet=True)
+            assert rate(longer.config) == steps
+        assert int(longer.train().num_updates) == 8
+        other = small_config(**{RATE: {"fraction": [[0, 1e-3], [0.4, 2e-4], [1, 0]]}})
+        assert f"{RATE} = [[0.0, 0.001], " in refusal(Trainer, other, folder, resume=True, quiet=True)
+
+
+def test_a_schedule_that_ends_elsewhere_than_the_run_is_reported():
+    def warnings(value, total):
+        given = small_config(**{RATE: value, "total_env_steps": total})
+        return list(schedule_warnings(given, in_env_steps(given, total, kept)))
+
+    kept = None
+    steps = [[0, 1e-3], [1_000, 0]]
+    [words] = warnings(steps, 500)
+    assert words.startswith(f"Warning: {RATE} ends at env step 1,000, the run at 500 with 0.0005.")
+    assert len(warnings(steps, 2_000)) == 1
+    for value in (steps, 1e-3, [[0, 1e-3]], HALF, {"fraction": [[0, 1e-3], [0.2, 0]]}):
+        assert warnings(value, 1_000) == []
+    kept = in_env_steps(small_config(**{RATE: HALF}), 1_000)
+    assert len(warnings(HALF, 2_000)) == 1  # a run that is resumed with another length
+
+
+def test_sweeps_over_schedules_and_lengths():
+    points = [{RATE: HALF}, {RATE: 1e-3}]
+    members = make_members(small_config(), points, [0])
+    assert rate(members[0].config) == ((0.0, 1e-3), (384.0, 2e-4), (768.0, 0.0))
+    lengths = make_members(small_config(**{RATE: HALF}), [{"total_env_steps": 128 * i} for i in (1, 2)], [0])
+    assert [rate(member.config)[-1][0] for member in lengths] == [128.0, 256.0]
+    forms = (HALF, [[0, 1e-3], [384, 2e-4], [768, 0]])
+    asked = [{"config": plain_config(small_config(**{RATE: value}))} for value in forms]
+    require_same("a sweep of wdjax 0.2.0", asked[1], asked[0])
+    require_same("a sweep", asked[0], asked[0])
+
+
+def test_presets_fit_their_length():
+    for file in PRESETS.glob("*.yaml"):
+        given = load_config(file)
+        ends = list(schedule_warnings(given, in_env_steps(given, given.total_env_steps)))
+        assert len(ends) == (file.stem == "rice")  # WarpDrive's own, for a longer run
+    assert fields_of("acrobot_ppo")[RATE] == [[0.0, 1e-3], [500_000.0, 0.0]]
+    assert fields_of("tag_continuous_ppo")["policies.runner.past_selves_fraction"][1][0] == 6_500_000.0
