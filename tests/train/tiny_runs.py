@@ -13,6 +13,7 @@ def small_config(**changes):
     base = {
         "num_envs": 8, "rollout_length": 16, "total_env_steps": 6 * 128, "updates_per_chunk": 1, "checkpoint_every": 2,
         "eval_episodes": 4, "policies.agent.network.hidden_sizes": [8],
+        "policies.agent.learning_rate": [[0, 2.5e-3], [150_000, 1e-4]],  # of every length, not a fraction of it
     }  # fmt: skip
     return load_config("cartpole_ppo", **(base | changes))
 
