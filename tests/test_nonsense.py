@@ -182,4 +182,4 @@ def test_a_drawing_of_ones_own_that_fails_ends_no_run(tmp_path, monkeypatch, cap
 
     monkeypatch.setattr("wdjax.train.trainer.save_episode", fails)
     Trainer(learner().config, tmp_path / "run").draw()
-    assert "No episode.gif: Mine.draw raises KeyError" in capsys.readouterr().out
+    assert "Warning: no episode.gif: Mine.draw raises KeyError" in capsys.readouterr().out

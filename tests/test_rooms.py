@@ -8,7 +8,8 @@ ROOT = Path(__file__).resolve().parents[1]
 # From the top down; rooms of one storey do not know each other.
 HOUSE = (
     "experiments", "train", "adapters env_checker playing", "envs vector rendering", "env",
-    "spaces neighbors replicas named drawing console", "kernels checks lazy metric_names overrides tables version",
+    "spaces neighbors replicas named drawing console yaml_reader",
+    "kernels checks files lazy metric_names overrides tables version",
 )  # fmt: skip
 TRAIN = (
     "trainer load", "evaluation host", "learner", "algorithms", "kernels", "rollout storage", "state", "networks",

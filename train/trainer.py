@@ -35,6 +35,7 @@ from wdjax.train.evaluation.evaluate import (
     no_evaluation,
 )
 from wdjax.train.evaluation.trajectory import compile_recording, save_episode
+from wdjax.train.host import plots
 from wdjax.train.host.callbacks import (
     Callback,
     call_callbacks,
@@ -49,7 +50,6 @@ from wdjax.train.host.debug import compile_checked, nan_origin
 from wdjax.train.host.determinism import forgets_determinism, is_deterministic
 from wdjax.train.host.failures import BadNumbersError
 from wdjax.train.host.loop import Chunk, Job, Outcome, Row, copied, row_of_run, save_state, train_chunks
-from wdjax.train.host.plots import as_svg, draw_run, import_drawing, save_curves, save_opponents, thinned
 from wdjax.train.host.programs import Program, compile_and_init, compile_chunk, telling
 from wdjax.train.host.progress import GO_ON, announce_run, last_words, nothing_to_do, progress_bar, words_of_run
 from wdjax.train.host.signals import stop_signals
@@ -154,12 +154,14 @@ class Trainer:
 
     def _curve(self, rows: Sequence[Row]) -> str:
         """Returns the returns of these rows as SVG, "" where there are none."""
-        return as_svg(draw_run(thinned(rows), most=1)) if rows else ""
+        return plots.as_svg(plots.draw_run(plots.thinned(rows), most=1)) if rows else ""
 
     def _live_curve(self) -> str:
         """`_curve` of this run so far: metrics.jsonl is read once, then what `_report` adds."""
         self._shown = self.history if self._shown is None else self._shown
-        return self._curve(self._shown)
+        with contextlib.suppress(Exception):  # a picture must not end training
+            return self._curve(self._shown)
+        return ""
 
     def _repr_html_(self) -> str:
         config, history = self.config, self.history
@@ -242,18 +244,16 @@ class Trainer:
     def draw(self) -> None:
         """Writes curves.png, opponents.png of policies that have some, and episode.gif of a game that has a drawing."""
         title = f"{self.config.env}: {self.workdir.name}"
-        curves, opponents = save_curves(self.workdir, title), save_opponents(self.workdir, title)
-        self._say(f"Wrote {curves}" if curves else f"No curves: {self.workdir}/metrics.jsonl holds no line")
-        if opponents:
-            self._say(f"Wrote {opponents}")
+        with plots.without_picture("curves.png", self._say):
+            curves = plots.save_curves(self.workdir, title)
+            self._say(f"Wrote {curves}" if curves else f"No curves: {self.workdir}/metrics.jsonl holds no line")
+        with plots.without_picture("opponents.png", self._say):
+            if opponents := plots.save_opponents(self.workdir, title):
+                self._say(f"Wrote {opponents}")
         file, made = self.workdir / "episode.gif", self._beside.get("episode")
         program = made.result() if made and not made.exception() else None
-        try:
+        with plots.without_picture("episode.gif", self._say), contextlib.suppress(NotImplementedError):
             self._say(f"Wrote {save_episode(self.learner, self.state, file, self.config.seed, program=program)}")
-        except NotImplementedError:  # an environment of one's own need not have a drawing
-            pass
-        except ValueError as error:  # the run is saved whole
-            self._say(f"No episode.gif: {error}")
 
     def _tell_kernels(self, words: str) -> None:
         self._kernels = words
@@ -328,7 +328,7 @@ class Trainer:
     def _report(self, advance: Callable[[int, str], None], rows: list[Row]) -> None:
         for row in rows:
             if self._shown is not None:
-                self._shown = thinned([*self._shown, row])
+                self._shown = plots.thinned([*self._shown, row])
             advance(row["updates"], words_of_run(self.config, row))
             if call_callbacks(self.callbacks, self, row):
                 self.stop("a callback")
@@ -350,7 +350,7 @@ class Trainer:
             lowered = lower_evaluation(self.learner, like, config.eval_episodes, config.eval_greedy)
             self._beside["evaluation"] = in_thread(lowered.compile)
         if self.pictures and jax.default_backend() != "cpu" and jax.process_count() == 1:
-            self._beside["curves"] = in_thread(import_drawing)
+            self._beside["curves"] = in_thread(plots.import_drawing)
             self._beside["episode"] = in_thread(compile_recording, self.learner, like)  # where it fails, `draw` does it
 
     def _begin_evaluation(self, state: TrainState, done: int) -> Any:

@@ -15,8 +15,8 @@ import math
 import pathlib
 import shutil
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import IO, Any
 
 import jax
 import numpy as np
@@ -26,6 +26,7 @@ from wdjax.drawing import Plot, Scene, Series, axes, raster
 from wdjax.drawing.paint import SIZE as SIZE
 from wdjax.drawing.player import Player, require_fps
 from wdjax.env import SINGLE_AGENT, Env, draws_by_scene, first_axis, is_key
+from wdjax.files import new_file
 
 ANIMATIONS = (".gif", ".html", ".mp4", ".svg")
 SUFFIXES = (*ANIMATIONS, ".png")
@@ -127,7 +128,7 @@ def save(
     if suffix == ".png":
         last = jax.tree.map(lambda leaf: leaf[-1], own)
         return _write(path, lambda file: save_pixels(file, axes.draw_one(env, last, params, size)))
-    return _write(path, lambda file: save_frames(file, draw, steps, fps, hold))
+    return _write(path, lambda file: save_frames(file, suffix, draw, steps, fps, hold))
 
 
 def save_scene(
@@ -141,40 +142,44 @@ def save_scene(
         from wdjax.drawing.svg import to_svg
 
         page = Player(scene, fps).to_html() if suffix == ".html" else to_svg(scene, fps, hold, size)
-        return _write(path, lambda file: file.write_text(page, encoding="utf8"))
+        return _write(path, lambda file: file.write(page.encode()))
     if suffix == ".png":
         return _write(path, lambda file: save_pixels(file, raster.picture(scene, size=size)))
     draw = lambda steps: raster.draw_frames(scene, steps, size)  # noqa: E731
     keep = {"paper", "text", *(mark.color for mark in scene.marks)}
-    return _write(path, lambda file: save_frames(file, draw, range(scene.num_frames), fps, hold, sorted(keep)))
+    steps = range(scene.num_frames)
+    return _write(path, lambda file: save_frames(file, suffix, draw, steps, fps, hold, sorted(keep)))
 
 
-def save_pixels(path: pathlib.Path, picture: np.ndarray) -> None:
+def save_pixels(file: IO[bytes], picture: np.ndarray) -> None:
     from PIL import Image
 
-    Image.fromarray(picture).save(path, format="PNG", compress_level=3)  # a quarter less time, a tenth larger
+    Image.fromarray(picture).save(file, format="PNG", compress_level=3)  # a quarter less time, a tenth larger
 
 
-def save_frames(path: pathlib.Path, draw: Any, steps: range, fps: float, hold: float, keep: Iterable[str] = ()) -> None:
+def save_frames(
+    file: IO[bytes], suffix: str, draw: Any, steps: range, fps: float, hold: float, keep: Iterable[str] = ()
+) -> None:
     """Writes the frames that `draw(steps)` yields as a GIF or, by ffmpeg, as an MP4."""
-    if path.suffix.lower() == ".mp4":
-        return save_mp4(path, draw(steps), fps, round(hold * fps))
+    if suffix == ".mp4":
+        return save_mp4(file.name, draw(steps), fps, round(hold * fps))
     samples = sorted({int(t) for t in np.linspace(0, len(steps) - 1, 6)})
     palette = raster.choose_palette([raster.codes_of(frame) for frame in draw(samples)], keep)
     images = raster.to_images(map(raster.codes_of, draw(steps)), palette)
     durations = [round(1000 / fps)] * len(steps)  # milliseconds
     durations[-1] = max(durations[-1], round(1000 * hold))
     first = next(images)
-    first.save(path, format="GIF", save_all=True, append_images=images, duration=durations, loop=0, optimize=False)
+    first.save(file, format="GIF", save_all=True, append_images=images, duration=durations, loop=0, optimize=False)
 
 
-def save_mp4(path: pathlib.Path, frames: Iterator[np.ndarray], fps: float, more: int) -> None:
+def save_mp4(path: str, frames: Iterator[np.ndarray], fps: float, more: int) -> None:
     """Writes frames [height, width, 4] uint8 as H.264, the last one `more` times again, through ffmpeg's input."""
     first = next(frames)
     height, width = first.shape[:2]
     command = ["ffmpeg", "-y", "-loglevel", "error", "-f", "rawvideo", "-pix_fmt", "rgba", "-s", f"{width}x{height}"]
     command += ["-r", f"{fps:g}", "-i", "-", "-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2:color=white", "-c:v", "libx264"]
-    command += ["-preset", "veryfast", "-pix_fmt", "yuv420p", "-crf", "20", "-movflags", "+faststart", str(path)]
+    command += ["-preset", "veryfast", "-pix_fmt", "yuv420p", "-crf", "20", "-movflags", "+faststart", "-f", "mp4"]
+    command += [f"file:{path}"]  # taken literally: "-a" is no option, "a:b" no protocol
     with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as ffmpeg:
         try:
             ffmpeg.stdin.write(first.tobytes())
@@ -236,10 +241,11 @@ def split_record(states: Any) -> tuple[Any, Any]:
     return states, None
 
 
-def _write(path: str | pathlib.Path, write: Any) -> pathlib.Path:
+def _write(path: str | pathlib.Path, write: Callable[[IO[bytes]], Any]) -> pathlib.Path:
     path = pathlib.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write(path)
+    with new_file(path) as file:
+        write(file)
     return path
 
 

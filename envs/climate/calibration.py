@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
 from wdjax.checks import one_line, require, require_known
+from wdjax.yaml_reader import read_yaml_value
 
 PUBLISHED = Path(__file__).with_name("rice_regions.yaml")
 
@@ -47,14 +47,14 @@ def read_calibration(path: str | Path) -> dict[str, Any]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf8"))
+        content = read_yaml_value(path)
         unknown = set(content) - {"world", "columns", "regions"}
         require(not unknown, "its parts", sorted(content), "world, columns and regions")
         columns, world = content["columns"], content.get("world") or {}
         rows = np.asarray(content["regions"], float)
         require(rows.shape[1:] == (len(columns),), "regions", rows.shape, f"rows of {len(columns)} numbers, as columns")
         numbers = {name: np.asarray(value, float).tolist() for name, value in world.items()}
-    except (yaml.YAMLError, KeyError, TypeError, AttributeError, ValueError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
         kind = "is missing: " if isinstance(error, KeyError) else ""
         raise ValueError(f"calibration {path}: {kind}{one_line(error)}") from None
     return {"num_regions": len(rows), **dict(zip(columns, rows.T.tolist(), strict=True)), **numbers}

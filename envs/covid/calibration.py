@@ -11,6 +11,7 @@ import numpy as np
 from flax import struct
 
 from wdjax.checks import require
+from wdjax.files import read_text
 
 NUM_LEVELS = 10  # of stringency, from 1
 BETA_DELAY = 29  # days until a level changes the transmission
@@ -115,7 +116,7 @@ def _read(path: str | os.PathLike) -> dict[str, Any]:
     path = Path(path).expanduser()
     require(path.is_file(), "calibration_file", str(path), "a file that is there")
     try:
-        data = json.loads(path.read_text(encoding="utf8"))
+        data = json.loads(read_text(path))
     except ValueError as error:
         raise ValueError(f"calibration_file = {str(path)!r}: must be JSON ({error})") from None
     require(isinstance(data, dict), "calibration_file", str(path), "an object of JSON, with the keys of a calibration")

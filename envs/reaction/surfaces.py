@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from wdjax.checks import did_you_mean, one_line
+from wdjax.files import MOST_BYTES, open_regular
 
 WALL = 1e6  # energy of the ring, and the highest of all
 OWN_TABLE = "table"  # the surface of who gives `energies`
@@ -211,7 +212,8 @@ def load_table(surface: str) -> Table:
         words = f"a built-in surface, {OWN_TABLE!r} or the path of a .npy file"
         raise ValueError(f"surface = {surface!r}: must be {words}: {did_you_mean(surface, [*SURFACES, OWN_TABLE])}")
     try:
-        energies = np.load(Path(surface).expanduser(), allow_pickle=False)
+        with open_regular(Path(surface).expanduser(), most=MOST_BYTES) as file:
+            energies = np.load(file, allow_pickle=False)
     except (OSError, ValueError) as error:
         raise ValueError(f"surface = {surface!r}: must be a .npy file of numbers: {one_line(error)}") from None
     if not isinstance(energies, np.ndarray) or energies.dtype.kind not in "iuf":

@@ -10,6 +10,7 @@ import numpy as np
 from rich.table import Column, Table
 from rich.text import Text
 
+from wdjax.files import new_file, write_text
 from wdjax.train import Episodes, Player
 from wdjax.train.evaluation.episodes import return_statistics
 
@@ -64,11 +65,11 @@ def write_matrix(file: Path, roles: Sequence[str], rows: Rows) -> None:
     quantity of each combination, for pandas.read_csv."""
     file.parent.mkdir(parents=True, exist_ok=True)
     if file.suffix == ".csv":
-        with open(file, "w", encoding="utf8", newline="") as out:
+        with new_file(file, "w") as out:
             csv.writer(out).writerows(_csv_lines(roles, rows))
         return
     content = [{"policies": dict(zip(roles, cell, strict=True)), **numbers} for cell, numbers in rows.items()]
-    file.write_text(json.dumps(content, indent=1) + "\n", encoding="utf8")
+    write_text(file, json.dumps(content, indent=1) + "\n")
 
 
 def _csv_lines(roles: Sequence[str], rows: Rows) -> Iterator[list[Any]]:

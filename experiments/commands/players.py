@@ -12,6 +12,7 @@ from wdjax.checks import require
 from wdjax.console import Console, show
 from wdjax.experiments.commands.arguments import File, Modules, Names, Run, Runs, parse, require_run, require_seed
 from wdjax.experiments.commands.matrix import matrix_tables, other_params, require_tables, write_matrix
+from wdjax.files import make_folder_inside
 from wdjax.rendering import require_output
 from wdjax.train import Player, cross_play, save_episode, statistics, trained_policy
 from wdjax.train.evaluation.export import export_policy
@@ -151,5 +152,5 @@ def export(arguments: list[str]) -> None:
     learner, state = load_named(parsed.run, "best" if parsed.best else "newest", parsed.trust)
     policies = [trained_policy(learner, state, name) for name in parsed.policies or learner.config.policies]
     for policy in policies:
-        written = export_policy(policy, parsed.output or _folder(parsed.run) / "export")
+        written = export_policy(policy, parsed.output or make_folder_inside(_folder(parsed.run) / "export"))
         show(f"Wrote {', '.join(map(str, written))}")

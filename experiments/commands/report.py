@@ -20,6 +20,7 @@ from wdjax.experiments.commands.diff import differing, fields_of, last_metrics
 from wdjax.experiments.commands.matrix import matrix_tables, other_params
 from wdjax.experiments.report.curves import BAND, draw_panels
 from wdjax.experiments.report.page import Section, folded, of_terminal, page
+from wdjax.files import write_text
 from wdjax.tables import html_table
 from wdjax.train import Player, cross_play, read_metrics, save_episode, statistics
 from wdjax.train.host.loop import Row
@@ -88,7 +89,7 @@ def report(arguments: list[str]) -> None:
     games = ", ".join(dict.fromkeys(own["env"] for own in fields))
     shown = " ".join(["wdjax report", *arguments])
     output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(page(f"{games}: {', '.join(names)}", f"Written by {shown}", sections), encoding="utf8")
+    write_text(output, page(f"{games}: {', '.join(names)}", f"Written by {shown}", sections))
     show(f"Wrote {output} ({output.stat().st_size / 2**20:.1f} MiB)")
 
 

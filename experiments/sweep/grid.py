@@ -42,6 +42,7 @@ from wdjax.experiments.sweep.table import (
 from wdjax.train.config.schema import TrainConfig
 from wdjax.train.host.callbacks import Callback
 from wdjax.train.host.loop import Row
+from wdjax.train.host.plots import without_picture
 from wdjax.train.state.policy import Setup
 from wdjax.train.storage.folder import dump_config
 from wdjax.train.storage.metrics_log import read_metrics
@@ -131,8 +132,9 @@ def conclude(
         host.say(f"Mind: {words} {ended[0]['bad_numbers']}")
     title = f"{members[0].config.env}: {host.workdir.name}"
     shown = shown_metrics(metric, members[0].config)
-    if curves := draw_curves(host.workdir / "curves.png", members, rows, shown, title):
-        host.say(f"Wrote {curves}: interquartile means over seeds, 95 % intervals")
+    with without_picture("curves.png", host.say):
+        if curves := draw_curves(host.workdir / "curves.png", members, rows, shown, title):
+            host.say(f"Wrote {curves}: interquartile means over seeds, 95 % intervals")
     best = best_member(table)
     if best is not None:
         host.console.print(point_table(members, table))

@@ -12,7 +12,9 @@ import yaml
 from wdjax.checks import one_line
 from wdjax.experiments.sweep.folder import require_same
 from wdjax.experiments.sweep.members import Point, Range, Values
+from wdjax.files import open_regular
 from wdjax.train.host.loop import Row
+from wdjax.yaml_reader import read_yaml_value
 
 SURPLUS = "surplus"  # a trial that two workers asked for at once, when one was left
 OWNER = "workdir"  # of the worker that has a trial
@@ -121,11 +123,13 @@ def open_study(
     optuna.logging.set_verbosity(optuna.logging.WARNING)  # it tells of every study that it creates
     place = storage or str(workdir / "optuna.log")
     try:
+        if storage is None:
+            open_regular(place, "ab").close()  # no link, which Optuna would write through
         opened = open_storage(place)
         study = optuna.create_study(storage=opened, study_name=name, direction="maximize", load_if_exists=True)
         if "question" not in study.user_attrs:
             study.set_user_attr("question", yaml.safe_dump(dict(question), sort_keys=False))
-        begun = yaml.safe_load(study.user_attrs["question"])
+        begun = read_yaml_value(study.user_attrs["question"])
     except Exception as error:  # databases and their drivers have errors of their own
         raise ValueError(f"storage = {place!r}: {one_line(error)}") from error
     require_same(f"the study {name!r} in {place}", begun, question)

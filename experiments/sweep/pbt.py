@@ -26,6 +26,7 @@ from wdjax.experiments.sweep.table import best_member, draw_history, write_table
 from wdjax.train.config.schema import TrainConfig
 from wdjax.train.host.callbacks import Callback
 from wdjax.train.host.loop import Row
+from wdjax.train.host.plots import without_picture
 from wdjax.train.learner.init import host_key
 from wdjax.train.state.hypers import Hypers, ScheduleArrays, hyper_names
 from wdjax.train.state.policy import Setup
@@ -274,7 +275,8 @@ def train_population(
     if not finished:
         return table
     title = f"{setup.config.env}: {host.workdir.name}"
-    host.say(f"Wrote {draw_history(host.workdir / 'curves.png', table, names, title)}")
+    with without_picture("curves.png", host.say):
+        host.say(f"Wrote {draw_history(host.workdir / 'curves.png', table, names, title)}")
     best = best_member(table[-len(population) :])
     if best is not None:
         own = {name: best[name] for name in names}

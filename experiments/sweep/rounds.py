@@ -25,6 +25,7 @@ from wdjax.experiments.sweep.population import (
     even_size,
     init_population,
 )
+from wdjax.files import read_text, write_text
 from wdjax.train.config.reading import read_yaml
 from wdjax.train.config.trust import require_trusted
 from wdjax.train.host.callbacks import goals_reached
@@ -239,7 +240,7 @@ def write_members(turn: Turn) -> None:
     if not file.exists():
         turn.folder.mkdir(parents=True, exist_ok=True)
         write_whole(file, text)
-    elif file.read_text(encoding="utf8") != text:
+    elif read_text(file) != text:
         read_json(file)  # it may be no JSON at all
         words = "other members went here than are to go on (are lines of a metrics.jsonl lost that chose them?)"
         raise ValueError(f"{file}: {words}: move {turn.folder} away, and --resume begins it anew")
@@ -330,7 +331,7 @@ def export_member(
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     lines = "".join(json.dumps(row) + "\n" for row in rows if row["member"] == number)
-    (folder / "metrics.jsonl").write_text(lines, encoding="utf8")
+    write_text(folder / "metrics.jsonl", lines)
     with open_checkpoints(folder / "checkpoints", 1) as checkpoints:
         save(checkpoints, int(state.num_updates), state, {"metrics_size": len(lines.encode()), "best_score": score})
     config = change_config(learner.config, **(values or {}))

@@ -37,6 +37,7 @@ from wdjax.experiments.sweep.table import best_member, draw_curves, last_known, 
 from wdjax.train.config.schema import TrainConfig
 from wdjax.train.host.callbacks import Callback
 from wdjax.train.host.loop import Row
+from wdjax.train.host.plots import without_picture
 from wdjax.train.load import change_config
 from wdjax.train.storage.folder import dump_config, read_json, require_fields, write_whole
 
@@ -202,8 +203,9 @@ def conclude(host: Host, study: Study, members: Sequence[Member], rows: Sequence
     host.say(f"Wrote {host.workdir}/table.csv, table.jsonl: {len(table)} trials")
     if members:
         title, shown = f"{members[0].config.env}: {host.workdir.name}", shown_metrics(metric, members[0].config)
-        if curves := draw_curves(host.workdir / "curves.png", members, rows, shown, title):
-            host.say(f"Wrote {curves}: interquartile means over seeds, 95 % intervals")
+        with without_picture("curves.png", host.say):
+            if curves := draw_curves(host.workdir / "curves.png", members, rows, shown, title):
+                host.say(f"Wrote {curves}: interquartile means over seeds, 95 % intervals")
     best = best_member([row for row in table if row["state"] == "complete"])
     if best is None:
         host.say("No trial has a score: no episode ended")

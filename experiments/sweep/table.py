@@ -12,9 +12,11 @@ from rich.table import Table
 
 from wdjax.experiments.over_seeds import LEVEL, interval_of_mean, probability_of_improvement
 from wdjax.experiments.sweep.members import Member, Point
+from wdjax.files import read_text
 from wdjax.train.host.loop import Row
-from wdjax.train.host.plots import count_env_steps
+from wdjax.train.host.plots import as_label, count_env_steps, write_figure
 from wdjax.train.storage.folder import write_whole
+from wdjax.train.storage.metrics_log import MOST_METRICS
 
 MOST_CURVES = 10  # of the best values: matplotlib has ten colours
 CAPTION = (
@@ -77,7 +79,7 @@ def _csv_value(value: Any) -> Any:
 def read_table(workdir: str | Path) -> list[Row]:
     """Returns the rows of the table in a sweep's `workdir`; raises FileNotFoundError where there is none."""
     file = Path(workdir) / "table.jsonl"
-    return [json.loads(line) for line in file.read_text(encoding="utf8").splitlines()]
+    return [json.loads(line) for line in read_text(file, MOST_METRICS).splitlines()]
 
 
 def varied_fields(members: Sequence[Member]) -> list[str]:
@@ -160,7 +162,7 @@ def draw_curves(
             mean, low, high = np.array([interval_of_mean(seeds) for seeds in found.T]).reshape(-1, 3).T
             fewer = f" ({len(found)} seeds)" if len(found) < seeds else ""
             marker = "o" if len(steps) == 1 else None
-            (line,) = axes.plot(steps, mean, label=f"{point_words(values, names)}{fewer}", marker=marker)
+            (line,) = axes.plot(steps, mean, label=as_label(f"{point_words(values, names)}{fewer}"), marker=marker)
             axes.fill_between(steps, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
         if seeds > 1:
             words = f"band: {LEVEL:.0%} interval of the IQM over {seeds} seeds"
@@ -169,7 +171,7 @@ def draw_curves(
         count_env_steps(axes)
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")
-    figure.savefig(path, dpi=120)
+    write_figure(figure, path, dpi=120)
     return path
 
 
@@ -194,5 +196,5 @@ def draw_history(path: Path, table: Sequence[Row], names: Sequence[str], title: 
         axes.set(ylabel=name, yscale="log" if positive else "linear")
         axes.grid(alpha=0.3)
     count_env_steps(axes)
-    figure.savefig(path, dpi=120)
+    write_figure(figure, path, dpi=120)
     return path

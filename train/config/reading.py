@@ -1,44 +1,17 @@
 """From YAML to dataclasses, strictly: unknown names and wrong types are refused, in words."""
 
 import dataclasses
-import re
 import types
 import typing
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
-from wdjax.checks import did_you_mean, one_line, require
+from wdjax.checks import did_you_mean, require
 from wdjax.train.config.facts import Fraction, is_required
+from wdjax.yaml_reader import read_yaml_value as read_yaml_value
 
 SHORT = {"lr": "learning_rate"}  # what many type -> the field's name here
-
-
-class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader, but 1e-4 is a number, as in YAML 1.2, and a name that stands twice is refused."""
-
-    def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
-        node = super().compose_mapping_node(anchor)
-        seen: set[Any] = set()
-        for key, _ in node.value:
-            if key.tag == "tag:yaml.org,2002:merge" or not isinstance(key, yaml.ScalarNode):
-                continue
-            if key.value in seen:
-                raise yaml.MarkedYAMLError(problem=f"{key.value!r} stands twice", problem_mark=key.start_mark)
-            seen.add(key.value)
-        return node
-
-
-_EXPONENT = re.compile(r"[-+]?(\d[\d_]*(\.[\d_]*)?|\.\d+)[eE][-+]?\d+$")
-_ODD = re.compile(r"[-+]?(0[0-7_]+|0b[01_]+|0x[\da-fA-F_]+|\d[\d_]*(:[0-5]?\d)+(\.[\d_]*)?)$")
-# to YAML 1.1 is 010 an 8 and 1:30 a 90: nobody means that, so they are text, which no number's field takes
-_Loader.yaml_implicit_resolvers = {
-    first: [("tag:yaml.org,2002:str", _ODD), *others] if first in "-+0123456789" else others
-    for first, others in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+.0123456789"))
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -48,29 +21,6 @@ def read_yaml(path: Path) -> dict[str, Any]:
         held = "nothing" if content is None else type(content).__name__
         raise ValueError(f"{path}: must hold a mapping of fields, not {held}")
     return content
-
-
-def read_yaml_value(source: Path | str) -> Any:
-    """Returns whatever a YAML file holds, or a text; raises ValueError naming it where it is not YAML."""
-    name = source if isinstance(source, Path) else repr(source)
-    try:
-        return yaml.load(source.read_text(encoding="utf8") if isinstance(source, Path) else source, _Loader)
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: no UTF-8, or a date such as 2020-13-01
-        raise ValueError(f"{name}: not YAML: {_yaml_words(error)}") from None
-    except RecursionError:
-        raise ValueError(f"{name}: not YAML that can be read: nested too deeply") from None
-
-
-def _yaml_words(error: Exception) -> str:
-    """Returns what is wrong with a YAML file, and where, in one line."""
-    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
-    if mark is None:
-        return one_line(error)
-    problem, context = one_line(getattr(error, "problem", None) or ""), getattr(error, "context", None)
-    if context and (not problem or problem.startswith("but ")):
-        problem = one_line(f"{context} {problem}")
-    tab = ": indent with spaces" if "'\\t'" in problem else ""
-    return f"{problem}{tab} (line {mark.line + 1}, column {mark.column + 1})"
 
 
 def from_mapping(cls: type, values: Any, path: str = "") -> Any:

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from wdjax.files import new_file
 from wdjax.spaces import sample_shapes
 from wdjax.train.evaluation.trained import TrainedPolicy
 from wdjax.train.storage.checkpoint import by_place
@@ -44,8 +45,9 @@ def export_policy(policy: TrainedPolicy, folder: str | Path) -> tuple[Path, Path
     act = jax.jit(jax.vmap(functools.partial(_act_on, policy), (0, 0, 0, None)))
     exported = jax.export.export(act, platforms=PLATFORMS)(obs, memory, key, greedy)
     function, arrays = folder / f"{name}.stablehlo", folder / f"{name}.npz"
-    function.write_bytes(exported.serialize())
-    with open(arrays, "wb") as file:
+    with new_file(function) as file:
+        file.write(exported.serialize())
+    with new_file(arrays) as file:
         np.savez(file, **jax.device_get(by_place(policy.learned)))
     return function, arrays
 

@@ -17,6 +17,7 @@ import numpy as np
 from flax import struct
 
 from wdjax.checks import one_line, require_integer
+from wdjax.files import new_file
 from wdjax.train.evaluation.evaluate import choose_players
 from wdjax.train.evaluation.players import Game, Player, make_game, play_step, roles_of
 from wdjax.train.learner.init import host_key
@@ -47,7 +48,7 @@ class Trajectory(struct.PyTreeNode):
         "choice/runner/probs". Returns its path."""
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path, "wb") as file:  # numpy would add .npz to another name
+        with new_file(path) as file:  # numpy would add .npz to another name
             np.savez_compressed(file, **by_place(self))
         return path
 

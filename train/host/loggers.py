@@ -14,6 +14,7 @@ from typing import Any
 
 from wdjax.checks import one_line, require
 from wdjax.console import Console
+from wdjax.files import make_folder_inside, new_file, open_regular, read_text, write_text
 from wdjax.metric_names import USER, free_name
 from wdjax.train.devices.processes import is_first
 from wdjax.train.host.loop import Row
@@ -75,13 +76,13 @@ class CSVLogger(Logger):
     def begin(self, run: Any, row: Row) -> Any:
         file, old = run.workdir / "metrics.csv", []
         if file.exists():
-            with open(file, encoding="utf8", newline="") as stream:
+            with open_regular(file, "r", encoding="utf8", newline="") as stream:
                 lines = list(csv.DictReader(stream))
             own = all((line.get("updates") or "").isdecimal() for line in lines)
             require(own, "metrics.csv", str(file), "a table with a column updates of whole numbers. Move it away")
             old = [line for line in lines if int(line["updates"]) < row["updates"]]
         names = list(row)
-        with open(file, "w", encoding="utf8", newline="") as stream:
+        with new_file(file, "w") as stream:
             writer = _csv_writer(stream, names)
             writer.writeheader()
             writer.writerows(old)
@@ -89,7 +90,7 @@ class CSVLogger(Logger):
 
     def write(self, log: Any, row: Row) -> None:
         file, names = log
-        with open(file, "a", encoding="utf8", newline="") as stream:  # held open, a sweep's would be too many
+        with open_regular(file, "a", encoding="utf8", newline="") as stream:  # held open, a sweep's would be too many
             _csv_writer(stream, names).writerow(row)
 
     def end(self, log: Any) -> None:
@@ -104,7 +105,7 @@ class TensorBoardLogger(Logger):
         self.library = _import("tensorboardX", "tensorboard")
 
     def begin(self, run: Any, row: Row) -> Any:
-        folder = str(run.workdir / "tensorboard")
+        folder = str(make_folder_inside(run.workdir / "tensorboard"))
         return self.library.SummaryWriter(folder, purge_step=row["env_steps"])  # of a run that was killed
 
     def write(self, log: Any, row: Row) -> None:
@@ -131,11 +132,11 @@ class WandbLogger(Logger):
     def begin(self, run: Any, row: Row) -> Any:
         file = run.workdir / "wandb_id"
         log = self.library.init(
-            id=file.read_text(encoding="utf8") if file.exists() else None, resume="allow", reinit="create_new",
+            id=read_text(file) if file.exists() else None, resume="allow", reinit="create_new",
             name=run.workdir.name, project=os.environ.get("WANDB_PROJECT", "wdjax"), dir=run.workdir,
             config=plain_config(run.config),
         )  # fmt: skip
-        file.write_text(log.id, encoding="utf8")
+        write_text(file, log.id)
         return log
 
     def write(self, log: Any, row: Row) -> None:

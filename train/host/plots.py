@@ -1,11 +1,15 @@
 """The learning curves of a run, and who was beaten in it, as pictures."""
 
+import contextlib
 import io
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
+from wdjax.checks import one_line
 from wdjax.drawing.scene import COLORS as PALETTE
+from wdjax.files import new_file
 from wdjax.metric_names import LENGTHS, SPREAD, user_space
 from wdjax.train.config.facts import is_scheduled, leaves
 from wdjax.train.config.schema import PolicyConfig
@@ -28,6 +32,37 @@ def import_drawing() -> None:
     import matplotlib.figure  # noqa: F401
 
 
+@contextlib.contextmanager
+def without_picture(name: str, say: Callable[[str], Any]) -> Iterator[None]:
+    """Warn, instead of ending a run that is saved, where a picture cannot be drawn."""
+    try:
+        yield
+    except Exception as error:  # matplotlib and environments of users raise errors of any type
+        say(f"Warning: no {name}: {one_line(error) or type(error).__name__}")
+
+
+def write_figure(figure: "Figure", file: str | Path | IO[Any], **options: Any) -> None:
+    """Write a figure with every text as it is: a name with "$" is no formula, and what a font lacks is a box."""
+    from matplotlib.text import Text
+
+    for text in figure.findobj(Text):
+        if text.get_text():  # the numbers at an axis, which may be formulas, are not there before it is drawn
+            text.set_parse_math(False)
+            text.set_usetex(False)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
+        if isinstance(file, str | Path):
+            with new_file(file) as stream:
+                figure.savefig(stream, format="png", **options)
+        else:
+            figure.savefig(file, **options)
+
+
+def as_label(name: str) -> str:
+    """Return a name for a legend, which leaves out those that begin with an underscore."""
+    return f" {name}" if name.startswith("_") else name
+
+
 def save_curves(run: str | Path, title: str = "") -> Path | None:
     """Draws curves.png of a run from its metrics.jsonl, under a title (default: the folder's name). Returns its path;
     None where there is no line."""
@@ -37,7 +72,7 @@ def save_curves(run: str | Path, title: str = "") -> Path | None:
     if not rows:
         return None
     path = run / "curves.png"
-    draw_run(rows, title or run.name).savefig(path, dpi=120)
+    write_figure(draw_run(rows, title or run.name), path, dpi=120)
     return path
 
 
@@ -123,7 +158,7 @@ def as_svg(figure: "Figure") -> str:
 
     text = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none"}):
-        figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
+        write_figure(figure, text, format="svg", transparent=True, metadata={"Date": None})
     svg = text.getvalue()
     svg = svg[svg.index("<svg") :].replace("<svg ", '<svg fill="currentColor" style="max-width: 100%" ', 1)
     svg = svg.replace("#000000", "currentColor").replace("#ffffff", "var(--paper, transparent)")
@@ -157,7 +192,7 @@ def save_opponents(run: str | Path, title: str = "") -> Path | None:
     for axes in panels[-1]:
         count_env_steps(axes)
     path = run / "opponents.png"
-    figure.savefig(path, dpi=120)
+    write_figure(figure, path, dpi=120)
     return path
 
 
@@ -186,7 +221,8 @@ def draw_curves(axes: "Axes", rows: Sequence[Row], curves: dict[str, str], label
     for name, field in curves.items():
         points = [(row["env_steps"], row[field]) for row in rows if row.get(field) is not None]
         marker = "o" if len(points) == 1 else None
-        axes.plot(*zip(*points, strict=True), label=name, color=COLORS.get(name), marker=marker) if points else None
+        if points:
+            axes.plot(*zip(*points, strict=True), label=as_label(name), color=COLORS.get(name), marker=marker)
     name_panel(axes, label)
     if axes.lines:
         axes.legend(axes.lines, [_tail(line.get_label()) for line in axes.lines])
@@ -199,6 +235,7 @@ def draw_evaluations(axes: "Axes", rows: Sequence[Row], policies: Sequence[str])
         field = f"eval/{name}/episode_return"
         points = [(row["env_steps"], row[field]) for row in rows if row.get(field) is not None]
         if points:
-            axes.plot(*zip(*points, strict=True), "o--", label=f"{name}, evaluated", color=colors.get(name), alpha=0.7)
+            color, label = colors.get(as_label(name)), as_label(f"{name}, evaluated")
+            axes.plot(*zip(*points, strict=True), "o--", label=label, color=color, alpha=0.7)
     if axes.lines:
         axes.legend()

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from wdjax.checks import require, require_known
+from wdjax.files import new_file
 from wdjax.train.config.reading import read_yaml
 from wdjax.train.learner.init import abstract_state, init
 from wdjax.train.learner.setup import make_setup
@@ -108,7 +109,8 @@ def read_reference(row: str) -> tuple[Setup, TrainState]:
 def save_learned(path: Path, state: TrainState) -> None:
     """Writes what acting needs of all policies, arrays by their places, for `read_reference`."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(path, **jax.device_get(by_place(_learned(state))))
+    with new_file(path) as file:
+        np.savez_compressed(file, **jax.device_get(by_place(_learned(state))))
 
 
 def _learned(state: TrainState) -> dict[str, PolicyState]:

@@ -17,13 +17,13 @@ import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
 from wdjax.checks import one_line
+from wdjax.files import MOST_BYTES, make_folder_inside
 from wdjax.train.config.schema import TrainConfig
 from wdjax.train.config.trust import require_trusted, with_own
 from wdjax.train.devices.memory import give_back_memory
 from wdjax.train.state.registry import read_config
 from wdjax.train.state.state import TrainState
 from wdjax.train.storage.folder import (
-    partial_file,
     read_json,
     require_checkpoint_path,
     require_same_run,
@@ -51,9 +51,10 @@ def open_checkpoints(folder: Path, keep: int | None) -> Iterator[ocp.CheckpointM
 
     Raises:
         OSError: where the folder cannot be made, or the last checkpoint could not be saved.
-        ValueError: where no checkpoint in the folder could be read.
+        ValueError: where no checkpoint in the folder could be read, or holds a pipe, a device or a link to a folder.
     """
     require_checkpoint_path(folder)
+    require_regular_files(folder)
     silence()
     stop_leaks()
     # Several processes wait for each other by names, which two managers that save at once must not share.
@@ -65,7 +66,7 @@ def open_checkpoints(folder: Path, keep: int | None) -> Iterator[ocp.CheckpointM
             max_to_keep=keep, cleanup_tmp_directories=True, multiprocessing_options=names
         )
         with writing(folder):
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder_inside(folder)
     manager = ocp.CheckpointManager(LocalPath(folder.absolute()), options=options, item_names=("state", "host"))
     if jax.process_count() > 1 and keep is not None:
         _HELD[manager] = os.open(folder, os.O_RDONLY)  # until the process ends
@@ -335,6 +336,17 @@ def write_sizes(manager: ocp.CheckpointManager, last: bool = False) -> None:
             write_whole(folder / SIZES, json.dumps(_sizes(folder)))
 
 
+def require_regular_files(folder: Path) -> None:
+    """Raise DamagedCheckpointError where orbax would wait for a pipe, or read a device or too large a metadata file."""
+    for place, folders, files in os.walk(folder):
+        for path in (Path(place, name) for name in (*folders, *files)):
+            with contextlib.suppress(FileNotFoundError):  # a run that goes on deletes its older checkpoints
+                size = path.stat().st_size
+                whole = path.is_file() and (path.parent.name == "d" or size <= MOST_BYTES)  # d: the arrays
+                if not whole and path.exists() and (path.is_symlink() or not path.is_dir()):
+                    raise DamagedCheckpointError(f"{path}: must be a regular file of at most {MOST_BYTES:,} bytes")
+
+
 def require_sizes(folder: Path, name: str) -> None:
     """Raises DamagedCheckpointError where a file of a checkpoint is missing or not as long as it was."""
     file = folder / SIZES
@@ -354,6 +366,5 @@ def require_sizes(folder: Path, name: str) -> None:
 
 
 def _sizes(folder: Path) -> dict[str, int]:
-    own = (folder / SIZES, partial_file(folder / SIZES))
-    files = (path for path in folder.rglob("*") if path.is_file() and path not in own)
+    files = (path for path in folder.rglob("*") if path.is_file() and not path.name.startswith((SIZES, ".wdjax-")))
     return {str(path.relative_to(folder)): path.stat().st_size for path in files}

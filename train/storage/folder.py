@@ -15,6 +15,7 @@ import numpy as np
 import yaml
 
 from wdjax.checks import require
+from wdjax.files import open_regular, read_text, write_text
 from wdjax.metric_names import EVALUATED
 from wdjax.train.config.env_params import complete_env_params
 from wdjax.train.config.facts import Fraction, in_env_steps
@@ -128,7 +129,7 @@ def hold_folder(workdir: Path, kind: Kind = RUN) -> Iterator[Callable[[], None]]
 
         def lock() -> None:
             with writing(workdir):  # opened to append: NFS gives no lock to who may not write
-                stream = stack.enter_context(open(workdir / kind.locked, "ab"))
+                stream = stack.enter_context(open_regular(workdir / kind.locked, "ab"))
             try:
                 if fcntl is not None:
                     fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -153,18 +154,13 @@ def writing(folder: Path) -> Iterator[None]:
 
 def write_whole(file: Path, text: str) -> None:
     """Writes a text file such that, whenever the process or the machine dies, the old one is there or the new one."""
-    partial = partial_file(file)
-    with open(partial, "w", encoding="utf8") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
-    partial.replace(file)
+    write_text(file, text, sync=True)
 
 
 def read_json(file: Path) -> Any:
     """Returns what a JSON file holds; raises ValueError, naming the file, where that is no JSON."""
     try:
-        return json.loads(file.read_text(encoding="utf8"))
+        return json.loads(read_text(file))
     except ValueError as error:
         raise ValueError(f"{file} holds no JSON: {error}") from error
 
@@ -174,11 +170,6 @@ def require_fields(file: Path, content: Any, **kinds: type) -> None:
     for name, kind in kinds.items():
         if not (isinstance(content, Mapping) and isinstance(content.get(name), kind)):
             raise ValueError(f"{file} is damaged: it must hold {name}, a {kind.__name__}")
-
-
-def partial_file(file: Path) -> Path:
-    """Returns where `write_whole` writes first."""
-    return file.with_name(f"{file.name}.tmp")
 
 
 def require_same_run(old: TrainConfig, new: TrainConfig, where: str) -> None:

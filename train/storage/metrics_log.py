@@ -11,7 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from wdjax.files import open_regular, read_text
 from wdjax.train.state.metric import Metric, rule_of, values_of
+
+MOST_METRICS = 2**32  # bytes of a metrics.jsonl
+
 
 
 def summarize(metrics: Mapping[str, Any]) -> dict[str, float | int | None]:
@@ -53,7 +57,10 @@ def finite(value: float) -> float | None:
 
 def whole_lines(path: Path, size: int) -> int:
     """Return the bytes of the whole lines among the first `size` bytes of a metrics.jsonl, 0 where there is none."""
-    return path.read_bytes()[:size].rfind(b"\n") + 1 if path.exists() else 0
+    if not path.exists():
+        return 0
+    with open_regular(path) as file:
+        return file.read(size).rfind(b"\n") + 1
 
 
 class MetricsLog:
@@ -70,7 +77,7 @@ class MetricsLog:
         self._file = self._open(self.size)
 
     def _open(self, size: int) -> io.FileIO:
-        file = open(self.path, "a+b", buffering=0)  # noqa: SIM115  (closed by `close`)
+        file = open_regular(self.path, "a+b", buffering=0)  # closed by `close`
         file.truncate(size)
         return file
 
@@ -144,7 +151,7 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
     """
     path, rows = Path(path), []
     path = path / "metrics.jsonl" if path.is_dir() else path
-    text = path.read_text(encoding="utf8", errors="replace")  # what is no text is no JSON, and has a line
+    text = read_text(path, MOST_METRICS, errors="replace")  # what is no text is no JSON, and has a line
     for number, line in enumerate(text.splitlines(keepends=True), 1):
         try:
             rows.append(json.loads(line))

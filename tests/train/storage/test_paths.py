@@ -1,13 +1,22 @@
 """Run folders with hostile but legal names, and files in a run folder that lead elsewhere."""
 
+import os
+import signal
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from tiny_runs import small_config
 
-from wdjax.train import Trainer
+from wdjax.files import new_file, write_text
+from wdjax.train import Trainer, load_run, read_metrics
+from wdjax.train.host.plots import save_curves
 from wdjax.train.storage.checkpoint import open_checkpoints, restore, save
 from wdjax.train.storage.orbax_noise import LocalPath
+
+pytestmark = pytest.mark.usefixtures("quick_compile", "no_pictures")
+
+KEPT = {"best_metric": "agent/episode_return", "keep_checkpoints": 9}
 
 
 @pytest.mark.parametrize("name", ["lr=1e-3,seed=[0]", "*?", "file:", "a|b", "%20#{0}", "\n", "ü" * 100])
@@ -36,3 +45,84 @@ def test_a_checkpoint_that_cannot_be_read_back_is_not_reported_as_saved(tmp_path
     monkeypatch.setattr("wdjax.train.storage.checkpoint.LocalPath", lambda path: path)  # orbax globs its own paths
     with pytest.raises(OSError, match="could not save a checkpoint"), open_checkpoints(tmp_path / "[0]", 1) as manager:
         save(manager, 1, {"a": jnp.arange(3.0)}, {"metrics_size": 0})
+
+
+def limited(seconds, function, *arguments):
+    """Call a function; TimeoutError where it waits, for a pipe or for all that a device holds."""
+
+    def stop(signum, frame):
+        raise TimeoutError(f"{function} waits")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        return function(*arguments)
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+READ = (
+    "config.yaml", "metrics.jsonl", "checkpoints/6/sizes.json", "checkpoints/6/host/metadata",
+    "checkpoints/6/state/manifest.ocdbt", "checkpoints/6/_CHECKPOINT_METADATA",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("file", READ)
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_pipes_and_devices_in_a_run_folder_are_not_read(kind, file, run):
+    (run / file).unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(run / file)
+    else:
+        (run / file).symlink_to("/dev/zero")
+
+    def read():
+        load_run(run)
+        read_metrics(run)
+
+    with pytest.raises((ValueError, FileNotFoundError)):
+        limited(20, read)
+
+
+def train_on(run):
+    Trainer(small_config(**KEPT, total_env_steps=7 * 128), run, resume=True, callbacks=["csv"], quiet=True).train()
+    save_curves(run)
+
+
+def test_files_that_are_links_are_replaced_not_written_through(run, tmp_path):
+    files = ("config.yaml", "metrics.csv", "curves.png")
+    for file in files:
+        text = (run / file).read_text() if (run / file).exists() else ""
+        (tmp_path / file).write_text(text)
+        (run / file).unlink(missing_ok=True)
+        (run / file).symlink_to(tmp_path / file)
+    before = [(tmp_path / file).read_bytes() for file in files]
+    train_on(run)
+    assert [(tmp_path / file).read_bytes() for file in files] == before
+    assert not any((run / file).is_symlink() for file in files)
+
+
+@pytest.mark.parametrize("place", ["metrics.jsonl", "checkpoints", "best"])
+def test_links_that_cannot_be_replaced_are_refused(place, run, tmp_path):
+    (run / place).rename(tmp_path / "outside")
+    (run / place).symlink_to(tmp_path / "outside")
+    outside = tmp_path / "outside"
+    held = lambda: sorted((path, path.stat().st_size) for path in [outside, *outside.rglob("*")])  # noqa: E731
+    before = held()
+    with pytest.raises(ValueError, match="is a link"):
+        train_on(run)
+    assert held() == before
+
+
+def test_a_file_that_cannot_be_finished_leaves_the_old_one(tmp_path):
+    write_text(tmp_path / "a", "old")
+    with pytest.raises(ZeroDivisionError), new_file(tmp_path / "a", "w") as stream:
+        stream.write(str(1 / 0))
+    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("a", "old")]
+
+
+def test_a_run_folder_that_is_a_link_is_written_to(run, tmp_path):
+    (tmp_path / "link").symlink_to(run)
+    Trainer(small_config(**KEPT), tmp_path / "link", resume=True, quiet=True).train()
+    assert int(load_run(tmp_path / "link")[1].num_updates) == 6

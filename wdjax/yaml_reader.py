@@ -1,0 +1,83 @@
+"""The one reader of YAML: config.yaml, presets, sweep.yaml and calibrations, which a stranger may have written."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from wdjax.checks import one_line
+from wdjax.files import read_text
+
+MOST_BYTES, MOST_VALUES, MOST_DEPTH = 2**22, 200_000, 50
+
+
+class _Loader(yaml.SafeLoader):
+    """PyYAML's safe loader, but 1e-4 is a number, as in YAML 1.2, and a name that stands twice is refused.
+
+    A file is limited in depth and in values, those that an alias repeats counted each time: some hundred bytes may
+    stand for billions of them.
+    """
+
+    def __init__(self, stream: str):
+        super().__init__(stream)
+        self.depth = self.values = 0
+        self.sizes: dict[yaml.Node, int] = {}  # values inside of a node that is complete
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node:
+        alias, mark, before = self.check_event(yaml.AliasEvent), self.peek_event().start_mark, self.values
+        self.depth += 1
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        if alias and node not in self.sizes:
+            raise yaml.MarkedYAMLError(problem="a value contains itself", problem_mark=mark)
+        self.values += self.sizes[node] if alias else 1
+        self.sizes.setdefault(node, self.values - before)
+        if self.depth > MOST_DEPTH or self.values > MOST_VALUES:
+            words = f"nested more than {MOST_DEPTH} deep, or more than {MOST_VALUES:,} values, aliases included"
+            raise yaml.MarkedYAMLError(problem=words, problem_mark=mark)
+        return node
+
+    def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        seen: set[Any] = set()
+        for key, _ in node.value:
+            if key.tag == "tag:yaml.org,2002:merge" or not isinstance(key, yaml.ScalarNode):
+                continue
+            if key.value in seen:
+                raise yaml.MarkedYAMLError(problem=f"{key.value!r} stands twice", problem_mark=key.start_mark)
+            seen.add(key.value)
+        return node
+
+
+_EXPONENT = re.compile(r"[-+]?(\d[\d_]*(\.[\d_]*)?|\.\d+)[eE][-+]?\d+$")
+_ODD = re.compile(r"[-+]?(0[0-7_]+|0b[01_]+|0x[\da-fA-F_]+|\d[\d_]*(:[0-5]?\d)+(\.[\d_]*)?)$")
+# to YAML 1.1 is 010 an 8 and 1:30 a 90: nobody means that, so they are text, which no number's field takes
+_Loader.yaml_implicit_resolvers = {
+    first: [("tag:yaml.org,2002:str", _ODD), *others] if first in "-+0123456789" else others
+    for first, others in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+.0123456789"))
+
+
+def read_yaml_value(source: Path | str) -> Any:
+    """Returns whatever a YAML file holds, or a text; raises ValueError naming it where it is not YAML."""
+    name = source if isinstance(source, Path) else repr(source)
+    try:
+        return yaml.load(read_text(source, MOST_BYTES) if isinstance(source, Path) else source, _Loader)
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: no UTF-8, or a date such as 2020-13-01
+        raise ValueError(f"{name}: not YAML: {_yaml_words(error)}") from None
+    except RecursionError:
+        raise ValueError(f"{name}: not YAML that can be read: nested too deeply") from None
+
+
+def _yaml_words(error: Exception) -> str:
+    """Returns what is wrong with a YAML file, and where, in one line."""
+    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+    if mark is None:
+        return one_line(error)
+    problem, context = one_line(getattr(error, "problem", None) or ""), getattr(error, "context", None)
+    if context and (not problem or problem.startswith("but ")):
+        problem = one_line(f"{context} {problem}")
+    tab = ": indent with spaces" if "'\\t'" in problem else ""
+    return f"{problem}{tab} (line {mark.line + 1}, column {mark.column + 1})"
