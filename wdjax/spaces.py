@@ -173,8 +173,8 @@ class Box:
         """Draws uniformly where both bounds are finite, an exponential step from one finite bound, else normally."""
         low, high = self._bounds()
         uniform_key, normal_key = jax.random.split(key)
-        uniform = jax.random.uniform(uniform_key, self.shape)
-        normal = jax.random.normal(normal_key, self.shape)
+        uniform = jax.random.uniform(uniform_key, self.shape, jnp.float32)
+        normal = jax.random.normal(normal_key, self.shape, jnp.float32)
         both = jnp.isfinite(low) & jnp.isfinite(high)
         integer = jnp.issubdtype(self.dtype, jnp.integer)
         first, last = jnp.where(both, low, 0.0), jnp.where(both, high + 1.0 if integer else high, 1.0)

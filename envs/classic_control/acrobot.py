@@ -83,7 +83,7 @@ class Acrobot(ClassicControl):
         state = hold_where(is_up(state), state, dynamics(state, action, params))
         terminated = is_up(state)
         truncated = (state.time >= params.episode_length) & ~terminated
-        reward = jnp.where(terminated, 0.0, -1.0)
+        reward = jnp.where(terminated, 0.0, -1.0).astype(jnp.float32)
         return observe(state), state, reward, terminated, truncated, {}
 
     def observation_space(self, params: Params) -> Box:

@@ -76,7 +76,7 @@ class CartPole(ClassicControl):
         state = hold_where(fallen_before, state, dynamics(state, action, params))
         terminated = has_fallen(state, params)
         truncated = (state.time >= params.episode_length) & ~terminated
-        reward = jnp.where(fallen_before, 0.0, 1.0)
+        reward = jnp.where(fallen_before, 0.0, 1.0).astype(jnp.float32)
         return observe(state), state, reward, terminated, truncated, {}
 
     def observation_space(self, params: Params) -> Box:

@@ -72,7 +72,7 @@ class MountainCar(ClassicControl):
         state = hold_where(arrived_before, state, roll(state, (action - 1) * params.force, params))
         terminated = has_arrived(state, params)
         truncated = (state.time >= params.episode_length) & ~terminated
-        reward = jnp.where(arrived_before, 0.0, -1.0)
+        reward = jnp.where(arrived_before, 0.0, -1.0).astype(jnp.float32)
         return observe(state), state, reward, terminated, truncated, {}
 
     def observation_space(self, params: Any) -> Box:

@@ -126,7 +126,7 @@ class TaxedCommons(Env):
         in whole fish, halves rounded up: exact in integers.
         """
         catch = jnp.where(sits, 0, jnp.minimum(action["harvester"], state.stock // self.num_harvesters))
-        left = state.stock - jnp.sum(catch)
+        left = state.stock - jnp.sum(catch, dtype=jnp.int32)
         born = params.growth_percent * left * (params.capacity - left)  # times 100 S
         grown = (born + 50 * params.capacity) // (100 * params.capacity)
         stock = jnp.where(sits, state.stock, jnp.minimum(params.capacity, left + params.inflow + grown))
@@ -146,9 +146,9 @@ class TaxedCommons(Env):
 
     def statistics(self, state: State, params: Params, over_before: jax.Array, sits: jax.Array) -> Arrays:
         """Returns the fish caught, and for means over fishing days (`info_ratios`) stock [fish] and tax [coins]."""
-        day = jnp.where(over_before | sits, 0.0, 1.0)
+        day = jnp.where(over_before | sits, 0.0, 1.0).astype(jnp.float32)
         tax = params.tax_step * state.level
-        return {"catch": day * jnp.sum(state.catch), "stock": day * state.stock, "tax": day * tax, "days": day}
+        return {"catch": day * jnp.sum(state.catch, dtype=jnp.int32), "stock": day * state.stock, "tax": day * tax, "days": day}
 
     def observe(self, state: State, params: Params) -> Arrays:
         """Everybody sees (s / S, t / T, the day of the season in [0, 1), the tax's level one-hot)."""

@@ -158,7 +158,7 @@ class CovidEconomy(Env):
         moved, subsidy = self._produce(moved, state, derived, params)
         reward = self.reward(moved, new_dead, subsidy, derived, params)
         moved = jax.tree.map(lambda old, new: jnp.where(over_before, old, new), state, moved)
-        reward = jax.tree.map(lambda gain: jnp.where(over_before, 0.0, gain), reward)
+        reward = jax.tree.map(lambda gain: jnp.where(over_before, 0.0, gain).astype(jnp.float32), reward)
         over = moved.time >= params.episode_length
         terminated = {group: jnp.full(num, over) for group, num in self.groups.items()}
         truncated = {group: jnp.zeros(num, bool) for group, num in self.groups.items()}

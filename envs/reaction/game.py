@@ -128,7 +128,7 @@ class ReactionPath(Env):
     def _random_cells(self, key: jax.Array, params: Params) -> jax.Array:
         shape, offset = jnp.shape(params.energies), self._offset(params)
         goal = flat_index(params.final_state - offset, shape)
-        index = jax.random.randint(key, (), 0, np.prod(shape) - 1)
+        index = jax.random.randint(key, (), 0, np.prod(shape) - 1, jnp.int32)
         return jnp.stack(jnp.unravel_index(index + (index >= goal), shape)) + offset
 
     def step(

@@ -152,14 +152,14 @@ class TagContinuous(Env):
         """Starts everybody at rest, at the given or at random places and directions."""
         place_key, direction_key = jax.random.split(key)
         if params.starting_location_x is None:
-            x, y = jax.random.uniform(place_key, (2, self.num_agents)) * params.grid_length
+            x, y = jax.random.uniform(place_key, (2, self.num_agents), jnp.float32) * params.grid_length
         else:
             x, y = jnp.asarray(params.starting_location_x), jnp.asarray(params.starting_location_y)
         if params.starting_directions is None:
-            direction = jax.random.randint(direction_key, (self.num_agents,), 0, 4) * jnp.float32(math.pi / 2)
+            direction = jax.random.randint(direction_key, (self.num_agents,), 0, 4, jnp.int32) * jnp.float32(math.pi / 2)
         else:
             direction = wrap(jnp.asarray(params.starting_directions))
-        rest = jnp.zeros(self.num_agents)
+        rest = jnp.zeros(self.num_agents, jnp.float32)
         state = State(x, y, rest, direction, rest, jnp.ones(self.num_agents, bool), jnp.int32(0))
         return self.observe(state, params), state
 

@@ -106,7 +106,7 @@ class TagGridworld(Env):
 
     def _start_cells(self, key: jax.Array, params: Params) -> tuple[jax.Array, jax.Array]:
         if self.random_start:
-            cells = jax.random.randint(key, (2, self.num_taggers), 1, params.grid_length)
+            cells = jax.random.randint(key, (2, self.num_taggers), 1, params.grid_length, jnp.int32)
         else:
             cells = jnp.full((2, self.num_taggers), params.grid_length // 2)
         x, y = jnp.pad(cells, ((0, 0), (0, 1)))  # the runner, last, at (0, 0)
