@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from wdjax.checks import one_line, require, require_known
-from wdjax.spaces import Dict, Space, agent_axes, space_rows
+from wdjax.spaces import Dict, Space, agent_axes, require_structure, space_rows
 from wdjax.tables import html_table
 
 if TYPE_CHECKING:
@@ -199,6 +199,25 @@ def require_batched_spaces(env: Env, params: Any) -> None:
             raise ValueError(f"{method} {words}")
 
 
+def require_action(
+    env: Env, action: Any, params: Any, num_envs: int | None = None, owner: type[Env] | None = None
+) -> None:
+    """Raise ValueError where an action has another structure or other shapes than the action space. Computes nothing.
+
+    Args:
+        params: of one replica, arrays or their shapes.
+        num_envs: None: the action of one replica; else of so many, each leaf with a leading [num_envs].
+        owner: the class whose `step` asks: a subclass with a `step` of its own may hand it any action.
+    """
+    if owner is not None and (type(env).step, type(env).advance) != (owner.step, owner.advance):
+        return
+
+    def check(params: Any) -> None:
+        require_structure("action", action, env.action_space(params), () if num_envs is None else (num_envs,))
+
+    jax.eval_shape(check, params)  # a space may compute bounds from params
+
+
 def layout_of(env: Env) -> Callable | None:
     """Returns the `split_observation` of an environment, or None where it has none."""
     return None if type(env).split_observation is Env.split_observation else env.split_observation
@@ -210,8 +229,15 @@ def static_names(env: Env | type[Env]) -> list[str]:
 
 
 def with_static(source: Env | type[Env], static: Mapping[str, Any]) -> Env:
-    """Returns an environment of a class, or like an environment, with these static fields."""
+    """Return an environment of a class, or like an environment, with these static fields; a list, as YAML has it,
+    becomes a tuple where the field is one."""
+    tuples = {name for name in static if isinstance(getattr(source, name, None), tuple)}
+    static = {name: _as_tuple(value) if name in tuples else value for name, value in static.items()}
     return source(**static) if isinstance(source, type) else dataclasses.replace(source, **static)
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(map(_as_tuple, value)) if isinstance(value, (tuple, list)) else value
 
 
 def split_arguments(source: Env | type[Env], arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -269,6 +269,27 @@ def sample_shapes(space: Any) -> Any:
     return jax.eval_shape(lambda: space.sample(jax.random.key(0)))
 
 
+def require_structure(name: str, value: Any, space: Any, axes: tuple[int, ...] = ()) -> None:
+    """Raise ValueError, naming the part, where a value does not have the names of a space and shapes [*axes, *shape].
+
+    Dtypes and bounds are not compared: those of traced values are not known.
+    """
+    if isinstance(space, Dict):
+        names, allowed = list(space.spaces), f"a dict with the keys {', '.join(map(repr, space.spaces))}"
+        found = f"a dict with the keys {', '.join(map(repr, value))}" if isinstance(value, Mapping) else _brief(value)
+        if not isinstance(value, Mapping) or set(value) != set(names):
+            raise ValueError(f"{name} = {found}: must be {allowed}")
+        for part, inside in space.spaces.items():
+            require_structure(f"{name}[{part!r}]", value[part], inside, axes)
+    elif isinstance(value, Mapping) or jnp.shape(value) != (*axes, *space.shape):
+        replicas = f", {axes[0]} replicas of {space.shape}" if axes else ""
+        raise ValueError(f"{name} = {_brief(value)}: must be an array of shape {(*axes, *space.shape)}{replicas}")
+
+
+def _brief(value: Any) -> str:
+    return f"{type(value).__name__}" if isinstance(value, Mapping) else f"an array of shape {jnp.shape(value)}"
+
+
 def agent_axes(space: Any) -> set[tuple[int, ...]]:
     """Returns the leading axes that count agents, of every part of a space: {(n,)} for a batch of n, {()} for one."""
     if isinstance(space, Dict):

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from wdjax.checks import require, require_integer, require_key, require_known
-from wdjax.env import Env, may_observe_late, require_batched_spaces
+from wdjax.env import Env, may_observe_late, require_action, require_batched_spaces
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,6 +83,11 @@ class VectorEnv:
             info over it. The environment's own info of this step stands beside these.
         """
         _check_key(key, self.num_envs)
+        self._check_state(state)
+        one = params
+        if self.params_axis == 0:
+            one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf)[1:], jnp.result_type(leaf)), params)
+        require_action(self.env, action, one, self.num_envs)
         return self._advance(self._replica_keys, *_split(key), state, action, params)
 
     def draw_keys(self, key: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -159,6 +164,12 @@ class VectorEnv:
             allowed = f"an array with a leading {self.num_envs}, as params_axis=0 asks (broadcast what is shared)"
             require(shape[:1] == (self.num_envs,), f"params.{name}", leaf, allowed)
 
+    def _check_state(self, state: Any) -> None:
+        words = f"the VectorState that reset of {self.num_envs} replicas returned"
+        if not isinstance(state, VectorState):
+            raise TypeError(f"state = {type(state).__name__}: must be {words}, not the state of one replica")
+        require(jnp.shape(state.episode_length) == (self.num_envs,), "state of", state.episode_length.shape[0], words)
+
     def _probe_step(self, key: jax.Array, env_state: Any, params: Any) -> tuple:
         """A step with actions that are drawn, for its shapes."""
         action_key, step_key = jax.random.split(key)
@@ -182,7 +193,7 @@ class VectorEnv:
         """Returns (obs, env_state) of a new start for every replica, from its key of [num_envs]."""
         if self.reset_strategy == "fresh":
             return jax.vmap(self.env.reset, (0, self.params_axis))(keys, params)
-        index = jax.vmap(lambda key: jax.random.randint(key, (), 0, self._num_starts))(keys)
+        index = jax.vmap(lambda key: jax.random.randint(key, (), 0, self._num_starts, jnp.int32))(keys)
         take = lambda starts, i: jax.tree.map(lambda leaf: leaf[i], starts)  # noqa: E731
         return jax.vmap(take, (self.params_axis, 0))(starts, index)
 

@@ -14,6 +14,7 @@ import numpy as np
 from flax import struct
 
 from wdjax.checks import require, require_finite
+from wdjax.env import require_action
 from wdjax.envs.classic_control.game import ClassicControl, StepResult, hold_where, stack_bounds, wrap_angle
 from wdjax.spaces import Box, Discrete
 
@@ -80,6 +81,7 @@ class Acrobot(ClassicControl):
 
     def step(self, key: jax.Array, state: State, action: jax.Array, params: Params) -> StepResult[State]:
         """Holds one torque for `dt` seconds; the reward is -1 a step, and 0 for the one that ends upright."""
+        require_action(self, action, params, owner=Acrobot)
         state = hold_where(is_up(state), state, dynamics(state, action, params))
         terminated = is_up(state)
         truncated = (state.time >= params.episode_length) & ~terminated

@@ -13,6 +13,7 @@ import numpy as np
 from flax import struct
 
 from wdjax.checks import require, require_finite
+from wdjax.env import require_action
 from wdjax.envs.classic_control.game import ClassicControl, StepResult, hold_where
 from wdjax.spaces import Box, Discrete
 
@@ -72,6 +73,7 @@ class CartPole(ClassicControl):
 
     def step(self, key: jax.Array, state: State, action: jax.Array, params: Params) -> StepResult[State]:
         """Pushes the cart once; the reward is 1 a step, that of the fall included."""
+        require_action(self, action, params, owner=CartPole)
         fallen_before = has_fallen(state, params)
         state = hold_where(fallen_before, state, dynamics(state, action, params))
         terminated = has_fallen(state, params)

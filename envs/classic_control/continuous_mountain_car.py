@@ -13,6 +13,7 @@ import numpy as np
 from flax import struct
 
 from wdjax.checks import require
+from wdjax.env import require_action
 from wdjax.envs.classic_control.game import StepResult, hold_where
 from wdjax.envs.classic_control.mountain_car import MountainCar, State, has_arrived, observe, roll
 from wdjax.spaces import Box
@@ -52,6 +53,7 @@ class ContinuousMountainCar(MountainCar):
 
             reward = 100 [arrived] - 0.1 action^2.
         """
+        require_action(self, action, params, owner=ContinuousMountainCar)
         arrived_before = has_arrived(state, params)
         push = action[0]
         force = jnp.clip(push, params.min_action, params.max_action)

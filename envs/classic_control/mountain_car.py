@@ -13,6 +13,7 @@ import numpy as np
 from flax import struct
 
 from wdjax.checks import require, require_finite
+from wdjax.env import require_action
 from wdjax.envs.classic_control.game import ClassicControl, StepResult, hold_where, stack_bounds
 from wdjax.spaces import Box, Discrete
 
@@ -68,6 +69,7 @@ class MountainCar(ClassicControl):
 
     def step(self, key: jax.Array, state: State, action: jax.Array, params: Params) -> StepResult[State]:
         """Pushes the car once; the reward is -1 a step, that of the arrival included."""
+        require_action(self, action, params, owner=MountainCar)
         arrived_before = has_arrived(state, params)
         state = hold_where(arrived_before, state, roll(state, (action - 1) * params.force, params))
         terminated = has_arrived(state, params)

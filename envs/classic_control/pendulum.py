@@ -13,6 +13,7 @@ import numpy as np
 from flax import struct
 
 from wdjax.checks import require, require_finite
+from wdjax.env import require_action
 from wdjax.envs.classic_control.game import ClassicControl, StepResult, stack_bounds, wrap_angle
 from wdjax.spaces import Box
 
@@ -64,6 +65,7 @@ class Pendulum(ClassicControl):
 
             reward = -(wrap(theta)^2 + 0.1 theta_dot^2 + 0.001 torque^2).
         """
+        require_action(self, action, params, owner=Pendulum)
         torque = jnp.clip(action[0], -params.max_torque, params.max_torque)
         reward = -(wrap_angle(state.theta) ** 2 + 0.1 * state.theta_dot**2 + 0.001 * torque**2)
         state = dynamics(state, torque, params)

@@ -16,7 +16,7 @@ import numpy as np
 from flax import struct
 
 from wdjax.checks import MANY, require, require_bool, require_finite, require_integer
-from wdjax.env import Env
+from wdjax.env import Env, require_action
 from wdjax.envs.climate import economy
 from wdjax.envs.climate.calibration import published
 from wdjax.envs.climate.indices import START, index_gains
@@ -237,6 +237,7 @@ class Rice(Env):
         Reward of an activity step: U - carbon_price * own emissions + output_bonus * own output; else 0. The info sums
         up to the two indices of the world.
         """
+        require_action(self, action, params, owner=Rice)
         over_before = self.is_over(state, params)
         heads = action[REGION]
         if self.negotiation:

@@ -19,7 +19,7 @@ import numpy as np
 from flax import struct
 
 from wdjax.checks import MANY, require, require_finite, require_integer
-from wdjax.env import Env
+from wdjax.env import Env, require_action
 from wdjax.spaces import Box, Dict, Discrete, MultiDiscrete
 
 Arrays = dict[str, Any]
@@ -102,6 +102,7 @@ class TaxedCommons(Env):
 
         Reward (`rewards`): a harvester's of its day; the planner's is the sum of all harvesters'.
         """
+        require_action(self, action, params, owner=TaxedCommons)
         over_before = state.time >= params.episode_length
         sits = self.sits(state.time, params)
         moved = self.dynamics(state, action, params, sits)
@@ -148,7 +149,8 @@ class TaxedCommons(Env):
         """Returns the fish caught, and for means over fishing days (`info_ratios`) stock [fish] and tax [coins]."""
         day = jnp.where(over_before | sits, 0.0, 1.0).astype(jnp.float32)
         tax = params.tax_step * state.level
-        return {"catch": day * jnp.sum(state.catch, dtype=jnp.int32), "stock": day * state.stock, "tax": day * tax, "days": day}
+        catch = day * jnp.sum(state.catch, dtype=jnp.int32)
+        return {"catch": catch, "stock": day * state.stock, "tax": day * tax, "days": day}
 
     def observe(self, state: State, params: Params) -> Arrays:
         """Everybody sees (s / S, t / T, the day of the season in [0, 1), the tax's level one-hot)."""

@@ -17,7 +17,7 @@ import numpy as np
 from flax import struct
 
 from wdjax.checks import MANY, require, require_finite, require_integer
-from wdjax.env import Env
+from wdjax.env import Env, require_action
 from wdjax.envs.covid.calibration import (
     BETA_DELAY,
     NUM_LEVELS,
@@ -151,6 +151,7 @@ class CovidEconomy(Env):
         their bounds, and w the weight of health; of the planner: likewise of the sums over states, subsidies (with
         interest) subtracted.
         """
+        require_action(self, action, params, owner=CovidEconomy)
         over_before = state.time >= params.episode_length
         derived = derive(params)
         moved = self._set_levels(state, action, params)

@@ -14,7 +14,7 @@ import numpy as np
 from flax import struct
 
 from wdjax.checks import require, require_bool, require_finite, require_known
-from wdjax.env import Env
+from wdjax.env import Env, require_action
 from wdjax.envs.reaction.surfaces import OWN_TABLE, SHARE_OF_BARRIER, SURFACES, Table, load_table
 from wdjax.spaces import Box
 
@@ -141,6 +141,7 @@ class ReactionPath(Env):
         E the energy of the new position. A move out of the slab is paid like E = ienergy + max_denergy. By the 3D rule
         it is cancelled; by the 2D rule it stands, and is paid so until the atom is back.
         """
+        require_action(self, action, params, owner=ReactionPath)
         over_before = self._is_goal(state, params) | (state.time >= params.episode_length)
         moved = self.dynamics(state.position, action, params)
         leaves = ~self._in_slab(moved, params)

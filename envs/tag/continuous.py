@@ -15,7 +15,7 @@ import numpy as np
 from flax import struct
 
 from wdjax.checks import MANY, require, require_bool, require_finite, require_integer
-from wdjax.env import Env
+from wdjax.env import Env, require_action
 from wdjax.envs.tag.moves import Arrays, level, require_pairs, wrap
 from wdjax.envs.tag.scripted import chase_in_plane, flee_in_plane
 from wdjax.neighbors import neighbor_rows
@@ -156,7 +156,8 @@ class TagContinuous(Env):
         else:
             x, y = jnp.asarray(params.starting_location_x), jnp.asarray(params.starting_location_y)
         if params.starting_directions is None:
-            direction = jax.random.randint(direction_key, (self.num_agents,), 0, 4, jnp.int32) * jnp.float32(math.pi / 2)
+            quarters = jax.random.randint(direction_key, (self.num_agents,), 0, 4, jnp.int32)
+            direction = quarters * jnp.float32(math.pi / 2)
         else:
             direction = wrap(jnp.asarray(params.starting_directions))
         rest = jnp.zeros(self.num_agents, jnp.float32)
@@ -180,6 +181,7 @@ class TagContinuous(Env):
         self, key: jax.Array, state: State, action: Arrays, params: Params
     ) -> tuple[State, State, Arrays, Arrays, Arrays, Arrays]:
         """`step` without its observation, which is of the first State: after the move, before the tags."""
+        require_action(self, action, params, owner=TagContinuous)
         over_before = self.is_over(state, params)  # the clock stops with the game
         playing = state.active & ~over_before
         state, crossed_edge = self.move(state.replace(time=state.time + ~over_before), action, playing, params)

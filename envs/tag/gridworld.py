@@ -14,7 +14,7 @@ import numpy as np
 from flax import struct
 
 from wdjax.checks import require, require_bool, require_finite, require_integer
-from wdjax.env import Env
+from wdjax.env import Env, require_action
 from wdjax.envs.tag.moves import X_STEPS, Y_STEPS, Arrays, require_pairs
 from wdjax.envs.tag.scripted import chase_on_grid, flee_on_grid
 from wdjax.spaces import Box, Dict, Discrete
@@ -127,6 +127,7 @@ class TagGridworld(Env):
         self, key: jax.Array, state: State, action: Arrays, params: Params
     ) -> tuple[State, State, Arrays, Arrays, Arrays, Arrays]:
         """`step` without its observation, which is of the new State: both of those that it returns."""
+        require_action(self, action, params, owner=TagGridworld)
         over_before = self.is_over(state, params)
         state, hit_wall = self.dynamics(state, action, params, ~over_before)
         tagged = is_tagged(state)

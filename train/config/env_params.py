@@ -62,8 +62,10 @@ def complete_env_params(config: TrainConfig) -> TrainConfig:
 
 
 def _plain_as(default: Any, value: Any) -> Any:
-    if is_number_tuple(default):
+    if is_number_tuple(default) and len(default) == len(value):  # a static tuple may have any length
         return tuple(type(number)(item) for number, item in zip(default, value, strict=True))
+    if isinstance(value, tuple):
+        return tuple(_plain_as(None, item) for item in value)
     if isinstance(default, (int, float)):
         return type(default)(value)
     return np.asarray(value).tolist() if isinstance(value, (np.generic, np.ndarray, jax.Array)) else value

@@ -96,7 +96,7 @@ class ActorCritic(nnx.Module):
         # A small policy head: every action is about equally likely at the start (Andrychowicz et al., 2021, 3.2).
         self.policy_head = _linear(size, distribution.num_outputs, config, 0.01, rngs)
         self.value_head = _linear(size, 1, config, 1.0, rngs)
-        self.free = nnx.Param(jnp.zeros(distribution.num_free)) if distribution.num_free else None
+        self.free = nnx.Param(jnp.zeros(distribution.num_free, jnp.float32)) if distribution.num_free else None
 
     def __call__(self, obs: Any, carry: Any = None) -> tuple[jax.Array, jax.Array, Any]:
         """One step: obs, leaves [..., *part] -> (outputs [..., num_outputs + num_free], value [...], carry).
@@ -133,7 +133,7 @@ def empty_carry(config: NetworkConfig, shape: tuple[int, ...]) -> Any:
     """Returns the carry of an ActorCritic at the start of an episode, leaves [*shape, recurrent_size], or None."""
     if not config.recurrent_size:
         return None
-    zeros = jnp.zeros((*shape, config.recurrent_size))
+    zeros = jnp.zeros((*shape, config.recurrent_size), jnp.float32)
     return (zeros, None if config.shared_trunk else zeros)
 
 

@@ -34,7 +34,7 @@ class Categorical:
 
     def sample(self, key: jax.Array, outputs: jax.Array) -> jax.Array:
         """Draws actions: [...] int32, or [..., components]."""
-        return self.choose(jax.random.uniform(key, (*outputs.shape[:-1], len(self.sizes))), outputs)
+        return self.choose(jax.random.uniform(key, (*outputs.shape[:-1], len(self.sizes)), jnp.float32), outputs)
 
     def choose(self, uniform: jax.Array, outputs: jax.Array) -> jax.Array:
         """Returns the actions that numbers in [0, 1) stand for: the first a with sum_{b <= a} p_b > uniform.
@@ -125,7 +125,7 @@ class Gaussian:
     def sample(self, key: jax.Array, outputs: jax.Array) -> jax.Array:
         """Draws actions, [..., *shape] float32."""
         mean, log_std = jnp.split(outputs, 2, axis=-1)
-        return self._shaped(mean + jnp.exp(log_std) * jax.random.normal(key, mean.shape))
+        return self._shaped(mean + jnp.exp(log_std) * jax.random.normal(key, mean.shape, jnp.float32))
 
     def mode(self, outputs: jax.Array) -> jax.Array:
         """Returns the mean."""

@@ -77,4 +77,5 @@ def draws_by_uniform(distribution: Distribution) -> bool:
 
 def draw_uniform(distribution: Categorical, keys: jax.Array, num_envs: int, num_agents: int) -> jax.Array:
     """Returns the numbers in [0, 1) by which `sample_blocks` chooses actions, [N, n, components], from [B] keys."""
-    return draw_blocks(jax.random.uniform, keys, (num_envs, num_agents, len(distribution.sizes)))
+    draw = functools.partial(jax.random.uniform, dtype=jnp.float32)
+    return draw_blocks(draw, keys, (num_envs, num_agents, len(distribution.sizes)))

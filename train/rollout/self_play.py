@@ -125,7 +125,7 @@ def chances(config: PolicyConfig, state: PolicyState, fraction: jax.Array | None
         fraction: () float32, of the earlier selves together; None without any.
         env_steps: () float32, of the run so far.
     """
-    past = [] if fraction is None else [jnp.full(config.past_selves, fraction / config.past_selves)]
+    past = [] if fraction is None else [jnp.full(config.past_selves, fraction / config.past_selves, jnp.float32)]
     shares = [schedule_arrays(share)(env_steps)[None] for share in config.opponents.values()]
     by_name = dict(zip(config.opponents, shares, strict=True))
     pool = pool_of(config)
@@ -164,7 +164,7 @@ def draw_selves(state: PolicyState, fraction: jax.Array, key: jax.Array, num_blo
     def draw(key: jax.Array) -> jax.Array:
         coin_key, place_key = jax.random.split(key)
         earlier = jax.random.bernoulli(coin_key, fraction)
-        return jnp.where(earlier, jax.random.randint(place_key, (), 0, size), PRESENT)
+        return jnp.where(earlier, jax.random.randint(place_key, (), 0, size, jnp.int32), PRESENT)
 
     return selves_of(state, jax.vmap(draw)(block_keys(key, num_blocks)))
 

@@ -70,7 +70,7 @@ class Policy:
         mask, parts = split_mask(obs)[1], sample_shapes(self.assignment.observation_space)
         if mask is not None:
             mask = jax.lax.optimization_barrier(mask)  # XLA works for seconds on one that is 1 everywhere
-            return self.distribution.sample(key, self.distribution.mask(jnp.zeros(mask.shape), mask))
+            return self.distribution.sample(key, self.distribution.mask(jnp.zeros(mask.shape, jnp.float32), mask))
         space = self.assignment.action_space
         leaf, part = jax.tree.leaves(obs)[0], jax.tree.leaves(parts)[0]
         for size in reversed(leaf.shape[: leaf.ndim - part.ndim]):

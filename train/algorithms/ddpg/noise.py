@@ -1,5 +1,7 @@
 """Exploration noise for deterministic policies, in half widths of the action's box."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
@@ -32,8 +34,8 @@ def explore(
         (noise [N, n, A], state).
     """
     if kind == "none":
-        return jnp.zeros(shape), None
-    normal = draw_blocks(jax.random.normal, keys, shape)
+        return jnp.zeros(shape, jnp.float32), None
+    normal = draw_blocks(functools.partial(jax.random.normal, dtype=jnp.float32), keys, shape)
     if kind == "gaussian":
         return hypers.noise_scale * hypers.noise_stddev * normal, None
     state = ornstein_uhlenbeck(state, normal, hypers)
@@ -42,5 +44,5 @@ def explore(
 
 def uniform_actions(keys: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """Draws numbers uniformly in [-1, 1), (N, n, A), each block of replicas with its own of the keys [num_blocks]."""
-    draw = lambda key, shape: jax.random.uniform(key, shape, minval=-1.0)  # noqa: E731
+    draw = lambda key, shape: jax.random.uniform(key, shape, jnp.float32, minval=-1.0)  # noqa: E731
     return draw_blocks(draw, keys, shape)

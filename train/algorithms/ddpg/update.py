@@ -74,7 +74,8 @@ class DDPG(Algorithm):
     def init_carry(self, policy: Policy, num_envs: int) -> Any:
         if not policy.config.trainable or policy.config.ddpg.noise != "ornstein_uhlenbeck":
             return None
-        return jnp.zeros((num_envs, policy.assignment.num_agents, math.prod(policy.assignment.action_space.shape)))
+        num_actions = math.prod(policy.assignment.action_space.shape)
+        return jnp.zeros((num_envs, policy.assignment.num_agents, num_actions), jnp.float32)
 
     def init_memory(self, policy: Policy, run: TrainConfig) -> Memory:
         carry = self.init_carry(policy, run.num_envs)
@@ -190,8 +191,8 @@ def gradient_steps(
 
     def draw(key: jax.Array, size: jax.Array) -> tuple[jax.Array, jax.Array]:
         index_key, noise_key = jax.random.split(key)
-        index = jax.random.randint(index_key, (steps, share), 0, size)
-        return index, jax.random.normal(noise_key, (steps, share, num_actions))
+        index = jax.random.randint(index_key, (steps, share), 0, size, jnp.int32)
+        return index, jax.random.normal(noise_key, (steps, share, num_actions), jnp.float32)
 
     # all at once, before the scan: a draw inside it costs kernels in every step
     keys = block_keys(key, num_blocks)

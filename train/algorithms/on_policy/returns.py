@@ -25,7 +25,7 @@ def final_value(policy: Policy, state: PolicyState, carry: Any, final_obs: Any, 
     def evaluate(current: jax.Array, state: PolicyState, obs: Any, carry: Any, truncated: jax.Array) -> jax.Array:
         return jnp.where(truncated, policy.apply(state, obs, carry)[1], current)
 
-    nothing = jnp.zeros(truncated.shape)
+    nothing = jnp.zeros(truncated.shape, jnp.float32)
     return when_any(truncated, evaluate, nothing, state, final_obs, carry, truncated)
 
 

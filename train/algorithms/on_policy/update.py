@@ -1,6 +1,7 @@
 """The update that A2C and PPO share: advantages, then epochs of minibatches, each one gradient step."""
 
 import abc
+import functools
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -137,7 +138,7 @@ class OnPolicy(Algorithm):
 
     def init_memory(self, policy: Policy, run: TrainConfig) -> Memory:
         shape = (run.num_envs, policy.assignment.num_agents)
-        running = jnp.zeros(shape) if policy.config.normalize_reward else None
+        running = jnp.zeros(shape, jnp.float32) if policy.config.normalize_reward else None
         return Memory(self.init_carry(policy, run.num_envs), running)
 
     def act(
@@ -261,7 +262,8 @@ def choose_replicas(key: jax.Array, positive: jax.Array, usable: jax.Array, rati
     All, where there is no positive one or not so many others. (WarpDrive's neg_pos_env_ratio.) Of all only the usable
     ones, [N] bool, in which there is a live row.
     """
-    score = draw_blocks(jax.random.uniform, block_keys(key, num_blocks), positive.shape)
+    draw = functools.partial(jax.random.uniform, dtype=jnp.float32)
+    score = draw_blocks(draw, block_keys(key, num_blocks), positive.shape)
     positive, usable, score = all_rows((positive, usable, score))  # the choice is one of all replicas
     rank = jnp.argsort(jnp.argsort(jnp.where(positive | ~usable, 2.0, score)))  # of the negative ones: 0, 1, 2 ...
     wanted = jnp.floor(ratio * jnp.sum(positive)).astype(jnp.int32)
