@@ -15,6 +15,7 @@ from bare_done import BareDone
 from flax import struct
 
 import wdjax
+from wdjax.drawing import Scene, Shapes
 from wdjax.train import PolicyConfig, TrainConfig, Trainer, load_run, make_learner
 from wdjax.train.config.env_params import complete_env_params
 from wdjax.train.config.schema import NetworkConfig
@@ -316,6 +317,15 @@ def test_no_drawing(tmp_path):
     states = jax.tree.map(lambda leaf: leaf[None], state)
     with pytest.raises(NotImplementedError, match="CartPole is a game of gymnax, which wdjax does not draw"):
         wdjax.render(env, states, params, output=tmp_path / "a.html")
+
+    with pytest.raises(NotImplementedError, match=r"write a subclass of type\(env\) with a method scene"):
+        wdjax.render(env, state, params)
+
+    class Drawn(type(env)):
+        def scene(self, states, params):
+            return Scene([Shapes(states.inner.x, 0.5)], ["cart"] * len(states.inner.x), (-3, 0, 3, 1))
+
+    assert wdjax.render(Drawn(env.inner, params), state, params).ndim == 3
 
 
 @pytest.mark.slow

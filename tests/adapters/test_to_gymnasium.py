@@ -1,7 +1,10 @@
 """A wdjax environment as a gymnasium.Env: gymnasium's own checks, the same numbers as wdjax's steps, and refusals."""
 
 import functools
+import os
 import re
+import subprocess
+import sys
 import warnings
 
 import jax
@@ -339,3 +342,35 @@ def test_actions_of_a_dict():
     with refused(match=re.escape("action['left'] = 3: must be in Discrete(3)")):
         env.step({"left": 3, "right": [0.0, 0.0]})
     env.step(env.action_space.sample())
+
+
+def test_a_forked_process_is_refused(monkeypatch):
+    to_gymnasium(*wdjax.make("cartpole"))
+    child = os.getpid() + 1
+    monkeypatch.setattr(os, "getpid", lambda: child)
+    with pytest.raises(RuntimeError, match=r"jax does not work in a forked process.*'context': 'spawn'"):
+        to_gymnasium(*wdjax.make("cartpole"))
+
+
+ASYNC = """
+import sys, gymnasium, wdjax
+if __name__ == "__main__":
+    wdjax.adapters.register_gymnasium()
+    kwargs = {"vector_kwargs": {"context": sys.argv[1]}}
+    envs = gymnasium.make_vec("wdjax/cartpole", num_envs=2, vectorization_mode="async", **kwargs)
+    print(envs.reset(seed=0)[0].shape)
+    envs.close()
+"""
+
+
+@pytest.mark.slow
+def test_async_vectorization_spawns_and_does_not_hang_after_a_fork(tmp_path):
+    script = tmp_path / "run.py"
+    script.write_text(ASYNC)
+    fork, spawn = (
+        subprocess.run([sys.executable, script, context], capture_output=True, text=True, timeout=240)
+        for context in ("fork", "spawn")
+    )
+    assert fork.returncode != 0
+    assert "jax does not work in a forked process" in fork.stderr
+    assert spawn.stdout.splitlines()[-1] == "(2, 4)", spawn.stderr

@@ -40,7 +40,10 @@ class ForeignEnv(Env):
 
     def scene(self, states: Any, params: Any) -> Any:
         game = type(self.inner).__name__
-        raise NotImplementedError(f"{game} is a game of {self.library}, which wdjax does not draw")
+        raise NotImplementedError(
+            f"{game} is a game of {self.library}, which wdjax does not draw. To draw it, write a subclass of type(env) "
+            "with a method scene(states, params), where states.inner are the game's own; eval and training need none"
+        )
 
 
 def first_state(inner: Any, obs: Any, terminated: Any) -> State:

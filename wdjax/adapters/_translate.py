@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,6 +21,19 @@ from wdjax.vector import VectorEnv
 MASK = "action_mask"
 IN_INFOS = (MASK, "episode", "final_info", "final_obs")  # written by the adapters or by gymnasium's wrappers
 METADATA = {"render_modes": ["rgb_array"], "render_fps": 30}
+
+_PLAYED_IN: set[int] = set()  # ids of the processes that have made an adapter: a forked one finds its parent's
+
+
+def require_not_forked() -> None:
+    """Raise RuntimeError in a process forked from one that has made an adapter: a fork does not copy jax's threads, and
+    the first step would hang."""
+    if _PLAYED_IN - {os.getpid()}:
+        raise RuntimeError(
+            "jax does not work in a forked process. Use gymnasium.make_vec without vectorization_mode='async', one "
+            "program for all replicas, or start the processes with vector_kwargs={'context': 'spawn'}."
+        )
+    _PLAYED_IN.add(os.getpid())
 
 
 def metadata_of(env: Env) -> dict[str, Any]:
@@ -61,6 +75,7 @@ class Played:
     """
 
     def _set_up(self, env: Env, params: Any, render_mode: str | None, replicas: VectorEnv | None = None) -> None:
+        require_not_forked()
         if render_mode is not None:
             require_known("render_mode", render_mode, METADATA["render_modes"])
         self.wdjax_env, self._played = env, replicas or env
