@@ -100,6 +100,7 @@ def test_what_lies_in_a_folder(tmp_path):
 def test_ten_random_sequences_of_commands_break_no_rule(tmp_path):
     paths = {"PYTHONPATH": HERE.parents[1], "JAX_COMPILATION_CACHE_DIR": tmp_path / "cache", "XLA_FLAGS": ""}
     command = [sys.executable, str(HERE), "--seeds", "0:10", "--json", str(tmp_path / "found.jsonl"), "--workers", "2"]
+    command += ["--limit", "120"]  # seconds of CPU time: everything is compiled here
     environment = os.environ | {name: str(path) for name, path in paths.items()}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
