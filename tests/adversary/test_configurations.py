@@ -1,5 +1,5 @@
 """Configurations drawn from the schema: YAML, flags and Python mean the same, or are refused alike; what is accepted
-is read back unchanged.
+trains, saves, resumes and is read back unchanged.
 
 Values lie inside of what a field allows, at its edges and just outside. `--hypothesis-profile=explore` draws more.
 """
@@ -15,13 +15,14 @@ from pathlib import Path
 
 import hypothesis
 import hypothesis.strategies as st
+import jax
 import pytest
 import yaml
 from hypothesis import given
 
 from wdjax.experiments.cli import main
 from wdjax.experiments.commands.train import of_preset, with_flags
-from wdjax.train import load_config
+from wdjax.train import Trainer, load_config
 from wdjax.train.config.env_params import complete_env_params
 from wdjax.train.config.facts import is_scheduled, leaves
 from wdjax.train.config.schema import PolicyConfig, TrainConfig
@@ -159,6 +160,54 @@ def test_config_yaml_is_read_back_as_it_was(tmp_path_factory, drawn):
     (folder / "config.yaml").write_text(yaml.safe_dump(plain_config(config), sort_keys=False))
     assert same(plain_config(load_run_config(folder)), plain_config(config))
     assert [name for name, _, _ in leaves(load_run_config(folder))] == [name for name, _, _ in leaves(config)]
+
+
+def is_small(config):
+    """Return whether one update of a configuration takes milliseconds."""
+    sizes = [config.num_envs * config.rollout_length, config.eval_episodes, config.rollout_unroll]
+    for policy in config.policies.values():
+        sizes += [*policy.network.hidden_sizes, policy.network.recurrent_size, policy.epochs, policy.past_selves]
+        sizes += [policy.ddpg.updates_per_rollout, policy.ddpg.n_step, policy.ddpg.batch_size]
+        if policy.algorithm == "DDPG":
+            sizes.append(policy.ddpg.buffer_size / 1000)
+    return max(sizes) <= 256 and config.devices in (0, 1, 2) and (isinstance(config.reset, str) or config.reset <= 100)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("quick_compile")
+@hypothesis.settings(
+    max_examples=hypothesis.settings.default.max_examples // 10,
+    phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate],  # to shrink would take minutes
+)
+@given(configurations(most=6))
+def test_a_configuration_that_is_taken_trains_resumes_and_is_read_back(tmp_path_factory, drawn):
+    preset, changes = drawn
+    try:
+        config = load_config(PRESETS / f"{preset}.yaml", **changes)
+    except (ValueError, TypeError):
+        hypothesis.assume(False)
+    hypothesis.assume(is_small(config))
+    folder, lengths = tmp_path_factory.mktemp("run"), [config.env_steps_per_update, 2 * config.env_steps_per_update]
+    ended = []
+    for resume, steps in enumerate(lengths):
+        own = dataclasses.replace(config, total_env_steps=steps)
+        try:
+            trainer = Trainer(own, folder, resume=bool(resume), quiet=True, pictures=False)
+            trainer.train()
+        except (ValueError, TypeError) as error:  # of what only the learner knows: before anything is written
+            require_sentence(error)
+            assert not list(folder.iterdir())
+            return
+        except ArithmeticError as error:  # bad numbers, in a sentence
+            ended.append(error)
+            require_sentence(error)
+            break
+        read = plain_config(complete_env_params(load_run_config(folder)))
+        assert same(read | {"updates_per_chunk": 0}, plain_config(complete_env_params(own)) | {"updates_per_chunk": 0})
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [row["updates"] for row in rows] == [1, 2][: len(rows)]
+    assert ended or trainer.ended_by or len(rows) == 2
+    jax.clear_caches()
 
 
 def test_a_configuration_is_refused_alike_by_a_dry_run(tmp_path, monkeypatch, capsys):
