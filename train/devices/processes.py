@@ -130,6 +130,14 @@ def any_process(flag: bool) -> bool:
         return bool(np.any(multihost_utils.process_allgather(np.array(flag))))
 
 
+def of_processes(rows: np.ndarray) -> np.ndarray:
+    """Return, in every process, the rows [N, ...] of all processes, each of which has equally many."""
+    if jax.process_count() == 1:
+        return rows
+    with ending_with_others():
+        return np.concatenate(multihost_utils.process_allgather(rows))
+
+
 def as_first(flag: bool) -> bool:
     """Returns, in every process, what process 0 says: floats may differ in their last bits, what is done must not."""
     return any_process(flag and is_first())

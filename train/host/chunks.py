@@ -71,9 +71,10 @@ def play(program: Program, state: TrainState, size: int) -> Played:
     require(size >= 1, "updates of a chunk", size, "at least 1")
     start = time.perf_counter()
     state, packed = program(state, np.int32(size))
-    require_equal_devices(state, packed)
     metrics = jax.tree.map(lambda values: values[..., :size], unpack(jax.device_get(packed)))
-    return Played(state, metrics, size, time.perf_counter() - start)
+    seconds = time.perf_counter() - start
+    require_equal_devices(state, packed)  # after the wait: processes must not mix the collectives of two programs
+    return Played(state, metrics, size, seconds)
 
 
 def require_equal_devices(state: TrainState, metrics: Packed) -> None:

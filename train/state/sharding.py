@@ -18,6 +18,7 @@ from wdjax.checks import require
 from wdjax.train.config.schema import TrainConfig
 from wdjax.train.devices.collectives import AXIS
 from wdjax.train.devices.packing import Packed, unpack
+from wdjax.train.devices.processes import of_processes
 from wdjax.train.state.policy import Setup
 from wdjax.train.state.state import TrainState
 from wdjax.vector import VectorState
@@ -130,7 +131,8 @@ def differing_leaves(state: TrainState, metrics: Packed) -> list[str]:
     if len(sharding.device_set) == 1 or not sharding.is_fully_replicated:
         return []
     whole = {"policies": state.policies, "hypers": state.hypers, "env_params": state.env_params, "key": state.key}
-    names, sums = [], np.asarray(_checksums(sharding.mesh, whole, metrics))
+    shards = _checksums(sharding.mesh, whole, metrics).addressable_shards
+    names, sums = [], of_processes(np.concatenate([np.asarray(shard.data) for shard in shards]))
     paths = jax.tree.leaves_with_path((whole, jax.eval_shape(unpack, metrics)))
     for (path, _), differs in zip(paths, (sums != sums[0]).any(axis=0), strict=True):
         if differs:
@@ -150,8 +152,8 @@ def _checksums(mesh: Mesh, whole: Any, metrics: Packed) -> jax.Array:
         return jnp.sum(words * (2 * jnp.arange(words.size, dtype=jnp.uint32) + 1), dtype=jnp.uint32)
 
     def of_device(whole: Any, metrics: Packed) -> jax.Array:
-        sums = jnp.stack([checksum(leaf) for leaf in jax.tree.leaves((whole, unpack(metrics)))])
-        return jax.lax.all_gather(sums, mesh.axis_names[0])
+        return jnp.stack([checksum(leaf) for leaf in jax.tree.leaves((whole, unpack(metrics)))])[None]
 
-    place = PartitionSpec()
-    return jax.shard_map(of_device, mesh=mesh, in_specs=place, out_specs=place, check_vma=False)(whole, metrics)
+    share = PartitionSpec(mesh.axis_names[0])
+    program = jax.shard_map(of_device, mesh=mesh, in_specs=PartitionSpec(), out_specs=share, check_vma=False)
+    return program(whole, metrics)
