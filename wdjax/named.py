@@ -23,6 +23,17 @@ def find_modules_here() -> None:
     """
     with contextlib.suppress(FileNotFoundError):  # a deleted folder
         _FOLDERS[:] = [os.getcwd()]
+        _ignore_matplotlibrc(*_FOLDERS)
+
+
+def _ignore_matplotlibrc(folder: str) -> None:
+    """Import matplotlib from elsewhere if it would read its settings, which may name a LaTeX preamble, in `folder`."""
+    if Path(folder, "matplotlibrc").exists() and "matplotlib" not in sys.modules:
+        os.chdir(os.sep)
+        try:
+            importlib.import_module("matplotlib")
+        finally:
+            os.chdir(folder)
 
 
 def import_named(field: str, name: str) -> Any:

@@ -69,6 +69,15 @@ def test_no_file_of_the_current_folder_runs(strange):
     assert ran == ""
 
 
+def test_commands_ignore_a_matplotlibrc_of_the_current_folder(tmp_path):
+    (tmp_path / "matplotlibrc").write_text("text.usetex: True\n")
+    find = "from wdjax import named; named.find_modules_here(); import matplotlib"
+    code = f"{find}; print(matplotlib.rcParams['text.usetex'])"
+    line = [sys.executable, "-c", code]
+    ended = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+    assert ended.stdout == "False\n", ended.stderr[-2000:]
+
+
 def test_no_file_of_the_current_folder_runs_by_python_m(strange):
     line = [sys.executable, "-m", "wdjax.experiments.cli", "list"]
     ended = subprocess.run(line, cwd=strange, capture_output=True, text=True, timeout=100, check=False)
