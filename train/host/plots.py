@@ -50,7 +50,7 @@ def write_figure(figure: "Figure", file: str | Path | IO[Any], **options: Any) -
             text.set_parse_math(False)
             text.set_usetex(False)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
+        warnings.simplefilter("ignore", UserWarning)  # a font lacks a letter, or long names leave no room for axes
         if isinstance(file, str | Path):
             with new_file(file) as stream:
                 figure.savefig(stream, format="png", **options)
@@ -238,4 +238,4 @@ def draw_evaluations(axes: "Axes", rows: Sequence[Row], policies: Sequence[str])
             color, label = colors.get(as_label(name)), as_label(f"{name}, evaluated")
             axes.plot(*zip(*points, strict=True), "o--", label=label, color=color, alpha=0.7)
     if axes.lines:
-        axes.legend()
+        axes.legend(axes.lines, [_tail(line.get_label()) for line in axes.lines])
