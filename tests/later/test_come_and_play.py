@@ -1,12 +1,11 @@
-"""Faults that the issue "Come and play" fixes: 37, 38, the display of 16 and 18. Each fails until then."""
+"""Faults that the issue "Come and play" fixes: 37, 38, the display of 18. Each fails until then."""
 
 import re
 
-import numpy as np
 import pytest
 
 from wdjax.experiments import cli
-from wdjax.experiments.report.curves import draw_panels, pooled
+from wdjax.experiments.report.curves import draw_panels
 from wdjax.train import list_presets, load_config
 from wdjax.train.host.plots import draw_run, quantities
 from wdjax.train.host.progress import words_of_run
@@ -71,14 +70,6 @@ def test_equal_curves_can_be_told_apart():
     lines = draw_run(rows, most=1).axes[0].lines
     styles = {(line.get_linestyle(), line.get_linewidth(), line.get_marker()) for line in lines}
     assert len(styles) == 2
-
-
-@later(16, "a curve continues over fewer seeds under the label of all")
-def test_a_pooled_curve_ends_with_its_shortest_seed_or_names_the_seeds_of_each_point():
-    runs = [rows_of({"agent": value}, range(100, last, 100)) for value, last in ((1.0, 600), (3.0, 1100))]
-    curve = pooled(runs, "agent/episode_return")
-    known = curve.steps[~np.isnan(curve.middle)]
-    assert known.max() <= 500 or np.ndim(curve.seeds) == 1
 
 
 @later(18, "returns are sums over agents, without a word of it")
