@@ -11,6 +11,7 @@ import itertools
 import os
 import re
 import shlex
+import shutil
 from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -116,10 +117,17 @@ def call(command: str, *rest: str) -> None:
         modules = getattr(error, "modules", ()) or getattr(error.__cause__, "modules", ())  # an UntrustedModuleError's
         trusting = [word for module in modules for word in ("--trust", module)]
         if trusting:
-            notes += f". The whole command: {one_line(shlex.join(['wdjax', command, *rest, *trusting]))}"
+            notes += f". The whole command: {one_line(shlex.join([program(), command, *rest, *trusting]))}"
         sentence = f"wdjax: {one_line(error)}{notes}"
         Console(stderr=True).print(sentence, style="red", highlight=False, soft_wrap=True)
         raise SystemExit(1 if isinstance(error, FAILURES) else 2) from error
+
+
+def program() -> str:
+    """Return what starts this program in the user's shell: wdjax, or the path used where PATH has another or none."""
+    started, found = Path(sys.argv[0]), shutil.which("wdjax")
+    same = found is not None and started.is_file() and started.samefile(found)
+    return "wdjax" if same or started.name != "wdjax" else sys.argv[0]
 
 
 def require_current_folder() -> None:

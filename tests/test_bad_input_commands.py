@@ -150,7 +150,7 @@ COMMANDS = [
     ([*SWEEP, "--workdir", "run"], "run holds a run of wdjax train: name another --workdir"),
     ([*SWEEP, "--workdir", "a file"], "workdir = a file: must be a folder that can be written (File exists)"),
     ([*SWEEP, "--members-at-once", "-1"], "members_at_once = -1: must be at least 0"),
-    ([*SWEEP, "--devices", "99"], "devices = 99: must be at most 8, as many as jax sees"),
+    ([*SWEEP, "--devices", "99"], "devices = 99: must be at most 8: jax finds 8 devices (cpu). Lower devices"),
     ([*SWEEP, "--pbt", "4", "--search", "4"], "--pbt = 4: must be 0 (left out) with --search"),
     ([*SWEEP, "--pbt", "-1"], "--pbt = -1: must be at least 0"),
     ([*SWEEP, "--pbt", "4"], "--set = (): must be given with --pbt: --set FIELD=VALUE,VALUE of a field at least"),

@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,14 +14,14 @@ import tyro
 from wdjax.checks import require
 from wdjax.console import Console, show
 from wdjax.experiments.auto_scale import auto_scale, trial_table, what_changes
-from wdjax.experiments.cli import IN_A_MINUTE, cost_of, import_trainer
+from wdjax.experiments.cli import IN_A_MINUTE, cost_of, import_trainer, program
 from wdjax.experiments.commands.arguments import Callbacks, Modules, flags_of, parse, require_preset
 from wdjax.experiments.commands.dry_run import dry_run
 from wdjax.experiments.commands.help import help_text, help_topic, screen_of_no_preset
 from wdjax.train import PolicyConfig, TrainConfig, load_config, make_learner
 from wdjax.train.config.env_params import complete_env_params
-from wdjax.train.config.trust import with_own
-from wdjax.train.devices.processes import STOPPED, connect
+from wdjax.train.config.trust import untrusted_code, with_own
+from wdjax.train.devices.processes import STOPPED, connect, is_first
 from wdjax.train.devices.startup import no_garbage_collection
 from wdjax.train.host.determinism import make_deterministic
 from wdjax.train.learner.validate import validate
@@ -91,6 +92,22 @@ def train(arguments: list[str]) -> None:
     trainer.train()
     if trainer.stopped:
         raise SystemExit(STOPPED)
+    if is_first():
+        show(f"Next: {next_commands(trainer.config, parsed.workdir, parsed.pictures)}")
+
+
+def next_commands(config: TrainConfig, workdir: Path, pictures: bool) -> str:
+    """Return the shell commands that evaluate, render and report a run, with --trust for its custom modules.
+
+    Args:
+        pictures: whether the run has drawn its pictures. Without episode.gif among them, nothing can be rendered.
+    """
+    run = f"./{workdir}" if str(workdir).startswith("-") else str(workdir)
+    modules = dict.fromkeys(module for module, _, _ in untrusted_code(config))
+    trusting = [word for module in modules for word in ("--trust", module)]
+    drawn = not pictures or (workdir / "episode.gif").exists()
+    commands = ["eval", *["render"] * drawn, "report"]
+    return " && ".join(shlex.join([program(), command, run, *trusting]) for command in commands)
 
 
 def of_preset(preset: str, changes: Sequence[str]) -> tuple[TrainConfig, TrainArguments]:

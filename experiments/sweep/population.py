@@ -24,7 +24,7 @@ from wdjax.train.learner.validate import validate
 from wdjax.train.learner.warm_start import load_policies
 from wdjax.train.state.policy import Setup
 from wdjax.train.state.registry import make_hypers
-from wdjax.train.state.sharding import make_mesh
+from wdjax.train.state.sharding import make_mesh, require_devices
 from wdjax.train.state.state import TrainState
 
 AXIS = "wdjax_members"
@@ -37,7 +37,8 @@ def choose_num_devices(devices: int) -> int:
         ValueError: for more than there are.
     """
     there = jax.local_device_count()  # of several processes each has a sweep of its own
-    require(0 <= devices <= there, "devices", devices, f"at most {there}, as many as jax sees (0: all)")
+    require(devices >= 0, "devices", devices, "at least 0 (0: all)")
+    require_devices(devices, there)
     return devices or (1 if jax.default_backend() == "cpu" else there)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,8 @@ from refusals import refusal
 
 from wdjax import named
 from wdjax.envs import LIBRARIES
-from wdjax.experiments.cli import USAGE
+from wdjax.experiments.cli import USAGE, main
+from wdjax.experiments.commands.train import next_commands
 from wdjax.named import import_named, lies_here
 from wdjax.train import load_config, load_run
 from wdjax.train.storage.folder import plain_config
@@ -117,6 +119,29 @@ def test_a_module_that_the_user_names_is_found_in_the_current_folder(strange):
     )  # fmt: skip
     assert "called back" in out
     assert ran == ""
+
+
+def test_train_prints_next_commands_that_run_as_printed(tmp_path, monkeypatch, capsys, quick_compile):
+    (tmp_path / "next_env.py").write_text("from wdjax.envs import CartPole\n\nclass Env(CartPole):\n    pass\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(named, "_FOLDERS", [str(tmp_path)])
+    monkeypatch.setattr(sys, "argv", ["wdjax"])
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "unused")  # leaves the settings of the tests alone
+    main(["train", "cartpole_ppo", "--env", "next_env:Env", "--workdir", "my runs/a", *SIZE, "--no-pictures"])
+    printed = capsys.readouterr().out.splitlines()[-1].removeprefix("Next: ")
+    commands = [shlex.split(command) for command in printed.split(" && ")]
+    assert commands == [["wdjax", name, "my runs/a", "--trust", "next_env"] for name in ("eval", "render", "report")]
+    main(commands[0][1:])
+    assert "my runs/a: 256 episodes each" in capsys.readouterr().out
+    sys.modules.pop("next_env")
+
+
+def test_next_commands_of_a_run_without_custom_code_or_drawing(tmp_path, monkeypatch):
+    started = tmp_path / "wdjax"
+    started.write_text("")
+    monkeypatch.setattr(sys, "argv", [str(started)])  # not the one on PATH
+    config = load_config("cartpole_ppo")
+    assert next_commands(config, Path("-a"), pictures=True) == f"{started} eval ./-a && {started} report ./-a"
 
 
 @pytest.mark.parametrize("library", LIBRARIES)

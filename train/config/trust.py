@@ -69,16 +69,21 @@ def require_trusted(what: str, values: Any, trust: Collection[str]) -> None:
         what: has the configuration, in words: "runs/a".
         values: the configuration, raw.
     """
-    trusted = ("wdjax", *_checked(trust))
-    named = [(text.partition(":")[0], field, text) for field, text in code_named(values)]
-    others = [named for named in named if not (_is_inside(named[0], trusted) or _is_installed(named[0]))]
-    if others:
+    if others := untrusted_code(values, trust):
         module, field, text = others[0]
         message = (
             f"{what} asks for code of the module {module!r} ({field} = {text!r}), which would run here: where you "
             f'trust it, say so with --trust {module} (in Python: trust=("{module}",))'
         )
         raise UntrustedModuleError(message, tuple(dict.fromkeys(module for module, _, _ in others)))
+
+
+def untrusted_code(values: Any, trust: Collection[str] = ()) -> list[tuple[str, str, str]]:
+    """Return (module, dotted field, "package.module:Name") of all code in a configuration that `require_trusted`
+    refuses."""
+    trusted = ("wdjax", *_checked(trust))
+    named = [(text.partition(":")[0], field, text) for field, text in code_named(values)]
+    return [code for code in named if not (_is_inside(code[0], trusted) or _is_installed(code[0]))]
 
 
 def _is_installed(module: str) -> bool:

@@ -40,7 +40,7 @@ def choose_devices(config: TrainConfig) -> int:
     """
     there, processes = jax.device_count(), jax.process_count()
     if config.devices:
-        require(config.devices <= there, "devices", config.devices, f"at most {there}: jax sees no more")
+        require_devices(config.devices, there, processes)
         shared = config.devices == 1 or config.devices % processes == 0
         require(shared, "devices", config.devices, f"a multiple of the {processes} processes")
         return config.devices
@@ -48,6 +48,14 @@ def choose_devices(config: TrainConfig) -> int:
     numbers = [number for number in range(processes, most + 1, processes) if config.blocks % number == 0]
     require(numbers, "num_blocks", config.blocks, f"a multiple of the {processes} processes: each has its share")
     return max(numbers)
+
+
+def require_devices(devices: int, there: int, processes: int = 1) -> None:
+    """Raise ValueError, with the remedy, for more devices than the `there` ones that `processes` have together."""
+    found = f"jax finds {there} device{'s' * (there != 1)} ({jax.devices()[0].device_kind})"
+    virtual = f", or set XLA_FLAGS=--xla_force_host_platform_device_count={-(-devices // processes)}"
+    remedy = f"Lower devices{virtual if jax.default_backend() == 'cpu' else ''}"
+    require(devices <= there, "devices", devices, f"at most {there}: {found}. {remedy}")
 
 
 def require_all_processes(num_devices: int) -> None:

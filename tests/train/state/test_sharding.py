@@ -36,7 +36,7 @@ from wdjax.train.state import sharding as devices_module
 from wdjax.train.state.metric import values_of
 from wdjax.train.state.normalization import new_statistics, update_statistics
 from wdjax.train.state.rows import Rollout
-from wdjax.train.state.sharding import choose_devices, lay_out, make_mesh, require_all_processes
+from wdjax.train.state.sharding import choose_devices, lay_out, make_mesh, require_all_processes, require_devices
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -301,8 +301,15 @@ def test_refuses_what_does_not_fit():
     with pytest.raises(ValueError, match=r"devices = -1: must be a divisor"):
         validate(dataclasses.replace(QUICK, devices=-1))
     many = dataclasses.replace(QUICK, num_envs=16, num_blocks=16, devices=16)
-    with pytest.raises(ValueError, match=r"devices = 16: must be at most 8: jax sees no more"):
+    found = r"devices = 16: must be at most 8: jax finds 8 devices \(cpu\)\. Lower devices"
+    with pytest.raises(ValueError, match=rf"{found}, or set XLA_FLAGS=--xla_force_host_platform_device_count=16$"):
         make_learner(many)
+
+
+def test_devices_that_a_gpu_host_lacks_are_refused_without_a_cpu_remedy(monkeypatch):
+    monkeypatch.setattr(devices_module.jax, "default_backend", lambda: "gpu")
+    with pytest.raises(ValueError, match=r"must be at most 1: jax finds 1 device \(cpu\)\. Lower devices$"):
+        require_devices(2, 1)
 
 
 # --- around it ---
