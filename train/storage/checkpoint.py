@@ -322,14 +322,16 @@ def write_sizes(manager: ocp.CheckpointManager, last: bool = False) -> None:
     """Write the sizes of a checkpoint's files into it, so that a truncated one is found before it is read.
 
     The first and the `last` checkpoint of a manager are read back before: the host data and the metadata of the arrays,
-    in 15 ms for 57 arrays. Not each: orbax does not free all memory that it reads metadata with.
+    in 15 ms for 57 arrays. Not each: orbax does not free all memory that it reads metadata with. Nor of several
+    processes: to orbax, a read is a barrier of all of them.
     """
     if jax.process_index() != 0:
         return
+    alone = jax.process_count() == 1
     for step in manager.all_steps():
         folder = Path(manager.directory) / str(step)
         if folder.is_dir() and not (folder / SIZES).exists():
-            if step == manager.latest_step() and (last or manager not in _READ_BACK):
+            if alone and step == manager.latest_step() and (last or manager not in _READ_BACK):
                 _READ_BACK.add(manager)
                 read_host(manager, step)
                 read_tree(folder, _name(manager, step))
