@@ -1,3 +1,3 @@
 """The version of wdjax, in this place alone."""
 
-__version__ = "0.2.0"
+__version__ = "0.2.1"
