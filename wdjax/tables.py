@@ -4,7 +4,7 @@ import html
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-_CELL = "text-align: left; vertical-align: top; padding: 2px 12px 2px 0"
+CELL = "text-align: left; vertical-align: top; padding: 2px 12px 2px 0"
 
 
 def html_table(rows: Iterable[Sequence[Any]], header: Sequence[Any] = (), caption: str = "") -> str:
@@ -16,7 +16,7 @@ def html_table(rows: Iterable[Sequence[Any]], header: Sequence[Any] = (), captio
 
 
 def _line(tag: str, cells: Sequence[Any]) -> str:
-    inside = (f'<{tag} style="{_CELL}">{html.escape(brief(value))}</{tag}>' for value in cells)
+    inside = (f'<{tag} style="{CELL}">{html.escape(brief(value))}</{tag}>' for value in cells)
     return f"<tr>{''.join(inside)}</tr>"
 
 

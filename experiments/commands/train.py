@@ -15,7 +15,7 @@ from wdjax.checks import require
 from wdjax.console import Console, show
 from wdjax.experiments.auto_scale import auto_scale, trial_table, what_changes
 from wdjax.experiments.cli import IN_A_MINUTE, cost_of, import_trainer, program
-from wdjax.experiments.commands.arguments import Callbacks, Modules, flags_of, parse, require_preset
+from wdjax.experiments.commands.arguments import PATHS, Callbacks, Modules, flags_of, parse, require_preset
 from wdjax.experiments.commands.dry_run import dry_run
 from wdjax.experiments.commands.help import help_text, help_topic, screen_of_no_preset
 from wdjax.train import PolicyConfig, TrainConfig, load_config, make_learner
@@ -26,6 +26,7 @@ from wdjax.train.devices.startup import no_garbage_collection
 from wdjax.train.host.determinism import make_deterministic
 from wdjax.train.learner.validate import validate
 from wdjax.train.load import preset_path
+from wdjax.train.rollout.self_play import REFERENCE
 from wdjax.train.state.registry import read_config, with_options
 from wdjax.train.storage.folder import CONFIG, load_run_config
 
@@ -102,7 +103,7 @@ def next_commands(config: TrainConfig, workdir: Path, pictures: bool) -> str:
     Args:
         pictures: whether the run has drawn its pictures. Without episode.gif among them, nothing can be rendered.
     """
-    run = f"./{workdir}" if str(workdir).startswith("-") else str(workdir)
+    run = f"./{workdir}" if str(workdir).startswith(("-", REFERENCE)) else str(workdir)
     modules = dict.fromkeys(module for module, _, _ in untrusted_code(config))
     trusting = [word for module in modules for word in ("--trust", module)]
     drawn = not pictures or (workdir / "episode.gif").exists()
@@ -145,8 +146,10 @@ def with_told_env_params(config: TrainConfig, raw: TrainConfig, changes: Sequenc
 
 
 def named_modules(changes: Sequence[str]) -> list[str]:
-    """Returns the modules that flags name: after --trust, and in code, "package.module:Name"."""
-    return [value.partition(":")[0] for flag, value in flags_of(changes) if flag == "--trust" or ":" in value]
+    """Return the modules that flags name: after --trust, and in code, "package.module:Name"."""
+    places = (*PATHS, "--coordinator")  # a folder "os:a" names no module
+    code = lambda flag, value: ":" in value and flag not in places  # noqa: E731
+    return [value.partition(":")[0] for flag, value in flags_of(changes) if flag == "--trust" or code(flag, value)]
 
 
 def with_algorithms(config: TrainConfig, changes: Sequence[str]) -> TrainConfig:

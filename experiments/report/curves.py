@@ -10,7 +10,7 @@ from wdjax.drawing.scene import COLORS
 from wdjax.experiments.over_seeds import interval_of_mean
 from wdjax.train.host.loop import Row
 from wdjax.train.host.plots import COLORS as OF_POLICIES
-from wdjax.train.host.plots import as_label, as_svg, count_env_steps, name_panel, policies_of, quantities
+from wdjax.train.host.plots import as_label, as_svg, count_env_steps, name_panel, policies_of, quantities, tail
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -81,7 +81,8 @@ def draw_panels(groups: Mapping[str, Sequence[Sequence[Row]]]) -> list[str]:
                 if field in evaluated:
                     words = f"{chosen[-1][0]}, evaluated".removeprefix(", ")
                     chosen.append((words, pooled(groups[group], f"eval/{field}"), "o--"))
-            who = f", {panel[0][1]}" if len(groups) > 1 and panel[0][1] not in label else ""
+            unnamed = len(curves) > 1 or panel[0][1] not in label  # a policy may be called "e"
+            who = f", {panel[0][1]}" if len(groups) > 1 and unnamed else ""
             drawn.append(_draw(label.replace(" [", f"{who} [") if "[" in label else label + who, chosen))
     return [svg for svg in drawn if svg]
 
@@ -116,7 +117,7 @@ def _draw_curve(axes: "Axes", name: str, curve: Curve, color: str, style: str) -
     style = "o" if known.sum() == 1 else style
     faint = 1.0 if style == "-" else 0.7
     axes.plot(
-        curve.steps[known], curve.middle[known], style, label=as_label(f"{name}{seeds}".strip()), color=color,
+        curve.steps[known], curve.middle[known], style, label=as_label(f"{tail(name)}{seeds}".strip()), color=color,
         alpha=faint, markersize=4,
     )  # fmt: skip
     axes.fill_between(curve.steps, curve.low, curve.high, color=color, alpha=0.2, linewidth=0)

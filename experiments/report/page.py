@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from rich.table import Table
 
 from wdjax.drawing.scene import COLORS
-from wdjax.tables import html_table
+from wdjax.tables import CELL, html_table
 
 _LIGHT, _DARK = (" ".join(f"--{name}: {tones[i]};" for name, tones in COLORS.items()) for i in range(2))
 STYLE = f"""
@@ -28,7 +28,7 @@ summary {{ cursor: pointer; color: var(--blue) }}
 .matrices {{ display: flex; flex-wrap: wrap; gap: 0 32px }} .matrices td + td {{ padding: 2px 8px !important }}
 iframe {{ color-scheme: normal }}
 """
-NUMBER = r'">(-?[\d.]+) ±'  # in a cell
+NUMBER = rf'(?<=</td><td style="{CELL})">(-?\d+\.\d+) ±'  # in a cell after the first, which names a player
 
 
 @dataclasses.dataclass(frozen=True)

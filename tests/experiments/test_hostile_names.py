@@ -1,17 +1,44 @@
-"""Names that users choose are never patterns, markup, URLs or code: all commands, in one process."""
+"""Names that users choose are never patterns, markup, URLs or code: all commands, in one process.
 
+Pairs of 40 names and the places that they are used in:
+
+=====================  ===========================================================================================
+folders, statistics    all 40, in train, resume, eval and loggers; report, render, export, diff, render: the first 20
+groups, roles          all 40, in a sweep of two seeds: its table, report and eval of its best run
+scripts, players       all 40, in cross-play and its tables and files
+policies               2 in train; 2 in the sweep; all 40 in curves.png, opponents.png, the curves and tables of report
+presets                2 in train, 1 in sweep
+sweeps                 folder, best run and members: 1, in sweep, resume, report, eval
+searches               study, journal and folder: 2
+tensorboard            all 40 as folder and as tag
+SVG, HTML, players     all 40
+=====================  ===========================================================================================
+"""
+
+import html
 import json
 import os
+import xml.etree.ElementTree
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax.numpy as jnp
 import pytest
 import yaml
+from ledger import Ledger
+from rich.table import Column, Table
+from rich.text import Text
 
 from wdjax import envs
 from wdjax.envs.classic_control import CartPole
 from wdjax.experiments.cli import main
+from wdjax.experiments.commands.train import named_modules
+from wdjax.experiments.report.curves import draw_panels
+from wdjax.experiments.report.page import of_terminal
+from wdjax.experiments.sweep import read_table
 from wdjax.train import read_metrics
+from wdjax.train.host.callbacks import make_callbacks
+from wdjax.train.host.plots import save_curves, save_opponents
 
 NAMES = (
     "a[0]b", "[red]x[-red]", "[", "]", "*", "?", "z*?", "**", "$x$", "$", "$x^{$", "$(id)",
@@ -42,6 +69,7 @@ def preset(policy):
 
 @pytest.mark.slow
 def test_commands_take_hostile_names_as_they_are(tmp_path, monkeypatch, quick_compile, capsys):
+    pytest.importorskip("tensorboardX")
     assert len(set(NAMES)) == 40
     monkeypatch.chdir(tmp_path)
     for i, policy in enumerate(POLICIES):
@@ -49,14 +77,13 @@ def test_commands_take_hostile_names_as_they_are(tmp_path, monkeypatch, quick_co
         monkeypatch.setitem(envs._REGISTRY, "noted", noted(names))
         run = os.path.join(".", *names)
         file = f"./{NAMES[(7 * i + 3) % 40]}.yaml"
-        with open(file, "w", encoding="utf8") as stream:
-            yaml.safe_dump(preset(policy), stream, allow_unicode=True)
-        main(["train", file, f"--workdir={run}", "--callbacks", "csv"])
+        write_preset(file, preset(policy))
+        main(["train", file, f"--workdir={run}", "--callbacks", "csv", "tensorboard"])
         main(["train", file, f"--workdir={run}", "--callbacks", "csv", "--resume", "--total-env-steps=24"])
         rows = read_metrics(run)
         assert [row["updates"] for row in rows] == [1, 2, 3]
         assert all(f"{policy}/episode_return" in row for row in rows)
-        assert {"config.yaml", "metrics.csv", "curves.png", "checkpoints"} <= set(os.listdir(run))
+        assert {"config.yaml", "metrics.csv", "curves.png", "checkpoints", "tensorboard"} <= set(os.listdir(run))
         main(["eval", run, "--episodes", "2", "--output", f"{run}/eval.json"])
         assert json.loads(Path(run, "eval.json").read_text(encoding="utf8"))
         if i == 0:
@@ -64,4 +91,111 @@ def test_commands_take_hostile_names_as_they_are(tmp_path, monkeypatch, quick_co
             main(["render", run, "--output", f"{run}/episode.svg"])
             main(["export", run])
             main(["diff", run, run])
-    assert "Warning: no" not in capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert "Warning: no" not in out + err and "failed" not in out + err
+
+
+def write_preset(file, content):
+    with open(file, "w", encoding="utf8") as stream:
+        yaml.safe_dump(content, stream, allow_unicode=True)
+
+
+@pytest.fixture
+def ledger(tmp_path, monkeypatch, quick_compile):
+    """A preset of two policies for 40 groups, with 40 scripts, under hostile names, in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    scripts = tuple(f"{name}." for name in NAMES)
+    monkeypatch.setitem(envs._REGISTRY, "ledger", Ledger(names=NAMES, members=NAMES, plays=scripts))
+    network = {"network": {"hidden_sizes": [4]}}
+    policies = {"--resume": {"agents": list(NAMES[:1]), **network}, "s{0}%d": {"agents": list(NAMES[1:]), **network}}
+    sizes = {"num_envs": 2, "rollout_length": 4, "total_env_steps": 16, "updates_per_chunk": 1, "eval_episodes": 2}
+    write_preset("./{}*?.yaml", {"env": "ledger", "policies": policies, **sizes})
+    return "./{}*?.yaml"
+
+
+@pytest.mark.slow
+def test_sweeps_take_hostile_names_as_they_are(ledger, capsys):
+    folder = "./http:/[red]x/%20$x^{$ s"
+    learning_rate = "policies.s{0}%d.learning_rate"
+    arguments = ["sweep", ledger, "--set", f"{learning_rate}=1e-3", "--seeds", "2", "--workdir", folder]
+    main(arguments)
+    main([*arguments, "--resume"])
+    table = read_table(folder)
+    assert [row["seed"] for row in table] == [0, 1]
+    assert all({learning_rate, *(f"{name}/episode_return" for name in ("--resume", "s{0}%d"))} <= set(row) for row in table)
+    assert {"table.csv", "curves.png", "best"} <= set(os.listdir(folder))
+    main(["report", f"{folder}/best", "--episodes", "2", "--output", "-r.html"])
+    page = Path("-r.html").read_text(encoding="utf8")
+    assert all(html.escape(name) in page for name in NAMES)
+    scripts = [f"{name}." for name in NAMES if not name.startswith("-")]
+    main(["eval", f"{folder}/best", "--episodes", "2", "--opponents", *scripts[:4], "--output", "[*].csv"])
+    out, err = capsys.readouterr()
+    assert "Warning" not in out + err and scripts[1] in out
+
+
+@pytest.mark.slow
+def test_searches_take_hostile_names_as_they_are(ledger):
+    pytest.importorskip("optuna")
+    learning_rate = "policies.--resume.learning_rate=log:1e-4:1e-2"
+    journal, study = "./gs:/%s?a=[0]", "'; drop table studies; -- $x$ \"%d\""
+    arguments = ["sweep", ledger, "--set", learning_rate, "--search", "2", "--batch", "2"]
+    main([*arguments, f"--study={study}", "--storage", journal, "--workdir", "./s3:/{0}"])
+    assert Path(journal).is_file()
+    assert len(read_table("./s3:/{0}")) == 2
+
+
+COLORS = ("#000000", "#ffffff", "EPISODE_DATA", "<!--", "x, evaluated", "1.2.3 ± 4")
+
+
+def rows_of(names):
+    rows = []
+    for update in (1, 2):
+        row = {"updates": update, "env_steps": 8 * update, "env_steps_per_second": 8.0, "episode_length": 3.0}
+        for name in names:
+            row |= {f"{name}/{metric}": float(update) for metric in ("episode_return", "entropy", "explained_variance")}
+            row |= {f"eval/{name}/episode_return": 1.0, f"episode_{name}": 1.0}
+            row |= {f"{name}/opponent_{what}/{name}": 0.5 for what in ("win_rate", "return")}
+        rows.append(row)
+    return rows
+
+
+@pytest.mark.slow
+def test_curves_name_hostile_policies_as_they_are(tmp_path):
+    names = (*NAMES, *COLORS)
+    [returns, *_] = panels = draw_panels({"run": [rows_of(names)]})
+    for panel in panels:
+        xml.etree.ElementTree.fromstring(panel)
+    texts = {text.strip() for text in xml.etree.ElementTree.fromstring(returns).itertext()}
+    assert {name.strip() for name in names if len(name) < 36} <= texts
+    folder = tmp_path / NAMES[0] / NAMES[-1]
+    folder.mkdir(parents=True)
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows_of(NAMES[:6])))
+    assert save_curves(folder).is_file() and save_opponents(folder).is_file()
+
+
+def test_panels_of_several_runs_name_every_policy():
+    """A policy "e" is part of the label "mean episode return", too."""
+    drawn = "".join(draw_panels({"a": [rows_of(["e", "m"])], "b": [rows_of(["e", "m"])]}))
+    assert "mean episode return, e [reward]" in drawn and "mean episode return, m [reward]" in drawn
+
+
+def test_players_with_numbers_for_names_are_not_shaded():
+    table = Table("a", Column(Text("random")), title="return")
+    table.add_row(Text("1.2.3 ± 4"), "0.25 ± 0.14")
+    table.add_row(Text("0.5 ± x"), "0.75 ± 0.14")
+    assert of_terminal(table).count("color-mix") == 2
+
+
+def test_folders_name_no_modules():
+    assert named_modules(["--workdir", "os:a", "--callbacks", "mine:f", "--trust", "own"]) == ["mine", "own"]
+
+
+def test_tensorboard_takes_hostile_folders_and_tags(tmp_path, monkeypatch):
+    pytest.importorskip("tensorboardX")
+    monkeypatch.chdir(tmp_path)
+    for folder in (*NAMES, "s3:a", "gs:"):  # tensorboardX would write to buckets
+        [logger] = make_callbacks(["tensorboard"])
+        row = {"env_steps": 8, "updates": 1} | {f"{folder}/{name}": 1.0 for name in NAMES}
+        logger(SimpleNamespace(workdir=Path(folder), config=None), row)
+        logger.close()
+        assert not logger.failed and os.listdir(f"./{folder}/tensorboard")

@@ -105,8 +105,8 @@ class TensorBoardLogger(Logger):
         self.library = _import("tensorboardX", "tensorboard")
 
     def begin(self, run: Any, row: Row) -> Any:
-        folder = str(make_folder_inside(run.workdir / "tensorboard"))
-        return self.library.SummaryWriter(folder, purge_step=row["env_steps"])  # of a run that was killed
+        folder = make_folder_inside(run.workdir / "tensorboard").absolute()  # the library takes "s3:a" for a bucket
+        return self.library.SummaryWriter(str(folder), purge_step=row["env_steps"])  # of a run that was killed
 
     def write(self, log: Any, row: Row) -> None:
         tags: dict[str, str] = {}  # tag -> name: tensorboardX writes some characters as "_"

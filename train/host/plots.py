@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -161,10 +162,10 @@ def as_svg(figure: "Figure") -> str:
         write_figure(figure, text, format="svg", transparent=True, metadata={"Date": None})
     svg = text.getvalue()
     svg = svg[svg.index("<svg") :].replace("<svg ", '<svg fill="currentColor" style="max-width: 100%" ', 1)
-    svg = svg.replace("#000000", "currentColor").replace("#ffffff", "var(--paper, transparent)")
-    for name, (light, _) in PALETTE.items():  # a page that says --blue has its own
-        svg = svg.replace(light.lower(), f"var(--{name}, {light})")
-    return svg
+    colors = {light.lower(): f"var(--{name}, {light})" for name, (light, _) in PALETTE.items()}  # pages set --blue
+    colors |= {"#000000": "currentColor", "#ffffff": "var(--paper, transparent)"}
+    in_tag = lambda tag: re.sub("#[0-9a-f]{6}", lambda color: colors.get(color[0], color[0]), tag[0])  # noqa: E731
+    return re.sub("<[^>]*>", in_tag, svg)  # a name that reads "#000000" stands between tags
 
 
 def save_opponents(run: str | Path, title: str = "") -> Path | None:
@@ -211,7 +212,7 @@ def count_env_steps(axes: "Axes") -> None:
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
 
 
-def _tail(name: str, length: int = 36) -> str:
+def tail(name: str, length: int = 36) -> str:
     """Returns the end of a name that a legend has no room for: a run's whole path would leave none for its curves."""
     return name if len(name) <= length else f"…{name[1 - length :]}"
 
@@ -225,7 +226,7 @@ def draw_curves(axes: "Axes", rows: Sequence[Row], curves: dict[str, str], label
             axes.plot(*zip(*points, strict=True), label=as_label(name), color=COLORS.get(name), marker=marker)
     name_panel(axes, label)
     if axes.lines:
-        axes.legend(axes.lines, [_tail(line.get_label()) for line in axes.lines])
+        axes.legend(axes.lines, [tail(line.get_label()) for line in axes.lines])
 
 
 def draw_evaluations(axes: "Axes", rows: Sequence[Row], policies: Sequence[str]) -> None:
@@ -238,4 +239,4 @@ def draw_evaluations(axes: "Axes", rows: Sequence[Row], policies: Sequence[str])
             color, label = colors.get(as_label(name)), as_label(f"{name}, evaluated")
             axes.plot(*zip(*points, strict=True), "o--", label=label, color=color, alpha=0.7)
     if axes.lines:
-        axes.legend(axes.lines, [_tail(line.get_label()) for line in axes.lines])
+        axes.legend(axes.lines, [tail(line.get_label()) for line in axes.lines])
