@@ -141,7 +141,9 @@ def test_next_commands_of_a_run_without_custom_code_or_drawing(tmp_path, monkeyp
     started.write_text("")
     monkeypatch.setattr(sys, "argv", [str(started)])  # not the one on PATH
     config = load_config("cartpole_ppo")
-    assert next_commands(config, Path("-a"), pictures=True) == f"{started} eval ./-a && {started} report ./-a"
+    for folder in ("-a", "reference:a"):
+        commands = next_commands(config, Path(folder), pictures=True)
+        assert commands == f"{started} eval ./{folder} && {started} report ./{folder}"
 
 
 @pytest.mark.parametrize("library", LIBRARIES)

@@ -20,7 +20,7 @@ from wdjax.train.networks.actor_critic import split_mask, without_mask
 from wdjax.train.networks.encoders import AGENT_TYPE, MASK, with_layout
 
 # group, group[index], group[start:stop], group[*]
-_SELECTOR = re.compile(r"(\w+)(?:\[(?:(\d+)|(\d*):(\d*)|\*)\])?")
+_SELECTOR = re.compile(r"(?s:(.+?))(?:\[(?:(\d+)|(\d*):(\d*)|\*)\])?")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,8 +123,9 @@ def parse_selectors(policy: str, selectors: tuple[str, ...], sizes: Mapping[str,
     for selector in selectors:
         match = _SELECTOR.fullmatch(selector)
         words = "a group, a slice as 'runner[0:50]', an index, or 'runner[*]' for each agent by itself"
-        require(match, f"policies.{policy}.agents", selector, words)
-        group, index, first, last = match.groups()
+        known = selector in sizes or (match and (match[1] in sizes or "[" not in match[1]))
+        require(known, f"policies.{policy}.agents", selector, words)
+        group, index, first, last = (selector, *[None] * 3) if selector in sizes else match.groups()
         require_known(f"group in policies.{policy}.agents", group, sizes)
         start = int(index or first or 0)
         stop = start + 1 if index else int(last or sizes[group])
@@ -139,7 +140,7 @@ def types_of(selectors: tuple[str, ...], segments: list[Segment]) -> list[Segmen
     """Return the agents of each type: those of one selector, and every agent of "group[*]" by itself."""
     types = []
     for selector, part in zip(selectors, segments, strict=True):
-        types += [Segment(group, i, i + 1) for group, i in part.agents] if selector.endswith("[*]") else [part]
+        types += [Segment(group, i, i + 1) for group, i in part.agents] if selector == f"{part.group}[*]" else [part]
     return types
 
 

@@ -31,6 +31,14 @@ def test_selectors(selector, segment):
     assert policies.parse_selectors("p", (selector,), SIZES) == [Segment(*segment)]
 
 
+@pytest.mark.parametrize("group", ["a[0]", "a[*]", "a[0:1]", "two words", "a-1", "[", "*", "é\n"])
+def test_names_of_groups_are_no_patterns(group):
+    sizes = {"a": 2, group: 3}
+    for end, segment in {"": (0, 3), "[*]": (0, 3), "[1]": (1, 2), "[1:]": (1, 3)}.items():
+        assert policies.parse_selectors("p", (group + end,), sizes) == [Segment(group, *segment)]
+    assert policies.types_of((group,), [Segment(group, 0, 3)]) == [Segment(group, 0, 3)]
+
+
 @st.composite
 def slicings(draw):
     """Cuts both groups into segments and deals these to policies: the assignments, each with at least one segment."""
