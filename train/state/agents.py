@@ -123,7 +123,7 @@ def parse_selectors(policy: str, selectors: tuple[str, ...], sizes: Mapping[str,
     for selector in selectors:
         match = _SELECTOR.fullmatch(selector)
         words = "a group, a slice as 'runner[0:50]', an index, or 'runner[*]' for each agent by itself"
-        known = selector in sizes or (match and (match[1] in sizes or "[" not in match[1]))
+        known = selector in sizes or (match and (match[1] in sizes or re.fullmatch(r"\w+", match[1])))
         require(known, f"policies.{policy}.agents", selector, words)
         group, index, first, last = (selector, *[None] * 3) if selector in sizes else match.groups()
         require_known(f"group in policies.{policy}.agents", group, sizes)
