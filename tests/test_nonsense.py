@@ -12,6 +12,7 @@ from refusals import refusal
 import wdjax
 from wdjax.rendering import save_gif, save_png
 from wdjax.train import load_config, make_learner, read_metrics, save_episode, with_hypers
+from wdjax.train.config.facts import in_env_steps
 from wdjax.train.evaluation import trajectory
 from wdjax.train.state.registry import make_hypers
 from wdjax.train.state.state import TrainState
@@ -38,7 +39,8 @@ def test_true_is_no_1_that_was_compiled_before():
 
 def state_of(preset="cartpole_ppo"):
     """A state that has hyperparameters, and nothing else."""
-    policies = load_config(preset).policies
+    config = load_config(preset)
+    policies = in_env_steps(config, config.total_env_steps).policies
     hypers = {name: make_hypers(policy) for name, policy in policies.items()}
     return TrainState(**dict.fromkeys(TrainState.__dataclass_fields__) | {"hypers": hypers})
 

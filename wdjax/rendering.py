@@ -128,7 +128,7 @@ def save(
     if suffix == ".png":
         last = jax.tree.map(lambda leaf: leaf[-1], own)
         return _write(path, lambda file: save_pixels(file, axes.draw_one(env, last, params, size)))
-    return _write(path, lambda file: save_frames(file, suffix, draw, steps, fps, hold))
+    return _write(path, lambda file: save_frames(file, str(path), draw, steps, fps, hold))
 
 
 def save_scene(
@@ -148,7 +148,7 @@ def save_scene(
     draw = lambda steps: raster.draw_frames(scene, steps, size)  # noqa: E731
     keep = {"paper", "text", *(mark.color for mark in scene.marks)}
     steps = range(scene.num_frames)
-    return _write(path, lambda file: save_frames(file, suffix, draw, steps, fps, hold, sorted(keep)))
+    return _write(path, lambda file: save_frames(file, str(path), draw, steps, fps, hold, sorted(keep)))
 
 
 def save_pixels(file: IO[bytes], picture: np.ndarray) -> None:
@@ -158,11 +158,11 @@ def save_pixels(file: IO[bytes], picture: np.ndarray) -> None:
 
 
 def save_frames(
-    file: IO[bytes], suffix: str, draw: Any, steps: range, fps: float, hold: float, keep: Iterable[str] = ()
+    file: IO[bytes], name: str, draw: Any, steps: range, fps: float, hold: float, keep: Iterable[str] = ()
 ) -> None:
-    """Writes the frames that `draw(steps)` yields as a GIF or, by ffmpeg, as an MP4."""
-    if suffix == ".mp4":
-        return save_mp4(file.name, draw(steps), fps, round(hold * fps))
+    """Write the frames that `draw(steps)` yields as a GIF or, if `name` ends so, by ffmpeg as an MP4."""
+    if name.lower().endswith(".mp4"):
+        return save_mp4(file.name, name, draw(steps), fps, round(hold * fps))
     samples = sorted({int(t) for t in np.linspace(0, len(steps) - 1, 6)})
     palette = raster.choose_palette([raster.codes_of(frame) for frame in draw(samples)], keep)
     images = raster.to_images(map(raster.codes_of, draw(steps)), palette)
@@ -172,8 +172,13 @@ def save_frames(
     first.save(file, format="GIF", save_all=True, append_images=images, duration=durations, loop=0, optimize=False)
 
 
-def save_mp4(path: str, frames: Iterator[np.ndarray], fps: float, more: int) -> None:
-    """Writes frames [height, width, 4] uint8 as H.264, the last one `more` times again, through ffmpeg's input."""
+def save_mp4(path: str, name: str, frames: Iterator[np.ndarray], fps: float, more: int) -> None:
+    """Write frames [height, width, 4] uint8 as H.264, the last one `more` times again, through ffmpeg's input.
+
+    Args:
+        path: of a new temporary file.
+        name: of the file that it will be, for errors.
+    """
     first = next(frames)
     height, width = first.shape[:2]
     command = ["ffmpeg", "-y", "-loglevel", "error", "-f", "rawvideo", "-pix_fmt", "rgba", "-s", f"{width}x{height}"]
@@ -192,7 +197,7 @@ def save_mp4(path: str, frames: Iterator[np.ndarray], fps: float, more: int) -> 
             pass
         _, words = ffmpeg.communicate()
     if ffmpeg.returncode:
-        raise OSError(f"ffmpeg could not write {path}: {words.decode(errors='replace').strip()}")
+        raise OSError(f"ffmpeg could not write {name}: {words.decode(errors='replace').strip()}")
 
 
 def require_output(path: str | pathlib.Path, suffixes: Iterable[str] = SUFFIXES, field: str = "path") -> str:

@@ -281,13 +281,15 @@ def require_structure(name: str, value: Any, space: Any, axes: tuple[int, ...] =
             raise ValueError(f"{name} = {found}: must be {allowed}")
         for part, inside in space.spaces.items():
             require_structure(f"{name}[{part!r}]", value[part], inside, axes)
-    elif isinstance(value, Mapping) or jnp.shape(value) != (*axes, *space.shape):
+    elif value is None or isinstance(value, Mapping) or jnp.shape(value) != (*axes, *space.shape):
         replicas = f", {axes[0]} replicas of {space.shape}" if axes else ""
         raise ValueError(f"{name} = {_brief(value)}: must be an array of shape {(*axes, *space.shape)}{replicas}")
 
 
 def _brief(value: Any) -> str:
-    return f"{type(value).__name__}" if isinstance(value, Mapping) else f"an array of shape {jnp.shape(value)}"
+    if value is None or isinstance(value, Mapping):
+        return type(value).__name__
+    return f"an array of shape {jnp.shape(value)}"
 
 
 def agent_axes(space: Any) -> set[tuple[int, ...]]:

@@ -46,8 +46,8 @@ def read_calibration(path: str | Path) -> dict[str, Any]:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    content = read_yaml_value(path)
     try:
-        content = read_yaml_value(path)
         unknown = set(content) - {"world", "columns", "regions"}
         require(not unknown, "its parts", sorted(content), "world, columns and regions")
         columns, world = content["columns"], content.get("world") or {}

@@ -58,7 +58,8 @@ def convert(hint: Any, value: Any, path: str) -> Any:
             raise ValueError(f"{path} = {value!r}: {did_you_mean(str(value), map(str, arguments))}")
         return value
     if origin in (typing.Union, types.UnionType):
-        if Fraction in arguments and isinstance(value, Fraction | Mapping):
+        written = isinstance(value, Mapping) and not any(isinstance(name, float | int) for name in value)  # {0: 1e-3}
+        if Fraction in arguments and (written or isinstance(value, Fraction)):
             return _convert_fraction(value, path)
         return _convert_union(arguments, value, path)
     if origin is dict:
