@@ -12,9 +12,12 @@ import os
 import re
 import shlex
 import shutil
+import signal
+import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -72,6 +75,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if argv is None:  # from a shell
         find_modules_here()
         keep_output()
+        sys.unraisablehook = interrupt_again
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(USAGE)
@@ -87,6 +91,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     finally:
         if argv is None:
             gc.freeze()  # else Python searches all modules for garbage while it exits, half a second
+
+
+def interrupt_again(lost: Any) -> None:
+    """Interrupt the process once more where Python drops a KeyboardInterrupt: one that comes while it collects garbage
+    is raised in a callback of jax, from which no exception leaves. A hook for `sys.unraisablehook`."""
+    if issubclass(lost.exc_type, KeyboardInterrupt):  # from a thread: an exception leaves no hook either
+        threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT)).start()
+    else:
+        sys.__unraisablehook__(lost)
 
 
 def call(command: str, *rest: str) -> None:

@@ -57,6 +57,9 @@ def fields_of(run: str) -> dict[str, Any]:
     code that it names is imported."""
     file = Path(run) / CONFIG
     if not file.is_file():
+        folder = run.rpartition("@")[0]
+        if folder and (Path(folder) / CONFIG).is_file():
+            raise ValueError(f"{run} names a checkpoint, but wdjax diff compares whole runs: give {folder}")
         file = preset_path(run)
     raw = read_yaml(file)
     written_by = flat({name: raw[name] for name in (VERSION, MADE_WITH) if name in raw})

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ class Run:
     checkpoints: list[Checkpoint]  # by updates
     best: list[int]  # updates of the checkpoints in best/
     unfinished: bool  # whether a temporary file or folder is left
+    table: list[dict[str, Any]] = dataclasses.field(default_factory=list)  # of table.jsonl, of a sweep
 
     @property
     def newest(self) -> int | None:
@@ -82,8 +84,10 @@ def read(folder: Path) -> Run:
     unfinished = any("tmp" in path.name for path in folder.rglob("*"))
     checkpoints = [Checkpoint(step, metrics_size(folder / "checkpoints" / str(step)))
                    for step in steps(folder / "checkpoints")]  # fmt: skip
+    file = folder / "table.jsonl"
+    table = [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
     return Run(kind, config if isinstance(config, dict) else {}, raw, rows, broken, checkpoints,
-               steps(folder / "best"), unfinished)  # fmt: skip
+               steps(folder / "best"), unfinished, table)  # fmt: skip
 
 
 def steps(folder: Path) -> list[int]:
@@ -100,3 +104,12 @@ def metrics_size(checkpoint: Path) -> int | None:
 def changes(before: dict[str, str], after: dict[str, str]) -> list[str]:
     """Return the paths that differ."""
     return sorted(path for path in before.keys() | after.keys() if before.get(path) != after.get(path))
+
+
+def close(first: list[dict[str, Any]], second: list[dict[str, Any]]) -> bool:
+    """Return whether two tables hold the same rows, numbers up to rounding."""
+    pairs = [(a.get(name), b.get(name)) for a, b in zip(first, second, strict=False) for name in a.keys() | b.keys()]
+    return len(first) == len(second) and all(
+        math.isclose(a, b, rel_tol=1e-3, abs_tol=1e-4) if isinstance(a, float) and isinstance(b, float) else a == b
+        for a, b in pairs
+    )

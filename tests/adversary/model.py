@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from folders import Disk, Run, changes
+from folders import Disk, Run, changes, close
 from processes import TRACEBACK, Result
+from sequences import PRESETS as POLICIES
 from sequences import STEPS, Command
 
 PRESETS = Path(__file__).parent / "presets"
@@ -34,6 +35,7 @@ class Folder:
     identity: tuple[Any, ...] = ()  # of the run or sweep that was begun there
     most: int = 0  # updates that any accepted command has asked for
     damaged: bool = False  # somebody has deleted or cut files of the run
+    lost_rows: bool = False  # the same of metrics.jsonl: no command brings those rows back
     interrupted: bool = False  # the last command that wrote was killed
     clean: bool = True  # no command was killed
     comparable: bool = True  # the numbers of all rows are those of one device, without debug
@@ -75,6 +77,7 @@ class Model:
         refused = (
             target is None or old.kind == "sweep" or (old.kind == "run" and not resumes)
             or (old.config != {} and own.identity not in ((), identity))
+            or (own.identity != () and chunk_of(command) not in (0, old.config.get("updates_per_chunk", 0)))
         )  # fmt: skip
         if refused:
             yield from unchanged(changed, "a command that must be refused")
@@ -91,7 +94,8 @@ class Model:
         own.csv = (own.csv or not old.rows) and "callbacks" in command.flags
         own.clean = own.clean and not result.killed
         finished = begun_before and old.newest is not None and old.newest >= target
-        if finished and (not own.damaged or not changed):
+        # Where files are damaged, the newest checkpoint that can be read decides, and only the command has read it.
+        if ("nothing to do" in result.output or not changed) if own.damaged else finished:
             yield from nothing_to_do(result, old, new, target, changed, own)
         else:
             yield from self.trained(command, result, old, new, target, own)
@@ -113,11 +117,12 @@ class Model:
         added = new.raw != old.raw[: len(new.raw)] or len(new.raw) > len(old.raw)
         soft = result.killed and "KILL" not in command.kill and "," not in command.kill
         ended = not result.killed or (result.status in (0, STOPPED) and "saved after" in result.output)
-        if new.rows and (ended or (soft and added)) and new.newest != new.last_row:
+        idle = own.lost_rows and new.newest == old.newest  # its rows are deleted, and it has done no more
+        if new.rows and (ended or (soft and added)) and new.newest != new.last_row and not idle:
             yield f"ended with status {result.status} at row {new.last_row}, the newest checkpoint is {new.newest}"
         if result.status == 0:
             early = "stop_at" in command.flags
-            reached = (new.newest or 0) == max(target, old.newest or 0)
+            reached = (new.newest or 0) == (target if own.damaged else max(target, old.newest or 0))
             if not reached and not (early and 0 < (new.newest or 0) < target):
                 yield f"ended at {new.newest} of {target} updates with status 0"
             yield from describes(command, new)
@@ -125,16 +130,18 @@ class Model:
                 yield f"{len(new.checkpoints)} checkpoints are kept"
             if own.clean and not own.damaged:
                 yield from best_is_best(new)
-            own.damaged = False
+            own.damaged = own.damaged and idle
         if result.status == 1 and "--on-bad-numbers skip" in str(command):
             yield f"ended by {last_line(result)}, though bad updates are left out"
 
     def numbers(self, new: Run, own: Folder) -> Iterator[str]:
         """A run of one configuration comes to the same rows whenever and however it is trained."""
-        if not own.comparable:
+        if not own.comparable or own.lost_rows:
             return
+        chunk = new.config.get("updates_per_chunk")
         for before, row in itertools.pairwise([{"updates": 0}, *new.rows]):
-            key = (own.identity, before["updates"], row["updates"])  # a row is over the updates since the one before
+            # A row is over the updates since the one before.
+            key = (own.identity, chunk, before["updates"], row["updates"])
             content = {name: value for name, value in row.items() if name not in TIMING}
             known = self.seen.setdefault(key, content)
             for name in known.keys() | content.keys():
@@ -168,10 +175,11 @@ class Model:
                 yield f"a finished sweep changed {lost[:4]}"
         own.interrupted = result.killed or (own.interrupted and result.status != 0)
         if result.status == 0 and not result.killed:
-            digest = after.files.get(table)
-            if digest is None:
+            rows = after.run(command.folder).table
+            if not rows:
                 yield "a finished sweep has no table.jsonl"
-            elif "--pbt" not in identity and self.seen.setdefault(identity, digest) != digest:
+            # Members one by one and side by side are two programs, which round differently in the last digits.
+            elif "--pbt" not in identity and not close(self.seen.setdefault(identity, rows), rows):
                 yield "table.jsonl differs from that of another sweep of this configuration"
 
     # --- commands that read
@@ -188,6 +196,8 @@ class Model:
             yield from self.same_games(command, result, before)
         refused = {"0", "a/x.txt", "nobody"} & set(command.words) or (command.name == "diff" and len(runs) < 2)
         refused = refused or (command.name == "eval" and len(set(runs)) < len(runs))
+        games = {str(before.run(place.partition("@")[0]).config.get("env")) for place in runs}
+        refused = refused or (command.name in ("eval", "report") and len(games) > 1)  # runs of two games do not meet
         if sound and not refused and command.name != "resume":
             yield from status_is(result, {0}, "what it reads is whole")
 
@@ -199,8 +209,8 @@ class Model:
         if "/" in folder:  # of a sweep: a run on which nothing was killed
             return not self.folders.get(folder.split("/")[0], Folder()).interrupted
         run = disk.run(folder)
-        if command.name == "diff":
-            return bool(run.rows)
+        if command.name == "diff":  # compares whole runs, not checkpoints
+            return bool(run.rows) and not which
         return bool(run.rows) and bool(run.best if which == "best" else run.checkpoints)
 
     def same_games(self, command: Command, result: Result, disk: Disk) -> Iterator[str]:
@@ -210,7 +220,7 @@ class Model:
         if own is None or not own.comparable or own.damaged or run.newest is None:
             return
         table = [line for line in NOISE.sub("", result.output).splitlines() if line.startswith(("│", "┃"))]
-        key = ("eval", own.identity, run.newest, command.words[3:])
+        key = ("eval", own.identity, run.config.get("updates_per_chunk"), run.newest, command.words[3:])
         if self.seen.setdefault(key, table) != table:
             yield f"checkpoint {run.newest} plays other episodes than in another run: {table} and {self.seen[key]}"
 
@@ -226,6 +236,7 @@ class Model:
         elif name in ("rm", "truncate"):
             own = self.folders.setdefault(folder, Folder())
             own.damaged, own.clean, own.csv = True, False, False
+            own.lost_rows |= places[-1].endswith("/metrics.jsonl")
 
 
 def of_process(command: Command, result: Result) -> Iterator[str]:
@@ -250,20 +261,27 @@ def nothing_to_do(
     if not result.killed:
         yield from status_is(result, {0}, "the run is finished")
     allowed = {"sizes.json", "tmp", "best"} if own.interrupted or own.damaged else set()
-    if target == old.newest:
+    if own.damaged:  # what cannot be read is set aside, and a lock makes a metrics.jsonl that is gone anew, empty
+        allowed |= {"damaged-", *(f"checkpoints/{held.updates}" for held in old.checkpoints
+                                  if held.updates > (new.newest or 0))}  # fmt: skip
+        allowed |= {"metrics.jsonl"} if new.raw == old.raw else set()
+        if not result.killed and (new.newest or 0) < target:
+            yield f"nothing was done at {new.newest} of {target} updates"
+    if target in (old.newest, new.newest):
         allowed |= {*PICTURES, "config.yaml"}
         if old.last_row > target:  # rows after the last checkpoint of a killed run
             allowed |= {"metrics.jsonl", "metrics.csv"}
     elif own.interrupted:
         allowed |= {"metrics.jsonl.tmp", "config.yaml.tmp"}
     yield from unchanged([p for p in changed if not any(name in p for name in allowed)], "a finished run")
-    if new.newest != old.newest:
+    if new.newest != old.newest and not own.damaged:
         yield f"the newest checkpoint was {old.newest} and is {new.newest}"
 
 
 def rows_fit(new: Run, own: Folder, hard: bool) -> Iterator[str]:
     """Rows are whole, in order, without gaps, and none is of updates that nobody asked for."""
-    if new.broken and not (hard and len(new.broken) == 1):
+    half = hard or (own.damaged and own.lost_rows)  # a run that is finished leaves a line that somebody has cut
+    if new.broken and not (half and len(new.broken) == 1):
         yield f"metrics.jsonl holds {new.broken[:2]}"
     done, size = [row["updates"] for row in new.rows], new.config.get("updates_per_chunk", 0)
     if any(a >= b for a, b in itertools.pairwise(done)):
@@ -274,7 +292,7 @@ def rows_fit(new: Run, own: Folder, hard: bool) -> Iterator[str]:
         if row["env_steps"] != row["updates"] * STEPS:
             yield f"row {row['updates']} has {row['env_steps']} env steps"
     missing = set(range(size, new.last_row + 1, size)) - set(done) if size else set()
-    if missing and not own.damaged and "bad" not in str(new.rows[-1:]):
+    if missing and not own.damaged and not own.lost_rows and "bad" not in str(new.rows[-1:]):
         yield f"rows are missing: {sorted(missing)[:5]} of {done[:20]}"
     last = new.checkpoints[-1] if new.checkpoints and not own.damaged else None
     if last is not None and last.metrics_size is not None:
@@ -315,13 +333,17 @@ def describes(command: Command, new: Run) -> Iterator[str]:
 
 def identity_of(command: Command) -> tuple[Any, ...]:
     """Return what may not change between a run's commands."""
-    fields = command.flags.keys() - set(NO_FIELDS) - set(RESUMABLE)
+    fields = command.flags.keys() - set(NO_FIELDS) - set(RESUMABLE) - {"updates_per_chunk"}
     own = {name: command.flags[name] for name in fields}
-    preset = command.places[0] if command.places else ""
-    chunk = (yaml.safe_load((PRESETS / preset).read_text()) or {}).get("updates_per_chunk", 0) if _known(preset) else 0
     own.setdefault("seed", ("0",))
-    own.setdefault("updates_per_chunk", (str(chunk),))
-    return (preset, *sorted(own.items()), *command.settings)
+    return (command.places[0] if command.places else "", *sorted(own.items()), *command.settings)
+
+
+def chunk_of(command: Command) -> int:
+    """Return the size of chunks that a command asks for, 0 for that of the run, or what a new run finds."""
+    preset = command.places[0]
+    own = (yaml.safe_load((PRESETS / preset).read_text()) or {}).get("updates_per_chunk", 0) if _known(preset) else 0
+    return int(command.flags.get("updates_per_chunk", (own,))[0])
 
 
 def _known(preset: str) -> bool:
@@ -334,7 +356,9 @@ def target_of(command: Command) -> int | None:
     wrong = {("num_envs", "0"), ("devices", "3"), ("callbacks", "nothing")}
     if not _known(command.places[0]) or any((name, *flags.get(name, ())) == (name, bad) for name, bad in wrong):
         return None
-    if "policies.nobody.gamma" in flags or flags.get("stop_at", ("",))[0] == "agent/nothing":
+    policies = {name.split(".")[1] for name in flags if name.startswith("policies.")}
+    unknown = policies - set(POLICIES[command.places[0].removesuffix(".yaml")])
+    if unknown or flags.get("stop_at", ("",))[0] == "agent/nothing":
         return None
     try:
         steps = int(flags.get("total_env_steps", ("128",))[0])

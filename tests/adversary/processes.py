@@ -169,8 +169,9 @@ def become(command: Command, folder: Path, limit: float) -> None:
         set_jax(command)
         if command.kill and "@disk:" in command.kill:
             kill_at_change(command.kill, str(folder))
-        from wdjax.experiments.cli import main
+        from wdjax.experiments.cli import interrupt_again, main
 
+        sys.unraisablehook = interrupt_again  # as from a shell
         main(list(command.words[1:]))
         status = 0
     except SystemExit as ended:

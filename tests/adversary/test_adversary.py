@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from folders import Checkpoint, Disk, Run, look
-from model import RESUMABLE, Folder, Model, rows_fit
+from folders import Checkpoint, Disk, Run, close, look
+from model import RESUMABLE, Folder, Model, identity_of, rows_fit
 from processes import Result
 from sequences import Command, draw_sequence
 
@@ -63,6 +63,36 @@ def test_a_finished_run_that_changes_is_found():
     before = a_run([1, 2, 3, 4], [4], total_env_steps=128)
     assert "a finished run changed ['a/config.yaml']" in checked(TRAIN, before, a_run([1, 2, 3, 4], [4]), most=4)
     assert "the newest checkpoint was 4" in checked(TRAIN, before, a_run([1, 2], [2]), most=4)
+
+
+def test_a_run_whose_newest_checkpoint_is_damaged_is_finished_by_the_one_before():
+    before, after = a_run([1, 2, 3], [2, 3], total_env_steps=96), a_run([1, 2, 3], [2], total_env_steps=96)
+    said = "run already at 64 of 64 env steps; nothing to do."
+    assert not checked(TRAIN, before, after, output=said, most=3, damaged=True)
+    assert "nothing was done at 1 of 2" in checked(TRAIN, before, a_run([1], [1]), output=said, most=3, damaged=True)
+    shorter = Command.parse(str(TRAIN).replace("64", "32"))
+    assert "a finished run changed" in checked(shorter, before, a_run([1, 2], [2]), output=said, most=3, damaged=True)
+
+
+def test_rows_that_somebody_has_deleted_stay_away():
+    before, after = a_run([], [1]), a_run([2], [2])
+    known = {"most": 2, "damaged": True, "lost_rows": True}
+    assert not checked(TRAIN, before, after, **known)
+    assert "rows are missing" in checked(TRAIN, before, after, **known | {"damaged": False, "lost_rows": False})
+
+
+def test_another_size_of_chunks_must_be_refused():
+    before, line = a_run([1, 2], [2]), f"{TRAIN} --updates-per-chunk"
+    known = {"most": 2, "identity": identity_of(TRAIN)}
+    assert "it must be refused" in checked(Command.parse(f"{line} 2"), before, before, **known)
+    assert not checked(Command.parse(f"{line} 1"), before, before, **known)
+
+
+def test_tables_are_the_same_up_to_rounding():
+    assert close([{"loss": 3.6237502, "n": 4}], [{"loss": 3.6237497, "n": 4}])
+    assert not close([{"loss": 3.62}], [{"loss": 3.63}])
+    assert not close([{"n": 4}], [{"n": 5}])
+    assert not close([{"n": 4}], [])
 
 
 @pytest.mark.parametrize(("line", "status", "output", "words"), [

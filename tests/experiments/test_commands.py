@@ -72,6 +72,13 @@ def test_diff_names_what_differs_and_runs_no_code(tmp_path, capsys):
     assert capsys.readouterr().out.strip() == "The configurations are the same"
 
 
+def test_diff_says_that_it_takes_no_checkpoint(tmp_path, capsys):
+    first = a_run(tmp_path / "a", "")
+    with pytest.raises(SystemExit, match="2"):
+        main(["diff", f"{first}@best", first])
+    assert f"compares whole runs: give {first}" in capsys.readouterr().err
+
+
 def test_of_a_policy_that_one_lacks_the_defaults_are_not_listed():
     ours = {"policies.a.algorithm": "PPO", "policies.a.gamma": 0.9, "policies.a.clip": 0.2, "policies.b.clip": 0.3}
     theirs = {"policies.b.clip": 0.2, "policies.b.gamma": 0.99}

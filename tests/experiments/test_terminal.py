@@ -1,8 +1,10 @@
 """What commands print and where they keep compiled programs, in hostile surroundings."""
 
 import contextlib
+import gc
 import io
 import os
+import time
 
 import jax
 import pytest
@@ -103,3 +105,25 @@ def test_a_compilation_cache_that_cannot_be_made_ends_no_command(cache, monkeypa
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # would be a folder of whoever made the current one
     assert not is_used("relative/wdjax")
     assert capsys.readouterr().err.count("Warning: compiled programs are not kept") == 2
+
+
+def test_a_ctrl_c_that_python_drops_while_it_collects_garbage_comes_again(monkeypatch):
+    dropped = []
+
+    def interrupt(phase, information):
+        if not dropped:
+            dropped.append(phase)
+            raise KeyboardInterrupt  # as where a signal comes in a callback of jax
+
+    def collect_and_wait():
+        gc.collect()
+        time.sleep(10)  # until the interrupt comes again
+
+    monkeypatch.setattr("sys.unraisablehook", cli.interrupt_again)
+    gc.callbacks.append(interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            collect_and_wait()
+    finally:
+        gc.callbacks.remove(interrupt)
+    assert dropped == ["start"]
