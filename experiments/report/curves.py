@@ -74,7 +74,7 @@ def draw_panels(groups: Mapping[str, Sequence[Sequence[Row]]]) -> list[str]:
         panels = [sorted(lines)] if len(groups) == 1 else [
             sorted(line for line in lines if line[2] == field) for field in curves.values()
         ]  # fmt: skip
-        for panel in panels:
+        for panel in filter(None, panels):  # a run of few metrics may have no line of a kind
             chosen = []
             for group, name, field in panel:
                 chosen.append((group if len(groups) > 1 else name, pooled(groups[group], field), "-"))

@@ -4,6 +4,7 @@ import contextlib
 import gc
 import io
 import os
+import signal
 import time
 
 import jax
@@ -120,10 +121,12 @@ def test_a_ctrl_c_that_python_drops_while_it_collects_garbage_comes_again(monkey
         time.sleep(10)  # until the interrupt comes again
 
     monkeypatch.setattr("sys.unraisablehook", cli.interrupt_again)
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     gc.callbacks.append(interrupt)
     try:
         with pytest.raises(KeyboardInterrupt):
             collect_and_wait()
     finally:
         gc.callbacks.remove(interrupt)
+        signal.signal(signal.SIGINT, handler)
     assert dropped == ["start"]

@@ -1,5 +1,9 @@
-"""Faults that the issue "Plain English" fixes: 35, 36, 39, 40 of FAULTS.md. Each fails until then."""
+"""Faults that the issue "Plain English" fixes: 35, 36, 39, 40 of FAULTS.md. Each fails until then.
 
+The noise of importing jaxmarl while the site is built (36) has no test: the import alone takes 5 s.
+"""
+
+import importlib.util
 import re
 from pathlib import Path
 
@@ -21,6 +25,14 @@ def read(name):
 
 def later(number, words):
     return pytest.mark.xfail(strict=True, raises=AssertionError, reason=f"{REASON}: {words} ({number})")
+
+
+def from_code():
+    """Return the module that makes parts of pages from the code."""
+    spec = importlib.util.spec_from_file_location("from_code", ROOT / "docs" / "from_code.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @later(35, "a page tells readers not to edit it")
@@ -63,6 +75,29 @@ def test_commands_fit_on_a_page():
     blocks = [block for text in texts for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL)]
     long = [line for block in blocks for line in block.splitlines() if len(line.partition("   #")[0]) > 86]
     assert not long
+
+
+@later(36, "pages of environments show docstrings of inner functions")
+def test_a_page_of_an_environment_shows_no_docstring_of_an_inner_function():
+    text = from_code().environment("tag_continuous", "rules")
+    assert "num_own" not in text
+    assert not re.search(r"^Returns? the rewards", text, re.MULTILINE)
+
+
+@later(36, "pictures made for the site are white on dark pages")
+def test_the_picture_of_an_environment_follows_the_theme(tmp_path):
+    module = from_code()
+    module.PICTURES = tmp_path
+    (tmp_path / "cartpole.png").touch()  # as if drawn before
+    top = module.environment("cartpole", "picture").partition("# Spaces")[0]
+    assert re.search(r"\.svg\b|only-dark|prefers-color-scheme", top)
+
+
+@later(36, "stored pictures are white on dark pages")
+def test_stored_pictures_of_the_site_follow_the_theme():
+    pages = [page.read_text(encoding="utf8") for page in PAGES if page.parent != ROOT]
+    image = re.compile(r"(!\[[^\]]*\]\(|\{(image|figure)\} )\S+\.(png|gif)\b")
+    assert not [text for text in pages if image.search(text) and not re.search("only-dark|prefers-color-scheme", text)]
 
 
 @later(39, "Adam's epsilon is missing")
