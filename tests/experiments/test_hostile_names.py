@@ -5,6 +5,7 @@ Pairs of names (40, where no number is given) and the places that they are used 
 folders, statistics: train, resume, eval, csv, tensorboard; 20 of them: report, render, export, diff
 groups, statistics: a sweep of two values and two seeds, resumed, and the report of its best run
 policies: curves.png and opponents.png (6) and the curves of a report; 2 in train, resume and eval, 2 in sweeps
+presets, policies: diff
 presets: 2 in train, 1 in sweeps; folders of sweeps: 2; studies and journals of a search: 1
 players (scripts): 8 in eval of a search's best run, and its CSV
 TensorBoard's folders and tags
@@ -32,7 +33,7 @@ from wdjax.experiments.commands.train import named_modules
 from wdjax.experiments.report.curves import draw_panels
 from wdjax.experiments.report.page import of_terminal
 from wdjax.experiments.sweep import read_table
-from wdjax.train import read_metrics
+from wdjax.train import load_config, read_metrics
 from wdjax.train.host.callbacks import make_callbacks
 from wdjax.train.host.plots import save_curves, save_opponents
 
@@ -90,6 +91,19 @@ def test_commands_take_hostile_names_as_they_are(tmp_path, monkeypatch, quick_co
     out, err = capsys.readouterr()
     assert "Warning: no" not in out + err
     assert "failed" not in out + err
+
+
+def test_presets_and_policies_take_hostile_names(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    packed = lambda text: "".join(text.split())  # noqa: E731
+    before = "cartpole_ppo"
+    for name, policy in zip(NAMES, (*NAMES[7:], *NAMES[:7]), strict=True):
+        file = f"./{name}.yaml"
+        write_preset(file, preset(policy) | {"env": "cartpole"})
+        assert [*load_config(file).policies] == [policy]
+        main(["diff", file, before])
+        assert packed(f"policies.{policy}")[:30] in packed(capsys.readouterr().out)
+        before = file
 
 
 def write_preset(file, content):
