@@ -185,3 +185,8 @@ def test_a_drawing_of_ones_own_that_fails_ends_no_run(tmp_path, monkeypatch, cap
     monkeypatch.setattr("wdjax.train.trainer.save_episode", fails)
     Trainer(learner().config, tmp_path / "run").draw()
     assert "Warning: no episode.gif: Mine.draw raises KeyError" in capsys.readouterr().out
+
+
+def test_a_line_that_is_nested_too_deeply_is_named(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text("[" * 100_000 + "\n")
+    assert "metrics.jsonl, line 1, is no JSON" in refusal(read_metrics, tmp_path)

@@ -29,10 +29,13 @@ def keep_output() -> None:
     """Let no closed stdout or stderr end the process: a run goes on when the terminal or the pipe is gone."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
+        if stream is not getattr(sys, f"__{name}__"):  # a notebook's, or a test's
+            continue
         if stream is None:  # closed before Python began: `>&-`
             setattr(sys, name, open(os.devnull, "w", encoding="utf8"))  # noqa: SIM115
             continue
-        raw = io.BufferedWriter(Unbroken(stream.fileno(), "w", closefd=False))
+        raw = Unbroken(stream.fileno(), "w", closefd=False)
+        raw = raw if stream.write_through else io.BufferedWriter(raw)  # PYTHONUNBUFFERED
         same = {"line_buffering": stream.line_buffering, "write_through": stream.write_through}
         setattr(sys, name, io.TextIOWrapper(raw, stream.encoding, stream.errors, **same))
 

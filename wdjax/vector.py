@@ -168,7 +168,7 @@ class VectorEnv:
         words = f"the VectorState that reset of {self.num_envs} replicas returned"
         if not isinstance(state, VectorState):
             raise TypeError(f"state = {type(state).__name__}: must be {words}, not the state of one replica")
-        require(jnp.shape(state.episode_length) == (self.num_envs,), "state of", state.episode_length.shape[0], words)
+        require(jnp.shape(state.episode_length) == (self.num_envs,), "state of", jnp.shape(state.episode_length), words)
 
     def _probe_step(self, key: jax.Array, env_state: Any, params: Any) -> tuple:
         """A step with actions that are drawn, for its shapes."""

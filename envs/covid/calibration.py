@@ -117,7 +117,7 @@ def _read(path: str | os.PathLike) -> dict[str, Any]:
     require(path.is_file(), "calibration_file", str(path), "a file that is there")
     try:
         data = json.loads(read_text(path))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"calibration_file = {str(path)!r}: must be JSON ({error})") from None
     require(isinstance(data, dict), "calibration_file", str(path), "an object of JSON, with the keys of a calibration")
     return data

@@ -148,8 +148,13 @@ def with_told_env_params(config: TrainConfig, raw: TrainConfig, changes: Sequenc
 def named_modules(changes: Sequence[str]) -> list[str]:
     """Return the modules that flags name: after --trust, and in code, "package.module:Name"."""
     places = (*PATHS, "--coordinator")  # a folder "os:a" names no module
-    code = lambda flag, value: ":" in value and flag not in places  # noqa: E731
-    return [value.partition(":")[0] for flag, value in flags_of(changes) if flag == "--trust" or code(flag, value)]
+
+    def is_code(flag: str, module: str, found: str) -> bool:
+        is_path = flag in places or flag.endswith((".checkpoint", "-file"))
+        return bool(found) and not is_path and all(map(str.isidentifier, module.split(".")))
+
+    parts = [(flag, *value.partition(":")) for flag, value in flags_of(changes)]
+    return [module for flag, module, found, _ in parts if flag == "--trust" or is_code(flag, module, found)]
 
 
 def with_algorithms(config: TrainConfig, changes: Sequence[str]) -> TrainConfig:

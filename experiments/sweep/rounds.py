@@ -25,7 +25,7 @@ from wdjax.experiments.sweep.population import (
     even_size,
     init_population,
 )
-from wdjax.files import read_text, write_text
+from wdjax.files import make_folder_inside, read_text, write_text
 from wdjax.train.config.reading import read_yaml
 from wdjax.train.config.trust import require_trusted
 from wdjax.train.host.callbacks import goals_reached
@@ -175,7 +175,7 @@ def train_turn(
         _, done = train_chunks(job, states, done, lambda: stop.is_set() or len(there) == len(turn.members))
     ended = done >= turn.last or len(there) == len(turn.members)
     if ended:
-        (turn.folder / "finished").touch()  # the checkpoints are closed: what is in them is on the disk
+        write_text(turn.folder / "finished", "")  # the checkpoints are closed: what is in them is on the disk
     return ended
 
 
@@ -234,11 +234,14 @@ def bad_members(turn: Turn, setup: Setup, parts: Sequence[Part]) -> str:
 
 
 def write_members(turn: Turn) -> None:
-    """Writes who goes in a turn, once. Raises ValueError where others went in its folder."""
+    """Write the members of a turn, once. Raises ValueError where its folder holds others, or lies behind a link."""
+    levels = (turn.folder, *turn.folder.parents)
+    inside = next((i for i, level in enumerate(levels) if (level / "sweep.yaml").exists()), 1)  # of the sweep's folder
+    for level in reversed(levels[:inside]):
+        make_folder_inside(level)
     content = [{"member": own.number, "seed": own.config.seed, "values": own.values} for own in turn.members]
     text, file = json.dumps({"size": turn.size, "members": content}) + "\n", turn.folder / "members.json"
     if not file.exists():
-        turn.folder.mkdir(parents=True, exist_ok=True)
         write_whole(file, text)
     elif read_text(file) != text:
         read_json(file)  # it may be no JSON at all

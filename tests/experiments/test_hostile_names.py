@@ -210,6 +210,7 @@ def test_players_with_numbers_for_names_are_not_shaded():
 
 def test_folders_name_no_modules():
     assert named_modules(["--workdir", "os:a", "--callbacks", "mine:f", "--trust", "own"]) == ["mine", "own"]
+    assert named_modules(["--policies.agent.checkpoint", "os:a", "--stop-at", "my team:1/episode_return", "3"]) == []
 
 
 def test_tensorboard_takes_hostile_folders_and_tags(tmp_path, monkeypatch):

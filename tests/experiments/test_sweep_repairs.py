@@ -151,6 +151,16 @@ def test_a_file_that_is_no_json_is_named(name, begun):
     assert refusal(grid, begun, resume=True).startswith(f"{file} holds no JSON")
 
 
+@pytest.mark.parametrize("place", ["groups", "groups/000/001"])
+def test_a_sweep_writes_nothing_through_links(place, begun, tmp_path):
+    outside = tmp_path / "outside"
+    shutil.move(begun / place, outside)
+    (begun / place).symlink_to(outside)
+    before = {path: path.stat().st_mtime_ns for path in outside.rglob("*")}
+    assert "link" in refusal(grid, begun, resume=True)
+    assert {path: path.stat().st_mtime_ns for path in outside.rglob("*")} == before
+
+
 def test_a_turn_of_other_members_is_not_gone_on_with(begun):
     file = begun / "groups" / "000" / "001" / "members.json"
     content = json.loads(file.read_text())

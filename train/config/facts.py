@@ -36,8 +36,8 @@ class Fraction(tuple):
         return repr({"fraction": [list(point) for point in self]})
 
     def in_env_steps(self, total: int) -> tuple[tuple[float, float], ...]:
-        """Return the schedule of a run of `total` env steps, rounded to whole ones."""
-        return tuple((float(round(position * total)), value) for position, value in self)
+        """Return the schedule of a run of `total` env steps, rounded to whole ones: of points at one step the last."""
+        return tuple({float(round(position * total)): value for position, value in self}.items())
 
 
 # A constant, or (env_step, value) pairs: linear between them, flat outside; or the same over fractions of the run.

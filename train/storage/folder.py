@@ -161,7 +161,7 @@ def read_json(file: Path) -> Any:
     """Returns what a JSON file holds; raises ValueError, naming the file, where that is no JSON."""
     try:
         return json.loads(read_text(file))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{file} holds no JSON: {error}") from error
 
 

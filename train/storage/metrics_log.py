@@ -155,7 +155,7 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
     for number, line in enumerate(text.splitlines(keepends=True), 1):
         try:
             rows.append(json.loads(line))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             if line.endswith("\n"):
                 raise ValueError(f"{path}, line {number}, is no JSON: {error}") from error
             break

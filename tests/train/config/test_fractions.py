@@ -143,3 +143,8 @@ def test_presets_fit_their_length():
         assert len(ends) == (file.stem == "rice")  # WarpDrive's own, for a longer run
     assert fields_of("acrobot_ppo")[RATE] == [[0.0, 1e-3], [500_000.0, 0.0]]
     assert fields_of("tag_continuous_ppo")["policies.runner.past_selves_fraction"][1][0] == 6_500_000.0
+
+
+def test_of_points_at_one_env_step_the_last_counts():
+    assert Fraction(((0.0, 0.1), (0.3, 0.2), (1.0, 0.5))).in_env_steps(1) == ((0.0, 0.2), (1.0, 0.5))
+    assert load_config("tag_continuous_ppo", total_env_steps=1).total_env_steps == 1
