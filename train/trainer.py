@@ -118,7 +118,7 @@ class Trainer:
         require(workdir != "", "workdir", workdir, "a path")  # Path("") is the current folder
         self.debug, self.pictures, self.workdir = debug, pictures, Path(workdir)
         self._given = read_config(config)  # one built in Python may hold 1e6 for 1_000_000
-        self.config = config = run_config(self._given, self.workdir, trust)
+        self.config = config = run_config(self._given, self.workdir, resume, trust)
         self._begun = time.perf_counter()
         self.learner = make_learner(config, trust)  # first: a configuration that is refused must leave no folder
         self.callbacks = check_run(self.learner, callbacks, begun := (self.workdir / CONFIG).exists())

@@ -83,8 +83,8 @@ class TrainedPolicy:
         require(shapes[0] == wanted and 0 not in leading, "obs of shapes", shapes[0], words)
         for leaf, part in zip(jax.tree.leaves(obs), jax.tree.leaves(parts), strict=True):
             dtype = getattr(leaf, "dtype", None) or np.asarray(leaf).dtype
-            if not np.can_cast(dtype, part.dtype, "same_kind"):
-                raise TypeError(f"obs of dtype {dtype}: must be {part.dtype}, or cast to it without loss of kind")
+            if not (jnp.issubdtype(dtype, jnp.bool_) or np.can_cast(dtype, np.float64, "same_kind")):
+                raise TypeError(f"obs of dtype {dtype}: must be {part.dtype}, or other real numbers")
         return leading
 
 

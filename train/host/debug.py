@@ -21,6 +21,7 @@ import numpy as np
 import optax
 from jax.experimental import checkify
 
+from wdjax.checks import require
 from wdjax.train.host.failures import FailedCheckError
 from wdjax.train.host.programs import Program
 from wdjax.train.learner.learner import Learner, learn, run_up_to
@@ -35,6 +36,7 @@ _LEARNING = str(Path(__file__).parents[1])  # what is made there comes of what w
 
 def compile_checked(learner: Learner, most: int) -> Program:
     """Returns a program of up to `most` updates, which compiles when first called and raises FailedCheckError."""
+    require(jax.process_count() == 1, "debug", True, "off in a run of several processes")
     chunk = functools.partial(run_up_to, learner.setup, most)
     program = jax.jit(checkify.checkify(chunk, errors=checkify.user_checks))
 

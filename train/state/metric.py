@@ -29,6 +29,9 @@ class Metric:
     """name of the metric beside this one that is the mean of a deviation"""
 
 
+FRACTIONS = ("live_fraction", "decision_fraction")  # a custom algorithm may leave them out: then means are plain
+
+
 def beside(metrics: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     """Return metrics under `prefix/name`, with the names that they refer to.
 
@@ -40,8 +43,10 @@ def beside(metrics: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     for name, metric in metrics.items():
         if isinstance(metric, Metric):
             require_known(f"rule of the metric {name!r}", metric.over, RULES)
+            missing = [other for other in FRACTIONS if other in metric.weight and other not in metrics]
+            metric = metric.replace(weight=tuple(other for other in metric.weight if other not in missing))
             for other in (*metric.weight, *filter(None, [metric.mean])):
-                require_known(f"weight or mean of the metric {name!r}", other, metrics)
+                require_known(f"metric beside {name!r}", other, metrics)
             metric = metric.replace(weight=tuple(map(put, metric.weight)), mean=put(metric.mean))
         found[put(name)] = metric
     return found

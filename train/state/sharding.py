@@ -144,7 +144,7 @@ def differing_leaves(state: TrainState, metrics: Packed) -> list[str]:
     paths = jax.tree.leaves_with_path((whole, jax.eval_shape(unpack, metrics)))
     for (path, _), differs in zip(paths, (sums != sums[0]).any(axis=0), strict=True):
         if differs:
-            names.append(jax.tree_util.keystr(path[1:], simple=True, separator="."))
+            names.append(jax.tree_util.keystr(path[1:], simple=True, separator=".").removesuffix(".value"))
     return names
 
 

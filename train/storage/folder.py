@@ -190,12 +190,13 @@ def with_size_of(old: TrainConfig, new: TrainConfig) -> TrainConfig:
     return dataclasses.replace(new, updates_per_chunk=new.updates_per_chunk or old.updates_per_chunk)
 
 
-def run_config(config: TrainConfig, workdir: Path, trust: Collection[str] = ()) -> TrainConfig:
+def run_config(config: TrainConfig, workdir: Path, resume: bool, trust: Collection[str] = ()) -> TrainConfig:
     """Return the configuration with which a run is begun or resumed in a folder: schedules are in env steps.
 
     A resumed run keeps the schedules that it was begun with, whatever its length is now. Raises as `load_run_config`.
     """
-    if (new := in_env_steps(config, config.total_env_steps)) is config or not (workdir / CONFIG).is_file():
+    new = in_env_steps(config, config.total_env_steps)
+    if new is config or not resume or not (workdir / CONFIG).is_file():
         return new
     return in_env_steps(config, config.total_env_steps, load_run_config(workdir, with_own(trust, config)))
 
