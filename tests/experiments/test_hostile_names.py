@@ -6,7 +6,7 @@ folders, statistics: train, resume, eval, csv, tensorboard; 20 of them: report, 
 groups, statistics: a sweep of two values and two seeds, resumed, and the report of its best run
 policies: curves.png and opponents.png (6) and the curves of a report; 2 in train, resume and eval, 2 in sweeps
 presets, policies: diff
-presets: 2 in train, 1 in sweeps; folders of sweeps: 2; studies and journals of a search: 1
+presets: 2 in train, 1 in sweeps; folders of sweeps: 20, of searches: 20; studies and journals of a search: 1
 players (scripts): 8 in eval of a search's best run, and its CSV
 TensorBoard's folders and tags
 """
@@ -131,7 +131,7 @@ def ledger(tmp_path, monkeypatch, quick_compile):
 
 @pytest.mark.slow
 def test_sweeps_take_hostile_names_as_they_are(ledger, capsys):
-    folder = "./http:/[red]x/%20$x^{$ s"
+    folder = os.path.join(".", *NAMES[::2])
     learning_rate = "policies.s{0}%d.learning_rate"
     metric = "--metric=s{0}%d/episode_return"
     arguments = ["sweep", ledger(NAMES), "--set", f"{learning_rate}=1e-3,2e-3", metric, "--workdir", folder]
@@ -152,14 +152,15 @@ def test_sweeps_take_hostile_names_as_they_are(ledger, capsys):
 def test_searches_take_hostile_names_as_they_are(ledger):
     pytest.importorskip("optuna")
     learning_rate = "policies.--resume.learning_rate=log:1e-4:1e-2"
+    folder = os.path.join("./s3:", *NAMES[1::2])
     journal, study = "./gs:/%s?a=[0]", "'; drop table studies; -- $x$ \"%d\""
     arguments = ["sweep", ledger(NAMES[:2]), "--set", learning_rate, "--search=2", "--batch=2"]
-    arguments += [f"--study={study}", "--storage", journal, "--workdir", "./s3:/{0}"]
+    arguments += [f"--study={study}", "--storage", journal, "--workdir", folder]
     main([*arguments, "--metric=s{0}%d/episode_return"])
     assert Path(journal).is_file()
-    assert len(read_table("./s3:/{0}")) == 2
+    assert len(read_table(folder)) == 2
     scripts = [f"{name}." for name in NAMES if name[0] != "-"][::5]  # a dash would begin a flag
-    main(["eval", "./s3:/{0}/best", "--episodes", "2", "--opponents", *scripts, "--output", "[*].csv"])
+    main(["eval", f"{folder}/best", "--episodes", "2", "--opponents", *scripts, "--output", "[*].csv"])
     with open("[*].csv", encoding="utf8", newline="") as stream:
         assert {line["--resume"] for line in csv.DictReader(stream)} == {"trained", *scripts}
 
