@@ -313,7 +313,7 @@ def load_member(workdir: str | Path, number: int, trust: Collection[str] = ()) -
     own = content["members"][place]
     config = dataclasses.replace(change_config(base, trust=trust, **own["values"]), seed=own["seed"], devices=1)
     learner = make_learner(config)
-    member = Member(number, 0, own["values"], config)
+    member = Member(number, 0, own["values"], learner.config)  # with schedules in env steps
     states = read_states(folder, abstract_population(learner.setup, [member], content["size"], 1))
     return learner, jax.tree.map(lambda leaf: leaf[place], states)
 

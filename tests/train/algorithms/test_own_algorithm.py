@@ -98,7 +98,9 @@ class Reinforce(Algorithm):
 
 def awr_config(**changes):
     base = {"policies.agent.algorithm": PATH, "num_envs": 8, "rollout_length": 8, "total_env_steps": 6 * 64}
-    return load_config("cartpole_ppo", **(base | {"policies.agent.network.hidden_sizes": [8]} | changes))
+    base["policies.agent.network.hidden_sizes"] = [8]
+    base["policies.agent.learning_rate"] = [[0, 2.5e-3], [150_000, 1e-4]]  # the same at every length of run
+    return load_config("cartpole_ppo", **(base | changes))
 
 
 # --- another loss: the example ---
