@@ -94,9 +94,11 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def interrupt_again(lost: Any) -> None:
-    """Interrupt the process once more where Python drops a KeyboardInterrupt: one that comes while it collects garbage
-    is raised in a callback of jax, from which no exception leaves. A hook for `sys.unraisablehook`."""
-    if issubclass(lost.exc_type, KeyboardInterrupt):  # from a thread: an exception leaves no hook either
+    """Send SIGINT again if Python dropped a KeyboardInterrupt; a hook for `sys.unraisablehook`.
+
+    During garbage collection it is raised inside a callback of jax, and Python ignores exceptions there.
+    """
+    if issubclass(lost.exc_type, KeyboardInterrupt):  # from a thread, as the hook itself cannot raise
         threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT)).start()
     else:
         sys.__unraisablehook__(lost)

@@ -285,7 +285,7 @@ class Trainer:
         most, env_steps = room(self.config), updates * self.config.env_steps_per_update
         self._say(f"Going on from {checkpoints.directory}/{updates}, {env_steps:,} env steps")
         if forgets_determinism(host["deterministic"]):
-            self._say("Mind: this run was --deterministic; without it, it does not go on bit for bit as it would have")
+            self._say("Warning: this run was --deterministic. Without it, results are not bit-identical to that run")
         for words in switch_warnings(read_made_with(self.workdir)):
             self._say(words)
         program = (compile_checked(self.learner, most), 0.0) if self.debug else compile_chunk(self.learner, like, most)

@@ -14,7 +14,7 @@ from wdjax.checks import printable
 
 
 class Unbroken(io.FileIO):
-    """A file descriptor whose reader may vanish (a pipe, a terminal): what is written afterwards is dropped."""
+    """A file descriptor that drops output once its reader, a pipe or a terminal, is gone."""
 
     def write(self, data: Any) -> int | None:
         try:
@@ -26,7 +26,7 @@ class Unbroken(io.FileIO):
 
 
 def keep_output() -> None:
-    """Let no closed stdout or stderr end the process: a run goes on when the terminal or the pipe is gone."""
+    """Keep the process alive when stdout or stderr is closed, or its terminal or pipe is gone."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is not getattr(sys, f"__{name}__"):  # a notebook's, or a test's
@@ -46,7 +46,7 @@ def show(text: Any) -> None:
 
 
 class Console(rich.console.Console):
-    """A console of rich that prints every text as it is: no markup, no emoji codes, no control characters."""
+    """A rich console that prints text literally: no markup, no emoji codes, no control characters."""
 
     def __init__(self, **options: Any):
         super().__init__(markup=False, emoji=False, **options)

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-LINK = "is a link or a pipe, and nothing is written through these inside a run folder. Replace it."
-MOST_BYTES = 2**26  # of a file that is read in one piece; metrics.jsonl may be larger
+LINK = "is a link or a pipe. wdjax does not write through links inside a run folder. Replace it."
+MOST_BYTES = 2**26  # limit for files that are read in one piece; metrics.jsonl may be larger
 
 
 @contextlib.contextmanager

@@ -34,7 +34,7 @@ def user_space(policies: Collection[str]) -> str:
 
 
 def free_name(name: str, space: str, taken: Callable[[str], bool]) -> str:
-    """Return `name`, behind `space/` as often as it is taken."""
+    """Return `name`, with the prefix `space/` added until the name is free."""
     while taken(name):
         name = f"{space}/{name}"
     return name
@@ -47,7 +47,7 @@ def statistic_names(
     """Return the metrics of an environment's statistics: ({name in info: metric}, {name in info_ratios: metric}).
 
     A sum X is reported as `episode_X` and a ratio R as `R`. One that collides with a name that wdjax writes, or with
-    another statistic, is reported as `user/X` or `user/R`. Sums that ratios stand in place of are not reported.
+    another statistic, is reported as `user/X` or `user/R`. Sums that a ratio replaces are not reported.
 
     Args:
         info: names of the statistics in `step`'s info.
@@ -85,5 +85,5 @@ def statistic_names(
 
 
 def divided_away(ratios: Mapping[str, tuple[str, str]]) -> set[str]:
-    """Return the sums that `Env.info_ratios` stand in place of: those that are divided, and divide nothing."""
+    """Return the sums that `Env.info_ratios` replaces: numerators that are no denominator."""
     return {total for total, _ in ratios.values()} - {count for _, count in ratios.values()}

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def overridden(owner: Any, cls: type, names: Collection[str] = ()) -> str | None:
-    """Return the first function of `cls` that `owner` does not have as it stands in the source of `cls`, or None.
+    """Return the first function of `cls` that `owner` replaces, compared with the source of `cls`, or None.
 
     Args:
         owner: an object, or `cls` itself.
@@ -25,7 +25,7 @@ def _is_function(value: Any) -> bool:
 
 
 def _is_from(value: Any, cls: type, name: str) -> bool:
-    """Return whether a class attribute is the function that stands as `name` in the source of `cls`."""
+    """Return whether a class attribute is the function `name` from the source of `cls`."""
     function = getattr(value, "fget", None) or getattr(value, "__func__", value)
     code, module = getattr(function, "__code__", None), sys.modules[cls.__module__]
     return (

@@ -13,10 +13,10 @@ MOST_BYTES, MOST_VALUES, MOST_DEPTH = 2**22, 200_000, 50
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader, but 1e-4 is a number, as in YAML 1.2, and a name that stands twice is refused.
+    """PyYAML's safe loader, but 1e-4 is a number, as in YAML 1.2, and a repeated key is refused.
 
-    A file is limited in depth and in values, those that an alias repeats counted each time: some hundred bytes may
-    stand for billions of them.
+    Depth and the number of values are limited. Values behind an alias count each time: with aliases, a few hundred
+    bytes can expand to billions of values.
     """
 
     def __init__(self, stream: str):
@@ -52,7 +52,7 @@ class _Loader(yaml.SafeLoader):
 
 _EXPONENT = re.compile(r"[-+]?(\d[\d_]*(\.[\d_]*)?|\.\d+)[eE][-+]?\d+$")
 _ODD = re.compile(r"[-+]?(0[0-7_]+|0b[01_]+|0x[\da-fA-F_]+|\d[\d_]*(:[0-5]?\d)+(\.[\d_]*)?)$")
-# to YAML 1.1 is 010 an 8 and 1:30 a 90: nobody means that, so they are text, which no number's field takes
+# YAML 1.1 reads 010 as 8 and 1:30 as 90. Here both are text, which numeric fields refuse.
 _Loader.yaml_implicit_resolvers = {
     first: [("tag:yaml.org,2002:str", _ODD), *others] if first in "-+0123456789" else others
     for first, others in yaml.SafeLoader.yaml_implicit_resolvers.items()
@@ -61,7 +61,7 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+.012
 
 
 def read_yaml_value(source: Path | str) -> Any:
-    """Returns whatever a YAML file holds, or a text; raises ValueError naming it where it is not YAML."""
+    """Return the content of a YAML file or text. Raises ValueError, naming it, if it is not YAML."""
     name = source if isinstance(source, Path) else repr(source)
     try:
         return yaml.load(read_text(source, MOST_BYTES) if isinstance(source, Path) else source, _Loader)
@@ -72,7 +72,7 @@ def read_yaml_value(source: Path | str) -> Any:
 
 
 def _yaml_words(error: Exception) -> str:
-    """Returns what is wrong with a YAML file, and where, in one line."""
+    """Return the problem in a YAML file and its position, in one line."""
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
     if mark is None:
         return one_line(error)

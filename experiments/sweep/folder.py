@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from wdjax.train.config.facts import in_env_steps
-from wdjax.train.config.reading import from_mapping, read_yaml, read_yaml_value
+from wdjax.train.config.reading import from_mapping, read_yaml
 from wdjax.train.config.schema import TrainConfig
 from wdjax.train.storage.folder import (
     SWEEP,
@@ -20,6 +20,7 @@ from wdjax.train.storage.folder import (
     writing,
 )
 from wdjax.train.storage.switches import require_same_switches, switch_warnings, switches
+from wdjax.yaml_reader import read_yaml_value
 
 SWITCHES = "switches.yaml"
 

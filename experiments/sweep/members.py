@@ -12,11 +12,11 @@ import numpy as np
 
 from wdjax.checks import require, require_integer
 from wdjax.train.config.facts import in_env_steps, static_part
-from wdjax.train.config.reading import read_yaml_value
 from wdjax.train.config.schema import TrainConfig
 from wdjax.train.learner.validate import validate
 from wdjax.train.load import change_config, load_config
 from wdjax.train.state.registry import make_hypers
+from wdjax.yaml_reader import read_yaml_value
 
 _RANGE = re.compile(r"(log|uniform|int):([^:]+):([^:]+)")
 

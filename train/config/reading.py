@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from wdjax.checks import did_you_mean, require
 from wdjax.train.config.facts import Fraction, is_required
-from wdjax.yaml_reader import read_yaml_value as read_yaml_value
+from wdjax.yaml_reader import read_yaml_value
 
 SHORT = {"lr": "learning_rate"}  # what many type -> the field's name here
 

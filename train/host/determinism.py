@@ -4,7 +4,7 @@ import os
 
 import jax
 
-FLAG = "--xla_gpu_deterministic_ops=true"
+from wdjax.train.storage.switches import DETERMINISTIC as FLAG
 
 
 def make_deterministic() -> None:

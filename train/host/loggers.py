@@ -50,7 +50,7 @@ class Logger:
 
     @contextlib.contextmanager
     def _training_goes_on(self) -> Iterator[None]:
-        """Turn an error of a logger into a warning: it writes nothing more, and training does not end by it."""
+        """Turn an error of a logger into a warning and disable the logger; training continues."""
         try:
             yield
         except Exception as error:  # of any type: loggers' libraries have their own

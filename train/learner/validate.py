@@ -50,10 +50,11 @@ def validate(config: TrainConfig) -> tuple[Env, Any, dict[str, Assignment]]:
         require(name and "/" not in name and "." not in name, "policies", name, "a name without '/' and '.'")
         _validate_policy(name, policy)
     assignments = assign_agents(env, params, config.policies)
+    in_steps = in_env_steps(config, config.total_env_steps)
     for name, assignment in assignments.items():
         policy = config.policies[name]
         algorithm = find_algorithm(policy.algorithm)
-        _validate_pool(name, in_env_steps(config, config.total_env_steps), env, assignment)
+        _validate_pool(name, in_steps, env, assignment)
         require_layout(f"policies.{name}.network", policy.network, env)
         algorithm.check(name, config, assignment)
         require_taken(f"policies.{name}", policy, algorithm.takes, policy.algorithm)

@@ -1,4 +1,4 @@
-"""A number that an update reports, with the rule that joins those of several updates."""
+"""A number that an update reports, with the rule that joins the numbers of several updates."""
 
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
@@ -22,11 +22,11 @@ class Metric:
 
     value: jax.Array  # ()
     over: Rule = struct.field(pytree_node=False, default="mean")
-    """how the numbers of several updates become one; "deviation": that of all values together, whose mean is `mean`"""
+    """how the numbers of several updates become one; "deviation": that of all values together, around `mean`"""
     weight: tuple[str, ...] = struct.field(pytree_node=False, default=())
-    """names of metrics beside this one, whose product weights each update in a mean or deviation"""
+    """names of other metrics of this update; their product is its weight in a mean or deviation"""
     mean: str = struct.field(pytree_node=False, default="")
-    """name of the metric beside this one that is the mean of a deviation"""
+    """name of the metric that holds the mean, for a deviation"""
 
 
 FRACTIONS = ("live_fraction", "decision_fraction")  # a custom algorithm may leave them out: then means are plain
@@ -43,11 +43,10 @@ def beside(metrics: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     for name, metric in metrics.items():
         if isinstance(metric, Metric):
             require_known(f"rule of the metric {name!r}", metric.over, RULES)
-            missing = [other for other in FRACTIONS if other in metric.weight and other not in metrics]
-            metric = metric.replace(weight=tuple(other for other in metric.weight if other not in missing))
-            for other in (*metric.weight, *filter(None, [metric.mean])):
+            weight = [other for other in metric.weight if other in metrics or other not in FRACTIONS]
+            for other in (*weight, *filter(None, [metric.mean])):
                 require_known(f"metric beside {name!r}", other, metrics)
-            metric = metric.replace(weight=tuple(map(put, metric.weight)), mean=put(metric.mean))
+            metric = metric.replace(weight=tuple(map(put, weight)), mean=put(metric.mean))
         found[put(name)] = metric
     return found
 

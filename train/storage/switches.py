@@ -10,12 +10,12 @@ KEYS = "jax_default_prng_impl"  # the form of random keys: a checkpoint cannot b
 REQUIRED = (KEYS, "jax_threefry_partitionable", "jax_enable_x64")  # with another value the run is another one
 _ROUNDING = "jax_default_matmul_precision"
 _VARIABLES = ("XLA_FLAGS", "NVIDIA_TF32_OVERRIDE")
-_DETERMINISTIC = "--xla_gpu_deterministic_ops=true"  # stored with every checkpoint, and reported there
+DETERMINISTIC = "--xla_gpu_deterministic_ops=true"  # stored with every checkpoint, and compared there
 
 
 def switches() -> dict[str, Any]:
     """Return name -> value of the settings in this process, as YAML holds them."""
-    flags = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if flag != _DETERMINISTIC]
+    flags = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if flag != DETERMINISTIC]
     tf32 = os.environ.get("NVIDIA_TF32_OVERRIDE", "")
     of_jax = {name: getattr(jax.config, name) for name in (*REQUIRED, _ROUNDING)}
     return {**of_jax, "XLA_FLAGS": " ".join(sorted(flags)), "NVIDIA_TF32_OVERRIDE": tf32}

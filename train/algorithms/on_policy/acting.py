@@ -23,7 +23,7 @@ class ByKernel:
 
 
 def for_kernel(policy: Policy, state: PolicyState) -> ByKernel:
-    """Return what `draw_actions` takes in the place of a state to act by the kernel."""
+    """Return the state for `draw_actions` with the parameters as the kernel reads them."""
     return ByKernel(state, transposed(towers_of(state.params, policy.kernels), policy.kernels))
 
 

@@ -208,12 +208,11 @@ class OnPolicy(Algorithm):
         if policy.config.network.recurrent_size:
             started = jnp.concatenate([jnp.zeros_like(over[:1]), over[:-1]])  # a reset before the first row is done
             restart = jnp.broadcast_to(started[..., None], live.shape)
-            custom = type(self).init_carry is not OnPolicy.init_carry
-            start = self.init_carry(policy, over.shape[1]) if custom else None
+            start = self.init_carry(policy, over.shape[1]) if self.overridden("init_carry") else None
             batch = batch.replace(restart=restart, carry=(played.first_carry[policy.name], start))
         state, losses = gradient_steps(policy, state, hypers, batch, key, num_blocks)
-        for name in losses.keys() & {"normalized_advantage_mean"}:
-            losses[name] = Metric(losses[name], weight=(learned_fraction(rows),))
+        if (mean := "normalized_advantage_mean") in losses:
+            losses[mean] = Metric(losses[mean], weight=(learned_fraction(rows),))
         if state.normalizer is not None:  # of rows that are learned from: their scale is what a loss feels
             seen = update_observation_statistics(state.normalizer.obs, rows.obs, rows.learned)
             state = state.replace(normalizer=Normalizer(seen, statistics))
