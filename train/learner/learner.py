@@ -36,7 +36,7 @@ from wdjax.train.state.state import PolicyState, TrainState, current_hypers
 class Run(Protocol):
     """The type of `Learner.run`."""
 
-    def __call__(self, state: TrainState, num_updates: int) -> tuple[TrainState, Metrics]: ...
+    def __call__(self, state: TrainState, num_updates: int) -> tuple[TrainState, dict[str, jax.Array]]: ...
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -47,7 +47,7 @@ class Learner:
     """what the functions are made of: the configuration, the environment, its params and the policies"""
     init: Callable[[jax.Array], TrainState]
     """init(key) -> TrainState"""
-    update: Callable[[TrainState], tuple[TrainState, Metrics]]
+    update: Callable[[TrainState], tuple[TrainState, dict[str, jax.Array]]]
     """update(state) -> (state, metrics): one rollout and its updates"""
     run: Run
     """run(state, num_updates=n) -> (state, metrics with a leading [n]): a scan over update; n is a whole number"""
@@ -91,7 +91,7 @@ def learner_of(setup: Setup) -> Learner:
     loaded = functools.cache(functools.partial(load_policies, setup))
     updates = jax.jit(functools.partial(run, setup), static_argnames="num_updates")
 
-    def run_so_many(state: TrainState, num_updates: int) -> tuple[TrainState, Metrics]:
+    def run_so_many(state: TrainState, num_updates: int) -> tuple[TrainState, dict[str, jax.Array]]:
         require_integer("num_updates", num_updates, 0)  # here: to jit 2.0 and True are the 2 and 1 that it has compiled
         return updates(state, num_updates=int(num_updates))
 
@@ -106,7 +106,7 @@ def learner_of(setup: Setup) -> Learner:
     )
 
 
-def update(setup: Setup, state: TrainState) -> tuple[TrainState, Metrics]:
+def update(setup: Setup, state: TrainState) -> tuple[TrainState, dict[str, jax.Array]]:
     """One rollout of all replicas, then the updates of every policy that learns from its own rows."""
     state, metrics = spread(setup, update_share, state)
     return state, values_of(metrics)
@@ -179,7 +179,7 @@ def packed_update(setup: Setup, state: TrainState) -> tuple[TrainState, Packed]:
     return state, pack(metrics)
 
 
-def run(setup: Setup, state: TrainState, num_updates: int) -> tuple[TrainState, Metrics]:
+def run(setup: Setup, state: TrainState, num_updates: int) -> tuple[TrainState, dict[str, jax.Array]]:
     """`num_updates` updates as one scan; run(a) then run(b) equals run(a + b)."""
 
     def scan(setup: Setup, state: TrainState) -> tuple[TrainState, Metrics]:

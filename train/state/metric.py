@@ -56,6 +56,6 @@ def rule_of(metric: Any) -> Metric:
     return metric if isinstance(metric, Metric) else Metric(metric)
 
 
-def values_of(metrics: Mapping[str, Any]) -> dict[str, Any]:
+def values_of(metrics: Mapping[str, Any]) -> dict[str, jax.Array]:
     """Return the values of metrics as plain arrays, by name."""
     return {name: rule_of(metric).value for name, metric in metrics.items()}
