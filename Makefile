@@ -64,6 +64,7 @@ test-all: $(DEV_STAMP)
 
 lint: $(DEV_STAMP)
 	$(BIN)/ruff check
+	$(BIN)/ruff format --check wdjax envs experiments/examples docs README.md setup.py
 
 # A warning is an error. The environments' pictures are drawn again, as what they show may have changed.
 docs: $(DEV_STAMP)

@@ -2,12 +2,16 @@
 
 from pathlib import Path
 
-if not (Path(__file__).parent / "src" / "wdjax" / "envs").is_dir():  # so in a checkout, and in an sdist
+if not (
+    Path(__file__).parent / "src" / "wdjax" / "envs"
+).is_dir():  # so in a checkout, and in an sdist
     raise SystemExit(
         "wdjax/envs, train and experiments are symbolic links, and this checkout holds none: check out again "
         "with git -c core.symlinks=true clone, on Linux, macOS or in WSL2"
     )
 
-from setuptools import setup  # here: newer Pythons come without it, and what is missing above is to be said first
+from setuptools import (
+    setup,
+)  # here: newer Pythons come without it, and what is missing above is to be said first
 
 setup()

@@ -19,7 +19,8 @@ html_title = f"wdjax {release}"
 html_static_path = ["data_flow.svg"]
 html_show_sourcelink = False
 
-myst_enable_extensions = ["dollarmath"]  # MathJax, which its pages fetch from its own network: without one, TeX is seen
+# MathJax, which its pages fetch from its own network: without one, TeX is seen
+myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
 nb_execution_mode = "cache" if os.environ.get("EXECUTE") else "off"
 nb_execution_raise_on_error = True
@@ -31,4 +32,5 @@ autodoc_typehints_format = "short"
 python_use_unqualified_type_names = True
 maximum_signature_line_length = 100
 nitpicky = True
-nitpick_ignore_regex = [("py:(class|obj|data|exc)", ".*")]  # of signatures: most name a type of another library
+# of signatures: most name a type of another library
+nitpick_ignore_regex = [("py:(class|obj|data|exc)", ".*")]

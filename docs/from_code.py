@@ -44,7 +44,11 @@ def _own_field_words(source: str) -> Iterator[tuple[str, str, str]]:
             words = comments.get(node.end_lineno, "")
             if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
                 words = inspect.cleandoc(after.value.value)
-            yield node.target.id, _default(node.value), re.sub(r"^# *(noqa: \w+ *)?", "", " ".join(words.split()))
+            yield (
+                node.target.id,
+                _default(node.value),
+                re.sub(r"^# *(noqa: \w+ *)?", "", " ".join(words.split())),
+            )
 
 
 def _default(value: ast.expr | None) -> str:
@@ -59,7 +63,12 @@ def _default(value: ast.expr | None) -> str:
 
 def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     lines = [head, tuple("---" for _ in head), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines) + "\n"
+    return (
+        "\n".join(
+            "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines
+        )
+        + "\n"
+    )
 
 
 def _code(text: str) -> str:
@@ -91,12 +100,20 @@ def environment(name: str, *options: str) -> str:
         parts += [f"![{name}, random play]({picture(name)})", "*Random play of a fixed seed.*"]
     parts += ["## Spaces", _spaces(env, params)]
     if "rules" in options:
-        parts += ["## Start", inspect.getdoc(cls.reset), "## A step, and what it pays", inspect.getdoc(cls.step)]
+        parts += [
+            "## Start",
+            inspect.getdoc(cls.reset),
+            "## A step, and what it pays",
+            inspect.getdoc(cls.step),
+        ]
         parts += [inspect.getdoc(cls.reward)] if hasattr(cls, "reward") else []
         observe = cls.observe if "observe" in vars(cls) else module.observe
         parts += ["## What an agent sees", inspect.getdoc(observe)]
         parts += [inspect.getdoc(cls.own_features)] if hasattr(cls, "own_features") else []
-    parts += ["## Parameters", "Traced: `env_params` of a preset, swept and vmapped without compiling again."]
+    parts += [
+        "## Parameters",
+        "Traced: `env_params` of a preset, swept and vmapped without compiling again.",
+    ]
     parts += [_fields(type(params), ("name", "default", "what, unit"))]
     static = _fields(cls, ("name", "default", "what"))
     if dataclasses.fields(cls):
@@ -117,13 +134,23 @@ def environment(name: str, *options: str) -> str:
 def _spaces(env: Any, params: Any) -> str:
     observations, actions = env.observation_space(params), env.action_space(params)
     groups = dict(env.groups) or {"agent": 1}
-    of = lambda spaces, group: spaces.spaces[group] if env.groups else spaces  # noqa: E731
+
+    def of(spaces, group) -> Any:
+        return spaces.spaces[group] if env.groups else spaces
+
     rows = [
         (_code(group), str(number), describe(of(observations, group)), describe(of(actions, group)))
         for group, number in groups.items()
     ]
-    ends = "an episode may be cut off by a time limit (truncated)" if env.can_truncate else "nothing is truncated"
-    return _table(("group", "agents", "observation of one", "action of one"), rows) + f"\nWith its defaults; {ends}."
+    ends = (
+        "an episode may be cut off by a time limit (truncated)"
+        if env.can_truncate
+        else "nothing is truncated"
+    )
+    return (
+        _table(("group", "agents", "observation of one", "action of one"), rows)
+        + f"\nWith its defaults; {ends}."
+    )
 
 
 def describe(space: Any) -> str:
@@ -135,10 +162,16 @@ def describe(space: Any) -> str:
     if hasattr(space, "nvec"):
         numbers = [int(number) for number in np.ravel(space.nvec)]
         alike = len(numbers) > 4 and len(set(numbers)) == 1
-        return f"MultiDiscrete, {len(numbers)} of {numbers[0]}" if alike else f"MultiDiscrete{tuple(numbers)}"
+        return (
+            f"MultiDiscrete, {len(numbers)} of {numbers[0]}"
+            if alike
+            else f"MultiDiscrete{tuple(numbers)}"
+        )
     low, high = np.min(np.asarray(space.low)), np.max(np.asarray(space.high))
     shape = tuple(space.shape[space.batch_ndim :])
-    return f"Box {shape}" + (f" in [{low:.4g}, {high:.4g}]" if np.isfinite([low, high]).all() else "")
+    return f"Box {shape}" + (
+        f" in [{low:.4g}, {high:.4g}]" if np.isfinite([low, high]).all() else ""
+    )
 
 
 def picture(name: str) -> str:
@@ -170,7 +203,9 @@ def names(package: str) -> str:
     """Returns directives that document every public name of a package, in alphabetical order."""
     module = import_module(package)
     homes = {name for name in module.__all__ if inspect.ismodule(getattr(module, name))}
-    entries = [_entry(package, name, getattr(module, name)) for name in sorted(set(module.__all__) - homes)]
+    entries = [
+        _entry(package, name, getattr(module, name)) for name in sorted(set(module.__all__) - homes)
+    ]
     return "\n".join(["```{eval-rst}", *entries, "```"])
 
 
@@ -224,7 +259,10 @@ def presets() -> str:
     rows = []
     for path in sorted(folder.glob("*.yaml")):
         lines = path.read_text(encoding="utf8").splitlines()
-        head = [line.lstrip("# ") for line in lines[: next(i for i, line in enumerate(lines) if line[:1] != "#")]]
+        head = [
+            line.lstrip("# ")
+            for line in lines[: next(i for i, line in enumerate(lines) if line[:1] != "#")]
+        ]
         rows.append((_code(path.stem), " ".join(head)))
     return _table(("preset", "what"), rows)
 
@@ -241,7 +279,9 @@ def commands() -> str:
 
 def expand(app: Any, page: str, source: list[str]) -> None:
     """Puts what is made from code in the place of the marks of a page."""
-    source[0] = MARK.sub(lambda mark: globals()[mark[1].split()[0]](*mark[1].split()[1:]), source[0])
+    source[0] = MARK.sub(
+        lambda mark: globals()[mark[1].split()[0]](*mark[1].split()[1:]), source[0]
+    )
 
 
 def to_rst(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
@@ -252,17 +292,30 @@ def to_rst(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[s
         if literal is not None and line.strip() and indent <= literal:
             literal = None
         ends_open = line.endswith(":") and lines[i + 1 : i + 2] == [""] and i + 2 < len(lines)
-        opens = literal is None and ends_open and len(lines[i + 2]) - len(lines[i + 2].lstrip()) > indent
+        opens = (
+            literal is None
+            and ends_open
+            and len(lines[i + 2]) - len(lines[i + 2].lstrip()) > indent
+        )
         if literal is None:
-            line = re.sub(r"`[^`]*`|[*|]", lambda found: found[0] if len(found[0]) > 1 else "\\" + found[0], line)
+            line = re.sub(
+                r"`[^`]*`|[*|]",
+                lambda found: found[0] if len(found[0]) > 1 else "\\" + found[0],
+                line,
+            )
             line = re.sub(r"(?<=\w)_(?=\W|$)", r"\\_", line) if "`" not in line else line
         if opens:
             literal, line = indent, line if line.endswith("::") else line + ":"
         text.append(line)
     if what == "class" and dataclasses.is_dataclass(obj) and "Config" not in name:
         words = [(field, said) for field, _, said in field_words(obj) if said]
-        text += ["", *(f"* ``{field}``: {re.sub(r'([*|])', _ESCAPED, said)}" for field, said in words), ""]
-    if what in ("attribute", "property"):  # else napoleon takes what stands before a colon for a type
+        text += [
+            "",
+            *(f"* ``{field}``: {re.sub(r'([*|])', _ESCAPED, said)}" for field, said in words),
+            "",
+        ]
+    # else napoleon takes what stands before a colon for a type
+    if what in ("attribute", "property"):
         text = ["..", "", *text]
     lines[:] = text
 

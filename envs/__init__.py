@@ -46,10 +46,23 @@ _REGISTRY: dict[str, type[Env] | Env] = {
 LIBRARIES = {"gymnax": "wdjax.adapters._from_gymnax", "jaxmarl": "wdjax.adapters._from_jaxmarl"}
 
 __all__ = [
-    "Acrobot", "CartPole", "ContinuousMountainCar", "CovidEconomy", "MountainCar", "Pendulum", "ReactionOneAtom",
-    "ReactionTwoAtoms", "Rice", "TagContinuous", "TagGridworld", "TaxedCommons", "env_class", "list_envs", "make",
+    "Acrobot",
+    "CartPole",
+    "ContinuousMountainCar",
+    "CovidEconomy",
+    "MountainCar",
+    "Pendulum",
+    "ReactionOneAtom",
+    "ReactionTwoAtoms",
+    "Rice",
+    "TagContinuous",
+    "TagGridworld",
+    "TaxedCommons",
+    "env_class",
+    "list_envs",
+    "make",
     "register",
-]  # fmt: skip
+]
 
 
 # What type checkers know of a name.
@@ -62,21 +75,33 @@ def make(
     name: Literal["continuous_mountain_car"], **arguments: Any
 ) -> tuple[ContinuousMountainCar, continuous_mountain_car.Params]: ...
 @overload
-def make(name: Literal["covid_economy"], **arguments: Any) -> tuple[CovidEconomy, economy.Params]: ...
+def make(
+    name: Literal["covid_economy"], **arguments: Any
+) -> tuple[CovidEconomy, economy.Params]: ...
 @overload
-def make(name: Literal["mountain_car"], **arguments: Any) -> tuple[MountainCar, mountain_car.Params]: ...
+def make(
+    name: Literal["mountain_car"], **arguments: Any
+) -> tuple[MountainCar, mountain_car.Params]: ...
 @overload
 def make(name: Literal["pendulum"], **arguments: Any) -> tuple[Pendulum, pendulum.Params]: ...
 @overload
 def make(name: Literal["rice"], **arguments: Any) -> tuple[Rice, rice.Params]: ...
 @overload
-def make(name: Literal["reaction_one_atom"], **arguments: Any) -> tuple[ReactionOneAtom, game.Params]: ...
+def make(
+    name: Literal["reaction_one_atom"], **arguments: Any
+) -> tuple[ReactionOneAtom, game.Params]: ...
 @overload
-def make(name: Literal["reaction_two_atoms"], **arguments: Any) -> tuple[ReactionTwoAtoms, game.Params]: ...
+def make(
+    name: Literal["reaction_two_atoms"], **arguments: Any
+) -> tuple[ReactionTwoAtoms, game.Params]: ...
 @overload
-def make(name: Literal["tag_continuous"], **arguments: Any) -> tuple[TagContinuous, continuous.Params]: ...
+def make(
+    name: Literal["tag_continuous"], **arguments: Any
+) -> tuple[TagContinuous, continuous.Params]: ...
 @overload
-def make(name: Literal["tag_gridworld"], **arguments: Any) -> tuple[TagGridworld, gridworld.Params]: ...
+def make(
+    name: Literal["tag_gridworld"], **arguments: Any
+) -> tuple[TagGridworld, gridworld.Params]: ...
 @overload
 def make(name: Literal["taxed_commons"], **arguments: Any) -> tuple[TaxedCommons, taxed.Params]: ...
 @overload
@@ -98,7 +123,9 @@ def make(name: str, **arguments: Any) -> tuple[Env, Any]:
         TypeError: for a value of the wrong kind, and for "package.module:Name" that is no environment.
         ImportError: where the library is not installed.
     """
-    library, colon, rest = name.partition(":") if isinstance(name, str) and name not in _REGISTRY else ("", "", "")
+    library, colon, rest = (
+        name.partition(":") if isinstance(name, str) and name not in _REGISTRY else ("", "", "")
+    )
     if colon and library in LIBRARIES:
         return importlib.import_module(LIBRARIES[library]).make(rest, **arguments)
     source = _find(name)
@@ -127,12 +154,17 @@ def register(name: str, env: type[Env] | Env, replace: bool = False) -> None:
     """
     if not isinstance(name, str):
         raise TypeError(f"name = {name!r}: must be a string")
-    plain = name and ":" not in name and name == name.strip()  # before a colon stands another library
+    # before a colon stands another library
+    plain = name and ":" not in name and name == name.strip()
     require(plain, "name", name, "a name without ':' and without spaces around it")
     _require_env("env", env)
     old = _REGISTRY.get(name, env)
-    again = old == env or (isinstance(old, type) and isinstance(env, type) and _full_name(old) == _full_name(env))
-    require(again or replace, "name", name, "a name that no other environment has (or replace=True)")
+    again = old == env or (
+        isinstance(old, type) and isinstance(env, type) and _full_name(old) == _full_name(env)
+    )
+    require(
+        again or replace, "name", name, "a name that no other environment has (or replace=True)"
+    )
     _REGISTRY[name] = env
 
 
@@ -172,12 +204,21 @@ def _find(name: str) -> type[Env] | Env:
 def _is_library(word: str) -> bool:
     """Whether a word before a colon is meant as a library's name: near to one of these, and no module that there is."""
     near = word.isidentifier() and bool(get_close_matches(word, LIBRARIES))
-    return not word or (near and not lies_here(word) and find_spec(word) is None)  # which fails for __main__
+    # which fails for __main__
+    return not word or (near and not lies_here(word) and find_spec(word) is None)
 
 
 def _require_env(what: str, found: Any) -> None:
     if not (isinstance(found, Env) or (isinstance(found, type) and issubclass(found, Env))):
-        raise TypeError(f"{what} = {found!r}: must be a subclass of wdjax.Env, or an environment of one")
+        raise TypeError(
+            f"{what} = {found!r}: must be a subclass of wdjax.Env, or an environment of one"
+        )
     for field in dataclasses.fields(found) if isinstance(found, type) else ():
-        if field.init and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            raise TypeError(f"{found.__name__}.{field.name} has no default: give it one, or register an environment")
+        if (
+            field.init
+            and field.default is dataclasses.MISSING
+            and field.default_factory is dataclasses.MISSING
+        ):
+            raise TypeError(
+                f"{found.__name__}.{field.name} has no default: give it one, or register an environment"
+            )

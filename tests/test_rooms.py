@@ -18,6 +18,10 @@ TRAIN = (
 # lists of names, and two shims
 PUBLIC = ("wdjax", "wdjax.train", "wdjax.train.determinism", "wdjax.train.encoders", "wdjax.train.learning")
 
+MOST_IN_A_FILE, MOST_IN_A_FUNCTION = 250, 40  # statements
+# Larger ones, which the issue "A spine you can read" makes smaller. None may be added, and none may grow.
+LARGER = {"train/trainer.py": 271, "train/algorithms/on_policy/update.py:update": 42}
+
 
 def modules():
     """Returns dotted name -> path of every file, each once: through the links they would come twice."""
@@ -68,3 +72,26 @@ def test_no_two_files_import_each_other():
 
 def test_few_files_lie_loose_in_train():
     assert len(list((ROOT / "train").glob("*.py"))) <= 6
+
+
+def num_statements(tree):
+    """Return the number of statements below a node, docstrings and the text below fields not counted."""
+    statements = [node for node in ast.walk(tree) if isinstance(node, ast.stmt) and node is not tree]
+    return sum(not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)) for node in statements)
+
+
+def sizes():
+    """Yield (name, number of statements, limit) of every file, and of every function in it."""
+    for path in MODULES.values():
+        name, tree = str(path.relative_to(ROOT)), ast.parse(path.read_text(encoding="utf8"))
+        yield name, num_statements(tree), MOST_IN_A_FILE
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                yield f"{name}:{node.name}", num_statements(node), MOST_IN_A_FUNCTION
+
+
+def test_files_and_functions_are_small():
+    large = {name: (number, LARGER.get(name, limit)) for name, number, limit in sizes() if number > limit}
+    grown = [f"{name}: {number} statements, at most {most}" for name, (number, most) in large.items() if number > most]
+    assert not grown, "\n".join(grown)
+    assert sorted(large) == sorted(LARGER), "an exception that is no longer needed"

@@ -31,10 +31,32 @@ if TYPE_CHECKING:
     from wdjax.vector import ResetPool, VectorEnv, VectorState, vectorize
 
 __all__ = [
-    "Box", "Dict", "Discrete", "Env", "EnvCheckError", "MultiDiscrete", "PlayState", "ResetPool", "Transition",
-    "VectorEnv", "VectorState", "adapters", "check_env", "drawing", "envs", "experiments", "list_envs", "load_policy",
-    "make", "play", "register", "render", "start_play", "train", "vectorize",
-]  # fmt: skip
+    "Box",
+    "Dict",
+    "Discrete",
+    "Env",
+    "EnvCheckError",
+    "MultiDiscrete",
+    "PlayState",
+    "ResetPool",
+    "Transition",
+    "VectorEnv",
+    "VectorState",
+    "adapters",
+    "check_env",
+    "drawing",
+    "envs",
+    "experiments",
+    "list_envs",
+    "load_policy",
+    "make",
+    "play",
+    "register",
+    "render",
+    "start_play",
+    "train",
+    "vectorize",
+]
 
 if not TYPE_CHECKING:
     __getattr__, __dir__, _HOME = import_when_used(__name__)

@@ -54,14 +54,25 @@ def require_finite(params: Any) -> None:
     for field in dataclasses.fields(params):
         value = getattr(params, field.name)
         require(value is None or np.all(np.isfinite(value)), field.name, value, "finite")
-        require(value is None or np.all(np.abs(value) <= HUGE), field.name, value, f"between {-HUGE:g} and {HUGE:g}")
+        require(
+            value is None or np.all(np.abs(value) <= HUGE),
+            field.name,
+            value,
+            f"between {-HUGE:g} and {HUGE:g}",
+        )
 
 
 def require_integer(field: str, value: Any, low: int, high: float = math.inf) -> None:
     """Raises where `value` is no whole number from `low` to `high` (a TypeError for the type, else a ValueError)."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral):  # an array would not be hashable
+    # an array would not be hashable
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise TypeError(f"{field} = {value!r}: must be a whole number, not {type(value).__name__}")
-    require(low <= value <= high, field, value, f"at least {low}" + (f" and at most {high}" if high < math.inf else ""))
+    require(
+        low <= value <= high,
+        field,
+        value,
+        f"at least {low}" + (f" and at most {high}" if high < math.inf else ""),
+    )
 
 
 def printable(text: Any) -> str:

@@ -35,16 +35,19 @@ class Env(abc.ABC):
     """
 
     can_truncate: ClassVar[bool] = True  # whether a time limit may cut an episode off
-    cheap_reset: ClassVar[bool] = False  # whether a start is a few numbers to draw, cheaper on a GPU than a branch
+    cheap_reset: ClassVar[bool] = False
+    """whether a start is a few numbers to draw, cheaper on a GPU than a branch"""
     # whether `step` is `advance` and then `observe`, and a batch may call these; of a subclass that overrides `step` or
     # `reset` it does not hold any more, unless that says it again
     observes_late: ClassVar[bool] = False
     # static fields that change what agents are shown and nothing else: who learned with other values plays on its own
     # observations in the same game
     shown_by: ClassVar[frozenset[str]] = frozenset()
-    reward_threshold: ClassVar[float | None] = None  # the mean return from which the game counts as solved
+    reward_threshold: ClassVar[float | None] = None
+    """the mean return from which the game counts as solved"""
     frames_per_second: ClassVar[int] = 30  # of its own time, for who shows it
-    trail: ClassVar[int] = 10  # earlier states that show in a frame, unless more or fewer are asked for
+    trail: ClassVar[int] = 10
+    """earlier states that show in a frame, unless more or fewer are asked for"""
     # statistics that are one sum of `info` over another, name -> (sum, divisor): a mean time, say
     info_ratios: ClassVar[Mapping[str, tuple[str, str]]] = {}
     # opponents by rule, name -> (group, script(env, state, params, key) of one replica -> the actions of all of that
@@ -55,10 +58,18 @@ class Env(abc.ABC):
         params, fields = self.default_params, dataclasses.fields(self)
         rows = [(field.name, getattr(self, field.name), "static") for field in fields]
         rows += [(group, f"{num} agents", "group") for group, num in self.groups.items()]
-        rows += [(f"{what} {name}".strip(), words, "space")
-                 for what, space in (("obs", self.observation_space(params)), ("action", self.action_space(params)))
-                 for name, words in space_rows(space)]  # fmt: skip
-        rows += [(field.name, getattr(params, field.name), "default param") for field in dataclasses.fields(params)]
+        rows += [
+            (f"{what} {name}".strip(), words, "space")
+            for what, space in (
+                ("obs", self.observation_space(params)),
+                ("action", self.action_space(params)),
+            )
+            for name, words in space_rows(space)
+        ]
+        rows += [
+            (field.name, getattr(params, field.name), "default param")
+            for field in dataclasses.fields(params)
+        ]
         return html_table(rows, caption=type(self).__name__)
 
     @property
@@ -79,7 +90,9 @@ class Env(abc.ABC):
         """Returns (obs, state) of a new episode."""
 
     @abc.abstractmethod
-    def step(self, key: jax.Array, state: Any, action: Any, params: Any) -> tuple[Any, Any, Any, Any, Any, dict]:
+    def step(
+        self, key: jax.Array, state: Any, action: Any, params: Any
+    ) -> tuple[Any, Any, Any, Any, Any, dict]:
         """Advances the game once; never resets.
 
         Returns (obs, state, reward, terminated, truncated, info): reward float32, terminated and truncated bool, per
@@ -89,17 +102,23 @@ class Env(abc.ABC):
         `info` maps names to scalars of this step, which sum up to a statistic of the episode (tags, say).
         """
 
-    def advance(self, key: jax.Array, state: Any, action: Any, params: Any) -> tuple[Any, Any, Any, Any, Any, dict]:
+    def advance(
+        self, key: jax.Array, state: Any, action: Any, params: Any
+    ) -> tuple[Any, Any, Any, Any, Any, dict]:
         """`step`, but with a scene in the place of obs: where `observes_late`, obs is `observe(scene, params)`.
 
         A scene is a pytree like the state, and a new state is the scene of its own first obs, so that a batch can
         restart those whose episode is over and then observe all at once: for observations that are dear.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no advance: its observes_late is to stay false")
+        raise NotImplementedError(
+            f"{type(self).__name__} has no advance: its observes_late is to stay false"
+        )
 
     def observe(self, scene: Any, params: Any) -> Any:
         """Returns obs of a scene, where `observes_late`."""
-        raise NotImplementedError(f"{type(self).__name__} has no observe: its observes_late is to stay false")
+        raise NotImplementedError(
+            f"{type(self).__name__} has no observe: its observes_late is to stay false"
+        )
 
     @abc.abstractmethod
     def observation_space(self, params: Any) -> Space:
@@ -119,7 +138,9 @@ class Env(abc.ABC):
             (others [..., k, features], present [..., k] bool: who of them is there, own [..., m]: all the rest).
         """
         name = type(self).__name__
-        raise NotImplementedError(f"{name} does not say who is whom: write its method split_observation(obs)")
+        raise NotImplementedError(
+            f"{name} does not say who is whom: write its method split_observation(obs)"
+        )
 
     def scene(self, states: Any, params: Any) -> "Scene":
         """Returns how an episode is drawn, in the words of `wdjax.drawing`, from which pictures, GIFs, SVG and the
@@ -143,7 +164,10 @@ class Env(abc.ABC):
         from wdjax.drawing.raster import picture
 
         one = first_axis(state)
-        join = lambda old, new: (jax.numpy if is_key(new) else np).concatenate([old, new])  # noqa: E731
+
+        def join(old, new) -> Any:
+            return (jax.numpy if is_key(new) else np).concatenate([old, new])
+
         states = one if history is None else jax.tree.map(join, history, one)
         axes.imshow(picture(self.scene(states, jax.device_get(params))))
         axes.axis("off")
@@ -174,7 +198,9 @@ def draws_by_scene(env: Env) -> bool:
 
 def _depths(env: Env, *names: str) -> list[int]:
     """Returns of each attribute how far up in the classes of an environment it is first written."""
-    return [next(i for i, cls in enumerate(type(env).__mro__) if name in vars(cls)) for name in names]
+    return [
+        next(i for i, cls in enumerate(type(env).__mro__) if name in vars(cls)) for name in names
+    ]
 
 
 def require_batched_spaces(env: Env, params: Any) -> None:
@@ -185,9 +211,13 @@ def require_batched_spaces(env: Env, params: Any) -> None:
         space = getattr(env, method)(params)
         if not isinstance(space, Space):
             found = type(space).__name__
-            raise ValueError(f"{method} returns {found}: must be a wdjax Box, Discrete, MultiDiscrete or Dict")
+            raise ValueError(
+                f"{method} returns {found}: must be a wdjax Box, Discrete, MultiDiscrete or Dict"
+            )
         if groups and (not isinstance(space, Dict) or list(space.spaces) != list(groups)):
-            found = f"Dict of {list(space.spaces)}" if isinstance(space, Dict) else type(space).__name__
+            found = (
+                f"Dict of {list(space.spaces)}" if isinstance(space, Dict) else type(space).__name__
+            )
             words = f"must be a Dict of the groups, in their order: {list(groups)}"
             raise ValueError(f"{method} returns a {found}: {words}")
         for group, num in groups.items():
@@ -195,7 +225,9 @@ def require_batched_spaces(env: Env, params: Any) -> None:
                 words = f"is no batch of {num} agents: return one agent's space.batch({num})"
                 raise ValueError(f"{method}[{group!r}] {words}")
         if not groups and agent_axes(space) != {()}:
-            words = f"is a batch: {type(env).__name__} has no groups, so return the space of one agent"
+            words = (
+                f"is a batch: {type(env).__name__} has no groups, so return the space of one agent"
+            )
             raise ValueError(f"{method} {words}")
 
 
@@ -213,7 +245,9 @@ def require_action(
         return
 
     def check(params: Any) -> None:
-        require_structure("action", action, env.action_space(params), () if num_envs is None else (num_envs,))
+        require_structure(
+            "action", action, env.action_space(params), () if num_envs is None else (num_envs,)
+        )
 
     jax.eval_shape(check, params)  # a space may compute bounds from params
 
@@ -225,7 +259,11 @@ def layout_of(env: Env) -> Callable | None:
 
 def static_names(env: Env | type[Env]) -> list[str]:
     """Returns the names of the static fields that `make` takes: all but those with metadata {"argument": False}."""
-    return [field.name for field in dataclasses.fields(env) if field.init and field.metadata.get("argument", True)]
+    return [
+        field.name
+        for field in dataclasses.fields(env)
+        if field.init and field.metadata.get("argument", True)
+    ]
 
 
 def with_static(source: Env | type[Env], static: Mapping[str, Any]) -> Env:
@@ -240,7 +278,9 @@ def _as_tuple(value: Any) -> Any:
     return tuple(map(_as_tuple, value)) if isinstance(value, (tuple, list)) else value
 
 
-def split_arguments(source: Env | type[Env], arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def split_arguments(
+    source: Env | type[Env], arguments: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Sorts arguments of `make` into static fields of a class, or of an environment, and names of params.
 
     Raises ValueError, with the nearest right name, for a name that is neither.
@@ -270,26 +310,39 @@ def cast_params(params: Any, defaults: Any) -> Any:
 
 def is_number_tuple(default: Any) -> bool:
     """Returns whether the default of a field of params stands for an array of as many numbers."""
-    return isinstance(default, tuple) and all(isinstance(number, (int, float)) for number in default)
+    return isinstance(default, tuple) and all(
+        isinstance(number, (int, float)) for number in default
+    )
 
 
 def _cast(name: str, value: Any, default: Any) -> Any:
     is_table = isinstance(default, np.ndarray) and default.dtype in (np.int32, np.float32)
     if is_table and value is default:  # the environment's own, for its check_params to judge
         return value
-    if isinstance(default, (np.ndarray, jax.Array)) and isinstance(value, (list, tuple)) and default.size:  # of YAML
-        require(np.shape(value) == default.shape, name, value, f"numbers in the shape {default.shape}")
+    # of YAML
+    if (
+        isinstance(default, (np.ndarray, jax.Array))
+        and isinstance(value, (list, tuple))
+        and default.size
+    ):
+        require(
+            np.shape(value) == default.shape, name, value, f"numbers in the shape {default.shape}"
+        )
         value = np.asarray(value, None if is_table else default.dtype)
     default = default.dtype.type(0).item() if is_table else default
     several = is_number_tuple(default)
-    if not (several or isinstance(default, (bool, int, float, type(None)))) or (value is None and default is None):
+    if not (several or isinstance(default, (bool, int, float, type(None)))) or (
+        value is None and default is None
+    ):
         return value
     one = not is_table and default is not None
     words = f"{len(default)} numbers" if several else "a number" if one else "numbers"
     whole = "a whole number" if one else "whole numbers"
     kinds = {
-        bool: ("b", np.bool_, "true or false"), int: ("iu", np.int32, whole), np.float64: ("iuf", np.float64, words),
-    }  # fmt: skip
+        bool: ("b", np.bool_, "true or false"),
+        int: ("iu", np.int32, whole),
+        np.float64: ("iuf", np.float64, words),
+    }
     allowed, dtype, words = kinds.get(type(default), ("iuf", np.float32, words))
     try:
         array = value if isinstance(value, jax.Array) else np.asarray(value)

@@ -49,7 +49,9 @@ def make_folder_inside(folder: Path) -> Path:
     return folder
 
 
-def open_regular(path: str | Path, mode: str = "rb", most: int | None = None, **options: Any) -> IO[Any]:
+def open_regular(
+    path: str | Path, mode: str = "rb", most: int | None = None, **options: Any
+) -> IO[Any]:
     """Open a regular file: never a pipe or a device, and to write never a link.
 
     Raises:
@@ -57,7 +59,8 @@ def open_regular(path: str | Path, mode: str = "rb", most: int | None = None, **
         ValueError: where it is no regular file, or holds more than `most` bytes.
     """
     follow = 0 if mode in ("r", "rb") else os.O_NOFOLLOW
-    opener = functools.partial(_open, flags_too=follow | os.O_NONBLOCK)  # opening a pipe waits for its other end
+    # opening a pipe waits for its other end
+    opener = functools.partial(_open, flags_too=follow | os.O_NONBLOCK)
     try:
         stream = open(path, mode, opener=opener, **options)  # noqa: SIM115  (returned)
     except OSError as error:

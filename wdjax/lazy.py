@@ -8,7 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 
-def import_when_used(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], dict[str, str]]:
+def import_when_used(
+    package: str,
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], dict[str, str]]:
     """Returns `__getattr__` and `__dir__` of a package, and public name -> the module that holds it.
 
     The names are what its `__init__.py` imports `if TYPE_CHECKING`, so that type checkers know them. What is returned
@@ -33,7 +35,9 @@ def import_when_used(package: str) -> tuple[Callable[[str], Any], Callable[[], l
         if name.startswith("_"):  # which other tools look for
             return ""
         parts = [path for part, path in home.items() if path == f"{package}.{part}"]
-        inside = [path for path in parts if name in getattr(importlib.import_module(path), "__all__", ())]
+        inside = [
+            path for path in parts if name in getattr(importlib.import_module(path), "__all__", ())
+        ]
         near = [f"{path}.{name}" for path in inside] or [
             f"{package}.{other}" for other in difflib.get_close_matches(name, home, 1)
         ]

@@ -7,21 +7,61 @@ EVALUATED = "eval"  # the part before what evaluations find
 SPREAD = ("", "_min", "_max", "_std")  # of episode lengths and returns: mean, extremes, deviation
 LENGTHS = tuple(f"episode_length{end}" for end in SPREAD)
 STANDARD_ERROR = "_standard_error"
-OPPONENT = ("opponent_blocks/", "opponent_games/", "opponent_return/", "opponent_win_rate/")  # and an opponent
+# and an opponent
+OPPONENT = ("opponent_blocks/", "opponent_games/", "opponent_return/", "opponent_win_rate/")
 
 # Fields of metrics.jsonl and of the tables of sweeps that belong to no policy.
-WRITTEN = frozenset({
-    "updates", "env_steps", "seconds", "seconds_per_update", "compile_seconds", "env_steps_per_second",
-    "agent_steps_per_second", "episodes", "episode_return", "bad_numbers", "skipped_updates", "member", "parent",
-    "score", "trial", "values", "state", *LENGTHS,
-})  # fmt: skip
+WRITTEN = frozenset(
+    {
+        "updates",
+        "env_steps",
+        "seconds",
+        "seconds_per_update",
+        "compile_seconds",
+        "env_steps_per_second",
+        "agent_steps_per_second",
+        "episodes",
+        "episode_return",
+        "bad_numbers",
+        "skipped_updates",
+        "member",
+        "parent",
+        "score",
+        "trial",
+        "values",
+        "state",
+        *LENGTHS,
+    }
+)
 # Fields of a run's configuration: columns of the tables of sweeps (tests compare them with TrainConfig).
-CONFIGURED = frozenset({
-    "env", "policies", "env_params", "num_envs", "rollout_length", "rollout_unroll", "kernels", "search_products",
-    "total_env_steps", "stop_at", "reset", "seed", "num_blocks", "devices", "on_bad_numbers", "updates_per_chunk",
-    "checkpoint_every_updates", "checkpoint_every", "keep_checkpoints", "best_metric", "evaluate_every_updates",
-    "evaluate_every", "eval_episodes", "eval_greedy",
-})  # fmt: skip
+CONFIGURED = frozenset(
+    {
+        "env",
+        "policies",
+        "env_params",
+        "num_envs",
+        "rollout_length",
+        "rollout_unroll",
+        "kernels",
+        "search_products",
+        "total_env_steps",
+        "stop_at",
+        "reset",
+        "seed",
+        "num_blocks",
+        "devices",
+        "on_bad_numbers",
+        "updates_per_chunk",
+        "checkpoint_every_updates",
+        "checkpoint_every",
+        "keep_checkpoints",
+        "best_metric",
+        "evaluate_every_updates",
+        "evaluate_every",
+        "eval_episodes",
+        "eval_greedy",
+    }
+)
 RECORDED = frozenset({"_step", "_runtime", "_timestamp", "_wandb"})  # what Weights & Biases adds
 
 
@@ -41,9 +81,11 @@ def free_name(name: str, space: str, taken: Callable[[str], bool]) -> str:
 
 
 def statistic_names(
-    info: Iterable[str], ratios: Mapping[str, tuple[str, str]], policies: Collection[str] = (),
+    info: Iterable[str],
+    ratios: Mapping[str, tuple[str, str]],
+    policies: Collection[str] = (),
     groups: Collection[str] = (),
-) -> tuple[dict[str, str], dict[str, str]]:  # fmt: skip
+) -> tuple[dict[str, str], dict[str, str]]:
     """Return the metrics of an environment's statistics: ({name in info: metric}, {name in info_ratios: metric}).
 
     A sum X is reported as `episode_X` and a ratio R as `R`. One that collides with a name that wdjax writes, or with
@@ -64,12 +106,16 @@ def statistic_names(
         return of_library or not names.isdisjoint((name, f"{name}{STANDARD_ERROR}"))
 
     def collides(name: str) -> bool:
-        read = name.removesuffix(STANDARD_ERROR).endswith("/episode_return")  # readers find policies by these
-        in_table = name.startswith(("policies.", "env_params.", "best/"))  # sweeps' columns, eval/best/...
+        # readers find policies by these
+        read = name.removesuffix(STANDARD_ERROR).endswith("/episode_return")
+        # sweeps' columns, eval/best/...
+        in_table = name.startswith(("policies.", "env_params.", "best/"))
         return read or in_table or taken(name)
 
     sums = set(info) - divided_away(ratios)
-    wanted = [(0, name, f"episode_{name}") for name in sorted(sums)] + [(1, name, name) for name in sorted(ratios)]
+    wanted = [(0, name, f"episode_{name}") for name in sorted(sums)] + [
+        (1, name, name) for name in sorted(ratios)
+    ]
     found: tuple[dict[str, str], dict[str, str]] = {}, {}
     moved = []
     for kind, name, natural in wanted:

@@ -41,19 +41,25 @@ def import_named(field: str, name: str) -> Any:
     importing the module raises anything at all: it is the user's code."""
     module, _, attribute = name.partition(":")
     words = [*module.split("."), attribute]
-    require(all(map(str.isidentifier, words)), field, name, '"package.module:Name", a whole import path')
+    require(
+        all(map(str.isidentifier, words)), field, name, '"package.module:Name", a whole import path'
+    )
     try:
         with _current_folder_on_path(words[0]):
             return getattr(importlib.import_module(module), attribute)
     except (Exception, SystemExit) as error:
-        kind = "" if isinstance(error, (ImportError, AttributeError)) else f"{type(error).__name__}: "
+        kind = (
+            "" if isinstance(error, (ImportError, AttributeError)) else f"{type(error).__name__}: "
+        )
         raise ValueError(f"{field} {name!r}: {kind}{one_line(error)}") from error
 
 
 @contextlib.contextmanager
 def _current_folder_on_path(package: str) -> Iterator[None]:
     """Append the folder of `find_modules_here` to sys.path while a package is imported from there."""
-    folders = [folder for folder in _FOLDERS if folder not in sys.path] if lies_here(package) else []
+    folders = (
+        [folder for folder in _FOLDERS if folder not in sys.path] if lies_here(package) else []
+    )
     sys.path.extend(folders)
     try:
         yield
@@ -83,5 +89,7 @@ def announced(groups: str) -> list[importlib.metadata.EntryPoint]:
     """Returns the entry points of installed packages in the groups that begin so: "wdjax.envs", or "wdjax." for all;
     what lies in the current folder is not installed."""
     places = [place for place in sys.path if place and not _is_current(Path(place))]
-    found = [entry for own in importlib.metadata.distributions(path=places) for entry in own.entry_points]
+    found = [
+        entry for own in importlib.metadata.distributions(path=places) for entry in own.entry_points
+    ]
     return [entry for entry in found if entry.group.startswith(groups)]

@@ -9,7 +9,9 @@ import numpy as np
 from wdjax.kernels.neighbors import is_by_kernel, nearest_neighbors_kernel, neighbor_rows_kernel
 
 
-def nearest_neighbors(x: jax.Array, y: jax.Array, active: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
+def nearest_neighbors(
+    x: jax.Array, y: jax.Array, active: jax.Array, k: int
+) -> tuple[jax.Array, jax.Array]:
     """Finds the k nearest active others of every agent, by float32 distance sqrt(dx^2 + dy^2).
 
     The lower index comes first on ties. On NVIDIA GPUs a kernel does the work, elsewhere `nearest_neighbors_simple`.
@@ -32,19 +34,28 @@ def nearest_neighbors(x: jax.Array, y: jax.Array, active: jax.Array, k: int) -> 
     return jax.lax.platform_dependent(x, y, active, cuda=kernel, default=simple)
 
 
-def nearest_neighbors_simple(x: jax.Array, y: jax.Array, active: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
+def nearest_neighbors_simple(
+    x: jax.Array, y: jax.Array, active: jax.Array, k: int
+) -> tuple[jax.Array, jax.Array]:
     """The same in plain XLA, for every platform and size: a matrix of distances, and `lax.top_k` of its rows."""
     distance = jnp.sqrt((x[:, None] - x[None, :]) ** 2 + (y[:, None] - y[None, :]) ** 2)
     allowed = active[None, :] & ~jnp.eye(x.shape[0], dtype=bool)
-    nearness, index = jax.lax.top_k(jnp.where(allowed, -distance, -jnp.inf), k)  # top_k: lower index first on ties
+    # top_k: lower index first on ties
+    nearness, index = jax.lax.top_k(jnp.where(allowed, -distance, -jnp.inf), k)
     return index, nearness > -jnp.inf
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(5, 6, 7))
 def neighbor_rows(
-    x: jax.Array, y: jax.Array, active: jax.Array, features: jax.Array, own: jax.Array,
-    k: int, num_relative: int, sizes: tuple[int, ...],
-) -> tuple[jax.Array, ...]:  # fmt: skip
+    x: jax.Array,
+    y: jax.Array,
+    active: jax.Array,
+    features: jax.Array,
+    own: jax.Array,
+    k: int,
+    num_relative: int,
+    sizes: tuple[int, ...],
+) -> tuple[jax.Array, ...]:
     """Returns what every agent sees of its `nearest_neighbors`, and of itself, in rows that are written once.
 
     A row holds the first feature of the k nearest active others, nearest first, then the second feature, and so on,
@@ -69,17 +80,26 @@ def neighbor_rows(
 
 
 @neighbor_rows.defjvp
-def _neighbor_rows_jvp(k: int, num_relative: int, sizes: tuple[int, ...], primals: tuple, tangents: tuple) -> tuple:
+def _neighbor_rows_jvp(
+    k: int, num_relative: int, sizes: tuple[int, ...], primals: tuple, tangents: tuple
+) -> tuple:
     """The derivative is the simple way's: a kernel has none."""
     simple = functools.partial(neighbor_rows_simple, k=k, num_relative=num_relative, sizes=sizes)
     return jax.jvp(simple, primals, tangents)
 
 
-@functools.partial(jax.jit, static_argnames=("k", "num_relative", "sizes"))  # traced once for all places in a step
+# traced once for all places in a step
+@functools.partial(jax.jit, static_argnames=("k", "num_relative", "sizes"))
 def neighbor_rows_simple(
-    x: jax.Array, y: jax.Array, active: jax.Array, features: jax.Array, own: jax.Array,
-    k: int, num_relative: int, sizes: tuple[int, ...],
-) -> tuple[jax.Array, ...]:  # fmt: skip
+    x: jax.Array,
+    y: jax.Array,
+    active: jax.Array,
+    features: jax.Array,
+    own: jax.Array,
+    k: int,
+    num_relative: int,
+    sizes: tuple[int, ...],
+) -> tuple[jax.Array, ...]:
     """The same in plain XLA, for every platform and size."""
     index, found = nearest_neighbors_simple(*jax.lax.stop_gradient((x, y)), active, k)
     other = features[index]  # [N, k, F]

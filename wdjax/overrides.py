@@ -16,8 +16,15 @@ def overridden(owner: Any, cls: type, names: Collection[str] = ()) -> str | None
         names: functions to look at; all that `cls` defines if empty.
     """
     specials = {"__call__"} if dataclasses.is_dataclass(cls) else {"__init__", "__call__"}
-    names = names or [n for n, value in vars(cls).items() if _is_function(value) and (n[:2] != "__" or n in specials)]
-    return next((name for name in names if not _is_from(inspect.getattr_static(owner, name), cls, name)), None)
+    names = names or [
+        n
+        for n, value in vars(cls).items()
+        if _is_function(value) and (n[:2] != "__" or n in specials)
+    ]
+    return next(
+        (name for name in names if not _is_from(inspect.getattr_static(owner, name), cls, name)),
+        None,
+    )
 
 
 def _is_function(value: Any) -> bool:

@@ -23,7 +23,8 @@ from wdjax.replicas import scan_replicas
 from wdjax.spaces import Dict, Discrete, MultiDiscrete, Space
 from wdjax.vector import select, when_any
 
-DRAW_AHEAD = 8  # steps between draws of the starts that were used up, all replicas of a block together
+# steps between draws of the starts that were used up, all replicas of a block together
+DRAW_AHEAD = 8
 
 
 class PlayState(struct.PyTreeNode):
@@ -35,7 +36,8 @@ class PlayState(struct.PyTreeNode):
     obs: Any  # the last observation
     env_state: Any  # the environment's state
     next_start: Any  # (obs, env_state) with which the next episode starts, drawn ahead
-    has_next: jax.Array  # bool: next_start is that; else it was used, and is drawn again before it is needed
+    has_next: jax.Array
+    """bool: next_start is that; else it was used, and is drawn again before it is needed"""
     episode_return: Any  # like the reward, float32: sum of rewards so far
     episode_length: jax.Array  # int32: steps so far
     episode_info: dict[str, jax.Array]  # sums so far of what the environment's info gives
@@ -50,8 +52,10 @@ class Transition(struct.PyTreeNode):
     terminated: Any  # bool, like the reward
     truncated: Any  # bool, like the reward
     final_obs: Any  # what the rules returned
-    next_obs: Any  # what the policy sees next: the first observation of a new episode where this one is over
-    over: jax.Array  # bool; the following are of the episode up to this step, the whole one where it is over
+    next_obs: Any
+    """what the policy sees next: the first observation of a new episode where this one is over"""
+    over: jax.Array
+    """bool; the following are of the episode up to this step, the whole one where it is over"""
     episode_return: Any  # like the reward, float32
     episode_length: jax.Array  # () int32, steps
     episode_info: dict[str, jax.Array]  # sums of what the environment's info gives
@@ -74,9 +78,14 @@ def start_play(env: Env, params: Any, key: jax.Array, num_envs: int) -> PlayStat
 
 
 def play(
-    env: Env, params: Any, policy: Callable[[jax.Array, Any], Any], state: PlayState, num_steps: int,
-    record: Callable[[Any, Transition], tuple[Any, Any]] | None = None, memory: Any = None,
-) -> tuple[PlayState, Any, Any]:  # fmt: skip
+    env: Env,
+    params: Any,
+    policy: Callable[[jax.Array, Any], Any],
+    state: PlayState,
+    num_steps: int,
+    record: Callable[[Any, Transition], tuple[Any, Any]] | None = None,
+    memory: Any = None,
+) -> tuple[PlayState, Any, Any]:
     """Plays `num_steps` in every replica.
 
     Args:
@@ -119,13 +128,27 @@ def play_step(
     next_start = _draw_ahead(env, params, start_key, state, over)
     obs, env_state = select(over, next_start, (final_obs, env_state))
     transition = Transition(
-        state.obs, action, reward, terminated, truncated, final_obs, obs, over, *sums,
-    )  # fmt: skip
+        state.obs,
+        action,
+        reward,
+        terminated,
+        truncated,
+        final_obs,
+        obs,
+        over,
+        *sums,
+    )
     sums = select(over, jax.tree.map(jnp.zeros_like, sums), sums)
     state = PlayState(
-        state.keys, state.time + 1, state.episode + over, obs, env_state, next_start,
-        (state.has_next | _draws(state, over)) & ~over, *sums,
-    )  # fmt: skip
+        state.keys,
+        state.time + 1,
+        state.episode + over,
+        obs,
+        env_state,
+        next_start,
+        (state.has_next | _draws(state, over)) & ~over,
+        *sums,
+    )
     return state, transition
 
 
@@ -139,7 +162,9 @@ def uniform_action(space: Space, key: jax.Array) -> Any:
         return space.sample_with(uniform_action, key)
     if isinstance(space, (Discrete, MultiDiscrete)):
         sizes = jnp.asarray(space.n if isinstance(space, Discrete) else space.nvec, jnp.uint32)
-        return (jax.random.bits(key, space.shape) % jnp.broadcast_to(sizes, space.shape)).astype(space.dtype)
+        return (jax.random.bits(key, space.shape) % jnp.broadcast_to(sizes, space.shape)).astype(
+            space.dtype
+        )
     return space.sample(key)
 
 
@@ -148,14 +173,18 @@ def _draws(state: PlayState, over: jax.Array) -> jax.Array:
     return ~state.has_next & ((state.time % DRAW_AHEAD == 0) | over)
 
 
-def _draw_ahead(env: Env, params: Any, start_key: jax.Array, state: PlayState, over: jax.Array) -> Any:
+def _draw_ahead(
+    env: Env, params: Any, start_key: jax.Array, state: PlayState, over: jax.Array
+) -> Any:
     """Returns the start of the next episode, drawn now or before.
 
     Episodes end at any time, and in nearly every step in some replica of a block: each end would cost the whole block a
     draw. Drawn ahead, all that were used up are drawn in one step of DRAW_AHEAD, and few in between.
     """
 
-    def draw(current: Any, draws: jax.Array, key: jax.Array, episode: jax.Array, params: Any) -> Any:
+    def draw(
+        current: Any, draws: jax.Array, key: jax.Array, episode: jax.Array, params: Any
+    ) -> Any:
         return select(draws, env.reset(jax.random.fold_in(key, episode + 1), params), current)
 
     draws = _draws(state, over)
@@ -169,4 +198,7 @@ def _is_over(terminated: Any, truncated: Any) -> jax.Array:
 
 def _as_counts(info: dict[str, jax.Array]) -> dict[str, jax.Array]:
     """Returns an environment's info as numbers that sum up over an episode: flags become 0 and 1."""
-    return {name: value.astype(jnp.int32) if value.dtype == bool else value for name, value in info.items()}
+    return {
+        name: value.astype(jnp.int32) if value.dtype == bool else value
+        for name, value in info.items()
+    }

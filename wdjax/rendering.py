@@ -35,7 +35,12 @@ Size = tuple[int, int] | None
 
 
 def render(
-    env: Env, state: Any, params: Any, size: Size = None, output: str | pathlib.Path | None = None, fps: float = 12.0
+    env: Env,
+    state: Any,
+    params: Any,
+    size: Size = None,
+    output: str | pathlib.Path | None = None,
+    fps: float = 12.0,
 ) -> Any:
     """Draws one state, or an episode.
 
@@ -75,7 +80,9 @@ def render(
     return axes.draw_one(env, states, params, size)
 
 
-def save_png(path: str | pathlib.Path, env: Env, state: Any, params: Any, size: Size = None) -> None:
+def save_png(
+    path: str | pathlib.Path, env: Env, state: Any, params: Any, size: Size = None
+) -> None:
     """Writes the picture of one state as a PNG; makes the folder where there is none. Arguments as for `render`."""
     require_output(path, (".png",))
     check_states(env, state, params)
@@ -83,9 +90,15 @@ def save_png(path: str | pathlib.Path, env: Env, state: Any, params: Any, size: 
 
 
 def save_gif(
-    path: str | pathlib.Path, env: Env, states: Any, params: Any, fps: float = 10.0, trail: int | None = None,
-    hold: float = 1.5, size: Size = None,
-) -> None:  # fmt: skip
+    path: str | pathlib.Path,
+    env: Env,
+    states: Any,
+    params: Any,
+    fps: float = 10.0,
+    trail: int | None = None,
+    hold: float = 1.5,
+    size: Size = None,
+) -> None:
     """Writes an episode as a GIF that plays for ever, one frame a state; makes the folder where there is none.
 
     Args:
@@ -107,9 +120,15 @@ def save_gif(
 
 
 def save(
-    path: str | pathlib.Path, env: Env, states: Any, params: Any, fps: float = 12.0, trail: int | None = None,
-    hold: float = 1.5, size: Size = None,
-) -> pathlib.Path:  # fmt: skip
+    path: str | pathlib.Path,
+    env: Env,
+    states: Any,
+    params: Any,
+    fps: float = 12.0,
+    trail: int | None = None,
+    hold: float = 1.5,
+    size: Size = None,
+) -> pathlib.Path:
     """Writes an episode as what its path ends in (`SUFFIXES`). Arguments as for `save_gif`; states may also be what
     `record_episode` returns. Returns the path."""
     suffix, size = require_playable(path, env, fps), _checked(size)
@@ -124,7 +143,10 @@ def save(
         return save_scene(path, scene, fps, hold, size)
     trail = env.trail if trail is None else trail
     own, steps = jax.device_get(own), range(num_frames)
-    draw = lambda steps: axes.draw_frames(env, own, params, steps, trail, size)  # noqa: E731
+
+    def draw(steps) -> Any:
+        return axes.draw_frames(env, own, params, steps, trail, size)
+
     if suffix == ".png":
         last = jax.tree.map(lambda leaf: leaf[-1], own)
         return _write(path, lambda file: save_pixels(file, axes.draw_one(env, last, params, size)))
@@ -145,20 +167,32 @@ def save_scene(
         return _write(path, lambda file: file.write(page.encode()))
     if suffix == ".png":
         return _write(path, lambda file: save_pixels(file, raster.picture(scene, size=size)))
-    draw = lambda steps: raster.draw_frames(scene, steps, size)  # noqa: E731
+
+    def draw(steps) -> Any:
+        return raster.draw_frames(scene, steps, size)
+
     keep = {"paper", "text", *(mark.color for mark in scene.marks)}
     steps = range(scene.num_frames)
-    return _write(path, lambda file: save_frames(file, str(path), draw, steps, fps, hold, sorted(keep)))
+    return _write(
+        path, lambda file: save_frames(file, str(path), draw, steps, fps, hold, sorted(keep))
+    )
 
 
 def save_pixels(file: IO[bytes], picture: np.ndarray) -> None:
     from PIL import Image
 
-    Image.fromarray(picture).save(file, format="PNG", compress_level=3)  # a quarter less time, a tenth larger
+    # a quarter less time, a tenth larger
+    Image.fromarray(picture).save(file, format="PNG", compress_level=3)
 
 
 def save_frames(
-    file: IO[bytes], name: str, draw: Any, steps: range, fps: float, hold: float, keep: Iterable[str] = ()
+    file: IO[bytes],
+    name: str,
+    draw: Any,
+    steps: range,
+    fps: float,
+    hold: float,
+    keep: Iterable[str] = (),
 ) -> None:
     """Write the frames that `draw(steps)` yields as a GIF or, if `name` ends so, by ffmpeg as an MP4."""
     if name.lower().endswith(".mp4"):
@@ -169,7 +203,15 @@ def save_frames(
     durations = [round(1000 / fps)] * len(steps)  # milliseconds
     durations[-1] = max(durations[-1], round(1000 * hold))
     first = next(images)
-    first.save(file, format="GIF", save_all=True, append_images=images, duration=durations, loop=0, optimize=False)
+    first.save(
+        file,
+        format="GIF",
+        save_all=True,
+        append_images=images,
+        duration=durations,
+        loop=0,
+        optimize=False,
+    )
 
 
 def save_mp4(path: str, name: str, frames: Iterator[np.ndarray], fps: float, more: int) -> None:
@@ -181,9 +223,40 @@ def save_mp4(path: str, name: str, frames: Iterator[np.ndarray], fps: float, mor
     """
     first = next(frames)
     height, width = first.shape[:2]
-    command = ["ffmpeg", "-y", "-loglevel", "error", "-f", "rawvideo", "-pix_fmt", "rgba", "-s", f"{width}x{height}"]
-    command += ["-r", f"{fps:g}", "-i", "-", "-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2:color=white", "-c:v", "libx264"]
-    command += ["-preset", "veryfast", "-pix_fmt", "yuv420p", "-crf", "20", "-movflags", "+faststart", "-f", "mp4"]
+    command = [
+        "ffmpeg",
+        "-y",
+        "-loglevel",
+        "error",
+        "-f",
+        "rawvideo",
+        "-pix_fmt",
+        "rgba",
+        "-s",
+        f"{width}x{height}",
+    ]
+    command += [
+        "-r",
+        f"{fps:g}",
+        "-i",
+        "-",
+        "-vf",
+        "pad=ceil(iw/2)*2:ceil(ih/2)*2:color=white",
+        "-c:v",
+        "libx264",
+    ]
+    command += [
+        "-preset",
+        "veryfast",
+        "-pix_fmt",
+        "yuv420p",
+        "-crf",
+        "20",
+        "-movflags",
+        "+faststart",
+        "-f",
+        "mp4",
+    ]
     command += [f"file:{path}"]  # taken literally: "-a" is no option, "a:b" no protocol
     with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as ffmpeg:
         try:
@@ -200,7 +273,9 @@ def save_mp4(path: str, name: str, frames: Iterator[np.ndarray], fps: float, mor
         raise OSError(f"ffmpeg could not write {name}: {words.decode(errors='replace').strip()}")
 
 
-def require_output(path: str | pathlib.Path, suffixes: Iterable[str] = SUFFIXES, field: str = "path") -> str:
+def require_output(
+    path: str | pathlib.Path, suffixes: Iterable[str] = SUFFIXES, field: str = "path"
+) -> str:
     """Returns what a path ends in; raises where nothing could be written there, before anything is played."""
     suffix, suffixes = pathlib.Path(path).suffix.lower(), tuple(suffixes)
     if suffix not in suffixes:
@@ -236,7 +311,9 @@ def require_playable(path: str | pathlib.Path, env: Env, fps: float) -> str:
 def require_scene(env: Env, words: str) -> None:
     """Raises where `env` is drawn by a `draw` of its own: with these words, before what to do."""
     if not draws_by_scene(env):
-        raise NotImplementedError(f"{type(env).__name__} {words}: write its method scene(states, params)")
+        raise NotImplementedError(
+            f"{type(env).__name__} {words}: write its method scene(states, params)"
+        )
 
 
 def split_record(states: Any) -> tuple[Any, Any]:
@@ -275,27 +352,46 @@ def make_scene(env: Env, states: Any, params: Any) -> Scene:
 def add_record(scene: Scene, record: Any) -> Scene:
     """Returns the scene with the returns of all groups so far, and what their agents see: of `record.reward` and
     `record.obs`, leaves [T - 1, ...] of one episode."""
-    by_group = lambda tree: tree if isinstance(tree, Mapping) else {SINGLE_AGENT: tree}  # noqa: E731
+
+    def by_group(tree) -> Any:
+        return tree if isinstance(tree, Mapping) else {SINGLE_AGENT: tree}
+
     rewards = {group: np.asarray(reward) for group, reward in by_group(record.reward).items()}
     colors = {getattr(mark, "group", ""): mark.color for mark in scene.marks}
-    free = [color for color in CURVES if color not in {colors.get(group) for group in rewards}] or CURVES
-    spare = dict(zip((group for group in rewards if group not in colors), itertools.cycle(free), strict=False))
+    free = [
+        color for color in CURVES if color not in {colors.get(group) for group in rewards}
+    ] or CURVES
+    spare = dict(
+        zip(
+            (group for group in rewards if group not in colors), itertools.cycle(free), strict=False
+        )
+    )
     returns = []
     for group, reward in rewards.items():
         total = np.cumsum(reward.sum(axis=tuple(range(1, reward.ndim)), dtype=np.float64))
         label = group if len(rewards) > 1 else ""
         returns.append(Series(np.append(0.0, total), colors.get(group) or spare[group], label))
-    seen = {} if record.obs is None or scene.num_frames == 1 else {
-        group: _as_rows(record.obs[group] if isinstance(record.reward, Mapping) else record.obs, reward)
-        for group, reward in rewards.items()
-    }  # fmt: skip
+    seen = (
+        {}
+        if record.obs is None or scene.num_frames == 1
+        else {
+            group: _as_rows(
+                record.obs[group] if isinstance(record.reward, Mapping) else record.obs, reward
+            )
+            for group, reward in rewards.items()
+        }
+    )
     return dataclasses.replace(scene, plots=(*scene.plots, Plot("return", returns)), obs=seen)
 
 
 def _as_rows(obs: Any, reward: np.ndarray) -> np.ndarray:
     """Returns what agents see as [T, n, D], without masks; the last frame, in which nobody chooses, repeats the one
     before."""
-    obs = {name: leaf for name, leaf in obs.items() if name != "action_mask"} if isinstance(obs, Mapping) else obs
+    obs = (
+        {name: leaf for name, leaf in obs.items() if name != "action_mask"}
+        if isinstance(obs, Mapping)
+        else obs
+    )
     agents = math.prod(reward.shape[1:])
     rows = [np.asarray(leaf).reshape(len(reward), agents, -1) for leaf in jax.tree.leaves(obs)]
     whole = np.concatenate(rows, axis=-1) if len(rows) > 1 else rows[0]
@@ -317,11 +413,14 @@ def check_states(env: Env, states: Any, params: Any, leading: int = 0) -> int:
     if jax.tree.structure(states) != jax.tree.structure(one):
         hint = " (take its env_state)" if hasattr(states, "env_state") else ""
         found = f"a {type(states).__module__}.{type(states).__name__}{hint}"
-        raise TypeError(f"state is {found}, not a {type(one).__module__}.{type(one).__name__} of {type(env).__name__}")
+        raise TypeError(
+            f"state is {found}, not a {type(one).__module__}.{type(one).__name__} of {type(env).__name__}"
+        )
     paths_and_leaves = jax.tree_util.tree_leaves_with_path(states)
     length = np.shape(paths_and_leaves[0][1])[:leading]
     for (path, leaf), expected in zip(paths_and_leaves, jax.tree.leaves(one), strict=True):
-        if jax.numpy.issubdtype(expected.dtype, jax.dtypes.prng_key) and not is_key(leaf):  # recorded as numbers
+        # recorded as numbers
+        if jax.numpy.issubdtype(expected.dtype, jax.dtypes.prng_key) and not is_key(leaf):
             expected = jax.eval_shape(jax.random.key_data, expected)
         if len(length) < leading or np.shape(leaf) != (*length, *expected.shape):
             shapes = np.shape(leaf), (*("T",) * leading, *expected.shape)

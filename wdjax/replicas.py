@@ -10,7 +10,10 @@ from wdjax.kernels.support import decide, why_no_kernels
 
 
 def scan_replicas(
-    step: Callable[[Any, Any], tuple[Any, Any]], carry: Any, xs: Any = None, length: int | None = None
+    step: Callable[[Any, Any], tuple[Any, Any]],
+    carry: Any,
+    xs: Any = None,
+    length: int | None = None,
 ) -> tuple[Any, Any]:
     """Steps N replicas through time, each for itself: `lax.scan(jax.vmap(step), carry, xs, length)`.
 
@@ -51,15 +54,21 @@ def scan_replicas(
 
 
 def scan_replicas_kernel(
-    step: Callable[[Any, Any], tuple[Any, Any]], carry: Any, xs: Any = None, length: int | None = None,
+    step: Callable[[Any, Any], tuple[Any, Any]],
+    carry: Any,
+    xs: Any = None,
+    length: int | None = None,
     interpret: bool = False,
-) -> tuple[Any, Any]:  # fmt: skip
+) -> tuple[Any, Any]:
     """`scan_replicas` as a kernel. `interpret`: step by step in XLA, on any device, for tests.
 
     Raises:
         NotImplementedError: for what has no place in the kernel, naming it.
     """
-    one = lambda tree, axes: jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[axes:], leaf.dtype), tree)  # noqa: E731
+
+    def one(tree, axes) -> Any:
+        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[axes:], leaf.dtype), tree)
+
     closed, shape = jax.make_jaxpr(step, return_shape=True)(one(carry, 1), one(xs, 2))
     flat_carry, flat_xs = jax.tree.leaves(carry), jax.tree.leaves(xs)
     num_steps = flat_xs[0].shape[0] if length is None else length
@@ -68,7 +77,10 @@ def scan_replicas_kernel(
 
 
 def why_no_kernel(
-    step: Callable[[Any, Any], tuple[Any, Any]], carry: Any, xs: Any = None, length: int | None = None
+    step: Callable[[Any, Any], tuple[Any, Any]],
+    carry: Any,
+    xs: Any = None,
+    length: int | None = None,
 ) -> str | None:
     """Returns what keeps `scan_replicas` from being a kernel, on this machine's cards if there are any, in words, or
     None where nothing does."""

@@ -82,8 +82,12 @@ class MultiDiscrete(_Choices):
 
     def __post_init__(self):
         several = (tuple, list, np.ndarray)
-        if not isinstance(self.nvec, several) or any(isinstance(size, several) for size in self.nvec):
-            raise TypeError(f"MultiDiscrete.nvec = {self.nvec!r}: must be a tuple of sizes, as (3, 3)")
+        if not isinstance(self.nvec, several) or any(
+            isinstance(size, several) for size in self.nvec
+        ):
+            raise TypeError(
+                f"MultiDiscrete.nvec = {self.nvec!r}: must be a tuple of sizes, as (3, 3)"
+            )
         object.__setattr__(self, "nvec", tuple(self.nvec))  # a list or an array could not be hashed
         require(len(self.nvec) > 0, "MultiDiscrete.nvec", self.nvec, "a tuple of at least one size")
         for size in self.nvec:
@@ -113,7 +117,9 @@ class Box:
         _check_shape("Box.shape", self.shape)
         object.__setattr__(self, "shape", tuple(self.shape))  # a list could not be hashed
         if not _is_real(self.dtype):
-            raise TypeError(f"Box.dtype = {self.dtype!r}: must be a dtype of real numbers, as jnp.float32")
+            raise TypeError(
+                f"Box.dtype = {self.dtype!r}: must be a dtype of real numbers, as jnp.float32"
+            )
         self._check_bounds()
 
     def _repr_html_(self) -> str:
@@ -133,7 +139,12 @@ class Box:
                 fits = np.broadcast_shapes(np.shape(bound), self.shape) == self.shape
             except ValueError:
                 fits = False
-            require(fits, f"shape of Box.{name}", np.shape(bound), f"one that broadcasts to {self.shape}")
+            require(
+                fits,
+                f"shape of Box.{name}",
+                np.shape(bound),
+                f"one that broadcasts to {self.shape}",
+            )
         try:
             low, high = (np.asarray(bound, np.float64) for bound in bounds.values())
         except jax.errors.TracerArrayConversionError:
@@ -141,7 +152,12 @@ class Box:
         require(np.all(low < np.inf), "Box.low", self.low, "below infinity, not NaN")
         require(np.all(high > -np.inf), "Box.high", self.high, "above minus infinity, not NaN")
         below = np.all(np.broadcast_to(low, self.shape) <= np.broadcast_to(high, self.shape))
-        require(below, "Box.low", self.low, f"at most Box.high = {getattr(self.high, 'tolist', lambda: self.high)()!r}")
+        require(
+            below,
+            "Box.low",
+            self.low,
+            f"at most Box.high = {getattr(self.high, 'tolist', lambda: self.high)()!r}",
+        )
 
     @property
     def single(self) -> Self:
@@ -158,8 +174,12 @@ class Box:
             and self.shape == other.shape
             and self.batch_ndim == other.batch_ndim
             and jnp.dtype(self.dtype) == jnp.dtype(other.dtype)
-            and np.array_equal(np.broadcast_to(self.low, self.shape), np.broadcast_to(other.low, other.shape))
-            and np.array_equal(np.broadcast_to(self.high, self.shape), np.broadcast_to(other.high, other.shape))
+            and np.array_equal(
+                np.broadcast_to(self.low, self.shape), np.broadcast_to(other.low, other.shape)
+            )
+            and np.array_equal(
+                np.broadcast_to(self.high, self.shape), np.broadcast_to(other.high, other.shape)
+            )
         )
 
     def __hash__(self) -> int:
@@ -177,11 +197,16 @@ class Box:
         normal = jax.random.normal(normal_key, self.shape, jnp.float32)
         both = jnp.isfinite(low) & jnp.isfinite(high)
         integer = jnp.issubdtype(self.dtype, jnp.integer)
-        first, last = jnp.where(both, low, 0.0), jnp.where(both, high + 1.0 if integer else high, 1.0)
+        first, last = (
+            jnp.where(both, low, 0.0),
+            jnp.where(both, high + 1.0 if integer else high, 1.0),
+        )
         inside = first * (1.0 - uniform) + last * uniform  # last - first might overflow
         inside = jnp.clip(jnp.floor(inside) if integer else inside, low, high)
         step = -jnp.log1p(-uniform)
-        value = jnp.where(jnp.isfinite(low), low + step, jnp.where(jnp.isfinite(high), high - step, normal))
+        value = jnp.where(
+            jnp.isfinite(low), low + step, jnp.where(jnp.isfinite(high), high - step, normal)
+        )
         return jnp.where(both, inside, value).astype(self.dtype)
 
     def clip(self, value: jax.Array) -> jax.Array:
@@ -211,9 +236,13 @@ class Dict:
         require(len(self.spaces) > 0, "Dict.spaces", self.spaces, "a dict of at least one space")
         for name, space in self.spaces.items():
             if not isinstance(name, str):
-                raise TypeError(f"a name in Dict.spaces = {name!r}: must be text, not {type(name).__name__}")
+                raise TypeError(
+                    f"a name in Dict.spaces = {name!r}: must be text, not {type(name).__name__}"
+                )
             if not isinstance(space, Space):
-                raise TypeError(f"Dict.spaces[{name!r}] = {space!r}: must be a Box, Discrete, MultiDiscrete or Dict")
+                raise TypeError(
+                    f"Dict.spaces[{name!r}] = {space!r}: must be a Box, Discrete, MultiDiscrete or Dict"
+                )
 
     def _repr_html_(self) -> str:
         return html_table(space_rows(self), caption="Dict")
@@ -245,7 +274,9 @@ class Dict:
         """Returns whether the names are the same and every part fits: a bool scalar."""
         if not isinstance(value, Mapping) or set(value) != set(self.spaces):
             return jnp.bool_(False)
-        return jnp.all(jnp.stack([space.contains(value[name]) for name, space in self.spaces.items()]))
+        return jnp.all(
+            jnp.stack([space.contains(value[name]) for name, space in self.spaces.items()])
+        )
 
 
 Space = Discrete | MultiDiscrete | Box | Dict
@@ -275,15 +306,24 @@ def require_structure(name: str, value: Any, space: Any, axes: tuple[int, ...] =
     Dtypes and bounds are not compared: those of traced values are not known.
     """
     if isinstance(space, Dict):
-        names, allowed = list(space.spaces), f"a dict with the keys {', '.join(map(repr, space.spaces))}"
-        found = f"a dict with the keys {', '.join(map(repr, value))}" if isinstance(value, Mapping) else _brief(value)
+        names, allowed = (
+            list(space.spaces),
+            f"a dict with the keys {', '.join(map(repr, space.spaces))}",
+        )
+        found = (
+            f"a dict with the keys {', '.join(map(repr, value))}"
+            if isinstance(value, Mapping)
+            else _brief(value)
+        )
         if not isinstance(value, Mapping) or set(value) != set(names):
             raise ValueError(f"{name} = {found}: must be {allowed}")
         for part, inside in space.spaces.items():
             require_structure(f"{name}[{part!r}]", value[part], inside, axes)
     elif value is None or isinstance(value, Mapping) or jnp.shape(value) != (*axes, *space.shape):
         replicas = f", {axes[0]} replicas of {space.shape}" if axes else ""
-        raise ValueError(f"{name} = {_brief(value)}: must be an array of shape {(*axes, *space.shape)}{replicas}")
+        raise ValueError(
+            f"{name} = {_brief(value)}: must be an array of shape {(*axes, *space.shape)}{replicas}"
+        )
 
 
 def _brief(value: Any) -> str:
@@ -313,6 +353,9 @@ def _check_shape(field: str, shape: Any) -> None:
 
 def _is_real(dtype: Any) -> bool:
     try:
-        return any(jnp.issubdtype(jnp.dtype(dtype), kind) for kind in (jnp.bool_, jnp.integer, jnp.floating))
+        return any(
+            jnp.issubdtype(jnp.dtype(dtype), kind)
+            for kind in (jnp.bool_, jnp.integer, jnp.floating)
+        )
     except TypeError:  # no dtype at all
         return False

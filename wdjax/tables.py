@@ -11,7 +11,11 @@ def html_table(rows: Iterable[Sequence[Any]], header: Sequence[Any] = (), captio
     """Returns rows of cells as a table, each cell in the words of `brief`, under a line of bold ones and a caption."""
     lines = [_line("th", header)] if header else []
     lines += [_line("td", row) for row in rows]
-    title = f'<caption style="text-align: left"><b>{html.escape(caption)}</b></caption>' if caption else ""
+    title = (
+        f'<caption style="text-align: left"><b>{html.escape(caption)}</b></caption>'
+        if caption
+        else ""
+    )
     return f"<table>{title}{''.join(lines)}</table>"
 
 
@@ -27,7 +31,8 @@ def brief(value: Any) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{name}: {brief(item)}" for name, item in value.items())
     if hasattr(value, "shape") and hasattr(value, "dtype"):
-        gone = getattr(value, "is_deleted", lambda: False)()  # given to a program, which has taken its memory
+        # given to a program, which has taken its memory
+        gone = getattr(value, "is_deleted", lambda: False)()
         if gone or not hasattr(value, "tolist") or value.size > 8:
             return f"{value.dtype}{list(value.shape)}"
         value = value.tolist()

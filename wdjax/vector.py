@@ -25,7 +25,8 @@ class ResetPool:
 RESERVED_INFO = ("over", "final_obs", "episode_return", "episode_length", "episode_info")
 
 ResetStrategy = Literal["fresh", "fixed"] | ResetPool
-StepResult = tuple[Any, Any, Any, Any, Any, dict[str, Any]]  # obs, state, reward, terminated, truncated, info
+# obs, state, reward, terminated, truncated, info
+StepResult = tuple[Any, Any, Any, Any, Any, dict[str, Any]]
 
 
 class VectorState(struct.PyTreeNode):
@@ -34,8 +35,10 @@ class VectorState(struct.PyTreeNode):
     env_state: Any  # the environment's state, each leaf with a leading [num_envs]
     episode_return: Any  # like the reward, [num_envs, ...] float32: sum of rewards so far
     episode_length: jax.Array  # [num_envs] int32: steps so far
-    episode_info: dict[str, jax.Array]  # sums so far of what the environment's info gives, each [num_envs]
-    starts: Any  # None for "fresh"; else (obs, state) of the n starts, [n, ...] ([num_envs, n, ...] with params_axis=0)
+    episode_info: dict[str, jax.Array]
+    """sums so far of what the environment's info gives, each [num_envs]"""
+    starts: Any
+    """None for "fresh"; else (obs, state) of the n starts, [n, ...] ([num_envs, n, ...] with params_axis=0)"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +48,8 @@ class VectorEnv:
     env: Env  # of one replica
     num_envs: int  # replicas
     reset_strategy: ResetStrategy = "fresh"  # or "fixed", or a ResetPool
-    params_axis: int | None = None  # 0: params have a leading [num_envs]; None: all replicas share them
+    params_axis: int | None = None
+    """0: params have a leading [num_envs]; None: all replicas share them"""
 
     def reset(self, key: jax.Array, params: Any) -> tuple[Any, VectorState]:
         """Starts every replica, from one typed key. Returns (obs, state), each leaf with a leading [num_envs]."""
@@ -86,7 +90,10 @@ class VectorEnv:
         self._check_state(state)
         one = params
         if self.params_axis == 0:
-            one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf)[1:], jnp.result_type(leaf)), params)
+            one = jax.tree.map(
+                lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf)[1:], jnp.result_type(leaf)),
+                params,
+            )
         require_action(self.env, action, one, self.num_envs)
         return self._advance(self._replica_keys, *_split(key), state, action, params)
 
@@ -104,9 +111,14 @@ class VectorEnv:
         return self._advance(lambda keys: keys, *keys, state, action, params)
 
     def _advance(
-        self, replica_keys: Callable, step_key: jax.Array, start_key: jax.Array, state: VectorState, action: Any,
+        self,
+        replica_keys: Callable,
+        step_key: jax.Array,
+        start_key: jax.Array,
+        state: VectorState,
+        action: Any,
         params: Any,
-    ) -> StepResult:  # fmt: skip
+    ) -> StepResult:
         """`step`; `replica_keys` makes those of every replica from `step_key`, and from `start_key` where one ends."""
         scene, env_state, reward, terminated, truncated, env_info = self._advance_replicas(
             replica_keys(step_key), state.env_state, action, params
@@ -124,12 +136,20 @@ class VectorEnv:
         return obs, state, reward, terminated, truncated, info
 
     def _restart(
-        self, replica_keys: Callable, over: jax.Array, key: jax.Array, current: tuple, params: Any, starts: Any
+        self,
+        replica_keys: Callable,
+        over: jax.Array,
+        key: jax.Array,
+        current: tuple,
+        params: Any,
+        starts: Any,
     ) -> tuple[Any, Any]:
         """Returns (obs, env_state) with new starts where the episode is over; `current`: (scene, obs, env_state)."""
         late, (scene, final_obs, env_state) = self._observes_late, current
 
-        def restart(current: tuple, over: jax.Array, key: jax.Array, params: Any, starts: Any) -> tuple:
+        def restart(
+            current: tuple, over: jax.Array, key: jax.Array, params: Any, starts: Any
+        ) -> tuple:
             obs, env_state = self.start(replica_keys(key), params, starts)
             return select(over, (env_state if late else obs, env_state), current)
 
@@ -142,21 +162,27 @@ class VectorEnv:
 
         On NVIDIA GPUs all are observed without a branch, which costs nothing where nobody reads final_obs.
         """
-        observe = lambda over, scene, final_obs, params: self._observe(scene, params)  # noqa: E731
+
+        def observe(over, scene, final_obs, params) -> Any:
+            return self._observe(scene, params)
 
         def where_over(current: Any, over: jax.Array, scene: Any, params: Any) -> Any:
             return select(over, self._observe(scene, params), current)
 
-        branch = lambda over, scene, final_obs, params: (  # noqa: E731
-            when_any(over, where_over, final_obs, over, scene, params)
+        def branch(over, scene, final_obs, params) -> Any:
+            return when_any(over, where_over, final_obs, over, scene, params)
+
+        return jax.lax.platform_dependent(
+            over, scene, final_obs, params, cuda=observe, default=branch
         )
-        return jax.lax.platform_dependent(over, scene, final_obs, params, cuda=observe, default=branch)
 
     def _check_params(self, params: Any) -> None:
         own = type(self.env.default_params)
         if not isinstance(params, own):
             name, env = own.__qualname__, type(self.env).__name__
-            raise TypeError(f"params = {params!r}: must be a {name} of {env}, the second that wdjax.make returns")
+            raise TypeError(
+                f"params = {params!r}: must be a {name} of {env}, the second that wdjax.make returns"
+            )
         if self.params_axis is None:
             return
         for path, leaf in jax.tree_util.tree_leaves_with_path(params):
@@ -167,13 +193,23 @@ class VectorEnv:
     def _check_state(self, state: Any) -> None:
         words = f"the VectorState that reset of {self.num_envs} replicas returned"
         if not isinstance(state, VectorState):
-            raise TypeError(f"state = {type(state).__name__}: must be {words}, not the state of one replica")
-        require(jnp.shape(state.episode_length) == (self.num_envs,), "state of", jnp.shape(state.episode_length), words)
+            raise TypeError(
+                f"state = {type(state).__name__}: must be {words}, not the state of one replica"
+            )
+        require(
+            jnp.shape(state.episode_length) == (self.num_envs,),
+            "state of",
+            jnp.shape(state.episode_length),
+            words,
+        )
 
     def _probe_step(self, key: jax.Array, env_state: Any, params: Any) -> tuple:
         """A step with actions that are drawn, for its shapes."""
         action_key, step_key = jax.random.split(key)
-        draw = lambda key, params: self.env.action_space(params).sample(key)  # noqa: E731
+
+        def draw(key, params) -> Any:
+            return self.env.action_space(params).sample(key)
+
         action = jax.vmap(draw, (0, self.params_axis))(self._replica_keys(action_key), params)
         return self._advance_replicas(self._replica_keys(step_key), env_state, action, params)
 
@@ -193,8 +229,13 @@ class VectorEnv:
         """Returns (obs, env_state) of a new start for every replica, from its key of [num_envs]."""
         if self.reset_strategy == "fresh":
             return jax.vmap(self.env.reset, (0, self.params_axis))(keys, params)
-        index = jax.vmap(lambda key: jax.random.randint(key, (), 0, self._num_starts, jnp.int32))(keys)
-        take = lambda starts, i: jax.tree.map(lambda leaf: leaf[i], starts)  # noqa: E731
+        index = jax.vmap(lambda key: jax.random.randint(key, (), 0, self._num_starts, jnp.int32))(
+            keys
+        )
+
+        def take(starts, i) -> Any:
+            return jax.tree.map(lambda leaf: leaf[i], starts)
+
         return jax.vmap(take, (self.params_axis, 0))(starts, index)
 
     @property
@@ -209,7 +250,10 @@ class VectorEnv:
         if self.reset_strategy == "fresh":
             return None
         keys = jax.random.split(key, self._num_starts)
-        draw = lambda params: jax.vmap(self.env.reset, (0, None))(keys, params)  # noqa: E731
+
+        def draw(params) -> Any:
+            return jax.vmap(self.env.reset, (0, None))(keys, params)
+
         return draw(params) if self.params_axis is None else jax.vmap(draw)(params)
 
     def _replica_keys(self, key: jax.Array) -> jax.Array:
@@ -217,10 +261,14 @@ class VectorEnv:
         if key.ndim == 0:
             return jax.random.split(key, self.num_envs)
         blocks = key.shape[0]
-        return jax.vmap(lambda key: jax.random.split(key, self.num_envs // blocks))(key).reshape(self.num_envs)
+        return jax.vmap(lambda key: jax.random.split(key, self.num_envs // blocks))(key).reshape(
+            self.num_envs
+        )
 
 
-def vectorize(env: Env, num_envs: int, reset: ResetStrategy = "fresh", params_axis: int | None = None) -> VectorEnv:
+def vectorize(
+    env: Env, num_envs: int, reset: ResetStrategy = "fresh", params_axis: int | None = None
+) -> VectorEnv:
     """Returns `reset` and `step` for `num_envs` replicas of `env`, with same-step auto-reset.
 
     Args:
@@ -251,14 +299,20 @@ def when_any(condition: jax.Array, function: Callable, current: Any, *operands: 
 
     @jax.custom_batching.custom_vmap
     def branch(condition: jax.Array, current: Any, *operands: Any) -> Any:
-        call = lambda current, *operands: function(current, *operands)  # noqa: E731
-        return jax.lax.cond(jnp.any(condition), call, lambda current, *operands: current, current, *operands)
+        def call(current, *operands) -> Any:
+            return function(current, *operands)
+
+        return jax.lax.cond(
+            jnp.any(condition), call, lambda current, *operands: current, current, *operands
+        )
 
     @branch.def_vmap
-    def batched(axis_size: int, in_batched: Any, condition: jax.Array, current: Any, *operands: Any) -> Any:
-        spread = lambda leaf, is_batched: (  # noqa: E731
-            leaf if is_batched else jnp.broadcast_to(leaf, (axis_size, *leaf.shape))
-        )
+    def batched(
+        axis_size: int, in_batched: Any, condition: jax.Array, current: Any, *operands: Any
+    ) -> Any:
+        def spread(leaf, is_batched) -> jax.Array:
+            return leaf if is_batched else jnp.broadcast_to(leaf, (axis_size, *leaf.shape))
+
         current = jax.tree.map(spread, current, in_batched[1])
         in_axes = jax.tree.map(lambda is_batched: 0 if is_batched else None, tuple(in_batched[2:]))
         over_members = jax.vmap(function, in_axes=(0, *in_axes), axis_size=axis_size)
@@ -271,8 +325,13 @@ def when_any(condition: jax.Array, function: Callable, current: Any, *operands: 
 def always_on_cuda(condition: jax.Array, function: Callable, current: Any, *operands: Any) -> Any:
     """`when_any`, but on NVIDIA GPUs `function` is called in any case: where it is a few numbers to draw, that costs
     less than a branch, for which the device has to ask the host."""
-    call = lambda condition, current, *operands: function(current, *operands)  # noqa: E731
-    branch = lambda condition, current, *operands: when_any(condition, function, current, *operands)  # noqa: E731
+
+    def call(condition, current, *operands) -> Any:
+        return function(current, *operands)
+
+    def branch(condition, current, *operands) -> Any:
+        return when_any(condition, function, current, *operands)
+
     return jax.lax.platform_dependent(condition, current, *operands, cuda=call, default=branch)
 
 
@@ -283,9 +342,19 @@ def as_counts(info: dict[str, jax.Array]) -> dict[str, jax.Array]:
         ValueError: for a statistic that is no scalar, or has the name of one of the batch's own.
     """
     for name, values in info.items():
-        require(name not in RESERVED_INFO, "name in info", name, f"none of {', '.join(RESERVED_INFO)}")
-        require(values.ndim == 1, f"info[{name!r}]", f"array of {values.shape[1:]}", "a scalar of the step")
-    return {name: values.astype(jnp.int32) if values.dtype == bool else values for name, values in info.items()}
+        require(
+            name not in RESERVED_INFO, "name in info", name, f"none of {', '.join(RESERVED_INFO)}"
+        )
+        require(
+            values.ndim == 1,
+            f"info[{name!r}]",
+            f"array of {values.shape[1:]}",
+            "a scalar of the step",
+        )
+    return {
+        name: values.astype(jnp.int32) if values.dtype == bool else values
+        for name, values in info.items()
+    }
 
 
 def all_agents(flags: Any) -> jax.Array:
@@ -307,7 +376,9 @@ def _check_key(key: jax.Array, num_envs: int) -> None:
     require_key(key)
     if key.ndim == 1:
         blocks = key.shape[0]
-        require(num_envs % blocks == 0, "number of keys", blocks, f"a divisor of num_envs = {num_envs}")
+        require(
+            num_envs % blocks == 0, "number of keys", blocks, f"a divisor of num_envs = {num_envs}"
+        )
 
 
 def _split(key: jax.Array) -> tuple[jax.Array, jax.Array]:

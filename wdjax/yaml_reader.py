@@ -25,7 +25,11 @@ class _Loader(yaml.SafeLoader):
         self.sizes: dict[yaml.Node, int] = {}  # values inside of a node that is complete
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node:
-        alias, mark, before = self.check_event(yaml.AliasEvent), self.peek_event().start_mark, self.values
+        alias, mark, before = (
+            self.check_event(yaml.AliasEvent),
+            self.peek_event().start_mark,
+            self.values,
+        )
         self.depth += 1
         node = super().compose_node(parent, index)
         self.depth -= 1
@@ -45,7 +49,9 @@ class _Loader(yaml.SafeLoader):
             if key.tag == "tag:yaml.org,2002:merge" or not isinstance(key, yaml.ScalarNode):
                 continue
             if key.value in seen:
-                raise yaml.MarkedYAMLError(problem=f"{key.value!r} stands twice", problem_mark=key.start_mark)
+                raise yaml.MarkedYAMLError(
+                    problem=f"{key.value!r} stands twice", problem_mark=key.start_mark
+                )
             seen.add(key.value)
         return node
 
@@ -64,8 +70,11 @@ def read_yaml_value(source: Path | str) -> Any:
     """Return the content of a YAML file or text. Raises ValueError, naming it, if it is not YAML."""
     name = source if isinstance(source, Path) else repr(source)
     try:
-        return yaml.load(read_text(source, MOST_BYTES) if isinstance(source, Path) else source, _Loader)
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: no UTF-8, or a date such as 2020-13-01
+        return yaml.load(
+            read_text(source, MOST_BYTES) if isinstance(source, Path) else source, _Loader
+        )
+    # ValueError: no UTF-8, or a date such as 2020-13-01
+    except (yaml.YAMLError, ValueError) as error:
         raise ValueError(f"{name}: not YAML: {_yaml_words(error)}") from None
     except RecursionError:
         raise ValueError(f"{name}: not YAML that can be read: nested too deeply") from None
@@ -76,7 +85,10 @@ def _yaml_words(error: Exception) -> str:
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
     if mark is None:
         return one_line(error)
-    problem, context = one_line(getattr(error, "problem", None) or ""), getattr(error, "context", None)
+    problem, context = (
+        one_line(getattr(error, "problem", None) or ""),
+        getattr(error, "context", None),
+    )
     if context and (not problem or problem.startswith("but ")):
         problem = one_line(f"{context} {problem}")
     tab = ": indent with spaces" if "'\\t'" in problem else ""

@@ -15,11 +15,18 @@ from flax import struct
 
 from wdjax.checks import require, require_finite
 from wdjax.env import require_action
-from wdjax.envs.classic_control.game import ClassicControl, StepResult, hold_where, stack_bounds, wrap_angle
+from wdjax.envs.classic_control.game import (
+    ClassicControl,
+    StepResult,
+    hold_where,
+    stack_bounds,
+    wrap_angle,
+)
 from wdjax.spaces import Box, Discrete
 
 START = 0.1  # rad and rad/s: every number of a start is within it
-LARGE = 1_000.0  # of every number of the physics, in its unit: speeds are squared in each stage of a step
+# of every number of the physics, in its unit: speeds are squared in each stage of a step
+LARGE = 1_000.0
 
 
 class State(struct.PyTreeNode):
@@ -62,24 +69,49 @@ class Acrobot(ClassicControl):
     def check_params(self, params: Params) -> None:
         require_finite(params)
         for name, value in vars(params.replace(episode_length=0)).items():
-            require(np.all(np.abs(value) <= LARGE), name, value, f"between {-LARGE:g} and {LARGE:g}")
-        for name in ("LINK_LENGTH_1", "LINK_LENGTH_2", "LINK_MASS_1", "LINK_MASS_2", "LINK_MOI", "dt"):
+            require(
+                np.all(np.abs(value) <= LARGE), name, value, f"between {-LARGE:g} and {LARGE:g}"
+            )
+        for name in (
+            "LINK_LENGTH_1",
+            "LINK_LENGTH_2",
+            "LINK_MASS_1",
+            "LINK_MASS_2",
+            "LINK_MOI",
+            "dt",
+        ):
             require(np.all(getattr(params, name) > 0), name, getattr(params, name), "above 0")
-        require(np.all(params.dt <= 1), "dt", params.dt, "at most 1 s, as speeds are squared in each stage of a step")
+        require(
+            np.all(params.dt <= 1),
+            "dt",
+            params.dt,
+            "at most 1 s, as speeds are squared in each stage of a step",
+        )
         for name in ("LINK_COM_POS_1", "LINK_COM_POS_2"):
             require(np.all(getattr(params, name) >= 0), name, getattr(params, name), "at least 0")
         for name in ("MAX_VEL_1", "MAX_VEL_2"):
             value = getattr(params, name)
-            require(np.all(value >= np.float32(START)), name, value, f"at least {START}, the highest speed of a start")
-        require(np.all(params.episode_length > 0), "episode_length", params.episode_length, "above 0")
+            require(
+                np.all(value >= np.float32(START)),
+                name,
+                value,
+                f"at least {START}, the highest speed of a start",
+            )
+        require(
+            np.all(params.episode_length > 0), "episode_length", params.episode_length, "above 0"
+        )
 
     def reset(self, key: jax.Array, params: Params) -> tuple[jax.Array, State]:
         """Starts hanging, near rest: every number uniform in [-0.1, 0.1)."""
-        theta1, theta2, theta1_dot, theta2_dot = jax.random.uniform(key, (4,), jnp.float32, -START, START)
+        theta1, theta2, theta1_dot, theta2_dot = jax.random.uniform(
+            key, (4,), jnp.float32, -START, START
+        )
         state = State(theta1, theta2, theta1_dot, theta2_dot, jnp.int32(0))
         return observe(state), state
 
-    def step(self, key: jax.Array, state: State, action: jax.Array, params: Params) -> StepResult[State]:
+    def step(
+        self, key: jax.Array, state: State, action: jax.Array, params: Params
+    ) -> StepResult[State]:
         """Holds one torque for `dt` seconds; the reward is -1 a step, and 0 for the one that ends upright."""
         require_action(self, action, params, owner=Acrobot)
         state = hold_where(is_up(state), state, dynamics(state, action, params))
@@ -99,7 +131,7 @@ class Acrobot(ClassicControl):
 def dynamics(state: State, action: jax.Array, params: Params) -> State:
     """One classical Runge-Kutta step of `dt` seconds under a constant torque; then angles wrap and speeds are clipped:
 
-        s + dt/6 (k1 + 2 k2 + 2 k3 + k4),  k1 = f(s),  k2 = f(s + dt/2 k1),  k3 = f(s + dt/2 k2),  k4 = f(s + dt k3).
+    s + dt/6 (k1 + 2 k2 + 2 k3 + k4),  k1 = f(s),  k2 = f(s + dt/2 k1),  k3 = f(s + dt/2 k2),  k4 = f(s + dt k3).
     """
     low, middle, high = (params.AVAIL_TORQUE[i] for i in range(3))
     torque = jnp.where(action == 0, low, jnp.where(action == 1, middle, high))
@@ -110,7 +142,8 @@ def dynamics(state: State, action: jax.Array, params: Params) -> State:
     k3 = derivatives(*[s + dt / 2 * k for s, k in zip(start, k2, strict=True)], torque, params)
     k4 = derivatives(*[s + dt * k for s, k in zip(start, k3, strict=True)], torque, params)
     theta1, theta2, theta1_dot, theta2_dot = (
-        s + dt / 6 * (a + 2 * b + 2 * c + d) for s, a, b, c, d in zip(start, k1, k2, k3, k4, strict=True)
+        s + dt / 6 * (a + 2 * b + 2 * c + d)
+        for s, a, b, c, d in zip(start, k1, k2, k3, k4, strict=True)
     )
     return State(
         theta1=wrap_angle(theta1),
@@ -122,24 +155,40 @@ def dynamics(state: State, action: jax.Array, params: Params) -> State:
 
 
 def derivatives(
-    theta1: jax.Array, theta2: jax.Array, w1: jax.Array, w2: jax.Array, torque: jax.Array, params: Params
+    theta1: jax.Array,
+    theta2: jax.Array,
+    w1: jax.Array,
+    w2: jax.Array,
+    torque: jax.Array,
+    params: Params,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """Time derivatives of (theta1, theta2, w1, w2), where w1 and w2 are the angular speeds:
 
-        d1 = m1 lc1^2 + m2 (l1^2 + lc2^2 + 2 l1 lc2 cos th2) + 2 I,  d2 = m2 (lc2^2 + l1 lc2 cos th2) + I,
-        phi2 = m2 lc2 g sin(th1 + th2),
-        phi1 = -m2 l1 lc2 w2 (w2 + 2 w1) sin th2 + (m1 lc1 + m2 l1) g sin th1 + phi2,
-        w2' = (torque + d2/d1 phi1 - m2 l1 lc2 w1^2 sin th2 - phi2) / (m2 lc2^2 + I - d2^2/d1),
-        w1' = -(d2 w2' + phi1) / d1.
+    d1 = m1 lc1^2 + m2 (l1^2 + lc2^2 + 2 l1 lc2 cos th2) + 2 I,  d2 = m2 (lc2^2 + l1 lc2 cos th2) + I,
+    phi2 = m2 lc2 g sin(th1 + th2),
+    phi1 = -m2 l1 lc2 w2 (w2 + 2 w1) sin th2 + (m1 lc1 + m2 l1) g sin th1 + phi2,
+    w2' = (torque + d2/d1 phi1 - m2 l1 lc2 w1^2 sin th2 - phi2) / (m2 lc2^2 + I - d2^2/d1),
+    w1' = -(d2 w2' + phi1) / d1.
     """
     m1, m2, l1 = params.LINK_MASS_1, params.LINK_MASS_2, params.LINK_LENGTH_1
-    lc1, lc2, inertia, g = params.LINK_COM_POS_1, params.LINK_COM_POS_2, params.LINK_MOI, params.gravity
+    lc1, lc2, inertia, g = (
+        params.LINK_COM_POS_1,
+        params.LINK_COM_POS_2,
+        params.LINK_MOI,
+        params.gravity,
+    )
     cos2, sin2 = jnp.cos(theta2), jnp.sin(theta2)
     d1 = m1 * lc1**2 + m2 * (l1**2 + lc2**2 + 2 * l1 * lc2 * cos2) + 2 * inertia
     d2 = m2 * (lc2**2 + l1 * lc2 * cos2) + inertia
     phi2 = m2 * lc2 * g * jnp.sin(theta1 + theta2)
-    phi1 = -m2 * l1 * lc2 * w2 * (w2 + 2 * w1) * sin2 + (m1 * lc1 + m2 * l1) * g * jnp.sin(theta1) + phi2
-    w2_dot = (torque + d2 / d1 * phi1 - m2 * l1 * lc2 * w1**2 * sin2 - phi2) / (m2 * lc2**2 + inertia - d2**2 / d1)
+    phi1 = (
+        -m2 * l1 * lc2 * w2 * (w2 + 2 * w1) * sin2
+        + (m1 * lc1 + m2 * l1) * g * jnp.sin(theta1)
+        + phi2
+    )
+    w2_dot = (torque + d2 / d1 * phi1 - m2 * l1 * lc2 * w1**2 * sin2 - phi2) / (
+        m2 * lc2**2 + inertia - d2**2 / d1
+    )
     w1_dot = -(d2 * w2_dot + phi1) / d1
     return w1, w2, w1_dot, w2_dot
 

@@ -61,9 +61,18 @@ class CartPole(ClassicControl):
 
     def check_params(self, params: Params) -> None:
         require_finite(params)
-        for name in ("masscart", "masspole", "length", "tau", "theta_threshold_radians", "x_threshold"):
+        for name in (
+            "masscart",
+            "masspole",
+            "length",
+            "tau",
+            "theta_threshold_radians",
+            "x_threshold",
+        ):
             require(np.all(getattr(params, name) > 0), name, getattr(params, name), "above 0")
-        require(np.all(params.episode_length > 0), "episode_length", params.episode_length, "above 0")
+        require(
+            np.all(params.episode_length > 0), "episode_length", params.episode_length, "above 0"
+        )
 
     def reset(self, key: jax.Array, params: Params) -> tuple[jax.Array, State]:
         """Starts near rest: every number uniform in [-0.05, 0.05)."""
@@ -71,7 +80,9 @@ class CartPole(ClassicControl):
         state = State(x, x_dot, theta, theta_dot, jnp.int32(0))
         return observe(state), state
 
-    def step(self, key: jax.Array, state: State, action: jax.Array, params: Params) -> StepResult[State]:
+    def step(
+        self, key: jax.Array, state: State, action: jax.Array, params: Params
+    ) -> StepResult[State]:
         """Pushes the cart once; the reward is 1 a step, that of the fall included."""
         require_action(self, action, params, owner=CartPole)
         fallen_before = has_fallen(state, params)
@@ -92,8 +103,8 @@ class CartPole(ClassicControl):
 def dynamics(state: State, action: jax.Array, params: Params) -> State:
     """One explicit Euler step of `tau` seconds:
 
-        s = (F + ml w^2 sin th) / M,  alpha = (g sin th - s cos th) / (l (4/3 - mp cos^2 th / M)),
-        a = s - ml alpha cos th / M.
+    s = (F + ml w^2 sin th) / M,  alpha = (g sin th - s cos th) / (l (4/3 - mp cos^2 th / M)),
+    a = s - ml alpha cos th / M.
     """
     force = jnp.where(jnp.asarray(action) == 1, params.force_mag, -params.force_mag)
     cos, sin = jnp.cos(state.theta), jnp.sin(state.theta)
@@ -113,7 +124,9 @@ def dynamics(state: State, action: jax.Array, params: Params) -> State:
 
 def has_fallen(state: State, params: Params) -> jax.Array:
     """Returns whether the cart is off the track or the pole beyond its angle: a bool scalar."""
-    return (jnp.abs(state.x) > params.x_threshold) | (jnp.abs(state.theta) > params.theta_threshold_radians)
+    return (jnp.abs(state.x) > params.x_threshold) | (
+        jnp.abs(state.theta) > params.theta_threshold_radians
+    )
 
 
 def observe(state: State) -> jax.Array:

@@ -46,12 +46,16 @@ class ContinuousMountainCar(MountainCar):
     def check_params(self, params: Params) -> None:
         super().check_params(params)
         allowed = f"below max_action = {params.max_action}"
-        require(np.all(params.min_action < params.max_action), "min_action", params.min_action, allowed)
+        require(
+            np.all(params.min_action < params.max_action), "min_action", params.min_action, allowed
+        )
 
-    def step(self, key: jax.Array, state: State, action: jax.Array, params: Params) -> StepResult[State]:
+    def step(
+        self, key: jax.Array, state: State, action: jax.Array, params: Params
+    ) -> StepResult[State]:
         """Pushes the car once, by the action clipped to its space. The action as it came is what costs:
 
-            reward = 100 [arrived] - 0.1 action^2.
+        reward = 100 [arrived] - 0.1 action^2.
         """
         require_action(self, action, params, owner=ContinuousMountainCar)
         arrived_before = has_arrived(state, params)

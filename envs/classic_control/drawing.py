@@ -9,9 +9,15 @@ from wdjax.drawing import DISC, SQUARE, Lines, Scene, Shapes, Text
 
 CART_WIDTH, CART_HEIGHT, WHEEL = 0.5, 0.22, 0.07  # m; a drawing's choice: the dynamics know a point
 CAR_LENGTH, CAR_HEIGHT, CAR_WHEEL = 0.14, 0.05, 0.022  # m; likewise
-HILL_BASE, HILL_HEIGHT = 0.55, 0.45  # m, as gymnasium draws it: the dynamics know the slope's shape only
-CAR = np.array([[-0.5, 0.0], [0.5, 0.0], [0.5, 0.6], [0.3, 1.0], [-0.3, 1.0], [-0.5, 0.6]]) * [CAR_LENGTH, CAR_HEIGHT]
-ARROW = np.array([[-1, 0.03], [0.4, 0.03], [0.4, 0.12], [1, 0], [0.4, -0.12], [0.4, -0.03], [-1, -0.03]])
+# m, as gymnasium draws it: the dynamics know the slope's shape only
+HILL_BASE, HILL_HEIGHT = 0.55, 0.45
+CAR = np.array([[-0.5, 0.0], [0.5, 0.0], [0.5, 0.6], [0.3, 1.0], [-0.3, 1.0], [-0.5, 0.6]]) * [
+    CAR_LENGTH,
+    CAR_HEIGHT,
+]
+ARROW = np.array(
+    [[-1, 0.03], [0.4, 0.03], [0.4, 0.12], [1, 0], [0.4, -0.12], [0.4, -0.03], [-1, -0.03]]
+)
 
 
 def cartpole_scene(env: Any, states: Any, params: Any) -> Scene:
@@ -25,25 +31,43 @@ def cartpole_scene(env: Any, states: Any, params: Any) -> Scene:
     tips, tops = x + signs * pole * np.sin(tilt), np.full((1, 2), pivot + pole * np.cos(tilt))
     limits = _segments(np.stack([signs * limit] * 2, axis=-1)[None], np.array([low, high]))
     tilts = _segments(
-        np.stack(np.broadcast_arrays(x, tips), axis=-1), np.stack(np.broadcast_arrays(pivot, tops), axis=-1)
+        np.stack(np.broadcast_arrays(x, tips), axis=-1),
+        np.stack(np.broadcast_arrays(pivot, tops), axis=-1),
     )
     end = limit + 0.4
     marks = [
         Lines([[-end, 0.0], [end, 0.0]], "ink", 1.2),
         Lines(limits, "magenta", 1.2, dashed=True),
-        Text([-limit + 0.03, limit - 0.03], high - 0.08 * pole, [" limit", ""], "magenta", 10, "left"),
+        Text(
+            [-limit + 0.03, limit - 0.03], high - 0.08 * pole, [" limit", ""], "magenta", 10, "left"
+        ),
         Text([limit - 0.03], high - 0.08 * pole, ["limit "], "magenta", 10, "right"),
         Lines(tilts, "magenta", 1.2, dashed=True),
-        Text(tips, tops + 0.09 * pole, [f"{sign * np.degrees(tilt):+.3g}°" for sign in signs], "magenta", 10),
+        Text(
+            tips,
+            tops + 0.09 * pole,
+            [f"{sign * np.degrees(tilt):+.3g}°" for sign in signs],
+            "magenta",
+            10,
+        ),
         Shapes(x + CART_WIDTH / 4 * signs, WHEEL, DISC, WHEEL, color="ink"),
         Shapes(x + CART_WIDTH / 4 * signs, WHEEL, DISC, 0.55 * WHEEL, color="paper"),
-        Shapes(x, 2 * WHEEL + CART_HEIGHT / 2, SQUARE, (CART_WIDTH / 2, CART_HEIGHT / 2), color="ink", group="agent"),
+        Shapes(
+            x,
+            2 * WHEEL + CART_HEIGHT / 2,
+            SQUARE,
+            (CART_WIDTH / 2, CART_HEIGHT / 2),
+            color="ink",
+            group="agent",
+        ),
         _rod(x, pivot, x + pole * np.sin(theta), pivot + pole * np.cos(theta), 4),
         *_joint(x, pivot, 0.05 * pole**0.5),
     ]
     fallen = (np.abs(x) > limit) | (np.abs(theta) > tilt)
     words = ["fallen" if over else "balanced" for over in fallen[:, 0]]
-    return _scene(marks, states, params, words, (-end, low, end, high), "place on the track [m]", "height [m]")
+    return _scene(
+        marks, states, params, words, (-end, low, end, high), "place on the track [m]", "height [m]"
+    )
 
 
 def acrobot_scene(env: Any, states: Any, params: Any) -> Scene:
@@ -60,25 +84,45 @@ def acrobot_scene(env: Any, states: Any, params: Any) -> Scene:
             Text([-1.08 * reach], length1 + 0.05 * reach, ["goal"], "green", 10, "left"),
         ]
     marks += [
-        _rod(np.zeros_like(theta1), 0.0, *elbow, 6, "ink"), _rod(*elbow, *tip, 6),
-        *_joint(0.0, 0.0, 0.035 * reach), *_joint(*elbow, 0.035 * reach),
+        _rod(np.zeros_like(theta1), 0.0, *elbow, 6, "ink"),
+        _rod(*elbow, *tip, 6),
+        *_joint(0.0, 0.0, 0.035 * reach),
+        *_joint(*elbow, 0.035 * reach),
         Shapes(*tip, DISC, 0.04 * reach, color="magenta", edge=True, group="agent", trail=True),
-    ]  # fmt: skip
+    ]
     is_up = -np.cos(theta1) - np.cos(theta1 + theta2) > 1
-    words = ["swung up" if up else f"tip at {y:+.2f} m" for up, y in zip(is_up[:, 0], tip[1][:, 0], strict=True)]
-    return _scene(marks, states, params, words, _around(1.12 * reach), "place [m]", "height over the fixed joint [m]")
+    words = [
+        "swung up" if up else f"tip at {y:+.2f} m"
+        for up, y in zip(is_up[:, 0], tip[1][:, 0], strict=True)
+    ]
+    return _scene(
+        marks,
+        states,
+        params,
+        words,
+        _around(1.12 * reach),
+        "place [m]",
+        "height over the fixed joint [m]",
+    )
 
 
 def mountain_car_scene(env: Any, states: Any, params: Any) -> Scene:
     """Of mountain_car or continuous_mountain_car: track, wall, goal, and the car with an arrow for its speed."""
     position, velocity = _column(states.position), _column(states.velocity)
-    goal, room = float(params.goal_position), 0.6 * CAR_LENGTH  # the car's middle is its position: it has ends
+    # the car's middle is its position: it has ends
+    goal, room = float(params.goal_position), 0.6 * CAR_LENGTH
     low, high = float(params.min_position) - room, float(params.max_position) + room
     track, pole = np.linspace(low, high, 100), hill(goal) + 0.3
-    slope, speed = np.arctan(3 * HILL_HEIGHT * np.cos(3 * position)), velocity / float(params.max_speed)
+    slope, speed = (
+        np.arctan(3 * HILL_HEIGHT * np.cos(3 * position)),
+        velocity / float(params.max_speed),
+    )
     sin, cos = np.sin(slope), np.cos(slope)
     sides = 0.3 * CAR_LENGTH * np.array([-1.0, 1.0])
-    wheels = position + sides * cos - CAR_WHEEL * sin, hill(position) + sides * sin + CAR_WHEEL * cos
+    wheels = (
+        position + sides * cos - CAR_WHEEL * sin,
+        hill(position) + sides * sin + CAR_WHEEL * cos,
+    )
     ground = np.concatenate([[[low, 0.0]], np.stack([track, hill(track)], axis=-1), [[high, 0.0]]])
     shown = np.where(np.abs(speed) > 0.15, 0.1 * speed, np.nan)  # a shorter arrow would be all head
     up = 1.2 * CAR_WHEEL
@@ -90,14 +134,29 @@ def mountain_car_scene(env: Any, states: Any, params: Any) -> Scene:
         Lines([[goal, hill(goal)], [goal, pole]], "green", 1.5),
         Shapes([goal], [pole], np.array([[0.0, 0.0], [0.0, -0.1], [-0.12, -0.05]]), color="green"),
         Text([goal], pole + 0.05, ["goal"], "green", 10),
-        Shapes(position - up * sin, hill(position) + up * cos, CAR, 1.0, slope, "blue", group="agent"),
-        Shapes(*wheels, DISC, CAR_WHEEL, color="ink"), Shapes(*wheels, DISC, 0.5 * CAR_WHEEL, color="paper"),
-        Shapes(position - 0.14 * sin, hill(position) + 0.14 * cos, ARROW, (shown, 0.1), slope, "blue"),
-    ]  # fmt: skip
+        Shapes(
+            position - up * sin, hill(position) + up * cos, CAR, 1.0, slope, "blue", group="agent"
+        ),
+        Shapes(*wheels, DISC, CAR_WHEEL, color="ink"),
+        Shapes(*wheels, DISC, 0.5 * CAR_WHEEL, color="paper"),
+        Shapes(
+            position - 0.14 * sin, hill(position) + 0.14 * cos, ARROW, (shown, 0.1), slope, "blue"
+        ),
+    ]
     arrived = (position >= goal) & (velocity >= float(params.goal_velocity))
-    words = ["arrived" if there else f"velocity {v:+.3f} m a step"
-             for there, v in zip(arrived[:, 0], velocity[:, 0], strict=True)]  # fmt: skip
-    return _scene(marks, states, params, words, (low - 0.06, 0.0, high + 0.06, 1.45), "position [m]", "height [m]")
+    words = [
+        "arrived" if there else f"velocity {v:+.3f} m a step"
+        for there, v in zip(arrived[:, 0], velocity[:, 0], strict=True)
+    ]
+    return _scene(
+        marks,
+        states,
+        params,
+        words,
+        (low - 0.06, 0.0, high + 0.06, 1.45),
+        "position [m]",
+        "height [m]",
+    )
 
 
 def hill(position: Any) -> Any:
@@ -119,15 +178,26 @@ def pendulum_scene(env: Any, states: Any, params: Any) -> Scene:
     ]
     off = np.abs(np.degrees((theta[:, 0] + np.pi) % (2 * np.pi) - np.pi))
     words = [
-        f"{angle:.0f}° from upright, {speed:+.1f} rad/s" for angle, speed in zip(off, states.theta_dot, strict=True)
+        f"{angle:.0f}° from upright, {speed:+.1f} rad/s"
+        for angle, speed in zip(off, states.theta_dot, strict=True)
     ]
-    return _scene(marks, states, params, words, _around(1.25 * length), "place [m]", "height over the pivot [m]")
+    return _scene(
+        marks,
+        states,
+        params,
+        words,
+        _around(1.25 * length),
+        "place [m]",
+        "height over the pivot [m]",
+    )
 
 
 SCENES: dict[str, Callable] = {
-    "cartpole": cartpole_scene, "acrobot": acrobot_scene, "mountain_car": mountain_car_scene,
+    "cartpole": cartpole_scene,
+    "acrobot": acrobot_scene,
+    "mountain_car": mountain_car_scene,
     "pendulum": pendulum_scene,
-}  # fmt: skip
+}
 
 
 def _column(values: Any) -> np.ndarray:
@@ -143,8 +213,11 @@ def _segments(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return np.stack(np.broadcast_arrays(x, y), axis=-1)
 
 
-def _rod(x: Any, y: Any, end_x: np.ndarray, end_y: np.ndarray, width: float, color: str = "blue") -> Lines:
-    ends = [np.stack(np.broadcast_arrays(*pair), axis=-1) for pair in ((x, end_x), (y, end_y))]  # [T, 1, 2]
+def _rod(
+    x: Any, y: Any, end_x: np.ndarray, end_y: np.ndarray, width: float, color: str = "blue"
+) -> Lines:
+    # [T, 1, 2]
+    ends = [np.stack(np.broadcast_arrays(*pair), axis=-1) for pair in ((x, end_x), (y, end_y))]
     return Lines(_segments(*ends), color, width)
 
 
@@ -153,9 +226,14 @@ def _joint(x: Any, y: Any, size: float) -> list[Shapes]:
 
 
 def _scene(
-    marks: list, states: Any, params: Any, words: list[str], extent: tuple[float, float, float, float], xlabel: str,
+    marks: list,
+    states: Any,
+    params: Any,
+    words: list[str],
+    extent: tuple[float, float, float, float],
+    xlabel: str,
     ylabel: str,
-) -> Scene:  # fmt: skip
+) -> Scene:
     last, time = int(params.episode_length), np.asarray(states.time)
     captions = [f"step {t} of {last}, {word}" for t, word in zip(time, words, strict=True)]
     return Scene(marks, captions, extent, time, xlabel=xlabel, ylabel=ylabel)

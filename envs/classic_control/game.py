@@ -10,7 +10,8 @@ import numpy as np
 from wdjax.env import Env
 
 StateT = TypeVar("StateT")
-StepResult = tuple[jax.Array, StateT, jax.Array, jax.Array, jax.Array, dict[str, Any]]  # as Env.step says
+# as Env.step says
+StepResult = tuple[jax.Array, StateT, jax.Array, jax.Array, jax.Array, dict[str, Any]]
 
 
 @dataclasses.dataclass(frozen=True)

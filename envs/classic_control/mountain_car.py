@@ -54,12 +54,18 @@ class MountainCar(ClassicControl):
         require_finite(params)
         low, high, goal = params.min_position, params.max_position, params.goal_position
         first, last = np.float32(FIRST_START), np.float32(LAST_START)
-        require(np.all(low <= first), "min_position", low, f"at most {FIRST_START}, where starts begin")
-        require(np.all(high >= last), "max_position", high, f"at least {LAST_START}, where starts end")
+        require(
+            np.all(low <= first), "min_position", low, f"at most {FIRST_START}, where starts begin"
+        )
+        require(
+            np.all(high >= last), "max_position", high, f"at least {LAST_START}, where starts end"
+        )
         allowed = f"at least {LAST_START}, where starts end, and at most max_position"
         require(np.all((goal >= last) & (goal <= high)), "goal_position", goal, allowed)
         require(np.all(params.max_speed > 0), "max_speed", params.max_speed, "above 0")
-        require(np.all(params.episode_length > 0), "episode_length", params.episode_length, "above 0")
+        require(
+            np.all(params.episode_length > 0), "episode_length", params.episode_length, "above 0"
+        )
 
     def reset(self, key: jax.Array, params: Any) -> tuple[jax.Array, State]:
         """Starts at rest in the valley: the position uniform in [-0.6, -0.4)."""
@@ -67,7 +73,9 @@ class MountainCar(ClassicControl):
         state = State(position, jnp.float32(0), jnp.int32(0))
         return observe(state), state
 
-    def step(self, key: jax.Array, state: State, action: jax.Array, params: Params) -> StepResult[State]:
+    def step(
+        self, key: jax.Array, state: State, action: jax.Array, params: Params
+    ) -> StepResult[State]:
         """Pushes the car once; the reward is -1 a step, that of the arrival included."""
         require_action(self, action, params, owner=MountainCar)
         arrived_before = has_arrived(state, params)
@@ -88,7 +96,7 @@ class MountainCar(ClassicControl):
 def roll(state: State, push: jax.Array, params: Any) -> State:
     """One step under an acceleration `push`, with the new velocity; the wall at min_position stops the car:
 
-        v = clip(v + push - g cos(3 p), -max_speed, max_speed),  p = clip(p + v, min_position, max_position).
+    v = clip(v + push - g cos(3 p), -max_speed, max_speed),  p = clip(p + v, min_position, max_position).
     """
     velocity = state.velocity + push - params.gravity * jnp.cos(3 * state.position)
     velocity = jnp.clip(velocity, -params.max_speed, params.max_speed)

@@ -60,10 +60,12 @@ class Pendulum(ClassicControl):
         state = State(jnp.pi * theta, START_SPEED * theta_dot, jnp.int32(0))
         return observe(state), state
 
-    def step(self, key: jax.Array, state: State, action: jax.Array, params: Params) -> StepResult[State]:
+    def step(
+        self, key: jax.Array, state: State, action: jax.Array, params: Params
+    ) -> StepResult[State]:
         """Applies one torque, clipped to its space; the reward is that of the state before, and nothing terminates:
 
-            reward = -(wrap(theta)^2 + 0.1 theta_dot^2 + 0.001 torque^2).
+        reward = -(wrap(theta)^2 + 0.1 theta_dot^2 + 0.001 torque^2).
         """
         require_action(self, action, params, owner=Pendulum)
         torque = jnp.clip(action[0], -params.max_torque, params.max_torque)
@@ -83,10 +85,15 @@ class Pendulum(ClassicControl):
 def dynamics(state: State, torque: jax.Array, params: Params) -> State:
     """One step of `dt` seconds, with the new speed:
 
-        w = clip(w + (3 g / (2 l) sin th + 3 / (m l^2) torque) dt, -max_speed, max_speed),  th = th + w dt.
+    w = clip(w + (3 g / (2 l) sin th + 3 / (m l^2) torque) dt, -max_speed, max_speed),  th = th + w dt.
     """
-    acceleration = 3 * params.gravity / (2 * params.l) * jnp.sin(state.theta) + 3 / (params.m * params.l**2) * torque
-    theta_dot = jnp.clip(state.theta_dot + acceleration * params.dt, -params.max_speed, params.max_speed)
+    acceleration = (
+        3 * params.gravity / (2 * params.l) * jnp.sin(state.theta)
+        + 3 / (params.m * params.l**2) * torque
+    )
+    theta_dot = jnp.clip(
+        state.theta_dot + acceleration * params.dt, -params.max_speed, params.max_speed
+    )
     return State(state.theta + theta_dot * params.dt, theta_dot, state.time + 1)
 
 

@@ -39,7 +39,12 @@ def read_calibration(path: str | Path) -> dict[str, Any]:
             require_known("name", name, known)
         for name, value in known.items():
             is_column = isinstance(value, list) and len(value) == known["num_regions"]
-            require(name in found or not is_column, "columns", list(found), f"of all regions' numbers, {name} too")
+            require(
+                name in found or not is_column,
+                "columns",
+                list(found),
+                f"of all regions' numbers, {name} too",
+            )
     except ValueError as error:
         raise ValueError(f"calibration {path}: {error}") from None
     return found
@@ -52,7 +57,12 @@ def _read(path: Path) -> dict[str, Any]:
         require(not unknown, "its parts", sorted(content), "world, columns and regions")
         columns, world = content["columns"], content.get("world") or {}
         rows = np.asarray(content["regions"], float)
-        require(rows.shape[1:] == (len(columns),), "regions", rows.shape, f"rows of {len(columns)} numbers, as columns")
+        require(
+            rows.shape[1:] == (len(columns),),
+            "regions",
+            rows.shape,
+            f"rows of {len(columns)} numbers, as columns",
+        )
         numbers = {name: np.asarray(value, float).tolist() for name, value in world.items()}
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         kind = "is missing: " if isinstance(error, KeyError) else ""

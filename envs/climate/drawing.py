@@ -16,13 +16,22 @@ def world_scene(env: Any, states: Any, params: Any) -> Scene:
     years = START_YEAR + float(params.step_years) * (time // stages)
     acted = time >= stages  # flows are of an activity step
     air, ocean = np.asarray(states.temperature).T
-    flow = lambda values: np.where(acted, values, np.nan)  # noqa: E731
-    output, consumption = (flow(np.asarray(leaf).sum(axis=1)) for leaf in (states.output, states.consumption))
+
+    def flow(values) -> np.ndarray:
+        return np.where(acted, values, np.nan)
+
+    output, consumption = (
+        flow(np.asarray(leaf).sum(axis=1)) for leaf in (states.output, states.consumption)
+    )
     rates = [
-        Series(flow(rate.mean(axis=1)), color, label, flow(rate.min(axis=1)), flow(rate.max(axis=1)))
-        for rate, color, label in ((np.asarray(states.saving), "orange", "saving"),
-                                   (np.asarray(states.mitigation), "green", "mitigation"))
-    ]  # fmt: skip
+        Series(
+            flow(rate.mean(axis=1)), color, label, flow(rate.min(axis=1)), flow(rate.max(axis=1))
+        )
+        for rate, color, label in (
+            (np.asarray(states.saving), "orange", "saving"),
+            (np.asarray(states.mitigation), "green", "mitigation"),
+        )
+    ]
     if env.negotiation:
         rates.append(Series(flow(np.asarray(states.treaty.floor).mean(axis=1)), "ink", "agreed"))
     carbon = np.asarray(states.carbon)[:, 0]
@@ -36,7 +45,8 @@ def world_scene(env: Any, states: Any, params: Any) -> Scene:
     ]
     last = int(params.episode_length)
     captions = [
-        f"{year:.0f}, step {t} of {last}: {warmth:.2f} °C" + (f", {made:.0f} trillion USD a year" if is_flow else "")
+        f"{year:.0f}, step {t} of {last}: {warmth:.2f} °C"
+        + (f", {made:.0f} trillion USD a year" if is_flow else "")
         for year, t, warmth, made, is_flow in zip(years, time, air, output, acted, strict=True)
     ]
     return Scene([], captions, time=time, plots=plots)

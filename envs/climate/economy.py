@@ -34,13 +34,20 @@ def damage_factor(temperature: jax.Array, params: Any) -> jax.Array:
     return 1 / (1 + params.a_1 * warming + params.a_2 * power_of(warming, params.a_3))
 
 
-def production(technology: jax.Array, capital: jax.Array, labor: jax.Array, params: Any) -> jax.Array:
+def production(
+    technology: jax.Array, capital: jax.Array, labor: jax.Array, params: Any
+) -> jax.Array:
     """Returns Y = A K^gamma (L / 1000)^(1 - gamma) (40), [n], before damages and abatement."""
     return technology * power_of(capital, params.gamma) * (labor / 1000) ** (1 - params.gamma)
 
 
 def trade(
-    bids: jax.Array, export_limit: jax.Array, output: jax.Array, left: jax.Array, balance: jax.Array, params: Any
+    bids: jax.Array,
+    export_limit: jax.Array,
+    output: jax.Array,
+    left: jax.Array,
+    balance: jax.Array,
+    params: Any,
 ) -> tuple[jax.Array, jax.Array]:
     """Returns who buys how much from whom, and what is left at home.
 
@@ -71,12 +78,16 @@ def shrink(total: jax.Array, limit: jax.Array) -> jax.Array:
     return jnp.where(above, limit / jnp.where(above, total, 1), 1)
 
 
-def consumption(domestic: jax.Array, imports: jax.Array, tariffs: jax.Array, params: Any) -> jax.Array:
+def consumption(
+    domestic: jax.Array, imports: jax.Array, tariffs: jax.Array, params: Any
+) -> jax.Array:
     """Returns C = (d domestic^l + f / (n - 1) sum_j (imports_ij (1 - tariff_ij))^l)^(1 / l) (25), [n]; of the tariffs'
     revenue nobody has anything."""
     power = params.armington_lambda
     foreign = jnp.sum(power_of(imports * (1 - tariffs), power), axis=1) / (len(domestic) - 1)
-    return power_of(params.dom_pref * power_of(domestic, power) + params.for_pref * foreign, 1 / power)
+    return power_of(
+        params.dom_pref * power_of(domestic, power) + params.for_pref * foreign, 1 / power
+    )
 
 
 @jax.custom_jvp
@@ -102,7 +113,9 @@ def utility(labor: jax.Array, consumed: jax.Array, params: Any) -> jax.Array:
     """
     people, power = labor / 1000, 1 - params.alpha
     log = jnp.log1p(consumed / people)
-    return people * jnp.where(power == 0, log, jnp.expm1(power * log) / jnp.where(power == 0, 1, power))
+    return people * jnp.where(
+        power == 0, log, jnp.expm1(power * log) / jnp.where(power == 0, 1, power)
+    )
 
 
 def warm(temperature: jax.Array, carbon: jax.Array, forcing: jax.Array, params: Any) -> jax.Array:

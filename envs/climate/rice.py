@@ -35,7 +35,8 @@ class Treaty(struct.PyTreeNode):
     promised: jax.Array  # (n, n), in [0, 1]: mitigation rate that i offers j
     requested: jax.Array  # (n, n), in [0, 1]: mitigation rate that i asks of j
     decisions: jax.Array  # (n, n), 0 or 1: whether i accepts what j proposed to it
-    floor: jax.Array  # mu_min (n,), in [0, 1]: the lowest mitigation rate that i may choose until the next evaluation
+    floor: jax.Array
+    """mu_min (n,), in [0, 1]: the lowest mitigation rate that i may choose until the next evaluation"""
 
 
 class State(struct.PyTreeNode):
@@ -55,7 +56,8 @@ class State(struct.PyTreeNode):
     saving: jax.Array  # s (n,), rate of gross output
     mitigation: jax.Array  # mu (n,), rate of emissions
     export_limit: jax.Array  # p (n,), rate of gross output
-    tariffs: jax.Array  # tau (n, n), rate of i on imports from j; in force from the next activity step on
+    tariffs: jax.Array
+    """tau (n, n), rate of i on imports from j; in force from the next activity step on"""
     abatement_price: jax.Array  # theta_1 (n,), share of production
     abatement_cost: jax.Array  # (n,), share of production
     production: jax.Array  # Y (n,), trillion USD a year
@@ -116,17 +118,42 @@ class Params(struct.PyTreeNode):
     debt_multiplier: float  # how debts lower bids
     step_years: float  # years of an activity step
     # game
-    carbon_price: float = 0.0  # utility that a region pays for a GtCO2 a year of its own; 0: as published
-    output_bonus: float = 0.0  # utility that it gets for a trillion USD a year of its own output; 0: as published
+    carbon_price: float = 0.0
+    """utility that a region pays for a GtCO2 a year of its own; 0: as published"""
+    output_bonus: float = 0.0
+    """utility that it gets for a trillion USD a year of its own output; 0: as published"""
     episode_length: int = ACTIVITIES  # steps; the end is part of the game and terminates
 
 
 COLUMNS = ("A_0", "K_0", "L_0", "L_a", "l_g", "g_A", "delta_A", "sigma_0")
-POSITIVE = ("A_0", "K_0", "L_0", "M_0", "M_AT_1750", "t_f", "theta_2", "armington_lambda", "step_years")
+POSITIVE = (
+    "A_0",
+    "K_0",
+    "L_0",
+    "M_0",
+    "M_AT_1750",
+    "t_f",
+    "theta_2",
+    "armington_lambda",
+    "step_years",
+)
 NOT_NEGATIVE = (
-    "L_a", "sigma_0", "phi_M", "b_M", "E_land_0", "a_1", "a_2", "a_3", "p_b", "alpha", "rho", "dom_pref", "for_pref",
-    "balance_interest_rate", "debt_multiplier",
-)  # fmt: skip
+    "L_a",
+    "sigma_0",
+    "phi_M",
+    "b_M",
+    "E_land_0",
+    "a_1",
+    "a_2",
+    "a_3",
+    "p_b",
+    "alpha",
+    "rho",
+    "dom_pref",
+    "for_pref",
+    "balance_interest_rate",
+    "debt_multiplier",
+)
 SHARES = ("delta_E_land", "delta_pb", "delta_K", "delta_sigma", "gamma")
 
 
@@ -150,7 +177,8 @@ class Rice(Env):
     where there are prices pays for its emissions, or is paid for its output.
     """
 
-    num_regions: int = 27  # the first of the published ones, or as many as the calibration given has
+    num_regions: int = 27
+    """the first of the published ones, or as many as the calibration given has"""
     negotiation: bool = False  # whether proposals and evaluations stand before each activity
     levels: int = 10  # of a rate
 
@@ -158,7 +186,10 @@ class Rice(Env):
     cheap_reset: ClassVar[bool] = True
     frames_per_second: ClassVar[int] = 4
     trail: ClassVar[int] = STAGES * ACTIVITIES
-    scripts: ClassVar[dict[str, tuple[str, Callable]]] = {"save": (REGION, save), "mitigate": (REGION, mitigate)}
+    scripts: ClassVar[dict[str, tuple[str, Callable]]] = {
+        "save": (REGION, save),
+        "mitigate": (REGION, mitigate),
+    }
 
     def __post_init__(self):
         require_integer("num_regions", self.num_regions, 2, MANY)
@@ -173,7 +204,9 @@ class Rice(Env):
     def nvec(self) -> tuple[int, ...]:
         """Sizes of the heads of an action."""
         n, levels = self.num_regions, self.levels
-        return (levels,) * (3 + 2 * n) + ((levels,) * (2 * n) + (2,) * n if self.negotiation else ())
+        return (levels,) * (3 + 2 * n) + (
+            (levels,) * (2 * n) + (2,) * n if self.negotiation else ()
+        )
 
     @property
     def default_params(self) -> Params:
@@ -181,20 +214,35 @@ class Rice(Env):
         dtype, n, found = np.dtype(jnp.result_type(float)), self.num_regions, dict(published())
         missing = [np.nan] * max(0, n - found.pop("num_regions"))
         found |= {name: found[name][:n] + missing for name in COLUMNS}
-        number = np.float64 if dtype == np.float64 else float  # (`make` casts a Python float to 32 bits)
-        numbers = {name: np.array(value, dtype) if isinstance(value, list) else number(value)
-                   for name, value in found.items()}  # fmt: skip
+        # (`make` casts a Python float to 32 bits)
+        number = np.float64 if dtype == np.float64 else float
+        numbers = {
+            name: np.array(value, dtype) if isinstance(value, list) else number(value)
+            for name, value in found.items()
+        }
         length = ACTIVITIES * (STAGES if self.negotiation else 1)
-        return Params(**numbers, carbon_price=number(0.0), output_bonus=number(0.0), episode_length=length)
+        return Params(
+            **numbers, carbon_price=number(0.0), output_bonus=number(0.0), episode_length=length
+        )
 
     def check_params(self, params: Params) -> None:
         defaults = self.default_params
         for field in dataclasses.fields(params):
-            shape, found = np.shape(getattr(defaults, field.name)), np.shape(getattr(params, field.name))
-            words = f"numbers in the shape {shape}" + f", one for each region: num_regions = {self.num_regions}" * (
-                field.name in COLUMNS
+            shape, found = (
+                np.shape(getattr(defaults, field.name)),
+                np.shape(getattr(params, field.name)),
             )
-            require(found[len(found) - len(shape) :] == shape, field.name, getattr(params, field.name), words)
+            words = (
+                f"numbers in the shape {shape}"
+                + f", one for each region: num_regions = {self.num_regions}"
+                * (field.name in COLUMNS)
+            )
+            require(
+                found[len(found) - len(shape) :] == shape,
+                field.name,
+                getattr(params, field.name),
+                words,
+            )
         for name in COLUMNS:
             words = f"given and finite: the published calibration has {published()['num_regions']} regions"
             require(np.all(np.isfinite(getattr(params, name))), name, getattr(params, name), words)
@@ -207,26 +255,59 @@ class Rice(Env):
             for name in names:
                 require(np.all(fits(getattr(params, name))), name, getattr(params, name), words)
         price = np.asarray(params.p_b / (1000 * params.theta_2))[..., None] * params.sigma_0
-        require(np.all(price <= 1), "p_b", params.p_b, "low enough that to emit nothing costs no more than all output: "
-                "p_b sigma_0 / (1000 theta_2) <= 1 in each region")  # fmt: skip
+        require(
+            np.all(price <= 1),
+            "p_b",
+            params.p_b,
+            "low enough that to emit nothing costs no more than all output: "
+            "p_b sigma_0 / (1000 theta_2) <= 1 in each region",
+        )
         length, stages = params.episode_length, STAGES if self.negotiation else 1
         require(np.all(length > 0), "episode_length", length, "above 0")
-        require(np.all(length % stages == 0), "episode_length", length, "a multiple of 3 with negotiation")
+        require(
+            np.all(length % stages == 0),
+            "episode_length",
+            length,
+            "a multiple of 3 with negotiation",
+        )
 
     def reset(self, key: jax.Array, params: Params) -> tuple[dict[str, Arrays], State]:
         """Returns the world of 2015, always the same."""
         n, dtype = self.num_regions, jnp.result_type(float)
         zero, zeros, square = jnp.zeros((), dtype), jnp.zeros(n, dtype), jnp.zeros((n, n), dtype)
         temperature, carbon = jnp.asarray(params.T_0, dtype), jnp.asarray(params.M_0, dtype)
-        stocks = (jnp.asarray(value, dtype) for value in (params.K_0, params.L_0, params.A_0, params.sigma_0))
+        stocks = (
+            jnp.asarray(value, dtype)
+            for value in (params.K_0, params.L_0, params.A_0, params.sigma_0)
+        )
         capital, labor, technology, intensity = stocks
         state = State(
-            temperature, carbon, capital, labor, technology, intensity, balance=zeros, forcing=zero,
-            land_emissions=zero, damages=zero, saving=zeros, mitigation=zeros, export_limit=zeros, tariffs=square,
-            abatement_price=zeros, abatement_cost=zeros, production=zeros, output=zeros, investment=zeros,
-            consumption=zeros, utility=zeros, welfare=zeros, reward=zeros, time=jnp.int32(0),
+            temperature,
+            carbon,
+            capital,
+            labor,
+            technology,
+            intensity,
+            balance=zeros,
+            forcing=zero,
+            land_emissions=zero,
+            damages=zero,
+            saving=zeros,
+            mitigation=zeros,
+            export_limit=zeros,
+            tariffs=square,
+            abatement_price=zeros,
+            abatement_cost=zeros,
+            production=zeros,
+            output=zeros,
+            investment=zeros,
+            consumption=zeros,
+            utility=zeros,
+            welfare=zeros,
+            reward=zeros,
+            time=jnp.int32(0),
             treaty=Treaty(square, square, square, zeros) if self.negotiation else None,
-        )  # fmt: skip
+        )
         return self.observe(state, params), state
 
     def step(
@@ -249,13 +330,22 @@ class Rice(Env):
         moved = moved.replace(time=state.time + 1)
         gains = index_gains(state.temperature[0] - moved.temperature[0], jnp.sum(moved.output))
         start = jnp.where(self.activity(state) == 0, 1, 0)
-        info = {name: jnp.where(acts, gain + start * constant, 0)
-                for name, gain, constant in zip(INDICES, gains, START, strict=True)}  # fmt: skip
+        info = {
+            name: jnp.where(acts, gain + start * constant, 0)
+            for name, gain, constant in zip(INDICES, gains, START, strict=True)
+        }
         reward = jnp.where(over_before, 0, moved.reward).astype(jnp.float32)
         state = jax.tree.map(lambda old, new: jnp.where(over_before, old, new), state, moved)
         terminated = jnp.full(self.num_regions, self.is_over(state, params))
         truncated = jnp.zeros(self.num_regions, bool)
-        return self.observe(state, params), state, {REGION: reward}, {REGION: terminated}, {REGION: truncated}, info
+        return (
+            self.observe(state, params),
+            state,
+            {REGION: reward},
+            {REGION: terminated},
+            {REGION: truncated},
+            info,
+        )
 
     def propose(self, state: State, heads: jax.Array, params: Params) -> State:
         """Everybody promises a mitigation rate to everybody, and requests one: no other rule looks at these."""
@@ -285,14 +375,20 @@ class Rice(Env):
         forcing, land = economy.external_forcing(q, params), economy.land_emissions(q, n, params)
 
         price = economy.abatement_price(q, state.intensity, params)
-        cost, damages = price * mitigation**params.theta_2, economy.damage_factor(state.temperature, params)
+        cost, damages = (
+            price * mitigation**params.theta_2,
+            economy.damage_factor(state.temperature, params),
+        )
         production = economy.production(state.technology, state.capital, state.labor, params)
         output = damages * (1 - cost) * production
         investment = saving * output
 
         balance = state.balance * (1 + params.balance_interest_rate)
-        left = self.rates(self.levels - heads[:, 0], state) * output  # to the bit p Q where p and s sum up to 1
-        imports, domestic = economy.trade(rates[:, 3 + n :], export_limit, output, left, balance, params)
+        # to the bit p Q where p and s sum up to 1
+        left = self.rates(self.levels - heads[:, 0], state) * output
+        imports, domestic = economy.trade(
+            rates[:, 3 + n :], export_limit, output, left, balance, params
+        )
         consumed = economy.consumption(domestic, imports, state.tariffs, params)
         utility = economy.utility(state.labor, consumed, params)
         welfare = utility / (1 + params.rho) ** (years * (q + 1))
@@ -307,11 +403,23 @@ class Rice(Env):
             technology=economy.grow_technology(state.technology, q, params),
             intensity=economy.lower_intensity(state.intensity, q, params),
             balance=balance + years * (jnp.sum(imports, axis=0) - jnp.sum(imports, axis=1)),
-            forcing=forcing, land_emissions=land, damages=damages, saving=saving, mitigation=mitigation,
-            export_limit=export_limit, tariffs=rates[:, 3 : 3 + n], abatement_price=price, abatement_cost=cost,
-            production=production, output=output, investment=investment, consumption=consumed, utility=utility,
-            welfare=welfare, reward=reward,
-        )  # fmt: skip
+            forcing=forcing,
+            land_emissions=land,
+            damages=damages,
+            saving=saving,
+            mitigation=mitigation,
+            export_limit=export_limit,
+            tariffs=rates[:, 3 : 3 + n],
+            abatement_price=price,
+            abatement_cost=cost,
+            production=production,
+            output=output,
+            investment=investment,
+            consumption=consumed,
+            utility=utility,
+            welfare=welfare,
+            reward=reward,
+        )
 
     def activity(self, state: State) -> jax.Array:
         """Returns how many activity steps have been made."""
@@ -328,23 +436,46 @@ class Rice(Env):
         """Rows [n, 1043] of 27 regions (1207 with negotiation) in the authors' order and scales, and the masks."""
         n, treaty = self.num_regions, state.treaty
         stage = [state.time % STAGES] if self.negotiation else []
-        depreciation = jnp.full(n, jnp.where(self.activity(state) > 0, (1 - params.delta_K) ** params.step_years, 0))
-        world = [state.temperature / 10, state.carbon / 1e4,
-                 jnp.stack([state.forcing, state.land_emissions, state.time / 100, *stage])]  # fmt: skip
+        depreciation = jnp.full(
+            n, jnp.where(self.activity(state) > 0, (1 - params.delta_K) ** params.step_years, 0)
+        )
+        world = [
+            state.temperature / 10,
+            state.carbon / 1e4,
+            jnp.stack([state.forcing, state.land_emissions, state.time / 100, *stage]),
+        ]
         everybody = [
-            state.capital / 1e4, depreciation, state.labor / 1e4, state.output / 1e3, state.investment / 1e3,
-            state.consumption / 1e3, state.saving, state.mitigation, state.export_limit, state.balance / 1e3,
+            state.capital / 1e4,
+            depreciation,
+            state.labor / 1e4,
+            state.output / 1e3,
+            state.investment / 1e3,
+            state.consumption / 1e3,
+            state.saving,
+            state.mitigation,
+            state.export_limit,
+            state.balance / 1e3,
             state.tariffs.reshape(-1) / 100,
-        ]  # fmt: skip
+        ]
         own = [
-            state.technology / 100, state.intensity / 0.1, state.abatement_price, jnp.full(n, state.damages),
-            state.abatement_cost, state.production / 1e3, state.utility, state.welfare, state.reward,
-        ]  # fmt: skip
+            state.technology / 100,
+            state.intensity / 0.1,
+            state.abatement_price,
+            jnp.full(n, state.damages),
+            state.abatement_cost,
+            state.production / 1e3,
+            state.utility,
+            state.welfare,
+            state.reward,
+        ]
         shared = jnp.concatenate([*world, *everybody])
         parts = [jnp.eye(n), jnp.broadcast_to(shared, (n, len(shared))), jnp.stack(own, axis=1)]
         if treaty is not None:
             said = (treaty.promised, treaty.requested, treaty.decisions)
-            parts += [treaty.floor[:, None], *(part for matrix in said for part in (matrix, matrix.T))]
+            parts += [
+                treaty.floor[:, None],
+                *(part for matrix in said for part in (matrix, matrix.T)),
+            ]
         features = jnp.concatenate(parts, axis=1).astype(jnp.float32)
         return {REGION: {"features": features, "action_mask": self.action_mask(state)}}
 

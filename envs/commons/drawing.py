@@ -16,23 +16,47 @@ def commons_scene(env: Any, states: Any, params: Any) -> Scene:
     length, capacity = int(params.episode_length), int(params.capacity)
     window = so_far(time)
     frames = np.arange(len(time))
-    past = (frames >= window[:, :1]) & (frames < window[:, 1:])  # [T, T]: of each frame what is shown in it
+    # [T, T]: of each frame what is shown in it
+    past = (frames >= window[:, :1]) & (frames < window[:, 1:])
     taxes = range(1, int(params.highest_level) + 1)
     shades = shade_of(np.arange(env.num_levels))
     marks = [
-        Shapes(np.where((level == own) & (time > 0), time - 0.5, np.nan), 0.0, BAR, (1.0, capacity), color="grey",
-               opacity=past * shades[own], label=f"tax {float(params.tax_step) * own:.2f}")
+        Shapes(
+            np.where((level == own) & (time > 0), time - 0.5, np.nan),
+            0.0,
+            BAR,
+            (1.0, capacity),
+            color="grey",
+            opacity=past * shades[own],
+            label=f"tax {float(params.tax_step) * own:.2f}",
+        )
         for own in reversed(taxes)
-    ]  # fmt: skip
+    ]
     marks += [
-        Shapes(time - 0.5, 0.0, BAR, (0.8, caught), color="magenta", opacity=past * 1.0, label="catch of the day"),
+        Shapes(
+            time - 0.5,
+            0.0,
+            BAR,
+            (0.8, caught),
+            color="magenta",
+            opacity=past * 1.0,
+            label="catch of the day",
+        ),
         Lines(np.stack([time, stock], axis=-1), "blue", 2, window=window, label="stock"),
     ]
     captions = [
         f"step {t} of {length}: {fish} fish, tax {float(params.tax_step) * own:.2f}, {catch} caught"
         for t, fish, own, catch in zip(time, stock, level, caught, strict=True)
     ]
-    return Scene(marks, captions, (0.0, 0.0, length, capacity), time, equal=False, xlabel="step", ylabel="fish")
+    return Scene(
+        marks,
+        captions,
+        (0.0, 0.0, length, capacity),
+        time,
+        equal=False,
+        xlabel="step",
+        ylabel="fish",
+    )
 
 
 def shade_of(level: np.ndarray) -> np.ndarray:

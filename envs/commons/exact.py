@@ -41,14 +41,18 @@ def best_catch(env: TaxedCommons, params: Params) -> np.ndarray:
     """Returns the dominant catch by stock and level, [S + 1, levels] int64: the least of several."""
     most = np.minimum(env.max_catch, np.arange(int(params.capacity) + 1) // env.num_harvesters)
     allowed = np.arange(env.max_catch + 1) <= most[:, None]
-    gains = [np.where(allowed, gain(env, params, level), -np.inf) for level in range(env.num_levels)]
+    gains = [
+        np.where(allowed, gain(env, params, level), -np.inf) for level in range(env.num_levels)
+    ]
     return np.stack([np.argmax(np.round(of_level, 9), axis=1) for of_level in gains], axis=1)
 
 
 def next_stock(params: Params, left: np.ndarray) -> np.ndarray:
     """Returns the stock that grows from what the fishing left, both int64."""
     capacity, left = int(params.capacity), np.asarray(left, np.int64)
-    born = (int(params.growth_percent) * left * (capacity - left) + 50 * capacity) // (100 * capacity)
+    born = (int(params.growth_percent) * left * (capacity - left) + 50 * capacity) // (
+        100 * capacity
+    )
     return np.minimum(capacity, left + int(params.inflow) + born)
 
 
@@ -69,7 +73,8 @@ def evaluate(env: TaxedCommons, params: Params, level: np.ndarray | None = None)
         if t % season:
             value[t] = welfare + later[after, np.arange(env.num_levels)]
             continue
-        possible = np.round(later[:, : int(params.highest_level) + 1], 9)  # what rounding makes differ, does not
+        # what rounding makes differ, does not
+        possible = np.round(later[:, : int(params.highest_level) + 1], 9)
         levels[t] = np.argmax(possible, axis=1) if level is None else level[t]
         value[t] = later[stock, levels[t]][:, None]
     return Solution(value, levels)

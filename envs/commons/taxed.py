@@ -59,8 +59,9 @@ class TaxedCommons(Env):
     cheap_reset: ClassVar[bool] = True
     frames_per_second: ClassVar[int] = 5
     info_ratios: ClassVar[Mapping[str, tuple[str, str]]] = {
-        "mean_stock": ("stock", "days"), "mean_tax": ("tax", "days"),
-    }  # fmt: skip
+        "mean_stock": ("stock", "days"),
+        "mean_tax": ("tax", "days"),
+    }
 
     def __post_init__(self):
         require_integer("num_harvesters", self.num_harvesters, 1, MANY)
@@ -78,9 +79,13 @@ class TaxedCommons(Env):
     def check_params(self, params: Params) -> None:
         require_finite(params)
         ranges = {
-            "capacity": (1, MAX_CAPACITY), "growth_percent": (0, MAX_GROWTH), "inflow": (0, MAX_CAPACITY),
-            "highest_level": (0, self.num_levels - 1), "fishing_days": (1, 2**30), "episode_length": (1, 2**31 - 1),
-        }  # fmt: skip
+            "capacity": (1, MAX_CAPACITY),
+            "growth_percent": (0, MAX_GROWTH),
+            "inflow": (0, MAX_CAPACITY),
+            "highest_level": (0, self.num_levels - 1),
+            "fishing_days": (1, 2**30),
+            "episode_length": (1, 2**31 - 1),
+        }
         for name, (low, high) in ranges.items():
             value = getattr(params, name)
             require(np.all((value >= low) & (value <= high)), name, value, f"from {low} to {high}")
@@ -111,7 +116,14 @@ class TaxedCommons(Env):
         reward = {"harvester": earned, "planner": jnp.sum(earned)[None]}
         terminated = self.by_group(state.time >= params.episode_length)
         info = self.statistics(state, params, over_before, sits)
-        return self.observe(state, params), state, reward, terminated, self.by_group(jnp.bool_(False)), info
+        return (
+            self.observe(state, params),
+            state,
+            reward,
+            terminated,
+            self.by_group(jnp.bool_(False)),
+            info,
+        )
 
     def sits(self, time: jax.Array, params: Params) -> jax.Array:
         """Returns whether a step is the council's: the first, and each after `fishing_days` others."""
@@ -126,12 +138,18 @@ class TaxedCommons(Env):
 
         in whole fish, halves rounded up: exact in integers.
         """
-        catch = jnp.where(sits, 0, jnp.minimum(action["harvester"], state.stock // self.num_harvesters))
+        catch = jnp.where(
+            sits, 0, jnp.minimum(action["harvester"], state.stock // self.num_harvesters)
+        )
         left = state.stock - jnp.sum(catch, dtype=jnp.int32)
         born = params.growth_percent * left * (params.capacity - left)  # times 100 S
         grown = (born + 50 * params.capacity) // (100 * params.capacity)
-        stock = jnp.where(sits, state.stock, jnp.minimum(params.capacity, left + params.inflow + grown))
-        level = jnp.where(sits, jnp.minimum(action["planner"][0], params.highest_level), state.level)
+        stock = jnp.where(
+            sits, state.stock, jnp.minimum(params.capacity, left + params.inflow + grown)
+        )
+        level = jnp.where(
+            sits, jnp.minimum(action["planner"][0], params.highest_level), state.level
+        )
         return State(stock, level, catch.astype(jnp.int32), state.time + 1)
 
     def rewards(self, state: State, params: Params) -> jax.Array:
@@ -145,7 +163,9 @@ class TaxedCommons(Env):
         catch, tax = state.catch.astype(jnp.float32), params.tax_step * state.level
         return catch - params.cost * catch**2 - tax * catch + tax * jnp.mean(catch)
 
-    def statistics(self, state: State, params: Params, over_before: jax.Array, sits: jax.Array) -> Arrays:
+    def statistics(
+        self, state: State, params: Params, over_before: jax.Array, sits: jax.Array
+    ) -> Arrays:
         """Returns the fish caught, and for means over fishing days (`info_ratios`) stock [fish] and tax [coins]."""
         day = jnp.where(over_before | sits, 0.0, 1.0).astype(jnp.float32)
         tax = params.tax_step * state.level
@@ -155,13 +175,22 @@ class TaxedCommons(Env):
     def observe(self, state: State, params: Params) -> Arrays:
         """Everybody sees (s / S, t / T, the day of the season in [0, 1), the tax's level one-hot)."""
         season = params.fishing_days + 1
-        numbers = jnp.stack([
-            state.stock / params.capacity, state.time / params.episode_length, (state.time % season) / season,
-        ])  # fmt: skip
-        seen = jnp.concatenate([numbers, jax.nn.one_hot(state.level, self.num_levels)]).astype(jnp.float32)
+        numbers = jnp.stack(
+            [
+                state.stock / params.capacity,
+                state.time / params.episode_length,
+                (state.time % season) / season,
+            ]
+        )
+        seen = jnp.concatenate([numbers, jax.nn.one_hot(state.level, self.num_levels)]).astype(
+            jnp.float32
+        )
         masks = self.masks(state, params)
         return {
-            group: {"seen": jnp.tile(seen, (size, 1)), "action_mask": jnp.tile(masks[group], (size, 1))}
+            group: {
+                "seen": jnp.tile(seen, (size, 1)),
+                "action_mask": jnp.tile(masks[group], (size, 1)),
+            }
             for group, size in self.groups.items()
         }
 
@@ -173,8 +202,9 @@ class TaxedCommons(Env):
         levels = jnp.arange(self.num_levels)
         tax = jnp.where(sits, levels <= params.highest_level, levels == state.level)
         return {
-            "harvester": (jnp.arange(self.max_catch + 1) <= most).astype(jnp.int32), "planner": tax.astype(jnp.int32),
-        }  # fmt: skip
+            "harvester": (jnp.arange(self.max_catch + 1) <= most).astype(jnp.int32),
+            "planner": tax.astype(jnp.int32),
+        }
 
     def by_group(self, flag: jax.Array) -> Arrays:
         """Returns a flag () of all agents by group."""
@@ -182,14 +212,23 @@ class TaxedCommons(Env):
 
     def observation_space(self, params: Params) -> Dict:
         def space(choices: int) -> Dict:
-            return Dict({"seen": Box(0.0, 1.0, (3 + self.num_levels,)), "action_mask": MultiDiscrete((2,) * choices)})
+            return Dict(
+                {
+                    "seen": Box(0.0, 1.0, (3 + self.num_levels,)),
+                    "action_mask": MultiDiscrete((2,) * choices),
+                }
+            )
 
         harvester, planner = space(self.max_catch + 1), space(self.num_levels)
-        return Dict({"harvester": harvester.batch(self.num_harvesters), "planner": planner.batch(1)})
+        return Dict(
+            {"harvester": harvester.batch(self.num_harvesters), "planner": planner.batch(1)}
+        )
 
     def action_space(self, params: Params) -> Dict:
         harvester, planner = Discrete(self.max_catch + 1), Discrete(self.num_levels)
-        return Dict({"harvester": harvester.batch(self.num_harvesters), "planner": planner.batch(1)})
+        return Dict(
+            {"harvester": harvester.batch(self.num_harvesters), "planner": planner.batch(1)}
+        )
 
     def scene(self, states: State, params: Params) -> Any:
         from wdjax.envs.commons.drawing import commons_scene

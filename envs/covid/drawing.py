@@ -18,14 +18,58 @@ from wdjax.envs.covid.calibration import NUM_LEVELS
 
 # columns and rows of the 50 states and DC (8), in the order of their names
 TILES = {
-    "AL": (6, 6), "AK": (0, 0), "AZ": (1, 5), "AR": (4, 5), "CA": (0, 4), "CO": (2, 4), "CT": (9, 3), "DE": (9, 4),
-    "DC": (8, 5), "FL": (8, 7), "GA": (7, 6), "HI": (0, 7), "ID": (1, 2), "IL": (5, 2), "IN": (5, 3), "IA": (4, 3),
-    "KS": (3, 5), "KY": (5, 4), "LA": (4, 6), "ME": (10, 0), "MD": (8, 4), "MA": (10, 2), "MI": (7, 2), "MN": (4, 2),
-    "MS": (5, 6), "MO": (4, 4), "MT": (2, 2), "NE": (3, 4), "NV": (1, 3), "NH": (10, 1), "NJ": (8, 3), "NM": (2, 5),
-    "NY": (8, 2), "NC": (6, 5), "ND": (3, 2), "OH": (6, 3), "OK": (3, 6), "OR": (0, 3), "PA": (7, 3), "RI": (9, 2),
-    "SC": (7, 5), "SD": (3, 3), "TN": (5, 5), "TX": (3, 7), "UT": (1, 4), "VT": (9, 1), "VA": (7, 4), "WA": (0, 2),
-    "WV": (6, 4), "WI": (6, 2), "WY": (2, 3),
-}  # fmt: skip
+    "AL": (6, 6),
+    "AK": (0, 0),
+    "AZ": (1, 5),
+    "AR": (4, 5),
+    "CA": (0, 4),
+    "CO": (2, 4),
+    "CT": (9, 3),
+    "DE": (9, 4),
+    "DC": (8, 5),
+    "FL": (8, 7),
+    "GA": (7, 6),
+    "HI": (0, 7),
+    "ID": (1, 2),
+    "IL": (5, 2),
+    "IN": (5, 3),
+    "IA": (4, 3),
+    "KS": (3, 5),
+    "KY": (5, 4),
+    "LA": (4, 6),
+    "ME": (10, 0),
+    "MD": (8, 4),
+    "MA": (10, 2),
+    "MI": (7, 2),
+    "MN": (4, 2),
+    "MS": (5, 6),
+    "MO": (4, 4),
+    "MT": (2, 2),
+    "NE": (3, 4),
+    "NV": (1, 3),
+    "NH": (10, 1),
+    "NJ": (8, 3),
+    "NM": (2, 5),
+    "NY": (8, 2),
+    "NC": (6, 5),
+    "ND": (3, 2),
+    "OH": (6, 3),
+    "OK": (3, 6),
+    "OR": (0, 3),
+    "PA": (7, 3),
+    "RI": (9, 2),
+    "SC": (7, 5),
+    "SD": (3, 3),
+    "TN": (5, 5),
+    "TX": (3, 7),
+    "UT": (1, 4),
+    "VT": (9, 1),
+    "VA": (7, 4),
+    "WA": (0, 2),
+    "WV": (6, 4),
+    "WI": (6, 2),
+    "WY": (2, 3),
+}
 TEXT = "#1F2933"
 MOST_DEAD, MOST_IDLE = 1.5, 25.0  # %, of a whole bar
 COLORS = ("#245EB6", "#8A8F98", "#C843C3")  # of episodes side by side
@@ -46,36 +90,63 @@ def map_scene(env: Any, states: Any, params: Any) -> Scene:
     places = tile_places(env)
     x, y = np.array(list(places.values()), float).T * [[1], [-1]]  # upper left corners
     population = np.asarray(params.calibration.population)
-    dead, idle = (100 * np.asarray(people) / population for people in (states.dead, states.unemployed))  # [T, n]
+    # [T, n]
+    dead, idle = (
+        100 * np.asarray(people) / population for people in (states.dead, states.unemployed)
+    )
     level, paid = np.asarray(states.level), np.asarray(states.subsidy_level)
     words = 14.0 if len(places) <= 12 else 9.5  # px
     nowhere = np.full(1, np.nan)
     marks: list[Mark] = [
-        Shapes(nowhere, nowhere, SQUARE, opacity=shade_of(own), label=f"level {own}") for own in (10, 7, 4, 1)
+        Shapes(nowhere, nowhere, SQUARE, opacity=shade_of(own), label=f"level {own}")
+        for own in (10, 7, 4, 1)
     ]
     marks += [
         Shapes(x + 0.5, y - 0.5, SQUARE, 0.47, opacity=shade_of(level), group="state"),
         Text(x + 0.1, y - 0.19, list(places), size=words, align="left"),
-        Text(x + 0.9, y - 0.19, level.astype(int).astype(str).tolist(), size=words, align="right", bold=True),
+        Text(
+            x + 0.9,
+            y - 0.19,
+            level.astype(int).astype(str).tolist(),
+            size=words,
+            align="right",
+            bold=True,
+        ),
     ]
     for value, most, color, bottom, label in (
-        (idle, MOST_IDLE, "orange", 0.1, "unemployed"), (dead, MOST_DEAD, "red", 0.3, "dead"),
-    ):  # fmt: skip
+        (idle, MOST_IDLE, "orange", 0.1, "unemployed"),
+        (dead, MOST_DEAD, "red", 0.3, "dead"),
+    ):
         share = np.clip(value / most, 0, 1)
         marks += [
             Shapes(x + 0.5, y - 0.935 + bottom, SQUARE, (0.4, 0.065), color="paper"),
-            Shapes(x + 0.1 + 0.4 * share, y - 0.935 + bottom, SQUARE, (0.4 * share, 0.065), color=color,
-                   label=f"{label}, to {most:g} %"),
-        ]  # fmt: skip
+            Shapes(
+                x + 0.1 + 0.4 * share,
+                y - 0.935 + bottom,
+                SQUARE,
+                (0.4 * share, 0.065),
+                color=color,
+                label=f"{label}, to {most:g} %",
+            ),
+        ]
     columns, rows = (max(place[i] for place in places.values()) + 1 for i in (0, 1))
-    share = lambda people: 100 * np.asarray(people).sum(axis=-1) / population.sum()  # noqa: E731
+
+    def share(people) -> np.ndarray:
+        return 100 * np.asarray(people).sum(axis=-1) / population.sum()
+
     told = zip(states.time, share(states.dead), share(states.unemployed), paid, strict=True)
     captions = [
         f"day {int(t)} of {int(params.episode_length)}: {died:.2f} % dead, {out:.1f} % unemployed\nsubsidy level "
         f"{int(own)}: {float(params.max_subsidy) * int(own) / env.num_subsidy_levels:,.0f} USD per person and year"
         for t, died, out, own in told
     ]
-    return Scene(marks, captions, (0.0, -float(rows), float(columns), 0.0), np.asarray(states.time), axes=False)
+    return Scene(
+        marks,
+        captions,
+        (0.0, -float(rows), float(columns), 0.0),
+        np.asarray(states.time),
+        axes=False,
+    )
 
 
 def shade_of(level: Any) -> Any:
@@ -83,7 +154,9 @@ def shade_of(level: Any) -> Any:
     return 0.08 + 0.74 * (level - 1) / (NUM_LEVELS - 1)
 
 
-def save_curves(path: str | pathlib.Path, env: Any, params: Any, episodes: Mapping[str, Any]) -> None:
+def save_curves(
+    path: str | pathlib.Path, env: Any, params: Any, episodes: Mapping[str, Any]
+) -> None:
     """Writes a PNG with deaths, unemployment and stringency of every state over time, on its tile of the map.
 
     Args:
@@ -103,19 +176,31 @@ def save_curves(path: str | pathlib.Path, env: Any, params: Any, episodes: Mappi
     days = int(params.episode_length)
     curves = {name: measures(states, params) for name, states in episodes.items()}
     for k, axes in enumerate(figure.subplots(1, 3)):
-        most = max(float(curve[k].max()) for curve in curves.values()) if k < 2 else float(NUM_LEVELS)
+        most = (
+            max(float(curve[k].max()) for curve in curves.values()) if k < 2 else float(NUM_LEVELS)
+        )
         for (x, y), name in zip(places.values(), places, strict=True):
-            axes.add_patch(Rectangle((x + 0.03, -y - 0.97), 0.94, 0.94, facecolor="#F2F4F7", linewidth=0))
+            axes.add_patch(
+                Rectangle((x + 0.03, -y - 0.97), 0.94, 0.94, facecolor="#F2F4F7", linewidth=0)
+            )
             axes.text(x + 0.07, -y - 0.07, name, ha="left", va="top", fontsize=6, color=TEXT)
         for (label, curve), color in zip(curves.items(), COLORS, strict=False):
             time = 0.05 + 0.9 * np.arange(1, len(curve[k]) + 1) / days
             height = 0.05 + 0.7 * curve[k] / most  # [T, n]
-            lines = [np.stack([x + time, height[:, i] - y - 1], axis=1) for i, (x, y) in enumerate(places.values())]
-            axes.add_collection(LineCollection(lines, colors=color, linewidths=1.0, label=label), autolim=False)
+            lines = [
+                np.stack([x + time, height[:, i] - y - 1], axis=1)
+                for i, (x, y) in enumerate(places.values())
+            ]
+            axes.add_collection(
+                LineCollection(lines, colors=color, linewidths=1.0, label=label), autolim=False
+            )
         axes.set(xlim=(0, columns), ylim=(-rows, 0), aspect="equal")
         axes.set_title(f"{MEASURES[k]}, 0 to {most:.3g}", fontsize=10)
         axes.axis("off")
-    handles = [Line2D([], [], color=color, label=label) for label, color in zip(curves, COLORS, strict=False)]
+    handles = [
+        Line2D([], [], color=color, label=label)
+        for label, color in zip(curves, COLORS, strict=False)
+    ]
     figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False, fontsize=10)
     pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
     FigureCanvasAgg(figure).print_png(str(path))
@@ -124,5 +209,7 @@ def save_curves(path: str | pathlib.Path, env: Any, params: Any, episodes: Mappi
 def measures(states: Any, params: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns what `MEASURES` names, [T, n] each."""
     population = np.asarray(params.calibration.population)[None]
-    dead, idle = (100 * np.asarray(people) / population for people in (states.dead, states.unemployed))
+    dead, idle = (
+        100 * np.asarray(people) / population for people in (states.dead, states.unemployed)
+    )
     return dead, idle, np.asarray(states.level, float)

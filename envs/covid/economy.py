@@ -43,7 +43,8 @@ class State(struct.PyTreeNode):
     unemployed: jax.Array  # (n,) persons
     level: jax.Array  # (n,) int32, stringency from 1 to 10
     until: jax.Array  # (n,) int32, the time from which on the level may be set
-    effects: jax.Array  # (n, 5) changes of level, each fading at its own pace: what unemployment follows
+    effects: jax.Array
+    """(n, 5) changes of level, each fading at its own pace: what unemployment follows"""
     past_levels: jax.Array  # (29, n) int8, a ring: slot time % 29 holds the level of 28 days ago
     productivity: jax.Array  # (n,) USD a day, subsidies included; 0 at the reset
     subsidy_level: jax.Array  # () int32, from 0 to num_subsidy_levels
@@ -63,7 +64,8 @@ class Params(struct.PyTreeNode):
     sick_rate: float = 0.1  # of the infected who cannot work
     working_share: float = 0.6  # of the population who would work
     interest: float = 0.03  # on what the planner pays
-    state_health_priority: float = 0.3  # factor on how much health weighs against economy, for states
+    state_health_priority: float = 0.3
+    """factor on how much health weighs against economy, for states"""
     planner_health_priority: float = 0.45  # likewise for the planner
 
 
@@ -89,13 +91,17 @@ class CovidEconomy(Env):
     calibration_file: str = ""  # JSON; empty: a synthetic calibration
 
     can_truncate: ClassVar[bool] = False
-    info_ratios: ClassVar[dict[str, tuple[str, str]]] = {"unemployment": ("unemployed", "population")}
+    info_ratios: ClassVar[dict[str, tuple[str, str]]] = {
+        "unemployment": ("unemployed", "population")
+    }
 
     def __post_init__(self):
         require_integer("num_states", self.num_states, 1, MANY)
         require_integer("num_subsidy_levels", self.num_subsidy_levels, 1, MANY)
         if not isinstance(self.calibration_file, str):
-            raise TypeError(f"calibration_file = {self.calibration_file!r}: must be a path, as a string")
+            raise TypeError(
+                f"calibration_file = {self.calibration_file!r}: must be a path, as a string"
+            )
 
     @property
     def groups(self) -> Mapping[str, int]:
@@ -113,13 +119,22 @@ class CovidEconomy(Env):
         longest = params.calibration.filter_len
         for name in ("episode_length", "cooldown", "subsidy_interval", "delivery_interval"):
             require(np.all(getattr(params, name) > 0), name, getattr(params, name), "above 0")
-        require(np.all(params.episode_length <= longest), "episode_length", params.episode_length,
-                f"at most filter_len = {longest} days: changes of level within an episode never leave")  # fmt: skip
+        require(
+            np.all(params.episode_length <= longest),
+            "episode_length",
+            params.episode_length,
+            f"at most filter_len = {longest} days: changes of level within an episode never leave",
+        )
         for name in ("max_subsidy", "vaccines_per_million", "interest", "sick_rate"):
             require(np.all(getattr(params, name) >= 0), name, getattr(params, name), "at least 0")
         for name in ("state_health_priority", "planner_health_priority"):
             require(np.all(getattr(params, name) > 0), name, getattr(params, name), "above 0")
-        require(np.all(abs(params.risk_aversion - 1) > 1e-3), "risk_aversion", params.risk_aversion, "not 1")
+        require(
+            np.all(abs(params.risk_aversion - 1) > 1e-3),
+            "risk_aversion",
+            params.risk_aversion,
+            "not 1",
+        )
         share, bias = params.working_share, np.max(params.calibration.unemployment_bias)
         least = (np.log(2) + bias) / 100
         allowed = f"above the {least:.3f} who never work (unemployment_bias), and at most 1"
@@ -132,14 +147,25 @@ class CovidEconomy(Env):
         ages = jnp.arange(changes.shape[0])[::-1]
         fade = jnp.exp(-ages[:, None] / of.conv_lambdas[None])
         lasting = _padded_levels(of, BETA_DELAY)[-BETA_DELAY:].astype(jnp.int8)
-        persons = [jnp.asarray(getattr(of, f"init_{name}")) for name in ("susceptible", "infected", "recovered")]
+        persons = [
+            jnp.asarray(getattr(of, f"init_{name}"))
+            for name in ("susceptible", "infected", "recovered")
+        ]
         vaccinated, unemployed = jnp.asarray(of.init_vaccinated), jnp.asarray(of.init_unemployed)
         effects = jnp.einsum("dn,dk->nk", changes.astype(fade.dtype), fade, precision="highest")
         state = State(
-            *persons, of.death_rate * (persons[2] - vaccinated), vaccinated, unemployed, jnp.asarray(of.policy)[-1],
-            until=jnp.zeros(self.num_states, jnp.int32), effects=effects, past_levels=lasting,
-            productivity=jnp.zeros_like(unemployed), subsidy_level=jnp.int32(0), time=jnp.int32(0),
-        )  # fmt: skip
+            *persons,
+            of.death_rate * (persons[2] - vaccinated),
+            vaccinated,
+            unemployed,
+            jnp.asarray(of.policy)[-1],
+            until=jnp.zeros(self.num_states, jnp.int32),
+            effects=effects,
+            past_levels=lasting,
+            productivity=jnp.zeros_like(unemployed),
+            subsidy_level=jnp.int32(0),
+            time=jnp.int32(0),
+        )
         return self.observe(state, params), state
 
     def step(
@@ -159,14 +185,18 @@ class CovidEconomy(Env):
         moved, subsidy = self._produce(moved, state, derived, params)
         reward = self.reward(moved, new_dead, subsidy, derived, params)
         moved = jax.tree.map(lambda old, new: jnp.where(over_before, old, new), state, moved)
-        reward = jax.tree.map(lambda gain: jnp.where(over_before, 0.0, gain).astype(jnp.float32), reward)
+        reward = jax.tree.map(
+            lambda gain: jnp.where(over_before, 0.0, gain).astype(jnp.float32), reward
+        )
         over = moved.time >= params.episode_length
         terminated = {group: jnp.full(num, over) for group, num in self.groups.items()}
         truncated = {group: jnp.zeros(num, bool) for group, num in self.groups.items()}
         sums = {
-            "deaths": new_dead, "subsidy_usd": subsidy, "unemployed": moved.unemployed,
+            "deaths": new_dead,
+            "subsidy_usd": subsidy,
+            "unemployed": moved.unemployed,
             "population": params.calibration.population,
-        }  # fmt: skip
+        }
         info = {name: jnp.where(over_before, 0.0, jnp.sum(value)) for name, value in sums.items()}
         return self.observe(moved, params), moved, reward, terminated, truncated, info
 
@@ -182,12 +212,14 @@ class CovidEconomy(Env):
         subsidy_level = jnp.where(planned, action["planner"][0], state.subsidy_level)
         return state.replace(level=level, until=until, subsidy_level=subsidy_level)
 
-    def _produce(self, moved: State, before: State, derived: Derived, params: Params) -> tuple[State, jax.Array]:
+    def _produce(
+        self, moved: State, before: State, derived: Derived, params: Params
+    ) -> tuple[State, jax.Array]:
         """Returns the state after unemployment, productivity and time have gone on, and the subsidies (n,) USD:
 
-            z_k <- z_k exp(-1 / lambda_k) + d_t - exp(-F / lambda_k) d_{t-F},  d_t the change of level,
-            U = (softplus(sum_k W_k z_k) + bias) N / 100,
-            productivity = max(0, share N - share (sick I + D) - U) wage + subsidy.
+        z_k <- z_k exp(-1 / lambda_k) + d_t - exp(-F / lambda_k) d_{t-F},  d_t the change of level,
+        U = (softplus(sum_k W_k z_k) + bias) N / 100,
+        productivity = max(0, share N - share (sick I + D) - U) wage + subsidy.
         """
         of, time = params.calibration, before.time + 1
         change, leaving = moved.level - before.level, change_of_day(time - of.filter_len, of)
@@ -197,28 +229,45 @@ class CovidEconomy(Env):
         rate = jax.nn.softplus(jnp.sum(of.filter_weights * effects, axis=1)) + of.unemployment_bias
         unemployed = rate * of.population / 100
         share = params.working_share
-        workers = share * of.population - share * (params.sick_rate * moved.infected + moved.dead) - unemployed
-        per_level = of.population * (params.max_subsidy / self.num_subsidy_levels) / YEAR  # USD a day
+        workers = (
+            share * of.population
+            - share * (params.sick_rate * moved.infected + moved.dead)
+            - unemployed
+        )
+        # USD a day
+        per_level = of.population * (params.max_subsidy / self.num_subsidy_levels) / YEAR
         subsidy = per_level * moved.subsidy_level
         productivity = jnp.maximum(0.0, workers) * derived.wage + subsidy
         slot = jnp.arange(BETA_DELAY) == before.time % BETA_DELAY
         past_levels = jnp.where(slot[:, None], moved.level.astype(jnp.int8), before.past_levels)
         moved = moved.replace(
-            effects=effects, unemployed=unemployed, productivity=productivity, past_levels=past_levels, time=time
+            effects=effects,
+            unemployed=unemployed,
+            productivity=productivity,
+            past_levels=past_levels,
+            time=time,
         )
         return moved, subsidy
 
     def reward(
-        self, state: State, new_dead: jax.Array, subsidy: jax.Array, derived: Derived, params: Params
+        self,
+        state: State,
+        new_dead: jax.Array,
+        subsidy: jax.Array,
+        derived: Derived,
+        params: Params,
     ) -> dict[str, jax.Array]:
         """Returns the rewards of states (n,) and planner (1,) for a day with so many new dead (n,) and subsidies."""
         of, most = params.calibration, derived.max_productivity
         cost = of.value_of_life / YEAR
         own = (
             between(-new_dead * cost / most, of.agent_health_index_min, of.agent_health_index_max),
-            between(utility(state.productivity / most, params.risk_aversion), of.agent_economic_index_min,
-                    of.agent_economic_index_max),
-        )  # fmt: skip
+            between(
+                utility(state.productivity / most, params.risk_aversion),
+                of.agent_economic_index_min,
+                of.agent_economic_index_max,
+            ),
+        )
         total = jnp.sum(most)
         net = (jnp.sum(state.productivity) - (1 + params.interest) * jnp.sum(subsidy)) / total
         health, economy = of.planner_health_index_min_max, of.planner_economic_index_min_max
@@ -226,30 +275,50 @@ class CovidEconomy(Env):
             between(-jnp.sum(new_dead) * cost / total, health[0], health[1]),
             between(utility(net, params.risk_aversion), economy[0], economy[1]),
         )
-        weigh = lambda weight, index: weight * index[0] + (1 - weight) * index[1]  # noqa: E731
-        return {"state": weigh(derived.state_weight, own), "planner": weigh(derived.planner_weight, common)[None]}
+
+        def weigh(weight, index) -> jax.Array:
+            return weight * index[0] + (1 - weight) * index[1]
+
+        return {
+            "state": weigh(derived.state_weight, own),
+            "planner": weigh(derived.planner_weight, common)[None],
+        }
 
     def observe(self, state: State, params: Params) -> Arrays:
         """Shows each state itself, and the planner all of them; both see the masks of their choices."""
         of, time = params.calibration, state.time
-        persons = (state.susceptible, state.infected, state.recovered, state.dead, state.vaccinated, state.unemployed)
+        persons = (
+            state.susceptible,
+            state.infected,
+            state.recovered,
+            state.dead,
+            state.vaccinated,
+            state.unemployed,
+        )
         health = jnp.stack(persons) / of.population[None]
         lagged = state.past_levels[time % BETA_DELAY]
         by_state = {
             "productivity": state.productivity / derive(params).max_productivity,
-            "lagged_level": lagged / NUM_LEVELS, "level": state.level / NUM_LEVELS,
-        }  # fmt: skip
+            "lagged_level": lagged / NUM_LEVELS,
+            "level": state.level / NUM_LEVELS,
+        }
         interval = params.subsidy_interval
         shared = {
-            "time": time / params.episode_length, "until_subsidy": (interval - time % interval) / interval,
-            "subsidy": state.subsidy_level / self.num_subsidy_levels, "until_vaccines": until_vaccines(time, params),
-        }  # fmt: skip
+            "time": time / params.episode_length,
+            "until_subsidy": (interval - time % interval) / interval,
+            "subsidy": state.subsidy_level / self.num_subsidy_levels,
+            "until_vaccines": until_vaccines(time, params),
+        }
         may_set = jnp.broadcast_to((time >= state.until)[:, None], (self.num_states, NUM_LEVELS))
         may_pay = jnp.broadcast_to(time % interval == 0, (1, self.num_subsidy_levels))
-        single = lambda value, num: jnp.broadcast_to(value, (num, 1)).astype(jnp.float32)  # noqa: E731
+
+        def single(value, num) -> jax.Array:
+            return jnp.broadcast_to(value, (num, 1)).astype(jnp.float32)
+
         return {
             "state": {
-                "index": jnp.arange(self.num_states, dtype=jnp.int32), "health": health.T.astype(jnp.float32),
+                "index": jnp.arange(self.num_states, dtype=jnp.int32),
+                "health": health.T.astype(jnp.float32),
                 **{name: value[:, None].astype(jnp.float32) for name, value in by_state.items()},
                 **{name: single(value, self.num_states) for name, value in shared.items()},
                 "action_mask": _with_keep(may_set),
@@ -260,20 +329,28 @@ class CovidEconomy(Env):
                 **{name: single(value, 1) for name, value in shared.items()},
                 "action_mask": _with_keep(may_pay),
             },
-        }  # fmt: skip
+        }
 
     def observation_space(self, params: Params) -> Dict:
         n, one = self.num_states, Box(0.0, 1.0, (1,))
         shared = dict.fromkeys(("time", "until_subsidy", "subsidy", "until_vaccines"), one)
         state = {
-            "index": Discrete(n), "health": Box(0.0, np.inf, (6,)), "productivity": Box(0.0, np.inf, (1,)),
-            "lagged_level": one, "level": one, **shared, "action_mask": MultiDiscrete((2,) * (NUM_LEVELS + 1)),
-        }  # fmt: skip
+            "index": Discrete(n),
+            "health": Box(0.0, np.inf, (6,)),
+            "productivity": Box(0.0, np.inf, (1,)),
+            "lagged_level": one,
+            "level": one,
+            **shared,
+            "action_mask": MultiDiscrete((2,) * (NUM_LEVELS + 1)),
+        }
         planner = {
-            "health": Box(0.0, np.inf, (6, n)), "productivity": Box(0.0, np.inf, (n,)),
-            "lagged_level": Box(0.0, 1.0, (n,)), "level": Box(0.0, 1.0, (n,)), **shared,
+            "health": Box(0.0, np.inf, (6, n)),
+            "productivity": Box(0.0, np.inf, (n,)),
+            "lagged_level": Box(0.0, 1.0, (n,)),
+            "level": Box(0.0, 1.0, (n,)),
+            **shared,
             "action_mask": MultiDiscrete((2,) * (self.num_subsidy_levels + 1)),
-        }  # fmt: skip
+        }
         return Dict({"state": Dict(state).batch(n), "planner": Dict(planner).batch(1)})
 
     def action_space(self, params: Params) -> Dict:
@@ -289,10 +366,11 @@ class CovidEconomy(Env):
 def derive(params: Params) -> Derived:
     """Returns wage, greatest productivity and the weights of health,
 
-        w = h a / (1 - a) / (1 + h a / (1 - a)),  a = alpha of the calibration, h = health priority.
+    w = h a / (1 - a) / (1 + h a / (1 - a)),  a = alpha of the calibration, h = health priority.
     """
     of = params.calibration
-    least = (np.log(2.0) + of.unemployment_bias) * of.population / 100  # unemployed at level 1 for ever
+    # unemployed at level 1 for ever
+    least = (np.log(2.0) + of.unemployment_bias) * of.population / 100
     workforce = jnp.trunc(params.working_share * of.us_population - jnp.sum(least))
     wage = of.gdp_per_capita / (workforce / of.us_population) / YEAR
     most = jnp.maximum(0.0, params.working_share * of.population - least) * wage
@@ -302,7 +380,9 @@ def derive(params: Params) -> Derived:
         return odds / (1 + odds)
 
     state_weight = weight(of.agent_alpha, params.state_health_priority)
-    return Derived(wage, most, state_weight, weight(of.planner_alpha, params.planner_health_priority))
+    return Derived(
+        wage, most, state_weight, weight(of.planner_alpha, params.planner_health_priority)
+    )
 
 
 def spread(state: State, time: jax.Array, params: Params) -> tuple[State, jax.Array]:
@@ -333,9 +413,10 @@ def spread(state: State, time: jax.Array, params: Params) -> tuple[State, jax.Ar
     state = state.replace(
         susceptible=jnp.maximum(0.0, state.susceptible - infected - vaccinated),
         infected=jnp.maximum(0.0, state.infected + infected - removed),
-        recovered=state.recovered + removed + vaccinated, dead=state.dead + dead,
+        recovered=state.recovered + removed + vaccinated,
+        dead=state.dead + dead,
         vaccinated=state.vaccinated + vaccinated,
-    )  # fmt: skip
+    )
     return state, dead
 
 

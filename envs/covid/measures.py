@@ -15,7 +15,9 @@ from wdjax.envs.covid.economy import CovidEconomy, Params, State
 Policy = Callable[[Any], jax.Array]  # what a group observes, leaves [n, ...] -> its actions [n]
 
 
-def play_episode(env: CovidEconomy, params: Params, act: Callable[[Any, Any], Any]) -> tuple[State, dict[str, Any]]:
+def play_episode(
+    env: CovidEconomy, params: Params, act: Callable[[Any, Any], Any]
+) -> tuple[State, dict[str, Any]]:
     """Plays one episode.
 
     Args:
@@ -39,12 +41,19 @@ def play_episode(env: CovidEconomy, params: Params, act: Callable[[Any, Any], An
 def play_levels(env: CovidEconomy, params: Params, levels: Any) -> tuple[State, dict[str, Any]]:
     """Plays an episode in which levels are given, [T, n] as from `load_policy`, without subsidies; the last of them
     stays where the episode is longer. Returns what `play_episode` does."""
-    require(np.ndim(levels) == 2 and np.shape(levels)[1] == env.num_states, "shape of levels", np.shape(levels),
-            f"(T, {env.num_states})")  # fmt: skip
+    require(
+        np.ndim(levels) == 2 and np.shape(levels)[1] == env.num_states,
+        "shape of levels",
+        np.shape(levels),
+        f"(T, {env.num_states})",
+    )
     levels = jnp.asarray(levels, jnp.int32)
 
     def act(obs: Any, state: State) -> dict[str, jax.Array]:
-        return {"state": levels[jnp.minimum(state.time, len(levels) - 1)], "planner": jnp.zeros(1, jnp.int32)}
+        return {
+            "state": levels[jnp.minimum(state.time, len(levels) - 1)],
+            "planner": jnp.zeros(1, jnp.int32),
+        }
 
     return play_episode(env, params, act)
 
@@ -56,7 +65,8 @@ class Deviations(struct.PyTreeNode):
     states: jax.Array  # () of all states, nobody deviating
     planner: jax.Array  # ()
     states_by_level: jax.Array  # (11,) of all states, where they always choose 0 (keep), 1 .. 10
-    planner_by_subsidy: jax.Array  # (num_subsidy_levels + 1,) of the planner, where it always chooses that subsidy
+    planner_by_subsidy: jax.Array
+    """(num_subsidy_levels + 1,) of the planner, where it always chooses that subsidy"""
 
     @property
     def states_gain(self) -> jax.Array:
@@ -69,10 +79,15 @@ class Deviations(struct.PyTreeNode):
         return (jnp.max(self.planner_by_subsidy) - self.planner) / jnp.abs(self.planner)
 
 
-def find_deviations(env: CovidEconomy, params: Params, states: Policy, planner: Policy) -> Deviations:
+def find_deviations(
+    env: CovidEconomy, params: Params, states: Policy, planner: Policy
+) -> Deviations:
     """Plays an episode with two policies, and one for every constant choice of a side against the other's policy."""
     num_levels, num_subsidies = NUM_LEVELS + 1, env.num_subsidy_levels + 1
-    own = lambda num: jnp.full(num, -1)  # noqa: E731
+
+    def own(num) -> jax.Array:
+        return jnp.full(num, -1)
+
     level = jnp.concatenate([own(1), jnp.arange(num_levels), own(num_subsidies)])
     subsidy = jnp.concatenate([own(1), own(num_levels), jnp.arange(num_subsidies)])
 
@@ -87,4 +102,6 @@ def find_deviations(env: CovidEconomy, params: Params, states: Policy, planner: 
         return jnp.sum(reward["state"]), jnp.sum(reward["planner"])
 
     of_states, of_planner = jax.jit(jax.vmap(returns))(level, subsidy)
-    return Deviations(of_states[0], of_planner[0], of_states[1 : num_levels + 1], of_planner[num_levels + 1 :])
+    return Deviations(
+        of_states[0], of_planner[0], of_states[1 : num_levels + 1], of_planner[num_levels + 1 :]
+    )

@@ -9,7 +9,13 @@ from typing import Any
 import numpy as np
 
 from wdjax.checks import MANY, require_integer
-from wdjax.envs.covid.calibration import BETA_DELAY, NUM_LEVELS, START_INDEX, Calibration, make_calibration
+from wdjax.envs.covid.calibration import (
+    BETA_DELAY,
+    NUM_LEVELS,
+    START_INDEX,
+    Calibration,
+    make_calibration,
+)
 
 PRIMES = (2, 3, 5, 7, 11, 13, 19, 23)
 LAMBDAS = np.array([30.0, 60.0, 120.0, 240.0, 480.0])  # days
@@ -44,20 +50,33 @@ def _make(n: int, seed: int) -> dict[str, Any]:
     infected = np.floor(population * 10 ** _between(-4, -3, u[1]))
     recovered = np.floor(infected / 2)
     gamma = 1 / 14
-    lowest, highest = _between(1.4, 2.4, u[2]), _between(0.2, 0.8, u[3])  # reproduction at the levels 1 and 10
+    # reproduction at the levels 1 and 10
+    lowest, highest = _between(1.4, 2.4, u[2]), _between(0.2, 0.8, u[3])
     slope = -gamma * (lowest - highest) / 9
     ago = np.arange(START_INDEX, -1, -1)[:, None]  # days before day 0
     last = 4 + np.floor(3 * u[7])
     policy = np.maximum(np.where(ago <= 75, 2, 1), last - np.floor(np.maximum(0, ago - 5) / 3))
     fields = {
-        "population": population, "us_population": population.sum(), "gdp_per_capita": 65_000, "value_of_life": 1e7,
-        "gamma": gamma, "death_rate": 0.02, "beta_slope": _rounded(slope),
-        "beta_intercept": _rounded(gamma * lowest - slope), "filter_len": 600, "conv_lambdas": LAMBDAS,
+        "population": population,
+        "us_population": population.sum(),
+        "gdp_per_capita": 65_000,
+        "value_of_life": 1e7,
+        "gamma": gamma,
+        "death_rate": 0.02,
+        "beta_slope": _rounded(slope),
+        "beta_intercept": _rounded(gamma * lowest - slope),
+        "filter_len": 600,
+        "conv_lambdas": LAMBDAS,
         "filter_weights": _rounded(_between(0.7, 1.4, u[5])[:, None] * WEIGHTS),
-        "unemployment_bias": _rounded(_between(2, 4.5, u[4])), "agent_alpha": _rounded(_between(0.65, 0.85, u[6])),
-        "planner_alpha": 0.75, "init_susceptible": population - infected - recovered, "init_infected": infected,
-        "init_recovered": recovered, "init_vaccinated": np.zeros(n), "policy": policy,
-    }  # fmt: skip
+        "unemployment_bias": _rounded(_between(2, 4.5, u[4])),
+        "agent_alpha": _rounded(_between(0.65, 0.85, u[6])),
+        "planner_alpha": 0.75,
+        "init_susceptible": population - infected - recovered,
+        "init_infected": infected,
+        "init_recovered": recovered,
+        "init_vaccinated": np.zeros(n),
+        "policy": policy,
+    }
     effects, rate = _unemployment(fields)
     fields["init_unemployed"] = np.floor(rate * population / 100)
     return fields | _bounds(fields, effects)
@@ -96,7 +115,8 @@ def _bounds(fields: dict[str, Any], effects: np.ndarray) -> dict[str, np.ndarray
     wage = fields["gdp_per_capita"] / (workforce / fields["us_population"]) / 365
     most = (0.6 * population - least) * wage
     susceptible, infected, recovered = (
-        np.broadcast_to(fields[f"init_{name}"], (2, n)) for name in ("susceptible", "infected", "recovered")
+        np.broadcast_to(fields[f"init_{name}"], (2, n))
+        for name in ("susceptible", "infected", "recovered")
     )
     effects = np.broadcast_to(effects, (2, *effects.shape))
     change, old = level - fields["policy"][-1], fields["policy"]
@@ -106,22 +126,34 @@ def _bounds(fields: dict[str, Any], effects: np.ndarray) -> dict[str, np.ndarray
         beta = fields["beta_intercept"] + fields["beta_slope"] * lagged
         new = beta * susceptible / population * infected
         removed = fields["gamma"] * infected
-        susceptible, infected = np.maximum(0, susceptible - new), np.maximum(0, infected + new - removed)
+        susceptible, infected = (
+            np.maximum(0, susceptible - new),
+            np.maximum(0, infected + new - removed),
+        )
         recovered = recovered + removed
         effects = effects * np.exp(-1 / LAMBDAS) + change[..., None] * (day == 1)
         idle = 0.6 * (0.1 * infected + 0.02 * recovered) + _rate(fields, effects) * population / 100
         made = np.maximum(0, 0.6 * population - idle) * wage
         deaths, total = 0.02 * removed * 1e7 / 365, most.sum()
-        indices.append((
-            -deaths / most, _utility(made / most),
-            -deaths.sum(1) / total, _utility(made.sum(1) / total),
-        ))  # fmt: skip
-    health, economy, health_of_all, economy_of_all = (np.mean(rows, axis=0) for rows in zip(*indices, strict=True))
+        indices.append(
+            (
+                -deaths / most,
+                _utility(made / most),
+                -deaths.sum(1) / total,
+                _utility(made.sum(1) / total),
+            )
+        )
+    health, economy, health_of_all, economy_of_all = (
+        np.mean(rows, axis=0) for rows in zip(*indices, strict=True)
+    )
     bounds = {
-        "agent_health_index_min": health[0], "agent_health_index_max": health[1],
-        "agent_economic_index_min": economy[1], "agent_economic_index_max": economy[0],
-        "planner_health_index_min_max": health_of_all, "planner_economic_index_min_max": economy_of_all[::-1],
-    }  # fmt: skip
+        "agent_health_index_min": health[0],
+        "agent_health_index_max": health[1],
+        "agent_economic_index_min": economy[1],
+        "agent_economic_index_max": economy[0],
+        "planner_health_index_min_max": health_of_all,
+        "planner_economic_index_min_max": economy_of_all[::-1],
+    }
     return {name: _rounded(value) for name, value in bounds.items()}
 
 

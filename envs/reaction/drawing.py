@@ -26,22 +26,36 @@ def path_scene(env: Any, states: Any, params: Any) -> Scene:
             np.clip(layers[:, 3:], 0, np.array(energies.shape[3:]) - 1), axis=0, return_inverse=True
         )
         felt = np.stack([energies[..., *other] for other in others])
-    marks = [*surface_marks(table, felt.min(axis=3), index.reshape(-1)), *end_marks(table, params, env.num_atoms)]
+    marks = [
+        *surface_marks(table, felt.min(axis=3), index.reshape(-1)),
+        *end_marks(table, params, env.num_atoms),
+    ]
     for atom in range(env.num_atoms):
         name = f"atom {atom + 1}" if env.num_atoms > 1 else "path"
         x_y = slice(3 * atom, 3 * atom + 2)
         points = with_breaks(path[:, x_y])
-        vertex = np.flatnonzero(np.isfinite(points[:, 0]))  # of each frame: breaks are vertices, too
+        # of each frame: breaks are vertices, too
+        vertex = np.flatnonzero(np.isfinite(points[:, 0]))
         shown = np.stack([vertex[window[:, 0]], vertex[window[:, 1] - 1] + 1], axis=1)
         marks.append(Lines(places(table, points), PATHS[atom], 3, window=shown, label=name))
         here = places(table, path[:, None, x_y])
-        marks.append(Shapes(here[..., 0], here[..., 1], size=mark_size(table, 0.016), color=PATHS[atom], edge=True,
-                            group="" if atom else SINGLE_AGENT))  # fmt: skip
+        marks.append(
+            Shapes(
+                here[..., 0],
+                here[..., 1],
+                size=mark_size(table, 0.016),
+                color=PATHS[atom],
+                edge=True,
+                group="" if atom else SINGLE_AGENT,
+            )
+        )
     captions, highest = [], -np.inf
     for t, cell in enumerate(layers):
         words = f"energy {energies[tuple(cell)]:.4g}" if inside[t] else "out of the slab"
         first = window[t, 0]
-        highest = max(highest if t > first else -np.inf, energies[tuple(cell)] if inside[t] else -np.inf)
+        highest = max(
+            highest if t > first else -np.inf, energies[tuple(cell)] if inside[t] else -np.inf
+        )
         if t - first == int(time[t]) and np.isfinite(highest):  # all of it is known
             words += f", highest {highest:.4g}"
         captions.append(f"step {int(time[t])} of {int(params.episode_length)}, {words}")
@@ -56,7 +70,10 @@ def surface_scene(table: Table, marks: list[Mark], captions: list[str], time: An
 
 def ground(table: Table) -> tuple[float, float, float, float]:
     """Returns the corners of what the cells cover."""
-    half, (x, y) = 0.5 * (table.spacing or 1.0), places(table, np.array(table.energies.shape[:2]) - 1)
+    half, (x, y) = (
+        0.5 * (table.spacing or 1.0),
+        places(table, np.array(table.energies.shape[:2]) - 1),
+    )
     return table.origin[0] - half, table.origin[1] - half, float(x) + half, float(y) + half
 
 
@@ -73,7 +90,11 @@ def mark_size(table: Table, share: float) -> float:
 def surface_marks(table: Table, energies: np.ndarray, index: Any = 0) -> list[Mark]:
     """Returns energies [K, nx, ny] as a map, the darker the lower, walls left out; the contours of one; the saddles."""
     low = np.ma.masked_greater_equal(np.asarray(energies, float), WALL)
-    high = 2 * table.top - table.bottom if table.top is not None else np.percentile(low.compressed(), 75)
+    high = (
+        2 * table.top - table.bottom
+        if table.top is not None
+        else np.percentile(low.compressed(), 75)
+    )
     levels = np.linspace(low.min(), max(high, low.min() + 1e-9), 15)
     depth = 1 - (low - levels[0]) / (1.3 * (levels[-1] - levels[0]))
     opacity = np.clip(0.9 * depth, 0.03, 0.9).filled(0.0)
@@ -81,7 +102,15 @@ def surface_marks(table: Table, energies: np.ndarray, index: Any = 0) -> list[Ma
     if len(low) == 1 and min(low[0].shape) > 1:
         marks.append(Lines(contours(table, low[0], levels[1:-1]), "paper", 0.6))
     if table.saddles:
-        marks.append(Shapes(*np.transpose(table.saddles), CROSS, mark_size(table, 0.016), color="text", label="saddle"))
+        marks.append(
+            Shapes(
+                *np.transpose(table.saddles),
+                CROSS,
+                mark_size(table, 0.016),
+                color="text",
+                label="saddle",
+            )
+        )
     return marks
 
 
@@ -107,7 +136,11 @@ def end_marks(table: Table, params: Any, num_atoms: int = 1) -> list[Mark]:
             Shapes([x], [y], SQUARE, 1.15 * size, color=color, label="start" * first),
             Shapes([x], [y], SQUARE, 0.85 * size, color="paper"),
         ]
-        goals.append(Shapes([goal_x], [goal_y], STAR, 2.2 * size, color="green", edge=True, label="goal" * first))
+        goals.append(
+            Shapes(
+                [goal_x], [goal_y], STAR, 2.2 * size, color="green", edge=True, label="goal" * first
+            )
+        )
     return [*starts, *goals]
 
 

@@ -48,12 +48,15 @@ def exact_params(env: ReactionPath) -> Params:
 def all_moves(params: Params, rule: str = "auto") -> Moves:
     """Returns the rules of reaction_one_atom (with its `rule`) or of reaction_two_atoms; the goal is not special."""
     energies = np.asarray(params.energies, np.float64)
-    start, goal = (np.asarray(cell).astype(int) for cell in (params.initial_state, params.final_state))
+    start, goal = (
+        np.asarray(cell).astype(int) for cell in (params.initial_state, params.final_state)
+    )
     atoms, layers, nz = energies.ndim // 3, energies.shape[2], int(params.nz)
     in_plane = atoms == 1 and (start[2] == goal[2] if rule == "auto" else rule == "2d")
     slab = np.array([0, 0, int(params.z_lower)] * atoms)
     sizes = np.array([*energies.shape[:2], nz] * atoms)
-    offset = np.zeros_like(slab) if in_plane else slab  # by the 2D rule all of the z axis can be reached
+    # by the 2D rule all of the z axis can be reached
+    offset = np.zeros_like(slab) if in_plane else slab
     shape = tuple(sizes) if in_plane else energies.shape
 
     cells = np.stack(np.unravel_index(np.arange(np.prod(shape)), shape), axis=1) + offset
@@ -63,7 +66,9 @@ def all_moves(params: Params, rule: str = "auto") -> Moves:
     moved = np.where(outside[..., None] & ~np.array(in_plane), cells[:, None], moved)
     after = np.ravel_multi_index(tuple(np.moveaxis(moved - offset, -1, 0)), shape)
     energy = np.full(shape, np.inf)
-    energy[tuple(slice(a, a + n) for a, n in zip(slab - offset, energies.shape, strict=True))] = energies
+    energy[tuple(slice(a, a + n) for a, n in zip(slab - offset, energies.shape, strict=True))] = (
+        energies
+    )
     energy = energy.reshape(-1)
     first, last = (int(np.ravel_multi_index(tuple(cell - offset), shape)) for cell in (start, goal))
 
@@ -116,7 +121,9 @@ def best_return(params: Params, gamma: float = 1.0, rule: str = "auto") -> Answe
     for _ in range(limit):
         gain = moves.reward + gamma * value[moves.after]
         steps[moves.goal] = 0.0
-        length = np.where(gain >= gain.max(axis=1, keepdims=True) - TIE, steps[moves.after] + 1.0, np.inf)
+        length = np.where(
+            gain >= gain.max(axis=1, keepdims=True) - TIE, steps[moves.after] + 1.0, np.inf
+        )
         choice = np.where(np.isinf(length).all(axis=1), gain.argmax(axis=1), length.argmin(axis=1))
         old, value, steps = (value, steps), gain.max(axis=1), length.min(axis=1)
         value[moves.goal], steps[moves.goal] = 0.0, 0.0

@@ -20,7 +20,8 @@ from wdjax.spaces import Box
 
 # What a move adds to x, y, z: x + 1, x - 1, y + 1, y - 1, z + 1, z - 1.
 MOVES = np.array([[1, 0, 0], [-1, 0, 0], [0, 1, 0], [0, -1, 0], [0, 0, 1], [0, 0, -1]], np.int32)
-TABLE_WORDS = {1: "[nx, ny, layers]", 2: "[nx, ny, layers, nx, ny, layers]"}  # by the number of atoms
+# by the number of atoms
+TABLE_WORDS = {1: "[nx, ny, layers]", 2: "[nx, ny, layers, nx, ny, layers]"}
 
 
 class State(struct.PyTreeNode):
@@ -50,9 +51,12 @@ class ReactionPath(Env):
     """One agent moves atoms over a table of energies, of a named `surface` or of its own. The slab is the cells of z
     that the table has: z_lower <= z < z_lower + layers."""
 
-    surface: str = ""  # a built-in one, the path of a .npy file, or "table": the `energies` that are given
-    settings: str = "threshold"  # of a built-in surface: "threshold" (only what is near the pass costs), or "plain"
-    random_start: bool = False  # start on any cell of the slab but the goal, all alike (else: at initial_state)
+    surface: str = ""
+    """a built-in one, the path of a .npy file, or "table": the `energies` that are given"""
+    settings: str = "threshold"
+    """of a built-in surface: "threshold" (only what is near the pass costs), or "plain" """
+    random_start: bool = False
+    """start on any cell of the slab but the goal, all alike (else: at initial_state)"""
 
     can_truncate: ClassVar[bool] = True
     cheap_reset: ClassVar[bool] = True
@@ -76,18 +80,30 @@ class ReactionPath(Env):
             return Table(np.zeros((0,) * 3 * self.num_atoms))
         table = load_table(self.surface)
         shape, words = table.energies.shape, TABLE_WORDS[self.num_atoms]
-        require(len(shape) == 3 * self.num_atoms, f"shape of the table of surface = {self.surface!r}", shape, words)
+        require(
+            len(shape) == 3 * self.num_atoms,
+            f"shape of the table of surface = {self.surface!r}",
+            shape,
+            words,
+        )
         return table
 
     @property
     def default_params(self) -> Params:
         table = self.table
-        cells = lambda cell: np.array(cell or [-1] * 3 * self.num_atoms, np.int32)  # noqa: E731
-        params = Params(table.energies.astype(np.float32), ienergy=None, nz=table.nz or 0, z_lower=table.z_lower)
+
+        def cells(cell) -> np.ndarray:
+            return np.array(cell or [-1] * 3 * self.num_atoms, np.int32)
+
+        params = Params(
+            table.energies.astype(np.float32), ienergy=None, nz=table.nz or 0, z_lower=table.z_lower
+        )
         params = params.replace(initial_state=cells(table.start), final_state=cells(table.goal))
         if self.surface not in SURFACES:
             return params
-        return params.replace(min_reward=-1000.0, terminate_reward=30.0, **table.settings(self.settings))
+        return params.replace(
+            min_reward=-1000.0, terminate_reward=30.0, **table.settings(self.settings)
+        )
 
     def check_params(self, params: Params) -> None:
         shape, axes = np.shape(params.energies), 3 * self.num_atoms
@@ -95,12 +111,21 @@ class ReactionPath(Env):
         require(table, "shape of energies", shape, TABLE_WORDS[self.num_atoms])
         own = self.table.energies.shape
         words = f"{own}, that of {self.surface!r} (for a table of your own say surface='table')"
-        require(self.surface == OWN_TABLE or shape[-axes:] == own, "shape of energies", shape, words)
-        require(params.ienergy is not None, "ienergy", params.ienergy, "given: the energy up to which a cell is free")
+        require(
+            self.surface == OWN_TABLE or shape[-axes:] == own, "shape of energies", shape, words
+        )
+        require(
+            params.ienergy is not None,
+            "ienergy",
+            params.ienergy,
+            "given: the energy up to which a cell is free",
+        )
         require_finite(params)
         require(np.all(params.max_denergy > 0), "max_denergy", params.max_denergy, "above 0")
         require(np.all(params.min_reward <= 0), "min_reward", params.min_reward, "at most 0")
-        require(np.all(params.episode_length > 0), "episode_length", params.episode_length, "above 0")
+        require(
+            np.all(params.episode_length > 0), "episode_length", params.episode_length, "above 0"
+        )
         self._check_cells(params)
 
     def _check_cells(self, params: Params) -> None:
@@ -108,20 +133,38 @@ class ReactionPath(Env):
         lower = np.asarray(params.z_lower, np.int64)
         upper = lower + layers
         require(np.all(lower >= 0), "z_lower", params.z_lower, "at least 0")
-        require(np.all(params.nz >= upper), "nz", params.nz, f"at least z_lower + {layers}, the table's layers")
+        require(
+            np.all(params.nz >= upper),
+            "nz",
+            params.nz,
+            f"at least z_lower + {layers}, the table's layers",
+        )
         words = f"{3 * self.num_atoms} cells x, y, z, 0 <= x < {nx}, 0 <= y < {ny}, {lower} <= z < {upper} (the slab)"
         for name in ("initial_state", "final_state"):
             cells = getattr(params, name)
             require(np.shape(cells)[-1:] == (3 * self.num_atoms,), name, cells, words)
-            x, y, z = np.moveaxis(np.reshape(cells, (*np.shape(cells)[:-1], self.num_atoms, 3)), -1, 0)
-            inside = (x >= 0) & (x < nx) & (y >= 0) & (y < ny) & (z >= lower[..., None]) & (z < upper[..., None])
+            x, y, z = np.moveaxis(
+                np.reshape(cells, (*np.shape(cells)[:-1], self.num_atoms, 3)), -1, 0
+            )
+            inside = (
+                (x >= 0)
+                & (x < nx)
+                & (y >= 0)
+                & (y < ny)
+                & (z >= lower[..., None])
+                & (z < upper[..., None])
+            )
             require(np.all(inside), name, cells, words)
         away = np.any(np.asarray(params.initial_state) != np.asarray(params.final_state), axis=-1)
         require(np.all(away), "final_state", params.final_state, "another cell than initial_state")
 
     def reset(self, key: jax.Array, params: Params) -> tuple[jax.Array, State]:
         """Puts the atoms on initial_state (random_start: on any cells of the slab but the goal)."""
-        position = self._random_cells(key, params) if self.random_start else jnp.asarray(params.initial_state)
+        position = (
+            self._random_cells(key, params)
+            if self.random_start
+            else jnp.asarray(params.initial_state)
+        )
         state = State(position.astype(jnp.int32), jnp.int32(0))
         return self.observe(state, params), state
 
@@ -151,7 +194,14 @@ class ReactionPath(Env):
         truncated = (state.time >= params.episode_length) & ~terminated
         reward = jnp.where(over_before, 0.0, self.reward(state, leaves, params))
         reached = terminated & ~over_before
-        return self.observe(state, params), state, reward, terminated, truncated, {"reached": reached}
+        return (
+            self.observe(state, params),
+            state,
+            reward,
+            terminated,
+            truncated,
+            {"reached": reached},
+        )
 
     def dynamics(self, position: jax.Array, action: jax.Array, params: Params) -> jax.Array:
         """Returns the position after a move over periodic axes, [3] or [6] int32."""
@@ -161,7 +211,9 @@ class ReactionPath(Env):
 
     def reward(self, state: State, outside: jax.Array, params: Params) -> jax.Array:
         """Returns the reward of having come to a state: a float32 scalar."""
-        denergy = jnp.where(outside, -params.max_denergy, params.ienergy - self.energy(state.position, params))
+        denergy = jnp.where(
+            outside, -params.max_denergy, params.ienergy - self.energy(state.position, params)
+        )
         cost = jnp.clip(denergy / params.max_denergy, params.min_reward, 0.0)
         return cost + jnp.where(self._is_goal(state, params), params.terminate_reward, 0.0)
 
@@ -174,7 +226,10 @@ class ReactionPath(Env):
     def observe(self, state: State, params: Params) -> jax.Array:
         """Returns (x / nx, y / ny, z / nz) of each atom, then the distance of each to its goal, over that of its start
         (where it starts on its goal: in cells), plain and not around the periodic axes: [4] or [8] float32."""
-        apart = lambda a, b: jnp.linalg.norm((a - b).reshape(-1, 3).astype(jnp.float32), axis=-1)  # noqa: E731
+
+        def apart(a, b) -> jax.Array:
+            return jnp.linalg.norm((a - b).reshape(-1, 3).astype(jnp.float32), axis=-1)
+
         whole = apart(jnp.asarray(params.initial_state), params.final_state)
         distance = apart(state.position, params.final_state) / jnp.where(whole > 0, whole, 1.0)
         return jnp.concatenate([state.position / self._sizes(params), distance]).astype(jnp.float32)
@@ -184,7 +239,9 @@ class ReactionPath(Env):
 
     def _in_slab(self, position: jax.Array, params: Params) -> jax.Array:
         z = position[2::3]
-        return jnp.all((z >= params.z_lower) & (z < params.z_lower + jnp.shape(params.energies)[-1]))
+        return jnp.all(
+            (z >= params.z_lower) & (z < params.z_lower + jnp.shape(params.energies)[-1])
+        )
 
     def _sizes(self, params: Params) -> jax.Array:
         nx, ny, _ = jnp.shape(params.energies)[-3:]

@@ -14,8 +14,10 @@ RULES = ("auto", "2d", "3d")
 class ReactionOneAtom(ReactionPath):
     """Discrete(6) moves: x + 1, x - 1, y + 1, y - 1, z + 1, z - 1."""
 
-    surface: str = "mueller_brown"  # a built-in one, the path of a .npy file, or "table": the `energies` given
-    rule: str = "auto"  # 2d: moves out of the slab stand; 3d: they are cancelled; auto: 2d where start and goal share z
+    surface: str = "mueller_brown"
+    """a built-in one, the path of a .npy file, or "table": the `energies` given"""
+    rule: str = "auto"
+    """2d: moves out of the slab stand; 3d: they are cancelled; auto: 2d where start and goal share z"""
 
     num_atoms: ClassVar[int] = 1
 
@@ -24,7 +26,11 @@ class ReactionOneAtom(ReactionPath):
         require_known("rule", self.rule, RULES)
 
     def in_plane(self, params: Params) -> Any:
-        return params.initial_state[2] == params.final_state[2] if self.rule == "auto" else self.rule == "2d"
+        return (
+            params.initial_state[2] == params.final_state[2]
+            if self.rule == "auto"
+            else self.rule == "2d"
+        )
 
     def action_space(self, params: Params) -> Discrete:
         return Discrete(6)

@@ -28,11 +28,17 @@ def mueller_brown(x: Any, y: Any) -> Any:
     Source: Müller, Brown, Theor. Chim. Acta 53, 75 (1979).
     """
     terms = zip(
-        (-200, -100, -170, 15), (-1, -1, -6.5, 0.7), (0, 0, 11, 0.6), (-10, -10, -6.5, 0.7), (1, 0, -0.5, -1),
-        (0, 0.5, 1.5, 1), strict=True,
-    )  # fmt: skip
+        (-200, -100, -170, 15),
+        (-1, -1, -6.5, 0.7),
+        (0, 0, 11, 0.6),
+        (-10, -10, -6.5, 0.7),
+        (1, 0, -0.5, -1),
+        (0, 0.5, 1.5, 1),
+        strict=True,
+    )
     return sum(
-        height * np.exp(a * (x - X) ** 2 + b * (x - X) * (y - Y) + c * (y - Y) ** 2) for height, a, b, c, X, Y in terms
+        height * np.exp(a * (x - X) ** 2 + b * (x - X) * (y - Y) + c * (y - Y) ** 2)
+        for height, a, b, c, X, Y in terms
     )
 
 
@@ -68,7 +74,10 @@ def entropic_switch(x: Any, y: Any) -> Any:
 
     Source: Metzner, Schütte, Vanden-Eijnden, J. Chem. Phys. 125, 084110 (2006).
     """
-    well = lambda depth, X, Y: depth * np.exp(-((x - X) ** 2) - (y - Y) ** 2)  # noqa: E731
+
+    def well(depth, X, Y) -> np.ndarray:
+        return depth * np.exp(-((x - X) ** 2) - (y - Y) ** 2)
+
     wells = well(3, 0, 1 / 3) + well(-3, 0, 5 / 3) + well(-5, 1, 0) + well(-5, -1, 0)
     return wells + 0.2 * x**4 + 0.2 * (y - 1 / 3) ** 4
 
@@ -109,7 +118,9 @@ class Table:
     @property
     def bottom(self) -> float:
         """The energy above which the barrier rises: that of the start, in the plane where a surface has only one."""
-        place = (*self.start[:2], 0) if self.spacing else tuple(np.subtract(self.start, self.offset))
+        place = (
+            (*self.start[:2], 0) if self.spacing else tuple(np.subtract(self.start, self.offset))
+        )
         return float(self.energies[place])
 
     @property
@@ -126,9 +137,15 @@ class Table:
 
 
 def _plane(
-    formula: Callable, origin: Place, shape: tuple[int, int], start: tuple[int, int], goal: tuple[int, int],
-    pass_at: Place, saddles: tuple[Place, ...], spacing: float = 0.1,
-) -> Table:  # fmt: skip
+    formula: Callable,
+    origin: Place,
+    shape: tuple[int, int],
+    start: tuple[int, int],
+    goal: tuple[int, int],
+    pass_at: Place,
+    saddles: tuple[Place, ...],
+    spacing: float = 0.1,
+) -> Table:
     """Returns the table of a formula of two coordinates."""
     x, y = (origin[i] + spacing * np.arange(shape[i]) for i in range(2))
     energies = np.minimum(formula(x[:, None], y[None, :]), WALL)
@@ -163,30 +180,64 @@ SURFACES: dict[str, Callable[[], Table]] = {
         _plane, mueller_brown, (-1.5, -0.3), (28, 24), (9, 17), (21, 3), **_MUELLER_BROWN
     ),
     "mueller_brown_fine": functools.partial(
-        _plane, mueller_brown, (-1.5, -0.3), (56, 47), (19, 35), (42, 7), spacing=0.05,
+        _plane,
+        mueller_brown,
+        (-1.5, -0.3),
+        (56, 47),
+        (19, 35),
+        (42, 7),
+        spacing=0.05,
         **(_MUELLER_BROWN | {"pass_at": (-0.8, 0.65)}),
     ),
     "leps": functools.partial(
         _plane, leps, (0.4, 0.4), (36, 36), (30, 3), (3, 30), (1.4, 0.8), ((1.441742, 0.800242),)
     ),
     "leps_oscillator": functools.partial(
-        _plane, leps_oscillator, (0.4, -3.0), (32, 61), (3, 43), (26, 17), (2.0, -0.1), ((2.020828, -0.172901),)
+        _plane,
+        leps_oscillator,
+        (0.4, -3.0),
+        (32, 61),
+        (3, 43),
+        (26, 17),
+        (2.0, -0.1),
+        ((2.020828, -0.172901),),
     ),
     "wolfe_quapp": functools.partial(
-        _plane, wolfe_quapp, (-2.0, -2.0), (41, 41), (8, 35), (31, 5), (-1.0, -0.1),
+        _plane,
+        wolfe_quapp,
+        (-2.0, -2.0),
+        (41, 41),
+        (8, 35),
+        (31, 5),
+        (-1.0, -0.1),
         ((-1.022244, -0.116062), (-0.303211, -1.401338), (0.940969, 0.131252)),
     ),
     "entropic_switch": functools.partial(
-        _plane, entropic_switch, (-2.0, -1.5), (41, 41), (10, 15), (30, 15), (0.6, 1.0),
+        _plane,
+        entropic_switch,
+        (-2.0, -1.5),
+        (41, 41),
+        (10, 15),
+        (30, 15),
+        (0.6, 1.0),
         ((0.617272, 1.102735), (-0.617272, 1.102735), (0.0, -0.315827)),
     ),
-    "quartic": functools.partial(_plane, quartic, (-1.6, -1.0), (33, 21), (6, 10), (26, 10), (0.0, 0.0), ((0.0, 0.0),)),
+    "quartic": functools.partial(
+        _plane, quartic, (-1.6, -1.0), (33, 21), (6, 10), (26, 10), (0.0, 0.0), ((0.0, 0.0),)
+    ),
     "cerjan_miller": functools.partial(
-        _plane, cerjan_miller, (-2.4, -1.2), (49, 25), (24, 12), (47, 12), (1.0, 0.0), ((1.0, 0.0), (-1.0, 0.0))
+        _plane,
+        cerjan_miller,
+        (-2.4, -1.2),
+        (49, 25),
+        (24, 12),
+        (47, 12),
+        (1.0, 0.0),
+        ((1.0, 0.0), (-1.0, 0.0)),
     ),
     "corrugated_morse": _morse,
     "two_atom_exchange": _two_atom_exchange,
-}  # fmt: skip
+}
 
 
 @functools.cache
@@ -210,13 +261,16 @@ def load_table(surface: str) -> Table:
         return built_in(surface)
     if not surface.endswith(".npy"):
         words = f"a built-in surface, {OWN_TABLE!r} or the path of a .npy file"
-        raise ValueError(f"surface = {surface!r}: must be {words}: {did_you_mean(surface, [*SURFACES, OWN_TABLE])}")
+        raise ValueError(
+            f"surface = {surface!r}: must be {words}: {did_you_mean(surface, [*SURFACES, OWN_TABLE])}"
+        )
     try:
         with open_regular(Path(surface).expanduser(), most=MOST_BYTES) as file:
             energies = np.load(file, allow_pickle=False)
     except (OSError, ValueError) as error:
-        raise ValueError(f"surface = {surface!r}: must be a .npy file of numbers: {one_line(error)}") from None
+        raise ValueError(
+            f"surface = {surface!r}: must be a .npy file of numbers: {one_line(error)}"
+        ) from None
     if not isinstance(energies, np.ndarray) or energies.dtype.kind not in "iuf":
         raise ValueError(f"surface = {surface!r}: must be a .npy file of one array of real numbers")
     return Table(energies.astype(np.float64))
-

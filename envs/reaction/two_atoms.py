@@ -12,7 +12,8 @@ class ReactionTwoAtoms(ReactionPath):
     """MultiDiscrete(2, 6): which atom moves, and its move: x + 1, x - 1, y + 1, y - 1, z + 1, z - 1. Moves out of the
     slab are cancelled."""
 
-    surface: str = "two_atom_exchange"  # a built-in one, the path of a .npy file, or "table": the `energies` given
+    surface: str = "two_atom_exchange"
+    """a built-in one, the path of a .npy file, or "table": the `energies` given"""
 
     num_atoms: ClassVar[int] = 2
 

@@ -21,7 +21,8 @@ from wdjax.envs.tag.scripted import chase_in_plane, flee_in_plane
 from wdjax.neighbors import neighbor_rows
 from wdjax.spaces import Box, Dict, MultiDiscrete
 
-CHUNK = 25  # taggers, below the 32 from which XLA would reduce them in a warp, mostly by exchanges between its lanes
+# taggers, below the 32 from which XLA would reduce them in a warp, mostly by exchanges between its lanes
+CHUNK = 25
 
 
 class State(struct.PyTreeNode):
@@ -72,12 +73,17 @@ class TagContinuous(Env):
 
     num_taggers: int = 1  # the first agents
     num_runners: int = 10  # the others
-    num_acceleration_levels: int = 10  # choices beside the no-op, from min_acceleration to max_acceleration
+    num_acceleration_levels: int = 10
+    """choices beside the no-op, from min_acceleration to max_acceleration"""
     num_turn_levels: int = 10  # likewise, from min_turn to max_turn
-    use_full_observation: bool = True  # everybody else (else: the nearest num_other_agents_observed)
+    use_full_observation: bool = True
+    """everybody else (else: the nearest num_other_agents_observed)"""
     num_other_agents_observed: int = 2
-    observe_own_motion: bool = False  # an agent sees its own heading and speed, not only how others differ from them
-    egocentric: bool = False  # an agent sees places along and across its own heading; the middle of the square, too
+    """number of nearest agents in an observation, without `use_full_observation`"""
+    observe_own_motion: bool = False
+    """an agent sees its own heading and speed, not only how others differ from them"""
+    egocentric: bool = False
+    """an agent sees places along and across its own heading; the middle of the square, too"""
     runner_exits_game_after_tagged: bool = True  # else a runner may be tagged again and again
 
     can_truncate: ClassVar[bool] = False
@@ -88,8 +94,9 @@ class TagContinuous(Env):
     )
     info_ratios: ClassVar[dict[str, tuple[str, str]]] = {"time_to_tag": ("tag_steps", "tags")}
     scripts: ClassVar[dict[str, tuple[str, Callable]]] = {
-        "chase_nearest": ("tagger", chase_in_plane), "flee_nearest": ("runner", flee_in_plane)
-    }  # fmt: skip
+        "chase_nearest": ("tagger", chase_in_plane),
+        "flee_nearest": ("runner", flee_in_plane),
+    }
 
     def __post_init__(self):
         require_integer("num_taggers", self.num_taggers, 1)
@@ -104,7 +111,12 @@ class TagContinuous(Env):
         require_bool("runner_exits_game_after_tagged", self.runner_exits_game_after_tagged)
         if not self.use_full_observation:
             k = self.num_other_agents_observed
-            require(k <= self.num_agents, "num_other_agents_observed", k, f"at most {self.num_agents}, the agents")
+            require(
+                k <= self.num_agents,
+                "num_other_agents_observed",
+                k,
+                f"at most {self.num_agents}, the agents",
+            )
 
     @property
     def groups(self) -> Mapping[str, int]:
@@ -125,25 +137,57 @@ class TagContinuous(Env):
 
     def check_params(self, params: Params) -> None:
         require_finite(params)
-        for name in ("grid_length", "episode_length", "max_speed", "skill_level_runner", "skill_level_tagger"):
+        for name in (
+            "grid_length",
+            "episode_length",
+            "max_speed",
+            "skill_level_runner",
+            "skill_level_tagger",
+        ):
             require(np.all(getattr(params, name) > 0), name, getattr(params, name), "above 0")
         for name in ("edge_hit_penalty", "step_penalty_for_tagger", "tag_penalty_for_runner"):
             require(np.all(getattr(params, name) <= 0), name, getattr(params, name), "at most 0")
-        for name in ("tag_reward_for_tagger", "step_reward_for_runner", "end_of_game_reward_for_runner"):
+        for name in (
+            "tag_reward_for_tagger",
+            "step_reward_for_runner",
+            "end_of_game_reward_for_runner",
+        ):
             require(np.all(getattr(params, name) >= 0), name, getattr(params, name), "at least 0")
         fraction = params.tagging_distance
-        require(np.all((fraction >= 0) & (fraction <= 1)), "tagging_distance", fraction, "between 0 and 1")
+        require(
+            np.all((fraction >= 0) & (fraction <= 1)),
+            "tagging_distance",
+            fraction,
+            "between 0 and 1",
+        )
         for low, high in (("min_acceleration", "max_acceleration"), ("min_turn", "max_turn")):
-            require(np.all(getattr(params, low) <= getattr(params, high)), low, getattr(params, low), f"at most {high}")
+            require(
+                np.all(getattr(params, low) <= getattr(params, high)),
+                low,
+                getattr(params, low),
+                f"at most {high}",
+            )
         x, y = params.starting_location_x, params.starting_location_y
-        require((x is None) == (y is None), "starting_location_y", y, "given together with starting_location_x")
+        require(
+            (x is None) == (y is None),
+            "starting_location_y",
+            y,
+            "given together with starting_location_x",
+        )
         for name in ("starting_location_x", "starting_location_y", "starting_directions"):
             value = getattr(params, name)
             if value is not None:
                 shape = np.shape(value)
-                require(shape[-1:] == (self.num_agents,), name, value, f"{self.num_agents} numbers, one an agent")
+                require(
+                    shape[-1:] == (self.num_agents,),
+                    name,
+                    value,
+                    f"{self.num_agents} numbers, one an agent",
+                )
                 if name != "starting_directions":
-                    inside = np.all((value >= 0) & (value <= np.asarray(params.grid_length)[..., None]))
+                    inside = np.all(
+                        (value >= 0) & (value <= np.asarray(params.grid_length)[..., None])
+                    )
                     require(inside, name, value, "between 0 and grid_length")
 
     # --- reset ---
@@ -152,7 +196,10 @@ class TagContinuous(Env):
         """Starts everybody at rest, at the given or at random places and directions."""
         place_key, direction_key = jax.random.split(key)
         if params.starting_location_x is None:
-            x, y = jax.random.uniform(place_key, (2, self.num_agents), jnp.float32) * params.grid_length
+            x, y = (
+                jax.random.uniform(place_key, (2, self.num_agents), jnp.float32)
+                * params.grid_length
+            )
         else:
             x, y = jnp.asarray(params.starting_location_x), jnp.asarray(params.starting_location_y)
         if params.starting_directions is None:
@@ -184,7 +231,9 @@ class TagContinuous(Env):
         require_action(self, action, params, owner=TagContinuous)
         over_before = self.is_over(state, params)  # the clock stops with the game
         playing = state.active & ~over_before
-        state, crossed_edge = self.move(state.replace(time=state.time + ~over_before), action, playing, params)
+        state, crossed_edge = self.move(
+            state.replace(time=state.time + ~over_before), action, playing, params
+        )
         scene = state  # positions after the move, `active` before this step's tags
         reward, tagged = self.reward(state, crossed_edge, playing, params)
         if self.runner_exits_game_after_tagged:
@@ -193,7 +242,14 @@ class TagContinuous(Env):
         truncated = jnp.zeros(self.num_agents, bool)
         tags = jnp.sum(tagged, dtype=jnp.int32)
         info = {"tags": tags, "tag_steps": tags * jnp.float32(state.time)}
-        return scene, state, self.by_group(reward), self.by_group(terminated), self.by_group(truncated), info
+        return (
+            scene,
+            state,
+            self.by_group(reward),
+            self.by_group(terminated),
+            self.by_group(truncated),
+            info,
+        )
 
     def move(
         self, state: State, action: Arrays, playing: jax.Array, params: Params
@@ -206,7 +262,12 @@ class TagContinuous(Env):
         Who is not playing has v = d = a = 0 and stays.
         """
         action = jnp.concatenate([action["tagger"], action["runner"]])
-        accelerate = level(action[:, 0], params.min_acceleration, params.max_acceleration, self.num_acceleration_levels)
+        accelerate = level(
+            action[:, 0],
+            params.min_acceleration,
+            params.max_acceleration,
+            self.num_acceleration_levels,
+        )
         turn = level(action[:, 1], params.min_turn, params.max_turn, self.num_turn_levels)
         skill = jnp.where(self.is_tagger, params.skill_level_tagger, params.skill_level_runner)
         speed_limit = params.max_speed * skill
@@ -215,7 +276,10 @@ class TagContinuous(Env):
         speed = jnp.where(playing, jnp.clip(state.speed + acceleration, 0.0, speed_limit), 0.0)
         acceleration = jnp.where((speed > 0) & (speed < speed_limit), acceleration, 0.0)
         x, y = state.x + speed * jnp.cos(direction), state.y + speed * jnp.sin(direction)
-        inside_x, inside_y = jnp.clip(x, 0.0, params.grid_length), jnp.clip(y, 0.0, params.grid_length)
+        inside_x, inside_y = (
+            jnp.clip(x, 0.0, params.grid_length),
+            jnp.clip(y, 0.0, params.grid_length),
+        )
         crossed_edge = (x != inside_x) | (y != inside_y)
         moved = State(inside_x, inside_y, speed, direction, acceleration, state.active, state.time)
         return moved, crossed_edge
@@ -245,7 +309,9 @@ class TagContinuous(Env):
             + params.tag_penalty_for_runner * tagged
             + params.end_of_game_reward_for_runner * (left & (state.time == params.episode_length))
         )
-        reward = jnp.concatenate([tagger_reward, runner_reward]) + params.edge_hit_penalty * crossed_edge
+        reward = (
+            jnp.concatenate([tagger_reward, runner_reward]) + params.edge_hit_penalty * crossed_edge
+        )
         return jnp.where(playing, reward, 0.0), jnp.concatenate([jnp.zeros(n, bool), tagged])
 
     def nearest_tagger(self, state: State) -> tuple[jax.Array, jax.Array]:
@@ -255,11 +321,17 @@ class TagContinuous(Env):
         """
         n = self.num_taggers
         if n <= CHUNK:
-            distance = distance_between(state.x[n:, None], state.y[n:, None], state.x[None, :n], state.y[None, :n])
+            distance = distance_between(
+                state.x[n:, None], state.y[n:, None], state.x[None, :n], state.y[None, :n]
+            )
             return jnp.argmin(distance, axis=1), jnp.min(distance, axis=1)
-        padded = [jnp.pad(place[:n], (0, -n % CHUNK), constant_values=jnp.inf) for place in (state.x, state.y)]
+        padded = [
+            jnp.pad(place[:n], (0, -n % CHUNK), constant_values=jnp.inf)
+            for place in (state.x, state.y)
+        ]
         x, y = (place.reshape(1, -1, CHUNK) for place in padded)
-        distance = distance_between(state.x[n:, None, None], state.y[n:, None, None], x, y)  # [runner, chunk, tagger]
+        # [runner, chunk, tagger]
+        distance = distance_between(state.x[n:, None, None], state.y[n:, None, None], x, y)
         index, nearest = jnp.argmin(distance, axis=2), jnp.min(distance, axis=2)
         chunk = jnp.argmin(nearest, axis=1, keepdims=True)
         chosen = [jnp.take_along_axis(of, chunk, axis=1)[:, 0] for of in (index, nearest)]
@@ -276,7 +348,9 @@ class TagContinuous(Env):
             rows = self.by_group(jnp.concatenate([self._full_rows(state, features), own], axis=1))
         else:
             k, sizes = self.num_other_agents_observed, tuple(self.groups.values())
-            rows = neighbor_rows(state.x, state.y, state.active, features, own, k, num_relative=5, sizes=sizes)
+            rows = neighbor_rows(
+                state.x, state.y, state.active, features, own, k, num_relative=5, sizes=sizes
+            )
             rows = dict(zip(self.groups, rows, strict=True))
         if not self.egocentric:
             return rows
@@ -289,10 +363,14 @@ class TagContinuous(Env):
         diagonal = params.grid_length * jnp.float32(math.sqrt(2))
         speed_unit = params.max_speed + 1e-10
         columns = [
-            state.x / diagonal, state.y / diagonal, state.speed / speed_unit, state.acceleration / speed_unit,
-            state.direction / jnp.float32(2 * math.pi), jnp.asarray(self.is_tagger, jnp.float32),
+            state.x / diagonal,
+            state.y / diagonal,
+            state.speed / speed_unit,
+            state.acceleration / speed_unit,
+            state.direction / jnp.float32(2 * math.pi),
+            jnp.asarray(self.is_tagger, jnp.float32),
             state.active.astype(jnp.float32),
-        ]  # fmt: skip
+        ]
         return jnp.stack(columns, axis=1)
 
     def own_features(self, state: State, params: Params) -> jax.Array:
@@ -304,8 +382,13 @@ class TagContinuous(Env):
             speed = state.speed / (params.max_speed + 1e-10)
             columns = [jnp.cos(state.direction), jnp.sin(state.direction), speed, *columns]
         if self.egocentric:
-            diagonal, middle = params.grid_length * jnp.float32(math.sqrt(2)), 0.5 * params.grid_length
-            seen = along_and_across(state.direction, (middle - state.x) / diagonal, (middle - state.y) / diagonal)
+            diagonal, middle = (
+                params.grid_length * jnp.float32(math.sqrt(2)),
+                0.5 * params.grid_length,
+            )
+            seen = along_and_across(
+                state.direction, (middle - state.x) / diagonal, (middle - state.y) / diagonal
+            )
             columns = [*seen, *columns]
         return jnp.where(state.active[:, None], jnp.stack(columns, axis=1), 0.0)
 
@@ -317,9 +400,13 @@ class TagContinuous(Env):
     def _full_rows(self, state: State, features: jax.Array) -> jax.Array:
         """Rows [N, 7 (N - 1)]: all others in index order; who is out sees no differences, but types and `active`."""
         agents = np.arange(self.num_agents)
-        others = np.array([np.delete(agents, i) for i in agents]).reshape(self.num_agents, self.num_agents - 1)
+        others = np.array([np.delete(agents, i) for i in agents]).reshape(
+            self.num_agents, self.num_agents - 1
+        )
         other = features[others]  # [N, N - 1, 7]
-        differences = jnp.where(state.active[:, None, None], other[..., :5] - features[:, None, :5], 0.0)
+        differences = jnp.where(
+            state.active[:, None, None], other[..., :5] - features[:, None, :5], 0.0
+        )
         return feature_major(jnp.concatenate([differences, other[..., 5:]], axis=-1))
 
     def split_observation(self, obs: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -332,8 +419,15 @@ class TagContinuous(Env):
         return {"tagger": rows[: self.num_taggers], "runner": rows[self.num_taggers :]}
 
     def observation_space(self, params: Params) -> Dict:
-        others = self.num_agents - 1 if self.use_full_observation else self.num_other_agents_observed
-        return Dict({group: Box(shape=(7 * others + self.num_own,)).batch(num) for group, num in self.groups.items()})
+        others = (
+            self.num_agents - 1 if self.use_full_observation else self.num_other_agents_observed
+        )
+        return Dict(
+            {
+                group: Box(shape=(7 * others + self.num_own,)).batch(num)
+                for group, num in self.groups.items()
+            }
+        )
 
     def action_space(self, params: Params) -> Dict:
         space = MultiDiscrete((self.num_acceleration_levels + 1, self.num_turn_levels + 1))
@@ -345,7 +439,9 @@ class TagContinuous(Env):
         return continuous_scene(self, states, params)
 
 
-def distance_between(x: jax.Array, y: jax.Array, other_x: jax.Array, other_y: jax.Array) -> jax.Array:
+def distance_between(
+    x: jax.Array, y: jax.Array, other_x: jax.Array, other_y: jax.Array
+) -> jax.Array:
     """Returns sqrt((x - x')^2 + (y - y')^2)."""
     return jnp.sqrt((x - other_x) ** 2 + (y - other_y) ** 2)
 
@@ -362,7 +458,9 @@ def feature_major(rows: jax.Array) -> jax.Array:
     return jnp.swapaxes(rows, 1, 2).reshape(rows.shape[0], -1)
 
 
-def along_and_across(heading: jax.Array, dx: jax.Array, dy: jax.Array) -> tuple[jax.Array, jax.Array]:
+def along_and_across(
+    heading: jax.Array, dx: jax.Array, dy: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     """Returns (cos h dx + sin h dy, cos h dy - sin h dx): a difference along a heading [rad], and to the left of it."""
     cos, sin = jnp.cos(heading), jnp.sin(heading)
     return cos * dx + sin * dy, cos * dy - sin * dx
@@ -391,6 +489,8 @@ def split_observation(obs: jax.Array, num_own: int = 1) -> tuple[jax.Array, jax.
     """
     length = obs.shape[-1]
     whole = length > num_own and length % 7 == num_own
-    require(whole, "length of an observation", length, f"7 for each other agent, and {num_own} more")
+    require(
+        whole, "length of an observation", length, f"7 for each other agent, and {num_own} more"
+    )
     others = jnp.swapaxes(obs[..., :-num_own].reshape(*obs.shape[:-1], 7, -1), -1, -2)
     return others, others[..., 6] > 0, obs[..., -num_own:]

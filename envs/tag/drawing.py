@@ -19,32 +19,78 @@ DROP, FAR_DROP = (
 def continuous_scene(env: Any, states: Any, params: Any) -> Scene:
     """Returns the scene of an episode of tag_continuous (`Env.scene`): who is out is a cross that fades."""
     length, n = float(params.grid_length), env.num_taggers
-    x, y, direction, active = (np.asarray(leaf) for leaf in (states.x, states.y, states.direction, states.active))
+    x, y, direction, active = (
+        np.asarray(leaf) for leaf in (states.x, states.y, states.direction, states.active)
+    )
     size = 0.03 * length / env.num_agents**0.25  # the more agents, the smaller
     runs = active[:, n:]
     run_x = np.where(runs, x[:, n:], np.nan)
     frames = np.arange(len(x))
-    since = np.minimum(frames[:, None] - np.maximum.accumulate(np.where(runs, frames[:, None], 0)), FADE)
+    since = np.minimum(
+        frames[:, None] - np.maximum.accumulate(np.where(runs, frames[:, None], 0)), FADE
+    )
     left = runs.sum(axis=1)
     drop = DROP if env.num_agents <= CROWD else FAR_DROP
     marks = [
-        Shapes(x[:, :n], y[:, :n], DISC, float(params.tagging_margin), color="magenta", opacity=0.25,
-               label="tagging margin"),
-        Shapes(np.where(runs, np.nan, x[:, n:]), y[:, n:], CROSS, 0.6 * size, color="grey",
-               opacity=1 - 0.65 * since / FADE, label="runner, out"),
-        Shapes(run_x, y[:, n:], drop, size, direction[:, n:], "blue", edge=True, label="runner", group="runner",
-               trail=True),
-        Shapes(x[:, :n], y[:, :n], DART, 1.5 * size, direction[:, :n], "magenta", edge=True, label="tagger",
-               group="tagger", trail=True),
-    ]  # fmt: skip
+        Shapes(
+            x[:, :n],
+            y[:, :n],
+            DISC,
+            float(params.tagging_margin),
+            color="magenta",
+            opacity=0.25,
+            label="tagging margin",
+        ),
+        Shapes(
+            np.where(runs, np.nan, x[:, n:]),
+            y[:, n:],
+            CROSS,
+            0.6 * size,
+            color="grey",
+            opacity=1 - 0.65 * since / FADE,
+            label="runner, out",
+        ),
+        Shapes(
+            run_x,
+            y[:, n:],
+            drop,
+            size,
+            direction[:, n:],
+            "blue",
+            edge=True,
+            label="runner",
+            group="runner",
+            trail=True,
+        ),
+        Shapes(
+            x[:, :n],
+            y[:, :n],
+            DART,
+            1.5 * size,
+            direction[:, :n],
+            "magenta",
+            edge=True,
+            label="tagger",
+            group="tagger",
+            trail=True,
+        ),
+    ]
     last = int(params.episode_length)
     captions = [
         f"step {time} of {last}, {run} of {env.num_runners} runners left"
         for time, run in zip(states.time, left, strict=True)
     ]
     plots = [Plot("runners left", [Series(left, "blue")])] if len(x) > 1 else []
-    return Scene(marks, captions, (0.0, 0.0, length, length), states.time, xlabel="x [length]", ylabel="y [length]",
-                 plots=plots, trail=env.trail)  # fmt: skip
+    return Scene(
+        marks,
+        captions,
+        (0.0, 0.0, length, length),
+        states.time,
+        xlabel="x [length]",
+        ylabel="y [length]",
+        plots=plots,
+        trail=env.trail,
+    )
 
 
 def gridworld_scene(env: Any, states: Any, params: Any) -> Scene:
@@ -52,28 +98,61 @@ def gridworld_scene(env: Any, states: Any, params: Any) -> Scene:
     it, and are counted where they cover each other."""
     top = int(params.grid_length)
     cell_x, cell_y = np.asarray(states.x), np.asarray(states.y)
-    x, y, side = (np.stack(shared) for shared in zip(*map(share_cells, cell_x, cell_y), strict=True))
+    x, y, side = (
+        np.stack(shared) for shared in zip(*map(share_cells, cell_x, cell_y), strict=True)
+    )
     smallest = 0.009 * (top + 1)  # on big grids agents are drawn larger than their cell
     size = np.maximum(0.4 / side, smallest)
-    borders = np.arange(0, top, 1 if top <= 30 else 10) + 0.5  # every tenth, where they could not be told apart
+    # every tenth, where they could not be told apart
+    borders = np.arange(0, top, 1 if top <= 30 else 10) + 0.5
     ends = np.array([-0.5, top + 0.5])
-    ways = [np.broadcast_to(borders[:, None], (len(borders), 2)), np.broadcast_to(ends, (len(borders), 2))]
+    ways = [
+        np.broadcast_to(borders[:, None], (len(borders), 2)),
+        np.broadcast_to(ends, (len(borders), 2)),
+    ]
     marks = [
-        Lines(np.concatenate([np.stack(ways, axis=-1), np.stack(ways[::-1], axis=-1)]), "faint", 0.7),
-        Shapes(x[:, -1:], y[:, -1:], DISC, 0.9 * size[:, -1:], color="blue", edge=True, label="runner", group="runner",
-               trail=True),
-        Shapes(x[:, :-1], y[:, :-1], TRIANGLE, size[:, :-1], color="magenta", edge=True, label="tagger",
-               group="tagger", trail=True),
+        Lines(
+            np.concatenate([np.stack(ways, axis=-1), np.stack(ways[::-1], axis=-1)]), "faint", 0.7
+        ),
+        Shapes(
+            x[:, -1:],
+            y[:, -1:],
+            DISC,
+            0.9 * size[:, -1:],
+            color="blue",
+            edge=True,
+            label="runner",
+            group="runner",
+            trail=True,
+        ),
+        Shapes(
+            x[:, :-1],
+            y[:, :-1],
+            TRIANGLE,
+            size[:, :-1],
+            color="magenta",
+            edge=True,
+            label="tagger",
+            group="tagger",
+            trail=True,
+        ),
         *count_words(cell_x, cell_y, top, 0.4 / side < smallest),
-    ]  # fmt: skip
+    ]
     tagged = np.any((cell_x[:, :-1] == cell_x[:, -1:]) & (cell_y[:, :-1] == cell_y[:, -1:]), axis=1)
     last, time = int(params.episode_length), np.asarray(states.time)
     captions = [
         f"step {t} of {last}, the runner is {'tagged' if over and t > 0 else 'free'}"
         for t, over in zip(time, tagged, strict=True)
     ]
-    return Scene(marks, captions, (-0.5, -0.5, top + 0.5, top + 0.5), time, xlabel="x [cell]", ylabel="y [cell]",
-                 trail=env.trail)  # fmt: skip
+    return Scene(
+        marks,
+        captions,
+        (-0.5, -0.5, top + 0.5, top + 0.5),
+        time,
+        xlabel="x [cell]",
+        ylabel="y [cell]",
+        trail=env.trail,
+    )
 
 
 def share_cells(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -105,7 +184,13 @@ def count_words(x: np.ndarray, y: np.ndarray, top: int, crowded: np.ndarray) -> 
     words = []
     for t in range(len(x)):
         cells, counts = np.unique(np.stack([x[t], y[t]])[:, crowded[t]], axis=1, return_counts=True)
-        words.append([(*cell, f"{count} here") for cell, count in zip(cells.T, counts, strict=True) if count > 1])
+        words.append(
+            [
+                (*cell, f"{count} here")
+                for cell, count in zip(cells.T, counts, strict=True)
+                if count > 1
+            ]
+        )
     most = max(map(len, words))
     padded = [[*row, *[(np.nan, np.nan, "")] * (most - len(row))] for row in words]
     at = np.array([[word[:2] for word in row] for row in padded], float).reshape(len(x), most, 2)

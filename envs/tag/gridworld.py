@@ -33,12 +33,14 @@ class State(struct.PyTreeNode):
 class Params(struct.PyTreeNode):
     grid_length: int = 10  # the highest cell of each axis: there are grid_length + 1
     episode_length: int = 100  # steps; the end is part of the game and terminates
-    starting_location_x: Any = None  # (num_agents,) cells, or None: taggers in the middle, runner at 0
+    starting_location_x: Any = None
+    """(num_agents,) cells, or None: taggers in the middle, runner at 0"""
     starting_location_y: Any = None  # likewise; both or neither
     wall_hit_penalty: float = 0.1  # taken from an agent that walks into a wall
     tag_reward_for_tagger: float = 10.0  # to every tagger at a tag
     tag_penalty_for_runner: float = 2.0  # taken from the runner at a tag
-    step_cost_for_tagger: float = 0.01  # taken from every tagger, and given to the runner, in a step without a tag
+    step_cost_for_tagger: float = 0.01
+    """taken from every tagger, and given to the runner, in a step without a tag"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +48,8 @@ class TagGridworld(Env):
     """`num_taggers` taggers and one runner, Discrete(5) moves; the game ends at a tag or after episode_length steps."""
 
     num_taggers: int = 10  # the first agents; the last one is the runner
-    use_full_observation: bool = True  # everybody's cells (else: one's own and the nearest adversary's)
+    use_full_observation: bool = True
+    """everybody's cells (else: one's own and the nearest adversary's)"""
     random_start: bool = False  # taggers start on random inner cells (else: all in the middle)
 
     can_truncate: ClassVar[bool] = False
@@ -55,8 +58,9 @@ class TagGridworld(Env):
     shown_by: ClassVar[frozenset[str]] = frozenset({"use_full_observation"})
     info_ratios: ClassVar[dict[str, tuple[str, str]]] = {"time_to_tag": ("tag_steps", "tags")}
     scripts: ClassVar[dict[str, tuple[str, Callable]]] = {
-        "chase_nearest": ("tagger", chase_on_grid), "flee_nearest": ("runner", flee_on_grid)
-    }  # fmt: skip
+        "chase_nearest": ("tagger", chase_on_grid),
+        "flee_nearest": ("runner", flee_on_grid),
+    }
 
     def __post_init__(self):
         require_integer("num_taggers", self.num_taggers, 1)
@@ -79,19 +83,51 @@ class TagGridworld(Env):
     def check_params(self, params: Params) -> None:
         require_finite(params)
         lowest = 2 if self.random_start else 1  # random starts are on cells 1 .. grid_length - 1
-        require(np.all(params.grid_length >= lowest), "grid_length", params.grid_length, f"at least {lowest}")
+        require(
+            np.all(params.grid_length >= lowest),
+            "grid_length",
+            params.grid_length,
+            f"at least {lowest}",
+        )
         fits = np.all(params.grid_length <= MAX_GRID_LENGTH)
-        require(fits, "grid_length", params.grid_length, f"at most {MAX_GRID_LENGTH}: squared distances are int32")
-        require(np.all(params.episode_length > 0), "episode_length", params.episode_length, "above 0")
-        for name in ("wall_hit_penalty", "tag_reward_for_tagger", "tag_penalty_for_runner", "step_cost_for_tagger"):
+        require(
+            fits,
+            "grid_length",
+            params.grid_length,
+            f"at most {MAX_GRID_LENGTH}: squared distances are int32",
+        )
+        require(
+            np.all(params.episode_length > 0), "episode_length", params.episode_length, "above 0"
+        )
+        for name in (
+            "wall_hit_penalty",
+            "tag_reward_for_tagger",
+            "tag_penalty_for_runner",
+            "step_cost_for_tagger",
+        ):
             require(np.all(getattr(params, name) >= 0), name, getattr(params, name), "at least 0")
         x, y = params.starting_location_x, params.starting_location_y
-        require((x is None) == (y is None), "starting_location_y", y, "given together with starting_location_x")
+        require(
+            (x is None) == (y is None),
+            "starting_location_y",
+            y,
+            "given together with starting_location_x",
+        )
         for name, cells in (("starting_location_x", x), ("starting_location_y", y)):
             if cells is not None:
-                require(np.shape(cells)[-1:] == (self.num_agents,), name, cells, f"{self.num_agents} cells, one each")
+                require(
+                    np.shape(cells)[-1:] == (self.num_agents,),
+                    name,
+                    cells,
+                    f"{self.num_agents} cells, one each",
+                )
                 inside = np.all((cells >= 0) & (cells <= np.asarray(params.grid_length)[..., None]))
-                require(inside and np.all(cells == np.floor(cells)), name, cells, "whole cells from 0 to grid_length")
+                require(
+                    inside and np.all(cells == np.floor(cells)),
+                    name,
+                    cells,
+                    "whole cells from 0 to grid_length",
+                )
         if self.random_start:
             require(x is None, "starting_location_x", x, "None where random_start is true")
 
@@ -131,15 +167,26 @@ class TagGridworld(Env):
         over_before = self.is_over(state, params)
         state, hit_wall = self.dynamics(state, action, params, ~over_before)
         tagged = is_tagged(state)
-        tagger_reward = jnp.where(tagged, params.tag_reward_for_tagger, -params.step_cost_for_tagger)
-        runner_reward = jnp.where(tagged, -params.tag_penalty_for_runner, params.step_cost_for_tagger)
+        tagger_reward = jnp.where(
+            tagged, params.tag_reward_for_tagger, -params.step_cost_for_tagger
+        )
+        runner_reward = jnp.where(
+            tagged, -params.tag_penalty_for_runner, params.step_cost_for_tagger
+        )
         reward = jnp.append(jnp.full(self.num_taggers, tagger_reward), runner_reward)
         reward = jnp.where(over_before, 0.0, reward - params.wall_hit_penalty * hit_wall)
         terminated = jnp.full(self.num_agents, self.is_over(state, params))
         tags = (tagged & ~over_before).astype(jnp.int32)
         info = {"tags": tags, "tag_steps": tags * jnp.float32(state.time)}
         truncated = jnp.zeros(self.num_agents, bool)
-        return state, state, self.by_group(reward), self.by_group(terminated), self.by_group(truncated), info
+        return (
+            state,
+            state,
+            self.by_group(reward),
+            self.by_group(terminated),
+            self.by_group(truncated),
+            info,
+        )
 
     def dynamics(
         self, state: State, action: Arrays, params: Params, moving: jax.Array
@@ -160,7 +207,11 @@ class TagGridworld(Env):
         else one's own x / G and y / G, those of one's adversary (the runner, or its nearest tagger), type and t / T."""
         x, y = state.x / params.grid_length, state.y / params.grid_length
         time = state.time / params.episode_length
-        rows = self._full_rows(x, y, time) if self.use_full_observation else self._partial_rows(state, x, y, time)
+        rows = (
+            self._full_rows(x, y, time)
+            if self.use_full_observation
+            else self._partial_rows(state, x, y, time)
+        )
         return self.by_group(rows.astype(jnp.float32))
 
     def _full_rows(self, x: jax.Array, y: jax.Array, time: jax.Array) -> jax.Array:
@@ -193,7 +244,9 @@ class TagGridworld(Env):
 
     def observation_space(self, params: Params) -> Dict:
         size = 4 * self.num_agents + 1 if self.use_full_observation else 6
-        return Dict({group: Box(0.0, 1.0, (size,)).batch(num) for group, num in self.groups.items()})
+        return Dict(
+            {group: Box(0.0, 1.0, (size,)).batch(num) for group, num in self.groups.items()}
+        )
 
     def action_space(self, params: Params) -> Dict:
         return Dict({group: Discrete(5).batch(num) for group, num in self.groups.items()})

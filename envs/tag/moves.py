@@ -17,7 +17,12 @@ Y_STEPS = np.array([0, 0, 0, 1, -1], np.int32)
 
 def require_pairs(num_agents: int) -> None:
     """Raises ValueError for more agents than have pairs, who sees or tags whom, that int32 counts."""
-    require(num_agents**2 < 2**31, "number of agents", num_agents, "at most 46340: their pairs are counted in int32")
+    require(
+        num_agents**2 < 2**31,
+        "number of agents",
+        num_agents,
+        "at most 46340: their pairs are counted in int32",
+    )
 
 
 def wrap(angle: jax.Array) -> jax.Array:

@@ -31,7 +31,10 @@ def greedy(learner: Learner, state: TrainState, name: str) -> Callable[[Any], ja
 def deviations(learner: Learner, state: TrainState) -> Deviations:
     """Returns the returns of both sides, and what constant choices would bring them."""
     return find_deviations(
-        learner.env, learner.env_params, greedy(learner, state, "state"), greedy(learner, state, "planner")
+        learner.env,
+        learner.env_params,
+        greedy(learner, state, "state"),
+        greedy(learner, state, "planner"),
     )
 
 
@@ -39,7 +42,10 @@ def episodes(learner: Learner, state: TrainState) -> dict[str, Any]:
     """Returns the states of an episode, leaves [T, ...]: as trained, and under the real policy where it is known."""
     env, params = learner.env, learner.env_params
     states, planner = greedy(learner, state, "state"), greedy(learner, state, "planner")
-    act = lambda obs, _: {"state": states(obs["state"]), "planner": planner(obs["planner"])}  # noqa: E731
+
+    def act(obs: Any, _: Any) -> dict[str, jax.Array]:
+        return {"state": states(obs["state"]), "planner": planner(obs["planner"])}
+
     played = {"trained": jax.jit(lambda: play_episode(env, params, act)[0])()}
     if env.calibration_file:
         levels = load_policy(env.calibration_file)
@@ -66,7 +72,9 @@ def main(run: str = "") -> None:
         learner, state = load_run(run)
     else:
         learner = make_learner(load_config("covid_small"))
-        state, _ = learner.run(learner.init(jax.random.key(0)), num_updates=learner.config.num_updates)
+        state, _ = learner.run(
+            learner.init(jax.random.key(0)), num_updates=learner.config.num_updates
+        )
     print(describe(deviations(learner, state), learner.env.num_states))
     path = Path(run) / "covid_curves.png"
     save_curves(path, learner.env, learner.env_params, episodes(learner, state))

@@ -37,7 +37,8 @@ class AWR(OnPolicy):
     rollout's rows is a subclass of `wdjax.train.Algorithm` in place of `OnPolicy`.
     """
 
-    takes = OnPolicy.takes | {"minibatches"}  # the fields `epochs` and `minibatches` mean something; `clip` does not
+    # the fields `epochs` and `minibatches` mean something; `clip` does not
+    takes = OnPolicy.takes | {"minibatches"}
     keeps_log_prob = False  # no ratio of probabilities
     Options = Options
 
@@ -53,7 +54,11 @@ register_algorithm("AWR", AWR)
 
 def sweep_temperatures(num_updates: int = 60) -> tuple[jax.Array, jax.Array]:
     """Trains cartpole with every temperature in one program. Returns (temperatures, returns), [members] each."""
-    changes = {"policies.agent.algorithm": "AWR", "policies.agent.normalize_advantage": True, "num_envs": 16}
+    changes = {
+        "policies.agent.algorithm": "AWR",
+        "policies.agent.normalize_advantage": True,
+        "num_envs": 16,
+    }
     learner = make_learner(load_config("cartpole_ppo", **changes))
     states = jax.vmap(learner.init)(jax.random.split(jax.random.key(0), len(TEMPERATURES)))
     temperatures = jnp.array(TEMPERATURES)
@@ -65,7 +70,11 @@ def sweep_temperatures(num_updates: int = 60) -> tuple[jax.Array, jax.Array]:
 def beside_ppo(num_updates: int = 40) -> dict[str, jax.Array]:
     """Trains taggers by AWR against runners that learn by PPO, in one program, as WarpDrive shows the game. Returns the
     metrics [num_updates]."""
-    changes = {"policies.tagger.algorithm": "AWR", "policies.tagger.options": {"temperature": 0.5}, "num_envs": 32}
+    changes = {
+        "policies.tagger.algorithm": "AWR",
+        "policies.tagger.options": {"temperature": 0.5},
+        "num_envs": 32,
+    }
     shown = {"env_params.egocentric": False, "env_params.observe_own_motion": False}
     learner = make_learner(load_config("tag_small", **changes, **shown))
     return learner.run(learner.init(jax.random.key(0)), num_updates=num_updates)[1]
@@ -77,4 +86,6 @@ if __name__ == "__main__":
     metrics = beside_ppo()
     tags = metrics["tagger/episode_return"]
     first, last = jnp.nanmean(tags[:5]), jnp.nanmean(tags[-5:])
-    print(f"tag_small: AWR's taggers tag {first:.2f} of 8 PPO runners at first, {last:.2f} after {len(tags)} updates")
+    print(
+        f"tag_small: AWR's taggers tag {first:.2f} of 8 PPO runners at first, {last:.2f} after {len(tags)} updates"
+    )

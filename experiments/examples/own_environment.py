@@ -1,6 +1,6 @@
 """An environment of one's own, from its rules to a trained policy: land softly on one engine.
 
-    python -m wdjax.experiments.examples.own_environment
+python -m wdjax.experiments.examples.own_environment
 """
 
 import dataclasses
@@ -37,19 +37,24 @@ class Lander(wdjax.Env):
         return Params()
 
     def reset(self, key, params):
-        height, velocity = jax.random.uniform(key, (2,), minval=jnp.array([5.0, -3.0]), maxval=jnp.array([15.0, 1.0]))
+        height, velocity = jax.random.uniform(
+            key, (2,), minval=jnp.array([5.0, -3.0]), maxval=jnp.array([15.0, 1.0])
+        )
         state = State(height, velocity, jnp.int32(0))
         return observe(state), state
 
     def step(self, key, state, action, params):
         down = state.height <= 0  # what has landed stays where it is
-        velocity = jnp.where(down, state.velocity, state.velocity + 0.1 * (params.thrust * action - params.gravity))
+        velocity = jnp.where(
+            down, state.velocity, state.velocity + 0.1 * (params.thrust * action - params.gravity)
+        )
         height = jnp.where(down, state.height, jnp.minimum(state.height + 0.1 * velocity, 50.0))
         state = State(height, velocity, state.time + 1)
         terminated = height <= 0
         truncated = (state.time >= params.episode_length) & ~terminated
         reward = jnp.where(down, 0.0, jnp.where(terminated, 1.0 + velocity / 5.0, -0.005))
-        soft = terminated & ~down & (velocity >= -params.safe_speed)  # summed up over the episode, in the metrics
+        # summed up over the episode, in the metrics
+        soft = terminated & ~down & (velocity >= -params.safe_speed)
         return observe(state), state, reward, terminated, truncated, {"soft": soft}
 
     def observation_space(self, params):
@@ -58,8 +63,11 @@ class Lander(wdjax.Env):
     def action_space(self, params):
         return wdjax.Discrete(2)
 
-    def scene(self, states, params):  # of an episode: arrays [T], a picture or a player of it is made from them
-        lander = wdjax.drawing.Shapes([0.0], states.height[:, None] + 1, wdjax.drawing.SQUARE, group="agent")
+    # of an episode: arrays [T], a picture or a player of it is made from them
+    def scene(self, states, params):
+        lander = wdjax.drawing.Shapes(
+            [0.0], states.height[:, None] + 1, wdjax.drawing.SQUARE, group="agent"
+        )
         captions = [f"velocity {velocity:+.1f} m/s" for velocity in states.velocity]
         return wdjax.drawing.Scene([lander], captions, extent=(-10, 0, 10, 20), ylabel="height [m]")
 
@@ -76,4 +84,6 @@ if __name__ == "__main__":
     learner = make_learner(config)
     state, metrics = learner.run(learner.init(jax.random.key(0)), num_updates=50)
     landed = evaluate(learner, state, jax.random.key(1), greedy=True).episode_info["soft"].mean()
-    print(f"soft landings: {metrics['episode_soft'][0]:.0%} at first, {landed:.0%} after 50 updates")
+    print(
+        f"soft landings: {metrics['episode_soft'][0]:.0%} at first, {landed:.0%} after 50 updates"
+    )

@@ -62,7 +62,10 @@ class Ring(wdjax.Env):
     """Actions: step left, stay, step right. A hunter is paid for the prey that it catches, which pays and is out."""
 
     can_truncate: ClassVar = False
-    scripts: ClassVar = {"hunt_nearest": ("hunter", hunt_nearest), "flee_nearest": ("prey", flee_nearest)}
+    scripts: ClassVar = {
+        "hunt_nearest": ("hunter", hunt_nearest),
+        "flee_nearest": ("prey", flee_nearest),
+    }
     groups: ClassVar = SIZES
     default_params: ClassVar = Params()
 
@@ -74,15 +77,27 @@ class Ring(wdjax.Env):
         playing = state.active & (state.time < params.episode_length)
         speed = jnp.where(HUNTS, params.hunter_speed, params.prey_speed)
         move = speed * (jnp.concatenate([action["hunter"], action["prey"]]) - 1)
-        state = state.replace(place=(state.place + move * playing) % 1.0, time=state.time + playing.any())
+        state = state.replace(
+            place=(state.place + move * playing) % 1.0, time=state.time + playing.any()
+        )
         near = jnp.abs(way(state, HUNTERS[:, None], PREY[None])) < params.reach
         catches = near & playing[HUNTERS, None] & playing[None, PREY]  # [hunter, prey]
         caught = catches.any(axis=0)
         state = state.replace(active=state.active.at[PREY].set(state.active[PREY] & ~caught))
-        reward = {"hunter": jnp.sum(catches, axis=1, dtype=jnp.float32), "prey": -caught.astype(jnp.float32)}
+        reward = {
+            "hunter": jnp.sum(catches, axis=1, dtype=jnp.float32),
+            "prey": -caught.astype(jnp.float32),
+        }
         terminated = by_group(~state.active | (state.time >= params.episode_length))
         truncated = by_group(jnp.zeros(6, bool))
-        return self.observe(state, params), state, reward, terminated, truncated, {"caught": caught.sum()}
+        return (
+            self.observe(state, params),
+            state,
+            reward,
+            terminated,
+            truncated,
+            {"caught": caught.sum()},
+        )
 
     def observe(self, state, params):
         """Rows of 16: of each of the five others the way to it, whether it hunts, whether it is there; then t / T."""
@@ -91,7 +106,8 @@ class Ring(wdjax.Env):
         time = jnp.full((6, 1), state.time / params.episode_length)
         return by_group(jnp.concatenate([rows.reshape(6, 15), time], axis=1))
 
-    def split_observation(self, obs):  # of one agent, with any leading axes -> the others, who is there, one's own
+    # of one agent, with any leading axes -> the others, who is there, one's own
+    def split_observation(self, obs):
         others = obs[..., :15].reshape(*obs.shape[:-1], 5, 3)
         return others, others[..., 2] > 0, obs[..., 15:]
 
@@ -104,11 +120,15 @@ class Ring(wdjax.Env):
             look = {"size": 0.05, "color": color, "label": group, "group": group, "trail": True}
             marks.append(draw.Shapes(x[:, of], y[:, of], opacity=seen[:, of], **look))
         left = states.active.sum(axis=1) - 2
-        captions = [f"step {time}, {prey} of 4 left" for time, prey in zip(states.time, left, strict=True)]
+        captions = [
+            f"step {time}, {prey} of 4 left" for time, prey in zip(states.time, left, strict=True)
+        ]
         return draw.Scene(marks, captions, (-1.2, -1.2, 1.2, 1.2), states.time, axes=False)
 
     def observation_space(self, params):
-        return wdjax.Dict({group: wdjax.Box(shape=(16,)).batch(size) for group, size in SIZES.items()})
+        return wdjax.Dict(
+            {group: wdjax.Box(shape=(16,)).batch(size) for group, size in SIZES.items()}
+        )
 
     def action_space(self, params):
         return wdjax.Dict({group: wdjax.Discrete(3).batch(size) for group, size in SIZES.items()})
@@ -122,7 +142,9 @@ def game():
     """Returns a run in which both groups learn against each other, each seeing the others as a set."""
     wdjax.register("ring", Ring)
     network = NetworkConfig(encoder="deep_sets", encoder_options={"width": 32}, hidden_sizes=(32,))
-    policies = {group: PolicyConfig(algorithm="A2C", network=network, learning_rate=1e-2) for group in SIZES}
+    policies = {
+        group: PolicyConfig(algorithm="A2C", network=network, learning_rate=1e-2) for group in SIZES
+    }
     return TrainConfig(env="ring", policies=policies, num_envs=32, rollout_length=40)
 
 
@@ -131,6 +153,8 @@ if __name__ == "__main__":
     learner = make_learner(game())
     state, _ = learner.run(learner.init(jax.random.key(0)), num_updates=40)
     opponents = ["random", "hunt_nearest", "flee_nearest"]
-    for (hunter, prey), episodes in cross_play(learner, state, jax.random.key(1), opponents=opponents).items():
+    for (hunter, prey), episodes in cross_play(
+        learner, state, jax.random.key(1), opponents=opponents
+    ).items():
         caught = episodes.episode_info["caught"].mean()
         print(f"hunters {hunter:12} prey {prey:12} {caught:.2f} of 4 caught")

@@ -36,7 +36,8 @@ class Nearby(nnx.Module):
         self.num_features = width + own.shape[-1]
 
     def __call__(self, obs):
-        others, present, own = split_observation(obs, self.num_own)  # [..., k, 7], [..., k], [..., num_own]
+        # [..., k, 7], [..., k], [..., num_own]
+        others, present, own = split_observation(obs, self.num_own)
         distance = jnp.linalg.norm(others[..., :2] + 1e-6, axis=-1, keepdims=True)
         scale = jnp.exp(-self.log_reach[...]).reshape((1,) * (distance.ndim - 1) + (-1,))
         weight = jnp.where(present[..., None], jnp.exp(-distance * scale), 0.0)
@@ -50,10 +51,14 @@ register_encoder("nearby", Nearby)
 def game(encoder: str) -> TrainConfig:
     """Returns a run of taggers with this encoder against runners that never learn, as WarpDrive shows the game."""
     changes = {
-        "env_params.egocentric": False, "env_params.observe_own_motion": False, "num_envs": 32,
-        "total_env_steps": ENV_STEPS, "policies.tagger.learning_rate": 3e-3,
-        "policies.tagger.network.encoder": encoder, "policies.runner.trainable": False,
-    }  # fmt: skip
+        "env_params.egocentric": False,
+        "env_params.observe_own_motion": False,
+        "num_envs": 32,
+        "total_env_steps": ENV_STEPS,
+        "policies.tagger.learning_rate": 3e-3,
+        "policies.tagger.network.encoder": encoder,
+        "policies.runner.trainable": False,
+    }
     return load_config("tag_small", **changes)
 
 
@@ -74,4 +79,6 @@ if __name__ == "__main__":
         first = np.nanmean(values[:, :3])  # NaN where no episode ended
         last = np.nanmean(values[:, -(values.shape[1] // 4) :], axis=1)
         error = last.std(ddof=1) / np.sqrt(SEEDS)
-        print(f"{encoder:10} {size:6,} parameters: {first:.2f} tags at first, {last.mean():.2f} +- {error:.2f} at last")
+        print(
+            f"{encoder:10} {size:6,} parameters: {first:.2f} tags at first, {last.mean():.2f} +- {error:.2f} at last"
+        )

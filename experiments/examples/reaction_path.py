@@ -72,11 +72,18 @@ def report(surface: str, seeds: int, env_steps: int | None) -> list[Path]:
     best, lowest = exact.best_return(answers), exact.lowest_pass(answers)
     states, steps, seconds = train(surface, seeds, env_steps)
     paths = walk(surface, states)
-    attained = [path.reward >= 0.99 * best.value and abs(path.top - lowest.value) < 1e-9 for path in paths]
+    attained = [
+        path.reward >= 0.99 * best.value and abs(path.top - lowest.value) < 1e-9 for path in paths
+    ]
     print(f"{surface}: best return {best.value:.3f}, lowest pass {lowest.value:.6g}")
     for path in paths:
-        print(f"    return {path.reward:8.3f} in {len(path.cells) - 1:3} steps, highest energy {path.top:.6g}")
-    print(f"    attained by {sum(attained)} of {seeds} seeds; {steps:,} env steps each, {seconds:.0f} s", flush=True)
+        print(
+            f"    return {path.reward:8.3f} in {len(path.cells) - 1:3} steps, highest energy {path.top:.6g}"
+        )
+    print(
+        f"    attained by {sum(attained)} of {seeds} seeds; {steps:,} env steps each, {seconds:.0f} s",
+        flush=True,
+    )
     return paths
 
 
@@ -89,9 +96,14 @@ def save_picture(path: str, surface: str, cells: np.ndarray) -> None:
     env, params = wdjax.make("reaction_one_atom", surface=surface)
     table, lowest = env.table, exact.lowest_pass(exact.exact_params(env)).path
     marks = drawing.surface_marks(table, table.energies.min(axis=2)[None])
-    for walked, color, width, label in ((lowest, 1, 2, "a lowest path"), (cells, 0, 3, "learned path")):
+    for walked, color, width, label in (
+        (lowest, 1, 2, "a lowest path"),
+        (cells, 0, 3, "learned path"),
+    ):
         points = drawing.places(table, drawing.with_breaks(walked[:, :2]))
-        marks.append(Lines(points, drawing.PATHS[color], width, dashed=walked is lowest, label=label))
+        marks.append(
+            Lines(points, drawing.PATHS[color], width, dashed=walked is lowest, label=label)
+        )
     scene = drawing.surface_scene(table, [*marks, *drawing.end_marks(table, params)], [""])
     save_scene(path, scene, size=(792, 484))
 
@@ -99,7 +111,12 @@ def save_picture(path: str, surface: str, cells: np.ndarray) -> None:
 def main() -> None:
     """Reads the command line; of several surfaces the first one's first seed is drawn."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--surface", nargs="+", default=["mueller_brown"], help="built-in ones, or: all (five of them)")
+    parser.add_argument(
+        "--surface",
+        nargs="+",
+        default=["mueller_brown"],
+        help="built-in ones, or: all (five of them)",
+    )
     parser.add_argument("--seeds", type=int, default=1, help="runs side by side")
     parser.add_argument("--env-steps", type=int, help="of each seed, in the place of the preset's")
     parser.add_argument("--output", help="a picture of the first path, .png")

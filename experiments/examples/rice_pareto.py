@@ -19,7 +19,8 @@ import wdjax
 from wdjax.experiments.sweep import sweep
 from wdjax.train import load_config
 
-PRICES = (0.0, 0.003, 0.03, 0.3)  # utility per GtCO2; the highest is more than anybody can earn with it
+# utility per GtCO2; the highest is more than anybody can earn with it
+PRICES = (0.0, 0.003, 0.03, 0.3)
 BONUSES = (0.0, 0.1)  # utility per trillion USD
 COLORS = ("#2E8B57", "#D1495B")  # of the worlds of each bonus
 EXTREMES = {"all saved": (10, 0), "all mitigated": (0, 10)}
@@ -46,8 +47,13 @@ def trained_worlds(num_updates: int = 40) -> list[dict[str, Any]]:
     """Trains a world for each price and bonus, all in one program. Returns the rows of the sweep's table."""
     config = load_config("rice_ppo")
     steps = num_updates * config.env_steps_per_update
-    changes = {"total_env_steps": steps, "policies.region.learning_rate": [[[0, 3e-3], [steps, 5e-4]]]}
-    return sweep(config, {"env_params.carbon_price": PRICES, "env_params.output_bonus": BONUSES, **changes})
+    changes = {
+        "total_env_steps": steps,
+        "policies.region.learning_rate": [[[0, 3e-3], [steps, 5e-4]]],
+    }
+    return sweep(
+        config, {"env_params.carbon_price": PRICES, "env_params.output_bonus": BONUSES, **changes}
+    )
 
 
 def pareto(points: np.ndarray) -> np.ndarray:
@@ -75,7 +81,13 @@ def draw(path: str, rows: list[dict[str, Any]]) -> None:
         x, y = indices(own)
         axes.plot(x, y, "o-", color=color, label=f"trained, output bonus {bonus:g}")
         for row, place in zip(own, zip(x, y, strict=True), strict=True):
-            axes.annotate(f"{row['env_params.carbon_price']:g}", place, (5, 4), textcoords="offset points", fontsize=8)
+            axes.annotate(
+                f"{row['env_params.carbon_price']:g}",
+                place,
+                (5, 4),
+                textcoords="offset points",
+                fontsize=8,
+            )
     front = indices(rows)[:, pareto(indices(rows))]
     front = front[:, np.argsort(front[0])]
     axes.plot(*front, ":", color="#444444", linewidth=1.2, zorder=0, label="front of the trained")
@@ -87,7 +99,9 @@ def draw(path: str, rows: list[dict[str, Any]]) -> None:
 
 def indices(rows: list[dict[str, Any]]) -> np.ndarray:
     """Returns (climate index, economic index) [2, N] of the rows of a sweep's table."""
-    return np.array([[row[f"episode_{name}_index"] for row in rows] for name in ("climate", "economic")])
+    return np.array(
+        [[row[f"episode_{name}_index"] for row in rows] for name in ("climate", "economic")]
+    )
 
 
 def main(path: str = "front.png") -> None:
@@ -96,7 +110,9 @@ def main(path: str = "front.png") -> None:
     points = indices(rows)
     for row, (climate, economic), on_front in zip(rows, points.T, pareto(points), strict=True):
         prices = f"carbon price {row['env_params.carbon_price']:<5g}  output bonus {row['env_params.output_bonus']:<3g}"
-        print(f"{prices}  climate {climate:.2f}  economy {economic:.2f}{'  on the front' if on_front else ''}")
+        print(
+            f"{prices}  climate {climate:.2f}  economy {economic:.2f}{'  on the front' if on_front else ''}"
+        )
     draw(path, rows)
     print(f"Wrote {path}")
 

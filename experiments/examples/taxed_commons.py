@@ -28,14 +28,18 @@ def train(seed: int = 0, num_updates: int | None = None) -> tuple[Learner, list[
     num_updates = learner.config.num_updates if num_updates is None else num_updates
     start = learner.init(jax.random.key(seed))
     states = jax.tree.map(lambda leaf: jnp.stack([leaf] * 2), start)
-    states = states.replace(env_params=states.env_params.replace(highest_level=jnp.array(HIGHEST_LEVELS)))
+    states = states.replace(
+        env_params=states.env_params.replace(highest_level=jnp.array(HIGHEST_LEVELS))
+    )
     states, _ = jax.vmap(functools.partial(learner.run, num_updates=num_updates))(states)
     return learner, [jax.tree.map(lambda leaf, i=i: leaf[i], states) for i in range(2)]
 
 
 def welfare(learner: Learner, state: TrainState) -> float:
     """Returns the welfare of an episode with the most likely actions, in coins."""
-    return float(evaluate(learner, state, jax.random.key(1), 1, greedy=True).episode_return["planner"][0])
+    return float(
+        evaluate(learner, state, jax.random.key(1), 1, greedy=True).episode_return["planner"][0]
+    )
 
 
 def draw(path: str, learner: Learner, states: list[TrainState]) -> None:
@@ -50,7 +54,11 @@ def draw(path: str, learner: Learner, states: list[TrainState]) -> None:
         played = record_episode(learner, state, jax.random.key(1), greedy=True).states
         scene = make_scene(learner.env, played, learner.env_params)
         caption = f"{words}: welfare {welfare(learner, state):.0f}"
-        pictures.append(picture(dataclasses.replace(scene, captions=[caption] * scene.num_frames), size=(750, 300)))
+        pictures.append(
+            picture(
+                dataclasses.replace(scene, captions=[caption] * scene.num_frames), size=(750, 300)
+            )
+        )
     Image.fromarray(np.concatenate(pictures)).save(path)
 
 
@@ -58,9 +66,15 @@ def main(arguments: list[str]) -> None:
     """Trains, prints how good it is beside the exact solution, and draws where a file is named."""
     learner, states = train()
     env, params = learner.env, learner.env_params
-    exact: list[Any] = [without_tax(env, params).welfare(params), best_policy(env, params).welfare(params)]
+    exact: list[Any] = [
+        without_tax(env, params).welfare(params),
+        best_policy(env, params).welfare(params),
+    ]
     for state, best, words in zip(states, exact, ("without a tax", "with a planner"), strict=True):
-        found, of = welfare(learner, state), "the equilibrium" if best is exact[0] else "the planner's optimum"
+        found, of = (
+            welfare(learner, state),
+            "the equilibrium" if best is exact[0] else "the planner's optimum",
+        )
         print(f"{words}: welfare {found:.1f}, {found / best:.0%} of {of}, {best:.1f}")
     for path in arguments[:1]:
         draw(path, learner, states)

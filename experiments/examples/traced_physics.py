@@ -18,7 +18,9 @@ NUM_VARIANTS = 1_000
 
 def batch_params(params: Any, num: int, **changes: jax.Array) -> Any:
     """Returns params with a leading [num] on every leaf: the `changes` ([num] each), and `num` copies of the rest."""
-    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num, *jnp.shape(leaf))), params).replace(**changes)
+    return jax.tree.map(
+        lambda leaf: jnp.broadcast_to(leaf, (num, *jnp.shape(leaf))), params
+    ).replace(**changes)
 
 
 def standing_steps(params: Any, key: jax.Array) -> jax.Array:
@@ -54,7 +56,9 @@ def vary_cartpole(key: jax.Array, num: int = NUM_VARIANTS) -> tuple[Any, jax.Arr
     scale_key, game_key = jax.random.split(key)
     _, params = wdjax.make("cartpole")
     gravity, length = jnp.exp2(jax.random.uniform(scale_key, (2, num), minval=-1.0, maxval=1.0))
-    many = batch_params(params, num, gravity=params.gravity * gravity, length=params.length * length)
+    many = batch_params(
+        params, num, gravity=params.gravity * gravity, length=params.length * length
+    )
     return many, jax.jit(jax.vmap(standing_steps, (0, None)))(many, game_key)
 
 

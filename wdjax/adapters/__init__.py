@@ -32,12 +32,23 @@ if TYPE_CHECKING:
     from wdjax.adapters._to_pettingzoo import to_pettingzoo
 
 # Library -> what pip installs it with.
-_INSTALL = {"gymnasium": "wdjax[adapters]", "pettingzoo": "wdjax[adapters]", "gymnax": "gymnax", "jaxmarl": "jaxmarl"}
+_INSTALL = {
+    "gymnasium": "wdjax[adapters]",
+    "pettingzoo": "wdjax[adapters]",
+    "gymnax": "gymnax",
+    "jaxmarl": "jaxmarl",
+}
 
 __all__ = [
-    "from_gymnax", "from_jaxmarl", "register_gymnasium", "to_gymnasium", "to_gymnasium_vector", "to_gymnax",
-    "to_jaxmarl", "to_pettingzoo",
-]  # fmt: skip
+    "from_gymnax",
+    "from_jaxmarl",
+    "register_gymnasium",
+    "to_gymnasium",
+    "to_gymnasium_vector",
+    "to_gymnax",
+    "to_jaxmarl",
+    "to_pettingzoo",
+]
 
 # A module must not have the name of its function: importing it would put it in the function's place.
 _get, __dir__, _HOME = import_when_used(__name__)
@@ -50,8 +61,11 @@ def _import(name: str) -> Any:
         library = (error.name or "").split(".")[0]
         if library in ("", "wdjax"):
             raise
-        source = _INSTALL.get(library, library)  # what one of the libraries itself needs goes by its own name
-        raise ImportError(f"wdjax.adapters.{name} needs {library}: pip install '{source}'") from error
+        # what one of the libraries itself needs goes by its own name
+        source = _INSTALL.get(library, library)
+        raise ImportError(
+            f"wdjax.adapters.{name} needs {library}: pip install '{source}'"
+        ) from error
 
 
 if not TYPE_CHECKING:

@@ -62,14 +62,20 @@ def next_state(
     """
     before = state.terminated
     over = jnp.stack([flags.all() for flags in jax.tree.leaves(before)]).all()
-    keep = lambda old, new: jnp.where(over, old, _as_dtype(new, old.dtype))  # noqa: E731
+
+    def keep(old, new) -> jax.Array:
+        return jnp.where(over, old, _as_dtype(new, old.dtype))
+
     obs, inner = jax.tree.map(keep, (state.obs, state.inner), (obs, inner))
     terminated = jax.tree.map(jnp.logical_or, before, ended)
     reward = jax.tree.map(lambda was, values: jnp.where(was, 0.0, values), before, reward)
     scalars = {
         name: jnp.asarray(value)
         for name, value in info.items()
-        if name not in NOT_SUMS and hasattr(value, "dtype") and np.shape(value) == () and value.dtype.kind in "biuf"
+        if name not in NOT_SUMS
+        and hasattr(value, "dtype")
+        and np.shape(value) == ()
+        and value.dtype.kind in "biuf"
     }
     info = {name: jnp.where(over, jnp.zeros_like(value), value) for name, value in scalars.items()}
     return obs, State(inner, obs, terminated, state.time + 1), reward, terminated, info
@@ -89,11 +95,15 @@ def require_environment(env: Any, library: str, names: Iterable[str]) -> None:
     """Raises TypeError for what lacks these attributes or spaces, or cannot be hashed, as a static part must be."""
     for name in (*names, "observation_space", "action_space"):
         if isinstance(env, type) or not hasattr(env, name):
-            raise TypeError(f"env = {env!r}: must be a {library} environment, an object with {name}")
+            raise TypeError(
+                f"env = {env!r}: must be a {library} environment, an object with {name}"
+            )
     try:
         hash(env)
     except TypeError:
-        raise TypeError(f"env = {env!r}: must be hashable (@dataclass(frozen=True), or no dataclass)") from None
+        raise TypeError(
+            f"env = {env!r}: must be hashable (@dataclass(frozen=True), or no dataclass)"
+        ) from None
 
 
 def translate_space(space: Any, what: str, example: Any = None) -> Space:
@@ -111,16 +121,25 @@ def translate_space(space: Any, what: str, example: Any = None) -> Space:
     if isinstance(getattr(space, "spaces", None), Mapping):
         names = list(space.spaces)
         if example is not None and (not isinstance(example, Mapping) or set(example) != set(names)):
-            raise TypeError(f"{what}: its values are not dicts of {', '.join(names)}, as its space says")
+            raise TypeError(
+                f"{what}: its values are not dicts of {', '.join(names)}, as its space says"
+            )
         parts = dict.fromkeys(names) if example is None else example
-        return Dict({name: translate_space(space.spaces[name], f"{what}[{name!r}]", parts[name]) for name in names})
+        return Dict(
+            {
+                name: translate_space(space.spaces[name], f"{what}[{name!r}]", parts[name])
+                for name in names
+            }
+        )
     if not any(hasattr(space, name) for name in ("num_categories", "n", "low")):
         raise TypeError(
             f"{what}: a {type(space).__name__} space has no counterpart in wdjax: must be Box, Discrete, MultiDiscrete "
             "or Dict (write a wrapper that returns one of these)"
         )
     if example is not None and not hasattr(example, "dtype"):
-        raise TypeError(f"{what}: its values are a {type(example).__name__}, not the array that its space says")
+        raise TypeError(
+            f"{what}: its values are a {type(example).__name__}, not the array that its space says"
+        )
     if hasattr(space, "num_categories"):
         return MultiDiscrete(tuple(np.asarray(space.num_categories).tolist()))
     return Discrete(int(space.n)) if hasattr(space, "n") else _translate_box(space, example)
@@ -153,12 +172,24 @@ def cast_obs(space: Space, obs: Any) -> Any:
 
 def _as_dtype(leaf: Any, dtype: Any) -> jax.Array:
     leaf = jnp.asarray(leaf)
-    return leaf if jnp.issubdtype(dtype, jax.dtypes.extended) else jax.lax.convert_element_type(leaf, dtype)
+    return (
+        leaf
+        if jnp.issubdtype(dtype, jax.dtypes.extended)
+        else jax.lax.convert_element_type(leaf, dtype)
+    )
 
 
 def argument_names(env: Any) -> list[str]:
     """Returns the names that the constructor of an environment takes, those of its base classes included."""
-    constructors = [cls.__init__ for cls in type(env).__mro__ if "__init__" in vars(cls) and cls is not object]
-    parameters = [parameter for one in constructors for parameter in inspect.signature(one).parameters.values()]
-    named = [one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+    constructors = [
+        cls.__init__ for cls in type(env).__mro__ if "__init__" in vars(cls) and cls is not object
+    ]
+    parameters = [
+        parameter
+        for one in constructors
+        for parameter in inspect.signature(one).parameters.values()
+    ]
+    named = [
+        one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
+    ]
     return [name for name in dict.fromkeys(named) if name != "self"]

@@ -21,8 +21,10 @@ class GymnaxEnv(ForeignEnv):
 
     library: ClassVar[str] = "gymnax"
 
-    params: Any = dataclasses.field(compare=False, repr=False, metadata={"argument": False})  # the default ones
-    _values: tuple = dataclasses.field(init=False, repr=False, metadata={"argument": False})  # theirs, to compare
+    params: Any = dataclasses.field(compare=False, repr=False, metadata={"argument": False})
+    """the default ones"""
+    _values: tuple = dataclasses.field(init=False, repr=False, metadata={"argument": False})
+    """theirs, to compare"""
 
     def __post_init__(self):
         leaves = jax.tree_util.tree_leaves_with_path(self.params)
@@ -51,7 +53,9 @@ class GymnaxEnv(ForeignEnv):
             cut = self.inner.is_truncated(inner, params) if self.can_truncate else jnp.bool_(False)
             obs = foreign.cast_obs(self._translate(params, obs), obs)
         reward, ended = jnp.asarray(reward, jnp.float32), jnp.asarray(ended, bool)
-        obs, state, reward, terminated, info = foreign.next_state(state, inner, obs, reward, ended, info)
+        obs, state, reward, terminated, info = foreign.next_state(
+            state, inner, obs, reward, ended, info
+        )
         return obs, state, reward, terminated, jnp.asarray(cut, bool) & ~terminated, info
 
     def observation_space(self, params: Any) -> Space:
@@ -60,11 +64,15 @@ class GymnaxEnv(ForeignEnv):
             return self._translate(params, obs)
 
     def action_space(self, params: Any) -> Space:
-        return foreign.translate_space(self.inner.action_space(params), f"action space of {type(self.inner).__name__}")
+        return foreign.translate_space(
+            self.inner.action_space(params), f"action space of {type(self.inner).__name__}"
+        )
 
     def _translate(self, params: Any, obs: Any) -> Space:
         return foreign.translate_space(
-            self.inner.observation_space(params), f"observation space of {type(self.inner).__name__}", obs
+            self.inner.observation_space(params),
+            f"observation space of {type(self.inner).__name__}",
+            obs,
         )
 
 
@@ -106,14 +114,19 @@ def from_gymnax(env: Any, params: Any = None) -> tuple[GymnaxEnv, Any]:
     if params is not None:
         if not isinstance(params, type(defaults)):
             kind = f"{type(params).__module__}.{type(params).__name__}"
-            raise TypeError(f"params is a {kind}: must be a {type(defaults).__name__} of {type(env).__name__}")
+            raise TypeError(
+                f"params is a {kind}: must be a {type(defaults).__name__} of {type(env).__name__}"
+            )
         for name, value in vars(cast_params(params, defaults)).items():
             if isinstance(getattr(defaults, name), (bool, int, float)) and np.shape(value) != ():
-                raise ValueError(f"params.{name} has the shape {np.shape(value)}: must be one number, of one replica")
+                raise ValueError(
+                    f"params.{name} has the shape {np.shape(value)}: must be one number, of one replica"
+                )
         defaults = as_numbers(params)
     adapted = GymnaxEnv(env, defaults)
     params = cast_params(defaults, defaults)
-    adapted.observation_space(params), adapted.action_space(params)  # what cannot be translated is refused here
+    # what cannot be translated is refused here
+    adapted.observation_space(params), adapted.action_space(params)
     return adapted, params
 
 
@@ -143,7 +156,13 @@ def make(name: str, **arguments: Any) -> tuple[GymnaxEnv, Any]:
 def as_numbers(params: Any) -> Any:
     """Returns params with every scalar as a Python number, from which `cast_params` reads what kind it must be."""
     if not (dataclasses.is_dataclass(params) and hasattr(params, "replace")):
-        raise TypeError(f"params = {params!r}: must be a flax.struct.dataclass, as those of gymnax are")
+        raise TypeError(
+            f"params = {params!r}: must be a flax.struct.dataclass, as those of gymnax are"
+        )
     values = {field.name: getattr(params, field.name) for field in dataclasses.fields(params)}
-    scalars = {name: value for name, value in values.items() if hasattr(value, "dtype") and np.shape(value) == ()}
+    scalars = {
+        name: value
+        for name, value in values.items()
+        if hasattr(value, "dtype") and np.shape(value) == ()
+    }
     return params.replace(**{name: np.asarray(value).item() for name, value in scalars.items()})

@@ -42,7 +42,8 @@ class Group:
 class JaxMARLEnv(ForeignEnv):
     """A JaxMARL environment as wdjax knows one: see `from_jaxmarl`."""
 
-    credit: Literal["agent", "team"] = "agent"  # whether an agent's episode ends at its death, or with its team's
+    credit: Literal["agent", "team"] = "agent"
+    """whether an agent's episode ends at its death, or with its team's"""
 
     library: ClassVar[str] = "JaxMARL"
     can_truncate: ClassVar[bool] = False
@@ -68,8 +69,11 @@ class JaxMARLEnv(ForeignEnv):
             obs = self._observe(obs, inner, terminated)
         return obs, foreign.first_state(inner, obs, terminated)
 
-    def step(self, key: jax.Array, state: State, action: dict[str, Any], params: Params) -> StepResult:
-        before = state.terminated  # by JaxMARL's dones: with credit "team" dead agents are among them
+    def step(
+        self, key: jax.Array, state: State, action: dict[str, Any], params: Params
+    ) -> StepResult:
+        # by JaxMARL's dones: with credit "team" dead agents are among them
+        before = state.terminated
         actions = {
             agent: jnp.where(before[name][i], self._no_op(state, name, i), action[name][i])
             for name, group in self.members.items()
@@ -81,24 +85,47 @@ class JaxMARLEnv(ForeignEnv):
             obs = self._observe(obs, inner, jax.tree.map(jnp.logical_or, before, done))
         ended = {name: flags | dones["__all__"] for name, flags in done.items()}
         paid = self._by_group(rewards, jnp.float32)
-        obs, state, reward, terminated, info = foreign.next_state(state, inner, obs, paid, ended, info)
+        obs, state, reward, terminated, info = foreign.next_state(
+            state, inner, obs, paid, ended, info
+        )
         if self.credit == "team":
             over, terminated = where_all(before), where_all(terminated)
             reward = jax.tree.map(lambda over, values: jnp.where(over, 0.0, values), over, paid)
         return obs, state, reward, terminated, jax.tree.map(jnp.zeros_like, terminated), info
 
     def observation_space(self, params: Params) -> Dict:
-        return Dict({name: group.observation_space.batch(len(group.agents)) for name, group in self.members.items()})
+        return Dict(
+            {
+                name: group.observation_space.batch(len(group.agents))
+                for name, group in self.members.items()
+            }
+        )
 
     def action_space(self, params: Params) -> Dict:
-        return Dict({name: group.action_space.batch(len(group.agents)) for name, group in self.members.items()})
+        return Dict(
+            {
+                name: group.action_space.batch(len(group.agents))
+                for name, group in self.members.items()
+            }
+        )
 
-    def _observe(self, obs: Mapping[str, Any], inner: Any, dead: Mapping[str, jax.Array]) -> dict[str, Any]:
-        masks = available_actions(self.inner, inner) if any(group.masked for group in self.members.values()) else None
+    def _observe(
+        self, obs: Mapping[str, Any], inner: Any, dead: Mapping[str, jax.Array]
+    ) -> dict[str, Any]:
+        masks = (
+            available_actions(self.inner, inner)
+            if any(group.masked for group in self.members.values())
+            else None
+        )
         observed = {}
         for name, group in self.members.items():
-            rows = [{"obs": obs[agent], MASK: masks[agent]} if group.masked else obs[agent] for agent in group.agents]
-            observed[name] = cast_obs(group.observation_space, jax.tree.map(lambda *leaves: jnp.stack(leaves), *rows))
+            rows = [
+                {"obs": obs[agent], MASK: masks[agent]} if group.masked else obs[agent]
+                for agent in group.agents
+            ]
+            observed[name] = cast_obs(
+                group.observation_space, jax.tree.map(lambda *leaves: jnp.stack(leaves), *rows)
+            )
             if group.masked and self.credit == "team":
                 mask = observed[name][MASK]
                 only = only_first(mask, group.action_space.nvec)
@@ -140,7 +167,9 @@ def where_all(flags: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
     return {name: jnp.full_like(values, over) for name, values in flags.items()}
 
 
-def from_jaxmarl(env: Any, credit: Literal["agent", "team"] | None = None) -> tuple[JaxMARLEnv, Params]:
+def from_jaxmarl(
+    env: Any, credit: Literal["agent", "team"] | None = None
+) -> tuple[JaxMARLEnv, Params]:
     """Returns a JaxMARL environment as a wdjax one, and its params, which hold nothing.
 
         env, params = wdjax.adapters.from_jaxmarl(MyEnv())
@@ -187,8 +216,9 @@ def from_jaxmarl(env: Any, credit: Literal["agent", "team"] | None = None) -> tu
     if credit is None and any("SMAX" in cls.__name__ for cls in type(env).__mro__):
         warnings.warn(
             f"credit is not set: {type(env).__name__} pays dead agents their share of a victory, and credit='agent' "
-            "drops it. Set credit to 'team' for JaxMARL's returns, or to 'agent' to keep this.", stacklevel=2,
-        )  # fmt: skip
+            "drops it. Set credit to 'team' for JaxMARL's returns, or to 'agent' to keep this.",
+            stacklevel=2,
+        )
     return JaxMARLEnv(env, credit or "agent"), Params()
 
 
@@ -199,12 +229,19 @@ def group_agents(env: Any) -> dict[str, Group]:
         obs, state = jax.eval_shape(env.reset, jax.random.key(0))
         masks = jax.eval_shape(functools.partial(available_actions, env), state)
     agents = list(env.agents)
-    if not (isinstance(obs, Mapping) and all(isinstance(agent, str) and agent in obs for agent in agents)):
-        raise TypeError(f"{game}: its reset returns no dict of an observation for each of its agents ({agents})")
+    if not (
+        isinstance(obs, Mapping)
+        and all(isinstance(agent, str) and agent in obs for agent in agents)
+    ):
+        raise TypeError(
+            f"{game}: its reset returns no dict of an observation for each of its agents ({agents})"
+        )
     parts: dict[tuple, list[str]] = {}
     for agent in agents:
         action = translate_space(env.action_space(agent), f"{game}, action space of {agent}")
-        seen = translate_space(env.observation_space(agent), f"{game}, observation space of {agent}", obs[agent])
+        seen = translate_space(
+            env.observation_space(agent), f"{game}, observation space of {agent}", obs[agent]
+        )
         masked = masks is not None and fits(masks.get(agent), action)
         if masked:
             seen = Dict({"obs": seen, MASK: MultiDiscrete((2,) * masks[agent].shape[0])})
@@ -248,11 +285,15 @@ def make(name: str, **arguments: Any) -> tuple[JaxMARLEnv, Params]:
     """
     jaxmarl, credit = foreign.import_library("jaxmarl"), arguments.pop("credit", None)
     require_known("environment of JaxMARL", name, jaxmarl.registered_envs)
-    env = jaxmarl.make(name, **{key: named_object(name, key, value) for key, value in arguments.items()})
+    env = jaxmarl.make(
+        name, **{key: named_object(name, key, value) for key, value in arguments.items()}
+    )
     known = [*foreign.argument_names(env), "credit"]
     for key in arguments:  # games of MPE swallow what they do not know
         if key not in known and not hasattr(env, key):
-            raise ValueError(f"unknown argument of jaxmarl:{name} {key!r}: {did_you_mean(key, known)}")
+            raise ValueError(
+                f"unknown argument of jaxmarl:{name} {key!r}: {did_you_mean(key, known)}"
+            )
     return from_jaxmarl(env, credit)
 
 

@@ -47,25 +47,47 @@ class PausingEnv:
         )
         info = as_counts(info)
         if self.next_step:
-            ends, info = select(state.over, jax.tree.map(jnp.zeros_like, (ends, info)), (ends, info))
+            ends, info = select(
+                state.over, jax.tree.map(jnp.zeros_like, (ends, info)), (ends, info)
+            )
         reward, terminated, truncated = ends
         sums = (before.episode_return, before.episode_length, before.episode_info)
         sums = jax.tree.map(jnp.add, sums, (reward, 1, info))
-        after = PausedState(obs, VectorState(env_state, *sums, before.starts), terminated | truncated)
+        after = PausedState(
+            obs, VectorState(env_state, *sums, before.starts), terminated | truncated
+        )
         if self.next_step:
             after = self.restart(start_key, state.over, after, params)
-        own = {"over": after.over, "final_obs": None, "episode_return": sums[0], "episode_length": sums[1]}
+        own = {
+            "over": after.over,
+            "final_obs": None,
+            "episode_return": sums[0],
+            "episode_length": sums[1],
+        }
         return after.obs, after, reward, terminated, truncated, {**info, **own}
 
-    def restart(self, key: jax.Array, rows: jax.Array, state: PausedState, params: Any) -> PausedState:
+    def restart(
+        self, key: jax.Array, rows: jax.Array, state: PausedState, params: Any
+    ) -> PausedState:
         """Returns the state with new starts in some rows, [num_envs] bool; where there are none this costs nothing."""
 
-        def start(current: tuple, rows: jax.Array, key: jax.Array, params: Any, starts: Any) -> tuple:
-            obs, env_state = self.replicas.start(jax.random.split(key, rows.shape[0]), params, starts)
+        def start(
+            current: tuple, rows: jax.Array, key: jax.Array, params: Any, starts: Any
+        ) -> tuple:
+            obs, env_state = self.replicas.start(
+                jax.random.split(key, rows.shape[0]), params, starts
+            )
             zeros = jax.tree.map(jnp.zeros_like, current[2:])
             return select(rows, (obs, env_state, *zeros), current)
 
         now = state.replicas
-        current = (state.obs, now.env_state, now.episode_return, now.episode_length, now.episode_info, state.over)
+        current = (
+            state.obs,
+            now.env_state,
+            now.episode_return,
+            now.episode_length,
+            now.episode_info,
+            state.over,
+        )
         obs, *started, over = when_any(rows, start, current, rows, key, params, now.starts)
         return PausedState(obs, VectorState(*started, now.starts), over)

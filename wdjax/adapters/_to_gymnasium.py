@@ -33,7 +33,9 @@ class _SingleAgent(Played):
     def spec(self) -> EnvSpec | None:
         """What gymnasium says of the environment, with the time limit that its params have."""
         limit = getattr(self.env_params, "episode_length", None)
-        return self._spec and dataclasses.replace(self._spec, max_episode_steps=None if limit is None else int(limit))
+        return self._spec and dataclasses.replace(
+            self._spec, max_episode_steps=None if limit is None else int(limit)
+        )
 
     @spec.setter
     def spec(self, spec: EnvSpec | None) -> None:
@@ -48,7 +50,9 @@ class _SingleAgent(Played):
                 if self._prefix:
                     setattr(self, name, batch_space(space, self.num_envs))
 
-    def _reset(self, seed: int | None, options: dict[str, Any] | None, rows: np.ndarray | None = None) -> Any:
+    def _reset(
+        self, seed: int | None, options: dict[str, Any] | None, rows: np.ndarray | None = None
+    ) -> Any:
         """Starts an episode, in some replicas where `rows` are given. Returns the first observation."""
         if options is not None and not isinstance(options, dict):
             raise TypeError(f"options = {options!r}: must be a dict or None")
@@ -81,15 +85,20 @@ class GymnasiumEnv(_SingleAgent, gymnasium.Env):
 
     metadata = translate.METADATA
 
-    def __init__(self, env: Env, params: Any = None, render_mode: str | None = None, seed: int | None = None):
+    def __init__(
+        self, env: Env, params: Any = None, render_mode: str | None = None, seed: int | None = None
+    ):
         params = translate.check_single_agent(env, params, "gymnasium")
         self._set_up(env, params, render_mode)
-        self.metadata = translate.metadata_of(env)  # its own: gymnasium's SyncVectorEnv writes to it
+        # its own: gymnasium's SyncVectorEnv writes to it
+        self.metadata = translate.metadata_of(env)
         self._ended, self._warned = False, False
         if seed is not None:
             super().reset(seed=seed)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         """Starts an episode.
 
         Args:
@@ -122,13 +131,21 @@ class GymnasiumEnv(_SingleAgent, gymnasium.Env):
             gymnasium.error.ResetNeeded: before the first `reset`.
         """
         if self._ended and not self._warned:
-            gymnasium.logger.warn("step() after the end of the episode: call reset() to start a new one")
+            gymnasium.logger.warn(
+                "step() after the end of the episode: call reset() to start a new one"
+            )
             self._warned = True
         obs, reward, terminated, truncated, info = translate.to_host(self._step(action))
         terminated, truncated = bool(terminated), bool(truncated)
         self._ended = self._ended or terminated or truncated
         obs = translate.to_numpy(self.observation_space, obs)
-        return obs, float(reward), terminated, truncated, translate.with_mask(translate.as_numbers(info), obs)
+        return (
+            obs,
+            float(reward),
+            terminated,
+            truncated,
+            translate.with_mask(translate.as_numbers(info), obs),
+        )
 
 
 class GymnasiumVectorEnv(_SingleAgent, gymnasium.vector.VectorEnv):
@@ -163,10 +180,16 @@ class GymnasiumVectorEnv(_SingleAgent, gymnasium.vector.VectorEnv):
     _prefix = "single_"
 
     def __init__(
-        self, env: Env, num_envs: int, params: Any = None, reset: ResetStrategy = "fresh",
-        render_mode: str | None = None, seed: int | None = None, episode_statistics: bool = True,
+        self,
+        env: Env,
+        num_envs: int,
+        params: Any = None,
+        reset: ResetStrategy = "fresh",
+        render_mode: str | None = None,
+        seed: int | None = None,
+        episode_statistics: bool = True,
         autoreset_mode: str | AutoresetMode = "same_step",
-    ):  # fmt: skip
+    ):
         params = translate.check_single_agent(env, params, "gymnasium")
         require_bool("episode_statistics", episode_statistics)
         replicas = vectorize(env, num_envs, reset)
@@ -180,7 +203,9 @@ class GymnasiumVectorEnv(_SingleAgent, gymnasium.vector.VectorEnv):
         if seed is not None:
             super().reset(seed=seed)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         """Starts an episode in every replica; arguments and errors as those of `GymnasiumEnv.reset`, and
 
         Args:
@@ -193,15 +218,26 @@ class GymnasiumVectorEnv(_SingleAgent, gymnasium.vector.VectorEnv):
             self._over = np.zeros(self.num_envs, bool)
             return obs, self._masks_of(obs, ~self._over)
         self._check_mask(mask)
-        obs = self._reset(seed, {name: value for name, value in options.items() if name != "reset_mask"}, mask)
+        obs = self._reset(
+            seed, {name: value for name, value in options.items() if name != "reset_mask"}, mask
+        )
         self._over = self._over & ~mask
         return obs, self._masks_of(obs, mask.copy())
 
     def _check_mask(self, mask: Any) -> None:
         if self._mode is not AutoresetMode.DISABLED:
-            raise ValueError("options['reset_mask']: replicas start anew by themselves (autoreset_mode='disabled')")
-        if not (isinstance(mask, np.ndarray) and mask.dtype == bool and mask.shape == (self.num_envs,) and mask.any()):
-            raise ValueError(f"options['reset_mask'] = {mask!r}: must be an array of {self.num_envs} bool, one true")
+            raise ValueError(
+                "options['reset_mask']: replicas start anew by themselves (autoreset_mode='disabled')"
+            )
+        if not (
+            isinstance(mask, np.ndarray)
+            and mask.dtype == bool
+            and mask.shape == (self.num_envs,)
+            and mask.any()
+        ):
+            raise ValueError(
+                f"options['reset_mask'] = {mask!r}: must be an array of {self.num_envs} bool, one true"
+            )
         self._require_reset("reset with a reset_mask")
 
     def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
@@ -222,16 +258,22 @@ class GymnasiumVectorEnv(_SingleAgent, gymnasium.vector.VectorEnv):
         waited = self._over if self.env_state is not None else False
         if self._mode is AutoresetMode.DISABLED and np.any(waited):
             ended = np.flatnonzero(waited).tolist()
-            raise ResetNeeded(f"the episodes of replicas {ended} are over: reset(options={{'reset_mask': mask}})")
+            raise ResetNeeded(
+                f"the episodes of replicas {ended} are over: reset(options={{'reset_mask': mask}})"
+            )
         *results, info = self._step(actions)
         final_obs = info.pop("final_obs")  # stays on the device until an episode is over
         obs, rewards, terminations, truncations, info = translate.to_host((*results, info))
         obs = translate.to_numpy(self.observation_space, obs)
-        step_info = translate.own_statistics({k: _widen(v) for k, v in info.items() if k not in RESERVED_INFO})
+        step_info = translate.own_statistics(
+            {k: _widen(v) for k, v in info.items() if k not in RESERVED_INFO}
+        )
         over = np.array(info["over"])
         infos = self._masks_of(obs, np.ones(self.num_envs, bool))
         if self._mode is AutoresetMode.SAME_STEP:
-            infos |= _valid_in(~over, step_info) | (self._final_infos(over, step_info, final_obs) if over.any() else {})
+            infos |= _valid_in(~over, step_info) | (
+                self._final_infos(over, step_info, final_obs) if over.any() else {}
+            )
         else:
             infos |= _valid_in(~waited, step_info)
             self._over = over
@@ -246,16 +288,26 @@ class GymnasiumVectorEnv(_SingleAgent, gymnasium.vector.VectorEnv):
         draw = super()._draw
         return tuple(draw(jax.tree.map(lambda leaf: leaf[i], states)) for i in range(self.num_envs))  # noqa: B023
 
-    def _final_infos(self, over: np.ndarray, step_info: dict[str, Any], final_obs: Any) -> dict[str, Any]:
+    def _final_infos(
+        self, over: np.ndarray, step_info: dict[str, Any], final_obs: Any
+    ) -> dict[str, Any]:
         """Returns what same-step mode says of the replicas whose episode is over, [num_envs] bool."""
         final_obs = translate.to_host(final_obs)
         if isinstance(final_obs, dict) and MASK in final_obs:
-            step_info = {**step_info, MASK: translate.to_numpy(self.observation_space[MASK], final_obs[MASK])}
+            step_info = {
+                **step_info,
+                MASK: translate.to_numpy(self.observation_space[MASK], final_obs[MASK]),
+            }
         last = np.full(self.num_envs, None, object)
         for i in np.flatnonzero(over):
             last[i] = translate.take_row(self.single_observation_space, final_obs, i)
         info = _valid_in(over, step_info)
-        return {"final_obs": last, "_final_obs": over, "final_info": info, "_final_info": over.copy()}
+        return {
+            "final_obs": last,
+            "_final_obs": over,
+            "final_info": info,
+            "_final_info": over.copy(),
+        }
 
     def _masks_of(self, obs: Any, rows: np.ndarray) -> dict[str, Any]:
         infos = translate.with_mask({}, obs)
@@ -275,7 +327,9 @@ def _valid_in(rows: np.ndarray, infos: dict[str, Any]) -> dict[str, Any]:
     rows; nothing where they hold in none."""
 
     def hold(leaf: np.ndarray) -> np.ndarray:
-        return np.where(rows.reshape(rows.shape + (1,) * (leaf.ndim - 1)), leaf, np.zeros((), leaf.dtype))
+        return np.where(
+            rows.reshape(rows.shape + (1,) * (leaf.ndim - 1)), leaf, np.zeros((), leaf.dtype)
+        )
 
     masks = {f"_{name}": rows.copy() for name in infos}
     return {**jax.tree.map(hold, infos), **masks} if rows.any() else {}
@@ -306,7 +360,10 @@ def register_gymnasium() -> list[str]:
     ids = {f"wdjax/{name}": name for name, env in envs.items() if not env.groups}
     for env_id, name in ids.items():
         if env_id not in gymnasium.registry:
-            points = {"entry_point": f"{__name__}:_make_env", "vector_entry_point": f"{__name__}:_make_vector"}
+            points = {
+                "entry_point": f"{__name__}:_make_env",
+                "vector_entry_point": f"{__name__}:_make_vector",
+            }
             threshold = envs[name].reward_threshold
             gymnasium.register(env_id, **points, reward_threshold=threshold, kwargs={"name": name})
     return list(ids)
@@ -316,7 +373,8 @@ def _make_env(name: str, **arguments: Any) -> GymnasiumEnv:
     return _make(GymnasiumEnv, name, arguments)
 
 
-_make_env.metadata = translate.METADATA  # by it gymnasium knows that "human" and "rgb_array_list" are for its wrappers
+# by it gymnasium knows that "human" and "rgb_array_list" are for its wrappers
+_make_env.metadata = translate.METADATA
 
 
 def _make_vector(
@@ -330,4 +388,6 @@ def _make_vector(
 def _make(adapter: Callable, name: str, arguments: dict[str, Any]) -> Any:
     own = set(inspect.signature(adapter).parameters) - {"env", "params"}
     env, params = make(name, **{key: value for key, value in arguments.items() if key not in own})
-    return adapter(env, params=params, **{key: value for key, value in arguments.items() if key in own})
+    return adapter(
+        env, params=params, **{key: value for key, value in arguments.items() if key in own}
+    )

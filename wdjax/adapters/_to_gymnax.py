@@ -67,7 +67,11 @@ class WdjaxInGymnax(Environment):
     def num_actions(self) -> int:
         """The number of discrete actions, or of real numbers in one action."""
         space = self.wdjax_env.action_space(self._params)
-        return space.n if isinstance(space, Discrete) and not space.shape else int(np.prod(space.shape))
+        return (
+            space.n
+            if isinstance(space, Discrete) and not space.shape
+            else int(np.prod(space.shape))
+        )
 
     def reset_env(self, key: jax.Array, params: Any) -> tuple[Any, GymnaxState]:
         """Returns (obs, state) of a new episode."""
@@ -79,7 +83,9 @@ class WdjaxInGymnax(Environment):
 
         Whether the step was truncated is in the state, for `is_truncated`; gymnax before 1.0 gets it in `terminated`.
         """
-        obs, env_state, reward, terminated, truncated, info = self.wdjax_env.step(key, state.env_state, action, params)
+        obs, env_state, reward, terminated, truncated, info = self.wdjax_env.step(
+            key, state.env_state, action, params
+        )
         state = GymnaxState(env_state, terminated, truncated, state.time + 1)
         ended = terminated if _HAS_TRUNCATION else terminated | truncated
         return obs, state, reward, ended, dict(info)
@@ -122,14 +128,19 @@ def with_gymnaxs_limit(params: Any) -> Any:
 
 @functools.cache  # once: params of two classes are two kinds of pytree
 def _with_limit(kind: type) -> type:
-    members = {"max_steps_in_episode": property(lambda params: params.episode_length), "__module__": kind.__module__}
+    members = {
+        "max_steps_in_episode": property(lambda params: params.episode_length),
+        "__module__": kind.__module__,
+    }
     return struct.dataclass(type(kind.__name__, (kind,), members))
 
 
 def to_gymnax_space(space: Space, name: str) -> spaces.Space:
     """Returns a space in gymnax's form; raises TypeError, with `name`, for one that gymnax does not have."""
     if isinstance(space, Dict):
-        return spaces.Dict({key: to_gymnax_space(part, f"{name}[{key!r}]") for key, part in space.spaces.items()})
+        return spaces.Dict(
+            {key: to_gymnax_space(part, f"{name}[{key!r}]") for key, part in space.spaces.items()}
+        )
     if name.endswith(f"[{MASK!r}]"):
         return spaces.Box(0, 1, space.shape, space.dtype)
     if isinstance(space, Box):

@@ -51,7 +51,9 @@ class WdjaxInJaxMARL(MultiAgentEnv):
             raise ValueError(f"{type(env).__name__} has one agent and no groups: use to_gymnax")
         super().__init__(sum(env.groups.values()))
         self.wdjax_env = env
-        self._places = {f"{group}_{i}": (group, i) for group, num in env.groups.items() for i in range(num)}
+        self._places = {
+            f"{group}_{i}": (group, i) for group, num in env.groups.items() for i in range(num)
+        }
         self.agents = list(self._places)
         observed, done = env.observation_space(self._params), env.action_space(self._params)
         for agent, (group, _) in self._places.items():
@@ -66,7 +68,10 @@ class WdjaxInJaxMARL(MultiAgentEnv):
     @property
     def agent_classes(self) -> dict[str, list[str]]:
         """Group name -> its agents."""
-        return {group: [agent for agent in self.agents if self._places[agent][0] == group] for group in self._groups}
+        return {
+            group: [agent for agent in self.agents if self._places[agent][0] == group]
+            for group in self._groups
+        }
 
     @property
     def _groups(self) -> Mapping[str, int]:
@@ -93,7 +98,13 @@ class WdjaxInJaxMARL(MultiAgentEnv):
         over = jnp.concatenate(list(ended.values())).all()
         state = JaxMARLState(env_state, obs, over, state.step + 1)
         infos = {name: jnp.full(self.num_agents, value) for name, value in info.items()}
-        return self.get_obs(state), state, self._by_agent(reward), {**self._by_agent(ended), "__all__": over}, infos
+        return (
+            self.get_obs(state),
+            state,
+            self._by_agent(reward),
+            {**self._by_agent(ended), "__all__": over},
+            infos,
+        )
 
     def get_obs(self, state: JaxMARLState) -> dict[str, jax.Array]:
         """Returns what every agent sees, without its mask."""
@@ -101,13 +112,21 @@ class WdjaxInJaxMARL(MultiAgentEnv):
 
     def get_avail_actions(self, state: JaxMARLState) -> dict[str, jax.Array]:
         """Returns the action masks of the agents that have one; raises NotImplementedError where nobody has."""
-        masks = {group: obs[MASK] for group, obs in state.obs.items() if isinstance(obs, Mapping) and MASK in obs}
+        masks = {
+            group: obs[MASK]
+            for group, obs in state.obs.items()
+            if isinstance(obs, Mapping) and MASK in obs
+        }
         if not masks:
-            raise NotImplementedError(f"no observation of {self.name} has an {MASK}: all actions are available")
+            raise NotImplementedError(
+                f"no observation of {self.name} has an {MASK}: all actions are available"
+            )
         return self._by_agent(masks)
 
     def _by_agent(self, rows: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-        return {agent: rows[group][i] for agent, (group, i) in self._places.items() if group in rows}
+        return {
+            agent: rows[group][i] for agent, (group, i) in self._places.items() if group in rows
+        }
 
 
 to_jaxmarl = WdjaxInJaxMARL
@@ -121,7 +140,9 @@ def strip_mask(by_group: Mapping[str, Any], group: str) -> Any:
     parts = obs.spaces if isinstance(obs, Dict) else obs
     others = [name for name in parts if name != MASK]
     if len(others) != 1:
-        raise TypeError(f"an observation of {group} holds {', '.join(others)}: JaxMARL has one array, and an {MASK}")
+        raise TypeError(
+            f"an observation of {group} holds {', '.join(others)}: JaxMARL has one array, and an {MASK}"
+        )
     return parts[others[0]]
 
 
@@ -133,4 +154,6 @@ def to_jaxmarl_space(space: Space, name: str) -> spaces.Space:
         return spaces.Discrete(space.n)
     if isinstance(space, MultiDiscrete):
         return spaces.MultiDiscrete(np.asarray(space.nvec))
-    raise TypeError(f"the space of {name} is {space}: JaxMARL has only Box, Discrete and MultiDiscrete")
+    raise TypeError(
+        f"the space of {name} is {space}: JaxMARL has only Box, Discrete and MultiDiscrete"
+    )

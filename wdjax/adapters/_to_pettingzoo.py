@@ -34,9 +34,15 @@ class PettingZooEnv(translate.Played, ParallelEnv):
         params = translate.check_env_and_params(env, params)
         if not env.groups:
             raise ValueError(f"{type(env).__name__} has one agent and no groups: use to_gymnasium")
-        self.metadata = {**translate.metadata_of(env), "name": type(env).__name__, "is_parallelizable": True}
+        self.metadata = {
+            **translate.metadata_of(env),
+            "name": type(env).__name__,
+            "is_parallelizable": True,
+        }
         self._rng: np.random.Generator | None = None
-        self._places = {f"{group}_{i}": (group, i) for group, num in env.groups.items() for i in range(num)}
+        self._places = {
+            f"{group}_{i}": (group, i) for group, num in env.groups.items() for i in range(num)
+        }
         self.observation_spaces: dict[str, gymnasium.Space] = {}
         self.action_spaces: dict[str, gymnasium.Space] = {}
         self.possible_agents = list(self._places)
@@ -44,10 +50,16 @@ class PettingZooEnv(translate.Played, ParallelEnv):
         self._set_up(env, params, render_mode)
 
     def _use_spaces(self, observation_space: Dict, action_space: Dict) -> None:
-        self._own_action_spaces = {group: action_space[group].single for group in self.wdjax_env.groups}
+        self._own_action_spaces = {
+            group: action_space[group].single for group in self.wdjax_env.groups
+        }
         for agent, (group, _) in self._places.items():
-            spaces = translate.to_gymnasium_spaces(observation_space[group].single, self._own_action_spaces[group])
-            for known, space in zip((self.observation_spaces, self.action_spaces), spaces, strict=True):
+            spaces = translate.to_gymnasium_spaces(
+                observation_space[group].single, self._own_action_spaces[group]
+            )
+            for known, space in zip(
+                (self.observation_spaces, self.action_spaces), spaces, strict=True
+            ):
                 if known.get(agent) != space:
                     known[agent] = space
 
@@ -108,7 +120,11 @@ class PettingZooEnv(translate.Played, ParallelEnv):
         agents = self.agents
         observations, infos = self._observe(obs, agents, translate.as_numbers(info))
         rewards, terminations, truncations = (
-            {agent: kind(values[group][i]) for agent in agents for group, i in (self._places[agent],)}
+            {
+                agent: kind(values[group][i])
+                for agent in agents
+                for group, i in (self._places[agent],)
+            }
             for values, kind in ((reward, float), (terminated, bool), (truncated, bool))
         )
         self.agents = [agent for agent in agents if not (terminations[agent] or truncations[agent])]
@@ -128,16 +144,23 @@ class PettingZooEnv(translate.Played, ParallelEnv):
             require_known("agent", agent, self.possible_agents)
         missing = [agent for agent in self.agents if agent not in actions]
         if missing:
-            raise ValueError(f"actions has none for {', '.join(missing)}: every one of `agents` must have one")
+            raise ValueError(
+                f"actions has none for {', '.join(missing)}: every one of `agents` must have one"
+            )
         alive = set(self.agents)
         rows: dict[str, list] = {group: [] for group in self.wdjax_env.groups}
         for agent, (group, _) in self._places.items():
             space, own = self.action_spaces[agent], self._own_action_spaces[group]
             action = actions[agent] if agent in alive else translate.neutral_action(space)
             rows[group].append(translate.to_action(space, own, action, f"actions[{agent!r}]"))
-        return {group: jax.tree.map(lambda *leaves: np.stack(leaves), *row) for group, row in rows.items()}
+        return {
+            group: jax.tree.map(lambda *leaves: np.stack(leaves), *row)
+            for group, row in rows.items()
+        }
 
-    def _observe(self, obs: dict[str, Any], agents: list[str], info: dict[str, Any]) -> tuple[dict, dict]:
+    def _observe(
+        self, obs: dict[str, Any], agents: list[str], info: dict[str, Any]
+    ) -> tuple[dict, dict]:
         observations, infos = {}, {}
         for agent in agents:
             group, i = self._places[agent]

@@ -19,10 +19,12 @@ from wdjax.spaces import Box, Dict, Discrete, MultiDiscrete, Space
 from wdjax.vector import VectorEnv
 
 MASK = "action_mask"
-IN_INFOS = (MASK, "episode", "final_info", "final_obs")  # written by the adapters or by gymnasium's wrappers
+# written by the adapters or by gymnasium's wrappers
+IN_INFOS = (MASK, "episode", "final_info", "final_obs")
 METADATA = {"render_modes": ["rgb_array"], "render_fps": 30}
 
-_PLAYED_IN: set[int] = set()  # ids of the processes that have made an adapter: a forked one finds its parent's
+# ids of the processes that have made an adapter: a forked one finds its parent's
+_PLAYED_IN: set[int] = set()
 
 
 def require_not_forked() -> None:
@@ -53,7 +55,9 @@ def check_env_and_params(env: Env, params: Any) -> Any:
     params = defaults if params is None else params
     if not isinstance(params, type(defaults)):
         found = f"{type(params).__module__}.{type(params).__name__}"
-        raise TypeError(f"params is a {found}: must be a {type(defaults).__name__} of {type(env).__name__}")
+        raise TypeError(
+            f"params is a {found}: must be a {type(defaults).__name__} of {type(env).__name__}"
+        )
     params = cast_params(params, defaults)
     env.check_params(params)
     return params
@@ -64,7 +68,9 @@ def check_single_agent(env: Env, params: Any, library: str) -> Any:
     params = check_env_and_params(env, params)
     if env.groups:
         name, groups = type(env).__name__, ", ".join(env.groups)
-        raise ValueError(f"{name} has groups of agents ({groups}), {library} one agent: use to_pettingzoo")
+        raise ValueError(
+            f"{name} has groups of agents ({groups}), {library} one agent: use to_pettingzoo"
+        )
     return params
 
 
@@ -74,7 +80,9 @@ class Played:
     `wdjax_env`, `env_params` and `env_state` are what is played: the environment, its params (NumPy) and the state.
     """
 
-    def _set_up(self, env: Env, params: Any, render_mode: str | None, replicas: VectorEnv | None = None) -> None:
+    def _set_up(
+        self, env: Env, params: Any, render_mode: str | None, replicas: VectorEnv | None = None
+    ) -> None:
         require_not_forked()
         if render_mode is not None:
             require_known("render_mode", render_mode, METADATA["render_modes"])
@@ -87,7 +95,9 @@ class Played:
         """Takes params, and by the `_use_spaces` of each adapter their spaces where these differ (a new one would
         forget its own seed)."""
         self.env_params, self._params = params, jax.device_put(params)
-        self._use_spaces(self.wdjax_env.observation_space(params), self.wdjax_env.action_space(params))
+        self._use_spaces(
+            self.wdjax_env.observation_space(params), self.wdjax_env.action_space(params)
+        )
 
     def _change_params(self, options: Mapping[str, Any] | None) -> None:
         """Takes params with what `options["params"]`, a mapping of their names, changes in them.
@@ -115,13 +125,17 @@ class Played:
         if rows is None:
             obs, self.env_state, self._key = start(self._played, key, self._params)
         else:
-            self.env_state, self._key = restart(self._played, key, rows, self.env_state, self._params)
+            self.env_state, self._key = restart(
+                self._played, key, rows, self.env_state, self._params
+            )
             obs = self.env_state.obs
         return to_host(obs)
 
     def _advance(self, action: Any) -> tuple[Any, ...]:
         """Plays one step. Returns (obs, reward, terminated, truncated, info), on the device."""
-        results, self.env_state, self._key = advance(self._played, self._key, self.env_state, action, self._params)
+        results, self.env_state, self._key = advance(
+            self._played, self._key, self.env_state, action, self._params
+        )
         return results
 
     def render(self) -> Any:
@@ -129,27 +143,38 @@ class Played:
         "rgb_array", else None."""
         self._require_reset("render")
         if self.render_mode is None:  # as gymnasium's own environments do
-            why = "render() draws nothing without a render_mode: make it with render_mode='rgb_array'"
+            why = (
+                "render() draws nothing without a render_mode: make it with render_mode='rgb_array'"
+            )
             return gymnasium.logger.warn(why)
         return self._draw(self.env_state)
 
     def _draw(self, state: Any) -> Any:
-        return render(self.wdjax_env, state, self.env_params, size=SIZE)  # of one size, as videos need it
+        # of one size, as videos need it
+        return render(self.wdjax_env, state, self.env_params, size=SIZE)
 
     def _require_reset(self, method: str) -> None:
         """Raises gymnasium.error.ResetNeeded where there is no state yet."""
         if self.env_state is None:
-            raise gymnasium.error.ResetNeeded(f"{method}() before the first reset(): call reset() to start an episode")
+            raise gymnasium.error.ResetNeeded(
+                f"{method}() before the first reset(): call reset() to start an episode"
+            )
 
 
-def to_gymnasium_spaces(observation_space: Space, action_space: Space) -> tuple[spaces.Space, spaces.Space]:
+def to_gymnasium_spaces(
+    observation_space: Space, action_space: Space
+) -> tuple[spaces.Space, spaces.Space]:
     """Returns both spaces of an agent in gymnasium's form.
 
     An observation's `action_mask` becomes what the `sample(mask)` of the action space takes: one int8 array for
     Discrete actions, a tuple of one for each choice of MultiDiscrete ones.
     """
     observed, done = to_gymnasium_space(observation_space), to_gymnasium_space(action_space)
-    if isinstance(observed, spaces.Dict) and MASK in observed.spaces and hasattr(action_space, "nvec"):
+    if (
+        isinstance(observed, spaces.Dict)
+        and MASK in observed.spaces
+        and hasattr(action_space, "nvec")
+    ):
         masks = [spaces.Box(0, 1, (n,), np.int8) for n in action_space.nvec]
         observed[MASK] = masks[0] if isinstance(action_space, Discrete) else spaces.Tuple(masks)
     return observed, done
@@ -164,7 +189,9 @@ def to_gymnasium_space(space: Space) -> spaces.Space:
         return spaces.Dict({name: to_gymnasium_space(part) for name, part in space.spaces.items()})
     if isinstance(space, Box):
         dtype = np.dtype(space.dtype)
-        low, high = (np.broadcast_to(np.asarray(bound), space.shape) for bound in (space.low, space.high))
+        low, high = (
+            np.broadcast_to(np.asarray(bound), space.shape) for bound in (space.low, space.high)
+        )
         if dtype.kind != "f":
             limits = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
             low, high = np.clip(low, *limits), np.clip(high, *limits)
@@ -172,7 +199,11 @@ def to_gymnasium_space(space: Space) -> spaces.Space:
     if isinstance(space, MultiDiscrete):
         return spaces.MultiDiscrete(np.broadcast_to(np.array(space.nvec), space.shape))
     if isinstance(space, Discrete):
-        return spaces.MultiDiscrete(np.full(space.shape, space.n)) if space.shape else spaces.Discrete(space.n)
+        return (
+            spaces.MultiDiscrete(np.full(space.shape, space.n))
+            if space.shape
+            else spaces.Discrete(space.n)
+        )
     raise TypeError(f"{type(space).__name__} is no space that gymnasium has")
 
 
@@ -181,14 +212,19 @@ def to_host(values: Any) -> Any:
 
     `jax.device_get` first asks every array for a copy, two fifths of a step of one replica on a CPU, which needs none.
     """
-    return jax.tree.map(np.asarray, values) if jax.default_backend() == "cpu" else jax.device_get(values)
+    return (
+        jax.tree.map(np.asarray, values)
+        if jax.default_backend() == "cpu"
+        else jax.device_get(values)
+    )
 
 
 def to_numpy(space: spaces.Space, value: Any) -> Any:
     """Returns a value (leaves of NumPy) with the dtypes of the space, in arrays of its own that may be written to."""
     if isinstance(space, spaces.Dict):
         return {name: to_numpy(part, value[name]) for name, part in space.spaces.items()}
-    if isinstance(space, spaces.Tuple):  # the masks of several choices, which stand one after the other in wdjax
+    # the masks of several choices, which stand one after the other in wdjax
+    if isinstance(space, spaces.Tuple):
         ends = np.cumsum([part.shape[-1] for part in space.spaces])
         return tuple(np.array(part, np.int8) for part in np.split(value, ends[:-1], axis=-1))
     if isinstance(space, spaces.Discrete):
@@ -205,7 +241,10 @@ def to_action(space: spaces.Space, own: Space, action: Any, name: str = "action"
     if isinstance(space, spaces.Dict):
         if not isinstance(action, Mapping) or set(action) != set(space.spaces):
             raise ValueError(f"{name} = {action!r}: must be a dict of {', '.join(space.spaces)}")
-        return {key: to_action(part, own[key], action[key], f"{name}[{key!r}]") for key, part in space.spaces.items()}
+        return {
+            key: to_action(part, own[key], action[key], f"{name}[{key!r}]")
+            for key, part in space.spaces.items()
+        }
     try:
         array = np.asarray(action)
     except ValueError:  # rows of unequal lengths
@@ -214,8 +253,14 @@ def to_action(space: spaces.Space, own: Space, action: Any, name: str = "action"
     fits = array.shape == space.shape and array.dtype.kind in kinds
     if not (fits and space.contains(array.astype(space.dtype))):
         found = repr(array.tolist()) if array.size <= 8 else f"an array of shape {array.shape}"
-        outside = isinstance(space, spaces.Box) and array.shape == space.shape and array.dtype.kind in "iuf"
-        hint = " (gymnasium.wrappers.ClipAction clips)" if outside and np.isfinite(array).all() else ""
+        outside = (
+            isinstance(space, spaces.Box)
+            and array.shape == space.shape
+            and array.dtype.kind in "iuf"
+        )
+        hint = (
+            " (gymnasium.wrappers.ClipAction clips)" if outside and np.isfinite(array).all() else ""
+        )
         raise ValueError(f"{name} = {found}: must be in {space}{hint}")
     return array.astype(np.dtype(own.dtype))
 
@@ -241,7 +286,9 @@ def own_statistics(info: Mapping[str, Any]) -> dict[str, Any]:
 def as_numbers(info: Mapping[str, Any]) -> dict[str, int | float]:
     """Returns scalar statistics as Python numbers; flags as 0 or 1, as `wdjax.vectorize` counts them."""
     numbers = {name: np.asarray(value).item() for name, value in own_statistics(info).items()}
-    return {name: int(value) if isinstance(value, bool) else value for name, value in numbers.items()}
+    return {
+        name: int(value) if isinstance(value, bool) else value for name, value in numbers.items()
+    }
 
 
 def take_row(space: spaces.Space, value: Any, i: int) -> Any:
@@ -251,7 +298,11 @@ def take_row(space: spaces.Space, value: Any, i: int) -> Any:
 
 def with_mask(info: dict[str, Any], obs: Any) -> dict[str, Any]:
     """Returns info and the observation's action mask, which the action space's `sample(mask)` takes, if it has one."""
-    return {**info, MASK: jax.tree.map(np.copy, obs[MASK])} if isinstance(obs, dict) and MASK in obs else info
+    return (
+        {**info, MASK: jax.tree.map(np.copy, obs[MASK])}
+        if isinstance(obs, dict) and MASK in obs
+        else info
+    )
 
 
 # Static in the environment, or in replicas of it: equal ones share a compilation, whatever their params.
@@ -264,7 +315,9 @@ def start(env: Env | VectorEnv, key: jax.Array, params: Any) -> tuple[Any, Any, 
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def restart(env: Any, key: jax.Array, rows: jax.Array, state: Any, params: Any) -> tuple[Any, jax.Array]:
+def restart(
+    env: Any, key: jax.Array, rows: jax.Array, state: Any, params: Any
+) -> tuple[Any, jax.Array]:
     """Returns (state, key) with a new episode in some replicas, `rows` [num_envs] bool; the key is for the steps."""
     start_key, key = jax.random.split(key)
     return env.restart(start_key, rows, state, params), key

@@ -18,9 +18,24 @@ from wdjax.drawing.scene import (
     Text,
     so_far,
     starts,
-)  # fmt: skip
+)
 
 __all__ = [
-    "BAR", "COLORS", "CROSS", "DISC", "SQUARE", "STAR", "TRIANGLE", "Field", "Lines", "Mark", "Plot", "Scene", "Series",
-    "Shapes", "Text", "so_far", "starts",
-]  # fmt: skip
+    "BAR",
+    "COLORS",
+    "CROSS",
+    "DISC",
+    "SQUARE",
+    "STAR",
+    "TRIANGLE",
+    "Field",
+    "Lines",
+    "Mark",
+    "Plot",
+    "Scene",
+    "Series",
+    "Shapes",
+    "Text",
+    "so_far",
+    "starts",
+]

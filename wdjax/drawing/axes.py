@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-INCHES = (6.4, 4.8)  # of a picture of SIZE; others are it enlarged, fonts included, with more room on one side
+# of a picture of SIZE; others are it enlarged, fonts included, with more room on one side
+INCHES = (6.4, 4.8)
 PAD = 0.08  # inches around everything
 
 
@@ -28,7 +29,12 @@ def draw_one(env: Any, state: Any, params: Any, size: tuple[int, int] | None) ->
 
 
 def draw_frames(
-    env: Any, states: Any, params: Any, steps: Iterable[int], trail: int, size: tuple[int, int] | None
+    env: Any,
+    states: Any,
+    params: Any,
+    steps: Iterable[int],
+    trail: int,
+    size: tuple[int, int] | None,
 ) -> Iterator[np.ndarray]:
     """Draws states (leaves [T, ...] of NumPy) on one figure, each with up to `trail` states before it.
 
@@ -63,13 +69,26 @@ def decoration(axes: "Axes") -> tuple:
     """Returns what `draw_backdrop` depends on: where it is the same, a frame keeps the backdrop of the one before."""
     legend = axes.get_legend()
     entries = zip(legend.legend_handles, legend.get_texts(), strict=True) if legend else ()
-    color = lambda artist: (artist.get_color if hasattr(artist, "get_color") else artist.get_facecolor)()  # noqa: E731
+
+    def color(artist) -> Any:
+        return (artist.get_color if hasattr(artist, "get_color") else artist.get_facecolor)()
+
     return (
-        axes.get_xlim(), axes.get_ylim(), axes.get_position().bounds, axes.axison, axes.get_facecolor(),
-        [(axis.get_label_text(), *map(str, axis.get_majorticklocs())) for axis in (axes.xaxis, axes.yaxis)],
-        [axis.major.formatter.format_ticks(axis.get_majorticklocs()) for axis in (axes.xaxis, axes.yaxis)],
+        axes.get_xlim(),
+        axes.get_ylim(),
+        axes.get_position().bounds,
+        axes.axison,
+        axes.get_facecolor(),
+        [
+            (axis.get_label_text(), *map(str, axis.get_majorticklocs()))
+            for axis in (axes.xaxis, axes.yaxis)
+        ],
+        [
+            axis.major.formatter.format_ticks(axis.get_majorticklocs())
+            for axis in (axes.xaxis, axes.yaxis)
+        ],
         [(type(handle), text.get_text(), str(color(handle))) for handle, text in entries],
-    )  # fmt: skip
+    )
 
 
 def movable(axes: "Axes") -> list["Artist"]:
@@ -98,7 +117,8 @@ def new_figure(size: tuple[int, int] | None) -> tuple["Figure", "Axes"]:
     require_integer("size[0], the width", width, 100)
     require_integer("size[1], the height", height, 100)
     dpi = min(width / INCHES[0], height / INCHES[1])
-    inches = ((width + 0.5) / dpi, (height + 0.5) / dpi)  # the half is cut off: no rounding error loses a pixel
+    # the half is cut off: no rounding error loses a pixel
+    inches = ((width + 0.5) / dpi, (height + 0.5) / dpi)
     figure = Figure(figsize=inches, dpi=dpi, layout="compressed")  # keeps a legend beside a square
     figure.get_layout_engine().set(w_pad=PAD, h_pad=PAD)
     return figure, figure.add_subplot()

@@ -5,7 +5,19 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from wdjax.drawing.scene import DISC, Field, Lines, Mark, Plot, Scene, Shapes, Text, at, trails, turned
+from wdjax.drawing.scene import (
+    DISC,
+    Field,
+    Lines,
+    Mark,
+    Plot,
+    Scene,
+    Shapes,
+    Text,
+    at,
+    trails,
+    turned,
+)
 
 SIZE = (640, 480)  # pixels, width and height; the height is the most where none is asked for
 FLAT = 300  # pixels of height from which words need not be smaller for it, 640 wide
@@ -20,14 +32,27 @@ Rect = tuple[float, float, float, float]  # x, y of the upper left corner, width
 class Canvas(Protocol):
     """What is drawn on; places in pixels, downwards from the upper left corner; colors by name."""
 
-    def polygons(self, points: np.ndarray, color: str, opacity: Any, stroke: float, edge: bool) -> None:
+    def polygons(
+        self, points: np.ndarray, color: str, opacity: Any, stroke: float, edge: bool
+    ) -> None:
         """Fills [N, V, 2], each with its opacity [N], or draws the lines around them."""
 
-    def lines(self, points: np.ndarray, color: str, width: float, opacity: float, dashed: bool) -> None:
+    def lines(
+        self, points: np.ndarray, color: str, width: float, opacity: float, dashed: bool
+    ) -> None:
         """Draws polylines [N, V, 2], broken at NaN."""
 
-    def text(self, x: float, y: float, text: str, size: float, color: str, align: str, bold: bool = False,
-             upwards: bool = False) -> None:  # fmt: skip
+    def text(
+        self,
+        x: float,
+        y: float,
+        text: str,
+        size: float,
+        color: str,
+        align: str,
+        bold: bool = False,
+        upwards: bool = False,
+    ) -> None:
         """Writes a line of text; y is its middle."""
 
     def image(self, rect: Rect, opacity: np.ndarray, color: str) -> None:
@@ -64,18 +89,27 @@ def lay_out(scene: Scene, size: tuple[int, int] | None = None) -> Layout:
     words = [(24 + 6.8 * len(shorten(mark.label))) * k for mark in scene.legend[:LABELS]]
     aspect = (scene.extent[2] - scene.extent[0]) / (scene.extent[3] - scene.extent[1])
     if (words and (aspect < 1.3 or not scene.equal)) or (scene.plots and aspect < 1.3):
-        heads = [max(170, 50 + 6.8 * len(plot.title) + _labels_width(plot)) * k for plot in scene.plots]
+        heads = [
+            max(170, 50 + 6.8 * len(plot.title) + _labels_width(plot)) * k for plot in scene.plots
+        ]
         side = max([*words, *heads]) + 22 * k
         world = _fit(scene, aspect, (left, top, width - left - side, height - top - bottom))
         column = world[0] + world[2] + 16 * k
         legend = tuple((column, top + (9 + 19 * i) * k) for i in range(len(words)))
         under = top + (19 * len(words) + 6) * k
-        each = min(130 * k, max(60 * k, (world[1] + world[3] + bottom - under) / max(1, len(scene.plots))))
-        plots = tuple((column - 8 * k, under + i * each, width - column, each) for i in range(len(scene.plots)))
+        each = min(
+            130 * k, max(60 * k, (world[1] + world[3] + bottom - under) / max(1, len(scene.plots)))
+        )
+        plots = tuple(
+            (column - 8 * k, under + i * each, width - column, each)
+            for i in range(len(scene.plots))
+        )
     else:
         rows = _rows(words, width - 20 * k)
         below = 20 * k * len(rows) + 120 * k * bool(scene.plots)
-        world = _fit(scene, aspect, (left, top, width - left - 16 * k, height - top - bottom - below))
+        world = _fit(
+            scene, aspect, (left, top, width - left - 16 * k, height - top - bottom - below)
+        )
         world = (max(world[0], (width - world[2]) / 2), *world[1:])
         y, places = world[1] + world[3] + bottom, []
         for row in rows:
@@ -84,8 +118,21 @@ def lay_out(scene: Scene, size: tuple[int, int] | None = None) -> Layout:
             y += 20 * k
         legend, count = tuple(places), len(scene.plots)
         plots = tuple((i * width / count, y, width / count, 120 * k) for i in range(count))
-    end = max([world[1] + world[3] + bottom, *(y + 12 * k for _, y in legend), *(y + h for _, y, _, h in plots)])
-    return Layout((width, height if size else round(end)), k, world, (world[0] + world[2] / 2, top), legend, plots)
+    end = max(
+        [
+            world[1] + world[3] + bottom,
+            *(y + 12 * k for _, y in legend),
+            *(y + h for _, y, _, h in plots),
+        ]
+    )
+    return Layout(
+        (width, height if size else round(end)),
+        k,
+        world,
+        (world[0] + world[2] / 2, top),
+        legend,
+        plots,
+    )
 
 
 def _fit(scene: Scene, aspect: float, room: Rect) -> Rect:
@@ -120,14 +167,21 @@ def _grid(count: int, room: Rect) -> list[Rect]:
     columns = 2 if count > 2 else 1
     rows = -(-count // columns)
     x, y, width, height = room[0], room[1], room[2] / columns, room[3] / rows
-    return [(x + (i % columns) * width, y + (i // columns) * height, width, height) for i in range(count)]
+    return [
+        (x + (i % columns) * width, y + (i // columns) * height, width, height)
+        for i in range(count)
+    ]
 
 
 def ticks(low: float, high: float, most: int) -> list[tuple[float, str]]:
     """Returns at most about `most` round numbers from low to high, each with its words."""
     step = (high - low) / max(1, most)
     power = 10.0 ** np.floor(np.log10(step))
-    step = next(power * round_step for round_step in (1, 2, 5, 10) if power * round_step >= step * (1 - 1e-9))
+    step = next(
+        power * round_step
+        for round_step in (1, 2, 5, 10)
+        if power * round_step >= step * (1 - 1e-9)
+    )
     first, last = np.ceil(low / step - 1e-6), np.floor(high / step + 1e-6)
     digits = max(0, -int(np.floor(np.log10(step) + 1e-9)))
     return [(i * step, f"{i * step:,.{digits}f}") for i in np.arange(first, last + 1) + 0.0]
@@ -140,13 +194,26 @@ def draw_ground(canvas: Canvas, scene: Scene, layout: Layout) -> None:
         _draw_axes(canvas, scene, layout)
     for mark, (x, y) in zip(scene.legend[: len(layout.legend)], layout.legend, strict=True):
         if isinstance(mark, Lines):
-            canvas.lines(np.array([[[x, y], [x + 15 * k, y]]]), mark.color, mark.width * k, mark.opacity, mark.dashed)
+            canvas.lines(
+                np.array([[[x, y], [x + 15 * k, y]]]),
+                mark.color,
+                mark.width * k,
+                mark.opacity,
+                mark.dashed,
+            )
         else:
             low, high = mark.outline.min(axis=0), mark.outline.max(axis=0)
-            shape = (mark.outline - (low + high) / 2) * [13 * k, -13 * k] / np.max(high - low) + [x + 7 * k, y]
+            shape = (mark.outline - (low + high) / 2) * [13 * k, -13 * k] / np.max(high - low) + [
+                x + 7 * k,
+                y,
+            ]
             stroke = min(mark.stroke, 1.5) * k
             canvas.polygons(
-                shape[None], mark.color, np.nanmax(mark.opacity, initial=0.0, keepdims=True)[0], stroke, False
+                shape[None],
+                mark.color,
+                np.nanmax(mark.opacity, initial=0.0, keepdims=True)[0],
+                stroke,
+                False,
             )
         canvas.text(x + 20 * k, y, shorten(mark.label), 11 * k, "text", "left")
     for plot, rect in zip(scene.plots, layout.plots, strict=True):
@@ -167,13 +234,19 @@ def _draw_axes(canvas: Canvas, scene: Scene, layout: Layout) -> None:
         canvas.text(x - 7 * k, py, words, 11 * k, "text", "right")
     canvas.text(x + width / 2, y + height + 29 * k, scene.xlabel, 11 * k, "text", "center")
     if scene.ylabel:
-        canvas.text(x - 43 * k, y + height / 2, scene.ylabel, 11 * k, "text", "center", upwards=True)
+        canvas.text(
+            x - 43 * k, y + height / 2, scene.ylabel, 11 * k, "text", "center", upwards=True
+        )
 
 
-def plot_range(scene: Scene, plot: Plot) -> tuple[np.ndarray, tuple[float, float], tuple[float, float]]:
+def plot_range(
+    scene: Scene, plot: Plot
+) -> tuple[np.ndarray, tuple[float, float], tuple[float, float]]:
     """Returns the plot's x [T], and what its axes show."""
     x = np.asarray(scene.time if plot.x is None else plot.x, float)
-    values = np.concatenate([array.reshape(-1) for series in plot.series for array in series.arrays()])
+    values = np.concatenate(
+        [array.reshape(-1) for series in plot.series for array in series.arrays()]
+    )
     values = values[np.isfinite(values)]
     low, high = plot.ylim or (min(0.0, values.min(initial=0.0)), max(0.0, values.max(initial=0.0)))
     span = x.min(), x.max() if x.max() > x.min() else x.min() + 1.0
@@ -187,7 +260,9 @@ def plot_places(scene: Scene, plot: Plot, rect: Rect, k: float) -> tuple[Rect, A
     _, (x0, x1), (y0, y1) = plot_range(scene, plot)
 
     def place(x: Any, y: Any) -> np.ndarray:
-        return np.stack([left + (x - x0) / (x1 - x0) * width, top + (y1 - y) / (y1 - y0) * height], axis=-1)
+        return np.stack(
+            [left + (x - x0) / (x1 - x0) * width, top + (y1 - y) / (y1 - y0) * height], axis=-1
+        )
 
     return (left, top, width, height), place
 
@@ -208,8 +283,14 @@ def _draw_plot(canvas: Canvas, scene: Scene, plot: Plot, rect: Rect, k: float) -
         canvas.text(left - 5 * k, py, words, 9.5 * k, "text", "right")
     years = plot.x is not None
     for value, words in ticks(x0, x1, max(1, int(width / (44 * k)))):
-        canvas.text(place(value, y0)[0], top + height + 9 * k, words.replace(",", "") if years else words, 9.5 * k,
-                    "text", "center")  # fmt: skip
+        canvas.text(
+            place(value, y0)[0],
+            top + height + 9 * k,
+            words.replace(",", "") if years else words,
+            9.5 * k,
+            "text",
+            "center",
+        )
     for series in plot.series:
         if series.low is not None and len(x) > 1:
             band = np.concatenate([place(x, series.low), place(x, series.high)[::-1]])
@@ -249,14 +330,18 @@ def draw_mark(canvas: Canvas, scene: Scene, layout: Layout, mark: Mark, t: int) 
         if mark.window is not None:
             first, last = at(mark.window, t)
             points = points[:, first:last]
-        canvas.lines(layout.place(scene, points), mark.color, mark.width * k, mark.opacity, mark.dashed)
+        canvas.lines(
+            layout.place(scene, points), mark.color, mark.width * k, mark.opacity, mark.dashed
+        )
     elif isinstance(mark, Text):
         places = layout.place(scene, np.stack([at(mark.x, t), at(mark.y, t)], axis=-1))
         for (x, y), text in zip(places, at(mark.texts, t), strict=True):
             if text and np.isfinite(x + y):
                 canvas.text(x, y, text, mark.size * k, mark.color, mark.align, mark.bold)
     else:
-        canvas.image(field_rect(scene, layout, mark), at(mark.opacity, at(mark.index, t))[::-1], mark.color)
+        canvas.image(
+            field_rect(scene, layout, mark), at(mark.opacity, at(mark.index, t))[::-1], mark.color
+        )
 
 
 def field_rect(scene: Scene, layout: Layout, mark: Field) -> Rect:
@@ -269,10 +354,14 @@ def field_rect(scene: Scene, layout: Layout, mark: Field) -> Rect:
 
 def draw_trail(canvas: Canvas, scene: Scene, layout: Layout, mark: Shapes, t: int) -> None:
     """Draws the last steps of a mark's places, the fainter the older."""
-    agents = sum(other.x.shape[1] for other in scene.marks if isinstance(other, Shapes) and other.trail)
+    agents = sum(
+        other.x.shape[1] for other in scene.marks if isinstance(other, Shapes) and other.trail
+    )
     each = 2 if agents > CROWD else 1  # steps in a line
     segments, strength = trails(scene, mark, t, each)
     newest = max(1, SEGMENTS // max(1, segments.shape[1] * each))
-    for places, own in zip(layout.place(scene, segments[-newest:]), strength[-newest:], strict=True):
+    for places, own in zip(
+        layout.place(scene, segments[-newest:]), strength[-newest:], strict=True
+    ):
         shown = places[np.isfinite(places).all(axis=(1, 2))]
         canvas.lines(shown, mark.color, TRAIL_WIDTH * layout.unit, TRAIL_OPACITY * own, False)

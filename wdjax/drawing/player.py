@@ -19,8 +19,10 @@ from wdjax.checks import require
 from wdjax.drawing.paint import CROWD, SEGMENTS, TRAIL_OPACITY, TRAIL_WIDTH, plot_range
 from wdjax.drawing.scene import COLORS, DISC, Lines, Mark, Plot, Scene, Shapes, Text, starts
 
-OBS_BYTES = 600_000  # of what agents see: beyond it, only that of every so many frames is kept, or of no frame
-WRITTEN, TONES = 8, 32  # so few numbers that an agent sees are written, too; of more, a bar has one of so many heights
+# of what agents see: beyond it, only that of every so many frames is kept, or of no frame
+OBS_BYTES = 600_000
+# so few numbers that an agent sees are written, too; of more, a bar has one of so many heights
+WRITTEN, TONES = 8, 32
 IFRAME = (
     '<iframe srcdoc="{}" style="width: 100%; height: {}px; border: 0" allowfullscreen '
     'title="an episode, played"></iframe>'
@@ -79,7 +81,9 @@ def quantise(array: Any, bits: int = 16) -> tuple[dict[str, Any], bytes]:
     fine = np.isfinite(array)
     low, high = (float(array[fine].min()), float(array[fine].max())) if fine.any() else (0.0, 0.0)
     step = (high - low) / (2**bits - 2) or 1.0
-    whole = np.where(fine, 1 + np.round((np.where(fine, array, low) - low) / step), 0).astype(np.int64)
+    whole = np.where(fine, 1 + np.round((np.where(fine, array, low) - low) / step), 0).astype(
+        np.int64
+    )
     change = np.diff(whole, axis=0, prepend=0).astype(f"<u{bits // 8}")
     kept = change.reshape(-1, 1).view(np.uint8).T.tobytes()  # low bytes, then high ones
     return {"shape": list(array.shape), "bits": bits, "low": low, "step": step}, kept
@@ -88,7 +92,9 @@ def quantise(array: Any, bits: int = 16) -> tuple[dict[str, Any], bytes]:
 def restore(note: Mapping[str, Any], kept: bytes) -> np.ndarray:
     """Returns the array of `quantise`, as the page does."""
     planes = np.frombuffer(kept, np.uint8).reshape(note["bits"] // 8, -1)
-    change = sum(plane.astype(np.int64) << 8 * i for i, plane in enumerate(planes)).reshape(note["shape"])
+    change = sum(plane.astype(np.int64) << 8 * i for i, plane in enumerate(planes)).reshape(
+        note["shape"]
+    )
     whole = np.cumsum(change, axis=0) % 2 ** note["bits"]
     return np.where(whole > 0, note["low"] + (whole - 1) * note["step"], np.nan)
 
@@ -96,51 +102,100 @@ def restore(note: Mapping[str, Any], kept: bytes) -> np.ndarray:
 def to_html(scene: Scene, fps: float = 12.0) -> str:
     """Returns the page that plays a scene at `fps` frames a second."""
     packer = Packer()
-    seen = {group: obs for group, obs in scene.obs.items() if np.size(obs[0]) <= OBS_BYTES // len(scene.obs)}
+    seen = {
+        group: obs
+        for group, obs in scene.obs.items()
+        if np.size(obs[0]) <= OBS_BYTES // len(scene.obs)
+    }
     stride = max(1, -(-sum(map(np.size, seen.values())) // OBS_BYTES))
     page = {
-        "frames": scene.num_frames, "fps": float(fps), "captions": scene.captions,
-        "starts": starts(scene.time).tolist(), "extent": scene.extent, "axes": scene.axes, "equal": scene.equal,
-        "labels": [scene.xlabel, scene.ylabel], "trail": scene.trail_length, "colors": COLORS,
-        "limits": {"crowd": CROWD, "segments": SEGMENTS, "opacity": TRAIL_OPACITY, "width": TRAIL_WIDTH,
-                   "written": WRITTEN},
+        "frames": scene.num_frames,
+        "fps": float(fps),
+        "captions": scene.captions,
+        "starts": starts(scene.time).tolist(),
+        "extent": scene.extent,
+        "axes": scene.axes,
+        "equal": scene.equal,
+        "labels": [scene.xlabel, scene.ylabel],
+        "trail": scene.trail_length,
+        "colors": COLORS,
+        "limits": {
+            "crowd": CROWD,
+            "segments": SEGMENTS,
+            "opacity": TRAIL_OPACITY,
+            "width": TRAIL_WIDTH,
+            "written": WRITTEN,
+        },
         "marks": [_pack_mark(packer, mark) for mark in scene.marks],
         "plots": [_pack_plot(packer, scene, plot) for plot in scene.plots],
         "obs": {group: _pack_obs(packer, obs, stride) for group, obs in seen.items()},
-    }  # fmt: skip
+    }
     words = json.dumps(page, allow_nan=False).encode()
     whole = len(words).to_bytes(4, "little") + words + b"".join(packer.parts)
     data = base64.b64encode(zlib.compress(whole, 9)).decode()
-    template = importlib.resources.files("wdjax.drawing").joinpath("player.html").read_text(encoding="utf8")
+    template = (
+        importlib.resources.files("wdjax.drawing")
+        .joinpath("player.html")
+        .read_text(encoding="utf8")
+    )
     return template.replace("EPISODE_DATA", data)
 
 
 def _pack_mark(packer: Packer, mark: Mark) -> dict[str, Any]:
-    plain = ("color", "label", "group", "stroke", "edge", "trail", "width", "dashed", "align", "bold")
-    page = {name: getattr(mark, name) for name in plain if hasattr(mark, name)} | {"kind": type(mark).__name__}
+    plain = (
+        "color",
+        "label",
+        "group",
+        "stroke",
+        "edge",
+        "trail",
+        "width",
+        "dashed",
+        "align",
+        "bold",
+    )
+    page = {name: getattr(mark, name) for name in plain if hasattr(mark, name)} | {
+        "kind": type(mark).__name__
+    }
     if isinstance(mark, Shapes):
         arrays = {name: packer.add(getattr(mark, name)) for name in ("x", "y", "angle")}
         sides = {"w": packer.add(mark.size[..., 0]), "h": packer.add(mark.size[..., 1])}
-        digits = 4 - int(np.floor(np.log10(np.abs(mark.outline).max() or 1.0)))  # of its size: games are of any
+        # of its size: games are of any
+        digits = 4 - int(np.floor(np.log10(np.abs(mark.outline).max() or 1.0)))
         opacity = packer.add(mark.opacity, 8)
-        is_round = mark.outline is DISC and np.array_equal(mark.size[..., 0], mark.size[..., 1], equal_nan=True)
+        is_round = mark.outline is DISC and np.array_equal(
+            mark.size[..., 0], mark.size[..., 1], equal_nan=True
+        )
         outline = {"outline": mark.outline.round(digits).tolist(), "round": is_round}
         return page | arrays | sides | outline | {"opacity": opacity}
     if isinstance(mark, Lines):
         window = None if mark.window is None else mark.window.tolist()
         return page | {"points": packer.add(mark.points), "opacity": mark.opacity, "window": window}
     if isinstance(mark, Text):
-        return page | {"x": packer.add(mark.x), "y": packer.add(mark.y), "texts": mark.texts, "size": mark.size}
-    return page | {"opacity": packer.add(mark.opacity[:, ::-1], 8), "extent": mark.extent, "index": mark.index.tolist()}
+        return page | {
+            "x": packer.add(mark.x),
+            "y": packer.add(mark.y),
+            "texts": mark.texts,
+            "size": mark.size,
+        }
+    return page | {
+        "opacity": packer.add(mark.opacity[:, ::-1], 8),
+        "extent": mark.extent,
+        "index": mark.index.tolist(),
+    }
 
 
 def _pack_plot(packer: Packer, scene: Scene, plot: Plot) -> dict[str, Any]:
     x, xlim, ylim = plot_range(scene, plot)
     series = [
-        {"color": own.color, "label": own.label} | {
-            name: packer.add(value) for name in ("values", "low", "high") if (value := getattr(own, name)) is not None
-        } for own in plot.series
-    ]  # fmt: skip
+        {"color": own.color, "label": own.label}
+        | {
+            name: packer.add(value)
+            for name in ("values", "low", "high")
+            if (value := getattr(own, name)) is not None
+        }
+        for own in plot.series
+    ]
     span = [float(end) for end in (*xlim, *ylim)]
     return {"title": plot.title, "x": packer.add(x), "span": span, "series": series}
 
@@ -148,8 +203,17 @@ def _pack_plot(packer: Packer, scene: Scene, plot: Plot) -> dict[str, Any]:
 def _pack_obs(packer: Packer, obs: Any, stride: int) -> dict[str, Any]:
     """Packs [T, n, D], each number between its least and its greatest; of every `stride`-th frame."""
     obs = np.asarray(obs[::stride], np.float64)
-    low, high = (np.nan_to_num(end(obs, axis=(0, 1), initial=start, where=np.isfinite(obs)), posinf=0, neginf=0)
-                 for end, start in ((np.min, np.inf), (np.max, -np.inf)))  # fmt: skip
+    low, high = (
+        np.nan_to_num(
+            end(obs, axis=(0, 1), initial=start, where=np.isfinite(obs)), posinf=0, neginf=0
+        )
+        for end, start in ((np.min, np.inf), (np.max, -np.inf))
+    )
     shares = np.clip((obs - low) / np.where(high > low, high - low, 1), 0, 1)
     shares = shares if obs.shape[2] <= WRITTEN else np.round(TONES * shares) / TONES
-    return {"shares": packer.add(shares, 8), "stride": stride, "low": low.tolist(), "high": high.tolist()}
+    return {
+        "shares": packer.add(shares, 8),
+        "stride": stride,
+        "low": low.tolist(),
+        "high": high.tolist(),
+    }

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from wdjax.drawing.paint import Layout, Rect, curves_of, draw_curves, draw_ground, draw_mark, draw_trail, lay_out
+from wdjax.drawing.paint import (
+    Layout,
+    Rect,
+    curves_of,
+    draw_curves,
+    draw_ground,
+    draw_mark,
+    draw_trail,
+    lay_out,
+)
 from wdjax.drawing.scene import COLORS, Scene, Shapes, is_static
 
 if TYPE_CHECKING:
@@ -67,7 +76,9 @@ class Pixels:
         path = Path(points.reshape(-1, 2), path_codes(*points.shape[:2], closed))
         self.renderer.draw_path(gc, path, self.flip, (*rgb(color), opacity) if fill else None)
 
-    def polygons(self, points: np.ndarray, color: str, opacity: Any, stroke: float, edge: bool) -> None:
+    def polygons(
+        self, points: np.ndarray, color: str, opacity: Any, stroke: float, edge: bool
+    ) -> None:
         shades = np.round(np.asarray(opacity) * SHADES).astype(int) * (points.shape[1] > 0)
         for shade in np.unique(shades[shades > 0]):
             own = points[shades == shade]
@@ -75,30 +86,50 @@ class Pixels:
                 self._path(own, True, "paper", 1.0, 1.2, fill=False)
             self._path(own, True, color, shade / SHADES, stroke, fill=not stroke)
 
-    def lines(self, points: np.ndarray, color: str, width: float, opacity: float, dashed: bool) -> None:
+    def lines(
+        self, points: np.ndarray, color: str, width: float, opacity: float, dashed: bool
+    ) -> None:
         if len(points) and points.shape[1] > 1:
             self._path(points, False, color, opacity, width, fill=False, dashed=dashed)
 
     def text(
-        self, x: float, y: float, text: str, size: float, color: str, align: str, bold: bool = False,
+        self,
+        x: float,
+        y: float,
+        text: str,
+        size: float,
+        color: str,
+        align: str,
+        bold: bool = False,
         upwards: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         strength = letters(text, round(2 * size) / 2, bold) / np.float32(255)
         strength = np.rot90(strength) if upwards else strength
         height, width = strength.shape
         left = (
-            round(x - {"left": 0, "center": width / 2, "right": width}[align]) if not upwards else round(x - width / 2)
+            round(x - {"left": 0, "center": width / 2, "right": width}[align])
+            if not upwards
+            else round(x - width / 2)
         )
         self._blend(left, round(y - height / 2), strength, color)
 
     def image(self, rect: Rect, opacity: np.ndarray, color: str) -> None:
-        x, y, right, bottom = round(rect[0]), round(rect[1]), round(rect[0] + rect[2]), round(rect[1] + rect[3])
-        self._blend(x, y, enlarged(opacity.tobytes(), opacity.shape, (right - x, bottom - y)), color)
+        x, y, right, bottom = (
+            round(rect[0]),
+            round(rect[1]),
+            round(rect[0] + rect[2]),
+            round(rect[1] + rect[3]),
+        )
+        self._blend(
+            x, y, enlarged(opacity.tobytes(), opacity.shape, (right - x, bottom - y)), color
+        )
 
     def _blend(self, left: int, top: int, strength: np.ndarray, color: str) -> None:
         """Covers pixels with a color, as densely as [h, w] float32 says; what lies outside is left out."""
         height, width = strength.shape
-        part = self.array[max(0, top) : max(0, top + height), max(0, left) : max(0, left + width), :3]
+        part = self.array[
+            max(0, top) : max(0, top + height), max(0, left) : max(0, left + width), :3
+        ]
         own = strength[max(0, -top) :, max(0, -left) :][: part.shape[0], : part.shape[1], None]
         part[:] = part + own * (255 * np.array(rgb(color), np.float32) - part) + 0.5
 
@@ -122,7 +153,9 @@ def letters(text: str, size: float, bold: bool) -> np.ndarray:
     lines = text.split("\n")
     width = max(1, round(max(font.getlength(line) for line in lines)))
     image = Image.new("L", (width, (ascent + descent + 1) * len(lines)))
-    ImageDraw.Draw(image).multiline_text((width / 2, 0), text, 255, font, "ma", spacing=1, align="center")
+    ImageDraw.Draw(image).multiline_text(
+        (width / 2, 0), text, 255, font, "ma", spacing=1, align="center"
+    )
     return np.asarray(image)
 
 
@@ -142,7 +175,9 @@ def enlarged(cells: bytes, shape: tuple[int, int], size: tuple[int, int]) -> np.
     return np.frombuffer(cells, np.float64).reshape(shape)[rows][:, columns].astype(np.float32)
 
 
-def draw_frames(scene: Scene, frames: Iterable[int], size: tuple[int, int] | None = None) -> Iterator[np.ndarray]:
+def draw_frames(
+    scene: Scene, frames: Iterable[int], size: tuple[int, int] | None = None
+) -> Iterator[np.ndarray]:
     """Yields the pictures of these frames, [height, width, 4] uint8, each of which the next one overwrites."""
     layout = lay_out(scene, size)
     canvas = Pixels(layout.size)
@@ -167,7 +202,14 @@ def draw_frame(canvas: Pixels, scene: Scene, layout: Layout, t: int, still: int)
         draw_mark(canvas, scene, layout, mark, t)
     x, top = layout.caption
     lines = 1 + scene.captions[t].count("\n")
-    canvas.text(x, top - (5 + 8.5 * lines) * layout.unit, scene.captions[t], 14 * layout.unit, "text", "center")
+    canvas.text(
+        x,
+        top - (5 + 8.5 * lines) * layout.unit,
+        scene.captions[t],
+        14 * layout.unit,
+        "text",
+        "center",
+    )
 
 
 def picture(scene: Scene, t: int = -1, size: tuple[int, int] | None = None) -> np.ndarray:
@@ -194,14 +236,21 @@ def choose_palette(frames: Iterable[np.ndarray], keep: Iterable[str] = ()) -> np
     """
     from PIL import Image
 
-    codes, counts = np.unique(np.concatenate([frame.reshape(-1) for frame in frames]), return_counts=True)
+    codes, counts = np.unique(
+        np.concatenate([frame.reshape(-1) for frame in frames]), return_counts=True
+    )
     if len(codes) <= PALETTE_COLORS:
         return colors_of(codes)
-    kept = [sum(int(COLORS[name][0][i : i + 2], 16) << 4 * (i - 1) for i in (1, 3, 5)) for name in keep]
+    kept = [
+        sum(int(COLORS[name][0][i : i + 2], 16) << 4 * (i - 1) for i in (1, 3, 5)) for name in keep
+    ]
     commonest = codes[np.argsort(-counts, kind="stable")[: PALETTE_COLORS // 4]]
     exact = np.array(list(dict.fromkeys([*kept, *commonest.tolist()])), codes.dtype)
-    shades = Image.fromarray(colors_of(np.setdiff1d(codes, exact))[None])  # each once: rare hues count as well
-    shades = shades.quantize(PALETTE_COLORS - len(exact), kmeans=1, dither=Image.Dither.NONE).getpalette()
+    # each once: rare hues count as well
+    shades = Image.fromarray(colors_of(np.setdiff1d(codes, exact))[None])
+    shades = shades.quantize(
+        PALETTE_COLORS - len(exact), kmeans=1, dither=Image.Dither.NONE
+    ).getpalette()
     return np.concatenate([colors_of(exact), np.array(shades, np.uint8).reshape(-1, 3)])
 
 
@@ -215,7 +264,8 @@ def to_images(frames: Iterable[np.ndarray], palette: np.ndarray) -> Iterator["Im
     from PIL import Image
 
     colors = palette.astype(np.float32)
-    nearest = np.full(1 << 24, -1, np.int16)  # color -> row of the palette, looked for when the color first comes
+    # color -> row of the palette, looked for when the color first comes
+    nearest = np.full(1 << 24, -1, np.int16)
     own = codes_of(np.insert(palette, 3, 0, axis=1)) & COARSE
     nearest[own[::-1]] = np.arange(len(own))[::-1]
     for frame in frames:

@@ -18,11 +18,17 @@ import numpy as np
 from wdjax.checks import require, require_integer, require_known
 
 COLORS = {  # name -> (on light ground, on dark ground)
-    "blue": ("#245EB6", "#6EA4F4"), "magenta": ("#C843C3", "#E583E0"), "green": ("#2E8B57", "#54C389"),
-    "orange": ("#E07B00", "#F5A54A"), "red": ("#B3261E", "#F07A72"), "ink": ("#444444", "#C9CED6"),
-    "text": ("#1F2933", "#E8EBEF"), "grey": ("#7A7F87", "#949BA6"), "faint": ("#E4E4E4", "#30363D"),
+    "blue": ("#245EB6", "#6EA4F4"),
+    "magenta": ("#C843C3", "#E583E0"),
+    "green": ("#2E8B57", "#54C389"),
+    "orange": ("#E07B00", "#F5A54A"),
+    "red": ("#B3261E", "#F07A72"),
+    "ink": ("#444444", "#C9CED6"),
+    "text": ("#1F2933", "#E8EBEF"),
+    "grey": ("#7A7F87", "#949BA6"),
+    "faint": ("#E4E4E4", "#30363D"),
     "paper": ("#FFFFFF", "#15181C"),
-}  # fmt: skip
+}
 ALIGN = ("left", "center", "right")
 TRAIL = 10  # frames that a trail is long where nobody says
 
@@ -32,10 +38,30 @@ _STAR = np.array([1.0, 0.42] * 5)
 DISC = np.stack([np.cos(_ROUND), np.sin(_ROUND)], axis=1)
 SQUARE = np.array([[-1.0, -1.0], [1.0, -1.0], [1.0, 1.0], [-1.0, 1.0]])
 TRIANGLE = np.array([[0.0, 1.15], [-1.0, -0.75], [1.0, -0.75]])
-STAR = _STAR[:, None] * np.stack([np.sin(np.arange(10) * np.pi / 5), np.cos(np.arange(10) * np.pi / 5)], axis=1)
-CROSS = np.array([[0, 1], [3, 4], [4, 3], [1, 0], [4, -3], [3, -4], [0, -1], [-3, -4], [-4, -3], [-1, 0], [-4, 3],
-                  [-3, 4]]) / 4.0  # fmt: skip
-BAR = np.array([[-0.5, 0.0], [0.5, 0.0], [0.5, 1.0], [-0.5, 1.0]])  # upwards from its place; of sizes (width, height)
+STAR = _STAR[:, None] * np.stack(
+    [np.sin(np.arange(10) * np.pi / 5), np.cos(np.arange(10) * np.pi / 5)], axis=1
+)
+CROSS = (
+    np.array(
+        [
+            [0, 1],
+            [3, 4],
+            [4, 3],
+            [1, 0],
+            [4, -3],
+            [3, -4],
+            [0, -1],
+            [-3, -4],
+            [-4, -3],
+            [-1, 0],
+            [-4, 3],
+            [-3, 4],
+        ]
+    )
+    / 4.0
+)
+# upwards from its place; of sizes (width, height)
+BAR = np.array([[-0.5, 0.0], [0.5, 0.0], [0.5, 1.0], [-0.5, 1.0]])
 
 
 def _floats(value: Any, ndim: int, field: str) -> np.ndarray:
@@ -58,7 +84,9 @@ def _set_plain(mark: Any) -> None:
             try:
                 plain = "" if field.type is str and value is None else field.type(value)
             except (TypeError, ValueError) as error:
-                raise TypeError(f"{field.name} = {value!r}: must be a {field.type.__name__}") from error
+                raise TypeError(
+                    f"{field.name} = {value!r}: must be a {field.type.__name__}"
+                ) from error
             require(field.type is not float or np.isfinite(plain), field.name, value, "finite")
             _set(mark, **{field.name: plain})
 
@@ -69,7 +97,9 @@ def _require_alike(mark: Any, **arrays: np.ndarray) -> tuple[int, int]:
         return np.broadcast_shapes(*(array.shape[:2] for array in arrays.values()))
     except ValueError:
         found = ", ".join(f"{name} {list(array.shape[:2])}" for name, array in arrays.items())
-        raise ValueError(f"{type(mark).__name__}: {found}: must agree in [T, N], but for axes of length 1") from None
+        raise ValueError(
+            f"{type(mark).__name__}: {found}: must agree in [T, N], but for axes of length 1"
+        ) from None
 
 
 def _corners(extent: Any) -> tuple[float, ...]:
@@ -89,8 +119,10 @@ class Shapes:
 
     x: Any  # [T, N] or [N]
     y: Any  # [T, N] or [N]
-    outline: np.ndarray = dataclasses.field(default_factory=lambda: DISC)  # [V, 2], a closed polygon
-    size: Any = 1.0  # [T, N], units of the game that the outline's 1 is; or a tuple (along x, along y) of such
+    outline: np.ndarray = dataclasses.field(default_factory=lambda: DISC)
+    """[V, 2], a closed polygon"""
+    size: Any = 1.0
+    """[T, N], units of the game that the outline's 1 is; or a tuple (along x, along y) of such"""
     angle: Any = 0.0  # [T, N], rad, counter-clockwise
     color: str = "blue"
     opacity: Any = 1.0  # [T, N], 0 to 1
@@ -98,7 +130,8 @@ class Shapes:
     edge: bool = False  # a thin line in the color of the paper, which tells neighbours apart
     label: str = ""  # in the legend
     group: str = (
-        ""  # whose agents these are, all of them in order: where one points, their paths and what they see show
+        # whose agents these are, all of them in order: where one points, their paths and what they see show
+        ""
     )
     trail: bool = False  # whether their last places are shown, the fainter the older
 
@@ -112,7 +145,12 @@ class Shapes:
         frames, _ = np.broadcast_shapes(both["x"].shape, both["y"].shape)
         both |= {name: np.broadcast_to(both[name], (frames, count)) for name in ("x", "y")}
         outline = np.asarray(self.outline, np.float64)
-        fine = outline.ndim == 2 and len(outline) and outline.shape[1] == 2 and np.isfinite(outline).all()
+        fine = (
+            outline.ndim == 2
+            and len(outline)
+            and outline.shape[1] == 2
+            and np.isfinite(outline).all()
+        )
         require(fine, "outline", f"of shape {outline.shape}", "of shape (V, 2), finite")
         _set_plain(self)
         _set(self, **both, outline=outline)
@@ -136,7 +174,12 @@ class Lines:
     def __post_init__(self):
         require_known("color", self.color, COLORS)
         points = _floats(self.points, 4, "points")
-        require(points.shape[3] == 2, "points", f"of shape {np.shape(self.points)}", "of shape (..., V, 2)")
+        require(
+            points.shape[3] == 2,
+            "points",
+            f"of shape {np.shape(self.points)}",
+            "of shape (..., V, 2)",
+        )
         window = None if self.window is None else np.asarray(self.window, np.int64)
         fine = window is None or (window.ndim == 2 and window.shape[1] == 2)
         require(fine, "window", f"of shape {np.shape(window)}", "of shape (T, 2)")
@@ -167,7 +210,12 @@ class Text:
         both = {name: _floats(getattr(self, name), 2, name) for name in ("x", "y")}
         x, y = (np.broadcast_to(array, _require_alike(self, **both)) for array in both.values())
         counts = sorted({len(words) for words in texts})
-        require(counts == [x.shape[1]], "texts", f"{counts} in a frame", f"{x.shape[1]}, as there are places")
+        require(
+            counts == [x.shape[1]],
+            "texts",
+            f"{counts} in a frame",
+            f"{x.shape[1]}, as there are places",
+        )
         _set_plain(self)
         _set(self, x=x, y=y, texts=texts)
 
@@ -211,9 +259,18 @@ class Series:
 
     def __post_init__(self):
         require_known("color", self.color, COLORS)
-        curves = {name: value for name in ("values", "low", "high") if (value := getattr(self, name)) is not None}
+        curves = {
+            name: value
+            for name in ("values", "low", "high")
+            if (value := getattr(self, name)) is not None
+        }
         curves = {name: _floats(value, 1, name) for name, value in curves.items()}
-        require(len(curves) in (1, 3) and "values" in curves, "low and high", sorted(curves), "given both, or neither")
+        require(
+            len(curves) in (1, 3) and "values" in curves,
+            "low and high",
+            sorted(curves),
+            "given both, or neither",
+        )
         _set_plain(self)
         _set(self, **curves)
 
@@ -234,7 +291,12 @@ class Plot:
         require(self.series, "series", self.series, "at least one")
         if self.ylim is not None:
             ends = np.asarray(self.ylim, np.float64)
-            require(ends.shape == (2,) and np.isfinite(ends).all(), "ylim", self.ylim, "two finite numbers")
+            require(
+                ends.shape == (2,) and np.isfinite(ends).all(),
+                "ylim",
+                self.ylim,
+                "two finite numbers",
+            )
             _set(self, ylim=tuple(ends.tolist()))
         _set_plain(self)
 
@@ -250,7 +312,8 @@ class Scene:
 
     marks: Sequence[Mark]  # the lowest first
     captions: Sequence[str]  # [T], over the picture
-    extent: tuple[float, float, float, float] | None = None  # x, y of the lower left and upper right corner
+    extent: tuple[float, float, float, float] | None = None
+    """x, y of the lower left and upper right corner"""
     time: Any = None  # [T] int, steps since the reset; None: 0, 1, ...
     axes: bool = True  # whether a frame with numbers stands around the ground
     equal: bool = True  # whether a unit is as long upwards as sideways
@@ -258,22 +321,36 @@ class Scene:
     ylabel: str = ""  # likewise
     plots: Sequence[Plot] = ()  # beside the ground, or alone
     trail: int | None = None  # frames that a trail is long; None: the environment's `trail`
-    obs: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # group -> [T, n, D], what agents see
+    obs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """group -> [T, n, D], what agents see"""
 
     def __post_init__(self):
         frames = len(self.captions)
         require(frames, "captions", list(self.captions), "one for each frame, at least one")
         time = np.arange(frames) if self.time is None else np.asarray(self.time)
         require(
-            time.shape == (frames,), "time", f"of shape {time.shape}", f"of shape ({frames},), as there are captions"
+            time.shape == (frames,),
+            "time",
+            f"of shape {time.shape}",
+            f"of shape ({frames},), as there are captions",
         )
         require(np.isfinite(time).all(), "time", time, "finite")
         drawn = [*self.marks, *(series for plot in self.plots for series in plot.series)]
         for mark in drawn:
             for array in mark.arrays():
                 name = f"an array of {type(mark).__name__}"
-                require(len(array) in (1, frames), name, f"of length {len(array)}", f"of length 1 or {frames}")
-        require(self.extent is not None or self.plots, "extent", self.extent, "four numbers, where there are no plots")
+                require(
+                    len(array) in (1, frames),
+                    name,
+                    f"of length {len(array)}",
+                    f"of length 1 or {frames}",
+                )
+        require(
+            self.extent is not None or self.plots,
+            "extent",
+            self.extent,
+            "four numbers, where there are no plots",
+        )
         if self.extent is not None:
             _set(self, extent=_corners(self.extent))
         if self.trail is not None:
@@ -281,7 +358,13 @@ class Scene:
             _set(self, trail=int(self.trail))
         _set_plain(self)
         plots = tuple(_of_frames(plot, frames) for plot in self.plots)
-        _set(self, time=time, marks=tuple(self.marks), captions=tuple(map(str, self.captions)), plots=plots)
+        _set(
+            self,
+            time=time,
+            marks=tuple(self.marks),
+            captions=tuple(map(str, self.captions)),
+            plots=plots,
+        )
 
     @property
     def num_frames(self) -> int:
@@ -302,7 +385,10 @@ def _of_frames(plot: Plot, frames: int) -> Plot:
     x = None if plot.x is None else np.asarray(plot.x, np.float64)
     fine = x is None or (x.shape == (frames,) and np.isfinite(x).all())
     require(fine, "x of a Plot", f"of shape {np.shape(x)}", f"of shape ({frames},), finite")
-    whole = lambda array: None if array is None else np.broadcast_to(array, (frames,))  # noqa: E731
+
+    def whole(array) -> np.ndarray | None:
+        return None if array is None else np.broadcast_to(array, (frames,))
+
     series = tuple(
         dataclasses.replace(own, values=whole(own.values), low=whole(own.low), high=whole(own.high))
         for own in plot.series
@@ -347,7 +433,11 @@ def trails(scene: Scene, mark: Shapes, t: int, each: int = 1) -> tuple[np.ndarra
     """Returns the last steps of all places of a mark up to frame t ([K, N, 2, 2], NaN where none) and how strong each
     is ([K], 0 to 1): a full trail fades out, a short one is its newest part. `each`: steps that are one line."""
     first = max(t - scene.trail_length, int(starts(scene.time)[t]), 0)
-    place = np.stack(np.broadcast_arrays(mark.x, mark.y), axis=-1)[first : t + 1] if len(mark.x) > 1 else ()
+    place = (
+        np.stack(np.broadcast_arrays(mark.x, mark.y), axis=-1)[first : t + 1]
+        if len(mark.x) > 1
+        else ()
+    )
     place = place[(len(place) - 1) % each :: each]
     if len(place) < 2:
         return np.zeros((0, 1, 2, 2)), np.zeros(0)

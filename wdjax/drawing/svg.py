@@ -22,12 +22,13 @@ from wdjax.drawing.paint import (
     draw_ground,
     draw_mark,
     lay_out,
-)  # fmt: skip
+)
 from wdjax.drawing.scene import COLORS, DISC, Lines, Mark, Scene, Shapes, Text, at, is_static
 
 MOST = 20_000  # places of agents, over all frames, and vertices of lines that change
 FRAMES = 200  # at most
-NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # controls, halves of pairs
+# controls, halves of pairs
+NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 class Svg:
@@ -36,20 +37,35 @@ class Svg:
     def __init__(self):
         self.parts: list[str] = []
 
-    def polygons(self, points: np.ndarray, color: str, opacity: Any, stroke: float, edge: bool) -> None:
+    def polygons(
+        self, points: np.ndarray, color: str, opacity: Any, stroke: float, edge: bool
+    ) -> None:
         for shade in np.unique(np.round(opacity, 2)):
             own = points[np.round(opacity, 2) == shade]
             if shade > 0 and len(own):
-                self.parts.append(f'<path d="{path_of(own, True)}" {look(color, stroke, edge)} opacity="{shade:g}"/>')
+                self.parts.append(
+                    f'<path d="{path_of(own, True)}" {look(color, stroke, edge)} opacity="{shade:g}"/>'
+                )
 
-    def lines(self, points: np.ndarray, color: str, width: float, opacity: float, dashed: bool) -> None:
+    def lines(
+        self, points: np.ndarray, color: str, width: float, opacity: float, dashed: bool
+    ) -> None:
         if len(points) and points.shape[1] > 1:
-            self.parts.append(f'<path d="{path_of(points, False)}" {line_look(color, width, opacity, dashed)}/>')
+            self.parts.append(
+                f'<path d="{path_of(points, False)}" {line_look(color, width, opacity, dashed)}/>'
+            )
 
     def text(
-        self, x: float, y: float, text: str, size: float, color: str, align: str, bold: bool = False,
+        self,
+        x: float,
+        y: float,
+        text: str,
+        size: float,
+        color: str,
+        align: str,
+        bold: bool = False,
         upwards: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         anchor = {"left": "start", "center": "middle", "right": "end"}[align]
         turn = f' transform="rotate(-90 {x:.1f} {y:.1f})"' if upwards else ""
         weight = ' font-weight="bold"' if bold else ""
@@ -71,7 +87,8 @@ class Svg:
         place = f'x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"'
         data = base64.b64encode(file.getvalue()).decode()
         name = f"m{zlib.crc32((place + data).encode()):08x}"
-        self.parts.append(  # a mask, white where the color shows, which may so be the light or the dark tone
+        # a mask, white where the color shows, which may so be the light or the dark tone
+        self.parts.append(
             f'<mask id="{name}" maskUnits="userSpaceOnUse" {place}><image {place} preserveAspectRatio="none" '
             f'style="image-rendering: pixelated" href="data:image/png;base64,{data}"/></mask>'
             f'<rect {place} class="{color}" mask="url(#{name})"/>'
@@ -86,7 +103,9 @@ def look(color: str, stroke: float, edge: bool) -> str:
 
 def line_look(color: str, width: float, opacity: float, dashed: bool) -> str:
     dashes = f' stroke-dasharray="{3.5 * width:.1f} {2.2 * width:.1f}"' if dashed else ""
-    return f'fill="none" class="s-{color}" stroke-width="{width:.3g}" opacity="{opacity:.2g}"{dashes}'
+    return (
+        f'fill="none" class="s-{color}" stroke-width="{width:.3g}" opacity="{opacity:.2g}"{dashes}'
+    )
 
 
 def path_of(points: np.ndarray, closed: bool) -> str:
@@ -102,13 +121,23 @@ def path_of(points: np.ndarray, closed: bool) -> str:
     return "".join(words)
 
 
-def to_svg(scene: Scene, fps: float = 12.0, hold: float = 1.5, size: tuple[int, int] | None = None) -> str:
+def to_svg(
+    scene: Scene, fps: float = 12.0, hold: float = 1.5, size: tuple[int, int] | None = None
+) -> str:
     """Returns the SVG; its last frame stays for `hold` seconds, then it plays anew."""
     layout = lay_out(scene, size)
-    count = sum(mark.x.shape[1] for mark in scene.marks if isinstance(mark, Shapes) and not is_static(mark))
-    count += sum(mark.points[0].size // 2 for mark in scene.marks if isinstance(mark, Lines) and not is_static(mark))
+    count = sum(
+        mark.x.shape[1] for mark in scene.marks if isinstance(mark, Shapes) and not is_static(mark)
+    )
+    count += sum(
+        mark.points[0].size // 2
+        for mark in scene.marks
+        if isinstance(mark, Lines) and not is_static(mark)
+    )
     most = max(2, min(FRAMES, MOST // max(1, count)))
-    frames = np.unique(np.linspace(0, scene.num_frames - 1, min(scene.num_frames, most)).round().astype(int))
+    frames = np.unique(
+        np.linspace(0, scene.num_frames - 1, min(scene.num_frames, most)).round().astype(int)
+    )
     seconds = (scene.num_frames - 1) / fps + hold
     clock = Clock(frames, frames / fps / seconds if seconds else np.zeros(1), seconds)
     canvas = Svg()
@@ -123,13 +152,20 @@ def to_svg(scene: Scene, fps: float = 12.0, hold: float = 1.5, size: tuple[int, 
 
     def write(canvas: Svg, t: int) -> None:
         k, words = layout.unit, scene.captions[t]
-        canvas.text(x, top - (4 + 8.5 * (1 + words.count("\n"))) * k, words, 14 * k, "text", "center")
+        canvas.text(
+            x, top - (4 + 8.5 * (1 + words.count("\n"))) * k, words, 14 * k, "text", "center"
+        )
 
     _switch(canvas, clock, [scene.captions[t] for t in frames], write)
     width, height = layout.size
-    light, dark = ("".join(
-        f".{name}{{fill:{tones[i]}}}.s-{name}{{stroke:{tones[i]}}}" for name, tones in COLORS.items()
-    ) + f".edge{{stroke:{COLORS['paper'][i]};stroke-width:.6}}" for i in (0, 1))  # fmt: skip
+    light, dark = (
+        "".join(
+            f".{name}{{fill:{tones[i]}}}.s-{name}{{stroke:{tones[i]}}}"
+            for name, tones in COLORS.items()
+        )
+        + f".edge{{stroke:{COLORS['paper'][i]};stroke-width:.6}}"
+        for i in (0, 1)
+    )
     style = f"{light}@media(prefers-color-scheme:dark){{{dark}}}text{{font-family:DejaVu Sans,Verdana,sans-serif}}"
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}">'
@@ -143,13 +179,19 @@ class Clock:
     def __init__(self, frames: np.ndarray, times: np.ndarray, seconds: float):
         self.frames, self.times, self.seconds = frames, times, seconds
 
-    def animate(self, what: str, values: Iterable[str], times: Any = None, glide: bool = False) -> str:
+    def animate(
+        self, what: str, values: Iterable[str], times: Any = None, glide: bool = False
+    ) -> str:
         """Returns the element that gives an attribute these values, one for each of the times."""
         times, values = list(self.times if times is None else times), list(values)
         if glide:  # the last value stays
             times, values = [*times, 1.0], [*values, values[-1]]
         kind, mode = what.split(":"), "linear" if glide else "discrete"
-        name = f'Transform attributeName="transform" type="{kind[1]}"' if kind[1:] else f' attributeName="{kind[0]}"'
+        name = (
+            f'Transform attributeName="transform" type="{kind[1]}"'
+            if kind[1:]
+            else f' attributeName="{kind[0]}"'
+        )
         keys = ";".join(f"{time:.4f}".rstrip("0").rstrip(".") or "0" for time in times)
         return (
             f'<animate{name} values="{";".join(values)}" keyTimes="{keys}" calcMode="{mode}" '
@@ -157,7 +199,9 @@ class Clock:
         )
 
 
-def _switch(canvas: Svg, clock: Clock, keys: Sequence[Any], draw: Callable[[Svg, int], None]) -> None:
+def _switch(
+    canvas: Svg, clock: Clock, keys: Sequence[Any], draw: Callable[[Svg, int], None]
+) -> None:
     """Draws frames one after the other, each for as long as its key is the same."""
     begins = [i for i in range(len(keys)) if i == 0 or keys[i] != keys[i - 1]]
     if len(begins) == 1:
@@ -174,7 +218,10 @@ def _switch(canvas: Svg, clock: Clock, keys: Sequence[Any], draw: Callable[[Svg,
 def _move_mark(canvas: Svg, scene: Scene, layout: Layout, mark: Mark, clock: Clock) -> None:
     if isinstance(mark, Shapes):
         return _move_shapes(canvas, scene, layout, mark, clock)
-    draw = lambda own, t: draw_mark(own, scene, layout, mark, t)  # noqa: E731
+
+    def draw(own, t) -> str:
+        return draw_mark(own, scene, layout, mark, t)
+
     if isinstance(mark, Lines):
         paths = []
         for t in clock.frames:
@@ -184,7 +231,10 @@ def _move_mark(canvas: Svg, scene: Scene, layout: Layout, mark: Mark, clock: Clo
         style = line_look(mark.color, mark.width * layout.unit, mark.opacity, mark.dashed)
         canvas.parts.append(f'<path d="{paths[0]}" {style}>{clock.animate("d", paths)}</path>')
     elif isinstance(mark, Text):
-        keys = [(at(mark.texts, t), at(mark.x, t).tobytes(), at(mark.y, t).tobytes()) for t in clock.frames]
+        keys = [
+            (at(mark.texts, t), at(mark.x, t).tobytes(), at(mark.y, t).tobytes())
+            for t in clock.frames
+        ]
         _switch(canvas, clock, keys, draw)
     else:
         _switch(canvas, clock, [at(mark.index, t) for t in clock.frames], draw)
@@ -192,9 +242,13 @@ def _move_mark(canvas: Svg, scene: Scene, layout: Layout, mark: Mark, clock: Clo
 
 def _move_shapes(canvas: Svg, scene: Scene, layout: Layout, mark: Shapes, clock: Clock) -> None:
     """Each place is a group that moves, and in it the outline, which is turned and enlarged where that changes."""
-    scale = layout.place(scene, np.ones(2)) - layout.place(scene, np.zeros(2))  # px of one of each unit; upwards
+    # px of one of each unit; upwards
+    scale = layout.place(scene, np.ones(2)) - layout.place(scene, np.zeros(2))
     full = (scene.num_frames, mark.x.shape[1])
-    take = lambda array: np.broadcast_to(array, (*full, *array.shape[2:]))[clock.frames]  # noqa: E731
+
+    def take(array) -> np.ndarray:
+        return np.broadcast_to(array, (*full, *array.shape[2:]))[clock.frames]
+
     places = layout.place(scene, take(np.stack([mark.x, mark.y], axis=-1)))
     angles, sizes = take(mark.angle), take(mark.size)
     fine = np.isfinite(places).all(axis=-1) & np.isfinite(angles) & np.isfinite(sizes).all(axis=-1)
@@ -205,17 +259,24 @@ def _move_shapes(canvas: Svg, scene: Scene, layout: Layout, mark: Shapes, clock:
             continue
         shown = fine[:, i]
         known = np.maximum.accumulate(np.where(shown, np.arange(len(shown)), np.argmax(shown)))
-        filled, size = places[known, i], sizes[known, i]  # where it is not shown, it waits as it was
+        # where it is not shown, it waits as it was
+        filled, size = places[known, i], sizes[known, i]
         degrees = -np.degrees(np.unwrap(angles[known, i]))
         animations, inner = "", ""
         biggest = np.abs(size).max(axis=0)
         path = path_of((mark.outline * biggest * scale)[None], True)
         if np.ptp(size, axis=0).any():
             share = size / np.where(biggest > 0, biggest, 1)
-            inner += clock.animate("transform:scale", [f"{w:.3g} {h:.3g}" for w, h in share], glide=True)
-        outline = f'<path d="{path}" {look(mark.color, mark.stroke * layout.unit, edge)}>{inner}</path>'
+            inner += clock.animate(
+                "transform:scale", [f"{w:.3g} {h:.3g}" for w, h in share], glide=True
+            )
+        outline = (
+            f'<path d="{path}" {look(mark.color, mark.stroke * layout.unit, edge)}>{inner}</path>'
+        )
         if degrees.any():
-            turn = clock.animate("transform:rotate", [f"{angle:.0f}" for angle in degrees], glide=True)
+            turn = clock.animate(
+                "transform:rotate", [f"{angle:.0f}" for angle in degrees], glide=True
+            )
             outline = f'<g transform="rotate({degrees[0]:.0f})">{outline}{turn}</g>'
         move = [f"{x:.1f} {y:.1f}" for x, y in filled]
         if len(set(move)) > 1:
@@ -235,7 +296,11 @@ def _move_curves(canvas: Svg, scene: Scene, layout: Layout, clock: Clock) -> Non
     for color, points in curves_of(scene, layout):
         canvas.lines(points[None], color, 1.5 * k, 0.8, False)
         dots = points[clock.frames]
-        dots = dots[np.isfinite(dots).all(axis=-1)] if len(dots) == 1 else np.where(np.isfinite(dots), dots, -99.0)
+        dots = (
+            dots[np.isfinite(dots).all(axis=-1)]
+            if len(dots) == 1
+            else np.where(np.isfinite(dots), dots, -99.0)
+        )
         if len(dots):
             move = [f"{a:.1f} {b:.1f}" for a, b in dots]
             shape = f'<path d="{path_of(3 * k * DISC[None], True)}" class="{color}"/>'

@@ -33,7 +33,8 @@ CONTRACT = (
     rules.masks_fit_the_actions,
     rules.state_is_a_frozen_dataclass,
     rules.reset_observes_what_the_space_says,
-    rules.functions_are_traceable,  # no branch of Python, no NumPy on what is traced; they return what they must
+    # no branch of Python, no NumPy on what is traced; they return what they must
+    rules.functions_are_traceable,
     rules.nothing_calls_the_host,
     rules.step_observes_what_the_space_says,
     rules.step_keeps_the_structure_of_the_state,
@@ -63,9 +64,14 @@ CONTRACT_OF_PLAY = (
 
 
 def check_env(
-    env: Env | str, params: Any = None, twin: Callable | None = None, num_steps: int = 10_000, seed: int = 0,
-    rtol: float = 1e-5, atol: float = 1e-5,
-) -> None:  # fmt: skip
+    env: Env | str,
+    params: Any = None,
+    twin: Callable | None = None,
+    num_steps: int = 10_000,
+    seed: int = 0,
+    rtol: float = 1e-5,
+    atol: float = 1e-5,
+) -> None:
     """Checks that an environment keeps the contract of `wdjax.Env`; returns None where it does.
 
     Calls `reset` and `step` under jit, vmap and scan, and plays `num_steps` random steps: 10 replicas side by side,
@@ -109,13 +115,17 @@ def require_rules(env: Env, params: Any, contract: Iterable[Callable[[Case], Non
         raise EnvCheckError(f"{case.name}: {error}") from error.__cause__
 
 
-def _make_case(env: Any, params: Any, twin: Any, num_steps: int, seed: int, rtol: float, atol: float) -> Case:
+def _make_case(
+    env: Any, params: Any, twin: Any, num_steps: int, seed: int, rtol: float, atol: float
+) -> Case:
     if isinstance(env, str):
         from wdjax.envs import make
 
         env = make(env)[0]
     if not isinstance(env, Env):
-        raise TypeError(f"env = {env!r}: must be a wdjax.Env (an instance), or the name of a registered one")
+        raise TypeError(
+            f"env = {env!r}: must be a wdjax.Env (an instance), or the name of a registered one"
+        )
     if twin is not None and not callable(twin):
         raise TypeError(f"twin = {twin!r}: must be a function with the arguments of step, or None")
     require_integer("num_steps", num_steps, 1)
@@ -126,7 +136,9 @@ def _make_case(env: Any, params: Any, twin: Any, num_steps: int, seed: int, rtol
         require(0 <= value < math.inf, name, value, "at least 0, and finite")
     defaults = env.default_params
     if params is not None and type(params) is not type(defaults):
-        raise TypeError(f"params = {params!r}: must be of type {type(defaults).__name__}, as default_params is")
+        raise TypeError(
+            f"params = {params!r}: must be of type {type(defaults).__name__}, as default_params is"
+        )
     params = defaults if params is None else params
     if rules.is_frozen_pytree(defaults):  # else the rule of params says so
         params = cast_params(params, defaults)

@@ -22,16 +22,24 @@ RETURNS = {"reset": ("obs", "state"), "step": ("obs", *_PLAYED), "advance": ("sc
 
 # What tracing cannot do -> (what the author's code did, what to write instead). The first that fits is told.
 _TRACING_ERRORS: dict[type[Exception], tuple[str, str]] = {
-    jax.errors.TracerBoolConversionError: ("branches on a traced value", "use jnp.where or lax.cond"),
+    jax.errors.TracerBoolConversionError: (
+        "branches on a traced value",
+        "use jnp.where or lax.cond",
+    ),
     jax.errors.TracerIntegerConversionError: (
-        "uses a traced value as a Python index or count", "index a jax array with it, or use lax.fori_loop",
+        "uses a traced value as a Python index or count",
+        "index a jax array with it, or use lax.fori_loop",
     ),
     jax.errors.TracerArrayConversionError: ("hands a traced value to NumPy", "use jax.numpy"),
     jax.errors.NonConcreteBooleanIndexError: ("picks elements by a traced mask", "use jnp.where"),
-    jax.errors.ConcretizationTypeError: ("makes a Python number of a traced value", "keep it a jax array"),
-}  # fmt: skip
+    jax.errors.ConcretizationTypeError: (
+        "makes a Python number of a traced value",
+        "keep it a jax array",
+    ),
+}
 _LIBRARIES = tuple(str(Path(module.__file__).parent) for module in (jax, np))
-_CHECKER, _CORE = Path(__file__).parents[:2]  # the folders of this file and of wdjax's core, not of its games
+# the folders of this file and of wdjax's core, not of its games
+_CHECKER, _CORE = Path(__file__).parents[:2]
 
 
 class EnvCheckError(ValueError):
@@ -80,12 +88,16 @@ class Case:
     @functools.cached_property
     def step(self) -> tuple[Any, dict[str, Any]]:
         """(the jaxpr of step, what it returns by name, as shapes)."""
-        return trace("step", self.env.step, self.key, self.reset[1]["state"], self.action, self.params)
+        return trace(
+            "step", self.env.step, self.key, self.reset[1]["state"], self.action, self.params
+        )
 
     @functools.cached_property
     def advance(self) -> tuple[Any, dict[str, Any]]:
         """(the jaxpr of advance, what it returns by name, as shapes)."""
-        return trace("advance", self.env.advance, self.key, self.reset[1]["state"], self.action, self.params)
+        return trace(
+            "advance", self.env.advance, self.key, self.reset[1]["state"], self.action, self.params
+        )
 
     @functools.cached_property
     def step_replicas(self) -> Callable:
@@ -99,13 +111,17 @@ class Case:
 
     def by_group(self, value: Any) -> dict[str, Any]:
         """Returns the parts of an observation, a reward ... by group; a single agent's under the name ''."""
-        return {group: value[group] for group in self.env.groups} if self.env.groups else {"": value}
+        return (
+            {group: value[group] for group in self.env.groups} if self.env.groups else {"": value}
+        )
 
 
 def quick_jit(function: Callable) -> Callable:
     """Returns jax.jit for a program that runs once: on the CPU it is compiled in half the time, to slower code."""
     on_cpu = jax.default_backend() == "cpu"
-    return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0} if on_cpu else None)
+    return jax.jit(
+        function, compiler_options={"xla_backend_optimization_level": 0} if on_cpu else None
+    )
 
 
 def trace(method: str, function: Callable, *args: Any) -> tuple[Any, dict[str, Any]]:
@@ -115,8 +131,12 @@ def trace(method: str, function: Callable, *args: Any) -> tuple[Any, dict[str, A
         leaves, structure = jax.tree.flatten(args)
         result = function(*args)
         leaves_after, structure_after = jax.tree.flatten(args)
-        if structure != structure_after or any(a is not b for a, b in zip(leaves, leaves_after, strict=True)):
-            fail(f"{method} changes its arguments in place: build new dicts and lists, as {{**old, name: new}} does")
+        if structure != structure_after or any(
+            a is not b for a, b in zip(leaves, leaves_after, strict=True)
+        ):
+            fail(
+                f"{method} changes its arguments in place: build new dicts and lists, as {{**old, name: new}} does"
+            )
         names = RETURNS[method]
         if not isinstance(result, tuple) or len(result) != len(names):
             found = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
@@ -124,7 +144,9 @@ def trace(method: str, function: Callable, *args: Any) -> tuple[Any, dict[str, A
         named = dict(zip(names, result, strict=True))
         for name, leaf in named_leaves(named):
             if not is_number(leaf):
-                fail(f"{method} returns {name} = {leaf!r:.80}: must be an array, a number, or a pytree of them")
+                fail(
+                    f"{method} returns {name} = {leaf!r:.80}: must be an array, a number, or a pytree of them"
+                )
         return named
 
     with explained(method):
@@ -141,16 +163,24 @@ def explained(method: str) -> Iterator[None]:
         for refused, (deed, remedy) in _TRACING_ERRORS.items():
             if isinstance(error, refused):
                 fail(f"{method} {deed} at {author_line(error)}: {remedy}", error)
-        if isinstance(error, (TypeError, ValueError)) and ("concrete values" in str(error) or _is_of_a_tracer(error)):
+        if isinstance(error, (TypeError, ValueError)) and (
+            "concrete values" in str(error) or _is_of_a_tracer(error)
+        ):
             remedy = "a size must be a static field of the environment"
-            fail(f"{method} makes a shape of a traced value at {author_line(error)}: {remedy}", error)
+            fail(
+                f"{method} makes a shape of a traced value at {author_line(error)}: {remedy}", error
+            )
         raise
 
 
 def author_line(error: BaseException) -> str:
     """Returns "file.py:line" of the innermost frame that is neither jax's, NumPy's nor the wdjax core's."""
     others = ("<string>", *_LIBRARIES)  # the first: a constructor that dataclasses wrote
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(others)]
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith(others)
+    ]
     frames = [frame for frame in frames if Path(frame.filename).parent not in (_CHECKER, _CORE)]
     return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "an unknown line"
 
@@ -171,7 +201,9 @@ def space_parts(space: Space, value: Any, name: str) -> Iterator[tuple[str, Spac
         return
     if not isinstance(value, Mapping) or set(value) != set(space.spaces):
         found = sorted(value) if isinstance(value, Mapping) else type(value).__name__
-        fail(f"{name} is {found}: observation_space says a dict with the keys {sorted(space.spaces)}")
+        fail(
+            f"{name} is {found}: observation_space says a dict with the keys {sorted(space.spaces)}"
+        )
     for key, part in space.spaces.items():
         yield from space_parts(part, value[key], f"{name}[{key!r}]")
 
@@ -197,5 +229,7 @@ def _sample_allowed(space: Space, key: jax.Array, obs: Any) -> jax.Array:
     masks = jnp.split(obs[MASK], np.cumsum(sizes)[:-1], axis=-1)
     keys = jax.random.split(key, len(sizes))
     logits = [jnp.where(mask > 0, 0.0, -1e9) for mask in masks]
-    chosen = [jax.random.categorical(keys[i], row).astype(jnp.int32) for i, row in enumerate(logits)]
+    chosen = [
+        jax.random.categorical(keys[i], row).astype(jnp.int32) for i, row in enumerate(logits)
+    ]
     return chosen[0] if isinstance(space, Discrete) else jnp.stack(chosen, axis=-1)

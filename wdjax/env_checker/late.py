@@ -19,11 +19,19 @@ def advance_returns_what_step_does(case: Case) -> None:
         return
     for name in ("advance", "observe"):
         if getattr(type(case.env), name) is getattr(Env, name):
-            fail(f"observes_late is True, but {case.name} has no {name}: write it, or leave observes_late False")
-    by_step, by_advance = ({name: found[name] for name in PLAYED} for _, found in (case.step, case.advance))
+            fail(
+                f"observes_late is True, but {case.name} has no {name}: write it, or leave observes_late False"
+            )
+    by_step, by_advance = (
+        {name: found[name] for name in PLAYED} for _, found in (case.step, case.advance)
+    )
     if jax.tree.structure(by_step) != jax.tree.structure(by_advance):
-        fail("advance returns parts of another structure than step: return what step does, with a scene for obs")
-    for (name, one), (_, other) in zip(named_leaves(by_step), named_leaves(by_advance), strict=True):
+        fail(
+            "advance returns parts of another structure than step: return what step does, with a scene for obs"
+        )
+    for (name, one), (_, other) in zip(
+        named_leaves(by_step), named_leaves(by_advance), strict=True
+    ):
         if words(one) != words(other):
             fail(f"advance returns {name} as {words(other)}, step as {words(one)}: return the same")
     for scene in (case.reset[1]["state"], case.advance[1]["scene"]):
@@ -36,14 +44,19 @@ def advance_plays_what_step_does(case: Case, play: Play) -> None:
     """Repeats some of the steps, and observes their states: a state is the scene of its own first observation."""
     if not may_observe_late(case.env):
         return
-    t, n = np.unravel_index(np.linspace(0, play.time.size - 1, NUM_PAIRS).astype(int), play.time.shape)
+    t, n = np.unravel_index(
+        np.linspace(0, play.time.size - 1, NUM_PAIRS).astype(int), play.time.shape
+    )
     some = jax.tree.map(lambda leaf: leaf[t, n], play)
 
     @quick_jit
     @jax.vmap
     def by_advance(key: jax.Array, state: Any, action: Any) -> tuple[Any, dict[str, Any]]:
         scene, *played = case.env.advance(key, state, action, case.params)
-        observe = lambda scene: case.env.observe(scene, case.params)  # noqa: E731
+
+        def observe(scene) -> Any:
+            return case.env.observe(scene, case.params)
+
         return observe(state), {"obs": observe(scene), **dict(zip(PLAYED, played, strict=True))}
 
     first, played = by_advance(some.key, some.state, some.action)
@@ -53,12 +66,20 @@ def advance_plays_what_step_does(case: Case, play: Play) -> None:
     _compare(case, some, "observe of the state", obs[0], "reset", obs[1])
 
 
-def _compare(case: Case, some: Play, way: str, found: dict[str, Any], method: str, expected: dict[str, Any]) -> None:
+def _compare(
+    case: Case, some: Play, way: str, found: dict[str, Any], method: str, expected: dict[str, Any]
+) -> None:
     for (name, a), (_, b) in zip(named_leaves(found), named_leaves(expected), strict=True):
         exact = is_key(b) or b.dtype.kind != "f"
         a, b = as_numpy(a)[None], as_numpy(b)[None]
         index = find(a != b if exact else ~np.isclose(a, b, case.rtol, case.atol, equal_nan=True))
         if index:
-            moment = "at a reset" if method == "reset" else f"in step {int(some.time[index[1]]) + 1} of an episode"
-            fail(f"{way} gives {name}{element(index)} = {a[index]} {moment}, {method} {b[index]}: a batch plays the "
-                 "first, so make them agree, or leave observes_late False")  # fmt: skip
+            moment = (
+                "at a reset"
+                if method == "reset"
+                else f"in step {int(some.time[index[1]]) + 1} of an episode"
+            )
+            fail(
+                f"{way} gives {name}{element(index)} = {a[index]} {moment}, {method} {b[index]}: a batch plays the "
+                "first, so make them agree, or leave observes_late False"
+            )

@@ -28,7 +28,9 @@ def is_key(leaf: Any) -> bool:
 
 def as_numpy(leaf: Any) -> np.ndarray:
     """Returns the array; of typed keys their data."""
-    return np.asarray(jax.random.key_data(leaf) if isinstance(leaf, jax.Array) and is_key(leaf) else leaf)
+    return np.asarray(
+        jax.random.key_data(leaf) if isinstance(leaf, jax.Array) and is_key(leaf) else leaf
+    )
 
 
 def words(leaf: Any) -> str:

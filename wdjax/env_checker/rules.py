@@ -17,7 +17,17 @@ import numpy as np
 from jax.experimental import checkify
 
 from wdjax.env import require_batched_spaces, static_names
-from wdjax.env_checker.case import MASK, RETURNS, Case, explained, fail, has_mask, quick_jit, sample_action, space_parts
+from wdjax.env_checker.case import (
+    MASK,
+    RETURNS,
+    Case,
+    explained,
+    fail,
+    has_mask,
+    quick_jit,
+    sample_action,
+    space_parts,
+)
 from wdjax.env_checker.leaves import as_numpy, is_number, named_leaves, words
 from wdjax.vector import RESERVED_INFO
 
@@ -29,21 +39,37 @@ def env_is_a_value(case: Case) -> None:
     annotations = inspect.get_annotations(own_class).items()
     annotated = [name for name, kind in annotations if "ClassVar" not in str(kind)]
     assigned = [
-        name for name in vars(case.env) if not isinstance(getattr(own_class, name, None), functools.cached_property)
+        name
+        for name in vars(case.env)
+        if not isinstance(getattr(own_class, name, None), functools.cached_property)
     ]
-    for name in annotated + assigned:  # what is no field has no part in equality: two environments would be one to jit
+    # what is no field has no part in equality: two environments would be one to jit
+    for name in annotated + assigned:
         if name not in names:
-            remedy = "above its class, with a line `name: type = default` for each field and no __init__"
-            fail(f"{case.name}.{name} is no field: write @dataclasses.dataclass(frozen=True) {remedy}")
-    fields = {field.name: getattr(case.env, field.name) for field in dataclasses.fields(case.env) if field.init}
+            remedy = (
+                "above its class, with a line `name: type = default` for each field and no __init__"
+            )
+            fail(
+                f"{case.name}.{name} is no field: write @dataclasses.dataclass(frozen=True) {remedy}"
+            )
+    fields = {
+        field.name: getattr(case.env, field.name)
+        for field in dataclasses.fields(case.env)
+        if field.init
+    }
     for name, value in fields.items():
         try:
             hash(value)
         except TypeError as error:
             kind = type(value).__name__
-            fail(f"{case.name}.{name} is a {kind}, which has no hash: make it a number, a string or a tuple", error)
+            fail(
+                f"{case.name}.{name} is a {kind}, which has no hash: make it a number, a string or a tuple",
+                error,
+            )
     own = static_names(case.env)  # the others hold another library's object, which is what it is
-    same = type(case.env)(**{name: copy.deepcopy(value) if name in own else value for name, value in fields.items()})
+    same = type(case.env)(
+        **{name: copy.deepcopy(value) if name in own else value for name, value in fields.items()}
+    )
     if same != case.env or hash(same) != hash(case.env):
         remedy = "give its fields values that compare by what they hold, and leave __eq__ and __hash__ to the dataclass"
         fail(f"{case.name} does not equal a copy of itself: {remedy}")
@@ -53,12 +79,20 @@ def params_are_frozen_numbers(case: Case) -> None:
     params = case.env.default_params
     kind = type(params).__name__
     if not is_frozen_pytree(params):
-        fail(f"default_params is of type {kind}, no frozen pytree: decorate it with flax.struct.dataclass")
-    for name in sorted({field.name for field in dataclasses.fields(params)} & set(static_names(case.env))):
-        fail(f"{name} is a field of {case.name} and of its params, so make(...) can set only one: rename one of them")
+        fail(
+            f"default_params is of type {kind}, no frozen pytree: decorate it with flax.struct.dataclass"
+        )
+    for name in sorted(
+        {field.name for field in dataclasses.fields(params)} & set(static_names(case.env))
+    ):
+        fail(
+            f"{name} is a field of {case.name} and of its params, so make(...) can set only one: rename one of them"
+        )
     for name, leaf in named_leaves({"params": params}):
         if not is_number(leaf):
-            fail(f"{name} = {leaf!r:.80}: must be a number or an array (a static choice is a field of {case.name})")
+            fail(
+                f"{name} = {leaf!r:.80}: must be a number or an array (a static choice is a field of {case.name})"
+            )
     try:
         case.env.check_params(case.params)
     except (ValueError, TypeError) as error:
@@ -66,14 +100,20 @@ def params_are_frozen_numbers(case: Case) -> None:
 
 
 def is_frozen_pytree(value: Any) -> bool:
-    frozen = dataclasses.is_dataclass(value) and type(value).__dataclass_params__.frozen and hasattr(value, "replace")
+    frozen = (
+        dataclasses.is_dataclass(value)
+        and type(value).__dataclass_params__.frozen
+        and hasattr(value, "replace")
+    )
     return frozen and not jax.tree_util.all_leaves([value])  # without a field it is still no leaf
 
 
 def groups_are_counts(case: Case) -> None:
     groups = case.env.groups
     if not isinstance(groups, Mapping):
-        fail(f"groups is of type {type(groups).__name__}: return a dict of names and numbers of agents")
+        fail(
+            f"groups is of type {type(groups).__name__}: return a dict of names and numbers of agents"
+        )
     for name, size in groups.items():
         if not isinstance(name, str):
             fail(f"the group {name!r} has no name: make its key in groups a string")
@@ -89,10 +129,16 @@ def spaces_fit_the_groups(case: Case) -> None:
         require_batched_spaces(case.env, case.params)
     except ValueError as error:
         fail(str(error))
-    for method, space in (("observation_space", case.observation_space), ("action_space", case.action_space)):
+    for method, space in (
+        ("observation_space", case.observation_space),
+        ("action_space", case.action_space),
+    ):
         for group, num in case.env.groups.items():
-            if space[group] != space[group].single.batch(num):  # of some agents the bounds are others
-                fail(f"{method}[{group!r}] is no batch of {num} agents: return one agent's space.batch({num})")
+            # of some agents the bounds are others
+            if space[group] != space[group].single.batch(num):
+                fail(
+                    f"{method}[{group!r}] is no batch of {num} agents: return one agent's space.batch({num})"
+                )
 
 
 def masks_fit_the_actions(case: Case) -> None:
@@ -103,9 +149,13 @@ def masks_fit_the_actions(case: Case) -> None:
         of_group = f" of group {group!r}" if group else ""
         sizes, shape = getattr(actions[group], "nvec", ()), observation[MASK].single.shape
         if not sizes:
-            fail(f"{MASK}{of_group} masks a {type(actions[group]).__name__}: only (Multi)Discrete actions have a mask")
+            fail(
+                f"{MASK}{of_group} masks a {type(actions[group]).__name__}: only (Multi)Discrete actions have a mask"
+            )
         if shape != (sum(sizes),):
-            fail(f"{MASK}{of_group} has the shape {shape}: must be ({sum(sizes)},), an entry for each choice")
+            fail(
+                f"{MASK}{of_group} has the shape {shape}: must be ({sum(sizes)},), an entry for each choice"
+            )
 
 
 # --- tracing ---
@@ -115,15 +165,20 @@ def functions_are_traceable(case: Case) -> None:
     _ = case.reset, case.step  # the traces explain themselves where they fail
     for method in ("observation_space", "action_space"):
         with explained(method):
-            jax.eval_shape(lambda key, params, method=method: getattr(case.env, method)(params).sample(key),
-                           case.key, case.params)  # fmt: skip
+            jax.eval_shape(
+                lambda key, params, method=method: getattr(case.env, method)(params).sample(key),
+                case.key,
+                case.params,
+            )
 
 
 def nothing_calls_the_host(case: Case) -> None:
     for method, (jaxpr, _) in (("reset", case.reset), ("step", case.step)):
         for name in primitives(jaxpr):
             if "callback" in name or name == "debug_print":
-                fail(f"{method} calls back to the host ({name}): write it with jax operations, and print nothing")
+                fail(
+                    f"{method} calls back to the host ({name}): write it with jax operations, and print nothing"
+                )
 
 
 def primitives(jaxpr: Any) -> Iterator[str]:
@@ -154,7 +209,9 @@ def _trace_twice(case: Case, watch: Any, refused: str, fault: str) -> None:
         reset_key, *step_keys = jax.random.split(key, 3)
         _, state = env.reset(reset_key, params)
         for step_key in step_keys:
-            _, state, *rest = env.step(step_key, state, jax.tree.map(jnp.zeros_like, case.action), params)
+            _, state, *rest = env.step(
+                step_key, state, jax.tree.map(jnp.zeros_like, case.action), params
+            )
         return state, rest
 
     for method, calls in (("reset", lambda key, params: env.reset(key, params)), ("step", steps)):
@@ -188,7 +245,10 @@ def step_observes_what_the_space_says(case: Case) -> None:
 
 def check_observation(case: Case, method: str, obs: Any) -> None:
     for name, space, leaf in space_parts(case.observation_space, obs, "obs"):
-        if not hasattr(leaf, "shape") or (leaf.shape, leaf.dtype) != (space.shape, jnp.dtype(space.dtype)):
+        if not hasattr(leaf, "shape") or (leaf.shape, leaf.dtype) != (
+            space.shape,
+            jnp.dtype(space.dtype),
+        ):
             asked = f"{jnp.dtype(space.dtype)} of shape {space.shape}"
             fail(f"{method} returns {name} as {words(leaf)}: observation_space says {asked}")
 
@@ -201,7 +261,9 @@ def step_keeps_the_structure_of_the_state(case: Case) -> None:
     pairs = zip(named_leaves({"state": first}), named_leaves({"state": after}), strict=True)
     for (name, one), (_, other) in pairs:
         if words(one) != words(other):
-            fail(f"step returns {name} as {words(other)}, reset as {words(one)}: cast or reshape one of them")
+            fail(
+                f"step returns {name} as {words(other)}, reset as {words(one)}: cast or reshape one of them"
+            )
 
 
 def rewards_and_ends_are_per_agent(case: Case) -> None:
@@ -221,7 +283,9 @@ def rewards_and_ends_are_per_agent(case: Case) -> None:
 def info_holds_scalars(case: Case) -> None:
     info = case.step[1]["info"]
     if not isinstance(info, Mapping):
-        fail(f"step returns info as {type(info).__name__}: must be a dict, empty where there is nothing to tell")
+        fail(
+            f"step returns info as {type(info).__name__}: must be a dict, empty where there is nothing to tell"
+        )
     for name, leaf in info.items():
         if name in RESERVED_INFO:
             fail(f"step returns info[{name!r}], a name of wdjax.vectorize: choose another one")
@@ -248,9 +312,17 @@ def same_inputs_give_the_same(case: Case) -> None:
     They are without `checkify.debug_check`s: in a program each of these has a number of its own.
     """
     state = case.reset[1]["state"]
-    for method, args in (("reset", (case.key, case.params)), ("step", (case.key, state, case.action, case.params))):
-        call = lambda *args, method=method: getattr(case.env, method)(*args)  # noqa: E731
-        programs = {jax.jit(checkify.checkify(call, frozenset())).lower(*args).as_text() for _ in range(2)}
+    for method, args in (
+        ("reset", (case.key, case.params)),
+        ("step", (case.key, state, case.action, case.params)),
+    ):
+
+        def call(*args, method=method) -> Any:
+            return getattr(case.env, method)(*args)
+
+        programs = {
+            jax.jit(checkify.checkify(call, frozenset())).lower(*args).as_text() for _ in range(2)
+        }
         if len(programs) > 1:
             remedy = "draw with jax.random from key, and keep nothing from one call to the next"
             fail(f"{method} gives something else for the same inputs when called again: {remedy}")
@@ -272,12 +344,22 @@ def steps_compile_once(case: Case) -> None:
         pairs = zip(named_leaves({"state": first}), named_leaves({"state": second}), strict=True)
         weak = [name for (name, one), (_, other) in pairs if one.weak_type != other.weak_type]
         remedy = "give it a dtype in reset and in step, as jnp.float32(0.0) does"
-        fail(f"step is compiled again for its own state: {', '.join(weak)} comes from a bare Python number: {remedy}")
-    on_device = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), jnp.result_type(leaf)), case.params)
+        fail(
+            f"step is compiled again for its own state: {', '.join(weak)} comes from a bare Python number: {remedy}"
+        )
+    on_device = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), jnp.result_type(leaf)), case.params
+    )
     jax.eval_shape(step, case.key, second, case.action, on_device)
     if len(traces) > 1:
-        bare = [name for name, leaf in named_leaves({"params": case.params}) if isinstance(leaf, (int, float))]
-        fail(f"step is compiled again for params on a device: write {', '.join(bare)} as np.float32(...)")
+        bare = [
+            name
+            for name, leaf in named_leaves({"params": case.params})
+            if isinstance(leaf, (int, float))
+        ]
+        fail(
+            f"step is compiled again for params on a device: write {', '.join(bare)} as np.float32(...)"
+        )
 
 
 def params_can_be_batched(case: Case) -> None:
@@ -289,7 +371,10 @@ def params_can_be_batched(case: Case) -> None:
     except Exception as error:
         remedy = "compare with np.all(...), and arrays of numbers against params with a trailing [..., None]"
         fail(f"check_params fails for params with a leading axis: {remedy}", error)
-    play = lambda key, params: first_step(case, key, params)  # noqa: E731
+
+    def play(key, params) -> Any:
+        return first_step(case, key, params)
+
     keys = jax.vmap(jax.random.key)(case.seed + np.arange(len(variants)))
     together, alone = quick_jit(jax.vmap(play))(keys, batch), quick_jit(play)
     for i, params in enumerate(variants):
@@ -300,12 +385,17 @@ def params_can_be_batched(case: Case) -> None:
                 a, b = as_numpy(a), as_numpy(b)[i]
                 if not np.allclose(a, b, case.rtol, case.atol, equal_nan=True):
                     remedy = "correct its custom_vmap rule, or what looks at the number of axes"
-                    fail(f"{method} gives another {name} under vmap than alone, {b} instead of {a}: {remedy}")
+                    fail(
+                        f"{method} gives another {name} under vmap than alone, {b} instead of {a}: {remedy}"
+                    )
 
 
 def vary(case: Case, factor: float) -> Any:
     """Returns params with every float times a factor, or as they are where check_params refuses these."""
-    scale = lambda leaf: np.asarray(leaf * factor, leaf.dtype) if as_numpy(leaf).dtype.kind == "f" else leaf  # noqa: E731
+
+    def scale(leaf) -> Any:
+        return np.asarray(leaf * factor, leaf.dtype) if as_numpy(leaf).dtype.kind == "f" else leaf
+
     varied = jax.tree.map(lambda leaf: scale(np.asarray(leaf)), case.params)
     try:
         case.env.check_params(varied)

@@ -15,19 +15,61 @@ import numpy as np
 
 # What Triton computes number by number (as jax/_src/pallas/triton/lowering.py lists it) as XLA does.
 PLAIN = (
-    "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "ceil", "cos", "cosh",
-    "eq", "exp", "exp2", "expm1", "floor", "ge", "gt", "integer_pow", "is_finite", "le", "log", "log1p",
-    "logistic", "lt", "mul", "ne", "nextafter", "not", "or", "rsqrt", "sin", "sinh", "sqrt", "square", "sub", "tan",
-    "tanh", "xor",
-)  # fmt: skip
+    "acos",
+    "acosh",
+    "add",
+    "add_any",
+    "and",
+    "asin",
+    "asinh",
+    "atan",
+    "atan2",
+    "atanh",
+    "cbrt",
+    "ceil",
+    "cos",
+    "cosh",
+    "eq",
+    "exp",
+    "exp2",
+    "expm1",
+    "floor",
+    "ge",
+    "gt",
+    "integer_pow",
+    "is_finite",
+    "le",
+    "log",
+    "log1p",
+    "logistic",
+    "lt",
+    "mul",
+    "ne",
+    "nextafter",
+    "not",
+    "or",
+    "rsqrt",
+    "sin",
+    "sinh",
+    "sqrt",
+    "square",
+    "sub",
+    "tan",
+    "tanh",
+    "xor",
+)
 HALVES = (jnp.dtype(jnp.float16), jnp.dtype(jnp.bfloat16))
-DTYPES = {np.dtype(kind) for kind in ("bool", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f4", "f8")} | {*HALVES}
+DTYPES = {
+    np.dtype(kind) for kind in ("bool", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f4", "f8")
+} | {*HALVES}
 
 
 def check_dtype(what: str, dtype: Any) -> None:
     """Raises NotImplementedError for numbers that a kernel does not hold; for typed keys see `threefry`."""
     if dtype not in DTYPES and not jnp.issubdtype(dtype, jax.dtypes.prng_key):
-        raise NotImplementedError(f"{what} of {dtype}: a kernel holds flags, integers and floats of 16, 32 and 64 bits")
+        raise NotImplementedError(
+            f"{what} of {dtype}: a kernel holds flags, integers and floats of 16, 32 and 64 bits"
+        )
 
 
 def maximum(x: jax.Array, y: jax.Array) -> jax.Array:
@@ -60,10 +102,14 @@ def convert(x: jax.Array, dtype: Any) -> jax.Array:
         by_way = x if dtype not in HALVES else x.astype(jnp.float32)
         return by_way.astype(dtype)
     x, info = (x.astype(jnp.float32) if x.dtype in HALVES else x), jnp.iinfo(dtype)
-    least, beyond = float(info.min), float(info.max) + 1  # powers of two: float32 has them, but not the largest number
+    # powers of two: float32 has them, but not the largest number
+    least, beyond = float(info.min), float(info.max) + 1
     inside = jnp.where((x >= least) & (x < beyond), x, 0)
     whole = inside.astype(jnp.int32).astype(dtype) if info.bits < 32 else inside.astype(dtype)
-    limit = lambda number: jnp.full(x.shape, number, dtype)  # noqa: E731
+
+    def limit(number) -> jax.Array:
+        return jnp.full(x.shape, number, dtype)
+
     return jnp.where(x >= beyond, limit(info.max), jnp.where(x < least, limit(info.min), whole))
 
 
@@ -72,7 +118,8 @@ def _is_float(x: Any) -> bool:
 
 
 def _neg(x: jax.Array) -> jax.Array:
-    return x * -1 if _is_float(x) else jax.lax.neg(x)  # Triton subtracts from 0, which loses the sign of 0
+    # Triton subtracts from 0, which loses the sign of 0
+    return x * -1 if _is_float(x) else jax.lax.neg(x)
 
 
 def _abs(x: jax.Array) -> jax.Array:
@@ -80,7 +127,8 @@ def _abs(x: jax.Array) -> jax.Array:
 
 
 def _sign(x: jax.Array) -> jax.Array:
-    least = 0 if jnp.issubdtype(x.dtype, jnp.unsignedinteger) else -1  # of a known -1 Triton takes no negative
+    # of a known -1 Triton takes no negative
+    least = 0 if jnp.issubdtype(x.dtype, jnp.unsignedinteger) else -1
     return jnp.where(x > 0, jnp.ones_like(x), jnp.where(x < 0, jnp.full_like(x, least), x))
 
 
@@ -88,7 +136,8 @@ def _divide(x: jax.Array, y: jax.Array) -> jax.Array:
     """Truncates; by 0 all bits are set."""
     if _is_float(x):
         return jax.lax.div(x, y)
-    quotient = jax.lax.div(x, jnp.where(_is_undefined(x, y), jnp.ones_like(y), y))  # of the least one by -1: itself
+    # of the least one by -1: itself
+    quotient = jax.lax.div(x, jnp.where(_is_undefined(x, y), jnp.ones_like(y), y))
     all_bits = -1 if jnp.issubdtype(y.dtype, jnp.signedinteger) else jnp.iinfo(y.dtype).max
     return jnp.where(y == 0, jnp.full_like(y, all_bits), quotient)
 
@@ -115,7 +164,9 @@ def _shift(shift: Callable, fills: Callable) -> Callable:
     def function(x: jax.Array, distance: jax.Array) -> jax.Array:
         bits = jnp.iinfo(x.dtype).bits
         inside = (distance >= 0) & (distance < bits)
-        return jnp.where(inside, shift(x, jnp.where(inside, distance, jnp.zeros_like(distance))), fills(x))
+        return jnp.where(
+            inside, shift(x, jnp.where(inside, distance, jnp.zeros_like(distance))), fills(x)
+        )
 
     return function
 
@@ -146,7 +197,8 @@ def _round(x: jax.Array, rounding_method: Any) -> jax.Array:
     even = low == 2 * jnp.floor(low / 2)
     halves_down = even if rounding_method == jax.lax.RoundingMethod.TO_NEAREST_EVEN else False
     near = jnp.where((rest < 0.5) | ((rest == 0.5) & halves_down), low, low + 1)
-    return jnp.where(low == size, x, jnp.where(x < 0, near * -1, near))  # whole ones, infinite ones and -0 as they are
+    # whole ones, infinite ones and -0 as they are
+    return jnp.where(low == size, x, jnp.where(x < 0, near * -1, near))
 
 
 def _power(x: jax.Array, y: jax.Array) -> jax.Array:
@@ -155,12 +207,16 @@ def _power(x: jax.Array, y: jax.Array) -> jax.Array:
 
 def _polynomial(x: jax.Array, *coefficients: jax.Array, unroll: int | None = None) -> jax.Array:
     """Evaluate a_0 + x (a_1 + x (a_2 + ...)): a primitive from jax 0.12 on."""
-    return functools.reduce(lambda value, coefficient: value * x + coefficient, reversed(coefficients))
+    return functools.reduce(
+        lambda value, coefficient: value * x + coefficient, reversed(coefficients)
+    )
 
 
 def _erf_inv(x: jax.Array) -> jax.Array:
     if isinstance(x, jax.core.Tracer) and not x.ndim:  # Pallas' own rule wants an array
-        raise NotImplementedError("erf_inv of a number that all replicas share has no place in a kernel")
+        raise NotImplementedError(
+            "erf_inv of a number that all replicas share has no place in a kernel"
+        )
     return jax.lax.erf_inv(x)
 
 
@@ -183,7 +239,7 @@ FUNCTIONS: dict[str, Callable] = {
     "shift_right_arithmetic": _shift(jax.lax.shift_right_arithmetic, _signs),
     "shift_right_logical": _shift(jax.lax.shift_right_logical, jnp.zeros_like),
     "sign": _sign,
-}  # fmt: skip
+}
 
 
 def computed(eqn: Any, by: np.ndarray | None = None) -> Callable:
@@ -199,8 +255,12 @@ def computed(eqn: Any, by: np.ndarray | None = None) -> Callable:
     if name == "convert_element_type":
         return lambda x: convert(x, out.dtype)
     dtypes = [atom.aval.dtype for atom in eqn.invars]
-    if name == "bitcast_convert_type" and ("bool" in (out.dtype, *dtypes) or out.shape != eqn.invars[0].aval.shape):
-        raise NotImplementedError(f"bitcast_convert_type of {dtypes[0]} to {out.dtype} has no place in a kernel")
+    if name == "bitcast_convert_type" and (
+        "bool" in (out.dtype, *dtypes) or out.shape != eqn.invars[0].aval.shape
+    ):
+        raise NotImplementedError(
+            f"bitcast_convert_type of {dtypes[0]} to {out.dtype} has no place in a kernel"
+        )
     if name == "nextafter" and dtypes[0] in HALVES:
         raise NotImplementedError(f"nextafter of {dtypes[0]} has no place in a kernel")
     function = FUNCTIONS.get(name, eqn.primitive.bind)
@@ -220,9 +280,13 @@ def _is_defined(name: str, by: np.ndarray) -> bool:
 
 def _by_float32(function: Callable, dtype: Any) -> Callable:
     """A function of floats of 16 bits, computed in float32."""
-    widen = lambda x: x.astype(jnp.float32) if x.dtype in HALVES else x  # noqa: E731
+
+    def widen(x) -> jax.Array:
+        return x.astype(jnp.float32) if x.dtype in HALVES else x
+
     return lambda *arrays: function(*map(widen, arrays)).astype(dtype)
 
 
-LOOKS = frozenset(("div", "rem", "shift_left", "shift_right_arithmetic", "shift_right_logical"))  # at the last input
+# at the last input
+LOOKS = frozenset(("div", "rem", "shift_left", "shift_right_arithmetic", "shift_right_logical"))
 COMPUTED = frozenset((*PLAIN, *FUNCTIONS, "bitcast_convert_type", "convert_element_type"))

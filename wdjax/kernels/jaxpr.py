@@ -30,13 +30,23 @@ from wdjax.kernels.shared import Shared
 MAX_UNROLL = 64  # steps of a loop within the function
 # calls, and the parameter that holds what is called
 CALLS = {
-    "jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr", "checkpoint": "jaxpr",
-    "remat": "jaxpr", "remat2": "jaxpr", "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr",
-    "custom_vjp_call_jaxpr": "fun_jaxpr", "custom_vmap_call": "call",
-}  # fmt: skip
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "checkpoint": "jaxpr",
+    "remat": "jaxpr",
+    "remat2": "jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "custom_vjp_call_jaxpr": "fun_jaxpr",
+    "custom_vmap_call": "call",
+}
 
 
-def evaluate(jaxpr: jex.core.Jaxpr, consts: Sequence[Elements], operands: Sequence[Elements]) -> list[Elements]:
+def evaluate(
+    jaxpr: jex.core.Jaxpr, consts: Sequence[Elements], operands: Sequence[Elements]
+) -> list[Elements]:
     """Returns what a jaxpr gives for its constants and operands.
 
     Raises:
@@ -45,16 +55,25 @@ def evaluate(jaxpr: jex.core.Jaxpr, consts: Sequence[Elements], operands: Sequen
     values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *operands], strict=True))
 
     def read(atom: Any) -> Elements:
-        return constant(np.asarray(atom.val, atom.aval.dtype)) if isinstance(atom, jex.core.Literal) else values[atom]
+        return (
+            constant(np.asarray(atom.val, atom.aval.dtype))
+            if isinstance(atom, jex.core.Literal)
+            else values[atom]
+        )
 
     for eqn in _needed(jaxpr):
-        values.update(zip(eqn.outvars, _outputs(eqn, [read(atom) for atom in eqn.invars]), strict=True))
+        values.update(
+            zip(eqn.outvars, _outputs(eqn, [read(atom) for atom in eqn.invars]), strict=True)
+        )
     return [read(atom) for atom in jaxpr.outvars]
 
 
 def _needed(jaxpr: jex.core.Jaxpr) -> list[jex.core.JaxprEqn]:
     """Returns the equations that the outputs hang on: what nobody reads is neither computed nor compiled."""
-    variables = lambda atoms: {atom for atom in atoms if not isinstance(atom, jex.core.Literal)}  # noqa: E731
+
+    def variables(atoms) -> set[Any]:
+        return {atom for atom in atoms if not isinstance(atom, jex.core.Literal)}
+
     read, eqns = variables(jaxpr.outvars), []
     for eqn in reversed(jaxpr.eqns):
         if not read.isdisjoint(eqn.outvars):
@@ -97,23 +116,32 @@ def _cond(branches: Sequence[Any], index: Elements, *operands: Elements) -> list
     if jnp.ndim(which) and len(branches) == 2:
         return _cond_of_lanes(branches, which, operands)
     cases = [[*map(numbers_of, evaluate_closed(branch, operands))] for branch in branches]
-    return [call_each(select, arrays[0].shape, index, *arrays) for arrays in zip(*cases, strict=True)]
+    return [
+        call_each(select, arrays[0].shape, index, *arrays) for arrays in zip(*cases, strict=True)
+    ]
 
 
-def _cond_of_lanes(branches: Sequence[Any], which: jax.Array, operands: Sequence[Elements]) -> list[Elements]:
+def _cond_of_lanes(
+    branches: Sequence[Any], which: jax.Array, operands: Sequence[Elements]
+) -> list[Elements]:
     """What each lane takes of two branches; the longer one is left out where no lane of the block takes it."""
     long = int(len(branches[1].jaxpr.eqns) >= len(branches[0].jaxpr.eqns))
     takes_long = (which > 0) == bool(long)
     short = [*map(numbers_of, evaluate_closed(branches[1 - long], operands))]
     base = words_of(short)
-    places: dict[tuple, int] = {}  # of each pair of words to choose from, of those that are chosen from
+    # of each pair of words to choose from, of those that are chosen from
+    places: dict[tuple, int] = {}
     pairs: list[tuple] = []
-    in_lanes = lambda word: jnp.broadcast_to(word, which.shape)  # noqa: E731
+
+    def in_lanes(word) -> jax.Array:
+        return jnp.broadcast_to(word, which.shape)
 
     def run() -> tuple:
         words = words_of([*map(numbers_of, evaluate_closed(branches[long], operands))])
         pairs[:] = [(identity(new), identity(old)) for new, old in zip(words, base, strict=True)]
-        cases = {pair: case for pair, *case in zip(pairs, words, base, strict=True) if pair[0] != pair[1]}
+        cases = {
+            pair: case for pair, *case in zip(pairs, words, base, strict=True) if pair[0] != pair[1]
+        }
         places.update({pair: i for i, pair in enumerate(cases)})
         return tuple(in_lanes(call(jnp.where, takes_long, new, old)) for new, old in cases.values())
 
@@ -122,7 +150,10 @@ def _cond_of_lanes(branches: Sequence[Any], which: jax.Array, operands: Sequence
         return tuple(in_lanes(old[pair]) for pair in places)
 
     chosen = jax.lax.cond(jnp.max(takes_long.astype(jnp.int32)) > 0, run, skip)
-    words = [chosen[places[pair]] if pair in places else old for pair, old in zip(pairs, base, strict=True)]
+    words = [
+        chosen[places[pair]] if pair in places else old
+        for pair, old in zip(pairs, base, strict=True)
+    ]
     return with_words(short, words)
 
 
@@ -135,11 +166,20 @@ def _consts_and_carry(params: dict[str, Any]) -> tuple[int, int]:
 
 
 def _scan(
-    inputs: Sequence[Elements], consts: int, carried: int, *, jaxpr: Any, length: int, reverse: bool, **_: Any
+    inputs: Sequence[Elements],
+    consts: int,
+    carried: int,
+    *,
+    jaxpr: Any,
+    length: int,
+    reverse: bool,
+    **_: Any,
 ) -> list[Elements]:
     """A loop of few steps: one after the other, or where nothing is carried (`lax.map`) all at once."""
     if length > MAX_UNROLL:
-        raise NotImplementedError(f"scan of {length} steps within a replica: a kernel takes up to {MAX_UNROLL}")
+        raise NotImplementedError(
+            f"scan of {length} steps within a replica: a kernel takes up to {MAX_UNROLL}"
+        )
     shared, carry = inputs[:consts], inputs[consts : consts + carried]
     if not length:
         given = getattr(jaxpr, "jaxpr", jaxpr).outvars[carried:]
@@ -164,7 +204,9 @@ def steps_at_once(eqn: jex.core.JaxprEqn) -> int:
     return 1 << (max(eqn.params["length"], 1) - 1).bit_length()
 
 
-def _at_once(jaxpr: Any, shared: Sequence[Elements], xs: Sequence[Elements], length: int) -> list[Elements]:
+def _at_once(
+    jaxpr: Any, shared: Sequence[Elements], xs: Sequence[Elements], length: int
+) -> list[Elements]:
     """All steps of a loop that carries nothing, in lanes of their own: [lanes] become [steps, lanes]."""
     inside = [numbers_of(x) for x in shared if not isinstance(x, Shared)]
     inner = max((jnp.ndim(word) for word in words_of([*inside, *xs])), default=0)

@@ -61,7 +61,9 @@ def constant(value: Any) -> Elements:
 def check_size(what: str, shape: tuple[int, ...]) -> None:
     """Raises NotImplementedError for an array that is too large to be held number by number."""
     if np.prod(shape) > MAX_ELEMENTS:
-        raise NotImplementedError(f"{what} of shape {shape}: a kernel holds arrays of up to {MAX_ELEMENTS} numbers")
+        raise NotImplementedError(
+            f"{what} of shape {shape}: a kernel holds arrays of up to {MAX_ELEMENTS} numbers"
+        )
 
 
 def is_known(array: Elements) -> bool:
@@ -76,12 +78,17 @@ def known(array: Elements, dtype: Any) -> np.ndarray:
 
 def call(function: Callable, *elements: Any) -> Any:
     """Applies a function of arrays of one shape to elements: while tracing, where all are known."""
-    if any(isinstance(element, Key) for element in elements):  # a choice between keys is one between their words
-        words = [element if isinstance(element, Key) else (element, element) for element in elements]
+    # a choice between keys is one between their words
+    if any(isinstance(element, Key) for element in elements):
+        words = [
+            element if isinstance(element, Key) else (element, element) for element in elements
+        ]
         return Key(*(call(function, *word) for word in zip(*words, strict=True)))
     if all(isinstance(element, np.generic) for element in elements):
         with now():
-            return jax.tree.map(lambda out: np.asarray(out)[()], function(*map(jnp.asarray, elements)))
+            return jax.tree.map(
+                lambda out: np.asarray(out)[()], function(*map(jnp.asarray, elements))
+            )
     shape = np.broadcast_shapes(*(jnp.shape(element) for element in elements))
     return function(*(jnp.broadcast_to(element, shape) for element in elements))
 
@@ -110,13 +117,20 @@ def identity(element: Any) -> Any:
 def words_of(arrays: Sequence[Elements]) -> list[Any]:
     """Returns the elements of arrays, one after the other, keys as their two words."""
     elements = [element for array in arrays for element in array.ravel()]
-    return [word for element in elements for word in (element if isinstance(element, Key) else (element,))]
+    return [
+        word
+        for element in elements
+        for word in (element if isinstance(element, Key) else (element,))
+    ]
 
 
 def with_words(arrays: Sequence[Elements], words: Sequence[Any]) -> list[Elements]:
     """Returns arrays like these with other words, in the order of `words_of`."""
     rest = iter(words)
-    take = lambda old: Key(next(rest), next(rest)) if isinstance(old, Key) else next(rest)  # noqa: E731
+
+    def take(old) -> Any:
+        return Key(next(rest), next(rest)) if isinstance(old, Key) else next(rest)
+
     return [array_of([take(element) for element in array.ravel()], array.shape) for array in arrays]
 
 
@@ -137,7 +151,9 @@ def join(words: Sequence[Any], inner: int) -> Any:
     same = [identity(word) for word in words]
     most = max(same, key=same.count)
     joined = words[same.index(most)]
-    step = jax.lax.broadcasted_iota(jnp.int32, (1 << (len(words) - 1).bit_length(), *[1] * inner), 0)
+    step = jax.lax.broadcasted_iota(
+        jnp.int32, (1 << (len(words) - 1).bit_length(), *[1] * inner), 0
+    )
     for i, word in enumerate(words):
         if same[i] != most:
             joined = call(jnp.where, step == i, word, joined)
@@ -155,7 +171,9 @@ def of_steps(array: Elements, inner: int, length: int) -> Elements:
         bits = word.astype(jnp.int32) if word.dtype == bool else _bits(word)
         step = jax.lax.broadcasted_iota(jnp.int32, bits.shape, 0)
         axes = 0 if math.prod(word.shape[1:]) > 1 else None
-        found = jnp.sum(jnp.where(step == i, bits, jnp.zeros_like(bits)), axis=axes, dtype=bits.dtype)
+        found = jnp.sum(
+            jnp.where(step == i, bits, jnp.zeros_like(bits)), axis=axes, dtype=bits.dtype
+        )
         return found != 0 if word.dtype == bool else jax.lax.bitcast_convert_type(found, word.dtype)
 
     return np.stack([each(functools.partial(part, i=i), array.shape, array) for i in range(length)])

@@ -22,7 +22,8 @@ from wdjax.kernels.lanes import Elements, array_of, identity
 from wdjax.kernels.primitives import MOVES
 from wdjax.kernels.shared import Shared
 
-FEW_TERMS = 8  # numbers up to here are multiplied with rows of a matrix, one by one; more are made a block
+# numbers up to here are multiplied with rows of a matrix, one by one; more are made a block
+FEW_TERMS = 8
 NARROW = 8  # outputs up to here are sums over a block, one by one, exact in float32
 MAX_NUMBERS = 64  # columns that a block is taken apart into
 
@@ -43,12 +44,21 @@ def apply(eqn: Any, inputs: Sequence[Any]) -> list[Any] | None:
     """Returns the outputs of an equation of which an input is a block or shared; None: it wants its numbers."""
     name, (out, *_) = eqn.primitive.name, [v.aval for v in eqn.outvars]
     if name in ("gather", "dynamic_slice"):
-        return shared.apply(eqn, inputs[0], *map(numbers_of, inputs[1:])) if isinstance(inputs[0], Shared) else None
+        return (
+            shared.apply(eqn, inputs[0], *map(numbers_of, inputs[1:]))
+            if isinstance(inputs[0], Shared)
+            else None
+        )
     if name == "dot_general":
         return _product(eqn, *inputs)
     if name in COMPUTED and any(isinstance(x, Block) for x in inputs):
         return _computed(eqn, inputs)
-    if len(inputs) == 1 and name in ("convert_element_type", "copy", "optimization_barrier", "stop_gradient"):
+    if len(inputs) == 1 and name in (
+        "convert_element_type",
+        "copy",
+        "optimization_barrier",
+        "stop_gradient",
+    ):
         return [inputs[0]] if out.dtype == jnp.float32 else None
     if len(inputs) == 1 and name in ("broadcast_in_dim", "expand_dims", "reshape", "squeeze"):
         return _moved(eqn, inputs[0])
@@ -62,14 +72,18 @@ def numbers_of(x: Any) -> Elements:
     if not isinstance(x, Block):
         return x
     if math.prod(x.shape) > MAX_NUMBERS:
-        raise NotImplementedError(f"features of shape {x.shape} one by one: a kernel takes {MAX_NUMBERS} apart")
+        raise NotImplementedError(
+            f"features of shape {x.shape} one by one: a kernel takes {MAX_NUMBERS} apart"
+        )
     return array_of([_column(row, i) for row in x.rows.ravel() for i in range(x.size)], x.shape)
 
 
 def _column(row: jax.Array, i: int) -> jax.Array:
     numbers = row.astype(jnp.int32) if row.dtype == bool else row
     columns = jax.lax.broadcasted_iota(jnp.int32, row.shape, row.ndim - 1)
-    return jnp.sum(jnp.where(columns == i, numbers, jnp.zeros_like(numbers)), axis=-1).astype(row.dtype)
+    return jnp.sum(jnp.where(columns == i, numbers, jnp.zeros_like(numbers)), axis=-1).astype(
+        row.dtype
+    )
 
 
 def _moved(eqn: Any, x: Block | Shared) -> list[Any] | None:
@@ -77,15 +91,24 @@ def _moved(eqn: Any, x: Block | Shared) -> list[Any] | None:
     shape = eqn.outvars[0].aval.shape
     if not shape or shape[-1] != x.shape[-1] or (isinstance(x, Shared) and not x.is_vector):
         return None
-    moves_last = eqn.primitive.name == "broadcast_in_dim" and eqn.params["broadcast_dimensions"][-1] != len(shape) - 1
-    if moves_last or (eqn.primitive.name != "broadcast_in_dim" and math.prod(shape) != math.prod(x.shape)):
+    moves_last = (
+        eqn.primitive.name == "broadcast_in_dim"
+        and eqn.params["broadcast_dimensions"][-1] != len(shape) - 1
+    )
+    if moves_last or (
+        eqn.primitive.name != "broadcast_in_dim" and math.prod(shape) != math.prod(x.shape)
+    ):
         return None
     if isinstance(x, Shared):
         return [dataclasses.replace(x, shape=shape)]
     if eqn.primitive.name != "broadcast_in_dim":
         return [Block(x.rows.reshape(shape[:-1]), x.size)]
     axes = eqn.params["broadcast_dimensions"][:-1]
-    return [Block(MOVES["broadcast_in_dim"](x.rows, shape=shape[:-1], broadcast_dimensions=axes), x.size)]
+    return [
+        Block(
+            MOVES["broadcast_in_dim"](x.rows, shape=shape[:-1], broadcast_dimensions=axes), x.size
+        )
+    ]
 
 
 def _product(eqn: Any, rows: Any, weights: Any) -> list[Any] | None:
@@ -106,11 +129,17 @@ def _product(eqn: Any, rows: Any, weights: Any) -> list[Any] | None:
     rows = _for_each(lambda row: _zero_beyond(row, rows.size), rows.rows)
     if size <= NARROW:
         heads = [weights.ref[:, i] for i in range(size)]  # read once for all rows
-        columns = [jnp.sum(row * jnp.broadcast_to(head, row.shape), axis=-1) for row in rows.ravel() for head in heads]
+        columns = [
+            jnp.sum(row * jnp.broadcast_to(head, row.shape), axis=-1)
+            for row in rows.ravel()
+            for head in heads
+        ]
         return [array_of(columns, out.shape)]
 
     def multiply(row: jax.Array) -> jax.Array:
-        flat = jnp.dot(row.reshape(-1, row.shape[-1]), weights.value, precision=eqn.params["precision"])
+        flat = jnp.dot(
+            row.reshape(-1, row.shape[-1]), weights.value, precision=eqn.params["precision"]
+        )
         return flat.reshape(*row.shape[:-1], flat.shape[-1])
 
     return [Block(_for_each(multiply, rows), size)]
@@ -132,7 +161,9 @@ def _product_of_numbers(numbers: Elements, weights: Shared, lanes: tuple[int, ..
         total = jnp.zeros((*lanes, width))
         for i, element in enumerate(row):
             if not (isinstance(element, np.generic) and element == 0):
-                total = total + _along_row(element, total.shape) * jnp.broadcast_to(read(i), total.shape)
+                total = total + _along_row(element, total.shape) * jnp.broadcast_to(
+                    read(i), total.shape
+                )
         return total
 
     flat = numbers.reshape(-1, numbers.shape[-1])
@@ -148,7 +179,9 @@ def _block_of(numbers: Elements, width: int, lanes: tuple[int, ...]) -> Block:
             own = (*jnp.shape(element), width)
             here = jax.lax.broadcasted_iota(jnp.int32, own, len(own) - 1) == i
             parts[own] = jnp.where(here, _along_row(element, own), parts.get(own, jnp.zeros(own)))
-        return functools.reduce(jnp.add, (jnp.broadcast_to(part, (*lanes, width)) for part in parts.values()))
+        return functools.reduce(
+            jnp.add, (jnp.broadcast_to(part, (*lanes, width)) for part in parts.values())
+        )
 
     flat = numbers.reshape(-1, numbers.shape[-1])
     return Block(array_of([joined(row) for row in flat], numbers.shape[:-1]), numbers.shape[-1])

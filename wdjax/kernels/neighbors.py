@@ -30,7 +30,8 @@ SPARE = 3  # sorted beyond k: oneself, and two so that the exact pass is rare
 TILE = 8, 32  # agents and columns of a row that are written at once
 MAX_NEIGHBORS = 32  # all that is kept stays in registers
 MAX_SORTED = 13  # of so many, with SPARE, the networks have 16 keys
-MAX_AGENTS = 2**14  # the index takes the place of this many steps of a squared distance: relative, 2^14 / 2^23
+# the index takes the place of this many steps of a squared distance: relative, 2^14 / 2^23
+MAX_AGENTS = 2**14
 NOBODY = 2**31 - 1  # larger than every key
 INFINITE = 0x7F800000  # the bits of an infinite distance: keys from here on are nobody's
 
@@ -46,7 +47,8 @@ def is_by_kernel(num_agents: int, k: int) -> bool:
     return decide("nearest neighbours", why_no_kernels() if is_supported(num_agents, k) else limits)
 
 
-@functools.partial(jax.jit, static_argnames=("k", "interpret"))  # traced once for all of its places in a step
+# traced once for all of its places in a step
+@functools.partial(jax.jit, static_argnames=("k", "interpret"))
 def nearest_neighbors_kernel(
     x: jax.Array, y: jax.Array, active: jax.Array, k: int, interpret: bool = False
 ) -> tuple[jax.Array, jax.Array]:
@@ -54,25 +56,40 @@ def nearest_neighbors_kernel(
     num_agents = x.shape[0]
     index = _call(
         functools.partial(_index_kernel, num_agents=num_agents, k=k),
-        jax.ShapeDtypeStruct((num_agents, k), jnp.int32), num_agents, interpret,
-    )(x, y, _scene(x, y, active, k))  # fmt: skip
+        jax.ShapeDtypeStruct((num_agents, k), jnp.int32),
+        num_agents,
+        interpret,
+    )(x, y, _scene(x, y, active, k))
     return jnp.maximum(index, 0), index >= 0
 
 
 @functools.partial(jax.jit, static_argnames=("k", "num_relative", "sizes", "interpret"))
 def neighbor_rows_kernel(
-    x: jax.Array, y: jax.Array, active: jax.Array, features: jax.Array, own: jax.Array,
-    k: int, num_relative: int, sizes: tuple[int, ...], interpret: bool = False,
-) -> tuple[jax.Array, ...]:  # fmt: skip
+    x: jax.Array,
+    y: jax.Array,
+    active: jax.Array,
+    features: jax.Array,
+    own: jax.Array,
+    k: int,
+    num_relative: int,
+    sizes: tuple[int, ...],
+    interpret: bool = False,
+) -> tuple[jax.Array, ...]:
     """`wdjax.neighbors.neighbor_rows`, as a kernel. `interpret` as above."""
     num_agents, num_features = features.shape
     width = num_features * k + own.shape[1]
     kernel = functools.partial(
-        _rows_kernel, num_agents=num_agents, k=k, num_features=num_features, num_relative=num_relative, sizes=sizes,
+        _rows_kernel,
+        num_agents=num_agents,
+        k=k,
+        num_features=num_features,
+        num_relative=num_relative,
+        sizes=sizes,
         interpret=interpret,
-    )  # fmt: skip
-    shapes = jax.ShapeDtypeStruct((num_agents, k), jnp.int32), *(
-        jax.ShapeDtypeStruct((size, width), jnp.float32) for size in sizes
+    )
+    shapes = (
+        jax.ShapeDtypeStruct((num_agents, k), jnp.int32),
+        *(jax.ShapeDtypeStruct((size, width), jnp.float32) for size in sizes),
     )
     table = jnp.concatenate([features, own], axis=1)  # all that is read of an agent lies together
     scene = _scene(x, y, active, k, table.reshape(-1))
@@ -81,14 +98,19 @@ def neighbor_rows_kernel(
 
 def _call(kernel: Callable, shapes: Any, num_agents: int, interpret: bool) -> Callable:
     grid = (pallas.cdiv(num_agents, ROWS),)
-    return pallas.call(kernel, "nearest_neighbors", shapes, grid, warps=1, stages=1, interpret=interpret)
+    return pallas.call(
+        kernel, "nearest_neighbors", shapes, grid, warps=1, stages=1, interpret=interpret
+    )
 
 
 def _scene(x: jax.Array, y: jax.Array, active: jax.Array, k: int, *more: jax.Array) -> jax.Array:
     """Returns what a program reads of others, in one array: XLA would write several with a launch each. First x, then y
     of whole blocks, infinite for who is not active, that is infinitely far from everybody; then `more`."""
     beyond = _num_places(x.shape[0], k) - x.shape[0]
-    far, y = (jnp.pad(jnp.where(active, place, jnp.inf), (0, beyond), constant_values=jnp.inf) for place in (x, y))
+    far, y = (
+        jnp.pad(jnp.where(active, place, jnp.inf), (0, beyond), constant_values=jnp.inf)
+        for place in (x, y)
+    )
     return jnp.concatenate([far, y, *more])
 
 
@@ -108,9 +130,18 @@ def _index_kernel(x_ref, y_ref, scene_ref, index_ref, *, num_agents: int, k: int
 
 
 def _rows_kernel(
-    x_ref, y_ref, scene_ref, index_ref, *rows_refs,
-    num_agents: int, k: int, num_features: int, num_relative: int, sizes: tuple[int, ...], interpret: bool,
-) -> None:  # fmt: skip
+    x_ref,
+    y_ref,
+    scene_ref,
+    index_ref,
+    *rows_refs,
+    num_agents: int,
+    k: int,
+    num_features: int,
+    num_relative: int,
+    sizes: tuple[int, ...],
+    interpret: bool,
+) -> None:
     """Writes the rows of ROWS agents into the arrays of their groups, by way of the indices of their neighbours."""
     rows = _own_rows(num_agents)
     is_active = pallas.load(scene_ref.at[rows]) < jnp.inf
@@ -120,21 +151,33 @@ def _rows_kernel(
         pallas.debug_barrier()  # lanes read what others have stored
     width = rows_refs[0].shape[1]
     read = functools.partial(
-        _read_tile, scene_ref, index_ref, first=2 * _num_places(num_agents, k), width=width, k=k,
-        num_features=num_features, num_relative=num_relative,
-    )  # fmt: skip
+        _read_tile,
+        scene_ref,
+        index_ref,
+        first=2 * _num_places(num_agents, k),
+        width=width,
+        k=k,
+        num_features=num_features,
+        num_relative=num_relative,
+    )
     first, start = pallas.program_id() * ROWS, 0
     for rows_ref, size in zip(rows_refs, sizes, strict=True):
         begin, end = jnp.maximum(first, start), jnp.minimum(first + ROWS, start + size)
 
-        def write(tile: jax.Array, _: None, rows_ref=rows_ref, start=start, begin=begin, end=end) -> None:
+        def write(
+            tile: jax.Array, _: None, rows_ref=rows_ref, start=start, begin=begin, end=end
+        ) -> None:
             agent = begin + tile * TILE[0] + jax.lax.broadcasted_iota(jnp.int32, TILE, 0)
             first_columns = range(0, width, TILE[1])
             # all is read before anything is written: a read after a write would wait for it
-            values = [read(jnp.minimum(agent, end - 1), first_column) for first_column in first_columns]
+            values = [
+                read(jnp.minimum(agent, end - 1), first_column) for first_column in first_columns
+            ]
             for first_column, value in zip(first_columns, values, strict=True):
                 column = first_column + jax.lax.broadcasted_iota(jnp.int32, TILE, 1)
-                pallas.store(rows_ref.at[agent - start, column], value, mask=(agent < end) & (column < width))
+                pallas.store(
+                    rows_ref.at[agent - start, column], value, mask=(agent < end) & (column < width)
+                )
 
         num_tiles = jnp.maximum(end - begin + TILE[0] - 1, 0) // TILE[0]
         jax.lax.fori_loop(0, num_tiles, write, None)
@@ -142,9 +185,17 @@ def _rows_kernel(
 
 
 def _read_tile(
-    scene_ref, index_ref, agent: jax.Array, first_column: int, *, first: int, width: int, k: int, num_features: int,
+    scene_ref,
+    index_ref,
+    agent: jax.Array,
+    first_column: int,
+    *,
+    first: int,
+    width: int,
+    k: int,
+    num_features: int,
     num_relative: int,
-) -> jax.Array:  # fmt: skip
+) -> jax.Array:
     """Returns TILE columns of the rows of these agents, feature by feature and then one's own; the table of features
     begins at place `first` of the scene."""
     num_columns = width - num_features * (k - 1)
@@ -152,7 +203,9 @@ def _read_tile(
     written = column < width
     of_other = column < num_features * k
     feature = jnp.where(of_other, jax.lax.div(column, k), column - num_features * (k - 1))
-    other = pallas.load(index_ref.at[agent, jax.lax.rem(column, k)], mask=written & of_other, other=-1)
+    other = pallas.load(
+        index_ref.at[agent, jax.lax.rem(column, k)], mask=written & of_other, other=-1
+    )
     source = jnp.where(of_other, other, agent)
     seen = written & (source >= 0)
     value = pallas.load(scene_ref.at[first + source * num_columns + feature], mask=seen, other=0.0)
@@ -172,7 +225,9 @@ def _own_rows(num_agents: int) -> jax.Array:
 # --- the search ---
 
 
-def _nearest(x_ref, y_ref, scene_ref, rows: jax.Array, num_agents: int, k: int) -> tuple[jax.Array, ...]:
+def _nearest(
+    x_ref, y_ref, scene_ref, rows: jax.Array, num_agents: int, k: int
+) -> tuple[jax.Array, ...]:
     """Returns the indices of the k nearest others of these rows, each [ROWS] int32, -1 where there is nobody."""
     x, y = pallas.load(x_ref.at[rows]), pallas.load(y_ref.at[rows])
     num_places = _num_places(num_agents, k)
@@ -195,9 +250,10 @@ def _nearest(x_ref, y_ref, scene_ref, rows: jax.Array, num_agents: int, k: int) 
     # nobody there, as always where all are kept: nobody was left out
     sure = (next_key >= INFINITE) | (jnp.sqrt(_square_of(next_key, num_agents)) > distances[k - 1])
     return jax.lax.cond(
-        jnp.min((sure & is_sorted).astype(jnp.int32)) > 0, lambda: tuple(indices[:k]),
+        jnp.min((sure & is_sorted).astype(jnp.int32)) > 0,
+        lambda: tuple(indices[:k]),
         lambda: _nearest_by_insertion(distance, num_agents, k),
-    )  # fmt: skip
+    )
 
 
 def _block_size(k: int) -> int:
@@ -223,7 +279,9 @@ def _smallest_keys(square, num_agents: int, k: int) -> list[jax.Array]:
         first = block.astype(jnp.int32) * size  # with jax_enable_x64 loops count in int64
         bits = [jax.lax.bitcast_convert_type(square(first + i), jnp.int32) for i in range(size)]
         keys = _sort([(key & ~low) | (first + i) for i, key in enumerate(bits)])
-        return tuple(_merge_bitonic([jax.lax.min(a, b) for a, b in zip(kept, reversed(keys), strict=True)]))
+        return tuple(
+            _merge_bitonic([jax.lax.min(a, b) for a, b in zip(kept, reversed(keys), strict=True)])
+        )
 
     nothing = (jnp.full((ROWS,), NOBODY, jnp.int32),) * size
     return list(jax.lax.fori_loop(0, pallas.cdiv(num_agents, size), merge_block, nothing))
@@ -242,7 +300,11 @@ def _merge_odd_even(keys: list[jax.Array]) -> list[jax.Array]:
     if len(keys) == 2:
         return [jax.lax.min(*keys), jax.lax.max(*keys)]
     even, odd = _merge_odd_even(keys[::2]), _merge_odd_even(keys[1::2])
-    middle = [extreme(a, b) for a, b in zip(odd, even[1:], strict=False) for extreme in (jax.lax.min, jax.lax.max)]
+    middle = [
+        extreme(a, b)
+        for a, b in zip(odd, even[1:], strict=False)
+        for extreme in (jax.lax.min, jax.lax.max)
+    ]
     return [even[0], *middle, odd[-1]]
 
 
@@ -252,7 +314,9 @@ def _merge_bitonic(keys: list[jax.Array]) -> list[jax.Array]:
         return keys
     half = len(keys) // 2
     low, high = keys[:half], keys[half:]
-    return _merge_bitonic(list(map(jax.lax.min, low, high))) + _merge_bitonic(list(map(jax.lax.max, low, high)))
+    return _merge_bitonic(list(map(jax.lax.min, low, high))) + _merge_bitonic(
+        list(map(jax.lax.max, low, high))
+    )
 
 
 def _sort_nearly_sorted(
@@ -264,8 +328,13 @@ def _sort_nearly_sorted(
     """
     low = _low_bits(num_agents)
     places = [jnp.minimum(key & low, num_agents - 1) for key in keys]
-    distances = [jnp.where(key < INFINITE, distance(place), jnp.inf) for key, place in zip(keys, places, strict=True)]
-    indices = [jnp.where(far < jnp.inf, place, -1) for far, place in zip(distances, places, strict=True)]
+    distances = [
+        jnp.where(key < INFINITE, distance(place), jnp.inf)
+        for key, place in zip(keys, places, strict=True)
+    ]
+    indices = [
+        jnp.where(far < jnp.inf, place, -1) for far, place in zip(distances, places, strict=True)
+    ]
     for i in range(len(keys) - 1):  # oneself sinks
         _exchange(distances, indices, i)
     for i in range(len(keys) - 3, -1, -1):
@@ -279,7 +348,9 @@ def _sort_nearly_sorted(
 def _is_behind(distances: list[jax.Array], indices: list[jax.Array], i: int) -> jax.Array:
     """Returns whether place i + 1 belongs before place i."""
     return (distances[i + 1] < distances[i]) | (
-        (distances[i + 1] == distances[i]) & (indices[i + 1] < indices[i]) & (distances[i] < jnp.inf)
+        (distances[i + 1] == distances[i])
+        & (indices[i + 1] < indices[i])
+        & (distances[i] < jnp.inf)
     )
 
 
@@ -288,8 +359,9 @@ def _exchange(distances: list[jax.Array], indices: list[jax.Array], i: int) -> N
     behind = _is_behind(distances, indices, i)
     for values in (distances, indices):
         values[i], values[i + 1] = (
-            jax.lax.select(behind, values[i + 1], values[i]), jax.lax.select(behind, values[i], values[i + 1]),
-        )  # fmt: skip
+            jax.lax.select(behind, values[i + 1], values[i]),
+            jax.lax.select(behind, values[i], values[i + 1]),
+        )
 
 
 def _nearest_by_insertion(distance, num_agents: int, k: int) -> tuple[jax.Array, ...]:

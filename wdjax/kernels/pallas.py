@@ -33,7 +33,14 @@ def _pallas() -> tuple[Any, Any]:
     from jax.experimental import pallas
     from jax.experimental.pallas import triton
 
-    _ = pallas.pallas_call, pallas.program_id, pallas.ds, triton.CompilerParams, triton.load, triton.store
+    _ = (
+        pallas.pallas_call,
+        pallas.program_id,
+        pallas.ds,
+        triton.CompilerParams,
+        triton.load,
+        triton.store,
+    )
     _ = triton.approx_tanh, triton.debug_barrier
     try:
         if importlib.util.find_spec(DIALECT) is None:
@@ -46,9 +53,14 @@ def _pallas() -> tuple[Any, Any]:
 
 
 def call(
-    kernel: Callable[..., None], name: str, out_shape: Any, grid: tuple[int, ...], warps: int, stages: int,
+    kernel: Callable[..., None],
+    name: str,
+    out_shape: Any,
+    grid: tuple[int, ...],
+    warps: int,
+    stages: int,
     interpret: bool,
-) -> Callable[..., Any]:  # fmt: skip
+) -> Callable[..., Any]:
     """Returns a function of arrays that runs a kernel: `kernel(*refs of inputs, *refs of outputs)` for each of a grid.
 
     Args:
@@ -60,7 +72,12 @@ def call(
     pallas, triton = _pallas()
     params = triton.CompilerParams(num_warps=warps, num_stages=stages)
     return pallas.pallas_call(
-        kernel, out_shape=out_shape, grid=grid, compiler_params=params, interpret=interpret, name=name
+        kernel,
+        out_shape=out_shape,
+        grid=grid,
+        compiler_params=params,
+        interpret=interpret,
+        name=name,
     )
 
 

@@ -32,7 +32,11 @@ from wdjax.kernels.threefry import Key
 
 def _compute(eqn: Any, *inputs: Elements) -> list[Elements]:
     last = inputs[-1]
-    by = known(last, eqn.invars[-1].aval.dtype) if eqn.primitive.name in LOOKS and is_known(last) else None
+    by = (
+        known(last, eqn.invars[-1].aval.dtype)
+        if eqn.primitive.name in LOOKS and is_known(last)
+        else None
+    )
     return [call_each(computed(eqn, by), eqn.outvars[0].aval.shape, *inputs)]
 
 
@@ -50,15 +54,21 @@ def _select_n(eqn: Any, which: Elements, *cases: Elements) -> list[Elements]:
 # What moves numbers, or makes them from nothing.
 
 
-def _broadcast_in_dim(x: Elements, *, shape: tuple, broadcast_dimensions: tuple, **_: Any) -> Elements:
+def _broadcast_in_dim(
+    x: Elements, *, shape: tuple, broadcast_dimensions: tuple, **_: Any
+) -> Elements:
     sizes = np.ones(len(shape), int)
     sizes[list(broadcast_dimensions)] = x.shape
     return np.broadcast_to(x.reshape(sizes), shape)
 
 
-def _slice(x: Elements, *, start_indices: tuple, limit_indices: tuple, strides: tuple | None) -> Elements:
+def _slice(
+    x: Elements, *, start_indices: tuple, limit_indices: tuple, strides: tuple | None
+) -> Elements:
     strides = strides or (1,) * x.ndim
-    return x[tuple(itertools.starmap(slice, zip(start_indices, limit_indices, strides, strict=True)))]
+    return x[
+        tuple(itertools.starmap(slice, zip(start_indices, limit_indices, strides, strict=True)))
+    ]
 
 
 def _reshape(x: Elements, *, new_sizes: tuple, dimensions: tuple | None, **_: Any) -> Elements:
@@ -71,7 +81,8 @@ def _iota(*, dtype: Any, shape: tuple, dimension: int, **_: Any) -> Elements:
 
 def _unstack(x: Elements, *, axis: int) -> list[Elements]:
     parts = np.moveaxis(x, axis, 0)
-    return [parts[i, ...] for i in range(len(parts))]  # with ...: arrays of one element, not the element
+    # with ...: arrays of one element, not the element
+    return [parts[i, ...] for i in range(len(parts))]
 
 
 MOVES = {
@@ -106,13 +117,18 @@ def _move_by_known_indices(eqn: Any, *inputs: Elements) -> list[Elements]:
     elements, operands = [], []
     for i, (array, atom) in enumerate(zip(inputs, eqn.invars, strict=True)):
         if i in MOVED_OPERANDS[name]:
-            operands.append(np.arange(len(elements), len(elements) + array.size, dtype=np.int32).reshape(array.shape))
+            operands.append(
+                np.arange(len(elements), len(elements) + array.size, dtype=np.int32).reshape(
+                    array.shape
+                )
+            )
             elements.extend(array.ravel())
         elif is_known(array):
             operands.append(known(array, atom.aval.dtype))
         else:
             raise NotImplementedError(f"{name} by an index that is not known while tracing")
-    if params.get("fill_value") is not None:  # a number, where there are places here: the last of them is the number's
+    # a number, where there are places here: the last of them is the number's
+    if params.get("fill_value") is not None:
         elements.append(fill_of(eqn))
         params["fill_value"] = len(elements) - 1
     with now():
@@ -124,7 +140,9 @@ def fill_of(eqn: Any) -> Any:
     """Returns what a gather gives beyond the end of an array."""
     aval = eqn.outvars[0].aval
     if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
-        raise NotImplementedError("gather of keys beyond the end of their array has no place in a kernel")
+        raise NotImplementedError(
+            "gather of keys beyond the end of their array has no place in a kernel"
+        )
     return np.asarray(eqn.params["fill_value"]).astype(aval.dtype)[()]
 
 
@@ -144,7 +162,10 @@ def _gather(eqn: Any, x: Elements, indices: Elements) -> list[Elements]:
     result = np.broadcast_to(array_of([fill_of(eqn)], ()), shape) if fills else None
     for i in range(last + 1):
         (case,) = _move_by_known_indices(eqn, x, constant(np.full(indices.shape, i, np.int32)))
-        is_here = lambda s, i=i: s == i if fills else s >= i  # noqa: E731
+
+        def is_here(s, i=i) -> Any:
+            return s == i if fills else s >= i
+
         here = call_each(is_here, index.shape, index)
         result = case if result is None else call_each(jnp.where, shape, here, case, result)
     return [result]
@@ -152,7 +173,9 @@ def _gather(eqn: Any, x: Elements, indices: Elements) -> list[Elements]:
 
 def as_place(index: Elements) -> Elements:
     """Returns indices that can be compared with any place: of 8 bits they could not be."""
-    return call_each(lambda s: s.astype(jnp.int32) if s.dtype.itemsize < 4 else s, index.shape, index)
+    return call_each(
+        lambda s: s.astype(jnp.int32) if s.dtype.itemsize < 4 else s, index.shape, index
+    )
 
 
 def _dynamic_slice(eqn: Any, x: Elements, *starts: Elements) -> list[Elements]:
@@ -160,7 +183,9 @@ def _dynamic_slice(eqn: Any, x: Elements, *starts: Elements) -> list[Elements]:
     return [_at_start(x, starts, sizes, lambda window: x[window])]
 
 
-def _dynamic_update_slice(eqn: Any, x: Elements, update: Elements, *starts: Elements) -> list[Elements]:
+def _dynamic_update_slice(
+    eqn: Any, x: Elements, update: Elements, *starts: Elements
+) -> list[Elements]:
     def updated(window: tuple[slice, ...]) -> Elements:
         copy = x.copy()
         copy[window] = update
@@ -176,7 +201,9 @@ def _at_start(x: Elements, starts: tuple, sizes: tuple, result_at: Callable) -> 
     for start, length, size in zip(starts, x.shape, sizes, strict=True):
         last = length - size
         first = start[()]
-        possible.append([min(max(int(first), 0), last)] if isinstance(first, np.generic) else range(last + 1))
+        possible.append(
+            [min(max(int(first), 0), last)] if isinstance(first, np.generic) else range(last + 1)
+        )
     check_size("a choice of slices", tuple(len(places) for places in possible))
     for place in itertools.product(*possible):
         result = result_at(tuple(slice(i, i + size) for i, size in zip(place, sizes, strict=True)))
@@ -218,7 +245,11 @@ def _sum_up(function: Callable, parts: Sequence[Elements], aval: Any) -> Element
     if aval.dtype in HALVES:
         parts = [call_each(lambda x: x.astype(jnp.float32), part.shape, part) for part in parts]
     total = functools.reduce(lambda a, b: call_each(function, a.shape, a, b), parts)
-    return call_each(lambda x: x.astype(aval.dtype), total.shape, total) if aval.dtype in HALVES else total
+    return (
+        call_each(lambda x: x.astype(aval.dtype), total.shape, total)
+        if aval.dtype in HALVES
+        else total
+    )
 
 
 def _of_nothing(eqn: Any, aval: Any) -> Elements:
@@ -230,7 +261,9 @@ def _of_nothing(eqn: Any, aval: Any) -> Elements:
 
 def _cumulate(function: Callable) -> Callable:
     """A running fold along an axis."""
-    both = lambda a, b: call_each(function, a.shape, a, b)  # noqa: E731
+
+    def both(a, b) -> Any:
+        return call_each(function, a.shape, a, b)
 
     def rule(eqn: Any, x: Elements) -> list[Elements]:
         if not x.size:
@@ -243,7 +276,9 @@ def _cumulate(function: Callable) -> Callable:
 
 def _arg_fold(is_better: Callable) -> Callable:
     """The index of the best along an axis: the first among equals, and the first NaN before all."""
-    beats = lambda a, b: (is_better(a, b) | (a != a)) & (b == b)  # noqa: E731
+
+    def beats(a, b) -> jax.Array:
+        return (is_better(a, b) | (a != a)) & (b == b)
 
     def rule(eqn: Any, x: Elements) -> list[Elements]:
         best, *others = _parts(x, eqn.params["axes"])
@@ -252,7 +287,9 @@ def _arg_fold(is_better: Callable) -> Callable:
         for i, part in enumerate(others, 1):
             better = call_each(beats, part.shape, part, best)
             best = call_each(jnp.where, part.shape, better, part, best)
-            index = call_each(jnp.where, part.shape, better, constant(np.full(part.shape, i, dtype)), index)
+            index = call_each(
+                jnp.where, part.shape, better, constant(np.full(part.shape, i, dtype)), index
+            )
         return [index]
 
     return rule
@@ -269,12 +306,19 @@ def _dot_general(eqn: Any, left: Elements, right: Elements) -> list[Elements]:
 
     def arrange(x: Elements, batch_axes: tuple, sum_axes: tuple) -> Elements:
         free = [i for i in range(x.ndim) if i not in (*batch_axes, *sum_axes)]
-        return np.transpose(x, (*batch_axes, *free, *sum_axes)).reshape(int(np.prod(batch)), -1, int(np.prod(depth)))
+        return np.transpose(x, (*batch_axes, *free, *sum_axes)).reshape(
+            int(np.prod(batch)), -1, int(np.prod(depth))
+        )
 
     a, b = arrange(left, left_batch, left_sum), arrange(right, right_batch, right_sum)
     check_size("a matrix product", (*a.shape, b.shape[1]))
-    widen = lambda x: x.astype(jnp.float32 if aval.dtype in HALVES else aval.dtype)  # noqa: E731
-    products = call_each(lambda x, y: widen(x) * widen(y), (*a.shape[:2], *b.shape[1:]), a[:, :, None], b[:, None])
+
+    def widen(x) -> jax.Array:
+        return x.astype(jnp.float32 if aval.dtype in HALVES else aval.dtype)
+
+    products = call_each(
+        lambda x, y: widen(x) * widen(y), (*a.shape[:2], *b.shape[1:]), a[:, :, None], b[:, None]
+    )
     return [_sum_up(jnp.add, _parts(products, (3,)), aval).reshape(aval.shape)]
 
 
@@ -285,7 +329,11 @@ def _hash_counts(keys: Elements, shape: tuple[int, ...]) -> Elements:
     """Returns what every key gives for each place of a shape, as keys of shape keys.shape + shape."""
     check_size("random numbers", keys.shape + shape)
     counts = [np.uint32(i) for i in range(int(np.prod(shape)))]
-    pairs = [Key(*call(threefry.hash_2x32, *key, np.uint32(0), count)) for key in keys.ravel() for count in counts]
+    pairs = [
+        Key(*call(threefry.hash_2x32, *key, np.uint32(0), count))
+        for key in keys.ravel()
+        for count in counts
+    ]
     return array_of(pairs, keys.shape + shape)
 
 
@@ -300,7 +348,10 @@ def _random_bits(eqn: Any, keys: Elements) -> list[Elements]:
     if aval.dtype.itemsize > 4:
         raise NotImplementedError("random_bits of 64 bits has no place in a kernel")
     pairs = _hash_counts(keys, eqn.params["shape"])
-    mix = lambda first, second: (first ^ second).astype(aval.dtype)  # noqa: E731
+
+    def mix(first, second) -> jax.Array:
+        return (first ^ second).astype(aval.dtype)
+
     return [array_of([call(mix, *pair) for pair in pairs.ravel()], aval.shape)]
 
 
@@ -309,7 +360,11 @@ def _random_fold_in(eqn: Any, keys: Elements, data: Elements) -> list[Elements]:
     shape = eqn.outvars[0].aval.shape
     words = call_each(lambda x: x.astype(jnp.uint32), shape, data)
     pairs = zip(np.broadcast_to(keys, shape).ravel(), words.ravel(), strict=True)
-    return [array_of([Key(*call(threefry.hash_2x32, *key, np.uint32(0), word)) for key, word in pairs], shape)]
+    return [
+        array_of(
+            [Key(*call(threefry.hash_2x32, *key, np.uint32(0), word)) for key, word in pairs], shape
+        )
+    ]
 
 
 def _random_wrap(eqn: Any, data: Elements) -> list[Elements]:
@@ -326,7 +381,9 @@ def _platform_index(eqn: Any) -> list[Elements]:
     """Which branch of a `platform_dependent`: the one for all, as others may be kernels of their own."""
     platforms = eqn.params["platforms"]
     if None not in platforms:
-        raise NotImplementedError("platform_dependent without a default: a kernel takes what any platform can do")
+        raise NotImplementedError(
+            "platform_dependent without a default: a kernel takes what any platform can do"
+        )
     return [constant(np.asarray(platforms.index(None), np.int32))]
 
 

@@ -26,13 +26,18 @@ FEW_LANES = 8  # where there are few replicas and a network: more programs, each
 FEW_REPLICAS = 4096
 MIN_ROWS = 16  # of a block, as Triton's products want it
 WARPS = 1  # of a program: one, so that "does any lane" asks no other warp
-NETWORK_WARPS = 4  # where there are weights of a network: its blocks, [LANES, width], are spread over them
+# where there are weights of a network: its blocks, [LANES, width], are spread over them
+NETWORK_WARPS = 4
 
 
 def scan_kernel(
-    jaxpr: jex.core.Jaxpr, consts: Sequence[Any], carry: Sequence[Any], xs: Sequence[Any], length: int,
+    jaxpr: jex.core.Jaxpr,
+    consts: Sequence[Any],
+    carry: Sequence[Any],
+    xs: Sequence[Any],
+    length: int,
     interpret: bool = False,
-) -> list[jax.Array]:  # fmt: skip
+) -> list[jax.Array]:
     """Runs the step of one replica, `jaxpr`: its inputs are the leaves of (carry, x), its outputs of (carry, output).
 
     Args:
@@ -52,12 +57,20 @@ def scan_kernel(
     if not (length and num_replicas):
         raise NotImplementedError("a scan of no steps or of no replicas")
     for var in (*jaxpr.constvars, *jaxpr.invars, *jaxpr.outvars):
-        check_key(var.aval.dtype) if is_key(var.aval.dtype) else check_dtype("an array", var.aval.dtype)
+        check_key(var.aval.dtype) if is_key(var.aval.dtype) else check_dtype(
+            "an array", var.aval.dtype
+        )
     changed = [i for i in range(len(carry)) if jaxpr.outvars[i] is not jaxpr.invars[i]]
     known = [_known(value) for value in consts]
-    in_memory = [_to_shared(value) for value, array in zip(consts, known, strict=True) if array is None]
+    in_memory = [
+        _to_shared(value) for value, array in zip(consts, known, strict=True) if array is None
+    ]
     used = _used(jaxpr, range(len(carry), len(jaxpr.invars)))
-    inputs = [*in_memory, *(to_words(leaf, 1) for leaf in carry), *(to_words(xs[i - len(carry)], 2) for i in used)]
+    inputs = [
+        *in_memory,
+        *(to_words(leaf, 1) for leaf in carry),
+        *(to_words(xs[i - len(carry)], 2) for i in used),
+    ]
     avals = [v.aval for v in jaxpr.outvars]
     written = [words_shape(avals[i], num_replicas) for i in changed]
     written += [words_shape(aval, num_replicas, length) for aval in avals[len(carry) :]]
@@ -65,29 +78,49 @@ def scan_kernel(
         return list(carry)
     for i in used:
         words_shape(jaxpr.invars[i].aval, num_replicas, length)  # is within reach
-    rows = _rows_of_a_lane(jaxpr) if any(shared.is_weights(value) and value.ndim == 2 for value in consts) else None
+    rows = (
+        _rows_of_a_lane(jaxpr)
+        if any(shared.is_weights(value) and value.ndim == 2 for value in consts)
+        else None
+    )
     few_lanes = LANES if rows is None else max(FEW_LANES, MIN_ROWS // rows)
     lanes = LANES if num_replicas > FEW_REPLICAS else few_lanes
     places: list[list[Any]] = []
     kernel = functools.partial(
-        _kernel, jaxpr=jaxpr, known=known, changed=changed, used=used, num_carry=len(carry), length=length, lanes=lanes,
-        num_replicas=num_replicas, places=places,
-    )  # fmt: skip
+        _kernel,
+        jaxpr=jaxpr,
+        known=known,
+        changed=changed,
+        used=used,
+        num_carry=len(carry),
+        length=length,
+        lanes=lanes,
+        num_replicas=num_replicas,
+        places=places,
+    )
     grid, warps = (pallas.cdiv(num_replicas, lanes),), WARPS if rows is None else NETWORK_WARPS
-    words = pallas.call(kernel, "scan_replicas", written, grid, warps, stages=1, interpret=interpret)(*inputs)
+    words = pallas.call(
+        kernel, "scan_replicas", written, grid, warps, stages=1, interpret=interpret
+    )(*inputs)
     after = list(carry)
     for i, array, own in zip(changed, words, places, strict=False):
         after[i] = from_words(array, avals[i], (num_replicas,), own)
     outputs = zip(words[len(changed) :], avals[len(carry) :], places[len(changed) :], strict=True)
-    return [*after, *(from_words(array, aval, (length, num_replicas), own) for array, aval, own in outputs)]
+    return [
+        *after,
+        *(from_words(array, aval, (length, num_replicas), own) for array, aval, own in outputs),
+    ]
 
 
 def _rows_of_a_lane(jaxpr: jex.core.Jaxpr) -> int | None:
     """Returns how many rows each lane has in the smallest matrix product, or None where there is none."""
     found = []
     for eqn in jaxpr.eqns:
-        inner = [getattr(x, "jaxpr", x) for value in eqn.params.values()
-                 for x in (value if isinstance(value, (tuple, list)) else (value,))]  # fmt: skip
+        inner = [
+            getattr(x, "jaxpr", x)
+            for value in eqn.params.values()
+            for x in (value if isinstance(value, (tuple, list)) else (value,))
+        ]
         rows = [_rows_of_a_lane(x) for x in inner if hasattr(x, "eqns")]
         rows = [1] if eqn.primitive.name == "dot_general" else [n for n in rows if n is not None]
         found += [n * steps_at_once(eqn) for n in rows]
@@ -102,9 +135,17 @@ def _used(jaxpr: jex.core.Jaxpr, places: Sequence[int]) -> list[int]:
 
 
 def _kernel(
-    *refs: Any, jaxpr: jex.core.Jaxpr, known: Sequence[Elements | None], changed: Sequence[int], used: Sequence[int],
-    num_carry: int, length: int, lanes: int, num_replicas: int, places: list[list[Any]],
-) -> None:  # fmt: skip
+    *refs: Any,
+    jaxpr: jex.core.Jaxpr,
+    known: Sequence[Elements | None],
+    changed: Sequence[int],
+    used: Sequence[int],
+    num_carry: int,
+    length: int,
+    lanes: int,
+    num_replicas: int,
+    places: list[list[Any]],
+) -> None:
     """Reads and writes the words of some replicas; see `words`.
 
     Everything stays in registers from the first step to the last. Leaves that the step does not change are read only.
@@ -114,15 +155,23 @@ def _kernel(
     num_shared = sum(array is None for array in known)
     num_inputs = num_shared + num_carry + len(used)
     shared_refs, carry_refs = refs[:num_shared], refs[num_shared : num_shared + num_carry]
-    x_refs, carry_after_refs = refs[num_shared + num_carry : num_inputs], refs[num_inputs:][: len(changed)]
+    x_refs, carry_after_refs = (
+        refs[num_shared + num_carry : num_inputs],
+        refs[num_inputs:][: len(changed)],
+    )
     output_refs = refs[num_inputs + len(changed) :]
     rows = pallas.program_id() * lanes + jax.lax.broadcasted_iota(jnp.int32, (lanes,), 0)
-    rows = jnp.minimum(rows, num_replicas - 1)  # lanes beyond the last replica repeat it, and write the same
+    # lanes beyond the last replica repeat it, and write the same
+    rows = jnp.minimum(rows, num_replicas - 1)
 
     shared_vars = (v for v, array in zip(jaxpr.constvars, known, strict=True) if array is None)
-    loaded = iter([shared.load(ref, v.aval) for ref, v in zip(shared_refs, shared_vars, strict=True)])
+    loaded = iter(
+        [shared.load(ref, v.aval) for ref, v in zip(shared_refs, shared_vars, strict=True)]
+    )
     consts = [next(loaded) if array is None else array for array in known]
-    start = [load(ref, aval, rows, num_replicas) for ref, aval in zip(carry_refs, in_avals, strict=False)]
+    start = [
+        load(ref, aval, rows, num_replicas) for ref, aval in zip(carry_refs, in_avals, strict=False)
+    ]
 
     def step(t: jax.Array, words: tuple) -> tuple:
         carry = list(start)
@@ -139,12 +188,17 @@ def _kernel(
 
     words = jax.lax.fori_loop(0, length, step, tuple(words_of([start[i] for i in changed])))
     last = with_words([start[i] for i in changed], words)
-    places[:0] = [store(ref, array, rows, num_replicas) for ref, array in zip(carry_after_refs, last, strict=True)]
+    places[:0] = [
+        store(ref, array, rows, num_replicas)
+        for ref, array in zip(carry_after_refs, last, strict=True)
+    ]
 
 
 def _known(value: Any) -> Elements | None:
     """Returns a constant as elements where it is known while tracing and small, and no network's weights."""
-    in_memory = isinstance(value, jax.core.Tracer) or shared.is_weights(value) or value.size > MAX_ELEMENTS
+    in_memory = (
+        isinstance(value, jax.core.Tracer) or shared.is_weights(value) or value.size > MAX_ELEMENTS
+    )
     return None if in_memory else constant(value)
 
 

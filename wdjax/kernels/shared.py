@@ -32,7 +32,8 @@ class Shared:
     ref: Any
     shape: tuple[int, ...]  # its own; of a vector, or broadcast to several rows
     dtype: Any
-    value: jax.Array | None  # of a vector or matrix that a network may take: all of it, read before the first step
+    value: jax.Array | None
+    """of a vector or matrix that a network may take: all of it, read before the first step"""
     elements: Elements | None  # its numbers, where they are few
 
     @property
@@ -47,12 +48,17 @@ class Shared:
 def is_weights(value: Any) -> bool:
     """Returns whether a network may take an array as a vector or a matrix."""
     fits = value.ndim == 2 or (value.ndim == 1 and value.size > 1)
-    return fits and value.dtype == jnp.float32 and math.prod(padded_shape(value.shape)) <= MAX_WEIGHTS
+    return (
+        fits and value.dtype == jnp.float32 and math.prod(padded_shape(value.shape)) <= MAX_WEIGHTS
+    )
 
 
 def padded_shape(shape: tuple[int, ...]) -> tuple[int, int]:
     """Returns the shape of weights in memory."""
-    pad = lambda size: max(MIN_WIDTH, 1 << (size - 1).bit_length())  # noqa: E731
+
+    def pad(size) -> int:
+        return max(MIN_WIDTH, 1 << (size - 1).bit_length())
+
     return (pad(shape[0]), pad(shape[1])) if len(shape) == 2 else (1, pad(math.prod(shape)))
 
 
@@ -91,9 +97,16 @@ def apply(eqn: Any, x: Shared, *indices: Elements) -> list[Elements] | None:
     if eqn.primitive.name != "gather" or eqn.params["dimension_numbers"].operand_batching_dims:
         return None
     numbers, shape = eqn.params["dimension_numbers"], eqn.outvars[0].aval.shape
-    window = np.indices(eqn.params["slice_sizes"], np.int32).squeeze(tuple(1 + d for d in numbers.collapsed_slice_dims))
-    window = np.expand_dims(window, tuple(1 + i for i in range(len(shape)) if i not in numbers.offset_dims))
-    places = (np.expand_dims(indices[0][..., i], numbers.offset_dims) for i in range(len(numbers.start_index_map)))
+    window = np.indices(eqn.params["slice_sizes"], np.int32).squeeze(
+        tuple(1 + d for d in numbers.collapsed_slice_dims)
+    )
+    window = np.expand_dims(
+        window, tuple(1 + i for i in range(len(shape)) if i not in numbers.offset_dims)
+    )
+    places = (
+        np.expand_dims(indices[0][..., i], numbers.offset_dims)
+        for i in range(len(numbers.start_index_map))
+    )
     starts = dict(zip(numbers.start_index_map, places, strict=True))
     found = _window(eqn, x, starts, window)
     if eqn.params["mode"] != jax.lax.GatherScatterMode.FILL_OR_DROP:
@@ -102,7 +115,9 @@ def apply(eqn: Any, x: Shared, *indices: Elements) -> list[Elements] | None:
     for axis, start in starts.items():
         last = x.shape[axis] - eqn.params["slice_sizes"][axis]
         here = call_each(lambda s, last=last: (s >= 0) & (s <= last), start.shape, as_place(start))
-        inside = call_each(jnp.logical_and, np.broadcast_shapes(inside.shape, here.shape), inside, here)
+        inside = call_each(
+            jnp.logical_and, np.broadcast_shapes(inside.shape, here.shape), inside, here
+        )
     return [call_each(jnp.where, shape, inside, found, array_of([fill_of(eqn)], ()))]
 
 
@@ -111,7 +126,11 @@ def _window(eqn: Any, x: Shared, starts: Mapping[int, Elements], window: np.ndar
     shape, coordinates = eqn.outvars[0].aval.shape, [*map(constant, window)]
     for axis, start in starts.items():
         last = x.shape[axis] - eqn.params["slice_sizes"][axis]
-        inside = call_each(lambda s, last=last: jnp.clip(s, 0, last).astype(jnp.int32), start.shape, as_place(start))
+        inside = call_each(
+            lambda s, last=last: jnp.clip(s, 0, last).astype(jnp.int32),
+            start.shape,
+            as_place(start),
+        )
         coordinates[axis] = call_each(jnp.add, shape, inside, coordinates[axis])
     return _read(x, coordinates, shape)
 
@@ -136,4 +155,8 @@ def _number(x: Shared, row: Any, column: Any) -> Any:
 def _word(x: Shared, *place: Any) -> jax.Array:
     place = tuple(int(i) if isinstance(i, np.generic) else i for i in place)
     lanes = np.broadcast_shapes(*map(jnp.shape, place))
-    return pallas.load(x.ref.at[tuple(jnp.broadcast_to(i, lanes) for i in place)]) if lanes else x.ref[place]
+    return (
+        pallas.load(x.ref.at[tuple(jnp.broadcast_to(i, lanes) for i in place)])
+        if lanes
+        else x.ref[place]
+    )

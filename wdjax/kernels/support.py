@@ -13,7 +13,9 @@ from wdjax.kernels import pallas
 MIN_CAPABILITY = 8.0  # of NVIDIA's, Ampere (2020): where Triton begins
 
 _FAILED: list[str] = []  # why this process goes without kernels, in words, where it does
-_HEARD: contextvars.ContextVar[dict[str, str | None] | None] = contextvars.ContextVar("heard", default=None)
+_HEARD: contextvars.ContextVar[dict[str, str | None] | None] = contextvars.ContextVar(
+    "heard", default=None
+)
 
 
 def why_no_kernels() -> str | None:
@@ -26,7 +28,10 @@ def why_no_kernels() -> str | None:
     if _FAILED:
         return _FAILED[-1]
     for device in jax.devices():
-        card, capability = getattr(device, "device_kind", "a card"), str(getattr(device, "compute_capability", ""))
+        card, capability = (
+            getattr(device, "device_kind", "a card"),
+            str(getattr(device, "compute_capability", "")),
+        )
         if getattr(device, "platform", "gpu") == "cpu":
             continue
         if not re.fullmatch(r"\d+\.\d+", capability):

@@ -28,11 +28,15 @@ class Key(NamedTuple):
 def check_key(dtype: Any) -> None:
     """Raises NotImplementedError for keys from which, in the present configuration, this module does not draw."""
     if str(dtype) != "key<fry>" or not jax.config.jax_threefry_partitionable:
-        raise NotImplementedError(f"random numbers from {dtype}: a kernel draws from threefry2x32, partitionable, only")
+        raise NotImplementedError(
+            f"random numbers from {dtype}: a kernel draws from threefry2x32, partitionable, only"
+        )
 
 
 @jax.jit
-def hash_2x32(first: jax.Array, second: jax.Array, high: jax.Array, low: jax.Array) -> tuple[jax.Array, jax.Array]:
+def hash_2x32(
+    first: jax.Array, second: jax.Array, high: jax.Array, low: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     """Returns the two words that a key (first, second) gives for a counter (high, low): uint32, all of one shape."""
     keys = (first, second, first ^ second ^ np.uint32(PARITY))
     x, y = high + first, low + second

@@ -39,7 +39,10 @@ def words_shape(aval: Any, num_replicas: int, steps: int = 1) -> jax.ShapeDtypeS
     Raises:
         NotImplementedError: where that has more numbers than a kernel reaches.
     """
-    dtype, size = jnp.uint32 if is_key(aval.dtype) else jnp.int8 if aval.dtype == bool else aval.dtype, num_words(aval)
+    dtype, size = (
+        jnp.uint32 if is_key(aval.dtype) else jnp.int8 if aval.dtype == bool else aval.dtype,
+        num_words(aval),
+    )
     if steps * size * num_replicas > MAX_SIZE:
         shape = (steps, num_replicas, *aval.shape)
         raise NotImplementedError(f"an array of {shape}: a kernel reaches {MAX_SIZE} numbers")
@@ -55,23 +58,34 @@ def to_words(leaf: Any, leading: int) -> jax.Array:
     return (words if leading == 0 else jnp.swapaxes(words, -1, -2)).reshape(-1)
 
 
-def from_words(words: jax.Array, aval: Any, leading: tuple[int, ...], places: Sequence[Any]) -> jax.Array:
+def from_words(
+    words: jax.Array, aval: Any, leading: tuple[int, ...], places: Sequence[Any]
+) -> jax.Array:
     """The way back, to [*leading, *shape]. `places`: what `store` returned."""
     words = _put_together(words.reshape(*leading[:-1], num_words(aval), leading[-1]), places)
     words = jnp.swapaxes(words, -1, -2)[..., : _own_words(aval)]
     if is_key(aval.dtype):
-        return jax.random.wrap_key_data(words.reshape(*leading, *aval.shape, 2), impl="threefry2x32")
+        return jax.random.wrap_key_data(
+            words.reshape(*leading, *aval.shape, 2), impl="threefry2x32"
+        )
     return words.reshape(*leading, *aval.shape).astype(aval.dtype)
 
 
 def _put_together(words: jax.Array, places: Sequence[Any]) -> jax.Array:
     """Returns all words of a leaf, [..., W, N], from those that were written and their places."""
     is_known = np.array([isinstance(place, np.generic) for place in places], bool)
-    rows = np.array([0 if known else place for known, place in zip(is_known, places, strict=True)], np.int32)
+    rows = np.array(
+        [0 if known else place for known, place in zip(is_known, places, strict=True)], np.int32
+    )
     if not places or (not is_known.any() and np.array_equal(rows, np.arange(len(rows)))):
         return words
-    numbers = np.array([place if known else 0 for known, place in zip(is_known, places, strict=True)], words.dtype)
-    along = lambda values: values.reshape(*[1] * (words.ndim - 2), -1, 1)  # noqa: E731
+    numbers = np.array(
+        [place if known else 0 for known, place in zip(is_known, places, strict=True)], words.dtype
+    )
+
+    def along(values) -> jax.Array:
+        return values.reshape(*[1] * (words.ndim - 2), -1, 1)
+
     found = words[..., rows, :]
     return jnp.where(along(is_known), along(numbers), found) if is_known.any() else found
 
@@ -89,17 +103,23 @@ def load(ref: Any, aval: Any, rows: jax.Array, num_replicas: int, step: Any = 0)
     return array_of(words, aval.shape)
 
 
-def store(ref: Any, array: Elements, rows: jax.Array, num_replicas: int, step: Any = 0) -> list[Any]:
+def store(
+    ref: Any, array: Elements, rows: jax.Array, num_replicas: int, step: Any = 0
+) -> list[Any]:
     """Writes the words of a leaf that are not known, each once and all together: Triton's compiler looks at the whole
     kernel for each access. Returns for every word its row, or the number that it is."""
     words, written = words_of([array]), {}
     for word in words:
         if not isinstance(word, np.generic) and identity(word) not in written:
-            written[identity(word)] = len(written), jnp.broadcast_to(word, rows.shape).astype(ref.dtype)
+            written[identity(word)] = (
+                len(written),
+                jnp.broadcast_to(word, rows.shape).astype(ref.dtype),
+            )
     if written:
         together = join([word for _, word in written.values()], 1)
         place = jnp.broadcast_to(step * (len(words) * num_replicas) + rows, together.shape)
         row = jax.lax.broadcasted_iota(jnp.int32, together.shape, 0) if len(written) > 1 else 0
-        mask = row < len(written) if len(written) & (len(written) - 1) else None  # of a power of two there are no more
+        # of a power of two there are no more
+        mask = row < len(written) if len(written) & (len(written) - 1) else None
         pallas.store(ref.at[place + row * num_replicas], together, mask=mask)
     return [word if isinstance(word, np.generic) else written[identity(word)][0] for word in words]
