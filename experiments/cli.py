@@ -19,6 +19,14 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+try:
+    os.getcwd()
+except FileNotFoundError:  # jaxlib 0.12 cannot be imported in a deleted folder: import it in another one
+    deleted = os.open(".", os.O_RDONLY)
+    os.chdir(os.sep)
+    importlib.import_module("jax")
+    os.fchdir(deleted)
+
 import jax
 
 from wdjax.checks import did_you_mean, one_line, require

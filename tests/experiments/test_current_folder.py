@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import jax
 import pytest
 import yaml
 from refusals import refusal
@@ -196,7 +195,6 @@ def test_the_current_folder_is_on_the_path_for_one_import_only(strange, monkeypa
         sys.modules.pop(name)
 
 
-@pytest.mark.skipif(jax.__version_info__ >= (0, 12), reason="jaxlib 0.12 itself cannot be imported there")
 def test_a_deleted_current_folder_is_refused_in_one_sentence(tmp_path):
     (tmp_path / "gone").mkdir()
     code = COMMANDS.replace("assert not ended.code, words", "print(ended.code)")
