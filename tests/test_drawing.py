@@ -104,23 +104,23 @@ def test_ticks_are_round():
         (lambda: Text([0], [0], ["a"], align="centre"), "did you mean 'center'"),
         (
             lambda: ground([Shapes(np.zeros((3, 1)), 0.0)], 2),
-            "an array of Shapes = 'of length 3': must be of length 1 or 2",
+            "length of an array of Shapes = 3: must be 1 or 2, the number of captions",
         ),
         (lambda: ground([], 0), "captions"),
-        (lambda: Scene([], ["a"]), "extent = None: must be four numbers, where there are no plots"),
+        (lambda: Scene([], ["a"]), "extent = None: must be four numbers (x0, y0, x1, y1), unless"),
         (lambda: Scene([], ["a"], (0, 0, 0, 1)), "x0 < x1"),
-        (lambda: ground([], 2, time=[0]), "time = 'of shape (1,)'"),
+        (lambda: ground([], 2, time=[0]), "time.shape = (1,): must be (2,)"),
         (lambda: Scene([], ["a"], (0, 0, 1, np.nan)), "four finite numbers (x0, y0, x1, y1)"),
         (lambda: Shapes([0, 1], [0, 1], angle=[0, 1, 2]), "Shapes: x [1, 2], y [1, 2], angle [1, 3]"),
-        (lambda: Shapes([0], [0], np.zeros(2)), "outline = 'of shape (2,)': must be of shape (V, 2)"),
-        (lambda: Lines(np.zeros((4, 3))), "points = 'of shape (4, 3)': must be of shape (..., V, 2)"),
-        (lambda: Lines(np.zeros((4, 2)), window=[0, 2]), "window = 'of shape (2,)': must be of shape (T, 2)"),
+        (lambda: Shapes([0], [0], np.zeros(2)), "outline.shape = (2,): must be (V, 2)"),
+        (lambda: Lines(np.zeros((4, 3))), "points.shape = (4, 3): must be (..., V, 2)"),
+        (lambda: Lines(np.zeros((4, 2)), window=[0, 2]), "window.shape = (2,): must be (T, 2)"),
         (lambda: Lines(np.zeros((4, 2)), width=np.nan), "width = nan: must be finite"),
-        (lambda: Text([0, 1], [0], ["a", "b", "c"]), "texts = '[3] in a frame': must be 2, as there are places"),
+        (lambda: Text([0, 1], [0], ["a", "b", "c"]), "texts per frame = [3]: must be [2], the number of positions"),
         (lambda: Field(np.zeros((2, 1, 1)), (0, 0, 1, 1), index=[0, 2]), "index = [0, 2]: must be from 0 to 1"),
-        (lambda: Plot("p", []), "series = []: must be at least one"),
-        (lambda: Series([0.0, 1.0], low=[0.0, 0.0]), "must be given both, or neither"),
-        (lambda: Scene([], ["a", "b"], plots=[Plot("p", [Series(1.0)], [0])]), "x of a Plot = 'of shape (1,)'"),
+        (lambda: Plot("p", []), "series = []: must be a sequence of at least one"),
+        (lambda: Series([0.0, 1.0], low=[0.0, 0.0]), "must be values alone, or values with both low and high"),
+        (lambda: Scene([], ["a", "b"], plots=[Plot("p", [Series(1.0)], [0])]), "Plot.x.shape = (1,): must be (2,)"),
         (lambda: ground([], trail=-1), "trail = -1"),
         (lambda: Player(ground([]), 0), "fps = 0: must be above 0"),
     ],
@@ -350,7 +350,7 @@ def test_a_draw_of_ones_own_goes_before_the_scene_of_its_parent(tmp_path):
 
     picture = wdjax.render(Mine(), at(states, 0), params)
     assert np.any(np.all(picture == (0x12, 0x34, 0x56), axis=-1))
-    with pytest.raises(NotImplementedError, match=r"Mine draws with matplotlib, so only .gif, .mp4 and .png"):
+    with pytest.raises(NotImplementedError, match=r"draws with matplotlib, which supports only .gif, .mp4 and .png"):
         wdjax.render(Mine(), states, params, output=tmp_path / "a.html")
     two = jax.tree.map(lambda leaf: leaf[:2], states)
     assert wdjax.render(Mine(), two, params, size=(200, 150), output=tmp_path / "a.gif").stat().st_size > 1_000

@@ -289,16 +289,16 @@ def test_environment_without_a_drawing_says_so(tmp_path):
 
 def test_what_is_not_one_state_is_refused(tmp_path):
     env, params, states = play("tag_continuous")
-    with pytest.raises(ValueError, match=r"state.x has shape \[1, 9, 10\], not \[10\].*take one replica"):
+    with pytest.raises(ValueError, match=r"state.x has shape \[1, 9, 10\]: must be \[10\].*select one"):
         wdjax.render(env, jax.tree.map(lambda leaf: leaf[None], states), params)
-    with pytest.raises(ValueError, match=r"state.x has shape \[10\], not \[T, 10\]"):
+    with pytest.raises(ValueError, match=r"state.x has shape \[10\]: must be \[T, 10\]"):
         rendering.save_gif(tmp_path / "a.gif", env, at(states, 0), params)
     with pytest.raises(ValueError, match="at least one state"):
         rendering.save_gif(tmp_path / "a.gif", env, jax.tree.map(lambda leaf: leaf[:0], states), params)
     _, batch = jax.jit(wdjax.vectorize(env, 2).reset)(jax.random.key(0), params)
-    with pytest.raises(TypeError, match=r"VectorState.*take its env_state"):
+    with pytest.raises(TypeError, match=r"VectorState.*pass its env_state"):
         wdjax.render(env, batch, params)
-    with pytest.raises(TypeError, match=r"classic_control.cartpole.State, not a wdjax.envs.tag.continuous.State"):
+    with pytest.raises(TypeError, match=r"classic_control.cartpole.State: must be a wdjax.envs.tag.continuous.State"):
         wdjax.render(env, at(play("cartpole")[2], 0), params)
 
 

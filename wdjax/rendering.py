@@ -1,12 +1,12 @@
-"""Pictures of games as arrays and files, without a window: `render`, `save_png`, `save_gif`.
+"""Rendering of states and episodes to arrays and files: `render`, `save_png` and `save_gif`.
 
-    states = ...                                         # one episode, leaves with a leading [T]
-    save_gif("hunt.gif", env, states, params)            # from wdjax.rendering
-    wdjax.render(env, states, params)                    # a player, in a notebook
+    states = ...                                           # one episode, leaves [T, ...]
+    save_gif("hunt.gif", env, states, params)              # from wdjax.rendering
+    wdjax.render(env, states, params)                      # a player in a notebook
     wdjax.render(env, states, params, output="hunt.html")
 
-What a picture shows is up to the environment's `scene`, or to its `draw` if it would rather use matplotlib. matplotlib
-and Pillow are imported when something is drawn, and matplotlib's global state (pyplot) is left alone.
+An environment defines its pictures with `scene`, or with `draw` to use matplotlib. No window is
+opened. matplotlib and Pillow are imported on first use, and pyplot's global state is not changed.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ from wdjax.files import new_file
 
 ANIMATIONS = (".gif", ".html", ".mp4", ".svg")
 SUFFIXES = (*ANIMATIONS, ".png")
-CURVES = ("blue", "magenta", "green", "orange")  # of returns of groups that no mark shows
+CURVES = ("blue", "magenta", "green", "orange")  # return curves of groups without a mark
 Size = tuple[int, int] | None
 
 
@@ -42,28 +42,31 @@ def render(
     output: str | pathlib.Path | None = None,
     fps: float = 12.0,
 ) -> Any:
-    """Draws one state, or an episode.
+    """Draw one state or an episode.
 
     Args:
-        env: an environment with a drawing.
-        state: one state of one replica; or an episode: its states in order, leaves with a leading [T], or what
-            `record_episode` returns, whose returns are then plotted (and, where it holds them, what agents see shown).
-            Arrays of NumPy or JAX.
-        params: its params.
-        size: (width, height) of the picture in pixels, each at least 100; None: 640 wide and as high as is needed. The
-            player takes what room there is.
-        output: a file to write: of an episode .html (the player, without network), .gif, .svg (moves without a script),
-            .mp4 (where ffmpeg is), .png (the last state); of one state .png.
-        fps: frames a second of an episode.
+        env: An environment that defines `scene` or `draw`.
+        state: One state of one replica; or an episode, either as its states in order (leaves
+            [T, ...]) or as returned by `record_episode`. A recorded episode also shows a plot of
+            the returns and, if recorded, the observations. Arrays of NumPy or JAX.
+        params: The environment parameters.
+        size: (width, height) of the picture in pixels, each at least 100. None: 640 wide, and as
+            high as needed. The player always adapts to the size of its window.
+        output: A file to write. For an episode: .html (the player, works offline), .gif, .svg
+            (animated without scripts), .mp4 (requires ffmpeg) or .png (the last state). For one
+            state: .png.
+        fps: Frames per second of an episode.
 
     Returns:
-        of one state its picture, [height, width, 3] uint8, red, green, blue; of an episode a `Player`, which a notebook
-        shows and plays; with `output` the path of the file.
+        For one state, its picture as [height, width, 3] uint8 RGB. For an episode, a `Player` that
+        displays in a notebook. With `output`, the path of the file.
 
     Raises:
-        NotImplementedError: where the environment has no drawing, or none that can be played.
-        ValueError, TypeError: where state is not one of `env`, the size makes no picture, or output ends in none of
-            these or needs ffmpeg and there is none.
+        NotImplementedError: If the environment has no drawing, or a player is requested for an
+            environment that draws with matplotlib.
+        ValueError: If `state` has a wrong shape, `size` or `fps` is out of range, the suffix of
+            `output` is not supported, or ffmpeg is needed and not installed.
+        TypeError: If `state` is not a state of `env`, or `size` contains other types than int.
     """
     states, record = split_record(state)
     size = _checked(size)
@@ -83,7 +86,10 @@ def render(
 def save_png(
     path: str | pathlib.Path, env: Env, state: Any, params: Any, size: Size = None
 ) -> None:
-    """Writes the picture of one state as a PNG; makes the folder where there is none. Arguments as for `render`."""
+    """Write the picture of one state as a PNG file.
+
+    Missing folders are created. See `render` for the arguments.
+    """
     require_output(path, (".png",))
     check_states(env, state, params)
     save(path, env, first_axis(state), params, size=size)
@@ -99,21 +105,24 @@ def save_gif(
     hold: float = 1.5,
     size: Size = None,
 ) -> None:
-    """Writes an episode as a GIF that plays for ever, one frame a state; makes the folder where there is none.
+    """Write an episode as a looping GIF with one frame per state.
+
+    Missing folders are created.
 
     Args:
-        path: of the file.
-        env: an environment with a drawing.
-        states: the states in order, leaves with a leading [T]; arrays of NumPy or JAX.
-        params: their params.
-        fps: frames a second, at most 50 (players slow down faster ones).
-        trail: how many earlier states show in each; None: `env.trail`.
-        hold: seconds for which the last frame stays.
-        size: as for `render`.
+        path: The file to write.
+        env: An environment that defines `scene` or `draw`.
+        states: The states in order, leaves [T, ...]. Arrays of NumPy or JAX.
+        params: The environment parameters.
+        fps: Frames per second, at most 50 (viewers slow down faster GIFs).
+        trail: Number of earlier states drawn as a trail in each frame. None: `env.trail`.
+        hold: Seconds for which the last frame is shown.
+        size: (width, height) in pixels, as for `render`.
 
     Raises:
-        NotImplementedError: where the environment has no drawing.
-        ValueError, TypeError: where states are not states of `env`, or another argument is out of range.
+        NotImplementedError: If the environment has no drawing.
+        ValueError: If `states` has a wrong shape, or another argument is out of range.
+        TypeError: If `states` are not states of `env`, or `trail` or `size` is not an int.
     """
     require_output(path, (".gif",))
     save(path, env, states, params, fps, trail, hold, size)
@@ -129,26 +138,29 @@ def save(
     hold: float = 1.5,
     size: Size = None,
 ) -> pathlib.Path:
-    """Writes an episode as what its path ends in (`SUFFIXES`). Arguments as for `save_gif`; states may also be what
-    `record_episode` returns. Returns the path."""
+    """Write an episode in the format given by the suffix of `path`, one of `SUFFIXES`.
+
+    See `save_gif` for the arguments. `states` may also be the result of `record_episode`. Returns
+    the path.
+    """
     suffix, size = require_playable(path, env, fps), _checked(size)
     require_hold(hold)
     if trail is not None:
         require_integer("trail", trail, 0)
-    own, _ = split_record(states)
-    num_frames = check_states(env, own, params, leading=1)
+    env_states, _ = split_record(states)
+    num_frames = check_states(env, env_states, params, leading=1)
     if draws_by_scene(env):
         scene = make_scene(env, states, params)
         scene = scene if trail is None else dataclasses.replace(scene, trail=trail)
         return save_scene(path, scene, fps, hold, size)
     trail = env.trail if trail is None else trail
-    own, steps = jax.device_get(own), range(num_frames)
+    env_states, steps = jax.device_get(env_states), range(num_frames)
 
     def draw(steps) -> Any:
-        return axes.draw_frames(env, own, params, steps, trail, size)
+        return axes.draw_frames(env, env_states, params, steps, trail, size)
 
     if suffix == ".png":
-        last = jax.tree.map(lambda leaf: leaf[-1], own)
+        last = jax.tree.map(lambda leaf: leaf[-1], env_states)
         return _write(path, lambda file: save_pixels(file, axes.draw_one(env, last, params, size)))
     return _write(path, lambda file: save_frames(file, str(path), draw, steps, fps, hold))
 
@@ -156,7 +168,10 @@ def save(
 def save_scene(
     path: str | pathlib.Path, scene: Scene, fps: float = 12.0, hold: float = 1.5, size: Size = None
 ) -> pathlib.Path:
-    """Writes a scene as what its path ends in (`SUFFIXES`); of a .png its last frame. Arguments as for `save_gif`."""
+    """Write a scene in the format given by the suffix of `path`, one of `SUFFIXES`.
+
+    A .png contains the last frame. See `save_gif` for `fps`, `hold` and `size`. Returns the path.
+    """
     suffix, size = require_output(path, SUFFIXES), _checked(size)
     require_fps(fps, fastest(suffix))
     require_hold(hold)
@@ -179,9 +194,10 @@ def save_scene(
 
 
 def save_pixels(file: IO[bytes], picture: np.ndarray) -> None:
+    """Write a picture [height, width, 3] uint8 as a PNG."""
     from PIL import Image
 
-    # a quarter less time, a tenth larger
+    # Level 3 is faster than the default level 6, for a slightly larger file.
     Image.fromarray(picture).save(file, format="PNG", compress_level=3)
 
 
@@ -194,7 +210,7 @@ def save_frames(
     hold: float,
     keep: Iterable[str] = (),
 ) -> None:
-    """Write the frames that `draw(steps)` yields as a GIF or, if `name` ends so, by ffmpeg as an MP4."""
+    """Write the frames that `draw(steps)` yields as a GIF, or as an MP4 if `name` ends in .mp4."""
     if name.lower().endswith(".mp4"):
         return save_mp4(file.name, name, draw(steps), fps, round(hold * fps))
     samples = sorted({int(t) for t in np.linspace(0, len(steps) - 1, 6)})
@@ -215,11 +231,17 @@ def save_frames(
 
 
 def save_mp4(path: str, name: str, frames: Iterator[np.ndarray], fps: float, more: int) -> None:
-    """Write frames [height, width, 4] uint8 as H.264, the last one `more` times again, through ffmpeg's input.
+    """Encode frames as an H.264 video by piping them to ffmpeg.
 
     Args:
-        path: of a new temporary file.
-        name: of the file that it will be, for errors.
+        path: The temporary file to write.
+        name: The final file name, for error messages.
+        frames: The frames, [height, width, 4] uint8 RGBA each.
+        fps: Frames per second.
+        more: How often the last frame is repeated at the end.
+
+    Raises:
+        OSError: If ffmpeg fails. The message contains ffmpeg's error output.
     """
     first = next(frames)
     height, width = first.shape[:2]
@@ -257,7 +279,8 @@ def save_mp4(path: str, name: str, frames: Iterator[np.ndarray], fps: float, mor
         "-f",
         "mp4",
     ]
-    command += [f"file:{path}"]  # taken literally: "-a" is no option, "a:b" no protocol
+    # With the prefix "file:", ffmpeg reads "-a" not as an option and "a:b" not as a protocol.
+    command += [f"file:{path}"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as ffmpeg:
         try:
             ffmpeg.stdin.write(first.tobytes())
@@ -266,58 +289,77 @@ def save_mp4(path: str, name: str, frames: Iterator[np.ndarray], fps: float, mor
                 ffmpeg.stdin.write(last.tobytes())
             for _ in range(more):
                 ffmpeg.stdin.write(last.tobytes())
-        except BrokenPipeError:  # it says why
+        except BrokenPipeError:  # ffmpeg's error output, read below, contains the reason
             pass
-        _, words = ffmpeg.communicate()
+        _, stderr = ffmpeg.communicate()
     if ffmpeg.returncode:
-        raise OSError(f"ffmpeg could not write {name}: {words.decode(errors='replace').strip()}")
+        raise OSError(f"ffmpeg could not write {name}: {stderr.decode(errors='replace').strip()}")
 
 
 def require_output(
     path: str | pathlib.Path, suffixes: Iterable[str] = SUFFIXES, field: str = "path"
 ) -> str:
-    """Returns what a path ends in; raises where nothing could be written there, before anything is played."""
+    """Return the suffix of `path` in lower case.
+
+    Args:
+        path: The file to write.
+        suffixes: The supported suffixes, for example (".gif", ".html").
+        field: The name of the argument, for error messages.
+
+    Raises:
+        ValueError: If the suffix is not supported, or if it needs ffmpeg and ffmpeg is missing.
+    """
     suffix, suffixes = pathlib.Path(path).suffix.lower(), tuple(suffixes)
     if suffix not in suffixes:
         names = " or ".join(filter(None, (", ".join(suffixes[:-1]), suffixes[-1])))
-        near = f": {did_you_mean(suffix, suffixes)}" if suffix and len(suffixes) > 1 else ""
-        raise ValueError(f"{field} = {str(path)!r}: must be a file that ends in {names}{near}")
+        suggestion = f": {did_you_mean(suffix, suffixes)}" if suffix and len(suffixes) > 1 else ""
+        raise ValueError(
+            f"{field} = {str(path)!r}: must be a file that ends in {names}{suggestion}"
+        )
     if suffix == ".mp4" and not shutil.which("ffmpeg"):
         raise ValueError(
-            f"{field} = {str(path)!r}: needs ffmpeg, which is not on the PATH: install it, or take .html or .gif"
+            f"{field} = {str(path)!r}: .mp4 requires ffmpeg, which is not on the PATH. "
+            "Install ffmpeg, or use .html or .gif."
         )
     return suffix
 
 
 def fastest(suffix: str) -> float:
-    """Returns how many frames a second such a file may have."""
+    """Return the largest number of frames per second that a file with this suffix supports."""
     return 50 if suffix == ".gif" else 1000
 
 
 def require_hold(hold: float) -> None:
+    """Raise ValueError unless `hold` is a finite number of seconds, at least 0."""
     require(hold >= 0 and np.isfinite(hold), "hold", hold, "at least 0, and finite")
 
 
 def require_playable(path: str | pathlib.Path, env: Env, fps: float) -> str:
-    """Returns what a path ends in; raises where an episode of `env` could not be written there at `fps` frames a
-    second, whatever happens in it: before it is played."""
+    """Return the suffix of `path`, after checking that an episode of `env` can be written to it.
+
+    Call it before running the episode, so that a bad path or frame rate fails early.
+
+    Raises:
+        NotImplementedError: If the format needs `scene` and the environment draws with matplotlib.
+        ValueError: If the suffix is not supported, ffmpeg is missing, or `fps` is out of range.
+    """
     suffix = require_output(path, SUFFIXES)
     require_fps(fps, fastest(suffix))
     if suffix in (".html", ".svg"):
-        require_scene(env, "draws with matplotlib, so only .gif, .mp4 and .png")
+        require_scene(env, "draws with matplotlib, which supports only .gif, .mp4 and .png")
     return suffix
 
 
 def require_scene(env: Env, words: str) -> None:
-    """Raises where `env` is drawn by a `draw` of its own: with these words, before what to do."""
+    """Raise NotImplementedError with the reason `words` if `env` draws with matplotlib."""
     if not draws_by_scene(env):
         raise NotImplementedError(
-            f"{type(env).__name__} {words}: write its method scene(states, params)"
+            f"{type(env).__name__} {words}. Define the method scene(states, params)."
         )
 
 
 def split_record(states: Any) -> tuple[Any, Any]:
-    """Returns (states, None) of states, (its states, itself) of what `record_episode` returns."""
+    """Return (states, record) of an episode; the record is None for plain states."""
     if hasattr(states, "states") and hasattr(states, "reward"):
         return states.states, states
     return states, None
@@ -339,9 +381,18 @@ def _checked(size: Size) -> Size:
 
 
 def make_scene(env: Env, states: Any, params: Any) -> Scene:
-    """Returns the scene of an episode: of its states (leaves [T, ...]), or of what `record_episode` returns, with its
-    returns and what agents see."""
-    require_scene(env, "cannot be played")
+    """Return the scene of an episode.
+
+    Args:
+        env: An environment that defines `scene`.
+        states: The states in order, leaves [T, ...], or the result of `record_episode`. The latter
+            adds a plot of the returns, and the observations if they were recorded.
+        params: The environment parameters.
+
+    Raises:
+        NotImplementedError: If the environment draws with matplotlib.
+    """
+    require_scene(env, "draws with matplotlib, which the player does not support")
     states, record = split_record(states)
     scene = env.scene(*jax.device_get((states, params)))
     if scene.trail is None:
@@ -350,8 +401,12 @@ def make_scene(env: Env, states: Any, params: Any) -> Scene:
 
 
 def add_record(scene: Scene, record: Any) -> Scene:
-    """Returns the scene with the returns of all groups so far, and what their agents see: of `record.reward` and
-    `record.obs`, leaves [T - 1, ...] of one episode."""
+    """Return the scene with a plot of the returns and with the observations of a recorded episode.
+
+    Args:
+        scene: The scene of the episode.
+        record: The result of `record_episode`. Its `reward` and `obs` have leaves [T - 1, ...].
+    """
 
     def by_group(tree) -> Any:
         return tree if isinstance(tree, Mapping) else {SINGLE_AGENT: tree}
@@ -371,7 +426,7 @@ def add_record(scene: Scene, record: Any) -> Scene:
         total = np.cumsum(reward.sum(axis=tuple(range(1, reward.ndim)), dtype=np.float64))
         label = group if len(rewards) > 1 else ""
         returns.append(Series(np.append(0.0, total), colors.get(group) or spare[group], label))
-    seen = (
+    observations = (
         {}
         if record.obs is None or scene.num_frames == 1
         else {
@@ -381,12 +436,16 @@ def add_record(scene: Scene, record: Any) -> Scene:
             for group, reward in rewards.items()
         }
     )
-    return dataclasses.replace(scene, plots=(*scene.plots, Plot("return", returns)), obs=seen)
+    return dataclasses.replace(
+        scene, plots=(*scene.plots, Plot("return", returns)), obs=observations
+    )
 
 
 def _as_rows(obs: Any, reward: np.ndarray) -> np.ndarray:
-    """Returns what agents see as [T, n, D], without masks; the last frame, in which nobody chooses, repeats the one
-    before."""
+    """Return observations as [T, n, D], without action masks.
+
+    The record contains no observation of the last state, so the last row is repeated.
+    """
     obs = (
         {name: leaf for name, leaf in obs.items() if name != "action_mask"}
         if isinstance(obs, Mapping)
@@ -394,40 +453,52 @@ def _as_rows(obs: Any, reward: np.ndarray) -> np.ndarray:
     )
     agents = math.prod(reward.shape[1:])
     rows = [np.asarray(leaf).reshape(len(reward), agents, -1) for leaf in jax.tree.leaves(obs)]
-    whole = np.concatenate(rows, axis=-1) if len(rows) > 1 else rows[0]
-    return np.concatenate([whole, whole[-1:]])
+    features = np.concatenate(rows, axis=-1) if len(rows) > 1 else rows[0]
+    return np.concatenate([features, features[-1:]])
 
 
 def _leading_axes(env: Env, states: Any, params: Any) -> int:
-    one, found = (jax.tree.leaves(tree) for tree in (_one_state(env, params), states))
-    return np.ndim(found[0]) - one[0].ndim if one and found else 0
+    """Return the number of leading axes: 0 for one state, 1 for an episode."""
+    expected, leaves = (jax.tree.leaves(tree) for tree in (_one_state(env, params), states))
+    return np.ndim(leaves[0]) - expected[0].ndim if expected and leaves else 0
 
 
 def _one_state(env: Env, params: Any) -> Any:
+    """Return the shapes and dtypes of one state."""
     return jax.eval_shape(lambda params: env.reset(jax.random.key(0), params)[1], params)
 
 
 def check_states(env: Env, states: Any, params: Any, leading: int = 0) -> int:
-    """Raises where `states` is not one state of `env` (leading=0) or T of them in a row (leading=1); returns T or 1."""
-    one = _one_state(env, params)
-    if jax.tree.structure(states) != jax.tree.structure(one):
-        hint = " (take its env_state)" if hasattr(states, "env_state") else ""
-        found = f"a {type(states).__module__}.{type(states).__name__}{hint}"
+    """Check the type and shapes of one state (leading=0) or of T states (leading=1).
+
+    Returns:
+        T, or 1 for one state.
+
+    Raises:
+        TypeError: If `states` has another tree structure than a state of `env`.
+        ValueError: If a leaf has a wrong shape, or there are no states.
+    """
+    one_state = _one_state(env, params)
+    if jax.tree.structure(states) != jax.tree.structure(one_state):
+        hint = " (pass its env_state)" if hasattr(states, "env_state") else ""
+        actual = f"a {type(states).__module__}.{type(states).__name__}{hint}"
         raise TypeError(
-            f"state is {found}, not a {type(one).__module__}.{type(one).__name__} of {type(env).__name__}"
+            f"state is {actual}: must be a {type(one_state).__module__}."
+            f"{type(one_state).__name__}, the state of {type(env).__name__}"
         )
     paths_and_leaves = jax.tree_util.tree_leaves_with_path(states)
     length = np.shape(paths_and_leaves[0][1])[:leading]
-    for (path, leaf), expected in zip(paths_and_leaves, jax.tree.leaves(one), strict=True):
-        # recorded as numbers
+    for (path, leaf), expected in zip(paths_and_leaves, jax.tree.leaves(one_state), strict=True):
+        # Recorded episodes store typed keys as their key data.
         if jax.numpy.issubdtype(expected.dtype, jax.dtypes.prng_key) and not is_key(leaf):
             expected = jax.eval_shape(jax.random.key_data, expected)
         if len(length) < leading or np.shape(leaf) != (*length, *expected.shape):
             shapes = np.shape(leaf), (*("T",) * leading, *expected.shape)
-            found, wanted = (", ".join(map(str, shape)) for shape in shapes)
+            actual, allowed = (", ".join(map(str, shape)) for shape in shapes)
             raise ValueError(
-                f"state{jax.tree_util.keystr(path)} has shape [{found}], not [{wanted}]: of a batch, take one replica "
-                "(jax.tree.map(lambda leaf: leaf[..., i], state), with its axis in the place of i)"
+                f"state{jax.tree_util.keystr(path)} has shape [{actual}]: must be [{allowed}]. "
+                "From a batch of replicas, select one: jax.tree.map(lambda leaf: leaf[..., i], state), "
+                "with the index i at the axis of the replicas."
             )
     require(length != (0,), "states", "of length 0", "at least one state")
     return length[0] if length else 1

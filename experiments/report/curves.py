@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 POINTS = 100  # of a line over runs that do not look at the same env steps
 LINES = [COLORS[name][0] for name in ("blue", "orange", "green", "magenta", "red", "grey")]
-BAND = "the band is the 95 % interval of the interquartile mean (of fewer than four seeds of the mean), by a bootstrap"
-SPEED = "env steps a second while it trained"
+BAND = "the band is the 95 % bootstrap interval of the interquartile mean (of the mean with fewer than four seeds)"
+SPEED = "training speed [env steps/s]"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

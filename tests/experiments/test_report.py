@@ -91,7 +91,7 @@ def test_what_a_schedule_changed_is_drawn():
     more = {"agent/entropy_coefficient": 0.01}
     rows = [a_row(8, 1.0, **more, **{"agent/learning_rate": rate}) for rate in (3e-4, 1e-4)]
     found = quantities(rows)
-    assert found["learning rate, as scheduled"] == {"agent": "agent/learning_rate"}
+    assert found["learning rate (scheduled)"] == {"agent": "agent/learning_rate"}
     assert not any("entropy coefficient" in label for label in found)
     assert not any("scheduled" in label for label in quantities(rows[:1]))
 

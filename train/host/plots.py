@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-EXPLAINED = "explained variance of the value [1: all]"
+EXPLAINED = "explained variance of the value function [1 = perfect]"
 
 # As in the animation; other policies take matplotlib's own.
 COLORS = {"tagger": PALETTE["magenta"][0], "runner": PALETTE["blue"][0]}
@@ -132,7 +132,7 @@ def quantities(rows: Sequence[Row]) -> dict[str, dict[str, str]]:
     if sums:
         names = {name: name.removeprefix("episode_").removeprefix(space) for name in sums}
         once = [*names.values()]
-        found["mean per episode [count]"] = {
+        found["environment metrics [mean per episode]"] = {
             short if once.count(short) == 1 else name: name for name, short in names.items()
         }
     else:
@@ -141,15 +141,15 @@ def quantities(rows: Sequence[Row]) -> dict[str, dict[str, str]]:
         found["policy entropy [nats]"] = of(trained, "entropy")
         found[EXPLAINED] = of(trained, "explained_variance")
     else:  # critics of actions
-        found["mean action value [reward]"] = of(policies, "q_mean")
-        found["critic's mean squared error [reward²]"] = of(policies, "critic_loss")
+        found["mean Q value [reward]"] = of(policies, "q_mean")
+        found["critic mean squared error [reward²]"] = of(policies, "critic_loss")
     scheduled = {path.split(".")[-1] for path, fields, _ in leaves(PolicyConfig()) if is_scheduled(fields[-1])}
     of_policies = [(field, *field.partition("/")[::2]) for field in first]
     for field in (field for field, policy, name in of_policies if policy in policies and name in scheduled):
         values = [row[field] for row in rows if row.get(field) is not None]
         if values and max(values) - min(values) > 1e-6 * max(map(abs, values)):
             policy, _, name = field.rpartition("/")
-            found.setdefault(f"{name.replace('_', ' ')}, as scheduled", {})[policy] = field
+            found.setdefault(f"{name.replace('_', ' ')} (scheduled)", {})[policy] = field
     return found
 
 
@@ -188,7 +188,7 @@ def save_opponents(run: str | Path, title: str = "") -> Path | None:
         who = [name for owner, _, name in found if owner == policy]
         for panel, what, label in zip(axes, ("win_rate", "return"), ("win rate", "return [reward]"), strict=True):
             curves = {name: f"{policy}/opponent_{what}/{name}" for name in who}
-            draw_curves(panel, rows, curves, f"the others' {label} in the place of {policy}")
+            draw_curves(panel, rows, curves, f"opponents replacing {policy}: {label}")
         axes[0].set_ylim(-0.05, 1.05)
     for axes in panels[-1]:
         count_env_steps(axes)

@@ -1,4 +1,4 @@
-"""How episodes are drawn: a game fills a `Scene`, from which pixels, SVG and the player are made."""
+"""Drawing of episodes: environments return a `Scene`, rendered to pixels, SVG or the player."""
 
 from wdjax.drawing.scene import (
     BAR,

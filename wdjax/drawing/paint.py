@@ -1,4 +1,4 @@
-"""Where the parts of a picture stand (`lay_out`), and how they are drawn onto a canvas, of pixels or of SVG."""
+"""Layout of a picture (`lay_out`) and drawing of its parts onto a canvas of pixels or SVG."""
 
 import dataclasses
 from typing import Any, Protocol
@@ -19,28 +19,28 @@ from wdjax.drawing.scene import (
     turned,
 )
 
-SIZE = (640, 480)  # pixels, width and height; the height is the most where none is asked for
-FLAT = 300  # pixels of height from which words need not be smaller for it, 640 wide
+SIZE = (640, 480)  # default width and maximum default height, px
+FLAT = 300  # height below which a picture 640 px wide needs smaller text, px
 TRAIL_OPACITY, TRAIL_WIDTH = 0.55, 1.9
-SEGMENTS = 2_000  # of all trails of a mark together, at most, the newest: more of them are one grey
-LABEL, LABELS = 30, 12  # letters of a name in a legend, names in it, at most
-CROWD = 300  # agents, of whom each is but a few pixels: no lines between them
+SEGMENTS = 2_000  # maximum number of trail segments per mark; the newest are drawn
+LABEL, LABELS = 30, 12  # maximum length of a legend entry, maximum number of entries
+CROWD = 300  # above this number of agents, each is a few pixels and has no border
 
-Rect = tuple[float, float, float, float]  # x, y of the upper left corner, width, height, px
+Rect = tuple[float, float, float, float]  # (x, y) of the upper left corner, width, height, px
 
 
 class Canvas(Protocol):
-    """What is drawn on; places in pixels, downwards from the upper left corner; colors by name."""
+    """A drawing surface. Positions are pixels from the upper left corner, colors are names."""
 
     def polygons(
         self, points: np.ndarray, color: str, opacity: Any, stroke: float, edge: bool
     ) -> None:
-        """Fills [N, V, 2], each with its opacity [N], or draws the lines around them."""
+        """Fill polygons [N, V, 2] with opacities [N], or draw their outlines if `stroke` > 0."""
 
     def lines(
         self, points: np.ndarray, color: str, width: float, opacity: float, dashed: bool
     ) -> None:
-        """Draws polylines [N, V, 2], broken at NaN."""
+        """Draw polylines [N, V, 2], with gaps at NaN."""
 
     def text(
         self,
@@ -53,32 +53,37 @@ class Canvas(Protocol):
         bold: bool = False,
         upwards: bool = False,
     ) -> None:
-        """Writes a line of text; y is its middle."""
+        """Draw a line of text, vertically centered at y."""
 
     def image(self, rect: Rect, opacity: np.ndarray, color: str) -> None:
-        """Covers a part with one color, as densely as [H, W], the upper row first, says."""
+        """Fill a rectangle with one color and opacities [H, W], top row first."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Where everything stands, in pixels."""
+    """Positions of the parts of a picture, in pixels."""
 
-    size: tuple[int, int]
-    unit: float  # pixels of what is one in a picture 640 wide
-    world: Rect | None
+    size: tuple[int, int]  # width and height of the picture
+    unit: float  # scale of text and line widths; 1 in a picture 640 px wide
+    world: Rect | None  # area of the marks; None: only plots
     caption: tuple[float, float]
     legend: tuple[tuple[float, float], ...]
     plots: tuple[Rect, ...]
 
     def place(self, scene: Scene, points: np.ndarray) -> np.ndarray:
-        """Returns pixels [..., 2] of places [..., 2] of the game."""
+        """Convert positions [..., 2] from environment units to pixels."""
         (x0, y0, x1, y1), (left, top, width, height) = scene.extent, self.world
         scale = np.array([width / (x1 - x0), -height / (y1 - y0)])
         return (points - np.array([x0, y1])) * scale + np.array([left, top])
 
 
 def lay_out(scene: Scene, size: tuple[int, int] | None = None) -> Layout:
-    """Returns where the parts stand in a picture of (width, height) pixels; None: 640 wide, as high as is needed."""
+    """Return the layout of a picture.
+
+    Args:
+        scene: The scene to draw.
+        size: (width, height) in pixels. None: 640 wide, and as high as needed.
+    """
     width, height = size or SIZE
     k = min(width / SIZE[0], height / FLAT)
     top = (10 + 18 * (1 + max(caption.count("\n") for caption in scene.captions))) * k
@@ -86,17 +91,17 @@ def lay_out(scene: Scene, size: tuple[int, int] | None = None) -> Layout:
         plots = tuple(_grid(len(scene.plots), (6 * k, top, width - 12 * k, height - top - 4 * k)))
         return Layout((width, height), k, None, (width / 2, top), (), plots)
     left, bottom = (54 * k, 42 * k) if scene.axes else (12 * k, 10 * k)
-    words = [(24 + 6.8 * len(shorten(mark.label))) * k for mark in scene.legend[:LABELS]]
+    entries = [(24 + 6.8 * len(shorten(mark.label))) * k for mark in scene.legend[:LABELS]]
     aspect = (scene.extent[2] - scene.extent[0]) / (scene.extent[3] - scene.extent[1])
-    if (words and (aspect < 1.3 or not scene.equal)) or (scene.plots and aspect < 1.3):
+    if (entries and (aspect < 1.3 or not scene.equal)) or (scene.plots and aspect < 1.3):
         heads = [
             max(170, 50 + 6.8 * len(plot.title) + _labels_width(plot)) * k for plot in scene.plots
         ]
-        side = max([*words, *heads]) + 22 * k
+        side = max([*entries, *heads]) + 22 * k
         world = _fit(scene, aspect, (left, top, width - left - side, height - top - bottom))
         column = world[0] + world[2] + 16 * k
-        legend = tuple((column, top + (9 + 19 * i) * k) for i in range(len(words)))
-        under = top + (19 * len(words) + 6) * k
+        legend = tuple((column, top + (9 + 19 * i) * k) for i in range(len(entries)))
+        under = top + (19 * len(entries) + 6) * k
         each = min(
             130 * k, max(60 * k, (world[1] + world[3] + bottom - under) / max(1, len(scene.plots)))
         )
@@ -105,7 +110,7 @@ def lay_out(scene: Scene, size: tuple[int, int] | None = None) -> Layout:
             for i in range(len(scene.plots))
         )
     else:
-        rows = _rows(words, width - 20 * k)
+        rows = _rows(entries, width - 20 * k)
         below = 20 * k * len(rows) + 120 * k * bool(scene.plots)
         world = _fit(
             scene, aspect, (left, top, width - left - 16 * k, height - top - bottom - below)
@@ -136,6 +141,7 @@ def lay_out(scene: Scene, size: tuple[int, int] | None = None) -> Layout:
 
 
 def _fit(scene: Scene, aspect: float, room: Rect) -> Rect:
+    """Return the largest rectangle for the marks inside `room`, at its upper left corner."""
     x, y, width, height = *room[:2], max(1.0, room[2]), max(1.0, room[3])
     if not scene.equal:
         return x, y, width, min(height, 0.75 * width)
@@ -144,16 +150,17 @@ def _fit(scene: Scene, aspect: float, room: Rect) -> Rect:
 
 
 def _labels_width(plot: Plot) -> float:
-    """Returns the room for the names over a plot, in px of a picture 640 wide."""
+    """Return the width of the series names above a plot, px in a picture 640 px wide."""
     return sum(10 + 5.8 * len(series.label) for series in plot.series if series.label)
 
 
 def shorten(label: str) -> str:
-    """Returns a name as it stands in a legend."""
+    """Return a legend entry of at most `LABEL` characters."""
     return label if len(label) <= LABEL else label[: LABEL - 1] + "…"
 
 
 def _rows(widths: list[float], most: float) -> list[list[float]]:
+    """Break widths into rows of total width at most `most`."""
     rows: list[list[float]] = []
     for width in widths:
         if rows and sum(rows[-1]) + width <= most:
@@ -164,6 +171,7 @@ def _rows(widths: list[float], most: float) -> list[list[float]]:
 
 
 def _grid(count: int, room: Rect) -> list[Rect]:
+    """Divide `room` into `count` equal cells, in two columns if there are more than two."""
     columns = 2 if count > 2 else 1
     rows = -(-count // columns)
     x, y, width, height = room[0], room[1], room[2] / columns, room[3] / rows
@@ -174,7 +182,7 @@ def _grid(count: int, room: Rect) -> list[Rect]:
 
 
 def ticks(low: float, high: float, most: int) -> list[tuple[float, str]]:
-    """Returns at most about `most` round numbers from low to high, each with its words."""
+    """Return about `most` round tick values between low and high, each with its label."""
     step = (high - low) / max(1, most)
     power = 10.0 ** np.floor(np.log10(step))
     step = next(
@@ -188,7 +196,7 @@ def ticks(low: float, high: float, most: int) -> list[tuple[float, str]]:
 
 
 def draw_ground(canvas: Canvas, scene: Scene, layout: Layout) -> None:
-    """Draws what holds for all frames and lies under everything: axes, legend, plots with faint curves."""
+    """Draw the background that all frames share: axes, legend, and plots with faint curves."""
     k = layout.unit
     if layout.world and scene.axes:
         _draw_axes(canvas, scene, layout)
@@ -221,17 +229,18 @@ def draw_ground(canvas: Canvas, scene: Scene, layout: Layout) -> None:
 
 
 def _draw_axes(canvas: Canvas, scene: Scene, layout: Layout) -> None:
+    """Draw the frame around the marks, with ticks and axis labels."""
     k, (x, y, width, height), (x0, y0, x1, y1) = layout.unit, layout.world, scene.extent
     frame = np.array([[[x, y], [x + width, y], [x + width, y + height], [x, y + height]]])
     canvas.polygons(frame, "ink", np.ones(1), k, False)
-    for value, words in ticks(x0, x1, max(2, int(width / (55 * k)))):
+    for value, label in ticks(x0, x1, max(2, int(width / (55 * k)))):
         px = layout.place(scene, np.array([value, y0]))[0]
         canvas.lines(np.array([[[px, y + height], [px, y + height + 4 * k]]]), "ink", k, 1.0, False)
-        canvas.text(px, y + height + 12 * k, words, 11 * k, "text", "center")
-    for value, words in ticks(y0, y1, max(2, int(height / (35 * k)))):
+        canvas.text(px, y + height + 12 * k, label, 11 * k, "text", "center")
+    for value, label in ticks(y0, y1, max(2, int(height / (35 * k)))):
         py = layout.place(scene, np.array([x0, value]))[1]
         canvas.lines(np.array([[[x - 4 * k, py], [x, py]]]), "ink", k, 1.0, False)
-        canvas.text(x - 7 * k, py, words, 11 * k, "text", "right")
+        canvas.text(x - 7 * k, py, label, 11 * k, "text", "right")
     canvas.text(x + width / 2, y + height + 29 * k, scene.xlabel, 11 * k, "text", "center")
     if scene.ylabel:
         canvas.text(
@@ -242,7 +251,7 @@ def _draw_axes(canvas: Canvas, scene: Scene, layout: Layout) -> None:
 def plot_range(
     scene: Scene, plot: Plot
 ) -> tuple[np.ndarray, tuple[float, float], tuple[float, float]]:
-    """Returns the plot's x [T], and what its axes show."""
+    """Return the x values [T] of a plot and the limits (low, high) of its x and y axes."""
     x = np.asarray(scene.time if plot.x is None else plot.x, float)
     values = np.concatenate(
         [array.reshape(-1) for series in plot.series for array in series.arrays()]
@@ -254,7 +263,17 @@ def plot_range(
 
 
 def plot_places(scene: Scene, plot: Plot, rect: Rect, k: float) -> tuple[Rect, Any]:
-    """Returns the inner part of a plot, and the function from (x, y) [..., T] of its curves to pixels [..., T, 2]."""
+    """Return the inner area of a plot, and a function that converts its data to pixels.
+
+    Args:
+        scene: The scene, which defines the default x values.
+        plot: The plot.
+        rect: The area of the plot including titles and tick labels, px.
+        k: The scale of text and line widths, `Layout.unit`.
+
+    Returns:
+        (inner area, function from x [..., T] and y [..., T] to pixels [..., T, 2]).
+    """
     left, top = rect[0] + 40 * k, rect[1] + 19 * k
     width, height = rect[2] - 54 * k, rect[3] - 41 * k
     _, (x0, x1), (y0, y1) = plot_range(scene, plot)
@@ -268,6 +287,7 @@ def plot_places(scene: Scene, plot: Plot, rect: Rect, k: float) -> tuple[Rect, A
 
 
 def _draw_plot(canvas: Canvas, scene: Scene, plot: Plot, rect: Rect, k: float) -> None:
+    """Draw a plot with its title, ticks, bands and faint curves."""
     (left, top, width, height), place = plot_places(scene, plot, rect, k)
     x, (x0, x1), (y0, y1) = plot_range(scene, plot)
     canvas.text(left - 4 * k, rect[1] + 8 * k, plot.title, 11 * k, "text", "left")
@@ -277,16 +297,16 @@ def _draw_plot(canvas: Canvas, scene: Scene, plot: Plot, rect: Rect, k: float) -
         at_x -= (10 + 5.8 * len(series.label)) * k
     corner = np.array([[[left, top], [left, top + height], [left + width, top + height]]])
     canvas.lines(corner, "grey", 0.8 * k, 1.0, False)
-    for value, words in ticks(y0, y1, max(1, int(height / (24 * k)))):
+    for value, label in ticks(y0, y1, max(1, int(height / (24 * k)))):
         px, py = place(x0, value)
         canvas.lines(np.array([[[px, py], [px + width, py]]]), "faint", 0.8 * k, 1.0, False)
-        canvas.text(left - 5 * k, py, words, 9.5 * k, "text", "right")
+        canvas.text(left - 5 * k, py, label, 9.5 * k, "text", "right")
     years = plot.x is not None
-    for value, words in ticks(x0, x1, max(1, int(width / (44 * k)))):
+    for value, label in ticks(x0, x1, max(1, int(width / (44 * k)))):
         canvas.text(
             place(value, y0)[0],
             top + height + 9 * k,
-            words.replace(",", "") if years else words,
+            label.replace(",", "") if years else label,
             9.5 * k,
             "text",
             "center",
@@ -300,7 +320,7 @@ def _draw_plot(canvas: Canvas, scene: Scene, plot: Plot, rect: Rect, k: float) -
 
 
 def curves_of(scene: Scene, layout: Layout) -> list[tuple[str, np.ndarray]]:
-    """Returns the (color, pixels [T, 2]) of all curves beside the game."""
+    """Return (color, pixels [T, 2]) of the curves of all plots."""
     curves = []
     for plot, rect in zip(scene.plots, layout.plots, strict=True):
         _, place = plot_places(scene, plot, rect, layout.unit)
@@ -310,14 +330,21 @@ def curves_of(scene: Scene, layout: Layout) -> list[tuple[str, np.ndarray]]:
 
 
 def draw_curves(canvas: Canvas, curves: list[tuple[str, np.ndarray]], k: float, t: int) -> None:
-    """Draws how far the curves have come in frame t; k: pixels of what is one in a picture 640 wide."""
+    """Highlight the curves up to frame t, with a dot at the current value.
+
+    Args:
+        canvas: The canvas to draw on.
+        curves: The result of `curves_of`.
+        k: The scale of text and line widths, `Layout.unit`.
+        t: The current frame.
+    """
     for color, points in curves:
         canvas.lines(points[None, : t + 1], color, 1.7 * k, 1.0, False)
         canvas.polygons((points[t] + 3 * k * DISC)[None], color, np.ones(1), 0.0, False)
 
 
 def draw_mark(canvas: Canvas, scene: Scene, layout: Layout, mark: Mark, t: int) -> None:
-    """Draws a mark as it is in frame t."""
+    """Draw a mark at frame t."""
     k = layout.unit
     if isinstance(mark, Shapes):
         polygons = layout.place(scene, turned(mark, t))
@@ -345,7 +372,7 @@ def draw_mark(canvas: Canvas, scene: Scene, layout: Layout, mark: Mark, t: int) 
 
 
 def field_rect(scene: Scene, layout: Layout, mark: Field) -> Rect:
-    """Returns the pixels that a field covers."""
+    """Return the rectangle of a field, in pixels."""
     (x, y), (right, bottom) = layout.place(
         scene, np.array([[mark.extent[i], mark.extent[j]] for i, j in ((0, 3), (2, 1))])
     )
@@ -353,15 +380,15 @@ def field_rect(scene: Scene, layout: Layout, mark: Field) -> Rect:
 
 
 def draw_trail(canvas: Canvas, scene: Scene, layout: Layout, mark: Shapes, t: int) -> None:
-    """Draws the last steps of a mark's places, the fainter the older."""
+    """Draw the trails of a mark at frame t, fading with age."""
     agents = sum(
         other.x.shape[1] for other in scene.marks if isinstance(other, Shapes) and other.trail
     )
-    each = 2 if agents > CROWD else 1  # steps in a line
+    each = 2 if agents > CROWD else 1  # steps per segment
     segments, strength = trails(scene, mark, t, each)
     newest = max(1, SEGMENTS // max(1, segments.shape[1] * each))
-    for places, own in zip(
+    for lines, opacity in zip(
         layout.place(scene, segments[-newest:]), strength[-newest:], strict=True
     ):
-        shown = places[np.isfinite(places).all(axis=(1, 2))]
-        canvas.lines(shown, mark.color, TRAIL_WIDTH * layout.unit, TRAIL_OPACITY * own, False)
+        shown = lines[np.isfinite(lines).all(axis=(1, 2))]
+        canvas.lines(shown, mark.color, TRAIL_WIDTH * layout.unit, TRAIL_OPACITY * opacity, False)

@@ -1,7 +1,7 @@
-"""The player: a scene as one HTML file that needs no network, to play, scrub and look at.
+"""Interactive player of a scene: one self-contained HTML file that works offline.
 
-Arrays become whole numbers of 16 bits (what agents see and densities: 8), differences from frame to frame, deflated,
-which the page undoes with `DecompressionStream`.
+Arrays are quantized to 16-bit integers (observations and opacities: 8-bit), stored as differences
+between frames, and compressed with zlib. The page decompresses them with `DecompressionStream`.
 """
 
 import base64
@@ -19,31 +19,39 @@ from wdjax.checks import require
 from wdjax.drawing.paint import CROWD, SEGMENTS, TRAIL_OPACITY, TRAIL_WIDTH, plot_range
 from wdjax.drawing.scene import COLORS, DISC, Lines, Mark, Plot, Scene, Shapes, Text, starts
 
-# of what agents see: beyond it, only that of every so many frames is kept, or of no frame
+# Maximum size of the observations. Larger ones are stored for every n-th frame or left out.
 OBS_BYTES = 600_000
-# so few numbers that an agent sees are written, too; of more, a bar has one of so many heights
+# Observations of at most WRITTEN numbers are also shown as text. Larger ones are rounded to TONES
+# bar heights.
 WRITTEN, TONES = 8, 32
 IFRAME = (
     '<iframe srcdoc="{}" style="width: 100%; height: {}px; border: 0" allowfullscreen '
-    'title="an episode, played"></iframe>'
+    'title="Episode player"></iframe>'
 )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Player:
-    """An episode that plays where a notebook shows it."""
+    """An interactive player that displays in a notebook.
+
+    Raises:
+        ValueError: If `fps` is not above 0 and at most 1000.
+    """
 
     scene: Scene
-    fps: float = 12.0
+    fps: float = 12.0  # frames per second
 
     def __post_init__(self):
         require_fps(self.fps)
 
     def __repr__(self) -> str:
-        return f"Player({self.scene.num_frames} frames, fps={self.fps:g}: a notebook shows it, to_html() is the page)"
+        return (
+            f"Player({self.scene.num_frames} frames, fps={self.fps:g}; "
+            "displays in a notebook, to_html() returns the page)"
+        )
 
     def to_html(self) -> str:
-        """Returns the page."""
+        """Return the player as an HTML page."""
         return to_html(self.scene, self.fps)
 
     def _repr_html_(self) -> str:
@@ -51,46 +59,57 @@ class Player:
 
 
 def require_fps(fps: Any, fastest: float = 1000) -> None:
-    """Raises ValueError where nothing plays as fast as `fps` frames a second."""
+    """Raise ValueError unless `fps` is a number above 0 and at most `fastest`."""
     require(np.ndim(fps) == 0 and 0 < fps <= fastest, "fps", fps, f"above 0 and at most {fastest}")
 
 
 class Packer:
-    """Arrays as bytes in a row, each with a note of where it is and how to read it."""
+    """Packs arrays into one byte string; each array has a note with its position and encoding."""
 
     def __init__(self):
         self.parts: list[bytes] = []
-        self.at: dict[bytes, int] = {}  # what is the same is kept once
+        self.at: dict[bytes, int] = {}  # offset of each array, to store equal arrays once
 
     def add(self, array: Any, bits: int = 16) -> dict[str, Any]:
-        """Adds [T, ...] numbers, NaN or infinite ones as NaN. Returns the note: place, shape, bits, lowest and step.
+        """Add an array [T, ...] and return its note.
 
-        Values are low + (q - 1) step of whole q, step = (high - low) / (2^bits - 2), wrong by half of it; 0 is NaN.
-        What is kept of q is its difference from the frame before, modulo 2^bits; of 16 bits, all low bytes come first.
+        A value v becomes the integer q = 1 + round((v - low) / step) with
+        step = (high - low) / (2^bits - 2), so its error is at most step / 2. NaN and infinite
+        values become q = 0 and are restored as NaN. Stored are the differences of q between frames,
+        modulo 2^bits. With 16 bits, all low bytes precede all high bytes.
+
+        Args:
+            array: The numbers, [T, ...].
+            bits: 8 or 16.
+
+        Returns:
+            A dict with the offset `at`, `shape`, `bits`, `low` and `step`.
         """
-        note, kept = quantise(array, bits)
-        if kept not in self.at:
-            self.at[kept] = sum(map(len, self.parts))
-            self.parts.append(kept)
-        return note | {"at": self.at[kept]}
+        note, packed = quantise(array, bits)
+        if packed not in self.at:
+            self.at[packed] = sum(map(len, self.parts))
+            self.parts.append(packed)
+        return note | {"at": self.at[packed]}
 
 
 def quantise(array: Any, bits: int = 16) -> tuple[dict[str, Any], bytes]:
-    """Returns (note, bytes) of one array; see `Packer.add`."""
+    """Quantize one array and return (note, bytes); see `Packer.add`."""
     array = np.asarray(array, np.float64)
-    fine = np.isfinite(array)
-    low, high = (float(array[fine].min()), float(array[fine].max())) if fine.any() else (0.0, 0.0)
+    finite = np.isfinite(array)
+    low, high = (
+        (float(array[finite].min()), float(array[finite].max())) if finite.any() else (0.0, 0.0)
+    )
     step = (high - low) / (2**bits - 2) or 1.0
-    whole = np.where(fine, 1 + np.round((np.where(fine, array, low) - low) / step), 0).astype(
+    whole = np.where(finite, 1 + np.round((np.where(finite, array, low) - low) / step), 0).astype(
         np.int64
     )
     change = np.diff(whole, axis=0, prepend=0).astype(f"<u{bits // 8}")
-    kept = change.reshape(-1, 1).view(np.uint8).T.tobytes()  # low bytes, then high ones
-    return {"shape": list(array.shape), "bits": bits, "low": low, "step": step}, kept
+    packed = change.reshape(-1, 1).view(np.uint8).T.tobytes()  # low bytes, then high bytes
+    return {"shape": list(array.shape), "bits": bits, "low": low, "step": step}, packed
 
 
 def restore(note: Mapping[str, Any], kept: bytes) -> np.ndarray:
-    """Returns the array of `quantise`, as the page does."""
+    """Decode an array encoded by `quantise`, in the same way as the page."""
     planes = np.frombuffer(kept, np.uint8).reshape(note["bits"] // 8, -1)
     change = sum(plane.astype(np.int64) << 8 * i for i, plane in enumerate(planes)).reshape(
         note["shape"]
@@ -100,14 +119,14 @@ def restore(note: Mapping[str, Any], kept: bytes) -> np.ndarray:
 
 
 def to_html(scene: Scene, fps: float = 12.0) -> str:
-    """Returns the page that plays a scene at `fps` frames a second."""
+    """Return an HTML page that plays a scene at `fps` frames per second."""
     packer = Packer()
-    seen = {
+    observations = {
         group: obs
         for group, obs in scene.obs.items()
         if np.size(obs[0]) <= OBS_BYTES // len(scene.obs)
     }
-    stride = max(1, -(-sum(map(np.size, seen.values())) // OBS_BYTES))
+    stride = max(1, -(-sum(map(np.size, observations.values())) // OBS_BYTES))
     page = {
         "frames": scene.num_frames,
         "fps": float(fps),
@@ -128,11 +147,11 @@ def to_html(scene: Scene, fps: float = 12.0) -> str:
         },
         "marks": [_pack_mark(packer, mark) for mark in scene.marks],
         "plots": [_pack_plot(packer, scene, plot) for plot in scene.plots],
-        "obs": {group: _pack_obs(packer, obs, stride) for group, obs in seen.items()},
+        "obs": {group: _pack_obs(packer, obs, stride) for group, obs in observations.items()},
     }
-    words = json.dumps(page, allow_nan=False).encode()
-    whole = len(words).to_bytes(4, "little") + words + b"".join(packer.parts)
-    data = base64.b64encode(zlib.compress(whole, 9)).decode()
+    header = json.dumps(page, allow_nan=False).encode()
+    content = len(header).to_bytes(4, "little") + header + b"".join(packer.parts)
+    data = base64.b64encode(zlib.compress(content, 9)).decode()
     template = (
         importlib.resources.files("wdjax.drawing")
         .joinpath("player.html")
@@ -142,6 +161,7 @@ def to_html(scene: Scene, fps: float = 12.0) -> str:
 
 
 def _pack_mark(packer: Packer, mark: Mark) -> dict[str, Any]:
+    """Return a mark as JSON values, with its arrays added to the packer."""
     plain = (
         "color",
         "label",
@@ -160,7 +180,7 @@ def _pack_mark(packer: Packer, mark: Mark) -> dict[str, Any]:
     if isinstance(mark, Shapes):
         arrays = {name: packer.add(getattr(mark, name)) for name in ("x", "y", "angle")}
         sides = {"w": packer.add(mark.size[..., 0]), "h": packer.add(mark.size[..., 1])}
-        # of its size: games are of any
+        # Round relative to the size of the outline, as environments use any unit.
         digits = 4 - int(np.floor(np.log10(np.abs(mark.outline).max() or 1.0)))
         opacity = packer.add(mark.opacity, 8)
         is_round = mark.outline is DISC and np.array_equal(
@@ -186,22 +206,26 @@ def _pack_mark(packer: Packer, mark: Mark) -> dict[str, Any]:
 
 
 def _pack_plot(packer: Packer, scene: Scene, plot: Plot) -> dict[str, Any]:
+    """Return a plot as JSON values, with its arrays added to the packer."""
     x, xlim, ylim = plot_range(scene, plot)
     series = [
-        {"color": own.color, "label": own.label}
+        {"color": curve.color, "label": curve.label}
         | {
             name: packer.add(value)
             for name in ("values", "low", "high")
-            if (value := getattr(own, name)) is not None
+            if (value := getattr(curve, name)) is not None
         }
-        for own in plot.series
+        for curve in plot.series
     ]
     span = [float(end) for end in (*xlim, *ylim)]
     return {"title": plot.title, "x": packer.add(x), "span": span, "series": series}
 
 
 def _pack_obs(packer: Packer, obs: Any, stride: int) -> dict[str, Any]:
-    """Packs [T, n, D], each number between its least and its greatest; of every `stride`-th frame."""
+    """Return observations [T, n, D] of every `stride`-th frame as JSON values.
+
+    Each of the D numbers is scaled to 0 to 1 by its range over all frames and agents.
+    """
     obs = np.asarray(obs[::stride], np.float64)
     low, high = (
         np.nan_to_num(

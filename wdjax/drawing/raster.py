@@ -1,6 +1,7 @@
-"""Pictures of a scene as pixels, and GIFs with one palette for all frames.
+"""Rendering of a scene to pixels, and GIF frames with one common palette.
 
-matplotlib's rasteriser (Agg) draws them, without its figures and axes: those were nine tenths of a frame's time.
+Drawing uses matplotlib's Agg rasterizer directly, because figures and axes take about 90 % of the
+time of a frame.
 """
 
 import functools
@@ -24,29 +25,29 @@ from wdjax.drawing.scene import COLORS, Scene, Shapes, is_static
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-PALETTE_COLORS = 256  # of a GIF, shared by its frames
-SHADES = 10  # of opacity, that are told apart within a mark
-COARSE = 0xFCFCFC
-MOVE, LINE, CLOSE = 1, 2, 79  # matplotlib's codes of a path
+PALETTE_COLORS = 256  # size of the palette that all frames of a GIF share
+SHADES = 10  # number of opacity levels within a mark
+COARSE = 0xFCFCFC  # mask that drops the two lowest bits of red, green and blue
+MOVE, LINE, CLOSE = 1, 2, 79  # matplotlib's path codes
 
 
 def rgb(color: str) -> tuple[float, float, float]:
-    """Returns the tone on light ground of a name of `COLORS`, 0 to 1."""
+    """Return the light-background tone of a name in `COLORS` as (red, green, blue), 0 to 1."""
     code = COLORS[color][0]
     return tuple(int(code[i : i + 2], 16) / 255 for i in (1, 3, 5))
 
 
 class Pixels:
-    """A `Canvas` of (width, height) pixels; light."""
+    """A `Canvas` of (width, height) pixels with a white background."""
 
     def __init__(self, size: tuple[int, int]):
         from matplotlib.backends.backend_agg import RendererAgg
         from matplotlib.transforms import Affine2D
 
         self.size = size
-        self.renderer = RendererAgg(*size, 72)  # dots an inch: a point is a pixel
+        self.renderer = RendererAgg(*size, 72)  # 72 dpi: one point is one pixel
         self.flip = Affine2D().scale(1, -1).translate(0, size[1])
-        self.array = np.asarray(self.renderer.buffer_rgba())  # [height, width, 4], what is drawn
+        self.array = np.asarray(self.renderer.buffer_rgba())  # [height, width, 4], a view
         self.array[:] = 255
 
     def _path(
@@ -59,7 +60,7 @@ class Pixels:
         fill: bool,
         dashed: bool = False,
     ) -> None:
-        """Draws [N, V, 2] as one path."""
+        """Draw lines [N, V, 2] as one path."""
         from matplotlib.path import Path
 
         if closed:
@@ -79,16 +80,18 @@ class Pixels:
     def polygons(
         self, points: np.ndarray, color: str, opacity: Any, stroke: float, edge: bool
     ) -> None:
+        """Fill polygons [N, V, 2] with opacities [N], or draw their outlines if `stroke` > 0."""
         shades = np.round(np.asarray(opacity) * SHADES).astype(int) * (points.shape[1] > 0)
         for shade in np.unique(shades[shades > 0]):
-            own = points[shades == shade]
+            polygons = points[shades == shade]
             if edge:
-                self._path(own, True, "paper", 1.0, 1.2, fill=False)
-            self._path(own, True, color, shade / SHADES, stroke, fill=not stroke)
+                self._path(polygons, True, "paper", 1.0, 1.2, fill=False)
+            self._path(polygons, True, color, shade / SHADES, stroke, fill=not stroke)
 
     def lines(
         self, points: np.ndarray, color: str, width: float, opacity: float, dashed: bool
     ) -> None:
+        """Draw polylines [N, V, 2], with gaps at NaN."""
         if len(points) and points.shape[1] > 1:
             self._path(points, False, color, opacity, width, fill=False, dashed=dashed)
 
@@ -103,6 +106,7 @@ class Pixels:
         bold: bool = False,
         upwards: bool = False,
     ) -> None:
+        """Draw a line of text, vertically centered at y."""
         strength = letters(text, round(2 * size) / 2, bold) / np.float32(255)
         strength = np.rot90(strength) if upwards else strength
         height, width = strength.shape
@@ -114,6 +118,7 @@ class Pixels:
         self._blend(left, round(y - height / 2), strength, color)
 
     def image(self, rect: Rect, opacity: np.ndarray, color: str) -> None:
+        """Fill a rectangle with one color and opacities [H, W], top row first."""
         x, y, right, bottom = (
             round(rect[0]),
             round(rect[1]),
@@ -125,18 +130,18 @@ class Pixels:
         )
 
     def _blend(self, left: int, top: int, strength: np.ndarray, color: str) -> None:
-        """Covers pixels with a color, as densely as [h, w] float32 says; what lies outside is left out."""
+        """Blend a color into pixels with opacities [h, w] float32, clipped to the canvas."""
         height, width = strength.shape
         part = self.array[
             max(0, top) : max(0, top + height), max(0, left) : max(0, left + width), :3
         ]
-        own = strength[max(0, -top) :, max(0, -left) :][: part.shape[0], : part.shape[1], None]
-        part[:] = part + own * (255 * np.array(rgb(color), np.float32) - part) + 0.5
+        opacity = strength[max(0, -top) :, max(0, -left) :][: part.shape[0], : part.shape[1], None]
+        part[:] = part + opacity * (255 * np.array(rgb(color), np.float32) - part) + 0.5
 
 
 @functools.lru_cache(256)
 def path_codes(count: int, vertices: int, closed: bool) -> np.ndarray:
-    """Returns matplotlib's codes of a path of `count` lines, each of so many vertices, [count * vertices] uint8."""
+    """Return matplotlib's codes for `count` lines of `vertices` each, [count * vertices] uint8."""
     codes = np.full((count, vertices), LINE, np.uint8)
     codes[:, 0] = MOVE
     codes[:, -1] = CLOSE if closed else codes[:, -1]
@@ -145,7 +150,10 @@ def path_codes(count: int, vertices: int, closed: bool) -> np.ndarray:
 
 @functools.lru_cache(256)
 def letters(text: str, size: float, bold: bool) -> np.ndarray:
-    """Returns how dense a text's pixels are, [h, w] uint8; h does not depend on the text."""
+    """Return the coverage of a rendered text, [h, w] uint8.
+
+    h depends on the font size and the number of lines, but not on the letters.
+    """
     from PIL import Image, ImageDraw
 
     font = load_font(size, bold)
@@ -161,7 +169,7 @@ def letters(text: str, size: float, bold: bool) -> np.ndarray:
 
 @functools.lru_cache
 def load_font(size: float, bold: bool) -> Any:
-    """Returns DejaVu Sans, which comes with matplotlib, `size` pixels high."""
+    """Return matplotlib's copy of DejaVu Sans at `size` pixels."""
     from matplotlib import get_data_path
     from PIL import ImageFont
 
@@ -170,7 +178,13 @@ def load_font(size: float, bold: bool) -> Any:
 
 @functools.lru_cache(32)
 def enlarged(cells: bytes, shape: tuple[int, int], size: tuple[int, int]) -> np.ndarray:
-    """Returns float64 cells as [height, width] float32, each a rectangle with sharp edges."""
+    """Scale cells to [height, width] float32 by nearest neighbor.
+
+    Args:
+        cells: The bytes of float64 cells (hashable, for the cache).
+        shape: The shape of the cells, (rows, columns).
+        size: (width, height) in pixels.
+    """
     rows, columns = (np.arange(size[i]) * shape[1 - i] // size[i] for i in (1, 0))
     return np.frombuffer(cells, np.float64).reshape(shape)[rows][:, columns].astype(np.float32)
 
@@ -178,7 +192,15 @@ def enlarged(cells: bytes, shape: tuple[int, int], size: tuple[int, int]) -> np.
 def draw_frames(
     scene: Scene, frames: Iterable[int], size: tuple[int, int] | None = None
 ) -> Iterator[np.ndarray]:
-    """Yields the pictures of these frames, [height, width, 4] uint8, each of which the next one overwrites."""
+    """Yield the picture of each frame, [height, width, 4] uint8.
+
+    All frames share one buffer: copy a picture to keep it.
+
+    Args:
+        scene: The scene to draw.
+        frames: The indices of the frames.
+        size: (width, height) in pixels. None: 640 wide, and as high as needed.
+    """
     layout = lay_out(scene, size)
     canvas = Pixels(layout.size)
     draw_ground(canvas, scene, layout)
@@ -194,7 +216,17 @@ def draw_frames(
 
 
 def draw_frame(canvas: Pixels, scene: Scene, layout: Layout, t: int, still: int) -> None:
-    """Draws what frame t has over the first `still` marks."""
+    """Draw trails, marks and caption of frame t, except for the first `still` marks.
+
+    The first `still` marks are static and part of the backdrop.
+
+    Args:
+        canvas: The canvas, which contains the backdrop.
+        scene: The scene to draw.
+        layout: The layout of the scene.
+        t: The frame.
+        still: The number of marks in the backdrop.
+    """
     for mark in scene.marks[still:]:
         if isinstance(mark, Shapes) and mark.trail:
             draw_trail(canvas, scene, layout, mark, t)
@@ -213,26 +245,30 @@ def draw_frame(canvas: Pixels, scene: Scene, layout: Layout, t: int, still: int)
 
 
 def picture(scene: Scene, t: int = -1, size: tuple[int, int] | None = None) -> np.ndarray:
-    """Returns the picture of a frame, [height, width, 3] uint8."""
+    """Return the picture of one frame, [height, width, 3] uint8."""
     (pixels,) = draw_frames(scene, [range(scene.num_frames)[t]], size)
     return pixels[..., :3].copy()
 
 
 def codes_of(pixels: np.ndarray) -> np.ndarray:
-    """Returns a number for each color of [..., 4] uint8: red + 2^8 green + 2^16 blue, looked up faster than three."""
+    """Return the color codes red + 2^8 green + 2^16 blue of RGBA pixels [..., 4] uint8."""
     return pixels.view("<u4")[..., 0] & 0xFFFFFF
 
 
 def colors_of(code: np.ndarray) -> np.ndarray:
-    """Returns the colors [..., 3] uint8, red, green, blue, of such numbers [...]."""
+    """Return the RGB colors [..., 3] uint8 of color codes [...] (see `codes_of`)."""
     return np.ascontiguousarray(code, "<u4")[..., None].view(np.uint8)[..., :3]
 
 
 def choose_palette(frames: Iterable[np.ndarray], keep: Iterable[str] = ()) -> np.ndarray:
-    """Returns the colors, [at most PALETTE_COLORS, 3] uint8, that stand for those of frames of numbers (`codes_of`).
+    """Return a palette for frames, [at most PALETTE_COLORS, 3] uint8.
 
-    Those named in `keep` (of `COLORS`) and the commonest, those of whole surfaces, stay as they are, so that thin lines
-    are not dulled; the others stand for many, as at smoothed edges.
+    The colors in `keep` and the most common colors are exact, so that thin lines keep their color.
+    The remaining entries approximate all other colors, such as those at antialiased edges.
+
+    Args:
+        frames: Arrays of color codes (see `codes_of`).
+        keep: Names in `COLORS`.
     """
     from PIL import Image
 
@@ -246,7 +282,7 @@ def choose_palette(frames: Iterable[np.ndarray], keep: Iterable[str] = ()) -> np
     ]
     commonest = codes[np.argsort(-counts, kind="stable")[: PALETTE_COLORS // 4]]
     exact = np.array(list(dict.fromkeys([*kept, *commonest.tolist()])), codes.dtype)
-    # each once: rare hues count as well
+    # Each color has the same weight here, so that rare hues are represented too.
     shades = Image.fromarray(colors_of(np.setdiff1d(codes, exact))[None])
     shades = shades.quantize(
         PALETTE_COLORS - len(exact), kmeans=1, dither=Image.Dither.NONE
@@ -255,26 +291,32 @@ def choose_palette(frames: Iterable[np.ndarray], keep: Iterable[str] = ()) -> np
 
 
 def to_images(frames: Iterable[np.ndarray], palette: np.ndarray) -> Iterator["Image"]:
-    """Yields each frame of numbers (`codes_of`) as an image of `palette` [P, 3], every color the nearest there is.
+    """Yield each frame as a palette image, with every color mapped to the nearest palette color.
 
-    The lowest two bits of red, green and blue are left out of account, but a color of the palette
-    stands for itself, and the first of two so near for both.
-    (Pillow's own mapping to a given palette is coarser: it would make white a light grey.)
+    Colors are compared without their two lowest bits. Palette colors map to themselves, or to the
+    first palette color that differs only in these bits. Pillow's own mapping is coarser and turns
+    white into light grey.
+
+    Args:
+        frames: Arrays of color codes (see `codes_of`).
+        palette: The colors, [P, 3] uint8.
     """
     from PIL import Image
 
     colors = palette.astype(np.float32)
-    # color -> row of the palette, looked for when the color first comes
+    # Palette index of each color code, -1 until the color first occurs.
     nearest = np.full(1 << 24, -1, np.int16)
-    own = codes_of(np.insert(palette, 3, 0, axis=1)) & COARSE
-    nearest[own[::-1]] = np.arange(len(own))[::-1]
+    palette_codes = codes_of(np.insert(palette, 3, 0, axis=1)) & COARSE
+    nearest[palette_codes[::-1]] = np.arange(len(palette_codes))[::-1]
     for frame in frames:
         frame = frame & COARSE
         rows = nearest[frame]
         new = np.unique(frame[rows < 0])
-        if len(new):  # |new - color|^2 less what is the same for all colors
-            far = (colors**2).sum(axis=1) - 2 * (colors_of(new).astype(np.float32) + 1.5) @ colors.T
-            nearest[new] = np.argmin(far, axis=1)
+        if len(new):  # |new - color|^2 without |new|^2, which does not affect the minimum
+            distance = (colors**2).sum(axis=1) - 2 * (
+                colors_of(new).astype(np.float32) + 1.5
+            ) @ colors.T
+            nearest[new] = np.argmin(distance, axis=1)
             rows = nearest[frame]
         image = Image.fromarray(rows.astype(np.uint8))
         image.putpalette(palette.tobytes())

@@ -1,12 +1,17 @@
-"""What a picture of an episode is made of: a `Scene` of marks in the units of the game, over all frames at once.
+"""Scene description of an episode: marks in environment units, with arrays over all frames.
 
-    ball = Shapes(states.x[:, None], states.height[:, None], DISC, size=0.2, color="blue", label="ball")
-    Scene([ball], extent=(-5, 0, 5, 10), captions=[f"step {t}" for t in states.time], time=states.time)
+    x, y = states.x[:, None], states.height[:, None]  # [T, 1]
+    ball = Shapes(x, y, DISC, size=0.2, color="blue", label="ball")
+    captions = [f"step {t}" for t in states.time]
+    Scene([ball], extent=(-5, 0, 5, 10), captions=captions, time=states.time)
 
-A game fills these few classes with arrays of NumPy; pictures, animations and the player are drawn from them. Colors are
-names of `COLORS`, each with a tone on white and one on black. T counts frames, N what a mark shows; an array whose
-leading axis is 1 (or missing, as a number's) holds for all frames, and a place that is NaN is not shown. Of one axis it
-is [N], of many things in one frame: what is [T] for a single agent is given as [:, None].
+An environment fills these classes with NumPy arrays. Pictures, animations and the player are drawn
+from them. T is the number of frames, N the number of items of a mark.
+
+* Colors are names in `COLORS`, each with one tone for light and one for dark backgrounds.
+* An array whose leading axis is 1 or missing is the same in all frames.
+* A one-dimensional array is [N]. Pass an array [T] of a single agent as `array[:, None]`.
+* Items at NaN are not drawn.
 """
 
 import dataclasses
@@ -30,11 +35,11 @@ COLORS = {  # name -> (on light ground, on dark ground)
     "paper": ("#FFFFFF", "#15181C"),
 }
 ALIGN = ("left", "center", "right")
-TRAIL = 10  # frames that a trail is long where nobody says
+TRAIL = 10  # default length of a trail, frames
 
 _ROUND = np.linspace(0, 2 * np.pi, 49)[:-1]
 _STAR = np.array([1.0, 0.42] * 5)
-# Outlines [V, 2] about the place, of size about 1, heading along +x.
+# Outlines [V, 2] around the position, with size about 1 and heading +x.
 DISC = np.stack([np.cos(_ROUND), np.sin(_ROUND)], axis=1)
 SQUARE = np.array([[-1.0, -1.0], [1.0, -1.0], [1.0, 1.0], [-1.0, 1.0]])
 TRIANGLE = np.array([[0.0, 1.15], [-1.0, -0.75], [1.0, -0.75]])
@@ -60,24 +65,25 @@ CROSS = (
     )
     / 4.0
 )
-# upwards from its place; of sizes (width, height)
+# A bar upwards from its position. Use it with size=(width, height).
 BAR = np.array([[-0.5, 0.0], [0.5, 0.0], [0.5, 1.0], [-0.5, 1.0]])
 
 
 def _floats(value: Any, ndim: int, field: str) -> np.ndarray:
-    """Returns the value with leading axes of 1 up to `ndim`."""
+    """Return the value as float64, with leading axes of length 1 up to `ndim` axes."""
     value = np.asarray(value, np.float64)
-    require(value.ndim <= ndim, field, f"of shape {value.shape}", f"of at most {ndim} axes")
+    require(value.ndim <= ndim, f"{field}.shape", value.shape, f"at most {ndim}-dimensional")
     return value.reshape((1,) * (ndim - value.ndim) + value.shape)
 
 
 def _set(mark: Any, **fields: Any) -> None:
+    """Set fields of a frozen dataclass."""
     for name, value in fields.items():
         object.__setattr__(mark, name, value)
 
 
 def _set_plain(mark: Any) -> None:
-    """Makes what is declared a float, bool or str one of Python: NumPy's own are no JSON."""
+    """Convert float, bool and str fields to Python types, as NumPy scalars are not valid JSON."""
     for field in dataclasses.fields(mark):
         value = getattr(mark, field.name)
         if field.type in (float, bool, str):
@@ -92,155 +98,176 @@ def _set_plain(mark: Any) -> None:
 
 
 def _require_alike(mark: Any, **arrays: np.ndarray) -> tuple[int, int]:
-    """Returns (T, N) of a mark's arrays, each of which is either 1 or the same in all of them; else raises."""
+    """Return the common (T, N) of a mark's arrays; raise ValueError if they do not broadcast."""
     try:
         return np.broadcast_shapes(*(array.shape[:2] for array in arrays.values()))
     except ValueError:
-        found = ", ".join(f"{name} {list(array.shape[:2])}" for name, array in arrays.items())
+        shapes = ", ".join(f"{name} {list(array.shape[:2])}" for name, array in arrays.items())
         raise ValueError(
-            f"{type(mark).__name__}: {found}: must agree in [T, N], but for axes of length 1"
+            f"{type(mark).__name__}: {shapes}: must have equal [T, N], except for axes of length 1"
         ) from None
 
 
 def _corners(extent: Any) -> tuple[float, ...]:
-    found = np.asarray(extent, np.float64)
-    fine = found.shape == (4,) and np.isfinite(found).all() and np.all(found[:2] < found[2:])
-    require(fine, "extent", extent, "four finite numbers (x0, y0, x1, y1) with x0 < x1 and y0 < y1")
-    return tuple(found.tolist())
+    """Return an extent as four floats; raise ValueError if it is not a rectangle."""
+    corners = np.asarray(extent, np.float64)
+    valid = (
+        corners.shape == (4,) and np.isfinite(corners).all() and np.all(corners[:2] < corners[2:])
+    )
+    allowed = "four finite numbers (x0, y0, x1, y1) with x0 < x1 and y0 < y1"
+    require(valid, "extent", extent, allowed)
+    return tuple(corners.tolist())
 
 
 def _shade(opacity: Any, ndim: int) -> np.ndarray:
+    """Return opacities clipped to 0 to 1, with NaN as 0."""
     return np.clip(np.nan_to_num(_floats(opacity, ndim, "opacity")), 0, 1)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Shapes:
-    """One outline at N places, turned and enlarged; or, with a `stroke`, the line around it."""
+    """One outline drawn at N positions, each with its own size, angle and opacity.
+
+    Raises:
+        ValueError: If the shapes of the arrays do not broadcast, the color is unknown, or a number
+            is not finite.
+        TypeError: If a scalar field has a wrong type.
+    """
 
     x: Any  # [T, N] or [N]
     y: Any  # [T, N] or [N]
     outline: np.ndarray = dataclasses.field(default_factory=lambda: DISC)
     """[V, 2], a closed polygon"""
     size: Any = 1.0
-    """[T, N], units of the game that the outline's 1 is; or a tuple (along x, along y) of such"""
+    """[T, N], scale of the outline in environment units, or a tuple of two (along x, along y)"""
     angle: Any = 0.0  # [T, N], rad, counter-clockwise
     color: str = "blue"
     opacity: Any = 1.0  # [T, N], 0 to 1
-    stroke: float = 0.0  # px; 0: the outline is filled
-    edge: bool = False  # a thin line in the color of the paper, which tells neighbours apart
-    label: str = ""  # in the legend
-    group: str = (
-        # whose agents these are, all of them in order: where one points, their paths and what they see show
-        ""
-    )
-    trail: bool = False  # whether their last places are shown, the fainter the older
+    stroke: float = 0.0  # px, line width of the outline; 0: the outline is filled
+    edge: bool = False  # draw a thin line in the background color, to separate neighbors
+    label: str = ""  # name in the legend
+    group: str = ""
+    """group of agents that the N items are, in order; the player shows their paths and obs"""
+    trail: bool = False  # draw recent positions as a fading line
 
     def __post_init__(self):
         require_known("color", self.color, COLORS)
         sides = self.size if isinstance(self.size, tuple) else (self.size, self.size)
         size = np.stack(np.broadcast_arrays(*(_floats(side, 2, "size") for side in sides)), axis=-1)
-        both = {name: _floats(getattr(self, name), 2, name) for name in ("x", "y", "angle")}
-        both |= {"size": size, "opacity": _shade(self.opacity, 2)}
-        _, count = _require_alike(self, **both)
-        frames, _ = np.broadcast_shapes(both["x"].shape, both["y"].shape)
-        both |= {name: np.broadcast_to(both[name], (frames, count)) for name in ("x", "y")}
+        arrays = {name: _floats(getattr(self, name), 2, name) for name in ("x", "y", "angle")}
+        arrays |= {"size": size, "opacity": _shade(self.opacity, 2)}
+        _, count = _require_alike(self, **arrays)
+        frames, _ = np.broadcast_shapes(arrays["x"].shape, arrays["y"].shape)
+        arrays |= {name: np.broadcast_to(arrays[name], (frames, count)) for name in ("x", "y")}
         outline = np.asarray(self.outline, np.float64)
-        fine = (
+        valid = (
             outline.ndim == 2
             and len(outline)
             and outline.shape[1] == 2
             and np.isfinite(outline).all()
         )
-        require(fine, "outline", f"of shape {outline.shape}", "of shape (V, 2), finite")
+        require(valid, "outline.shape", outline.shape, "(V, 2), with finite values")
         _set_plain(self)
-        _set(self, **both, outline=outline)
+        _set(self, **arrays, outline=outline)
 
     def arrays(self) -> tuple[np.ndarray, ...]:
+        """Return the arrays with a leading axis of frames."""
         return self.x, self.y, self.size, self.angle, self.opacity
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Lines:
-    """N polylines of V vertices each, broken where one is NaN."""
+    """N polylines of V vertices each, with gaps at NaN.
+
+    Raises:
+        ValueError: If an array has a wrong shape, the color is unknown, or a number is not finite.
+        TypeError: If a scalar field has a wrong type.
+    """
 
     points: Any  # [T, N, V, 2], [N, V, 2] or [V, 2]
     color: str = "ink"
     width: float = 1.5  # px
     dashed: bool = False
-    opacity: float = 1.0  # from 0, not to be seen, to 1
-    window: Any = None  # [T, 2] int: the vertices first, ..., last - 1 are shown; None: all
-    label: str = ""
+    opacity: float = 1.0  # 0 (invisible) to 1
+    window: Any = None  # [T, 2] int: draw vertices window[t, 0] to window[t, 1] - 1; None: all
+    label: str = ""  # name in the legend
 
     def __post_init__(self):
         require_known("color", self.color, COLORS)
         points = _floats(self.points, 4, "points")
-        require(
-            points.shape[3] == 2,
-            "points",
-            f"of shape {np.shape(self.points)}",
-            "of shape (..., V, 2)",
-        )
+        require(points.shape[3] == 2, "points.shape", np.shape(self.points), "(..., V, 2)")
         window = None if self.window is None else np.asarray(self.window, np.int64)
-        fine = window is None or (window.ndim == 2 and window.shape[1] == 2)
-        require(fine, "window", f"of shape {np.shape(window)}", "of shape (T, 2)")
+        valid = window is None or (window.ndim == 2 and window.shape[1] == 2)
+        require(valid, "window.shape", np.shape(window), "(T, 2)")
         _set_plain(self)
         _set(self, points=points, window=window, opacity=min(max(self.opacity, 0.0), 1.0))
 
     def arrays(self) -> tuple[np.ndarray, ...]:
+        """Return the arrays with a leading axis of frames."""
         return (self.points,) if self.window is None else (self.points, self.window)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Text:
-    """N short texts."""
+    """N short texts at N positions.
+
+    Raises:
+        ValueError: If the number of texts differs from the number of positions, or the color or
+            alignment is unknown.
+        TypeError: If a scalar field has a wrong type.
+    """
 
     x: Any  # [T, N] or [N]
-    y: Any  # [T, N] or [N], the middle of the line
-    texts: Sequence[Any]  # N of them, or T sequences of N
+    y: Any  # [T, N] or [N], the vertical middle of the line
+    texts: Sequence[Any]  # N strings, or T sequences of N strings
     color: str = "text"
-    size: float = 11.0  # px
-    align: str = "center"
-    bold: bool = False  # whether the letters are
+    size: float = 11.0  # font size, px
+    align: str = "center"  # "left", "center" or "right"
+    bold: bool = False
 
     def __post_init__(self):
         require_known("color", self.color, COLORS)
         require_known("align", self.align, ALIGN)
         texts = (self.texts,) if all(isinstance(text, str) for text in self.texts) else self.texts
-        texts = tuple(tuple(map(str, words)) for words in texts)
-        both = {name: _floats(getattr(self, name), 2, name) for name in ("x", "y")}
-        x, y = (np.broadcast_to(array, _require_alike(self, **both)) for array in both.values())
-        counts = sorted({len(words) for words in texts})
-        require(
-            counts == [x.shape[1]],
-            "texts",
-            f"{counts} in a frame",
-            f"{x.shape[1]}, as there are places",
-        )
+        texts = tuple(tuple(map(str, frame)) for frame in texts)
+        arrays = {name: _floats(getattr(self, name), 2, name) for name in ("x", "y")}
+        x, y = (np.broadcast_to(array, _require_alike(self, **arrays)) for array in arrays.values())
+        counts = sorted({len(frame) for frame in texts})
+        allowed = f"[{x.shape[1]}], the number of positions"
+        require(counts == [x.shape[1]], "texts per frame", counts, allowed)
         _set_plain(self)
         _set(self, x=x, y=y, texts=texts)
 
     def arrays(self) -> tuple[Any, ...]:
+        """Return the arrays with a leading axis of frames."""
         return self.x, self.y, self.texts
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Field:
-    """A map of one color, over a part of the ground: how dense it is in each of its cells."""
+    """A grid of cells in one color, such as a heat map, with an opacity for each cell.
 
-    opacity: Any  # [K, H, W] or [H, W], 0 to 1, the lowest row first
-    extent: tuple[float, float, float, float]  # x, y of its lower left and upper right corner
+    Raises:
+        ValueError: If an index is out of range, the extent is not a rectangle, or the color is
+            unknown.
+        TypeError: If a scalar field has a wrong type.
+    """
+
+    opacity: Any  # [K, H, W] or [H, W], 0 to 1, bottom row first
+    extent: tuple[float, float, float, float]  # (x0, y0, x1, y1), lower left and upper right corner
     color: str = "blue"
-    index: Any = 0  # [T] int, which of the K is shown
+    index: Any = 0  # [T] int, which of the K maps each frame shows
 
     def __post_init__(self):
         require_known("color", self.color, COLORS)
         opacity, index = _shade(self.opacity, 3), np.atleast_1d(np.asarray(self.index, np.int64))
-        fine = np.all((index >= 0) & (index < len(opacity)))
-        require(fine, "index", index, f"from 0 to {len(opacity) - 1}, as there are maps")
+        valid = np.all((index >= 0) & (index < len(opacity)))
+        require(valid, "index", index, f"from 0 to {len(opacity) - 1}, an index into opacity")
         _set_plain(self)
         _set(self, opacity=opacity, index=index, extent=_corners(self.extent))
 
     def arrays(self) -> tuple[np.ndarray, ...]:
+        """Return the arrays with a leading axis of frames."""
         return (self.index,)
 
 
@@ -249,13 +276,18 @@ Mark = Shapes | Lines | Text | Field
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Series:
-    """A curve of a plot."""
+    """A curve of a plot, with an optional band.
 
-    values: Any  # [T]; NaN: a gap
+    Raises:
+        ValueError: If only one of `low` and `high` is given, or the color is unknown.
+        TypeError: If a scalar field has a wrong type.
+    """
+
+    values: Any  # [T]; NaN leaves a gap
     color: str = "blue"
-    label: str = ""  # in the plot's legend; "": it is left out
-    low: Any = None  # [T], of a band about it
-    high: Any = None  # [T]
+    label: str = ""  # name in the plot's legend; "": not listed
+    low: Any = None  # [T], lower end of the band
+    high: Any = None  # [T], upper end of the band
 
     def __post_init__(self):
         require_known("color", self.color, COLORS)
@@ -265,30 +297,33 @@ class Series:
             if (value := getattr(self, name)) is not None
         }
         curves = {name: _floats(value, 1, name) for name, value in curves.items()}
-        require(
-            len(curves) in (1, 3) and "values" in curves,
-            "low and high",
-            sorted(curves),
-            "given both, or neither",
-        )
+        allowed = "values alone, or values with both low and high"
+        valid = len(curves) in (1, 3) and "values" in curves
+        require(valid, "arrays of a Series", sorted(curves), allowed)
         _set_plain(self)
         _set(self, **curves)
 
     def arrays(self) -> list[np.ndarray]:
+        """Return the arrays with a leading axis of frames."""
         return [array for array in (self.values, self.low, self.high) if array is not None]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Plot:
-    """Curves over time, of which a picture shows how far they have come."""
+    """Curves over time; each frame highlights them up to the current time.
 
-    title: str  # over the plot, with the unit
-    series: Sequence[Series]  # at least one curve, the lowest first
-    x: Any = None  # [T], what time is called here (years, say); None: the scene's time
-    ylim: tuple[float, float] | None = None  # None: what the values need
+    Raises:
+        ValueError: If there are no curves, or `ylim` is not two finite numbers.
+        TypeError: If `title` cannot be converted to a string.
+    """
+
+    title: str  # above the plot, with the unit
+    series: Sequence[Series]  # at least one curve, bottom first
+    x: Any = None  # [T], values of the x axis, such as years; None: the scene's time
+    ylim: tuple[float, float] | None = None  # None: the range of the values, including 0
 
     def __post_init__(self):
-        require(self.series, "series", self.series, "at least one")
+        require(self.series, "series", self.series, "a sequence of at least one Series")
         if self.ylim is not None:
             ends = np.asarray(self.ylim, np.float64)
             require(
@@ -303,54 +338,42 @@ class Plot:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Scene:
-    """An episode as it is drawn.
+    """A drawable episode: marks, captions and plots over T frames.
 
     Raises:
-        ValueError: where arrays are of another number of frames than there are captions, or there is neither an extent
-            nor a plot; marks, plots and series raise where their own arrays do not fit, or a color is unknown.
+        ValueError: If the number of frames of an array differs from the number of captions, or
+            neither an extent nor plots are given.
     """
 
-    marks: Sequence[Mark]  # the lowest first
-    captions: Sequence[str]  # [T], over the picture
+    marks: Sequence[Mark]  # bottom first
+    captions: Sequence[str]  # [T], above the picture
     extent: tuple[float, float, float, float] | None = None
-    """x, y of the lower left and upper right corner"""
+    """(x0, y0, x1, y1), lower left and upper right corner; None: only plots are drawn"""
     time: Any = None  # [T] int, steps since the reset; None: 0, 1, ...
-    axes: bool = True  # whether a frame with numbers stands around the ground
-    equal: bool = True  # whether a unit is as long upwards as sideways
-    xlabel: str = ""  # of the ground's axes, with the unit
-    ylabel: str = ""  # likewise
-    plots: Sequence[Plot] = ()  # beside the ground, or alone
-    trail: int | None = None  # frames that a trail is long; None: the environment's `trail`
+    axes: bool = True  # draw axes with tick labels
+    equal: bool = True  # use the same scale for x and y
+    xlabel: str = ""  # label of the x axis, with the unit
+    ylabel: str = ""  # label of the y axis, with the unit
+    plots: Sequence[Plot] = ()  # next to the marks, or alone if there is no extent
+    trail: int | None = None  # length of trails in frames; None: the environment's `trail`
     obs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """group -> [T, n, D], what agents see"""
+    """group -> [T, n, D], observations of its n agents"""
 
     def __post_init__(self):
         frames = len(self.captions)
-        require(frames, "captions", list(self.captions), "one for each frame, at least one")
+        require(frames, "captions", list(self.captions), "a sequence of one string per frame")
         time = np.arange(frames) if self.time is None else np.asarray(self.time)
-        require(
-            time.shape == (frames,),
-            "time",
-            f"of shape {time.shape}",
-            f"of shape ({frames},), as there are captions",
-        )
+        allowed = f"({frames},), one value per caption"
+        require(time.shape == (frames,), "time.shape", time.shape, allowed)
         require(np.isfinite(time).all(), "time", time, "finite")
-        drawn = [*self.marks, *(series for plot in self.plots for series in plot.series)]
-        for mark in drawn:
+        marks = [*self.marks, *(series for plot in self.plots for series in plot.series)]
+        for mark in marks:
             for array in mark.arrays():
-                name = f"an array of {type(mark).__name__}"
-                require(
-                    len(array) in (1, frames),
-                    name,
-                    f"of length {len(array)}",
-                    f"of length 1 or {frames}",
-                )
-        require(
-            self.extent is not None or self.plots,
-            "extent",
-            self.extent,
-            "four numbers, where there are no plots",
-        )
+                name = f"length of an array of {type(mark).__name__}"
+                allowed = f"1 or {frames}, the number of captions"
+                require(len(array) in (1, frames), name, len(array), allowed)
+        allowed = "four numbers (x0, y0, x1, y1), unless there are plots"
+        require(self.extent is not None or self.plots, "extent", self.extent, allowed)
         if self.extent is not None:
             _set(self, extent=_corners(self.extent))
         if self.trail is not None:
@@ -368,59 +391,75 @@ class Scene:
 
     @property
     def num_frames(self) -> int:
+        """Number of frames, T."""
         return len(self.captions)
 
     @property
     def trail_length(self) -> int:
+        """Length of trails in frames."""
         return TRAIL if self.trail is None else self.trail
 
     @property
     def legend(self) -> list[Shapes | Lines]:
-        """The marks with a label, the highest first."""
+        """Marks with a label, top first."""
         return [mark for mark in reversed(self.marks) if getattr(mark, "label", "")]
 
 
 def _of_frames(plot: Plot, frames: int) -> Plot:
-    """Returns the plot with all its curves [T]."""
+    """Return the plot with all curves broadcast to [T]."""
     x = None if plot.x is None else np.asarray(plot.x, np.float64)
-    fine = x is None or (x.shape == (frames,) and np.isfinite(x).all())
-    require(fine, "x of a Plot", f"of shape {np.shape(x)}", f"of shape ({frames},), finite")
+    valid = x is None or (x.shape == (frames,) and np.isfinite(x).all())
+    require(valid, "Plot.x.shape", np.shape(x), f"({frames},), with finite values")
 
-    def whole(array) -> np.ndarray | None:
+    def full(array) -> np.ndarray | None:
         return None if array is None else np.broadcast_to(array, (frames,))
 
     series = tuple(
-        dataclasses.replace(own, values=whole(own.values), low=whole(own.low), high=whole(own.high))
-        for own in plot.series
+        dataclasses.replace(
+            curve, values=full(curve.values), low=full(curve.low), high=full(curve.high)
+        )
+        for curve in plot.series
     )
     return dataclasses.replace(plot, x=x, series=series)
 
 
 def starts(time: Any) -> np.ndarray:
-    """Returns of each frame the first one of its episode, [T]: time [T] goes on within one, and falls at a reset."""
+    """Return the index of the first frame of each frame's episode, [T] int.
+
+    Args:
+        time: [T], steps since the reset. A new episode starts where it does not increase.
+    """
     time = np.asarray(time)
     first = np.append(True, np.diff(time) <= 0)
     return np.maximum.accumulate(np.where(first, np.arange(len(time)), 0))
 
 
 def so_far(time: Any) -> np.ndarray:
-    """Returns the `Lines.window` of a path with a vertex a frame, [T, 2]: from the reset up to now. `time`: [T], steps
-    since the reset."""
+    """Return a `Lines.window` that shows a path from the last reset to the current frame.
+
+    The path has one vertex per frame.
+
+    Args:
+        time: [T], steps since the reset.
+
+    Returns:
+        [T, 2] int, first vertex and last vertex + 1.
+    """
     return np.stack([starts(time), np.arange(len(time)) + 1], axis=1)
 
 
 def at(array: Any, t: int) -> Any:
-    """Returns frame t of a mark's array, whose leading axis is T, or 1 where it holds for all frames."""
+    """Return frame t of a mark's array [T, ...], or its only entry if the array is [1, ...]."""
     return array[t if len(array) > 1 else 0]
 
 
 def is_static(mark: Mark) -> bool:
-    """Returns whether a mark looks the same in all frames."""
+    """Return whether a mark looks the same in all frames."""
     return all(len(array) == 1 for array in mark.arrays()) and not getattr(mark, "trail", False)
 
 
 def turned(mark: Shapes, t: int) -> np.ndarray:
-    """Returns the polygons of frame t, [N, V, 2] in units of the game."""
+    """Return the rotated and scaled polygons of frame t, [N, V, 2] in environment units."""
     angle, size = at(mark.angle, t)[:, None], at(mark.size, t)[:, None, :]
     place = np.stack([at(mark.x, t), at(mark.y, t)], axis=-1)[:, None, :]
     outline = mark.outline * size
@@ -430,16 +469,29 @@ def turned(mark: Shapes, t: int) -> np.ndarray:
 
 
 def trails(scene: Scene, mark: Shapes, t: int, each: int = 1) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the last steps of all places of a mark up to frame t ([K, N, 2, 2], NaN where none) and how strong each
-    is ([K], 0 to 1): a full trail fades out, a short one is its newest part. `each`: steps that are one line."""
+    """Return the line segments of the trails at frame t, and their strength.
+
+    A trail starts at most `scene.trail_length` frames ago, and not before the last reset. Its
+    strength decreases linearly with age.
+
+    Args:
+        scene: The scene, which defines the time and the trail length.
+        mark: The mark whose N items leave the trails.
+        t: The current frame.
+        each: Number of steps per segment.
+
+    Returns:
+        (segments [K, N, 2, 2], oldest first, NaN for positions that are not drawn; strength [K],
+        0 to 1).
+    """
     first = max(t - scene.trail_length, int(starts(scene.time)[t]), 0)
-    place = (
+    position = (
         np.stack(np.broadcast_arrays(mark.x, mark.y), axis=-1)[first : t + 1]
         if len(mark.x) > 1
         else ()
     )
-    place = place[(len(place) - 1) % each :: each]
-    if len(place) < 2:
+    position = position[(len(position) - 1) % each :: each]
+    if len(position) < 2:
         return np.zeros((0, 1, 2, 2)), np.zeros(0)
-    strength = 1 - each * np.arange(len(place) - 1)[::-1] / scene.trail_length
-    return np.stack([place[:-1], place[1:]], axis=2), strength
+    strength = 1 - each * np.arange(len(position) - 1)[::-1] / scene.trail_length
+    return np.stack([position[:-1], position[1:]], axis=2), strength

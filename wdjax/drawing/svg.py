@@ -1,7 +1,8 @@
-"""A scene as an SVG that moves without a script, by SMIL, for pages that run none (GitHub's, say).
+"""Animated SVG of a scene (SMIL), for pages that do not run scripts, such as GitHub's.
 
-Its size is kept modest: places are those of every so many frames, MOST in all, between which agents glide; trails
-are left out. Dark and light follow the reader's setting.
+To limit the file size, positions are stored for at most `FRAMES` frames (fewer with many agents)
+and interpolated in between, and trails are left out. The colors follow the reader's light or dark
+setting.
 """
 
 import base64
@@ -25,14 +26,14 @@ from wdjax.drawing.paint import (
 )
 from wdjax.drawing.scene import COLORS, DISC, Lines, Mark, Scene, Shapes, Text, at, is_static
 
-MOST = 20_000  # places of agents, over all frames, and vertices of lines that change
-FRAMES = 200  # at most
-# controls, halves of pairs
+MOST = 20_000  # maximum number of stored positions: moving items and vertices times frames
+FRAMES = 200  # maximum number of frames
+# Control characters and unpaired surrogates, which XML does not allow.
 NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 class Svg:
-    """A `Canvas` that collects SVG's elements."""
+    """A `Canvas` that collects SVG elements."""
 
     def __init__(self):
         self.parts: list[str] = []
@@ -40,16 +41,18 @@ class Svg:
     def polygons(
         self, points: np.ndarray, color: str, opacity: Any, stroke: float, edge: bool
     ) -> None:
+        """Fill polygons [N, V, 2] with opacities [N], or draw their outlines if `stroke` > 0."""
         for shade in np.unique(np.round(opacity, 2)):
-            own = points[np.round(opacity, 2) == shade]
-            if shade > 0 and len(own):
+            polygons = points[np.round(opacity, 2) == shade]
+            if shade > 0 and len(polygons):
                 self.parts.append(
-                    f'<path d="{path_of(own, True)}" {look(color, stroke, edge)} opacity="{shade:g}"/>'
+                    f'<path d="{path_of(polygons, True)}" {look(color, stroke, edge)} opacity="{shade:g}"/>'
                 )
 
     def lines(
         self, points: np.ndarray, color: str, width: float, opacity: float, dashed: bool
     ) -> None:
+        """Draw polylines [N, V, 2], with gaps at NaN."""
         if len(points) and points.shape[1] > 1:
             self.parts.append(
                 f'<path d="{path_of(points, False)}" {line_look(color, width, opacity, dashed)}/>'
@@ -66,6 +69,7 @@ class Svg:
         bold: bool = False,
         upwards: bool = False,
     ) -> None:
+        """Draw a text of one or more lines, vertically centered at y."""
         anchor = {"left": "start", "center": "middle", "right": "end"}[align]
         turn = f' transform="rotate(-90 {x:.1f} {y:.1f})"' if upwards else ""
         weight = ' font-weight="bold"' if bold else ""
@@ -79,6 +83,7 @@ class Svg:
         ]
 
     def image(self, rect: Rect, opacity: np.ndarray, color: str) -> None:
+        """Fill a rectangle with one color and opacities [H, W], top row first."""
         from PIL import Image
 
         file = io.BytesIO()
@@ -87,7 +92,7 @@ class Svg:
         place = f'x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"'
         data = base64.b64encode(file.getvalue()).decode()
         name = f"m{zlib.crc32((place + data).encode()):08x}"
-        # a mask, white where the color shows, which may so be the light or the dark tone
+        # A mask lets the style sheet choose the light or the dark tone of the color.
         self.parts.append(
             f'<mask id="{name}" maskUnits="userSpaceOnUse" {place}><image {place} preserveAspectRatio="none" '
             f'style="image-rendering: pixelated" href="data:image/png;base64,{data}"/></mask>'
@@ -96,12 +101,14 @@ class Svg:
 
 
 def look(color: str, stroke: float, edge: bool) -> str:
+    """Return the SVG attributes of a filled shape, or of an outline if `stroke` > 0."""
     if stroke:
         return f'fill="none" stroke-width="{stroke:g}" class="s-{color}"'
     return f'class="{color} edge"' if edge else f'class="{color}"'
 
 
 def line_look(color: str, width: float, opacity: float, dashed: bool) -> str:
+    """Return the SVG attributes of a line."""
     dashes = f' stroke-dasharray="{3.5 * width:.1f} {2.2 * width:.1f}"' if dashed else ""
     return (
         f'fill="none" class="s-{color}" stroke-width="{width:.3g}" opacity="{opacity:.2g}"{dashes}'
@@ -109,22 +116,29 @@ def line_look(color: str, width: float, opacity: float, dashed: bool) -> str:
 
 
 def path_of(points: np.ndarray, closed: bool) -> str:
-    """Returns the path of [N, V, 2], broken at NaN."""
-    words = []
+    """Return the SVG path data of lines [N, V, 2], with gaps at NaN."""
+    commands = []
     for line in points:
         pen = False
         for x, y in line:
             if np.isfinite(x + y):
-                words.append(f"{'L' if pen else 'M'}{x:.1f} {y:.1f}")
+                commands.append(f"{'L' if pen else 'M'}{x:.1f} {y:.1f}")
             pen = bool(np.isfinite(x + y))
-        words.append("Z" * closed)
-    return "".join(words)
+        commands.append("Z" * closed)
+    return "".join(commands)
 
 
 def to_svg(
     scene: Scene, fps: float = 12.0, hold: float = 1.5, size: tuple[int, int] | None = None
 ) -> str:
-    """Returns the SVG; its last frame stays for `hold` seconds, then it plays anew."""
+    """Return a looping SVG animation of a scene.
+
+    Args:
+        scene: The scene to draw.
+        fps: Frames per second.
+        hold: Seconds for which the last frame is shown.
+        size: (width, height) in pixels. None: 640 wide, and as high as needed.
+    """
     layout = lay_out(scene, size)
     count = sum(
         mark.x.shape[1] for mark in scene.marks if isinstance(mark, Shapes) and not is_static(mark)
@@ -151,9 +165,9 @@ def to_svg(
     x, top = layout.caption
 
     def write(canvas: Svg, t: int) -> None:
-        k, words = layout.unit, scene.captions[t]
+        k, caption = layout.unit, scene.captions[t]
         canvas.text(
-            x, top - (4 + 8.5 * (1 + words.count("\n"))) * k, words, 14 * k, "text", "center"
+            x, top - (4 + 8.5 * (1 + caption.count("\n"))) * k, caption, 14 * k, "text", "center"
         )
 
     _switch(canvas, clock, [scene.captions[t] for t in frames], write)
@@ -174,7 +188,13 @@ def to_svg(
 
 
 class Clock:
-    """Which frames are shown, and when: `times` as parts of the `seconds` after which it plays anew."""
+    """The frames of an animation and their start times.
+
+    Args:
+        frames: [F] int, indices of the frames.
+        times: [F], start of each frame as a fraction of the duration.
+        seconds: Duration of one loop.
+    """
 
     def __init__(self, frames: np.ndarray, times: np.ndarray, seconds: float):
         self.frames, self.times, self.seconds = frames, times, seconds
@@ -182,9 +202,16 @@ class Clock:
     def animate(
         self, what: str, values: Iterable[str], times: Any = None, glide: bool = False
     ) -> str:
-        """Returns the element that gives an attribute these values, one for each of the times."""
+        """Return an SVG element that animates an attribute.
+
+        Args:
+            what: The attribute, or "transform:<type>".
+            values: One value per time.
+            times: Fractions of the duration. None: the times of the frames.
+            glide: Whether to interpolate between the values.
+        """
         times, values = list(self.times if times is None else times), list(values)
-        if glide:  # the last value stays
+        if glide:  # hold the last value until the end
             times, values = [*times, 1.0], [*values, values[-1]]
         kind, mode = what.split(":"), "linear" if glide else "discrete"
         name = (
@@ -202,32 +229,33 @@ class Clock:
 def _switch(
     canvas: Svg, clock: Clock, keys: Sequence[Any], draw: Callable[[Svg, int], None]
 ) -> None:
-    """Draws frames one after the other, each for as long as its key is the same."""
+    """Draw frames in sequence, once for each run of equal keys."""
     begins = [i for i in range(len(keys)) if i == 0 or keys[i] != keys[i - 1]]
     if len(begins) == 1:
         return draw(canvas, int(clock.frames[0]))
     for begin, end in zip(begins, [*begins[1:], None], strict=True):
-        own = Svg()
-        draw(own, int(clock.frames[begin]))
+        frame = Svg()
+        draw(frame, int(clock.frames[begin]))
         spans = ([] if begin == 0 else [(0.0, "0")]) + [(clock.times[begin], "1")]
         spans += [] if end is None else [(clock.times[end], "0")]
-        shown = clock.animate("opacity", [word for _, word in spans], [time for time, _ in spans])
-        canvas.parts += [f'<g opacity="{int(begin == 0)}">', *own.parts, shown, "</g>"]
+        shown = clock.animate("opacity", [value for _, value in spans], [time for time, _ in spans])
+        canvas.parts += [f'<g opacity="{int(begin == 0)}">', *frame.parts, shown, "</g>"]
 
 
 def _move_mark(canvas: Svg, scene: Scene, layout: Layout, mark: Mark, clock: Clock) -> None:
+    """Draw an animated mark."""
     if isinstance(mark, Shapes):
         return _move_shapes(canvas, scene, layout, mark, clock)
 
-    def draw(own, t) -> str:
-        return draw_mark(own, scene, layout, mark, t)
+    def draw(target, t) -> str:
+        return draw_mark(target, scene, layout, mark, t)
 
     if isinstance(mark, Lines):
         paths = []
         for t in clock.frames:
-            own = Svg()
-            draw(own, t)
-            paths.append(own.parts[0].split('"')[1] if own.parts else "M0 0")
+            frame = Svg()
+            draw(frame, t)
+            paths.append(frame.parts[0].split('"')[1] if frame.parts else "M0 0")
         style = line_look(mark.color, mark.width * layout.unit, mark.opacity, mark.dashed)
         canvas.parts.append(f'<path d="{paths[0]}" {style}>{clock.animate("d", paths)}</path>')
     elif isinstance(mark, Text):
@@ -241,26 +269,28 @@ def _move_mark(canvas: Svg, scene: Scene, layout: Layout, mark: Mark, clock: Clo
 
 
 def _move_shapes(canvas: Svg, scene: Scene, layout: Layout, mark: Shapes, clock: Clock) -> None:
-    """Each place is a group that moves, and in it the outline, which is turned and enlarged where that changes."""
-    # px of one of each unit; upwards
+    """Draw animated shapes: a moving group per item, with a nested rotation and scaling."""
+    # Pixels per environment unit along x and y. The y component is negative, as pixels count down.
     scale = layout.place(scene, np.ones(2)) - layout.place(scene, np.zeros(2))
     full = (scene.num_frames, mark.x.shape[1])
 
     def take(array) -> np.ndarray:
         return np.broadcast_to(array, (*full, *array.shape[2:]))[clock.frames]
 
-    places = layout.place(scene, take(np.stack([mark.x, mark.y], axis=-1)))
+    positions = layout.place(scene, take(np.stack([mark.x, mark.y], axis=-1)))
     angles, sizes = take(mark.angle), take(mark.size)
-    fine = np.isfinite(places).all(axis=-1) & np.isfinite(angles) & np.isfinite(sizes).all(axis=-1)
-    opacities = take(mark.opacity) * fine
+    valid = (
+        np.isfinite(positions).all(axis=-1) & np.isfinite(angles) & np.isfinite(sizes).all(axis=-1)
+    )
+    opacities = take(mark.opacity) * valid
     edge = mark.edge and full[1] <= CROWD
     for i in range(full[1]):
         if not opacities[:, i].any():
             continue
-        shown = fine[:, i]
+        shown = valid[:, i]
+        # Hidden frames repeat the last visible values, so that the animation has no gaps.
         known = np.maximum.accumulate(np.where(shown, np.arange(len(shown)), np.argmax(shown)))
-        # where it is not shown, it waits as it was
-        filled, size = places[known, i], sizes[known, i]
+        filled, size = positions[known, i], sizes[known, i]
         degrees = -np.degrees(np.unwrap(angles[known, i]))
         animations, inner = "", ""
         biggest = np.abs(size).max(axis=0)
@@ -291,7 +321,7 @@ def _move_shapes(canvas: Svg, scene: Scene, layout: Layout, mark: Shapes, clock:
 
 
 def _move_curves(canvas: Svg, scene: Scene, layout: Layout, clock: Clock) -> None:
-    """Draws the curves whole, with dots that say how far they have come."""
+    """Draw the complete curves of all plots, with a dot that moves to the current value."""
     k = layout.unit
     for color, points in curves_of(scene, layout):
         canvas.lines(points[None], color, 1.5 * k, 0.8, False)
