@@ -50,7 +50,7 @@ ACTIONS = [
     ("one", np.zeros(20, int), f"action = an array of shape (20,): must be in {TWO}"),
     ("box", 0.0, f"action = 0.0: must be in {BOX}"),
     ("box", [0.0, 1.0], f"action = [0.0, 1.0]: must be in {BOX}"),
-    ("box", [5.0], f"action = [5.0]: must be in {BOX} (gymnasium.wrappers.ClipAction clips)"),
+    ("box", [5.0], f"action = [5.0]: must be in {BOX}. Clip actions with gymnasium.wrappers.ClipAction."),
     ("box", [NAN], f"action = [nan]: must be in {BOX}"),
     ("box", [INF], f"action = [inf]: must be in {BOX}"),
     ("box", [True], f"action = [True]: must be in {BOX}"),
@@ -62,12 +62,12 @@ ACTIONS = [
     ("vector", [0, 2], f"action = [0, 2]: must be in {VECTOR}"),
     ("vector", [0.0, 1.0], f"action = [0.0, 1.0]: must be in {VECTOR}"),
     ("vector", [0, None], f"action = [0, None]: must be in {VECTOR}"),
-    ("several", None, "actions = None: must be a dict of agents and their actions"),
-    ("several", [0, 0, 0], "actions = [0, 0, 0]: must be a dict of agents and their actions"),
-    ("several", {}, "actions has none for tagger_0, tagger_1, runner_0: every one of `agents` must have one"),
+    ("several", None, "actions = None: must be a dict of agent names and actions"),
+    ("several", [0, 0, 0], "actions = [0, 0, 0]: must be a dict of agent names and actions"),
+    ("several", {}, "actions: missing tagger_0, tagger_1, runner_0. Every agent in `agents` needs an action."),
     ("several", {**ALL, "taggr_0": 0}, "unknown agent 'taggr_0': did you mean 'tagger_0'?"),
     ("several", {**ALL, 0: 1}, "agent 0: must be a name, not int"),
-    ("several", {"tagger_0": 0, "runner_0": 0}, "actions has none for tagger_1: every one of `agents` must have one"),
+    ("several", {"tagger_0": 0, "runner_0": 0}, "actions: missing tagger_1. Every agent in `agents` needs an action."),
     ("several", {**ALL, "tagger_0": 99}, f"actions['tagger_0'] = 99: must be in {FIVE}"),
     ("several", {**ALL, "tagger_0": "up"}, f"actions['tagger_0'] = 'up': must be in {FIVE}"),
     ("several", {**ALL, "tagger_1": 1.0}, f"actions['tagger_1'] = 1.0: must be in {FIVE}"),
@@ -99,7 +99,7 @@ def test_options_of_a_reset(played, options, words):
 CARTPOLE, TAG = wdjax.make("cartpole")[0], wdjax.make("tag_gridworld")[0]
 OTHER_PARAMS = wdjax.make("pendulum")[1]
 ARGUMENTS = [
-    (adapters.to_gymnasium, (TAG,), {}, "TagGridworld has groups of agents (tagger, runner), gymnasium one agent"),
+    (adapters.to_gymnasium, (TAG,), {}, "TagGridworld has groups of agents (tagger, runner): gymnasium supports"),
     (adapters.to_gymnasium, ("cartpole",), {}, "env = 'cartpole': must be a wdjax.Env"),
     (adapters.to_gymnasium, (CARTPOLE, 3), {}, "params is a builtins.int: must be a Params of CartPole"),
     (adapters.to_gymnasium, (CARTPOLE, OTHER_PARAMS), {}, "must be a Params of CartPole"),
@@ -107,7 +107,7 @@ ARGUMENTS = [
     (adapters.to_gymnasium_vector, (CARTPOLE, 0), {}, "num_envs = 0: must be at least 1"),
     (adapters.to_gymnasium_vector, (CARTPOLE, 2), {"reset": "frsh"}, "unknown reset strategy 'frsh': did you mean"),
     (adapters.to_gymnasium_vector, (CARTPOLE, 2), {"episode_statistics": "yes"}, "episode_statistics = 'yes': must be"),
-    (adapters.to_pettingzoo, (CARTPOLE,), {}, "CartPole has one agent and no groups: use to_gymnasium"),
+    (adapters.to_pettingzoo, (CARTPOLE,), {}, "CartPole has no groups of agents: use to_gymnasium"),
     (adapters.to_pettingzoo, (None,), {}, "env = None: must be a wdjax.Env"),
 ]
 

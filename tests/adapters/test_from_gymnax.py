@@ -268,9 +268,9 @@ class Strange:
 @pytest.mark.parametrize(
     ("space", "obs", "words"),
     [
-        (lambda spaces: spaces.Tuple([spaces.Discrete(2)]), (1,), "space of Strange: a Tuple space has no counterpart"),
-        (lambda spaces: spaces.Dict({"a": spaces.Discrete(2)}), 1.0, "not dicts of a, as its space says"),
-        (lambda spaces: spaces.Box(0, 1, ()), {"a": 1.0}, "its values are a dict, not the array that its space says"),
+        (lambda spaces: spaces.Tuple([spaces.Discrete(2)]), (1,), "space of Strange is a Tuple: must be Box, Discrete"),
+        (lambda spaces: spaces.Dict({"a": spaces.Discrete(2)}), 1.0, "declares a dict of a, but the"),
+        (lambda spaces: spaces.Box(0, 1, ()), {"a": 1.0}, "declares an array, but the environment returns a dict"),
     ],
 )
 def test_what_cannot_be_translated_is_refused(library, space, obs, words):
@@ -279,7 +279,7 @@ def test_what_cannot_be_translated_is_refused(library, space, obs, words):
 
 
 def test_what_is_no_environment_is_refused():
-    with pytest.raises(TypeError, match="must be a gymnax environment, an object with reset_env"):
+    with pytest.raises(TypeError, match="must be a gymnax environment, an object with attribute reset_env"):
         wdjax.adapters.from_gymnax(wdjax.make("cartpole")[0])
     with pytest.raises(TypeError, match="must be a gymnax environment"):
         wdjax.adapters.from_gymnax(BareDone)
@@ -291,7 +291,7 @@ def test_params_of_something_else_are_refused():
         wdjax.adapters.from_gymnax(env, 3)
     with pytest.raises(TypeError, match=r"EnvParams: must be a Params of BareDone"):
         wdjax.adapters.from_gymnax(env, wdjax.make("gymnax:CartPole-v1")[1])
-    with pytest.raises(ValueError, match=r"params\.step_reward has the shape \(3,\): must be one number"):
+    with pytest.raises(ValueError, match=r"params\.step_reward has shape \(3,\): must be one number"):
         wdjax.adapters.from_gymnax(env, env.default_params.replace(step_reward=jnp.arange(3.0)))
 
 
@@ -312,10 +312,10 @@ def test_equal_are_those_of_equal_params():
 def test_no_drawing(tmp_path):
     env, params = wdjax.make("gymnax:CartPole-v1")
     _, state = env.reset(jax.random.key(0), params)
-    with pytest.raises(NotImplementedError, match="CartPole is a game of gymnax, which wdjax does not draw"):
+    with pytest.raises(NotImplementedError, match="CartPole is an environment of gymnax, which wdjax cannot draw"):
         wdjax.render(env, state, params)
     states = jax.tree.map(lambda leaf: leaf[None], state)
-    with pytest.raises(NotImplementedError, match="CartPole is a game of gymnax, which wdjax does not draw"):
+    with pytest.raises(NotImplementedError, match="CartPole is an environment of gymnax, which wdjax cannot draw"):
         wdjax.render(env, states, params, output=tmp_path / "a.html")
 
     with pytest.raises(NotImplementedError, match=r"write a subclass of type\(env\) with a method scene"):

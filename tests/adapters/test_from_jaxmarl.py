@@ -234,7 +234,7 @@ def test_spaces(name, changes, groups, masked):
         ("switch_riddle", {"credit": "teams"}, ValueError, "unknown credit 'teams': did you mean 'team'"),
         ("SMAX", {"scenario": "33m"}, ValueError, "unknown scenario '33m': did you mean '3m'"),
         ("overcooked", {"layout": "ring"}, ValueError, "unknown layout 'ring': did you mean 'coord_ring'"),
-        ("storm", {}, TypeError, "InTheGrid: its reset returns no dict of an observation for each of its agents"),
+        ("storm", {}, TypeError, "InTheGrid.reset must return a dict with an observation of each agent"),
         ("LearnedPolicyEnemySMAX", {}, TypeError, "missing 2 required positional arguments: 'policy' and 'params'"),
     ],
 )  # fmt: skip
@@ -244,7 +244,7 @@ def test_refusals(name, changes, error, words):
 
 
 def test_what_is_no_environment_is_refused():
-    with pytest.raises(TypeError, match="must be a JaxMARL environment, an object with agents"):
+    with pytest.raises(TypeError, match="must be a JaxMARL environment, an object with attribute agents"):
         wdjax.adapters.from_jaxmarl(wdjax.make("cartpole")[0])
     with pytest.raises(TypeError, match="must be a JaxMARL environment"):
         wdjax.adapters.from_jaxmarl(Relay)

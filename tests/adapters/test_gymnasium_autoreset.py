@@ -69,9 +69,9 @@ def test_what_is_drawn_follows_the_mode():
     ("mode", "options", "words"),
     [
         ("nxt_step", None, "unknown autoreset_mode 'nxt_step': did you mean 'next_step'?"),
-        ("next_step", {"reset_mask": np.ones(2, bool)}, "replicas start anew by themselves"),
-        ("disabled", {"reset_mask": np.ones(3, bool)}, "must be an array of 2 bool, one true"),
-        ("disabled", {"reset_mask": [True, False]}, "must be an array of 2 bool, one true"),
+        ("next_step", {"reset_mask": np.ones(2, bool)}, "requires autoreset_mode='disabled'"),
+        ("disabled", {"reset_mask": np.ones(3, bool)}, "must be a bool array of shape (2,) with at least one True"),
+        ("disabled", {"reset_mask": [True, False]}, "must be a bool array of shape (2,) with at least one True"),
     ],
 )
 def test_wrong_modes_and_masks_are_refused(mode, options, words):

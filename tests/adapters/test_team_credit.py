@@ -96,7 +96,7 @@ def test_a_game_that_pays_dead_agents_warns_until_credit_is_set():
     class TinySMAX(Battle):
         pass
 
-    with pytest.warns(UserWarning, match="credit is not set: TinySMAX pays dead agents .* Set credit to 'team'"):
+    with pytest.warns(UserWarning, match="credit is not set: TinySMAX pays dead agents .* Set credit='team'"):
         from_jaxmarl(TinySMAX())
     for credit in ("agent", "team"):
         assert from_jaxmarl(TinySMAX(), credit)[0].credit == credit

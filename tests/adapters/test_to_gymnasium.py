@@ -177,7 +177,7 @@ def test_wrong_options_are_refused(options, error, words):
         ("cartpole", [1], "action = [1]: must be in Discrete(2)"),
         ("cartpole", "left", "action = 'left': must be in Discrete(2)"),
         ("cartpole", None, "action = None: must be in Discrete(2)"),
-        ("walk", [2.5], "action = [2.5]: must be in Box(-2.0, 2.0, (1,), float32) (gymnasium.wrappers.ClipAction"),
+        ("walk", [2.5], "action = [2.5]: must be in Box(-2.0, 2.0, (1,), float32). Clip actions"),
         ("walk", [np.nan], "action = [nan]: must be in Box(-2.0, 2.0, (1,), float32)"),
         ("walk", 1.0, "action = 1.0: must be in Box(-2.0, 2.0, (1,), float32)"),
         ("walk", np.zeros((3, 4)), "action = an array of shape (3, 4): must be in Box"),
@@ -252,7 +252,7 @@ def test_pictures():
     assert not np.array_equal(first, env.render())
     silent = to_gymnasium(*wdjax.make("cartpole"))
     silent.reset()
-    with pytest.warns(UserWarning, match="make it with render_mode='rgb_array'"):
+    with pytest.warns(UserWarning, match="make the environment with render_mode='rgb_array'"):
         assert silent.render() is None
 
 
@@ -272,7 +272,7 @@ def test_gymnasium_makes_them_by_name():
 @pytest.mark.parametrize(
     ("arguments", "error", "words"),
     [
-        ("tag_continuous", ValueError, "has groups of agents (tagger, runner), gymnasium one agent: use to_pettingzoo"),
+        ("tag_continuous", ValueError, "has groups of agents (tagger, runner): gymnasium supports a single agent"),
         (("cartpole",), TypeError, "env = 'cartpole': must be a wdjax.Env"),
         ((Walk(), Line().default_params), TypeError, "params is a toy_contract.LineParams: must be a Params of Walk"),
         ((Walk(), None, "human"), ValueError, "unknown render_mode 'human': known names: rgb_array"),

@@ -217,7 +217,7 @@ def test_options_change_params_of_all():
     envs.reset(options={"params": {"episode_length": 2}})
     assert not envs.step([0, 1])[3].any()
     assert advance._cache_size() == compiled  # params are arguments: no second program
-    with pytest.raises(ValueError, match=r"options\['reset_mask'\]: replicas start anew by themselves"):
+    with pytest.raises(ValueError, match=r"options\['reset_mask'\]: requires autoreset_mode='disabled'"):
         envs.reset(options={"reset_mask": np.ones(2, bool)})
     with pytest.raises(ValueError, match="'lenght': did you mean 'length'"):
         envs.reset(options={"params": {"lenght": 2}})
@@ -250,7 +250,7 @@ def test_pictures_of_all():
 @pytest.mark.parametrize(
     ("arguments", "error", "words"),
     [
-        ((wdjax.make("tag_gridworld")[0], 2), ValueError, "gymnasium one agent: use to_pettingzoo"),
+        ((wdjax.make("tag_gridworld")[0], 2), ValueError, "gymnasium supports a single agent. Use to_pettingzoo"),
         ((Line(), 0), ValueError, "num_envs = 0: must be at least 1"),
         ((Line(), 2, None, "frsh"), ValueError, "unknown reset strategy 'frsh': did you mean 'fresh'?"),
         ((Line(), 2, None, "fresh", None, None, 1), TypeError, "episode_statistics = 1: must be True or False"),

@@ -161,9 +161,9 @@ def test_spaces():
         (
             wdjax.make("tag_gridworld"),
             ValueError,
-            "TagGridworld has groups of agents (tagger, runner), gymnax one agent",
+            "TagGridworld has groups of agents (tagger, runner): gymnax supports a single agent",
         ),
-        ((Two(),), TypeError, "the space of action is MultiDiscrete(nvec=(2, 3), batch_shape=()): gymnax has only Box"),
+        ((Two(),), TypeError, "action space = MultiDiscrete(nvec=(2, 3), batch_shape=()): must be Box"),
         ((3,), TypeError, "env = 3: must be a wdjax.Env"),
         ((Walk(), 3), TypeError, "params is a builtins.int: must be a Params of Walk"),
     ],

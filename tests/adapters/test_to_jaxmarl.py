@@ -66,15 +66,15 @@ def test_masks_are_told_apart_from_observations():
     assert all(mask.shape == (5,) for mask in masks.values())
     assert [seen.shape for seen in obs.values()] == [env.observation_space(agent).shape for agent in env.agents]
     plain = to_jaxmarl(wdjax.make("tag_gridworld")[0])
-    with pytest.raises(NotImplementedError, match="no observation of TagGridworld has an action_mask"):
+    with pytest.raises(NotImplementedError, match="observations of TagGridworld have no action_mask"):
         plain.get_avail_actions(plain.reset(jax.random.key(0))[1])
 
 
 @pytest.mark.parametrize(
     ("arguments", "error", "words"),
     [
-        ((Line(),), ValueError, "Line has one agent and no groups: use to_gymnax"),
-        ((Pair(),), TypeError, "an observation of clerk holds signal, day: JaxMARL has one array, and an action_mask"),
+        ((Line(),), ValueError, "Line has no groups of agents: use to_gymnax"),
+        ((Pair(),), TypeError, "observation of clerk contains signal, day: must be one array"),
         ((3,), TypeError, "env = 3: must be a wdjax.Env"),
     ],
 )

@@ -213,10 +213,10 @@ def test_options_change_params_from_then_on():
 @pytest.mark.parametrize(
     ("actions", "error", "words"),
     [
-        ({"player_0": 0}, ValueError, "actions has none for player_1: every one of `agents` must have one"),
+        ({"player_0": 0}, ValueError, "actions: missing player_1. Every agent in `agents` needs an action"),
         ({"player_0": 0, "player_1": 0, "player_2": 0}, ValueError, "unknown agent 'player_2': did you mean 'player_"),
         ({"player_0": 0, "player_1": 2}, ValueError, "actions['player_1'] = 2: must be in Discrete(2)"),
-        ([0, 0], TypeError, "actions = [0, 0]: must be a dict of agents and their actions"),
+        ([0, 0], TypeError, "actions = [0, 0]: must be a dict of agent names and actions"),
     ],
 )
 def test_wrong_actions_are_refused(actions, error, words):
@@ -242,14 +242,14 @@ def test_pictures(name):
     assert len(np.unique(picture.reshape(-1, 3), axis=0)) > 2
     silent = to_pettingzoo(*wdjax.make(name))
     silent.reset()
-    with pytest.warns(UserWarning, match="make it with render_mode='rgb_array'"):
+    with pytest.warns(UserWarning, match="make the environment with render_mode='rgb_array'"):
         assert silent.render() is None
 
 
 @pytest.mark.parametrize(
     ("arguments", "error", "words"),
     [
-        ((Line(),), ValueError, "Line has one agent and no groups: use to_gymnasium"),
+        ((Line(),), ValueError, "Line has no groups of agents: use to_gymnasium"),
         (("tag",), TypeError, "env = 'tag': must be a wdjax.Env"),
         ((Team(), None, "ansi"), ValueError, "unknown render_mode 'ansi'"),
         ((Team(), 3), TypeError, "params is a builtins.int: must be a TeamParams of Team"),

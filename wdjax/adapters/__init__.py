@@ -1,22 +1,27 @@
-"""Environments in other libraries' forms: wdjax's for them (`to_...`), and theirs for wdjax (`from_...`)::
+"""Adapters between wdjax and gymnasium, PettingZoo, gymnax and JaxMARL.
+
+`to_...` wraps a wdjax environment for another library, `from_...` wraps an environment of another
+library for wdjax::
 
     from wdjax.adapters import to_gymnasium, ...
     env, params = wdjax.make("cartpole")
-    to_gymnasium(env, params)                             # a gymnasium.Env
-    to_gymnasium_vector(env, 64, params)                  # a gymnasium.vector.VectorEnv
-    register_gymnasium()                                  # then gymnasium.make("wdjax/cartpole"), and make_vec
-    to_gymnax(env, params)                                # a gymnax Environment
-    to_pettingzoo(*wdjax.make("tag_continuous"))          # a pettingzoo.ParallelEnv
-    to_jaxmarl(*wdjax.make("tag_continuous"))             # a JaxMARL MultiAgentEnv
-    env, params = from_gymnax(MyGymnaxEnv())              # a wdjax.Env: wdjax.make("gymnax:CartPole-v1") by name
-    env, params = from_jaxmarl(MyJaxMARLEnv())            # likewise: wdjax.make("jaxmarl:MPE_simple_tag_v3")
+    to_gymnasium(env, params)                        # a gymnasium.Env
+    to_gymnasium_vector(env, 64, params)             # a gymnasium.vector.VectorEnv
+    register_gymnasium()                             # for gymnasium.make("wdjax/cartpole")
+    to_gymnax(env, params)                           # a gymnax Environment
+    to_pettingzoo(*wdjax.make("tag_continuous"))     # a pettingzoo.ParallelEnv
+    to_jaxmarl(*wdjax.make("tag_continuous"))        # a JaxMARL MultiAgentEnv
+    env, params = from_gymnax(MyGymnaxEnv())         # a wdjax.Env
+    env, params = from_jaxmarl(MyJaxMARLEnv())       # a wdjax.Env
+    env, params = wdjax.make("gymnax:CartPole-v1")   # from_gymnax, by name
+    env, params = wdjax.make("jaxmarl:MPE_simple_tag_v3")
 
-The other libraries are optional, and imported when one of these names is first used: `pip install wdjax[adapters]`
-brings gymnasium and PettingZoo; gymnax and JaxMARL are installed on their own.
+The other libraries are optional and are imported on first use. `pip install wdjax[adapters]`
+installs gymnasium and PettingZoo. Install gymnax and JaxMARL separately.
 
-`to_gymnasium` and `to_pettingzoo` play one replica and cross between host and device in every step: they are for
-compatibility, not for speed. `to_gymnasium_vector` steps any number of replicas at that price, and what stays in JAX
-(`to_gymnax`, `to_jaxmarl`) pays it not at all.
+`to_gymnasium` and `to_pettingzoo` run one replica and copy data between host and device in every
+step: use them for compatibility, not for speed. `to_gymnasium_vector` makes one such copy per step
+for all replicas. `to_gymnax` and `to_jaxmarl` stay in JAX and make none.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -31,7 +36,7 @@ if TYPE_CHECKING:
     from wdjax.adapters._to_jaxmarl import to_jaxmarl
     from wdjax.adapters._to_pettingzoo import to_pettingzoo
 
-# Library -> what pip installs it with.
+# Library -> pip requirement.
 _INSTALL = {
     "gymnasium": "wdjax[adapters]",
     "pettingzoo": "wdjax[adapters]",
@@ -50,7 +55,7 @@ __all__ = [
     "to_pettingzoo",
 ]
 
-# A module must not have the name of its function: importing it would put it in the function's place.
+# Modules start with "_": importing a module with its function's name would replace the function.
 _get, __dir__, _HOME = import_when_used(__name__)
 
 
@@ -61,7 +66,7 @@ def _import(name: str) -> Any:
         library = (error.name or "").split(".")[0]
         if library in ("", "wdjax"):
             raise
-        # what one of the libraries itself needs goes by its own name
+        # a dependency of one of the libraries is installed under its own name
         source = _INSTALL.get(library, library)
         raise ImportError(
             f"wdjax.adapters.{name} needs {library}: pip install '{source}'"

@@ -1,4 +1,4 @@
-"""What the ways in share: games of gymnax and JaxMARL, their spaces and values, and their arguments by name."""
+"""Base class, state and space conversion shared by `from_gymnax` and `from_jaxmarl`."""
 
 import dataclasses
 import importlib
@@ -16,38 +16,42 @@ from wdjax.env import Env
 from wdjax.spaces import Box, Dict, Discrete, MultiDiscrete, Space
 from wdjax.vector import RESERVED_INFO
 
-# Names in a game's info that are no statistics: their sum over an episode means nothing.
+# Info entries that are not statistics: their sum over an episode has no meaning.
 NOT_SUMS = ("discount", "p", *RESERVED_INFO)
 
 
 @struct.dataclass
 class State:
-    """A game of the library, and what ends ask for; of an environment with groups all but the time is by group."""
+    """State of a wrapped environment. With groups, `obs` and `terminated` are dicts by group."""
 
-    inner: Any  # the library's own state; stays what it is once every agent has terminated
-    obs: Any  # the last observation, likewise
-    terminated: Any  # () bool, or [agents] of each group
+    inner: Any  # the library's state; constant once every agent has terminated
+    obs: Any  # the last observation; constant once every agent has terminated
+    terminated: Any  # () bool, or [num_agents] bool for each group
     time: jax.Array  # () int32, steps since the reset
 
 
 @dataclasses.dataclass(frozen=True)
 class ForeignEnv(Env):
-    """An environment of another library as wdjax knows one."""
+    """Base class of environments wrapped from another library."""
 
     inner: Any = dataclasses.field(metadata={"argument": False})  # the library's environment
 
     library: ClassVar[str]
 
     def scene(self, states: Any, params: Any) -> Any:
-        game = type(self.inner).__name__
+        name = type(self.inner).__name__
         raise NotImplementedError(
-            f"{game} is a game of {self.library}, which wdjax does not draw. To draw it, write a subclass of type(env) "
-            "with a method scene(states, params), where states.inner are the game's own; eval and training need none"
+            f"{name} is an environment of {self.library}, which wdjax cannot draw. Training and "
+            "evaluation work without pictures. To draw it, write a subclass of type(env) with a "
+            f"method scene(states, params); states.inner contains the states of {self.library}."
         )
 
 
 def first_state(inner: Any, obs: Any, terminated: Any) -> State:
-    """Returns the state at a start, every leaf an array of a fixed dtype: a Python number would change it in a step."""
+    """Return the initial state, with every leaf of `inner` an array.
+
+    Arrays have a fixed dtype. A Python number would get another dtype in the first step.
+    """
     inner = jax.tree.map(lambda leaf: _as_dtype(leaf, jnp.asarray(leaf).dtype), inner)
     return State(inner, obs, terminated, jnp.int32(0))
 
@@ -55,10 +59,18 @@ def first_state(inner: Any, obs: Any, terminated: Any) -> State:
 def next_state(
     state: State, inner: Any, obs: Any, reward: Any, ended: Any, info: Mapping[str, Any]
 ) -> tuple[Any, State, Any, Any, dict[str, jax.Array]]:
-    """Returns (obs, state, reward, terminated, info) of a step, which gave these; `ended` is whose game has ended.
+    """Return a step's (obs, state, reward, terminated, info) by the rules of wdjax.
 
-    Who had terminated stays so, with a reward of 0; once all have, nothing moves. `info` keeps the scalars whose sum
-    over an episode may mean something.
+    Terminated agents stay terminated and receive a reward of 0. Once all agents have terminated,
+    state and observation no longer change.
+
+    Args:
+        state: the state before the step.
+        inner: the library's state after the step.
+        obs: the observation after the step.
+        reward: the reward of the step.
+        ended: bool, agents whose episode ended in this step.
+        info: the library's info. Numeric scalars are kept, except those listed in `NOT_SUMS`.
     """
     before = state.terminated
     over = jnp.stack([flags.all() for flags in jax.tree.leaves(before)]).all()
@@ -82,7 +94,7 @@ def next_state(
 
 
 def import_library(name: str) -> ModuleType:
-    """Returns a library; raises ImportError saying what to install where it, or something that it needs, is missing."""
+    """Import a library, or raise ImportError with the pip command for the missing package."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -92,37 +104,41 @@ def import_library(name: str) -> ModuleType:
 
 
 def require_environment(env: Any, library: str, names: Iterable[str]) -> None:
-    """Raises TypeError for what lacks these attributes or spaces, or cannot be hashed, as a static part must be."""
+    """Raise TypeError unless `env` has these attributes and its spaces, and can be hashed.
+
+    It must be hashable because it is a static argument of compiled functions.
+    """
     for name in (*names, "observation_space", "action_space"):
         if isinstance(env, type) or not hasattr(env, name):
             raise TypeError(
-                f"env = {env!r}: must be a {library} environment, an object with {name}"
+                f"env = {env!r}: must be a {library} environment, an object with attribute {name}"
             )
     try:
         hash(env)
     except TypeError:
         raise TypeError(
-            f"env = {env!r}: must be hashable (@dataclass(frozen=True), or no dataclass)"
+            f"env = {env!r}: must be hashable. Use a plain class or @dataclass(frozen=True)."
         ) from None
 
 
 def translate_space(space: Any, what: str, example: Any = None) -> Space:
-    """Returns a space of gymnax or JaxMARL as one of wdjax.
+    """Convert a gymnax or JaxMARL space to a wdjax space.
 
     Args:
-        space: known by its attributes, not by its class: both libraries have their own.
-        what: stands in messages.
-        example: a value of it (arrays or their shapes), where there is one. What a game returns counts more than what
-            it says: the shape of a Box becomes that of the example, its dtype too where the cast would lose something.
+        space: the space; recognized by its attributes, because each library has its own classes.
+        what: the name of the space in error messages.
+        example: an observation (arrays or ShapeDtypeStructs), or None. The shape of a Box is taken
+            from it, and the dtype if a cast to the declared dtype would lose information.
 
     Raises:
-        TypeError: for a space without a counterpart, or an example of another structure.
+        TypeError: if wdjax has no such space, or if the example has another structure.
     """
     if isinstance(getattr(space, "spaces", None), Mapping):
         names = list(space.spaces)
         if example is not None and (not isinstance(example, Mapping) or set(example) != set(names)):
             raise TypeError(
-                f"{what}: its values are not dicts of {', '.join(names)}, as its space says"
+                f"{what}: declares a dict of {', '.join(names)}, but the environment does not return "
+                "one. Return a dict with these keys, or change the space."
             )
         parts = dict.fromkeys(names) if example is None else example
         return Dict(
@@ -133,12 +149,13 @@ def translate_space(space: Any, what: str, example: Any = None) -> Space:
         )
     if not any(hasattr(space, name) for name in ("num_categories", "n", "low")):
         raise TypeError(
-            f"{what}: a {type(space).__name__} space has no counterpart in wdjax: must be Box, Discrete, MultiDiscrete "
-            "or Dict (write a wrapper that returns one of these)"
+            f"{what} is a {type(space).__name__}: must be Box, Discrete, MultiDiscrete or Dict. "
+            "Write a wrapper that returns one of these."
         )
     if example is not None and not hasattr(example, "dtype"):
         raise TypeError(
-            f"{what}: its values are a {type(example).__name__}, not the array that its space says"
+            f"{what}: declares an array, but the environment returns a {type(example).__name__}. "
+            "Return an array, or change the space."
         )
     if hasattr(space, "num_categories"):
         return MultiDiscrete(tuple(np.asarray(space.num_categories).tolist()))
@@ -147,7 +164,7 @@ def translate_space(space: Any, what: str, example: Any = None) -> Space:
 
 def _translate_box(space: Any, example: Any) -> Box:
     shape = tuple(np.atleast_1d(space.shape).tolist()) if example is None else tuple(example.shape)
-    dtype = jax.dtypes.canonicalize_dtype(space.dtype)  # int64 of a library is int32 here
+    dtype = jax.dtypes.canonicalize_dtype(space.dtype)  # int64 becomes int32 without jax_enable_x64
     if example is not None and not np.can_cast(example.dtype, dtype, "same_kind"):
         dtype = example.dtype
     bounds = (_fit_bound(space.low, shape, jnp.min), _fit_bound(space.high, shape, jnp.max))
@@ -155,7 +172,7 @@ def _translate_box(space: Any, example: Any) -> Box:
 
 
 def _fit_bound(bound: Any, shape: tuple[int, ...], widest: Any) -> Any:
-    """Returns a bound that broadcasts to `shape`: its widest number where it has another shape."""
+    """Return the bound if it broadcasts to `shape`, else its loosest number."""
     try:
         fits = np.broadcast_shapes(np.shape(bound), shape) == shape
     except ValueError:
@@ -164,7 +181,7 @@ def _fit_bound(bound: Any, shape: tuple[int, ...], widest: Any) -> Any:
 
 
 def cast_obs(space: Space, obs: Any) -> Any:
-    """Returns an observation with the dtypes of its space, [..., *space]."""
+    """Cast an observation, [..., *space.shape], to the dtypes of its space."""
     if isinstance(space, Dict):
         return {name: cast_obs(part, obs[name]) for name, part in space.spaces.items()}
     return jax.lax.convert_element_type(obs, space.dtype)
@@ -180,16 +197,18 @@ def _as_dtype(leaf: Any, dtype: Any) -> jax.Array:
 
 
 def argument_names(env: Any) -> list[str]:
-    """Returns the names that the constructor of an environment takes, those of its base classes included."""
+    """Return the argument names of the constructors of an environment and its base classes."""
     constructors = [
         cls.__init__ for cls in type(env).__mro__ if "__init__" in vars(cls) and cls is not object
     ]
     parameters = [
         parameter
-        for one in constructors
-        for parameter in inspect.signature(one).parameters.values()
+        for constructor in constructors
+        for parameter in inspect.signature(constructor).parameters.values()
     ]
-    named = [
-        one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
+    names = [
+        parameter.name
+        for parameter in parameters
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
     ]
-    return [name for name in dict.fromkeys(named) if name != "self"]
+    return [name for name in dict.fromkeys(names) if name != "self"]

@@ -1,4 +1,4 @@
-"""The way in for gymnax: its environments, and a user's own in its form, as wdjax environments."""
+"""Wrap gymnax environments, built-in or custom, as wdjax environments."""
 
 import dataclasses
 from typing import Any, ClassVar
@@ -17,14 +17,14 @@ from wdjax.vector import StepResult
 
 @dataclasses.dataclass(frozen=True)
 class GymnaxEnv(ForeignEnv):
-    """A gymnax environment as wdjax knows one: see `from_gymnax`."""
+    """A gymnax environment as a wdjax `Env`, made by `from_gymnax`."""
 
     library: ClassVar[str] = "gymnax"
 
     params: Any = dataclasses.field(compare=False, repr=False, metadata={"argument": False})
-    """the default ones"""
+    """default params"""
     _values: tuple = dataclasses.field(init=False, repr=False, metadata={"argument": False})
-    """theirs, to compare"""
+    """hashable copy of `params`, for equality and hashing"""
 
     def __post_init__(self):
         leaves = jax.tree_util.tree_leaves_with_path(self.params)
@@ -34,7 +34,7 @@ class GymnaxEnv(ForeignEnv):
 
     @property
     def can_truncate(self) -> bool:
-        """Whether the game tells time limits apart: those of gymnax 1.0 do, a bare `done` does not."""
+        """Whether time limits are separate from terminations, as in gymnax 1.0."""
         return hasattr(self.inner, "is_truncated")
 
     @property
@@ -42,7 +42,7 @@ class GymnaxEnv(ForeignEnv):
         return self.params
 
     def reset(self, key: jax.Array, params: Any) -> tuple[Any, State]:
-        with jax.numpy_rank_promotion("allow"):  # other people's games have their own habits
+        with jax.numpy_rank_promotion("allow"):  # third-party code may rely on rank promotion
             obs, inner = self.inner.reset_env(key, params)
             obs = foreign.cast_obs(self._translate(params, obs), obs)
         return obs, foreign.first_state(inner, obs, jnp.bool_(False))
@@ -77,35 +77,38 @@ class GymnaxEnv(ForeignEnv):
 
 
 def from_gymnax(env: Any, params: Any = None) -> tuple[GymnaxEnv, Any]:
-    """Returns a gymnax environment as a wdjax one, and its params: what `wdjax.make` returns for a name.
+    """Convert a gymnax environment to a wdjax environment and its params.
 
         env, params = wdjax.adapters.from_gymnax(MyEnv())
-        wdjax.register("mine", env)                     # now presets, the command line and resumption know it
-        env, params = wdjax.make("gymnax:CartPole-v1", max_steps_in_episode=200)          # gymnax's own have names
+        wdjax.register("mine", env)  # for presets, the command line and resuming
+        env, params = wdjax.make("gymnax:CartPole-v1", max_steps_in_episode=200)  # by name
 
-    gymnax's `step_env` and `reset_env` are called, never its auto-resetting `step`. Its rules, observations, rewards
-    and params stay as they are. After a termination state and observation stay, and the reward is 0.
+    The adapter calls `reset_env` and `step_env`, never the auto-resetting `step`. Dynamics,
+    observations, rewards and params are unchanged. After a termination, state and observation stay
+    constant and the reward is 0.
 
-    Ends. gymnax 1.0: what `step_env` returns is `terminated`, `is_truncated` the time limit. gymnax 0.0.9 (and any
-    environment without `is_truncated`): the one `done` becomes `terminated`. Its time limits are then deaths: the
-    learner takes what follows for worth nothing, where the game would have gone on. Against that, use gymnax 1.0, or
-    set the limit beyond any episode that ends by itself (`max_steps_in_episode`), or show the agent the time. An
-    environment written for 0.0.9 that inherits from 1.0's class still has the time limit in its `done`, which wins.
+    Episode ends: with gymnax 1.0, the flag of `step_env` becomes `terminated` and `is_truncated`
+    becomes `truncated`. With gymnax 0.0.9, or any environment without `is_truncated`, the single
+    `done` becomes `terminated`. Time limits are then terminations, and returns do not bootstrap
+    from the last observation. To avoid this, use gymnax 1.0, set `max_steps_in_episode` above the
+    longest episode, or include the time in the observation. An environment written for 0.0.9 that
+    inherits from the class of 1.0 still has the time limit in its `done`, so it also terminates.
 
     Args:
-        env: an environment of gymnax 1.0 or 0.0.9, or one's own in its form: `reset_env`, `step_env`, `default_params`,
-            `observation_space`, `action_space`.
-        params: what its params are by default, of the type of its `default_params` (None: these).
+        env: an environment of gymnax 1.0 or 0.0.9, or a custom one with `reset_env`, `step_env`,
+            `default_params`, `observation_space` and `action_space`.
+        params: default params, of the type of `env.default_params`; None: `env.default_params`.
 
     Returns:
-        (env, params): the params with numbers of 32 bits; they may be traced, vmapped and swept where gymnax's own
-        code allows it. Spaces: Box, Discrete, Dict. A Box takes shape, and where the cast would lose something dtype,
-        from what `reset_env` returns. Of `info` the scalars are kept (`discount` is not).
+        (env, params). Numbers in params have 32 bits. Params may be traced, vmapped and swept if
+        the code of the environment allows it. Supported spaces are Box, Discrete and Dict. A Box
+        has the shape that `reset_env` returns, and its dtype if a cast to the declared dtype would
+        lose information. `info` keeps numeric scalars except `discount`.
 
     Raises:
-        TypeError: for what is no such environment, cannot be hashed, or has a space without a counterpart in wdjax;
-            for params of another environment.
-        ValueError: for params of several replicas.
+        TypeError: if `env` is not a gymnax environment, cannot be hashed or has an unsupported
+            space; if `params` has another type.
+        ValueError: if `params` holds values of several replicas.
 
     Source: github.com/RobertTLange/gymnax, gymnax/environments/environment.py.
     """
@@ -120,22 +123,27 @@ def from_gymnax(env: Any, params: Any = None) -> tuple[GymnaxEnv, Any]:
         for name, value in vars(cast_params(params, defaults)).items():
             if isinstance(getattr(defaults, name), (bool, int, float)) and np.shape(value) != ():
                 raise ValueError(
-                    f"params.{name} has the shape {np.shape(value)}: must be one number, of one replica"
+                    f"params.{name} has shape {np.shape(value)}: must be one number. "
+                    "Pass the params of a single replica."
                 )
         defaults = as_numbers(params)
     adapted = GymnaxEnv(env, defaults)
     params = cast_params(defaults, defaults)
-    # what cannot be translated is refused here
+    # raise errors about unsupported spaces here
     adapted.observation_space(params), adapted.action_space(params)
     return adapted, params
 
 
 def make(name: str, **arguments: Any) -> tuple[GymnaxEnv, Any]:
-    """`wdjax.make("gymnax:NAME", ...)`: arguments are those of the environment's constructor, and fields of its params.
+    """Make the environment of `wdjax.make("gymnax:NAME", ...)`.
+
+    Args:
+        name: a name that `gymnax.make` accepts.
+        **arguments: constructor arguments of the environment, and fields of its params.
 
     Raises:
-        ImportError: where gymnax is not installed.
-        ValueError, TypeError: for an unknown name, with the nearest right one, or a wrong value.
+        ImportError: if gymnax is not installed.
+        ValueError, TypeError: for an unknown name, with the closest match, or an invalid value.
     """
     gymnax = foreign.import_library("gymnax")
     require_known("environment of gymnax", name, gymnax.registered_envs)
@@ -154,10 +162,10 @@ def make(name: str, **arguments: Any) -> tuple[GymnaxEnv, Any]:
 
 
 def as_numbers(params: Any) -> Any:
-    """Returns params with every scalar as a Python number, from which `cast_params` reads what kind it must be."""
+    """Convert scalar params to Python numbers, which give `cast_params` the expected types."""
     if not (dataclasses.is_dataclass(params) and hasattr(params, "replace")):
         raise TypeError(
-            f"params = {params!r}: must be a flax.struct.dataclass, as those of gymnax are"
+            f"params = {params!r}: must be a flax.struct.dataclass, like the EnvParams of gymnax"
         )
     values = {field.name: getattr(params, field.name) for field in dataclasses.fields(params)}
     scalars = {

@@ -1,4 +1,4 @@
-"""The way in for JaxMARL: its environments as wdjax environments, their agents as groups."""
+"""Wrap JaxMARL environments, built-in or custom, as wdjax environments with groups of agents."""
 
 import contextlib
 import dataclasses
@@ -25,25 +25,25 @@ MASK = "action_mask"
 
 @struct.dataclass
 class Params:
-    """None: JaxMARL fixes everything when an environment is made."""
+    """Empty params: a JaxMARL environment is configured by its constructor."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Agents of one group, and the spaces of each."""
+    """The agents of one group and the spaces of each agent."""
 
-    agents: tuple[str, ...]  # their names in JaxMARL
+    agents: tuple[str, ...]  # names in JaxMARL
     observation_space: Space
     action_space: Space
-    masked: bool  # whether the observation holds an action mask
+    masked: bool  # whether observations contain an action mask
 
 
 @dataclasses.dataclass(frozen=True)
 class JaxMARLEnv(ForeignEnv):
-    """A JaxMARL environment as wdjax knows one: see `from_jaxmarl`."""
+    """A JaxMARL environment as a wdjax `Env`, made by `from_jaxmarl`."""
 
     credit: Literal["agent", "team"] = "agent"
-    """whether an agent's episode ends at its death, or with its team's"""
+    """whether an agent's episode ends when the agent is done, or when all agents are"""
 
     library: ClassVar[str] = "JaxMARL"
     can_truncate: ClassVar[bool] = False
@@ -51,11 +51,11 @@ class JaxMARLEnv(ForeignEnv):
 
     def __post_init__(self):
         require_known("credit", self.credit, ("agent", "team"))
-        _ = self.members  # now: JaxMARL makes arrays for its spaces, which must not be traced
+        _ = self.members  # outside of any trace, because JaxMARL creates arrays for its spaces
 
     @functools.cached_property
     def members(self) -> dict[str, Group]:
-        """Group name -> its agents and spaces."""
+        """Agents and spaces of each group, by group name."""
         return group_agents(self.inner)
 
     @property
@@ -64,7 +64,7 @@ class JaxMARLEnv(ForeignEnv):
 
     def reset(self, key: jax.Array, params: Params) -> tuple[dict[str, Any], State]:
         terminated = {name: jnp.zeros(size, bool) for name, size in self.groups.items()}
-        with jax.numpy_rank_promotion("allow"):  # other people's games have their own habits
+        with jax.numpy_rank_promotion("allow"):  # third-party code may rely on rank promotion
             obs, inner = self.inner.reset(key)
             obs = self._observe(obs, inner, terminated)
         return obs, foreign.first_state(inner, obs, terminated)
@@ -72,7 +72,7 @@ class JaxMARLEnv(ForeignEnv):
     def step(
         self, key: jax.Array, state: State, action: dict[str, Any], params: Params
     ) -> StepResult:
-        # by JaxMARL's dones: with credit "team" dead agents are among them
+        # the dones of JaxMARL: with credit "team", some active agents are already done there
         before = state.terminated
         actions = {
             agent: jnp.where(before[name][i], self._no_op(state, name, i), action[name][i])
@@ -133,7 +133,7 @@ class JaxMARLEnv(ForeignEnv):
         return observed
 
     def _no_op(self, state: State, name: str, i: int) -> jax.Array:
-        """Return the action of a dead agent: with credit "team" the only one that its mask allows, else 0."""
+        """Return the action of a dead agent: the first allowed one with credit "team", else 0."""
         group = self.members[name]
         zero = jnp.zeros(group.action_space.shape, group.action_space.dtype)
         if not group.masked or self.credit == "agent":
@@ -149,20 +149,28 @@ class JaxMARLEnv(ForeignEnv):
 
 
 def first_allowed(mask: jax.Array, nvec: tuple[int, ...]) -> jax.Array:
-    """Return the first allowed choice of each component, [..., len(nvec)], of a mask [..., sum(nvec)]; 0 for none."""
+    """Return the first allowed choice of each action component, or 0 if all are forbidden.
+
+    Args:
+        mask: [..., sum(nvec)], nonzero where a choice is allowed.
+        nvec: number of choices of each component.
+
+    Returns:
+        int [..., len(nvec)].
+    """
     parts = jnp.split(mask, np.cumsum(nvec)[:-1], axis=-1)
     return jnp.stack([jnp.argmax(part, axis=-1) for part in parts], axis=-1)
 
 
 def only_first(mask: jax.Array, nvec: tuple[int, ...]) -> jax.Array:
-    """Return a mask [..., sum(nvec)] that allows the first allowed choice of each component and nothing else."""
+    """Restrict a mask, [..., sum(nvec)], to the first allowed choice of each component."""
     first = first_allowed(mask, nvec)
     parts = [jax.nn.one_hot(first[..., k], size, dtype=mask.dtype) for k, size in enumerate(nvec)]
     return jnp.concatenate(parts, axis=-1)
 
 
 def where_all(flags: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-    """Return flags [n] of each group that are true where all agents of all groups are flagged."""
+    """Return, for each group, flags [n] that are all true if every flag of every group is."""
     over = jnp.concatenate(list(flags.values())).all()
     return {name: jnp.full_like(values, over) for name, values in flags.items()}
 
@@ -170,61 +178,69 @@ def where_all(flags: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
 def from_jaxmarl(
     env: Any, credit: Literal["agent", "team"] | None = None
 ) -> tuple[JaxMARLEnv, Params]:
-    """Returns a JaxMARL environment as a wdjax one, and its params, which hold nothing.
+    """Convert a JaxMARL environment to a wdjax environment and its (empty) params.
 
         env, params = wdjax.adapters.from_jaxmarl(MyEnv())
-        wdjax.register("mine", env)                     # now presets, the command line and resumption know it
-        env, params = wdjax.make("jaxmarl:MPE_simple_tag_v3", num_adversaries=5)          # JaxMARL's own have names
+        wdjax.register("mine", env)  # for presets, the command line and resuming
+        env, params = wdjax.make("jaxmarl:MPE_simple_tag_v3", num_adversaries=5)  # by name
         env, params = wdjax.make("jaxmarl:HeuristicEnemySMAX", scenario="3m")
 
-    JaxMARL's `reset` and `step_env` are called, never its auto-resetting `step`.
+    The adapter calls `reset` and `step_env`, never the auto-resetting `step`.
 
-    Groups. Agents with the same name up to the number at its end, and with equal spaces, are one group: adversary_0 to
-    adversary_2 become "adversary", though an agent_0 may have equal spaces (one policy can still play both groups:
-    `agents: [adversary, agent]`). Agents of one name whose spaces differ are split, and each part is named after its
-    first agent ("agent_0", "agent_3"); agents whose names are numbers are "agent". Groups, and agents in them, keep
-    JaxMARL's order.
+    Groups: agents form a group if their spaces are equal and their names differ only in a final
+    number. For example, adversary_0 to adversary_2 form the group "adversary". An agent_0 is in
+    another group even if its spaces are equal (one policy can control both: `agents: [adversary,
+    agent]`). Agents with the same name but different spaces are split, and each part is named after
+    its first agent ("agent_0", "agent_3"). Agents with numbers as names form the group "agent".
+    Groups and their agents keep the order of JaxMARL.
 
-    Ends. JaxMARL knows a bare `done`, time limits included: it becomes `terminated`, and `__all__` ends everybody. A
-    time limit is then a death: the learner takes what follows for worth nothing. Against that, give the environment a
-    long limit (`max_steps`, where it has one), or show the agents the time.
+    Episode ends: JaxMARL has a single `done`, which includes time limits. It becomes `terminated`,
+    and `__all__` terminates every agent. A time limit is then a termination, and returns do not
+    bootstrap from the last observation. To avoid this, set a high limit (`max_steps`, if the
+    environment has it) or include the time in the observations.
 
-    Credit. With "agent" an agent's episode ends at its own death: its reward is 0 from then on, also where JaxMARL pays
-    it a share of its team's (SMAX), and its action is replaced by 0. With "team" it ends with the episode: a dead agent
-    stays active and receives JaxMARL's reward, so that returns are JaxMARL's. Its only action is the first that the
-    game's mask allows (SMAX: stop), or 0 in a game without a mask, whatever its policy chooses.
+    Credit: with "agent", an agent's episode ends when the agent is done. From then on its reward is
+    0, even if JaxMARL pays it a share of the team's reward (SMAX), and its action is replaced by 0.
+    With "team", an agent's episode ends with the whole episode. A dead agent stays active and
+    receives JaxMARL's reward, so returns are equal to JaxMARL's. Its action is replaced by the
+    first one that its mask allows (in SMAX: stop), or by 0 without a mask.
 
-    Masks. Where the game tells which actions are available (`get_avail_actions`; `get_legal_moves` in Hanabi), and as
-    many as there are actions, an observation is `{"obs": ..., "action_mask": ...}`.
+    Masks: observations are `{"obs": ..., "action_mask": ...}` if the environment reports available
+    actions (`get_avail_actions`, or `get_legal_moves` in Hanabi), one flag per action.
 
     Args:
-        env: a JaxMARL environment, or one's own in its form: `agents`, `reset`, `step_env`, `observation_space(agent)`,
-            `action_space(agent)`.
-        credit: "agent" or "team", see above; None: "agent", with a warning where the game is known to pay dead agents.
+        env: a JaxMARL environment, or a custom one with `agents`, `reset`, `step_env`,
+            `observation_space(agent)` and `action_space(agent)`.
+        credit: "agent" or "team", see above. None: "agent", with a warning for environments that
+            are known to pay dead agents.
 
     Returns:
-        (env, params). Spaces: Box, Discrete, MultiDiscrete, Dict. A Box takes shape, and where the cast would lose
-        something dtype, from what `reset` returns: several environments say otherwise. Observations that are not an
-        agent's (`world_state`) are left out; of `info` the scalars are kept.
+        (env, params). Supported spaces are Box, Discrete, MultiDiscrete and Dict. A Box has the
+        shape that `reset` returns (several environments declare another), and its dtype if a cast
+        to the declared dtype would lose information. Observations that belong to no agent
+        (`world_state`) are dropped. `info` keeps numeric scalars.
 
     Raises:
-        TypeError: for what is no such environment, cannot be hashed, or cannot be translated.
+        TypeError: if `env` is not a JaxMARL environment, cannot be hashed, or has an unsupported
+            space or observation.
+        ValueError: for an unknown `credit`.
 
     Source: github.com/FLAIROx/JaxMARL, jaxmarl/environments/multi_agent_env.py.
     """
     foreign.require_environment(env, "JaxMARL", ("agents", "reset", "step_env"))
     if credit is None and any("SMAX" in cls.__name__ for cls in type(env).__mro__):
         warnings.warn(
-            f"credit is not set: {type(env).__name__} pays dead agents their share of a victory, and credit='agent' "
-            "drops it. Set credit to 'team' for JaxMARL's returns, or to 'agent' to keep this.",
+            f"credit is not set: {type(env).__name__} pays dead agents a share of the team's reward, "
+            "and credit='agent' drops it. Set credit='team' for the returns of JaxMARL, or "
+            "credit='agent' to silence this warning.",
             stacklevel=2,
         )
     return JaxMARLEnv(env, credit or "agent"), Params()
 
 
 def group_agents(env: Any) -> dict[str, Group]:
-    """Returns the groups of a JaxMARL environment, by name; raises TypeError for what cannot be translated."""
-    game = type(env).__name__
+    """Return the groups of a JaxMARL environment by name, or raise TypeError if unsupported."""
+    env_name = type(env).__name__
     with jax.numpy_rank_promotion("allow"):
         obs, state = jax.eval_shape(env.reset, jax.random.key(0))
         masks = jax.eval_shape(functools.partial(available_actions, env), state)
@@ -234,13 +250,13 @@ def group_agents(env: Any) -> dict[str, Group]:
         and all(isinstance(agent, str) and agent in obs for agent in agents)
     ):
         raise TypeError(
-            f"{game}: its reset returns no dict of an observation for each of its agents ({agents})"
+            f"{env_name}.reset must return a dict with an observation of each agent ({agents})"
         )
     parts: dict[tuple, list[str]] = {}
     for agent in agents:
-        action = translate_space(env.action_space(agent), f"{game}, action space of {agent}")
+        action = translate_space(env.action_space(agent), f"{env_name}, action space of {agent}")
         seen = translate_space(
-            env.observation_space(agent), f"{game}, observation space of {agent}", obs[agent]
+            env.observation_space(agent), f"{env_name}, observation space of {agent}", obs[agent]
         )
         masked = masks is not None and fits(masks.get(agent), action)
         if masked:
@@ -254,34 +270,37 @@ def group_agents(env: Any) -> dict[str, Group]:
 
 
 def stem(agent: str) -> str:
-    """Returns an agent's name without the number at its end: "adversary" for "adversary_2", "agent" for "2"."""
+    """Strip the number from an agent's name: "adversary" for "adversary_2", "agent" for "2"."""
     return re.sub(r"_?\d+$", "", agent) or "agent"
 
 
 def fits(mask: Any, action_space: Space) -> bool:
-    """Returns whether a mask has an entry for each choice of an action."""
+    """Return whether a mask has one entry for each choice of an action."""
     sizes = getattr(action_space, "nvec", ())
     return bool(sizes) and getattr(mask, "shape", None) == (sum(sizes),)
 
 
 def available_actions(env: Any, state: Any) -> Mapping[str, jax.Array] | None:
-    """Returns the available actions by agent, or None where a game does not tell them."""
+    """Return the masks of available actions by agent, or None if the environment has none."""
     for name in ("get_avail_actions", "get_legal_moves"):
-        with contextlib.suppress(NotImplementedError):  # what JaxMARL's base class does
+        with contextlib.suppress(NotImplementedError):  # raised by the base class of JaxMARL
             if hasattr(env, name):
                 return getattr(env, name)(state)
     return None
 
 
 def make(name: str, **arguments: Any) -> tuple[JaxMARLEnv, Params]:
-    """`wdjax.make("jaxmarl:NAME", ...)`: arguments are those of the environment's constructor, and `credit`.
+    """Make the environment of `wdjax.make("jaxmarl:NAME", ...)`.
 
-    Two that JaxMARL takes as objects may be names, so that a preset can hold them: `scenario: 3m` of SMAX, `layout:
-    cramped_room` of Overcooked.
+    Args:
+        name: a name that `jaxmarl.make` accepts.
+        **arguments: constructor arguments of the environment, and `credit` (see `from_jaxmarl`).
+            Two objects of JaxMARL can be given by name, for presets: `scenario: 3m` of SMAX and
+            `layout: cramped_room` of Overcooked.
 
     Raises:
-        ImportError: where JaxMARL, or what one of its environments needs, is not installed.
-        ValueError, TypeError: for an unknown name, with the nearest right one, or a wrong value.
+        ImportError: if JaxMARL or a dependency of the environment is not installed.
+        ValueError, TypeError: for an unknown name, with the closest match, or an invalid value.
     """
     jaxmarl, credit = foreign.import_library("jaxmarl"), arguments.pop("credit", None)
     require_known("environment of JaxMARL", name, jaxmarl.registered_envs)
@@ -289,7 +308,7 @@ def make(name: str, **arguments: Any) -> tuple[JaxMARLEnv, Params]:
         name, **{key: named_object(name, key, value) for key, value in arguments.items()}
     )
     known = [*foreign.argument_names(env), "credit"]
-    for key in arguments:  # games of MPE swallow what they do not know
+    for key in arguments:  # environments of MPE ignore unknown arguments
         if key not in known and not hasattr(env, key):
             raise ValueError(
                 f"unknown argument of jaxmarl:{name} {key!r}: {did_you_mean(key, known)}"
@@ -298,7 +317,7 @@ def make(name: str, **arguments: Any) -> tuple[JaxMARLEnv, Params]:
 
 
 def named_object(name: str, key: str, value: Any) -> Any:
-    """Returns JaxMARL's object where `value` is its name, else the value; raises ValueError for an unknown name."""
+    """Look up the JaxMARL scenario or layout called `value`; return other values unchanged."""
     if key == "scenario" and "SMAX" in name and isinstance(value, str):
         known = importlib.import_module("jaxmarl.environments.smax.smax_env").MAP_NAME_TO_SCENARIO
     elif key == "layout" and name == "overcooked" and isinstance(value, str):

@@ -1,4 +1,4 @@
-"""Replicas that stay at an episode's end for a step, or until they are told: gymnasium's NEXT_STEP and DISABLED."""
+"""Vectorized environments for gymnasium's autoreset modes NEXT_STEP and DISABLED."""
 
 import dataclasses
 from typing import Any
@@ -12,11 +12,11 @@ from wdjax.vector import StepResult, VectorEnv, VectorState, as_counts, select, 
 
 @struct.dataclass
 class PausedState:
-    """The replicas between two steps: at the end of an episode they show, and are, what it ended with."""
+    """State of the replicas. After its episode, a replica keeps the last state and observation."""
 
-    obs: Any  # [num_envs, ...], what was seen last
+    obs: Any  # [num_envs, ...], the last observation
     replicas: VectorState
-    over: jax.Array  # [num_envs] bool: whose episode is over
+    over: jax.Array  # [num_envs] bool: the episode is over
 
     @property
     def env_state(self) -> Any:
@@ -25,10 +25,10 @@ class PausedState:
 
 @dataclasses.dataclass(frozen=True)
 class PausingEnv:
-    """`reset` and `step` as those of `replicas`, without a reset in the step in which an episode ends.
+    """A `VectorEnv` whose `step` does not reset a replica in the last step of an episode.
 
-    With `next_step` the next step starts such a replica anew, in place of its action: reward 0, nothing ended. Without
-    it only `restart` does.
+    With `next_step`, the following step resets the replica and ignores its action: the reward is 0
+    and both end flags are false. Without it, only `restart` resets a replica.
     """
 
     replicas: VectorEnv
@@ -39,7 +39,7 @@ class PausingEnv:
         return obs, PausedState(obs, state, jnp.zeros(self.replicas.num_envs, bool))
 
     def step(self, key: jax.Array, state: PausedState, action: Any, params: Any) -> StepResult:
-        """Returns what `VectorEnv.step` does; obs is the last of an episode where `info["over"]`."""
+        """Step every replica. Where `info["over"]`, obs is the last observation of the episode."""
         step_key, start_key = jax.random.split(key)
         keys, before = jax.random.split(step_key, self.replicas.num_envs), state.replicas
         obs, env_state, *ends, info = jax.vmap(self.replicas.env.step, (0, 0, 0, None))(
@@ -58,18 +58,18 @@ class PausingEnv:
         )
         if self.next_step:
             after = self.restart(start_key, state.over, after, params)
-        own = {
+        statistics = {
             "over": after.over,
             "final_obs": None,
             "episode_return": sums[0],
             "episode_length": sums[1],
         }
-        return after.obs, after, reward, terminated, truncated, {**info, **own}
+        return after.obs, after, reward, terminated, truncated, {**info, **statistics}
 
     def restart(
         self, key: jax.Array, rows: jax.Array, state: PausedState, params: Any
     ) -> PausedState:
-        """Returns the state with new starts in some rows, [num_envs] bool; where there are none this costs nothing."""
+        """Start episodes in the replicas `rows`, [num_envs] bool; skipped if all are false."""
 
         def start(
             current: tuple, rows: jax.Array, key: jax.Array, params: Any, starts: Any

@@ -1,4 +1,4 @@
-"""wdjax environments as gymnasium's `Env` and `VectorEnv`: NumPy in, NumPy out, one compiled program a step."""
+"""wdjax environments as gymnasium `Env` and `VectorEnv`: NumPy in, NumPy out."""
 
 import dataclasses
 import inspect
@@ -24,14 +24,17 @@ from wdjax.vector import RESERVED_INFO, ResetStrategy, vectorize
 
 
 class _SingleAgent(Played):
-    """What both share; `_prefix` stands before the names of the spaces of one replica."""
+    """Base class of both environments.
+
+    `_prefix` is the prefix of the attributes that hold the spaces of one replica.
+    """
 
     _prefix = ""
     _spec: EnvSpec | None = None
 
     @property
     def spec(self) -> EnvSpec | None:
-        """What gymnasium says of the environment, with the time limit that its params have."""
+        """The gymnasium spec, with the time limit of the current params."""
         limit = getattr(self.env_params, "episode_length", None)
         return self._spec and dataclasses.replace(
             self._spec, max_episode_steps=None if limit is None else int(limit)
@@ -53,7 +56,7 @@ class _SingleAgent(Played):
     def _reset(
         self, seed: int | None, options: dict[str, Any] | None, rows: np.ndarray | None = None
     ) -> Any:
-        """Starts an episode, in some replicas where `rows` are given. Returns the first observation."""
+        """Start an episode, in the replicas `rows` if given, and return the observation."""
         if options is not None and not isinstance(options, dict):
             raise TypeError(f"options = {options!r}: must be a dict or None")
         for name in options or {}:
@@ -63,24 +66,25 @@ class _SingleAgent(Played):
         return translate.to_numpy(self.observation_space, self._start(self.np_random, rows))
 
     def _step(self, action: Any) -> tuple[Any, ...]:
-        """Plays one step, with an action of `action_space`. Returns what it gave, on the device."""
+        """Advance one step with an action in `action_space`. Results stay on the device."""
         self._require_reset("step")
         return self._advance(translate.to_action(self.action_space, self._own_action_space, action))
 
 
 class GymnasiumEnv(_SingleAgent, gymnasium.Env):
-    """A single-agent environment as a `gymnasium.Env`, under its `reset`, `step` and `render`.
+    """A single-agent environment as a `gymnasium.Env`.
 
-    `wdjax_env`, `env_params` and `env_state` are what it plays: the environment, its params (NumPy) and the state.
+    The attributes `wdjax_env`, `env_params` (NumPy) and `env_state` are the wrapped environment,
+    its params and its current state.
 
     Args:
         env: an environment without groups.
-        params: its params; None: the default ones.
-        render_mode: None, or "rgb_array": `render()` returns a picture of the state, [480, 640, 3] uint8.
-        seed: of the first episode, where `reset` is given none.
+        params: params of `env`; None: its defaults.
+        render_mode: None, or "rgb_array": `render()` returns a picture, [480, 640, 3] uint8.
+        seed: seed of the first episode if `reset` receives none.
 
     Raises:
-        ValueError, TypeError: for an environment with groups, and for other arguments out of range.
+        ValueError, TypeError: for an environment with groups, or another invalid argument.
     """
 
     metadata = translate.METADATA
@@ -90,7 +94,7 @@ class GymnasiumEnv(_SingleAgent, gymnasium.Env):
     ):
         params = translate.check_single_agent(env, params, "gymnasium")
         self._set_up(env, params, render_mode)
-        # its own: gymnasium's SyncVectorEnv writes to it
+        # a copy for each instance, because gymnasium's SyncVectorEnv writes to it
         self.metadata = translate.metadata_of(env)
         self._ended, self._warned = False, False
         if seed is not None:
@@ -99,35 +103,38 @@ class GymnasiumEnv(_SingleAgent, gymnasium.Env):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Starts an episode.
+        """Start an episode.
 
         Args:
-            seed: makes this episode and those after it the same as after every other `reset` with this seed.
-            options: `{"params": {"length": 0.7}}` changes params by name, from this episode on; None: none.
+            seed: makes this episode and the following ones reproducible; None: continue the
+                current random sequence.
+            options: `{"params": {"length": 0.7}}` changes params by name from this episode on.
 
         Returns:
-            (obs, info): obs in `observation_space`; info holds its action mask, where it has one.
+            (obs, info). obs is in `observation_space`; info contains the action mask, if any.
 
         Raises:
-            ValueError, TypeError: for an unknown option or parameter, with the nearest right name, or a wrong value.
+            ValueError, TypeError: for an unknown option or parameter, with the closest match, or an
+                invalid value.
         """
         obs = self._reset(seed, options)
         self._ended, self._warned = False, False
         return obs, translate.with_mask({}, obs)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Plays one step.
+        """Advance one step.
+
+        After the end of an episode, the state no longer changes, and gymnasium's logger warns once.
 
         Args:
-            action: in `action_space`, as numbers or arrays of NumPy.
+            action: in `action_space`, as numbers or NumPy arrays.
 
         Returns:
-            (obs, reward, terminated, truncated, info); info holds the environment's statistics of this step, as Python
-            numbers, and the action mask, where it has one. After the end, gymnasium's logger warns once; the state
-            stays ended.
+            (obs, reward, terminated, truncated, info). info contains the environment's statistics
+            of this step as Python numbers, and the action mask, if any.
 
         Raises:
-            ValueError: for an action outside the space.
+            ValueError: if the action is not in `action_space`.
             gymnasium.error.ResetNeeded: before the first `reset`.
         """
         if self._ended and not self._warned:
@@ -151,30 +158,32 @@ class GymnasiumEnv(_SingleAgent, gymnasium.Env):
 class GymnasiumVectorEnv(_SingleAgent, gymnasium.vector.VectorEnv):
     """Replicas of a single-agent environment as a `gymnasium.vector.VectorEnv`.
 
-    Infos follow gymnasium's SyncVectorEnv: every value is an array over the replicas and has a mask `_name` of those
-    that it is valid for. Where an episode is over, `episode` holds the return `r` and the length `l` of the whole of it
-    and, in same-step mode, `final_obs` ([num_envs] objects) its last observation and `final_info` the environment's
-    statistics of that step.
+    Infos follow gymnasium's SyncVectorEnv: every value `name` is an array over the replicas, and
+    the mask `_name` marks the replicas for which it is valid. For episodes that end in this step,
+    `episode` contains the return `r` and the length `l`. In same-step mode, `final_obs` ([num_envs]
+    objects) contains their last observations and `final_info` the statistics of that step.
 
-    `wdjax_env`, `env_params` and `env_state` are what it plays; `env_state.env_state` has those of the replicas.
+    The attributes `wdjax_env`, `env_params` (NumPy) and `env_state` are the wrapped environment,
+    its params and the current state; `env_state.env_state` holds the states of the replicas.
 
     Args:
         env: an environment without groups.
-        num_envs: the number of replicas.
-        params: their params; None: the default ones.
-        reset: where episodes start, as in `wdjax.vectorize`: "fresh", "fixed" or ResetPool(n).
+        num_envs: number of replicas.
+        params: params of `env`, shared by all replicas; None: its defaults.
+        reset: reset strategy, as in `wdjax.vectorize`: "fresh", "fixed" or ResetPool(n).
         render_mode: None, or "rgb_array": `render()` returns a picture of every replica.
-        seed: of the first `reset` that is given none.
-        episode_statistics: whether infos hold return and length of the episodes that end, so that no wrapper is needed.
-            (gymnasium's vector RecordEpisodeStatistics refuses an environment that gives them itself, and in same-step
-            mode leaves the first step of every later episode out.)
-        autoreset_mode: when a replica whose episode is over starts anew, by name or as gymnasium's AutoresetMode:
-            "same_step": in that very step; "next_step": in the next one, in place of its action, as many of gymnasium's
-            wrappers ask (NormalizeObservation, FlattenObservation); "disabled": by `reset`, whose option `reset_mask`
-            ([num_envs] bool) says which.
+        seed: seed of the first `reset` if that receives none.
+        episode_statistics: whether infos contain the return and length of finished episodes. Set
+            to False to use gymnasium's vector RecordEpisodeStatistics, which rejects environments
+            that report them (and in same-step mode omits the first step of every later episode).
+        autoreset_mode: when a replica is reset after its episode, as a name or a gymnasium
+            AutoresetMode. "same_step": in the last step of the episode. "next_step": in the step
+            after it, ignoring the action; required by several gymnasium wrappers
+            (NormalizeObservation, FlattenObservation). "disabled": only by `reset` with the option
+            `reset_mask`, [num_envs] bool.
 
     Raises:
-        ValueError, TypeError: for an environment with groups, and for other arguments out of range.
+        ValueError, TypeError: for an environment with groups, or another invalid argument.
     """
 
     _prefix = "single_"
@@ -206,11 +215,21 @@ class GymnasiumVectorEnv(_SingleAgent, gymnasium.vector.VectorEnv):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Starts an episode in every replica; arguments and errors as those of `GymnasiumEnv.reset`, and
+        """Start an episode in every replica, or in those selected by `reset_mask`.
 
         Args:
-            options: `{"reset_mask": mask}`, [num_envs] bool, starts one in these replicas only, where autoreset_mode is
-                "disabled"; the others stay what they are, and params of `options` are everybody's from now on.
+            seed: makes these episodes and the following ones reproducible; None: continue the
+                current random sequence.
+            options: `{"params": {"length": 0.7}}` changes params of all replicas by name.
+                `{"reset_mask": mask}`, [num_envs] bool, starts an episode only in these replicas.
+                It requires autoreset_mode="disabled".
+
+        Returns:
+            (obs, infos). obs is in `observation_space`; infos contains the action masks, if any.
+
+        Raises:
+            ValueError, TypeError: for an unknown option or parameter, with the closest match, or an
+                invalid value.
         """
         mask = options.get("reset_mask") if isinstance(options, dict) else None
         if mask is None:
@@ -227,7 +246,8 @@ class GymnasiumVectorEnv(_SingleAgent, gymnasium.vector.VectorEnv):
     def _check_mask(self, mask: Any) -> None:
         if self._mode is not AutoresetMode.DISABLED:
             raise ValueError(
-                "options['reset_mask']: replicas start anew by themselves (autoreset_mode='disabled')"
+                "options['reset_mask']: requires autoreset_mode='disabled'. In the other modes "
+                "replicas reset automatically."
             )
         if not (
             isinstance(mask, np.ndarray)
@@ -236,30 +256,33 @@ class GymnasiumVectorEnv(_SingleAgent, gymnasium.vector.VectorEnv):
             and mask.any()
         ):
             raise ValueError(
-                f"options['reset_mask'] = {mask!r}: must be an array of {self.num_envs} bool, one true"
+                f"options['reset_mask'] = {mask!r}: must be a bool array of shape ({self.num_envs},) "
+                "with at least one True"
             )
         self._require_reset("reset with a reset_mask")
 
     def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        """Plays one step in every replica, and starts a new episode where `autoreset_mode` says so.
+        """Advance every replica one step, and reset replicas according to `autoreset_mode`.
 
         Args:
-            actions: in `action_space`: one for each replica.
+            actions: one action for each replica, in `action_space`.
 
         Returns:
-            (obs, rewards, terminations, truncations, infos): obs in `observation_space`, in same-step mode the first of
-            the next episode where one is over; [num_envs] float64, bool and bool; infos as the class says.
+            (obs, rewards, terminations, truncations, infos). obs is in `observation_space`; in
+            same-step mode it is the first one of the next episode where an episode ended. The next
+            three are [num_envs] float64, bool and bool. The class docstring describes infos.
 
         Raises:
-            ValueError: for actions outside the space.
-            gymnasium.error.ResetNeeded: before the first `reset`, and where autoreset_mode is "disabled" and a replica
-                whose episode is over was not reset.
+            ValueError: if the actions are not in `action_space`.
+            gymnasium.error.ResetNeeded: before the first `reset`; with autoreset_mode="disabled",
+                also if a replica whose episode has ended was not reset.
         """
-        waited = self._over if self.env_state is not None else False
-        if self._mode is AutoresetMode.DISABLED and np.any(waited):
-            ended = np.flatnonzero(waited).tolist()
+        was_over = self._over if self.env_state is not None else False
+        if self._mode is AutoresetMode.DISABLED and np.any(was_over):
+            ended = np.flatnonzero(was_over).tolist()
             raise ResetNeeded(
-                f"the episodes of replicas {ended} are over: reset(options={{'reset_mask': mask}})"
+                f"the episodes of replicas {ended} have ended: call "
+                "reset(options={'reset_mask': mask}) before step()"
             )
         *results, info = self._step(actions)
         final_obs = info.pop("final_obs")  # stays on the device until an episode is over
@@ -275,7 +298,7 @@ class GymnasiumVectorEnv(_SingleAgent, gymnasium.vector.VectorEnv):
                 self._final_infos(over, step_info, final_obs) if over.any() else {}
             )
         else:
-            infos |= _valid_in(~waited, step_info)
+            infos |= _valid_in(~was_over, step_info)
             self._over = over
         if self._episode_statistics and over.any():
             returns = np.where(over, _widen(info["episode_return"]), 0.0)
@@ -291,7 +314,7 @@ class GymnasiumVectorEnv(_SingleAgent, gymnasium.vector.VectorEnv):
     def _final_infos(
         self, over: np.ndarray, step_info: dict[str, Any], final_obs: Any
     ) -> dict[str, Any]:
-        """Returns what same-step mode says of the replicas whose episode is over, [num_envs] bool."""
+        """Return the infos of episodes that ended, `over` [num_envs] bool, in same-step mode."""
         final_obs = translate.to_host(final_obs)
         if isinstance(final_obs, dict) and MASK in final_obs:
             step_info = {
@@ -315,7 +338,7 @@ class GymnasiumVectorEnv(_SingleAgent, gymnasium.vector.VectorEnv):
 
 
 def _mode_of(mode: Any) -> AutoresetMode:
-    """Returns gymnasium's AutoresetMode of this name; raises ValueError for another one."""
+    """Convert a name or an AutoresetMode to an AutoresetMode; raise ValueError if unknown."""
     if isinstance(mode, AutoresetMode):
         return mode
     require_known("autoreset_mode", mode, [each.name.lower() for each in AutoresetMode])
@@ -323,8 +346,11 @@ def _mode_of(mode: Any) -> AutoresetMode:
 
 
 def _valid_in(rows: np.ndarray, infos: dict[str, Any]) -> dict[str, Any]:
-    """Returns values (leaves [N, ...]) that hold in the given rows ([N] bool), 0 elsewhere, with masks `_name` of these
-    rows; nothing where they hold in none."""
+    """Add masks to infos (leaves [N, ...]) that are valid in `rows` ([N] bool).
+
+    The mask of a value `name` is called `_name`. Values are 0 in the other rows. The result is
+    empty if `rows` is all false.
+    """
 
     def hold(leaf: np.ndarray) -> np.ndarray:
         return np.where(
@@ -336,7 +362,7 @@ def _valid_in(rows: np.ndarray, infos: dict[str, Any]) -> dict[str, Any]:
 
 
 def _widen(values: np.ndarray) -> np.ndarray:
-    """Returns numbers as Python has them, of 64 bits, which is how gymnasium collects those of single environments."""
+    """Cast to 64 bits, the type that gymnasium gives to numbers of single environments."""
     return values.astype(np.float64 if values.dtype.kind == "f" else np.int64)
 
 
@@ -344,17 +370,23 @@ to_gymnasium, to_gymnasium_vector = GymnasiumEnv, GymnasiumVectorEnv
 
 
 def register_gymnasium() -> list[str]:
-    """Registers every single-agent environment with gymnasium, as "wdjax/NAME"; returns these ids.
+    """Register every single-agent environment with gymnasium as "wdjax/NAME".
 
         wdjax.adapters.register_gymnasium()
         env = gymnasium.make("wdjax/cartpole", length=0.7)
         envs = gymnasium.make_vec("wdjax/cartpole", num_envs=64)
 
-    Arguments by name are those of `wdjax.make` and of `to_gymnasium` or `to_gymnasium_vector`. What is registered
-    already stays as it is. The game ends by its own time limit, `episode_length`, which is the `max_episode_steps` of
-    what was made; gymnasium's argument of that name is a second limit around it (of `make_vec`: the same one). (It is a
-    call, not a plug-in, because gymnasium would import a plug-in, and with it jax, in every program that imports
-    gymnasium.)
+    Both accept the keyword arguments of `wdjax.make` and of `to_gymnasium` or
+    `to_gymnasium_vector`. Ids that are already registered are skipped. Episodes end at the time
+    limit `episode_length`, which the spec reports as `max_episode_steps`. Passing
+    `max_episode_steps` to `gymnasium.make` adds a second limit; passing it to `make_vec` sets
+    `episode_length`.
+
+    This is not a gymnasium plug-in, because gymnasium would then import wdjax and jax in every
+    program that imports gymnasium.
+
+    Returns:
+        The ids of all single-agent environments.
     """
     envs = {name: make(name)[0] for name in list_envs()}
     ids = {f"wdjax/{name}": name for name, env in envs.items() if not env.groups}
@@ -373,7 +405,7 @@ def _make_env(name: str, **arguments: Any) -> GymnasiumEnv:
     return _make(GymnasiumEnv, name, arguments)
 
 
-# by it gymnasium knows that "human" and "rgb_array_list" are for its wrappers
+# gymnasium reads this to decide that its wrappers implement "human" and "rgb_array_list"
 _make_env.metadata = translate.METADATA
 
 
@@ -386,8 +418,10 @@ def _make_vector(
 
 
 def _make(adapter: Callable, name: str, arguments: dict[str, Any]) -> Any:
-    own = set(inspect.signature(adapter).parameters) - {"env", "params"}
-    env, params = make(name, **{key: value for key, value in arguments.items() if key not in own})
+    accepted = set(inspect.signature(adapter).parameters) - {"env", "params"}
+    env, params = make(
+        name, **{key: value for key, value in arguments.items() if key not in accepted}
+    )
     return adapter(
-        env, params=params, **{key: value for key, value in arguments.items() if key in own}
+        env, params=params, **{key: value for key, value in arguments.items() if key in accepted}
     )

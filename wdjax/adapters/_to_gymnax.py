@@ -1,4 +1,4 @@
-"""wdjax environments in gymnax's form, for loops and wrappers that are written for it."""
+"""wdjax environments as gymnax environments."""
 
 import dataclasses
 import functools
@@ -15,45 +15,46 @@ from wdjax.adapters._translate import MASK, check_single_agent
 from wdjax.env import Env
 from wdjax.spaces import Box, Dict, Discrete, Space
 
-# gymnax 1.0 tells terminated from truncated; before it, steps gave one `done` for both.
+# gymnax 1.0 separates termination and truncation; earlier versions return one `done`.
 _HAS_TRUNCATION = hasattr(Environment, "is_truncated")
 
 
 @struct.dataclass
 class GymnaxState:
-    """The state of an environment, and how its last step ended: gymnax asks the state for it."""
+    """Environment state and the end flags of the last step, which gymnax reads from the state."""
 
-    env_state: Any  # the environment's own
+    env_state: Any  # state of the wdjax environment
     terminated: jax.Array  # () bool
     truncated: jax.Array  # () bool
     time: jax.Array  # () int32, steps since the reset
 
 
 class WdjaxInGymnax(Environment):
-    """A single-agent environment as a gymnax `Environment`; `wdjax_env` is what it plays::
+    """A single-agent environment as a gymnax `Environment`.
 
         env = to_gymnax(*wdjax.make("cartpole"))
         params = env.default_params
         obs, state = env.reset(key, params)
         obs, state, reward, terminated, truncated, info = env.step(key, state, action, params)
 
-    Its `step` resets by itself, in the step in which an episode ends, as all of gymnax's do. With gymnax before 1.0,
-    steps give (obs, state, reward, done, info), and truncation is part of `done`. Its `default_params` are the params,
-    and their `episode_length` also goes by gymnax's name, `max_steps_in_episode`, which rollouts of others read.
+    As in gymnax, `step` resets in the step in which an episode ends. With gymnax before 1.0, it
+    returns (obs, state, reward, done, info), and `done` includes truncation. `default_params`
+    returns `params`, whose `episode_length` can also be read as `max_steps_in_episode`, the name
+    in gymnax. The attribute `wdjax_env` is the wrapped environment.
 
     Args:
-        env: an environment without groups, with spaces that gymnax has: Box, Discrete and Dict.
-        params: what `default_params` is to be; None: the environment's own.
+        env: an environment without groups whose spaces are Box, Discrete or Dict.
+        params: the params that `default_params` returns; None: the defaults of `env`.
 
     Raises:
-        ValueError, TypeError: for an environment with groups, a space that gymnax does not have, and params of another
-            environment or out of range.
+        ValueError, TypeError: for an environment with groups, an unsupported space, or params that
+            are out of range or belong to another environment.
     """
 
     def __init__(self, env: Env, params: Any = None):
         self.wdjax_env = env
         self._params = with_gymnaxs_limit(check_single_agent(env, params, "gymnax"))
-        self.observation_space(), self.action_space()  # refuses, now, what cannot be translated
+        self.observation_space(), self.action_space()  # raise errors about unsupported spaces here
 
     @property
     def default_params(self) -> Any:
@@ -65,7 +66,7 @@ class WdjaxInGymnax(Environment):
 
     @property
     def num_actions(self) -> int:
-        """The number of discrete actions, or of real numbers in one action."""
+        """Number of discrete actions, or of components of a continuous action."""
         space = self.wdjax_env.action_space(self._params)
         return (
             space.n
@@ -74,14 +75,15 @@ class WdjaxInGymnax(Environment):
         )
 
     def reset_env(self, key: jax.Array, params: Any) -> tuple[Any, GymnaxState]:
-        """Returns (obs, state) of a new episode."""
+        """Start an episode. Returns (obs, state)."""
         obs, env_state = self.wdjax_env.reset(key, params)
         return obs, GymnaxState(env_state, jnp.bool_(False), jnp.bool_(False), jnp.int32(0))
 
     def step_env(self, key: jax.Array, state: GymnaxState, action: Any, params: Any) -> tuple:
-        """Plays one step without a reset. Returns (obs, state, reward, terminated, info), as gymnax asks.
+        """Advance one step without a reset. Returns (obs, state, reward, terminated, info).
 
-        Whether the step was truncated is in the state, for `is_truncated`; gymnax before 1.0 gets it in `terminated`.
+        `is_truncated` reads truncation from the state. With gymnax before 1.0, `terminated`
+        includes it.
         """
         obs, env_state, reward, terminated, truncated, info = self.wdjax_env.step(
             key, state.env_state, action, params
@@ -91,19 +93,19 @@ class WdjaxInGymnax(Environment):
         return obs, state, reward, ended, dict(info)
 
     def is_truncated(self, state: GymnaxState, params: Any) -> jax.Array:
-        """Returns whether the last step was cut off by the time limit: a bool scalar."""
+        """Return whether the last step was truncated, a () bool."""
         return state.truncated
 
     def is_terminated(self, state: GymnaxState, params: Any) -> jax.Array:
-        """Returns whether the last step ended the game: a bool scalar."""
+        """Return whether the last step terminated the episode, a () bool."""
         return state.terminated
 
     def is_terminal(self, state: GymnaxState, params: Any) -> jax.Array:
-        """Returns `is_terminated`; for gymnax before 1.0, whether the episode is over either way."""
+        """Return `is_terminated`; with gymnax before 1.0, also true after a truncation."""
         return state.terminated if _HAS_TRUNCATION else state.terminated | state.truncated
 
     def discount(self, state: GymnaxState, params: Any) -> jax.Array:
-        """Returns 0 where the game has ended, else 1, also where it was cut off: a float32 scalar."""
+        """Return 0 after a termination, else (also after a truncation) 1, a () float32."""
         return jnp.where(state.terminated, 0.0, 1.0)
 
     def action_space(self, params: Any = None) -> spaces.Space:
@@ -119,14 +121,14 @@ to_gymnax = WdjaxInGymnax
 
 
 def with_gymnaxs_limit(params: Any) -> Any:
-    """Returns params whose `episode_length`, where they have one, can be read as `max_steps_in_episode`, too."""
+    """Add a property `max_steps_in_episode` to params that have an `episode_length`."""
     if hasattr(params, "max_steps_in_episode") or not hasattr(params, "episode_length"):
         return params
     values = {field.name: getattr(params, field.name) for field in dataclasses.fields(params)}
     return _with_limit(type(params))(**values)
 
 
-@functools.cache  # once: params of two classes are two kinds of pytree
+@functools.cache  # a second class would be another pytree type
 def _with_limit(kind: type) -> type:
     members = {
         "max_steps_in_episode": property(lambda params: params.episode_length),
@@ -136,7 +138,7 @@ def _with_limit(kind: type) -> type:
 
 
 def to_gymnax_space(space: Space, name: str) -> spaces.Space:
-    """Returns a space in gymnax's form; raises TypeError, with `name`, for one that gymnax does not have."""
+    """Convert a space to a gymnax space; `name` appears in the TypeError for unsupported ones."""
     if isinstance(space, Dict):
         return spaces.Dict(
             {key: to_gymnax_space(part, f"{name}[{key!r}]") for key, part in space.spaces.items()}
@@ -147,4 +149,4 @@ def to_gymnax_space(space: Space, name: str) -> spaces.Space:
         return spaces.Box(space.low, space.high, space.shape, space.dtype)
     if isinstance(space, Discrete) and not space.shape:
         return spaces.Discrete(space.n)
-    raise TypeError(f"the space of {name} is {space}: gymnax has only Box, Discrete and Dict")
+    raise TypeError(f"{name} space = {space}: must be Box, Dict or a scalar Discrete for gymnax")

@@ -1,4 +1,4 @@
-"""wdjax environments with groups of agents in JaxMARL's form, for loops and baselines that are written for it."""
+"""wdjax environments with groups of agents as JaxMARL environments."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,38 +17,40 @@ from wdjax.spaces import Box, Dict, Discrete, MultiDiscrete, Space
 
 @struct.dataclass
 class JaxMARLState:
-    """The state of an environment, and what JaxMARL asks a state for."""
+    """Environment state and the values that JaxMARL reads from a state."""
 
-    env_state: Any  # the environment's own
-    obs: Any  # by group, the last observation
+    env_state: Any  # state of the wdjax environment
+    obs: Any  # the last observation, by group
     done: jax.Array  # () bool
     step: jax.Array  # () int32, steps since the reset
 
 
 class WdjaxInJaxMARL(MultiAgentEnv):
-    """An environment with groups as a JaxMARL `MultiAgentEnv`: agent i of group "runner" is "runner_i"::
+    """An environment with groups as a JaxMARL `MultiAgentEnv`.
 
         env = to_jaxmarl(*wdjax.make("tag_gridworld"))
         obs, state = env.reset(key)
-        obs, state, rewards, dones, infos = env.step(key, state, actions)     # resets by itself, as all of JaxMARL's do
+        obs, state, rewards, dones, infos = env.step(key, state, actions)  # resets automatically
 
-    JaxMARL knows one `done`, so that truncation is part of it, and no params: these are fixed here. An `action_mask` is
-    no part of an observation but of `get_avail_actions(state)`. An info has the step's statistics for every agent,
-    [num_agents], the shape in which JaxMARL's own baselines collect them.
+    Agent i of group "runner" is named "runner_i". JaxMARL has a single `done`, which includes
+    truncation, and no params, so they are fixed here. `get_avail_actions(state)` returns the action
+    masks; observations do not contain them. `infos` holds each statistic of the step as an array
+    [num_agents], the shape that JaxMARL's baselines expect.
 
     Args:
-        env: an environment with groups; an observation is one array, or a dict of one and its `action_mask`.
-        params: its params; None: the default ones.
+        env: an environment with groups. Each observation is one array, or a dict of one array and
+            an `action_mask`.
+        params: params of `env`; None: its defaults.
 
     Raises:
-        ValueError, TypeError: for a single-agent environment, a space that JaxMARL does not have, and params of another
-            environment or out of range.
+        ValueError, TypeError: for a single-agent environment, an unsupported space, or params that
+            are out of range or belong to another environment.
     """
 
     def __init__(self, env: Env, params: Any = None):
         self._params = check_env_and_params(env, params)
         if not env.groups:
-            raise ValueError(f"{type(env).__name__} has one agent and no groups: use to_gymnax")
+            raise ValueError(f"{type(env).__name__} has no groups of agents: use to_gymnax")
         super().__init__(sum(env.groups.values()))
         self.wdjax_env = env
         self._places = {
@@ -67,7 +69,7 @@ class WdjaxInJaxMARL(MultiAgentEnv):
 
     @property
     def agent_classes(self) -> dict[str, list[str]]:
-        """Group name -> its agents."""
+        """Names of the agents of each group, by group name."""
         return {
             group: [agent for agent in self.agents if self._places[agent][0] == group]
             for group in self._groups
@@ -78,7 +80,7 @@ class WdjaxInJaxMARL(MultiAgentEnv):
         return self.wdjax_env.groups
 
     def reset(self, key: jax.Array) -> tuple[dict[str, jax.Array], JaxMARLState]:
-        """Returns (obs by agent, state) of a new episode."""
+        """Start an episode. Returns (obs by agent, state)."""
         obs, env_state = self.wdjax_env.reset(key, self._params)
         state = JaxMARLState(env_state, obs, jnp.bool_(False), jnp.int32(0))
         return self.get_obs(state), state
@@ -86,7 +88,10 @@ class WdjaxInJaxMARL(MultiAgentEnv):
     def step_env(
         self, key: jax.Array, state: JaxMARLState, actions: Mapping[str, jax.Array]
     ) -> tuple[dict, JaxMARLState, dict, dict, dict]:
-        """Plays one step without a reset. Returns (obs, state, rewards, dones, infos), by agent as JaxMARL asks."""
+        """Advance one step without a reset. Returns (obs, state, rewards, dones, infos).
+
+        All but state and infos are dicts by agent; `dones` also has the key "__all__".
+        """
         action = {
             group: jnp.stack([jnp.asarray(actions[agent]) for agent in agents])
             for group, agents in self.agent_classes.items()
@@ -107,11 +112,15 @@ class WdjaxInJaxMARL(MultiAgentEnv):
         )
 
     def get_obs(self, state: JaxMARLState) -> dict[str, jax.Array]:
-        """Returns what every agent sees, without its mask."""
+        """Return the observations by agent, without action masks."""
         return self._by_agent({group: strip_mask(state.obs, group) for group in self._groups})
 
     def get_avail_actions(self, state: JaxMARLState) -> dict[str, jax.Array]:
-        """Returns the action masks of the agents that have one; raises NotImplementedError where nobody has."""
+        """Return the action masks by agent.
+
+        Raises:
+            NotImplementedError: if no agent has an action mask.
+        """
         masks = {
             group: obs[MASK]
             for group, obs in state.obs.items()
@@ -119,7 +128,7 @@ class WdjaxInJaxMARL(MultiAgentEnv):
         }
         if not masks:
             raise NotImplementedError(
-                f"no observation of {self.name} has an {MASK}: all actions are available"
+                f"observations of {self.name} have no {MASK}: all actions are available"
             )
         return self._by_agent(masks)
 
@@ -133,7 +142,11 @@ to_jaxmarl = WdjaxInJaxMARL
 
 
 def strip_mask(by_group: Mapping[str, Any], group: str) -> Any:
-    """Returns a group's observation, or its space, without the mask; raises TypeError for a dict with more in it."""
+    """Return a group's observation or observation space without the mask.
+
+    Raises:
+        TypeError: if more than one array remains.
+    """
     obs = by_group[group]
     if not isinstance(obs, Dict | Mapping):
         return obs
@@ -141,13 +154,14 @@ def strip_mask(by_group: Mapping[str, Any], group: str) -> Any:
     others = [name for name in parts if name != MASK]
     if len(others) != 1:
         raise TypeError(
-            f"an observation of {group} holds {', '.join(others)}: JaxMARL has one array, and an {MASK}"
+            f"observation of {group} contains {', '.join(others)}: must be one array, with or without "
+            f"an {MASK}, for JaxMARL"
         )
     return parts[others[0]]
 
 
 def to_jaxmarl_space(space: Space, name: str) -> spaces.Space:
-    """Returns a space of one agent in JaxMARL's form; raises TypeError, with `name`, for one that it does not have."""
+    """Convert an agent's space to JaxMARL; `name` appears in the TypeError for unsupported ones."""
     if isinstance(space, Box):
         return spaces.Box(space.low, space.high, space.shape, space.dtype)
     if isinstance(space, Discrete):
@@ -155,5 +169,5 @@ def to_jaxmarl_space(space: Space, name: str) -> spaces.Space:
     if isinstance(space, MultiDiscrete):
         return spaces.MultiDiscrete(np.asarray(space.nvec))
     raise TypeError(
-        f"the space of {name} is {space}: JaxMARL has only Box, Discrete and MultiDiscrete"
+        f"space of {name} = {space}: must be Box, Discrete or MultiDiscrete for JaxMARL"
     )

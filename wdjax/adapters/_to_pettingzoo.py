@@ -1,4 +1,4 @@
-"""wdjax environments with groups of agents as PettingZoo's `ParallelEnv`."""
+"""wdjax environments with groups of agents as PettingZoo `ParallelEnv`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,24 +16,26 @@ from wdjax.spaces import Dict
 
 
 class PettingZooEnv(translate.Played, ParallelEnv):
-    """An environment with groups as a `pettingzoo.ParallelEnv`: agent i of group "runner" is "runner_i".
+    """An environment with groups as a `pettingzoo.ParallelEnv`.
 
-    `agents` are those whose episode goes on: an agent leaves it in the step in which it terminates or is truncated.
-    `wdjax_env`, `env_params` and `env_state` are what it plays: the environment, its params (NumPy) and the state.
+    Agent i of group "runner" is named "runner_i". `agents` lists the active agents: an agent is
+    removed in the step in which it terminates or is truncated. The attributes `wdjax_env`,
+    `env_params` (NumPy) and `env_state` are the wrapped environment, its params and its current
+    state.
 
     Args:
         env: an environment with groups.
-        params: its params; None: the default ones.
-        render_mode: None, or "rgb_array": `render()` returns a picture of the state, [480, 640, 3] uint8.
+        params: params of `env`; None: its defaults.
+        render_mode: None, or "rgb_array": `render()` returns a picture, [480, 640, 3] uint8.
 
     Raises:
-        ValueError, TypeError: for a single-agent environment, and for other arguments out of range.
+        ValueError, TypeError: for a single-agent environment, or another invalid argument.
     """
 
     def __init__(self, env: Env, params: Any = None, render_mode: str | None = None):
         params = translate.check_env_and_params(env, params)
         if not env.groups:
-            raise ValueError(f"{type(env).__name__} has one agent and no groups: use to_gymnasium")
+            raise ValueError(f"{type(env).__name__} has no groups of agents: use to_gymnasium")
         self.metadata = {
             **translate.metadata_of(env),
             "name": type(env).__name__,
@@ -64,30 +66,32 @@ class PettingZooEnv(translate.Played, ParallelEnv):
                     known[agent] = space
 
     def observation_space(self, agent: str) -> gymnasium.Space:
-        """Returns the space of one agent's observations; raises ValueError for an unknown name."""
+        """Return the observation space of an agent; raise ValueError for an unknown name."""
         require_known("agent", agent, self.possible_agents)
         return self.observation_spaces[agent]
 
     def action_space(self, agent: str) -> gymnasium.Space:
-        """Returns the space of one agent's actions; raises ValueError for an unknown name."""
+        """Return the action space of an agent; raise ValueError for an unknown name."""
         require_known("agent", agent, self.possible_agents)
         return self.action_spaces[agent]
 
     def reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-        """Starts an episode.
+        """Start an episode.
 
         Args:
-            seed: makes this episode and those after it the same as after every other `reset` with this seed.
-            options: `{"params": {"max_speed": 2.0}}`, say, changes params by name, from this episode on. Other
-                options are left alone, as PettingZoo's own tests ask.
+            seed: makes this episode and the following ones reproducible; None: continue the
+                current random sequence.
+            options: `{"params": {"max_speed": 2.0}}` changes params by name from this episode on.
+                Other options are ignored, as PettingZoo's tests require.
 
         Returns:
-            (observations, infos): dicts by agent; an info holds the action mask, where the agent has one.
+            (observations, infos), dicts by agent. An info contains the agent's action mask, if any.
 
         Raises:
-            ValueError, TypeError: for an unknown parameter, with the nearest right name, or a wrong value.
+            ValueError, TypeError: for an unknown parameter, with the closest match, or an invalid
+                value.
         """
         self._change_params(options)
         if seed is not None or self._rng is None:
@@ -97,19 +101,21 @@ class PettingZooEnv(translate.Played, ParallelEnv):
         return self._observe(obs, self.agents, {})
 
     def step(self, actions: Mapping[str, Any]) -> tuple[dict, dict, dict, dict, dict]:
-        """Plays one step.
+        """Advance one step.
 
         Args:
-            actions: an action for every one of `agents`, in its `action_space`. Those of agents that have left are
-                ignored.
+            actions: an action for each of `agents`, in its `action_space`. Actions of agents that
+                are no longer active are ignored.
 
         Returns:
-            (observations, rewards, terminations, truncations, infos): dicts by agent, for those that took part in the
-            step; empty ones when all have left. An info holds the environment's statistics of the step, the same for
-            all, and the agent's action mask, where it has one.
+            (observations, rewards, terminations, truncations, infos), dicts by agent for the agents
+            that were active in this step, empty if there were none. An info contains the
+            environment's statistics of the step, equal for all agents, and the agent's action mask,
+            if any.
 
         Raises:
-            ValueError: for an unknown agent, a missing action, and an action outside its space.
+            ValueError: for an unknown agent, a missing action, or an action outside its space.
+            TypeError: if `actions` is not a dict.
             gymnasium.error.ResetNeeded: before the first `reset`.
         """
         self._require_reset("step")
@@ -131,27 +137,27 @@ class PettingZooEnv(translate.Played, ParallelEnv):
         return observations, rewards, terminations, truncations, infos
 
     def state(self) -> np.ndarray:
-        """Returns the whole state as one row of float32, the fields one after the other in their order."""
+        """Return the state as one float32 vector, the concatenation of all its fields."""
         self._require_reset("state")
         leaves = jax.tree.leaves(jax.device_get(self.env_state))
         return np.concatenate([np.ravel(leaf).astype(np.float32) for leaf in leaves])
 
     def _collect(self, actions: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns actions by agent as wdjax takes them: by group, with a leading agent axis."""
+        """Stack actions by agent into actions by group, leaves [num_agents, ...]."""
         if not isinstance(actions, Mapping):
-            raise TypeError(f"actions = {actions!r}: must be a dict of agents and their actions")
+            raise TypeError(f"actions = {actions!r}: must be a dict of agent names and actions")
         for agent in actions:
             require_known("agent", agent, self.possible_agents)
         missing = [agent for agent in self.agents if agent not in actions]
         if missing:
             raise ValueError(
-                f"actions has none for {', '.join(missing)}: every one of `agents` must have one"
+                f"actions: missing {', '.join(missing)}. Every agent in `agents` needs an action."
             )
-        alive = set(self.agents)
+        active = set(self.agents)
         rows: dict[str, list] = {group: [] for group in self.wdjax_env.groups}
         for agent, (group, _) in self._places.items():
             space, own = self.action_spaces[agent], self._own_action_spaces[group]
-            action = actions[agent] if agent in alive else translate.neutral_action(space)
+            action = actions[agent] if agent in active else translate.neutral_action(space)
             rows[group].append(translate.to_action(space, own, action, f"actions[{agent!r}]"))
         return {
             group: jax.tree.map(lambda *leaves: np.stack(leaves), *row)

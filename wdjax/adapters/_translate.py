@@ -1,4 +1,4 @@
-"""What gymnasium and PettingZoo share: how an environment is played, and spaces, values and actions translated."""
+"""Stepping and conversion of spaces and values, shared by the gymnasium and PettingZoo adapters."""
 
 import dataclasses
 import functools
@@ -19,44 +19,47 @@ from wdjax.spaces import Box, Dict, Discrete, MultiDiscrete, Space
 from wdjax.vector import VectorEnv
 
 MASK = "action_mask"
-# written by the adapters or by gymnasium's wrappers
+# info entries written by the adapters or by gymnasium's wrappers
 IN_INFOS = (MASK, "episode", "final_info", "final_obs")
 METADATA = {"render_modes": ["rgb_array"], "render_fps": 30}
 
-# ids of the processes that have made an adapter: a forked one finds its parent's
+# ids of processes that created an adapter; a forked process inherits the id of its parent
 _PLAYED_IN: set[int] = set()
 
 
 def require_not_forked() -> None:
-    """Raise RuntimeError in a process forked from one that has made an adapter: a fork does not copy jax's threads, and
-    the first step would hang."""
+    """Raise RuntimeError in a process forked from one that created an adapter.
+
+    A fork does not copy the threads of jax, so the first step would hang.
+    """
     if _PLAYED_IN - {os.getpid()}:
         raise RuntimeError(
-            "jax does not work in a forked process. Use gymnasium.make_vec without vectorization_mode='async', one "
-            "program for all replicas, or start the processes with vector_kwargs={'context': 'spawn'}."
+            "jax does not work in a forked process. Omit vectorization_mode='async' in "
+            "gymnasium.make_vec, so that one program steps all replicas, or pass "
+            "vector_kwargs={'context': 'spawn'}."
         )
     _PLAYED_IN.add(os.getpid())
 
 
 def metadata_of(env: Env) -> dict[str, Any]:
-    """Returns gymnasium's metadata of an environment; a list and a dict of its own, as wrappers write to them."""
+    """Return gymnasium metadata in new containers, because wrappers modify them."""
     return {"render_modes": list(METADATA["render_modes"]), "render_fps": env.frames_per_second}
 
 
 def check_env_and_params(env: Env, params: Any) -> Any:
-    """Returns params checked and cast as `wdjax.make` does it, or the default ones for None.
+    """Check and cast params as `wdjax.make` does; None: the defaults of `env`.
 
     Raises:
-        ValueError, TypeError: where env is no wdjax.Env or params are not its own.
+        ValueError, TypeError: if `env` is not a wdjax.Env, or `params` are invalid for it.
     """
     if not isinstance(env, Env):
-        raise TypeError(f"env = {env!r}: must be a wdjax.Env, the first that wdjax.make returns")
+        raise TypeError(f"env = {env!r}: must be a wdjax.Env, the first value of wdjax.make(...)")
     defaults = env.default_params
     params = defaults if params is None else params
     if not isinstance(params, type(defaults)):
-        found = f"{type(params).__module__}.{type(params).__name__}"
+        kind = f"{type(params).__module__}.{type(params).__name__}"
         raise TypeError(
-            f"params is a {found}: must be a {type(defaults).__name__} of {type(env).__name__}"
+            f"params is a {kind}: must be a {type(defaults).__name__} of {type(env).__name__}"
         )
     params = cast_params(params, defaults)
     env.check_params(params)
@@ -64,20 +67,21 @@ def check_env_and_params(env: Env, params: Any) -> Any:
 
 
 def check_single_agent(env: Env, params: Any, library: str) -> Any:
-    """Likewise; raises ValueError where the environment has groups of agents, which the library has not."""
+    """Call `check_env_and_params`, and raise ValueError if the environment has groups of agents."""
     params = check_env_and_params(env, params)
     if env.groups:
         name, groups = type(env).__name__, ", ".join(env.groups)
         raise ValueError(
-            f"{name} has groups of agents ({groups}), {library} one agent: use to_pettingzoo"
+            f"{name} has groups of agents ({groups}): {library} supports a single agent. "
+            "Use to_pettingzoo or to_jaxmarl."
         )
     return params
 
 
 class Played:
-    """An environment, or replicas of it, with the params and the state that are played, and the key of the next step.
+    """An environment, or replicas of it, with its params, its current state and a random key.
 
-    `wdjax_env`, `env_params` and `env_state` are what is played: the environment, its params (NumPy) and the state.
+    The attributes `wdjax_env`, `env_params` (NumPy) and `env_state` are public.
     """
 
     def _set_up(
@@ -92,19 +96,21 @@ class Played:
         self._use_params(params)
 
     def _use_params(self, params: Any) -> None:
-        """Takes params, and by the `_use_spaces` of each adapter their spaces where these differ (a new one would
-        forget its own seed)."""
+        """Set the params, and call `_use_spaces` of the adapter.
+
+        `_use_spaces` replaces a space only if it differs, because a new space would lose its seed.
+        """
         self.env_params, self._params = params, jax.device_put(params)
         self._use_spaces(
             self.wdjax_env.observation_space(params), self.wdjax_env.action_space(params)
         )
 
     def _change_params(self, options: Mapping[str, Any] | None) -> None:
-        """Takes params with what `options["params"]`, a mapping of their names, changes in them.
+        """Change the params listed in `options["params"]`, a mapping from names to values.
 
         Raises:
-            ValueError: for a name that params do not have, with the nearest right one, and for a value out of range.
-            TypeError: for a value of the wrong kind.
+            ValueError: for an unknown name, with the closest match, or a value out of range.
+            TypeError: for a value of the wrong type.
         """
         changes = (options or {}).get("params")
         if changes is None:
@@ -117,9 +123,12 @@ class Played:
         self._use_params(check_env_and_params(self.wdjax_env, self.env_params.replace(**changes)))
 
     def _start(self, rng: np.random.Generator, rows: np.ndarray | None = None) -> Any:
-        """Starts an episode by a key that follows from the state of NumPy's generator. Returns obs (NumPy).
+        """Start an episode and return the observation (NumPy).
 
-        `rows`, [num_envs] bool, are the replicas that start, where not all do; the others are seen as they were.
+        Args:
+            rng: NumPy generator that the jax key is drawn from.
+            rows: [num_envs] bool, replicas to start. The others keep state and observation.
+                None: all.
         """
         key = jax.random.key(int(rng.integers(2**31)))
         if rows is None:
@@ -132,29 +141,33 @@ class Played:
         return to_host(obs)
 
     def _advance(self, action: Any) -> tuple[Any, ...]:
-        """Plays one step. Returns (obs, reward, terminated, truncated, info), on the device."""
+        """Advance one step. Returns (obs, reward, terminated, truncated, info) on the device."""
         results, self.env_state, self._key = advance(
             self._played, self._key, self.env_state, action, self._params
         )
         return results
 
     def render(self) -> Any:
-        """Returns a picture of the state (of every replica's, in a tuple), [480, 640, 3] uint8, where render_mode is
-        "rgb_array", else None."""
+        """Draw the current state.
+
+        Returns:
+            [480, 640, 3] uint8, for replicas a tuple of these; None (and a warning) without a
+            render_mode.
+        """
         self._require_reset("render")
-        if self.render_mode is None:  # as gymnasium's own environments do
-            why = (
-                "render() draws nothing without a render_mode: make it with render_mode='rgb_array'"
+        if self.render_mode is None:  # environments of gymnasium also warn and return None
+            message = (
+                "render() requires a render_mode: make the environment with render_mode='rgb_array'"
             )
-            return gymnasium.logger.warn(why)
+            return gymnasium.logger.warn(message)
         return self._draw(self.env_state)
 
     def _draw(self, state: Any) -> Any:
-        # of one size, as videos need it
+        # a constant size, as videos require
         return render(self.wdjax_env, state, self.env_params, size=SIZE)
 
     def _require_reset(self, method: str) -> None:
-        """Raises gymnasium.error.ResetNeeded where there is no state yet."""
+        """Raise gymnasium.error.ResetNeeded before the first reset."""
         if self.env_state is None:
             raise gymnasium.error.ResetNeeded(
                 f"{method}() before the first reset(): call reset() to start an episode"
@@ -164,26 +177,26 @@ class Played:
 def to_gymnasium_spaces(
     observation_space: Space, action_space: Space
 ) -> tuple[spaces.Space, spaces.Space]:
-    """Returns both spaces of an agent in gymnasium's form.
+    """Convert the observation space and action space of an agent to gymnasium.
 
-    An observation's `action_mask` becomes what the `sample(mask)` of the action space takes: one int8 array for
-    Discrete actions, a tuple of one for each choice of MultiDiscrete ones.
+    An `action_mask` has the form that `sample(mask)` of the action space accepts: an int8 array for
+    Discrete actions, a tuple of int8 arrays for MultiDiscrete ones.
     """
-    observed, done = to_gymnasium_space(observation_space), to_gymnasium_space(action_space)
+    obs_space, act_space = to_gymnasium_space(observation_space), to_gymnasium_space(action_space)
     if (
-        isinstance(observed, spaces.Dict)
-        and MASK in observed.spaces
+        isinstance(obs_space, spaces.Dict)
+        and MASK in obs_space.spaces
         and hasattr(action_space, "nvec")
     ):
         masks = [spaces.Box(0, 1, (n,), np.int8) for n in action_space.nvec]
-        observed[MASK] = masks[0] if isinstance(action_space, Discrete) else spaces.Tuple(masks)
-    return observed, done
+        obs_space[MASK] = masks[0] if isinstance(action_space, Discrete) else spaces.Tuple(masks)
+    return obs_space, act_space
 
 
 def to_gymnasium_space(space: Space) -> spaces.Space:
-    """Returns a space in gymnasium's form, with the bounds of concrete params.
+    """Convert a space with concrete bounds to a gymnasium space.
 
-    A Box of whole numbers without bounds gets those of its dtype.
+    The bounds of a Box of integers are clipped to the range of its dtype.
     """
     if isinstance(space, Dict):
         return spaces.Dict({name: to_gymnasium_space(part) for name, part in space.spaces.items()})
@@ -204,13 +217,13 @@ def to_gymnasium_space(space: Space) -> spaces.Space:
             if space.shape
             else spaces.Discrete(space.n)
         )
-    raise TypeError(f"{type(space).__name__} is no space that gymnasium has")
+    raise TypeError(f"gymnasium has no counterpart of the space {type(space).__name__}")
 
 
 def to_host(values: Any) -> Any:
-    """Returns arrays of jax as those of NumPy, which are not to be written to.
+    """Convert jax arrays to NumPy arrays, which must not be written to.
 
-    `jax.device_get` first asks every array for a copy, two fifths of a step of one replica on a CPU, which needs none.
+    On a CPU, `np.asarray` avoids the asynchronous copy that `jax.device_get` starts for each array.
     """
     return (
         jax.tree.map(np.asarray, values)
@@ -220,10 +233,10 @@ def to_host(values: Any) -> Any:
 
 
 def to_numpy(space: spaces.Space, value: Any) -> Any:
-    """Returns a value (leaves of NumPy) with the dtypes of the space, in arrays of its own that may be written to."""
+    """Convert a value (NumPy leaves) to the dtypes of the space, in new, writable arrays."""
     if isinstance(space, spaces.Dict):
         return {name: to_numpy(part, value[name]) for name, part in space.spaces.items()}
-    # the masks of several choices, which stand one after the other in wdjax
+    # wdjax concatenates the masks of several choices
     if isinstance(space, spaces.Tuple):
         ends = np.cumsum([part.shape[-1] for part in space.spaces])
         return tuple(np.array(part, np.int8) for part in np.split(value, ends[:-1], axis=-1))
@@ -233,10 +246,19 @@ def to_numpy(space: spaces.Space, value: Any) -> Any:
 
 
 def to_action(space: spaces.Space, own: Space, action: Any, name: str = "action") -> Any:
-    """Returns an action in gymnasium's `space` as NumPy arrays of the dtypes of `own`, the same space of wdjax.
+    """Check an action and convert it to the dtypes of wdjax.
+
+    Args:
+        space: the action space in gymnasium.
+        own: the same space in wdjax.
+        action: a value of `space`; integers and floats of any dtype are accepted for a float Box.
+        name: the name of the action in error messages.
+
+    Returns:
+        The action as NumPy arrays.
 
     Raises:
-        ValueError: in words, where the action is outside the space.
+        ValueError: if the action is not in the space.
     """
     if isinstance(space, spaces.Dict):
         if not isinstance(action, Mapping) or set(action) != set(space.spaces):
@@ -252,21 +274,25 @@ def to_action(space: spaces.Space, own: Space, action: Any, name: str = "action"
     kinds = "iuf" if np.dtype(own.dtype).kind == "f" else "iu"
     fits = array.shape == space.shape and array.dtype.kind in kinds
     if not (fits and space.contains(array.astype(space.dtype))):
-        found = repr(array.tolist()) if array.size <= 8 else f"an array of shape {array.shape}"
-        outside = (
+        action_text = (
+            repr(array.tolist()) if array.size <= 8 else f"an array of shape {array.shape}"
+        )
+        out_of_bounds = (
             isinstance(space, spaces.Box)
             and array.shape == space.shape
             and array.dtype.kind in "iuf"
         )
         hint = (
-            " (gymnasium.wrappers.ClipAction clips)" if outside and np.isfinite(array).all() else ""
+            ". Clip actions with gymnasium.wrappers.ClipAction."
+            if out_of_bounds and np.isfinite(array).all()
+            else ""
         )
-        raise ValueError(f"{name} = {found}: must be in {space}{hint}")
+        raise ValueError(f"{name} = {action_text}: must be in {space}{hint}")
     return array.astype(np.dtype(own.dtype))
 
 
 def neutral_action(space: spaces.Space) -> Any:
-    """Returns some action of the space, for an agent whose action has no effect."""
+    """Return a valid action for an agent whose action has no effect."""
     if isinstance(space, spaces.Dict):
         return {name: neutral_action(part) for name, part in space.spaces.items()}
     if isinstance(space, spaces.Box):
@@ -275,16 +301,18 @@ def neutral_action(space: spaces.Space) -> Any:
 
 
 def own_statistics(info: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an environment's statistics, those whose names gymnasium or an adapter writes as `user/NAME`."""
+    """Rename statistics to `user/NAME` if gymnasium or an adapter uses their name."""
     written = {*IN_INFOS, *(f"_{name}" for name in (*IN_INFOS, *info))}
-    found: dict[str, Any] = {}
+    statistics: dict[str, Any] = {}
     for name, value in info.items():
-        found[free_name(name, USER, lambda name: name in written or name in found)] = value
-    return found
+        statistics[free_name(name, USER, lambda name: name in written or name in statistics)] = (
+            value
+        )
+    return statistics
 
 
 def as_numbers(info: Mapping[str, Any]) -> dict[str, int | float]:
-    """Returns scalar statistics as Python numbers; flags as 0 or 1, as `wdjax.vectorize` counts them."""
+    """Convert scalar statistics to Python numbers, and flags to 0 or 1 as in `wdjax.vectorize`."""
     numbers = {name: np.asarray(value).item() for name, value in own_statistics(info).items()}
     return {
         name: int(value) if isinstance(value, bool) else value for name, value in numbers.items()
@@ -292,12 +320,12 @@ def as_numbers(info: Mapping[str, Any]) -> dict[str, int | float]:
 
 
 def take_row(space: spaces.Space, value: Any, i: int) -> Any:
-    """Returns row i of a batched value (leaves [N, ...] of NumPy) as a value of `space`."""
+    """Return row i of a batched value (NumPy leaves [N, ...]) as a value of `space`."""
     return to_numpy(space, jax.tree.map(lambda leaf: leaf[i], value))
 
 
 def with_mask(info: dict[str, Any], obs: Any) -> dict[str, Any]:
-    """Returns info and the observation's action mask, which the action space's `sample(mask)` takes, if it has one."""
+    """Add the observation's action mask, if any, to info, for `action_space.sample(mask)`."""
     return (
         {**info, MASK: jax.tree.map(np.copy, obs[MASK])}
         if isinstance(obs, dict) and MASK in obs
@@ -305,10 +333,10 @@ def with_mask(info: dict[str, Any], obs: Any) -> dict[str, Any]:
     )
 
 
-# Static in the environment, or in replicas of it: equal ones share a compilation, whatever their params.
+# The environment is static: equal environments share a compilation, whatever their params.
 @functools.partial(jax.jit, static_argnums=0)
 def start(env: Env | VectorEnv, key: jax.Array, params: Any) -> tuple[Any, Any, jax.Array]:
-    """Returns (obs, state, key) of a new episode, or of one in every replica; the key is for the steps."""
+    """Start an episode, in every replica if `env` is vectorized. Returns (obs, state, key)."""
     reset_key, key = jax.random.split(key)
     obs, state = env.reset(reset_key, params)
     return obs, state, key
@@ -318,7 +346,7 @@ def start(env: Env | VectorEnv, key: jax.Array, params: Any) -> tuple[Any, Any, 
 def restart(
     env: Any, key: jax.Array, rows: jax.Array, state: Any, params: Any
 ) -> tuple[Any, jax.Array]:
-    """Returns (state, key) with a new episode in some replicas, `rows` [num_envs] bool; the key is for the steps."""
+    """Start an episode in the replicas `rows`, [num_envs] bool. Returns (state, key)."""
     start_key, key = jax.random.split(key)
     return env.restart(start_key, rows, state, params), key
 
@@ -327,7 +355,7 @@ def restart(
 def advance(
     env: Env | VectorEnv, key: jax.Array, state: Any, action: Any, params: Any
 ) -> tuple[tuple[Any, ...], Any, jax.Array]:
-    """Plays one step. Returns ((obs, reward, terminated, truncated, info), state, the next step's key)."""
+    """Advance one step. Returns ((obs, reward, terminated, truncated, info), state, next key)."""
     step_key, key = jax.random.split(key)
     obs, state, *rest = env.step(step_key, state, action, params)
     return (obs, *rest), state, key
