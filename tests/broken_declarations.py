@@ -21,12 +21,12 @@ def walk(env, state, params, key):
 # --- scripts ---
 
 
-@says(r"scripts is of type list: make it a dict, name -> \(group, function\)")
+@says(r"scripts has type list: must be a dict, name -> \(group, function\)")
 class ListOfScripts(Team):
     scripts = [work]  # noqa: RUF012
 
 
-@says(r"scripts has the name 'random': must be a string, and not 'random'")
+@says(r"scripts has the key 'random': must be a string other than 'random'")
 class ScriptNamedRandom(Team):
     scripts = {"random": ("worker", work)}  # noqa: RUF012
 
@@ -61,7 +61,7 @@ class ScriptOfAllGroups(Team):
     scripts = {"work": ("worker", lambda *args: {"worker": work(*args)})}  # noqa: RUF012
 
 
-@says(r"scripts\['work'\] returns \[\[3, 3\], \[3, 3\]\], outside the action_space of 'worker': clip or correct it")
+@says(r"scripts\['work'\] returns \[\[3, 3\], \[3, 3\]\]: must be inside the action_space of 'worker'\. Clip")
 class ScriptOutside(Team):
     scripts = {"work": ("worker", lambda *args: work(*args) + 3)}  # noqa: RUF012
 
@@ -84,7 +84,7 @@ class Watched(Team):
         return obs[..., :1, None], obs[..., :1] != 0, obs[..., 1:]
 
 
-@says(r"split_observation of 'pilot', for leading axes \(4,\), returns 2 values: return \(others, present, own\)")
+@says(r"split_observation of 'pilot', for leading axes \(4,\), returns 2 values: must be three arrays, \(others")
 class SplitInTwo(Watched):
     def split_observation(self, obs):
         parts = super().split_observation(obs)

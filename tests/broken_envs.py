@@ -45,41 +45,41 @@ class Plain:
 # --- values ---
 
 
-@says(r"NoDataclass\.size is no field: write @dataclasses\.dataclass\(frozen=True\) above its class, with a line")
+@says(r"NoDataclass\.size is not a field\. Add @dataclasses\.dataclass\(frozen=True\) to its class, with a line")
 class NoDataclass(Line):
     size: int = 3
 
 
-@says(r"OwnInit\.factor is no field: write @dataclasses\.dataclass\(frozen=True\) above its class, .* and no __init__")
+@says(r"OwnInit\.factor is not a field\. Add @dataclasses\.dataclass\(frozen=True\) to its class, .* and no __init__")
 class OwnInit(Line):
     def __init__(self, factor=1.0):
         self.factor = factor
 
 
-@says(r"reach is a field of TwiceNamed and of its params, so make\(\.\.\.\) can set only one: rename one of them")
+@says(r"reach is a field of both TwiceNamed and its params, so make\(\.\.\.\) can set only one\. Rename one of them")
 @dataclasses.dataclass(frozen=True)
 class TwiceNamed(Line):
     reach: float = 2.0
 
 
-@says(r"ListField\.sizes is a list, which has no hash: make it a number, a string or a tuple")
+@says(r"ListField\.sizes is a list, which is not hashable\. Use a number, a string or a tuple")
 @dataclasses.dataclass(frozen=True)
 class ListField(Line):
     sizes: list = dataclasses.field(default_factory=lambda: [1, 2])
 
 
-@says(r"IdentityField does not equal a copy of itself: give its fields values that compare by what they hold")
+@says(r"IdentityField does not equal a copy of itself\. Use field values that compare by value")
 @dataclasses.dataclass(frozen=True)
 class IdentityField(Line):
     layout: Plain = dataclasses.field(default_factory=Plain)
 
 
-@says(r"default_params is of type dict, no frozen pytree: decorate it with flax\.struct\.dataclass")
+@says(r"default_params has type dict: must be a frozen pytree\. Decorate it with flax\.struct\.dataclass")
 class DictParams(Line):
     default_params = {"reach": 3.0}  # noqa: RUF012
 
 
-@says(r"default_params is of type PlainParams, no frozen pytree")
+@says(r"default_params has type PlainParams: must be a frozen pytree")
 class DataclassParams(Line):
     @property
     def default_params(self):
@@ -91,22 +91,22 @@ class WordParams(LineParams):
     mode: str = "fast"
 
 
-@says(r"params\.mode = 'fast': must be a number or an array \(a static choice is a field of WordInParams\)")
+@says(r"params\.mode = 'fast': must be a number or an array\. Make static choices fields of WordInParams")
 class WordInParams(Line):
     default_params = WordParams()
 
 
-@says(r"check_params refuses the params of this check: reach: must be above 0")
+@says(r"check_params rejects the params of this check: reach: must be above 0")
 class RefusedDefaults(Line):
     default_params = LineParams(reach=-1.0)
 
 
-@says(r"groups is of type list: return a dict of names and numbers of agents")
+@says(r"groups has type list: must be a dict, group name -> number of agents")
 class ListOfGroups(Team):
     groups = ["worker", "pilot"]  # noqa: RUF012
 
 
-@says(r"the group 0 has no name: make its key in groups a string")
+@says(r"groups has the key 0: must be a string")
 class NumberedGroups(Team):
     groups = {0: 2, 1: 1}  # noqa: RUF012
 
@@ -137,7 +137,7 @@ class SpaceWithoutGroups(Team):
         return Box(-1.0, 1.0, (2,))
 
 
-@says(r"action_space\['worker'\] is no batch of 2 agents: return one agent's space\.batch\(2\)")
+@says(r"action_space\['worker'\] is not a batch of 2 agents: return one agent's space\.batch\(2\)")
 class SpaceOfOneAgent(Team):
     def action_space(self, params):
         return Dict({**super().action_space(params).spaces, "worker": MultiDiscrete((2, 3))})
@@ -149,13 +149,13 @@ class BatchOfOne(Line):
         return Discrete(3).batch(1)
 
 
-@says(r"action_mask of group 'worker' has the shape \(5,\): must be \(6,\), an entry for each choice")
+@says(r"action_mask of group 'worker' has shape \(5,\): must be \(6,\), one entry per choice")
 class NarrowMask(Team):
     def action_space(self, params):
         return Dict({**super().action_space(params).spaces, "worker": MultiDiscrete((2, 4)).batch(2)})
 
 
-@says(r"action_mask masks a Box: only \(Multi\)Discrete actions have a mask")
+@says(r"action_mask masks a Box: must be Discrete or MultiDiscrete")
 class MaskedBox(Line):
     def action_space(self, params):
         return Box(-1.0, 1.0, (3,))
@@ -179,13 +179,13 @@ class BranchInReset(Team):
         return (obs, state) if params.cost > 0 else (obs, state.replace(time=jnp.int32(1)))
 
 
-@says(r"step hands a traced value to NumPy at broken_envs\.py:\d+: use jax\.numpy")
+@says(r"step passes a traced value to NumPy at broken_envs\.py:\d+: use jax\.numpy")
 class NumpyOfTraced(Line):
     def is_over(self, state, params):
         return np.abs(state.place) > params.reach
 
 
-@says(r"step makes a Python number of a traced value at broken_envs\.py:\d+: keep it a jax array")
+@says(r"step converts a traced value to a Python number at broken_envs\.py:\d+: keep it a jax array")
 class MathOfTraced(Line):
     def is_over(self, state, params):
         return abs(math.sin(state.place)) > params.reach
@@ -197,20 +197,20 @@ class ListIndex(Line):
         return super().step(key, state, [0, 1, 2][action], params)
 
 
-@says(r"step picks elements by a traced mask at broken_envs\.py:\d+: use jnp\.where")
+@says(r"step indexes with a traced mask at broken_envs\.py:\d+: use jnp\.where")
 class MaskIndex(Team):
     def truncated(self, state):
         return {**super().truncated(state), "worker": state.energy[state.energy > 0] > 9}
 
 
-@says(r"observation_space makes a shape of a traced value at broken_envs\.py:\d+: a size must be a static field")
+@says(r"observation_space uses a traced value as a size at broken_envs\.py:\d+: make the size a static field")
 class TracedBox(Line):
     def observation_space(self, params):
         place = Box(-9.0, 9.0, (params.episode_length - 11,))
         return Dict({**super().observation_space(params).spaces, "place": place})
 
 
-@says(r"action_space makes a shape of a traced value at broken_envs\.py:\d+: a size must be a static field")
+@says(r"action_space uses a traced value as a size at broken_envs\.py:\d+: make the size a static field")
 class TracedDiscrete(Line):
     def action_space(self, params):
         return Discrete(params.episode_length // 4)
@@ -223,13 +223,13 @@ class RequireOfTraced(Line):
         return super().reset(key, params)
 
 
-@says(r"reset makes a shape of a traced value at broken_envs\.py:\d+: a size must be a static field")
+@says(r"reset uses a traced value as a size at broken_envs\.py:\d+: make the size a static field")
 class TracedSize(Line):
     def reset(self, key, params):
         return super().reset(key, params.replace(noise=jnp.zeros(params.episode_length)))
 
 
-@says(r"action_space hands a traced value to NumPy at broken_envs\.py:\d+: use jax\.numpy")
+@says(r"action_space passes a traced value to NumPy at broken_envs\.py:\d+: use jax\.numpy")
 class NumpyBounds(Line):
     def observation_space(self, params):
         return Box(-9.0, 9.0, (1,))
@@ -244,13 +244,13 @@ class NumpyBounds(Line):
         return super().step(key, state, action[0], params)
 
 
-@says(r"reset returns 3 values: return \(obs, state\)")
+@says(r"reset returns 3 values: must be \(obs, state\)")
 class ResetOfThree(Line):
     def reset(self, key, params):
         return (*super().reset(key, params), {})
 
 
-@says(r"step returns 5 values: return \(obs, state, reward, terminated, truncated, info\)")
+@says(r"step returns 5 values: must be \(obs, state, reward, terminated, truncated, info\)")
 class StepOfFive(Line):
     def step(self, key, state, action, params):
         obs, state, reward, terminated, truncated, info = super().step(key, state, action, params)
@@ -264,14 +264,14 @@ class WordInInfo(Line):
         return *played, {**info, "mood": "good"}
 
 
-@says(r"step changes its arguments in place: build new dicts and lists")
+@says(r"step changes its arguments in place\. Build new dicts and lists")
 class ChangesItsAction(Team):
     def step(self, key, state, action, params):
         action["pilot"] = action["pilot"] * 0.5
         return super().step(key, state, action, params)
 
 
-@says(r"step calls back to the host \(pure_callback\): write it with jax operations")
+@says(r"step calls back to the host \(pure_callback\)\. Use jax operations")
 class Callback(Line):
     def step(self, key, state, action, params):
         def body(time):
@@ -281,14 +281,14 @@ class Callback(Line):
         return super().step(key, state, action, params)
 
 
-@says(r"reset calls back to the host \(debug_(print|callback)\): .* print nothing")
+@says(r"reset calls back to the host \(debug_(print|callback)\)\. .* do not print")
 class Print(Line):
     def reset(self, key, params):
         jax.debug.print("{}", params.reach)
         return super().reset(key, params)
 
 
-@says_late(r"step leaves a traced value behind: keep nothing but what it returns: no attribute, no global")
+@says_late(r"step leaks a traced value\. Store nothing outside its return values, neither in attributes nor")
 class Leak(Line):
     seen = []  # noqa: RUF012
 
@@ -297,7 +297,7 @@ class Leak(Line):
         return super().step(key, state, action, params)
 
 
-@says_late(r"reset leaves a traced value behind: keep nothing but what it returns: no attribute, no global")
+@says_late(r"reset leaks a traced value\. Store nothing outside its return values, neither in attributes nor")
 class LeakOfReset(Line):
     seen = []  # noqa: RUF012
 
@@ -306,7 +306,7 @@ class LeakOfReset(Line):
         return super().reset(key, params)
 
 
-@says(r"reset uses one key twice: split it with jax\.random\.split, and use each part once")
+@says(r"reset uses one key twice\. Split it with jax\.random\.split, and use each part once")
 class KeyTwice(Team):
     def reset(self, key, params):
         _, state = super().reset(key, params)

@@ -24,32 +24,32 @@ class Observing(Line):
         return {**super().observe(state), **self.seen(state)}
 
 
-@says(r"reset returns a state of type dict, no frozen pytree: .*, and return \(obs, state\)")
+@says(r"reset returns a state of type dict: must be a frozen pytree\. .*, and return \(obs, state\)")
 class StateFirst(Line):
     def reset(self, key, params):
         obs, state = super().reset(key, params)
         return state, obs
 
 
-@says(r"reset returns obs\['place'\] as float32 of shape \(\): observation_space says float32 of shape \(1,\)")
+@says(r"reset returns obs\['place'\] as float32 of shape \(\): must be float32 of shape \(1,\)")
 class FlatObservation(Observing):
     def seen(self, state):
         return {"place": state.place}
 
 
-@says(r"reset returns obs\['action_mask'\] as bool of shape \(3,\): observation_space says int32 of shape \(3,\)")
+@says(r"reset returns obs\['action_mask'\] as bool of shape \(3,\): must be int32 of shape \(3,\)")
 class BoolMask(Observing):
     def seen(self, state):
         return {"action_mask": jnp.array([True, True, True])}
 
 
-@says(r"obs is \['action_mask', 'place', 'time'\]: observation_space says a dict with the keys")
+@says(r"obs is \['action_mask', 'place', 'time'\]: must be a dict with the keys")
 class OneMoreKey(Observing):
     def seen(self, state):
         return {"time": state.time}
 
 
-@says(r"step returns obs\['pilot'\] as float32 of shape \(2,\): observation_space says float32 of shape \(1, 2\)")
+@says(r"step returns obs\['pilot'\] as float32 of shape \(2,\): must be float32 of shape \(1, 2\)")
 class AnotherObservationFromStep(Team):
     def step(self, key, state, action, params):
         obs, *rest = super().step(key, state, action, params)
@@ -73,7 +73,7 @@ class OtherState(Line):
     pack = unpack
 
 
-@says(r"reset returns a state of type dict, no frozen pytree: decorate it with flax\.struct\.dataclass")
+@says(r"reset returns a state of type dict: must be a frozen pytree\. Decorate it with flax\.struct\.dataclass")
 class DictState(OtherState):
     def pack(self, state):
         return {"place": state.place, "time": state.time}
@@ -93,7 +93,7 @@ class TaggedState(LineState):
     calls: int = struct.field(pytree_node=False, default=0)
 
 
-@says(r"step returns a state of another structure than reset: .* \(pytree_node=False\) the same values")
+@says(r"step returns a state with another structure than reset\. .* the same values of static fields")
 class StaticFieldThatChanges(Line):
     def reset(self, key, params):
         obs, state = super().reset(key, params)
@@ -104,7 +104,7 @@ class StaticFieldThatChanges(Line):
         return obs, TaggedState(after.place, after.time, state.calls + 1), *rest
 
 
-@says(r"step returns state\.place as float32 of shape \(1,\), reset as float32 of shape \(\): cast or reshape one")
+@says(r"step returns state\.place as float32 of shape \(1,\), reset as float32 of shape \(\)\. Cast or reshape one")
 class StateGrows(Line):
     def step(self, key, state, action, params):
         obs, state, *rest = super().step(key, state, action, params)
@@ -144,7 +144,7 @@ class TeamReward(AlteredTeam):
         return {**reward, "worker": reward["worker"].sum()}, terminated, truncated, info
 
 
-@says(r"step returns reward as no dict: must be a dict of the groups: \['worker', 'pilot'\]")
+@says(r"step returns reward as a value that is not a dict: must be a dict of the groups, \['worker', 'pilot'\]")
 class OneRewardForAll(AlteredTeam):
     def alter(self, state, reward, terminated, truncated, info):
         return reward["worker"].sum(), terminated, truncated, info
@@ -162,19 +162,19 @@ class ScalarEnd(AlteredTeam):
         return reward, terminated, {**truncated, "pilot": jnp.bool_(False)}, info
 
 
-@says(r"step returns info as list: must be a dict, empty where there is nothing to tell")
+@says(r"step returns info as list: must be a dict, which may be empty")
 class ListInfo(Altered):
     def alter(self, state, reward, terminated, truncated, info):
         return reward, terminated, truncated, []
 
 
-@says(r"step returns info\['episode_return'\], a name of wdjax\.vectorize: choose another one")
+@says(r"step returns info\['episode_return'\], a name reserved by wdjax\.vectorize\. Choose another")
 class ReservedInfo(Altered):
     def alter(self, state, reward, terminated, truncated, info):
         return reward, terminated, truncated, {**info, "episode_return": reward}
 
 
-@says(r"step returns info\['places'\] as float32 of shape \(2,\): must be a scalar of the step")
+@says(r"step returns info\['places'\] as float32 of shape \(2,\): must be a scalar per step")
 class InfoOfAgents(AlteredTeam):
     def alter(self, state, reward, terminated, truncated, info):
         return reward, terminated, truncated, {"places": state.energy}
@@ -183,13 +183,13 @@ class InfoOfAgents(AlteredTeam):
 # --- running ---
 
 
-@says(r"step gives something else for the same inputs when called again: draw with jax\.random from key")
+@says(r"step differs between two calls with the same inputs\. Draw with jax\.random from key")
 class NumpyRandom(Line):
     def step(self, key, state, action, params):
         return super().step(key, state, action, params.replace(noise=np.random.uniform()))
 
 
-@says(r"reset gives something else for the same inputs when called again: .* keep nothing from one call to the next")
+@says(r"reset differs between two calls with the same inputs\. .* keep nothing between calls")
 class Counter(Team):
     calls = []  # noqa: RUF012
 
@@ -199,7 +199,7 @@ class Counter(Team):
         return obs, state.replace(aim=state.aim + jnp.float32(len(self.calls) * 1e-6))
 
 
-@says(r"step is compiled again for its own state: state\.time comes from a bare Python number: give it a dtype")
+@says(r"step is compiled again for its own state: state\.time comes from a Python number\. Give it a dtype")
 class WeakState(Line):
     def reset(self, key, params):
         obs, state = super().reset(key, params)
@@ -214,12 +214,12 @@ class NestedParams(LineParams):
     masses: dict = struct.field(default_factory=lambda: {"cart": 1.0})
 
 
-@says(r"step is compiled again for params on a device: write params\.masses\['cart'\] as np\.float32\(\.\.\.\)")
+@says(r"step is compiled again for params on a device\. Write params\.masses\['cart'\] as np\.float32\(\.\.\.\)")
 class BareParams(Line):
     default_params = NestedParams()
 
 
-@says(r"check_params fails for params with a leading axis: compare with np\.all")
+@says(r"check_params fails for params with a leading axis\. Compare with np\.all")
 class CheckOfOne(Line):
     def check_params(self, params):
         if params.reach <= 0:
@@ -236,7 +236,7 @@ def _(axis_size, in_batched, number):
     return number / 3, in_batched[0]
 
 
-@says(r"step gives another state\.place under vmap than alone, .* instead of .*: correct its custom_vmap rule")
+@says(r"step returns state\.place = .* under vmap, and .* without it\. Correct its custom_vmap rule")
 class WrongBatchingRule(Line):
     def step(self, key, state, action, params):
         return super().step(key, state, action, params.replace(noise=halve(params.noise)))
@@ -245,44 +245,44 @@ class WrongBatchingRule(Line):
 # --- play: numbers ---
 
 
-@says_in_play(r"step gives state\.place = nan in step \d+ of an episode: look for a division by 0, a root")
+@says_in_play(r"step returns state\.place = nan in step \d+ of an episode\. Look for a division by 0, a root")
 class RootOfNegative(OtherState):
     def pack(self, state):
         return state.replace(place=jnp.sqrt(state.place + 2.5) ** 2 - 2.5)
 
 
-@says_late(r"reset gives obs\['place'\]\[0\] = -inf at a reset: look for a division by 0")
+@says_late(r"reset returns obs\['place'\]\[0\] = -inf at a reset\. Look for a division by 0")
 class InfiniteStart(Line):
     def reset(self, key, params):
         obs, state = super().reset(key, params)
         return {**obs, "place": obs["place"] / (state.place > -0.8)}, state
 
 
-@says_late(r"step gives reward\['pilot'\]\[0\] = inf in step 5 of an episode")
+@says_late(r"step returns reward\['pilot'\]\[0\] = inf in step 5 of an episode")
 class InfiniteReward(AlteredTeam):
     def alter(self, state, reward, terminated, truncated, info):
         return {**reward, "pilot": reward["pilot"] + 1 / jnp.abs(4.0 - state.time)}, terminated, truncated, info
 
 
-@says_late(r"step gives info\['moved'\] = nan in step 11 of an episode")
+@says_late(r"step returns info\['moved'\] = nan in step 11 of an episode")
 class NanInInfo(Altered):
     def alter(self, state, reward, terminated, truncated, info):
         return reward, terminated, truncated, {"moved": jnp.where(state.time == 10, jnp.nan, info["moved"])}
 
 
-@says_in_play(r"step gives obs\['place'\]\[0\] = [12]\.\d+ in step \d+ of an episode, above the bound 1\.0 of obs")
+@says_in_play(r"step returns obs\['place'\]\[0\] = [12]\.\d+ in step \d+ of an episode, above the bound 1\.0 of obs")
 class NarrowSpace(Line):
     def observation_space(self, params):
         return Dict({**super().observation_space(params).spaces, "place": Box(-9.0, 1.0, (1,))})
 
 
-@says_late(r"reset gives obs\['place'\]\[0\] = -\d\.\d+ at a reset, below the bound 0\.0 of observation_space")
+@says_late(r"reset returns obs\['place'\]\[0\] = -\d\.\d+ at a reset, below the bound 0\.0 of observation_space")
 class StartOutside(Line):
     def observation_space(self, params):
         return Dict({**super().observation_space(params).spaces, "place": Box(0.0, 9.0, (1,))})
 
 
-@says_late(r"step gives obs\['pilot'\]\[0, 1\] = 1\.\d+ in step 1 of an episode, above the bound 1\.0")
+@says_late(r"step returns obs\['pilot'\]\[0, 1\] = 1\.\d+ in step 1 of an episode, above the bound 1\.0")
 class SecondComponentOutside(Team):
     def observe(self, state, params):
         return {**super().observe(state, params), "pilot": state.aim + jnp.array([[0.0, 1.0]]) * (state.time == 1)}
@@ -292,7 +292,7 @@ class SecondComponentOutside(Team):
         return Dict({**super().observation_space(params).spaces, "pilot": pilot})
 
 
-@says_late(r"step gives obs\['time'\] = 8 in step 8 of an episode, above the bound 7 of observation_space")
+@says_late(r"step returns obs\['time'\] = 8 in step 8 of an episode, above the bound 7 of observation_space")
 class LateClock(Line):
     def observe(self, state):
         return {"place": state.place[None], "time": state.time}
@@ -304,7 +304,7 @@ class LateClock(Line):
 # --- play: masks ---
 
 
-@says_in_play(r"reset gives obs\['action_mask'\]\[0\] = 2\.0: must be 1 where allowed and 0 where not")
+@says_in_play(r"reset returns obs\['action_mask'\]\[0\] = 2\.0: must be 1 \(allowed\) or 0 \(not allowed\)")
 class MaskOfTwo(Observing):
     def seen(self, state):
         return {"action_mask": jnp.array([2.0, 1.0, 1.0])}
@@ -313,7 +313,7 @@ class MaskOfTwo(Observing):
         return Dict({**super().observation_space(params).spaces, "action_mask": Box(0.0, 2.0, (3,))})
 
 
-@says_in_play(r"step gives a obs\['worker'\]\['action_mask'\]\[\d\] that allows no choice of component 1 in step")
+@says_in_play(r"step returns obs\['worker'\]\['action_mask'\]\[\d\] without a choice for component 1 in step")
 class NoChoice(Team):
     def observe(self, state, params):
         obs = super().observe(state, params)
@@ -326,44 +326,44 @@ class NoChoice(Team):
 # --- play: ends ---
 
 
-@says_in_play(r"terminated turns false again in step \d+ of an episode: it must stay true until the reset")
+@says_in_play(r"terminated becomes false again in step \d+ of an episode\. It must stay true until the reset")
 class EndForAMoment(Altered):
     def alter(self, state, reward, terminated, truncated, info):
         return reward, terminated & (jnp.abs(state.place) < 3), truncated, info
 
 
-@says_late(r"terminated\['worker'\]\[\d\] turns false again")
+@says_late(r"terminated\['worker'\]\[\d\] becomes false again")
 class WorkerComesBack(AlteredTeam):
     def alter(self, state, reward, terminated, truncated, info):
         back = terminated["worker"] & ((state.energy > 0) | (state.time == 7))
         return reward, {**terminated, "worker": back}, truncated, info
 
 
-@says_in_play(r"truncated is true with terminated in step \d+ of an episode: write truncated = time_is_up & ~termin")
+@says_in_play(r"truncated is true together with terminated in step \d+ of an episode\. Write truncated")
 class BothEnds(Altered):
     def alter(self, state, reward, terminated, truncated, info):
         return reward, terminated, terminated | truncated, info
 
 
-@says_in_play(r"truncated\['pilot'\]\[0\] is true in step 3 of an episode: can_truncate = False says that it never is")
+@says_in_play(r"truncated\['pilot'\]\[0\] is true in step 3 of an episode\. The class declares can_truncate = False")
 class UnannouncedTimeLimit(AlteredTeam):
     def alter(self, state, reward, terminated, truncated, info):
         return reward, terminated, {**truncated, "pilot": (state.time == 2)[None]}, info
 
 
-@says_in_play(r"reward\['worker'\]\[\d\] is not 0 after the end in step \d+ of an episode: pay only who had not termin")
+@says_in_play(r"reward\['worker'\]\[\d\] is not 0 after termination in step \d+ of an episode\. Set the rewards")
 class PaidAfterTheEnd(AlteredTeam):
     def alter(self, state, reward, terminated, truncated, info):
         return {**reward, "worker": reward["worker"] + 0.5}, terminated, truncated, info
 
 
-@says_late(r"reward is not 0 after the end in step \d+ of an episode")
+@says_late(r"reward is not 0 after termination in step \d+ of an episode")
 class AlwaysPaid(Altered):
     def alter(self, state, reward, terminated, truncated, info):
         return jnp.ones(()), terminated, truncated, info
 
 
-@says_in_play(r"step lets the action of an agent that has terminated or been truncated change state\.place: hold still")
+@says_in_play(r"step lets the action of a terminated or truncated agent change state\.place\. Ignore its action")
 class WalksOnAfterTheEnd(Line):
     def step(self, key, state, action, params):
         over = self.is_over(state, params)
@@ -372,7 +372,7 @@ class WalksOnAfterTheEnd(Line):
         return self.observe(after), after, *rest
 
 
-@says_late(r"step lets the action of an agent that has terminated or been truncated change state\.aim")
+@says_late(r"step lets the action of a terminated or truncated agent change state\.aim")
 class DeadWorkerPullsThePilot(Team):
     def step(self, key, state, action, params):
         obs, after, *rest = super().step(key, state, action, params)

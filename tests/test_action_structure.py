@@ -84,10 +84,10 @@ def test_a_batch_of_params_is_no_batch_of_spaces():
 def test_a_batch_refuses_the_state_of_one_replica_and_of_another_batch(tag, many):
     (env, params, one), (replicas, _, _) = tag, many
     action = shapes(env.action_space(params), axes=(N,))
-    with pytest.raises(TypeError, match="state = State: must be the VectorState that reset of 3 replicas returned"):
+    with pytest.raises(TypeError, match="state = State: must be the VectorState returned by reset, with 3 replicas"):
         replicas.step(KEY, one, action, params)
     other = jax.eval_shape(wdjax.vectorize(env, 5).reset, KEY, params)[1]
-    with pytest.raises(ValueError, match="must be the VectorState that reset of 3 replicas returned"):
+    with pytest.raises(ValueError, match="must be the VectorState returned by reset, with 3 replicas"):
         jax.eval_shape(replicas.step, KEY, other, action, params)
 
 

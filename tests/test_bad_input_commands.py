@@ -110,7 +110,7 @@ COMMANDS = [
     ([*TRAIN, "--policies.runner.lr", "1e-3"], "did you mean --policies.agent.learning-rate?"),
     ([*TRAIN, AGENT + "hidden-sizes", "8"], "did you mean --policies.agent.network.hidden-sizes?"),
     (["train", "tag_small", "--lr", "1"], "--policies.tagger.learning-rate or --policies.runner.learning-rate?"),
-    ([*TRAIN, AGENT + "network.encoder", ".mod:X"], "'.mod:X': must be \"package.module:Name\", a whole import path"),
+    ([*TRAIN, AGENT + "network.encoder", ".mod:X"], "'.mod:X': must be \"package.module:Name\", a full import path"),
     ([*TRAIN, "--workdir", ""], "--workdir = '': must be a path"),
     ([*SWEEP, "--workdir="], "--workdir = '': must be a path"),
     ([*SWEEP, "--set", "learning_rate=1,2"], "learning_rate: did you mean 'policies.agent.learning_rate'?"),

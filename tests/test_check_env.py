@@ -124,7 +124,7 @@ def test_other_errors_of_the_author_pass_unchanged():
 @pytest.mark.parametrize(
     ("arguments", "error", "words"),
     [
-        ({"env": Line}, TypeError, "must be a wdjax.Env .an instance., or the name"),
+        ({"env": Line}, TypeError, "must be a wdjax.Env instance, or the name"),
         ({"env": "cartpol"}, ValueError, "did you mean 'cartpole'"),
         ({"env": Line(), "params": {"reach": 1.0}}, TypeError, "must be of type LineParams"),
         ({"env": Line(), "params": LineParams(reach="far")}, TypeError, "reach = 'far': must be a number"),
@@ -223,7 +223,7 @@ def test_a_right_twin_passes_and_info_is_compared_too(only_play):
     without_noise(twin)
     assert 70 < len(calls) <= 100  # of the first replica, those before its ends
     assert calls[:3] == [0, 1, 2]
-    with pytest.raises(wdjax.EnvCheckError, match=r"^step gives info\['moved'\] = 1\.0 in step \d+ .*, the twin 2\.0"):
+    with pytest.raises(wdjax.EnvCheckError, match=r"^step returns info\['moved'\] = 1\.0 in step \d+ .* twin 2\.0"):
         without_noise(lambda *args: twin(*args, factor=2.0))
 
 
@@ -231,7 +231,7 @@ def test_a_twin_may_differ_by_the_tolerance(only_play):
     near = lambda *args: line_twin(*args, scale=1.001)  # noqa: E731
     without_noise(near, atol=0.01)
     without_noise(near, rtol=0.1, atol=0.001)
-    with pytest.raises(wdjax.EnvCheckError, match=r"^step gives state\.place = .* in step \d+ of an episode, the twin"):
+    with pytest.raises(wdjax.EnvCheckError, match=r"^step returns state\.place = .* in step \d+ of an .* twin"):
         without_noise(near)
 
 
@@ -248,13 +248,13 @@ def altered_twin(index, alter):
     ("twin", "sentence"),
     [
         (altered_twin(1, lambda state: state.replace(time=state.time + (state.time == 4))),
-         r"step gives state\.time = 4 in step 4 of an episode, the twin 5: correct one of them"),
+         r"step returns state\.time = 4 in step 4 of an episode, the twin 5\. Correct one of them"),
         (altered_twin(0, lambda obs: {**obs, "action_mask": np.ones(3)}),
-         r"step gives obs\['action_mask'\]\[0\] = 0 in step \d+ of an episode, the twin 1\.0"),
-        (altered_twin(3, lambda ended: False), r"step gives terminated = True in step \d+ .*, the twin False"),
+         r"step returns obs\['action_mask'\]\[0\] = 0 in step \d+ of an episode, the twin 1\.0"),
+        (altered_twin(3, lambda ended: False), r"step returns terminated = True in step \d+ .*, the twin False"),
         (altered_twin(2, lambda reward: np.ones(2)), r"the twin returns reward of shape \(2,\), step of shape \(\)"),
-        (altered_twin(1, lambda state: (state.place, state.time)), "the twin returns a state of another structure"),
-        (lambda *args: line_twin(*args)[:4], "the twin returns no tuple of 5 or 6"),
+        (altered_twin(1, lambda state: (state.place, state.time)), "the twin returns a state with another structure"),
+        (lambda *args: line_twin(*args)[:4], "the twin must return a tuple of 5 or 6"),
     ],
 )  # fmt: skip
 def test_wrong_twins(twin, sentence, only_play):

@@ -147,16 +147,16 @@ def test_the_toy_is_right():
 
 
 @pytest.mark.parametrize(("env", "num_steps", "words"), [
-    (LateAlone, 1, "observes_late is True, but LateAlone has no advance: write it, or leave observes_late False"),
+    (LateAlone, 1, "observes_late = True, but LateAlone has no advance. Implement it, or leave observes_late False"),
     (OtherClock, 1, r"advance returns state\.time as float32 of shape \(\), step as int32 of shape"),
-    (WrongShape, 1, r"observe returns obs\['place'\] as float32 of shape \(2,\): observation_space says"),
+    (WrongShape, 1, r"observe returns obs\['place'\] as float32 of shape \(2,\): must be float32"),
     (UnknownRatio, 1, r"info_ratios\['pace'\] = \('moved', 'steps'\): must be \(sum, divisor\), two names of"),
     (RatioOfOne, 1, r"info_ratios\['pace'\] = 'moved': must be \(sum, divisor\)"),
-    (Unlike, 400, r"advance and then observe gives reward = 2\.0 in step 5 of an episode, step 1\.0: a batch"),
-    (FirstOtherwise, 400, r"observe of the state gives obs\['place'\]\[0\] = .* at a reset, reset .*: a batch plays"),
-    (Endless, 400, r"step 13 of an episode is played, of which params\.episode_length = 12 are all: terminate or"),
-    (SmallClock, 1_500, r"step runs state\.time over, from 127 to -128: make it int32"),
-    (functools.partial(SmallClock, "uint8", 200), 1_500, r"step runs state\.time over, from 255 to 0: make it int32"),
+    (Unlike, 400, r"advance and then observe gives reward = 2\.0 in step 5 of an episode, but step gives 1\.0\. "),
+    (FirstOtherwise, 400, r"observe of the state gives obs\['place'\]\[0\] = .* at a reset, but reset gives .*"),
+    (Endless, 400, r"step 13 of an episode exceeds params\.episode_length = 12\. Terminate or"),
+    (SmallClock, 1_500, r"step overflows state\.time, from 127 to -128\. Make it int32"),
+    (functools.partial(SmallClock, "uint8", 200), 1_500, r"step overflows state\.time, from 255 to 0\. Make it int32"),
 ])  # fmt: skip
 def test_check_env_says_what_is_wrong(env, num_steps, words, monkeypatch):
     if num_steps > 1:  # the checks before the play take the most time

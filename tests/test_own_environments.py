@@ -59,7 +59,7 @@ def test_what_lies_in_the_current_folder_is_not_installed(package, monkeypatch):
     ("broken", "has no attribute 'Nothing'"),
     ("ownenvs:CartPol", "has no attribute 'CartPol'"),
     ("ownenvz:Longer", "No module named 'ownenvz'"),
-    ("own envs:Longer", "a whole import path"),
+    ("own envs:Longer", "a full import path"),
     ("ownenvs:sys", "has no attribute"),
     ("math:pi", "must be a subclass of wdjax.Env"),
     ("gymnx:CartPole-v1", "did you mean 'gymnax'"),

@@ -232,5 +232,5 @@ def test_a_checkout_without_links_says_so(without_links, command):
     result = subprocess.run([sys.executable, *command], cwd=without_links, capture_output=True, text=True, check=False)
     assert result.returncode == 1
     last = result.stderr.strip().splitlines()[-1]
-    assert "symbolic links, and this checkout holds none" in last
+    assert "symbolic links, which this checkout does not contain" in last
     assert "core.symlinks=true" in last

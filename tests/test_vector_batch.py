@@ -308,7 +308,7 @@ def test_bad_pools_are_refused(n, error):
 
 def test_bad_keys_are_refused():
     replicas = wdjax.vectorize(Walk(), N)
-    with pytest.raises(TypeError, match=r"typed key, as jax.random.key\(seed\) makes it"):
+    with pytest.raises(TypeError, match=r"typed key\. Create it with jax.random.key\(seed\)"):
         replicas.reset(jax.random.PRNGKey(0), Params())
     _, state = jax.jit(replicas.reset)(jax.random.key(0), Params())
     with pytest.raises(TypeError, match="typed key"):

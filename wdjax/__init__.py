@@ -1,10 +1,10 @@
-"""wdjax: end-to-end multi-agent reinforcement learning on one accelerator, as pure functions in JAX.
+"""wdjax: end-to-end multi-agent reinforcement learning on one accelerator, as pure JAX functions.
 
     env, params = wdjax.make("tag_continuous", num_taggers=5, num_runners=100)
     obs, state = env.reset(key, params)
     obs, state, reward, terminated, truncated, info = env.step(key, state, action, params)
 
-Names are imported when first used, so that `import wdjax` is quick and touches no device.
+Names are imported on first use, so `import wdjax` is fast and touches no device.
 """
 
 import os
@@ -15,8 +15,8 @@ from wdjax.version import __version__  # noqa: F401
 
 if not os.path.isdir(os.path.join(os.path.dirname(__file__), "envs")):
     raise ImportError(
-        "wdjax/envs, train and experiments are symbolic links, and this checkout holds none: check out again "
-        "with git -c core.symlinks=true clone, on Linux, macOS or in WSL2"
+        "wdjax/envs, train and experiments are symbolic links, which this checkout does not contain. "
+        "Clone again with git -c core.symlinks=true clone, on Linux, macOS or in WSL2."
     )
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Text on the terminal: names and values may come from a stranger's file, so nothing in them controls the terminal."""
+"""Terminal output without control characters, since names and values may be untrusted."""
 
 import errno
 import io
@@ -29,9 +29,9 @@ def keep_output() -> None:
     """Keep the process alive when stdout or stderr is closed, or its terminal or pipe is gone."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if stream is not getattr(sys, f"__{name}__"):  # a notebook's, or a test's
+        if stream is not getattr(sys, f"__{name}__"):  # replaced by a notebook or a test
             continue
-        if stream is None:  # closed before Python began: `>&-`
+        if stream is None:  # closed before Python started: `>&-`
             setattr(sys, name, open(os.devnull, "w", encoding="utf8"))  # noqa: SIM115
             continue
         raw = Unbroken(stream.fileno(), "w", closefd=False)
@@ -46,7 +46,7 @@ def show(text: Any) -> None:
 
 
 class Console(rich.console.Console):
-    """A rich console that prints text literally: no markup, no emoji codes, no control characters."""
+    """Rich console without markup, emoji codes or control characters."""
 
     def __init__(self, **options: Any):
         super().__init__(markup=False, emoji=False, **options)

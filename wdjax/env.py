@@ -1,4 +1,4 @@
-"""The contract of an environment: two pure functions, spaces, and a drawing."""
+"""Environment base class: pure reset and step functions, spaces, and rendering hooks."""
 
 import abc
 import dataclasses
@@ -17,41 +17,47 @@ if TYPE_CHECKING:
 
     from wdjax.drawing import Scene
 
-SINGLE_AGENT = "agent"  # the name of the only group where an environment has no groups
+SINGLE_AGENT = "agent"  # name of the only group of an environment without `groups`
 
 
 @dataclasses.dataclass(frozen=True)
 class Env(abc.ABC):
-    """One game for one replica, as pure functions of arrays.
+    """One replica of an environment, as pure functions of arrays.
 
-    A subclass is a frozen, hashable dataclass whose fields fix shapes and code paths; all other numbers live in a
-    pytree `params`, which may be traced, vmapped and swept without a recompile.
+    A subclass is a frozen, hashable dataclass. Its fields are static: they determine shapes and
+    code paths. All other numbers belong to the pytree `params`, which can be traced, vmapped and
+    swept without recompiling.
 
-    In an environment with `groups`, observation, action, reward, terminated and truncated are dicts keyed by group,
-    each with a leading agent axis; one without groups takes and returns bare arrays.
+    With `groups`, the observation, action, reward, terminated and truncated are dicts keyed by
+    group, and each entry has a leading agent axis. Without groups, they are bare arrays.
 
-    An observation (of a group) may be a dict, whose key "action_mask" is no input of networks: it says which choices of
-    Discrete or MultiDiscrete are allowed, 1, and which are not, 0: [..., sum(nvec)], those of all components in a row.
+    An observation (of a group) may be a dict. Its key "action_mask" is not fed to networks: it
+    marks the allowed choices of a Discrete or MultiDiscrete action with 1 and the others with 0.
+    Its shape is [..., sum(nvec)], the masks of all components concatenated.
     """
 
-    can_truncate: ClassVar[bool] = True  # whether a time limit may cut an episode off
+    can_truncate: ClassVar[bool] = True
+    """Whether episodes can be truncated by a time limit."""
     cheap_reset: ClassVar[bool] = False
-    """whether a start is a few numbers to draw, cheaper on a GPU than a branch"""
-    # whether `step` is `advance` and then `observe`, and a batch may call these; of a subclass that overrides `step` or
-    # `reset` it does not hold any more, unless that says it again
+    """Whether a reset only draws a few numbers, which is cheaper on a GPU than a branch."""
+    # Whether `step` equals `advance` followed by `observe`, so that a batch may call these two.
+    # A subclass that overrides `step` or `reset` must set it again; see `may_observe_late`.
     observes_late: ClassVar[bool] = False
-    # static fields that change what agents are shown and nothing else: who learned with other values plays on its own
-    # observations in the same game
+    # Static fields that change the observations only. Policies trained with different values of
+    # these fields can play one episode together, each with its own observations.
     shown_by: ClassVar[frozenset[str]] = frozenset()
     reward_threshold: ClassVar[float | None] = None
-    """the mean return from which the game counts as solved"""
-    frames_per_second: ClassVar[int] = 30  # of its own time, for who shows it
+    """Mean return at which the environment counts as solved."""
+    frames_per_second: ClassVar[int] = 30
+    """Playback speed of videos, in env steps per second."""
     trail: ClassVar[int] = 10
-    """earlier states that show in a frame, unless more or fewer are asked for"""
-    # statistics that are one sum of `info` over another, name -> (sum, divisor): a mean time, say
+    """Default number of earlier states shown in a frame."""
+    # Statistics computed as the ratio of two sums of `info`: name -> (sum, divisor). Example: a
+    # mean time per event.
     info_ratios: ClassVar[Mapping[str, tuple[str, str]]] = {}
-    # opponents by rule, name -> (group, script(env, state, params, key) of one replica -> the actions of all of that
-    # group, [n_group, ...]); a single agent's group is "agent", its script returns a bare action
+    # Scripted opponents: name -> (group, script). `script(env, state, params, key)` acts in one
+    # replica and returns the actions of the whole group, [n_group, ...]. In a single-agent
+    # environment the group is "agent" and the script returns a bare action.
     scripts: ClassVar[Mapping[str, tuple[str, Callable]]] = {}
 
     def _repr_html_(self) -> str:
@@ -59,12 +65,12 @@ class Env(abc.ABC):
         rows = [(field.name, getattr(self, field.name), "static") for field in fields]
         rows += [(group, f"{num} agents", "group") for group, num in self.groups.items()]
         rows += [
-            (f"{what} {name}".strip(), words, "space")
-            for what, space in (
+            (f"{label} {name}".strip(), description, "space")
+            for label, space in (
                 ("obs", self.observation_space(params)),
                 ("action", self.action_space(params)),
             )
-            for name, words in space_rows(space)
+            for name, description in space_rows(space)
         ]
         rows += [
             (field.name, getattr(params, field.name), "default param")
@@ -74,92 +80,122 @@ class Env(abc.ABC):
 
     @property
     def groups(self) -> Mapping[str, int]:
-        """Group name -> number of its agents, in order; empty in a single-agent environment."""
+        """Ordered mapping from group name to agent count; empty for a single-agent environment."""
         return {}
 
     @property
     @abc.abstractmethod
     def default_params(self) -> Any:
-        """A frozen pytree dataclass: physics, rewards and the episode length."""
+        """Frozen pytree dataclass of physical constants, rewards and the episode length."""
 
-    def check_params(self, params: Any) -> None:  # noqa: B027  (a hook: most games have nothing to refuse)
-        """Raises ValueError, naming the field, where concrete params make no sense. `make` calls it."""
+    def check_params(self, params: Any) -> None:  # noqa: B027  (optional hook)
+        """Raise ValueError, naming the field, if concrete params are invalid. Called by `make`."""
 
     @abc.abstractmethod
     def reset(self, key: jax.Array, params: Any) -> tuple[Any, Any]:
-        """Returns (obs, state) of a new episode."""
+        """Start a new episode.
+
+        Args:
+            key: a typed key.
+            params: of one replica.
+
+        Returns:
+            (obs, state).
+        """
 
     @abc.abstractmethod
     def step(
         self, key: jax.Array, state: Any, action: Any, params: Any
     ) -> tuple[Any, Any, Any, Any, Any, dict]:
-        """Advances the game once; never resets.
+        """Advance the environment by one step, without resetting it.
 
-        Returns (obs, state, reward, terminated, truncated, info): reward float32, terminated and truncated bool, per
-        agent. Both stay true until the reset; `truncated` is never true for an agent that has terminated. The episode
-        is over when every agent is one or the other: one that is earlier is paid 0 from then on, and its actions have
-        no effect.
-        `info` maps names to scalars of this step, which sum up to a statistic of the episode (tags, say).
+        The episode is over once every agent is terminated or truncated. An agent that finishes
+        earlier receives reward 0 from then on, and its actions have no effect.
+
+        Args:
+            key: a typed key.
+            state: from `reset` or the previous `step`.
+            action: an element of the action space.
+            params: of one replica.
+
+        Returns:
+            (obs, state, reward, terminated, truncated, info). Per agent, `reward` is float32 and
+            `terminated` and `truncated` are bool. Both flags stay true until the reset, and
+            `truncated` is never true for a terminated agent. `info` maps names to scalars of this
+            step; their sums over an episode are statistics, for example the number of tags.
         """
 
     def advance(
         self, key: jax.Array, state: Any, action: Any, params: Any
     ) -> tuple[Any, Any, Any, Any, Any, dict]:
-        """`step`, but with a scene in the place of obs: where `observes_late`, obs is `observe(scene, params)`.
+        """Advance like `step`, but return a scene instead of the observation.
 
-        A scene is a pytree like the state, and a new state is the scene of its own first obs, so that a batch can
-        restart those whose episode is over and then observe all at once: for observations that are dear.
+        Used if `observes_late` is true; the observation is then `observe(scene, params)`. A scene
+        is a pytree with the structure of the state, and a new state is the scene of its own first
+        observation. A batch can therefore reset the replicas that are done and then observe all of
+        them at once, which pays off for expensive observations.
         """
         raise NotImplementedError(
-            f"{type(self).__name__} has no advance: its observes_late is to stay false"
+            f"{type(self).__name__} has no advance: implement it, or leave observes_late False"
         )
 
     def observe(self, scene: Any, params: Any) -> Any:
-        """Returns obs of a scene, where `observes_late`."""
+        """Return the observation of a scene; used if `observes_late` is true."""
         raise NotImplementedError(
-            f"{type(self).__name__} has no observe: its observes_late is to stay false"
+            f"{type(self).__name__} has no observe: implement it, or leave observes_late False"
         )
 
     @abc.abstractmethod
     def observation_space(self, params: Any) -> Space:
-        """The space of `obs`: a Dict of groups, each a batch of its agents, or one agent's space."""
+        """Space of `obs`: a Dict with one batched space per group, or the space of one agent."""
 
     @abc.abstractmethod
     def action_space(self, params: Any) -> Space:
-        """The space of `action`, likewise."""
+        """Space of `action`: a Dict with one batched space per group, or the space of one agent."""
 
     def split_observation(self, obs: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Says who is whom in an observation, for networks that see the other agents as a set.
+        """Split an observation into the other agents and the rest, for set encoders.
 
         Args:
-            obs: of one agent of any group, leaves `[..., *part of its space]` with any leading axes, without a mask.
+            obs: of one agent of any group, without the action mask; leaves
+                `[..., *shape of its space]` with any leading axes.
 
         Returns:
-            (others [..., k, features], present [..., k] bool: who of them is there, own [..., m]: all the rest).
+            (others, present, own): the features of k other agents [..., k, features], a bool flag
+            for each of them [..., k], and the remaining features [..., m].
         """
         name = type(self).__name__
         raise NotImplementedError(
-            f"{name} does not say who is whom: write its method split_observation(obs)"
+            f"{name} has no split_observation: implement the method split_observation(obs)"
         )
 
     def scene(self, states: Any, params: Any) -> "Scene":
-        """Returns how an episode is drawn, in the words of `wdjax.drawing`, from which pictures, GIFs, SVG and the
-        player are made.
+        """Return the drawing of an episode, used for pictures, GIFs, SVG and the player.
 
         Args:
-            states: in order, leaves with a leading [T], arrays of NumPy; after a reset `time` starts again.
-            params: their params, arrays of NumPy.
+            states: consecutive states, NumPy arrays with a leading [T]; `time` restarts at a reset.
+            params: the params of these states, NumPy arrays.
+
+        Returns:
+            A `wdjax.drawing.Scene`.
         """
         name = type(self).__name__
-        raise NotImplementedError(f"{name} has no drawing: write its method scene(states, params)")
+        raise NotImplementedError(
+            f"{name} has no drawing: implement the method scene(states, params)"
+        )
 
     def draw(self, axes: "Axes", state: Any, params: Any, history: Any = None) -> None:
-        """Draws one state (arrays of NumPy or JAX) onto empty matplotlib axes: what `scene` shows of it, as a
-        picture in pixels. To add to it, extend `scene`: what is drawn after `super().draw(axes, ...)` is placed in its
-        pixels, not in units of the game.
+        """Draw one state onto empty matplotlib axes.
 
-        A game that would rather draw with matplotlib overrides this: pictures and GIFs are then made so.
-        `history` holds the states before it, oldest first, leaves with a leading [H], for a drawing that shows trails.
+        The default shows `scene` as an image, so axes coordinates are pixels. To add elements in
+        environment units, extend `scene`. An environment that prefers matplotlib overrides this
+        method; its pictures and GIFs then use it.
+
+        Args:
+            axes: empty matplotlib axes.
+            state: of one replica, NumPy or JAX arrays.
+            params: of this replica.
+            history: earlier states, oldest first, leaves with a leading [H], for trails.
         """
         from wdjax.drawing.raster import picture
 
@@ -174,72 +210,82 @@ class Env(abc.ABC):
 
 
 def is_key(leaf: Any) -> bool:
-    """Returns whether a leaf is a typed key, which NumPy does not know."""
+    """Return whether a leaf is an array of typed keys, which NumPy cannot represent."""
     return isinstance(leaf, jax.Array) and jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def first_axis(state: Any) -> Any:
-    """Returns one state as an episode of it, leaves [1, ...]."""
+    """Return one state as an episode of length 1, leaves [1, ...]."""
     return jax.tree.map(lambda leaf: (leaf if is_key(leaf) else np.asarray(leaf))[None], state)
 
 
 def may_observe_late(env: Env) -> bool:
-    """Returns whether a batch may call `advance` and `observe` in the place of `step`: `observes_late` is said by the
-    class whose `step` and `reset` are played, or by a subclass of it. What somebody has overridden is played."""
-    said, *written = _depths(env, "observes_late", "step", "reset")
-    return env.observes_late and said <= min(written)
+    """Return whether a batch may call `advance` and `observe` instead of `step`.
+
+    True if `observes_late` is set by the class that defines `step` and `reset`, or by a subclass
+    of it. Otherwise a subclass has overridden `step` or `reset`, and its versions must be called.
+    """
+    flag_depth, *method_depths = _depths(env, "observes_late", "step", "reset")
+    return env.observes_late and flag_depth <= min(method_depths)
 
 
 def draws_by_scene(env: Env) -> bool:
-    """Returns whether `scene` draws a game: a `draw` of its class, or of one between that and `scene`'s, goes first."""
-    scene, draw = _depths(env, "scene", "draw")
-    return scene <= draw
+    """Return whether `scene` draws the environment, rather than an overridden `draw`."""
+    scene_depth, draw_depth = _depths(env, "scene", "draw")
+    return scene_depth <= draw_depth
 
 
 def _depths(env: Env, *names: str) -> list[int]:
-    """Returns of each attribute how far up in the classes of an environment it is first written."""
+    """Return, for each attribute, the position in the MRO of the class that defines it."""
     return [
         next(i for i, cls in enumerate(type(env).__mro__) if name in vars(cls)) for name in names
     ]
 
 
 def require_batched_spaces(env: Env, params: Any) -> None:
-    """Raises ValueError where a space is not, for every group, one agent's space batched by the number of its agents:
-    else shapes clash somewhere later. (`check_env` looks for much more.)"""
+    """Raise ValueError unless each group's space is one agent's space batched by its agent count.
+
+    Catches early what would fail later as a shape mismatch. `check_env` checks far more.
+    """
     groups = env.groups
     for method in ("observation_space", "action_space"):
         space = getattr(env, method)(params)
         if not isinstance(space, Space):
-            found = type(space).__name__
+            returned = type(space).__name__
             raise ValueError(
-                f"{method} returns {found}: must be a wdjax Box, Discrete, MultiDiscrete or Dict"
+                f"{method} returns {returned}: must be a wdjax Box, Discrete, MultiDiscrete or Dict"
             )
         if groups and (not isinstance(space, Dict) or list(space.spaces) != list(groups)):
-            found = (
+            returned = (
                 f"Dict of {list(space.spaces)}" if isinstance(space, Dict) else type(space).__name__
             )
-            words = f"must be a Dict of the groups, in their order: {list(groups)}"
-            raise ValueError(f"{method} returns a {found}: {words}")
+            message = f"must be a Dict of the groups, in their order: {list(groups)}"
+            raise ValueError(f"{method} returns a {returned}: {message}")
         for group, num in groups.items():
             if agent_axes(space[group]) != {(num,)}:
-                words = f"is no batch of {num} agents: return one agent's space.batch({num})"
-                raise ValueError(f"{method}[{group!r}] {words}")
+                message = f"is not a batch of {num} agents: return one agent's space.batch({num})"
+                raise ValueError(f"{method}[{group!r}] {message}")
         if not groups and agent_axes(space) != {()}:
-            words = (
+            message = (
                 f"is a batch: {type(env).__name__} has no groups, so return the space of one agent"
             )
-            raise ValueError(f"{method} {words}")
+            raise ValueError(f"{method} {message}")
 
 
 def require_action(
     env: Env, action: Any, params: Any, num_envs: int | None = None, owner: type[Env] | None = None
 ) -> None:
-    """Raise ValueError where an action has another structure or other shapes than the action space. Computes nothing.
+    """Raise ValueError if the structure or a shape of an action does not match the action space.
+
+    Only shapes are evaluated.
 
     Args:
+        env: the environment that receives the action.
+        action: the action to check.
         params: of one replica, arrays or their shapes.
-        num_envs: None: the action of one replica; else of so many, each leaf with a leading [num_envs].
-        owner: the class whose `step` asks: a subclass with a `step` of its own may hand it any action.
+        num_envs: number of replicas, if each leaf has a leading [num_envs]; None for one replica.
+        owner: class whose `step` calls this. The check is skipped if a subclass overrides `step` or
+            `advance`, because it may pass any action on.
     """
     if owner is not None and (type(env).step, type(env).advance) != (owner.step, owner.advance):
         return
@@ -249,16 +295,16 @@ def require_action(
             "action", action, env.action_space(params), () if num_envs is None else (num_envs,)
         )
 
-    jax.eval_shape(check, params)  # a space may compute bounds from params
+    jax.eval_shape(check, params)  # the space may compute its bounds from params
 
 
 def layout_of(env: Env) -> Callable | None:
-    """Returns the `split_observation` of an environment, or None where it has none."""
+    """Return the `split_observation` of an environment, or None if it has none."""
     return None if type(env).split_observation is Env.split_observation else env.split_observation
 
 
 def static_names(env: Env | type[Env]) -> list[str]:
-    """Returns the names of the static fields that `make` takes: all but those with metadata {"argument": False}."""
+    """Return the static fields that `make` accepts: all without metadata {"argument": False}."""
     return [
         field.name
         for field in dataclasses.fields(env)
@@ -267,8 +313,10 @@ def static_names(env: Env | type[Env]) -> list[str]:
 
 
 def with_static(source: Env | type[Env], static: Mapping[str, Any]) -> Env:
-    """Return an environment of a class, or like an environment, with these static fields; a list, as YAML has it,
-    becomes a tuple where the field is one."""
+    """Return an environment of this class, or a copy of this one, with the given static fields.
+
+    A list (from YAML) becomes a tuple if the field's default is a tuple.
+    """
     tuples = {name for name in static if isinstance(getattr(source, name, None), tuple)}
     static = {name: _as_tuple(value) if name in tuples else value for name, value in static.items()}
     return source(**static) if isinstance(source, type) else dataclasses.replace(source, **static)
@@ -281,9 +329,10 @@ def _as_tuple(value: Any) -> Any:
 def split_arguments(
     source: Env | type[Env], arguments: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Sorts arguments of `make` into static fields of a class, or of an environment, and names of params.
+    """Split the arguments of `make` into static fields and params.
 
-    Raises ValueError, with the nearest right name, for a name that is neither.
+    Raises:
+        ValueError: for an unknown name; the message contains the closest known one.
     """
     names = static_names(source)
     static = {name: value for name, value in arguments.items() if name in names}
@@ -295,13 +344,21 @@ def split_arguments(
 
 
 def cast_params(params: Any, defaults: Any) -> Any:
-    """Returns params with every number as a NumPy scalar or array of 32 bits, checked for its kind.
+    """Return params with every number as a 32-bit NumPy scalar or array, after a type check.
 
-    A number whose default is a np.float64 keeps 64 bits: of a game that computes in them where `jax_enable_x64` is on.
-    A field whose default is None may be None or an array of numbers; one whose default is a tuple of n numbers becomes
-    an array [..., n] float32; one whose default is an array of 32 bits takes arrays and lists of numbers, a list in its
-    shape (in any where it is empty); one whose default is none of these (a pytree) stays what it is. Raises TypeError
-    or ValueError, naming the field.
+    The default of a field determines the accepted values:
+
+    * a number: a number of this kind. If it is an np.float64, the value keeps 64 bits, for an
+      environment that computes in 64 bits under `jax_enable_x64`.
+    * None: None, or an array of numbers.
+    * a tuple of n numbers: an array [..., n], cast to float32.
+    * a 32-bit array: an array or a list of numbers. A list must have its shape, unless the default
+      is empty.
+    * anything else (a pytree): any value, unchanged.
+
+    Raises:
+        TypeError: for a value that is not of the right kind; names the field.
+        ValueError: for a wrong shape or a value out of range; names the field.
     """
     names = [field.name for field in dataclasses.fields(params)]
     changes = {name: _cast(name, getattr(params, name), getattr(defaults, name)) for name in names}
@@ -309,7 +366,7 @@ def cast_params(params: Any, defaults: Any) -> Any:
 
 
 def is_number_tuple(default: Any) -> bool:
-    """Returns whether the default of a field of params stands for an array of as many numbers."""
+    """Return whether the default of a params field is a tuple of numbers."""
     return isinstance(default, tuple) and all(
         isinstance(number, (int, float)) for number in default
     )
@@ -317,9 +374,9 @@ def is_number_tuple(default: Any) -> bool:
 
 def _cast(name: str, value: Any, default: Any) -> Any:
     is_table = isinstance(default, np.ndarray) and default.dtype in (np.int32, np.float32)
-    if is_table and value is default:  # the environment's own, for its check_params to judge
+    if is_table and value is default:  # checked by the environment's check_params
         return value
-    # of YAML
+    # a list from YAML
     if (
         isinstance(default, (np.ndarray, jax.Array))
         and isinstance(value, (list, tuple))
@@ -330,31 +387,33 @@ def _cast(name: str, value: Any, default: Any) -> Any:
         )
         value = np.asarray(value, None if is_table else default.dtype)
     default = default.dtype.type(0).item() if is_table else default
-    several = is_number_tuple(default)
-    if not (several or isinstance(default, (bool, int, float, type(None)))) or (
+    is_tuple = is_number_tuple(default)
+    if not (is_tuple or isinstance(default, (bool, int, float, type(None)))) or (
         value is None and default is None
     ):
         return value
-    one = not is_table and default is not None
-    words = f"{len(default)} numbers" if several else "a number" if one else "numbers"
-    whole = "a whole number" if one else "whole numbers"
-    kinds = {
+    is_scalar = not is_table and default is not None
+    allowed = f"{len(default)} numbers" if is_tuple else "a number" if is_scalar else "numbers"
+    whole = "a whole number" if is_scalar else "whole numbers"
+    by_type = {
         bool: ("b", np.bool_, "true or false"),
         int: ("iu", np.int32, whole),
-        np.float64: ("iuf", np.float64, words),
+        np.float64: ("iuf", np.float64, allowed),
     }
-    allowed, dtype, words = kinds.get(type(default), ("iuf", np.float32, words))
+    kinds, dtype, allowed = by_type.get(type(default), ("iuf", np.float32, allowed))
     try:
         array = value if isinstance(value, jax.Array) else np.asarray(value)
     except ValueError:  # rows of unequal lengths
         array = np.array(None)
-    if getattr(array.dtype, "kind", "O") not in allowed:  # a key of jax has none
-        raise TypeError(f"{name} = {one_line(repr(value))}: must be {words}")
-    if several:
-        require(array.shape[-1:] == (len(default),), name, value, words)
+    if getattr(array.dtype, "kind", "O") not in kinds:  # a typed key has no kind
+        raise TypeError(f"{name} = {one_line(repr(value))}: must be {allowed}")
+    if is_tuple:
+        require(array.shape[-1:] == (len(default),), name, value, allowed)
     if dtype is not np.bool_:
         limits = np.iinfo(dtype) if dtype is np.int32 else np.finfo(dtype)
         fits = ((array >= limits.min) & (array <= limits.max)) | np.isinf(array)
-        require(np.all(fits), name, value, f"{words} within the range of {dtype.__name__}, not NaN")
+        require(
+            np.all(fits), name, value, f"{allowed} within the range of {dtype.__name__}, not NaN"
+        )
     array = array.astype(dtype)
     return array if isinstance(array, jax.Array) or array.ndim else dtype(array)

@@ -1,4 +1,4 @@
-"""Files in a folder that a stranger may have filled: written whole and never through a link, read only if regular."""
+"""Files in untrusted folders: written atomically, never through links, read only if regular."""
 
 import contextlib
 import errno
@@ -11,18 +11,20 @@ from pathlib import Path
 from typing import IO, Any
 
 LINK = "is a link or a pipe. wdjax does not write through links inside a run folder. Replace it."
-MOST_BYTES = 2**26  # limit for files that are read in one piece; metrics.jsonl may be larger
+MOST_BYTES = 2**26  # limit for files that are read at once; metrics.jsonl may be larger
 
 
 @contextlib.contextmanager
 def new_file(path: str | Path, mode: str = "wb", sync: bool = False) -> Iterator[IO[Any]]:
-    """Open a new file that replaces `path` when the block ends without an error, and is deleted otherwise.
+    """Open a new file that replaces `path` when the block succeeds and is deleted otherwise.
 
-    It is made in the same folder under a random name, exclusively, so that nothing is written through a link.
+    The file has a random name in the same folder and is created exclusively, so that it never
+    writes through a link.
 
     Args:
+        path: the file to create or replace.
         mode: "wb", or "w" for UTF-8 text.
-        sync: wait until the disk has the content before the file is replaced.
+        sync: whether to flush the content to disk before replacing the file.
     """
     path = Path(path)
     partial = path.with_name(f".wdjax-{secrets.token_hex(4)}.tmp")
@@ -42,7 +44,7 @@ def new_file(path: str | Path, mode: str = "wb", sync: bool = False) -> Iterator
 
 
 def make_folder_inside(folder: Path) -> Path:
-    """Make a folder inside a run folder. Raises ValueError where it is a link, which may lead anywhere."""
+    """Create a folder inside a run folder; raise ValueError if it is a link to another place."""
     if folder.is_symlink():
         raise ValueError(f"{folder}: {LINK}")
     folder.mkdir(parents=True, exist_ok=True)
@@ -52,14 +54,20 @@ def make_folder_inside(folder: Path) -> Path:
 def open_regular(
     path: str | Path, mode: str = "rb", most: int | None = None, **options: Any
 ) -> IO[Any]:
-    """Open a regular file: never a pipe or a device, and to write never a link.
+    """Open a regular file; pipes and devices are rejected, and links too when writing.
+
+    Args:
+        path: the file.
+        mode: as for `open`.
+        most: limit of the file's size in bytes; None for no limit.
+        **options: further options of `open`.
 
     Raises:
-        OSError: where it cannot be opened.
-        ValueError: where it is no regular file, or holds more than `most` bytes.
+        OSError: if the file cannot be opened.
+        ValueError: if it is not a regular file, or larger than `most` bytes.
     """
     follow = 0 if mode in ("r", "rb") else os.O_NOFOLLOW
-    # opening a pipe waits for its other end
+    # O_NONBLOCK: opening a pipe would wait for its other end
     opener = functools.partial(_open, flags_too=follow | os.O_NONBLOCK)
     try:
         stream = open(path, mode, opener=opener, **options)  # noqa: SIM115  (returned)
@@ -67,8 +75,8 @@ def open_regular(
         if error.errno in (errno.ELOOP, errno.ENXIO):
             raise ValueError(f"{path}: {LINK}") from None
         raise
-    found = os.fstat(stream.fileno())
-    if stat.S_ISREG(found.st_mode) and (most is None or found.st_size <= most):
+    status = os.fstat(stream.fileno())
+    if stat.S_ISREG(status.st_mode) and (most is None or status.st_size <= most):
         return stream
     stream.close()
     size = "" if most is None else f" of at most {most:,} bytes"
@@ -80,12 +88,12 @@ def _open(path: str, flags: int, flags_too: int) -> int:
 
 
 def read_text(path: str | Path, most: int = MOST_BYTES, errors: str = "strict") -> str:
-    """Return the UTF-8 text in a regular file. Raises as `open_regular`."""
+    """Return the UTF-8 text of a regular file; raises the errors of `open_regular`."""
     with open_regular(path, "r", most, encoding="utf8", errors=errors) as stream:
         return stream.read()
 
 
 def write_text(path: str | Path, text: str, sync: bool = False) -> None:
-    """Write a UTF-8 text as `new_file` does."""
+    """Write UTF-8 text atomically, like `new_file`."""
     with new_file(path, "w", sync) as stream:
         stream.write(text)

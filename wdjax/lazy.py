@@ -1,4 +1,4 @@
-"""Packages whose names are imported when first used, so that to import them is quick and touches no device."""
+"""Lazy imports of a package's public names, which make `import wdjax` fast and touch no device."""
 
 import ast
 import difflib
@@ -11,10 +11,11 @@ from typing import Any
 def import_when_used(
     package: str,
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], dict[str, str]]:
-    """Returns `__getattr__` and `__dir__` of a package, and public name -> the module that holds it.
+    """Return `__getattr__`, `__dir__`, and a dict from public name to defining module.
 
-    The names are what its `__init__.py` imports `if TYPE_CHECKING`, so that type checkers know them. What is returned
-    goes under `if not TYPE_CHECKING`: a checker that saw a `__getattr__` would take every name for one of these.
+    The public names are those that the package's `__init__.py` imports under `if TYPE_CHECKING`,
+    which makes them visible to type checkers. Assign the results under `if not TYPE_CHECKING`:
+    a type checker that sees `__getattr__` accepts every name.
     """
     tree = ast.parse(sys.modules[package].__spec__.loader.get_source(package))
     lines = [line for node in tree.body if isinstance(node, ast.If) for line in node.body]
@@ -32,15 +33,15 @@ def import_when_used(
         return module if home[name] == f"{package}.{name}" else getattr(module, name)
 
     def elsewhere(name: str) -> str:
-        if name.startswith("_"):  # which other tools look for
+        if name.startswith("_"):  # probed by other tools
             return ""
         parts = [path for part, path in home.items() if path == f"{package}.{part}"]
         inside = [
             path for path in parts if name in getattr(importlib.import_module(path), "__all__", ())
         ]
-        near = [f"{path}.{name}" for path in inside] or [
+        matches = [f"{path}.{name}" for path in inside] or [
             f"{package}.{other}" for other in difflib.get_close_matches(name, home, 1)
         ]
-        return f": did you mean {near[0]}?" if near else ""
+        return f": did you mean {matches[0]}?" if matches else ""
 
     return get, lambda: sorted(home), home

@@ -1,13 +1,13 @@
-"""Names of metrics: those that wdjax writes, and those under which statistics of an environment are reported."""
+"""Metric names: the built-in metrics, and the statistics of environments."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 
-USER = "user"  # the part of the name before a user's statistic that collides
-EVALUATED = "eval"  # the part before what evaluations find
+USER = "user"  # prefix of environment statistics whose name collides
+EVALUATED = "eval"  # prefix of evaluation results
 SPREAD = ("", "_min", "_max", "_std")  # of episode lengths and returns: mean, extremes, deviation
 LENGTHS = tuple(f"episode_length{end}" for end in SPREAD)
 STANDARD_ERROR = "_standard_error"
-# and an opponent
+# per opponent
 OPPONENT = ("opponent_blocks/", "opponent_games/", "opponent_return/", "opponent_win_rate/")
 
 # Fields of metrics.jsonl and of the tables of sweeps that belong to no policy.
@@ -33,7 +33,7 @@ WRITTEN = frozenset(
         *LENGTHS,
     }
 )
-# Fields of a run's configuration: columns of the tables of sweeps (tests compare them with TrainConfig).
+# Fields of a run configuration, which are columns in the tables of sweeps; tests compare both.
 CONFIGURED = frozenset(
     {
         "env",
@@ -62,11 +62,11 @@ CONFIGURED = frozenset(
         "eval_greedy",
     }
 )
-RECORDED = frozenset({"_step", "_runtime", "_timestamp", "_wandb"})  # what Weights & Biases adds
+RECORDED = frozenset({"_step", "_runtime", "_timestamp", "_wandb"})  # added by Weights & Biases
 
 
 def user_space(policies: Collection[str]) -> str:
-    """Return the prefix of statistics that collide: "user", or "user_" where a policy is named "user"."""
+    """Return the prefix of colliding statistics: "user", or "user_" if a policy is named "user"."""
     space = USER
     while space in policies:
         space += "_"
@@ -74,7 +74,7 @@ def user_space(policies: Collection[str]) -> str:
 
 
 def free_name(name: str, space: str, taken: Callable[[str], bool]) -> str:
-    """Return `name`, with the prefix `space/` added until the name is free."""
+    """Return `name`, prefixed with `space/` until it is free."""
     while taken(name):
         name = f"{space}/{name}"
     return name
@@ -86,15 +86,20 @@ def statistic_names(
     policies: Collection[str] = (),
     groups: Collection[str] = (),
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the metrics of an environment's statistics: ({name in info: metric}, {name in info_ratios: metric}).
+    """Return the metric names of an environment's statistics.
 
-    A sum X is reported as `episode_X` and a ratio R as `R`. One that collides with a name that wdjax writes, or with
-    another statistic, is reported as `user/X` or `user/R`. Sums that a ratio replaces are not reported.
+    A sum X is reported as `episode_X` and a ratio R as `R`. If this name is taken by a built-in
+    metric or another statistic, it is reported as `user/X` or `user/R`. Sums that are only the
+    numerator of a ratio are not reported.
 
     Args:
         info: names of the statistics in `step`'s info.
         ratios: `Env.info_ratios`.
-        policies, groups: names of the run's policies and of the environment's groups.
+        policies: names of the run's policies.
+        groups: names of the environment's groups.
+
+    Returns:
+        Two dicts: name in info -> metric, and name in info_ratios -> metric.
     """
     space = user_space(policies)
     fixed = {*WRITTEN, *CONFIGURED, *RECORDED, *(f"{name}/episode_return" for name in groups)}
@@ -102,32 +107,32 @@ def statistic_names(
 
     def taken(name: str) -> bool:
         first, _, rest = name.partition("/")
-        of_library = bool(rest) and first in (*policies, EVALUATED)
-        return of_library or not names.isdisjoint((name, f"{name}{STANDARD_ERROR}"))
+        is_builtin = bool(rest) and first in (*policies, EVALUATED)
+        return is_builtin or not names.isdisjoint((name, f"{name}{STANDARD_ERROR}"))
 
     def collides(name: str) -> bool:
-        # readers find policies by these
-        read = name.removesuffix(STANDARD_ERROR).endswith("/episode_return")
-        # sweeps' columns, eval/best/...
+        # readers of metrics.jsonl find policies by this suffix
+        looks_like_policy = name.removesuffix(STANDARD_ERROR).endswith("/episode_return")
+        # columns of sweep tables, and eval/best/...
         in_table = name.startswith(("policies.", "env_params.", "best/"))
-        return read or in_table or taken(name)
+        return looks_like_policy or in_table or taken(name)
 
     sums = set(info) - divided_away(ratios)
     wanted = [(0, name, f"episode_{name}") for name in sorted(sums)] + [
         (1, name, name) for name in sorted(ratios)
     ]
-    found: tuple[dict[str, str], dict[str, str]] = {}, {}
+    metrics: tuple[dict[str, str], dict[str, str]] = {}, {}
     moved = []
-    for kind, name, natural in wanted:
-        if collides(natural):
+    for kind, name, default in wanted:
+        if collides(default):
             moved.append((kind, name))
             continue
-        found[kind][name] = natural
-        names.update((natural, f"{natural}{STANDARD_ERROR}"))
+        metrics[kind][name] = default
+        names.update((default, f"{default}{STANDARD_ERROR}"))
     for kind, name in moved:
-        found[kind][name] = free_name(f"{space}/{name}", space, taken)
-        names.update((found[kind][name], f"{found[kind][name]}{STANDARD_ERROR}"))
-    return found
+        metrics[kind][name] = free_name(f"{space}/{name}", space, taken)
+        names.update((metrics[kind][name], f"{metrics[kind][name]}{STANDARD_ERROR}"))
+    return metrics
 
 
 def divided_away(ratios: Mapping[str, tuple[str, str]]) -> set[str]:

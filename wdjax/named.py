@@ -1,4 +1,4 @@
-"""Code by name: "package.module:Name", and what installed packages announce by entry points."""
+"""Objects by import path ("package.module:Name"), and entry points of installed packages."""
 
 import contextlib
 import importlib
@@ -12,14 +12,14 @@ from typing import Any
 
 from wdjax.checks import one_line, require
 
-_FOLDERS: list[str] = []  # the folder in which a shell started this command; empty: no command
+_FOLDERS: list[str] = []  # working directory of a command started in a shell; empty otherwise
 
 
 def find_modules_here() -> None:
-    """Let `import_named` find modules in the current folder from now on, as a shell's command does.
+    """Let `import_named` also find modules in the current folder; called by the command line.
 
-    The folder is on sys.path only while such a module is imported: a library that probes for an optional module must
-    not find a file of that name there.
+    The folder is on sys.path only during such an import. Otherwise a library that probes for an
+    optional module could import a file of that name from there.
     """
     with contextlib.suppress(FileNotFoundError):  # a deleted folder
         _FOLDERS[:] = [os.getcwd()]
@@ -27,7 +27,7 @@ def find_modules_here() -> None:
 
 
 def _ignore_matplotlibrc(folder: str) -> None:
-    """Import matplotlib from elsewhere if it would read its settings, which may name a LaTeX preamble, in `folder`."""
+    """Import matplotlib from another folder, so that it ignores a matplotlibrc in `folder`."""
     if Path(folder, "matplotlibrc").exists() and "matplotlib" not in sys.modules:
         os.chdir(os.sep)
         try:
@@ -37,15 +37,22 @@ def _ignore_matplotlibrc(folder: str) -> None:
 
 
 def import_named(field: str, name: str) -> Any:
-    """Returns what "package.module:name" names; raises ValueError, naming the field, where there is nothing, or where
-    importing the module raises anything at all: it is the user's code."""
+    """Import the object named by "package.module:name".
+
+    Raises:
+        ValueError: for a malformed or unknown name, and for any exception that the module raises
+            when imported, since it is user code. The message names the field.
+    """
     module, _, attribute = name.partition(":")
-    words = [*module.split("."), attribute]
+    parts = [*module.split("."), attribute]
     require(
-        all(map(str.isidentifier, words)), field, name, '"package.module:Name", a whole import path'
+        all(map(str.isidentifier, parts)),
+        field,
+        name,
+        '"package.module:Name", a full import path',
     )
     try:
-        with _current_folder_on_path(words[0]):
+        with _current_folder_on_path(parts[0]):
             return getattr(importlib.import_module(module), attribute)
     except (Exception, SystemExit) as error:
         kind = (
@@ -56,7 +63,7 @@ def import_named(field: str, name: str) -> Any:
 
 @contextlib.contextmanager
 def _current_folder_on_path(package: str) -> Iterator[None]:
-    """Append the folder of `find_modules_here` to sys.path while a package is imported from there."""
+    """Append the folder of `find_modules_here` to sys.path if the package is imported from it."""
     folders = (
         [folder for folder in _FOLDERS if folder not in sys.path] if lies_here(package) else []
     )
@@ -65,13 +72,13 @@ def _current_folder_on_path(package: str) -> Iterator[None]:
         yield
     finally:
         for folder in folders:
-            with contextlib.suppress(ValueError):  # the user's code may remove it
+            with contextlib.suppress(ValueError):  # user code may have removed it
                 sys.path.remove(folder)
 
 
 def lies_here(package: str) -> bool:
-    """Return whether a top-level package would be imported from the current folder, not from an installed one."""
-    if package == "wdjax":  # this one, also in its own checkout
+    """Return whether a top-level package would be imported from the current folder."""
+    if package == "wdjax":  # never the current folder, even in wdjax's own checkout
         return False
     spec = PathFinder.find_spec(package, [*sys.path, *_FOLDERS])
     places = (spec.submodule_search_locations or [spec.origin]) if spec else ()
@@ -86,10 +93,20 @@ def _is_current(folder: Path) -> bool:
 
 
 def announced(groups: str) -> list[importlib.metadata.EntryPoint]:
-    """Returns the entry points of installed packages in the groups that begin so: "wdjax.envs", or "wdjax." for all;
-    what lies in the current folder is not installed."""
+    """Return the entry points of installed packages whose group starts with `groups`.
+
+    Packages in the current folder do not count as installed.
+
+    Args:
+        groups: a group such as "wdjax.envs", or "wdjax." for all.
+
+    Returns:
+        The entry points.
+    """
     places = [place for place in sys.path if place and not _is_current(Path(place))]
-    found = [
-        entry for own in importlib.metadata.distributions(path=places) for entry in own.entry_points
+    entries = [
+        entry
+        for distribution in importlib.metadata.distributions(path=places)
+        for entry in distribution.entry_points
     ]
-    return [entry for entry in found if entry.group.startswith(groups)]
+    return [entry for entry in entries if entry.group.startswith(groups)]

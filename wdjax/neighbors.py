@@ -1,4 +1,4 @@
-"""Who is near whom."""
+"""Nearest neighbors of agents in the plane."""
 
 import functools
 
@@ -12,24 +12,25 @@ from wdjax.kernels.neighbors import is_by_kernel, nearest_neighbors_kernel, neig
 def nearest_neighbors(
     x: jax.Array, y: jax.Array, active: jax.Array, k: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Finds the k nearest active others of every agent, by float32 distance sqrt(dx^2 + dy^2).
+    """Find the k nearest other active agents of every agent, by distance sqrt(dx^2 + dy^2).
 
-    The lower index comes first on ties. On NVIDIA GPUs a kernel does the work, elsewhere `nearest_neighbors_simple`.
-    No gradient flows through it: the neighbours are indices.
+    Distances are float32, and ties go to the lower index. Runs as a kernel on NVIDIA GPUs and as
+    `nearest_neighbors_simple` elsewhere. No gradient flows through the indices.
 
     Args:
-        x, y: [N] float32, places.
-        active: [N] bool; who is not active is nobody's neighbour.
-        k: how many, at most N.
+        x: [N] float32, x coordinates.
+        y: [N] float32, y coordinates.
+        active: [N] bool; inactive agents are never neighbors.
+        k: number of neighbors, at most N.
 
     Returns:
-        (index [N, k] int32, found [N, k] bool): neighbours by ascending distance; where fewer than k are active,
-        `found` is false at the end of the row and the index means nothing.
+        (index [N, k] int32, found [N, k] bool): neighbors by ascending distance. If fewer than k
+        others are active, `found` is false at the end of the row and these indices are undefined.
     """
     simple = functools.partial(nearest_neighbors_simple, k=k)
     if not is_by_kernel(x.shape[0], k):
         return simple(x, y, active)
-    x, y = jax.lax.stop_gradient((x, y))  # a kernel has no derivative, and need not have one
+    x, y = jax.lax.stop_gradient((x, y))  # the kernel is not differentiable
     kernel = functools.partial(nearest_neighbors_kernel, k=k)
     return jax.lax.platform_dependent(x, y, active, cuda=kernel, default=simple)
 
@@ -37,10 +38,10 @@ def nearest_neighbors(
 def nearest_neighbors_simple(
     x: jax.Array, y: jax.Array, active: jax.Array, k: int
 ) -> tuple[jax.Array, jax.Array]:
-    """The same in plain XLA, for every platform and size: a matrix of distances, and `lax.top_k` of its rows."""
+    """Find neighbors in plain XLA: a distance matrix, and `lax.top_k` of its rows."""
     distance = jnp.sqrt((x[:, None] - x[None, :]) ** 2 + (y[:, None] - y[None, :]) ** 2)
     allowed = active[None, :] & ~jnp.eye(x.shape[0], dtype=bool)
-    # top_k: lower index first on ties
+    # top_k prefers the lower index on ties
     nearness, index = jax.lax.top_k(jnp.where(allowed, -distance, -jnp.inf), k)
     return index, nearness > -jnp.inf
 
@@ -56,21 +57,24 @@ def neighbor_rows(
     num_relative: int,
     sizes: tuple[int, ...],
 ) -> tuple[jax.Array, ...]:
-    """Returns what every agent sees of its `nearest_neighbors`, and of itself, in rows that are written once.
+    """Return each agent's observation row: features of its nearest neighbors, then its own.
 
-    A row holds the first feature of the k nearest active others, nearest first, then the second feature, and so on,
-    with zeros where there are fewer; all are zero for who is not active. Its last columns are `own`.
+    A row contains the first feature of the k nearest active others, nearest first, then the second
+    feature, and so on, followed by the columns of `own`. The features are zero
+    for missing neighbors, and for all neighbors of an inactive agent.
 
     Args:
-        x, y, active: [N], as for `nearest_neighbors`.
-        features: [N, F] float32, what others see of an agent.
-        own: [N, C] float32, what it sees of itself.
-        k: how many others, at most N.
-        num_relative: of the first so many features it sees the difference to its own.
-        sizes: of the groups into which the rows are split, N in all.
+        x: [N] float32, x coordinates.
+        y: [N] float32, y coordinates.
+        active: [N] bool, as for `nearest_neighbors`.
+        features: [N, F] float32, features of each agent that others observe.
+        own: [N, C] float32, features of each agent that it observes itself.
+        k: number of neighbors, at most N.
+        num_relative: the first `num_relative` features are observed relative to the agent's own.
+        sizes: sizes of the groups into which the rows are split, summing to N.
 
     Returns:
-        rows of each group, [size, F k + C] float32.
+        Rows of each group, [size, F k + C] float32.
     """
     simple = functools.partial(neighbor_rows_simple, k=k, num_relative=num_relative, sizes=sizes)
     if not is_by_kernel(x.shape[0], k):
@@ -83,12 +87,12 @@ def neighbor_rows(
 def _neighbor_rows_jvp(
     k: int, num_relative: int, sizes: tuple[int, ...], primals: tuple, tangents: tuple
 ) -> tuple:
-    """The derivative is the simple way's: a kernel has none."""
+    """Differentiate `neighbor_rows_simple`, since the kernel has no derivative."""
     simple = functools.partial(neighbor_rows_simple, k=k, num_relative=num_relative, sizes=sizes)
     return jax.jvp(simple, primals, tangents)
 
 
-# traced once for all places in a step
+# jit: traced once for all uses in a step
 @functools.partial(jax.jit, static_argnames=("k", "num_relative", "sizes"))
 def neighbor_rows_simple(
     x: jax.Array,
@@ -100,12 +104,12 @@ def neighbor_rows_simple(
     num_relative: int,
     sizes: tuple[int, ...],
 ) -> tuple[jax.Array, ...]:
-    """The same in plain XLA, for every platform and size."""
+    """Return `neighbor_rows` in plain XLA, for every platform and size."""
     index, found = nearest_neighbors_simple(*jax.lax.stop_gradient((x, y)), active, k)
     other = features[index]  # [N, k, F]
     relative = other[..., :num_relative] - features[:, None, :num_relative]
-    seen = jnp.concatenate([relative, other[..., num_relative:]], axis=-1)
-    seen = jnp.where((found & active[:, None])[..., None], seen, 0.0)
-    by_feature = jnp.swapaxes(seen, 1, 2).reshape(x.shape[0], -1)
+    observed = jnp.concatenate([relative, other[..., num_relative:]], axis=-1)
+    observed = jnp.where((found & active[:, None])[..., None], observed, 0.0)
+    by_feature = jnp.swapaxes(observed, 1, 2).reshape(x.shape[0], -1)
     rows = jnp.concatenate([by_feature, own], axis=1)
     return tuple(jnp.split(rows, np.cumsum(sizes)[:-1]))

@@ -1,4 +1,4 @@
-"""Find functions of a class that a subclass, an object or a patch replaces."""
+"""Detection of functions of a class that a subclass, an instance or a patch replaces."""
 
 import dataclasses
 import inspect
@@ -8,12 +8,14 @@ from typing import Any
 
 
 def overridden(owner: Any, cls: type, names: Collection[str] = ()) -> str | None:
-    """Return the first function of `cls` that `owner` replaces, compared with the source of `cls`, or None.
+    """Return the first function of `cls` that `owner` replaces, or None.
+
+    A function counts as replaced if it is not defined in the source of `cls`.
 
     Args:
-        owner: an object, or `cls` itself.
+        owner: an instance, a subclass, or `cls` itself.
         cls: the class that defines the functions.
-        names: functions to look at; all that `cls` defines if empty.
+        names: functions to check; if empty, all that `cls` defines.
     """
     specials = {"__call__"} if dataclasses.is_dataclass(cls) else {"__init__", "__call__"}
     names = names or [
@@ -32,7 +34,7 @@ def _is_function(value: Any) -> bool:
 
 
 def _is_from(value: Any, cls: type, name: str) -> bool:
-    """Return whether a class attribute is the function `name` from the source of `cls`."""
+    """Return whether an attribute is the function `name` defined in the source of `cls`."""
     function = getattr(value, "fget", None) or getattr(value, "__func__", value)
     code, module = getattr(function, "__code__", None), sys.modules[cls.__module__]
     return (

@@ -1,13 +1,14 @@
-"""Play: a policy in many replicas of an environment for many steps, in one program, with same-step auto-reset.
+"""Run a policy in many replicas for many steps, in one program, with same-step auto-reset.
 
-What `VectorEnv.step` does in a loop, `play` does in one kernel on NVIDIA GPUs (`wdjax.replicas`), for games whose
-rules fit into one. Every replica draws from keys of its own, so that what happens in it depends on nothing else:
+`play` is equivalent to a loop of `VectorEnv.step`. On NVIDIA GPUs it compiles to a single kernel
+(`wdjax.replicas`) for environments that the kernel supports. Each replica has its own keys, so its
+trajectory is independent of the other replicas:
 
     (action, step, start) keys of replica i = split(fold_in(key, i), 3),
-    in its t-th step the policy draws from fold_in(action, t), the rules from fold_in(step, t),
-    its e-th episode starts as `env.reset` of fold_in(start, e) has it,
+    step t draws the action from fold_in(action, t) and the transition from fold_in(step, t),
+    episode e starts with `env.reset` from fold_in(start, e),
 
-with t counted from the first call of `start_play` on, and e from 0.
+where t counts from `start_play` and e from 0.
 """
 
 from collections.abc import Callable
@@ -23,54 +24,68 @@ from wdjax.replicas import scan_replicas
 from wdjax.spaces import Dict, Discrete, MultiDiscrete, Space
 from wdjax.vector import select, when_any
 
-# steps between draws of the starts that were used up, all replicas of a block together
+# Interval, in steps, at which the replicas of a block draw the starts they have used up.
 DRAW_AHEAD = 8
 
 
 class PlayState(struct.PyTreeNode):
-    """The replicas between two steps, each leaf with a leading [num_envs]; one replica's within a step."""
+    """State of the replicas, each leaf with a leading [num_envs]; of one replica within a step."""
 
-    keys: tuple[jax.Array, jax.Array, jax.Array]  # of actions, steps, starts; they never change
+    keys: tuple[jax.Array, jax.Array, jax.Array]  # of actions, steps and starts; constant
     time: jax.Array  # int32, steps since `start_play`
-    episode: jax.Array  # int32, which episode this is, from 0
-    obs: Any  # the last observation
-    env_state: Any  # the environment's state
-    next_start: Any  # (obs, env_state) with which the next episode starts, drawn ahead
+    episode: jax.Array  # int32, index of the episode, from 0
+    obs: Any  # current observation
+    env_state: Any  # state of the environment
+    next_start: Any  # (obs, env_state) at the start of the next episode, drawn ahead
     has_next: jax.Array
-    """bool: next_start is that; else it was used, and is drawn again before it is needed"""
-    episode_return: Any  # like the reward, float32: sum of rewards so far
-    episode_length: jax.Array  # int32: steps so far
-    episode_info: dict[str, jax.Array]  # sums so far of what the environment's info gives
+    """bool: whether next_start is unused. Otherwise it is drawn again before it is needed."""
+    episode_return: Any  # sum of rewards in the current episode, like the reward, float32
+    episode_length: jax.Array  # int32: steps in the current episode
+    episode_info: dict[str, jax.Array]  # sums of the environment's info in the current episode
 
 
 class Transition(struct.PyTreeNode):
     """One step of one replica."""
 
-    obs: Any  # what the policy saw
-    action: Any  # what it did
-    reward: Any  # float32, of every agent
+    obs: Any  # observation before the step
+    action: Any  # action of the policy
+    reward: Any  # float32, per agent
     terminated: Any  # bool, like the reward
     truncated: Any  # bool, like the reward
-    final_obs: Any  # what the rules returned
+    final_obs: Any  # observation returned by `env.step`
     next_obs: Any
-    """what the policy sees next: the first observation of a new episode where this one is over"""
+    """Next input of the policy: final_obs, or the first observation of the next episode if over."""
     over: jax.Array
-    """bool; the following are of the episode up to this step, the whole one where it is over"""
-    episode_return: Any  # like the reward, float32
+    """bool: whether the episode ended in this step. The sums below include this step."""
+    episode_return: Any  # return of the episode, like the reward, float32
     episode_length: jax.Array  # () int32, steps
-    episode_info: dict[str, jax.Array]  # sums of what the environment's info gives
+    episode_info: dict[str, jax.Array]  # sums of the environment's info
 
 
 def start_play(env: Env, params: Any, key: jax.Array, num_envs: int) -> PlayState:
-    """Starts `num_envs` replicas of `env` with `params`, from one typed key. Raises ValueError for num_envs below 1."""
+    """Start `num_envs` replicas of an environment.
+
+    Args:
+        env: the environment of one replica.
+        params: environment params, shared by all replicas.
+        key: a typed key.
+        num_envs: number of replicas, at least 1.
+
+    Returns:
+        The initial PlayState.
+
+    Raises:
+        TypeError: if num_envs is not an integer.
+        ValueError: if num_envs is below 1.
+    """
     require_integer("num_envs", num_envs, 1)
 
     def start(key: jax.Array) -> PlayState:
         keys, zero = tuple(jax.random.split(key, 3)), jnp.int32(0)
         first = env.reset(jax.random.fold_in(keys[2], 0), params)
         action = jax.eval_shape(env.action_space(params).sample, key)
-        played = jax.eval_shape(env.step, key, first[1], action, params)
-        sums = played[2], jax.eval_shape(_as_counts, played[5])
+        outputs = jax.eval_shape(env.step, key, first[1], action, params)
+        sums = outputs[2], jax.eval_shape(_as_counts, outputs[5])
         reward, info = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), sums)
         return PlayState(keys, zero, zero, *first, first, jnp.bool_(False), reward, zero, info)
 
@@ -86,21 +101,26 @@ def play(
     record: Callable[[Any, Transition], tuple[Any, Any]] | None = None,
     memory: Any = None,
 ) -> tuple[PlayState, Any, Any]:
-    """Plays `num_steps` in every replica.
+    """Run a policy for `num_steps` in every replica.
 
     Args:
-        env, params: the environment of one replica. Params that are numbers, not traced, make a faster kernel.
-        policy: (key, obs) -> action of one replica; what it closes over (weights) is the same for all.
-        state: from `start_play` or the last `play`.
-        num_steps: T.
-        record: (memory, transition) -> (memory, output) of one replica; None keeps nothing.
-        memory: what it starts from, leaves [num_envs, ...]; a running sum, say.
+        env: the environment of one replica.
+        params: environment params. Concrete numbers give a faster kernel than traced ones.
+        policy: (key, obs) -> action of one replica. Closed-over values, such as weights, are shared
+            by all replicas.
+        state: from `start_play` or the previous `play`.
+        num_steps: number of steps T, at least 1.
+        record: (memory, transition) -> (memory, output) of one replica, called after each step;
+            None records nothing.
+        memory: initial memory of `record`, leaves [num_envs, ...]; for example a running sum.
 
     Returns:
-        (state, memory, outputs): outputs [T, num_envs, ...]; leaves that nobody reads cost nothing.
+        (state, memory, outputs), with outputs [T, num_envs, ...]. Fields of the transition that
+        `record` does not use cost nothing.
 
     Raises:
-        ValueError, TypeError: for a number of steps that is none, or below 1.
+        TypeError: if num_steps is not an integer.
+        ValueError: if num_steps is below 1.
     """
     require_integer("num_steps", num_steps, 1)
 
@@ -117,11 +137,11 @@ def play(
 def play_step(
     env: Env, params: Any, policy: Callable[[jax.Array, Any], Any], state: PlayState
 ) -> tuple[PlayState, Transition]:
-    """One step of one replica."""
+    """Advance one replica by one step and reset it if its episode is over."""
     action_key, step_key, start_key = state.keys
     action = policy(jax.random.fold_in(action_key, state.time), state.obs)
-    played = env.step(jax.random.fold_in(step_key, state.time), state.env_state, action, params)
-    final_obs, env_state, reward, terminated, truncated, info = played
+    outputs = env.step(jax.random.fold_in(step_key, state.time), state.env_state, action, params)
+    final_obs, env_state, reward, terminated, truncated, info = outputs
     over = _is_over(terminated, truncated)
     sums = (state.episode_return, state.episode_length, state.episode_info)
     sums = jax.tree.map(jnp.add, sums, (reward, jnp.int32(1), _as_counts(info)))
@@ -153,10 +173,10 @@ def play_step(
 
 
 def uniform_action(space: Space, key: jax.Array) -> Any:
-    """Draws an action uniformly, like `space.sample`, at a quarter of its cost where the space is discrete.
+    """Draw a uniform action like `space.sample`, at a quarter of its cost for discrete spaces.
 
-    One word is drawn for each component and its remainder taken: probabilities are off by less than n / 2^32. Every
-    space of a Dict is drawn so, from a key of its own.
+    Each discrete component is the remainder of one random word, so its probabilities deviate by
+    less than n / 2^32. A Dict draws each of its spaces this way, with separate keys.
     """
     if isinstance(space, Dict):
         return space.sample_with(uniform_action, key)
@@ -169,17 +189,17 @@ def uniform_action(space: Space, key: jax.Array) -> Any:
 
 
 def _draws(state: PlayState, over: jax.Array) -> jax.Array:
-    """Returns whether a replica draws its next start now: in some steps if it has none, else when it needs it."""
+    """Return whether a replica draws its next start now: at the interval, or when it needs one."""
     return ~state.has_next & ((state.time % DRAW_AHEAD == 0) | over)
 
 
 def _draw_ahead(
     env: Env, params: Any, start_key: jax.Array, state: PlayState, over: jax.Array
 ) -> Any:
-    """Returns the start of the next episode, drawn now or before.
+    """Return the start of the next episode, drawn now or earlier.
 
-    Episodes end at any time, and in nearly every step in some replica of a block: each end would cost the whole block a
-    draw. Drawn ahead, all that were used up are drawn in one step of DRAW_AHEAD, and few in between.
+    Episodes end at any time, so in nearly every step some replica of a block would make the whole
+    block wait for a reset. Most starts are therefore drawn together, every DRAW_AHEAD steps.
     """
 
     def draw(
@@ -197,7 +217,7 @@ def _is_over(terminated: Any, truncated: Any) -> jax.Array:
 
 
 def _as_counts(info: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """Returns an environment's info as numbers that sum up over an episode: flags become 0 and 1."""
+    """Return an environment's info with bools converted to summable int32."""
     return {
         name: value.astype(jnp.int32) if value.dtype == bool else value
         for name, value in info.items()

@@ -1,4 +1,4 @@
-"""A scan over time for many replicas of a small program, in one kernel where there is an NVIDIA GPU."""
+"""Scan a small program over time in many replicas, as one kernel on NVIDIA GPUs."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,27 +15,30 @@ def scan_replicas(
     xs: Any = None,
     length: int | None = None,
 ) -> tuple[Any, Any]:
-    """Steps N replicas through time, each for itself: `lax.scan(jax.vmap(step), carry, xs, length)`.
+    """Scan N independent replicas over time: `lax.scan(jax.vmap(step), carry, xs, length)`.
 
-    On NVIDIA GPUs one kernel does it all, with what is carried in registers, so that no step launches anything. It is
-    made from the jaxpr of `step`; where that has something that the kernel cannot do (`why_no_kernel` tells), and on
-    other devices, it is the scan. Random bits are the same; floats agree up to the rounding of fused multiplications,
-    divisions, transcendental functions and, in small networks, matrix products (in the default precision, like XLA's).
-    The kernel has no derivative, and runs whole on every device: shard replicas by `jax.shard_map` around it.
+    On NVIDIA GPUs, a single kernel generated from the jaxpr of `step` runs the whole scan and keeps
+    the carry in registers. On other devices, and if `step` contains an unsupported operation (see
+    `why_no_kernel`), the plain scan runs. Random bits are identical in both. Floats agree up to the
+    rounding of fused multiplications, divisions, transcendental functions and, in small networks,
+    matrix products (in the default precision, like XLA's). The kernel is not differentiable, and
+    each device runs all replicas it receives; shard them with `jax.shard_map`.
 
-    A branch by `lax.cond` (or `wdjax.vector.when_any`) is left out in the steps in which no replica of a block of 32
-    takes it: what is dear and rare, as a reset is, belongs in one. The calls of a `lax.map` are made side by side, as
-    if each replica were several: what agents do alike, as their network, is then in the kernel once.
+    A `lax.cond` (or `wdjax.vector.when_any`) branch is skipped in steps in which no replica of a
+    block of 32 takes it. Use one for rare, expensive work such as a reset. The iterations of a
+    `lax.map` run in parallel, as if each replica were several. Use it for identical work of many
+    agents, such as their network, which the kernel then contains once.
 
     Args:
-        step: (carry, x) -> (carry, output), of one replica; pytrees of small arrays and typed keys. What it closes over
-            is the same for all replicas, and may be large where it is read by index: it stays in memory.
+        step: (carry, x) -> (carry, output) of one replica, on pytrees of small arrays and typed
+            keys. Closed-over values are shared by all replicas. They stay in memory, so they may be
+            large if they are read by index.
         carry: leaves [N, ...].
         xs: leaves [T, N, ...], or None.
-        length: T, needed where xs is None.
+        length: T; required if xs is None.
 
     Returns:
-        (carry, outputs): leaves [N, ...] and [T, N, ...].
+        (carry, outputs), with leaves [N, ...] and [T, N, ...].
     """
 
     def simple(carry: Any, xs: Any) -> tuple[Any, Any]:
@@ -60,10 +63,17 @@ def scan_replicas_kernel(
     length: int | None = None,
     interpret: bool = False,
 ) -> tuple[Any, Any]:
-    """`scan_replicas` as a kernel. `interpret`: step by step in XLA, on any device, for tests.
+    """Run `scan_replicas` as a kernel.
+
+    Args:
+        step: as for `scan_replicas`.
+        carry: as for `scan_replicas`.
+        xs: as for `scan_replicas`.
+        length: as for `scan_replicas`.
+        interpret: interpret the kernel in XLA, on any device; for tests.
 
     Raises:
-        NotImplementedError: for what has no place in the kernel, naming it.
+        NotImplementedError: for an operation that the kernel does not support; names it.
     """
 
     def one(tree, axes) -> Any:
@@ -82,11 +92,10 @@ def why_no_kernel(
     xs: Any = None,
     length: int | None = None,
 ) -> str | None:
-    """Returns what keeps `scan_replicas` from being a kernel, on this machine's cards if there are any, in words, or
-    None where nothing does."""
-    why = why_no_kernels()
-    if why is not None:
-        return why
+    """Return why `scan_replicas` cannot use a kernel on this machine, or None if it can."""
+    reason = why_no_kernels()
+    if reason is not None:
+        return reason
     try:
         jax.eval_shape(lambda carry, xs: scan_replicas_kernel(step, carry, xs, length), carry, xs)
     except NotImplementedError as error:

@@ -1,7 +1,7 @@
-"""Spaces of observations and actions: shapes, dtypes and bounds, with `sample` and `contains` that work under jit.
+"""Observation and action spaces: shapes, dtypes and bounds, with jittable `sample` and `contains`.
 
-A space describes one agent. `space.batch(n)` is the same space for n agents side by side, the form in which an
-environment with groups gives it; `space.single` goes back to one.
+A space describes one agent. `space.batch(n)` is the space of n agents, as environments with groups
+return it, and `space.single` is the space of one of them.
 """
 
 import dataclasses
@@ -15,12 +15,12 @@ import numpy as np
 from wdjax.checks import require, require_integer
 from wdjax.tables import brief, html_table
 
-LARGEST = 2**31 - 1  # of int32
+LARGEST = 2**31 - 1  # largest int32
 
 
 @dataclasses.dataclass(frozen=True)
 class _Choices:
-    """What the spaces of int32 share: `sizes` are the numbers of choices, `batch_shape` the leading axes of agents."""
+    """Base of the int32 spaces: `sizes` are numbers of choices, `batch_shape` the agent axes."""
 
     def _repr_html_(self) -> str:
         return html_table(space_rows(self), caption=type(self).__name__)
@@ -34,15 +34,15 @@ class _Choices:
         return dataclasses.replace(self, batch_shape=())
 
     def batch(self, num: int) -> Self:
-        """Returns the space of `num` agents: a further axis before all others."""
+        """Return the space of `num` agents, with a new leading axis."""
         return dataclasses.replace(self, batch_shape=(num, *self.batch_shape))
 
     def sample(self, key: jax.Array) -> jax.Array:
-        """Draws uniformly, every component for itself."""
+        """Draw each component uniformly."""
         return jax.random.randint(key, self.shape, 0, self.sizes, jnp.int32)
 
     def contains(self, value: jax.Array) -> jax.Array:
-        """Returns whether shape, kind of dtype and every value fit: a bool scalar."""
+        """Return whether the shape, the kind of dtype and all values match: a bool scalar."""
         value = jnp.asarray(value)
         fits = value.shape == self.shape and jnp.issubdtype(value.dtype, jnp.integer)
         return jnp.all((value >= 0) & (value < self.sizes)) if fits else jnp.bool_(False)
@@ -50,10 +50,10 @@ class _Choices:
 
 @dataclasses.dataclass(frozen=True)
 class Discrete(_Choices):
-    """The whole numbers 0 .. n - 1, as int32 of shape `batch_shape`."""
+    """Integers 0 .. n - 1, as int32 of shape `batch_shape`."""
 
-    n: int  # how many choices
-    batch_shape: tuple[int, ...] = ()  # leading axes that count agents
+    n: int  # number of choices
+    batch_shape: tuple[int, ...] = ()  # leading agent axes
 
     def __post_init__(self):
         _check_size("Discrete.n", self.n)
@@ -69,26 +69,26 @@ class Discrete(_Choices):
 
     @property
     def nvec(self) -> tuple[int, ...]:
-        """(n,): as MultiDiscrete of one component has it."""
+        """The tuple (n,), as for a MultiDiscrete of one component."""
         return (self.n,)
 
 
 @dataclasses.dataclass(frozen=True)
 class MultiDiscrete(_Choices):
-    """Several Discrete components side by side: component i takes 0 .. nvec[i] - 1; int32 of shape [..., len(nvec)]."""
+    """Discrete components: component i is in 0 .. nvec[i] - 1, int32 of shape [..., len(nvec)]."""
 
-    nvec: tuple[int, ...]  # choices of each component
-    batch_shape: tuple[int, ...] = ()  # leading axes that count agents
+    nvec: tuple[int, ...]  # number of choices of each component
+    batch_shape: tuple[int, ...] = ()  # leading agent axes
 
     def __post_init__(self):
-        several = (tuple, list, np.ndarray)
-        if not isinstance(self.nvec, several) or any(
-            isinstance(size, several) for size in self.nvec
+        sequence = (tuple, list, np.ndarray)
+        if not isinstance(self.nvec, sequence) or any(
+            isinstance(size, sequence) for size in self.nvec
         ):
             raise TypeError(
-                f"MultiDiscrete.nvec = {self.nvec!r}: must be a tuple of sizes, as (3, 3)"
+                f"MultiDiscrete.nvec = {self.nvec!r}: must be a tuple of sizes, like (3, 3)"
             )
-        object.__setattr__(self, "nvec", tuple(self.nvec))  # a list or an array could not be hashed
+        object.__setattr__(self, "nvec", tuple(self.nvec))  # hashable, unlike a list or an array
         require(len(self.nvec) > 0, "MultiDiscrete.nvec", self.nvec, "a tuple of at least one size")
         for size in self.nvec:
             _check_size("a size in MultiDiscrete.nvec", size)
@@ -105,20 +105,20 @@ class MultiDiscrete(_Choices):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Box:
-    """Real numbers between `low` and `high` (each a number, or an array that broadcasts to `shape`)."""
+    """Numbers in [low, high]; each bound is a number or an array that broadcasts to `shape`."""
 
-    low: Any = -np.inf  # at least
-    high: Any = np.inf  # at most
-    shape: tuple[int, ...] = ()  # of a value, agents' axes included
-    dtype: Any = jnp.float32  # of a value
-    batch_ndim: int = 0  # how many of the leading axes of `shape` count agents
+    low: Any = -np.inf  # lower bound, inclusive
+    high: Any = np.inf  # upper bound, inclusive
+    shape: tuple[int, ...] = ()  # shape of a value, including agent axes
+    dtype: Any = jnp.float32  # dtype of a value
+    batch_ndim: int = 0  # number of leading agent axes in `shape`
 
     def __post_init__(self):
         _check_shape("Box.shape", self.shape)
-        object.__setattr__(self, "shape", tuple(self.shape))  # a list could not be hashed
+        object.__setattr__(self, "shape", tuple(self.shape))  # hashable, unlike a list
         if not _is_real(self.dtype):
             raise TypeError(
-                f"Box.dtype = {self.dtype!r}: must be a dtype of real numbers, as jnp.float32"
+                f"Box.dtype = {self.dtype!r}: must be a dtype of real numbers, like jnp.float32"
             )
         self._check_bounds()
 
@@ -126,7 +126,7 @@ class Box:
         return html_table(space_rows(self), caption="Box")
 
     def _check_bounds(self) -> None:
-        """Raises where a bound is no number, has another shape, or is above the other one; traced ones may be all."""
+        """Raise if a bound is not numeric or has a wrong shape, or if concrete bounds cross."""
         bounds = {"low": self.low, "high": self.high}
         for name, bound in bounds.items():
             try:
@@ -164,11 +164,11 @@ class Box:
         return dataclasses.replace(self, shape=self.shape[self.batch_ndim :], batch_ndim=0)
 
     def batch(self, num: int) -> Self:
-        """Returns the space of `num` agents: a further axis before all others."""
+        """Return the space of `num` agents, with a new leading axis."""
         return dataclasses.replace(self, shape=(num, *self.shape), batch_ndim=self.batch_ndim + 1)
 
     def __eq__(self, other: object) -> bool:
-        """Bounds that are traced (params under jit) cannot be compared: compare spaces of concrete params."""
+        """Compare two boxes; the bounds must be concrete, not traced."""
         return (
             isinstance(other, Box)
             and self.shape == other.shape
@@ -190,7 +190,11 @@ class Box:
         return jnp.broadcast_to(low, self.shape), jnp.broadcast_to(high, self.shape)
 
     def sample(self, key: jax.Array) -> jax.Array:
-        """Draws uniformly where both bounds are finite, an exponential step from one finite bound, else normally."""
+        """Draw a random value.
+
+        Uniform between two finite bounds, exponential from a single finite bound, normal without
+        finite bounds.
+        """
         low, high = self._bounds()
         uniform_key, normal_key = jax.random.split(key)
         uniform = jax.random.uniform(uniform_key, self.shape, jnp.float32)
@@ -201,7 +205,7 @@ class Box:
             jnp.where(both, low, 0.0),
             jnp.where(both, high + 1.0 if integer else high, 1.0),
         )
-        inside = first * (1.0 - uniform) + last * uniform  # last - first might overflow
+        inside = first * (1.0 - uniform) + last * uniform  # last - first could overflow
         inside = jnp.clip(jnp.floor(inside) if integer else inside, low, high)
         step = -jnp.log1p(-uniform)
         value = jnp.where(
@@ -210,12 +214,12 @@ class Box:
         return jnp.where(both, inside, value).astype(self.dtype)
 
     def clip(self, value: jax.Array) -> jax.Array:
-        """Returns the nearest value inside the bounds, also for values with leading axes, `[..., *shape]`."""
+        """Clip values to the bounds, also with further leading axes, `[..., *shape]`."""
         low, high = (jnp.broadcast_to(bound, jnp.shape(value)) for bound in self._bounds())
         return jnp.clip(value, low, high).astype(self.dtype)
 
     def contains(self, value: jax.Array) -> jax.Array:
-        """Returns whether shape, kind of dtype and every value fit: a bool scalar (NaN is never inside)."""
+        """Return whether the shape, the kind of dtype and all values match; NaN is never inside."""
         value = jnp.asarray(value)
         kind = jnp.floating if jnp.issubdtype(self.dtype, jnp.floating) else jnp.integer
         if value.shape != self.shape or not jnp.issubdtype(value.dtype, kind):
@@ -226,9 +230,9 @@ class Box:
 
 @dataclasses.dataclass(frozen=True)
 class Dict:
-    """A space for each name: values are dicts with the same names."""
+    """A dict of spaces; its values are dicts with the same keys."""
 
-    spaces: Mapping[str, Any]  # name -> its space
+    spaces: Mapping[str, Any]  # name -> space
 
     def __post_init__(self):
         if not isinstance(self.spaces, Mapping):
@@ -237,7 +241,7 @@ class Dict:
         for name, space in self.spaces.items():
             if not isinstance(name, str):
                 raise TypeError(
-                    f"a name in Dict.spaces = {name!r}: must be text, not {type(name).__name__}"
+                    f"a name in Dict.spaces = {name!r}: must be a string, not {type(name).__name__}"
                 )
             if not isinstance(space, Space):
                 raise TypeError(
@@ -252,26 +256,26 @@ class Dict:
         return Dict({name: space.single for name, space in self.spaces.items()})
 
     def batch(self, num: int) -> Self:
-        """Returns the space of `num` agents: a further axis before all others, in each part."""
+        """Return the space of `num` agents, with a new leading axis in each part."""
         return Dict({name: space.batch(num) for name, space in self.spaces.items()})
 
     def __getitem__(self, name: str) -> Any:
         return self.spaces[name]
 
     def __hash__(self) -> int:
-        return hash(frozenset(self.spaces.items()))  # equality does not look at the order of names
+        return hash(frozenset(self.spaces.items()))  # equality ignores the order of names
 
     def sample(self, key: jax.Array) -> dict[str, Any]:
-        """Draws every part, each with a key of its own."""
-        return self.sample_with(lambda space, own_key: space.sample(own_key), key)
+        """Draw a value of every part, each with its own key."""
+        return self.sample_with(lambda space, part_key: space.sample(part_key), key)
 
     def sample_with(self, draw: Callable[[Any, jax.Array], Any], key: jax.Array) -> dict[str, Any]:
-        """Likewise by draw(space, key)."""
+        """Draw a value of every part by draw(space, key), each with its own key."""
         keys = jax.random.split(key, len(self.spaces))
         return {name: draw(space, keys[i]) for i, (name, space) in enumerate(self.spaces.items())}
 
     def contains(self, value: Any) -> jax.Array:
-        """Returns whether the names are the same and every part fits: a bool scalar."""
+        """Return whether the keys match and every part is contained: a bool scalar."""
         if not isinstance(value, Mapping) or set(value) != set(self.spaces):
             return jnp.bool_(False)
         return jnp.all(
@@ -283,7 +287,7 @@ Space = Discrete | MultiDiscrete | Box | Dict
 
 
 def space_rows(space: Space, name: str = "") -> Iterator[tuple[str, str]]:
-    """Yields (name inside of Dicts, words) of a space and of all that it holds: "Box[5, 71] float32 from -1 to 1"."""
+    """Yield (name, description) of each space in nested Dicts: "Box[5] float32 from -1 to 1"."""
     if isinstance(space, Dict):
         for part, inside in space.spaces.items():
             yield from space_rows(inside, f"{name}.{part}".removeprefix("."))
@@ -296,27 +300,27 @@ def space_rows(space: Space, name: str = "") -> Iterator[tuple[str, str]]:
 
 
 def sample_shapes(space: Any) -> Any:
-    """Returns the shapes and dtypes of a space's samples. It makes no array, not even a key: a GPU may not be awake."""
+    """Return the shapes and dtypes of a sample, without creating an array on a device."""
     return jax.eval_shape(lambda: space.sample(jax.random.key(0)))
 
 
 def require_structure(name: str, value: Any, space: Any, axes: tuple[int, ...] = ()) -> None:
-    """Raise ValueError, naming the part, where a value does not have the names of a space and shapes [*axes, *shape].
+    """Raise ValueError unless a value has the keys of the space and shapes [*axes, *shape].
 
-    Dtypes and bounds are not compared: those of traced values are not known.
+    Dtypes and bounds are not compared, because the value may be traced.
     """
     if isinstance(space, Dict):
-        names, allowed = (
+        keys, allowed = (
             list(space.spaces),
             f"a dict with the keys {', '.join(map(repr, space.spaces))}",
         )
-        found = (
+        description = (
             f"a dict with the keys {', '.join(map(repr, value))}"
             if isinstance(value, Mapping)
             else _brief(value)
         )
-        if not isinstance(value, Mapping) or set(value) != set(names):
-            raise ValueError(f"{name} = {found}: must be {allowed}")
+        if not isinstance(value, Mapping) or set(value) != set(keys):
+            raise ValueError(f"{name} = {description}: must be {allowed}")
         for part, inside in space.spaces.items():
             require_structure(f"{name}[{part!r}]", value[part], inside, axes)
     elif value is None or isinstance(value, Mapping) or jnp.shape(value) != (*axes, *space.shape):
@@ -333,7 +337,7 @@ def _brief(value: Any) -> str:
 
 
 def agent_axes(space: Any) -> set[tuple[int, ...]]:
-    """Returns the leading axes that count agents, of every part of a space: {(n,)} for a batch of n, {()} for one."""
+    """Return the agent axes of every part of a space: {(n,)} for n agents, {()} for one agent."""
     if isinstance(space, Dict):
         return set().union(*map(agent_axes, space.spaces.values()))
     return {space.shape[: space.batch_ndim] if isinstance(space, Box) else space.batch_shape}
@@ -341,12 +345,12 @@ def agent_axes(space: Any) -> set[tuple[int, ...]]:
 
 def _check_size(field: str, size: Any) -> None:
     require_integer(field, size, 1)
-    require(size <= LARGEST, field, size, f"at most {LARGEST}, as int32 is")
+    require(size <= LARGEST, field, size, f"at most {LARGEST}, the largest int32")
 
 
 def _check_shape(field: str, shape: Any) -> None:
     if not isinstance(shape, (tuple, list)):
-        raise TypeError(f"{field} = {shape!r}: must be a tuple of sizes, as (3,)")
+        raise TypeError(f"{field} = {shape!r}: must be a tuple of sizes, like (3,)")
     for size in shape:
         require_integer(f"a size in {field}", size, 0)
 
@@ -357,5 +361,5 @@ def _is_real(dtype: Any) -> bool:
             jnp.issubdtype(jnp.dtype(dtype), kind)
             for kind in (jnp.bool_, jnp.integer, jnp.floating)
         )
-    except TypeError:  # no dtype at all
+    except TypeError:  # not a dtype
         return False

@@ -1,4 +1,4 @@
-"""Many replicas of an environment side by side, each reset in the step in which its episode ends."""
+"""Batches of environment replicas with same-step auto-reset."""
 
 import dataclasses
 from collections.abc import Callable
@@ -14,9 +14,9 @@ from wdjax.env import Env, may_observe_late, require_action, require_batched_spa
 
 @dataclasses.dataclass(frozen=True)
 class ResetPool:
-    """Resets choose, uniformly, one of `n` starts that are drawn once, by `reset` of the batch."""
+    """Reset strategy that picks uniformly one of `n` starts drawn once, by `VectorEnv.reset`."""
 
-    n: int  # starts, at least 1
+    n: int  # number of starts, at least 1
 
     def __post_init__(self):
         require_integer("ResetPool.n", self.n, 1)
@@ -30,29 +30,38 @@ StepResult = tuple[Any, Any, Any, Any, Any, dict[str, Any]]
 
 
 class VectorState(struct.PyTreeNode):
-    """The replicas of a batch: their states, the running statistics of their episodes, and the starts they share."""
+    """State of a batch: environment states, running episode statistics, and shared starts."""
 
     env_state: Any  # the environment's state, each leaf with a leading [num_envs]
-    episode_return: Any  # like the reward, [num_envs, ...] float32: sum of rewards so far
-    episode_length: jax.Array  # [num_envs] int32: steps so far
+    episode_return: Any  # sum of rewards, structured like the reward, [num_envs, ...] float32
+    episode_length: jax.Array  # [num_envs] int32: steps in the current episode
     episode_info: dict[str, jax.Array]
-    """sums so far of what the environment's info gives, each [num_envs]"""
+    """Sums of the environment's info over the current episode, each [num_envs]."""
     starts: Any
-    """None for "fresh"; else (obs, state) of the n starts, [n, ...] ([num_envs, n, ...] with params_axis=0)"""
+    """(obs, state) of the n starts, [n, ...] ([num_envs, n, ...] with params_axis=0); None for
+    "fresh"."""
 
 
 @dataclasses.dataclass(frozen=True)
 class VectorEnv:
-    """What `vectorize` returns: `reset` and `step` of `num_envs` replicas."""
+    """`num_envs` replicas of an environment, with `reset` and `step`; made by `vectorize`."""
 
-    env: Env  # of one replica
-    num_envs: int  # replicas
-    reset_strategy: ResetStrategy = "fresh"  # or "fixed", or a ResetPool
+    env: Env  # the environment of one replica
+    num_envs: int  # number of replicas
+    reset_strategy: ResetStrategy = "fresh"  # "fresh", "fixed" or a ResetPool
     params_axis: int | None = None
-    """0: params have a leading [num_envs]; None: all replicas share them"""
+    """0 if params have a leading [num_envs]; None if all replicas share them."""
 
     def reset(self, key: jax.Array, params: Any) -> tuple[Any, VectorState]:
-        """Starts every replica, from one typed key. Returns (obs, state), each leaf with a leading [num_envs]."""
+        """Start a new episode in every replica.
+
+        Args:
+            key: a typed key.
+            params: environment params; each leaf with a leading [num_envs] if params_axis is 0.
+
+        Returns:
+            (obs, state), each leaf with a leading [num_envs].
+        """
         _check_key(key, self.num_envs)
         self._check_params(params)
         one = params if self.params_axis is None else jax.tree.map(lambda leaf: leaf[0], params)
@@ -71,35 +80,44 @@ class VectorEnv:
         return obs, state
 
     def step(self, key: jax.Array, state: VectorState, action: Any, params: Any) -> StepResult:
-        """Advances every replica once and restarts those whose episode is over.
+        """Advance every replica by one step and reset those whose episode is over.
 
         Args:
-            key: a typed key, or `[num_blocks]` keys, one for each block of num_envs / num_blocks neighbouring replicas.
-            state: from `reset` or the last `step`.
-            action: like the environment's, each leaf with a leading [num_envs].
-            params: of the environment; each leaf with a leading [num_envs] where params_axis is 0.
+            key: a typed key, or `[num_blocks]` keys, one per block of num_envs / num_blocks
+                consecutive replicas.
+            state: from `reset` or the previous `step`.
+            action: structured like the environment's, each leaf with a leading [num_envs].
+            params: environment params; each leaf with a leading [num_envs] if params_axis is 0.
 
         Returns:
-            (obs, state, reward, terminated, truncated, info). Where `info["over"]` ([num_envs] bool), obs is the first
-            of the next episode, `info["final_obs"]` the last of this one (else it is obs: who is truncated before the
-            others sees there what it saw last), `info["episode_return"]` (like the reward) and `info["episode_length"]`
-            ([num_envs] int32) those of the whole episode, and `info["episode_info"]` the sums of the environment's own
-            info over it. The environment's own info of this step stands beside these.
+            (obs, state, reward, terminated, truncated, info). `info` contains the environment's
+            info of this step and these entries:
+
+            * over: [num_envs] bool, whether the episode ended in this step. In these replicas,
+              `obs` is the first observation of the next episode.
+            * final_obs: the observation before the reset. It equals `obs` in the other replicas,
+              including those where some agents were truncated before the rest.
+            * episode_return, episode_length ([num_envs] int32), episode_info: return, length and
+              sums of the environment's info since the start of the episode, this step included.
         """
         _check_key(key, self.num_envs)
         self._check_state(state)
-        one = params
+        replica_params = params
         if self.params_axis == 0:
-            one = jax.tree.map(
+            replica_params = jax.tree.map(
                 lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf)[1:], jnp.result_type(leaf)),
                 params,
             )
-        require_action(self.env, action, one, self.num_envs)
+        require_action(self.env, action, replica_params, self.num_envs)
         return self._advance(self._replica_keys, *_split(key), state, action, params)
 
     def draw_keys(self, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Returns what `step` draws from one key, or from one of each block: keys of every replica for its step and,
-        should its episode end, its next start, [num_envs] each."""
+        """Return the keys that `step` derives from its key, or from one key per block.
+
+        Returns:
+            (step keys, start keys), [num_envs] each: for the step of each replica, and for its
+            next start if its episode ends.
+        """
         _check_key(key, self.num_envs)
         step_key, start_key = _split(key)
         return self._replica_keys(step_key), self._replica_keys(start_key)
@@ -107,7 +125,7 @@ class VectorEnv:
     def step_with_keys(
         self, keys: tuple[jax.Array, jax.Array], state: VectorState, action: Any, params: Any
     ) -> StepResult:
-        """`step` with the keys that `draw_keys` returned."""
+        """Advance like `step`, with the keys returned by `draw_keys`."""
         return self._advance(lambda keys: keys, *keys, state, action, params)
 
     def _advance(
@@ -119,7 +137,7 @@ class VectorEnv:
         action: Any,
         params: Any,
     ) -> StepResult:
-        """`step`; `replica_keys` makes those of every replica from `step_key`, and from `start_key` where one ends."""
+        """Implement `step`; `replica_keys` expands `step_key`, and `start_key` on a reset."""
         scene, env_state, reward, terminated, truncated, env_info = self._advance_replicas(
             replica_keys(step_key), state.env_state, action, params
         )
@@ -144,7 +162,7 @@ class VectorEnv:
         params: Any,
         starts: Any,
     ) -> tuple[Any, Any]:
-        """Returns (obs, env_state) with new starts where the episode is over; `current`: (scene, obs, env_state)."""
+        """Return (obs, env_state) with new starts where over; current = (scene, obs, env_state)."""
         late, (scene, final_obs, env_state) = self._observes_late, current
 
         def restart(
@@ -158,9 +176,10 @@ class VectorEnv:
         return self._observe_again(over, scene, final_obs, params) if late else scene, env_state
 
     def _observe_again(self, over: jax.Array, scene: Any, final_obs: Any, params: Any) -> Any:
-        """Returns obs of scenes of which some are new starts, final_obs of the others.
+        """Return the observations after a restart: new where over, final_obs elsewhere.
 
-        On NVIDIA GPUs all are observed without a branch, which costs nothing where nobody reads final_obs.
+        On NVIDIA GPUs all scenes are observed again, without a branch. This adds no cost if
+        final_obs is unused, because XLA then removes its computation.
         """
 
         def observe(over, scene, final_obs, params) -> Any:
@@ -177,34 +196,37 @@ class VectorEnv:
         )
 
     def _check_params(self, params: Any) -> None:
-        own = type(self.env.default_params)
-        if not isinstance(params, own):
-            name, env = own.__qualname__, type(self.env).__name__
+        expected = type(self.env.default_params)
+        if not isinstance(params, expected):
+            name, env = expected.__qualname__, type(self.env).__name__
             raise TypeError(
-                f"params = {params!r}: must be a {name} of {env}, the second that wdjax.make returns"
+                f"params = {params!r}: must be a {name} of {env}. Pass the params from wdjax.make."
             )
         if self.params_axis is None:
             return
         for path, leaf in jax.tree_util.tree_leaves_with_path(params):
             name, shape = jax.tree_util.keystr(path).lstrip("."), jnp.shape(leaf)
-            allowed = f"an array with a leading {self.num_envs}, as params_axis=0 asks (broadcast what is shared)"
+            allowed = (
+                f"an array with a leading axis of {self.num_envs}, because params_axis = 0. "
+                "Broadcast shared values"
+            )
             require(shape[:1] == (self.num_envs,), f"params.{name}", leaf, allowed)
 
     def _check_state(self, state: Any) -> None:
-        words = f"the VectorState that reset of {self.num_envs} replicas returned"
+        allowed = f"the VectorState returned by reset, with {self.num_envs} replicas"
         if not isinstance(state, VectorState):
             raise TypeError(
-                f"state = {type(state).__name__}: must be {words}, not the state of one replica"
+                f"state = {type(state).__name__}: must be {allowed}, not the state of one replica"
             )
         require(
             jnp.shape(state.episode_length) == (self.num_envs,),
             "state of",
             jnp.shape(state.episode_length),
-            words,
+            allowed,
         )
 
     def _probe_step(self, key: jax.Array, env_state: Any, params: Any) -> tuple:
-        """A step with actions that are drawn, for its shapes."""
+        """Step with random actions, to infer the output shapes."""
         action_key, step_key = jax.random.split(key)
 
         def draw(key, params) -> Any:
@@ -214,11 +236,11 @@ class VectorEnv:
         return self._advance_replicas(self._replica_keys(step_key), env_state, action, params)
 
     def _advance_replicas(self, keys: jax.Array, env_state: Any, action: Any, params: Any) -> tuple:
-        """A step of every replica, with what `_observe` makes obs of in the place of obs."""
+        """Step every replica; returns a scene instead of obs if the environment observes late."""
         advance = self.env.advance if self._observes_late else self.env.step
         in_axes = (0, 0, 0, self.params_axis)
-        *played, info = jax.vmap(advance, in_axes)(keys, env_state, action, params)
-        return *played, as_counts(info)
+        *outputs, info = jax.vmap(advance, in_axes)(keys, env_state, action, params)
+        return *outputs, as_counts(info)
 
     def _observe(self, scene: Any, params: Any) -> Any:
         if not self._observes_late:
@@ -226,7 +248,7 @@ class VectorEnv:
         return jax.vmap(self.env.observe, (0, self.params_axis))(scene, params)
 
     def start(self, keys: jax.Array, params: Any, starts: Any) -> tuple[Any, Any]:
-        """Returns (obs, env_state) of a new start for every replica, from its key of [num_envs]."""
+        """Return (obs, env_state) of a new start for every replica, from [num_envs] keys."""
         if self.reset_strategy == "fresh":
             return jax.vmap(self.env.reset, (0, self.params_axis))(keys, params)
         index = jax.vmap(lambda key: jax.random.randint(key, (), 0, self._num_starts, jnp.int32))(
@@ -257,7 +279,7 @@ class VectorEnv:
         return draw(params) if self.params_axis is None else jax.vmap(draw)(params)
 
     def _replica_keys(self, key: jax.Array) -> jax.Array:
-        """Returns [num_envs] keys from one key, or from one of each block."""
+        """Return [num_envs] keys from one key, or from one key per block."""
         if key.ndim == 0:
             return jax.random.split(key, self.num_envs)
         blocks = key.shape[0]
@@ -269,19 +291,27 @@ class VectorEnv:
 def vectorize(
     env: Env, num_envs: int, reset: ResetStrategy = "fresh", params_axis: int | None = None
 ) -> VectorEnv:
-    """Returns `reset` and `step` for `num_envs` replicas of `env`, with same-step auto-reset.
+    """Vectorize an environment over `num_envs` replicas, with same-step auto-reset.
 
     Args:
         env: the environment of one replica.
-        num_envs: the number of replicas.
-        reset: "fresh" draws a start at every reset; "fixed" draws one start for all; ResetPool(n) draws n.
-        params_axis: None where all replicas share params; 0 where every leaf of params has a leading [num_envs].
+        num_envs: number of replicas.
+        reset: "fresh" draws a new start at every reset, "fixed" draws one start for all resets, and
+            ResetPool(n) draws n starts to choose from.
+        params_axis: None if all replicas share params; 0 if every leaf of params has a leading
+            [num_envs].
+
+    Returns:
+        A VectorEnv, with `reset` and `step`.
 
     Raises:
-        ValueError, TypeError: for arguments outside these.
+        TypeError: for an argument of the wrong type.
+        ValueError: for an argument with an invalid value.
     """
     if not isinstance(env, Env):
-        raise TypeError(f"env = {env!r}: must be a wdjax.Env, the first that wdjax.make returns")
+        raise TypeError(
+            f"env = {env!r}: must be a wdjax.Env. Pass the environment from wdjax.make."
+        )
     require_integer("num_envs", num_envs, 1)
     if not isinstance(reset, ResetPool):
         require_known("reset strategy", reset, ("fresh", "fixed"))
@@ -291,10 +321,11 @@ def vectorize(
 
 
 def when_any(condition: jax.Array, function: Callable, current: Any, *operands: Any) -> Any:
-    """Returns `function(current, *operands)` where any of `condition` holds, else `current`, and then pays nothing.
+    """Return `function(current, *operands)` if any `condition` holds, else `current` at no cost.
 
-    `function` must return `current` unchanged in the rows in which its own condition is false. Under vmap a plain
-    `lax.cond` becomes a select, which computes both sides; here the predicate stays one scalar for the whole batch.
+    `function` must return `current` unchanged in the rows where its own condition is false. Under
+    vmap, `lax.cond` would become a select that computes both branches. Here the predicate stays
+    one scalar for the whole batch.
     """
 
     @jax.custom_batching.custom_vmap
@@ -323,8 +354,11 @@ def when_any(condition: jax.Array, function: Callable, current: Any, *operands: 
 
 
 def always_on_cuda(condition: jax.Array, function: Callable, current: Any, *operands: Any) -> Any:
-    """`when_any`, but on NVIDIA GPUs `function` is called in any case: where it is a few numbers to draw, that costs
-    less than a branch, for which the device has to ask the host."""
+    """Apply `when_any` on most devices, but always call `function` on NVIDIA GPUs.
+
+    For a function that only draws a few numbers, this is cheaper than a branch, which requires a
+    synchronization with the host.
+    """
 
     def call(condition, current, *operands) -> Any:
         return function(current, *operands)
@@ -336,20 +370,23 @@ def always_on_cuda(condition: jax.Array, function: Callable, current: Any, *oper
 
 
 def as_counts(info: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """Returns an environment's info ([num_envs] each) as numbers that sum up over an episode: flags become 0 and 1.
+    """Return an environment's info ([num_envs] each) with bools converted to summable int32.
 
     Raises:
-        ValueError: for a statistic that is no scalar, or has the name of one of the batch's own.
+        ValueError: for a statistic that is not a scalar or that has a reserved name.
     """
     for name, values in info.items():
         require(
-            name not in RESERVED_INFO, "name in info", name, f"none of {', '.join(RESERVED_INFO)}"
+            name not in RESERVED_INFO,
+            "name in info",
+            name,
+            f"none of the reserved names {', '.join(RESERVED_INFO)}",
         )
         require(
             values.ndim == 1,
             f"info[{name!r}]",
             f"array of {values.shape[1:]}",
-            "a scalar of the step",
+            "a scalar per step",
         )
     return {
         name: values.astype(jnp.int32) if values.dtype == bool else values
@@ -358,13 +395,13 @@ def as_counts(info: dict[str, jax.Array]) -> dict[str, jax.Array]:
 
 
 def all_agents(flags: Any) -> jax.Array:
-    """Returns [num_envs] bool: whether all agents of a replica are flagged; leaves are [num_envs] or [num_envs, n]."""
+    """Return [num_envs] bool: all agents flagged; leaves are [num_envs] or [num_envs, n]."""
     leaves = [leaf.reshape(leaf.shape[0], -1).all(axis=1) for leaf in jax.tree.leaves(flags)]
     return jnp.stack(leaves).all(axis=0)
 
 
 def select(rows: jax.Array, chosen: Any, other: Any) -> Any:
-    """Returns `chosen` in the given rows ([num_envs] bool) of every leaf, `other` elsewhere."""
+    """Return `chosen` in the selected rows ([num_envs] bool) of every leaf, `other` elsewhere."""
 
     def pick(a: jax.Array, b: jax.Array) -> jax.Array:
         return jnp.where(rows.reshape(rows.shape + (1,) * (a.ndim - rows.ndim)), a, b)

@@ -1,3 +1,3 @@
-"""The version of wdjax, in this place alone."""
+"""Version of wdjax, defined only here."""
 
 __version__ = "0.2.1"

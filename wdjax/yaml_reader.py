@@ -1,4 +1,4 @@
-"""The one reader of YAML: config.yaml, presets, sweep.yaml and calibrations, which a stranger may have written."""
+"""YAML reader for config.yaml, presets, sweep.yaml and calibrations, which may be untrusted."""
 
 import re
 from pathlib import Path
@@ -13,16 +13,16 @@ MOST_BYTES, MOST_VALUES, MOST_DEPTH = 2**22, 200_000, 50
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader, but 1e-4 is a number, as in YAML 1.2, and a repeated key is refused.
+    """PyYAML's safe loader with YAML 1.2 floats (1e-4), which rejects duplicate keys.
 
-    Depth and the number of values are limited. Values behind an alias count each time: with aliases, a few hundred
-    bytes can expand to billions of values.
+    The depth and the number of values are limited. Values behind an alias count each time, because
+    aliases can expand a few hundred bytes to billions of values.
     """
 
     def __init__(self, stream: str):
         super().__init__(stream)
         self.depth = self.values = 0
-        self.sizes: dict[yaml.Node, int] = {}  # values inside of a node that is complete
+        self.sizes: dict[yaml.Node, int] = {}  # number of values inside a complete node
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node:
         alias, mark, before = (
@@ -38,8 +38,8 @@ class _Loader(yaml.SafeLoader):
         self.values += self.sizes[node] if alias else 1
         self.sizes.setdefault(node, self.values - before)
         if self.depth > MOST_DEPTH or self.values > MOST_VALUES:
-            words = f"nested more than {MOST_DEPTH} deep, or more than {MOST_VALUES:,} values, aliases included"
-            raise yaml.MarkedYAMLError(problem=words, problem_mark=mark)
+            problem = f"nested more than {MOST_DEPTH} deep, or more than {MOST_VALUES:,} values, aliases included"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
         return node
 
     def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
@@ -50,7 +50,7 @@ class _Loader(yaml.SafeLoader):
                 continue
             if key.value in seen:
                 raise yaml.MarkedYAMLError(
-                    problem=f"{key.value!r} stands twice", problem_mark=key.start_mark
+                    problem=f"duplicate key {key.value!r}", problem_mark=key.start_mark
                 )
             seen.add(key.value)
         return node
@@ -58,7 +58,7 @@ class _Loader(yaml.SafeLoader):
 
 _EXPONENT = re.compile(r"[-+]?(\d[\d_]*(\.[\d_]*)?|\.\d+)[eE][-+]?\d+$")
 _ODD = re.compile(r"[-+]?(0[0-7_]+|0b[01_]+|0x[\da-fA-F_]+|\d[\d_]*(:[0-5]?\d)+(\.[\d_]*)?)$")
-# YAML 1.1 reads 010 as 8 and 1:30 as 90. Here both are text, which numeric fields refuse.
+# YAML 1.1 reads 010 as 8 and 1:30 as 90. Here both are strings, which numeric fields reject.
 _Loader.yaml_implicit_resolvers = {
     first: [("tag:yaml.org,2002:str", _ODD), *others] if first in "-+0123456789" else others
     for first, others in yaml.SafeLoader.yaml_implicit_resolvers.items()
@@ -67,21 +67,21 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+.012
 
 
 def read_yaml_value(source: Path | str) -> Any:
-    """Return the content of a YAML file or text. Raises ValueError, naming it, if it is not YAML."""
+    """Return the content of a YAML file or text; raise ValueError, naming it, if it is invalid."""
     name = source if isinstance(source, Path) else repr(source)
     try:
         return yaml.load(
             read_text(source, MOST_BYTES) if isinstance(source, Path) else source, _Loader
         )
-    # ValueError: no UTF-8, or a date such as 2020-13-01
+    # ValueError: invalid UTF-8, or a date such as 2020-13-01
     except (yaml.YAMLError, ValueError) as error:
         raise ValueError(f"{name}: not YAML: {_yaml_words(error)}") from None
     except RecursionError:
-        raise ValueError(f"{name}: not YAML that can be read: nested too deeply") from None
+        raise ValueError(f"{name}: not readable YAML: nested too deeply") from None
 
 
 def _yaml_words(error: Exception) -> str:
-    """Return the problem in a YAML file and its position, in one line."""
+    """Return the problem in a YAML file and its position, as a single line."""
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
     if mark is None:
         return one_line(error)

@@ -45,7 +45,7 @@ def gridworld_twin(key, state, action, params):
 
 def test_cartpole_against_numpy():
     wdjax.check_env("cartpole", twin=cartpole_twin)
-    with pytest.raises(wdjax.EnvCheckError, match=r"^step gives state\.(x|theta)_dot = .* in step \d of"):
+    with pytest.raises(wdjax.EnvCheckError, match=r"^step returns state\.(x|theta)_dot = .* in step \d of"):
         wdjax.check_env("cartpole", twin=lambda *args: cartpole_twin(*args, gravity=9.81), atol=1e-6)
 
 
@@ -54,5 +54,5 @@ def test_gridworld_against_the_reference():
     wdjax.check_env(env, params, gridworld_twin)
     other = wdjax.make("tag_gridworld", num_taggers=4, grid_length=4, wall_hit_penalty=0.25)[1]
     wrong = lambda key, state, action, _: gridworld_twin(key, state, action, params)  # noqa: E731
-    with pytest.raises(wdjax.EnvCheckError, match=r"^step gives reward\['(tagger|runner)'\]\[\d\] = .*, the twin"):
+    with pytest.raises(wdjax.EnvCheckError, match=r"^step returns reward\['(tagger|runner)'\]\[\d\] = .*, the twin"):
         wdjax.check_env(env, other, wrong)

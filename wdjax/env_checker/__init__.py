@@ -1,4 +1,4 @@
-"""`check_env`: whether an environment keeps the contract of wdjax.Env, and if not, what to change."""
+"""`check_env`: validates that an environment fulfils the contract of wdjax.Env."""
 
 import math
 import numbers
@@ -13,7 +13,7 @@ from wdjax.env_checker.case import Case, EnvCheckError
 
 __all__ = ["CONTRACT", "CONTRACT_OF_PLAY", "EnvCheckError", "check_env"]
 
-# What must hold before a learner traces anything: what is declared, and what is returned, seen by tracing alone.
+# Rules on declarations and on traced outputs that must hold before a learner traces anything.
 DECLARED = (rules.groups_are_counts, rules.spaces_fit_the_groups, rules.masks_fit_the_actions)
 RETURNED = (
     rules.reset_observes_what_the_space_says,
@@ -24,7 +24,7 @@ RETURNED = (
     rules.info_holds_scalars,
     declarations.ratios_are_of_sums_in_info,
 )
-# The contract, in an order in which what fails first is the cause of what would fail later.
+# All rules without random play, ordered so that causes are reported before their consequences.
 CONTRACT = (
     rules.env_is_a_value,  # a frozen, hashable dataclass, equal to its copy
     rules.params_are_frozen_numbers,
@@ -33,7 +33,7 @@ CONTRACT = (
     rules.masks_fit_the_actions,
     rules.state_is_a_frozen_dataclass,
     rules.reset_observes_what_the_space_says,
-    # no branch of Python, no NumPy on what is traced; they return what they must
+    # no Python branches or NumPy on traced values; the right number of outputs
     rules.functions_are_traceable,
     rules.nothing_calls_the_host,
     rules.step_observes_what_the_space_says,
@@ -72,41 +72,45 @@ def check_env(
     rtol: float = 1e-5,
     atol: float = 1e-5,
 ) -> None:
-    """Checks that an environment keeps the contract of `wdjax.Env`; returns None where it does.
+    """Check that an environment fulfils the contract of `wdjax.Env`.
 
-    Calls `reset` and `step` under jit, vmap and scan, and plays `num_steps` random steps: 10 replicas side by side,
-    reset after each episode, some steps past its end. Actions are drawn from the action space, within the masks.
-    Warns of statistics that training reports as `user/NAME`, because their names are names of wdjax's own metrics.
+    Calls `reset` and `step` under jit, vmap and scan, and plays `num_steps` random steps in 10
+    replicas. A replica is reset after its episode, sometimes a few steps late. Actions are sampled
+    from the action space, within the action masks. Warns about statistics that training reports as
+    `user/NAME` because their names collide with built-in metrics.
 
     Args:
         env: the environment, or the name of a registered one.
-        params: of one replica; `env.default_params` where None.
-        twin: the same step in NumPy, `twin(key, state, action, params) -> (obs, state, reward, terminated, truncated)`,
-            with `info` as a sixth value or without; called with arrays of NumPy (the key: of jax), one replica at a
-            time, for the steps of the first replica (num_steps / 10), each from the environment's own state.
-        num_steps: env steps of the random play, at least 1.
-        seed: of the keys and actions.
-        rtol, atol: how far floats may be from the twin's, and those of a batch from those alone; whole numbers and
-            flags must be equal.
+        params: of one replica; None uses `env.default_params`.
+        twin: reference step in NumPy, `twin(key, state, action, params) -> (obs, state, reward,
+            terminated, truncated)`, optionally with `info` as a sixth value. It is called with
+            NumPy arrays (and a jax key) for each step of the first replica (num_steps / 10), from
+            the environment's own state.
+        num_steps: env steps of random play, at least 1.
+        seed: seed of the keys and actions.
+        rtol: relative tolerance of floats, compared with the twin and between a batch and a single
+            replica. Integers and flags must be equal.
+        atol: absolute tolerance of the same comparisons.
 
     Raises:
-        EnvCheckError: (a ValueError) with one sentence on the first rule that is broken and what to change.
-        TypeError, ValueError: for arguments outside these. What the environment itself raises passes unchanged, but
-            for what jax's tracing refuses.
+        EnvCheckError: for the first broken rule, with the remedy; a ValueError.
+        TypeError: for an argument of the wrong type.
+        ValueError: for an argument with an invalid value.
+
+    Exceptions raised by the environment itself are not changed, except jax tracing errors.
     """
     case = _make_case(env, params, twin, num_steps, seed, rtol, atol)
     for check in CONTRACT:
         check(case)
-    for words in declarations.moved_statistics(case):
-        warnings.warn(words, stacklevel=2)
+    for warning in declarations.moved_statistics(case):
+        warnings.warn(warning, stacklevel=2)
     for piece in play.random_play(case):
         for check in CONTRACT_OF_PLAY:
             check(case, piece)
 
 
 def require_rules(env: Env, params: Any, contract: Iterable[Callable[[Case], None]]) -> None:
-    """Raises EnvCheckError, naming the environment, for the first rule that is broken, of `DECLARED` or `RETURNED`,
-    which compile nothing."""
+    """Check `DECLARED` or `RETURNED`, which compile nothing; errors name the environment."""
     case = Case(env, params, None, num_steps=1, seed=0, rtol=0.0, atol=0.0)
     try:
         for rule in contract:
@@ -124,7 +128,7 @@ def _make_case(
         env = make(env)[0]
     if not isinstance(env, Env):
         raise TypeError(
-            f"env = {env!r}: must be a wdjax.Env (an instance), or the name of a registered one"
+            f"env = {env!r}: must be a wdjax.Env instance, or the name of a registered environment"
         )
     if twin is not None and not callable(twin):
         raise TypeError(f"twin = {twin!r}: must be a function with the arguments of step, or None")
@@ -137,9 +141,9 @@ def _make_case(
     defaults = env.default_params
     if params is not None and type(params) is not type(defaults):
         raise TypeError(
-            f"params = {params!r}: must be of type {type(defaults).__name__}, as default_params is"
+            f"params = {params!r}: must be of type {type(defaults).__name__}, like default_params"
         )
     params = defaults if params is None else params
-    if rules.is_frozen_pytree(defaults):  # else the rule of params says so
+    if rules.is_frozen_pytree(defaults):  # else a rule of the contract fails
         params = cast_params(params, defaults)
     return Case(env, params, twin, num_steps, seed, rtol, atol)

@@ -1,4 +1,4 @@
-"""What `wdjax.check_env` looks at: an environment with what its functions gave, and how its faults are told."""
+"""Shared parts of `wdjax.check_env`: the environment under test, its traces, and its errors."""
 
 import contextlib
 import dataclasses
@@ -20,7 +20,7 @@ MASK = "action_mask"
 _PLAYED = ("state", "reward", "terminated", "truncated", "info")
 RETURNS = {"reset": ("obs", "state"), "step": ("obs", *_PLAYED), "advance": ("scene", *_PLAYED)}
 
-# What tracing cannot do -> (what the author's code did, what to write instead). The first that fits is told.
+# jax tracing error -> (fault, remedy); the first matching class is reported.
 _TRACING_ERRORS: dict[type[Exception], tuple[str, str]] = {
     jax.errors.TracerBoolConversionError: (
         "branches on a traced value",
@@ -30,30 +30,30 @@ _TRACING_ERRORS: dict[type[Exception], tuple[str, str]] = {
         "uses a traced value as a Python index or count",
         "index a jax array with it, or use lax.fori_loop",
     ),
-    jax.errors.TracerArrayConversionError: ("hands a traced value to NumPy", "use jax.numpy"),
-    jax.errors.NonConcreteBooleanIndexError: ("picks elements by a traced mask", "use jnp.where"),
+    jax.errors.TracerArrayConversionError: ("passes a traced value to NumPy", "use jax.numpy"),
+    jax.errors.NonConcreteBooleanIndexError: ("indexes with a traced mask", "use jnp.where"),
     jax.errors.ConcretizationTypeError: (
-        "makes a Python number of a traced value",
+        "converts a traced value to a Python number",
         "keep it a jax array",
     ),
 }
 _LIBRARIES = tuple(str(Path(module.__file__).parent) for module in (jax, np))
-# the folders of this file and of wdjax's core, not of its games
+# folders of this package and of wdjax's core, without its environments
 _CHECKER, _CORE = Path(__file__).parents[:2]
 
 
 class EnvCheckError(ValueError):
-    """An environment breaks the contract of wdjax.Env; the message says where, and what to change."""
+    """An environment breaks the contract of wdjax.Env; the message contains place and remedy."""
 
 
 def fail(sentence: str, cause: BaseException | None = None) -> NoReturn:
-    """Raises EnvCheckError, with the author's own traceback where there is one."""
+    """Raise EnvCheckError, chained to the author's exception if there is one."""
     raise EnvCheckError(sentence) from cause
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Case:
-    """One call of `check_env`: its arguments, and what follows from them, computed when first asked for."""
+    """Arguments of one call of `check_env`, and lazily computed values derived from them."""
 
     env: Env
     params: Any
@@ -69,7 +69,7 @@ class Case:
 
     @property
     def key(self) -> jax.ShapeDtypeStruct:
-        """The shape of a key: what is traced needs no more, and no device."""
+        """Shape of a key, sufficient for tracing, which needs no device."""
         return jax.eval_shape(lambda: jax.random.key(self.seed))
 
     @functools.cached_property
@@ -82,42 +82,42 @@ class Case:
 
     @functools.cached_property
     def reset(self) -> tuple[Any, dict[str, Any]]:
-        """(the jaxpr of reset, what it returns by name, as shapes)."""
+        """Jaxpr of reset, and its outputs by name, as shapes."""
         return trace("reset", self.env.reset, self.key, self.params)
 
     @functools.cached_property
     def step(self) -> tuple[Any, dict[str, Any]]:
-        """(the jaxpr of step, what it returns by name, as shapes)."""
+        """Jaxpr of step, and its outputs by name, as shapes."""
         return trace(
             "step", self.env.step, self.key, self.reset[1]["state"], self.action, self.params
         )
 
     @functools.cached_property
     def advance(self) -> tuple[Any, dict[str, Any]]:
-        """(the jaxpr of advance, what it returns by name, as shapes)."""
+        """Jaxpr of advance, and its outputs by name, as shapes."""
         return trace(
             "advance", self.env.advance, self.key, self.reset[1]["state"], self.action, self.params
         )
 
     @functools.cached_property
     def step_replicas(self) -> Callable:
-        """The step of a batch, as one compiled program for all calls, so that equal inputs give equal bits."""
+        """Batched step, compiled once, so that equal inputs give bitwise equal results."""
         return quick_jit(jax.vmap(self.env.step, (0, 0, 0, None)))
 
     @functools.cached_property
     def action(self) -> Any:
-        """The shapes of an action."""
+        """Shapes of an action."""
         return jax.eval_shape(self.action_space.sample, self.key)
 
     def by_group(self, value: Any) -> dict[str, Any]:
-        """Returns the parts of an observation, a reward ... by group; a single agent's under the name ''."""
+        """Return an observation, reward, ... by group; a single agent's under the name ''."""
         return (
             {group: value[group] for group in self.env.groups} if self.env.groups else {"": value}
         )
 
 
 def quick_jit(function: Callable) -> Callable:
-    """Returns jax.jit for a program that runs once: on the CPU it is compiled in half the time, to slower code."""
+    """Return jax.jit for a program that runs once: compiles faster on CPUs, to slower code."""
     on_cpu = jax.default_backend() == "cpu"
     return jax.jit(
         function, compiler_options={"xla_backend_optimization_level": 0} if on_cpu else None
@@ -125,7 +125,7 @@ def quick_jit(function: Callable) -> Callable:
 
 
 def trace(method: str, function: Callable, *args: Any) -> tuple[Any, dict[str, Any]]:
-    """Traces `reset`, `step` or `advance`. Returns (its jaxpr, its outputs by name, leaves jax.ShapeDtypeStruct)."""
+    """Trace `reset`, `step` or `advance`; return its jaxpr and its outputs by name, as shapes."""
 
     def traced(*args: Any) -> dict[str, Any]:
         leaves, structure = jax.tree.flatten(args)
@@ -135,12 +135,14 @@ def trace(method: str, function: Callable, *args: Any) -> tuple[Any, dict[str, A
             a is not b for a, b in zip(leaves, leaves_after, strict=True)
         ):
             fail(
-                f"{method} changes its arguments in place: build new dicts and lists, as {{**old, name: new}} does"
+                f"{method} changes its arguments in place. Build new dicts and lists, like {{**old, name: new}}."
             )
         names = RETURNS[method]
         if not isinstance(result, tuple) or len(result) != len(names):
-            found = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
-            fail(f"{method} returns {found}: return ({', '.join(names)})")
+            returned = (
+                f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
+            )
+            fail(f"{method} returns {returned}: must be ({', '.join(names)})")
         named = dict(zip(names, result, strict=True))
         for name, leaf in named_leaves(named):
             if not is_number(leaf):
@@ -156,26 +158,24 @@ def trace(method: str, function: Callable, *args: Any) -> tuple[Any, dict[str, A
 
 @contextlib.contextmanager
 def explained(method: str) -> Iterator[None]:
-    """Turns what tracing refuses, raised within, into a sentence with the author's line; all else passes unchanged."""
+    """Turn tracing errors into an EnvCheckError with the author's line; re-raise all others."""
     try:
         yield
     except Exception as error:
-        for refused, (deed, remedy) in _TRACING_ERRORS.items():
-            if isinstance(error, refused):
-                fail(f"{method} {deed} at {author_line(error)}: {remedy}", error)
+        for error_type, (fault, remedy) in _TRACING_ERRORS.items():
+            if isinstance(error, error_type):
+                fail(f"{method} {fault} at {author_line(error)}: {remedy}", error)
         if isinstance(error, (TypeError, ValueError)) and (
             "concrete values" in str(error) or _is_of_a_tracer(error)
         ):
-            remedy = "a size must be a static field of the environment"
-            fail(
-                f"{method} makes a shape of a traced value at {author_line(error)}: {remedy}", error
-            )
+            remedy = "make the size a static field of the environment"
+            fail(f"{method} uses a traced value as a size at {author_line(error)}: {remedy}", error)
         raise
 
 
 def author_line(error: BaseException) -> str:
-    """Returns "file.py:line" of the innermost frame that is neither jax's, NumPy's nor the wdjax core's."""
-    others = ("<string>", *_LIBRARIES)  # the first: a constructor that dataclasses wrote
+    """Return "file.py:line" of the innermost frame outside jax, NumPy and the wdjax core."""
+    others = ("<string>", *_LIBRARIES)  # "<string>": constructors generated by dataclasses
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
@@ -186,7 +186,7 @@ def author_line(error: BaseException) -> str:
 
 
 def _is_of_a_tracer(error: Exception) -> bool:
-    """Whether the core itself refused a traced value: as a number of choices, say."""
+    """Return whether the wdjax core rejected a traced value, for example as Discrete.n."""
     innermost = traceback.extract_tb(error.__traceback__)[-1].filename
     return "Tracer" in str(error) and Path(innermost).parent == _CORE
 
@@ -195,27 +195,27 @@ def _is_of_a_tracer(error: Exception) -> bool:
 
 
 def space_parts(space: Space, value: Any, name: str) -> Iterator[tuple[str, Space, Any]]:
-    """Yields (name, space, value) for every part that is no Dict; fails where the names of a dict are others."""
+    """Yield (name, space, value) for every part that is not a Dict; fail if dict keys differ."""
     if not isinstance(space, Dict):
         yield name, space, value
         return
     if not isinstance(value, Mapping) or set(value) != set(space.spaces):
-        found = sorted(value) if isinstance(value, Mapping) else type(value).__name__
+        returned = sorted(value) if isinstance(value, Mapping) else type(value).__name__
         fail(
-            f"{name} is {found}: observation_space says a dict with the keys {sorted(space.spaces)}"
+            f"{name} is {returned}: must be a dict with the keys {sorted(space.spaces)} of observation_space"
         )
     for key, part in space.spaces.items():
         yield from space_parts(part, value[key], f"{name}[{key!r}]")
 
 
 def has_mask(value: Any) -> bool:
-    """Returns whether a space, or an observation, of one group holds an action mask."""
+    """Return whether the space, or observation, of one group contains an action mask."""
     parts = value.spaces if isinstance(value, Dict) else value
     return isinstance(parts, Mapping) and MASK in parts
 
 
 def sample_action(env: Env, space: Space, key: jax.Array, obs: Any) -> Any:
-    """Draws an action for one replica, uniformly from what the masks in `obs` allow."""
+    """Draw an action for one replica, uniformly among those allowed by the masks in `obs`."""
     if not env.groups:
         return _sample_allowed(space, key, obs)
     keys = dict(zip(env.groups, jax.random.split(key, len(env.groups)), strict=True))

@@ -1,4 +1,4 @@
-"""The checks of `wdjax.check_env` of games that observe late: `advance` and `observe` give what `step` gives."""
+"""Rules of `wdjax.check_env` for `observes_late`: `advance` and `observe` agree with `step`."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from wdjax.env_checker.leaves import as_numpy, is_key, named_leaves, words
 from wdjax.env_checker.play import NUM_PAIRS, Play, element, find
 from wdjax.env_checker.rules import check_observation
 
-PLAYED = RETURNS["step"][1:]  # what both return
+PLAYED = RETURNS["step"][1:]  # outputs common to step and advance
 
 
 def advance_returns_what_step_does(case: Case) -> None:
@@ -20,20 +20,22 @@ def advance_returns_what_step_does(case: Case) -> None:
     for name in ("advance", "observe"):
         if getattr(type(case.env), name) is getattr(Env, name):
             fail(
-                f"observes_late is True, but {case.name} has no {name}: write it, or leave observes_late False"
+                f"observes_late = True, but {case.name} has no {name}. Implement it, or leave observes_late False."
             )
     by_step, by_advance = (
-        {name: found[name] for name in PLAYED} for _, found in (case.step, case.advance)
+        {name: outputs[name] for name in PLAYED} for _, outputs in (case.step, case.advance)
     )
     if jax.tree.structure(by_step) != jax.tree.structure(by_advance):
         fail(
-            "advance returns parts of another structure than step: return what step does, with a scene for obs"
+            "advance returns another structure than step. Return the outputs of step, with a scene instead of obs."
         )
     for (name, one), (_, other) in zip(
         named_leaves(by_step), named_leaves(by_advance), strict=True
     ):
         if words(one) != words(other):
-            fail(f"advance returns {name} as {words(other)}, step as {words(one)}: return the same")
+            fail(
+                f"advance returns {name} as {words(other)}, step as {words(one)}. Return the same type."
+            )
     for scene in (case.reset[1]["state"], case.advance[1]["scene"]):
         with explained("observe"):
             obs = jax.eval_shape(case.env.observe, scene, case.params)
@@ -41,7 +43,7 @@ def advance_returns_what_step_does(case: Case) -> None:
 
 
 def advance_plays_what_step_does(case: Case, play: Play) -> None:
-    """Repeats some of the steps, and observes their states: a state is the scene of its own first observation."""
+    """Repeat some steps with `advance`; also check that a first state observes as its own scene."""
     if not may_observe_late(case.env):
         return
     t, n = np.unravel_index(
@@ -67,9 +69,9 @@ def advance_plays_what_step_does(case: Case, play: Play) -> None:
 
 
 def _compare(
-    case: Case, some: Play, way: str, found: dict[str, Any], method: str, expected: dict[str, Any]
+    case: Case, some: Play, way: str, actual: dict[str, Any], method: str, expected: dict[str, Any]
 ) -> None:
-    for (name, a), (_, b) in zip(named_leaves(found), named_leaves(expected), strict=True):
+    for (name, a), (_, b) in zip(named_leaves(actual), named_leaves(expected), strict=True):
         exact = is_key(b) or b.dtype.kind != "f"
         a, b = as_numpy(a)[None], as_numpy(b)[None]
         index = find(a != b if exact else ~np.isclose(a, b, case.rtol, case.atol, equal_nan=True))
@@ -80,6 +82,6 @@ def _compare(
                 else f"in step {int(some.time[index[1]]) + 1} of an episode"
             )
             fail(
-                f"{way} gives {name}{element(index)} = {a[index]} {moment}, {method} {b[index]}: a batch plays the "
-                "first, so make them agree, or leave observes_late False"
+                f"{way} gives {name}{element(index)} = {a[index]} {moment}, but {method} gives {b[index]}. Batches "
+                "use the first. Make both equal, or leave observes_late False."
             )

@@ -1,4 +1,4 @@
-"""Leaves of what an environment's functions give: their names in Python, and what they are."""
+"""Names and types of the leaves that an environment's functions return."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -9,14 +9,14 @@ import numpy as np
 
 
 def named_leaves(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yields (name, leaf) of every leaf, named as in Python (state.x, obs['runner']); the state's come first."""
+    """Yield (name, leaf), named as in Python (state.x, obs['runner']), beginning with the state."""
     for name in sorted(values, key=lambda name: name != "state"):
         for path, leaf in jax.tree_util.tree_leaves_with_path(values[name]):
             yield name + jax.tree_util.keystr(path), leaf
 
 
 def is_number(leaf: Any) -> bool:
-    """Returns whether jax takes it as an array: of numbers, of bools, or of typed keys."""
+    """Return whether jax accepts a leaf as an array of numbers, bools or typed keys."""
     if isinstance(leaf, (jax.Array, bool, int, float)):
         return True
     return isinstance(leaf, (np.ndarray, np.generic)) and leaf.dtype.kind in "biuf"
@@ -27,12 +27,12 @@ def is_key(leaf: Any) -> bool:
 
 
 def as_numpy(leaf: Any) -> np.ndarray:
-    """Returns the array; of typed keys their data."""
+    """Return a leaf as a NumPy array; typed keys as their key data."""
     return np.asarray(
         jax.random.key_data(leaf) if isinstance(leaf, jax.Array) and is_key(leaf) else leaf
     )
 
 
 def words(leaf: Any) -> str:
-    """Returns "float32 of shape (3,)" for what has these, for anything else the name of its type."""
+    """Return "float32 of shape (3,)" for an array, the name of the type for anything else."""
     return f"{leaf.dtype} of shape {leaf.shape}" if hasattr(leaf, "shape") else type(leaf).__name__

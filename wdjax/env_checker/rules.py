@@ -1,6 +1,6 @@
-"""The checks of `wdjax.check_env` that need no play: values, spaces, tracing, structure, purity.
+"""Rules of `wdjax.check_env` on fields, spaces, tracing, structure and purity; no random play.
 
-Each is one rule of the contract: a function of a Case that fails with a sentence where the rule is broken.
+Each rule is a function of a Case that calls `fail` if the environment breaks it.
 """
 
 import copy
@@ -43,14 +43,14 @@ def env_is_a_value(case: Case) -> None:
         for name in vars(case.env)
         if not isinstance(getattr(own_class, name, None), functools.cached_property)
     ]
-    # what is no field has no part in equality: two environments would be one to jit
+    # equality ignores attributes that are not fields, so jit would confuse two environments
     for name in annotated + assigned:
         if name not in names:
             remedy = (
-                "above its class, with a line `name: type = default` for each field and no __init__"
+                "to its class, with a line `name: type = default` for each field and no __init__"
             )
             fail(
-                f"{case.name}.{name} is no field: write @dataclasses.dataclass(frozen=True) {remedy}"
+                f"{case.name}.{name} is not a field. Add @dataclasses.dataclass(frozen=True) {remedy}."
             )
     fields = {
         field.name: getattr(case.env, field.name)
@@ -63,16 +63,21 @@ def env_is_a_value(case: Case) -> None:
         except TypeError as error:
             kind = type(value).__name__
             fail(
-                f"{case.name}.{name} is a {kind}, which has no hash: make it a number, a string or a tuple",
+                f"{case.name}.{name} is a {kind}, which is not hashable. Use a number, a string or a tuple.",
                 error,
             )
-    own = static_names(case.env)  # the others hold another library's object, which is what it is
+    arguments = static_names(case.env)  # other fields hold objects of other libraries: not copied
     same = type(case.env)(
-        **{name: copy.deepcopy(value) if name in own else value for name, value in fields.items()}
+        **{
+            name: copy.deepcopy(value) if name in arguments else value
+            for name, value in fields.items()
+        }
     )
     if same != case.env or hash(same) != hash(case.env):
-        remedy = "give its fields values that compare by what they hold, and leave __eq__ and __hash__ to the dataclass"
-        fail(f"{case.name} does not equal a copy of itself: {remedy}")
+        remedy = (
+            "Use field values that compare by value, and leave __eq__ and __hash__ to the dataclass"
+        )
+        fail(f"{case.name} does not equal a copy of itself. {remedy}.")
 
 
 def params_are_frozen_numbers(case: Case) -> None:
@@ -80,23 +85,23 @@ def params_are_frozen_numbers(case: Case) -> None:
     kind = type(params).__name__
     if not is_frozen_pytree(params):
         fail(
-            f"default_params is of type {kind}, no frozen pytree: decorate it with flax.struct.dataclass"
+            f"default_params has type {kind}: must be a frozen pytree. Decorate it with flax.struct.dataclass."
         )
     for name in sorted(
         {field.name for field in dataclasses.fields(params)} & set(static_names(case.env))
     ):
         fail(
-            f"{name} is a field of {case.name} and of its params, so make(...) can set only one: rename one of them"
+            f"{name} is a field of both {case.name} and its params, so make(...) can set only one. Rename one of them."
         )
     for name, leaf in named_leaves({"params": params}):
         if not is_number(leaf):
             fail(
-                f"{name} = {leaf!r:.80}: must be a number or an array (a static choice is a field of {case.name})"
+                f"{name} = {leaf!r:.80}: must be a number or an array. Make static choices fields of {case.name}."
             )
     try:
         case.env.check_params(case.params)
     except (ValueError, TypeError) as error:
-        fail(f"check_params refuses the params of this check: {error}", error)
+        fail(f"check_params rejects the params of this check: {error}", error)
 
 
 def is_frozen_pytree(value: Any) -> bool:
@@ -105,18 +110,18 @@ def is_frozen_pytree(value: Any) -> bool:
         and type(value).__dataclass_params__.frozen
         and hasattr(value, "replace")
     )
-    return frozen and not jax.tree_util.all_leaves([value])  # without a field it is still no leaf
+    return frozen and not jax.tree_util.all_leaves([value])  # also true without any field
 
 
 def groups_are_counts(case: Case) -> None:
     groups = case.env.groups
     if not isinstance(groups, Mapping):
         fail(
-            f"groups is of type {type(groups).__name__}: return a dict of names and numbers of agents"
+            f"groups has type {type(groups).__name__}: must be a dict, group name -> number of agents"
         )
     for name, size in groups.items():
         if not isinstance(name, str):
-            fail(f"the group {name!r} has no name: make its key in groups a string")
+            fail(f"groups has the key {name!r}: must be a string")
         if isinstance(size, bool) or not isinstance(size, numbers.Integral) or size < 1:
             fail(f"groups[{name!r}] = {size!r}: must be a whole number of at least 1")
 
@@ -134,10 +139,10 @@ def spaces_fit_the_groups(case: Case) -> None:
         ("action_space", case.action_space),
     ):
         for group, num in case.env.groups.items():
-            # of some agents the bounds are others
+            # true also if the agents have different bounds
             if space[group] != space[group].single.batch(num):
                 fail(
-                    f"{method}[{group!r}] is no batch of {num} agents: return one agent's space.batch({num})"
+                    f"{method}[{group!r}] is not a batch of {num} agents: return one agent's space.batch({num})"
                 )
 
 
@@ -150,11 +155,11 @@ def masks_fit_the_actions(case: Case) -> None:
         sizes, shape = getattr(actions[group], "nvec", ()), observation[MASK].single.shape
         if not sizes:
             fail(
-                f"{MASK}{of_group} masks a {type(actions[group]).__name__}: only (Multi)Discrete actions have a mask"
+                f"{MASK}{of_group} masks a {type(actions[group]).__name__}: must be Discrete or MultiDiscrete"
             )
         if shape != (sum(sizes),):
             fail(
-                f"{MASK}{of_group} has the shape {shape}: must be ({sum(sizes)},), an entry for each choice"
+                f"{MASK}{of_group} has shape {shape}: must be ({sum(sizes)},), one entry per choice"
             )
 
 
@@ -162,7 +167,7 @@ def masks_fit_the_actions(case: Case) -> None:
 
 
 def functions_are_traceable(case: Case) -> None:
-    _ = case.reset, case.step  # the traces explain themselves where they fail
+    _ = case.reset, case.step  # tracing raises its own explanation
     for method in ("observation_space", "action_space"):
         with explained(method):
             jax.eval_shape(
@@ -177,12 +182,12 @@ def nothing_calls_the_host(case: Case) -> None:
         for name in primitives(jaxpr):
             if "callback" in name or name == "debug_print":
                 fail(
-                    f"{method} calls back to the host ({name}): write it with jax operations, and print nothing"
+                    f"{method} calls back to the host ({name}). Use jax operations, and do not print."
                 )
 
 
 def primitives(jaxpr: Any) -> Iterator[str]:
-    """Yields the name of every operation, those inside of loops and branches too."""
+    """Yield the name of every primitive, including those inside loops and branches."""
     for equation in jaxpr.eqns:
         yield equation.primitive.name
         for value in jax.tree.leaves(list(equation.params.values())):
@@ -192,17 +197,17 @@ def primitives(jaxpr: Any) -> Iterator[str]:
 
 
 def nothing_leaks(case: Case) -> None:
-    remedy = "keep nothing but what it returns: no attribute, no global"
-    _trace_twice(case, jax.checking_leaks(), "Leaked", f"leaves a traced value behind: {remedy}")
+    remedy = "Store nothing outside its return values, neither in attributes nor in globals"
+    _trace_twice(case, jax.checking_leaks(), "Leaked", f"leaks a traced value. {remedy}.")
 
 
 def no_key_is_used_twice(case: Case) -> None:
-    remedy = "split it with jax.random.split, and use each part once"
-    _trace_twice(case, jax.debug_key_reuse(True), "KeyReuseError", f"uses one key twice: {remedy}")
+    remedy = "Split it with jax.random.split, and use each part once"
+    _trace_twice(case, jax.debug_key_reuse(True), "KeyReuseError", f"uses one key twice. {remedy}.")
 
 
-def _trace_twice(case: Case, watch: Any, refused: str, fault: str) -> None:
-    """Traces reset, and two steps, so that a key in the state would show; `refused` is in the words of the error."""
+def _trace_twice(case: Case, watch: Any, pattern: str, fault: str) -> None:
+    """Trace reset and two steps, to cover keys in the state; fail on errors with `pattern`."""
     env = case.env
 
     def steps(key: jax.Array, params: Any) -> Any:
@@ -219,7 +224,7 @@ def _trace_twice(case: Case, watch: Any, refused: str, fault: str) -> None:
             with watch:
                 jax.eval_shape(calls, case.key, case.params)
         except Exception as error:
-            if refused not in f"{type(error).__name__}: {error}":
+            if pattern not in f"{type(error).__name__}: {error}":
                 raise
             fail(f"{method} {fault}", error)
 
@@ -231,8 +236,8 @@ def state_is_a_frozen_dataclass(case: Case) -> None:
     state = case.reset[1]["state"]
     if not is_frozen_pytree(state):
         kind = "array" if isinstance(state, jax.ShapeDtypeStruct) else type(state).__name__
-        remedy = "decorate it with flax.struct.dataclass, and return (obs, state)"
-        fail(f"reset returns a state of type {kind}, no frozen pytree: {remedy}")
+        remedy = "Decorate it with flax.struct.dataclass, and return (obs, state)"
+        fail(f"reset returns a state of type {kind}: must be a frozen pytree. {remedy}.")
 
 
 def reset_observes_what_the_space_says(case: Case) -> None:
@@ -249,20 +254,22 @@ def check_observation(case: Case, method: str, obs: Any) -> None:
             space.shape,
             jnp.dtype(space.dtype),
         ):
-            asked = f"{jnp.dtype(space.dtype)} of shape {space.shape}"
-            fail(f"{method} returns {name} as {words(leaf)}: observation_space says {asked}")
+            expected = f"{jnp.dtype(space.dtype)} of shape {space.shape}"
+            fail(
+                f"{method} returns {name} as {words(leaf)}: must be {expected}, like observation_space"
+            )
 
 
 def step_keeps_the_structure_of_the_state(case: Case) -> None:
     first, after = case.reset[1]["state"], case.step[1]["state"]
     if type(first) is not type(after) or jax.tree.structure(first) != jax.tree.structure(after):
-        parts = "the same fields, and as static ones (pytree_node=False) the same values"
-        fail(f"step returns a state of another structure than reset: give it {parts}")
+        parts = "the same fields, and the same values of static fields (pytree_node=False)"
+        fail(f"step returns a state with another structure than reset. Return {parts}.")
     pairs = zip(named_leaves({"state": first}), named_leaves({"state": after}), strict=True)
     for (name, one), (_, other) in pairs:
         if words(one) != words(other):
             fail(
-                f"step returns {name} as {words(other)}, reset as {words(one)}: cast or reshape one of them"
+                f"step returns {name} as {words(other)}, reset as {words(one)}. Cast or reshape one of them."
             )
 
 
@@ -271,45 +278,45 @@ def rewards_and_ends_are_per_agent(case: Case) -> None:
     for name, dtype in (("reward", "float32"), ("terminated", "bool"), ("truncated", "bool")):
         value = case.step[1][name]
         if groups and (not isinstance(value, Mapping) or set(value) != set(groups)):
-            found = sorted(value) if isinstance(value, Mapping) else "no dict"
-            fail(f"step returns {name} as {found}: must be a dict of the groups: {list(groups)}")
+            keys = sorted(value) if isinstance(value, Mapping) else "a value that is not a dict"
+            fail(f"step returns {name} as {keys}: must be a dict of the groups, {list(groups)}")
         for group, leaf in case.by_group(value).items():
-            asked = f"{dtype} of shape {(int(groups[group]),) if group else ()}"
-            if words(leaf) != asked:
+            expected = f"{dtype} of shape {(int(groups[group]),) if group else ()}"
+            if words(leaf) != expected:
                 place = f"{name}[{group!r}]" if group else name
-                fail(f"step returns {place} as {words(leaf)}: must be {asked}")
+                fail(f"step returns {place} as {words(leaf)}: must be {expected}")
 
 
 def info_holds_scalars(case: Case) -> None:
     info = case.step[1]["info"]
     if not isinstance(info, Mapping):
-        fail(
-            f"step returns info as {type(info).__name__}: must be a dict, empty where there is nothing to tell"
-        )
+        fail(f"step returns info as {type(info).__name__}: must be a dict, which may be empty")
     for name, leaf in info.items():
         if name in RESERVED_INFO:
-            fail(f"step returns info[{name!r}], a name of wdjax.vectorize: choose another one")
+            fail(
+                f"step returns info[{name!r}], a name reserved by wdjax.vectorize. Choose another name."
+            )
         if not hasattr(leaf, "shape") or leaf.shape != () or leaf.dtype.kind not in "biuf":
-            what = "a scalar of the step, which sums up over an episode"
-            fail(f"step returns info[{name!r}] as {words(leaf)}: must be {what}")
+            allowed = "a scalar per step, which is summed over an episode"
+            fail(f"step returns info[{name!r}] as {words(leaf)}: must be {allowed}")
 
 
 # --- running ---
 
 
 def first_step(case: Case, key: jax.Array, params: Any) -> dict[str, dict[str, Any]]:
-    """Resets and steps once. Returns what each method gave, by name."""
+    """Reset and step once, and return the outputs of each method by name."""
     reset_key, action_key, step_key = jax.random.split(key, 3)
     obs, state = case.env.reset(reset_key, params)
     action = sample_action(case.env, case.env.action_space(params), action_key, obs)
-    played = dict(zip(RETURNS["step"], case.env.step(step_key, state, action, params), strict=True))
-    return {"reset": {"obs": obs, "state": state}, "step": played}
+    step = dict(zip(RETURNS["step"], case.env.step(step_key, state, action, params), strict=True))
+    return {"reset": {"obs": obs, "state": state}, "step": step}
 
 
 def same_inputs_give_the_same(case: Case) -> None:
-    """Compares two programs, because what Python did (np.random, a counter) is frozen into a compiled one.
+    """Compare two lowered programs, since Python side effects (np.random) are frozen when traced.
 
-    They are without `checkify.debug_check`s: in a program each of these has a number of its own.
+    `checkify.debug_check`s are removed first, because each of them gets a new number when traced.
     """
     state = case.reset[1]["state"]
     for method, args in (
@@ -324,12 +331,12 @@ def same_inputs_give_the_same(case: Case) -> None:
             jax.jit(checkify.checkify(call, frozenset())).lower(*args).as_text() for _ in range(2)
         }
         if len(programs) > 1:
-            remedy = "draw with jax.random from key, and keep nothing from one call to the next"
-            fail(f"{method} gives something else for the same inputs when called again: {remedy}")
+            remedy = "Draw with jax.random from key, and keep nothing between calls"
+            fail(f"{method} differs between two calls with the same inputs. {remedy}.")
 
 
 def steps_compile_once(case: Case) -> None:
-    """Counts traces of the same jitted step: at the first state, at its own state, and for params on a device."""
+    """Count the traces of one jitted step: initial state, its own state, and params on a device."""
     traces = []
 
     @jax.jit
@@ -343,9 +350,9 @@ def steps_compile_once(case: Case) -> None:
     if len(traces) > 1:
         pairs = zip(named_leaves({"state": first}), named_leaves({"state": second}), strict=True)
         weak = [name for (name, one), (_, other) in pairs if one.weak_type != other.weak_type]
-        remedy = "give it a dtype in reset and in step, as jnp.float32(0.0) does"
+        remedy = "Give it a dtype in reset and in step, like jnp.float32(0.0)"
         fail(
-            f"step is compiled again for its own state: {', '.join(weak)} comes from a bare Python number: {remedy}"
+            f"step is compiled again for its own state: {', '.join(weak)} comes from a Python number. {remedy}."
         )
     on_device = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), jnp.result_type(leaf)), case.params
@@ -358,19 +365,19 @@ def steps_compile_once(case: Case) -> None:
             if isinstance(leaf, (int, float))
         ]
         fail(
-            f"step is compiled again for params on a device: write {', '.join(bare)} as np.float32(...)"
+            f"step is compiled again for params on a device. Write {', '.join(bare)} as np.float32(...)."
         )
 
 
 def params_can_be_batched(case: Case) -> None:
-    """vmapped over keys, states and params: each variant gives what it gives alone."""
+    """Compare variants of params under vmap with each variant alone."""
     variants = [vary(case, factor) for factor in (1.0, 0.95, 0.9)]
     batch = jax.tree.map(lambda *leaves: np.stack([as_numpy(leaf) for leaf in leaves]), *variants)
     try:
         case.env.check_params(batch)
     except Exception as error:
-        remedy = "compare with np.all(...), and arrays of numbers against params with a trailing [..., None]"
-        fail(f"check_params fails for params with a leading axis: {remedy}", error)
+        remedy = "Compare with np.all(...), and compare array fields with params[..., None]"
+        fail(f"check_params fails for params with a leading axis. {remedy}.", error)
 
     def play(key, params) -> Any:
         return first_step(case, key, params)
@@ -384,14 +391,14 @@ def params_can_be_batched(case: Case) -> None:
             for (name, a), (_, b) in pairs:
                 a, b = as_numpy(a), as_numpy(b)[i]
                 if not np.allclose(a, b, case.rtol, case.atol, equal_nan=True):
-                    remedy = "correct its custom_vmap rule, or what looks at the number of axes"
-                    fail(
-                        f"{method} gives another {name} under vmap than alone, {b} instead of {a}: {remedy}"
+                    remedy = (
+                        "Correct its custom_vmap rule, or code that depends on the number of axes"
                     )
+                    fail(f"{method} returns {name} = {b} under vmap, and {a} without it. {remedy}.")
 
 
 def vary(case: Case, factor: float) -> Any:
-    """Returns params with every float times a factor, or as they are where check_params refuses these."""
+    """Return params with every float scaled, or unchanged params if check_params rejects them."""
 
     def scale(leaf) -> Any:
         return np.asarray(leaf * factor, leaf.dtype) if as_numpy(leaf).dtype.kind == "f" else leaf

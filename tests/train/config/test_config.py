@@ -309,7 +309,7 @@ class TooMany(Signal):
 
 
 @pytest.mark.parametrize(("env", "words"), [
-    (Unbatched, r"observation_space\['player'\] is no batch of 2 agents: return one"),
+    (Unbatched, r"observation_space\['player'\] is not a batch of 2 agents: return one"),
     (OtherGroups, r"action_space returns a Dict of \['players'\]: must be .* in their order: \['player'\]"),
     (TooMany, "action_space is a batch: TooMany has no groups, so return the space of one agent"),
 ])  # fmt: skip

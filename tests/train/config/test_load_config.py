@@ -30,8 +30,8 @@ BAD_FILES = [
     ("env: [", r"not YAML: "),
     (GOOD + "---\n" + GOOD, r"not YAML: "),
     (GOOD + "seed: !!python/object:os.system x", r"not YAML: "),
-    (GOOD + "env: tag_gridworld", r"not YAML: 'env' stands twice"),
-    ("env: cartpole\npolicies: {agent: {gamma: .5, gamma: .6}}", r"not YAML: 'gamma' stands twice"),
+    (GOOD + "env: tag_gridworld", r"not YAML: duplicate key 'env'"),
+    ("env: cartpole\npolicies: {agent: {gamma: .5, gamma: .6}}", r"not YAML: duplicate key 'gamma'"),
 ]
 
 

@@ -57,7 +57,7 @@ def test_a_run_in_parts_is_the_whole_run(learner, state):
 
 
 def test_what_is_no_key_or_no_state_is_refused(learner, state):
-    with pytest.raises(TypeError, match=r"must be a typed key, as jax.random.key\(seed\) makes it"):
+    with pytest.raises(TypeError, match=r"must be a typed key\. Create it with jax.random.key\(seed\)"):
         learner.init(0)
     with pytest.raises(TypeError, match="key = 1: must be a typed key"):
         evaluate(learner, state, 1)

@@ -237,7 +237,7 @@ def test_own_network_acts_and_learns(names):
         ("flatt", {}, r"unknown net\.encoder 'flatt': did you mean 'flat'\?"),
         ("nowhere:Class", {}, r"net\.encoder 'nowhere:Class': No module named 'nowhere'"),
         ("math:Class", {}, r"net\.encoder 'math:Class': module 'math' has no attribute 'Class'"),
-        (":Class", {}, r"net\.encoder = ':Class': must be \"package\.module:Name\", a whole import path"),
+        (":Class", {}, r"net\.encoder = ':Class': must be \"package\.module:Name\", a full import path"),
         ("math:floor", {}, r"net\.encoder 'math:floor': must be a subclass of flax\.nnx\.Module"),
         ("deep_sets", {"widht": 8}, r"option in net\.encoder_options of 'deep_sets' 'widht': did you mean 'width'\?"),
         ("flat", {"rngs": 8}, r"option in net\.encoder_options of 'flat' 'rngs': known names: none"),

@@ -103,7 +103,7 @@ def test_array_params_stay_what_they_are():
 
 @pytest.mark.parametrize(
     ("changes", "words"),
-    [({"promised": 3}, "observation_space says"), ({"statistic": "over"}, r"info\['over'\], a name of wdjax")],
+    [({"promised": 3}, "like observation_space"), ({"statistic": "over"}, r"info\['over'\], a name reserved by wdjax")],
 )
 def test_environments_that_break_the_contract_are_refused_in_words(changes, words, tmp_path):
     with pytest.raises(ValueError, match=words):
@@ -119,7 +119,7 @@ def test_a_ratio_of_what_info_has_not_is_refused(monkeypatch):
 
 
 def test_a_refused_configuration_leaves_no_folder(tmp_path):
-    with pytest.raises(ValueError, match="observation_space says"):
+    with pytest.raises(ValueError, match="like observation_space"):
         Trainer(config(promised=3), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
