@@ -6,8 +6,8 @@ if not (
     Path(__file__).parent / "src" / "wdjax" / "envs"
 ).is_dir():  # so in a checkout, and in an sdist
     raise SystemExit(
-        "wdjax/envs, train and experiments are symbolic links, and this checkout holds none: check out again "
-        "with git -c core.symlinks=true clone, on Linux, macOS or in WSL2"
+        "wdjax/envs, train and experiments are symbolic links, which this checkout does not contain. "
+        "Clone again with git -c core.symlinks=true clone, on Linux, macOS or in WSL2."
     )
 
 from setuptools import (

@@ -42,7 +42,7 @@ FILES = [
     (GOOD + "? [a, b]\n: 1", "found unhashable key (line 3, column 3)"),
     (GOOD + "x: \"\\xZZ\"", "expected escape sequence of 2 hexadecimal numbers, but found 'Z' (line 3, column 7)"),
     (GOOD + "\x07: 3", "special characters are not allowed"),
-    ("[" * 2000, "not readable YAML: nested too deeply"),
+    ("[" * 2000, "not YAML: nested too deeply"),
     (AGENT % "<<: 3", "expected a mapping or list of mappings for merging, but found scalar (line 2, column 24)"),
     (GOOD + "seed: 2020-13-01", "run.yaml: not YAML: month must be in 1..12"),
     (GOOD + "seed: 2020-01-01", "seed = datetime.date(2020, 1, 1): must be a whole number"),

@@ -77,7 +77,7 @@ def read_yaml_value(source: Path | str) -> Any:
     except (yaml.YAMLError, ValueError) as error:
         raise ValueError(f"{name}: not YAML: {_yaml_words(error)}") from None
     except RecursionError:
-        raise ValueError(f"{name}: not readable YAML: nested too deeply") from None
+        raise ValueError(f"{name}: not YAML: nested too deeply") from None
 
 
 def _yaml_words(error: Exception) -> str:

@@ -134,5 +134,5 @@ def test_a_game_without_an_end_trains_and_goes_on(tmp_path, capsys):
 
 def test_params_axis_names_what_is_not_per_replica():
     env, params = wdjax.make("tag_continuous", tagging_distance=np.linspace(0.01, 0.1, 4))
-    with pytest.raises(ValueError, match=r"params\.grid_length = 10\.0: must be an array with a leading 4"):
+    with pytest.raises(ValueError, match=r"params\.grid_length = 10\.0: must be an array with a leading axis of 4"):
         wdjax.vectorize(env, 4, params_axis=0).reset(jax.random.key(0), params)
