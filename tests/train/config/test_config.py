@@ -248,8 +248,8 @@ class Masked(Signal):
 
 
 @pytest.mark.parametrize(("box", "error", "words"), [
-    (False, ValueError, r"Masked: action_mask has the shape \(3,\): must be \(2,\)"),
-    (True, ValueError, r"Masked: action_mask masks a Box: only \(Multi\)Discrete actions have a mask"),
+    (False, ValueError, r"Masked: action_mask has shape \(3,\): must be \(2,\)"),
+    (True, ValueError, r"Masked: action_mask masks a Box: must be Discrete or MultiDiscrete"),
 ])  # fmt: skip
 def test_masks_that_do_not_fit_are_refused(monkeypatch, box, error, words):
     monkeypatch.setitem(envs._REGISTRY, "probe_masked", Masked)
