@@ -1,1 +1,1 @@
-"""Short programs to read and to start from; every one is run by the tests."""
+"""Short example programs, all covered by the tests."""

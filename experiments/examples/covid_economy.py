@@ -1,11 +1,13 @@
-"""Covid-19 and the economy: states and a federal planner learn together; then each side tries what else it could do.
+"""Covid-19 and the economy: compare a trained planner and trained states with constant policies.
 
-    python -m wdjax.experiments.examples.covid_economy                        # trains five synthetic states first
-    python -m wdjax.experiments.examples.covid_economy runs/covid_economy     # of a run: `wdjax train covid_economy`
+    python -m wdjax.experiments.examples.covid_economy                     # train five states
+    python -m wdjax.experiments.examples.covid_economy runs/covid_economy  # load a trained run
 
-Played greedily, nobody should gain by always choosing the same: all states together one of the 11 levels, the planner
-one of the 21 subsidies, against the other side as it was trained. Also draws deaths, unemployment and stringency of
-every state, beside those of the real policy where the calibration's file has it, into covid_curves.png.
+The example evaluates the greedy policies and every constant alternative: one of the 11 stringency
+levels for all states, or one of the 21 subsidies for the planner, while the other side keeps its
+trained policy. If training found an equilibrium, no constant policy scores higher. The deaths,
+unemployment and stringency of every state are drawn in covid_curves.png, together with the real
+policy if the calibration file contains one.
 """
 
 import sys
@@ -22,14 +24,14 @@ from wdjax.train import Learner, TrainState, load_config, load_run, make_learner
 
 
 def greedy(learner: Learner, state: TrainState, name: str) -> Callable[[Any], jax.Array]:
-    """Returns a policy's most likely actions as a function of what its agents observe, leaves [n, ...]."""
+    """Return the greedy policy: a function from observations (leaves [n, ...]) to actions."""
     policy = learner.setup.policies[name]
     return lambda obs: policy.distribution.mode(policy.apply(state.policies[name], obs)[0])
 
 
 @jax.jit(static_argnums=0)
 def deviations(learner: Learner, state: TrainState) -> Deviations:
-    """Returns the returns of both sides, and what constant choices would bring them."""
+    """Compute the returns of both sides with trained and with constant policies."""
     return find_deviations(
         learner.env,
         learner.env_params,
@@ -39,7 +41,7 @@ def deviations(learner: Learner, state: TrainState) -> Deviations:
 
 
 def episodes(learner: Learner, state: TrainState) -> dict[str, Any]:
-    """Returns the states of an episode, leaves [T, ...]: as trained, and under the real policy where it is known."""
+    """Return the states [T, ...] of an episode with the trained and, if known, the real policy."""
     env, params = learner.env, learner.env_params
     states, planner = greedy(learner, state, "state"), greedy(learner, state, "planner")
 
@@ -55,17 +57,19 @@ def episodes(learner: Learner, state: TrainState) -> dict[str, Any]:
 
 
 def describe(found: Deviations, num_states: int) -> str:
-    """Returns the returns and the best constant choices in words."""
+    """Format the returns of both sides and of their best constant policies."""
     level, subsidy = int(np.argmax(found.states_by_level)), int(np.argmax(found.planner_by_subsidy))
     best, best_planner = found.states_by_level.max() / num_states, found.planner_by_subsidy.max()
     return (
-        f"states: {found.states / num_states:.2f} each; always level {level}: {best:.2f} ({found.states_gain:+.2%})\n"
-        f"planner: {found.planner:.2f}; always subsidy {subsidy}: {best_planner:.2f} ({found.planner_gain:+.2%})"
+        f"states: {found.states / num_states:.2f} each; "
+        f"always level {level}: {best:.2f} ({found.states_gain:+.2%})\n"
+        f"planner: {found.planner:.2f}; "
+        f"always subsidy {subsidy}: {best_planner:.2f} ({found.planner_gain:+.2%})"
     )
 
 
 def main(run: str = "") -> None:
-    """Loads a run, or trains, and tells what was learned."""
+    """Load or train a run, print the comparison and draw the curves."""
     from wdjax.envs.covid.drawing import save_curves
 
     if run:

@@ -1,11 +1,12 @@
-"""An algorithm of one's own: advantage-weighted regression, its options swept, and beside a PPO policy.
+"""A custom algorithm: advantage-weighted regression (AWR), swept and played against PPO.
 
     python -m wdjax.experiments.examples.own_algorithm
-    wdjax train cartpole_ppo --policies.agent.algorithm wdjax.experiments.examples.own_algorithm:AWR \
-        --policies.agent.clip 0.2 --policies.agent.options.temperature 0.3
+    wdjax train cartpole_ppo --policies.agent.options.temperature 0.3 --policies.agent.clip 0.2 \
+        --policies.agent.algorithm wdjax.experiments.examples.own_algorithm:AWR
 
-Source: Peng, Kumar, Zhang, Levine, "Advantage-Weighted Regression: Simple and Scalable Off-Policy Reinforcement
-Learning" (2019), eq. 9, here without a replay buffer: each rollout is learned from for a few epochs.
+Source: Peng, Kumar, Zhang, Levine, "Advantage-Weighted Regression: Simple and Scalable Off-Policy
+Reinforcement Learning" (2019), eq. 9. This version has no replay buffer: it learns from each
+rollout for a few epochs.
 """
 
 import dataclasses
@@ -20,30 +21,32 @@ TEMPERATURES = (0.03, 0.1, 0.3, 1.0)
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:  # the block `options:` of a policy
-    """What only AWR has."""
+class Options:
+    """Options of AWR, set by the block `options:` of a policy."""
 
     temperature: float = traced(0.3, allowed="above 0")
-    """how much better an action must have been to be e times as much imitated, in units of the advantage"""
+    """advantage that multiplies the weight of an action by e, in units of the advantage"""
     max_weight: float = traced(20.0, allowed="above 0")
-    """of an action, at most"""
+    """maximum weight of an action"""
 
 
 class AWR(OnPolicy):
-    """Imitates what was better than expected: the loss is -log pi(a) min(exp(A / temperature), max_weight).
+    """Advantage-weighted regression: imitate actions, weighted by their advantage.
 
-    All else is OnPolicy's: rollouts, memory, masks, advantages (a function of its own, `advantages`), the value's loss,
-    entropy, epochs of minibatches, normalisation, several devices. An algorithm that learns from something else than a
-    rollout's rows is a subclass of `wdjax.train.Algorithm` in place of `OnPolicy`.
+    The loss of a transition is -log pi(a) min(exp(A / temperature), max_weight).
+    `OnPolicy` implements everything else: rollouts, memory, masks, advantages (override
+    `advantages` to change them), value loss, entropy, epochs, minibatches, normalisation and
+    several devices. An algorithm that does not learn from the transitions of one rollout is a
+    subclass of `wdjax.train.Algorithm` instead.
     """
 
-    # the fields `epochs` and `minibatches` mean something; `clip` does not
+    # unlike OnPolicy itself, AWR uses the policy field `minibatches`
     takes = OnPolicy.takes | {"minibatches"}
-    keeps_log_prob = False  # no ratio of probabilities
+    keeps_log_prob = False  # the loss has no probability ratio
     Options = Options
 
     def policy_loss(self, log_prob, old_log_prob, advantage, live, hypers):
-        """Returns (loss [R], metrics [R]) of rows; `hypers` are numbers, the options' as "options.NAME"."""
+        """Return the loss [R] and metrics [R] of R transitions."""
         weight = jnp.exp(jnp.where(live, advantage, 0.0) / hypers["options.temperature"])
         weight = jnp.minimum(weight, hypers["options.max_weight"])
         return -log_prob * weight, {"weight": weight}
@@ -53,7 +56,7 @@ register_algorithm("AWR", AWR)
 
 
 def sweep_temperatures(num_updates: int = 60) -> tuple[jax.Array, jax.Array]:
-    """Trains cartpole with every temperature in one program. Returns (temperatures, returns), [members] each."""
+    """Train one member per temperature and return (temperatures, returns), [members] each."""
     changes = {
         "policies.agent.algorithm": "AWR",
         "policies.agent.normalize_advantage": True,
@@ -68,15 +71,15 @@ def sweep_temperatures(num_updates: int = 60) -> tuple[jax.Array, jax.Array]:
 
 
 def beside_ppo(num_updates: int = 40) -> dict[str, jax.Array]:
-    """Trains taggers by AWR against runners that learn by PPO, in one program, as WarpDrive shows the game. Returns the
-    metrics [num_updates]."""
+    """Train AWR taggers against PPO runners and return the metrics, [num_updates] each."""
     changes = {
         "policies.tagger.algorithm": "AWR",
         "policies.tagger.options": {"temperature": 0.5},
         "num_envs": 32,
     }
-    shown = {"env_params.egocentric": False, "env_params.observe_own_motion": False}
-    learner = make_learner(load_config("tag_small", **changes, **shown))
+    # observations as in WarpDrive
+    observation = {"env_params.egocentric": False, "env_params.observe_own_motion": False}
+    learner = make_learner(load_config("tag_small", **changes, **observation))
     return learner.run(learner.init(jax.random.key(0)), num_updates=num_updates)[1]
 
 
@@ -87,5 +90,6 @@ if __name__ == "__main__":
     tags = metrics["tagger/episode_return"]
     first, last = jnp.nanmean(tags[:5]), jnp.nanmean(tags[-5:])
     print(
-        f"tag_small: AWR's taggers tag {first:.2f} of 8 PPO runners at first, {last:.2f} after {len(tags)} updates"
+        f"tag_small: AWR taggers tag {first:.2f} of 8 PPO runners at first, "
+        f"{last:.2f} after {len(tags)} updates"
     )

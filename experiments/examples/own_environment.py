@@ -1,4 +1,4 @@
-"""An environment of one's own, from its rules to a trained policy: land softly on one engine.
+"""A custom environment, from its rules to a trained policy: land softly with one engine.
 
 python -m wdjax.experiments.examples.own_environment
 """
@@ -16,21 +16,21 @@ from wdjax.train import PolicyConfig, TrainConfig, evaluate, make_learner
 @struct.dataclass
 class State:
     height: jax.Array  # () float32, m
-    velocity: jax.Array  # () float32, m/s, upwards
-    time: jax.Array  # () int32, steps since the reset
+    velocity: jax.Array  # () float32, m/s, upward is positive
+    time: jax.Array  # () int32, steps since reset
 
 
 @struct.dataclass
-class Params:  # traced: may be swept and vmapped without compiling again
+class Params:  # traced: can be swept and vmapped without recompilation
     gravity: float = 1.6  # m/s^2
-    thrust: float = 3.0  # m/s^2, of the engine
-    safe_speed: float = 1.0  # m/s, at most, of a soft landing
-    episode_length: int = 200  # steps of 0.1 s, then truncated
+    thrust: float = 3.0  # m/s^2, acceleration by the engine
+    safe_speed: float = 1.0  # m/s, maximum for a soft landing
+    episode_length: int = 200  # steps of 0.1 s until truncation
 
 
 @dataclasses.dataclass(frozen=True)
 class Lander(wdjax.Env):
-    """One agent; actions: engine off, engine on; observation (height / 10, velocity / 5)."""
+    """Single agent. Actions: engine off, engine on. Observation: (height / 10, velocity / 5)."""
 
     @property
     def default_params(self):
@@ -44,17 +44,15 @@ class Lander(wdjax.Env):
         return observe(state), state
 
     def step(self, key, state, action, params):
-        down = state.height <= 0  # what has landed stays where it is
-        velocity = jnp.where(
-            down, state.velocity, state.velocity + 0.1 * (params.thrust * action - params.gravity)
-        )
-        height = jnp.where(down, state.height, jnp.minimum(state.height + 0.1 * velocity, 50.0))
+        landed = state.height <= 0  # no motion and no reward after the landing
+        acceleration = params.thrust * action - params.gravity
+        velocity = jnp.where(landed, state.velocity, state.velocity + 0.1 * acceleration)
+        height = jnp.where(landed, state.height, jnp.minimum(state.height + 0.1 * velocity, 50.0))
         state = State(height, velocity, state.time + 1)
         terminated = height <= 0
         truncated = (state.time >= params.episode_length) & ~terminated
-        reward = jnp.where(down, 0.0, jnp.where(terminated, 1.0 + velocity / 5.0, -0.005))
-        # summed up over the episode, in the metrics
-        soft = terminated & ~down & (velocity >= -params.safe_speed)
+        reward = jnp.where(landed, 0.0, jnp.where(terminated, 1.0 + velocity / 5.0, -0.005))
+        soft = terminated & ~landed & (velocity >= -params.safe_speed)
         return observe(state), state, reward, terminated, truncated, {"soft": soft}
 
     def observation_space(self, params):
@@ -63,8 +61,8 @@ class Lander(wdjax.Env):
     def action_space(self, params):
         return wdjax.Discrete(2)
 
-    # of an episode: arrays [T], a picture or a player of it is made from them
     def scene(self, states, params):
+        """Draw an episode from its states, whose arrays have a leading [T]."""
         lander = wdjax.drawing.Shapes(
             [0.0], states.height[:, None] + 1, wdjax.drawing.SQUARE, group="agent"
         )
@@ -77,13 +75,12 @@ def observe(state):
 
 
 if __name__ == "__main__":
-    wdjax.register("lander", Lander)  # now presets, `make` and the learner know it
-    wdjax.check_env("lander")  # says in one sentence what is wrong with it
+    wdjax.register("lander", Lander)
+    wdjax.check_env("lander")  # raises an error if the environment breaks a rule
     policy = PolicyConfig(learning_rate=3e-3, epochs=4, minibatches=4, normalize_advantage=True)
     config = TrainConfig(env="lander", policies={"agent": policy}, num_envs=64, rollout_length=64)
     learner = make_learner(config)
     state, metrics = learner.run(learner.init(jax.random.key(0)), num_updates=50)
-    landed = evaluate(learner, state, jax.random.key(1), greedy=True).episode_info["soft"].mean()
-    print(
-        f"soft landings: {metrics['episode_soft'][0]:.0%} at first, {landed:.0%} after 50 updates"
-    )
+    first = metrics["episode_soft"][0]
+    last = evaluate(learner, state, jax.random.key(1), greedy=True).episode_info["soft"].mean()
+    print(f"soft landings: {first:.0%} at first, {last:.0%} after 50 updates")

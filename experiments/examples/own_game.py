@@ -1,9 +1,10 @@
-"""A game of one's own for several agents: hunters and prey on a ring, with scripts to play against and a set to see.
+"""A custom multi-agent environment: hunters and prey on a ring, with scripted opponents.
 
     python -m wdjax.experiments.examples.own_game
 
-It declares a script for each group, and who is whom in its observations. So `check_env` checks both, `deep_sets` needs
-no option, and scripts play by name: here in `cross_play`, and in `wdjax eval RUN --opponents hunt_nearest` alike.
+The environment declares a script for each group and splits its observations into agents.
+`check_env` checks both. The encoder `deep_sets` therefore needs no options, and scripts can be
+named as opponents: in `cross_play` below, or with `wdjax eval RUN --opponents hunt_nearest`.
 """
 
 import dataclasses
@@ -25,41 +26,47 @@ OTHERS = np.stack([np.delete(ALL, i) for i in ALL])  # [6, 5]
 
 @struct.dataclass
 class State:
-    place: jax.Array  # (6,) float32, in [0, 1) on a ring of length 1; hunters first
-    active: jax.Array  # (6,) bool, not caught
-    time: jax.Array  # () int32, steps since the reset
+    place: jax.Array  # (6,) float32, in [0, 1) on a ring of length 1, hunters first
+    active: jax.Array  # (6,) bool, False once caught
+    time: jax.Array  # () int32, steps since reset
 
 
 @struct.dataclass
 class Params:
     hunter_speed: float = 0.03  # length / step
     prey_speed: float = 0.02  # length / step
-    reach: float = 0.03  # length, within which prey is caught: nobody slips through
-    episode_length: int = 40  # steps; the end is part of the game and terminates
+    reach: float = 0.03  # length, catching distance; too long to pass each other in one step
+    episode_length: int = 40  # steps until all agents terminate
 
 
-def way(state, who, whom):
-    """Returns the shorter way along the ring from each of `who` to each of `whom`, which have equal axes, or 1."""
-    return (state.place[whom] - state.place[who] + 0.5) % 1.0 - 0.5
+def way(state, agents, others):
+    """Return the signed distance along the ring from `agents` to `others`, which broadcast."""
+    return (state.place[others] - state.place[agents] + 0.5) % 1.0 - 0.5
 
 
-def way_to_nearest(state, who, whom):
-    ways = way(state, who[:, None], whom[None])
-    nearest = jnp.argmin(jnp.where(state.active[None, whom], jnp.abs(ways), jnp.inf), axis=1)
-    return ways[jnp.arange(len(who)), nearest]
+def way_to_nearest(state, agents, others):
+    """Return the signed distance from each agent to the nearest active one of `others`."""
+    distances = way(state, agents[:, None], others[None])
+    nearest = jnp.argmin(jnp.where(state.active[None, others], jnp.abs(distances), jnp.inf), axis=1)
+    return distances[jnp.arange(len(agents)), nearest]
 
 
-def hunt_nearest(env, state, params, key):  # of one replica -> the actions of all hunters
+def hunt_nearest(env, state, params, key):
+    """Move every hunter towards the nearest active prey."""
     return jnp.where(way_to_nearest(state, HUNTERS, PREY) > 0, 2, 0)
 
 
 def flee_nearest(env, state, params, key):
+    """Move every prey away from the nearest hunter."""
     return jnp.where(way_to_nearest(state, PREY, HUNTERS) > 0, 0, 2)
 
 
 @dataclasses.dataclass(frozen=True)
 class Ring(wdjax.Env):
-    """Actions: step left, stay, step right. A hunter is paid for the prey that it catches, which pays and is out."""
+    """Hunters and prey that move left, stay or move right.
+
+    A catch gives the hunter a reward of 1 and the prey a reward of -1, and the prey terminates.
+    """
 
     can_truncate: ClassVar = False
     scripts: ClassVar = {
@@ -100,25 +107,26 @@ class Ring(wdjax.Env):
         )
 
     def observe(self, state, params):
-        """Rows of 16: of each of the five others the way to it, whether it hunts, whether it is there; then t / T."""
-        ways = 2 * way(state, ALL[:, None], OTHERS)
-        rows = jnp.stack([ways, jnp.asarray(HUNTS[OTHERS]), state.active[OTHERS]], axis=-1)
+        """Return [n, 16] per group: distance, is hunter, is active for five others, then time."""
+        distances = 2 * way(state, ALL[:, None], OTHERS)
+        others = jnp.stack([distances, jnp.asarray(HUNTS[OTHERS]), state.active[OTHERS]], axis=-1)
         time = jnp.full((6, 1), state.time / params.episode_length)
-        return by_group(jnp.concatenate([rows.reshape(6, 15), time], axis=1))
+        return by_group(jnp.concatenate([others.reshape(6, 15), time], axis=1))
 
-    # of one agent, with any leading axes -> the others, who is there, one's own
     def split_observation(self, obs):
+        """Split [..., 16] into others [..., 5, 3], their presence [..., 5] and the rest."""
         others = obs[..., :15].reshape(*obs.shape[:-1], 5, 3)
         return others, others[..., 2] > 0, obs[..., 15:]
 
-    def scene(self, states, params):  # who is caught stands inside of the ring, pale
-        draw, turn = wdjax.drawing, 2 * np.pi * states.place
-        far, seen = np.where(states.active, 1.0, 0.85), np.where(states.active, 1.0, 0.3)
-        x, y = far * np.sin(turn), far * np.cos(turn)
+    def scene(self, states, params):
+        """Draw an episode; caught prey are pale and inside the ring."""
+        draw, angle = wdjax.drawing, 2 * np.pi * states.place
+        radius, opacity = np.where(states.active, 1.0, 0.85), np.where(states.active, 1.0, 0.3)
+        x, y = radius * np.sin(angle), radius * np.cos(angle)
         marks = [draw.Shapes([0.0], [0.0], size=1.0, color="faint", stroke=2.0)]
-        for group, of, color in (("prey", PREY, "blue"), ("hunter", HUNTERS, "magenta")):
-            look = {"size": 0.05, "color": color, "label": group, "group": group, "trail": True}
-            marks.append(draw.Shapes(x[:, of], y[:, of], opacity=seen[:, of], **look))
+        for group, ids, color in (("prey", PREY, "blue"), ("hunter", HUNTERS, "magenta")):
+            style = {"size": 0.05, "color": color, "label": group, "group": group, "trail": True}
+            marks.append(draw.Shapes(x[:, ids], y[:, ids], opacity=opacity[:, ids], **style))
         left = states.active.sum(axis=1) - 2
         captions = [
             f"step {time}, {prey} of 4 left" for time, prey in zip(states.time, left, strict=True)
@@ -135,11 +143,12 @@ class Ring(wdjax.Env):
 
 
 def by_group(values):
+    """Split an array with a leading axis of 6 agents into a dict by group."""
     return {"hunter": values[HUNTERS], "prey": values[PREY]}
 
 
 def game():
-    """Returns a run in which both groups learn against each other, each seeing the others as a set."""
+    """Return a configuration in which both groups learn with the set encoder `deep_sets`."""
     wdjax.register("ring", Ring)
     network = NetworkConfig(encoder="deep_sets", encoder_options={"width": 32}, hidden_sizes=(32,))
     policies = {

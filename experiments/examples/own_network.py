@@ -1,10 +1,11 @@
-"""A network of one's own, against what ships: taggers that see their nearest neighbours as a row, or as a set.
+"""A custom encoder: taggers encode their neighbours as a vector or as a set.
 
     python -m wdjax.experiments.examples.own_network
     python -m wdjax.experiments.examples.own_network attention
 
-One small game of Tag, equal env steps, three seeds side by side in one program each; runners move at random. Each
-encoder is followed by the same hidden layers. What is printed is the tags per episode of the last quarter of training.
+Every encoder trains on a small game of Tag for the same number of env steps, with three seeds in
+one program. The runners move randomly, and the hidden layers after the encoder are the same. The
+example prints the number of tags per episode in the last quarter of training.
 """
 
 import functools
@@ -24,15 +25,15 @@ ENV_STEPS = 48_000
 
 
 class Nearby(nnx.Module):
-    """Sums up the neighbours, each through one layer, the nearer the heavier: exp(-distance / reach), reach learned."""
+    """Sum of encoded neighbours, weighted by exp(-distance / reach) with learned reaches."""
 
-    needs_raw = True  # who is absent is told by zeros
+    needs_raw = True  # zeros mark absent agents, so observations must not be normalised
 
     def __init__(self, observation_space, width=64, num_own=1, *, rngs):
-        self.num_own = num_own  # columns that are one's own, as `env.num_own` says
+        self.num_own = num_own  # number of features of the agent itself (`env.num_own`)
         others, _, own = split_observation(jnp.zeros(observation_space.shape), num_own)
         self.layer = nnx.Linear(others.shape[-1], width, rngs=rngs)
-        self.log_reach = nnx.Param(jnp.zeros(width))  # each feature has a reach of its own
+        self.log_reach = nnx.Param(jnp.zeros(width))
         self.num_features = width + own.shape[-1]
 
     def __call__(self, obs):
@@ -49,8 +50,9 @@ register_encoder("nearby", Nearby)
 
 
 def game(encoder: str) -> TrainConfig:
-    """Returns a run of taggers with this encoder against runners that never learn, as WarpDrive shows the game."""
+    """Return a configuration that trains taggers with this encoder against frozen runners."""
     changes = {
+        # observations as in WarpDrive
         "env_params.egocentric": False,
         "env_params.observe_own_motion": False,
         "num_envs": 32,
@@ -63,7 +65,7 @@ def game(encoder: str) -> TrainConfig:
 
 
 def tags(encoder: str) -> tuple[np.ndarray, int]:
-    """Trains SEEDS runs. Returns (tags per episode [SEEDS, updates], parameters of one tagger policy)."""
+    """Train SEEDS runs and return (tags per episode [SEEDS, updates], number of parameters)."""
     learner = make_learner(game(encoder))
     states = jax.vmap(learner.init)(jax.random.split(jax.random.key(0), SEEDS))
     train = functools.partial(learner.run, num_updates=learner.config.num_updates)
@@ -80,5 +82,6 @@ if __name__ == "__main__":
         last = np.nanmean(values[:, -(values.shape[1] // 4) :], axis=1)
         error = last.std(ddof=1) / np.sqrt(SEEDS)
         print(
-            f"{encoder:10} {size:6,} parameters: {first:.2f} tags at first, {last.mean():.2f} +- {error:.2f} at last"
+            f"{encoder:10} {size:6,} parameters: {first:.2f} tags at first, "
+            f"{last.mean():.2f} +- {error:.2f} at the end"
         )

@@ -1,12 +1,13 @@
-"""The lowest path over an energy surface: learned, beside what is best, exactly.
+"""The lowest path over an energy surface: compare a trained policy with the exact optimum.
 
     python -m wdjax.experiments.examples.reaction_path
-    python -m wdjax.experiments.examples.reaction_path --surface quartic cerjan_miller --seeds 5 --output path.png
+    python -m wdjax.experiments.examples.reaction_path --surface quartic cerjan_miller --seeds 5
 
-Trains the preset reaction_mueller_brown on each surface, several seeds side by side in one program. Training starts
-anywhere and soon starts again; what is judged is one greedy episode of each seed by the surface's own settings, from
-its own start. It attains the answer where its return is within 1 % of the best one there is, and the highest
-energy on its path is that of the lowest pass.
+The example trains the preset reaction_mueller_brown on each surface, with several seeds in one
+program. Training uses random starts and short episodes. The evaluation plays one greedy episode per
+seed with the default start and settings of the surface. A seed solves the surface if its return is
+within 1 % of the best possible return and the highest energy on its path equals the energy of the
+lowest pass.
 """
 
 import argparse
@@ -28,15 +29,15 @@ FIVE = ("mueller_brown", "quartic", "cerjan_miller", "corrugated_morse", "muelle
 
 @dataclasses.dataclass(frozen=True)
 class Path:
-    """What one seed's policy does from the start."""
+    """Greedy path of one seed."""
 
-    reward: float  # sum of the episode
+    reward: float  # sum over the episode
     cells: np.ndarray  # [K + 1, 3] int
-    top: float  # highest energy on it
+    top: float  # highest energy on the path
 
 
 def train(surface: str, seeds: int, env_steps: int | None) -> tuple[list[Any], int, float]:
-    """Returns (a trained state of each seed, env steps of each, seconds of all without compiling)."""
+    """Train all seeds and return (states, env steps per seed, seconds without compilation)."""
     changes = {"env_params.surface": surface, "devices": 1}
     changes |= {"total_env_steps": env_steps} if env_steps else {}
     config = load_config("reaction_mueller_brown", **changes)
@@ -52,14 +53,14 @@ def train(surface: str, seeds: int, env_steps: int | None) -> tuple[list[Any], i
 
 
 def walk(surface: str, states: list[Any]) -> list[Path]:
-    """Returns what each policy does, taking its most likely move, by the surface's own settings."""
+    """Return the greedy path of each state, with the default settings of the surface."""
     config = load_config("reaction_mueller_brown", devices=1)
     env, params = wdjax.make("reaction_one_atom", surface=surface)
-    judge = make_learner(dataclasses.replace(config, env_params={"surface": surface}))
+    evaluator = make_learner(dataclasses.replace(config, env_params={"surface": surface}))
     paths = []
     for state in states:
         state = state.replace(env_params=jax.tree.map(jnp.asarray, params))
-        episode = record_episode(judge, state, jax.random.key(0), greedy=True)
+        episode = record_episode(evaluator, state, jax.random.key(0), greedy=True)
         cells = np.asarray(episode.states.position)
         top = max(float(env.table.energies[tuple(cell)]) for cell in cells - env.table.offset)
         paths.append(Path(float(np.sum(episode.reward)), cells, top))
@@ -67,28 +68,29 @@ def walk(surface: str, states: list[Any]) -> list[Path]:
 
 
 def report(surface: str, seeds: int, env_steps: int | None) -> list[Path]:
-    """Trains on one surface and prints what was attained."""
+    """Train on one surface and print how many seeds find the optimum."""
     answers = exact.exact_params(wdjax.make("reaction_one_atom", surface=surface)[0])
     best, lowest = exact.best_return(answers), exact.lowest_pass(answers)
     states, steps, seconds = train(surface, seeds, env_steps)
     paths = walk(surface, states)
-    attained = [
+    solved = [
         path.reward >= 0.99 * best.value and abs(path.top - lowest.value) < 1e-9 for path in paths
     ]
     print(f"{surface}: best return {best.value:.3f}, lowest pass {lowest.value:.6g}")
     for path in paths:
         print(
-            f"    return {path.reward:8.3f} in {len(path.cells) - 1:3} steps, highest energy {path.top:.6g}"
+            f"    return {path.reward:8.3f} in {len(path.cells) - 1:3} steps, "
+            f"highest energy {path.top:.6g}"
         )
     print(
-        f"    attained by {sum(attained)} of {seeds} seeds; {steps:,} env steps each, {seconds:.0f} s",
+        f"    solved by {sum(solved)} of {seeds} seeds; {steps:,} env steps each, {seconds:.0f} s",
         flush=True,
     )
     return paths
 
 
 def save_picture(path: str, surface: str, cells: np.ndarray) -> None:
-    """Draws a path [K, 3] over its surface, beside one of the lowest pass."""
+    """Draw a path [K, 3] and a path over the lowest pass on the surface."""
     from wdjax.drawing import Lines
     from wdjax.envs.reaction import drawing
     from wdjax.rendering import save_scene
@@ -109,22 +111,26 @@ def save_picture(path: str, surface: str, cells: np.ndarray) -> None:
 
 
 def main() -> None:
-    """Reads the command line; of several surfaces the first one's first seed is drawn."""
+    """Run the command line; `--output` draws the first seed of the first surface."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--surface",
         nargs="+",
         default=["mueller_brown"],
-        help="built-in ones, or: all (five of them)",
+        help="built-in surfaces, or all (five surfaces)",
     )
-    parser.add_argument("--seeds", type=int, default=1, help="runs side by side")
-    parser.add_argument("--env-steps", type=int, help="of each seed, in the place of the preset's")
-    parser.add_argument("--output", help="a picture of the first path, .png")
-    asked = parser.parse_args()
-    surfaces = FIVE if asked.surface == ["all"] else asked.surface
-    paths = [report(surface, asked.seeds, asked.env_steps)[0] for surface in surfaces]
-    if asked.output:
-        save_picture(asked.output, surfaces[0], paths[0].cells)
+    parser.add_argument(
+        "--seeds", type=int, default=1, help="number of seeds, trained in one program"
+    )
+    parser.add_argument(
+        "--env-steps", type=int, help="env steps per seed (default: as in the preset)"
+    )
+    parser.add_argument("--output", help="draw the first path to this .png file")
+    arguments = parser.parse_args()
+    surfaces = FIVE if arguments.surface == ["all"] else arguments.surface
+    paths = [report(surface, arguments.seeds, arguments.env_steps)[0] for surface in surfaces]
+    if arguments.output:
+        save_picture(arguments.output, surfaces[0], paths[0].cells)
 
 
 if __name__ == "__main__":

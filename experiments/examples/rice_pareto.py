@@ -1,11 +1,12 @@
-"""The front of climate against economy: worlds with other prices of carbon and of output, trained as one program.
+"""Pareto front of climate and economy for worlds with different carbon prices.
 
     python -m wdjax.experiments.examples.rice_pareto front.png
 
-What a region of `rice` is paid is its own utility, less `carbon_price` for each ton that it emits, plus `output_bonus`
-for what it produces. Both are traced, so that a sweep of them is one vmapped program (`wdjax sweep` does the same from
-the command line). Each trained world is a point on the two published indices; beside them stand worlds in which every
-region keeps to the same saving and mitigation for a century, again one program, and the two published extremes.
+The reward of a region in `rice` is its utility, minus `carbon_price` for its emissions, plus
+`output_bonus` for its output. Both parameters are traced, so a sweep over them is one vmapped
+program (`wdjax sweep` is the equivalent on the command line). The plot shows each trained world on
+the two published indices, together with worlds in which all regions keep one saving rate and one
+mitigation rate for a century, and the two published extremes.
 """
 
 import sys
@@ -19,15 +20,15 @@ import wdjax
 from wdjax.experiments.sweep import sweep
 from wdjax.train import load_config
 
-# utility per GtCO2; the highest is more than anybody can earn with it
+# utility per GtCO2; at the highest price, emissions cost more than they can earn
 PRICES = (0.0, 0.003, 0.03, 0.3)
 BONUSES = (0.0, 0.1)  # utility per trillion USD
-COLORS = ("#2E8B57", "#D1495B")  # of the worlds of each bonus
+COLORS = ("#2E8B57", "#D1495B")  # one per bonus
 EXTREMES = {"all saved": (10, 0), "all mitigated": (0, 10)}
 
 
 def constant_worlds(saving: jax.Array, mitigation: jax.Array) -> np.ndarray:
-    """Returns (climate, economic) index [2, worlds] of levels [worlds] that all regions keep to; nobody trades."""
+    """Return (climate, economic) indices [2, worlds] at constant levels [worlds], without trade."""
     env, params = wdjax.make("rice")
 
     def play(saving: jax.Array, mitigation: jax.Array) -> jax.Array:
@@ -44,7 +45,7 @@ def constant_worlds(saving: jax.Array, mitigation: jax.Array) -> np.ndarray:
 
 
 def trained_worlds(num_updates: int = 40) -> list[dict[str, Any]]:
-    """Trains a world for each price and bonus, all in one program. Returns the rows of the sweep's table."""
+    """Train one world per price and bonus in one program and return the rows of the sweep table."""
     config = load_config("rice_ppo")
     steps = num_updates * config.env_steps_per_update
     changes = {
@@ -57,30 +58,30 @@ def trained_worlds(num_updates: int = 40) -> list[dict[str, Any]]:
 
 
 def pareto(points: np.ndarray) -> np.ndarray:
-    """Returns which of points [2, N] no other is better than in one index and no worse in the other, [N] bool."""
-    as_good = (points[:, :, None] >= points[:, None]).all(axis=0)  # [N, N]: i against j
+    """Return which of the points [2, N] are Pareto optimal (higher is better), [N] bool."""
+    as_good = (points[:, :, None] >= points[:, None]).all(axis=0)  # [N, N]: i compared with j
     better = as_good & (points[:, :, None] > points[:, None]).any(axis=0)
     return ~better.any(axis=0)
 
 
 def draw(path: str, rows: list[dict[str, Any]]) -> None:
-    """Draws the worlds on their two indices."""
+    """Plot the economic index of all worlds against the climate index."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6.4, 4.8), layout="constrained")
     axes = figure.add_subplot()
     levels = np.meshgrid(np.arange(10), np.arange(10))
     grid = constant_worlds(*(jnp.asarray(level.ravel()) for level in levels))
-    axes.scatter(*grid, s=8, color="#BBBBBB", label="everybody saves and mitigates at one rate")
+    axes.scatter(*grid, s=8, color="#BBBBBB", label="equal, constant rates in all regions")
     extremes = constant_worlds(*jnp.array(list(EXTREMES.values())).T)
-    axes.scatter(*extremes, marker="*", s=120, color="#444444", label="the published extremes")
+    axes.scatter(*extremes, marker="*", s=120, color="#444444", label="published extremes")
     for x, y, name in zip(*extremes, EXTREMES, strict=True):
         axes.annotate(name, (x, y), (8, 6), textcoords="offset points", fontsize=8)
     for bonus, color in zip(BONUSES, COLORS, strict=False):
-        own = [row for row in rows if row["env_params.output_bonus"] == bonus]
-        x, y = indices(own)
+        worlds = [row for row in rows if row["env_params.output_bonus"] == bonus]
+        x, y = indices(worlds)
         axes.plot(x, y, "o-", color=color, label=f"trained, output bonus {bonus:g}")
-        for row, place in zip(own, zip(x, y, strict=True), strict=True):
+        for row, place in zip(worlds, zip(x, y, strict=True), strict=True):
             axes.annotate(
                 f"{row['env_params.carbon_price']:g}",
                 place,
@@ -90,28 +91,36 @@ def draw(path: str, rows: list[dict[str, Any]]) -> None:
             )
     front = indices(rows)[:, pareto(indices(rows))]
     front = front[:, np.argsort(front[0])]
-    axes.plot(*front, ":", color="#444444", linewidth=1.2, zorder=0, label="front of the trained")
+    axes.plot(
+        *front,
+        ":",
+        color="#444444",
+        linewidth=1.2,
+        zorder=0,
+        label="Pareto front of trained worlds",
+    )
     axes.set(xlabel="climate index", ylabel="economic index", xlim=(-0.05, 1.2), ylim=(-0.05, 1.1))
-    axes.set_title("27 regions, 2015 to 2115; numbers: price of carbon")
+    axes.set_title("27 regions, 2015 to 2115, labelled with the carbon price")
     axes.legend(fontsize=8, loc="lower left", frameon=False)
     figure.savefig(path, dpi=100)
 
 
 def indices(rows: list[dict[str, Any]]) -> np.ndarray:
-    """Returns (climate index, economic index) [2, N] of the rows of a sweep's table."""
+    """Return the (climate, economic) indices [2, N] of the rows of a sweep table."""
     return np.array(
         [[row[f"episode_{name}_index"] for row in rows] for name in ("climate", "economic")]
     )
 
 
 def main(path: str = "front.png") -> None:
-    """Trains, prints the indices of every world, marks those on the front, draws."""
+    """Train the worlds, print their indices and draw the Pareto front."""
     rows = trained_worlds()
     points = indices(rows)
     for row, (climate, economic), on_front in zip(rows, points.T, pareto(points), strict=True):
-        prices = f"carbon price {row['env_params.carbon_price']:<5g}  output bonus {row['env_params.output_bonus']:<3g}"
+        price, bonus = row["env_params.carbon_price"], row["env_params.output_bonus"]
         print(
-            f"{prices}  climate {climate:.2f}  economy {economic:.2f}{'  on the front' if on_front else ''}"
+            f"carbon price {price:<5g}  output bonus {bonus:<3g}  climate {climate:.2f}  "
+            f"economy {economic:.2f}{'  on the front' if on_front else ''}"
         )
     draw(path, rows)
     print(f"Wrote {path}")

@@ -1,10 +1,11 @@
-"""Two levels that learn together: harvesters of a shared stock by PPO, and by A2C a planner who taxes them.
+"""Two-level learning: PPO harvesters of a shared stock and an A2C planner that taxes them.
 
     python -m wdjax.experiments.examples.taxed_commons
-    python -m wdjax.experiments.examples.taxed_commons commons.png    # and draws an episode of each
+    python -m wdjax.experiments.examples.taxed_commons commons.png  # also draw episodes
 
-The same program trains a second run beside it in which the planner may set no tax: the rule is a number among others.
-Both are compared with the exact solution of the game (docs/environments/commons.md).
+The same program trains a second run in which the planner cannot tax, because the highest tax level
+is a traced parameter. Both runs are compared with the exact solution
+(docs/environments/commons.md).
 """
 
 import dataclasses
@@ -19,11 +20,11 @@ import numpy as np
 from wdjax.envs.commons.exact import best_policy, without_tax
 from wdjax.train import Learner, TrainState, evaluate, load_config, make_learner, record_episode
 
-HIGHEST_LEVELS = (0, 3)  # of the tax: nobody plans, somebody does
+HIGHEST_LEVELS = (0, 3)  # highest tax level without and with a planner
 
 
 def train(seed: int = 0, num_updates: int | None = None) -> tuple[Learner, list[TrainState]]:
-    """Trains the preset with and without a planner, in one program. Returns (learner, the state of each)."""
+    """Train the preset without and with a planner and return (learner, both states)."""
     learner = make_learner(load_config("taxed_commons"))
     num_updates = learner.config.num_updates if num_updates is None else num_updates
     start = learner.init(jax.random.key(seed))
@@ -36,24 +37,24 @@ def train(seed: int = 0, num_updates: int | None = None) -> tuple[Learner, list[
 
 
 def welfare(learner: Learner, state: TrainState) -> float:
-    """Returns the welfare of an episode with the most likely actions, in coins."""
+    """Return the welfare of a greedy episode, in coins."""
     return float(
         evaluate(learner, state, jax.random.key(1), 1, greedy=True).episode_return["planner"][0]
     )
 
 
 def draw(path: str, learner: Learner, states: list[TrainState]) -> None:
-    """Draws a whole episode of each run, one below the other."""
+    """Draw an episode of each run, one below the other."""
     from PIL import Image
 
     from wdjax.drawing.raster import picture
     from wdjax.rendering import make_scene
 
     pictures = []
-    for state, words in zip(states, ("nobody plans", "a planner taxes"), strict=True):
-        played = record_episode(learner, state, jax.random.key(1), greedy=True).states
-        scene = make_scene(learner.env, played, learner.env_params)
-        caption = f"{words}: welfare {welfare(learner, state):.0f}"
+    for state, name in zip(states, ("without a planner", "with a planner"), strict=True):
+        episode = record_episode(learner, state, jax.random.key(1), greedy=True).states
+        scene = make_scene(learner.env, episode, learner.env_params)
+        caption = f"{name}: welfare {welfare(learner, state):.0f}"
         pictures.append(
             picture(
                 dataclasses.replace(scene, captions=[caption] * scene.num_frames), size=(750, 300)
@@ -63,19 +64,18 @@ def draw(path: str, learner: Learner, states: list[TrainState]) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Trains, prints how good it is beside the exact solution, and draws where a file is named."""
+    """Train, compare the welfare with the exact solution, and draw if a file is named."""
     learner, states = train()
     env, params = learner.env, learner.env_params
     exact: list[Any] = [
         without_tax(env, params).welfare(params),
         best_policy(env, params).welfare(params),
     ]
-    for state, best, words in zip(states, exact, ("without a tax", "with a planner"), strict=True):
-        found, of = (
-            welfare(learner, state),
-            "the equilibrium" if best is exact[0] else "the planner's optimum",
-        )
-        print(f"{words}: welfare {found:.1f}, {found / best:.0%} of {of}, {best:.1f}")
+    names = ("without a planner", "with a planner")
+    solutions = ("the equilibrium", "the planner's optimum")
+    for state, best, name, solution in zip(states, exact, names, solutions, strict=True):
+        reached = welfare(learner, state)
+        print(f"{name}: welfare {reached:.1f}, {reached / best:.0%} of {solution}, {best:.1f}")
     for path in arguments[:1]:
         draw(path, learner, states)
 

@@ -1,9 +1,10 @@
-"""A thousand variants of a game's physics in one compiled program: params are traced, so they can be vmapped.
+"""A thousand variants of an environment's physics in one program, vmapped over traced params.
 
     python -m wdjax.experiments.examples.traced_physics
 
-First CartPole under 1,000 pairs of gravity and pole length, pushed left and right in turn until the pole falls; then
-Tag with taggers of 1,000 different speeds, everybody accelerating and turning at random.
+The first part runs CartPole with 1,000 pairs of gravity and pole length, pushing the cart
+alternately left and right. The second part runs Tag with taggers of 1,000 different speeds, in
+which all agents act randomly.
 """
 
 from typing import Any
@@ -17,14 +18,14 @@ NUM_VARIANTS = 1_000
 
 
 def batch_params(params: Any, num: int, **changes: jax.Array) -> Any:
-    """Returns params with a leading [num] on every leaf: the `changes` ([num] each), and `num` copies of the rest."""
+    """Broadcast params to a leading [num] and replace the fields in `changes` ([num] each)."""
     return jax.tree.map(
         lambda leaf: jnp.broadcast_to(leaf, (num, *jnp.shape(leaf))), params
     ).replace(**changes)
 
 
 def standing_steps(params: Any, key: jax.Array) -> jax.Array:
-    """Returns how many of 500 steps the pole stands on a cart that is pushed left and right in turn, ()."""
+    """Count the steps, (), until the pole falls if left and right pushes alternate; at most 500."""
     env, _ = wdjax.make("cartpole")
     _, state = env.reset(key, params)
 
@@ -37,7 +38,7 @@ def standing_steps(params: Any, key: jax.Array) -> jax.Array:
 
 
 def tags(params: Any, key: jax.Array) -> jax.Array:
-    """Returns how many of 20 runners 5 taggers catch in 50 steps when all act at random, ()."""
+    """Count how many of 20 runners are tagged by 5 taggers in 50 steps of random play, ()."""
     env, _ = wdjax.make("tag_continuous", num_taggers=5, num_runners=20)
     reset_key, play_key = jax.random.split(key)
     _, state = env.reset(reset_key, params)
@@ -52,7 +53,7 @@ def tags(params: Any, key: jax.Array) -> jax.Array:
 
 
 def vary_cartpole(key: jax.Array, num: int = NUM_VARIANTS) -> tuple[Any, jax.Array]:
-    """Returns (params, steps that poles stand, [num]): gravity and pole length from half to twice the usual."""
+    """Vary gravity and length from half to twice the default; return (params, steps) [num]."""
     scale_key, game_key = jax.random.split(key)
     _, params = wdjax.make("cartpole")
     gravity, length = jnp.exp2(jax.random.uniform(scale_key, (2, num), minval=-1.0, maxval=1.0))
@@ -63,27 +64,27 @@ def vary_cartpole(key: jax.Array, num: int = NUM_VARIANTS) -> tuple[Any, jax.Arr
 
 
 def vary_tag(key: jax.Array, num: int = NUM_VARIANTS) -> tuple[Any, jax.Array]:
-    """Returns (params, tags): taggers from a tenth to four times as fast as runners, [num]."""
+    """Vary the tagger speed from 0.1 to 4 times the default; return (params, tags) [num]."""
     _, params = wdjax.make("tag_continuous", num_taggers=5, num_runners=20)
     many = batch_params(params, num, skill_level_tagger=jnp.linspace(0.1, 4.0, num))
     return many, jax.jit(jax.vmap(tags))(many, jax.random.split(key, num))
 
 
 def main() -> None:
-    """Prints the mean of each fourth of the variants, from the lowest values of a parameter to the highest."""
+    """Print the mean result by quartile of each varied parameter, from low to high."""
     many, steps = vary_cartpole(jax.random.key(0))
-    print(f"cartpole, {NUM_VARIANTS} variants, steps until the pole falls")
+    print(f"cartpole, {NUM_VARIANTS} variants: steps until the pole falls, by quartile")
     for name in ("gravity", "length"):
-        print(f"    by {name}: {by_fourths(getattr(many, name), steps)}")
+        print(f"    {name}: {by_fourths(getattr(many, name), steps)}")
     many, caught = vary_tag(jax.random.key(1))
-    print(f"tag_continuous, {NUM_VARIANTS} variants, runners tagged of 20")
-    print(f"    by speed of the taggers: {by_fourths(many.skill_level_tagger, caught)}")
+    print(f"tag_continuous, {NUM_VARIANTS} variants: tagged runners of 20, by quartile")
+    print(f"    tagger speed: {by_fourths(many.skill_level_tagger, caught)}")
 
 
 def by_fourths(parameter: jax.Array, result: jax.Array) -> str:
-    """Returns the mean result of each fourth of the variants in words."""
-    fourths = result[jnp.argsort(parameter)].reshape(4, -1).mean(axis=1)
-    return ", ".join(f"{mean:.1f}" for mean in fourths)
+    """Format the mean result of each quartile of the variants."""
+    quartiles = result[jnp.argsort(parameter)].reshape(4, -1).mean(axis=1)
+    return ", ".join(f"{mean:.1f}" for mean in quartiles)
 
 
 if __name__ == "__main__":

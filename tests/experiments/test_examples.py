@@ -106,7 +106,7 @@ def test_own_environment_learns_to_land():
 def test_own_game_is_sound_short_and_of_public_names():
     wdjax.check_env(own_game.Ring(), num_steps=300)
     source = Path(own_game.__file__).read_text(encoding="utf8")
-    assert len(source.splitlines()) < 165
+    assert len(source.splitlines()) < 175
     assert set(re.findall(r"^(?:from|import) (wdjax\S*)", source, re.MULTILINE)) == {"wdjax", "wdjax.train"}
 
 
