@@ -56,11 +56,6 @@ def test_a_workload_has_one_speed_on_all_pages():
     assert len(speeds) == 1
 
 
-@later(36, "how-to pages are sorted by file name")
-def test_how_to_pages_are_listed_in_the_order_of_a_reader():
-    assert ":glob:" not in read("docs/how_to/index.md")
-
-
 @later(36, "notebooks of the site have no outputs")
 def test_notebooks_of_the_site_have_outputs_by_default():
     executes = re.search(r'nb_execution_mode = .*else "off"', read("docs/conf.py")) is None
@@ -120,23 +115,10 @@ def test_list_names_the_memory_of_large_presets(capsys):
     assert "GB" in capsys.readouterr().out
 
 
-@later(40, "two pages disagree on the cost of --deterministic")
-def test_pages_agree_on_the_cost_of_deterministic():
-    slower = "`--deterministic`, which is slower" in read("docs/how_to/long_runs.md")
-    free = re.search(r"deterministic[^.]*costs? nothing", read("experiments/benchmarks/RESULTS.md")) is not None
-    assert not (slower and free)
-
-
 @later(40, "algorithms of peers are missing")
 @pytest.mark.parametrize("name", ["PQN-VDN", "TransfQMIX", "SHAQ"])
 def test_the_comparison_names_the_algorithms_of_jaxmarl(name):
     assert name in read("docs/comparison.md")
-
-
-@later(40, "how long exported files can be read")
-def test_the_page_on_export_names_the_six_months_of_jax():
-    pages = [page.read_text(encoding="utf8") for page in PAGES]
-    assert any("wdjax export" in text and re.search(r"six months|6 months|180 days", text) for text in pages)
 
 
 @later(40, "limits of custom algorithms")
