@@ -76,8 +76,8 @@ class Model:
             return
         refused = (
             target is None or old.kind == "sweep" or (old.kind == "run" and not resumes)
-            or (old.config != {} and own.identity not in ((), identity))
-            or (own.identity != () and chunk_of(command) not in (0, old.config.get("updates_per_chunk", 0)))
+            or (old.config != {} and own.identity != ()
+                and (own.identity != identity or chunk_of(command) not in (0, old.config.get("updates_per_chunk", 0))))
         )  # fmt: skip
         if refused:
             yield from unchanged(changed, "a command that must be refused")

@@ -136,11 +136,10 @@ def send_kill(command: Command, process: Watched, folder: Path, begun: float, li
 
 def count_lines(folder: Path) -> int:
     """Return the lines of all metrics.jsonl below a folder."""
-    lines = 0
-    for log in folder.rglob("metrics.jsonl"):
-        with contextlib.suppress(FileNotFoundError):
-            lines += log.read_bytes().count(b"\n")
-    return lines
+    for _ in range(100):
+        with contextlib.suppress(FileNotFoundError):  # a folder that the command moved meanwhile
+            return sum(log.read_bytes().count(b"\n") for log in folder.rglob("metrics.jsonl"))
+    raise FileNotFoundError(folder)
 
 
 def parts_of_kill(kill: str) -> tuple[list[signal.Signals], str, float]:
