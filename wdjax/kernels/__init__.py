@@ -1,1 +1,1 @@
-"""Kernels for NVIDIA GPUs, in Pallas (Triton). Each has a simple version in XLA beside it, which gives the same."""
+"""Pallas (Triton) kernels for NVIDIA GPUs. Each has an equivalent implementation in plain XLA."""

@@ -1,8 +1,10 @@
-"""JAX's primitives that compute number by number, with XLA's results where Triton's own are others, or none.
+"""Elementwise JAX primitives with the results of XLA where Triton differs or has none.
 
-What XLA defines and Triton does not is written out: a division by 0 or of the least integer by -1, shifts beyond the
-last bit, numbers too large for an integer, -0, NaN among maxima, and flags. Of a division by 0 Triton's compiler would
-even conclude that it never is. Floats of 16 bits are computed in float32 and rounded, as XLA does on a CPU.
+XLA defines several cases that Triton does not: integer division by 0, division of the smallest
+integer by -1, shifts by more bits than there are, conversion of floats outside the range of an
+integer, -0, NaN in maxima and minima, and booleans. They are implemented here. (Triton's compiler
+even assumes that a divisor is not 0.) float16 and bfloat16 are computed in float32 and rounded, as
+XLA does on a CPU.
 """
 
 import functools
@@ -13,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-# What Triton computes number by number (as jax/_src/pallas/triton/lowering.py lists it) as XLA does.
+# Primitives with equal results in Triton and XLA, from jax/_src/pallas/triton/lowering.py.
 PLAIN = (
     "acos",
     "acosh",
@@ -65,29 +67,29 @@ DTYPES = {
 
 
 def check_dtype(what: str, dtype: Any) -> None:
-    """Raises NotImplementedError for numbers that a kernel does not hold; for typed keys see `threefry`."""
+    """Raise NotImplementedError for unsupported dtypes; `threefry.check_key` checks typed keys."""
     if dtype not in DTYPES and not jnp.issubdtype(dtype, jax.dtypes.prng_key):
         raise NotImplementedError(
-            f"{what} of {dtype}: a kernel holds flags, integers and floats of 16, 32 and 64 bits"
+            f"{what} has dtype {dtype}: kernels support bool, integers, and 16 to 64 bit floats"
         )
 
 
 def maximum(x: jax.Array, y: jax.Array) -> jax.Array:
-    """XLA's maximum: NaN where either is, where Triton's own gives the other one; of flags, whether one is set."""
+    """Return the maximum, NaN if either input is (Triton returns the other); `or` of bools."""
     if x.dtype == bool:
         return x | y
     return jnp.where((y > x) | (y != y), y, x) if _is_float(x) else jnp.maximum(x, y)
 
 
 def minimum(x: jax.Array, y: jax.Array) -> jax.Array:
-    """XLA's minimum, likewise."""
+    """Return the minimum, NaN if either input is (Triton returns the other); `and` of bools."""
     if x.dtype == bool:
         return x & y
     return jnp.where((y < x) | (y != y), y, x) if _is_float(x) else jnp.minimum(x, y)
 
 
 def select(which: jax.Array, *cases: jax.Array) -> jax.Array:
-    """XLA's select_n: of several cases, the first below 0 and the last beyond it."""
+    """Select a case as XLA's select_n does, with the index clamped to the valid range."""
     if which.dtype == bool:
         return jax.lax.select_n(which, *cases)
     chosen = cases[-1]
@@ -97,12 +99,12 @@ def select(which: jax.Array, *cases: jax.Array) -> jax.Array:
 
 
 def convert(x: jax.Array, dtype: Any) -> jax.Array:
-    """XLA's conversion: to an integer, towards 0, to the nearest that there is, and of NaN 0."""
+    """Convert as XLA does: to integers by truncation, clamped to their range, and NaN to 0."""
     if not _is_float(x) or _is_float(dtype) or np.dtype(dtype).kind == "b":
         by_way = x if dtype not in HALVES else x.astype(jnp.float32)
         return by_way.astype(dtype)
     x, info = (x.astype(jnp.float32) if x.dtype in HALVES else x), jnp.iinfo(dtype)
-    # powers of two: float32 has them, but not the largest number
+    # powers of two: float32 represents these exactly, unlike the largest integer
     least, beyond = float(info.min), float(info.max) + 1
     inside = jnp.where((x >= least) & (x < beyond), x, 0)
     whole = inside.astype(jnp.int32).astype(dtype) if info.bits < 32 else inside.astype(dtype)
@@ -118,7 +120,7 @@ def _is_float(x: Any) -> bool:
 
 
 def _neg(x: jax.Array) -> jax.Array:
-    # Triton subtracts from 0, which loses the sign of 0
+    # Triton subtracts from 0, which turns -0 into 0
     return x * -1 if _is_float(x) else jax.lax.neg(x)
 
 
@@ -127,39 +129,39 @@ def _abs(x: jax.Array) -> jax.Array:
 
 
 def _sign(x: jax.Array) -> jax.Array:
-    # of a known -1 Triton takes no negative
+    # a constant -1, because Triton cannot lower the negation of a constant 1
     least = 0 if jnp.issubdtype(x.dtype, jnp.unsignedinteger) else -1
     return jnp.where(x > 0, jnp.ones_like(x), jnp.where(x < 0, jnp.full_like(x, least), x))
 
 
 def _divide(x: jax.Array, y: jax.Array) -> jax.Array:
-    """Truncates; by 0 all bits are set."""
+    """Divide, truncating integers; all bits are set for a divisor of 0."""
     if _is_float(x):
         return jax.lax.div(x, y)
-    # of the least one by -1: itself
+    # the smallest integer divided by -1 is itself
     quotient = jax.lax.div(x, jnp.where(_is_undefined(x, y), jnp.ones_like(y), y))
     all_bits = -1 if jnp.issubdtype(y.dtype, jnp.signedinteger) else jnp.iinfo(y.dtype).max
     return jnp.where(y == 0, jnp.full_like(y, all_bits), quotient)
 
 
 def _remainder(x: jax.Array, y: jax.Array) -> jax.Array:
-    """Has the sign of x; by 0 it is x."""
+    """Return the remainder, with the sign of x; x for a divisor of 0."""
     if _is_float(x):
         return jax.lax.rem(x, y)
     undefined = _is_undefined(x, y)
-    rest = jax.lax.rem(x, jnp.where(undefined, jnp.ones_like(y), y))  # 0 where that is 1
+    rest = jax.lax.rem(x, jnp.where(undefined, jnp.ones_like(y), y))  # 0 for a divisor of 1
     return jnp.where(y == 0, x, rest)
 
 
 def _is_undefined(x: jax.Array, y: jax.Array) -> jax.Array:
-    """Whether a division of integers has no result that fits."""
+    """Return whether an integer division has no representable result."""
     if not jnp.issubdtype(x.dtype, jnp.signedinteger):
         return y == 0
     return (y == 0) | ((y == -1) & (x == jnp.iinfo(x.dtype).min))
 
 
 def _shift(shift: Callable, fills: Callable) -> Callable:
-    """A shift; by as many bits as there are, or more, or fewer than 0, it is what comes in: `fills(x)`."""
+    """Make a shift that returns `fills(x)` for a distance below 0 or of at least all bits."""
 
     def function(x: jax.Array, distance: jax.Array) -> jax.Array:
         bits = jnp.iinfo(x.dtype).bits
@@ -176,12 +178,17 @@ def _signs(x: jax.Array) -> jax.Array:
 
 
 def _in_32_bits(count: Callable, excess: int) -> Callable:
-    """What counts bits, of which Triton does 32; `excess`: how often each bit that is added in front counts."""
+    """Make a bit count from one of 32 bits, the only width in Triton.
+
+    Args:
+        count: the 32-bit primitive.
+        excess: how much each leading zero, added to widen the input, adds to the count.
+    """
 
     def function(x: jax.Array) -> jax.Array:
         bits = jnp.iinfo(x.dtype).bits
         if bits > 32:
-            raise NotImplementedError(f"{count.__name__} of {x.dtype} has no place in a kernel")
+            raise NotImplementedError(f"{count.__name__} of {x.dtype} is not supported in kernels")
         unsigned = x.astype(f"uint{bits}").astype(jnp.uint32)
         counted = count(jax.lax.bitcast_convert_type(unsigned, jnp.int32))
         return (counted - excess * (32 - bits)).astype(x.dtype)
@@ -190,14 +197,14 @@ def _in_32_bits(count: Callable, excess: int) -> Callable:
 
 
 def _round(x: jax.Array, rounding_method: Any) -> jax.Array:
-    """Rounds to the nearest whole number, halves to even or away from 0."""
+    """Round to the nearest integer, halves to even or away from 0."""
     size = jnp.abs(x)
     low = jnp.floor(size)
     rest = size - low
     even = low == 2 * jnp.floor(low / 2)
     halves_down = even if rounding_method == jax.lax.RoundingMethod.TO_NEAREST_EVEN else False
     near = jnp.where((rest < 0.5) | ((rest == 0.5) & halves_down), low, low + 1)
-    # whole ones, infinite ones and -0 as they are
+    # integers, infinities and -0 stay unchanged
     return jnp.where(low == size, x, jnp.where(x < 0, near * -1, near))
 
 
@@ -206,16 +213,16 @@ def _power(x: jax.Array, y: jax.Array) -> jax.Array:
 
 
 def _polynomial(x: jax.Array, *coefficients: jax.Array, unroll: int | None = None) -> jax.Array:
-    """Evaluate a_0 + x (a_1 + x (a_2 + ...)): a primitive from jax 0.12 on."""
+    """Evaluate a_0 + x (a_1 + x (a_2 + ...)), a primitive since jax 0.12."""
     return functools.reduce(
         lambda value, coefficient: value * x + coefficient, reversed(coefficients)
     )
 
 
 def _erf_inv(x: jax.Array) -> jax.Array:
-    if isinstance(x, jax.core.Tracer) and not x.ndim:  # Pallas' own rule wants an array
+    if isinstance(x, jax.core.Tracer) and not x.ndim:  # the rule in Pallas requires an array
         raise NotImplementedError(
-            "erf_inv of a number that all replicas share has no place in a kernel"
+            "erf_inv of a number shared by all replicas is not supported in kernels"
         )
     return jax.lax.erf_inv(x)
 
@@ -243,13 +250,15 @@ FUNCTIONS: dict[str, Callable] = {
 
 
 def computed(eqn: Any, by: np.ndarray | None = None) -> Callable:
-    """Returns the function of arrays of one shape that an equation is.
+    """Return the function of equally shaped arrays that an elementwise equation computes.
 
     Args:
-        by: its last input, where that is known while tracing: what it divides or shifts by may need no look.
+        eqn: the equation.
+        by: the last input if known at trace time. Checks for undefined results are omitted for
+            safe divisors and shift distances.
 
     Raises:
-        NotImplementedError: for numbers, or a change of them, that a kernel does not know.
+        NotImplementedError: if the primitive is not supported for its dtypes.
     """
     name, (out,) = eqn.primitive.name, (v.aval for v in eqn.outvars)
     if name == "convert_element_type":
@@ -259,10 +268,10 @@ def computed(eqn: Any, by: np.ndarray | None = None) -> Callable:
         "bool" in (out.dtype, *dtypes) or out.shape != eqn.invars[0].aval.shape
     ):
         raise NotImplementedError(
-            f"bitcast_convert_type of {dtypes[0]} to {out.dtype} has no place in a kernel"
+            f"bitcast_convert_type of {dtypes[0]} to {out.dtype} is not supported in kernels"
         )
     if name == "nextafter" and dtypes[0] in HALVES:
-        raise NotImplementedError(f"nextafter of {dtypes[0]} has no place in a kernel")
+        raise NotImplementedError(f"nextafter of {dtypes[0]} is not supported in kernels")
     function = FUNCTIONS.get(name, eqn.primitive.bind)
     if name in LOOKS and by is not None and _is_defined(name, by):
         function = eqn.primitive.bind
@@ -272,14 +281,14 @@ def computed(eqn: Any, by: np.ndarray | None = None) -> Callable:
 
 
 def _is_defined(name: str, by: np.ndarray) -> bool:
-    """Whether a division or a shift by these known numbers is the same everywhere."""
+    """Return whether a division or shift by these known numbers is always defined."""
     if name in ("div", "rem"):
         return bool(np.all((by != 0) & (by != -1)))
     return bool(np.all((by >= 0) & (by < 8 * by.dtype.itemsize)))
 
 
 def _by_float32(function: Callable, dtype: Any) -> Callable:
-    """A function of floats of 16 bits, computed in float32."""
+    """Wrap a function of 16-bit floats to compute in float32."""
 
     def widen(x) -> jax.Array:
         return x.astype(jnp.float32) if x.dtype in HALVES else x
@@ -287,6 +296,6 @@ def _by_float32(function: Callable, dtype: Any) -> Callable:
     return lambda *arrays: function(*map(widen, arrays)).astype(dtype)
 
 
-# at the last input
+# primitives that check their last input for undefined results
 LOOKS = frozenset(("div", "rem", "shift_left", "shift_right_arithmetic", "shift_right_logical"))
 COMPUTED = frozenset((*PLAIN, *FUNCTIONS, "bitcast_convert_type", "convert_element_type"))

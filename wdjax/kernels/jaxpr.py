@@ -1,4 +1,4 @@
-"""The jaxpr of a function of one replica, evaluated on arrays of elements, within a kernel."""
+"""Evaluation of a jaxpr of one replica on arrays of elements, inside a kernel."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -27,8 +27,8 @@ from wdjax.kernels.matrices import Block, numbers_of
 from wdjax.kernels.primitives import RULES
 from wdjax.kernels.shared import Shared
 
-MAX_UNROLL = 64  # steps of a loop within the function
-# calls, and the parameter that holds what is called
+MAX_UNROLL = 64  # maximum steps of a loop inside the function
+# call primitive -> the parameter with the called jaxpr
 CALLS = {
     "jit": "jaxpr",
     "pjit": "jaxpr",
@@ -47,10 +47,10 @@ CALLS = {
 def evaluate(
     jaxpr: jex.core.Jaxpr, consts: Sequence[Elements], operands: Sequence[Elements]
 ) -> list[Elements]:
-    """Returns what a jaxpr gives for its constants and operands.
+    """Evaluate a jaxpr on its constants and operands.
 
     Raises:
-        NotImplementedError: for what has no place in a kernel, naming the primitive.
+        NotImplementedError: for an unsupported primitive, shape or dtype, which the message names.
     """
     values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *operands], strict=True))
 
@@ -69,7 +69,7 @@ def evaluate(
 
 
 def _needed(jaxpr: jex.core.Jaxpr) -> list[jex.core.JaxprEqn]:
-    """Returns the equations that the outputs hang on: what nobody reads is neither computed nor compiled."""
+    """Return the equations that the outputs depend on; the others are not compiled."""
 
     def variables(atoms) -> set[Any]:
         return {atom for atom in atoms if not isinstance(atom, jex.core.Literal)}
@@ -83,7 +83,7 @@ def _needed(jaxpr: jex.core.Jaxpr) -> list[jex.core.JaxprEqn]:
 
 
 def evaluate_closed(closed: Any, operands: Sequence[Elements]) -> list[Elements]:
-    """The same for a jaxpr with its constants, or one without any; from jax 0.12 on both are of one class."""
+    """Evaluate a closed jaxpr, or a jaxpr without constants (one class since jax 0.12)."""
     consts = [constant(const) for const in getattr(closed, "consts", ())]
     return evaluate(getattr(closed, "jaxpr", closed), consts, operands)
 
@@ -91,8 +91,8 @@ def evaluate_closed(closed: Any, operands: Sequence[Elements]) -> list[Elements]
 def _outputs(eqn: jex.core.JaxprEqn, inputs: list[Elements]) -> list[Elements]:
     name = eqn.primitive.name
     for var in eqn.outvars:
-        check_size(f"{name} gives an array", var.aval.shape)
-        check_dtype(f"{name} gives an array", var.aval.dtype)
+        check_size(f"output of {name}", var.aval.shape)
+        check_dtype(f"output of {name}", var.aval.dtype)
     if name in CALLS:
         return evaluate_closed(eqn.params[CALLS[name]], inputs)
     if name == "cond":
@@ -104,12 +104,12 @@ def _outputs(eqn: jex.core.JaxprEqn, inputs: list[Elements]) -> list[Elements]:
         if outputs is not None:
             return outputs
     if name not in RULES:
-        raise NotImplementedError(f"{name}: this primitive has no place in a kernel of replicas")
+        raise NotImplementedError(f"{name}: this primitive is not supported in kernels")
     return RULES[name](eqn, *map(numbers_of, inputs))
 
 
 def _cond(branches: Sequence[Any], index: Elements, *operands: Elements) -> list[Elements]:
-    """The branch that is known to be taken; else what each replica takes of them."""
+    """Evaluate the taken branch if the index is known, else select each replica's outputs."""
     which = numbers_of(index)[()]
     if isinstance(which, np.generic):
         return evaluate_closed(branches[min(max(int(which), 0), len(branches) - 1)], operands)
@@ -124,12 +124,12 @@ def _cond(branches: Sequence[Any], index: Elements, *operands: Elements) -> list
 def _cond_of_lanes(
     branches: Sequence[Any], which: jax.Array, operands: Sequence[Elements]
 ) -> list[Elements]:
-    """What each lane takes of two branches; the longer one is left out where no lane of the block takes it."""
+    """Select each lane's outputs of two branches; skip the longer one if no lane takes it."""
     long = int(len(branches[1].jaxpr.eqns) >= len(branches[0].jaxpr.eqns))
     takes_long = (which > 0) == bool(long)
     short = [*map(numbers_of, evaluate_closed(branches[1 - long], operands))]
     base = words_of(short)
-    # of each pair of words to choose from, of those that are chosen from
+    # (new, old) pair of words -> its position among the selected words
     places: dict[tuple, int] = {}
     pairs: list[tuple] = []
 
@@ -145,7 +145,7 @@ def _cond_of_lanes(
         places.update({pair: i for i, pair in enumerate(cases)})
         return tuple(in_lanes(call(jnp.where, takes_long, new, old)) for new, old in cases.values())
 
-    def skip() -> tuple:  # traced after the other one
+    def skip() -> tuple:  # traced after `run`, which fills `pairs` and `places`
         old = dict(zip(pairs, base, strict=True))
         return tuple(in_lanes(old[pair]) for pair in places)
 
@@ -158,7 +158,7 @@ def _cond_of_lanes(
 
 
 def _consts_and_carry(params: dict[str, Any]) -> tuple[int, int]:
-    """Returns how many operands of a scan are constants, and how many are carried."""
+    """Return the numbers of constants and of carried operands of a scan."""
     if "num_carry" in params:
         return params["num_consts"], params["num_carry"]
     consts, carry, _ = params["ft_in"].elts  # jax 0.12
@@ -175,15 +175,15 @@ def _scan(
     reverse: bool,
     **_: Any,
 ) -> list[Elements]:
-    """A loop of few steps: one after the other, or where nothing is carried (`lax.map`) all at once."""
+    """Unroll a loop of few steps; run all steps at once for a loop without carry (`lax.map`)."""
     if length > MAX_UNROLL:
         raise NotImplementedError(
-            f"scan of {length} steps within a replica: a kernel takes up to {MAX_UNROLL}"
+            f"scan of {length} steps inside a replica: kernels support up to {MAX_UNROLL}"
         )
     shared, carry = inputs[:consts], inputs[consts : consts + carried]
     if not length:
-        given = getattr(jaxpr, "jaxpr", jaxpr).outvars[carried:]
-        return [*carry, *(array_of([], (0, *v.aval.shape)) for v in given)]
+        output_vars = getattr(jaxpr, "jaxpr", jaxpr).outvars[carried:]
+        return [*carry, *(array_of([], (0, *v.aval.shape)) for v in output_vars)]
     xs, outputs = [*map(numbers_of, inputs[consts + carried :])], []
     if length > 1 and not carried:
         return _at_once(jaxpr, shared, xs, length)
@@ -197,8 +197,10 @@ def _scan(
 
 
 def steps_at_once(eqn: jex.core.JaxprEqn) -> int:
-    """Returns how many steps an equation does at once, in lanes of their own: of a loop that carries nothing, a power
-    of two that holds them, of all else 1."""
+    """Return the number of steps that an equation runs at once, each in its own lanes.
+
+    This is the padded length, a power of two, of a loop that carries nothing, and 1 otherwise.
+    """
     if eqn.primitive.name != "scan" or _consts_and_carry(eqn.params)[1]:
         return 1
     return 1 << (max(eqn.params["length"], 1) - 1).bit_length()
@@ -207,7 +209,7 @@ def steps_at_once(eqn: jex.core.JaxprEqn) -> int:
 def _at_once(
     jaxpr: Any, shared: Sequence[Elements], xs: Sequence[Elements], length: int
 ) -> list[Elements]:
-    """All steps of a loop that carries nothing, in lanes of their own: [lanes] become [steps, lanes]."""
+    """Run all steps of a loop that carries nothing at once: lanes [lanes] become [steps, lanes]."""
     inside = [numbers_of(x) for x in shared if not isinstance(x, Shared)]
     inner = max((jnp.ndim(word) for word in words_of([*inside, *xs])), default=0)
     outputs = evaluate_closed(jaxpr, [*shared, *(along_steps(x, inner) for x in xs)])

@@ -1,9 +1,15 @@
-"""Arrays of elements: small arrays of one replica, held for many replicas at once, a replica a lane.
+"""Arrays of elements: a small array of one replica, held for many replicas, one per lane.
 
-An array of shape (4,) of one replica is a NumPy array of shape (4,) whose elements are objects. Each is one number of
-every replica: [lanes], traced; or, where it is the same for all, () traced, or a NumPy scalar, known now; or a
-`threefry.Key`, which is two such. What moves numbers about (slices, broadcasts) then moves objects, and costs nothing;
-what computes is done once for each element; and what is known is computed once, while tracing.
+An array of shape (4,) of one replica is represented by a NumPy object array of shape (4,). Each
+element represents one number of every replica. It is one of:
+
+* a traced array [lanes];
+* a traced scalar (), if the number is equal in all replicas;
+* a NumPy scalar, if it is also known at trace time;
+* a `threefry.Key`, a pair of these.
+
+Slices and broadcasts only move Python objects and cost nothing in the kernel. Arithmetic runs once
+per distinct element, and at trace time for known elements.
 """
 
 import contextlib
@@ -18,21 +24,24 @@ import numpy as np
 
 from wdjax.kernels.threefry import Key, check_key
 
-MAX_ELEMENTS = 1024  # of one array: each is a register of its own
+MAX_ELEMENTS = 1024  # elements of one array; each occupies a register
 
-Elements = np.ndarray  # of dtype object
+Elements = np.ndarray  # dtype object
 
 
 @contextlib.contextmanager
 def now() -> Iterator[None]:
-    """Computes while tracing, on the host: a card compiles a program for every few numbers, and is waited for."""
+    """Compute at trace time on the CPU.
+
+    A GPU would have to compile and run a program for every few numbers.
+    """
     with jax.ensure_compile_time_eval(), jax.default_device(_host()):
         yield
 
 
 @functools.cache
 def _host() -> jax.Device | None:
-    """Returns the CPU as JAX sees it, or None where it is kept from that (JAX_PLATFORMS=cuda)."""
+    """Return the CPU device, or None if JAX has none (JAX_PLATFORMS=cuda)."""
     try:
         return jax.local_devices(backend="cpu")[0]
     except RuntimeError:
@@ -40,15 +49,15 @@ def _host() -> jax.Device | None:
 
 
 def array_of(elements: Sequence[Any], shape: tuple[int, ...]) -> Elements:
-    """Returns elements in row-major order as an array of a shape."""
+    """Arrange elements, in row-major order, in an array of the given shape."""
     flat = np.empty(len(elements), object)
-    for i, element in enumerate(elements):  # one by one: NumPy would take keys and tracers apart
+    for i, element in enumerate(elements):  # one by one: NumPy would unpack keys and tracers
         flat[i] = element
     return flat.reshape(shape)
 
 
 def constant(value: Any) -> Elements:
-    """Returns a known array, of numbers or of typed keys, as elements."""
+    """Convert a known array of numbers or typed keys to elements."""
     check_size("a constant", value.shape)
     if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
         check_key(value.dtype)
@@ -59,26 +68,26 @@ def constant(value: Any) -> Elements:
 
 
 def check_size(what: str, shape: tuple[int, ...]) -> None:
-    """Raises NotImplementedError for an array that is too large to be held number by number."""
+    """Raise NotImplementedError if an array has more than MAX_ELEMENTS elements."""
     if np.prod(shape) > MAX_ELEMENTS:
         raise NotImplementedError(
-            f"{what} of shape {shape}: a kernel holds arrays of up to {MAX_ELEMENTS} numbers"
+            f"{what} has shape {shape}: kernels support arrays of up to {MAX_ELEMENTS} elements"
         )
 
 
 def is_known(array: Elements) -> bool:
-    """Returns whether all elements are known while tracing."""
+    """Return whether all elements are known at trace time."""
     return all(isinstance(element, np.generic) for element in array.ravel())
 
 
 def known(array: Elements, dtype: Any) -> np.ndarray:
-    """Returns elements that are all known as an array of numbers."""
+    """Convert elements that are all known to an array of numbers."""
     return np.array(list(array.ravel()), dtype).reshape(array.shape)
 
 
 def call(function: Callable, *elements: Any) -> Any:
-    """Applies a function of arrays of one shape to elements: while tracing, where all are known."""
-    # a choice between keys is one between their words
+    """Apply a function of equally shaped arrays to elements, at trace time if all are known."""
+    # apply it to both words of keys, as in a selection between keys
     if any(isinstance(element, Key) for element in elements):
         words = [
             element if isinstance(element, Key) else (element, element) for element in elements
@@ -94,12 +103,12 @@ def call(function: Callable, *elements: Any) -> Any:
 
 
 def call_each(function: Callable, shape: tuple[int, ...], *arrays: Elements) -> Elements:
-    """Applies `call` to the elements of arrays that broadcast to a shape."""
+    """Apply `call` to the elements of arrays that broadcast to `shape`."""
     return each(functools.partial(call, function), shape, *arrays)
 
 
 def each(function: Callable, shape: tuple[int, ...], *arrays: Elements) -> Elements:
-    """Applies a function to the elements of arrays that broadcast to a shape, once for those that are the same."""
+    """Apply a function to elements of arrays that broadcast to `shape`, once per distinct input."""
     flat = [np.broadcast_to(array, shape).ravel() for array in arrays]
     places = [tuple(map(identity, elements)) for elements in zip(*flat, strict=True)]
     done: dict[tuple, Any] = {}
@@ -110,12 +119,12 @@ def each(function: Callable, shape: tuple[int, ...], *arrays: Elements) -> Eleme
 
 
 def identity(element: Any) -> Any:
-    """Returns what only elements that are the same have in common, while they exist."""
+    """Return a hashable identity of an element, valid while the element exists."""
     return (element.dtype, element.tobytes()) if isinstance(element, np.generic) else id(element)
 
 
 def words_of(arrays: Sequence[Elements]) -> list[Any]:
-    """Returns the elements of arrays, one after the other, keys as their two words."""
+    """Concatenate the elements of arrays, with each key as two words."""
     elements = [element for array in arrays for element in array.ravel()]
     return [
         word
@@ -125,7 +134,7 @@ def words_of(arrays: Sequence[Elements]) -> list[Any]:
 
 
 def with_words(arrays: Sequence[Elements], words: Sequence[Any]) -> list[Elements]:
-    """Returns arrays like these with other words, in the order of `words_of`."""
+    """Return arrays of the same structure with new words, in the order of `words_of`."""
     rest = iter(words)
 
     def take(old) -> Any:
@@ -135,19 +144,25 @@ def with_words(arrays: Sequence[Elements], words: Sequence[Any]) -> list[Element
 
 
 def along_steps(array: Elements, inner: int) -> Elements:
-    """Returns elements [steps, ...] as elements [...] that hold all steps, [S, *lanes], S a power of two.
+    """Join elements [steps, ...] into elements [...] that contain all steps, each [S, *lanes].
+
+    S is the number of steps, padded to a power of two.
 
     Args:
-        inner: axes of the lanes of one step.
+        array: elements [steps, ...].
+        inner: number of lane axes of one step.
     """
     steps = [array[i : i + 1].reshape(array.shape[1:]) for i in range(len(array))]
     return each(lambda *words: join(words, inner), array.shape[1:], *steps)
 
 
 def join(words: Sequence[Any], inner: int) -> Any:
-    """Returns words of `inner` axes as one with an axis more in front, a power of two; as it is, one that all are."""
+    """Stack words with `inner` axes along a new first axis, padded to a power of two.
+
+    If all words are the same, that word is returned unchanged.
+    """
     if any(isinstance(word, Key) for word in words):
-        return Key(*(join(own, inner) for own in zip(*words, strict=True)))
+        return Key(*(join(halves, inner) for halves in zip(*words, strict=True)))
     same = [identity(word) for word in words]
     most = max(same, key=same.count)
     joined = words[same.index(most)]
@@ -161,24 +176,29 @@ def join(words: Sequence[Any], inner: int) -> Any:
 
 
 def of_steps(array: Elements, inner: int, length: int) -> Elements:
-    """The way back: elements [...] that hold all steps as elements [length, ...]."""
+    """Split elements [...] that contain all steps into elements [length, ...].
+
+    This is the inverse of `along_steps`.
+    """
 
     def part(word: Any, i: int) -> Any:
         if isinstance(word, Key):
-            return Key(*(part(own, i) for own in word))
+            return Key(*(part(half, i) for half in word))
         if jnp.ndim(word) <= inner:
             return word
         bits = word.astype(jnp.int32) if word.dtype == bool else _bits(word)
         step = jax.lax.broadcasted_iota(jnp.int32, bits.shape, 0)
         axes = 0 if math.prod(word.shape[1:]) > 1 else None
-        found = jnp.sum(
+        chosen = jnp.sum(
             jnp.where(step == i, bits, jnp.zeros_like(bits)), axis=axes, dtype=bits.dtype
         )
-        return found != 0 if word.dtype == bool else jax.lax.bitcast_convert_type(found, word.dtype)
+        return (
+            chosen != 0 if word.dtype == bool else jax.lax.bitcast_convert_type(chosen, word.dtype)
+        )
 
     return np.stack([each(functools.partial(part, i=i), array.shape, array) for i in range(length)])
 
 
 def _bits(word: jax.Array) -> jax.Array:
-    """Returns a number's bits: their sum with zeros is exact, that of -0 or of what is not a number too."""
+    """Reinterpret a number as an integer, so that adding zeros preserves -0 and NaN."""
     return jax.lax.bitcast_convert_type(word, f"int{8 * word.dtype.itemsize}")

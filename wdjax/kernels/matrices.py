@@ -1,9 +1,10 @@
-"""Small networks in a kernel: rows of features as blocks [*lanes, width], times matrices that all replicas share.
+"""Small networks in a kernel: blocks of features [*lanes, width] times shared weight matrices.
 
-An array of one replica that came out of a matrix product is held as a `Block`, and stays one through biases and
-activations; what the replicas share is `Shared`, in memory, and read where it is used. The last axis holds the
-features; the others count rows, those of several agents say. Width is a power of two of at least 16, as Triton's
-products want it; what lies beyond the array's own size is never read.
+The result of a matrix product is a `Block`, and remains one through biases and activations. Weights
+are `Shared`: they stay in memory and are read where they are used. The last axis of an array holds
+the features; the other axes count rows, for example agents. The width of a block is a power of two
+and at least 16, as Triton's matrix products require. Columns beyond the number of features are
+never read.
 """
 
 import dataclasses
@@ -22,18 +23,17 @@ from wdjax.kernels.lanes import Elements, array_of, identity
 from wdjax.kernels.primitives import MOVES
 from wdjax.kernels.shared import Shared
 
-# numbers up to here are multiplied with rows of a matrix, one by one; more are made a block
-FEW_TERMS = 8
-NARROW = 8  # outputs up to here are sums over a block, one by one, exact in float32
-MAX_NUMBERS = 64  # columns that a block is taken apart into
+FEW_TERMS = 8  # up to this many inputs are multiplied one by one, more are joined in a block
+NARROW = 8  # up to this many outputs are computed as float32 sums over a block
+MAX_NUMBERS = 64  # maximum number of elements that a block is split into
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Block:
-    """Rows of features of every replica: an array of objects, of the leading axes, each a row [*lanes, width]."""
+    """An array of every replica, as rows of features."""
 
-    rows: np.ndarray
-    size: int  # features: as many columns of a row count
+    rows: np.ndarray  # objects, of the shape of the leading axes; each a row [*lanes, width]
+    size: int  # number of features, the columns of a row that are used
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -41,7 +41,11 @@ class Block:
 
 
 def apply(eqn: Any, inputs: Sequence[Any]) -> list[Any] | None:
-    """Returns the outputs of an equation of which an input is a block or shared; None: it wants its numbers."""
+    """Evaluate an equation with a block or shared array among its inputs.
+
+    Returns:
+        The outputs, or None if the equation must be evaluated on elements.
+    """
     name, (out, *_) = eqn.primitive.name, [v.aval for v in eqn.outvars]
     if name in ("gather", "dynamic_slice"):
         return (
@@ -66,14 +70,14 @@ def apply(eqn: Any, inputs: Sequence[Any]) -> list[Any] | None:
 
 
 def numbers_of(x: Any) -> Elements:
-    """Returns any value as elements: a block column by column, what is shared number by number."""
+    """Convert a block or a shared array to elements; return elements unchanged."""
     if isinstance(x, Shared):
         return shared.numbers_of(x)
     if not isinstance(x, Block):
         return x
     if math.prod(x.shape) > MAX_NUMBERS:
         raise NotImplementedError(
-            f"features of shape {x.shape} one by one: a kernel takes {MAX_NUMBERS} apart"
+            f"features of shape {x.shape} used one by one: kernels support up to {MAX_NUMBERS}"
         )
     return array_of([_column(row, i) for row in x.rows.ravel() for i in range(x.size)], x.shape)
 
@@ -87,7 +91,7 @@ def _column(row: jax.Array, i: int) -> jax.Array:
 
 
 def _moved(eqn: Any, x: Block | Shared) -> list[Any] | None:
-    """What leaves rows as they are and gives them other axes, or more of the same."""
+    """Evaluate a reshape or broadcast that keeps rows intact; return None for others."""
     shape = eqn.outvars[0].aval.shape
     if not shape or shape[-1] != x.shape[-1] or (isinstance(x, Shared) and not x.is_vector):
         return None
@@ -112,7 +116,7 @@ def _moved(eqn: Any, x: Block | Shared) -> list[Any] | None:
 
 
 def _product(eqn: Any, rows: Any, weights: Any) -> list[Any] | None:
-    """Features times a matrix of weights."""
+    """Multiply features by a weight matrix; return None for other products."""
     (((left,), (right,)), batch), out = eqn.params["dimension_numbers"], eqn.outvars[0].aval
     if not (isinstance(weights, Shared) and weights.is_matrix) or right != 0 or any(batch):
         return None
@@ -128,7 +132,7 @@ def _product(eqn: Any, rows: Any, weights: Any) -> list[Any] | None:
         rows = _block_of(rows, weights.ref.shape[0], lanes)
     rows = _for_each(lambda row: _zero_beyond(row, rows.size), rows.rows)
     if size <= NARROW:
-        heads = [weights.ref[:, i] for i in range(size)]  # read once for all rows
+        heads = [weights.ref[:, i] for i in range(size)]  # loaded once for all rows
         columns = [
             jnp.sum(row * jnp.broadcast_to(head, row.shape), axis=-1)
             for row in rows.ravel()
@@ -146,14 +150,17 @@ def _product(eqn: Any, rows: Any, weights: Any) -> list[Any] | None:
 
 
 def _zero_beyond(row: jax.Array, size: int) -> jax.Array:
-    """Returns a row with zeros beyond its features: an activation of 0 may be infinite, and times 0 not a number."""
+    """Set the columns beyond the features to 0.
+
+    An activation may map padding zeros to infinity, which times a zero weight is NaN.
+    """
     if row.shape[-1] == size:
         return row
     return jnp.where(jax.lax.broadcasted_iota(jnp.int32, row.shape, row.ndim - 1) < size, row, 0.0)
 
 
 def _product_of_numbers(numbers: Elements, weights: Shared, lanes: tuple[int, ...]) -> Block:
-    """Few numbers times a matrix: sums of its rows, exact in float32."""
+    """Multiply a few numbers by a matrix, as a float32 sum of its rows."""
     read = functools.cache(lambda i: weights.ref[i, :])
     width = weights.ref.shape[1]
 
@@ -171,14 +178,16 @@ def _product_of_numbers(numbers: Elements, weights: Shared, lanes: tuple[int, ..
 
 
 def _block_of(numbers: Elements, width: int, lanes: tuple[int, ...]) -> Block:
-    """Returns numbers as a block, first those together that have the same lanes."""
+    """Join elements into a block, elements of the same lanes first."""
 
     def joined(row: Elements) -> jax.Array:
         parts: dict[tuple, jax.Array] = {}
         for i, element in enumerate(row):
-            own = (*jnp.shape(element), width)
-            here = jax.lax.broadcasted_iota(jnp.int32, own, len(own) - 1) == i
-            parts[own] = jnp.where(here, _along_row(element, own), parts.get(own, jnp.zeros(own)))
+            shape = (*jnp.shape(element), width)
+            here = jax.lax.broadcasted_iota(jnp.int32, shape, len(shape) - 1) == i
+            parts[shape] = jnp.where(
+                here, _along_row(element, shape), parts.get(shape, jnp.zeros(shape))
+            )
         return functools.reduce(
             jnp.add, (jnp.broadcast_to(part, (*lanes, width)) for part in parts.values())
         )
@@ -188,7 +197,7 @@ def _block_of(numbers: Elements, width: int, lanes: tuple[int, ...]) -> Block:
 
 
 def _along_row(element: Any, shape: tuple[int, ...]) -> jax.Array:
-    """Returns a number, of lanes or of all, in every place of rows [*lanes, width]."""
+    """Broadcast an element along rows [*lanes, width]."""
     return jnp.broadcast_to(element[..., None] if jnp.ndim(element) else element, shape)
 
 
@@ -197,7 +206,7 @@ def _for_each(function: Any, rows: np.ndarray) -> np.ndarray:
 
 
 def _computed(eqn: Any, inputs: Sequence[Any]) -> list[Any] | None:
-    """An elementwise primitive on blocks, rows of weights and single numbers."""
+    """Evaluate an elementwise primitive on blocks, weight vectors and numbers."""
     block = next(x for x in inputs if isinstance(x, Block))
     operands = [_rows_of(x, block) for x in inputs]
     if any(rows is None for rows in operands):
@@ -209,7 +218,7 @@ def _computed(eqn: Any, inputs: Sequence[Any]) -> list[Any] | None:
 
 
 def _rows_of(x: Any, block: Block) -> list[jax.Array] | None:
-    """Returns an operand as rows that broadcast to those of a block; None where its numbers differ along a row."""
+    """Return an operand as rows that broadcast to a block, or None if elements of a row differ."""
     if isinstance(x, Block):
         return list(x.rows.ravel())
     if isinstance(x, Shared) and x.is_vector and x.shape[-1] == block.size:

@@ -1,18 +1,22 @@
-"""The nearest neighbours on NVIDIA GPUs: one Pallas (Triton) kernel in place of a matrix of distances and its sort.
+"""Nearest neighbors on NVIDIA GPUs: one kernel instead of a distance matrix and `lax.top_k`.
 
-A program finds the neighbours of ROWS agents, a lane each, in one pass over the others. A key is the squared distance
-with the low bits of its float given up for the index, so that one integer orders both. The others come in blocks of a
-power of two: the keys of a block are sorted by a network of minima and maxima, and the smaller half of them and of
-those kept so far is merged into those kept next. Then the first k + SPARE are ordered by the exact float32 distance,
-lower index first, which takes a few exchanges of neighbours. That is right unless it takes more than these, or somebody
-who is not among them may be as near as the k-th: the distance that the next key stands for, its given-up bits cleared,
-tells. Where it may be so (ties, or a crowd within the given-up bits), the program starts over with exact distances and
-indices apart, at several times the cost.
+One program finds the k nearest neighbors of ROWS agents, one per lane, in one pass over all agents:
 
-That is for few neighbours: of more than MAX_SORTED the networks take a minute to compile, and exact distances are
-searched at once.
+1. A key is an int32: the bits of the squared float32 distance, with the low bits replaced by the
+   agent's index. Comparing keys orders by distance first and by index second.
+2. Agents are read in blocks of 2^n. A sorting network sorts the keys of a block. The smallest 2^n
+   of these and of the keys kept from earlier blocks are merged, and kept for the next block.
+3. The first k + SPARE keys are sorted by exact float32 distance, lower index first, by a few
+   exchanges of adjacent keys.
+4. The result is exact if these exchanges sorted the keys, and if the next key, with its index bits
+   cleared, is farther than the k-th neighbor. If not (ties, or distances that differ only in the
+   replaced bits), the program repeats the search by insertion with exact distances, at several
+   times the cost.
 
-Where rows of the neighbours' features are asked for, the program goes on to write them, lanes along a row.
+For k > MAX_SORTED the sorting networks take about a minute to compile, so the program searches by
+insertion only.
+
+`neighbor_rows_kernel` also writes rows with the features of the neighbors, with lanes along a row.
 """
 
 import functools
@@ -25,34 +29,45 @@ import jax.numpy as jnp
 from wdjax.kernels import pallas
 from wdjax.kernels.support import decide, why_no_kernels
 
-ROWS = 32  # agents of a program: one a lane of one warp
-SPARE = 3  # sorted beyond k: oneself, and two so that the exact pass is rare
-TILE = 8, 32  # agents and columns of a row that are written at once
-MAX_NEIGHBORS = 32  # all that is kept stays in registers
-MAX_SORTED = 13  # of so many, with SPARE, the networks have 16 keys
-# the index takes the place of this many steps of a squared distance: relative, 2^14 / 2^23
+ROWS = 32  # agents per program, one per lane of one warp
+SPARE = 3  # additional sorted keys: the agent itself, and two that make insertion rarely necessary
+TILE = 8, 32  # agents and columns of rows that are written at once
+MAX_NEIGHBORS = 32  # limited by registers, which hold all keys
+MAX_SORTED = 13  # with SPARE, the sorting networks have 16 keys
+# limits the relative error of a squared distance due to the index bits, to 2^14 / 2^23
 MAX_AGENTS = 2**14
-NOBODY = 2**31 - 1  # larger than every key
-INFINITE = 0x7F800000  # the bits of an infinite distance: keys from here on are nobody's
+NOBODY = 2**31 - 1  # a key larger than any agent's
+INFINITE = 0x7F800000  # bits of an infinite distance: keys from here on belong to no agent
 
 
 def is_supported(num_agents: int, k: int) -> bool:
-    """Returns whether the kernel takes this size; larger ones are XLA's."""
+    """Return whether the kernel supports this size."""
     return 0 < k <= MAX_NEIGHBORS and num_agents <= MAX_AGENTS
 
 
 def is_by_kernel(num_agents: int, k: int) -> bool:
-    """Returns whether the kernel finds so many of so many, here; tells who listens."""
-    limits = f"{k} of {num_agents:,} agents: a kernel finds up to {MAX_NEIGHBORS} of {MAX_AGENTS:,}"
+    """Return whether the kernel is used on this machine, and record it for `support.listening`."""
+    limits = f"{k} of {num_agents:,} agents: kernels find up to {MAX_NEIGHBORS} of {MAX_AGENTS:,}"
     return decide("nearest neighbours", why_no_kernels() if is_supported(num_agents, k) else limits)
 
 
-# traced once for all of its places in a step
+# jit: traced once, even if called several times in a step
 @functools.partial(jax.jit, static_argnames=("k", "interpret"))
 def nearest_neighbors_kernel(
     x: jax.Array, y: jax.Array, active: jax.Array, k: int, interpret: bool = False
 ) -> tuple[jax.Array, jax.Array]:
-    """`wdjax.neighbors.nearest_neighbors`, as a kernel. `interpret`: step by step in XLA, on any device, for tests."""
+    """Find the k nearest active neighbors of every agent, like `wdjax.neighbors.nearest_neighbors`.
+
+    Args:
+        x: [N] float32, positions.
+        y: [N] float32, positions.
+        active: [N] bool, agents that can be neighbors.
+        k: number of neighbors.
+        interpret: run step by step in XLA, on any device, for tests.
+
+    Returns:
+        (index [N, k] int32, found [N, k] bool).
+    """
     num_agents = x.shape[0]
     index = _call(
         functools.partial(_index_kernel, num_agents=num_agents, k=k),
@@ -75,7 +90,22 @@ def neighbor_rows_kernel(
     sizes: tuple[int, ...],
     interpret: bool = False,
 ) -> tuple[jax.Array, ...]:
-    """`wdjax.neighbors.neighbor_rows`, as a kernel. `interpret` as above."""
+    """Write rows with the features of neighbors, like `wdjax.neighbors.neighbor_rows`.
+
+    Args:
+        x: [N] float32, positions.
+        y: [N] float32, positions.
+        active: [N] bool.
+        features: [N, F] float32, features that other agents observe.
+        own: [N, C] float32, features that only the agent itself observes.
+        k: number of neighbors.
+        num_relative: number of leading features that are differences to the agent's own.
+        sizes: number of agents of each group, N in all.
+        interpret: run step by step in XLA, on any device, for tests.
+
+    Returns:
+        Rows of each group, [size, F k + C] float32.
+    """
     num_agents, num_features = features.shape
     width = num_features * k + own.shape[1]
     kernel = functools.partial(
@@ -91,7 +121,7 @@ def neighbor_rows_kernel(
         jax.ShapeDtypeStruct((num_agents, k), jnp.int32),
         *(jax.ShapeDtypeStruct((size, width), jnp.float32) for size in sizes),
     )
-    table = jnp.concatenate([features, own], axis=1)  # all that is read of an agent lies together
+    table = jnp.concatenate([features, own], axis=1)  # features of an agent are contiguous
     scene = _scene(x, y, active, k, table.reshape(-1))
     return tuple(_call(kernel, shapes, num_agents, interpret)(x, y, scene)[1:])
 
@@ -104,8 +134,11 @@ def _call(kernel: Callable, shapes: Any, num_agents: int, interpret: bool) -> Ca
 
 
 def _scene(x: jax.Array, y: jax.Array, active: jax.Array, k: int, *more: jax.Array) -> jax.Array:
-    """Returns what a program reads of others, in one array: XLA would write several with a launch each. First x, then y
-    of whole blocks, infinite for who is not active, that is infinitely far from everybody; then `more`."""
+    """Return one array with everything that programs read about other agents.
+
+    It contains x, y, each padded to whole blocks, and then `more`. Inactive agents and padding are
+    at infinity. With several arrays, XLA would launch a kernel to write each of them.
+    """
     beyond = _num_places(x.shape[0], k) - x.shape[0]
     far, y = (
         jnp.pad(jnp.where(active, place, jnp.inf), (0, beyond), constant_values=jnp.inf)
@@ -115,7 +148,7 @@ def _scene(x: jax.Array, y: jax.Array, active: jax.Array, k: int, *more: jax.Arr
 
 
 def _num_places(num_agents: int, k: int) -> int:
-    """Returns for how many agents there is room in whole blocks."""
+    """Return the number of agents, padded to whole blocks."""
     return pallas.cdiv(num_agents, _block_size(k)) * _block_size(k)
 
 
@@ -123,7 +156,7 @@ def _num_places(num_agents: int, k: int) -> int:
 
 
 def _index_kernel(x_ref, y_ref, scene_ref, index_ref, *, num_agents: int, k: int) -> None:
-    """Writes [ROWS, k] indices, -1 where there is nobody."""
+    """Write the indices of the neighbors of ROWS agents, [ROWS, k], -1 for none."""
     rows = _own_rows(num_agents)
     for place, index in enumerate(_nearest(x_ref, y_ref, scene_ref, rows, num_agents, k)):
         pallas.store(index_ref.at[rows, place], index)
@@ -142,13 +175,13 @@ def _rows_kernel(
     sizes: tuple[int, ...],
     interpret: bool,
 ) -> None:
-    """Writes the rows of ROWS agents into the arrays of their groups, by way of the indices of their neighbours."""
+    """Write the neighbor indices of ROWS agents, then their rows in the arrays of the groups."""
     rows = _own_rows(num_agents)
     is_active = pallas.load(scene_ref.at[rows]) < jnp.inf
     for place, index in enumerate(_nearest(x_ref, y_ref, scene_ref, rows, num_agents, k)):
         pallas.store(index_ref.at[rows, place], jnp.where(is_active, index, -1))
     if not interpret:
-        pallas.debug_barrier()  # lanes read what others have stored
+        pallas.debug_barrier()  # the next loads read indices stored by other lanes
     width = rows_refs[0].shape[1]
     read = functools.partial(
         _read_tile,
@@ -169,7 +202,7 @@ def _rows_kernel(
         ) -> None:
             agent = begin + tile * TILE[0] + jax.lax.broadcasted_iota(jnp.int32, TILE, 0)
             first_columns = range(0, width, TILE[1])
-            # all is read before anything is written: a read after a write would wait for it
+            # load everything first, because a load would wait for an earlier store
             values = [
                 read(jnp.minimum(agent, end - 1), first_column) for first_column in first_columns
             ]
@@ -196,17 +229,28 @@ def _read_tile(
     num_features: int,
     num_relative: int,
 ) -> jax.Array:
-    """Returns TILE columns of the rows of these agents, feature by feature and then one's own; the table of features
-    begins at place `first` of the scene."""
+    """Return TILE columns of rows: neighbors feature by feature, then the agent's own features.
+
+    Args:
+        scene_ref: see `_scene`.
+        index_ref: [N, k] int32, indices of the neighbors, -1 for none.
+        agent: TILE int32, the agents.
+        first_column: first column of the tile.
+        first: start of the feature table in the scene.
+        width: columns of a row.
+        k: number of neighbors.
+        num_features: features of a neighbor.
+        num_relative: leading features that are differences to the agent's own.
+    """
     num_columns = width - num_features * (k - 1)
     column = first_column + jax.lax.broadcasted_iota(jnp.int32, TILE, 1)
     written = column < width
-    of_other = column < num_features * k
-    feature = jnp.where(of_other, jax.lax.div(column, k), column - num_features * (k - 1))
+    is_neighbor = column < num_features * k
+    feature = jnp.where(is_neighbor, jax.lax.div(column, k), column - num_features * (k - 1))
     other = pallas.load(
-        index_ref.at[agent, jax.lax.rem(column, k)], mask=written & of_other, other=-1
+        index_ref.at[agent, jax.lax.rem(column, k)], mask=written & is_neighbor, other=-1
     )
-    source = jnp.where(of_other, other, agent)
+    source = jnp.where(is_neighbor, other, agent)
     seen = written & (source >= 0)
     value = pallas.load(scene_ref.at[first + source * num_columns + feature], mask=seen, other=0.0)
     if first_column >= num_relative * k:
@@ -217,7 +261,7 @@ def _read_tile(
 
 
 def _own_rows(num_agents: int) -> jax.Array:
-    """Returns the agents of this program's lanes; lanes beyond the last agent repeat it, and write the same."""
+    """Return the agent of each lane; lanes beyond the last agent repeat it and write the same."""
     rows = pallas.program_id() * ROWS + jax.lax.broadcasted_iota(jnp.int32, (ROWS,), 0)
     return jnp.minimum(rows, num_agents - 1)
 
@@ -228,17 +272,17 @@ def _own_rows(num_agents: int) -> jax.Array:
 def _nearest(
     x_ref, y_ref, scene_ref, rows: jax.Array, num_agents: int, k: int
 ) -> tuple[jax.Array, ...]:
-    """Returns the indices of the k nearest others of these rows, each [ROWS] int32, -1 where there is nobody."""
+    """Return the indices of the k nearest neighbors, each [ROWS] int32, -1 for none."""
     x, y = pallas.load(x_ref.at[rows]), pallas.load(y_ref.at[rows])
     num_places = _num_places(num_agents, k)
 
     def square(j: jax.Array) -> jax.Array:
-        """The squared distance of every row to agent j, 0 to itself."""
+        """Return the squared distance of every row to agent j, 0 to itself."""
         dx, dy = x - pallas.load(scene_ref.at[j]), y - pallas.load(scene_ref.at[num_places + j])
         return dx * dx + dy * dy
 
     def distance(j: jax.Array) -> jax.Array:
-        """The distance, infinite to oneself."""
+        """Return the distance of every row to agent j, infinite to itself."""
         return jnp.where(rows == j, jnp.inf, jnp.sqrt(square(j)))
 
     if k > MAX_SORTED:
@@ -247,48 +291,53 @@ def _nearest(
     num_sorted = min(k + SPARE, len(keys))
     distances, indices, is_sorted = _sort_nearly_sorted(distance, keys[:num_sorted], num_agents)
     next_key = keys[min(num_sorted, len(keys) - 1)]
-    # nobody there, as always where all are kept: nobody was left out
-    sure = (next_key >= INFINITE) | (jnp.sqrt(_square_of(next_key, num_agents)) > distances[k - 1])
+    # exact if no agent remains, or if all others are farther than the k-th neighbor
+    is_exact = (next_key >= INFINITE) | (
+        jnp.sqrt(_square_of(next_key, num_agents)) > distances[k - 1]
+    )
     return jax.lax.cond(
-        jnp.min((sure & is_sorted).astype(jnp.int32)) > 0,
+        jnp.min((is_exact & is_sorted).astype(jnp.int32)) > 0,
         lambda: tuple(indices[:k]),
         lambda: _nearest_by_insertion(distance, num_agents, k),
     )
 
 
 def _block_size(k: int) -> int:
-    """Returns how many keys are kept, and come at once: a power of two."""
+    """Return the size of a block, which is also the number of keys kept: a power of two."""
     return 1 << (k + SPARE - 1).bit_length()
 
 
 def _low_bits(num_agents: int) -> int:
-    """Returns a mask of the bits of a key that hold an index."""
+    """Return a mask of the bits of a key that contain the index."""
     return (1 << max(num_agents - 1, 1).bit_length()) - 1
 
 
 def _square_of(key: jax.Array, num_agents: int) -> jax.Array:
-    """Returns the smallest squared distance that a key may stand for."""
+    """Return the smallest squared distance that has this key."""
     return jax.lax.bitcast_convert_type(key & ~_low_bits(num_agents), jnp.float32)
 
 
 def _smallest_keys(square, num_agents: int, k: int) -> list[jax.Array]:
-    """Returns the smallest keys of every row, ascending, each [ROWS] int32; oneself is among them."""
+    """Return the smallest keys of every row, ascending, each [ROWS] int32.
+
+    They include the key of the agent itself.
+    """
     low, size = _low_bits(num_agents), _block_size(k)
 
     def merge_block(block: jax.Array, kept: tuple) -> tuple:
-        first = block.astype(jnp.int32) * size  # with jax_enable_x64 loops count in int64
+        first = block.astype(jnp.int32) * size  # loops count in int64 with jax_enable_x64
         bits = [jax.lax.bitcast_convert_type(square(first + i), jnp.int32) for i in range(size)]
         keys = _sort([(key & ~low) | (first + i) for i, key in enumerate(bits)])
         return tuple(
             _merge_bitonic([jax.lax.min(a, b) for a, b in zip(kept, reversed(keys), strict=True)])
         )
 
-    nothing = (jnp.full((ROWS,), NOBODY, jnp.int32),) * size
-    return list(jax.lax.fori_loop(0, pallas.cdiv(num_agents, size), merge_block, nothing))
+    start = (jnp.full((ROWS,), NOBODY, jnp.int32),) * size
+    return list(jax.lax.fori_loop(0, pallas.cdiv(num_agents, size), merge_block, start))
 
 
 def _sort(keys: list[jax.Array]) -> list[jax.Array]:
-    """Sorts 2^n keys lane by lane, by Batcher's network of odd-even merges."""
+    """Sort 2^n keys in each lane with Batcher's odd-even mergesort network."""
     if len(keys) == 1:
         return keys
     half = len(keys) // 2
@@ -296,7 +345,7 @@ def _sort(keys: list[jax.Array]) -> list[jax.Array]:
 
 
 def _merge_odd_even(keys: list[jax.Array]) -> list[jax.Array]:
-    """Sorts keys of which either half is sorted."""
+    """Merge two sorted halves of 2^n keys."""
     if len(keys) == 2:
         return [jax.lax.min(*keys), jax.lax.max(*keys)]
     even, odd = _merge_odd_even(keys[::2]), _merge_odd_even(keys[1::2])
@@ -309,7 +358,7 @@ def _merge_odd_even(keys: list[jax.Array]) -> list[jax.Array]:
 
 
 def _merge_bitonic(keys: list[jax.Array]) -> list[jax.Array]:
-    """Sorts 2^n keys that rise and then fall, or the other way about."""
+    """Sort a bitonic sequence of 2^n keys: ascending and then descending, or the reverse."""
     if len(keys) == 1:
         return keys
     half = len(keys) // 2
@@ -322,9 +371,13 @@ def _merge_bitonic(keys: list[jax.Array]) -> list[jax.Array]:
 def _sort_nearly_sorted(
     distance, keys: list[jax.Array], num_agents: int
 ) -> tuple[list[jax.Array], list[jax.Array], jax.Array]:
-    """Orders sorted keys by exact distance, lower index first, by exchanges of neighbours and oneself to the end.
+    """Sort keys by exact distance, lower index first, with two passes of adjacent exchanges.
 
-    Returns (distances, indices, whether they are in order [ROWS] bool); (inf, -1): nobody.
+    The first pass also moves the agent itself, at an infinite distance, to the end.
+
+    Returns:
+        (distances, indices, whether they are in order [ROWS] bool). Missing neighbors have an
+        infinite distance and index -1.
     """
     low = _low_bits(num_agents)
     places = [jnp.minimum(key & low, num_agents - 1) for key in keys]
@@ -335,7 +388,7 @@ def _sort_nearly_sorted(
     indices = [
         jnp.where(far < jnp.inf, place, -1) for far, place in zip(distances, places, strict=True)
     ]
-    for i in range(len(keys) - 1):  # oneself sinks
+    for i in range(len(keys) - 1):  # moves the agent itself to the end
         _exchange(distances, indices, i)
     for i in range(len(keys) - 3, -1, -1):
         _exchange(distances, indices, i)
@@ -346,7 +399,7 @@ def _sort_nearly_sorted(
 
 
 def _is_behind(distances: list[jax.Array], indices: list[jax.Array], i: int) -> jax.Array:
-    """Returns whether place i + 1 belongs before place i."""
+    """Return whether element i + 1 belongs before element i."""
     return (distances[i + 1] < distances[i]) | (
         (distances[i + 1] == distances[i])
         & (indices[i + 1] < indices[i])
@@ -355,7 +408,7 @@ def _is_behind(distances: list[jax.Array], indices: list[jax.Array], i: int) -> 
 
 
 def _exchange(distances: list[jax.Array], indices: list[jax.Array], i: int) -> None:
-    """Puts places i and i + 1 in order."""
+    """Put elements i and i + 1 in order, in place."""
     behind = _is_behind(distances, indices, i)
     for values in (distances, indices):
         values[i], values[i + 1] = (
@@ -365,12 +418,12 @@ def _exchange(distances: list[jax.Array], indices: list[jax.Array], i: int) -> N
 
 
 def _nearest_by_insertion(distance, num_agents: int, k: int) -> tuple[jax.Array, ...]:
-    """Returns the k indices of every row by exact distance: whoever comes first stays first among equals."""
+    """Return the k nearest indices by exact distance, by insertion; lower index first on ties."""
 
     def insert(j: jax.Array, held: tuple) -> tuple:
         distances, indices = held
         far, j = distance(j), jnp.full((ROWS,), j, jnp.int32)
-        nearer = [far < other for other in distances]  # from the place where j belongs on
+        nearer = [far < other for other in distances]  # True from the position of j on
         new_distances, new_indices = [], []
         for i in range(k):
             moved = nearer[i - 1] if i else jnp.zeros((ROWS,), bool)

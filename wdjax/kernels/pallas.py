@@ -1,7 +1,7 @@
-"""All that our kernels take from Pallas and its Triton: a JAX without them, or another way to Triton, is this file's.
+"""The parts of Pallas and its Triton backend that kernels use. No other module imports Pallas.
 
-Pallas is imported when a kernel is first asked for, and not before: JAX deprecated its Triton in 0.11
-(docs/explanation/triton.md), and without it games, training and evaluation are plain XLA's.
+Pallas is imported on first use. JAX 0.11 deprecated its Triton backend (see
+docs/explanation/triton.md). Without it, environments, training and evaluation run in plain XLA.
 """
 
 import functools
@@ -12,14 +12,15 @@ from typing import Any
 
 import jax
 
-# MLIR's bindings look for Triton's dialect by its name, `tt`, under which jaxlib has no module, and do so anew for each
-# value of a kernel: half of the time that lowering one takes. What they have found they do not look for again.
+# Workaround for slow lowering: MLIR's bindings import the Triton dialect by its name, `tt`. jaxlib
+# has no module of that name, so they repeat the failing import for each value in a kernel. Remove
+# this once jaxlib contains the module.
 DIALECT = "jaxlib.mlir.dialects.tt"
 
 
 @functools.cache
 def why_missing() -> str | None:
-    """Returns why kernels cannot be made by this JAX, in words, or None where they can."""
+    """Return the reason why this JAX cannot build kernels, or None if it can."""
     try:
         _pallas()
     except (ImportError, AttributeError) as error:
@@ -29,7 +30,7 @@ def why_missing() -> str | None:
 
 @functools.cache
 def _pallas() -> tuple[Any, Any]:
-    """Returns Pallas and its Triton, with all that is used of them."""
+    """Import Pallas and its Triton backend, and check for every attribute used here."""
     from jax.experimental import pallas
     from jax.experimental.pallas import triton
 
@@ -47,7 +48,7 @@ def _pallas() -> tuple[Any, Any]:
             from jaxlib.triton import dialect
 
             sys.modules[DIALECT] = dialect
-    except ImportError:  # in another jaxlib it may lie elsewhere
+    except ImportError:  # another jaxlib may not have this module
         pass
     return pallas, triton
 
@@ -61,13 +62,16 @@ def call(
     stages: int,
     interpret: bool,
 ) -> Callable[..., Any]:
-    """Returns a function of arrays that runs a kernel: `kernel(*refs of inputs, *refs of outputs)` for each of a grid.
+    """Return a function of arrays that launches a kernel.
 
     Args:
-        out_shape: of what it writes, ShapeDtypeStructs.
-        warps: of a program, 32 lanes each.
-        stages: of loads that run ahead in a loop.
-        interpret: step by step in XLA, on any device, for tests.
+        kernel: body of one program, called as `kernel(*input_refs, *output_refs)`.
+        name: name of the kernel in profiles.
+        out_shape: ShapeDtypeStructs of the outputs.
+        grid: number of programs along each axis.
+        warps: warps per program, 32 lanes each.
+        stages: pipeline stages of the loads in a loop.
+        interpret: run step by step in XLA, on any device, for tests.
     """
     pallas, triton = _pallas()
     params = triton.CompilerParams(num_warps=warps, num_stages=stages)
@@ -82,35 +86,35 @@ def call(
 
 
 def program_id() -> jax.Array:
-    """Returns which of the grid's programs this is, along its only axis."""
+    """Return the index of this program in a grid with one axis."""
     return _pallas()[0].program_id(0)
 
 
 def span(start: Any, size: int) -> Any:
-    """Returns the places from `start` on, as an index of a ref: pallas.ds."""
+    """Return a slice of `size` positions from `start`, as an index of a ref (`pallas.ds`)."""
     return _pallas()[0].ds(start, size)
 
 
 def load(ref: Any, mask: jax.Array | None = None, other: Any = None) -> jax.Array:
-    """Reads the places of `ref.at[...]`; `other` where the mask is False."""
+    """Load from `ref.at[...]` where the mask is True; the result is `other` elsewhere."""
     return _pallas()[1].load(ref, mask=mask, other=other)
 
 
 def store(ref: Any, value: jax.Array, mask: jax.Array | None = None) -> None:
-    """Writes the places of `ref.at[...]` where the mask is True."""
+    """Store to `ref.at[...]` where the mask is True."""
     _pallas()[1].store(ref, value, mask=mask)
 
 
 def debug_barrier() -> None:
-    """Lets the lanes of a program wait for each other's writes."""
+    """Make the lanes of a program wait for each other's writes."""
     _pallas()[1].debug_barrier()
 
 
 def approx_tanh(x: jax.Array) -> jax.Array:
-    """tanh in one instruction, with an error of 2^-11."""
+    """Compute tanh in one instruction, with an error of 2^-11."""
     return _pallas()[1].approx_tanh(x)
 
 
 def cdiv(a: int, b: int) -> int:
-    """Returns a / b, rounded up."""
+    """Return a / b, rounded up."""
     return -(-a // b)

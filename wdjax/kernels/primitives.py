@@ -1,6 +1,7 @@
-"""JAX's primitives on arrays of elements: what moves numbers, folds, products, random numbers.
+"""Evaluation rules of JAX primitives on arrays of elements: moves, folds, products, random bits.
 
-`RULES[name](eqn, *inputs)` returns the outputs of an equation. Only what a Pallas (Triton) kernel can do is here.
+`RULES[name](eqn, *inputs)` returns the outputs of an equation. Primitives that a Pallas (Triton)
+kernel cannot implement have no rule.
 """
 
 import functools
@@ -41,7 +42,7 @@ def _compute(eqn: Any, *inputs: Elements) -> list[Elements]:
 
 
 def _select_n(eqn: Any, which: Elements, *cases: Elements) -> list[Elements]:
-    """A choice number by number; none where it is known, or where there is nothing to choose."""
+    """Select element by element, at trace time if the index is known or all cases are the same."""
 
     def choose(which: Any, *cases: Any) -> Any:
         if isinstance(which, np.generic):
@@ -51,7 +52,7 @@ def _select_n(eqn: Any, which: Elements, *cases: Elements) -> list[Elements]:
     return [each(choose, eqn.outvars[0].aval.shape, which, *cases)]
 
 
-# What moves numbers, or makes them from nothing.
+# --- primitives that only move elements, or create them ---
 
 
 def _broadcast_in_dim(
@@ -81,7 +82,7 @@ def _iota(*, dtype: Any, shape: tuple, dimension: int, **_: Any) -> Elements:
 
 def _unstack(x: Elements, *, axis: int) -> list[Elements]:
     parts = np.moveaxis(x, axis, 0)
-    # with ...: arrays of one element, not the element
+    # the ... keeps arrays of one element
     return [parts[i, ...] for i in range(len(parts))]
 
 
@@ -112,7 +113,7 @@ def _move(eqn: Any, *inputs: Elements) -> list[Elements]:
 
 
 def _move_by_known_indices(eqn: Any, *inputs: Elements) -> list[Elements]:
-    """A gather, pad or scatter whose indices are known: done once, on the places of the elements."""
+    """Evaluate a gather, pad or scatter with known indices at trace time, on element positions."""
     name, params, aval = eqn.primitive.name, dict(eqn.params), eqn.outvars[0].aval
     elements, operands = [], []
     for i, (array, atom) in enumerate(zip(inputs, eqn.invars, strict=True)):
@@ -126,8 +127,10 @@ def _move_by_known_indices(eqn: Any, *inputs: Elements) -> list[Elements]:
         elif is_known(array):
             operands.append(known(array, atom.aval.dtype))
         else:
-            raise NotImplementedError(f"{name} by an index that is not known while tracing")
-    # a number, where there are places here: the last of them is the number's
+            raise NotImplementedError(
+                f"{name}: kernels support only indices that are known at trace time"
+            )
+    # the operands are positions: append the fill value as one more element
     if params.get("fill_value") is not None:
         elements.append(fill_of(eqn))
         params["fill_value"] = len(elements) - 1
@@ -137,12 +140,10 @@ def _move_by_known_indices(eqn: Any, *inputs: Elements) -> list[Elements]:
 
 
 def fill_of(eqn: Any) -> Any:
-    """Returns what a gather gives beyond the end of an array."""
+    """Return the value of a gather out of bounds."""
     aval = eqn.outvars[0].aval
     if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
-        raise NotImplementedError(
-            "gather of keys beyond the end of their array has no place in a kernel"
-        )
+        raise NotImplementedError("gather of keys out of bounds is not supported in kernels")
     return np.asarray(eqn.params["fill_value"]).astype(aval.dtype)[()]
 
 
@@ -150,13 +151,13 @@ MOVED_OPERANDS = {"gather": (0,), "pad": (0, 1), "scatter": (0, 2)}
 
 
 def _gather(eqn: Any, x: Elements, indices: Elements) -> list[Elements]:
-    """A gather; by one index that is not known: of all that there are the one that it says."""
+    """Evaluate a gather; an unknown index along one axis selects among all possible results."""
     numbers = eqn.params["dimension_numbers"]
     if is_known(indices) or len(numbers.start_index_map) != 1 or numbers.operand_batching_dims:
         return _move_by_known_indices(eqn, x, indices)
     (axis,) = numbers.start_index_map
     shape, last = eqn.outvars[0].aval.shape, x.shape[axis] - eqn.params["slice_sizes"][axis]
-    check_size("a choice by an index", (last + 1, *shape))
+    check_size("selection by an index", (last + 1, *shape))
     index = np.expand_dims(as_place(indices[..., 0]), numbers.offset_dims)
     fills = eqn.params["mode"] == jax.lax.GatherScatterMode.FILL_OR_DROP
     result = np.broadcast_to(array_of([fill_of(eqn)], ()), shape) if fills else None
@@ -172,7 +173,7 @@ def _gather(eqn: Any, x: Elements, indices: Elements) -> list[Elements]:
 
 
 def as_place(index: Elements) -> Elements:
-    """Returns indices that can be compared with any place: of 8 bits they could not be."""
+    """Widen indices to 32 bits, because 8 bits cannot represent all positions."""
     return call_each(
         lambda s: s.astype(jnp.int32) if s.dtype.itemsize < 4 else s, index.shape, index
     )
@@ -195,7 +196,10 @@ def _dynamic_update_slice(
 
 
 def _at_start(x: Elements, starts: tuple, sizes: tuple, result_at: Callable) -> Elements:
-    """Returns `result_at(window)` for the window of these sizes at `starts`: of all that there are, where unknown."""
+    """Return `result_at(window)` for the window at `starts`; unknown starts select among all.
+
+    Starts are clamped so that the window fits, as in XLA.
+    """
     chosen, condition = None, None
     possible, starts = [], tuple(map(as_place, starts))
     for start, length, size in zip(starts, x.shape, sizes, strict=True):
@@ -204,7 +208,7 @@ def _at_start(x: Elements, starts: tuple, sizes: tuple, result_at: Callable) -> 
         possible.append(
             [min(max(int(first), 0), last)] if isinstance(first, np.generic) else range(last + 1)
         )
-    check_size("a choice of slices", tuple(len(places) for places in possible))
+    check_size("selection of a slice", tuple(len(places) for places in possible))
     for place in itertools.product(*possible):
         result = result_at(tuple(slice(i, i + size) for i, size in zip(place, sizes, strict=True)))
         if chosen is None:
@@ -212,24 +216,24 @@ def _at_start(x: Elements, starts: tuple, sizes: tuple, result_at: Callable) -> 
             continue
         condition = np.bool_(True)
         for i, start, places in zip(place, starts, possible, strict=True):
-            if len(places) > 1 and i > 0:  # below 0 is 0, beyond the last is the last
+            if len(places) > 1 and i > 0:  # starts are clamped to the first and the last
                 condition = call(jnp.logical_and, condition, call(lambda s, i=i: s >= i, start[()]))
         chosen = call_each(jnp.where, result.shape, array_of([condition], ()), result, chosen)
     return chosen
 
 
-# Folds.
+# --- reductions ---
 
 
 def _parts(x: Elements, axes: tuple[int, ...]) -> list[Elements]:
-    """Returns what lies along some axes, in row-major order: arrays over the other axes."""
+    """Split an array along some axes, in row-major order, into arrays over the other axes."""
     rest = tuple(np.delete(x.shape, axes))
     flat = np.moveaxis(x, axes, range(len(axes))).reshape(-1, *rest)
     return [flat[i : i + 1].reshape(rest) for i in range(len(flat))]
 
 
 def _fold(function: Callable) -> Callable:
-    """A reduction over axes, from the first to the last; of nothing, what changes nothing."""
+    """Make the rule of a reduction over axes, from first to last; the identity for empty inputs."""
 
     def rule(eqn: Any, x: Elements) -> list[Elements]:
         aval = eqn.outvars[0].aval
@@ -241,7 +245,7 @@ def _fold(function: Callable) -> Callable:
 
 
 def _sum_up(function: Callable, parts: Sequence[Elements], aval: Any) -> Elements:
-    """Folds parts of one shape; floats of 16 bits in float32."""
+    """Reduce arrays of the same shape with a function; 16-bit floats are reduced in float32."""
     if aval.dtype in HALVES:
         parts = [call_each(lambda x: x.astype(jnp.float32), part.shape, part) for part in parts]
     total = functools.reduce(lambda a, b: call_each(function, a.shape, a, b), parts)
@@ -253,14 +257,14 @@ def _sum_up(function: Callable, parts: Sequence[Elements], aval: Any) -> Element
 
 
 def _of_nothing(eqn: Any, aval: Any) -> Elements:
-    """Returns what an equation gives that folds no numbers at all: XLA knows."""
+    """Return the output of a reduction of empty inputs, computed by XLA."""
     with now():
         empty = [np.zeros(atom.aval.shape, atom.aval.dtype) for atom in eqn.invars]
         return constant(np.asarray(eqn.primitive.bind(*empty, **eqn.params)).astype(aval.dtype))
 
 
 def _cumulate(function: Callable) -> Callable:
-    """A running fold along an axis."""
+    """Make the rule of a cumulative reduction along an axis."""
 
     def both(a, b) -> Any:
         return call_each(function, a.shape, a, b)
@@ -275,7 +279,7 @@ def _cumulate(function: Callable) -> Callable:
 
 
 def _arg_fold(is_better: Callable) -> Callable:
-    """The index of the best along an axis: the first among equals, and the first NaN before all."""
+    """Make the rule of argmax or argmin: the first NaN, else the first of equal elements."""
 
     def beats(a, b) -> jax.Array:
         return (is_better(a, b) | (a != a)) & (b == b)
@@ -296,7 +300,7 @@ def _arg_fold(is_better: Callable) -> Callable:
 
 
 def _dot_general(eqn: Any, left: Elements, right: Elements) -> list[Elements]:
-    """A small product, number by number."""
+    """Evaluate a small matrix product element by element."""
     (left_sum, right_sum), (left_batch, right_batch) = eqn.params["dimension_numbers"]
     (aval,) = (v.aval for v in eqn.outvars)
     if not (left.size and right.size):
@@ -322,12 +326,12 @@ def _dot_general(eqn: Any, left: Elements, right: Elements) -> list[Elements]:
     return [_sum_up(jnp.add, _parts(products, (3,)), aval).reshape(aval.shape)]
 
 
-# Random numbers.
+# --- random numbers ---
 
 
 def _hash_counts(keys: Elements, shape: tuple[int, ...]) -> Elements:
-    """Returns what every key gives for each place of a shape, as keys of shape keys.shape + shape."""
-    check_size("random numbers", keys.shape + shape)
+    """Hash every key with the counter of each position of `shape`: keys [*keys.shape, *shape]."""
+    check_size("an array of random numbers", keys.shape + shape)
     counts = [np.uint32(i) for i in range(int(np.prod(shape)))]
     pairs = [
         Key(*call(threefry.hash_2x32, *key, np.uint32(0), count))
@@ -346,7 +350,7 @@ def _random_bits(eqn: Any, keys: Elements) -> list[Elements]:
     threefry.check_key(eqn.invars[0].aval.dtype)
     (aval,) = (v.aval for v in eqn.outvars)
     if aval.dtype.itemsize > 4:
-        raise NotImplementedError("random_bits of 64 bits has no place in a kernel")
+        raise NotImplementedError("random_bits of 64 bits is not supported in kernels")
     pairs = _hash_counts(keys, eqn.params["shape"])
 
     def mix(first, second) -> jax.Array:
@@ -378,11 +382,11 @@ def _random_unwrap(eqn: Any, keys: Elements) -> list[Elements]:
 
 
 def _platform_index(eqn: Any) -> list[Elements]:
-    """Which branch of a `platform_dependent`: the one for all, as others may be kernels of their own."""
+    """Select the default branch of `platform_dependent`; the others may contain kernels."""
     platforms = eqn.params["platforms"]
     if None not in platforms:
         raise NotImplementedError(
-            "platform_dependent without a default: a kernel takes what any platform can do"
+            "platform_dependent without a default: kernels use the default branch"
         )
     return [constant(np.asarray(platforms.index(None), np.int32))]
 

@@ -1,8 +1,8 @@
-"""A scan over time of a function of one replica, for many replicas, as one kernel.
+"""A kernel that scans a function of one replica over time, for many replicas.
 
-A program takes LANES replicas (or fewer), a lane each, and loops over time with everything that they carry in
-registers: memory is read once before and written once after the loop, but for what the function takes or gives in every
-step. Nothing is launched between the steps.
+One program runs up to LANES replicas, one per lane, and loops over time with the carry in
+registers. The carry is read from memory once before the loop and written once after it. Only the
+inputs and outputs of each step access memory inside the loop, and no step launches a kernel.
 """
 
 import functools
@@ -21,12 +21,12 @@ from wdjax.kernels.matrices import numbers_of
 from wdjax.kernels.threefry import check_key
 from wdjax.kernels.words import from_words, is_key, load, store, to_words, words_shape
 
-LANES = 32  # replicas of a program, a power of two
-FEW_LANES = 8  # where there are few replicas and a network: more programs, each quicker
-FEW_REPLICAS = 4096
-MIN_ROWS = 16  # of a block, as Triton's products want it
-WARPS = 1  # of a program: one, so that "does any lane" asks no other warp
-# where there are weights of a network: its blocks, [LANES, width], are spread over them
+LANES = 32  # replicas per program, a power of two
+FEW_LANES = 8  # replicas per program with a network and few replicas: more and faster programs
+FEW_REPLICAS = 4096  # above this number, every program has LANES replicas
+MIN_ROWS = 16  # rows of a block in a matrix product, as Triton requires
+WARPS = 1  # warps per program: "does any lane" then needs no communication between warps
+# warps per program with a network, whose blocks [LANES, width] are distributed over them
 NETWORK_WARPS = 4
 
 
@@ -38,24 +38,28 @@ def scan_kernel(
     length: int,
     interpret: bool = False,
 ) -> list[jax.Array]:
-    """Runs the step of one replica, `jaxpr`: its inputs are the leaves of (carry, x), its outputs of (carry, output).
+    """Scan the step of one replica over time, for N replicas.
 
     Args:
-        consts: of the jaxpr, the same for all replicas.
-        carry: leaves [N, ...]; xs: leaves [length, N, ...].
-        interpret: step by step in XLA, on any device, for tests.
+        jaxpr: the step. Its inputs are the leaves of (carry, x), its outputs the leaves of
+            (carry, output).
+        consts: constants of the jaxpr, equal for all replicas.
+        carry: leaves [N, ...].
+        xs: leaves [length, N, ...].
+        length: number of steps.
+        interpret: run step by step in XLA, on any device, for tests.
 
     Returns:
-        the leaves of the carry, [N, ...], then those of the output, [length, N, ...].
+        The leaves of the carry, [N, ...], and then of the outputs, [length, N, ...].
 
     Raises:
-        NotImplementedError: for what has no place in a kernel.
+        NotImplementedError: if kernels do not support the step.
     """
     if not carry:
         raise NotImplementedError("a scan that carries nothing")
     num_replicas = carry[0].shape[0]
     if not (length and num_replicas):
-        raise NotImplementedError("a scan of no steps or of no replicas")
+        raise NotImplementedError("a scan with no steps or no replicas")
     for var in (*jaxpr.constvars, *jaxpr.invars, *jaxpr.outvars):
         check_key(var.aval.dtype) if is_key(var.aval.dtype) else check_dtype(
             "an array", var.aval.dtype
@@ -77,7 +81,7 @@ def scan_kernel(
     if not written:
         return list(carry)
     for i in used:
-        words_shape(jaxpr.invars[i].aval, num_replicas, length)  # is within reach
+        words_shape(jaxpr.invars[i].aval, num_replicas, length)  # raises if too large
     rows = (
         _rows_of_a_lane(jaxpr)
         if any(shared.is_weights(value) and value.ndim == 2 for value in consts)
@@ -103,18 +107,21 @@ def scan_kernel(
         kernel, "scan_replicas", written, grid, warps, stages=1, interpret=interpret
     )(*inputs)
     after = list(carry)
-    for i, array, own in zip(changed, words, places, strict=False):
-        after[i] = from_words(array, avals[i], (num_replicas,), own)
+    for i, array, stored in zip(changed, words, places, strict=False):
+        after[i] = from_words(array, avals[i], (num_replicas,), stored)
     outputs = zip(words[len(changed) :], avals[len(carry) :], places[len(changed) :], strict=True)
     return [
         *after,
-        *(from_words(array, aval, (length, num_replicas), own) for array, aval, own in outputs),
+        *(
+            from_words(array, aval, (length, num_replicas), stored)
+            for array, aval, stored in outputs
+        ),
     ]
 
 
 def _rows_of_a_lane(jaxpr: jex.core.Jaxpr) -> int | None:
-    """Returns how many rows each lane has in the smallest matrix product, or None where there is none."""
-    found = []
+    """Return the rows per lane of the smallest matrix product, or None without any product."""
+    row_counts = []
     for eqn in jaxpr.eqns:
         inner = [
             getattr(x, "jaxpr", x)
@@ -123,12 +130,12 @@ def _rows_of_a_lane(jaxpr: jex.core.Jaxpr) -> int | None:
         ]
         rows = [_rows_of_a_lane(x) for x in inner if hasattr(x, "eqns")]
         rows = [1] if eqn.primitive.name == "dot_general" else [n for n in rows if n is not None]
-        found += [n * steps_at_once(eqn) for n in rows]
-    return min(found, default=None)
+        row_counts += [n * steps_at_once(eqn) for n in rows]
+    return min(row_counts, default=None)
 
 
 def _used(jaxpr: jex.core.Jaxpr, places: Sequence[int]) -> list[int]:
-    """Returns those places of inputs that the jaxpr reads: a step that is not random leaves its key alone."""
+    """Return the input positions that the jaxpr reads: a deterministic step ignores its key."""
     atoms = [*jaxpr.outvars, *(atom for eqn in jaxpr.eqns for atom in eqn.invars)]
     read = {atom for atom in atoms if not isinstance(atom, jex.core.Literal)}
     return [i for i in places if jaxpr.invars[i] in read]
@@ -146,10 +153,10 @@ def _kernel(
     num_replicas: int,
     places: list[list[Any]],
 ) -> None:
-    """Reads and writes the words of some replicas; see `words`.
+    """Run all steps of the replicas of one program; `words` describes the memory layout.
 
-    Everything stays in registers from the first step to the last. Leaves that the step does not change are read only.
-    `places` gets what `store` returns of every leaf that is written.
+    The carry stays in registers from the first step to the last. Carry leaves that the step does
+    not change are read but not written. `places` receives the result of `store` for each output.
     """
     in_avals = [v.aval for v in jaxpr.invars]
     num_shared = sum(array is None for array in known)
@@ -161,7 +168,7 @@ def _kernel(
     )
     output_refs = refs[num_inputs + len(changed) :]
     rows = pallas.program_id() * lanes + jax.lax.broadcasted_iota(jnp.int32, (lanes,), 0)
-    # lanes beyond the last replica repeat it, and write the same
+    # lanes beyond the last replica repeat it and write the same values
     rows = jnp.minimum(rows, num_replicas - 1)
 
     shared_vars = (v for v, array in zip(jaxpr.constvars, known, strict=True) if array is None)
@@ -195,7 +202,7 @@ def _kernel(
 
 
 def _known(value: Any) -> Elements | None:
-    """Returns a constant as elements where it is known while tracing and small, and no network's weights."""
+    """Return a constant as elements, or None for tracers, network weights and large arrays."""
     in_memory = (
         isinstance(value, jax.core.Tracer) or shared.is_weights(value) or value.size > MAX_ELEMENTS
     )
@@ -203,10 +210,10 @@ def _known(value: Any) -> Elements | None:
 
 
 def _to_shared(value: Any) -> jax.Array:
-    """Returns what all replicas share as it lies in memory."""
+    """Convert an array that all replicas share to its layout in memory."""
     return shared.padded(value) if shared.is_weights(value) else to_words(value, 0)[None]
 
 
 def _like(word: Any, old: jax.Array) -> jax.Array:
-    """Returns an element in lanes, for the next step of a loop."""
+    """Broadcast and cast a word to the type that the loop carries."""
     return jax.lax.convert_element_type(jnp.broadcast_to(word, old.shape), old.dtype)

@@ -1,8 +1,8 @@
-"""Arrays that all replicas share, in a kernel: they stay in memory, and are read where they are used.
+"""Arrays that all replicas share. They stay in memory and are read where a kernel uses them.
 
-A lane reads its own numbers by `gather` or `dynamic_slice` with indices that are not known: a row of a pool of starts,
-say. What networks take, vectors and matrices of float32, lies there as [rows, width], padded with zeros to powers of
-two; all else flat, as [1, words].
+With `gather` or `dynamic_slice`, each lane can read different elements, for example its own row of
+a reset pool. In memory, float32 vectors and matrices, which networks may use, are [rows, width],
+padded with zeros to powers of two. All other arrays are flat, [1, words].
 """
 
 import dataclasses
@@ -20,21 +20,21 @@ from wdjax.kernels.lanes import Elements, array_of, call_each, check_size, const
 from wdjax.kernels.primitives import as_place, fill_of
 from wdjax.kernels.threefry import Key
 
-MIN_WIDTH = 16  # of weights
-FEW = 32  # numbers that are in registers up to here
-MAX_WEIGHTS = 2**16  # padded numbers of a matrix of a network
+MIN_WIDTH = 16  # minimum width of weights
+FEW = 32  # arrays of up to this many elements are held in registers
+MAX_WEIGHTS = 2**16  # elements of a weight matrix, including padding
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Shared:
-    """An array in memory, the same for all replicas."""
+    """An array in memory that all replicas share."""
 
     ref: Any
-    shape: tuple[int, ...]  # its own; of a vector, or broadcast to several rows
+    shape: tuple[int, ...]  # without padding; a vector may be broadcast to several rows
     dtype: Any
     value: jax.Array | None
-    """of a vector or matrix that a network may take: all of it, read before the first step"""
-    elements: Elements | None  # its numbers, where they are few
+    """the whole array, loaded before the first step, if a network may use it; else None"""
+    elements: Elements | None  # its elements in registers if there are few, else None
 
     @property
     def is_vector(self) -> bool:
@@ -46,7 +46,7 @@ class Shared:
 
 
 def is_weights(value: Any) -> bool:
-    """Returns whether a network may take an array as a vector or a matrix."""
+    """Return whether a network may use an array as a vector or matrix of weights."""
     fits = value.ndim == 2 or (value.ndim == 1 and value.size > 1)
     return (
         fits and value.dtype == jnp.float32 and math.prod(padded_shape(value.shape)) <= MAX_WEIGHTS
@@ -54,7 +54,7 @@ def is_weights(value: Any) -> bool:
 
 
 def padded_shape(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Returns the shape of weights in memory."""
+    """Return the shape of weights in memory, (rows, width)."""
 
     def pad(size) -> int:
         return max(MIN_WIDTH, 1 << (size - 1).bit_length())
@@ -63,34 +63,34 @@ def padded_shape(shape: tuple[int, ...]) -> tuple[int, int]:
 
 
 def padded(value: Any) -> jax.Array:
-    """Returns weights as they lie in memory."""
+    """Convert weights to their layout in memory, [rows, width], padded with zeros."""
     matrix = jnp.asarray(value).reshape(value.shape if value.ndim == 2 else (1, -1))
     rows, width = padded_shape(value.shape)
     return jnp.pad(matrix, ((0, rows - matrix.shape[0]), (0, width - matrix.shape[1])))
 
 
 def load(ref: Any, aval: Any) -> Elements | Shared:
-    """Returns what all replicas share, its numbers in registers where they are few."""
+    """Load a shared array, and its elements into registers if there are at most FEW."""
     array = Shared(ref, aval.shape, aval.dtype, ref[...] if is_weights(aval) else None, None)
     if math.prod(aval.shape) > FEW:
         return array
-    numbers = numbers_of(array)
-    return dataclasses.replace(array, elements=numbers) if aval.shape else numbers
+    elements = numbers_of(array)
+    return dataclasses.replace(array, elements=elements) if aval.shape else elements
 
 
 def numbers_of(x: Shared) -> Elements:
-    """Returns an array number by number."""
-    check_size("an array that all replicas share, number by number,", x.shape)
+    """Return a shared array as elements."""
+    check_size("a shared array that is read element by element", x.shape)
     if x.elements is not None:
         return np.broadcast_to(x.elements, x.shape)
-    own = x.shape[-1:] if x.is_vector else x.shape  # rows of a vector are all the same
-    flat = np.broadcast_to(np.arange(math.prod(own), dtype=np.int32).reshape(own), x.shape)
+    stored = x.shape[-1:] if x.is_vector else x.shape  # a broadcast vector is stored once
+    flat = np.broadcast_to(np.arange(math.prod(stored), dtype=np.int32).reshape(stored), x.shape)
     places = np.indices(x.shape, np.int32) if x.is_matrix else (np.zeros(x.shape, np.int32), flat)
     return each(functools.partial(_number, x), x.shape, *map(constant, places))
 
 
 def apply(eqn: Any, x: Shared, *indices: Elements) -> list[Elements] | None:
-    """Returns the outputs of an equation that reads of an array what indices say; None: it is another one."""
+    """Evaluate `gather` or `dynamic_slice` of a shared array; return None for other equations."""
     if eqn.primitive.name == "dynamic_slice":
         window = np.indices(eqn.params["slice_sizes"], np.int32)
         return [_window(eqn, x, dict(enumerate(indices)), window)]
@@ -108,9 +108,9 @@ def apply(eqn: Any, x: Shared, *indices: Elements) -> list[Elements] | None:
         for i in range(len(numbers.start_index_map))
     )
     starts = dict(zip(numbers.start_index_map, places, strict=True))
-    found = _window(eqn, x, starts, window)
+    gathered = _window(eqn, x, starts, window)
     if eqn.params["mode"] != jax.lax.GatherScatterMode.FILL_OR_DROP:
-        return [found]
+        return [gathered]
     inside = constant(np.bool_(True))
     for axis, start in starts.items():
         last = x.shape[axis] - eqn.params["slice_sizes"][axis]
@@ -118,11 +118,11 @@ def apply(eqn: Any, x: Shared, *indices: Elements) -> list[Elements] | None:
         inside = call_each(
             jnp.logical_and, np.broadcast_shapes(inside.shape, here.shape), inside, here
         )
-    return [call_each(jnp.where, shape, inside, found, array_of([fill_of(eqn)], ()))]
+    return [call_each(jnp.where, shape, inside, gathered, array_of([fill_of(eqn)], ()))]
 
 
 def _window(eqn: Any, x: Shared, starts: Mapping[int, Elements], window: np.ndarray) -> Elements:
-    """Reads a window, its places [axes, ...], that begins at `starts`: below 0 is 0, beyond the last is the last."""
+    """Read a window of positions `window`, [axes, ...], at `starts`, which are clamped to fit."""
     shape, coordinates = eqn.outvars[0].aval.shape, [*map(constant, window)]
     for axis, start in starts.items():
         last = x.shape[axis] - eqn.params["slice_sizes"][axis]
@@ -136,7 +136,7 @@ def _window(eqn: Any, x: Shared, starts: Mapping[int, Elements], window: np.ndar
 
 
 def _read(x: Shared, coordinates: Sequence[Elements], shape: tuple[int, ...]) -> Elements:
-    """Reads numbers of an array, their places along each of its axes given."""
+    """Read elements of a shared array at the given coordinates, one array per axis."""
     if x.is_matrix:
         return each(functools.partial(_number, x), shape, *coordinates)
     place, *others = coordinates[-1:] if x.is_vector else coordinates

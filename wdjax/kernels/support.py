@@ -1,4 +1,4 @@
-"""Which cards run kernels, and who is told what they do."""
+"""Decide whether kernels can be used, and record these decisions."""
 
 import contextlib
 import contextvars
@@ -10,20 +10,22 @@ import jax
 
 from wdjax.kernels import pallas
 
-MIN_CAPABILITY = 8.0  # of NVIDIA's, Ampere (2020): where Triton begins
+MIN_CAPABILITY = 8.0  # compute capability, NVIDIA Ampere (2020): the minimum for Triton
 
-_FAILED: list[str] = []  # why this process goes without kernels, in words, where it does
+_FAILED: list[str] = []  # reasons why this process has disabled kernels
 _HEARD: contextvars.ContextVar[dict[str, str | None] | None] = contextvars.ContextVar(
     "heard", default=None
 )
 
 
 def why_no_kernels() -> str | None:
-    """Returns why a run has no kernels, in words, or None: all of its GPUs are NVIDIA's of compute capability 8.0 or
-    more, and this JAX can make kernels.
+    """Return the reason why kernels cannot be used, or None if they can.
 
-    Said before anything is traced: XLA would refuse the whole program. On machines without a GPU, kernels may still be
-    compiled for another, and `platform_dependent` leaves them out.
+    Every GPU must be an NVIDIA GPU of compute capability 8.0 or higher, and JAX must include Pallas
+    for Triton. This is checked before tracing, because XLA would reject the whole program.
+
+    Machines without a GPU pass the check, so that kernels can be compiled for another machine.
+    `platform_dependent` then selects plain XLA on the CPU.
     """
     if _FAILED:
         return _FAILED[-1]
@@ -35,28 +37,35 @@ def why_no_kernels() -> str | None:
         if getattr(device, "platform", "gpu") == "cpu":
             continue
         if not re.fullmatch(r"\d+\.\d+", capability):
-            return f"{card} is no NVIDIA GPU"
+            return f"{card} is not an NVIDIA GPU"
         if float(capability) < MIN_CAPABILITY:
-            return f"{card} has compute capability {capability}: kernels want {MIN_CAPABILITY}"
+            return f"{card} has compute capability {capability}: kernels require {MIN_CAPABILITY}"
     return pallas.why_missing()
 
 
 def why_not_lowered(function: Callable[..., Any], *operands: Any) -> str | None:
-    """Returns why the kernels in a function are refused for this machine's card, or None where they are not: found by
-    lowering them, in as long as that takes, for what is traced into kernels without a table of what they know."""
+    """Return the reason why kernels in a function cannot be lowered for CUDA, or None if they can.
+
+    The function is lowered to find out, which takes as long as any lowering. This is for kernels
+    that trace custom code and have no table of supported primitives.
+    """
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), operands)
     try:
         jax.jit(function).trace(*shapes).lower(lowering_platforms=("cuda",))
-    except Exception as error:  # of many kinds: each would end the run when that is lowered
+    except Exception as error:  # lowering raises exceptions of many types
         return str(error).strip().splitlines()[0]
     return None
 
 
 @contextlib.contextmanager
 def giving_up_kernels(why: str) -> Iterator[None]:
-    """Has this process go without kernels, in here and, unless that raises, from then on; `why` in words."""
+    """Disable kernels inside this context and, unless it raises, for the rest of the process.
+
+    Args:
+        why: the reason, which `why_no_kernels` then returns.
+    """
     _FAILED.append(why)
-    jax.clear_caches()  # of what was traced with them
+    jax.clear_caches()  # discard functions traced with kernels
     try:
         yield
     except BaseException:
@@ -66,8 +75,11 @@ def giving_up_kernels(why: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def listening() -> Iterator[dict[str, str | None]]:
-    """Gives what is decided while programs are traced in here: what there is to do -> why plain XLA does it, None where
-    a kernel does."""
+    """Collect the decisions made while programs are traced inside this context.
+
+    Yields:
+        Task -> the reason why plain XLA performs it, or None if a kernel does.
+    """
     heard: dict[str, str | None] = {}
     token = _HEARD.set(heard)
     try:
@@ -77,7 +89,12 @@ def listening() -> Iterator[dict[str, str | None]]:
 
 
 def decide(what: str, why_not: str | None) -> bool:
-    """Returns whether a kernel does something, that is whether nothing speaks against it, and tells who listens."""
+    """Return whether a kernel performs a task, and record this for `listening`.
+
+    Args:
+        what: the task, for example "nearest neighbours".
+        why_not: the reason to use plain XLA, or None to use a kernel.
+    """
     heard = _HEARD.get()
     if heard is not None:
         heard[what] = why_not

@@ -1,10 +1,13 @@
-"""JAX's random numbers inside a kernel: threefry2x32, counter by counter, the same bits as `jax.random` draws.
+"""threefry2x32 random numbers inside a kernel, with the same bits as `jax.random`.
 
-A key is a pair of uint32. What a key gives is a function of the key and a counter of 64 bits, `hash_2x32`:
+A key is a pair of uint32. All values derive from a hash of the key and a 64-bit counter,
+`hash_2x32`:
 
-    split(key, shape)[i] = hash(key, i),  fold_in(key, data) = hash(key, data),  bits(key)[i] = xor(hash(key, i)),
+    split(key, shape)[i] = hash(key, i)
+    fold_in(key, data) = hash(key, data)
+    bits(key)[i] = xor(hash(key, i))
 
-where i counts the places of `shape` in row-major order (jax_threefry_partitionable, JAX's default since 0.5).
+where i is the row-major index (jax_threefry_partitionable, the default since JAX 0.5).
 
 Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC (2011).
 """
@@ -19,17 +22,17 @@ PARITY = 0x1BD11BDA
 
 
 class Key(NamedTuple):
-    """The data of a typed key: each half a uint32, of NumPy or traced, () or [lanes]."""
+    """The data of a typed key: two uint32, each a NumPy scalar or traced, () or [lanes]."""
 
     first: Any
     second: Any
 
 
 def check_key(dtype: Any) -> None:
-    """Raises NotImplementedError for keys from which, in the present configuration, this module does not draw."""
+    """Raise NotImplementedError unless keys of this dtype are partitionable threefry2x32."""
     if str(dtype) != "key<fry>" or not jax.config.jax_threefry_partitionable:
         raise NotImplementedError(
-            f"random numbers from {dtype}: a kernel draws from threefry2x32, partitionable, only"
+            f"random numbers from {dtype}: kernels support partitionable threefry2x32 keys only"
         )
 
 
@@ -37,7 +40,11 @@ def check_key(dtype: Any) -> None:
 def hash_2x32(
     first: jax.Array, second: jax.Array, high: jax.Array, low: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns the two words that a key (first, second) gives for a counter (high, low): uint32, all of one shape."""
+    """Hash a key (first, second) and a counter (high, low), uint32 arrays of the same shape.
+
+    Returns:
+        Two uint32 arrays of that shape.
+    """
     keys = (first, second, first ^ second ^ np.uint32(PARITY))
     x, y = high + first, low + second
     for group in range(5):

@@ -1,7 +1,11 @@
-"""Leaves of a scan in memory: the words of a leaf before the replicas, which neighbouring lanes read together.
+"""Memory layout of the leaves of a scan.
 
-A leaf lies flat, [T, W, N] of one with time and [W, N] of one without: W words for each of N replicas, a key being two.
-Of a flat array an access needs one number for each lane; of one with axes Pallas computes and adds one for each axis.
+A leaf is a flat array in the order [T, W, N] with a time axis and [W, N] without: W words for each
+of N replicas. A word is one element, or one half of a typed key. Replicas are last, so that
+neighboring lanes access neighboring addresses.
+
+Arrays are flat because an access then needs one index per lane. For an array with several axes,
+Pallas computes and adds one index per axis.
 """
 
 import math
@@ -20,12 +24,12 @@ MAX_SIZE = 2**31 - 1  # elements of one array in memory: indices are int32
 
 
 def is_key(dtype: Any) -> bool:
-    """Returns whether a dtype is that of typed keys."""
+    """Return whether a dtype is a typed key."""
     return jnp.issubdtype(dtype, jax.dtypes.prng_key)
 
 
 def num_words(aval: Any) -> int:
-    """Returns how many words of each replica lie in memory: of an array without numbers there is one, nobody's."""
+    """Return the number of words per replica in memory: one unused word for an empty array."""
     return max(_own_words(aval), 1)
 
 
@@ -34,10 +38,10 @@ def _own_words(aval: Any) -> int:
 
 
 def words_shape(aval: Any, num_replicas: int, steps: int = 1) -> jax.ShapeDtypeStruct:
-    """Returns what holds a leaf in memory.
+    """Return the flat shape and the dtype of a leaf in memory.
 
     Raises:
-        NotImplementedError: where that has more numbers than a kernel reaches.
+        NotImplementedError: for more than MAX_SIZE elements.
     """
     dtype, size = (
         jnp.uint32 if is_key(aval.dtype) else jnp.int8 if aval.dtype == bool else aval.dtype,
@@ -45,12 +49,19 @@ def words_shape(aval: Any, num_replicas: int, steps: int = 1) -> jax.ShapeDtypeS
     )
     if steps * size * num_replicas > MAX_SIZE:
         shape = (steps, num_replicas, *aval.shape)
-        raise NotImplementedError(f"an array of {shape}: a kernel reaches {MAX_SIZE} numbers")
+        raise NotImplementedError(
+            f"an array has shape {shape}: kernels support {MAX_SIZE} elements"
+        )
     return jax.ShapeDtypeStruct((steps * size * num_replicas,), dtype)
 
 
 def to_words(leaf: Any, leading: int) -> jax.Array:
-    """Returns a leaf [..., N, *shape] with `leading` axes before its own as it lies in memory; of none, [W]."""
+    """Convert a leaf to its layout in memory.
+
+    Args:
+        leaf: [T, N, *shape], [N, *shape], or [*shape] for an array that all replicas share.
+        leading: number of axes before `shape`: 2, 1 or 0.
+    """
     words = jax.random.key_data(leaf) if is_key(leaf.dtype) else jnp.asarray(leaf)
     words = words.astype(jnp.int8) if words.dtype == bool else words
     words = words.reshape(*words.shape[:leading], math.prod(words.shape[leading:]))
@@ -61,7 +72,14 @@ def to_words(leaf: Any, leading: int) -> jax.Array:
 def from_words(
     words: jax.Array, aval: Any, leading: tuple[int, ...], places: Sequence[Any]
 ) -> jax.Array:
-    """The way back, to [*leading, *shape]. `places`: what `store` returned."""
+    """Convert words in memory to a leaf [*leading, *shape], the inverse of `to_words`.
+
+    Args:
+        words: flat words.
+        aval: shape and dtype of the leaf of one replica.
+        leading: (T, N) or (N,).
+        places: the value that `store` returned.
+    """
     words = _put_together(words.reshape(*leading[:-1], num_words(aval), leading[-1]), places)
     words = jnp.swapaxes(words, -1, -2)[..., : _own_words(aval)]
     if is_key(aval.dtype):
@@ -72,7 +90,7 @@ def from_words(
 
 
 def _put_together(words: jax.Array, places: Sequence[Any]) -> jax.Array:
-    """Returns all words of a leaf, [..., W, N], from those that were written and their places."""
+    """Return all words of a leaf, [..., W, N], from the stored words and their places."""
     is_known = np.array([isinstance(place, np.generic) for place in places], bool)
     rows = np.array(
         [0 if known else place for known, place in zip(is_known, places, strict=True)], np.int32
@@ -86,15 +104,15 @@ def _put_together(words: jax.Array, places: Sequence[Any]) -> jax.Array:
     def along(values) -> jax.Array:
         return values.reshape(*[1] * (words.ndim - 2), -1, 1)
 
-    found = words[..., rows, :]
-    return jnp.where(along(is_known), along(numbers), found) if is_known.any() else found
+    stored = words[..., rows, :]
+    return jnp.where(along(is_known), along(numbers), stored) if is_known.any() else stored
 
 
-# In a kernel.
+# --- inside a kernel ---
 
 
 def load(ref: Any, aval: Any, rows: jax.Array, num_replicas: int, step: Any = 0) -> Elements:
-    """Reads a leaf of every replica of the block, word by word."""
+    """Load a leaf of the replicas `rows`, [lanes], word by word."""
     first = step * (num_words(aval) * num_replicas) + rows
     words = [pallas.load(ref.at[first + i * num_replicas]) for i in range(_own_words(aval))]
     words = [word != 0 for word in words] if aval.dtype == bool else words
@@ -106,8 +124,14 @@ def load(ref: Any, aval: Any, rows: jax.Array, num_replicas: int, step: Any = 0)
 def store(
     ref: Any, array: Elements, rows: jax.Array, num_replicas: int, step: Any = 0
 ) -> list[Any]:
-    """Writes the words of a leaf that are not known, each once and all together: Triton's compiler looks at the whole
-    kernel for each access. Returns for every word its row, or the number that it is."""
+    """Store the words of a leaf that are not known at trace time.
+
+    Equal words are stored once, and all words in a single access, because Triton's compiler
+    analyzes the whole kernel for each access.
+
+    Returns:
+        For each word, its row in memory, or its value if that is known.
+    """
     words, written = words_of([array]), {}
     for word in words:
         if not isinstance(word, np.generic) and identity(word) not in written:
@@ -119,7 +143,7 @@ def store(
         together = join([word for _, word in written.values()], 1)
         place = jnp.broadcast_to(step * (len(words) * num_replicas) + rows, together.shape)
         row = jax.lax.broadcasted_iota(jnp.int32, together.shape, 0) if len(written) > 1 else 0
-        # of a power of two there are no more
+        # `join` pads to a power of two: mask the padding rows
         mask = row < len(written) if len(written) & (len(written) - 1) else None
         pallas.store(ref.at[place + row * num_replicas], together, mask=mask)
     return [word if isinstance(word, np.generic) else written[identity(word)][0] for word in words]

@@ -71,7 +71,7 @@ def test_a_run_says_by_what_it_runs(as_on_a_gpu, registry):
     assert heard("cartpole_ppo") == "By kernels: whole rollouts, learning of agent"
     assert heard("cartpole_ppo", env="Sorts") == (
         "By kernels: acting of agent, learning of agent. "
-        "By plain XLA: whole rollouts (sort: this primitive has no place in a kernel of replicas)"
+        "By plain XLA: whole rollouts (sort: this primitive is not supported in kernels)"
     )
     recurrent = heard("cartpole_ppo", **{"policies.agent.network.recurrent_size": 8})
     assert "nothing. By plain XLA: whole rollouts (agent: it is recurrent); acting of agent, learning of" in recurrent
