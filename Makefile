@@ -35,7 +35,7 @@ help:
 	@echo "make test-slow  the slow tests only"
 	@echo "make test-all   all tests"
 	@echo "make lint       ruff"
-	@echo "make docs       the site, in docs/_build/html; EXECUTE=1 runs the notebooks, too"
+	@echo "make docs       build the site in docs/_build/html and run the notebooks; EXECUTE=0 skips running them"
 	@echo "make clean      remove $(VENV) and what was built; runs/ stays"
 
 train: $(RUN_STAMP)
@@ -66,7 +66,7 @@ lint: $(DEV_STAMP)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check wdjax envs experiments/examples docs README.md setup.py
 
-# A warning is an error. The environments' pictures are drawn again, as what they show may have changed.
+# Warnings are errors. Pictures of environments are always redrawn. Outputs of notebooks are cached.
 docs: $(DEV_STAMP)
 	rm -rf docs/_build/pictures docs/_build/html
 	JAX_PLATFORMS=cpu EXECUTE=$(EXECUTE) $(BIN)/python -m sphinx -E -W --keep-going -q docs docs/_build/html

@@ -1,4 +1,7 @@
-"""How Sphinx builds the site: `make docs`. It needs no network, and a warning is an error there."""
+"""Sphinx configuration of the site: `make docs`.
+
+It needs no network. Warnings are errors. EXECUTE=0 skips running the notebooks.
+"""
 
 import os
 import sys
@@ -16,21 +19,22 @@ extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "from_code
 exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = f"wdjax {release}"
-html_static_path = ["data_flow.svg"]
+html_static_path = ["site.css"]
+html_css_files = ["site.css"]
 html_show_sourcelink = False
 
-# MathJax, which its pages fetch from its own network: without one, TeX is seen
+# pages load MathJax from the network; without a network they show TeX
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
-nb_execution_mode = "cache" if os.environ.get("EXECUTE") else "off"
+nb_execution_mode = "off" if os.environ.get("EXECUTE") == "0" else "cache"
 nb_execution_raise_on_error = True
 nb_execution_timeout = 600
 
-default_role = "code"  # docstrings mark code by one backtick
+default_role = "code"  # docstrings mark code with single backticks
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 python_use_unqualified_type_names = True
 maximum_signature_line_length = 100
 nitpicky = True
-# of signatures: most name a type of another library
+# types in signatures, most of them from other libraries
 nitpick_ignore_regex = [("py:(class|obj|data|exc)", ".*")]

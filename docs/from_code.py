@@ -1,9 +1,11 @@
-"""Parts of pages that are made from the code, so that each fact stands in one place.
+"""Sphinx extension that generates parts of pages from the code.
 
-A line `<!-- from code: environment cartpole -->` of a page becomes what the function of that name here returns.
+A line `<!-- from code: environment cartpole -->` is replaced by the result of
+`environment("cartpole")`.
 """
 
 import ast
+import contextlib
 import dataclasses
 import inspect
 import io
@@ -22,20 +24,21 @@ MARK = re.compile(r"^<!-- from code: (.+) -->$", re.MULTILINE)
 ROOT = Path(__file__).resolve().parents[1]
 PICTURES, NOTEBOOKS = ROOT / "docs" / "_build" / "pictures", ROOT / "docs" / "notebooks"
 _ESCAPED = r"\\\1"
-FRAMES = 40  # of an episode, the last of which is the picture
+FRAMES = 40  # env steps in the picture of an environment
 
 
-# --- what a class says of its fields ---
+# --- fields of a class ---
 
 
 def field_words(cls: type) -> Iterator[tuple[str, str, str]]:
-    """Yields (name, default, what stands beside or below it) of every field of a class, its parents' first."""
+    """Yield (name, default, comment or docstring) for each field of a class, parents first."""
     for part in reversed(cls.__mro__):
         if part.__module__.startswith("wdjax") and "__annotations__" in vars(part):
             yield from _own_field_words(textwrap.dedent(inspect.getsource(part)))
 
 
 def _own_field_words(source: str) -> Iterator[tuple[str, str, str]]:
+    """Yield (name, default, comment or docstring) for each field in the source of one class."""
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
     comments = {token.start[0]: token.string for token in tokens if token.type == tokenize.COMMENT}
     body = ast.parse(source).body[0].body
@@ -52,7 +55,7 @@ def _own_field_words(source: str) -> Iterator[tuple[str, str, str]]:
 
 
 def _default(value: ast.expr | None) -> str:
-    """Returns how a default reads: of `traced(0.99, ...)` 0.99."""
+    """Return the default as text; the first argument of `traced(...)` and `static(...)`."""
     if isinstance(value, ast.Call) and getattr(value.func, "id", "") in ("traced", "static"):
         value = value.args[0]
     elif isinstance(value, ast.Call) and value.keywords:  # dataclasses.field(default_factory=dict)
@@ -62,6 +65,7 @@ def _default(value: ast.expr | None) -> str:
 
 
 def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    """Return a Markdown table."""
     lines = [head, tuple("---" for _ in head), *rows]
     return (
         "\n".join(
@@ -72,10 +76,12 @@ def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 
 def _code(text: str) -> str:
+    """Mark text as code, unless it is empty."""
     return f"`{text}`" if text else ""
 
 
-def _fields(cls: type, head: tuple[str, ...] = ("name", "default", "what")) -> str:
+def _fields(cls: type, head: tuple[str, ...] = ("name", "default", "description")) -> str:
+    """Return a table of the fields of a class; without defaults, a table of two columns."""
     rows = [(_code(name), _code(default), words) for name, default, words in field_words(cls)]
     if not any(default for _, default, _ in rows):
         return _table((head[0], head[2]), [(name, words) for name, _, words in rows])
@@ -86,10 +92,15 @@ def _fields(cls: type, head: tuple[str, ...] = ("name", "default", "what")) -> s
 
 
 def environment(name: str, *options: str) -> str:
-    """Returns what the code says of an environment: spaces, rules, parameters with units, state, scripts, source.
+    """Describe an environment: spaces, rules, parameters with units, state, scripts and source.
 
-    Options: `picture`, drawn of a random episode of a fixed seed; `rules`, the docstrings of `reset`, `step` and
-    `observe`; `source`, which a page of its own text has already.
+    Args:
+        name: a registered environment.
+        *options: `picture` adds a random episode with a fixed seed; `rules` adds the docstrings of
+            `reset`, `step` and `observe`; `source` adds the source named by the module.
+
+    Returns:
+        Markdown.
     """
     import wdjax
 
@@ -97,67 +108,70 @@ def environment(name: str, *options: str) -> str:
     cls, module = type(env), import_module(type(env).__module__)
     parts = [f"`{name}` is {{py:class}}`wdjax.envs.{cls.__name__}`. {inspect.getdoc(cls)}"]
     if "picture" in options:
-        parts += [f"![{name}, random play]({picture(name)})", "*Random play of a fixed seed.*"]
+        parts += [f"![{name}, random play]({picture(name)})", "*Random play, fixed seed.*"]
     parts += ["## Spaces", _spaces(env, params)]
     if "rules" in options:
-        parts += [
-            "## Start",
-            inspect.getdoc(cls.reset),
-            "## A step, and what it pays",
-            inspect.getdoc(cls.step),
-        ]
-        parts += [inspect.getdoc(cls.reward)] if hasattr(cls, "reward") else []
-        observe = cls.observe if "observe" in vars(cls) else module.observe
-        parts += ["## What an agent sees", inspect.getdoc(observe)]
-        parts += [inspect.getdoc(cls.own_features)] if hasattr(cls, "own_features") else []
+        parts += ["## Start", rules(cls.reset), "## Step and reward", rules(cls.step)]
+        if "observe" in vars(cls):
+            parts += ["## Observation", rules(cls.observe)]
     parts += [
         "## Parameters",
-        "Traced: `env_params` of a preset, swept and vmapped without compiling again.",
+        "Traced parameters: set by `env_params` of a preset; swept and vmapped without recompiling.",
     ]
-    parts += [_fields(type(params), ("name", "default", "what, unit"))]
-    static = _fields(cls, ("name", "default", "what"))
+    parts += [_fields(type(params), ("name", "default", "description, unit"))]
     if dataclasses.fields(cls):
-        parts += ["Static: these fix shapes or rules, and compile anew.", static]
+        parts += ["Static fields: they fix shapes or rules; changing one recompiles.", _fields(cls)]
     states = [value for value in vars(module).values() if getattr(value, "__name__", "") == "State"]
     if states:
         parts += ["## State", _fields(states[0], ("name", "default", "shape, type, unit"))]
     if env.scripts:
         names = ", ".join(f"`{script}` ({group})" for script, (group, _) in env.scripts.items())
-        parts += [f"Scripts that play for a group (`wdjax eval --opponents`): {names}."]
+        parts += [f"Scripted policies and their groups (`wdjax eval --opponents`): {names}."]
     if "source" in options:
-        said = inspect.getdoc(module) or ""
-        parts += ["## Source", said[said.index("Source") :].partition(":")[2].strip()]
+        doc = inspect.getdoc(module) or ""
+        parts += ["## Source", doc[doc.index("Source") :].partition(":")[2].strip()]
     text = "\n\n".join(parts)
     return text if "rules" in options else text.replace("\n## ", "\n### ")
+
+
+def rules(method: Any) -> str:
+    """Return the docstring of a method without its sections `Args`, `Returns` and `Raises`."""
+    doc = inspect.getdoc(method) or ""
+    return re.split(r"^(?:Args|Returns|Raises):$", doc, maxsplit=1, flags=re.MULTILINE)[0].strip()
 
 
 def _spaces(env: Any, params: Any) -> str:
     observations, actions = env.observation_space(params), env.action_space(params)
     groups = dict(env.groups) or {"agent": 1}
 
-    def of(spaces, group) -> Any:
+    def space_of(spaces: Any, group: str) -> Any:
         return spaces.spaces[group] if env.groups else spaces
 
     rows = [
-        (_code(group), str(number), describe(of(observations, group)), describe(of(actions, group)))
+        (
+            _code(group),
+            str(number),
+            describe(space_of(observations, group)),
+            describe(space_of(actions, group)),
+        )
         for group, number in groups.items()
     ]
     ends = (
-        "an episode may be cut off by a time limit (truncated)"
+        "episodes can be truncated by a time limit"
         if env.can_truncate
-        else "nothing is truncated"
+        else "episodes are never truncated"
     )
     return (
-        _table(("group", "agents", "observation of one", "action of one"), rows)
-        + f"\nWith its defaults; {ends}."
+        _table(("group", "agents", "observation of one agent", "action of one agent"), rows)
+        + f"\nWith default parameters; {ends}."
     )
 
 
 def describe(space: Any) -> str:
-    """Returns a space in a few words, for a table."""
+    """Return a short description of a space, for a table."""
     if hasattr(space, "spaces"):
         return "; ".join(f"`{name}`: {describe(part)}" for name, part in space.spaces.items())
-    if hasattr(space, "n"):  # a Discrete, which has an nvec of one, too
+    if hasattr(space, "n"):  # Discrete, which also has nvec
         return f"Discrete({space.n})"
     if hasattr(space, "nvec"):
         numbers = [int(number) for number in np.ravel(space.nvec)]
@@ -175,12 +189,15 @@ def describe(space: Any) -> str:
 
 
 def picture(name: str) -> str:
-    """Draws a random episode of a fixed seed up to step FRAMES; returns the picture's path from a page's folder."""
+    """Draw FRAMES env steps of random play with a fixed seed; return the path relative to a page.
+
+    The SVG has a light and a dark palette and follows `prefers-color-scheme`.
+    """
     import jax
 
     import wdjax
 
-    path = PICTURES / f"{name}.png"
+    path = PICTURES / f"{name}.svg"
     if not path.exists():
         env, params = wdjax.make(name)
         replica = wdjax.vectorize(env, num_envs=1)
@@ -193,68 +210,74 @@ def picture(name: str) -> str:
         episode = jax.tree.map(lambda *leaves: np.concatenate(leaves), *states)
         path.parent.mkdir(parents=True, exist_ok=True)
         wdjax.render(env, episode, params, output=path)
-    return f"../_build/pictures/{name}.png"
+    return f"../_build/pictures/{name}.svg"
 
 
 # --- reference ---
 
 
 def names(package: str) -> str:
-    """Returns directives that document every public name of a package, in alphabetical order."""
+    """Return directives that document every public name of a package, in alphabetical order."""
     module = import_module(package)
-    homes = {name for name in module.__all__ if inspect.ismodule(getattr(module, name))}
+    with contextlib.redirect_stdout(io.StringIO()):  # importing jaxmarl prints
+        public = {name: getattr(module, name) for name in sorted(module.__all__)}
     entries = [
-        _entry(package, name, getattr(module, name)) for name in sorted(set(module.__all__) - homes)
+        _entry(package, name, value)
+        for name, value in public.items()
+        if not inspect.ismodule(value)
     ]
     return "\n".join(["```{eval-rst}", *entries, "```"])
 
 
-def _entry(package: str, name: str, found: Any) -> str:
-    if inspect.isclass(found):
-        members = "" if "Config" in name or issubclass(found, Exception) else "   :members:\n"
+def _entry(package: str, name: str, value: Any) -> str:
+    """Return the directive that documents one public name."""
+    if inspect.isclass(value):
+        members = "" if "Config" in name or issubclass(value, Exception) else "   :members:\n"
         return f".. autoclass:: {package}.{name}\n{members}"
-    if callable(found):
+    if callable(value):
         return f".. autofunction:: {package}.{name}\n"
-    return f".. py:data:: {package}.{name}\n\n   {_words_of(found)}\n"
+    return f".. py:data:: {package}.{name}\n\n   {_describe_constant(value)}\n"
 
 
-def _words_of(value: Any) -> str:
-    """Returns what a constant is: Python keeps no docstring of one."""
+def _describe_constant(value: Any) -> str:
+    """Describe a constant, because Python keeps no docstring for it."""
     if isinstance(value, np.ndarray):
-        return f"An outline [{len(value)}, 2] about its place, of size about 1, heading along +x."
+        return (
+            f"Outline, [{len(value)}, 2], centered at the origin, size about 1, pointing along +x."
+        )
     if isinstance(value, dict):
-        return f"Name -> (on light ground, on dark ground): {', '.join(value)}."
+        return f"Name -> (color on light ground, color on dark ground): {', '.join(value)}."
     return f"One of {', '.join(part.__name__ for part in value.__args__)}."
 
 
 def notebooks() -> str:
-    """Returns the contents of the notebooks' part of the site: nothing where there is none."""
-    found = sorted(NOTEBOOKS.glob("*.ipynb"))
-    pages = "\n".join(f"notebooks/{path.stem}" for path in found)
-    return f"```{{toctree}}\n:hidden:\n:caption: Notebooks\n\n{pages}\n```" if found else ""
+    """Return the table of contents of the notebooks; empty if there are none."""
+    paths = sorted(NOTEBOOKS.glob("*.ipynb"))
+    pages = "\n".join(f"notebooks/{path.stem}" for path in paths)
+    return f"```{{toctree}}\n:hidden:\n:caption: Notebooks\n\n{pages}\n```" if paths else ""
 
 
 def configuration(name: str) -> str:
-    """Returns the fields of a part of a preset, with what is true of each."""
+    """Return a table of the fields of a config class, with defaults and allowed values."""
     from wdjax.train.config import facts, schema
 
     cls = getattr(schema, name)
     fields = {field.name: field for field in dataclasses.fields(cls)}
     rows = []
     for field, default, words in field_words(cls):
-        true = [facts.words_of(fields[field])[1:-1], fields[field].metadata.get("allowed", "")]
+        notes = [facts.words_of(fields[field])[1:-1], fields[field].metadata.get("allowed", "")]
         default = {"True": "true", "False": "false"}.get(default, default.strip("'"))  # as in YAML
-        rows.append((_code(field), _code(default), words, "; ".join(filter(None, true))))
-    return _table(("field", "default", "what", "facts"), rows)
+        rows.append((_code(field), _code(default), words, "; ".join(filter(None, notes))))
+    return _table(("field", "default", "description", "notes"), rows)
 
 
 def docstring(module: str) -> str:
-    """Returns the docstring of a module as it stands there."""
+    """Return the docstring of a module as a text block."""
     return f"```text\n{inspect.getdoc(import_module(module))}\n```"
 
 
 def presets() -> str:
-    """Returns the presets, with what each is for and costs: the first lines of its file."""
+    """Return a table of the presets with the comment at the top of each file."""
     folder = ROOT / "experiments" / "configs"
     rows = []
     for path in sorted(folder.glob("*.yaml")):
@@ -264,11 +287,11 @@ def presets() -> str:
             for line in lines[: next(i for i, line in enumerate(lines) if line[:1] != "#")]
         ]
         rows.append((_code(path.stem), " ".join(head)))
-    return _table(("preset", "what"), rows)
+    return _table(("preset", "description"), rows)
 
 
 def commands() -> str:
-    """Returns what `wdjax --help` prints."""
+    """Return the output of `wdjax --help`."""
     from wdjax.experiments import cli
 
     return f"```text\n{inspect.cleandoc(cli.USAGE)}\n```"
@@ -278,14 +301,17 @@ def commands() -> str:
 
 
 def expand(app: Any, page: str, source: list[str]) -> None:
-    """Puts what is made from code in the place of the marks of a page."""
+    """Replace the marks of a page by generated text."""
     source[0] = MARK.sub(
         lambda mark: globals()[mark[1].split()[0]](*mark[1].split()[1:]), source[0]
     )
 
 
 def to_rst(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    """Makes reStructuredText of a docstring, in place: indented equations become literal, stars and bars stay such."""
+    """Convert a docstring to reStructuredText in place.
+
+    Indented equations become literal blocks; stars and bars are escaped.
+    """
     text, literal = [], None
     for i, line in enumerate(lines):
         indent = len(line) - len(line.lstrip())
@@ -300,7 +326,7 @@ def to_rst(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[s
         if literal is None:
             line = re.sub(
                 r"`[^`]*`|[*|]",
-                lambda found: found[0] if len(found[0]) > 1 else "\\" + found[0],
+                lambda match: match[0] if len(match[0]) > 1 else "\\" + match[0],
                 line,
             )
             line = re.sub(r"(?<=\w)_(?=\W|$)", r"\\_", line) if "`" not in line else line
@@ -308,20 +334,23 @@ def to_rst(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[s
             literal, line = indent, line if line.endswith("::") else line + ":"
         text.append(line)
     if what == "class" and dataclasses.is_dataclass(obj) and "Config" not in name:
-        words = [(field, said) for field, _, said in field_words(obj) if said]
+        descriptions = [(field, words) for field, _, words in field_words(obj) if words]
         text += [
             "",
-            *(f"* ``{field}``: {re.sub(r'([*|])', _ESCAPED, said)}" for field, said in words),
+            *(
+                f"* ``{field}``: {re.sub(r'([*|])', _ESCAPED, words)}"
+                for field, words in descriptions
+            ),
             "",
         ]
-    # else napoleon takes what stands before a colon for a type
+    # an empty comment first, or napoleon reads text before a colon as a type
     if what in ("attribute", "property"):
         text = ["..", "", *text]
     lines[:] = text
 
 
 def gather_notebooks() -> None:
-    """Copies the notebooks to where Sphinx finds them: a link's pages would point to each other outside of the site."""
+    """Copy the notebooks below `docs`, so that links between them stay inside the site."""
     shutil.rmtree(NOTEBOOKS, ignore_errors=True)
     NOTEBOOKS.mkdir()
     for path in (ROOT / "experiments" / "notebooks").glob("*.ipynb"):
@@ -329,7 +358,7 @@ def gather_notebooks() -> None:
 
 
 def setup(app: Any) -> dict[str, bool]:
-    """Called by Sphinx."""
+    """Register the extension."""
     gather_notebooks()
     app.connect("source-read", expand)
     app.connect("autodoc-process-docstring", to_rst, priority=100)  # before napoleon's
