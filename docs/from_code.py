@@ -218,8 +218,8 @@ def picture(name: str) -> str:
 
 def names(package: str) -> str:
     """Return directives that document every public name of a package, in alphabetical order."""
-    module = import_module(package)
-    with contextlib.redirect_stdout(io.StringIO()):  # importing jaxmarl prints
+    with contextlib.redirect_stdout(io.StringIO()):  # jaxmarl prints when it is imported
+        module = import_module(package)
         public = {name: getattr(module, name) for name in sorted(module.__all__)}
     entries = [
         _entry(package, name, value)

@@ -1,1 +1,1 @@
-"""Published learning curves: what the learning table's presets reach, stored, and a script that measures it again."""
+"""Reference curves: stored results of presets, and a script that measures them again."""

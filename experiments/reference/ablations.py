@@ -1,12 +1,12 @@
-"""What each part of the preset tag_continuous_ppo is worth: trained without it, in a smaller game, over three seeds.
+"""Ablations of the preset tag_continuous_ppo: train it without one part, in a smaller game, over three seeds.
 
     python -m wdjax.experiments.reference.ablations                       # every variant, one table
     python -m wdjax.experiments.reference.ablations "no past selves" fresh_runners
 
-Two taggers hunt twenty runners, in a square of the preset's density, for half of its env steps; who it names meets
-what the preset's next seed learned. Fresh opponents are of the whole game and length, one seed: a side learns from
-nothing against what `reference:tag_continuous` does on the other, which learns no more. A number is the mean over
-seeds, with the smallest and the largest in brackets; times of training and of compiling are those beside others.
+Two taggers hunt twenty runners at the agent density of the preset, for half of its env steps. Each variant plays
+against the policies of the preset with the next seed. `fresh_taggers` and `fresh_runners` use the full game: one side
+learns from scratch against the frozen policies of `reference:tag_continuous`, one seed. Numbers are means over seeds,
+with the smallest and largest seed in parentheses. Training and compile times include other runs on the same machine.
 """
 
 import concurrent.futures
@@ -23,7 +23,7 @@ from wdjax.train import Player, cross_play, load_config
 PRESET, REFERENCE = "tag_continuous_ppo", "reference:tag_continuous"
 SEEDS, EPISODES, AT_ONCE = 3, 64, 6
 SIDES = ("tagger", "runner")
-WHOLE = "the preset"  # whose learned policies the others meet
+WHOLE = "the preset"  # the other variants play against its policies
 SMALL = {"env_params.num_taggers": 2, "env_params.num_runners": 20, "env_params.grid_length": 9.0}
 NO_PAST = {f"policies.{side}.past_selves": 0 for side in SIDES}
 NO_SCRIPT = {"policies.runner.opponents": {}}
@@ -37,7 +37,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "taggers: deep_sets (64)": {"policies.tagger.network": {"encoder": "deep_sets", "hidden_sizes": [64], **TANH}},
     "runners: attention (64)": {"policies.runner.network": {"encoder": "attention", "hidden_sizes": [64], **TANH}},
     "both: a GRU (64)": {
-        "policies.runner.minibatches": 32,  # of whole sequences
+        "policies.runner.minibatches": 32,  # minibatches of complete sequences
         **{f"policies.{side}.network.recurrent_size": 64 for side in SIDES},
     },
     "no flee_nearest": NO_SCRIPT,
@@ -52,7 +52,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def fresh(side: str) -> dict[str, Any]:
-    """Returns the changes by which one side learns from nothing, and the other is that of the reference, frozen."""
+    """Return the changes for one side to learn from scratch against the frozen reference."""
     [other] = set(SIDES) - {side}
     return {f"policies.{other}.checkpoint": REFERENCE, f"policies.{other}.trainable": False} | NO_PAST | NO_SCRIPT
 
@@ -61,19 +61,23 @@ FRESH = {f"fresh_{side}s": fresh(side) for side in SIDES}
 
 
 def sooner(changes: Mapping[str, Any], factor: float) -> dict[str, Any]:
-    """Return changes by which a run of the preset, whose schedules follow, takes a fraction of the env steps."""
+    """Return changes that shorten a run of the preset to a fraction of its env steps."""
     return {"total_env_steps": int(load_config(PRESET).total_env_steps * factor), **changes}
 
 
 def mean_and_ends(values: Iterable[float]) -> str:
-    found = list(values)
-    ends = f" ({words(min(found))} .. {words(max(found))})" if len(found) > 1 else ""
-    return words(sum(found) / len(found)) + ends
+    """Return the mean with the smallest and largest value as text."""
+    numbers = list(values)
+    ends = f" ({words(min(numbers))} .. {words(max(numbers))})" if len(numbers) > 1 else ""
+    return words(sum(numbers) / len(numbers)) + ends
 
 
 def compare(trained: Trained, whole: Trained) -> list[str]:
-    """Returns the cells of a variant's line: steps to the last random runner; its runners left by chase_nearest; of
-    the preset's next seed its taggers leave so many runners, and that one's taggers of its runners."""
+    """Return the cells of a variant's line.
+
+    Steps until no random runner is left; runners left by chase_nearest; runners of the preset's next seed left by the
+    variant's taggers; runners of the variant left by that seed's taggers; seconds of training and compiling.
+    """
     numbers: list[list[float]] = [[], [], [], []]
     env = trained.learner.env
     for seed, state in enumerate(trained.states):
@@ -92,7 +96,7 @@ def compare(trained: Trained, whole: Trained) -> list[str]:
 
 
 def meet(trained: Trained) -> list[str]:
-    """Returns the cells of a line of fresh opponents: how many runners are left where they meet the reference."""
+    """Return the cells of a line of fresh opponents: runners left against the reference, and seconds."""
     left = []
     for seed, state in enumerate(trained.states):
         games = cross_play(trained.learner, state, jax.random.key(seed), EPISODES, opponents=())["trained", "trained"]
@@ -101,7 +105,7 @@ def meet(trained: Trained) -> list[str]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Trains the variants named on the command line, or all, several at once, and prints a line of each."""
+    """Train the named variants, or all, several at once, and print a line for each."""
     parser = Parser(__doc__, {**VARIANTS, **FRESH}, repeats=0, prog="python -m wdjax.experiments.reference.ablations")
     names = parser.parse(arguments).rows
     small = [name for name in names if name in VARIANTS]
@@ -109,7 +113,7 @@ def main(arguments: list[str] | None = None) -> None:
     changes |= {name: FRESH[name] for name in names if name in FRESH}
     configs = {name: load_config(PRESET, **own) for name, own in changes.items()}
     start = time.perf_counter()
-    with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:  # while one is compiled, others train
+    with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:  # variants train while others compile
         runs: dict[str, concurrent.futures.Future[Trained]] = {}
 
         def line(name: str) -> list[str]:
@@ -120,7 +124,7 @@ def main(arguments: list[str] | None = None) -> None:
         lines = {pool.submit(line, name): name for name in configs}
         for done in concurrent.futures.as_completed(lines):
             print("|", " | ".join([lines[done], *done.result()]), "|", flush=True)
-    print(f"{time.perf_counter() - start:.0f} s in all, on {machine()}")
+    print(f"{time.perf_counter() - start:.0f} s in total, on {machine()}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The rows of the learning table: which preset, over how many seeds, what is measured and what it has to reach."""
+"""Reference rows: preset, number of seeds, measured numbers and targets."""
 
 import dataclasses
 import functools
@@ -17,11 +17,11 @@ Measured = dict[str, float]
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """What a number has to reach: its mean over seeds, or the number of every seed."""
+    """Target for the mean over seeds, or for every seed."""
 
     limit: float
     at_least: bool = True
-    """else at most"""
+    """False: `limit` is an upper bound"""
     every_seed: bool = False
 
     def words(self) -> str:
@@ -34,27 +34,27 @@ class Target:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One row: `measure(learner, state, metrics, key)` of each seed gives the numbers that `targets` names."""
+    """One reference row; `measure(learner, state, metrics, key)` returns the numbers named by `targets`."""
 
     preset: str
     measure: Callable[[Learner, TrainState, Mapping[str, np.ndarray], jax.Array], Measured]
-    """of a trained state, its metrics of all updates [num_updates], and a key for episodes"""
+    """called with a trained state, its metrics [num_updates] and a key for episodes"""
     targets: dict[str, Target | None]
-    """number -> what the learning table asks for; None: nothing, its band is checked all the same"""
+    """name of a number -> target; None: no target, only its band is checked"""
     seeds: int = 5
-    """they train side by side in one program"""
+    """number of seeds, trained together in one program"""
     within: int | None = None
-    """env steps that the run may take, where the table says so"""
+    """maximum number of env steps, or None"""
     note: str = ""
-    """what a reader of its curve must know"""
+    """note printed below the curve"""
     quick: bool = False
-    """whether the slow-marked test reruns it: seconds on a CPU"""
+    """the slow tests rerun it, in seconds on a CPU"""
 
 
 def greedy_return(
     learner: Learner, state: TrainState, metrics: Mapping[str, np.ndarray], key: jax.Array, episodes: int = 1_000
 ) -> Measured:
-    """Returns the mean return of whole episodes from fresh starts, with the most likely actions."""
+    """Return the mean return of complete episodes from fresh starts with the most likely actions."""
     [returns] = evaluate(learner, state, key, episodes, greedy=True).episode_return.values()
     return {RETURN: float(returns.mean())}
 
@@ -62,20 +62,20 @@ def greedy_return(
 def steps_until(
     learner: Learner, state: TrainState, metrics: Mapping[str, np.ndarray], key: jax.Array, level: float
 ) -> Measured:
-    """Returns the env steps after which the training return was `level`, infinity where it never was; see
-    `first_reached`."""
+    """Return the env steps until the training return reached `level`, or infinity; see `first_reached`."""
     [name] = learner.config.policies
     update = first_reached(metrics[f"{name}/episode_return"], metrics["episodes"], level)
     return {f"env steps until {level:g}": (update + 1) * learner.config.env_steps_per_update}
 
 
 def first_reached(episode_return: np.ndarray, episodes: np.ndarray, level: float, window: int = 5) -> float:
-    """Returns the first update at which the mean return of the episodes that ended in it and in the `window` - 1 before
-    it is at least `level`, or infinity.
+    """Return the first update at which the mean return over `window` updates is at least `level`, or infinity.
 
     Args:
-        episode_return: [num_updates], of the episodes that ended in an update; NaN where none did.
-        episodes: [num_updates], their number.
+        episode_return: [num_updates], mean return of the episodes that ended in an update; NaN without any.
+        episodes: [num_updates], number of these episodes.
+        level: return to reach.
+        window: number of updates to average over.
     """
     total = np.where(episodes > 0, episode_return, 0.0) * episodes
     for update in range(window - 1, len(total)):
@@ -89,8 +89,7 @@ def against_others(
     learner: Learner, state: TrainState, metrics: Mapping[str, np.ndarray], key: jax.Array, episodes: int, greedy: bool,
     scripts: Sequence[str] = (),
 ) -> Measured:  # fmt: skip
-    """Returns what trained taggers do to random runners, random taggers to trained runners, and random to random; then
-    what scripts do, on either side, against those who were trained."""
+    """Evaluate trained, random and scripted policies of taggers and runners against each other."""
     cells = cross_play(learner, state, key, episodes, greedy, opponents=("random", *scripts))
     runners = learner.env.groups["runner"]
     left = {cell: float((runners - episodes.episode_info["tags"]).mean()) for cell, episodes in cells.items()}
@@ -121,9 +120,9 @@ ROWS: dict[str, Row] = {
     "mountain_car": Row("mountain_car_ppo", greedy_return, {RETURN: Target(-115)}, within=5_000_000),
     "continuous_mountain_car_ddpg": Row(
         "continuous_mountain_car_ddpg", greedy_return, {RETURN: Target(92)}, within=1_000_000,
-        note="A point is the mean of the episodes that ended in that stretch: the first has only the short ones, "
-        "whose goal was reached soon, hence the start near 88 and the fall when the long ones end. The actions of "
-        "training are noisy; the row's number is of greedy ones.",
+        note="Each point is the mean return of the episodes that ended in that bin. The first bin contains only short "
+        "episodes, which reached the goal early, so the curve starts near 88 and falls when longer episodes end. "
+        "Training actions include exploration noise; the greedy return is measured without it.",
     ),
     "pendulum_ddpg": Row("pendulum_ddpg", greedy_return, {RETURN: Target(-170)}, within=1_000_000, quick=True),
     "pendulum_ppo": Row("pendulum_ppo", greedy_return, {RETURN: Target(-170)}, within=1_000_000),
@@ -135,7 +134,7 @@ ROWS: dict[str, Row] = {
             "trained runners left": Target(0.95),
             "random runners left by random taggers": None,
         },
-        seeds=20,  # of 100, one takes 83 steps where most take 22
+        seeds=20,  # few seeds are slow: one of 100 took 83 steps, most took 22
     ),
     "tag_continuous": Row(
         "tag_continuous_ppo",
@@ -149,8 +148,8 @@ ROWS: dict[str, Row] = {
             "flee_nearest left by trained taggers": Target(0, at_least=False),
             "last step against flee_nearest": Target(150, at_least=False),
         },
-        note="Both curves are returns of training games, whose opponents change: until 6.5 M env steps nine games in "
-        "ten are against the runners' first, random selves; from 7 M on three in ten, and in half of them the taggers "
-        "are their first selves. That is the cliff: who plays changes there, not how well the taggers hunt.",
+        note="The opponents of both policies change during training, which causes the steps in the curves. Until 6.5 M "
+        "env steps, the runners of nine of ten episodes are the first, random ones. From 7 M on it is three of ten, "
+        "and in half of the episodes the taggers are the first ones. The steps do not measure how well taggers hunt.",
     ),
 }  # fmt: skip

@@ -160,10 +160,10 @@ def test_band():
     assert leaves_band("row", result_of(low), stored) == leaves_band("row", result_of(high), stored) == []
     for outside in (low - 0.1, high + 0.1, math.nan):
         [sentence] = leaves_band("row", result_of(outside), stored)
-        assert sentence == f"row: number, mean, is {outside:,.6g}: outside of the stored band {low:,.6g} .. {high:,.6g}"
-    assert leaves_band("row", result_of(1.0), None) == ["row: nothing is stored: store it with --update"]
+        assert sentence == f"row: number, mean, is {outside:,.6g}: outside the stored band {low:,.6g} .. {high:,.6g}"
+    assert leaves_band("row", result_of(1.0), None) == ["row: no stored result. Store one with --update."]
     other = {"numbers": {"other": stored["numbers"]["number"]}}
-    assert leaves_band("row", other, stored) == ["row: other: nothing is stored: store it with --update"]
+    assert leaves_band("row", other, stored) == ["row: other: no stored result. Store one with --update."]
 
 
 def size_of_parameters(learner, state, metrics, key):
@@ -235,7 +235,7 @@ def test_script_stores_checks_and_refuses(tiny, quick_compile, monkeypatch, tmp_
     assert absent.value.code == 1
     main(["tiny", "--update", *folder])
     assert (tmp_path / "plots" / "tiny.png").stat().st_size < 60_000
-    assert "| tiny |" in (tmp_path / "README.md").read_text(encoding="utf8")
+    assert "## tiny" in (tmp_path / "README.md").read_text(encoding="utf8")
     main(["tiny", *folder])  # on the same machine the same numbers
     file = tmp_path / "results" / "tiny.yaml"
     stored = read_yaml(file)
