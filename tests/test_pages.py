@@ -1,7 +1,10 @@
 """Content of the README and of the pages of the site."""
 
+import importlib.util
 import re
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -9,6 +12,14 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 def read(name):
     return (ROOT / name).read_text(encoding="utf8")
+
+
+def from_code():
+    """Return the module that generates parts of pages from the code."""
+    spec = importlib.util.spec_from_file_location("from_code", ROOT / "docs" / "from_code.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def test_how_to_pages_are_listed_in_the_order_of_a_reader():
@@ -24,3 +35,68 @@ def test_pages_agree_on_the_cost_of_deterministic():
 def test_the_page_on_export_names_the_six_months_of_jax():
     pages = [page.read_text(encoding="utf8") for page in PAGES]
     assert any("wdjax export" in text and re.search(r"six months|6 months|180 days", text) for text in pages)
+
+
+def test_the_reference_curves_page_has_no_note_to_maintainers():
+    assert "do not edit" not in read("experiments/reference/README.md")
+
+
+def test_tables_of_the_reference_curves_have_at_most_four_columns():
+    rows = [line for line in read("experiments/reference/README.md").splitlines() if line.startswith("|")]
+    assert rows
+    assert max(line.count("|") - 1 for line in rows) <= 4
+
+
+def test_a_workload_has_one_speed_on_all_pages():
+    lines = [line for page in PAGES for line in page.read_text(encoding="utf8").splitlines()]
+    ours = [line for line in lines if re.match(r"\| (`tag_gridworld`|the same as `wdjax train tag_gridworld`)", line)]
+    speeds = {speed for line in ours for speed in re.findall(r"^\|[^|]+\| (\d+) M ", line)}
+    assert speeds
+    assert len(speeds) == 1
+
+
+def test_notebooks_of_the_site_have_outputs_by_default():
+    assert 'nb_execution_mode = "off" if os.environ.get("EXECUTE") == "0" else "cache"' in read("docs/conf.py")
+
+
+def test_a_page_of_an_environment_shows_no_docstring_of_an_inner_function():
+    text = from_code().environment("tag_continuous", "rules")
+    assert "num_own" not in text
+    assert not re.search(r"^Returns? the rewards", text, re.MULTILINE)
+    assert not re.search(r"^(Args|Returns|Raises):", text, re.MULTILINE)
+
+
+def test_the_picture_of_an_environment_follows_the_theme(tmp_path):
+    module = from_code()
+    module.PICTURES = tmp_path
+    top = module.environment("cartpole", "picture").partition("# Spaces")[0]
+    assert "cartpole.svg" in top
+    assert "prefers-color-scheme:dark" in (tmp_path / "cartpole.svg").read_text(encoding="utf8")
+
+
+def test_stored_pictures_of_the_site_follow_the_theme():
+    style = read("docs/site.css")
+    assert 'html_css_files = ["site.css"]' in read("docs/conf.py")
+    assert "prefers-color-scheme: dark" in style
+    pictures = 'article img:is([src$=".png"], [src$=".gif"])'  # of pages and of notebooks
+    for dark in ('body[data-theme="dark"]', 'body:not([data-theme="light"])'):
+        assert re.search(rf"{re.escape(f'{dark} {pictures}')} {{\s+filter: invert", style)
+
+
+def test_commands_wrap_on_narrow_pages():
+    assert re.search(r"\.highlight-sh pre {\s+white-space: pre-wrap", read("docs/site.css"))
+
+
+def test_the_warp_drive_page_names_the_epsilon_of_adam():
+    assert "optimizer_epsilon" in read("docs/from_warp_drive.md")
+
+
+@pytest.mark.parametrize("name", ["PQN-VDN", "TransfQMIX", "SHAQ"])
+def test_the_comparison_names_the_algorithms_of_jaxmarl(name):
+    assert name in read("docs/comparison.md")
+
+
+def test_the_limits_page_states_which_custom_algorithms_are_possible():
+    text = read("docs/limits.md")
+    assert "No team losses" in text
+    assert "transitions of all trained policies" in " ".join(text.split())
