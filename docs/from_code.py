@@ -5,7 +5,6 @@ A line `<!-- from code: environment cartpole -->` is replaced by the result of
 """
 
 import ast
-import contextlib
 import dataclasses
 import inspect
 import io
@@ -17,6 +16,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -218,7 +218,7 @@ def picture(name: str) -> str:
 
 def names(package: str) -> str:
     """Return directives that document every public name of a package, in alphabetical order."""
-    with contextlib.redirect_stdout(io.StringIO()):  # jaxmarl prints when it is imported
+    with mock.patch("builtins.print"):  # importing jaxmarl prints, and replaces sys.stdout
         module = import_module(package)
         public = {name: getattr(module, name) for name in sorted(module.__all__)}
     entries = [
