@@ -83,6 +83,13 @@ def test_stored_pictures_of_the_site_follow_the_theme():
         assert re.search(rf"{re.escape(f'{dark} {pictures}')} {{\s+filter: invert", style)
 
 
+def test_commands_fit_on_a_page():
+    texts = [page.read_text(encoding="utf8") for page in PAGES]
+    blocks = [block for text in texts for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL)]
+    long = [line for block in blocks for line in block.splitlines() if len(line.partition("   #")[0]) > 86]
+    assert not long
+
+
 def test_commands_wrap_on_narrow_pages():
     assert re.search(r"\.highlight-sh pre {\s+white-space: pre-wrap", read("docs/site.css"))
 
