@@ -1,4 +1,7 @@
-"""The environments: rules only, one environment a file. A new one is one file and one line in the list below."""
+"""Bundled environments and their registry.
+
+To add an environment, write its module and add it to `_REGISTRY`.
+"""
 
 import dataclasses
 import importlib
@@ -42,7 +45,7 @@ _REGISTRY: dict[str, type[Env] | Env] = {
     "taxed_commons": TaxedCommons,
 }
 
-# What stands before the colon in the name of another library's environment -> the module whose `make` builds it.
+# Library prefix of an environment name ("gymnax:CartPole-v1") -> module with the matching `make`.
 LIBRARIES = {"gymnax": "wdjax.adapters._from_gymnax", "jaxmarl": "wdjax.adapters._from_jaxmarl"}
 
 __all__ = [
@@ -65,7 +68,7 @@ __all__ = [
 ]
 
 
-# What type checkers know of a name.
+# Overloads for type checkers: the types of bundled environments by name.
 @overload
 def make(name: Literal["acrobot"], **arguments: Any) -> tuple[Acrobot, acrobot.Params]: ...
 @overload
@@ -107,21 +110,25 @@ def make(name: Literal["taxed_commons"], **arguments: Any) -> tuple[TaxedCommons
 @overload
 def make(name: str, **arguments: Any) -> tuple[Env, Any]: ...
 def make(name: str, **arguments: Any) -> tuple[Env, Any]:
-    """Builds an environment and its params.
+    """Create an environment and its parameters.
 
     Args:
-        name: of an environment that is registered or that an installed package announces (`list_envs`);
-            "package.module:Class" of one's own; or of another library's: "gymnax:CartPole-v1",
-            "jaxmarl:MPE_simple_spread_v3" (`wdjax.adapters.from_gymnax` and `from_jaxmarl` say what becomes of it).
-        **arguments: static fields of the environment and fields of its params, by name; the rest keep their defaults.
+        name: a registered environment or one provided by an installed package (see `list_envs`); a
+            custom class as "package.module:Class"; or an environment of another library, such as
+            "gymnax:CartPole-v1" or "jaxmarl:MPE_simple_spread_v3" (see `wdjax.adapters.from_gymnax`
+            and `wdjax.adapters.from_jaxmarl`).
+        **arguments: static fields of the environment and fields of its params, by name. Omitted
+            fields keep their defaults.
 
     Returns:
-        (env, params): a frozen, hashable Env, and a pytree of NumPy scalars (float32, int32) and arrays.
+        (env, params): a frozen, hashable Env, and a pytree of NumPy scalars (float32, int32) and
+        arrays.
 
     Raises:
-        ValueError: for an unknown name, with the nearest right one, and for a value out of range.
-        TypeError: for a value of the wrong kind, and for "package.module:Name" that is no environment.
-        ImportError: where the library is not installed.
+        ValueError: if the name is unknown (the message suggests the closest name) or a value is out
+            of range.
+        TypeError: if a value has the wrong type, or "package.module:Name" is not an environment.
+        ImportError: if the library is not installed.
     """
     library, colon, rest = (
         name.partition(":") if isinstance(name, str) and name not in _REGISTRY else ("", "", "")
@@ -138,32 +145,36 @@ def make(name: str, **arguments: Any) -> tuple[Env, Any]:
 
 
 def register(name: str, env: type[Env] | Env, replace: bool = False) -> None:
-    """Adds an environment under a name of its own, so that `make` and presets know it.
+    """Register an environment for `make` and presets, in the current process.
 
     Args:
-        name: its name from now on, in this process.
-        env: a class, or one environment of it, whose static fields and params are then the defaults of `make`:
+        name: the name to register.
+        env: a subclass of wdjax.Env, or an instance whose static fields and params become the
+            defaults of `make`:
             `wdjax.register("mine", wdjax.adapters.from_gymnax(MyEnv())[0])`.
-        replace: whether it may take the name of another one. A class that is defined anew, as when a notebook's cell
-            runs twice, takes its own name in any case.
+        replace: whether to replace another environment of this name. Registering the same class
+            again, for example by rerunning a notebook cell, is always allowed.
 
     Raises:
-        ValueError: where another environment already has the name.
-        TypeError: where `name` is not a string, `env` neither a wdjax.Env nor a subclass of it, or a class with a field
-            that has no default, which `make(name)` could not build.
+        ValueError: if another environment has this name.
+        TypeError: if `name` is not a string, `env` is neither a wdjax.Env nor a subclass, or a
+            field of the class has no default.
     """
     if not isinstance(name, str):
         raise TypeError(f"name = {name!r}: must be a string")
-    # before a colon stands another library
-    plain = name and ":" not in name and name == name.strip()
-    require(plain, "name", name, "a name without ':' and without spaces around it")
+    # a colon separates the prefix of another library
+    is_plain = name and ":" not in name and name == name.strip()
+    require(is_plain, "name", name, "a name without ':' and without surrounding spaces")
     _require_env("env", env)
     old = _REGISTRY.get(name, env)
-    again = old == env or (
+    is_same = old == env or (
         isinstance(old, type) and isinstance(env, type) and _full_name(old) == _full_name(env)
     )
     require(
-        again or replace, "name", name, "a name that no other environment has (or replace=True)"
+        is_same or replace,
+        "name",
+        name,
+        "a name that is not in use. Pass replace=True to replace it",
     )
     _REGISTRY[name] = env
 
@@ -173,19 +184,25 @@ def _full_name(cls: type) -> tuple[str, str]:
 
 
 def list_envs() -> list[str]:
-    """Returns the names of all environments that are registered or that installed packages announce by the entry points
-    `wdjax.envs`, sorted; those of other libraries are not among them."""
+    """Return the sorted names of all registered environments.
+
+    These include environments that installed packages provide through the entry point group
+    `wdjax.envs`, but not environments of other libraries such as gymnax.
+    """
     return sorted({*_REGISTRY, *(entry.name for entry in announced("wdjax.envs"))})
 
 
 def env_class(name: str) -> type[Env]:
-    """Returns the class that `make` builds for a name; raises as `make`, with the nearest right name."""
+    """Return the environment class that `make` instantiates for a name.
+
+    Raises the same errors as `make` for an unknown name.
+    """
     source = _find(name)
     return source if isinstance(source, type) else type(source)
 
 
 def _find(name: str) -> type[Env] | Env:
-    """Returns what is registered or announced under a name, or what "package.module:Name" names."""
+    """Look up a registered name, an entry point, or "package.module:Name"."""
     if name in _REGISTRY:
         return _REGISTRY[name]
     if isinstance(name, str) and ":" in name:
@@ -193,32 +210,33 @@ def _find(name: str) -> type[Env] | Env:
             require_known("library", name.partition(":")[0], LIBRARIES)
         path = name
     else:
-        others = {entry.name: entry.value for entry in announced("wdjax.envs")}
-        require_known("environment", name, {*_REGISTRY, *others})
-        path = others[name]
-    found = import_named("environment", path)
-    _require_env(f"environment {name!r}", found)
-    return found
+        entry_points = {entry.name: entry.value for entry in announced("wdjax.envs")}
+        require_known("environment", name, {*_REGISTRY, *entry_points})
+        path = entry_points[name]
+    env = import_named("environment", path)
+    _require_env(f"environment {name!r}", env)
+    return env
 
 
-def _is_library(word: str) -> bool:
-    """Whether a word before a colon is meant as a library's name: near to one of these, and no module that there is."""
-    near = word.isidentifier() and bool(get_close_matches(word, LIBRARIES))
-    # which fails for __main__
-    return not word or (near and not lies_here(word) and find_spec(word) is None)
+def _is_library(prefix: str) -> bool:
+    """Return whether a prefix is a misspelled library: close to a known one, and not a module."""
+    is_close = prefix.isidentifier() and bool(get_close_matches(prefix, LIBRARIES))
+    # find_spec comes last because it raises for __main__
+    return not prefix or (is_close and not lies_here(prefix) and find_spec(prefix) is None)
 
 
-def _require_env(what: str, found: Any) -> None:
-    if not (isinstance(found, Env) or (isinstance(found, type) and issubclass(found, Env))):
+def _require_env(subject: str, source: Any) -> None:
+    """Raise TypeError unless `source` is an Env, or a subclass that needs no arguments."""
+    if not (isinstance(source, Env) or (isinstance(source, type) and issubclass(source, Env))):
         raise TypeError(
-            f"{what} = {found!r}: must be a subclass of wdjax.Env, or an environment of one"
+            f"{subject} = {source!r}: must be a subclass of wdjax.Env, or an instance of a subclass"
         )
-    for field in dataclasses.fields(found) if isinstance(found, type) else ():
+    for field in dataclasses.fields(source) if isinstance(source, type) else ():
         if (
             field.init
             and field.default is dataclasses.MISSING
             and field.default_factory is dataclasses.MISSING
         ):
             raise TypeError(
-                f"{found.__name__}.{field.name} has no default: give it one, or register an environment"
+                f"{source.__name__}.{field.name} has no default. Add a default, or register an instance"
             )

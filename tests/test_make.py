@@ -248,7 +248,7 @@ def test_register_one_environment():
         wdjax.make("walk", tune="lo")
     with pytest.raises(ValueError, match="unknown parameter of Named 'legz': did you mean 'legs'"):
         wdjax.make("walk", legz=3)
-    with pytest.raises(ValueError, match="must be a name that no other environment has"):
+    with pytest.raises(ValueError, match="must be a name that is not in use"):
         wdjax.register("walk", Named(legs=5, tune="la"))
     wdjax.register("walk", Named(legs=5, tune="la"), replace=True)
     assert wdjax.make("walk")[0].legs == 5
@@ -256,7 +256,7 @@ def test_register_one_environment():
 
 @pytest.mark.usefixtures("registry")
 def test_register_refuses():
-    with pytest.raises(ValueError, match=r"name = 'cartpole': must be a name that no other environment has"):
+    with pytest.raises(ValueError, match=r"name = 'cartpole': must be a name that is not in use"):
         wdjax.register("cartpole", Walk)
     for bad in (dict, "walk", None):
         with pytest.raises(TypeError, match=r"must be a subclass of wdjax\.Env"):
@@ -267,7 +267,7 @@ def test_register_refuses():
     class Legged(Walk):
         legs: int
 
-    with pytest.raises(TypeError, match=r"Legged\.legs has no default: give it one, or register an environment"):
+    with pytest.raises(TypeError, match=r"Legged\.legs has no default. Add a default, or register an instance"):
         wdjax.register("other", Legged)
     wdjax.register("other", Legged(4))
     assert wdjax.make("other")[0] == Legged(4)

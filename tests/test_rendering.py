@@ -182,7 +182,7 @@ def test_acrobot_is_drawn_in_its_proportions():
 def test_car_stands_on_the_track_at_its_position():
     for name, goal in (("mountain_car", 0.5), ("continuous_mountain_car", 0.45)):
         scene = scene_of(name, (-0.1, -0.035))
-        assert scene.captions[0].endswith("velocity -0.035 m a step")
+        assert scene.captions[0].endswith("velocity -0.035 m/step")
         wheels = next(mark for mark in scene.marks if isinstance(mark, Shapes) and mark.x.shape == (1, 2))
         np.testing.assert_allclose((wheels.x.mean(), wheels.y.mean()), (-0.1, 0.55 + 0.45 * np.sin(-0.3)), atol=0.025)
         assert scene_of(name, (goal, 0.0)).captions[0].endswith("arrived")

@@ -1,4 +1,4 @@
-"""Classic control: gymnasium's dynamics, names and defaults, in float32."""
+"""Classic control with the dynamics, names and defaults of gymnasium, in float32."""
 
 from wdjax.envs.classic_control.acrobot import Acrobot
 from wdjax.envs.classic_control.cartpole import CartPole

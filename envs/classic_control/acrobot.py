@@ -1,8 +1,8 @@
-"""Acrobot: swing up an arm of two links by a torque at the joint between them.
+"""Acrobot: swing up a two-link arm with a torque at the joint between the links.
 
-Source: Sutton, "Generalization in reinforcement learning: successful examples using sparse coarse coding", NIPS (1995);
-equations of Sutton, Barto, "Reinforcement learning: an introduction" (the "book" dynamics), constants and integration
-as in gymnasium's Acrobot-v1.
+Source: Sutton, "Generalization in reinforcement learning: successful examples using sparse coarse
+coding", NIPS (1995); equations of Sutton, Barto, "Reinforcement learning: an introduction" (the
+"book" dynamics); constants and integration as in gymnasium's Acrobot-v1.
 """
 
 import dataclasses
@@ -24,42 +24,44 @@ from wdjax.envs.classic_control.game import (
 )
 from wdjax.spaces import Box, Discrete
 
-START = 0.1  # rad and rad/s: every number of a start is within it
-# of every number of the physics, in its unit: speeds are squared in each stage of a step
-LARGE = 1_000.0
+START = 0.1  # rad and rad/s, largest absolute value of each initial angle and speed
+LARGE = 1_000.0  # largest absolute value of each parameter; integration squares speeds
 
 
 class State(struct.PyTreeNode):
-    """Two links: the first turns about a fixed joint, the second about the end of the first."""
+    """Angles and speeds of two links: the first pivots on a fixed joint, the second on its end."""
 
-    theta1: jax.Array  # () float32, rad, of the first link from hanging down, between -pi and pi
-    theta2: jax.Array  # () float32, rad, of the second link from the first, between -pi and pi
-    theta1_dot: jax.Array  # () float32, rad/s
-    theta2_dot: jax.Array  # () float32, rad/s
+    theta1: jax.Array  # () float32, rad, first link from hanging down, in [-pi, pi]
+    theta2: jax.Array  # () float32, rad, second link relative to the first, in [-pi, pi]
+    theta1_dot: jax.Array  # () float32, rad/s, angular speed of the first joint
+    theta2_dot: jax.Array  # () float32, rad/s, angular speed of the second joint
     time: jax.Array  # () int32, steps since the reset
 
 
 class Params(struct.PyTreeNode):
-    """Physics under gymnasium's names."""
+    """Physical parameters with gymnasium's names."""
 
-    LINK_LENGTH_1: float = 1.0  # m
-    LINK_LENGTH_2: float = 1.0  # m; only the drawing needs it
+    LINK_LENGTH_1: float = 1.0  # m, length of the first link
+    LINK_LENGTH_2: float = 1.0  # m, length of the second link, used only for drawing
     LINK_MASS_1: float = 1.0  # kg
     LINK_MASS_2: float = 1.0  # kg
-    LINK_COM_POS_1: float = 0.5  # m, of the centre of mass from the link's joint
-    LINK_COM_POS_2: float = 0.5  # m
+    LINK_COM_POS_1: float = 0.5  # m, distance of the center of mass from the link's joint
+    LINK_COM_POS_2: float = 0.5  # m, distance of the center of mass from the link's joint
     LINK_MOI: float = 1.0  # kg m^2, moment of inertia of each link
-    MAX_VEL_1: float = 4 * np.pi  # rad/s
-    MAX_VEL_2: float = 9 * np.pi  # rad/s
-    AVAIL_TORQUE: tuple[float, float, float] = (-1.0, 0.0, 1.0)  # N m, of each action
-    dt: float = 0.2  # s, one step
+    MAX_VEL_1: float = 4 * np.pi  # rad/s, limit of theta1_dot
+    MAX_VEL_2: float = 9 * np.pi  # rad/s, limit of theta2_dot
+    AVAIL_TORQUE: tuple[float, float, float] = (-1.0, 0.0, 1.0)  # N m, torque of each action
+    dt: float = 0.2  # s, duration of a step
     gravity: float = 9.8  # m/s^2
-    episode_length: int = 500  # steps, then truncated
+    episode_length: int = 500  # steps, after which the episode is truncated
 
 
 @dataclasses.dataclass(frozen=True)
 class Acrobot(ClassicControl):
-    """One agent, Discrete(3) actions (one torque each), observation: cosine and sine of both angles, both speeds."""
+    """One agent chooses one of three torques, Discrete(3).
+
+    It observes the cosine and sine of both angles and both angular speeds.
+    """
 
     default_params: ClassVar[Params] = Params()
     reward_threshold: ClassVar[float | None] = -100.0
@@ -85,7 +87,7 @@ class Acrobot(ClassicControl):
             np.all(params.dt <= 1),
             "dt",
             params.dt,
-            "at most 1 s, as speeds are squared in each stage of a step",
+            "at most 1 s, because integration squares speeds",
         )
         for name in ("LINK_COM_POS_1", "LINK_COM_POS_2"):
             require(np.all(getattr(params, name) >= 0), name, getattr(params, name), "at least 0")
@@ -95,14 +97,14 @@ class Acrobot(ClassicControl):
                 np.all(value >= np.float32(START)),
                 name,
                 value,
-                f"at least {START}, the highest speed of a start",
+                f"at least {START}, the largest initial speed",
             )
         require(
             np.all(params.episode_length > 0), "episode_length", params.episode_length, "above 0"
         )
 
     def reset(self, key: jax.Array, params: Params) -> tuple[jax.Array, State]:
-        """Starts hanging, near rest: every number uniform in [-0.1, 0.1)."""
+        """Start hanging and near rest: angles [rad] and speeds [rad/s] uniform in [-0.1, 0.1)."""
         theta1, theta2, theta1_dot, theta2_dot = jax.random.uniform(
             key, (4,), jnp.float32, -START, START
         )
@@ -112,7 +114,11 @@ class Acrobot(ClassicControl):
     def step(
         self, key: jax.Array, state: State, action: jax.Array, params: Params
     ) -> StepResult[State]:
-        """Holds one torque for `dt` seconds; the reward is -1 a step, and 0 for the one that ends upright."""
+        """Apply a constant torque for `dt` seconds.
+
+        The episode terminates when the tip reaches the goal height. The reward is -1 per step and
+        0 for that last step.
+        """
         require_action(self, action, params, owner=Acrobot)
         state = hold_where(is_up(state), state, dynamics(state, action, params))
         terminated = is_up(state)
@@ -129,9 +135,14 @@ class Acrobot(ClassicControl):
 
 
 def dynamics(state: State, action: jax.Array, params: Params) -> State:
-    """One classical Runge-Kutta step of `dt` seconds under a constant torque; then angles wrap and speeds are clipped:
+    """Advance the state by `dt` seconds with the classical Runge-Kutta method.
 
-    s + dt/6 (k1 + 2 k2 + 2 k3 + k4),  k1 = f(s),  k2 = f(s + dt/2 k1),  k3 = f(s + dt/2 k2),  k4 = f(s + dt k3).
+    The torque is constant during the step:
+
+        s + dt/6 (k1 + 2 k2 + 2 k3 + k4),
+        k1 = f(s),  k2 = f(s + dt/2 k1),  k3 = f(s + dt/2 k2),  k4 = f(s + dt k3).
+
+    Afterwards, angles are wrapped and speeds are clipped.
     """
     low, middle, high = (params.AVAIL_TORQUE[i] for i in range(3))
     torque = jnp.where(action == 0, low, jnp.where(action == 1, middle, high))
@@ -162,13 +173,16 @@ def derivatives(
     torque: jax.Array,
     params: Params,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Time derivatives of (theta1, theta2, w1, w2), where w1 and w2 are the angular speeds:
+    """Return the time derivatives of (theta1, theta2, w1, w2), with w1 and w2 the angular speeds.
 
-    d1 = m1 lc1^2 + m2 (l1^2 + lc2^2 + 2 l1 lc2 cos th2) + 2 I,  d2 = m2 (lc2^2 + l1 lc2 cos th2) + I,
-    phi2 = m2 lc2 g sin(th1 + th2),
-    phi1 = -m2 l1 lc2 w2 (w2 + 2 w1) sin th2 + (m1 lc1 + m2 l1) g sin th1 + phi2,
-    w2' = (torque + d2/d1 phi1 - m2 l1 lc2 w1^2 sin th2 - phi2) / (m2 lc2^2 + I - d2^2/d1),
-    w1' = -(d2 w2' + phi1) / d1.
+    The equations of motion are:
+
+        d1 = m1 lc1^2 + m2 (l1^2 + lc2^2 + 2 l1 lc2 cos th2) + 2 I,
+        d2 = m2 (lc2^2 + l1 lc2 cos th2) + I,
+        phi2 = m2 lc2 g sin(th1 + th2),
+        phi1 = -m2 l1 lc2 w2 (w2 + 2 w1) sin th2 + (m1 lc1 + m2 l1) g sin th1 + phi2,
+        w2' = (torque + d2/d1 phi1 - m2 l1 lc2 w1^2 sin th2 - phi2) / (m2 lc2^2 + I - d2^2/d1),
+        w1' = -(d2 w2' + phi1) / d1.
     """
     m1, m2, l1 = params.LINK_MASS_1, params.LINK_MASS_2, params.LINK_LENGTH_1
     lc1, lc2, inertia, g = (
@@ -194,15 +208,19 @@ def derivatives(
 
 
 def is_up(state: State) -> jax.Array:
-    """Returns whether -cos th1 - cos(th1 + th2) > 1: a bool scalar.
+    """Return whether -cos th1 - cos(th1 + th2) > 1: a bool scalar.
 
-    With links of equal length the tip is then more than one link above the fixed joint. The rule knows no lengths.
+    For links of equal length, the tip is then more than one link length above the fixed joint. The
+    condition does not depend on the lengths.
     """
     return -jnp.cos(state.theta1) - jnp.cos(state.theta1 + state.theta2) > 1.0
 
 
 def observe(state: State) -> jax.Array:
-    """Returns (cos theta1, sin theta1, cos theta2, sin theta2, theta1_dot, theta2_dot), [6] float32."""
+    """Return the observation [6] float32.
+
+    The features are (cos theta1, sin theta1, cos theta2, sin theta2, theta1_dot, theta2_dot).
+    """
     theta1, theta2 = state.theta1, state.theta2
     cos_sin = [jnp.cos(theta1), jnp.sin(theta1), jnp.cos(theta2), jnp.sin(theta2)]
     return jnp.stack([*cos_sin, state.theta1_dot, state.theta2_dot])

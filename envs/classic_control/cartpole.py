@@ -1,7 +1,7 @@
-"""CartPole: balance a pole on a cart by pushing left or right.
+"""CartPole: balance a pole on a cart by pushing the cart left or right.
 
-Source: Barto, Sutton, Anderson, "Neuronlike adaptive elements that can solve difficult learning control problems",
-IEEE SMC-13 (1983); constants and integration as in gymnasium's CartPole-v1.
+Source: Barto, Sutton, Anderson, "Neuronlike adaptive elements that can solve difficult learning
+control problems", IEEE SMC-13 (1983); constants and integration as in gymnasium's CartPole-v1.
 """
 
 import dataclasses
@@ -19,27 +19,27 @@ from wdjax.spaces import Box, Discrete
 
 
 class State(struct.PyTreeNode):
-    """A cart on a track and a pole on it."""
+    """Position and angle of a cart on a track with a pole hinged on it."""
 
-    x: jax.Array  # () float32, m, of the cart
-    x_dot: jax.Array  # () float32, m/s
-    theta: jax.Array  # () float32, rad, of the pole from upright
-    theta_dot: jax.Array  # () float32, rad/s
+    x: jax.Array  # () float32, m, position of the cart
+    x_dot: jax.Array  # () float32, m/s, velocity of the cart
+    theta: jax.Array  # () float32, rad, angle of the pole from upright
+    theta_dot: jax.Array  # () float32, rad/s, angular velocity of the pole
     time: jax.Array  # () int32, steps since the reset
 
 
 class Params(struct.PyTreeNode):
-    """Physics under gymnasium's names."""
+    """Physical parameters with gymnasium's names."""
 
     gravity: float = 9.8  # m/s^2
     masscart: float = 1.0  # kg
     masspole: float = 0.1  # kg
-    length: float = 0.5  # m, half of the pole
-    force_mag: float = 10.0  # N
-    tau: float = 0.02  # s, one step
-    theta_threshold_radians: float = 12 * 2 * np.pi / 360  # rad, beyond it the pole has fallen
-    x_threshold: float = 2.4  # m, beyond it the cart has left the track
-    episode_length: int = 500  # steps, then truncated
+    length: float = 0.5  # m, half the length of the pole
+    force_mag: float = 10.0  # N, force of a push
+    tau: float = 0.02  # s, duration of a step
+    theta_threshold_radians: float = 12 * 2 * np.pi / 360  # rad, |theta| above it terminates
+    x_threshold: float = 2.4  # m, |x| above it terminates
+    episode_length: int = 500  # steps, after which the episode is truncated
 
     @property
     def total_mass(self) -> float:
@@ -52,7 +52,10 @@ class Params(struct.PyTreeNode):
 
 @dataclasses.dataclass(frozen=True)
 class CartPole(ClassicControl):
-    """One agent, Discrete(2) actions (push left, push right), observation (x, x_dot, theta, theta_dot)."""
+    """One agent pushes the cart left or right, Discrete(2).
+
+    It observes (x, x_dot, theta, theta_dot).
+    """
 
     default_params: ClassVar[Params] = Params()
     reward_threshold: ClassVar[float | None] = 475.0
@@ -75,7 +78,7 @@ class CartPole(ClassicControl):
         )
 
     def reset(self, key: jax.Array, params: Params) -> tuple[jax.Array, State]:
-        """Starts near rest: every number uniform in [-0.05, 0.05)."""
+        """Start near rest, with each state variable uniform in [-0.05, 0.05)."""
         x, x_dot, theta, theta_dot = jax.random.uniform(key, (4,), jnp.float32, -0.05, 0.05)
         state = State(x, x_dot, theta, theta_dot, jnp.int32(0))
         return observe(state), state
@@ -83,7 +86,11 @@ class CartPole(ClassicControl):
     def step(
         self, key: jax.Array, state: State, action: jax.Array, params: Params
     ) -> StepResult[State]:
-        """Pushes the cart once; the reward is 1 a step, that of the fall included."""
+        """Push the cart for `tau` seconds.
+
+        The reward is 1 per step, including the step in which the pole falls or the cart leaves the
+        track and the episode terminates.
+        """
         require_action(self, action, params, owner=CartPole)
         fallen_before = has_fallen(state, params)
         state = hold_where(fallen_before, state, dynamics(state, action, params))
@@ -101,10 +108,13 @@ class CartPole(ClassicControl):
 
 
 def dynamics(state: State, action: jax.Array, params: Params) -> State:
-    """One explicit Euler step of `tau` seconds:
+    """Advance the state by one explicit Euler step of `tau` seconds.
 
-    s = (F + ml w^2 sin th) / M,  alpha = (g sin th - s cos th) / (l (4/3 - mp cos^2 th / M)),
-    a = s - ml alpha cos th / M.
+    With force F, angular velocity w, pole mass mp, total mass M and ml = mp l:
+
+        s = (F + ml w^2 sin th) / M,
+        alpha = (g sin th - s cos th) / (l (4/3 - mp cos^2 th / M)),
+        a = s - ml alpha cos th / M.
     """
     force = jnp.where(jnp.asarray(action) == 1, params.force_mag, -params.force_mag)
     cos, sin = jnp.cos(state.theta), jnp.sin(state.theta)
@@ -123,12 +133,12 @@ def dynamics(state: State, action: jax.Array, params: Params) -> State:
 
 
 def has_fallen(state: State, params: Params) -> jax.Array:
-    """Returns whether the cart is off the track or the pole beyond its angle: a bool scalar."""
+    """Return whether |x| or |theta| exceeds its threshold: a bool scalar."""
     return (jnp.abs(state.x) > params.x_threshold) | (
         jnp.abs(state.theta) > params.theta_threshold_radians
     )
 
 
 def observe(state: State) -> jax.Array:
-    """Returns (x, x_dot, theta, theta_dot), [4] float32."""
+    """Return (x, x_dot, theta, theta_dot), [4] float32."""
     return jnp.stack([state.x, state.x_dot, state.theta, state.theta_dot])

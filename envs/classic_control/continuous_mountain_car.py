@@ -1,7 +1,7 @@
-"""ContinuousMountainCar: the car in the valley with an engine of any strength, which costs what it burns.
+"""ContinuousMountainCar: MountainCar with a continuous force and a cost for using it.
 
-Source: Moore, "Efficient memory-based learning for robot control", PhD thesis, Cambridge (1990); constants, integration
-and reward as in gymnasium's MountainCarContinuous-v0.
+Source: Moore, "Efficient memory-based learning for robot control", PhD thesis, Cambridge (1990);
+constants, integration and reward as in gymnasium's MountainCarContinuous-v0.
 """
 
 import dataclasses
@@ -22,23 +22,26 @@ GOAL_REWARD, FUEL_COST = 100.0, 0.1
 
 
 class Params(struct.PyTreeNode):
-    """Physics under gymnasium's names; one step is the unit of time."""
+    """Physical parameters with gymnasium's names; the unit of time is one step."""
 
-    min_action: float = -1.0
-    max_action: float = 1.0
-    min_position: float = -1.2  # m, of the wall
+    min_action: float = -1.0  # lower limit of the action
+    max_action: float = 1.0  # upper limit of the action
+    min_position: float = -1.2  # m, position of the wall
     max_position: float = 0.6  # m
-    max_speed: float = 0.07  # m a step
+    max_speed: float = 0.07  # m/step
     goal_position: float = 0.45  # m
-    goal_velocity: float = 0.0  # m a step, the least at the goal
-    power: float = 0.0015  # m a step^2, of the engine at action 1
-    gravity: float = 0.0025  # m a step^2, where the track is steepest
-    episode_length: int = 999  # steps, then truncated
+    goal_velocity: float = 0.0  # m/step, minimum velocity at the goal
+    power: float = 0.0015  # m/step^2, acceleration at action 1
+    gravity: float = 0.0025  # m/step^2, acceleration where the track is steepest
+    episode_length: int = 999  # steps, after which the episode is truncated
 
 
 @dataclasses.dataclass(frozen=True)
 class ContinuousMountainCar(MountainCar):
-    """One agent, Box actions of shape (1,) (the push), observation (position, velocity): MountainCar's track."""
+    """One agent accelerates the car of MountainCar with a continuous force, Box of shape (1,).
+
+    It observes (position, velocity).
+    """
 
     default_params: ClassVar[Params] = Params()
     reward_threshold: ClassVar[float | None] = 90.0
@@ -53,9 +56,11 @@ class ContinuousMountainCar(MountainCar):
     def step(
         self, key: jax.Array, state: State, action: jax.Array, params: Params
     ) -> StepResult[State]:
-        """Pushes the car once, by the action clipped to its space. The action as it came is what costs:
+        """Accelerate the car for one step; the episode terminates at the goal.
 
-        reward = 100 [arrived] - 0.1 action^2.
+        The force is the action clipped to the action space. The reward uses the unclipped action:
+
+            reward = 100 [arrived] - 0.1 action^2.
         """
         require_action(self, action, params, owner=ContinuousMountainCar)
         arrived_before = has_arrived(state, params)

@@ -1,4 +1,4 @@
-"""Pictures of classic control, in true proportions (metres): the scene of an episode of each game (`Env.scene`)."""
+"""Drawings of classic control (`Env.scene`), to scale in meters."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,9 +7,10 @@ import numpy as np
 
 from wdjax.drawing import DISC, SQUARE, Lines, Scene, Shapes, Text
 
-CART_WIDTH, CART_HEIGHT, WHEEL = 0.5, 0.22, 0.07  # m; a drawing's choice: the dynamics know a point
-CAR_LENGTH, CAR_HEIGHT, CAR_WHEEL = 0.14, 0.05, 0.022  # m; likewise
-# m, as gymnasium draws it: the dynamics know the slope's shape only
+# m, for drawing only: the dynamics treat cart and car as points
+CART_WIDTH, CART_HEIGHT, WHEEL = 0.5, 0.22, 0.07
+CAR_LENGTH, CAR_HEIGHT, CAR_WHEEL = 0.14, 0.05, 0.022
+# m, as drawn by gymnasium: the dynamics depend only on the shape of the slope
 HILL_BASE, HILL_HEIGHT = 0.55, 0.45
 CAR = np.array([[-0.5, 0.0], [0.5, 0.0], [0.5, 0.6], [0.3, 1.0], [-0.3, 1.0], [-0.5, 0.6]]) * [
     CAR_LENGTH,
@@ -21,10 +22,10 @@ ARROW = np.array(
 
 
 def cartpole_scene(env: Any, states: Any, params: Any) -> Scene:
-    """Track, cart, pole, and the limits beyond which the episode ends."""
+    """Draw the track, the cart, the pole and the termination limits."""
     x, theta = _column(states.x), _column(states.theta)
     limit, tilt = float(params.x_threshold), float(params.theta_threshold_radians)
-    pole = 2 * float(params.length)  # the params hold half of it
+    pole = 2 * float(params.length)  # `length` is half the pole
     pivot = 2 * WHEEL + CART_HEIGHT
     low, high = -0.35 * pole, pivot + 1.25 * pole
     signs = np.array([-1.0, 1.0])
@@ -64,21 +65,27 @@ def cartpole_scene(env: Any, states: Any, params: Any) -> Scene:
         *_joint(x, pivot, 0.05 * pole**0.5),
     ]
     fallen = (np.abs(x) > limit) | (np.abs(theta) > tilt)
-    words = ["fallen" if over else "balanced" for over in fallen[:, 0]]
+    status = ["fallen" if is_fallen else "balanced" for is_fallen in fallen[:, 0]]
     return _scene(
-        marks, states, params, words, (-end, low, end, high), "place on the track [m]", "height [m]"
+        marks,
+        states,
+        params,
+        status,
+        (-end, low, end, high),
+        "position on the track [m]",
+        "height [m]",
     )
 
 
 def acrobot_scene(env: Any, states: Any, params: Any) -> Scene:
-    """The two links, their joints, and the height that the tip must pass."""
+    """Draw the two links, their joints and the goal height of the tip."""
     theta1, theta2 = _column(states.theta1), _column(states.theta2)
     length1, length2 = float(params.LINK_LENGTH_1), float(params.LINK_LENGTH_2)
     elbow = length1 * np.sin(theta1), -length1 * np.cos(theta1)
     tip = elbow[0] + length2 * np.sin(theta1 + theta2), elbow[1] - length2 * np.cos(theta1 + theta2)
     reach = length1 + length2
     marks = [Shapes([0.0], [0.0], DISC, reach, color="faint", stroke=1.0)]
-    if np.isclose(length1, length2):  # the rule knows no lengths: with others it is no height
+    if np.isclose(length1, length2):  # otherwise the goal is not a height
         marks += [
             Lines([[-1.12 * reach, length1], [1.12 * reach, length1]], "green", 1.2, dashed=True),
             Text([-1.08 * reach], length1 + 0.05 * reach, ["goal"], "green", 10, "left"),
@@ -91,7 +98,7 @@ def acrobot_scene(env: Any, states: Any, params: Any) -> Scene:
         Shapes(*tip, DISC, 0.04 * reach, color="magenta", edge=True, group="agent", trail=True),
     ]
     is_up = -np.cos(theta1) - np.cos(theta1 + theta2) > 1
-    words = [
+    status = [
         "swung up" if up else f"tip at {y:+.2f} m"
         for up, y in zip(is_up[:, 0], tip[1][:, 0], strict=True)
     ]
@@ -99,17 +106,17 @@ def acrobot_scene(env: Any, states: Any, params: Any) -> Scene:
         marks,
         states,
         params,
-        words,
+        status,
         _around(1.12 * reach),
-        "place [m]",
-        "height over the fixed joint [m]",
+        "position [m]",
+        "height above the fixed joint [m]",
     )
 
 
 def mountain_car_scene(env: Any, states: Any, params: Any) -> Scene:
-    """Of mountain_car or continuous_mountain_car: track, wall, goal, and the car with an arrow for its speed."""
+    """Draw the track, the wall, the goal, and the car with its velocity arrow."""
     position, velocity = _column(states.position), _column(states.velocity)
-    # the car's middle is its position: it has ends
+    # the position is the middle of the car, so its ends need extra room
     goal, room = float(params.goal_position), 0.6 * CAR_LENGTH
     low, high = float(params.min_position) - room, float(params.max_position) + room
     track, pole = np.linspace(low, high, 100), hill(goal) + 0.3
@@ -124,7 +131,9 @@ def mountain_car_scene(env: Any, states: Any, params: Any) -> Scene:
         hill(position) + sides * sin + CAR_WHEEL * cos,
     )
     ground = np.concatenate([[[low, 0.0]], np.stack([track, hill(track)], axis=-1), [[high, 0.0]]])
-    shown = np.where(np.abs(speed) > 0.15, 0.1 * speed, np.nan)  # a shorter arrow would be all head
+    shown = np.where(
+        np.abs(speed) > 0.15, 0.1 * speed, np.nan
+    )  # a shorter arrow would show only its head
     up = 1.2 * CAR_WHEEL
     marks = [
         Shapes([0.0], [0.0], ground, color="faint", opacity=0.6),
@@ -144,15 +153,15 @@ def mountain_car_scene(env: Any, states: Any, params: Any) -> Scene:
         ),
     ]
     arrived = (position >= goal) & (velocity >= float(params.goal_velocity))
-    words = [
-        "arrived" if there else f"velocity {v:+.3f} m a step"
-        for there, v in zip(arrived[:, 0], velocity[:, 0], strict=True)
+    status = [
+        "arrived" if has_arrived else f"velocity {v:+.3f} m/step"
+        for has_arrived, v in zip(arrived[:, 0], velocity[:, 0], strict=True)
     ]
     return _scene(
         marks,
         states,
         params,
-        words,
+        status,
         (low - 0.06, 0.0, high + 0.06, 1.45),
         "position [m]",
         "height [m]",
@@ -160,12 +169,12 @@ def mountain_car_scene(env: Any, states: Any, params: Any) -> Scene:
 
 
 def hill(position: Any) -> Any:
-    """Returns the height of the track, [m]: its slope is what pulls the car."""
+    """Return the height of the track [m]."""
     return HILL_BASE + HILL_HEIGHT * np.sin(3 * position)
 
 
 def pendulum_scene(env: Any, states: Any, params: Any) -> Scene:
-    """The rod, its pivot, and the upright place where it should come to rest."""
+    """Draw the rod, its pivot and the upright target."""
     theta, length = _column(states.theta), float(params.l)
     tip = -length * np.sin(theta), length * np.cos(theta)
     marks = [
@@ -176,19 +185,19 @@ def pendulum_scene(env: Any, states: Any, params: Any) -> Scene:
         *_joint(0.0, 0.0, 0.045 * length),
         Shapes(*tip, DISC, 0.03 * length, color="blue", group="agent", trail=True),
     ]
-    off = np.abs(np.degrees((theta[:, 0] + np.pi) % (2 * np.pi) - np.pi))
-    words = [
+    angle_error = np.abs(np.degrees((theta[:, 0] + np.pi) % (2 * np.pi) - np.pi))
+    status = [
         f"{angle:.0f}° from upright, {speed:+.1f} rad/s"
-        for angle, speed in zip(off, states.theta_dot, strict=True)
+        for angle, speed in zip(angle_error, states.theta_dot, strict=True)
     ]
     return _scene(
         marks,
         states,
         params,
-        words,
+        status,
         _around(1.25 * length),
-        "place [m]",
-        "height over the pivot [m]",
+        "position [m]",
+        "height above the pivot [m]",
     )
 
 
@@ -201,7 +210,7 @@ SCENES: dict[str, Callable] = {
 
 
 def _column(values: Any) -> np.ndarray:
-    return np.asarray(values, float)[:, None]  # [T, 1]: one of them in each frame
+    return np.asarray(values, float)[:, None]  # [T, 1], one value per frame
 
 
 def _around(reach: float) -> tuple[float, float, float, float]:
@@ -209,7 +218,7 @@ def _around(reach: float) -> tuple[float, float, float, float]:
 
 
 def _segments(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Returns lines [T, N, 2, 2] from the x and y of their ends, [..., 2]."""
+    """Return line segments [T, N, 2, 2] from the x and y of their ends, each [..., 2]."""
     return np.stack(np.broadcast_arrays(x, y), axis=-1)
 
 
@@ -229,11 +238,11 @@ def _scene(
     marks: list,
     states: Any,
     params: Any,
-    words: list[str],
+    status: list[str],
     extent: tuple[float, float, float, float],
     xlabel: str,
     ylabel: str,
 ) -> Scene:
     last, time = int(params.episode_length), np.asarray(states.time)
-    captions = [f"step {t} of {last}, {word}" for t, word in zip(time, words, strict=True)]
+    captions = [f"step {t} of {last}, {words}" for t, words in zip(time, status, strict=True)]
     return Scene(marks, captions, extent, time, xlabel=xlabel, ylabel=ylabel)

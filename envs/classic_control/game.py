@@ -1,4 +1,4 @@
-"""What the games share: one agent, a time limit, starts that are a few numbers to draw, and some arithmetic."""
+"""Base class and helpers of the classic control environments."""
 
 import dataclasses
 from typing import Any, ClassVar, TypeVar
@@ -10,17 +10,17 @@ import numpy as np
 from wdjax.env import Env
 
 StateT = TypeVar("StateT")
-# as Env.step says
+# (obs, state, reward, terminated, truncated, info), as in Env.step
 StepResult = tuple[jax.Array, StateT, jax.Array, jax.Array, jax.Array, dict[str, Any]]
 
 
 @dataclasses.dataclass(frozen=True)
 class ClassicControl(Env):
-    """A game with a `time` in its state and an `episode_length` in its params; `drawing.py` draws it."""
+    """Single-agent environment with `time` in its state and `episode_length` in its params."""
 
     can_truncate: ClassVar[bool] = True
     cheap_reset: ClassVar[bool] = True
-    drawing: ClassVar[str]  # which of the `SCENES` there does
+    drawing: ClassVar[str]  # key in `SCENES` of drawing.py
 
     def scene(self, states: Any, params: Any) -> Any:
         from wdjax.envs.classic_control.drawing import SCENES
@@ -29,18 +29,21 @@ class ClassicControl(Env):
 
 
 def hold_where(ended: jax.Array, state: Any, moved: Any) -> Any:
-    """Returns the next state: `moved`, or where the game had ended the old one, in which only time goes on."""
+    """Return `moved`, or if the episode had `ended`, the old `state` with its time advanced."""
     held = jax.tree.map(lambda old, new: jnp.where(ended, old, new), state, moved)
     return held.replace(time=moved.time)
 
 
 def wrap_angle(angle: jax.Array) -> jax.Array:
-    """Returns an angle [...] in rad less whole turns, from -pi to pi (up to rounding); one within keeps its bits."""
+    """Wrap an angle [rad] to [-pi, pi], up to rounding.
+
+    Angles already in this range are returned bit-exactly.
+    """
     turns = jnp.floor((angle + jnp.pi) / (2 * jnp.pi))
     return angle - 2 * jnp.pi * turns
 
 
 def stack_bounds(*bounds: Any) -> np.ndarray | jax.Array:
-    """Returns scalars as [n] float32: bounds of a Box, of NumPy unless a parameter among them is on a device."""
+    """Stack scalars into Box bounds [n] float32, in NumPy unless one of them is a jax.Array."""
     module = jnp if any(isinstance(bound, jax.Array) for bound in bounds) else np
     return module.stack([module.asarray(bound, np.float32) for bound in bounds])

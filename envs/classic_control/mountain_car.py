@@ -1,7 +1,7 @@
-"""MountainCar: a car in a valley, too weak for the slope, must swing itself up to the goal.
+"""MountainCar: an underpowered car in a valley must build up momentum to reach the goal.
 
-Source: Moore, "Efficient memory-based learning for robot control", PhD thesis, Cambridge (1990); constants and
-integration as in gymnasium's MountainCar-v0.
+Source: Moore, "Efficient memory-based learning for robot control", PhD thesis, Cambridge (1990);
+constants and integration as in gymnasium's MountainCar-v0.
 """
 
 import dataclasses
@@ -17,50 +17,59 @@ from wdjax.env import require_action
 from wdjax.envs.classic_control.game import ClassicControl, StepResult, hold_where, stack_bounds
 from wdjax.spaces import Box, Discrete
 
-FIRST_START, LAST_START = -0.6, -0.4  # positions
+FIRST_START, LAST_START = -0.6, -0.4  # m, range of initial positions
 
 
 class State(struct.PyTreeNode):
-    """A car on a track whose height is that of sin(3 position)."""
+    """Position and velocity of a car on a track with the height profile sin(3 position)."""
 
-    position: jax.Array  # () float32, m, along the horizontal
-    velocity: jax.Array  # () float32, m a step
+    position: jax.Array  # () float32, m, horizontal position
+    velocity: jax.Array  # () float32, m/step, horizontal velocity
     time: jax.Array  # () int32, steps since the reset
 
 
 class Params(struct.PyTreeNode):
-    """Physics under gymnasium's names; one step is the unit of time."""
+    """Physical parameters with gymnasium's names; the unit of time is one step."""
 
-    min_position: float = -1.2  # m, of the wall
+    min_position: float = -1.2  # m, position of the wall
     max_position: float = 0.6  # m
-    max_speed: float = 0.07  # m a step
+    max_speed: float = 0.07  # m/step
     goal_position: float = 0.5  # m
-    goal_velocity: float = 0.0  # m a step, the least at the goal
-    force: float = 0.001  # m a step^2, of the engine
-    gravity: float = 0.0025  # m a step^2, where the track is steepest
-    episode_length: int = 200  # steps, then truncated
+    goal_velocity: float = 0.0  # m/step, minimum velocity at the goal
+    force: float = 0.001  # m/step^2, acceleration of a push
+    gravity: float = 0.0025  # m/step^2, acceleration where the track is steepest
+    episode_length: int = 200  # steps, after which the episode is truncated
 
 
 @dataclasses.dataclass(frozen=True)
 class MountainCar(ClassicControl):
-    """One agent, Discrete(3) actions (push left, none, push right), observation (position, velocity)."""
+    """One agent pushes the car left, not at all, or right, Discrete(3).
+
+    It observes (position, velocity).
+    """
 
     default_params: ClassVar[Params] = Params()
     reward_threshold: ClassVar[float | None] = -110.0
     drawing: ClassVar[str] = "mountain_car"
 
     def check_params(self, params: Any) -> None:
-        """Raises ValueError where a track has no room for the starts or the goal, or nothing could move on it."""
+        """Raise ValueError if a value is invalid or the track excludes the starts or the goal."""
         require_finite(params)
         low, high, goal = params.min_position, params.max_position, params.goal_position
         first, last = np.float32(FIRST_START), np.float32(LAST_START)
         require(
-            np.all(low <= first), "min_position", low, f"at most {FIRST_START}, where starts begin"
+            np.all(low <= first),
+            "min_position",
+            low,
+            f"at most {FIRST_START}, the lowest start position",
         )
         require(
-            np.all(high >= last), "max_position", high, f"at least {LAST_START}, where starts end"
+            np.all(high >= last),
+            "max_position",
+            high,
+            f"at least {LAST_START}, the highest start position",
         )
-        allowed = f"at least {LAST_START}, where starts end, and at most max_position"
+        allowed = f"at least {LAST_START}, the highest start position, and at most max_position"
         require(np.all((goal >= last) & (goal <= high)), "goal_position", goal, allowed)
         require(np.all(params.max_speed > 0), "max_speed", params.max_speed, "above 0")
         require(
@@ -68,7 +77,7 @@ class MountainCar(ClassicControl):
         )
 
     def reset(self, key: jax.Array, params: Any) -> tuple[jax.Array, State]:
-        """Starts at rest in the valley: the position uniform in [-0.6, -0.4)."""
+        """Start at rest in the valley, with the position uniform in [-0.6, -0.4) m."""
         position = jax.random.uniform(key, (), jnp.float32, FIRST_START, LAST_START)
         state = State(position, jnp.float32(0), jnp.int32(0))
         return observe(state), state
@@ -76,7 +85,10 @@ class MountainCar(ClassicControl):
     def step(
         self, key: jax.Array, state: State, action: jax.Array, params: Params
     ) -> StepResult[State]:
-        """Pushes the car once; the reward is -1 a step, that of the arrival included."""
+        """Accelerate the car for one step; the episode terminates at the goal.
+
+        The reward is -1 per step, including the step that reaches the goal.
+        """
         require_action(self, action, params, owner=MountainCar)
         arrived_before = has_arrived(state, params)
         state = hold_where(arrived_before, state, roll(state, (action - 1) * params.force, params))
@@ -94,9 +106,12 @@ class MountainCar(ClassicControl):
 
 
 def roll(state: State, push: jax.Array, params: Any) -> State:
-    """One step under an acceleration `push`, with the new velocity; the wall at min_position stops the car:
+    """Advance the car by one step under an acceleration `push`.
 
-    v = clip(v + push - g cos(3 p), -max_speed, max_speed),  p = clip(p + v, min_position, max_position).
+    The position p uses the new velocity v, and the wall at min_position stops the car:
+
+        v = clip(v + push - g cos(3 p), -max_speed, max_speed),
+        p = clip(p + v, min_position, max_position).
     """
     velocity = state.velocity + push - params.gravity * jnp.cos(3 * state.position)
     velocity = jnp.clip(velocity, -params.max_speed, params.max_speed)
@@ -106,10 +121,10 @@ def roll(state: State, push: jax.Array, params: Any) -> State:
 
 
 def has_arrived(state: State, params: Any) -> jax.Array:
-    """Returns whether the car is at the goal or beyond, and as fast as is asked: a bool scalar."""
+    """Return whether the car has reached the goal with at least goal_velocity: a bool scalar."""
     return (state.position >= params.goal_position) & (state.velocity >= params.goal_velocity)
 
 
 def observe(state: State) -> jax.Array:
-    """Returns (position, velocity), [2] float32."""
+    """Return (position, velocity), [2] float32."""
     return jnp.stack([state.position, state.velocity])

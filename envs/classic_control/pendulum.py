@@ -1,7 +1,7 @@
-"""Pendulum: swing up a rod by a torque that cannot lift it at once, and hold it there.
+"""Pendulum: swing up a rod with limited torque and keep it upright.
 
-Source: Doya, "Reinforcement learning in continuous time and space", Neural Computation 12 (2000); constants,
-integration and reward as in gymnasium's Pendulum-v1.
+Source: Doya, "Reinforcement learning in continuous time and space", Neural Computation 12 (2000);
+constants, integration and reward as in gymnasium's Pendulum-v1.
 """
 
 import dataclasses
@@ -17,32 +17,35 @@ from wdjax.env import require_action
 from wdjax.envs.classic_control.game import ClassicControl, StepResult, stack_bounds, wrap_angle
 from wdjax.spaces import Box
 
-START_SPEED = 1.0  # rad/s, the highest of a start
+START_SPEED = 1.0  # rad/s, largest initial speed
 
 
 class State(struct.PyTreeNode):
-    """A rod that turns about one of its ends."""
+    """Angle and speed of a rod that turns about one of its ends."""
 
-    theta: jax.Array  # () float32, rad, counter-clockwise from upright; whole turns count on
-    theta_dot: jax.Array  # () float32, rad/s
+    theta: jax.Array  # () float32, rad, counter-clockwise from upright, not wrapped
+    theta_dot: jax.Array  # () float32, rad/s, angular velocity
     time: jax.Array  # () int32, steps since the reset
 
 
 class Params(struct.PyTreeNode):
-    """Physics under gymnasium's names (its `g` is gravity)."""
+    """Physical parameters with gymnasium's names, except `gravity` (gymnasium: `g`)."""
 
     max_speed: float = 8.0  # rad/s
     max_torque: float = 2.0  # N m
-    dt: float = 0.05  # s, one step
+    dt: float = 0.05  # s, duration of a step
     gravity: float = 10.0  # m/s^2
-    m: float = 1.0  # kg
-    l: float = 1.0  # noqa: E741  (gymnasium's name), m
-    episode_length: int = 200  # steps, then truncated
+    m: float = 1.0  # kg, mass of the rod
+    l: float = 1.0  # noqa: E741 m, length of the rod
+    episode_length: int = 200  # steps, after which the episode is truncated
 
 
 @dataclasses.dataclass(frozen=True)
 class Pendulum(ClassicControl):
-    """One agent, Box actions of shape (1,) (the torque), observation (cos theta, sin theta, theta_dot)."""
+    """One agent applies a torque to the rod, Box of shape (1,).
+
+    It observes (cos theta, sin theta, theta_dot).
+    """
 
     default_params: ClassVar[Params] = Params()
     drawing: ClassVar[str] = "pendulum"
@@ -51,11 +54,11 @@ class Pendulum(ClassicControl):
         require_finite(params)
         for name in ("max_torque", "dt", "m", "l", "episode_length"):
             require(np.all(getattr(params, name) > 0), name, getattr(params, name), "above 0")
-        allowed = f"at least {START_SPEED}, the highest speed of a start"
+        allowed = f"at least {START_SPEED}, the largest initial speed"
         require(np.all(params.max_speed >= START_SPEED), "max_speed", params.max_speed, allowed)
 
     def reset(self, key: jax.Array, params: Params) -> tuple[jax.Array, State]:
-        """Starts anywhere: theta uniform in [-pi, pi), theta_dot in [-1, 1)."""
+        """Start with theta uniform in [-pi, pi) rad and theta_dot uniform in [-1, 1) rad/s."""
         theta, theta_dot = jax.random.uniform(key, (2,), jnp.float32, -1.0, 1.0)
         state = State(jnp.pi * theta, START_SPEED * theta_dot, jnp.int32(0))
         return observe(state), state
@@ -63,9 +66,12 @@ class Pendulum(ClassicControl):
     def step(
         self, key: jax.Array, state: State, action: jax.Array, params: Params
     ) -> StepResult[State]:
-        """Applies one torque, clipped to its space; the reward is that of the state before, and nothing terminates:
+        """Apply a torque, clipped to the action space, for `dt` seconds.
 
-        reward = -(wrap(theta)^2 + 0.1 theta_dot^2 + 0.001 torque^2).
+        Episodes never terminate; they are truncated at the time limit. The reward uses the state
+        before the step:
+
+            reward = -(wrap(theta)^2 + 0.1 theta_dot^2 + 0.001 torque^2).
         """
         require_action(self, action, params, owner=Pendulum)
         torque = jnp.clip(action[0], -params.max_torque, params.max_torque)
@@ -83,9 +89,12 @@ class Pendulum(ClassicControl):
 
 
 def dynamics(state: State, torque: jax.Array, params: Params) -> State:
-    """One step of `dt` seconds, with the new speed:
+    """Advance the state by one semi-implicit Euler step of `dt` seconds.
 
-    w = clip(w + (3 g / (2 l) sin th + 3 / (m l^2) torque) dt, -max_speed, max_speed),  th = th + w dt.
+    The angle th uses the new angular velocity w:
+
+        w = clip(w + (3 g / (2 l) sin th + 3 / (m l^2) torque) dt, -max_speed, max_speed),
+        th = th + w dt.
     """
     acceleration = (
         3 * params.gravity / (2 * params.l) * jnp.sin(state.theta)
@@ -98,5 +107,5 @@ def dynamics(state: State, torque: jax.Array, params: Params) -> State:
 
 
 def observe(state: State) -> jax.Array:
-    """Returns (cos theta, sin theta, theta_dot), [3] float32."""
+    """Return (cos theta, sin theta, theta_dot), [3] float32."""
     return jnp.stack([jnp.cos(state.theta), jnp.sin(state.theta), state.theta_dot])

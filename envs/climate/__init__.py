@@ -1,4 +1,4 @@
-"""Climate and economy: regions of the world save, abate, trade and negotiate while the planet warms."""
+"""RICE-N: a climate economy in which regions save, abate emissions, trade and negotiate."""
 
 from wdjax.envs.climate.calibration import read_calibration
 from wdjax.envs.climate.rice import Rice

@@ -1,4 +1,4 @@
-"""Calibrations of the climate economy: the published one, `rice_regions.yaml`, and files like it."""
+"""Calibrations of RICE-N: the published one (`rice_regions.yaml`) and custom files."""
 
 import functools
 from pathlib import Path
@@ -14,54 +14,59 @@ PUBLISHED = Path(__file__).with_name("rice_regions.yaml")
 
 @functools.cache
 def published() -> dict[str, Any]:
-    """Returns what `read_calibration` does of the published calibration, read once."""
+    """Return the published calibration as `read_calibration` returns it, cached."""
     return _read(PUBLISHED)
 
 
 def read_calibration(path: str | Path) -> dict[str, Any]:
-    """Reads a calibration with any number of regions: `wdjax.make("rice", **read_calibration("mine.yaml"))`.
+    """Read a calibration with any number of regions.
+
+    Use it as `wdjax.make("rice", **read_calibration("mine.yaml"))`.
 
     Args:
-        path: of a YAML file like `envs/climate/rice_regions.yaml`: `world` holds numbers (those that it leaves out are
-            the published ones), `columns` the names of what `regions` holds of each region, in any order.
+        path: path of a YAML file like `envs/climate/rice_regions.yaml`. `world` contains parameters
+            of the world; omitted ones keep their published values. `columns` lists the names of the
+            numbers in each row of `regions`, in any order.
 
     Returns:
-        num_regions n, a list of n numbers for each column, and the numbers of `world`, by their names in Params.
+        `num_regions` (n), a list of n numbers for each column, and the parameters in `world`, keyed
+        by their names in Params.
 
     Raises:
-        FileNotFoundError, ValueError: naming the file, and what in it is wrong. (`make` checks the numbers themselves.)
+        FileNotFoundError: if the file does not exist.
+        ValueError: if the file is malformed. `make` checks the numbers themselves.
     """
     if not Path(path).is_file():
         raise FileNotFoundError(f"calibration {path}: no such file")
-    found, known = _read(Path(path)), published()
+    calibration, known = _read(Path(path)), published()
     try:
-        for name in found:
+        for name in calibration:
             require_known("name", name, known)
         for name, value in known.items():
             is_column = isinstance(value, list) and len(value) == known["num_regions"]
             require(
-                name in found or not is_column,
+                name in calibration or not is_column,
                 "columns",
-                list(found),
-                f"of all regions' numbers, {name} too",
+                list(calibration),
+                f"all numbers of a region. Add {name}",
             )
     except ValueError as error:
         raise ValueError(f"calibration {path}: {error}") from None
-    return found
+    return calibration
 
 
 def _read(path: Path) -> dict[str, Any]:
     content = read_yaml_value(path)
     try:
         unknown = set(content) - {"world", "columns", "regions"}
-        require(not unknown, "its parts", sorted(content), "world, columns and regions")
+        require(not unknown, "top-level keys", sorted(content), "world, columns and regions")
         columns, world = content["columns"], content.get("world") or {}
         rows = np.asarray(content["regions"], float)
         require(
             rows.shape[1:] == (len(columns),),
             "regions",
             rows.shape,
-            f"rows of {len(columns)} numbers, as columns",
+            f"rows of {len(columns)} numbers, one per column",
         )
         numbers = {name: np.asarray(value, float).tolist() for name, value in world.items()}
     except (KeyError, TypeError, AttributeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Pictures of a climate economy: what the world did until now, in four small plots over the years."""
+"""Drawing of RICE-N: four plots of climate and economy over the years."""
 
 from typing import Any
 
@@ -10,11 +10,11 @@ START_YEAR = 2015
 
 
 def world_scene(env: Any, states: Any, params: Any) -> Scene:
-    """Returns the scene of an episode of rice (`Env.scene`): curves over the years."""
+    """Return the scene of a rice episode (`Env.scene`): curves over the years."""
     time = np.asarray(states.time)
     stages = 3 if env.negotiation else 1
     years = START_YEAR + float(params.step_years) * (time // stages)
-    acted = time >= stages  # flows are of an activity step
+    acted = time >= stages  # flows are undefined before the first activity step
     air, ocean = np.asarray(states.temperature).T
 
     def flow(values) -> np.ndarray:
@@ -46,14 +46,14 @@ def world_scene(env: Any, states: Any, params: Any) -> Scene:
     last = int(params.episode_length)
     captions = [
         f"{year:.0f}, step {t} of {last}: {warmth:.2f} °C"
-        + (f", {made:.0f} trillion USD a year" if is_flow else "")
-        for year, t, warmth, made, is_flow in zip(years, time, air, output, acted, strict=True)
+        + (f", {produced:.0f} trillion USD a year" if is_flow else "")
+        for year, t, warmth, produced, is_flow in zip(years, time, air, output, acted, strict=True)
     ]
     return Scene([], captions, time=time, plots=plots)
 
 
 def _range(*values: np.ndarray, usual: float) -> tuple[float, float]:
-    """Returns what a plot shows: the usual, or what the values need."""
-    found = np.concatenate(values)
-    found = found[np.isfinite(found)]
-    return min(0.0, 1.1 * found.min(initial=0.0)), max(1.1 * found.max(initial=0.0), usual)
+    """Return axis limits from 0 to `usual`, extended to include all values."""
+    data = np.concatenate(values)
+    data = data[np.isfinite(data)]
+    return min(0.0, 1.1 * data.min(initial=0.0)), max(1.1 * data.max(initial=0.0), usual)

@@ -1,33 +1,45 @@
-"""The two indices by which the published competition scores a world, 0 and 1 at its two extremes.
+"""Climate and economic index of the AI for Global Climate Cooperation competition.
 
-The extremes are those of the published 27 regions: all income saved and nothing abated (climate 0, economy 1), and
-nothing saved and all emissions abated (climate 1, economy 0). Where a calibration, or an episode's length, is another,
-the indices are the same lines in the same units, and may leave [0, 1]. The authors round them to two decimals.
+Both indices are linear, with 0 and 1 at two extreme policies of the published 27 regions: saving
+all income without abatement (climate 0, economy 1), and abating all emissions without saving
+(climate 1, economy 0). They may leave [0, 1] for other calibrations or episode lengths. The authors
+round them to two decimals.
 """
 
 import jax
 
-# degC: how much the atmosphere warms; trillion USD: the sum of gross output over activity steps and regions
+# degC, warming of the atmosphere; trillion USD, gross output summed over activity steps and regions
 WARMEST, COOLEST = 7.006738662719727, 1.2506777048110962
 RICHEST, POOREST = 9673.5322265625, 606.57275390625
 
 
 def climate_index(warming: jax.Array) -> jax.Array:
-    """Returns (warming - warmest) / (coolest - warmest) of the last less the first temperature of the atmosphere."""
+    """Return the climate index (warming - warmest) / (coolest - warmest).
+
+    `warming` is the last minus the first temperature of the atmosphere, degC.
+    """
     return (warming - WARMEST) / (COOLEST - WARMEST)
 
 
 def economic_index(output: jax.Array) -> jax.Array:
-    """Returns (output - poorest) / (richest - poorest) of the sum of Q over activity steps and regions."""
+    """Return the economic index (output - poorest) / (richest - poorest).
+
+    `output` is the gross output Q summed over activity steps and regions, trillion USD.
+    """
     return (output - POOREST) / (RICHEST - POOREST)
 
 
 def index_gains(cooling: jax.Array, output: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns what one activity step adds to (climate, economic) index; those of nothing at all are at their `START`.
+    """Return the contribution of one activity step to the (climate, economic) index.
+
+    The indices before the first activity step are `START`.
 
     Args:
-        cooling: old less new temperature of the atmosphere, degC.
-        output: sum of Q over regions, trillion USD.
+        cooling: previous minus new temperature of the atmosphere, degC.
+        output: gross output Q summed over regions, trillion USD.
+
+    Returns:
+        (climate, economic) contributions, () each.
     """
     return cooling / (WARMEST - COOLEST), output / (RICHEST - POOREST)
 

@@ -1,9 +1,10 @@
-"""RICE-N: regions of the world decide what they save, abate and trade while the planet warms, with or without treaties.
+"""RICE-N: an integrated assessment model of regional economies, trade, negotiation and climate.
 
-Source: Zhang, Williams, Phade, Srinivasa, Zhang, Gupta, Bengio, Zheng, "AI for Global Climate Cooperation: Modeling
-Global Climate Negotiations, Agreements, and Long-Term Cooperation in RICE-N" (2022), arXiv:2208.07004, and the authors'
-CPU class (mila-iqia/climate-cooperation-competition, commit 148ed857, BSD-3-Clause), which is followed where they
-differ. The equations of one activity step are in economy.py. Everything is deterministic.
+Source: Zhang, Williams, Phade, Srinivasa, Zhang, Gupta, Bengio, Zheng, "AI for Global Climate
+Cooperation: Modeling Global Climate Negotiations, Agreements, and Long-Term Cooperation in RICE-N"
+(2022), arXiv:2208.07004, and the authors' CPU class (mila-iqia/climate-cooperation-competition,
+commit 148ed857, BSD-3-Clause). Where they differ, the code follows the class. economy.py contains
+the equations of an activity step. The environment is deterministic.
 """
 
 import dataclasses
@@ -24,105 +25,112 @@ from wdjax.spaces import Box, Dict, MultiDiscrete
 
 Arrays = dict[str, jax.Array]
 REGION = "region"
-ACTIVITIES = 20  # of 5 years, 2015 to 2115
+ACTIVITIES = 20  # activity steps of 5 years, 2015 to 2115
 INDICES = ("climate_index", "economic_index")
-STAGES = 3  # of an activity step where regions negotiate: proposal, evaluation, activity
+STAGES = 3  # env steps per activity step with negotiation: proposal, evaluation, activity
 
 
 class Treaty(struct.PyTreeNode):
-    """What was said in the last proposal and evaluation; row: who spoke, column: to whom. float, like State."""
+    """Last proposals and evaluations, with floats of the same precision as State.
 
-    promised: jax.Array  # (n, n), in [0, 1]: mitigation rate that i offers j
-    requested: jax.Array  # (n, n), in [0, 1]: mitigation rate that i asks of j
-    decisions: jax.Array  # (n, n), 0 or 1: whether i accepts what j proposed to it
+    Rows are the regions that propose or evaluate; columns are their counterparts.
+    """
+
+    promised: jax.Array  # (n, n) float in [0, 1], mitigation rate that region i promises to j
+    requested: jax.Array  # (n, n) float in [0, 1], mitigation rate that region i requests from j
+    decisions: jax.Array  # (n, n) float, 1 if region i accepts the proposal of j, else 0
     floor: jax.Array
-    """mu_min (n,), in [0, 1]: the lowest mitigation rate that i may choose until the next evaluation"""
+    """mu_min (n,) float in [0, 1], lowest allowed mitigation rate until the next evaluation"""
 
 
 class State(struct.PyTreeNode):
-    """The world, and what the n regions did last; rates are shares in [0, 1]. float: float32, or float64 where
-    `jax_enable_x64` is on. Everything after `balance` is 0 until the first activity step."""
+    """Climate, economy and last actions of the n regions.
 
-    temperature: jax.Array  # T (2,), degC above 1750: atmosphere, lower ocean
-    carbon: jax.Array  # M (3,), GtC: atmosphere, upper ocean, lower ocean
-    capital: jax.Array  # K (n,), trillion USD
-    labor: jax.Array  # L (n,), million people
-    technology: jax.Array  # A (n,)
-    intensity: jax.Array  # sigma (n,), GtCO2 per trillion USD
-    balance: jax.Array  # D (n,), trillion USD, of trade; those of all regions sum up to 0
-    forcing: jax.Array  # F_ex (), W/m2, by other gases than CO2
-    land_emissions: jax.Array  # E_land (), GtCO2 a year, the share of one region
-    damages: jax.Array  # (), what warming left of production, in (0, 1]
-    saving: jax.Array  # s (n,), rate of gross output
-    mitigation: jax.Array  # mu (n,), rate of emissions
-    export_limit: jax.Array  # p (n,), rate of gross output
+    Floats are float32, or float64 if `jax_enable_x64` is set. All fields after `balance` are 0
+    until the first activity step.
+    """
+
+    temperature: jax.Array  # T (2,) float, degC above 1750: atmosphere, lower ocean
+    carbon: jax.Array  # M (3,) float, GtC: atmosphere, upper ocean, lower ocean
+    capital: jax.Array  # K (n,) float, trillion USD
+    labor: jax.Array  # L (n,) float, million people
+    technology: jax.Array  # A (n,) float, total factor productivity
+    intensity: jax.Array  # sigma (n,) float, GtCO2 per trillion USD
+    balance: jax.Array  # D (n,) float, trillion USD, trade balance; sums to 0 over regions
+    forcing: jax.Array  # F_ex () float, W/m2, radiative forcing of non-CO2 gases
+    land_emissions: jax.Array  # E_land () float, GtCO2/year, land-use emissions per region
+    damages: jax.Array  # () float in (0, 1], share of production left after climate damages
+    saving: jax.Array  # s (n,) float in [0, 1], share of gross output
+    mitigation: jax.Array  # mu (n,) float in [0, 1], share of emissions abated
+    export_limit: jax.Array  # p (n,) float in [0, 1], share of gross output
     tariffs: jax.Array
-    """tau (n, n), rate of i on imports from j; in force from the next activity step on"""
-    abatement_price: jax.Array  # theta_1 (n,), share of production
-    abatement_cost: jax.Array  # (n,), share of production
-    production: jax.Array  # Y (n,), trillion USD a year
-    output: jax.Array  # Q (n,), trillion USD a year, less damages and abatement
-    investment: jax.Array  # I (n,), trillion USD a year
-    consumption: jax.Array  # C (n,), trillion USD a year
-    utility: jax.Array  # U (n,)
-    welfare: jax.Array  # W (n,), utility discounted by rho
-    reward: jax.Array  # (n,), of the last step
-    treaty: Treaty | None  # None without negotiation
+    """tau (n, n) float in [0, 1], tariff of region i on imports from j, in force from the next
+    activity step on"""
+    abatement_price: jax.Array  # theta_1 (n,) float, cost of full abatement / production
+    abatement_cost: jax.Array  # (n,) float, abatement cost / production
+    production: jax.Array  # Y (n,) float, trillion USD/year, before damages and abatement
+    output: jax.Array  # Q (n,) float, trillion USD/year, gross output after damages and abatement
+    investment: jax.Array  # I (n,) float, trillion USD/year
+    consumption: jax.Array  # C (n,) float, trillion USD/year
+    utility: jax.Array  # U (n,) float
+    welfare: jax.Array  # W (n,) float, utility discounted with rate rho
+    reward: jax.Array  # (n,) float, reward of the last step
+    treaty: Treaty | None  # last proposals and evaluations; None without negotiation
     time: jax.Array  # () int32, steps since the reset
 
 
 class Params(struct.PyTreeNode):
-    """The calibration; the numbers are those of rice_regions.yaml."""
+    """Calibration of regions, climate and economy; the defaults are in rice_regions.yaml."""
 
-    # of each region, (n,)
-    A_0: jax.Array  # technology at first
-    K_0: jax.Array  # capital at first, trillion USD
-    L_0: jax.Array  # labor at first, million people
-    L_a: jax.Array  # labor in the end, million people
-    l_g: jax.Array  # how fast labor gets there
-    g_A: jax.Array  # growth of technology at first
-    delta_A: jax.Array  # decline of that growth, 1/year
-    sigma_0: jax.Array  # carbon intensity at first, GtCO2 per trillion USD
+    # regions, (n,) each
+    A_0: jax.Array  # (n,) initial technology (total factor productivity)
+    K_0: jax.Array  # (n,) trillion USD, initial capital
+    L_0: jax.Array  # (n,) million people, initial labor
+    L_a: jax.Array  # (n,) million people, asymptotic labor
+    l_g: jax.Array  # (n,) convergence exponent of labor per activity step
+    g_A: jax.Array  # (n,) initial growth rate of technology per activity step
+    delta_A: jax.Array  # (n,) 1/year, decline of the growth rate of technology
+    sigma_0: jax.Array  # (n,) GtCO2 per trillion USD, initial carbon intensity
     # climate
-    T_0: jax.Array  # (2,) degC at first
-    M_0: jax.Array  # (3,) GtC at first
-    phi_T: jax.Array  # (2, 2) temperature to temperature
-    b_T: jax.Array  # (2,) forcing to temperature, degC m2/W
-    phi_M: jax.Array  # (3, 3) carbon to carbon
-    b_M: jax.Array  # (3,) emissions to carbon, GtC year/GtCO2
-    M_AT_1750: float  # GtC in the atmosphere in 1750
-    F_2x: float  # W/m2 when it has doubled
-    f_0: float  # W/m2 of other gases at first
-    f_1: float  # W/m2 of other gases in the end
-    t_f: float  # activity steps until then
-    E_land_0: float  # GtCO2 a year by land use at first, of the world
-    delta_E_land: float  # decline of that in an activity step
-    a_1: float  # damage 1 / (1 + a_1 T + a_2 T^a_3), 1/degC
-    a_2: float  # likewise
-    a_3: float  # likewise
+    T_0: jax.Array  # (2,) degC, initial temperature of atmosphere and lower ocean
+    M_0: jax.Array  # (3,) GtC, initial carbon in atmosphere, upper and lower ocean
+    phi_T: jax.Array  # (2, 2) transfer matrix of temperature
+    b_T: jax.Array  # (2,) degC m2/W, effect of forcing on temperature
+    phi_M: jax.Array  # (3, 3) transfer matrix of carbon
+    b_M: jax.Array  # (3,) GtC year/GtCO2, effect of emissions on carbon
+    M_AT_1750: float  # GtC, carbon in the atmosphere in 1750
+    F_2x: float  # W/m2, forcing at twice the atmospheric carbon of 1750
+    f_0: float  # W/m2, initial forcing of non-CO2 gases
+    f_1: float  # W/m2, final forcing of non-CO2 gases
+    t_f: float  # activity steps until the final forcing of non-CO2 gases
+    E_land_0: float  # GtCO2/year, initial land-use emissions of the world
+    delta_E_land: float  # decline of land-use emissions per activity step
+    a_1: float  # 1/degC, coefficient of the damages 1 / (1 + a_1 T + a_2 T^a_3)
+    a_2: float  # degC^-a_3, coefficient of the damages
+    a_3: float  # exponent of the damages
     # economy
-    p_b: float  # backstop price, USD per ton of CO2
-    delta_pb: float  # its decline in an activity step
-    theta_2: float  # exponent of the cost of abatement
-    gamma: float  # elasticity of capital
-    delta_K: float  # depreciation of capital, 1/year
-    tfp_growth_floor: float  # growth of technology in an activity step in the end
-    g_sigma: float  # decline of carbon intensity, 1/year
-    delta_sigma: float  # decline of that decline, 1/year
-    alpha: float  # relative risk aversion
-    rho: float  # discount of welfare, 1/year; welfare is observed, and pays nobody
-    armington_lambda: float  # exponent of goods in consumption
-    dom_pref: float  # share of domestic goods in consumption
-    for_pref: float  # share of the goods of all others together
-    balance_interest_rate: float  # in an activity step
-    debt_multiplier: float  # how debts lower bids
-    step_years: float  # years of an activity step
-    # game
+    p_b: float  # USD per ton of CO2, backstop price
+    delta_pb: float  # decline of the backstop price per activity step
+    theta_2: float  # exponent of the abatement cost
+    gamma: float  # capital elasticity of production
+    delta_K: float  # 1/year, depreciation rate of capital
+    tfp_growth_floor: float  # long-run growth rate of technology per activity step
+    g_sigma: float  # 1/year, initial decline of carbon intensity
+    delta_sigma: float  # 1/year, slowdown of the decline of carbon intensity
+    alpha: float  # relative risk aversion (elasticity of marginal utility)
+    rho: float  # 1/year, discount rate of welfare (observed, but not part of the reward)
+    armington_lambda: float  # exponent of the Armington aggregate of goods
+    dom_pref: float  # weight of domestic goods in consumption
+    for_pref: float  # weight of foreign goods in consumption, all regions together
+    balance_interest_rate: float  # interest rate of trade balances per activity step
+    debt_multiplier: float  # strength with which debt reduces import bids
+    step_years: float  # years, length of an activity step
+    # reward and schedule
     carbon_price: float = 0.0
-    """utility that a region pays for a GtCO2 a year of its own; 0: as published"""
+    """utility per GtCO2/year, charged for a region's own emissions; 0: as published"""
     output_bonus: float = 0.0
-    """utility that it gets for a trillion USD a year of its own output; 0: as published"""
-    episode_length: int = ACTIVITIES  # steps; the end is part of the game and terminates
+    """utility per trillion USD/year, paid for a region's own gross output; 0: as published"""
+    episode_length: int = ACTIVITIES  # env steps, after which all agents terminate
 
 
 COLUMNS = ("A_0", "K_0", "L_0", "L_a", "l_g", "g_A", "delta_A", "sigma_0")
@@ -158,29 +166,35 @@ SHARES = ("delta_E_land", "delta_pb", "delta_K", "delta_sigma", "gamma")
 
 
 def save(env: "Rice", state: State, params: Params, key: jax.Array) -> jax.Array:
-    """Saves as much as the action space has, and does nothing else: [n, heads]."""
+    """Save at the highest rate, with all other actions 0: [n, heads] int32."""
     return jnp.zeros((env.num_regions, len(env.nvec)), jnp.int32).at[:, 0].set(env.levels - 1)
 
 
 def mitigate(env: "Rice", state: State, params: Params, key: jax.Array) -> jax.Array:
-    """Abates as much as the action space has, and does nothing else: [n, heads]."""
+    """Mitigate at the highest rate, with all other actions 0: [n, heads] int32."""
     return jnp.zeros((env.num_regions, len(env.nvec)), jnp.int32).at[:, 1].set(env.levels - 1)
 
 
 @dataclasses.dataclass(frozen=True)
 class Rice(Env):
-    """`num_regions` regions for 20 activity steps of 5 years, 2015 to 2115; with negotiation each has two steps before.
+    """Regions save, abate emissions and trade over 20 activity steps of 5 years, 2015 to 2115.
 
-    Actions are rates, head / levels: saving, mitigation, export limit, n tariffs, n bids for imports; with negotiation
-    then for every target (promise, request), and n decisions on what others proposed, 1 to accept. `step` takes the
-    level `levels`, the rate 1, too, which the action space does not have. A region is paid its utility U, and
-    where there are prices pays for its emissions, or is paid for its output.
+    With negotiation, a proposal step and an evaluation step precede each activity step.
+
+    The action heads are integers; a rate is head / levels. The heads are saving, mitigation, export
+    limit, n tariffs and n import bids. Negotiation adds a promise and a request for each region,
+    and n decisions on the proposals of others (1 accepts). `step` also accepts the head `levels`
+    (rate 1), which the action space excludes.
+
+    The reward is the utility U. A nonzero `carbon_price` charges emissions and a nonzero
+    `output_bonus` rewards output.
     """
 
     num_regions: int = 27
-    """the first of the published ones, or as many as the calibration given has"""
-    negotiation: bool = False  # whether proposals and evaluations stand before each activity
-    levels: int = 10  # of a rate
+    """number of regions: the first ones of the published calibration, or all of a custom one"""
+    negotiation: bool = False
+    """whether a proposal and an evaluation step precede each activity step"""
+    levels: int = 10  # number of levels of a rate
 
     can_truncate: ClassVar[bool] = False
     cheap_reset: ClassVar[bool] = True
@@ -202,7 +216,7 @@ class Rice(Env):
 
     @property
     def nvec(self) -> tuple[int, ...]:
-        """Sizes of the heads of an action."""
+        """Number of choices of each action head."""
         n, levels = self.num_regions, self.levels
         return (levels,) * (3 + 2 * n) + (
             (levels,) * (2 * n) + (2,) * n if self.negotiation else ()
@@ -210,15 +224,18 @@ class Rice(Env):
 
     @property
     def default_params(self) -> Params:
-        """The published calibration, in 64 bits where `jax_enable_x64` is on; NaN for regions that it does not have."""
-        dtype, n, found = np.dtype(jnp.result_type(float)), self.num_regions, dict(published())
-        missing = [np.nan] * max(0, n - found.pop("num_regions"))
-        found |= {name: found[name][:n] + missing for name in COLUMNS}
-        # (`make` casts a Python float to 32 bits)
+        """The published calibration, with NaN for regions that it lacks.
+
+        Numbers are float64 if `jax_enable_x64` is set.
+        """
+        dtype, n, fields = np.dtype(jnp.result_type(float)), self.num_regions, dict(published())
+        missing = [np.nan] * max(0, n - fields.pop("num_regions"))
+        fields |= {name: fields[name][:n] + missing for name in COLUMNS}
+        # `make` casts Python floats to float32
         number = np.float64 if dtype == np.float64 else float
         numbers = {
             name: np.array(value, dtype) if isinstance(value, list) else number(value)
-            for name, value in found.items()
+            for name, value in fields.items()
         }
         length = ACTIVITIES * (STAGES if self.negotiation else 1)
         return Params(
@@ -228,38 +245,44 @@ class Rice(Env):
     def check_params(self, params: Params) -> None:
         defaults = self.default_params
         for field in dataclasses.fields(params):
-            shape, found = (
+            expected, shape = (
                 np.shape(getattr(defaults, field.name)),
                 np.shape(getattr(params, field.name)),
             )
-            words = (
-                f"numbers in the shape {shape}"
-                + f", one for each region: num_regions = {self.num_regions}"
-                * (field.name in COLUMNS)
+            allowed = (
+                f"numbers of shape {expected}"
+                + f", one per region (num_regions = {self.num_regions})" * (field.name in COLUMNS)
             )
             require(
-                found[len(found) - len(shape) :] == shape,
+                shape[len(shape) - len(expected) :] == expected,
                 field.name,
                 getattr(params, field.name),
-                words,
+                allowed,
             )
         for name in COLUMNS:
-            words = f"given and finite: the published calibration has {published()['num_regions']} regions"
-            require(np.all(np.isfinite(getattr(params, name))), name, getattr(params, name), words)
+            allowed = (
+                "set to finite numbers. "
+                f"The published calibration has {published()['num_regions']} regions"
+            )
+            require(
+                np.all(np.isfinite(getattr(params, name))), name, getattr(params, name), allowed
+            )
         require_finite(params)
-        for names, fits, words in (
+        for names, is_valid, allowed in (
             (POSITIVE, lambda value: value > 0, "above 0"),
             (NOT_NEGATIVE, lambda value: value >= 0, "at least 0"),
             (SHARES, lambda value: (value >= 0) & (value <= 1), "from 0 to 1"),
         ):
             for name in names:
-                require(np.all(fits(getattr(params, name))), name, getattr(params, name), words)
+                require(
+                    np.all(is_valid(getattr(params, name))), name, getattr(params, name), allowed
+                )
         price = np.asarray(params.p_b / (1000 * params.theta_2))[..., None] * params.sigma_0
         require(
             np.all(price <= 1),
             "p_b",
             params.p_b,
-            "low enough that to emit nothing costs no more than all output: "
+            "small enough that full abatement costs at most all output: "
             "p_b sigma_0 / (1000 theta_2) <= 1 in each region",
         )
         length, stages = params.episode_length, STAGES if self.negotiation else 1
@@ -272,7 +295,7 @@ class Rice(Env):
         )
 
     def reset(self, key: jax.Array, params: Params) -> tuple[dict[str, Arrays], State]:
-        """Returns the world of 2015, always the same."""
+        """Return the state of 2015; every reset is identical."""
         n, dtype = self.num_regions, jnp.result_type(float)
         zero, zeros, square = jnp.zeros((), dtype), jnp.zeros(n, dtype), jnp.zeros((n, n), dtype)
         temperature, carbon = jnp.asarray(params.T_0, dtype), jnp.asarray(params.M_0, dtype)
@@ -313,10 +336,11 @@ class Rice(Env):
     def step(
         self, key: jax.Array, state: State, action: Arrays, params: Params
     ) -> tuple[dict[str, Arrays], State, Arrays, Arrays, Arrays, Arrays]:
-        """Makes one activity step, or with negotiation one of proposal, evaluation, activity in turn.
+        """Run an activity step, or with negotiation the next of proposal, evaluation and activity.
 
-        Reward of an activity step: U - carbon_price * own emissions + output_bonus * own output; else 0. The info sums
-        up to the two indices of the world.
+        The reward of an activity step is U - carbon_price * own emissions + output_bonus * own
+        output. Proposal and evaluation steps have reward 0. Summed over an episode, `info` gives
+        the climate and the economic index.
         """
         require_action(self, action, params, owner=Rice)
         over_before = self.is_over(state, params)
@@ -348,17 +372,21 @@ class Rice(Env):
         )
 
     def propose(self, state: State, heads: jax.Array, params: Params) -> State:
-        """Everybody promises a mitigation rate to everybody, and requests one: no other rule looks at these."""
+        """Record the mitigation rates that each region promises to and requests from the others.
+
+        Only `evaluate` uses them.
+        """
         n = self.num_regions
         pairs = self.rates(heads[:, 3 + 2 * n : 3 + 4 * n], state).reshape(n, n, 2)
         treaty = state.treaty.replace(promised=pairs[..., 0], requested=pairs[..., 1])
         return state.replace(treaty=treaty, reward=jnp.zeros_like(state.reward))
 
     def evaluate(self, state: State, heads: jax.Array, params: Params) -> State:
-        """Everybody accepts or refuses what each other one proposed, both halves together.
+        """Accept or reject the proposals of all other regions, promise and request together.
 
-        mu_min_i = max_j of promised_ij where j accepted, and of requested_ji where i accepted: the mask of mitigation
-        until the next evaluation.
+        The action mask enforces the agreed mitigation rate until the next evaluation:
+
+            mu_min_i = max_j of promised_ij where j accepted, and of requested_ji where i accepted.
         """
         n, treaty = self.num_regions, state.treaty
         others = ~jnp.eye(n, dtype=bool)
@@ -368,7 +396,10 @@ class Rice(Env):
         return state.replace(treaty=treaty, reward=jnp.zeros_like(state.reward))
 
     def act(self, state: State, heads: jax.Array, params: Params) -> State:
-        """Five years, each equation of economy.py on the state before them. Tariffs count from the next time on."""
+        """Advance climate and economy by one activity step with the equations of economy.py.
+
+        All equations use the state before the step. Tariffs apply from the next activity step on.
+        """
         n, q = self.num_regions, self.activity(state)
         rates, years = self.rates(heads[:, : 3 + 2 * n], state), params.step_years
         saving, mitigation, export_limit = rates[:, 0], rates[:, 1], rates[:, 2]
@@ -384,7 +415,7 @@ class Rice(Env):
         investment = saving * output
 
         balance = state.balance * (1 + params.balance_interest_rate)
-        # to the bit p Q where p and s sum up to 1
+        # computed from levels - head so that it equals p Q exactly if p + s = 1
         left = self.rates(self.levels - heads[:, 0], state) * output
         imports, domestic = economy.trade(
             rates[:, 3 + n :], export_limit, output, left, balance, params
@@ -422,18 +453,22 @@ class Rice(Env):
         )
 
     def activity(self, state: State) -> jax.Array:
-        """Returns how many activity steps have been made."""
+        """Return the number of completed activity steps."""
         return state.time // (STAGES if self.negotiation else 1)
 
     def rates(self, heads: jax.Array, state: State) -> jax.Array:
-        """Returns the rates that heads stand for."""
+        """Convert action heads to rates."""
         return heads.astype(state.capital.dtype) / self.levels
 
     def is_over(self, state: State, params: Params) -> jax.Array:
         return state.time >= params.episode_length
 
     def observe(self, state: State, params: Params) -> dict[str, Arrays]:
-        """Rows [n, 1043] of 27 regions (1207 with negotiation) in the authors' order and scales, and the masks."""
+        """Return features and action masks of all regions.
+
+        `features` is [n, 1043] float32 for 27 regions ([n, 1207] with negotiation), in the authors'
+        order and scales. `action_mask` is [n, sum(nvec)] int8.
+        """
         n, treaty = self.num_regions, state.treaty
         stage = [state.time % STAGES] if self.negotiation else []
         depreciation = jnp.full(
@@ -444,7 +479,7 @@ class Rice(Env):
             state.carbon / 1e4,
             jnp.stack([state.forcing, state.land_emissions, state.time / 100, *stage]),
         ]
-        everybody = [
+        regions = [
             state.capital / 1e4,
             depreciation,
             state.labor / 1e4,
@@ -468,19 +503,19 @@ class Rice(Env):
             state.welfare,
             state.reward,
         ]
-        shared = jnp.concatenate([*world, *everybody])
+        shared = jnp.concatenate([*world, *regions])
         parts = [jnp.eye(n), jnp.broadcast_to(shared, (n, len(shared))), jnp.stack(own, axis=1)]
         if treaty is not None:
-            said = (treaty.promised, treaty.requested, treaty.decisions)
+            proposals = (treaty.promised, treaty.requested, treaty.decisions)
             parts += [
                 treaty.floor[:, None],
-                *(part for matrix in said for part in (matrix, matrix.T)),
+                *(part for matrix in proposals for part in (matrix, matrix.T)),
             ]
         features = jnp.concatenate(parts, axis=1).astype(jnp.float32)
         return {REGION: {"features": features, "action_mask": self.action_mask(state)}}
 
     def action_mask(self, state: State) -> jax.Array:
-        """Returns [n, sum(nvec)] int8: 1, but 0 for mitigation below what was agreed."""
+        """Return [n, sum(nvec)] int8: 0 for mitigation levels below the agreed rate, else 1."""
         mask = jnp.ones((self.num_regions, sum(self.nvec)), jnp.int8)
         if state.treaty is None:
             return mask

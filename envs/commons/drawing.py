@@ -1,4 +1,4 @@
-"""The picture of taxed_commons: the stock as a line over time, each day's catch as a bar, the tax as a shade behind."""
+"""Drawing of taxed_commons: the stock as a line, the catch as bars, the tax as background shade."""
 
 from typing import Any
 
@@ -6,31 +6,31 @@ import numpy as np
 
 from wdjax.drawing import BAR, Lines, Scene, Shapes, so_far
 
-LIGHT, DARK = 0.15, 0.6  # of the shade, at the lowest tax above 0 and the highest
+LIGHT, DARK = 0.15, 0.6  # opacity at the lowest tax above 0 and at the highest tax
 
 
 def commons_scene(env: Any, states: Any, params: Any) -> Scene:
-    """Returns the scene of an episode (`Env.scene`): time goes to the right, in every frame up to now."""
+    """Return the scene of an episode (`Env.scene`), with each frame showing the steps up to it."""
     time, stock, level = (np.asarray(leaf) for leaf in (states.time, states.stock, states.level))
     caught = np.asarray(states.catch).sum(axis=-1)
     length, capacity = int(params.episode_length), int(params.capacity)
     window = so_far(time)
     frames = np.arange(len(time))
-    # [T, T]: of each frame what is shown in it
+    # [frame T, step T]: whether the frame shows the step
     past = (frames >= window[:, :1]) & (frames < window[:, 1:])
     taxes = range(1, int(params.highest_level) + 1)
     shades = shade_of(np.arange(env.num_levels))
     marks = [
         Shapes(
-            np.where((level == own) & (time > 0), time - 0.5, np.nan),
+            np.where((level == tax_level) & (time > 0), time - 0.5, np.nan),
             0.0,
             BAR,
             (1.0, capacity),
             color="grey",
-            opacity=past * shades[own],
-            label=f"tax {float(params.tax_step) * own:.2f}",
+            opacity=past * shades[tax_level],
+            label=f"tax {float(params.tax_step) * tax_level:.2f}",
         )
-        for own in reversed(taxes)
+        for tax_level in reversed(taxes)
     ]
     marks += [
         Shapes(
@@ -45,8 +45,8 @@ def commons_scene(env: Any, states: Any, params: Any) -> Scene:
         Lines(np.stack([time, stock], axis=-1), "blue", 2, window=window, label="stock"),
     ]
     captions = [
-        f"step {t} of {length}: {fish} fish, tax {float(params.tax_step) * own:.2f}, {catch} caught"
-        for t, fish, own, catch in zip(time, stock, level, caught, strict=True)
+        f"step {t} of {length}: {fish} fish, tax {float(params.tax_step) * tax_level:.2f}, {catch} caught"
+        for t, fish, tax_level, catch in zip(time, stock, level, caught, strict=True)
     ]
     return Scene(
         marks,
@@ -60,5 +60,5 @@ def commons_scene(env: Any, states: Any, params: Any) -> Scene:
 
 
 def shade_of(level: np.ndarray) -> np.ndarray:
-    """Returns how dark each level of the tax is drawn, as an opacity: the higher the darker."""
+    """Return the opacity of each tax level, darker for higher taxes."""
     return LIGHT + (DARK - LIGHT) * (level - 1) / max(1, level[-1] - 1)

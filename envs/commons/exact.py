@@ -1,12 +1,14 @@
-"""The exact solution of taxed_commons in NumPy: what harvesters do, what a tax policy is worth, and the best one.
+"""Exact solution of taxed_commons in NumPy: equilibrium catch, value of a tax policy, optimal tax.
 
-A harvester looks no further than its day: nobody owns tomorrow's fish (Gordon, 1954). What it then earns by one more
-fish does not depend on what the others catch, so that its best catch is dominant, and its profile the only equilibrium:
+Harvesters maximize their profit of the current day, since no harvester owns tomorrow's fish
+(Gordon, 1954). The marginal profit of a fish does not depend on the catches of the others, so the
+best catch is a dominant strategy and yields the unique equilibrium:
 
     c(s, tau) = argmax_{c <= min(max_catch, floor(s / n))}  c (1 - tau (1 - 1 / n)) - cost c^2.
 
-As it depends on today's stock and tax alone, and on no later one, the planner's problem is a decision process of
-stock and time, which backward induction solves over all tax policies that may look at anything.
+This catch depends only on the current stock and tax. The planner's problem is therefore a Markov
+decision process over stock and time. Backward induction finds its optimum over all tax policies,
+including those that depend on the history.
 """
 
 import dataclasses
@@ -18,37 +20,42 @@ from wdjax.envs.commons.taxed import Params, TaxedCommons
 
 @dataclasses.dataclass(frozen=True)
 class Solution:
-    """What a tax policy is worth."""
+    """Value of a tax policy, and its tax levels."""
 
     value: np.ndarray
-    """[T + 1, S + 1, levels] float64: welfare from a step on, by the stock and the level in force before it"""
+    """[T + 1, S + 1, levels] float64, welfare-to-go by step, stock and tax level before the step"""
     level: np.ndarray
-    """[T, S + 1] int64: what the planner sets in steps of the council; 0 in others"""
+    """[T, S + 1] int64, tax level set in council steps by step and stock; 0 in other steps"""
 
     def welfare(self, params: Params) -> float:
-        """Returns the welfare of an episode."""
+        """Return the welfare of an episode that starts with `start` fish."""
         return float(self.value[0, int(params.start), 0])
 
 
 def gain(env: TaxedCommons, params: Params, level: int) -> np.ndarray:
-    """Returns what each catch of its own earns a harvester at a tax, without its share of what the others pay,
-    [max_catch + 1] float64 [coins]."""
+    """Return a harvester's profit for each catch at a tax level, [max_catch + 1] float64, coins.
+
+    The profit excludes its share of the tax that the other harvesters pay.
+    """
     catch, tax = np.arange(env.max_catch + 1), float(params.tax_step) * level
     return catch * (1.0 - tax * (1.0 - 1.0 / env.num_harvesters)) - float(params.cost) * catch**2
 
 
 def best_catch(env: TaxedCommons, params: Params) -> np.ndarray:
-    """Returns the dominant catch by stock and level, [S + 1, levels] int64: the least of several."""
+    """Return the dominant catch by stock and tax level, [S + 1, levels] int64.
+
+    Ties go to the smallest catch.
+    """
     most = np.minimum(env.max_catch, np.arange(int(params.capacity) + 1) // env.num_harvesters)
     allowed = np.arange(env.max_catch + 1) <= most[:, None]
     gains = [
         np.where(allowed, gain(env, params, level), -np.inf) for level in range(env.num_levels)
     ]
-    return np.stack([np.argmax(np.round(of_level, 9), axis=1) for of_level in gains], axis=1)
+    return np.stack([np.argmax(np.round(profit, 9), axis=1) for profit in gains], axis=1)
 
 
 def next_stock(params: Params, left: np.ndarray) -> np.ndarray:
-    """Returns the stock that grows from what the fishing left, both int64."""
+    """Return the stock after growth, given the fish left after the catch, both int64."""
     capacity, left = int(params.capacity), np.asarray(left, np.int64)
     born = (int(params.growth_percent) * left * (capacity - left) + 50 * capacity) // (
         100 * capacity
@@ -57,9 +64,16 @@ def next_stock(params: Params, left: np.ndarray) -> np.ndarray:
 
 
 def evaluate(env: TaxedCommons, params: Params, level: np.ndarray | None = None) -> Solution:
-    """Returns what a tax policy is worth, [T, S + 1] levels by time and stock; None: the best one, found on the way.
+    """Evaluate a tax policy, or find the optimal one, by backward induction.
 
-    Where several levels are best it takes the lowest.
+    Args:
+        env: the environment.
+        params: its parameters.
+        level: [T, S + 1] int, tax level by step and stock; None: the optimal level, where ties go
+            to the lowest.
+
+    Returns:
+        The value of the policy and its levels.
     """
     catch, num = best_catch(env, params), env.num_harvesters
     stock = np.arange(int(params.capacity) + 1)
@@ -73,7 +87,7 @@ def evaluate(env: TaxedCommons, params: Params, level: np.ndarray | None = None)
         if t % season:
             value[t] = welfare + later[after, np.arange(env.num_levels)]
             continue
-        # what rounding makes differ, does not
+        # round so that ties do not depend on floating-point error
         possible = np.round(later[:, : int(params.highest_level) + 1], 9)
         levels[t] = np.argmax(possible, axis=1) if level is None else level[t]
         value[t] = later[stock, levels[t]][:, None]
@@ -81,10 +95,10 @@ def evaluate(env: TaxedCommons, params: Params, level: np.ndarray | None = None)
 
 
 def without_tax(env: TaxedCommons, params: Params) -> Solution:
-    """Returns the equilibrium where nobody plans: the tax is 0 for ever."""
+    """Return the solution without a planner: the tax is always 0."""
     return evaluate(env, params.replace(highest_level=0))
 
 
 def best_policy(env: TaxedCommons, params: Params) -> Solution:
-    """Returns the planner's optimum."""
+    """Return the planner's optimum."""
     return evaluate(env, params)

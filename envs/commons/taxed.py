@@ -1,12 +1,14 @@
-"""A tragedy of the commons with a planner: harvesters fish a shared stock, a council taxes each fish now and then.
+"""Tragedy of the commons: harvesters fish a shared stock, and a planner taxes each fish.
 
-Small enough to be solved exactly (`exact.py`). Its first step, and every one after `fishing_days` more, is the
-council's, in which it sets a tax; in the days between the harvesters fish under that tax. So the two act at different
-times, and each has a mask that leaves it one action where it is not its turn.
+The environment is small enough to be solved exactly (`exact.py`). The planner sets the tax in
+council steps: the first step, and every (`fishing_days` + 1)-th step after it. In the steps
+between, the harvesters fish under that tax. An action mask leaves each group a single action when
+it is not its turn.
 
-Sources: Gordon, "The Economic Theory of a Common-Property Resource: The Fishery" (1954), and Schaefer, "Some Aspects of
-the Dynamics of Populations Important to the Management of Commercial Marine Fisheries" (1954), in whole fish; Pigou,
-"The Economics of Welfare" (1920), part II, chapter 9, for the tax.
+Sources: Gordon, "The Economic Theory of a Common-Property Resource: The Fishery" (1954), and
+Schaefer, "Some Aspects of the Dynamics of Populations Important to the Management of Commercial
+Marine Fisheries" (1954), in whole fish; Pigou, "The Economics of Welfare" (1920), part II,
+chapter 9, for the tax.
 """
 
 import dataclasses
@@ -24,36 +26,46 @@ from wdjax.spaces import Box, Dict, Discrete, MultiDiscrete
 
 Arrays = dict[str, Any]
 
-MAX_CAPACITY = 1_000  # with MAX_GROWTH, products of the growth stay within int32
+MAX_CAPACITY = 1_000  # with MAX_GROWTH, keeps the growth products within int32
 MAX_GROWTH = 1_000
 
 
 class State(struct.PyTreeNode):
+    """Fish stock, tax level and last catch."""
+
     stock: jax.Array  # () int32, fish in the sea
-    level: jax.Array  # () int32, of the tax that is in force
-    catch: jax.Array  # (num_harvesters,) int32, fish that each caught in the last step
+    level: jax.Array  # () int32, tax level in force
+    catch: jax.Array  # (num_harvesters,) int32, fish caught by each harvester in the last step
     time: jax.Array  # () int32, steps since the reset
 
 
 class Params(struct.PyTreeNode):
-    capacity: int = 60  # fish that the sea feeds
-    growth_percent: int = 40  # of the stock that a day adds where it is small, in percent
-    inflow: int = 1  # fish that come from elsewhere in a day
+    """Stock dynamics, prices and schedule."""
+
+    capacity: int = 60  # fish, carrying capacity of the sea
+    growth_percent: int = 40  # % per day, growth rate of a small stock
+    inflow: int = 1  # fish per day that enter from elsewhere
     start: int = 30  # fish at the reset
-    cost: float = 0.15  # of catching a fish in a day, for 1; n fish cost n^2 times as much [coins]
-    tax_step: float = 0.45  # between two levels of the tax [coins per fish; a fish is sold for 1]
-    highest_level: int = 3  # of the tax that the council may set; 0: there is never a tax
-    fishing_days: int = 4  # steps between two of the council's
-    episode_length: int = 60  # steps; the end is part of the game and terminates
+    cost: float = 0.15  # coins, cost of a catch of 1 fish per day; c fish cost c^2 times as much
+    tax_step: float = 0.45  # coins per fish between two tax levels (a fish sells for 1 coin)
+    highest_level: int = 3  # highest tax level that the planner may set; 0: no tax
+    fishing_days: int = 4  # fishing steps between two council steps
+    episode_length: int = 60  # steps, after which all agents terminate
 
 
 @dataclasses.dataclass(frozen=True)
 class TaxedCommons(Env):
-    """`num_harvesters` harvesters choose a catch, Discrete(max_catch + 1); the planner a tax, Discrete(num_levels)."""
+    """Harvesters fish a shared stock, and a planner taxes the catch.
 
-    num_harvesters: int = 4  # the first agents; the last one is the planner
-    max_catch: int = 3  # fish that a harvester lands in a day
-    num_levels: int = 4  # of the tax: 0, tax_step, 2 tax_step ...
+    A harvester chooses its catch, Discrete(max_catch + 1). The planner chooses the tax level,
+    Discrete(num_levels).
+    """
+
+    num_harvesters: int = (
+        4  # number of harvesters (the first agents); the last agent is the planner
+    )
+    max_catch: int = 3  # fish, largest catch of a harvester per day
+    num_levels: int = 4  # number of tax levels: 0, tax_step, 2 tax_step, ...
 
     can_truncate: ClassVar[bool] = False
     cheap_reset: ClassVar[bool] = True
@@ -95,17 +107,18 @@ class TaxedCommons(Env):
             require(np.all(getattr(params, name) >= 0), name, getattr(params, name), "at least 0")
 
     def reset(self, key: jax.Array, params: Params) -> tuple[Arrays, State]:
-        """Fills the sea with `start` fish. There is no tax, and the council sits."""
-        nothing = jnp.zeros(self.num_harvesters, jnp.int32)
-        state = State(jnp.asarray(params.start, jnp.int32), jnp.int32(0), nothing, jnp.int32(0))
+        """Start with `start` fish and no tax, in a council step."""
+        no_catch = jnp.zeros(self.num_harvesters, jnp.int32)
+        state = State(jnp.asarray(params.start, jnp.int32), jnp.int32(0), no_catch, jnp.int32(0))
         return self.observe(state, params), state
 
     def step(
         self, key: jax.Array, state: State, action: Arrays, params: Params
     ) -> tuple[Arrays, State, Arrays, Arrays, Arrays, Arrays]:
-        """The council sets a tax, or the harvesters fish under the one in force; after `episode_length` nothing.
+        """Set the tax in a council step, or let the harvesters fish in any other step.
 
-        Reward (`rewards`): a harvester's of its day; the planner's is the sum of all harvesters'.
+        Reward: each harvester receives its profit of the day (`rewards`), and the planner the sum
+        of all profits. Council steps have reward 0.
         """
         require_action(self, action, params, owner=TaxedCommons)
         over_before = state.time >= params.episode_length
@@ -126,26 +139,29 @@ class TaxedCommons(Env):
         )
 
     def sits(self, time: jax.Array, params: Params) -> jax.Array:
-        """Returns whether a step is the council's: the first, and each after `fishing_days` others."""
+        """Return whether `time` is a council step, in which the planner sets the tax."""
         return time % (params.fishing_days + 1) == 0
 
     def dynamics(self, state: State, action: Arrays, params: Params, sits: jax.Array) -> State:
-        """In a step of the council, the level that it asks for (at most highest_level); the sea waits. On another day
-        everybody fishes on a ground of its own, one of n that the stock is spread over, and what is left grows,
+        """Advance the stock and the tax level by one step.
+
+        A council step sets the tax level (at most highest_level) and leaves the stock unchanged. In
+        a fishing step, the stock s is spread evenly over n fishing grounds, one per harvester, and
+        the fish x that are left grow logistically up to the capacity S:
 
             c_i = min(a_i, floor(s / n)),   x = s - sum_i c_i,
-            s' = min(S, x + inflow + round(growth x (1 - x / S))),
+            s' = min(S, x + inflow + round(growth x (1 - x / S))).
 
-        in whole fish, halves rounded up: exact in integers.
+        All quantities are whole fish (halves round up), computed exactly in integers.
         """
         catch = jnp.where(
             sits, 0, jnp.minimum(action["harvester"], state.stock // self.num_harvesters)
         )
         left = state.stock - jnp.sum(catch, dtype=jnp.int32)
-        born = params.growth_percent * left * (params.capacity - left)  # times 100 S
-        grown = (born + 50 * params.capacity) // (100 * params.capacity)
+        growth = params.growth_percent * left * (params.capacity - left)  # times 100 S
+        born = (growth + 50 * params.capacity) // (100 * params.capacity)
         stock = jnp.where(
-            sits, state.stock, jnp.minimum(params.capacity, left + params.inflow + grown)
+            sits, state.stock, jnp.minimum(params.capacity, left + params.inflow + born)
         )
         level = jnp.where(
             sits, jnp.minimum(action["planner"][0], params.highest_level), state.level
@@ -153,12 +169,15 @@ class TaxedCommons(Env):
         return State(stock, level, catch.astype(jnp.int32), state.time + 1)
 
     def rewards(self, state: State, params: Params) -> jax.Array:
-        """Returns what the last day's catch c of each harvester earns it at the tax tau, (num_harvesters,) [coins]:
+        """Return each harvester's profit of the last day, (num_harvesters,) float32, coins.
 
-            r_i = c_i - cost c_i^2 - tau c_i + tau sum_j c_j / n,
+        With catch c and tax tau, the profit is:
 
-        a fish for a coin, a cost that grows, the tax, and a share of what all have paid. The shares return the whole
-        tax: the sum of all rewards, the welfare, is sum_i c_i - cost c_i^2 at any tax.
+            r_i = c_i - cost c_i^2 - tau c_i + tau sum_j c_j / n.
+
+        The terms are the sales at 1 coin per fish, a quadratic cost, the tax, and an equal share of
+        the total tax. All tax is returned, so the sum of all rewards (the welfare) is
+        sum_i c_i - cost c_i^2 at any tax.
         """
         catch, tax = state.catch.astype(jnp.float32), params.tax_step * state.level
         return catch - params.cost * catch**2 - tax * catch + tax * jnp.mean(catch)
@@ -166,37 +185,48 @@ class TaxedCommons(Env):
     def statistics(
         self, state: State, params: Params, over_before: jax.Array, sits: jax.Array
     ) -> Arrays:
-        """Returns the fish caught, and for means over fishing days (`info_ratios`) stock [fish] and tax [coins]."""
+        """Return the catch [fish], stock [fish], tax [coins] and day count of this step.
+
+        All are 0 in council steps. `info_ratios` turns stock and tax into means over fishing days.
+        """
         day = jnp.where(over_before | sits, 0.0, 1.0).astype(jnp.float32)
         tax = params.tax_step * state.level
         catch = day * jnp.sum(state.catch, dtype=jnp.int32)
         return {"catch": catch, "stock": day * state.stock, "tax": day * tax, "days": day}
 
     def observe(self, state: State, params: Params) -> Arrays:
-        """Everybody sees (s / S, t / T, the day of the season in [0, 1), the tax's level one-hot)."""
+        """Return observations by group, each with the features `seen` and an `action_mask`.
+
+        All agents observe the same features, (num_in_group, 3 + num_levels) float32: s / S, t / T,
+        the fraction of the season that has passed, and the tax level as one-hot.
+        """
         season = params.fishing_days + 1
-        numbers = jnp.stack(
+        scalars = jnp.stack(
             [
                 state.stock / params.capacity,
                 state.time / params.episode_length,
                 (state.time % season) / season,
             ]
         )
-        seen = jnp.concatenate([numbers, jax.nn.one_hot(state.level, self.num_levels)]).astype(
+        features = jnp.concatenate([scalars, jax.nn.one_hot(state.level, self.num_levels)]).astype(
             jnp.float32
         )
         masks = self.masks(state, params)
         return {
             group: {
-                "seen": jnp.tile(seen, (size, 1)),
+                "seen": jnp.tile(features, (size, 1)),
                 "action_mask": jnp.tile(masks[group], (size, 1)),
             }
             for group, size in self.groups.items()
         }
 
     def masks(self, state: State, params: Params) -> Arrays:
-        """Returns what one agent of each group may do now, int32: a harvester, on fishing days, catches up to its
-        share of the stock, else 0; the planner sets a tax when the council sits, else the one in force."""
+        """Return the action mask of one agent of each group, [num_actions] int32.
+
+        A harvester may catch up to its share of the stock in fishing steps, and 0 in council steps.
+        The planner may set a tax up to highest_level in council steps; in other steps, only the
+        level in force is allowed.
+        """
         sits = self.sits(state.time, params)
         most = jnp.where(sits, 0, state.stock // self.num_harvesters)
         levels = jnp.arange(self.num_levels)
@@ -207,7 +237,7 @@ class TaxedCommons(Env):
         }
 
     def by_group(self, flag: jax.Array) -> Arrays:
-        """Returns a flag () of all agents by group."""
+        """Broadcast a scalar flag to all agents, by group."""
         return {group: jnp.full(size, flag) for group, size in self.groups.items()}
 
     def observation_space(self, params: Params) -> Dict:

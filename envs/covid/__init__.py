@@ -1,4 +1,4 @@
-"""Covid-19 and the economy: states and a federal planner."""
+"""COVID-19 and the economy: US states and a federal planner."""
 
 from wdjax.envs.covid.calibration import Calibration, load_calibration, load_policy
 from wdjax.envs.covid.economy import CovidEconomy

@@ -1,4 +1,4 @@
-"""The numbers of the states and of the virus: a pytree of arrays, read from a file and checked."""
+"""Calibration of the states and the virus: reading and validation."""
 
 import dataclasses
 import json
@@ -13,42 +13,47 @@ from flax import struct
 from wdjax.checks import require
 from wdjax.files import read_text
 
-NUM_LEVELS = 10  # of stringency, from 1
-BETA_DELAY = 29  # days until a level changes the transmission
-NUM_FILTERS = 5
-START_INDEX = 81  # days between the first day of the policies, 2020-01-01, and day 0, 2020-03-22
+NUM_LEVELS = 10  # stringency levels 1 to 10
+BETA_DELAY = 29  # days until a stringency level affects the transmission rate
+NUM_FILTERS = 5  # exponential filters of the unemployment model
+START_INDEX = 81  # days from 2020-01-01 (first day of the policies) to 2020-03-22 (day 0)
 
 
 class Calibration(struct.PyTreeNode):
-    """What is known of n states on day 0; float32, or float64 where `jax_enable_x64` was set when it was made."""
+    """Parameters of n states and the virus, and the state of the world on day 0.
 
-    population: Any  # (n,) persons
-    us_population: Any  # () persons
-    gdp_per_capita: Any  # () USD a year
-    value_of_life: Any  # () USD
-    gamma: Any  # () 1/day, how fast the infected are removed: they recover or die
-    death_rate: Any  # () dead per removed
-    beta_slope: Any  # (n,) 1/day per level, of the transmission
-    beta_intercept: Any  # (n,) 1/day
-    filter_len: Any  # () days, int32: how long a change of level bears on unemployment
-    conv_lambdas: Any  # (5,) days, over which its effects fade
-    filter_weights: Any  # (n, 5) of these effects, per level
-    unemployment_bias: Any  # (n,) % of the population
-    agent_alpha: Any  # (n,) weight of health in a state's choices, above 0 and below 1
-    planner_alpha: Any  # () likewise of the planner
-    agent_health_index_min: Any  # (n,) of -deaths a day * value of life / (365 pmax)
-    agent_health_index_max: Any  # (n,)
-    agent_economic_index_min: Any  # (n,) of the utility of productivity, a day
-    agent_economic_index_max: Any  # (n,)
-    planner_health_index_min_max: Any  # (2,) of the sums over states
-    planner_economic_index_min_max: Any  # (2,)
-    init_susceptible: Any  # (n,) persons, on day 0; so are the next four
-    init_infected: Any  # (n,)
-    init_recovered: Any  # (n,) dead included
-    init_unemployed: Any  # (n,)
-    init_vaccinated: Any  # (n,)
+    Floats are float32, or float64 if `jax_enable_x64` was set when the calibration was created.
+    """
+
+    population: Any  # (n,) float, persons
+    us_population: Any  # () float, persons
+    gdp_per_capita: Any  # () float, USD/year
+    value_of_life: Any  # () float, USD
+    gamma: Any  # () float, 1/day, removal rate of the infected (recovery or death)
+    death_rate: Any  # () float, deaths per removed person
+    beta_slope: Any  # (n,) float, 1/day per level, slope of the transmission rate
+    beta_intercept: Any  # (n,) float, 1/day, intercept of the transmission rate
+    filter_len: Any  # () int32, days that a change of level affects unemployment
+    conv_lambdas: Any  # (5,) float, days, decay times of the unemployment filters
+    filter_weights: Any  # (n, 5) float, per level, weights of the unemployment filters
+    unemployment_bias: Any  # (n,) float, % of the population
+    agent_alpha: Any  # (n,) float in (0, 1), health weight of each state
+    planner_alpha: Any  # () float in (0, 1), health weight of the planner
+    agent_health_index_min: Any
+    """(n,) float, lower bound of -(deaths per day) * value of life / (365 pmax)"""
+    agent_health_index_max: Any
+    """(n,) float, upper bound of -(deaths per day) * value of life / (365 pmax)"""
+    agent_economic_index_min: Any  # (n,) float, lower bound of the daily utility of productivity
+    agent_economic_index_max: Any  # (n,) float, upper bound of the daily utility of productivity
+    planner_health_index_min_max: Any  # (2,) float, bounds of the health index of all states
+    planner_economic_index_min_max: Any  # (2,) float, bounds of the economic index of all states
+    init_susceptible: Any  # (n,) float, persons on day 0
+    init_infected: Any  # (n,) float, persons on day 0
+    init_recovered: Any  # (n,) float, persons on day 0, including the dead
+    init_unemployed: Any  # (n,) float, persons on day 0
+    init_vaccinated: Any  # (n,) float, persons on day 0
     policy: Any
-    """(days, n) int32, levels of every day up to day 0, which is the last row; level 1 before the first"""
+    """(days, n) int32, levels of all days up to day 0 (the last row); earlier days have level 1"""
 
 
 _SHAPES = {
@@ -65,7 +70,7 @@ _SHAPES = {
     "planner_economic_index_min_max": (2,),
     "policy": ("days", "n"),
 }
-_AXES = ("one", "in a list", "in a list of lists of equal lengths")
+_KINDS = ("a number", "a list of numbers", "a list of equally long lists of numbers")  # by ndim
 _ABOVE_0 = (
     "population",
     "us_population",
@@ -82,11 +87,11 @@ _COUNTS = (
     "init_unemployed",
     "init_vaccinated",
 )
-_MOST_OF_N = 1.001  # populations and counts in a file are rounded apart
+_MOST_OF_N = 1.001  # tolerance, because files round populations and counts separately
 
 
 def make_calibration(**fields: Any) -> Calibration:
-    """Returns a calibration of numbers, NumPy arrays in the precision that jax now has."""
+    """Create a calibration of NumPy arrays in the current precision of jax."""
     floats = np.float64 if jax.config.jax_enable_x64 else np.float32
     kinds = dict.fromkeys(("policy", "filter_len"), np.int32)
     return Calibration(
@@ -95,17 +100,18 @@ def make_calibration(**fields: Any) -> Calibration:
 
 
 def load_calibration(path: str | os.PathLike, num_states: int = 51) -> Calibration:
-    """Reads a calibration from a JSON file; docs/environments/covid.md has its layout.
+    """Read a calibration from a JSON file (docs/environments/covid.md documents the layout).
 
     Args:
-        path: of the file.
-        num_states: n, the states that it must have.
+        path: path of the file.
+        num_states: required number of states n.
 
     Returns:
-        the calibration, checked.
+        The validated calibration.
 
     Raises:
-        ValueError: naming the key, for a file that is none, lacks a key, or whose numbers make no sense.
+        ValueError: if the file is not valid JSON, lacks a key, or has an invalid value. The message
+            names the key.
     """
     data = _read(path)
     try:
@@ -119,13 +125,18 @@ def load_calibration(path: str | os.PathLike, num_states: int = 51) -> Calibrati
         ):
             require(name in data, name, None, "among the keys of the file")
         for name, value in (("num_stringency_levels", NUM_LEVELS), ("beta_delay", BETA_DELAY)):
-            require(data[name] == value, name, data[name], f"{value}: the rules are written for it")
+            require(
+                data[name] == value, name, data[name], f"{value}, the only value the rules support"
+            )
         fields = {name: _numbers(name, data[name]) for name in names}
         levels = _levels(data)
         start = data["start_index"]
-        known = isinstance(start, int) and 0 <= start < len(levels)
+        is_valid = isinstance(start, int) and 0 <= start < len(levels)
         require(
-            known, "start_index", start, f"a day of policy_digits_per_state, 0 to {len(levels) - 1}"
+            is_valid,
+            "start_index",
+            start,
+            f"an index into policy_digits_per_state, 0 to {len(levels) - 1}",
         )
         calibration = make_calibration(**fields, policy=levels[: start + 1])
         check_calibration(calibration, num_states)
@@ -135,10 +146,19 @@ def load_calibration(path: str | os.PathLike, num_states: int = 51) -> Calibrati
 
 
 def load_policy(path: str | os.PathLike) -> np.ndarray:
-    """Returns the levels that were in force in truth, for the steps 1, 2 and so on as far as the file has them: [T, n]
-    int32. As in the original, step t has that of day t - 1.
+    """Read the historical stringency levels from a calibration file, [T, n] int32.
 
-    Raises ValueError as `load_calibration` does.
+    The rows are the levels of steps 1, 2, ... up to the last day in the file. As in the original
+    implementation, step t uses the level of day t - 1.
+
+    Args:
+        path: path of the file.
+
+    Returns:
+        The levels.
+
+    Raises:
+        ValueError: as in `load_calibration`.
     """
     data = _read(path)
     for name in ("policy_digits_per_state", "start_index"):
@@ -148,7 +168,7 @@ def load_policy(path: str | os.PathLike) -> np.ndarray:
 
 def _read(path: str | os.PathLike) -> dict[str, Any]:
     path = Path(path).expanduser()
-    require(path.is_file(), "calibration_file", str(path), "a file that is there")
+    require(path.is_file(), "calibration_file", str(path), "an existing file")
     try:
         data = json.loads(read_text(path))
     except (ValueError, RecursionError) as error:
@@ -157,7 +177,7 @@ def _read(path: str | os.PathLike) -> dict[str, Any]:
         isinstance(data, dict),
         "calibration_file",
         str(path),
-        "an object of JSON, with the keys of a calibration",
+        "a JSON object with the keys of a calibration",
     )
     return data
 
@@ -168,50 +188,51 @@ def _numbers(name: str, value: Any) -> np.ndarray:
     except ValueError:  # rows of unequal lengths
         array = np.array(None)
     axes = len(_SHAPES.get(name, ("n",)))
-    require(
-        array.dtype.kind in "iuf" and array.ndim == axes, name, value, "numbers, " + _AXES[axes]
-    )
+    require(array.dtype.kind in "iuf" and array.ndim == axes, name, value, _KINDS[axes])
     return array.astype(np.float64)
 
 
 def _levels(data: dict[str, Any]) -> np.ndarray:
-    """Returns the levels of a file, [days, n] int32."""
+    """Return the stringency levels of a file, [days, n] int32."""
     name, rows = "policy_digits_per_state", data["policy_digits_per_state"]
-    words = "a list of strings of equal lengths, a digit 1 to 9 for every day"
-    texts = (
+    allowed = "a list of strings of equal length, with one digit from 1 to 9 per day"
+    is_strings = (
         isinstance(rows, list)
         and len(rows) > 0
         and all(isinstance(row, str) and row.isascii() for row in rows)
     )
-    require(texts and len({len(row) for row in rows}) == 1, name, rows, words)
-    require(all(row.isdigit() and "0" not in row for row in rows), name, rows, words)
+    require(is_strings and len({len(row) for row in rows}) == 1, name, rows, allowed)
+    require(all(row.isdigit() and "0" not in row for row in rows), name, rows, allowed)
     return np.array([[int(digit) for digit in row] for row in rows], np.int32).T
 
 
 def check_calibration(calibration: Any, num_states: int) -> None:
-    """Raises ValueError or TypeError, naming the key, where a calibration of n states makes no sense.
+    """Raise ValueError or TypeError, naming the key, if a calibration of n states is invalid.
 
-    Leading axes, as of a batch of calibrations, are allowed.
+    Leading batch axes are allowed.
     """
     if not isinstance(calibration, Calibration):
-        words = "a Calibration (load_calibration, synthetic_calibration); a path is named by calibration_file"
-        raise TypeError(f"calibration = {calibration!r:.80}: must be {words}")
+        expected = (
+            "a Calibration (see load_calibration and synthetic_calibration). "
+            "Pass a path as calibration_file"
+        )
+        raise TypeError(f"calibration = {calibration!r:.80}: must be {expected}")
     values = {
         field.name: getattr(calibration, field.name) for field in dataclasses.fields(calibration)
     }
     for name, value in values.items():
         shape = tuple(num_states if axis == "n" else axis for axis in _SHAPES.get(name, ("n",)))
-        found = np.shape(value)[len(np.shape(value)) - len(shape) :] if shape else ()
+        actual = np.shape(value)[len(np.shape(value)) - len(shape) :] if shape else ()
         key = "policy_digits_per_state" if name == "policy" else name
-        fits = len(found) == len(shape) and all(
-            b in ("days", a) for a, b in zip(found, shape, strict=True)
+        fits = len(actual) == len(shape) and all(
+            b in ("days", a) for a, b in zip(actual, shape, strict=True)
         )
-        words = f"of shape {shape}".replace("'", "") + f", for num_states = {num_states}"
-        require(fits, f"shape of {key}", np.shape(value), words)
+        expected = f"of shape {shape}".replace("'", "") + f", for num_states = {num_states}"
+        require(fits, f"shape of {key}", np.shape(value), expected)
         require(np.all(np.isfinite(value)), name, value, "finite")
     for name in _ABOVE_0:
         require(np.all(values[name] > 0), name, values[name], "above 0")
-    require(np.all(calibration.gamma <= 1), "gamma", calibration.gamma, "at most 1, a day")
+    require(np.all(calibration.gamma <= 1), "gamma", calibration.gamma, "at most 1 per day")
     rate, bias = calibration.death_rate, calibration.unemployment_bias
     require(np.all((rate >= 0) & (rate <= 1)), "death_rate", rate, "between 0 and 1")
     require(
@@ -232,11 +253,11 @@ def check_calibration(calibration: Any, num_states: int) -> None:
         np.all((policy >= 1) & (policy <= NUM_LEVELS)),
         "policy_digits_per_state",
         policy,
-        "levels from 1 on",
+        f"levels from 1 to {NUM_LEVELS}",
     )
     days = np.shape(policy)[-2]
-    longest = f"at least the {days} days of policy_digits_per_state up to start_index"
-    require(np.all(calibration.filter_len >= days), "filter_len", calibration.filter_len, longest)
+    allowed = f"at least the {days} days of policy_digits_per_state up to start_index"
+    require(np.all(calibration.filter_len >= days), "filter_len", calibration.filter_len, allowed)
     _check_bounds(values)
     _check_counts(values)
 
@@ -252,7 +273,7 @@ def _check_bounds(values: dict[str, Any]) -> None:
             np.all(values[name][..., 1] > values[name][..., 0]),
             name,
             values[name],
-            "a minimum, a greater maximum",
+            "a minimum and a larger maximum",
         )
 
 
@@ -266,12 +287,12 @@ def _check_counts(values: dict[str, Any]) -> None:
         np.all(total <= most),
         "init_susceptible",
         values["init_susceptible"],
-        "at most the population less init_infected and init_recovered",
+        "at most the population minus init_infected and init_recovered",
     )
     least = np.sum(values["population"], axis=-1) / _MOST_OF_N
     require(
         np.all(values["us_population"] >= least),
         "us_population",
         values["us_population"],
-        "at least all states'",
+        "at least the population of all states together",
     )

@@ -1,6 +1,6 @@
-"""Pictures of covid_economy: the map of states as tiles, day by day (`map_scene`) and whole episodes (`save_curves`).
+"""Drawings of covid_economy: a tile map per day (`map_scene`) and curves per state (`save_curves`).
 
-States of a synthetic calibration are nowhere: their tiles lie in rows.
+The tiles of synthetic states, which have no location, are arranged in rows.
 """
 
 import math
@@ -16,7 +16,7 @@ from matplotlib.patches import Rectangle
 from wdjax.drawing import SQUARE, Mark, Scene, Shapes, Text
 from wdjax.envs.covid.calibration import NUM_LEVELS
 
-# columns and rows of the 50 states and DC (8), in the order of their names
+# (column, row) of the 50 states and DC, in the alphabetical order of their full names
 TILES = {
     "AL": (6, 6),
     "AK": (0, 0),
@@ -71,13 +71,16 @@ TILES = {
     "WY": (2, 3),
 }
 TEXT = "#1F2933"
-MOST_DEAD, MOST_IDLE = 1.5, 25.0  # %, of a whole bar
-COLORS = ("#245EB6", "#8A8F98", "#C843C3")  # of episodes side by side
+MOST_DEAD, MOST_IDLE = 1.5, 25.0  # % of the population at full bar length
+COLORS = ("#245EB6", "#8A8F98", "#C843C3")  # colors of the episodes in save_curves
 MEASURES = ("dead [% of the population]", "unemployed [% of the population]", "stringency level")
 
 
 def tile_places(env: Any) -> dict[str, tuple[int, int]]:
-    """Returns name -> (column, row) of every state: on the map where a calibration from a file has all 51 of them."""
+    """Return name -> (column, row) of every state.
+
+    Positions follow the map if a calibration file provides all 51 states.
+    """
     if env.calibration_file and env.num_states == len(TILES):
         return TILES
     columns = math.ceil(math.sqrt(1.6 * env.num_states))
@@ -85,36 +88,38 @@ def tile_places(env: Any) -> dict[str, tuple[int, int]]:
 
 
 def map_scene(env: Any, states: Any, params: Any) -> Scene:
-    """Returns the scene of an episode (`Env.scene`): a tile for every state of the country, the darker the more
-    stringent its level, with bars for the dead and the unemployed."""
+    """Return the scene of an episode (`Env.scene`).
+
+    Each state is a tile, darker for more stringent levels, with bars for the dead and unemployed.
+    """
     places = tile_places(env)
     x, y = np.array(list(places.values()), float).T * [[1], [-1]]  # upper left corners
     population = np.asarray(params.calibration.population)
     # [T, n]
-    dead, idle = (
+    dead, unemployed = (
         100 * np.asarray(people) / population for people in (states.dead, states.unemployed)
     )
-    level, paid = np.asarray(states.level), np.asarray(states.subsidy_level)
-    words = 14.0 if len(places) <= 12 else 9.5  # px
-    nowhere = np.full(1, np.nan)
+    level, subsidy = np.asarray(states.level), np.asarray(states.subsidy_level)
+    text_size = 14.0 if len(places) <= 12 else 9.5  # px
+    nowhere = np.full(1, np.nan)  # invisible marks that only add legend entries
     marks: list[Mark] = [
-        Shapes(nowhere, nowhere, SQUARE, opacity=shade_of(own), label=f"level {own}")
-        for own in (10, 7, 4, 1)
+        Shapes(nowhere, nowhere, SQUARE, opacity=shade_of(shown), label=f"level {shown}")
+        for shown in (10, 7, 4, 1)
     ]
     marks += [
         Shapes(x + 0.5, y - 0.5, SQUARE, 0.47, opacity=shade_of(level), group="state"),
-        Text(x + 0.1, y - 0.19, list(places), size=words, align="left"),
+        Text(x + 0.1, y - 0.19, list(places), size=text_size, align="left"),
         Text(
             x + 0.9,
             y - 0.19,
             level.astype(int).astype(str).tolist(),
-            size=words,
+            size=text_size,
             align="right",
             bold=True,
         ),
     ]
     for value, most, color, bottom, label in (
-        (idle, MOST_IDLE, "orange", 0.1, "unemployed"),
+        (unemployed, MOST_IDLE, "orange", 0.1, "unemployed"),
         (dead, MOST_DEAD, "red", 0.3, "dead"),
     ):
         share = np.clip(value / most, 0, 1)
@@ -134,11 +139,11 @@ def map_scene(env: Any, states: Any, params: Any) -> Scene:
     def share(people) -> np.ndarray:
         return 100 * np.asarray(people).sum(axis=-1) / population.sum()
 
-    told = zip(states.time, share(states.dead), share(states.unemployed), paid, strict=True)
+    days = zip(states.time, share(states.dead), share(states.unemployed), subsidy, strict=True)
     captions = [
-        f"day {int(t)} of {int(params.episode_length)}: {died:.2f} % dead, {out:.1f} % unemployed\nsubsidy level "
-        f"{int(own)}: {float(params.max_subsidy) * int(own) / env.num_subsidy_levels:,.0f} USD per person and year"
-        for t, died, out, own in told
+        f"day {int(t)} of {int(params.episode_length)}: {dead:.2f} % dead, {idle:.1f} % unemployed\nsubsidy level "
+        f"{int(paid)}: {float(params.max_subsidy) * int(paid) / env.num_subsidy_levels:,.0f} USD per person and year"
+        for t, dead, idle, paid in days
     ]
     return Scene(
         marks,
@@ -150,21 +155,21 @@ def map_scene(env: Any, states: Any, params: Any) -> Scene:
 
 
 def shade_of(level: Any) -> Any:
-    """Returns how dark a level from 1 to 10 is drawn, as an opacity."""
+    """Return the opacity of a level from 1 to 10, darker for higher levels."""
     return 0.08 + 0.74 * (level - 1) / (NUM_LEVELS - 1)
 
 
 def save_curves(
     path: str | pathlib.Path, env: Any, params: Any, episodes: Mapping[str, Any]
 ) -> None:
-    """Writes a PNG with deaths, unemployment and stringency of every state over time, on its tile of the map.
+    """Write a PNG with deaths, unemployment and stringency over time, one tile per state.
 
     Args:
-        path: of the file; its folder is made where there is none.
+        path: path of the file. Missing folders are created.
         env: a CovidEconomy.
         params: its params.
-        episodes: name -> the states of an episode, leaves [T, ...], as `play_episode` returns them: at most three, of
-            any lengths, which are drawn over each other.
+        episodes: name -> states of an episode as returned by `play_episode`, leaves [T, ...]. At
+            most three episodes of any length are drawn on top of each other.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -207,9 +212,9 @@ def save_curves(
 
 
 def measures(states: Any, params: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns what `MEASURES` names, [T, n] each."""
+    """Return the curves named in `MEASURES`, [T, n] each."""
     population = np.asarray(params.calibration.population)[None]
-    dead, idle = (
+    dead, unemployed = (
         100 * np.asarray(people) / population for people in (states.dead, states.unemployed)
     )
-    return dead, idle, np.asarray(states.level, float)
+    return dead, unemployed, np.asarray(states.level, float)

@@ -1,10 +1,10 @@
-"""Covid-19 and the economy: states set the stringency of their measures, and a federal planner pays subsidies.
+"""COVID-19 and the economy: states choose stringency levels, and a federal planner pays subsidies.
 
-A proof of concept, not for policy decisions: docs/environments/covid.md has the card of the original.
+This is a proof of concept and not for policy decisions (see docs/environments/covid.md).
 
-Source: Trott, Srinivasa, van der Wal, Haneuse, Zheng, "Building a Foundation for Data-Driven, Interpretable, and Robust
-Policy Design using the AI Economist" (2021), arXiv:2108.02904; rules of CovidAndEconomySimulation in
-salesforce/ai-economist, commit a84d5f3f. A step is a day. Agents stand in the order states, planner.
+Source: Trott, Srinivasa, van der Wal, Haneuse, Zheng, "Building a Foundation for Data-Driven,
+Interpretable, and Robust Policy Design using the AI Economist" (2021), arXiv:2108.02904. The rules
+follow CovidAndEconomySimulation in salesforce/ai-economist, commit a84d5f3f. A step is a day.
 """
 
 import dataclasses
@@ -33,62 +33,68 @@ YEAR = 365  # days
 
 
 class State(struct.PyTreeNode):
-    """Persons are floats: float32, or float64 where the calibration is."""
+    """Epidemic and economy of n states; floats have the precision of the calibration."""
 
-    susceptible: jax.Array  # (n,) persons
-    infected: jax.Array  # (n,) persons
-    recovered: jax.Array  # (n,) persons, those who died or were vaccinated included
-    dead: jax.Array  # (n,) persons
-    vaccinated: jax.Array  # (n,) persons
-    unemployed: jax.Array  # (n,) persons
-    level: jax.Array  # (n,) int32, stringency from 1 to 10
-    until: jax.Array  # (n,) int32, the time from which on the level may be set
+    susceptible: jax.Array  # (n,) float, persons
+    infected: jax.Array  # (n,) float, persons
+    recovered: jax.Array  # (n,) float, persons, including the dead and the vaccinated
+    dead: jax.Array  # (n,) float, persons
+    vaccinated: jax.Array  # (n,) float, persons
+    unemployed: jax.Array  # (n,) float, persons
+    level: jax.Array  # (n,) int32, stringency level from 1 to 10
+    until: jax.Array  # (n,) int32, days, time from which the level may be changed
     effects: jax.Array
-    """(n, 5) changes of level, each fading at its own pace: what unemployment follows"""
-    past_levels: jax.Array  # (29, n) int8, a ring: slot time % 29 holds the level of 28 days ago
-    productivity: jax.Array  # (n,) USD a day, subsidies included; 0 at the reset
+    """(n, 5) float, changes of level filtered by five exponential decays, the input of the
+    unemployment model"""
+    past_levels: jax.Array  # (29, n) int8, ring buffer; slot time % 29 is the level of 28 days ago
+    productivity: jax.Array  # (n,) float, USD/day, including subsidies; 0 at the reset
     subsidy_level: jax.Array  # () int32, from 0 to num_subsidy_levels
     time: jax.Array  # () int32, days since the reset
 
 
 class Params(struct.PyTreeNode):
-    calibration: Calibration  # of the states and the virus
-    episode_length: int = 540  # days; the end is part of the game and terminates
-    cooldown: int = 28  # days for which a state must keep a level that it has set
-    subsidy_interval: int = 90  # days between two choices of the planner
+    """Calibration, schedules and rewards."""
+
+    calibration: Calibration  # parameters of the states and the virus
+    episode_length: int = 540  # days, after which all agents terminate
+    cooldown: int = 28  # days for which a state must keep a new level
+    subsidy_interval: int = 90  # days between two decisions of the planner
     max_subsidy: float = 20_000.0  # USD per person and year at the highest subsidy level
     vaccines_per_million: float = 3_000.0  # doses per million persons and day
-    vaccine_start: int = 296  # the first day on which they may come: 2021-01-12
-    delivery_interval: int = 1  # days between two deliveries of vaccines
-    risk_aversion: float = 2.0  # eta of the utility of productivity, not 1
-    sick_rate: float = 0.1  # of the infected who cannot work
-    working_share: float = 0.6  # of the population who would work
-    interest: float = 0.03  # on what the planner pays
-    state_health_priority: float = 0.3
-    """factor on how much health weighs against economy, for states"""
-    planner_health_priority: float = 0.45  # likewise for the planner
+    vaccine_start: int = 296  # first day of vaccine deliveries (default: 2021-01-12)
+    delivery_interval: int = 1  # days between two vaccine deliveries
+    risk_aversion: float = 2.0  # eta in the utility of productivity, must not be 1
+    sick_rate: float = 0.1  # share of the infected unable to work
+    working_share: float = 0.6  # share of the population in the workforce
+    interest: float = 0.03  # interest rate on subsidies, paid by the planner
+    state_health_priority: float = 0.3  # factor on the odds of health against economy, for states
+    planner_health_priority: float = 0.45
+    """factor on the odds of health against economy, for the planner"""
 
 
 class Derived(struct.PyTreeNode):
-    """What follows from params alone."""
+    """Quantities derived from the params."""
 
-    wage: jax.Array  # () USD per worker and day
-    max_productivity: jax.Array  # (n,) USD a day, with the least unemployment and nobody sick
-    state_weight: jax.Array  # (n,) of health in a reward; the economy's is 1 - weight
-    planner_weight: jax.Array  # ()
+    wage: jax.Array  # () float, USD per worker and day
+    max_productivity: jax.Array  # (n,) float, USD/day, at minimal unemployment and no infections
+    state_weight: jax.Array  # (n,) float, health weight in a reward; the economy has 1 - weight
+    planner_weight: jax.Array  # () float, health weight in the planner's reward
 
 
 @dataclasses.dataclass(frozen=True)
 class CovidEconomy(Env):
-    """`num_states` states, Discrete(11): 0 keeps the level, 1 .. 10 set it; one planner, Discrete(21): subsidy levels,
-    which count every `subsidy_interval` days. The game ends after episode_length days.
+    """States choose stringency levels during a pandemic, and a federal planner subsidizes them.
 
-    The calibration is synthetic, unless `calibration_file` names a file of one: `load_calibration`.
+    The action of a state is Discrete(11): 0 keeps the level, 1 to 10 set it. The action of the
+    planner is Discrete(21), a subsidy level that takes effect every `subsidy_interval` days. The
+    episode ends after episode_length days.
+
+    The calibration is synthetic unless `calibration_file` is set (see `load_calibration`).
     """
 
-    num_states: int = 51  # the first agents; the last one is the planner
-    num_subsidy_levels: int = 20  # beside none
-    calibration_file: str = ""  # JSON; empty: a synthetic calibration
+    num_states: int = 51  # number of states (the first agents); the last agent is the planner
+    num_subsidy_levels: int = 20  # number of subsidy levels, in addition to none
+    calibration_file: str = ""  # path of a JSON calibration; empty: synthetic calibration
 
     can_truncate: ClassVar[bool] = False
     info_ratios: ClassVar[dict[str, tuple[str, str]]] = {
@@ -100,7 +106,7 @@ class CovidEconomy(Env):
         require_integer("num_subsidy_levels", self.num_subsidy_levels, 1, MANY)
         if not isinstance(self.calibration_file, str):
             raise TypeError(
-                f"calibration_file = {self.calibration_file!r}: must be a path, as a string"
+                f"calibration_file = {self.calibration_file!r}: must be a path as a string"
             )
 
     @property
@@ -123,7 +129,7 @@ class CovidEconomy(Env):
             np.all(params.episode_length <= longest),
             "episode_length",
             params.episode_length,
-            f"at most filter_len = {longest} days: changes of level within an episode never leave",
+            f"at most filter_len ({longest} days), so that no change of level in an episode expires",
         )
         for name in ("max_subsidy", "vaccines_per_million", "interest", "sick_rate"):
             require(np.all(getattr(params, name) >= 0), name, getattr(params, name), "at least 0")
@@ -133,35 +139,38 @@ class CovidEconomy(Env):
             np.all(abs(params.risk_aversion - 1) > 1e-3),
             "risk_aversion",
             params.risk_aversion,
-            "not 1",
+            "different from 1",
         )
         share, bias = params.working_share, np.max(params.calibration.unemployment_bias)
         least = (np.log(2) + bias) / 100
-        allowed = f"above the {least:.3f} who never work (unemployment_bias), and at most 1"
+        allowed = f"above the minimum unemployment {least:.3f} (unemployment_bias) and at most 1"
         require(np.all((share > least) & (share <= 1)), "working_share", share, allowed)
 
     def reset(self, key: jax.Array, params: Params) -> tuple[Arrays, State]:
-        """Starts on day 0; every start is the same."""
-        of = params.calibration
-        changes = jnp.diff(_padded_levels(of, 1), axis=0)  # of every day up to day 0
+        """Start on day 0; every reset is identical."""
+        calibration = params.calibration
+        changes = jnp.diff(_padded_levels(calibration, 1), axis=0)  # for each day up to day 0
         ages = jnp.arange(changes.shape[0])[::-1]
-        fade = jnp.exp(-ages[:, None] / of.conv_lambdas[None])
-        lasting = _padded_levels(of, BETA_DELAY)[-BETA_DELAY:].astype(jnp.int8)
+        decay = jnp.exp(-ages[:, None] / calibration.conv_lambdas[None])
+        past_levels = _padded_levels(calibration, BETA_DELAY)[-BETA_DELAY:].astype(jnp.int8)
         persons = [
-            jnp.asarray(getattr(of, f"init_{name}"))
+            jnp.asarray(getattr(calibration, f"init_{name}"))
             for name in ("susceptible", "infected", "recovered")
         ]
-        vaccinated, unemployed = jnp.asarray(of.init_vaccinated), jnp.asarray(of.init_unemployed)
-        effects = jnp.einsum("dn,dk->nk", changes.astype(fade.dtype), fade, precision="highest")
+        vaccinated, unemployed = (
+            jnp.asarray(calibration.init_vaccinated),
+            jnp.asarray(calibration.init_unemployed),
+        )
+        effects = jnp.einsum("dn,dk->nk", changes.astype(decay.dtype), decay, precision="highest")
         state = State(
             *persons,
-            of.death_rate * (persons[2] - vaccinated),
+            calibration.death_rate * (persons[2] - vaccinated),
             vaccinated,
             unemployed,
-            jnp.asarray(of.policy)[-1],
+            jnp.asarray(calibration.policy)[-1],
             until=jnp.zeros(self.num_states, jnp.int32),
             effects=effects,
-            past_levels=lasting,
+            past_levels=past_levels,
             productivity=jnp.zeros_like(unemployed),
             subsidy_level=jnp.int32(0),
             time=jnp.int32(0),
@@ -171,11 +180,12 @@ class CovidEconomy(Env):
     def step(
         self, key: jax.Array, state: State, action: Arrays, params: Params
     ) -> tuple[Arrays, State, Arrays, Arrays, Arrays, Arrays]:
-        """Lets a day pass: levels and subsidy, then the virus, unemployment, productivity.
+        """Advance by one day: levels and subsidy, virus, unemployment, productivity.
 
-        Reward of a state: w h + (1 - w) e, with h and e where deaths and the utility of productivity stand between
-        their bounds, and w the weight of health; of the planner: likewise of the sums over states, subsidies (with
-        interest) subtracted.
+        The reward of a state is w h + (1 - w) e with the health weight w. The health index h is the
+        negative cost of deaths, and the economic index e is the utility of productivity. Both are
+        rescaled between their bounds. The planner's reward has the same form with sums over all
+        states. Subsidies with interest are subtracted from its productivity.
         """
         require_action(self, action, params, owner=CovidEconomy)
         over_before = state.time >= params.episode_length
@@ -201,8 +211,11 @@ class CovidEconomy(Env):
         return self.observe(moved, params), moved, reward, terminated, truncated, info
 
     def _set_levels(self, state: State, action: Arrays, params: Params) -> State:
-        """Sets levels and subsidy, and the time of the day that begins. The mask is a counsel: a level is set in any
-        case, but only in its own time does a choice begin a cooldown."""
+        """Apply the levels and the subsidy.
+
+        The action mask is not enforced: a level is always set, but a cooldown starts only when the
+        mask allows a change.
+        """
         time = state.time + 1
         chosen = action["state"]
         level = jnp.where(chosen > 0, chosen, state.level)
@@ -215,27 +228,40 @@ class CovidEconomy(Env):
     def _produce(
         self, moved: State, before: State, derived: Derived, params: Params
     ) -> tuple[State, jax.Array]:
-        """Returns the state after unemployment, productivity and time have gone on, and the subsidies (n,) USD:
+        """Advance unemployment, productivity and time.
 
-        z_k <- z_k exp(-1 / lambda_k) + d_t - exp(-F / lambda_k) d_{t-F},  d_t the change of level,
-        U = (softplus(sum_k W_k z_k) + bias) N / 100,
-        productivity = max(0, share N - share (sick I + D) - U) wage + subsidy.
+        With the change of level d_t on day t and the filter length F:
+
+            z_k <- z_k exp(-1 / lambda_k) + d_t - exp(-F / lambda_k) d_{t-F},
+            U = (softplus(sum_k W_k z_k) + bias) N / 100,
+            productivity = max(0, share N - share (sick I + D) - U) wage + subsidy.
+
+        Returns:
+            (state, subsidy): the new state, and the subsidies (n,), USD/day.
         """
-        of, time = params.calibration, before.time + 1
-        change, leaving = moved.level - before.level, change_of_day(time - of.filter_len, of)
-        fade = jnp.exp(-1 / of.conv_lambdas)
-        left = jnp.exp(-of.filter_len / of.conv_lambdas)
-        effects = before.effects * fade[None] + change[:, None] - left[None] * leaving[:, None]
-        rate = jax.nn.softplus(jnp.sum(of.filter_weights * effects, axis=1)) + of.unemployment_bias
-        unemployed = rate * of.population / 100
+        calibration, time = params.calibration, before.time + 1
+        change, expiring = (
+            moved.level - before.level,
+            change_of_day(time - calibration.filter_len, calibration),
+        )
+        decay = jnp.exp(-1 / calibration.conv_lambdas)
+        total_decay = jnp.exp(-calibration.filter_len / calibration.conv_lambdas)
+        effects = (
+            before.effects * decay[None] + change[:, None] - total_decay[None] * expiring[:, None]
+        )
+        rate = (
+            jax.nn.softplus(jnp.sum(calibration.filter_weights * effects, axis=1))
+            + calibration.unemployment_bias
+        )
+        unemployed = rate * calibration.population / 100
         share = params.working_share
         workers = (
-            share * of.population
+            share * calibration.population
             - share * (params.sick_rate * moved.infected + moved.dead)
             - unemployed
         )
-        # USD a day
-        per_level = of.population * (params.max_subsidy / self.num_subsidy_levels) / YEAR
+        # USD/day
+        per_level = calibration.population * (params.max_subsidy / self.num_subsidy_levels) / YEAR
         subsidy = per_level * moved.subsidy_level
         productivity = jnp.maximum(0.0, workers) * derived.wage + subsidy
         slot = jnp.arange(BETA_DELAY) == before.time % BETA_DELAY
@@ -257,21 +283,31 @@ class CovidEconomy(Env):
         derived: Derived,
         params: Params,
     ) -> dict[str, jax.Array]:
-        """Returns the rewards of states (n,) and planner (1,) for a day with so many new dead (n,) and subsidies."""
-        of, most = params.calibration, derived.max_productivity
-        cost = of.value_of_life / YEAR
-        own = (
-            between(-new_dead * cost / most, of.agent_health_index_min, of.agent_health_index_max),
+        """Return the rewards of the states (n,) and the planner (1,) for one day, float.
+
+        `new_dead` (n,) is in persons and `subsidy` (n,) in USD/day.
+        """
+        calibration, max_productivity = params.calibration, derived.max_productivity
+        cost = calibration.value_of_life / YEAR
+        state_indices = (
             between(
-                utility(state.productivity / most, params.risk_aversion),
-                of.agent_economic_index_min,
-                of.agent_economic_index_max,
+                -new_dead * cost / max_productivity,
+                calibration.agent_health_index_min,
+                calibration.agent_health_index_max,
+            ),
+            between(
+                utility(state.productivity / max_productivity, params.risk_aversion),
+                calibration.agent_economic_index_min,
+                calibration.agent_economic_index_max,
             ),
         )
-        total = jnp.sum(most)
+        total = jnp.sum(max_productivity)
         net = (jnp.sum(state.productivity) - (1 + params.interest) * jnp.sum(subsidy)) / total
-        health, economy = of.planner_health_index_min_max, of.planner_economic_index_min_max
-        common = (
+        health, economy = (
+            calibration.planner_health_index_min_max,
+            calibration.planner_economic_index_min_max,
+        )
+        planner_indices = (
             between(-jnp.sum(new_dead) * cost / total, health[0], health[1]),
             between(utility(net, params.risk_aversion), economy[0], economy[1]),
         )
@@ -280,13 +316,16 @@ class CovidEconomy(Env):
             return weight * index[0] + (1 - weight) * index[1]
 
         return {
-            "state": weigh(derived.state_weight, own),
-            "planner": weigh(derived.planner_weight, common)[None],
+            "state": weigh(derived.state_weight, state_indices),
+            "planner": weigh(derived.planner_weight, planner_indices)[None],
         }
 
     def observe(self, state: State, params: Params) -> Arrays:
-        """Shows each state itself, and the planner all of them; both see the masks of their choices."""
-        of, time = params.calibration, state.time
+        """Return observations by group, including action masks.
+
+        Each state observes its own features, and the planner observes the features of all states.
+        """
+        calibration, time = params.calibration, state.time
         persons = (
             state.susceptible,
             state.infected,
@@ -295,7 +334,7 @@ class CovidEconomy(Env):
             state.vaccinated,
             state.unemployed,
         )
-        health = jnp.stack(persons) / of.population[None]
+        health = jnp.stack(persons) / calibration.population[None]
         lagged = state.past_levels[time % BETA_DELAY]
         by_state = {
             "productivity": state.productivity / derive(params).max_productivity,
@@ -364,52 +403,63 @@ class CovidEconomy(Env):
 
 
 def derive(params: Params) -> Derived:
-    """Returns wage, greatest productivity and the weights of health,
+    """Compute the wage, the maximum productivity and the health weights.
 
-    w = h a / (1 - a) / (1 + h a / (1 - a)),  a = alpha of the calibration, h = health priority.
+    With alpha a of the calibration and health priority h, the health weight is:
+
+        w = h a / (1 - a) / (1 + h a / (1 - a)).
     """
-    of = params.calibration
-    # unemployed at level 1 for ever
-    least = (np.log(2.0) + of.unemployment_bias) * of.population / 100
-    workforce = jnp.trunc(params.working_share * of.us_population - jnp.sum(least))
-    wage = of.gdp_per_capita / (workforce / of.us_population) / YEAR
-    most = jnp.maximum(0.0, params.working_share * of.population - least) * wage
+    calibration = params.calibration
+    # unemployed persons if the level is always 1
+    least = (np.log(2.0) + calibration.unemployment_bias) * calibration.population / 100
+    workforce = jnp.trunc(params.working_share * calibration.us_population - jnp.sum(least))
+    wage = calibration.gdp_per_capita / (workforce / calibration.us_population) / YEAR
+    most = jnp.maximum(0.0, params.working_share * calibration.population - least) * wage
 
     def weight(alpha: Any, priority: Any) -> Any:
         odds = priority * alpha / (1 - alpha)
         return odds / (1 + odds)
 
-    state_weight = weight(of.agent_alpha, params.state_health_priority)
+    state_weight = weight(calibration.agent_alpha, params.state_health_priority)
     return Derived(
-        wage, most, state_weight, weight(of.planner_alpha, params.planner_health_priority)
+        wage, most, state_weight, weight(calibration.planner_alpha, params.planner_health_priority)
     )
 
 
 def spread(state: State, time: jax.Array, params: Params) -> tuple[State, jax.Array]:
-    """Lets the virus spread for a day, the level of 29 days ago deciding how fast, and vaccines come.
+    """Advance the SIR model by one day, with vaccinations.
 
-        new = beta (S / N) I (1 - frac),  beta = intercept + slope level_{t-29},  frac = min(1, dose / S),
-        dS = -new - vac,  dI = new - gamma I,  dR = gamma I + vac,  dV = vac = min(dose, S),  dD = rate gamma I.
+    The transmission rate beta depends on the level of 29 days ago:
 
-    Deaths are summed up day by day: as differences of R, which is large, they would cost float32 its digits.
+        new = beta (S / N) I (1 - frac),  beta = intercept + slope level_{t-29},
+        frac = min(1, dose / S),
+        dS = -new - vac,  dI = new - gamma I,  dR = gamma I + vac,
+        dV = vac = min(dose, S),  dD = rate gamma I.
+
+    Deaths are summed day by day. Differences of R, which is large, would lose precision in float32.
 
     Args:
-        state: that of yesterday, but for the levels and the subsidy.
-        time: () the day that begins, from 1.
+        state: the state of the previous day, with the levels and the subsidy of this day.
+        time: () int, this day, from 1.
+        params: the parameters.
 
     Returns:
-        (the state with new numbers of persons, (n,) who died on this day).
+        (state, new_dead): the state with updated numbers of persons, and the deaths of this day
+            (n,).
     """
-    of = params.calibration
+    calibration = params.calibration
     interval = params.delivery_interval
-    amount = jnp.floor(interval * of.population / 1e6 * params.vaccines_per_million)
+    amount = jnp.floor(interval * calibration.population / 1e6 * params.vaccines_per_million)
     dose = jnp.where((time >= params.vaccine_start) & (time % interval == 0), amount, 0.0)
-    beta = of.beta_intercept + of.beta_slope * state.past_levels[(time - 1) % BETA_DELAY]
+    beta = (
+        calibration.beta_intercept
+        + calibration.beta_slope * state.past_levels[(time - 1) % BETA_DELAY]
+    )
     fraction = jnp.minimum(1.0, dose / (state.susceptible + 1e-10))
     vaccinated = jnp.minimum(dose, state.susceptible)
-    infected = beta * (state.susceptible / of.population) * state.infected * (1 - fraction)
-    removed = of.gamma * state.infected
-    dead = of.death_rate * removed
+    infected = beta * (state.susceptible / calibration.population) * state.infected * (1 - fraction)
+    removed = calibration.gamma * state.infected
+    dead = calibration.death_rate * removed
     state = state.replace(
         susceptible=jnp.maximum(0.0, state.susceptible - infected - vaccinated),
         infected=jnp.maximum(0.0, state.infected + infected - removed),
@@ -421,21 +471,28 @@ def spread(state: State, time: jax.Array, params: Params) -> tuple[State, jax.Ar
 
 
 def utility(share: jax.Array, risk_aversion: jax.Array) -> jax.Array:
-    """Returns c = (1 + (y^(1 - eta) - 1) / (1 - eta)) / 365 of a share y of the greatest productivity, clipped to .1 to
-    3: isoelastic, and 1 / 365 at the whole."""
+    """Return the daily isoelastic utility of a share y of the maximum productivity.
+
+    With y clipped to [0.1, 3]:
+
+        c = (1 + (y^(1 - eta) - 1) / (1 - eta)) / 365,
+
+    which is 1 / 365 at y = 1.
+    """
     exponent = 1 - risk_aversion
     return (1 + jnp.expm1(exponent * jnp.log(jnp.clip(share, 0.1, 3.0))) / exponent) / YEAR
 
 
 def between(value: jax.Array, low: Any, high: Any) -> jax.Array:
-    """Returns where a value stands between its bounds, 0 to 1, and beyond where it is outside of them."""
+    """Rescale a value linearly from [low, high] to [0, 1], without clipping."""
     return (value - low) / (high - low + 1e-10)
 
 
 def until_vaccines(time: jax.Array, params: Params) -> jax.Array:
-    """Returns a share of the delivery interval m that is left until vaccines come, 1 long before the first of them.
+    """Return the time until the next vaccine delivery as a share of the delivery interval.
 
-    As in the original, until the first day f it is divided by m twice.
+    As in the original implementation, the time until the first delivery is divided by the interval
+    twice and is at most 1 / interval.
     """
     interval, following = params.delivery_interval, time + 1
     first = -(-params.vaccine_start // interval) * interval
@@ -444,7 +501,7 @@ def until_vaccines(time: jax.Array, params: Params) -> jax.Array:
 
 
 def change_of_day(day: jax.Array, calibration: Calibration) -> jax.Array:
-    """Returns the changes of level (n,) on a day up to day 0, 0 before the first day that the calibration has."""
+    """Return the changes of level (n,) on a day up to day 0; 0 before the calibration starts."""
     policy = jnp.asarray(calibration.policy)
     row = day + policy.shape[0] - 1
     before = jnp.where(row > 0, policy[jnp.maximum(row - 1, 0)], 1)
@@ -452,10 +509,10 @@ def change_of_day(day: jax.Array, calibration: Calibration) -> jax.Array:
 
 
 def _padded_levels(calibration: Calibration, num: int) -> jax.Array:
-    """Returns the levels up to day 0 with `num` days of level 1 before them, [num + days, n]."""
+    """Return the levels up to day 0, preceded by `num` days of level 1, [num + days, n]."""
     return jnp.pad(jnp.asarray(calibration.policy), ((num, 0), (0, 0)), constant_values=1)
 
 
 def _with_keep(allowed: jax.Array) -> jax.Array:
-    """Returns a mask with the first choice, which is always allowed, before the others."""
+    """Prepend action 0, which is always allowed, to a mask."""
     return jnp.pad(allowed, ((0, 0), (1, 0)), constant_values=True).astype(jnp.int32)

@@ -1,4 +1,4 @@
-"""Whole episodes of covid_economy: how policies do, and whether a side would do better with a constant choice."""
+"""Evaluation of policies in covid_economy over whole episodes, and gains of constant deviations."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,23 +12,23 @@ from wdjax.checks import require
 from wdjax.envs.covid.calibration import NUM_LEVELS
 from wdjax.envs.covid.economy import CovidEconomy, Params, State
 
-Policy = Callable[[Any], jax.Array]  # what a group observes, leaves [n, ...] -> its actions [n]
+Policy = Callable[[Any], jax.Array]  # observations of a group, leaves [n, ...] -> actions [n]
 
 
 def play_episode(
     env: CovidEconomy, params: Params, act: Callable[[Any, Any], Any]
 ) -> tuple[State, dict[str, Any]]:
-    """Plays one episode.
+    """Run one episode.
 
     Args:
         env: the environment.
-        params: its params, with a concrete episode_length, T.
-        act: (obs, state) -> action.
+        params: its params, with a concrete episode_length T.
+        act: policy of all agents, (obs, state) -> action.
 
     Returns:
-        (states, rewards) after every step, leaves [T, ...].
+        (states, rewards): states after each step and rewards of each step, leaves [T, ...].
     """
-    key = jax.random.key(0)  # which the rules do not use
+    key = jax.random.key(0)  # unused: the environment is deterministic
 
     def step(carry: tuple[Any, State], _: None) -> tuple[tuple[Any, State], tuple[State, Any]]:
         obs, state = carry
@@ -39,8 +39,17 @@ def play_episode(
 
 
 def play_levels(env: CovidEconomy, params: Params, levels: Any) -> tuple[State, dict[str, Any]]:
-    """Plays an episode in which levels are given, [T, n] as from `load_policy`, without subsidies; the last of them
-    stays where the episode is longer. Returns what `play_episode` does."""
+    """Run one episode with given stringency levels and no subsidies.
+
+    Args:
+        env: the environment.
+        params: its params, with a concrete episode_length.
+        levels: [T, n] int, levels by step, for example from `load_policy`. The last row repeats if
+            the episode is longer.
+
+    Returns:
+        (states, rewards), as returned by `play_episode`.
+    """
     require(
         np.ndim(levels) == 2 and np.shape(levels)[1] == env.num_states,
         "shape of levels",
@@ -59,37 +68,53 @@ def play_levels(env: CovidEconomy, params: Params, levels: Any) -> tuple[State, 
 
 
 class Deviations(struct.PyTreeNode):
-    """Returns of an episode, those of all states summed up, and how they change where one side makes a constant
-    choice, all states together, while the other side plays on as it does."""
+    """Episode returns with trained policies, and with one group switched to a constant action.
 
-    states: jax.Array  # () of all states, nobody deviating
-    planner: jax.Array  # ()
-    states_by_level: jax.Array  # (11,) of all states, where they always choose 0 (keep), 1 .. 10
+    The other group keeps its policy. Returns of states are summed over all states, which deviate
+    together.
+    """
+
+    states: jax.Array  # () float, return of all states without deviation
+    planner: jax.Array  # () float, return of the planner without deviation
+    states_by_level: jax.Array
+    """(11,) float, return of all states if they always choose 0 (keep), 1, ..., 10"""
     planner_by_subsidy: jax.Array
-    """(num_subsidy_levels + 1,) of the planner, where it always chooses that subsidy"""
+    """(num_subsidy_levels + 1,) float, return of the planner if it always chooses this level"""
 
     @property
     def states_gain(self) -> jax.Array:
-        """() what the best constant level adds, as a share of the states' return; below 0: it takes away."""
+        """() relative gain in the states' return from the best constant level; negative: a loss."""
         return (jnp.max(self.states_by_level) - self.states) / jnp.abs(self.states)
 
     @property
     def planner_gain(self) -> jax.Array:
-        """() likewise for the planner."""
+        """() relative gain in the planner's return from the best constant subsidy level."""
         return (jnp.max(self.planner_by_subsidy) - self.planner) / jnp.abs(self.planner)
 
 
 def find_deviations(
     env: CovidEconomy, params: Params, states: Policy, planner: Policy
 ) -> Deviations:
-    """Plays an episode with two policies, and one for every constant choice of a side against the other's policy."""
+    """Evaluate two policies, and every constant action of one group against the other's policy.
+
+    Args:
+        env: the environment.
+        params: its params, with a concrete episode_length.
+        states: policy of the states.
+        planner: policy of the planner.
+
+    Returns:
+        The episode returns.
+    """
     num_levels, num_subsidies = NUM_LEVELS + 1, env.num_subsidy_levels + 1
 
-    def own(num) -> jax.Array:
+    def no_deviation(num) -> jax.Array:
         return jnp.full(num, -1)
 
-    level = jnp.concatenate([own(1), jnp.arange(num_levels), own(num_subsidies)])
-    subsidy = jnp.concatenate([own(1), own(num_levels), jnp.arange(num_subsidies)])
+    level = jnp.concatenate([no_deviation(1), jnp.arange(num_levels), no_deviation(num_subsidies)])
+    subsidy = jnp.concatenate(
+        [no_deviation(1), no_deviation(num_levels), jnp.arange(num_subsidies)]
+    )
 
     def returns(level: jax.Array, subsidy: jax.Array) -> tuple[jax.Array, jax.Array]:
         def act(obs: Any, state: State) -> dict[str, jax.Array]:
@@ -101,7 +126,10 @@ def find_deviations(
         reward = play_episode(env, params, act)[1]
         return jnp.sum(reward["state"]), jnp.sum(reward["planner"])
 
-    of_states, of_planner = jax.jit(jax.vmap(returns))(level, subsidy)
+    state_returns, planner_returns = jax.jit(jax.vmap(returns))(level, subsidy)
     return Deviations(
-        of_states[0], of_planner[0], of_states[1 : num_levels + 1], of_planner[num_levels + 1 :]
+        state_returns[0],
+        planner_returns[0],
+        state_returns[1 : num_levels + 1],
+        planner_returns[num_levels + 1 :],
     )

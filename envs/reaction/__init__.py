@@ -1,4 +1,4 @@
-"""Reaction paths: atoms find their way over an energy table, on surfaces whose right answers are known."""
+"""Reaction path search on potential energy surfaces with known exact solutions."""
 
 from wdjax.envs.reaction.one_atom import ReactionOneAtom
 from wdjax.envs.reaction.two_atoms import ReactionTwoAtoms

@@ -1,4 +1,4 @@
-"""Pictures of reaction paths: the surface from above, walls white, the path so far, start, goal and known saddles."""
+"""Drawings of reaction paths: the surface from above, the path, start, goal and known saddles."""
 
 from typing import Any
 
@@ -8,41 +8,43 @@ from wdjax.drawing import CROSS, SQUARE, STAR, Field, Lines, Mark, Scene, Shapes
 from wdjax.env import SINGLE_AGENT
 from wdjax.envs.reaction.surfaces import WALL, Table
 
-PATHS = ("magenta", "orange")  # of the first and the second atom
+PATHS = ("magenta", "orange")  # colors of the first and second atom
 
 
 def path_scene(env: Any, states: Any, params: Any) -> Scene:
-    """Returns the scene of an episode of either game (`Env.scene`): of two atoms, the surface that the first one feels
-    where the second is."""
+    """Return the scene of an episode (`Env.scene`).
+
+    For two atoms, the map shows the energy of the first atom at the current position of the second.
+    """
     energies, table = np.asarray(params.energies), env.table
     time, path = np.asarray(states.time), np.asarray(states.position)
     window = so_far(time)
     layers = path - np.array([0, 0, int(params.z_lower)] * env.num_atoms)
     inside = np.all((layers >= 0) & (layers < energies.shape), axis=1)
     if env.num_atoms == 1:
-        felt, index = energies[None], np.zeros(1, int)
+        surfaces, index = energies[None], np.zeros(1, int)
     else:
         others, index = np.unique(
             np.clip(layers[:, 3:], 0, np.array(energies.shape[3:]) - 1), axis=0, return_inverse=True
         )
-        felt = np.stack([energies[..., *other] for other in others])
+        surfaces = np.stack([energies[..., *other] for other in others])
     marks = [
-        *surface_marks(table, felt.min(axis=3), index.reshape(-1)),
+        *surface_marks(table, surfaces.min(axis=3), index.reshape(-1)),
         *end_marks(table, params, env.num_atoms),
     ]
     for atom in range(env.num_atoms):
         name = f"atom {atom + 1}" if env.num_atoms > 1 else "path"
         x_y = slice(3 * atom, 3 * atom + 2)
         points = with_breaks(path[:, x_y])
-        # of each frame: breaks are vertices, too
+        # number of vertices up to each frame, including breaks
         vertex = np.flatnonzero(np.isfinite(points[:, 0]))
         shown = np.stack([vertex[window[:, 0]], vertex[window[:, 1] - 1] + 1], axis=1)
         marks.append(Lines(places(table, points), PATHS[atom], 3, window=shown, label=name))
-        here = places(table, path[:, None, x_y])
+        position = places(table, path[:, None, x_y])
         marks.append(
             Shapes(
-                here[..., 0],
-                here[..., 1],
+                position[..., 0],
+                position[..., 1],
                 size=mark_size(table, 0.016),
                 color=PATHS[atom],
                 edge=True,
@@ -51,25 +53,25 @@ def path_scene(env: Any, states: Any, params: Any) -> Scene:
         )
     captions, highest = [], -np.inf
     for t, cell in enumerate(layers):
-        words = f"energy {energies[tuple(cell)]:.4g}" if inside[t] else "out of the slab"
+        words = f"energy {energies[tuple(cell)]:.4g}" if inside[t] else "outside the slab"
         first = window[t, 0]
         highest = max(
             highest if t > first else -np.inf, energies[tuple(cell)] if inside[t] else -np.inf
         )
-        if t - first == int(time[t]) and np.isfinite(highest):  # all of it is known
+        if t - first == int(time[t]) and np.isfinite(highest):  # the whole episode is shown
             words += f", highest {highest:.4g}"
         captions.append(f"step {int(time[t])} of {int(params.episode_length)}, {words}")
     return surface_scene(table, marks, captions, time)
 
 
 def surface_scene(table: Table, marks: list[Mark], captions: list[str], time: Any = None) -> Scene:
-    """Returns a scene of a surface with these marks, and the ground around them."""
+    """Return a scene of a surface with `marks`."""
     unit = "" if table.spacing else " [cell]"
     return Scene(marks, captions, ground(table), time, xlabel=f"x{unit}", ylabel=f"y{unit}")
 
 
 def ground(table: Table) -> tuple[float, float, float, float]:
-    """Returns the corners of what the cells cover."""
+    """Return the corners (x0, y0, x1, y1) of the area covered by the cells."""
     half, (x, y) = (
         0.5 * (table.spacing or 1.0),
         places(table, np.array(table.energies.shape[:2]) - 1),
@@ -78,7 +80,7 @@ def ground(table: Table) -> tuple[float, float, float, float]:
 
 
 def places(table: Table, cells: Any) -> np.ndarray:
-    """Returns x, y ([..., 2]) of cells [..., 2]."""
+    """Return the coordinates x, y [..., 2] of cells [..., 2]."""
     return np.array(table.origin) + (table.spacing or 1.0) * np.asarray(cells)
 
 
@@ -88,7 +90,10 @@ def mark_size(table: Table, share: float) -> float:
 
 
 def surface_marks(table: Table, energies: np.ndarray, index: Any = 0) -> list[Mark]:
-    """Returns energies [K, nx, ny] as a map, the darker the lower, walls left out; the contours of one; the saddles."""
+    """Return marks for energies [K, nx, ny]: a map (darker is lower), contours and saddles.
+
+    Walls are left blank. Contours are drawn only for a single surface (K = 1).
+    """
     low = np.ma.masked_greater_equal(np.asarray(energies, float), WALL)
     high = (
         2 * table.top - table.bottom
@@ -115,8 +120,8 @@ def surface_marks(table: Table, energies: np.ndarray, index: Any = 0) -> list[Ma
 
 
 def contours(table: Table, energies: np.ma.MaskedArray, levels: np.ndarray) -> np.ndarray:
-    """Returns the lines of equal energy as one line, broken between them."""
-    from contourpy import contour_generator  # matplotlib's own
+    """Return the contour lines as one line with NaN breaks."""
+    from contourpy import contour_generator  # installed with matplotlib
 
     lines = [line for level in levels for line in contour_generator(z=energies.T).lines(level)]
     gap = np.full((1, 2), np.nan)
@@ -124,7 +129,7 @@ def contours(table: Table, energies: np.ma.MaskedArray, levels: np.ndarray) -> n
 
 
 def end_marks(table: Table, params: Any, num_atoms: int = 1) -> list[Mark]:
-    """Returns the marks of all atoms' starts and goals: who is at the other's start, stands on its square."""
+    """Return the marks of the start and goal of every atom."""
     size, starts, goals = mark_size(table, 0.013), [], []
     for atom in range(num_atoms):
         (x, y), (goal_x, goal_y) = (
@@ -145,7 +150,7 @@ def end_marks(table: Table, params: Any, num_atoms: int = 1) -> list[Mark]:
 
 
 def with_breaks(cells: np.ndarray) -> np.ndarray:
-    """Returns a path of cells [K, 2] with a NaN wherever it goes around a periodic axis."""
+    """Insert NaN into a path of cells [K, 2] where it wraps around a periodic axis."""
     cells = np.asarray(cells, float)
     jumps = np.flatnonzero(np.abs(np.diff(cells, axis=0)).max(axis=1, initial=0) > 1) + 1
     return np.insert(cells, jumps, np.nan, axis=0)

@@ -1,6 +1,6 @@
-"""What is best on an energy table, exactly: the lowest pass between two cells, and the return of the best policy.
+"""Exact solutions on an energy table: the lowest pass between two cells and the optimal return.
 
-Computed on the host in float64, from params of any precision; `exact_params` has those of a surface in float64.
+All computations run on the host in float64.
 """
 
 import dataclasses
@@ -11,29 +11,29 @@ from scipy.sparse import csgraph
 
 from wdjax.envs.reaction.game import MOVES, Params, ReactionPath
 
-TIE = 1e-12  # returns nearer than that are equal: the shorter way is taken
+TIE = 1e-12  # returns that differ by less are ties, resolved in favor of the shorter path
 
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """A path from start to goal, and what it attains."""
+    """A path from start to goal and its value."""
 
-    value: float  # of lowest_pass its highest energy, of best_return its discounted return
-    path: np.ndarray  # [K + 1, 3 or 6] int, cells, the start first; K steps
-    top: float  # highest energy on it
+    value: float  # highest energy (lowest_pass) or discounted return (best_return)
+    path: np.ndarray  # [K + 1, 3 or 6] int, cells from the start on, for K steps
+    top: float  # highest energy on the path
 
 
 @dataclasses.dataclass(frozen=True)
 class Moves:
-    """The rules as arrays over all places of the atoms, S of them."""
+    """Transitions and rewards as arrays over all S positions of the atoms."""
 
-    after: np.ndarray  # [S, A] int, the place after each of the moves
+    after: np.ndarray  # [S, A] int, index of the position after each move
     reward: np.ndarray  # [S, A] float64
-    energy: np.ndarray  # [S] float64, infinite outside of the slab
-    start: int
-    goal: int
-    shape: tuple[int, ...]  # cells of each axis, S in all
-    offset: np.ndarray  # [3 or 6] int, the cell of place 0
+    energy: np.ndarray  # [S] float64, infinite outside the slab
+    start: int  # index of the start position
+    goal: int  # index of the goal position
+    shape: tuple[int, ...]  # number of cells of each axis, with product S
+    offset: np.ndarray  # [3 or 6] int, cells of position 0
 
     def answer(self, value: float, places: list[int]) -> Answer:
         cells = np.stack(np.unravel_index(places, self.shape), axis=1) + self.offset
@@ -41,12 +41,15 @@ class Moves:
 
 
 def exact_params(env: ReactionPath) -> Params:
-    """Returns the params of an environment with its surface's table in float64, for answers to all digits."""
+    """Return the default params of `env` with the energy table in float64, for full precision."""
     return env.default_params.replace(energies=env.table.energies)
 
 
 def all_moves(params: Params, rule: str = "auto") -> Moves:
-    """Returns the rules of reaction_one_atom (with its `rule`) or of reaction_two_atoms; the goal is not special."""
+    """Tabulate the transitions of reaction_one_atom (with `rule`) or reaction_two_atoms.
+
+    The goal is not absorbing.
+    """
     energies = np.asarray(params.energies, np.float64)
     start, goal = (
         np.asarray(cell).astype(int) for cell in (params.initial_state, params.final_state)
@@ -55,7 +58,7 @@ def all_moves(params: Params, rule: str = "auto") -> Moves:
     in_plane = atoms == 1 and (start[2] == goal[2] if rule == "auto" else rule == "2d")
     slab = np.array([0, 0, int(params.z_lower)] * atoms)
     sizes = np.array([*energies.shape[:2], nz] * atoms)
-    # by the 2D rule all of the z axis can be reached
+    # the 2D rule makes the whole z axis reachable
     offset = np.zeros_like(slab) if in_plane else slab
     shape = tuple(sizes) if in_plane else energies.shape
 
@@ -80,8 +83,10 @@ def all_moves(params: Params, rule: str = "auto") -> Moves:
 
 
 def lowest_pass(params: Params) -> Answer:
-    """Returns the lowest energy E such that cells of the slab with at most E join start and goal (minimax), and of the
-    paths over these cells one of the fewest steps."""
+    """Return the minimax path: the lowest energy at which slab cells connect start and goal.
+
+    Among the paths over cells with at most this energy, the result has the fewest steps.
+    """
     moves = all_moves(params, "3d")
     count = len(moves.energy)
 
@@ -92,29 +97,35 @@ def lowest_pass(params: Params) -> Answer:
 
     levels = np.unique(moves.energy[moves.energy >= moves.energy[[moves.start, moves.goal]].max()])
     low, high = 0, len(levels) - 1
-    while low < high:  # at levels[high] they are joined
+    while low < high:  # start and goal are connected at levels[high]
         middle = (low + high) // 2
         _, label = csgraph.connected_components(graph(levels[middle]), directed=False)
-        joined = label[moves.start] == label[moves.goal]
-        low, high = (low, middle) if joined else (middle + 1, high)
-    _, before = csgraph.breadth_first_order(graph(levels[high]), moves.start)
+        connected = label[moves.start] == label[moves.goal]
+        low, high = (low, middle) if connected else (middle + 1, high)
+    _, predecessor = csgraph.breadth_first_order(graph(levels[high]), moves.start)
     places = [moves.goal]
     while places[-1] != moves.start:
-        places.append(int(before[places[-1]]))
+        places.append(int(predecessor[places[-1]]))
     return moves.answer(float(levels[high]), places[::-1])
 
 
 def best_return(params: Params, gamma: float = 1.0, rule: str = "auto") -> Answer:
-    """Returns the highest discounted return of an episode from initial_state, by value iteration over its steps,
+    """Return the optimal path from initial_state and its discounted return, by value iteration.
 
-        V_0 = 0,  V_{k+1}(s) = max_a r(s, a) + gamma V_k(s'),  V(goal) = 0,
+    The iteration over the steps of an episode is:
 
-    and of the best paths one of the fewest steps (one that never ends where nothing is won by going to the goal).
+        V_0 = 0,  V_{k+1}(s) = max_a r(s, a) + gamma V_k(s'),  V(goal) = 0.
+
+    Among optimal paths, the result has the fewest steps. It does not reach the goal if reaching it
+    does not increase the return.
 
     Args:
-        params: of either game.
-        gamma: the discount.
-        rule: of reaction_one_atom, as there.
+        params: params of reaction_one_atom or reaction_two_atoms.
+        gamma: discount factor.
+        rule: `rule` of reaction_one_atom ("auto", "2d" or "3d").
+
+    Returns:
+        The path, its discounted return and its highest energy.
     """
     moves, limit = all_moves(params, rule), int(params.episode_length)
     value, steps = np.zeros(len(moves.energy)), np.full(len(moves.energy), np.inf)
@@ -125,9 +136,9 @@ def best_return(params: Params, gamma: float = 1.0, rule: str = "auto") -> Answe
             gain >= gain.max(axis=1, keepdims=True) - TIE, steps[moves.after] + 1.0, np.inf
         )
         choice = np.where(np.isinf(length).all(axis=1), gain.argmax(axis=1), length.argmin(axis=1))
-        old, value, steps = (value, steps), gain.max(axis=1), length.min(axis=1)
+        previous, value, steps = (value, steps), gain.max(axis=1), length.min(axis=1)
         value[moves.goal], steps[moves.goal] = 0.0, 0.0
-        if np.array_equal(old[1], steps) and np.abs(old[0] - value).max() < TIE:
+        if np.array_equal(previous[1], steps) and np.abs(previous[0] - value).max() < TIE:
             break
     places = [moves.start]
     while places[-1] != moves.goal and len(places) <= limit:

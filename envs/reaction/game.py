@@ -1,7 +1,8 @@
-"""What both searches for a reaction path share: atoms step from cell to cell of an energy table, to a goal.
+"""Base class of the reaction path environments: atoms move cell by cell over an energy table.
 
-Source: Lan, Wang, An, "Enabling high throughput deep reinforcement learning with first principles to investigate
-catalytic reaction mechanisms", Nature Communications 15 (2024); rules of WarpDrive 2.7.1's ChemSearch classes.
+Source: Lan, Wang, An, "Enabling high throughput deep reinforcement learning with first principles
+to investigate catalytic reaction mechanisms", Nature Communications 15 (2024). The rules follow the
+ChemSearch classes of WarpDrive 2.7.1.
 """
 
 import abc
@@ -18,45 +19,49 @@ from wdjax.env import Env, require_action
 from wdjax.envs.reaction.surfaces import OWN_TABLE, SHARE_OF_BARRIER, SURFACES, Table, load_table
 from wdjax.spaces import Box
 
-# What a move adds to x, y, z: x + 1, x - 1, y + 1, y - 1, z + 1, z - 1.
+# Displacement of each move: x + 1, x - 1, y + 1, y - 1, z + 1, z - 1.
 MOVES = np.array([[1, 0, 0], [-1, 0, 0], [0, 1, 0], [0, -1, 0], [0, 0, 1], [0, 0, -1]], np.int32)
-# by the number of atoms
+# number of atoms -> shape of an energy table
 TABLE_WORDS = {1: "[nx, ny, layers]", 2: "[nx, ny, layers, nx, ny, layers]"}
 
 
 class State(struct.PyTreeNode):
-    """Where the atoms are."""
+    """Positions of the atoms."""
 
-    position: jax.Array  # (3,), of two atoms (6,) int32: cells x, y, z of each
+    position: jax.Array  # (3,) int32, or (6,) for two atoms: cells x, y, z of each atom
     time: jax.Array  # () int32, steps since the reset
 
 
 class Params(struct.PyTreeNode):
-    """Energies are in the table's unit; what is not given is the surface's own."""
+    """Energies and rewards; energies are in the unit of the table."""
 
-    energies: Any = None  # [nx, ny, layers], of two atoms [nx, ny, layers, nx, ny, layers] float32
-    ienergy: float = 0.0  # energy up to which a cell costs nothing
-    max_denergy: float = 0.0  # energy above it that costs 1
-    min_reward: float = -1.0  # what a step costs at most, not above 0
-    terminate_reward: float = 10.0  # for reaching the goal
-    initial_state: Any = None  # (3,) or (6,) int32, cells of the start
-    final_state: Any = None  # likewise, of the goal
-    nz: int = 0  # cells of the z axis, which is periodic as x and y are
-    z_lower: int = 0  # the cell of z in which layer 0 of the table lies
-    episode_length: int = 500  # steps, then truncated
+    energies: Any = None
+    """[nx, ny, layers] float32, energy; for two atoms [nx, ny, layers, nx, ny, layers]"""
+    ienergy: float = 0.0  # energy up to which a step costs nothing
+    max_denergy: float = 0.0  # energy above ienergy at which a step costs 1
+    min_reward: float = -1.0  # lower limit of the energy reward per step, at most 0
+    terminate_reward: float = 10.0  # reward for reaching the goal
+    initial_state: Any = None  # (3,) or (6,) int32, start cells x, y, z of each atom
+    final_state: Any = None  # (3,) or (6,) int32, goal cells x, y, z of each atom
+    nz: int = 0  # number of cells of the z axis; all three axes are periodic
+    z_lower: int = 0  # z cell of layer 0 of the table
+    episode_length: int = 500  # steps, after which the episode is truncated
 
 
 @dataclasses.dataclass(frozen=True)
 class ReactionPath(Env):
-    """One agent moves atoms over a table of energies, of a named `surface` or of its own. The slab is the cells of z
-    that the table has: z_lower <= z < z_lower + layers."""
+    """One agent moves atoms over a table of energies to a goal.
+
+    The table covers the slab z_lower <= z < z_lower + layers of the z axis.
+    """
 
     surface: str = ""
-    """a built-in one, the path of a .npy file, or "table": the `energies` that are given"""
+    """built-in surface, path of a .npy file, or "table" for custom `energies` in the params"""
     settings: str = "threshold"
-    """of a built-in surface: "threshold" (only what is near the pass costs), or "plain" """
+    """reward settings of a built-in surface: "plain" penalizes all energies above the start,
+    "threshold" only energies near the pass"""
     random_start: bool = False
-    """start on any cell of the slab but the goal, all alike (else: at initial_state)"""
+    """whether to start on a uniformly random slab cell except the goal; false: at initial_state"""
 
     can_truncate: ClassVar[bool] = True
     cheap_reset: ClassVar[bool] = True
@@ -64,27 +69,29 @@ class ReactionPath(Env):
 
     def __post_init__(self):
         if not isinstance(self.surface, str):
-            words = f"a name or a path, not {type(self.surface).__name__} (a table is given as energies)"
-            raise TypeError(f"surface = {self.surface!r}: must be {words}")
+            allowed = (
+                f"a name or a path, not {type(self.surface).__name__}. Pass a table as energies"
+            )
+            raise TypeError(f"surface = {self.surface!r}: must be {allowed}")
         require_known("settings", self.settings, SHARE_OF_BARRIER)
         require_bool("random_start", self.random_start)
 
     @abc.abstractmethod
     def in_plane(self, params: Params) -> Any:
-        """Returns whether moves out of the slab stand (the 2D rule), or are cancelled (the 3D rule): bool."""
+        """Return whether moves out of the slab are executed (2D rule), not cancelled (3D rule)."""
 
     @property
     def table(self) -> Table:
-        """The surface's table, of float64; an empty one where the surface is "table"."""
+        """Energy table of the surface in float64, empty for the surface "table"."""
         if self.surface == OWN_TABLE:
             return Table(np.zeros((0,) * 3 * self.num_atoms))
         table = load_table(self.surface)
-        shape, words = table.energies.shape, TABLE_WORDS[self.num_atoms]
+        shape, allowed = table.energies.shape, TABLE_WORDS[self.num_atoms]
         require(
             len(shape) == 3 * self.num_atoms,
             f"shape of the table of surface = {self.surface!r}",
             shape,
-            words,
+            allowed,
         )
         return table
 
@@ -107,18 +114,25 @@ class ReactionPath(Env):
 
     def check_params(self, params: Params) -> None:
         shape, axes = np.shape(params.energies), 3 * self.num_atoms
-        table = len(shape) >= axes and min(shape) > 0 and (axes == 3 or shape[-6:-3] == shape[-3:])
-        require(table, "shape of energies", shape, TABLE_WORDS[self.num_atoms])
-        own = self.table.energies.shape
-        words = f"{own}, that of {self.surface!r} (for a table of your own say surface='table')"
+        is_table = (
+            len(shape) >= axes and min(shape) > 0 and (axes == 3 or shape[-6:-3] == shape[-3:])
+        )
+        require(is_table, "shape of energies", shape, TABLE_WORDS[self.num_atoms])
+        expected = self.table.energies.shape
+        allowed = (
+            f"{expected}, the shape of {self.surface!r}. For a custom table, set surface='table'"
+        )
         require(
-            self.surface == OWN_TABLE or shape[-axes:] == own, "shape of energies", shape, words
+            self.surface == OWN_TABLE or shape[-axes:] == expected,
+            "shape of energies",
+            shape,
+            allowed,
         )
         require(
             params.ienergy is not None,
             "ienergy",
             params.ienergy,
-            "given: the energy up to which a cell is free",
+            "set to the energy up to which a step costs nothing",
         )
         require_finite(params)
         require(np.all(params.max_denergy > 0), "max_denergy", params.max_denergy, "above 0")
@@ -137,12 +151,12 @@ class ReactionPath(Env):
             np.all(params.nz >= upper),
             "nz",
             params.nz,
-            f"at least z_lower + {layers}, the table's layers",
+            f"at least z_lower + {layers}, the number of layers of the table",
         )
-        words = f"{3 * self.num_atoms} cells x, y, z, 0 <= x < {nx}, 0 <= y < {ny}, {lower} <= z < {upper} (the slab)"
+        allowed = f"{3 * self.num_atoms} cells x, y, z, 0 <= x < {nx}, 0 <= y < {ny}, {lower} <= z < {upper} (the slab)"
         for name in ("initial_state", "final_state"):
             cells = getattr(params, name)
-            require(np.shape(cells)[-1:] == (3 * self.num_atoms,), name, cells, words)
+            require(np.shape(cells)[-1:] == (3 * self.num_atoms,), name, cells, allowed)
             x, y, z = np.moveaxis(
                 np.reshape(cells, (*np.shape(cells)[:-1], self.num_atoms, 3)), -1, 0
             )
@@ -154,12 +168,17 @@ class ReactionPath(Env):
                 & (z >= lower[..., None])
                 & (z < upper[..., None])
             )
-            require(np.all(inside), name, cells, words)
-        away = np.any(np.asarray(params.initial_state) != np.asarray(params.final_state), axis=-1)
-        require(np.all(away), "final_state", params.final_state, "another cell than initial_state")
+            require(np.all(inside), name, cells, allowed)
+        differs = np.any(
+            np.asarray(params.initial_state) != np.asarray(params.final_state), axis=-1
+        )
+        require(np.all(differs), "final_state", params.final_state, "different from initial_state")
 
     def reset(self, key: jax.Array, params: Params) -> tuple[jax.Array, State]:
-        """Puts the atoms on initial_state (random_start: on any cells of the slab but the goal)."""
+        """Place the atoms at initial_state.
+
+        With `random_start`, they start on uniformly random slab cells except the goal.
+        """
         position = (
             self._random_cells(key, params)
             if self.random_start
@@ -177,12 +196,14 @@ class ReactionPath(Env):
     def step(
         self, key: jax.Array, state: State, action: jax.Array, params: Params
     ) -> tuple[jax.Array, State, jax.Array, jax.Array, jax.Array, dict[str, jax.Array]]:
-        """Moves an atom by one cell, and pays
+        """Move an atom by one cell.
 
-            r = clip((ienergy - E) / max_denergy, min_reward, 0) + terminate_reward [goal],
+        With the energy E of the new position, the reward is:
 
-        E the energy of the new position. A move out of the slab is paid like E = ienergy + max_denergy. By the 3D rule
-        it is cancelled; by the 2D rule it stands, and is paid so until the atom is back.
+            r = clip((ienergy - E) / max_denergy, min_reward, 0) + terminate_reward [goal].
+
+        A move out of the slab counts as E = ienergy + max_denergy. The 3D rule cancels the move.
+        The 2D rule executes it and applies this energy until the atom is back in the slab.
         """
         require_action(self, action, params, owner=ReactionPath)
         over_before = self._is_goal(state, params) | (state.time >= params.episode_length)
@@ -204,13 +225,13 @@ class ReactionPath(Env):
         )
 
     def dynamics(self, position: jax.Array, action: jax.Array, params: Params) -> jax.Array:
-        """Returns the position after a move over periodic axes, [3] or [6] int32."""
+        """Return the position after a move, with periodic axes, [3] or [6] int32."""
         moves = np.kron(np.eye(self.num_atoms, dtype=np.int32), MOVES)  # [6 atoms, 3 atoms]
         choice = action if self.num_atoms == 1 else 6 * action[0] + action[1]
         return (position + jnp.asarray(moves)[choice]) % self._sizes(params)
 
     def reward(self, state: State, outside: jax.Array, params: Params) -> jax.Array:
-        """Returns the reward of having come to a state: a float32 scalar."""
+        """Return the reward for entering `state`: a float32 scalar."""
         denergy = jnp.where(
             outside, -params.max_denergy, params.ienergy - self.energy(state.position, params)
         )
@@ -218,20 +239,29 @@ class ReactionPath(Env):
         return cost + jnp.where(self._is_goal(state, params), params.terminate_reward, 0.0)
 
     def energy(self, position: jax.Array, params: Params) -> jax.Array:
-        """Returns the energy at a position, above or below the slab that of the nearest layer: a float32 scalar."""
+        """Return the energy at a position: a float32 scalar.
+
+        Outside the slab, this is the energy of the nearest layer.
+        """
         energies = jnp.asarray(params.energies)
         cells = jnp.clip(position - self._offset(params), 0, jnp.array(energies.shape) - 1)
         return energies.reshape(-1)[flat_index(cells, energies.shape)]
 
     def observe(self, state: State, params: Params) -> jax.Array:
-        """Returns (x / nx, y / ny, z / nz) of each atom, then the distance of each to its goal, over that of its start
-        (where it starts on its goal: in cells), plain and not around the periodic axes: [4] or [8] float32."""
+        """Return the observation, [4] float32 for one atom or [8] float32 for two.
 
-        def apart(a, b) -> jax.Array:
+        The features are (x / nx, y / ny, z / nz) of each atom, then each atom's Euclidean distance
+        to its goal divided by the distance at initial_state. Distances ignore the periodicity of
+        the axes. The distance of an atom that starts on its goal is in cells.
+        """
+
+        def distance_between(a, b) -> jax.Array:
             return jnp.linalg.norm((a - b).reshape(-1, 3).astype(jnp.float32), axis=-1)
 
-        whole = apart(jnp.asarray(params.initial_state), params.final_state)
-        distance = apart(state.position, params.final_state) / jnp.where(whole > 0, whole, 1.0)
+        initial = distance_between(jnp.asarray(params.initial_state), params.final_state)
+        distance = distance_between(state.position, params.final_state) / jnp.where(
+            initial > 0, initial, 1.0
+        )
         return jnp.concatenate([state.position / self._sizes(params), distance]).astype(jnp.float32)
 
     def _is_goal(self, state: State, params: Params) -> jax.Array:
@@ -262,6 +292,6 @@ class ReactionPath(Env):
 
 
 def flat_index(cells: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Returns the place of cells [n] in an array of n axes that is laid out in a row: an int32 scalar."""
+    """Return the row-major flat index of `cells` [n] in an array of `shape`: an int32 scalar."""
     strides = [int(np.prod(shape[i + 1 :])) for i in range(len(shape))]
     return sum(cells[i] * stride for i, stride in enumerate(strides))

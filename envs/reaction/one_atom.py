@@ -1,4 +1,4 @@
-"""One atom on its way over an energy surface: WarpDrive's SingleAgentOneAtomChemSearch (see game.py)."""
+"""Reaction path search with one atom: WarpDrive's SingleAgentOneAtomChemSearch (see game.py)."""
 
 import dataclasses
 from typing import Any, ClassVar
@@ -12,12 +12,16 @@ RULES = ("auto", "2d", "3d")
 
 @dataclasses.dataclass(frozen=True)
 class ReactionOneAtom(ReactionPath):
-    """Discrete(6) moves: x + 1, x - 1, y + 1, y - 1, z + 1, z - 1."""
+    """One agent moves one atom over a potential energy surface.
+
+    Actions are Discrete(6): x + 1, x - 1, y + 1, y - 1, z + 1, z - 1.
+    """
 
     surface: str = "mueller_brown"
-    """a built-in one, the path of a .npy file, or "table": the `energies` given"""
+    """built-in surface, path of a .npy file, or "table" for custom `energies` in the params"""
     rule: str = "auto"
-    """2d: moves out of the slab stand; 3d: they are cancelled; auto: 2d where start and goal share z"""
+    """handling of moves out of the slab: "2d" executes them, "3d" cancels them, "auto" selects "2d"
+    if start and goal have the same z and "3d" otherwise"""
 
     num_atoms: ClassVar[int] = 1
 

@@ -1,8 +1,9 @@
-"""Energy surfaces whose right answers are known, as tables of float64, and tables from files.
+"""Potential energy surfaces with known solutions as float64 tables, and tables from files.
 
-A table is E[ix, iy, iz] with x = x0 + spacing ix, y = y0 + spacing iy. The surfaces of two coordinates have two layers:
-layer 0 is V, layer 1 is V + 1 % of the barrier, and their outermost ring of x and y is a wall. `pass_at` is the highest
-point of the lowest path between the cells of start and goal, on this grid: from it follow the settings.
+A table is E[ix, iy, iz] with x = x0 + spacing ix, y = y0 + spacing iy. Surfaces of two coordinates
+have two layers: layer 0 is V, and layer 1 is V + 1 % of the barrier. Their outermost ring in x and
+y is a wall. `pass_at` is the highest point of the minimax path between start and goal (the path
+with the lowest maximum energy) on this grid. It determines the reward settings.
 """
 
 import dataclasses
@@ -16,14 +17,18 @@ import numpy as np
 from wdjax.checks import did_you_mean, one_line
 from wdjax.files import MOST_BYTES, open_regular
 
-WALL = 1e6  # energy of the ring, and the highest of all
-OWN_TABLE = "table"  # the surface of who gives `energies`
-SHARE_OF_BARRIER = {"threshold": 0.05, "plain": 20.0}  # max_denergy
+WALL = 1e6  # energy of the outer ring, and upper limit of all energies
+OWN_TABLE = "table"  # surface name for custom `energies`
+SHARE_OF_BARRIER = {"threshold": 0.05, "plain": 20.0}  # max_denergy / barrier
 Place = tuple[float, float]
 
 
 def mueller_brown(x: Any, y: Any) -> Any:
-    """V = sum_i A_i exp(a_i (x - X_i)^2 + b_i (x - X_i) (y - Y_i) + c_i (y - Y_i)^2).
+    """Return the Müller-Brown potential.
+
+    With four terms i:
+
+        V = sum_i A_i exp(a_i (x - X_i)^2 + b_i (x - X_i) (y - Y_i) + c_i (y - Y_i)^2).
 
     Source: Müller, Brown, Theor. Chim. Acta 53, 75 (1979).
     """
@@ -43,10 +48,16 @@ def mueller_brown(x: Any, y: Any) -> Any:
 
 
 def leps(r_ab: Any, r_bc: Any) -> Any:
-    """Collinear A + BC: with Q and J of each pair, S its overlap, and r_AC = r_AB + r_BC,
+    """Return the LEPS potential of a collinear reaction A + BC.
 
-        V = sum Q / (1 + S) - sqrt(J_AB^2 + J_BC^2 + J_AC^2 - J_AB J_BC - J_BC J_AC - J_AB J_AC), J over 1 + S too,
-        Q = d/2 (3/2 e^(-2 al (r - r0)) - e^(-al (r - r0))), J = d/4 (e^(-2 al (r - r0)) - 6 e^(-al (r - r0))).
+    With the Coulomb integral Q, exchange integral J and overlap S of each pair of atoms, and
+    r_AC = r_AB + r_BC:
+
+        V = sum Q / (1 + S) - sqrt(J_AB^2 + J_BC^2 + J_AC^2 - J_AB J_BC - J_BC J_AC - J_AB J_AC),
+        Q = d/2 (3/2 e^(-2 al (r - r0)) - e^(-al (r - r0))),
+        J = d/4 (e^(-2 al (r - r0)) - 6 e^(-al (r - r0))).
+
+    In the square root, each J is also divided by 1 + S.
 
     Source: Jónsson, Mills, Jacobsen, "Nudged elastic band method" (1998), appendix.
     """
@@ -60,17 +71,29 @@ def leps(r_ab: Any, r_bc: Any) -> Any:
 
 
 def leps_oscillator(r_ab: Any, x: Any) -> Any:
-    """V = V_LEPS(r_AB, 3.742 - r_AB) + 2 k (r_AB - (3.742 / 2 - x / c))^2, k 0.2025, c 1.154. Source: as LEPS."""
+    """Return the LEPS potential coupled to a harmonic oscillator.
+
+    With k = 0.2025 and c = 1.154:
+
+        V = V_LEPS(r_AB, 3.742 - r_AB) + 2 k (r_AB - (3.742 / 2 - x / c))^2.
+
+    Source: as `leps`.
+    """
     return leps(r_ab, 3.742 - r_ab) + 2 * 0.2025 * (r_ab - (3.742 / 2 - x / 1.154)) ** 2
 
 
 def wolfe_quapp(x: Any, y: Any) -> Any:
-    """V = x^4 + y^4 - 2 x^2 - 4 y^2 + x y + 0.3 x + 0.1 y. Source: Quapp, J. Chem. Phys. 122, 174106 (2005), eq. 11."""
+    """Return the Wolfe-Quapp potential V = x^4 + y^4 - 2 x^2 - 4 y^2 + x y + 0.3 x + 0.1 y.
+
+    Source: Quapp, J. Chem. Phys. 122, 174106 (2005), eq. 11.
+    """
     return x**4 + y**4 - 2 * x**2 - 4 * y**2 + x * y + 0.3 * x + 0.1 * y
 
 
 def entropic_switch(x: Any, y: Any) -> Any:
-    """Three wells: from one deep well to the other by a high direct pass, or by a long way over two lower ones.
+    """Return the three-well potential of the entropic switch.
+
+    The two deep wells are connected by a high direct pass and by a longer path over two low passes.
 
     Source: Metzner, Schütte, Vanden-Eijnden, J. Chem. Phys. 125, 084110 (2006).
     """
@@ -83,19 +106,26 @@ def entropic_switch(x: Any, y: Any) -> Any:
 
 
 def quartic(x: Any, y: Any) -> Any:
-    """V = (x^2 - 1)^2 + 2 y^2, the double well of textbooks."""
+    """Return the double-well potential V = (x^2 - 1)^2 + 2 y^2."""
     return (x**2 - 1) ** 2 + 2 * y**2
 
 
 def cerjan_miller(x: Any, y: Any) -> Any:
-    """V = (1 - y^2) x^2 e^(-x^2) + y^2 / 2. Source: Cerjan, Miller, J. Chem. Phys. 75, 2800 (1981), eq. 3.1."""
+    """Return the Cerjan-Miller potential V = (1 - y^2) x^2 e^(-x^2) + y^2 / 2.
+
+    Source: Cerjan, Miller, J. Chem. Phys. 75, 2800 (1981), eq. 3.1.
+    """
     return (1 - y**2) * x**2 * np.exp(-(x**2)) + y**2 / 2
 
 
 def corrugated_morse(x: Any, y: Any, z: Any, period: float) -> Any:
-    """An atom on a surface: V = D (xi e^(-2 al z) - 2 e^(-al z)), xi = 1 + be (cos 2 pi x / a + cos 2 pi y / a).
+    """Return the corrugated Morse potential of an atom above a surface.
 
-    D and al are 1, be is 0.2, and a the `period` in cells. The form is that of atom-surface scattering; constants ours.
+    With D = al = 1, be = 0.2 and the `period` a in cells:
+
+        V = D (xi e^(-2 al z) - 2 e^(-al z)),  xi = 1 + be (cos 2 pi x / a + cos 2 pi y / a).
+
+    The form is common in atom-surface scattering; the constants are specific to wdjax.
     """
     xi = 1 + 0.2 * (np.cos(2 * np.pi * x / period) + np.cos(2 * np.pi * y / period))
     return xi * np.exp(-2 * z) - 2 * np.exp(-z)
@@ -103,33 +133,34 @@ def corrugated_morse(x: Any, y: Any, z: Any, period: float) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """Energies on a grid, and the settings of its game; None: not known, to be given."""
+    """Energies on a grid and reward settings; values that are None must be set in the params."""
 
-    energies: np.ndarray  # [nx, ny, layers], of two atoms [nx, ny, layers, nx, ny, layers], float64
-    start: tuple[int, ...] | None = None  # cells x, y, z of each atom
-    goal: tuple[int, ...] | None = None
-    nz: int | None = None  # cells of the z axis, of which the table's layers are some
-    z_lower: int = 0  # the first of these
-    top: float | None = None  # the highest energy on the lowest path from start to goal
-    origin: Place = (0.0, 0.0)  # x, y of the cell (0, 0)
-    spacing: float | None = None  # between two cells; None: axes count cells
-    saddles: tuple[Place, ...] = ()  # stationary points of the formula, exact
+    energies: np.ndarray  # float64 [nx, ny, layers], two atoms [nx, ny, layers] * 2
+    start: tuple[int, ...] | None = None  # start cells x, y, z of each atom
+    goal: tuple[int, ...] | None = None  # goal cells x, y, z of each atom
+    nz: int | None = None  # number of cells of the z axis, including the layers of the table
+    z_lower: int = 0  # z cell of layer 0
+    top: float | None = None  # highest energy on the minimax path from start to goal
+    origin: Place = (0.0, 0.0)  # x, y of cell (0, 0)
+    spacing: float | None = None  # distance between cells; None: coordinates are cell indices
+    saddles: tuple[Place, ...] = ()  # x, y of the saddle points of the formula
 
     @property
     def bottom(self) -> float:
-        """The energy above which the barrier rises: that of the start, in the plane where a surface has only one."""
-        place = (
-            (*self.start[:2], 0) if self.spacing else tuple(np.subtract(self.start, self.offset))
-        )
-        return float(self.energies[place])
+        """Energy of the start cell, the zero of the barrier (layer 0 for surfaces in x and y)."""
+        cell = (*self.start[:2], 0) if self.spacing else tuple(np.subtract(self.start, self.offset))
+        return float(self.energies[cell])
 
     @property
     def offset(self) -> tuple[int, ...]:
         return (0, 0, self.z_lower) * (self.energies.ndim // 3)
 
     def settings(self, name: str) -> dict[str, float]:
-        """Returns what the rewards are measured by: "plain" counts every energy above the start's, "threshold" only
-        what is near the pass, so that the best return's path is the lowest one, too."""
+        """Return `ienergy` and `max_denergy` of the settings "plain" or "threshold".
+
+        "plain" penalizes every energy above the start. "threshold" penalizes only energies near the
+        pass, so that the path with the optimal return is also the minimax path.
+        """
         barrier = self.top - self.bottom
         max_denergy = SHARE_OF_BARRIER[name] * barrier
         ienergy = self.bottom if name == "plain" else round(self.top - max_denergy, 6)
@@ -146,7 +177,7 @@ def _plane(
     saddles: tuple[Place, ...],
     spacing: float = 0.1,
 ) -> Table:
-    """Returns the table of a formula of two coordinates."""
+    """Return the table of a potential in two coordinates."""
     x, y = (origin[i] + spacing * np.arange(shape[i]) for i in range(2))
     energies = np.minimum(formula(x[:, None], y[None, :]), WALL)
     top = float(formula(*pass_at))
@@ -162,14 +193,19 @@ def _morse() -> Table:
 
 
 def _two_atom_exchange() -> Table:
-    """Two atoms on a corrugated Morse surface, and between them e^(-d^2 / 4), d their distance over the plane in cells,
-    the nearest images' (the axes are periodic)."""
+    """Return the table of two atoms on a corrugated Morse surface that repel each other.
+
+    The pair energy is e^(-d^2 / 4), with the in-plane distance d in cells between nearest periodic
+    images.
+    """
     x, y, z = np.ogrid[:8, :8, :5]
     alone = corrugated_morse(x, y, -0.75 + 0.25 * z, 4)
     cells = np.arange(8)
-    apart = np.abs(cells[:, None] - cells[None, :])
-    square = np.minimum(apart, 8 - apart) ** 2
-    pair = np.exp(-(square[:, None, :, None] + square[None, :, None, :]) / 4)  # [x1, y1, x2, y2]
+    offset = np.abs(cells[:, None] - cells[None, :])
+    square_distance = np.minimum(offset, 8 - offset) ** 2
+    pair = np.exp(
+        -(square_distance[:, None, :, None] + square_distance[None, :, None, :]) / 4
+    )  # [x1, y1, x2, y2]
     energies = alone[..., None, None, None] + alone + pair[:, :, None, :, :, None]
     return Table(energies, (2, 2, 3, 6, 2, 3), (6, 2, 3, 2, 2, 3), 9, 2, -2.6597354973257437)
 
@@ -242,27 +278,30 @@ SURFACES: dict[str, Callable[[], Table]] = {
 
 @functools.cache
 def built_in(name: str) -> Table:
-    """Returns the table of a surface of `SURFACES`, made once; its energies cannot be written to."""
+    """Return the cached table of a surface in `SURFACES`, with read-only energies."""
     table = SURFACES[name]()
     table.energies.flags.writeable = False
     return table
 
 
 def load_table(surface: str) -> Table:
-    """Returns the table of a surface.
+    """Return the table of a surface.
 
     Args:
-        surface: a name of `SURFACES`, or the path of a .npy file with real numbers.
+        surface: a name in `SURFACES`, or the path of a .npy file with real numbers.
+
+    Returns:
+        The table. Tables from files have energies only.
 
     Raises:
-        ValueError: for another name, and for a file that is not there or holds something else.
+        ValueError: if the name is unknown, or the file is missing or not an array of real numbers.
     """
     if surface in SURFACES:
         return built_in(surface)
     if not surface.endswith(".npy"):
-        words = f"a built-in surface, {OWN_TABLE!r} or the path of a .npy file"
+        valid = f"a built-in surface, {OWN_TABLE!r} or the path of a .npy file"
         raise ValueError(
-            f"surface = {surface!r}: must be {words}: {did_you_mean(surface, [*SURFACES, OWN_TABLE])}"
+            f"surface = {surface!r}: must be {valid}: {did_you_mean(surface, [*SURFACES, OWN_TABLE])}"
         )
     try:
         with open_regular(Path(surface).expanduser(), most=MOST_BYTES) as file:

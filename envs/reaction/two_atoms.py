@@ -1,4 +1,4 @@
-"""Two atoms on their way over an energy surface: WarpDrive's SingleAgentTwoAtomChemSearch (see game.py)."""
+"""Reaction path search with two atoms: WarpDrive's SingleAgentTwoAtomChemSearch (see game.py)."""
 
 import dataclasses
 from typing import ClassVar
@@ -9,11 +9,14 @@ from wdjax.spaces import MultiDiscrete
 
 @dataclasses.dataclass(frozen=True)
 class ReactionTwoAtoms(ReactionPath):
-    """MultiDiscrete(2, 6): which atom moves, and its move: x + 1, x - 1, y + 1, y - 1, z + 1, z - 1. Moves out of the
-    slab are cancelled."""
+    """One agent moves two atoms over a potential energy surface.
+
+    Actions are MultiDiscrete(2, 6): the atom, and its move (x + 1, x - 1, y + 1, y - 1, z + 1,
+    z - 1). Moves out of the slab are cancelled.
+    """
 
     surface: str = "two_atom_exchange"
-    """a built-in one, the path of a .npy file, or "table": the `energies` given"""
+    """built-in surface, path of a .npy file, or "table" for custom `energies` in the params"""
 
     num_atoms: ClassVar[int] = 2
 

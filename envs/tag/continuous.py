@@ -1,7 +1,8 @@
-"""Tag in the plane: taggers and runners accelerate and turn on a square; a runner near a tagger is tagged.
+"""Tag in the plane: taggers and runners accelerate and turn on a square.
 
-Source: Lan, Srinivasa, Wang, Zheng, "WarpDrive: Extremely Fast End-to-End Deep Multi-Agent Reinforcement Learning on a
-GPU" (2021), section 4; rules of WarpDrive 2.7.1's TagContinuous. Agents stand in the order taggers, runners.
+Source: Lan, Srinivasa, Wang, Zheng, "WarpDrive: Extremely Fast End-to-End Deep Multi-Agent
+Reinforcement Learning on a GPU" (2021), section 4. The rules follow TagContinuous of WarpDrive
+2.7.1. Arrays list the taggers first, then the runners.
 """
 
 import dataclasses
@@ -21,70 +22,78 @@ from wdjax.envs.tag.scripted import chase_in_plane, flee_in_plane
 from wdjax.neighbors import neighbor_rows
 from wdjax.spaces import Box, Dict, MultiDiscrete
 
-# taggers, below the 32 from which XLA would reduce them in a warp, mostly by exchanges between its lanes
+# Taggers per chunk. From 32 elements on, XLA reduces with a warp and spends most time on shuffles.
 CHUNK = 25
 
 
 class State(struct.PyTreeNode):
-    """Where everybody is and how they move. An agent that has left the game stands still where it was tagged."""
+    """Positions and motion of all agents. Tagged runners that left the game stay in place."""
 
     x: jax.Array  # (num_agents,) float32, length, in [0, grid_length]
     y: jax.Array  # (num_agents,) float32, length, in [0, grid_length]
     speed: jax.Array  # (num_agents,) float32, length / step
-    direction: jax.Array  # (num_agents,) float32, rad, in [0, 2 pi], the upper end by rounding only
-    acceleration: jax.Array  # (num_agents,) float32, length / step^2; adds up over steps
-    active: jax.Array  # (num_agents,) bool, still in the game
+    direction: jax.Array  # (num_agents,) float32, rad, in [0, 2 pi] (2 pi only by rounding)
+    acceleration: jax.Array  # (num_agents,) float32, length / step^2, accumulated over steps
+    active: jax.Array  # (num_agents,) bool, whether the agent is still in the game
     time: jax.Array  # () int32, steps since the reset
 
 
 class Params(struct.PyTreeNode):
-    grid_length: float = 10.0  # side of the square
-    episode_length: int = 100  # steps; the end is part of the game and terminates
-    starting_location_x: Any = None  # (num_agents,) or None: uniform on the square
-    starting_location_y: Any = None  # likewise; both or neither
-    starting_directions: Any = None  # (num_agents,) rad, or None: one of 0, pi/2, pi, 3 pi/2
+    """Geometry, motion limits and rewards."""
+
+    grid_length: float = 10.0  # length, side of the square
+    episode_length: int = 100  # steps, after which all agents terminate
+    starting_location_x: Any = None
+    """(num_agents,) float32, length; None: uniform on the square"""
+    starting_location_y: Any = None
+    """(num_agents,) float32, length; set both coordinates or neither"""
+    starting_directions: Any = None
+    """(num_agents,) float32, rad; None: drawn from 0, pi/2, pi, 3 pi/2"""
     max_speed: float = 1.0  # length / step
-    skill_level_runner: float = 1.0  # multiplies max_speed
-    skill_level_tagger: float = 1.0  # multiplies max_speed
-    max_acceleration: float = 1.0  # length / step^2, the highest level
-    min_acceleration: float = -1.0  # length / step^2, the lowest level
-    max_turn: float = math.pi / 2  # rad, the highest level
-    min_turn: float = -math.pi / 2  # rad, the lowest level
-    edge_hit_penalty: float = -0.0  # to an agent that would leave the square, at most 0
-    tagging_distance: float = 0.01  # fraction of grid_length
-    tag_reward_for_tagger: float = 1.0  # for every runner that this tagger tags
-    step_penalty_for_tagger: float = -0.0  # a step, at most 0
-    tag_penalty_for_runner: float = -1.0  # when tagged, at most 0
-    step_reward_for_runner: float = 0.0  # a step
-    end_of_game_reward_for_runner: float = 1.0  # to the runners left at the last step
+    skill_level_runner: float = 1.0  # factor on the runners' max_speed
+    skill_level_tagger: float = 1.0  # factor on the taggers' max_speed
+    max_acceleration: float = 1.0  # length / step^2, highest acceleration level
+    min_acceleration: float = -1.0  # length / step^2, lowest acceleration level
+    max_turn: float = math.pi / 2  # rad, highest turn level
+    min_turn: float = -math.pi / 2  # rad, lowest turn level
+    edge_hit_penalty: float = -0.0  # reward of an agent that moves against the edge, at most 0
+    tagging_distance: float = 0.01  # tagging radius as a fraction of grid_length
+    tag_reward_for_tagger: float = 1.0  # reward of a tagger for each runner it tags
+    step_penalty_for_tagger: float = -0.0  # reward of a tagger per step, at most 0
+    tag_penalty_for_runner: float = -1.0  # reward of a tagged runner, at most 0
+    step_reward_for_runner: float = 0.0  # reward of a runner per step
+    end_of_game_reward_for_runner: float = 1.0  # reward of each runner left at the last step
 
     @property
     def tagging_margin(self) -> jax.Array:
-        """The distance below which a tagger tags."""
+        """Distance below which a tagger tags a runner."""
         return self.tagging_distance * self.grid_length
 
 
 @dataclasses.dataclass(frozen=True)
 class TagContinuous(Env):
-    """Taggers and runners with MultiDiscrete actions (acceleration level, turn level), index 0 of each a no-op.
+    """Taggers chase runners on a square and tag runners within the tagging distance.
 
-    The game ends after episode_length steps, or when no runner is left.
+    An action is a MultiDiscrete pair (acceleration level, turn level). Index 0 of each is a no-op.
+    The game ends after episode_length steps or when no runner is left.
     """
 
-    num_taggers: int = 1  # the first agents
-    num_runners: int = 10  # the others
+    num_taggers: int = 1  # number of taggers (the first agents)
+    num_runners: int = 10  # number of runners (after the taggers)
     num_acceleration_levels: int = 10
-    """choices beside the no-op, from min_acceleration to max_acceleration"""
-    num_turn_levels: int = 10  # likewise, from min_turn to max_turn
+    """number of levels from min_acceleration to max_acceleration, in addition to the no-op"""
+    num_turn_levels: int = 10
+    """number of levels from min_turn to max_turn, in addition to the no-op"""
     use_full_observation: bool = True
-    """everybody else (else: the nearest num_other_agents_observed)"""
+    """whether to observe all other agents; false: the nearest num_other_agents_observed"""
     num_other_agents_observed: int = 2
-    """number of nearest agents in an observation, without `use_full_observation`"""
+    """number of nearest agents observed if `use_full_observation` is false"""
     observe_own_motion: bool = False
-    """an agent sees its own heading and speed, not only how others differ from them"""
+    """whether to add the agent's own heading and speed to its observation"""
     egocentric: bool = False
-    """an agent sees places along and across its own heading; the middle of the square, too"""
-    runner_exits_game_after_tagged: bool = True  # else a runner may be tagged again and again
+    """whether to rotate observations into the agent's heading and add the center of the square"""
+    runner_exits_game_after_tagged: bool = True
+    """whether a tagged runner leaves the game; false: it can be tagged repeatedly"""
 
     can_truncate: ClassVar[bool] = False
     cheap_reset: ClassVar[bool] = True
@@ -115,7 +124,7 @@ class TagContinuous(Env):
                 k <= self.num_agents,
                 "num_other_agents_observed",
                 k,
-                f"at most {self.num_agents}, the agents",
+                f"at most the number of agents ({self.num_agents})",
             )
 
     @property
@@ -128,7 +137,7 @@ class TagContinuous(Env):
 
     @property
     def is_tagger(self) -> np.ndarray:
-        """(num_agents,) bool, constant."""
+        """Whether each agent is a tagger, (num_agents,) bool, constant."""
         return np.arange(self.num_agents) < self.num_taggers
 
     @property
@@ -172,7 +181,7 @@ class TagContinuous(Env):
             (x is None) == (y is None),
             "starting_location_y",
             y,
-            "given together with starting_location_x",
+            "set if and only if starting_location_x is set",
         )
         for name in ("starting_location_x", "starting_location_y", "starting_directions"):
             value = getattr(params, name)
@@ -182,7 +191,7 @@ class TagContinuous(Env):
                     shape[-1:] == (self.num_agents,),
                     name,
                     value,
-                    f"{self.num_agents} numbers, one an agent",
+                    f"{self.num_agents} numbers, one per agent",
                 )
                 if name != "starting_directions":
                     inside = np.all(
@@ -193,7 +202,7 @@ class TagContinuous(Env):
     # --- reset ---
 
     def reset(self, key: jax.Array, params: Params) -> tuple[Arrays, State]:
-        """Starts everybody at rest, at the given or at random places and directions."""
+        """Place all agents at rest, with given or random positions and directions."""
         place_key, direction_key = jax.random.split(key)
         if params.starting_location_x is None:
             x, y = (
@@ -216,25 +225,31 @@ class TagContinuous(Env):
     def step(
         self, key: jax.Array, state: State, action: Arrays, params: Params
     ) -> tuple[Arrays, State, Arrays, Arrays, Arrays, Arrays]:
-        """Moves everybody, observes, then tags.
+        """Move all agents, observe, then tag.
 
-        `info["tags"]` counts the runners tagged in this step, `info["tag_steps"]` is the step's number times that
-        (float32, for sums of it over an episode may be beyond int32).
+        The observation shows the agents after the move and before this step's tags.
+        `info["tags"]` is the number of runners tagged in this step. `info["tag_steps"]` is that
+        number times the step index, in float32 because its sum over an episode may exceed int32.
         """
-        scene, *played = self.advance(key, state, action, params)
-        return self.observe(scene, params), *played
+        scene, *outcome = self.advance(key, state, action, params)
+        return self.observe(scene, params), *outcome
 
     def advance(
         self, key: jax.Array, state: State, action: Arrays, params: Params
     ) -> tuple[State, State, Arrays, Arrays, Arrays, Arrays]:
-        """`step` without its observation, which is of the first State: after the move, before the tags."""
+        """Run `step` without observing.
+
+        Returns:
+            (scene, state, reward, terminated, truncated, info): `scene` is the State after the move
+            and before the tags, from which `observe` computes the observation.
+        """
         require_action(self, action, params, owner=TagContinuous)
-        over_before = self.is_over(state, params)  # the clock stops with the game
+        over_before = self.is_over(state, params)  # time stops when the game ends
         playing = state.active & ~over_before
         state, crossed_edge = self.move(
             state.replace(time=state.time + ~over_before), action, playing, params
         )
-        scene = state  # positions after the move, `active` before this step's tags
+        scene = state  # after the move, before this step's tags
         reward, tagged = self.reward(state, crossed_edge, playing, params)
         if self.runner_exits_game_after_tagged:
             state = state.replace(active=state.active & ~tagged)
@@ -254,12 +269,19 @@ class TagContinuous(Env):
     def move(
         self, state: State, action: Arrays, playing: jax.Array, params: Params
     ) -> tuple[State, jax.Array]:
-        """Returns the state after the move and who would have left the square (num_agents,) bool.
+        """Move all agents by one step.
 
-            d <- (d + turn) mod 2 pi;  a <- a + acceleration;  v <- clip(v + a, 0, v_max);  a <- a [0 < v < v_max];
+        With direction d, acceleration a, speed v and side length L:
+
+            d <- (d + turn) mod 2 pi;  a <- a + acceleration;
+            v <- clip(v + a, 0, v_max);  a <- a [0 < v < v_max];
             (x, y) <- clip((x, y) + v (cos d, sin d), 0, L).
 
-        Who is not playing has v = d = a = 0 and stays.
+        Agents that are not playing have v = d = a = 0 and stay in place.
+
+        Returns:
+            (state, crossed_edge): the state after the move, and whether each agent moved against an
+            edge of the square, (num_agents,) bool.
         """
         action = jnp.concatenate([action["tagger"], action["runner"]])
         accelerate = level(
@@ -285,7 +307,7 @@ class TagContinuous(Env):
         return moved, crossed_edge
 
     def is_over(self, state: State, params: Params) -> jax.Array:
-        """Returns whether the game has ended, with its last runner or at its last step: a bool scalar."""
+        """Return whether no runner is left or the time limit is reached: a bool scalar."""
         return (state.time >= params.episode_length) | ~jnp.any(state.active[self.num_taggers :])
 
     # --- reward ---
@@ -293,15 +315,16 @@ class TagContinuous(Env):
     def reward(
         self, state: State, crossed_edge: jax.Array, playing: jax.Array, params: Params
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns the rewards (num_agents,) float32 and who was tagged in this step (num_agents,) bool.
+        """Return the rewards (num_agents,) float32 and the runners tagged now (num_agents,) bool.
 
-        A runner is tagged where its nearest tagger (the lowest index of several) is strictly nearer than the margin;
-        only that tagger is credited. Runners left after the tags of the last step get the end-of-game reward.
+        A runner is tagged if its nearest tagger is strictly closer than the tagging margin
+        (`tagging_distance` times `grid_length`). Only that tagger is credited; ties go to the
+        lowest index. Runners left after the tags of the last step get the end-of-game reward.
         """
         n = self.num_taggers
         nearest, distance = self.nearest_tagger(state)
         tagged = playing[n:] & (distance < params.tagging_margin)
-        tags = count_by(nearest, tagged, n)  # of each tagger
+        tags = count_by(nearest, tagged, n)  # (num_taggers,)
         left = playing[n:] & ~(tagged & self.runner_exits_game_after_tagged)
         tagger_reward = params.step_penalty_for_tagger + params.tag_reward_for_tagger * tags
         runner_reward = (
@@ -315,9 +338,10 @@ class TagContinuous(Env):
         return jnp.where(playing, reward, 0.0), jnp.concatenate([jnp.zeros(n, bool), tagged])
 
     def nearest_tagger(self, state: State) -> tuple[jax.Array, jax.Array]:
-        """Returns every runner's nearest tagger (num_runners,), the lowest index of several, and its distance.
+        """Return each runner's nearest tagger and its distance, (num_runners,) each.
 
-        In two rounds, among CHUNK taggers and then among the nearest of these: a GPU reduces so few in one thread.
+        Ties go to the lowest index. The minimum is taken over chunks of CHUNK taggers and then over
+        the chunks, because a GPU reduces short axes in one thread.
         """
         n = self.num_taggers
         if n <= CHUNK:
@@ -326,23 +350,27 @@ class TagContinuous(Env):
             )
             return jnp.argmin(distance, axis=1), jnp.min(distance, axis=1)
         padded = [
-            jnp.pad(place[:n], (0, -n % CHUNK), constant_values=jnp.inf)
-            for place in (state.x, state.y)
+            jnp.pad(position[:n], (0, -n % CHUNK), constant_values=jnp.inf)
+            for position in (state.x, state.y)
         ]
-        x, y = (place.reshape(1, -1, CHUNK) for place in padded)
+        x, y = (position.reshape(1, -1, CHUNK) for position in padded)
         # [runner, chunk, tagger]
         distance = distance_between(state.x[n:, None, None], state.y[n:, None, None], x, y)
         index, nearest = jnp.argmin(distance, axis=2), jnp.min(distance, axis=2)
         chunk = jnp.argmin(nearest, axis=1, keepdims=True)
-        chosen = [jnp.take_along_axis(of, chunk, axis=1)[:, 0] for of in (index, nearest)]
+        chosen = [jnp.take_along_axis(value, chunk, axis=1)[:, 0] for value in (index, nearest)]
         return chunk[:, 0] * CHUNK + chosen[0], chosen[1]
 
     # --- observation ---
 
     def observe(self, state: State, params: Params) -> Arrays:
-        """Rows of differences to the other agents, feature by feature: x, y, speed, acceleration, direction, scaled;
-        then the others' types (tagger 1) and whether they are active, then what is one's own (`own_features`). Where
-        `egocentric`, x and y are along and across one's own heading, and directions differ by at most half a turn."""
+        """Return observations by group, each [num_in_group, 7 k + num_own] for k other agents.
+
+        The columns are, for all k other agents, the scaled difference in x, then in y, speed,
+        acceleration and direction, then their types (tagger 1, runner 0), then whether they are
+        active. The agent's own features follow (`own_features`). If `egocentric`, x and y are
+        measured along and across the agent's heading, and directions differ by at most half a turn.
+        """
         features, own = self.features(state, params), self.own_features(state, params)
         if self.use_full_observation:
             rows = self.by_group(jnp.concatenate([self._full_rows(state, features), own], axis=1))
@@ -358,8 +386,11 @@ class TagContinuous(Env):
         return {group: turn_to(heading[group], rows[group], self.num_own) for group in self.groups}
 
     def features(self, state: State, params: Params) -> jax.Array:
-        """Returns (num_agents, 7): x, y over the diagonal, speed and acceleration over max_speed, direction over 2 pi,
-        type, active."""
+        """Return the scaled features of all agents, (num_agents, 7).
+
+        The columns are x and y divided by the diagonal, speed and acceleration divided by
+        max_speed, direction divided by 2 pi, type (tagger 1, runner 0), and active.
+        """
         diagonal = params.grid_length * jnp.float32(math.sqrt(2))
         speed_unit = params.max_speed + 1e-10
         columns = [
@@ -374,31 +405,37 @@ class TagContinuous(Env):
         return jnp.stack(columns, axis=1)
 
     def own_features(self, state: State, params: Params) -> jax.Array:
-        """Returns (num_agents, num_own): t / T; before it, where `observe_own_motion`, cos and sin of the direction and
-        speed over max_speed; before these, where `egocentric`, the middle of the square as others are seen. Who is out
-        sees zeros."""
+        """Return the features of each agent itself, (num_agents, num_own).
+
+        The columns are, in order: if `egocentric`, the scaled offset of the center of the square
+        along and across the heading; if `observe_own_motion`, cosine and sine of the direction and
+        speed divided by max_speed; t / T. Rows of inactive agents are zero.
+        """
         columns = [jnp.broadcast_to(state.time / params.episode_length, state.x.shape)]
         if self.observe_own_motion:
             speed = state.speed / (params.max_speed + 1e-10)
             columns = [jnp.cos(state.direction), jnp.sin(state.direction), speed, *columns]
         if self.egocentric:
-            diagonal, middle = (
+            diagonal, center = (
                 params.grid_length * jnp.float32(math.sqrt(2)),
                 0.5 * params.grid_length,
             )
-            seen = along_and_across(
-                state.direction, (middle - state.x) / diagonal, (middle - state.y) / diagonal
+            center_offset = along_and_across(
+                state.direction, (center - state.x) / diagonal, (center - state.y) / diagonal
             )
-            columns = [*seen, *columns]
+            columns = [*center_offset, *columns]
         return jnp.where(state.active[:, None], jnp.stack(columns, axis=1), 0.0)
 
     @property
     def num_own(self) -> int:
-        """How many columns of an observation are one's own."""
+        """Number of observation columns that describe the agent itself."""
         return 1 + 3 * self.observe_own_motion + 2 * self.egocentric
 
     def _full_rows(self, state: State, features: jax.Array) -> jax.Array:
-        """Rows [N, 7 (N - 1)]: all others in index order; who is out sees no differences, but types and `active`."""
+        """Return features relative to all other agents in index order, [N, 7 (N - 1)].
+
+        Inactive agents observe zero differences, but still types and `active`.
+        """
         agents = np.arange(self.num_agents)
         others = np.array([np.delete(agents, i) for i in agents]).reshape(
             self.num_agents, self.num_agents - 1
@@ -415,7 +452,7 @@ class TagContinuous(Env):
     # --- spaces ---
 
     def by_group(self, rows: jax.Array) -> Arrays:
-        """Splits rows (num_agents, ...) by group."""
+        """Split rows (num_agents, ...) by group."""
         return {"tagger": rows[: self.num_taggers], "runner": rows[self.num_taggers :]}
 
     def observation_space(self, params: Params) -> Dict:
@@ -442,32 +479,36 @@ class TagContinuous(Env):
 def distance_between(
     x: jax.Array, y: jax.Array, other_x: jax.Array, other_y: jax.Array
 ) -> jax.Array:
-    """Returns sqrt((x - x')^2 + (y - y')^2)."""
+    """Return sqrt((x - x')^2 + (y - y')^2)."""
     return jnp.sqrt((x - other_x) ** 2 + (y - other_y) ** 2)
 
 
 def count_by(index: jax.Array, counted: jax.Array, n: int) -> jax.Array:
-    """Returns how many of those that are `counted` have each index, (n,) int32."""
-    if n <= CHUNK:  # less work than a scatter, which takes a kernel of its own
+    """Count the elements of each index among the `counted` ones, (n,) int32."""
+    if n <= CHUNK:  # faster than a scatter, which needs a separate kernel
         return jnp.sum(counted[:, None] & (index[:, None] == jnp.arange(n)[None, :]), axis=0)
     return jnp.zeros(n, jnp.int32).at[jnp.where(counted, index, n)].add(1, mode="drop")
 
 
 def feature_major(rows: jax.Array) -> jax.Array:
-    """[N, k, F] -> [N, F k]: the first feature of all neighbours, then the second, and so on."""
+    """Flatten [N, k, F] to [N, F k], grouping by feature instead of by neighbour."""
     return jnp.swapaxes(rows, 1, 2).reshape(rows.shape[0], -1)
 
 
 def along_and_across(
     heading: jax.Array, dx: jax.Array, dy: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns (cos h dx + sin h dy, cos h dy - sin h dx): a difference along a heading [rad], and to the left of it."""
+    """Rotate a difference into components along and to the left of `heading` [rad].
+
+    Returns:
+        (cos h dx + sin h dy, cos h dy - sin h dx).
+    """
     cos, sin = jnp.cos(heading), jnp.sin(heading)
     return cos * dx + sin * dy, cos * dy - sin * dx
 
 
 def turn_to(heading: jax.Array, rows: jax.Array, num_own: int) -> jax.Array:
-    """Returns rows [N, 7 k + num_own] of `observe` as seen along headings (N,) [rad]."""
+    """Rotate observation rows [N, 7 k + num_own] into headings (N,) [rad]."""
     dx, dy, speed, acceleration, turns, *rest = jnp.split(rows[:, :-num_own], 7, axis=1)
     dx, dy = along_and_across(heading[:, None], dx, dy)
     columns = [dx, dy, speed, acceleration, turns - jnp.round(turns), *rest, rows[:, -num_own:]]
@@ -475,22 +516,26 @@ def turn_to(heading: jax.Array, rows: jax.Array, num_own: int) -> jax.Array:
 
 
 def split_observation(obs: jax.Array, num_own: int = 1) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Takes observations apart, for networks that see the other agents as a set (`network.encoder: deep_sets`).
+    """Split observations for permutation-invariant networks (`network.encoder: deep_sets`).
 
     Args:
-        obs: [..., 7 k + num_own], of this environment.
-        num_own: 1; 3 more where `observe_own_motion`, 2 more where `egocentric`.
+        obs: [..., 7 k + num_own], observations of this environment.
+        num_own: 1, plus 3 if `observe_own_motion`, plus 2 if `egocentric`.
 
     Returns:
-        (others [..., k, 7], present [..., k] bool: still in the game and not padding, own [..., num_own]).
+        (others [..., k, 7], present [..., k] bool, own [..., num_own]): `present` is false for
+        agents that left the game and for padding.
 
     Raises:
-        ValueError: for rows of another length.
+        ValueError: if the length of `obs` does not fit `num_own`.
     """
     length = obs.shape[-1]
-    whole = length > num_own and length % 7 == num_own
+    has_valid_length = length > num_own and length % 7 == num_own
     require(
-        whole, "length of an observation", length, f"7 for each other agent, and {num_own} more"
+        has_valid_length,
+        "length of an observation",
+        length,
+        f"7 per other agent plus {num_own}",
     )
     others = jnp.swapaxes(obs[..., :-num_own].reshape(*obs.shape[:-1], 7, -1), -1, -2)
     return others, others[..., 6] > 0, obs[..., -num_own:]

@@ -1,4 +1,4 @@
-"""Pictures of Tag: taggers as magenta darts (on the grid: triangles), runners as blue drops (on the grid: discs)."""
+"""Drawings of Tag: magenta taggers and blue runners."""
 
 from typing import Any
 
@@ -6,9 +6,9 @@ import numpy as np
 
 from wdjax.drawing import CROSS, DISC, TRIANGLE, Lines, Plot, Scene, Series, Shapes, Text
 
-CROWD = 200  # agents, of whom each is but a few pixels: rounded by fewer corners
-FADE = 20  # steps after which who is out is as faint as ever
-# Outlines [V, 2] about the agent's place, of size about 1, heading along +x.
+CROWD = 200  # number of agents above which runners are drawn with fewer corners
+FADE = 20  # steps until the mark of a tagged runner stops fading
+# Outlines [V, 2] around the agent's position, of size about 1, heading along +x.
 DART = np.array([[1.5, 0.0], [-1.0, 1.0], [-0.45, 0.0], [-1.0, -1.0]])
 DROP, FAR_DROP = (
     np.concatenate([np.stack([np.cos(back), np.sin(back)], axis=1), [[2.0, 0.0]]])
@@ -17,19 +17,19 @@ DROP, FAR_DROP = (
 
 
 def continuous_scene(env: Any, states: Any, params: Any) -> Scene:
-    """Returns the scene of an episode of tag_continuous (`Env.scene`): who is out is a cross that fades."""
+    """Return the scene of a tag_continuous episode (`Env.scene`); tagged runners fade out."""
     length, n = float(params.grid_length), env.num_taggers
     x, y, direction, active = (
         np.asarray(leaf) for leaf in (states.x, states.y, states.direction, states.active)
     )
-    size = 0.03 * length / env.num_agents**0.25  # the more agents, the smaller
-    runs = active[:, n:]
-    run_x = np.where(runs, x[:, n:], np.nan)
+    size = 0.03 * length / env.num_agents**0.25  # smaller for more agents
+    in_game = active[:, n:]
+    runner_x = np.where(in_game, x[:, n:], np.nan)
     frames = np.arange(len(x))
     since = np.minimum(
-        frames[:, None] - np.maximum.accumulate(np.where(runs, frames[:, None], 0)), FADE
+        frames[:, None] - np.maximum.accumulate(np.where(in_game, frames[:, None], 0)), FADE
     )
-    left = runs.sum(axis=1)
+    runners_left = in_game.sum(axis=1)
     drop = DROP if env.num_agents <= CROWD else FAR_DROP
     marks = [
         Shapes(
@@ -42,16 +42,16 @@ def continuous_scene(env: Any, states: Any, params: Any) -> Scene:
             label="tagging margin",
         ),
         Shapes(
-            np.where(runs, np.nan, x[:, n:]),
+            np.where(in_game, np.nan, x[:, n:]),
             y[:, n:],
             CROSS,
             0.6 * size,
             color="grey",
             opacity=1 - 0.65 * since / FADE,
-            label="runner, out",
+            label="tagged runner",
         ),
         Shapes(
-            run_x,
+            runner_x,
             y[:, n:],
             drop,
             size,
@@ -77,10 +77,10 @@ def continuous_scene(env: Any, states: Any, params: Any) -> Scene:
     ]
     last = int(params.episode_length)
     captions = [
-        f"step {time} of {last}, {run} of {env.num_runners} runners left"
-        for time, run in zip(states.time, left, strict=True)
+        f"step {time} of {last}, {num_left} of {env.num_runners} runners left"
+        for time, num_left in zip(states.time, runners_left, strict=True)
     ]
-    plots = [Plot("runners left", [Series(left, "blue")])] if len(x) > 1 else []
+    plots = [Plot("runners left", [Series(runners_left, "blue")])] if len(x) > 1 else []
     return Scene(
         marks,
         captions,
@@ -94,25 +94,29 @@ def continuous_scene(env: Any, states: Any, params: Any) -> Scene:
 
 
 def gridworld_scene(env: Any, states: Any, params: Any) -> Scene:
-    """Returns the scene of an episode of tag_gridworld (`Env.scene`): agents that share a cell stand side by side in
-    it, and are counted where they cover each other."""
+    """Return the scene of a tag_gridworld episode (`Env.scene`).
+
+    Agents on the same cell are drawn side by side, with a count if they would overlap.
+    """
     top = int(params.grid_length)
     cell_x, cell_y = np.asarray(states.x), np.asarray(states.y)
     x, y, side = (
-        np.stack(shared) for shared in zip(*map(share_cells, cell_x, cell_y), strict=True)
+        np.stack(column) for column in zip(*map(share_cells, cell_x, cell_y), strict=True)
     )
-    smallest = 0.009 * (top + 1)  # on big grids agents are drawn larger than their cell
+    smallest = 0.009 * (top + 1)  # on large grids agents are drawn larger than their cell
     size = np.maximum(0.4 / side, smallest)
-    # every tenth, where they could not be told apart
+    # large grids show every tenth cell border only
     borders = np.arange(0, top, 1 if top <= 30 else 10) + 0.5
     ends = np.array([-0.5, top + 0.5])
-    ways = [
+    coordinates = [
         np.broadcast_to(borders[:, None], (len(borders), 2)),
         np.broadcast_to(ends, (len(borders), 2)),
     ]
     marks = [
         Lines(
-            np.concatenate([np.stack(ways, axis=-1), np.stack(ways[::-1], axis=-1)]), "faint", 0.7
+            np.concatenate([np.stack(coordinates, axis=-1), np.stack(coordinates[::-1], axis=-1)]),
+            "faint",
+            0.7,
         ),
         Shapes(
             x[:, -1:],
@@ -138,11 +142,13 @@ def gridworld_scene(env: Any, states: Any, params: Any) -> Scene:
         ),
         *count_words(cell_x, cell_y, top, 0.4 / side < smallest),
     ]
-    tagged = np.any((cell_x[:, :-1] == cell_x[:, -1:]) & (cell_y[:, :-1] == cell_y[:, -1:]), axis=1)
+    is_tagged = np.any(
+        (cell_x[:, :-1] == cell_x[:, -1:]) & (cell_y[:, :-1] == cell_y[:, -1:]), axis=1
+    )
     last, time = int(params.episode_length), np.asarray(states.time)
     captions = [
-        f"step {t} of {last}, the runner is {'tagged' if over and t > 0 else 'free'}"
-        for t, over in zip(time, tagged, strict=True)
+        f"step {t} of {last}, the runner is {'tagged' if tagged and t > 0 else 'free'}"
+        for t, tagged in zip(time, is_tagged, strict=True)
     ]
     return Scene(
         marks,
@@ -156,20 +162,21 @@ def gridworld_scene(env: Any, states: Any, params: Any) -> Scene:
 
 
 def share_cells(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Spreads agents that stand on the same cell over it, in rows.
+    """Arrange agents on the same cell in a square of slots.
 
     Args:
-        x, y: [N] int, cells.
+        x: [N] int, cells.
+        y: [N] int, cells.
 
     Returns:
-        (x [N], y [N], side [N] int): places inside the cells, the middle for who stands alone, and into how many places
-        a side the cell of each agent is split.
+        (x [N], y [N], side [N] int): positions inside the cells, and the number of slots per side
+        of each agent's cell. An agent alone on its cell is in the middle.
     """
     _, cell, counts = np.unique(np.stack([x, y]), axis=1, return_inverse=True, return_counts=True)
     cell = cell.reshape(-1)
-    count = counts[cell]  # agents on the cell of each
+    count = counts[cell]  # [N] number of agents on the same cell
     order = np.argsort(cell, kind="stable")
-    rank = np.empty(len(x), int)  # how many of them come before it
+    rank = np.empty(len(x), int)  # index among the agents on the same cell
     rank[order] = np.arange(len(x)) - (np.cumsum(counts) - counts)[cell[order]]
     side = np.ceil(np.sqrt(count)).astype(int)
     column, row = rank % side, rank // side
@@ -179,21 +186,25 @@ def share_cells(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, n
 
 
 def count_words(x: np.ndarray, y: np.ndarray, top: int, crowded: np.ndarray) -> list[Text]:
-    """Returns how many agents share a cell, written beside those cells whose agents are `crowded` [T, N] bool: cover
-    each other; nothing where no cell is ever so."""
-    words = []
+    """Return labels with the number of agents on cells where agents overlap.
+
+    `crowded` [T, N] bool marks the overlapping agents. The list is empty if no cell needs a label.
+    """
+    labels = []
     for t in range(len(x)):
         cells, counts = np.unique(np.stack([x[t], y[t]])[:, crowded[t]], axis=1, return_counts=True)
-        words.append(
+        labels.append(
             [
                 (*cell, f"{count} here")
                 for cell, count in zip(cells.T, counts, strict=True)
                 if count > 1
             ]
         )
-    most = max(map(len, words))
-    padded = [[*row, *[(np.nan, np.nan, "")] * (most - len(row))] for row in words]
-    at = np.array([[word[:2] for word in row] for row in padded], float).reshape(len(x), most, 2)
-    offset = np.where(at < 0.85 * top, 0.04, -0.04) * (top + 1)  # where there is room in the square
-    texts = [[word[2] for word in row] for row in padded]
-    return [Text(*np.moveaxis(at + offset, -1, 0), texts, size=11)] if most else []
+    most = max(map(len, labels))
+    padded = [[*row, *[(np.nan, np.nan, "")] * (most - len(row))] for row in labels]
+    position = np.array([[label[:2] for label in row] for row in padded], float).reshape(
+        len(x), most, 2
+    )
+    offset = np.where(position < 0.85 * top, 0.04, -0.04) * (top + 1)  # towards the inside
+    texts = [[label[2] for label in row] for row in padded]
+    return [Text(*np.moveaxis(position + offset, -1, 0), texts, size=11)] if most else []

@@ -1,7 +1,8 @@
 """Tag on a grid: several taggers chase one runner from cell to cell.
 
-Source: Lan, Srinivasa, Wang, Zheng, "WarpDrive: Extremely Fast End-to-End Deep Multi-Agent Reinforcement Learning on a
-GPU" (2021), section 4; rules of WarpDrive 2.7.1's TagGridWorld. Agents stand in the order taggers, runner.
+Source: Lan, Srinivasa, Wang, Zheng, "WarpDrive: Extremely Fast End-to-End Deep Multi-Agent
+Reinforcement Learning on a GPU" (2021), section 4. The rules follow TagGridWorld of WarpDrive
+2.7.1. Arrays list the taggers first, then the runner.
 """
 
 import dataclasses
@@ -23,34 +24,42 @@ MAX_GRID_LENGTH = 32_767  # 2 MAX_GRID_LENGTH^2 < 2^31
 
 
 class State(struct.PyTreeNode):
-    """Where everybody stands, on cells 0 .. grid_length of each axis."""
+    """Positions of all agents on the cells 0 to grid_length of each axis."""
 
-    x: jax.Array  # (num_agents,) int32, cell
-    y: jax.Array  # (num_agents,) int32, cell
+    x: jax.Array  # (num_agents,) int32, cell in [0, grid_length]
+    y: jax.Array  # (num_agents,) int32, cell in [0, grid_length]
     time: jax.Array  # () int32, steps since the reset
 
 
 class Params(struct.PyTreeNode):
-    grid_length: int = 10  # the highest cell of each axis: there are grid_length + 1
-    episode_length: int = 100  # steps; the end is part of the game and terminates
+    """Grid size, start cells and rewards."""
+
+    grid_length: int = 10  # highest cell index of each axis (grid_length + 1 cells)
+    episode_length: int = 100  # steps, after which all agents terminate
     starting_location_x: Any = None
-    """(num_agents,) cells, or None: taggers in the middle, runner at 0"""
-    starting_location_y: Any = None  # likewise; both or neither
-    wall_hit_penalty: float = 0.1  # taken from an agent that walks into a wall
-    tag_reward_for_tagger: float = 10.0  # to every tagger at a tag
-    tag_penalty_for_runner: float = 2.0  # taken from the runner at a tag
+    """(num_agents,) int32, cells; None: taggers in the middle, runner at 0"""
+    starting_location_y: Any = None
+    """(num_agents,) int32, cells; set both coordinates or neither"""
+    wall_hit_penalty: float = 0.1  # subtracted from the reward of an agent that moves into a wall
+    tag_reward_for_tagger: float = 10.0  # reward of every tagger at a tag
+    tag_penalty_for_runner: float = 2.0  # subtracted from the runner's reward at a tag
     step_cost_for_tagger: float = 0.01
-    """taken from every tagger, and given to the runner, in a step without a tag"""
+    """per step without a tag: subtracted from each tagger's reward, added to the runner's"""
 
 
 @dataclasses.dataclass(frozen=True)
 class TagGridworld(Env):
-    """`num_taggers` taggers and one runner, Discrete(5) moves; the game ends at a tag or after episode_length steps."""
+    """Taggers chase one runner on a grid.
 
-    num_taggers: int = 10  # the first agents; the last one is the runner
+    Actions are Discrete(5): stay, x + 1, x - 1, y + 1, y - 1. The game ends at a tag or after
+    episode_length steps.
+    """
+
+    num_taggers: int = 10  # number of taggers (the first agents); the last agent is the runner
     use_full_observation: bool = True
-    """everybody's cells (else: one's own and the nearest adversary's)"""
-    random_start: bool = False  # taggers start on random inner cells (else: all in the middle)
+    """whether to observe the cells of all agents; false: own cell and the nearest adversary's"""
+    random_start: bool = False
+    """whether taggers start on random inner cells; false: all in the middle"""
 
     can_truncate: ClassVar[bool] = False
     cheap_reset: ClassVar[bool] = True
@@ -82,7 +91,7 @@ class TagGridworld(Env):
 
     def check_params(self, params: Params) -> None:
         require_finite(params)
-        lowest = 2 if self.random_start else 1  # random starts are on cells 1 .. grid_length - 1
+        lowest = 2 if self.random_start else 1  # random starts use cells 1 to grid_length - 1
         require(
             np.all(params.grid_length >= lowest),
             "grid_length",
@@ -94,7 +103,7 @@ class TagGridworld(Env):
             fits,
             "grid_length",
             params.grid_length,
-            f"at most {MAX_GRID_LENGTH}: squared distances are int32",
+            f"at most {MAX_GRID_LENGTH}, because squared distances are int32",
         )
         require(
             np.all(params.episode_length > 0), "episode_length", params.episode_length, "above 0"
@@ -111,7 +120,7 @@ class TagGridworld(Env):
             (x is None) == (y is None),
             "starting_location_y",
             y,
-            "given together with starting_location_x",
+            "set if and only if starting_location_x is set",
         )
         for name, cells in (("starting_location_x", x), ("starting_location_y", y)):
             if cells is not None:
@@ -119,7 +128,7 @@ class TagGridworld(Env):
                     np.shape(cells)[-1:] == (self.num_agents,),
                     name,
                     cells,
-                    f"{self.num_agents} cells, one each",
+                    f"{self.num_agents} cells, one per agent",
                 )
                 inside = np.all((cells >= 0) & (cells <= np.asarray(params.grid_length)[..., None]))
                 require(
@@ -129,10 +138,14 @@ class TagGridworld(Env):
                     "whole cells from 0 to grid_length",
                 )
         if self.random_start:
-            require(x is None, "starting_location_x", x, "None where random_start is true")
+            require(x is None, "starting_location_x", x, "None if random_start is true")
 
     def reset(self, key: jax.Array, params: Params) -> tuple[Arrays, State]:
-        """Puts the taggers in the middle (random_start: on random inner cells) and the runner in the corner."""
+        """Place the taggers in the middle and the runner in the corner (0, 0).
+
+        With `random_start`, taggers start on random inner cells. `starting_location_x` and
+        `starting_location_y` override the start.
+        """
         if params.starting_location_x is not None:
             x, y = jnp.asarray(params.starting_location_x), jnp.asarray(params.starting_location_y)
         else:
@@ -151,18 +164,26 @@ class TagGridworld(Env):
     def step(
         self, key: jax.Array, state: State, action: Arrays, params: Params
     ) -> tuple[Arrays, State, Arrays, Arrays, Arrays, Arrays]:
-        """Moves everybody at once, then looks for a tag: a tagger on the runner's cell (swapping cells is none).
+        """Move all agents simultaneously, then check for a tag.
 
-        Reward: at a tag +tag_reward to every tagger and -tag_penalty to the runner; else -step_cost and +step_cost;
-        minus wall_hit_penalty for whoever walked into a wall.
+        A tag requires a tagger on the runner's cell; swapping cells is not a tag.
+
+        Reward: at a tag, +tag_reward_for_tagger for every tagger and -tag_penalty_for_runner for
+        the runner. Otherwise -step_cost_for_tagger for every tagger and +step_cost_for_tagger for
+        the runner. Agents that moved into a wall also lose wall_hit_penalty.
         """
-        state, *played = self.advance(key, state, action, params)
-        return self.observe(state, params), *played
+        state, *outcome = self.advance(key, state, action, params)
+        return self.observe(state, params), *outcome
 
     def advance(
         self, key: jax.Array, state: State, action: Arrays, params: Params
     ) -> tuple[State, State, Arrays, Arrays, Arrays, Arrays]:
-        """`step` without its observation, which is of the new State: both of those that it returns."""
+        """Run `step` without observing.
+
+        Returns:
+            (scene, state, reward, terminated, truncated, info): `scene` and `state` are both the
+            new State, from which `observe` computes the observation.
+        """
         require_action(self, action, params, owner=TagGridworld)
         over_before = self.is_over(state, params)
         state, hit_wall = self.dynamics(state, action, params, ~over_before)
@@ -191,7 +212,12 @@ class TagGridworld(Env):
     def dynamics(
         self, state: State, action: Arrays, params: Params, moving: jax.Array
     ) -> tuple[State, jax.Array]:
-        """Returns the state after the moves, unchanged where not `moving`, and who walked into a wall (num_agents,)."""
+        """Move all agents, if `moving`.
+
+        Returns:
+            (state, hit_wall): the state after the moves, and whether each agent moved into a wall,
+            (num_agents,) bool.
+        """
         moves = jnp.where(moving, jnp.concatenate([action["tagger"], action["runner"]]), 0)
         x, y = state.x + jnp.asarray(X_STEPS)[moves], state.y + jnp.asarray(Y_STEPS)[moves]
         inside_x, inside_y = jnp.clip(x, 0, params.grid_length), jnp.clip(y, 0, params.grid_length)
@@ -199,12 +225,17 @@ class TagGridworld(Env):
         return State(inside_x, inside_y, state.time + moving), hit_wall
 
     def is_over(self, state: State, params: Params) -> jax.Array:
-        """Returns whether the game has ended, at a tag or at its last step: a bool scalar."""
+        """Return whether the game has ended (by a tag or the time limit): a bool scalar."""
         return (state.time >= params.episode_length) | ((state.time > 0) & is_tagged(state))
 
     def observe(self, state: State, params: Params) -> Arrays:
-        """Where `use_full_observation`, everybody's x / G, y / G and type (runner 1), a one-hot of oneself, and t / T;
-        else one's own x / G and y / G, those of one's adversary (the runner, or its nearest tagger), type and t / T."""
+        """Return observations by group, with grid length G and episode length T.
+
+        With `use_full_observation`, each row contains x / G of all agents, their y / G, their types
+        (runner 1, tagger 0), a one-hot of the agent itself, and t / T. Otherwise it contains the
+        agent's x / G and y / G, the x / G and y / G of its adversary (the runner, or the runner's
+        nearest tagger), its type, and t / T.
+        """
         x, y = state.x / params.grid_length, state.y / params.grid_length
         time = state.time / params.episode_length
         rows = (
@@ -215,31 +246,32 @@ class TagGridworld(Env):
         return self.by_group(rows.astype(jnp.float32))
 
     def _full_rows(self, x: jax.Array, y: jax.Array, time: jax.Array) -> jax.Array:
-        """Rows [N, 4 N + 1]: everybody's x / G and y / G, types (runner 1), one-hot of self, t / T."""
+        """Return full observations [N, 4 N + 1]: x / G, y / G, types, own one-hot, t / T."""
         shared = jnp.concatenate([x, y, self._types()])
         shared = jnp.broadcast_to(shared, (self.num_agents, 3 * self.num_agents))
-        clock = jnp.full((self.num_agents, 1), time)
-        return jnp.concatenate([shared, jnp.eye(self.num_agents), clock], axis=1)
+        time_column = jnp.full((self.num_agents, 1), time)
+        return jnp.concatenate([shared, jnp.eye(self.num_agents), time_column], axis=1)
 
     def _partial_rows(self, state: State, x: jax.Array, y: jax.Array, time: jax.Array) -> jax.Array:
-        """Rows [N, 6]: own x / G, y / G, the adversary's, own type, t / T.
+        """Return partial observations [N, 6]: own x / G, y / G, the adversary's, own type, t / T.
 
-        A tagger's adversary is the runner; the runner's is the nearest tagger (lowest index where several are).
+        The adversary of a tagger is the runner. The adversary of the runner is the nearest tagger;
+        ties go to the lowest index.
         """
-        square = (state.x[:-1] - state.x[-1]) ** 2 + (state.y[:-1] - state.y[-1]) ** 2
-        nearest = jnp.argmin(square)
+        square_distance = (state.x[:-1] - state.x[-1]) ** 2 + (state.y[:-1] - state.y[-1]) ** 2
+        nearest = jnp.argmin(square_distance)
         is_runner = np.arange(self.num_agents) == self.num_taggers
         adversary_x = jnp.where(is_runner, x[nearest], x[-1])
         adversary_y = jnp.where(is_runner, y[nearest], y[-1])
-        clock = jnp.full(self.num_agents, time)
-        # stacked along the agents: on a GPU a warp then works on one column, not on all six in turn
-        return jnp.stack([x, y, adversary_x, adversary_y, self._types(), clock]).T
+        time_column = jnp.full(self.num_agents, time)
+        # Stacking along agents and transposing lets each GPU warp work on a single column.
+        return jnp.stack([x, y, adversary_x, adversary_y, self._types(), time_column]).T
 
     def _types(self) -> jax.Array:
         return jnp.zeros(self.num_agents).at[-1].set(1.0)
 
     def by_group(self, rows: jax.Array) -> Arrays:
-        """Splits rows (num_agents, ...) by group."""
+        """Split rows (num_agents, ...) by group."""
         return {"tagger": rows[:-1], "runner": rows[-1:]}
 
     def observation_space(self, params: Params) -> Dict:
@@ -258,5 +290,5 @@ class TagGridworld(Env):
 
 
 def is_tagged(state: State) -> jax.Array:
-    """Returns whether a tagger stands on the runner's cell: a bool scalar."""
+    """Return whether a tagger is on the runner's cell: a bool scalar."""
     return jnp.any((state.x[:-1] == state.x[-1]) & (state.y[:-1] == state.y[-1]))

@@ -305,7 +305,7 @@ def test_equal_are_those_of_equal_params():
     assert hash(one) == hash(same)
     assert one != other
     wdjax.register("bare", one)
-    with pytest.raises(ValueError, match="must be a name that no other environment has"):
+    with pytest.raises(ValueError, match="must be a name that is not in use"):
         wdjax.register("bare", other)
 
 

@@ -29,8 +29,8 @@ REFUSED = [
     (ACROBOT, {"AVAIL_TORQUE": [[1, 2], [3]]}, "AVAIL_TORQUE = .*must be 3 numbers"),
     (ACROBOT, {"AVAIL_TORQUE": [1, 2, float("nan")]}, "AVAIL_TORQUE = .*must be 3 numbers within.*not NaN"),
     *[(name, changes, words) for name in (CAR, CONTINUOUS) for changes, words in (
-        ({"min_position": -0.5}, "min_position = -0.5.*: must be at most -0.6, where starts begin"),
-        ({"max_position": -0.5}, "max_position = -0.5.*: must be at least -0.4, where starts end"),
+        ({"min_position": -0.5}, "min_position = -0.5.*: must be at most -0.6, the lowest start position"),
+        ({"max_position": -0.5}, "max_position = -0.5.*: must be at least -0.4, the highest start position"),
         ({"goal_position": 0.7}, "goal_position = 0.69.*: must be at least -0.4, .* and at most max_position"),
         ({"goal_position": -0.41}, "goal_position = -0.4.*: must be at least -0.4"),
         ({"max_speed": 0.0}, "max_speed = 0.0: must be above 0"),
@@ -38,7 +38,7 @@ REFUSED = [
     )],
     (CONTINUOUS, {"min_action": 1.0}, "min_action = 1.0: must be below max_action = 1.0"),
     *[(PENDULUM, {name: 0}, f"{name} = 0.*: must be above 0") for name in ("max_torque", "dt", "m", "l")],
-    (PENDULUM, {"max_speed": 0.5}, "max_speed = 0.5: must be at least 1.0, the highest speed of a start"),
+    (PENDULUM, {"max_speed": 0.5}, "max_speed = 0.5: must be at least 1.0, the largest initial speed"),
     (PENDULUM, {"episode_length": 0}, "episode_length = 0: must be above 0"),
     (PENDULUM, {"g": 9.81}, "known names|did you mean"),
 ]  # fmt: skip

@@ -252,15 +252,15 @@ def made():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"episode_length": 601}, "episode_length = 601: must be at most filter_len = 600 days"),
-        ({"risk_aversion": 1.0}, "risk_aversion = 1.0: must be not 1"),
-        ({"working_share": 0.01}, "working_share = 0.0.*: must be above the 0.043 who never work"),
+        ({"episode_length": 601}, "episode_length = 601: must be at most filter_len .600 days.,"),
+        ({"risk_aversion": 1.0}, "risk_aversion = 1.0: must be different from 1"),
+        ({"working_share": 0.01}, "working_share = 0.0.*: must be above the minimum unemployment 0.043"),
         ({"subsidy_interval": 0}, "subsidy_interval = 0: must be above 0"),
         ({"interest": -0.1}, "interest = -0.1.*: must be at least 0"),
         ({"interest": float("inf")}, "interest = inf: must be finite"),
         ({"state_health_priority": 0.0}, "state_health_priority = 0.0: must be above 0"),
         ({"num_states": 0}, "num_states = 0: must be at least 1"),
-        ({"calibration_file": "nowhere.json"}, "calibration_file = 'nowhere.json': must be a file that is there"),
+        ({"calibration_file": "nowhere.json"}, "calibration_file = 'nowhere.json': must be an existing file"),
     ],
 )
 def test_what_makes_no_sense_is_refused(changes, words):

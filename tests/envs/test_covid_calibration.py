@@ -83,11 +83,11 @@ def test_the_file_beside_the_project_is_the_synthetic_one():
     [
         ("population", [1e6, 2e6, 3e6], r"shape of population = \(3,\): must be of shape \(2,\), for num_states = 2"),
         ("population", [1e6, -1.0], "population = .*: must be above 0"),
-        ("population", None, "population = None: must be numbers, in a list"),
+        ("population", None, "population = None: must be a list of numbers"),
         ("gamma", float("nan"), "gamma = nan: must be finite"),
-        ("gamma", [0.1], "gamma = .*: must be numbers, one"),
+        ("gamma", [0.1], "gamma = .*: must be a number"),
         ("filter_weights", [[1, 2, 3, 4, 5]], r"shape of filter_weights = \(1, 5\): must be of shape \(2, 5\)"),
-        ("filter_weights", [[1, 2, 3, 4, 5], [1]], "filter_weights = .*: must be numbers, in a list of lists"),
+        ("filter_weights", [[1, 2, 3, 4, 5], [1]], "filter_weights = .*: must be a list of equally long lists"),
         ("conv_lambdas", [30, 60, 120, 0, 480], "conv_lambdas = .*: must be above 0"),
         ("agent_alpha", [0.5, 1.0], "agent_alpha = .*: must be above 0 and below 1"),
         ("planner_alpha", 0.0, "planner_alpha = 0.0: must be above 0 and below 1"),
@@ -97,11 +97,11 @@ def test_the_file_beside_the_project_is_the_synthetic_one():
         ("planner_economic_index_min_max", [0.003, 0.002], "planner_economic_index_min_max = .*: must be a minimum"),
         ("init_infected", [1e12, 1.0], "init_infected = .*: must be at least 0 persons and at most the population"),
         ("init_unemployed", [-1.0, 1.0], "init_unemployed = .*: must be at least 0 persons"),
-        ("us_population", 1000.0, "us_population = 1000.0: must be at least all states'"),
+        ("us_population", 1000.0, "us_population = 1000.0: must be at least the population of all states"),
         ("beta_delay", 14, "beta_delay = 14: must be 29"),
         ("num_stringency_levels", 5, "num_stringency_levels = 5: must be 10"),
         ("filter_len", 60, "filter_len = 60: must be at least the 82 days"),
-        ("start_index", 85, "start_index = 85: must be a day of policy_digits_per_state, 0 to 84"),
+        ("start_index", 85, "start_index = 85: must be an index into policy_digits_per_state, 0 to 84"),
         ("policy_digits_per_state", ["12", "1"], "policy_digits_per_state = .*: must be a list of strings of equal"),
         ("policy_digits_per_state", ["1" * 85, "1" * 84 + "0"], "policy_digits_per_state = .*: must be a list"),
         ("policy_digits_per_state", ["1" * 85] * 3, "shape of policy_digits_per_state"),
@@ -119,7 +119,7 @@ def test_a_file_that_is_none_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"calibration_file = .*: must be JSON"):
         load_calibration(path, 2)
     path.write_text("[]")
-    with pytest.raises(ValueError, match=r"calibration_file = .*: must be an object"):
+    with pytest.raises(ValueError, match=r"calibration_file = .*: must be a JSON object"):
         load_calibration(path, 2)
     data = as_file(synthetic_calibration(2))
     with pytest.raises(ValueError, match=r"agent_alpha = None: must be among the keys"):

@@ -28,7 +28,7 @@ REFUSED = [
     ({"surface": "mueller_brown"}, ValueError, r"\(4, 5, 3\): must be \(28, 24, 2\), that of .*surface='table'"),
     ({"surface": "two_atom_exchange"}, ValueError, r"'two_atom_exchange' = .*: must be \[nx, ny, layers\]"),
     ({"surface": "nowhere.npy"}, ValueError, "surface = 'nowhere.npy': must be a .npy file of numbers: .*No such"),
-    ({"surface": ENERGIES}, TypeError, r"(?s)surface = .*a table is given as energies"),
+    ({"surface": ENERGIES}, TypeError, r"(?s)surface = .*Pass a table as energies"),
     ({"settings": "treshold"}, ValueError, "unknown settings 'treshold': did you mean 'threshold'"),
     ({"rule": "4d"}, ValueError, "unknown rule '4d'"),
     ({"ienergy": None}, ValueError, "ienergy = None: must be given"),
@@ -40,7 +40,7 @@ REFUSED = [
     ({"final_state": [0, 5, 2]}, ValueError, r"final_state = \[0, 5, 2\]: .*0 <= y < 5"),
     ({"final_state": [0, 0.5, 2]}, TypeError, "final_state = .*: must be whole numbers"),
     ({"final_state": [0, 0]}, ValueError, r"final_state = \[0, 0\]: must be numbers in the shape \(3,\)"),
-    ({"final_state": [0, 0, 2]}, ValueError, r"final_state = \[0, 0, 2\]: must be another cell than initial_state"),
+    ({"final_state": [0, 0, 2]}, ValueError, r"final_state = \[0, 0, 2\]: must be different from initial_state"),
     ({"episode_length": 0}, ValueError, "episode_length = 0: must be above 0"),
 ]
 

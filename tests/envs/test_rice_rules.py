@@ -234,7 +234,7 @@ def test_a_calibration_of_ones_own(tmp_path):
     [
         ("world: {a_2: 1}", "is missing: 'columns'"),
         ("[", "mine.yaml: not YAML"),
-        ("{columns: [K_0], regions: [[1], [2]]}", "A_0 too"),
+        ("{columns: [K_0], regions: [[1], [2]]}", "Add A_0"),
         ("{columns: [K_0], regions: [[1, 2], [2, 3]]}", "rows of 1 numbers"),
         ("{columns: [sigma0], regions: [[1]]}", "unknown name 'sigma0': did you mean 'sigma_0'?"),
         ("{columns: [], regions: [], planet: 3}", "world, columns and regions"),
@@ -256,8 +256,8 @@ def test_a_bad_calibration_is_refused(content, words, tmp_path):
     [
         ({"num_regions": 1}, "num_regions = 1: must be at least 2"),
         ({"num_regions": 28}, "published calibration has 27 regions"),
-        ({"K_0": [1.0, 2.0]}, "K_0 = [1.0, 2.0]: must be numbers in the shape (27,)"),
-        ({"K_0": np.ones(3)}, "one for each region: num_regions = 27"),
+        ({"K_0": [1.0, 2.0]}, "K_0 = [1.0, 2.0]: must be numbers of shape (27,)"),
+        ({"K_0": np.ones(3)}, "one per region (num_regions = 27)"),
         ({"sigma_0": [-1.0] * 27}, "sigma_0"),
         ({"levels": 1}, "levels = 1: must be at least 2"),
         ({"negotiation": 1}, "negotiation = 1: must be True or False"),
