@@ -219,7 +219,7 @@ def _find(name: str) -> type[Env] | Env:
 
 
 def _is_library(prefix: str) -> bool:
-    """Return whether a prefix is a misspelled library: close to a known one, and not a module."""
+    """Return whether a prefix is empty, or a misspelled library name and not a module."""
     is_close = prefix.isidentifier() and bool(get_close_matches(prefix, LIBRARIES))
     # find_spec comes last because it raises for __main__
     return not prefix or (is_close and not lies_here(prefix) and find_spec(prefix) is None)

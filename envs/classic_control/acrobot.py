@@ -43,10 +43,10 @@ class Params(struct.PyTreeNode):
 
     LINK_LENGTH_1: float = 1.0  # m, length of the first link
     LINK_LENGTH_2: float = 1.0  # m, length of the second link, used only for drawing
-    LINK_MASS_1: float = 1.0  # kg
-    LINK_MASS_2: float = 1.0  # kg
-    LINK_COM_POS_1: float = 0.5  # m, distance of the center of mass from the link's joint
-    LINK_COM_POS_2: float = 0.5  # m, distance of the center of mass from the link's joint
+    LINK_MASS_1: float = 1.0  # kg, mass of the first link
+    LINK_MASS_2: float = 1.0  # kg, mass of the second link
+    LINK_COM_POS_1: float = 0.5  # m, distance from the first joint to the link's center of mass
+    LINK_COM_POS_2: float = 0.5  # m, distance from the second joint to the link's center of mass
     LINK_MOI: float = 1.0  # kg m^2, moment of inertia of each link
     MAX_VEL_1: float = 4 * np.pi  # rad/s, limit of theta1_dot
     MAX_VEL_2: float = 9 * np.pi  # rad/s, limit of theta2_dot

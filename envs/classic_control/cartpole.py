@@ -32,13 +32,13 @@ class Params(struct.PyTreeNode):
     """Physical parameters with gymnasium's names."""
 
     gravity: float = 9.8  # m/s^2
-    masscart: float = 1.0  # kg
-    masspole: float = 0.1  # kg
+    masscart: float = 1.0  # kg, mass of the cart
+    masspole: float = 0.1  # kg, mass of the pole
     length: float = 0.5  # m, half the length of the pole
     force_mag: float = 10.0  # N, force of a push
     tau: float = 0.02  # s, duration of a step
-    theta_threshold_radians: float = 12 * 2 * np.pi / 360  # rad, |theta| above it terminates
-    x_threshold: float = 2.4  # m, |x| above it terminates
+    theta_threshold_radians: float = 12 * 2 * np.pi / 360  # rad, terminates if |theta| exceeds it
+    x_threshold: float = 2.4  # m, terminates if |x| exceeds it
     episode_length: int = 500  # steps, after which the episode is truncated
 
     @property

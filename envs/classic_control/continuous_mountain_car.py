@@ -27,9 +27,9 @@ class Params(struct.PyTreeNode):
     min_action: float = -1.0  # lower limit of the action
     max_action: float = 1.0  # upper limit of the action
     min_position: float = -1.2  # m, position of the wall
-    max_position: float = 0.6  # m
-    max_speed: float = 0.07  # m/step
-    goal_position: float = 0.45  # m
+    max_position: float = 0.6  # m, upper limit of the position
+    max_speed: float = 0.07  # m/step, limit of the velocity
+    goal_position: float = 0.45  # m, position of the goal
     goal_velocity: float = 0.0  # m/step, minimum velocity at the goal
     power: float = 0.0015  # m/step^2, acceleration at action 1
     gravity: float = 0.0025  # m/step^2, acceleration where the track is steepest

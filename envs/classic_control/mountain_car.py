@@ -32,9 +32,9 @@ class Params(struct.PyTreeNode):
     """Physical parameters with gymnasium's names; the unit of time is one step."""
 
     min_position: float = -1.2  # m, position of the wall
-    max_position: float = 0.6  # m
-    max_speed: float = 0.07  # m/step
-    goal_position: float = 0.5  # m
+    max_position: float = 0.6  # m, upper limit of the position
+    max_speed: float = 0.07  # m/step, limit of the velocity
+    goal_position: float = 0.5  # m, position of the goal
     goal_velocity: float = 0.0  # m/step, minimum velocity at the goal
     force: float = 0.001  # m/step^2, acceleration of a push
     gravity: float = 0.0025  # m/step^2, acceleration where the track is steepest

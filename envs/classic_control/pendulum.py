@@ -31,8 +31,8 @@ class State(struct.PyTreeNode):
 class Params(struct.PyTreeNode):
     """Physical parameters with gymnasium's names, except `gravity` (gymnasium: `g`)."""
 
-    max_speed: float = 8.0  # rad/s
-    max_torque: float = 2.0  # N m
+    max_speed: float = 8.0  # rad/s, limit of theta_dot
+    max_torque: float = 2.0  # N m, limit of the torque
     dt: float = 0.05  # s, duration of a step
     gravity: float = 10.0  # m/s^2
     m: float = 1.0  # kg, mass of the rod

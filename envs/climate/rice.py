@@ -461,6 +461,7 @@ class Rice(Env):
         return heads.astype(state.capital.dtype) / self.levels
 
     def is_over(self, state: State, params: Params) -> jax.Array:
+        """Return whether the episode has ended: a bool scalar."""
         return state.time >= params.episode_length
 
     def observe(self, state: State, params: Params) -> dict[str, Arrays]:
@@ -492,7 +493,7 @@ class Rice(Env):
             state.balance / 1e3,
             state.tariffs.reshape(-1) / 100,
         ]
-        own = [
+        private = [
             state.technology / 100,
             state.intensity / 0.1,
             state.abatement_price,
@@ -504,7 +505,7 @@ class Rice(Env):
             state.reward,
         ]
         shared = jnp.concatenate([*world, *regions])
-        parts = [jnp.eye(n), jnp.broadcast_to(shared, (n, len(shared))), jnp.stack(own, axis=1)]
+        parts = [jnp.eye(n), jnp.broadcast_to(shared, (n, len(shared))), jnp.stack(private, axis=1)]
         if treaty is not None:
             proposals = (treaty.promised, treaty.requested, treaty.decisions)
             parts += [

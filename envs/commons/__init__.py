@@ -1,4 +1,4 @@
-"""A common pool that agents harvest, and a planner who taxes them."""
+"""Tragedy of the commons with a planner that taxes the harvesters."""
 
 from wdjax.envs.commons.taxed import TaxedCommons
 

@@ -185,7 +185,7 @@ def _read(path: str | os.PathLike) -> dict[str, Any]:
 def _numbers(name: str, value: Any) -> np.ndarray:
     try:
         array = np.array(value)
-    except ValueError:  # rows of unequal lengths
+    except ValueError:  # rows of unequal length
         array = np.array(None)
     axes = len(_SHAPES.get(name, ("n",)))
     require(array.dtype.kind in "iuf" and array.ndim == axes, name, value, _KINDS[axes])

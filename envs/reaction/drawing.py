@@ -53,14 +53,14 @@ def path_scene(env: Any, states: Any, params: Any) -> Scene:
         )
     captions, highest = [], -np.inf
     for t, cell in enumerate(layers):
-        words = f"energy {energies[tuple(cell)]:.4g}" if inside[t] else "outside the slab"
+        description = f"energy {energies[tuple(cell)]:.4g}" if inside[t] else "outside the slab"
         first = window[t, 0]
         highest = max(
             highest if t > first else -np.inf, energies[tuple(cell)] if inside[t] else -np.inf
         )
         if t - first == int(time[t]) and np.isfinite(highest):  # the whole episode is shown
-            words += f", highest {highest:.4g}"
-        captions.append(f"step {int(time[t])} of {int(params.episode_length)}, {words}")
+            description += f", highest {highest:.4g}"
+        captions.append(f"step {int(time[t])} of {int(params.episode_length)}, {description}")
     return surface_scene(table, marks, captions, time)
 
 
@@ -85,6 +85,7 @@ def places(table: Table, cells: Any) -> np.ndarray:
 
 
 def mark_size(table: Table, share: float) -> float:
+    """Return a mark size as a share of the longer side of the surface."""
     x0, y0, x1, y1 = ground(table)
     return share * max(x1 - x0, y1 - y0)
 

@@ -83,9 +83,10 @@ def all_moves(params: Params, rule: str = "auto") -> Moves:
 
 
 def lowest_pass(params: Params) -> Answer:
-    """Return the minimax path: the lowest energy at which slab cells connect start and goal.
+    """Return the minimax path from start to goal over cells of the slab.
 
-    Among the paths over cells with at most this energy, the result has the fewest steps.
+    Its value is the lowest energy E such that cells with energy at most E connect start and goal.
+    Among all paths over these cells, it has the fewest steps.
     """
     moves = all_moves(params, "3d")
     count = len(moves.energy)

@@ -49,7 +49,7 @@ class Params(struct.PyTreeNode):
     """(num_agents,) float32, length; set both coordinates or neither"""
     starting_directions: Any = None
     """(num_agents,) float32, rad; None: drawn from 0, pi/2, pi, 3 pi/2"""
-    max_speed: float = 1.0  # length / step
+    max_speed: float = 1.0  # length / step, limit of the speed at skill level 1
     skill_level_runner: float = 1.0  # factor on the runners' max_speed
     skill_level_tagger: float = 1.0  # factor on the taggers' max_speed
     max_acceleration: float = 1.0  # length / step^2, highest acceleration level
@@ -315,11 +315,15 @@ class TagContinuous(Env):
     def reward(
         self, state: State, crossed_edge: jax.Array, playing: jax.Array, params: Params
     ) -> tuple[jax.Array, jax.Array]:
-        """Return the rewards (num_agents,) float32 and the runners tagged now (num_agents,) bool.
+        """Compute the rewards and the tags of this step.
 
         A runner is tagged if its nearest tagger is strictly closer than the tagging margin
         (`tagging_distance` times `grid_length`). Only that tagger is credited; ties go to the
         lowest index. Runners left after the tags of the last step get the end-of-game reward.
+
+        Returns:
+            (reward, tagged): (num_agents,) float32, and whether each agent was tagged,
+            (num_agents,) bool.
         """
         n = self.num_taggers
         nearest, distance = self.nearest_tagger(state)

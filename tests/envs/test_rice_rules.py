@@ -256,7 +256,7 @@ def test_a_bad_calibration_is_refused(content, words, tmp_path):
     [
         ({"num_regions": 1}, "num_regions = 1: must be at least 2"),
         ({"num_regions": 28}, "published calibration has 27 regions"),
-        ({"K_0": [1.0, 2.0]}, "K_0 = [1.0, 2.0]: must be numbers of shape (27,)"),
+        ({"K_0": [1.0, 2.0]}, "K_0 = [1.0, 2.0]: must be numbers in the shape (27,)"),
         ({"K_0": np.ones(3)}, "one per region (num_regions = 27)"),
         ({"sigma_0": [-1.0] * 27}, "sigma_0"),
         ({"levels": 1}, "levels = 1: must be at least 2"),
