@@ -173,7 +173,7 @@ MALFORMED = [
     (GRID, {"starting_location_x": [0.5] * 11, "starting_location_y": [1] * 11}, ValueError,
      ["starting_location_x", "whole cells"]),
     (GRID, {"starting_location_x": [1] * 11, "starting_location_y": [1] * 11, "random_start": True}, ValueError,
-     ["starting_location_x", "None where random_start is true"]),
+     ["starting_location_x", "None if random_start is true"]),
     (POLE, {"masspole": 0.0}, ValueError, ["masspole", "above 0"]),
     (POLE, {"tau": -0.02}, ValueError, ["tau", "above 0"]),
     (POLE, {"episode_length": -5}, ValueError, ["episode_length", "-5", "above 0"]),

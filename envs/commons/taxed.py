@@ -61,9 +61,8 @@ class TaxedCommons(Env):
     Discrete(num_levels).
     """
 
-    num_harvesters: int = (
-        4  # number of harvesters (the first agents); the last agent is the planner
-    )
+    num_harvesters: int = 4
+    """number of harvesters (the first agents); the last agent is the planner"""
     max_catch: int = 3  # fish, largest catch of a harvester per day
     num_levels: int = 4  # number of tax levels: 0, tax_step, 2 tax_step, ...
 

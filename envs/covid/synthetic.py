@@ -20,7 +20,7 @@ from wdjax.envs.covid.calibration import (
 
 PRIMES = (2, 3, 5, 7, 11, 13, 19, 23)
 LAMBDAS = np.array([30.0, 60.0, 120.0, 240.0, 480.0])  # days, decay times of the filters
-WEIGHTS = np.array([-1.2, -0.3, 0.6, 0.8, 0.8])  # per level, filter weights before the factor of a state
+WEIGHTS = np.array([-1.2, -0.3, 0.6, 0.8, 0.8])  # per level, unscaled filter weights
 RUN_DAYS = 284  # days over which the bounds are averaged
 
 

@@ -124,7 +124,7 @@ class TagContinuous(Env):
                 k <= self.num_agents,
                 "num_other_agents_observed",
                 k,
-                f"at most the number of agents ({self.num_agents})",
+                f"at most {self.num_agents}, the number of agents",
             )
 
     @property
@@ -181,7 +181,7 @@ class TagContinuous(Env):
             (x is None) == (y is None),
             "starting_location_y",
             y,
-            "set if and only if starting_location_x is set",
+            "set together with starting_location_x",
         )
         for name in ("starting_location_x", "starting_location_y", "starting_directions"):
             value = getattr(params, name)

@@ -120,7 +120,7 @@ class TagGridworld(Env):
             (x is None) == (y is None),
             "starting_location_y",
             y,
-            "set if and only if starting_location_x is set",
+            "set together with starting_location_x",
         )
         for name, cells in (("starting_location_x", x), ("starting_location_y", y)):
             if cells is not None:
