@@ -50,7 +50,7 @@ def words_shape(aval: Any, num_replicas: int, steps: int = 1) -> jax.ShapeDtypeS
     if steps * size * num_replicas > MAX_SIZE:
         shape = (steps, num_replicas, *aval.shape)
         raise NotImplementedError(
-            f"an array has shape {shape}: kernels support {MAX_SIZE} elements"
+            f"an array has shape {shape}: kernels support up to {MAX_SIZE} elements"
         )
     return jax.ShapeDtypeStruct((steps * size * num_replicas,), dtype)
 
