@@ -100,10 +100,10 @@ def quantise(array: Any, bits: int = 16) -> tuple[dict[str, Any], bytes]:
         (float(array[finite].min()), float(array[finite].max())) if finite.any() else (0.0, 0.0)
     )
     step = (high - low) / (2**bits - 2) or 1.0
-    whole = np.where(finite, 1 + np.round((np.where(finite, array, low) - low) / step), 0).astype(
-        np.int64
-    )
-    change = np.diff(whole, axis=0, prepend=0).astype(f"<u{bits // 8}")
+    quantized = np.where(
+        finite, 1 + np.round((np.where(finite, array, low) - low) / step), 0
+    ).astype(np.int64)
+    change = np.diff(quantized, axis=0, prepend=0).astype(f"<u{bits // 8}")
     packed = change.reshape(-1, 1).view(np.uint8).T.tobytes()  # low bytes, then high bytes
     return {"shape": list(array.shape), "bits": bits, "low": low, "step": step}, packed
 
@@ -114,8 +114,8 @@ def restore(note: Mapping[str, Any], kept: bytes) -> np.ndarray:
     change = sum(plane.astype(np.int64) << 8 * i for i, plane in enumerate(planes)).reshape(
         note["shape"]
     )
-    whole = np.cumsum(change, axis=0) % 2 ** note["bits"]
-    return np.where(whole > 0, note["low"] + (whole - 1) * note["step"], np.nan)
+    quantized = np.cumsum(change, axis=0) % 2 ** note["bits"]
+    return np.where(quantized > 0, note["low"] + (quantized - 1) * note["step"], np.nan)
 
 
 def to_html(scene: Scene, fps: float = 12.0) -> str:
