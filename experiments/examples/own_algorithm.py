@@ -35,7 +35,7 @@ class AWR(OnPolicy):
 
     The loss of a transition is -log pi(a) min(exp(A / temperature), max_weight).
     `OnPolicy` implements everything else: rollouts, memory, masks, advantages (override
-    `advantages` to change them), value loss, entropy, epochs, minibatches, normalisation and
+    `advantages` to change them), value loss, entropy, epochs, minibatches, normalization and
     several devices. An algorithm that does not learn from the transitions of one rollout is a
     subclass of `wdjax.train.Algorithm` instead.
     """

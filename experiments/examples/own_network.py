@@ -1,4 +1,4 @@
-"""A custom encoder: taggers encode their neighbours as a vector or as a set.
+"""A custom encoder: taggers encode their neighbors as a vector or as a set.
 
     python -m wdjax.experiments.examples.own_network
     python -m wdjax.experiments.examples.own_network attention
@@ -25,9 +25,9 @@ ENV_STEPS = 48_000
 
 
 class Nearby(nnx.Module):
-    """Sum of encoded neighbours, weighted by exp(-distance / reach) with learned reaches."""
+    """Sum of encoded neighbors, weighted by exp(-distance / reach) with learned reaches."""
 
-    needs_raw = True  # zeros mark absent agents, so observations must not be normalised
+    needs_raw = True  # zeros mark absent agents, so observations must not be normalized
 
     def __init__(self, observation_space, width=64, num_own=1, *, rngs):
         self.num_own = num_own  # number of features of the agent itself (`env.num_own`)

@@ -100,7 +100,7 @@ def draw(path: str, rows: list[dict[str, Any]]) -> None:
         label="Pareto front of trained worlds",
     )
     axes.set(xlabel="climate index", ylabel="economic index", xlim=(-0.05, 1.2), ylim=(-0.05, 1.1))
-    axes.set_title("27 regions, 2015 to 2115, labelled with the carbon price")
+    axes.set_title("27 regions, 2015 to 2115, labeled with the carbon price")
     axes.legend(fontsize=8, loc="lower left", frameon=False)
     figure.savefig(path, dpi=100)
 
