@@ -66,7 +66,7 @@ class ScriptOutside(Team):
     scripts = {"work": ("worker", lambda *args: work(*args) + 3)}  # noqa: RUF012
 
 
-@says(r"scripts\['walk'\] branches on a traced value at broken_declarations\.py:\d+: use jnp\.where or lax\.cond")
+@says(r"scripts\['walk'\] branches on a traced value at broken_declarations\.py:\d+\. Use jnp\.where or lax\.cond")
 class ScriptThatBranches(Line):
     scripts = {"walk": ("agent", lambda env, state, params, key: 0 if state.place > 0 else 2)}  # noqa: RUF012
 
@@ -126,7 +126,7 @@ class OwnByTheBatch(Watched):
         return others, present, own if isinstance(obs, dict) else jnp.repeat(own, obs.shape[0], axis=-1)
 
 
-@says(r"split_observation branches on a traced value at broken_declarations\.py:\d+: use jnp\.where or lax\.cond")
+@says(r"split_observation branches on a traced value at broken_declarations\.py:\d+\. Use jnp\.where or lax\.cond")
 class SplitThatBranches(Watched):
     def split_observation(self, obs):
         parts = super().split_observation(obs)

@@ -137,13 +137,13 @@ class SpaceWithoutGroups(Team):
         return Box(-1.0, 1.0, (2,))
 
 
-@says(r"action_space\['worker'\] is not a batch of 2 agents: return one agent's space\.batch\(2\)")
+@says(r"action_space\['worker'\] is not a batch of 2 agents\. Return one agent's space\.batch\(2\)")
 class SpaceOfOneAgent(Team):
     def action_space(self, params):
         return Dict({**super().action_space(params).spaces, "worker": MultiDiscrete((2, 3))})
 
 
-@says(r"action_space is a batch: BatchOfOne has no groups, so return the space of one agent")
+@says(r"action_space is a batch, but BatchOfOne has no groups\. Return the space of one agent")
 class BatchOfOne(Line):
     def action_space(self, params):
         return Discrete(3).batch(1)
@@ -164,7 +164,7 @@ class MaskedBox(Line):
 # --- tracing ---
 
 
-@says(r"step branches on a traced value at broken_envs\.py:\d+: use jnp\.where or lax\.cond")
+@says(r"step branches on a traced value at broken_envs\.py:\d+\. Use jnp\.where or lax\.cond")
 class Branch(Line):
     def step(self, key, state, action, params):
         if state.time > 3:
@@ -172,64 +172,64 @@ class Branch(Line):
         return super().step(key, state, action, params)
 
 
-@says(r"reset branches on a traced value at broken_envs\.py:\d+: use jnp\.where or lax\.cond")
+@says(r"reset branches on a traced value at broken_envs\.py:\d+\. Use jnp\.where or lax\.cond")
 class BranchInReset(Team):
     def reset(self, key, params):
         obs, state = super().reset(key, params)
         return (obs, state) if params.cost > 0 else (obs, state.replace(time=jnp.int32(1)))
 
 
-@says(r"step passes a traced value to NumPy at broken_envs\.py:\d+: use jax\.numpy")
+@says(r"step passes a traced value to NumPy at broken_envs\.py:\d+\. Use jax\.numpy")
 class NumpyOfTraced(Line):
     def is_over(self, state, params):
         return np.abs(state.place) > params.reach
 
 
-@says(r"step converts a traced value to a Python number at broken_envs\.py:\d+: keep it a jax array")
+@says(r"step converts a traced value to a Python number at broken_envs\.py:\d+\. Keep it a jax array")
 class MathOfTraced(Line):
     def is_over(self, state, params):
         return abs(math.sin(state.place)) > params.reach
 
 
-@says(r"step uses a traced value as a Python index or count at broken_envs\.py:\d+: index a jax array with it")
+@says(r"step uses a traced value as a Python index or count at broken_envs\.py:\d+\. Index a jax array with it")
 class ListIndex(Line):
     def step(self, key, state, action, params):
         return super().step(key, state, [0, 1, 2][action], params)
 
 
-@says(r"step indexes with a traced mask at broken_envs\.py:\d+: use jnp\.where")
+@says(r"step indexes with a traced mask at broken_envs\.py:\d+\. Use jnp\.where")
 class MaskIndex(Team):
     def truncated(self, state):
         return {**super().truncated(state), "worker": state.energy[state.energy > 0] > 9}
 
 
-@says(r"observation_space uses a traced value as a size at broken_envs\.py:\d+: make the size a static field")
+@says(r"observation_space uses a traced value as a size at broken_envs\.py:\d+\. Make the size a static field")
 class TracedBox(Line):
     def observation_space(self, params):
         place = Box(-9.0, 9.0, (params.episode_length - 11,))
         return Dict({**super().observation_space(params).spaces, "place": place})
 
 
-@says(r"action_space uses a traced value as a size at broken_envs\.py:\d+: make the size a static field")
+@says(r"action_space uses a traced value as a size at broken_envs\.py:\d+\. Make the size a static field")
 class TracedDiscrete(Line):
     def action_space(self, params):
         return Discrete(params.episode_length // 4)
 
 
-@says(r"reset branches on a traced value at broken_envs\.py:\d+: use jnp\.where or lax\.cond")
+@says(r"reset branches on a traced value at broken_envs\.py:\d+\. Use jnp\.where or lax\.cond")
 class RequireOfTraced(Line):
     def reset(self, key, params):
         require(params.pace > 0, "pace", params.pace, "above 0")
         return super().reset(key, params)
 
 
-@says(r"reset uses a traced value as a size at broken_envs\.py:\d+: make the size a static field")
+@says(r"reset uses a traced value as a size at broken_envs\.py:\d+\. Make the size a static field")
 class TracedSize(Line):
     def reset(self, key, params):
         return super().reset(key, params.replace(noise=jnp.zeros(params.episode_length)))
 
 
-@says(r"action_space passes a traced value to NumPy at broken_envs\.py:\d+: use jax\.numpy")
+@says(r"action_space passes a traced value to NumPy at broken_envs\.py:\d+\. Use jax\.numpy")
 class NumpyBounds(Line):
     def observation_space(self, params):
         return Box(-9.0, 9.0, (1,))

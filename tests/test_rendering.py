@@ -280,7 +280,7 @@ def test_a_state_that_holds_a_key_is_drawn(tmp_path):
 
 
 def test_environment_without_a_drawing_says_so(tmp_path):
-    with pytest.raises(NotImplementedError, match=r"Bare has no drawing: implement the method scene\(states, params\)"):
+    with pytest.raises(NotImplementedError, match=r"Bare has no drawing\. Implement the method scene\(states"):
         wdjax.render(Bare(), BareState(np.int32(0)), BareParams())
     with pytest.raises(NotImplementedError, match="Bare has no drawing"):
         rendering.save_gif(tmp_path / "bare.gif", Bare(), BareState(np.zeros(2, np.int32)), BareParams())

@@ -136,13 +136,13 @@ class Env(abc.ABC):
         them at once, which pays off for expensive observations.
         """
         raise NotImplementedError(
-            f"{type(self).__name__} has no advance: implement it, or leave observes_late False"
+            f"{type(self).__name__} has no advance. Implement it, or leave observes_late False."
         )
 
     def observe(self, scene: Any, params: Any) -> Any:
         """Return the observation of a scene; used if `observes_late` is true."""
         raise NotImplementedError(
-            f"{type(self).__name__} has no observe: implement it, or leave observes_late False"
+            f"{type(self).__name__} has no observe. Implement it, or leave observes_late False."
         )
 
     @abc.abstractmethod
@@ -166,7 +166,7 @@ class Env(abc.ABC):
         """
         name = type(self).__name__
         raise NotImplementedError(
-            f"{name} has no split_observation: implement the method split_observation(obs)"
+            f"{name} has no split_observation. Implement the method split_observation(obs)."
         )
 
     def scene(self, states: Any, params: Any) -> "Scene":
@@ -181,7 +181,7 @@ class Env(abc.ABC):
         """
         name = type(self).__name__
         raise NotImplementedError(
-            f"{name} has no drawing: implement the method scene(states, params)"
+            f"{name} has no drawing. Implement the method scene(states, params)."
         )
 
     def draw(self, axes: "Axes", state: Any, params: Any, history: Any = None) -> None:
@@ -263,12 +263,10 @@ def require_batched_spaces(env: Env, params: Any) -> None:
             raise ValueError(f"{method} returns a {returned}: {message}")
         for group, num in groups.items():
             if agent_axes(space[group]) != {(num,)}:
-                message = f"is not a batch of {num} agents: return one agent's space.batch({num})"
+                message = f"is not a batch of {num} agents. Return one agent's space.batch({num})."
                 raise ValueError(f"{method}[{group!r}] {message}")
         if not groups and agent_axes(space) != {()}:
-            message = (
-                f"is a batch: {type(env).__name__} has no groups, so return the space of one agent"
-            )
+            message = f"is a batch, but {type(env).__name__} has no groups. Return the space of one agent."
             raise ValueError(f"{method} {message}")
 
 

@@ -24,17 +24,17 @@ RETURNS = {"reset": ("obs", "state"), "step": ("obs", *_PLAYED), "advance": ("sc
 _TRACING_ERRORS: dict[type[Exception], tuple[str, str]] = {
     jax.errors.TracerBoolConversionError: (
         "branches on a traced value",
-        "use jnp.where or lax.cond",
+        "Use jnp.where or lax.cond",
     ),
     jax.errors.TracerIntegerConversionError: (
         "uses a traced value as a Python index or count",
-        "index a jax array with it, or use lax.fori_loop",
+        "Index a jax array with it, or use lax.fori_loop",
     ),
-    jax.errors.TracerArrayConversionError: ("passes a traced value to NumPy", "use jax.numpy"),
-    jax.errors.NonConcreteBooleanIndexError: ("indexes with a traced mask", "use jnp.where"),
+    jax.errors.TracerArrayConversionError: ("passes a traced value to NumPy", "Use jax.numpy"),
+    jax.errors.NonConcreteBooleanIndexError: ("indexes with a traced mask", "Use jnp.where"),
     jax.errors.ConcretizationTypeError: (
         "converts a traced value to a Python number",
-        "keep it a jax array",
+        "Keep it a jax array",
     ),
 }
 _LIBRARIES = tuple(str(Path(module.__file__).parent) for module in (jax, np))
@@ -164,12 +164,14 @@ def explained(method: str) -> Iterator[None]:
     except Exception as error:
         for error_type, (fault, remedy) in _TRACING_ERRORS.items():
             if isinstance(error, error_type):
-                fail(f"{method} {fault} at {author_line(error)}: {remedy}", error)
+                fail(f"{method} {fault} at {author_line(error)}. {remedy}.", error)
         if isinstance(error, (TypeError, ValueError)) and (
             "concrete values" in str(error) or _is_of_a_tracer(error)
         ):
-            remedy = "make the size a static field of the environment"
-            fail(f"{method} uses a traced value as a size at {author_line(error)}: {remedy}", error)
+            remedy = "Make the size a static field of the environment"
+            fail(
+                f"{method} uses a traced value as a size at {author_line(error)}. {remedy}.", error
+            )
         raise
 
 

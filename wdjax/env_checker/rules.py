@@ -142,7 +142,7 @@ def spaces_fit_the_groups(case: Case) -> None:
             # true also if the agents have different bounds
             if space[group] != space[group].single.batch(num):
                 fail(
-                    f"{method}[{group!r}] is not a batch of {num} agents: return one agent's space.batch({num})"
+                    f"{method}[{group!r}] is not a batch of {num} agents. Return one agent's space.batch({num})."
                 )
 
 

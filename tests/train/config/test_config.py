@@ -309,9 +309,9 @@ class TooMany(Signal):
 
 
 @pytest.mark.parametrize(("env", "words"), [
-    (Unbatched, r"observation_space\['player'\] is not a batch of 2 agents: return one"),
+    (Unbatched, r"observation_space\['player'\] is not a batch of 2 agents\. Return one"),
     (OtherGroups, r"action_space returns a Dict of \['players'\]: must be .* in their order: \['player'\]"),
-    (TooMany, "action_space is a batch: TooMany has no groups, so return the space of one agent"),
+    (TooMany, r"action_space is a batch, but TooMany has no groups\. Return the space of one agent"),
 ])  # fmt: skip
 def test_spaces_that_do_not_count_the_agents_are_refused(env, words, monkeypatch):
     monkeypatch.setitem(envs._REGISTRY, "probe_spaces", env)
