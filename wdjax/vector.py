@@ -115,8 +115,7 @@ class VectorEnv:
         """Return the keys that `step` derives from its key, or from one key per block.
 
         Returns:
-            (step keys, start keys), [num_envs] each: for the step of each replica, and for its
-            next start if its episode ends.
+            (step keys, start keys), [num_envs] each. A start key is used if the episode ends.
         """
         _check_key(key, self.num_envs)
         step_key, start_key = _split(key)

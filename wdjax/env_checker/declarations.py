@@ -19,6 +19,7 @@ LEADING = ((4,), (2, 3))  # leading axes of observations: agents, or replicas an
 
 
 def scripts_are_named_with_their_groups(case: Case) -> None:
+    """Require scripts to map names to (group, function)."""
     scripts, groups = case.env.scripts, list(case.env.groups) or [SINGLE_AGENT]
     if not isinstance(scripts, Mapping):
         fail(
@@ -38,7 +39,7 @@ def scripts_are_named_with_their_groups(case: Case) -> None:
 
 
 def scripts_act_for_their_groups(case: Case) -> None:
-    """Traces every script, then plays it at the start of one episode."""
+    """Trace every script, and play it at the start of one episode."""
     for name, (group, script) in case.env.scripts.items():
         space = case.action_space[group] if case.env.groups else case.action_space
         label = f"scripts[{name!r}]"
@@ -73,6 +74,7 @@ def _first_action(case: Case, script: Any) -> jax.Array:
 
 
 def ratios_are_of_sums_in_info(case: Case) -> None:
+    """Require info_ratios to refer to names in info."""
     ratios, info = case.env.info_ratios, list(case.step[1]["info"])
     if not isinstance(ratios, Mapping):
         fail(
@@ -102,6 +104,7 @@ def moved_statistics(case: Case) -> Iterator[str]:
 
 
 def observations_split_into_others_and_own(case: Case) -> None:
+    """Require split_observation to work with any leading axes."""
     layout = layout_of(case.env)
     if layout is None:
         return

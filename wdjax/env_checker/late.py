@@ -15,6 +15,7 @@ PLAYED = RETURNS["step"][1:]  # outputs common to step and advance
 
 
 def advance_returns_what_step_does(case: Case) -> None:
+    """Require advance and observe to return the same structure and types as step."""
     if not may_observe_late(case.env):
         return
     for name in ("advance", "observe"):

@@ -154,6 +154,7 @@ def numbers_are_finite(case: Case, play: Play) -> None:
 
 
 def observations_are_in_their_space(case: Case, play: Play) -> None:
+    """Require observations within the bounds of observation_space."""
     for method, rows, values in moments(play):
         for name, space, leaf in space_parts(case.observation_space, values["obs"], "obs"):
             leaf = as_numpy(leaf)
@@ -180,6 +181,7 @@ def bounds(space: Space) -> tuple[np.ndarray, np.ndarray]:
 
 
 def masks_allow_a_choice(case: Case, play: Play) -> None:
+    """Require masks of 0 and 1 that allow a choice to every active agent."""
     for method, rows, values in moments(play):
         for group, obs in case.by_group(values["obs"]).items():
             if has_mask(obs):
@@ -217,6 +219,7 @@ def _check_mask(
 
 
 def ends_keep_to_the_contract(case: Case, play: Play) -> None:
+    """Require flags that stay true, exclude each other, and end the rewards."""
     names = ("terminated", "truncated", "reward")
     for group in case.by_group(play.ended):
         ended, cut, reward = (as_numpy(case.by_group(play.result[name])[group]) for name in names)
@@ -241,7 +244,7 @@ def ends_keep_to_the_contract(case: Case, play: Play) -> None:
                 cut & (not case.env.can_truncate),
                 "truncated",
                 "is true",
-                "The class declares can_truncate = False",
+                "The class declares can_truncate = False; change one of them",
             ),
             (
                 cut_before & ~cut,

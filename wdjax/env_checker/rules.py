@@ -35,6 +35,7 @@ from wdjax.vector import RESERVED_INFO
 
 
 def env_is_a_value(case: Case) -> None:
+    """Require a frozen, hashable dataclass that equals its copy."""
     own_class, names = type(case.env), {field.name for field in dataclasses.fields(case.env)}
     annotations = inspect.get_annotations(own_class).items()
     annotated = [name for name, kind in annotations if "ClassVar" not in str(kind)]
@@ -81,6 +82,7 @@ def env_is_a_value(case: Case) -> None:
 
 
 def params_are_frozen_numbers(case: Case) -> None:
+    """Require default_params to be a frozen pytree of numbers that check_params accepts."""
     params = case.env.default_params
     kind = type(params).__name__
     if not is_frozen_pytree(params):
@@ -105,6 +107,7 @@ def params_are_frozen_numbers(case: Case) -> None:
 
 
 def is_frozen_pytree(value: Any) -> bool:
+    """Return whether a value is a frozen dataclass registered as a pytree."""
     frozen = (
         dataclasses.is_dataclass(value)
         and type(value).__dataclass_params__.frozen
@@ -114,6 +117,7 @@ def is_frozen_pytree(value: Any) -> bool:
 
 
 def groups_are_counts(case: Case) -> None:
+    """Require groups to map names to agent counts."""
     groups = case.env.groups
     if not isinstance(groups, Mapping):
         fail(
@@ -130,6 +134,7 @@ def groups_are_counts(case: Case) -> None:
 
 
 def spaces_fit_the_groups(case: Case) -> None:
+    """Require one space per group, batched by the number of its agents."""
     try:
         require_batched_spaces(case.env, case.params)
     except ValueError as error:
@@ -147,6 +152,7 @@ def spaces_fit_the_groups(case: Case) -> None:
 
 
 def masks_fit_the_actions(case: Case) -> None:
+    """Require an action mask to have one entry per choice of a discrete action."""
     actions = case.by_group(case.action_space)
     for group, observation in case.by_group(case.observation_space).items():
         if not has_mask(observation):
@@ -167,6 +173,7 @@ def masks_fit_the_actions(case: Case) -> None:
 
 
 def functions_are_traceable(case: Case) -> None:
+    """Require reset, step and both spaces to be traceable."""
     _ = case.reset, case.step  # tracing raises its own explanation
     for method in ("observation_space", "action_space"):
         with explained(method):
@@ -178,6 +185,7 @@ def functions_are_traceable(case: Case) -> None:
 
 
 def nothing_calls_the_host(case: Case) -> None:
+    """Reject callbacks and prints in reset and step."""
     for method, (jaxpr, _) in (("reset", case.reset), ("step", case.step)):
         for name in primitives(jaxpr):
             if "callback" in name or name == "debug_print":
@@ -197,11 +205,13 @@ def primitives(jaxpr: Any) -> Iterator[str]:
 
 
 def nothing_leaks(case: Case) -> None:
+    """Reject tracers that outlive reset or step."""
     remedy = "Store nothing outside its return values, neither in attributes nor in globals"
     _trace_twice(case, jax.checking_leaks(), "Leaked", f"leaks a traced value. {remedy}.")
 
 
 def no_key_is_used_twice(case: Case) -> None:
+    """Reject a key that is used twice in reset or step."""
     remedy = "Split it with jax.random.split, and use each part once"
     _trace_twice(case, jax.debug_key_reuse(True), "KeyReuseError", f"uses one key twice. {remedy}.")
 
@@ -233,6 +243,7 @@ def _trace_twice(case: Case, watch: Any, pattern: str, fault: str) -> None:
 
 
 def state_is_a_frozen_dataclass(case: Case) -> None:
+    """Require the state to be a frozen pytree dataclass."""
     state = case.reset[1]["state"]
     if not is_frozen_pytree(state):
         kind = "array" if isinstance(state, jax.ShapeDtypeStruct) else type(state).__name__
@@ -241,14 +252,17 @@ def state_is_a_frozen_dataclass(case: Case) -> None:
 
 
 def reset_observes_what_the_space_says(case: Case) -> None:
+    """Require the observation of reset to match observation_space."""
     check_observation(case, "reset", case.reset[1]["obs"])
 
 
 def step_observes_what_the_space_says(case: Case) -> None:
+    """Require the observation of step to match observation_space."""
     check_observation(case, "step", case.step[1]["obs"])
 
 
 def check_observation(case: Case, method: str, obs: Any) -> None:
+    """Fail unless an observation has the structure, shapes and dtypes of observation_space."""
     for name, space, leaf in space_parts(case.observation_space, obs, "obs"):
         if not hasattr(leaf, "shape") or (leaf.shape, leaf.dtype) != (
             space.shape,
@@ -261,6 +275,7 @@ def check_observation(case: Case, method: str, obs: Any) -> None:
 
 
 def step_keeps_the_structure_of_the_state(case: Case) -> None:
+    """Require the states of reset and step to have equal structure, shapes and dtypes."""
     first, after = case.reset[1]["state"], case.step[1]["state"]
     if type(first) is not type(after) or jax.tree.structure(first) != jax.tree.structure(after):
         parts = "the same fields, and the same values of static fields (pytree_node=False)"
@@ -274,6 +289,7 @@ def step_keeps_the_structure_of_the_state(case: Case) -> None:
 
 
 def rewards_and_ends_are_per_agent(case: Case) -> None:
+    """Require a float32 reward and bool flags for every agent."""
     groups = case.env.groups
     for name, dtype in (("reward", "float32"), ("terminated", "bool"), ("truncated", "bool")):
         value = case.step[1][name]
@@ -288,6 +304,7 @@ def rewards_and_ends_are_per_agent(case: Case) -> None:
 
 
 def info_holds_scalars(case: Case) -> None:
+    """Require info to be a dict of scalars without reserved names."""
     info = case.step[1]["info"]
     if not isinstance(info, Mapping):
         fail(f"step returns info as {type(info).__name__}: must be a dict, which may be empty")
