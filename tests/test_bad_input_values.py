@@ -17,7 +17,7 @@ NAN, INF = math.nan, math.inf
 
 GOOD = "env: cartpole\npolicies: {agent: {}}\n"
 AGENT = "env: cartpole\npolicies: {agent: {%s}}"
-NO_MAPPING = "run.yaml: must hold a mapping of fields, not "
+NO_MAPPING = "run.yaml: must contain a mapping of fields, not "
 FILES = [
     ("", NO_MAPPING + "nothing"),
     ("# only a comment\n", NO_MAPPING + "nothing"),
@@ -257,9 +257,9 @@ def test_environments(registry, function, arguments, named, words):
 
 RUNS = [
     ("", {}, "workdir = '': must be a path"),
-    ("a file", {}, "workdir = a file: must be a folder that can be written (File exists)"),
-    ("a file/run", {}, "workdir = a file/run: must be a folder that can be written (Not a directory)"),
-    ("/proc/run", {}, "workdir = /proc/run: must be a folder that can be written"),
+    ("a file", {}, "workdir = a file: must be a writable folder (File exists)"),
+    ("a file/run", {}, "workdir = a file/run: must be a writable folder (Not a directory)"),
+    ("/proc/run", {}, "workdir = /proc/run: must be a writable folder"),
     ("run", {"policies.agent.checkpoint": "runs/none"}, "policies.agent.checkpoint = 'runs/none': runs/none holds no"),
     ("run", {"policies.agent.checkpoint": "none@bst"}, "policies.agent.checkpoint = 'none@bst': checkpoint 'bst':"),
 ]

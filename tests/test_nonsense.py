@@ -115,7 +115,7 @@ def test_a_goal_is_a_number_that_can_be_reached(goal):
 
 def test_a_network_has_parameters_that_can_be_counted():
     config = load_config("cartpole_ppo", **{f"{AGENT}.network.hidden_sizes": [2**31 - 1]})
-    assert "policies.agent.network: its parameters = " in refusal(make_learner, config)
+    assert "policies.agent.network: number of parameters = " in refusal(make_learner, config)
 
 
 @pytest.mark.parametrize(("write", "name", "suffix"), [
@@ -189,4 +189,4 @@ def test_a_drawing_of_ones_own_that_fails_ends_no_run(tmp_path, monkeypatch, cap
 
 def test_a_line_that_is_nested_too_deeply_is_named(tmp_path):
     (tmp_path / "metrics.jsonl").write_text("[" * 100_000 + "\n")
-    assert "metrics.jsonl, line 1, is no JSON" in refusal(read_metrics, tmp_path)
+    assert "metrics.jsonl, line 1, is not valid JSON" in refusal(read_metrics, tmp_path)

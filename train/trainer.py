@@ -129,7 +129,7 @@ class Trainer:
         on_first(prepare_folder, self.workdir, config, resume, trust)
         on_all(self._require_own_folder)
         self.state: TrainState | None = None
-        self._waits = {"the learner": time.perf_counter() - self._begun}  # by what was waited for, seconds
+        self._waits = {"setup": time.perf_counter() - self._begun}  # by what was waited for, seconds
         self._shown: Sequence[Row] | None = None  # what the live curve in a notebook is of
         self._chunks, self._kernels = 0.0, ""  # seconds of all chunks; what ran by kernels, in words
         self._beside: dict[str, Future] = {}  # compiled while training goes on: for evaluations, for pictures
@@ -140,7 +140,7 @@ class Trainer:
 
     def _require_own_folder(self) -> None:
         shared = (self.workdir / CONFIG).exists()
-        require(shared, "workdir", str(self.workdir), "in a folder that all processes share")
+        require(shared, "workdir", str(self.workdir), "a folder that all processes share")
         begun = load_run_config(self.workdir, self.learner.setup.trust)
         require_same_run(begun, self.config, f"the run in {self.workdir} was begun with")
         require_same_switches(read_made_with(self.workdir), f"the run in {self.workdir}")
@@ -246,7 +246,7 @@ class Trainer:
         title = f"{self.config.env}: {self.workdir.name}"
         with plots.without_picture("curves.png", self._say):
             curves = plots.save_curves(self.workdir, title)
-            self._say(f"Wrote {curves}" if curves else f"No curves: {self.workdir}/metrics.jsonl holds no line")
+            self._say(f"Wrote {curves}" if curves else f"No curves: {self.workdir}/metrics.jsonl is empty")
         with plots.without_picture("opponents.png", self._say):
             if opponents := plots.save_opponents(self.workdir, title):
                 self._say(f"Wrote {opponents}")
@@ -283,9 +283,9 @@ class Trainer:
         if updates >= self.config.num_updates:
             return state, host["metrics_size"], None, 0.0
         most, env_steps = room(self.config), updates * self.config.env_steps_per_update
-        self._say(f"Going on from {checkpoints.directory}/{updates}, {env_steps:,} env steps")
+        self._say(f"Resuming from {checkpoints.directory}/{updates}, {env_steps:,} env steps")
         if forgets_determinism(host["deterministic"]):
-            self._say("Warning: this run was --deterministic. Without it, results are not bit-identical to that run")
+            self._say("Warning: this run used --deterministic. Without the flag, results are not bit-identical")
         for words in switch_warnings(read_made_with(self.workdir)):
             self._say(words)
         program = (compile_checked(self.learner, most), 0.0) if self.debug else compile_chunk(self.learner, like, most)
@@ -366,7 +366,7 @@ class Trainer:
         try:
             episodes = end_evaluation(self.learner, chunk.begun)
         except UnfinishedEpisodeError as error:  # training must not end for want of an evaluation
-            self._say(f"No evaluation: {error}")
+            self._say(f"Warning: evaluation skipped. {error}")
             row = no_evaluation(self.learner, self.state)
         else:
             found = evaluation_metrics(episodes, self.learner.env.info_ratios)

@@ -102,7 +102,7 @@ def test_torques_are_written_to_the_configuration_of_a_run_and_read_back(tmp_pat
 
 
 def test_a_run_has_one_set_of_torques():
-    with pytest.raises(ValueError, match=r"env_params.AVAIL_TORQUE = .*3 numbers: all replicas of a run share it"):
+    with pytest.raises(ValueError, match=r"env_params.AVAIL_TORQUE = .*3 numbers, shared by all replicas"):
         load_config("acrobot", **{"env_params.AVAIL_TORQUE": [[-2, 0, 2], [-1, 0, 1]]})
-    with pytest.raises(ValueError, match=r"env_params.gravity = .*one number: all replicas of a run share it"):
+    with pytest.raises(ValueError, match=r"env_params.gravity = .*one number, shared by all replicas"):
         load_config("acrobot", **{"env_params.gravity": [9.8, 5.0]})

@@ -136,5 +136,5 @@ def test_a_run_s_configuration_names_the_file_and_not_its_numbers():
     assert "calibration" not in config.env_params
     assert config.env_params["calibration_file"] == ""
     calibration = synthetic_calibration(5)
-    with pytest.raises(TypeError, match=r"env_params.calibration: a run takes numbers and names, not a Calibration"):
+    with pytest.raises(TypeError, match=r"env_params.calibration: must be a number, text or a list, not a Calibration"):
         load_config("covid_small", **{"env_params.calibration": calibration})

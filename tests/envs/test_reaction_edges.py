@@ -129,7 +129,7 @@ def test_a_run_holds_no_table_that_its_surface_says():
     written = complete_env_params(other).env_params
     assert np.shape(written["energies"]) == (28, 24, 2)
     assert written["initial_state"] == [9, 17, 2]
-    with pytest.raises(ValueError, match=r"env_params\.energies = .*all replicas of a run share it"):
+    with pytest.raises(ValueError, match=r"env_params\.energies = .*shared by all replicas"):
         load_config("reaction_mueller_brown", **{"env_params.energies": np.zeros((3, 28, 24, 2))})
 
 

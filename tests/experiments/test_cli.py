@@ -196,7 +196,7 @@ def test_list_names_environments_and_presets(capsys):
 def test_resume_goes_on(run, capsys, monkeypatch):
     monkeypatch.setattr(Trainer, "draw", lambda self: None)  # pictures take long
     main(["train", "tag_small", "--workdir", str(run), *TINY, "--total-env-steps", "96", "--resume"])
-    assert "Going on from" in capsys.readouterr().out
+    assert "Resuming from" in capsys.readouterr().out
     assert len((run / "metrics.jsonl").read_text().splitlines()) == 3
 
 
@@ -216,13 +216,13 @@ def test_resume_goes_on(run, capsys, monkeypatch):
         (["train", "tag_small", "--policies.runner.algorithm", "PPX"], "PPO"),
         (["train", "tag_small", "--policies.runner.trainable", "maybe"], "--policies.runner.trainable"),
         (["train", "no/such.yaml"], "no such file"),
-        (["eval", "no/such/run"], "holds no run"),
-        (["render", "no/such/run"], "holds no run"),
+        (["eval", "no/such/run"], "contains no run"),
+        (["render", "no/such/run"], "contains no run"),
         (["eval"], "needs a run"),
         (["eval", "RUN", "--opponents", "chase_nearst"], "did you mean 'chase_nearest'"),
         (["eval", "RUN@9"], "no checkpoint of 9 updates"),
         (["eval", "RUN", "--checkpoint", "bst"], "'bst': must be newest, best, or a number of updates"),
-        (["eval", "RUN", "RUN"], "each must have a name of its own"),
+        (["eval", "RUN", "RUN"], "names must be unique"),
         (["eval", "RUN", "--episodes", "0"], "num_episodes = 0: must be at least 1"),
         (["eval", "RUN", "--output", "cells.txt"], "must be a file that ends in .json or .csv"),
         (["render", "RUN", "--npz", "episode.gif"], "must end in .npz"),

@@ -172,7 +172,7 @@ def test_a_dry_run_refuses_what_a_run_would(tmp_path):
     with pytest.raises(ValueError, match="did you mean 'tensorboard'"):
         next(dry_run(config, callbacks=["tensorbord"]))
     config = change_config(config, **{"policies.agent.checkpoint": str(tmp_path / "nowhere")})
-    with pytest.raises(FileNotFoundError, match=r"policies.agent.checkpoint = .* holds no run"):
+    with pytest.raises(FileNotFoundError, match=r"policies.agent.checkpoint = .* contains no run"):
         next(dry_run(config))
     assert next(dry_run(config, begun=True)).startswith("env: ")
     assert "env_params.gravity: 9.0" in changed_fields(load_config("cartpole_ppo", env_params={"gravity": 9.0}))

@@ -321,7 +321,7 @@ def test_an_ablation_prints_a_line_of_each(monkeypatch, capsys):
 def test_only_rows_have_policies():
     with pytest.raises(ValueError, match=r"'tag_continuos'.*did you mean 'tag_continuous'"):
         load_run("reference:tag_continuos")
-    with pytest.raises(ValueError, match="checkpoint of reference:cartpole = 120: must be left out"):
+    with pytest.raises(ValueError, match="checkpoint of reference:cartpole = 120: must be omitted"):
         load_named("reference:cartpole@120")
 
 

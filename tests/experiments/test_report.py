@@ -130,7 +130,7 @@ def test_a_member_of_a_sweep_has_no_speed():
     (["{}/words"], "words/metrics.jsonl, line 2: agent/episode_return = '2': must be a number within the range of"),
     (["{}/huge"], "huge/metrics.jsonl, line 1: agent/episode_return = 100000"),
     (["{}/steps"], "steps/metrics.jsonl, line 1: env_steps = None: must be a number"),
-    (["{}/bytes"], "bytes/metrics.jsonl, line 1, is no JSON"),
+    (["{}/bytes"], "bytes/metrics.jsonl, line 1, is not valid JSON"),
     (["{}/sweep"], "sweep holds a sweep, whose table and curves lie in it: its best run is "),
     (["{}/a", "--output", "a.pdf"], "--output = 'a.pdf': must be a file that ends in .html"),
     (["{}/a", "--players", "-1"], "--players = -1: must be at least 0"),

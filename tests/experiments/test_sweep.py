@@ -184,7 +184,7 @@ def test_a_member_with_bad_numbers_ends_alone(whole, tmp_path, capsys):
         assert row["bad_numbers"] is None
         assert row["score"] == other["score"]
     for row in table[8:]:
-        assert row["bad_numbers"].startswith("losses of policy 'agent' not finite: try a lower learning_rate")
+        assert row["bad_numbers"].startswith("non-finite losses of policy 'agent': try a lower learning_rate")
         assert row["score"] is None
     assert "Mind: 8 of 16 members ended with bad numbers, member 8 with losses" in capsys.readouterr().out
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(load_member(tmp_path, 9)[1].policies))
@@ -231,14 +231,14 @@ def test_what_is_finished_is_not_run_again(whole, monkeypatch):
 def test_another_sweep_in_the_folder_is_refused(whole):
     folder = whole[0]
     again = functools.partial(sweep, CONFIG, workdir=folder)
-    assert "holds a sweep already: resume it (--resume, in Python resume=True)" in refusal(again, VALUES, 2)
+    assert "already contains a sweep. Resume it (--resume, in Python resume=True)" in refusal(again, VALUES, 2)
     assert "members = " in refusal(again, VALUES, 5, resume=True)
     assert "config.num_envs = 16: the sweep in" in refusal(
         sweep, CONFIG.__class__(**{**vars(CONFIG), "num_envs": 16}), VALUES, 4, workdir=folder, resume=True
     )
     with hold_folder(folder, SWEEP):
         words = refusal(again, VALUES, 4, members_at_once=8, resume=True)
-    assert "another sweep is running there at this moment" in words
+    assert "another sweep is running there. Wait" in words
     assert "holds a run of wdjax train" in refusal(again, VALUES, 2, workdir=folder / "best")
     assert "holds no sweep" in refusal(load_member, folder / "best", 0)
     assert "no checkpoint of member 16" in refusal(load_member, folder, 16)

@@ -74,7 +74,7 @@ def test_a_truncated_checkpoint_is_set_aside_and_the_sweep_ends_the_same(turn, n
     assert sorted(path.name for path in checkpoints.iterdir()) == [str(newest - 1), str(newest)]
     cut(checkpoints / str(newest))
     grid(begun, resume=True, quiet=False)
-    assert f"kept as damaged-{newest}, going on from {newest - 1} updates instead" in words_of(capsys)
+    assert f"Renamed to damaged-{newest}, resuming from {newest - 1} updates" in words_of(capsys)
     assert (checkpoints / f"damaged-{newest}").is_dir()
     assert_same(begun, whole)
 
@@ -87,7 +87,7 @@ def test_where_no_checkpoint_can_be_read_it_says_what_to_do(turn, whole, begun):
     for _ in range(2):
         words = refusal(grid, begun, resume=True)
         assert f"checkpoint {checkpoints}/" in words
-        assert words.endswith(f"no older one can be read: move {checkpoints} away, and --resume begins it anew")
+        assert words.endswith(f"No older one is readable. Move {checkpoints} away and use --resume to restart")
     shutil.rmtree(checkpoints)
     grid(begun, resume=True)
     assert_same(begun, whole)
@@ -129,7 +129,7 @@ def test_metrics_that_are_deleted_while_a_sweep_runs_are_written_again(whole, tm
             return False
 
     grid(tmp_path / "sweep", stop=Deletes(), quiet=False)
-    assert "metrics.jsonl was deleted or replaced meanwhile: written again" in words_of(capsys)
+    assert "metrics.jsonl was deleted or replaced during training. It is rewritten" in words_of(capsys)
     assert_same(tmp_path / "sweep", whole)
 
 
@@ -148,7 +148,7 @@ def test_a_population_without_its_metrics_goes_on(tmp_path, capsys):
 def test_a_file_that_is_no_json_is_named(name, begun):
     file = begun / "groups" / "000" / name
     file.write_text('{"size": 4')
-    assert refusal(grid, begun, resume=True).startswith(f"{file} holds no JSON")
+    assert refusal(grid, begun, resume=True).startswith(f"{file} is not valid JSON")
 
 
 @pytest.mark.parametrize("place", ["groups", "groups/000/001"])
@@ -175,14 +175,14 @@ def test_members_with_bad_numbers_are_told_while_the_sweep_runs(rule, tmp_path, 
     sweep(config, {RATE: [1e-2, 1e38]}, seeds=2, workdir=tmp_path, quiet=False)
     words = words_of(capsys)
     if rule == "stop":
-        assert words.count("Member 2 ends (and 1 other members): losses of policy 'agent' not finite") == 1
+        assert words.count("Member 2 ends (and 1 other members): non-finite losses of policy 'agent'") == 1
     else:
-        assert "Left out 1 of 1 updates of member 2 (and 1 other members), the first for losses" in words
+        assert "Warning: skipped 1 of 1 updates of member 2 (and 1 other members). First: non-finite losses" in words
 
 
 def test_no_run_is_trained_in_the_folder_of_a_sweep(whole):
     before = {path: path.stat().st_mtime_ns for path in whole.rglob("*")}
     for resume in (False, True):
         words = refusal(Trainer, CONFIG, whole, resume=resume)
-        assert words == f"{whole} holds a sweep of wdjax sweep: name another --workdir"
+        assert words == f"{whole} contains a sweep of wdjax sweep. Use another --workdir"
     assert before == {path: path.stat().st_mtime_ns for path in whole.rglob("*")}

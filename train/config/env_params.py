@@ -26,17 +26,17 @@ def make_env(config: TrainConfig) -> tuple[Env, Any]:
         raise type(error)(f"env {config.env!r}, env_params: {error}") from None
     for name, value in config.env_params.items():
         if dataclasses.is_dataclass(value):  # config.yaml could not hold it, and a resumed run would not have it
-            raise TypeError(f"env_params.{name}: a run takes numbers and names, not a {type(value).__name__}")
+            raise TypeError(f"env_params.{name}: must be a number, text or a list, not a {type(value).__name__}")
     defaults = env.default_params
     for field in dataclasses.fields(params):
         value, several = getattr(params, field.name), is_number_tuple(field.default)
         is_number = several or isinstance(field.default, (bool, int, float))
         shared = not is_number or np.shape(value) == np.shape(field.default)
         words = f"{len(field.default)} numbers" if several else "one number"
-        require(shared, f"env_params.{field.name}", value, f"{words}: all replicas of a run share it")
+        require(shared, f"env_params.{field.name}", value, f"{words}, shared by all replicas")
         own = getattr(defaults, field.name)
         one = not isinstance(own, np.ndarray) or np.ndim(value) == own.ndim
-        require(one, f"env_params.{field.name}", value, "one array: all replicas of a run share it")
+        require(one, f"env_params.{field.name}", value, "one array, shared by all replicas")
     return env, params
 
 

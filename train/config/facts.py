@@ -182,7 +182,7 @@ def require_taken(path: str, config: Any, takes: Collection[str], algorithm: str
     for name, fields, value in leaves(config):
         if not all(is_taken(field, takes) for field in fields):
             usual = operator.attrgetter(name)(defaults)
-            require(value == usual, f"{path}.{name}", value, f"{usual} (left out) for {algorithm}")
+            require(value == usual, f"{path}.{name}", value, f"{usual} (the default): {algorithm} does not use it")
 
 
 def require_allowed(path: str, config: Any, takes: Collection[str] = ()) -> None:
@@ -212,7 +212,7 @@ def require_schedule(path: str, schedule: Any) -> None:
     steps, values = [step for step, _ in points], [value for _, value in points]
     sound = all(0 <= number <= _LARGEST for number in steps + values)
     require(sound, path, schedule, "finite and at least 0, within the range of float32")
-    require(all(a < b for a, b in itertools.pairwise(steps)), path, schedule, "sorted by env_step, each once")
+    require(all(a < b for a, b in itertools.pairwise(steps)), path, schedule, "sorted by env_step, without duplicates")
 
 
 def in_env_steps(config: Any, total: int, old: Any = None) -> Any:

@@ -19,7 +19,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     content = read_yaml_value(path)
     if not isinstance(content, dict):
         held = "nothing" if content is None else type(content).__name__
-        raise ValueError(f"{path}: must hold a mapping of fields, not {held}")
+        raise ValueError(f"{path}: must contain a mapping of fields, not {held}")
     return content
 
 
@@ -36,8 +36,8 @@ def from_mapping(cls: type, values: Any, path: str = "") -> Any:
     for name in values:
         if name not in hints:
             if "policies" in hints and {"trainer", "policy"} & set(values):
-                words = "this is a configuration of WarpDrive, which wdjax does not read. See docs/from_warp_drive.md"
-                raise ValueError(f"unknown field {name}: {words} for the field in place of each")
+                words = "this is a WarpDrive configuration, which wdjax does not read. docs/from_warp_drive.md"
+                raise ValueError(f"unknown field {name}: {words} lists the field that replaces each")
             short = SHORT.get(name, str(name))
             blocks = [block for block, hint in hints.items() if short in getattr(hint, "__dataclass_fields__", ())]
             near = f"did you mean '{blocks[0]}.{short}'?" if blocks else did_you_mean(short, hints)
@@ -71,7 +71,7 @@ def convert(hint: Any, value: Any, path: str) -> Any:
             raise TypeError(f"{path} = {value!r}: must be a list")
         types_ = [arguments[0]] * len(value) if arguments[-1] is ... else arguments
         if len(types_) != len(value):
-            raise TypeError(f"{path} = {value!r}: must be a list of {len(types_)}")
+            raise TypeError(f"{path} = {value!r}: must be a list of {len(types_)} items")
         pairs = zip(types_, value, strict=True)
         return tuple(convert(type_, item, f"{path}[{i}]") for i, (type_, item) in enumerate(pairs))
     if dataclasses.is_dataclass(hint):
@@ -120,7 +120,7 @@ def _words(hint: Any) -> str:
     if typing.get_origin(hint) is Literal:
         return " or ".join(map(repr, typing.get_args(hint)))
     if hint is Fraction:
-        return "{fraction: [[0, value], [1, value]]}, pairs of a fraction of the run and a value"
+        return "{fraction: [[0, value], [1, value]]}, a list of [fraction of the run, value] pairs"
     names = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
     return names.get(hint, "a list of [env_step, value] pairs")
 
@@ -144,5 +144,5 @@ def register(kind: str, table: dict[str, Any], name: str, found: type) -> None:
         raise ValueError(f"name = {name!r}: must be a name without ':'")
     known = table.get(name, found)
     again = getattr(known, "__qualname__", None) == found.__qualname__  # a notebook's cell makes its class anew
-    require(known == found or again, "name", name, f"a name that no other {kind} has")
+    require(known == found or again, "name", name, f"a name that is not used by another {kind}")
     table[name] = found

@@ -72,8 +72,8 @@ def require_trusted(what: str, values: Any, trust: Collection[str]) -> None:
     if others := untrusted_code(values, trust):
         module, field, text = others[0]
         message = (
-            f"{what} asks for code of the module {module!r} ({field} = {text!r}), which would run here: where you "
-            f'trust it, say so with --trust {module} (in Python: trust=("{module}",))'
+            f"{what} names code in the module {module!r} ({field} = {text!r}), which would be executed. If you trust "
+            f'it, pass --trust {module} (in Python trust=("{module}",))'
         )
         raise UntrustedModuleError(message, tuple(dict.fromkeys(module for module, _, _ in others)))
 
@@ -95,12 +95,12 @@ def _is_installed(module: str) -> bool:
 def _checked(trust: Collection[str]) -> Collection[str]:
     several = isinstance(trust, Collection) and not isinstance(trust, str)
     if not (several and all(isinstance(module, str) for module in trust)):
-        raise TypeError(f"trust = {trust!r}: must be a list of modules' names")
+        raise TypeError(f"trust = {trust!r}: must be a list of module names")
     for module in trust:
         file = module.endswith(".py")
         named = not file and all(part.isidentifier() for part in module.split("."))
         hint = f". Try {Path(module).stem}" if file else ""
-        require(named, "trust", module, f"a module's name, as in package.module{hint}")
+        require(named, "trust", module, f"a module name such as package.module{hint}")
     return trust
 
 

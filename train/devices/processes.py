@@ -57,13 +57,13 @@ def connect(coordinator: str | None = None, num_processes: int | None = None, pr
         return
     if missing and not launched:
         flags = ", ".join(f"{flag(name)} (or {VARIABLES[name]})" for name in missing)
-        raise ValueError(f"{flags}: must be given too where several processes train one run")
+        raise ValueError(f"{flags}: required when several processes train one run")
     require_fit(**given)
     if given["num_processes"] == 1:
         return
     where = f" at {given['coordinator']}" if given["coordinator"] else ""
     who = "" if missing else f"process {given['process_id']} of {given['num_processes']}: "
-    print(f"{who}waiting for the others{where}, at most {CONNECT_SECONDS} s", file=sys.stderr, flush=True)
+    print(f"{who}waiting for the other processes{where} (at most {CONNECT_SECONDS} s)", file=sys.stderr, flush=True)
     with kept_handler(signal.SIGTERM):
         jax.distributed.initialize(
             given["coordinator"], given["num_processes"], given["process_id"],
@@ -97,7 +97,7 @@ def is_launched() -> bool:
 def require_fit(coordinator: str | None, num_processes: int | None, process_id: int | None) -> None:
     """Raises ValueError for an address, a number of processes or a process that cannot be; None fits always."""
     port = re.fullmatch(r".+:(\d{1,5})", coordinator or "any:1")
-    allowed = "HOST:PORT of process 0, the port from 1 to 65535"
+    allowed = "HOST:PORT of process 0, with a port from 1 to 65535"
     require(port and 1 <= int(port[1]) <= 65535, flag("coordinator"), coordinator, allowed)
     require(num_processes is None or num_processes >= 1, flag("num_processes"), num_processes, "at least 1")
     if process_id is not None:
@@ -179,7 +179,7 @@ def _together(who: str, function: Callable[..., Any], *arguments: Any) -> None:
     if error is not None:
         raise error
     if failed:
-        raise OthersRefusedError(f"{who} has refused to go on: see what it says")
+        raise OthersRefusedError(f"{who} failed: see its error message")
 
 
 def wait_for_all() -> None:
@@ -224,8 +224,8 @@ def end(error: BaseException) -> None:
     """Says what has happened and ends the process, without any of Python's cleaning up."""
     if tells_of_a_lost_one(error):
         print(
-            f"wdjax: process {jax.process_index()} of {jax.process_count()} ends: another process of the run has died "
-            f"or cannot be reached, see what it said; go on with --resume ({one_line(error)[:200]})", file=sys.stderr
+            f"wdjax: process {jax.process_index()} of {jax.process_count()} stops: another process of the run died or "
+            f"is unreachable ({one_line(error)[:200]}). See its output, then continue with --resume", file=sys.stderr
         )  # fmt: skip
     elif isinstance(error, OthersRefusedError):
         print(f"wdjax: {one_line(error)}", file=sys.stderr)

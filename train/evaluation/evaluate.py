@@ -115,7 +115,7 @@ def choose_players(
     if isinstance(random, str):
         raise TypeError(f"random = {random!r}: must be a list of policies")
     if not isinstance(players, Mapping | None):
-        raise TypeError(f"players: must map policies to who plays them, not be a {type(players).__name__}")
+        raise TypeError(f"players: must be a mapping from policy to player, not a {type(players).__name__}")
     setup, roles = learner.setup, roles_of(learner.setup)
     replaced = {**(players or {}), **dict.fromkeys(random, "random")}
     for name in replaced:
@@ -130,7 +130,7 @@ def choose_players(
             continue
         player = as_player(setup, replaced[name])
         if not plays(setup, player, role):
-            raise ValueError(f"player {player.name!r}: plays {player.group}, not {role.group} ({role.name})")
+            raise ValueError(f"player {player.name!r}: acts for group {player.group}, not {role.group} ({role.name})")
         chosen.append(seat(setup, player, role))
         candidates.append([*usual, chosen[-1]])
     return candidates, chosen
@@ -186,11 +186,11 @@ def line_up(setup: Setup, roles: Sequence[Role], first: Player, opponents: Oppon
         players.append([first, *invited])
         names = [player.name for player in players[-1]]
         if len(set(names)) < len(names):
-            raise ValueError(f"players of {role.name}: {', '.join(names)}: each must have a name of its own")
+            raise ValueError(f"players of {role.name}: {', '.join(names)}: names must be unique")
     asked = [as_player(setup, player).name for invited in by_role.values() for player in invited]
     for name in asked:
         if name not in used:
-            raise ValueError(f"player {name!r}: plays none of the roles {', '.join(role.name for role in roles)}")
+            raise ValueError(f"player {name!r}: fits none of the roles {', '.join(role.name for role in roles)}")
     return players
 
 
@@ -209,7 +209,7 @@ def play_in_turns(
     if batch is not None:
         require_integer("batch", batch, 1)
     size = min(batch or num_episodes, num_episodes)
-    require(size <= MOST_EPISODES, "num_episodes", num_episodes, f"at most {MOST_EPISODES}, or in turns by batch")
+    require(size <= MOST_EPISODES, "num_episodes", num_episodes, f"at most {MOST_EPISODES} at once. Lower batch")
     num_turns = -(-num_episodes // size)
     turns = []
     for turn_key in [key] if num_turns == 1 else jax.random.split(key, num_turns):
@@ -223,7 +223,7 @@ def counted(returns: Any, length: Any, info: Any, finished: Any, max_steps: int)
     """Returns what `play_episodes` has counted, on the host; raises UnfinishedEpisodeError."""
     returns, length, info, finished = jax.device_get((returns, length, info, finished))
     if not finished.all():
-        raise UnfinishedEpisodeError(f"max_steps = {max_steps}: must be at least as long as the longest episode")
+        raise UnfinishedEpisodeError(f"max_steps = {max_steps}: must be at least the length of the longest episode")
     return returns, length, info
 
 

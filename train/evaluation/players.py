@@ -54,10 +54,10 @@ class Player:
 
     def __post_init__(self):
         if not (self.network is None or isinstance(self.network, TrainedPolicy) or callable(self.network)):
-            words = "must be a function of (obs, memory, key), or what load_policy returns"
+            words = "must be a function of (obs, memory, key) or a policy from load_policy"
             raise TypeError(f"player {self.name!r}: network of type {type(self.network).__name__}: {words}")
         if self.learner is None and self.state is None:
-            both = f"player {self.name!r}: network", self.network, "left out, as it has a script"
+            both = f"player {self.name!r}: network", self.network, "None for a player with a script"
             require(self.script is None or self.network is None, *both)
             return
         if not (isinstance(self.learner, Learner) and isinstance(self.state, TrainState)):
@@ -65,7 +65,7 @@ class Player:
             raise TypeError(f"player {self.name!r}: learner, state = {found}: must be a Learner and its TrainState")
         for name in ("script", "network"):
             value = getattr(self, name)
-            require(value is None, f"player {self.name!r}: {name}", value, "left out, as it has a learner")
+            require(value is None, f"player {self.name!r}: {name}", value, "None for a player with a learner")
 
     def __repr__(self) -> str:
         what = self.learner or self.network or self.script
@@ -155,8 +155,8 @@ def as_player(setup: Setup, player: Player | Script | str) -> Player:
     if callable(player):
         return Player(getattr(player, "__name__", "script"), script=player)
     if not isinstance(player, str):
-        words = "must be a Player (of a run: Player(name, *load_run(folder))), a name, or a function"
-        raise TypeError(f"a player of type {type(player).__name__}: {words}")
+        words = "must be a Player, a name or a function. For a run use Player(name, *load_run(folder))"
+        raise TypeError(f"player of type {type(player).__name__}: {words}")
     require_known("player", player, ["random", *setup.env.scripts])
     if player == "random":
         return Player("random")
@@ -172,7 +172,7 @@ def plays(setup: Setup, player: Player, role: Role) -> bool:
         return role.group in [part.group for part in player.network.actor.policy.assignment.segments]
     groups = group_sizes(setup.env)
     if player.group is None and len(groups) > 1:
-        words = f"group must say whose actions it returns ({', '.join(groups)})"
+        words = f"group must name the group it acts for ({', '.join(groups)})"
         raise ValueError(f"player {player.name!r}: {words}")
     if player.group is not None:
         require_known(f"group of player {player.name!r}", player.group, groups)
@@ -193,14 +193,14 @@ def seat(setup: Setup, player: Player, role: Role) -> Candidate:
     theirs = player.learner.setup
     require_same_game(setup, theirs, player.name)
     members = player.state.num_updates.shape
-    words = "one run: of a population take a member, jax.tree.map(lambda leaf: leaf[i], states)"
-    require(members == (), f"player {player.name!r}: state of the shape", members, words)
+    words = "(), a single run. Select a population member with jax.tree.map(lambda leaf: leaf[i], states)"
+    require(members == (), f"player {player.name!r}: state shape", members, words)
     wanted = set(role.assignment.agents)
     name = next((name for name, own in theirs.assignments.items() if wanted.issubset(own.agents)), None)
     if name is None:
         agents = ", ".join(f"{part.group}[{part.start}:{part.stop}]" for part in role.assignment.segments)
         names = ", ".join(theirs.policies)
-        raise ValueError(f"player {player.name!r}: none of its policies ({names}) plays all of {agents}")
+        raise ValueError(f"player {player.name!r}: none of its policies ({names}) covers all of {agents}")
     view = None if theirs.env == setup.env else theirs.env
     return seat_policy(player, theirs.policies[name], learned_part(player.state.policies[name]), role, view)
 
@@ -215,7 +215,7 @@ def seat_policy(
     known = {agent for part in policy.assignment.types for agent in part.agents} or set(role.assignment.agents)
     group, number = next((agent for agent in role.assignment.agents if agent not in known), (None, None))
     if group is not None:
-        words = f"{policy.name} shows agents their type (agent_type_feature), and has none for {group}[{number}]"
+        words = f"{policy.name} uses agent_type_feature and has no type for {group}[{number}]"
         raise ValueError(f"player {player.name!r}: {words}")
     assignment = dataclasses.replace(policy.assignment, segments=role.assignment.segments)
     return Candidate(player, Actor(dataclasses.replace(policy, assignment=assignment), "learned", env=view), learned)
@@ -225,12 +225,12 @@ def require_same_game(setup: Setup, other: Setup, name: str) -> None:
     """Raises ValueError, naming what differs, where another run's environment has other rules: a static field that
     changes more than what is shown."""
     expected, found = setup.config.env, other.config.env
-    require(found == expected, f"player {name!r}: env", found, f"{expected!r}, as that of the run it plays with")
+    require(found == expected, f"player {name!r}: env", found, f"{expected!r}, the environment of the other run")
     for field in static_names(setup.env):
         if field in setup.env.shown_by:
             continue
         expected, found = getattr(setup.env, field), getattr(other.env, field)
-        require(found == expected, f"player {name!r}: {field}", found, f"{expected!r}, as in the run it plays with")
+        require(found == expected, f"player {name!r}: {field}", found, f"{expected!r}, the value in the other run")
 
 
 def make_game(

@@ -64,7 +64,7 @@ class TrainedPolicy:
         start, shapes = self.init_memory(*leading), lambda tree: jax.tree.map(jnp.shape, tree)
         memory = start if memory is None else memory
         same = jax.tree.structure(memory) == jax.tree.structure(start) and shapes(memory) == shapes(start)
-        require(same, "memory of shapes", shapes(memory), f"{shapes(start)}, as `act` returned it")
+        require(same, "memory shapes", shapes(memory), f"{shapes(start)}, as returned by `act`")
         size = math.prod(leading)
         rows = jax.tree.map(lambda leaf, part: jnp.reshape(leaf, (size, 1, *part.shape)), obs, parts)
         carry = jax.tree.map(lambda leaf: jnp.reshape(leaf, (size, 1, *leaf.shape[len(leading) :])), memory)
@@ -79,12 +79,12 @@ class TrainedPolicy:
         first, part = jnp.shape(next(iter(jax.tree.leaves(obs)), 0)), jax.tree.leaves(parts)[0]
         leading = first[: len(first) - part.ndim]
         wanted = jax.tree.map(lambda part: (*leading, *part.shape), parts)
-        words = f"those of one agent, {shapes[1]}, after any leading axes (of at least one agent)"
-        require(shapes[0] == wanted and 0 not in leading, "obs of shapes", shapes[0], words)
+        words = f"{shapes[1]}, the shapes for one agent, after any leading axes (none of size 0)"
+        require(shapes[0] == wanted and 0 not in leading, "obs shapes", shapes[0], words)
         for leaf, part in zip(jax.tree.leaves(obs), jax.tree.leaves(parts), strict=True):
             dtype = getattr(leaf, "dtype", None) or np.asarray(leaf).dtype
             if not (jnp.issubdtype(dtype, jnp.bool_) or np.can_cast(dtype, np.float64, "same_kind")):
-                raise TypeError(f"obs of dtype {dtype}: must be {part.dtype}, or other real numbers")
+                raise TypeError(f"obs dtype {dtype}: must be {part.dtype} or another real dtype")
         return leading
 
 
@@ -102,8 +102,8 @@ def trained_policy(learner: Learner, state: TrainState, policy: str | None = Non
     require(policy is not None or len(policies) == 1, "policy", policy, f"one of {', '.join(policies)}")
     policy = next(iter(policies)) if policy is None else policy
     require_known("policy", policy, policies)
-    words = "one run: of a population take a member, jax.tree.map(lambda leaf: leaf[i], states)"
-    require(state.num_updates.shape == (), "state of the shape", state.num_updates.shape, words)
+    words = "(), a single run. Select a population member with jax.tree.map(lambda leaf: leaf[i], states)"
+    require(state.num_updates.shape == (), "state shape", state.num_updates.shape, words)
     return TrainedPolicy(learned_part(state.policies[policy]), Actor(policies[policy], "learned"))
 
 

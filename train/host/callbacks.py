@@ -52,7 +52,7 @@ def make_callbacks(given: Sequence[Callback | str]) -> tuple[Callback, ...]:
         raise TypeError(f"callbacks = {given!r}: must be a list of functions or names")
     given = list(given)
     names = [own for own in given if isinstance(own, str)]
-    require(len(set(names)) == len(names), "callbacks", names, "named once each: a row would be written twice")
+    require(len(set(names)) == len(names), "callbacks", names, "unique: a repeated name would write each row twice")
     return tuple(map(_make_callback, given))
 
 
@@ -60,7 +60,7 @@ def _make_callback(given: Callback | str) -> Callback:
     found = given
     if isinstance(given, str):
         if ":" not in given and given not in LOGGERS:
-            words = 'or your own, "package.module:name"'
+            words = 'a custom callback is "package.module:name"'
             raise ValueError(f"unknown callback {given!r}: {did_you_mean(given, LOGGERS)} ({words})")
         found = import_named("callback", LOGGERS.get(given, given))
     if not callable(found):
@@ -68,7 +68,7 @@ def _make_callback(given: Callback | str) -> Callback:
     made = found() if isinstance(found, type) else found
     delayed = any(check(function) for function in (made, type(made).__call__) for check in _DELAYED)
     name = getattr(made, "__qualname__", type(made).__name__)
-    require(not delayed, "callback", name, "without `async` and `yield`: a call would do nothing")
+    require(not delayed, "callback", name, "a plain function, without `async` or `yield`")
     return made
 
 
@@ -88,7 +88,7 @@ def _asks_for_end(answer: Any) -> bool:
     """Return whether a callback's result is a true boolean: Python's, or a scalar of NumPy or jax."""
     if inspect.iscoroutine(answer):
         answer.close()
-        raise TypeError("it returned a coroutine, which is never awaited. Use a plain function")
+        raise TypeError("the callback returned a coroutine, which is never awaited. Use a plain function")
     scalar = np.shape(answer) == () and getattr(answer, "dtype", None) == np.bool_
     return answer is True or (scalar and bool(answer))
 

@@ -60,7 +60,7 @@ def with_lines(config: TrainConfig) -> TrainConfig:
 def next_look(config: TrainConfig, done: int, last: int, also: int = 0) -> int:
     """Return the number of updates at the end of the next chunk, more than `done`: at multiples of a chunk, of what is
     between two checkpoints or evaluations, and of `also`, and at the end. Raises ValueError where none is left."""
-    require(done < last, "updates", done, f"below {last}, the last one: no chunk is left")
+    require(done < last, "updates", done, f"below {last}, the last update: no chunk is left")
     every = [config.updates_per_chunk, config.updates_per_checkpoint, also]
     every += [config.updates_per_evaluation] * config.evaluates
     return min([last, *((done // number + 1) * number for number in every if number)])
@@ -68,7 +68,7 @@ def next_look(config: TrainConfig, done: int, last: int, also: int = 0) -> int:
 
 def play(program: Program, state: TrainState, size: int) -> Played:
     """Do `size` updates, at least 1, and wait for the device. Raises FailedCheckError where devices disagree."""
-    require(size >= 1, "updates of a chunk", size, "at least 1")
+    require(size >= 1, "updates per chunk", size, "at least 1")
     start = time.perf_counter()
     state, packed = program(state, np.int32(size))
     metrics = jax.tree.map(lambda values: values[..., :size], unpack(jax.device_get(packed)))
@@ -83,7 +83,7 @@ def require_equal_devices(state: TrainState, metrics: Packed) -> None:
     if names:
         shown = f"{', '.join(names[:5])}{' ...' if len(names) > 5 else ''}"
         raise FailedCheckError(
-            f"{shown}: must be equal on all devices, and differs after {int(state.num_updates)} updates. Reduce "
+            f"{shown}: must be equal on all devices but differs after {int(state.num_updates)} updates. Reduce "
             "gradients, statistics and metrics over devices in the algorithm's `update`, with `total` or `average` of "
             "wdjax.train.learning, or train with --devices 1. (Checkpoints before this chunk are kept.)"
         )

@@ -36,7 +36,7 @@ _LEARNING = str(Path(__file__).parents[1])  # what is made there comes of what w
 
 def compile_checked(learner: Learner, most: int) -> Program:
     """Returns a program of up to `most` updates, which compiles when first called and raises FailedCheckError."""
-    require(jax.process_count() == 1, "debug", True, "off in a run of several processes")
+    require(jax.process_count() == 1, "debug", True, "False in a run of several processes")
     chunk = functools.partial(run_up_to, learner.setup, most)
     program = jax.jit(checkify.checkify(chunk, errors=checkify.user_checks))
 
@@ -47,7 +47,7 @@ def compile_checked(learner: Learner, most: int) -> Program:
         except jax.errors.KeyReuseError as error:
             raise FailedCheckError(f"a random key is used twice: {error}") from error
         if failed.get():
-            raise FailedCheckError(f"an assert of the environment failed: {failed.get()}")
+            raise FailedCheckError(f"an assertion of the environment failed: {failed.get()}")
         return result
 
     return call
@@ -66,7 +66,7 @@ def nan_origin(setup: Setup, state: TrainState) -> str:
         failed, _ = jax.jit(checkify.checkify(learned, errors=checkify.nan_checks))(state)
     error = failed.get_exception()
     if error is None:
-        return "no NaN is made: numbers grow until they are infinite"
+        return "no operation creates a NaN: values grow until they overflow to infinity"
     return f"{str(error).rstrip('.')}{place_of(error.traceback_info.frames)}"
 
 
@@ -76,5 +76,5 @@ def place_of(frames: Sequence[Any]) -> str:
     if not own:
         return ""
     place = f", at {own[0].file_name}:{own[0].line_num} ({own[0].function_name})"
-    words = ": in wdjax, from numbers that had grown too large (a smaller learning_rate?)"
+    words = ": inside wdjax, from values that grew too large. Try a lower learning_rate"
     return place + words if own[0].file_name.startswith(_LEARNING) else place

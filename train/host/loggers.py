@@ -54,7 +54,7 @@ class Logger:
         try:
             yield
         except Exception as error:  # of any type: loggers' libraries have their own
-            words = f"Warning: {type(self).__name__} failed and writes nothing more ({one_line(error)})"
+            words = f"Warning: {type(self).__name__} failed and is disabled ({one_line(error)})"
             if not self.failed:
                 Console(stderr=True).print(f"{words}; training continues", highlight=False, soft_wrap=True)
             self.failed = True
@@ -79,7 +79,7 @@ class CSVLogger(Logger):
             with open_regular(file, "r", encoding="utf8", newline="") as stream:
                 lines = list(csv.DictReader(stream))
             own = all((line.get("updates") or "").isdecimal() for line in lines)
-            require(own, "metrics.csv", str(file), "a table with a column updates of whole numbers. Move it away")
+            require(own, "metrics.csv", str(file), "a table with a column `updates` of whole numbers. Move it away")
             old = [line for line in lines if int(line["updates"]) < row["updates"]]
         names = list(row)
         with new_file(file, "w") as stream:

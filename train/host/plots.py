@@ -39,7 +39,7 @@ def without_picture(name: str, say: Callable[[str], Any]) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # matplotlib and environments of users raise errors of any type
-        say(f"Warning: no {name}: {one_line(error) or type(error).__name__}")
+        say(f"Warning: could not draw {name}: {one_line(error) or type(error).__name__}")
 
 
 def write_figure(figure: "Figure", file: str | Path | IO[Any], **options: Any) -> None:
@@ -188,7 +188,7 @@ def save_opponents(run: str | Path, title: str = "") -> Path | None:
         who = [name for owner, _, name in found if owner == policy]
         for panel, what, label in zip(axes, ("win_rate", "return"), ("win rate", "return [reward]"), strict=True):
             curves = {name: f"{policy}/opponent_{what}/{name}" for name in who}
-            draw_curves(panel, rows, curves, f"opponents replacing {policy}: {label}")
+            draw_curves(panel, rows, curves, f"{label} against each opponent in place of {policy}")
         axes[0].set_ylim(-0.05, 1.05)
     for axes in panels[-1]:
         count_env_steps(axes)

@@ -69,7 +69,7 @@ def words_of_kernels(heard: Mapping[str, str | None]) -> str:
         reasons.setdefault(why or "", []).append(what)
     by_kernels = ", ".join(reasons.pop("", ["nothing"]))
     plain = "; ".join(f"{', '.join(whats)} ({why})" for why, whats in reasons.items())
-    return f"By kernels: {by_kernels}" + (f". By plain XLA: {plain}" if plain else "")
+    return f"Fused kernels: {by_kernels}" + (f". Plain XLA: {plain}" if plain else "")
 
 
 Makes = TypeVar("Makes", bound=Callable)
@@ -90,7 +90,7 @@ def plain_where_kernels_fail(make: Makes) -> Makes:
             if not are_used():
                 raise
             listeners[:] = told  # they may have heard what is true no more
-            with contextlib.suppress(Exception), giving_up_kernels(f"they failed: {one_line(error)[:MOST_WORDS]}"):
+            with contextlib.suppress(Exception), giving_up_kernels(f"kernels failed: {one_line(error)[:MOST_WORDS]}"):
                 return make(*arguments, **named)
             raise
 
@@ -123,8 +123,8 @@ def compile_and_init(
     devices = learner.setup.num_devices
     free = bytes_free(devices)
     needed = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(like)) // devices
-    allowed = f"at most {free}, what a device has left: lower num_envs, or past_selves or buffer_size"
-    require(needed <= free, "bytes of the run's state", needed, allowed)
+    allowed = f"at most {free}, the free memory of a device. Lower num_envs, past_selves or buffer_size"
+    require(needed <= free, "state size in bytes", needed, allowed)
     lowered = lower_chunk(learner, like, most)  # here: JAX's settings may be this thread's own
     key = jax.random.key(seed)  # not before: it needs the device, which may still be reserving memory
     # all processes compile in the same order; and for a CPU, XLA compiles on all of its cores anyway

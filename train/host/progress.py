@@ -21,7 +21,7 @@ from wdjax.train.config.schema import TrainConfig
 
 SECONDS_BETWEEN = 2.0  # two pictures of the bar in a notebook: one takes some 0.1 s, while the device trains
 
-GO_ON = " Go on with the same command and --resume."
+GO_ON = " Continue with the same command and --resume."
 
 
 def announce(console: Console, env: str, num_devices: int, what: str, workdir: Path) -> None:
@@ -59,15 +59,15 @@ def schedule_warnings(given: TrainConfig, config: TrainConfig) -> Iterator[str]:
                 continue
             if (end := points[-1][0]) != total:
                 at_end = float(np.interp(total, *zip(*points, strict=True)))
-                words = f"ends at env step {end:,.0f}, the run at {total:,} with {at_end:g}"
-                yield f"Warning: policies.{name}.{field} {words}. Write it in fractions of the run to make it fit"
+                words = f"ends at env step {end:,.0f}, but the run ends at {total:,}, where its value is {at_end:g}"
+                yield f"Warning: policies.{name}.{field} {words}. Fractions of the run fit any length"
 
 
 def nothing_to_do(config: TrainConfig, done: int) -> str:
     """Return the message of a run that has `done` updates, all that its configuration asks for or more."""
     steps, total = (updates * config.env_steps_per_update for updates in (done, config.num_updates))
-    more = "Train longer with a higher total_env_steps and --resume (in Python resume=True)."
-    return f"run already at {steps:,} of {total:,} env steps; nothing to do. {more}"
+    more = "To train longer, raise total_env_steps and use --resume (in Python resume=True)."
+    return f"The run already has {steps:,} of {total:,} env steps: nothing to do. {more}"
 
 
 @contextlib.contextmanager
@@ -140,18 +140,20 @@ def notebook_bar(
 
 
 def last_words(env_steps: int, chunks: float, waits: Mapping[str, float], total: float, kernels: str) -> str:
-    """Returns what a run says at its end: how fast it was, what it waited for, and what ran by which kernel.
+    """Return the summary of a finished run: speed, time that was not spent on training, and fused kernels.
 
     Args:
-        env_steps: done in these seconds.
+        env_steps: steps of this call.
         chunks: seconds in which the device trained.
-        waits: for what -> seconds; what is missing to `total` was for evaluations, checkpoints and words.
+        waits: name -> seconds; the rest up to `total` is evaluation and checkpoints.
+        total: seconds of this call.
         kernels: `words_of_kernels`.
     """
-    rest = {**waits, "evaluations, checkpoints and words": max(total - chunks - sum(waits.values()), 0.0)}
-    waited = ", ".join(f"{seconds:.1f} s for {what}" for what, seconds in rest.items())
-    speed = f"{env_steps / chunks:,.0f} a second while it trained" if chunks else "nothing was left to do"
-    return f"{env_steps:,} env steps in {total:.1f} s, {speed}; waited {waited}.{f' {kernels}.' * bool(kernels)}"
+    rest = {**waits, "evaluation and checkpoints": max(total - chunks - sum(waits.values()), 0.0)}
+    longest = sorted(rest.items(), key=lambda wait: -wait[1])
+    waited = ", ".join(f"{what} {seconds:.1f} s" for what, seconds in longest)
+    speed = f"{env_steps / chunks:,.0f}/s while training" if chunks else "no update was left"
+    return f"{env_steps:,} env steps in {total:.1f} s ({speed}): {waited}.{f' {kernels}.' * bool(kernels)}"
 
 
 def words_of_run(config: TrainConfig, row: Mapping[str, Any]) -> str:

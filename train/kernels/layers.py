@@ -89,25 +89,25 @@ def shape_of(config: PolicyConfig, assignment: Assignment, distribution: Distrib
         "it has an action mask": isinstance(space, Dict) and MASK in space.spaces,
         "it is recurrent": bool(network.recurrent_size),
         f"head_hidden_sizes {list(network.head_hidden_sizes)}": bool(network.head_hidden_sizes),
-        "its actions are real numbers": not isinstance(distribution, Categorical),
-        f"hidden_sizes {list(widths)}: a kernel takes up to {MAX_WIDTH}": not widths or max(widths) > MAX_WIDTH,
+        "its actions are continuous": not isinstance(distribution, Categorical),
+        f"hidden_sizes {list(widths)}: kernels support up to {MAX_WIDTH}": not widths or max(widths) > MAX_WIDTH,
     }
     for why, refused in refusals.items():
         if refused:
             return why
     if distribution.num_outputs >= MAX_OUTPUTS:
-        return f"{distribution.num_outputs} choices of actions: a kernel takes fewer than {MAX_OUTPUTS}"
+        return f"{distribution.num_outputs} action logits: kernels support fewer than {MAX_OUTPUTS}"
     shape = Shape(
         encoded_size(space), tuple(widths), distribution.sizes, distribution.scalar, network.shared_trunk,
         network.activation, network.compute_dtype,
     )  # fmt: skip
     if shape.is_narrow:
-        return shape if shape.dtype == "float32" else f"compute_dtype {shape.dtype} of so small a network"
+        return shape if shape.dtype == "float32" else f"compute_dtype {shape.dtype} of a small network"
     takes_wide = shape.shared and len(widths) == 2 and min(widths) >= 64 and shape.activation in ("relu", "tanh")
     if takes_wide and shape.num_inputs <= MAX_WIDTH:
         return shape
-    wide = f"a shared trunk, two layers of 64 or more, relu or tanh, and up to {MAX_WIDTH} inputs"
-    return f"hidden_sizes {list(widths)}: kernels want so wide a network to have {wide}"
+    wide = f"a shared trunk, two layers of at least 64 units, relu or tanh, and at most {MAX_WIDTH} inputs"
+    return f"hidden_sizes {list(widths)}: kernels for wide networks need {wide}"
 
 
 def why_plain(policy: Policy) -> str | None:
@@ -120,7 +120,7 @@ def why_no_shape(policy: Policy) -> str | None:
     if policy.kernels is not None:
         return None
     if not getattr(policy.algorithm, "has_kernels", False):
-        return f"{policy.config.algorithm} has none"
+        return f"{policy.config.algorithm} has no kernels"
     found = shape_of(policy.config, policy.assignment, policy.distribution, policy.encoder)
     return found if isinstance(found, str) else "kernels: false"
 
@@ -167,7 +167,7 @@ def why_unused() -> str | None:
     if jax.default_backend() == "cpu":
         return "there is no GPU"
     if precision not in (None, "default", "tensorfloat32"):
-        return f"they round products to tf32, and jax_default_matmul_precision is {precision}"
+        return f"kernels round products to tf32, but jax_default_matmul_precision is {precision}"
     return "jax_debug_key_reuse is on" if jax.config.jax_debug_key_reuse else why_no_kernels()
 
 

@@ -39,7 +39,7 @@ def why_by_scan(setup: Setup) -> str | None:
         return why
     agents = sum(policy.assignment.num_agents for policy in setup.policies.values())
     if agents > MAX_AGENTS:
-        return f"{agents} agents: such a kernel takes {MAX_AGENTS}"
+        return f"{agents} agents: the rollout kernel supports at most {MAX_AGENTS}"
     found = {name: _why_not_acting(policy) for name, policy in setup.policies.items()}
     return next((f"{name}: {why}" for name, why in found.items() if why is not None), None)
 
@@ -58,13 +58,13 @@ def _why_not_acting(policy: Policy) -> str | None:
     if custom := policy.algorithm.overridden("before_rollout", "init_carry"):
         return f"its {custom} is custom"
     if not isinstance(policy.assignment.observation_space, Box):
-        return "it does not see a row of numbers"
+        return "its observation is not a single Box"
     if policy.config.opponents:
-        return "others play in its place"
+        return "it has opponents"
     if policy.config.past_selves:
-        return "it plays against past selves"
+        return "it has past_selves"
     narrow = shape.is_narrow and max(*shape.hidden, shape.num_inputs) <= MAX_WIDTH
-    return None if narrow else f"{shape.num_inputs} inputs and hidden_sizes {list(shape.hidden)}: up to {MAX_WIDTH}"
+    return None if narrow else f"{shape.num_inputs} inputs, hidden_sizes {list(shape.hidden)}: limit is {MAX_WIDTH}"
 
 
 def play_by_kernel(given: StepInputs, carry: tuple, keys: jax.Array) -> tuple[tuple, tuple]:

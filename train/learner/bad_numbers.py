@@ -30,14 +30,14 @@ QUANTITIES = ("observations", "rewards", "losses", "gradients", "normaliser", "p
 
 LIMIT = 10  # updates that `skip` leaves out in a row
 
-_IN_THE_GAME = "look for a division by 0, a root or a logarithm in the environment"
+_IN_THE_GAME = "check the environment for divisions by 0, square roots and logarithms"
 _IN_LEARNING = "try a lower learning_rate, a lower max_grad_norm, or normalize_reward"
 ADVICE = {
     "observations": _IN_THE_GAME,
     "rewards": _IN_THE_GAME,
     "losses": _IN_LEARNING,
     "gradients": _IN_LEARNING,
-    "normaliser": "its sums have left float32: look for very large observations or rewards",
+    "normaliser": "its sums overflow float32: check for very large observations or rewards",
     "parameters": _IN_LEARNING,
 }
 
@@ -126,7 +126,7 @@ def describe_bad_numbers(setup: Setup, code: int) -> str:
         return ""
     names = [name for name, policy in setup.policies.items() if policy.config.trainable]
     quantity, policy = divmod(int(code) - 1, len(names))
-    return f"{QUANTITIES[quantity]} of policy {names[policy]!r} not finite: {ADVICE[QUANTITIES[quantity]]}"
+    return f"non-finite {QUANTITIES[quantity]} of policy {names[policy]!r}: {ADVICE[QUANTITIES[quantity]]}"
 
 
 def bad_in_a_row(codes: np.ndarray, before: int = 0) -> int:
@@ -153,19 +153,19 @@ def why_it_ends(setup: Setup, codes: np.ndarray, streak: int, done: int, origin:
         streak: how many were bad in a row, at its end.
         origin: what makes the first NaN (`debug.nan_origin`), where somebody has looked.
     """
-    more = "--resume --debug looks for its origin" if origin is None else f"its origin: {origin}"
-    saved = f"the run is saved as it was after {done} updates"
+    more = "--resume --debug locates the origin" if origin is None else f"origin: {origin}"
+    saved = f"the run is saved after {done} updates"
     if setup.config.on_bad_numbers == "skip":
         what = describe_bad_numbers(setup, codes[-1])
-        return f"update {done}, and the {streak - 1} before it: {what} (all were left out; {saved}; {more})"
+        return f"update {done} and the {streak - 1} before it: {what} (all skipped; {saved}; {more})"
     what = describe_bad_numbers(setup, codes[codes > 0][0])
-    return f"update {done + 1}: {what} ({saved}; --resume --on-bad-numbers skip goes on without this one; {more})"
+    return f"update {done + 1}: {what} ({saved}; --resume --on-bad-numbers skip continues without it; {more})"
 
 
 def what_was_skipped(setup: Setup, codes: np.ndarray, who: str = "") -> str:
     """Returns a line about the updates of a chunk that were left out, of whom (" of member 3")."""
     bad = codes[codes > 0]
-    return f"Left out {len(bad)} of {len(codes)} updates{who}, the first for {describe_bad_numbers(setup, bad[0])}"
+    return f"Warning: skipped {len(bad)} of {len(codes)} updates{who}. First: {describe_bad_numbers(setup, bad[0])}"
 
 
 def skipped_updates(config: TrainConfig, codes: np.ndarray) -> dict[str, int]:

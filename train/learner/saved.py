@@ -33,7 +33,7 @@ def read_run(
 ) -> tuple[Setup, TrainState]:
     """Returns what `load_run` does (train/load.py), the setup in place of its learner."""
     if str(run_folder).startswith(REFERENCE):
-        require(num_updates is None, f"checkpoint of {run_folder}", num_updates, "left out: it has one state")
+        require(num_updates is None, f"checkpoint of {run_folder}", num_updates, "omitted: a bundled run has one state")
         return read_reference(str(run_folder).removeprefix(REFERENCE))
     config = load_run_config(run_folder, trust)
     config = dataclasses.replace(config, devices=1)  # it may have had more than there are here
@@ -42,7 +42,7 @@ def read_run(
     folder = Path(run_folder) / ("best" if best else "checkpoints")
     if not folder.is_dir():
         none = best and config.best_by is None  # auto: several policies train
-        why = f": best_metric = {config.best_metric} keeps none of this run, it must name a metric" if none else ""
+        why = f": best_metric = {config.best_metric} selects none in this run. Name a metric" if none else ""
         raise FileNotFoundError(f"no checkpoint in {folder}{why}")
     with open_checkpoints(folder, keep=None) as manager:
         steps = sorted(manager.all_steps())
@@ -51,7 +51,7 @@ def read_run(
         step = steps[-1] if num_updates is None else num_updates
         if step not in steps:
             held = ", ".join(map(str, steps))
-            raise FileNotFoundError(f"no checkpoint of {step} updates in {folder}, only of {held} (keep_checkpoints)")
+            raise FileNotFoundError(f"no checkpoint of {step} updates in {folder}. Choose {held} (keep_checkpoints)")
         try:
             return setup, restore(manager, step, abstract_state(setup), config)[0]
         except DamagedCheckpointError:

@@ -42,7 +42,7 @@ def make_setup(config: TrainConfig, trust: Collection[str] = ()) -> Setup:
 def require_config(config: TrainConfig) -> None:
     """Raises TypeError for the name of a preset in the place of a configuration."""
     if isinstance(config, (str, Path)):
-        raise TypeError(f"config = {str(config)!r}: must be a TrainConfig, load_config({str(config)!r})")
+        raise TypeError(f"config = {str(config)!r}: must be a TrainConfig. Use load_config({str(config)!r})")
 
 
 def make_policy(name: str, config: TrainConfig, assignment: Assignment) -> Policy:
@@ -54,7 +54,7 @@ def make_policy(name: str, config: TrainConfig, assignment: Assignment) -> Polic
     built = building_config(own, assignment)
     network = nnx.eval_shape(lambda: algorithm.make_network(built, assignment, nnx.Rngs(jax.random.key(0))))
     count = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(nnx.state(network)))
-    require(count <= LARGEST, f"policies.{name}.network: its parameters", count, f"at most {LARGEST} in all")
+    require(count <= LARGEST, f"policies.{name}.network: number of parameters", count, f"at most {LARGEST}")
     distribution = make_distribution(assignment.action_space, own.action_distribution)
     encoder = encoder_class(own.network.encoder)
     kernels = algorithm.make_kernels(own, assignment, distribution, encoder) if config.kernels else None

@@ -29,13 +29,13 @@ def validate(config: TrainConfig) -> tuple[Env, Any, dict[str, Assignment]]:
     require_allowed("", config)
     steps = config.total_env_steps
     most = LARGEST * config.env_steps_per_update
-    require(steps <= most, "total_env_steps", steps, f"at most {most}, 2**31 - 1 updates: they are counted in int32")
+    require(steps <= most, "total_env_steps", steps, f"at most {most} (2**31 - 1 updates, counted in int32)")
     divides = config.num_envs % config.blocks == 0
     require(divides, "num_blocks", config.blocks, f"a divisor of num_envs = {config.num_envs}")
     fits = config.devices >= 0 and config.blocks % (config.devices or 1) == 0
-    require(fits, "devices", config.devices, f"a divisor of num_blocks = {config.blocks} (0: the largest there is)")
+    require(fits, "devices", config.devices, f"a divisor of num_blocks = {config.blocks} (0: as many as possible)")
     if not isinstance(config.reset, str):
-        allowed = "'fresh', 'fixed' or at least 1 start, below 2**31"
+        allowed = "'fresh', 'fixed' or a number of starts, at least 1 and below 2**31"
         require(1 <= config.reset <= LARGEST, "reset", config.reset, allowed)
     for name, goal in config.stop_at.items():
         require(math.isfinite(goal), f"stop_at.{name}", goal, "finite")
@@ -45,7 +45,7 @@ def validate(config: TrainConfig) -> tuple[Env, Any, dict[str, Assignment]]:
     agents = sum(group_sizes(env).values())
     factors = f"num_envs {config.num_envs} x rollout_length {config.rollout_length} x agents {agents}"
     rows = config.env_steps_per_update * agents
-    require(rows <= LARGEST, "rows of a rollout", rows, f"below 2**31: {factors}")
+    require(rows <= LARGEST, "transitions per rollout", rows, f"below 2**31: {factors}")
     for name, policy in config.policies.items():
         require(name and "/" not in name and "." not in name, "policies", name, "a name without '/' and '.'")
         _validate_policy(name, policy)
@@ -83,11 +83,11 @@ def _validate_policy(name: str, policy: PolicyConfig) -> None:
     path = f"policies.{name}"
     frozen = policy.past_selves and not policy.trainable
     require_allowed(f"{path}.", policy, find_algorithm(policy.algorithm).takes)
-    require(not frozen, f"{path}.past_selves", policy.past_selves, "0 where trainable is false: it is always the same")
+    require(not frozen, f"{path}.past_selves", policy.past_selves, "0 if trainable is false: the policy never changes")
     check_options(f"{path}.network", policy.network)
     raw = getattr(encoder_class(policy.network.encoder), "needs_raw", False)
     shifted = policy.normalize_observation and raw
-    require(not shifted, f"{path}.normalize_observation", True, f"false with the encoder {policy.network.encoder!r}")
+    require(not shifted, f"{path}.normalize_observation", True, f"false with encoder {policy.network.encoder!r}")
 
 
 def _validate_pool(name: str, config: TrainConfig, env: Env, assignment: Assignment) -> None:
@@ -96,19 +96,19 @@ def _validate_pool(name: str, config: TrainConfig, env: Env, assignment: Assignm
     alone, pool = len(config.policies) == 1, pool_of(policy)
     for field, usual in (("past_selves", "0"), ("opponents", "left out")):
         value = getattr(policy, field)
-        require(not (value and alone), f"{path}.{field}", value, f"{usual} where there is no other policy")
+        require(not (value and alone), f"{path}.{field}", value, f"{usual} in a run with a single policy")
     what = "past_selves" if policy.past_selves else "opponents"
-    words = f"at least 2, as {path} has {what}: in a block either these play or itself"
+    words = f"at least 2, because {path} has {what}: each block is played by the policy or by one opponent"
     require(not pool.size or config.blocks >= 2, "num_blocks", config.blocks, words)
     for field in ("opponents_every", "opponents_priority"):
         usual = getattr(PolicyConfig(), field)
-        words = f"{usual} (left out) without opponents and past_selves"
+        words = f"{usual} (the default) without opponents and past_selves"
         require(pool.size or getattr(policy, field) == usual, f"{path}.{field}", getattr(policy, field), words)
     for who in pool.rules:
-        require_known(f"script in {path}.opponents (a run is a path with '/'):", who, [RANDOM, *env.scripts])
+        require_known(f"script in {path}.opponents (a run is a path that contains '/'):", who, [RANDOM, *env.scripts])
         group = None if who == RANDOM else env.scripts[who][0]
         others = [part.group for part in assignment.segments if group not in (None, part.group)]
-        words = f"a script of {', '.join(others)}, whom the policy plays, too: that one plays {group} only"
+        words = f"a script that also acts for {', '.join(others)}: this one acts for {group} only"
         require(not others, f"{path}.opponents: script", who, words)
     _validate_shares(path, policy)
 
@@ -121,8 +121,8 @@ def _validate_shares(path: str, policy: PolicyConfig) -> None:
     points = {name: dict(points_of(share)) for name, share in shares.items()}
     for step in sorted({step for share in points.values() for step in share}):
         at = {name: float(np.interp(step, list(share), list(share.values()))) for name, share in points.items()}
-        words = f"at most 1 in all ({', '.join(f'{name} {value:g}' for name, value in at.items())})"
-        require(sum(at.values()) <= 1 + 1e-6, f"shares at env step {step:g}", sum(at.values()), words)
+        words = f"at most 1 in total ({', '.join(f'{name} {value:g}' for name, value in at.items())})"
+        require(sum(at.values()) <= 1 + 1e-6, f"sum of opponent shares at env step {step:g}", sum(at.values()), words)
 
 
 def _validate_mask(name: str, policy: PolicyConfig, assignment: Assignment) -> None:
@@ -130,10 +130,10 @@ def _validate_mask(name: str, policy: PolicyConfig, assignment: Assignment) -> N
     observation = assignment.observation_space
     for part, inner in observation.spaces.items() if isinstance(observation, Dict) else ():
         if _has_mask(inner):
-            raise ValueError(f"policies.{name}: {MASK} inside observation[{part!r}]: must stand at the top, beside it")
+            raise ValueError(f"policies.{name}: {MASK} inside observation[{part!r}]: must be a top-level key")
     if policy.decisions_only and not (isinstance(observation, Dict) and MASK in observation.spaces):
         group = assignment.segments[0].group
-        words = f"the observations of group {group!r} have no {MASK}: every row decides"
+        words = f"requires the key {MASK} in the observations of group {group!r}"
         raise ValueError(f"policies.{name}.decisions_only = True: {words}")
 
 
@@ -145,9 +145,9 @@ def _validate_batch(config: TrainConfig, name: str, assignment: Assignment) -> N
     policy = config.policies[name]
     replicas, agents = config.num_envs // config.blocks, assignment.num_agents
     factors = f"num_envs / num_blocks {replicas} x agents {agents}"
-    rows, what = replicas * agents, f"the sequences of a block ({factors})"
+    rows, what = replicas * agents, f"the number of sequences per block ({factors})"
     if not policy.network.recurrent_size:
         rows *= config.rollout_length
-        what = f"the rows of a block (rollout_length {config.rollout_length} x {factors})"
+        what = f"the number of transitions per block (rollout_length {config.rollout_length} x {factors})"
     divides = rows % policy.minibatches == 0
     require(divides, f"policies.{name}.minibatches", policy.minibatches, f"a divisor of {rows}, {what}")

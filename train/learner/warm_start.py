@@ -76,7 +76,7 @@ def read_policies(setup: Setup) -> dict[str, PolicyState]:
         require_same_policy(field, policy, other.policies[wanted or name])
         own = jax.eval_shape(lambda policy=policy: init_policy(policy, jax.random.key(0))).params
         if jax.tree.map(jnp.shape, theirs.params) != jax.tree.map(jnp.shape, own):  # a class of one's own has changed
-            raise ValueError(f"{field}: its parameters have other shapes than those of policies.{name}")
+            raise ValueError(f"{field}: its parameter shapes differ from those in policies.{name}")
         kept = PolicyState(theirs.params, None, theirs.normalizer, gradient_steps=theirs.gradient_steps)
         loaded[key] = jax.device_get(kept)
     return loaded
@@ -86,17 +86,17 @@ def require_same_policy(field: str, policy: Policy, theirs: Policy) -> None:
     """Raises ValueError, naming what differs, where parameters of one policy mean nothing to another."""
     path = f"policies.{policy.name}"
     if type(policy.algorithm).make_network is not type(theirs.algorithm).make_network:
-        require(False, f"{path}.algorithm", policy.config.algorithm, f"{theirs.config.algorithm!r}, as that of {field}")
+        require(False, f"{path}.algorithm", policy.config.algorithm, f"{theirs.config.algorithm!r}, as in {field}")
     own, other = (read_part(p.config) for p in (policy, theirs))
     for name, value in own.items():
-        require(value == other[name], f"{path}.{name}", value, f"{other[name]!r}, as that of {field}")
+        require(value == other[name], f"{path}.{name}", value, f"{other[name]!r}, as in {field}")
     mine, his = ([part.group for part in p.assignment.types] for p in (policy, theirs))
     if mine != his:
-        raise ValueError(f"{path}.agents: its types of agents are {mine}, must be {his} in this order, as of {field}")
+        raise ValueError(f"{path}.agents: agent types are {mine}, must be {his} in this order, as in {field}")
     for kind in ("observation_space", "action_space"):
         mine, his = (getattr(p.assignment, kind) for p in (policy, theirs))
         if _form(mine) != _form(his):
-            raise ValueError(f"{field}: its {kind.replace('_', ' ')} is {his}, that of {path} {mine}")
+            raise ValueError(f"{field}: its {kind.replace('_', ' ')} {his} differs from {mine} of {path}")
 
 
 def _form(space: Space) -> Any:

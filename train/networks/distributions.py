@@ -228,7 +228,7 @@ def make_distribution(space: Space, in_a_box: str = "gaussian") -> Distribution:
         ValueError: for a squashed one in a Box that is not bounded, or in another space.
     """
     if in_a_box != "gaussian" and not isinstance(space, Box):
-        raise ValueError(f"action_distribution = {in_a_box!r}: must be gaussian (left out), as {space} is no Box")
+        raise ValueError(f"action_distribution = {in_a_box!r}: must be gaussian (the default), as {space} is not a Box")
     match space:
         case Discrete():
             return Categorical((space.n,), scalar=True)
@@ -239,6 +239,6 @@ def make_distribution(space: Space, in_a_box: str = "gaussian") -> Distribution:
         case Box():
             low, high = (np.broadcast_to(bound, space.shape).reshape(-1) for bound in (space.low, space.high))
             if not (np.isfinite(low).all() and np.isfinite(high).all() and (low < high).all()):
-                raise ValueError(f"action_distribution = 'squashed_gaussian': {space} is not bounded on all sides")
+                raise ValueError(f"action_distribution = 'squashed_gaussian': requires finite bounds, not {space}")
             return SquashedGaussian(math.prod(space.shape), space.shape, tuple(low.tolist()), tuple(high.tolist()))
-    raise TypeError(f"action space {space}: a policy acts in a Discrete, MultiDiscrete or Box space")
+    raise TypeError(f"action space {space}: must be Discrete, MultiDiscrete or Box")

@@ -254,7 +254,7 @@ def encoder_class(name: str, field: str = "network.encoder") -> Any:
     """
     if ":" not in name:
         if name not in ENCODERS:
-            own = 'or your own, "package.module:Class"; what register_encoder names must be registered again'
+            own = 'a custom encoder is "package.module:Class", or is registered again with register_encoder'
             raise ValueError(f"unknown {field} {name!r}: {did_you_mean(name, ENCODERS)} ({own})")
         return ENCODERS[name]
     found = import_named(field, name)
@@ -293,9 +293,9 @@ def require_layout(path: str, config: NetworkConfig, env: Env) -> None:
     """Raises ValueError where an encoder must know who is whom, and neither the game nor an option says it."""
     asked = _split_asked_for(config)
     if asked is not None and asked.default is asked.empty and layout_of(env) is None:
-        words = f"{type(env).__name__} does not say who is whom in its observations"
-        remedies = "give it a method split_observation, or name a function as encoder_options.split"
-        raise ValueError(f"{path}.encoder = {config.encoder!r}: {words}: {remedies}")
+        words = f"{type(env).__name__} does not define how to split observations into agents"
+        remedies = "Add a method split_observation, or name a function as encoder_options.split"
+        raise ValueError(f"{path}.encoder = {config.encoder!r}: {words}. {remedies}")
 
 
 def _split_asked_for(config: NetworkConfig) -> inspect.Parameter | None:
@@ -323,7 +323,7 @@ def check_encoder(path: str, config: NetworkConfig, observation_space: Space, la
     encoder = nnx.eval_shape(build)
     width = getattr(encoder, "num_features", None)
     if isinstance(width, bool) or not isinstance(width, int):
-        raise TypeError(f"{what}: must set num_features, the width of what it returns (a whole number, not {width!r})")
+        raise TypeError(f"{what}: must set num_features, the width of its output, to a whole number, not {width!r}")
     graphdef, state = nnx.split(encoder)
     for leading in ((4,), (2, 3)):
         with_axes = lambda leaf, axes=leading: jax.ShapeDtypeStruct((*axes, *leaf.shape), leaf.dtype)  # noqa: E731
@@ -336,7 +336,7 @@ def check_encoder(path: str, config: NetworkConfig, observation_space: Space, la
         if returned != (*leading, width):
             raise TypeError(
                 f"{what}: returns {returned} for observations with leading axes {leading}; "
-                f"must return {(*leading, width)}, num_features {width} last"
+                f"must return {(*leading, width)}, with num_features = {width} last"
             )
 
 
@@ -348,8 +348,8 @@ def _require_params(what: str, encoder: nnx.Module) -> None:
     for place, kind in kept.items():
         if not issubclass(kind, nnx.Param):
             raise TypeError(
-                f"{what}: {'.'.join(map(str, place))} is of the kind {kind.__name__}; only nnx.Param is kept and "
-                "trained (no running statistics, no dropout; a constant is a tuple, or made in __call__)"
+                f"{what}: {'.'.join(map(str, place))} is of type {kind.__name__}; only nnx.Param is stored and "
+                "trained. Remove running statistics and dropout; make a constant a tuple, or build it in __call__"
             )
 
 

@@ -98,10 +98,10 @@ def require_actions(who: str, actions: Any, assignment: Assignment, expected: tu
     """Raises TypeError or ValueError where actions from outside have another type or shape than the space's; the first
     `axes` of the shapes are left out of the sentence."""
     if not isinstance(actions, jax.Array):
-        raise TypeError(f"{who} returned a {type(actions).__name__}: must be an array, the actions of one group")
+        raise TypeError(f"{who} returned a {type(actions).__name__}: must be an array with the actions of one group")
     group, dtype = assignment.segments[0].group, np.dtype(assignment.action_space.dtype)
     if actions.shape != expected:
-        words = f"actions of {group}, from {who}, of shape"
+        words = f"actions of {group} from {who} have shape"
         raise ValueError(f"{words} {actions.shape[axes:]}: must be {expected[axes:]}")
     if not np.can_cast(actions.dtype, dtype, "same_kind"):  # 0.9 would become action 0
-        raise TypeError(f"actions of {group}, from {who}, are {actions.dtype}: must be {dtype}")
+        raise TypeError(f"actions of {group} from {who} have dtype {actions.dtype}: must be {dtype}")

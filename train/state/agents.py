@@ -98,12 +98,12 @@ def assign_agents(env: Env, params: Any, policies: Mapping[str, PolicyConfig]) -
             if pair != spaces[0]:
                 raise ValueError(
                     f"policies.{name}.agents: groups {parts[0].group!r} and {part.group!r} have different spaces "
-                    f"({spaces[0]} and {pair}): give them a policy each"
+                    f"({spaces[0]} and {pair}). Give each group its own policy"
                 )
         space, shows, selectors = spaces[0][0], policies[name].agent_type_feature, policies[name].agents or (name,)
         types = tuple(types_of(selectors, parts)) if shows else ()
         if types:  # an action mask stays at the top
-            single = f"false where `agents` is a single selector, {parts[0].group!r}: there is only one type"
+            single = f"false if `agents` is the single selector {parts[0].group!r}, which has only one type"
             require(len(types) > 1, f"policies.{name}.agent_type_feature", True, single)
             mask = {MASK: space[MASK]} if isinstance(space, Dict) and MASK in space.spaces else {}
             space = Dict({"obs": without_mask(space), AGENT_TYPE: Discrete(len(types)), **mask})
@@ -122,7 +122,7 @@ def parse_selectors(policy: str, selectors: tuple[str, ...], sizes: Mapping[str,
     segments = []
     for selector in selectors:
         match = _SELECTOR.fullmatch(selector)
-        words = "a group, a slice as 'runner[0:50]', an index, or 'runner[*]' for each agent by itself"
+        words = "a group, a slice such as 'runner[0:50]', an index, or 'runner[*]' for a type per agent"
         known = selector in sizes or (match and (match[1] in sizes or re.fullmatch(r"\w+", match[1])))
         require(known, f"policies.{policy}.agents", selector, words)
         group, index, first, last = (selector, *[None] * 3) if selector in sizes else match.groups()
@@ -130,7 +130,7 @@ def parse_selectors(policy: str, selectors: tuple[str, ...], sizes: Mapping[str,
         start = int(index or first or 0)
         stop = start + 1 if index else int(last or sizes[group])
         if not 0 <= start < stop <= sizes[group]:
-            inside = f"must lie inside {group}[0:{sizes[group]}] and hold an agent"
+            inside = f"must be a nonempty range inside {group}[0:{sizes[group]}]"
             raise ValueError(f"policies.{policy}.agents = {selector!r}: {inside}")
         segments.append(Segment(group, start, stop))
     return segments
@@ -154,7 +154,7 @@ def _require_partition(segments: Mapping[str, list[Segment]], sizes: Mapping[str
             owner[group, i] = name
     free = [f"{group}[{i}]" for group, size in sizes.items() for i in range(size) if (group, i) not in owner]
     if free:
-        raise ValueError(f"policies: nobody plays {', '.join(free[:3])}{' ...' if len(free) > 3 else ''}")
+        raise ValueError(f"policies: no policy controls {', '.join(free[:3])}{' ...' if len(free) > 3 else ''}")
 
 
 def to_groups(env: Env, values: Any) -> dict[str, Any]:

@@ -100,7 +100,7 @@ def hypers_of(config: Any, takes: Collection[str] = ()) -> Any:
 def schedule_arrays(schedule: Schedule) -> ScheduleArrays:
     """Returns a schedule, or a number, as arrays. Raises TypeError for one in fractions of a run (`in_env_steps`)."""
     if isinstance(schedule, Fraction):
-        raise TypeError(f"schedule = {schedule!r}: must be in env steps here")
+        raise TypeError(f"schedule = {schedule!r}: must be in env steps, not in fractions of a run")
     return ScheduleArrays(*(jnp.array(column, jnp.float32) for column in zip(*points_of(schedule), strict=True)))
 
 
@@ -144,7 +144,7 @@ def _require_allowed(name: str, field: dataclasses.Field, value: Any) -> None:
         return
     numbers = np.asarray(value)
     if numbers.dtype.kind not in "iuf":
-        raise TypeError(f"{name} = {value!r}: must be a number, or one for each member")
+        raise TypeError(f"{name} = {value!r}: must be a number, or one per population member")
     for number in numbers.ravel().tolist():
         require_value(name, field, number)
 
@@ -158,8 +158,8 @@ def _like(name: str, old: Any, value: Any) -> Any:
     value = jnp.asarray(value, jnp.float32)
     members = old.values.shape[:-1] if isinstance(old, ScheduleArrays) else old.shape
     if value.shape not in ((), members):
-        allowed = f"one number, or one for each member, {members}" if members else "one number (this is one state)"
-        raise ValueError(f"{name} has the shape {value.shape}: must be {allowed}")
+        allowed = f"() or {members}, one number per member" if members else "(), as the state is a single run"
+        raise ValueError(f"{name} has shape {value.shape}: must be {allowed}")
     if not isinstance(old, ScheduleArrays):
         return jnp.broadcast_to(value, old.shape)
     return old.replace(values=jnp.broadcast_to(value[..., None], old.values.shape))

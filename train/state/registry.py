@@ -46,7 +46,7 @@ def find_algorithm(name: str, field: str = "algorithm") -> Algorithm:
         raise TypeError(f"{field} = {name!r}: must be a name, not {type(name).__name__}")
     found = ALGORITHMS.get(name, name)
     if isinstance(found, str) and ":" not in found:
-        own = 'or your own, "package.module:Class"; what register_algorithm names must be registered again'
+        own = 'a custom algorithm is "package.module:Class", or is registered again with register_algorithm'
         raise ValueError(f"{field} = {name!r}: {did_you_mean(name, ALGORITHMS)} ({own})")
     if isinstance(found, str):
         found = import_named(field, found)
@@ -58,9 +58,9 @@ def _require_algorithm(what: str, found: Any) -> None:
     if not (isinstance(found, type) and issubclass(found, Algorithm)):
         raise TypeError(f"{what}: must be a subclass of wdjax.train.Algorithm, not {found!r}")
     missing = ", ".join(sorted(found.__abstractmethods__))
-    require(not missing, what, found.__name__, f"an algorithm with all of its functions: {missing} not written")
+    require(not missing, what, found.__name__, f"a complete algorithm. Implement {missing}")
     options = found.Options
-    words = f"{what}: its Options must be a frozen dataclass, and every field must have a default"
+    words = f"{what}: Options must be a frozen dataclass with a default for every field"
     if not (isinstance(options, type) and dataclasses.is_dataclass(options) and options.__dataclass_params__.frozen):
         raise TypeError(f"{words}, not {options!r}")
     bare = [field.name for field in dataclasses.fields(options) if is_required(field)]
@@ -92,7 +92,7 @@ def with_options(path: str, config: PolicyConfig) -> PolicyConfig:
     if not dataclasses.fields(cls) and isinstance(given, Mapping) and given:
         name = next(iter(given))
         near = policy_fields(name, [path.removeprefix("policies.")])
-        words = f": did you mean '{near[0]}'?" if near else "; its hyperparameters are fields of the policy"
+        words = f": did you mean '{near[0]}'?" if near else ". Set its hyperparameters as fields of the policy"
         raise ValueError(f"unknown field {path}.options.{name}: {config.algorithm} has no options{words}")
     options = from_mapping(cls, given, f"{path}.options.")
     return dataclasses.replace(config, options=options if dataclasses.fields(cls) else {})

@@ -42,11 +42,11 @@ def choose_devices(config: TrainConfig) -> int:
     if config.devices:
         require_devices(config.devices, there, processes)
         shared = config.devices == 1 or config.devices % processes == 0
-        require(shared, "devices", config.devices, f"a multiple of the {processes} processes")
+        require(shared, "devices", config.devices, f"a multiple of {processes}, the number of processes")
         return config.devices
     most = processes if jax.default_backend() == "cpu" else there  # the devices of a CPU share its cores
     numbers = [number for number in range(processes, most + 1, processes) if config.blocks % number == 0]
-    require(numbers, "num_blocks", config.blocks, f"a multiple of the {processes} processes: each has its share")
+    require(numbers, "num_blocks", config.blocks, f"a multiple of {processes}, the number of processes")
     return max(numbers)
 
 
@@ -61,7 +61,7 @@ def require_devices(devices: int, there: int, processes: int = 1) -> None:
 def require_all_processes(num_devices: int) -> None:
     """Raises ValueError where a run of several processes would leave some without a share."""
     processes = jax.process_count()
-    require(num_devices % processes == 0, "devices", num_devices, f"a multiple of the {processes} processes")
+    require(num_devices % processes == 0, "devices", num_devices, f"a multiple of {processes}, the number of processes")
 
 
 def make_mesh(num_devices: int, axis: str = AXIS, processes: int | None = None) -> Mesh:
@@ -111,7 +111,7 @@ def spread(setup: Setup, function: Callable, state: TrainState, *told: jax.Array
         TypeError: for what is no TrainState, as the pair that `run` returned.
     """
     if not isinstance(state, TrainState):
-        words = "which learner.init(key) returns, and learner.run as the first of a pair (state, metrics)"
+        words = "from learner.init(key), or the first item of the pair (state, metrics) from learner.run"
         raise TypeError(f"state: must be a TrainState, {words}")
     if setup.num_devices == 1:
         return function(setup, state, *told)

@@ -101,7 +101,7 @@ def save(manager: ocp.CheckpointManager, step: int, state: TrainState, host: dic
     items = ocp.args.Composite(state=ocp.args.StandardSave(state), host=ocp.args.JsonSave(host))
     with _BEGINNING, saving(manager):
         if not manager.save(step, args=items):
-            raise FileExistsError(f"{step} updates are fewer than the {manager.latest_step()} of the newest checkpoint")
+            raise FileExistsError(f"cannot save {step} updates: the newest checkpoint has {manager.latest_step()}")
 
 
 def delete_newer(manager: ocp.CheckpointManager, step: int) -> None:
@@ -145,7 +145,7 @@ def saving(manager: ocp.CheckpointManager) -> Iterator[None]:
     except Exception as error:  # orbax raises what its threads and tensorstore do: of any type
         whole = [int(path.name) for path in Path(manager.directory).glob("*") if path.name.isdecimal()]
         good = max(whole, default=None)
-        rest = "there is none yet" if good is None else f"the one of {good} updates is whole, --resume goes on from it"
+        rest = "none is complete yet" if good is None else f"--resume continues from the one of {good} updates"
         raise OSError(f"could not save a checkpoint in {manager.directory} ({reason(error)}): {rest}") from error
 
 
@@ -179,7 +179,7 @@ def restore(
             begun = read_config(host["config"])
         except (ValueError, TypeError) as error:
             raise type(error)(f"{name}: {error}") from error
-        require_same_run(begun, config, f"{name} does not fit this configuration, it was saved with")
+        require_same_run(begun, config, f"{name} was saved with")
     first = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
 
     def with_place(leaf: Any) -> jax.ShapeDtypeStruct:
@@ -192,7 +192,7 @@ def restore(
     state = jax.tree.unflatten(jax.tree.structure(target), [leaves[place] for place in by_place(target)])
     # members of a sweep, with more axes, may have stopped at bad numbers before the others
     if isinstance(state, TrainState) and state.num_updates.ndim == 0 and int(state.num_updates) != step:
-        raise DamagedCheckpointError(f"{name} is damaged: it holds the state after {int(state.num_updates)} updates")
+        raise DamagedCheckpointError(f"{name} is damaged: it contains the state after {int(state.num_updates)} updates")
     return state, host
 
 
@@ -207,7 +207,7 @@ def as_stored(folder: Path, target: TrainState, name: str) -> Any:
     own, held = by_place(target), by_place(tree)
     if own.keys() != held.keys():
         other = sorted(own.keys() ^ held.keys())
-        words = f"{other[0]} {'is missing' if other[0] in own else 'is there'} ({len(other)} differences)"
+        words = f"{other[0]} {'is missing' if other[0] in own else 'is unexpected'} ({len(other)} differences)"
         raise DamagedCheckpointError(f"{name} does not fit this configuration, or is damaged: {words}")
     return jax.tree.unflatten(jax.tree.structure(tree), [own[place] for place in held])
 
@@ -236,7 +236,7 @@ def read_host(manager: ocp.CheckpointManager, step: int) -> dict[str, Any]:
     require_sizes(Path(manager.directory) / str(step), name)
     host = _read(manager, step, host=ocp.args.JsonRestore())["host"]
     if not isinstance(host, Mapping):
-        raise DamagedCheckpointError(f"{name} is damaged: host/metadata is no mapping")
+        raise DamagedCheckpointError(f"{name} is damaged: host/metadata is not a mapping")
     absent = {"metrics_size": None, "best_score": None, "best_updates": None, "deterministic": False}
     host = {**host, **{field: absent[field] for field in absent if field not in host}}
     number, size, updates = host["best_score"], host["metrics_size"], host["best_updates"]
@@ -248,7 +248,7 @@ def read_host(manager: ocp.CheckpointManager, step: int) -> dict[str, Any]:
         "config": isinstance(host.get("config", {}), Mapping),
     }
     for field in (field for field in right if not right[field]):
-        raise DamagedCheckpointError(f"{name} is damaged: host/metadata holds {field} = {host[field]!r}")
+        raise DamagedCheckpointError(f"{name} is damaged: host/metadata contains {field} = {host[field]!r}")
     return host
 
 
@@ -286,11 +286,11 @@ def restore_newest(
             damaged[step] = error
             continue
         for other, error in damaged.items():
-            say(f"Mind: {error}; kept as {set_aside(manager, other).name}, going on from {step} updates instead")
+            say(f"Warning: {error}. Renamed to {set_aside(manager, other).name}, resuming from {step} updates")
         return step, *found
     for error in damaged.values():  # the newest
-        rest = f"no older one can be read: move {manager.directory} away, and --resume begins it anew"
-        raise DamagedCheckpointError(f"{error}; {rest}") from error
+        rest = f"No older one is readable. Move {manager.directory} away and use --resume to restart"
+        raise DamagedCheckpointError(f"{error}. {rest}") from error
     return None
 
 
@@ -303,7 +303,7 @@ def newest_host(
         try:
             return newest, read_host(manager, newest)
         except DamagedCheckpointError as error:
-            say(f"Mind: {error}; kept as {set_aside(manager, newest).name}")
+            say(f"Warning: {error}. Renamed to {set_aside(manager, newest).name}")
     return None
 
 
@@ -357,13 +357,13 @@ def require_sizes(folder: Path, name: str) -> None:
     try:
         expected = read_json(file)
     except ValueError as error:
-        raise DamagedCheckpointError(f"{name} is damaged: {SIZES} holds no JSON") from error
+        raise DamagedCheckpointError(f"{name} is damaged: {SIZES} is not valid JSON") from error
     if not isinstance(expected, Mapping) or any(type(size) is not int for size in expected.values()):
-        raise DamagedCheckpointError(f"{name} is damaged: {SIZES} holds no sizes of files")
+        raise DamagedCheckpointError(f"{name} is damaged: {SIZES} does not contain file sizes")
     found = _sizes(folder)
     for path, size in expected.items():
         if found.get(path) != size:
-            holds = "is missing" if path not in found else f"holds {found[path]:,} of {size:,} bytes"
+            holds = "is missing" if path not in found else f"has {found[path]:,} of {size:,} bytes"
             raise DamagedCheckpointError(f"{name} is damaged: {path} {holds}")
 
 

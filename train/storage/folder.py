@@ -68,10 +68,10 @@ def make_folder(workdir: Path, kind: Kind, resume: bool) -> bool:
     require_checkpoint_path(workdir)
     held = next((own for sign, own in _SIGNS.items() if (workdir / sign).exists()), None)
     if held not in (None, kind):
-        raise FileExistsError(f"{workdir} holds a {held.name} of {held.command}: name another --workdir")
+        raise FileExistsError(f"{workdir} contains a {held.name} of {held.command}. Use another --workdir")
     if held and not resume:
-        words = "resume it (--resume, in Python resume=True), or name another --workdir"
-        raise FileExistsError(f"{workdir} holds a {kind.name} already: {words}")
+        words = "Resume it (--resume, in Python resume=True) or use another --workdir"
+        raise FileExistsError(f"{workdir} already contains a {kind.name}. {words}")
     with writing(workdir):
         workdir.mkdir(parents=True, exist_ok=True)
     return held is not None
@@ -84,8 +84,8 @@ def require_checkpoint_path(folder: Path) -> None:
     """
     path = f"{folder.absolute()}/"
     if "\\" in path or "gs:/" in path or path != path.encode(errors="replace").decode():
-        words = "must be UTF-8 text without a backslash and without a part that ends in 'gs:', to hold checkpoints"
-        raise ValueError(f"workdir = {str(folder)!r}: the whole path {words}. Use another folder.")
+        words = "must be UTF-8 text without a backslash or a part that ends in 'gs:' (for checkpoints)"
+        raise ValueError(f"workdir = {str(folder)!r}: the full path {words}. Use another folder.")
 
 
 def prepare_folder(workdir: Path, config: TrainConfig, resume: bool, trust: Collection[str] = ()) -> None:
@@ -102,10 +102,10 @@ def prepare_folder(workdir: Path, config: TrainConfig, resume: bool, trust: Coll
     """
     file = workdir / CONFIG
     collides = config.evaluates and EVALUATED in config.policies and not file.exists()
-    require(not collides, "policies", EVALUATED, f"another name: {EVALUATED}/... are the metrics of evaluations")
+    require(not collides, "policies", EVALUATED, f"another name, as {EVALUATED}/... are the metrics of evaluations")
     begun = make_folder(workdir, RUN, resume)
     if begun and not file.exists():
-        raise FileNotFoundError(f"{file} is missing: its checkpoints hold it (host/metadata, as JSON), write it again")
+        raise FileNotFoundError(f"{file} is missing. Restore it from a checkpoint (host/metadata, as JSON)")
     if begun:
         old = load_run_config(workdir, with_own(trust, config))
         require_same_run(old, config, f"the run in {workdir} was begun with")
@@ -134,7 +134,7 @@ def hold_folder(workdir: Path, kind: Kind = RUN) -> Iterator[Callable[[], None]]
                 if fcntl is not None:
                     fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                words = f"{kind.busy} there at this moment: wait for it, or name another --workdir"
+                words = f"{kind.busy} there. Wait for it or use another --workdir"
                 raise BlockingIOError(f"{workdir}: {words}") from None
             except OSError:
                 pass  # a file system without locks: better a run that nothing guards than none
@@ -149,7 +149,7 @@ def writing(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise type(error)(f"workdir = {folder}: must be a folder that can be written ({error.strerror})") from error
+        raise type(error)(f"workdir = {folder}: must be a writable folder ({error.strerror})") from error
 
 
 def write_whole(file: Path, text: str) -> None:
@@ -162,14 +162,14 @@ def read_json(file: Path) -> Any:
     try:
         return json.loads(read_text(file))
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file} holds no JSON: {error}") from error
+        raise ValueError(f"{file} is not valid JSON: {error}") from error
 
 
 def require_fields(file: Path, content: Any, **kinds: type) -> None:
     """Raises ValueError, naming the file, where what it holds is no mapping with these fields, each of its kind."""
     for name, kind in kinds.items():
         if not (isinstance(content, Mapping) and isinstance(content.get(name), kind)):
-            raise ValueError(f"{file} is damaged: it must hold {name}, a {kind.__name__}")
+            raise ValueError(f"{file} is damaged: it must contain {name}, a {kind.__name__}")
 
 
 def require_same_run(old: TrainConfig, new: TrainConfig, where: str) -> None:
@@ -225,7 +225,7 @@ def require_held(run_folder: str | Path) -> None:
     file, usual = Path(run_folder) / CONFIG, Path("runs") / run_folder
     if not file.is_file():
         near = f": did you mean {usual}?" if (usual / CONFIG).is_file() else ""
-        raise FileNotFoundError(f"{run_folder} holds no run: {file} is missing{near}")
+        raise FileNotFoundError(f"{run_folder} contains no run: {file} is missing{near}")
 
 
 def trusted_values(file: Path, trust: Collection[str]) -> dict[str, Any]:

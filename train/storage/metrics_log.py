@@ -123,7 +123,7 @@ class MetricsLog:
             yield
         except OSError as error:
             self._file.truncate(self.size)  # whole lines only
-            raise type(error)(f"could not write {self.path} ({error.strerror}): go on with --resume") from error
+            raise type(error)(f"could not write {self.path} ({error.strerror}). Continue with --resume") from error
 
 
 @contextlib.contextmanager
@@ -157,8 +157,8 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
             rows.append(json.loads(line))
         except (ValueError, RecursionError) as error:
             if line.endswith("\n"):
-                raise ValueError(f"{path}, line {number}, is no JSON: {error}") from error
+                raise ValueError(f"{path}, line {number}, is not valid JSON: {error}") from error
             break
         if not isinstance(rows[-1], dict):
-            raise ValueError(f"{path}, line {number}, must hold a mapping, not {rows[-1]!r}")
+            raise ValueError(f"{path}, line {number}, must be a mapping, not {rows[-1]!r}")
     return rows

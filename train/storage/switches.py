@@ -37,7 +37,7 @@ def require_same_switches(stored: Any, what: str, names: Sequence[str] = REQUIRE
 def switch_warnings(stored: Any) -> list[str]:
     """Return a warning for every setting that changes rounding and differs from the stored one."""
     changed = _changed(stored, (_ROUNDING, *_VARIABLES))
-    words = "the run does not go on bit for bit as it would have"
+    words = "results are not bit-identical to an uninterrupted run"
     return [f"Warning: {name} = {new!r}, was {old!r}: {words}" for name, old, new in changed]
 
 

@@ -338,5 +338,5 @@ def test_wrong_options_are_refused(policy, words):
 
 
 def test_discrete_actions_are_refused():
-    with pytest.raises(TypeError, match=r"policies\.agent\.algorithm = 'DDPG': acts in a Box of real numbers only"):
+    with pytest.raises(TypeError, match=r"policies\.agent\.algorithm = 'DDPG': requires a Box of floats"):
         make_learner(tiny_config("probe_signal", {"agent": tiny_ddpg()}))

@@ -326,8 +326,8 @@ AWR = PolicyConfig(algorithm="wdjax.experiments.examples.own_algorithm:AWR", dec
 
 
 @pytest.mark.parametrize(("env", "policies", "words"), [
-    ("pendulum", {"agent": DDPG}, r"policies.agent.decisions_only = True: must be False \(left out\) for DDPG"),
-    ("probe_shift", {"worker": AWR}, r"policies.worker.decisions_only = True: must be False \(left out\) for wdjax"),
+    ("pendulum", {"agent": DDPG}, r"policies.agent.decisions_only = True: must be False \(the default\): DDPG"),
+    ("probe_shift", {"worker": AWR}, r"policies.worker.decisions_only = True: must be False \(the default\): wdjax"),
     ("cartpole", {"agent": by_decisions()},
      r"policies.agent.decisions_only = True: the observations of group 'agent' have no action_mask"),
     ("probe_pair", {"pilot": by_decisions(), "clerk": tiny_policy("A2C")}, "of group 'pilot' have no action_mask"),

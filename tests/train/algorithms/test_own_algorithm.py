@@ -273,7 +273,7 @@ def test_a_custom_act_receives_keys_at_any_number_of_replicas(algorithm, num_env
         ({TEMPERATURE: "hot"}, r"policies.agent.options.temperature = 'hot': must be a number"),
         ({"policies.agent.options.temprature": 1.0}, "unknown field policies.agent.options.temprature: did you mean"),
         ({TEMPERATURE: -1.0}, r"policies.agent.options.temperature = -1.0: must be above 0"),
-        ({"policies.agent.clip": 0.3}, r"policies.agent.clip = 0.3: must be 0.2 \(left out\) for wdjax.experiments"),
+        ({"policies.agent.clip": 0.3}, r"policies.agent.clip = 0.3: must be 0.2 \(the default\): wdjax.experiments"),
         ({"policies.agent.algorithm": "PPO", TEMPERATURE: 1.0}, "unknown field policies.agent.options.temperature"),
     ],
 )
@@ -308,11 +308,11 @@ class Bare(AWR):
     ("name", "algorithm", "words"),
     [
         ("a:b", AWR, "must be a name without ':'"),
-        ("PPO", AWR, "must be a name that no other algorithm has"),
+        ("PPO", AWR, "must be a name that is not used by another algorithm"),
         ("mine", 3, "must be a subclass of wdjax.train.Algorithm, not 3"),
         ("mine", Half, "policy_loss not written"),
-        ("mine", Loose, "its Options must be a frozen dataclass"),
-        ("mine", Bare, "every field must have a default: width has none"),
+        ("mine", Loose, "Options must be a frozen dataclass"),
+        ("mine", Bare, "a default for every field: width has none"),
     ],
 )
 def test_what_cannot_be_registered(name, algorithm, words, registry):

@@ -100,7 +100,7 @@ OUT_OF_RANGE = [
     ({"num_envs": -4}, r"num_envs = -4: must be at least 1"),
     ({"seed": -1}, r"seed = -1: must be at least 0"),
     ({"seed": 2**32}, r"seed = 4294967296: must be at least 0 and below 2\*\*32"),
-    ({"reset": 0}, r"reset = 0: must be 'fresh', 'fixed' or at least 1 start"),
+    ({"reset": 0}, r"reset = 0: must be 'fresh', 'fixed' or a number of starts"),
     ({"policies": {}}, r"policies = \{\}: must be at least one policy"),
     ({"policies": {"a/b": {"agents": ["agent"]}}}, r"policies = 'a/b': must be a name without '/' and '\.'"),
     ({"policies": {"": {"agents": ["agent"]}}}, r"policies = '': must be a name"),
@@ -117,8 +117,8 @@ OUT_OF_RANGE = [
     ({RATE: []}, r"learning_rate = \(\): must be a number or at least one \[env_step, value\] pair"),
     ({RATE: [[0, NAN]]}, r"learning_rate = .*nan.*: must be finite"),
     ({RATE: [[-1, 1]]}, r"learning_rate = .*: must be finite and at least 0"),
-    ({RATE: [[5, 1], [0, 2]]}, r"learning_rate = .*: must be sorted by env_step, each once"),
-    ({RATE: [[0, 1], [0, 2]]}, r"learning_rate = .*: must be sorted by env_step, each once"),
+    ({RATE: [[5, 1], [0, 2]]}, r"learning_rate = .*: must be sorted by env_step, without duplicates"),
+    ({RATE: [[0, 1], [0, 2]]}, r"learning_rate = .*: must be sorted by env_step, without duplicates"),
     ({f"{NET}.hidden_sizes": [8, 0]}, r"network\.hidden_sizes = \(8, 0\): must be widths of at least 1"),
     ({"env_params.episode_length": 0}, r"env_params: episode_length = 0: must be above 0"),
     ({"env_params.gravity": NAN}, r"env_params: gravity = nan: must be .*not NaN"),
@@ -129,9 +129,9 @@ BATCHES = [
     ({"num_blocks": 3}, r"num_blocks = 3: must be a divisor of num_envs = 1000"),
     ({"num_blocks": 2000}, r"num_blocks = 2000: must be a divisor of num_envs = 1000"),
     ({f"{AGENT}.epochs": 0}, r"policies\.agent\.epochs = 0: must be at least 1"),
-    ({f"{AGENT}.epochs": 2}, r"policies\.agent\.epochs = 2: must be 1 \(left out\) for A2C"),
+    ({f"{AGENT}.epochs": 2}, r"policies\.agent\.epochs = 2: must be 1 \(the default\): A2C"),
     ({f"{AGENT}.minibatches": 0}, r"policies\.agent\.minibatches = 0: must be at least 1"),
-    ({f"{AGENT}.algorithm": "A2C", f"{AGENT}.minibatches": 2}, r"minibatches = 2: must be 1 \(left out\) for A2C"),
+    ({f"{AGENT}.algorithm": "A2C", f"{AGENT}.minibatches": 2}, r"minibatches = 2: must be 1 \(the default\): A2C"),
     ({f"{AGENT}.algorithm": "PPO", f"{AGENT}.minibatches": 7}, r"agent\.minibatches = 7: must be a divisor of 12500"),
     (
         {f"{AGENT}.algorithm": "PPO", f"{AGENT}.minibatches": 1000, "num_blocks": 200},
@@ -143,7 +143,7 @@ AGENTS = [
     ({f"{AGENT}.agents": ["agents"]}, r"group in policies\.agent\.agents 'agents': did you mean 'agent'\?"),
     ({f"{AGENT}.agents": ["agent", "agent"]}, r"policies\.agent\.agents: agent\[0\] already belongs to policy 'agent'"),
     ({f"{AGENT}.agents": ["agent[1]"]}, r"policies\.agent\.agents = 'agent\[1\]': must lie inside agent\[0:1\]"),
-    ({f"{AGENT}.agents": ["agent[0:0]"]}, r"policies\.agent\.agents = 'agent\[0:0\]': must lie inside"),
+    ({f"{AGENT}.agents": ["agent[0:0]"]}, r"policies\.agent\.agents = 'agent\[0:0\]': must be a nonempty range"),
     *(({f"{AGENT}.agents": [selector]}, r"policies\.agent\.agents = .*: must be a group, a slice")
       for selector in ("", "agent[]", "agent[-1]", "agent[0:1:1]", "agent[a]", "agent[0", "agent\n", "agent[0:1]x")),
 ]  # fmt: skip
@@ -171,8 +171,8 @@ def test_impossible_values_are_refused(changes, words):
 
 TAG = [
     ({"policies.tagger.agents": ["runner"]}, r"runner\[0\] already belongs to policy 'tagger'"),
-    ({"policies": {"tagger": {}}}, r"nobody plays runner\[0\], runner\[1\], runner\[2\] \.\.\."),
-    ({"policies.runner.agents": ["runner[0:50]"]}, r"nobody plays runner\[50\]"),
+    ({"policies": {"tagger": {}}}, r"no policy controls runner\[0\], runner\[1\], runner\[2\] \.\.\."),
+    ({"policies.runner.agents": ["runner[0:50]"]}, r"no policy controls runner\[50\]"),
     ({"policies.runner.agents": ["runner[0:60]", "runner[59:100]"]}, r"runner\[59\] already belongs to"),
     ({"policies.runner.agents": ["runner[0:101]"]}, r"'runner\[0:101\]': must lie inside runner\[0:100\]"),
     ({"policies.all": {"agents": ["tagger", "runner"]}}, r"policies\.all\.agents: tagger\[0\] already belongs"),
@@ -183,12 +183,12 @@ TAG = [
 
 
 OUT_OF_PLACE = [  # what an algorithm, an environment or a policy has no use for
-    ("cartpole", {f"{AGENT}.clip": 0.3}, r"policies\.agent\.clip = 0\.3: must be 0\.2 \(left out\) for A2C"),
-    ("cartpole", {f"{AGENT}.target_kl": 1.0}, r"policies\.agent\.target_kl = 1\.0: must be inf \(left out\) for A2C"),
-    ("cartpole", {f"{AGENT}.ddpg.n_step": 5}, r"policies\.agent\.ddpg\.n_step = 5: must be 1 \(left out\) for A2C"),
+    ("cartpole", {f"{AGENT}.clip": 0.3}, r"policies\.agent\.clip = 0\.3: must be 0\.2 \(the default\): A2C"),
+    ("cartpole", {f"{AGENT}.target_kl": 1.0}, r"policies\.agent\.target_kl = 1\.0: must be inf \(the default\): A2C"),
+    ("cartpole", {f"{AGENT}.ddpg.n_step": 5}, r"policies\.agent\.ddpg\.n_step = 5: must be 1 \(the default\): A2C"),
     ("cartpole_ppo", {f"{AGENT}.ddpg.noise_stddev": -3}, r"ddpg\.noise_stddev = -3\.0: must be 0\.2 .* for PPO"),
     ("cartpole", {f"{AGENT}.action_distribution": "squashed_gaussian"}, r"policies\.agent: .* must be gaussian"),
-    ("cartpole", {f"{NET}.encoder": "deep_sets"}, r"network\.encoder = 'deep_sets': CartPole does not say who is whom"),
+    ("cartpole", {f"{NET}.encoder": "deep_sets"}, r"network\.encoder = 'deep_sets': CartPole does not define how"),
     ("pendulum_ddpg", {f"{AGENT}.entropy_coefficient": 0.3}, r"entropy_coefficient = 0\.3: must be 0\.01 .* for DDPG"),
     ("tag_small", {"policies.runner.past_selves": 2, "num_envs": 5, "policies.runner.minibatches": 1,
                    "policies.tagger.minibatches": 1}, r"num_blocks = 1: must be at least 2, as policies\.runner has"),
@@ -267,7 +267,7 @@ class Nested(Signal):
 
 def test_a_mask_inside_a_part_is_refused(monkeypatch):
     monkeypatch.setitem(envs._REGISTRY, "probe_nested", Nested)
-    with pytest.raises(ValueError, match=r"agent: action_mask inside observation\['b'\]: must stand at the top"):
+    with pytest.raises(ValueError, match=r"agent: action_mask inside observation\['b'\]: must be a top-level key"):
         make_learner(TrainConfig("probe_nested", {"agent": PolicyConfig()}))
 
 
@@ -282,7 +282,7 @@ class Boundless(Signal):
 def test_a_squashed_gaussian_needs_a_bounded_box(monkeypatch):
     monkeypatch.setitem(envs._REGISTRY, "probe_boundless", Boundless)
     policy = PolicyConfig(action_distribution="squashed_gaussian")
-    with pytest.raises(ValueError, match=r"agent: action_distribution = 'squashed_gaussian': Box.* not bounded"):
+    with pytest.raises(ValueError, match=r"agent: action_distribution = 'squashed_gaussian': requires finite bounds"):
         make_learner(TrainConfig("probe_boundless", {"agent": policy}))
 
 

@@ -24,9 +24,9 @@ def test_what_many_type_first_is_a_preset():
 
 
 BAD_FILES = [
-    ("", r"must hold a mapping of fields, not nothing"),
-    ("- 1", r"must hold a mapping of fields, not list"),
-    ("just text", r"must hold a mapping of fields, not str"),
+    ("", r"must contain a mapping of fields, not nothing"),
+    ("- 1", r"must contain a mapping of fields, not list"),
+    ("just text", r"must contain a mapping of fields, not str"),
     ("env: [", r"not YAML: "),
     (GOOD + "---\n" + GOOD, r"not YAML: "),
     (GOOD + "seed: !!python/object:os.system x", r"not YAML: "),

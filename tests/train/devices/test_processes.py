@@ -203,7 +203,7 @@ def test_a_process_that_dies_or_says_nothing_ends_the_other(run_of_two, tmp_path
         before = time.monotonic()
         assert started[0].wait(60) != 0
         assert time.monotonic() - before < 60
-    words = "another process of the run has died" if number == signal.SIGKILL else "another task died"
+    words = "another process of the run died" if number == signal.SIGKILL else "another task died"
     assert words in said(folder, 0)
     assert int(load_run(folder)[1].num_updates) >= begun  # and what was saved is good
 
@@ -272,8 +272,8 @@ def test_what_srun_and_mpirun_say_is_left_to_jax(joined, monkeypatch, launcher):
 
 
 REFUSED = [
-    (("host:1", None, 0), r"--num-processes \(or JAX_NUM_PROCESSES\): must be given too"),
-    ((None, 2, None), r"--coordinator \(or JAX_COORDINATOR_ADDRESS\), --process-id .* must be given too"),
+    (("host:1", None, 0), r"--num-processes \(or JAX_NUM_PROCESSES\): required when several"),
+    ((None, 2, None), r"--coordinator \(or JAX_COORDINATOR_ADDRESS\), --process-id .* required when several"),
     (("host", 2, 0), r"--coordinator = 'host': must be HOST:PORT"),
     (("host:70000", 2, 0), r"--coordinator = 'host:70000': must be HOST:PORT"),
     (("host:1", 0, 0), r"--num-processes = 0: must be at least 1"),
@@ -365,7 +365,7 @@ def test_only_what_tells_of_a_lost_process_ends_this_one(monkeypatch, exits, cap
     with ending_with_others():
         raise ValueError("UNKNOWN: Gloo AllGather failed: Connection closed by peer")
     assert exits == [1]
-    assert "process 1 of 2 ends: another process of the run has died" in capsys.readouterr().err
+    assert "process 1 of 2 stops: another process of the run died" in capsys.readouterr().err
 
 
 def test_an_error_in_one_of_several_ends_it_at_once(monkeypatch, exits, capsys):
@@ -407,7 +407,7 @@ def test_who_refuses_says_why_and_the_others_that_one_has(monkeypatch, exits, ca
     assert exits == [1, 1]
     assert "Traceback" not in said
     assert "wdjax: another process has refused" in said
-    assert "process 0 of 2 ends: another process of the run has died" in said
+    assert "process 0 of 2 stops: another process of the run died" in said
 
 
 def test_several_processes_do_not_wait_for_each_other_to_close(monkeypatch, tmp_path):
@@ -431,7 +431,7 @@ def test_a_folder_that_disappears_ends_all(tmp_path):
             shutil.rmtree(folder, ignore_errors=True)
         codes = ends(started, folder)
     assert 0 not in codes
-    assert "could not" in said(folder, 0) or "must be a folder that can be written" in said(folder, 0)
+    assert "could not" in said(folder, 0) or "must be a writable folder" in said(folder, 0)
 
 
 @pytest.mark.slow

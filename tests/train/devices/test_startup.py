@@ -69,7 +69,7 @@ def test_garbage_is_collected_again_afterwards():
 
 
 @pytest.mark.parametrize(("error", "reason"), [
-    (AssertionError(), "jax finds no such device or has no plugin for it. Unset JAX_PLATFORMS"),
+    (AssertionError(), "jax finds no such device or lacks the plugin for it. Unset JAX_PLATFORMS"),
     (RuntimeError("Unable to initialize backend"), "Unable to initialize backend. Unset JAX_PLATFORMS"),
 ])  # fmt: skip
 def test_a_device_that_is_missing_is_named(error, reason, monkeypatch):

@@ -124,7 +124,7 @@ def test_refusals(gridworld):
         evaluate(*gridworld, jax.random.key(0), num_episodes=4, max_steps=3)
     with pytest.raises(ValueError, match="num_episodes = 0"):
         evaluate(*gridworld, jax.random.key(0), num_episodes=0)
-    with pytest.raises(ValueError, match="num_episodes = 1000000000000: must be at most 10000000, or in turns"):
+    with pytest.raises(ValueError, match="num_episodes = 1000000000000: must be at most 10000000 at once"):
         evaluate(*gridworld, jax.random.key(0), num_episodes=10**12)
 
 
@@ -305,7 +305,7 @@ def test_members_of_a_population(gridworld):
     assert play_episodes._cache_size() == before
     np.testing.assert_array_equal(member.episode_length, alone.episode_length)
     for function in (evaluate, cross_play, record_episode):
-        with pytest.raises(ValueError, match=r"a population take a member"):
+        with pytest.raises(ValueError, match=r"Select a population member"):
             function(learner, states, jax.random.key(1))
 
 

@@ -193,13 +193,13 @@ def test_deterministic_and_gaussian_policies_meet():
 @pytest.mark.parametrize(
     ("opponents", "words"),
     [
-        ([3], "a player of type int: must be a Player"),
+        ([3], "player of type int: must be a Player"),
         (["chase_nearst"], "did you mean 'chase_nearest'"),
         ("random", "must be a list"),
         ({"runer": ["random"]}, "did you mean 'runner'"),
-        ({"runner": ["chase_nearest"]}, "'chase_nearest': plays none of the roles"),
-        (["random", "random"], "must have a name of its own"),
-        ([lambda env, state, params, key: 0], "group must say whose actions"),
+        ({"runner": ["chase_nearest"]}, "'chase_nearest': fits none of the roles"),
+        (["random", "random"], "names must be unique"),
+        ([lambda env, state, params, key: 0], "group must name the group"),
         ([Player("mine", script=abs, group="runers")], "did you mean 'runner'"),
         ([runners(lambda env, state, params, key: jnp.zeros(2, int))], r"\(1,\)"),
         ([runners(lambda env, state, params, key: jnp.full(1, 0.9))], "are float32: must be int32"),
@@ -216,9 +216,9 @@ def test_a_player_is_a_run_or_a_script(run):
     for wrong in ((learner, None), (state, learner), (None, state)):
         with pytest.raises(TypeError, match=r"player 'a': learner, state = .*: must be a Learner and its TrainState"):
             Player("a", *wrong)
-    with pytest.raises(ValueError, match=r"player 'a': script = .*: must be left out, as it has a learner"):
+    with pytest.raises(ValueError, match=r"player 'a': script = .*: must be None for a player with a learner"):
         Player("a", learner, state, script=abs)
-    with pytest.raises(TypeError, match="players: must map policies to who plays them, not be a list"):
+    with pytest.raises(TypeError, match="players: must be a mapping from policy to player, not a list"):
         evaluate(*run, KEY, 4, players=["random"])
 
 
@@ -328,5 +328,5 @@ def test_what_a_network_may_not_return(run):
             cross_play(*run, KEY, 8, opponents=[Player("net", network=network, group="runner")])
     with pytest.raises(TypeError, match="load_policy"):
         Player("net", network=3)
-    with pytest.raises(ValueError, match="group must say"):
+    with pytest.raises(ValueError, match="group must name"):
         cross_play(*run, KEY, 8, opponents=[Player("net", network=floats)])

@@ -78,7 +78,7 @@ def test_leading_axes_keys_and_arguments(normalised):
     assert 0.2 < shares < 0.8  # drawn: the head's gain is 0.01
     assert policy.act(OBS[0, 0])[0].shape == ()
     for wrong in (OBS[..., :3], {"obs": OBS}, OBS[0, 0, 0]):
-        assert "must be those of one agent, (4,)" in refusal(policy.act, wrong)
+        assert "must be (4,), the shapes for one agent" in refusal(policy.act, wrong)
 
 
 def test_an_unknown_policy_is_named(normalised):
@@ -145,10 +145,10 @@ def test_a_run_is_loaded_and_exported(tmp_path, no_pictures, capsys):
 @pytest.mark.parametrize(
     ("obs", "words"),
     [
-        (None, r"^obs of shapes = None: must be those of one agent, \(4,\), after any leading axes"),
-        ({}, r"^obs of shapes = {}: must be"),
-        ([0.0] * 4, r"^obs of shapes = \[\(\), \(\), \(\), \(\)\]: must be"),
-        (np.zeros((0, 4)), r"^obs of shapes = \(0, 4\): must be .* \(of at least one agent\)"),
+        (None, r"^obs shapes = None: must be \(4,\), the shapes for one agent, after any leading axes"),
+        ({}, r"^obs shapes = {}: must be"),
+        ([0.0] * 4, r"^obs shapes = \[\(\), \(\), \(\), \(\)\]: must be"),
+        (np.zeros((0, 4)), r"^obs shapes = \(0, 4\): must be .* \(none of size 0\)"),
         (np.array(["a"] * 4), r"^obs of dtype <U1: must be float32"),
         (np.array([None] * 4), r"^obs of dtype object: must be float32"),
         (np.zeros(4, complex), r"^obs of dtype complex128: must be float32"),
@@ -161,5 +161,5 @@ def test_a_loaded_policy_refuses_wrong_observations_by_shape_or_dtype(normalised
 
 def test_a_loaded_policy_refuses_the_memory_of_other_agents():
     policy = a_policy(**RECURRENT)[2]
-    with pytest.raises(ValueError, match=r"^memory of shapes = \(\(2, 4\), \(2, 4\)\): must be"):
+    with pytest.raises(ValueError, match=r"^memory shapes = \(\(2, 4\), \(2, 4\)\): must be"):
         policy.act(OBS, policy.init_memory(2))

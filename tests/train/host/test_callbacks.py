@@ -81,7 +81,7 @@ def test_a_callback_whose_call_does_nothing_is_refused(callback):
 
 
 def test_a_callback_that_returns_a_coroutine_is_an_error():
-    with pytest.raises(TypeError, match="it returned a coroutine"):
+    with pytest.raises(TypeError, match="the callback returned a coroutine"):
         call_callbacks([lambda run, row: delayed(run, row)], None, {})
 
 
@@ -115,7 +115,7 @@ def test_a_failing_logger_warns_once_and_is_dropped(fails, calls, tmp_path, caps
     logger.close()
     assert logger.calls == calls
     said = " ".join(capsys.readouterr().err.split())
-    assert said == "Warning: Failing failed and writes nothing more (no server); training continues"
+    assert said == "Warning: Failing failed and is disabled (no server); training continues"
     assert (tmp_path / "metrics.csv").read_text().count("\n") == 4
 
 

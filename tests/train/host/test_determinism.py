@@ -55,7 +55,7 @@ def test_a_resumed_run_that_lost_it_says_so(tmp_path, monkeypatch, capsys):
     assert "--deterministic" not in capsys.readouterr().out  # a CPU is always so
     monkeypatch.setattr(trainer_module, "forgets_determinism", lambda before: before)
     Trainer(dataclasses.replace(config, total_env_steps=256), tmp_path, resume=True).train()
-    assert "this run was --deterministic" in " ".join(capsys.readouterr().out.split())
+    assert "this run used --deterministic" in " ".join(capsys.readouterr().out.split())
 
 
 def test_only_where_there_is_something_to_forget(monkeypatch):

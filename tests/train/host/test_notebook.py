@@ -196,6 +196,6 @@ def test_cells_of_a_real_notebook(tmp_path):
     assert 'value="4" max="4"' in bar
     assert "<svg" in bar
     assert "512 of 512 env steps" in html[-1]
-    assert "nothing to do. Train longer with a higher total_env_steps" in " ".join(str(again).split())
-    assert "holds a run already: resume it (--resume, in Python resume=True)" in twice[-1].evalue
+    assert "nothing to do. To train longer, raise total_env_steps" in " ".join(str(again).split())
+    assert "already contains a run. Resume it (--resume, in Python resume=True)" in twice[-1].evalue
     assert "total_env_steps" in config[-1].data["text/html"]

@@ -47,7 +47,7 @@ def test_what_is_drawn_meanwhile_is_what_the_program_takes(backend, monkeypatch)
 def test_a_state_that_fills_the_memory_is_refused_before_it_is_drawn():
     changes = {"policies.runner.opponents": {}, "policies.runner.past_selves": 10**9}
     learner = make_learner(load_config("tag_small", num_envs=2, **changes))
-    with pytest.raises(ValueError, match=r"bytes of the run's state = \d{13,}: must be at most \d+, what a device has"):
+    with pytest.raises(ValueError, match=r"state size in bytes = \d{13,}: must be at most \d+, the free memory"):
         compile_and_init(learner, abstract_state(learner.setup), 0, 1)
 
 

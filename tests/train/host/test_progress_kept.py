@@ -74,7 +74,7 @@ def test_a_finished_run_is_not_written(run):
 def test_a_checkpoint_that_would_not_be_kept_is_an_error(run):
     _, state = load_run(run)
     with open_checkpoints(run / "checkpoints", 2) as checkpoints:
-        with pytest.raises(OSError, match=r"3 updates are fewer than the 6 of the newest checkpoint"):
+        with pytest.raises(OSError, match=r"cannot save 3 updates: the newest checkpoint has 6"):
             save(checkpoints, 3, state, {"metrics_size": 0})
         save(checkpoints, 6, state, {"metrics_size": 0})  # is there already
     assert (run / "checkpoints" / "6").exists()
@@ -85,9 +85,9 @@ def test_a_checkpoint_that_holds_an_older_state_is_damaged(run, capsys):
     _, state = load_run(run)
     with open_checkpoints(run / "checkpoints", 2) as checkpoints:
         save(checkpoints, 4101, state, {"metrics_size": 10**9})
-    with pytest.raises(DamagedCheckpointError, match="checkpoints/4101 is damaged: it holds the state after 6 updates"):
+    with pytest.raises(DamagedCheckpointError, match="checkpoints/4101 is damaged: it contains the state after 6"):
         load_run(run)
     longer = dataclasses.replace(small_config(), total_env_steps=8 * 128)
     assert int(Trainer(longer, run, resume=True).train().num_updates) == 8
-    assert "kept as damaged-4101, going on from 6 updates" in " ".join(capsys.readouterr().out.split())
+    assert "Renamed to damaged-4101, resuming from 6 updates" in " ".join(capsys.readouterr().out.split())
     assert int(load_run(run)[1].num_updates) == 8

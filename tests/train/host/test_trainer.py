@@ -145,7 +145,7 @@ def test_a_folder_with_a_run_is_not_overwritten(whole_run):
 
 
 def test_no_run_no_checkpoint(tmp_path):
-    with pytest.raises(FileNotFoundError, match="holds no run"):
+    with pytest.raises(FileNotFoundError, match="contains no run"):
         load_run(tmp_path)
     Trainer(small_config(best_metric="none"), tmp_path / "run")
     with pytest.raises(FileNotFoundError, match="no checkpoint"):

@@ -247,8 +247,8 @@ def test_every_quantity_has_advice():
     learner = learner_of("A2C")
     sentences = [describe_bad_numbers(learner.setup, code) for code in range(1, 2 * len(QUANTITIES) + 1)]
     for i, quantity in enumerate(QUANTITIES):
-        assert sentences[2 * i].startswith(f"{quantity} of policy 'pilot' not finite: ")
-        assert sentences[2 * i + 1].startswith(f"{quantity} of policy 'clerk' not finite: ")
+        assert sentences[2 * i].startswith(f"non-finite {quantity} of policy 'pilot': ")
+        assert sentences[2 * i + 1].startswith(f"non-finite {quantity} of policy 'clerk': ")
 
 
 # --- going on, and more than one ---
@@ -314,7 +314,7 @@ def ended_run(tmp_path_factory):
 
 def test_trainer_saves_the_last_good_state_and_says_what_was_bad(ended_run):
     config, folder, said = ended_run
-    assert said.startswith("update 4: rewards of policy 'agent' not finite: ")
+    assert said.startswith("update 4: non-finite rewards of policy 'agent': ")
     assert "\n" not in said
     assert [row["updates"] for row in read_metrics(folder / "metrics.jsonl")] == [2, 3]
     learner, saved = load_run(folder)

@@ -62,7 +62,7 @@ def test_what_is_no_key_or_no_state_is_refused(learner, state):
     with pytest.raises(TypeError, match="key = 1: must be a typed key"):
         evaluate(learner, state, 1)
     for wrong in (3, (state, {})):
-        with pytest.raises(TypeError, match=r"state: must be a TrainState, which learner.init"):
+        with pytest.raises(TypeError, match=r"state: must be a TrainState, from learner.init"):
             learner.update(wrong)
     with pytest.raises(TypeError, match=r"^Learner.run\(\) missing 1 required"):
         learner.run(state)

@@ -222,8 +222,8 @@ def test_a_population_begins_with_it_too(source):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ("nowhere", r"policies\.mine\.checkpoint = '.*/nowhere': .*nowhere holds no run: .* is missing"),
-        ("source/checkpoints", r"source/checkpoints holds no run"),
+        ("nowhere", r"policies\.mine\.checkpoint = '.*/nowhere': .*nowhere contains no run: .* is missing"),
+        ("source/checkpoints", r"source/checkpoints contains no run"),
         ("empty", r"policies\.mine\.checkpoint = '.*/empty': no checkpoint in .*empty/checkpoints"),
         ("empty@best", r"policies\.mine\.checkpoint = '.*/empty@best': no checkpoint in .*empty/best"),
         ("source:boht", r"policy in policies\.mine\.checkpoint = '.*source:boht': 'boht': did you mean 'both'\?"),
@@ -248,11 +248,11 @@ def network(**changes):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        (network(hidden_sizes=(5,)), r"policies\.mine\.network\.hidden_sizes = \(5,\): must be \(4,\), as that of"),
+        (network(hidden_sizes=(5,)), r"policies\.mine\.network\.hidden_sizes = \(5,\): must be \(4,\), as in"),
         (network(activation="relu"), r"network\.activation = 'relu': must be 'tanh'"),
         (network(recurrent_size=0), r"network\.recurrent_size = 0: must be 3"),
         (network(shared_trunk=False), r"network\.shared_trunk = False: must be True"),
-        ({"normalize_observation": False}, r"policies\.mine\.normalize_observation = False: must be True, as that of"),
+        ({"normalize_observation": False}, r"policies\.mine\.normalize_observation = False: must be True, as in"),
         ({"action_distribution": "squashed_gaussian"}, r"action_distribution = 'squashed_gaussian': must be gaussian"),
     ],
 )
@@ -267,7 +267,7 @@ def test_another_start_of_the_weights_is_not(source):
 
 def test_another_algorithm_is_refused(source, off_policy):
     policy = tiny_policy("PPO", checkpoint=f"{off_policy[0]}:agent")
-    with pytest.raises(ValueError, match=r"policies\.agent\.algorithm = 'PPO': must be 'DDPG', as that of policies\.a"):
+    with pytest.raises(ValueError, match=r"policies\.agent\.algorithm = 'PPO': must be 'DDPG', as in policies\.a"):
         make_learner(tiny_config("probe_box_signal", {"agent": policy})).init(jax.random.key(0))
     twins = dataclasses.replace(tiny_ddpg(twin_critics=True), checkpoint=str(off_policy[0]), normalize_observation=True)
     with pytest.raises(ValueError, match=r"policies\.agent\.ddpg\.twin_critics = True: must be False"):
@@ -276,10 +276,10 @@ def test_another_algorithm_is_refused(source, off_policy):
 
 def test_other_spaces_are_refused(source):
     agent = tiny_policy("PPO", checkpoint=f"{source[0]}:both", **NORMALIZED)
-    with pytest.raises(ValueError, match=r"source:both': its observation space is Box.*8.*, that of policies.agent"):
+    with pytest.raises(ValueError, match=r"source:both': its observation space Box.*8.* differs from"):
         make_learner(tiny_config("probe_signal", {"agent": agent})).init(jax.random.key(0))
     players = tiny_policy("PPO", agents=("player",), checkpoint=f"{source[0]}:both", **NORMALIZED)
-    with pytest.raises(ValueError, match=r"its action space is Discrete.*2.*, that of policies\.players Box"):
+    with pytest.raises(ValueError, match=r"its action space Discrete.*2.* differs from Box.*of policies\.players"):
         make_learner(tiny_config("probe_box_leaver", {"players": players})).init(jax.random.key(0))
 
 
@@ -304,7 +304,7 @@ def test_a_class_that_has_changed_since_is_refused(tmp_path, monkeypatch):
     learner, state = load_run(tmp_path / "run")
     monkeypatch.setattr(Wider, "width", 5)
     monkeypatch.setattr("wdjax.train.learner.warm_start.read_named", lambda *_, **__: (learner.setup, state))
-    with pytest.raises(ValueError, match=r"its parameters have other shapes than those of policies\.agent"):
+    with pytest.raises(ValueError, match=r"its parameter shapes differ from those in policies\.agent"):
         make_learner(again).init(jax.random.key(0))
 
 
@@ -334,7 +334,7 @@ def test_a_run_goes_on_when_its_checkpoint_and_pool_lie_elsewhere(source, tmp_pa
     assert mine.standings.games.sum() > 0
     assert biases[1] == mine.params["value_head"]["bias"][0]  # the newest is the present one
     assert_equal(*(state.replace(key=jax.random.key_data(state.key)) for state in states))
-    with pytest.raises(FileNotFoundError, match=r"policies\.mine\.checkpoint = .* holds no run"):
+    with pytest.raises(FileNotFoundError, match=r"policies\.mine\.checkpoint = .* contains no run"):
         Trainer(whole, tmp_path / "new", quiet=True)
 
 

@@ -211,7 +211,7 @@ def test_own_network_is_found_by_name_and_by_path(names):
     again = type("Doubled", (Doubled,), {"__qualname__": "Doubled"})  # as in a notebook's cell run twice
     register_encoder("doubled", again)
     assert encoder_class("doubled") is again
-    with pytest.raises(ValueError, match=r"name = 'flat': must be a name that no other encoder has"):
+    with pytest.raises(ValueError, match=r"name = 'flat': must be a name that is not used by another encoder"):
         register_encoder("flat", Doubled)
     for name in ("", "a:b", 3):
         with pytest.raises(ValueError, match=f"name = {name!r}: must be a name without ':'"):
@@ -278,10 +278,10 @@ def broken(name):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("no width", r"must set num_features, the width of what it returns \(a whole number, not None\)"),
+        ("no width", r"must set num_features, the width of its output, to a whole number, not None"),
         ("float width", r"must set num_features, .* not 3\.0\)"),
-        ("statistics", r"norm\.mean is of the kind BatchStat; only nnx\.Param is kept and trained"),
-        ("array", r"scale is of the kind .*Array; only nnx\.Param"),
+        ("statistics", r"norm\.mean is of type BatchStat; only nnx\.Param is stored and trained"),
+        ("array", r"scale is of type .*Array; only nnx\.Param"),
         ("fails", r"with encoder_options \{\}: 'no such thing'"),
         ("one axis", r"fails on observations with leading axes \(2, 3\)"),
         ("other width", r"returns \(4, 2\) for observations with leading axes \(4,\); must return \(4, 3\)"),

@@ -88,7 +88,7 @@ def test_ddpg_sees_it_too():
 
 
 def test_a_set_needs_to_know_who_is_whom():
-    words = "Signal does not say who is whom in its observations: give it a method split_observation, or name a"
+    words = "Signal does not define how to split observations into agents. Add a method split_observation, or name a"
     for encoder in ("deep_sets", "attention"):
         with pytest.raises(ValueError, match=rf"^policies\.agent\.network\.encoder = '{encoder}': {words}"):
             learner_of(Signal, encoder)
@@ -126,7 +126,7 @@ def test_encoders_of_ones_own_ask_for_it(encoder, told, without, monkeypatch):
     assert with_layout(config, time_is_other).encoder_options == ({"split": time_is_other} if told else {})
     assert with_layout(config, None) is config
     if without is None:
-        with pytest.raises(ValueError, match="does not say who is whom"):
+        with pytest.raises(ValueError, match="does not define how to split observations"):
             learner_of(Signal, "own")
     else:
         learner_of(Signal, "own")

@@ -128,7 +128,7 @@ def test_a_refused_configuration_leaves_no_folder(tmp_path):
 def test_a_game_without_an_end_trains_and_goes_on(tmp_path, capsys):
     """Nothing to evaluate is no reason to stop; and 64.0 steps are 64, also in the names of checkpoints."""
     Trainer(config(ends=False), tmp_path / "run").train()
-    assert "No evaluation: max_steps" in capsys.readouterr().out
+    assert "Warning: evaluation skipped. max_steps" in capsys.readouterr().out
     assert load_run(tmp_path / "run")[1].num_updates == 2
 
 

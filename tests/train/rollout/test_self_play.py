@@ -375,7 +375,7 @@ def test_an_earlier_ddpg_self_acts_as_it_did(off_policy):
         ({"past_selves_fraction": float("nan")}, r"past_selves_fraction = nan: must be at least 0 and below 1"),
         ({"past_selves_fraction": ((0.0, 0.5), (9.0, 1.0))}, r"past_selves_fraction = \(\(0\.0, 0\.5\), .* below 1"),
         ({"past_selves_fraction": ((9.0, 0.5), (0.0, 0.5))}, r"past_selves_fraction = .*: must be sorted by env_step"),
-        ({"past_selves": 2, "trainable": False}, r"past_selves = 2: must be 0 where trainable is false"),
+        ({"past_selves": 2, "trainable": False}, r"past_selves = 2: must be 0 if trainable is false"),
     ],
 )
 def test_refusals(changes, words):
@@ -385,7 +385,7 @@ def test_refusals(changes, words):
 
 def test_earlier_selves_need_another_policy():
     alone = tiny_policy("A2C", past_selves=3)
-    with pytest.raises(ValueError, match=r"policies\.agent\.past_selves = 3: must be 0 where there is no other policy"):
+    with pytest.raises(ValueError, match=r"policies\.agent\.past_selves = 3: must be 0 in a run with a single policy"):
         make_learner(tiny_config("probe_signal", {"agent": alone}))
 
 

@@ -126,7 +126,7 @@ def test_a_policy_does_not_play_agents_that_it_has_no_type_for():
     own = assign_agents(env, env.default_params, policies)
     policy, player = Policy("kinds", kinds, own["kinds"], None, None, None, None), Player("old")
     assert seat_policy(player, policy, None, Role("kinds", "kinds", own["kinds"])).actor.kind == "learned"
-    words = r"'old': kinds shows agents their type \(agent_type_feature\), and has none for clerk\[2\]"
+    words = r"'old': kinds uses agent_type_feature and has no type for clerk\[2\]"
     with pytest.raises(ValueError, match=words):
         seat_policy(player, policy, None, Role("rest", "rest", own["rest"]))
 

@@ -379,9 +379,9 @@ def test_every_process_has_equally_many_devices(monkeypatch, count, there, block
 
 def test_refuses_devices_that_processes_cannot_share(monkeypatch):
     monkeypatch.setattr(devices_module.jax, "process_count", lambda: 2)
-    with pytest.raises(ValueError, match="num_blocks = 3: must be a multiple of the 2 processes"):
+    with pytest.raises(ValueError, match="num_blocks = 3: must be a multiple of 2, the number of processes"):
         choose_devices(dataclasses.replace(QUICK, num_envs=9, num_blocks=3))
-    with pytest.raises(ValueError, match="devices = 3: must be a multiple of the 2 processes"):
+    with pytest.raises(ValueError, match="devices = 3: must be a multiple of 2, the number of processes"):
         choose_devices(dataclasses.replace(QUICK, num_envs=9, num_blocks=9, devices=3))
-    with pytest.raises(ValueError, match="devices = 1: must be a multiple of the 2 processes"):
+    with pytest.raises(ValueError, match="devices = 1: must be a multiple of 2, the number of processes"):
         require_all_processes(choose_devices(dataclasses.replace(QUICK, devices=1)))

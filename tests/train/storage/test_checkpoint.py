@@ -68,7 +68,7 @@ def test_a_truncated_newest_checkpoint_is_set_aside_and_the_run_ends_the_same(si
     Trainer(small_config(**KEPT), run, resume=True).train()
     said = capsys.readouterr()
     words = " ".join(said.out.split())
-    assert "kept as damaged-6, going on from 4 updates instead" in words
+    assert "Renamed to damaged-6, resuming from 4 updates" in words
     assert not sizes or "holds 100 of" in words
     assert said.err == ""
     assert contents(run / "checkpoints" / "damaged-6") == before
@@ -130,7 +130,7 @@ def test_checkpoints_without_their_config_are_a_run_too(run):
     (run / "config.yaml").unlink()
     with pytest.raises(FileExistsError, match="holds a run already"):
         Trainer(small_config(**KEPT), run)
-    with pytest.raises(FileNotFoundError, match=r"config.yaml is missing: its checkpoints hold it"):
+    with pytest.raises(FileNotFoundError, match=r"config.yaml is missing. Restore it from a checkpoint"):
         Trainer(small_config(**KEPT), run, resume=True)
     assert not (run / "config.yaml").exists()
     found = json.loads((run / "checkpoints" / "6" / "host" / "metadata").read_text())["config"]
@@ -178,7 +178,7 @@ def test_a_full_disk_ends_the_run_and_the_last_checkpoint_is_whole(more, words, 
 def test_a_folder_that_cannot_be_written(run):
     shutil.rmtree(run / "checkpoints")
     (run / "checkpoints").write_text("in the way")
-    with pytest.raises(OSError, match=r"checkpoints: must be a folder that can be written \(File exists\)"):
+    with pytest.raises(OSError, match=r"checkpoints: must be a writable folder \(File exists\)"):
         Trainer(small_config(**KEPT), run, resume=True, quiet=True).train()
 
 
@@ -186,7 +186,7 @@ def test_one_run_at_a_time_in_a_folder_and_readers_are_welcome(run):
     before = contents(run)
     waiting = Trainer(small_config(**KEPT), run, resume=True, quiet=True)
     with hold_folder(run):
-        with pytest.raises(BlockingIOError, match="another run is training there at this moment: wait for it"):
+        with pytest.raises(BlockingIOError, match="another run is training there. Wait for it"):
             Trainer(small_config(**KEPT, total_env_steps=9 * 128), run, resume=True)
         with pytest.raises(BlockingIOError, match="another run is training there"):
             waiting.train()

@@ -63,7 +63,7 @@ def test_metrics_that_are_deleted_while_a_run_trains_are_written_again(replaced,
             refused.append(refusal(Trainer, trainer.config, trainer.workdir, resume=True))
 
     Trainer(small_config(**KEPT), tmp_path / "run", callbacks=[delete]).train()
-    assert "metrics.jsonl was deleted or replaced meanwhile: written again, with all its lines" in words_of(capsys)
+    assert "metrics.jsonl was deleted or replaced during training. It is rewritten" in words_of(capsys)
     assert "another run is training there" in refused[0]
     assert_same_run(whole_run, tmp_path / "run")
     assert (tmp_path / "run" / "curves.png").exists()
@@ -85,7 +85,7 @@ def test_where_another_run_has_the_folder_meanwhile_this_one_ends(tmp_path):
             held[0].__enter__()
 
     trainer = Trainer(small_config(**KEPT), tmp_path / "run", callbacks=[delete], quiet=True)
-    assert "another run is training there at this moment" in refusal(trainer.train)
+    assert "another run is training there" in refusal(trainer.train)
     held[0].__exit__(None, None, None)
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == b""  # that of the other one
 
@@ -96,7 +96,7 @@ def test_a_finished_run_without_its_metrics_draws_nothing_and_says_so(run, capsy
     go_on(run)
     words = words_of(capsys)
     assert "bytes short: its last lines are lost" in words
-    assert f"No curves: {run}/metrics.jsonl holds no line" in words
+    assert f"No curves: {run}/metrics.jsonl is empty" in words
     assert not (run / "curves.png").exists()
     assert save_curves(run) is None
 
@@ -106,7 +106,7 @@ def test_a_line_that_is_no_json_is_named_and_half_a_last_one_left_out(tmp_path):
     file.write_text('{"a": 1}\n{"a": 2}\n{"a"')
     assert read_metrics(file) == [{"a": 1}, {"a": 2}]
     file.write_text('{"a": 1}\n{"a"\n{"a": 3}\n')
-    assert f"{file}, line 2, is no JSON" in refusal(read_metrics, file)
+    assert f"{file}, line 2, is not valid JSON" in refusal(read_metrics, file)
 
 
 # --- checkpoints ---
@@ -119,7 +119,7 @@ def test_a_damaged_best_that_is_newer_than_the_checkpoint_is_set_aside(whole_run
             shutil.rmtree(checkpoint)
     (newest / "host" / "metadata").write_text("{")
     trainer = go_on(run)
-    assert f"kept as damaged-{newest.name}" in words_of(capsys)
+    assert f"Renamed to damaged-{newest.name}" in words_of(capsys)
     assert sorted(path.name for path in (run / "best").iterdir()) == sorted([newest.name, f"damaged-{newest.name}"])
     assert trainer.best_updates == int(newest.name)
     assert_same_run(whole_run, run)
@@ -130,7 +130,7 @@ def test_a_damaged_best_that_is_newer_than_the_checkpoint_is_set_aside(whole_run
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ("[1, 2]", "host/metadata is no mapping"),
+        ("[1, 2]", "host/metadata is not a mapping"),
         ({"metrics_size": None}, "host/metadata holds metrics_size = None"),
         ({"metrics_size": -5}, "host/metadata holds metrics_size = -5"),
         ({"metrics_size": "12"}, "host/metadata holds metrics_size = '12'"),
@@ -143,7 +143,7 @@ def test_edited_metadata_make_a_damaged_checkpoint(change, words, whole_run, run
     newest = run / "checkpoints" / "6"
     edit_host(newest, change if isinstance(change, str) else host_of(newest) | change)
     go_on(run)
-    assert f"checkpoints/6 is damaged: {words}; kept as damaged-6, going on from 4" in words_of(capsys)
+    assert f"checkpoints/6 is damaged: {words}. Renamed to damaged-6, resuming from 4" in words_of(capsys)
     assert_same_run(whole_run, run)
 
 
@@ -159,7 +159,7 @@ def test_sizes_that_are_none_make_a_damaged_checkpoint(content, whole_run, run, 
     with pytest.raises(DamagedCheckpointError, match=r"checkpoints/6 is damaged: sizes.json holds no (JSON|sizes)"):
         load_run(run)
     go_on(run)
-    assert "kept as damaged-6, going on from 4 updates instead" in words_of(capsys)
+    assert "Renamed to damaged-6, resuming from 4 updates" in words_of(capsys)
     assert_same_run(whole_run, run)
 
 
@@ -176,7 +176,7 @@ def test_where_no_checkpoint_can_be_read_it_says_what_to_do(whole_run, run):
         for file in (checkpoint / "state").rglob("d/*"):
             os.truncate(file, 10)
     words = refusal(go_on, run, quiet=True)
-    assert words.endswith(f"no older one can be read: move {run}/checkpoints away, and --resume begins it anew")
+    assert words.endswith(f"No older one is readable. Move {run}/checkpoints away and use --resume to restart")
     shutil.move(run / "checkpoints", run / "away")
     shutil.rmtree(run / "best")
     go_on(run, quiet=True)
@@ -194,5 +194,5 @@ def test_a_folder_of_a_sweep_holds_no_run(tmp_path):
         before = sorted(tmp_path.rglob("*"))
         for resume in (False, True):
             words = refusal(Trainer, small_config(**KEPT), file.parent, resume=resume)
-            assert words == f"{file.parent} holds a sweep of wdjax sweep: name another --workdir"
+            assert words == f"{file.parent} contains a sweep of wdjax sweep. Use another --workdir"
         assert sorted(tmp_path.rglob("*")) == before

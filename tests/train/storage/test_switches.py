@@ -55,7 +55,7 @@ def test_settings_that_change_rounding_warn_once(run, here, capsys):
     here |= {"jax_default_matmul_precision": "highest", "XLA_FLAGS": "--a=2", "NVIDIA_TF32_OVERRIDE": "0"}
     Trainer(LONGER, run, resume=True).train()
     said = " ".join(capsys.readouterr().out.split())
-    assert said.count("the run does not go on bit for bit") == 3
+    assert said.count("results are not bit-identical") == 3
     assert "Warning: XLA_FLAGS = '--a=2', was " in said
 
 

@@ -208,7 +208,7 @@ def test_the_same_code_is_found_in_a_configuration_and_in_its_file():
 @pytest.mark.parametrize("trust", ["evil", [3], None])
 def test_trust_is_a_list_of_names(tmp_path, trust):
     prepare_folder(tmp_path / "run", small_config(), resume=False)
-    assert "must be a list of modules' names" in refusal(load_run, tmp_path / "run", trust=trust)
+    assert "must be a list of module names" in refusal(load_run, tmp_path / "run", trust=trust)
 
 
 @pytest.mark.parametrize("text", ["", "yes please", "own-env", "own.", "/home/own", "own:Env", "own_env.py"])

@@ -46,7 +46,7 @@ class DDPG(Algorithm):
         config = run.policies[name]
         require_bounded_box(f"policies.{name}.algorithm = 'DDPG'", assignment.action_space)
         size = config.network.recurrent_size
-        require(size == 0, f"policies.{name}.network.recurrent_size", size, "0: DDPG has no recurrent policy")
+        require(size == 0, f"policies.{name}.network.recurrent_size", size, "0: DDPG has no recurrent networks")
         options, path = config.ddpg, f"policies.{name}.ddpg"
         for field in ("buffer_size", "batch_size"):
             value = getattr(options, field)
@@ -160,10 +160,10 @@ class DDPG(Algorithm):
 def require_bounded_box(field: str, space: Any) -> None:
     """Raises TypeError or ValueError where an action space is no Box of real numbers with two bounds for each."""
     if not (isinstance(space, Box) and jnp.issubdtype(space.dtype, jnp.floating)):
-        raise TypeError(f"{field}: acts in a Box of real numbers only, not in {space} (A2C, PPO: in any space)")
+        raise TypeError(f"{field}: requires a Box of floats as action space, not {space}. Use A2C or PPO")
     low, high = (np.broadcast_to(bound, space.shape) for bound in (space.low, space.high))
     if not (np.isfinite(low).all() and np.isfinite(high).all() and (low < high).all()):
-        raise ValueError(f"{field}: {space} must be bounded on all sides")
+        raise ValueError(f"{field}: requires an action space with finite bounds, low < high, not {space}")
 
 
 def actor_of(policy: Policy, state: PolicyState, obs: Any) -> jax.Array:

@@ -154,7 +154,7 @@ def gradient(
 
     why = why_plain(policy)
     if why is None and not reaches(policy.kernels, batch.live.size):
-        why = f"{batch.live.size:,} rows: a kernel cannot count their numbers"
+        why = f"{batch.live.size:,} transitions: more than a kernel can index"
     elif why is None and policy.algorithm.policy_loss not in (a2c_loss, ppo_loss):  # of one's own: may hold anything
         why = why_not_lowered(by_kernel, state, hypers, batch)
     if not decide(f"learning of {policy.name}", why):
