@@ -235,8 +235,8 @@ ENVIRONMENTS = [
     (FOUR.reset, (KEY, {"gravity": 1}), {}, "params = {'gravity': 1}: must be a Params of CartPole"),
     (FOUR.reset, (KEY, OTHER_PARAMS), {}, "must be a Params of CartPole"),
     (vectorize(CARTPOLE, 4, params_axis=0).reset, (KEY, PARAMS), {}, "must be an array with a leading axis of 4"),
-    (wdjax.train.make_learner, ("cartpole",), {}, "config = 'cartpole': must be a TrainConfig, load_config("),
-    (wdjax.train.Trainer, ("cartpole", "run"), {}, "config = 'cartpole': must be a TrainConfig, load_config("),
+    (wdjax.train.make_learner, ("cartpole",), {}, "config = 'cartpole': must be a TrainConfig. Use load_config("),
+    (wdjax.train.Trainer, ("cartpole", "run"), {}, "config = 'cartpole': must be a TrainConfig. Use load_config("),
     (wdjax.make, ("tag",), {}, "unknown environment 'tag': did you mean 'tag_continuous' or 'tag_gridworld'?"),
     (wdjax.check_env, ("cartpol",), {}, "unknown environment 'cartpol': did you mean 'cartpole'?"),
     (wdjax.check_env, (3,), {}, "env = 3: must be a wdjax.Env instance, or the name of a registered environment"),
@@ -260,7 +260,7 @@ RUNS = [
     ("a file", {}, "workdir = a file: must be a writable folder (File exists)"),
     ("a file/run", {}, "workdir = a file/run: must be a writable folder (Not a directory)"),
     ("/proc/run", {}, "workdir = /proc/run: must be a writable folder"),
-    ("run", {"policies.agent.checkpoint": "runs/none"}, "policies.agent.checkpoint = 'runs/none': runs/none holds no"),
+    ("run", {"policies.agent.checkpoint": "runs/none"}, "policies.agent.checkpoint = 'runs/none': runs/none contains"),
     ("run", {"policies.agent.checkpoint": "none@bst"}, "policies.agent.checkpoint = 'none@bst': checkpoint 'bst':"),
 ]
 

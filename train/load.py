@@ -1,4 +1,4 @@
-"""Presets as checked configurations, and what runs have saved."""
+"""Load presets as validated configurations, and saved runs."""
 
 import copy
 import dataclasses
@@ -31,18 +31,18 @@ ALIASES = {
 
 
 def load_config(preset: str | Path | Mapping[str, Any], *, trust: Collection[str] = (), **changes: Any) -> TrainConfig:
-    """Reads a preset, applies changes, and checks the result.
+    """Load a preset, apply changes and validate the result.
 
     Args:
-        preset: the name of a preset (`list_presets`, ALIASES), the path of a YAML file, or what such a file would hold.
-        trust: modules of one's own that a run's config.yaml may name, as for `load_run`; any other file is a preset of
-            one's own, which may name all.
-        **changes: fields of TrainConfig; dotted names reach inside: {"policies.runner.learning_rate": 1e-3}.
+        preset: name of a preset (see `list_presets`), path of a YAML file, or a mapping with the contents of one.
+        trust: modules from which the config.yaml of a run may import code, as for `load_run`. All other YAML files are
+            trusted.
+        **changes: fields of TrainConfig; nested ones are dotted: {"policies.runner.learning_rate": 1e-3}.
 
     Raises:
-        ValueError: for an unknown name (with the nearest right one) or a value out of range.
-        TypeError: for a value of the wrong type.
-        FileNotFoundError: where a path leads nowhere.
+        ValueError: if a name is unknown (the message has the closest name) or a value is out of range.
+        TypeError: if a value has the wrong type.
+        FileNotFoundError: if the file does not exist.
     """
     if isinstance(preset, Mapping):
         return _changed(without_version(copy.deepcopy(dict(preset))), changes)
@@ -74,7 +74,7 @@ def _changed(raw: dict[str, Any], changes: dict[str, Any], trust: Collection[str
 
 
 def list_presets() -> list[str]:
-    """Returns the names of the presets that come with wdjax, sorted."""
+    """Return the names of the presets bundled with wdjax, sorted."""
     return sorted(path.stem for path in PRESETS.glob("*.yaml"))
 
 
@@ -102,18 +102,21 @@ def preset_path(preset: str | Path) -> Path:
 def load_run(
     run_folder: str | Path, best: bool = False, num_updates: int | None = None, trust: Collection[str] = ()
 ) -> tuple[Learner, TrainState]:
-    """Returns the learner of a run, on one device, and the state of its newest checkpoint.
+    """Load the learner of a run, on one device, and the state of its newest checkpoint.
 
     Args:
-        run_folder: of the run; "reference:tag_continuous": what comes with wdjax of the learning table.
-        best: of its best one.
-        num_updates: of the one after so many updates.
-        trust: names of modules of one's own, with all that is inside of them: a run may name code of these, of
-            installed packages that announce it, and of wdjax, as its encoder, algorithm or environment.
+        run_folder: folder of the run, or a bundled run such as "reference:tag_continuous".
+        best: load the best checkpoint instead.
+        num_updates: load the checkpoint after this number of updates instead.
+        trust: modules (with their submodules) from which the run may import its encoder, algorithm or environment, in
+            addition to wdjax and installed packages with entry points for wdjax.
+
+    Returns:
+        (learner, state).
 
     Raises:
-        FileNotFoundError: where there is no run, or no such checkpoint in it.
-        ValueError: where it names code of another module; nothing of that has been imported.
+        FileNotFoundError: if the run or the checkpoint does not exist.
+        ValueError: if the run names code in an untrusted module, which is not imported.
     """
     setup, state = read_run(run_folder, best, num_updates, trust)
     return learner_of(setup), state
@@ -126,17 +129,19 @@ def load_named(run: str, default: str = "newest", trust: Collection[str] = ()) -
 
 
 def load_policy(run: str | Path, policy: str | None = None, trust: Collection[str] = ()) -> TrainedPolicy:
-    """Returns a policy that a run has learned, ready to act::
+    """Load a trained policy of a run::
 
         policy = wdjax.load_policy("runs/a", "tagger")
-        action, memory = policy.act(obs, memory, key)  # jitted and vmapped like any function
+        action, memory = policy.act(obs, memory, key)  # supports jit and vmap
 
     Args:
-        run: its folder; "runs/a@best", "runs/a@120" name a checkpoint.
-        policy: its name; None: the only one.
-        trust: as for `load_run`.
+        run: folder of the run. "runs/a@best" and "runs/a@120" select a checkpoint.
+        policy: name of the policy; None if the run has only one.
+        trust: modules from which the run may import code, as for `load_run`.
 
     Raises:
-        FileNotFoundError, ValueError: as `load_run`; for an unknown name, with the nearest right one.
+        FileNotFoundError: if the run or the checkpoint does not exist.
+        ValueError: if the policy is unknown (the message has the closest name), or the run names code in an untrusted
+            module.
     """
     return trained_policy(*load_named(str(run), trust=trust), policy)

@@ -1,4 +1,4 @@
-"""The host's side of a run: chunks of updates on the device, and beside them metrics, checkpoints and progress."""
+"""Train a run in a folder, with metrics, checkpoints, evaluations, callbacks and progress."""
 
 import contextlib
 import dataclasses
@@ -89,25 +89,26 @@ def check_run(learner: Learner, callbacks: Sequence[Callback | str], begun: bool
 
 
 class Trainer:
-    """Trains in a folder: config.yaml, metrics.jsonl, checkpoints/, best/, and at the end curves.png and episode.gif.
+    """Train a run in a folder.
+
+    The folder contains config.yaml, metrics.jsonl, checkpoints/, best/, and at the end curves.png and episode.gif.
 
     Args:
-        config: of the run.
-        workdir: the run's folder; made where it is not there.
-        resume: go on from the newest checkpoint in the folder, where there is one.
-        callbacks: functions of (trainer, row), called after every chunk with what was written to metrics.jsonl;
-            `trainer.state` is the state after it, while the device is at the next chunk. One that returns True ends
-            the run after that next chunk, as `stop` does. Or names: "csv", "tensorboard", "wandb", "package.module:f".
-        quiet: no progress bar and no words.
-        debug: slow checks (train/host/debug.py).
-        pictures: whether to draw at the end.
-        trust: modules of one's own, beside those that `config` names, of which a run may name code that one of its
-            policies begins with (`load_run`).
+        config: configuration of the run.
+        workdir: folder of the run; created if missing.
+        resume: continue from the newest checkpoint in the folder, if any.
+        callbacks: functions of (trainer, row), called after every chunk with the row written to metrics.jsonl.
+            `trainer.state` is the state after that chunk; the device already runs the next one. Returning True ends the
+            run after the next chunk, like `stop`. Names are allowed: "csv", "tensorboard", "wandb", "package.module:f".
+        quiet: disable the progress bar and all output.
+        debug: enable slow checks (train/host/debug.py).
+        trust: additional modules from which saved runs may import code, if policies start from them (see `load_run`).
+        pictures: draw pictures at the end.
 
     Raises:
-        FileExistsError: where the folder holds a run and `resume` is false.
-        ValueError: where it holds a run of another configuration.
-        BlockingIOError: where another run is training there.
+        FileExistsError: if the folder contains a run and `resume` is False.
+        ValueError: if the folder contains a run with another configuration.
+        BlockingIOError: if another process is training in the folder.
     """
 
     def __init__(
@@ -129,7 +130,7 @@ class Trainer:
         on_first(prepare_folder, self.workdir, config, resume, trust)
         on_all(self._require_own_folder)
         self.state: TrainState | None = None
-        self._waits = {"setup": time.perf_counter() - self._begun}  # by what was waited for, seconds
+        self._waits = {"setup": time.perf_counter() - self._begun}  # seconds not spent on training
         self._shown: Sequence[Row] | None = None  # what the live curve in a notebook is of
         self._chunks, self._kernels = 0.0, ""  # seconds of all chunks; what ran by kernels, in words
         self._beside: dict[str, Future] = {}  # compiled while training goes on: for evaluations, for pictures
@@ -148,7 +149,7 @@ class Trainer:
 
     @property
     def history(self) -> list[Row]:
-        """What metrics.jsonl holds so far, a row for each chunk: `pandas.DataFrame(trainer.history)`."""
+        """Rows of metrics.jsonl, one per chunk; for example `pandas.DataFrame(trainer.history)`."""
         file = self.workdir / "metrics.jsonl"
         return read_metrics(file) if file.exists() else []
 
@@ -173,18 +174,27 @@ class Trainer:
         return html_table(rows.items(), caption="A training run") + self._curve(history)
 
     def stop(self, why: str = "trainer.stop()") -> None:
-        """Ends `train` after the chunk that the device is at, saved; `why` is what the run's last words say."""
+        """End `train` after the current chunk and save the run.
+
+        Args:
+            why: reason shown in the final message.
+        """
         self.ended_by = self.ended_by or why
 
     def train(self) -> TrainState:
-        """Runs until total_env_steps are done, stop_at is reached or a callback ends the run, then draws; or until
-        Ctrl-C or SIGTERM; saves. Returns the last state. A run that is already longer is left unchanged.
+        """Train until total_env_steps, stop_at, a callback, Ctrl-C or SIGTERM ends the run; save it and draw pictures.
+
+        A run that is already longer is left unchanged. After Ctrl-C or SIGTERM no pictures are drawn.
+
+        Returns:
+            The final state.
 
         Raises:
-            OSError: where metrics or a checkpoint cannot be written (a full disk); the checkpoints before stay whole.
-            BadNumbersError: where an update makes a NaN or an infinity (config.on_bad_numbers); saved as it was before.
-            FailedCheckError: where a check of `debug` fails, or parameters or metrics differ between devices; the
-                checkpoints before stay.
+            OSError: if metrics or a checkpoint cannot be written, for example on a full disk. Earlier checkpoints stay.
+            BadNumbersError: if an update produces NaN or infinity (see config.on_bad_numbers). The state before it is
+                saved.
+            FailedCheckError: if a check of `debug` fails, or parameters or metrics differ between devices. Earlier
+                checkpoints stay.
         """
         self.ended_by, self._shown = "", None
         with contextlib.ExitStack() as stack:
@@ -242,7 +252,7 @@ class Trainer:
         return self.state
 
     def draw(self) -> None:
-        """Writes curves.png, opponents.png of policies that have some, and episode.gif of a game that has a drawing."""
+        """Draw curves.png, opponents.png (with opponents) and episode.gif (if the environment has a drawing)."""
         title = f"{self.config.env}: {self.workdir.name}"
         with plots.without_picture("curves.png", self._say):
             curves = plots.save_curves(self.workdir, title)

@@ -67,7 +67,7 @@ def test_a_finished_run_that_changes_is_found():
 
 def test_a_run_whose_newest_checkpoint_is_damaged_is_finished_by_the_one_before():
     before, after = a_run([1, 2, 3], [2, 3], total_env_steps=96), a_run([1, 2, 3], [2], total_env_steps=96)
-    said = "run already at 64 of 64 env steps; nothing to do."
+    said = "The run already has 64 of 64 env steps: nothing to do."
     assert not checked(TRAIN, before, after, output=said, most=3, damaged=True)
     assert "nothing was done at 1 of 2" in checked(TRAIN, before, a_run([1], [1]), output=said, most=3, damaged=True)
     shorter = Command.parse(str(TRAIN).replace("64", "32"))

@@ -125,7 +125,7 @@ def test_a_member_of_a_sweep_has_no_speed():
 
 @pytest.mark.parametrize(("arguments", "words"), [
     ([], "wdjax report needs a run first"),
-    (["{}/none"], "none holds no run: "),
+    (["{}/none"], "none contains no run: "),
     (["{}/empty"], "empty holds nothing to report yet: metrics.jsonl has no line"),
     (["{}/words"], "words/metrics.jsonl, line 2: agent/episode_return = '2': must be a number within the range of"),
     (["{}/huge"], "huge/metrics.jsonl, line 1: agent/episode_return = 100000"),

@@ -239,7 +239,7 @@ def test_another_sweep_in_the_folder_is_refused(whole):
     with hold_folder(folder, SWEEP):
         words = refusal(again, VALUES, 4, members_at_once=8, resume=True)
     assert "another sweep is running there. Wait" in words
-    assert "holds a run of wdjax train" in refusal(again, VALUES, 2, workdir=folder / "best")
+    assert "contains a run of wdjax train" in refusal(again, VALUES, 2, workdir=folder / "best")
     assert "holds no sweep" in refusal(load_member, folder / "best", 0)
     assert "no checkpoint of member 16" in refusal(load_member, folder, 16)
 

@@ -61,13 +61,15 @@ _RULES: dict[str, Callable[[Any], bool]] = {
 
 
 def traced(default: Any, on: str | None = None, logged: bool = True, allowed: str = "") -> Any:
-    """Returns a field that becomes a leaf of the state's hypers.
+    """Return a dataclass field for a traced hyperparameter, which becomes a leaf of `TrainState.hypers`.
+
+    Traced hyperparameters can be swept with vmap and changed without recompiling.
 
     Args:
-        default: its value where nothing else is said.
-        on: what an algorithm must take (`Algorithm.takes`) for the field to mean anything; None: all do.
-        logged: a schedule's value is among the metrics.
-        allowed: what the number must be, or all of several: a sentence that holds some of the words in _RULES.
+        default: default value.
+        on: kind of algorithms that use the field (`Algorithm.takes`); None: all algorithms.
+        logged: whether metrics include the current value of a schedule.
+        allowed: condition on the value, for example "at least 0 and below 1", checked and shown in errors.
     """
     facts = {"traced": True, "on": on, "logged": logged, "allowed": allowed}
     return dataclasses.field(default=default, metadata=facts)

@@ -1,4 +1,4 @@
-"""What whole episodes came to: returns, lengths, the environment's statistics; their means, errors and quantiles."""
+"""Results of whole episodes: returns, lengths and statistics; their means, standard errors and quantiles."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,29 +14,31 @@ Ratios = Mapping[str, tuple[str, str]]  # `Env.info_ratios`: name -> (the sum th
 
 
 class Episodes(struct.PyTreeNode):
-    """What whole episodes came to; E episodes, NumPy arrays.
+    """Results of E whole episodes, as NumPy arrays.
 
-    A reward counts until its agent has terminated or been truncated, the last one too.
+    Returns include the rewards of an agent up to and including the step in which it terminates or is truncated.
     """
 
-    episode_return: dict[str, Any]  # by policy (of cross_play: by role), [E] float32, summed over its agents
+    episode_return: dict[str, Any]  # by policy (by role from `cross_play`), [E] float32, summed over its agents
     episode_length: Any  # [E] int32, env steps
-    episode_info: dict[str, Any]  # [E], the environment's own statistics (tags, say)
-    agent_return: dict[str, Any]  # by policy (or role), [E, n] float32, of each of its agents
-    group_return: dict[str, Any]  # by group, [E] float32, summed over all its agents, whoever plays them
+    episode_info: dict[str, Any]  # [E], statistics of the environment, for example tags
+    agent_return: dict[str, Any]  # by policy (or role), [E, n] float32, for each of its agents
+    group_return: dict[str, Any]  # by group, [E] float32, summed over its agents
 
 
 def statistics(episodes: Episodes, info_ratios: Ratios | None = None) -> dict[str, dict[str, Any]]:
-    """Returns {quantity: {"mean", "standard_error", "quantiles": {"0.05": ...}}} of everything that was counted.
+    """Return the mean, standard error and quantiles of every quantity of some episodes.
 
-    Quantities: the environment's statistics, "length", "NAME return" of each policy (or role) and group, summed over
-    its agents, and "NAME agent return" where it has several: its quantiles are those over agents and episodes. Where a
-    policy has the name of a group, NAME is the policy: in `Episodes.group_return` is the whole group's. A statistic
-    that has one of these names is "user/NAME".
+    Quantities: the statistics of the environment; "length"; "NAME return" of each policy (or role) and group, summed
+    over its agents; "NAME agent return" of a policy with several agents, with quantiles over agents and episodes. If a
+    policy and a group share a name, NAME is the policy. A statistic with one of these names becomes "user/NAME".
 
     Args:
-        episodes: from `evaluate`, or a cell of `cross_play`.
-        info_ratios: of the environment (`Env.info_ratios`): they stand in place of the sums that they divide.
+        episodes: from `evaluate`, or a cell from `cross_play`.
+        info_ratios: `Env.info_ratios`; each ratio replaces the sums that it divides.
+
+    Returns:
+        {quantity: {"mean", "standard_error", "quantiles": {"0.05": ...}}}.
     """
     returns = {"length": value_statistics(episodes.episode_length), **return_statistics(episodes)}
     found: dict[str, dict[str, Any]] = {}

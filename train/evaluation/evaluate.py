@@ -1,4 +1,4 @@
-"""Whole episodes of learned policies and of their opponents, and the cross-play matrix.
+"""Evaluation of trained policies over whole episodes, also against opponents, and the cross-play matrix.
 
     learner, state = load_run("runs/mine")
     episodes = evaluate(learner, state, jax.random.key(0), num_episodes=1_000)
@@ -8,8 +8,8 @@
     cells = cross_play(learner, state, jax.random.key(0), opponents=["random", Player("old", *load_run("runs/old"))])
     cells["trained", "old"].episode_return["runner"].mean()  # this run's taggers against the other's runners
 
-A member of a population is evaluated like any run: `jax.tree.map(lambda leaf: leaf[i], states)`. All members share one
-compiled program.
+To evaluate a population member, select its state with `jax.tree.map(lambda leaf: leaf[i], states)`. All members share
+one compiled program.
 """
 
 import functools
@@ -50,7 +50,7 @@ Opponents = Sequence[Player | Script | str] | Mapping[str, Sequence[Player | Scr
 
 
 class UnfinishedEpisodeError(ValueError):
-    """An episode did not end within the steps allowed."""
+    """An episode did not end within the maximum number of steps."""
 
 
 def evaluate(
@@ -58,26 +58,28 @@ def evaluate(
     random: Sequence[str] = (), max_steps: int = MAX_STEPS,
     players: Mapping[str, Player | Script | str] | None = None, batch: int | None = None,
 ) -> Episodes:  # fmt: skip
-    """Plays `num_episodes` whole episodes from fresh starts, side by side in one program.
+    """Evaluate policies over `num_episodes` whole episodes, in parallel in one program.
+
+    Normalizers keep their statistics from training. Recurrent policies start each episode with an empty state.
 
     Args:
-        learner, state: what was trained; the state's replicas are not touched.
-        key: of starts and actions.
-        num_episodes: one replica each, from a fresh reset, whatever `reset` says in the run's configuration.
-        greedy: take the most likely action (else draw it, as in training, as all that plays does unless it is told:
-            `cross_play`, `record_episode`, the command line). DDPG acts without noise either way.
-        random: the policies that act uniformly at random in place of what they learned.
-        max_steps: raises where an episode goes on for longer.
-        players: policy (or role, see `roles_of`) -> who plays in its place: a Player, "random", a script or its name.
-        batch: at most so many replicas side by side, in turns, where memory is short; None: all.
-
-    Normalisers keep the statistics of training; what is recurrent begins each episode empty.
+        learner: learner of the run.
+        state: trained state; its replicas are not changed.
+        key: random key for initial states and actions.
+        num_episodes: number of episodes, each in its own replica from a fresh reset.
+        greedy: take the most likely actions; False: sample them as in training. DDPG always acts without noise.
+        random: policies that are replaced by uniformly random actions.
+        max_steps: maximum length of an episode.
+        players: policy or role -> replacement: a Player, "random", a script or the name of a script. A policy with
+            agents of several groups has a role "POLICY/GROUP" for each.
+        batch: maximum number of replicas at once, to limit memory; None: all episodes at once.
 
     Returns:
         Episodes, by policy.
 
     Raises:
-        ValueError: for an unknown policy in `random` or `players`, a population, or an episode that does not end.
+        ValueError: if a policy in `random` or `players` is unknown, the state is a population, or an episode is longer
+            than `max_steps`.
     """
     game = make_game(learner.setup, state, *choose_players(learner, state, random, players))
     return play_in_turns(game, learner.setup.assignments, key, num_episodes, greedy, max_steps, batch)
@@ -140,25 +142,31 @@ def cross_play(
     learner: Learner, state: TrainState, key: jax.Array, num_episodes: int = 256, greedy: bool = False,
     max_steps: int = MAX_STEPS, opponents: Opponents = ("random",), name: str = "trained", batch: int | None = None,
 ) -> dict[tuple[str, ...], Episodes]:  # fmt: skip
-    """Plays every combination of what was trained and its opponents, the cross-play matrix::
+    """Evaluate every combination of the trained policies and opponents: the cross-play matrix::
 
         cross_play(learner, state, key, opponents=["random", "chase_nearest", Player("old", *load_run("runs/old"))])
 
-    Args:
-        learner, state, key, num_episodes, greedy, max_steps, batch: as in `evaluate`. The learner says what game is
-            played, with its state's env_params, and what its roles are: its policies, or the groups of one that plays
-            several ("shared/tagger").
-        opponents: who else may play every role: "random", the names of scripts, functions, a `Player` (other runs and
-            checkpoints); or {role: those of this role}. A script plays the roles of its group only.
-        name: what the words of the result call this learner.
+    All cells use the same initial states. Cells that differ only in parameters share a compiled program.
 
-    All cells share their starts and, where only what was learned differs, their compiled program.
+    Args:
+        learner: defines the environment and the roles: its policies, or "POLICY/GROUP" for each group of a policy with
+            agents of several groups.
+        state: trained state; also provides the env_params.
+        key: random key for initial states and actions.
+        num_episodes: episodes per cell.
+        greedy: take the most likely actions; False: sample them as in training.
+        max_steps: maximum length of an episode.
+        opponents: additional players for every role: "random", names of scripts, script functions, or a `Player` (other
+            runs and checkpoints); or a mapping {role: players}. A script fills only roles of its group.
+        name: name of this learner in the result.
+        batch: maximum number of replicas at once; None: all episodes at once.
 
     Returns:
-        {("trained", "random"): Episodes by role, ...}: one word for each role, in their order.
+        {(player name for each role, in order): Episodes by role}, for example with key ("trained", "random").
 
     Raises:
-        ValueError: for an unknown name, an opponent of another game, or an episode that does not end.
+        ValueError: if a name is unknown, an opponent was trained in another environment, or an episode is longer than
+            `max_steps`.
     """
     setup, roles = learner.setup, roles_of(learner.setup)
     players = line_up(setup, roles, Player(name, learner, state), opponents)

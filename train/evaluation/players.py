@@ -1,6 +1,7 @@
-"""Who plays in an evaluation: what this run or another has learned, random play, scripts. Each takes a role.
+"""Players in evaluations (trained policies, networks, scripts, random play) and the roles that they fill.
 
-A role is some agents of one group: those of a policy, or, where a policy has agents of several groups, those of each.
+A role is a set of agents of one group: the agents of a policy. A policy with agents of several groups has one role per
+group.
 """
 
 import dataclasses
@@ -26,31 +27,32 @@ from wdjax.vector import all_agents
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Player:
-    """Somebody who can take a role: a learned policy, a script, or, with neither, uniformly random play::
+    """A player for a role in `evaluate` and `cross_play`: a trained policy, a network or a script.
+
+    Without any of these it acts uniformly at random. Examples::
 
         Player("yesterday", *load_run("runs/yesterday"))
         Player("ambush", script=ambush, group="tagger")
         Player("theirs", network=theirs, group="tagger")
         Player("last year's", network=load_policy("runs/last_year", "tagger"))
 
-    Learned policies and networks act on observations, a script on the state of the game.
+    Trained policies and networks act on observations, scripts on the environment state.
     """
 
     name: str
-    """what tables call it"""
+    """name in tables"""
     learner: Learner | None = None
-    """of the run that learned; its environment must be the same but for what it shows (`Env.shown_by`), its networks
-    and algorithms need not"""
+    """learner of the run that was trained; its environment may differ only in its observations (`Env.shown_by`)"""
     state: TrainState | None = None
-    """what it learned"""
+    """state of the run that was trained"""
     script: Script | None = None
-    """a function of (env, state, params, key) of one replica, the actions of a group [n_group, ...]"""
+    """function (env, state, params, key) -> actions of a group [n_group, ...], for one replica"""
     group: str | None = None
-    """whose actions the script or network returns; None: those of the only group, or those that it was trained for"""
+    """group that the script or network acts for; None: the only group, or the groups that it was trained for"""
     network: Network | TrainedPolicy | None = None
-    """what acts on observations, as learned policies do: a function of one's own, or a policy of `load_policy`"""
+    """custom function (obs, memory, key) -> (actions, memory), or a policy from `load_policy`"""
     memory: Any = None
-    """what a network of one's own begins an episode with, of one agent: arrays of any shape; None: nothing"""
+    """initial memory of a custom network for one agent, arrays of any shape; None without memory"""
 
     def __post_init__(self):
         if not (self.network is None or isinstance(self.network, TrainedPolicy) or callable(self.network)):

@@ -1,4 +1,4 @@
-"""A policy that a run has trained, by itself: ready to act wherever there are observations."""
+"""Trained policies that act on observations, independent of their run."""
 
 import dataclasses
 import math
@@ -19,24 +19,30 @@ from wdjax.train.state.state import PolicyState, TrainState
 
 @struct.dataclass
 class TrainedPolicy:
-    """What a policy has learned, ready to act (`load_policy`): a pytree, which jitted functions take as an argument."""
+    """A trained policy from `load_policy`: a pytree, so it can be an argument of jitted functions."""
 
-    learned: PolicyState  # its parameters, and what its inputs are normalised by
+    learned: PolicyState  # network parameters and statistics of the observation normalizer
     actor: Actor = struct.field(pytree_node=False)
 
     @property
     def observation_space(self) -> Space:
-        """Of one agent: what `act` takes, an action mask included."""
+        """Observation space of one agent, including an action mask."""
         return self.actor.policy.assignment.observation_space
 
     @property
     def action_space(self) -> Space:
-        """Of one agent."""
+        """Action space of one agent."""
         return self.actor.policy.assignment.action_space
 
     def init_memory(self, *shape: int) -> Any:
-        """Returns what agents [*shape] remember at the start of an episode, leaves [*shape, ...]; None where the policy
-        is not recurrent."""
+        """Return the memory at the start of an episode, None for feed-forward policies.
+
+        Args:
+            *shape: leading axes, for example the number of agents.
+
+        Returns:
+            Leaves [*shape, ...].
+        """
         assignment = self.actor.policy.assignment
         first = assignment.segments[0]
         one = dataclasses.replace(assignment, segments=(dataclasses.replace(first, stop=first.start + 1),))
@@ -45,19 +51,20 @@ class TrainedPolicy:
         return jax.tree.map(lambda leaf: leaf.reshape(*shape, *leaf.shape[2:]), carry)
 
     def act(self, obs: Any, memory: Any = None, key: jax.Array | None = None) -> tuple[jax.Array, Any]:
-        """Chooses actions, as in an evaluation: pure, to be jitted and vmapped.
+        """Choose actions. A pure function: jit and vmap it as needed.
 
         Args:
-            obs: as `observation_space`, with any leading axes of agents: leaves [..., *shape].
-            memory: from the step before, leaves [..., n]; None: an episode begins, or the policy has none.
-            key: draws the actions; None: the most likely ones.
+            obs: observations in `observation_space`, with any leading axes: leaves [..., *shape].
+            memory: from the previous step, leaves [..., n]; None at the start of an episode or for feed-forward
+                policies.
+            key: random key to sample actions; None for the most likely actions.
 
         Returns:
-            (actions [..., *shape] inside of `action_space`, memory).
+            (actions [..., *shape] in `action_space`, memory).
 
         Raises:
-            ValueError: for observations or a memory of another structure or shape.
-            TypeError: for observations of another kind, as text or complex numbers.
+            ValueError: if the structure or shapes of `obs` or `memory` do not match.
+            TypeError: if `obs` is not real-valued.
         """
         parts = sample_shapes(self.observation_space)
         leading = self._leading_axes(obs, parts)
@@ -89,14 +96,15 @@ class TrainedPolicy:
 
 
 def trained_policy(learner: Learner, state: TrainState, policy: str | None = None) -> TrainedPolicy:
-    """Returns a policy of a run, ready to act.
+    """Return a policy of a run as a `TrainedPolicy`.
 
     Args:
-        learner, state: of the run.
-        policy: its name, which may be left out where there is one alone.
+        learner: learner of the run.
+        state: state of the run.
+        policy: name of the policy; optional if the run has only one.
 
     Raises:
-        ValueError: for an unknown name, with the nearest right one, and for a population.
+        ValueError: if the name is unknown (the message has the closest name), or the state is a population.
     """
     policies = learner.setup.policies
     require(policy is not None or len(policies) == 1, "policy", policy, f"one of {', '.join(policies)}")

@@ -1,4 +1,4 @@
-"""One episode of one replica with everything that happened in it, for pictures and analysis.
+"""Recordings of one episode of one replica, for pictures and analysis.
 
     episode = record_episode(*load_run("runs/mine"), jax.random.key(0))
     episode.states.x, episode.action["runner"], episode.reward["runner"], episode.choice["runner"]["probs"]
@@ -31,21 +31,24 @@ OBS_BYTES = 256 * 2**20  # of an episode for the player, whatever its length tur
 
 
 class Trajectory(struct.PyTreeNode):
-    """One episode of one replica, NumPy arrays: T steps, T + 1 states, the last one that in which it ended."""
+    """One episode of one replica, as NumPy arrays: T steps, T + 1 states including the final one."""
 
-    states: Any  # the environment's state, leaves [T + 1, ...]
-    action: Any  # as the environment takes it, leaves [T, ...]
-    reward: Any  # as the environment gives it, leaves [T, ...]
-    terminated: Any  # likewise, after the step
-    truncated: Any  # likewise
+    states: Any  # environment states, leaves [T + 1, ...]
+    action: Any  # as passed to the environment, leaves [T, ...]
+    reward: Any  # as returned by the environment, leaves [T, ...]
+    terminated: Any  # as returned by the environment, leaves [T, ...]
+    truncated: Any  # as returned by the environment, leaves [T, ...]
     choice: dict[str, dict[str, Any]]
-    """of each policy (or role) that plays what A2C or PPO learned, [T, n, ...]: "value"; of discrete actions "probs",
-    those of all choices, of several in a row; of real ones "mean" and "std" of the normal one (before squashing)"""
-    obs: Any = None  # as the environment gives it, leaves [T, ...], what each action was chosen on; None: not asked for
+    """by policy (or role) trained with A2C or PPO, [T, n, ...]: "value"; for discrete actions "probs" of all actions,
+    components concatenated; for continuous actions "mean" and "std" of the normal distribution before squashing"""
+    obs: Any = None  # observations that the actions were chosen on, leaves [T, ...]; None if not recorded
 
     def to_npz(self, path: str | Path) -> Path:
-        """Writes all arrays to a compressed file for `numpy.load`, named by their place: "states/x", "action/runner",
-        "choice/runner/probs". Returns its path."""
+        """Write all arrays to a compressed file for `numpy.load` and return its path.
+
+        Args:
+            path: path of the file. Names in it are paths: "states/x", "action/runner", "choice/runner/probs".
+        """
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         with new_file(path) as file:  # numpy would add .npz to another name
@@ -58,20 +61,24 @@ def record_episode(
     max_steps: int = MAX_STEPS, players: Mapping[str, Player | Script | str] | None = None, observations: bool = False,
     program: jax.stages.Compiled | None = None,
 ) -> Trajectory:  # fmt: skip
-    """Plays one episode and keeps everything, for pictures and analysis.
+    """Record one episode, for pictures and analysis.
 
     Args:
-        learner, state, key, random, players: as in `evaluate`.
-        greedy: take the most likely action (else draw it, as in training).
-        max_steps: an episode that goes on for longer is cut there.
-        observations: keep them too.
-        program: of `compile_recording`, which is that of these arguments at their defaults; None: compile it.
+        learner: learner of the run.
+        state: trained state.
+        key: random key for the initial state and actions.
+        greedy: take the most likely actions; False: sample them as in training.
+        random: policies that are replaced by uniformly random actions.
+        max_steps: maximum number of steps; a longer episode is cut off.
+        players: policy or role -> replacement, as in `evaluate`.
+        observations: record observations, too.
+        program: compiled program from `compile_recording`, valid for default arguments; None: compile.
 
     Returns:
-        a Trajectory, as long as its episode.
+        The Trajectory.
 
     Raises:
-        ValueError: as `evaluate`, but not for an episode that does not end.
+        ValueError: if a policy in `random` or `players` is unknown, or the state is a population.
     """
     require_integer("max_steps", max_steps, 1)
     _, chosen = choose_players(learner, state, random, players)
@@ -132,21 +139,27 @@ def save_episode(
     learner: Learner, state: TrainState, path: str | Path, seed: int = 0, greedy: bool = False, fps: int = 12,
     program: jax.stages.Compiled | None = None,
 ) -> Path:  # fmt: skip
-    """Plays one episode and writes it as what the path ends in: .html (the player), .gif, .svg, .mp4 (where ffmpeg is),
-    .png (the last state), or as arrays with all that happened, .npz (`Trajectory.to_npz`). Returns its path.
+    """Record one episode and write it to a file in the format of its suffix.
+
+    Formats: .html (interactive player), .gif, .svg, .mp4 (requires ffmpeg), .png (final state), and .npz with all
+    arrays (`Trajectory.to_npz`).
 
     Args:
-        learner, state: who plays, with the params of the state.
-        path: of the file.
-        seed: of the episode.
-        greedy: the most likely actions; else drawn, as in training.
-        fps: frames a second.
-        program: as of `record_episode`; not used for what asks for more.
+        learner: learner of the run.
+        state: trained state; also provides the env_params.
+        path: path of the file.
+        seed: random seed of the episode.
+        greedy: take the most likely actions; False: sample them as in training.
+        fps: frames per second.
+        program: compiled program from `compile_recording`; ignored if it does not fit the other arguments.
+
+    Returns:
+        The path of the file.
 
     Raises:
-        NotImplementedError: where the environment has no drawing.
-        ValueError: for a path that ends in none of these, or .mp4 without ffmpeg; where the environment's own
-            `scene` or `draw` raises anything else.
+        NotImplementedError: if the environment has no drawing.
+        ValueError: if the suffix is unknown, .mp4 is requested without ffmpeg, or `scene` or `draw` of the environment
+            raises an error.
     """
     from wdjax.env import draws_by_scene
     from wdjax.rendering import SUFFIXES, require_output, require_playable, save

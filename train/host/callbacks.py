@@ -1,4 +1,4 @@
-"""What a user adds to a run: functions that are called after every chunk, and goals at which it ends."""
+"""Callbacks, which are called after every chunk, and goals (`stop_at`) that end a run."""
 
 import inspect
 import threading
@@ -15,7 +15,7 @@ from wdjax.train.config.schema import TrainConfig
 from wdjax.train.host.loop import Row
 
 Callback = Callable[[Any, Row], Any]
-"""callback(run, row): `run` is the Trainer, or of a member of a sweep a `MemberRun`; true ends the run"""
+"""callback(run, row): `run` is the Trainer, or a `MemberRun` in a sweep; returning True ends the run"""
 
 # The loggers by name; any other callback is named by its import path, "package.module:name".
 LOGGERS = {
@@ -30,23 +30,24 @@ _DELAYED = (inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isg
 
 @dataclass(frozen=True)
 class MemberRun:
-    """What a callback sees of a member of a sweep, as of a Trainer: its folder, configuration, and how to end all."""
+    """The `run` argument of callbacks in a sweep: one member, with its folder and configuration."""
 
-    workdir: Path  # its own, in the sweep's: made by who writes there
+    workdir: Path  # folder of the member inside the sweep; created when something is written
     config: TrainConfig
     ending: threading.Event
 
     def stop(self) -> None:
-        """Ends the whole sweep after the chunk that is under way, saved."""
+        """End the whole sweep after the current chunk, and save it."""
         self.ending.set()
 
 
 def make_callbacks(given: Sequence[Callback | str]) -> tuple[Callback, ...]:
-    """Returns callbacks from functions, names of LOGGERS and import paths; of a class, a new object.
+    """Return callbacks from functions, names in LOGGERS and import paths; classes are instantiated.
 
     Raises:
-        ValueError, TypeError: for an unknown name, with the nearest right one, and for what cannot be called.
-        ImportError: where a logger's library is not installed.
+        ValueError: if a name is unknown (the message has the closest name) or repeated.
+        TypeError: if a callback is not a plain function or callable object.
+        ImportError: if the library of a logger is not installed.
     """
     if isinstance(given, str) or not isinstance(given, Iterable):
         raise TypeError(f"callbacks = {given!r}: must be a list of functions or names")

@@ -1,4 +1,4 @@
-"""Runs that repeat themselves bit for bit on a GPU, as they do on a CPU anyway."""
+"""Bit-identical training on GPUs; on CPUs it always is."""
 
 import os
 
@@ -8,16 +8,16 @@ from wdjax.train.storage.switches import DETERMINISTIC as FLAG
 
 
 def make_deterministic() -> None:
-    """Has XLA take only operations that give the same bits in every run, some of them slower; a CPU has no others.
+    """Restrict XLA to deterministic operations, which can be slower.
 
-    XLA reads this once, when jax computes for the first time in a process: call it before.
+    XLA reads this setting once: call this function before the first jax computation of the process.
     """
     if not is_deterministic():
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FLAG}".strip()
 
 
 def is_deterministic() -> bool:
-    """Whether XLA was told so, here or in the environment variable XLA_FLAGS."""
+    """Return whether XLA uses deterministic operations, by `make_deterministic` or the variable XLA_FLAGS."""
     return FLAG in os.environ.get("XLA_FLAGS", "").split()
 
 

@@ -1,12 +1,12 @@
-"""What ends a run that was rightly asked for."""
+"""Errors that end a run with a valid configuration."""
 
 
 class BadNumbersError(ArithmeticError):
-    """An update made numbers that are not finite; the run is saved as it was before."""
+    """An update produced NaN or infinity. The state before it is saved."""
 
 
 class FailedCheckError(AssertionError):
-    """A check of a run has failed: one of --debug, or that its devices agree."""
+    """A check failed: one of --debug, or the comparison of devices."""
 
 
 FAILURES = (BadNumbersError, FailedCheckError)

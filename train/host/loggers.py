@@ -1,6 +1,6 @@
-"""Loggers: callbacks that write the rows of metrics.jsonl in other forms, too (docs/how_to/callbacks.md).
+"""Loggers: callbacks that write the rows of metrics.jsonl to other formats (docs/how_to/callbacks.md).
 
-Each writes in the folder of the run that it is called with; of several processes the first one writes.
+Each logger writes to the folder of its run. With several processes only process 0 writes.
 """
 
 import contextlib
@@ -22,10 +22,10 @@ from wdjax.train.storage.folder import plain_config
 
 
 class Logger:
-    """Calls `begin` before the first row of every run, `write` with each, and `close` at the end.
+    """Base class of loggers: `begin` is called before the first row of a run, `write` per row, `end` at the end.
 
-    A run that was killed and goes on writes some rows again: those of more env steps than the row that comes first are
-    to be forgotten.
+    A run that resumes after it was killed writes some rows again: on `begin`, discard stored rows with at least as many
+    env steps as the first row.
     """
 
     def __init__(self):
@@ -42,7 +42,7 @@ class Logger:
             self.write(self.logs[run.workdir], row)
 
     def close(self) -> None:
-        """Closes what is open; a row that follows opens its run's log again."""
+        """Close all logs. A later row opens the log of its run again."""
         for log in self.logs.values():
             with self._training_goes_on():
                 self.end(log)
@@ -60,7 +60,7 @@ class Logger:
             self.failed = True
 
     def begin(self, run: Any, row: Row) -> Any:
-        """Returns what `write` and `end` take."""
+        """Return the log that is passed to `write` and `end`."""
         raise NotImplementedError
 
     def write(self, log: Any, row: Row) -> None:
@@ -71,7 +71,7 @@ class Logger:
 
 
 class CSVLogger(Logger):
-    """metrics.csv in the run's folder: a line for each chunk, empty where a number is not known."""
+    """Write metrics.csv to the run folder: one line per chunk; unknown values are empty."""
 
     def begin(self, run: Any, row: Row) -> Any:
         file, old = run.workdir / "metrics.csv", []
@@ -94,11 +94,11 @@ class CSVLogger(Logger):
             _csv_writer(stream, names).writerow(row)
 
     def end(self, log: Any) -> None:
-        """Nothing is open."""
+        """Do nothing: no file is kept open."""
 
 
 class TensorBoardLogger(Logger):
-    """Event files in the folder `tensorboard` of the run, a scalar for each number, over env steps."""
+    """Write TensorBoard event files to the folder `tensorboard` of the run: scalars over env steps."""
 
     def __init__(self):
         super().__init__()
@@ -120,9 +120,9 @@ class TensorBoardLogger(Logger):
 
 
 class WandbLogger(Logger):
-    """A run of Weights & Biases, named as the run's folder, with its configuration; a resumed run goes on there.
+    """Log to a Weights & Biases run, named after the run folder, with the configuration; resumed runs continue it.
 
-    WANDB_PROJECT (by default "wdjax"), WANDB_ENTITY and WANDB_MODE=offline say what they say elsewhere.
+    Set it up with the usual variables: WANDB_PROJECT (default "wdjax"), WANDB_ENTITY, WANDB_MODE=offline.
     """
 
     def __init__(self):

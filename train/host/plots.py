@@ -65,8 +65,15 @@ def as_label(name: str) -> str:
 
 
 def save_curves(run: str | Path, title: str = "") -> Path | None:
-    """Draws curves.png of a run from its metrics.jsonl, under a title (default: the folder's name). Returns its path;
-    None where there is no line."""
+    """Draw the learning curves of a run to curves.png, from its metrics.jsonl.
+
+    Args:
+        run: folder of the run.
+        title: title of the figure; by default the name of the folder.
+
+    Returns:
+        The path of the picture; None if metrics.jsonl is missing or empty.
+    """
     run = Path(run)
     file = run / "metrics.jsonl"
     rows = read_metrics(file) if file.exists() else []

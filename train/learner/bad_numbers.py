@@ -121,7 +121,12 @@ def sound_updates(metrics: Mapping[str, Any]) -> tuple[dict[str, Any], np.ndarra
 
 
 def describe_bad_numbers(setup: Setup, code: int) -> str:
-    """Returns what `code`, an update's `metrics["bad_numbers"]`, says of the run of `setup`, for a person; "" for 0."""
+    """Return a message for a value of `metrics["bad_numbers"]`, which `Learner.run` reports for each update.
+
+    Args:
+        setup: `Learner.setup` of the run.
+        code: the value; 0 if the update was finite, for which the message is empty.
+    """
     if not code:
         return ""
     names = [name for name, policy in setup.policies.items() if policy.config.trainable]

@@ -1,4 +1,4 @@
-"""The learner: rollout and updates of all policies as one compiled program, and a run as one scan over it."""
+"""The learner: rollout and update of all policies as one compiled program, and training as a scan over it."""
 
 import dataclasses
 import functools
@@ -41,18 +41,18 @@ class Run(Protocol):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Learner:
-    """A training run as pure, jitted functions of its state. None of them donates: a notebook cell can run twice."""
+    """Training as pure, jitted functions of a TrainState. They do not donate their arguments."""
 
     setup: Setup
-    """what the functions are made of: the configuration, the environment, its params and the policies"""
+    """static inputs of the functions: configuration, environment, its params and policies"""
     init: Callable[[jax.Array], TrainState]
     """init(key) -> TrainState"""
     update: Callable[[TrainState], tuple[TrainState, dict[str, jax.Array]]]
-    """update(state) -> (state, metrics): one rollout and its updates"""
+    """update(state) -> (state, metrics): one rollout and the learning from it"""
     run: Run
-    """run(state, num_updates=n) -> (state, metrics with a leading [n]): a scan over update; n is a whole number"""
+    """run(state, num_updates=n) -> (state, metrics with leading axis [n]): a scan over `update`; n is static"""
     loaded: Callable[[], Mapping[str, PolicyState]] = dict
-    """loaded() -> what policies with a checkpoint begin with, by name, as NumPy arrays; read when first asked for"""
+    """loaded() -> initial states of policies with a checkpoint, by name, as NumPy arrays; read on the first call"""
 
     @property
     def config(self) -> TrainConfig:
@@ -68,19 +68,19 @@ class Learner:
 
 
 def make_learner(config: TrainConfig, trust: Collection[str] = ()) -> Learner:
-    """Builds the learner of a configuration.
+    """Build the learner of a configuration.
 
     Args:
-        config: of the run; code that it names is its author's word, and runs.
-        trust: other modules of which a run may name code that one of its policies begins with, see `load_run`.
+        config: configuration of the run. Code that it names is trusted and executed.
+        trust: additional modules from which saved runs may import code, if policies start from them (see `load_run`).
 
     Returns:
-        a Learner; its functions compile when first called, and work under vmap: a population is a TrainState whose
-        leaves have a leading axis.
+        A Learner. Its functions compile on the first call and support vmap: a population is a TrainState whose leaves
+        have a leading axis.
 
     Raises:
-        ValueError, TypeError: for a configuration that does not fit, before anything is traced.
-        OSError: where jax cannot use a device that it is made for.
+        ValueError, TypeError: if the configuration is invalid; checked before anything is traced.
+        OSError: if jax cannot use an installed device.
     """
     return learner_of(make_setup(config, trust))
 

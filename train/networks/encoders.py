@@ -1,11 +1,11 @@
-"""Encoders: what turns one agent's observation into a row of numbers, the place for a network of one's own.
+"""Encoders map one agent's observation to a feature vector; custom networks plug in here.
 
-In a preset an encoder is a name of ENCODERS, or "package.module:Class"; its options are `network.encoder_options`:
+A preset names an encoder in ENCODERS or "package.module:Class", and its options in `network.encoder_options`:
 
     network: {encoder: deep_sets, encoder_options: {pool: mean}, hidden_sizes: [64]}
     network: {encoder: "mypackage.networks:MyEncoder", encoder_options: {width: 32}}
 
-What a network of one's own must be, whole, stands at `Encoder`; experiments/examples/own_network.py trains one.
+`Encoder` documents the interface; experiments/examples/own_network.py trains a custom encoder.
 """
 
 import dataclasses
@@ -29,11 +29,11 @@ from wdjax.train.config.schema import NetworkConfig
 from wdjax.train.networks.linear import orthogonal
 
 MASK = "action_mask"
-AGENT_TYPE = "agent_type"  # beside "obs": which of its policy's selectors an agent belongs to (agent_type_feature)
+AGENT_TYPE = "agent_type"  # key next to "obs": index of the agent's selector in its policy (agent_type_feature)
 
 
 class Encoder(Protocol):
-    """What a network of one's own provides: an nnx.Module, named in a preset or with `register_encoder`.
+    """Interface of encoders: an nnx.Module, named in a preset or with `register_encoder`.
 
         class MyEncoder(nnx.Module):
             def __init__(self, observation_space, width=64, *, rngs):   # `width` comes from network.encoder_options
@@ -43,20 +43,18 @@ class Encoder(Protocol):
             def __call__(self, obs):                                    # leaves [..., *part of the space]
                 return jax.nn.relu(self.layer(obs))                     # [..., num_features] float32
 
-    What it is given: `observation_space` is that of one agent, without its action mask; of a policy with
-    `agent_type_feature` it is Dict({"obs": ..., "agent_type": Discrete}). Options come by keyword from
-    `network.encoder_options`, random streams as the keyword `rngs`; a parameter `split` without a default gets the
-    game's `split_observation` where the options do not name it. `obs` are observations of that space, leaves with
-    any leading axes (replicas and agents, rows of a minibatch, steps): what it computes for one must not depend on the
-    others. Where the policy has `normalize_observation` they are shifted and scaled; one that cannot read such numbers
-    says so with a class attribute `needs_raw = True`, and is then refused together with that option.
+    Inputs: `observation_space` is the space of one agent without its action mask; with `agent_type_feature` it is
+    Dict({"obs": ..., "agent_type": Discrete}). Options from `network.encoder_options` and random streams `rngs` are
+    passed by keyword. A parameter `split` without a default receives the environment's `split_observation`, unless the
+    options set it. `obs` has any leading axes (replicas and agents, minibatch, time), which must be independent of each
+    other. With `normalize_observation` it is shifted and scaled; an encoder with the class attribute `needs_raw = True`
+    does not accept that option.
 
-    What it returns: float32 features, `num_features` of them in the last axis, a whole number set in __init__.
+    Outputs: float32 features [..., num_features]; `num_features` is an int set in `__init__`.
 
-    What follows it, in every algorithm: hidden layers (`hidden_sizes`, which may be empty), a GRU where
-    `recurrent_size` asks for one, and the heads for actions and value. Separate trunks and the networks of DDPG have an
-    encoder each. Everything that it keeps in arrays is an nnx.Param: there is no place for running statistics or random
-    streams, and it is called with gradients. All this is checked when a learner is made (`check_encoder`).
+    In every algorithm, hidden layers (`hidden_sizes`, possibly empty), an optional GRU (`recurrent_size`) and the heads
+    follow. Separate trunks and the networks of DDPG each have their own encoder. All arrays must be nnx.Param: running
+    statistics and random streams are not supported. `make_learner` checks these rules (`check_encoder`).
     """
 
     num_features: int
@@ -65,7 +63,7 @@ class Encoder(Protocol):
 
 
 class FlatEncoder(nnx.Module):
-    """Lays an observation out in a row of numbers: `encode`."""
+    """Flatten and concatenate an observation to a vector; discrete parts become one-hot (`encode`)."""
 
     def __init__(self, observation_space: Space, *, rngs: nnx.Rngs):
         self.space = observation_space
@@ -76,20 +74,20 @@ class FlatEncoder(nnx.Module):
 
 
 class Fourier(nnx.Module):
-    """Sees places as waves, so that a network can tell neighbours apart and knows that an axis is periodic: of a row x
+    """Fourier features of periodic coordinates. For an observation vector x the features are
 
         [x, sin(2 pi k x), cos(2 pi k x)],  k = 1 .. frequencies.
 
     Args:
-        observation_space: of one agent; numbers with a period of 1, as x / nx of a cell.
-        frequencies: the highest k; up to half of the cells of an axis tell all of them apart.
-        rngs: flax's random streams; nothing is drawn.
+        observation_space: space of one agent; values have period 1, for example x / nx of a grid cell.
+        frequencies: highest frequency k; half the number of grid cells per axis distinguishes all cells.
+        rngs: random streams of flax; unused.
 
-    Source: Tancik and others, "Fourier features let networks learn high frequency functions in low dimensional domains"
+    Source: Tancik et al., "Fourier features let networks learn high frequency functions in low dimensional domains"
     (2020), section 3.
     """
 
-    needs_raw = True  # the period is of the numbers as they are
+    needs_raw = True  # normalization would change the period
 
     def __init__(self, observation_space: Space, frequencies: int = 8, *, rngs: nnx.Rngs):
         require_integer("frequencies", frequencies, 1)
@@ -104,24 +102,25 @@ class Fourier(nnx.Module):
 
 
 class DeepSets(nnx.Module):
-    """Sees the other agents as a set: whoever stands where in the observation, the numbers are the same,
+    """Deep sets: features that are invariant to the order of the other agents,
 
-        [pool_i phi(x_i), own],  phi a network of `depth` layers, the pool over the agents x_i that are present.
+        [pool_i phi(x_i), own],
+
+    with a network phi of `depth` layers, pooled over the present agents x_i.
 
     Args:
-        observation_space: of one agent.
-        width: of each layer of phi, and of what is pooled.
+        observation_space: space of one agent.
+        width: units in each layer of phi.
         depth: layers of phi.
-        pool: max, mean or sum; 0 where nobody is present.
-        split: who is whom, obs -> (others [..., k, features], present [..., k] bool, own [..., m]): a function, or
-            "package.module:function". In a run the environment's `split_observation`, unless told.
-        rngs: flax's random streams.
+        pool: "max", "mean" or "sum"; the result is 0 if no agent is present.
+        split: obs -> (others [..., k, features], present [..., k] bool, own [..., m]), a function or
+            "package.module:function"; in a run by default the environment's `split_observation`.
+        rngs: random streams of flax.
 
-    Source: Zaheer, Kottur, Ravanbakhsh, Poczos, Salakhutdinov, Smola, "Deep Sets" (2017), theorem 2; the network behind
-    it (`hidden_sizes`) is their rho.
+    Source: Zaheer et al., "Deep Sets" (2017), theorem 2; the hidden layers (`hidden_sizes`) are its rho.
     """
 
-    needs_raw = True  # who is absent is told by zeros
+    needs_raw = True  # zeros mark absent agents
 
     def __init__(
         self, observation_space: Space, width: int = 64, depth: int = 2, pool: str = "max", *, split: str | Callable,
@@ -139,19 +138,21 @@ class DeepSets(nnx.Module):
 
 
 class Attention(nnx.Module):
-    """Sees the other agents as a set and weighs them: attention with one query, which depends on what is one's own,
+    """Multi-head attention over the other agents, with the agent's own features as query,
 
         [sum_i softmax_i(q(own) . k(x_i) / sqrt(width / num_heads)) v(x_i), own]  for each of `num_heads` heads,
 
-    over the agents x_i that are present, each through `depth` layers first; 0 where nobody is.
+    over the present agents x_i, after `depth` layers; 0 if no agent is present.
 
     Args:
-        observation_space, split, rngs: as those of DeepSets.
-        width: of each layer, and of all heads together.
+        observation_space: space of one agent.
+        width: units in each layer, and of all heads together.
         depth: layers before keys and values.
-        num_heads: must divide width.
+        num_heads: number of heads, must divide `width`.
+        split: as for `DeepSets`.
+        rngs: random streams of flax.
 
-    Source: Lee, Lee, Kim, Kosiorek, Choi, Teh, "Set Transformer" (2019), pooling by multihead attention (eq. 11).
+    Source: Lee et al., "Set Transformer" (2019), pooling by multihead attention (equation 11).
     """
 
     needs_raw = True
@@ -233,13 +234,17 @@ ENCODERS: dict[str, Any] = {
 
 
 def register_encoder(name: str, encoder: type) -> None:
-    """Makes an encoder known by name, for `network.encoder`, in this process.
+    """Register an encoder in this process, so that `network.encoder` can name it.
 
-    A run is resumed or loaded only where the name is registered again; "package.module:Class" needs no registration.
+    To resume or load a run, register the name again. "package.module:Class" needs no registration.
+
+    Args:
+        name: name of the encoder.
+        encoder: its class, see `Encoder`.
 
     Raises:
-        TypeError: where `encoder` is no subclass of flax.nnx.Module.
-        ValueError: for a name that holds ":" or already belongs to another class.
+        TypeError: if `encoder` is not a subclass of flax.nnx.Module.
+        ValueError: if the name contains ":" or belongs to another class.
     """
     _require_module(f"encoder {name!r}", encoder)
     register("encoder", ENCODERS, name, encoder)

@@ -59,9 +59,15 @@ def step_keys(key: jax.Array, num_steps: int, num_draws: int, num_blocks: int) -
 
 
 def sample_blocks(distribution: Distribution, keys: jax.Array, outputs: jax.Array) -> jax.Array:
-    """Draws actions [N, n, ...] for outputs [N, n, K], each block of replicas with its own of the [B] keys.
+    """Sample actions, each block of replicas with its own key.
 
-    The outputs parametrise `distribution`. In the place of keys there may be what `draw_uniform` drew from them.
+    Args:
+        distribution: parametrized by `outputs`.
+        keys: [B] keys, or the uniform numbers from `draw_uniform`.
+        outputs: [N, n, K] network outputs.
+
+    Returns:
+        Actions [N, n, ...].
     """
     if keys.dtype == jnp.float32:
         return distribution.choose(keys, outputs)

@@ -1,80 +1,80 @@
-"""What an update reports: means, extremes and deviations over live rows, or over the episodes that ended.
+"""Metrics of an update: statistics over valid transitions and over finished episodes.
 
-Of every policy that learns, as POLICY/name ("mean" is over the live rows of the rollout unless it says otherwise;
-"steps" are the update's gradient steps, of which losses and gradients are means; NaN where no row was live, or no step
-taken):
+Metrics of every trainable policy, named POLICY/name. Unless stated otherwise they are means over the valid transitions
+of the rollout. "Steps" are the gradient steps of the update; losses and gradients are means over them. A metric is NaN
+without valid transitions or without gradient steps.
 
     name                          meaning
-    reward_mean, _min, _max       of an agent step, as the environment paid it
-    live_fraction                 share of the rows that are live
-    decision_fraction             share of the rows that are live and decide, if decisions_only; what is learned, and
-                                  what is said of it below, is over these
-    action_std_agents/i           deviation of component i of the actions over the agents of a replica and time, mean
-    action_std_envs/i             ... over the replicas, for each agent and time
+    reward_mean, _min, _max       reward of an agent step, as returned by the environment
+    live_fraction                 fraction of transitions that are valid
+    decision_fraction             fraction of transitions that are valid and have a choice of actions, with
+                                  decisions_only; the policy learns from these, and the metrics below are over these
+    action_std_agents/i           standard deviation of action component i over the agents of a replica, mean
+    action_std_envs/i             ... over replicas, for each agent and step
     action_std_time/i             ... over the steps of the rollout, for each agent and replica
-    past_self_blocks              blocks of replicas that an earlier self played, if past_selves; the statistics of
-                                  episodes count these too, evaluations do not
-    learning_rate                 in this update; of DDPG the actor's
+    past_self_blocks              blocks of replicas played by a snapshot, with past_selves; episode statistics include
+                                  these blocks, evaluations do not
+    learning_rate                 in this update; for DDPG the actor's
 
-Of every policy of a run that keeps standings (rollout/standings.py) and that others play in the place of, WHO is past
-(all earlier selves), a script, random, a run, or present (the policy itself):
+Metrics of every policy with opponents, if win rates are recorded (rollout/standings.py). Values
+of WHO: past (all snapshots), a script, random, a run, present (the policy itself).
 
     opponent_blocks/WHO           blocks of replicas that it played
-    opponent_games/WHO            episodes that ended and count against it
-    opponent_return/WHO           mean of the sum of the other policies' returns in the episodes that count against it
-    opponent_win_rate/WHO         how often they beat it, over about the last 200 of these
+    opponent_games/WHO            finished episodes that count against it
+    opponent_return/WHO           mean return of the other policies, summed, in these episodes
+    opponent_win_rate/WHO         win rate of the other policies against it, over about the last 200 of these episodes
 
-By A2C or PPO:
+A2C and PPO:
 
     value_mean                    V(obs) when the agent acted
-    return_mean                   what V learns to predict: advantage + value (of scaled rewards, if normalize_reward)
-    advantage_mean, _std          before normalisation
-    normalized_advantage_mean     after it, in the rows of a step, if normalize_advantage: 0 but for rounding
-    explained_variance            1 - Var(R - V) / Var(R), not below -1: 1 is perfect, 0 as good as a constant
-    reward_scale                  what normalize_reward divided the rewards by, before it clipped them
-    undecided_ends                share of the ends of rollouts and time limits at which nothing is decided, so that V
-                                  there is a guess, if decisions_only: keep it at 0
-    positive_envs, negative_envs  replicas learned from in which an agent terminated, and others, if neg_pos_env_ratio
-    loss                          the whole loss
-    policy_loss, value_loss       its parts without their coefficients
-    entropy                       of the policy [nats], mean over the rows of a step
-    approx_kl                     PPO: KL(old, new) before each step, that of an early stop included
-    clip_fraction                 PPO: share of rows whose ratio had left 1 +- clip
-    gradient_steps                PPO: steps taken, fewer than epochs x minibatches after an early stop, or where no row
-                                  of a minibatch was live
-    grad_norm                     global norm of the gradient before it was clipped
-    grad_clip_fraction            share of the steps whose gradient was clipped
+    return_mean                   value target: advantage + value (of scaled rewards, with normalize_reward)
+    advantage_mean, _std          before normalization
+    normalized_advantage_mean     after normalization, with normalize_advantage: 0 up to rounding
+    explained_variance            1 - Var(R - V) / Var(R), at least -1: 1 is perfect, 0 is as good as a constant
+    reward_scale                  divisor of rewards before clipping, with normalize_reward
+    undecided_ends                fraction of rollout ends and truncations without a choice of actions, where V is only
+                                  a guess, with decisions_only: keep it at 0
+    positive_envs, negative_envs  replicas to learn from with a terminated agent, and others, with neg_pos_env_ratio
+    loss                          total loss
+    policy_loss, value_loss       its parts without coefficients
+    entropy                       of the policy [nats]
+    approx_kl                     PPO: KL(old, new) before each step, including the step of an early stop
+    clip_fraction                 PPO: fraction of transitions with a probability ratio outside 1 +- clip
+    gradient_steps                PPO: steps taken; fewer than epochs x minibatches after an early stop, or if a
+                                  minibatch has no valid transition
+    grad_norm                     global norm of the gradient before clipping
+    grad_clip_fraction            fraction of steps with a clipped gradient
     entropy_coefficient, value_coefficient                     in this update
 
-By DDPG; those of steps are NaN until the buffer holds `warmup` rows:
+DDPG; metrics of steps are NaN until the buffer contains `warmup` transitions:
 
-    action_mean, action_min/i, action_max/i                    of the actions as the environment got them
-    actor_loss                    minus the mean of Q(obs, actor(obs)), what the actor makes large
+    action_mean, action_min/i, action_max/i                    actions as passed to the environment
+    actor_loss                    minus the mean of Q(obs, actor(obs))
     critic_loss                   mean squared error of Q(obs, action), summed over twin critics
-    q_mean, target_mean           Q(obs, action) of the first critic, and what it should be, in the rows of a step
+    q_mean, target_mean           Q(obs, action) of the first critic, and its target
     grad_norm_actor, grad_norm_critic                          global norms before clipping
-    buffer_rows                   rows in the replay buffer
+    buffer_rows                   transitions in the replay buffer
     critic_learning_rate, noise_scale                          in this update
 
-Of the run:
+Metrics of the run:
 
-    episodes                      that ended in the rollout; the rest is over these, NaN where there is none
+    episodes                      episodes finished in the rollout; the metrics below are over these, NaN without any
     episode_length, _min, _max, _std                 env steps
     episode_X                     mean of the sum of info["X"] over an episode (Tag: episode_tags)
-    NAME of `Env.info_ratios`     one sum over another, of all episodes (Tag: time_to_tag, the mean step of a tag)
-    POLICY/episode_return, _min, _max, _std          summed over the policy's agents
-    bad_numbers                   of `Learner.run` only: 0, or what was not finite (`describe_bad_numbers`): such an
-                                  update is not committed, and its other metrics do not count
+    NAME of `Env.info_ratios`     ratio of two sums over all episodes (Tag: time_to_tag, the mean step of a tag)
+    POLICY/episode_return, _min, _max, _std          summed over the agents of the policy
+    bad_numbers                   `Learner.run` only: 0, or a code for NaN or infinity (`describe_bad_numbers`); such an
+                                  update is discarded, and its other metrics are not valid
 
-A statistic X of an environment whose name collides with another metric is reported as user/X, by evaluations as
-eval/user/X (`wdjax.metric_names`), and such a metric of an algorithm as POLICY/user/X.
+A statistic X of an environment with the name of another metric is reported as user/X (in evaluations as eval/user/X,
+see `wdjax.metric_names`), and such a metric of an algorithm as POLICY/user/X.
 
-The rows of metrics.jsonl hold one number for each chunk of updates (`metrics_log.summarize`), of evaluations what
-`evaluation_metrics` names, and, where one finds the best state so far, as eval/best/... what that comes to in as many
-other episodes, which did not choose it: the number to report. Where on_bad_numbers is skip, they hold skipped_updates
-(how many were left out, of which no other metric tells), and in any case of the clock
-(`Trainer`): updates, env_steps, seconds, seconds_per_update, compile_seconds, env_steps_per_second (a step of a
-replica, with all its agents) and agent_steps_per_second (a step of one agent).
+Each row of metrics.jsonl contains one number per metric for a chunk of updates (`metrics_log.summarize`), the metrics
+of evaluations (`evaluation_metrics`), and eval/best/... after an evaluation that finds a new best state: the result of
+that state in other episodes than those that selected it. Report this number. With on_bad_numbers: skip there is also
+skipped_updates, the number of discarded updates, which are excluded from all other metrics. Timing fields are updates,
+env_steps, seconds, seconds_per_update, compile_seconds, env_steps_per_second (one env step advances one replica with
+all its agents) and agent_steps_per_second (one agent step advances one agent).
 """
 
 from collections.abc import Collection, Mapping

@@ -1,4 +1,4 @@
-"""What an algorithm provides: how its policies act, and how they learn."""
+"""The interface of algorithms: how policies act and learn."""
 
 import abc
 import dataclasses
@@ -19,105 +19,132 @@ from wdjax.train.state.state import Memory, PolicyState
 
 @dataclasses.dataclass(frozen=True)
 class NoOptions:
-    """The options of an algorithm that has none beside the fields of PolicyConfig that it takes."""
+    """Options of an algorithm that has only fields of PolicyConfig."""
 
 
 class Algorithm(abc.ABC):
-    """One way of acting and learning, without a state of its own. A new one is a class of this, or of one of its
-    subclasses (`OnPolicy`), named "package.module:Class" in a preset, or by `register_algorithm`.
+    """Base class of algorithms: stateless functions that act and learn.
 
-    Arrays of a policy have leading axes [N, n]: N replicas, n agents of the policy. Keys are one for each block of
-    replicas, [num_blocks], and what is drawn for a block comes from its key alone.
+    A custom algorithm is a subclass of this class or of `OnPolicy`. A preset names it as "package.module:Class" or by
+    the name given to `register_algorithm`.
 
-    On several devices `act` and `update` see the replicas and blocks of one of them: losses, gradients, statistics and
-    metrics there are those of all through devices/collectives.py and devices/moments.py, and so the same on each.
+    Arrays of a policy have leading axes [N, n]: N replicas, n agents of the policy. There is one key per block of
+    replicas, [num_blocks]; random numbers of a block depend only on its key.
+
+    On several devices `act` and `update` run on each device with its share of the replicas and blocks. Reduce losses,
+    gradients, statistics and metrics over devices with the functions of `wdjax.train.learning`, so that they are equal
+    on all devices.
     """
 
     takes: ClassVar[frozenset[str]] = frozenset()
-    """which fields of PolicyConfig mean something to it beside those that mean something to all: "on-policy",
-    "decisions" (it learns from `Rows.learned`, by their discounts), "minibatches", "PPO", "DDPG" (config/facts.py);
-    another one that is set is refused"""
+    """kinds of optional PolicyConfig fields that the algorithm uses: "on-policy", "decisions" (learns from
+    `Rows.learned` and their discounts), "minibatches", "PPO", "DDPG"; setting a field of another kind is an error"""
     Options: ClassVar[type] = NoOptions
-    """a frozen dataclass, the block `options:` of a policy: fields are `traced`, or fix shapes and code paths"""
+    """frozen dataclass of the block `options:` of a policy; its fields are `traced` or static"""
 
     def check(self, name: str, run: TrainConfig, assignment: Assignment) -> None:  # noqa: B027  (nothing to refuse)
-        """Raises ValueError or TypeError, naming the field of policy `name`, for what the algorithm cannot do. That
-        fields which it does not take are left out has been checked."""
+        """Validate the configuration of a policy; fields of kinds outside `takes` are checked separately.
+
+        Args:
+            name: name of the policy.
+            run: configuration of the run.
+            assignment: agents and spaces of the policy.
+
+        Raises:
+            ValueError, TypeError: naming the field, if the algorithm does not support its value.
+        """
 
     @abc.abstractmethod
     def make_network(self, config: PolicyConfig, assignment: Assignment, rngs: nnx.Rngs) -> nnx.Module:
-        """Returns new networks, all in one module. Policies whose algorithms have this function in common can begin
-        with each other's parameters (`checkpoint`)."""
+        """Return new networks in one module.
+
+        Policies whose algorithms share this function can start from each other's parameters (`checkpoint`).
+        """
 
     def make_kernels(
         self, config: PolicyConfig, assignment: Assignment, distribution: Distribution, encoder: type
     ) -> Any:
-        """Returns what fixes the kernels that act and learn for a policy on a GPU; None: there are none for it."""
+        """Return the static shape of the fused GPU kernels for a policy, or None if it has none."""
         return None
 
     @property
     def takes_uniform(self) -> bool:
-        """Whether `act` accepts, in place of keys, the uniform numbers [N, n, c] of categorical actions that
-        `draw_uniform` drew from them."""
+        """Whether `act` accepts uniform numbers [N, n, c] from `draw_uniform` instead of keys, to sample actions."""
         return False
 
     def acts_by_kernel(self, policy: Policy) -> bool:
-        """Whether `act` is a kernel on a GPU now, which takes numbers that were drawn before."""
+        """Return whether `act` runs as a fused kernel, which takes uniform numbers instead of keys."""
         return False
 
     @abc.abstractmethod
     def init(self, policy: Policy, params: Any) -> PolicyState:
-        """Returns what a policy with new parameters has learned: nothing yet; no optimizer where it is frozen."""
+        """Return the state of a policy with new parameters; without optimizer state if it is not trainable."""
 
     def init_memory(self, policy: Policy, run: TrainConfig) -> Memory:
-        """Returns what a policy keeps for every replica, at the start of a run."""
+        """Return the memory of a policy for all replicas at the start of a run."""
         return Memory(self.init_carry(policy, run.num_envs), None)
 
     def init_carry(self, policy: Policy, num_envs: int) -> Any:
-        """Return the carry of `act` and `play` at the start of every episode, leaves [num_envs, n, ...].
+        """Return the carry of `act` and `play` at the start of an episode, leaves [num_envs, n, ...].
 
-        It may differ between agents, not between replicas. A policy's own network receives in `unroll` where episodes
-        begin and starts them itself.
+        It may differ between agents but not between replicas. A custom network receives the episode starts in `unroll`
+        and resets its carry itself.
         """
         return None
 
     def before_rollout(self, policy: Policy, state: PolicyState) -> Any:
-        """Returns what `act` and `end_of_step` get as `state` in all steps of a rollout: here is what should be
-        computed once and not in each. (They may get a PolicyState as it is, too.)"""
+        """Return the `state` argument of `act` and `end_of_step` for a rollout.
+
+        Override it to compute something once per rollout. Both functions must also accept a plain PolicyState.
+        """
         return state
 
     @abc.abstractmethod
     def act(
         self, policy: Policy, state: Any, carry: Any, obs: Any, keys: jax.Array, hypers: Hypers
     ) -> tuple[jax.Array, dict[str, Any], Any]:
-        """Chooses actions to learn from. Returns (action [N, n, ...], fields of Rows, carry). The environment gets
-        `policy.distribution.to_space` of them, in a Box the nearest one inside.
+        """Choose actions in training.
 
-        `keys`: [num_blocks], one for each block of replicas. Built-in acting may receive numbers that were drawn from
-        them (`takes_uniform`). A custom `act` receives keys; only a kernel of whole rollouts passes it such numbers,
-        [1, n, c] of one replica, and is not used if `act` raises then.
+        The environment receives `policy.distribution.to_space(action)`, clipped to the action space.
+
+        Args:
+            policy: static part of the policy.
+            state: result of `before_rollout`.
+            carry: from the previous step, leaves [N, n, ...].
+            obs: leaves [N, n, ...].
+            keys: [num_blocks]; uniform numbers instead if `takes_uniform`. A custom `act` receives keys. Only the
+                fused kernel for whole rollouts passes it uniform numbers, [1, n, c] for one replica; if `act` raises
+                then, plain XLA is used.
+            hypers: hyperparameters at this point of the run.
+
+        Returns:
+            (action [N, n, ...], additional fields of Rows, carry).
         """
 
     @abc.abstractmethod
     def play(
         self, policy: Policy, state: PolicyState, carry: Any, obs: Any, keys: jax.Array, greedy: bool
     ) -> tuple[jax.Array, Any]:
-        """Chooses actions in an evaluation, as `act` does. Returns (action [N, n, ...], carry)."""
+        """Choose actions in an evaluation, with the arguments of `act`. Return (action [N, n, ...], carry)."""
 
     def describe(self, policy: Policy, state: PolicyState, carry: Any, obs: Any) -> dict[str, Any]:
-        """Returns what a recorded episode shows of a choice beside the action, leaves [N, n, ...]; nothing by default.
+        """Return details of an action for recorded episodes, leaves [N, n, ...]; empty by default.
 
-        Names: those of the distribution's `describe`, and "value".
+        Names: those from the distribution's `describe`, and "value".
         """
         return {}
 
     def end_of_step(
         self, policy: Policy, state: Any, carry: Any, final_obs: Any, truncated: jax.Array | None
     ) -> dict[str, Any]:
-        """Returns the fields of Rows that follow from the observation after the step, before any reset.
+        """Return the fields of Rows that depend on the observation after the step, before any reset.
 
-        `truncated` ([N, n] bool): a time limit cut the agent off in this step, maybe before the others; None in an
-        environment without time limits.
+        Args:
+            policy: static part of the policy.
+            state: result of `before_rollout`.
+            carry: after the step.
+            final_obs: observation after the step, leaves [N, n, ...].
+            truncated: [N, n] bool, the agent was truncated in this step; None if the environment never truncates.
         """
         return {}
 
@@ -126,13 +153,26 @@ class Algorithm(abc.ABC):
         self, policy: Policy, state: PolicyState, memory: Memory, hypers: Hypers, played: Rollout, key: jax.Array,
         num_blocks: int,
     ) -> tuple[PolicyState, Memory, dict[str, jax.Array]]:  # fmt: skip
-        """Learns from one rollout. Returns (state, memory, metrics: scalars)."""
+        """Learn from one rollout.
+
+        Args:
+            policy: static part of the policy.
+            state: state of the policy.
+            memory: memory of the policy.
+            hypers: hyperparameters at this point of the run.
+            played: the rollout.
+            key: () key for this update.
+            num_blocks: blocks of replicas on this device.
+
+        Returns:
+            (state, memory, metrics {name: scalar or `Metric`}).
+        """
 
     def losses(
         self, policy: Policy, before: PolicyState, after: PolicyState, metrics: Mapping[str, jax.Array]
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns (loss, norm of gradients) of an update's gradient steps, scalars; 0 where none was taken.
+        """Return (loss, gradient norm) of an update, scalars that are checked for NaN and infinity.
 
-        Bad numbers are looked for there (learner/bad_numbers.py): the metrics, where no step was taken, hold NaN.
+        They are 0 if the update took no gradient step, where the metrics are NaN.
         """
         return metrics["loss"], metrics["grad_norm"]

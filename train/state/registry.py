@@ -21,14 +21,18 @@ ALGORITHMS: dict[str, str | type[Algorithm]] = {
 
 
 def register_algorithm(name: str, algorithm: type[Algorithm]) -> None:
-    """Makes an algorithm known by name, for `algorithm` of a policy, in this process.
+    """Register an algorithm in this process, so that the field `algorithm` of a policy can name it.
 
-    A run is resumed or loaded only where the name is registered again; "package.module:Class" needs no registration.
+    To resume or load a run, register the name again. "package.module:Class" needs no registration.
+
+    Args:
+        name: name of the algorithm.
+        algorithm: its class.
 
     Raises:
-        TypeError: where `algorithm` is no subclass of `wdjax.train.Algorithm`, or its Options no frozen dataclass of
-            which every field has a default.
-        ValueError: for a name that holds ":" or already belongs to another class.
+        TypeError: if `algorithm` is not a subclass of `wdjax.train.Algorithm`, or its `Options` is not a frozen
+            dataclass with a default for every field.
+        ValueError: if the name contains ":" or belongs to another class.
     """
     _require_algorithm(f"algorithm {name!r}", algorithm)
     register("algorithm", ALGORITHMS, name, algorithm)

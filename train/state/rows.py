@@ -1,4 +1,4 @@
-"""What a rollout returns: the rows that policies learn from, and the episodes that ended."""
+"""Results of a rollout: the transitions that policies learn from, and the finished episodes."""
 
 from typing import Any
 
@@ -10,34 +10,40 @@ OBSERVATIONS = ("obs", "next_obs")
 
 
 class Rows(struct.PyTreeNode):
-    """What one policy's agents did: leaves [T, N, n, ...], T steps of N replicas with n agents of this policy."""
+    """Transitions of one policy in a rollout, leaves [T, N, n, ...]: T steps, N replicas, n agents of the policy."""
 
-    obs: Any  # what the action was chosen on
-    action: jax.Array  # as it was drawn: the environment got `to_space` of it (networks/distributions.py), clipped
+    obs: Any  # observation that the action was chosen on
+    action: jax.Array  # as sampled; the environment receives `to_space` of it (networks/distributions.py), clipped
     reward: jax.Array  # float32, for the action
-    terminated: jax.Array  # bool, the agent's game ended in this step or before
-    # bool, the agent's episode had not ended before this step (and it was not played by an earlier self)
+    terminated: jax.Array  # bool, the agent terminated in this step or before
+    # bool, valid transition: the agent was active before this step, and no opponent acted in its place
     live: jax.Array
-    truncated: jax.Array | None = None  # bool, a time limit cut the agent off in this step or before; None: nothing can
-    # bool, the mask left the agent a choice; None: nobody asks, `decisions_only` is false
+    truncated: jax.Array | None = None  # bool, the agent was truncated in this step or before; None without truncation
+    # bool, the action mask allowed more than one action; None unless `decisions_only`
     decides: jax.Array | None = None
-    final_decides: jax.Array | None = None  # bool, would it in final obs; None: nobody asks, or nothing truncates
+    final_decides: jax.Array | None = None  # the same for the final observation; None also without truncation
     # on-policy algorithms:
-    log_prob: jax.Array | None = None  # float32, of the action when it was drawn; PPO only
+    log_prob: jax.Array | None = None  # float32, log probability of the action when sampled; PPO only
     value: jax.Array | None = None  # float32, V(obs)
-    final_value: jax.Array | None = None  # float32, V(final obs) where truncated, else 0; None: nothing truncates
-    # off-policy algorithms, and feed-forward ones where something truncates:
-    next_obs: Any = None  # what the agent saw after the step, before any reset
-    own: Any = None  # whatever else an algorithm of one's own notes
+    final_value: jax.Array | None = None  # float32, V(final obs) where truncated, else 0; None without truncation
+    # off-policy algorithms, and feed-forward ones with truncation:
+    next_obs: Any = None  # observation after the step, before any reset
+    own: Any = None  # additional fields of a custom algorithm
 
     @property
     def learned(self) -> jax.Array:
-        """bool, the rows to learn from: those that are live, and where somebody asks decide."""
+        """bool, the transitions to learn from: valid ones, with `decisions_only` also with a choice of actions."""
         return self.live if self.decides is None else self.live & self.decides
 
     def ends(self, over: jax.Array) -> jax.Array:
-        """Returns bool, [T, N, n] ([T, N, 1] where nothing truncates): nothing that follows is of the same episode, as
-        the agent was truncated, maybe before the others, or all were through (`over`, [T, N])."""
+        """Return whether the agent's episode ended at each transition, by `over` or its own truncation.
+
+        Args:
+            over: [T, N] bool, the episode of the replica ended in this step.
+
+        Returns:
+            [T, N, n] bool; [T, N, 1] without truncation.
+        """
         return over[..., None] if self.truncated is None else over[..., None] | self.truncated
 
 

@@ -1,4 +1,4 @@
-"""Everything that a run is, as one pytree."""
+"""The training state, as one pytree."""
 
 from typing import Any
 
@@ -14,40 +14,40 @@ from wdjax.vector import VectorState
 
 
 class PolicyState(struct.PyTreeNode):
-    """What one policy has learned: the same on every device."""
+    """The learned part of a policy, equal on all devices."""
 
-    params: Any  # of its network
-    opt_state: Any  # of its optimizer; None where it is not trainable
-    normalizer: Normalizer | None = None  # of its inputs; None where it normalises nothing
-    target_params: Any = None  # of its target networks; DDPG only, like the next
-    gradient_steps: jax.Array | None = None  # () int32, done so far
-    own: Any = None  # whatever else an algorithm of one's own learns
-    past: Any = None  # PolicyState of earlier selves, and then of other runs, leaves [members, ...]; None without any
-    standings: Any = None  # who of them is beaten how often (rollout/standings.py); None: nobody asks
+    params: Any  # network parameters
+    opt_state: Any  # optimizer state; None if not trainable
+    normalizer: Normalizer | None = None  # running statistics of observations and rewards; None if not normalized
+    target_params: Any = None  # target network parameters; DDPG only
+    gradient_steps: jax.Array | None = None  # () int32, gradient steps taken; DDPG only
+    own: Any = None  # additional state of a custom algorithm
+    past: Any = None  # PolicyState of the opponent pool: snapshots, then other runs, leaves [members, ...]; or None
+    standings: Any = None  # win rates against the opponent pool (rollout/standings.py); None if not recorded
 
 
 class Memory(struct.PyTreeNode):
-    """What one policy keeps for every replica, split over devices with them; None where there is nothing to keep."""
+    """The part of a policy's state that belongs to replicas, sharded over devices with them."""
 
-    carry: Any  # [N, n, ...]: what acting hands from step to step (a recurrent state), emptied at an episode's end
-    discounted_return: jax.Array | None  # [N, n] float32: gamma times the running sum, to normalise rewards
-    replay: Any = None  # rows to learn from again (algorithms/ddpg/replay.py), leaves [N, ...] and [num_blocks, ...]
-    member: jax.Array | None = None  # [num_blocks] int32: who plays (rollout/self_play.py); None: always this one
-    since: jax.Array | None = None  # [num_blocks] int32: env steps that it has played; None: nobody asks
-    own: Any = None  # whatever else an algorithm of one's own keeps, leaves [N, ...]
+    carry: Any  # [N, n, ...]: recurrent state, reset at the start of an episode; or None
+    discounted_return: jax.Array | None  # [N, n] float32: gamma times the running sum, to normalize rewards; or None
+    replay: Any = None  # replay buffer (algorithms/ddpg/replay.py), leaves [N, ...] and [num_blocks, ...]
+    member: jax.Array | None = None  # [num_blocks] int32: active opponent (rollout/self_play.py); None without a pool
+    since: jax.Array | None = None  # [num_blocks] int32: env steps since the opponent changed; None if not recorded
+    own: Any = None  # additional memory of a custom algorithm, leaves [N, ...]
 
 
 class TrainState(struct.PyTreeNode):
-    """Everything that a run is: going on from a restored copy equals never having stopped."""
+    """The complete state of a run. Training from a restored copy equals uninterrupted training."""
 
-    policies: dict[str, PolicyState]  # by policy: what it has learned
-    memory: dict[str, Memory]  # by policy: what it keeps for every replica
-    hypers: dict[str, Hypers]  # by policy: what is traced of its configuration
-    env_params: Any  # of all replicas
-    replicas: VectorState  # of N = num_envs games
-    obs: dict[str, Any]  # by group, [N, n_group, ...]: the last observations
-    live: dict[str, jax.Array]  # by group, [N, n_group] bool: is not through with this episode
-    key: jax.Array  # of all that is still to be drawn
+    policies: dict[str, PolicyState]  # by policy: learned state
+    memory: dict[str, Memory]  # by policy: state per replica
+    hypers: dict[str, Hypers]  # by policy: traced hyperparameters
+    env_params: Any  # environment params, shared by all replicas
+    replicas: VectorState  # states of the N = num_envs replicas
+    obs: dict[str, Any]  # by group, [N, n_group, ...]: latest observations
+    live: dict[str, jax.Array]  # by group, [N, n_group] bool: agents still active in their episode
+    key: jax.Array  # random key for the rest of the run
     num_updates: jax.Array  # () int32, updates done
 
     def _repr_html_(self) -> str:
@@ -66,19 +66,19 @@ def current_hypers(config: TrainConfig, state: TrainState) -> dict[str, Hypers]:
 
 
 def with_hypers(state: TrainState, **changes: Any) -> TrainState:
-    """Returns a state with other hyperparameters, also for a population::
+    """Return a state with changed hyperparameters; also for populations::
 
         states = jax.vmap(learner.init)(jax.random.split(key, 8))
         states = with_hypers(states, **{"runner.learning_rate": jnp.logspace(-4, -2, 8)})
 
     Args:
-        state: one state, or a population of them with a leading axis.
-        **changes: "policy.hyperparameter" -> a number, or one for each member of the population ([members]); DDPG's own
-            are "policy.ddpg.tau" and so on.
+        state: a state, or a population of states with a leading axis.
+        **changes: "policy.hyperparameter" -> a number, or one number per population member, [members]. Nested ones are
+            dotted: "policy.ddpg.tau".
 
     Raises:
-        ValueError: for an unknown name, with the nearest right one, for a number that the field may not have, and for
-            another number of members.
-        TypeError: for what is no number.
+        ValueError: if a name is unknown (the message has the closest name), a number is out of range, or the number of
+            values differs from the number of members.
+        TypeError: if a value is not numeric.
     """
     return state.replace(hypers=changed_hypers(state.hypers, changes))

@@ -145,8 +145,8 @@ def saving(manager: ocp.CheckpointManager) -> Iterator[None]:
     except Exception as error:  # orbax raises what its threads and tensorstore do: of any type
         whole = [int(path.name) for path in Path(manager.directory).glob("*") if path.name.isdecimal()]
         good = max(whole, default=None)
-        rest = "none is complete yet" if good is None else f"--resume continues from the one of {good} updates"
-        raise OSError(f"could not save a checkpoint in {manager.directory} ({reason(error)}): {rest}") from error
+        rest = "No checkpoint is complete" if good is None else f"The one of {good} updates is complete; use --resume"
+        raise OSError(f"could not save a checkpoint in {manager.directory} ({reason(error)}). {rest}") from error
 
 
 def reason(error: BaseException) -> str:

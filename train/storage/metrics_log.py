@@ -67,7 +67,7 @@ class MetricsLog:
     """The file, open for appending. Checkpoints hold its `size` in bytes: a resumed run cuts back to that.
 
     Args:
-        path: of the file.
+        path: path of the file.
         size: bytes of it that are kept, whole lines only.
     """
 
@@ -141,13 +141,13 @@ def tell_lost_lines(path: Path, size: int, say: Callable[[str], Any]) -> None:
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
-    """Returns the objects of a metrics.jsonl, without a last line of which only a part is there (yet).
+    """Return the rows of a metrics.jsonl, without an incomplete last line.
 
     Args:
-        path: of the file, or of the folder of a run.
+        path: path of the file, or the folder of a run.
 
     Raises:
-        ValueError: naming file and line, for one that is no JSON, or no object.
+        ValueError: naming file and line, if a line is not a JSON object.
     """
     path, rows = Path(path), []
     path = path / "metrics.jsonl" if path.is_dir() else path

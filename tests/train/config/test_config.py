@@ -142,7 +142,7 @@ AGENTS = [
     ({"policies": {"other": {}}}, r"group in policies\.other\.agents 'other': known names: agent"),
     ({f"{AGENT}.agents": ["agents"]}, r"group in policies\.agent\.agents 'agents': did you mean 'agent'\?"),
     ({f"{AGENT}.agents": ["agent", "agent"]}, r"policies\.agent\.agents: agent\[0\] already belongs to policy 'agent'"),
-    ({f"{AGENT}.agents": ["agent[1]"]}, r"policies\.agent\.agents = 'agent\[1\]': must lie inside agent\[0:1\]"),
+    ({f"{AGENT}.agents": ["agent[1]"]}, r"policies\.agent\.agents = 'agent\[1\]': must be a nonempty range inside"),
     ({f"{AGENT}.agents": ["agent[0:0]"]}, r"policies\.agent\.agents = 'agent\[0:0\]': must be a nonempty range"),
     *(({f"{AGENT}.agents": [selector]}, r"policies\.agent\.agents = .*: must be a group, a slice")
       for selector in ("", "agent[]", "agent[-1]", "agent[0:1:1]", "agent[a]", "agent[0", "agent\n", "agent[0:1]x")),
@@ -174,7 +174,7 @@ TAG = [
     ({"policies": {"tagger": {}}}, r"no policy controls runner\[0\], runner\[1\], runner\[2\] \.\.\."),
     ({"policies.runner.agents": ["runner[0:50]"]}, r"no policy controls runner\[50\]"),
     ({"policies.runner.agents": ["runner[0:60]", "runner[59:100]"]}, r"runner\[59\] already belongs to"),
-    ({"policies.runner.agents": ["runner[0:101]"]}, r"'runner\[0:101\]': must lie inside runner\[0:100\]"),
+    ({"policies.runner.agents": ["runner[0:101]"]}, r"'runner\[0:101\]': must be a nonempty range inside runner"),
     ({"policies.all": {"agents": ["tagger", "runner"]}}, r"policies\.all\.agents: tagger\[0\] already belongs"),
     ({"env_params.num_taggers": 0}, r"env_params: num_taggers = 0: must be at least 1"),
     ({"env_params.num_other_agents_observed": 500}, r"num_other_agents_observed = 500: must be at most 110"),
@@ -186,12 +186,12 @@ OUT_OF_PLACE = [  # what an algorithm, an environment or a policy has no use for
     ("cartpole", {f"{AGENT}.clip": 0.3}, r"policies\.agent\.clip = 0\.3: must be 0\.2 \(the default\): A2C"),
     ("cartpole", {f"{AGENT}.target_kl": 1.0}, r"policies\.agent\.target_kl = 1\.0: must be inf \(the default\): A2C"),
     ("cartpole", {f"{AGENT}.ddpg.n_step": 5}, r"policies\.agent\.ddpg\.n_step = 5: must be 1 \(the default\): A2C"),
-    ("cartpole_ppo", {f"{AGENT}.ddpg.noise_stddev": -3}, r"ddpg\.noise_stddev = -3\.0: must be 0\.2 .* for PPO"),
+    ("cartpole_ppo", {f"{AGENT}.ddpg.noise_stddev": -3}, r"ddpg\.noise_stddev = -3\.0: must be 0\.2 .* PPO"),
     ("cartpole", {f"{AGENT}.action_distribution": "squashed_gaussian"}, r"policies\.agent: .* must be gaussian"),
     ("cartpole", {f"{NET}.encoder": "deep_sets"}, r"network\.encoder = 'deep_sets': CartPole does not define how"),
-    ("pendulum_ddpg", {f"{AGENT}.entropy_coefficient": 0.3}, r"entropy_coefficient = 0\.3: must be 0\.01 .* for DDPG"),
+    ("pendulum_ddpg", {f"{AGENT}.entropy_coefficient": 0.3}, r"entropy_coefficient = 0\.3: must be 0\.01 .* DDPG"),
     ("tag_small", {"policies.runner.past_selves": 2, "num_envs": 5, "policies.runner.minibatches": 1,
-                   "policies.tagger.minibatches": 1}, r"num_blocks = 1: must be at least 2, as policies\.runner has"),
+                   "policies.tagger.minibatches": 1}, r"num_blocks = 1: must be at least 2, because policies"),
     ("tag_small", {"policies.runner.past_selves_fraction": 1.0}, r"past_selves_fraction = 1\.0: must be .* below 1"),
 ]  # fmt: skip
 
@@ -224,7 +224,7 @@ BUILT = [
     (one_policy("cartpole", "agent", network=NetworkConfig(8)), TypeError, r"hidden_sizes = 8: must be a list"),
     (one_policy("cartpole", "agent", network=None), TypeError, r"policies\.all\.network = None: must be"),
     (one_policy("probe_pair", "pilot", "clerk"), ValueError, r"policies\.all\.agents: groups .* different spaces"),
-    ("cartpole", TypeError, r"config = 'cartpole': must be a TrainConfig, load_config\('cartpole'\)"),
+    ("cartpole", TypeError, r"config = 'cartpole': must be a TrainConfig\. Use load_config\('cartpole'\)"),
 ]
 
 

@@ -116,7 +116,8 @@ def test_a_schedule_that_ends_elsewhere_than_the_run_is_reported():
     kept = None
     steps = [[0, 1e-3], [1_000, 0]]
     [words] = warnings(steps, 500)
-    assert words.startswith(f"Warning: {RATE} ends at env step 1,000, the run at 500 with 0.0005.")
+    assert words.startswith(f"Warning: {RATE} ends at env step 1,000, but the run ends at 500, ")
+    assert "where its value is 0.0005." in words
     assert len(warnings(steps, 2_000)) == 1
     for value in (steps, 1e-3, [[0, 1e-3]], HALF, {"fraction": [[0, 1e-3], [0.2, 0]]}):
         assert warnings(value, 1_000) == []

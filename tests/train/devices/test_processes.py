@@ -216,7 +216,7 @@ def test_all_processes_refuse_a_folder_that_holds_a_run(run_of_two):
         codes = ends(started, folder)
     assert codes[0] == 2
     assert codes[1] != 0
-    assert "holds a run already" in said(folder, 0)
+    assert "already contains a run" in said(folder, 0)
     assert "process 0 has refused" in said(folder, 1)
     assert before == {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
 

@@ -270,7 +270,7 @@ def test_other_games_are_refused_in_words(run):
     for other, words in (
         (signal, "env = 'probe_signal': must be 'tag_gridworld'"),
         (more, "num_taggers = 3: must be 2"),
-        (split, r"none of its policies \(a, b\) plays all of tagger\[0:2\]"),
+        (split, r"none of its policies \(a, b\) covers all of tagger\[0:2\]"),
     ):
         with pytest.raises(ValueError, match=words):
             cross_play(*run, KEY, 4, opponents=[Player("o", other, shapes)])

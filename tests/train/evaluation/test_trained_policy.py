@@ -149,9 +149,9 @@ def test_a_run_is_loaded_and_exported(tmp_path, no_pictures, capsys):
         ({}, r"^obs shapes = {}: must be"),
         ([0.0] * 4, r"^obs shapes = \[\(\), \(\), \(\), \(\)\]: must be"),
         (np.zeros((0, 4)), r"^obs shapes = \(0, 4\): must be .* \(none of size 0\)"),
-        (np.array(["a"] * 4), r"^obs of dtype <U1: must be float32"),
-        (np.array([None] * 4), r"^obs of dtype object: must be float32"),
-        (np.zeros(4, complex), r"^obs of dtype complex128: must be float32"),
+        (np.array(["a"] * 4), r"^obs dtype <U1: must be float32"),
+        (np.array([None] * 4), r"^obs dtype object: must be float32"),
+        (np.zeros(4, complex), r"^obs dtype complex128: must be float32"),
     ],
 )
 def test_a_loaded_policy_refuses_wrong_observations_by_shape_or_dtype(normalised, obs, words):

@@ -136,7 +136,7 @@ def test_a_foreign_metrics_csv_is_kept(text, tmp_path, capsys):
     ("csv", "must be a list of functions or names"),
     (print, "must be a list of functions or names"),
     (None, "callbacks = None: must be a list of functions or names"),
-    (["csv", "csv"], "callbacks = ['csv', 'csv']: must be named once each"),
+    (["csv", "csv"], "callbacks = ['csv', 'csv']: must be unique"),
 ])  # fmt: skip
 def test_what_is_no_callback_is_refused(given, words):
     assert words in refusal(make_callbacks, given)

@@ -35,7 +35,7 @@ def test_resume_below_progress_is_a_no_op(changes, run, capsys):
     for a, b in zip(numbers(trainer.train()), numbers(state), strict=True):
         np.testing.assert_array_equal(a, b)
     total = shorter.num_updates * 128
-    assert f"run already at 768 of {total} env steps; nothing to do" in " ".join(capsys.readouterr().out.split())
+    assert f"run already has 768 of {total} env steps: nothing to do" in " ".join(capsys.readouterr().out.split())
     assert not trainer.stopped
     assert contents(run) == before
     longer = Trainer(small_config(total_env_steps=8 * 128), run, resume=True, quiet=True)

@@ -80,7 +80,7 @@ def test_a_run_that_is_done_compiles_nothing(whole_run, no_pictures, tmp_path, m
     monkeypatch.setattr(trainers, "compile_chunk", lambda *_: pytest.fail("a program is compiled"))
     folder = shutil.copytree(whole_run[0], tmp_path / "run")
     Trainer(small_config(), folder, resume=True).train()
-    assert "run already at 768 of 768 env steps; nothing to do" in " ".join(capsys.readouterr().out.split())
+    assert "run already has 768 of 768 env steps: nothing to do" in " ".join(capsys.readouterr().out.split())
     assert_same_run(whole_run[0], folder)
 
 

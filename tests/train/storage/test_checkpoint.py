@@ -69,7 +69,7 @@ def test_a_truncated_newest_checkpoint_is_set_aside_and_the_run_ends_the_same(si
     said = capsys.readouterr()
     words = " ".join(said.out.split())
     assert "Renamed to damaged-6, resuming from 4 updates" in words
-    assert not sizes or "holds 100 of" in words
+    assert not sizes or "has 100 of" in words
     assert said.err == ""
     assert contents(run / "checkpoints" / "damaged-6") == before
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["2", "4", "6", "damaged-6"]
@@ -93,7 +93,7 @@ def test_whatever_file_is_damaged_no_wrong_number_is_read(whole_run, tmp_path):
             with contextlib.ExitStack() as stack:
                 manager = stack.enter_context(open_checkpoints(tmp_path / "checkpoints", keep=None))
                 if sizes:
-                    stack.enter_context(pytest.raises(DamagedCheckpointError, match=f"damaged: {name} (is miss|holds)"))
+                    stack.enter_context(pytest.raises(DamagedCheckpointError, match=f"damaged: {name} (is miss|has)"))
                 else:
                     stack.enter_context(contextlib.suppress(DamagedCheckpointError))
                 for a, b in zip(numbers(restore(manager, 6, like)[0]), expected, strict=True):
@@ -105,7 +105,7 @@ def test_where_no_checkpoint_can_be_read_nothing_is_touched(run):
     for checkpoint in (run / "checkpoints").iterdir():
         os.truncate(data_file(checkpoint), 10)
     before = contents(run)
-    with pytest.raises(DamagedCheckpointError, match=r"checkpoints/6 is damaged: .* holds 10 of"):
+    with pytest.raises(DamagedCheckpointError, match=r"checkpoints/6 is damaged: .* has 10 of"):
         Trainer(small_config(**KEPT), run, resume=True, quiet=True).train()
     assert contents(run) == before
 
@@ -128,7 +128,7 @@ def test_a_foreign_checkpoint_is_refused_even_where_it_would_fit(name, value, wo
 
 def test_checkpoints_without_their_config_are_a_run_too(run):
     (run / "config.yaml").unlink()
-    with pytest.raises(FileExistsError, match="holds a run already"):
+    with pytest.raises(FileExistsError, match="already contains a run"):
         Trainer(small_config(**KEPT), run)
     with pytest.raises(FileNotFoundError, match=r"config.yaml is missing. Restore it from a checkpoint"):
         Trainer(small_config(**KEPT), run, resume=True)
@@ -151,7 +151,7 @@ def files_of_at_most(size):
 
 @pytest.mark.parametrize(
     ("more", "words"),
-    [(15_000, r"could not save a checkpoint in .*/checkpoints \(File too large\): the one of 2 updates is whole"),
+    [(15_000, r"could not save a checkpoint in .*/checkpoints \(File too large\)\. The one of 2 updates is complete"),
      pytest.param(100, r"could not write .*/metrics.jsonl \(File too large\)", marks=pytest.mark.slow)],
 )  # fmt: skip
 def test_a_full_disk_ends_the_run_and_the_last_checkpoint_is_whole(more, words, whole_run, tmp_path, capfd):
@@ -186,7 +186,7 @@ def test_one_run_at_a_time_in_a_folder_and_readers_are_welcome(run):
     before = contents(run)
     waiting = Trainer(small_config(**KEPT), run, resume=True, quiet=True)
     with hold_folder(run):
-        with pytest.raises(BlockingIOError, match="another run is training there. Wait for it"):
+        with pytest.raises(BlockingIOError, match=r"another run is training there\. Wait for it"):
             Trainer(small_config(**KEPT, total_env_steps=9 * 128), run, resume=True)
         with pytest.raises(BlockingIOError, match="another run is training there"):
             waiting.train()

@@ -131,12 +131,12 @@ def test_a_damaged_best_that_is_newer_than_the_checkpoint_is_set_aside(whole_run
     ("change", "words"),
     [
         ("[1, 2]", "host/metadata is not a mapping"),
-        ({"metrics_size": None}, "host/metadata holds metrics_size = None"),
-        ({"metrics_size": -5}, "host/metadata holds metrics_size = -5"),
-        ({"metrics_size": "12"}, "host/metadata holds metrics_size = '12'"),
-        ({"best_score": "high"}, "host/metadata holds best_score = 'high'"),
-        ({"best_updates": 1.5}, "host/metadata holds best_updates = 1.5"),
-        ({"config": 5}, "host/metadata holds config = 5"),
+        ({"metrics_size": None}, "host/metadata contains metrics_size = None"),
+        ({"metrics_size": -5}, "host/metadata contains metrics_size = -5"),
+        ({"metrics_size": "12"}, "host/metadata contains metrics_size = '12'"),
+        ({"best_score": "high"}, "host/metadata contains best_score = 'high'"),
+        ({"best_updates": 1.5}, "host/metadata contains best_updates = 1.5"),
+        ({"config": 5}, "host/metadata contains config = 5"),
     ],
 )
 def test_edited_metadata_make_a_damaged_checkpoint(change, words, whole_run, run, capsys):

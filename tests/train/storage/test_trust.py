@@ -214,5 +214,5 @@ def test_trust_is_a_list_of_names(tmp_path, trust):
 @pytest.mark.parametrize("text", ["", "yes please", "own-env", "own.", "/home/own", "own:Env", "own_env.py"])
 def test_trust_takes_names_of_modules(text):
     words = refusal(require_trusted, "it", {}, [text])
-    assert f"trust = {text!r}: must be a module's name" in words
+    assert f"trust = {text!r}: must be a module name" in words
     assert ("Try own_env" in words) == text.endswith(".py")

@@ -106,20 +106,20 @@ def gae(
     reward_t: jax.Array, value_t: jax.Array, next_value_t: jax.Array, terminated_t: jax.Array, over_t: jax.Array,
     gamma: jax.Array, gae_lambda: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:  # fmt: skip
-    """Generalised advantage estimation over a rollout.
+    """Compute generalized advantage estimates and returns over a rollout.
 
         delta_t = r_t + gamma (1 - terminated_t) V(next_obs_t) - V(obs_t)
         A_t     = delta_t + gamma lambda (1 - terminated_t) (1 - over_t) A_{t+1}
 
     Args:
-        reward_t: [T, ...] float32, for the action at time t.
+        reward_t: [T, ...] float32, reward for the action at time t.
         value_t: [T, ...] V(obs_t).
-        next_value_t: [T, ...] V of the observation after the action: the final one where the episode ended.
-        terminated_t: [T, ...] bool, the agent's game ended by step t: nothing is worth anything afterwards.
-        over_t: bool, broadcasts to [T, ...]: row t + 1 is no row of the same episode, because the replica was reset
-            after step t, or a time limit cut this agent off before the others.
-        gamma: () discount, or [T, ...] that from each row to the next (`by_decision`).
-        gae_lambda: () between 0 (one-step) and 1 (the whole return, bootstrapped at its end), or likewise.
+        next_value_t: [T, ...] V of the observation after the action; the final observation if the episode ended.
+        terminated_t: [T, ...] bool, the agent terminated by step t: values after it are 0.
+        over_t: bool, broadcasts to [T, ...]: step t + 1 belongs to another episode, because the replica was reset
+            after step t or this agent was truncated.
+        gamma: () discount; or [T, ...], the discount between each step and the next.
+        gae_lambda: () from 0 (one-step return) to 1 (full return, bootstrapped at its end); or [T, ...].
 
     Returns:
         (advantage_t, return_t), both [T, ...], with return_t = advantage_t + value_t.

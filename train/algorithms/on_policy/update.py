@@ -58,40 +58,49 @@ from wdjax.train.state.state import Memory, PolicyState
 
 
 class OnPolicy(Algorithm):
-    """What A2C and PPO share, and algorithms of one's own may: they write the loss of a policy, and where they want to
-    what its advantages are."""
+    """Base class of on-policy algorithms such as A2C and PPO.
+
+    A subclass implements `policy_loss` and may override `advantages`.
+    """
 
     takes = frozenset({"on-policy"})
     keeps_log_prob: ClassVar[bool] = True
-    """whether log pi(a) of the policy that acted is kept with every row"""
+    """whether transitions store log pi(a) of the policy that acted"""
     has_kernels: ClassVar[bool] = False
-    """whether kernels may act and learn for it: they trace `policy_loss`, in which they know the simplest operations"""
+    """whether fused kernels may act and learn; they trace `policy_loss` and support only simple operations in it"""
 
     @abc.abstractmethod
     def policy_loss(
         self, log_prob: jax.Array, old_log_prob: jax.Array | None, advantage: jax.Array, live: jax.Array,
         hypers: Mapping[str, jax.Array],
     ) -> tuple[jax.Array, dict[str, jax.Array]]:  # fmt: skip
-        """Returns (loss [R], metrics {name: [R]}) of each row, to be averaged over live ones.
+        """Return the loss of each of R transitions, to be averaged over valid ones.
 
         Args:
-            log_prob: [R] of the actions under the policy that learns.
-            old_log_prob: [R] under the policy that acted, a constant; None where it is not kept.
-            advantage: [R], a constant; normalised, where the policy wants that.
-            live: [R] bool, the rows that count.
-            hypers: () each, "clip", "entropy_coefficient" and so on, and traced options as "options.NAME".
+            log_prob: [R], log probability of the actions under the current policy.
+            old_log_prob: [R], under the policy that acted, without gradient; None unless `keeps_log_prob`.
+            advantage: [R], without gradient; normalized with `normalize_advantage`.
+            live: [R] bool, valid transitions.
+            hypers: () each: "clip", "entropy_coefficient" and so on; traced options as "options.NAME".
+
+        Returns:
+            (loss [R], metrics {name: [R]}).
         """
 
     def advantages(
         self, policy: Policy, hypers: Hypers, rows: Rows, next_value: jax.Array, over: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns (advantages, what the value should predict), [T, N, n] each.
+        """Return the advantages and value targets, by default generalized advantage estimation (`gae`).
 
         Args:
-            hypers: of the policy; where it has `decisions_only`, gamma and gae_lambda are [T, N, n] (`by_decision`).
-            rows: of the rollout, leaves [T, N, n, ...], their reward that to learn from.
-            next_value: [T, N, n] V of the observation after each row: of the final one where the episode ended.
+            policy: static part of the policy.
+            hypers: hyperparameters; with `decisions_only`, gamma and gae_lambda are [T, N, n].
+            rows: transitions of the rollout, leaves [T, N, n, ...], with rewards normalized if configured.
+            next_value: [T, N, n], V of the observation after each transition, the final one at the end of an episode.
             over: [T, N, n] or [T, N, 1] bool, the agent's episode ended in this step or before.
+
+        Returns:
+            (advantages [T, N, n], value targets [T, N, n]).
         """
         return gae(rows.reward, rows.value, next_value, rows.terminated, over, hypers.gamma, hypers.gae_lambda)
 
@@ -109,7 +118,7 @@ class OnPolicy(Algorithm):
         return found if isinstance(found, Shape) else None
 
     def overridden(self, *names: str) -> str | None:
-        """Return the first of these functions that is not the one of `OnPolicy`; None: all are."""
+        """Return the first of these functions that a subclass overrides, or None."""
         return overridden(self, OnPolicy, names)
 
     @property
@@ -171,9 +180,9 @@ class OnPolicy(Algorithm):
         self, policy: Policy, state: PolicyState, memory: Memory, hypers: Hypers, played: Rollout, key: jax.Array,
         num_blocks: int,
     ) -> tuple[PolicyState, Memory, dict[str, jax.Array]]:  # fmt: skip
-        """Advantages over the rollout, then gradient steps; normalisers change last.
+        """Compute advantages, take gradient steps, then update the normalizers.
 
-        Metrics are means over live rows; of losses and gradients, means over the gradient steps taken.
+        Metrics are means over valid transitions; metrics of losses and gradients are means over gradient steps.
         """
         over = played.over
         rows = played.rows[policy.name]
@@ -227,8 +236,7 @@ class OnPolicy(Algorithm):
 
 
 class A2C(OnPolicy):
-    """Advantage actor-critic: one gradient step on all rows. Without a probability ratio a second one would be
-    off-policy."""
+    """Advantage actor-critic: one gradient step on all transitions of a rollout."""
 
     takes = OnPolicy.takes | {"decisions"}
     keeps_log_prob = False
@@ -237,7 +245,7 @@ class A2C(OnPolicy):
 
 
 class PPO(OnPolicy):
-    """Proximal policy optimisation: epochs of minibatches with a clipped ratio."""
+    """Proximal policy optimization: epochs of minibatches with a clipped probability ratio."""
 
     takes = OnPolicy.takes | {"decisions", "minibatches", "PPO"}
     has_kernels = True
