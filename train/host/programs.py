@@ -67,7 +67,7 @@ def words_of_kernels(heard: Mapping[str, str | None]) -> str:
     reasons: dict[str, list[str]] = {}
     for what, why in heard.items():
         reasons.setdefault(why or "", []).append(what)
-    by_kernels = ", ".join(reasons.pop("", ["nothing"]))
+    by_kernels = ", ".join(reasons.pop("", ["none"]))
     plain = "; ".join(f"{', '.join(whats)} ({why})" for why, whats in reasons.items())
     return f"Fused kernels: {by_kernels}" + (f". Plain XLA: {plain}" if plain else "")
 

@@ -36,7 +36,7 @@ def announce_run(
     """Report the length of a run, and its schedules that end elsewhere than the run (`schedule_warnings`)."""
     steps = config.num_updates * config.env_steps_per_update
     more = f" ({config.total_env_steps:,} rounded up)" if steps > config.total_env_steps else ""
-    words = f"{config.num_updates:,} updates of {config.env_steps_per_update:,} env steps, {steps:,} in all{more}"
+    words = f"{config.num_updates:,} updates of {config.env_steps_per_update:,} env steps, {steps:,} in total{more}"
     announce(console, config.env, num_devices, words, workdir)
     for words in schedule_warnings(given, config):
         console.print(words, soft_wrap=True)

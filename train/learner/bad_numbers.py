@@ -159,7 +159,7 @@ def why_it_ends(setup: Setup, codes: np.ndarray, streak: int, done: int, origin:
         origin: what makes the first NaN (`debug.nan_origin`), where somebody has looked.
     """
     more = "--resume --debug locates the origin" if origin is None else f"origin: {origin}"
-    saved = f"the run is saved after {done} updates"
+    saved = f"the state after {done} updates is saved"
     if setup.config.on_bad_numbers == "skip":
         what = describe_bad_numbers(setup, codes[-1])
         return f"update {done} and the {streak - 1} before it: {what} (all skipped; {saved}; {more})"

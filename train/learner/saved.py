@@ -51,7 +51,9 @@ def read_run(
         step = steps[-1] if num_updates is None else num_updates
         if step not in steps:
             held = ", ".join(map(str, steps))
-            raise FileNotFoundError(f"no checkpoint of {step} updates in {folder}. Choose {held} (keep_checkpoints)")
+            raise FileNotFoundError(
+                f"no checkpoint of {step} updates in {folder}. Available: {held} (see keep_checkpoints)"
+            )
         try:
             return setup, restore(manager, step, abstract_state(setup), config)[0]
         except DamagedCheckpointError:

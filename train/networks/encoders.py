@@ -259,7 +259,7 @@ def encoder_class(name: str, field: str = "network.encoder") -> Any:
     """
     if ":" not in name:
         if name not in ENCODERS:
-            own = 'a custom encoder is "package.module:Class", or is registered again with register_encoder'
+            own = 'a custom encoder is "package.module:Class", or registered in this process by register_encoder'
             raise ValueError(f"unknown {field} {name!r}: {did_you_mean(name, ENCODERS)} ({own})")
         return ENCODERS[name]
     found = import_named(field, name)

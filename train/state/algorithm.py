@@ -173,6 +173,6 @@ class Algorithm(abc.ABC):
     ) -> tuple[jax.Array, jax.Array]:
         """Return (loss, gradient norm) of an update, scalars that are checked for NaN and infinity.
 
-        They are 0 if the update took no gradient step, where the metrics are NaN.
+        Both must be 0 if the update took no gradient step; the metrics are NaN then.
         """
         return metrics["loss"], metrics["grad_norm"]

@@ -45,7 +45,7 @@ def beside(metrics: Mapping[str, Any], prefix: str) -> dict[str, Any]:
             require_known(f"rule of the metric {name!r}", metric.over, RULES)
             weight = [other for other in metric.weight if other in metrics or other not in FRACTIONS]
             for other in (*weight, *filter(None, [metric.mean])):
-                require_known(f"metric beside {name!r}", other, metrics)
+                require_known(f"metric that {name!r} refers to", other, metrics)
             metric = metric.replace(weight=tuple(map(put, weight)), mean=put(metric.mean))
         found[put(name)] = metric
     return found

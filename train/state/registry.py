@@ -50,7 +50,7 @@ def find_algorithm(name: str, field: str = "algorithm") -> Algorithm:
         raise TypeError(f"{field} = {name!r}: must be a name, not {type(name).__name__}")
     found = ALGORITHMS.get(name, name)
     if isinstance(found, str) and ":" not in found:
-        own = 'a custom algorithm is "package.module:Class", or is registered again with register_algorithm'
+        own = 'a custom algorithm is "package.module:Class", or registered in this process by register_algorithm'
         raise ValueError(f"{field} = {name!r}: {did_you_mean(name, ALGORITHMS)} ({own})")
     if isinstance(found, str):
         found = import_named(field, found)

@@ -29,7 +29,7 @@ class PolicyState(struct.PyTreeNode):
 class Memory(struct.PyTreeNode):
     """The part of a policy's state that belongs to replicas, sharded over devices with them."""
 
-    carry: Any  # [N, n, ...]: recurrent state, reset at the start of an episode; or None
+    carry: Any  # [N, n, ...]: carry of `act`, for example a recurrent state, reset in every episode; or None
     discounted_return: jax.Array | None  # [N, n] float32: gamma times the running sum, to normalize rewards; or None
     replay: Any = None  # replay buffer (algorithms/ddpg/replay.py), leaves [N, ...] and [num_blocks, ...]
     member: jax.Array | None = None  # [num_blocks] int32: active opponent (rollout/self_play.py); None without a pool

@@ -74,7 +74,7 @@ def test_a_run_says_by_what_it_runs(as_on_a_gpu, registry):
         "Plain XLA: whole rollouts (sort: this primitive is not supported in kernels)"
     )
     recurrent = heard("cartpole_ppo", **{"policies.agent.network.recurrent_size": 8})
-    assert "nothing. Plain XLA: whole rollouts (agent: it is recurrent); acting of agent, learning of" in recurrent
+    assert "none. Plain XLA: whole rollouts (agent: it is recurrent); acting of agent, learning of" in recurrent
     deep = heard("cartpole_ppo", **{"policies.agent.network.head_hidden_sizes": [8]})
     assert "whole rollouts (agent: head_hidden_sizes [8]); acting of agent, learning of" in deep
 
@@ -100,7 +100,7 @@ def test_on_a_cpu_it_says_nothing():
     assert heard("cartpole_ppo") == ""
 
 
-WORDS = "Fused kernels: nothing. Plain XLA: whole rollouts, acting of agent, learning of agent (kernels: false)"
+WORDS = "Fused kernels: none. Plain XLA: whole rollouts, acting of agent, learning of agent (kernels: false)"
 
 
 def test_it_says_so_once(as_on_a_gpu):
@@ -127,7 +127,7 @@ def test_kernels_that_fail_for_a_reason_that_nobody_foresaw_cost_no_run(when, as
     said = []
     with telling(said.append):
         state, program, _ = compile_and_init(learner, abstract_state(learner.setup), 0, 2)
-    plain = "Fused kernels: nothing. Plain XLA: whole rollouts, acting of agent, learning of agent"
+    plain = "Fused kernels: none. Plain XLA: whole rollouts, acting of agent, learning of agent"
     assert said[-1] == f"{plain} (kernels failed: no such instruction)"
     assert len(said) == (1 if when == "lowered" else 2)
     assert int(program(state, np.int32(2))[0].num_updates) == 2

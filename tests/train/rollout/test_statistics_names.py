@@ -90,8 +90,8 @@ def test_metrics_of_an_algorithm_hide_none_of_the_learner():
 
 @pytest.mark.parametrize(("metric", "words"), [
     (Metric(1, "mx"), "unknown rule of the metric 'x' 'mx': did you mean 'max'"),
-    (Metric(1, weight=("liv",)), "unknown metric beside 'x' 'liv': did you mean 'live'"),
-    (Metric(1, "deviation", mean="liv"), "unknown metric beside 'x' 'liv': did you mean 'live'"),
+    (Metric(1, weight=("liv",)), "unknown metric that 'x' refers to 'liv': did you mean 'live'"),
+    (Metric(1, "deviation", mean="liv"), "unknown metric that 'x' refers to 'liv': did you mean 'live'"),
 ])  # fmt: skip
 def test_a_metric_refers_to_others_that_are_there(metric, words):
     with pytest.raises(ValueError, match=words):
