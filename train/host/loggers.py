@@ -79,7 +79,7 @@ class CSVLogger(Logger):
             with open_regular(file, "r", encoding="utf8", newline="") as stream:
                 lines = list(csv.DictReader(stream))
             own = all((line.get("updates") or "").isdecimal() for line in lines)
-            require(own, "metrics.csv", str(file), "a table with a column `updates` of whole numbers. Move it away")
+            require(own, "metrics.csv", str(file), "a table with a column updates of whole numbers. Move it away")
             old = [line for line in lines if int(line["updates"]) < row["updates"]]
         names = list(row)
         with new_file(file, "w") as stream:

@@ -202,7 +202,7 @@ def test_deterministic_and_gaussian_policies_meet():
         ([lambda env, state, params, key: 0], "group must name the group"),
         ([Player("mine", script=abs, group="runers")], "did you mean 'runner'"),
         ([runners(lambda env, state, params, key: jnp.zeros(2, int))], r"\(1,\)"),
-        ([runners(lambda env, state, params, key: jnp.full(1, 0.9))], "are float32: must be int32"),
+        ([runners(lambda env, state, params, key: jnp.full(1, 0.9))], "have dtype float32: must be int32"),
         ([runners(lambda env, state, params, key: {"runner": jnp.zeros(1, int)})], "returned a dict: must be an array"),
     ],
 )

@@ -77,7 +77,7 @@ class Delayed:
 
 @pytest.mark.parametrize("callback", [delayed, generator, Delayed, Delayed(), functools.partial(delayed, row={})])
 def test_a_callback_whose_call_does_nothing_is_refused(callback):
-    assert "must be without `async` and `yield`" in refusal(make_callbacks, [callback])
+    assert "must be a plain function, without `async` or `yield`" in refusal(make_callbacks, [callback])
 
 
 def test_a_callback_that_returns_a_coroutine_is_an_error():

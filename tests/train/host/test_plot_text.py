@@ -25,4 +25,4 @@ def test_a_picture_that_fails_warns():
     said = []
     with without_picture("curves.png", said.append):
         raise KeyError("width")
-    assert said[0].startswith("Warning: no curves.png: ")
+    assert said[0].startswith("Warning: could not draw curves.png: ")
