@@ -184,7 +184,7 @@ def test_a_drawing_of_ones_own_that_fails_ends_no_run(tmp_path, monkeypatch, cap
 
     monkeypatch.setattr("wdjax.train.trainer.save_episode", fails)
     Trainer(learner().config, tmp_path / "run").draw()
-    assert "Warning: no episode.gif: Mine.draw raises KeyError" in capsys.readouterr().out
+    assert "Warning: could not draw episode.gif: Mine.draw raises KeyError" in capsys.readouterr().out
 
 
 def test_a_line_that_is_nested_too_deeply_is_named(tmp_path):

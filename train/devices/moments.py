@@ -52,7 +52,7 @@ def of_devices(parts: Moments) -> Moments:
 
 
 def masked_mean(values: jax.Array, live: jax.Array) -> jax.Array:
-    """Return the mean of `values` where `live` is true, over all devices: a scalar, 0 where nothing is live."""
+    """Return the mean of `values` where `live` is true, over all devices: a scalar, 0 if none is."""
     weighted, count = total(_sums(values, live))
     return weighted / jnp.maximum(count, 1.0)
 

@@ -22,9 +22,9 @@ class Metric:
 
     value: jax.Array  # ()
     over: Rule = struct.field(pytree_node=False, default="mean")
-    """how the numbers of several updates become one; "deviation": that of all values together, around `mean`"""
+    """how the values of several updates are joined; "deviation": standard deviation of all values, around `mean`"""
     weight: tuple[str, ...] = struct.field(pytree_node=False, default=())
-    """names of other metrics of this update; their product is its weight in a mean or deviation"""
+    """names of other metrics of the update, whose product is the weight of this update in a mean or deviation"""
     mean: str = struct.field(pytree_node=False, default="")
     """name of the metric that holds the mean, for a deviation"""
 
