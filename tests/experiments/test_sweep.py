@@ -186,7 +186,7 @@ def test_a_member_with_bad_numbers_ends_alone(whole, tmp_path, capsys):
     for row in table[8:]:
         assert row["bad_numbers"].startswith("non-finite losses of policy 'agent': try a lower learning_rate")
         assert row["score"] is None
-    assert "Mind: 8 of 16 members ended with bad numbers, member 8 with losses" in capsys.readouterr().out
+    assert "Mind: 8 of 16 members ended with bad numbers, member 8 with non-finite losses" in capsys.readouterr().out
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(load_member(tmp_path, 9)[1].policies))
 
 

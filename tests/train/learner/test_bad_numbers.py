@@ -130,7 +130,9 @@ def words(learner, metrics):
 
 # --- what is found ---
 
-ROWS = [("bad_reward", "rewards of policy 'pilot'"), ("bad_obs", "observations of policy 'clerk'")]
+ROWS = [
+    ("bad_reward", "non-finite rewards of policy 'pilot'"), ("bad_obs", "non-finite observations of policy 'clerk'"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -153,13 +155,13 @@ def test_a_run_keeps_the_state_before_its_first_bad_row(pilot, name, said, value
 
 
 STEPS = [
-    ("A2C", {"pilot.value_coefficient": np.nan}, "losses of policy 'pilot'"),
-    ("A2C", {"clerk.entropy_coefficient": np.inf}, "losses of policy 'clerk'"),
+    ("A2C", {"pilot.value_coefficient": np.nan}, "non-finite losses of policy 'pilot'"),
+    ("A2C", {"clerk.entropy_coefficient": np.inf}, "non-finite losses of policy 'clerk'"),
     # the next gradient step of the same update has lost its parameters already, where there is one
-    ("A2C", {"pilot.learning_rate": np.inf}, "parameters of policy 'pilot'"),
-    ("A2C", {"pilot.max_grad_norm": np.nan}, "parameters of policy 'pilot'"),
-    slow("DDPG", {"pilot.ddpg.critic_learning_rate": np.inf}, "losses of policy 'pilot'"),
-    slow("DDPG", {"pilot.gamma": np.nan}, "losses of policy 'pilot'"),
+    ("A2C", {"pilot.learning_rate": np.inf}, "non-finite parameters of policy 'pilot'"),
+    ("A2C", {"pilot.max_grad_norm": np.nan}, "non-finite parameters of policy 'pilot'"),
+    slow("DDPG", {"pilot.ddpg.critic_learning_rate": np.inf}, "non-finite losses of policy 'pilot'"),
+    slow("DDPG", {"pilot.gamma": np.nan}, "non-finite losses of policy 'pilot'"),
 ]
 
 
@@ -207,7 +209,7 @@ def test_what_dead_agents_see_and_get_must_be_finite_too(name, said):
     assert not np.any(metrics["bad_numbers"])
     first = with_params(learner.init(KEY), **{name: np.inf})
     last, metrics = play(learner, first, 1)
-    assert words(learner, metrics)[0].startswith(f"{said} of policy 'player'")
+    assert words(learner, metrics)[0].startswith(f"non-finite {said} of policy 'player'")
     assert_same(counted(last), counted(first))  # who lives, too
 
 
@@ -260,7 +262,8 @@ def test_skip_leaves_the_update_out_and_draws_anew(pilot):
     first = with_params(learner.init(KEY), bad_obs=np.nan)
     before, _ = play(learner, first, BAD - 1)
     last, metrics = learner.update(before)
-    assert words(learner, {"bad_numbers": metrics["bad_numbers"][None]})[0].startswith("observations of policy 'clerk'")
+    said = words(learner, {"bad_numbers": metrics["bad_numbers"][None]})[0]
+    assert said.startswith("non-finite observations of policy 'clerk'")
     mine, theirs = counted(last), counted(before)
     assert_same((mine.policies, mine.memory, mine.replicas, mine.obs), (theirs.policies, theirs.memory,
                                                                         theirs.replicas, theirs.obs))  # fmt: skip
@@ -297,7 +300,7 @@ def test_devices_agree():
     clerk = state.obs["clerk"]
     signal = clerk["signal"].at[-1].set(jnp.nan)
     _, metrics = play(two, state.replace(obs={**state.obs, "clerk": {**clerk, "signal": signal}}), 1)
-    assert words(two, metrics)[0].startswith("observations of policy 'clerk'")
+    assert words(two, metrics)[0].startswith("non-finite observations of policy 'clerk'")
 
 
 # --- the trainer ---
@@ -346,7 +349,7 @@ def test_resumed_as_it_was_it_ends_again_and_by_skip_it_goes_on(ended_run):
 def test_skip_ends_where_updates_stay_bad(tmp_path):
     # the clock stands still before its bad step, whatever is drawn: updates 1 to 3 are sound, and no later one
     config = toy_clock.run_config(on_bad_numbers="skip", total_env_steps=30 * toy_clock.STEPS_OF_UPDATE)
-    with pytest.raises(BadNumbersError, match=r"^update 14, and the 10 before it: rewards of policy 'agent' not "):
+    with pytest.raises(BadNumbersError, match=r"^update 14 and the 10 before it: non-finite rewards of policy 'agent'"):
         Trainer(config, tmp_path / "run", quiet=True).train()
     rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
     assert [row["skipped_updates"] for row in rows] == [0, 1, 2, 2, 2, 2, 2]

@@ -279,7 +279,7 @@ def broken(name):
     ("name", "words"),
     [
         ("no width", r"must set num_features, the width of its output, to a whole number, not None"),
-        ("float width", r"must set num_features, .* not 3\.0\)"),
+        ("float width", r"must set num_features, .* not 3\.0"),
         ("statistics", r"norm\.mean is of type BatchStat; only nnx\.Param is stored and trained"),
         ("array", r"scale is of type .*Array; only nnx\.Param"),
         ("fails", r"with encoder_options \{\}: 'no such thing'"),
