@@ -1,4 +1,4 @@
-"""Climate and economic index of the AI for Global Climate Cooperation competition.
+"""Climate index and economic index of the AI for Global Climate Cooperation competition.
 
 Both indices are linear, with 0 and 1 at two extreme policies of the published 27 regions: saving
 all income without abatement (climate 0, economy 1), and abating all emissions without saving

@@ -66,8 +66,10 @@ class State(struct.PyTreeNode):
     tariffs: jax.Array
     """tau (n, n) float in [0, 1], tariff of region i on imports from j, in force from the next
     activity step on"""
-    abatement_price: jax.Array  # theta_1 (n,) float, cost of full abatement / production
-    abatement_cost: jax.Array  # (n,) float, abatement cost / production
+    abatement_price: (
+        jax.Array
+    )  # theta_1 (n,) float, cost of full abatement as a share of production
+    abatement_cost: jax.Array  # (n,) float, abatement cost as a share of production
     production: jax.Array  # Y (n,) float, trillion USD/year, before damages and abatement
     output: jax.Array  # Q (n,) float, trillion USD/year, gross output after damages and abatement
     investment: jax.Array  # I (n,) float, trillion USD/year
@@ -75,7 +77,7 @@ class State(struct.PyTreeNode):
     utility: jax.Array  # U (n,) float
     welfare: jax.Array  # W (n,) float, utility discounted with rate rho
     reward: jax.Array  # (n,) float, reward of the last step
-    treaty: Treaty | None  # last proposals and evaluations; None without negotiation
+    treaty: Treaty | None  # Treaty, last proposals and evaluations; None without negotiation
     time: jax.Array  # () int32, steps since the reset
 
 

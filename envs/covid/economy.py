@@ -444,8 +444,7 @@ def spread(state: State, time: jax.Array, params: Params) -> tuple[State, jax.Ar
         params: the parameters.
 
     Returns:
-        (state, new_dead): the state with updated numbers of persons, and the deaths of this day
-            (n,).
+        (state, new_dead): the state with updated numbers of persons, and the deaths (n,).
     """
     calibration = params.calibration
     interval = params.delivery_interval

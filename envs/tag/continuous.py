@@ -228,6 +228,15 @@ class TagContinuous(Env):
         """Move all agents, observe, then tag.
 
         The observation shows the agents after the move and before this step's tags.
+
+        A runner is tagged if its nearest tagger is strictly closer than `tagging_distance` times
+        `grid_length`. Only that tagger is credited; ties go to the lowest index.
+
+        Reward of a tagger: step_penalty_for_tagger per step and tag_reward_for_tagger per tag.
+        Reward of a runner: step_reward_for_runner per step, tag_penalty_for_runner when tagged, and
+        end_of_game_reward_for_runner if it is left after the tags of the last step. Agents that
+        move against the edge also receive edge_hit_penalty.
+
         `info["tags"]` is the number of runners tagged in this step. `info["tag_steps"]` is that
         number times the step index, in float32 because its sum over an episode may exceed int32.
         """
@@ -315,11 +324,7 @@ class TagContinuous(Env):
     def reward(
         self, state: State, crossed_edge: jax.Array, playing: jax.Array, params: Params
     ) -> tuple[jax.Array, jax.Array]:
-        """Compute the rewards and the tags of this step.
-
-        A runner is tagged if its nearest tagger is strictly closer than the tagging margin
-        (`tagging_distance` times `grid_length`). Only that tagger is credited; ties go to the
-        lowest index. Runners left after the tags of the last step get the end-of-game reward.
+        """Compute the rewards and the tags of this step, as documented in `step`.
 
         Returns:
             (reward, tagged): (num_agents,) float32, and whether each agent was tagged,
@@ -372,8 +377,12 @@ class TagContinuous(Env):
 
         The columns are, for all k other agents, the scaled difference in x, then in y, speed,
         acceleration and direction, then their types (tagger 1, runner 0), then whether they are
-        active. The agent's own features follow (`own_features`). If `egocentric`, x and y are
-        measured along and across the agent's heading, and directions differ by at most half a turn.
+        active. If `egocentric`, x and y are measured along and across the agent's heading, and
+        directions differ by at most half a turn.
+
+        The last columns describe the agent itself: if `egocentric`, the scaled offset of the center
+        of the square along and across the heading; if `observe_own_motion`, cosine and sine of the
+        direction and speed divided by max_speed; t / T.
         """
         features, own = self.features(state, params), self.own_features(state, params)
         if self.use_full_observation:
@@ -409,11 +418,9 @@ class TagContinuous(Env):
         return jnp.stack(columns, axis=1)
 
     def own_features(self, state: State, params: Params) -> jax.Array:
-        """Return the features of each agent itself, (num_agents, num_own).
+        """Return the last columns of `observe`, which describe the agent itself.
 
-        The columns are, in order: if `egocentric`, the scaled offset of the center of the square
-        along and across the heading; if `observe_own_motion`, cosine and sine of the direction and
-        speed divided by max_speed; t / T. Rows of inactive agents are zero.
+        The shape is (num_agents, num_own) float32. Rows of inactive agents are zero.
         """
         columns = [jnp.broadcast_to(state.time / params.episode_length, state.x.shape)]
         if self.observe_own_motion:
