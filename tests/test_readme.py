@@ -1,5 +1,7 @@
 """What the README and the site show, runs; what they point to, is there."""
 
+import dataclasses
+import importlib.util
 import os
 import re
 import shlex
@@ -83,33 +85,56 @@ def test_paths_that_the_readme_names_are_there():
 
 
 def shown_commands():
-    """Yields (page, arguments) of each `wdjax COMMAND ...` in what a page shows of a shell."""
-    for page in PAGES:
-        for block in re.findall(r"^```sh\n(.*?)^```", page.read_text(encoding="utf8"), re.DOTALL | re.MULTILINE):
-            for line in block.replace("\\\n", " ").splitlines():
-                words = [word for word in shlex.split(line, comments=True) if word != "--help"]
-                if words and Path(words[0]).name == "wdjax":
-                    yield pytest.param(words[1:], id=f"{page.stem}: {' '.join(words[1:4])}")
+    """Yield the words of each command in sh blocks and inline code of pages, and in headers of presets."""
+    for page in (*PAGES, *ROOT.glob("experiments/configs/*.yaml"), ROOT / "experiments" / "reference" / "README.md"):
+        text = page.read_text(encoding="utf8")
+        blocks = re.findall(r"^```sh\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+        lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+        lines += re.findall(r"`((?:wdjax|make|python -m) [^`]+)`", text)
+        lines += re.findall(r"^#   ((?:wdjax|python -m) .+)", text, re.MULTILINE) if page.suffix == ".yaml" else []
+        for line in lines:
+            words = shlex.split(line.partition(" --help")[0], comments=True)
+            while words and re.fullmatch(r"[A-Z_0-9]+=.*", words[0]):  # JAX_PLATFORMS=cpu wdjax ...
+                words = words[1:]
+            if words:
+                yield pytest.param([Path(words[0]).name, *words[1:]], id=f"{page.stem}: {' '.join(words)[:60]}")
 
 
 @pytest.mark.parametrize("words", list(shown_commands()))
 def test_commands_that_pages_show_are_taken(words):
-    """They are read with all their flags, and nothing runs."""
-    command, *arguments = words
-    if command == "train":
+    """Parse them with all their flags, without running them."""
+    program, *words = words
+    if program == "make":
+        makefile = (ROOT / "Makefile").read_text(encoding="utf8")
+        assert all(re.search(rf"^{word}:", makefile, re.MULTILINE) for word in words if "=" not in word)
+    elif program.startswith("python"):
+        assert words[0] != "-m" or importlib.util.find_spec(words[1]) is not None
+    elif program != "wdjax":
+        assert program in ("pip", "git", "cd", "source", "eval", "jupyter", "pytest", "sbatch", "kubectl", "docker")
+    elif words and words != ["--version"]:
+        parse_command(*words)
+
+
+def parse_command(command, *arguments):
+    """Parse a command of wdjax. Where the text names no preset or run, its flags must exist."""
+    assert command in COMMANDS
+    complete = arguments and not arguments[0].startswith("-") and not re.search(r"\b[A-Z]{3,}\b", " ".join(arguments))
+    if command == "train" and complete:
         preset, *changes = arguments
         with_flags(preset, *of_preset(preset, changes), changes)
-    elif command == "sweep":
+    elif command == "sweep" and complete:
         preset, *flags = arguments
         settings, points = collect(parse(SweepArguments, "wdjax sweep", flags))
         assert settings or points
         for name, values in settings.items():  # whose first value the preset takes
             if isinstance(values, list):
                 load_config(preset, **{name: values[0]})
-    elif command in READ:
+    elif command in READ and complete:
         parse(READ[command], f"wdjax {command}", arguments)
-    else:
-        assert command in COMMANDS
+    elif command in ("sweep", *READ):
+        fields = dataclasses.fields({**READ, "sweep": SweepArguments}[command])
+        flags = {f"--{field.name.replace('_', '-')}" for field in fields}
+        assert flags >= {word for word in arguments if word.startswith("--")}
 
 
 @pytest.mark.slow
