@@ -1,8 +1,8 @@
-# Sets up .venv when it is needed, and again when pyproject.toml changes; everything else is one command from there.
+# Every target creates .venv if it is missing, and updates it after a change of pyproject.toml.
 #
-#   make train                        trains the preset tag_small (README), results in runs/
-#   make train PRESET=tag_continuous ARGS="--seed 1"
-#   make test PYTHON=python3.12       .venv is made with this interpreter where there is none yet
+#   make train                                          train the preset tag_small; results are in runs/
+#   make train PRESET=tag_continuous ARGS="--seed 1"    train another preset, with flags
+#   make test PYTHON=python3.12                         create .venv with another Python
 
 PYTHON ?= python3
 PRESET ?= tag_small
@@ -11,7 +11,7 @@ PYTEST_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 
-# Which JAX to install: the CUDA build that the NVIDIA driver runs (CUDA 13 asks for driver 580), else the CPU build.
+# The build of JAX: the newest CUDA that the NVIDIA driver supports (CUDA 13 requires driver 580), else the CPU.
 ifndef ACCELERATOR
 ACCELERATOR := $(shell nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null \
 	| awk -F. 'NR == 1 && $$1 + 0 > 0 { print ($$1 + 0 >= 580) ? "cuda" : "cuda12" }')
@@ -23,32 +23,31 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 comma := ,
 CHECK_VERSION := import sys; v = sys.version_info[:2]; v >= (3, 11) and v < (3, 14) or sys.exit( \
-	"wdjax needs Python 3.11, 3.12 or 3.13, and %s is %d.%d: name another one, as in make PYTHON=python3.12" \
-	% (sys.executable, *v) + " (rm -r $(VENV) first, where it exists)")
+	"%s is Python %d.%d: wdjax requires Python 3.11, 3.12 or 3.13. Remove $(VENV) if it exists, and choose another" \
+	% (sys.executable, *v) + " one: make PYTHON=python3.12")
 
 .PHONY: help train test test-slow test-all lint docs clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make train      set up $(VENV) and train $(PRESET)"
-	@echo "make test       set up $(VENV) with the tools of development and run the quick tests"
-	@echo "make test-slow  the slow tests only"
-	@echo "make test-all   all tests"
-	@echo "make lint       ruff"
+	@echo "make test       set up $(VENV) with development tools and run the quick tests"
+	@echo "make test-slow  run the slow tests"
+	@echo "make test-all   run all tests"
+	@echo "make lint       run ruff"
 	@echo "make docs       build the site in docs/_build/html and run the notebooks; EXECUTE=0 skips running them"
-	@echo "make clean      remove $(VENV) and what was built; runs/ stays"
+	@echo "make clean      remove $(VENV) and build outputs, but not runs/"
 
 train: $(RUN_STAMP)
 	$(BIN)/wdjax train $(PRESET) --resume $(ARGS)
 
-# A process a core, because most of a first run is compiling, which uses one: half the time on 2 cores.
-# Every process sees eight devices on the CPU: tests/conftest.py says so to XLA. Back to one: PYTEST_ARGS="-n 0".
-# A file's tests run in one of them: what they train and compile, they share.
+# One process per core: most of a first run is compilation, which uses one core. PYTEST_ARGS="-n 0" uses one process.
+# Every process has eight CPU devices (tests/conftest.py). The tests of a file share a process, and so their compiled
+# programs.
 PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist loadfile
 
-# jaxlib 0.10 compiles the small programs of quick tests in half the time without its newer generators of code, a choice
-# that later ones no longer offer: they refuse the flag; and LLVM need not optimize them, nor look at them in 32 parts: a
-# sixth less. Slow tests are compiled as users compile.
+# These flags more than halve the compile time of the quick tests' small programs with jaxlib 0.10. Later versions
+# reject the first flag. Slow tests use the default flags, as users do.
 JAXLIB = $(shell $(BIN)/python -c 'from importlib.metadata import version; print(version("jaxlib"))')
 QUICK_0_10 := --xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1
 QUICK_XLA_FLAGS = $(if $(filter 0.10.%,$(JAXLIB)),$(QUICK_0_10))
@@ -78,19 +77,19 @@ clean:
 $(BIN)/python:
 	@command -v $(PYTHON) >/dev/null || { echo "no $(PYTHON) on the PATH: make PYTHON=/path/to/python3" >&2; exit 1; }
 	@$(PYTHON) -c '$(CHECK_VERSION)'
-	@echo "==> making $(VENV) with $$($(PYTHON) --version)"
+	@echo "==> creating $(VENV) with $$($(PYTHON) --version)"
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
-# An order-only prerequisite: the interpreter's own date says nothing about what is installed.
+# The interpreter is an order-only prerequisite, because its date does not depend on the installed packages.
 $(RUN_STAMP): pyproject.toml | $(BIN)/python
 	@$(BIN)/python -c '$(CHECK_VERSION)'
-	@echo "==> installing wdjax$(if $(ACCELERATOR),[$(ACCELERATOR)]) into $(VENV); the first time, this takes minutes"
+	@echo "==> installing wdjax$(if $(ACCELERATOR),[$(ACCELERATOR)]) into $(VENV): this takes minutes the first time"
 	@$(BIN)/python -m pip install --quiet --editable '.$(if $(ACCELERATOR),[$(ACCELERATOR)])'
 	@touch $@
 
-# All that training needs and the tools besides, so that `make train` has nothing left to do.
+# The development installation includes the other one.
 $(DEV_STAMP): pyproject.toml | $(BIN)/python
 	@$(BIN)/python -c '$(CHECK_VERSION)'
-	@echo "==> installing wdjax[$(if $(ACCELERATOR),$(ACCELERATOR)$(comma))dev] into $(VENV); the first time, this takes minutes"
+	@echo "==> installing wdjax[$(if $(ACCELERATOR),$(ACCELERATOR)$(comma))dev] into $(VENV): this takes minutes the first time"
 	@$(BIN)/python -m pip install --quiet --editable '.[$(if $(ACCELERATOR),$(ACCELERATOR)$(comma))dev]'
 	@touch $(RUN_STAMP) $@

@@ -40,8 +40,7 @@ class Plain(ast.NodeTransformer):
 
     def visit_JoinedStr(self, node):
         values = [self.visit(part.value) for part in node.values if isinstance(part, ast.FormattedValue)]
-        unique = {ast.dump(value): value for value in values}
-        return ast.Call(ast.Name("text", ast.Load()), [unique[key] for key in sorted(unique)], [])
+        return ast.Call(ast.Name("f-string", ast.Load()), values, [])
 
     def visit_Assign(self, node):
         self.generic_visit(node)
@@ -101,6 +100,13 @@ class Numbered(ast.NodeTransformer):
 
     def visit_Name(self, node):
         node.id = self.local(node.id)
+        return node
+
+    def visit_Call(self, node):
+        self.generic_visit(node)
+        if isinstance(node.func, ast.Name) and node.func.id == "f-string":
+            unique = {ast.dump(value): value for value in node.args}
+            node.args = [unique[key] for key in sorted(unique)]
         return node
 
     def visit_ExceptHandler(self, node):
