@@ -1,12 +1,12 @@
-"""What is true of a field of a configuration, said once, at the field; everybody else reads it there.
+"""Metadata of configuration fields, and the functions that read it.
 
-    gamma: float = traced(0.99)                  # a leaf of TrainState.hypers: swept under vmap, never recompiled
-    learning_rate: Schedule = traced(3e-4)       # likewise, and a schedule may change it: its type says so
-    clip: float = traced(0.2, on="PPO")          # means something only to algorithms that take "PPO"
-    twin_critics: bool = static(False, read=True)    # says how parameters are read: who shares them must agree on it
-    n_step: int = static(1, allowed="at least 1")    # else it is refused, in these words
+    gamma: float = traced(0.99)                  # a leaf of TrainState.hypers: swept under vmap without recompilation
+    learning_rate: Schedule = traced(3e-4)       # traced, and may be a schedule (by its type)
+    clip: float = traced(0.2, on="PPO")          # used only by algorithms that take "PPO"
+    twin_critics: bool = static(False, read=True)    # affects how parameters are used: must match if they are shared
+    n_step: int = static(1, allowed="at least 1")    # other values raise an error with this text
 
-Options of an algorithm of one's own are a dataclass with such fields.
+The options of a custom algorithm are a dataclass with such fields.
 """
 
 import dataclasses
@@ -36,11 +36,11 @@ class Fraction(tuple):
         return repr({"fraction": [list(point) for point in self]})
 
     def in_env_steps(self, total: int) -> tuple[tuple[float, float], ...]:
-        """Return the schedule of a run of `total` env steps, rounded to whole ones: of points at one step the last."""
+        """Return the schedule in env steps of a run of `total`, rounded; of points at one step the last wins."""
         return tuple({float(round(position * total)): value for position, value in self}.items())
 
 
-# A constant, or (env_step, value) pairs: linear between them, flat outside; or the same over fractions of the run.
+# A constant; or (env_step, value) pairs, linear between and constant outside; or pairs over fractions of the run.
 Schedule = float | tuple[tuple[float, float], ...] | Fraction
 
 Config = TypeVar("Config")
@@ -76,13 +76,14 @@ def traced(default: Any, on: str | None = None, logged: bool = True, allowed: st
 
 
 def static(default: Any, on: str | None = None, read: bool = False, allowed: str = "", code: bool = False) -> Any:
-    """Returns a field that fixes shapes or code paths.
+    """Return a field that determines shapes or code paths.
 
     Args:
-        default: its value where nothing else is said, or a function that makes it.
-        on, allowed: as for `traced`.
-        read: it says how parameters are read: policies that share parameters must agree on it.
-        code: it may name code, "package.module:Name", which runs (config/trust.py).
+        default: The default value, or a function that returns it.
+        on: As for `traced`.
+        read: Whether the field affects how parameters are used. Policies that share parameters must agree on it.
+        allowed: As for `traced`.
+        code: Whether the field may name code to import, "package.module:Name" (config/trust.py).
     """
     facts = {"on": on, "read": read, "allowed": allowed, "code": code}
     if callable(default):
@@ -91,46 +92,45 @@ def static(default: Any, on: str | None = None, read: bool = False, allowed: str
 
 
 def is_traced(field: dataclasses.Field) -> bool:
-    """Returns whether a field is a leaf of the hypers."""
+    """Return whether a field is a leaf of the hypers."""
     return field.metadata.get("traced", False)
 
 
 def is_scheduled(field: dataclasses.Field) -> bool:
-    """Returns whether a schedule may change a traced field."""
+    """Return whether a traced field may be a schedule."""
     return is_traced(field) and field.type in (Schedule, "Schedule")
 
 
 def names_code(field: dataclasses.Field) -> bool:
-    """Returns whether a field may name code, or holds what may."""
+    """Return whether a field, or a field inside its value, may name code to import."""
     return field.metadata.get("code", False)
 
 
 def is_taken(field: dataclasses.Field, takes: Collection[str]) -> bool:
-    """Returns whether a field means anything to an algorithm that takes these kinds of options."""
+    """Return whether an algorithm that takes these kinds of options uses a field."""
     return field.metadata.get("on") in (None, *takes)
 
 
 def words_of(field: dataclasses.Field) -> str:
-    """Returns what the facts of a field say before its help: "(traced, PPO)"."""
+    """Return the prefix of a field's help, such as "(traced, PPO)"."""
     facts = [*(["traced"] if is_traced(field) else []), *filter(None, [field.metadata.get("on")])]
     return f"({', '.join(facts)})" if facts else ""
 
 
 def is_required(field: dataclasses.Field) -> bool:
-    """Returns whether a field has no default."""
+    """Return whether a field has no default."""
     return field.default is field.default_factory is dataclasses.MISSING
 
 
 def default_of(field: dataclasses.Field) -> Any:
-    """Returns the default of a field."""
+    """Return the default of a field."""
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
 def leaves(
     config: Any, path: str = "", inside: tuple[dataclasses.Field, ...] = ()
 ) -> Iterator[tuple[str, tuple[dataclasses.Field, ...], Any]]:
-    """Yields (dotted name after `path`, field and before it those that it is inside of, value) of all that a
-    configuration and those in it hold."""
+    """Yield (dotted name after `path`, enclosing fields and the field, value) for every leaf of a configuration."""
     for field in dataclasses.fields(config):
         name, fields, value = f"{path}{field.name}", (*inside, field), getattr(config, field.name)
         if dataclasses.is_dataclass(value):
@@ -140,7 +140,7 @@ def leaves(
 
 
 def changed(config: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields (dotted name after `path`, value) of what is not at its default, in mappings of configurations, too."""
+    """Yield (dotted name after `path`, value) of non-default fields, also inside mappings of configurations."""
     for name, fields, value in leaves(config, path):
         if isinstance(value, Mapping) and any(map(dataclasses.is_dataclass, value.values())):
             for key, inside in value.items():
@@ -150,9 +150,9 @@ def changed(config: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def static_part(config: Config) -> Config:
-    """Returns a configuration with everything that is traced at its default: what a compiled program is made from.
+    """Return a configuration with all traced fields at their defaults: the part that a compiled program depends on.
 
-    What is no dataclass, as the options of an algorithm that has none, is returned as it is.
+    A value that is not a dataclass, such as the empty options of an algorithm, is returned unchanged.
     """
     changes = {}
     if not dataclasses.is_dataclass(config):
@@ -167,29 +167,31 @@ def static_part(config: Config) -> Config:
 
 
 def read_part(config: Any) -> dict[str, Any]:
-    """Returns dotted name -> value of the fields that say how parameters are read."""
+    """Return dotted name -> value of the fields that affect how parameters are used."""
     return {name: value for name, fields, value in leaves(config) if fields[-1].metadata.get("read")}
 
 
 def require_taken(path: str, config: Any, takes: Collection[str], algorithm: str) -> None:
-    """Raises ValueError, naming the field, where one that means nothing to an algorithm has been set: it would be
-    silently ignored.
+    """Raise ValueError for a non-default field that the algorithm does not use: it would be silently ignored.
 
     Args:
-        path: of the configuration, for the sentence: "policies.runner".
-        takes: what the algorithm takes.
-        algorithm: its name.
+        path: Dotted name of the configuration, for the message: "policies.runner".
+        config: The configuration.
+        takes: Kinds of options that the algorithm takes.
+        algorithm: Name of the algorithm.
     """
     defaults = type(config)()
     for name, fields, value in leaves(config):
         if not all(is_taken(field, takes) for field in fields):
-            usual = operator.attrgetter(name)(defaults)
-            require(value == usual, f"{path}.{name}", value, f"{usual} (the default): {algorithm} does not use it")
+            default = operator.attrgetter(name)(defaults)
+            require(value == default, f"{path}.{name}", value, f"{default} (the default): {algorithm} does not use it")
 
 
 def require_allowed(path: str, config: Any, takes: Collection[str] = ()) -> None:
-    """Raises ValueError, naming the field after `path`, for a value that is not allowed, or no sound schedule
-    (`require_schedule`); not inside of blocks that an algorithm which takes these does not (`require_taken`)."""
+    """Raise ValueError for a value that is not allowed and for an invalid schedule, naming the field after `path`.
+
+    Blocks of options that the algorithm does not take are skipped (`require_taken` checks them).
+    """
     for name, (*blocks, field), value in leaves(config, path):
         if not all(is_taken(block, takes) for block in blocks):
             continue
@@ -197,46 +199,47 @@ def require_allowed(path: str, config: Any, takes: Collection[str] = ()) -> None
 
 
 def require_value(name: str, field: dataclasses.Field, value: Any) -> None:
-    """Raises ValueError, naming the field `name`, for a value that it may not have, or no sound schedule."""
+    """Raise ValueError for a value that is not allowed and for an invalid schedule, naming the field `name`."""
     allowed, values = field.metadata.get("allowed", ""), value if isinstance(value, tuple) else (value,)
     if is_scheduled(field):
         values = [number for _, number in points_of(value)]
-    rules = [rule for words, rule in _RULES.items() if words in allowed]
+    rules = [rule for phrase, rule in _RULES.items() if phrase in allowed]
     require(all(rule(number) for rule in rules for number in values), name, value, allowed)
     if is_scheduled(field):
         require_schedule(name, value)
 
 
 def require_schedule(path: str, schedule: Any) -> None:
-    """Raises ValueError, naming the field `path`, for a schedule that is empty, unsorted, negative or not finite."""
+    """Raise ValueError for a schedule that is empty, unsorted, negative or not finite, naming the field `path`."""
     points = points_of(schedule)
     require(len(points) > 0, path, schedule, "a number or at least one [env_step, value] pair")
     steps, values = [step for step, _ in points], [value for _, value in points]
-    sound = all(0 <= number <= _LARGEST for number in steps + values)
-    require(sound, path, schedule, "finite and at least 0, within the range of float32")
+    is_valid = all(0 <= number <= _LARGEST for number in steps + values)
+    require(is_valid, path, schedule, "finite and at least 0, within the range of float32")
     require(all(a < b for a, b in itertools.pairwise(steps)), path, schedule, "sorted by env_step, without duplicates")
 
 
 def in_env_steps(config: Any, total: int, old: Any = None) -> Any:
-    """Return a configuration, or a part of one, whose schedules are all in env steps.
+    """Convert all schedules of a configuration, or of a part of one, to env steps.
 
-    A run that is resumed keeps the schedules that it was begun with, also where it is longer or shorter now: a schedule
-    in fractions becomes the one of `old` where it is in proportion to that.
+    A resumed run keeps its original schedules even if its length changed: a schedule in fractions is replaced by the
+    one of `old` if the two are proportional.
 
     Args:
-        total: env steps of the run, for schedules in fractions of it.
-        old: the same part of the configuration that the run was begun with, None of a new run.
+        config: The configuration, or a part of one.
+        total: Env steps of the run.
+        old: The same part of the configuration that the run started with; None for a new run.
     """
     if isinstance(config, Fraction):
         return old if _in_proportion(config, old) else config.in_env_steps(total)
     if isinstance(config, Mapping):
-        parts = {name: in_env_steps(own, total, _part(old, name)) for name, own in config.items()}
+        parts = {name: in_env_steps(part, total, _part(old, name)) for name, part in config.items()}
         return config if all(parts[name] is config[name] for name in parts) else parts
     if not dataclasses.is_dataclass(config):
         return config
     parts = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    parts = {name: (own, in_env_steps(own, total, _part(old, name))) for name, own in parts.items()}
-    changes = {name: new for name, (own, new) in parts.items() if new is not own}
+    parts = {name: (part, in_env_steps(part, total, _part(old, name))) for name, part in parts.items()}
+    changes = {name: new for name, (part, new) in parts.items() if new is not part}
     return dataclasses.replace(config, **changes) if changes else config
 
 
@@ -245,7 +248,7 @@ def _part(config: Any, name: str) -> Any:
 
 
 def _in_proportion(fraction: Fraction, old: Any) -> bool:
-    """Return whether a schedule in env steps is one in fractions for some length of run, up to rounding."""
+    """Return whether a schedule in env steps equals one in fractions for some run length, up to rounding."""
     if type(old) is not tuple or [value for _, value in old] != [value for _, value in fraction]:
         return False
     total = old[-1][0] / fraction[-1][0] if fraction[-1][0] else 0.0
@@ -253,5 +256,5 @@ def _in_proportion(fraction: Fraction, old: Any) -> bool:
 
 
 def points_of(schedule: Any) -> Any:
-    """Returns the (env_step, value) pairs of a schedule, of a number the one that it stands for."""
+    """Return the (env_step, value) pairs of a schedule; a number is one pair at env step 0."""
     return [(0.0, schedule)] if isinstance(schedule, (int, float)) else schedule

@@ -1,7 +1,7 @@
-"""What a run is, as frozen dataclasses: a preset is a YAML file with these fields (`wdjax.train.load_config`).
+"""Run configuration as frozen dataclasses. A preset is a YAML file with these fields (`wdjax.train.load_config`).
 
-Fields that are `traced` become leaves of `TrainState.hypers`: they can be swept under vmap without a recompile. All
-others fix shapes and code paths. What else is true of a field stands at it, too (config/facts.py).
+`traced` fields become leaves of `TrainState.hypers` and can be swept under vmap without recompilation. All other
+fields are static: they determine shapes and code paths. Field metadata is defined in config/facts.py.
 """
 
 import dataclasses
@@ -18,228 +18,242 @@ _COUNT = "at least 1 and below 2**31"
 
 @dataclasses.dataclass(frozen=True)
 class NetworkConfig:
-    """An encoder, hidden layers, a recurrent cell where wanted, and linear heads for actions and value."""
+    """Network of a policy: an encoder, hidden layers, an optional GRU, and heads for actions and value."""
 
     hidden_sizes: tuple[int, ...] = static((64, 64), read=True, allowed="widths of at least 1, below 2**31")
-    """width of each hidden layer"""
+    """Width of each hidden layer."""
     activation: Literal["relu", "tanh", "gelu", "silu"] = static("relu", read=True)
-    """after each hidden layer"""
+    """Activation function after each hidden layer."""
     shared_trunk: bool = static(True, read=True)
-    """whether action and value heads share all that is before them (else each has its own; so it is in DDPG always)"""
-    recurrent_size: int = static(0, read=True, allowed="at least 0 (0: not recurrent), below 2**31")
-    """width of a GRU between the hidden layers and the heads; 0: none, the policy has no memory"""
+    """Share encoder, hidden layers and GRU between the action and value heads. DDPG always uses separate networks."""
+    recurrent_size: int = static(0, read=True, allowed="at least 0 (0: feed-forward), below 2**31")
+    """Width of the GRU between the hidden layers and the heads. 0: no GRU, a feed-forward policy."""
     head_hidden_sizes: tuple[int, ...] = static(
         (), on="on-policy", read=True, allowed="widths of at least 1, below 2**31"
     )  # fmt: skip
-    """width of each hidden layer between the GRU, or the last shared layer, and a head: the heads for actions and value
-    have these layers each for itself; empty: none"""
+    """Widths of additional hidden layers in each head, after the shared layers. Action and value heads have separate
+    layers. Empty: linear heads."""
     encoder: str = static("flat", read=True, code=True)
-    """what turns an observation into numbers: flat (laid out in a row), or your own, "package.module:Class" """
+    """Module that maps observations to features: flat (concatenated), fourier, deep_sets, attention, or a custom class,
+    "package.module:Class"."""
     encoder_options: dict[str, Any] = static(dict, read=True, code=True)
-    """arguments of the encoder, by name; in YAML or Python: on the command line those that a preset has, no others"""
+    """Keyword arguments of the encoder. Set them in YAML or Python; the command line can only change those that the
+    preset has."""
     initializer: Literal["orthogonal", "xavier", "lecun"] = "orthogonal"
-    """of the weight matrices (orthogonal: gain sqrt 2, policy head 0.01, value head and what enters a GRU 1; its own
-    recurrent matrix is always orthogonal); encoders, and DDPG's last layers, have their own; biases start at 0"""
+    """Initializer of weight matrices. orthogonal: gain sqrt(2), policy head 0.01, value head and GRU inputs 1. The
+    recurrent matrix is always orthogonal. Encoders and the last layers of DDPG use initializers of their own. Biases
+    start at 0."""
     compute_dtype: Literal["float32", "bfloat16"] = static("float32", read=True)
-    """of the hidden layers' products and activations: bfloat16 is faster for wide layers on a GPU and rounds to three
-    digits; parameters, heads, losses and all sums are float32 in any case"""
+    """Data type of matrix products and activations in hidden layers. bfloat16 is faster for wide layers on a GPU, with
+    about three significant digits. Parameters, heads, losses and sums are always float32."""
 
 
 @dataclasses.dataclass(frozen=True)
 class DDPGConfig:
-    """What only DDPG has. TD3 is twin_critics with policy_delay 2, target_noise 0.2 and gaussian noise."""
+    """Options of DDPG. For TD3 set twin_critics, policy_delay 2, target_noise 0.2 and gaussian noise."""
 
     critic_learning_rate: Schedule = traced(1e-3)
-    """of the critics; the actor's is the policy's learning_rate"""
+    """Learning rate of the critics. The actor uses the policy's learning_rate."""
     tau: float = traced(0.005, allowed="above 0 and at most 1")
-    """how far the target networks move towards the others in a gradient step of the actor"""
+    """Step size of the target networks' moving average, applied after each gradient step of the actor."""
     n_step: int = static(1, allowed=_COUNT)
-    """rewards in a row that a target sums before it asks the target critic; also across rollouts"""
+    """Number of rewards summed before bootstrapping from the target critic. Sums continue across rollouts."""
     buffer_size: int = static(100_000, allowed=_COUNT)
-    """rows kept to learn from, one agent's step each; a multiple of num_blocks"""
+    """Capacity of the replay buffer in transitions (one agent, one step). Must be a multiple of num_blocks."""
     batch_size: int = static(256, allowed=_COUNT)
-    """rows of a gradient step, equally many from every block of replicas"""
+    """Transitions per gradient step, the same number from each block of replicas."""
     warmup: int = static(1_000, allowed=_COUNT)
-    """rows in the buffer (in each block its share) before the first gradient step"""
+    """Transitions in the replay buffer before the first gradient step. Each block must hold its share."""
     uniform_warmup: bool = True
-    """draw actions uniformly from the box until then (else the new actor and its noise act from the start)"""
+    """Sample actions uniformly from the box during warmup. false: use the untrained actor with noise."""
     updates_per_rollout: int = static(64, allowed=_COUNT)
-    """gradient steps after each rollout"""
+    """Gradient steps after each rollout."""
     twin_critics: bool = static(False, read=True)
-    """learn two critics and believe the lower target"""
+    """Train two critics and use the lower of their targets."""
     policy_delay: int = static(1, allowed=_COUNT)
-    """gradient steps of the critics for each one of the actor and of the target networks"""
+    """Gradient steps of the critics per gradient step of the actor and the target networks."""
     target_noise: float = traced(0.0, allowed="finite and at least 0")
-    """deviation of the normal noise on the target actor's actions, in half widths of the box; 0: none"""
+    """Standard deviation of the normal noise on the target actor's actions, in half-widths of the box. 0: no noise."""
     target_noise_clip: float = traced(0.5, allowed="finite and at least 0")
-    """where that noise is clipped, in half widths of the box"""
+    """Clipping bound of target_noise, in half-widths of the box."""
     noise: Literal["ornstein_uhlenbeck", "gaussian", "none"] = "ornstein_uhlenbeck"
-    """on actions in training: s <- (1 - damping) s + stddev N(0, 1), from 0 in every episode; or stddev N(0, 1)"""
+    """Exploration noise in training. ornstein_uhlenbeck: s <- (1 - damping) s + stddev N(0, 1), reset to 0 at the start
+    of each episode. gaussian: stddev N(0, 1)."""
     noise_scale: Schedule = traced(1.0)
-    """times the noise"""
+    """Factor of the exploration noise."""
     noise_stddev: float = traced(0.2, allowed="finite and at least 0")
-    """in half widths of the box"""
+    """Standard deviation of the noise, in half-widths of the box."""
     noise_damping: float = traced(0.15, allowed="between 0 and 1")
-    """of the Ornstein-Uhlenbeck process; its deviation becomes stddev / sqrt(1 - (1 - damping)^2)"""
+    """Damping of the Ornstein-Uhlenbeck process. Its stationary standard deviation is stddev / sqrt(1 - (1 -
+    damping)^2)."""
 
 
 @dataclasses.dataclass(frozen=True)
 class PolicyConfig:
-    """One policy: who plays it, and how it learns."""
+    """Configuration of one policy: its agents, algorithm, network, opponents and hyperparameters."""
 
     agents: tuple[str, ...] = ()
-    """selectors: a group, a slice of one ("runner[0:50]"), or each agent of a group by itself ("runner[*]"); empty: the
-    group that has the policy's name"""
+    """Agents that the policy controls: a group, a slice of a group ("runner[0:50]"), or every agent of a group
+    individually ("runner[*]"). Empty: the group with the policy's name."""
     agent_type_feature: bool = False
-    """show its network which selector of `agents` an agent belongs to, one-hot: for a policy of several groups; with
-    "runner[*]" that is the agent's number, its agent id"""
+    """Append a one-hot vector to the network's input that identifies the entry of `agents` to which an agent belongs.
+    Useful for a policy of several groups. With "runner[*]" it is the agent id."""
     algorithm: str = static("PPO", code=True)
-    """A2C: one gradient step on all rows; PPO: epochs of minibatches with a clipped ratio; DDPG: from a replay; or your
-    own, by the name that `register_algorithm` gave it, or "package.module:Class" """
+    """A2C: one gradient step on the whole rollout. PPO: epochs of minibatches with a clipped ratio. DDPG: off-policy,
+    from a replay buffer. Or a custom algorithm: a name registered by `register_algorithm`, or
+    "package.module:Class"."""
     trainable: bool = True
-    """false: the policy plays but never changes"""
+    """Update the policy. false: it acts with fixed parameters."""
     checkpoint: str = ""
-    """what the policy begins with when a run is new: "runs/a" (the policy of its name there, at the newest checkpoint),
-    "runs/a@best" or "runs/a@120" (another one), "runs/a:other" (another policy), "reference:tag_continuous" (what comes
-    with wdjax); empty: with random parameters"""
+    """Initial parameters of a new run: "runs/a" (newest checkpoint, policy of the same name), "runs/a@best" or
+    "runs/a@120" (a specific checkpoint), "runs/a:other" (another policy), "reference:tag_continuous" (a bundled run).
+    Empty: random initialization."""
     past_selves: int = static(0, allowed="at least 0 and below 2**31")
-    """self-play: how many earlier selves are kept for other policies to play against; 0: none (rollout/self_play.py)"""
+    """Number of past snapshots kept as opponents for other policies (self-play). 0: none."""
     past_selves_every: int = static(10, allowed=_COUNT)
-    """updates between two snapshots of the policy, each of which takes the place of the oldest"""
+    """Updates between snapshots of the policy. A new snapshot replaces the oldest."""
     past_selves_fraction: Schedule = traced(0.5, logged=False, allowed="at least 0 and below 1")
-    """probability that an earlier self plays a block of replicas in a rollout: nothing is learned there; a
-    number, or [env_step, value] pairs"""
+    """Probability that a snapshot acts in place of the policy in a block of replicas during a rollout. The policy does
+    not learn from these replicas. A number or a schedule of [env_step, value] pairs."""
     opponents: dict[str, Schedule] = static(dict)
-    """who else plays in its place, for other policies to learn against: name -> share of the blocks of replicas, a
-    number or [env_step, value] pairs. A script of the game, "random", or a policy of a run with the same network, named
-    as for `checkpoint`, a run with a "/" (rollout/self_play.py)"""
+    """Opponents that act in place of this policy while other policies learn: name -> share of the blocks of replicas, a
+    number or a schedule of [env_step, value] pairs. A name is a script of the environment, "random", or a saved policy
+    with the same network, written as for `checkpoint` (a run path must contain "/")."""
     opponents_every: int = static(1, allowed=_COUNT)
-    """rollouts that somebody plays in its place in a row (an earlier self until it is written over): of an episode that
-    two have played nobody knows against whom it was won"""
+    """Resample the opponent every N rollouts. Episodes shared by two opponents are excluded from win rates."""
     opponents_priority: float = static(0.0, allowed="finite and at least 0")
-    """p: among all who play in its place each is as likely as its share times (1 - the others' win rate)^p; 0: as its
-    share (rollout/standings.py)"""
+    """Exponent p of prioritized opponent sampling: each opponent's probability is proportional to its share times (1 -
+    win rate of the other policies against it)^p. 0: proportional to its share."""
     network: NetworkConfig = NetworkConfig()
-    """its network"""
+    """Network architecture."""
     optimizer: Literal["adam", "rmsprop", "sgd"] = "adam"
-    """what shapes the clipped gradient before the learning rate multiplies it"""
+    """Optimizer. Gradients are clipped before it."""
     optimizer_epsilon: float = static(1e-5, allowed="finite and above 0")
-    """added to the denominator of adam and rmsprop"""
+    """Epsilon in the denominator of adam and rmsprop."""
     learning_rate: Schedule = traced(3e-4)
-    """a number, [[env_step, value], ...], or over the run {fraction: [[0, value], ..., [1, value]]}"""
+    """Learning rate: a number, a schedule [[env_step, value], ...], or a schedule over the run {fraction: [[0, value],
+    ..., [1, value]]}."""
     entropy_coefficient: Schedule = traced(0.01, on="on-policy")
-    """weight of the entropy bonus"""
+    """Weight of the entropy bonus."""
     value_coefficient: Schedule = traced(0.5, on="on-policy")
-    """weight of the mean squared error of the value"""
+    """Weight of the value loss (mean squared error)."""
     gamma: float = traced(0.99, allowed="between 0 and 1")
-    """discount"""
+    """Discount factor."""
     gae_lambda: float = traced(0.95, on="on-policy", allowed="between 0 and 1")
-    """of generalised advantage estimation; 1: the whole return"""
+    """Lambda of generalized advantage estimation. 1: Monte Carlo returns."""
     clip: float = traced(0.2, on="PPO", allowed="above 0")
-    """how far from 1 the probability ratio may move"""
+    """Clipping range of the probability ratio around 1."""
     value_clip: float = traced(math.inf, on="PPO", allowed="above 0")
-    """how far from its old value the value may move; .inf: free"""
+    """Clipping range of the value around its old prediction. .inf: no clipping."""
     target_kl: float = traced(math.inf, on="PPO", allowed="above 0")
-    """no further gradient steps on a rollout once approx_kl exceeds it in a minibatch; .inf: never"""
+    """Stop the gradient steps of an update once approx_kl of a minibatch exceeds this value. .inf: never."""
     max_grad_norm: float = traced(0.5, allowed="above 0")
-    """global norm to which gradients are clipped; .inf: never"""
+    """Maximum global norm of gradients; larger gradients are rescaled. .inf: no clipping."""
     decisions_only: bool = static(False, on="decisions")
-    """learn only from rows in which the action mask left a choice: the rewards until the next of them are summed, and
-    gamma counts them and not steps. Let rollouts (rollout_length) end where the agent decides: V is learned only there
-    """
+    """Learn only from transitions in which the action mask allows more than one action. Rewards are summed between
+    these decisions, and gamma discounts per decision, not per step. Choose rollout_length so that rollouts end at a
+    decision: the value function is learned only there."""
     normalize_observation: bool = static(False, read=True)
-    """shift and scale every Box of the observation by its running mean and deviation, and clip it at 10"""
+    """Normalize each Box of the observation by its running mean and standard deviation, and clip it to [-10, 10]."""
     normalize_reward: bool = static(False, on="on-policy")
-    """divide rewards by the running deviation of the discounted return, and clip them at 10"""
+    """Divide rewards by the running standard deviation of the discounted return, and clip them to [-10, 10]."""
     normalize_advantage: bool = static(False, on="on-policy")
-    """shift and scale the advantages of each minibatch to mean 0 and deviation 1, over its live rows"""
-    neg_pos_env_ratio: float = static(-1.0, on="on-policy", allowed="finite (below 0: learn from all replicas)")
-    """for sparse goals: learn from the replicas in which an agent terminated (positive) and, drawn at random, at most
-    so many times as many others (negative); from all where there is no positive one; below 0: always from all"""
+    """Normalize the advantages of each minibatch to mean 0 and standard deviation 1 over its valid transitions."""
+    neg_pos_env_ratio: float = static(-1.0, on="on-policy", allowed="finite (below 0: use all replicas)")
+    """For sparse rewards: learn from all replicas in which an agent terminated (positive), and from at most this many
+    randomly chosen other (negative) replicas per positive one. Without a positive replica, all replicas are used. Below
+    0: disabled."""
     action_distribution: Literal["gaussian", "squashed_gaussian"] = static("gaussian", on="on-policy", read=True)
-    """in a Box: a normal one, its actions clipped to the box; or squashed into the box by tanh"""
+    """Distribution of continuous actions: a normal distribution clipped to the box, or one squashed into the box by
+    tanh."""
     epochs: int = static(1, on="minibatches", allowed=_COUNT)
-    """passes over a rollout"""
+    """Passes over a rollout per update."""
     minibatches: int = static(1, on="minibatches", allowed=_COUNT)
-    """gradient steps a pass; must divide a block's rows (rollout_length x num_envs / num_blocks x agents; without
-    rollout_length where the network is recurrent: whole sequences stay together)"""
+    """Gradient steps per epoch. Must divide the transitions of a block, rollout_length x num_envs / num_blocks x
+    agents. For recurrent networks it must divide the sequences instead (the same product without rollout_length)."""
     ddpg: DDPGConfig = static(DDPGConfig(), on="DDPG")
-    """what only DDPG has"""
+    """Options of DDPG."""
     options: Any = static(dict, code=True)
-    """what an algorithm of your own takes (its `Options`), by name"""
+    """Options of a custom algorithm (its `Options`), by name."""
 
     def _repr_html_(self) -> str:
-        return html_table(changed(self), caption="PolicyConfig, what is not at its default")
+        return html_table(changed(self), caption="PolicyConfig, non-default fields")
 
 
 def policy_fields(name: str, policies: Iterable[str]) -> list[str]:
-    """Returns the dotted names of the fields that a bare name may stand for in policies, the nearest to the top:
-    "learning_rate", or "lr" -> ["policies.agent.learning_rate"]."""
+    """Return the dotted names of the policy fields that a short name matches, at the shallowest level.
+
+    "learning_rate" or "lr" gives ["policies.agent.learning_rate"].
+    """
     name = SHORT.get(name, name)
-    held = sorted((path for path, _, _ in leaves(PolicyConfig()) if path.split(".")[-1] == name), key=len)
-    return [f"policies.{policy}.{path}" for path in held[:1] for policy in policies]
+    paths = sorted((path for path, _, _ in leaves(PolicyConfig()) if path.split(".")[-1] == name), key=len)
+    return [f"policies.{policy}.{path}" for path in paths[:1] for policy in policies]
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
-    """One training run."""
+    """Configuration of one training run."""
 
     env: str = dataclasses.field(metadata={"code": True})
-    """an environment (`wdjax list`), or your own, "package.module:Class" """
+    """Environment (see `wdjax list`), or a custom one, "package.module:Class"."""
     policies: dict[str, PolicyConfig]
-    """policy name -> its configuration; every agent belongs to exactly one policy"""
+    """Policy name -> its configuration. Every agent belongs to exactly one policy."""
     env_params: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """arguments of `wdjax.make`"""
+    """Arguments of `wdjax.make`."""
     num_envs: int = static(64, allowed=_COUNT)
-    """replicas of the environment"""
+    """Number of replicas of the environment."""
     rollout_length: int = static(128, allowed=_COUNT)
-    """steps of every replica between two updates"""
+    """Steps of each replica between two updates."""
     rollout_unroll: int = static(1, allowed=_COUNT)
-    """steps in one pass of the compiled loop: on a GPU 4 makes small games faster, and takes longer to compile"""
+    """Steps unrolled in each iteration of the compiled rollout loop. On a GPU, 4 speeds up small environments but takes
+    longer to compile."""
     kernels: bool = True
-    """act and learn by kernels on NVIDIA GPUs (Ampere and later), where a policy has them (feed-forward A2C or PPO,
-    discrete actions): up to four times as fast as plain XLA, to which false goes back"""
+    """Use fused kernels for acting and learning on NVIDIA GPUs (Ampere and later) where a policy supports them
+    (feed-forward A2C or PPO, discrete actions). Up to four times as fast as plain XLA. false: plain XLA."""
     search_products: bool = True
-    """on a GPU, where no kernel does them: try Triton's matrix products beside the library's before the run begins,
-    8 to 13 s for updates that are up to a sixth faster"""
+    """On a GPU, for policies without fused kernels: autotune matrix products, Triton's against the library's, before
+    the run starts. Takes 8 to 13 s and makes updates up to a sixth faster."""
     total_env_steps: int = static(1_000_000, allowed="at least 1")
-    """replica steps of the whole run, rounded up to whole updates"""
+    """Env steps of the whole run (one replica advanced once), rounded up to whole updates."""
     stop_at: dict[str, float] = dataclasses.field(default_factory=dict)
-    """metric -> value: the run ends, saved, one chunk after the first in which each of these metrics is at least so
-    high (in sweeps, a program ends so once all of its members have been there)"""
+    """Metric -> threshold. The run saves and ends one chunk after the first chunk in which every listed metric reaches
+    its threshold. A sweep ends a program once all of its members have reached them."""
     reset: Literal["fresh", "fixed"] | int = "fresh"
-    """fresh: a new random start at every reset; fixed: one start for all; a number n: a pool of n starts"""
+    """Start states. fresh: a new random start at every reset. fixed: the same start for all episodes. An integer n: a
+    pool of n starts."""
     seed: int = static(0, allowed="at least 0 and below 2**32")  # jax drops higher bits
-    """of everything random in the run"""
+    """Random seed of the run."""
     num_blocks: int = static(0, allowed="at least 0 (0: gcd(num_envs, 8))")
-    """blocks of replicas that draw their random numbers together; 0: gcd(num_envs, 8)"""
+    """Blocks of replicas with separate random streams. 0: gcd(num_envs, 8)."""
     devices: int = 0
-    """how many share the replicas, a divisor of num_blocks; 0: the most of those there are (a CPU counts as one)"""
+    """Number of devices that share the replicas, a divisor of num_blocks. 0: the largest possible number (the CPU
+    counts as one)."""
     on_bad_numbers: Literal["stop", "skip"] = "stop"
-    """an update makes a NaN or an infinity: end the run, saved as it was before; or leave that update out and go on"""
-    updates_per_chunk: int = static(0, allowed="at least 0 (0: as many as take about 2 s), below 2**31")
-    """updates between two looks of the host, each a line of metrics.jsonl; 0: as many as take about 2 s, at most a
-    twentieth of the run, found in its first seconds and kept (in sweeps, a tenth of the run)"""
-    checkpoint_every_updates: int = static(0, allowed="at least 0 (0: checkpoint_every counts), below 2**31")
-    """updates between two checkpoints, and evaluations for the best; 0: as checkpoint_every says"""
+    """Action on an update that produces NaN or infinity. stop: save the state before it and end the run. skip: discard
+    the update and continue."""
+    updates_per_chunk: int = static(0, allowed="at least 0 (0: about 2 s of updates), below 2**31")
+    """Updates per chunk. Each chunk ends with a line of metrics.jsonl. 0: about 2 s of updates, at most a twentieth of
+    the run, measured at the start (in sweeps, a tenth of the run)."""
+    checkpoint_every_updates: int = static(0, allowed="at least 0 (0: use checkpoint_every), below 2**31")
+    """Updates between checkpoints and between evaluations for the best checkpoint. 0: use checkpoint_every."""
     checkpoint_every: int = static(10, allowed=_COUNT)
-    """chunks between two checkpoints, where checkpoint_every_updates is 0"""
+    """Chunks between checkpoints if checkpoint_every_updates is 0."""
     keep_checkpoints: int = static(2, allowed=_COUNT)
-    """how many of the newest checkpoints stay"""
+    """Number of newest checkpoints to keep."""
     best_metric: str = "auto"
-    """the metric by which evaluations choose the best checkpoint ("agent/episode_return", or a statistic of the
-    environment, "episode_tags"); auto: the return where one policy trains, else none; none: keep no best"""
-    evaluate_every_updates: int = static(0, allowed="at least 0 (0: evaluate_every counts), below 2**31")
-    """updates between two evaluations, logged as eval/...; 0: as evaluate_every says"""
-    evaluate_every: int = static(0, allowed="at least 0 (0: only where best_metric asks for evaluations)")
-    """chunks between two evaluations; 0: only where best_metric asks for them, at checkpoints"""
+    """Evaluation metric that selects the best checkpoint: "agent/episode_return", or a statistic of the environment
+    such as "episode_tags". auto: the return if exactly one policy trains, else none. none: keep no best checkpoint."""
+    evaluate_every_updates: int = static(0, allowed="at least 0 (0: use evaluate_every), below 2**31")
+    """Updates between evaluations, logged as eval/... 0: use evaluate_every."""
+    evaluate_every: int = static(0, allowed="at least 0 (0: only if best_metric needs evaluations)")
+    """Chunks between evaluations. 0: evaluate at checkpoints if best_metric needs it, else never."""
     eval_episodes: int = static(128, allowed=_COUNT)
-    """episodes of each evaluation"""
+    """Episodes per evaluation."""
     eval_greedy: bool = True
-    """evaluations while a run trains take the most likely action (else they draw it, as `wdjax eval` does)"""
+    """Take the most likely action in evaluations during training. false: sample actions, as `wdjax eval` does."""
 
     def _repr_html_(self) -> str:
-        return html_table(changed(self), caption="TrainConfig, what is not at its default")
+        return html_table(changed(self), caption="TrainConfig, non-default fields")
 
     @property
     def blocks(self) -> int:
@@ -251,28 +265,28 @@ class TrainConfig:
 
     @property
     def num_updates(self) -> int:
-        """Updates of the whole run: never fewer env steps than asked."""
+        """Updates of the whole run; total_env_steps is rounded up to whole updates."""
         return -(-self.total_env_steps // self.env_steps_per_update)
 
     @property
     def evaluates(self) -> bool:
-        """Whether the run is evaluated while it trains."""
+        """Whether the run is evaluated during training."""
         return max(self.evaluate_every_updates, self.evaluate_every) > 0 or self.best_by is not None
 
     @property
     def updates_per_checkpoint(self) -> int:
-        """Updates between two checkpoints; 0 as long as the size of a chunk is not known."""
+        """Updates between checkpoints; 0 while the chunk size is unknown."""
         return self.checkpoint_every_updates or self.checkpoint_every * self.updates_per_chunk
 
     @property
     def updates_per_evaluation(self) -> int:
-        """Updates between two evaluations, where the run has any; 0 as long as the size of a chunk is not known."""
-        own = self.evaluate_every_updates or self.evaluate_every * self.updates_per_chunk
-        return own if self.evaluate_every_updates or self.evaluate_every else self.updates_per_checkpoint
+        """Updates between evaluations, if the run has any; 0 while the chunk size is unknown."""
+        updates = self.evaluate_every_updates or self.evaluate_every * self.updates_per_chunk
+        return updates if self.evaluate_every_updates or self.evaluate_every else self.updates_per_checkpoint
 
     @property
     def best_by(self) -> str | None:
-        """The metric that chooses the best checkpoint, or None."""
+        """The metric that selects the best checkpoint, or None."""
         trained = [name for name, policy in self.policies.items() if policy.trainable]
         if self.best_metric == "auto":
             return f"{trained[0]}/episode_return" if len(trained) == 1 else None

@@ -325,7 +325,7 @@ REFUSED = [
     (tiny_ddpg(critic_learning_rate=-1.0), r"ddpg\.critic_learning_rate = -1\.0"),
     (tiny_ddpg(noise="gausian"), r"ddpg\.noise = 'gausian': did you mean 'gaussian'"),
     (dataclasses.replace(tiny_ddpg(), network=NetworkConfig(recurrent_size=4)), r"recurrent_size = 4: must be 0"),
-    (dataclasses.replace(tiny_ddpg(), normalize_reward=True), r"normalize_reward = True: must be False .* for DDPG"),
+    (dataclasses.replace(tiny_ddpg(), normalize_reward=True), r"normalize_reward = True: must be False .*: DDPG"),
     (dataclasses.replace(tiny_ddpg(), epochs=4), r"policies\.agent\.epochs = 4: must be 1"),
     (dataclasses.replace(tiny_ddpg(), action_distribution="squashed_gaussian"), r"agent\.action_distribution"),
 ]
