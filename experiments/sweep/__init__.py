@@ -1,9 +1,9 @@
-"""Many runs as one: grids over seeds and hyperparameters, search, and population-based training.
+"""Many runs in one program: grids over seeds and hyperparameters, search, and population-based training.
 
     table = sweep("cartpole_ppo", {"policies.agent.learning_rate": [1e-3, 3e-3]}, seeds=8)
 
-Runs that differ only in what is traced (seeds, hyperparameters marked so in `wdjax.train.config`, params of the
-environment) are members of one program, vmapped; what fixes shapes makes a group, a program, for each value.
+Runs that differ only in traced values (seeds, env_params, and hyperparameters declared `traced` in
+`wdjax.train.config`) are vmapped members of one program. Every value of a static field needs a separate program.
 """
 
 from typing import TYPE_CHECKING

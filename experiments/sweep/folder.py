@@ -73,4 +73,4 @@ def require_same(what: str, begun: Mapping[str, Any], asked: Mapping[str, Any]) 
     old, new = (flat(with_new_fields(own)) for own in (begun, read_yaml_value(yaml.safe_dump(dict(asked)))))
     for name in [*old, *(name for name in new if name not in old)]:
         if old.get(name) != new.get(name):
-            raise ValueError(f"{name} = {new.get(name)!r}: {what} was begun with {old.get(name)!r}")
+            raise ValueError(f"{name} = {new.get(name)!r}: {what} was started with {old.get(name)!r}")

@@ -54,31 +54,33 @@ def sweep(
     members_at_once: int = 0, devices: int = 0, resume: bool = False, quiet: bool = True,
     stop: threading.Event | None = None, trust: Collection[str] = (), callbacks: Sequence[Callback | str] = (),
 ) -> list[Row]:  # fmt: skip
-    """Trains every combination of values with every seed, members side by side in one program where shapes allow it.
+    """Train every combination of values with every seed, as vmapped members of one program if shapes allow it.
 
         table = sweep("cartpole_ppo", {"policies.agent.learning_rate": [1e-3, 3e-3]}, seeds=8)
         pandas.DataFrame(table).groupby("policies.agent.learning_rate")["score"].mean()
 
     Args:
-        config: a configuration, a preset's name, or a YAML file.
-        values: dotted field -> the values that it takes (one alone: a change for all).
-        seeds: how many, from the configuration's on; or which.
-        points: combinations, each dotted field -> value; with every one of `values`.
-        workdir: sweep.yaml, table.csv, table.jsonl, curves.png, best/ (a run) and groups/; None: nothing is kept.
-        metric: what the score is, the last known value ("agent/episode_return"); None: `best_metric`.
-        members_at_once: in one program, on all devices together; 0: as many as memory allows.
-        devices: over which members are spread; 0: all (a CPU counts as one).
-        resume: go on in a folder that holds this sweep.
-        quiet: print nothing.
-        stop: ends the sweep after a chunk, saved, when set; None: Ctrl-C and SIGTERM do.
-        trust: modules of which runs that policies begin with may name code, see `wdjax.train.load_run`.
-        callbacks: as of a Trainer, called with the row of every member; `run.stop()`, or True, ends the whole sweep.
+        config: A configuration, the name of a preset, or a YAML file.
+        values: Dotted field -> list of values; a single value changes the field for all members.
+        seeds: Number of seeds, counted up from the configuration's seed, or a list of seeds.
+        points: Explicit combinations, each dotted field -> value. Each is combined with all of `values`.
+        workdir: Folder for sweep.yaml, table.csv, table.jsonl, curves.png, best/ (a run) and groups/; None: no files.
+        metric: Metric used as score, by its last value ("agent/episode_return"); None: `best_metric`.
+        members_at_once: Members per program, over all devices; 0: as many as memory allows.
+        devices: Number of devices that share the members; 0: all (the CPU counts as one).
+        resume: Continue the sweep in the folder.
+        quiet: Print nothing.
+        stop: When set, the sweep saves and ends after the current chunk; None: on Ctrl-C and SIGTERM.
+        trust: Modules from which saved runs may import code, see `wdjax.train.load_run`.
+        callbacks: As for `Trainer`, called with the row of every member. `run.stop()` or True ends the whole sweep.
 
     Returns:
-        the table: for each member its number, values and seed, its score, and the metrics of its last chunk.
+        One row per member: number, values, seed, score, and the metrics of its last chunk.
 
     Raises:
-        ValueError, TypeError, FileExistsError: for bad names and values, as `load_config`, before anything runs.
+        ValueError: For invalid names and values, before anything runs.
+        TypeError: For values of a wrong type.
+        FileExistsError: If the folder holds another sweep or a run.
     """
     base = as_config(config)
     settings = {name: parse_values(name, several) for name, several in (values or {}).items()}
@@ -129,16 +131,16 @@ def conclude(
     ended = [row for row in table if row.get("bad_numbers")]
     if ended:
         words = f"{len(ended)} of {len(table)} members ended with bad numbers, member {ended[0]['member']} with"
-        host.say(f"Mind: {words} {ended[0]['bad_numbers']}")
+        host.say(f"Warning: {words} {ended[0]['bad_numbers']}")
     title = f"{members[0].config.env}: {host.workdir.name}"
     shown = shown_metrics(metric, members[0].config)
     with without_picture("curves.png", host.say):
         if curves := draw_curves(host.workdir / "curves.png", members, rows, shown, title):
-            host.say(f"Wrote {curves}: interquartile means over seeds, 95 % intervals")
+            host.say(f"Wrote {curves}: interquartile mean over seeds and 95 % interval")
     best = best_member(table)
     if best is not None:
         host.console.print(point_table(members, table))
         member = members[best["member"]]
         folder = export_member(host.workdir, member.number, rows, best["score"], trust=host.trust)
         words = f"{point_words(member.values, varied_fields(members))}, seed {member.config.seed}"
-        host.say(f"Wrote {folder}, a run: member {member.number} ({words}), score {best['score']:.2f}")
+        host.say(f"Wrote {folder}: the best run, member {member.number} ({words}), score {best['score']:.2f}")

@@ -21,12 +21,12 @@ from wdjax.train.storage.metrics_log import read_metrics
 
 @dataclasses.dataclass(frozen=True)
 class Halving:
-    """Successive halving: after each rung the best 1 / reduction of a batch go on to `reduction` times the length."""
+    """Successive halving: after each rung the best 1/reduction of a batch continue to `reduction` times the length."""
 
     reduction: int = 4
-    """one of so many goes on"""
+    """One of this many trials continues."""
     rungs: int = 2
-    """how often that is done"""
+    """Number of halving steps."""
 
     def __post_init__(self):
         require_integer("halving", self.reduction, 2)

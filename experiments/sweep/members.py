@@ -72,7 +72,7 @@ def parse_settings(settings: Iterable[str]) -> dict[str, Values]:
     for setting in settings:
         name, equals, text = setting.partition("=")
         require(name and equals and text, "--set", setting, "FIELD=VALUE,VALUE or FIELD=log:LOW:HIGH")
-        require(name not in parsed, "--set", setting, f"the only one of {name}")
+        require(name not in parsed, "--set", setting, f"given once for {name}")
         parsed[name] = parse_values(name, text if _RANGE.fullmatch(text) else _yaml_list(name, text))
     return parsed
 
@@ -82,7 +82,7 @@ def parse_point(settings: Iterable[str]) -> Point:
     values = parse_settings(settings)
     for name, several in values.items():
         single = isinstance(several, list) and len(several) == 1
-        require(single, f"--point {name}", several, "one value (--set FIELD=VALUE,VALUE takes several)")
+        require(single, f"--point {name}", several, "one value. Use --set FIELD=VALUE,VALUE for several")
     return {name: several[0] for name, several in values.items()}
 
 
@@ -97,7 +97,7 @@ def read_settings(file: Path) -> tuple[dict[str, Values], list[Point]]:
         return {str(name): parse_values(str(name), values) for name, values in content.items()}, []
     if isinstance(content, list) and all(isinstance(point, Mapping) for point in content):
         return {}, [{str(name): value for name, value in point.items()} for point in content]
-    raise ValueError(f"{file}: must hold FIELD: [VALUE, VALUE], or a list of points, each of them FIELD: VALUE")
+    raise ValueError(f"{file}: must contain FIELD: [VALUE, VALUE], or a list of points, each FIELD: VALUE")
 
 
 def parse_values(name: str, values: Any) -> Values:
@@ -111,7 +111,7 @@ def parse_values(name: str, values: Any) -> Values:
     values = values.tolist() if isinstance(values, (np.ndarray, jax.Array)) else list(values)
     require(len(values) > 0, name, values, "at least one value")
     twice = [value for i, value in enumerate(values) if value in values[:i]]
-    require(not twice, name, values, "values that stand once each")
+    require(not twice, name, values, "different values")
     return values
 
 
@@ -123,9 +123,9 @@ def _parse_range(name: str, text: str) -> Values:
     try:
         low, high = map(int if kind == "int" else float, bounds)
     except ValueError:
-        raise ValueError(f"{name} = {text!r}: must be {kind}:LOW:HIGH, two numbers") from None
-    require(low < high and np.isfinite([low, high]).all(), name, text, "from a lower number to a higher one")
-    require(kind != "log" or low > 0, name, text, "above 0 where it is log")
+        raise ValueError(f"{name} = {text!r}: must be {kind}:LOW:HIGH with two numbers") from None
+    require(low < high and np.isfinite([low, high]).all(), name, text, "finite, with LOW below HIGH")
+    require(kind != "log" or low > 0, name, text, "above 0 for log")
     return Range(kind, low, high)
 
 
@@ -133,7 +133,7 @@ def _yaml_list(name: str, text: str) -> list:
     try:
         return read_yaml_value(f"[{text}]")
     except ValueError:
-        raise ValueError(f"{name} = {text!r}: must be values with commas between them, as YAML has them") from None
+        raise ValueError(f"{name} = {text!r}: must be YAML values separated by commas") from None
 
 
 def make_points(settings: Mapping[str, Values], points: Sequence[Point] = ()) -> list[Point]:
@@ -144,8 +144,8 @@ def make_points(settings: Mapping[str, Values], points: Sequence[Point] = ()) ->
     """
     for name, values in settings.items():
         listed = isinstance(values, list)
-        require(listed, name, str(values), "a list of values: ranges are for --search and --pbt")
-        require(not any(name in point for point in points), name, values, "in the points or beside them, not both")
+        require(listed, name, str(values), "a list of values. Ranges need --search or --pbt")
+        require(not any(name in point for point in points), name, values, "in the points or in the values, not in both")
     for point in points:
         require(point.keys() == points[0].keys(), "fields of a point", sorted(point), f"{sorted(points[0])}, as others")
     grid = [dict(zip(settings, combination, strict=True)) for combination in itertools.product(*settings.values())]
@@ -164,7 +164,7 @@ def make_seeds(seeds: int | Sequence[int], first: int) -> list[int]:
     if isinstance(seeds, Sequence) and not isinstance(seeds, str):
         for seed in seeds:
             require_integer("seeds", seed, 0)
-        require(len(set(seeds)) == len(seeds) > 0, "seeds", seeds, "at least one, each once")
+        require(len(set(seeds)) == len(seeds) > 0, "seeds", seeds, "at least one seed, without duplicates")
         return list(seeds)
     require_integer("seeds", seeds, 1, MOST_SEEDS)
     return list(range(first, first + seeds))
@@ -174,7 +174,7 @@ def make_members(config: TrainConfig, points: Sequence[Point], seeds: Sequence[i
     """Returns a member for every seed of every point, point by point; raises as `load_config` does."""
     for name in ("seed", "devices"):
         used = any(name in point for point in points)
-        require(not used, "swept field", name, f"given to the sweep itself: --{'seeds' if name == 'seed' else name}")
+        require(not used, "swept field", name, f"an option of the sweep, --{'seeds' if name == 'seed' else name}")
     members: list[Member] = []
     for number, point in enumerate(points):
         own = dataclasses.replace(change_config(config, **point), devices=1)

@@ -101,7 +101,7 @@ def require_optuna() -> None:
     try:
         import optuna  # noqa: F401
     except ImportError:
-        raise ImportError('a search needs Optuna: pip install "wdjax[search]" (or pip install optuna)') from None
+        raise ImportError('a search needs Optuna. Run pip install "wdjax[search]" (or pip install optuna)') from None
 
 
 def open_study(

@@ -40,16 +40,16 @@ Bounds = dict[str, tuple[float, float]]  # "policies.agent.learning_rate" -> bet
 
 @dataclasses.dataclass(frozen=True)
 class Selection:
-    """When members copy each other, and how values change then."""
+    """Selection in population-based training: its frequency, and how copied hyperparameters change."""
 
     every: int = 1
-    """chunks between two selections, where every_updates is 0 (and where chunks have no size: twentieths of the run)"""
+    """Chunks between selections if every_updates is 0 (a twentieth of the run if chunks have no fixed size)."""
     fraction: float = 0.25
-    """of the members: the worst copy the best, as many of each"""
+    """Fraction of members that are replaced by copies of the best members."""
     factors: tuple[float, float] = FACTORS
-    """a copy multiplies each value with the one or the other"""
+    """Each value of a copy is multiplied by one of these two factors."""
     every_updates: int = 0
-    """updates between two selections; 0: as `every` says"""
+    """Updates between selections. 0: use `every`."""
 
     def __post_init__(self):
         require_integer("every_updates", self.every_updates, 0)
@@ -69,25 +69,34 @@ def evolve(
     quiet: bool = True, stop: threading.Event | None = None, trust: Collection[str] = (),
     callbacks: Sequence[Callback | str] = (),
 ) -> list[Row]:  # fmt: skip
-    """Trains a population whose hyperparameters change while it learns.
+    """Train a population with population-based training: hyperparameters change during training.
 
         history = evolve("cartpole_ppo", {"policies.agent.learning_rate": "log:1e-4:1e-2"}, members=16)
 
     Args:
-        config: a configuration, a preset's name, or a YAML file; member i has its seed + i.
-        values: dotted field -> a range ("log:1e-4:1e-2", "uniform:0.9:0.999") or several numbers, of which each member
-            draws its first, and between whose ends it stays: traced hyperparameters of policies. Or one value, a
-            change for all members, of any field.
-        members: all at once, in one program.
-        selection: when members copy each other, and how values change then.
-        workdir, metric, devices, resume, quiet, stop, trust, callbacks: as for `sweep`.
+        config: A configuration, the name of a preset, or a YAML file. Member i uses its seed + i.
+        values: Dotted field -> a range ("log:1e-4:1e-2", "uniform:0.9:0.999") or several numbers. Members sample their
+            first value from it and stay within its bounds. Only for traced hyperparameters of policies. A single
+            value of any field changes that field for all members.
+        members: Population size; all members train at once, in one program.
+        selection: Frequency of selection, and how copied hyperparameters change.
+        workdir: As for `sweep`.
+        metric: As for `sweep`.
+        devices: As for `sweep`.
+        resume: As for `sweep`.
+        quiet: As for `sweep`.
+        stop: As for `sweep`.
+        trust: As for `sweep`.
+        callbacks: As for `sweep`.
 
     Returns:
-        the table: for every chunk and member the values it was trained with, its score, the number of the member that
-        it copied afterwards (`parent`), and all metrics.
+        One row per chunk and member: the values used in training, the score, the member copied afterwards (`parent`),
+        and all metrics.
 
     Raises:
-        ValueError, TypeError, FileExistsError: as `sweep`, and for fields that cannot change while a run goes on.
+        ValueError: As `sweep`, and for fields that cannot change during a run.
+        TypeError: As `sweep`.
+        FileExistsError: As `sweep`.
     """
     base = as_config(config)
     require_integer("members", members, 2)
@@ -98,14 +107,14 @@ def evolve(
     every = selection.in_updates(population[0].config)
     setup = population_setup([with_chunks_of(member, every) for member in population], trust)
     metric = choose_metric(metric, population[0].config, setup)
-    require(metric is not None, "metric", metric, "named, as POLICY/episode_return: it says which members do well")
+    require(metric is not None, "metric", metric, "set, for example to POLICY/episode_return, to compare members")
     asked = {
         "mode": "pbt", "config": yaml.safe_load(dump_config(base)), "metric": metric, "members": members,
         "values": {name: own if isinstance(own, list) else str(own) for name, own in settings.items()},
         "selection": {**dataclasses.asdict(selection), "factors": list(selection.factors)},
     }  # fmt: skip
     with open_host(workdir, devices or most_devices(members), 0, quiet, stop, trust, population, callbacks) as host:
-        require(members % host.num_devices == 0, "members", members, f"a multiple of {host.num_devices}, the devices")
+        require(members % host.num_devices == 0, "members", members, f"divisible by {host.num_devices} (devices)")
         with begun(host.workdir, asked, resume, host.say):
             announce_members(host, population, 1)
             between = make_between(setup, selection, every, bounds, metric, host.num_devices)
@@ -130,7 +139,7 @@ def bounds_of(settings: Mapping[str, Values]) -> Bounds:
         real = plain and not (isinstance(values, Range) and values.kind == "int")
         require(real, name, values if isinstance(values, list) else str(values), "numbers, or log:LOW:HIGH, with --pbt")
         bounds[name] = (float(min(numbers)), float(max(numbers)))
-    require(bounds, "values", dict(settings), "several of at least one field, or a range: what --pbt changes")
+    require(bounds, "values", dict(settings), "several values or a range of at least one field, for --pbt to change")
     return bounds
 
 
@@ -264,7 +273,7 @@ def train_population(
     programs, folder = Programs(setup, host.num_devices), host.workdir / "population"
     turns = prepare_turns(host, programs, folder, population, 0, setup.config.num_updates)
     size = turns[0].size
-    require(len(turns) == 1, "members", len(population), f"at most {size}, as many as memory holds at once")
+    require(len(turns) == 1, "members", len(population), f"at most {size}, the members that fit in memory")
     with members_bar(host, population, turns[0].rows) as advance:
         finished = train_turn(programs, turns[0], host.stop, advance, host.say, between=between, every=every)
     rows = turns[0].rows
@@ -282,5 +291,5 @@ def train_population(
         own = {name: best[name] for name in names}
         folder = export_member(host.workdir, best["member"], rows, best["score"], own, host.trust)
         words = ", ".join(f"{name.split('.')[-1]} {value:.4g}" for name, value in own.items())
-        host.say(f"Wrote {folder}, a run: member {best['member']}, last with {words}, score {best['score']:.2f}")
+        host.say(f"Wrote {folder}: the best run, member {best['member']} (final {words}), score {best['score']:.2f}")
     return table

@@ -150,6 +150,6 @@ def compile_as_many(
         needed, room = bytes_needed(program), bytes_free(num_devices) if free is None else free
         if at_once or needed <= room:
             return size, program
-        words = f"at most {room / 1e9:.2f} GB on a device: that is free, and not even one member fits"
-        require(size > num_devices, "memory that the program needs", f"{needed / 1e9:.2f} GB", words)
+        words = f"at most {room / 1e9:.2f} GB, the free memory of a device. Not even one member fits"
+        require(size > num_devices, "memory of the program", f"{needed / 1e9:.2f} GB", words)
         size = even_size(len(members), min(int(size * room / needed), size - num_devices), num_devices)

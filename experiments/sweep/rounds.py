@@ -230,7 +230,7 @@ def bad_members(turn: Turn, setup: Setup, parts: Sequence[Part]) -> str:
     (member, part), more = found[0], f" (and {len(found) - 1} other members)" if len(found) > 1 else ""
     if skips:
         return what_was_skipped(setup, part.codes, f" of member {member.number}{more}")
-    return f"Member {member.number} ends{more}: {describe_bad_numbers(setup, max(part.codes))}"
+    return f"Member {member.number} ended{more}: {describe_bad_numbers(setup, max(part.codes))}"
 
 
 def write_members(turn: Turn) -> None:
@@ -245,8 +245,8 @@ def write_members(turn: Turn) -> None:
         write_whole(file, text)
     elif read_text(file) != text:
         read_json(file)  # it may be no JSON at all
-        words = "other members went here than are to go on (are lines of a metrics.jsonl lost that chose them?)"
-        raise ValueError(f"{file}: {words}: move {turn.folder} away, and --resume begins it anew")
+        words = "lists different members than this sweep selects"
+        raise ValueError(f"{file} {words}. Move {turn.folder} away and rerun with --resume to restart this batch")
 
 
 def read_states(folder: Path, like: TrainState) -> TrainState:
@@ -283,26 +283,29 @@ def find_turn(workdir: Path, number: int) -> tuple[Path, dict[str, Any], int]:
         if number in numbers and any((file.parent / "checkpoints").glob("[0-9]*")):
             newest = file.parent, content, numbers.index(number)
     if newest is None:
-        raise FileNotFoundError(f"{workdir} holds no checkpoint of member {number}")
+        raise FileNotFoundError(f"{workdir} has no checkpoint of member {number}")
     return newest
 
 
 def load_member(workdir: str | Path, number: int, trust: Collection[str] = ()) -> tuple[Learner, TrainState]:
-    """Returns the learner of a member of a sweep, a run of its own on one device, and its newest state.
+    """Load a member of a sweep as a single run on one device: its learner and its newest state.
 
     Args:
-        workdir: of the sweep.
-        number: of the member, as in the table.
-        trust: modules of one's own of which it may name code, see `wdjax.train.load_run`.
+        workdir: Folder of the sweep.
+        number: Number of the member, as in the table.
+        trust: Modules from which the sweep may import code, see `wdjax.train.load_run`.
+
+    Returns:
+        (learner, state).
 
     Raises:
-        FileNotFoundError: where there is no such sweep, or no checkpoint of this member.
-        ValueError: where it names code of another module.
+        FileNotFoundError: If there is no such sweep, or no checkpoint of this member.
+        ValueError: If the configuration names code of an untrusted module.
     """
     workdir = Path(workdir)
     file = workdir / "sweep.yaml"
     if not file.is_file():
-        raise FileNotFoundError(f"{workdir} holds no sweep: {file} is missing")
+        raise FileNotFoundError(f"{workdir} is not a sweep: {file} is missing")
     asked = read_yaml(file)
     require_fields(file, asked, config=dict)
     values = asked["config"]

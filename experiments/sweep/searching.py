@@ -49,30 +49,39 @@ def search(
     resume: bool = False, quiet: bool = True, stop: threading.Event | None = None,
     trust: Collection[str] = (), callbacks: Sequence[Callback | str] = (),
 ) -> list[Row]:  # fmt: skip
-    """Looks for the values with the highest score, by Optuna's tree-structured Parzen estimator.
+    """Search for the values with the highest score with Optuna's tree-structured Parzen estimator.
 
         table = search("cartpole_ppo", {"policies.agent.learning_rate": "log:1e-4:1e-2"}, trials=64, seeds=2)
 
     Args:
-        config: a configuration, a preset's name, or a YAML file.
-        values: dotted field -> a range ("log:1e-4:1e-2", "uniform:0.9:0.999", "int:1:8") or a list to choose from; one
-            value alone is a change for all trials.
-        trials: of the whole study, by all its workers.
-        seeds: of every trial: how many, from the configuration's on; or which.
-        batch: trials that are asked for together.
-        halving: whether only the best of a batch go to the end; None: all do.
-        storage: what workers share, each with its own workdir: a journal file, or the URL of a database; None:
+        config: A configuration, the name of a preset, or a YAML file.
+        values: Dotted field -> a range ("log:1e-4:1e-2", "uniform:0.9:0.999", "int:1:8") or a list of choices. A single
+            value changes the field for all trials.
+        trials: Number of trials of the study, over all workers. A resumed search may have more than before.
+        seeds: Seeds of every trial: their number, counted up from the configuration's seed, or a list.
+        batch: Trials that are proposed and trained together.
+        halving: Successive halving; None: train all trials to the end.
+        storage: Optuna storage that workers share, each with its own workdir: a journal file or a database URL; None:
             optuna.log in the workdir.
-        study: its name in the storage.
-        workdir, metric, members_at_once, devices, resume, quiet, stop, trust, callbacks: as for `sweep`. A search
-            that is resumed may have more trials than it had.
+        study: Name of the study in the storage.
+        workdir: As for `sweep`.
+        metric: As for `sweep`.
+        members_at_once: As for `sweep`.
+        devices: As for `sweep`.
+        resume: As for `sweep`.
+        quiet: As for `sweep`.
+        stop: As for `sweep`.
+        trust: As for `sweep`.
+        callbacks: As for `sweep`.
 
     Returns:
-        the table: for each trial of the study, whoever ran it, its number, values, score, state and env steps.
+        One row per trial of the study, from all workers: number, values, score, state and env steps.
 
     Raises:
-        ImportError: without Optuna.
-        ValueError, TypeError, FileExistsError: as `sweep`, and where the storage holds a study of something else.
+        ImportError: If Optuna is not installed.
+        ValueError: As `sweep`, and if the storage holds a different study of this name.
+        TypeError: As `sweep`.
+        FileExistsError: As `sweep`.
     """
     require_optuna()
     base = as_config(config)
@@ -80,11 +89,11 @@ def search(
     require_integer("batch", batch, 1)
     settings, seeds = {name: parse_values(name, own) for name, own in values.items()}, make_seeds(seeds, base.seed)
     possible = check_values(base, settings, seeds)
-    words = "left out with halving: its rungs compare what members come to in equally many updates"
+    words = "omitted with halving, which compares members after the same number of updates"
     goals = next((own.config.stop_at for own in possible if own.config.stop_at), None)
     require(not (halving and goals), "stop_at", goals, words)
     metric = choose_metric(metric, possible[0].config, population_setup(possible[:1]))
-    require(metric is not None, "metric", metric, "named, as POLICY/episode_return: it is what the search makes high")
+    require(metric is not None, "metric", metric, "set, for example to POLICY/episode_return, to compare trials")
     question = study_question(base, metric, seeds, settings, halving)
     asked = {"mode": "search", **question, "batch": batch, "storage": storage, "study": study}
     opened = open_host(workdir, devices, members_at_once, quiet, stop, trust, possible, callbacks)
@@ -115,7 +124,7 @@ def check_values(base: TrainConfig, settings: Mapping[str, Values], seeds: Seque
     }
     first = {name: values[0] for name, values in several.items()}
     varied = any(len(values) > 1 for values in several.values())
-    require(varied, "values", dict(settings), "several of at least one field, or a range: what a search chooses from")
+    require(varied, "values", dict(settings), "several values or a range of at least one field, to search over")
     points = [first] + [{**first, name: value} for name, values in several.items() for value in values[1:]]
     return make_members(base, points, seeds)
 
@@ -180,7 +189,7 @@ def fitting_trials(
             change_config(base, trust=host.trust, **values)
             fitting.append((number, values))
         except (ValueError, TypeError) as error:
-            host.say(f"Trial {number} is left out: {error}")
+            host.say(f"Skipped trial {number}: {error}")
             study.tell(Trial(number, None, False, ()))
     return fitting
 
@@ -205,10 +214,10 @@ def conclude(host: Host, study: Study, members: Sequence[Member], rows: Sequence
         title, shown = f"{members[0].config.env}: {host.workdir.name}", shown_metrics(metric, members[0].config)
         with without_picture("curves.png", host.say):
             if curves := draw_curves(host.workdir / "curves.png", members, rows, shown, title):
-                host.say(f"Wrote {curves}: interquartile means over seeds, 95 % intervals")
+                host.say(f"Wrote {curves}: interquartile mean over seeds and 95 % interval")
     best = best_member([row for row in table if row["state"] == "complete"])
     if best is None:
-        host.say("No trial has a score: no episode ended")
+        host.say("No trial has a score, because no episode ended")
         return
     varied = [name for name, values in study.settings.items() if isinstance(values, Range) or len(values) > 1]
     words = point_words(best, varied)
@@ -218,4 +227,4 @@ def conclude(host: Host, study: Study, members: Sequence[Member], rows: Sequence
     if own:
         member = max(own, key=lambda member: known[member.number])
         folder = export_member(host.workdir, member.number, rows, known[member.number], trust=host.trust)
-        host.say(f"Wrote {folder}, a run: its seed {member.config.seed}")
+        host.say(f"Wrote {folder}: the run with seed {member.config.seed} of the best trial")

@@ -108,7 +108,7 @@ def prepare_turns(
         content = read_json(file)
         require_fields(file, content, members_at_once=int)
         size = content["members_at_once"]
-        words = f"a divisor of {size}, the members that go at once since the sweep was begun"
+        words = f"a divisor of {size}, the members per program that this sweep was started with"
         require(size % host.num_devices == 0, "devices", host.num_devices, words)
     else:
         size = programs.fit(members, host.members_at_once)
@@ -138,14 +138,14 @@ def members_bar(host: Host, members: Sequence[Member], rows: Sequence[Row]) -> I
             done.update({row["member"]: row["updates"] * per_update[row["member"]] for row in rows})
             steps = sum(done.values())
             rate = (steps - before) / (time.perf_counter() - clock)
-            words = f"{steps:,} of {total:,} env steps ({rate:,.0f}/s), {len(done)} of {len(members)} members begun"
+            words = f"{steps:,} of {total:,} env steps ({rate:,.0f}/s), {len(done)} of {len(members)} members started"
             show(steps, words)
             last, going = going, [row["member"] for row in rows]
             if last not in (None, going):  # another turn: a sweep has more members than a process may have files open
                 close_loggers(host.callbacks)
             asked = [call_callbacks(host.callbacks, runs[row["member"]], row) for row in rows]
             if any(asked):
-                host.say("A callback ends the sweep after the next chunk, saved: --resume goes on")
+                host.say("A callback stopped the sweep: it saves and ends after the next chunk. Continue with --resume")
                 host.stop.set()
 
         yield advance
@@ -156,5 +156,5 @@ def announce_members(host: Host, members: Sequence[Member], num_programs: int) -
     programs = f"{num_programs} programs" if num_programs > 1 else "one program"
     config = members[0].config
     steps = config.num_updates * config.env_steps_per_update
-    words = f"{len(members)} members in {programs}, each of {steps:,} env steps"
+    words = f"{len(members)} members in {programs}, {steps:,} env steps each"
     announce(host.console, config.env, host.num_devices, words, host.workdir)

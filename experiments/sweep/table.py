@@ -21,7 +21,7 @@ from wdjax.train.storage.metrics_log import MOST_METRICS
 MOST_CURVES = 10  # of the best values: matplotlib has ten colours
 CAPTION = (
     "score: mean ± sample standard deviation over seeds; IQM: interquartile mean over seeds [95 % interval]; "
-    "first >: probability that a seed of the first line scores higher than one of this"
+    "P(best > this): probability that a seed of the first row scores higher than a seed of this row"
 )
 
 
@@ -77,7 +77,7 @@ def _csv_value(value: Any) -> Any:
 
 
 def read_table(workdir: str | Path) -> list[Row]:
-    """Returns the rows of the table in a sweep's `workdir`; raises FileNotFoundError where there is none."""
+    """Read the table of the sweep in `workdir`. Raises FileNotFoundError if there is none."""
     file = Path(workdir) / "table.jsonl"
     return [json.loads(line) for line in read_text(file, MOST_METRICS).splitlines()]
 
@@ -108,7 +108,7 @@ def point_table(members: Sequence[Member], table: Sequence[Row]) -> Table:
     values = {member.point: member.values for member in members}
     known = sorted((point for point in scores if scores[point]), key=lambda point: -np.mean(scores[point]))
     printed = Table(*(name.split(".")[-1] for name in names), caption=CAPTION, caption_justify="left")
-    for column in ("score ± SD", "IQM", "first >", "seeds"):
+    for column in ("score ± SD", "IQM", "P(best > this)", "seeds"):
         printed.add_column(column, justify="right")
     for point in known[:MOST_CURVES]:
         own = np.array(scores[point])

@@ -169,7 +169,7 @@ def test_as_many_members_as_memory_allows():
     for free, devices, size in ((260, 1, 16), (259, 1, 8), (150, 1, 4), (115, 1, 1), (260, 8, 16), (180, 8, 8)):
         assert fit(devices, free=free) == (size, Program(size))
         assert fit(devices, free=free, at_once=8)[0] == 8  # who asks for a number gets it
-    assert "free, and not even one member fits" in refusal(fit, free=109)
+    assert "Not even one member fits" in refusal(fit, free=109)
     assert tried[:3] == [16, 8, 16]
 
 
@@ -186,7 +186,7 @@ def test_a_member_with_bad_numbers_ends_alone(whole, tmp_path, capsys):
     for row in table[8:]:
         assert row["bad_numbers"].startswith("non-finite losses of policy 'agent': try a lower learning_rate")
         assert row["score"] is None
-    assert "Mind: 8 of 16 members ended with bad numbers, member 8 with non-finite losses" in capsys.readouterr().out
+    assert "Warning: 8 of 16 members ended with bad numbers, member 8 with non-finite losses" in capsys.readouterr().out
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(load_member(tmp_path, 9)[1].policies))
 
 
@@ -240,7 +240,7 @@ def test_another_sweep_in_the_folder_is_refused(whole):
         words = refusal(again, VALUES, 4, members_at_once=8, resume=True)
     assert "another sweep is running there. Wait" in words
     assert "contains a run of wdjax train" in refusal(again, VALUES, 2, workdir=folder / "best")
-    assert "holds no sweep" in refusal(load_member, folder / "best", 0)
+    assert "is not a sweep" in refusal(load_member, folder / "best", 0)
     assert "no checkpoint of member 16" in refusal(load_member, folder, 16)
 
 

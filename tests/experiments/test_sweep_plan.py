@@ -81,14 +81,14 @@ def test_text_becomes_values(text, values):
         (["a"], "--set = 'a': must be FIELD=VALUE,VALUE"),
         (["=1"], "--set = '=1': must be FIELD=VALUE"),
         (["a="], "--set = 'a=': must be FIELD=VALUE"),
-        (["a=1", "a=2"], "--set = 'a=2': must be the only one of a"),
-        (["a=1,1"], "a = [1, 1]: must be values that stand once each"),
-        (["a=[1"], "a = '[1': must be values with commas between them"),
-        (["a=log:1e-2:1e-4"], "a = 'log:1e-2:1e-4': must be from a lower number to a higher one"),
-        (["a=log:0:1"], "a = 'log:0:1': must be above 0 where it is log"),
-        (["a=uniform:x:1"], "a = 'uniform:x:1': must be uniform:LOW:HIGH, two numbers"),
-        (["a=int:1.5:3"], "a = 'int:1.5:3': must be int:LOW:HIGH, two numbers"),
-        (["a=uniform:nan:1"], "must be from a lower number to a higher one"),
+        (["a=1", "a=2"], "--set = 'a=2': must be given once for a"),
+        (["a=1,1"], "a = [1, 1]: must be different values"),
+        (["a=[1"], "a = '[1': must be YAML values separated by commas"),
+        (["a=log:1e-2:1e-4"], "a = 'log:1e-2:1e-4': must be finite, with LOW below HIGH"),
+        (["a=log:0:1"], "a = 'log:0:1': must be above 0 for log"),
+        (["a=uniform:x:1"], "a = 'uniform:x:1': must be uniform:LOW:HIGH with two numbers"),
+        (["a=int:1.5:3"], "a = 'int:1.5:3': must be int:LOW:HIGH with two numbers"),
+        (["a=uniform:nan:1"], "must be finite, with LOW below HIGH"),
     ],
 )
 def test_text_that_is_no_value_is_refused(settings, words):
@@ -111,7 +111,7 @@ def test_a_file_holds_a_grid_or_points(tmp_path):
     file.write_text("- {env_params.length: 0.5, num_envs: 4}\n- {env_params.length: 0.7, num_envs: 8}")
     assert read_settings(file) == ({}, [{"env_params.length": m, "num_envs": n} for m, n in ((0.5, 4), (0.7, 8))])
     file.write_text("three")
-    assert "values.yaml: must hold FIELD: [VALUE, VALUE], or a list of points" in refusal(read_settings, file)
+    assert "values.yaml: must contain FIELD: [VALUE, VALUE], or a list of points" in refusal(read_settings, file)
 
 
 def test_points_are_all_combinations():
@@ -119,7 +119,7 @@ def test_points_are_all_combinations():
     assert make_points({}) == [{}]
     assert make_points({"a": [1, 2]}, [{"b": 5}, {"b": 6}]) == [{"b": b, "a": a} for b in (5, 6) for a in (1, 2)]
     assert "a = 'log:1.0:2.0': must be a list of values" in refusal(make_points, {"a": Range("log", 1.0, 2.0)})
-    assert "in the points or beside them" in refusal(make_points, {"a": [1]}, [{"a": 2}])
+    assert "in the points or in the values" in refusal(make_points, {"a": [1]}, [{"a": 2}])
     assert "must be ['a'], as others" in refusal(make_points, {}, [{"a": 1}, {"b": 1}])
     assert "must be different from each other" in refusal(make_points, {}, [{"a": 1}, {"a": 1}])
 
@@ -129,7 +129,7 @@ def test_seeds_are_counted_or_named():
     assert make_seeds([9, 2], 5) == [9, 2]
     assert "seeds = 0: must be at least 1" in refusal(make_seeds, 0, 0)
     assert "seeds = 1000000000: must be at least 1 and at most 100000" in refusal(make_seeds, 10**9, 0)
-    assert "seeds = [1, 1]: must be at least one, each once" in refusal(make_seeds, [1, 1], 0)
+    assert "seeds = [1, 1]: must be at least one seed, without duplicates" in refusal(make_seeds, [1, 1], 0)
     assert "must be a whole number" in refusal(make_seeds, 1.5, 0)
 
 
@@ -183,9 +183,9 @@ def test_ddpg_shares_what_is_traced():
         ({RATE: ["fast"]}, "policies.agent.learning_rate = 'fast': must be a number"),
         ({"env_params.lenght": [1.0]}, "unknown parameter of CartPole 'lenght': did you mean 'length'?"),
         ({"env_params.length": [0.5, 0.0]}, "length = 0.0: must be above 0"),
-        ({"seed": [1, 2]}, "swept field = 'seed': must be given to the sweep itself: --seeds"),
-        ({"devices": [1]}, "swept field = 'devices': must be given to the sweep itself: --devices"),
-        ({RATE: "log:1e-4:1e-2"}, "must be a list of values: ranges are for --search and --pbt"),
+        ({"seed": [1, 2]}, "swept field = 'seed': must be an option of the sweep, --seeds"),
+        ({"devices": [1]}, "swept field = 'devices': must be an option of the sweep, --devices"),
+        ({RATE: "log:1e-4:1e-2"}, "must be a list of values. Ranges need --search or --pbt"),
         ({"policies.agent": [3]}, "policies.agent = 3: must be a mapping of fields"),
     ],
 )
@@ -276,7 +276,7 @@ def test_population_draws_within_its_bounds(config):
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({RATE: [1e-3]}, "must be several of at least one field, or a range: what --pbt changes"),
+        ({RATE: [1e-3]}, "must be several values or a range of at least one field"),
         ({"env_params.length": [0.5, 0.7]}, "unknown hyperparameter that a run can change 'env_params.length'"),
         ({"num_envs": [4, 8]}, "unknown hyperparameter that a run can change 'num_envs'"),
         ({"policies.agent.epochs": "int:1:4"}, "must be numbers, or log:LOW:HIGH, with --pbt"),
@@ -353,7 +353,7 @@ def test_scores_have_their_sample_deviation(config):
     members = make_members(config, [{RATE: 1e-3}], [0, 1])
     table = [{"member": i, "score": score} for i, score in enumerate([100.0, 377.4])]
     printed = point_table(members, table)
-    assert [column.header for column in printed.columns] == ["score ± SD", "IQM", "first >", "seeds"]
+    assert [column.header for column in printed.columns] == ["score ± SD", "IQM", "P(best > this)", "seeds"]
     assert list(printed.columns[0].cells) == ["238.70 ± 196.15"]
     assert list(point_table(members, table[:1]).columns[0].cells) == ["100.00"]
     assert "sample standard deviation" in printed.caption

@@ -166,7 +166,7 @@ def test_a_turn_of_other_members_is_not_gone_on_with(begun):
     content = json.loads(file.read_text())
     content["members"][0]["member"] = 9
     file.write_text(json.dumps(content))
-    assert f"{file}: other members went here than are to go on" in refusal(grid, begun, resume=True)
+    assert f"{file} lists different members than this sweep selects" in refusal(grid, begun, resume=True)
 
 
 @pytest.mark.parametrize("rule", ["stop", "skip"])

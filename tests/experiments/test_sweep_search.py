@@ -122,7 +122,7 @@ def test_a_storage_of_another_question_is_refused(studies, tmp_path):
 
 def test_without_optuna_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
-    assert 'a search needs Optuna: pip install "wdjax[search]"' in refusal(require_optuna)
+    assert 'a search needs Optuna. Run pip install "wdjax[search]"' in refusal(require_optuna)
 
 
 # --- whole searches ---
@@ -200,7 +200,7 @@ def test_values_that_do_not_go_together_fail_alone(tmp_path, monkeypatch):
         ({"metric": "agent/episode_retrun"}, "did you mean 'agent/episode_return'"),
         (
             {"values": {**VALUES, "stop_at": [{"episodes": 9}]}, "halving": Halving(2, 1)},
-            "stop_at = {'episodes': 9.0}: must be left out with halving",
+            "stop_at = {'episodes': 9.0}: must be omitted with halving",
         ),
     ],
 )
