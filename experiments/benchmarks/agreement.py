@@ -1,10 +1,10 @@
-"""Whether kernels give what plain XLA gives, on this device.
+"""Agreement of fused kernels with plain XLA on this device.
 
-    python -m wdjax.experiments.benchmarks.agreement          # one line for each comparison
+    python -m wdjax.experiments.benchmarks.agreement          # one line per comparison
 
-`wdjax.play` against a scan of the same step, in the games of classic control; and the nearest neighbours, their indices
-and the rows written of them, against `lax.top_k`, in scenes of 1 to 5,000 agents. On a CPU, where kernels go step by
-step, scenes are few and small.
+`wdjax.play` is compared with a scan of the same step, in the classic control environments. The nearest-neighbor
+kernels, indices and observation rows, are compared with `lax.top_k` in scenes of 1 to 5,000 agents. On a CPU, where
+kernels are interpreted, scenes are few and small.
 """
 
 import functools
@@ -76,7 +76,7 @@ def compare_neighbors(num_agents: int, k: int) -> str:
     simple = find(nearest_neighbors_simple, neighbor_rows_simple)
     differing = {name: int((by_kernel[name] != simple[name]).any(axis=2).sum()) for name in simple}
     text = (
-        f"neighbours, {num_agents:,} agents, k = {k}, {len(x)} scenes, kernel against top_k: of {active.size:,} agents "
+        f"neighbors, {num_agents:,} agents, k = {k}, {len(x)} scenes, kernel and top_k: of {active.size:,} agents, "
         + ", ".join(f"{name} differ in {number}" for name, number in differing.items())
     )
     if any(differing.values()):
@@ -107,9 +107,9 @@ def compare_play(game: str, num_envs: int = 10_000, num_steps: int = 50) -> str:
     agree = np.all(np.stack(ends) == np.stack(same_ends), axis=(0, 1))
     actions, difference = np.abs(action - same_action).max(), np.abs(obs - same_obs)[:, agree].max()
     text = (
-        f"{game}, {num_envs:,} envs, {num_steps} steps, kernel against scan: actions differ by "
-        f"{actions:.1e} at most, ends agree in {agree.mean():.2%} of the replicas "
-        f"({ends[0].sum():,} ends), there observations differ by {difference:.1e} at most"
+        f"{game}, {num_envs:,} envs, {num_steps} steps, kernel and scan: actions differ by at most "
+        f"{actions:.1e}, episode ends agree in {agree.mean():.2%} of the replicas "
+        f"({ends[0].sum():,} ends), in which observations differ by at most {difference:.1e}"
     )
     if actions > ACTIONS or agree.mean() < REPLICAS:
         raise RuntimeError(text)

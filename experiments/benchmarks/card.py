@@ -1,12 +1,13 @@
-"""Whether everything works on this device: small things of every kind, a line for each, in under six minutes.
+"""Self-test of a device: small checks of all parts, one line each, in under six minutes.
 
-    python -m wdjax.experiments.benchmarks.card                    # exit status 1 where something failed
-    python -m wdjax.experiments.benchmarks.card --only sweep tag_  # what has one of these words in its name
+    python -m wdjax.experiments.benchmarks.card                    # exit status 1 if a check fails
+    python -m wdjax.experiments.benchmarks.card --only sweep tag_  # checks with one of these words in their names
     python -m wdjax.experiments.benchmarks.card --only override    # custom functions, with and without kernels
 
-Games are played, learners take an update (every preset, and what no preset has: LEARNERS) and must agree with the CPU;
-runs are saved, resumed, evaluated, begun from, swept and evolved. Kernels take other paths on a card than on a CPU,
-where tests see them go step by step, or not at all. Nearly all of the time is compiling: processes do it side by side.
+Environments are stepped. Learners make one update and must agree with the CPU, for every preset and for the options in
+LEARNERS, which no preset has. Runs are saved, resumed, evaluated, used as initial policies, swept and evolved. Fused
+kernels use different code paths on a GPU than on a CPU, where tests interpret them or skip them. Most of the time is
+compilation, which several processes share.
 """
 
 import argparse
@@ -82,12 +83,12 @@ LEARNERS: dict[str, tuple[str, dict[str, Any]]] = {  # name -> preset, changes o
 def main() -> None:
     """Makes all checks, each told as it ends, and says at last which have failed."""
     parser = argparse.ArgumentParser(prog="card", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--only", nargs="+", metavar="WORD", help="checks that have one of these words in their name")
+    parser.add_argument("--only", nargs="+", metavar="WORD", help="only checks with one of these words in their names")
     parser.add_argument("--processes", type=int, default=max(1, min(8, (os.cpu_count() or 2) // 2)))
     parsed = parser.parse_args()
     chosen = [name for name in checks() if not parsed.only or any(word in name for word in parsed.only)]
     if not chosen:
-        parser.error(f"--only {' '.join(parsed.only)}: no check is named so; there are: {', '.join(checks())}")
+        parser.error(f"--only {' '.join(parsed.only)}: no check matches. Checks: {', '.join(checks())}")
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # the processes share the card
     start, failed = time.perf_counter(), []
     with ProcessPoolExecutor(parsed.processes, multiprocessing.get_context("spawn")) as processes:
@@ -173,7 +174,7 @@ def learn(preset: str, changes: Mapping[str, Any], folder: Path) -> str:
         learns = any(np.any(a != b) for a, b in zip(before, after, strict=True))
         # an earlier self may have played all four blocks; in one update an agent may have had no choice
         if policy.trainable and not policy.past_selves and not learns:
-            raise RuntimeError(f"policy {name!r} learns nothing")
+            raise RuntimeError(f"policy {name!r} did not change")
     return f"at most {worst:.1g} from the CPU"
 
 

@@ -1,14 +1,14 @@
-"""Several devices: how training speeds up, and whether it learns the same, on 1, 2, 4 of them (as many as there are).
+"""Training on several devices: speed-up and agreement on 1, 2 and 4 devices (as many as are available).
 
     python -m wdjax.experiments.benchmarks.devices                              # two rows of the suite
     python -m wdjax.experiments.benchmarks.devices tag_gridworld --devices 1 2 --json out.json
     JAX_PLATFORMS=cpu XLA_FLAGS=--xla_force_host_platform_device_count=4 \\
-        python -m wdjax.experiments.benchmarks.devices --small                  # virtual devices: no speed to see
+        python -m wdjax.experiments.benchmarks.devices --small                  # virtual devices: no speed-up
 
-Timed, as in the suite, are whole updates of one program: with so many replicas for each device ("a device"), and with
-so many in all ("in all"). Compared are the parameters after 3 updates from one seed at `highest` matmul precision, with
-those of one device: the largest |a - b| / |a| of any array of them, Euclidean norms. Ends with exit status 1 where that
-is above 1e-3.
+Whole updates of one program are timed as in the suite, with a fixed number of replicas per device (load "a device") and
+with a fixed total (load "in all"). The parameters after 3 updates from the same seed, at `highest` matmul precision,
+are compared with those on one device, by the largest |a - b| / |a| of any array (Euclidean norms). The exit status is 1
+if it exceeds 1e-3.
 """
 
 import dataclasses
@@ -33,8 +33,8 @@ NEAR = 1e-3  # relative
 def main() -> None:
     """Measures and compares the rows named on the command line, or the usual, and prints a table of each."""
     parser = Parser(__doc__, ROWS, USUAL)
-    parser.add_argument("--devices", nargs="+", type=int, default=[1, 2, 4], help="how many; the first is the measure")
-    parser.add_argument("--only", choices=("agreement", "speed"), help="one of both parts")
+    parser.add_argument("--devices", nargs="+", type=int, default=[1, 2, 4], help="device counts; baseline first")
+    parser.add_argument("--only", choices=("agreement", "speed"), help="run only one of the two parts")
     parser.add_argument("--small", action="store_true", help="sizes for a CPU")
     parsed = parser.parse()
     numbers = [number for number in parsed.devices if number <= jax.device_count()]
@@ -52,7 +52,7 @@ def measure(name: str, row: Workload, numbers: list[int], small: bool, repeats: 
     """Times a row on each number of devices, with its replicas for each and with its replicas in all, and prints it."""
     config = row.config(small)
     print(f"\n{name}: {learner_program(TRAINING, config, row.num_updates).words}")
-    print("      load  devices     envs    env steps/s  x the first  ms/update  spread")
+    print("      load  devices     envs    env steps/s  x baseline   ms/update  spread")
     results, timed = [], {}
     for load in ("a device", "in all"):
         first = None

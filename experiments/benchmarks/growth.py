@@ -1,13 +1,14 @@
-"""What an update costs as work grows: time and memory against replicas, rollout length, agents and policies.
+"""Scaling of one update: time and memory against the number of replicas, rollout length, agents and policies.
 
     python -m wdjax.experiments.benchmarks.growth --json growth.json --picture docs/growth.png     # on a GPU
     python -m wdjax.experiments.benchmarks.growth replicas --small                                 # sizes for a CPU
-    python -m wdjax.experiments.benchmarks.growth --redraw growth.json --picture docs/growth.png   # runs nothing
+    python -m wdjax.experiments.benchmarks.growth --redraw growth.json --picture docs/growth.png   # only draw
 
-replicas, rollout_length: cartpole by A2C 32-32. agents: tag_gridworld by A2C 32-32, partial observations, one policy
-for all. policies: the 15 taggers and the runner of such a game split over them. Timed are whole updates, as in the
-suite, median of the repeats; memory is what the compiler gives the program: arguments, results, temporaries. "slope" is
-that of the time between a point and the one before, both axes logarithmic: 0 costs nothing more, 1 grows with the work.
+replicas, rollout_length: cartpole with A2C, 32-32. agents: tag_gridworld with A2C, 32-32, partial observations and one
+shared policy. policies: the same environment with 15 taggers and 1 runner divided among the policies. Whole updates are
+timed as in the suite (median over repeats). Memory is the compiler's estimate for the program: arguments, results and
+temporaries. "slope" is the slope of the time since the previous point on logarithmic axes: 0 means constant time, 1
+means time proportional to the size.
 """
 
 import dataclasses
@@ -78,8 +79,8 @@ def main(arguments: list[str] | None = None) -> None:
     """Measures the curves named on the command line, or all, and prints a table of each; draws them where asked."""
     parser = Parser(__doc__, CURVES)
     parser.add_argument("--small", action="store_true", help="sizes for a CPU")
-    parser.add_argument("--picture", type=Path, metavar="FILE", help="draw the curves there")
-    parser.add_argument("--redraw", type=Path, metavar="FILE", help="measure nothing: take the numbers of this file")
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="draw the curves to this file")
+    parser.add_argument("--redraw", type=Path, metavar="FILE", help="draw the numbers of this file without measuring")
     parsed = parser.parse(arguments)
     if parsed.redraw:
         stored = json.loads(parsed.redraw.read_text(encoding="utf8"))
@@ -141,7 +142,7 @@ def slope(before: Sequence[Mapping[str, Any]], point: Mapping[str, Any]) -> dict
     return {"slope": rise / math.log(point["size"] / before[-1]["size"])}
 
 
-COLUMNS = ("ms an update", "spread", "slope", "memory, MB", "env steps/s")
+COLUMNS = ("ms per update", "spread", "slope", "memory, MB", "env steps/s")
 
 
 def cells(result: Mapping[str, Any]) -> list[str]:
@@ -160,7 +161,7 @@ def draw(results: Sequence[Mapping[str, Any]], words: str, path: Path) -> None:
 
     curves = list(dict.fromkeys(result["curve"] for result in results))
     figure = Figure(figsize=(9, 3.4 * math.ceil(len(curves) / 2)), layout="constrained")
-    figure.suptitle(f"An update as work grows ({words.split(' (')[0]})", fontsize=11)
+    figure.suptitle(f"Scaling of one update ({words.split(' (')[0]})", fontsize=11)
     for number, curve in enumerate(curves):
         own = [result for result in results if result["curve"] == curve and "error" not in result]
         sizes = [result["size"] for result in own]
@@ -170,7 +171,7 @@ def draw(results: Sequence[Mapping[str, Any]], words: str, path: Path) -> None:
         memory.loglog(sizes, [r["bytes"] / 1e6 for r in own], "s--", color="#C2571A", markersize=3, linewidth=1)
         axes.set_title(own[0]["title"], fontsize=9)
         axes.set_xlabel(curve.replace("_", " ") + (" (steps)" if curve == "rollout_length" else ""))
-        axes.set_ylabel("time of an update (ms)", color="#245EB6")
+        axes.set_ylabel("time per update (ms)", color="#245EB6")
         memory.set_ylabel("memory (MB)", color="#C2571A")
         axes.grid(alpha=0.3)
         for scale in (axes, memory):  # a curve that stays within a decade would have one label, or none

@@ -1,11 +1,11 @@
-"""What kernels of replicas make of every primitive, against plain XLA, on this device.
+"""Agreement of replica kernels with plain XLA for every primitive, on this device.
 
-    python -m wdjax.experiments.benchmarks.kernel_cases      # on a GPU compiled, elsewhere step by step
+    python -m wdjax.experiments.benchmarks.kernel_cases      # compiled on a GPU, interpreted elsewhere
     python -m wdjax.experiments.benchmarks.kernel_cases 8    # every eighth case
 
-Every primitive that a kernel translates, with every dtype, on numbers among which are NaN, infinities, -0, ties and
-those next to overflow; indices known and unknown, negative and beyond the end, in every mode; arrays with no number in
-them. What a kernel refuses costs speed and is no fault.
+The cases cover every primitive that kernels translate, with every dtype; values that include NaN, infinities, -0, ties
+and values close to overflow; constant and traced indices, negative and out of bounds, in every mode; and empty arrays.
+Cases that a kernel refuses run in plain XLA and are not errors.
 """
 
 import dataclasses
@@ -77,7 +77,7 @@ def main(every: int = 1) -> None:
     faults += [f"shared: {line}" for line in compare(cases, interpret, shared=True)[0]]
     for line in (*refused, *faults):
         print(line, flush=True)
-    print(f"kernels of replicas: of {len(cases)} cases {len(refused)} are refused, {len(faults)} differ from XLA's")
+    print(f"replica kernels: {len(cases)} cases, {len(refused)} refused, {len(faults)} differ from plain XLA")
     if faults:
         raise RuntimeError("\n".join(faults))
 
@@ -143,14 +143,14 @@ def difference(case: Case, found: Any, expected: Any) -> str | None:
     """Returns in words where what a kernel gave is not what XLA gave, or None."""
     for value, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         if (value.shape, value.dtype) != (other.shape, other.dtype):
-            return f"{case.name}: {value.dtype}{value.shape} for {other.dtype}{other.shape}"
+            return f"{case.name}: {value.dtype}{value.shape}, expected {other.dtype}{other.shape}"
         error = 0.0 if case.exact else ERRORS.get(str(other.dtype), 0.0)
         a, b = (np.asarray(x, np.float64) if x.dtype.name in ERRORS else np.asarray(x) for x in (value, other))
         same = np.isclose(a, b, error, error / 10, equal_nan=True) if error else (a == b) | ((a != a) & (b != b))
         if not same.all():
             place = tuple(np.argwhere(~same)[0])
             given = [np.asarray(operand[place[0]]).tolist() for operand in case.operands]
-            return f"{case.name}: {a[place]} for {b[place]}, of {given}"
+            return f"{case.name}: {a[place]}, expected {b[place]}, for {given}"
     return None
 
 

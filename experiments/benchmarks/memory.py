@@ -1,10 +1,11 @@
-"""Whether the memory of a long run stands still: RSS of a small run of many chunks, and a line through it.
+"""Memory growth of a long run: resident set size (RSS) over many chunks of a small run, with a linear fit.
 
-    python -m wdjax.experiments.benchmarks.memory                                      # some minutes
-    python -m wdjax.experiments.benchmarks.memory --chunks 1000 --json memory.json     # a look
+    python -m wdjax.experiments.benchmarks.memory                                      # a few minutes
+    python -m wdjax.experiments.benchmarks.memory --chunks 1000 --json memory.json     # a quick check
 
-The run is cartpole_ppo with 4 replicas of 8 steps, an update a chunk and, every 20, a save and an evaluation. Every 100
-chunks it reads /proc/self/statm (Linux); the line, of least squares, leaves out the first fifth of the chunks.
+The run is cartpole_ppo with 4 replicas and rollouts of 8 steps, one update per chunk, and a checkpoint and an
+evaluation every 20 chunks. RSS is read from /proc/self/statm (Linux) every 100 chunks. The least-squares fit leaves out
+the first fifth of the chunks.
 """
 
 import os
@@ -23,16 +24,16 @@ EVERY, MUST = 100, 100  # chunks between two looks; bytes a chunk, at most
 def main() -> None:
     """Trains, and prints how memory went."""
     parser = Parser(__doc__, repeats=0)
-    parser.add_argument("--chunks", type=int, default=10_000, help="of the run (default: 10,000)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write all that was read to this file")
+    parser.add_argument("--chunks", type=int, default=10_000, help="chunks of the run (default: 10,000)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write all measurements to this file")
     parsed = parser.parse()
     if parsed.chunks < 2 * EVERY:
-        parser.error(f"--chunks = {parsed.chunks}: must be at least {2 * EVERY}, to be looked at twice")
+        parser.error(f"--chunks = {parsed.chunks}: must be at least {2 * EVERY}, for two measurements")
     seen = train(parsed.chunks)
     chunks, rss = np.array([look for look in seen if look[0] >= parsed.chunks / 5], float).T
     slope = float(np.polyfit(chunks, rss, 1)[0])
-    ends = f"{rss[0] / 1e6:.2f} at first, {rss.min() / 1e6:.2f} to {rss.max() / 1e6:.2f}, {rss[-1] / 1e6:.2f} at last"
-    print(f"{machine()}\n{slope:.0f} bytes a chunk (must: under {MUST}); MB: {ends}")
+    ends = f"{rss[0] / 1e6:.2f} first, {rss.min() / 1e6:.2f} to {rss.max() / 1e6:.2f}, {rss[-1] / 1e6:.2f} last"
+    print(f"{machine()}\n{slope:.0f} bytes per chunk (target: below {MUST}); RSS in MB: {ends}")
     row = {"slope": slope, "must": MUST, "chunks": [chunk for chunk, _ in seen], "rss": [rss for _, rss in seen]}
     write_json(parsed.json, machine(), [row])
 

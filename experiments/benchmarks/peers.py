@@ -1,20 +1,22 @@
-"""wdjax beside its peers on the same work, by turns in one run: WarpDrive's, PureJaxRL's and gymnax's own programs.
+"""wdjax compared with WarpDrive, PureJaxRL and gymnax on the same workloads, measured in alternation.
 
     python -m wdjax.experiments.benchmarks.peers --peers-path PATH         # on a GPU, about three minutes
-    python -m wdjax.experiments.benchmarks.peers cartpole_10k --small      # sizes for a CPU; gymnax as it is installed
+    python -m wdjax.experiments.benchmarks.peers cartpole_10k --small      # sizes for a CPU; with the installed gymnax
 
-tag_gridworld, tag_continuous: whole updates of WarpDrive's own yaml, by its CUDA kernels and by numba. cartpole_ppo
-(10,000 replicas x 128, 4 epochs x 4 minibatches), 256 seeds and one of 4 x 128: runs from a key to the trained state by
-PureJaxRL's ppo.py, and by wdjax with its numbers. Games with a size: gymnax's random play, by scans of 200 steps, fresh
-resets, the sum of every observation, reward and end flag returned; wdjax's by a scan of `VectorEnv.step`, and by
-`wdjax.play`. Where peers are looked for (PATH/NAME, else what is installed) stands in warp_drive.py and purejaxrl.py;
-gymnax 1.0 lies in PATH/gymnax with gymnasium (`pip install --no-deps --target`). Products are tf32 on a GPU, float32 on
-a CPU.
+tag_gridworld, tag_continuous: whole updates of WarpDrive's own yaml, with its CUDA kernels and with numba.
+cartpole_ppo (10,000 replicas x 128 steps, 4 epochs x 4 minibatches; also 4 x 128, with 256 seeds and with one): whole
+runs, from a key to the trained state, by PureJaxRL's ppo.py, and by wdjax with the same hyperparameters.
+Environments with a size: random play in gymnax by scans of 200 steps with fresh resets, returning the sums of all
+observations, rewards and end flags; in wdjax by a scan of `VectorEnv.step`, and by `wdjax.play`.
 
-Every library has a process of its own; all programs of a row are compiled and called once, then they run in turn, A B C
-A B C. Rates are of median times; "wdjax is faster" is the median over the turns of the peer's time for an env step over
-that of wdjax; "by CPU time" the same of the seconds of work of all threads. A peer that does not start is a row in
-words.
+warp_drive.py and purejaxrl.py describe where the baselines are searched (PATH/NAME, then installed packages). gymnax
+1.0 is in PATH/gymnax with gymnasium (`pip install --no-deps --target`). Matrix products are tf32 on a GPU and float32
+on a CPU.
+
+Each library has a separate process. All programs of a row are compiled and called once, then run in alternation, A B C
+A B C. Rates are computed from median times. A speedup is the median, over the repetitions, of the baseline's time per
+env step divided by wdjax's; "by CPU time" uses the CPU time of all threads instead. A baseline that does not start is
+reported with its error.
 """
 
 import contextlib
@@ -77,7 +79,7 @@ class Worker:
 def main(arguments: list[str] | None = None) -> None:
     """Measures the rows named on the command line, or all, and prints a table."""
     parser = Parser(__doc__, ROWS)
-    parser.add_argument("--peers-path", type=Path, metavar="PATH", help="folder with a folder for each peer")
+    parser.add_argument("--peers-path", type=Path, metavar="PATH", help="folder with one subfolder per baseline")
     parser.add_argument("--small", action="store_true", help="sizes for a CPU")
     parsed = parser.parse(arguments)
     if parsed.peers_path is not None and not parsed.peers_path.is_dir():
@@ -87,7 +89,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         for row in parsed.rows:
             results += measure(row, workers, parsed.peers_path, parsed.small, parsed.repeats)
-            write_json(parsed.json, "not over yet", results)
+            write_json(parsed.json, "unfinished", results)
             for name in WARP_DRIVE.keys() & workers.keys():  # a second game in one process would play the first
                 workers.pop(name).close()
     finally:
@@ -95,7 +97,7 @@ def main(arguments: list[str] | None = None) -> None:
             worker.close()
     words = f"{machine()}, {os.cpu_count()} CPU cores{', small sizes' if parsed.small else ''}"
     print(words)
-    columns = ("row", "program", "env steps/s", "spread", "wdjax is faster", "wdjax.play is faster", "by CPU time")
+    columns = ("row", "program", "env steps/s", "spread", "wdjax speedup", "wdjax.play speedup", "by CPU time")
     Console(width=180).print(make_table(columns, map(cells, results)))
     for result in results:
         if "error" in result:

@@ -1,19 +1,19 @@
-"""Seconds to a result, wdjax and PureJaxRL in one run on one device: a million steps that learn nothing are not speed.
+"""Time to a result for wdjax and PureJaxRL, measured together on one device.
 
     python -m wdjax.experiments.benchmarks.results --peers-path PATH       # on a GPU; PATH: purejaxrl.py
-    python -m wdjax.experiments.benchmarks.results cartpole --seeds 1      # without PATH: what is installed
+    python -m wdjax.experiments.benchmarks.results cartpole --seeds 1      # without PATH: installed packages
 
-A run is one compiled program, from its key to the trained state with the metrics of every update, which are read
-afterwards: PureJaxRL's manner. "Reached", alike for both: the mean return of the episodes that ended in the last 5
-updates is at least the level, that of policies that draw their actions. The seconds until then are those of the whole
-program, once, times the share of its updates up to there: updates take equally long. Levels: 475 in cartpole; else
-what the row of the learning table asks for and 5 % less. Seeds run side by side under vmap, one alone without.
+A run is one compiled program, from its key to the trained state, that returns the metrics of every update (as in
+PureJaxRL). A run reaches a level when the mean return of the episodes that ended in the last 5 updates, with sampled
+actions, is at least the level. The time to reach it is the time of the whole program, measured once, times the fraction
+of updates until then, because all updates take equally long. Levels: 475 in cartpole; otherwise the target of the
+row in the learning table minus 5 %. Several seeds run in one program under vmap, a single seed without.
 
-PureJaxRL's numbers for CartPole-v1 are those of its ppo.py; elsewhere it gets those of wdjax's preset, as far as it has
-them: it scales no observations and rewards, which mountain_car needs.
+For CartPole-v1 PureJaxRL uses the hyperparameters of its ppo.py, elsewhere those of wdjax's preset where it has them.
+It does not normalize observations and rewards, which mountain_car needs.
 
-BANDS are rows of the learning table (experiments/reference) that PureJaxRL's ppo.py cannot play: the seconds of the
-whole row, and whether every number is in its stored band.
+BANDS lists rows of the learning table (experiments/reference) that PureJaxRL's ppo.py does not support. For them, the
+time of the whole row is measured, and whether every number is within its stored band.
 """
 
 import dataclasses
@@ -73,9 +73,9 @@ def main(arguments: list[str] | None = None) -> None:
     """Measures the rows named on the command line, or all, and prints a table."""
     parser = Parser(__doc__, (*TASKS, *BANDS), repeats=0)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all numbers to this file")
-    parser.add_argument("--peers-path", type=Path, metavar="PATH", help="folder with a folder for each peer")
-    parser.add_argument("--only", metavar="WORDS", default="", help="programs whose name begins so: PureJaxRL")
-    parser.add_argument("--seeds", type=int, nargs="+", help="side by side, a program for each (default: the row's)")
+    parser.add_argument("--peers-path", type=Path, metavar="PATH", help="folder with one subfolder per baseline")
+    parser.add_argument("--only", metavar="WORDS", default="", help="only programs with this prefix: PureJaxRL")
+    parser.add_argument("--seeds", type=int, nargs="+", help="seed counts, one program each (default: the row's)")
     parsed = parser.parse(arguments)
     jax.config.update("jax_enable_compilation_cache", False)
     print(machine(), flush=True)
@@ -147,7 +147,7 @@ def learn(row: str) -> dict[str, Any]:
 
 COLUMNS = (
     "row", "program", "seeds", "reached by", "env steps: median", "slowest", "seconds: median", "slowest",
-    "and compiling", "compiling", "whole program, s",
+    "with compiling", "compiling", "whole program, s",
 )  # fmt: skip
 
 

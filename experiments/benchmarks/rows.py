@@ -21,10 +21,10 @@ from wdjax.train.state.registry import read_config
 STEPPING, INFERENCE, TRAINING, RUNS, STARTUP = TIERS = ("stepping", "inference", "training", "runs", "startup")
 TIER_WORDS = {
     STEPPING: "Environment stepping: random actions, fresh resets",
-    INFERENCE: "Stepping with inference: the policies act, nobody learns",
+    INFERENCE: "Stepping with inference: policies act without learning",
     TRAINING: "Training: whole updates, rollout and learning",
-    RUNS: "Presets as users run them: Trainer, the configuration verbatim",
-    STARTUP: "Start-up: from process start until the first update starts to run",
+    RUNS: "Presets as users run them: Trainer with the unchanged preset",
+    STARTUP: "Start-up: from process start until the first update starts",
 }
 
 

@@ -1,12 +1,13 @@
-"""Presets as users run them: Trainer, the configuration verbatim, with its metrics, checkpoints and evaluations.
+"""Throughput of presets as users run them: `Trainer` with the unchanged preset, metrics, checkpoints and evaluations.
 
-    wdjax bench --tier runs                        every preset, 20 s each and what it waits for before
+    wdjax bench --tier runs                        every preset, 20 s each after its first chunk
     wdjax bench tag_gridworld cartpole --tier runs
 
-The run goes on for `SECONDS` after its first chunk (its own length counts not), then gets SIGTERM and saves. Its speed
-is all env steps after that chunk by all that time; that of the program is the same chunk called by nobody but a clock,
-afterwards in the same process, the median of 3. Their ratio is what the host costs. "from start" is the time from
-process start to the end of the first chunk, with an empty compilation cache.
+A run continues for `SECONDS` after its first chunk, regardless of its configured length, then gets SIGTERM and saves.
+Its speed is the number of env steps after the first chunk divided by this time. The speed of the program alone is
+measured afterwards in the same process, as the median of 3 calls of the same chunk. The ratio of the two is the
+overhead of the host. "from start" is the time from process start to the end of the first chunk, with an empty
+compilation cache.
 """
 
 import dataclasses
@@ -82,7 +83,7 @@ def line(result: Mapping[str, Any]) -> str:
     """Returns a row's numbers in a sentence."""
     return (
         f"{result['workload']}: {short(result['env_steps_per_second'])} env steps/s, {result['ratio']:.2f} of the "
-        f"program's own {short(result['alone'])}; compiled in {result['compile_seconds']:.1f} s, first chunk after "
+        f"program alone ({short(result['alone'])}); compiled in {result['compile_seconds']:.1f} s, first chunk after "
         f"{result['from_start']:.1f} s"
     )
 
@@ -90,8 +91,8 @@ def line(result: Mapping[str, Any]) -> str:
 def table(results: Sequence[Mapping[str, Any]], title: str) -> Table:
     """Returns what was measured as a table."""
     columns = (
-        "preset", "env steps/s", "of the program alone", "ratio", "updates a chunk", "chunks", "compile, s",
-        "from start to the first chunk's end, s",
+        "preset", "env steps/s", "ratio to program alone", "ratio", "updates per chunk", "chunks", "compile, s",
+        "start to end of first chunk, s",
     )  # fmt: skip
     rows = (
         (row["row"], short(row["env_steps_per_second"]), short(row["alone"]), f"{row['ratio']:.2f}",

@@ -1,8 +1,8 @@
-"""Start-up: from process start until the first update of `wdjax train tag_continuous` starts to run.
+"""Start-up time: from process start until the first update of `wdjax train tag_continuous` starts.
 
-Each run is a process of its own, stopped when its first program is ready to run: the first with an empty compilation
-cache (cold), the others with what it left there (warm, their median counts). Targets: under 25 s on a CPU and 20 s on a
-GPU; warm 6 s. The first stage ends when the Trainer is imported: it holds imports and what is done with arguments.
+Each measurement is a separate process that stops when its first program is ready to run. The first process has an empty
+compilation cache (cold); the others reuse it (warm, median). Targets: cold under 25 s on a CPU and 20 s on a GPU, warm
+6 s. The first stage, "until the Trainer", includes imports and parsing of arguments.
 """
 
 import importlib
@@ -115,7 +115,7 @@ def run_command(arguments: Sequence[str]) -> None:
         return cli.main(["train", PRESET, *arguments])
     _, workdir, *changes = arguments
     if changes:
-        raise ValueError("changes to the preset need tyro: pip install tyro")
+        raise ValueError("changing fields of the preset needs tyro. Run pip install tyro")
     cli.cache_compilations()
     config, trainer_class = load_config(PRESET), cli.import_trainer()
     with no_garbage_collection():
@@ -125,12 +125,12 @@ def run_command(arguments: Sequence[str]) -> None:
 
 def table(result: Mapping[str, Any]) -> Table:
     """Returns what was measured as a table, a row for the empty cache and one for the filled."""
-    title = f"Start-up, seconds: {result['workload']}, until its first update starts"
+    title = f"Start-up time in seconds: {result['workload']}, until the first update starts"
     rows = (
         (words, *(f"{result[name][stage]:.2f}" for stage in ("total", *STAGES)), f"{result['must'][name]:.0f}")
         for name, words in (("cold", "empty"), ("warm", "filled"))
     )
-    return make_table(("compilation cache", "in all", *STAGES, "must"), rows, title)
+    return make_table(("compilation cache", "total", *STAGES, "must"), rows, title)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,15 @@
-"""The benchmark suite: the table of speed, or rows of it, one command.
+"""Measure the benchmark suite, or some of its rows.
 
-    wdjax bench                                    every row, at full size: for a GPU, about 30 minutes
+    wdjax bench                                    all rows at full size, for a GPU, about 30 minutes
     wdjax bench --small                            sizes for a CPU
-    wdjax bench tag_gridworld cartpole_10k         rows by name, in every tier they have
-    wdjax bench --tier training --json out.json    a tier; the numbers as JSON too
+    wdjax bench tag_gridworld cartpole_10k         rows by name, in all of their tiers
+    wdjax bench --tier training --json out.json    one tier; also write the numbers as JSON
 
-An env step is one replica advanced once, with all its agents; an agent step is one agent advanced once. A time is the
-median of the repeats of one compiled program after a warm-up, until its results are ready. Every row runs in a process
-of its own. Peak memory is the device's count of the whole process where it keeps one (marked *), else what the compiler
-gives the program: arguments, results and temporaries. "must" and "aim" are for one NVIDIA H200.
+An env step advances one replica once, with all its agents; an agent step advances one agent once. A time is the median
+over repeats of one compiled program after a warm-up, until its results are ready. Each row runs in a separate process.
+Peak memory is measured by the device if it keeps a count (marked *, for the whole process). Otherwise it is the
+compiler's estimate for the program: arguments, results and temporaries. The targets "must" and "aim" are for one NVIDIA
+H200.
 """
 
 import argparse
@@ -38,7 +39,7 @@ from wdjax.train import list_presets
 
 TIERS_OF = {**{name: row.tiers for name, row in WORKLOADS.items()}, STARTUP: (STARTUP,)}
 TIERS_OF |= {preset: (*TIERS_OF.get(preset, ()), RUNS) for preset in list_presets()}
-PER = {STEPPING: "a step", INFERENCE: "a rollout", TRAINING: "an update"}  # what a time of a tier is for
+PER = {STEPPING: "per step", INFERENCE: "per rollout", TRAINING: "per update"}  # unit of the times of a tier
 
 
 def bench(arguments: Sequence[str]) -> None:
@@ -78,9 +79,9 @@ def bench(arguments: Sequence[str]) -> None:
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Returns the command line's options."""
     parser = Parser(__doc__, TIERS_OF, prog="wdjax bench")
-    parser.add_argument("--tier", nargs="+", default=[], metavar="TIER", help=f"of {', '.join(TIERS)}; none: all")
-    parser.add_argument("--small", action="store_true", help="sizes for a CPU: a tenth and less of the replicas")
-    parser.add_argument("--compile-only", action="store_true", help="run nothing: compile times and memory")
+    parser.add_argument("--tier", nargs="+", default=[], metavar="TIER", help=f"of {', '.join(TIERS)} (default: all)")
+    parser.add_argument("--small", action="store_true", help="sizes for a CPU: at most a tenth of the replicas")
+    parser.add_argument("--compile-only", action="store_true", help="measure only compile time and memory")
     return parser.parse(arguments)
 
 
@@ -92,7 +93,7 @@ def chosen(names: Sequence[str], tiers: Sequence[str]) -> list[tuple[str, str]]:
     pairs = [(name, tier) for tier in tiers or TIERS for name in named if tier in TIERS_OF[name]]
     if not pairs:
         own = [tier for tier in TIERS if any(tier in TIERS_OF[name] for name in named)]
-        raise ValueError(f"--tier {' '.join(tiers)}: must be a tier of {', '.join(named)}: {', '.join(own)}")
+        raise ValueError(f"--tier {' '.join(tiers)}: must be a tier of {', '.join(named)} ({', '.join(own)})")
     return pairs
 
 
@@ -106,7 +107,7 @@ def measure_apart(name: str, tier: str, parsed: argparse.Namespace) -> dict[str,
             return {"row": name, "tier": tier, **runs.measure(name, runs.SHORT if parsed.small else runs.SECONDS)}
         return start("measure", [name, "--tier", tier, "--repeats", str(parsed.repeats), *flags], {})
     except subprocess.CalledProcessError as error:
-        return {"row": name, "tier": tier, "error": f"ended with status {error.returncode}"}
+        return {"row": name, "tier": tier, "error": f"the process ended with status {error.returncode}"}
 
 
 def line(result: Mapping[str, Any]) -> str:
@@ -114,7 +115,7 @@ def line(result: Mapping[str, Any]) -> str:
     if "error" in result:
         return f"failed: {result['error']}"
     if result["tier"] == STARTUP:
-        return f"{result['cold']['total']:.1f} s, with what it compiled kept {result['warm']['total']:.1f} s"
+        return f"{result['cold']['total']:.1f} s, with a filled compilation cache {result['warm']['total']:.1f} s"
     if result["tier"] == RUNS:
         return runs.line(result)
     words = f"compiled in {result['compile_seconds']:.1f} s, peak memory {memory(result)} GB"

@@ -1,11 +1,12 @@
-"""How fast a population trains: whole updates of many members in one program, members and compilation told apart.
+"""Throughput of a population: whole updates of many members in one program, with compile time reported separately.
 
     python -m wdjax.experiments.benchmarks.sweep --json sweep.json
     python -m wdjax.experiments.benchmarks.sweep --small         # sizes for a CPU
 
-Members are the preset cartpole_ppo (4 replicas, 128 steps, PPO of 4 epochs x 4 minibatches, 64-64 tanh) with seeds and
-learning rates of their own. The time is the median of `--repeats` runs of the whole program after a warm-up; an env
-step is one replica advanced once, those of all members are summed. One member alone is measured first, to compare.
+Members are runs of the preset cartpole_ppo (4 replicas, 128 steps, PPO with 4 epochs x 4 minibatches, 64-64 tanh) with
+different seeds and learning rates. Times are medians over `--repeats` runs of the whole program after a warm-up. An env
+step advances one replica once; the env steps of all members are summed. A single member is measured first as a
+baseline.
 """
 
 from typing import Any
@@ -25,9 +26,9 @@ RATES = 8  # learning rates; each has members / RATES seeds
 def main() -> None:
     """Measures one member, then all, and prints a line for each."""
     parser = Parser(__doc__)
-    parser.add_argument("--members", type=int, help="in one program (default: 256; with --small 16)")
-    parser.add_argument("--updates", type=int, help="in one program (default: 20; with --small 5)")
-    parser.add_argument("--devices", type=int, help="over which members are spread (default: all there are)")
+    parser.add_argument("--members", type=int, help="members in one program (default: 256; with --small 16)")
+    parser.add_argument("--updates", type=int, help="updates in one program (default: 20; with --small 5)")
+    parser.add_argument("--devices", type=int, help="number of devices that share the members (default: all)")
     parser.add_argument("--small", action="store_true", help="sizes for a CPU")
     parsed = parser.parse()
     members = make_population(parsed.members or (16 if parsed.small else 256))

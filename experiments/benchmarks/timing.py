@@ -29,10 +29,10 @@ class Parser(argparse.ArgumentParser):
         super().__init__(description=words, formatter_class=formatter, allow_abbrev=False, **options)
         self.rows = rows
         if rows:
-            known = f"of {', '.join(rows)}; none: {', '.join(usual) or 'all'}"
+            known = f"rows to measure: {', '.join(rows)} (default: {', '.join(usual) or 'all'})"
             self.add_argument("rows", nargs="*", default=usual or rows, metavar="ROW", help=known)
         if repeats:
-            runs = f"timed runs of each row, at least 1 (default: {repeats})"
+            runs = f"timed runs per row, at least 1 (default: {repeats})"
             self.add_argument("--repeats", type=int, default=repeats, help=runs)
             self.add_argument("--json", type=Path, metavar="FILE", help="also write all numbers to this file")
 

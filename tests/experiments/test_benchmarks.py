@@ -268,7 +268,7 @@ def test_suite_prints_a_table_and_writes_json(monkeypatch, capsys, tmp_path):
     row = next(line for line in out.splitlines() if "150 M" in line and "│" in line and "2.90 M" in line)
     cells = [cell.strip() for cell in row.strip("│").split("│")]
     assert cells == ["tag_gridworld", "30.0 M", "150 M", "6.67", "2%", "3.0", "2*", "2.90 M", "60.0 M", "150 M", "0.50"]
-    assert "words: 29.0 M env steps/s, 0.97 of the program's own 30.0 M; compiled in 3.0 s" in out
+    assert "words: 29.0 M env steps/s, 0.97 of the program alone (30.0 M); compiled in 3.0 s" in out
     row = next(line for line in out.splitlines() if "1,066" in line and "│" in line)
     cells = [cell.strip() for cell in row.strip("│").split("│")]
     assert cells == ["tag_gridworld", "29.0 M", "30.0 M", "0.97", "1,066", "9", "3.0", "12.0"]
@@ -281,8 +281,8 @@ def test_suite_prints_a_table_and_writes_json(monkeypatch, capsys, tmp_path):
     [
         (["tag_gridword"], "unknown row 'tag_gridword': did you mean 'tag_gridworld'?"),
         (["--tier", "train"], "unknown tier 'train': did you mean 'training'?"),
-        (["cartpole_1m", "--tier", "training"], "--tier training: must be a tier of cartpole_1m: stepping"),
-        (["startup", "--tier", "stepping"], "must be a tier of startup: startup"),
+        (["cartpole_1m", "--tier", "training"], "--tier training: must be a tier of cartpole_1m (stepping)"),
+        (["startup", "--tier", "stepping"], "must be a tier of startup (startup)"),
         (["--repeats", "0"], "--repeats = 0: must be at least 1"),
         (["--repeats", "many"], "--repeats: invalid int value: 'many'"),
         (["--repeat", "5"], "unknown option '--repeat': did you mean '--repeats'?"),
