@@ -1,17 +1,16 @@
 #!/bin/bash
-# One training run on several hosts under SLURM, a process for every GPU.
+# One training run on several hosts with SLURM, one process per GPU.
 #
 #   sbatch experiments/cluster/slurm.sh tag_continuous --workdir runs/big --num-envs 8000
 #   sbatch --nodes=4 experiments/cluster/slurm.sh PRESET --workdir DIR [--FIELD VALUE ...]
 #
-# Submit it from the root of the repository, which all hosts must see, and so must they the folder of the run. The number
-# of processes must divide num_blocks (default: gcd(num_envs, 8)): with 16 GPUs, say --num-blocks 16.
-# WDJAX names another wdjax than .venv/bin/wdjax.
+# Submit it from the root of the repository. All hosts need access to the repository and to the run folder. The number
+# of processes must divide num_blocks (default: gcd(num_envs, 8)); with 16 GPUs use --num-blocks 16. Set WDJAX to use
+# another executable than .venv/bin/wdjax.
 #
-# The processes find each other by what srun tells them: no address is needed. Two minutes before the time is over SLURM
-# sends SIGTERM; the run saves, ends with status 130, and this script puts the job back into the queue, where it goes on
-# from its newest checkpoint. Where a process dies the others end within a minute, and the job fails: the same command
-# again goes on likewise.
+# srun provides the addresses of the processes. Two minutes before the time limit SLURM sends SIGTERM. The run saves and
+# ends with status 130, and this script requeues the job, which continues from the newest checkpoint. If a process dies,
+# the others end within a minute and the job fails. Submit the same command again to continue.
 #
 #SBATCH --job-name=wdjax
 #SBATCH --nodes=2
@@ -30,12 +29,12 @@ if (($# == 0)); then
     exit 2
 fi
 
-# Every task sees all GPUs of its host: jax gives the n-th task the n-th of them (so no --gpus-per-task).
+# Each task sees all GPUs of its host and jax assigns the n-th GPU to the n-th task, so --gpus-per-task is not set.
 status=0
 srun --gpu-bind=none "${WDJAX:-.venv/bin/wdjax}" train "$@" --resume || status=$?
 
 if ((status == 130)); then
-    echo "stopped and saved: back into the queue"
+    echo "Stopped and saved. Requeueing the job."
     scontrol requeue "$SLURM_JOB_ID"
 fi
 exit "$status"
