@@ -54,7 +54,8 @@ def measure(config: TrainConfig, budget: int) -> Trial:
         shared = learner.setup.num_devices if jax.default_backend() == "cpu" else 1  # a CPU's devices share its memory
         trial = dataclasses.replace(trial, memory=shared * bytes_needed(program))
         if trial.memory > budget:
-            return dataclasses.replace(trial, words=f"needs {in_words(trial.memory)} of {in_words(budget)}: not run")
+            words = f"not run: needs {in_words(trial.memory)}, {in_words(budget)} available"
+            return dataclasses.replace(trial, words=words)
         size = min(most_updates(config), FEW)
         seconds = time_of(program, learner.init(jax.random.key(config.seed)), size) / size
     except (jax.errors.JaxRuntimeError, MemoryError) as error:
@@ -93,14 +94,14 @@ def auto_scale(
     Raises:
         ValueError: where nothing fits, and for a run of several processes, whose clocks would differ.
     """
-    require(jax.process_count() == 1, "--auto-scale", True, "left out of a run of several processes (give --num-envs)")
+    require(jax.process_count() == 1, "--auto-scale", True, "omitted in multi-process runs. Set --num-envs instead")
     budget = bytes_free() if budget is None else budget
     trials: list[Trial] = []
     for field in ("num_envs", "rollout_length")[: 1 + rollout]:
         tried = search(config, field, budget, attempt)
         fastest = max(trial.env_steps_per_second or 0.0 for trial in tried)
         near = [trial for trial in tried if WORTH * (trial.env_steps_per_second or 0.0) > fastest]
-        require(near, field, getattr(config, field), f"smaller, {tried[-1].words}")
+        require(near, field, getattr(config, field), f"smaller ({tried[-1].words})")
         best = min(near, key=lambda trial: trial.num_envs * trial.rollout_length)
         trials += tried
         config = dataclasses.replace(config, **{field: getattr(best, field)})
@@ -117,7 +118,7 @@ def search(config: TrainConfig, field: str, budget: int, attempt: Callable[[Trai
     while fastest is not None and idle < 2 and tried[-1].env_steps_per_second is not None:
         config = dataclasses.replace(config, **{field: 2 * getattr(config, field)})
         if config.num_updates < FEWEST_UPDATES:
-            words = f"would leave {config.num_updates} updates in the run: not run"
+            words = f"not run: leaves only {config.num_updates} updates in the run"
             return [*tried, Trial(config.num_envs, config.rollout_length, words=words)]
         tried.append(attempt(config, budget))
         speed = tried[-1].env_steps_per_second or 0.0
@@ -140,7 +141,7 @@ def trial_table(trials: list[Trial], found: TrainConfig) -> Table:
         memory = "" if trial.memory is None else in_words(trial.memory)
         speed = "" if trial.env_steps_per_second is None else f"{trial.env_steps_per_second:,.0f}"
         sizes = (f"{trial.num_envs:,}", f"{trial.rollout_length:,}")
-        table.add_row(*sizes, memory, speed, trial.words or ("<- taken" if taken else ""))
+        table.add_row(*sizes, memory, speed, trial.words or ("<- chosen" if taken else ""))
     return table
 
 
@@ -148,8 +149,8 @@ def what_changes(before: TrainConfig, after: TrainConfig) -> str:
     """Returns in words what another size means for learning."""
     old, new = before.env_steps_per_update, after.env_steps_per_update
     if old == new:
-        return "Nothing changes for learning."
+        return "The number of env steps per update is unchanged."
     return (
-        f"An update learns from {new:,} env steps in place of {old:,}, and the run has {after.num_updates:,} updates "
-        f"in place of {before.num_updates:,}; learning rates, minibatches and epochs are as they were, and may not fit."
+        f"An update learns from {new:,} env steps instead of {old:,}, and the run has {after.num_updates:,} updates "
+        f"instead of {before.num_updates:,}. Learning rates, minibatches and epochs are unchanged and may need tuning."
     )

@@ -40,22 +40,23 @@ from wdjax.version import __version__
 USAGE = """\
 usage: wdjax COMMAND ...
 
-  wdjax train PRESET [--workdir DIR] [--resume] [--FIELD VALUE ...]   train; PRESET is a name or a YAML file
-  wdjax sweep PRESET [--set FIELD=VALUE,VALUE ...] [--seeds N]        many runs as one program, a table; --search, --pbt
-  wdjax eval RUN [RUN ...] [--opponents NAME ...] [--output FILE]     the cross-play matrix: runs, random play, scripts
-  wdjax render RUN [--output FILE] [--npz FILE]                       one episode: GIF, player (.html), SVG, arrays
-  wdjax report RUN [RUN ...] [--output FILE]                          one page: curves, who beats whom, a player
-  wdjax export RUN [--policies NAME ...] [--output DIR]               what was learned, for use without wdjax
-  wdjax bench [ROW ...] [--tier TIER ...] [--small] [--json FILE]     speed: env steps/s of the benchmark suite's rows
-  wdjax diff RUN RUN                                                  how two runs, or presets, differ
-  wdjax list                                                          environments, presets and their costs, policies
-  wdjax completion                                                    a script for bash and zsh
+  wdjax train PRESET [--workdir DIR] [--resume] [--FIELD VALUE ...]   train a preset (a name or a YAML file)
+  wdjax sweep PRESET [--set FIELD=VALUE,VALUE ...] [--seeds N]        train many runs in one program; --search, --pbt
+  wdjax eval RUN [RUN ...] [--opponents NAME ...] [--output FILE]     print a cross-play matrix: runs, random, scripts
+  wdjax render RUN [--output FILE] [--npz FILE]                       save one episode: GIF, player (.html), SVG, arrays
+  wdjax report RUN [RUN ...] [--output FILE]                          write one page: curves, cross-play, a player
+  wdjax export RUN [--policies NAME ...] [--output DIR]               export policies for use without wdjax
+  wdjax bench [ROW ...] [--tier TIER ...] [--small] [--json FILE]     measure env steps/s of the benchmark suite
+  wdjax diff RUN RUN                                                  compare two runs or presets
+  wdjax list                                                          list environments, presets and bundled runs
+  wdjax completion                                                    print a completion script for bash and zsh
 
-  wdjax train tag_small                 a first run, 2 minutes on 2 CPU cores; then
-  wdjax eval runs/tag_small             against random play
+First run:
+  wdjax train tag_small                 train both sides of Tag, 2 minutes on 2 CPU cores
+  wdjax eval runs/tag_small             evaluate them against random play
 
-wdjax --version; wdjax COMMAND --help tells more; wdjax train PRESET --help names the topics of its fields.
-WDJAX_TRACEBACK=1 shows where in the code an error was raised."""
+wdjax --version prints the version. wdjax COMMAND --help lists flags; wdjax train PRESET --help lists topics of fields.
+Set WDJAX_TRACEBACK=1 to see the traceback of an error."""
 
 # module and function; imported when they are asked for, which takes a second and more
 COMMANDS = {
@@ -73,8 +74,8 @@ COMMANDS = {
 
 # What many type first -> what it is here.
 HINTS = {
-    "resume": "wdjax train PRESET --resume goes on with a run", "evaluate": "did you mean 'eval'?",
-    "play": "did you mean 'render'?", "search": "wdjax sweep PRESET --search N", "version": "wdjax --version",
+    "resume": "use wdjax train PRESET --resume", "evaluate": "did you mean 'eval'?",
+    "play": "did you mean 'render'?", "search": "use wdjax sweep PRESET --search N", "version": "use wdjax --version",
 }  # fmt: skip
 
 
@@ -140,7 +141,7 @@ def call(command: str, *rest: str) -> None:
         modules = getattr(error, "modules", ()) or getattr(error.__cause__, "modules", ())  # an UntrustedModuleError's
         trusting = [word for module in modules for word in ("--trust", module)]
         if trusting:
-            notes += f". The whole command: {one_line(shlex.join([program(), command, *rest, *trusting]))}"
+            notes += f". Full command: {one_line(shlex.join([program(), command, *rest, *trusting]))}"
         sentence = f"wdjax: {one_line(error)}{notes}"
         Console(stderr=True).print(sentence, style="red", highlight=False, soft_wrap=True)
         raise SystemExit(1 if isinstance(error, FAILURES) else 2) from error
@@ -158,7 +159,7 @@ def require_current_folder() -> None:
     try:
         os.getcwd()
     except FileNotFoundError:
-        raise FileNotFoundError("the current folder was deleted: change to another one (cd) and try again") from None
+        raise FileNotFoundError("the current folder was deleted. Change to another folder (cd) and try again") from None
 
 
 def meant(command: str) -> str:
@@ -169,7 +170,7 @@ def meant(command: str) -> str:
     return f"did you mean train {command}?" if named else did_you_mean(command, COMMANDS)
 
 
-IN_A_MINUTE = "in a minute:"
+IN_A_MINUTE = "quick version:"
 
 
 def list_all(arguments: list[str]) -> None:
@@ -182,21 +183,21 @@ def list_all(arguments: list[str]) -> None:
         raise ValueError(f"wdjax list takes no arguments, not {' '.join(arguments)}")
     console = Console(highlight=False)
     console.print("environments:", *list_envs(), sep="\n  ")
-    console.print("  gymnax:NAME, jaxmarl:NAME (those of the libraries, where they are installed)")
+    console.print("  gymnax:NAME, jaxmarl:NAME (if the library is installed)")
     console.print("presets:")
     for name in list_presets():
         path = preset_path(name)
         purpose = path.read_text(encoding="utf8").splitlines()[0].removeprefix("# ")
         console.print(f"  {name:32s}{purpose}", soft_wrap=True)
-        also = "".join(f"; also {alias}" for alias, preset in ALIASES.items() if preset == name)
+        also = "".join(f"; alias {alias}" for alias, preset in ALIASES.items() if preset == name)
         console.print(f"  {'':32s}{cost_of(path)}{also}", soft_wrap=True, style="dim")
-    console.print("trained policies that come along, in the place of a run:")
+    console.print("bundled runs, usable wherever a command takes RUN:")
     console.print(" ", ", ".join(f"{REFERENCE}{row}" for row in list_references()), soft_wrap=True)
 
 
 def cost_of(path: Path) -> str:
     """Returns what a preset costs: its env steps, and what its header says after "# Costs:", over several lines, and,
-    where it is large for a CPU, after "In a minute:"."""
+    where it is large for a CPU, after "Quick version:"."""
     from wdjax.train.config.reading import read_yaml
     from wdjax.train.config.schema import TrainConfig
 
@@ -205,7 +206,7 @@ def cost_of(path: Path) -> str:
     paragraphs = " ".join(line[1:].strip() or "\n" for line in header).split("\n")
     told = " ".join(p for p in paragraphs if "Costs:" in p).strip()
     costs = re.search(r"\bCosts: (.*?\.)(?: [A-Z]|$)", told)
-    small = re.search(r"\bIn a minute: (\w+)", told)
+    small = re.search(r"\bQuick version: (\w+)", told)
     said = (costs and costs[1].rstrip("."), small and f"{IN_A_MINUTE} {small[1]}")
     return "; ".join([steps, *filter(None, said)])
 
@@ -253,7 +254,7 @@ def cache_compilations() -> None:
         cache.mkdir(mode=0o700, parents=True, exist_ok=True)
         require_private(cache)
     except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: no home
-        words = f"Warning: compiled programs are not kept: {one_line(error)}"
+        words = f"Warning: the compilation cache is disabled: {one_line(error)}"
         Console(stderr=True).print(words, highlight=False, soft_wrap=True)
         return
     jax.config.update("jax_compilation_cache_dir", str(cache))
@@ -264,9 +265,9 @@ def require_private(folder: Path) -> None:
     """Raise PermissionError where a folder belongs to another user or others can write it."""
     found = folder.stat()
     if hasattr(os, "getuid") and found.st_uid != os.getuid():
-        raise PermissionError(f"{folder} belongs to another user. Set JAX_COMPILATION_CACHE_DIR to a folder of yours")
+        raise PermissionError(f"{folder} belongs to another user. Set JAX_COMPILATION_CACHE_DIR to one that you own")
     if os.name == "posix" and found.st_mode & 0o022:
-        raise PermissionError(f"other users can write {folder}. Delete it, or set JAX_COMPILATION_CACHE_DIR")
+        raise PermissionError(f"{folder} is writable by other users. Delete it, or set JAX_COMPILATION_CACHE_DIR")
 
 
 if __name__ == "__main__":

@@ -17,14 +17,14 @@ from wdjax.checks import did_you_mean, one_line, require
 from wdjax.train.config.facts import Fraction, Schedule, words_of
 from wdjax.train.config.schema import policy_fields
 
-_OF_MODULES = "a module of yours of which a run that is read may name code, or of any inside of it; once for each"
+_OF_MODULES = "Allow saved runs to import code from this module or its submodules. Repeat for several."
 Modules = Annotated[
     tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="MODULE", help=_OF_MODULES)
 ]
 
 _OF_CALLBACKS = (
-    "called after every chunk: csv, tensorboard, wandb (each writes the metrics there, too), or your own, "
-    "package.module:function (docs/how_to/callbacks.md)"
+    "Callbacks after every chunk: csv, tensorboard, wandb (each logs the metrics), or a custom one, "
+    "package.module:function (docs/how_to/callbacks.md)."
 )
 Callbacks = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...", help=_OF_CALLBACKS)]
 
@@ -43,11 +43,11 @@ PAIRS = {"stop-at": "agent/episode_return 475", "opponents": "random 0.3", "enco
 SAID_OF_VALUES = (
     (r"could not convert string to float: (.*)", r"\1 must be a number"),
     (r"(--\S*?([\w-]+)): Failed to parse key-value pairs!?",
-     lambda match: f"{match[1]}: must be pairs of a name and a value, as in {PAIRS.get(match[2], 'NAME VALUE')}"),
-    (r"Could not find valid parse for arguments: \[(.*)\]", r"\1 must be values with spaces between, as in 64 64"),
+     lambda match: f"{match[1]}: must be name and value pairs, such as {PAIRS.get(match[2], 'NAME VALUE')}"),
+    (r"Could not find valid parse for arguments: \[(.*)\]", r"\1 must be values separated by spaces, such as 64 64"),
     (r"Missing value for argument '(.*)'\. Expected .* values?", r"\1 needs a value"),
     (r"no type matching FLOAT\|\S*\[FLOAT FLOAT .* could be instantiated from \[(.*)\]",
-     r"\1 must be a number, or pairs of an env step and a value: 0 1e-3 100_000 1e-4"),
+     r"\1 must be a number, or pairs of env step and value, such as 0 1e-3 100_000 1e-4"),
     (r"no type matching \{(\w+),(\w+)\}\|INT could be instantiated from \[(.*)\]",
      r"\3 must be \1, \2 or a whole number"),
 )  # fmt: skip
@@ -101,8 +101,8 @@ def _schedule(words: list[str]) -> Schedule:
     if len(numbers) == 1 and kind is tuple:
         return numbers[0]
     if not numbers or len(numbers) % 2:
-        pairs = "pairs of an env step and a value: 0 1e-3 100_000 1e-4"
-        raise ValueError(f"{' '.join(words)!r} must be a number, or {pairs}, or of the run: fraction 0 1e-3 1 1e-4")
+        pairs = "pairs of env step (or fraction of the run) and value: 0 1e-3 100_000 1e-4, or fraction 0 1e-3 1 1e-4"
+        raise ValueError(f"{' '.join(words)!r} must be a number, or {pairs}")
     return kind(zip(numbers[::2], numbers[1::2], strict=True))
 
 
@@ -135,7 +135,7 @@ def parse(cls: type, prog: str, arguments: list[str], **options: Any) -> Any:
         require(value or flag not in PATHS, flag, value, "a path")  # "" would be the current folder
     for flag, value in flags_of([*arguments, "--"]):
         named = flag != "--callbacks" or not value.startswith("--")
-        require(named, flag, "", "followed by a name: csv, or mine:function")
+        require(named, flag, "", "followed by a name, such as csv or mine:function")
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
@@ -172,7 +172,7 @@ def mistake(panel: str, arguments: list[str], policies: Iterable[str] = ()) -> s
         return f"{wrong}: {did_you_mean(choice[1], allowed)}"
     if told := re.match(r"Unrecognized options: -?(\w[\w.-]*)=(\S+)|Unrecognized options: -(\w[\w.-]*)", wrong):
         name, value = told[1] or told[3], told[2]
-        return f"{wrong}: flags begin with two dashes, --{name}{f' {value}' if value else ''} (see --help)"
+        return f"{wrong}: flags start with two dashes: --{name}{f' {value}' if value else ''} (see --help)"
     if unknown := re.match(r"Unrecognized options: --(policies\.[^.]+\.)?([\w-]+)", wrong):
         inside = policy_fields(unknown[2].replace("-", "_"), policies)
         own = [name for name in inside if name.startswith(unknown[1] or "")] or inside
@@ -190,8 +190,8 @@ def mistake(panel: str, arguments: list[str], policies: Iterable[str] = ()) -> s
 def require_preset(command: str, arguments: list[str]) -> list[str]:
     """Returns the arguments of a command that needs a preset first; raises ValueError where there is none."""
     if not arguments or arguments[0].startswith("-"):
-        words = "as tag_small, or a YAML file; wdjax list names them all"
-        raise ValueError(f"wdjax {command} needs a preset first, {words} (wdjax {command} PRESET --help)")
+        words = "such as tag_small (see wdjax list), or a YAML file"
+        raise ValueError(f"wdjax {command} needs a preset first, {words}. Help: wdjax {command} PRESET --help")
     return arguments
 
 
@@ -199,7 +199,7 @@ def require_run(command: str, arguments: Sequence[str]) -> None:
     """Raises ValueError where a command that plays a run is given nothing."""
     if not arguments:
         more = f"wdjax {command} --help"
-        raise ValueError(f"wdjax {command} needs a run first: the folder that wdjax train wrote ({more})")
+        raise ValueError(f"wdjax {command} needs a run, the folder that wdjax train wrote. Help: {more}")
 
 
 def require_seed(seed: int) -> None:

@@ -11,7 +11,9 @@ from rich.text import Text
 
 from wdjax.console import Console
 from wdjax.metric_names import EVALUATED, STANDARD_ERROR, user_space
+from wdjax.named import announced
 from wdjax.train import PolicyConfig, TrainConfig, read_metrics
+from wdjax.train.config.env_params import complete_env_params
 from wdjax.train.config.facts import in_env_steps
 from wdjax.train.config.reading import from_mapping, read_yaml
 from wdjax.train.host.plots import policies_of
@@ -20,9 +22,9 @@ from wdjax.train.storage.folder import CONFIG, MADE_WITH, VERSION, flat, plain_c
 
 
 def diff(arguments: list[str]) -> None:
-    """wdjax diff RUN RUN: fields of their configurations that differ, and what each came to last"""
+    """wdjax diff RUN RUN: fields of their configurations that differ, and the last metrics of each"""
     if len(arguments) != 2 or arguments[0].startswith("-"):
-        raise ValueError("wdjax diff takes two runs (or presets, or YAML files): wdjax diff runs/a runs/b")
+        raise ValueError("wdjax diff takes two runs, presets or YAML files, such as: wdjax diff runs/a runs/b")
     console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
     for title, (first, second) in (
         ("configuration", map(fields_of, arguments)), ("last metrics", map(last_metrics, arguments))
@@ -53,18 +55,33 @@ def differing(runs: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def fields_of(run: str) -> dict[str, Any]:
-    """Returns dotted field -> value of a run's configuration, or a preset's, those it leaves out at their defaults. No
-    code that it names is imported."""
+    """Return dotted field -> value of the configuration of a run or a preset, with the defaults of missing fields.
+
+    No code that it names is imported.
+    """
     file = Path(run) / CONFIG
     if not file.is_file():
         folder = run.rpartition("@")[0]
         if folder and (Path(folder) / CONFIG).is_file():
-            raise ValueError(f"{run} names a checkpoint, but wdjax diff compares whole runs: give {folder}")
+            raise ValueError(f"{run} is a checkpoint, but wdjax diff compares whole runs. Use {folder}")
         file = preset_path(run)
     raw = read_yaml(file)
     written_by = flat({name: raw[name] for name in (VERSION, MADE_WITH) if name in raw})
-    config = from_mapping(TrainConfig, without_version(raw))
+    config = with_env_params(from_mapping(TrainConfig, without_version(raw)))
     return written_by | flat(plain_config(in_env_steps(config, config.total_env_steps)))
+
+
+def with_env_params(config: TrainConfig) -> TrainConfig:
+    """Return a configuration with all env_params if its environment is bundled and accepts those that are given.
+
+    Environments of other packages are not imported: comparing runs executes no foreign code.
+    """
+    if ":" in config.env or config.env in [entry.name for entry in announced("wdjax.envs")]:
+        return config
+    try:
+        return complete_env_params(config)
+    except (ValueError, TypeError, OSError):  # for example a parameter of another version
+        return config
 
 
 def last_metrics(run: str) -> dict[str, Any]:

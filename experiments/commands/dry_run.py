@@ -35,7 +35,7 @@ def dry_run(
     steps = config.env_steps_per_update
     yield (
         f"{config.num_updates:,} updates of {steps:,} env steps ({config.num_envs:,} replicas x "
-        f"{config.rollout_length:,} steps), {config.num_updates * steps:,} in all, on {learner.setup.num_devices} x "
+        f"{config.rollout_length:,} steps), {config.num_updates * steps:,} in total, on {learner.setup.num_devices} x "
         f"{jax.devices()[0].device_kind}"
     )
     yield from schedule_warnings(config, learner.config)
@@ -48,7 +48,7 @@ def dry_run(
         program, seconds = compile_chunk(learner, state, room(config))
     yield from told
     needed, free = bytes_needed(program), bytes_free()
-    yield f"{in_words(needed)} of memory on each device, of {in_words(free)} that are free; compiled in {seconds:.1f} s"
+    yield f"{in_words(needed)} of memory per device ({in_words(free)} free); compiled in {seconds:.1f} s"
 
 
 def changed_fields(config: TrainConfig) -> list[str]:
@@ -64,14 +64,14 @@ def batches(config: TrainConfig, policy: Policy) -> str:
     """Returns the arithmetic of an update of a policy: rows, gradient steps, rows of each."""
     agents, own, takes = policy.assignment.num_agents, policy.config, policy.algorithm.takes
     rows = config.env_steps_per_update * agents
-    words = f"{rows:,} rows an update ({config.env_steps_per_update:,} env steps x {agents:,} agents)"
+    words = f"{rows:,} transitions per update ({config.env_steps_per_update:,} env steps x {agents:,} agents)"
     if not own.trainable:
         return f"{words}, not trained"
     if "DDPG" in takes:
         size, times = own.ddpg.batch_size, own.ddpg.updates_per_rollout
-        words += f", {own.ddpg.buffer_size:,} kept"
+        words += f", replay buffer of {own.ddpg.buffer_size:,}"
     else:
         minibatches, epochs = (own.minibatches, own.epochs) if "minibatches" in takes else (1, 1)
         size, times = rows // minibatches, minibatches * epochs
     total = times * config.num_updates
-    return f"{words}, {times:,} gradient steps on {size:,} rows each, {total:,} in the run"
+    return f"{words}, {times:,} gradient steps on {size:,} transitions each, {total:,} in the run"

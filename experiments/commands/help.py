@@ -14,15 +14,15 @@ from wdjax.train import list_presets
 SCREEN = """\
 usage: wdjax train {preset} [--FIELD VALUE ...]
 
-  wdjax train {name} --workdir runs/a --seed 1        a run in a folder of its own
-  wdjax train {name} --dry-run                        what it would be: sizes, batches, memory; nothing is trained
-  wdjax train {name} --workdir runs/a --resume        goes on from the newest checkpoint
+  wdjax train {name} --workdir runs/a --seed 1        set the run folder and the seed
+  wdjax train {name} --dry-run                        print sizes, batches and memory without training
+  wdjax train {name} --workdir runs/a --resume        continue from the newest checkpoint
   wdjax train {name} --num-envs 64 --total-env-steps 100_000
-  wdjax train {name} --lr 1e-3                        asks which policy's is meant, by its whole name
-  wdjax train {name} --callbacks csv tensorboard      csv, tensorboard, wandb, or your own, package.module:function
+  wdjax train {name} --lr 1e-3                        show the full name of the flag, which includes the policy
+  wdjax train {name} --callbacks csv tensorboard      csv, tensorboard, wandb, or custom: package.module:function
 
-An env step is one replica advanced once, all its agents included; an update is num_envs x rollout_length of them and
-what is learned from these; a chunk is the updates between two looks of the host, each a line of metrics.jsonl."""
+An env step advances one replica once, with all its agents. An update is one rollout (num_envs x rollout_length env
+steps) and the learning from it. A chunk is a number of updates that ends with a line in metrics.jsonl."""
 
 
 def help_topic(arguments: Sequence[str]) -> str | None:
@@ -36,8 +36,8 @@ def help_topic(arguments: Sequence[str]) -> str | None:
 def screen_of_no_preset() -> str:
     """Returns the help of wdjax train where no preset is named."""
     screen = SCREEN.format(preset="PRESET", name="tag_small")
-    return f"{screen}\n\npresets: {', '.join(list_presets())}, or a YAML file (wdjax list says more)\n" + (
-        "wdjax train PRESET --help: its fields by topic"
+    return f"{screen}\n\npresets: {', '.join(list_presets())}, or a YAML file (see wdjax list)\n" + (
+        "wdjax train PRESET --help lists its fields by topic"
     )
 
 
@@ -50,9 +50,9 @@ def help_text(cls: type, preset: str, topic: str, default: Any) -> str:
     panels = panels_by_tyro(cls, f"wdjax train {preset}", default=default)
     if not topic:
         lines = [f"  {name:28s}{len(flags):3d} flags: {_first(flags)}" for name, flags in panels.items()]
-        of_topics = f"topics: wdjax train {preset} --help TOPIC (flags are --TOPIC.NAME, those of run --NAME)"
+        of_topics = f"topics: wdjax train {preset} --help TOPIC (flags: --TOPIC.NAME; for topic run: --NAME)"
         topics = [of_topics, *lines, f"  {'all':31s}every flag"]
-        also = "or any part of a flag: --help learning-rate"
+        also = "or part of a flag's name: --help learning-rate"
         return "\n".join([SCREEN.format(preset=preset, name=preset), "", *topics, also])
     return of_topic(panels, topic)
 
@@ -74,7 +74,7 @@ def of_topic(panels: Mapping[str, Sequence[str]], topic: str) -> str:
         found = {name: [f for f in flags if word in f.splitlines()[0]] for name, flags in panels.items()}
         chosen = {name: flags for name, flags in found.items() if flags}
     if not chosen:
-        raise ValueError(f"--help {topic}: no flag has this in its name; topics: {', '.join(panels)}, all")
+        raise ValueError(f"--help {topic}: no flag name contains this. Topics: {', '.join(panels)}, all")
     return "\n".join(line for name, flags in chosen.items() for line in [f"{name}:", *flags])
 
 

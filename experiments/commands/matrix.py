@@ -82,13 +82,13 @@ def _csv_lines(roles: Sequence[str], rows: Rows) -> Iterator[list[Any]]:
 
 
 def other_params(first: Player, others: Iterable[Player]) -> Iterator[str]:
-    """Says which runs were trained with other env_params than those that the matrix is played with, the first run's."""
+    """Yield a warning for every env_param in which a run differs from the first run, whose env_params are used."""
     mine = first.state.env_params
     for player in others:
         theirs = player.state.env_params
         if type(theirs) is not type(mine):
-            continue  # another game: refused, in words, when the players take their seats
+            continue  # another game: cross_play refuses it
         for name, value in vars(mine).items():
             a, b = np.asarray(value)[()], np.asarray(getattr(theirs, name))[()]
             if not np.array_equal(a, b):
-                yield f"Mind: {player.name} was trained with {name} = {b!s}; all play with {a!s}, as {first.name}"
+                yield f"Warning: {player.name} was trained with {name} = {b!s}; all runs use {a!s}, as {first.name}"

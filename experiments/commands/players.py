@@ -22,78 +22,80 @@ from wdjax.train.load import load_named
 
 @dataclasses.dataclass(frozen=True)
 class EvalArguments:
-    """Who beats whom: every role played by every run, by random play and by scripts; mean ± standard error.
+    """Evaluate runs against each other, random play and scripts, in every combination; mean ± standard error.
 
         $ wdjax eval runs/a                                                   against random play
         $ wdjax eval runs/a runs/b@best --opponents random chase_nearest      runs and scripts of one game
-        $ wdjax eval runs/a --episodes 1024 --greedy --output cells.csv       all numbers, to a file
+        $ wdjax eval runs/a --episodes 1024 --greedy --output cells.csv       all numbers to a file
     """
 
     runs: Runs = ()
-    """the folders of one or several runs of one game; FOLDER@best, FOLDER@newest, FOLDER@120 name a checkpoint;
-    reference:tag_continuous: what comes with wdjax"""
+    """Folders of one or more runs of one environment. FOLDER@best, FOLDER@newest or FOLDER@120 selects a checkpoint;
+    reference:tag_continuous is a bundled run."""
     opponents: Names = ("random",)
-    """who else plays, wherever a role fits: random, and the scripts of the game (in Tag chase_nearest, flee_nearest)"""
+    """Additional opponents for every group that they can control: random, and scripts of the environment (Tag:
+    chase_nearest, flee_nearest)."""
     checkpoint: str = "newest"
-    """of all runs that name none: newest, best, or a number of updates"""
+    """Checkpoint of runs without @: newest, best, or a number of updates."""
     episodes: int = 256
-    """episodes of each combination"""
+    """Episodes per combination."""
     batch: int | None = None
-    """at most so many of them side by side, where memory is short"""
+    """Maximum number of episodes in parallel, to limit memory."""
     greedy: bool = False
-    """trained policies take their most likely action (else they draw it, as in training)"""
+    """Take the most likely actions. Default: sample actions, as in training."""
     best: bool = False
-    """the same as --checkpoint best"""
+    """Short for --checkpoint best."""
     seed: int = 0
-    """of starts and actions"""
+    """Seed for start states and actions."""
     trust: Modules = ()
     output: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="FILE ...", help_behavior_hint="")] = ()
-    """also write all numbers, quantiles and agents' own returns too, to these files: JSON, or CSV where one ends so"""
+    """Also write all numbers to these files, with quantiles and per-agent returns: .json or .csv."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RenderArguments:
-    """One episode of a run: a picture that moves, a player in one file, or arrays.
+    """Save one episode of a run as an animation, an interactive player, or arrays.
 
         $ wdjax render runs/a                                   runs/a/episode.gif
-        $ wdjax render runs/a --seed 3 --output hunt.html       a player: play, scrub, point at an agent
+        $ wdjax render runs/a --seed 3 --output hunt.html       interactive player
         $ wdjax render runs/a@best --npz episode.npz            states, actions, rewards, for numpy.load
     """
 
     run: Run
-    """the folder of a run; FOLDER@best, FOLDER@120 name a checkpoint; reference:tag_continuous comes with wdjax"""
+    """Run folder. FOLDER@best or FOLDER@120 selects a checkpoint; reference:tag_continuous is a bundled run."""
     output: File = None
-    """the file: .gif, .html (a player, in one file), .svg, .mp4 (where ffmpeg is) or .png (the last state)
-    (default: episode.gif in the folder, where no --npz is asked for)"""
+    """Output file: .gif, .html (interactive player), .svg, .mp4 (needs ffmpeg) or .png (last state). Default:
+    episode.gif in the run folder, unless --npz is set."""
     npz: File = None
-    """the episode as arrays for numpy.load: states, actions, rewards, ends, observations, probabilities, values"""
+    """Write the episode as arrays for numpy.load: states, actions, rewards, ends, observations, probabilities,
+    values."""
     greedy: bool = False
-    """policies take their most likely action (else they draw it, as in training)"""
+    """Take the most likely actions. Default: sample actions, as in training."""
     best: bool = False
-    """the best checkpoint (else the newest)"""
+    """Use the best checkpoint. Default: the newest."""
     seed: int = 0
-    """of start and actions"""
+    """Seed for the start state and actions."""
     fps: int = 12
-    """frames a second"""
+    """Frames per second."""
     trust: Modules = ()
 
 
 @dataclasses.dataclass(frozen=True)
 class ExportArguments:
-    """What was learned, for use without wdjax: each policy as StableHLO and as arrays (pip install "wdjax[export]").
+    """Export each policy as StableHLO and as arrays, for use without wdjax (pip install "wdjax[export]").
 
         $ wdjax export runs/a                                       runs/a/export/NAME.stablehlo, NAME.npz
         $ wdjax export runs/a@best --policies tagger --output out
     """
 
     run: Run
-    """the folder of a run; FOLDER@best, FOLDER@120 name a checkpoint; reference:tag_continuous comes with wdjax"""
+    """Run folder. FOLDER@best or FOLDER@120 selects a checkpoint; reference:tag_continuous is a bundled run."""
     policies: Annotated[Names, tyro.conf.arg(help_behavior_hint="")] = ()
-    """which of them (default: all)"""
+    """Policies to export (default: all)."""
     output: Annotated[File, tyro.conf.arg(metavar="DIR")] = None
-    """the folder for NAME.stablehlo and NAME.npz (default: export in the run's)"""
+    """Folder for NAME.stablehlo and NAME.npz (default: export in the run folder)."""
     best: bool = False
-    """the best checkpoint (else the newest)"""
+    """Use the best checkpoint. Default: the newest."""
     trust: Modules = ()
 
 
@@ -118,7 +120,7 @@ def evaluate(arguments: list[str]) -> None:
     )  # fmt: skip
     rows = {cell: statistics(episodes, first.learner.env.info_ratios) for cell, episodes in cells.items()}
     roles = list(next(iter(cells.values())).episode_return)
-    how = "most likely actions" if parsed.greedy else "drawn actions"
+    how = "most likely actions" if parsed.greedy else "sampled actions"
     title = f"{', '.join(parsed.runs)}: {parsed.episodes} episodes each, {how}, mean ± standard error"
     for file in parsed.output:  # first: nobody may read what is printed to its end (`| head`)
         write_matrix(file, roles, rows)

@@ -36,26 +36,26 @@ NOT_COMPARED = ("seed", "updates_per_chunk", VERSION, *RESUMABLE)
 
 @dataclasses.dataclass(frozen=True)
 class ReportArguments:
-    """One page, without network: how runs differ, curves, who beats whom, an episode to play, versions and the card.
+    """Write one offline page: differences between runs, curves, cross-play, an interactive episode, versions, device.
 
         $ wdjax report runs/a                                           runs/a/report.html
-        $ wdjax report runs/a0 runs/a1 runs/b0 --output ab.html         seeds of one configuration: a line and its band
+        $ wdjax report runs/a0 runs/a1 runs/b0 --output ab.html         seeds of one configuration: mean and band
     """
 
     runs: Runs = ()
-    """the folders of one or several runs; FOLDER@best, FOLDER@120 name the checkpoint that plays"""
+    """Folders of one or more runs. FOLDER@best or FOLDER@120 selects the checkpoint for episodes and cross-play."""
     output: File = None
-    """the file, .html (default: report.html in the folder of the first run)"""
+    """Output file, .html (default: report.html in the folder of the first run)."""
     opponents: Names = ("random",)
-    """who else plays in the cross-play matrix: random, and the scripts of the game"""
+    """Additional opponents in the cross-play matrix: random, and scripts of the environment."""
     episodes: int = 64
-    """episodes of each combination of the matrix; 0: no matrix"""
+    """Episodes per combination of the cross-play matrix. 0: no matrix."""
     players: int = 1
-    """how many of the runs play an episode on the page, the first ones; 0: none"""
+    """Number of runs, from the first, with an interactive episode on the page. 0: none."""
     seed: int = 0
-    """of starts and actions"""
+    """Seed for start states and actions."""
     fps: int = 12
-    """frames a second of the episodes"""
+    """Frames per second of the episodes."""
     trust: Modules = ()
 
 
@@ -97,12 +97,12 @@ def _read(folder: Path) -> tuple[dict[str, Any], list[Row]]:
     """Returns (fields of the configuration, rows of metrics.jsonl) of a run; raises where it is none, or has no row."""
     best = folder / "best" / CONFIG
     if best.is_file():
-        raise ValueError(f"{folder} holds a sweep, whose table and curves lie in it: its best run is {best.parent}")
+        raise ValueError(f"{folder} is a sweep, not a run. Report its best run, {best.parent}")
     require_held(folder)
     file = folder / "metrics.jsonl"
     rows = read_metrics(file) if file.is_file() else []
     if not rows:
-        raise ValueError(f"{folder} holds nothing to report yet: metrics.jsonl has no line")
+        raise ValueError(f"{folder} has nothing to report yet: metrics.jsonl is empty")
     for number, row in enumerate(rows, 1):
         _require_numbers(f"{file}, line {number}", row)
     return fields_of(str(folder)), rows
@@ -149,7 +149,7 @@ def of_configuration(
     table = html_table([[key, *(own.get(key) for own in fields)] for key in keys], ["", *names])
     whole = [(key, value) for key, value in fields[0].items() if key.split(".")[0] not in (VERSION, MADE_WITH)]
     who = "; ".join(f"{group}: {', '.join(names[i] for i in places)}" for group, places in groups.items())
-    words = f"What differs between {len(fields)} runs; curves are of: {who}" if len(fields) > 1 else ""
+    words = f"Differences between {len(fields)} runs. Curves show {who}" if len(fields) > 1 else ""
     return Section("Configuration", table + folded(f"All fields of {names[0]}", html_table(whole)), words)
 
 
@@ -159,15 +159,15 @@ def of_results(names: Sequence[str], folders: Sequence[Path]) -> Section:
     spreads = [spreads_of(own) for own in found]
     shown = dict.fromkeys(key for own in found for key in own if key not in set().union(*spreads))
     table = html_table([[key, *(own.get(key) for own in found)] for key in shown], ["", *names])
-    return Section("Results", table, "The last known numbers of training, and of evaluations (eval/)")
+    return Section("Results", table, "Last values in training, and in evaluations (eval/)")
 
 
 def of_curves(groups: Mapping[str, Sequence[Sequence[Row]]]) -> Section:
     """Learning curves."""
     several = any(len(runs) > 1 for runs in groups.values())
     words = (
-        "Lines: training episodes, with drawn actions. Dots joined by dashes: evaluations, whole episodes from fresh "
-        f"starts.{f' Of several seeds the interquartile mean; {BAND}.' if several else ''}"
+        "Solid lines: training episodes with sampled actions. Dots with dashed lines: evaluations on whole episodes "
+        f"from fresh starts.{f' Several seeds: interquartile mean; {BAND}.' if several else ''}"
     )
     panels = "".join(f"<div>{svg}</div>" for svg in draw_panels(groups))
     return Section("Curves", f'<div class="panels">{panels}</div>', words)
@@ -177,7 +177,7 @@ def of_speed(names: Sequence[str], rows: Sequence[Sequence[Row]]) -> Section:
     """How fast each run was; of a member of a sweep, which trained beside others, nobody knows."""
     columns: dict[str, tuple[str, Callable]] = {
         "env steps": ("env_steps", max), "env steps/s, median": ("env_steps_per_second", stats.median),
-        "the fastest chunk": ("env_steps_per_second", max),
+        "env steps/s, fastest chunk": ("env_steps_per_second", max),
         "agent steps/s, median": ("agent_steps_per_second", stats.median),
         "training [s]": ("seconds", sum), "compiling [s]": ("compile_seconds", sum),
     }  # fmt: skip
@@ -185,21 +185,21 @@ def of_speed(names: Sequence[str], rows: Sequence[Sequence[Row]]) -> Section:
     for name, own in zip(names, rows, strict=True):
         known = ((over, [row[field] for row in own if field in row]) for field, over in columns.values())
         table.append([name, *(f"{over(values):,.0f}" if values else "-" for over, values in known)])
-    return Section("Throughput", html_table(table, ["run", *columns]), "Of chunks, while the device trained")
+    return Section("Throughput", html_table(table, ["run", *columns]), "Per chunk, training only")
 
 
 def of_matrix(parsed: ReportArguments, load: Callable, firsts: Sequence[tuple[str, str, str]]) -> Section:
     """Who beats whom: the first run of each configuration (name, run, game), and the opponents."""
     title = "Cross-play"
     if len({game for _, _, game in firsts}) > 1:
-        return Section(title, "", "None: the runs play different games")
+        return Section(title, "", "None: the runs have different environments")
     first, *others = [Player(name, *load(run)) for name, run, _ in firsts]
     cells = cross_play(first.learner, first.state, jax.random.key(parsed.seed), parsed.episodes, name=first.name,
                        opponents=(*others, *parsed.opponents))  # fmt: skip
     rows = {cell: statistics(episodes, first.learner.env.info_ratios) for cell, episodes in cells.items()}
-    words = f"{parsed.episodes} episodes each, drawn actions, mean ± standard error"
+    words = f"{parsed.episodes} episodes each, sampled actions, mean ± standard error"
     mind = "".join(f"<p>{html.escape(line)}</p>" for line in other_params(first, others))
-    which = "; of each configuration its first run" if len(parsed.runs) > len(firsts) else ""
+    which = "; first run of each configuration" if len(parsed.runs) > len(firsts) else ""
     tables = "".join(f"<div>{of_terminal(table)}</div>" for table in matrix_tables(cells, rows))
     return Section(title, f'{mind}<div class="matrices">{tables}</div>', words + which)
 
@@ -210,7 +210,7 @@ def of_players(parsed: ReportArguments, load: Callable, names: Sequence[str]) ->
     heads = [f"<p><b>{html.escape(name)}</b></p>" if len(names) > 1 else "" for name in names]
     title = f"An episode of {names[0] if len(names) == 1 else 'each run'}"
     some = any("<iframe" in body for body in bodies)
-    words = "Space plays, arrows step; point at an agent for its path" if some else ""
+    words = "Space: play or pause. Arrow keys: step. Point at an agent to see its path" if some else ""
     shown = "".join(f"<div>{head}{body}</div>" for head, body in zip(heads, bodies, strict=True))
     return Section(title, f'<div class="players">{shown}</div>', words)
 
@@ -230,4 +230,4 @@ def of_machine(names: Sequence[str], fields: Sequence[Mapping[str, Any]]) -> Sec
     keys = [key for key in dict.fromkeys(key for own in fields for key in own)
             if key == VERSION or key.startswith(f"{MADE_WITH}.")]  # fmt: skip
     table = html_table([[key.split(".")[-1], *(own.get(key) for own in fields)] for key in keys], ["", *names])
-    return Section("Versions and device", table, "Of who began the run, or resumed it last; older runs tell less")
+    return Section("Versions and device", table, "Recorded at the start or the last resume of a run")

@@ -27,65 +27,66 @@ from wdjax.train.load import preset_path
 
 @dataclasses.dataclass(frozen=True)
 class SweepArguments:
-    """Many runs of PRESET as one: every combination of values with every seed (a grid); with --search, trials that
-    Optuna proposes; with --pbt, a population that copies its best and changes its values while it learns.
+    """Train many runs of PRESET in one program: every combination of values with every seed (a grid), trials proposed
+    by Optuna (--search), or population-based training (--pbt).
 
         wdjax sweep cartpole_ppo --seeds 8 --set policies.agent.learning_rate=1e-3,3e-3 --set env_params.length=0.5,0.7
         wdjax sweep cartpole_ppo --search 64 --seeds 2 --set policies.agent.learning_rate=log:1e-4:1e-2
         wdjax sweep cartpole_ppo --pbt 16 --set policies.agent.learning_rate=log:1e-4:1e-2
 
-    Runs that differ in seeds, params of the environment and (traced) hyperparameters are one program; each value of
-    anything else (network sizes, num_envs, the algorithm) has its own.
+    Members that differ in seeds, env_params and (traced) hyperparameters share one program. Every other difference
+    (network sizes, num_envs, algorithm) needs a separate program.
     """
 
     set: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="FIELD=VALUES")] = ()
-    """values of a field of the preset, as `wdjax train PRESET --help` lists them: VALUE for all, VALUE,VALUE,... in
-    turn, each as in YAML (a schedule: [[0,1e-3],[1e6,0]]), or with --search and --pbt a range, log:LOW:HIGH,
-    uniform:LOW:HIGH, int:LOW:HIGH"""
+    """Values of a field (see `wdjax train PRESET --help`), written as in YAML: VALUE for all members, or
+    VALUE,VALUE,... to vary (a schedule: [[0,1e-3],[1e6,0]]). With --search and --pbt also a range: log:LOW:HIGH,
+    uniform:LOW:HIGH, int:LOW:HIGH."""
     point: Annotated[
         tuple[tuple[str, ...], ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="FIELD=VALUE")
     ] = ()
-    """one combination in place of all: --point a=1 b=2 --point a=3 b=4"""
+    """One explicit combination instead of all combinations: --point a=1 b=2 --point a=3 b=4."""
     file: Path | None = None
-    """YAML with more of these: a mapping, FIELD: [VALUE, VALUE] or FIELD: log:LOW:HIGH, or a list of points, each
-    {FIELD: VALUE, FIELD: VALUE}"""
+    """YAML file with more values, either a mapping (FIELD: [VALUE, VALUE] or FIELD: log:LOW:HIGH) or a list of points
+    ({FIELD: VALUE, FIELD: VALUE})."""
     seeds: int = 1
-    """of every combination or trial, from the preset's seed on"""
+    """Seeds per combination or trial, counted up from the preset's seed."""
     metric: str = ""
-    """what the score is: its last known value in training (default: the return of the policy, where one learns)"""
+    """Metric used as score, by its last training value (default: the return, if one policy trains)."""
     members_at_once: int = 0
-    """runs in one program, on all devices together; the others follow in turns; 0: as many as memory allows"""
+    """Members per program, over all devices. The remaining members follow in batches. 0: as many as memory allows."""
     devices: int = 0
-    """over which runs are spread; 0: all there are (a CPU counts as one)"""
+    """Number of devices that share the members. 0: all (the CPU counts as one)."""
     workdir: Path = Path("runs/sweep")
-    """the sweep's folder: sweep.yaml, table.csv, table.jsonl, curves.png, best/ (a run for wdjax eval and render)"""
+    """Folder of the sweep: sweep.yaml, table.csv, table.jsonl, curves.png, best/ (a run for wdjax eval and render)."""
     resume: bool = False
-    """go on in a folder that holds this sweep; what is finished is not run again"""
+    """Continue the sweep in the folder. Finished members are not trained again."""
     trust: Modules = ()
     callbacks: Callbacks = ()
     search: int = 0
-    """trials that Optuna proposes (pip install "wdjax[search]"), of all workers together; 0: no search"""
+    """Number of trials proposed by Optuna (pip install "wdjax[search]"), over all workers. 0: no search."""
     batch: int = 16
-    """with --search: trials that go together in one program"""
+    """With --search: trials trained together in one program."""
     halving: int = 0
-    """with --search: successive halving, the best 1/N of each batch go on to N times the length; 0: all to the end"""
+    """With --search: successive halving. The best 1/N of each batch continue to N times the length. 0: train all trials
+    to the end."""
     rungs: int = 2
-    """with --search and --halving: how often that is done"""
+    """With --search and --halving: number of halving steps."""
     storage: str = ""
-    """with --search: Optuna's storage, which several workers share, each with a --workdir of its own: a journal file,
-    or the URL of a database (default: WORKDIR/optuna.log)"""
+    """With --search: Optuna storage, a journal file or a database URL. Several workers can share it, each with its own
+    --workdir (default: WORKDIR/optuna.log)."""
     study: str = "wdjax"
-    """with --search: the name of the study in its storage"""
+    """With --search: name of the Optuna study."""
     pbt: int = 0
-    """members of a population; 0: no population-based training"""
+    """Population size for population-based training. 0: none."""
     pbt_every_updates: int = 0
-    """with --pbt: updates between two selections; 0: as --pbt-every says"""
+    """With --pbt: updates between selections. 0: use --pbt-every."""
     pbt_every: int = 1
-    """with --pbt: chunks (updates_per_chunk; without it, twentieths of the run) between two selections"""
+    """With --pbt: chunks between selections (of updates_per_chunk updates; if that is 0, a twentieth of the run)."""
     pbt_fraction: float = 0.25
-    """with --pbt: share of the members, the worst of which copy the best"""
+    """With --pbt: fraction of members replaced by copies of the best members at each selection."""
     pbt_factors: tuple[float, float] = FACTORS
-    """with --pbt: what a copy multiplies each value with, the one or the other"""
+    """With --pbt: each hyperparameter of a copy is multiplied by one of these two factors, chosen at random."""
 
 
 # option -> the mode that it belongs to; and what else stands in a topic of --help
@@ -125,7 +126,7 @@ def sweep(arguments: list[str]) -> None:
         parsed = parse(SweepArguments, f"wdjax sweep {preset}", rest, default=default)
     except ValueError as error:
         if re.fullmatch(r"Unrecognized options: --.* \(see --help\)", str(error)):
-            raise ValueError(f"{error}; a field of the preset is given as --set FIELD=VALUE,VALUE") from error
+            raise ValueError(f"{error}. Set fields of the preset with --set FIELD=VALUE,VALUE") from error
         raise
     with stop_signals(Console()) as stop:
         run_sweep(preset, parsed, stop)
@@ -141,7 +142,7 @@ def run_sweep(preset: str, arguments: SweepArguments, stop: threading.Event) -> 
     """
     require(arguments.search >= 0, "--search", arguments.search, "at least 0 (0: no search)")
     require(arguments.pbt >= 0, "--pbt", arguments.pbt, "at least 0 (0: no population-based training)")
-    require(not (arguments.search and arguments.pbt), "--pbt", arguments.pbt, "0 (left out) with --search")
+    require(not (arguments.search and arguments.pbt), "--pbt", arguments.pbt, "omitted with --search")
     require_own_options(arguments)
     config = load_config(preset, trust=arguments.trust)
     settings, points = collect(arguments)
@@ -155,10 +156,10 @@ def run_sweep(preset: str, arguments: SweepArguments, stop: threading.Event) -> 
         return
     mode = "--search" if arguments.search else "--pbt"
     require(arguments.search or arguments.pbt >= 2, "--pbt", arguments.pbt, "at least 2 members")
-    require(not points, "--point", points[:1], f"left out with {mode}: give --set FIELD=VALUES")
+    require(not points, "--point", points[:1], f"omitted with {mode}. Use --set FIELD=VALUES")
     if arguments.pbt:
-        require(arguments.seeds == 1, "--seeds", arguments.seeds, "1 (left out) with --pbt: every member has its own")
-        require(not arguments.members_at_once, "--members-at-once", arguments.members_at_once, "left out with --pbt")
+        require(arguments.seeds == 1, "--seeds", arguments.seeds, "1 with --pbt: every member has a different seed")
+        require(not arguments.members_at_once, "--members-at-once", arguments.members_at_once, "omitted with --pbt")
         selection = Selection(
             arguments.pbt_every, arguments.pbt_fraction, arguments.pbt_factors, arguments.pbt_every_updates
         )
@@ -178,13 +179,13 @@ def require_own_options(arguments: SweepArguments) -> None:
     for field in dataclasses.fields(arguments):
         mode, value = _OWN.get(field.name), getattr(arguments, field.name)
         if mode and not getattr(arguments, mode):
-            require(value == field.default, f"--{field.name.replace('_', '-')}", value, f"left out without --{mode}")
+            require(value == field.default, f"--{field.name.replace('_', '-')}", value, f"omitted without --{mode}")
 
 
 def require_several(mode: str, arguments: SweepArguments, settings: Mapping[str, Values]) -> None:
     """Raises ValueError where no field has several values: there is nothing to find."""
     several = any(isinstance(values, Range) or len(values) > 1 for values in settings.values())
-    words = f"given with {mode}: --set FIELD=VALUE,VALUE of a field at least, or a range, --set FIELD=log:LOW:HIGH"
+    words = f"several values or a range of at least one field with {mode}, as FIELD=VALUE,VALUE or FIELD=log:LOW:HIGH"
     require(several, "--set", arguments.set, words)
 
 
@@ -196,6 +197,6 @@ def collect(arguments: SweepArguments) -> tuple[dict[str, Values], list[Point]]:
             raise FileNotFoundError(f"--file {arguments.file}: no such file")
         more, listed = read_settings(arguments.file)
         for name in more:
-            require(name not in settings, "--set", name, f"left out where {arguments.file} has it")
+            require(name not in settings, "--set", name, f"omitted: {arguments.file} sets this field")
         settings, points = settings | more, points + listed
     return settings, points

@@ -35,29 +35,29 @@ from wdjax.train.storage.folder import CONFIG, load_run_config
 class TrainArguments:
     config: Annotated[TrainConfig, tyro.conf.arg(name=""), tyro.conf.FlagConversionOff]  # --FIELD True, --FIELD False
     workdir: Path
-    """the run's folder: config.yaml, metrics.jsonl, checkpoints, curves.png, episode.gif"""
+    """Folder of the run: config.yaml, metrics.jsonl, checkpoints, curves.png, episode.gif."""
     dry_run: bool = False
-    """say what the run would be: what differs from defaults, parameters, batches, kernels, memory; train nothing"""
+    """Print non-default fields, parameters, batch sizes, kernels and memory. Do not train."""
     resume: bool = False
-    """go on from the newest checkpoint in the folder, where there is one"""
+    """Continue from the newest checkpoint in the folder, if there is one."""
     trust: Modules = ()
     callbacks: Callbacks = ()
     pictures: bool = True
-    """draw curves.png and episode.gif at the end"""
+    """Draw curves.png and episode.gif at the end."""
     debug: bool = False
-    """slow checks: of the environment, of its asserts, of keys used twice, of where a NaN is made"""
+    """Enable slow checks: environment contract, asserts of the environment, reused random keys, origin of NaNs."""
     deterministic: bool = False
-    """on a GPU: the same bits in every run, and so also after a resume; slower (a CPU is always so)"""
+    """On a GPU, make runs reproducible bit for bit, also after resuming. A CPU is always deterministic."""
     auto_scale: bool = False
-    """first find the num_envs with which a new run is fastest within the memory there is (experiments/auto_scale.py)"""
+    """Before a new run, find the fastest num_envs that fits in memory (experiments/auto_scale.py)."""
     auto_scale_rollout: bool = False
-    """the same, and rollout_length too"""
+    """Like --auto-scale, for num_envs and rollout_length."""
     coordinator: str | None = None
-    """several processes: HOST:PORT of process 0 (JAX_COORDINATOR_ADDRESS); under srun give none of these"""
+    """Multi-process runs: HOST:PORT of process 0 (JAX_COORDINATOR_ADDRESS). Leave out all three flags under srun."""
     num_processes: int | None = None
-    """how many there are (JAX_NUM_PROCESSES)"""
+    """Number of processes (JAX_NUM_PROCESSES)."""
     process_id: int | None = None
-    """which one this is, from 0 (JAX_PROCESS_ID)"""
+    """Index of this process, from 0 (JAX_PROCESS_ID)."""
 
 
 def train(arguments: list[str]) -> None:
@@ -183,7 +183,7 @@ def require_options(policies: Mapping[str, PolicyConfig], changes: Sequence[str]
         names = [field.name for field in dataclasses.fields(policy.options)] if policy.options else []
         if not name and names:
             each = " ".join(f"--{path}.options.{name.replace('_', '-')} VALUE" for name in names)
-            require(False, f"{path}.options", value, f"set option by option: {each}")
+            require(False, f"{path}.options", value, f"set one option at a time: {each}")
         if name not in names:
             name = name or next(iter(re.findall(r"\w+", value)), "NAME")
             with_options(path, dataclasses.replace(policy, options={name: value}))
@@ -197,7 +197,7 @@ def scaled(parsed: TrainArguments) -> TrainConfig:
         begun = load_run_config(parsed.workdir, with_own(parsed.trust, parsed.config))
         return dataclasses.replace(parsed.config, num_envs=begun.num_envs, rollout_length=begun.rollout_length)
     check_run(make_learner(parsed.config, parsed.trust), parsed.callbacks)
-    print("--auto-scale: trying sizes of the run, each compiled first and then run for a second", flush=True)
+    print("--auto-scale: measuring run sizes. Each is compiled, then run for about 1 s.", flush=True)
     found, trials = auto_scale(parsed.config, parsed.auto_scale_rollout)
     Console(width=None if sys.stdout.isatty() else 160).print(trial_table(trials, found))
     show(what_changes(parsed.config, found))

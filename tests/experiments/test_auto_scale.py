@@ -62,7 +62,7 @@ def test_halves_what_does_not_fit_as_it_is():
     assert auto_scale(CONFIG, budget=1, attempt=attempt)[0].num_envs == 2
     assert len(asked) == 3
     attempt, _ = replay(sizes_of({8: None, 4: None, 2: None, 1: None}))
-    with pytest.raises(ValueError, match="num_envs = 8: must be smaller, needs too much"):
+    with pytest.raises(ValueError, match=r"num_envs = 8: must be smaller \(needs too much\)"):
         auto_scale(CONFIG, budget=1, attempt=attempt)
 
 
@@ -84,7 +84,7 @@ def test_a_run_keeps_some_updates():
     found, trials = auto_scale(config, budget=1, attempt=attempt)
     assert found.num_envs == 16
     assert len(asked) == 2
-    assert trials[-1] == Trial(32, 16, words="would leave 10 updates in the run: not run")
+    assert trials[-1] == Trial(32, 16, words="not run: leaves only 10 updates in the run")
 
 
 def test_says_what_it_tried_and_what_changes():
@@ -93,10 +93,10 @@ def test_says_what_it_tried_and_what_changes():
     cells = [list(column.cells) for column in trial_table(trials, found).columns]
     assert cells == [
         ["8", "16", "32"], ["16"] * 3, ["2.5 MB"] * 3, ["1,000,000", "2,000,000", ""],
-        ["", "<- taken", "needs too much"],
+        ["", "<- chosen", "needs too much"],
     ]  # fmt: skip
-    assert "256 env steps in place of 128" in what_changes(CONFIG, found)
-    assert what_changes(CONFIG, CONFIG) == "Nothing changes for learning."
+    assert "256 env steps instead of 128" in what_changes(CONFIG, found)
+    assert what_changes(CONFIG, CONFIG) == "The number of env steps per update is unchanged."
     assert in_words(3_400_000_000) == "3.40 GB"
 
 
@@ -117,7 +117,7 @@ def test_measures_what_fits_and_never_runs_what_does_not(quick, monkeypatch):
     assert state < trial.memory < 10**9
     monkeypatch.setattr(module, "time_of", lambda *_: pytest.fail("it was run"))
     larger = measure(dataclasses.replace(CONFIG, rollout_length=160), trial.memory)
-    assert larger.words.endswith("MB: not run")
+    assert larger.words.endswith("MB available")
     assert larger.memory > trial.memory + 9 * state  # a rollout is kept whole
 
 
@@ -156,7 +156,7 @@ def test_budget_is_part_of_what_is_free(monkeypatch):
 
 def test_refuses_several_processes(monkeypatch):
     monkeypatch.setattr(module.jax, "process_count", lambda: 2)
-    with pytest.raises(ValueError, match="--auto-scale = True: must be left out of a run of several processes"):
+    with pytest.raises(ValueError, match="--auto-scale = True: must be omitted in multi-process runs"):
         auto_scale(CONFIG)
 
 
@@ -172,8 +172,8 @@ def test_on_the_command_line_it_writes_what_it_found(tmp_path, quick, capsys, mo
     found = load_run_config(tmp_path / "run")
     assert found.num_envs in (4, 8)  # 16 would leave 10 updates
     said = " ".join(capsys.readouterr().out.split())
-    assert "would leave 10 updates" in said
-    assert "<- taken" in said
+    assert "leaves only 10 updates" in said
+    assert "<- chosen" in said
     main([*arguments, "--resume"])  # the size of the run that is there, without another search
-    assert "taken" not in capsys.readouterr().out
+    assert "chosen" not in capsys.readouterr().out
     assert load_run_config(tmp_path / "run") == found

@@ -164,7 +164,7 @@ def test_eval_says_whose_env_params_count(run, tmp_path):
     wider = state.replace(env_params=state.env_params.replace(tagging_distance=jnp.float32(0.05)))
     others = [Player("same", learner, state), Player("b", learner, wider)]
     said = list(other_params(Player("first", learner, state), others))
-    assert said == ["Mind: b was trained with tagging_distance = 0.05; all play with 0.04, as first"]
+    assert said == ["Warning: b was trained with tagging_distance = 0.05; all runs use 0.04, as first"]
 
 
 @pytest.mark.slow
@@ -259,7 +259,7 @@ def test_help_of_a_topic(capsys):
     out = capsys.readouterr().out
     assert "--policies.tagger.learning-rate" in out
     assert "--num-envs" not in out
-    assert "no flag has this" in refused(["train", "tag_small", "--help", "lerning"], capsys)
+    assert "no flag name contains this" in refused(["train", "tag_small", "--help", "lerning"], capsys)
 
 
 @pytest.mark.parametrize("error", [BadNumbersError("update 4: rewards"), FailedCheckError("a check failed")])

@@ -14,6 +14,7 @@ from wdjax.experiments.commands.dry_run import changed_fields, dry_run
 from wdjax.experiments.commands.help import help_topic, panels_of
 from wdjax.train import list_presets, load_config, load_run
 from wdjax.train.load import change_config
+from wdjax.train.storage.folder import plain_config
 
 BOX = """\
 usage: wdjax train x [-h]
@@ -40,8 +41,8 @@ def no_user_cache(monkeypatch, tmp_path):
      "150,000 env steps; about 6 s on one H200, 12 minutes on 2 CPU cores"),
     ("# A game.\n# Costs: 1.5 s on one H200,\n# 2 h on a CPU. Expected: a return of 3.\n", None,
      "1,000,000 env steps; 1.5 s on one H200, 2 h on a CPU"),
-    ("# A game.\n# Costs: 2 h on a CPU. In a minute:\n# small_one.\n", 20,
-     "20 env steps; 2 h on a CPU; in a minute: small_one"),
+    ("# A game.\n# Costs: 2 h on a CPU. Quick version:\n# small_one.\n", 20,
+     "20 env steps; 2 h on a CPU; quick version: small_one"),
     ("# A game. Expected: 475.\n", 20, "20 env steps"),
     ("# A game.\nx: 1\n# Costs: not in the header.\n", 20, "20 env steps"),
 ])  # fmt: skip
@@ -76,7 +77,23 @@ def test_diff_says_that_it_takes_no_checkpoint(tmp_path, capsys):
     first = a_run(tmp_path / "a", "")
     with pytest.raises(SystemExit, match="2"):
         main(["diff", f"{first}@best", first])
-    assert f"compares whole runs: give {first}" in capsys.readouterr().err
+    assert f"compares whole runs. Use {first}" in capsys.readouterr().err
+
+
+def test_diff_does_not_list_env_params_at_their_defaults(tmp_path, capsys):
+    complete = plain_config(load_config("cartpole_ppo"))
+    complete["env_params"] = {"length": 0.5}  # the default
+    (tmp_path / "same.yaml").write_text(yaml.safe_dump(complete))
+    main(["diff", "cartpole_ppo", str(tmp_path / "same.yaml")])
+    assert "env_params" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("params", [{"length": 0.7}, {"length": 0.5, "unknown": 1}])
+def test_diff_lists_env_params_that_differ(params, tmp_path, capsys):
+    changed = plain_config(load_config("cartpole_ppo")) | {"env_params": params}
+    (tmp_path / "other.yaml").write_text(yaml.safe_dump(changed))
+    main(["diff", "cartpole_ppo", str(tmp_path / "other.yaml")])
+    assert f"env_params.{list(params)[-1]}" in capsys.readouterr().out
 
 
 def test_of_a_policy_that_one_lacks_the_defaults_are_not_listed():
@@ -163,6 +180,13 @@ def test_every_preset_has_its_steps_in_the_list(capsys):
     assert "  reference:acrobot, reference:cartpole, " in out
 
 
+def test_list_names_the_memory_of_large_presets(capsys):
+    main(["list"])
+    out = capsys.readouterr().out
+    assert "6 minutes and 15 GB on 2 CPU cores" in out
+    assert "54 s and 6.3 GB on 2 CPU cores" in out
+
+
 @pytest.mark.slow
 def test_a_dry_run_refuses_what_a_run_would(tmp_path):
     config = load_config("cartpole_ppo", stop_at={"agent/episode_retrun": 1})
@@ -189,11 +213,11 @@ def test_a_dry_run_says_what_a_run_would_be(capsys, monkeypatch, tmp_path):
     trunks = 1 if own.network.shared_trunk else 2
     parameters = trunks * (4 * 8 + 8) + (8 * 2 + 2) + (8 + 1)
     assert f"{updates:,} updates of {config.env_steps_per_update:,} env steps" in out
-    assert f"agent: PPO, {parameters:,} parameters; {config.env_steps_per_update:,} rows an update" in out
+    assert f"agent: PPO, {parameters:,} parameters; {config.env_steps_per_update:,} transitions per update" in out
     times = own.epochs * own.minibatches
-    assert f"{times:,} gradient steps on {config.env_steps_per_update // own.minibatches:,} rows each, " in out
+    assert f"{times:,} gradient steps on {config.env_steps_per_update // own.minibatches:,} transitions each, " in out
     assert f", {times * updates:,} in the run" in out
-    assert "of memory on each device" in out
+    assert "of memory per device" in out
     assert "env: cartpole\n" in out
     assert "env_params" not in out  # all at their defaults
     assert not list(Path(tmp_path).glob("runs"))

@@ -202,5 +202,5 @@ def test_a_deleted_current_folder_is_refused_in_one_sentence(tmp_path):
     words = json.dumps([["--version"], ["--help"], ["list"], ["report", "/a"]])
     ended = subprocess.run([*line, words], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert ended.stdout.startswith(f"wdjax {__version__}\n{USAGE}\n0\n2\n2\n")
-    sentence = "wdjax: the current folder was deleted: change to another one (cd) and try again\n"
+    sentence = "wdjax: the current folder was deleted. Change to another folder (cd) and try again\n"
     assert ended.stderr == sentence * 2

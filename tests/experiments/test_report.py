@@ -124,14 +124,14 @@ def test_a_member_of_a_sweep_has_no_speed():
 
 
 @pytest.mark.parametrize(("arguments", "words"), [
-    ([], "wdjax report needs a run first"),
+    ([], "wdjax report needs a run, the folder"),
     (["{}/none"], "none contains no run: "),
-    (["{}/empty"], "empty holds nothing to report yet: metrics.jsonl has no line"),
+    (["{}/empty"], "empty has nothing to report yet: metrics.jsonl is empty"),
     (["{}/words"], "words/metrics.jsonl, line 2: agent/episode_return = '2': must be a number within the range of"),
     (["{}/huge"], "huge/metrics.jsonl, line 1: agent/episode_return = 100000"),
     (["{}/steps"], "steps/metrics.jsonl, line 1: env_steps = None: must be a number"),
     (["{}/bytes"], "bytes/metrics.jsonl, line 1, is not valid JSON"),
-    (["{}/sweep"], "sweep holds a sweep, whose table and curves lie in it: its best run is "),
+    (["{}/sweep"], "sweep is a sweep, not a run. Report its best run, "),
     (["{}/a", "--output", "a.pdf"], "--output = 'a.pdf': must be a file that ends in .html"),
     (["{}/a", "--players", "-1"], "--players = -1: must be at least 0"),
     (["{}/a", "--episode", "3"], "did you mean --episodes?"),

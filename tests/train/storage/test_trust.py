@@ -114,7 +114,7 @@ def test_a_run_with_custom_code_is_refused_with_the_complete_command(tmp_path, e
         cli.call(*words)
     said = capsys.readouterr().err
     again = ["wdjax", *words, "--trust", "evil_too", "--trust", "evil"]
-    assert shlex.split(said.split("The whole command: ")[1]) == again
+    assert shlex.split(said.split("Full command: ")[1]) == again
 
 
 def test_a_run_that_is_resumed_names_what_the_command_names(tmp_path, evil):
