@@ -130,17 +130,18 @@ class Env(abc.ABC):
     ) -> tuple[Any, Any, Any, Any, Any, dict]:
         """Advance like `step`, but return a scene instead of the observation.
 
-        Used if `observes_late` is true; the observation is then `observe(scene, params)`. A scene
-        is a pytree with the structure of the state, and a new state is the scene of its own first
-        observation. A batch can therefore reset the replicas that are done and then observe all of
-        them at once, which pays off for expensive observations.
+        Used if `observes_late` is true. The observation is then `observe(scene, params)`. A scene
+        is a pytree with the same structure as the state, and not the drawing that the method
+        `scene` returns. For the state of `reset`, `observe(state, params)` is the first
+        observation. Batches can therefore reset the replicas that are done and then observe all
+        replicas together, which saves time if observations are expensive.
         """
         raise NotImplementedError(
             f"{type(self).__name__} has no advance. Implement it, or leave observes_late False."
         )
 
     def observe(self, scene: Any, params: Any) -> Any:
-        """Return the observation of a scene; used if `observes_late` is true."""
+        """Return the observation of a scene from `advance`; used if `observes_late` is true."""
         raise NotImplementedError(
             f"{type(self).__name__} has no observe. Implement it, or leave observes_late False."
         )
@@ -222,15 +223,18 @@ def first_axis(state: Any) -> Any:
 def may_observe_late(env: Env) -> bool:
     """Return whether a batch may call `advance` and `observe` instead of `step`.
 
-    True if `observes_late` is set by the class that defines `step` and `reset`, or by a subclass
-    of it. Otherwise a subclass has overridden `step` or `reset`, and its versions must be called.
+    This is the case if `observes_late` is true and no subclass of the class that sets it overrides
+    `step` or `reset`. Otherwise the overridden methods must be called.
     """
     flag_depth, *method_depths = _depths(env, "observes_late", "step", "reset")
     return env.observes_late and flag_depth <= min(method_depths)
 
 
 def draws_by_scene(env: Env) -> bool:
-    """Return whether `scene` draws the environment, rather than an overridden `draw`."""
+    """Return whether pictures use `scene`.
+
+    Otherwise they use `draw`, because a subclass of the class that defines `scene` overrides it.
+    """
     scene_depth, draw_depth = _depths(env, "scene", "draw")
     return scene_depth <= draw_depth
 
@@ -297,7 +301,7 @@ def require_action(
 
 
 def layout_of(env: Env) -> Callable | None:
-    """Return the `split_observation` of an environment, or None if it has none."""
+    """Return the method `split_observation` of an environment, or None if it has none."""
     return None if type(env).split_observation is Env.split_observation else env.split_observation
 
 

@@ -401,11 +401,16 @@ def make_scene(env: Env, states: Any, params: Any) -> Scene:
 
 
 def add_record(scene: Scene, record: Any) -> Scene:
-    """Return the scene with a plot of the returns and with the observations of a recorded episode.
+    """Add the returns and observations of a recorded episode to its scene.
+
+    The returns are added as a plot. The observations are added if they were recorded.
 
     Args:
-        scene: The scene of the episode.
+        scene: The scene of the episode, with T frames.
         record: The result of `record_episode`. Its `reward` and `obs` have leaves [T - 1, ...].
+
+    Returns:
+        The new scene.
     """
 
     def by_group(tree) -> Any:

@@ -19,20 +19,20 @@ def scan_replicas(
 
     On NVIDIA GPUs, a single kernel generated from the jaxpr of `step` runs the whole scan and keeps
     the carry in registers. On other devices, and if `step` contains an unsupported operation (see
-    `why_no_kernel`), the plain scan runs. Random bits are identical in both. Floats agree up to the
-    rounding of fused multiplications, divisions, transcendental functions and, in small networks,
-    matrix products (in the default precision, like XLA's). The kernel is not differentiable, and
-    each device runs all replicas it receives; shard them with `jax.shard_map`.
+    `why_no_kernel`), the plain scan runs. Both produce identical random bits. Floats may differ in
+    the rounding of fused multiplications, divisions, transcendental functions and, in small
+    networks, matrix products (which use the default precision, like XLA). The kernel is not
+    differentiable. Each device runs all replicas it receives; shard them with `jax.shard_map`.
 
-    A `lax.cond` (or `wdjax.vector.when_any`) branch is skipped in steps in which no replica of a
-    block of 32 takes it. Use one for rare, expensive work such as a reset. The iterations of a
-    `lax.map` run in parallel, as if each replica were several. Use it for identical work of many
-    agents, such as their network, which the kernel then contains once.
+    Use `lax.cond` (or `wdjax.vector.when_any`) for rare, expensive work such as a reset. The kernel
+    runs the longer of the two branches only in steps in which at least one replica of a block of up
+    to 32 replicas takes it. Use `lax.map` for identical work of many agents, such as their network.
+    Its iterations run in parallel, and the kernel contains their code only once.
 
     Args:
         step: (carry, x) -> (carry, output) of one replica, on pytrees of small arrays and typed
-            keys. Closed-over values are shared by all replicas. They stay in memory, so they may be
-            large if they are read by index.
+            keys. All replicas share closed-over arrays. These may be large if `step` indexes them,
+            because they stay in memory and not in registers.
         carry: leaves [N, ...].
         xs: leaves [T, N, ...], or None.
         length: T; required if xs is None.

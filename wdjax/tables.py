@@ -8,7 +8,7 @@ CELL = "text-align: left; vertical-align: top; padding: 2px 12px 2px 0"
 
 
 def html_table(rows: Iterable[Sequence[Any]], header: Sequence[Any] = (), caption: str = "") -> str:
-    """Return an HTML table of rows formatted by `brief`, with optional header and caption."""
+    """Return an HTML table with cells formatted by `brief`, and an optional header and caption."""
     lines = [_line("th", header)] if header else []
     lines += [_line("td", row) for row in rows]
     title = (

@@ -112,10 +112,14 @@ class VectorEnv:
         return self._advance(self._replica_keys, *_split(key), state, action, params)
 
     def draw_keys(self, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Return the keys that `step` derives from its key, or from one key per block.
+        """Split a key as `step` does, into a step key and a start key for every replica.
+
+        Args:
+            key: a typed key, or [num_blocks] keys, as for `step`.
 
         Returns:
-            (step keys, start keys), [num_envs] each. A start key is used if the episode ends.
+            (step keys, start keys), [num_envs] each. `step` uses the start key of a replica only if
+            its episode ends.
         """
         _check_key(key, self.num_envs)
         step_key, start_key = _split(key)
@@ -225,7 +229,7 @@ class VectorEnv:
         )
 
     def _probe_step(self, key: jax.Array, env_state: Any, params: Any) -> tuple:
-        """Step with random actions, to infer the output shapes."""
+        """Step with random actions; `reset` traces it to infer the shapes of the outputs."""
         action_key, step_key = jax.random.split(key)
 
         def draw(key, params) -> Any:
@@ -235,7 +239,7 @@ class VectorEnv:
         return self._advance_replicas(self._replica_keys(step_key), env_state, action, params)
 
     def _advance_replicas(self, keys: jax.Array, env_state: Any, action: Any, params: Any) -> tuple:
-        """Step every replica; returns a scene instead of obs if the environment observes late."""
+        """Step every replica, with `advance` (scene instead of obs) if `observes_late` applies."""
         advance = self.env.advance if self._observes_late else self.env.step
         in_axes = (0, 0, 0, self.params_axis)
         *outputs, info = jax.vmap(advance, in_axes)(keys, env_state, action, params)
@@ -278,7 +282,7 @@ class VectorEnv:
         return draw(params) if self.params_axis is None else jax.vmap(draw)(params)
 
     def _replica_keys(self, key: jax.Array) -> jax.Array:
-        """Return [num_envs] keys from one key, or from one key per block."""
+        """Split one key, or one key per block of replicas, into [num_envs] keys."""
         if key.ndim == 0:
             return jax.random.split(key, self.num_envs)
         blocks = key.shape[0]

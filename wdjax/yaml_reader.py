@@ -13,10 +13,10 @@ MOST_BYTES, MOST_VALUES, MOST_DEPTH = 2**22, 200_000, 50
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader with YAML 1.2 floats (1e-4), which rejects duplicate keys.
+    """PyYAML's safe loader that also reads 1e-4 as a float (YAML 1.2) and rejects duplicate keys.
 
-    The depth and the number of values are limited. Values behind an alias count each time, because
-    aliases can expand a few hundred bytes to billions of values.
+    It limits the nesting depth and the number of values. Values behind an alias count every time it
+    is used, because aliases can expand a few hundred bytes to billions of values.
     """
 
     def __init__(self, stream: str):

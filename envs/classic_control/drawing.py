@@ -218,7 +218,10 @@ def _around(reach: float) -> tuple[float, float, float, float]:
 
 
 def _segments(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Return line segments [T, N, 2, 2] from the x and y of their ends, each [..., 2]."""
+    """Return line segments [T, N, 2, 2] (ends, then x and y).
+
+    x and y are the coordinates of both ends, [..., 2] each, and broadcast to [T, N, 2].
+    """
     return np.stack(np.broadcast_arrays(x, y), axis=-1)
 
 

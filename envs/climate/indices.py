@@ -1,9 +1,9 @@
 """Climate index and economic index of the AI for Global Climate Cooperation competition.
 
-Both indices are linear, with 0 and 1 at two extreme policies of the published 27 regions: saving
-all income without abatement (climate 0, economy 1), and abating all emissions without saving
-(climate 1, economy 0). They may leave [0, 1] for other calibrations or episode lengths. The authors
-round them to two decimals.
+Both indices are linear. Two extreme policies of the published 27 regions define 0 and 1: saving all
+income without abatement (climate 0, economy 1), and abating all emissions without saving
+(climate 1, economy 0). The indices may leave [0, 1] for other calibrations or episode lengths. The
+authors round them to two decimals.
 """
 
 import jax
@@ -14,17 +14,19 @@ RICHEST, POOREST = 9673.5322265625, 606.57275390625
 
 
 def climate_index(warming: jax.Array) -> jax.Array:
-    """Return the climate index (warming - warmest) / (coolest - warmest).
+    """Return the climate index (warming - WARMEST) / (COOLEST - WARMEST).
 
-    `warming` is the last minus the first temperature of the atmosphere, degC.
+    `warming` is the last minus the first temperature of the atmosphere, degC. WARMEST and COOLEST
+    are its values under the two extreme policies (see the module docstring).
     """
     return (warming - WARMEST) / (COOLEST - WARMEST)
 
 
 def economic_index(output: jax.Array) -> jax.Array:
-    """Return the economic index (output - poorest) / (richest - poorest).
+    """Return the economic index (output - POOREST) / (RICHEST - POOREST).
 
-    `output` is the gross output Q summed over activity steps and regions, trillion USD.
+    `output` is the gross output Q summed over activity steps and regions, trillion USD. POOREST and
+    RICHEST are its values under the two extreme policies (see the module docstring).
     """
     return (output - POOREST) / (RICHEST - POOREST)
 

@@ -168,12 +168,18 @@ SHARES = ("delta_E_land", "delta_pb", "delta_K", "delta_sigma", "gamma")
 
 
 def save(env: "Rice", state: State, params: Params, key: jax.Array) -> jax.Array:
-    """Save at the highest rate, with all other actions 0: [n, heads] int32."""
+    """Save at the highest rate in every region; all other action heads are 0.
+
+    The shape is [num_regions, heads] int32.
+    """
     return jnp.zeros((env.num_regions, len(env.nvec)), jnp.int32).at[:, 0].set(env.levels - 1)
 
 
 def mitigate(env: "Rice", state: State, params: Params, key: jax.Array) -> jax.Array:
-    """Mitigate at the highest rate, with all other actions 0: [n, heads] int32."""
+    """Mitigate at the highest rate in every region; all other action heads are 0.
+
+    The shape is [num_regions, heads] int32.
+    """
     return jnp.zeros((env.num_regions, len(env.nvec)), jnp.int32).at[:, 1].set(env.levels - 1)
 
 

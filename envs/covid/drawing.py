@@ -77,9 +77,10 @@ MEASURES = ("dead [% of the population]", "unemployed [% of the population]", "s
 
 
 def tile_places(env: Any) -> dict[str, tuple[int, int]]:
-    """Return name -> (column, row) of every state.
+    """Return the tile (column, row) of every state, by name.
 
-    Positions follow the map if a calibration file provides all 51 states.
+    The tiles resemble the map of the US if a calibration file provides all 51 states. Otherwise
+    they form a grid, and the names are "0", "1", and so on.
     """
     if env.calibration_file and env.num_states == len(TILES):
         return TILES

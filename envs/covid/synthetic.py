@@ -175,5 +175,5 @@ def _bounds(fields: dict[str, Any], effects: np.ndarray) -> dict[str, np.ndarray
 
 
 def _utility(share: np.ndarray) -> np.ndarray:
-    """Return the daily utility of a share of the maximum productivity, for risk aversion 2."""
+    """Return `economy.utility` for risk aversion 2, in float64."""
     return (2 - 1 / np.clip(share, 0.1, 3)) / 365

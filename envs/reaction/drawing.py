@@ -65,7 +65,7 @@ def path_scene(env: Any, states: Any, params: Any) -> Scene:
 
 
 def surface_scene(table: Table, marks: list[Mark], captions: list[str], time: Any = None) -> Scene:
-    """Return a scene of a surface with `marks`."""
+    """Return a scene with `marks`, the extent of the surface, and labeled x and y axes."""
     unit = "" if table.spacing else " [cell]"
     return Scene(marks, captions, ground(table), time, xlabel=f"x{unit}", ylabel=f"y{unit}")
 
@@ -85,15 +85,20 @@ def places(table: Table, cells: Any) -> np.ndarray:
 
 
 def mark_size(table: Table, share: float) -> float:
-    """Return a mark size as a share of the longer side of the surface."""
+    """Return the size of a mark: `share` times the longer side of the surface."""
     x0, y0, x1, y1 = ground(table)
     return share * max(x1 - x0, y1 - y0)
 
 
 def surface_marks(table: Table, energies: np.ndarray, index: Any = 0) -> list[Mark]:
-    """Return marks for energies [K, nx, ny]: a map (darker is lower), contours and saddles.
+    """Return marks that show energies as a heat map, with contour lines and known saddles.
 
-    Walls are left blank. Contours are drawn only for a single surface (K = 1).
+    Lower energies are darker, and walls are blank.
+
+    Args:
+        table: the surface, which defines the extent and the saddles.
+        energies: [K, nx, ny], one or more maps. Contour lines are drawn only for K = 1.
+        index: [T] int, which of the K maps each frame shows.
     """
     low = np.ma.masked_greater_equal(np.asarray(energies, float), WALL)
     high = (

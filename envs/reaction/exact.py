@@ -16,7 +16,10 @@ TIE = 1e-12  # returns that differ by less are ties, resolved in favor of the sh
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """A path from start to goal and its value."""
+    """A path from the start, and its value.
+
+    The path ends at the goal, except if `best_return` does not reach it.
+    """
 
     value: float  # highest energy (lowest_pass) or discounted return (best_return)
     path: np.ndarray  # [K + 1, 3 or 6] int, cells from the start on, for K steps

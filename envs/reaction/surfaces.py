@@ -193,10 +193,10 @@ def _morse() -> Table:
 
 
 def _two_atom_exchange() -> Table:
-    """Return the table of two atoms on a corrugated Morse surface that repel each other.
+    """Return the table of two atoms that repel each other on a corrugated Morse surface.
 
-    The pair energy is e^(-d^2 / 4), with the in-plane distance d in cells between nearest periodic
-    images.
+    The repulsion is e^(-d^2 / 4). The distance d is measured in cells, in the plane, and between
+    nearest periodic images.
     """
     x, y, z = np.ogrid[:8, :8, :5]
     alone = corrugated_morse(x, y, -0.75 + 0.25 * z, 4)

@@ -202,7 +202,11 @@ class TagContinuous(Env):
     # --- reset ---
 
     def reset(self, key: jax.Array, params: Params) -> tuple[Arrays, State]:
-        """Place all agents at rest, with given or random positions and directions."""
+        """Place all agents at rest.
+
+        Positions and directions are random, unless `starting_location_x`, `starting_location_y` and
+        `starting_directions` specify them. Random directions are multiples of 90 degrees.
+        """
         place_key, direction_key = jax.random.split(key)
         if params.starting_location_x is None:
             x, y = (
@@ -327,7 +331,7 @@ class TagContinuous(Env):
         """Compute the rewards and the tags of this step, as documented in `step`.
 
         Returns:
-            (reward, tagged): (num_agents,) float32, and whether each agent was tagged,
+            (reward, tagged): the rewards, (num_agents,) float32, and whether each agent was tagged,
             (num_agents,) bool.
         """
         n = self.num_taggers

@@ -2,7 +2,7 @@
 
 A script is a pure function (env, state, params, key) of one replica that returns the actions of
 its whole group. The scripts in this module read the true state and ignore the key. `chase_nearest`
-and `flee_nearest` work in both games.
+and `flee_nearest` work in tag_continuous and tag_gridworld.
 """
 
 import math
@@ -16,9 +16,10 @@ from wdjax.envs.tag.moves import X_STEPS, Y_STEPS, level, wrap
 
 
 def chase_nearest(env: Any, state: Any, params: Any, key: jax.Array) -> jax.Array:
-    """Return the taggers' actions in either game, moving towards the nearest runner.
+    """Move every tagger towards its nearest runner, in tag_continuous or tag_gridworld.
 
-    The shape is [num_taggers, 2] int32 in tag_continuous and [num_taggers] int32 in tag_gridworld.
+    Returns:
+        The actions, [num_taggers, 2] int32 in tag_continuous, [num_taggers] int32 in tag_gridworld.
     """
     return (chase_in_plane if hasattr(state, "direction") else chase_on_grid)(
         env, state, params, key
@@ -26,9 +27,10 @@ def chase_nearest(env: Any, state: Any, params: Any, key: jax.Array) -> jax.Arra
 
 
 def flee_nearest(env: Any, state: Any, params: Any, key: jax.Array) -> jax.Array:
-    """Return the runners' actions in either game, moving away from the nearest tagger.
+    """Move every runner away from its nearest tagger, in tag_continuous or tag_gridworld.
 
-    The shape is [num_runners, 2] int32 in tag_continuous and [1] int32 in tag_gridworld.
+    Returns:
+        The actions, [num_runners, 2] int32 in tag_continuous, [1] int32 in tag_gridworld.
     """
     return (flee_in_plane if hasattr(state, "direction") else flee_on_grid)(env, state, params, key)
 

@@ -317,7 +317,16 @@ def make(name: str, **arguments: Any) -> tuple[JaxMARLEnv, Params]:
 
 
 def named_object(name: str, key: str, value: Any) -> Any:
-    """Look up the JaxMARL scenario or layout called `value`; return other values unchanged."""
+    """Return the JaxMARL scenario or layout called `value`; return other values unchanged.
+
+    Args:
+        name: the name of the environment.
+        key: the name of the constructor argument.
+        value: its value.
+
+    Raises:
+        ValueError: for an unknown scenario or layout, with the closest match.
+    """
     if key == "scenario" and "SMAX" in name and isinstance(value, str):
         known = importlib.import_module("jaxmarl.environments.smax.smax_env").MAP_NAME_TO_SCENARIO
     elif key == "layout" and name == "overcooked" and isinstance(value, str):

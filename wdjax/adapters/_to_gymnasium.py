@@ -56,7 +56,7 @@ class _SingleAgent(Played):
     def _reset(
         self, seed: int | None, options: dict[str, Any] | None, rows: np.ndarray | None = None
     ) -> Any:
-        """Start an episode, in the replicas `rows` if given, and return the observation."""
+        """Start an episode (in the replicas `rows`, or in all if None); return the observation."""
         if options is not None and not isinstance(options, dict):
             raise TypeError(f"options = {options!r}: must be a dict or None")
         for name in options or {}:
@@ -81,7 +81,7 @@ class GymnasiumEnv(_SingleAgent, gymnasium.Env):
         env: an environment without groups.
         params: params of `env`; None: its defaults.
         render_mode: None, or "rgb_array": `render()` returns a picture, [480, 640, 3] uint8.
-        seed: seed of the first episode if `reset` receives none.
+        seed: seed of the first episode, unless `reset` receives a seed.
 
     Raises:
         ValueError, TypeError: for an environment with groups, or another invalid argument.
@@ -172,10 +172,11 @@ class GymnasiumVectorEnv(_SingleAgent, gymnasium.vector.VectorEnv):
         params: params of `env`, shared by all replicas; None: its defaults.
         reset: reset strategy, as in `wdjax.vectorize`: "fresh", "fixed" or ResetPool(n).
         render_mode: None, or "rgb_array": `render()` returns a picture of every replica.
-        seed: seed of the first `reset` if that receives none.
+        seed: seed of the first `reset`, unless `reset` receives a seed.
         episode_statistics: whether infos contain the return and length of finished episodes. Set
             to False to use gymnasium's vector RecordEpisodeStatistics, which rejects environments
-            that report them (and in same-step mode omits the first step of every later episode).
+            that already report them. In same-step mode, that wrapper ignores the first step of
+            every episode except the first one.
         autoreset_mode: when a replica is reset after its episode, as a name or a gymnasium
             AutoresetMode. "same_step": in the last step of the episode. "next_step": in the step
             after it, ignoring the action; required by several gymnasium wrappers

@@ -30,7 +30,8 @@ _PLAYED_IN: set[int] = set()
 def require_not_forked() -> None:
     """Raise RuntimeError in a process forked from one that created an adapter.
 
-    A fork does not copy the threads of jax, so the first step would hang.
+    A fork does not copy the threads of jax, so the first step would hang. Every adapter calls this
+    when it is created, which also records the current process.
     """
     if _PLAYED_IN - {os.getpid()}:
         raise RuntimeError(
@@ -47,7 +48,7 @@ def metadata_of(env: Env) -> dict[str, Any]:
 
 
 def check_env_and_params(env: Env, params: Any) -> Any:
-    """Check and cast params as `wdjax.make` does; None: the defaults of `env`.
+    """Check and cast params as `wdjax.make` does, and return them; None: the defaults of `env`.
 
     Raises:
         ValueError, TypeError: if `env` is not a wdjax.Env, or `params` are invalid for it.
@@ -67,7 +68,16 @@ def check_env_and_params(env: Env, params: Any) -> Any:
 
 
 def check_single_agent(env: Env, params: Any, library: str) -> Any:
-    """Call `check_env_and_params`, and raise ValueError if the environment has groups of agents."""
+    """Return `check_env_and_params` of a single-agent environment.
+
+    Args:
+        env: the environment.
+        params: its params; None: its defaults.
+        library: name of the library, for the error message.
+
+    Raises:
+        ValueError, TypeError: for an environment with groups, or invalid params.
+    """
     params = check_env_and_params(env, params)
     if env.groups:
         name, groups = type(env).__name__, ", ".join(env.groups)

@@ -53,7 +53,11 @@ class Canvas(Protocol):
         bold: bool = False,
         upwards: bool = False,
     ) -> None:
-        """Draw a line of text, vertically centered at y."""
+        """Draw one or more lines of text, vertically centered at y.
+
+        `align` is the horizontal alignment at x: "left", "center" or "right". `upwards` rotates the
+        text by 90 degrees, so that it reads from bottom to top.
+        """
 
     def image(self, rect: Rect, opacity: np.ndarray, color: str) -> None:
         """Fill a rectangle with one color and opacities [H, W], top row first."""
@@ -155,7 +159,7 @@ def _labels_width(plot: Plot) -> float:
 
 
 def shorten(label: str) -> str:
-    """Return a legend entry of at most `LABEL` characters."""
+    """Cut a legend entry to at most `LABEL` characters."""
     return label if len(label) <= LABEL else label[: LABEL - 1] + "…"
 
 
@@ -320,7 +324,7 @@ def _draw_plot(canvas: Canvas, scene: Scene, plot: Plot, rect: Rect, k: float) -
 
 
 def curves_of(scene: Scene, layout: Layout) -> list[tuple[str, np.ndarray]]:
-    """Return (color, pixels [T, 2]) of the curves of all plots."""
+    """Return a list with (color, positions [T, 2] in pixels) of every curve in every plot."""
     curves = []
     for plot, rect in zip(scene.plots, layout.plots, strict=True):
         _, place = plot_places(scene, plot, rect, layout.unit)

@@ -1,7 +1,7 @@
 """Rendering of a scene to pixels, and GIF frames with one common palette.
 
-Drawing uses matplotlib's Agg rasterizer directly, because figures and axes take about 90 % of the
-time of a frame.
+Drawing calls matplotlib's Agg rasterizer directly, without figures and axes. These would take about
+90 % of the time per frame.
 """
 
 import functools
@@ -32,7 +32,7 @@ MOVE, LINE, CLOSE = 1, 2, 79  # matplotlib's path codes
 
 
 def rgb(color: str) -> tuple[float, float, float]:
-    """Return the light-background tone of a name in `COLORS` as (red, green, blue), 0 to 1."""
+    """Return the (red, green, blue) of a color in `COLORS` for light backgrounds, 0 to 1."""
     code = COLORS[color][0]
     return tuple(int(code[i : i + 2], 16) / 255 for i in (1, 3, 5))
 
@@ -106,7 +106,7 @@ class Pixels:
         bold: bool = False,
         upwards: bool = False,
     ) -> None:
-        """Draw a line of text, vertically centered at y."""
+        """Draw one or more lines of text, vertically centered at y."""
         strength = letters(text, round(2 * size) / 2, bold) / np.float32(255)
         strength = np.rot90(strength) if upwards else strength
         height, width = strength.shape

@@ -70,7 +70,7 @@ BAR = np.array([[-0.5, 0.0], [0.5, 0.0], [0.5, 1.0], [-0.5, 1.0]])
 
 
 def _floats(value: Any, ndim: int, field: str) -> np.ndarray:
-    """Return the value as float64, with leading axes of length 1 up to `ndim` axes."""
+    """Convert a value to float64, and prepend axes of length 1 until it has `ndim` axes."""
     value = np.asarray(value, np.float64)
     require(value.ndim <= ndim, f"{field}.shape", value.shape, f"at most {ndim}-dimensional")
     return value.reshape((1,) * (ndim - value.ndim) + value.shape)

@@ -69,7 +69,7 @@ class Svg:
         bold: bool = False,
         upwards: bool = False,
     ) -> None:
-        """Draw a text of one or more lines, vertically centered at y."""
+        """Draw one or more lines of text, vertically centered at y."""
         anchor = {"left": "start", "center": "middle", "right": "end"}[align]
         turn = f' transform="rotate(-90 {x:.1f} {y:.1f})"' if upwards else ""
         weight = ' font-weight="bold"' if bold else ""

@@ -211,7 +211,7 @@ def space_parts(space: Space, value: Any, name: str) -> Iterator[tuple[str, Spac
 
 
 def has_mask(value: Any) -> bool:
-    """Return whether the space, or observation, of one group contains an action mask."""
+    """Return whether the space or the observation of a group contains an action mask."""
     parts = value.spaces if isinstance(value, Dict) else value
     return isinstance(parts, Mapping) and MASK in parts
 

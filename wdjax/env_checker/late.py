@@ -15,7 +15,7 @@ PLAYED = RETURNS["step"][1:]  # outputs common to step and advance
 
 
 def advance_returns_what_step_does(case: Case) -> None:
-    """Require advance and observe to return the same structure and types as step."""
+    """Require advance to return the structure and types of step, and observe valid observations."""
     if not may_observe_late(case.env):
         return
     for name in ("advance", "observe"):
@@ -44,7 +44,10 @@ def advance_returns_what_step_does(case: Case) -> None:
 
 
 def advance_plays_what_step_does(case: Case, play: Play) -> None:
-    """Repeat some steps with `advance`; also check that a first state observes as its own scene."""
+    """Require `advance` and `observe` to reproduce some steps of `step`.
+
+    Also requires `observe` of the first state of an episode to equal the observation of `reset`.
+    """
     if not may_observe_late(case.env):
         return
     t, n = np.unravel_index(

@@ -273,7 +273,7 @@ def ends_keep_to_the_contract(case: Case, play: Play) -> None:
 
 
 def clocks_run_to_the_end(case: Case, play: Play) -> None:
-    """Check that small integers do not overflow before they reach a limit, and episode_length."""
+    """Require episodes to end by episode_length, and small state integers not to overflow."""
     for (name, leaf), after in zip(
         named_leaves({"state": play.state}), jax.tree.leaves(play.result["state"]), strict=True
     ):
@@ -293,7 +293,7 @@ def clocks_run_to_the_end(case: Case, play: Play) -> None:
 
 
 def ended_agents_have_no_effect(case: Case, play: Play) -> None:
-    """Repeat steps with other actions of the agents that are terminated or truncated."""
+    """Require equal steps if terminated or truncated agents act differently."""
     done = jax.tree.map(np.logical_or, play.ended, play.cut)
     rows = [
         as_numpy(leaf).reshape(*leaf.shape[:2], -1).any(axis=2) for leaf in jax.tree.leaves(done)
@@ -335,7 +335,7 @@ def ended_agents_have_no_effect(case: Case, play: Play) -> None:
 
 
 def twin_agrees(case: Case, play: Play) -> None:
-    """Compare each step of the first replica with the twin's step from the same state."""
+    """Require each step of the first replica to agree with the twin's from the same state."""
     if case.twin is None:
         return
     rows = jax.tree.map(lambda leaf: leaf[:, 0] if is_key(leaf) else as_numpy(leaf[:, 0]), play)

@@ -331,8 +331,9 @@ def first_step(case: Case, key: jax.Array, params: Any) -> dict[str, dict[str, A
 
 
 def same_inputs_give_the_same(case: Case) -> None:
-    """Compare two lowered programs, since Python side effects (np.random) are frozen when traced.
+    """Require reset and step to lower to the same program twice.
 
+    Python side effects such as np.random then show as a difference, because tracing freezes them.
     `checkify.debug_check`s are removed first, because each of them gets a new number when traced.
     """
     state = case.reset[1]["state"]
@@ -353,7 +354,10 @@ def same_inputs_give_the_same(case: Case) -> None:
 
 
 def steps_compile_once(case: Case) -> None:
-    """Count the traces of one jitted step: initial state, its own state, and params on a device."""
+    """Require a jitted step to be traced only once.
+
+    It is called with a state of reset, with a state of step, and with params on a device.
+    """
     traces = []
 
     @jax.jit
@@ -387,7 +391,10 @@ def steps_compile_once(case: Case) -> None:
 
 
 def params_can_be_batched(case: Case) -> None:
-    """Compare variants of params under vmap with each variant alone."""
+    """Require equal results for several params in one vmap and for each of them alone.
+
+    Also requires check_params to accept params with a leading axis.
+    """
     variants = [vary(case, factor) for factor in (1.0, 0.95, 0.9)]
     batch = jax.tree.map(lambda *leaves: np.stack([as_numpy(leaf) for leaf in leaves]), *variants)
     try:
@@ -415,7 +422,10 @@ def params_can_be_batched(case: Case) -> None:
 
 
 def vary(case: Case, factor: float) -> Any:
-    """Return params with every float scaled, or unchanged params if check_params rejects them."""
+    """Return params with every float multiplied by `factor`.
+
+    If check_params rejects the result, the params are returned unchanged.
+    """
 
     def scale(leaf) -> Any:
         return np.asarray(leaf * factor, leaf.dtype) if as_numpy(leaf).dtype.kind == "f" else leaf

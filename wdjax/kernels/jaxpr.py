@@ -175,7 +175,7 @@ def _scan(
     reverse: bool,
     **_: Any,
 ) -> list[Elements]:
-    """Unroll a loop of few steps; run all steps at once for a loop without carry (`lax.map`)."""
+    """Unroll a short loop, or run its iterations in parallel if it has no carry (`lax.map`)."""
     if length > MAX_UNROLL:
         raise NotImplementedError(
             f"scan of {length} steps inside a replica: kernels support up to {MAX_UNROLL}"
@@ -197,9 +197,10 @@ def _scan(
 
 
 def steps_at_once(eqn: jex.core.JaxprEqn) -> int:
-    """Return the number of steps that an equation runs at once, each in its own lanes.
+    """Return the number of loop iterations that an equation runs in parallel, in different lanes.
 
-    This is the padded length, a power of two, of a loop that carries nothing, and 1 otherwise.
+    For a loop without a carry (`lax.map`), this is its length padded to a power of two. Otherwise
+    it is 1.
     """
     if eqn.primitive.name != "scan" or _consts_and_carry(eqn.params)[1]:
         return 1
@@ -209,7 +210,7 @@ def steps_at_once(eqn: jex.core.JaxprEqn) -> int:
 def _at_once(
     jaxpr: Any, shared: Sequence[Elements], xs: Sequence[Elements], length: int
 ) -> list[Elements]:
-    """Run all steps of a loop that carries nothing at once: lanes [lanes] become [steps, lanes]."""
+    """Run the iterations of a loop without a carry in parallel: [lanes] become [steps, lanes]."""
     inside = [numbers_of(x) for x in shared if not isinstance(x, Shared)]
     inner = max((jnp.ndim(word) for word in words_of([*inside, *xs])), default=0)
     outputs = evaluate_closed(jaxpr, [*shared, *(along_steps(x, inner) for x in xs)])

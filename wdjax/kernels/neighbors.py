@@ -4,8 +4,8 @@ One program finds the k nearest neighbors of ROWS agents, one per lane, in one p
 
 1. A key is an int32: the bits of the squared float32 distance, with the low bits replaced by the
    agent's index. Comparing keys orders by distance first and by index second.
-2. Agents are read in blocks of 2^n. A sorting network sorts the keys of a block. The smallest 2^n
-   of these and of the keys kept from earlier blocks are merged, and kept for the next block.
+2. Agents are read in blocks of 2^n. A sorting network sorts the keys of a block and merges them
+   with the 2^n keys kept from earlier blocks. The smallest 2^n of both are kept.
 3. The first k + SPARE keys are sorted by exact float32 distance, lower index first, by a few
    exchanges of adjacent keys.
 4. The result is exact if these exchanges sorted the keys, and if the next key, with its index bits
@@ -16,7 +16,8 @@ One program finds the k nearest neighbors of ROWS agents, one per lane, in one p
 For k > MAX_SORTED the sorting networks take about a minute to compile, so the program searches by
 insertion only.
 
-`neighbor_rows_kernel` also writes rows with the features of the neighbors, with lanes along a row.
+`neighbor_rows_kernel` also writes rows with the features of the neighbors, in which consecutive
+lanes write consecutive columns.
 """
 
 import functools
@@ -134,10 +135,11 @@ def _call(kernel: Callable, shapes: Any, num_agents: int, interpret: bool) -> Ca
 
 
 def _scene(x: jax.Array, y: jax.Array, active: jax.Array, k: int, *more: jax.Array) -> jax.Array:
-    """Return one array with everything that programs read about other agents.
+    """Return one flat array with everything that programs read about other agents.
 
-    It contains x, y, each padded to whole blocks, and then `more`. Inactive agents and padding are
-    at infinity. With several arrays, XLA would launch a kernel to write each of them.
+    It contains x and y, each padded to whole blocks, and then `more`. x is infinite for inactive
+    agents and padding. The data is in one array because XLA would launch a kernel to write each of
+    several arrays.
     """
     beyond = _num_places(x.shape[0], k) - x.shape[0]
     far, y = (
@@ -303,7 +305,7 @@ def _nearest(
 
 
 def _block_size(k: int) -> int:
-    """Return the size of a block, which is also the number of keys kept: a power of two."""
+    """Return 2^n, the number of agents per block and of kept keys (at least k + SPARE)."""
     return 1 << (k + SPARE - 1).bit_length()
 
 

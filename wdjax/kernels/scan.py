@@ -56,7 +56,7 @@ def scan_kernel(
         NotImplementedError: if kernels do not support the step.
     """
     if not carry:
-        raise NotImplementedError("a scan that carries nothing")
+        raise NotImplementedError("a scan without a carry")
     num_replicas = carry[0].shape[0]
     if not (length and num_replicas):
         raise NotImplementedError("a scan with no steps or no replicas")
@@ -135,7 +135,10 @@ def _rows_of_a_lane(jaxpr: jex.core.Jaxpr) -> int | None:
 
 
 def _used(jaxpr: jex.core.Jaxpr, places: Sequence[int]) -> list[int]:
-    """Return the input positions that the jaxpr reads: a deterministic step ignores its key."""
+    """Return the positions among `places` of the inputs that the jaxpr reads.
+
+    For example, a deterministic step does not read its key.
+    """
     atoms = [*jaxpr.outvars, *(atom for eqn in jaxpr.eqns for atom in eqn.invars)]
     read = {atom for atom in atoms if not isinstance(atom, jex.core.Literal)}
     return [i for i in places if jaxpr.invars[i] in read]

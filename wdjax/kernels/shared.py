@@ -90,7 +90,11 @@ def numbers_of(x: Shared) -> Elements:
 
 
 def apply(eqn: Any, x: Shared, *indices: Elements) -> list[Elements] | None:
-    """Evaluate `gather` or `dynamic_slice` of a shared array; return None for other equations."""
+    """Evaluate `gather` or `dynamic_slice` of a shared array.
+
+    Returns:
+        The outputs; None for other equations and for a gather with batching dimensions.
+    """
     if eqn.primitive.name == "dynamic_slice":
         window = np.indices(eqn.params["slice_sizes"], np.int32)
         return [_window(eqn, x, dict(enumerate(indices)), window)]
@@ -122,7 +126,15 @@ def apply(eqn: Any, x: Shared, *indices: Elements) -> list[Elements] | None:
 
 
 def _window(eqn: Any, x: Shared, starts: Mapping[int, Elements], window: np.ndarray) -> Elements:
-    """Read a window of positions `window`, [axes, ...], at `starts`, which are clamped to fit."""
+    """Read a window of a shared array.
+
+    Args:
+        eqn: the equation, which defines the size of the window and the shape of the result.
+        x: the array.
+        starts: axis -> start of the window, which is clamped so that the window fits. Start 0 for
+            the other axes.
+        window: [axes, ...], positions relative to the start.
+    """
     shape, coordinates = eqn.outvars[0].aval.shape, [*map(constant, window)]
     for axis, start in starts.items():
         last = x.shape[axis] - eqn.params["slice_sizes"][axis]
