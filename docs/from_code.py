@@ -135,9 +135,15 @@ def environment(name: str, *options: str) -> str:
 
 
 def rules(method: Any) -> str:
-    """Return the docstring of a method without its sections `Args`, `Returns` and `Raises`."""
+    """Return the rules in the docstring of a method.
+
+    The sections `Args`, `Returns` and `Raises` are removed, and a summary that only names the
+    returned value.
+    """
     doc = inspect.getdoc(method) or ""
-    return re.split(r"^(?:Args|Returns|Raises):$", doc, maxsplit=1, flags=re.MULTILINE)[0].strip()
+    doc = re.split(r"^(?:Args|Returns|Raises):$", doc, maxsplit=1, flags=re.MULTILINE)[0].strip()
+    summary, _, details = doc.partition("\n\n")
+    return details if summary.startswith("Return") and details else doc
 
 
 def _spaces(env: Any, params: Any) -> str:
