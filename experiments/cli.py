@@ -188,9 +188,9 @@ def list_all(arguments: list[str]) -> None:
     for name in list_presets():
         path = preset_path(name)
         purpose = path.read_text(encoding="utf8").splitlines()[0].removeprefix("# ")
-        console.print(f"  {name:32s}{purpose}", soft_wrap=True)
+        console.print(f"  {name:34s}{purpose}", soft_wrap=True)
         also = "".join(f"; alias {alias}" for alias, preset in ALIASES.items() if preset == name)
-        console.print(f"  {'':32s}{cost_of(path)}{also}", soft_wrap=True, style="dim")
+        console.print(f"  {'':34s}{cost_of(path)}{also}", soft_wrap=True, style="dim")
     console.print("bundled runs, usable wherever a command takes RUN:")
     console.print(" ", ", ".join(f"{REFERENCE}{row}" for row in list_references()), soft_wrap=True)
 

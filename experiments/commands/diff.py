@@ -1,5 +1,6 @@
 """wdjax diff: how two runs, or presets, differ."""
 
+import contextlib
 import itertools
 import sys
 from collections.abc import Mapping, Sequence
@@ -26,9 +27,11 @@ def diff(arguments: list[str]) -> None:
     if len(arguments) != 2 or arguments[0].startswith("-"):
         raise ValueError("wdjax diff takes two runs, presets or YAML files, such as: wdjax diff runs/a runs/b")
     console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
-    for title, (first, second) in (
-        ("configuration", map(fields_of, arguments)), ("last metrics", map(last_metrics, arguments))
-    ):  # fmt: skip
+    fields = [fields_of(run) for run in arguments]
+    if fields[0]["env"] == fields[1]["env"]:  # else every env_param would be listed
+        with contextlib.suppress(ValueError, TypeError, OSError):  # for example a parameter of another version
+            fields = [with_env_params(own) for own in fields]
+    for title, (first, second) in (("configuration", fields), ("last metrics", map(last_metrics, arguments))):
         names = differing([first, second])
         table = Table(title, *(Column(Text(name)) for name in arguments))
         for name in names:
@@ -67,21 +70,21 @@ def fields_of(run: str) -> dict[str, Any]:
         file = preset_path(run)
     raw = read_yaml(file)
     written_by = flat({name: raw[name] for name in (VERSION, MADE_WITH) if name in raw})
-    config = with_env_params(from_mapping(TrainConfig, without_version(raw)))
+    config = from_mapping(TrainConfig, without_version(raw))
     return written_by | flat(plain_config(in_env_steps(config, config.total_env_steps)))
 
 
-def with_env_params(config: TrainConfig) -> TrainConfig:
-    """Return a configuration with all env_params if its environment is bundled and accepts those that are given.
+def with_env_params(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the fields of a configuration with all env_params; raises as `wdjax.make` for those it has.
 
-    Environments of other packages are not imported: comparing runs executes no foreign code.
+    Environments of other packages are not imported, since comparing runs must not execute their code.
     """
-    if ":" in config.env or config.env in [entry.name for entry in announced("wdjax.envs")]:
-        return config
-    try:
-        return complete_env_params(config)
-    except (ValueError, TypeError, OSError):  # for example a parameter of another version
-        return config
+    name, prefix = fields["env"], "env_params."
+    if ":" in name or name in [entry.name for entry in announced("wdjax.envs")]:
+        return fields
+    given = {path.removeprefix(prefix): value for path, value in fields.items() if path.startswith(prefix)}
+    config = complete_env_params(TrainConfig(env=name, policies={"": PolicyConfig()}, env_params=given))
+    return {**fields, **flat({"env_params": plain_config(config)["env_params"]})}
 
 
 def last_metrics(run: str) -> dict[str, Any]:

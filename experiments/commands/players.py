@@ -25,7 +25,7 @@ class EvalArguments:
     """Evaluate runs against each other, random play and scripts, in every combination; mean ± standard error.
 
         $ wdjax eval runs/a                                                   against random play
-        $ wdjax eval runs/a runs/b@best --opponents random chase_nearest      runs and scripts of one game
+        $ wdjax eval runs/a runs/b@best --opponents random chase_nearest      runs and scripts of one environment
         $ wdjax eval runs/a --episodes 1024 --greedy --output cells.csv       all numbers to a file
     """
 
@@ -42,7 +42,7 @@ class EvalArguments:
     batch: int | None = None
     """Maximum number of episodes in parallel, to limit memory."""
     greedy: bool = False
-    """Take the most likely actions. Default: sample actions, as in training."""
+    """Take the most likely actions instead of sampling them."""
     best: bool = False
     """Short for --checkpoint best."""
     seed: int = 0
@@ -70,9 +70,9 @@ class RenderArguments:
     """Write the episode as arrays for numpy.load: states, actions, rewards, ends, observations, probabilities,
     values."""
     greedy: bool = False
-    """Take the most likely actions. Default: sample actions, as in training."""
+    """Take the most likely actions instead of sampling them."""
     best: bool = False
-    """Use the best checkpoint. Default: the newest."""
+    """Use the best checkpoint instead of the newest."""
     seed: int = 0
     """Seed for the start state and actions."""
     fps: int = 12
@@ -95,7 +95,7 @@ class ExportArguments:
     output: Annotated[File, tyro.conf.arg(metavar="DIR")] = None
     """Folder for NAME.stablehlo and NAME.npz (default: export in the run folder)."""
     best: bool = False
-    """Use the best checkpoint. Default: the newest."""
+    """Use the best checkpoint instead of the newest."""
     trust: Modules = ()
 
 

@@ -52,7 +52,7 @@ class SweepArguments:
     seeds: int = 1
     """Seeds per combination or trial, counted up from the preset's seed."""
     metric: str = ""
-    """Metric used as score, by its last training value (default: the return, if one policy trains)."""
+    """Metric used as score, by its last training value. Empty: the return, if one policy trains."""
     members_at_once: int = 0
     """Members per program, over all devices. The remaining members follow in batches. 0: as many as memory allows."""
     devices: int = 0
@@ -74,7 +74,7 @@ class SweepArguments:
     """With --search and --halving: number of halving steps."""
     storage: str = ""
     """With --search: Optuna storage, a journal file or a database URL. Several workers can share it, each with its own
-    --workdir (default: WORKDIR/optuna.log)."""
+    --workdir. Empty: WORKDIR/optuna.log."""
     study: str = "wdjax"
     """With --search: name of the Optuna study."""
     pbt: int = 0

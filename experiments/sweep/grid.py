@@ -60,27 +60,27 @@ def sweep(
         pandas.DataFrame(table).groupby("policies.agent.learning_rate")["score"].mean()
 
     Args:
-        config: A configuration, the name of a preset, or a YAML file.
-        values: Dotted field -> list of values; a single value changes the field for all members.
-        seeds: Number of seeds, counted up from the configuration's seed, or a list of seeds.
-        points: Explicit combinations, each dotted field -> value. Each is combined with all of `values`.
-        workdir: Folder for sweep.yaml, table.csv, table.jsonl, curves.png, best/ (a run) and groups/; None: no files.
-        metric: Metric used as score, by its last value ("agent/episode_return"); None: `best_metric`.
-        members_at_once: Members per program, over all devices; 0: as many as memory allows.
-        devices: Number of devices that share the members; 0: all (the CPU counts as one).
-        resume: Continue the sweep in the folder.
-        quiet: Print nothing.
-        stop: When set, the sweep saves and ends after the current chunk; None: on Ctrl-C and SIGTERM.
-        trust: Modules from which saved runs may import code, see `wdjax.train.load_run`.
-        callbacks: As for `Trainer`, called with the row of every member. `run.stop()` or True ends the whole sweep.
+        config: a configuration, the name of a preset, or a YAML file.
+        values: dotted field -> list of values; a single value changes the field for all members.
+        seeds: number of seeds, counted up from the configuration's seed, or a list of seeds.
+        points: explicit combinations, each dotted field -> value. Each is combined with all of `values`.
+        workdir: folder for sweep.yaml, table.csv, table.jsonl, curves.png, best/ (a run) and groups/; None: no files.
+        metric: metric used as score, by its last value ("agent/episode_return"); None: `best_metric`.
+        members_at_once: members per program, over all devices; 0: as many as memory allows.
+        devices: number of devices that share the members; 0: all (the CPU counts as one).
+        resume: continue the sweep in the folder.
+        quiet: print nothing.
+        stop: when set, the sweep saves and ends after the current chunk; None: on Ctrl-C and SIGTERM.
+        trust: modules from which saved runs may import code, see `wdjax.train.load_run`.
+        callbacks: as for `Trainer`, called with the row of every member. `run.stop()` or True ends the whole sweep.
 
     Returns:
         One row per member: number, values, seed, score, and the metrics of its last chunk.
 
     Raises:
-        ValueError: For invalid names and values, before anything runs.
-        TypeError: For values of a wrong type.
-        FileExistsError: If the folder holds another sweep or a run.
+        ValueError: for invalid names and values, before anything runs.
+        TypeError: for values of a wrong type.
+        FileExistsError: if the folder holds another sweep or a run.
     """
     base = as_config(config)
     settings = {name: parse_values(name, several) for name, several in (values or {}).items()}

@@ -74,29 +74,29 @@ def evolve(
         history = evolve("cartpole_ppo", {"policies.agent.learning_rate": "log:1e-4:1e-2"}, members=16)
 
     Args:
-        config: A configuration, the name of a preset, or a YAML file. Member i uses its seed + i.
-        values: Dotted field -> a range ("log:1e-4:1e-2", "uniform:0.9:0.999") or several numbers. Members sample their
+        config: a configuration, the name of a preset, or a YAML file. Member i uses its seed + i.
+        values: dotted field -> a range ("log:1e-4:1e-2", "uniform:0.9:0.999") or several numbers. Members sample their
             first value from it and stay within its bounds. Only for traced hyperparameters of policies. A single
             value of any field changes that field for all members.
-        members: Population size; all members train at once, in one program.
-        selection: Frequency of selection, and how copied hyperparameters change.
-        workdir: As for `sweep`.
-        metric: As for `sweep`.
-        devices: As for `sweep`.
-        resume: As for `sweep`.
-        quiet: As for `sweep`.
-        stop: As for `sweep`.
-        trust: As for `sweep`.
-        callbacks: As for `sweep`.
+        members: population size; all members train at once, in one program.
+        selection: frequency of selection, and how copied hyperparameters change.
+        workdir: as for `sweep`.
+        metric: as for `sweep`.
+        devices: as for `sweep`.
+        resume: as for `sweep`.
+        quiet: as for `sweep`.
+        stop: as for `sweep`.
+        trust: as for `sweep`.
+        callbacks: as for `sweep`.
 
     Returns:
         One row per chunk and member: the values used in training, the score, the member copied afterwards (`parent`),
         and all metrics.
 
     Raises:
-        ValueError: As `sweep`, and for fields that cannot change during a run.
-        TypeError: As `sweep`.
-        FileExistsError: As `sweep`.
+        ValueError: as `sweep`, and for fields that cannot change during a run.
+        TypeError: as `sweep`.
+        FileExistsError: as `sweep`.
     """
     base = as_config(config)
     require_integer("members", members, 2)

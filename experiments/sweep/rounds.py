@@ -291,16 +291,16 @@ def load_member(workdir: str | Path, number: int, trust: Collection[str] = ()) -
     """Load a member of a sweep as a single run on one device: its learner and its newest state.
 
     Args:
-        workdir: Folder of the sweep.
-        number: Number of the member, as in the table.
-        trust: Modules from which the sweep may import code, see `wdjax.train.load_run`.
+        workdir: folder of the sweep.
+        number: number of the member, as in the table.
+        trust: modules from which the sweep may import code, see `wdjax.train.load_run`.
 
     Returns:
         (learner, state).
 
     Raises:
-        FileNotFoundError: If there is no such sweep, or no checkpoint of this member.
-        ValueError: If the configuration names code of an untrusted module.
+        FileNotFoundError: if there is no such sweep, or no checkpoint of this member.
+        ValueError: if the configuration names code of an untrusted module.
     """
     workdir = Path(workdir)
     file = workdir / "sweep.yaml"

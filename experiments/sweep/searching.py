@@ -54,34 +54,34 @@ def search(
         table = search("cartpole_ppo", {"policies.agent.learning_rate": "log:1e-4:1e-2"}, trials=64, seeds=2)
 
     Args:
-        config: A configuration, the name of a preset, or a YAML file.
-        values: Dotted field -> a range ("log:1e-4:1e-2", "uniform:0.9:0.999", "int:1:8") or a list of choices. A single
+        config: a configuration, the name of a preset, or a YAML file.
+        values: dotted field -> a range ("log:1e-4:1e-2", "uniform:0.9:0.999", "int:1:8") or a list of choices. A single
             value changes the field for all trials.
-        trials: Number of trials of the study, over all workers. A resumed search may have more than before.
-        seeds: Seeds of every trial: their number, counted up from the configuration's seed, or a list.
-        batch: Trials that are proposed and trained together.
-        halving: Successive halving; None: train all trials to the end.
+        trials: number of trials of the study, over all workers. A resumed search may have more than before.
+        seeds: seeds of every trial: their number, counted up from the configuration's seed, or a list.
+        batch: trials that are proposed and trained together.
+        halving: successive halving; None: train all trials to the end.
         storage: Optuna storage that workers share, each with its own workdir: a journal file or a database URL; None:
             optuna.log in the workdir.
-        study: Name of the study in the storage.
-        workdir: As for `sweep`.
-        metric: As for `sweep`.
-        members_at_once: As for `sweep`.
-        devices: As for `sweep`.
-        resume: As for `sweep`.
-        quiet: As for `sweep`.
-        stop: As for `sweep`.
-        trust: As for `sweep`.
-        callbacks: As for `sweep`.
+        study: name of the study in the storage.
+        workdir: as for `sweep`.
+        metric: as for `sweep`.
+        members_at_once: as for `sweep`.
+        devices: as for `sweep`.
+        resume: as for `sweep`.
+        quiet: as for `sweep`.
+        stop: as for `sweep`.
+        trust: as for `sweep`.
+        callbacks: as for `sweep`.
 
     Returns:
         One row per trial of the study, from all workers: number, values, score, state and env steps.
 
     Raises:
-        ImportError: If Optuna is not installed.
-        ValueError: As `sweep`, and if the storage holds a different study of this name.
-        TypeError: As `sweep`.
-        FileExistsError: As `sweep`.
+        ImportError: if Optuna is not installed.
+        ValueError: as `sweep`, and if the storage holds a different study of this name.
+        TypeError: as `sweep`.
+        FileExistsError: as `sweep`.
     """
     require_optuna()
     base = as_config(config)

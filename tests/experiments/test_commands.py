@@ -88,6 +88,11 @@ def test_diff_does_not_list_env_params_at_their_defaults(tmp_path, capsys):
     assert "env_params" not in capsys.readouterr().out
 
 
+def test_diff_lists_no_env_params_of_different_environments(capsys):
+    main(["diff", "cartpole_ppo", "acrobot_ppo"])
+    assert "env_params" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("params", [{"length": 0.7}, {"length": 0.5, "unknown": 1}])
 def test_diff_lists_env_params_that_differ(params, tmp_path, capsys):
     changed = plain_config(load_config("cartpole_ppo")) | {"env_params": params}

@@ -79,11 +79,11 @@ def static(default: Any, on: str | None = None, read: bool = False, allowed: str
     """Return a field that determines shapes or code paths.
 
     Args:
-        default: The default value, or a function that returns it.
-        on: As for `traced`.
-        read: Whether the field affects how parameters are used. Policies that share parameters must agree on it.
-        allowed: As for `traced`.
-        code: Whether the field may name code to import, "package.module:Name" (config/trust.py).
+        default: default value, or a function that returns it.
+        on: as for `traced`.
+        read: whether the field affects how parameters are used. Policies that share parameters must agree on it.
+        allowed: as for `traced`.
+        code: whether the field may name code to import, "package.module:Name" (config/trust.py).
     """
     facts = {"on": on, "read": read, "allowed": allowed, "code": code}
     if callable(default):
@@ -175,10 +175,10 @@ def require_taken(path: str, config: Any, takes: Collection[str], algorithm: str
     """Raise ValueError for a non-default field that the algorithm does not use: it would be silently ignored.
 
     Args:
-        path: Dotted name of the configuration, for the message: "policies.runner".
-        config: The configuration.
-        takes: Kinds of options that the algorithm takes.
-        algorithm: Name of the algorithm.
+        path: dotted name of the configuration, for the message: "policies.runner".
+        config: the configuration.
+        takes: kinds of options that the algorithm takes.
+        algorithm: name of the algorithm.
     """
     defaults = type(config)()
     for name, fields, value in leaves(config):
@@ -226,9 +226,9 @@ def in_env_steps(config: Any, total: int, old: Any = None) -> Any:
     one of `old` if the two are proportional.
 
     Args:
-        config: The configuration, or a part of one.
-        total: Env steps of the run.
-        old: The same part of the configuration that the run started with; None for a new run.
+        config: the configuration, or a part of one.
+        total: env steps of the run.
+        old: the same part of the configuration that the run started with; None for a new run.
     """
     if isinstance(config, Fraction):
         return old if _in_proportion(config, old) else config.in_env_steps(total)

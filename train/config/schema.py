@@ -109,7 +109,7 @@ class PolicyConfig:
     "runs/a@120" (a specific checkpoint), "runs/a:other" (another policy), "reference:tag_continuous" (a bundled run).
     Empty: random initialization."""
     past_selves: int = static(0, allowed="at least 0 and below 2**31")
-    """Number of past snapshots kept as opponents for other policies (self-play). 0: none."""
+    """Number of snapshots of the policy that are kept as opponents for other policies (self-play). 0: none."""
     past_selves_every: int = static(10, allowed=_COUNT)
     """Updates between snapshots of the policy. A new snapshot replaces the oldest."""
     past_selves_fraction: Schedule = traced(0.5, logged=False, allowed="at least 0 and below 1")
@@ -127,7 +127,7 @@ class PolicyConfig:
     network: NetworkConfig = NetworkConfig()
     """Network architecture."""
     optimizer: Literal["adam", "rmsprop", "sgd"] = "adam"
-    """Optimizer. Gradients are clipped before it."""
+    """Optimizer, applied to the clipped gradients."""
     optimizer_epsilon: float = static(1e-5, allowed="finite and above 0")
     """Epsilon in the denominator of adam and rmsprop."""
     learning_rate: Schedule = traced(3e-4)
