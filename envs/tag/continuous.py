@@ -377,7 +377,7 @@ class TagContinuous(Env):
     # --- observation ---
 
     def observe(self, state: State, params: Params) -> Arrays:
-        """Return observations by group, each [num_in_group, 7 k + num_own] for k other agents.
+        """Return observations by group, [num_in_group, 7 k + m] each: k other agents, m own values.
 
         The columns are, for all k other agents, the scaled difference in x, then in y, speed,
         acceleration and direction, then their types (tagger 1, runner 0), then whether they are

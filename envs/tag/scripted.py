@@ -16,10 +16,10 @@ from wdjax.envs.tag.moves import X_STEPS, Y_STEPS, level, wrap
 
 
 def chase_nearest(env: Any, state: Any, params: Any, key: jax.Array) -> jax.Array:
-    """Move every tagger towards its nearest runner, in tag_continuous or tag_gridworld.
+    """Return actions that move each tagger towards the nearest runner.
 
     Returns:
-        The actions, [num_taggers, 2] int32 in tag_continuous, [num_taggers] int32 in tag_gridworld.
+        [num_taggers, 2] int32 in tag_continuous, [num_taggers] int32 in tag_gridworld.
     """
     return (chase_in_plane if hasattr(state, "direction") else chase_on_grid)(
         env, state, params, key
@@ -27,10 +27,10 @@ def chase_nearest(env: Any, state: Any, params: Any, key: jax.Array) -> jax.Arra
 
 
 def flee_nearest(env: Any, state: Any, params: Any, key: jax.Array) -> jax.Array:
-    """Move every runner away from its nearest tagger, in tag_continuous or tag_gridworld.
+    """Return actions that move each runner away from the nearest tagger.
 
     Returns:
-        The actions, [num_runners, 2] int32 in tag_continuous, [1] int32 in tag_gridworld.
+        [num_runners, 2] int32 in tag_continuous, [1] int32 in tag_gridworld.
     """
     return (flee_in_plane if hasattr(state, "direction") else flee_on_grid)(env, state, params, key)
 
