@@ -156,7 +156,8 @@ def register(name: str, env: type[Env] | Env, replace: bool = False) -> None:
             again, for example by rerunning a notebook cell, is always allowed.
 
     Raises:
-        ValueError: if another environment has this name.
+        ValueError: if another environment has this name and `replace` is false, or the name is
+            empty, contains ":", or starts or ends with whitespace.
         TypeError: if `name` is not a string, `env` is neither a wdjax.Env nor a subclass, or a
             field of the class has no default.
     """

@@ -148,11 +148,19 @@ class Env(abc.ABC):
 
     @abc.abstractmethod
     def observation_space(self, params: Any) -> Space:
-        """Space of `obs`: a Dict with one batched space per group, or the space of one agent."""
+        """Return the space of `obs`.
+
+        With groups, it is a Dict with one batched space per group. Without groups, it is the space
+        of the agent.
+        """
 
     @abc.abstractmethod
     def action_space(self, params: Any) -> Space:
-        """Space of `action`: a Dict with one batched space per group, or the space of one agent."""
+        """Return the space of `action`.
+
+        With groups, it is a Dict with one batched space per group. Without groups, it is the space
+        of the agent.
+        """
 
     def split_observation(self, obs: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Split an observation into the other agents and the rest, for set encoders.

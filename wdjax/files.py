@@ -1,4 +1,8 @@
-"""Files in untrusted folders: written atomically, never through links, read only if regular."""
+"""Safe access to files in untrusted folders.
+
+New files are written atomically, writes never follow symbolic links, and only regular files are
+read.
+"""
 
 import contextlib
 import errno
@@ -18,8 +22,8 @@ MOST_BYTES = 2**26  # limit for files that are read at once; metrics.jsonl may b
 def new_file(path: str | Path, mode: str = "wb", sync: bool = False) -> Iterator[IO[Any]]:
     """Open a new file that replaces `path` when the block succeeds and is deleted otherwise.
 
-    The file has a random name in the same folder and is created exclusively, so that it never
-    writes through a link.
+    The file has a random name in the same folder and is created exclusively, so that
+    writing never follows a symbolic link.
 
     Args:
         path: the file to create or replace.
@@ -44,7 +48,7 @@ def new_file(path: str | Path, mode: str = "wb", sync: bool = False) -> Iterator
 
 
 def make_folder_inside(folder: Path) -> Path:
-    """Create a folder inside a run folder; raise ValueError if it is a link to another place."""
+    """Create a folder inside a run folder; raise ValueError if it is a symbolic link."""
     if folder.is_symlink():
         raise ValueError(f"{folder}: {LINK}")
     folder.mkdir(parents=True, exist_ok=True)
@@ -54,7 +58,7 @@ def make_folder_inside(folder: Path) -> Path:
 def open_regular(
     path: str | Path, mode: str = "rb", most: int | None = None, **options: Any
 ) -> IO[Any]:
-    """Open a regular file; pipes and devices are rejected, and links too when writing.
+    """Open a regular file. Pipes and devices are rejected; symbolic links only when writing.
 
     Args:
         path: the file.

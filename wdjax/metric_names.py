@@ -88,9 +88,10 @@ def statistic_names(
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Return the metric names of an environment's statistics.
 
-    A sum X is reported as `episode_X` and a ratio R as `R`. If this name is taken by a built-in
-    metric or another statistic, it is reported as `user/X` or `user/R`. Sums that are only the
-    numerator of a ratio are not reported.
+    The sum of a statistic X over an episode is reported as `episode_X`, and a ratio R as `R`. If
+    that metric name is reserved or used by another statistic, the metric is `user/X` or `user/R`
+    instead (see `user_space` and `free_name`). Sums that ratios replace (`divided_away`) are not
+    reported.
 
     Args:
         info: names of the statistics in `step`'s info.
@@ -136,5 +137,5 @@ def statistic_names(
 
 
 def divided_away(ratios: Mapping[str, tuple[str, str]]) -> set[str]:
-    """Return the sums that `Env.info_ratios` replaces: numerators that are no denominator."""
+    """Return the sums that ratios replace: numerators in `ratios` that are not also divisors."""
     return {total for total, _ in ratios.values()} - {count for _, count in ratios.values()}

@@ -16,10 +16,10 @@ _FOLDERS: list[str] = []  # working directory of a command started in a shell; e
 
 
 def find_modules_here() -> None:
-    """Let `import_named` also find modules in the current folder; called by the command line.
+    """Let `import_named` also find modules in the current folder. Called by the command line.
 
-    The folder is on sys.path only during such an import. Otherwise a library that probes for an
-    optional module could import a file of that name from there.
+    The folder is on sys.path only while `import_named` runs. If it stayed there, a library that
+    tries to import an optional package could import a file of the same name from this folder.
     """
     with contextlib.suppress(FileNotFoundError):  # a deleted folder
         _FOLDERS[:] = [os.getcwd()]
@@ -63,7 +63,10 @@ def import_named(field: str, name: str) -> Any:
 
 @contextlib.contextmanager
 def _current_folder_on_path(package: str) -> Iterator[None]:
-    """Append the folder of `find_modules_here` to sys.path if the package is imported from it."""
+    """Temporarily append the current folder to sys.path if `package` would be imported from it.
+
+    Without a call of `find_modules_here`, sys.path stays unchanged.
+    """
     folders = (
         [folder for folder in _FOLDERS if folder not in sys.path] if lies_here(package) else []
     )

@@ -22,7 +22,7 @@ ARROW = np.array(
 
 
 def cartpole_scene(env: Any, states: Any, params: Any) -> Scene:
-    """Draw the track, the cart, the pole and the termination limits."""
+    """Return the CartPole scene: the track, the cart, the pole and the termination limits."""
     x, theta = _column(states.x), _column(states.theta)
     limit, tilt = float(params.x_threshold), float(params.theta_threshold_radians)
     pole = 2 * float(params.length)  # `length` is half the pole
@@ -78,7 +78,7 @@ def cartpole_scene(env: Any, states: Any, params: Any) -> Scene:
 
 
 def acrobot_scene(env: Any, states: Any, params: Any) -> Scene:
-    """Draw the two links, their joints and the goal height of the tip."""
+    """Return the Acrobot scene: the two links, their joints and the goal height of the tip."""
     theta1, theta2 = _column(states.theta1), _column(states.theta2)
     length1, length2 = float(params.LINK_LENGTH_1), float(params.LINK_LENGTH_2)
     elbow = length1 * np.sin(theta1), -length1 * np.cos(theta1)
@@ -114,7 +114,7 @@ def acrobot_scene(env: Any, states: Any, params: Any) -> Scene:
 
 
 def mountain_car_scene(env: Any, states: Any, params: Any) -> Scene:
-    """Draw the track, the wall, the goal, and the car with its velocity arrow."""
+    """Return the MountainCar scene: track, wall, goal, and the car with its velocity arrow."""
     position, velocity = _column(states.position), _column(states.velocity)
     # the position is the middle of the car, so its ends need extra room
     goal, room = float(params.goal_position), 0.6 * CAR_LENGTH
@@ -174,7 +174,7 @@ def hill(position: Any) -> Any:
 
 
 def pendulum_scene(env: Any, states: Any, params: Any) -> Scene:
-    """Draw the rod, its pivot and the upright target."""
+    """Return the Pendulum scene: the rod, its pivot and the upright target."""
     theta, length = _column(states.theta), float(params.l)
     tip = -length * np.sin(theta), length * np.cos(theta)
     marks = [

@@ -232,9 +232,10 @@ class Rice(Env):
 
     @property
     def default_params(self) -> Params:
-        """The published calibration, with NaN for regions that it lacks.
+        """The published calibration of the first num_regions regions.
 
-        Numbers are float64 if `jax_enable_x64` is set.
+        Additional regions are NaN: `check_params` requires values for them. Numbers are float32, or
+        float64 if `jax_enable_x64` is set.
         """
         dtype, n, fields = np.dtype(jnp.result_type(float)), self.num_regions, dict(published())
         missing = [np.nan] * max(0, n - fields.pop("num_regions"))
@@ -475,8 +476,8 @@ class Rice(Env):
     def observe(self, state: State, params: Params) -> dict[str, Arrays]:
         """Return features and action masks of all regions.
 
-        `features` is [n, 1043] float32 for 27 regions ([n, 1207] with negotiation), in the authors'
-        order and scales. `action_mask` is [n, sum(nvec)] int8.
+        For n = 27 regions, `features` is [27, 1043] float32, or [27, 1207] with negotiation. It has
+        the order and scales of the original implementation. `action_mask` is [n, sum(nvec)] int8.
         """
         n, treaty = self.num_regions, state.treaty
         stage = [state.time % STAGES] if self.negotiation else []

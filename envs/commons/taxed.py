@@ -57,8 +57,8 @@ class Params(struct.PyTreeNode):
 class TaxedCommons(Env):
     """Harvesters fish a shared stock, and a planner taxes the catch.
 
-    A harvester chooses its catch, Discrete(max_catch + 1). The planner chooses the tax level,
-    Discrete(num_levels).
+    In council steps, the planner chooses the tax level, Discrete(num_levels). In all other steps,
+    each harvester chooses its catch, Discrete(max_catch + 1).
     """
 
     num_harvesters: int = 4

@@ -207,9 +207,11 @@ def _levels(data: dict[str, Any]) -> np.ndarray:
 
 
 def check_calibration(calibration: Any, num_states: int) -> None:
-    """Raise ValueError or TypeError, naming the key, if a calibration of n states is invalid.
+    """Check a calibration of `num_states` states. Its arrays may have leading batch axes.
 
-    Leading batch axes are allowed.
+    Raises:
+        TypeError: if it is not a Calibration.
+        ValueError: for a wrong shape or a value out of range. The message names the key.
     """
     if not isinstance(calibration, Calibration):
         expected = (

@@ -58,8 +58,8 @@ class ReactionPath(Env):
     surface: str = ""
     """built-in surface, path of a .npy file, or "table" for custom `energies` in the params"""
     settings: str = "threshold"
-    """reward settings of a built-in surface: "plain" penalizes all energies above the start,
-    "threshold" only energies near the pass"""
+    """reward settings of a built-in surface: "plain" penalizes all energies above the start
+    energy, "threshold" only energies above the pass or just below it"""
     random_start: bool = False
     """whether to start on a uniformly random slab cell except the goal; false: at initial_state"""
 

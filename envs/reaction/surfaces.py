@@ -156,10 +156,11 @@ class Table:
         return (0, 0, self.z_lower) * (self.energies.ndim // 3)
 
     def settings(self, name: str) -> dict[str, float]:
-        """Return `ienergy` and `max_denergy` of the settings "plain" or "threshold".
+        """Return the params `ienergy` and `max_denergy` for the reward settings called `name`.
 
-        "plain" penalizes every energy above the start. "threshold" penalizes only energies near the
-        pass, so that the path with the optimal return is also the minimax path.
+        "plain" penalizes all cells with a higher energy than the start. "threshold" penalizes only
+        energies above the pass, or at most 5 % of the barrier below it, so that the path with the
+        highest return is also the minimax path.
         """
         barrier = self.top - self.bottom
         max_denergy = SHARE_OF_BARRIER[name] * barrier

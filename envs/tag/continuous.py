@@ -250,11 +250,11 @@ class TagContinuous(Env):
     def advance(
         self, key: jax.Array, state: State, action: Arrays, params: Params
     ) -> tuple[State, State, Arrays, Arrays, Arrays, Arrays]:
-        """Run `step` without observing.
+        """Run `step` without computing the observation.
 
         Returns:
-            (scene, state, reward, terminated, truncated, info): `scene` is the State after the move
-            and before the tags, from which `observe` computes the observation.
+            (scene, state, reward, terminated, truncated, info): `scene`, the input of
+            `observe`, is the State after the move and before the tags.
         """
         require_action(self, action, params, owner=TagContinuous)
         over_before = self.is_over(state, params)  # time stops when the game ends

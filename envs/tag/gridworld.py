@@ -178,11 +178,11 @@ class TagGridworld(Env):
     def advance(
         self, key: jax.Array, state: State, action: Arrays, params: Params
     ) -> tuple[State, State, Arrays, Arrays, Arrays, Arrays]:
-        """Run `step` without observing.
+        """Run `step` without computing the observation.
 
         Returns:
-            (scene, state, reward, terminated, truncated, info): `scene` and `state` are both the
-            new State, from which `observe` computes the observation.
+            (scene, state, reward, terminated, truncated, info): `scene`, the input of
+            `observe`, is the new `state` itself.
         """
         require_action(self, action, params, owner=TagGridworld)
         over_before = self.is_over(state, params)

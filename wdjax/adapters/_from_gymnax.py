@@ -143,7 +143,9 @@ def make(name: str, **arguments: Any) -> tuple[GymnaxEnv, Any]:
 
     Raises:
         ImportError: if gymnax is not installed.
-        ValueError, TypeError: for an unknown name, with the closest match, or an invalid value.
+        ValueError: for an unknown name of the environment or an argument (the message contains the
+            closest one), or an invalid value.
+        TypeError: for a value of the wrong type.
     """
     gymnax = foreign.import_library("gymnax")
     require_known("environment of gymnax", name, gymnax.registered_envs)

@@ -300,7 +300,9 @@ def make(name: str, **arguments: Any) -> tuple[JaxMARLEnv, Params]:
 
     Raises:
         ImportError: if JaxMARL or a dependency of the environment is not installed.
-        ValueError, TypeError: for an unknown name, with the closest match, or an invalid value.
+        ValueError: for an unknown name of the environment or an argument (the message contains the
+            closest one), or an invalid value.
+        TypeError: for a value of the wrong type.
     """
     jaxmarl, credit = foreign.import_library("jaxmarl"), arguments.pop("credit", None)
     require_known("environment of JaxMARL", name, jaxmarl.registered_envs)

@@ -66,7 +66,7 @@ class _SingleAgent(Played):
         return translate.to_numpy(self.observation_space, self._start(self.np_random, rows))
 
     def _step(self, action: Any) -> tuple[Any, ...]:
-        """Advance one step with an action in `action_space`. Results stay on the device."""
+        """Advance one step with an action in `action_space`; return jax arrays."""
         self._require_reset("step")
         return self._advance(translate.to_action(self.action_space, self._own_action_space, action))
 
@@ -84,7 +84,9 @@ class GymnasiumEnv(_SingleAgent, gymnasium.Env):
         seed: seed of the first episode, unless `reset` receives a seed.
 
     Raises:
-        ValueError, TypeError: for an environment with groups, or another invalid argument.
+        ValueError: if `env` has groups, a value in `params` is invalid, or `render_mode` is
+            unknown.
+        TypeError: for an argument of the wrong type.
     """
 
     metadata = translate.METADATA
@@ -114,8 +116,9 @@ class GymnasiumEnv(_SingleAgent, gymnasium.Env):
             (obs, info). obs is in `observation_space`; info contains the action mask, if any.
 
         Raises:
-            ValueError, TypeError: for an unknown option or parameter, with the closest match, or an
-                invalid value.
+            ValueError: for an unknown option or parameter (the message contains the closest name),
+                or an invalid value.
+            TypeError: for a value of the wrong type.
         """
         obs = self._reset(seed, options)
         self._ended, self._warned = False, False
@@ -184,7 +187,8 @@ class GymnasiumVectorEnv(_SingleAgent, gymnasium.vector.VectorEnv):
             `reset_mask`, [num_envs] bool.
 
     Raises:
-        ValueError, TypeError: for an environment with groups, or another invalid argument.
+        ValueError: if `env` has groups, or an argument has an invalid value.
+        TypeError: for an argument of the wrong type.
     """
 
     _prefix = "single_"
@@ -229,8 +233,9 @@ class GymnasiumVectorEnv(_SingleAgent, gymnasium.vector.VectorEnv):
             (obs, infos). obs is in `observation_space`; infos contains the action masks, if any.
 
         Raises:
-            ValueError, TypeError: for an unknown option or parameter, with the closest match, or an
-                invalid value.
+            ValueError: for an unknown option or parameter (the message contains the closest name),
+                an invalid value, or an invalid `reset_mask`.
+            TypeError: for a value of the wrong type.
         """
         mask = options.get("reset_mask") if isinstance(options, dict) else None
         if mask is None:

@@ -47,8 +47,9 @@ class WdjaxInGymnax(Environment):
         params: the params that `default_params` returns; None: the defaults of `env`.
 
     Raises:
-        ValueError, TypeError: for an environment with groups, an unsupported space, or params that
-            are out of range or belong to another environment.
+        ValueError: if `env` has groups, or a value in `params` is invalid.
+        TypeError: for an unsupported space, or an argument of the wrong type, such as the params of
+            another environment.
     """
 
     def __init__(self, env: Env, params: Any = None):

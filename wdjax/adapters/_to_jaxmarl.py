@@ -43,8 +43,9 @@ class WdjaxInJaxMARL(MultiAgentEnv):
         params: params of `env`; None: its defaults.
 
     Raises:
-        ValueError, TypeError: for a single-agent environment, an unsupported space, or params that
-            are out of range or belong to another environment.
+        ValueError: if `env` has no groups, or a value in `params` is invalid.
+        TypeError: for an unsupported space, or an argument of the wrong type, such as the params of
+            another environment.
     """
 
     def __init__(self, env: Env, params: Any = None):
@@ -145,7 +146,7 @@ def strip_mask(by_group: Mapping[str, Any], group: str) -> Any:
     """Return a group's observation or observation space without the mask.
 
     Raises:
-        TypeError: if more than one array remains.
+        TypeError: if not exactly one array remains.
     """
     obs = by_group[group]
     if not isinstance(obs, Dict | Mapping):

@@ -29,7 +29,9 @@ class PettingZooEnv(translate.Played, ParallelEnv):
         render_mode: None, or "rgb_array": `render()` returns a picture, [480, 640, 3] uint8.
 
     Raises:
-        ValueError, TypeError: for a single-agent environment, or another invalid argument.
+        ValueError: if `env` has no groups, a value in `params` is invalid, or `render_mode` is
+            unknown.
+        TypeError: for an argument of the wrong type.
     """
 
     def __init__(self, env: Env, params: Any = None, render_mode: str | None = None):
@@ -90,8 +92,9 @@ class PettingZooEnv(translate.Played, ParallelEnv):
             (observations, infos), dicts by agent. An info contains the agent's action mask, if any.
 
         Raises:
-            ValueError, TypeError: for an unknown parameter, with the closest match, or an invalid
-                value.
+            ValueError: for an unknown parameter (the message contains the closest name), or an
+                invalid value.
+            TypeError: for a value of the wrong type.
         """
         self._change_params(options)
         if seed is not None or self._rng is None:

@@ -51,7 +51,9 @@ def check_env_and_params(env: Env, params: Any) -> Any:
     """Check and cast params as `wdjax.make` does, and return them; None: the defaults of `env`.
 
     Raises:
-        ValueError, TypeError: if `env` is not a wdjax.Env, or `params` are invalid for it.
+        ValueError: if a value in `params` is invalid.
+        TypeError: if `env` is not a wdjax.Env, `params` belong to another environment, or a value
+            has a wrong type.
     """
     if not isinstance(env, Env):
         raise TypeError(f"env = {env!r}: must be a wdjax.Env, the first value of wdjax.make(...)")
@@ -76,7 +78,8 @@ def check_single_agent(env: Env, params: Any, library: str) -> Any:
         library: name of the library, for the error message.
 
     Raises:
-        ValueError, TypeError: for an environment with groups, or invalid params.
+        ValueError: if `env` has groups, or a value in `params` is invalid.
+        TypeError: as in `check_env_and_params`.
     """
     params = check_env_and_params(env, params)
     if env.groups:
@@ -119,7 +122,8 @@ class Played:
         """Change the params listed in `options["params"]`, a mapping from names to values.
 
         Raises:
-            ValueError: for an unknown name, with the closest match, or a value out of range.
+            ValueError: for an unknown name (the message contains the closest one), or an invalid
+                value.
             TypeError: for a value of the wrong type.
         """
         changes = (options or {}).get("params")
@@ -151,7 +155,11 @@ class Played:
         return to_host(obs)
 
     def _advance(self, action: Any) -> tuple[Any, ...]:
-        """Advance one step. Returns (obs, reward, terminated, truncated, info) on the device."""
+        """Advance one step.
+
+        Returns:
+            (obs, reward, terminated, truncated, info), jax arrays.
+        """
         results, self.env_state, self._key = advance(
             self._played, self._key, self.env_state, action, self._params
         )

@@ -35,7 +35,10 @@ class Canvas(Protocol):
     def polygons(
         self, points: np.ndarray, color: str, opacity: Any, stroke: float, edge: bool
     ) -> None:
-        """Fill polygons [N, V, 2] with opacities [N], or draw their outlines if `stroke` > 0."""
+        """Fill polygons [N, V, 2] with opacities [N], or draw their outlines if `stroke` > 0.
+
+        `edge` adds a thin border in the background color.
+        """
 
     def lines(
         self, points: np.ndarray, color: str, width: float, opacity: float, dashed: bool

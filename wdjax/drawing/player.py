@@ -109,7 +109,7 @@ def quantise(array: Any, bits: int = 16) -> tuple[dict[str, Any], bytes]:
 
 
 def restore(note: Mapping[str, Any], kept: bytes) -> np.ndarray:
-    """Decode an array encoded by `quantise`, in the same way as the page."""
+    """Decode the output of `quantise`, as player.html does. Used by tests."""
     planes = np.frombuffer(kept, np.uint8).reshape(note["bits"] // 8, -1)
     change = sum(plane.astype(np.int64) << 8 * i for i, plane in enumerate(planes)).reshape(
         note["shape"]

@@ -129,8 +129,8 @@ class Shapes:
     """One outline drawn at N positions, each with its own size, angle and opacity.
 
     Raises:
-        ValueError: If the shapes of the arrays do not broadcast, the color is unknown, or a number
-            is not finite.
+        ValueError: If the shapes of the arrays do not broadcast, the color is unknown, or `stroke`
+            or `outline` is not finite.
         TypeError: If a scalar field has a wrong type.
     """
 
@@ -171,16 +171,17 @@ class Shapes:
         _set(self, **arrays, outline=outline)
 
     def arrays(self) -> tuple[np.ndarray, ...]:
-        """Return the arrays with a leading axis of frames."""
+        """Return the fields that may differ between frames, each of length T or 1."""
         return self.x, self.y, self.size, self.angle, self.opacity
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Lines:
-    """N polylines of V vertices each, with gaps at NaN.
+    """N polylines of V vertices each. A NaN vertex leaves a gap.
 
     Raises:
-        ValueError: If an array has a wrong shape, the color is unknown, or a number is not finite.
+        ValueError: If an array has a wrong shape, the color is unknown, or `width` or `opacity` is
+            not finite.
         TypeError: If a scalar field has a wrong type.
     """
 
@@ -203,7 +204,7 @@ class Lines:
         _set(self, points=points, window=window, opacity=min(max(self.opacity, 0.0), 1.0))
 
     def arrays(self) -> tuple[np.ndarray, ...]:
-        """Return the arrays with a leading axis of frames."""
+        """Return the fields that may differ between frames, each of length T or 1."""
         return (self.points,) if self.window is None else (self.points, self.window)
 
 
@@ -212,8 +213,8 @@ class Text:
     """N short texts at N positions.
 
     Raises:
-        ValueError: If the number of texts differs from the number of positions, or the color or
-            alignment is unknown.
+        ValueError: If the number of texts differs from the number of positions, the color or
+            alignment is unknown, or `size` is not finite.
         TypeError: If a scalar field has a wrong type.
     """
 
@@ -239,7 +240,7 @@ class Text:
         _set(self, x=x, y=y, texts=texts)
 
     def arrays(self) -> tuple[Any, ...]:
-        """Return the arrays with a leading axis of frames."""
+        """Return the fields that may differ between frames, each of length T or 1."""
         return self.x, self.y, self.texts
 
 
@@ -267,7 +268,7 @@ class Field:
         _set(self, opacity=opacity, index=index, extent=_corners(self.extent))
 
     def arrays(self) -> tuple[np.ndarray, ...]:
-        """Return the arrays with a leading axis of frames."""
+        """Return the fields that may differ between frames, each of length T or 1."""
         return (self.index,)
 
 
@@ -304,7 +305,7 @@ class Series:
         _set(self, **curves)
 
     def arrays(self) -> list[np.ndarray]:
-        """Return the arrays with a leading axis of frames."""
+        """Return the fields that may differ between frames, each of length T or 1."""
         return [array for array in (self.values, self.low, self.high) if array is not None]
 
 

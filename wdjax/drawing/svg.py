@@ -133,9 +133,11 @@ def to_svg(
 ) -> str:
     """Return a looping SVG animation of a scene.
 
+    Long scenes are thinned to at most `FRAMES` frames, without changing the playback speed.
+
     Args:
         scene: The scene to draw.
-        fps: Frames per second.
+        fps: Frames of the scene per second.
         hold: Seconds for which the last frame is shown.
         size: (width, height) in pixels. None: 640 wide, and as high as needed.
     """

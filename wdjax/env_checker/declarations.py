@@ -88,7 +88,7 @@ def ratios_are_of_sums_in_info(case: Case) -> None:
 
 
 def moved_statistics(case: Case) -> Iterator[str]:
-    """Yield a warning for each statistic whose name collides with a built-in metric."""
+    """Yield a warning for each statistic that is renamed because its metric name is taken."""
     info, ratios = case.step[1]["info"], case.env.info_ratios
     groups = tuple(case.env.groups) or (SINGLE_AGENT,)
     names = statistic_names(info, ratios, policies=groups, groups=groups)

@@ -26,7 +26,7 @@ from wdjax.vector import all_agents, select
 
 NUM_REPLICAS = 10
 STEPS_PAST_END = 3  # steps of a replica after all agents have terminated, before its reset
-CHUNK_BYTES = 2**26  # memory of one Play
+CHUNK_BYTES = 2**26  # approximate maximum size of one Play
 # number of steps repeated with other actions of agents that are terminated or truncated
 NUM_PAIRS = 64
 
@@ -47,7 +47,10 @@ class Play:
 
 
 def random_play(case: Case) -> Iterator[Play]:
-    """Yield `num_steps` random steps (rounded up), as Plays on the host that fit in memory."""
+    """Play at least `case.num_steps` steps at random, and yield them in Plays of about CHUNK_BYTES.
+
+    All leaves are NumPy arrays, except typed keys.
+    """
     replicas = min(NUM_REPLICAS, case.num_steps)
     length = math.ceil(case.num_steps / replicas)
     shapes = (case.reset[1], case.step[1], case.action)
@@ -135,7 +138,10 @@ def over_rows(rows: np.ndarray, leaf: np.ndarray) -> np.ndarray:
 
 
 def numbers_are_finite(case: Case, play: Play) -> None:
-    """Report the earliest fault; within one step the state's, since the others follow from it."""
+    """Report the first number that is not finite.
+
+    Within a step, report the state first, because other numbers are computed from it.
+    """
     faults = []
     for method, rows, values in moments(play):
         for name, leaf in named_leaves(values):

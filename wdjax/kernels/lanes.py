@@ -124,7 +124,7 @@ def identity(element: Any) -> Any:
 
 
 def words_of(arrays: Sequence[Elements]) -> list[Any]:
-    """Concatenate the elements of arrays, with each key as two words."""
+    """Return all elements of several arrays in one list, with each key split into its two words."""
     elements = [element for array in arrays for element in array.ravel()]
     return [
         word
@@ -134,7 +134,7 @@ def words_of(arrays: Sequence[Elements]) -> list[Any]:
 
 
 def with_words(arrays: Sequence[Elements], words: Sequence[Any]) -> list[Elements]:
-    """Return arrays of the same structure with new words, in the order of `words_of`."""
+    """Replace the elements of arrays by `words`, in the order that `words_of` returns."""
     rest = iter(words)
 
     def take(old) -> Any:

@@ -177,7 +177,10 @@ def _rows_kernel(
     sizes: tuple[int, ...],
     interpret: bool,
 ) -> None:
-    """Write the neighbor indices of ROWS agents, then their rows in the arrays of the groups."""
+    """Write the neighbor indices of ROWS agents, and then their feature rows.
+
+    `rows_refs` contains the feature rows of each group, [size, width].
+    """
     rows = _own_rows(num_agents)
     is_active = pallas.load(scene_ref.at[rows]) < jnp.inf
     for place, index in enumerate(_nearest(x_ref, y_ref, scene_ref, rows, num_agents, k)):
@@ -347,7 +350,7 @@ def _sort(keys: list[jax.Array]) -> list[jax.Array]:
 
 
 def _merge_odd_even(keys: list[jax.Array]) -> list[jax.Array]:
-    """Merge two sorted halves of 2^n keys."""
+    """Merge the two halves, each sorted, of a list of 2^n keys."""
     if len(keys) == 2:
         return [jax.lax.min(*keys), jax.lax.max(*keys)]
     even, odd = _merge_odd_even(keys[::2]), _merge_odd_even(keys[1::2])

@@ -30,7 +30,11 @@ def why_missing() -> str | None:
 
 @functools.cache
 def _pallas() -> tuple[Any, Any]:
-    """Import Pallas and its Triton backend, and check for every attribute used here."""
+    """Import Pallas and its Triton backend, and apply the workaround for `DIALECT`.
+
+    Raises:
+        ImportError, AttributeError: if this JAX lacks a module or function that is used here.
+    """
     from jax.experimental import pallas
     from jax.experimental.pallas import triton
 

@@ -213,7 +213,7 @@ def _known(value: Any) -> Elements | None:
 
 
 def _to_shared(value: Any) -> jax.Array:
-    """Convert an array that all replicas share to its layout in memory."""
+    """Convert an array that all replicas share to the layout that `shared.load` reads."""
     return shared.padded(value) if shared.is_weights(value) else to_words(value, 0)[None]
 
 
