@@ -88,13 +88,13 @@ def preset_path(preset: str | Path) -> Path:
             raise FileNotFoundError(f"no such file: {path}")
         return path
     if (path / CONFIG).is_file():
-        raise ValueError(f"{preset} is a run folder. Use its preset {preset}/{CONFIG}")
+        raise ValueError(f"{preset} is a run folder. Use its preset {preset}/{CONFIG}.")
     name, known = ALIASES.get(str(preset), str(preset)), list_presets()
     if name not in known and path.parts and (len(path.parts) > 1 or path.is_dir()):
         raise FileNotFoundError(f"{preset}: not a preset (see wdjax list), a .yaml file or a run folder")
     if ":" in str(preset):
         words = f"this is an environment, not a preset. Single-agent: wdjax train cartpole_ppo --env {preset}"
-        raise ValueError(f"preset = {preset}: {words}. Multi-agent: write a preset (docs/how_to/own_environment.md)")
+        raise ValueError(f"preset = {preset}: {words}. Multi-agent: write a preset (docs/how_to/own_environment.md).")
     require_known("preset", name, [*known, *ALIASES])
     return PRESETS / f"{name}.yaml"
 

@@ -295,7 +295,7 @@ class Trainer:
         most, env_steps = room(self.config), updates * self.config.env_steps_per_update
         self._say(f"Resuming from {checkpoints.directory}/{updates}, {env_steps:,} env steps")
         if forgets_determinism(host["deterministic"]):
-            self._say("Warning: this run used --deterministic. Without the flag, results are not bit-identical")
+            self._say("Warning: this run used --deterministic. Without the flag, results are not bit-identical.")
         for words in switch_warnings(read_made_with(self.workdir)):
             self._say(words)
         program = (compile_checked(self.learner, most), 0.0) if self.debug else compile_chunk(self.learner, like, most)

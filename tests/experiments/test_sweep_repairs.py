@@ -87,7 +87,7 @@ def test_where_no_checkpoint_can_be_read_it_says_what_to_do(turn, whole, begun):
     for _ in range(2):
         words = refusal(grid, begun, resume=True)
         assert f"checkpoint {checkpoints}/" in words
-        assert words.endswith(f"No older one is readable. Move {checkpoints} away and use --resume to restart")
+        assert words.endswith(f"No older one is readable. Move {checkpoints} away and use --resume to restart.")
     shutil.rmtree(checkpoints)
     grid(begun, resume=True)
     assert_same(begun, whole)
@@ -184,5 +184,5 @@ def test_no_run_is_trained_in_the_folder_of_a_sweep(whole):
     before = {path: path.stat().st_mtime_ns for path in whole.rglob("*")}
     for resume in (False, True):
         words = refusal(Trainer, CONFIG, whole, resume=resume)
-        assert words == f"{whole} contains a sweep of wdjax sweep. Use another --workdir"
+        assert words == f"{whole} contains a sweep of wdjax sweep. Use another --workdir."
     assert before == {path: path.stat().st_mtime_ns for path in whole.rglob("*")}

@@ -73,7 +73,7 @@ def require_trusted(what: str, values: Any, trust: Collection[str]) -> None:
         module, field, text = others[0]
         message = (
             f"{what} names code in the module {module!r} ({field} = {text!r}), which would be executed. If you trust "
-            f'it, pass --trust {module} (in Python trust=("{module}",))'
+            f'it, pass --trust {module} (in Python trust=("{module}",)).'
         )
         raise UntrustedModuleError(message, tuple(dict.fromkeys(module for module, _, _ in others)))
 
@@ -99,7 +99,7 @@ def _checked(trust: Collection[str]) -> Collection[str]:
     for module in trust:
         file = module.endswith(".py")
         named = not file and all(part.isidentifier() for part in module.split("."))
-        hint = f". Try {Path(module).stem}" if file else ""
+        hint = f". Try {Path(module).stem}." if file else ""
         require(named, "trust", module, f"a module name such as package.module{hint}")
     return trust
 

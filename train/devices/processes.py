@@ -225,7 +225,7 @@ def end(error: BaseException) -> None:
     if tells_of_a_lost_one(error):
         print(
             f"wdjax: process {jax.process_index()} of {jax.process_count()} stops: another process of the run died or "
-            f"is unreachable ({one_line(error)[:200]}). See its output, then continue with --resume", file=sys.stderr
+            f"is unreachable ({one_line(error)[:200]}). See its output, then continue with --resume.", file=sys.stderr
         )  # fmt: skip
     elif isinstance(error, OthersRefusedError):
         print(f"wdjax: {one_line(error)}", file=sys.stderr)

@@ -65,4 +65,4 @@ def find_devices() -> list[jax.Device]:
         reason = one_line(error) if str(error) else "jax finds no such device or lacks the plugin for it"
         remedy = 'Unset JAX_PLATFORMS, set it to cpu, or install jax for the device (pip install "jax[cuda12]")'
         named = names and names != "cpu"  # else jax itself names the platform that it tried
-        raise OSError(f"JAX_PLATFORMS = {names}: {reason}. {remedy}" if named else reason) from error
+        raise OSError(f"JAX_PLATFORMS = {names}: {reason}. {remedy}." if named else reason) from error

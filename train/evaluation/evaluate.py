@@ -217,7 +217,7 @@ def play_in_turns(
     if batch is not None:
         require_integer("batch", batch, 1)
     size = min(batch or num_episodes, num_episodes)
-    allowed = f"at most {MOST_EPISODES} at once. Set batch to play them in parts"
+    allowed = f"at most {MOST_EPISODES} at once. Set batch to play them in parts."
     require(size <= MOST_EPISODES, "num_episodes", num_episodes, allowed)
     num_turns = -(-num_episodes // size)
     turns = []

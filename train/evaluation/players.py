@@ -157,7 +157,7 @@ def as_player(setup: Setup, player: Player | Script | str) -> Player:
     if callable(player):
         return Player(getattr(player, "__name__", "script"), script=player)
     if not isinstance(player, str):
-        words = "must be a Player, a name or a function. For a run use Player(name, *load_run(folder))"
+        words = "must be a Player, a name or a function. For a run use Player(name, *load_run(folder))."
         raise TypeError(f"player of type {type(player).__name__}: {words}")
     require_known("player", player, ["random", *setup.env.scripts])
     if player == "random":
@@ -195,7 +195,7 @@ def seat(setup: Setup, player: Player, role: Role) -> Candidate:
     theirs = player.learner.setup
     require_same_game(setup, theirs, player.name)
     members = player.state.num_updates.shape
-    words = "(), a single run. Select a population member with jax.tree.map(lambda leaf: leaf[i], states)"
+    words = "(), a single run. Select a population member with jax.tree.map(lambda leaf: leaf[i], states)."
     require(members == (), f"player {player.name!r}: state shape", members, words)
     wanted = set(role.assignment.agents)
     name = next((name for name, own in theirs.assignments.items() if wanted.issubset(own.agents)), None)

@@ -110,7 +110,7 @@ def trained_policy(learner: Learner, state: TrainState, policy: str | None = Non
     require(policy is not None or len(policies) == 1, "policy", policy, f"one of {', '.join(policies)}")
     policy = next(iter(policies)) if policy is None else policy
     require_known("policy", policy, policies)
-    words = "(), a single run. Select a population member with jax.tree.map(lambda leaf: leaf[i], states)"
+    words = "(), a single run. Select a population member with jax.tree.map(lambda leaf: leaf[i], states)."
     require(state.num_updates.shape == (), "state shape", state.num_updates.shape, words)
     return TrainedPolicy(learned_part(state.policies[policy]), Actor(policies[policy], "learned"))
 

@@ -89,7 +89,7 @@ def _asks_for_end(answer: Any) -> bool:
     """Return whether a callback's result is a true boolean: Python's, or a scalar of NumPy or jax."""
     if inspect.iscoroutine(answer):
         answer.close()
-        raise TypeError("the callback returned a coroutine, which is never awaited. Use a plain function")
+        raise TypeError("the callback returned a coroutine, which is never awaited. Use a plain function.")
     scalar = np.shape(answer) == () and getattr(answer, "dtype", None) == np.bool_
     return answer is True or (scalar and bool(answer))
 

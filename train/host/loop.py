@@ -219,7 +219,7 @@ def write_rows(job: Job, rows: Sequence[Row]) -> None:
         if job.lock is not None:
             job.lock()  # first: another run may have found the folder free
         job.log.write_again()
-        job.say(f"Warning: {job.log.path} was deleted or replaced during training. It is rewritten with all its lines")
+        job.say(f"Warning: {job.log.path} was deleted or replaced during training. It is rewritten with all its lines.")
     for row in rows:
         job.log.write(row)
 

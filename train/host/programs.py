@@ -123,7 +123,7 @@ def compile_and_init(
     devices = learner.setup.num_devices
     free = bytes_free(devices)
     needed = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(like)) // devices
-    allowed = f"at most {free}, the free memory of a device. Lower num_envs, past_selves or buffer_size"
+    allowed = f"at most {free}, the free memory of a device. Lower num_envs, past_selves or buffer_size."
     require(needed <= free, "state size in bytes", needed, allowed)
     lowered = lower_chunk(learner, like, most)  # here: JAX's settings may be this thread's own
     key = jax.random.key(seed)  # not before: it needs the device, which may still be reserving memory

@@ -60,7 +60,7 @@ def schedule_warnings(given: TrainConfig, config: TrainConfig) -> Iterator[str]:
             if (end := points[-1][0]) != total:
                 at_end = float(np.interp(total, *zip(*points, strict=True)))
                 words = f"ends at env step {end:,.0f}, but the run ends at {total:,}, where its value is {at_end:g}"
-                yield f"Warning: policies.{name}.{field} {words}. Use fractions of the run to fit any length"
+                yield f"Warning: policies.{name}.{field} {words}. Use fractions of the run to fit any length."
 
 
 def nothing_to_do(config: TrainConfig, done: int) -> str:

@@ -42,7 +42,7 @@ def read_run(
     folder = Path(run_folder) / ("best" if best else "checkpoints")
     if not folder.is_dir():
         none = best and config.best_by is None  # auto: several policies train
-        why = f": best_metric = {config.best_metric} selects none in this run. Name a metric" if none else ""
+        why = f": best_metric = {config.best_metric} selects none in this run. Name a metric." if none else ""
         raise FileNotFoundError(f"no checkpoint in {folder}{why}")
     with open_checkpoints(folder, keep=None) as manager:
         steps = sorted(manager.all_steps())
@@ -52,7 +52,7 @@ def read_run(
         if step not in steps:
             held = ", ".join(map(str, steps))
             raise FileNotFoundError(
-                f"no checkpoint of {step} updates in {folder}. Available: {held} (see keep_checkpoints)"
+                f"no checkpoint of {step} updates in {folder}. Available: {held} (see keep_checkpoints)."
             )
         try:
             return setup, restore(manager, step, abstract_state(setup), config)[0]

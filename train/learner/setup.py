@@ -42,7 +42,7 @@ def make_setup(config: TrainConfig, trust: Collection[str] = ()) -> Setup:
 def require_config(config: TrainConfig) -> None:
     """Raises TypeError for the name of a preset in the place of a configuration."""
     if isinstance(config, (str, Path)):
-        raise TypeError(f"config = {str(config)!r}: must be a TrainConfig. Use load_config({str(config)!r})")
+        raise TypeError(f"config = {str(config)!r}: must be a TrainConfig. Use load_config({str(config)!r}).")
 
 
 def make_policy(name: str, config: TrainConfig, assignment: Assignment) -> Policy:

@@ -300,7 +300,7 @@ def require_layout(path: str, config: NetworkConfig, env: Env) -> None:
     if asked is not None and asked.default is asked.empty and layout_of(env) is None:
         words = f"{type(env).__name__} does not define how to split observations into agents"
         remedies = "Add a method split_observation, or name a function as encoder_options.split"
-        raise ValueError(f"{path}.encoder = {config.encoder!r}: {words}. {remedies}")
+        raise ValueError(f"{path}.encoder = {config.encoder!r}: {words}. {remedies}.")
 
 
 def _split_asked_for(config: NetworkConfig) -> inspect.Parameter | None:
@@ -354,7 +354,7 @@ def _require_params(what: str, encoder: nnx.Module) -> None:
         if not issubclass(kind, nnx.Param):
             raise TypeError(
                 f"{what}: {'.'.join(map(str, place))} is of type {kind.__name__}; only nnx.Param is stored and "
-                "trained. Remove running statistics and dropout; make a constant a tuple, or build it in __call__"
+                "trained. Remove running statistics and dropout; make a constant a tuple, or build it in __call__."
             )
 
 

@@ -98,7 +98,7 @@ def assign_agents(env: Env, params: Any, policies: Mapping[str, PolicyConfig]) -
             if pair != spaces[0]:
                 raise ValueError(
                     f"policies.{name}.agents: groups {parts[0].group!r} and {part.group!r} have different spaces "
-                    f"({spaces[0]} and {pair}). Give each group its own policy"
+                    f"({spaces[0]} and {pair}). Give each group its own policy."
                 )
         space, shows, selectors = spaces[0][0], policies[name].agent_type_feature, policies[name].agents or (name,)
         types = tuple(types_of(selectors, parts)) if shows else ()

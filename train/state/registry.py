@@ -62,7 +62,7 @@ def _require_algorithm(what: str, found: Any) -> None:
     if not (isinstance(found, type) and issubclass(found, Algorithm)):
         raise TypeError(f"{what}: must be a subclass of wdjax.train.Algorithm, not {found!r}")
     missing = ", ".join(sorted(found.__abstractmethods__))
-    require(not missing, what, found.__name__, f"a complete algorithm. Implement {missing}")
+    require(not missing, what, found.__name__, f"a complete algorithm. Implement {missing}.")
     options = found.Options
     words = f"{what}: Options must be a frozen dataclass with a default for every field"
     if not (isinstance(options, type) and dataclasses.is_dataclass(options) and options.__dataclass_params__.frozen):
@@ -96,7 +96,7 @@ def with_options(path: str, config: PolicyConfig) -> PolicyConfig:
     if not dataclasses.fields(cls) and isinstance(given, Mapping) and given:
         name = next(iter(given))
         near = policy_fields(name, [path.removeprefix("policies.")])
-        words = f": did you mean '{near[0]}'?" if near else ". Set its hyperparameters as fields of the policy"
+        words = f": did you mean '{near[0]}'?" if near else ". Set its hyperparameters as fields of the policy."
         raise ValueError(f"unknown field {path}.options.{name}: {config.algorithm} has no options{words}")
     options = from_mapping(cls, given, f"{path}.options.")
     return dataclasses.replace(config, options=options if dataclasses.fields(cls) else {})

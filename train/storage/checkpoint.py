@@ -145,7 +145,7 @@ def saving(manager: ocp.CheckpointManager) -> Iterator[None]:
     except Exception as error:  # orbax raises what its threads and tensorstore do: of any type
         whole = [int(path.name) for path in Path(manager.directory).glob("*") if path.name.isdecimal()]
         good = max(whole, default=None)
-        rest = "No checkpoint is complete" if good is None else f"The one of {good} updates is complete; use --resume"
+        rest = "No checkpoint is complete." if good is None else f"The one of {good} updates is complete; use --resume."
         raise OSError(f"could not save a checkpoint in {manager.directory} ({reason(error)}). {rest}") from error
 
 
@@ -286,10 +286,10 @@ def restore_newest(
             damaged[step] = error
             continue
         for other, error in damaged.items():
-            say(f"Warning: {error}. Renamed to {set_aside(manager, other).name}, resuming from {step} updates")
+            say(f"Warning: {error}. Renamed to {set_aside(manager, other).name}, resuming from {step} updates.")
         return step, *found
     for error in damaged.values():  # the newest
-        rest = f"No older one is readable. Move {manager.directory} away and use --resume to restart"
+        rest = f"No older one is readable. Move {manager.directory} away and use --resume to restart."
         raise DamagedCheckpointError(f"{error}. {rest}") from error
     return None
 
@@ -303,7 +303,7 @@ def newest_host(
         try:
             return newest, read_host(manager, newest)
         except DamagedCheckpointError as error:
-            say(f"Warning: {error}. Renamed to {set_aside(manager, newest).name}")
+            say(f"Warning: {error}. Renamed to {set_aside(manager, newest).name}.")
     return None
 
 

@@ -68,9 +68,9 @@ def make_folder(workdir: Path, kind: Kind, resume: bool) -> bool:
     require_checkpoint_path(workdir)
     held = next((own for sign, own in _SIGNS.items() if (workdir / sign).exists()), None)
     if held not in (None, kind):
-        raise FileExistsError(f"{workdir} contains a {held.name} of {held.command}. Use another --workdir")
+        raise FileExistsError(f"{workdir} contains a {held.name} of {held.command}. Use another --workdir.")
     if held and not resume:
-        words = "Resume it (--resume, in Python resume=True) or use another --workdir"
+        words = "Resume it (--resume, in Python resume=True) or use another --workdir."
         raise FileExistsError(f"{workdir} already contains a {kind.name}. {words}")
     with writing(workdir):
         workdir.mkdir(parents=True, exist_ok=True)
@@ -105,7 +105,7 @@ def prepare_folder(workdir: Path, config: TrainConfig, resume: bool, trust: Coll
     require(not collides, "policies", EVALUATED, f"another name, as {EVALUATED}/... are the metrics of evaluations")
     begun = make_folder(workdir, RUN, resume)
     if begun and not file.exists():
-        raise FileNotFoundError(f"{file} is missing. Restore it from a checkpoint (host/metadata, as JSON)")
+        raise FileNotFoundError(f"{file} is missing. Restore it from a checkpoint (host/metadata, as JSON).")
     if begun:
         old = load_run_config(workdir, with_own(trust, config))
         require_same_run(old, config, f"the run in {workdir} was begun with")
@@ -134,7 +134,7 @@ def hold_folder(workdir: Path, kind: Kind = RUN) -> Iterator[Callable[[], None]]
                 if fcntl is not None:
                     fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                words = f"{kind.busy} there. Wait for it or use another --workdir"
+                words = f"{kind.busy} there. Wait for it or use another --workdir."
                 raise BlockingIOError(f"{workdir}: {words}") from None
             except OSError:
                 pass  # a file system without locks: better a run that nothing guards than none

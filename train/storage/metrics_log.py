@@ -123,7 +123,7 @@ class MetricsLog:
             yield
         except OSError as error:
             self._file.truncate(self.size)  # whole lines only
-            raise type(error)(f"could not write {self.path} ({error.strerror}). Continue with --resume") from error
+            raise type(error)(f"could not write {self.path} ({error.strerror}). Continue with --resume.") from error
 
 
 @contextlib.contextmanager

@@ -310,7 +310,7 @@ class Bare(AWR):
         ("a:b", AWR, "must be a name without ':'"),
         ("PPO", AWR, "must be a name that is not used by another algorithm"),
         ("mine", 3, "must be a subclass of wdjax.train.Algorithm, not 3"),
-        ("mine", Half, "policy_loss not written"),
+        ("mine", Half, "Implement policy_loss"),
         ("mine", Loose, "Options must be a frozen dataclass"),
         ("mine", Bare, "a default for every field: width has none"),
     ],

@@ -176,7 +176,7 @@ def test_where_no_checkpoint_can_be_read_it_says_what_to_do(whole_run, run):
         for file in (checkpoint / "state").rglob("d/*"):
             os.truncate(file, 10)
     words = refusal(go_on, run, quiet=True)
-    assert words.endswith(f"No older one is readable. Move {run}/checkpoints away and use --resume to restart")
+    assert words.endswith(f"No older one is readable. Move {run}/checkpoints away and use --resume to restart.")
     shutil.move(run / "checkpoints", run / "away")
     shutil.rmtree(run / "best")
     go_on(run, quiet=True)
@@ -194,5 +194,5 @@ def test_a_folder_of_a_sweep_holds_no_run(tmp_path):
         before = sorted(tmp_path.rglob("*"))
         for resume in (False, True):
             words = refusal(Trainer, small_config(**KEPT), file.parent, resume=resume)
-            assert words == f"{file.parent} contains a sweep of wdjax sweep. Use another --workdir"
+            assert words == f"{file.parent} contains a sweep of wdjax sweep. Use another --workdir."
         assert sorted(tmp_path.rglob("*")) == before

@@ -160,7 +160,7 @@ class DDPG(Algorithm):
 def require_bounded_box(field: str, space: Any) -> None:
     """Raises TypeError or ValueError where an action space is no Box of real numbers with two bounds for each."""
     if not (isinstance(space, Box) and jnp.issubdtype(space.dtype, jnp.floating)):
-        raise TypeError(f"{field}: requires a Box of floats as action space, not {space}. Use A2C or PPO")
+        raise TypeError(f"{field}: requires a Box of floats as action space, not {space}. Use A2C or PPO.")
     low, high = (np.broadcast_to(bound, space.shape) for bound in (space.low, space.high))
     if not (np.isfinite(low).all() and np.isfinite(high).all() and (low < high).all()):
         raise ValueError(f"{field}: requires an action space with finite bounds, low < high, not {space}")
