@@ -330,7 +330,7 @@ AWR = PolicyConfig(algorithm="wdjax.experiments.examples.own_algorithm:AWR", dec
     ("probe_shift", {"worker": AWR}, r"policies.worker.decisions_only = True: must be False \(the default\): wdjax"),
     ("cartpole", {"agent": by_decisions()},
      r"policies.agent.decisions_only = True: requires the key action_mask"),
-    ("probe_pair", {"pilot": by_decisions(), "clerk": tiny_policy("A2C")}, "action_mask in the observations of group 'pilot'"),
+    ("probe_pair", {"pilot": by_decisions(), "clerk": tiny_policy("A2C")}, "in the observations of group 'pilot'"),
 ])  # fmt: skip
 def test_who_cannot_do_it_says_so(env, policies, words):
     with pytest.raises(ValueError, match=words):
