@@ -402,7 +402,7 @@ def test_who_refuses_says_why_and_the_others_that_one_has(monkeypatch, exits, ca
     monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
     for words in ("another process failed", "UNKNOWN: Gloo AllGather failed: Connection closed by peer"):
         with leaving():
-            raise OthersRefusedError(words) if "refused" in words else RuntimeError(words)
+            raise OthersRefusedError(words) if "another" in words else RuntimeError(words)
     said = capsys.readouterr().err
     assert exits == [1, 1]
     assert "Traceback" not in said

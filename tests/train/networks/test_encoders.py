@@ -312,7 +312,7 @@ def test_wrong_options_of_sets_are_refused(encoder, options, words):
 
 
 def test_a_set_is_refused_where_the_observation_is_none():
-    with pytest.raises(TypeError, match=r"length of an observation = 2: must be 7 for each other agent, and 1 more"):
+    with pytest.raises(TypeError, match=r"length of an observation = 2: must be 7 per other agent plus 1"):
         check_encoder("net", NetworkConfig(encoder="deep_sets"), Box(shape=(2,)), split_observation)
 
 
