@@ -348,7 +348,7 @@ TAG_PARAMS = [
     ("tagging_distance", NAN, "= nan: must be a number within the range of float32, not NaN"),
     ("use_full_observation", "yes", "= 'yes': must be True or False, not str"),
     ("num_other_agents_observed", -1, "= -1: must be at least 1"),
-    ("num_other_agents_observed", 50, "= 50: must be at most 10, the agents"),
+    ("num_other_agents_observed", 50, "= 50: must be at most 10, the number of agents"),
 ]  # fmt: skip
 GRID_PARAMS = [
     ("grid_length", 0, "= 0: must be at least 1"),

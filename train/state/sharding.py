@@ -55,7 +55,7 @@ def require_devices(devices: int, there: int, processes: int = 1) -> None:
     found = f"jax finds {there} device{'s' * (there != 1)} ({jax.devices()[0].device_kind})"
     virtual = f", or set XLA_FLAGS=--xla_force_host_platform_device_count={-(-devices // processes)}"
     remedy = f"Lower devices{virtual if jax.default_backend() == 'cpu' else ''}"
-    require(devices <= there, "devices", devices, f"at most {there}: {found}. {remedy}.")
+    require(devices <= there, "devices", devices, f"at most {there}: {found}. {remedy}")
 
 
 def require_all_processes(num_devices: int) -> None:
