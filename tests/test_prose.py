@@ -1,0 +1,24 @@
+"""What users read is plain English: few of the phrases of prose.py, in every part."""
+
+import pytest
+from prose import PARTS, count, files_of, prose_of, python_prose
+
+MOST = 1.0  # phrases per 1,000 words
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_prose_is_plain(part):
+    files = {path: prose_of(path, messages_only=part == "messages") for path in files_of(part)}
+    phrases, words = map(sum, zip(*map(count, files.values()), strict=True))
+    worst = sorted(files, key=lambda path: -count(files[path])[0])[:5]
+    assert words > 300
+    assert 1000 * phrases / words <= MOST, f"{phrases} phrases in {words} words; python tests/prose.py {worst[0]}"
+
+
+def test_the_counter_finds_phrases_in_every_kind_of_text():
+    source = '"""What is read."""\n# what a run is\nx: int\n"""so many rows"""\nraise ValueError("nobody reads this")\n'
+    texts = [text for _, text in python_prose(source)]
+    assert count(list(enumerate(texts)))[0] == 4
+    assert [text for _, text in python_prose(source, messages_only=True)] == ["nobody reads this"]
+    with_fields = [text for _, text in python_prose(source, messages_only=True, with_fields=True)]
+    assert with_fields == ["so many rows", "nobody reads this"]
