@@ -45,7 +45,10 @@ def require_known(kind: str, name: str, known: Iterable[str]) -> None:
 
 
 def require(condition: Any, field: str, value: Any, allowed: str) -> None:
-    """Raise ValueError("field = value: must be allowed") if the condition is false."""
+    """Raise ValueError(f"{field} = {value}: must be {allowed}") if the condition is false.
+
+    A value of more than 300 characters is cut.
+    """
     if not bool(condition):
         description = repr(getattr(value, "tolist", lambda: value)())
         shown = (
@@ -83,12 +86,15 @@ def require_integer(field: str, value: Any, low: int, high: float = math.inf) ->
 
 
 def printable(text: Any) -> str:
-    r"""Return a text with its control characters escaped as in a Python string, like "\x1b"."""
+    r"""Return a text with its control characters escaped as in a Python string, like "\x1b".
+
+    Tab and newline are kept. Bidirectional controls and surrogates are escaped too.
+    """
     return _CONTROL.sub(lambda match: ascii(match[0])[1:-1], str(text))
 
 
 def one_line(error: Any) -> str:
-    """Return an error message as a single line without control characters."""
+    """Return an error message as a single line with control characters escaped."""
     return printable(" ".join(str(error).split()))
 
 

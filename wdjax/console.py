@@ -1,4 +1,4 @@
-"""Terminal output without control characters, since names and values may be untrusted."""
+"""Terminal output with control characters escaped, since names and values may be untrusted."""
 
 import errno
 import io
@@ -41,12 +41,12 @@ def keep_output() -> None:
 
 
 def show(text: Any) -> None:
-    """Print a text in one piece, without control characters."""
+    """Print a text with control characters escaped, and flush the output."""
     print(printable(text), flush=True)
 
 
 class Console(rich.console.Console):
-    """Rich console without markup, emoji codes or control characters."""
+    """Rich console without markup and emoji codes, with control characters escaped."""
 
     def __init__(self, **options: Any):
         super().__init__(markup=False, emoji=False, **options)

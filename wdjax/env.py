@@ -89,7 +89,10 @@ class Env(abc.ABC):
         """Frozen pytree dataclass of physical constants, rewards and the episode length."""
 
     def check_params(self, params: Any) -> None:  # noqa: B027  (optional hook)
-        """Raise ValueError, naming the field, if concrete params are invalid. Called by `make`."""
+        """Raise ValueError with the name of the field if params are invalid. Called by `make`.
+
+        The params are concrete, not traced.
+        """
 
     @abc.abstractmethod
     def reset(self, key: jax.Array, params: Any) -> tuple[Any, Any]:
@@ -97,7 +100,7 @@ class Env(abc.ABC):
 
         Args:
             key: a typed key.
-            params: of one replica.
+            params: environment params of one replica.
 
         Returns:
             (obs, state).
@@ -116,7 +119,7 @@ class Env(abc.ABC):
             key: a typed key.
             state: from `reset` or the previous `step`.
             action: an element of the action space.
-            params: of one replica.
+            params: environment params of one replica.
 
         Returns:
             (obs, state, reward, terminated, truncated, info). Per agent, `reward` is float32 and
@@ -292,7 +295,7 @@ def require_action(
     Args:
         env: the environment that receives the action.
         action: the action to check.
-        params: of one replica, arrays or their shapes.
+        params: environment params of one replica, arrays or their shapes.
         num_envs: number of replicas, if each leaf has a leading [num_envs]; None for one replica.
         owner: class whose `step` calls this. The check is skipped if a subclass overrides `step` or
             `advance`, because it may pass any action on.

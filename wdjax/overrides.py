@@ -8,14 +8,16 @@ from typing import Any
 
 
 def overridden(owner: Any, cls: type, names: Collection[str] = ()) -> str | None:
-    """Return the first function of `cls` that `owner` replaces, or None.
+    """Return the name of the first function of `cls` that `owner` replaces, or None.
 
-    A function counts as replaced if it is not defined in the source of `cls`.
+    A function counts as replaced unless its code is part of the class body of `cls`, so attributes
+    of an instance and patches of `cls` itself count too.
 
     Args:
         owner: an instance, a subclass, or `cls` itself.
         cls: the class that defines the functions.
-        names: functions to check; if empty, all that `cls` defines.
+        names: functions to check. If empty, all functions in the body of `cls`. The only special
+            methods among them are `__call__` and, unless `cls` is a dataclass, `__init__`.
     """
     specials = {"__call__"} if dataclasses.is_dataclass(cls) else {"__init__", "__call__"}
     names = names or [
@@ -34,7 +36,7 @@ def _is_function(value: Any) -> bool:
 
 
 def _is_from(value: Any, cls: type, name: str) -> bool:
-    """Return whether an attribute is the function `name` defined in the source of `cls`."""
+    """Return whether an attribute is the function `name` in the class body of `cls`."""
     function = getattr(value, "fget", None) or getattr(value, "__func__", value)
     code, module = getattr(function, "__code__", None), sys.modules[cls.__module__]
     return (

@@ -29,7 +29,10 @@ DRAW_AHEAD = 8
 
 
 class PlayState(struct.PyTreeNode):
-    """State of the replicas, each leaf with a leading [num_envs]; of one replica within a step."""
+    """State of the replicas, each leaf with a leading [num_envs].
+
+    Functions of one replica, such as `play_step`, use the state of that replica, without this axis.
+    """
 
     keys: tuple[jax.Array, jax.Array, jax.Array]  # of actions, steps and starts; constant
     time: jax.Array  # int32, steps since `start_play`

@@ -48,7 +48,7 @@ def render(
         env: An environment that defines `scene` or `draw`.
         state: One state of one replica; or an episode, either as its states in order (leaves
             [T, ...]) or as returned by `record_episode`. A recorded episode also shows a plot of
-            the returns and, if recorded, the observations. Arrays of NumPy or JAX.
+            the returns and, if recorded, the observations. The leaves are NumPy or JAX arrays.
         params: The environment parameters.
         size: (width, height) of the picture in pixels, each at least 100. None: 640 wide, and as
             high as needed. The player always adapts to the size of its window.
@@ -66,7 +66,7 @@ def render(
             environment that draws with matplotlib.
         ValueError: If `state` has a wrong shape, `size` or `fps` is out of range, the suffix of
             `output` is not supported, or ffmpeg is needed and not installed.
-        TypeError: If `state` is not a state of `env`, or `size` contains other types than int.
+        TypeError: If `state` is not a state of `env`, or a value in `size` is not an int.
     """
     states, record = split_record(state)
     size = _checked(size)
@@ -112,7 +112,7 @@ def save_gif(
     Args:
         path: The file to write.
         env: An environment that defines `scene` or `draw`.
-        states: The states in order, leaves [T, ...]. Arrays of NumPy or JAX.
+        states: The states in order, with leaves [T, ...] that are NumPy or JAX arrays.
         params: The environment parameters.
         fps: Frames per second, at most 50 (viewers slow down faster GIFs).
         trail: Number of earlier states drawn as a trail in each frame. None: `env.trail`.

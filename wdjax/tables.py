@@ -25,10 +25,12 @@ def _line(tag: str, cells: Sequence[Any]) -> str:
 
 
 def brief(value: Any) -> str:
-    """Format a value in at most 200 characters.
+    """Format a value as a short text.
 
-    Floats have six significant digits. Arrays of more than eight numbers, or without data, are
-    described by dtype and shape. None becomes an empty string.
+    Text is cut after 200 characters and then ends in " ...". A float has six significant digits. An
+    array becomes its dtype and shape if it has more than eight elements or no data (a
+    ShapeDtypeStruct or a deleted array). None becomes an empty string. A mapping becomes
+    "name: value, ...", with each value formatted in this way.
     """
     if isinstance(value, Mapping):
         return ", ".join(f"{name}: {brief(item)}" for name, item in value.items())

@@ -67,7 +67,12 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+.012
 
 
 def read_yaml_value(source: Path | str) -> Any:
-    """Return the content of a YAML file or text; raise ValueError, naming it, if it is invalid."""
+    """Return the content of a YAML file (a Path) or of a YAML text (a str).
+
+    Raises:
+        OSError: if the file cannot be opened.
+        ValueError: if the YAML is invalid or too large. The message begins with the path or text.
+    """
     name = source if isinstance(source, Path) else repr(source)
     try:
         return yaml.load(

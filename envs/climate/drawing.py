@@ -53,7 +53,7 @@ def world_scene(env: Any, states: Any, params: Any) -> Scene:
 
 
 def _range(*values: np.ndarray, usual: float) -> tuple[float, float]:
-    """Return axis limits from 0 to `usual`, extended to include all values."""
+    """Return axis limits that include 0, `usual`, and 1.1 times each finite value."""
     data = np.concatenate(values)
     data = data[np.isfinite(data)]
     return min(0.0, 1.1 * data.min(initial=0.0)), max(1.1 * data.max(initial=0.0), usual)

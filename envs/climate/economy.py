@@ -18,7 +18,8 @@ import jax.numpy as jnp
 def external_forcing(q: jax.Array, params: Any) -> jax.Array:
     """Return the radiative forcing of non-CO2 gases, W/m2.
 
-    The forcing rises linearly over t_f activity steps:
+    The forcing rises linearly from f_0 to f_1 over t_f activity steps and then stays constant. In
+    activity step q, from 0, it is:
 
         F_ex = f_0 + min(f_1 - f_0, (f_1 - f_0) q / t_f).
     """

@@ -91,7 +91,11 @@ _MOST_OF_N = 1.001  # tolerance, because files round populations and counts sepa
 
 
 def make_calibration(**fields: Any) -> Calibration:
-    """Create a calibration of NumPy arrays in the current precision of jax."""
+    """Create a calibration of NumPy arrays.
+
+    `policy` and `filter_len` are int32. All other fields are float32, or float64 if jax_enable_x64
+    is set.
+    """
     floats = np.float64 if jax.config.jax_enable_x64 else np.float32
     kinds = dict.fromkeys(("policy", "filter_len"), np.int32)
     return Calibration(

@@ -78,7 +78,10 @@ class ReactionPath(Env):
 
     @abc.abstractmethod
     def in_plane(self, params: Params) -> Any:
-        """Return whether moves out of the slab are executed (2D rule), not cancelled (3D rule)."""
+        """Return whether the 2D rule applies, instead of the 3D rule.
+
+        The 2D rule executes moves out of the slab of the table. The 3D rule cancels them.
+        """
 
     @property
     def table(self) -> Table:

@@ -287,14 +287,15 @@ class TagContinuous(Env):
         With direction d, acceleration a, speed v and side length L:
 
             d <- (d + turn) mod 2 pi;  a <- a + acceleration;
-            v <- clip(v + a, 0, v_max);  a <- a [0 < v < v_max];
+            v <- clip(v + a, 0, v_max);  a <- a if 0 < v < v_max, else 0;
             (x, y) <- clip((x, y) + v (cos d, sin d), 0, L).
 
-        Agents that are not playing have v = d = a = 0 and stay in place.
+        v_max is max_speed times the agent's skill level. Agents that are not playing have
+        v = d = a = 0 and stay in place.
 
         Returns:
-            (state, crossed_edge): the state after the move, and whether each agent moved against an
-            edge of the square, (num_agents,) bool.
+            (state, crossed_edge): the state after the move, and whether the move of each agent was
+            clipped at an edge of the square, (num_agents,) bool.
         """
         action = jnp.concatenate([action["tagger"], action["runner"]])
         accelerate = level(
@@ -377,16 +378,26 @@ class TagContinuous(Env):
     # --- observation ---
 
     def observe(self, state: State, params: Params) -> Arrays:
-        """Return observations by group, [num_in_group, 7 k + m] each: k other agents, m own values.
+        """Return observations by group, each [num_in_group, 7 k + m] for k other agents.
 
-        The columns are, for all k other agents, the scaled difference in x, then in y, speed,
-        acceleration and direction, then their types (tagger 1, runner 0), then whether they are
-        active. If `egocentric`, x and y are measured along and across the agent's heading, and
-        directions differ by at most half a turn.
+        With `use_full_observation`, the k other agents are all others in index order. Otherwise
+        they are the k nearest active ones, nearest first; columns of missing ones are zero.
 
-        The last columns describe the agent itself: if `egocentric`, the scaled offset of the center
-        of the square along and across the heading; if `observe_own_motion`, cosine and sine of the
-        direction and speed divided by max_speed; t / T.
+        The first k columns are the differences in x from the agent to each of them. The next k
+        columns are the differences in y, and so on for speed, acceleration and direction. Then
+        follow their types (tagger 1, runner 0) and whether they are active, k columns each. x and y
+        are divided by the diagonal of the square, speed and acceleration by max_speed, and
+        direction by 2 pi. If `egocentric`, the x axis points along the agent's heading, and
+        differences in direction are at most half a turn.
+
+        The last m columns describe the agent itself, in this order:
+
+            if egocentric: offset of the square's center along and across the heading, divided
+                by the diagonal,
+            if observe_own_motion: cosine and sine of the direction, and speed / max_speed,
+            always: time / episode_length.
+
+        For an inactive agent, all differences and the last m columns are zero.
         """
         features, own = self.features(state, params), self.own_features(state, params)
         if self.use_full_observation:

@@ -46,14 +46,14 @@ SCRIPTS: dict[str, tuple[str, Callable]] = {
 
 
 def chase_in_plane(env: Any, state: Any, params: Any, key: jax.Array) -> jax.Array:
-    """Steer every tagger towards its nearest active runner, [num_taggers, 2] int32."""
+    """Return actions [num_taggers, 2] int32 that steer each tagger to the nearest active runner."""
     taggers, runners = _taggers_and_runners(env)
     dx, dy = _to_nearest(state, taggers, runners)
     return _head_for(env, state, params, taggers, jnp.arctan2(dy, dx), jnp.hypot(dx, dy))
 
 
 def flee_in_plane(env: Any, state: Any, params: Any, key: jax.Array) -> jax.Array:
-    """Turn every runner away from its nearest tagger at full speed, [num_runners, 2] int32."""
+    """Return actions [num_runners, 2] int32: away from the nearest tagger, at full speed."""
     taggers, runners = _taggers_and_runners(env)
     dx, dy = _to_nearest(state, runners, taggers)
     return _head_for(
@@ -79,7 +79,7 @@ def _to_nearest(state: Any, agents: slice, targets: slice) -> tuple[jax.Array, j
 def _head_for(
     env: Any, state: Any, params: Any, agents: slice, angle: jax.Array, speed: jax.Array
 ) -> jax.Array:
-    """Return the action levels that best match a target direction and speed, [n, 2] int32.
+    """Return the action levels [n, 2] int32 that best match a target direction and speed.
 
     An agent that remains more than a quarter circle off after its turn slows down. Acceleration
     accumulates over steps, so the target level is speed' - speed - acceleration.
@@ -115,7 +115,7 @@ def _signed(angle: jax.Array) -> jax.Array:
 
 
 def chase_on_grid(env: Any, state: Any, params: Any, key: jax.Array) -> jax.Array:
-    """Move every tagger one cell towards the runner, [num_taggers] int32."""
+    """Return actions [num_taggers] int32 that move each tagger one cell towards the runner."""
     distance = _square_distances(
         state, params, jnp.arange(env.num_taggers), jnp.array([env.num_taggers])
     )
@@ -123,7 +123,7 @@ def chase_on_grid(env: Any, state: Any, params: Any, key: jax.Array) -> jax.Arra
 
 
 def flee_on_grid(env: Any, state: Any, params: Any, key: jax.Array) -> jax.Array:
-    """Move the runner to the reachable cell farthest from its nearest tagger, [1] int32.
+    """Return the runner's action [1] int32 that maximizes the distance to its nearest tagger.
 
     The runner stays if no move increases that distance.
     """

@@ -170,7 +170,7 @@ def only_first(mask: jax.Array, nvec: tuple[int, ...]) -> jax.Array:
 
 
 def where_all(flags: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-    """Return, for each group, flags [n] that are all true if every flag of every group is."""
+    """Return flags [n] for each group, true if the flags of all agents of all groups are true."""
     over = jnp.concatenate(list(flags.values())).all()
     return {name: jnp.full_like(values, over) for name, values in flags.items()}
 

@@ -264,12 +264,12 @@ def to_numpy(space: spaces.Space, value: Any) -> Any:
 
 
 def to_action(space: spaces.Space, own: Space, action: Any, name: str = "action") -> Any:
-    """Check an action and convert it to the dtypes of wdjax.
+    """Check a gymnasium action and convert it to the dtypes of the wdjax space.
 
     Args:
         space: the action space in gymnasium.
         own: the same space in wdjax.
-        action: a value of `space`; integers and floats of any dtype are accepted for a float Box.
+        action: a value of `space`, of any integer dtype; for a float Box also of any float dtype.
         name: the name of the action in error messages.
 
     Returns:

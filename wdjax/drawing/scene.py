@@ -120,7 +120,7 @@ def _corners(extent: Any) -> tuple[float, ...]:
 
 
 def _shade(opacity: Any, ndim: int) -> np.ndarray:
-    """Return opacities clipped to 0 to 1, with NaN as 0."""
+    """Return opacities with `ndim` axes, clipped to [0, 1]; NaN becomes 0."""
     return np.clip(np.nan_to_num(_floats(opacity, ndim, "opacity")), 0, 1)
 
 

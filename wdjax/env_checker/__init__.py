@@ -81,7 +81,7 @@ def check_env(
 
     Args:
         env: the environment, or the name of a registered one.
-        params: of one replica; None uses `env.default_params`.
+        params: environment params of one replica; None uses `env.default_params`.
         twin: reference step in NumPy, `twin(key, state, action, params) -> (obs, state, reward,
             terminated, truncated)`, optionally with `info` as a sixth value. It is called with
             NumPy arrays (and a jax key) for each step of the first replica (num_steps / 10), from

@@ -47,7 +47,7 @@ class EnvCheckError(ValueError):
 
 
 def fail(sentence: str, cause: BaseException | None = None) -> NoReturn:
-    """Raise EnvCheckError, chained to the author's exception if there is one."""
+    """Raise EnvCheckError, chained to the exception `cause` if there is one."""
     raise EnvCheckError(sentence) from cause
 
 
@@ -82,19 +82,19 @@ class Case:
 
     @functools.cached_property
     def reset(self) -> tuple[Any, dict[str, Any]]:
-        """Jaxpr of reset, and its outputs by name, as shapes."""
+        """Jaxpr of `reset`, and a dict of its outputs as ShapeDtypeStructs."""
         return trace("reset", self.env.reset, self.key, self.params)
 
     @functools.cached_property
     def step(self) -> tuple[Any, dict[str, Any]]:
-        """Jaxpr of step, and its outputs by name, as shapes."""
+        """Jaxpr of `step`, and a dict of its outputs as ShapeDtypeStructs."""
         return trace(
             "step", self.env.step, self.key, self.reset[1]["state"], self.action, self.params
         )
 
     @functools.cached_property
     def advance(self) -> tuple[Any, dict[str, Any]]:
-        """Jaxpr of advance, and its outputs by name, as shapes."""
+        """Jaxpr of `advance`, and a dict of its outputs as ShapeDtypeStructs."""
         return trace(
             "advance", self.env.advance, self.key, self.reset[1]["state"], self.action, self.params
         )
@@ -110,7 +110,10 @@ class Case:
         return jax.eval_shape(self.action_space.sample, self.key)
 
     def by_group(self, value: Any) -> dict[str, Any]:
-        """Return an observation, reward, ... by group; a single agent's under the name ''."""
+        """Return a dict with each group's part of a value, such as an observation or a reward.
+
+        Without groups, the only key is ''.
+        """
         return (
             {group: value[group] for group in self.env.groups} if self.env.groups else {"": value}
         )
@@ -125,7 +128,11 @@ def quick_jit(function: Callable) -> Callable:
 
 
 def trace(method: str, function: Callable, *args: Any) -> tuple[Any, dict[str, Any]]:
-    """Trace `reset`, `step` or `advance`; return its jaxpr and its outputs by name, as shapes."""
+    """Trace `reset`, `step` or `advance`.
+
+    Returns:
+        The jaxpr, and a dict of the outputs as ShapeDtypeStructs.
+    """
 
     def traced(*args: Any) -> dict[str, Any]:
         leaves, structure = jax.tree.flatten(args)
@@ -158,7 +165,10 @@ def trace(method: str, function: Callable, *args: Any) -> tuple[Any, dict[str, A
 
 @contextlib.contextmanager
 def explained(method: str) -> Iterator[None]:
-    """Turn tracing errors into an EnvCheckError with the author's line; re-raise all others."""
+    """Convert a tracing error to an EnvCheckError with the line of the environment that caused it.
+
+    Other errors are raised unchanged.
+    """
     try:
         yield
     except Exception as error:

@@ -279,7 +279,11 @@ def ends_keep_to_the_contract(case: Case, play: Play) -> None:
 
 
 def clocks_run_to_the_end(case: Case, play: Play) -> None:
-    """Require episodes to end by episode_length, and small state integers not to overflow."""
+    """Require episodes to end by episode_length, and small integers in the state not to overflow.
+
+    An integer of 8 or 16 bits overflows if it changes from its largest to its smallest value. An
+    unsigned one is checked only if every step keeps it or adds 1.
+    """
     for (name, leaf), after in zip(
         named_leaves({"state": play.state}), jax.tree.leaves(play.result["state"]), strict=True
     ):

@@ -185,7 +185,7 @@ def functions_are_traceable(case: Case) -> None:
 
 
 def nothing_calls_the_host(case: Case) -> None:
-    """Reject callbacks and prints in reset and step."""
+    """Reject host callbacks, including jax.debug.print, in reset and step."""
     for method, (jaxpr, _) in (("reset", case.reset), ("step", case.step)):
         for name in primitives(jaxpr):
             if "callback" in name or name == "debug_print":
@@ -217,7 +217,16 @@ def no_key_is_used_twice(case: Case) -> None:
 
 
 def _trace_twice(case: Case, watch: Any, pattern: str, fault: str) -> None:
-    """Trace reset and two steps, to cover keys in the state; fail on errors with `pattern`."""
+    """Trace reset and two steps, and fail if an error contains `pattern`.
+
+    The second step covers keys that the first step stores in the state.
+
+    Args:
+        case: the environment under test.
+        watch: context manager that raises the errors.
+        pattern: text in the error's type or message; all other errors are raised unchanged.
+        fault: end of the failure message.
+    """
     env = case.env
 
     def steps(key: jax.Array, params: Any) -> Any:
@@ -333,8 +342,9 @@ def first_step(case: Case, key: jax.Array, params: Any) -> dict[str, dict[str, A
 def same_inputs_give_the_same(case: Case) -> None:
     """Require reset and step to lower to the same program twice.
 
-    Python side effects such as np.random then show as a difference, because tracing freezes them.
-    `checkify.debug_check`s are removed first, because each of them gets a new number when traced.
+    Values from Python side effects, such as np.random, become constants in the program, so they
+    differ between the two. `checkify.debug_check`s are removed first, because each of them gets a
+    new number when traced.
     """
     state = case.reset[1]["state"]
     for method, args in (

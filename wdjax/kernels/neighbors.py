@@ -47,7 +47,10 @@ def is_supported(num_agents: int, k: int) -> bool:
 
 
 def is_by_kernel(num_agents: int, k: int) -> bool:
-    """Return whether the kernel is used on this machine, and record it for `support.listening`."""
+    """Return whether the kernel searches the k nearest neighbors on this machine.
+
+    The decision is recorded for `support.listening`.
+    """
     limits = f"{k} of {num_agents:,} agents: kernels find up to {MAX_NEIGHBORS} of {MAX_AGENTS:,}"
     return decide("nearest neighbours", why_no_kernels() if is_supported(num_agents, k) else limits)
 

@@ -257,7 +257,7 @@ def _sum_up(function: Callable, parts: Sequence[Elements], aval: Any) -> Element
 
 
 def _of_nothing(eqn: Any, aval: Any) -> Elements:
-    """Return the output of a reduction of empty inputs, computed by XLA."""
+    """Return the output of a reduction or product with an empty operand, computed by XLA."""
     with now():
         empty = [np.zeros(atom.aval.shape, atom.aval.dtype) for atom in eqn.invars]
         return constant(np.asarray(eqn.primitive.bind(*empty, **eqn.params)).astype(aval.dtype))

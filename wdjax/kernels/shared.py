@@ -1,8 +1,11 @@
-"""Arrays that all replicas share. They stay in memory and are read where a kernel uses them.
+"""Arrays that all replicas share. Large ones stay in memory; kernels read the elements they use.
 
 With `gather` or `dynamic_slice`, each lane can read different elements, for example its own row of
-a reset pool. In memory, float32 vectors and matrices, which networks may use, are [rows, width],
-padded with zeros to powers of two. All other arrays are flat, [1, words].
+a reset pool. Before the first step, a kernel loads arrays of up to FEW elements into registers, and
+possible network weights: float32 vectors and matrices of up to MAX_WEIGHTS elements.
+
+The layout of weights in memory is [rows, width], padded with zeros to powers of two. All other
+arrays are flat, [1, words].
 """
 
 import dataclasses

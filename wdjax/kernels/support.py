@@ -78,7 +78,8 @@ def listening() -> Iterator[dict[str, str | None]]:
     """Collect the decisions made while programs are traced inside this context.
 
     Yields:
-        Task -> the reason why plain XLA performs it, or None if a kernel does.
+        A dict from each task, such as "nearest neighbours", to None if a kernel performs it, or to
+        the reason why plain XLA performs it.
     """
     heard: dict[str, str | None] = {}
     token = _HEARD.set(heard)
