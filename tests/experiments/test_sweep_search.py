@@ -115,7 +115,7 @@ def test_a_storage_of_another_question_is_refused(studies, tmp_path):
     studies("first")
     words = refusal(studies, "second", question=(("x", 2),))
     assert words.startswith("x = 2: the study 'wdjax' in")
-    assert words.endswith("was begun with 1")
+    assert words.endswith("was started with 1")
     assert "storage = 'nosuch://x': " in refusal(studies, "second", storage="nosuch://x")
     assert "storage = " in refusal(studies, "second", storage=str(tmp_path))
 
@@ -192,7 +192,7 @@ def test_values_that_do_not_go_together_fail_alone(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"values": {RATE: [1e-3]}}, "must be several of at least one field, or a range"),
+        ({"values": {RATE: [1e-3]}}, "must be several values or a range of at least one field"),
         ({"values": {RATE: "log:1e-3:1e-1", "num_env": [4]}}, "unknown field num_env: did you mean 'num_envs'?"),
         ({"values": {GAMMA: "uniform:0.5:1.5"}}, "policies.agent.gamma = 1.5: must be between 0 and 1"),
         ({"trials": 0}, "trials = 0: must be at least 1"),
