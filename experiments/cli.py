@@ -167,7 +167,7 @@ def meant(command: str) -> str:
     from wdjax.train.load import ALIASES, list_presets
 
     named = command in (*list_presets(), *ALIASES)
-    return f"did you mean train {command}?" if named else did_you_mean(command, COMMANDS)
+    return f"did you mean wdjax train {command}?" if named else did_you_mean(command, COMMANDS)
 
 
 IN_A_MINUTE = "quick version:"

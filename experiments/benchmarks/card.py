@@ -287,7 +287,7 @@ def begin_from(folder: Path) -> str:
     begun = [load_run(train(folder, f"begun {i}", 2, **changes))[1] for i in range(2)]
     same_bits(*begun)
     same_bits(*(state.policies["tagger"].params for state in (begun[0], load_run(source)[1])))
-    return "twice the same bits"
+    return "two runs are bitwise identical"
 
 
 def side_by_side(way: str, folder: Path) -> str:
@@ -300,7 +300,7 @@ def side_by_side(way: str, folder: Path) -> str:
     elif way == "evolve":
         rows = evolve(config, {rate: "log:1e-4:1e-2"}, 4, workdir=folder / way)
     elif importlib.util.find_spec("optuna") is None:
-        return "left out: Optuna is not installed"
+        return "skipped: Optuna is not installed"
     else:
         rows = search(config, {rate: "log:1e-4:1e-2"}, 4, batch=2, workdir=folder / way)
     return f"{len(rows)} rows"

@@ -70,8 +70,8 @@ def measure(members: tuple[Member, ...], num_updates: int, repeats: int, num_dev
     }  # fmt: skip
     print(
         f"{PRESET}, {len(members)} members on {num_devices} devices: {row['env_steps_per_second']:,.0f} env steps/s in "
-        f"all, {row['ms_per_pass']:.2f} ms an update of all members (spread {row['spread']:.0%} of {repeats} runs), "
-        f"compile {compile_seconds:.1f} s, memory {row['memory_gb']:.3f} GB a device",
+        f"total, {row['ms_per_pass']:.2f} ms per update of all members (spread {row['spread']:.0%} of {repeats} runs), "
+        f"compile {compile_seconds:.1f} s, memory {row['memory_gb']:.3f} GB per device",
         flush=True,
     )
     return row

@@ -12,7 +12,7 @@ from wdjax.train.config.env_params import complete_env_params
 from wdjax.train.config.facts import leaves
 
 SCRIPT = """\
-# bash: eval "$(wdjax completion)" in ~/.bashrc; zsh: autoload -U bashcompinit && bashcompinit before it
+# bash: add eval "$(wdjax completion)" to ~/.bashrc. zsh: first run autoload -U bashcompinit && bashcompinit.
 _wdjax() {{
     local word=${{COMP_WORDS[COMP_CWORD]}} words policies params name field
     case ${{COMP_CWORD}}:${{COMP_WORDS[1]}}:$word in
