@@ -133,7 +133,7 @@ def test_an_episode_is_written_as_what_its_name_says(monkeypatch):
     words = "must be a file that ends in .gif, .html, .mp4, .svg, .png or .npz: did you mean '.html'?"
     assert words in refusal(save_episode, None, None, "x.htm")
     monkeypatch.setenv("PATH", "")
-    assert "needs ffmpeg, which is not on the PATH" in refusal(save_episode, None, None, "x.mp4")  # before it is played
+    assert "requires ffmpeg, which is not on the PATH" in refusal(save_episode, None, None, "x.mp4")  # before it is played
 
 
 def test_an_episode_that_cannot_be_written_is_not_played(monkeypatch):
@@ -141,7 +141,7 @@ def test_an_episode_that_cannot_be_written_is_not_played(monkeypatch):
     run, state = SimpleNamespace(env=env), SimpleNamespace(env_params=params)
     assert "fps = 60: must be above 0 and at most 50" in refusal(save_episode, run, state, "x.gif", fps=60)
     monkeypatch.setattr(type(env), "draw", lambda *_, **__: None)
-    with pytest.raises(NotImplementedError, match=r"CartPole draws with matplotlib, so only \.gif, \.mp4"):
+    with pytest.raises(NotImplementedError, match=r"CartPole draws with matplotlib, which supports only \.gif, \.mp4"):
         save_episode(run, state, "x.html")
 
 
