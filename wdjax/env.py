@@ -169,12 +169,13 @@ class Env(abc.ABC):
         """Split an observation into the other agents and the rest, for set encoders.
 
         Args:
-            obs: of one agent of any group, without the action mask; leaves
-                `[..., *shape of its space]` with any leading axes.
+            obs: observation of one agent of any group, without the action mask. Leaves have any
+                number of leading axes, followed by the shape of their space.
 
         Returns:
-            (others, present, own): the features of k other agents [..., k, features], a bool flag
-            for each of them [..., k], and the remaining features [..., m].
+            (others, present, own): the features of k other agents [..., k, features], whether each
+            of them is present [..., k] bool (false for agents that left and for padding), and the
+            remaining features [..., m].
         """
         name = type(self).__name__
         raise NotImplementedError(
@@ -260,7 +261,7 @@ def _depths(env: Env, *names: str) -> list[int]:
 def require_batched_spaces(env: Env, params: Any) -> None:
     """Raise ValueError unless each group's space is one agent's space batched by its agent count.
 
-    Catches early what would fail later as a shape mismatch. `check_env` checks far more.
+    Without this check, a shape mismatch would be reported later. `check_env` checks far more.
     """
     groups = env.groups
     for method in ("observation_space", "action_space"):
@@ -370,8 +371,8 @@ def cast_params(params: Any, defaults: Any) -> Any:
     * anything else (a pytree): any value, unchanged.
 
     Raises:
-        TypeError: for a value that is not of the right kind; names the field.
-        ValueError: for a wrong shape or a value out of range; names the field.
+        TypeError: for a value that is not of the right kind. The message names the field.
+        ValueError: for a wrong shape or a value out of range. The message names the field.
     """
     names = [field.name for field in dataclasses.fields(params)]
     changes = {name: _cast(name, getattr(params, name), getattr(defaults, name)) for name in names}

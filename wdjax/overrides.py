@@ -36,7 +36,7 @@ def _is_function(value: Any) -> bool:
 
 
 def _is_from(value: Any, cls: type, name: str) -> bool:
-    """Return whether an attribute is the function `name` in the class body of `cls`."""
+    """Return whether `value` is the original function `name` from the class body of `cls`."""
     function = getattr(value, "fget", None) or getattr(value, "__func__", value)
     code, module = getattr(function, "__code__", None), sys.modules[cls.__module__]
     return (

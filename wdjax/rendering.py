@@ -447,9 +447,9 @@ def add_record(scene: Scene, record: Any) -> Scene:
 
 
 def _as_rows(obs: Any, reward: np.ndarray) -> np.ndarray:
-    """Return observations as [T, n, D], without action masks.
+    """Return the observations of a record as [T, n, D] for n agents, without action masks.
 
-    The record contains no observation of the last state, so the last row is repeated.
+    A record of T - 1 steps contains no observation of the last state: the last row is repeated.
     """
     obs = (
         {name: leaf for name, leaf in obs.items() if name != "action_mask"}

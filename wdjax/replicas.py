@@ -70,10 +70,11 @@ def scan_replicas_kernel(
         carry: as for `scan_replicas`.
         xs: as for `scan_replicas`.
         length: as for `scan_replicas`.
-        interpret: interpret the kernel in XLA, on any device; for tests.
+        interpret: whether to interpret the kernel in XLA, on any device (for tests).
 
     Raises:
-        NotImplementedError: for an operation that the kernel does not support; names it.
+        NotImplementedError: if `step` contains an operation that the kernel does not support. The
+            message names it.
     """
 
     def one(tree, axes) -> Any:

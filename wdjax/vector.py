@@ -239,7 +239,7 @@ class VectorEnv:
         return self._advance_replicas(self._replica_keys(step_key), env_state, action, params)
 
     def _advance_replicas(self, keys: jax.Array, env_state: Any, action: Any, params: Any) -> tuple:
-        """Step every replica, with `advance` (scene instead of obs) if `observes_late` applies."""
+        """Step every replica. If `_observes_late`, the first output is a scene, otherwise obs."""
         advance = self.env.advance if self._observes_late else self.env.step
         in_axes = (0, 0, 0, self.params_axis)
         *outputs, info = jax.vmap(advance, in_axes)(keys, env_state, action, params)
@@ -282,7 +282,7 @@ class VectorEnv:
         return draw(params) if self.params_axis is None else jax.vmap(draw)(params)
 
     def _replica_keys(self, key: jax.Array) -> jax.Array:
-        """Split one key, or one key per block of replicas, into [num_envs] keys."""
+        """Return [num_envs] keys, split from one key or from [num_blocks] keys, one per block."""
         if key.ndim == 0:
             return jax.random.split(key, self.num_envs)
         blocks = key.shape[0]
@@ -326,9 +326,9 @@ def vectorize(
 def when_any(condition: jax.Array, function: Callable, current: Any, *operands: Any) -> Any:
     """Return `function(current, *operands)` if any `condition` holds, else `current` at no cost.
 
-    `function` must return `current` unchanged in the rows where its own condition is false. Under
-    vmap, `lax.cond` would become a select that computes both branches. Here the predicate stays
-    one scalar for the whole batch.
+    `function` runs for the whole batch if the condition holds in any row, also under vmap. It must
+    therefore return `current` unchanged in rows where the condition is false. (Under vmap,
+    `lax.cond` would become a select that always computes both branches.)
     """
 
     @jax.custom_batching.custom_vmap

@@ -218,9 +218,9 @@ def _around(reach: float) -> tuple[float, float, float, float]:
 
 
 def _segments(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Return line segments [T, N, 2, 2] (ends, then x and y).
+    """Return line segments [T, N, 2, 2]: the two ends of each, with (x, y) on the last axis.
 
-    x and y are the coordinates of both ends, [..., 2] each, and broadcast to [T, N, 2].
+    The last axis of the arguments x and y is the two ends. Each argument broadcasts to [T, N, 2].
     """
     return np.stack(np.broadcast_arrays(x, y), axis=-1)
 

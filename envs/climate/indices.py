@@ -32,9 +32,9 @@ def economic_index(output: jax.Array) -> jax.Array:
 
 
 def index_gains(cooling: jax.Array, output: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return the contribution of one activity step to the (climate, economic) index.
+    """Return how much one activity step adds to the climate and the economic index.
 
-    The indices before the first activity step are `START`.
+    The final indices are `START` plus the contributions of all activity steps.
 
     Args:
         cooling: previous minus new temperature of the atmosphere, degC.

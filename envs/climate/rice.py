@@ -170,7 +170,8 @@ SHARES = ("delta_E_land", "delta_pb", "delta_K", "delta_sigma", "gamma")
 def save(env: "Rice", state: State, params: Params, key: jax.Array) -> jax.Array:
     """Save at the highest rate in every region; all other action heads are 0.
 
-    The shape is [num_regions, heads] int32.
+    Returns:
+        The action, [num_regions, heads] int32.
     """
     return jnp.zeros((env.num_regions, len(env.nvec)), jnp.int32).at[:, 0].set(env.levels - 1)
 
@@ -178,7 +179,8 @@ def save(env: "Rice", state: State, params: Params, key: jax.Array) -> jax.Array
 def mitigate(env: "Rice", state: State, params: Params, key: jax.Array) -> jax.Array:
     """Mitigate at the highest rate in every region; all other action heads are 0.
 
-    The shape is [num_regions, heads] int32.
+    Returns:
+        The action, [num_regions, heads] int32.
     """
     return jnp.zeros((env.num_regions, len(env.nvec)), jnp.int32).at[:, 1].set(env.levels - 1)
 
@@ -234,8 +236,9 @@ class Rice(Env):
     def default_params(self) -> Params:
         """The published calibration of the first num_regions regions.
 
-        Additional regions are NaN: `check_params` requires values for them. Numbers are float32, or
-        float64 if `jax_enable_x64` is set.
+        If num_regions is larger than the number of published regions, the values of the others are
+        NaN, and `check_params` requires numbers for them. Numbers are float32, or float64 if
+        `jax_enable_x64` is set.
         """
         dtype, n, fields = np.dtype(jnp.result_type(float)), self.num_regions, dict(published())
         missing = [np.nan] * max(0, n - fields.pop("num_regions"))

@@ -1,4 +1,7 @@
-"""Evaluation of policies in covid_economy over whole episodes, and gains of constant deviations."""
+"""Evaluation of covid_economy policies over whole episodes.
+
+`find_deviations` also measures how much a group would gain from a constant action.
+"""
 
 from collections.abc import Callable
 from typing import Any

@@ -49,9 +49,9 @@ def exact_params(env: ReactionPath) -> Params:
 
 
 def all_moves(params: Params, rule: str = "auto") -> Moves:
-    """Tabulate the transitions of reaction_one_atom (with `rule`) or reaction_two_atoms.
+    """Return all transitions and rewards of reaction_one_atom or reaction_two_atoms as arrays.
 
-    The goal is not absorbing.
+    `rule` applies to one atom only. The goal is not absorbing: moves can leave it.
     """
     energies = np.asarray(params.energies, np.float64)
     start, goal = (
@@ -86,10 +86,10 @@ def all_moves(params: Params, rule: str = "auto") -> Moves:
 
 
 def lowest_pass(params: Params) -> Answer:
-    """Return the minimax path from start to goal over cells of the slab.
+    """Return the minimax path from start to goal within the slab.
 
-    Its value is the lowest energy E such that cells with energy at most E connect start and goal.
-    Among all paths over these cells, it has the fewest steps.
+    This path has the lowest possible maximum energy, which is the `value` of the answer. Among the
+    paths with this maximum, it has the fewest steps.
     """
     moves = all_moves(params, "3d")
     count = len(moves.energy)

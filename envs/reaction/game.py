@@ -50,9 +50,10 @@ class Params(struct.PyTreeNode):
 
 @dataclasses.dataclass(frozen=True)
 class ReactionPath(Env):
-    """One agent moves atoms over a table of energies to a goal.
+    """One agent moves one or two atoms to a goal, cell by cell, and high energies cost reward.
 
-    The table covers the slab z_lower <= z < z_lower + layers of the z axis.
+    A table contains the energy at each position of the atoms. It spans the whole x and y axes, but
+    only a slab of the z axis: z_lower <= z < z_lower + layers.
     """
 
     surface: str = ""

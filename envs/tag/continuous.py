@@ -458,9 +458,10 @@ class TagContinuous(Env):
         return 1 + 3 * self.observe_own_motion + 2 * self.egocentric
 
     def _full_rows(self, state: State, features: jax.Array) -> jax.Array:
-        """Return features relative to all other agents in index order, [N, 7 (N - 1)].
+        """Return for each agent the features of all others in index order, [N, 7 (N - 1)].
 
-        Inactive agents observe zero differences, but still types and `active`.
+        The first five features are differences to the agent itself. They are zero for inactive
+        agents. The others' types and `active` are always visible.
         """
         agents = np.arange(self.num_agents)
         others = np.array([np.delete(agents, i) for i in agents]).reshape(

@@ -34,7 +34,7 @@ class GymnaxEnv(ForeignEnv):
 
     @property
     def can_truncate(self) -> bool:
-        """Whether time limits are separate from terminations, as in gymnax 1.0."""
+        """Whether the environment reports time limits separately (`is_truncated`, gymnax 1.0)."""
         return hasattr(self.inner, "is_truncated")
 
     @property

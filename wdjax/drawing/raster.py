@@ -216,9 +216,9 @@ def draw_frames(
 
 
 def draw_frame(canvas: Pixels, scene: Scene, layout: Layout, t: int, still: int) -> None:
-    """Draw trails, marks and caption of frame t, except for the first `still` marks.
+    """Draw the caption of frame t, and all but the first `still` marks with their trails.
 
-    The first `still` marks are static and part of the backdrop.
+    The first `still` marks are static and already part of the backdrop.
 
     Args:
         canvas: The canvas, which contains the backdrop.

@@ -323,7 +323,7 @@ def _move_shapes(canvas: Svg, scene: Scene, layout: Layout, mark: Shapes, clock:
 
 
 def _move_curves(canvas: Svg, scene: Scene, layout: Layout, clock: Clock) -> None:
-    """Draw the complete curves of all plots, with a dot that moves to the current value."""
+    """Draw the complete curves of all plots, each with a dot that follows its current value."""
     k = layout.unit
     for color, points in curves_of(scene, layout):
         canvas.lines(points[None], color, 1.5 * k, 0.8, False)

@@ -120,7 +120,7 @@ class Case:
 
 
 def quick_jit(function: Callable) -> Callable:
-    """Return jax.jit for a program that runs once: compiles faster on CPUs, to slower code."""
+    """Jit a function that runs once: on CPUs, it compiles faster but runs slower."""
     on_cpu = jax.default_backend() == "cpu"
     return jax.jit(
         function, compiler_options={"xla_backend_optimization_level": 0} if on_cpu else None

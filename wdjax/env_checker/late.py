@@ -15,7 +15,11 @@ PLAYED = RETURNS["step"][1:]  # outputs common to step and advance
 
 
 def advance_returns_what_step_does(case: Case) -> None:
-    """Require advance to return the structure and types of step, and observe valid observations."""
+    """Require `advance` to match `step`, and `observe` to match the observation space.
+
+    All outputs of `advance` except the scene must have the structure, shapes and dtypes of `step`.
+    The environment must define both methods.
+    """
     if not may_observe_late(case.env):
         return
     for name in ("advance", "observe"):

@@ -117,7 +117,7 @@ def is_frozen_pytree(value: Any) -> bool:
 
 
 def groups_are_counts(case: Case) -> None:
-    """Require groups to map names to agent counts."""
+    """Require groups to map names to agent counts of at least 1."""
     groups = case.env.groups
     if not isinstance(groups, Mapping):
         fail(
@@ -219,7 +219,7 @@ def no_key_is_used_twice(case: Case) -> None:
 def _trace_twice(case: Case, watch: Any, pattern: str, fault: str) -> None:
     """Trace reset and two steps, and fail if an error contains `pattern`.
 
-    The second step covers keys that the first step stores in the state.
+    The second step also uses the keys that the first step stores in the state.
 
     Args:
         case: the environment under test.

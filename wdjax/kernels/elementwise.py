@@ -67,7 +67,10 @@ DTYPES = {
 
 
 def check_dtype(what: str, dtype: Any) -> None:
-    """Raise NotImplementedError for unsupported dtypes; `threefry.check_key` checks typed keys."""
+    """Raise NotImplementedError if kernels do not support a dtype.
+
+    All typed keys pass: `threefry.check_key` checks them.
+    """
     if dtype not in DTYPES and not jnp.issubdtype(dtype, jax.dtypes.prng_key):
         raise NotImplementedError(
             f"{what} has dtype {dtype}: kernels support bool, integers, and 16 to 64 bit floats"
@@ -75,14 +78,14 @@ def check_dtype(what: str, dtype: Any) -> None:
 
 
 def maximum(x: jax.Array, y: jax.Array) -> jax.Array:
-    """Return the maximum, NaN if either input is (Triton returns the other); `or` of bools."""
+    """Return the maximum: NaN if either input is NaN (unlike Triton), and `or` for bools."""
     if x.dtype == bool:
         return x | y
     return jnp.where((y > x) | (y != y), y, x) if _is_float(x) else jnp.maximum(x, y)
 
 
 def minimum(x: jax.Array, y: jax.Array) -> jax.Array:
-    """Return the minimum, NaN if either input is (Triton returns the other); `and` of bools."""
+    """Return the minimum: NaN if either input is NaN (unlike Triton), and `and` for bools."""
     if x.dtype == bool:
         return x & y
     return jnp.where((y < x) | (y != y), y, x) if _is_float(x) else jnp.minimum(x, y)
@@ -99,7 +102,7 @@ def select(which: jax.Array, *cases: jax.Array) -> jax.Array:
 
 
 def convert(x: jax.Array, dtype: Any) -> jax.Array:
-    """Convert as XLA does: to integers by truncation, clamped to their range, and NaN to 0."""
+    """Convert as XLA does: floats are truncated to integers and clamped, and NaN becomes 0."""
     if not _is_float(x) or _is_float(dtype) or np.dtype(dtype).kind == "b":
         by_way = x if dtype not in HALVES else x.astype(jnp.float32)
         return by_way.astype(dtype)
@@ -135,7 +138,7 @@ def _sign(x: jax.Array) -> jax.Array:
 
 
 def _divide(x: jax.Array, y: jax.Array) -> jax.Array:
-    """Divide, truncating integers; all bits are set for a divisor of 0."""
+    """Divide. Integers truncate, and an integer divisor of 0 sets all bits."""
     if _is_float(x):
         return jax.lax.div(x, y)
     # the smallest integer divided by -1 is itself
@@ -145,7 +148,7 @@ def _divide(x: jax.Array, y: jax.Array) -> jax.Array:
 
 
 def _remainder(x: jax.Array, y: jax.Array) -> jax.Array:
-    """Return the remainder, with the sign of x; x for a divisor of 0."""
+    """Return the remainder, with the sign of x. An integer divisor of 0 gives x."""
     if _is_float(x):
         return jax.lax.rem(x, y)
     undefined = _is_undefined(x, y)
@@ -161,7 +164,7 @@ def _is_undefined(x: jax.Array, y: jax.Array) -> jax.Array:
 
 
 def _shift(shift: Callable, fills: Callable) -> Callable:
-    """Make a shift that returns `fills(x)` for a distance below 0 or of at least all bits."""
+    """Return a version of `shift` that gives `fills(x)` unless 0 <= distance < bits of x."""
 
     def function(x: jax.Array, distance: jax.Array) -> jax.Array:
         bits = jnp.iinfo(x.dtype).bits
@@ -178,11 +181,11 @@ def _signs(x: jax.Array) -> jax.Array:
 
 
 def _in_32_bits(count: Callable, excess: int) -> Callable:
-    """Make a bit count from one of 32 bits, the only width in Triton.
+    """Return a bit count for up to 32 bits that uses the 32-bit one, the only one in Triton.
 
     Args:
         count: the 32-bit primitive.
-        excess: how much each leading zero, added to widen the input, adds to the count.
+        excess: 1 if `count` includes the leading zeros from widening the input, else 0.
     """
 
     def function(x: jax.Array) -> jax.Array:
@@ -254,8 +257,8 @@ def computed(eqn: Any, by: np.ndarray | None = None) -> Callable:
 
     Args:
         eqn: the equation.
-        by: the last input if known at trace time. Checks for undefined results are omitted for
-            safe divisors and shift distances.
+        by: the last input if it is known at trace time, else None. Known divisors and shift
+            distances that are always defined are not checked again in the kernel.
 
     Raises:
         NotImplementedError: if the primitive is not supported for its dtypes.
@@ -288,7 +291,7 @@ def _is_defined(name: str, by: np.ndarray) -> bool:
 
 
 def _by_float32(function: Callable, dtype: Any) -> Callable:
-    """Wrap a function of 16-bit floats to compute in float32."""
+    """Wrap a function: compute 16-bit floats in float32, and cast the result to `dtype`."""
 
     def widen(x) -> jax.Array:
         return x.astype(jnp.float32) if x.dtype in HALVES else x

@@ -109,7 +109,12 @@ def _outputs(eqn: jex.core.JaxprEqn, inputs: list[Elements]) -> list[Elements]:
 
 
 def _cond(branches: Sequence[Any], index: Elements, *operands: Elements) -> list[Elements]:
-    """Evaluate the taken branch if the index is known, else select each replica's outputs."""
+    """Evaluate a `lax.cond` or `lax.switch`.
+
+    If the index is known at trace time, only that branch is evaluated. Otherwise each replica
+    selects from the outputs of all branches. If there are two branches, `_cond_of_lanes` skips the
+    longer one when no lane takes it.
+    """
     which = numbers_of(index)[()]
     if isinstance(which, np.generic):
         return evaluate_closed(branches[min(max(int(which), 0), len(branches) - 1)], operands)
@@ -124,7 +129,7 @@ def _cond(branches: Sequence[Any], index: Elements, *operands: Elements) -> list
 def _cond_of_lanes(
     branches: Sequence[Any], which: jax.Array, operands: Sequence[Elements]
 ) -> list[Elements]:
-    """Select each lane's outputs of two branches; skip the longer one if no lane takes it."""
+    """Select each lane's outputs from two branches. Skip the longer one if no lane takes it."""
     long = int(len(branches[1].jaxpr.eqns) >= len(branches[0].jaxpr.eqns))
     takes_long = (which > 0) == bool(long)
     short = [*map(numbers_of, evaluate_closed(branches[1 - long], operands))]

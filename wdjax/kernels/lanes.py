@@ -1,12 +1,12 @@
-"""Arrays of elements: a small array of one replica, held for many replicas, one per lane.
+"""Arrays of elements, which represent a small array of each replica. Each lane is one replica.
 
-An array of shape (4,) of one replica is represented by a NumPy object array of shape (4,). Each
-element represents one number of every replica. It is one of:
+If the array of one replica has shape (4,), it is represented by a NumPy object array of shape (4,).
+Each element represents one number in all replicas, and is one of:
 
-* a traced array [lanes];
-* a traced scalar (), if the number is equal in all replicas;
-* a NumPy scalar, if it is also known at trace time;
-* a `threefry.Key`, a pair of these.
+* a traced array [lanes], with one number per replica;
+* a traced scalar (), if all replicas have the same number;
+* a NumPy scalar, if all replicas have the same number and it is known at trace time;
+* a `threefry.Key` for a typed key, which contains two such elements.
 
 Slices and broadcasts only move Python objects and cost nothing in the kernel. Arithmetic runs once
 per distinct element, and at trace time for known elements.
@@ -108,7 +108,10 @@ def call_each(function: Callable, shape: tuple[int, ...], *arrays: Elements) -> 
 
 
 def each(function: Callable, shape: tuple[int, ...], *arrays: Elements) -> Elements:
-    """Apply a function to elements of arrays that broadcast to `shape`, once per distinct input."""
+    """Apply a function elementwise to arrays that broadcast to `shape`.
+
+    Each distinct combination of input elements is computed only once.
+    """
     flat = [np.broadcast_to(array, shape).ravel() for array in arrays]
     places = [tuple(map(identity, elements)) for elements in zip(*flat, strict=True)]
     done: dict[tuple, Any] = {}
@@ -144,9 +147,10 @@ def with_words(arrays: Sequence[Elements], words: Sequence[Any]) -> list[Element
 
 
 def along_steps(array: Elements, inner: int) -> Elements:
-    """Join elements [steps, ...] into elements [...] that contain all steps, each [S, *lanes].
+    """Stack elements [steps, ...] into elements [...], each an array [S, *lanes] over the steps.
 
-    S is the number of steps, padded to a power of two.
+    S is the number of steps, padded to a power of two. An element that is the same in all steps
+    is returned unchanged, without the axis S.
 
     Args:
         array: elements [steps, ...].
@@ -176,7 +180,7 @@ def join(words: Sequence[Any], inner: int) -> Any:
 
 
 def of_steps(array: Elements, inner: int, length: int) -> Elements:
-    """Split elements [...] that contain all steps into elements [length, ...].
+    """Split elements [...], each an array over the steps, into elements [length, ...].
 
     This is the inverse of `along_steps`.
     """

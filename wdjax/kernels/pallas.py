@@ -1,7 +1,8 @@
-"""The parts of Pallas and its Triton backend that kernels use. No other module imports Pallas.
+"""Access to Pallas and its Triton backend. No other module imports Pallas from JAX.
 
-Pallas is imported on first use. JAX 0.11 deprecated its Triton backend (see
-docs/explanation/triton.md). Without it, environments, training and evaluation run in plain XLA.
+Pallas is imported on first use. JAX 0.11 deprecated the Triton backend of Pallas (see
+docs/explanation/triton.md). In a JAX without this backend, environments, training and evaluation
+run in plain XLA.
 """
 
 import functools

@@ -21,8 +21,9 @@ _HEARD: contextvars.ContextVar[dict[str, str | None] | None] = contextvars.Conte
 def why_no_kernels() -> str | None:
     """Return the reason why kernels cannot be used, or None if they can.
 
-    Every GPU must be an NVIDIA GPU of compute capability 8.0 or higher, and JAX must include Pallas
-    for Triton. This is checked before tracing, because XLA would reject the whole program.
+    Every GPU must be an NVIDIA GPU of compute capability 8.0 or higher, JAX must include Pallas
+    for Triton, and `giving_up_kernels` must not have disabled kernels. This is checked before
+    tracing, because XLA would reject the whole program.
 
     Machines without a GPU pass the check, so that kernels can be compiled for another machine.
     `platform_dependent` then selects plain XLA on the CPU.
