@@ -126,7 +126,7 @@ _UNDER_WAY: list[tyro.constructors.StructTypeInfo] = []
 
 def _told(facts: str, helptext: Any) -> str:
     words = helptext() if callable(helptext) else helptext
-    return " ".join(filter(None, (facts, words)))
+    return " ".join([facts, *(words or "").split()]).strip()  # one paragraph: the terminal breaks its lines
 
 
 def parse(cls: type, prog: str, arguments: list[str], **options: Any) -> Any:
