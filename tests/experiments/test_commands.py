@@ -1,6 +1,7 @@
 """Commands that train nothing: what a preset costs, how runs differ, what a shell completes, a dry run."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from wdjax.experiments.cli import cost_of, main
+from wdjax.experiments.cli import call, cost_of, main
 from wdjax.experiments.commands.diff import differing
 from wdjax.experiments.commands.dry_run import changed_fields, dry_run
 from wdjax.experiments.commands.help import help_topic, panels_of
@@ -226,3 +227,17 @@ def test_a_dry_run_says_what_a_run_would_be(capsys, monkeypatch, tmp_path):
     assert "env: cartpole\n" in out
     assert "env_params" not in out  # all at their defaults
     assert not list(Path(tmp_path).glob("runs"))
+
+
+def test_list_separates_names_from_purposes(capsys):
+    call("list")
+    lines = capsys.readouterr().out.splitlines()
+    assert not [name for name in list_presets() for line in lines if re.match(rf"  {name}\w*[A-Z]", line)]
+
+
+def test_list_shows_whole_sentences(capsys):
+    call("list")
+    text = capsys.readouterr().out.partition("presets:\n")[2].partition("\nbundled")[0]
+    purposes = [line for line in text.splitlines() if re.match(r"  \w", line)]
+    assert len(purposes) == len(list_presets())
+    assert not [line for line in purposes if not line.rstrip().endswith(".")]

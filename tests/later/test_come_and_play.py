@@ -23,7 +23,7 @@ from wdjax.experiments.report.curves import draw_panels
 from wdjax.experiments.sweep import halving, searching
 from wdjax.experiments.sweep.members import make_members
 from wdjax.experiments.sweep.session import Host
-from wdjax.train import list_presets, load_config
+from wdjax.train import load_config
 from wdjax.train.host.plots import draw_run, quantities
 from wdjax.train.host.progress import words_of_run
 
@@ -86,22 +86,6 @@ class Recorder:
 
 def overlap(one, other):
     return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
-
-
-@later(37, "name and purpose run together")
-def test_list_separates_names_from_purposes(capsys):
-    cli.call("list")
-    lines = capsys.readouterr().out.splitlines()
-    assert not [name for name in list_presets() for line in lines if re.match(rf"  {name}\w*[A-Z]", line)]
-
-
-@later(37, "purposes are cut in mid sentence")
-def test_list_shows_whole_sentences(capsys):
-    cli.call("list")
-    text = capsys.readouterr().out.partition("presets:\n")[2].partition("\ntrained")[0]
-    purposes = [line for line in text.splitlines() if re.match(r"  \w", line)]
-    assert len(purposes) == len(list_presets())
-    assert not [line for line in purposes if not line.rstrip().endswith(".")]
 
 
 @later(37, "the help of a sweep names another default folder")

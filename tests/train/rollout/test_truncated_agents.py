@@ -175,9 +175,9 @@ class Meddles(Cut):
 
 
 @pytest.mark.parametrize(("env", "words"), [
-    (Pulse, r"truncated\['player'\]\[0\] turns false again in step 3 of an episode: it must stay true until the reset"),
-    (Paid, r"reward\['player'\]\[0\] is not 0 after the cut in step 3 of an episode: pay only who"),
-    (Meddles, r"step lets the action of an agent that has terminated or been truncated change"),
+    (Pulse, r"truncated\['player'\]\[0\] becomes false again in step 3 of an episode\. It must stay true"),
+    (Paid, r"reward\['player'\]\[0\] is not 0 after truncation in step 3 of an episode\. Set the rewards"),
+    (Meddles, r"step lets the action of a terminated or truncated agent change"),
 ])  # fmt: skip
 def test_check_env_says_what_an_agent_that_was_cut_off_may_not(env, words):
     with pytest.raises(wdjax.env_checker.EnvCheckError, match=words):
