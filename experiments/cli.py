@@ -265,9 +265,13 @@ def require_private(folder: Path) -> None:
     """Raise PermissionError where a folder belongs to another user or others can write it."""
     found = folder.stat()
     if hasattr(os, "getuid") and found.st_uid != os.getuid():
-        raise PermissionError(f"{folder} belongs to another user. Set JAX_COMPILATION_CACHE_DIR to one that you own")
+        raise PermissionError(
+            f"{folder} belongs to another user. Set JAX_COMPILATION_CACHE_DIR to a folder that you own"
+        )
     if os.name == "posix" and found.st_mode & 0o022:
-        raise PermissionError(f"{folder} is writable by other users. Delete it, or set JAX_COMPILATION_CACHE_DIR")
+        raise PermissionError(
+            f"{folder} is writable by other users. Delete it, or set JAX_COMPILATION_CACHE_DIR to a folder that you own"
+        )
 
 
 if __name__ == "__main__":

@@ -27,24 +27,24 @@ FILES = [
     ("{}", "field env is missing"),
     ("env: cartpole", "field policies is missing"),
     ("policies: {agent: {}}", "field env is missing"),
-    ("env: [", "not YAML: expected the node content, but found '<stream end>' (line 1, column 7)"),
+    ("env: [", "invalid YAML: expected the node content, but found '<stream end>' (line 1, column 7)"),
     ("\tenv: cartpole", "found character '\\t' that cannot start any token: indent with spaces (line 1, column 1)"),
     ("env: cartpole\n\tpolicies: {}", "found character '\\t' that cannot start any token: indent with spaces (line 2"),
-    (GOOD + "env: pendulum", "not YAML: duplicate key 'env' (line 3, column 1)"),
-    (GOOD + "seed: 1\nseed: 1", "not YAML: duplicate key 'seed' (line 4, column 1)"),
-    (AGENT % "gamma: .5, gamma: .5", "not YAML: duplicate key 'gamma' (line 2, column 31)"),
-    (GOOD + "---\n" + GOOD, "not YAML: expected a single document in the stream but found another document (line 3"),
+    (GOOD + "env: pendulum", "invalid YAML: duplicate key 'env' (line 3, column 1)"),
+    (GOOD + "seed: 1\nseed: 1", "invalid YAML: duplicate key 'seed' (line 4, column 1)"),
+    (AGENT % "gamma: .5, gamma: .5", "invalid YAML: duplicate key 'gamma' (line 2, column 31)"),
+    (GOOD + "---\n" + GOOD, "invalid YAML: expected a single document in the stream but found another document (line"),
     (GOOD + "seed: !!python/object:os.system x", "could not determine a constructor for the tag"),
     (GOOD + "seed: !include x", "could not determine a constructor for the tag '!include' (line 3, column 7)"),
     (GOOD + "seed: *nope", "found undefined alias 'nope' (line 3, column 7)"),
     (GOOD + "num_envs = 3", "could not find expected ':' (line 3, column 13)"),
-    (GOOD + "  num_envs: 3", "run.yaml: not YAML: "),
+    (GOOD + "  num_envs: 3", "run.yaml: invalid YAML: "),
     (GOOD + "? [a, b]\n: 1", "found unhashable key (line 3, column 3)"),
     (GOOD + "x: \"\\xZZ\"", "expected escape sequence of 2 hexadecimal numbers, but found 'Z' (line 3, column 7)"),
     (GOOD + "\x07: 3", "special characters are not allowed"),
-    ("[" * 2000, "not YAML: nested too deeply"),
+    ("[" * 2000, "invalid YAML: nested too deeply"),
     (AGENT % "<<: 3", "expected a mapping or list of mappings for merging, but found scalar (line 2, column 24)"),
-    (GOOD + "seed: 2020-13-01", "run.yaml: not YAML: month must be in 1..12"),
+    (GOOD + "seed: 2020-13-01", "run.yaml: invalid YAML: month must be in 1..12"),
     (GOOD + "seed: 2020-01-01", "seed = datetime.date(2020, 1, 1): must be a whole number"),
     (GOOD + "num_envs: 010", "num_envs = '010': must be a whole number"),
     (GOOD + "num_envs: 0x10", "num_envs = '0x10': must be a whole number"),
@@ -61,7 +61,7 @@ FILES = [
     (AGENT % "learning_rate: {0: 1e-3}", "policies.agent.learning_rate = {0: 0.001}: must be a number or a list of"),
     (AGENT % "network: {hidden_sizes: 64 64}", "policies.agent.network.hidden_sizes = '64 64': must be a list"),
     (AGENT % "agents: agent", "policies.agent.agents = 'agent': must be a list"),
-    ("env: cartpole\npolicies: &p {agent: *p}", "not YAML: a value contains itself"),
+    ("env: cartpole\npolicies: &p {agent: *p}", "invalid YAML: a value contains itself"),
 ]  # fmt: skip
 
 
@@ -84,7 +84,7 @@ def test_files(text, words):
 @pytest.mark.parametrize("content", [b"\xff\xfe\x00", "env: cärt".encode("latin1"), b"env: cart\x00pole"])
 def test_files_that_are_no_text(content):
     Path("run.yaml").write_bytes(content)
-    assert refusal(load_config, "run.yaml").startswith("run.yaml: not YAML: ")
+    assert refusal(load_config, "run.yaml").startswith("run.yaml: invalid YAML: ")
 
 
 PRESETS = [
@@ -192,8 +192,8 @@ FOUR = vectorize(CARTPOLE, 4)
 ENVIRONMENTS = [
     (wdjax.make, ("cartpol",), {}, "unknown environment 'cartpol': did you mean 'cartpole'?"),
     (wdjax.make, ("",), {}, "unknown environment '': known names: acrobot,"),
-    (wdjax.make, (3,), {}, "environment 3: must be a name, not int"),
-    (wdjax.make, (None,), {}, "environment None: must be a name, not NoneType"),
+    (wdjax.make, (3,), {}, "environment 3: must be a string, not int"),
+    (wdjax.make, (None,), {}, "environment None: must be a string, not NoneType"),
     (wdjax.make, ("gymnx:CartPole-v1",), {}, "unknown library 'gymnx': did you mean 'gymnax'?"),
     (wdjax.make, ("__main__:Lander",), {}, "Lander"),
     (wdjax.make, ("cartpole",), {"gravty": 1}, "unknown parameter of CartPole 'gravty': did you mean 'gravity'?"),
@@ -224,7 +224,7 @@ ENVIRONMENTS = [
     (vectorize, ("cartpole", 4), {}, "env = 'cartpole': must be a wdjax.Env. Pass the environment from wdjax.make"),
     (vectorize, (type(CARTPOLE), 4), {}, "must be a wdjax.Env. Pass the environment from wdjax.make"),
     (vectorize, (CARTPOLE, 4, "frsh"), {}, "unknown reset strategy 'frsh': did you mean 'fresh'?"),
-    (vectorize, (CARTPOLE, 4, 10), {}, "reset strategy 10: must be a name, not int"),
+    (vectorize, (CARTPOLE, 4, 10), {}, "reset strategy 10: must be a string, not int"),
     (vectorize, (CARTPOLE, 4), {"params_axis": 1}, "params_axis = 1: must be None or 0"),
     (ResetPool, (0,), {}, "ResetPool.n = 0: must be at least 1"),
     (ResetPool, (1.5,), {}, "ResetPool.n = 1.5: must be a whole number, not float"),

@@ -194,8 +194,8 @@ MALFORMED = [
     ("cartpol", {}, ValueError, ["unknown environment 'cartpol'", "did you mean 'cartpole'?"]),
     ("tag_continous", {}, ValueError, ["did you mean 'tag_continuous'?"]),
     ("zzzzz", {}, ValueError, ["known names:", "tag_gridworld"]),
-    (7, {}, TypeError, ["environment 7", "must be a name"]),
-    (None, {}, TypeError, ["environment None", "must be a name"]),
+    (7, {}, TypeError, ["environment 7", "must be a string"]),
+    (None, {}, TypeError, ["environment None", "must be a string"]),
 ]  # fmt: skip
 
 

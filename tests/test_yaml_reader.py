@@ -13,7 +13,7 @@ BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
 @pytest.mark.parametrize("text", [BOMB, "[" * 60 + "]" * 60, "a: &a [*a]", "[" * 5_000], ids=range(4))
 def test_yaml_that_is_too_deep_or_too_large_is_refused(text, tmp_path):
     (tmp_path / "config.yaml").write_text(text)
-    with pytest.raises(ValueError, match="not YAML"):
+    with pytest.raises(ValueError, match="invalid YAML"):
         read_yaml_value(tmp_path / "config.yaml")
 
 

@@ -93,8 +93,10 @@ def preset_path(preset: str | Path) -> Path:
     if name not in known and path.parts and (len(path.parts) > 1 or path.is_dir()):
         raise FileNotFoundError(f"{preset}: not a preset (see wdjax list), a .yaml file or a run folder")
     if ":" in str(preset):
-        words = f"this is an environment, not a preset. Single-agent: wdjax train cartpole_ppo --env {preset}"
-        raise ValueError(f"preset = {preset}: {words}. Multi-agent: write a preset (docs/how_to/own_environment.md).")
+        words = f"this is an environment, not a preset. For a single agent: wdjax train cartpole_ppo --env {preset}"
+        raise ValueError(
+            f"preset = {preset}: {words}. For several agents: write a preset (docs/how_to/own_environment.md)."
+        )
     require_known("preset", name, [*known, *ALIASES])
     return PRESETS / f"{name}.yaml"
 

@@ -143,7 +143,7 @@ class Trainer:
         shared = (self.workdir / CONFIG).exists()
         require(shared, "workdir", str(self.workdir), "a folder that all processes share")
         begun = load_run_config(self.workdir, self.learner.setup.trust)
-        require_same_run(begun, self.config, f"the run in {self.workdir} was begun with")
+        require_same_run(begun, self.config, f"the run in {self.workdir} was started with")
         require_same_switches(read_made_with(self.workdir), f"the run in {self.workdir}")
         self.config = with_size_of(begun, self.config)
 

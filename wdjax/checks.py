@@ -39,7 +39,7 @@ def require_known(kind: str, name: str, known: Iterable[str]) -> None:
     """Raise TypeError unless `name` is a string, ValueError (with the closest name) if unknown."""
     known = list(known)
     if not isinstance(name, str):
-        raise TypeError(f"{kind} {name!r}: must be a name, not {type(name).__name__}")
+        raise TypeError(f"{kind} {name!r}: must be a string, not {type(name).__name__}")
     if name not in known:
         raise ValueError(f"unknown {kind} {name!r}: {did_you_mean(name, known)}")
 

@@ -80,9 +80,9 @@ def read_yaml_value(source: Path | str) -> Any:
         )
     # ValueError: invalid UTF-8, or a date such as 2020-13-01
     except (yaml.YAMLError, ValueError) as error:
-        raise ValueError(f"{name}: not YAML: {_yaml_words(error)}") from None
+        raise ValueError(f"{name}: invalid YAML: {_yaml_words(error)}") from None
     except RecursionError:
-        raise ValueError(f"{name}: not YAML: nested too deeply") from None
+        raise ValueError(f"{name}: invalid YAML: nested too deeply") from None
 
 
 def _yaml_words(error: Exception) -> str:

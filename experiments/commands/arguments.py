@@ -101,7 +101,7 @@ def _schedule(words: list[str]) -> Schedule:
     if len(numbers) == 1 and kind is tuple:
         return numbers[0]
     if not numbers or len(numbers) % 2:
-        pairs = "pairs of env step (or fraction of the run) and value: 0 1e-3 100_000 1e-4, or fraction 0 1e-3 1 1e-4"
+        pairs = "pairs of env step and value (0 1e-3 100_000 1e-4), or of fraction and value (fraction 0 1e-3 1 1e-4)"
         raise ValueError(f"{' '.join(words)!r} must be a number, or {pairs}")
     return kind(zip(numbers[::2], numbers[1::2], strict=True))
 

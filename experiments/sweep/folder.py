@@ -55,7 +55,7 @@ def begun(workdir: Path, asked: Mapping[str, Any], resume: bool, say: Callable[[
 
 
 def read_switches(workdir: Path) -> Any:
-    """Return the settings of jax that a sweep was begun with, None for one of wdjax 0.2.0."""
+    """Return the settings of jax that a sweep was started with, None for one of wdjax 0.2.0."""
     return read_yaml_value(workdir / SWITCHES) if (workdir / SWITCHES).is_file() else None
 
 
@@ -69,7 +69,7 @@ def with_new_fields(begun: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def require_same(what: str, begun: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
-    """Raises ValueError, naming the first thing that differs, where `what` was begun with something else."""
+    """Raises ValueError, naming the first thing that differs, where `what` was started with something else."""
     old, new = (flat(with_new_fields(own)) for own in (begun, read_yaml_value(yaml.safe_dump(dict(asked)))))
     for name in [*old, *(name for name in new if name not in old)]:
         if old.get(name) != new.get(name):

@@ -66,7 +66,7 @@ ACTIONS = [
     ("several", [0, 0, 0], "actions = [0, 0, 0]: must be a dict of agent names and actions"),
     ("several", {}, "actions: missing tagger_0, tagger_1, runner_0. Every agent in `agents` needs an action."),
     ("several", {**ALL, "taggr_0": 0}, "unknown agent 'taggr_0': did you mean 'tagger_0'?"),
-    ("several", {**ALL, 0: 1}, "agent 0: must be a name, not int"),
+    ("several", {**ALL, 0: 1}, "agent 0: must be a string, not int"),
     ("several", {"tagger_0": 0, "runner_0": 0}, "actions: missing tagger_1. Every agent in `agents` needs an action."),
     ("several", {**ALL, "tagger_0": 99}, f"actions['tagger_0'] = 99: must be in {FIVE}"),
     ("several", {**ALL, "tagger_0": "up"}, f"actions['tagger_0'] = 'up': must be in {FIVE}"),
@@ -82,7 +82,7 @@ def test_actions(played, name, action, words):
 
 OPTIONS = [
     ({"param": {}}, "unknown option of reset 'param': did you mean 'params'?"),
-    ({"params": 3}, "options['params'] = 3: must be a dict of names and values"),
+    ({"params": 3}, "options['params'] = 3: must be a dict of parameter names and values"),
     ({"params": {"gravty": 1}}, "unknown parameter of CartPole 'gravty': did you mean 'gravity'?"),
     ({"params": {"gravity": "x"}}, "gravity = 'x': must be a number"),
     ({"params": {"length": 0}}, "length = 0.0: must be above 0"),
@@ -119,4 +119,4 @@ def test_arguments(adapter, arguments, named, words):
 
 def test_names_of_agents(played):
     assert "unknown agent 'tagger': did you mean 'tagger_1'?" in refusal(played["several"].action_space, "tagger")
-    assert "agent 0: must be a name, not int" in refusal(played["several"].observation_space, 0)
+    assert "agent 0: must be a string, not int" in refusal(played["several"].observation_space, 0)

@@ -269,8 +269,8 @@ class Strange:
     ("space", "obs", "words"),
     [
         (lambda spaces: spaces.Tuple([spaces.Discrete(2)]), (1,), "space of Strange is a Tuple: must be Box, Discrete"),
-        (lambda spaces: spaces.Dict({"a": spaces.Discrete(2)}), 1.0, "declares a dict of a, but the"),
-        (lambda spaces: spaces.Box(0, 1, ()), {"a": 1.0}, "declares an array, but the environment returns a dict"),
+        (lambda spaces: spaces.Dict({"a": spaces.Discrete(2)}), 1.0, "is a dict of a: the environment must"),
+        (lambda spaces: spaces.Box(0, 1, ()), {"a": 1.0}, "is an array, but the environment returns a dict"),
     ],
 )
 def test_what_cannot_be_translated_is_refused(library, space, obs, words):

@@ -233,7 +233,7 @@ def test_a_calibration_of_ones_own(tmp_path):
     ("content", "words"),
     [
         ("world: {a_2: 1}", "is missing: 'columns'"),
-        ("[", "mine.yaml: not YAML"),
+        ("[", "mine.yaml: invalid YAML"),
         ("{columns: [K_0], regions: [[1], [2]]}", "Add A_0"),
         ("{columns: [K_0], regions: [[1, 2], [2, 3]]}", "rows of 1 numbers"),
         ("{columns: [sigma0], regions: [[1]]}", "unknown name 'sigma0': did you mean 'sigma_0'?"),

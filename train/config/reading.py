@@ -37,7 +37,7 @@ def from_mapping(cls: type, values: Any, path: str = "") -> Any:
         if name not in hints:
             if "policies" in hints and {"trainer", "policy"} & set(values):
                 words = "this is a WarpDrive configuration, which wdjax does not read. docs/from_warp_drive.md"
-                raise ValueError(f"unknown field {name}: {words} lists the field that replaces each")
+                raise ValueError(f"unknown field {name}: {words} lists the wdjax field for each of its fields")
             short = SHORT.get(name, str(name))
             blocks = [block for block, hint in hints.items() if short in getattr(hint, "__dataclass_fields__", ())]
             near = f"did you mean '{blocks[0]}.{short}'?" if blocks else did_you_mean(short, hints)
@@ -132,7 +132,7 @@ def set_dotted(raw: dict[str, Any], name: str, value: Any) -> None:
         inner = raw.get(parent, {})
         if not isinstance(inner, Mapping):
             inside = ".".join([*parents[depth + 1 :], last])
-            raise TypeError(f"{'.'.join(parents[: depth + 1])} = {inner!r}: has no field {inside}")
+            raise TypeError(f"{'.'.join(parents[: depth + 1])} = {inner!r}: must be a mapping to have a field {inside}")
         raw[parent] = dict(inner)
         raw = raw[parent]
     raw[last] = value

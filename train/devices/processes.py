@@ -179,7 +179,7 @@ def _together(who: str, function: Callable[..., Any], *arguments: Any) -> None:
     if error is not None:
         raise error
     if failed:
-        raise OthersRefusedError(f"{who} failed: see its error message")
+        raise OthersRefusedError(f"{who} failed. The error message is in the output of that process")
 
 
 def wait_for_all() -> None:

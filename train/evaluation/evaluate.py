@@ -115,9 +115,9 @@ def choose_players(
     What was learned and random play are always among the first: all choices between them share one program.
     """
     if isinstance(random, str):
-        raise TypeError(f"random = {random!r}: must be a list of policies")
+        raise TypeError(f"random = {random!r}: must be a list of policy names")
     if not isinstance(players, Mapping | None):
-        raise TypeError(f"players: must be a mapping from policy to player, not a {type(players).__name__}")
+        raise TypeError(f"players: must be a mapping from policy names to players, not a {type(players).__name__}")
     setup, roles = learner.setup, roles_of(learner.setup)
     replaced = {**(players or {}), **dict.fromkeys(random, "random")}
     for name in replaced:
@@ -132,7 +132,9 @@ def choose_players(
             continue
         player = as_player(setup, replaced[name])
         if not plays(setup, player, role):
-            raise ValueError(f"player {player.name!r}: acts for group {player.group}, not {role.group} ({role.name})")
+            raise ValueError(
+                f"player {player.name!r} (group {player.group}): must act for group {role.group}, of role {role.name}"
+            )
         chosen.append(seat(setup, player, role))
         candidates.append([*usual, chosen[-1]])
     return candidates, chosen
@@ -198,7 +200,10 @@ def line_up(setup: Setup, roles: Sequence[Role], first: Player, opponents: Oppon
     asked = [as_player(setup, player).name for invited in by_role.values() for player in invited]
     for name in asked:
         if name not in used:
-            raise ValueError(f"player {name!r}: fits none of the roles {', '.join(role.name for role in roles)}")
+            raise ValueError(
+                f"player {name!r}: must be listed for a role of its group. Roles: "
+                f"{', '.join(role.name for role in roles)}"
+            )
     return players
 
 

@@ -202,7 +202,9 @@ def seat(setup: Setup, player: Player, role: Role) -> Candidate:
     if name is None:
         agents = ", ".join(f"{part.group}[{part.start}:{part.stop}]" for part in role.assignment.segments)
         names = ", ".join(theirs.policies)
-        raise ValueError(f"player {player.name!r}: none of its policies ({names}) covers all of {agents}")
+        raise ValueError(
+            f"player {player.name!r}: none of its policies ({names}) controls all agents of the role ({agents})"
+        )
     view = None if theirs.env == setup.env else theirs.env
     return seat_policy(player, theirs.policies[name], learned_part(player.state.policies[name]), role, view)
 

@@ -91,7 +91,7 @@ class TrainedPolicy:
         for leaf, part in zip(jax.tree.leaves(obs), jax.tree.leaves(parts), strict=True):
             dtype = getattr(leaf, "dtype", None) or np.asarray(leaf).dtype
             if not (jnp.issubdtype(dtype, jnp.bool_) or np.can_cast(dtype, np.float64, "same_kind")):
-                raise TypeError(f"obs dtype {dtype}: must be {part.dtype} or another real dtype")
+                raise TypeError(f"obs dtype {dtype}: must be {part.dtype}, or another bool, integer or float dtype")
         return leading
 
 

@@ -50,7 +50,7 @@ def make_callbacks(given: Sequence[Callback | str]) -> tuple[Callback, ...]:
         ImportError: if the library of a logger is not installed.
     """
     if isinstance(given, str) or not isinstance(given, Iterable):
-        raise TypeError(f"callbacks = {given!r}: must be a list of functions or names")
+        raise TypeError(f"callbacks = {given!r}: must be a list of functions, logger names and import paths")
     given = list(given)
     names = [own for own in given if isinstance(own, str)]
     require(len(set(names)) == len(names), "callbacks", names, "unique: a repeated name would write each row twice")

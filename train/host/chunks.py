@@ -83,9 +83,9 @@ def require_equal_devices(state: TrainState, metrics: Packed) -> None:
     if names:
         shown = f"{', '.join(names[:5])}{' ...' if len(names) > 5 else ''}"
         raise FailedCheckError(
-            f"{shown}: must be equal on all devices but differs after {int(state.num_updates)} updates. Reduce "
-            "gradients, statistics and metrics over devices in the algorithm's `update`, with `total` or `average` of "
-            "wdjax.train.learning, or train with --devices 1. (Checkpoints before this chunk are kept.)"
+            f"{shown}: must be equal on all devices but differs after {int(state.num_updates)} updates. In the "
+            "algorithm's `update`, reduce gradients, statistics and metrics over devices with `total` or `average` of "
+            "wdjax.train.learning, or train with --devices 1. Earlier checkpoints are kept."
         )
 
 

@@ -130,7 +130,9 @@ def _validate_mask(name: str, policy: PolicyConfig, assignment: Assignment) -> N
     observation = assignment.observation_space
     for part, inner in observation.spaces.items() if isinstance(observation, Dict) else ():
         if _has_mask(inner):
-            raise ValueError(f"policies.{name}: {MASK} inside observation[{part!r}]: must be a top-level key")
+            raise ValueError(
+                f"policies.{name}: observation[{part!r}] contains {MASK}: must be a top-level key of the observation"
+            )
     if policy.decisions_only and not (isinstance(observation, Dict) and MASK in observation.spaces):
         group = assignment.segments[0].group
         words = f"requires the key {MASK} in the observations of group {group!r}"

@@ -92,11 +92,13 @@ def require_same_policy(field: str, policy: Policy, theirs: Policy) -> None:
         require(value == other[name], f"{path}.{name}", value, f"{other[name]!r}, as in {field}")
     mine, his = ([part.group for part in p.assignment.types] for p in (policy, theirs))
     if mine != his:
-        raise ValueError(f"{path}.agents: agent types are {mine}, must be {his} in this order, as in {field}")
+        raise ValueError(f"{path}.agents: its agent types {mine} must be {his}, in this order, as in {field}")
     for kind in ("observation_space", "action_space"):
         mine, his = (getattr(p.assignment, kind) for p in (policy, theirs))
         if _form(mine) != _form(his):
-            raise ValueError(f"{field}: its {kind.replace('_', ' ')} {his} differs from {mine} of {path}")
+            raise ValueError(
+                f"{field}: its {kind.replace('_', ' ')} {his} must match {mine} of {path}. Only bounds may differ."
+            )
 
 
 def _form(space: Space) -> Any:

@@ -239,6 +239,8 @@ def make_distribution(space: Space, in_a_box: str = "gaussian") -> Distribution:
         case Box():
             low, high = (np.broadcast_to(bound, space.shape).reshape(-1) for bound in (space.low, space.high))
             if not (np.isfinite(low).all() and np.isfinite(high).all() and (low < high).all()):
-                raise ValueError(f"action_distribution = 'squashed_gaussian': requires finite bounds, not {space}")
+                raise ValueError(
+                    f"action_distribution = 'squashed_gaussian': requires finite bounds with low < high, not {space}"
+                )
             return SquashedGaussian(math.prod(space.shape), space.shape, tuple(low.tolist()), tuple(high.tolist()))
     raise TypeError(f"action space {space}: must be Discrete, MultiDiscrete or Box")

@@ -336,7 +336,7 @@ def check_encoder(path: str, config: NetworkConfig, observation_space: Space, la
         try:
             features = jax.eval_shape(lambda state, obs: nnx.merge(graphdef, state)(obs), state, obs)
         except Exception as error:
-            raise TypeError(f"{what}: fails on observations with leading axes {leading}: {error}") from error
+            raise TypeError(f"{what}: must accept any leading axes, but fails for {leading}: {error}") from error
         returned = getattr(features, "shape", type(features).__name__)
         if returned != (*leading, width):
             raise TypeError(

@@ -47,7 +47,7 @@ def find_algorithm(name: str, field: str = "algorithm") -> Algorithm:
         TypeError: for what is no algorithm.
     """
     if not isinstance(name, str):
-        raise TypeError(f"{field} = {name!r}: must be a name, not {type(name).__name__}")
+        raise TypeError(f"{field} = {name!r}: must be a string, not {type(name).__name__}")
     found = ALGORITHMS.get(name, name)
     if isinstance(found, str) and ":" not in found:
         own = 'a custom algorithm is "package.module:Class", or registered in this process by register_algorithm'

@@ -101,7 +101,9 @@ def save(manager: ocp.CheckpointManager, step: int, state: TrainState, host: dic
     items = ocp.args.Composite(state=ocp.args.StandardSave(state), host=ocp.args.JsonSave(host))
     with _BEGINNING, saving(manager):
         if not manager.save(step, args=items):
-            raise FileExistsError(f"cannot save {step} updates: the newest checkpoint has {manager.latest_step()}")
+            raise FileExistsError(
+                f"cannot save a checkpoint of {step} updates: a newer one exists, of {manager.latest_step()} updates"
+            )
 
 
 def delete_newer(manager: ocp.CheckpointManager, step: int) -> None:
@@ -145,7 +147,10 @@ def saving(manager: ocp.CheckpointManager) -> Iterator[None]:
     except Exception as error:  # orbax raises what its threads and tensorstore do: of any type
         whole = [int(path.name) for path in Path(manager.directory).glob("*") if path.name.isdecimal()]
         good = max(whole, default=None)
-        rest = "No checkpoint is complete." if good is None else f"The one of {good} updates is complete; use --resume."
+        rest = (
+            "No checkpoint is complete." if good is None
+            else f"The checkpoint of {good} updates is complete: continue from it with --resume."
+        )  # fmt: skip
         raise OSError(f"could not save a checkpoint in {manager.directory} ({reason(error)}). {rest}") from error
 
 
@@ -208,7 +213,7 @@ def as_stored(folder: Path, target: TrainState, name: str) -> Any:
     if own.keys() != held.keys():
         other = sorted(own.keys() ^ held.keys())
         words = f"{other[0]} {'is missing' if other[0] in own else 'is unexpected'} ({len(other)} differences)"
-        raise DamagedCheckpointError(f"{name} does not fit this configuration, or is damaged: {words}")
+        raise DamagedCheckpointError(f"{name} is damaged or was saved with another configuration: {words}")
     return jax.tree.unflatten(jax.tree.structure(tree), [own[place] for place in held])
 
 
@@ -260,7 +265,7 @@ def _read(manager: ocp.CheckpointManager, step: int, **items: Any) -> Any:
     try:
         return manager.restore(step, args=ocp.args.Composite(**items))
     except Exception as error:  # orbax raises what its threads and tensorstore do: of any type
-        words = f"{_name(manager, step)} does not fit this configuration, or is damaged: {reason(error)}"
+        words = f"{_name(manager, step)} is damaged or was saved with another configuration: {reason(error)}"
         raise DamagedCheckpointError(words) from error
 
 

@@ -105,10 +105,12 @@ def prepare_folder(workdir: Path, config: TrainConfig, resume: bool, trust: Coll
     require(not collides, "policies", EVALUATED, f"another name, as {EVALUATED}/... are the metrics of evaluations")
     begun = make_folder(workdir, RUN, resume)
     if begun and not file.exists():
-        raise FileNotFoundError(f"{file} is missing. Restore it from a checkpoint (host/metadata, as JSON).")
+        raise FileNotFoundError(
+            f"{file} is missing. Restore it from a checkpoint: copy the value of 'config' in its host/metadata (JSON)."
+        )
     if begun:
         old = load_run_config(workdir, with_own(trust, config))
-        require_same_run(old, config, f"the run in {workdir} was begun with")
+        require_same_run(old, config, f"the run in {workdir} was started with")
     with hold_folder(workdir), writing(workdir):
         if not begun:
             write_config(workdir, config)
@@ -173,10 +175,10 @@ def require_fields(file: Path, content: Any, **kinds: type) -> None:
 
 
 def require_same_run(old: TrainConfig, new: TrainConfig, where: str) -> None:
-    """Raises ValueError, naming the first field that differs, where a run was begun with another configuration.
+    """Raises ValueError, naming the first field that differs, where a run was started with another configuration.
 
     Args:
-        where: what has the old one, in words: "the run in runs/a was begun with".
+        where: what has the old one, in words: "the run in runs/a was started with".
     """
     new = with_size_of(old, new)
     before, after = (flat(plain_config(complete_env_params(config))) for config in (old, new))
@@ -191,9 +193,9 @@ def with_size_of(old: TrainConfig, new: TrainConfig) -> TrainConfig:
 
 
 def run_config(config: TrainConfig, workdir: Path, resume: bool, trust: Collection[str] = ()) -> TrainConfig:
-    """Return the configuration with which a run is begun or resumed in a folder: schedules are in env steps.
+    """Return the configuration with which a run is started or resumed in a folder: schedules are in env steps.
 
-    A resumed run keeps the schedules that it was begun with, whatever its length is now. Raises as `load_run_config`.
+    A resumed run keeps the schedules that it was started with, whatever its length is now. Raises as `load_run_config`.
     """
     new = in_env_steps(config, config.total_env_steps)
     if new is config or not resume or not (workdir / CONFIG).is_file():

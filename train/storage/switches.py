@@ -31,7 +31,7 @@ def require_same_switches(stored: Any, what: str, names: Sequence[str] = REQUIRE
     """
     for name, old, new in _changed(stored, names):
         how = f"Set {name.upper()}={old}, in Python jax.config.update({name!r}, {old!r})"
-        raise ValueError(f"{name} = {new!r}: {what} was begun with {old!r}. {how}.")
+        raise ValueError(f"{name} = {new!r}: {what} was started with {old!r}. {how}.")
 
 
 def switch_warnings(stored: Any) -> list[str]:

@@ -137,8 +137,8 @@ def translate_space(space: Any, what: str, example: Any = None) -> Space:
         names = list(space.spaces)
         if example is not None and (not isinstance(example, Mapping) or set(example) != set(names)):
             raise TypeError(
-                f"{what}: declares a dict of {', '.join(names)}, but the environment does not return "
-                "one. Return a dict with these keys, or change the space."
+                f"{what} is a dict of {', '.join(names)}: the environment must return a dict with "
+                "exactly these keys. Return one, or change the space."
             )
         parts = dict.fromkeys(names) if example is None else example
         return Dict(
@@ -154,7 +154,7 @@ def translate_space(space: Any, what: str, example: Any = None) -> Space:
         )
     if example is not None and not hasattr(example, "dtype"):
         raise TypeError(
-            f"{what}: declares an array, but the environment returns a {type(example).__name__}. "
+            f"{what} is an array, but the environment returns a {type(example).__name__}. "
             "Return an array, or change the space."
         )
     if hasattr(space, "num_categories"):

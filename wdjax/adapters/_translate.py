@@ -130,7 +130,9 @@ class Played:
         if changes is None:
             return
         if not isinstance(changes, Mapping):
-            raise TypeError(f"options['params'] = {changes!r}: must be a dict of names and values")
+            raise TypeError(
+                f"options['params'] = {changes!r}: must be a dict of parameter names and values"
+            )
         names = [field.name for field in dataclasses.fields(self.env_params)]
         for name in changes:
             require_known(f"parameter of {type(self.wdjax_env).__name__}", name, names)

@@ -191,7 +191,9 @@ def _in_32_bits(count: Callable, excess: int) -> Callable:
     def function(x: jax.Array) -> jax.Array:
         bits = jnp.iinfo(x.dtype).bits
         if bits > 32:
-            raise NotImplementedError(f"{count.__name__} of {x.dtype} is not supported in kernels")
+            raise NotImplementedError(
+                f"{count.__name__} of {x.dtype}: kernels support integers of up to 32 bits"
+            )
         unsigned = x.astype(f"uint{bits}").astype(jnp.uint32)
         counted = count(jax.lax.bitcast_convert_type(unsigned, jnp.int32))
         return (counted - excess * (32 - bits)).astype(x.dtype)
@@ -225,7 +227,7 @@ def _polynomial(x: jax.Array, *coefficients: jax.Array, unroll: int | None = Non
 def _erf_inv(x: jax.Array) -> jax.Array:
     if isinstance(x, jax.core.Tracer) and not x.ndim:  # the rule in Pallas requires an array
         raise NotImplementedError(
-            "erf_inv of a number shared by all replicas is not supported in kernels"
+            "erf_inv of a traced scalar that all replicas share is not supported in kernels"
         )
     return jax.lax.erf_inv(x)
 

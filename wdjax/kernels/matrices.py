@@ -77,7 +77,8 @@ def numbers_of(x: Any) -> Elements:
         return x
     if math.prod(x.shape) > MAX_NUMBERS:
         raise NotImplementedError(
-            f"features of shape {x.shape} used one by one: kernels support up to {MAX_NUMBERS}"
+            f"an operation on the elements of features of shape {x.shape}: kernels support up to "
+            f"{MAX_NUMBERS} elements"
         )
     return array_of([_column(row, i) for row in x.rows.ravel() for i in range(x.size)], x.shape)
 

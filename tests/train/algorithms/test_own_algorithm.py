@@ -155,7 +155,7 @@ def test_a_run_resumes_exactly_and_is_loaded(tmp_path, monkeypatch):
     learner, state = load_run(tmp_path / "parts")
     assert learner.config.policies["agent"].options == AWR.Options(temperature=0.7)
     assert state.hypers["agent"].options.temperature == np.float32(0.7)
-    with pytest.raises(ValueError, match=r"options.temperature = 0.5: the run in .* was begun with 0.7"):
+    with pytest.raises(ValueError, match=r"options.temperature = 0.5: the run in .* was started with 0.7"):
         Trainer(awr_config(**chunks | {TEMPERATURE: 0.5}), tmp_path / "parts", resume=True, quiet=True)
 
 

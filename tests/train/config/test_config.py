@@ -85,8 +85,8 @@ WRONG_TYPE = [
     ({f"{NET}.hidden_sizes": 32}, r"network\.hidden_sizes = 32: must be a list"),
     ({f"{NET}.hidden_sizes": ["x"]}, r"network\.hidden_sizes\[0\] = 'x': must be a whole number"),
     ({f"{NET}.shared_trunk": 3}, r"network\.shared_trunk = 3: must be true or false"),
-    ({f"{AGENT}.gamma.x": 1}, r"policies\.agent\.gamma = 0\.99: has no field x"),
-    ({"num_envs.x": 1}, r"num_envs = 1000: has no field x"),
+    ({f"{AGENT}.gamma.x": 1}, r"policies\.agent\.gamma = 0\.99: must be a mapping to have a field x"),
+    ({"num_envs.x": 1}, r"num_envs = 1000: must be a mapping to have a field x"),
     ({"env_params": 3}, r"env_params = 3: must be a mapping"),
     ({"env_params.episode_length": "x"}, r"env_params: episode_length = 'x': must be a whole number"),
     ({"env_params.gravity": None}, r"env_params: gravity = None: must be a number"),
@@ -267,7 +267,7 @@ class Nested(Signal):
 
 def test_a_mask_inside_a_part_is_refused(monkeypatch):
     monkeypatch.setitem(envs._REGISTRY, "probe_nested", Nested)
-    with pytest.raises(ValueError, match=r"agent: action_mask inside observation\['b'\]: must be a top-level key"):
+    with pytest.raises(ValueError, match=r"agent: observation\['b'\] contains action_mask: must be a top-level key"):
         make_learner(TrainConfig("probe_nested", {"agent": PolicyConfig()}))
 
 

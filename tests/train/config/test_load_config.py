@@ -27,11 +27,11 @@ BAD_FILES = [
     ("", r"must contain a mapping of fields, not nothing"),
     ("- 1", r"must contain a mapping of fields, not list"),
     ("just text", r"must contain a mapping of fields, not str"),
-    ("env: [", r"not YAML: "),
-    (GOOD + "---\n" + GOOD, r"not YAML: "),
-    (GOOD + "seed: !!python/object:os.system x", r"not YAML: "),
-    (GOOD + "env: tag_gridworld", r"not YAML: duplicate key 'env'"),
-    ("env: cartpole\npolicies: {agent: {gamma: .5, gamma: .6}}", r"not YAML: duplicate key 'gamma'"),
+    ("env: [", r"invalid YAML: "),
+    (GOOD + "---\n" + GOOD, r"invalid YAML: "),
+    (GOOD + "seed: !!python/object:os.system x", r"invalid YAML: "),
+    (GOOD + "env: tag_gridworld", r"invalid YAML: duplicate key 'env'"),
+    ("env: cartpole\npolicies: {agent: {gamma: .5, gamma: .6}}", r"invalid YAML: duplicate key 'gamma'"),
 ]
 
 
@@ -61,7 +61,7 @@ def test_a_mapping_is_read_as_a_file_is_and_stays_as_it_was():
 
 def test_bytes_are_refused(tmp_path):
     (tmp_path / "run.yaml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ValueError, match=r"run\.yaml: not YAML"):
+    with pytest.raises(ValueError, match=r"run\.yaml: invalid YAML"):
         load_config(tmp_path / "run.yaml")
 
 

@@ -391,7 +391,7 @@ def test_an_error_in_one_of_several_ends_it_at_once(monkeypatch, exits, capsys):
 
 def test_who_refuses_says_why_and_the_others_that_one_has(monkeypatch, exits, capsys):
     def fail():
-        raise ValueError("seed = 5: the run was begun with 0")
+        raise ValueError("seed = 5: the run was started with 0")
 
     as_process(monkeypatch, 0, [False, True, False])
     on_all(list)

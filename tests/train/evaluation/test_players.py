@@ -197,7 +197,7 @@ def test_deterministic_and_gaussian_policies_meet():
         (["chase_nearst"], "did you mean 'chase_nearest'"),
         ("random", "must be a list"),
         ({"runer": ["random"]}, "did you mean 'runner'"),
-        ({"runner": ["chase_nearest"]}, "'chase_nearest': fits none of the roles"),
+        ({"runner": ["chase_nearest"]}, "'chase_nearest': must be listed for a role of its group"),
         (["random", "random"], "names must be unique"),
         ([lambda env, state, params, key: 0], "group must name the group"),
         ([Player("mine", script=abs, group="runers")], "did you mean 'runner'"),
@@ -218,7 +218,7 @@ def test_a_player_is_a_run_or_a_script(run):
             Player("a", *wrong)
     with pytest.raises(ValueError, match=r"player 'a': script = .*: must be None for a player with a learner"):
         Player("a", learner, state, script=abs)
-    with pytest.raises(TypeError, match="players: must be a mapping from policy to player, not a list"):
+    with pytest.raises(TypeError, match="players: must be a mapping from policy names to players, not a list"):
         evaluate(*run, KEY, 4, players=["random"])
 
 
@@ -270,7 +270,7 @@ def test_other_games_are_refused_in_words(run):
     for other, words in (
         (signal, "env = 'probe_signal': must be 'tag_gridworld'"),
         (more, "num_taggers = 3: must be 2"),
-        (split, r"none of its policies \(a, b\) covers all of tagger\[0:2\]"),
+        (split, r"none of its policies \(a, b\) controls all agents of the role \(tagger\[0:2\]\)"),
     ):
         with pytest.raises(ValueError, match=words):
             cross_play(*run, KEY, 4, opponents=[Player("o", other, shapes)])

@@ -133,9 +133,9 @@ def test_a_foreign_metrics_csv_is_kept(text, tmp_path, capsys):
     (["tests.nowhere:f"], "No module named"),
     (["wdjax.version:__version__"], "must be a function of (trainer, row), not a str"),
     (["csv.:f"], "must be \"package.module:Name\""),
-    ("csv", "must be a list of functions or names"),
-    (print, "must be a list of functions or names"),
-    (None, "callbacks = None: must be a list of functions or names"),
+    ("csv", "must be a list of functions, logger names and import paths"),
+    (print, "must be a list of functions, logger names and import paths"),
+    (None, "callbacks = None: must be a list of functions, logger names and import paths"),
     (["csv", "csv"], "callbacks = ['csv', 'csv']: must be unique"),
 ])  # fmt: skip
 def test_what_is_no_callback_is_refused(given, words):

@@ -133,7 +133,7 @@ def test_a_run_with_a_size_of_its_own_is_resumed_by_who_names_none(tmp_path):
     resumed = Trainer(small_config(updates_per_chunk=0), tmp_path, resume=True, quiet=True)
     resumed.train()
     assert resumed.config.updates_per_chunk == load_run_config(tmp_path).updates_per_chunk == 2
-    with pytest.raises(ValueError, match=r"updates_per_chunk = 3: the run in .* was begun with 2"):
+    with pytest.raises(ValueError, match=r"updates_per_chunk = 3: the run in .* was started with 2"):
         Trainer(small_config(updates_per_chunk=3), tmp_path, resume=True, quiet=True)
 
 

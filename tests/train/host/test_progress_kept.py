@@ -74,7 +74,7 @@ def test_a_finished_run_is_not_written(run):
 def test_a_checkpoint_that_would_not_be_kept_is_an_error(run):
     _, state = load_run(run)
     with open_checkpoints(run / "checkpoints", 2) as checkpoints:
-        with pytest.raises(OSError, match=r"cannot save 3 updates: the newest checkpoint has 6"):
+        with pytest.raises(OSError, match=r"cannot save a checkpoint of 3 updates: a newer one exists, of 6 updates"):
             save(checkpoints, 3, state, {"metrics_size": 0})
         save(checkpoints, 6, state, {"metrics_size": 0})  # is there already
     assert (run / "checkpoints" / "6").exists()

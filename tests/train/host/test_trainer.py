@@ -139,7 +139,7 @@ def test_a_folder_with_a_run_is_not_overwritten(whole_run):
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     with pytest.raises(FileExistsError, match="resume"):
         Trainer(small_config(), folder)
-    with pytest.raises(ValueError, match=r"policies.agent.clip = 0.3: .* begun with 0.2"):
+    with pytest.raises(ValueError, match=r"policies.agent.clip = 0.3: .* started with 0.2"):
         Trainer(small_config(**{"policies.agent.clip": 0.3}), folder, resume=True)
     assert before == {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
 

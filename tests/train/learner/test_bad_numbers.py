@@ -336,7 +336,7 @@ def test_resumed_as_it_was_it_ends_again_and_by_skip_it_goes_on(ended_run):
     assert str(error.value) == said
     assert (folder / "metrics.jsonl").read_text() == lines
     other = dataclasses.replace(config, policies={"agent": dataclasses.replace(config.policies["agent"], gamma=0.5)})
-    with pytest.raises(ValueError, match=r"policies\.agent\.gamma = 0\.5: the run in .* was begun with 0\.7"):
+    with pytest.raises(ValueError, match=r"policies\.agent\.gamma = 0\.5: the run in .* was started with 0\.7"):
         Trainer(other, folder, resume=True)
     config = dataclasses.replace(config, on_bad_numbers="skip", total_env_steps=4 * toy_clock.STEPS_OF_UPDATE)
     state = Trainer(config, folder, resume=True, quiet=True).train()

@@ -276,10 +276,10 @@ def test_another_algorithm_is_refused(source, off_policy):
 
 def test_other_spaces_are_refused(source):
     agent = tiny_policy("PPO", checkpoint=f"{source[0]}:both", **NORMALIZED)
-    with pytest.raises(ValueError, match=r"source:both': its observation space Box.*8.* differs from"):
+    with pytest.raises(ValueError, match=r"source:both': its observation space Box.*8.* must match"):
         make_learner(tiny_config("probe_signal", {"agent": agent})).init(jax.random.key(0))
     players = tiny_policy("PPO", agents=("player",), checkpoint=f"{source[0]}:both", **NORMALIZED)
-    with pytest.raises(ValueError, match=r"its action space Discrete.*2.* differs from Box.*of policies\.players"):
+    with pytest.raises(ValueError, match=r"its action space Discrete.*2.* must match Box.*of policies\.players"):
         make_learner(tiny_config("probe_box_leaver", {"players": players})).init(jax.random.key(0))
 
 

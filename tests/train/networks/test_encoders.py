@@ -283,7 +283,7 @@ def broken(name):
         ("statistics", r"norm\.mean is of type BatchStat; only nnx\.Param is stored and trained"),
         ("array", r"scale is of type .*Array; only nnx\.Param"),
         ("fails", r"with encoder_options \{\}: 'no such thing'"),
-        ("one axis", r"fails on observations with leading axes \(2, 3\)"),
+        ("one axis", r"must accept any leading axes, but fails for \(2, 3\)"),
         ("other width", r"returns \(4, 2\) for observations with leading axes \(4,\); must return \(4, 3\)"),
     ],
 )

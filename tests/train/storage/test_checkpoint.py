@@ -151,7 +151,7 @@ def files_of_at_most(size):
 
 @pytest.mark.parametrize(
     ("more", "words"),
-    [(15_000, r"could not save a checkpoint in .*/checkpoints \(File too large\)\. The one of 2 updates is complete"),
+    [(15_000, r"could not save a checkpoint in .*/checkpoints \(File too large\)\. The checkpoint of 2 updates"),
      pytest.param(100, r"could not write .*/metrics.jsonl \(File too large\)", marks=pytest.mark.slow)],
 )  # fmt: skip
 def test_a_full_disk_ends_the_run_and_the_last_checkpoint_is_whole(more, words, whole_run, tmp_path, capfd):

@@ -40,7 +40,7 @@ def test_resume_with_another_setting_is_refused_by_name(name, run, here):
     before, old = {path: path.stat().st_mtime_ns for path in run.rglob("*")}, here[name]
     here[name] = OTHER[name]
     words = refusal(Trainer, LONGER, run, resume=True, quiet=True)
-    assert f"{name} = {OTHER[name]!r}: the run in {run} was begun with {old!r}. Set {name.upper()}={old}" in words
+    assert f"{name} = {OTHER[name]!r}: the run in {run} was started with {old!r}. Set {name.upper()}={old}" in words
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
 
 
