@@ -115,9 +115,11 @@ def choose_players(
     What was learned and random play are always among the first: all choices between them share one program.
     """
     if isinstance(random, str):
-        raise TypeError(f"random = {random!r}: must be a list of policy names")
+        raise TypeError(f"random = {random!r}: must be a list of policy or role names")
     if not isinstance(players, Mapping | None):
-        raise TypeError(f"players: must be a mapping from policy names to players, not a {type(players).__name__}")
+        raise TypeError(
+            f"players: must be a mapping from policy or role names to players, not a {type(players).__name__}"
+        )
     setup, roles = learner.setup, roles_of(learner.setup)
     replaced = {**(players or {}), **dict.fromkeys(random, "random")}
     for name in replaced:

@@ -213,7 +213,7 @@ def as_stored(folder: Path, target: TrainState, name: str) -> Any:
     if own.keys() != held.keys():
         other = sorted(own.keys() ^ held.keys())
         words = f"{other[0]} {'is missing' if other[0] in own else 'is unexpected'} ({len(other)} differences)"
-        raise DamagedCheckpointError(f"{name} is damaged or was saved with another configuration: {words}")
+        raise DamagedCheckpointError(f"{name} is damaged, or from another configuration or wdjax version: {words}")
     return jax.tree.unflatten(jax.tree.structure(tree), [own[place] for place in held])
 
 
@@ -265,7 +265,7 @@ def _read(manager: ocp.CheckpointManager, step: int, **items: Any) -> Any:
     try:
         return manager.restore(step, args=ocp.args.Composite(**items))
     except Exception as error:  # orbax raises what its threads and tensorstore do: of any type
-        words = f"{_name(manager, step)} is damaged or was saved with another configuration: {reason(error)}"
+        words = f"{_name(manager, step)} is damaged, or from another configuration or wdjax version: {reason(error)}"
         raise DamagedCheckpointError(words) from error
 
 

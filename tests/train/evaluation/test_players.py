@@ -218,7 +218,7 @@ def test_a_player_is_a_run_or_a_script(run):
             Player("a", *wrong)
     with pytest.raises(ValueError, match=r"player 'a': script = .*: must be None for a player with a learner"):
         Player("a", learner, state, script=abs)
-    with pytest.raises(TypeError, match="players: must be a mapping from policy names to players, not a list"):
+    with pytest.raises(TypeError, match="players: must be a mapping from policy or role names to players, not a list"):
         evaluate(*run, KEY, 4, players=["random"])
 
 

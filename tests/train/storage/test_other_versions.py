@@ -66,6 +66,6 @@ def test_a_checkpoint_of_other_leaves_is_refused_in_words(learner, tmp_path):
     with open_checkpoints(tmp_path / "checkpoints", 1) as manager:
         policies = {"agent": state.policies["agent"].replace(params={})}
         save(manager, 3, state.replace(policies=policies), {"metrics_size": 0})
-    words = r"is damaged or was saved with another configuration: policies/agent/params/.* is missing"
+    words = r"is damaged, or from another configuration or wdjax version: policies/agent/params/.* is missing"
     with open_checkpoints(tmp_path / "checkpoints", None) as manager, pytest.raises(DamagedCheckpointError, match=words):  # noqa: E501
         restore(manager, 3, abstract_state(learner.setup))
