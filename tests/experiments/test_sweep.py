@@ -355,7 +355,7 @@ def test_a_population_copies_across_devices(population, tmp_path):
     for row, other in zip(table, population[1], strict=True):
         assert row["parent"] == other["parent"]
         assert row["score"] == pytest.approx(other["score"], rel=1e-3)
-    assert "members = 6: must be a multiple of 4, the devices" in refusal(evolve, CONFIG, PLAIN, 6, devices=4)
+    assert "members = 6: must be divisible by 4 (devices)" in refusal(evolve, CONFIG, PLAIN, 6, devices=4)
     assert "selection.every = 2" in refusal(
         evolve, CONFIG, PLAIN, 8, Selection(every=2), workdir=population[0], resume=True
     )

@@ -175,7 +175,7 @@ def test_members_with_bad_numbers_are_told_while_the_sweep_runs(rule, tmp_path, 
     sweep(config, {RATE: [1e-2, 1e38]}, seeds=2, workdir=tmp_path, quiet=False)
     words = words_of(capsys)
     if rule == "stop":
-        assert words.count("Member 2 ends (and 1 other members): non-finite losses of policy 'agent'") == 1
+        assert words.count("Member 2 ended (and 1 other members): non-finite losses of policy 'agent'") == 1
     else:
         assert "Warning: skipped 1 of 1 updates of member 2 (and 1 other members). First: non-finite losses" in words
 
