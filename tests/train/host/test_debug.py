@@ -26,7 +26,7 @@ def plain(tree):
 @pytest.mark.parametrize("devices", [1, 2])
 def test_debug_names_the_line_that_makes_a_nan(devices, tmp_path):
     config = toy_clock.run_config(updates_per_chunk=6, devices=devices)
-    with pytest.raises(BadNumbersError, match="update 4: rewards of policy 'agent'") as error:
+    with pytest.raises(BadNumbersError, match="update 4: non-finite rewards of policy 'agent'") as error:
         Trainer(config, tmp_path / "run", quiet=True, debug=True).train()
     lines = inspect.getsource(toy_clock).splitlines()
     line = next(number for number, text in enumerate(lines, 1) if "distance / distance" in text)
