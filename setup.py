@@ -1,4 +1,7 @@
-"""Check that the checkout has its symbolic links; pyproject.toml configures the package."""
+"""Check that the checkout has its symbolic links, and leave maintainers' programs out of wheels.
+
+pyproject.toml configures the package.
+"""
 
 from pathlib import Path
 
@@ -9,5 +12,39 @@ if not (Path(__file__).parent / "src" / "wdjax" / "envs").is_dir():
     )
 
 from setuptools import setup  # after the check, because newer Pythons lack setuptools
+from setuptools.command.build_py import build_py
 
-setup()
+# Package -> modules that are not installed. `packages.find.exclude` excludes whole packages only.
+NOT_INSTALLED = {
+    "wdjax.experiments.benchmarks": (
+        "agreement",
+        "card",
+        "devices",
+        "growth",
+        "kernel_cases",
+        "memory",
+        "overrides",
+        "peer_programs",
+        "peers",
+        "purejaxrl",
+        "results",
+        "sweep",
+        "warp_drive",
+    ),
+    "wdjax.experiments.reference": ("__main__", "ablations", "rerun", "rows"),
+}
+
+
+class BuildInstalled(build_py):
+    """Build all modules except those in `NOT_INSTALLED`."""
+
+    def find_package_modules(self, package: str, package_dir: str) -> list[tuple[str, str, str]]:
+        """Return (package, module, file) of each installed module of a package."""
+        found = super().find_package_modules(package, package_dir)
+        left_out = NOT_INSTALLED.get(package, ())
+        return [
+            (package, module, file) for package, module, file in found if module not in left_out
+        ]
+
+
+setup(cmdclass={"build_py": BuildInstalled})

@@ -160,6 +160,41 @@ for name, module in sorted(sys.modules.items()):
 print(wdjax.__file__)
 """
 
+BUNDLED_RUN = """
+from wdjax.train import load_run
+learner, state = load_run("reference:tag_continuous")
+assert set(learner.config.policies) == {"tagger", "runner"}
+"""
+
+# Programs of maintainers, in a checkout only (setup.py). `wdjax bench` needs the other benchmarks.
+NOT_INSTALLED = {
+    "experiments/benchmarks": (
+        "agreement", "card", "devices", "growth", "kernel_cases", "memory", "overrides", "peer_programs", "peers",
+        "purejaxrl", "results", "sweep", "warp_drive",
+    ),
+    "experiments/reference": ("__main__", "ablations", "rerun", "rows"),
+}  # fmt: skip
+
+
+def installed_files():
+    """Return (module name, path) of every source file that a wheel holds."""
+    return [
+        (name, path) for name, path in source_files()
+        if path.stem not in NOT_INSTALLED.get(path.parent.relative_to(ROOT).as_posix(), ())
+    ]  # fmt: skip
+
+
+def test_installed_modules_do_not_import_programs_of_maintainers():
+    left_out = {f"wdjax.{folder.replace('/', '.')}.{name}" for folder, names in NOT_INSTALLED.items() for name in names}
+    assert left_out <= {name for name, _ in source_files()}
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} imports {name}"
+        for _, path in installed_files()
+        for line, name in imports(ast.parse(path.read_text()), lazy_too=True)
+        if name in left_out or name.rpartition(".")[0] in left_out
+    ]
+    assert not wrong, "\n".join(wrong)
+
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
@@ -176,7 +211,7 @@ def built(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_wheel_and_sdist_hold_the_sources(built):
+def test_wheel_and_sdist_hold_what_is_installed(built):
     (wheel,), (sdist,) = built.glob("*.whl"), built.glob("*.tar.gz")
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
@@ -184,9 +219,15 @@ def test_wheel_and_sdist_hold_the_sources(built):
     assert "wdjax = wdjax.experiments.cli:main" in entry_points
     top = {name.split("/")[0] for name in names}
     assert {name for name in top if not name.endswith(".dist-info")} == {"wdjax"}
-    for _, path in source_files():
-        folder = "" if path.is_relative_to(ROOT / "wdjax") else "wdjax/"
-        assert folder + path.relative_to(ROOT).as_posix() in names
+
+    def in_wheel(path):
+        return ("" if path.is_relative_to(ROOT / "wdjax") else "wdjax/") + path.relative_to(ROOT).as_posix()
+
+    assert {in_wheel(path) for _, path in installed_files()} <= names
+    assert not {f"wdjax/{folder}/{name}.py" for folder, left_out in NOT_INSTALLED.items() for name in left_out} & names
+    bundled = [*ROOT.glob("experiments/reference/results/*.yaml"), *ROOT.glob("experiments/reference/policies/*.npz")]
+    assert bundled
+    assert {in_wheel(path) for path in bundled} <= names
     presets = {f"wdjax/experiments/configs/{path.name}" for path in (ROOT / "experiments" / "configs").glob("*.yaml")}
     assert presets
     assert presets | {"wdjax/py.typed", "wdjax/envs/climate/rice_regions.yaml"} <= names
@@ -210,6 +251,12 @@ def test_installed_wheel_trains_elsewhere(built, tmp_path):
     python = str(environment / "bin" / "python")
     step = f"import sys; sys.argv = ['', {str(site)!r}]\n" + TRAINING_STEP
     assert str(site) in run_python(step, python, elsewhere, PYTHONPATH="")
+    run_python(BUNDLED_RUN, python, elsewhere, PYTHONPATH="")
+    bench = [python, "-m", "wdjax.experiments.cli", "bench", "cartpole_10k", "--small", "--repeats", "1"]
+    environment = {**os.environ, "PYTHONPATH": ""}
+    done = subprocess.run(bench, cwd=elsewhere, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "env steps/s" in done.stdout
 
 
 # --- a checkout without symbolic links, as git makes it on Windows ---

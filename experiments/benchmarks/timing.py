@@ -111,7 +111,8 @@ def command(
         arguments: of its command line.
         variables: over those of the environment; an empty one is left out.
     """
-    path = filter(None, (str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH")))
+    home = Path(sys.modules["wdjax"].__file__).parents[1]
+    path = filter(None, (str(home), os.environ.get("PYTHONPATH")))
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(path), **variables}
     line = [sys.executable, "-P", "-m", f"wdjax.experiments.benchmarks.{module}", *arguments]
     return line, {name: value for name, value in environ.items() if value}
