@@ -153,34 +153,31 @@ def flags_of(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def mistake(panel: str, arguments: list[str], policies: Iterable[str] = ()) -> str:
-    """Returns what a panel of tyro says about arguments, in one sentence, with the nearest right name; a field of
-    policies may have been named without them."""
-    parts: list[str] = [""]
-    for line in re.sub(r"\x1b\[[\d;]*m", "", panel).splitlines():  # without colours
-        words = line.strip(" │")
-        if re.fullmatch(r"[─-]{3,}|[╭├╰].*", words):
-            parts.append("")
-        elif words:
-            parts[-1] = f"{parts[-1]} {words}".strip()
-    title = 0 if "╭" in panel else 1  # in a box it stands in the border
-    wrong, *more = [part for part in parts if part][title:] or [one_line(panel)]
+    """Return the error in a panel of tyro as one sentence, with the closest flag.
+
+    Args:
+        panel: title, error and hints, separated by horizontal lines, with or without box and colors.
+        arguments: of the command line.
+        policies: names of the policies that a flag without a policy may be meant for.
+    """
+    plain = one_line(re.sub(r"\x1b\[[\d;]*m|[│╭╮╰╯]", " ", panel))
+    _, wrong, hints = re.split(r" ?[─-]{3,} ?", plain, maxsplit=2)
     wrong = wrong.split(" Got errors:")[0].rstrip(".")
     for pattern, words in SAID_OF_VALUES:
         wrong = re.sub(pattern, words, wrong)
     if choice := re.match(r"invalid choice '(.*)' for .* Expected one of \('(.*)'\)$", wrong):
         allowed = choice[2].split("', '")
         return f"{wrong}: {did_you_mean(choice[1], allowed)}"
-    if told := re.match(r"Unrecognized options: -?(\w[\w.-]*)=(\S+)|Unrecognized options: -(\w[\w.-]*)", wrong):
-        name, value = told[1] or told[3], told[2]
-        return f"{wrong}: flags start with two dashes: --{name}{f' {value}' if value else ''} (see --help)"
+    if short := re.match(r"Unrecognized options: -?(\w[\w.-]*)=(\S+)|Unrecognized options: -(\w[\w.-]*)", wrong):
+        flag = f"--{short[1]} {short[2]}" if short[1] else f"--{short[3]}"
+        return f"{wrong}: flags start with two dashes: {flag} (see --help)"
     if unknown := re.match(r"Unrecognized options: --(policies\.[^.]+\.)?([\w-]+)", wrong):
         inside = policy_fields(unknown[2].replace("-", "_"), policies)
         own = [name for name in inside if name.startswith(unknown[1] or "")] or inside
         if own:
             return f"{wrong}: did you mean {' or '.join('--' + name.replace('_', '-') for name in own)}?"
-    for part in more:
-        if near := re.match(r"Perhaps you meant: (--[^\s,]+)", part):
-            return f"{wrong}: did you mean {near[1]}?"
+    if near := re.match(r"Perhaps you meant: (--[^\s,]+)", hints):
+        return f"{wrong}: did you mean {near[1]}?"
     first = wrong.removeprefix("Unrecognized options: ").split(",")[0]
     before = arguments[: arguments.index(first)] if first in arguments and not first.startswith("-") else []
     flags = [argument for argument in before if argument.startswith("--")]

@@ -58,11 +58,14 @@ def help_text(cls: type, preset: str, topic: str, default: Any) -> str:
 
 
 def panels_by_tyro(cls: type, prog: str, **options: Any) -> dict[str, list[str]]:
-    """Returns topic -> the texts of its flags, as tyro describes a dataclass."""
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
+    """Return topic -> the texts of its flags, as tyro describes a dataclass; flags without a prefix are topic "run"."""
+    screen = io.StringIO()  # without an encoding: tyro writes neither boxes nor colors
+    with contextlib.redirect_stdout(screen), contextlib.suppress(SystemExit):
         tyro.cli(cls, prog=prog, args=["--help"], registry=FACTS, **options)
-    return panels_of(re.sub(r"\x1b\[[\d;]*m", "", said.getvalue()))
+    plain = re.sub(r" +$", "", screen.getvalue(), flags=re.MULTILINE)
+    _, *panels = re.split(r"^ (?:(\S+) )?options\n -+\n", plain, flags=re.MULTILINE)
+    flags = (re.findall(r"^  --?\w.*(?:\n(?!  --?\w).+)*", panel, re.MULTILINE) for panel in panels[1::2])
+    return {topic or "run": own for topic, own in zip(panels[::2], flags, strict=True)}
 
 
 def of_topic(panels: Mapping[str, Sequence[str]], topic: str) -> str:
@@ -76,21 +79,6 @@ def of_topic(panels: Mapping[str, Sequence[str]], topic: str) -> str:
     if not chosen:
         raise ValueError(f"--help {topic}: no flag name contains this. Topics: {', '.join(panels)}, all")
     return "\n".join(line for name, flags in chosen.items() for line in [f"{name}:", *flags])
-
-
-def panels_of(text: str) -> dict[str, list[str]]:
-    """Returns topic -> the texts of its flags, from tyro's panels; what has none is the topic "run"."""
-    panels: dict[str, list[str]] = {}
-    flags: list[str] = []
-    for line in text.splitlines():  # in boxes, or without them where the terminal has none
-        words = line.replace("│", " ").rstrip()
-        if title := re.match(r"(?:╭─)? (?:(\S+) )?options( ─|$)", words):
-            flags = panels.setdefault(title[1] or "run", [])
-        elif re.match(r"  --?\w", words):
-            flags.append(words)
-        elif flags and re.search(r"\w", words):
-            flags[-1] += f"\n{words}"
-    return panels
 
 
 def _first(flags: Sequence[str]) -> str:

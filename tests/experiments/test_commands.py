@@ -12,24 +12,10 @@ import yaml
 from wdjax.experiments.cli import call, cost_of, main
 from wdjax.experiments.commands.diff import differing
 from wdjax.experiments.commands.dry_run import changed_fields, dry_run
-from wdjax.experiments.commands.help import help_topic, panels_of
+from wdjax.experiments.commands.help import help_topic
 from wdjax.train import list_presets, load_config, load_run
 from wdjax.train.load import change_config
 from wdjax.train.storage.folder import plain_config
-
-BOX = """\
-usage: wdjax train x [-h]
-
-╭─ options ─────────────╮
-│ -h, --help            │
-│ --workdir PATH        │
-│       a folder with   │
-│       two lines       │
-╰───────────────────────╯
-╭─ policies.a options ──╮
-│ --policies.a.gamma FLOAT  (traced) discount │
-╰───────────────────────╯
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -124,16 +110,6 @@ def test_a_shell_completes(capsys, tmp_path):
     assert completed("train", "tag_small", "--policies.runner.learning") == ["--policies.runner.learning-rate"]
     assert completed("train", "tag_small", "--env-params.num-ta") == ["--env-params.num-taggers"]
     assert completed("eval", "runs/a", "--opp") == ["--opponents"]
-
-
-def test_panels_with_and_without_boxes():
-    found = panels_of(BOX)
-    assert {name: [flag.split()[0] for flag in flags] for name, flags in found.items()} == {
-        "run": ["-h,", "--workdir"], "policies.a": ["--policies.a.gamma"]
-    }  # fmt: skip
-    assert found["run"][1].split() == ["--workdir", "PATH", "a", "folder", "with", "two", "lines"]
-    plain = "\n".join(line.replace("╭─", "").replace("│", " ").strip("─╮╰╯") for line in BOX.splitlines())
-    assert panels_of(plain) == found
 
 
 def test_help_topic():
