@@ -21,10 +21,18 @@ from test_rendering import at, begin, play
 import wdjax
 from wdjax import rendering
 from wdjax.drawing import SQUARE, Field, Lines, Plot, Scene, Series, Shapes, Text, paint, raster, scene, so_far, starts
-from wdjax.drawing.player import Player, quantise, restore, to_html
+from wdjax.drawing.player import Player, quantise, to_html
 from wdjax.drawing.svg import to_svg
 
 BLUE, RED, WHITE = (0x24, 0x5E, 0xB6), (0xB3, 0x26, 0x1E), (255, 255, 255)
+
+
+def restore(note, kept):
+    """Decode the output of `quantise`, as player.html does."""
+    planes = np.frombuffer(kept, np.uint8).reshape(note["bits"] // 8, -1)
+    change = sum(plane.astype(np.int64) << 8 * i for i, plane in enumerate(planes)).reshape(note["shape"])
+    quantized = np.cumsum(change, axis=0) % 2 ** note["bits"]
+    return np.where(quantized > 0, note["low"] + (quantized - 1) * note["step"], np.nan)
 
 
 def ground(marks, frames=1, **how):

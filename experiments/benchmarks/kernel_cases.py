@@ -98,15 +98,6 @@ def compare(cases: Sequence[Case], interpret: bool, shared: bool = False) -> tup
     return faults, refused
 
 
-def why_refused(case: Case) -> str | None:
-    """Returns why a case has no kernel, or None."""
-    try:
-        jax.eval_shape(lambda operands: run_kernel([case], operands, interpret=False), [case.operands])
-    except NotImplementedError as error:
-        return str(error)
-    return None
-
-
 def run_kernel(cases: Sequence[Case], operands: Sequence[tuple], interpret: bool, shared: bool = False) -> list[Any]:
     """Runs cases in one kernel of a single step. Returns what each gives, leaves [N, ...]."""
     of_first = jax.tree.map(lambda x: jnp.asarray(x)[0], [*operands])

@@ -131,9 +131,8 @@ def _told(facts: str, helptext: Any) -> str:
 
 def parse(cls: type, prog: str, arguments: list[str], **options: Any) -> Any:
     """Returns arguments as a dataclass. Raises ValueError where tyro refuses them: its panel becomes one sentence."""
-    for flag, value in flags_of(arguments):
-        require(value or flag not in PATHS, flag, value, "a path")  # "" would be the current folder
     for flag, value in flags_of([*arguments, "--"]):
+        require(value or flag not in PATHS, flag, value, "a path")  # "" would be the current folder
         named = flag != "--callbacks" or not value.startswith("--")
         require(named, flag, "", "followed by a name, such as csv or mine:function")
     said = io.StringIO()

@@ -13,6 +13,7 @@ from rich.text import Text
 from wdjax.console import Console
 from wdjax.metric_names import EVALUATED, STANDARD_ERROR, user_space
 from wdjax.named import announced
+from wdjax.tables import brief
 from wdjax.train import PolicyConfig, TrainConfig, read_metrics
 from wdjax.train.config.env_params import complete_env_params
 from wdjax.train.config.facts import in_env_steps
@@ -35,7 +36,7 @@ def diff(arguments: list[str]) -> None:
         names = differing([first, second])
         table = Table(title, *(Column(Text(name)) for name in arguments))
         for name in names:
-            table.add_row(Text(name), *(Text(_words(own.get(name))) for own in (first, second)))
+            table.add_row(Text(name), *(Text(brief(own.get(name))) for own in (first, second)))
         if names:
             console.print(table)
         elif title == "configuration":
@@ -100,8 +101,3 @@ def last_metrics(run: str) -> dict[str, Any]:
 def is_standard_error(name: str, row: Mapping[str, Any]) -> bool:
     """Return whether a metric is the standard error of another one in a row."""
     return name.startswith(f"{EVALUATED}/") and name.removesuffix(STANDARD_ERROR) in row.keys() - {name}
-
-
-def _words(value: Any) -> str:
-    """Returns a value as a cell of a table."""
-    return "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)

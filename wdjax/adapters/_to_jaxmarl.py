@@ -73,12 +73,8 @@ class WdjaxInJaxMARL(MultiAgentEnv):
         """Names of the agents of each group, by group name."""
         return {
             group: [agent for agent in self.agents if self._places[agent][0] == group]
-            for group in self._groups
+            for group in self.wdjax_env.groups
         }
-
-    @property
-    def _groups(self) -> Mapping[str, int]:
-        return self.wdjax_env.groups
 
     def reset(self, key: jax.Array) -> tuple[dict[str, jax.Array], JaxMARLState]:
         """Start an episode. Returns (obs by agent, state)."""
@@ -114,7 +110,9 @@ class WdjaxInJaxMARL(MultiAgentEnv):
 
     def get_obs(self, state: JaxMARLState) -> dict[str, jax.Array]:
         """Return the observations by agent, without action masks."""
-        return self._by_agent({group: strip_mask(state.obs, group) for group in self._groups})
+        return self._by_agent(
+            {group: strip_mask(state.obs, group) for group in self.wdjax_env.groups}
+        )
 
     def get_avail_actions(self, state: JaxMARLState) -> dict[str, jax.Array]:
         """Return the action masks by agent.

@@ -10,7 +10,6 @@ import html
 import importlib.resources
 import json
 import zlib
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -106,16 +105,6 @@ def quantise(array: Any, bits: int = 16) -> tuple[dict[str, Any], bytes]:
     change = np.diff(quantized, axis=0, prepend=0).astype(f"<u{bits // 8}")
     packed = change.reshape(-1, 1).view(np.uint8).T.tobytes()  # low bytes, then high bytes
     return {"shape": list(array.shape), "bits": bits, "low": low, "step": step}, packed
-
-
-def restore(note: Mapping[str, Any], kept: bytes) -> np.ndarray:
-    """Decode the output of `quantise`, as player.html does. Used by tests."""
-    planes = np.frombuffer(kept, np.uint8).reshape(note["bits"] // 8, -1)
-    change = sum(plane.astype(np.int64) << 8 * i for i, plane in enumerate(planes)).reshape(
-        note["shape"]
-    )
-    quantized = np.cumsum(change, axis=0) % 2 ** note["bits"]
-    return np.where(quantized > 0, note["low"] + (quantized - 1) * note["step"], np.nan)
 
 
 def to_html(scene: Scene, fps: float = 12.0) -> str:
