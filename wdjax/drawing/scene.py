@@ -83,9 +83,14 @@ def _set(mark: Any, **fields: Any) -> None:
 
 
 def _set_plain(mark: Any) -> None:
-    """Convert float, bool and str fields to Python types, as NumPy scalars are not valid JSON."""
+    """Check the color, and convert float, bool and str fields to Python types.
+
+    NumPy scalars are not valid JSON.
+    """
     for field in dataclasses.fields(mark):
         value = getattr(mark, field.name)
+        if field.name == "color":
+            require_known("color", value, COLORS)
         if field.type in (float, bool, str):
             try:
                 plain = "" if field.type is str and value is None else field.type(value)
@@ -151,7 +156,6 @@ class Shapes:
     trail: bool = False  # draw recent positions as a fading line
 
     def __post_init__(self):
-        require_known("color", self.color, COLORS)
         sides = self.size if isinstance(self.size, tuple) else (self.size, self.size)
         size = np.stack(np.broadcast_arrays(*(_floats(side, 2, "size") for side in sides)), axis=-1)
         arrays = {name: _floats(getattr(self, name), 2, name) for name in ("x", "y", "angle")}
@@ -194,7 +198,6 @@ class Lines:
     label: str = ""  # name in the legend
 
     def __post_init__(self):
-        require_known("color", self.color, COLORS)
         points = _floats(self.points, 4, "points")
         require(points.shape[3] == 2, "points.shape", np.shape(self.points), "(..., V, 2)")
         window = None if self.window is None else np.asarray(self.window, np.int64)
@@ -227,7 +230,6 @@ class Text:
     bold: bool = False
 
     def __post_init__(self):
-        require_known("color", self.color, COLORS)
         require_known("align", self.align, ALIGN)
         texts = (self.texts,) if all(isinstance(text, str) for text in self.texts) else self.texts
         texts = tuple(tuple(map(str, frame)) for frame in texts)
@@ -260,7 +262,6 @@ class Field:
     index: Any = 0  # [T] int, which of the K maps each frame shows
 
     def __post_init__(self):
-        require_known("color", self.color, COLORS)
         opacity, index = _shade(self.opacity, 3), np.atleast_1d(np.asarray(self.index, np.int64))
         valid = np.all((index >= 0) & (index < len(opacity)))
         require(valid, "index", index, f"from 0 to {len(opacity) - 1}, an index into opacity")
@@ -291,7 +292,6 @@ class Series:
     high: Any = None  # [T], upper end of the band
 
     def __post_init__(self):
-        require_known("color", self.color, COLORS)
         curves = {
             name: value
             for name in ("values", "low", "high")
