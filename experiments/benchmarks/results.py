@@ -49,20 +49,15 @@ class Task:
     """how many side by side, in programs of their own"""
 
 
-def preset(name: str) -> TrainConfig:
-    """Returns a preset, for one device."""
-    return load_config(name, devices=1)
-
-
 def task_of(row: str) -> Task:
     """Returns the task of a row of the learning table, for wdjax's preset and for PureJaxRL with its numbers."""
-    target, config = ROWS[row].targets[RETURN], functools.partial(preset, ROWS[row].preset)
+    target, config = ROWS[row].targets[RETURN], functools.partial(load_config, ROWS[row].preset, devices=1)
     level = target.limit - 0.05 * abs(target.limit)
     return Task(level, {"wdjax, its preset": config, "PureJaxRL, the preset's numbers": config}, (ROWS[row].seeds,))
 
 
 CARTPOLE = {
-    "wdjax, its preset": functools.partial(preset, "cartpole_ppo"),
+    "wdjax, its preset": functools.partial(load_config, "cartpole_ppo", devices=1),
     "wdjax, PureJaxRL's numbers": own_numbers,
     "PureJaxRL, its own numbers": own_numbers,
 }
