@@ -138,35 +138,28 @@ def chances(config: PolicyConfig, state: PolicyState, fraction: jax.Array | None
     return weight * share.sum() / jnp.maximum(weight.sum(), jnp.finfo(jnp.float32).tiny)
 
 
-def draw_members(chances: jax.Array, key: jax.Array, num_blocks: int) -> jax.Array:
-    """Draws who plays in each block of replicas, [num_blocks] int32, with fold_in(key, block) alone.
+def draw_members(
+    config: PolicyConfig, state: PolicyState, fraction: jax.Array | None, env_steps: jax.Array, key: jax.Array,
+    num_blocks: int,
+) -> jax.Array:  # fmt: skip
+    """Draw the player of each block of replicas, [num_blocks] int32, with fold_in(key, block) alone.
 
     Args:
-        chances: [members] float32, probability of each.
+        config, state: of a policy with a pool.
+        fraction: () float32, of the earlier selves together; None without any.
+        env_steps: () float32, of the run so far.
     """
+    if config.opponents or config.opponents_priority:
+        share = chances(config, state, fraction, env_steps)
+        probability, choose = share.sum(), lambda key: jax.random.categorical(key, jnp.log(share))
+    else:  # earlier selves only, all equally likely
+        probability, choose = fraction, lambda key: jax.random.randint(key, (), 0, config.past_selves, jnp.int32)
 
     def draw(key: jax.Array) -> jax.Array:
         coin_key, place_key = jax.random.split(key)
-        somebody = jax.random.bernoulli(coin_key, chances.sum())
-        return jnp.where(somebody, jax.random.categorical(place_key, jnp.log(chances)), PRESENT)
+        return jnp.where(jax.random.bernoulli(coin_key, probability), choose(place_key), PRESENT)
 
     return jax.vmap(draw)(block_keys(key, num_blocks))
-
-
-def draw_selves(state: PolicyState, fraction: jax.Array, key: jax.Array, num_blocks: int) -> Selves:
-    """`draw_members`, and what they have learned, of a pool of earlier selves alone, each as likely as the others.
-
-    Args:
-        fraction: () float32, probability of an earlier self.
-    """
-    size = jax.tree.leaves(state.past.params)[0].shape[0]
-
-    def draw(key: jax.Array) -> jax.Array:
-        coin_key, place_key = jax.random.split(key)
-        earlier = jax.random.bernoulli(coin_key, fraction)
-        return jnp.where(earlier, jax.random.randint(place_key, (), 0, size, jnp.int32), PRESENT)
-
-    return selves_of(state, jax.vmap(draw)(block_keys(key, num_blocks)))
 
 
 def choose_selves(
@@ -179,15 +172,11 @@ def choose_selves(
         fraction: () float32, `past_selves_fraction`; None where no earlier selves are kept.
         num_updates, env_steps: of the run so far.
     """
-    config, num_blocks = policy.config, memory.member.shape[0]
-    if config.opponents or config.opponents_priority:
-        selves = selves_of(state, draw_members(chances(config, state, fraction, env_steps), key, num_blocks))
-    else:
-        selves = draw_selves(state, fraction, key, num_blocks)
-    if config.opponents_every == 1:
-        return selves
-    drawn_anew = (num_updates % config.opponents_every == 0) | (memory.member == NOBODY)
-    return selves_of(state, jnp.where(drawn_anew, selves.member, memory.member))
+    member = draw_members(policy.config, state, fraction, env_steps, key, memory.member.shape[0])
+    if policy.config.opponents_every > 1:
+        drawn_anew = (num_updates % policy.config.opponents_every == 0) | (memory.member == NOBODY)
+        member = jnp.where(drawn_anew, member, memory.member)
+    return selves_of(state, member)
 
 
 def selves_of(state: PolicyState, member: jax.Array) -> Selves:

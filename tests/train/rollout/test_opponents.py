@@ -65,7 +65,8 @@ def test_chances_are_shares_times_how_rarely_one_is_beaten():
 
 @pytest.mark.slow
 def test_who_plays_falls_by_its_chance():
-    member = draw_members(jnp.array([0.1, 0.0, 0.3]), KEY, 1024)
+    config = PolicyConfig(opponents={"random": 0.1, "ambush": 0.0, "hide": 0.3})
+    member = draw_members(config, PolicyState(None, None), None, jnp.float32(0), KEY, 1024)
     share = np.bincount(member + 1, minlength=4) / 1024
     np.testing.assert_allclose(share, [0.6, 0.1, 0, 0.3], atol=0.05)
 
@@ -75,8 +76,9 @@ def test_somebody_plays_several_rollouts_in_a_row(num_updates, anew):
     config = PolicyConfig(opponents={"random": 0.5, "ambush": 0.5}, opponents_every=3)
     policy = Policy("runner", config, None, None, None, None, None)
     memory = Memory(None, None, member=jnp.array([PRESENT, 7, NOBODY, 8]))
-    selves = choose_selves(policy, PolicyState(None, None), memory, None, jnp.int32(num_updates), jnp.float32(0), KEY)
-    drawn = draw_members(jnp.array([0.5, 0.5]), KEY, 4)
+    state, env_steps = PolicyState(None, None), jnp.float32(0)
+    selves = choose_selves(policy, state, memory, None, jnp.int32(num_updates), env_steps, KEY)
+    drawn = draw_members(config, state, None, env_steps, KEY, 4)
     np.testing.assert_array_equal(selves.member, np.where(anew, drawn, memory.member))
     assert selves.learned is None
 

@@ -18,10 +18,11 @@ from wdjax.train.rollout.scan import rollout
 from wdjax.train.rollout.self_play import (
     NOBODY,
     PRESENT,
-    draw_selves,
+    draw_members,
     learned_from,
     new_pool,
     remember,
+    selves_of,
     take_over,
     what_acting_reads,
 )
@@ -73,10 +74,10 @@ def test_a_pool_holds_what_acting_reads():
 
 
 def drawn(fraction, num_blocks, key=KEY, size=3):
-    state = self_of(9)
     pool = jax.tree.map(lambda *leaves: jnp.stack(leaves), *[what_acting_reads(self_of(i)) for i in range(size)])
-    draw = jax.jit(draw_selves, static_argnames="num_blocks")
-    return draw(state.replace(past=pool), jnp.float32(fraction), key, num_blocks=num_blocks)
+    state = self_of(9).replace(past=pool)
+    config = PolicyConfig(past_selves=size)
+    return selves_of(state, draw_members(config, state, jnp.float32(fraction), jnp.float32(0), key, num_blocks))
 
 
 def test_who_plays_in_a_block_comes_from_the_key_and_the_block():
