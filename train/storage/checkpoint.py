@@ -30,7 +30,7 @@ from wdjax.train.storage.folder import (
     write_whole,
     writing,
 )
-from wdjax.train.storage.orbax_noise import LocalPath, silence, stop_leaks
+from wdjax.train.storage.orbax_workarounds import LocalPath, silence, stop_leaks
 
 _BEGINNING = threading.Lock()  # one save begins at a time: orbax counts them in a variable of the process
 _HELD: weakref.WeakKeyDictionary[ocp.CheckpointManager, int] = weakref.WeakKeyDictionary()  # their folders, opened

@@ -24,7 +24,7 @@ from wdjax.train.storage import folder as folder_module
 from wdjax.train.storage.checkpoint import SIZES, DamagedCheckpointError, open_checkpoints, restore
 from wdjax.train.storage.folder import hold_folder, plain_config
 from wdjax.train.storage.metrics_log import MetricsLog
-from wdjax.train.storage.orbax_noise import silence
+from wdjax.train.storage.orbax_workarounds import silence
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "no_pictures")
 

@@ -107,6 +107,6 @@ def test_threads_save_side_by_side(tmp_path):
 def test_orbax_is_told_what_tensorstore_would_say(spec):
     import tensorstore
 
-    from wdjax.train.storage.orbax_noise import _spec
+    from wdjax.train.storage.orbax_workarounds import _spec
 
     assert _spec(spec).to_json() == tensorstore.KvStore.Spec(spec).to_json()

@@ -12,7 +12,7 @@ from wdjax.files import new_file, write_text
 from wdjax.train import Trainer, load_run, read_metrics
 from wdjax.train.host.plots import save_curves
 from wdjax.train.storage.checkpoint import open_checkpoints, restore, save
-from wdjax.train.storage.orbax_noise import LocalPath
+from wdjax.train.storage.orbax_workarounds import LocalPath
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "no_pictures")
 

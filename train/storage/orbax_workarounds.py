@@ -30,15 +30,15 @@ class LocalPath(gpath.PosixGPath):
         return (self / name for name in glob.glob(pattern, root_dir=os.fspath(self)))
 
 
-@functools.cache  # once in a process: the threads may speak long after the call that failed
+@functools.cache  # once in a process: the threads may log long after the call that failed
 def silence() -> None:
-    """Leaves out what a checkpoint's threads say about errors that its manager raises anyway."""
-    logging.getLogger("absl").setLevel(logging.CRITICAL)  # orbax tells every step it takes, too
+    """Suppress the messages of a checkpoint's threads about errors that its manager raises anyway."""
+    logging.getLogger("absl").setLevel(logging.CRITICAL)  # orbax also logs every step
     logging.getLogger("asyncio").addFilter(lambda record: not _of_orbax(record))
     hook = sys.unraisablehook
 
     def report(unraisable: Any) -> None:
-        closed = "Event loop is closed" in str(unraisable.exc_value)  # nobody waits for that array any more
+        closed = "Event loop is closed" in str(unraisable.exc_value)  # of an array that is not awaited any more
         read = asyncio.iscoroutine(unraisable.object) and _from_orbax(unraisable.exc_traceback)
         if not (closed or read):
             hook(unraisable)
@@ -57,9 +57,9 @@ def _from_orbax(trace: Any) -> bool:
 
 @functools.cache
 def stop_leaks() -> None:
-    """Keeps orbax from asking tensorstore for JSON: Python never gets back its strings (0.1.86 and all before), which
-    are 360 bytes for each array of a save and 15 kB for its statistics; a run of a week would grow by gigabytes."""
-    if hasattr(tensorstore_utils, "get_tensorstore_raw_bytes"):  # statistics that nobody reads here
+    """Keep orbax from requesting JSON from tensorstore, which leaks the strings (up to 0.1.86): 360 bytes for each
+    array of a save and 15 kB for its statistics. A run of a week would grow by gigabytes."""
+    if hasattr(tensorstore_utils, "get_tensorstore_raw_bytes"):  # unused statistics
         tensorstore_utils.get_tensorstore_raw_bytes = lambda *_, **__: 0
     if hasattr(tensorstore_utils, "ts"):
         tensorstore_utils.ts = _Instead(tensorstore, KvStore=_Instead(tensorstore.KvStore, Spec=_spec))
@@ -69,7 +69,7 @@ def stop_leaks() -> None:
 
 
 class _Instead:
-    """Something with other attributes."""
+    """An object with some attributes replaced."""
 
     def __init__(self, original: Any, **attributes: Any):
         self._original = original
@@ -80,8 +80,8 @@ class _Instead:
 
 
 def _uncompressed(add_options: Callable) -> Callable:
-    """What adds the options of a store of arrays, without compression of its index (of 60 arrays 42 kB more): each
-    of the threads that happen to compress at once takes 3.7 MB, which tensorstore keeps, and moves about."""
+    """Return a function that adds the options of an array store without compressing its index (42 kB more for 60
+    arrays): each thread that compresses takes 3.7 MB, which tensorstore keeps."""
 
     @functools.wraps(add_options)
     def add(spec: dict[str, Any], *arguments: Any, **named: Any) -> None:
@@ -92,7 +92,7 @@ def _uncompressed(add_options: Callable) -> Callable:
 
 
 def _spec(spec: Any) -> Any:
-    """`KvStore.Spec`; of a folder's spec, its JSON is what was given."""
+    """Return `KvStore.Spec(spec)`; for a folder, an object whose JSON is the spec itself."""
     if isinstance(spec, dict) and spec.keys() == {"driver", "path"} and spec["driver"] == "file":
         return types.SimpleNamespace(to_json=lambda: dict(spec))
     return tensorstore.KvStore.Spec(spec)
