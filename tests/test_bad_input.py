@@ -207,8 +207,8 @@ OTHER = [
      "policies.agent: action_distribution = 'squashed_gaussian': must be gaussian (the default), as Discrete(n=2"),
     ({"policies.agent.network.encoder": "deep_sets"},
      "policies.agent.network.encoder = 'deep_sets': CartPole does not define how to split observations into"),
-    ({"policies.agent.network.encoder": "flt"}, "unknown policies.agent.network.encoder 'flt': did you mean 'flat'?"),
-    ({"policies.agent.network.encoder": ""}, "unknown policies.agent.network.encoder '': known names: attention,"),
+    ({"policies.agent.network.encoder": "flt"}, "policies.agent.network.encoder = 'flt': did you mean 'flat'?"),
+    ({"policies.agent.network.encoder": ""}, "policies.agent.network.encoder = '': known names: attention,"),
     ({"policies.agent.network.encoder": "nopackage:X"},
      "policies.agent.network.encoder 'nopackage:X': No module named 'nopackage'"),
     ({"policies.agent.network.encoder": "math:pi"}, "policies.agent.network.encoder 'math:pi': must be a subclass"),
@@ -337,7 +337,7 @@ TAG = [
      "unknown best_metric 'runer/episode_return': did you mean 'runner/episode_return'?"),
     ({"best_metric": "runner"}, "unknown best_metric 'runner': known names: episode_tags, runner/episode_return,"),
     ({"policies.runner.network.encoder": "deep_set"},
-     "unknown policies.runner.network.encoder 'deep_set': did you mean 'deep_sets'?"),
+     "policies.runner.network.encoder = 'deep_set': did you mean 'deep_sets'?"),
 ]  # fmt: skip
 TAG_PARAMS = [
     ("num_taggers", 0, "= 0: must be at least 1"),

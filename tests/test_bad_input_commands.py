@@ -31,7 +31,7 @@ COMMANDS = [
     (["train", "run"], "run is a run folder. Use its preset run/config.yaml"),
     ([*TRAIN, "--callbacks"], "--callbacks = '': must be followed by a name"),
     ([*TRAIN, "--callbacks", "--resume"], "--callbacks = '': must be followed by a name"),
-    ([*TRAIN, "--callbacks", "csvv"], "unknown callback 'csvv': did you mean 'csv'?"),
+    ([*TRAIN, "--callbacks", "csvv"], "callback = 'csvv': did you mean 'csv'?"),
     ([*TRAIN, "--stop-at", "a=475"],
      "Error parsing --stop-at: must be name and value pairs, such as agent/episode_return 475"),
     ([*TRAIN, "--policies.agent.opponents", "a"],

@@ -5,12 +5,12 @@ import importlib
 import importlib.metadata
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
-from wdjax.checks import one_line, require
+from wdjax.checks import did_you_mean, one_line, require
 
 _FOLDERS: list[str] = []  # working directory of a command started in a shell; empty otherwise
 
@@ -59,6 +59,26 @@ def import_named(field: str, name: str) -> Any:
             "" if isinstance(error, (ImportError, AttributeError)) else f"{type(error).__name__}: "
         )
         raise ValueError(f"{field} {name!r}: {kind}{one_line(error)}") from error
+
+
+def find_named(field: str, name: str, known: Mapping[str, Any], custom: str) -> Any:
+    """Return the object with a known name, or import "package.module:name".
+
+    Args:
+        field: the field that contains the name, for messages.
+        name: a key of `known`, or an import path.
+        known: objects, or their import paths, by name.
+        custom: how to name a custom object, for the message.
+
+    Raises:
+        ValueError: for an unknown name (the message has the closest one); as `import_named`.
+    """
+    found = known.get(name, name)
+    if not isinstance(found, str):
+        return found
+    if ":" not in found:
+        raise ValueError(f"{field} = {name!r}: {did_you_mean(name, known)} ({custom})")
+    return import_named(field, found)
 
 
 @contextlib.contextmanager

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from wdjax.checks import did_you_mean, require, require_known
-from wdjax.named import import_named
+from wdjax.checks import require, require_known
+from wdjax.named import find_named
 from wdjax.train.config.schema import TrainConfig
 from wdjax.train.host.loop import Row
 
@@ -58,12 +58,8 @@ def make_callbacks(given: Sequence[Callback | str]) -> tuple[Callback, ...]:
 
 
 def _make_callback(given: Callback | str) -> Callback:
-    found = given
-    if isinstance(given, str):
-        if ":" not in given and given not in LOGGERS:
-            words = 'a custom callback is "package.module:name"'
-            raise ValueError(f"unknown callback {given!r}: {did_you_mean(given, LOGGERS)} ({words})")
-        found = import_named("callback", LOGGERS.get(given, given))
+    custom = 'a custom callback is "package.module:name"'
+    found = find_named("callback", given, LOGGERS, custom) if isinstance(given, str) else given
     if not callable(found):
         raise TypeError(f"callback {given!r}: must be a function of (trainer, row), not a {type(found).__name__}")
     made = found() if isinstance(found, type) else found

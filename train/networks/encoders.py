@@ -20,9 +20,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from wdjax.checks import did_you_mean, require, require_integer, require_known
+from wdjax.checks import require, require_integer, require_known
 from wdjax.env import Env, layout_of
-from wdjax.named import import_named
+from wdjax.named import find_named, import_named
 from wdjax.spaces import Box, Dict, Discrete, MultiDiscrete, Space, sample_shapes
 from wdjax.train.config.reading import register
 from wdjax.train.config.schema import NetworkConfig
@@ -257,12 +257,8 @@ def encoder_class(name: str, field: str = "network.encoder") -> Any:
         ValueError: for an unknown name, a module that cannot be imported, or one without such a class.
         TypeError: for what is no subclass of flax.nnx.Module.
     """
-    if ":" not in name:
-        if name not in ENCODERS:
-            own = 'a custom encoder is "package.module:Class", or registered in this process by register_encoder'
-            raise ValueError(f"unknown {field} {name!r}: {did_you_mean(name, ENCODERS)} ({own})")
-        return ENCODERS[name]
-    found = import_named(field, name)
+    custom = 'a custom encoder is "package.module:Class", or registered in this process by register_encoder'
+    found = find_named(field, name, ENCODERS, custom)
     _require_module(f"{field} {name!r}", found)
     return found
 

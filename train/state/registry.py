@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from wdjax.checks import did_you_mean, require
-from wdjax.named import import_named
+from wdjax.checks import require
+from wdjax.named import find_named
 from wdjax.train.config.facts import is_required
 from wdjax.train.config.reading import from_mapping, register
 from wdjax.train.config.schema import PolicyConfig, TrainConfig, policy_fields
@@ -46,15 +46,9 @@ def find_algorithm(name: str, field: str = "algorithm") -> Algorithm:
             class.
         TypeError: for what is no algorithm.
     """
-    if not isinstance(name, str):
-        raise TypeError(f"{field} = {name!r}: must be a string, not {type(name).__name__}")
-    found = ALGORITHMS.get(name, name)
-    if isinstance(found, str) and ":" not in found:
-        own = 'a custom algorithm is "package.module:Class", or registered in this process by register_algorithm'
-        raise ValueError(f"{field} = {name!r}: {did_you_mean(name, ALGORITHMS)} ({own})")
-    if isinstance(found, str):
-        found = import_named(field, found)
-        _require_algorithm(f"{field} = {name!r}", found)
+    custom = 'a custom algorithm is "package.module:Class", or registered in this process by register_algorithm'
+    found = find_named(field, name, ALGORITHMS, custom)
+    _require_algorithm(f"{field} = {name!r}", found)
     return found()
 
 

@@ -234,7 +234,7 @@ def test_own_network_acts_and_learns(names):
 @pytest.mark.parametrize(
     ("encoder", "options", "words"),
     [
-        ("flatt", {}, r"unknown net\.encoder 'flatt': did you mean 'flat'\?"),
+        ("flatt", {}, r"net\.encoder = 'flatt': did you mean 'flat'\?"),
         ("nowhere:Class", {}, r"net\.encoder 'nowhere:Class': No module named 'nowhere'"),
         ("math:Class", {}, r"net\.encoder 'math:Class': module 'math' has no attribute 'Class'"),
         (":Class", {}, r"net\.encoder = ':Class': must be \"package\.module:Name\", a full import path"),
