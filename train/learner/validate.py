@@ -3,7 +3,6 @@
 import math
 from typing import Any
 
-import jax
 import numpy as np
 
 from wdjax.checks import require, require_known
@@ -68,14 +67,8 @@ def validate(config: TrainConfig) -> tuple[Env, Any, dict[str, Assignment]]:
 
 def reported_statistics(env: Env, params: Any, config: TrainConfig) -> list[str]:
     """Return the metrics of an environment's statistics; traces its step."""
-    require_rules(env, params, RETURNED)
-
-    def info(key: jax.Array) -> dict[str, Any]:
-        _, state = env.reset(key, params)
-        return env.step(key, state, env.action_space(params).sample(key), params)[-1]
-
-    found = jax.eval_shape(info, jax.random.key(0))
-    sums, ratios = statistic_names(found, env.info_ratios, config.policies, group_sizes(env))
+    info = require_rules(env, params, RETURNED).step[1]["info"]
+    sums, ratios = statistic_names(info, env.info_ratios, config.policies, group_sizes(env))
     return [*sums.values(), *ratios.values()]
 
 

@@ -109,14 +109,19 @@ def check_env(
             check(case, piece)
 
 
-def require_rules(env: Env, params: Any, contract: Iterable[Callable[[Case], None]]) -> None:
-    """Check `DECLARED` or `RETURNED`, which compile nothing; errors name the environment."""
+def require_rules(env: Env, params: Any, contract: Iterable[Callable[[Case], None]]) -> Case:
+    """Check `DECLARED` or `RETURNED`, which compile nothing; errors name the environment.
+
+    Returns:
+        The case, with the shapes that the checks have traced.
+    """
     case = Case(env, params, None, num_steps=1, seed=0, rtol=0.0, atol=0.0)
     try:
         for rule in contract:
             rule(case)
     except EnvCheckError as error:
         raise EnvCheckError(f"{case.name}: {error}") from error.__cause__
+    return case
 
 
 def _make_case(
