@@ -44,8 +44,10 @@ def require_known(kind: str, name: str, known: Iterable[str]) -> None:
         raise ValueError(f"unknown {kind} {name!r}: {did_you_mean(name, known)}")
 
 
-def require(condition: Any, field: str, value: Any, allowed: str) -> None:
-    """Raise ValueError(f"{field} = {value}: must be {allowed}") if the condition is false.
+def require(
+    condition: Any, field: str, value: Any, allowed: str, error: type[Exception] = ValueError
+) -> None:
+    """Raise error(f"{field} = {value}: must be {allowed}") if the condition is false.
 
     A value of more than 300 characters is cut.
     """
@@ -56,7 +58,7 @@ def require(condition: Any, field: str, value: Any, allowed: str) -> None:
             if len(description) <= 300
             else f"{description[:100]} ... ({len(description)} characters)"
         )
-        raise ValueError(f"{field} = {shown}: must be {allowed}")
+        raise error(f"{field} = {shown}: must be {allowed}")
 
 
 def require_finite(params: Any) -> None:

@@ -222,7 +222,7 @@ def test_resume_goes_on(run, capsys, monkeypatch):
         (["eval", "RUN", "--opponents", "chase_nearst"], "did you mean 'chase_nearest'"),
         (["eval", "RUN@9"], "no checkpoint of 9 updates"),
         (["eval", "RUN", "--checkpoint", "bst"], "'bst': must be newest, best, or a number of updates"),
-        (["eval", "RUN", "RUN"], "names must be unique"),
+        (["eval", "RUN", "RUN"], "must be unique"),
         (["eval", "RUN", "--episodes", "0"], "num_episodes = 0: must be at least 1"),
         (["eval", "RUN", "--output", "cells.txt"], "must be a file that ends in .json or .csv"),
         (["render", "RUN", "--npz", "episode.gif"], "must end in .npz"),

@@ -30,8 +30,7 @@ def from_mapping(cls: type, values: Any, path: str = "") -> Any:
     """
     if isinstance(values, cls):
         values = {field.name: getattr(values, field.name) for field in dataclasses.fields(values)}
-    if not isinstance(values, Mapping):
-        raise TypeError(f"{path.rstrip('.') or cls.__name__} = {values!r}: must be a mapping of fields")
+    require(isinstance(values, Mapping), path.rstrip(".") or cls.__name__, values, "a mapping of fields", TypeError)
     hints = typing.get_type_hints(cls)
     for name in values:
         if name not in hints:
@@ -63,15 +62,12 @@ def convert(hint: Any, value: Any, path: str) -> Any:
             return _convert_fraction(value, path)
         return _convert_union(arguments, value, path)
     if origin is dict:
-        if not isinstance(value, Mapping):
-            raise TypeError(f"{path} = {value!r}: must be a mapping")
+        require(isinstance(value, Mapping), path, value, "a mapping", TypeError)
         return {str(key): convert(arguments[1], item, f"{path}.{key}") for key, item in value.items()}
     if origin is tuple:
-        if not isinstance(value, (list, tuple)):
-            raise TypeError(f"{path} = {value!r}: must be a list")
+        require(isinstance(value, list | tuple), path, value, "a list", TypeError)
         types_ = [arguments[0]] * len(value) if arguments[-1] is ... else arguments
-        if len(types_) != len(value):
-            raise TypeError(f"{path} = {value!r}: must be a list of {len(types_)} items")
+        require(len(types_) == len(value), path, value, f"a list of {len(types_)} items", TypeError)
         pairs = zip(types_, value, strict=True)
         return tuple(convert(type_, item, f"{path}[{i}]") for i, (type_, item) in enumerate(pairs))
     if dataclasses.is_dataclass(hint):
@@ -94,8 +90,7 @@ def _convert_fraction(value: Fraction | Mapping, path: str) -> Fraction:
         for name in value:
             if name != "fraction":
                 raise ValueError(f"unknown field {path}.{name}: did you mean 'fraction'?")
-        if "fraction" not in value:
-            raise ValueError(f"{path} = {value!r}: must be {_words(Fraction)}")
+        require("fraction" in value, path, value, _words(Fraction))
         points = value["fraction"]
     try:
         return Fraction(convert(tuple[tuple[float, float], ...], points, path))
@@ -140,8 +135,7 @@ def set_dotted(raw: dict[str, Any], name: str, value: Any) -> None:
 
 def register(kind: str, table: dict[str, Any], name: str, found: type) -> None:
     """Puts a class in a table under a name; raises ValueError for one that holds ":" or belongs to another class."""
-    if not isinstance(name, str) or not name or ":" in name:
-        raise ValueError(f"name = {name!r}: must be a name without ':'")
+    require(isinstance(name, str) and name and ":" not in name, "name", name, "a name without ':'")
     known = table.get(name, found)
     again = getattr(known, "__qualname__", None) == found.__qualname__  # a notebook's cell makes its class anew
     require(known == found or again, "name", name, f"a name that is not used by another {kind}")

@@ -114,8 +114,7 @@ def choose_players(
 
     What was learned and random play are always among the first: all choices between them share one program.
     """
-    if isinstance(random, str):
-        raise TypeError(f"random = {random!r}: must be a list of policy or role names")
+    require(not isinstance(random, str), "random", random, "a list of policy or role names", TypeError)
     if not isinstance(players, Mapping | None):
         raise TypeError(
             f"players: must be a mapping from policy or role names to players, not a {type(players).__name__}"
@@ -185,8 +184,7 @@ def cross_play(
 
 def line_up(setup: Setup, roles: Sequence[Role], first: Player, opponents: Opponents) -> list[list[Player]]:
     """Returns the players of each role, `first` among them; raises for what is no player or plays no role."""
-    if isinstance(opponents, str):
-        raise TypeError(f"opponents = {opponents!r}: must be a list of players")
+    require(not isinstance(opponents, str), "opponents", opponents, "a list of players", TypeError)
     by_role = opponents if isinstance(opponents, Mapping) else {role.name: opponents for role in roles}
     for name in by_role:
         require_known("role", name, [role.name for role in roles])
@@ -197,8 +195,7 @@ def line_up(setup: Setup, roles: Sequence[Role], first: Player, opponents: Oppon
         used |= {player.name for player in invited}
         players.append([first, *invited])
         names = [player.name for player in players[-1]]
-        if len(set(names)) < len(names):
-            raise ValueError(f"players of {role.name}: {', '.join(names)}: names must be unique")
+        require(len(set(names)) == len(names), f"names of the players of {role.name}", names, "unique")
     asked = [as_player(setup, player).name for invited in by_role.values() for player in invited]
     for name in asked:
         if name not in used:

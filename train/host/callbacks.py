@@ -60,8 +60,7 @@ def make_callbacks(given: Sequence[Callback | str]) -> tuple[Callback, ...]:
 def _make_callback(given: Callback | str) -> Callback:
     custom = 'a custom callback is "package.module:name"'
     found = find_named("callback", given, LOGGERS, custom) if isinstance(given, str) else given
-    if not callable(found):
-        raise TypeError(f"callback {given!r}: must be a function of (trainer, row), not a {type(found).__name__}")
+    require(callable(found), "callback", given, "a function of (trainer, row)", TypeError)
     made = found() if isinstance(found, type) else found
     delayed = any(check(function) for function in (made, type(made).__call__) for check in _DELAYED)
     name = getattr(made, "__qualname__", type(made).__name__)

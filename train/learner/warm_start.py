@@ -85,14 +85,13 @@ def read_policies(setup: Setup) -> dict[str, PolicyState]:
 def require_same_policy(field: str, policy: Policy, theirs: Policy) -> None:
     """Raises ValueError, naming what differs, where parameters of one policy mean nothing to another."""
     path = f"policies.{policy.name}"
-    if type(policy.algorithm).make_network is not type(theirs.algorithm).make_network:
-        require(False, f"{path}.algorithm", policy.config.algorithm, f"{theirs.config.algorithm!r}, as in {field}")
+    same = type(policy.algorithm).make_network is type(theirs.algorithm).make_network
+    require(same, f"{path}.algorithm", policy.config.algorithm, f"{theirs.config.algorithm!r}, as in {field}")
     own, other = (read_part(p.config) for p in (policy, theirs))
     for name, value in own.items():
         require(value == other[name], f"{path}.{name}", value, f"{other[name]!r}, as in {field}")
     mine, his = ([part.group for part in p.assignment.types] for p in (policy, theirs))
-    if mine != his:
-        raise ValueError(f"{path}.agents: its agent types {mine} must be {his}, in this order, as in {field}")
+    require(mine == his, f"{path}.agents: agent types", mine, f"{his} in this order, as in {field}")
     for kind in ("observation_space", "action_space"):
         mine, his = (getattr(p.assignment, kind) for p in (policy, theirs))
         if _form(mine) != _form(his):

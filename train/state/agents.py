@@ -129,9 +129,8 @@ def parse_selectors(policy: str, selectors: tuple[str, ...], sizes: Mapping[str,
         require_known(f"group in policies.{policy}.agents", group, sizes)
         start = int(index or first or 0)
         stop = start + 1 if index else int(last or sizes[group])
-        if not 0 <= start < stop <= sizes[group]:
-            inside = f"must be a nonempty range inside {group}[0:{sizes[group]}]"
-            raise ValueError(f"policies.{policy}.agents = {selector!r}: {inside}")
+        inside = f"a nonempty range inside {group}[0:{sizes[group]}]"
+        require(0 <= start < stop <= sizes[group], f"policies.{policy}.agents", selector, inside)
         segments.append(Segment(group, start, stop))
     return segments
 

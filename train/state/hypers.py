@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from wdjax.checks import require_known
+from wdjax.checks import require, require_known
 from wdjax.train.config.facts import (
     Fraction,
     Schedule,
@@ -99,8 +99,8 @@ def hypers_of(config: Any, takes: Collection[str] = ()) -> Any:
 
 def schedule_arrays(schedule: Schedule) -> ScheduleArrays:
     """Returns a schedule, or a number, as arrays. Raises TypeError for one in fractions of a run (`in_env_steps`)."""
-    if isinstance(schedule, Fraction):
-        raise TypeError(f"schedule = {schedule!r}: must be in env steps, not in fractions of a run")
+    allowed = "in env steps, not in fractions of a run"
+    require(not isinstance(schedule, Fraction), "schedule", schedule, allowed, TypeError)
     return ScheduleArrays(*(jnp.array(column, jnp.float32) for column in zip(*points_of(schedule), strict=True)))
 
 
@@ -143,8 +143,7 @@ def _require_allowed(name: str, field: dataclasses.Field, value: Any) -> None:
     if isinstance(value, jax.core.Tracer):  # somebody's own jit: nobody knows the number yet
         return
     numbers = np.asarray(value)
-    if numbers.dtype.kind not in "iuf":
-        raise TypeError(f"{name} = {value!r}: must be a number, or one per population member")
+    require(numbers.dtype.kind in "iuf", name, value, "a number, or one per population member", TypeError)
     for number in numbers.ravel().tolist():
         require_value(name, field, number)
 
@@ -157,9 +156,8 @@ def _replace_dotted(hypers: Any, name: str, value: Any) -> Any:
 def _like(name: str, old: Any, value: Any) -> Any:
     value = jnp.asarray(value, jnp.float32)
     members = old.values.shape[:-1] if isinstance(old, ScheduleArrays) else old.shape
-    if value.shape not in ((), members):
-        allowed = f"() or {members}, one number per member" if members else "(), as the state is a single run"
-        raise ValueError(f"{name} has shape {value.shape}: must be {allowed}")
+    allowed = f"() or {members}, one number per member" if members else "(), as the state is a single run"
+    require(value.shape in ((), members), f"shape of {name}", value.shape, allowed)
     if not isinstance(old, ScheduleArrays):
         return jnp.broadcast_to(value, old.shape)
     return old.replace(values=jnp.broadcast_to(value[..., None], old.values.shape))

@@ -198,7 +198,7 @@ def test_deterministic_and_gaussian_policies_meet():
         ("random", "must be a list"),
         ({"runer": ["random"]}, "did you mean 'runner'"),
         ({"runner": ["chase_nearest"]}, "'chase_nearest': must be listed for a role of its group"),
-        (["random", "random"], "names must be unique"),
+        (["random", "random"], "must be unique"),
         ([lambda env, state, params, key: 0], "group must name the group"),
         ([Player("mine", script=abs, group="runers")], "did you mean 'runner'"),
         ([runners(lambda env, state, params, key: jnp.zeros(2, int))], r"\(1,\)"),

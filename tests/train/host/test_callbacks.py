@@ -131,7 +131,7 @@ def test_a_foreign_metrics_csv_is_kept(text, tmp_path, capsys):
 @pytest.mark.parametrize(("given", "words"), [
     (["tensorbord"], "did you mean 'tensorboard'"),
     (["tests.nowhere:f"], "No module named"),
-    (["wdjax.version:__version__"], "must be a function of (trainer, row), not a str"),
+    (["wdjax.version:__version__"], "must be a function of (trainer, row)"),
     (["csv.:f"], "must be \"package.module:Name\""),
     ("csv", "must be a list of functions, logger names and import paths"),
     (print, "must be a list of functions, logger names and import paths"),
