@@ -124,10 +124,7 @@ def is_first() -> bool:
 
 def any_process(flag: bool) -> bool:
     """Returns, in every process, whether the flag is set in any."""
-    if jax.process_count() == 1:
-        return flag
-    with ending_with_others():
-        return bool(np.any(multihost_utils.process_allgather(np.array(flag))))
+    return bool(of_processes(np.array([flag])).any())
 
 
 def of_processes(rows: np.ndarray) -> np.ndarray:
@@ -145,8 +142,7 @@ def as_first(flag: bool) -> bool:
 
 def number_of_first(value: float) -> float:
     """Returns, in every process, the number of process 0: clocks differ, what is done must not."""
-    with ending_with_others():
-        return float(multihost_utils.broadcast_one_to_all(np.float32(value)))
+    return float(of_processes(np.array([value], np.float32))[0])
 
 
 def on_first(function: Callable[..., Any], *arguments: Any) -> None:

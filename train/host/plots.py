@@ -225,25 +225,31 @@ def tail(name: str, length: int = 36) -> str:
 
 
 def draw_curves(axes: "Axes", rows: Sequence[Row], curves: dict[str, str], label: str) -> None:
-    """Draws one line for each of {name in the legend: field of the rows}; rows where the field is null are left out."""
+    """Draw one line for each of {name in the legend: field of the rows}, and the legend."""
     for name, field in curves.items():
-        points = [(row["env_steps"], row[field]) for row in rows if row.get(field) is not None]
-        marker = "o" if len(points) == 1 else None
-        if points:
-            axes.plot(*zip(*points, strict=True), label=as_label(name), color=COLORS.get(name), marker=marker)
+        draw_line(axes, rows, field, name, color=COLORS.get(name))
     name_panel(axes, label)
-    if axes.lines:
-        axes.legend(axes.lines, [tail(line.get_label()) for line in axes.lines])
+    draw_legend(axes)
 
 
 def draw_evaluations(axes: "Axes", rows: Sequence[Row], policies: Sequence[str]) -> None:
-    """Adds what evaluations found, where there are any: dots joined by dashes, in the colour of the policy's curve."""
+    """Add the results of evaluations: dots joined by dashes, in the color of the policy's curve."""
     colors = {line.get_label(): line.get_color() for line in axes.lines}
     for name in policies:
-        field = f"eval/{name}/episode_return"
-        points = [(row["env_steps"], row[field]) for row in rows if row.get(field) is not None]
-        if points:
-            color, label = colors.get(as_label(name)), as_label(f"{name}, evaluated")
-            axes.plot(*zip(*points, strict=True), "o--", label=label, color=color, alpha=0.7)
+        style = {"marker": "o", "linestyle": "--", "color": colors.get(as_label(name)), "alpha": 0.7}
+        draw_line(axes, rows, f"eval/{name}/episode_return", f"{name}, evaluated", **style)
+    draw_legend(axes)
+
+
+def draw_line(axes: "Axes", rows: Sequence[Row], field: str, name: str, **style: Any) -> None:
+    """Draw a field over env steps, without the rows in which it is null; a single point gets a marker."""
+    points = [(row["env_steps"], row[field]) for row in rows if row.get(field) is not None]
+    if points:
+        marker = {"marker": "o"} if len(points) == 1 else {}
+        axes.plot(*zip(*points, strict=True), label=as_label(name), **{**marker, **style})
+
+
+def draw_legend(axes: "Axes") -> None:
+    """Draw a legend of all lines, if there are any."""
     if axes.lines:
         axes.legend(axes.lines, [tail(line.get_label()) for line in axes.lines])

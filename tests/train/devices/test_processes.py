@@ -314,7 +314,7 @@ def as_process(monkeypatch, index, flags=()):
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     monkeypatch.setattr(jax, "process_index", lambda: index)
     answers = iter(flags)
-    gather = lambda flag: np.array([flag, next(answers)])  # noqa: E731
+    gather = lambda flags: np.array([flags, [next(answers)]])  # noqa: E731
     monkeypatch.setattr(processes.multihost_utils, "process_allgather", gather)
 
 
