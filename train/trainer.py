@@ -212,20 +212,22 @@ class Trainer:
                 if program is None:
                     return self._nothing_to_do(first, size)
                 on_first(write_config, self.workdir, config)
-            log = stack.enter_context(open_log(self.workdir / "metrics.jsonl", size, self._say)) if is_first() else None
+            log = stack.enter_context(
+                open_log(self.workdir / "metrics.jsonl", size, self._say, lock)
+            ) if is_first() else None  # fmt: skip
             stack.enter_context(ending_with_others())
             advance = stack.enter_context(progress_bar(self.console, config.num_updates, first, self._live_curve))
             job = Job(
-                config, config.num_updates, program, functools.partial(self._judge, best, log),
-                functools.partial(self._report, advance), self._host, self._say, checkpoints, log, self._found,
-                lambda done: bool(self.callbacks) or self._is_evaluated(done), self._begin_evaluation, lock=lock,
-                beside=not self.debug, meanwhile=self._compile_beside,
+                config, config.num_updates, program, checkpoints, log, functools.partial(self._judge, best, log),
+                functools.partial(self._report, advance), self._host, self._begin, beside=not self.debug,
             )  # fmt: skip
             goals = config.stop_at  # of process 0, which has cut metrics.jsonl back: others may see lines that are gone
             if goals and as_first(is_first() and any(goals_reached(goals, row) for row in self.history)):
                 self.stop(goals_in_words(goals))  # before it was resumed
             stopped = lambda: any_process(stop.is_set() or bool(self.ended_by))  # noqa: E731
-            self.state, done = train_chunks(job, self.state, first, stopped, self._waits["compiling"])
+            self.state, done = train_chunks(
+                job, self.state, first, stopped, self._waits["compiling"], self._compile_beside
+            )
             early = done < config.num_updates
             self.stopped = early and any_process(stop.is_set())
         env_steps = (done - first) * config.env_steps_per_update
@@ -308,12 +310,6 @@ class Trainer:
         state, program, seconds = compile_and_init(self.learner, like, seed, most, self._compile_beside)
         return state, 0, program, seconds
 
-    def _found(self, size: int) -> TrainConfig:
-        """Keeps the size of a chunk in the run's folder: whoever resumes it has the same lines."""
-        self.config = dataclasses.replace(self.config, updates_per_chunk=size)
-        on_first(write_config, self.workdir, self.config)
-        return self.config
-
     def _judge(self, best: Any, log: MetricsLog | None, chunk: Chunk) -> Outcome:
         """Returns the row of a chunk, with an evaluation where one is due, and whether it ends the run."""
         config, setup, done = self.config, self.learner.setup, chunk.done
@@ -332,8 +328,9 @@ class Trainer:
             origin = nan_origin(setup, chunk.state) if self.debug else None
             return BadNumbersError(why_it_ends(setup, part.codes, part.streak, done, origin))
 
-        words = what_was_skipped(setup, part.codes) if part.codes.any() else ""
-        return Outcome(rows, words=words, failure=failure if part.ends else None)
+        if part.codes.any() and not part.ends:
+            self._say(what_was_skipped(setup, part.codes))
+        return Outcome(rows, failure=failure if part.ends else None)
 
     def _report(self, advance: Callable[[int, str], None], rows: list[Row]) -> None:
         for row in rows:
@@ -363,12 +360,15 @@ class Trainer:
             self._beside["curves"] = in_thread(plots.import_drawing)
             self._beside["episode"] = in_thread(compile_recording, self.learner, like)  # where it fails, `draw` does it
 
-    def _begin_evaluation(self, state: TrainState, done: int) -> Any:
-        """Plays episodes in replicas and with a key of their own, where an evaluation is due; nobody waits for them."""
-        if not self._is_evaluated(done):
-            return None
-        key = jax.random.fold_in(host_key(self.config.seed), done)
-        return begin_evaluation(self.learner, state, key, self._beside["evaluation"].result())
+    def _begin(self, chunk: Chunk) -> Callable[[TrainState], Any] | None:
+        """Return what plays the episodes of an evaluation, if one is due, in replicas and with a key of their own."""
+        if not self.config.updates_per_chunk:  # kept in the folder: a resumed run has rows after the same updates
+            self.config = dataclasses.replace(self.config, updates_per_chunk=chunk.size)
+            on_first(write_config, self.workdir, self.config)
+        if not self._is_evaluated(chunk.done):
+            return (lambda state: None) if self.callbacks else None  # callbacks may read the state
+        key = jax.random.fold_in(host_key(self.config.seed), chunk.done)
+        return lambda state: begin_evaluation(self.learner, state, key, self._beside["evaluation"].result())
 
     def _evaluate(self, best: Any, chunk: Chunk, log: MetricsLog | None) -> dict[str, Any]:
         """Returns what the episodes came to, and keeps the best state where best_metric asks."""

@@ -166,12 +166,12 @@ def train_turn(
             nonlocal before
             states, before = between(chunk.state, member_rows(turn, setup, chunk.done, chunk.parts), before)
             there.update(members_there(setup, before, changing=every > 0))
-            return Outcome(before, states, bad_members(turn, setup, chunk.parts))
+            if bad := bad_members(turn, setup, chunk.parts):
+                say(bad)
+            return Outcome(before, states)
 
         program = programs.of(states, turn.size)
-        job = Job(
-            setup.config, turn.last, program, judge, advance, dict, say, checkpoints, log, also=every, alone=False,
-        )  # fmt: skip
+        job = Job(setup.config, turn.last, program, checkpoints, log, judge, advance, also=every, alone=False)
         _, done = train_chunks(job, states, done, lambda: stop.is_set() or len(there) == len(turn.members))
     ended = done >= turn.last or len(there) == len(turn.members)
     if ended:

@@ -47,7 +47,7 @@ class Chunk:
     seconds: float
     compile_seconds: float  # since the chunk before
     state: TrainState | None = None  # after it; None where nobody has asked for it, and the device has gone on
-    begun: Any = None  # what `Job.begin` returned
+    begun: Any = None  # what `Job.begin` started
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -56,36 +56,33 @@ class Outcome:
 
     rows: list[Row]  # for metrics.jsonl
     state: TrainState | None = None  # to go on with, of a job that may change it
-    words: str = ""  # for who watches
     failure: Callable[[], Exception] | None = None  # makes what the job ends with, once it is saved
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Job:
-    """What the loop trains, and who takes part between two chunks."""
+    """What the loop trains, and the four functions that it calls between chunks."""
 
     config: TrainConfig
     last: int  # updates at its end
     program: Program
-    judge: Callable[[Chunk], Outcome]
-    report: Callable[[list[Row]], None]  # called after every chunk with what was written
-    host: Callable[[], dict[str, Any]]  # what a checkpoint holds beside the state
-    say: Callable[[str], Any]
     checkpoints: Any
-    log: MetricsLog | None  # of several processes the first one writes it
-    found: Callable[[int], TrainConfig] | None = None  # told the size of chunks where that had to be found
-    needs: Callable[[int], bool] = lambda done: False  # whether the job reads the state after so many updates
-    begin: Callable[[TrainState, int], Any] = lambda state, done: None  # on the device, before the next chunk
+    log: MetricsLog | None  # written by the first process only
+    judge: Callable[[Chunk], Outcome]
+    report: Callable[[list[Row]], None]  # called after every chunk, once its rows are written
+    host: Callable[[], dict[str, Any]] = dict  # content of a checkpoint beside the state
+    begin: Callable[[Chunk], Callable[[TrainState], Any] | None] = lambda chunk: None
+    """what to start on the device with the state after a chunk, before the next one; None: the job does not read that
+    state"""
     also: int = 0  # chunks end every so many updates, too, and the next waits: the job may change the state; 0: no
-    meanwhile: Callable[[], None] = lambda: None  # called once, while the device is at its first chunk
-    lock: Callable[[], None] | None = None  # locks the folder again, whose lock lies on the log
     alone: bool = True  # one run, which ends where its bad numbers say so; of several side by side the others go on
     beside: bool = True  # whether the host works while the device does
 
 
 def train_chunks(
-    job: Job, state: TrainState, done: int, stopped: Callable[[], bool], compile_seconds: float = 0.0
-) -> tuple[TrainState, int]:
+    job: Job, state: TrainState, done: int, stopped: Callable[[], bool], compile_seconds: float = 0.0,
+    meanwhile: Callable[[], None] = lambda: None,
+) -> tuple[TrainState, int]:  # fmt: skip
     """Trains a job to its end, or until it is stopped, and saves. Returns (state, updates that are done).
 
     Nothing is trained or saved where `done` is at the end already, or after it.
@@ -94,6 +91,7 @@ def train_chunks(
         state: after `done` updates; it is donated.
         stopped: asked before every chunk.
         compile_seconds: what was spent on the program.
+        meanwhile: called once, during the first chunk.
 
     Raises:
         OSError: where metrics or a checkpoint cannot be written (a full disk); the checkpoints before stay whole.
@@ -107,11 +105,12 @@ def train_chunks(
         if coming is None and done < job.last:
             save_state(job.checkpoints, done, state, job.log, job.host())
         elif coming is not None:
-            job.meanwhile()
+            meanwhile()
         while coming is not None:
             played = coming.result()
             if not job.config.updates_per_chunk:
-                job = dataclasses.replace(job, config=job.found(played.size))
+                config = dataclasses.replace(job.config, updates_per_chunk=played.size)
+                job = dataclasses.replace(job, config=config)
             state, parts = played.state, take_apart(job.config, played.metrics, parts)
             chunk = Chunk(done, played.size, done_after(job, done, parts), parts, played.seconds, compile_seconds)
             done, compile_seconds = chunk.done, 0.0
@@ -120,14 +119,16 @@ def train_chunks(
                 state = outcome.state
             ends = done == job.last or (job.alone and parts[0].ends)
             saves = done % job.config.updates_per_checkpoint == 0
-            kept = state if ends else copied(state) if saves or job.needs(done) else None
-            begun = job.begin(kept, done) if kept else None  # first: the device does one after the other
+            begin = job.begin(chunk)
+            kept = state if ends else copied(state) if saves or begin else None
+            begun = begin(kept) if begin else None  # first: the device does one after the other
             coming = None if ends or stopped() else start(play_chunk, job, state, done)
             kept = kept if coming else state
             if not job.also:
                 outcome = job.judge(dataclasses.replace(chunk, state=kept, begun=begun))
             record(job, done, outcome, kept if saves or not coming else None)
-    write_rows(job, [])
+    if job.log is not None:
+        job.log.restore()
     return state, done
 
 
@@ -166,14 +167,15 @@ def done_after(job: Job, before: int, parts: Sequence[Part]) -> int:
 def record(job: Job, done: int, outcome: Outcome, state: TrainState | None) -> None:
     """Writes what came of a chunk, saves the state if there is one, and tells who listens, or ends the job."""
     require_saved(job.checkpoints)
-    write_rows(job, outcome.rows)
+    if job.log is not None:
+        job.log.restore()
+        for row in outcome.rows:
+            job.log.write(row)
     if state is not None:
         save_state(job.checkpoints, done, state, job.log, job.host())
     if outcome.failure is not None:
         finish(job.checkpoints)  # before it is said that the run is saved
         raise outcome.failure()
-    if outcome.words:
-        job.say(outcome.words)
     job.report(outcome.rows)
 
 
@@ -209,19 +211,6 @@ def row_of_run(setup: Setup, chunk: Chunk) -> Row:
         "agent_steps_per_second": steps * agents / chunk.seconds,
         **summarize(chunk.parts[0].metrics),
     }
-
-
-def write_rows(job: Job, rows: Sequence[Row]) -> None:
-    """Appends rows to a job's log; where somebody has deleted that, it is written again first, with all its lines."""
-    if job.log is None:
-        return
-    if job.log.is_gone():
-        if job.lock is not None:
-            job.lock()  # first: another run may have found the folder free
-        job.log.write_again()
-        job.say(f"Warning: {job.log.path} was deleted or replaced during training. It is rewritten with all its lines.")
-    for row in rows:
-        job.log.write(row)
 
 
 def save_state(manager: Any, step: int, state: TrainState, log: MetricsLog | None, host: Mapping[str, Any]) -> None:

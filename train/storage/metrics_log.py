@@ -69,10 +69,14 @@ class MetricsLog:
     Args:
         path: path of the file.
         size: bytes of it that are kept, whole lines only.
+        say: called with a warning when the file was deleted and is written again.
+        lock: locks the folder again, whose lock file may have been deleted too; None: the folder is not locked.
     """
 
-    def __init__(self, path: Path, size: int):
-        self.path = path
+    def __init__(
+        self, path: Path, size: int, say: Callable[[str], Any] = print, lock: Callable[[], None] | None = None
+    ):
+        self.path, self._say, self._lock = path, say, lock
         self.size = whole_lines(path, size)
         self._file = self._open(self.size)
 
@@ -81,15 +85,13 @@ class MetricsLog:
         file.truncate(size)
         return file
 
-    def is_gone(self) -> bool:
-        """Whether somebody has deleted the file, or put another in its place: nobody would find what is written."""
-        try:
-            return not os.path.samestat(os.stat(self.path), os.fstat(self._file.fileno()))
-        except FileNotFoundError:
-            return True
-
-    def write_again(self) -> None:
-        """Writes a file that is gone again, from what this process still holds open of it. Raises OSError."""
+    def restore(self) -> None:
+        """Write the file again, with all its lines, if it was deleted or replaced. Raises OSError."""
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.stat(self.path), os.fstat(self._file.fileno())):
+                return
+        if self._lock is not None:
+            self._lock()  # first: another run may have found the folder free
         old = self._file
         old.seek(0)
         lines = old.readall()[: self.size]
@@ -97,6 +99,7 @@ class MetricsLog:
             self._file = self._open(0)
             old.close()
             self._append(lines)
+        self._say(f"Warning: {self.path} was deleted or replaced during training. It is rewritten with all its lines.")
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Appends one object and hands it to the operating system. Raises OSError where that does not take it."""
@@ -127,10 +130,12 @@ class MetricsLog:
 
 
 @contextlib.contextmanager
-def open_log(path: Path, size: int, say: Callable[[str], Any]) -> Iterator[MetricsLog]:
+def open_log(
+    path: Path, size: int, say: Callable[[str], Any], lock: Callable[[], None] | None = None
+) -> Iterator[MetricsLog]:
     """Gives the log of what goes on from a checkpoint, and says where lines are lost that the checkpoint knows of."""
     tell_lost_lines(path, size, say)
-    with contextlib.closing(MetricsLog(path, size)) as log:
+    with contextlib.closing(MetricsLog(path, size, say, lock)) as log:
         yield log
 
 

@@ -17,6 +17,7 @@ from wdjax.train.host.programs import compile_chunk
 from wdjax.train.learner.init import abstract_state
 from wdjax.train.state.metric import values_of
 from wdjax.train.storage.folder import load_run_config
+from wdjax.train.storage.metrics_log import MetricsLog
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -155,7 +156,7 @@ def test_callbacks_see_the_state_of_their_row_while_the_device_goes_on(tmp_path)
 def test_the_device_goes_on_while_the_host_writes(tmp_path, monkeypatch):
     """The second chunk begins, and ends, while the first is still being written."""
     ended = threading.Event()
-    real_play, real_write = loop.play_chunk, loop.write_rows
+    real_play, real_write = loop.play_chunk, MetricsLog.write
 
     def play(job, state, done):
         played = real_play(job, state, done)
@@ -163,13 +164,13 @@ def test_the_device_goes_on_while_the_host_writes(tmp_path, monkeypatch):
             ended.set()
         return played
 
-    def write(job, rows):
-        if rows and rows[0]["updates"] == 1:
+    def write(log, row):
+        if row["updates"] == 1:
             assert ended.wait(60)
-        real_write(job, rows)
+        real_write(log, row)
 
     monkeypatch.setattr(loop, "play_chunk", play)
-    monkeypatch.setattr(loop, "write_rows", write)
+    monkeypatch.setattr(MetricsLog, "write", write)
     Trainer(small_config(), tmp_path, quiet=True).train()
     assert [row["updates"] for row in read_metrics(tmp_path)] == [1, 2, 3, 4, 5, 6]
 
