@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from wdjax.checks import require_integer
-from wdjax.experiments.sweep.members import Group, Member, make_groups, what_is_static
+from wdjax.experiments.sweep.members import Group, Member, make_groups
 from wdjax.experiments.sweep.optuna_study import Trial
 from wdjax.experiments.sweep.population import member_sharding, population_setup
 from wdjax.experiments.sweep.rounds import Advance, Programs, Turn, load_states, train_turn
@@ -42,12 +42,11 @@ class Batches:
 
     def programs_of(self, group: Group) -> Programs:
         """Returns the programs of a group, compiled by an earlier batch perhaps."""
-        static = what_is_static(group.members[0].config)
-        for known, programs in self.programs:
-            if known == static:
+        for static, programs in self.programs:
+            if static == group.static:
                 return programs
         setup = population_setup(group.members, self.host.trust)
-        self.programs.append((static, Programs(setup, self.host.num_devices)))
+        self.programs.append((group.static, Programs(setup, self.host.num_devices)))
         return self.programs[-1][1]
 
 

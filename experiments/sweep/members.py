@@ -15,6 +15,7 @@ from wdjax.train.config.facts import in_env_steps, static_part
 from wdjax.train.config.schema import TrainConfig
 from wdjax.train.learner.validate import validate
 from wdjax.train.load import change_config, load_config
+from wdjax.train.state.hypers import Hypers
 from wdjax.train.state.registry import make_hypers
 from wdjax.yaml_reader import read_yaml_value
 
@@ -55,6 +56,7 @@ class Group:
 
     number: int
     members: tuple[Member, ...]
+    static: Any  # what its program is made from
 
 
 def as_config(config: TrainConfig | str | Path) -> TrainConfig:
@@ -189,27 +191,28 @@ def make_groups(members: Sequence[Member]) -> list[Group]:
     """Returns the members by program, in their order."""
     programs: list[Any] = []
     chosen: list[list[Member]] = []
-    of_point: dict[int, int] = {}
-    for member in members:
-        if member.point not in of_point:
-            program = what_is_static(member.config)
-            if program not in programs:
-                programs.append(program)
-                chosen.append([])
-            of_point[member.point] = programs.index(program)
-        chosen[of_point[member.point]].append(member)
-    return [Group(number, tuple(own)) for number, own in enumerate(chosen)]
+    for _, same_point in itertools.groupby(members, key=lambda member: member.point):
+        seeds = list(same_point)
+        program = what_is_static(seeds[0].config)
+        if program not in programs:
+            programs.append(program)
+            chosen.append([])
+        chosen[programs.index(program)] += seeds
+    numbered = enumerate(zip(chosen, programs, strict=True))
+    return [Group(number, tuple(own), program) for number, (own, program) in numbered]
+
+
+def hypers_of(config: TrainConfig) -> dict[str, Hypers]:
+    """Return the traced hyperparameters of every policy."""
+    return {name: make_hypers(policy) for name, policy in config.policies.items()}
 
 
 def what_is_static(config: TrainConfig) -> Any:
     """Returns what a compiled program is made from, to be compared: the configuration without what is traced, the
     environment's static fields, the spaces, and the shapes of what is traced."""
     env, params, assignments = validate(config)
-
-    def traced() -> Any:
-        return params, {name: make_hypers(policy) for name, policy in config.policies.items()}
-
-    leaves, structure = jax.tree.flatten(jax.eval_shape(traced))  # no array is made: a plan needs no device
+    traced = jax.eval_shape(lambda: (params, hypers_of(config)))  # no array is made: a plan needs no device
+    leaves, structure = jax.tree.flatten(traced)
     shapes = [(leaf.shape, leaf.dtype) for leaf in leaves]
     policies = {name: static_part(policy) for name, policy in config.policies.items()}
     blank = dataclasses.replace(config, seed=0, env_params={}, policies=policies)

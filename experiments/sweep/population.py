@@ -13,8 +13,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from wdjax.checks import require
-from wdjax.experiments.sweep.members import Member
-from wdjax.train.devices.memory import bytes_free, bytes_needed
+from wdjax.experiments.sweep.members import Member, hypers_of
 from wdjax.train.host.chunks import with_lines
 from wdjax.train.host.programs import Program, compiler_options, finish_chunk, lower_updates, plain_where_kernels_fail
 from wdjax.train.learner.init import init
@@ -23,7 +22,6 @@ from wdjax.train.learner.setup import make_setup
 from wdjax.train.learner.validate import validate
 from wdjax.train.learner.warm_start import load_policies
 from wdjax.train.state.policy import Setup
-from wdjax.train.state.registry import make_hypers
 from wdjax.train.state.sharding import make_mesh, require_devices
 from wdjax.train.state.state import TrainState
 
@@ -77,14 +75,9 @@ def population_setup(members: Sequence[Member], trust: Collection[str] = ()) -> 
 def start_arguments(members: Sequence[Member]) -> tuple[jax.Array, Any, Any]:
     """Returns what tells members apart, leaves [members, ...]: (keys, env_params, hypers)."""
     keys = jnp.stack([jax.random.key(member.config.seed) for member in members])
-    traced: dict[int, Any] = {}  # by point: seeds share it
-    for member in members:
-        if member.point not in traced:
-            policies = member.config.policies.items()
-            hypers = {name: make_hypers(policy) for name, policy in policies}
-            traced[member.point] = jax.device_get((validate(member.config)[1], hypers))
-    rows = [traced[member.point] for member in members]
-    return keys, *jax.tree.map(lambda *leaves: jnp.stack(leaves), *rows)
+    configs = {member.point: member.config for member in members}  # seeds of a point share all else
+    traced = {point: jax.device_get((validate(own)[1], hypers_of(own))) for point, own in configs.items()}
+    return keys, *jax.tree.map(lambda *leaves: jnp.stack(leaves), *(traced[member.point] for member in members))
 
 
 def init_member(setup: Setup, loaded: Any, key: jax.Array, env_params: Any, hypers: Any) -> TrainState:
@@ -129,27 +122,3 @@ def even_size(num_members: int, most: int, num_devices: int = 1) -> int:
     most = max(most // num_devices, 1) * num_devices
     turns = -(-num_members // most)
     return -(-num_members // (turns * num_devices)) * num_devices
-
-
-def compile_as_many(
-    compile: Callable[..., tuple[Program, float]], setup: Setup, members: Sequence[Member], most: int,
-    num_devices: int = 1, at_once: int = 0, free: int | None = None,
-) -> tuple[int, Program]:  # fmt: skip
-    """Compiles a program of as many members as memory allows, or of `at_once`. Returns (members at once, program).
-
-    Args:
-        compile: `compile_population`, or what does its work.
-        free: bytes on a device; None: `bytes_free`.
-
-    Raises:
-        ValueError: where not even one member fits on a device.
-    """
-    size = even_size(len(members), at_once or len(members), num_devices)
-    while True:
-        program, _ = compile(setup, abstract_population(setup, members, size, num_devices), most, num_devices)
-        needed, room = bytes_needed(program), bytes_free(num_devices) if free is None else free
-        if at_once or needed <= room:
-            return size, program
-        words = f"at most {room / 1e9:.2f} GB, the free memory of a device. Not even one member fits"
-        require(size > num_devices, "memory of the program", f"{needed / 1e9:.2f} GB", words)
-        size = even_size(len(members), min(int(size * room / needed), size - num_devices), num_devices)

@@ -16,11 +16,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from wdjax.checks import require
 from wdjax.experiments.sweep.folder import read_switches
 from wdjax.experiments.sweep.members import Member
 from wdjax.experiments.sweep.population import (
     abstract_population,
-    compile_as_many,
     compile_population,
     even_size,
     init_population,
@@ -28,6 +28,7 @@ from wdjax.experiments.sweep.population import (
 from wdjax.files import make_folder_inside, read_text, write_text
 from wdjax.train.config.reading import read_yaml
 from wdjax.train.config.trust import require_trusted
+from wdjax.train.devices.memory import bytes_free, bytes_needed
 from wdjax.train.host.callbacks import goals_reached
 from wdjax.train.host.chunks import most_updates
 from wdjax.train.host.loop import Chunk, Job, Outcome, Part, Row, train_chunks
@@ -76,13 +77,21 @@ class Programs:
         return self.compiled[size]
 
     def fit(self, members: Sequence[Member], at_once: int) -> int:
-        """Returns how many of these members go at once: as many as memory allows, or `at_once`; compiles for them."""
+        """Return the number of members at once: as many as memory allows, or `at_once`. Compile their program.
+
+        Raises:
+            ValueError: where not even one member fits on a device.
+        """
         size = even_size(len(members), at_once or len(members), self.num_devices)
-        if size not in self.compiled:
-            size, program = compile_as_many(
-                compile_population, self.setup, members, self.most, self.num_devices, at_once
-            )
-            self.compiled[size] = program
+        while size not in self.compiled:
+            states = abstract_population(self.setup, members, size, self.num_devices)
+            needed, room = bytes_needed(self.of(states, size)), bytes_free(self.num_devices)
+            if not at_once and needed > room:
+                del self.compiled[size]
+                words = f"at most {room / 1e9:.2f} GB, the free memory of a device. Not even one member fits"
+                require(size > self.num_devices, "memory of the program", f"{needed / 1e9:.2f} GB", words)
+                fewer = min(int(size * room / needed), size - self.num_devices)
+                size = even_size(len(members), fewer, self.num_devices)
         return size
 
 

@@ -20,7 +20,6 @@ from wdjax.experiments.sweep.members import make_members, make_points
 from wdjax.experiments.sweep.pbt import Selection, current_scores, exploit, explore, read_hyper
 from wdjax.experiments.sweep.population import (
     abstract_population,
-    compile_as_many,
     init_population,
     population_setup,
 )
@@ -141,7 +140,7 @@ def test_members_on_eight_devices_say_nothing_to_each_other(whole, tmp_path):
     assert {len(leaf.sharding.device_set) for leaf in jax.tree.leaves(states)} == {8}
 
 
-def test_as_many_members_as_memory_allows():
+def test_as_many_members_as_memory_allows(monkeypatch):
     members = make_members(CONFIG, make_points(VALUES), [0, 1, 2, 3])
     setup = population_setup(members)
     states = abstract_population(setup, members, 8, 1)
@@ -165,11 +164,18 @@ def test_as_many_members_as_memory_allows():
         tried.append(states.num_updates.shape[0])
         return Program(tried[-1]), 0.0
 
-    fit = functools.partial(compile_as_many, compile_one, setup, members, 1)
+    def fit(free, devices=1, at_once=0):
+        monkeypatch.setattr(turns_module, "bytes_free", lambda devices: free)
+        programs = turns_module.Programs(setup, devices)
+        size = programs.fit(members, at_once)
+        assert programs.compiled == {size: Program(size)}
+        return size
+
+    monkeypatch.setattr(turns_module, "compile_population", compile_one)
     for free, devices, size in ((260, 1, 16), (259, 1, 8), (150, 1, 4), (115, 1, 1), (260, 8, 16), (180, 8, 8)):
-        assert fit(devices, free=free) == (size, Program(size))
-        assert fit(devices, free=free, at_once=8)[0] == 8  # who asks for a number gets it
-    assert "Not even one member fits" in refusal(fit, free=109)
+        assert fit(free, devices) == size
+        assert fit(free, devices, at_once=8) == 8  # who asks for a number gets it
+    assert "Not even one member fits" in refusal(fit, 109)
     assert tried[:3] == [16, 8, 16]
 
 
