@@ -5,7 +5,6 @@ import inspect
 import itertools
 import re
 import threading
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -17,7 +16,7 @@ from wdjax.experiments import sweep as kinds
 from wdjax.experiments.commands.arguments import Callbacks, Modules, parse, require_preset
 from wdjax.experiments.commands.help import help_topic, of_topic, panels_by_tyro
 from wdjax.experiments.sweep.halving import Halving
-from wdjax.experiments.sweep.members import Point, Range, Values, parse_point, parse_settings, read_settings
+from wdjax.experiments.sweep.members import Point, Values, parse_point, parse_settings, read_settings
 from wdjax.experiments.sweep.pbt import FACTORS, Selection
 from wdjax.train import load_config
 from wdjax.train.devices.processes import STOPPED
@@ -163,11 +162,9 @@ def run_sweep(preset: str, arguments: SweepArguments, stop: threading.Event) -> 
         selection = Selection(
             arguments.pbt_every, arguments.pbt_fraction, arguments.pbt_factors, arguments.pbt_every_updates
         )
-        require_several(mode, arguments, settings)
         kinds.evolve(config, settings, arguments.pbt, selection, **common)
         return
     halving = Halving(arguments.halving, arguments.rungs) if arguments.halving else None
-    require_several(mode, arguments, settings)
     kinds.search(
         config, settings, arguments.search, arguments.seeds, arguments.batch, halving,
         storage=arguments.storage or None, study=arguments.study, members_at_once=arguments.members_at_once, **common,
@@ -180,13 +177,6 @@ def require_own_options(arguments: SweepArguments) -> None:
         mode, value = _OWN.get(field.name), getattr(arguments, field.name)
         if mode and not getattr(arguments, mode):
             require(value == field.default, f"--{field.name.replace('_', '-')}", value, f"omitted without --{mode}")
-
-
-def require_several(mode: str, arguments: SweepArguments, settings: Mapping[str, Values]) -> None:
-    """Raises ValueError where no field has several values: there is nothing to find."""
-    several = any(isinstance(values, Range) or len(values) > 1 for values in settings.values())
-    words = f"several values or a range of at least one field with {mode}, as FIELD=VALUE,VALUE or FIELD=log:LOW:HIGH"
-    require(several, "--set", arguments.set, words)
 
 
 def collect(arguments: SweepArguments) -> tuple[dict[str, Values], list[Point]]:

@@ -5,9 +5,6 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from wdjax.experiments.sweep.folder import begun
 from wdjax.experiments.sweep.members import (
     Group,
     Member,
@@ -28,11 +25,10 @@ from wdjax.experiments.sweep.session import (
     members_bar,
     open_host,
     prepare_turns,
-    shown_metrics,
+    write_curves,
 )
 from wdjax.experiments.sweep.table import (
     best_member,
-    draw_curves,
     final_table,
     point_table,
     point_words,
@@ -42,10 +38,8 @@ from wdjax.experiments.sweep.table import (
 from wdjax.train.config.schema import TrainConfig
 from wdjax.train.host.callbacks import Callback
 from wdjax.train.host.loop import Row
-from wdjax.train.host.plots import without_picture
 from wdjax.train.state.policy import Setup
-from wdjax.train.storage.folder import dump_config
-from wdjax.train.storage.metrics_log import read_metrics
+from wdjax.train.storage.folder import plain_config
 
 
 def sweep(
@@ -90,12 +84,12 @@ def sweep(
     metric = choose_metric(metric, members[0].config, setups[0])
     asked = {
         "mode": "grid",
-        "config": yaml.safe_load(dump_config(base)),
+        "config": plain_config(base),
         "metric": metric,
         "members": [{"seed": member.config.seed, **member.values} for member in members],
     }
-    opened = open_host(workdir, devices, members_at_once, quiet, stop, trust, members, callbacks)
-    with opened as host, begun(host.workdir, asked, resume, host.say):
+    opened = open_host(workdir, asked, resume, devices, members_at_once, quiet, stop, trust, members, callbacks)
+    with opened as host:
         announce_members(host, members, len(groups))
         rows = train_groups(host, groups, setups, members, metric)
         table = final_table(members, rows, metric)
@@ -109,8 +103,7 @@ def train_groups(
 ) -> list[Row]:
     """Trains all groups, one after the other, in turns; writes the table after each. Returns the rows of all chunks."""
     turns: list[Turn] = []
-    old = [row for file in sorted(host.workdir.glob("groups/*/*/metrics.jsonl")) for row in read_metrics(file)]
-    with members_bar(host, members, old) as advance:
+    with members_bar(host, members, host.workdir / "groups") as advance:
         for group, setup in zip(groups, setups, strict=True):
             programs, folder = Programs(setup, host.num_devices), host.workdir / "groups" / f"{group.number:03d}"
             for turn in prepare_turns(host, programs, folder, group.members, 0, setup.config.num_updates):
@@ -132,11 +125,7 @@ def conclude(
     if ended:
         words = f"{len(ended)} of {len(table)} members ended with bad numbers, member {ended[0]['member']} with"
         host.say(f"Warning: {words} {ended[0]['bad_numbers']}")
-    title = f"{members[0].config.env}: {host.workdir.name}"
-    shown = shown_metrics(metric, members[0].config)
-    with without_picture("curves.png", host.say):
-        if curves := draw_curves(host.workdir / "curves.png", members, rows, shown, title):
-            host.say(f"Wrote {curves}: interquartile mean over seeds and 95 % interval")
+    write_curves(host, members, rows, metric)
     best = best_member(table)
     if best is not None:
         host.console.print(point_table(members, table))

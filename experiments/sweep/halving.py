@@ -16,7 +16,6 @@ from wdjax.experiments.sweep.rounds import Advance, Programs, Turn, load_states,
 from wdjax.experiments.sweep.session import Host, members_bar, prepare_turns
 from wdjax.experiments.sweep.table import last_known
 from wdjax.train.host.loop import Row
-from wdjax.train.storage.metrics_log import read_metrics
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,9 +69,7 @@ def train_batch(
     reached: dict[int, list[tuple[int, float]]] = {trial: [] for trial in trials}
     alive, turns, scores = list(trials), [], {}
     num_rungs = 1 + (halving.rungs if halving else 0)
-    files = sorted(folder.glob("rungs/*/*/*/metrics.jsonl"))
-    done = [row for file in files for row in read_metrics(file)]
-    with members_bar(batches.host, members, done) as advance:
+    with members_bar(batches.host, members, folder / "rungs") as advance:
         for rung in range(num_rungs):
             going = [member for member in members if member.point in alive]
             finished, new = train_rung(batches, folder, rung, going, halving, turns, advance)

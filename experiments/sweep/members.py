@@ -64,6 +64,14 @@ def as_config(config: TrainConfig | str | Path) -> TrainConfig:
     return config if isinstance(config, TrainConfig) else load_config(config)
 
 
+def varying(settings: Mapping[str, Values]) -> list[str]:
+    """Return the fields with several values or a range. Raises ValueError if there is none."""
+    names = [name for name, values in settings.items() if isinstance(values, Range) or len(values) > 1]
+    words = "several values or a range of at least one field. Use --set FIELD=VALUE,VALUE or FIELD=log:LOW:HIGH"
+    require(names, "values", dict(settings), words)
+    return names
+
+
 def parse_settings(settings: Iterable[str]) -> dict[str, Values]:
     """Returns field -> values of "field=value,value" and "field=log:1e-4:1e-2", each value as YAML reads it.
 

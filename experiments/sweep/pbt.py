@@ -14,12 +14,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import yaml
 
 from wdjax.checks import require, require_integer, require_known
-from wdjax.experiments.sweep.folder import begun
-from wdjax.experiments.sweep.members import Member, Point, Range, Values, as_config, make_members, parse_values
-from wdjax.experiments.sweep.population import member_sharding, most_devices, population_setup
+from wdjax.experiments.sweep.members import Member, Point, Range, Values, as_config, make_members, parse_values, varying
+from wdjax.experiments.sweep.population import choose_num_devices, member_sharding, most_devices, population_setup
 from wdjax.experiments.sweep.rounds import Between, Programs, export_member, train_turn
 from wdjax.experiments.sweep.session import Host, announce_members, choose_metric, members_bar, open_host, prepare_turns
 from wdjax.experiments.sweep.table import best_member, draw_history, write_table
@@ -32,7 +30,7 @@ from wdjax.train.state.hypers import Hypers, ScheduleArrays, hyper_names
 from wdjax.train.state.policy import Setup
 from wdjax.train.state.registry import make_hypers
 from wdjax.train.state.state import TrainState, with_hypers
-from wdjax.train.storage.folder import dump_config
+from wdjax.train.storage.folder import plain_config
 
 FACTORS = (0.8, 1.25)  # as far down as up
 Bounds = dict[str, tuple[float, float]]  # "policies.agent.learning_rate" -> between what it stays
@@ -104,42 +102,35 @@ def evolve(
     bounds = bounds_of(settings)
     population = draw_members(base, settings, bounds, members)
     require_traced(population[0].config, bounds)
-    every = selection.in_updates(population[0].config)
-    setup = population_setup([with_chunks_of(member, every) for member in population], trust)
-    metric = choose_metric(metric, population[0].config, setup)
+    config = population[0].config
+    every = selection.in_updates(config)
+    chunked = dataclasses.replace(config, updates_per_chunk=config.updates_per_chunk or every)  # scores: of the last
+    setup = population_setup([dataclasses.replace(population[0], config=chunked)], trust)
+    metric = choose_metric(metric, config, setup)
     require(metric is not None, "metric", metric, "set, for example to POLICY/episode_return, to compare members")
     asked = {
-        "mode": "pbt", "config": yaml.safe_load(dump_config(base)), "metric": metric, "members": members,
+        "mode": "pbt", "config": plain_config(base), "metric": metric, "members": members,
         "values": {name: own if isinstance(own, list) else str(own) for name, own in settings.items()},
         "selection": {**dataclasses.asdict(selection), "factors": list(selection.factors)},
     }  # fmt: skip
-    with open_host(workdir, devices or most_devices(members), 0, quiet, stop, trust, population, callbacks) as host:
-        require(members % host.num_devices == 0, "members", members, f"divisible by {host.num_devices} (devices)")
-        with begun(host.workdir, asked, resume, host.say):
-            announce_members(host, population, 1)
-            between = make_between(setup, selection, every, bounds, metric, host.num_devices)
-            return train_population(host, setup, population, between, every, list(bounds))
-
-
-def with_chunks_of(member: Member, every: int) -> Member:
-    """Returns a member whose chunks, where nobody says how long, last from one selection to the next: scores are of
-    the last chunk."""
-    size = member.config.updates_per_chunk or every
-    return dataclasses.replace(member, config=dataclasses.replace(member.config, updates_per_chunk=size))
+    num_devices = choose_num_devices(devices or most_devices(members))
+    require(members % num_devices == 0, "members", members, f"divisible by {num_devices} (devices)")
+    with open_host(workdir, asked, resume, num_devices, 0, quiet, stop, trust, population, callbacks) as host:
+        announce_members(host, population, 1)
+        between = make_between(setup, selection, every, bounds, metric, num_devices)
+        return train_population(host, setup, population, between, every, list(bounds))
 
 
 def bounds_of(settings: Mapping[str, Values]) -> Bounds:
     """Returns the ends of what each field may become; fields of one value are not among them."""
     bounds = {}
-    for name, values in settings.items():
-        if isinstance(values, list) and len(values) == 1:
-            continue
+    for name in varying(settings):
+        values = settings[name]
         numbers = [values.low, values.high] if isinstance(values, Range) else values
         plain = all(isinstance(number, (int, float)) and not isinstance(number, bool) for number in numbers)
         real = plain and not (isinstance(values, Range) and values.kind == "int")
         require(real, name, values if isinstance(values, list) else str(values), "numbers, or log:LOW:HIGH, with --pbt")
         bounds[name] = (float(min(numbers)), float(max(numbers)))
-    require(bounds, "values", dict(settings), "several values or a range of at least one field, for --pbt to change")
     return bounds
 
 
@@ -274,7 +265,7 @@ def train_population(
     turns = prepare_turns(host, programs, folder, population, 0, setup.config.num_updates)
     size = turns[0].size
     require(len(turns) == 1, "members", len(population), f"at most {size}, the members that fit in memory")
-    with members_bar(host, population, turns[0].rows) as advance:
+    with members_bar(host, population, folder) as advance:
         finished = train_turn(programs, turns[0], host.stop, advance, host.say, between=between, every=every)
     rows = turns[0].rows
     front = ("member", "updates", "env_steps", *names, "score", "parent")

@@ -13,10 +13,8 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 
 from wdjax.checks import require, require_integer
-from wdjax.experiments.sweep.folder import begun
 from wdjax.experiments.sweep.halving import Batches, Halving, train_batch
 from wdjax.experiments.sweep.members import (
     Member,
@@ -28,18 +26,18 @@ from wdjax.experiments.sweep.members import (
     make_members,
     make_seeds,
     parse_values,
+    varying,
 )
 from wdjax.experiments.sweep.optuna_study import Study, Trial, open_study, require_optuna
 from wdjax.experiments.sweep.population import population_setup
 from wdjax.experiments.sweep.rounds import export_member
-from wdjax.experiments.sweep.session import Host, announce_members, choose_metric, open_host, shown_metrics
-from wdjax.experiments.sweep.table import best_member, draw_curves, last_known, point_words, write_table
+from wdjax.experiments.sweep.session import Host, announce_members, choose_metric, open_host, write_curves
+from wdjax.experiments.sweep.table import best_member, last_known, point_words, write_table
 from wdjax.train.config.schema import TrainConfig
 from wdjax.train.host.callbacks import Callback
 from wdjax.train.host.loop import Row
-from wdjax.train.host.plots import without_picture
 from wdjax.train.load import change_config
-from wdjax.train.storage.folder import dump_config, read_json, require_fields, write_whole
+from wdjax.train.storage.folder import plain_config, read_json, require_fields, write_whole
 
 
 def search(
@@ -96,8 +94,8 @@ def search(
     require(metric is not None, "metric", metric, "set, for example to POLICY/episode_return, to compare trials")
     question = study_question(base, metric, seeds, settings, halving)
     asked = {"mode": "search", **question, "batch": batch, "storage": storage, "study": study}
-    opened = open_host(workdir, devices, members_at_once, quiet, stop, trust, possible, callbacks)
-    with opened as host, begun(host.workdir, asked, resume, host.say):
+    opened = open_host(workdir, asked, resume, devices, members_at_once, quiet, stop, trust, possible, callbacks)
+    with opened as host:
         own = open_study(storage, study, host.workdir, settings, question, base.seed)
         return run_trials(host, own, base, seeds, trials, batch, halving, metric)
 
@@ -107,7 +105,7 @@ def study_question(
 ) -> dict[str, Any]:
     """Returns what all workers of a study must have asked alike, as YAML holds it."""
     return {
-        "config": yaml.safe_load(dump_config(base)), "metric": metric, "seeds": seeds,
+        "config": plain_config(base), "metric": metric, "seeds": seeds,
         "values": {name: own if isinstance(own, list) else str(own) for name, own in settings.items()},
         "halving": dataclasses.asdict(halving) if halving else None,
     }  # fmt: skip
@@ -123,8 +121,7 @@ def check_values(base: TrainConfig, settings: Mapping[str, Values], seeds: Seque
         name: [values.low, values.high] if isinstance(values, Range) else values for name, values in settings.items()
     }
     first = {name: values[0] for name, values in several.items()}
-    varied = any(len(values) > 1 for values in several.values())
-    require(varied, "values", dict(settings), "several values or a range of at least one field, to search over")
+    varying(settings)
     points = [first] + [{**first, name: value} for name, values in several.items() for value in values[1:]]
     return make_members(base, points, seeds)
 
@@ -211,17 +208,12 @@ def conclude(host: Host, study: Study, members: Sequence[Member], rows: Sequence
     write_table(host.workdir, table)
     host.say(f"Wrote {host.workdir}/table.csv, table.jsonl: {len(table)} trials")
     if members:
-        title, shown = f"{members[0].config.env}: {host.workdir.name}", shown_metrics(metric, members[0].config)
-        with without_picture("curves.png", host.say):
-            if curves := draw_curves(host.workdir / "curves.png", members, rows, shown, title):
-                host.say(f"Wrote {curves}: interquartile mean over seeds and 95 % interval")
+        write_curves(host, members, rows, metric)
     best = best_member([row for row in table if row["state"] == "complete"])
     if best is None:
         host.say("No trial has a score, because no episode ended")
         return
-    varied = [name for name, values in study.settings.items() if isinstance(values, Range) or len(values) > 1]
-    words = point_words(best, varied)
-    host.say(f"Best trial: {best['trial']} ({words}), score {best['score']:.2f}")
+    host.say(f"Best trial: {best['trial']} ({point_words(best, varying(study.settings))}), score {best['score']:.2f}")
     known = last_known(rows, metric)
     own = [member for member in members if member.point == best["trial"] and known.get(member.number) is not None]
     if own:

@@ -6,14 +6,17 @@ import json
 import tempfile
 import threading
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from wdjax.checks import require, require_integer, require_known
 from wdjax.console import Console
+from wdjax.experiments.sweep.folder import begun
 from wdjax.experiments.sweep.members import Member
 from wdjax.experiments.sweep.population import choose_num_devices
 from wdjax.experiments.sweep.rounds import Advance, Programs, Turn, make_turns
+from wdjax.experiments.sweep.table import draw_curves
 from wdjax.train.config.schema import TrainConfig
 from wdjax.train.config.trust import with_own
 from wdjax.train.host.callbacks import (
@@ -26,12 +29,14 @@ from wdjax.train.host.callbacks import (
 )
 from wdjax.train.host.loggers import close_loggers
 from wdjax.train.host.loop import Row
+from wdjax.train.host.plots import without_picture
 from wdjax.train.host.programs import telling
 from wdjax.train.host.progress import announce, progress_bar
 from wdjax.train.host.signals import stop_signals
 from wdjax.train.learner.learner import metric_names
 from wdjax.train.state.policy import Setup
 from wdjax.train.storage.folder import read_json, require_fields, write_whole
+from wdjax.train.storage.metrics_log import read_metrics
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,17 +58,20 @@ class Host:
 
 @contextlib.contextmanager
 def open_host(
-    workdir: str | Path | None, devices: int, members_at_once: int, quiet: bool, stop: threading.Event | None,
-    trust: Collection[str], members: Sequence[Member], callbacks: Sequence[Callback | str] = (),
+    workdir: str | Path | None, asked: Mapping[str, Any], resume: bool, devices: int, members_at_once: int,
+    quiet: bool, stop: threading.Event | None, trust: Collection[str], members: Sequence[Member],
+    callbacks: Sequence[Callback | str],
 ) -> Iterator[Host]:  # fmt: skip
-    """Gives the host of a sweep; without a workdir, in a folder that is removed afterwards.
+    """Yield the host of a sweep that is begun or resumed in its folder; without one, in a temporary folder.
 
     Args:
+        asked, resume: as for `begun`.
         trust, members: of modules, these and those that these members' configurations name are trusted.
         callbacks: closed at the end.
 
     Raises:
         ValueError, TypeError: for a number that cannot be, before anything is written.
+        FileExistsError, OSError: as `begun`.
     """
     require_integer("members_at_once", members_at_once, 0)
     require_integer("devices", devices, 0)
@@ -75,6 +83,7 @@ def open_host(
         own = {module for member in members for module in with_own(trust, member.config)}
         host = Host(folder, console, stop, num_devices, members_at_once, own, callbacks)
         stack.enter_context(telling(host.say))
+        stack.enter_context(begun(folder, asked, resume, host.say))
         yield host
 
 
@@ -92,10 +101,15 @@ def choose_metric(metric: str | None, config: TrainConfig, setup: Setup) -> str 
     return metric
 
 
-def shown_metrics(metric: str | None, config: TrainConfig) -> list[str]:
-    """Returns what curves show: the metric, or the return of every policy that learns."""
-    learning = [f"{name}/episode_return" for name, policy in config.policies.items() if policy.trainable]
-    return [metric] if metric else learning or [f"{name}/episode_return" for name in config.policies]
+def write_curves(host: Host, members: Sequence[Member], rows: Sequence[Row], metric: str | None) -> None:
+    """Draw curves.png: the metric, or the return of every policy that learns."""
+    config = members[0].config
+    shown = [name for name, policy in config.policies.items() if policy.trainable] or config.policies
+    metrics = [metric] if metric else [f"{name}/episode_return" for name in shown]
+    title = f"{config.env}: {host.workdir.name}"
+    with without_picture("curves.png", host.say):
+        if curves := draw_curves(host.workdir / "curves.png", members, rows, metrics, title):
+            host.say(f"Wrote {curves}: interquartile mean over seeds and 95 % interval")
 
 
 def prepare_turns(
@@ -118,15 +132,16 @@ def prepare_turns(
 
 
 @contextlib.contextmanager
-def members_bar(host: Host, members: Sequence[Member], rows: Sequence[Row]) -> Iterator[Advance]:
+def members_bar(host: Host, members: Sequence[Member], turns: Path) -> Iterator[Advance]:
     """Shows env steps of all members together, of how many, and per second; gives what to call with every chunk, which
     tells the callbacks, too.
 
     Args:
-        rows: what was done before.
+        turns: folder of their turns, whose metrics.jsonl tell what was done before.
     """
     per_update = {member.number: member.config.env_steps_per_update for member in members}
-    done = {row["member"]: row["env_steps"] for row in rows}
+    files = sorted(turns.rglob("metrics.jsonl"))
+    done = {row["member"]: row["env_steps"] for file in files for row in read_metrics(file)}
     total = sum(member.config.num_updates * member.config.env_steps_per_update for member in members)
     folder = host.workdir / "members"
     runs = {own.number: MemberRun(folder / f"{own.number:03d}", own.config, host.stop) for own in members}

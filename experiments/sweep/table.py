@@ -30,9 +30,7 @@ def final_table(members: Sequence[Member], rows: Sequence[Row], metric: str | No
 
     The score is the metric's last known value: in a chunk in which no episode ends there is none.
     """
-    last: dict[int, Row] = {}
-    for row in rows:
-        last[row["member"]] = row
+    last = {row["member"]: row for row in rows}
     scores = last_known(rows, metric) if metric else {}
     table = []
     for member in members:
@@ -60,20 +58,16 @@ def best_member(table: Sequence[Row]) -> Row | None:
     return max(scored, key=lambda row: row["score"]) if scored else None
 
 
-def write_table(workdir: Path, table: Sequence[Row], name: str = "table") -> None:
+def write_table(workdir: Path, table: Sequence[Row]) -> None:
     """Writes table.csv, a field without a number empty and lists as JSON, and table.jsonl, an object a line."""
     names = list(dict.fromkeys(name for row in table for name in row))
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, names, restval="", lineterminator="\n")
     writer.writeheader()
-    for row in table:
-        writer.writerow({key: _csv_value(value) for key, value in row.items()})
-    write_whole(workdir / f"{name}.csv", text.getvalue())
-    write_whole(workdir / f"{name}.jsonl", "".join(json.dumps(row) + "\n" for row in table))
-
-
-def _csv_value(value: Any) -> Any:
-    return json.dumps(value) if isinstance(value, (dict, list, tuple)) else "" if value is None else value
+    as_json = lambda value: json.dumps(value) if isinstance(value, (dict, list, tuple)) else value  # noqa: E731
+    writer.writerows({name: as_json(value) for name, value in row.items()} for row in table)
+    write_whole(workdir / "table.csv", text.getvalue())
+    write_whole(workdir / "table.jsonl", "".join(json.dumps(row) + "\n" for row in table))
 
 
 def read_table(workdir: str | Path) -> list[Row]:

@@ -387,7 +387,7 @@ def test_loggers_hold_one_turn_open(config, tmp_path):
 
     ended, own, members = [], Counts(), make_members(config, [{}], range(4))
     host = Host(tmp_path, Console(quiet=True), threading.Event(), 1, 0, set(), (own, lambda run, row: None))
-    with members_bar(host, members, []) as advance:
+    with members_bar(host, members, tmp_path) as advance:
         for pair in ((0, 1), (0, 1), (2, 3)):
             advance([{"member": i, "updates": 1, "env_steps": 1} for i in pair])
     assert ended == ["000", "001"]
