@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from wdjax.experiments.sweep.members import (
-    Group,
     Member,
     Point,
     as_config,
@@ -17,14 +16,14 @@ from wdjax.experiments.sweep.members import (
     parse_values,
 )
 from wdjax.experiments.sweep.population import population_setup
-from wdjax.experiments.sweep.rounds import Programs, Turn, export_member, train_turn
+from wdjax.experiments.sweep.rounds import Programs, export_member
 from wdjax.experiments.sweep.session import (
     Host,
     announce_members,
     choose_metric,
     members_bar,
     open_host,
-    prepare_turns,
+    train_turns,
     write_curves,
 )
 from wdjax.experiments.sweep.table import (
@@ -38,7 +37,6 @@ from wdjax.experiments.sweep.table import (
 from wdjax.train.config.schema import TrainConfig
 from wdjax.train.host.callbacks import Callback
 from wdjax.train.host.loop import Row
-from wdjax.train.state.policy import Setup
 from wdjax.train.storage.folder import plain_config
 
 
@@ -91,29 +89,17 @@ def sweep(
     opened = open_host(workdir, asked, resume, devices, members_at_once, quiet, stop, trust, members, callbacks)
     with opened as host:
         announce_members(host, members, len(groups))
-        rows = train_groups(host, groups, setups, members, metric)
-        table = final_table(members, rows, metric)
+        programs = (Programs(setup, host.num_devices) for setup in setups)  # one at a time: they hold memory
+        turns = []
+        with members_bar(host, members, host.workdir / "groups") as advance:
+            for turn in train_turns(host, host.workdir / "groups", zip(groups, programs, strict=True), advance):
+                turns.append(turn)
+                rows = [row for turn in turns for row in turn.rows]
+                table = final_table(members, rows, metric)
+                write_table(host.workdir, table)
         if not host.stop.is_set():
             conclude(host, members, rows, table, metric)
     return table
-
-
-def train_groups(
-    host: Host, groups: Sequence[Group], setups: Sequence[Setup], members: Sequence[Member], metric: str | None
-) -> list[Row]:
-    """Trains all groups, one after the other, in turns; writes the table after each. Returns the rows of all chunks."""
-    turns: list[Turn] = []
-    with members_bar(host, members, host.workdir / "groups") as advance:
-        for group, setup in zip(groups, setups, strict=True):
-            programs, folder = Programs(setup, host.num_devices), host.workdir / "groups" / f"{group.number:03d}"
-            for turn in prepare_turns(host, programs, folder, group.members, 0, setup.config.num_updates):
-                turns.append(turn)
-                finished = train_turn(programs, turn, host.stop, advance, host.say)
-                rows = [row for turn in turns for row in turn.rows]
-                write_table(host.workdir, final_table(members, rows, metric))
-                if not finished:
-                    return rows
-    return rows
 
 
 def conclude(

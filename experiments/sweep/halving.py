@@ -5,15 +5,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from wdjax.checks import require_integer
 from wdjax.experiments.sweep.members import Group, Member, make_groups
 from wdjax.experiments.sweep.optuna_study import Trial
-from wdjax.experiments.sweep.population import member_sharding, population_setup
-from wdjax.experiments.sweep.rounds import Advance, Programs, Turn, load_states, train_turn
-from wdjax.experiments.sweep.session import Host, members_bar, prepare_turns
+from wdjax.experiments.sweep.population import population_setup
+from wdjax.experiments.sweep.rounds import Programs
+from wdjax.experiments.sweep.session import Host, members_bar, train_turns
 from wdjax.experiments.sweep.table import last_known
 from wdjax.train.host.loop import Row
 
@@ -72,10 +71,12 @@ def train_batch(
     with members_bar(batches.host, members, folder / "rungs") as advance:
         for rung in range(num_rungs):
             going = [member for member in members if member.point in alive]
-            finished, new = train_rung(batches, folder, rung, going, halving, turns, advance)
+            groups = ((group, batches.programs_of(group)) for group in make_groups(going))
+            span = lambda num_updates, rung=rung: [0, *rung_ends(num_updates, halving)][rung : rung + 2]  # noqa: E731
+            new = train_turns(batches.host, folder / "rungs" / f"{rung}", groups, advance, span, before=tuple(turns))
             turns += new
             rows = [row for turn in turns for row in turn.rows]
-            if not finished:
+            if not turns[-1].finished:
                 return None, rows
             scores |= trial_scores(going, rows, metric)
             for trial in alive:
@@ -85,35 +86,6 @@ def train_batch(
                 alive = survivors(alive, scores, halving.reduction)
     ended = [Trial(trial, scores[trial], trial not in alive, tuple(reached[trial])) for trial in trials]
     return ended, rows
-
-
-def train_rung(
-    batches: Batches, folder: Path, rung: int, members: Sequence[Member], halving: Halving | None,
-    before: Sequence[Turn], advance: Advance,
-) -> tuple[bool, list[Turn]]:  # fmt: skip
-    """Trains members from the end of the last rung to the end of this one. Returns (whether to the end, the turns).
-
-    Args:
-        before: the turns of all rungs so far.
-    """
-    host, turns = batches.host, []
-    for group in make_groups(members):
-        programs = batches.programs_of(group)
-        ends = [0, *rung_ends(programs.setup.config.num_updates, halving)]
-        own = folder / "rungs" / f"{rung}" / f"{group.number:03d}"
-        if ends[rung] == ends[rung + 1]:  # a run of few updates
-            continue
-        for turn in prepare_turns(host, programs, own, group.members, ends[rung], ends[rung + 1]):
-
-            def go_on(turn: Turn = turn, programs: Programs = programs) -> Any:
-                wanted = [member.number for member in turn.padded]
-                states = load_states(programs.setup, before, wanted)
-                return jax.device_put(states, member_sharding(host.num_devices))
-
-            turns.append(turn)
-            if not train_turn(programs, turn, host.stop, advance, host.say, start=go_on if rung and before else None):
-                return False, turns
-    return True, turns
 
 
 def trial_scores(members: Sequence[Member], rows: Sequence[Row], metric: str) -> dict[int, float | None]:

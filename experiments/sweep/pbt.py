@@ -248,11 +248,10 @@ def make_between(
             known = jnp.array([-jnp.inf if score is None else score for score in scores], jnp.float32)
             states, chosen = step(jax.random.fold_in(own_key, done), states, known)
             parents = [None if parent == i else parent for i, parent in enumerate(np.asarray(chosen).tolist())]
-        noted = [
-            {"score": score, **{name: column[i] for name, column in used.items()}, "parent": parent}
-            for i, (score, parent) in enumerate(zip(scores, parents, strict=True))
+        return states, [
+            row | {"score": scores[i], **{name: column[i] for name, column in used.items()}, "parent": parents[i]}
+            for i, row in enumerate(rows)
         ]
-        return states, [row | note for row, note in zip(rows, noted, strict=True)]
 
     return between
 
@@ -266,13 +265,13 @@ def train_population(
     size = turns[0].size
     require(len(turns) == 1, "members", len(population), f"at most {size}, the members that fit in memory")
     with members_bar(host, population, folder) as advance:
-        finished = train_turn(programs, turns[0], host.stop, advance, host.say, between=between, every=every)
+        train_turn(programs, turns[0], host.stop, advance, host.say, between=between, every=every)
     rows = turns[0].rows
     front = ("member", "updates", "env_steps", *names, "score", "parent")
     table = [{name: row[name] for name in front} | row for row in rows]
     write_table(host.workdir, table)
     host.say(f"Wrote {host.workdir}/table.csv, table.jsonl")
-    if not finished:
+    if not turns[0].finished:
         return table
     title = f"{setup.config.env}: {host.workdir.name}"
     with without_picture("curves.png", host.say):

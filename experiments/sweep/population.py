@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
-from wdjax.checks import require
+from wdjax.checks import require_integer
 from wdjax.experiments.sweep.members import Member, hypers_of
 from wdjax.train.host.chunks import with_lines
 from wdjax.train.host.programs import Program, compiler_options, finish_chunk, lower_updates, plain_where_kernels_fail
@@ -32,10 +32,10 @@ def choose_num_devices(devices: int) -> int:
     """Returns on how many devices members are spread: `devices`, or all there are (a CPU counts as one).
 
     Raises:
-        ValueError: for more than there are.
+        ValueError, TypeError: for more than there are, or no whole number.
     """
     there = jax.local_device_count()  # of several processes each has a sweep of its own
-    require(devices >= 0, "devices", devices, "at least 0 (0: all)")
+    require_integer("devices", devices, 0)
     require_devices(devices, there)
     return devices or (1 if jax.default_backend() == "cpu" else there)
 

@@ -6,6 +6,7 @@ the empty file `finished`. A turn that was killed goes on from its newest checkp
 
 import contextlib
 import dataclasses
+import functools
 import json
 import shutil
 import threading
@@ -24,6 +25,7 @@ from wdjax.experiments.sweep.population import (
     compile_population,
     even_size,
     init_population,
+    member_sharding,
 )
 from wdjax.files import make_folder_inside, read_text, write_text
 from wdjax.train.config.reading import read_yaml
@@ -65,15 +67,11 @@ class Programs:
     num_devices: int = 1
     compiled: dict[int, Program] = dataclasses.field(default_factory=dict)  # by members
 
-    @property
-    def most(self) -> int:
-        """Updates of a chunk."""
-        return most_updates(self.setup.config)
-
     def of(self, states: TrainState, size: int) -> Program:
         """Returns the program of so many members, whose states are like these."""
         if size not in self.compiled:
-            self.compiled[size], _ = compile_population(self.setup, states, self.most, self.num_devices)
+            most = most_updates(self.setup.config)
+            self.compiled[size], _ = compile_population(self.setup, states, most, self.num_devices)
         return self.compiled[size]
 
     def fit(self, members: Sequence[Member], at_once: int) -> int:
@@ -120,32 +118,18 @@ class Turn:
         return read_metrics(file) if file.exists() else []
 
 
-def make_turns(folder: Path, members: Sequence[Member], size: int, first: int, last: int) -> list[Turn]:
-    """Returns the turns in which members go, `size` at once."""
-    starts = range(0, len(members), size)
-    return [
-        Turn(folder / f"{number:03d}", tuple(members[i : i + size]), size, first, last)
-        for number, i in enumerate(starts)
-    ]
-
-
-def no_change(states: TrainState | None, rows: list[Row], before: list[Row]) -> tuple[TrainState | None, list[Row]]:
-    """What happens between two chunks of a plain sweep: nothing."""
-    return states, rows
-
-
 def train_turn(
     programs: Programs, turn: Turn, stop: threading.Event, advance: Advance, say: Callable[[str], Any],
-    start: Callable[[], TrainState] | None = None, between: Between = no_change, every: int = 0,
-) -> bool:  # fmt: skip
-    """Trains a turn to its end, from where it stood, or until all of its members have reached `stop_at`. Returns false
-    where `stop` ended it before, saved.
+    before: Sequence[Turn] = (), between: Between = lambda states, rows, known: (states, rows), every: int = 0,
+) -> None:  # fmt: skip
+    """Train a turn until its end, until all of its members have reached `stop_at`, or until `stop`. Then it is saved,
+    and not `finished`.
 
     Args:
         stop: looked at after every chunk.
         advance: called with the rows of every chunk.
         say: told what was found damaged or lost, and which members have bad numbers.
-        start: makes the first states, [size, ...]; None: those of new runs.
+        before: turns from whose last states the members go on; none: new runs.
         between: (states, rows, rows of the chunk before) after a chunk -> (states, rows) that go on and are written.
         every: updates after which a chunk ends, too; then `between` is given the states and may change them. 0: it
             sees rows only.
@@ -155,12 +139,13 @@ def train_turn(
     """
     write_members(turn)
     if is_done(turn, say):
-        return True
+        return
     setup = programs.setup
     with contextlib.ExitStack() as stack:
         checkpoints = stack.enter_context(open_checkpoints(turn.folder / "checkpoints", KEPT))
         if checkpoints.latest_step() is None:
-            states = start() if start else init_population(setup, turn.padded, programs.num_devices)
+            start = functools.partial(load_states, before) if before else init_population
+            states = start(setup, turn.padded, programs.num_devices)
             done, size = turn.first, 0
         else:
             like = abstract_population(setup, turn.members, turn.size, programs.num_devices)
@@ -168,24 +153,22 @@ def train_turn(
             size = host["metrics_size"]
         log = stack.enter_context(open_log(turn.folder / "metrics.jsonl", size, say))
         last = [row for row in turn.rows[-len(turn.members) :] if row["updates"] == done]
-        before = last if len(last) == len(turn.members) else []  # else lines are lost
+        known = last if len(last) == len(turn.members) else []  # else lines are lost
         there = members_there(setup, turn.rows, changing=every > 0)
 
         def judge(chunk: Chunk) -> Outcome:
-            nonlocal before
-            states, before = between(chunk.state, member_rows(turn, setup, chunk.done, chunk.parts), before)
-            there.update(members_there(setup, before, changing=every > 0))
+            nonlocal known
+            states, known = between(chunk.state, member_rows(turn, setup, chunk.done, chunk.parts), known)
+            there.update(members_there(setup, known, changing=every > 0))
             if bad := bad_members(turn, setup, chunk.parts):
                 say(bad)
-            return Outcome(before, states)
+            return Outcome(known, states)
 
         program = programs.of(states, turn.size)
         job = Job(setup.config, turn.last, program, checkpoints, log, judge, advance, also=every, alone=False)
         _, done = train_chunks(job, states, done, lambda: stop.is_set() or len(there) == len(turn.members))
-    ended = done >= turn.last or len(there) == len(turn.members)
-    if ended:
+    if done >= turn.last or len(there) == len(turn.members):
         write_text(turn.folder / "finished", "")  # the checkpoints are closed: what is in them is on the disk
-    return ended
 
 
 def members_there(setup: Setup, rows: Sequence[Row], changing: bool) -> set[int]:
@@ -264,8 +247,9 @@ def read_states(folder: Path, like: TrainState) -> TrainState:
         return restore(checkpoints, checkpoints.latest_step(), like)[0]
 
 
-def load_states(setup: Setup, turns: Sequence[Turn], wanted: Sequence[int]) -> TrainState:
-    """Returns the newest states of members, by number and in this order, [wanted, ...], on the first device."""
+def load_states(turns: Sequence[Turn], setup: Setup, members: Sequence[Member], num_devices: int) -> TrainState:
+    """Return the newest states of members in earlier turns, [members, ...]."""
+    wanted = [member.number for member in members]
     of_member: dict[int, TrainState] = {}
     for turn in reversed(turns):
         missing = set(wanted) - of_member.keys()
@@ -273,7 +257,8 @@ def load_states(setup: Setup, turns: Sequence[Turn], wanted: Sequence[int]) -> T
         if places:
             states = read_states(turn.folder, abstract_population(setup, turn.members, turn.size, 1))
             of_member |= {number: jax.tree.map(lambda leaf, i=i: leaf[i], states) for number, i in places.items()}
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *(of_member[number] for number in wanted))
+    states = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(of_member[number] for number in wanted))
+    return jax.device_put(states, member_sharding(num_devices))
 
 
 def find_turn(workdir: Path, number: int) -> tuple[Path, dict[str, Any], int]:

@@ -193,12 +193,11 @@ def fitting_trials(
 
 def trial_members(base: TrainConfig, proposed: Sequence[tuple[int, Point]], seeds: Sequence[int]) -> list[Member]:
     """Returns the members of a batch: numbers and points are those of the study's trials."""
-    members = make_members(base, [values for _, values in proposed], seeds)
-    numbers = [number for number, _ in proposed for _ in seeds]
-    places = [place for _ in proposed for place in range(len(seeds))]
+    trials = [number for number, _ in proposed]
+    members = [(trials[own.point], own) for own in make_members(base, [values for _, values in proposed], seeds)]
     return [
-        dataclasses.replace(member, number=number * len(seeds) + place, point=number)
-        for member, number, place in zip(members, numbers, places, strict=True)
+        dataclasses.replace(own, number=trial * len(seeds) + own.number % len(seeds), point=trial)
+        for trial, own in members
     ]
 
 

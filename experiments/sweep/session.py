@@ -6,16 +6,16 @@ import json
 import tempfile
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from wdjax.checks import require, require_integer, require_known
 from wdjax.console import Console
 from wdjax.experiments.sweep.folder import begun
-from wdjax.experiments.sweep.members import Member
+from wdjax.experiments.sweep.members import Group, Member
 from wdjax.experiments.sweep.population import choose_num_devices
-from wdjax.experiments.sweep.rounds import Advance, Programs, Turn, make_turns
+from wdjax.experiments.sweep.rounds import Advance, Programs, Turn, train_turn
 from wdjax.experiments.sweep.table import draw_curves
 from wdjax.train.config.schema import TrainConfig
 from wdjax.train.config.trust import with_own
@@ -74,7 +74,6 @@ def open_host(
         FileExistsError, OSError: as `begun`.
     """
     require_integer("members_at_once", members_at_once, 0)
-    require_integer("devices", devices, 0)
     num_devices, console = choose_num_devices(devices), Console(quiet=quiet)
     with contextlib.ExitStack() as stack:
         stack.callback(close_callbacks, callbacks := make_callbacks(callbacks))
@@ -128,7 +127,32 @@ def prepare_turns(
         size = programs.fit(members, host.members_at_once)
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(file, json.dumps({"members_at_once": size}) + "\n")
-    return make_turns(folder, members, size, first, last)
+    starts = range(0, len(members), size)
+    return [
+        Turn(folder / f"{number:03d}", tuple(members[i : i + size]), size, first, last)
+        for number, i in enumerate(starts)
+    ]
+
+
+def train_turns(
+    host: Host, folder: Path, groups: Iterable[tuple[Group, Programs]], advance: Advance,
+    span: Callable[[int], Sequence[int]] = lambda num_updates: (0, num_updates), before: Sequence[Turn] = (),
+) -> Iterator[Turn]:  # fmt: skip
+    """Train groups one after the other, in turns. Yield each turn once it is done, or stopped: then it is the last.
+
+    Args:
+        span: the updates of a run -> (updates done before, updates done afterwards).
+        before: turns from whose last states the members go on; none: new runs.
+    """
+    for group, programs in groups:
+        first, last = span(programs.setup.config.num_updates)
+        if first == last:  # a rung of a run of few updates
+            continue
+        for turn in prepare_turns(host, programs, folder / f"{group.number:03d}", group.members, first, last):
+            train_turn(programs, turn, host.stop, advance, host.say, before)
+            yield turn
+            if not turn.finished:
+                return
 
 
 @contextlib.contextmanager

@@ -100,13 +100,15 @@ def test_the_bar_of_a_search_with_halving_ends_full(tmp_path, monkeypatch):
     config, rungs = load_config("cartpole_ppo"), halving.Halving(4, 2)
     points = [{"policies.agent.learning_rate": 0.001 * (1 + number)} for number in range(16)]
 
-    def train_rung(batches, folder, rung, members, halving_, before, advance):
-        updates = halving.rung_ends(config.num_updates, halving_)[rung]
-        rows = [{"member": own.number, "updates": updates, "score": float(own.number)} for own in members]
+    def train_turns(host, folder, groups, advance, span, before):
+        ((group, _),) = groups
+        updates = span(config.num_updates)[1]
+        rows = [{"member": own.number, "updates": updates, "score": float(own.number)} for own in group.members]
         advance(rows)
-        return True, [SimpleNamespace(rows=rows)]
+        yield SimpleNamespace(rows=rows, finished=True)
 
-    monkeypatch.setattr(halving, "train_rung", train_rung)
+    monkeypatch.setattr(halving, "train_turns", train_turns)
+    monkeypatch.setattr(halving, "population_setup", lambda *_: None)
     host, text = quiet_host(tmp_path)
     halving.train_batch(halving.Batches(host), tmp_path, make_members(config, points, [0]), rungs, "score")
     ((done, total),) = re.findall(r"([\d,]+) of ([\d,]+) env steps", text.getvalue())[-1:]
