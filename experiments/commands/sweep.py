@@ -140,7 +140,6 @@ def run_sweep(preset: str, arguments: SweepArguments, stop: threading.Event) -> 
         ValueError, TypeError, OSError, ImportError: in one sentence, before anything runs.
     """
     require(arguments.search >= 0, "--search", arguments.search, "at least 0 (0: no search)")
-    require(arguments.pbt >= 0, "--pbt", arguments.pbt, "at least 0 (0: no population-based training)")
     require(not (arguments.search and arguments.pbt), "--pbt", arguments.pbt, "omitted with --search")
     require_own_options(arguments)
     config = load_config(preset, trust=arguments.trust)
@@ -154,9 +153,9 @@ def run_sweep(preset: str, arguments: SweepArguments, stop: threading.Event) -> 
         kinds.sweep(config, settings, arguments.seeds, points, members_at_once=arguments.members_at_once, **common)
         return
     mode = "--search" if arguments.search else "--pbt"
-    require(arguments.search or arguments.pbt >= 2, "--pbt", arguments.pbt, "at least 2 members")
     require(not points, "--point", points[:1], f"omitted with {mode}. Use --set FIELD=VALUES")
     if arguments.pbt:
+        require(arguments.pbt >= 2, "--pbt", arguments.pbt, "at least 2 members (0: no population-based training)")
         require(arguments.seeds == 1, "--seeds", arguments.seeds, "1 with --pbt: every member has a different seed")
         require(not arguments.members_at_once, "--members-at-once", arguments.members_at_once, "omitted with --pbt")
         selection = Selection(

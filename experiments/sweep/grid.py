@@ -79,7 +79,7 @@ def sweep(
     members = make_members(base, make_points(settings, points), make_seeds(seeds, base.seed))
     groups = make_groups(members)
     setups = [population_setup(group.members, trust) for group in groups]
-    metric = choose_metric(metric, members[0].config, setups[0])
+    metric = choose_metric(metric, members[0].config, setups[0], needed=False)
     asked = {
         "mode": "grid",
         "config": plain_config(base),

@@ -54,7 +54,6 @@ class Member:
 class Group:
     """Members that differ only in what is traced: one program runs all of them."""
 
-    number: int
     members: tuple[Member, ...]
     static: Any  # what its program is made from
 
@@ -206,8 +205,7 @@ def make_groups(members: Sequence[Member]) -> list[Group]:
             programs.append(program)
             chosen.append([])
         chosen[programs.index(program)] += seeds
-    numbered = enumerate(zip(chosen, programs, strict=True))
-    return [Group(number, tuple(own), program) for number, (own, program) in numbered]
+    return [Group(tuple(own), program) for own, program in zip(chosen, programs, strict=True)]
 
 
 def hypers_of(config: TrainConfig) -> dict[str, Hypers]:

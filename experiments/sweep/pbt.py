@@ -107,7 +107,6 @@ def evolve(
     chunked = dataclasses.replace(config, updates_per_chunk=config.updates_per_chunk or every)  # scores: of the last
     setup = population_setup([dataclasses.replace(population[0], config=chunked)], trust)
     metric = choose_metric(metric, config, setup)
-    require(metric is not None, "metric", metric, "set, for example to POLICY/episode_return, to compare members")
     asked = {
         "mode": "pbt", "config": plain_config(base), "metric": metric, "members": members,
         "values": {name: own if isinstance(own, list) else str(own) for name, own in settings.items()},

@@ -164,8 +164,10 @@ def train_turn(
                 say(bad)
             return Outcome(known, states)
 
-        program = programs.of(states, turn.size)
-        job = Job(setup.config, turn.last, program, checkpoints, log, judge, advance, also=every, alone=False)
+        job = Job(
+            setup.config, turn.last, programs.of(states, turn.size), checkpoints, log, judge, advance, also=every,
+            alone=False,
+        )  # fmt: skip
         _, done = train_chunks(job, states, done, lambda: stop.is_set() or len(there) == len(turn.members))
     if done >= turn.last or len(there) == len(turn.members):
         write_text(turn.folder / "finished", "")  # the checkpoints are closed: what is in them is on the disk

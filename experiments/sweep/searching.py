@@ -91,7 +91,6 @@ def search(
     goals = next((own.config.stop_at for own in possible if own.config.stop_at), None)
     require(not (halving and goals), "stop_at", goals, words)
     metric = choose_metric(metric, possible[0].config, population_setup(possible[:1]))
-    require(metric is not None, "metric", metric, "set, for example to POLICY/episode_return, to compare trials")
     question = study_question(base, metric, seeds, settings, halving)
     asked = {"mode": "search", **question, "batch": batch, "storage": storage, "study": study}
     opened = open_host(workdir, asked, resume, devices, members_at_once, quiet, stop, trust, possible, callbacks)

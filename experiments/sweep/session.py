@@ -86,13 +86,15 @@ def open_host(
         yield host
 
 
-def choose_metric(metric: str | None, config: TrainConfig, setup: Setup) -> str | None:
-    """Returns the metric by which members are told apart: the one asked for, else `best_metric` of the configuration.
+def choose_metric(metric: str | None, config: TrainConfig, setup: Setup, needed: bool = True) -> str | None:
+    """Return the metric that compares members: the one asked for, else `best_metric` of the configuration.
 
     Raises:
-        ValueError: for one that an update does not report, with the nearest right name; likewise in `stop_at`.
+        ValueError: for one that an update does not report, with the nearest right name; likewise in `stop_at`; and for
+            none where one is `needed`.
     """
     metric = metric or config.best_by
+    require(metric or not needed, "metric", metric, "set, for example to POLICY/episode_return, to compare members")
     known = metric_names(setup) if metric is not None or config.stop_at else []
     require_goals(config.stop_at, known)
     if metric is not None:
@@ -144,11 +146,11 @@ def train_turns(
         span: the updates of a run -> (updates done before, updates done afterwards).
         before: turns from whose last states the members go on; none: new runs.
     """
-    for group, programs in groups:
+    for number, (group, programs) in enumerate(groups):
         first, last = span(programs.setup.config.num_updates)
         if first == last:  # a rung of a run of few updates
             continue
-        for turn in prepare_turns(host, programs, folder / f"{group.number:03d}", group.members, first, last):
+        for turn in prepare_turns(host, programs, folder / f"{number:03d}", group.members, first, last):
             train_turn(programs, turn, host.stop, advance, host.say, before)
             yield turn
             if not turn.finished:
@@ -163,7 +165,6 @@ def members_bar(host: Host, members: Sequence[Member], turns: Path) -> Iterator[
     Args:
         turns: folder of their turns, whose metrics.jsonl tell what was done before.
     """
-    per_update = {member.number: member.config.env_steps_per_update for member in members}
     files = sorted(turns.rglob("metrics.jsonl"))
     done = {row["member"]: row["env_steps"] for file in files for row in read_metrics(file)}
     total = sum(member.config.num_updates * member.config.env_steps_per_update for member in members)
@@ -174,7 +175,7 @@ def members_bar(host: Host, members: Sequence[Member], turns: Path) -> Iterator[
 
         def advance(rows: list[Row]) -> None:
             nonlocal going
-            done.update({row["member"]: row["updates"] * per_update[row["member"]] for row in rows})
+            done.update({row["member"]: row["env_steps"] for row in rows})
             steps = sum(done.values())
             rate = (steps - before) / (time.perf_counter() - clock)
             words = f"{steps:,} of {total:,} env steps ({rate:,.0f}/s), {len(done)} of {len(members)} members started"

@@ -103,7 +103,8 @@ def test_the_bar_of_a_search_with_halving_ends_full(tmp_path, monkeypatch):
     def train_turns(host, folder, groups, advance, span, before):
         ((group, _),) = groups
         updates = span(config.num_updates)[1]
-        rows = [{"member": own.number, "updates": updates, "score": float(own.number)} for own in group.members]
+        steps = updates * config.env_steps_per_update
+        rows = [{"member": own.number, "env_steps": steps, "score": float(own.number)} for own in group.members]
         advance(rows)
         yield SimpleNamespace(rows=rows, finished=True)
 
