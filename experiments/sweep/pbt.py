@@ -100,7 +100,7 @@ def evolve(
     require_integer("members", members, 2)
     settings = {name: parse_values(name, several) for name, several in values.items()}
     bounds = bounds_of(settings)
-    population = draw_members(base, settings, bounds, members)
+    population = draw_members(base, settings, members)
     require_traced(population[0].config, bounds)
     config = population[0].config
     every = selection.in_updates(config)
@@ -144,7 +144,7 @@ def require_traced(config: TrainConfig, names: Sequence[str]) -> None:
         require_known("hyperparameter that a run can change", name, traced)
 
 
-def draw_members(base: TrainConfig, settings: Mapping[str, Values], bounds: Bounds, number: int) -> list[Member]:
+def draw_members(base: TrainConfig, settings: Mapping[str, Values], number: int) -> list[Member]:
     """Returns the members at the start, their values drawn from the configuration's seed."""
     columns = {}
     for place, (name, values) in enumerate(settings.items()):

@@ -262,8 +262,8 @@ def test_population_draws_within_its_bounds(config):
     settings = parse_settings([f"{RATE}=log:1e-4:1e-2", "policies.agent.clip=0.1,0.2,0.3", "num_envs=8"])
     bounds = bounds_of(settings)
     assert bounds == {RATE: (1e-4, 1e-2), "policies.agent.clip": (0.1, 0.3)}
-    members = draw_members(config, settings, bounds, 64)
-    assert members == draw_members(config, settings, bounds, 64)
+    members = draw_members(config, settings, 64)
+    assert members == draw_members(config, settings, 64)
     rates, clips = (np.array([member.values[name] for member in members]) for name in bounds)
     assert 1e-4 <= rates.min() < 2e-4
     assert 5e-3 < rates.max() <= 1e-2
