@@ -4,7 +4,7 @@ Agarwal et al., "Deep Reinforcement Learning at the Edge of the Statistical Prec
 rliable computes them. What is drawn is drawn from a fixed seed: the same scores give the same interval.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -12,50 +12,34 @@ LEVEL = 0.95  # of all intervals
 DRAWS = 2_000  # of a bootstrap
 
 
-def interquartile_mean(*tasks: np.ndarray) -> np.ndarray:
-    """Returns the mean of the middle half of all tasks' scores together, along their last axis, [...].
+def interquartile_mean(scores: np.ndarray) -> np.ndarray:
+    """Return the mean of the middle half of scores, [..., seeds] -> [...].
 
     Of n scores floor(n / 4) are left out at either end, as by scipy.stats.trim_mean(scores, 0.25): of fewer than four
     it is the mean.
+    """
+    ordered = np.sort(scores, axis=-1)
+    cut = ordered.shape[-1] // 4
+    return ordered[..., cut : ordered.shape[-1] - cut].mean(axis=-1)
+
+
+def probability_of_improvement(x: np.ndarray, y: np.ndarray) -> float:
+    """Return the probability that a run of X scores higher than one of Y, P(X > Y) + P(X = Y) / 2.
 
     Args:
-        tasks: [..., seeds] each.
+        x, y: [seeds] each.
     """
-    scores = np.sort(np.concatenate(tasks, axis=-1), axis=-1)
-    cut = scores.shape[-1] // 4
-    return scores[..., cut : scores.shape[-1] - cut].mean(axis=-1)
+    pairs = x[:, None], y[None, :]
+    return float((np.greater(*pairs) + 0.5 * np.equal(*pairs)).mean())
 
 
-def probability_of_improvement(*tasks: np.ndarray) -> np.ndarray:
-    """Returns the probability that a run of X scores higher than one of Y, P(X > Y) + P(X = Y) / 2, mean over tasks.
-
-    Args:
-        tasks: [..., seeds] each: those of X, then as many of Y.
-    """
-    half = len(tasks) // 2
-    of_tasks = []
-    for x, y in zip(tasks[:half], tasks[half:], strict=True):
-        difference = x[..., :, None], y[..., None, :]
-        better = np.greater(*difference) + 0.5 * np.equal(*difference)
-        of_tasks.append(better.mean(axis=(-2, -1)))
-    return np.mean(of_tasks, axis=0)
-
-
-def bootstrap_interval(
-    statistic: Callable[..., np.ndarray], tasks: Sequence[Sequence[float] | np.ndarray]
-) -> tuple[float, float]:
-    """Returns the percentile interval of a statistic, by a stratified bootstrap: in each of DRAWS draws every task gets
-    as many of its seeds as it has, with replacement.
-
-    Args:
-        statistic: as the two above, of tasks [DRAWS, seeds] each, to [DRAWS].
-        tasks: of each the scores of its seeds, without NaN.
-    """
+def bootstrap_interval(scores: np.ndarray) -> tuple[float, float]:
+    """Return the percentile interval of the interquartile mean of scores, [seeds] without NaN: in each of DRAWS draws
+    as many of them as there are, with replacement."""
     random = np.random.default_rng(0)
-    arrays = [np.asarray(scores, np.float64) for scores in tasks]
-    drawn = [scores[random.integers(len(scores), size=(DRAWS, len(scores)))] for scores in arrays]
+    drawn = scores[random.integers(len(scores), size=(DRAWS, len(scores)))]
     ends = [(1 - LEVEL) / 2, (1 + LEVEL) / 2]
-    low, high = np.quantile(statistic(*drawn), ends, method="inverted_cdf")  # nothing between infinity and a number
+    low, high = np.quantile(interquartile_mean(drawn), ends, method="inverted_cdf")  # not between infinity and a number
     return float(low), float(high)
 
 
@@ -65,4 +49,4 @@ def interval_of_mean(scores: Sequence[float] | np.ndarray) -> tuple[float, float
     known = np.asarray(scores, np.float64)
     known = known[~np.isnan(known)]
     middle = float(interquartile_mean(known)) if len(known) else np.nan
-    return middle, *(bootstrap_interval(interquartile_mean, [known]) if len(known) > 1 else (np.nan, np.nan))
+    return middle, *(bootstrap_interval(known) if len(known) > 1 else (np.nan, np.nan))
