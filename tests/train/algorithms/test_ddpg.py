@@ -219,7 +219,7 @@ def test_hyperparameters_of_ddpg_are_known_by_name(learner):
     assert changed.hypers["agent"].ddpg.tau == state.hypers["agent"].ddpg.tau
     with pytest.raises(ValueError, match=r"unknown hyperparameter 'agent\.ddpg\.tua': did you mean 'agent\.ddpg\.tau'"):
         with_hypers(state, **{"agent.ddpg.tua": 0.1})
-    with pytest.raises(ValueError, match=r"agent\.ddpg\.tau has shape \(2,\)"):
+    with pytest.raises(ValueError, match=r"shape of agent\.ddpg\.tau = \(2,\)"):
         with_hypers(state, **{"agent.ddpg.tau": jnp.ones(2)})
 
 
