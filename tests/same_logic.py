@@ -69,9 +69,6 @@ class Numbered(ast.NodeTransformer):
         number = sum(map(len, self.names))
         self.names[-1].setdefault(name, f"local{number}")
 
-    def visit_ClassDef(self, node):
-        return self.generic_visit(node)
-
     def scope(self, node):
         is_function = isinstance(node, FUNCTIONS)
         if is_function and len(self.names) > 1:

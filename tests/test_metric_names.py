@@ -58,8 +58,8 @@ def test_fields_of_a_run_are_reserved():
 
 def test_check_env_names_statistics_that_move():
     env = Ledger(("length", "coins"), ratios=(("updates", "length", "coins"),))
-    with pytest.warns(UserWarning, match="updates is a metric of wdjax. Training reports it as user/updates") as told:
+    with pytest.warns(UserWarning, match="updates is already a metric. Training reports it as user/updates") as told:
         wdjax.check_env(env, num_steps=40)
     assert len(told) == 1
-    with pytest.warns(UserWarning, match=f"{LENGTHS[3]} is a metric of wdjax. Training reports it as user/length_std"):
+    with pytest.warns(UserWarning, match=f"{LENGTHS[3]} is already a metric. Training reports it as user/length_std"):
         wdjax.check_env(Ledger(("length_std",)), num_steps=40)

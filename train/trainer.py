@@ -78,8 +78,11 @@ from wdjax.train.storage.switches import require_same_switches, switch_warnings
 
 
 def check_run(learner: Learner, callbacks: Sequence[Callback | str], begun: bool = False) -> tuple[Callback, ...]:
-    """Returns a run's callbacks, made; raises as `Trainer` for what neither its configuration nor its learner tell:
-    callbacks, metrics of stop_at, and runs that policies read, of which one that has `begun` has its own copy."""
+    """Instantiate the callbacks and validate what the configuration alone cannot; errors are those of `Trainer`.
+
+    These are callback names, `stop_at` metrics, and checkpoints that policies start from, unless the run has `begun`
+    with its own copy.
+    """
     made, goals = make_callbacks(callbacks), learner.config.stop_at
     if goals:
         require_goals(goals, [*metric_names(learner.setup), *no_evaluation(learner)])

@@ -78,14 +78,7 @@ def evolve(
             value of any field changes that field for all members.
         members: population size; all members train at once, in one program.
         selection: frequency of selection, and how copied hyperparameters change.
-        workdir: as for `sweep`.
-        metric: as for `sweep`.
-        devices: as for `sweep`.
-        resume: as for `sweep`.
-        quiet: as for `sweep`.
-        stop: as for `sweep`.
-        trust: as for `sweep`.
-        callbacks: as for `sweep`.
+        workdir, metric, devices, resume, quiet, stop, trust, callbacks: as for `sweep`.
 
     Returns:
         One row per chunk and member: the values used in training, the score, the member copied afterwards (`parent`),

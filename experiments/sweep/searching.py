@@ -62,15 +62,7 @@ def search(
         storage: Optuna storage that workers share, each with its own workdir: a journal file or a database URL; None:
             optuna.log in the workdir.
         study: name of the study in the storage.
-        workdir: as for `sweep`.
-        metric: as for `sweep`.
-        members_at_once: as for `sweep`.
-        devices: as for `sweep`.
-        resume: as for `sweep`.
-        quiet: as for `sweep`.
-        stop: as for `sweep`.
-        trust: as for `sweep`.
-        callbacks: as for `sweep`.
+        workdir, metric, members_at_once, devices, resume, quiet, stop, trust, callbacks: as for `sweep`.
 
     Returns:
         One row per trial of the study, from all workers: number, values, score, state and env steps.

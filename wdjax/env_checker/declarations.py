@@ -98,7 +98,7 @@ def moved_statistics(case: Case) -> Iterator[str]:
         for name, metric in metrics.items():
             if metric != pattern.format(name):
                 yield (
-                    f"{label}[{name!r}]: {pattern.format(name)} is a metric of wdjax. "
+                    f"{label}[{name!r}]: {pattern.format(name)} is already a metric. "
                     f"Training reports it as {metric}."
                 )
 
