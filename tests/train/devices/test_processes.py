@@ -194,7 +194,11 @@ def test_a_run_of_two_processes_goes_on_in_one_and_on_one_device(run_of_two, tmp
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_process_that_dies_or_says_nothing_ends_the_other(run_of_two, tmp_path, number):
-    """A dead one is missed at the next sum, in a sentence of ours; a silent one after HEARTBEAT_SECONDS, in jax's."""
+    """A dead process is missed at the next sum, a silent one after HEARTBEAT_SECONDS.
+
+    jax itself ends the process that waits in the second case. It also does so in the first where that process was
+    waiting at one of orbax's barriers, which only the missing heartbeat ends.
+    """
     folder = Path(shutil.copytree(run_of_two[0], tmp_path / "run"))
     begun = len(read_metrics(folder / "metrics.jsonl"))
     with two_processes(folder, by_variables, "--resume", "--total-env-steps", "1000000") as started:
@@ -203,8 +207,9 @@ def test_a_process_that_dies_or_says_nothing_ends_the_other(run_of_two, tmp_path
         before = time.monotonic()
         assert started[0].wait(60) != 0
         assert time.monotonic() - before < 60
-    words = "another process of the run died" if number == signal.SIGKILL else "another task died"
-    assert words in said(folder, 0)
+    ended_by_jax = "another task died" in said(folder, 0)
+    ended_by_us = "another process of the run died" in said(folder, 0)
+    assert ended_by_jax or (ended_by_us and number == signal.SIGKILL), said(folder, 0)
     assert int(load_run(folder)[1].num_updates) >= begun  # and what was saved is good
 
 
