@@ -196,8 +196,7 @@ def test_a_run_of_two_processes_goes_on_in_one_and_on_one_device(run_of_two, tmp
 def test_a_process_that_dies_or_says_nothing_ends_the_other(run_of_two, tmp_path, number):
     """A dead process is missed at the next sum, a silent one after HEARTBEAT_SECONDS.
 
-    jax itself ends the process that waits in the second case. It also does so in the first where that process was
-    waiting at one of orbax's barriers, which only the missing heartbeat ends.
+    jax itself ends a process that only waits: always in the second case, and sometimes in the first.
     """
     folder = Path(shutil.copytree(run_of_two[0], tmp_path / "run"))
     begun = len(read_metrics(folder / "metrics.jsonl"))
