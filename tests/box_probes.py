@@ -1,4 +1,5 @@
-"""Probe environments for algorithms that act in a box: those of `probes`, with an action that is a number."""
+"""Probe environments for algorithms that act in a box: those of `probes`, with an action that is a
+number."""
 
 import dataclasses
 
@@ -17,14 +18,16 @@ LOW, HIGH = -1.0, 3.0
 class BoxSignalParams(SignalParams):
     """As `SignalParams`, but for actions."""
 
-    target: float = 0.0  # by_match pays -(action - target)^2 at signal 1, -(action + target)^2 at signal -1
+    # by_match pays -(action - target)^2 at signal 1, -(action + target)^2 at signal -1
+    target: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
 class BoxSignal(Signal):
     """One agent names a number between -1 and 3, and sees (signal, steps so far).
 
-    `by_action` times the action is paid, and `by_match` times minus the squared distance to a target.
+    `by_action` times the action is paid, and `by_match` times minus the squared distance to a
+    target.
     """
 
     @property
@@ -39,7 +42,14 @@ class BoxSignal(Signal):
         reward += params.at_end * over
         info = {"outside": (action[0] < LOW) | (action[0] > HIGH)}
         state = SignalState(jnp.where(params.same_signal, state.signal, draw_signal(key)), time)
-        return self.observe(state, params), state, reward, over & ~params.time_limit, over & params.time_limit, info
+        return (
+            self.observe(state, params),
+            state,
+            reward,
+            over & ~params.time_limit,
+            over & params.time_limit,
+            info,
+        )
 
     def action_space(self, params):
         return Box(LOW, HIGH, (1,))
@@ -58,7 +68,20 @@ BOX_PROBES = {"probe_box_signal": BoxSignal, "probe_box_leaver": BoxLeaver}
 
 def tiny_ddpg(learning_rate=0.01, gamma=0.7, **options):
     """Returns a DDPG policy of one hidden layer of 8, whose critic learns fast."""
-    options = {"critic_learning_rate": 0.02, "tau": 0.2, "buffer_size": 512, "batch_size": 64, "warmup": 64,
-               "updates_per_rollout": 8, **options}  # fmt: skip
-    return PolicyConfig(algorithm="DDPG", network=NETWORK, gamma=gamma, learning_rate=learning_rate,
-                        max_grad_norm=10.0, ddpg=DDPGConfig(**options))  # fmt: skip
+    options = {
+        "critic_learning_rate": 0.02,
+        "tau": 0.2,
+        "buffer_size": 512,
+        "batch_size": 64,
+        "warmup": 64,
+        "updates_per_rollout": 8,
+        **options,
+    }
+    return PolicyConfig(
+        algorithm="DDPG",
+        network=NETWORK,
+        gamma=gamma,
+        learning_rate=learning_rate,
+        max_grad_norm=10.0,
+        ddpg=DDPGConfig(**options),
+    )

@@ -1,4 +1,5 @@
-"""Environments that each break one rule of what a game declares of itself: its scripts, and who is whom.
+"""Environments that each break one rule of what a game declares of itself: its scripts, and who is
+whom.
 
 As in tests/broken_envs.py: each is one of the correct toys with one thing overridden.
 """
@@ -31,7 +32,9 @@ class ScriptNamedRandom(Team):
     scripts = {"random": ("worker", work)}  # noqa: RUF012
 
 
-@says(r"scripts\['work'\] = <function work at .*>: must be \(group, function of \(env, state, params, key\)\)")
+@says(
+    r"scripts\['work'\] = <function work at .*>: must be \(group, function of \(env, state, params, key\)\)"
+)
 class ScriptWithoutGroup(Team):
     scripts = {"work": work}  # noqa: RUF012
 
@@ -46,12 +49,16 @@ class ScriptOfAnotherThanTheAgent(Line):
     scripts = {"walk": ("walker", walk)}  # noqa: RUF012
 
 
-@says(r"scripts\['walk'\] returns int32 of shape \(1,\): must be int32 of shape \(\), the actions of 'agent'")
+@says(
+    r"scripts\['walk'\] returns int32 of shape \(1,\): must be int32 of shape \(\), the actions of 'agent'"
+)
 class ScriptWithAnAxisOfAgents(Line):
     scripts = {"walk": ("agent", lambda *args: walk(*args)[None])}  # noqa: RUF012
 
 
-@says(r"scripts\['work'\] returns float32 of shape \(2, 2\): must be int32 of shape \(2, 2\), the actions of 'worker'")
+@says(
+    r"scripts\['work'\] returns float32 of shape \(2, 2\): must be int32 of shape \(2, 2\), the actions of 'worker'"
+)
 class ScriptOfFloats(Team):
     scripts = {"work": ("worker", lambda *args: work(*args) * 0.5)}  # noqa: RUF012
 
@@ -61,12 +68,16 @@ class ScriptOfAllGroups(Team):
     scripts = {"work": ("worker", lambda *args: {"worker": work(*args)})}  # noqa: RUF012
 
 
-@says(r"scripts\['work'\] returns \[\[3, 3\], \[3, 3\]\]: must be inside the action_space of 'worker'\. Clip")
+@says(
+    r"scripts\['work'\] returns \[\[3, 3\], \[3, 3\]\]: must be inside the action_space of 'worker'\. Clip"
+)
 class ScriptOutside(Team):
     scripts = {"work": ("worker", lambda *args: work(*args) + 3)}  # noqa: RUF012
 
 
-@says(r"scripts\['walk'\] branches on a traced value at broken_declarations\.py:\d+\. Use jnp\.where or lax\.cond")
+@says(
+    r"scripts\['walk'\] branches on a traced value at broken_declarations\.py:\d+\. Use jnp\.where or lax\.cond"
+)
 class ScriptThatBranches(Line):
     scripts = {"walk": ("agent", lambda env, state, params, key: 0 if state.place > 0 else 2)}  # noqa: RUF012
 
@@ -84,49 +95,67 @@ class Watched(Team):
         return obs[..., :1, None], obs[..., :1] != 0, obs[..., 1:]
 
 
-@says(r"split_observation of 'pilot', for leading axes \(4,\), returns 2 values: must be three arrays, \(others")
+@says(
+    r"split_observation of 'pilot', for leading axes \(4,\), returns 2 values: must be three arrays, \(others"
+)
 class SplitInTwo(Watched):
     def split_observation(self, obs):
         parts = super().split_observation(obs)
         return parts if isinstance(obs, dict) else parts[:2]
 
 
-@says(r"split_observation of 'pilot', .* returns present as float32 .*: must be bool of shape \(4, 1\)")
+@says(
+    r"split_observation of 'pilot', .* returns present as float32 .*: must be bool of shape \(4, 1\)"
+)
 class PresentAsNumbers(Watched):
     def split_observation(self, obs):
         others, present, own = super().split_observation(obs)
         return others, present if isinstance(obs, dict) else present.astype(jnp.float32), own
 
 
-@says(r"split_observation of 'pilot', .* returns present as bool .*: must be bool of shape \(4, 1\)")
+@says(
+    r"split_observation of 'pilot', .* returns present as bool .*: must be bool of shape \(4, 1\)"
+)
 class PresentOfOwn(Watched):
     def split_observation(self, obs):
         others, present, own = super().split_observation(obs)
         return others, present if isinstance(obs, dict) else jnp.repeat(present, 2, axis=-1), own
 
 
-@says(r"split_observation of 'pilot', for leading axes \(2, 3\), returns others of shape \(6, 1, 1\): must be \(2, 3,")
+@says(
+    r"split_observation of 'pilot', for leading axes \(2, 3\), returns others of shape \(6, 1, 1\): must be \(2, 3,"
+)
 class SplitInRows(Watched):
     def split_observation(self, obs):
         others, present, own = super().split_observation(obs)
         return others if isinstance(obs, dict) else others.reshape(-1, 1, 1), present, own
 
 
-@says(r"split_observation of 'worker', for leading axes \(4,\), returns own of shape \(4,\): must be \(4, m\)")
+@says(
+    r"split_observation of 'worker', for leading axes \(4,\), returns own of shape \(4,\): must be \(4, m\)"
+)
 class OwnWithoutAxis(Watched):
     def split_observation(self, obs):
         others, present, own = super().split_observation(obs)
         return others, present, own[..., 0] if isinstance(obs, dict) else own
 
 
-@says(r"split_observation of 'pilot' returns own of sizes \(4,\) for leading axes \(4,\), \(2,\) for \(2, 3\)")
+@says(
+    r"split_observation of 'pilot' returns own of sizes \(4,\) for leading axes \(4,\), \(2,\) for \(2, 3\)"
+)
 class OwnByTheBatch(Watched):
     def split_observation(self, obs):
         others, present, own = super().split_observation(obs)
-        return others, present, own if isinstance(obs, dict) else jnp.repeat(own, obs.shape[0], axis=-1)
+        return (
+            others,
+            present,
+            own if isinstance(obs, dict) else jnp.repeat(own, obs.shape[0], axis=-1),
+        )
 
 
-@says(r"split_observation branches on a traced value at broken_declarations\.py:\d+\. Use jnp\.where or lax\.cond")
+@says(
+    r"split_observation branches on a traced value at broken_declarations\.py:\d+\. Use jnp\.where or lax\.cond"
+)
 class SplitThatBranches(Watched):
     def split_observation(self, obs):
         parts = super().split_observation(obs)

@@ -1,4 +1,5 @@
-"""Environments that each break one rule of the contract, with the sentence that `wdjax.check_env` must say.
+"""Environments that each break one rule of the contract, with the sentence that `wdjax.check_env`
+must say.
 
 Each is one of the two correct toys (tests/toy_contract.py) with one thing overridden.
 """
@@ -17,7 +18,8 @@ from wdjax.checks import require
 
 BROKEN = []  # (class, sentence as a regular expression)
 BROKEN_IN_PLAY = []  # likewise: what only random play shows
-BROKEN_LATE = []  # likewise: further ones of the same rules, and leaks for whose holder jax looks for seconds
+# likewise: further ones of the same rules, and leaks for whose holder jax looks for seconds
+BROKEN_LATE = []
 
 
 def says(sentence, found_in=BROKEN):
@@ -45,18 +47,24 @@ class Plain:
 # --- values ---
 
 
-@says(r"NoDataclass\.size is not a field\. Add @dataclasses\.dataclass\(frozen=True\) to its class, with a line")
+@says(
+    r"NoDataclass\.size is not a field\. Add @dataclasses\.dataclass\(frozen=True\) to its class, with a line"
+)
 class NoDataclass(Line):
     size: int = 3
 
 
-@says(r"OwnInit\.factor is not a field\. Add @dataclasses\.dataclass\(frozen=True\) to its class, .* and no __init__")
+@says(
+    r"OwnInit\.factor is not a field\. Add @dataclasses\.dataclass\(frozen=True\) to its class, .* and no __init__"
+)
 class OwnInit(Line):
     def __init__(self, factor=1.0):
         self.factor = factor
 
 
-@says(r"reach is a field of both TwiceNamed and its params, so make\(\.\.\.\) can set only one\. Rename one of them")
+@says(
+    r"reach is a field of both TwiceNamed and its params, so make\(\.\.\.\) can set only one\. Rename one of them"
+)
 @dataclasses.dataclass(frozen=True)
 class TwiceNamed(Line):
     reach: float = 2.0
@@ -74,7 +82,9 @@ class IdentityField(Line):
     layout: Plain = dataclasses.field(default_factory=Plain)
 
 
-@says(r"default_params has type dict: must be a frozen pytree\. Decorate it with flax\.struct\.dataclass")
+@says(
+    r"default_params has type dict: must be a frozen pytree\. Decorate it with flax\.struct\.dataclass"
+)
 class DictParams(Line):
     default_params = {"reach": 3.0}  # noqa: RUF012
 
@@ -91,7 +101,9 @@ class WordParams(LineParams):
     mode: str = "fast"
 
 
-@says(r"params\.mode = 'fast': must be a number or an array\. Make static choices fields of WordInParams")
+@says(
+    r"params\.mode = 'fast': must be a number or an array\. Make static choices fields of WordInParams"
+)
 class WordInParams(Line):
     default_params = WordParams()
 
@@ -125,7 +137,9 @@ class NumberForSpace(Line):
         return 3
 
 
-@says(r"action_space returns a Dict of \['pilot', 'worker'\]: must be .* in their order: \['worker', 'pilot'\]")
+@says(
+    r"action_space returns a Dict of \['pilot', 'worker'\]: must be .* in their order: \['worker', 'pilot'\]"
+)
 class GroupsInAnotherOrder(Team):
     def action_space(self, params):
         return Dict(dict(sorted(super().action_space(params).spaces.items())))
@@ -152,7 +166,9 @@ class BatchOfOne(Line):
 @says(r"action_mask of group 'worker' has shape \(5,\): must be \(6,\), one entry per choice")
 class NarrowMask(Team):
     def action_space(self, params):
-        return Dict({**super().action_space(params).spaces, "worker": MultiDiscrete((2, 4)).batch(2)})
+        return Dict(
+            {**super().action_space(params).spaces, "worker": MultiDiscrete((2, 4)).batch(2)}
+        )
 
 
 @says(r"action_mask masks a Box: must be Discrete or MultiDiscrete")
@@ -185,13 +201,17 @@ class NumpyOfTraced(Line):
         return np.abs(state.place) > params.reach
 
 
-@says(r"step converts a traced value to a Python number at broken_envs\.py:\d+\. Keep it a jax array")
+@says(
+    r"step converts a traced value to a Python number at broken_envs\.py:\d+\. Keep it a jax array"
+)
 class MathOfTraced(Line):
     def is_over(self, state, params):
         return abs(math.sin(state.place)) > params.reach
 
 
-@says(r"step uses a traced value as a Python index or count at broken_envs\.py:\d+\. Index a jax array with it")
+@says(
+    r"step uses a traced value as a Python index or count at broken_envs\.py:\d+\. Index a jax array with it"
+)
 class ListIndex(Line):
     def step(self, key, state, action, params):
         return super().step(key, state, [0, 1, 2][action], params)
@@ -203,14 +223,18 @@ class MaskIndex(Team):
         return {**super().truncated(state), "worker": state.energy[state.energy > 0] > 9}
 
 
-@says(r"observation_space uses a traced value as a size at broken_envs\.py:\d+\. Make the size a static field")
+@says(
+    r"observation_space uses a traced value as a size at broken_envs\.py:\d+\. Make the size a static field"
+)
 class TracedBox(Line):
     def observation_space(self, params):
         place = Box(-9.0, 9.0, (params.episode_length - 11,))
         return Dict({**super().observation_space(params).spaces, "place": place})
 
 
-@says(r"action_space uses a traced value as a size at broken_envs\.py:\d+\. Make the size a static field")
+@says(
+    r"action_space uses a traced value as a size at broken_envs\.py:\d+\. Make the size a static field"
+)
 class TracedDiscrete(Line):
     def action_space(self, params):
         return Discrete(params.episode_length // 4)
@@ -288,7 +312,9 @@ class Print(Line):
         return super().reset(key, params)
 
 
-@says_late(r"step leaks a traced value\. Store nothing outside its return values, neither in attributes nor")
+@says_late(
+    r"step leaks a traced value\. Store nothing outside its return values, neither in attributes nor"
+)
 class Leak(Line):
     seen = []  # noqa: RUF012
 
@@ -297,7 +323,9 @@ class Leak(Line):
         return super().step(key, state, action, params)
 
 
-@says_late(r"reset leaks a traced value\. Store nothing outside its return values, neither in attributes nor")
+@says_late(
+    r"reset leaks a traced value\. Store nothing outside its return values, neither in attributes nor"
+)
 class LeakOfReset(Line):
     seen = []  # noqa: RUF012
 
@@ -327,5 +355,7 @@ class KeptKey(Line):
         return obs, KeyState(state.place, state.time, key)
 
     def step(self, key, state, action, params):
-        obs, after, *rest = super().step(state.key, LineState(state.place, state.time), action, params)
+        obs, after, *rest = super().step(
+            state.key, LineState(state.place, state.time), action, params
+        )
         return obs, KeyState(after.place, after.time, state.key), *rest

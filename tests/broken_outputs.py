@@ -1,4 +1,5 @@
-"""Environments that each break one rule of what `step` and `reset` return, and of what shows when they run.
+"""Environments that each break one rule of what `step` and `reset` return, and of what shows when
+they run.
 
 As in tests/broken_envs.py: each is one of the correct toys with one thing overridden.
 """
@@ -24,7 +25,9 @@ class Observing(Line):
         return {**super().observe(state), **self.seen(state)}
 
 
-@says(r"reset returns a state of type dict: must be a frozen pytree\. .*, and return \(obs, state\)")
+@says(
+    r"reset returns a state of type dict: must be a frozen pytree\. .*, and return \(obs, state\)"
+)
 class StateFirst(Line):
     def reset(self, key, params):
         obs, state = super().reset(key, params)
@@ -73,7 +76,9 @@ class OtherState(Line):
     pack = unpack
 
 
-@says(r"reset returns a state of type dict: must be a frozen pytree\. Decorate it with flax\.struct\.dataclass")
+@says(
+    r"reset returns a state of type dict: must be a frozen pytree\. Decorate it with flax\.struct\.dataclass"
+)
 class DictState(OtherState):
     def pack(self, state):
         return {"place": state.place, "time": state.time}
@@ -93,7 +98,9 @@ class TaggedState(LineState):
     calls: int = struct.field(pytree_node=False, default=0)
 
 
-@says(r"step returns a state with another structure than reset\. .* the same values of static fields")
+@says(
+    r"step returns a state with another structure than reset\. .* the same values of static fields"
+)
 class StaticFieldThatChanges(Line):
     def reset(self, key, params):
         obs, state = super().reset(key, params)
@@ -104,7 +111,9 @@ class StaticFieldThatChanges(Line):
         return obs, TaggedState(after.place, after.time, state.calls + 1), *rest
 
 
-@says(r"step returns state\.place as float32 of shape \(1,\), reset as float32 of shape \(\)\. Cast or reshape one")
+@says(
+    r"step returns state\.place as float32 of shape \(1,\), reset as float32 of shape \(\)\. Cast or reshape one"
+)
 class StateGrows(Line):
     def step(self, key, state, action, params):
         obs, state, *rest = super().step(key, state, action, params)
@@ -144,7 +153,9 @@ class TeamReward(AlteredTeam):
         return {**reward, "worker": reward["worker"].sum()}, terminated, truncated, info
 
 
-@says(r"step returns reward as a value that is not a dict: must be a dict of the groups, \['worker', 'pilot'\]")
+@says(
+    r"step returns reward as a value that is not a dict: must be a dict of the groups, \['worker', 'pilot'\]"
+)
 class OneRewardForAll(AlteredTeam):
     def alter(self, state, reward, terminated, truncated, info):
         return reward["worker"].sum(), terminated, truncated, info
@@ -168,7 +179,9 @@ class ListInfo(Altered):
         return reward, terminated, truncated, []
 
 
-@says(r"step returns info\['episode_return'\], a name reserved by wdjax\.vectorize\. Choose another")
+@says(
+    r"step returns info\['episode_return'\], a name reserved by wdjax\.vectorize\. Choose another"
+)
 class ReservedInfo(Altered):
     def alter(self, state, reward, terminated, truncated, info):
         return reward, terminated, truncated, {**info, "episode_return": reward}
@@ -199,7 +212,9 @@ class Counter(Team):
         return obs, state.replace(aim=state.aim + jnp.float32(len(self.calls) * 1e-6))
 
 
-@says(r"step is compiled again for its own state: state\.time comes from a Python number\. Give it a dtype")
+@says(
+    r"step is compiled again for its own state: state\.time comes from a Python number\. Give it a dtype"
+)
 class WeakState(Line):
     def reset(self, key, params):
         obs, state = super().reset(key, params)
@@ -214,7 +229,9 @@ class NestedParams(LineParams):
     masses: dict = struct.field(default_factory=lambda: {"cart": 1.0})
 
 
-@says(r"step is compiled again for params on a device\. Write params\.masses\['cart'\] as np\.float32\(\.\.\.\)")
+@says(
+    r"step is compiled again for params on a device\. Write params\.masses\['cart'\] as np\.float32\(\.\.\.\)"
+)
 class BareParams(Line):
     default_params = NestedParams()
 
@@ -236,7 +253,9 @@ def _(axis_size, in_batched, number):
     return number / 3, in_batched[0]
 
 
-@says(r"step returns state\.place = .* under vmap, and .* without it\. Correct its custom_vmap rule")
+@says(
+    r"step returns state\.place = .* under vmap, and .* without it\. Correct its custom_vmap rule"
+)
 class WrongBatchingRule(Line):
     def step(self, key, state, action, params):
         return super().step(key, state, action, params.replace(noise=halve(params.noise)))
@@ -245,7 +264,9 @@ class WrongBatchingRule(Line):
 # --- play: numbers ---
 
 
-@says_in_play(r"step returns state\.place = nan in step \d+ of an episode\. Look for a division by 0, a root")
+@says_in_play(
+    r"step returns state\.place = nan in step \d+ of an episode\. Look for a division by 0, a root"
+)
 class RootOfNegative(OtherState):
     def pack(self, state):
         return state.replace(place=jnp.sqrt(state.place + 2.5) ** 2 - 2.5)
@@ -261,38 +282,59 @@ class InfiniteStart(Line):
 @says_late(r"step returns reward\['pilot'\]\[0\] = inf in step 5 of an episode")
 class InfiniteReward(AlteredTeam):
     def alter(self, state, reward, terminated, truncated, info):
-        return {**reward, "pilot": reward["pilot"] + 1 / jnp.abs(4.0 - state.time)}, terminated, truncated, info
+        return (
+            {**reward, "pilot": reward["pilot"] + 1 / jnp.abs(4.0 - state.time)},
+            terminated,
+            truncated,
+            info,
+        )
 
 
 @says_late(r"step returns info\['moved'\] = nan in step 11 of an episode")
 class NanInInfo(Altered):
     def alter(self, state, reward, terminated, truncated, info):
-        return reward, terminated, truncated, {"moved": jnp.where(state.time == 10, jnp.nan, info["moved"])}
+        return (
+            reward,
+            terminated,
+            truncated,
+            {"moved": jnp.where(state.time == 10, jnp.nan, info["moved"])},
+        )
 
 
-@says_in_play(r"step returns obs\['place'\]\[0\] = [12]\.\d+ in step \d+ of an episode, above the bound 1\.0 of obs")
+@says_in_play(
+    r"step returns obs\['place'\]\[0\] = [12]\.\d+ in step \d+ of an episode, above the bound 1\.0 of obs"
+)
 class NarrowSpace(Line):
     def observation_space(self, params):
         return Dict({**super().observation_space(params).spaces, "place": Box(-9.0, 1.0, (1,))})
 
 
-@says_late(r"reset returns obs\['place'\]\[0\] = -\d\.\d+ at a reset, below the bound 0\.0 of observation_space")
+@says_late(
+    r"reset returns obs\['place'\]\[0\] = -\d\.\d+ at a reset, below the bound 0\.0 of observation_space"
+)
 class StartOutside(Line):
     def observation_space(self, params):
         return Dict({**super().observation_space(params).spaces, "place": Box(0.0, 9.0, (1,))})
 
 
-@says_late(r"step returns obs\['pilot'\]\[0, 1\] = 1\.\d+ in step 1 of an episode, above the bound 1\.0")
+@says_late(
+    r"step returns obs\['pilot'\]\[0, 1\] = 1\.\d+ in step 1 of an episode, above the bound 1\.0"
+)
 class SecondComponentOutside(Team):
     def observe(self, state, params):
-        return {**super().observe(state, params), "pilot": state.aim + jnp.array([[0.0, 1.0]]) * (state.time == 1)}
+        return {
+            **super().observe(state, params),
+            "pilot": state.aim + jnp.array([[0.0, 1.0]]) * (state.time == 1),
+        }
 
     def observation_space(self, params):
         pilot = Box(np.array([-1.0, -2.0]), 1.0, (2,)).batch(1)
         return Dict({**super().observation_space(params).spaces, "pilot": pilot})
 
 
-@says_late(r"step returns obs\['time'\] = 8 in step 8 of an episode, above the bound 7 of observation_space")
+@says_late(
+    r"step returns obs\['time'\] = 8 in step 8 of an episode, above the bound 7 of observation_space"
+)
 class LateClock(Line):
     def observe(self, state):
         return {"place": state.place[None], "time": state.time}
@@ -304,16 +346,22 @@ class LateClock(Line):
 # --- play: masks ---
 
 
-@says_in_play(r"reset returns obs\['action_mask'\]\[0\] = 2\.0: must be 1 \(allowed\) or 0 \(not allowed\)")
+@says_in_play(
+    r"reset returns obs\['action_mask'\]\[0\] = 2\.0: must be 1 \(allowed\) or 0 \(not allowed\)"
+)
 class MaskOfTwo(Observing):
     def seen(self, state):
         return {"action_mask": jnp.array([2.0, 1.0, 1.0])}
 
     def observation_space(self, params):
-        return Dict({**super().observation_space(params).spaces, "action_mask": Box(0.0, 2.0, (3,))})
+        return Dict(
+            {**super().observation_space(params).spaces, "action_mask": Box(0.0, 2.0, (3,))}
+        )
 
 
-@says_in_play(r"step returns obs\['worker'\]\['action_mask'\]\[\d\] without a choice for component 1 in step")
+@says_in_play(
+    r"step returns obs\['worker'\]\['action_mask'\]\[\d\] without a choice for component 1 in step"
+)
 class NoChoice(Team):
     def observe(self, state, params):
         obs = super().observe(state, params)
@@ -326,7 +374,9 @@ class NoChoice(Team):
 # --- play: ends ---
 
 
-@says_in_play(r"terminated becomes false again in step \d+ of an episode\. It must stay true until the reset")
+@says_in_play(
+    r"terminated becomes false again in step \d+ of an episode\. It must stay true until the reset"
+)
 class EndForAMoment(Altered):
     def alter(self, state, reward, terminated, truncated, info):
         return reward, terminated & (jnp.abs(state.place) < 3), truncated, info
@@ -339,19 +389,25 @@ class WorkerComesBack(AlteredTeam):
         return reward, {**terminated, "worker": back}, truncated, info
 
 
-@says_in_play(r"truncated is true together with terminated in step \d+ of an episode\. Write truncated")
+@says_in_play(
+    r"truncated is true together with terminated in step \d+ of an episode\. Write truncated"
+)
 class BothEnds(Altered):
     def alter(self, state, reward, terminated, truncated, info):
         return reward, terminated, terminated | truncated, info
 
 
-@says_in_play(r"truncated\['pilot'\]\[0\] is true in step 3 of an episode\. The class declares can_truncate = False")
+@says_in_play(
+    r"truncated\['pilot'\]\[0\] is true in step 3 of an episode\. The class declares can_truncate = False"
+)
 class UnannouncedTimeLimit(AlteredTeam):
     def alter(self, state, reward, terminated, truncated, info):
         return reward, terminated, {**truncated, "pilot": (state.time == 2)[None]}, info
 
 
-@says_in_play(r"reward\['worker'\]\[\d\] is not 0 after termination in step \d+ of an episode\. Set the rewards")
+@says_in_play(
+    r"reward\['worker'\]\[\d\] is not 0 after termination in step \d+ of an episode\. Set the rewards"
+)
 class PaidAfterTheEnd(AlteredTeam):
     def alter(self, state, reward, terminated, truncated, info):
         return {**reward, "worker": reward["worker"] + 0.5}, terminated, truncated, info
@@ -363,12 +419,16 @@ class AlwaysPaid(Altered):
         return jnp.ones(()), terminated, truncated, info
 
 
-@says_in_play(r"step lets the action of a terminated or truncated agent change state\.place\. Ignore its action")
+@says_in_play(
+    r"step lets the action of a terminated or truncated agent change state\.place\. Ignore its action"
+)
 class WalksOnAfterTheEnd(Line):
     def step(self, key, state, action, params):
         over = self.is_over(state, params)
         _, after, *rest = super().step(key, state, action, params)
-        after = after.replace(place=jnp.where(over, state.place + 0.1 * jnp.sign(state.place) * action, after.place))
+        after = after.replace(
+            place=jnp.where(over, state.place + 0.1 * jnp.sign(state.place) * action, after.place)
+        )
         return self.observe(after), after, *rest
 
 
@@ -376,6 +436,9 @@ class WalksOnAfterTheEnd(Line):
 class DeadWorkerPullsThePilot(Team):
     def step(self, key, state, action, params):
         obs, after, *rest = super().step(key, state, action, params)
-        pull = jnp.where(state.time < 7, 0.1 * action["worker"][:, 0].sum(), 0.0) * (state.energy <= 0).any()
+        pull = (
+            jnp.where(state.time < 7, 0.1 * action["worker"][:, 0].sum(), 0.0)
+            * (state.energy <= 0).any()
+        )
         after = TeamState(after.energy, jnp.clip(after.aim - pull, -1.0, 1.0), after.time)
         return obs, after, *rest

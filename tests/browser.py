@@ -1,4 +1,5 @@
-"""A headless Chromium, driven by chromedriver's own protocol (W3C WebDriver), where both are installed."""
+"""A headless Chromium, driven by chromedriver's own protocol (W3C WebDriver), where both are
+installed."""
 
 import base64
 import contextlib
@@ -27,16 +28,23 @@ class Browser:
 
     def ask(self, path, body=None, method="POST"):
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.at + path, data, {"Content-Type": "application/json"}, method=method)
+        request = urllib.request.Request(
+            self.at + path, data, {"Content-Type": "application/json"}, method=method
+        )
         with urllib.request.urlopen(request, timeout=60) as answer:
             return json.loads(answer.read())["value"]
 
     def open(self, folder, dark=False, size=(1200, 900)):
         flags = [*FLAGS, f"--user-data-dir={folder}", f"--window-size={size[0]},{size[1]}"]
-        wanted = {"browserName": "chrome", "goog:loggingPrefs": {"browser": "ALL"},
-                  "goog:chromeOptions": {"args": flags, "binary": CHROMIUM}}  # fmt: skip
+        wanted = {
+            "browserName": "chrome",
+            "goog:loggingPrefs": {"browser": "ALL"},
+            "goog:chromeOptions": {"args": flags, "binary": CHROMIUM},
+        }
         self.at += f"/session/{self.ask('/session', {'capabilities': {'alwaysMatch': wanted}})['sessionId']}"
-        media = {"features": [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]}
+        media = {
+            "features": [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
+        }
         self.command("Emulation.setEmulatedMedia", media)
         view = {
             "width": size[0],
@@ -79,7 +87,9 @@ def browser(folder, **how):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    process = subprocess.Popen([DRIVER, f"--port={port}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [DRIVER, f"--port={port}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     opened = Browser(port)
     try:
         for _ in range(200):

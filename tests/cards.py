@@ -3,11 +3,13 @@
 import jax
 from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
-CARDS = ("NVIDIA A100-SXM4-80GB", "NVIDIA L4", "NVIDIA H200", "NVIDIA B200")  # an RTX 4090 is of the L4's generation
+# an RTX 4090 is of the L4's generation
+CARDS = ("NVIDIA A100-SXM4-80GB", "NVIDIA L4", "NVIDIA H200", "NVIDIA B200")
 
 
 def lowered(function, *operands, platform="cuda", card="NVIDIA H200"):
-    """Returns the text of a function's program for a card; jax 0.11 and newer want to know which it is."""
+    """Returns the text of a function's program for a card; jax 0.11 and newer want to know
+    which it is."""
     device = AbstractDevice(device_kind=card, num_cores=None, platform=platform)
     with use_abstract_mesh(AbstractMesh((), (), abstract_device=device)):
         return jax.jit(function).trace(*operands).lower(lowering_platforms=(platform,)).as_text()

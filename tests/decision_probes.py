@@ -20,19 +20,21 @@ class ShiftState:
 
 @struct.dataclass
 class ShiftParams:
-    intervals: tuple = (2.0, 3.0)  # steps from one decision of a worker to its next; 0: it never decides
+    # steps from one decision of a worker to its next; 0: it never decides
+    intervals: tuple = (2.0, 3.0)
     constant: float = 0.0  # paid in every step
     late: float = 0.0  # paid for choice 2 in the last step before the next decision, or the end
     episode_length: int = 6  # steps, at most LENGTH
     time_limit: bool = False  # whether the end truncates (else it terminates)
-    wraps: bool = True  # whether the final observation is that of time 0 (else that of a time of its own)
+    # whether the final observation is that of time 0 (else that of a time of its own)
+    wraps: bool = True
     forced_obs: float = 0.0  # added to what a worker sees where it decides nothing
 
 
 @dataclasses.dataclass(frozen=True)
 class Shift(wdjax.Env):
-    """Two workers decide, in steps that are multiples of an interval of their own, among three; else a mask leaves them
-    choice 0, which has no effect. They see the time, one-hot."""
+    """Two workers decide, in steps that are multiples of an interval of their own, among three;
+    else a mask leaves them choice 0, which has no effect. They see the time, one-hot."""
 
     LENGTH: ClassVar[int] = 6
 
@@ -54,7 +56,10 @@ class Shift(wdjax.Env):
         over = state.time >= params.episode_length
         pays = self.decides(state.time, params) | over
         reward = params.constant + params.late * jnp.where(pays & (choice == 2), 1.0, 0.0)
-        flags = {"worker": jnp.full(2, over & ~params.time_limit)}, {"worker": jnp.full(2, over & params.time_limit)}
+        flags = (
+            {"worker": jnp.full(2, over & ~params.time_limit)},
+            {"worker": jnp.full(2, over & params.time_limit)},
+        )
         return self.observe(state, params), state, {"worker": reward}, *flags, {}
 
     def decides(self, time, params):
@@ -65,13 +70,17 @@ class Shift(wdjax.Env):
     def observe(self, state, params):
         time = jnp.where(params.wraps, state.time % params.episode_length, state.time)
         decides = self.decides(time, params)[:, None]
-        seen = jnp.tile(jax.nn.one_hot(time, self.LENGTH + 1), (2, 1)) + jnp.where(decides, 0.0, params.forced_obs)
+        seen = jnp.tile(jax.nn.one_hot(time, self.LENGTH + 1), (2, 1)) + jnp.where(
+            decides, 0.0, params.forced_obs
+        )
         mask = jnp.concatenate([jnp.ones((2, 1), bool), jnp.tile(decides, (1, 2))], axis=1)
         return {"worker": {"seen": seen, "action_mask": mask.astype(jnp.int32)}}
 
     def observation_space(self, params):
         seen = Box(-np.inf, np.inf, (self.LENGTH + 1,))
-        return Dict({"worker": Dict({"seen": seen, "action_mask": MultiDiscrete((2, 2, 2))}).batch(2)})
+        return Dict(
+            {"worker": Dict({"seen": seen, "action_mask": MultiDiscrete((2, 2, 2))}).batch(2)}
+        )
 
     def action_space(self, params):
         return Dict({"worker": Discrete(3).batch(2)})

@@ -33,7 +33,8 @@ def _stay(env, state, params, key):
 
 @dataclasses.dataclass(frozen=True)
 class Ledger(wdjax.Env):
-    """Groups of one agent each, paid the same in every step; the i-th of `names` adds i + 1 in every step."""
+    """Groups of one agent each, paid the same in every step; the i-th of `names` adds i + 1 in
+    every step."""
 
     names: tuple[str, ...] = given(())
     ratios: tuple[tuple[str, str, str], ...] = given(())  # (name, sum, divisor)
@@ -62,14 +63,19 @@ class Ledger(wdjax.Env):
 
     def step(self, key, state, action, params):
         state = LedgerState(state.time + 1)
-        every = lambda value: dict.fromkeys(self.members, value[None])  # noqa: E731
+
+        def every(value):
+            return dict.fromkeys(self.members, value[None])
+
         paid = jnp.where(state.time <= STEPS, params.reward, 0.0)
         flags = every(paid), every(state.time >= STEPS), every(jnp.bool_(False))
         info = {name: jnp.float32(i + 1) for i, name in enumerate(self.names)}
         return self.observe(state), state, *flags, info
 
     def observe(self, state):
-        return dict.fromkeys(self.members, jnp.minimum(state.time, STEPS).astype(jnp.float32)[None, None] / STEPS)
+        return dict.fromkeys(
+            self.members, jnp.minimum(state.time, STEPS).astype(jnp.float32)[None, None] / STEPS
+        )
 
     def observation_space(self, params):
         return Dict({name: Box(0.0, 1.0, (1,)).batch(1) for name in self.members})

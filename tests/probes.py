@@ -1,6 +1,8 @@
-"""Probe environments: games so small that what a learner must find is known exactly, and a fault shows in one number.
+"""Probe environments: games so small that what a learner must find is known exactly, and a fault
+shows in one number.
 
-Each isolates one part of learning, after rejax's tests/environments.py. `PROBES` names them for `wdjax.register`.
+Each isolates one part of learning, after rejax's tests/environments.py. `PROBES` names them for
+`wdjax.register`.
 """
 
 import dataclasses
@@ -33,14 +35,17 @@ class SignalParams:
     at_end: float = 0.0  # in the last step of an episode
     episode_length: int = 1  # steps
     time_limit: bool = False  # whether the end truncates (else it terminates)
-    same_signal: bool = False  # whether the signal stays for the whole episode (else each step draws another)
+    # whether the signal stays for the whole episode (else each step draws another)
+    same_signal: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class Signal(wdjax.Env):
-    """One agent with two actions sees (signal, steps so far). Its params make one probe or another of it.
+    """One agent with two actions sees (signal, steps so far). Its params make one probe or
+    another of it.
 
-    The final observation of an episode shows the time 0, so that the value after a time limit can be learned.
+    The final observation of an episode shows the time 0, so that the value after a time limit
+    can be learned.
     """
 
     @property
@@ -85,12 +90,14 @@ class LeaverParams:
     leave: int = 2  # steps after which the first player is out
     episode_length: int = 4  # steps after which the game ends for everybody
     dead_obs: float = 0.0  # added to what the first player sees once it is out
-    dead_reward: float = 0.0  # what it is paid then. A real game pays 0: this probe shows that nobody looks
+    # what it is paid then. A real game pays 0: this probe shows that nobody looks
+    dead_reward: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Leaver(wdjax.Env):
-    """Two players are paid 1 a step, whatever they do; the first leaves early, and then sees its last step again."""
+    """Two players are paid 1 a step, whatever they do; the first leaves early, and then sees
+    its last step again."""
 
     can_truncate: ClassVar[bool] = False
     LENGTH: ClassVar[int] = 4  # the longest game that an observation can tell the time of
@@ -113,7 +120,14 @@ class Leaver(wdjax.Env):
         state = LeaverState(state.time + 1)
         terminated = self.ends(params) <= state.time
         still = {"player": jnp.zeros(2, bool)}
-        return self.observe(state, params), state, {"player": reward}, {"player": terminated}, still, {}
+        return (
+            self.observe(state, params),
+            state,
+            {"player": reward},
+            {"player": terminated},
+            still,
+            {},
+        )
 
     def ends(self, params):
         """Returns the last step of each player, (2,) int32."""
@@ -135,7 +149,8 @@ class Leaver(wdjax.Env):
 @struct.dataclass
 class PairState:
     signal: jax.Array  # () float32, -1 or 1
-    mask: jax.Array  # (num_clerks, 5) int32, 1 where allowed: 2 entries for the first choice, 3 for the second
+    # (num_clerks, 5) int32, 1 where allowed: 2 entries for the first choice, 3 for the second
+    mask: jax.Array
     time: jax.Array  # () int32, steps since the reset
 
 
@@ -152,10 +167,11 @@ class PairParams:
 class Pair(wdjax.Env):
     """Two groups with nothing in common but the clock and a signal, which every step draws anew.
 
-    Pilots act in a box and are paid -|action - target|^2, the target inside the box and at another place for each
-    signal. Clerks make two discrete choices, of which a mask, another one in every step, forbids some; they are paid 1
-    for a first choice that fits the signal, 1 for the highest second choice that is allowed, and 10 for everything
-    forbidden, which they must never get.
+    Pilots act in a box and are paid -|action - target|^2, the target inside the box and at
+    another place for each signal. Clerks make two discrete choices, of which a mask, another
+    one in every step, forbids some; they are paid 1 for a first choice that fits the signal, 1
+    for the highest second choice that is allowed, and 10 for everything forbidden, which they
+    must never get.
     """
 
     num_pilots: int = 2
@@ -177,12 +193,24 @@ class Pair(wdjax.Env):
 
     def step(self, key, state, action, params):
         pilot = jax.vmap(pilot_reward, (None, 0))(state.signal, action["pilot"])
-        clerk, forbidden = jax.vmap(clerk_reward, (None, 0, 0))(state.signal, state.mask, action["clerk"])
+        clerk, forbidden = jax.vmap(clerk_reward, (None, 0, 0))(
+            state.signal, state.mask, action["clerk"]
+        )
         reward = {"pilot": pilot * params.pilot_scale, "clerk": clerk * params.clerk_scale}
         info = {"forbidden": jnp.sum(forbidden), "outside": jnp.sum(jnp.abs(action["pilot"]) > 1)}
         state = self.draw_state(key, state.time + 1)
-        cut = {name: jnp.full(size, state.time >= params.episode_length) for name, size in self.groups.items()}
-        return self.observe(state, params), state, reward, jax.tree.map(jnp.zeros_like, cut), cut, info
+        cut = {
+            name: jnp.full(size, state.time >= params.episode_length)
+            for name, size in self.groups.items()
+        }
+        return (
+            self.observe(state, params),
+            state,
+            reward,
+            jax.tree.map(jnp.zeros_like, cut),
+            cut,
+            info,
+        )
 
     def draw_state(self, key, time):
         signal_key, mask_key = jax.random.split(key)
@@ -195,7 +223,10 @@ class Pair(wdjax.Env):
             "signal": jnp.full((self.num_clerks, 1), state.signal + params.clerk_noise),
             "day": jnp.full(self.num_clerks, state.time % 3),
         }
-        return {"pilot": jnp.full((self.num_pilots, 1), state.signal + params.pilot_noise), "clerk": clerk}
+        return {
+            "pilot": jnp.full((self.num_pilots, 1), state.signal + params.pilot_noise),
+            "clerk": clerk,
+        }
 
     def observation_space(self, params):
         line = Box(-np.inf, np.inf, (1,))
@@ -239,12 +270,14 @@ class RecallState:
 class RecallParams:
     episode_length: int = 4  # steps
     time_limit: bool = False  # whether the end truncates (else it terminates)
-    by_recall: float = 1.0  # for action 1 in the last step after signal 1, or 0 after -1; else its opposite
+    # for action 1 in the last step after signal 1, or 0 after -1; else its opposite
+    by_recall: float = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Recall(wdjax.Env):
-    """One agent sees a signal in its first step only, and is paid in its last for the action that fits it."""
+    """One agent sees a signal in its first step only, and is paid in its last for the action
+    that fits it."""
 
     @property
     def default_params(self):
@@ -262,7 +295,9 @@ class Recall(wdjax.Env):
         return self.observe(state), state, params.by_recall * fits * over, terminated, truncated, {}
 
     def observe(self, state):
-        return jnp.stack([jnp.where(state.time == 0, state.signal, 0.0), state.time.astype(jnp.float32)])
+        return jnp.stack(
+            [jnp.where(state.time == 0, state.signal, 0.0), state.time.astype(jnp.float32)]
+        )
 
     def observation_space(self, params):
         return Box(-np.inf, np.inf, (2,))
@@ -285,14 +320,17 @@ class ShopParams:
     leave: float = 0.2  # probability that an agent terminates in a step
     episode_length: int = 4  # steps after which whoever is left is truncated
     dead_obs: float = 0.0  # added to what an agent sees that is out
-    dead_reward: float = 0.0  # what it is paid. A real game pays 0: this probe shows that nobody looks
+    # what it is paid. A real game pays 0: this probe shows that nobody looks
+    dead_reward: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Shop(wdjax.Env):
-    """Everything at once: nested observations of all kinds, a mask of its own in each step, random deaths, time limits.
+    """Everything at once: nested observations of all kinds, a mask of its own in each step,
+    random deaths, time limits.
 
-    Pilots act in a box, clerks choose twice; an agent's first number is paid, its place tells how much about.
+    Pilots act in a box, clerks choose twice; an agent's first number is paid, its place tells
+    how much about.
     """
 
     @property
@@ -313,7 +351,14 @@ class Shop(wdjax.Env):
         state = self.draw_state(key, state.out, state.time + 1, params.leave)
         out = state.out
         cut = (state.time >= params.episode_length) & ~out
-        return self.observe(state, params), state, self.split(reward), self.split(out), self.split(cut), {}
+        return (
+            self.observe(state, params),
+            state,
+            self.split(reward),
+            self.split(out),
+            self.split(cut),
+            {},
+        )
 
     def split(self, values):
         return {"pilot": values[:2], "clerk": values[2:]}
@@ -331,8 +376,15 @@ class Shop(wdjax.Env):
         time = jnp.full((5, 1), 10 * state.time)
         choices = jnp.stack([state.light, jnp.full(5, state.time % 3)], axis=1)
         garbage = jnp.where(state.out, params.dead_obs, 0.0)[:, None]
-        parts = {"inner": {"place": state.place + garbage, "choices": choices}, "clock": time, "light": state.light}
-        seen = {name: jax.tree.map(lambda leaf, name=name: self.split(leaf)[name], parts) for name in self.groups}
+        parts = {
+            "inner": {"place": state.place + garbage, "choices": choices},
+            "clock": time,
+            "light": state.light,
+        }
+        seen = {
+            name: jax.tree.map(lambda leaf, name=name: self.split(leaf)[name], parts)
+            for name in self.groups
+        }
         return {**seen, "clerk": {**seen["clerk"], "action_mask": state.mask}}
 
     def observation_space(self, params):
@@ -347,8 +399,12 @@ class Shop(wdjax.Env):
 
 
 PROBES = {
-    "probe_signal": Signal, "probe_leaver": Leaver, "probe_pair": Pair, "probe_recall": Recall, "probe_shop": Shop,
-}  # fmt: skip
+    "probe_signal": Signal,
+    "probe_leaver": Leaver,
+    "probe_pair": Pair,
+    "probe_recall": Recall,
+    "probe_shop": Shop,
+}
 
 # Small enough to compile fast: a whole run of a probe takes less time than its compilation.
 NETWORK = NetworkConfig(hidden_sizes=(8,), activation="tanh", initializer="lecun")
@@ -357,11 +413,19 @@ ALGORITHMS = {"A2C": {}, "PPO": {"epochs": 2, "minibatches": 2, "normalize_advan
 
 
 def tiny_policy(algorithm, **changes):
-    """Returns a policy of one hidden layer of 8 that learns fast and explores no longer than it must."""
-    settings = {"network": NETWORK, "gamma": 0.7, "entropy_coefficient": 0.0, "learning_rate": FALLING}
+    """Returns a policy of one hidden layer of 8 that learns fast and explores no longer than it
+    must."""
+    settings = {
+        "network": NETWORK,
+        "gamma": 0.7,
+        "entropy_coefficient": 0.0,
+        "learning_rate": FALLING,
+    }
     return PolicyConfig(algorithm=algorithm, **{**settings, **ALGORITHMS[algorithm], **changes})
 
 
 def tiny_config(env, policies, **changes):
     """Returns a run of 8 replicas and rollouts of 6 steps."""
-    return TrainConfig(**{"env": env, "policies": policies, "num_envs": 8, "rollout_length": 6, **changes})
+    return TrainConfig(
+        **{"env": env, "policies": policies, "num_envs": 8, "rollout_length": 6, **changes}
+    )

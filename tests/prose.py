@@ -37,10 +37,17 @@ PHRASES = (
     r"\b(is|was|are|were) through\b",
 )
 COMPILED = [re.compile(phrase, re.IGNORECASE | re.MULTILINE) for phrase in PHRASES]
-HELP = ("train/config/schema.py", "experiments/commands/")  # the text below their fields is what --help prints
+# the text below their fields is what --help prints
+HELP = ("train/config/schema.py", "experiments/commands/")
 PARTS = {
     "README": ["README.md"],
-    "docs": ["docs/**/*.md", "docs/*.py", "CHANGELOG.md", "CONTRIBUTING.md", "experiments/reference/README.md"],
+    "docs": [
+        "docs/**/*.md",
+        "docs/*.py",
+        "CHANGELOG.md",
+        "CONTRIBUTING.md",
+        "experiments/reference/README.md",
+    ],
     "notebooks": ["experiments/notebooks/*.md"],
     "presets": ["experiments/configs/*.yaml"],
     "player": ["wdjax/drawing/player.html"],
@@ -56,7 +63,11 @@ def docstrings(tree, with_fields):
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
         for i, part in enumerate(body if isinstance(body, list) else []):
-            if isinstance(part, ast.Expr) and isinstance(part.value, ast.Constant) and (i == 0 or with_fields):
+            if (
+                isinstance(part, ast.Expr)
+                and isinstance(part.value, ast.Constant)
+                and (i == 0 or with_fields)
+            ):
                 yield part.value
 
 
@@ -69,7 +80,9 @@ def python_prose(text, messages_only=False, with_fields=False):
             if token.type == tokenize.COMMENT:
                 yield token.start[0], token.string.lstrip("# ")
     for node in ast.walk(tree):
-        is_text = isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in skipped
+        is_text = (
+            isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in skipped
+        )
         if is_text and len(WORD.findall(node.value)) >= 3:
             yield node.lineno, node.value
 
@@ -91,7 +104,9 @@ def files_of(part):
     found = sorted(path for pattern in PARTS[part] for path in ROOT.glob(pattern))
     links = [ROOT / "wdjax" / name for name in ("envs", "train", "experiments")]
     built = [ROOT / "docs" / "_build", ROOT / "docs" / "notebooks"]
-    return [path for path in found if not any(folder in path.parents for folder in (*links, *built))]
+    return [
+        path for path in found if not any(folder in path.parents for folder in (*links, *built))
+    ]
 
 
 def count(lines):

@@ -1,12 +1,13 @@
-"""Check that a rewrite changed only text: docstrings, comments, messages and names of local variables.
+"""Check that a rewrite changed only text: docstrings, comments, messages and names of local
+variables.
 
     python tests/same_logic.py main                     # every Python file that differs from the commit `main`
     python tests/same_logic.py main wdjax/vector.py     # these files
 
-Two files have the same logic if their syntax trees are equal after these steps: docstrings are removed, strings of
-two words or more become one placeholder, local names are numbered in order of appearance, and an assigned lambda
-becomes a function. The values that a formatted string shows must stay, in any order. Arguments of public functions
-keep their names. Exit status 1 if a file differs.
+Two files have the same logic if their syntax trees are equal after these steps: docstrings are
+removed, strings of two words or more become one placeholder, local names are numbered in order of
+appearance, and an assigned lambda becomes a function. The values that a formatted string shows must
+stay, in any order. Arguments of public functions keep their names. Exit status 1 if a file differs.
 """
 
 import ast
@@ -30,8 +31,14 @@ class Plain(ast.NodeTransformer):
         for field in ("body", "orelse", "finalbody"):
             body = getattr(node, field, None)
             if isinstance(body, list):
-                texts = [n for n in body if isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant)]
-                setattr(node, field, [n for n in body if n not in texts or not isinstance(n.value.value, str)])
+                texts = [
+                    n for n in body if isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant)
+                ]
+                setattr(
+                    node,
+                    field,
+                    [n for n in body if n not in texts or not isinstance(n.value.value, str)],
+                )
         return node
 
     def visit_Constant(self, node):
@@ -39,14 +46,18 @@ class Plain(ast.NodeTransformer):
         return ast.Constant("a message") if is_text else node
 
     def visit_JoinedStr(self, node):
-        values = [self.visit(part.value) for part in node.values if isinstance(part, ast.FormattedValue)]
+        values = [
+            self.visit(part.value) for part in node.values if isinstance(part, ast.FormattedValue)
+        ]
         return ast.Call(ast.Name("f-string", ast.Load()), values, [])
 
     def visit_Assign(self, node):
         self.generic_visit(node)
         if not (isinstance(node.value, ast.Lambda) and isinstance(node.targets[0], ast.Name)):
             return node
-        function = ast.FunctionDef(node.targets[0].id, node.value.args, [ast.Return(node.value.body)], [])
+        function = ast.FunctionDef(
+            node.targets[0].id, node.value.args, [ast.Return(node.value.body)], []
+        )
         return self.visit(function)
 
     def visit_FunctionDef(self, node):
@@ -74,8 +85,17 @@ class Numbered(ast.NodeTransformer):
         if is_function and len(self.names) > 1:
             node.name = self.local(node.name)
         self.names.append({})
-        is_public = is_function and len(self.names) == 2 and not (node.name[0] == "_" and node.name[-2:] != "__")
-        fixed = {name for n in ast.walk(node) if isinstance(n, (ast.Global, ast.Nonlocal)) for name in n.names}
+        is_public = (
+            is_function
+            and len(self.names) == 2
+            and not (node.name[0] == "_" and node.name[-2:] != "__")
+        )
+        fixed = {
+            name
+            for n in ast.walk(node)
+            if isinstance(n, (ast.Global, ast.Nonlocal))
+            for name in n.names
+        }
         if hasattr(node, "args"):
             arguments = [n for n in ast.walk(node.args) if isinstance(n, ast.arg)]
             fixed |= {argument.arg for argument in arguments} if is_public else set()
@@ -135,11 +155,17 @@ def git(*words):
 
 
 def main(base, *files):
-    changed = files or git("diff", "--name-only", "--diff-filter=M", base, "--", "*.py").stdout.split()
+    changed = (
+        files or git("diff", "--name-only", "--diff-filter=M", base, "--", "*.py").stdout.split()
+    )
     different = 0
     for name in changed:
         old = git("show", f"{base}:{name}").stdout
-        delta = list(difflib.unified_diff(logic(old), logic(Path(name).read_text(encoding="utf8")), name, name, n=1))
+        delta = list(
+            difflib.unified_diff(
+                logic(old), logic(Path(name).read_text(encoding="utf8")), name, name, n=1
+            )
+        )
         different += bool(delta)
         print("\n".join(delta) if delta else f"{name}: same logic")
     print(f"{different} of {len(changed)} files have another logic than {base}")

@@ -1,11 +1,13 @@
-"""What must not change where code moves: the bits of small runs, compared between two checkouts on one machine.
+"""What must not change where code moves: the bits of small runs, compared between two checkouts on
+one machine.
 
     python tests/same_numbers.py OLD NEW              # states and metrics of RUNS, a trainer and a sweep, bit for bit
     python tests/same_numbers.py OLD NEW --gpu-text   # and what three programs for GPUs lower to; --only NAMES: these
     python tests/same_numbers.py --store              # same_numbers.json anew, what test_same_numbers.py asks for
 
-Only public names are used, so it runs whatever modules there are; each checkout in a process of its own. Programs that
-are the same in both are compiled once, a cache being keyed by the program: JAX_COMPILATION_CACHE_DIR, or a new one.
+Only public names are used, so it runs whatever modules there are; each checkout in a process of its
+own. Programs that are the same in both are compiled once, a cache being keyed by the program:
+JAX_COMPILATION_CACHE_DIR, or a new one.
 """
 
 import argparse
@@ -32,7 +34,13 @@ from flax import struct
 
 import wdjax  # its rooms are looked up when a run starts, in the process of its checkout
 
-TIMING = ("seconds", "seconds_per_update", "compile_seconds", "env_steps_per_second", "agent_steps_per_second")
+TIMING = (
+    "seconds",
+    "seconds_per_update",
+    "compile_seconds",
+    "env_steps_per_second",
+    "agent_steps_per_second",
+)
 ON_GPUS = ("tag_gridworld", "tag_continuous", "cartpole_ppo")
 
 
@@ -46,7 +54,8 @@ class Params:
 
 @dataclasses.dataclass(frozen=True)
 class Pushers(wdjax.Env):
-    """Two pushers and a puller on a line, each with a force from a box: no game of wdjax has both groups and boxes."""
+    """Two pushers and a puller on a line, each with a force from a box: no game of wdjax has
+    both groups and boxes."""
 
     groups = {"pusher": 2, "puller": 1}  # noqa: RUF012
     default_params = Params()
@@ -57,20 +66,31 @@ class Pushers(wdjax.Env):
 
     def step(self, key, state, action, params):
         force = jnp.concatenate([action["pusher"], action["puller"]])[:, 0]
-        state = State(state.place + 0.3 * force + 0.1 * jax.random.normal(key, (3,)), state.time + 1)
+        state = State(
+            state.place + 0.3 * force + 0.1 * jax.random.normal(key, (3,)), state.time + 1
+        )
         lost = jnp.abs(state.place) > 2.5
         flags = (-jnp.abs(state.place), lost, (state.time >= params.episode_length) & ~lost)
-        return self.observe(state), state, *({"pusher": flag[:2], "puller": flag[2:]} for flag in flags), {}
+        return (
+            self.observe(state),
+            state,
+            *({"pusher": flag[:2], "puller": flag[2:]} for flag in flags),
+            {},
+        )
 
     def observe(self, state):
         seen = jnp.stack([state.place, state.place - jnp.mean(state.place)], axis=-1)
         return {"pusher": seen[:2], "puller": seen[2:]}
 
     def observation_space(self, params):
-        return wdjax.Dict({name: wdjax.Box(shape=(2,)).batch(number) for name, number in self.groups.items()})
+        return wdjax.Dict(
+            {name: wdjax.Box(shape=(2,)).batch(number) for name, number in self.groups.items()}
+        )
 
     def action_space(self, params):
-        return wdjax.Dict({name: wdjax.Box(-1.0, 1.0, (1,)).batch(number) for name, number in self.groups.items()})
+        return wdjax.Dict(
+            {name: wdjax.Box(-1.0, 1.0, (1,)).batch(number) for name, number in self.groups.items()}
+        )
 
 
 def net(*sizes, **options):
@@ -82,55 +102,149 @@ def agent(**changes):
 
 
 def both(**changes):
-    return {f"policies.{side}.{name}": value for side in ("tagger", "runner") for name, value in changes.items()}
+    return {
+        f"policies.{side}.{name}": value
+        for side in ("tagger", "runner")
+        for name, value in changes.items()
+    }
 
 
-SIZE = {"num_envs": 8, "num_blocks": 4, "rollout_length": 12, "total_env_steps": 100_000, "devices": 1}
-SHORT, LONGER = {"env_params.episode_length": 5}, {"env_params.episode_length": 12, "rollout_length": 16}
+SIZE = {
+    "num_envs": 8,
+    "num_blocks": 4,
+    "rollout_length": 12,
+    "total_env_steps": 100_000,
+    "devices": 1,
+}
+SHORT, LONGER = (
+    {"env_params.episode_length": 5},
+    {"env_params.episode_length": 12, "rollout_length": 16},
+)
 NORMAL = {"normalize_observation": True, "normalize_reward": True, "normalize_advantage": True}
 SCHEDULE = [[0, 5e-3], [200, 3e-3], [400, 0.0]]
-AS_WARPDRIVE = {"env_params.egocentric": False, "env_params.observe_own_motion": False}  # tag_small shows more
+# tag_small shows more
+AS_WARPDRIVE = {"env_params.egocentric": False, "env_params.observe_own_motion": False}
 # the presets' own schedules in env steps: those in fractions would follow the shorter run
 CARTPOLE_RATE, PENDULUM_RATE = [[0, 2.5e-3], [150_000, 1e-4]], [[0, 1e-3], [1_000_000, 0]]
 # Adam's first steps are signs of gradients, also of those that are rounding: an epsilon above those
 HUNT = both(
-    network=net(16), minibatches=2, epochs=2, optimizer_epsilon=1e-2, learning_rate=[[0, 3e-3], [1_280_000, 5e-4]]
-)  # fmt: skip
+    network=net(16),
+    minibatches=2,
+    epochs=2,
+    optimizer_epsilon=1e-2,
+    learning_rate=[[0, 3e-3], [1_280_000, 5e-4]],
+)
 TAG = {"env_params.episode_length": 8, **AS_WARPDRIVE, **HUNT}
 SELF_PLAY = both(past_selves=2, past_selves_every=1, past_selves_fraction=[[0, 0.3], [200, 0.6]])
 DDPG = {
-    "twin_critics": True, "policy_delay": 2, "n_step": 3, "noise": "ornstein_uhlenbeck", "target_noise": 0.2,
-    "batch_size": 16, "buffer_size": 256, "warmup": 24, "updates_per_rollout": 3, "noise_scale": [[0, 1.0], [300, 0.5]],
-}  # fmt: skip
-MIXED = {"pusher": {"algorithm": "DDPG", "network": net(8), "ddpg": DDPG},
-         "puller": {"network": net(8, recurrent_size=4), "normalize_reward": True, "past_selves": 1}}  # fmt: skip
+    "twin_critics": True,
+    "policy_delay": 2,
+    "n_step": 3,
+    "noise": "ornstein_uhlenbeck",
+    "target_noise": 0.2,
+    "batch_size": 16,
+    "buffer_size": 256,
+    "warmup": 24,
+    "updates_per_rollout": 3,
+    "noise_scale": [[0, 1.0], [300, 0.5]],
+}
+MIXED = {
+    "pusher": {"algorithm": "DDPG", "network": net(8), "ddpg": DDPG},
+    "puller": {"network": net(8, recurrent_size=4), "normalize_reward": True, "past_selves": 1},
+}
 SLICES = {
     "hunters": {"agents": ["tagger[0:1]"], "network": net(8), "epochs": 2},
-    "crowd": {"agents": ["tagger[1:2]", "runner[0:3]"], "agent_type_feature": True, "algorithm": "A2C",
-              "network": net(8), "optimizer": "rmsprop", "entropy_coefficient": SCHEDULE},
+    "crowd": {
+        "agents": ["tagger[1:2]", "runner[0:3]"],
+        "agent_type_feature": True,
+        "algorithm": "A2C",
+        "network": net(8),
+        "optimizer": "rmsprop",
+        "entropy_coefficient": SCHEDULE,
+    },
     "rest": {"agents": ["runner[3:8]"], "network": net(8, shared_trunk=False), "trainable": False},
-}  # fmt: skip
+}
 RUNS = {
-    "a2c": ("cartpole", {**LONGER, "reset": "fixed", **agent(
-        network=net(16), neg_pos_env_ratio=1.0, optimizer="sgd", learning_rate=1e-3)}),
-    "pool": ("tag_gridworld_with_reset_pool", {
-        **SHORT, "env_params.grid_length": 6, "policies.shared.network": net(16, activation="relu")}),
-    "ppo": ("cartpole_ppo", {**SHORT, **agent(
-        network=net(16), epochs=3, minibatches=4, target_kl=1e-4, clip=0.1, value_clip=0.2, learning_rate=SCHEDULE,
-        entropy_coefficient=SCHEDULE)}),
-    "recurrent": ("cartpole_ppo", {**LONGER, **agent(
-        network=net(16, recurrent_size=8, shared_trunk=False), epochs=2, minibatches=2, normalize_observation=True,
-        learning_rate=CARTPOLE_RATE)}),
-    "normalized": ("pendulum_ppo", {
-        **SHORT, **agent(network=net(16), epochs=2, minibatches=2, learning_rate=PENDULUM_RATE, **NORMAL)}),
-    "ddpg": ("pendulum_ddpg", {**SHORT, **agent(network=net(16), ddpg=DDPG, normalize_observation=True)}),
-    "self_play": ("tag_small", {**TAG, **SELF_PLAY, "policies.runner.network.encoder": "deep_sets"}),
+    "a2c": (
+        "cartpole",
+        {
+            **LONGER,
+            "reset": "fixed",
+            **agent(network=net(16), neg_pos_env_ratio=1.0, optimizer="sgd", learning_rate=1e-3),
+        },
+    ),
+    "pool": (
+        "tag_gridworld_with_reset_pool",
+        {
+            **SHORT,
+            "env_params.grid_length": 6,
+            "policies.shared.network": net(16, activation="relu"),
+        },
+    ),
+    "ppo": (
+        "cartpole_ppo",
+        {
+            **SHORT,
+            **agent(
+                network=net(16),
+                epochs=3,
+                minibatches=4,
+                target_kl=1e-4,
+                clip=0.1,
+                value_clip=0.2,
+                learning_rate=SCHEDULE,
+                entropy_coefficient=SCHEDULE,
+            ),
+        },
+    ),
+    "recurrent": (
+        "cartpole_ppo",
+        {
+            **LONGER,
+            **agent(
+                network=net(16, recurrent_size=8, shared_trunk=False),
+                epochs=2,
+                minibatches=2,
+                normalize_observation=True,
+                learning_rate=CARTPOLE_RATE,
+            ),
+        },
+    ),
+    "normalized": (
+        "pendulum_ppo",
+        {
+            **SHORT,
+            **agent(
+                network=net(16), epochs=2, minibatches=2, learning_rate=PENDULUM_RATE, **NORMAL
+            ),
+        },
+    ),
+    "ddpg": (
+        "pendulum_ddpg",
+        {**SHORT, **agent(network=net(16), ddpg=DDPG, normalize_observation=True)},
+    ),
+    "self_play": (
+        "tag_small",
+        {**TAG, **SELF_PLAY, "policies.runner.network.encoder": "deep_sets"},
+    ),
     "slices": ("tag_small", {**SHORT, **AS_WARPDRIVE, "policies": SLICES}),
     "mixed": ("pendulum_ppo", {"env": "pushers", "policies": MIXED}),
-    "two_devices": ("tag_small", {**TAG, **SELF_PLAY, **both(**NORMAL), "reset": 5, "devices": 2,
-        "policies.runner.algorithm": "A2C", "policies.runner.minibatches": 1, "policies.runner.epochs": 1,
-        "policies.runner.normalize_observation": False}),  # it sees what hardly varies: rounding would count
-}  # fmt: skip
+    "two_devices": (
+        "tag_small",
+        {
+            **TAG,
+            **SELF_PLAY,
+            **both(**NORMAL),
+            "reset": 5,
+            "devices": 2,
+            "policies.runner.algorithm": "A2C",
+            "policies.runner.minibatches": 1,
+            "policies.runner.epochs": 1,
+            # it sees what hardly varies: rounding would count
+            "policies.runner.normalize_observation": False,
+        },
+    ),
+}
 
 
 def arrays(**trees):
@@ -140,15 +254,25 @@ def arrays(**trees):
         for name, tree in trees.items()
         for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]
     ]
-    is_key = lambda leaf: jnp.issubdtype(getattr(leaf, "dtype", np.float32), jax.dtypes.prng_key)  # noqa: E731
-    return {path: np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf) for path, leaf in leaves}
+
+    def is_key(leaf):
+        return jnp.issubdtype(getattr(leaf, "dtype", np.float32), jax.dtypes.prng_key)
+
+    return {
+        path: np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf)
+        for path, leaf in leaves
+    }
 
 
 def columns(rows):
-    """Returns name -> numbers, NaN where a row has none, of rows of a table, without what a clock says."""
+    """Returns name -> numbers, NaN where a row has none, of rows of a table, without what a
+    clock says."""
     names = sorted({name for row in rows for name in row if name not in TIMING})
     cells = {name: [row.get(name) for row in rows] for name in names}
-    return {name: np.array([np.nan if cell is None else cell for cell in column]) for name, column in cells.items()}
+    return {
+        name: np.array([np.nan if cell is None else cell for cell in column])
+        for name, column in cells.items()
+    }
 
 
 def play(name):
@@ -162,7 +286,12 @@ def play(name):
 
 
 def tiny_config():
-    host = {"total_env_steps": 3 * 96, "updates_per_chunk": 1, "checkpoint_every": 2, "eval_episodes": 4}
+    host = {
+        "total_env_steps": 3 * 96,
+        "updates_per_chunk": 1,
+        "checkpoint_every": 2,
+        "eval_episodes": 4,
+    }
     own = agent(network=net(8), learning_rate=CARTPOLE_RATE)
     return wdjax.train.load_config("cartpole_ppo", **{**SIZE, **SHORT, **host, **own})
 
@@ -178,11 +307,19 @@ def train():
 
 def train_members():
     """A sweep over learning rates and seeds, and what `load_member` reads of its folder."""
-    sweeps, rates = importlib.import_module("wdjax.experiments.sweep"), {"policies.agent.learning_rate": [1e-3, 3e-3]}
+    sweeps, rates = (
+        importlib.import_module("wdjax.experiments.sweep"),
+        {"policies.agent.learning_rate": [1e-3, 3e-3]},
+    )
     with tempfile.TemporaryDirectory() as folder:
         table = sweeps.sweep(tiny_config(), rates, seeds=2, workdir=Path(folder) / "sweep")
-        states = [arrays(state=sweeps.load_member(Path(folder) / "sweep", row["member"])[1]) for row in table]
-    return arrays(rows=columns(table)) | {path: np.stack([state[path] for state in states]) for path in states[0]}
+        states = [
+            arrays(state=sweeps.load_member(Path(folder) / "sweep", row["member"])[1])
+            for row in table
+        ]
+    return arrays(rows=columns(table)) | {
+        path: np.stack([state[path] for state in states]) for path in states[0]
+    }
 
 
 def lower(preset):
@@ -191,17 +328,23 @@ def lower(preset):
     jax itself says that there is a GPU: which of wdjax's functions asks it may change.
     """
     with mock.patch.object(jax, "default_backend", return_value="gpu"):
-        learner = wdjax.train.make_learner(wdjax.train.load_config(preset, num_envs=16, rollout_length=8, devices=1))
+        learner = wdjax.train.make_learner(
+            wdjax.train.load_config(preset, num_envs=16, rollout_length=8, devices=1)
+        )
         state = jax.eval_shape(learner.init, jax.random.key(0))
         return {"text": lowered(learner.update, state)}
 
 
-ALL = {name: functools.partial(play, name) for name in RUNS} | {"trainer": train, "sweep": train_members}
+ALL = {name: functools.partial(play, name) for name in RUNS} | {
+    "trainer": train,
+    "sweep": train_members,
+}
 TEXTS = {f"gpu:{preset}": functools.partial(lower, preset) for preset in ON_GPUS}
 
 
 def dump(file, names):
-    """Writes name -> path -> array, or the words of its failure, for the checkout that this process runs in."""
+    """Writes name -> path -> array, or the words of its failure, for the checkout that this
+    process runs in."""
     home = Path(wdjax.__file__).resolve().parent.parent
     if home != Path.cwd().resolve():
         raise SystemExit(f"this is wdjax of {home}, not of {Path.cwd()}")
@@ -220,13 +363,25 @@ def run_checkout(checkout, names, cache):
     """Returns what `dump` writes of a checkout."""
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2".strip()
     env = {
-        "JAX_COMPILATION_CACHE_DIR": cache, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", **os.environ,
-        "PYTHONPATH": str(checkout), "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu",
-        "JAX_TRACEBACK_IN_LOCATIONS_LIMIT": "0",  # else names of files stand in the texts of kernels
-    }  # fmt: skip
+        "JAX_COMPILATION_CACHE_DIR": cache,
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        **os.environ,
+        "PYTHONPATH": str(checkout),
+        "XLA_FLAGS": flags,
+        "JAX_PLATFORMS": "cpu",
+        # else names of files stand in the texts of kernels
+        "JAX_TRACEBACK_IN_LOCATIONS_LIMIT": "0",
+    }
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "numbers"
-        command = [sys.executable, str(Path(__file__).resolve()), "--dump", str(file), "--only", *names]
+        command = [
+            sys.executable,
+            str(Path(__file__).resolve()),
+            "--dump",
+            str(file),
+            "--only",
+            *names,
+        ]
         subprocess.run(command, cwd=checkout, env=env, check=True)
         return pickle.loads(file.read_bytes())
 
@@ -236,7 +391,8 @@ def bits(array):
 
 
 def differences(old, new):
-    """Returns (what differs, what only has another path), lines of words, of path -> array in both."""
+    """Returns (what differs, what only has another path), lines of words, of path -> array in
+    both."""
     changed = [path for path in sorted(old) if path in new and bits(old[path]) != bits(new[path])]
     found = [f"{path}: {apart(old[path], new[path])}" for path in changed]
     homes, moved = collections.defaultdict(list), []
@@ -244,7 +400,9 @@ def differences(old, new):
         homes[bits(new[path])].append(path)
     for path in sorted(old.keys() - new.keys()):
         same = homes[bits(old[path])]
-        (moved if same else found).append(f"{path} is now {same.pop()}" if same else f"only in OLD: {path}")
+        (moved if same else found).append(
+            f"{path} is now {same.pop()}" if same else f"only in OLD: {path}"
+        )
     return found + [f"only in NEW: {path}" for paths in homes.values() for path in paths], moved
 
 
@@ -261,9 +419,15 @@ def text_differences(old, new):
     a, b = old["text"].splitlines(), new["text"].splitlines()
     if a == b:
         return [], [f"{len(a)} lines, sha256 {hashlib.sha256(old['text'].encode()).hexdigest()}"]
-    differ = [i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y] or [min(len(a), len(b))]
+    differ = [i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y] or [
+        min(len(a), len(b))
+    ]
     one, other = ("".join(lines[differ[0] : differ[0] + 1]) for lines in (a, b))
-    start = max(next((i for i, pair in enumerate(zip(one, other, strict=False)) if len(set(pair)) > 1), 0) - 80, 0)
+    start = max(
+        next((i for i, pair in enumerate(zip(one, other, strict=False)) if len(set(pair)) > 1), 0)
+        - 80,
+        0,
+    )
     where = f"{len(differ)} of {len(a)} lines differ (now {len(b)}), line {differ[0] + 1} first, character {start}"
     return [where, f"  OLD {one[start : start + 240]}", f"  NEW {other[start : start + 240]}"], []
 
@@ -273,12 +437,18 @@ def compare(old, new, names):
     same = True
     for name in names:
         a, b = old[name], new[name]
-        found = [f"fails in {where}:\n{words}" for where, words in (("OLD", a), ("NEW", b)) if isinstance(words, str)]
+        found = [
+            f"fails in {where}:\n{words}"
+            for where, words in (("OLD", a), ("NEW", b))
+            if isinstance(words, str)
+        ]
         leaves, notes = f"{len(a)} leaves" if not found else "", []
         if not found:
             found, notes = (text_differences if name in TEXTS else differences)(a, b)
         same = same and not found
-        print(f"{name:20} {'DIFFERENT' if found else 'the same':10} {leaves if name in ALL else ''}")
+        print(
+            f"{name:20} {'DIFFERENT' if found else 'the same':10} {leaves if name in ALL else ''}"
+        )
         print("".join(f"    {line}\n" for line in [*found, *notes][:40]), end="")
     return same
 
@@ -287,8 +457,14 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("checkouts", nargs="*", type=Path, metavar="OLD NEW")
     parser.add_argument("--only", nargs="+", choices=[*ALL, *TEXTS], help="these, not all")
-    parser.add_argument("--gpu-text", action="store_true", help="texts of programs for GPUs besides")
-    parser.add_argument("--store", action="store_true", help="write same_numbers.json, of the checkout in this folder")
+    parser.add_argument(
+        "--gpu-text", action="store_true", help="texts of programs for GPUs besides"
+    )
+    parser.add_argument(
+        "--store",
+        action="store_true",
+        help="write same_numbers.json, of the checkout in this folder",
+    )
     parser.add_argument("--dump", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     names = asked.only or [*ALL, *(TEXTS if asked.gpu_text else ())]

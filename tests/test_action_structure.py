@@ -1,4 +1,5 @@
-"""Wrong actions and states: one sentence that names the part, while tracing, in `env.step` and in `vectorize`."""
+"""Wrong actions and states: one sentence that names the part, while tracing, in `env.step` and in
+`vectorize`."""
 
 import re
 
@@ -15,7 +16,9 @@ KEY = jax.random.key(0)
 
 
 def shapes(space, axes=()):
-    return jax.tree.map(lambda leaf: jnp.zeros((*axes, *leaf.shape), leaf.dtype), sample_shapes(space))
+    return jax.tree.map(
+        lambda leaf: jnp.zeros((*axes, *leaf.shape), leaf.dtype), sample_shapes(space)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +35,14 @@ def many(tag):
 
 
 WRONG = [
-    (jnp.zeros(3, jnp.int32), "action = an array of shape (3,): must be a dict with the keys 'tagger', 'runner'"),
-    ({"tagger": 0}, "action = a dict with the keys 'tagger': must be a dict with the keys 'tagger', 'runner'"),
+    (
+        jnp.zeros(3, jnp.int32),
+        "action = an array of shape (3,): must be a dict with the keys 'tagger', 'runner'",
+    ),
+    (
+        {"tagger": 0},
+        "action = a dict with the keys 'tagger': must be a dict with the keys 'tagger', 'runner'",
+    ),
     (
         {"tagger": jnp.zeros(4, jnp.int32), "runner": jnp.zeros(1, jnp.int32)},
         "action['tagger'] = an array of shape (4,): must be an array of shape (2,)",
@@ -55,7 +64,9 @@ def test_every_environment_refuses_an_action_of_another_shape(name):
     env, params = wdjax.make(name)
     state = jax.eval_shape(env.reset, KEY, params)[1]
     wrong = shapes(env.action_space(params), axes=(7,))
-    with pytest.raises(ValueError, match=r"action.* = an array of shape \(7,.*\): must be an array of shape"):
+    with pytest.raises(
+        ValueError, match=r"action.* = an array of shape \(7,.*\): must be an array of shape"
+    ):
         jax.eval_shape(env.step, KEY, state, wrong, params)
 
 
@@ -77,17 +88,23 @@ def test_a_batch_of_params_is_no_batch_of_spaces():
     params = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (N, *jnp.shape(leaf))), params)
     state = jax.eval_shape(replicas.reset, KEY, params)[1]
     jax.eval_shape(replicas.step, KEY, state, jnp.zeros((N, 1)), params)
-    with pytest.raises(ValueError, match=r"action = an array of shape \(3,\): must be an array of shape \(3, 1\)"):
+    with pytest.raises(
+        ValueError, match=r"action = an array of shape \(3,\): must be an array of shape \(3, 1\)"
+    ):
         jax.eval_shape(replicas.step, KEY, state, jnp.zeros(N), params)
 
 
 def test_a_batch_refuses_the_state_of_one_replica_and_of_another_batch(tag, many):
     (env, params, one), (replicas, _, _) = tag, many
     action = shapes(env.action_space(params), axes=(N,))
-    with pytest.raises(TypeError, match="state = State: must be the VectorState returned by reset, with 3 replicas"):
+    with pytest.raises(
+        TypeError, match="state = State: must be the VectorState returned by reset, with 3 replicas"
+    ):
         replicas.step(KEY, one, action, params)
     other = jax.eval_shape(wdjax.vectorize(env, 5).reset, KEY, params)[1]
-    with pytest.raises(ValueError, match="must be the VectorState returned by reset, with 3 replicas"):
+    with pytest.raises(
+        ValueError, match="must be the VectorState returned by reset, with 3 replicas"
+    ):
         jax.eval_shape(replicas.step, KEY, other, action, params)
 
 

@@ -1,8 +1,9 @@
-"""Malformed configurations: each is refused in one sentence that names the field, the value and what is allowed.
+"""Malformed configurations: each is refused in one sentence that names the field, the value and
+what is allowed.
 
 Files, environments, spaces and actions are in tests/test_bad_input_values.py, command lines in
-tests/test_bad_input_commands.py. A row of a table: (name, value, what the sentence says after the name), or (changes of
-a preset, how the sentence begins).
+tests/test_bad_input_commands.py. A row of a table: (name, value, what the sentence says after the
+name), or (changes of a preset, how the sentence begins).
 """
 
 import math
@@ -378,7 +379,9 @@ def test_fields_of_a_policy(name, value, words):
 @pytest.mark.parametrize(("name", "value", "words"), DDPG)
 def test_fields_of_a_policy_that_learns_by_ddpg(name, value, words):
     path = f"policies.agent.{name}"
-    assert refusal(load_config, "continuous_mountain_car_ddpg", **{path: value}).startswith(f"{path} {words}")
+    assert refusal(load_config, "continuous_mountain_car_ddpg", **{path: value}).startswith(
+        f"{path} {words}"
+    )
 
 
 PARAMS = [
@@ -390,7 +393,9 @@ PARAMS = [
 
 @pytest.mark.parametrize(("preset", "name", "value", "words"), PARAMS)
 def test_parameters_of_an_environment(preset, name, value, words):
-    assert f"env_params: {name} {words}" in refusal(load_config, preset, **{f"env_params.{name}": value})
+    assert f"env_params: {name} {words}" in refusal(
+        load_config, preset, **{f"env_params.{name}": value}
+    )
 
 
 CHANGES = [

@@ -1,4 +1,5 @@
-"""Malformed command lines: each ends with status 2 and one sentence, and writes nothing (tests/test_bad_input.py)."""
+"""Malformed command lines: each ends with status 2 and one sentence, and writes nothing
+(tests/test_bad_input.py)."""
 
 import subprocess
 import sys
@@ -183,17 +184,21 @@ COMMANDS = [
 
 @pytest.fixture
 def folder(monkeypatch, tmp_path):
-    """A folder with what the table names: among it a run that was killed before its first checkpoint."""
+    """A folder with what the table names: among it a run that was killed before its first
+    checkpoint."""
     from wdjax.train import load_config
     from wdjax.train.storage.folder import prepare_folder
 
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path))  # leaves the settings of the tests alone
+    # leaves the settings of the tests alone
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     Path("a folder").mkdir()
     Path("a file").write_text("")
     Path("empty.yaml").write_text("")
     Path("tab.yaml").write_text("env: cartpole\n\tseed: 3")
-    Path("warp_drive.yaml").write_text("name: tag_continuous\ntrainer: {num_envs: 4}\npolicy: {runner: {lr: 0.1}}")
+    Path("warp_drive.yaml").write_text(
+        "name: tag_continuous\ntrainer: {num_envs: 4}\npolicy: {runner: {lr: 0.1}}"
+    )
     prepare_folder(Path("run"), load_config("cartpole"), resume=False)
 
 

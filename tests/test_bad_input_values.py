@@ -1,4 +1,5 @@
-"""Malformed files, spaces, environments and actions: each is refused in one sentence. See tests/test_bad_input.py."""
+"""Malformed files, spaces, environments and actions: each is refused in one sentence. See
+tests/test_bad_input.py."""
 
 import math
 from pathlib import Path
@@ -81,7 +82,9 @@ def test_files(text, words):
     assert written() == ["run.yaml"]
 
 
-@pytest.mark.parametrize("content", [b"\xff\xfe\x00", "env: cärt".encode("latin1"), b"env: cart\x00pole"])
+@pytest.mark.parametrize(
+    "content", [b"\xff\xfe\x00", "env: cärt".encode("latin1"), b"env: cart\x00pole"]
+)
 def test_files_that_are_no_text(content):
     Path("run.yaml").write_bytes(content)
     assert refusal(load_config, "run.yaml").startswith("run.yaml: invalid YAML: ")
@@ -97,7 +100,10 @@ PRESETS = [
     (Path("none.yml"), "no such file: none.yml"),
     (None, "preset = None: must be the name of a preset, the path of a YAML file, or a mapping"),
     (5, "preset = 5: must be the name of a preset, the path of a YAML file, or a mapping"),
-    (b"cartpole", "preset = b'cartpole': must be the name of a preset, the path of a YAML file, or a mapping"),
+    (
+        b"cartpole",
+        "preset = b'cartpole': must be the name of a preset, the path of a YAML file, or a mapping",
+    ),
 ]
 
 
@@ -176,7 +182,8 @@ def test_spaces(space, arguments, words):
 
 
 def test_bounds_may_be_traced_and_lists_become_tuples():
-    """What is refused above must not refuse these: params under jit give bounds whose values nobody knows yet."""
+    """What is refused above must not refuse these: params under jit give bounds whose values
+    nobody knows yet."""
     high = jax.jit(lambda bound: Box(-bound, bound, (2,)).clip(jnp.full(2, 9.0)))(jnp.float32(3.0))
     assert high.tolist() == [3.0, 3.0]
     assert hash(Box(0, 1, [2])) == hash(Box(0, 1, (2,)))
@@ -260,8 +267,16 @@ RUNS = [
     ("a file", {}, "workdir = a file: must be a writable folder (File exists)"),
     ("a file/run", {}, "workdir = a file/run: must be a writable folder (Not a directory)"),
     ("/proc/run", {}, "workdir = /proc/run: must be a writable folder"),
-    ("run", {"policies.agent.checkpoint": "runs/none"}, "policies.agent.checkpoint = 'runs/none': runs/none contains"),
-    ("run", {"policies.agent.checkpoint": "none@bst"}, "policies.agent.checkpoint = 'none@bst': checkpoint 'bst':"),
+    (
+        "run",
+        {"policies.agent.checkpoint": "runs/none"},
+        "policies.agent.checkpoint = 'runs/none': runs/none contains",
+    ),
+    (
+        "run",
+        {"policies.agent.checkpoint": "none@bst"},
+        "policies.agent.checkpoint = 'none@bst': checkpoint 'bst':",
+    ),
 ]
 
 

@@ -1,8 +1,9 @@
-"""Generated broken environments: whatever a part of one returns, it is taken or refused in a sentence of wdjax's own.
+"""Generated broken environments: whatever a part of one returns, it is taken or refused in a
+sentence of wdjax's own.
 
-A part of one of the two correct toys (what `reset`, `step`, a space, `groups` or `default_params` return, or a leaf of
-it) is put out of shape. `check_env` and `make_learner` then either refuse it, from a line of our own, or what
-`check_env` lets pass also trains.
+A part of one of the two correct toys (what `reset`, `step`, a space, `groups` or `default_params`
+return, or a leaf of it) is put out of shape. `check_env` and `make_learner` then either refuse it,
+from a line of our own, or what `check_env` lets pass also trains.
 """
 
 import math
@@ -27,9 +28,11 @@ OURS = str(Path(wdjax.__file__).resolve().parent.parent)
 TESTS = str(Path(__file__).resolve().parent)
 SOME = hypothesis.settings(  # each checks an environment, and trains
     max_examples=hypothesis.settings.default.max_examples // 2,
-    suppress_health_check=[*hypothesis.settings.default.suppress_health_check,
-                           hypothesis.HealthCheck.function_scoped_fixture],
-)  # fmt: skip
+    suppress_health_check=[
+        *hypothesis.settings.default.suppress_health_check,
+        hypothesis.HealthCheck.function_scoped_fixture,
+    ],
+)
 
 
 class Plain:
@@ -57,16 +60,32 @@ BENT = {
 }
 # what stands in the place of anything
 OTHER = {
-    "None": None, "a word": "left", "no number": math.nan, "a bool": True, "a number": 3, "a negative": -2.5,
-    "a list": [1, 2], "an empty dict": {}, "an empty tuple": (), "an object": Plain(), "a class": Plain,
-    "a function": len, "a dict of words": {"worker": "a", "pilot": None}, "other groups": {"x": jnp.zeros(2)},
-}  # fmt: skip
+    "None": None,
+    "a word": "left",
+    "no number": math.nan,
+    "a bool": True,
+    "a number": 3,
+    "a negative": -2.5,
+    "a list": [1, 2],
+    "an empty dict": {},
+    "an empty tuple": (),
+    "an object": Plain(),
+    "a class": Plain,
+    "a function": len,
+    "a dict of words": {"worker": "a", "pilot": None},
+    "other groups": {"x": jnp.zeros(2)},
+}
 SPACES = {
-    "a number": Discrete(3), "many": Discrete(2**31 - 1), "two": MultiDiscrete((2, 3)),
-    "a box": Box(-1.0, 1.0, (2,)), "point": Box(1.0, 1.0, ()), "unbounded": Box(),
-    "nested": Dict({"a": Dict({"b": Box()})}), "batched": Box(-1.0, 1.0, (2,)).batch(3),
+    "a number": Discrete(3),
+    "many": Discrete(2**31 - 1),
+    "two": MultiDiscrete((2, 3)),
+    "a box": Box(-1.0, 1.0, (2,)),
+    "point": Box(1.0, 1.0, ()),
+    "unbounded": Box(),
+    "nested": Dict({"a": Dict({"b": Box()})}),
+    "batched": Box(-1.0, 1.0, (2,)).batch(3),
     "groups": Dict({"worker": Box().batch(2), "pilot": Discrete(4).batch(1)}),
-}  # fmt: skip
+}
 
 
 def bend(value, path, how):
@@ -84,11 +103,17 @@ def bend(value, path, how):
 @st.composite
 def broken(draw):
     """Draws (environment, words that say what was done to it)."""
-    toy, method = draw(st.sampled_from([Line, Team])), draw(st.sampled_from(["reset", "step", "step"]))
+    toy, method = (
+        draw(st.sampled_from([Line, Team])),
+        draw(st.sampled_from(["reset", "step", "step"])),
+    )
     path = draw(st.lists(st.integers(0, 5), max_size=4))
     how = draw(st.sampled_from([*BENT, *OTHER]))
     original = getattr(toy, method)
-    bent = lambda self, *arguments: bend(original(self, *arguments), path, how)  # noqa: E731
+
+    def bent(self, *arguments):
+        return bend(original(self, *arguments), path, how)
+
     return type("Mutant", (toy,), {method: bent})(), f"{toy.__name__}.{method}{path}: {how}"
 
 
@@ -97,14 +122,17 @@ def misdeclared(draw):
     """Draws likewise one whose spaces, groups or params are wrong."""
     toy = draw(st.sampled_from([Line, Team]))
     name = draw(st.sampled_from(["observation_space", "action_space", "groups", "default_params"]))
-    how = draw(st.sampled_from([*OTHER, *SPACES]) if name.endswith("space") else st.sampled_from([*OTHER]))
+    how = draw(
+        st.sampled_from([*OTHER, *SPACES]) if name.endswith("space") else st.sampled_from([*OTHER])
+    )
     value = SPACES[how] if how in SPACES and name.endswith("space") else OTHER[how]
     part = (lambda self, params: value) if name.endswith("space") else property(lambda self: value)
     return type("Mutant", (toy,), {name: part})(), f"{toy.__name__}.{name}: {how}"
 
 
 def is_refused_by_us(function, *arguments):
-    """Calls a function; what it raises must come from a line of ours, or of the environment. Returns whether it did."""
+    """Calls a function; what it raises must come from a line of ours, or of the environment.
+    Returns whether it did."""
     try:
         function(*arguments)
     except Exception as error:
@@ -117,10 +145,13 @@ def is_refused_by_us(function, *arguments):
 
 
 def train(env):
-    """Registers an environment and makes an update of all of its agents' policies, which must leave numbers."""
+    """Registers an environment and makes an update of all of its agents' policies, which must
+    leave numbers."""
     names = ["worker", "pilot"] if isinstance(env, Team) else ["agent"]
     wdjax.register("mutant", env, replace=True)
-    config = TrainConfig(env="mutant", policies=dict.fromkeys(names, PolicyConfig()), num_envs=2, rollout_length=3)
+    config = TrainConfig(
+        env="mutant", policies=dict.fromkeys(names, PolicyConfig()), num_envs=2, rollout_length=3
+    )
     learner = make_learner(config)
     state, _ = learner.run(learner.init(jax.random.key(0)), num_updates=1)
     for policy in state.policies.values():

@@ -1,4 +1,5 @@
-"""check_env: every registered environment passes, every broken one is told what to change, twins are compared."""
+"""check_env: every registered environment passes, every broken one is told what to change, twins
+are compared."""
 
 import dataclasses
 
@@ -37,7 +38,10 @@ def test_registered_environments_pass_what_needs_no_compiling(name, monkeypatch)
     assert wdjax.check_env(name) is None
 
 
-slow_but_one = [pytest.param(name, marks=() if name == "cartpole" else pytest.mark.slow) for name in wdjax.list_envs()]
+slow_but_one = [
+    pytest.param(name, marks=() if name == "cartpole" else pytest.mark.slow)
+    for name in wdjax.list_envs()
+]
 
 
 @pytest.mark.parametrize("name", slow_but_one)
@@ -56,7 +60,9 @@ class KeyInState(Line):
 
     def step(self, key, state, action, params):
         kept_key, noise_key = jax.random.split(state.key)
-        obs, after, *rest = super().step(noise_key, LineState(state.place, state.time), action, params)
+        obs, after, *rest = super().step(
+            noise_key, LineState(state.place, state.time), action, params
+        )
         return obs, KeyState(after.place, after.time, kept_key), *rest
 
 
@@ -99,7 +105,9 @@ def test_environments_that_break_in_play(cls, sentence, only_play):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("cls", "sentence"), BROKEN_LATE + BROKEN_IN_PLAY, ids=names_of(BROKEN_LATE + BROKEN_IN_PLAY))
+@pytest.mark.parametrize(
+    ("cls", "sentence"), BROKEN_LATE + BROKEN_IN_PLAY, ids=names_of(BROKEN_LATE + BROKEN_IN_PLAY)
+)
 def test_broken_environments_by_the_whole_contract(cls, sentence):
     with pytest.raises(wdjax.EnvCheckError, match=f"^{sentence}"):
         wdjax.check_env(cls())
@@ -127,7 +135,11 @@ def test_other_errors_of_the_author_pass_unchanged():
         ({"env": Line}, TypeError, "must be a wdjax.Env instance, or the name"),
         ({"env": "cartpol"}, ValueError, "did you mean 'cartpole'"),
         ({"env": Line(), "params": {"reach": 1.0}}, TypeError, "must be of type LineParams"),
-        ({"env": Line(), "params": LineParams(reach="far")}, TypeError, "reach = 'far': must be a number"),
+        (
+            {"env": Line(), "params": LineParams(reach="far")},
+            TypeError,
+            "reach = 'far': must be a number",
+        ),
         ({"env": Line(), "params": LineParams(reach=-1.0)}, ValueError, "reach: must be above 0"),
         ({"env": Line(), "twin": 3}, TypeError, "twin = 3: must be a function"),
         ({"env": Line(), "num_steps": 0}, ValueError, "num_steps = 0: must be at least 1"),
@@ -158,7 +170,8 @@ def test_play_goes_past_ends_and_keeps_to_masks():
     np.testing.assert_array_equal(play.state.place[1:][~resets[1:]], after.place[:-1][~resets[1:]])
     np.testing.assert_array_equal(play.ended, (np.abs(play.state.place) > 3) & ~resets)
     assert set(np.unique(play.past)) == {0, 1, 2, 3}
-    assert resets[1:][truncated[:-1]].all()  # at once after a time limit, 3 steps later after an end
+    # at once after a time limit, 3 steps later after an end
+    assert resets[1:][truncated[:-1]].all()
     assert resets[1:][play.past[:-1] == 3].all()
     assert resets[1:].sum() == truncated[:-1].sum() + (play.past[:-1] == 3).sum()
     assert truncated.sum() > 10
@@ -172,8 +185,12 @@ def test_a_team_is_played_until_its_last_agent():
     worker, pilot = play.ended["worker"], play.ended["pilot"]
     assert (worker.any(axis=2) & ~pilot[..., 0]).any()
     np.testing.assert_array_equal(play.past > 0, worker.all(axis=2) & pilot.all(axis=2))
-    choices = np.concatenate([play.action["worker"][..., :1], 2 + play.action["worker"][..., 1:]], axis=3)
-    assert (np.take_along_axis(play.obs["worker"]["action_mask"], choices, axis=3)[~worker] == 1).all()
+    choices = np.concatenate(
+        [play.action["worker"][..., :1], 2 + play.action["worker"][..., 1:]], axis=3
+    )
+    assert (
+        np.take_along_axis(play.obs["worker"]["action_mask"], choices, axis=3)[~worker] == 1
+    ).all()
 
 
 def test_a_play_in_pieces_is_as_long_and_finds_the_same(monkeypatch, only_play):
@@ -223,15 +240,21 @@ def test_a_right_twin_passes_and_info_is_compared_too(only_play):
     without_noise(twin)
     assert 70 < len(calls) <= 100  # of the first replica, those before its ends
     assert calls[:3] == [0, 1, 2]
-    with pytest.raises(wdjax.EnvCheckError, match=r"^step returns info\['moved'\] = 1\.0 in step \d+ .* twin 2\.0"):
+    with pytest.raises(
+        wdjax.EnvCheckError, match=r"^step returns info\['moved'\] = 1\.0 in step \d+ .* twin 2\.0"
+    ):
         without_noise(lambda *args: twin(*args, factor=2.0))
 
 
 def test_a_twin_may_differ_by_the_tolerance(only_play):
-    near = lambda *args: line_twin(*args, scale=1.001)  # noqa: E731
+    def near(*args):
+        return line_twin(*args, scale=1.001)
+
     without_noise(near, atol=0.01)
     without_noise(near, rtol=0.1, atol=0.001)
-    with pytest.raises(wdjax.EnvCheckError, match=r"^step returns state\.place = .* in step \d+ of an .* twin"):
+    with pytest.raises(
+        wdjax.EnvCheckError, match=r"^step returns state\.place = .* in step \d+ of an .* twin"
+    ):
         without_noise(near)
 
 
@@ -247,16 +270,29 @@ def altered_twin(index, alter):
 @pytest.mark.parametrize(
     ("twin", "sentence"),
     [
-        (altered_twin(1, lambda state: state.replace(time=state.time + (state.time == 4))),
-         r"step returns state\.time = 4 in step 4 of an episode, the twin 5\. Correct one of them"),
-        (altered_twin(0, lambda obs: {**obs, "action_mask": np.ones(3)}),
-         r"step returns obs\['action_mask'\]\[0\] = 0 in step \d+ of an episode, the twin 1\.0"),
-        (altered_twin(3, lambda ended: False), r"step returns terminated = True in step \d+ .*, the twin False"),
-        (altered_twin(2, lambda reward: np.ones(2)), r"the twin returns reward of shape \(2,\), step of shape \(\)"),
-        (altered_twin(1, lambda state: (state.place, state.time)), "the twin returns a state with another structure"),
+        (
+            altered_twin(1, lambda state: state.replace(time=state.time + (state.time == 4))),
+            r"step returns state\.time = 4 in step 4 of an episode, the twin 5\. Correct one of them",
+        ),
+        (
+            altered_twin(0, lambda obs: {**obs, "action_mask": np.ones(3)}),
+            r"step returns obs\['action_mask'\]\[0\] = 0 in step \d+ of an episode, the twin 1\.0",
+        ),
+        (
+            altered_twin(3, lambda ended: False),
+            r"step returns terminated = True in step \d+ .*, the twin False",
+        ),
+        (
+            altered_twin(2, lambda reward: np.ones(2)),
+            r"the twin returns reward of shape \(2,\), step of shape \(\)",
+        ),
+        (
+            altered_twin(1, lambda state: (state.place, state.time)),
+            "the twin returns a state with another structure",
+        ),
         (lambda *args: line_twin(*args)[:4], "the twin must return a tuple of 5 or 6"),
     ],
-)  # fmt: skip
+)
 def test_wrong_twins(twin, sentence, only_play):
     with pytest.raises(wdjax.EnvCheckError, match=f"^{sentence}"):
         without_noise(twin)

@@ -1,4 +1,5 @@
-"""The drawing vocabulary: by hand, what a scene's pixels, SVG and page hold; what is no scene is refused in words."""
+"""The drawing vocabulary: by hand, what a scene's pixels, SVG and page hold; what is no scene is
+refused in words."""
 
 import base64
 import dataclasses
@@ -20,7 +21,21 @@ from test_rendering import at, begin, play
 
 import wdjax
 from wdjax import rendering
-from wdjax.drawing import SQUARE, Field, Lines, Plot, Scene, Series, Shapes, Text, paint, raster, scene, so_far, starts
+from wdjax.drawing import (
+    SQUARE,
+    Field,
+    Lines,
+    Plot,
+    Scene,
+    Series,
+    Shapes,
+    Text,
+    paint,
+    raster,
+    scene,
+    so_far,
+    starts,
+)
 from wdjax.drawing.player import Player, quantise, to_html
 from wdjax.drawing.svg import to_svg
 
@@ -30,7 +45,9 @@ BLUE, RED, WHITE = (0x24, 0x5E, 0xB6), (0xB3, 0x26, 0x1E), (255, 255, 255)
 def restore(note, kept):
     """Decode the output of `quantise`, as player.html does."""
     planes = np.frombuffer(kept, np.uint8).reshape(note["bits"] // 8, -1)
-    change = sum(plane.astype(np.int64) << 8 * i for i, plane in enumerate(planes)).reshape(note["shape"])
+    change = sum(plane.astype(np.int64) << 8 * i for i, plane in enumerate(planes)).reshape(
+        note["shape"]
+    )
     quantized = np.cumsum(change, axis=0) % 2 ** note["bits"]
     return np.where(quantized > 0, note["low"] + (quantized - 1) * note["step"], np.nan)
 
@@ -76,7 +93,14 @@ def test_lines_show_their_window_and_breaks():
 
 
 def test_a_field_shows_its_lowest_row_below():
-    drawn = ground([Field([[[1.0, 0.0], [0.0, 0.0]], [[0.0, 0.0], [0.0, 1.0]]], (0, 0, 10, 10), "red", [0, 1])], 2)
+    drawn = ground(
+        [
+            Field(
+                [[[1.0, 0.0], [0.0, 0.0]], [[0.0, 0.0], [0.0, 1.0]]], (0, 0, 10, 10), "red", [0, 1]
+            )
+        ],
+        2,
+    )
     assert (pixel(drawn, 2, 2), pixel(drawn, 8, 8)) == (RED, WHITE)
     assert (pixel(drawn, 2, 2, 1), pixel(drawn, 8, 8, 1)) == (WHITE, RED)
 
@@ -87,7 +111,9 @@ def test_a_trail_is_as_long_as_asked_and_begins_after_a_reset():
     segments, strength = scene.trails(drawn, drawn.marks[0], 3)
     np.testing.assert_array_equal(segments[:, 0, :, 0], [[1, 2], [2, 3]])
     np.testing.assert_array_equal(strength, [0.5, 1.0])
-    segments, strength = scene.trails(dataclasses.replace(drawn, trail=3), drawn.marks[0], 3, each=2)
+    segments, strength = scene.trails(
+        dataclasses.replace(drawn, trail=3), drawn.marks[0], 3, each=2
+    )
     np.testing.assert_array_equal(segments[:, 0, :, 0], [[1, 3]])  # two steps are one line
     np.testing.assert_array_equal(strength, [1.0])
     assert len(scene.trails(drawn, drawn.marks[0], 4)[0]) == 0
@@ -119,16 +145,31 @@ def test_ticks_are_round():
         (lambda: Scene([], ["a"], (0, 0, 0, 1)), "x0 < x1"),
         (lambda: ground([], 2, time=[0]), "time.shape = (1,): must be (2,)"),
         (lambda: Scene([], ["a"], (0, 0, 1, np.nan)), "four finite numbers (x0, y0, x1, y1)"),
-        (lambda: Shapes([0, 1], [0, 1], angle=[0, 1, 2]), "Shapes: x [1, 2], y [1, 2], angle [1, 3]"),
+        (
+            lambda: Shapes([0, 1], [0, 1], angle=[0, 1, 2]),
+            "Shapes: x [1, 2], y [1, 2], angle [1, 3]",
+        ),
         (lambda: Shapes([0], [0], np.zeros(2)), "outline.shape = (2,): must be (V, 2)"),
         (lambda: Lines(np.zeros((4, 3))), "points.shape = (4, 3): must be (..., V, 2)"),
         (lambda: Lines(np.zeros((4, 2)), window=[0, 2]), "window.shape = (2,): must be (T, 2)"),
         (lambda: Lines(np.zeros((4, 2)), width=np.nan), "width = nan: must be finite"),
-        (lambda: Text([0, 1], [0], ["a", "b", "c"]), "texts per frame = [3]: must be [2], the number of positions"),
-        (lambda: Field(np.zeros((2, 1, 1)), (0, 0, 1, 1), index=[0, 2]), "index = [0, 2]: must be from 0 to 1"),
+        (
+            lambda: Text([0, 1], [0], ["a", "b", "c"]),
+            "texts per frame = [3]: must be [2], the number of positions",
+        ),
+        (
+            lambda: Field(np.zeros((2, 1, 1)), (0, 0, 1, 1), index=[0, 2]),
+            "index = [0, 2]: must be from 0 to 1",
+        ),
         (lambda: Plot("p", []), "series = []: must be a sequence of at least one"),
-        (lambda: Series([0.0, 1.0], low=[0.0, 0.0]), "must be values alone, or values with both low and high"),
-        (lambda: Scene([], ["a", "b"], plots=[Plot("p", [Series(1.0)], [0])]), "Plot.x.shape = (1,): must be (2,)"),
+        (
+            lambda: Series([0.0, 1.0], low=[0.0, 0.0]),
+            "must be values alone, or values with both low and high",
+        ),
+        (
+            lambda: Scene([], ["a", "b"], plots=[Plot("p", [Series(1.0)], [0])]),
+            "Plot.x.shape = (1,): must be (2,)",
+        ),
         (lambda: ground([], trail=-1), "trail = -1"),
         (lambda: Player(ground([]), 0), "fps = 0: must be above 0"),
     ],
@@ -161,9 +202,10 @@ def test_a_legend_is_only_so_long():
 # --- the page ---
 
 NUMBERS = hnp.arrays(
-    np.float64, hnp.array_shapes(min_dims=1, max_dims=3, max_side=5),
+    np.float64,
+    hnp.array_shapes(min_dims=1, max_dims=3, max_side=5),
     elements=st.one_of(st.floats(-1e6, 1e6), st.just(np.nan), st.just(np.inf)),
-)  # fmt: skip
+)
 
 
 @given(NUMBERS, st.sampled_from([8, 16]))
@@ -186,9 +228,14 @@ def page_of(html):
 
 def episode(steps=8, agents=3, seen=4):
     rng = np.random.default_rng(0)
-    marks = [Shapes(rng.uniform(0, 10, (steps + 1, agents)), 5.0, label="walker", group="walker", trail=True)]
+    marks = [
+        Shapes(
+            rng.uniform(0, 10, (steps + 1, agents)), 5.0, label="walker", group="walker", trail=True
+        )
+    ]
     record = types.SimpleNamespace(
-        reward={"walker": np.ones((steps, agents))}, obs={"walker": rng.normal(size=(steps, agents, seen))}
+        reward={"walker": np.ones((steps, agents))},
+        obs={"walker": rng.normal(size=(steps, agents, seen))},
     )
     return rendering.add_record(ground(marks, steps + 1), record)
 
@@ -212,19 +259,27 @@ def test_the_page_holds_the_scene_and_asks_nobody():
 
 def test_returns_of_groups_that_no_mark_shows_have_colors_of_their_own():
     marks = [Shapes([5.0], [5.0], color="blue", group="state")]
-    record = types.SimpleNamespace(reward={name: np.ones((1, 2)) for name in ("planner", "state", "bank")}, obs=None)
+    record = types.SimpleNamespace(
+        reward={name: np.ones((1, 2)) for name in ("planner", "state", "bank")}, obs=None
+    )
     (plot,) = rendering.add_record(ground(marks, 2), record).plots
     assert [(own.label, own.color) for own in plot.series] == [
-        ("planner", "magenta"), ("state", "blue"), ("bank", "green")
-    ]  # fmt: skip
+        ("planner", "magenta"),
+        ("state", "blue"),
+        ("bank", "green"),
+    ]
 
 
 def test_names_over_a_plot_have_room_beside_its_title():
     marks = [Shapes([5.0], [5.0], label="a")]
     named = Plot("return", [Series(1.0, label="harvesters"), Series(2.0, label="planner")])
-    narrow, wide = (paint.lay_out(ground(marks, 2, plots=[plot])) for plot in (Plot("return", [Series(1.0)]), named))
+    narrow, wide = (
+        paint.lay_out(ground(marks, 2, plots=[plot]))
+        for plot in (Plot("return", [Series(1.0)]), named)
+    )
     assert narrow.plots[0][2] == 176
-    assert wide.plots[0][2] > 40 + 6 * 6.8 + 10 * 5.8 + 7 * 5.8 + 14  # px: axis, title, names, margin
+    # px: axis, title, names, margin
+    assert wide.plots[0][2] > 40 + 6 * 6.8 + 10 * 5.8 + 7 * 5.8 + 14
     assert wide.world[2] < narrow.world[2]
 
 
@@ -232,31 +287,52 @@ def test_numbers_of_numpy_are_played():
     number = np.float32(2.0)
     marks = [
         Shapes([number], [number], stroke=number, edge=np.bool_(True), label=np.str_("a")),
-        Lines([[0, 0], [1, 1]], width=number, opacity=number), Text([1], [1], [np.str_("b")], size=number),
+        Lines([[0, 0], [1, 1]], width=number, opacity=number),
+        Text([1], [1], [np.str_("b")], size=number),
         Field([[0.5]], np.array([0.0, 0.0, 1.0, 1.0], np.float32), index=np.int32(0)),
-    ]  # fmt: skip
-    drawn = Scene(marks, [np.float32(3.0)], np.array([0, 0, 9, 9], np.float32), time=np.zeros(1, np.int32),
-                  axes=np.bool_(False), trail=np.int64(3), plots=[Plot("p", [Series(number)], ylim=np.array([0, 3]))]
-                  )  # fmt: skip
+    ]
+    drawn = Scene(
+        marks,
+        [np.float32(3.0)],
+        np.array([0, 0, 9, 9], np.float32),
+        time=np.zeros(1, np.int32),
+        axes=np.bool_(False),
+        trail=np.int64(3),
+        plots=[Plot("p", [Series(number)], ylim=np.array([0, 3]))],
+    )
     page, _ = page_of(Player(drawn, np.float32(5)).to_html())
-    assert (page["captions"], page["extent"], page["trail"], page["fps"]) == (["3.0"], [0, 0, 9, 9], 3, 5)
+    assert (page["captions"], page["extent"], page["trail"], page["fps"]) == (
+        ["3.0"],
+        [0, 0, 9, 9],
+        3,
+        5,
+    )
 
 
 def test_what_is_seen_is_left_out_where_one_frame_of_it_is_too_much():
-    page, _ = page_of(to_html(dataclasses.replace(ground([], 2), obs={
-        "much": np.zeros((2, 3, 200_000)), "little": np.zeros((2, 3, 4))
-    })))  # fmt: skip
+    page, _ = page_of(
+        to_html(
+            dataclasses.replace(
+                ground([], 2),
+                obs={"much": np.zeros((2, 3, 200_000)), "little": np.zeros((2, 3, 4))},
+            )
+        )
+    )
     assert list(page["obs"]) == ["little"]
 
 
 def test_an_outline_far_from_1_keeps_its_shape():
     for scale in (1e-6, 1e6):
-        outline = page_of(to_html(ground([Shapes([5.0], [5.0], scale * SQUARE)])))[0]["marks"][0]["outline"]
+        outline = page_of(to_html(ground([Shapes([5.0], [5.0], scale * SQUARE)])))[0]["marks"][0][
+            "outline"
+        ]
         np.testing.assert_allclose(outline, scale * SQUARE)
 
 
 def test_an_episode_of_no_steps_and_a_group_of_nobody():
-    record = types.SimpleNamespace(reward={"walker": np.ones((0, 3))}, obs={"walker": np.ones((0, 3, 4))})
+    record = types.SimpleNamespace(
+        reward={"walker": np.ones((0, 3))}, obs={"walker": np.ones((0, 3, 4))}
+    )
     drawn = rendering.add_record(ground([]), record)
     np.testing.assert_array_equal(drawn.plots[0].series[0].values, [0])
     assert drawn.obs == {}
@@ -271,7 +347,9 @@ def test_an_episode_of_105_agents_and_500_steps_is_under_a_megabyte():
 
 def test_what_is_the_same_is_kept_once():
     y = np.random.default_rng(0).uniform(0, 10, (9, 3))
-    page, data = page_of(to_html(ground([Shapes(np.zeros((9, 3)), y), Shapes(np.ones((9, 3)), y)], 9)))
+    page, data = page_of(
+        to_html(ground([Shapes(np.zeros((9, 3)), y), Shapes(np.ones((9, 3)), y)], 9))
+    )
     assert page["marks"][0]["y"] == page["marks"][1]["y"]
     assert len(data) < 4 * y.size * 2
 
@@ -282,7 +360,8 @@ def test_svg_moves_without_a_script():
     assert "script" not in tags
     assert tags.count("animateTransform") == 4  # three walkers, and the dot of the plot
     moves = next(element for element in root.iter() if element.tag.endswith("animateTransform"))
-    assert len(moves.get("values").split(";")) == len(moves.get("keyTimes").split(";")) == 42  # the last one stays
+    # the last one stays
+    assert len(moves.get("values").split(";")) == len(moves.get("keyTimes").split(";")) == 42
     assert len(to_svg(episode(100, 500))) < 1_000_000
 
 
@@ -297,7 +376,9 @@ def test_svg_shows_what_has_no_size_or_angle_for_a_while():
 
 
 def test_svg_has_no_character_that_is_no_xml_and_a_field_of_a_named_color():
-    drawn = Scene([Field([[0.5]], (0, 0, 1, 1), "red")], ["a\x00\x1b\ud800b"], (0, 0, 1, 1), axes=False)
+    drawn = Scene(
+        [Field([[0.5]], (0, 0, 1, 1), "red")], ["a\x00\x1b\ud800b"], (0, 0, 1, 1), axes=False
+    )
     root = ElementTree.fromstring(to_svg(drawn))
     assert [element.text for element in root.iter() if element.tag.endswith("text")] == ["ab"]
     (mask,) = [element for element in root.iter() if element.tag.endswith("mask")]
@@ -308,7 +389,9 @@ def test_svg_has_no_character_that_is_no_xml_and_a_field_of_a_named_color():
 # --- games ---
 
 
-@pytest.mark.parametrize("name", [pytest.param("tag_continuous", marks=pytest.mark.slow), "cartpole"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("tag_continuous", marks=pytest.mark.slow), "cartpole"]
+)
 def test_a_game_is_written_as_every_kind_of_file(name, tmp_path):
     env, params, states = play(name)
     for suffix in (".html", ".svg", ".png"):
@@ -325,7 +408,9 @@ def test_every_registered_environment_is_played(name, tmp_path):
     env, params, state = begin(name)
     twice = jax.tree.map(lambda leaf: np.stack([leaf, leaf]), state)
     for suffix in (".html", ".svg", ".gif", ".png"):
-        assert wdjax.render(env, twice, params, output=tmp_path / f"a{suffix}").stat().st_size > 1_000
+        assert (
+            wdjax.render(env, twice, params, output=tmp_path / f"a{suffix}").stat().st_size > 1_000
+        )
     words = re.sub('base64,[^"]*', "", (tmp_path / "a.svg").read_text())
     assert not re.search(r"\bnan\b", words)
 
@@ -337,7 +422,9 @@ def test_a_player_shows_the_trail_of_a_file(tmp_path):
         trail = 33
 
     shown = page_of(wdjax.render(Long(), states, params).to_html())[0]
-    written = page_of(wdjax.render(Long(), states, params, output=tmp_path / "a.html").read_text())[0]
+    written = page_of(wdjax.render(Long(), states, params, output=tmp_path / "a.html").read_text())[
+        0
+    ]
     assert shown["trail"] == written["trail"] == 33
 
 
@@ -358,20 +445,28 @@ def test_a_draw_of_ones_own_goes_before_the_scene_of_its_parent(tmp_path):
 
     picture = wdjax.render(Mine(), at(states, 0), params)
     assert np.any(np.all(picture == (0x12, 0x34, 0x56), axis=-1))
-    with pytest.raises(NotImplementedError, match=r"draws with matplotlib, which supports only .gif, .mp4 and .png"):
+    with pytest.raises(
+        NotImplementedError, match=r"draws with matplotlib, which supports only .gif, .mp4 and .png"
+    ):
         wdjax.render(Mine(), states, params, output=tmp_path / "a.html")
     two = jax.tree.map(lambda leaf: leaf[:2], states)
-    assert wdjax.render(Mine(), two, params, size=(200, 150), output=tmp_path / "a.gif").stat().st_size > 1_000
+    assert (
+        wdjax.render(Mine(), two, params, size=(200, 150), output=tmp_path / "a.gif").stat().st_size
+        > 1_000
+    )
 
 
 def test_an_mp4_is_what_ffmpeg_is_given(tmp_path, monkeypatch):
-    (tmp_path / "ffmpeg").write_text('#!/bin/sh\necho "$@" > "$(dirname "$0")/asked"\ncat > "$(dirname "$0")/read"\n')
+    (tmp_path / "ffmpeg").write_text(
+        '#!/bin/sh\necho "$@" > "$(dirname "$0")/asked"\ncat > "$(dirname "$0")/read"\n'
+    )
     (tmp_path / "ffmpeg").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     drawn = ground([Shapes([[5.0], [6.0]], 5.0)], 2)
     rendering.save_scene(tmp_path / "a.mp4", drawn, fps=10, hold=0.3, size=(200, 150))
     assert "-s 200x150" in (tmp_path / "asked").read_text()
-    frames = np.frombuffer((tmp_path / "read").read_bytes(), np.uint8).reshape(5, 150, 200, 4)  # the last, thrice more
+    # the last, thrice more
+    frames = np.frombuffer((tmp_path / "read").read_bytes(), np.uint8).reshape(5, 150, 200, 4)
     np.testing.assert_array_equal(frames[1, ..., :3], raster.picture(drawn, 1, (200, 150)))
     (tmp_path / "ffmpeg").write_text("#!/bin/sh\ncat > /dev/null\necho no such codec >&2\nexit 1\n")
     with pytest.raises(OSError, match=r"ffmpeg could not write .*a.mp4: no such codec"):
@@ -380,8 +475,18 @@ def test_an_mp4_is_what_ffmpeg_is_given(tmp_path, monkeypatch):
 
 def test_a_gif_keeps_the_colors_of_thin_lines(tmp_path):
     rng = np.random.default_rng(1)
-    marks = [Shapes(rng.uniform(0, 10, 99), rng.uniform(0, 10, 99), SQUARE, 0.5, angle=rng.uniform(0, 6, 99),
-                    color=color, opacity=rng.uniform(0.1, 1, 99)) for color in ("green", "orange")]  # fmt: skip
+    marks = [
+        Shapes(
+            rng.uniform(0, 10, 99),
+            rng.uniform(0, 10, 99),
+            SQUARE,
+            0.5,
+            angle=rng.uniform(0, 6, 99),
+            color=color,
+            opacity=rng.uniform(0.1, 1, 99),
+        )
+        for color in ("green", "orange")
+    ]
     drawn = ground([*marks, Lines([[0, 5], [10, 5]], "red", 3)])
     exact = np.all(raster.picture(drawn) == RED, axis=-1)
     with Image.open(rendering.save_scene(tmp_path / "a.gif", drawn)) as gif:
@@ -400,7 +505,8 @@ def test_plots_say_how_far_they_have_come():
 
 
 in_a_browser = pytest.mark.skipif(
-    not (CHROMIUM and DRIVER), reason="chromium and chromedriver are not installed: nothing plays the page"
+    not (CHROMIUM and DRIVER),
+    reason="chromium and chromedriver are not installed: nothing plays the page",
 )
 
 
@@ -413,13 +519,17 @@ def test_the_player_plays_in_a_browser(tmp_path, dark, width):
     with browser(tmp_path / "profile", dark=dark, size=(width, 800)) as page:
         page.show(tmp_path / "a.html")
         page.wait_for("return state.ready")
-        assert page.run("return document.documentElement.dataset.theme") == ("dark" if dark else "light")
+        assert page.run("return document.documentElement.dataset.theme") == (
+            "dark" if dark else "light"
+        )
         assert page.run("return document.documentElement.scrollWidth") <= width
         page.run("by('scrub').value = 7; by('scrub').dispatchEvent(new Event('input'))")
         assert page.run("return [state.frame, by('caption').textContent]") == [7, "frame 7 <&>"]
         page.run("dispatchEvent(new KeyboardEvent('keydown', {key: 'ArrowRight', shiftKey: true}))")
         assert page.run("return state.frame") == 17
-        np.testing.assert_allclose(page.run("return get(page.marks[0].x, 17, 2)"), drawn.marks[0].x[17, 2], atol=1e-3)
+        np.testing.assert_allclose(
+            page.run("return get(page.marks[0].x, 17, 2)"), drawn.marks[0].x[17, 2], atol=1e-3
+        )
         page.run("by('play').click()")
         page.wait_for("return !state.playing && state.frame == 40")
         x, y = page.run(
@@ -431,7 +541,9 @@ def test_the_player_plays_in_a_browser(tmp_path, dark, width):
         page.wait_for("return location.hash == '#t=40'")
         page.run("location.hash = '#t=3'")
         page.wait_for("return state.frame == 3")
-        page.run("HTMLAnchorElement.prototype.click = function () { window.saved = [this.href, this.download] }")
+        page.run(
+            "HTMLAnchorElement.prototype.click = function () { window.saved = [this.href, this.download] }"
+        )
         page.run("save()")
         saved, name = page.run("return saved")
         (tmp_path / name).write_bytes(base64.b64decode(saved.split(",")[1]))
@@ -444,7 +556,8 @@ def test_the_player_plays_in_a_browser(tmp_path, dark, width):
 @pytest.mark.slow
 @in_a_browser
 def test_a_thousand_agents_can_be_drawn_sixty_times_a_second(tmp_path):
-    """Script and pixels, which reading one waits for; the quickest of 60 frames, as others use the machine, too."""
+    """Script and pixels, which reading one waits for; the quickest of 60 frames, as others use
+    the machine, too."""
     (tmp_path / "a.html").write_text(to_html(episode(100, 1000), fps=60), encoding="utf8")
     with browser(tmp_path / "profile") as page:
         page.show(tmp_path / "a.html")

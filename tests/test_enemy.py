@@ -1,6 +1,8 @@
-"""Generated input: whatever a configuration, a preset or a run's folder holds, it is taken or refused in a sentence.
+"""Generated input: whatever a configuration, a preset or a run's folder holds, it is taken or
+refused in a sentence.
 
-Values are drawn for the fields of the schema itself (train/config/schema.py), so that a new field is tried, too.
+Values are drawn for the fields of the schema itself (train/config/schema.py), so that a new field
+is tried, too.
 """
 
 import dataclasses
@@ -24,15 +26,48 @@ from wdjax.train.learner.validate import validate
 from wdjax.train.storage.folder import load_run_config, plain_config
 from wdjax.train.storage.metrics_log import read_metrics
 
-FEW = hypothesis.settings(max_examples=hypothesis.settings.default.max_examples // 3)  # they build environments
+# they build environments
+FEW = hypothesis.settings(max_examples=hypothesis.settings.default.max_examples // 3)
 EDGES = [
-    None, True, 0, -1, 1, 2**31 - 1, 2**31, 2**32, 10**30, -0.0, 0.5, 1.0, 1e-45, 1e39, math.inf, -math.inf, math.nan
-]  # fmt: skip
-WORDS = ["", " ", "a:b", ":", "PPO", "A2C", "DDPG", "flat", "fresh", "auto", "none", "agent/episode_return", "ü\n\0"]
+    None,
+    True,
+    0,
+    -1,
+    1,
+    2**31 - 1,
+    2**31,
+    2**32,
+    10**30,
+    -0.0,
+    0.5,
+    1.0,
+    1e-45,
+    1e39,
+    math.inf,
+    -math.inf,
+    math.nan,
+]
+WORDS = [
+    "",
+    " ",
+    "a:b",
+    ":",
+    "PPO",
+    "A2C",
+    "DDPG",
+    "flat",
+    "fresh",
+    "auto",
+    "none",
+    "agent/episode_return",
+    "ü\n\0",
+]
 numbers = st.sampled_from(EDGES) | st.integers() | st.floats()
 plain = numbers | st.sampled_from(WORDS) | st.text(max_size=5)
 anything = st.recursive(
-    plain, lambda own: st.lists(own, max_size=3) | st.dictionaries(plain, own, max_size=2), max_leaves=5
+    plain,
+    lambda own: st.lists(own, max_size=3) | st.dictionaries(plain, own, max_size=2),
+    max_leaves=5,
 )
 
 
@@ -44,7 +79,8 @@ def paths():
 
 
 def likely(path):
-    """Values that have the type of a field, at its edges and beyond: what a check is most likely to forget."""
+    """Values that have the type of a field, at its edges and beyond: what a check is most
+    likely to forget."""
     if not path.startswith("policies.agent."):
         return anything
     fields = {name: inside[-1] for name, inside, _ in leaves(PolicyConfig())}
@@ -65,20 +101,26 @@ def changes(draw):
 
 
 def is_refused_in_words(function, *arguments, **named):
-    """Calls a function; what it raises must be a sentence. Returns what it returns, None where it refuses."""
+    """Calls a function; what it raises must be a sentence. Returns what it returns, None where
+    it refuses."""
     try:
         return function(*arguments, **named)
     except (ValueError, TypeError, OSError, ImportError, NotImplementedError) as error:
         words = str(error)
         assert words
         assert "\n" not in words
-        assert not any(sign in words for sign in ("object has no attribute", "not subscriptable", "unhashable"))
+        assert not any(
+            sign in words for sign in ("object has no attribute", "not subscriptable", "unhashable")
+        )
         return None
 
 
 def require_sound(config):
-    """Fails for a configuration that was taken and means nothing: it must be one that can be written and read again."""
-    for name, (*_, field), value in (item for policy in config.policies.values() for item in leaves(policy)):
+    """Fails for a configuration that was taken and means nothing: it must be one that can be
+    written and read again."""
+    for name, (*_, field), value in (
+        item for policy in config.policies.values() for item in leaves(policy)
+    ):
         if isinstance(value, float) and not is_scheduled(field):
             assert not math.isnan(value), name
     written = yaml.safe_dump(plain_config(config))
@@ -102,7 +144,12 @@ def test_whatever_a_field_holds(preset, changed):
         require_sound(config)
 
 
-@given(anything | st.dictionaries(st.sampled_from(["env", "policies", "env_params", "reset"]), anything, max_size=4))
+@given(
+    anything
+    | st.dictionaries(
+        st.sampled_from(["env", "policies", "env_params", "reset"]), anything, max_size=4
+    )
+)
 def test_whatever_a_preset_holds(tmp_path_factory, content):
     file = tmp_path_factory.mktemp("presets") / "mine.yaml"
     file.write_text(yaml.safe_dump(content))
@@ -116,14 +163,18 @@ def test_whatever_is_cut_out_of_a_folder_or_put_into_it(tmp_path_factory, data):
     text = yaml.safe_dump(plain_config(load_config("cartpole_ppo"))).encode()
     start = data.draw(st.integers(0, len(text)))
     end = data.draw(st.integers(start, min(len(text), start + 40)))
-    (folder / "config.yaml").write_bytes(text[:start] + data.draw(st.binary(max_size=8)) + text[end:])
+    (folder / "config.yaml").write_bytes(
+        text[:start] + data.draw(st.binary(max_size=8)) + text[end:]
+    )
     (folder / "metrics.jsonl").write_bytes(data.draw(st.binary(max_size=30)))
     is_refused_in_words(load_run_config, folder)
     is_refused_in_words(read_run, folder)
     is_refused_in_words(read_metrics, folder)
 
 
-fields_of_a_sweep = st.fixed_dictionaries({}, optional=dict.fromkeys(["config", "size", "members"], anything))
+fields_of_a_sweep = st.fixed_dictionaries(
+    {}, optional=dict.fromkeys(["config", "size", "members"], anything)
+)
 MEMBERS = {"size": 1, "members": [{"member": 0, "seed": 0, "values": {}}]}
 
 

@@ -1,4 +1,5 @@
-"""Every primitive that a kernel translates, with every dtype, on numbers of every kind, against plain XLA."""
+"""Every primitive that a kernel translates, with every dtype, on numbers of every kind, against
+plain XLA."""
 
 import hypothesis
 import hypothesis.strategies as st
@@ -8,7 +9,14 @@ import numpy as np
 import pytest
 from cards import CARDS, lowered
 
-from wdjax.experiments.benchmarks.kernel_cases import Case, N, all_cases, compare, random_case, run_kernel
+from wdjax.experiments.benchmarks.kernel_cases import (
+    Case,
+    N,
+    all_cases,
+    compare,
+    random_case,
+    run_kernel,
+)
 from wdjax.replicas import scan_replicas, why_no_kernel
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -17,8 +25,10 @@ X = np.random.default_rng(0).normal(size=(N, 4)).astype(np.float32)
 ROWS, FLAGS, KEY = X.reshape(N, 2, 2), X > 0, jax.random.key(7)
 WIDE = np.random.default_rng(1).normal(size=(4, 20)).astype(np.float32)
 BEYOND = np.array([0, 5, -7])
-BOTH = (np.array([7, -(2**31), 0, 5], np.int32) + np.zeros((N, 1), np.int32),
-        np.array([0, -1, 0, 33], np.int32) + np.zeros((N, 1), np.int32))  # fmt: skip
+BOTH = (
+    np.array([7, -(2**31), 0, 5], np.int32) + np.zeros((N, 1), np.int32),
+    np.array([0, -1, 0, 33], np.int32) + np.zeros((N, 1), np.int32),
+)
 FOUND = [  # what was wrong, or ended the program
     Case("filled with 0", lambda x: x.at[BEYOND].get(mode="fill", fill_value=0.0), (X,)),
     Case("filled with 1", lambda x: x.at[BEYOND].get(mode="fill", fill_value=1.0), (X,)),
@@ -29,15 +39,24 @@ FOUND = [  # what was wrong, or ended the program
     Case("no steps", lambda x: jax.lax.scan(lambda c, y: (c, y), x, x[:, :0].T), (ROWS,)),
     Case("of nothing", lambda x: (x.sum(), x.prod(), jnp.all(x), x @ x, x.cumsum()), (X[:, :0],)),
     Case("no indices", lambda x: x[np.array([], int)], (X,)),
-    Case("no numbers", lambda x, none: (x + none.sum(), none, none.T), (X, X.reshape(N, 4, 1)[..., :0])),
+    Case(
+        "no numbers",
+        lambda x, none: (x + none.sum(), none, none.T),
+        (X, X.reshape(N, 4, 1)[..., :0]),
+    ),
     Case("flags", lambda x: (jnp.maximum(x, x[::-1]), jnp.min(x)), (FLAGS,)),
     Case("a key", lambda x: jax.random.bits(jax.random.fold_in(KEY, x[0])), (X.astype(np.int32),)),
-    Case("half", lambda x: (x / 3, jnp.round(x), jax.nn.sigmoid(x), x @ x), (X.astype(jnp.bfloat16),), False),
+    Case(
+        "half",
+        lambda x: (x / 3, jnp.round(x), jax.nn.sigmoid(x), x @ x),
+        (X.astype(jnp.bfloat16),),
+        False,
+    ),
     Case("infinite beyond a row", lambda x: jnp.log(jnp.abs(x @ WIDE)) @ WIDE.T, (X,), False),
     Case("flags of a row", lambda x: (x @ WIDE > 0)[0] & ~(x @ WIDE > 1)[1], (X,)),
     Case("whole numbers of a row", lambda x: (x @ WIDE).astype(jnp.int32)[:2] // 2, (X,)),
     Case("overflow", lambda x, y: (x // y, x % y, x << y, x >> y, jax.lax.div(x, y)), BOTH),
-]  # fmt: skip
+]
 
 
 def test_what_was_found_stays_found():
@@ -53,14 +72,22 @@ def test_what_was_found_stays_found_where_all_replicas_share_it():
     ("function", "why"),
     [
         (lambda x: (x * 1j).real, "complex64"),
-        (lambda x: jax.lax.bitcast_convert_type(x, jnp.uint8), "bitcast_convert_type of float32 to uint8"),
+        (
+            lambda x: jax.lax.bitcast_convert_type(x, jnp.uint8),
+            "bitcast_convert_type of float32 to uint8",
+        ),
         (lambda x: jnp.nextafter(x.astype(jnp.float16), jnp.float16(1)), "nextafter of float16"),
         (lambda x: x.astype(jnp.float8_e4m3fn).astype(x.dtype), "float8_e4m3fn"),
-        (lambda x: jax.random.split(KEY, 2).at[np.array([3])].get(mode="fill", fill_value=0), "gather of keys"),
+        (
+            lambda x: jax.random.split(KEY, 2).at[np.array([3])].get(mode="fill", fill_value=0),
+            "gather of keys",
+        ),
     ],
 )
 def test_what_cannot_be_the_same_is_refused(function, why):
-    step = lambda carry, _: (carry, function(carry))  # noqa: E731
+    def step(carry, _):
+        return (carry, function(carry))
+
     assert why in why_no_kernel(step, X, length=1)
     assert "triton" not in lowered(lambda x: scan_replicas(step, x, length=1), X)
 
@@ -82,7 +109,9 @@ def test_drawn_programs(seeds):
 def has_kernel(case):
     """Return whether a kernel takes a case."""
     try:
-        jax.eval_shape(lambda operands: run_kernel([case], operands, interpret=False), [case.operands])
+        jax.eval_shape(
+            lambda operands: run_kernel([case], operands, interpret=False), [case.operands]
+        )
     except NotImplementedError:
         return False
     return True
@@ -94,16 +123,25 @@ def test_what_is_drawn_lowers_for_every_card():
     cases = [*FOUND, *(case for case in drawn if has_kernel(case))]
     for i, card in enumerate(CARDS):
         part = cases[i :: len(CARDS)]
-        run = lambda operands, part=part, i=i: run_kernel(part, operands, interpret=False, shared=i % 2 == 1)  # noqa: E731
+
+        def run(operands, part=part, i=i):
+            return run_kernel(part, operands, interpret=False, shared=i % 2 == 1)
+
         assert "scan_replicas" in lowered(run, [case.operands for case in part], card=card)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", range(2))  # of eight: all of them take minutes, and are a command (see kernel_cases)
+# of eight: all of them take minutes, and are a command (see kernel_cases)
+@pytest.mark.parametrize("part", range(2))
 def test_all_cases(part):
-    cases = [*all_cases(), *(random_case(np.random.default_rng(seed)) for seed in range(200))][part::8]
+    cases = [*all_cases(), *(random_case(np.random.default_rng(seed)) for seed in range(200))][
+        part::8
+    ]
     assert not compare(cases, interpret=True)[0]
     taken = [case for case in cases if has_kernel(case)]
     assert len(taken) > 0.97 * len(cases)
-    run = lambda operands: run_kernel(taken, operands, interpret=False)  # noqa: E731
+
+    def run(operands):
+        return run_kernel(taken, operands, interpret=False)
+
     assert "triton" in lowered(run, [case.operands for case in taken])

@@ -1,4 +1,5 @@
-"""Games that observe late: what a subclass overrides is played, and `check_env` compares the faster way with `step`."""
+"""Games that observe late: what a subclass overrides is played, and `check_env` compares the faster
+way with `step`."""
 
 import dataclasses
 import functools
@@ -44,8 +45,17 @@ class SaysItAgain(Thousandfold):
 
 
 def test_a_class_that_overrides_step_or_reset_observes_late_only_where_it_says_so():
-    late = {env: may_observe_late(env()) for env in (TagGridworld, OtherSight, Thousandfold, OtherStart, Both)}
-    assert late == {TagGridworld: True, OtherSight: True, Thousandfold: False, OtherStart: False, Both: False}
+    late = {
+        env: may_observe_late(env())
+        for env in (TagGridworld, OtherSight, Thousandfold, OtherStart, Both)
+    }
+    assert late == {
+        TagGridworld: True,
+        OtherSight: True,
+        Thousandfold: False,
+        OtherStart: False,
+        Both: False,
+    }
     assert may_observe_late(SaysItAgain())
     assert not may_observe_late(wdjax.make("cartpole")[0])
 
@@ -58,8 +68,10 @@ def test_a_batch_plays_the_step_and_the_reset_of_a_subclass():
     _, state = jax.jit(vector.reset)(key, params)
     still = {"tagger": jnp.zeros((2, 1), jnp.int32), "runner": jnp.zeros((2, 1), jnp.int32)}
     obs, _, reward, *_ = jax.jit(vector.step)(key, state, still, params)
-    np.testing.assert_allclose(reward["tagger"], [[-10.0]] * 2, rtol=1e-6)  # a step without a tag costs 0.01
-    np.testing.assert_array_equal(obs["runner"], 1.0)  # both episodes are over, and others have begun
+    # a step without a tag costs 0.01
+    np.testing.assert_allclose(reward["tagger"], [[-10.0]] * 2, rtol=1e-6)
+    # both episodes are over, and others have begun
+    np.testing.assert_array_equal(obs["runner"], 1.0)
 
 
 # --- what the check says ---
@@ -116,7 +128,9 @@ class RatioOfOne(Line):
 
 class Endless(Line):
     def step(self, key, state, action, params):
-        *played, terminated, truncated, info = super().step(key, state, action, params.replace(reach=8.0))
+        *played, terminated, truncated, info = super().step(
+            key, state, action, params.replace(reach=8.0)
+        )
         return *played, terminated & False, truncated & (state.time > jnp.int32(500)), info
 
     def is_over(self, state, params):
@@ -146,18 +160,49 @@ def test_the_toy_is_right():
     wdjax.check_env(Late(), num_steps=200)
 
 
-@pytest.mark.parametrize(("env", "num_steps", "words"), [
-    (LateAlone, 1, "observes_late = True, but LateAlone has no advance. Implement it, or leave observes_late False"),
-    (OtherClock, 1, r"advance returns state\.time as float32 of shape \(\), step as int32 of shape"),
-    (WrongShape, 1, r"observe returns obs\['place'\] as float32 of shape \(2,\): must be float32"),
-    (UnknownRatio, 1, r"info_ratios\['pace'\] = \('moved', 'steps'\): must be \(sum, divisor\), two names of"),
-    (RatioOfOne, 1, r"info_ratios\['pace'\] = 'moved': must be \(sum, divisor\)"),
-    (Unlike, 400, r"advance and then observe gives reward = 2\.0 in step 5 of an episode, but step gives 1\.0\. "),
-    (FirstOtherwise, 400, r"observe of the state gives obs\['place'\]\[0\] = .* at a reset, but reset gives .*"),
-    (Endless, 400, r"step 13 of an episode exceeds params\.episode_length = 12\. Terminate or"),
-    (SmallClock, 1_500, r"step overflows state\.time, from 127 to -128\. Make it int32"),
-    (functools.partial(SmallClock, "uint8", 200), 1_500, r"step overflows state\.time, from 255 to 0\. Make it int32"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("env", "num_steps", "words"),
+    [
+        (
+            LateAlone,
+            1,
+            "observes_late = True, but LateAlone has no advance. Implement it, or leave observes_late False",
+        ),
+        (
+            OtherClock,
+            1,
+            r"advance returns state\.time as float32 of shape \(\), step as int32 of shape",
+        ),
+        (
+            WrongShape,
+            1,
+            r"observe returns obs\['place'\] as float32 of shape \(2,\): must be float32",
+        ),
+        (
+            UnknownRatio,
+            1,
+            r"info_ratios\['pace'\] = \('moved', 'steps'\): must be \(sum, divisor\), two names of",
+        ),
+        (RatioOfOne, 1, r"info_ratios\['pace'\] = 'moved': must be \(sum, divisor\)"),
+        (
+            Unlike,
+            400,
+            r"advance and then observe gives reward = 2\.0 in step 5 of an episode, but step gives 1\.0\. ",
+        ),
+        (
+            FirstOtherwise,
+            400,
+            r"observe of the state gives obs\['place'\]\[0\] = .* at a reset, but reset gives .*",
+        ),
+        (Endless, 400, r"step 13 of an episode exceeds params\.episode_length = 12\. Terminate or"),
+        (SmallClock, 1_500, r"step overflows state\.time, from 127 to -128\. Make it int32"),
+        (
+            functools.partial(SmallClock, "uint8", 200),
+            1_500,
+            r"step overflows state\.time, from 255 to 0\. Make it int32",
+        ),
+    ],
+)
 def test_check_env_says_what_is_wrong(env, num_steps, words, monkeypatch):
     if num_steps > 1:  # the checks before the play take the most time
         monkeypatch.setattr(wdjax.env_checker, "CONTRACT", ())

@@ -12,41 +12,102 @@ import wdjax
 import wdjax.envs
 
 CONTINUOUS_ARGUMENTS = {
-    "num_taggers": 2, "num_runners": 3, "grid_length": 20.0, "episode_length": 500,
-    "starting_location_x": np.arange(5.0), "starting_location_y": np.arange(5.0), "starting_directions": np.zeros(5),
+    "num_taggers": 2,
+    "num_runners": 3,
+    "grid_length": 20.0,
+    "episode_length": 500,
+    "starting_location_x": np.arange(5.0),
+    "starting_location_y": np.arange(5.0),
+    "starting_directions": np.zeros(5),
     "max_speed": 1.5,
-    "skill_level_runner": 0.9, "skill_level_tagger": 1.2, "max_acceleration": 0.1, "min_acceleration": -0.1,
-    "max_turn": 2.356, "min_turn": -2.356, "num_acceleration_levels": 20, "num_turn_levels": 20,
-    "edge_hit_penalty": -0.5, "use_full_observation": False, "num_other_agents_observed": 5, "tagging_distance": 0.02,
-    "tag_reward_for_tagger": 10.0, "step_penalty_for_tagger": -0.1, "tag_penalty_for_runner": -10.0,
-    "step_reward_for_runner": 0.1, "end_of_game_reward_for_runner": 2.0, "runner_exits_game_after_tagged": False,
-}  # fmt: skip
+    "skill_level_runner": 0.9,
+    "skill_level_tagger": 1.2,
+    "max_acceleration": 0.1,
+    "min_acceleration": -0.1,
+    "max_turn": 2.356,
+    "min_turn": -2.356,
+    "num_acceleration_levels": 20,
+    "num_turn_levels": 20,
+    "edge_hit_penalty": -0.5,
+    "use_full_observation": False,
+    "num_other_agents_observed": 5,
+    "tagging_distance": 0.02,
+    "tag_reward_for_tagger": 10.0,
+    "step_penalty_for_tagger": -0.1,
+    "tag_penalty_for_runner": -10.0,
+    "step_reward_for_runner": 0.1,
+    "end_of_game_reward_for_runner": 2.0,
+    "runner_exits_game_after_tagged": False,
+}
 GRIDWORLD_ARGUMENTS = {
-    "num_taggers": 4, "grid_length": 100, "episode_length": 50, "starting_location_x": np.arange(5),
-    "starting_location_y": np.arange(5), "wall_hit_penalty": 0.2, "tag_reward_for_tagger": 5.0,
-    "tag_penalty_for_runner": 5.0, "step_cost_for_tagger": 0.02, "use_full_observation": False,
-}  # fmt: skip
+    "num_taggers": 4,
+    "grid_length": 100,
+    "episode_length": 50,
+    "starting_location_x": np.arange(5),
+    "starting_location_y": np.arange(5),
+    "wall_hit_penalty": 0.2,
+    "tag_reward_for_tagger": 5.0,
+    "tag_penalty_for_runner": 5.0,
+    "step_cost_for_tagger": 0.02,
+    "use_full_observation": False,
+}
 CARTPOLE_ARGUMENTS = {
-    "gravity": 9.0, "masscart": 2.0, "masspole": 0.2, "length": 0.6, "force_mag": 9.0, "tau": 0.01,
-    "theta_threshold_radians": 0.3, "x_threshold": 2.0, "episode_length": 200,
-}  # fmt: skip
+    "gravity": 9.0,
+    "masscart": 2.0,
+    "masspole": 0.2,
+    "length": 0.6,
+    "force_mag": 9.0,
+    "tau": 0.01,
+    "theta_threshold_radians": 0.3,
+    "x_threshold": 2.0,
+    "episode_length": 200,
+}
 EVERY_ARGUMENT = {
-    "tag_continuous": CONTINUOUS_ARGUMENTS, "tag_gridworld": GRIDWORLD_ARGUMENTS, "cartpole": CARTPOLE_ARGUMENTS,
-}  # fmt: skip
+    "tag_continuous": CONTINUOUS_ARGUMENTS,
+    "tag_gridworld": GRIDWORLD_ARGUMENTS,
+    "cartpole": CARTPOLE_ARGUMENTS,
+}
 TAG_DEFAULTS = {
-    "num_taggers": 1, "num_runners": 10, "grid_length": 10.0, "episode_length": 100, "starting_location_x": None,
-    "starting_location_y": None, "starting_directions": None, "max_speed": 1.0, "skill_level_runner": 1.0,
-    "skill_level_tagger": 1.0, "max_acceleration": 1.0, "min_acceleration": -1.0, "max_turn": np.pi / 2,
-    "min_turn": -np.pi / 2, "num_acceleration_levels": 10, "num_turn_levels": 10, "edge_hit_penalty": 0.0,
-    "use_full_observation": True, "num_other_agents_observed": 2, "tagging_distance": 0.01,
-    "tag_reward_for_tagger": 1.0, "step_penalty_for_tagger": 0.0, "tag_penalty_for_runner": -1.0,
-    "step_reward_for_runner": 0.0, "end_of_game_reward_for_runner": 1.0, "runner_exits_game_after_tagged": True,
-}  # fmt: skip
+    "num_taggers": 1,
+    "num_runners": 10,
+    "grid_length": 10.0,
+    "episode_length": 100,
+    "starting_location_x": None,
+    "starting_location_y": None,
+    "starting_directions": None,
+    "max_speed": 1.0,
+    "skill_level_runner": 1.0,
+    "skill_level_tagger": 1.0,
+    "max_acceleration": 1.0,
+    "min_acceleration": -1.0,
+    "max_turn": np.pi / 2,
+    "min_turn": -np.pi / 2,
+    "num_acceleration_levels": 10,
+    "num_turn_levels": 10,
+    "edge_hit_penalty": 0.0,
+    "use_full_observation": True,
+    "num_other_agents_observed": 2,
+    "tagging_distance": 0.01,
+    "tag_reward_for_tagger": 1.0,
+    "step_penalty_for_tagger": 0.0,
+    "tag_penalty_for_runner": -1.0,
+    "step_reward_for_runner": 0.0,
+    "end_of_game_reward_for_runner": 1.0,
+    "runner_exits_game_after_tagged": True,
+}
 GRID_DEFAULTS = {
-    "num_taggers": 10, "grid_length": 10, "episode_length": 100, "starting_location_x": None,
-    "starting_location_y": None, "wall_hit_penalty": 0.1, "tag_reward_for_tagger": 10.0, "tag_penalty_for_runner": 2.0,
-    "step_cost_for_tagger": 0.01, "use_full_observation": True, "random_start": False,
-}  # fmt: skip
+    "num_taggers": 10,
+    "grid_length": 10,
+    "episode_length": 100,
+    "starting_location_x": None,
+    "starting_location_y": None,
+    "wall_hit_penalty": 0.1,
+    "tag_reward_for_tagger": 10.0,
+    "tag_penalty_for_runner": 2.0,
+    "step_cost_for_tagger": 0.01,
+    "use_full_observation": True,
+    "random_start": False,
+}
 
 
 def value_of(env, params, name):
@@ -54,16 +115,28 @@ def value_of(env, params, name):
     return getattr(env if name in static else params, name)
 
 
-@pytest.mark.parametrize(("name", "argument"), [(n, a) for n, arguments in EVERY_ARGUMENT.items() for a in arguments])
+@pytest.mark.parametrize(
+    ("name", "argument"), [(n, a) for n, arguments in EVERY_ARGUMENT.items() for a in arguments]
+)
 def test_every_argument_is_taken_and_kept(name, argument):
-    sizes = {key: EVERY_ARGUMENT[name][key] for key in ("num_taggers", "num_runners") if key in EVERY_ARGUMENT[name]}
+    sizes = {
+        key: EVERY_ARGUMENT[name][key]
+        for key in ("num_taggers", "num_runners")
+        if key in EVERY_ARGUMENT[name]
+    }
     pair = {"starting_location_x", "starting_location_y"}
     chosen = pair if argument in pair else {argument}
-    env, params = wdjax.make(name, **sizes, **{key: EVERY_ARGUMENT[name][key] for key in chosen - set(sizes)})
-    np.testing.assert_allclose(value_of(env, params, argument), EVERY_ARGUMENT[name][argument], rtol=1e-6)
+    env, params = wdjax.make(
+        name, **sizes, **{key: EVERY_ARGUMENT[name][key] for key in chosen - set(sizes)}
+    )
+    np.testing.assert_allclose(
+        value_of(env, params, argument), EVERY_ARGUMENT[name][argument], rtol=1e-6
+    )
 
 
-@pytest.mark.parametrize(("name", "defaults"), [("tag_continuous", TAG_DEFAULTS), ("tag_gridworld", GRID_DEFAULTS)])
+@pytest.mark.parametrize(
+    ("name", "defaults"), [("tag_continuous", TAG_DEFAULTS), ("tag_gridworld", GRID_DEFAULTS)]
+)
 def test_defaults(name, defaults):
     env, params = wdjax.make(name)
     for key, value in defaults.items():
@@ -82,7 +155,18 @@ def test_params_are_numbers_of_32_bits(name):
 
 
 @pytest.mark.parametrize(
-    "value", [2, np.int64(2), np.float64(2), np.float32(2), np.array(2.0), jnp.float32(2), jnp.array(2), 2.0], ids=repr
+    "value",
+    [
+        2,
+        np.int64(2),
+        np.float64(2),
+        np.float32(2),
+        np.array(2.0),
+        jnp.float32(2),
+        jnp.array(2),
+        2.0,
+    ],
+    ids=repr,
 )
 def test_numbers_come_in_many_kinds(value):
     _, params = wdjax.make("tag_continuous", max_speed=value)
@@ -93,7 +177,9 @@ def test_numbers_come_in_many_kinds(value):
 def test_places_come_in_many_kinds():
     wanted = np.array([1, 2, 3], np.float32)
     for x in ([1, 2, 3], (1.0, 2.0, 3.0), np.array([1, 2, 3]), jnp.array([1.0, 2.0, 3.0])):
-        _, params = wdjax.make("tag_continuous", num_runners=2, starting_location_x=x, starting_location_y=x)
+        _, params = wdjax.make(
+            "tag_continuous", num_runners=2, starting_location_x=x, starting_location_y=x
+        )
         np.testing.assert_array_equal(params.starting_location_x, wanted)
         assert params.starting_location_x.dtype == np.float32
     assert isinstance(params.starting_location_x, jax.Array)  # what is on a device stays there
@@ -105,7 +191,8 @@ def test_sizes_may_be_numpy_integers():
     assert hash(env) == hash(wdjax.make("tag_continuous", num_taggers=3)[0])
 
 
-# Environment, arguments, the error, and words that must stand in it: the field, the value, and what is allowed.
+# Environment, arguments, the error, and words that must stand in it: the field, the value, and what
+# is allowed.
 TAG, GRID, POLE = "tag_continuous", "tag_gridworld", "cartpole"
 MALFORMED = [
     (TAG, {"num_tagers": 3}, ValueError, ["num_tagers", "did you mean 'num_taggers'?"]),
@@ -121,13 +208,37 @@ MALFORMED = [
     (TAG, {"num_runners": True}, TypeError, ["num_runners = True", "whole number"]),
     (TAG, {"num_runners": None}, TypeError, ["num_runners = None", "whole number"]),
     (TAG, {"num_runners": np.array(3)}, TypeError, ["num_runners", "whole number"]),
-    (TAG, {"num_acceleration_levels": -1}, ValueError, ["num_acceleration_levels = -1", "at least 0"]),
+    (
+        TAG,
+        {"num_acceleration_levels": -1},
+        ValueError,
+        ["num_acceleration_levels = -1", "at least 0"],
+    ),
     (TAG, {"num_turn_levels": 3.5}, TypeError, ["num_turn_levels = 3.5", "whole number"]),
-    (TAG, {"num_other_agents_observed": 12, "use_full_observation": False}, ValueError,
-     ["num_other_agents_observed = 12", "at most 11"]),
-    (TAG, {"num_other_agents_observed": 0}, ValueError, ["num_other_agents_observed = 0", "at least 1"]),
-    (TAG, {"use_full_observation": "no"}, TypeError, ["use_full_observation = 'no'", "True or False"]),
-    (TAG, {"runner_exits_game_after_tagged": 2}, TypeError, ["runner_exits_game_after_tagged = 2", "True or False"]),
+    (
+        TAG,
+        {"num_other_agents_observed": 12, "use_full_observation": False},
+        ValueError,
+        ["num_other_agents_observed = 12", "at most 11"],
+    ),
+    (
+        TAG,
+        {"num_other_agents_observed": 0},
+        ValueError,
+        ["num_other_agents_observed = 0", "at least 1"],
+    ),
+    (
+        TAG,
+        {"use_full_observation": "no"},
+        TypeError,
+        ["use_full_observation = 'no'", "True or False"],
+    ),
+    (
+        TAG,
+        {"runner_exits_game_after_tagged": 2},
+        TypeError,
+        ["runner_exits_game_after_tagged = 2", "True or False"],
+    ),
     (TAG, {"grid_length": 0.0}, ValueError, ["grid_length", "0.0", "above 0"]),
     (TAG, {"grid_length": "10"}, TypeError, ["grid_length = '10'", "a number"]),
     (TAG, {"grid_length": None}, TypeError, ["grid_length = None", "a number"]),
@@ -145,19 +256,36 @@ MALFORMED = [
     (TAG, {"tag_penalty_for_runner": 1.0}, ValueError, ["tag_penalty_for_runner", "at most 0"]),
     (TAG, {"tag_reward_for_tagger": -1.0}, ValueError, ["tag_reward_for_tagger", "at least 0"]),
     (TAG, {"step_reward_for_runner": -1.0}, ValueError, ["step_reward_for_runner", "at least 0"]),
-    (TAG, {"end_of_game_reward_for_runner": -1.0}, ValueError, ["end_of_game_reward_for_runner", "at least 0"]),
+    (
+        TAG,
+        {"end_of_game_reward_for_runner": -1.0},
+        ValueError,
+        ["end_of_game_reward_for_runner", "at least 0"],
+    ),
     (TAG, {"tagging_distance": 1.5}, ValueError, ["tagging_distance", "1.5", "between 0 and 1"]),
     (TAG, {"tagging_distance": -0.1}, ValueError, ["tagging_distance", "between 0 and 1"]),
     (TAG, {"min_turn": 2.0, "max_turn": 1.0}, ValueError, ["min_turn", "2.0", "at most max_turn"]),
     (TAG, {"min_acceleration": 2.0}, ValueError, ["min_acceleration", "at most max_acceleration"]),
     (TAG, {"starting_location_x": np.ones(11)}, ValueError, ["starting_location_y", "together"]),
     (TAG, {"starting_location_y": np.ones(11)}, ValueError, ["starting_location_y", "together"]),
-    (TAG, {"starting_location_x": np.ones(3), "starting_location_y": np.ones(3)}, ValueError,
-     ["starting_location_x", "11 numbers"]),
-    (TAG, {"starting_location_x": 10.5 * np.ones(11), "starting_location_y": np.ones(11)}, ValueError,
-     ["starting_location_x", "between 0 and grid_length"]),
-    (TAG, {"starting_location_x": np.ones(11), "starting_location_y": -np.ones(11)}, ValueError,
-     ["starting_location_y", "between 0 and grid_length"]),
+    (
+        TAG,
+        {"starting_location_x": np.ones(3), "starting_location_y": np.ones(3)},
+        ValueError,
+        ["starting_location_x", "11 numbers"],
+    ),
+    (
+        TAG,
+        {"starting_location_x": 10.5 * np.ones(11), "starting_location_y": np.ones(11)},
+        ValueError,
+        ["starting_location_x", "between 0 and grid_length"],
+    ),
+    (
+        TAG,
+        {"starting_location_x": np.ones(11), "starting_location_y": -np.ones(11)},
+        ValueError,
+        ["starting_location_y", "between 0 and grid_length"],
+    ),
     (TAG, {"starting_directions": np.zeros(2)}, ValueError, ["starting_directions", "11 numbers"]),
     (TAG, {"starting_directions": ["north"] * 11}, TypeError, ["starting_directions", "numbers"]),
     (TAG, {"starting_directions": np.full(11, np.nan)}, ValueError, ["starting_directions", "NaN"]),
@@ -168,12 +296,24 @@ MALFORMED = [
     (GRID, {"grid_length": 5.0}, TypeError, ["grid_length = 5.0", "whole number"]),
     (GRID, {"wall_hit_penalty": -0.1}, ValueError, ["wall_hit_penalty", "at least 0"]),
     (GRID, {"starting_location_x": [1] * 11}, ValueError, ["starting_location_y", "together"]),
-    (GRID, {"starting_location_x": [1] * 11, "starting_location_y": [11] * 11}, ValueError,
-     ["starting_location_y", "whole cells from 0 to grid_length"]),
-    (GRID, {"starting_location_x": [0.5] * 11, "starting_location_y": [1] * 11}, ValueError,
-     ["starting_location_x", "whole cells"]),
-    (GRID, {"starting_location_x": [1] * 11, "starting_location_y": [1] * 11, "random_start": True}, ValueError,
-     ["starting_location_x", "None if random_start is true"]),
+    (
+        GRID,
+        {"starting_location_x": [1] * 11, "starting_location_y": [11] * 11},
+        ValueError,
+        ["starting_location_y", "whole cells from 0 to grid_length"],
+    ),
+    (
+        GRID,
+        {"starting_location_x": [0.5] * 11, "starting_location_y": [1] * 11},
+        ValueError,
+        ["starting_location_x", "whole cells"],
+    ),
+    (
+        GRID,
+        {"starting_location_x": [1] * 11, "starting_location_y": [1] * 11, "random_start": True},
+        ValueError,
+        ["starting_location_x", "None if random_start is true"],
+    ),
     (POLE, {"masspole": 0.0}, ValueError, ["masspole", "above 0"]),
     (POLE, {"tau": -0.02}, ValueError, ["tau", "above 0"]),
     (POLE, {"episode_length": -5}, ValueError, ["episode_length", "-5", "above 0"]),
@@ -181,13 +321,33 @@ MALFORMED = [
     (POLE, {"gravity": [1.0, [2.0]]}, TypeError, ["gravity = [1.0, [2.0]]", "a number"]),
     (POLE, {"gravity": float("inf")}, ValueError, ["gravity = inf", "finite"]),
     (TAG, {"grid_length": float("inf")}, ValueError, ["grid_length = inf", "finite"]),
-    (TAG, {"tag_penalty_for_runner": -float("inf")}, ValueError, ["tag_penalty_for_runner = -inf", "finite"]),
-    (GRID, {"tag_reward_for_tagger": float("inf")}, ValueError, ["tag_reward_for_tagger = inf", "finite"]),
+    (
+        TAG,
+        {"tag_penalty_for_runner": -float("inf")},
+        ValueError,
+        ["tag_penalty_for_runner = -inf", "finite"],
+    ),
+    (
+        GRID,
+        {"tag_reward_for_tagger": float("inf")},
+        ValueError,
+        ["tag_reward_for_tagger = inf", "finite"],
+    ),
     (GRID, {"grid_length": 60_000}, ValueError, ["grid_length = 60000", "at most 32767"]),
     ("pendulum", {"max_torque": float("inf")}, ValueError, ["max_torque = inf", "finite"]),
     ("mountain_car", {"force": float("inf")}, ValueError, ["force = inf", "finite"]),
-    ("continuous_mountain_car", {"max_action": float("inf")}, ValueError, ["max_action = inf", "finite"]),
-    ("acrobot", {"AVAIL_TORQUE": (-1, 0, float("inf"))}, ValueError, ["AVAIL_TORQUE = [-1.0, 0.0, inf]", "finite"]),
+    (
+        "continuous_mountain_car",
+        {"max_action": float("inf")},
+        ValueError,
+        ["max_action = inf", "finite"],
+    ),
+    (
+        "acrobot",
+        {"AVAIL_TORQUE": (-1, 0, float("inf"))},
+        ValueError,
+        ["AVAIL_TORQUE = [-1.0, 0.0, inf]", "finite"],
+    ),
     ("acrobot", {"dt": 701.0}, ValueError, ["dt = 701.0", "at most 1 s"]),
     ("acrobot", {"gravity": -1e4}, ValueError, ["gravity = -10000.0", "between -1000 and 1000"]),
     (POLE, {"force_mag": 3e38}, ValueError, ["force_mag = 3", "between -1e+18 and 1e+18"]),
@@ -196,10 +356,12 @@ MALFORMED = [
     ("zzzzz", {}, ValueError, ["known names:", "tag_gridworld"]),
     (7, {}, TypeError, ["environment 7", "must be a string"]),
     (None, {}, TypeError, ["environment None", "must be a string"]),
-]  # fmt: skip
+]
 
 
-@pytest.mark.parametrize(("name", "arguments", "error", "words"), MALFORMED, ids=lambda value: str(value)[:60])
+@pytest.mark.parametrize(
+    ("name", "arguments", "error", "words"), MALFORMED, ids=lambda value: str(value)[:60]
+)
 def test_malformed_arguments_are_refused(name, arguments, error, words):
     with pytest.raises(error) as caught:
         wdjax.make(name, **arguments)
@@ -220,8 +382,11 @@ def test_register():
     env, params = wdjax.make("walk", reach=3)
     assert env == Walk()
     assert (params.reach, params.episode_length) == (3, 6)
-    again = type("Walk", (Walk,), {"__module__": Walk.__module__, "__qualname__": Walk.__qualname__})
-    wdjax.register("walk", again)  # once more does no harm: a notebook cell may run twice, and makes the class anew
+    again = type(
+        "Walk", (Walk,), {"__module__": Walk.__module__, "__qualname__": Walk.__qualname__}
+    )
+    # once more does no harm: a notebook cell may run twice, and makes the class anew
+    wdjax.register("walk", again)
     assert type(wdjax.make("walk")[0]) is again
     wdjax.register("walk", Walk)
     with pytest.raises(ValueError, match="did you mean 'reach'"):
@@ -230,7 +395,8 @@ def test_register():
 
 @pytest.mark.usefixtures("registry")
 def test_register_one_environment():
-    """Its static fields are the defaults of `make`; a field that is no argument keeps its value and has no name."""
+    """Its static fields are the defaults of `make`; a field that is no argument keeps its value
+    and has no name."""
 
     @dataclasses.dataclass(frozen=True)
     class Named(Walk):
@@ -267,7 +433,9 @@ def test_register_refuses():
     class Legged(Walk):
         legs: int
 
-    with pytest.raises(TypeError, match=r"Legged\.legs has no default. Add a default, or register an instance"):
+    with pytest.raises(
+        TypeError, match=r"Legged\.legs has no default. Add a default, or register an instance"
+    ):
         wdjax.register("other", Legged)
     wdjax.register("other", Legged(4))
     assert wdjax.make("other")[0] == Legged(4)

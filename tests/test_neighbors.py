@@ -1,4 +1,5 @@
-"""The nearest neighbours, in plain XLA and by the kernel (step by step on the CPU), against a plain stable sort."""
+"""The nearest neighbours, in plain XLA and by the kernel (step by step on the CPU), against a plain
+stable sort."""
 
 import functools
 
@@ -12,7 +13,12 @@ from hypothesis.extra import numpy as hnp
 
 from wdjax.kernels import neighbors as neighbors_kernel
 from wdjax.kernels.neighbors import is_supported, nearest_neighbors_kernel, neighbor_rows_kernel
-from wdjax.neighbors import nearest_neighbors, nearest_neighbors_simple, neighbor_rows, neighbor_rows_simple
+from wdjax.neighbors import (
+    nearest_neighbors,
+    nearest_neighbors_simple,
+    neighbor_rows,
+    neighbor_rows_simple,
+)
 
 N = 8
 interpreted = functools.partial(nearest_neighbors_kernel, interpret=True)
@@ -24,7 +30,8 @@ each = pytest.mark.parametrize("find", IMPLEMENTATIONS.values(), ids=IMPLEMENTAT
 
 
 def expected_neighbors(x, y, active, k):
-    """Returns for every agent the indices of its k nearest active others: lists, shorter where fewer are active."""
+    """Returns for every agent the indices of its k nearest active others: lists, shorter where
+    fewer are active."""
     rows = []
     for i in range(len(x)):
         distance = np.sqrt((x - x[i]) ** 2 + (y - y[i]) ** 2)
@@ -97,19 +104,24 @@ def test_batches(find):
     for i in range(5):
         one_index, one_found = find(x[i], y[i], active[i], 3)
         np.testing.assert_array_equal(found[i], one_found)
-        np.testing.assert_array_equal(np.where(found[i], index[i], -1), np.where(one_found, one_index, -1))
+        np.testing.assert_array_equal(
+            np.where(found[i], index[i], -1), np.where(one_found, one_index, -1)
+        )
 
 
 @pytest.mark.parametrize("spread", [8, 24])
 def test_crowds_nearer_together_than_the_kernel_tells_apart_at_first(spread):
-    """Seven others whose squared distances differ by a few of the last bits, of which a key has lost three."""
+    """Seven others whose squared distances differ by a few of the last bits, of which a key has
+    lost three."""
     for seed in range(40):
         steps = np.random.default_rng(seed).integers(0, spread, N - 1)
         x, y = np.append(0.0, np.full(N - 1, 1.25)), np.append(0.0, np.sqrt(steps * 2.0**-23))
         check(IMPLEMENTATIONS["kernel"], x, y, np.ones(N, bool), 3)
 
 
-@pytest.mark.parametrize(("sizes", "k"), [((1, 2), 1), pytest.param((33, 105), 10, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("sizes", "k"), [((1, 2), 1), pytest.param((33, 105), 10, marks=pytest.mark.slow)]
+)
 def test_more_agents_than_a_program_takes(sizes, k):
     rng = np.random.default_rng(1)
     for n in sizes:
@@ -131,7 +143,9 @@ def test_float32_places_where_jax_counts_in_64_bits(k):
 def test_thousands_of_agents(n, ties):
     rng = np.random.default_rng(2)
     places = rng.uniform(0, 20, (2, n))
-    check(IMPLEMENTATIONS["kernel"], *(np.round(places) if ties else places), rng.random(n) < 0.8, 10)
+    check(
+        IMPLEMENTATIONS["kernel"], *(np.round(places) if ties else places), rng.random(n) < 0.8, 10
+    )
 
 
 def expected_rows(x, y, active, features, own, k, num_relative):
@@ -153,10 +167,18 @@ def crowd(seed, n, num_features, num_own):
     return x, y, rng.random(n) < 0.7, numbers[:, :num_features], numbers[:, num_features:]
 
 
-@pytest.mark.parametrize("way", [neighbor_rows_simple, functools.partial(neighbor_rows_kernel, interpret=True)])
+@pytest.mark.parametrize(
+    "way", [neighbor_rows_simple, functools.partial(neighbor_rows_kernel, interpret=True)]
+)
 @pytest.mark.parametrize(
     ("sizes", "k", "num_features", "num_own", "num_relative"),
-    [((8,), 3, 2, 1, 1), ((3, 5), 8, 7, 1, 5), ((30, 1, 9), 5, 7, 3, 0), ((2, 38), 1, 1, 0, 1), ((36,), 14, 3, 1, 2)],
+    [
+        ((8,), 3, 2, 1, 1),
+        ((3, 5), 8, 7, 1, 5),
+        ((30, 1, 9), 5, 7, 3, 0),
+        ((2, 38), 1, 1, 0, 1),
+        ((36,), 14, 3, 1, 2),
+    ],
 )
 def test_rows_of_features(way, sizes, k, num_features, num_own, num_relative):
     arrays = crowd(3, sum(sizes), num_features, num_own)
@@ -167,8 +189,13 @@ def test_rows_of_features(way, sizes, k, num_features, num_own, num_relative):
 
 
 def test_batches_of_rows():
-    many = [np.stack(leaves) for leaves in zip(*(crowd(seed, N, 2, 1) for seed in range(3)), strict=True)]
-    kernel = functools.partial(neighbor_rows_kernel, k=3, num_relative=1, sizes=(2, 6), interpret=True)
+    many = [
+        np.stack(leaves)
+        for leaves in zip(*(crowd(seed, N, 2, 1) for seed in range(3)), strict=True)
+    ]
+    kernel = functools.partial(
+        neighbor_rows_kernel, k=3, num_relative=1, sizes=(2, 6), interpret=True
+    )
     rows = np.concatenate(jax.jit(jax.vmap(kernel))(*many), axis=1)
     for i in range(3):
         np.testing.assert_array_equal(rows[i], expected_rows(*(leaf[i] for leaf in many), 3, 1))
@@ -176,7 +203,10 @@ def test_batches_of_rows():
 
 def test_derivative_of_rows_is_the_features_own():
     x, y, active, features, own = crowd(4, N, 2, 1)
-    kernel = lambda scale: neighbor_rows(x, y, active, scale * features, own, 3, 1, (N,))[0]  # noqa: E731
+
+    def kernel(scale):
+        return neighbor_rows(x, y, active, scale * features, own, 3, 1, (N,))[0]
+
     value, derivative = jax.jit(lambda: jax.jvp(kernel, (1.0,), (1.0,)))()
     np.testing.assert_array_equal(value[:, :6], derivative[:, :6])
     np.testing.assert_array_equal(derivative[:, 6], 0)

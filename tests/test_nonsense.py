@@ -45,27 +45,34 @@ def state_of(preset="cartpole_ppo"):
     return TrainState(**dict.fromkeys(TrainState.__dataclass_fields__) | {"hypers": hypers})
 
 
-@pytest.mark.parametrize(("name", "value", "words"), [
-    ("agent.gamma", 7, "agent.gamma = 7: must be between 0 and 1"),
-    ("agent.gamma", math.nan, "agent.gamma = nan: must be between 0 and 1"),
-    ("agent.learning_rate", -1, "must be finite and at least 0"),
-    ("agent.learning_rate", math.nan, "must be finite and at least 0"),
-    ("agent.learning_rate", [1e-3, math.inf], "agent.learning_rate = inf: must be finite"),
-    ("agent.clip", 0, "must be above 0"),
-    ("agent.past_selves_fraction", 1.0, "unknown hyperparameter"),
-    ("agent.clip", "wide", "agent.clip = 'wide': must be a number"),
-    ("agent.clip", True, "must be a number"),
-    ("agent.clip", None, "must be a number"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("agent.gamma", 7, "agent.gamma = 7: must be between 0 and 1"),
+        ("agent.gamma", math.nan, "agent.gamma = nan: must be between 0 and 1"),
+        ("agent.learning_rate", -1, "must be finite and at least 0"),
+        ("agent.learning_rate", math.nan, "must be finite and at least 0"),
+        ("agent.learning_rate", [1e-3, math.inf], "agent.learning_rate = inf: must be finite"),
+        ("agent.clip", 0, "must be above 0"),
+        ("agent.past_selves_fraction", 1.0, "unknown hyperparameter"),
+        ("agent.clip", "wide", "agent.clip = 'wide': must be a number"),
+        ("agent.clip", True, "must be a number"),
+        ("agent.clip", None, "must be a number"),
+    ],
+)
 def test_a_hyperparameter_is_what_its_field_allows(name, value, words):
     assert words in refusal(with_hypers, state_of(), **{name: value})
 
 
 def test_so_is_one_inside_of_a_block():
     state = state_of("continuous_mountain_car_ddpg")
-    assert "ddpg.tau = 2.0: must be above 0 and at most 1" in refusal(with_hypers, state, **{"agent.ddpg.tau": 2.0})
+    assert "ddpg.tau = 2.0: must be above 0 and at most 1" in refusal(
+        with_hypers, state, **{"agent.ddpg.tau": 2.0}
+    )
     assert with_hypers(state, **{"agent.ddpg.tau": 0.5}).hypers["agent"].ddpg.tau == 0.5
-    traced = jax.jit(lambda value: with_hypers(state, **{"agent.ddpg.tau": value}).hypers["agent"].ddpg.tau)
+    traced = jax.jit(
+        lambda value: with_hypers(state, **{"agent.ddpg.tau": value}).hypers["agent"].ddpg.tau
+    )
     assert traced(0.25) == 0.25  # nobody knows it yet
 
 
@@ -82,26 +89,46 @@ def test_a_game_has_no_more_agents_than_pairs_can_be_counted(game):
     wdjax.make(game, num_taggers=1_000)
 
 
-@pytest.mark.parametrize(("game", "field"), [
-    ("covid_economy", "num_states"), ("covid_economy", "num_subsidy_levels"), ("rice", "num_regions"),
-    ("rice", "levels"), ("tag_continuous", "num_turn_levels"), ("taxed_commons", "max_catch"),
-    ("taxed_commons", "num_harvesters"), ("taxed_commons", "num_levels"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("game", "field"),
+    [
+        ("covid_economy", "num_states"),
+        ("covid_economy", "num_subsidy_levels"),
+        ("rice", "num_regions"),
+        ("rice", "levels"),
+        ("tag_continuous", "num_turn_levels"),
+        ("taxed_commons", "max_catch"),
+        ("taxed_commons", "num_harvesters"),
+        ("taxed_commons", "num_levels"),
+    ],
+)
 def test_a_game_is_not_so_large_that_it_fills_the_memory(game, field):
     words = f"{field} = {2**31 - 1}: must be at least "
-    assert re.fullmatch(f"{words}[0-9] and at most 10000", refusal(wdjax.make, game, **{field: 2**31 - 1}))
+    assert re.fullmatch(
+        f"{words}[0-9] and at most 10000", refusal(wdjax.make, game, **{field: 2**31 - 1})
+    )
 
 
 def test_a_key_is_no_number():
     assert "gravity = " in refusal(wdjax.make, "cartpole", gravity=jax.random.key(0))
 
 
-@pytest.mark.parametrize(("preset", "changes", "words"), [
-    ("cartpole_ppo", {"epochs": 10**12}, "epochs = 1000000000000: must be at least 1 and below 2**31"),
-    ("tag_small", {}, "past_selves_every = 2147483648: must be"),
-    ("continuous_mountain_car_ddpg", {"ddpg.n_step": 100, "ddpg.buffer_size": 64, "ddpg.batch_size": 64,
-                                      "ddpg.warmup": 64}, "ddpg.n_step = 100: must be at most buffer_size = 64"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("preset", "changes", "words"),
+    [
+        (
+            "cartpole_ppo",
+            {"epochs": 10**12},
+            "epochs = 1000000000000: must be at least 1 and below 2**31",
+        ),
+        ("tag_small", {}, "past_selves_every = 2147483648: must be"),
+        (
+            "continuous_mountain_car_ddpg",
+            {"ddpg.n_step": 100, "ddpg.buffer_size": 64, "ddpg.batch_size": 64, "ddpg.warmup": 64},
+            "ddpg.n_step = 100: must be at most buffer_size = 64",
+        ),
+    ],
+)
 def test_a_configuration_holds_no_number_that_no_run_could_have(preset, changes, words):
     named = {f"{AGENT}.{name}": value for name, value in changes.items()}
     named = named or {"policies.runner.past_selves_every": 2**31}
@@ -110,7 +137,9 @@ def test_a_configuration_holds_no_number_that_no_run_could_have(preset, changes,
 
 @pytest.mark.parametrize("goal", [math.nan, math.inf, 10**400])
 def test_a_goal_is_a_number_that_can_be_reached(goal):
-    assert "stop_at.agent/episode_return = " in refusal(load_config, "cartpole_ppo", stop_at={RETURN: goal})
+    assert "stop_at.agent/episode_return = " in refusal(
+        load_config, "cartpole_ppo", stop_at={RETURN: goal}
+    )
 
 
 def test_a_network_has_parameters_that_can_be_counted():
@@ -118,19 +147,28 @@ def test_a_network_has_parameters_that_can_be_counted():
     assert "policies.agent.network: number of parameters = " in refusal(make_learner, config)
 
 
-@pytest.mark.parametrize(("write", "name", "suffix"), [
-    (save_gif, "x.mp4", ".gif"), (save_png, "x.jpg", ".png"), (save_gif, "x", ".gif"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("write", "name", "suffix"),
+    [
+        (save_gif, "x.mp4", ".gif"),
+        (save_png, "x.jpg", ".png"),
+        (save_gif, "x", ".gif"),
+    ],
+)
 def test_a_picture_is_what_its_name_says(tmp_path, write, name, suffix):
     env, params = wdjax.make("cartpole")
     _, state = env.reset(jax.random.key(0), params)
     states = jax.tree.map(lambda leaf: leaf[None], state) if write is save_gif else state
-    assert f"must be a file that ends in {suffix}" in refusal(write, tmp_path / name, env, states, params)
+    assert f"must be a file that ends in {suffix}" in refusal(
+        write, tmp_path / name, env, states, params
+    )
     assert not list(tmp_path.iterdir())
 
 
 def test_an_episode_is_written_as_what_its_name_says(monkeypatch):
-    words = "must be a file that ends in .gif, .html, .mp4, .svg, .png or .npz: did you mean '.html'?"
+    words = (
+        "must be a file that ends in .gif, .html, .mp4, .svg, .png or .npz: did you mean '.html'?"
+    )
     assert words in refusal(save_episode, None, None, "x.htm")
     monkeypatch.setenv("PATH", "")
     assert "requires ffmpeg" in refusal(save_episode, None, None, "x.mp4")  # before it is played
@@ -139,18 +177,32 @@ def test_an_episode_is_written_as_what_its_name_says(monkeypatch):
 def test_an_episode_that_cannot_be_written_is_not_played(monkeypatch):
     env, params = wdjax.make("cartpole")
     run, state = SimpleNamespace(env=env), SimpleNamespace(env_params=params)
-    assert "fps = 60: must be above 0 and at most 50" in refusal(save_episode, run, state, "x.gif", fps=60)
+    assert "fps = 60: must be above 0 and at most 50" in refusal(
+        save_episode, run, state, "x.gif", fps=60
+    )
     monkeypatch.setattr(type(env), "draw", lambda *_, **__: None)
-    with pytest.raises(NotImplementedError, match=r"CartPole draws with matplotlib, which supports only \.gif, \.mp4"):
+    with pytest.raises(
+        NotImplementedError,
+        match=r"CartPole draws with matplotlib, which supports only \.gif, \.mp4",
+    ):
         save_episode(run, state, "x.html")
 
 
-@pytest.mark.parametrize(("name", "room", "kept"), [
-    ("x.html", 16_000, True), ("x.html", 15_999, False), ("x.npz", 0, True), ("x.svg", 16_000, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "room", "kept"),
+    [
+        ("x.html", 16_000, True),
+        ("x.html", 15_999, False),
+        ("x.npz", 0, True),
+        ("x.svg", 16_000, False),
+    ],
+)
 def test_what_is_seen_is_kept_for_the_player_where_there_is_room(monkeypatch, name, room, kept):
     asked = []
-    ask = lambda *_, observations, **__: asked.append(observations) or 1 / 0  # noqa: E731
+
+    def ask(*_, observations, **__):
+        return asked.append(observations) or 1 / 0
+
     monkeypatch.setattr(trajectory, "record_episode", ask)
     monkeypatch.setattr(trajectory, "OBS_BYTES", room)  # cartpole's: 1,000 steps of 4 float32
     env, params = wdjax.make("cartpole")
@@ -164,11 +216,15 @@ def test_metrics_are_read_from_the_folder_of_a_run(tmp_path):
     assert read_metrics(tmp_path) == read_metrics(tmp_path / "metrics.jsonl") == [{"updates": 1}]
 
 
-@pytest.mark.parametrize(("text", "words"), [
-    ("raise KeyError('mine')", "KeyError: 'mine'"), ("def f(:", "SyntaxError"),
-    ("raise SystemExit(3)", "SystemExit: 3"),
-    ("import nowhere_at_all", "No module named 'nowhere_at_all'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("raise KeyError('mine')", "KeyError: 'mine'"),
+        ("def f(:", "SyntaxError"),
+        ("raise SystemExit(3)", "SystemExit: 3"),
+        ("import nowhere_at_all", "No module named 'nowhere_at_all'"),
+    ],
+)
 def test_a_module_of_ones_own_that_fails_is_a_sentence(tmp_path, monkeypatch, text, words):
     (tmp_path / "fails_at_once.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
@@ -184,7 +240,9 @@ def test_a_drawing_of_ones_own_that_fails_ends_no_run(tmp_path, monkeypatch, cap
 
     monkeypatch.setattr("wdjax.train.trainer.save_episode", fails)
     Trainer(learner().config, tmp_path / "run").draw()
-    assert "Warning: could not draw episode.gif: Mine.draw raises KeyError" in capsys.readouterr().out
+    assert (
+        "Warning: could not draw episode.gif: Mine.draw raises KeyError" in capsys.readouterr().out
+    )
 
 
 def test_a_line_that_is_nested_too_deeply_is_named(tmp_path):

@@ -54,15 +54,18 @@ def test_what_lies_in_the_current_folder_is_not_installed(package, monkeypatch):
     assert "ownenvs" not in sys.modules
 
 
-@pytest.mark.parametrize(("name", "words"), [
-    ("longr", "did you mean 'longer'"),
-    ("broken", "has no attribute 'Nothing'"),
-    ("ownenvs:CartPol", "has no attribute 'CartPol'"),
-    ("ownenvz:Longer", "No module named 'ownenvz'"),
-    ("own envs:Longer", "a full import path"),
-    ("ownenvs:sys", "has no attribute"),
-    ("math:pi", "must be a subclass of wdjax.Env"),
-    ("gymnx:CartPole-v1", "did you mean 'gymnax'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("longr", "did you mean 'longer'"),
+        ("broken", "has no attribute 'Nothing'"),
+        ("ownenvs:CartPol", "has no attribute 'CartPol'"),
+        ("ownenvz:Longer", "No module named 'ownenvz'"),
+        ("own envs:Longer", "a full import path"),
+        ("ownenvs:sys", "has no attribute"),
+        ("math:pi", "must be a subclass of wdjax.Env"),
+        ("gymnx:CartPole-v1", "did you mean 'gymnax'"),
+    ],
+)
 def test_what_is_said_of_a_wrong_one(package, name, words):
     assert words in refusal(wdjax.make, name)

@@ -18,14 +18,23 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("envs", "train", "experiments")
 # Which of the folders' packages each part may import when it is imported itself.
 ALLOWED = {
-    "core": (), "adapters": ("adapters", "envs"), "envs": ("envs",), "train": ("envs", "train"), "experiments": FOLDERS,
-}  # fmt: skip
+    "core": (),
+    "adapters": ("adapters", "envs"),
+    "envs": ("envs",),
+    "train": ("envs", "train"),
+    "experiments": FOLDERS,
+}
 
 
 def run_python(code, python=sys.executable, cwd=ROOT, **environment):
     """Runs code in a fresh process; its output is part of the failure where it fails."""
     result = subprocess.run(
-        [python, "-c", code], cwd=cwd, env={**os.environ, **environment}, capture_output=True, text=True, check=False
+        [python, "-c", code],
+        cwd=cwd,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
@@ -40,7 +49,8 @@ def test_import_of_the_package_leaves_jax_alone():
 
 def test_import_of_every_module_touches_no_device_and_draws_nothing():
     modules = [name for name, path in source_files() if path.stem not in ("drawing", "__main__")]
-    modules = [name for name in modules if not name.startswith("wdjax.adapters._")]  # these import other libraries
+    # these import other libraries
+    modules = [name for name in modules if not name.startswith("wdjax.adapters._")]
     code = f"""
 import importlib, sys
 for name in {modules!r}:
@@ -73,19 +83,26 @@ def test_public_names_resolve():
 
 def source_files():
     """Returns (module name, path) of every source file, each once."""
-    files = [("wdjax", path) for folder in ("", "adapters") for path in (ROOT / "wdjax" / folder).glob("*.py")]
+    files = [
+        ("wdjax", path)
+        for folder in ("", "adapters")
+        for path in (ROOT / "wdjax" / folder).glob("*.py")
+    ]
     for folder in FOLDERS:
         files += [(f"wdjax.{folder}", path) for path in (ROOT / folder).rglob("*.py")]
     named = []
     for package, path in files:
         base = ROOT / "wdjax" if package == "wdjax" else ROOT / package.removeprefix("wdjax.")
-        parts = [part for part in path.relative_to(base).with_suffix("").parts if part != "__init__"]
+        parts = [
+            part for part in path.relative_to(base).with_suffix("").parts if part != "__init__"
+        ]
         named.append((".".join([package, *parts]), path))
     return sorted(named)
 
 
 def imports(tree, lazy_too):
-    """Yields (line, dotted name) of what a module imports; without `lazy_too` only what runs when it is imported."""
+    """Yields (line, dotted name) of what a module imports; without `lazy_too` only what runs
+    when it is imported."""
     nodes = [tree]
     while nodes:
         node = nodes.pop()
@@ -101,7 +118,8 @@ def imports(tree, lazy_too):
 
 
 def folder_of(name):
-    """Returns the part that a dotted name leads to: `wdjax.make` is at home in envs; None for the core and others."""
+    """Returns the part that a dotted name leads to: `wdjax.make` is at home in envs; None for
+    the core and others."""
     if name.startswith("wdjax.") and name.count(".") == 1:
         name = wdjax._HOME.get(name.removeprefix("wdjax."), name)
     parts = name.split(".")
@@ -110,7 +128,8 @@ def folder_of(name):
 
 @pytest.mark.parametrize("link", [*(f"wdjax/{folder}" for folder in FOLDERS), "src/wdjax"])
 def test_folders_are_linked(link):
-    """The folders into the package; and the package into a folder of its own, for what is installed editable."""
+    """The folders into the package; and the package into a folder of its own, for what is
+    installed editable."""
     folder = link.split("/")[1]
     assert os.readlink(ROOT / link) == f"../{folder}"
     assert (ROOT / folder / "__init__.py").is_file()
@@ -138,8 +157,11 @@ def test_imports_are_absolute_and_go_through_the_package():
 
 
 def test_no_module_is_named_like_one_of_the_standard_library():
-    """Python puts the folder of a script first on its path, where such a module would hide the real one."""
-    named = {path.relative_to(ROOT) for _, path in source_files() if path.stem in sys.stdlib_module_names}
+    """Python puts the folder of a script first on its path, where such a module would hide the
+    real one."""
+    named = {
+        path.relative_to(ROOT) for _, path in source_files() if path.stem in sys.stdlib_module_names
+    }
     assert not named
 
 
@@ -169,23 +191,39 @@ assert set(learner.config.policies) == {"tagger", "runner"}
 # Programs of maintainers, in a checkout only (setup.py). `wdjax bench` needs the other benchmarks.
 NOT_INSTALLED = {
     "experiments/benchmarks": (
-        "agreement", "card", "devices", "growth", "kernel_cases", "memory", "overrides", "peer_programs", "peers",
-        "purejaxrl", "results", "sweep", "warp_drive",
+        "agreement",
+        "card",
+        "devices",
+        "growth",
+        "kernel_cases",
+        "memory",
+        "overrides",
+        "peer_programs",
+        "peers",
+        "purejaxrl",
+        "results",
+        "sweep",
+        "warp_drive",
     ),
     "experiments/reference": ("__main__", "ablations", "rerun", "rows"),
-}  # fmt: skip
+}
 
 
 def installed_files():
     """Return (module name, path) of every source file that a wheel holds."""
     return [
-        (name, path) for name, path in source_files()
+        (name, path)
+        for name, path in source_files()
         if path.stem not in NOT_INSTALLED.get(path.parent.relative_to(ROOT).as_posix(), ())
-    ]  # fmt: skip
+    ]
 
 
 def test_installed_modules_do_not_import_programs_of_maintainers():
-    left_out = {f"wdjax.{folder.replace('/', '.')}.{name}" for folder, names in NOT_INSTALLED.items() for name in names}
+    left_out = {
+        f"wdjax.{folder.replace('/', '.')}.{name}"
+        for folder, names in NOT_INSTALLED.items()
+        for name in names
+    }
     assert left_out <= {name for name, _ in source_files()}
     wrong = [
         f"{path.relative_to(ROOT)}:{line} imports {name}"
@@ -198,7 +236,8 @@ def test_installed_modules_do_not_import_programs_of_maintainers():
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """Returns the folder of an sdist and of the wheel that is built from it, both from a copy of the sources."""
+    """Returns the folder of an sdist and of the wheel that is built from it, both from a copy
+    of the sources."""
     sources, folder = tmp_path_factory.mktemp("sources"), tmp_path_factory.mktemp("dist")
     for name in ("wdjax", "src", *FOLDERS):
         shutil.copytree(ROOT / name, sources / name, symlinks=True)
@@ -215,20 +254,37 @@ def test_wheel_and_sdist_hold_what_is_installed(built):
     (wheel,), (sdist,) = built.glob("*.whl"), built.glob("*.tar.gz")
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
-        (entry_points,) = (archive.read(name).decode() for name in names if name.endswith("entry_points.txt"))
+        (entry_points,) = (
+            archive.read(name).decode() for name in names if name.endswith("entry_points.txt")
+        )
     assert "wdjax = wdjax.experiments.cli:main" in entry_points
     top = {name.split("/")[0] for name in names}
     assert {name for name in top if not name.endswith(".dist-info")} == {"wdjax"}
 
     def in_wheel(path):
-        return ("" if path.is_relative_to(ROOT / "wdjax") else "wdjax/") + path.relative_to(ROOT).as_posix()
+        return ("" if path.is_relative_to(ROOT / "wdjax") else "wdjax/") + path.relative_to(
+            ROOT
+        ).as_posix()
 
     assert {in_wheel(path) for _, path in installed_files()} <= names
-    assert not {f"wdjax/{folder}/{name}.py" for folder, left_out in NOT_INSTALLED.items() for name in left_out} & names
-    bundled = [*ROOT.glob("experiments/reference/results/*.yaml"), *ROOT.glob("experiments/reference/policies/*.npz")]
+    assert (
+        not {
+            f"wdjax/{folder}/{name}.py"
+            for folder, left_out in NOT_INSTALLED.items()
+            for name in left_out
+        }
+        & names
+    )
+    bundled = [
+        *ROOT.glob("experiments/reference/results/*.yaml"),
+        *ROOT.glob("experiments/reference/policies/*.npz"),
+    ]
     assert bundled
     assert {in_wheel(path) for path in bundled} <= names
-    presets = {f"wdjax/experiments/configs/{path.name}" for path in (ROOT / "experiments" / "configs").glob("*.yaml")}
+    presets = {
+        f"wdjax/experiments/configs/{path.name}"
+        for path in (ROOT / "experiments" / "configs").glob("*.yaml")
+    }
     assert presets
     assert presets | {"wdjax/py.typed", "wdjax/envs/climate/rice_regions.yaml"} <= names
     with tarfile.open(sdist) as archive:
@@ -246,15 +302,37 @@ def test_installed_wheel_trains_elsewhere(built, tmp_path):
     dependencies = [path for path in sys.path if path.endswith("site-packages")]
     (site / "dependencies.pth").write_text("\n".join(dependencies))
     (wheel,) = built.glob("*.whl")
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", site, wheel]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-index",
+        "--target",
+        site,
+        wheel,
+    ]
     subprocess.run(command, check=True)
     python = str(environment / "bin" / "python")
     step = f"import sys; sys.argv = ['', {str(site)!r}]\n" + TRAINING_STEP
     assert str(site) in run_python(step, python, elsewhere, PYTHONPATH="")
     run_python(BUNDLED_RUN, python, elsewhere, PYTHONPATH="")
-    bench = [python, "-m", "wdjax.experiments.cli", "bench", "cartpole_10k", "--small", "--repeats", "1"]
+    bench = [
+        python,
+        "-m",
+        "wdjax.experiments.cli",
+        "bench",
+        "cartpole_10k",
+        "--small",
+        "--repeats",
+        "1",
+    ]
     environment = {**os.environ, "PYTHONPATH": ""}
-    done = subprocess.run(bench, cwd=elsewhere, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        bench, cwd=elsewhere, env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "env steps/s" in done.stdout
 
@@ -264,9 +342,17 @@ def test_installed_wheel_trains_elsewhere(built, tmp_path):
 
 @pytest.fixture
 def without_links(tmp_path):
-    """What such a checkout holds at its top: in the place of a link, a file with what it points to."""
+    """What such a checkout holds at its top: in the place of a link, a file with what it points
+    to."""
     (tmp_path / "wdjax").mkdir()
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "wdjax/__init__.py", "wdjax/lazy.py"):
+    for name in (
+        "pyproject.toml",
+        "setup.py",
+        "README.md",
+        "LICENSE",
+        "wdjax/__init__.py",
+        "wdjax/lazy.py",
+    ):
         shutil.copy(ROOT / name, tmp_path / name)
     shutil.copy(ROOT / "wdjax" / "version.py", tmp_path / "wdjax")
     for name in FOLDERS:
@@ -276,7 +362,9 @@ def without_links(tmp_path):
 
 @pytest.mark.parametrize("command", [["setup.py", "--version"], ["-c", "import wdjax"]])
 def test_a_checkout_without_links_says_so(without_links, command):
-    result = subprocess.run([sys.executable, *command], cwd=without_links, capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        [sys.executable, *command], cwd=without_links, capture_output=True, text=True, check=False
+    )
     assert result.returncode == 1
     last = result.stderr.strip().splitlines()[-1]
     assert "symbolic links, which this checkout does not contain" in last

@@ -28,13 +28,19 @@ def test_how_to_pages_are_listed_in_the_order_of_a_reader():
 
 def test_pages_agree_on_the_cost_of_deterministic():
     slower = "`--deterministic`, which is slower" in read("docs/how_to/long_runs.md")
-    free = re.search(r"deterministic[^.]*costs? nothing", read("experiments/benchmarks/RESULTS.md")) is not None
+    free = (
+        re.search(r"deterministic[^.]*costs? nothing", read("experiments/benchmarks/RESULTS.md"))
+        is not None
+    )
     assert not (slower and free)
 
 
 def test_the_page_on_export_names_the_six_months_of_jax():
     pages = [page.read_text(encoding="utf8") for page in PAGES]
-    assert any("wdjax export" in text and re.search(r"six months|6 months|180 days", text) for text in pages)
+    assert any(
+        "wdjax export" in text and re.search(r"six months|6 months|180 days", text)
+        for text in pages
+    )
 
 
 def test_the_reference_curves_page_has_no_note_to_maintainers():
@@ -42,21 +48,31 @@ def test_the_reference_curves_page_has_no_note_to_maintainers():
 
 
 def test_tables_of_the_reference_curves_have_at_most_four_columns():
-    rows = [line for line in read("experiments/reference/README.md").splitlines() if line.startswith("|")]
+    rows = [
+        line
+        for line in read("experiments/reference/README.md").splitlines()
+        if line.startswith("|")
+    ]
     assert rows
     assert max(line.count("|") - 1 for line in rows) <= 4
 
 
 def test_a_workload_has_one_speed_on_all_pages():
     lines = [line for page in PAGES for line in page.read_text(encoding="utf8").splitlines()]
-    ours = [line for line in lines if re.match(r"\| (`tag_gridworld`|the same as `wdjax train tag_gridworld`)", line)]
+    ours = [
+        line
+        for line in lines
+        if re.match(r"\| (`tag_gridworld`|the same as `wdjax train tag_gridworld`)", line)
+    ]
     speeds = {speed for line in ours for speed in re.findall(r"^\|[^|]+\| (\d+) M ", line)}
     assert speeds
     assert len(speeds) == 1
 
 
 def test_notebooks_of_the_site_have_outputs_by_default():
-    assert 'nb_execution_mode = "off" if os.environ.get("EXECUTE") == "0" else "cache"' in read("docs/conf.py")
+    assert 'nb_execution_mode = "off" if os.environ.get("EXECUTE") == "0" else "cache"' in read(
+        "docs/conf.py"
+    )
 
 
 def test_a_page_of_an_environment_shows_no_docstring_of_an_inner_function():
@@ -86,7 +102,12 @@ def test_stored_pictures_of_the_site_follow_the_theme():
 def test_commands_fit_on_a_page():
     texts = [page.read_text(encoding="utf8") for page in PAGES]
     blocks = [block for text in texts for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL)]
-    long = [line for block in blocks for line in block.splitlines() if len(line.partition("   #")[0]) > 86]
+    long = [
+        line
+        for block in blocks
+        for line in block.splitlines()
+        if len(line.partition("   #")[0]) > 86
+    ]
     assert not long
 
 

@@ -1,4 +1,5 @@
-"""Play of whole episodes: by the kernel (step by step on the CPU), by a scan, and by the environment itself."""
+"""Play of whole episodes: by the kernel (step by step on the CPU), by a scan, and by the
+environment itself."""
 
 import functools
 
@@ -36,20 +37,29 @@ def keep(total, step):
 
 @functools.cache
 def played(game, path):
-    """Returns what `play` returns, from the start of 35 replicas: 24 steps, two episodes and more of each."""
+    """Returns what `play` returns, from the start of 35 replicas: 24 steps, two episodes and
+    more of each."""
     env, params = make(game)
-    state = jax.jit(functools.partial(start_play, env, params, num_envs=NUM_ENVS))(jax.random.key(5))
-    run = lambda state: play(  # noqa: E731
-        env, params, policy_of(env, params), state, NUM_STEPS, keep, jnp.zeros(NUM_ENVS)
+    state = jax.jit(functools.partial(start_play, env, params, num_envs=NUM_ENVS))(
+        jax.random.key(5)
     )
+
+    def run(state):
+        return play(
+            env, params, policy_of(env, params), state, NUM_STEPS, keep, jnp.zeros(NUM_ENVS)
+        )
+
     with pytest.MonkeyPatch.context() as patch:
         if path == "kernel":
-            patch.setattr(playing, "scan_replicas", functools.partial(scan_replicas_kernel, interpret=True))
+            patch.setattr(
+                playing, "scan_replicas", functools.partial(scan_replicas_kernel, interpret=True)
+            )
         return state, jax.jit(run)(state)
 
 
 each_game = pytest.mark.parametrize(
-    "game", [game if game in QUICK else pytest.param(game, marks=pytest.mark.slow) for game in GAMES]
+    "game",
+    [game if game in QUICK else pytest.param(game, marks=pytest.mark.slow) for game in GAMES],
 )
 
 
@@ -57,24 +67,31 @@ each_game = pytest.mark.parametrize(
 def test_kernel_against_scan(game):
     found, expected = played(game, "kernel")[1], played(game, "scan")[1]
     assert jax.tree.structure(found) == jax.tree.structure(expected)
-    for (path, value), other in zip(jax.tree.leaves_with_path(found), jax.tree.leaves(expected), strict=True):
+    for (path, value), other in zip(
+        jax.tree.leaves_with_path(found), jax.tree.leaves(expected), strict=True
+    ):
         if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
             value, other = jax.random.key_data(value), jax.random.key_data(other)
         assert (value.shape, value.dtype) == (other.shape, other.dtype)
         if value.dtype == np.float32:
-            np.testing.assert_allclose(value, other, rtol=1e-5, atol=1e-5, err_msg=jax.tree_util.keystr(path))
+            np.testing.assert_allclose(
+                value, other, rtol=1e-5, atol=1e-5, err_msg=jax.tree_util.keystr(path)
+            )
         else:
             np.testing.assert_array_equal(value, other, err_msg=jax.tree_util.keystr(path))
 
 
 @each_game
 def test_play_is_the_environment_step_by_step(game):
-    """One replica after the other, by `reset` and `step` of the environment and the keys that the module promises."""
+    """One replica after the other, by `reset` and `step` of the environment and the keys that
+    the module promises."""
     env, params = make(game)
     _, (state, total, steps) = played(game, "scan")
     reset, step = jax.jit(env.reset), jax.jit(env.step)
     for i in (0, NUM_ENVS - 1):
-        action_key, step_key, start_key = jax.random.split(jax.random.fold_in(jax.random.key(5), i), 3)
+        action_key, step_key, start_key = jax.random.split(
+            jax.random.fold_in(jax.random.key(5), i), 3
+        )
         episode, length, returned, rewards = 0, 0, 0.0, 0.0
         obs, env_state = reset(jax.random.fold_in(start_key, 0), params)
         for t in range(NUM_STEPS):
@@ -83,17 +100,29 @@ def test_play_is_the_environment_step_by_step(game):
             np.testing.assert_allclose(seen.obs, obs, rtol=1e-5, atol=1e-5)
             np.testing.assert_allclose(seen.action, action, rtol=1e-6)
             env_key = jax.random.fold_in(step_key, t)
-            obs, env_state, reward, terminated, truncated, _ = step(env_key, env_state, action, params)
+            obs, env_state, reward, terminated, truncated, _ = step(
+                env_key, env_state, action, params
+            )
             length, returned, rewards = length + 1, returned + reward, rewards + reward
             np.testing.assert_allclose(seen.final_obs, obs, rtol=1e-5, atol=1e-5)
-            np.testing.assert_allclose((seen.reward, seen.episode_return), (reward, returned), rtol=1e-5, atol=1e-5)
+            np.testing.assert_allclose(
+                (seen.reward, seen.episode_return), (reward, returned), rtol=1e-5, atol=1e-5
+            )
             assert seen.episode_length == length
-            assert (seen.terminated, seen.truncated, seen.over) == (terminated, truncated, terminated | truncated)
+            assert (seen.terminated, seen.truncated, seen.over) == (
+                terminated,
+                truncated,
+                terminated | truncated,
+            )
             if terminated | truncated:
                 episode, length, returned = episode + 1, 0, 0.0
                 obs, env_state = reset(jax.random.fold_in(start_key, episode), params)
             np.testing.assert_allclose(seen.next_obs, obs, rtol=1e-5, atol=1e-5)
-        assert (state.episode[i], state.episode_length[i], state.time[i]) == (episode, length, NUM_STEPS)
+        assert (state.episode[i], state.episode_length[i], state.time[i]) == (
+            episode,
+            length,
+            NUM_STEPS,
+        )
         np.testing.assert_allclose(total[i], rewards, rtol=1e-5)
         assert episode >= 2
 
@@ -106,12 +135,15 @@ def test_play_goes_on_where_it_stopped():
     middle, _, first = run(start)
     end, _, second = run(middle)
     np.testing.assert_array_equal(np.concatenate([first.over, second.over]), steps.over)
-    np.testing.assert_allclose(np.concatenate([first.obs, second.obs]), steps.obs, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        np.concatenate([first.obs, second.obs]), steps.obs, rtol=1e-5, atol=1e-6
+    )
     np.testing.assert_array_equal(end.episode, state.episode)
 
 
 def ends_at_once(env):
-    """The game with an end in every other step at least: starts are used up faster than they are drawn ahead."""
+    """The game with an end in every other step at least: starts are used up faster than they
+    are drawn ahead."""
 
     class Short(type(env)):
         def step(self, key, state, action, params):
@@ -126,7 +158,9 @@ def test_episodes_shorter_than_starts_are_drawn_ahead():
     env = ends_at_once(env)
     state = start_play(env, params, jax.random.key(1), 4)
     state, _, (obs, over) = jax.jit(
-        lambda state: play(env, params, policy_of(env, params), state, 16, lambda m, s: (m, (s.next_obs, s.over)))
+        lambda state: play(
+            env, params, policy_of(env, params), state, 16, lambda m, s: (m, (s.next_obs, s.over))
+        )
     )(state)
     for i in range(4):
         key = jax.random.split(jax.random.fold_in(jax.random.key(1), i), 3)[2]
@@ -141,7 +175,10 @@ def test_episodes_shorter_than_starts_are_drawn_ahead():
 def test_every_small_game_has_a_kernel(game):
     env, params = wdjax.make(game)
     state = jax.eval_shape(lambda: start_play(env, params, jax.random.key(0), 1_000))
-    run = lambda state: play(env, params, policy_of(env, params), state, 200)[0]  # noqa: E731
+
+    def run(state):
+        return play(env, params, policy_of(env, params), state, 200)[0]
+
     text = lowered(run, state)
     assert "triton" in text
     assert "while" not in text
@@ -160,7 +197,10 @@ def test_params_may_be_traced():
 def test_games_with_groups_are_played_too():
     env, params = wdjax.make("tag_gridworld", episode_length=5)
     state = start_play(env, params, jax.random.key(0), 3)
-    sample = lambda key, obs: env.action_space(params).sample(key)  # noqa: E731
+
+    def sample(key, obs):
+        return env.action_space(params).sample(key)
+
     state, _, over = jax.jit(
         lambda state: play(env, params, sample, state, 12, lambda memory, step: (memory, step.over))
     )(state)
@@ -178,10 +218,13 @@ def test_uniform_action_takes_every_value():
             np.testing.assert_allclose(share, 1 / n, atol=0.02)
     pairs = wdjax.MultiDiscrete((2, 3)).batch(50)
     assert pairs.contains(uniform_action(pairs, keys[0]))
-    both = wdjax.Dict({"one": wdjax.Discrete(3).batch(3_000), "other": wdjax.Discrete(3).batch(3_000)})
+    both = wdjax.Dict(
+        {"one": wdjax.Discrete(3).batch(3_000), "other": wdjax.Discrete(3).batch(3_000)}
+    )
     drawn = uniform_action(both, keys[0])
     assert both.contains(drawn)
-    np.testing.assert_allclose((drawn["one"] == drawn["other"]).mean(), 1 / 3, atol=0.03)  # keys of their own
+    # keys of their own
+    np.testing.assert_allclose((drawn["one"] == drawn["other"]).mean(), 1 / 3, atol=0.03)
     boxes = jax.vmap(functools.partial(uniform_action, wdjax.Box(-2.0, 3.0, (2,))))(keys)
     assert boxes.min() >= -2.0
     assert boxes.max() < 3.0

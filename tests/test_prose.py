@@ -12,7 +12,9 @@ def test_prose_is_plain(part):
     phrases, words = map(sum, zip(*map(count, files.values()), strict=True))
     worst = sorted(files, key=lambda path: -count(files[path])[0])[:5]
     assert words > 300
-    assert 1000 * phrases / words <= MOST, f"{phrases} phrases in {words} words; python tests/prose.py {worst[0]}"
+    assert 1000 * phrases / words <= MOST, (
+        f"{phrases} phrases in {words} words; python tests/prose.py {worst[0]}"
+    )
 
 
 def test_the_counter_finds_phrases_in_every_kind_of_text():

@@ -1,4 +1,5 @@
-"""Every public name says what it is: its arguments, fields and what it refuses; and every game names its source."""
+"""Every public name says what it is: its arguments, fields and what it refuses; and every game
+names its source."""
 
 import ast
 import functools
@@ -12,18 +13,24 @@ import pytest
 import wdjax
 
 ROOT = Path(__file__).resolve().parents[1]
-LATE = ("wdjax", "wdjax.train", "wdjax.adapters", "wdjax.experiments.sweep")  # their names are imported when used
+# their names are imported when used
+LATE = ("wdjax", "wdjax.train", "wdjax.adapters", "wdjax.experiments.sweep")
 AT_ONCE = ("wdjax.envs", "wdjax.drawing", "wdjax.train.learning")
 
 
 def homes():
-    """Yields (package, public name, module that defines it); constants have no docstring, and are left out."""
+    """Yields (package, public name, module that defines it); constants have no docstring, and
+    are left out."""
     for package in LATE:
         for name, module in importlib.import_module(package)._HOME.items():
             yield package, name, module
     for package in AT_ONCE:
         found = importlib.import_module(package)
-        yield from ((package, n, getattr(found, n).__module__) for n in found.__all__ if callable(getattr(found, n)))
+        yield from (
+            (package, n, getattr(found, n).__module__)
+            for n in found.__all__
+            if callable(getattr(found, n))
+        )
 
 
 def path_of(module):
@@ -37,33 +44,51 @@ def tree_of(module):
 
 
 def defined(module, name):
-    """Returns the last definition of a name in a module (before it may stand what type checkers see), or the module."""
+    """Returns the last definition of a name in a module (before it may stand what type checkers
+    see), or the module."""
     tree, kinds = tree_of(module), (ast.FunctionDef, ast.ClassDef)
-    return next((node for node in reversed(tree.body) if isinstance(node, kinds) and node.name == name), tree)
+    return next(
+        (node for node in reversed(tree.body) if isinstance(node, kinds) and node.name == name),
+        tree,
+    )
 
 
 @functools.cache
 def comments(module):
     """Returns the numbers of the lines in which there is a comment."""
     with path_of(module).open("rb") as file:
-        return {token.start[0] for token in tokenize.tokenize(file.readline) if token.type == tokenize.COMMENT}
+        return {
+            token.start[0]
+            for token in tokenize.tokenize(file.readline)
+            if token.type == tokenize.COMMENT
+        }
 
 
 def refuses(function):
     """Returns whether a function itself raises, or asks for something by `require...`."""
-    called = {getattr(node.func, "id", "") for node in ast.walk(function) if isinstance(node, ast.Call)}
-    raises = any(isinstance(node, ast.Raise) and node.exc is not None for node in ast.walk(function))
+    called = {
+        getattr(node.func, "id", "") for node in ast.walk(function) if isinstance(node, ast.Call)
+    }
+    raises = any(
+        isinstance(node, ast.Raise) and node.exc is not None for node in ast.walk(function)
+    )
     return raises or any(name.lstrip("_").startswith("require") for name in called)
 
 
 def unsaid(node, commented=()):
-    """Yields what is not said of a function, a class or a module: its own docstring is a matter of course."""
+    """Yields what is not said of a function, a class or a module: its own docstring is a matter
+    of course."""
     said = ast.get_docstring(node) or ""
     if not said:
         yield "it has no docstring"
     if isinstance(node, ast.FunctionDef):
-        names = {argument.arg for argument in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)}
-        yield from (f"its argument {name}" for name in sorted(names) if not re.search(rf"\b{name}\b", said))
+        names = {
+            argument.arg
+            for argument in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+        }
+        yield from (
+            f"its argument {name}" for name in sorted(names) if not re.search(rf"\b{name}\b", said)
+        )
         if refuses(node) and not re.search(r"[Rr]ais|refus", said):
             yield "what it raises"
     elif isinstance(node, ast.ClassDef):
@@ -77,19 +102,27 @@ def unsaid(node, commented=()):
 def test_every_public_name_says_what_it_is():
     wrong = []
     for package, name, module in homes():
-        wrong += [f"{package}.{name}: {words}" for words in unsaid(defined(module, name), comments(module))]
+        wrong += [
+            f"{package}.{name}: {words}"
+            for words in unsaid(defined(module, name), comments(module))
+        ]
     assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.parametrize(
     ("source", "missing"),
-    [("def f(): return 1", ["it has no docstring"]),
-     ("def f(a, b):\n '''Of a.'''", ["its argument b"]),
-     ("def f(a):\n '''Of a.'''\n raise ValueError(a)", ["what it raises"]),
-     ("def f(a):\n '''Of a.'''\n require_integer('a', a, 1)", ["what it raises"]),
-     ("def f(a):\n '''Of a. Raises ValueError.'''\n raise ValueError(a)", []),
-     ("class A:\n '''One.'''\n x: int\n y: int\n '''said'''\n z: ClassVar[int] = 1", ["its field x"])],
-)  # fmt: skip
+    [
+        ("def f(): return 1", ["it has no docstring"]),
+        ("def f(a, b):\n '''Of a.'''", ["its argument b"]),
+        ("def f(a):\n '''Of a.'''\n raise ValueError(a)", ["what it raises"]),
+        ("def f(a):\n '''Of a.'''\n require_integer('a', a, 1)", ["what it raises"]),
+        ("def f(a):\n '''Of a. Raises ValueError.'''\n raise ValueError(a)", []),
+        (
+            "class A:\n '''One.'''\n x: int\n y: int\n '''said'''\n z: ClassVar[int] = 1",
+            ["its field x"],
+        ),
+    ],
+)
 def test_the_rule_finds_what_is_missing(source, missing):
     assert list(unsaid(ast.parse(source).body[0])) == missing
 
@@ -98,6 +131,9 @@ def test_every_environment_names_its_source():
     for name in wdjax.list_envs():
         module = wdjax.envs.env_class(name).__module__
         if module.startswith("wdjax.envs."):
-            words = [path.read_text(encoding="utf8") for path in (path_of(module), path_of(module).parent / "game.py")
-                     if path.exists()]  # fmt: skip
+            words = [
+                path.read_text(encoding="utf8")
+                for path in (path_of(module), path_of(module).parent / "game.py")
+                if path.exists()
+            ]
             assert any(re.search(r"^Sources?: ", text, re.MULTILINE) for text in words), name

@@ -21,16 +21,29 @@ from wdjax.experiments.commands.sweep import SweepArguments, collect
 from wdjax.experiments.commands.train import of_preset, with_flags
 from wdjax.train import load_config
 
-READ = {"eval": EvalArguments, "render": RenderArguments, "report": ReportArguments, "export": ExportArguments}
+READ = {
+    "eval": EvalArguments,
+    "render": RenderArguments,
+    "report": ReportArguments,
+    "export": ExportArguments,
+}
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 README = ROOT / "README.md"
-PAGES = [path for path in (README, *ROOT.glob("C*.md"), *DOCS.rglob("*.md")) if "_build" not in path.parts]
-EXCERPT = re.search(r"<!-- begin excerpt -->\n```python\n(.*?)```", README.read_text(encoding="utf8"), re.DOTALL)[1]
+PAGES = [
+    path
+    for path in (README, *ROOT.glob("C*.md"), *DOCS.rglob("*.md"))
+    if "_build" not in path.parts
+]
+EXCERPT = re.search(
+    r"<!-- begin excerpt -->\n```python\n(.*?)```", README.read_text(encoding="utf8"), re.DOTALL
+)[1]
 
 
 def blocks_of(path):
-    return re.findall(r"^```python\n(.*?)^```", path.read_text(encoding="utf8"), re.DOTALL | re.MULTILINE)
+    return re.findall(
+        r"^```python\n(.*?)^```", path.read_text(encoding="utf8"), re.DOTALL | re.MULTILINE
+    )
 
 
 # Those of the README that stand alone come first: what type checkers are given (test_types.py).
@@ -56,7 +69,9 @@ def test_pictures_are_there():
 
 def test_the_excerpt_is_the_example():
     method = textwrap.indent(EXCERPT.rstrip(), "    ")
-    assert method in (ROOT / "experiments" / "examples" / "own_environment.py").read_text(encoding="utf8")
+    assert method in (ROOT / "experiments" / "examples" / "own_environment.py").read_text(
+        encoding="utf8"
+    )
 
 
 def test_the_readme_is_short():
@@ -67,10 +82,16 @@ def test_the_readme_is_short():
 def test_what_a_page_points_to_is_there(page):
     text = page.read_text(encoding="utf8")
     prose = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
-    links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", prose) if "://" not in link]
+    links = [
+        link.partition("#")[0]
+        for link in re.findall(r"\]\(([^)\s]+)\)", prose)
+        if "://" not in link
+    ]
     missing = [link for link in links if link and not (page.parent / link).exists()]
     # `include` and `literalinclude`, with the places between which their text stands
-    for name, options in re.findall(r"^```\{(?:literal)?include\} (\S+)\n((?::.*\n)*)", text, re.MULTILINE):
+    for name, options in re.findall(
+        r"^```\{(?:literal)?include\} (\S+)\n((?::.*\n)*)", text, re.MULTILINE
+    ):
         included = page.parent / name
         source = included.read_text(encoding="utf8") if included.exists() else ""
         marks = re.findall(r"^:(?:start|end)-\w+: (.+)$", options, re.MULTILINE)
@@ -79,25 +100,38 @@ def test_what_a_page_points_to_is_there(page):
 
 
 def test_paths_that_the_readme_names_are_there():
-    named = re.findall(r"`((?:docs|experiments|tests|train|envs)/[\w./]+)`", README.read_text(encoding="utf8"))
+    named = re.findall(
+        r"`((?:docs|experiments|tests|train|envs)/[\w./]+)`", README.read_text(encoding="utf8")
+    )
     built = "docs/_build/html"
     assert [path for path in named if not (ROOT / path).exists() and path != built] == []
 
 
 def shown_commands():
-    """Yield the words of each command in sh blocks and inline code of pages, and in headers of presets."""
-    for page in (*PAGES, *ROOT.glob("experiments/configs/*.yaml"), ROOT / "experiments" / "reference" / "README.md"):
+    """Yield the words of each command in sh blocks and inline code of pages, and in headers of
+    presets."""
+    for page in (
+        *PAGES,
+        *ROOT.glob("experiments/configs/*.yaml"),
+        ROOT / "experiments" / "reference" / "README.md",
+    ):
         text = page.read_text(encoding="utf8")
         blocks = re.findall(r"^```sh\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
         lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
         lines += re.findall(r"`((?:wdjax|make|python -m) [^`]+)`", text)
-        lines += re.findall(r"^#   ((?:wdjax|python -m) .+)", text, re.MULTILINE) if page.suffix == ".yaml" else []
+        lines += (
+            re.findall(r"^#   ((?:wdjax|python -m) .+)", text, re.MULTILINE)
+            if page.suffix == ".yaml"
+            else []
+        )
         for line in lines:
             words = shlex.split(line.partition(" --help")[0], comments=True)
             while words and re.fullmatch(r"[A-Z_0-9]+=.*", words[0]):  # JAX_PLATFORMS=cpu wdjax ...
                 words = words[1:]
             if words:
-                yield pytest.param([Path(words[0]).name, *words[1:]], id=f"{page.stem}: {' '.join(words)[:60]}")
+                yield pytest.param(
+                    [Path(words[0]).name, *words[1:]], id=f"{page.stem}: {' '.join(words)[:60]}"
+                )
 
 
 @pytest.mark.parametrize("words", list(shown_commands()))
@@ -106,11 +140,24 @@ def test_commands_that_pages_show_are_taken(words):
     program, *words = words
     if program == "make":
         makefile = (ROOT / "Makefile").read_text(encoding="utf8")
-        assert all(re.search(rf"^{word}:", makefile, re.MULTILINE) for word in words if "=" not in word)
+        assert all(
+            re.search(rf"^{word}:", makefile, re.MULTILINE) for word in words if "=" not in word
+        )
     elif program.startswith("python"):
         assert words[0] != "-m" or importlib.util.find_spec(words[1]) is not None
     elif program != "wdjax":
-        assert program in ("pip", "git", "cd", "source", "eval", "jupyter", "pytest", "sbatch", "kubectl", "docker")
+        assert program in (
+            "pip",
+            "git",
+            "cd",
+            "source",
+            "eval",
+            "jupyter",
+            "pytest",
+            "sbatch",
+            "kubectl",
+            "docker",
+        )
     elif words and words != ["--version"]:
         parse_command(*words)
 
@@ -118,7 +165,11 @@ def test_commands_that_pages_show_are_taken(words):
 def parse_command(command, *arguments):
     """Parse a command of wdjax. Where the text names no preset or run, its flags must exist."""
     assert command in COMMANDS
-    complete = arguments and not arguments[0].startswith("-") and not re.search(r"\b[A-Z]{3,}\b", " ".join(arguments))
+    complete = (
+        arguments
+        and not arguments[0].startswith("-")
+        and not re.search(r"\b[A-Z]{3,}\b", " ".join(arguments))
+    )
     if command == "train" and complete:
         preset, *changes = arguments
         with_flags(preset, *of_preset(preset, changes), changes)

@@ -1,4 +1,5 @@
-"""Pictures: they show something, in the right colors; GIFs have all frames; misuse is refused in words."""
+"""Pictures: they show something, in the right colors; GIFs have all frames; misuse is refused in
+words."""
 
 import dataclasses
 import functools
@@ -26,7 +27,8 @@ GAMES = {
     "tag_continuous": {"num_taggers": 2, "num_runners": 8},
     "tag_gridworld": {"num_taggers": 4},
 }
-OTHERS = sorted(GAMES.keys() - {"cartpole", "tag_continuous"})  # some of whose pictures are for the slow tests
+# some of whose pictures are for the slow tests
+OTHERS = sorted(GAMES.keys() - {"cartpole", "tag_continuous"})
 
 
 @functools.cache
@@ -38,15 +40,22 @@ def begin(name, **arguments):
 
 @functools.cache
 def play(name):
-    """Returns (env, params, states): a game of eight random steps, states [9] with arrays of NumPy."""
+    """Returns (env, params, states): a game of eight random steps, states [9] with arrays of
+    NumPy."""
     env, params, state = begin(name, **GAMES[name])
 
     def step(state, key):
         state = env.step(key, state, env.action_space(params).sample(key), params)[1]
         return state, state
 
-    states = jax.jit(lambda keys: jax.lax.scan(step, state, keys)[1])(jax.random.split(jax.random.key(1), 8))
-    return env, params, jax.tree.map(lambda first, rest: np.concatenate([first[None], rest]), state, states)
+    states = jax.jit(lambda keys: jax.lax.scan(step, state, keys)[1])(
+        jax.random.split(jax.random.key(1), 8)
+    )
+    return (
+        env,
+        params,
+        jax.tree.map(lambda first, rest: np.concatenate([first[None], rest]), state, states),
+    )
 
 
 def at(states, t):
@@ -104,8 +113,12 @@ def test_arrays_of_jax_give_the_same_picture_and_keep_their_place():
     env, params, states = play("tag_continuous")
     state = at(states, 1)
     expected = wdjax.render(env, state, params)
-    np.testing.assert_array_equal(wdjax.render(env, jax.tree.map(jnp.asarray, state), params), expected)
-    np.testing.assert_array_equal(wdjax.render(env, state, jax.tree.map(jnp.asarray, params)), expected)
+    np.testing.assert_array_equal(
+        wdjax.render(env, jax.tree.map(jnp.asarray, state), params), expected
+    )
+    np.testing.assert_array_equal(
+        wdjax.render(env, state, jax.tree.map(jnp.asarray, params)), expected
+    )
 
 
 @pytest.mark.parametrize(
@@ -133,7 +146,12 @@ def test_agents_that_share_a_cell_stand_apart():
 
 
 @pytest.mark.parametrize(
-    "name", ["cartpole", "tag_continuous", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
+    "name",
+    [
+        "cartpole",
+        "tag_continuous",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS),
+    ],
 )
 def test_gif_has_a_frame_for_every_state(name, tmp_path):
     env, params, states = play(name)
@@ -150,7 +168,8 @@ def test_gif_has_a_frame_for_every_state(name, tmp_path):
     assert durations == [50] * 3 + [1500]
     assert tuple(last[0, 0]) == (255, 255, 255)
     assert count(last, TAGGER) > 50 or not name.startswith("tag")
-    if name in ("cartpole", "mountain_car", "continuous_mountain_car"):  # without trails: but for shades the same
+    # without trails: but for shades the same
+    if name in ("cartpole", "mountain_car", "continuous_mountain_car"):
         exact = wdjax.render(env, at(states, 3), params)
         assert last.shape == exact.shape
         assert np.abs(last.astype(int) - exact).max() < 64
@@ -160,19 +179,27 @@ def scene_of(name, numbers, **arguments):
     """Returns the scene of the state with these numbers."""
     env, params, state = begin(name, **arguments)
     fields = [field.name for field in dataclasses.fields(state)]
-    state = state.replace(**dict(zip(fields, (*map(np.float32, numbers), np.int32(7)), strict=True)))
+    state = state.replace(
+        **dict(zip(fields, (*map(np.float32, numbers), np.int32(7)), strict=True))
+    )
     return env.scene(jax.tree.map(lambda leaf: np.asarray(leaf)[None], state), params)
 
 
 def ends(scene):
     """Returns the last point (x, y) of every line of its first frame."""
-    return [tuple(np.round(line[-1], 4)) for mark in scene.marks if isinstance(mark, Lines) for line in mark.points[0]]
+    return [
+        tuple(np.round(line[-1], 4))
+        for mark in scene.marks
+        if isinstance(mark, Lines)
+        for line in mark.points[0]
+    ]
 
 
 def test_acrobot_is_drawn_in_its_proportions():
     scene = scene_of("acrobot", (np.pi / 2, 0.5, 0, 0))
     assert scene.captions == ("step 7 of 500, tip at +0.48 m",)
-    assert ends(scene)[1:] == [(1, 0), (round(1 + np.cos(0.5), 4), round(np.sin(0.5), 4))]  # the first is the goal
+    # the first is the goal
+    assert ends(scene)[1:] == [(1, 0), (round(1 + np.cos(0.5), 4), round(np.sin(0.5), 4))]
     scene = scene_of("acrobot", (np.pi, 0.1, 0, 0), LINK_LENGTH_1=2.0)
     assert scene.captions == ("step 7 of 500, swung up",)
     assert (0, 2) in ends(scene)
@@ -183,8 +210,12 @@ def test_car_stands_on_the_track_at_its_position():
     for name, goal in (("mountain_car", 0.5), ("continuous_mountain_car", 0.45)):
         scene = scene_of(name, (-0.1, -0.035))
         assert scene.captions[0].endswith("velocity -0.035 m/step")
-        wheels = next(mark for mark in scene.marks if isinstance(mark, Shapes) and mark.x.shape == (1, 2))
-        np.testing.assert_allclose((wheels.x.mean(), wheels.y.mean()), (-0.1, 0.55 + 0.45 * np.sin(-0.3)), atol=0.025)
+        wheels = next(
+            mark for mark in scene.marks if isinstance(mark, Shapes) and mark.x.shape == (1, 2)
+        )
+        np.testing.assert_allclose(
+            (wheels.x.mean(), wheels.y.mean()), (-0.1, 0.55 + 0.45 * np.sin(-0.3)), atol=0.025
+        )
         assert scene_of(name, (goal, 0.0)).captions[0].endswith("arrived")
         assert not scene_of(name, (goal, -0.001)).captions[0].endswith("arrived")
         assert not scene_of(name, (goal - 0.01, 0.01)).captions[0].endswith("arrived")
@@ -203,15 +234,21 @@ def last_frame(env, states, params, trail):
 
 def test_trail_shows_where_agents_came_from():
     env, params, states = play("tag_continuous")
-    assert not np.array_equal(last_frame(env, states, params, 0), last_frame(env, states, params, 6))
+    assert not np.array_equal(
+        last_frame(env, states, params, 0), last_frame(env, states, params, 6)
+    )
 
 
 def test_trail_ends_at_a_reset():
     env, params, states = play("tag_continuous")
     states = states.replace(time=np.array([5, 6, 7, 8, 9, 10, 0, 1, 2], np.int32))
     this_game = jax.tree.map(lambda leaf: leaf[6:], states)
-    np.testing.assert_array_equal(last_frame(env, states, params, 8), last_frame(env, this_game, params, 8))
-    assert not np.array_equal(last_frame(env, states, params, 8), last_frame(env, states, params, 0))
+    np.testing.assert_array_equal(
+        last_frame(env, states, params, 8), last_frame(env, this_game, params, 8)
+    )
+    assert not np.array_equal(
+        last_frame(env, states, params, 8), last_frame(env, states, params, 0)
+    )
 
 
 def test_png_is_the_picture(tmp_path):
@@ -280,35 +317,49 @@ def test_a_state_that_holds_a_key_is_drawn(tmp_path):
 
 
 def test_environment_without_a_drawing_says_so(tmp_path):
-    with pytest.raises(NotImplementedError, match=r"Bare has no drawing\. Implement the method scene\(states"):
+    with pytest.raises(
+        NotImplementedError, match=r"Bare has no drawing\. Implement the method scene\(states"
+    ):
         wdjax.render(Bare(), BareState(np.int32(0)), BareParams())
     with pytest.raises(NotImplementedError, match="Bare has no drawing"):
-        rendering.save_gif(tmp_path / "bare.gif", Bare(), BareState(np.zeros(2, np.int32)), BareParams())
+        rendering.save_gif(
+            tmp_path / "bare.gif", Bare(), BareState(np.zeros(2, np.int32)), BareParams()
+        )
     assert not (tmp_path / "bare.gif").exists()
 
 
 def test_what_is_not_one_state_is_refused(tmp_path):
     env, params, states = play("tag_continuous")
-    with pytest.raises(ValueError, match=r"state.x has shape \[1, 9, 10\]: must be \[10\].*select one"):
+    with pytest.raises(
+        ValueError, match=r"state.x has shape \[1, 9, 10\]: must be \[10\].*select one"
+    ):
         wdjax.render(env, jax.tree.map(lambda leaf: leaf[None], states), params)
     with pytest.raises(ValueError, match=r"state.x has shape \[10\]: must be \[T, 10\]"):
         rendering.save_gif(tmp_path / "a.gif", env, at(states, 0), params)
     with pytest.raises(ValueError, match="at least one state"):
-        rendering.save_gif(tmp_path / "a.gif", env, jax.tree.map(lambda leaf: leaf[:0], states), params)
+        rendering.save_gif(
+            tmp_path / "a.gif", env, jax.tree.map(lambda leaf: leaf[:0], states), params
+        )
     _, batch = jax.jit(wdjax.vectorize(env, 2).reset)(jax.random.key(0), params)
     with pytest.raises(TypeError, match=r"VectorState.*pass its env_state"):
         wdjax.render(env, batch, params)
-    with pytest.raises(TypeError, match=r"classic_control.cartpole.State: must be a wdjax.envs.tag.continuous.State"):
+    with pytest.raises(
+        TypeError,
+        match=r"classic_control.cartpole.State: must be a wdjax.envs.tag.continuous.State",
+    ):
         wdjax.render(env, at(play("cartpole")[2], 0), params)
 
 
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        ({"fps": 0}, "fps = 0: must be above 0"), ({"fps": 51}, "at most 50"), ({"trail": -1}, "trail = -1"),
-        ({"hold": -1.0}, "hold"), ({"size": (640, 20)}, "the height = 20: must be at least 100"),
+        ({"fps": 0}, "fps = 0: must be above 0"),
+        ({"fps": 51}, "at most 50"),
+        ({"trail": -1}, "trail = -1"),
+        ({"hold": -1.0}, "hold"),
+        ({"size": (640, 20)}, "the height = 20: must be at least 100"),
     ],
-)  # fmt: skip
+)
 def test_bad_arguments_of_a_gif_are_refused(argument, message, tmp_path):
     env, params, states = play("cartpole")
     with pytest.raises(ValueError, match=message):
@@ -336,16 +387,22 @@ class Still(Bare):
 
 @pytest.mark.parametrize("name", ["still", "camera"])
 def test_a_frame_is_what_is_drawn_from_nothing(name, monkeypatch):
-    """Whatever is kept from the frame before: ticks and labels are drawn for the first, and again where they change."""
+    """Whatever is kept from the frame before: ticks and labels are drawn for the first, and
+    again where they change."""
     if name == "camera":
         env, params, states = Camera(), BareParams(), BareState(np.array([0, 1, 1, 2], np.int32))
     else:
         env, params, states = Still(), BareParams(), BareState(np.arange(5, dtype=np.int32))
     steps = range(len(states.time))
     drawn, draw = [], matplotlib.axis.XAxis.draw
-    monkeypatch.setattr(matplotlib.axis.XAxis, "draw", lambda axis, renderer: (drawn.append(1), draw(axis, renderer)))
+    monkeypatch.setattr(
+        matplotlib.axis.XAxis,
+        "draw",
+        lambda axis, renderer: (drawn.append(1), draw(axis, renderer)),
+    )
     frames = [frame.copy() for frame in axes.draw_frames(env, states, params, steps, 4, (320, 240))]
-    assert len(drawn) == (7 if name == "camera" else 3)  # once for the layout, then twice for each backdrop
+    # once for the layout, then twice for each backdrop
+    assert len(drawn) == (7 if name == "camera" else 3)
     figure, ground = axes.new_figure((320, 240))
     for t in steps:
         ground.clear()

@@ -1,4 +1,5 @@
-"""The scan of replicas as a kernel (number by number; step by step on the CPU) against `lax.scan` of `vmap`."""
+"""The scan of replicas as a kernel (number by number; step by step on the CPU) against `lax.scan`
+of `vmap`."""
 
 import functools
 import itertools
@@ -23,7 +24,8 @@ pytestmark = pytest.mark.usefixtures("quick_compile")
 
 
 def by_number(function, *operands):
-    """Evaluates a function of one replica on arrays [n, ...], number by number, each [n]. Returns its leaves."""
+    """Evaluates a function of one replica on arrays [n, ...], number by number, each [n].
+    Returns its leaves."""
     leaves = jax.tree.leaves(operands)
     closed = jax.make_jaxpr(function)(*jax.tree.map(lambda leaf: leaf[0], operands))
 
@@ -38,19 +40,28 @@ def by_number(function, *operands):
 def in_elements(leaf):
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         data = jax.random.key_data(leaf)
-        keys = [Key(data[(slice(None), *i, 0)], data[(slice(None), *i, 1)]) for i in np.ndindex(leaf.shape[1:])]
+        keys = [
+            Key(data[(slice(None), *i, 0)], data[(slice(None), *i, 1)])
+            for i in np.ndindex(leaf.shape[1:])
+        ]
         return array_of(keys, leaf.shape[1:])
     return array_of([leaf[(slice(None), *i)] for i in np.ndindex(leaf.shape[1:])], leaf.shape[1:])
 
 
 def from_elements(array, n):
-    columns = [jnp.broadcast_to(jnp.stack(x, -1) if isinstance(x, Key) else x, (n, 2) if isinstance(x, Key) else (n,))
-               for x in array.ravel()]  # fmt: skip
+    columns = [
+        jnp.broadcast_to(
+            jnp.stack(x, -1) if isinstance(x, Key) else x, (n, 2) if isinstance(x, Key) else (n,)
+        )
+        for x in array.ravel()
+    ]
     return jnp.stack(columns, 1).reshape(n, *array.shape, *columns[0].shape[1:])
 
 
 def data_of(leaf):
-    return np.asarray(jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf)
+    return np.asarray(
+        jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
+    )
 
 
 def check(function, *operands, exact=True):
@@ -72,18 +83,26 @@ DRAWS = {
     "split_to_a_shape": lambda key: jax.random.split(key, (3, 2))[1:, 0],
     "split_of_splits": lambda key: jax.vmap(jax.random.split)(jax.random.split(key, 3)),
     "fold_in": lambda key: jax.random.fold_in(key, 2**31 + 5),
-    "fold_in_what_was_drawn": lambda key: jax.random.fold_in(key, jax.random.randint(key, (), -9, 9)),
+    "fold_in_what_was_drawn": lambda key: jax.random.fold_in(
+        key, jax.random.randint(key, (), -9, 9)
+    ),
     "clone_and_data": lambda key: jax.random.key_data(jax.random.clone(key)),
-    "wrap": lambda key: jax.random.split(jax.random.wrap_key_data(jax.random.key_data(key) + 1, impl="threefry2x32")),
+    "wrap": lambda key: jax.random.split(
+        jax.random.wrap_key_data(jax.random.key_data(key) + 1, impl="threefry2x32")
+    ),
     "bits": lambda key: jax.random.bits(key),
     "bits_of_a_shape": lambda key: jax.random.bits(key, (2, 3)),
     "bytes": lambda key: jax.random.bits(key, (5,), "uint8"),
     "halves": lambda key: jax.random.bits(key, (5,), "uint16"),
     "randint": lambda key: jax.random.randint(key, (2, 2), -3, 11),
-    "randint_of_several_ranges": lambda key: jax.random.randint(key, (3,), 0, jnp.array([2, 3, 1_000_000])),
+    "randint_of_several_ranges": lambda key: jax.random.randint(
+        key, (3,), 0, jnp.array([2, 3, 1_000_000])
+    ),
     "randint_unsigned": lambda key: jax.random.randint(key, (), 3, 200, jnp.uint32),
     "bernoulli": lambda key: jax.random.bernoulli(key, 0.3, (5,)),
-    "key_of_a_choice": lambda key: jnp.where(jax.random.bernoulli(key), jax.random.split(key)[0], key),
+    "key_of_a_choice": lambda key: jnp.where(
+        jax.random.bernoulli(key), jax.random.split(key)[0], key
+    ),
 }
 
 
@@ -92,12 +111,15 @@ def test_random_bits_are_those_of_jax(draw):
     check(draw, KEYS)
 
 
-@pytest.mark.parametrize("draw", [
-    lambda key: jax.random.uniform(key, (4,), jnp.float32, -0.05, 0.05),
-    lambda key: jax.random.normal(key, (3,)),
-    lambda key: jax.random.gumbel(key, (2, 2)),
-    lambda key: jax.random.exponential(key),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda key: jax.random.uniform(key, (4,), jnp.float32, -0.05, 0.05),
+        lambda key: jax.random.normal(key, (3,)),
+        lambda key: jax.random.gumbel(key, (2, 2)),
+        lambda key: jax.random.exponential(key),
+    ],
+)
 def test_random_numbers_that_are_computed_from_bits(draw):
     check(draw, KEYS, exact=False)
 
@@ -110,11 +132,18 @@ def test_random_categories():
 
 X = jnp.asarray(np.random.default_rng(0).normal(size=(LANES_OF_TEST, 2, 3)), jnp.float32)
 WHOLE = jnp.asarray(np.random.default_rng(1).integers(0, 3, (LANES_OF_TEST, 3)), jnp.int32)
-SPECIAL = jnp.asarray([[np.nan, 1, -0.5], [1, np.nan, 2.5], [np.inf, 1, 1.5], [-np.inf, np.nan, 0.5]], jnp.float32)
+SPECIAL = jnp.asarray(
+    [[np.nan, 1, -0.5], [1, np.nan, 2.5], [np.inf, 1, 1.5], [-np.inf, np.nan, 0.5]], jnp.float32
+)
 MOVES = {
     "slices": lambda x: (x[:, ::2], x[::-1], x[1, 0], x[..., -1]),
     "shapes": lambda x: (x.reshape(3, 2), x.T, x[None], jnp.squeeze(x[:1]), jnp.ravel(x)),
-    "joins": lambda x: (jnp.concatenate([x, x + 1], 1), jnp.stack([x, -x], 1), jnp.tile(x, (2, 1)), jnp.append(x, 5.0)),
+    "joins": lambda x: (
+        jnp.concatenate([x, x + 1], 1),
+        jnp.stack([x, -x], 1),
+        jnp.tile(x, (2, 1)),
+        jnp.append(x, 5.0),
+    ),
     "parts": lambda x: jnp.split(x, [1, 2], axis=1),
     "unpacked": lambda x: tuple(x[0]),
     "padded": lambda x: jnp.pad(x, ((0, 1), (2, 0)), constant_values=7.0),
@@ -122,15 +151,36 @@ MOVES = {
     "known_gather": lambda x: x[:, np.array([2, 0, 0])],
     "known_places": lambda x: x.at[0, 1].set(9.0),
     "iota": lambda x: x + jax.lax.broadcasted_iota(jnp.float32, (2, 3), 1),
-    "sums": lambda x: (x.sum(0), x.max(1), x.min(), (x > 0).any(), (x > 0).all(1), (x > 0).sum(1), jnp.prod(x, 1)),
+    "sums": lambda x: (
+        x.sum(0),
+        x.max(1),
+        x.min(),
+        (x > 0).any(),
+        (x > 0).all(1),
+        (x > 0).sum(1),
+        jnp.prod(x, 1),
+    ),
     "running": lambda x: (jnp.cumsum(x, 1), jax.lax.cummax(x, 0, reverse=True)),
     "arg": lambda x: (jnp.argmax(x, 1), jnp.argmin(x)),
-    "products": lambda x: (x @ jnp.arange(6.0).reshape(3, 2), jnp.dot(x[0], x[1]), jnp.einsum("ij,ik->jk", x, x)),
+    "products": lambda x: (
+        x @ jnp.arange(6.0).reshape(3, 2),
+        jnp.dot(x[0], x[1]),
+        jnp.einsum("ij,ik->jk", x, x),
+    ),
     "loop": lambda x: jax.lax.fori_loop(0, 3, lambda i, s: s * 0.5 + i, x),
     "scan": lambda x: jax.lax.scan(lambda c, row: (c + row[0], c * row), 1.0, x, reverse=True),
-    "polynomials": lambda x: (jnp.polyval(jnp.array([3.0, -2.0, 0.5]), x), jnp.polyval(x[0], x[1]), jnp.sinc(x)),
-    "calls": lambda x: (jax.nn.relu(x), jax.jit(jnp.square)(x), jax.checkpoint(jnp.tanh)(x), jnp.clip(x, -0.5, 0.5)),
-}  # fmt: skip
+    "polynomials": lambda x: (
+        jnp.polyval(jnp.array([3.0, -2.0, 0.5]), x),
+        jnp.polyval(x[0], x[1]),
+        jnp.sinc(x),
+    ),
+    "calls": lambda x: (
+        jax.nn.relu(x),
+        jax.jit(jnp.square)(x),
+        jax.checkpoint(jnp.tanh)(x),
+        jnp.clip(x, -0.5, 0.5),
+    ),
+}
 
 
 @pytest.mark.parametrize("function", MOVES.values(), ids=MOVES)
@@ -138,34 +188,67 @@ def test_arrays_number_by_number(function):
     check(function, X, exact=False)
 
 
-@pytest.mark.parametrize("function", [
-    lambda x, i: x[0, i[0]],
-    lambda x, i: x[i[0], i[1]],
-    lambda x, i: jax.lax.dynamic_slice(x, (i[0] - 1, i[1]), (1, 2)),
-    lambda x, i: jax.lax.dynamic_update_slice(x, x[:1, :2] + 1, (i[0], i[1] - 1)),
-    lambda x, i: jax.lax.switch(i[0], [lambda x: x, lambda x: x * 2, lambda x: -x], x),
-    lambda x, i: jax.lax.select_n(i, *([x[0]] * 2), x[1]),
-    lambda x, i: jax.nn.one_hot(i[0], 3),
-    lambda x, i: (jnp.arange(2.0, 5.0)[i], x[0][i], x[:, i], x[i[:1] % 2], jnp.array([3, 5])[i]),
-    lambda x, i: x[0].at[i - 1].get(mode="clip", wrap_negative_indices=False),
-    lambda x, i: jnp.take(x, i - 1, axis=1, mode="fill", fill_value=7.0),
-    lambda x, i: (i // 2, i % 2, -i // 2, jnp.sign(i - 1), i.astype(jnp.uint32) >> 1, ~i, i == 2),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, i: x[0, i[0]],
+        lambda x, i: x[i[0], i[1]],
+        lambda x, i: jax.lax.dynamic_slice(x, (i[0] - 1, i[1]), (1, 2)),
+        lambda x, i: jax.lax.dynamic_update_slice(x, x[:1, :2] + 1, (i[0], i[1] - 1)),
+        lambda x, i: jax.lax.switch(i[0], [lambda x: x, lambda x: x * 2, lambda x: -x], x),
+        lambda x, i: jax.lax.select_n(i, *([x[0]] * 2), x[1]),
+        lambda x, i: jax.nn.one_hot(i[0], 3),
+        lambda x, i: (
+            jnp.arange(2.0, 5.0)[i],
+            x[0][i],
+            x[:, i],
+            x[i[:1] % 2],
+            jnp.array([3, 5])[i],
+        ),
+        lambda x, i: x[0].at[i - 1].get(mode="clip", wrap_negative_indices=False),
+        lambda x, i: jnp.take(x, i - 1, axis=1, mode="fill", fill_value=7.0),
+        lambda x, i: (
+            i // 2,
+            i % 2,
+            -i // 2,
+            jnp.sign(i - 1),
+            i.astype(jnp.uint32) >> 1,
+            ~i,
+            i == 2,
+        ),
+    ],
+)
 def test_choices_by_index(function):
     check(function, X, WHOLE)
 
 
 def test_not_a_number_stays_one_and_ties_go_to_even():
-    check(lambda x: (jnp.maximum(x[0], x[1]), jnp.minimum(x[0], x[1]), jnp.clip(x, 0.0, 1.0)), SPECIAL)
-    check(lambda x: (x.max(), jnp.argmax(x), jnp.argmin(x), jnp.round(x), jnp.isnan(x), jnp.isfinite(x)), SPECIAL)
+    check(
+        lambda x: (jnp.maximum(x[0], x[1]), jnp.minimum(x[0], x[1]), jnp.clip(x, 0.0, 1.0)), SPECIAL
+    )
+    check(
+        lambda x: (
+            x.max(),
+            jnp.argmax(x),
+            jnp.argmin(x),
+            jnp.round(x),
+            jnp.isnan(x),
+            jnp.isfinite(x),
+        ),
+        SPECIAL,
+    )
 
 
 def test_two_branches():
     def function(x, i, key):
-        rare = lambda current, over, key: jnp.where(over, jax.random.uniform(key, (3,)), current)  # noqa: E731
+        def rare(current, over, key):
+            return jnp.where(over, jax.random.uniform(key, (3,)), current)
+
         drawn = when_any(i[0] == 2, rare, x[0], i[0] == 2, key)
         new = jax.random.split(key)[1]
-        return drawn, jax.lax.cond(i[1] > 0, lambda x: (jnp.sin(x), i, key), lambda x: (x, i + 1, new), x)
+        return drawn, jax.lax.cond(
+            i[1] > 0, lambda x: (jnp.sin(x), i, key), lambda x: (x, i + 1, new), x
+        )
 
     assert 0 < (WHOLE[:, 0] == 2).sum() < LANES_OF_TEST
     check(function, X, WHOLE, KEYS, exact=False)
@@ -175,7 +258,11 @@ def test_what_is_known_or_the_same_is_not_chosen():
     def function(x):
         known = jnp.where(np.array([True, False, True]), x[0], 5.0)
         same = jnp.where(x > 0, x[:1, :1], x[:1, :1])
-        return known, same, *jax.lax.cond(x[0, 0] > 0, lambda x: (x[0], -x, x[1]), lambda x: (x[0], x, x[0]), x)
+        return (
+            known,
+            same,
+            *jax.lax.cond(x[0, 0] > 0, lambda x: (x[0], -x, x[1]), lambda x: (x[0], x, x[0]), x),
+        )
 
     check(function, X)
     numbers = [X[:, 0, i] for i in range(3)]
@@ -184,12 +271,16 @@ def test_what_is_known_or_the_same_is_not_chosen():
         lambda x: jnp.where(x > 0, x, x),
         lambda x: jnp.where(np.array([True, True, False]), x, x[2]),
     ):
-        (found,) = evaluate_closed(jax.make_jaxpr(choose)(numbers[0][:3]), [array_of(numbers, (3,))])
+        (found,) = evaluate_closed(
+            jax.make_jaxpr(choose)(numbers[0][:3]), [array_of(numbers, (3,))]
+        )
         assert all(a is b for a, b in zip(found, numbers, strict=True))
 
 
 def test_what_depends_on_the_platform_is_that_of_any():
-    there = functools.partial(jax.lax.platform_dependent, cuda=jnp.negative, default=lambda x: x + 1)
+    there = functools.partial(
+        jax.lax.platform_dependent, cuda=jnp.negative, default=lambda x: x + 1
+    )
     check(there, X)
     with pytest.raises(NotImplementedError, match="without a default"):
         by_number(functools.partial(jax.lax.platform_dependent, cuda=jnp.negative, cpu=jnp.sin), X)
@@ -212,15 +303,20 @@ def test_what_has_no_place_in_a_kernel_is_named(word):
 
 
 def test_keys_that_a_kernel_does_not_know_are_refused():
-    step = lambda key, _: (jax.random.split(key)[0], jax.random.bits(key))  # noqa: E731
-    assert "key<rbg>" in why_no_kernel(step, jax.random.split(jax.random.key(0, impl="rbg"), 2), length=2)
+    def step(key, _):
+        return (jax.random.split(key)[0], jax.random.bits(key))
+
+    assert "key<rbg>" in why_no_kernel(
+        step, jax.random.split(jax.random.key(0, impl="rbg"), 2), length=2
+    )
     assert why_no_kernel(step, KEYS, length=2) is None
     with jax.threefry_partitionable(False):
         assert "key<fry>" in why_no_kernel(step, KEYS, length=2)
 
 
 def walk(weights):
-    """A step with everything in it: closed-over numbers, a key, flags, inputs and outputs of each step, rare work."""
+    """A step with everything in it: closed-over numbers, a key, flags, inputs and outputs of
+    each step, rare work."""
 
     def step(carry, x):
         key, count, place, was_far = carry
@@ -239,7 +335,12 @@ def walk(weights):
 def walkers(num_replicas, num_steps):
     rng = np.random.default_rng(num_replicas)
     keys = jax.random.split(jax.random.key(0), num_replicas)
-    carry = (keys, jnp.zeros(num_replicas, jnp.int32), jnp.zeros((num_replicas, 2)), jnp.zeros(num_replicas, bool))
+    carry = (
+        keys,
+        jnp.zeros(num_replicas, jnp.int32),
+        jnp.zeros((num_replicas, 2)),
+        jnp.zeros(num_replicas, bool),
+    )
     return carry, {"push": jnp.asarray(rng.normal(size=(num_steps, num_replicas, 2)), jnp.float32)}
 
 
@@ -248,13 +349,20 @@ def test_kernel_against_scan():
     weights = jnp.array([4.0, 6.0])
 
     def both(scan):
-        return jax.jit(lambda weights, carry, xs: scan(walk(weights), carry, xs))(weights, carry, xs)
+        return jax.jit(lambda weights, carry, xs: scan(walk(weights), carry, xs))(
+            weights, carry, xs
+        )
 
     expected = both(lambda step, carry, xs: jax.lax.scan(jax.vmap(step), carry, xs))
     assert expected[1]["far"].any(axis=0).all()
-    for found in (both(functools.partial(scan_replicas_kernel, interpret=True)), both(scan_replicas)):
+    for found in (
+        both(functools.partial(scan_replicas_kernel, interpret=True)),
+        both(scan_replicas),
+    ):
         assert jax.tree.structure(found) == jax.tree.structure(expected)
-        for value, other in zip(*(map(data_of, jax.tree.leaves(tree)) for tree in (found, expected)), strict=True):
+        for value, other in zip(
+            *(map(data_of, jax.tree.leaves(tree)) for tree in (found, expected)), strict=True
+        ):
             assert value.dtype == other.dtype
             if value.dtype == np.float32:
                 np.testing.assert_allclose(value, other, rtol=1e-5, atol=1e-6)
@@ -266,7 +374,10 @@ def network(sizes, activation):
     """A function (weights, carry, x) of one replica with an MLP in it, and its weights."""
     rng = np.random.default_rng(0)
     weights = [
-        (jnp.asarray(rng.normal(size=(a, b)) / a**0.5, jnp.float32), jnp.asarray(rng.normal(size=b), jnp.float32))
+        (
+            jnp.asarray(rng.normal(size=(a, b)) / a**0.5, jnp.float32),
+            jnp.asarray(rng.normal(size=b), jnp.float32),
+        )
         for a, b in itertools.pairwise(sizes)
     ]
 
@@ -280,17 +391,22 @@ def network(sizes, activation):
     return step
 
 
-@pytest.mark.parametrize(("sizes", "activation"), [
-    ((4, 32, 32, 2), jnp.tanh),
-    ((20, 16, 3), jax.nn.silu),
-    pytest.param((3, 7, 20, 12), jax.nn.relu, marks=pytest.mark.slow),
-    pytest.param((5, 40, 1), jax.nn.gelu, marks=pytest.mark.slow),
-])
+@pytest.mark.parametrize(
+    ("sizes", "activation"),
+    [
+        ((4, 32, 32, 2), jnp.tanh),
+        ((20, 16, 3), jax.nn.silu),
+        pytest.param((3, 7, 20, 12), jax.nn.relu, marks=pytest.mark.slow),
+        pytest.param((5, 40, 1), jax.nn.gelu, marks=pytest.mark.slow),
+    ],
+)
 def test_small_networks_in_a_kernel(sizes, activation):
     step = network(sizes, activation)
     carry = jnp.asarray(np.random.default_rng(1).normal(size=(LANES + 3, sizes[0])), jnp.float32)
     expected = jax.jit(lambda carry: jax.lax.scan(jax.vmap(step), carry, length=3))(carry)
-    found = jax.jit(lambda carry: scan_replicas_kernel(step, carry, length=3, interpret=True))(carry)
+    found = jax.jit(lambda carry: scan_replicas_kernel(step, carry, length=3, interpret=True))(
+        carry
+    )
     for value, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         assert value.shape == other.shape
         np.testing.assert_allclose(value, other, rtol=1e-4, atol=1e-5)
@@ -300,7 +416,10 @@ def test_small_networks_in_a_kernel(sizes, activation):
 @pytest.mark.parametrize("agents", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_networks_of_several_agents_in_a_kernel(agents):
     rng = np.random.default_rng(2)
-    draw = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)  # noqa: E731
+
+    def draw(*shape):
+        return jnp.asarray(rng.normal(size=shape), jnp.float32)
+
     first, bias, second, head = draw(5, 16), draw(16), draw(16, 16) / 4, draw(16, 2) / 4
 
     def step(carry, _):
@@ -314,17 +433,28 @@ def test_networks_of_several_agents_in_a_kernel(agents):
 
     carry = (draw(LANES + 1, agents), draw(LANES + 1, 2))
     expected = jax.jit(lambda carry: jax.lax.scan(jax.vmap(step), carry, length=3))(carry)
-    found = jax.jit(lambda carry: scan_replicas_kernel(step, carry, length=3, interpret=True))(carry)
+    found = jax.jit(lambda carry: scan_replicas_kernel(step, carry, length=3, interpret=True))(
+        carry
+    )
     for value, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(value, other, rtol=1e-4, atol=1e-5)
 
 
 AT_ONCE = {
-    "numbers": (lambda row, i: (jnp.sum(row * row[0]), row.max(), i + 1, row > 0, -0.0 * row), True),
+    "numbers": (
+        lambda row, i: (jnp.sum(row * row[0]), row.max(), i + 1, row > 0, -0.0 * row),
+        True,
+    ),
     "known": (lambda row, i: (row + np.arange(3.0, dtype=np.float32), jnp.full(2, i)), True),
-    "branches": (lambda row, i: jax.lax.cond(i > 1, lambda row: (row, i), lambda row: (-row, i * 2), row), True),
+    "branches": (
+        lambda row, i: jax.lax.cond(i > 1, lambda row: (row, i), lambda row: (-row, i * 2), row),
+        True,
+    ),
     "keys": (lambda row, i: jax.random.bits(jax.random.fold_in(KEYS[1], i)), True),
-    "network": (lambda row, i: jnp.tanh(jnp.concatenate([row, jnp.ones(9), row]) @ WIDE) @ HEAD, False),
+    "network": (
+        lambda row, i: jnp.tanh(jnp.concatenate([row, jnp.ones(9), row]) @ WIDE) @ HEAD,
+        False,
+    ),
 }
 WIDE = np.random.default_rng(5).normal(size=(15, 16)).astype(np.float32)
 HEAD = np.random.default_rng(6).normal(size=(16, 20)).astype(np.float32)
@@ -336,20 +466,30 @@ def slow_but(quick, names):
 
 @pytest.mark.parametrize("name", slow_but(("numbers", "network"), AT_ONCE))
 def test_loops_that_carry_nothing_are_done_at_once(name):
-    """A map over three rows, each in lanes of its own; the first is the same for all, the last known."""
+    """A map over three rows, each in lanes of its own; the first is the same for all, the last
+    known."""
     function, exact = AT_ONCE[name]
-    rows, whole = jnp.concatenate([X, X[:, :1]], 1), jnp.arange(3 * LANES_OF_TEST).reshape(-1, 3) % 4
+    rows, whole = (
+        jnp.concatenate([X, X[:, :1]], 1),
+        jnp.arange(3 * LANES_OF_TEST).reshape(-1, 3) % 4,
+    )
 
     def step(carry, _):
         rows, whole = carry
         rows = jnp.concatenate([jnp.zeros((1, 3)), rows[1:]])
         return carry, jax.lax.map(lambda given: function(*given), (rows, whole))
 
-    expected = jax.jit(lambda carry: jax.lax.scan(jax.vmap(step), carry, length=1)[1])((rows, whole))
-    found = jax.jit(lambda carry: scan_replicas_kernel(step, carry, length=1, interpret=True)[1])((rows, whole))
+    expected = jax.jit(lambda carry: jax.lax.scan(jax.vmap(step), carry, length=1)[1])(
+        (rows, whole)
+    )
+    found = jax.jit(lambda carry: scan_replicas_kernel(step, carry, length=1, interpret=True)[1])(
+        (rows, whole)
+    )
     for value, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         assert (value.shape, value.dtype) == (other.shape, other.dtype)
-        np.testing.assert_allclose(value, other, rtol=0 if exact else 1e-5, atol=0 if exact else 1e-6)
+        np.testing.assert_allclose(
+            value, other, rtol=0 if exact else 1e-5, atol=0 if exact else 1e-6
+        )
         assert not exact or np.array_equal(np.signbit(value), np.signbit(other))
 
 
@@ -365,16 +505,23 @@ TABLES = {
 READ = {
     "a row": lambda table, i: table[i],
     "a row by a slice": lambda table, i: jax.lax.dynamic_index_in_dim(table, i, keepdims=False),
-    "rows that may be beyond": lambda table, i: table.at[jnp.stack([i, -i])].get(mode="fill", fill_value=1),
-    "rows at the border": lambda table, i: table.at[i - 3].get(mode="clip", wrap_negative_indices=False),
-    "a window": lambda table, i: jax.lax.dynamic_slice(table, (i,) + (0,) * (table.ndim - 1), (1, *table.shape[1:])),
+    "rows that may be beyond": lambda table, i: table.at[jnp.stack([i, -i])].get(
+        mode="fill", fill_value=1
+    ),
+    "rows at the border": lambda table, i: table.at[i - 3].get(
+        mode="clip", wrap_negative_indices=False
+    ),
+    "a window": lambda table, i: jax.lax.dynamic_slice(
+        table, (i,) + (0,) * (table.ndim - 1), (1, *table.shape[1:])
+    ),
     "numbers": lambda table, i: table.reshape(-1)[:2] if table.size <= 1024 else table[i, :1],
 }
 
 
 @pytest.mark.parametrize("name", slow_but(("floats", "flags"), TABLES))
 def test_lanes_read_what_all_share_from_memory(name):
-    """Rows of a table by indices that each replica has for itself, below 0 and far beyond the end among them."""
+    """Rows of a table by indices that each replica has for itself, below 0 and far beyond the
+    end among them."""
     places = jnp.array([0, 1, 2, 19, 45, 2_999, -1, 100_000])
     table = jnp.asarray(TABLES[name])
 
@@ -385,16 +532,25 @@ def test_lanes_read_what_all_share_from_memory(name):
         return scan(step, places)[1]
 
     kernel = functools.partial(scan_replicas_kernel, length=1, interpret=True)
-    simple = lambda step, carry: jax.lax.scan(jax.vmap(step), carry, length=1)  # noqa: E731
+
+    def simple(step, carry):
+        return jax.lax.scan(jax.vmap(step), carry, length=1)
+
     expected = jax.jit(functools.partial(run, simple))(table, places)
-    for value, other in zip(jax.jit(functools.partial(run, kernel))(table, places), expected, strict=True):
+    for value, other in zip(
+        jax.jit(functools.partial(run, kernel))(table, places), expected, strict=True
+    ):
         assert value.dtype == other.dtype
         np.testing.assert_array_equal(value, other)
-    assert "triton" in lowered(functools.partial(run, functools.partial(scan_replicas, length=1)), table, places)
+    assert "triton" in lowered(
+        functools.partial(run, functools.partial(scan_replicas, length=1)), table, places
+    )
 
 
 def test_a_large_table_that_is_known_stays_in_memory():
-    step = lambda carry, _: (carry, jnp.asarray(TABLES["many"])[carry])  # noqa: E731
+    def step(carry, _):
+        return (carry, jnp.asarray(TABLES["many"])[carry])
+
     places = jnp.arange(8) * 7
     found = scan_replicas_kernel(step, places, length=1, interpret=True)[1]
     np.testing.assert_array_equal(found[0], TABLES["many"][places])
@@ -403,7 +559,11 @@ def test_a_large_table_that_is_known_stays_in_memory():
 def test_outputs_are_written_once_and_put_together():
     def step(carry, _):
         key, x = carry
-        return (key, x + 1), (jnp.stack([x, x, jnp.float32(2), -x, x]), jnp.stack([x > 0] * 3), jnp.stack([key, key]))
+        return (key, x + 1), (
+            jnp.stack([x, x, jnp.float32(2), -x, x]),
+            jnp.stack([x > 0] * 3),
+            jnp.stack([key, key]),
+        )
 
     carry = (jax.random.split(jax.random.key(0), 5), jnp.arange(5.0))
     expected = jax.lax.scan(jax.vmap(step), carry, length=2)
@@ -414,15 +574,23 @@ def test_outputs_are_written_once_and_put_together():
 
 def test_platform_chooses():
     carry, xs = walkers(LANES, 4)
-    run = lambda carry, xs: scan_replicas(walk(1.0), carry, xs)  # noqa: E731
+
+    def run(carry, xs):
+        return scan_replicas(walk(1.0), carry, xs)
+
     assert "triton" not in jax.jit(run).lower(carry, xs).as_text()
     assert "triton" in lowered(run, carry, xs)
-    sorts = lambda carry, xs: scan_replicas(lambda c, x: (c, jnp.sort(x["push"])), carry, xs)  # noqa: E731
+
+    def sorts(carry, xs):
+        return scan_replicas(lambda c, x: (c, jnp.sort(x["push"])), carry, xs)
+
     assert "triton" not in lowered(sorts, carry, xs)
 
 
 def test_little_to_do():
-    unchanged = scan_replicas_kernel(lambda carry, _: (carry, None), jnp.arange(3), length=2, interpret=True)
+    unchanged = scan_replicas_kernel(
+        lambda carry, _: (carry, None), jnp.arange(3), length=2, interpret=True
+    )
     np.testing.assert_array_equal(unchanged[0], jnp.arange(3))
     assert "without a carry" in why_no_kernel(lambda _, x: (None, x), None, jnp.zeros((2, 3)))
     assert scan_replicas(lambda _, x: (None, x + 1), None, jnp.zeros((2, 3)))[1].sum() == 6
@@ -448,18 +616,34 @@ def test_all_that_is_computed_number_by_number_lowers_to_a_kernel():
             *(getattr(jax.lax, name)(x) for name in COMPUTED["one float"].split()),
             *(getattr(jax.lax, name)(x, x + 1) for name in COMPUTED["two floats"].split()),
             *(getattr(jax.lax, name)(i) for name in COMPUTED["one integer"].split()),
-            *(getattr(jax.lax, name)(n, n + 1) for name in COMPUTED["two integers"].split() for n in (i, u)),
-            *(f(flag, ~flag) for f in (jax.lax.bitwise_and, jax.lax.bitwise_or, jax.lax.bitwise_xor, jax.lax.eq)),
-            jax.lax.integer_pow(x, 3), jax.lax.integer_pow(x, -2), jax.lax.clamp(0.0, x, 1.0),
-            jax.lax.bitcast_convert_type(x, jnp.uint32), u.astype(jnp.float32), x.astype(jnp.int32),
-            flag.astype(jnp.float32), i.astype(bool), x.astype(bool), i.astype(jnp.int8), x.astype(jnp.bfloat16),
+            *(
+                getattr(jax.lax, name)(n, n + 1)
+                for name in COMPUTED["two integers"].split()
+                for n in (i, u)
+            ),
+            *(
+                f(flag, ~flag)
+                for f in (jax.lax.bitwise_and, jax.lax.bitwise_or, jax.lax.bitwise_xor, jax.lax.eq)
+            ),
+            jax.lax.integer_pow(x, 3),
+            jax.lax.integer_pow(x, -2),
+            jax.lax.clamp(0.0, x, 1.0),
+            jax.lax.bitcast_convert_type(x, jnp.uint32),
+            u.astype(jnp.float32),
+            x.astype(jnp.int32),
+            flag.astype(jnp.float32),
+            i.astype(bool),
+            x.astype(bool),
+            i.astype(jnp.int8),
+            x.astype(jnp.bfloat16),
             jax.lax.select_n(flag, x, -x),
             *([jax.lax.polynomial(x, [1.0, x, 0.5])] if since_0_12 else []),
-        ]  # fmt: skip
+        ]
         return carry, outputs
 
     covered = {eqn.primitive.name for eqn in jax.make_jaxpr(step)((1.0, 1), None).eqns}
-    uncovered = {"add_any"} if since_0_12 else {"add_any", "polynomial"}  # of add_any Triton's rule is that of add
+    # of add_any Triton's rule is that of add
+    uncovered = {"add_any"} if since_0_12 else {"add_any", "polynomial"}
     assert set(elementwise.COMPUTED) - covered == uncovered
     carry = (jnp.ones(LANES), jnp.ones(LANES, jnp.int32))
     assert why_no_kernel(step, carry, length=2) is None

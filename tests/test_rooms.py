@@ -7,40 +7,78 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 # From the top down; rooms of one storey do not know each other.
 HOUSE = (
-    "experiments", "train", "adapters env_checker playing", "envs vector rendering", "env",
+    "experiments",
+    "train",
+    "adapters env_checker playing",
+    "envs vector rendering",
+    "env",
     "spaces neighbors replicas named drawing console yaml_reader",
     "kernels checks files lazy metric_names overrides tables version",
-)  # fmt: skip
+)
 TRAIN = (
-    "trainer load", "evaluation host", "learner", "algorithms", "kernels", "rollout storage", "state", "networks",
+    "trainer load",
+    "evaluation host",
+    "learner",
+    "algorithms",
+    "kernels",
+    "rollout storage",
+    "state",
+    "networks",
     "config devices",
-)  # fmt: skip
+)
 # lists of names, and two shims
-PUBLIC = ("wdjax", "wdjax.train", "wdjax.train.determinism", "wdjax.train.encoders", "wdjax.train.learning")
+PUBLIC = (
+    "wdjax",
+    "wdjax.train",
+    "wdjax.train.determinism",
+    "wdjax.train.encoders",
+    "wdjax.train.learning",
+)
 
 MOST_IN_A_FILE, MOST_IN_A_FUNCTION = 250, 40  # statements
-# Larger ones, which the issue "A spine you can read" makes smaller. None may be added, and none may grow.
+# Larger ones, which the issue "A spine you can read" makes smaller. None may be added, and none may
+# grow.
 LARGER = {"train/trainer.py": 271, "train/algorithms/on_policy/update.py:update": 42}
 
 
 def modules():
-    """Returns dotted name -> path of every file, each once: through the links they would come twice."""
-    files = [path for folder in ("envs", "train", "experiments") for path in (ROOT / folder).rglob("*.py")]
-    files += [path for path in (ROOT / "wdjax").rglob("*.py") if not any(part.is_symlink() for part in path.parents)]
-    inside = lambda path: path.relative_to(ROOT).with_suffix("").parts  # noqa: E731
+    """Returns dotted name -> path of every file, each once: through the links they would come
+    twice."""
+    files = [
+        path
+        for folder in ("envs", "train", "experiments")
+        for path in (ROOT / folder).rglob("*.py")
+    ]
+    files += [
+        path
+        for path in (ROOT / "wdjax").rglob("*.py")
+        if not any(part.is_symlink() for part in path.parents)
+    ]
+
+    def inside(path):
+        return path.relative_to(ROOT).with_suffix("").parts
+
     names = (".".join(p for p in ("wdjax", *inside(path)) if p != "__init__") for path in files)
-    return {name.replace("wdjax.wdjax", "wdjax", 1): path for name, path in zip(names, files, strict=True)}
+    return {
+        name.replace("wdjax.wdjax", "wdjax", 1): path
+        for name, path in zip(names, files, strict=True)
+    }
 
 
 MODULES = modules()
 
 
 def imports(path):
-    """Yields the modules of wdjax that a file imports, those inside of functions and for types included."""
+    """Yields the modules of wdjax that a file imports, those inside of functions and for types
+    included."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name.split(".")[0] == "wdjax")
-        elif isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "wdjax":
+        elif (
+            isinstance(node, ast.ImportFrom)
+            and node.module
+            and node.module.split(".")[0] == "wdjax"
+        ):
             whole = (f"{node.module}.{alias.name}" for alias in node.names)
             yield from (name if name in MODULES else node.module for name in whole)
 
@@ -51,14 +89,19 @@ def storey(name):
     high = next(i for i, rooms in enumerate(HOUSE) if room in rooms.split())
     if room != "train":
         return (high, 0), room
-    return (high, next(i for i, rooms in enumerate(TRAIN) if rest[0] in rooms.split())), f"train.{rest[0]}"
+    return (
+        high,
+        next(i for i, rooms in enumerate(TRAIN) if rest[0] in rooms.split()),
+    ), f"train.{rest[0]}"
 
 
 def test_a_room_imports_rooms_below_it_and_itself():
     wrong = []
     for name, path in MODULES.items():
         for other in imports(path) if name not in PUBLIC and ".examples" not in name else ():
-            public = other in PUBLIC and storey(f"{other}.trainer" if other == "wdjax.train" else "wdjax.version")
+            public = other in PUBLIC and storey(
+                f"{other}.trainer" if other == "wdjax.train" else "wdjax.version"
+            )
             (own, room), (there, its_room) = storey(name), public or storey(other)
             if other == "wdjax" or (room != its_room and own >= there):
                 wrong.append(f"{path.relative_to(ROOT)} imports {other}")
@@ -66,8 +109,12 @@ def test_a_room_imports_rooms_below_it_and_itself():
 
 
 def test_no_two_files_import_each_other():
-    graph = {name: {other for other in imports(path) if other != name} for name, path in MODULES.items()}
-    graphlib.TopologicalSorter({name: graph[name] for name in graph if name not in PUBLIC}).prepare()
+    graph = {
+        name: {other for other in imports(path) if other != name} for name, path in MODULES.items()
+    }
+    graphlib.TopologicalSorter(
+        {name: graph[name] for name in graph if name not in PUBLIC}
+    ).prepare()
 
 
 def test_few_files_lie_loose_in_train():
@@ -75,9 +122,15 @@ def test_few_files_lie_loose_in_train():
 
 
 def num_statements(tree):
-    """Return the number of statements below a node, docstrings and the text below fields not counted."""
-    statements = [node for node in ast.walk(tree) if isinstance(node, ast.stmt) and node is not tree]
-    return sum(not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)) for node in statements)
+    """Return the number of statements below a node, docstrings and the text below fields not
+    counted."""
+    statements = [
+        node for node in ast.walk(tree) if isinstance(node, ast.stmt) and node is not tree
+    ]
+    return sum(
+        not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
+        for node in statements
+    )
 
 
 def sizes():
@@ -91,7 +144,13 @@ def sizes():
 
 
 def test_files_and_functions_are_small():
-    large = {name: (number, LARGER.get(name, limit)) for name, number, limit in sizes() if number > limit}
-    grown = [f"{name}: {number} statements, at most {most}" for name, (number, most) in large.items() if number > most]
+    large = {
+        name: (number, LARGER.get(name, limit)) for name, number, limit in sizes() if number > limit
+    }
+    grown = [
+        f"{name}: {number} statements, at most {most}"
+        for name, (number, most) in large.items()
+        if number > most
+    ]
     assert not grown, "\n".join(grown)
     assert sorted(large) == sorted(LARGER), "an exception that is no longer needed"

@@ -21,10 +21,17 @@ SPACES = {
     "box": Box(-1.0, 2.0, (3,)),
     "box scalar": Box(0.0, 1.0),
     "box unbounded": Box(shape=(2, 3)),
-    "box half bounded": Box(np.array([0.0, -INF, -INF, -2.0]), np.array([INF, 1.0, INF, 5.0]), (4,)),
+    "box half bounded": Box(
+        np.array([0.0, -INF, -INF, -2.0]), np.array([INF, 1.0, INF, 5.0]), (4,)
+    ),
     "box batch": Box(np.array([0.0, -3.0]), 1.0, (2,)).batch(5),
     "box of integers": Box(-3, 7, (4,), jnp.int32),
-    "dict": Dict({"a": Discrete(2).batch(3), "b": Dict({"c": Box(0.0, 1.0, (2,)), "d": MultiDiscrete((2, 2))})}),
+    "dict": Dict(
+        {
+            "a": Discrete(2).batch(3),
+            "b": Dict({"c": Box(0.0, 1.0, (2,)), "d": MultiDiscrete((2, 2))}),
+        }
+    ),
 }
 each_space = pytest.mark.parametrize("space", SPACES.values(), ids=SPACES.keys())
 
@@ -59,12 +66,25 @@ def test_spaces_are_equal_and_hashable_by_value(space):
 
 def test_unequal_spaces():
     different = [
-        Discrete(2), Discrete(3), Discrete(2).batch(1),
-        MultiDiscrete((2,)), MultiDiscrete((2, 3)), MultiDiscrete((3, 2)), MultiDiscrete((2, 3)).batch(2),
-        Box(0.0, 1.0), Box(0.0, 2.0), Box(-1.0, 1.0), Box(0.0, 1.0, (1,)), Box(0, 1, (), jnp.int32),
-        Box(0.0, 1.0, (3, 2)), Box(0.0, 1.0, (2,)).batch(3), Dict({"a": Discrete(2)}), Dict({"b": Discrete(2)}),
-        Dict({"a": Discrete(3)}), Dict({"a": Discrete(2), "b": Discrete(2)}),
-    ]  # fmt: skip
+        Discrete(2),
+        Discrete(3),
+        Discrete(2).batch(1),
+        MultiDiscrete((2,)),
+        MultiDiscrete((2, 3)),
+        MultiDiscrete((3, 2)),
+        MultiDiscrete((2, 3)).batch(2),
+        Box(0.0, 1.0),
+        Box(0.0, 2.0),
+        Box(-1.0, 1.0),
+        Box(0.0, 1.0, (1,)),
+        Box(0, 1, (), jnp.int32),
+        Box(0.0, 1.0, (3, 2)),
+        Box(0.0, 1.0, (2,)).batch(3),
+        Dict({"a": Discrete(2)}),
+        Dict({"b": Discrete(2)}),
+        Dict({"a": Discrete(3)}),
+        Dict({"a": Discrete(2), "b": Discrete(2)}),
+    ]
     for i, one in enumerate(different):
         assert [one == other for other in different] == [i == j for j in range(len(different))]
 
@@ -84,18 +104,40 @@ def test_equal_spaces_have_equal_hashes():
 
 BOX = Box(np.array([0.0, -1.0]), np.array([1.0, INF]), (2,))
 OUTSIDE = [
-    (Discrete(3), 3), (Discrete(3), -1), (Discrete(3), 1.0), (Discrete(3), True), (Discrete(3), np.array([1])),
-    (Discrete(3).batch(2), 1), (Discrete(3).batch(2), np.array([1, 3])), (Discrete(3).batch(2), np.array([1, 1, 1])),
-    (MultiDiscrete((2, 5)), np.array([2, 0])), (MultiDiscrete((2, 5)), np.array([0, -1])),
-    (MultiDiscrete((2, 5)), np.array([1.0, 0.0])), (MultiDiscrete((2, 5)), np.array([1, 0, 0])),
-    (MultiDiscrete((2, 5)).batch(2), np.array([1, 0])), (MultiDiscrete((2, 5)), 1),
-    (BOX, np.array([1.5, 0.0])), (BOX, np.array([-0.1, 0.0])), (BOX, np.array([0.5, -1.5])),
-    (BOX, np.array([np.nan, 0.0])), (BOX, np.array([0.5, np.nan])), (BOX, np.array([0, 0])), (BOX, np.array([0.5])),
-    (BOX, 0.5), (BOX, np.array([[0.5, 0.5]])), (BOX.batch(2), np.array([0.5, 0.5])),
-    (Box(shape=(1,)), np.array([np.nan])), (Box(0, 3, (), jnp.int32), 1.0), (Box(0, 3, (), jnp.int32), 4),
-    (Dict({"a": Discrete(2)}), {}), (Dict({"a": Discrete(2)}), {"a": 2}), (Dict({"a": Discrete(2)}), {"b": 1}),
-    (Dict({"a": Discrete(2)}), {"a": 1, "b": 1}), (Dict({"a": Discrete(2)}), 1), (Dict({"a": Discrete(2)}), None),
-]  # fmt: skip
+    (Discrete(3), 3),
+    (Discrete(3), -1),
+    (Discrete(3), 1.0),
+    (Discrete(3), True),
+    (Discrete(3), np.array([1])),
+    (Discrete(3).batch(2), 1),
+    (Discrete(3).batch(2), np.array([1, 3])),
+    (Discrete(3).batch(2), np.array([1, 1, 1])),
+    (MultiDiscrete((2, 5)), np.array([2, 0])),
+    (MultiDiscrete((2, 5)), np.array([0, -1])),
+    (MultiDiscrete((2, 5)), np.array([1.0, 0.0])),
+    (MultiDiscrete((2, 5)), np.array([1, 0, 0])),
+    (MultiDiscrete((2, 5)).batch(2), np.array([1, 0])),
+    (MultiDiscrete((2, 5)), 1),
+    (BOX, np.array([1.5, 0.0])),
+    (BOX, np.array([-0.1, 0.0])),
+    (BOX, np.array([0.5, -1.5])),
+    (BOX, np.array([np.nan, 0.0])),
+    (BOX, np.array([0.5, np.nan])),
+    (BOX, np.array([0, 0])),
+    (BOX, np.array([0.5])),
+    (BOX, 0.5),
+    (BOX, np.array([[0.5, 0.5]])),
+    (BOX.batch(2), np.array([0.5, 0.5])),
+    (Box(shape=(1,)), np.array([np.nan])),
+    (Box(0, 3, (), jnp.int32), 1.0),
+    (Box(0, 3, (), jnp.int32), 4),
+    (Dict({"a": Discrete(2)}), {}),
+    (Dict({"a": Discrete(2)}), {"a": 2}),
+    (Dict({"a": Discrete(2)}), {"b": 1}),
+    (Dict({"a": Discrete(2)}), {"a": 1, "b": 1}),
+    (Dict({"a": Discrete(2)}), 1),
+    (Dict({"a": Discrete(2)}), None),
+]
 
 
 @pytest.mark.parametrize(("space", "value"), OUTSIDE, ids=str)
@@ -147,7 +189,8 @@ def test_samples_stay_inside_any_bounds(a, b, seed):
     sample, inside = _sample_and_check(jax.random.key(seed), low, high)
     assert inside
     low, high, sample = np.float64(low), np.float64(high), np.float64(sample)
-    if high - low > max(1e-5 * abs(low), 1e-5 * abs(high), 1e-30):  # wide enough for float32 to tell numbers apart
+    # wide enough for float32 to tell numbers apart
+    if high - low > max(1e-5 * abs(low), 1e-5 * abs(high), 1e-30):
         assert 0.35 < np.mean(sample < low / 2 + high / 2) < 0.65
 
 
@@ -193,7 +236,11 @@ def test_batch_and_single():
         (lambda: Discrete(2.0), TypeError, "whole number"),
         (lambda: Discrete(True), TypeError, "whole number"),
         (lambda: Discrete("2"), TypeError, "whole number"),
-        (lambda: Box(shape=(2, 1.5)), TypeError, r"a size in Box\.shape = 1\.5: must be a whole number"),
+        (
+            lambda: Box(shape=(2, 1.5)),
+            TypeError,
+            r"a size in Box\.shape = 1\.5: must be a whole number",
+        ),
         (lambda: MultiDiscrete(()), ValueError, "at least one size"),
         (lambda: MultiDiscrete((2, 0)), ValueError, "MultiDiscrete.nvec = 0"),
         (lambda: MultiDiscrete((2, 1.5)), TypeError, "whole number"),

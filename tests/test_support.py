@@ -25,10 +25,13 @@ def pretend(monkeypatch, *capabilities):
 @pytest.mark.parametrize(
     ("capabilities", "why"),
     [
-        (["7.5"], "has compute capability 7.5: kernels require 8.0"), (["8.0"], None), (["12.0", "9.0"], None),
-        (["9.0", "7.0"], "has compute capability 7.0: kernels require 8.0"), (["gfx90a"], "is not an NVIDIA GPU"),
+        (["7.5"], "has compute capability 7.5: kernels require 8.0"),
+        (["8.0"], None),
+        (["12.0", "9.0"], None),
+        (["9.0", "7.0"], "has compute capability 7.0: kernels require 8.0"),
+        (["gfx90a"], "is not an NVIDIA GPU"),
     ],
-)  # fmt: skip
+)
 def test_capability_decides(monkeypatch, capabilities, why):
     pretend(monkeypatch, *capabilities)
     assert why_no_kernels() == (why and f"a card {why}")

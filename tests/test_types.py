@@ -1,4 +1,5 @@
-"""mypy and pyright on a user's scripts, with what the README installs: what is right passes, typos are found."""
+"""mypy and pyright on a user's scripts, with what the README installs: what is right passes, typos
+are found."""
 
 import re
 import shutil
@@ -8,8 +9,9 @@ import sys
 import pytest
 from test_readme import BLOCKS
 
-# A line with `# found` must be found, all others must pass; `# is X` says what a checker knows of the line's name.
-SCRIPT = '''
+# A line with `# found` must be found, all others must pass; `# is X` says what a checker knows of
+# the line's name.
+SCRIPT = """
 import functools
 
 import jax
@@ -55,19 +57,24 @@ metrics["agent/loss"]  # is Array
 learner.run(train_state, num_update=3)  # found
 learner.update(3)  # found
 evaluate(learner, train_state, jax.random.key(1))  # is Episodes
-'''
+"""
 
 
 def check(command, folder, files):
-    result = subprocess.run([*command, *files], cwd=folder, capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        [*command, *files], cwd=folder, capture_output=True, text=True, check=False
+    )
     return result.stdout + result.stderr
 
 
 @pytest.fixture(scope="module")
 def scripts(tmp_path_factory):
-    """Returns a folder with the script, and with what the README shows of the library from a notebook."""
+    """Returns a folder with the script, and with what the README shows of the library from a
+    notebook."""
     folder = tmp_path_factory.mktemp("user")
-    revealed = re.sub(r"^(.+?)  # is (\w+)$", r"reveal_type(\1)  # is \2", SCRIPT.lstrip(), flags=re.MULTILINE)
+    revealed = re.sub(
+        r"^(.+?)  # is (\w+)$", r"reveal_type(\1)  # is \2", SCRIPT.lstrip(), flags=re.MULTILINE
+    )
     (folder / "script.py").write_text(revealed)
     for name, block in zip(("notebook", "library"), BLOCKS, strict=False):
         (folder / f"{name}.py").write_text(block)
@@ -80,15 +87,27 @@ def test_a_type_checker_finds_the_package_and_typos(checker, scripts):
     python = sys.executable
     if checker == "mypy":
         pytest.importorskip("mypy")
-        command = [python, "-m", "mypy", "--strict", "--no-incremental", "--python-executable", python]
+        command = [
+            python,
+            "-m",
+            "mypy",
+            "--strict",
+            "--no-incremental",
+            "--python-executable",
+            python,
+        ]
     elif shutil.which("pyright") is None:
         pytest.skip("pyright is not installed")
     else:
         command = ["pyright", "--pythonpath", python]
     said = check(command, scripts, ["script.py", "notebook.py", "library.py"])
-    errors = {(file, int(line)) for file, line in re.findall(r"(\w+)\.py:(\d+)(?::\d+ -|:) error", said)}
+    errors = {
+        (file, int(line)) for file, line in re.findall(r"(\w+)\.py:(\d+)(?::\d+ -|:) error", said)
+    }
     lines = dict(enumerate((scripts / "script.py").read_text().splitlines(), 1))
-    assert errors == {("script", number) for number, line in lines.items() if line.endswith("# found")}, said
+    assert errors == {
+        ("script", number) for number, line in lines.items() if line.endswith("# found")
+    }, said
     for number, line in lines.items():
         if "  # is " in line:
             known = re.search(rf"script\.py:{number}:.*\"(?:[\w.]*\.)?{line.split()[-1]}\"", said)

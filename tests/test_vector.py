@@ -1,4 +1,5 @@
-"""Replicas side by side: the reset in the step in which an episode ends, and where episodes start."""
+"""Replicas side by side: the reset in the step in which an episode ends, and where episodes
+start."""
 
 import functools
 
@@ -25,16 +26,25 @@ each_game = pytest.mark.parametrize(("name", "arguments"), GAMES.values(), ids=G
 
 @functools.cache
 def play(name, arguments, num_envs=N, reset="fresh", num_steps=T, seed=0):
-    """Plays at random. Returns a dict: env, params, and from reset and steps first_obs, first_state, and with leaves
-    [T, num_envs, ...] before, action, obs, after, reward, terminated, truncated, info."""
+    """Plays at random. Returns a dict: env, params, and from reset and steps first_obs,
+    first_state, and with leaves [T, num_envs, ...] before, action, obs, after, reward,
+    terminated, truncated, info."""
     env, params = (Walk(), Params()) if name == "walk" else wdjax.make(name, **dict(arguments))
     replicas = wdjax.vectorize(env, num_envs, reset)
 
     def body(state, key):
         action_key, step_key = jax.random.split(key)
         action = jax.vmap(env.action_space(params).sample)(jax.random.split(action_key, num_envs))
-        obs, after, reward, terminated, truncated, info = replicas.step(step_key, state, action, params)
-        record = {"before": state.env_state, "action": action, "obs": obs, "after": after.env_state, "reward": reward}
+        obs, after, reward, terminated, truncated, info = replicas.step(
+            step_key, state, action, params
+        )
+        record = {
+            "before": state.env_state,
+            "action": action,
+            "obs": obs,
+            "after": after.env_state,
+            "reward": reward,
+        }
         return after, {**record, "terminated": terminated, "truncated": truncated, "info": info}
 
     @jax.jit
@@ -50,7 +60,11 @@ def play(name, arguments, num_envs=N, reset="fresh", num_steps=T, seed=0):
 def observe(game, states):
     """Returns what the environment shows of `states`, leaves [n, ...]."""
     env, params = game["env"], game["params"]
-    one = cartpole.observe if isinstance(env, cartpole.CartPole) else lambda state: env.observe(state, params)
+    one = (
+        cartpole.observe
+        if isinstance(env, cartpole.CartPole)
+        else lambda state: env.observe(state, params)
+    )
     return jax.jit(jax.vmap(one))(states)
 
 
@@ -70,7 +84,9 @@ def test_replicas_whose_episode_is_over_restart_and_no_others(name, arguments):
     game = play(name, arguments)
     over = game["info"]["over"]
     ended = jax.tree.map(np.logical_or, game["terminated"], game["truncated"])
-    np.testing.assert_array_equal(over, np.all([leaf.reshape(T, N, -1).all(-1) for leaf in jax.tree.leaves(ended)], 0))
+    np.testing.assert_array_equal(
+        over, np.all([leaf.reshape(T, N, -1).all(-1) for leaf in jax.tree.leaves(ended)], 0)
+    )
     assert 0.02 < over.mean() < 0.7
     assert over.any(axis=1).mean() < 1 or name == "walk"  # in some steps nobody ends
     assert (over.any(axis=1) & ~over.all(axis=1)).any()  # in some steps some do
@@ -87,7 +103,9 @@ def test_observation_after_an_end_is_the_first_of_the_next_episode(name, argumen
     assert_near(observe(game, game["first_state"].env_state), game["first_obs"])
 
 
-@pytest.mark.parametrize(("name", "arguments"), [GAMES["tag"], GAMES["cartpole"]], ids=["tag", "cartpole"])
+@pytest.mark.parametrize(
+    ("name", "arguments"), [GAMES["tag"], GAMES["cartpole"]], ids=["tag", "cartpole"]
+)
 def test_everything_but_the_restart_is_the_bare_step(name, arguments):
     game = play(name, arguments)
     step = jax.jit(jax.vmap(jax.vmap(game["env"].step, (None, 0, 0, None)), (None, 0, 0, None)))
@@ -107,7 +125,8 @@ def test_final_observation_of_a_truncated_episode_is_its_true_last():
     cut = game["truncated"]
     assert cut.any()
     final_obs = game["info"]["final_obs"][cut]
-    np.testing.assert_array_equal(final_obs[:, 0], game["reward"][cut])  # a walk's reward is its place
+    # a walk's reward is its place
+    np.testing.assert_array_equal(final_obs[:, 0], game["reward"][cut])
     np.testing.assert_array_equal(final_obs[:, 1], game["params"].episode_length)
     assert (game["obs"][cut][:, 1] == 0).all()
 
@@ -139,9 +158,18 @@ def running_sums(values, over):
 
 
 def test_an_episode_is_over_when_every_agent_is_done():
-    flags = {"a": jnp.array([[True, True], [True, False], [True, True]]), "b": jnp.array([True, True, False])}
+    flags = {
+        "a": jnp.array([[True, True], [True, False], [True, True]]),
+        "b": jnp.array([True, True, False]),
+    }
     np.testing.assert_array_equal(all_agents(flags), [True, False, False])
-    arguments = {"num_taggers": 1, "num_runners": 2, "tagging_distance": 0.1, "grid_length": 2.0, "episode_length": 30}
+    arguments = {
+        "num_taggers": 1,
+        "num_runners": 2,
+        "tagging_distance": 0.1,
+        "grid_length": 2.0,
+        "episode_length": 30,
+    }
     game = play("tag_continuous", tuple(arguments.items()), num_steps=60, seed=3)
     over, out = game["info"]["over"], game["terminated"]["runner"]
     assert (out.any(axis=-1) & ~over).any()  # one runner was out, and the game went on
@@ -162,7 +190,9 @@ def starts(name, arguments, **options):
     """Returns all starts of a run, [n, numbers]: those of the reset and those after an end."""
     game = play(name, arguments, **options)
     later = pick(game["after"], game["info"]["over"])
-    both = jax.tree.map(lambda first, rest: np.concatenate([first, rest]), game["first_state"].env_state, later)
+    both = jax.tree.map(
+        lambda first, rest: np.concatenate([first, rest]), game["first_state"].env_state, later
+    )
     columns = [leaf.reshape(leaf.shape[0], -1).astype(np.float32) for leaf in jax.tree.leaves(both)]
     return np.concatenate(columns, axis=1)
 
@@ -170,10 +200,13 @@ def starts(name, arguments, **options):
 @each_game
 def test_fresh_starts_differ(name, arguments):
     seen = starts(name, arguments)
-    assert len(np.unique(seen, axis=0)) > (0.3 if name == "tag_gridworld" else 0.99) * len(seen)  # 64 starts, or many
+    # 64 starts, or many
+    assert len(np.unique(seen, axis=0)) > (0.3 if name == "tag_gridworld" else 0.99) * len(seen)
 
 
-@pytest.mark.parametrize(("name", "arguments"), [GAMES["tag"], GAMES["cartpole"]], ids=["tag", "cartpole"])
+@pytest.mark.parametrize(
+    ("name", "arguments"), [GAMES["tag"], GAMES["cartpole"]], ids=["tag", "cartpole"]
+)
 def test_fixed_starts_are_one(name, arguments):
     seen = starts(name, arguments, reset="fixed")
     assert len(seen) > 2 * N

@@ -1,4 +1,5 @@
-"""Replicas side by side: params of each, keys by blocks, what a step without an end costs, and what is refused."""
+"""Replicas side by side: params of each, keys by blocks, what a step without an end costs, and what
+is refused."""
 
 import functools
 
@@ -19,7 +20,9 @@ N = 8
 def stack(params, **changes):
     """Returns params whose every leaf has a leading [N], with the changes."""
     spread = jax.tree.map(lambda leaf: jnp.full(N, leaf), params)
-    return spread.replace(**{name: jnp.asarray(value, getattr(spread, name).dtype) for name, value in changes.items()})
+    return spread.replace(
+        **{name: jnp.asarray(value, getattr(spread, name).dtype) for name, value in changes.items()}
+    )
 
 
 def take(tree, i):
@@ -44,7 +47,12 @@ def random_actions(env, params):
 def test_each_replica_has_its_own_physics_and_time_limit():
     env, params = wdjax.make("cartpole")
     limits = np.arange(1, N + 1)
-    many = stack(params, gravity=np.linspace(1, 30, N), masspole=np.linspace(0.05, 2, N), episode_length=limits)
+    many = stack(
+        params,
+        gravity=np.linspace(1, 30, N),
+        masspole=np.linspace(0.05, 2, N),
+        episode_length=limits,
+    )
     replicas = wdjax.vectorize(env, N, params_axis=0)
     _, state = jax.jit(replicas.reset)(jax.random.key(0), many)
     step, alone = jax.jit(replicas.step), jax.jit(env.step)
@@ -54,7 +62,9 @@ def test_each_replica_has_its_own_physics_and_time_limit():
         np.testing.assert_array_equal(truncated, t % limits == 0)
         np.testing.assert_array_equal(info["over"], truncated)
         for i in (0, 2, N - 1):
-            alone_obs, _, *rest = alone(jax.random.key(9), take(before, i), action[i], take(many, i))
+            alone_obs, _, *rest = alone(
+                jax.random.key(9), take(before, i), action[i], take(many, i)
+            )
             assert_near(info["final_obs"][i], alone_obs)
             assert_same((reward[i], terminated[i], truncated[i]), tuple(rest[:3]))
     assert len(np.unique(info["final_obs"][:, 3])) == N
@@ -81,7 +91,12 @@ def test_each_replica_starts_by_its_own_params(reset):
     else:
         pool = state.starts[1].x
         assert pool.shape == (N, 3, 4)
-        assert (np.asarray(after.env_state.x)[:, None] == np.asarray(pool)).all(axis=-1).any(axis=1).all()
+        assert (
+            (np.asarray(after.env_state.x)[:, None] == np.asarray(pool))
+            .all(axis=-1)
+            .any(axis=1)
+            .all()
+        )
 
 
 def test_action_bounds_may_differ_between_replicas():
@@ -95,7 +110,9 @@ def test_action_bounds_may_differ_between_replicas():
 # --- keys ---
 
 
-@pytest.mark.parametrize(("num_blocks", "reset"), [(1, "fresh"), (2, "fresh"), (4, ResetPool(5)), (N, "fresh")])
+@pytest.mark.parametrize(
+    ("num_blocks", "reset"), [(1, "fresh"), (2, "fresh"), (4, ResetPool(5)), (N, "fresh")]
+)
 def test_a_key_for_each_block_gives_the_numbers_of_that_block_alone(num_blocks, reset):
     env, params, size = Walk(), Params(episode_length=1), N // num_blocks
     whole, block = wdjax.vectorize(env, N, reset), wdjax.vectorize(env, size, reset)
@@ -109,7 +126,9 @@ def test_a_key_for_each_block_gives_the_numbers_of_that_block_alone(num_blocks, 
         part = take(state.replace(starts=None), rows).replace(starts=state.starts)
         obs, after, *rest = step(keys[b], part, action[rows], params)
         assert rest[-1]["over"].all()
-        assert_same((obs, after.env_state, *rest), take((result[0], result[1].env_state, *result[2:]), rows))
+        assert_same(
+            (obs, after.env_state, *rest), take((result[0], result[1].env_state, *result[2:]), rows)
+        )
 
 
 def test_no_key_is_used_twice():
@@ -120,7 +139,9 @@ def test_no_key_is_used_twice():
 
 
 def play_walk(walk, key, state):
-    body = lambda state, key: (walk.step(key, state, jnp.zeros((N, 1)), Params())[1], None)  # noqa: E731
+    def body(state, key):
+        return (walk.step(key, state, jnp.zeros((N, 1)), Params())[1], None)
+
     return jax.lax.scan(body, state, jax.random.split(key, 3))[0]
 
 
@@ -131,20 +152,26 @@ def equations(jaxpr, inside=()):
     """Yields (equation, names of the primitives around it) of a jaxpr and everything in it."""
     for equation in jaxpr.eqns:
         yield equation, inside
-        for value in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda leaf: hasattr(leaf, "eqns")):
+        for value in jax.tree.leaves(
+            list(equation.params.values()), is_leaf=lambda leaf: hasattr(leaf, "eqns")
+        ):
             inner = getattr(value, "jaxpr", value)
             if hasattr(inner, "eqns"):
                 yield from equations(inner, (*inside, equation.primitive.name))
 
 
 def programs():
-    """The step of cartpole, alone and in a population (of params, or of everything), as (name, function, arguments)."""
+    """The step of cartpole, alone and in a population (of params, or of everything), as (name,
+    function, arguments)."""
     env, params = wdjax.make("cartpole")
     replicas = wdjax.vectorize(env, N)
     _, state = jax.jit(replicas.reset)(jax.random.key(0), params)
     action = jnp.zeros(N, jnp.int32)
     keys = jax.random.split(jax.random.key(1), 3)
-    many = lambda tree: jax.tree.map(lambda leaf: jnp.stack([leaf] * 3), tree)  # noqa: E731
+
+    def many(tree):
+        return jax.tree.map(lambda leaf: jnp.stack([leaf] * 3), tree)
+
     params = jax.tree.map(jnp.asarray, params)
     over_all, over_params = jax.vmap(replicas.step), jax.vmap(replicas.step, (None, None, None, 0))
     twice = jax.vmap(jax.vmap(replicas.step, (0, None, None, None)), (None, None, None, 0))
@@ -184,12 +211,16 @@ def test_cheap_resets_give_the_same_without_a_condition(monkeypatch):
     _, start = replicas.reset(jax.random.key(0), params)
 
     def run(state):
-        body = lambda state, key: (lambda out: (out[1], out))(replicas.step(key, state, jnp.zeros(N, int), params))  # noqa: E731
+        def body(state, key):
+            return (lambda out: (out[1], out))(replicas.step(key, state, jnp.zeros(N, int), params))
+
         return jax.lax.scan(body, state, jax.random.split(jax.random.key(1), 12))[1]
 
     with_branch = jax.jit(run)(start)
     with monkeypatch.context() as patch:
-        patch.setattr("jax.lax.platform_dependent", lambda *operands, cuda, default: cuda(*operands))
+        patch.setattr(
+            "jax.lax.platform_dependent", lambda *operands, cuda, default: cuda(*operands)
+        )
         without = jax.jit(run)(start)
     assert_near(with_branch, without)
     assert with_branch[-1]["over"].sum() >= 2 * N
@@ -220,12 +251,19 @@ class SlipsLateAndCheap(SlipsLate):
 def test_observing_late_gives_the_same(strategy, late, way, monkeypatch):
     def run(env):
         replicas = wdjax.vectorize(env, N, strategy)
-        body = lambda state, key: (lambda out: (out[1], out))(replicas.step(key, state, jnp.ones((N, 1)), Params()))  # noqa: E731
+
+        def body(state, key):
+            return (lambda out: (out[1], out))(
+                replicas.step(key, state, jnp.ones((N, 1)), Params())
+            )
+
         state = replicas.reset(jax.random.key(0), Params())[1]
         return jax.lax.scan(body, state, jax.random.split(jax.random.key(1), 12))[1]
 
     early = jax.jit(lambda: run(Slips()))()
-    monkeypatch.setattr("jax.lax.platform_dependent", lambda *operands, **ways: ways[way](*operands))
+    monkeypatch.setattr(
+        "jax.lax.platform_dependent", lambda *operands, **ways: ways[way](*operands)
+    )
     assert_near(early, jax.jit(lambda: run(late()))())
     over = early[-1]["over"]
     assert over.sum() >= 2 * N
@@ -234,16 +272,22 @@ def test_observing_late_gives_the_same(strategy, late, way, monkeypatch):
 
 
 def test_a_population_gives_each_member_the_numbers_of_its_own_run():
-    """Members whose episodes end at different times: the shared condition must restart nobody else."""
+    """Members whose episodes end at different times: the shared condition must restart nobody
+    else."""
     env, params = Walk(), jax.tree.map(jnp.asarray, Params())
     replicas = wdjax.vectorize(env, N, ResetPool(6))
     lengths = jnp.array([2, 3, 50])
-    many = jax.vmap(lambda length: params.replace(episode_length=length, reach=jnp.float32(100.0)))(lengths)
+    many = jax.vmap(lambda length: params.replace(episode_length=length, reach=jnp.float32(100.0)))(
+        lengths
+    )
 
     def run(key, params):
         reset_key, key = jax.random.split(key)
         _, state = replicas.reset(reset_key, params)
-        body = lambda state, key: (lambda out: (out[1], out))(replicas.step(key, state, jnp.zeros((N, 1)), params))  # noqa: E731
+
+        def body(state, key):
+            return (lambda out: (out[1], out))(replicas.step(key, state, jnp.zeros((N, 1)), params))
+
         return jax.lax.scan(body, state, jax.random.split(key, 7))[1]
 
     keys = jax.random.split(jax.random.key(0), 3)
@@ -265,15 +309,26 @@ def test_a_step_without_an_end_does_not_depend_on_its_key():
 
 
 def test_when_any():
-    double = lambda current, rows, factor: jnp.where(rows, current * factor, current)  # noqa: E731
+    def double(current, rows, factor):
+        return jnp.where(rows, current * factor, current)
+
     condition = jnp.array([[False, False, True], [False, False, False]])
     values = jnp.arange(1.0, 7.0).reshape(2, 3)
-    call = lambda condition, values, factor: when_any(condition, double, values, condition, factor)  # noqa: E731
+
+    def call(condition, values, factor):
+        return when_any(condition, double, values, condition, factor)
+
     np.testing.assert_array_equal(call(condition[0], values[0], 2.0), [1, 2, 6])
     np.testing.assert_array_equal(call(condition[1], values[1], 2.0), values[1])
-    np.testing.assert_array_equal(jax.vmap(call, (0, 0, None))(condition, values, 2.0), [[1, 2, 6], [4, 5, 6]])
-    np.testing.assert_array_equal(jax.vmap(call, (0, None, None))(condition, values[0], 2.0), [[1, 2, 6], [1, 2, 3]])
-    np.testing.assert_array_equal(jax.vmap(call, (None, None, 0))(condition[0], values[0], values[0])[:, 2], [3, 6, 9])
+    np.testing.assert_array_equal(
+        jax.vmap(call, (0, 0, None))(condition, values, 2.0), [[1, 2, 6], [4, 5, 6]]
+    )
+    np.testing.assert_array_equal(
+        jax.vmap(call, (0, None, None))(condition, values[0], 2.0), [[1, 2, 6], [1, 2, 3]]
+    )
+    np.testing.assert_array_equal(
+        jax.vmap(call, (None, None, 0))(condition[0], values[0], values[0])[:, 2], [3, 6, 9]
+    )
 
 
 # --- what is refused ---
@@ -300,7 +355,9 @@ def test_bad_arguments_are_refused(arguments, error, words):
     assert words in str(caught.value)
 
 
-@pytest.mark.parametrize(("n", "error"), [(0, ValueError), (-1, ValueError), (2.5, TypeError), ("5", TypeError)])
+@pytest.mark.parametrize(
+    ("n", "error"), [(0, ValueError), (-1, ValueError), (2.5, TypeError), ("5", TypeError)]
+)
 def test_bad_pools_are_refused(n, error):
     with pytest.raises(error, match=r"ResetPool\.n"):
         ResetPool(n)
@@ -319,7 +376,10 @@ def test_bad_keys_are_refused():
 
 def test_vectorized_environments_are_static_values():
     env = wdjax.make("tag_gridworld")[0]
-    one, other = wdjax.vectorize(env, N, ResetPool(3)), wdjax.vectorize(wdjax.make("tag_gridworld")[0], N, ResetPool(3))
+    one, other = (
+        wdjax.vectorize(env, N, ResetPool(3)),
+        wdjax.vectorize(wdjax.make("tag_gridworld")[0], N, ResetPool(3)),
+    )
     assert one == other
     assert hash(one) == hash(other)
     assert one != wdjax.vectorize(env, N, ResetPool(4))

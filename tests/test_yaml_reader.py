@@ -1,4 +1,5 @@
-"""YAML of a stranger: small files that stand for billions of values, or for one that contains itself."""
+"""YAML of a stranger: small files that stand for billions of values, or for one that contains
+itself."""
 
 import pytest
 import yaml
@@ -10,7 +11,9 @@ BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
 )
 
 
-@pytest.mark.parametrize("text", [BOMB, "[" * 60 + "]" * 60, "a: &a [*a]", "[" * 5_000], ids=range(4))
+@pytest.mark.parametrize(
+    "text", [BOMB, "[" * 60 + "]" * 60, "a: &a [*a]", "[" * 5_000], ids=range(4)
+)
 def test_yaml_that_is_too_deep_or_too_large_is_refused(text, tmp_path):
     (tmp_path / "config.yaml").write_text(text)
     with pytest.raises(ValueError, match="invalid YAML"):
@@ -19,7 +22,10 @@ def test_yaml_that_is_too_deep_or_too_large_is_refused(text, tmp_path):
 
 def test_aliases_are_read():
     shared = {"a": [1.5, "b"]}
-    assert read_yaml_value(yaml.safe_dump({"first": shared, "second": shared})) == {"first": shared, "second": shared}
+    assert read_yaml_value(yaml.safe_dump({"first": shared, "second": shared})) == {
+        "first": shared,
+        "second": shared,
+    }
 
 
 def test_a_file_that_is_too_large_is_refused(tmp_path):

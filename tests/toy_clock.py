@@ -1,4 +1,5 @@
-"""An environment that keeps the contract as far as `check_env` plays, and then makes a NaN; and a run of it."""
+"""An environment that keeps the contract as far as `check_env` plays, and then makes a NaN; and a
+run of it."""
 
 import dataclasses
 
@@ -42,7 +43,14 @@ class Clock(wdjax.Env):
         distance = jnp.where(time == params.at_step, 0.0, 1.0)
         over = state.time >= params.episode_length
         reward = jnp.where(over, 0.0, distance / distance)
-        return time[None] / 5_000, ClockState(time), reward, jnp.bool_(False), time >= params.episode_length, {}
+        return (
+            time[None] / 5_000,
+            ClockState(time),
+            reward,
+            jnp.bool_(False),
+            time >= params.episode_length,
+            {},
+        )
 
     def observation_space(self, params):
         return Box(0, np.inf, (1,))
@@ -53,11 +61,16 @@ class Clock(wdjax.Env):
 
 STEPS_OF_UPDATE = 8 * 400
 RUN = {
-    "rollout_length": 400, "updates_per_chunk": 2, "checkpoint_every": 5, "best_metric": "none",
+    "rollout_length": 400,
+    "updates_per_chunk": 2,
+    "checkpoint_every": 5,
+    "best_metric": "none",
     "total_env_steps": 6 * STEPS_OF_UPDATE,
-}  # fmt: skip
+}
 
 
 def run_config(algorithm="A2C", **changes):
     """Returns a run of 6 updates, of which the fourth makes the NaN."""
-    return tiny_config("probe_clock", {"agent": tiny_policy(algorithm, learning_rate=0.01)}, **{**RUN, **changes})
+    return tiny_config(
+        "probe_clock", {"agent": tiny_policy(algorithm, learning_rate=0.01)}, **{**RUN, **changes}
+    )

@@ -1,4 +1,5 @@
-"""Two small environments that keep the whole contract, for tests that break one rule of it at a time."""
+"""Two small environments that keep the whole contract, for tests that break one rule of it at a
+time."""
 
 import dataclasses
 from typing import ClassVar
@@ -28,7 +29,8 @@ class LineParams:
 
 @dataclasses.dataclass(frozen=True)
 class Line(wdjax.Env):
-    """One agent walks left, stays, or walks right; nobody may walk left of -2. Terminates beyond `reach`."""
+    """One agent walks left, stays, or walks right; nobody may walk left of -2. Terminates
+    beyond `reach`."""
 
     @property
     def default_params(self):
@@ -44,7 +46,9 @@ class Line(wdjax.Env):
 
     def step(self, key, state, action, params):
         over = self.is_over(state, params)
-        move = (action - 1) * params.pace + params.noise * jax.random.uniform(key, (), jnp.float32, -1.0, 1.0)
+        move = (action - 1) * params.pace + params.noise * jax.random.uniform(
+            key, (), jnp.float32, -1.0, 1.0
+        )
         state = LineState(jnp.where(over, state.place, state.place + move), state.time + 1)
         terminated = self.is_over(state, params)
         truncated = (state.time >= params.episode_length) & ~terminated
@@ -80,7 +84,8 @@ class TeamParams:
 
 @dataclasses.dataclass(frozen=True)
 class Team(wdjax.Env):
-    """Two workers with MultiDiscrete actions and a mask, of whom each may drop out, and a pilot who acts in a Box."""
+    """Two workers with MultiDiscrete actions and a mask, of whom each may drop out, and a pilot
+    who acts in a Box."""
 
     can_truncate: ClassVar[bool] = False
 
@@ -126,4 +131,6 @@ class Team(wdjax.Env):
         return Dict({"worker": worker.batch(2), "pilot": Box(-1.0, 1.0, (2,)).batch(1)})
 
     def action_space(self, params):
-        return Dict({"worker": MultiDiscrete((2, 3)).batch(2), "pilot": Box(-1.0, 1.0, (2,)).batch(1)})
+        return Dict(
+            {"worker": MultiDiscrete((2, 3)).batch(2), "pilot": Box(-1.0, 1.0, (2,)).batch(1)}
+        )

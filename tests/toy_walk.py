@@ -1,4 +1,5 @@
-"""A random walk, the smallest environment whose steps use their keys, for tests of what is built on environments."""
+"""A random walk, the smallest environment whose steps use their keys, for tests of what is built on
+environments."""
 
 import dataclasses
 
@@ -24,7 +25,8 @@ class Params:
 
 @dataclasses.dataclass(frozen=True)
 class Walk(wdjax.Env):
-    """Moves by the action and by noise; may fall off or run out of time; the bounds of an action depend on params."""
+    """Moves by the action and by noise; may fall off or run out of time; the bounds of an
+    action depend on params."""
 
     @property
     def default_params(self):
