@@ -1,4 +1,5 @@
-"""An environment in the form of gymnax 0.0.9, written by hand: one `done`, Python numbers in the state."""
+"""An environment in the form of gymnax 0.0.9, written by hand: one `done`, Python numbers in the
+state."""
 
 import jax.numpy as jnp
 from flax import struct

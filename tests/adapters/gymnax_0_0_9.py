@@ -1,4 +1,5 @@
-"""Run with gymnax 0.0.9 first on PYTHONPATH: its environments in wdjax, step by step, and a little training."""
+"""Run with gymnax 0.0.9 first on PYTHONPATH: its environments in wdjax, step by step, and a little
+training."""
 
 from importlib.metadata import version
 
@@ -22,12 +23,18 @@ def agrees(name, num_steps=60):
     @jax.jit
     def step(state, key):
         action = env.action_space(params).sample(key)
-        return env.inner.step_env(key, state.inner, action, params), env.step(key, state, action, params)
+        return env.inner.step_env(key, state.inner, action, params), env.step(
+            key, state, action, params
+        )
 
     for t in range(num_steps):
         (obs, inner, reward, done, _), ours = step(state, jax.random.fold_in(jax.random.key(1), t))
         np.testing.assert_allclose(ours[0], obs, rtol=1e-6, atol=1e-6)
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6), ours[1].inner, inner)
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6),
+            ours[1].inner,
+            inner,
+        )
         assert ours[2] == reward
         assert bool(ours[3]) == bool(done)
         assert not ours[4]
@@ -42,9 +49,11 @@ def main():
     for name in GAMES:
         assert agrees(name), name
     config = TrainConfig(
-        env="gymnax:CartPole-v1", policies={"agent": PolicyConfig(learning_rate=5e-3, epochs=4)}, num_envs=16,
+        env="gymnax:CartPole-v1",
+        policies={"agent": PolicyConfig(learning_rate=5e-3, epochs=4)},
+        num_envs=16,
         rollout_length=64,
-    )  # fmt: skip
+    )
     learner = make_learner(config)
     _, metrics = learner.run(learner.init(jax.random.key(0)), num_updates=25)
     length = np.asarray(metrics["agent/episode_return"])

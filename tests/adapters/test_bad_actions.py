@@ -1,4 +1,5 @@
-"""Malformed actions and arguments through the adapters, each refused in one sentence (tests/test_bad_input.py)."""
+"""Malformed actions and arguments through the adapters, each refused in one sentence
+(tests/test_bad_input.py)."""
 
 import math
 
@@ -31,7 +32,12 @@ def played():
     return environments
 
 
-TWO, BOX, VECTOR, FIVE = "Discrete(2)", "Box(-2.0, 2.0, (1,), float32)", "MultiDiscrete([2 2])", "Discrete(5)"
+TWO, BOX, VECTOR, FIVE = (
+    "Discrete(2)",
+    "Box(-2.0, 2.0, (1,), float32)",
+    "MultiDiscrete([2 2])",
+    "Discrete(5)",
+)
 ALL = {"tagger_0": 0, "tagger_1": 0, "runner_0": 0}
 ACTIONS = [
     ("one", 2, f"action = 2: must be in {TWO}"),
@@ -50,7 +56,11 @@ ACTIONS = [
     ("one", np.zeros(20, int), f"action = an array of shape (20,): must be in {TWO}"),
     ("box", 0.0, f"action = 0.0: must be in {BOX}"),
     ("box", [0.0, 1.0], f"action = [0.0, 1.0]: must be in {BOX}"),
-    ("box", [5.0], f"action = [5.0]: must be in {BOX}. Clip actions with gymnasium.wrappers.ClipAction."),
+    (
+        "box",
+        [5.0],
+        f"action = [5.0]: must be in {BOX}. Clip actions with gymnasium.wrappers.ClipAction.",
+    ),
     ("box", [NAN], f"action = [nan]: must be in {BOX}"),
     ("box", [INF], f"action = [inf]: must be in {BOX}"),
     ("box", [True], f"action = [True]: must be in {BOX}"),
@@ -64,10 +74,18 @@ ACTIONS = [
     ("vector", [0, None], f"action = [0, None]: must be in {VECTOR}"),
     ("several", None, "actions = None: must be a dict of agent names and actions"),
     ("several", [0, 0, 0], "actions = [0, 0, 0]: must be a dict of agent names and actions"),
-    ("several", {}, "actions: missing tagger_0, tagger_1, runner_0. Every agent in `agents` needs an action."),
+    (
+        "several",
+        {},
+        "actions: missing tagger_0, tagger_1, runner_0. Every agent in `agents` needs an action.",
+    ),
     ("several", {**ALL, "taggr_0": 0}, "unknown agent 'taggr_0': did you mean 'tagger_0'?"),
     ("several", {**ALL, 0: 1}, "agent 0: must be a string, not int"),
-    ("several", {"tagger_0": 0, "runner_0": 0}, "actions: missing tagger_1. Every agent in `agents` needs an action."),
+    (
+        "several",
+        {"tagger_0": 0, "runner_0": 0},
+        "actions: missing tagger_1. Every agent in `agents` needs an action.",
+    ),
     ("several", {**ALL, "tagger_0": 99}, f"actions['tagger_0'] = 99: must be in {FIVE}"),
     ("several", {**ALL, "tagger_0": "up"}, f"actions['tagger_0'] = 'up': must be in {FIVE}"),
     ("several", {**ALL, "tagger_1": 1.0}, f"actions['tagger_1'] = 1.0: must be in {FIVE}"),
@@ -99,14 +117,39 @@ def test_options_of_a_reset(played, options, words):
 CARTPOLE, TAG = wdjax.make("cartpole")[0], wdjax.make("tag_gridworld")[0]
 OTHER_PARAMS = wdjax.make("pendulum")[1]
 ARGUMENTS = [
-    (adapters.to_gymnasium, (TAG,), {}, "TagGridworld has groups of agents (tagger, runner): gymnasium supports"),
+    (
+        adapters.to_gymnasium,
+        (TAG,),
+        {},
+        "TagGridworld has groups of agents (tagger, runner): gymnasium supports",
+    ),
     (adapters.to_gymnasium, ("cartpole",), {}, "env = 'cartpole': must be a wdjax.Env"),
-    (adapters.to_gymnasium, (CARTPOLE, 3), {}, "params is a builtins.int: must be a Params of CartPole"),
+    (
+        adapters.to_gymnasium,
+        (CARTPOLE, 3),
+        {},
+        "params is a builtins.int: must be a Params of CartPole",
+    ),
     (adapters.to_gymnasium, (CARTPOLE, OTHER_PARAMS), {}, "must be a Params of CartPole"),
-    (adapters.to_gymnasium, (CARTPOLE,), {"render_mode": "human"}, "unknown render_mode 'human': known names: rgb_arr"),
+    (
+        adapters.to_gymnasium,
+        (CARTPOLE,),
+        {"render_mode": "human"},
+        "unknown render_mode 'human': known names: rgb_arr",
+    ),
     (adapters.to_gymnasium_vector, (CARTPOLE, 0), {}, "num_envs = 0: must be at least 1"),
-    (adapters.to_gymnasium_vector, (CARTPOLE, 2), {"reset": "frsh"}, "unknown reset strategy 'frsh': did you mean"),
-    (adapters.to_gymnasium_vector, (CARTPOLE, 2), {"episode_statistics": "yes"}, "episode_statistics = 'yes': must be"),
+    (
+        adapters.to_gymnasium_vector,
+        (CARTPOLE, 2),
+        {"reset": "frsh"},
+        "unknown reset strategy 'frsh': did you mean",
+    ),
+    (
+        adapters.to_gymnasium_vector,
+        (CARTPOLE, 2),
+        {"episode_statistics": "yes"},
+        "episode_statistics = 'yes': must be",
+    ),
     (adapters.to_pettingzoo, (CARTPOLE,), {}, "CartPole has no groups of agents: use to_gymnasium"),
     (adapters.to_pettingzoo, (None,), {}, "env = None: must be a wdjax.Env"),
 ]
@@ -118,5 +161,7 @@ def test_arguments(adapter, arguments, named, words):
 
 
 def test_names_of_agents(played):
-    assert "unknown agent 'tagger': did you mean 'tagger_1'?" in refusal(played["several"].action_space, "tagger")
+    assert "unknown agent 'tagger': did you mean 'tagger_1'?" in refusal(
+        played["several"].action_space, "tagger"
+    )
     assert "agent 0: must be a string, not int" in refusal(played["several"].observation_space, 0)

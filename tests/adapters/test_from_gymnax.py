@@ -1,4 +1,5 @@
-"""gymnax's environments in wdjax: step by step against gymnax, ends, spaces, names, and training."""
+"""gymnax's environments in wdjax: step by step against gymnax, ends, spaces, names, and
+training."""
 
 import functools
 import os
@@ -22,22 +23,28 @@ from wdjax.train.config.schema import NetworkConfig
 
 N, T = 4, 40
 POLICY = PolicyConfig(
-    network=NetworkConfig((32,), "tanh", shared_trunk=False), learning_rate=5e-3, epochs=4, minibatches=2,
+    network=NetworkConfig((32,), "tanh", shared_trunk=False),
+    learning_rate=5e-3,
+    epochs=4,
+    minibatches=2,
     normalize_advantage=True,
-)  # fmt: skip
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def library(quick_compile):  # most of the time here is compiling
-    """Skips where gymnax is not installed. Imported here: the import takes time, also where no test is run."""
+    """Skips where gymnax is not installed. Imported here: the import takes time, also where no
+    test is run."""
     return pytest.importorskip("gymnax", exc_type=ImportError)
 
 
 @functools.cache
 def play(name, **changes):
-    """Plays N replicas at random for T steps. Returns (env, params, what gymnax gives, what wdjax gives), [T, N, ...].
+    """Plays N replicas at random for T steps. Returns (env, params, what gymnax gives, what
+    wdjax gives), [T, N, ...].
 
-    gymnax steps from the state that the adapter was in, with its key and action, until the agent terminates.
+    gymnax steps from the state that the adapter was in, with its key and action, until the
+    agent terminates.
     """
     env, params = wdjax.make(f"gymnax:{name}", **changes)
 
@@ -45,7 +52,9 @@ def play(name, **changes):
         action_key, step_key = jax.random.split(key)
         action = env.action_space(params).sample(action_key)
         with jax.numpy_rank_promotion("allow"):
-            obs, inner, reward, terminated, _ = env.inner.step_env(step_key, state.inner, action, params)
+            obs, inner, reward, terminated, _ = env.inner.step_env(
+                step_key, state.inner, action, params
+            )
             theirs = obs, inner, reward, terminated, env.inner.is_truncated(inner, params)
         ours = env.step(step_key, state, action, params)
         return ours[1], (theirs, ours, action)
@@ -56,17 +65,23 @@ def play(name, **changes):
         obs, state = env.reset(key, params)
         with jax.numpy_rank_promotion("allow"):
             their_obs, their_state = env.inner.reset_env(key, params)
-        return (obs, state, their_obs, their_state), jax.lax.scan(step, state, jax.random.split(key, T))[1]
+        return (obs, state, their_obs, their_state), jax.lax.scan(
+            step, state, jax.random.split(key, T)
+        )[1]
 
     starts, steps = run(jax.random.split(jax.random.key(0), N))
     starts, steps = jax.tree.map(np.asarray, (starts, steps))
     return env, params, starts, jax.tree.map(lambda leaf: leaf.swapaxes(0, 1), steps)
 
 
-# An episode ends in each of them: a fall, a time limit, a ball that is lost, and one that reaches the floor.
+# An episode ends in each of them: a fall, a time limit, a ball that is lost, and one that reaches
+# the floor.
 GAMES = [
-    ("CartPole-v1", {}), ("Pendulum-v1", {"max_steps_in_episode": 30}), ("Breakout-MinAtar", {}), ("Catch-bsuite", {})
-]  # fmt: skip
+    ("CartPole-v1", {}),
+    ("Pendulum-v1", {"max_steps_in_episode": 30}),
+    ("Breakout-MinAtar", {}),
+    ("Catch-bsuite", {}),
+]
 each_game = pytest.mark.parametrize(("name", "changes"), GAMES)
 
 
@@ -79,7 +94,10 @@ def test_steps_are_those_of_gymnax(name, changes):
     next_obs, after, reward, terminated, truncated, info = ours
     live = np.concatenate([np.ones((1, N), bool), ~terminated[:-1]])
     assert live.sum() > 4 * N
-    same = lambda a, b: np.testing.assert_allclose(a[live], b[live], rtol=1e-6, atol=1e-6)  # noqa: E731
+
+    def same(a, b):
+        return np.testing.assert_allclose(a[live], b[live], rtol=1e-6, atol=1e-6)
+
     same(next_obs, their_next)
     jax.tree.map(same, after.inner, their_inner)
     same(reward, their_reward)
@@ -103,7 +121,9 @@ def test_a_termination_lasts(name, changes):
 
 
 def test_a_time_limit_truncates():
-    env, _, _, (_, (_, _, _, terminated, truncated, _), _) = play("Pendulum-v1", max_steps_in_episode=30)
+    env, _, _, (_, (_, _, _, terminated, truncated, _), _) = play(
+        "Pendulum-v1", max_steps_in_episode=30
+    )
     assert env.can_truncate
     assert not terminated.any()
     np.testing.assert_array_equal(truncated.all(axis=1), np.arange(1, T + 1) >= 30)
@@ -116,7 +136,9 @@ def test_a_termination_wins_over_the_time_limit():
     step = jax.jit(env.step)
     for x, ends in ((0.0, (False, True)), (2.39, (True, False))):
         inner = state.inner.replace(x=jnp.float32(x), x_dot=jnp.float32(1), time=jnp.int32(1))
-        _, _, reward, terminated, truncated, _ = step(jax.random.key(0), state.replace(inner=inner), 1, params)
+        _, _, reward, terminated, truncated, _ = step(
+            jax.random.key(0), state.replace(inner=inner), 1, params
+        )
         assert (bool(terminated), bool(truncated)) == ends
         assert reward == 1
 
@@ -126,8 +148,10 @@ def test_a_termination_wins_over_the_time_limit():
     [
         ("Breakout-MinAtar", {}, wdjax.Box(0, 1, (10, 10, 4)), wdjax.Discrete(3)),
         ("Pendulum-v1", {"max_torque": 3.0}, None, wdjax.Box(-3.0, 3.0, (1,))),
-        ("Catch-bsuite", {}, wdjax.Box(0, 1, (10, 5)), wdjax.Discrete(3)),  # says int32, gives float32
-        ("FourRooms-misc", {}, wdjax.Box(0, 1, (4,)), wdjax.Discrete(4)),  # gives int32, beyond its bounds
+        # says int32, gives float32
+        ("Catch-bsuite", {}, wdjax.Box(0, 1, (10, 5)), wdjax.Discrete(3)),
+        # gives int32, beyond its bounds
+        ("FourRooms-misc", {}, wdjax.Box(0, 1, (4,)), wdjax.Discrete(4)),
         ("FrozenLake-misc", {"map_name": "8x8"}, wdjax.Discrete(64), wdjax.Discrete(4)),
     ],
 )
@@ -171,18 +195,40 @@ def test_params_vary_in_one_program():
 
     together = jax.jit(jax.vmap(run))(many)
     assert len(np.unique(together)) == 5
-    np.testing.assert_allclose(together[3], jax.jit(run)(params.replace(gravity=gravity[3])), rtol=1e-6)
+    np.testing.assert_allclose(
+        together[3], jax.jit(run)(params.replace(gravity=gravity[3])), rtol=1e-6
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "changes", "error", "words"),
     [
-        ("gymnax:Cartpole-v1", {}, ValueError, "environment of gymnax 'Cartpole-v1': did you mean 'CartPole-v1'"),
+        (
+            "gymnax:Cartpole-v1",
+            {},
+            ValueError,
+            "environment of gymnax 'Cartpole-v1': did you mean 'CartPole-v1'",
+        ),
         ("gymnx:CartPole-v1", {}, ValueError, "unknown library 'gymnx': did you mean 'gymnax'"),
-        ("gymnax:CartPole-v1", {"gravty": 3.0}, ValueError, "argument of gymnax:CartPole-v1 'gravty'.*'gravity'"),
+        (
+            "gymnax:CartPole-v1",
+            {"gravty": 3.0},
+            ValueError,
+            "argument of gymnax:CartPole-v1 'gravty'.*'gravity'",
+        ),
         ("gymnax:CartPole-v1", {"gravity": "3"}, TypeError, "gravity = '3': must be a number"),
-        ("gymnax:CartPole-v1", {"max_steps_in_episode": 2.5}, TypeError, "max_steps_in_episode = 2.5: must be a whole"),
-        ("gymnax:Acrobot-v1", {"available_torque": [1.0]}, ValueError, r"available_torque = \[1.0\]: .* shape \(3,\)"),
+        (
+            "gymnax:CartPole-v1",
+            {"max_steps_in_episode": 2.5},
+            TypeError,
+            "max_steps_in_episode = 2.5: must be a whole",
+        ),
+        (
+            "gymnax:Acrobot-v1",
+            {"available_torque": [1.0]},
+            ValueError,
+            r"available_torque = \[1.0\]: .* shape \(3,\)",
+        ),
         ("gymnax:DeepSea-bsuite", {"sise": 3}, ValueError, "did you mean 'size'"),
     ],
 )
@@ -199,9 +245,12 @@ def test_a_missing_library_is_named(monkeypatch):
 
 def run_config(**changes):
     config = {
-        "env": "gymnax:CartPole-v1", "env_params": {"max_steps_in_episode": 200}, "policies": {"agent": POLICY},
-        "num_envs": 16, "rollout_length": 64,
-    }  # fmt: skip
+        "env": "gymnax:CartPole-v1",
+        "env_params": {"max_steps_in_episode": 200},
+        "policies": {"agent": POLICY},
+        "num_envs": 16,
+        "rollout_length": 64,
+    }
     return TrainConfig(**{**config, **changes})
 
 
@@ -216,18 +265,40 @@ def test_cartpole_learns():
 
 @pytest.mark.slow
 def test_a_run_resumes_exactly(tmp_path):
-    config = run_config(num_envs=4, rollout_length=8, total_env_steps=4 * 32, updates_per_chunk=1, best_metric="none")
+    config = run_config(
+        num_envs=4,
+        rollout_length=8,
+        total_env_steps=4 * 32,
+        updates_per_chunk=1,
+        best_metric="none",
+    )
     Trainer(config, tmp_path / "whole", quiet=True).train()
-    half = run_config(num_envs=4, rollout_length=8, total_env_steps=2 * 32, updates_per_chunk=1, best_metric="none")
+    half = run_config(
+        num_envs=4,
+        rollout_length=8,
+        total_env_steps=2 * 32,
+        updates_per_chunk=1,
+        best_metric="none",
+    )
     Trainer(half, tmp_path / "parts", quiet=True).train()
     Trainer(config, tmp_path / "parts", resume=True, quiet=True).train()
-    assert yaml.safe_load((tmp_path / "parts" / "config.yaml").read_text())["env"] == "gymnax:CartPole-v1"
+    assert (
+        yaml.safe_load((tmp_path / "parts" / "config.yaml").read_text())["env"]
+        == "gymnax:CartPole-v1"
+    )
     (learner, whole), (_, parts) = (load_run(tmp_path / name) for name in ("whole", "parts"))
     assert whole.num_updates == 4
     assert learner.env_params.max_steps_in_episode == 200
-    data = lambda leaf: jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf  # noqa: E731
+
+    def data(leaf):
+        return (
+            jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
+        )
+
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(data(a), data(b)), whole, parts)
-    other = run_config(env_params={"max_steps_in_episode": 100}, num_envs=4, rollout_length=8, best_metric="none")
+    other = run_config(
+        env_params={"max_steps_in_episode": 100}, num_envs=4, rollout_length=8, best_metric="none"
+    )
     with pytest.raises(ValueError, match="max_steps_in_episode"):
         Trainer(other, tmp_path / "parts", resume=True, quiet=True)
 
@@ -238,8 +309,12 @@ def test_complete_env_params_can_be_written_and_read():
     assert complete["size"] == complete["max_steps_in_episode"] == 5
     assert complete == yaml.safe_load(yaml.safe_dump(complete))
     again = wdjax.make("gymnax:DeepSea-bsuite", **complete)[1]
-    jax.tree.map(np.testing.assert_array_equal, again, wdjax.make("gymnax:DeepSea-bsuite", size=5)[1])
-    torque = complete_env_params(run_config(env="gymnax:Acrobot-v1", env_params={})).env_params["available_torque"]
+    jax.tree.map(
+        np.testing.assert_array_equal, again, wdjax.make("gymnax:DeepSea-bsuite", size=5)[1]
+    )
+    torque = complete_env_params(run_config(env="gymnax:Acrobot-v1", env_params={})).env_params[
+        "available_torque"
+    ]
     assert torque == [-1.0, 0.0, 1.0]
 
 
@@ -268,9 +343,21 @@ class Strange:
 @pytest.mark.parametrize(
     ("space", "obs", "words"),
     [
-        (lambda spaces: spaces.Tuple([spaces.Discrete(2)]), (1,), "space of Strange is a Tuple: must be Box, Discrete"),
-        (lambda spaces: spaces.Dict({"a": spaces.Discrete(2)}), 1.0, "is a dict of a: the environment must"),
-        (lambda spaces: spaces.Box(0, 1, ()), {"a": 1.0}, "is an array, but the environment returns a dict"),
+        (
+            lambda spaces: spaces.Tuple([spaces.Discrete(2)]),
+            (1,),
+            "space of Strange is a Tuple: must be Box, Discrete",
+        ),
+        (
+            lambda spaces: spaces.Dict({"a": spaces.Discrete(2)}),
+            1.0,
+            "is a dict of a: the environment must",
+        ),
+        (
+            lambda spaces: spaces.Box(0, 1, ()),
+            {"a": 1.0},
+            "is an array, but the environment returns a dict",
+        ),
     ],
 )
 def test_what_cannot_be_translated_is_refused(library, space, obs, words):
@@ -279,7 +366,9 @@ def test_what_cannot_be_translated_is_refused(library, space, obs, words):
 
 
 def test_what_is_no_environment_is_refused():
-    with pytest.raises(TypeError, match="must be a gymnax environment, an object with attribute reset_env"):
+    with pytest.raises(
+        TypeError, match="must be a gymnax environment, an object with attribute reset_env"
+    ):
         wdjax.adapters.from_gymnax(wdjax.make("cartpole")[0])
     with pytest.raises(TypeError, match="must be a gymnax environment"):
         wdjax.adapters.from_gymnax(BareDone)
@@ -291,7 +380,9 @@ def test_params_of_something_else_are_refused():
         wdjax.adapters.from_gymnax(env, 3)
     with pytest.raises(TypeError, match=r"EnvParams: must be a Params of BareDone"):
         wdjax.adapters.from_gymnax(env, wdjax.make("gymnax:CartPole-v1")[1])
-    with pytest.raises(ValueError, match=r"params\.step_reward has shape \(3,\): must be one number"):
+    with pytest.raises(
+        ValueError, match=r"params\.step_reward has shape \(3,\): must be one number"
+    ):
         wdjax.adapters.from_gymnax(env, env.default_params.replace(step_reward=jnp.arange(3.0)))
 
 
@@ -299,7 +390,8 @@ def test_params_of_something_else_are_refused():
 def test_equal_are_those_of_equal_params():
     env = BareDone()
     one, same, other = (
-        wdjax.adapters.from_gymnax(env, env.default_params.replace(step_reward=reward))[0] for reward in (1.0, 1.0, 2.0)
+        wdjax.adapters.from_gymnax(env, env.default_params.replace(step_reward=reward))[0]
+        for reward in (1.0, 1.0, 2.0)
     )
     assert one == same
     assert hash(one) == hash(same)
@@ -312,18 +404,26 @@ def test_equal_are_those_of_equal_params():
 def test_no_drawing(tmp_path):
     env, params = wdjax.make("gymnax:CartPole-v1")
     _, state = env.reset(jax.random.key(0), params)
-    with pytest.raises(NotImplementedError, match="CartPole is an environment of gymnax, which wdjax cannot draw"):
+    with pytest.raises(
+        NotImplementedError, match="CartPole is an environment of gymnax, which wdjax cannot draw"
+    ):
         wdjax.render(env, state, params)
     states = jax.tree.map(lambda leaf: leaf[None], state)
-    with pytest.raises(NotImplementedError, match="CartPole is an environment of gymnax, which wdjax cannot draw"):
+    with pytest.raises(
+        NotImplementedError, match="CartPole is an environment of gymnax, which wdjax cannot draw"
+    ):
         wdjax.render(env, states, params, output=tmp_path / "a.html")
 
-    with pytest.raises(NotImplementedError, match=r"write a subclass of type\(env\) with a method scene"):
+    with pytest.raises(
+        NotImplementedError, match=r"write a subclass of type\(env\) with a method scene"
+    ):
         wdjax.render(env, state, params)
 
     class Drawn(type(env)):
         def scene(self, states, params):
-            return Scene([Shapes(states.inner.x, 0.5)], ["cart"] * len(states.inner.x), (-3, 0, 3, 1))
+            return Scene(
+                [Shapes(states.inner.x, 0.5)], ["cart"] * len(states.inner.x), (-3, 0, 3, 1)
+            )
 
     assert wdjax.render(Drawn(env.inner, params), state, params).ndim == 3
 
@@ -345,26 +445,39 @@ def test_a_bare_done_is_a_termination():
     step = jax.jit(env.step)
     rows = []
     for _ in range(5):
-        obs, state, reward, terminated, truncated, info = step(jax.random.key(0), state, jnp.int32(1), params)
-        rows.append((obs.tolist(), float(reward), bool(terminated), bool(truncated), int(info["jumps"])))
+        obs, state, reward, terminated, truncated, info = step(
+            jax.random.key(0), state, jnp.int32(1), params
+        )
+        rows.append(
+            (obs.tolist(), float(reward), bool(terminated), bool(truncated), int(info["jumps"]))
+        )
     assert rows == [
-        ([1, 1], 1.0, False, False, 1), ([2, 2], 1.0, False, False, 1), ([3, 3], 1.0, True, False, 1),
-        ([3, 3], 0.0, True, False, 0), ([3, 3], 0.0, True, False, 0),
-    ]  # fmt: skip
+        ([1, 1], 1.0, False, False, 1),
+        ([2, 2], 1.0, False, False, 1),
+        ([3, 3], 1.0, True, False, 1),
+        ([3, 3], 0.0, True, False, 0),
+        ([3, 3], 0.0, True, False, 0),
+    ]
     assert state.time == 5
     assert (obs.dtype, reward.dtype) == (jnp.float32, jnp.float32)
 
 
 @pytest.mark.usefixtures("registry")
 def test_a_users_environment_trains_by_name(tmp_path):
-    env, params = wdjax.adapters.from_gymnax(BareDone(), BareDone.default_params.replace(step_reward=2.0))
+    env, params = wdjax.adapters.from_gymnax(
+        BareDone(), BareDone.default_params.replace(step_reward=2.0)
+    )
     assert params.step_reward == np.float32(2)
     wdjax.register("mine", env)
     assert wdjax.make("mine")[0] == env
-    assert wdjax.make("mine", max_steps_in_episode=7)[1] == params.replace(max_steps_in_episode=np.int32(7))
+    assert wdjax.make("mine", max_steps_in_episode=7)[1] == params.replace(
+        max_steps_in_episode=np.int32(7)
+    )
     with pytest.raises(TypeError, match="must be a whole number"):
         wdjax.make("mine", max_steps_in_episode=7.5)
-    config = run_config(env="mine", env_params={"max_steps_in_episode": 4}, num_envs=4, rollout_length=8)
+    config = run_config(
+        env="mine", env_params={"max_steps_in_episode": 4}, num_envs=4, rollout_length=8
+    )
     _, metrics = (learner := make_learner(config)).update(learner.init(jax.random.key(0)))
     assert metrics["agent/episode_return"] == 8  # 4 steps of 2
     assert metrics["episode_jumps"] <= 4
@@ -373,13 +486,25 @@ def test_a_users_environment_trains_by_name(tmp_path):
 
 @pytest.mark.slow
 def test_gymnax_0_0_9(tmp_path):
-    """The real library of the old signature, in a process of its own: it cannot be installed beside the new one."""
-    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(tmp_path)]
+    """The real library of the old signature, in a process of its own: it cannot be installed
+    beside the new one."""
+    install = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--target",
+        str(tmp_path),
+    ]
     done = subprocess.run([*install, "gymnax==0.0.9"], capture_output=True, text=True, check=False)
     if done.returncode:
         pytest.skip(f"pip cannot fetch gymnax 0.0.9: {done.stderr[-200:]}")
     script = Path(__file__).parent / "gymnax_0_0_9.py"
     environment = {**os.environ, "PYTHONPATH": str(tmp_path), "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, env=environment, check=False)
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, env=environment, check=False
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     assert "0.0.9 agrees" in done.stdout

@@ -1,4 +1,5 @@
-"""JaxMARL's environments in wdjax: step by step against JaxMARL, groups, masks, ends, names, and training."""
+"""JaxMARL's environments in wdjax: step by step against JaxMARL, groups, masks, ends, names, and
+training."""
 
 import functools
 import sys
@@ -21,15 +22,18 @@ N, T = 2, 12
 
 @pytest.fixture(scope="module", autouse=True)
 def library(quick_compile):  # most of the time here is compiling
-    """Skips where JaxMARL is not installed. Imported here: the import takes seconds, also where no test is run."""
+    """Skips where JaxMARL is not installed. Imported here: the import takes seconds, also where
+    no test is run."""
     return pytest.importorskip("jaxmarl", exc_type=ImportError)
 
 
 @functools.cache
 def play(name, **changes):
-    """Plays N replicas at random for T steps. Returns (env, what JaxMARL gives, what wdjax gives), leaves [T, N, ...].
+    """Plays N replicas at random for T steps. Returns (env, what JaxMARL gives, what wdjax
+    gives), leaves [T, N, ...].
 
-    JaxMARL steps from the state that the adapter was in, with its key and actions, 0 for agents that have terminated.
+    JaxMARL steps from the state that the adapter was in, with its key and actions, 0 for agents
+    that have terminated.
     """
     env, params = wdjax.make(f"jaxmarl:{name}", **changes)
 
@@ -40,7 +44,8 @@ def play(name, **changes):
         for group, members in env.members.items():
             for i, agent in enumerate(members.agents):
                 dead = state.terminated[group][i]
-                no_op = 0 if env.credit == "agent" else env.inner.num_movement_actions - 1  # SMAX: stop
+                # SMAX: stop
+                no_op = 0 if env.credit == "agent" else env.inner.num_movement_actions - 1
                 actions[agent] = jnp.where(dead, no_op, action[group][i])
         with jax.numpy_rank_promotion("allow"):
             obs, inner, reward, dones, _ = env.inner.step_env(step_key, state.inner, actions)
@@ -59,10 +64,14 @@ def play(name, **changes):
 
 
 def check_steps(env, theirs, ours):
-    """Compares everything, agent by agent, until the agent has terminated. Returns [T, N] bool: nobody had by then."""
+    """Compares everything, agent by agent, until the agent has terminated. Returns [T, N] bool:
+    nobody had by then."""
     their_obs, their_inner, their_reward, dones, masks = theirs
     obs, after, reward, terminated, truncated, _ = ours
-    before = {name: np.concatenate([np.zeros_like(flags[:1]), flags[:-1]]) for name, flags in terminated.items()}
+    before = {
+        name: np.concatenate([np.zeros_like(flags[:1]), flags[:-1]])
+        for name, flags in terminated.items()
+    }
     running = ~np.concatenate(list(before.values()), axis=-1).all(axis=-1)
     close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
     jax.tree.map(lambda a, b: close(a[running], b[running]), after.inner, their_inner)
@@ -72,7 +81,9 @@ def check_steps(env, theirs, ours):
             seen = obs[group]["obs"] if members.masked else obs[group]
             close(seen[:, :, i][running], their_obs[agent][running])
             if members.masked:
-                np.testing.assert_array_equal(obs[group]["action_mask"][:, :, i][running], masks[agent][running])
+                np.testing.assert_array_equal(
+                    obs[group]["action_mask"][:, :, i][running], masks[agent][running]
+                )
             was = before[group][:, :, i]
             close(reward[group][:, :, i], np.where(was, 0, their_reward[agent]))
             ended = was | (dones[agent] & (env.credit == "agent")) | dones["__all__"]
@@ -86,22 +97,31 @@ def check_steps(env, theirs, ours):
     [
         ("switch_riddle", {}, {"agent": 3}),
         pytest.param(
-            "MPE_simple_spread_v3", {"num_agents": 2, "num_landmarks": 2, "max_steps": 9}, {"agent": 2},
+            "MPE_simple_spread_v3",
+            {"num_agents": 2, "num_landmarks": 2, "max_steps": 9},
+            {"agent": 2},
             marks=pytest.mark.slow,
         ),
         pytest.param(
-            "MPE_simple_tag_v3", {"max_steps": 9}, {"adversary": 3, "agent": 1}, marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            "SMAX", {"scenario": "3m", "max_steps": 9, "credit": "agent"}, {"ally": 3, "enemy": 3},
+            "MPE_simple_tag_v3",
+            {"max_steps": 9},
+            {"adversary": 3, "agent": 1},
             marks=pytest.mark.slow,
         ),
         pytest.param(
-            "SMAX", {"scenario": "3m", "max_steps": 9, "credit": "team"}, {"ally": 3, "enemy": 3},
+            "SMAX",
+            {"scenario": "3m", "max_steps": 9, "credit": "agent"},
+            {"ally": 3, "enemy": 3},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "SMAX",
+            {"scenario": "3m", "max_steps": 9, "credit": "team"},
+            {"ally": 3, "enemy": 3},
             marks=pytest.mark.slow,
         ),
     ],
-)  # fmt: skip
+)
 def test_steps_are_those_of_jaxmarl(name, changes, groups):
     env, theirs, ours = play(name, **changes)
     assert list(env.groups.items()) == list(groups.items())
@@ -112,12 +132,15 @@ def test_steps_are_those_of_jaxmarl(name, changes, groups):
     over = ~running
     for leaf in jax.tree.leaves((obs, after.inner)):
         np.testing.assert_array_equal(leaf[1:][over[1:]], leaf[:-1][over[1:]])
-    assert all((gain[over] == 0).all() and terminated[group][over].all() for group, gain in reward.items())
+    assert all(
+        (gain[over] == 0).all() and terminated[group][over].all() for group, gain in reward.items()
+    )
     assert all(gain.dtype == np.float32 for gain in reward.values())
 
 
 class Relay:
-    """An environment in JaxMARL's form: agent_1 leaves after the first step, `__all__` ends after the third."""
+    """An environment in JaxMARL's form: agent_1 leaves after the first step, `__all__` ends
+    after the third."""
 
     agents = ("agent_0", "agent_1", "adversary_0")
 
@@ -129,13 +152,25 @@ class Relay:
         time, place = state
         place = place + jnp.stack([actions[agent] for agent in self.agents])
         state = (time + 1, place)
-        dones = {"agent_0": time == 2, "agent_1": time == 0, "adversary_0": False, "__all__": time == 2}
+        dones = {
+            "agent_0": time == 2,
+            "agent_1": time == 0,
+            "adversary_0": False,
+            "__all__": time == 2,
+        }
         reward = dict.fromkeys(self.agents, 1)
-        info = {"sum": place.sum(), "shaped": {"agent_0": 0.0}, "places": place, "discount": jnp.float32(1)}
+        info = {
+            "sum": place.sum(),
+            "shaped": {"agent_0": 0.0},
+            "places": place,
+            "discount": jnp.float32(1),
+        }
         return self.get_obs(state), state, reward, dones, info
 
     def get_obs(self, state):
-        return {agent: state[1][i][None] for i, agent in enumerate(self.agents)} | {"world_state": state[1]}
+        return {agent: state[1][i][None] for i, agent in enumerate(self.agents)} | {
+            "world_state": state[1]
+        }
 
     def observation_space(self, agent):
         return Box(0.0, 1.0, (3,), jnp.float32)  # not the shape that it gives
@@ -156,9 +191,13 @@ def test_ends_by_hand():
     action = {"agent": jnp.ones(2, jnp.int32), "adversary": jnp.ones(1, jnp.int32)}
     step, rows = jax.jit(env.step), []
     for _ in range(5):
-        obs, state, reward, terminated, truncated, info = step(jax.random.key(0), state, action, params)
+        obs, state, reward, terminated, truncated, info = step(
+            jax.random.key(0), state, action, params
+        )
         place = obs["agent"]["obs"][:, 0]
-        rows.append((place, reward["agent"], terminated["agent"], terminated["adversary"], info["sum"]))
+        rows.append(
+            (place, reward["agent"], terminated["agent"], terminated["adversary"], info["sum"])
+        )
         assert not any(leaf.any() for leaf in jax.tree.leaves(truncated))
         assert set(info) == {"sum"}
     columns = [np.array(column).tolist() for column in zip(*rows, strict=True)]
@@ -178,7 +217,8 @@ def test_the_contract_is_kept(name):
 
 
 def test_names_of_groups():
-    """By stem; apart with unequal spaces, each part after its first agent; numbers alone are agents."""
+    """By stem; apart with unequal spaces, each part after its first agent; numbers alone are
+    agents."""
 
     class Odd(Relay):
         agents = ("agent_0", "agent_1", "walker2d", "7")
@@ -194,8 +234,10 @@ def test_names_of_groups():
 
     env, _ = wdjax.adapters.from_jaxmarl(Odd())
     assert [(name, group.agents, group.masked) for name, group in env.members.items()] == [
-        ("agent_0", ("agent_0", "7"), False), ("agent_1", ("agent_1",), False), ("walker2d", ("walker2d",), False),
-    ]  # fmt: skip
+        ("agent_0", ("agent_0", "7"), False),
+        ("agent_1", ("agent_1",), False),
+        ("walker2d", ("walker2d",), False),
+    ]
     names = {"adversary_12": "adversary", "eve_0": "eve", "0": "agent", "left_leg": "left_leg"}
     assert {name: stem(name) for name in names} == names
 
@@ -204,10 +246,13 @@ def test_names_of_groups():
     ("name", "changes", "groups", "masked"),
     [
         ("MPE_simple_tag_v3", {"num_adversaries": 4}, {"adversary": 4, "agent": 1}, False),
-        ("MPE_simple_facmac_v1", {}, {"adversary": 3, "agent": 1}, False),  # equal spaces, other names
-        ("MPE_simple_facmac_6a_v1", {}, {"adversary": 6, "agent": 2}, False),  # says 16 numbers, gives 28
+        # equal spaces, other names
+        ("MPE_simple_facmac_v1", {}, {"adversary": 3, "agent": 1}, False),
+        # says 16 numbers, gives 28
+        ("MPE_simple_facmac_6a_v1", {}, {"adversary": 6, "agent": 2}, False),
         ("hanabi", {}, {"agent": 2}, True),  # by get_legal_moves
-        ("overcooked", {"layout": "coord_ring"}, {"agent": 2}, False),  # says (width, height), gives (height, width)
+        # says (width, height), gives (height, width)
+        ("overcooked", {"layout": "coord_ring"}, {"agent": 2}, False),
         ("coin_game", {}, {"agent": 2}, False),
         ("jaxnav", {"act_type": "Discrete"}, {"agent": 2}, False),  # its masks fit no action
     ],
@@ -221,30 +266,69 @@ def test_spaces(name, changes, groups, masked):
     assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), obs) == jax.tree.map(
         lambda leaf: (leaf.shape, leaf.dtype), sample
     )
-    assert {group: space.shape[0] for group, space in env.action_space(params).spaces.items()} == groups
+    assert {
+        group: space.shape[0] for group, space in env.action_space(params).spaces.items()
+    } == groups
 
 
 @pytest.mark.parametrize(
     ("name", "changes", "error", "words"),
     [
-        ("MPE_simple_spred_v3", {}, ValueError, "'MPE_simple_spred_v3': did you mean 'MPE_simple_spread_v3'"),
-        ("MPE_simple_spread_v3", {"num_agent": 5}, ValueError, "argument .* 'num_agent': did you mean 'num_agents'"),
+        (
+            "MPE_simple_spred_v3",
+            {},
+            ValueError,
+            "'MPE_simple_spred_v3': did you mean 'MPE_simple_spread_v3'",
+        ),
+        (
+            "MPE_simple_spread_v3",
+            {"num_agent": 5},
+            ValueError,
+            "argument .* 'num_agent': did you mean 'num_agents'",
+        ),
         ("coin_game", {"cnm": True}, TypeError, "cnm"),
-        ("MPE_simple_tag_v3", {"credits": "team"}, ValueError, "argument .* 'credits': did you mean 'credit'"),
-        ("switch_riddle", {"credit": "teams"}, ValueError, "unknown credit 'teams': did you mean 'team'"),
+        (
+            "MPE_simple_tag_v3",
+            {"credits": "team"},
+            ValueError,
+            "argument .* 'credits': did you mean 'credit'",
+        ),
+        (
+            "switch_riddle",
+            {"credit": "teams"},
+            ValueError,
+            "unknown credit 'teams': did you mean 'team'",
+        ),
         ("SMAX", {"scenario": "33m"}, ValueError, "unknown scenario '33m': did you mean '3m'"),
-        ("overcooked", {"layout": "ring"}, ValueError, "unknown layout 'ring': did you mean 'coord_ring'"),
-        ("storm", {}, TypeError, "InTheGrid.reset must return a dict with an observation of each agent"),
-        ("LearnedPolicyEnemySMAX", {}, TypeError, "missing 2 required positional arguments: 'policy' and 'params'"),
+        (
+            "overcooked",
+            {"layout": "ring"},
+            ValueError,
+            "unknown layout 'ring': did you mean 'coord_ring'",
+        ),
+        (
+            "storm",
+            {},
+            TypeError,
+            "InTheGrid.reset must return a dict with an observation of each agent",
+        ),
+        (
+            "LearnedPolicyEnemySMAX",
+            {},
+            TypeError,
+            "missing 2 required positional arguments: 'policy' and 'params'",
+        ),
     ],
-)  # fmt: skip
+)
 def test_refusals(name, changes, error, words):
     with pytest.raises(error, match=words):
         wdjax.make(f"jaxmarl:{name}", **changes)
 
 
 def test_what_is_no_environment_is_refused():
-    with pytest.raises(TypeError, match="must be a JaxMARL environment, an object with attribute agents"):
+    with pytest.raises(
+        TypeError, match="must be a JaxMARL environment, an object with attribute agents"
+    ):
         wdjax.adapters.from_jaxmarl(wdjax.make("cartpole")[0])
     with pytest.raises(TypeError, match="must be a JaxMARL environment"):
         wdjax.adapters.from_jaxmarl(Relay)
@@ -264,11 +348,22 @@ def test_a_missing_library_is_named(monkeypatch):
 
 def tag_config(**changes):
     network = NetworkConfig((16,), "tanh")
-    policies = {"adversary": PolicyConfig(network=network), "agent": PolicyConfig(network=network, algorithm="A2C")}
-    return TrainConfig(**{
-        "env": "jaxmarl:MPE_simple_tag_v3", "env_params": {"num_adversaries": 2, "max_steps": 10}, "policies": policies,
-        "num_envs": 8, "rollout_length": 12, "total_env_steps": 2 * 96, "updates_per_chunk": 1, **changes,
-    })  # fmt: skip
+    policies = {
+        "adversary": PolicyConfig(network=network),
+        "agent": PolicyConfig(network=network, algorithm="A2C"),
+    }
+    return TrainConfig(
+        **{
+            "env": "jaxmarl:MPE_simple_tag_v3",
+            "env_params": {"num_adversaries": 2, "max_steps": 10},
+            "policies": policies,
+            "num_envs": 8,
+            "rollout_length": 12,
+            "total_env_steps": 2 * 96,
+            "updates_per_chunk": 1,
+            **changes,
+        }
+    )
 
 
 def test_config_of_a_run_can_be_written_and_read():
@@ -288,8 +383,13 @@ def test_two_policies_train_on_tag_and_resume(tmp_path):
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.policies))
     whole, metrics = learner.run(learner.init(jax.random.key(0)), num_updates=4)
     assert np.isfinite(metrics["adversary/episode_return"]).all()
-    assert (metrics["episode_length"] == 11).all()  # MPE looks at the time before the step: max_steps and one more
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), whole.policies, state.policies)
+    # MPE looks at the time before the step: max_steps and one more
+    assert (metrics["episode_length"] == 11).all()
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
+        whole.policies,
+        state.policies,
+    )
 
 
 @pytest.mark.slow
@@ -301,7 +401,9 @@ def test_masked_actions_of_smax_are_never_taken():
     state = learner.init(jax.random.key(0))
     policy = learner.setup.policies["ally"]
     outputs, *_ = policy.apply(state.policies["ally"], state.obs["ally"])
-    action = jax.vmap(lambda key: policy.distribution.sample(key, outputs))(jax.random.split(jax.random.key(1), 50))
+    action = jax.vmap(lambda key: policy.distribution.sample(key, outputs))(
+        jax.random.split(jax.random.key(1), 50)
+    )
     mask = np.broadcast_to(state.obs["ally"]["action_mask"], (50, 8, 3, outputs.shape[-1]))
     assert 0.1 < mask.mean() < 0.9
     assert np.take_along_axis(mask, np.asarray(action)[..., None], axis=-1).all()

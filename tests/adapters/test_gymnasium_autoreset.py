@@ -1,4 +1,5 @@
-"""When replicas start anew, and gymnasium's stock wrappers around them: its own SyncVectorEnv is the reference."""
+"""When replicas start anew, and gymnasium's stock wrappers around them: its own SyncVectorEnv is
+the reference."""
 
 import re
 
@@ -16,7 +17,9 @@ from gymnasium.wrappers import vector as wrappers  # noqa: E402
 
 def pair(env, mode):
     ours = to_gymnasium_vector(env, NUM, episode_statistics=False, autoreset_mode=mode)
-    theirs = SyncVectorEnv([lambda: to_gymnasium(env)] * NUM, autoreset_mode=ours.metadata["autoreset_mode"])
+    theirs = SyncVectorEnv(
+        [lambda: to_gymnasium(env)] * NUM, autoreset_mode=ours.metadata["autoreset_mode"]
+    )
     assert ours.metadata == theirs.metadata
     assert_same(list(ours.reset(seed=0)), list(theirs.reset(seed=0)))
     ours.action_space.seed(0)
@@ -53,9 +56,14 @@ def test_disabled_is_that_of_the_sync_vector_env():
 
 
 def test_what_is_drawn_follows_the_mode():
-    """A pool of starts stays one pool; a seed given with a mask decides these replicas' starts; others stay."""
-    envs = to_gymnasium_vector(wdjax.make("cartpole")[0], 3, reset=wdjax.ResetPool(2), autoreset_mode="disabled")
-    starts = {tuple(row) for seed in range(9) for row in envs.reset(seed=3 if seed == 0 else None)[0]}
+    """A pool of starts stays one pool; a seed given with a mask decides these replicas' starts;
+    others stay."""
+    envs = to_gymnasium_vector(
+        wdjax.make("cartpole")[0], 3, reset=wdjax.ResetPool(2), autoreset_mode="disabled"
+    )
+    starts = {
+        tuple(row) for seed in range(9) for row in envs.reset(seed=3 if seed == 0 else None)[0]
+    }
     before = envs.reset(seed=3)[0]
     mask = np.array([True, False, True])
     after = envs.reset(seed=5, options={"reset_mask": mask})[0]
@@ -70,17 +78,28 @@ def test_what_is_drawn_follows_the_mode():
     [
         ("nxt_step", None, "unknown autoreset_mode 'nxt_step': did you mean 'next_step'?"),
         ("next_step", {"reset_mask": np.ones(2, bool)}, "requires autoreset_mode='disabled'"),
-        ("disabled", {"reset_mask": np.ones(3, bool)}, "must be a bool array of shape (2,) with at least one True"),
-        ("disabled", {"reset_mask": [True, False]}, "must be a bool array of shape (2,) with at least one True"),
+        (
+            "disabled",
+            {"reset_mask": np.ones(3, bool)},
+            "must be a bool array of shape (2,) with at least one True",
+        ),
+        (
+            "disabled",
+            {"reset_mask": [True, False]},
+            "must be a bool array of shape (2,) with at least one True",
+        ),
     ],
 )
 def test_wrong_modes_and_masks_are_refused(mode, options, words):
     with pytest.raises(ValueError, match=re.escape(words)):
-        to_gymnasium_vector(wdjax.make("cartpole")[0], 2, autoreset_mode=mode).reset(options=options)
+        to_gymnasium_vector(wdjax.make("cartpole")[0], 2, autoreset_mode=mode).reset(
+            options=options
+        )
 
 
 def climb(envs):
-    """Returns all that replicas show which climb 2, 1 and 1 rungs at a time, the wall clock apart."""
+    """Returns all that replicas show which climb 2, 1 and 1 rungs at a time, the wall clock
+    apart."""
     seen = [*envs.reset(seed=0)]
     for _ in range(9):
         *step, infos = envs.step(np.array([2, 1, 1]))
@@ -129,7 +148,9 @@ def test_episode_statistics_need_no_wrapper(mode):
         (*_, ends, cuts, infos), (*_, expected) = envs.step(actions), recorded.step(actions)
         assert ("episode" in infos) == ("episode" in expected)
         if "episode" in infos:
-            np.testing.assert_allclose(infos["episode"]["r"], expected["episode"]["r"], rtol=1e-6, err_msg=str(t))
+            np.testing.assert_allclose(
+                infos["episode"]["r"], expected["episode"]["r"], rtol=1e-6, err_msg=str(t)
+            )
             np.testing.assert_array_equal(infos["episode"]["l"], expected["episode"]["l"])
             np.testing.assert_array_equal(infos["_episode"], expected["_episode"])
             if mode == "disabled":
@@ -142,7 +163,13 @@ def test_episode_statistics_need_no_wrapper(mode):
 
 def test_specs_say_what_gymnasiums_own_say():
     register_gymnasium()
-    for name in ("CartPole-v1", "Acrobot-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Pendulum-v1"):
+    for name in (
+        "CartPole-v1",
+        "Acrobot-v1",
+        "MountainCar-v0",
+        "MountainCarContinuous-v0",
+        "Pendulum-v1",
+    ):
         theirs = gymnasium.make(name)
         own = {"MountainCarContinuous": "continuous_mountain_car", "MountainCar": "mountain_car"}
         ours = gymnasium.make(f"wdjax/{own.get(name[:-3], name[:-3].lower())}")
@@ -152,7 +179,9 @@ def test_specs_say_what_gymnasiums_own_say():
     long = gymnasium.make("wdjax/cartpole", episode_length=1_000)
     assert long.spec.max_episode_steps == 1_000
     assert not isinstance(long, gymnasium.wrappers.TimeLimit)  # which would end it at 500
-    envs = gymnasium.make_vec("wdjax/cartpole", num_envs=2, max_episode_steps=3, autoreset_mode="next_step")
+    envs = gymnasium.make_vec(
+        "wdjax/cartpole", num_envs=2, max_episode_steps=3, autoreset_mode="next_step"
+    )
     assert envs.unwrapped.env_params.episode_length == envs.spec.max_episode_steps == 3
 
 

@@ -1,4 +1,5 @@
-"""The public names of wdjax.adapters: imported when used, and what is said where a library is missing."""
+"""The public names of wdjax.adapters: imported when used, and what is said where a library is
+missing."""
 
 import subprocess
 import sys
@@ -16,7 +17,8 @@ def test_importing_the_package_imports_no_other_library():
 
 
 def test_names_resolve_to_functions():
-    """Also after their modules have been imported, which would take the place of a function of the same name."""
+    """Also after their modules have been imported, which would take the place of a function of
+    the same name."""
     assert set(adapters.__all__) == set(adapters._HOME)
     assert dir(adapters) == sorted(adapters.__all__)
     for library in LIBRARIES:
@@ -28,7 +30,8 @@ def test_names_resolve_to_functions():
 
 
 def test_a_missing_library_is_named():
-    """In a fresh process, where None in sys.modules makes an import fail as if there were nothing to import."""
+    """In a fresh process, where None in sys.modules makes an import fail as if there were
+    nothing to import."""
     code = """
 import sys
 from wdjax import adapters
@@ -40,7 +43,9 @@ for name, library in (("to_gymnasium", "gymnasium"), ("to_pettingzoo", "pettingz
         print(error)
     del sys.modules[library]
 """
-    result = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    result = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True
+    )
     assert result.stdout.splitlines() == [
         "wdjax.adapters.to_gymnasium needs gymnasium: pip install 'wdjax[adapters]'",
         "wdjax.adapters.to_pettingzoo needs pettingzoo: pip install 'wdjax[adapters]'",

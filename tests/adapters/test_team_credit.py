@@ -1,4 +1,5 @@
-"""Team credit of JaxMARL's cooperative environments, by a stub in their form: JaxMARL itself is not needed."""
+"""Team credit of JaxMARL's cooperative environments, by a stub in their form: JaxMARL itself is not
+needed."""
 
 import jax
 import jax.numpy as jnp
@@ -12,29 +13,41 @@ from wdjax.train import NetworkConfig, PolicyConfig, TrainConfig, make_learner
 
 
 class Battle:
-    """Two soldiers, who win in the fourth step; soldier_1 dies in the second. Both are paid in every step, 10 in the
-    last one. A dead soldier's only legal action is 2; one that it takes all the same counts in `played`."""
+    """Two soldiers, who win in the fourth step; soldier_1 dies in the second. Both are paid in
+    every step, 10 in the last one. A dead soldier's only legal action is 2; one that it takes
+    all the same counts in `played`."""
 
     agents = ("soldier_0", "soldier_1")
 
     def reset(self, key):
-        state = {"time": jnp.int32(0), "dead": jnp.zeros(2, bool), "played": jnp.zeros(2, jnp.int32)}
+        state = {
+            "time": jnp.int32(0),
+            "dead": jnp.zeros(2, bool),
+            "played": jnp.zeros(2, jnp.int32),
+        }
         return self.get_obs(state), state
 
     def step_env(self, key, state, actions):
         played = jnp.stack([actions[agent] for agent in self.agents])
         time = state["time"] + 1
         state = {"time": time, "dead": jnp.stack([jnp.bool_(False), time >= 2]), "played": played}
-        dones = {agent: state["dead"][i] for i, agent in enumerate(self.agents)} | {"__all__": time == 4}
+        dones = {agent: state["dead"][i] for i, agent in enumerate(self.agents)} | {
+            "__all__": time == 4
+        }
         reward = dict.fromkeys(self.agents, jnp.where(time == 4, 10.0, 1.0))
         return self.get_obs(state), state, reward, dones, {}
 
     def get_obs(self, state):
-        return {agent: jnp.stack([state["time"], state["dead"][i]]) * 0.1 for i, agent in enumerate(self.agents)}
+        return {
+            agent: jnp.stack([state["time"], state["dead"][i]]) * 0.1
+            for i, agent in enumerate(self.agents)
+        }
 
     def get_avail_actions(self, state):
         alone, both = jnp.array([0, 0, 1]), jnp.array([1, 1, 0])
-        return {agent: jnp.where(state["dead"][i], alone, both) for i, agent in enumerate(self.agents)}
+        return {
+            agent: jnp.where(state["dead"][i], alone, both) for i, agent in enumerate(self.agents)
+        }
 
     def observation_space(self, agent):
         return Box(0.0, 1.0, (2,), jnp.float32)
@@ -55,22 +68,35 @@ class Undecided(Battle):
 
 
 def play(game, credit):
-    """Returns (masks of soldier_1, what both played, rewards, terminated) of 6 steps in which both choose action 1."""
+    """Returns (masks of soldier_1, what both played, rewards, terminated) of 6 steps in which
+    both choose action 1."""
     env, params = from_jaxmarl(game(), credit)
     obs, state = env.reset(jax.random.key(0), params)
     rows = []
     for _ in range(6):
         action = {"soldier": jnp.ones(2, jnp.int32)}
-        obs, state, reward, terminated, _, _ = jax.jit(env.step)(jax.random.key(0), state, action, params)
-        mask = obs["soldier"]["action_mask"][1].tolist() if isinstance(obs["soldier"], dict) else None
-        rows.append((mask, state.inner["played"].tolist(), reward["soldier"].tolist(), terminated["soldier"].tolist()))
+        obs, state, reward, terminated, _, _ = jax.jit(env.step)(
+            jax.random.key(0), state, action, params
+        )
+        mask = (
+            obs["soldier"]["action_mask"][1].tolist() if isinstance(obs["soldier"], dict) else None
+        )
+        rows.append(
+            (
+                mask,
+                state.inner["played"].tolist(),
+                reward["soldier"].tolist(),
+                terminated["soldier"].tolist(),
+            )
+        )
     return [list(column) for column in zip(*rows, strict=True)]
 
 
 def test_team_credit_pays_a_dead_agent_until_the_battle_ends():
     masks, played, reward, terminated = play(Battle, "team")
     assert masks == [[1, 1, 0]] + [[0, 0, 1]] * 5  # one legal action
-    assert played == [[1, 1], [1, 1]] + [[1, 2]] * 4  # the dead agent plays it, whatever its policy chooses
+    # the dead agent plays it, whatever its policy chooses
+    assert played == [[1, 1], [1, 1]] + [[1, 2]] * 4
     assert reward == [[1, 1]] * 3 + [[10, 10]] + [[0, 0]] * 2  # JaxMARL's own, to the end
     assert terminated == [[False, False]] * 3 + [[True, True]] * 3
 
@@ -96,7 +122,9 @@ def test_a_game_that_pays_dead_agents_warns_until_credit_is_set():
     class TinySMAX(Battle):
         pass
 
-    with pytest.warns(UserWarning, match="credit is not set: TinySMAX pays dead agents .* Set credit='team'"):
+    with pytest.warns(
+        UserWarning, match="credit is not set: TinySMAX pays dead agents .* Set credit='team'"
+    ):
         from_jaxmarl(TinySMAX())
     for credit in ("agent", "team"):
         assert from_jaxmarl(TinySMAX(), credit)[0].credit == credit
@@ -108,7 +136,9 @@ def test_a_game_that_pays_dead_agents_warns_until_credit_is_set():
 def test_a_learner_counts_the_reward_of_dead_agents(credit, expected, registry):
     wdjax.register("battle", from_jaxmarl(Battle(), credit)[0])
     policies = {"soldier": PolicyConfig(network=NetworkConfig((4,), "tanh"))}
-    config = TrainConfig(env="battle", policies=policies, num_envs=2, rollout_length=8, total_env_steps=16)
+    config = TrainConfig(
+        env="battle", policies=policies, num_envs=2, rollout_length=8, total_env_steps=16
+    )
     learner = make_learner(config)
     _, metrics = learner.update(learner.init(jax.random.key(0)))
     np.testing.assert_allclose(metrics["soldier/episode_return"], expected)

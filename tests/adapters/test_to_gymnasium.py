@@ -1,4 +1,5 @@
-"""A wdjax environment as a gymnasium.Env: gymnasium's own checks, the same numbers as wdjax's steps, and refusals."""
+"""A wdjax environment as a gymnasium.Env: gymnasium's own checks, the same numbers as wdjax's
+steps, and refusals."""
 
 import functools
 import os
@@ -33,7 +34,8 @@ def make(name, **changes):
 
 
 def unavoidable_warnings(env):
-    """What gymnasium thinks of spaces that its own games have too: bounds at infinity, and actions beyond [-1, 1]."""
+    """What gymnasium thinks of spaces that its own games have too: bounds at infinity, and
+    actions beyond [-1, 1]."""
     spaces = (env.observation_space, env.action_space)
     boxes = [space for space in spaces if isinstance(space, gymnasium.spaces.Box)]
     found = {"minimum value is -infinity" for box in boxes if np.isinf(box.low).any()}
@@ -61,7 +63,8 @@ def test_gymnasiums_own_check_passes(name):
 @pytest.mark.filterwarnings("ignore:.*after the end")  # where the rules are the same, too
 @pytest.mark.parametrize("name", [*SINGLE, *TOYS])
 def test_steps_are_those_of_the_environment(name):
-    """Seed -> NumPy's generator -> the episode's key -> a key for the reset, and one for every step."""
+    """Seed -> NumPy's generator -> the episode's key -> a key for the reset, and one for every
+    step."""
     env, params = make(name)
     theirs = to_gymnasium(env, params)
     rng, _ = np_random(7)
@@ -102,7 +105,9 @@ def test_a_seed_makes_this_episode_and_the_next():
     np.testing.assert_array_equal(episodes, [play(other, seed=3), play(other), play(other)])
     np.testing.assert_array_equal(episodes[0], play(env, seed=3))
     assert not np.array_equal(episodes[0], play(env, seed=4))
-    np.testing.assert_array_equal(episodes[0], play(to_gymnasium(env.wdjax_env, env.env_params, seed=3)))
+    np.testing.assert_array_equal(
+        episodes[0], play(to_gymnasium(env.wdjax_env, env.env_params, seed=3))
+    )
     unseeded = [play(to_gymnasium(env.wdjax_env, env.env_params)) for _ in range(2)]
     assert not np.array_equal(*unseeded)
 
@@ -118,7 +123,8 @@ def test_a_dict_keeps_its_mask_and_info_gives_it_too():
         np.testing.assert_array_equal(info["action_mask"], obs["action_mask"])
         np.testing.assert_array_equal(info["action_mask"], [obs["place"][0] > -2, 1, 1])
         forbidden += info["action_mask"][0] == 0
-        mask = info["action_mask"] if forbidden else np.array([1, 0, 0], np.int8)  # left, until it is forbidden
+        # left, until it is forbidden
+        mask = info["action_mask"] if forbidden else np.array([1, 0, 0], np.int8)
         action = env.action_space.sample(mask)
         assert mask[action]
         obs, *_, info = env.step(action)
@@ -133,7 +139,8 @@ def test_options_change_params_from_then_on():
     env.reset(seed=0, options={"params": {"force_mag": 20.0}})
     assert (env.env_params.force_mag, env.env_params.masscart) == (20.0, 2.0)
     after = env.step(1)[0]
-    # The cart starts near rest, so that its speed after one push is nearly the force times tau / mass.
+    # The cart starts near rest, so that its speed after one push is nearly the force times tau /
+    # mass.
     assert after[1] == pytest.approx(2 * before[1], rel=0.1)
     assert advance._cache_size() == compiled  # params are arguments: no second program
     env.reset(seed=0)
@@ -154,7 +161,11 @@ def test_spaces_follow_params():
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"params": {"lenght": 1.0}}, ValueError, "unknown parameter of CartPole 'lenght': did you mean 'length'?"),
+        (
+            {"params": {"lenght": 1.0}},
+            ValueError,
+            "unknown parameter of CartPole 'lenght': did you mean 'length'?",
+        ),
         ({"params": {"length": -1.0}}, ValueError, "length = -1.0: must be above 0"),
         ({"params": {"length": "long"}}, TypeError, "length = 'long': must be a number"),
         ({"params": 3}, TypeError, "options['params'] = 3: must be a dict"),
@@ -231,7 +242,11 @@ def test_a_step_after_the_end_warns_once_and_stays_ended():
 def test_a_time_limit_truncates():
     env = to_gymnasium(*wdjax.make("cartpole", episode_length=3))
     env.reset(seed=0)
-    assert [env.step(action)[2:4] for action in (0, 1, 0)] == [(False, False), (False, False), (False, True)]
+    assert [env.step(action)[2:4] for action in (0, 1, 0)] == [
+        (False, False),
+        (False, False),
+        (False, True),
+    ]
 
 
 def test_arrays_belong_to_the_caller():
@@ -272,10 +287,22 @@ def test_gymnasium_makes_them_by_name():
 @pytest.mark.parametrize(
     ("arguments", "error", "words"),
     [
-        ("tag_continuous", ValueError, "has groups of agents (tagger, runner): gymnasium supports a single agent"),
+        (
+            "tag_continuous",
+            ValueError,
+            "has groups of agents (tagger, runner): gymnasium supports a single agent",
+        ),
         (("cartpole",), TypeError, "env = 'cartpole': must be a wdjax.Env"),
-        ((Walk(), Line().default_params), TypeError, "params is a toy_contract.LineParams: must be a Params of Walk"),
-        ((Walk(), None, "human"), ValueError, "unknown render_mode 'human': known names: rgb_array"),
+        (
+            (Walk(), Line().default_params),
+            TypeError,
+            "params is a toy_contract.LineParams: must be a Params of Walk",
+        ),
+        (
+            (Walk(), None, "human"),
+            ValueError,
+            "unknown render_mode 'human': known names: rgb_array",
+        ),
     ],
 )
 def test_what_cannot_be_translated_is_refused(arguments, error, words):
@@ -299,7 +326,9 @@ class EverySpace(Walk):
     def observation_space(self, params):
         return wdjax.Dict(
             {
-                "numbers": wdjax.Dict({"level": wdjax.Discrete(4), "levels": wdjax.MultiDiscrete((2, 3))}),
+                "numbers": wdjax.Dict(
+                    {"level": wdjax.Discrete(4), "levels": wdjax.MultiDiscrete((2, 3))}
+                ),
                 "scalar": wdjax.Box(),
                 "picture": wdjax.Box(-np.inf, np.inf, (2, 2), np.uint8),
                 "pair": wdjax.Discrete(5).batch(2),
@@ -312,7 +341,9 @@ def test_every_kind_of_space():
     spaces = gymnasium.spaces
     assert env.observation_space == spaces.Dict(
         {
-            "numbers": spaces.Dict({"level": spaces.Discrete(4), "levels": spaces.MultiDiscrete([2, 3])}),
+            "numbers": spaces.Dict(
+                {"level": spaces.Discrete(4), "levels": spaces.MultiDiscrete([2, 3])}
+            ),
             "scalar": spaces.Box(-np.inf, np.inf, (), np.float32),
             "picture": spaces.Box(0, 255, (2, 2), np.uint8),
             "pair": spaces.MultiDiscrete([5, 5]),
@@ -348,7 +379,9 @@ def test_a_forked_process_is_refused(monkeypatch):
     to_gymnasium(*wdjax.make("cartpole"))
     child = os.getpid() + 1
     monkeypatch.setattr(os, "getpid", lambda: child)
-    with pytest.raises(RuntimeError, match=r"jax does not work in a forked process.*'context': 'spawn'"):
+    with pytest.raises(
+        RuntimeError, match=r"jax does not work in a forked process.*'context': 'spawn'"
+    ):
         to_gymnasium(*wdjax.make("cartpole"))
 
 
@@ -368,7 +401,9 @@ def test_async_vectorization_spawns_and_does_not_hang_after_a_fork(tmp_path):
     script = tmp_path / "run.py"
     script.write_text(ASYNC)
     fork, spawn = (
-        subprocess.run([sys.executable, script, context], capture_output=True, text=True, timeout=240)
+        subprocess.run(
+            [sys.executable, script, context], capture_output=True, text=True, timeout=240
+        )
         for context in ("fork", "spawn")
     )
     assert fork.returncode != 0

@@ -1,4 +1,5 @@
-"""Replicas as a gymnasium VectorEnv: gymnasium's own SyncVectorEnv in the mode SAME_STEP is the reference."""
+"""Replicas as a gymnasium VectorEnv: gymnasium's own SyncVectorEnv in the mode SAME_STEP is the
+reference."""
 
 import dataclasses
 import re
@@ -35,7 +36,8 @@ class LadderParams:
 
 @dataclasses.dataclass(frozen=True)
 class Ladder(wdjax.Env):
-    """Climbs 0, 1 or 2 rungs a step, nothing drawn: all replicas that act alike stay alike, in any library."""
+    """Climbs 0, 1 or 2 rungs a step, nothing drawn: all replicas that act alike stay alike, in
+    any library."""
 
     @property
     def default_params(self):
@@ -62,7 +64,9 @@ class Ladder(wdjax.Env):
 
     def observation_space(self, params):
         line = wdjax.Box(0.0, np.inf, (2,))
-        return wdjax.Dict({"action_mask": wdjax.Box(0, 1, (3,), bool), "height": wdjax.Discrete(9), "line": line})
+        return wdjax.Dict(
+            {"action_mask": wdjax.Box(0, 1, (3,), bool), "height": wdjax.Discrete(9), "line": line}
+        )
 
     def action_space(self, params):
         return wdjax.Discrete(3)
@@ -113,15 +117,25 @@ def assert_same(one, other, path="infos"):
         assert one == other, path
 
 
-@pytest.mark.parametrize("env", [Ladder(), PlainLadder(), TwoHandedLadder()], ids=lambda env: type(env).__name__)
+@pytest.mark.parametrize(
+    "env", [Ladder(), PlainLadder(), TwoHandedLadder()], ids=lambda env: type(env).__name__
+)
 @pytest.mark.parametrize("statistics", [True, False])
 def test_conventions_are_those_of_the_sync_vector_env(env, statistics):
     ours = to_gymnasium_vector(env, NUM, episode_statistics=statistics)
-    theirs = SyncVectorEnv([lambda: to_gymnasium(env)] * NUM, autoreset_mode=AutoresetMode.SAME_STEP)
-    for name in ("observation_space", "action_space", "single_observation_space", "single_action_space"):
+    theirs = SyncVectorEnv(
+        [lambda: to_gymnasium(env)] * NUM, autoreset_mode=AutoresetMode.SAME_STEP
+    )
+    for name in (
+        "observation_space",
+        "action_space",
+        "single_observation_space",
+        "single_action_space",
+    ):
         assert getattr(ours, name) == getattr(theirs, name)
     assert ours.metadata == theirs.metadata
-    assert "autoreset_mode" not in to_gymnasium(env).metadata  # SyncVectorEnv writes into that of its first
+    # SyncVectorEnv writes into that of its first
+    assert "autoreset_mode" not in to_gymnasium(env).metadata
     assert_same(list(ours.reset(seed=0)), list(theirs.reset(seed=0)))
     ours.action_space.seed(0)
     ends = []
@@ -129,21 +143,30 @@ def test_conventions_are_those_of_the_sync_vector_env(env, statistics):
         actions = ours.action_space.sample()
         *mine, infos = ours.step(actions)
         *others, expected = theirs.step(actions)
-        assert ("episode" in infos) == ("_episode" in infos) == (statistics and (mine[2] | mine[3]).any())
-        infos = {name: value for name, value in infos.items() if name not in ("episode", "_episode")}
+        assert (
+            ("episode" in infos)
+            == ("_episode" in infos)
+            == (statistics and (mine[2] | mine[3]).any())
+        )
+        infos = {
+            name: value for name, value in infos.items() if name not in ("episode", "_episode")
+        }
         assert_same([*mine, infos], [*others, expected], f"step {t}")
         ends.append(np.stack(mine[2:]))
     terminated, truncated = np.concatenate(ends, axis=1)
     assert terminated.any()
     assert truncated.any()
-    assert not all((end[0] | end[1]).all() == (end[0] | end[1]).any() for end in ends)  # some while others go on
+    # some while others go on
+    assert not all((end[0] | end[1]).all() == (end[0] | end[1]).any() for end in ends)
 
 
 def test_episode_statistics():
     """As gymnasium's RecordEpisodeStatistics around every single environment counts them."""
     ours = to_gymnasium_vector(Ladder(), NUM)
     record = gymnasium.wrappers.RecordEpisodeStatistics
-    theirs = SyncVectorEnv([lambda: record(to_gymnasium(Ladder()))] * NUM, autoreset_mode=AutoresetMode.SAME_STEP)
+    theirs = SyncVectorEnv(
+        [lambda: record(to_gymnasium(Ladder()))] * NUM, autoreset_mode=AutoresetMode.SAME_STEP
+    )
     ours.reset()
     theirs.reset()
     ours.action_space.seed(1)
@@ -205,7 +228,9 @@ def test_seeds():
     assert not np.array_equal(first[0], first[1])
     assert not np.array_equal(first, second)
     np.testing.assert_array_equal([first, second], [envs.reset(seed=3)[0], envs.reset()[0]])
-    np.testing.assert_array_equal(first, to_gymnasium_vector(wdjax.make("cartpole")[0], 2, seed=3).reset()[0])
+    np.testing.assert_array_equal(
+        first, to_gymnasium_vector(wdjax.make("cartpole")[0], 2, seed=3).reset()[0]
+    )
     assert not np.array_equal(first, envs.reset(seed=4)[0])
 
 
@@ -217,7 +242,9 @@ def test_options_change_params_of_all():
     envs.reset(options={"params": {"episode_length": 2}})
     assert not envs.step([0, 1])[3].any()
     assert advance._cache_size() == compiled  # params are arguments: no second program
-    with pytest.raises(ValueError, match=r"options\['reset_mask'\]: requires autoreset_mode='disabled'"):
+    with pytest.raises(
+        ValueError, match=r"options\['reset_mask'\]: requires autoreset_mode='disabled'"
+    ):
         envs.reset(options={"reset_mask": np.ones(2, bool)})
     with pytest.raises(ValueError, match="'lenght': did you mean 'length'"):
         envs.reset(options={"params": {"lenght": 2}})
@@ -250,10 +277,22 @@ def test_pictures_of_all():
 @pytest.mark.parametrize(
     ("arguments", "error", "words"),
     [
-        ((wdjax.make("tag_gridworld")[0], 2), ValueError, "gymnasium supports a single agent. Use to_pettingzoo"),
+        (
+            (wdjax.make("tag_gridworld")[0], 2),
+            ValueError,
+            "gymnasium supports a single agent. Use to_pettingzoo",
+        ),
         ((Line(), 0), ValueError, "num_envs = 0: must be at least 1"),
-        ((Line(), 2, None, "frsh"), ValueError, "unknown reset strategy 'frsh': did you mean 'fresh'?"),
-        ((Line(), 2, None, "fresh", None, None, 1), TypeError, "episode_statistics = 1: must be True or False"),
+        (
+            (Line(), 2, None, "frsh"),
+            ValueError,
+            "unknown reset strategy 'frsh': did you mean 'fresh'?",
+        ),
+        (
+            (Line(), 2, None, "fresh", None, None, 1),
+            TypeError,
+            "episode_statistics = 1: must be True or False",
+        ),
     ],
 )
 def test_what_cannot_be_translated_is_refused(arguments, error, words):
@@ -266,7 +305,12 @@ class Namesake(Ladder):
 
     def step(self, key, state, action, params):
         *results, _ = super().step(key, state, action, params)
-        return *results, {"episode": jnp.float32(1), "action_mask": jnp.float32(2), "coins": 3, "_coins": 4}
+        return *results, {
+            "episode": jnp.float32(1),
+            "action_mask": jnp.float32(2),
+            "coins": 3,
+            "_coins": 4,
+        }
 
 
 def test_statistics_with_names_of_gymnasium_move():
@@ -280,5 +324,7 @@ def test_statistics_with_names_of_gymnasium_move():
     replicas.reset(seed=0)
     replicas.step(np.full(NUM, 2))
     infos = replicas.step(np.full(NUM, 2))[-1]
-    assert {name: infos["final_info"][name].tolist() for name in own} == {name: [own[name]] * NUM for name in own}
+    assert {name: infos["final_info"][name].tolist() for name in own} == {
+        name: [own[name]] * NUM for name in own
+    }
     assert infos["episode"]["l"].tolist() == [2] * NUM

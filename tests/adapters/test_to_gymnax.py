@@ -1,4 +1,5 @@
-"""A wdjax environment in gymnax's form: the same numbers, gymnax's own wrappers, and a loop as PureJaxRL writes it."""
+"""A wdjax environment in gymnax's form: the same numbers, gymnax's own wrappers, and a loop as
+PureJaxRL writes it."""
 
 import dataclasses
 import inspect
@@ -20,7 +21,9 @@ from gymnax.wrappers import FlattenObservationWrapper, LogWrapper  # noqa: E402
 from wdjax.adapters import to_gymnax  # noqa: E402
 
 MULTI = {"reaction_two_atoms"}  # MultiDiscrete, which gymnax does not know
-SINGLE = [name for name in wdjax.list_envs() if not wdjax.make(name)[0].groups and name not in MULTI]
+SINGLE = [
+    name for name in wdjax.list_envs() if not wdjax.make(name)[0].groups and name not in MULTI
+]
 N, T = 4, 12
 
 
@@ -41,7 +44,16 @@ def rollout(env, params, sample, key):
         next_obs, after, reward, terminated, truncated, info = jax.vmap(env.step, (0, 0, 0, None))(
             keys, state, action, params
         )
-        return (next_obs, after), (keys, state, action, next_obs, reward, terminated, truncated, info)
+        return (next_obs, after), (
+            keys,
+            state,
+            action,
+            next_obs,
+            reward,
+            terminated,
+            truncated,
+            info,
+        )
 
     key, reset_key = jax.random.split(key)
     start = jax.vmap(env.reset, (0, None))(jax.random.split(reset_key, N), params)
@@ -50,7 +62,8 @@ def rollout(env, params, sample, key):
 
 @pytest.mark.parametrize("name", [*SINGLE, "walk"])
 def test_steps_are_those_of_the_environment(name):
-    """Every recorded step once more, by wdjax's own functions, with the keys that gymnax splits off."""
+    """Every recorded step once more, by wdjax's own functions, with the keys that gymnax splits
+    off."""
     env, params = make(name, episode_length=5)
     theirs = to_gymnax(env, params)
     sample = theirs.action_space(params).sample
@@ -70,7 +83,9 @@ def test_steps_are_those_of_the_environment(name):
     for one, other in zip((reward, terminated, truncated), rest, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-6)
     np.testing.assert_allclose(info["final_observation"], final_obs, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(obs, np.where(over[..., None], first_obs, final_obs), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        obs, np.where(over[..., None], first_obs, final_obs), rtol=1e-5, atol=1e-6
+    )
     for name in own_info:
         np.testing.assert_allclose(info[name], own_info[name], rtol=1e-5, atol=1e-6)
     steps_so_far = np.asarray(state.time)
@@ -99,7 +114,8 @@ def test_gymnaxs_wrappers_and_a_loop():
 
 
 def test_ends_and_discount_of_a_state():
-    """A time limit truncates and goes on being worth something; a fall terminates and is worth nothing."""
+    """A time limit truncates and goes on being worth something; a fall terminates and is worth
+    nothing."""
     env, params = wdjax.make("cartpole", episode_length=1)
     theirs = to_gymnax(env, params)
     assert dataclasses.astuple(theirs.default_params) == dataclasses.astuple(params)
@@ -129,7 +145,9 @@ def test_params_are_optional_and_may_be_swept():
     _, state = theirs.reset(key)
     default = theirs.step(key, state, 1)[0]
     forces = jnp.array([0.0, 10.0])
-    sweep = jax.vmap(lambda force: theirs.step(key, state, 1, params.replace(force_mag=force))[0])(forces)
+    sweep = jax.vmap(lambda force: theirs.step(key, state, 1, params.replace(force_mag=force))[0])(
+        forces
+    )
     np.testing.assert_allclose(sweep[0], default, rtol=1e-6)
     assert sweep[1, 1] > default[1] + 0.1
 
@@ -163,7 +181,11 @@ def test_spaces():
             ValueError,
             "TagGridworld has groups of agents (tagger, runner): gymnax supports a single agent",
         ),
-        ((Two(),), TypeError, "action space = MultiDiscrete(nvec=(2, 3), batch_shape=()): must be Box"),
+        (
+            (Two(),),
+            TypeError,
+            "action space = MultiDiscrete(nvec=(2, 3), batch_shape=()): must be Box",
+        ),
         ((3,), TypeError, "env = 3: must be a wdjax.Env"),
         ((Walk(), 3), TypeError, "params is a builtins.int: must be a Params of Walk"),
     ],
@@ -178,7 +200,10 @@ def test_params_say_their_limit_as_gymnaxs_do():
     for env, params in (wdjax.make("pendulum", episode_length=7), make("walk", episode_length=7)):
         params = to_gymnax(env, params).default_params
         assert params.max_steps_in_episode == 7
-        assert jax.jit(lambda params: params.max_steps_in_episode)(params.replace(episode_length=8)) == 8
+        assert (
+            jax.jit(lambda params: params.max_steps_in_episode)(params.replace(episode_length=8))
+            == 8
+        )
         assert to_gymnax(env, params).default_params == params
 
 
@@ -188,7 +213,9 @@ def test_gymnaxs_own_rollout_plays_them():
     if "env" not in inspect.signature(rollouts.RolloutWrapper).parameters:
         pytest.skip("before 1.0 it takes gymnax's own environments only")
     env = to_gymnax(*wdjax.make("cartpole", episode_length=6, force_mag=0.0))
-    wrapper = rollouts.RolloutWrapper(lambda params, obs, key: 0, env=env, env_params=env.default_params)
+    wrapper = rollouts.RolloutWrapper(
+        lambda params, obs, key: 0, env=env, env_params=env.default_params
+    )
     obs, *_, returns = wrapper.single_rollout(jax.random.key(0), None)
     assert obs.shape == (6, 4)
     assert returns == 6.0
@@ -198,7 +225,9 @@ def test_gymnaxs_own_rollout_plays_them():
 def test_rejax_trains_on_them():
     rejax = pytest.importorskip("rejax")
     if hasattr(gymnax.environments.environment.Environment, "is_truncated"):
-        pytest.skip("rejax 0.1.3 takes the steps of gymnax below 1.0: it cannot train on gymnax's own either")
+        pytest.skip(
+            "rejax 0.1.3 takes the steps of gymnax below 1.0: it cannot train on gymnax's own either"
+        )
     env = to_gymnax(*wdjax.make("cartpole"))
     options = {"total_timesteps": 40_000, "eval_freq": 20_000, "num_envs": 32, "num_steps": 128}
     ppo = rejax.PPO.create(env=env, env_params=env.default_params, learning_rate=1e-3, **options)

@@ -1,4 +1,5 @@
-"""A wdjax environment in JaxMARL's form: there and back again it is itself, under JaxMARL's own wrapper too."""
+"""A wdjax environment in JaxMARL's form: there and back again it is itself, under JaxMARL's own
+wrapper too."""
 
 import re
 
@@ -17,9 +18,12 @@ from jaxmarl.wrappers.baselines import LogWrapper
 from wdjax.adapters import from_jaxmarl, to_jaxmarl
 
 
-@pytest.mark.parametrize("env", [wdjax.make("tag_gridworld", num_taggers=2)[0], Team()], ids=["tag", "team"])
+@pytest.mark.parametrize(
+    "env", [wdjax.make("tag_gridworld", num_taggers=2)[0], Team()], ids=["tag", "team"]
+)
 def test_there_and_back_it_plays_the_same_game(env):
-    """`from_jaxmarl` has tests of its own; what comes back has a bare done, and its groups are the same."""
+    """`from_jaxmarl` has tests of its own; what comes back has a bare done, and its groups are
+    the same."""
     params = env.default_params.replace(episode_length=3)
     again, no_params = from_jaxmarl(to_jaxmarl(env, params))
     assert again.groups == env.groups
@@ -27,18 +31,24 @@ def test_there_and_back_it_plays_the_same_game(env):
     (obs, state), (seen, its_state) = env.reset(key, params), again.reset(key, no_params)
     step, its_step = jax.jit(env.step), jax.jit(again.step)
     for t in range(3):
-        jax.tree.map(np.testing.assert_array_equal, *map(jax.tree.leaves, (obs, seen)))  # "energy" is "obs" there
+        # "energy" is "obs" there
+        jax.tree.map(np.testing.assert_array_equal, *map(jax.tree.leaves, (obs, seen)))
         step_key, action_key = jax.random.split(jax.random.key(t))
         action = env.action_space(params).sample(action_key)
         obs, state, reward, terminated, truncated, _ = step(step_key, state, action, params)
         seen, its_state, its_reward, its_end, *_ = its_step(step_key, its_state, action, no_params)
         jax.tree.map(np.testing.assert_array_equal, reward, its_reward)
-        jax.tree.map(np.testing.assert_array_equal, jax.tree.map(jnp.logical_or, terminated, truncated), its_end)
+        jax.tree.map(
+            np.testing.assert_array_equal,
+            jax.tree.map(jnp.logical_or, terminated, truncated),
+            its_end,
+        )
     assert all(end.all() for end in jax.tree.leaves(its_end))
 
 
 def test_jaxmarls_wrapper_and_a_loop():
-    """Episodes of 4 steps in a scan, which resets by itself; statistics have the shape that baselines reshape."""
+    """Episodes of 4 steps in a scan, which resets by itself; statistics have the shape that
+    baselines reshape."""
     env = to_jaxmarl(*wdjax.make("tag_gridworld", num_taggers=2, episode_length=4, grid_length=90))
     assert (env.num_agents, env.agents) == (3, ["tagger_0", "tagger_1", "runner_0"])
     assert env.agent_classes == {"tagger": ["tagger_0", "tagger_1"], "runner": ["runner_0"]}
@@ -55,7 +65,9 @@ def test_jaxmarls_wrapper_and_a_loop():
     assert all(seen.shape == env.observation_space(agent).shape for agent, seen in obs.items())
     np.testing.assert_array_equal(over, np.arange(1, 10) % 4 == 0)
     assert all(values.shape == (9, 3) for values in infos.values())
-    np.testing.assert_allclose(infos["returned_episode_returns"][3, 2], reward["runner_0"][:4].sum(), rtol=1e-6)
+    np.testing.assert_allclose(
+        infos["returned_episode_returns"][3, 2], reward["runner_0"][:4].sum(), rtol=1e-6
+    )
 
 
 def test_masks_are_told_apart_from_observations():
@@ -64,9 +76,13 @@ def test_masks_are_told_apart_from_observations():
     masks = env.get_avail_actions(state)
     assert set(masks) == {"worker_0", "worker_1"}  # the pilot acts in a Box
     assert all(mask.shape == (5,) for mask in masks.values())
-    assert [seen.shape for seen in obs.values()] == [env.observation_space(agent).shape for agent in env.agents]
+    assert [seen.shape for seen in obs.values()] == [
+        env.observation_space(agent).shape for agent in env.agents
+    ]
     plain = to_jaxmarl(wdjax.make("tag_gridworld")[0])
-    with pytest.raises(NotImplementedError, match="observations of TagGridworld have no action_mask"):
+    with pytest.raises(
+        NotImplementedError, match="observations of TagGridworld have no action_mask"
+    ):
         plain.get_avail_actions(plain.reset(jax.random.key(0))[1])
 
 

@@ -1,4 +1,5 @@
-"""A wdjax environment with groups as a PettingZoo ParallelEnv: PettingZoo's own tests, the same numbers, refusals."""
+"""A wdjax environment with groups as a PettingZoo ParallelEnv: PettingZoo's own tests, the same
+numbers, refusals."""
 
 import re
 import warnings
@@ -31,7 +32,10 @@ def make(name, **changes):
 
 def sample(env, obs):
     """Draws an action for every agent that lives, within its mask."""
-    masks = {agent: seen.get("action_mask") if isinstance(seen, dict) else None for agent, seen in obs.items()}
+    masks = {
+        agent: seen.get("action_mask") if isinstance(seen, dict) else None
+        for agent, seen in obs.items()
+    }
     return {agent: env.action_space(agent).sample(masks[agent]) for agent in env.agents}
 
 
@@ -71,7 +75,8 @@ def assert_row(obs, row):
 
 @pytest.mark.parametrize("name", [*GROUPED, "pair", "team"])
 def test_steps_are_those_of_the_environment(name):
-    """Agent i of a group gets row i; the episode's key gives one for the reset and one for every step."""
+    """Agent i of a group gets row i; the episode's key gives one for the reset and one for
+    every step."""
     env, params = make(name)
     theirs = to_pettingzoo(env, params)
     rng, _ = np_random(7)
@@ -93,9 +98,15 @@ def test_steps_are_those_of_the_environment(name):
             assert_row(obs[agent], jax.tree.map(lambda leaf: leaf[int(i)], seen[group]))  # noqa: B023
             expected = [leaf[group][int(i)].item() for leaf in (reward, terminated, truncated)]
             assert [result[agent] for result in results] == expected
-            assert {name: infos[agent][name] for name in info} == {name: value.item() for name, value in info.items()}
-        assert theirs.agents == [agent for agent in alive if not (results[1][agent] or results[2][agent])]
-    np.testing.assert_array_equal(theirs.state(), np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(state)]))
+            assert {name: infos[agent][name] for name in info} == {
+                name: value.item() for name, value in info.items()
+            }
+        assert theirs.agents == [
+            agent for agent in alive if not (results[1][agent] or results[2][agent])
+        ]
+    np.testing.assert_array_equal(
+        theirs.state(), np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(state)])
+    )
 
 
 def test_agents_leave_one_by_one():
@@ -163,11 +174,18 @@ def test_masks_forbid_what_the_game_forbids():
     forbidden = {True: 0, False: 0}
     for t in range(40):
         masked = t % 2 == 0
-        actions = {agent: env.action_space(agent).sample(infos[agent].get("action_mask")) for agent in env.agents}
+        actions = {
+            agent: env.action_space(agent).sample(infos[agent].get("action_mask"))
+            for agent in env.agents
+        }
         if not masked:
             actions = {agent: env.action_space(agent).sample() for agent in env.agents}
         obs, _, _, _, infos = env.step(actions)
-        jax.tree.map(np.testing.assert_array_equal, infos["clerk_0"]["action_mask"], obs["clerk_0"]["action_mask"])
+        jax.tree.map(
+            np.testing.assert_array_equal,
+            infos["clerk_0"]["action_mask"],
+            obs["clerk_0"]["action_mask"],
+        )
         forbidden[masked] += infos["pilot_0"]["forbidden"]
     assert forbidden[True] == 0
     assert forbidden[False] > 0
@@ -185,10 +203,16 @@ def play(env, seed=None):
 
 def test_a_seed_makes_this_episode_and_the_next():
     env, other = (to_pettingzoo(*make("pair", episode_length=9)) for _ in range(2))
-    same = lambda one, two: all(np.array_equal(a, b) for a, b in zip(one, two, strict=True))  # noqa: E731
+
+    def same(one, two):
+        return all(np.array_equal(a, b) for a, b in zip(one, two, strict=True))
+
     episodes = [play(env, seed=3), play(env)]
     assert not same(*episodes)
-    assert all(same(one, two) for one, two in zip(episodes, [play(other, seed=3), play(other)], strict=True))
+    assert all(
+        same(one, two)
+        for one, two in zip(episodes, [play(other, seed=3), play(other)], strict=True)
+    )
     assert same(episodes[0], play(env, seed=3))
     assert not same(episodes[0], play(env, seed=4))
 
@@ -206,16 +230,30 @@ def test_options_change_params_from_then_on():
     assert env.agents == []
     assert advance._cache_size() == compiled  # params are arguments: no second program
     assert env.action_space("player_0") is before
-    with pytest.raises(ValueError, match="unknown parameter of Leaver 'leaf': did you mean 'leave'"):
+    with pytest.raises(
+        ValueError, match="unknown parameter of Leaver 'leaf': did you mean 'leave'"
+    ):
         env.reset(options={"params": {"leaf": 1}})
 
 
 @pytest.mark.parametrize(
     ("actions", "error", "words"),
     [
-        ({"player_0": 0}, ValueError, "actions: missing player_1. Every agent in `agents` needs an action"),
-        ({"player_0": 0, "player_1": 0, "player_2": 0}, ValueError, "unknown agent 'player_2': did you mean 'player_"),
-        ({"player_0": 0, "player_1": 2}, ValueError, "actions['player_1'] = 2: must be in Discrete(2)"),
+        (
+            {"player_0": 0},
+            ValueError,
+            "actions: missing player_1. Every agent in `agents` needs an action",
+        ),
+        (
+            {"player_0": 0, "player_1": 0, "player_2": 0},
+            ValueError,
+            "unknown agent 'player_2': did you mean 'player_",
+        ),
+        (
+            {"player_0": 0, "player_1": 2},
+            ValueError,
+            "actions['player_1'] = 2: must be in Discrete(2)",
+        ),
         ([0, 0], TypeError, "actions = [0, 0]: must be a dict of agent names and actions"),
     ],
 )
@@ -229,7 +267,9 @@ def test_wrong_actions_are_refused(actions, error, words):
 def test_a_reset_comes_first():
     env = to_pettingzoo(Leaver())
     for method, arguments in (("step", ({},)), ("render", ()), ("state", ())):
-        with pytest.raises(gymnasium.error.ResetNeeded, match=rf"{method}\(\) before the first reset"):
+        with pytest.raises(
+            gymnasium.error.ResetNeeded, match=rf"{method}\(\) before the first reset"
+        ):
             getattr(env, method)(*arguments)
 
 

@@ -1,4 +1,5 @@
-"""The games of classic control beside gymnasium's: what each test needs to know of a game, and steps of both."""
+"""The games of classic control beside gymnasium's: what each test needs to know of a game, and
+steps of both."""
 
 import dataclasses
 import functools
@@ -26,21 +27,25 @@ class Steps(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Game:
-    """What the tests of a game need. States stand in rows [N, D], in the order of `fields`, without time."""
+    """What the tests of a game need. States stand in rows [N, D], in the order of `fields`,
+    without time."""
 
     gym_id: str
     fields: tuple[str, ...]
     draw_starts: Callable  # (rng, num, params) -> [num, D], about the edges of the rules too
     draw_actions: Callable  # (rng, num) -> [num] int or [num, 1] float
-    tolerance: Callable  # starts [N, D] -> [N, 1] or [N, D]: how far float32 may be from float64 after a step
-    beyond: Callable  # (numbers [N, D], params) -> [N]: how far beyond its end a game is; negative before it
+    # starts [N, D] -> [N, 1] or [N, D]: how far float32 may be from float64 after a step
+    tolerance: Callable
+    # (numbers [N, D], params) -> [N]: how far beyond its end a game is; negative before it
+    beyond: Callable
     starts: tuple[tuple[float, float], ...]  # (low, high) of each field after a reset
     rest: tuple[float, ...]  # a state from which action `rest_action` does not end the game
     rest_action: Any
     ended: tuple[tuple[float, ...], ...]  # states in which the game is over
     changes: dict[str, Any]  # params that are not the defaults
     reward_tolerance: float = 0.0
-    names: dict[str, str] = dataclasses.field(default_factory=dict)  # ours -> gymnasium's, where they differ
+    # ours -> gymnasium's, where they differ
+    names: dict[str, str] = dataclasses.field(default_factory=dict)
     derived: Callable = lambda theirs: None  # brings what gymnasium computes once up to date
 
 
@@ -69,7 +74,8 @@ def cartpole_derived(theirs):
 
 
 def acrobot_starts(rng, num, params):
-    """Half at leisure, as in most of the game; half at all speeds that there are, where they are clipped."""
+    """Half at leisure, as in most of the game; half at all speeds that there are, where they
+    are clipped."""
     rows = rng.uniform(-1, 1, (num, 4)) * [np.pi, np.pi, params.MAX_VEL_1, params.MAX_VEL_2]
     rows[: num // 2, 2:] *= 0.1
     rows[::4, 0] = near(rng, [-np.pi, np.pi], len(rows[::4]), 0.1)  # most of these turn over
@@ -87,8 +93,11 @@ def car_starts(rng, num, params):
     rows[:third, 0] = near(rng, [params.min_position], third, params.max_speed)
     rows[third : 2 * third, 0] = near(rng, [params.goal_position], third, params.max_speed)
     rows[1::5, 1] = rng.choice([-1, 1], len(rows[1::5])) * params.max_speed
-    last = len(rows[::10])  # slowly backwards at the far end: with a push they run into it, and arrive
-    rows[::10] = np.stack([params.max_position - rng.uniform(0, 2e-4, last), rng.uniform(-1e-3, 0, last)], axis=1)
+    # slowly backwards at the far end: with a push they run into it, and arrive
+    last = len(rows[::10])
+    rows[::10] = np.stack(
+        [params.max_position - rng.uniform(0, 2e-4, last), rng.uniform(-1e-3, 0, last)], axis=1
+    )
     rows[:, 0] = np.clip(rows[:, 0], params.min_position, params.max_position)
     return rows
 
@@ -105,74 +114,139 @@ def pendulum_starts(rng, num, params):
 
 def car(gym_id, goal, draw_actions, rest_action, changes, **more):
     return Game(
-        gym_id, ("position", "velocity"), car_starts, draw_actions,
+        gym_id,
+        ("position", "velocity"),
+        car_starts,
+        draw_actions,
         # Sums of numbers up to 1.2 (positions) and 0.07 (velocities), each rounded a few times.
         tolerance=lambda starts: np.array([[4 * 1.2 * EPSILON, 4 * 0.07 * EPSILON]]),
         beyond=car_beyond,
-        starts=((-0.6, -0.4), (0, 0)), rest=(-0.5, 0.0), rest_action=rest_action,
-        ended=((goal, 0.0), (0.6, 0.07), (0.55, 0.001)), changes=changes, **more,
-    )  # fmt: skip
+        starts=((-0.6, -0.4), (0, 0)),
+        rest=(-0.5, 0.0),
+        rest_action=rest_action,
+        ended=((goal, 0.0), (0.6, 0.07), (0.55, 0.001)),
+        changes=changes,
+        **more,
+    )
 
 
 GAMES = {
     "acrobot": Game(
-        "Acrobot-v1", ("theta1", "theta2", "theta1_dot", "theta2_dot"),
-        acrobot_starts, lambda rng, num: rng.integers(0, 3, num),
-        # Accelerations hold squares of the speeds, to 800 (rad/s)^2: their rounding is that of the squares.
-        tolerance=lambda starts: 8 * EPSILON * (1 + np.sum(starts[:, 2:] ** 2, axis=1, keepdims=True)),
+        "Acrobot-v1",
+        ("theta1", "theta2", "theta1_dot", "theta2_dot"),
+        acrobot_starts,
+        lambda rng, num: rng.integers(0, 3, num),
+        # Accelerations hold squares of the speeds, to 800 (rad/s)^2: their rounding is that of the
+        # squares.
+        tolerance=lambda starts: (
+            8 * EPSILON * (1 + np.sum(starts[:, 2:] ** 2, axis=1, keepdims=True))
+        ),
         beyond=acrobot_beyond,
-        starts=((-0.1, 0.1),) * 4, rest=(0.1, 0.0, 0.0, 0.0), rest_action=1,
+        starts=((-0.1, 0.1),) * 4,
+        rest=(0.1, 0.0, 0.0, 0.0),
+        rest_action=1,
         ended=((np.pi, 0.0, 1.0, 0.0), (2.0, 1.0, 0.0, -2.0), (-3.0, -0.1, 12.0, 28.0)),
         changes={
-            "LINK_LENGTH_1": 1.3, "LINK_LENGTH_2": 0.8, "LINK_MASS_1": 0.7, "LINK_MASS_2": 1.4, "LINK_COM_POS_1": 0.6,
-            "LINK_COM_POS_2": 0.3, "LINK_MOI": 1.2, "MAX_VEL_1": 9.0, "MAX_VEL_2": 20.0, "dt": 0.15,
+            "LINK_LENGTH_1": 1.3,
+            "LINK_LENGTH_2": 0.8,
+            "LINK_MASS_1": 0.7,
+            "LINK_MASS_2": 1.4,
+            "LINK_COM_POS_1": 0.6,
+            "LINK_COM_POS_2": 0.3,
+            "LINK_MOI": 1.2,
+            "MAX_VEL_1": 9.0,
+            "MAX_VEL_2": 20.0,
+            "dt": 0.15,
             "AVAIL_TORQUE": [-2.0, 0.5, 3.0],
         },
     ),
     "cartpole": Game(
-        "CartPole-v1", ("x", "x_dot", "theta", "theta_dot"),
-        cartpole_starts, lambda rng, num: rng.integers(0, 2, num),
+        "CartPole-v1",
+        ("x", "x_dot", "theta", "theta_dot"),
+        cartpole_starts,
+        lambda rng, num: rng.integers(0, 2, num),
         # Sums of numbers up to 8, each rounded a few times.
-        tolerance=lambda starts: np.full((1, 1), 2 * 8 * EPSILON), beyond=cartpole_beyond,
-        starts=((-0.05, 0.05),) * 4, rest=(0.0, 0.0, 0.0, 0.0), rest_action=0,
+        tolerance=lambda starts: np.full((1, 1), 2 * 8 * EPSILON),
+        beyond=cartpole_beyond,
+        starts=((-0.05, 0.05),) * 4,
+        rest=(0.0, 0.0, 0.0, 0.0),
+        rest_action=0,
         ended=((2.5, 0.3, 0.1, 0.2), (-2.41, 1, 0, 0), (0, 0, 0.22, -5), (0, 0, -0.3, 9)),
         changes={
-            "masscart": 2.5, "masspole": 0.7, "length": 0.9, "gravity": 3.0, "force_mag": 6.0, "tau": 0.05,
-            "x_threshold": 1.5, "theta_threshold_radians": 0.5,
+            "masscart": 2.5,
+            "masspole": 0.7,
+            "length": 0.9,
+            "gravity": 3.0,
+            "force_mag": 6.0,
+            "tau": 0.05,
+            "x_threshold": 1.5,
+            "theta_threshold_radians": 0.5,
         },
         derived=cartpole_derived,
     ),
     "continuous_mountain_car": car(
-        "MountainCarContinuous-v0", 0.45, lambda rng, num: rng.uniform(-2, 2, (num, 1)), np.zeros(1, np.float32),
+        "MountainCarContinuous-v0",
+        0.45,
+        lambda rng, num: rng.uniform(-2, 2, (num, 1)),
+        np.zeros(1, np.float32),
         {
-            "min_action": -0.5, "max_action": 1.5, "min_position": -1.0, "max_position": 0.7, "max_speed": 0.05,
-            "goal_position": 0.3, "goal_velocity": 0.01, "power": 0.004,
+            "min_action": -0.5,
+            "max_action": 1.5,
+            "min_position": -1.0,
+            "max_position": 0.7,
+            "max_speed": 0.05,
+            "goal_position": 0.3,
+            "goal_velocity": 0.01,
+            "power": 0.004,
         },
         reward_tolerance=100 * EPSILON,
     ),
     "mountain_car": car(
-        "MountainCar-v0", 0.5, lambda rng, num: rng.integers(0, 3, num), 1,
+        "MountainCar-v0",
+        0.5,
+        lambda rng, num: rng.integers(0, 3, num),
+        1,
         {
-            "min_position": -1.0, "max_position": 0.7, "max_speed": 0.05, "goal_position": 0.3, "goal_velocity": 0.01,
-            "force": 0.003, "gravity": 0.004,
+            "min_position": -1.0,
+            "max_position": 0.7,
+            "max_speed": 0.05,
+            "goal_position": 0.3,
+            "goal_velocity": 0.01,
+            "force": 0.003,
+            "gravity": 0.004,
         },
     ),
     "pendulum": Game(
-        "Pendulum-v1", ("theta", "theta_dot"), pendulum_starts, lambda rng, num: rng.uniform(-3, 3, (num, 1)),
+        "Pendulum-v1",
+        ("theta", "theta_dot"),
+        pendulum_starts,
+        lambda rng, num: rng.uniform(-3, 3, (num, 1)),
         # Sums of numbers up to 16, each rounded a few times.
         tolerance=lambda starts: np.full((1, 1), 2 * 16 * EPSILON),
         beyond=lambda numbers, params: np.full(len(numbers), -1.0),
-        starts=((-np.pi, np.pi), (-1, 1)), rest=(0.0, 0.0), rest_action=np.zeros(1, np.float32), ended=(),
-        changes={"max_speed": 6.0, "max_torque": 1.5, "dt": 0.08, "gravity": 9.81, "m": 0.6, "l": 1.7},
-        reward_tolerance=8 * 16 * EPSILON,  # costs reach 16; the angle in them is known to the rounding of 4 pi
+        starts=((-np.pi, np.pi), (-1, 1)),
+        rest=(0.0, 0.0),
+        rest_action=np.zeros(1, np.float32),
+        ended=(),
+        changes={
+            "max_speed": 6.0,
+            "max_torque": 1.5,
+            "dt": 0.08,
+            "gravity": 9.81,
+            "m": 0.6,
+            "l": 1.7,
+        },
+        # costs reach 16; the angle in them is known to the rounding of 4 pi
+        reward_tolerance=8 * 16 * EPSILON,
         names={"gravity": "g"},
     ),
-}  # fmt: skip
+}
 
 
 @functools.cache
 def compiled(name):
-    """Returns (one step, N steps) of the game of that name; both take (key, state, action, params)."""
+    """Returns (one step, N steps) of the game of that name; both take (key, state, action,
+    params)."""
     env, _ = wdjax.make(name)
     return jax.jit(env.step), jax.jit(jax.vmap(env.step, (None, 0, 0, None)))
 
@@ -202,14 +276,19 @@ def as_action(action):
 def our_steps(name, starts, actions, params):
     """One step from each of the states [N, D]."""
     state, action = as_state(name, starts), as_action(actions)
-    obs, after, reward, terminated, truncated, _ = compiled(name)[1](jax.random.key(0), state, action, params)
+    obs, after, reward, terminated, truncated, _ = compiled(name)[1](
+        jax.random.key(0), state, action, params
+    )
     assert not truncated.any()
     assert (after.time == 1).all()
-    return Steps(np.asarray(obs), as_numbers(name, after), np.asarray(reward), np.asarray(terminated))
+    return Steps(
+        np.asarray(obs), as_numbers(name, after), np.asarray(reward), np.asarray(terminated)
+    )
 
 
 def their_env(name, params=None):
-    """Returns gymnasium's environment, bare; with `params`, its attributes are the game's changed ones of these."""
+    """Returns gymnasium's environment, bare; with `params`, its attributes are the game's
+    changed ones of these."""
     game = GAMES[name]
     env = gymnasium.make(game.gym_id).unwrapped
     env.reset(seed=0)

@@ -1,7 +1,9 @@
-"""covid_economy once more, in plain NumPy float64 and Python, one replica and one state at a time, from the text of the
-rules. It shares no code with wdjax.envs.covid; the calibration comes as a dict of its fields.
+"""covid_economy once more, in plain NumPy float64 and Python, one replica and one state at a time,
+from the text of the rules. It shares no code with wdjax.envs.covid; the calibration comes as a dict
+of its fields.
 
-Unemployment is the sum over the last 600 days that the text has, day by day, and not the recursion of the environment.
+Unemployment is the sum over the last 600 days that the text has, day by day, and not the recursion
+of the environment.
 """
 
 import dataclasses
@@ -39,7 +41,8 @@ class Economy:
         self.rules = rules
         self.n = len(of["population"])
         self.susceptible, self.infected, self.recovered, self.vaccinated, self.unemployed = (
-            of[f"init_{name}"].copy() for name in ("susceptible", "infected", "recovered", "vaccinated", "unemployed")
+            of[f"init_{name}"].copy()
+            for name in ("susceptible", "infected", "recovered", "vaccinated", "unemployed")
         )
         self.dead = of["death_rate"] * self.recovered
         # levels of all days so far; level 1 for ever before the first
@@ -47,11 +50,15 @@ class Economy:
         self.until = [0] * self.n
         self.productivity = np.zeros(self.n)
         self.subsidy_level, self.time = 0, 0
-        least = [(math.log(2) + of["unemployment_bias"][i]) / 100 * of["population"][i] for i in range(self.n)]
+        least = [
+            (math.log(2) + of["unemployment_bias"][i]) / 100 * of["population"][i]
+            for i in range(self.n)
+        ]
         workforce = math.trunc(rules.working_share * of["us_population"] - sum(least))
         self.wage = of["gdp_per_capita"] / (workforce / of["us_population"]) / 365
         self.most = [
-            max(0.0, rules.working_share * of["population"][i] - least[i]) * self.wage for i in range(self.n)
+            max(0.0, rules.working_share * of["population"][i] - least[i]) * self.wage
+            for i in range(self.n)
         ]
 
     @property
@@ -75,7 +82,9 @@ class Economy:
             if t == self.until[i] + 1:
                 self.until[i] += rules.cooldown if actions[i] > 0 else 1
             people = of["population"][i]
-            subsidy = self.subsidy_level / rules.num_subsidy_levels * people * rules.max_subsidy / 365
+            subsidy = (
+                self.subsidy_level / rules.num_subsidy_levels * people * rules.max_subsidy / 365
+            )
             deaths.append(self.spread(i, t, lagged))
             self.unemployed[i] = self.unemployment(i) * people / 100
             share = rules.working_share
@@ -84,18 +93,25 @@ class Economy:
             self.productivity[i] = work + subsidy
             subsidies.append(subsidy)
             cost = deaths[i] * of["value_of_life"] / 365
-            rewards.append(self.reward(
-                of["agent_alpha"][i], rules.state_health_priority, -cost / self.most[i],
-                self.productivity[i] / self.most[i],
-                (of["agent_health_index_min"][i], of["agent_health_index_max"][i]),
-                (of["agent_economic_index_min"][i], of["agent_economic_index_max"][i]),
-            ))  # fmt: skip
+            rewards.append(
+                self.reward(
+                    of["agent_alpha"][i],
+                    rules.state_health_priority,
+                    -cost / self.most[i],
+                    self.productivity[i] / self.most[i],
+                    (of["agent_health_index_min"][i], of["agent_health_index_max"][i]),
+                    (of["agent_economic_index_min"][i], of["agent_economic_index_max"][i]),
+                )
+            )
         total = sum(self.most)
         planner = self.reward(
-            of["planner_alpha"], rules.planner_health_priority, -sum(deaths) * of["value_of_life"] / 365 / total,
+            of["planner_alpha"],
+            rules.planner_health_priority,
+            -sum(deaths) * of["value_of_life"] / 365 / total,
             (sum(self.productivity) - (1 + rules.interest) * sum(subsidies)) / total,
-            of["planner_health_index_min_max"], of["planner_economic_index_min_max"],
-        )  # fmt: skip
+            of["planner_health_index_min_max"],
+            of["planner_economic_index_min_max"],
+        )
         self.time = t
         return np.array(rewards), planner
 
@@ -116,26 +132,38 @@ class Economy:
         self.infected[i] = max(0.0, infected - d_susceptible - d_recovered)
         self.recovered[i] = max(0.0, self.recovered[i] + d_recovered)
         self.vaccinated[i] = max(0.0, self.vaccinated[i] + vaccinated)
-        before, self.dead[i] = self.dead[i], of["death_rate"] * (self.recovered[i] - self.vaccinated[i])
+        before, self.dead[i] = (
+            self.dead[i],
+            of["death_rate"] * (self.recovered[i] - self.vaccinated[i]),
+        )
         return self.dead[i] - before
 
     def unemployment(self, i):
         levels = np.array([1.0, *self.levels[i]])
         changes = np.diff(levels)[::-1][:FILTER_DAYS]  # that of today first
         effects = np.exp(-np.arange(len(changes)) / self.of["conv_lambdas"][:, None]) @ changes
-        return math.log1p(math.exp(float(self.of["filter_weights"][i] @ effects))) + self.of["unemployment_bias"][i]
+        return (
+            math.log1p(math.exp(float(self.of["filter_weights"][i] @ effects)))
+            + self.of["unemployment_bias"][i]
+        )
 
     def reward(self, alpha, priority, health, share, health_bounds, economic_bounds):
         odds = priority * alpha / (1 - alpha)
         weight, eta = odds / (1 + odds), self.rules.risk_aversion
         clipped = min(max(share, 0.1), 3.0)
         utility = (1 + (clipped ** (1 - eta) - 1) / (1 - eta)) / 365
-        norm = lambda value, bounds: (value - bounds[0]) / (bounds[1] - bounds[0] + 1e-10)  # noqa: E731
+
+        def norm(value, bounds):
+            return (value - bounds[0]) / (bounds[1] - bounds[0] + 1e-10)
+
         return weight * norm(health, health_bounds) + (1 - weight) * norm(utility, economic_bounds)
 
     def masks(self):
-        """Returns whether each state may set its level, and whether the planner may set the subsidy."""
-        return [self.time >= until for until in self.until], self.time % self.rules.subsidy_interval == 0
+        """Returns whether each state may set its level, and whether the planner may set the
+        subsidy."""
+        return [
+            self.time >= until for until in self.until
+        ], self.time % self.rules.subsidy_interval == 0
 
     def observe(self):
         """Returns (rows of states [n, n + 13], the planner's row [9 n + 4])."""
@@ -143,12 +171,27 @@ class Economy:
         m = rules.delivery_interval
         first, following = -(-rules.vaccine_start // m) * m, t + 1
         left = min(1, (first - following) / m) if following <= first else m - following % m
-        shared = [t / rules.episode_length, (rules.subsidy_interval - t % rules.subsidy_interval)
-                  / rules.subsidy_interval, self.subsidy_level / rules.num_subsidy_levels, left / m]  # fmt: skip
-        persons = [self.susceptible, self.infected, self.recovered, self.dead, self.vaccinated, self.unemployed]
-        health = np.array([[group[i] / self.of["population"][i] for i in range(n)] for group in persons])
+        shared = [
+            t / rules.episode_length,
+            (rules.subsidy_interval - t % rules.subsidy_interval) / rules.subsidy_interval,
+            self.subsidy_level / rules.num_subsidy_levels,
+            left / m,
+        ]
+        persons = [
+            self.susceptible,
+            self.infected,
+            self.recovered,
+            self.dead,
+            self.vaccinated,
+            self.unemployed,
+        ]
+        health = np.array(
+            [[group[i] / self.of["population"][i] for i in range(n)] for group in persons]
+        )
         made = self.productivity / np.array(self.most)
         lagged = np.array([self.level_ago(i, DELAY - 1) for i in range(n)]) / 10
         level = np.array(self.level) / 10
-        states = [[*np.eye(n)[i], *health[:, i], made[i], lagged[i], level[i], *shared] for i in range(n)]
+        states = [
+            [*np.eye(n)[i], *health[:, i], made[i], lagged[i], level[i], *shared] for i in range(n)
+        ]
         return np.array(states), np.array([*health.ravel(), *made, *lagged, *level, *shared])

@@ -1,4 +1,5 @@
-"""The reaction paths once more, in plain Python and float64, one step at a time, from the text of the rules.
+"""The reaction paths once more, in plain Python and float64, one step at a time, from the text of
+the rules.
 
 It shares no code with wdjax.envs.reaction.
 """
@@ -11,7 +12,8 @@ import numpy as np
 
 @dataclasses.dataclass
 class Rules:
-    """The parameters under the names of `wdjax.make`; energies are [nx, ny, layers], of two atoms so twice."""
+    """The parameters under the names of `wdjax.make`; energies are [nx, ny, layers], of two
+    atoms so twice."""
 
     energies: np.ndarray
     ienergy: float
@@ -30,10 +32,12 @@ class Rules:
 
 
 def step(rules, position, time, action):
-    """Returns (position, obs, reward, terminated, truncated) after a move, from a state in which the game goes on."""
+    """Returns (position, obs, reward, terminated, truncated) after a move, from a state in
+    which the game goes on."""
     atom, move = (0, action) if np.ndim(action) == 0 else action
     plane = len(position) == 3 and (
-        rules.rule == "2d" or (rules.rule == "auto" and rules.initial_state[2] == rules.final_state[2])
+        rules.rule == "2d"
+        or (rules.rule == "auto" and rules.initial_state[2] == rules.final_state[2])
     )
     sizes = [rules.energies.shape[0], rules.energies.shape[1], rules.nz]
     new = list(position)
@@ -46,8 +50,16 @@ def step(rules, position, time, action):
         gap = -rules.max_denergy
         new = new if plane else list(position)
     at_goal = tuple(new) == tuple(rules.final_state)
-    reward = min(max(gap / rules.max_denergy, rules.min_reward), 0.0) + (rules.terminate_reward if at_goal else 0.0)
-    return tuple(new), observe(rules, new), reward, at_goal, time + 1 >= rules.episode_length and not at_goal
+    reward = min(max(gap / rules.max_denergy, rules.min_reward), 0.0) + (
+        rules.terminate_reward if at_goal else 0.0
+    )
+    return (
+        tuple(new),
+        observe(rules, new),
+        reward,
+        at_goal,
+        time + 1 >= rules.episode_length and not at_goal,
+    )
 
 
 def observe(rules, position):

@@ -1,6 +1,8 @@
-"""RICE-N in NumPy, float64, region by region in loops: what the environment is compared with. See spec/climate.md.
+"""RICE-N in NumPy, float64, region by region in loops: what the environment is compared with. See
+spec/climate.md.
 
-Written from the text of the rules and not from the environment; in the order of the paper's CPU class.
+Written from the text of the rules and not from the environment; in the order of the paper's CPU
+class.
 """
 
 import numpy as np
@@ -15,9 +17,26 @@ class ReferenceRice:
         self.n, self.negotiation, self.levels = n, negotiation, levels
         self.t = self.k = 0
         self.T, self.M = self.p["T_0"].copy(), self.p["M_0"].copy()
-        self.K, self.L, self.A, self.sigma = (self.p[x].copy() for x in ("K_0", "L_0", "A_0", "sigma_0"))
+        self.K, self.L, self.A, self.sigma = (
+            self.p[x].copy() for x in ("K_0", "L_0", "A_0", "sigma_0")
+        )
         zeros, square = np.zeros(n), np.zeros((n, n))
-        for name in ("D", "s", "mu", "export", "theta1", "cost", "Y", "Q", "I", "C", "U", "W", "reward", "mu_min"):
+        for name in (
+            "D",
+            "s",
+            "mu",
+            "export",
+            "theta1",
+            "cost",
+            "Y",
+            "Q",
+            "I",
+            "C",
+            "U",
+            "W",
+            "reward",
+            "mu_min",
+        ):
             setattr(self, name, zeros.copy())
         for name in ("tau", "promised", "requested", "decisions"):
             setattr(self, name, square.copy())
@@ -101,25 +120,37 @@ class ReferenceRice:
         self.reward = self.U.copy()
 
         forcing = p["F_2x"] * np.log2(self.M[0] / p["M_AT_1750"]) + self.F_ex
-        emissions = sum(self.sigma[i] * (1 - self.mu[i]) * self.Y[i] + self.E_land for i in range(n))
-        self.T, self.M = p["phi_T"] @ self.T + p["b_T"] * forcing, p["phi_M"] @ self.M + p["b_M"] * emissions
+        emissions = sum(
+            self.sigma[i] * (1 - self.mu[i]) * self.Y[i] + self.E_land for i in range(n)
+        )
+        self.T, self.M = (
+            p["phi_T"] @ self.T + p["b_T"] * forcing,
+            p["phi_M"] @ self.M + p["b_M"] * emissions,
+        )
         self.depreciation = (1 - p["delta_K"]) ** dt
         self.K = self.depreciation * self.K + dt * self.I
         self.L = self.L * ((1 + p["L_a"]) / (1 + self.L)) ** p["l_g"]
-        self.A = self.A * (np.exp(p["tfp_growth_floor"]) + p["g_A"] * np.exp(-p["delta_A"] * dt * q))
+        self.A = self.A * (
+            np.exp(p["tfp_growth_floor"]) + p["g_A"] * np.exp(-p["delta_A"] * dt * q)
+        )
         self.sigma = self.sigma * np.exp(-p["g_sigma"] * (1 - p["delta_sigma"]) ** (dt * q) * dt)
         self.tau = tau_new
         self.sum_Q += self.Q.sum()
 
     def indices(self):
         """Returns (climate, economic), rounded to two decimals as the authors do."""
-        climate = (self.T[0] - self.first_T - 7.006738662719727) / (1.2506777048110962 - 7.006738662719727)
-        return round(climate, 2), round((self.sum_Q - 606.57275390625) / (9673.5322265625 - 606.57275390625), 2)
+        climate = (self.T[0] - self.first_T - 7.006738662719727) / (
+            1.2506777048110962 - 7.006738662719727
+        )
+        return round(climate, 2), round(
+            (self.sum_Q - 606.57275390625) / (9673.5322265625 - 606.57275390625), 2
+        )
 
     def mask(self):
         """Returns [n, sum of head sizes]."""
         heads = 3 + 2 * self.n
-        size = self.levels * heads + (22 * self.n if self.negotiation else 0)  # 2 n of 10 and n of 2
+        # 2 n of 10 and n of 2
+        size = self.levels * heads + (22 * self.n if self.negotiation else 0)
         mask = np.ones((self.n, size), int)
         for i in range(self.n if self.negotiation else 0):
             for level in range(self.levels):
@@ -133,10 +164,29 @@ class ReferenceRice:
             row = [float(i == j) for j in range(self.n)]
             row += [*(self.T / 10), *(self.M / 1e4), self.F_ex, self.E_land, self.t / 100]
             row += [self.t % 3] if self.negotiation else []
-            row += [*(self.K / 1e4), *([self.depreciation] * self.n), *(self.L / 1e4), *(self.Q / 1e3)]
-            row += [*(self.I / 1e3), *(self.C / 1e3), *self.s, *self.mu, *self.export, *(self.D / 1e3)]
+            row += [
+                *(self.K / 1e4),
+                *([self.depreciation] * self.n),
+                *(self.L / 1e4),
+                *(self.Q / 1e3),
+            ]
+            row += [
+                *(self.I / 1e3),
+                *(self.C / 1e3),
+                *self.s,
+                *self.mu,
+                *self.export,
+                *(self.D / 1e3),
+            ]
             row += [rate / 100 for tariffs in self.tau for rate in tariffs]
-            row += [self.A[i] / 100, self.sigma[i] / 0.1, self.theta1[i], self.damage, self.cost[i], self.Y[i] / 1e3]
+            row += [
+                self.A[i] / 100,
+                self.sigma[i] / 0.1,
+                self.theta1[i],
+                self.damage,
+                self.cost[i],
+                self.Y[i] / 1e3,
+            ]
             row += [self.U[i], self.W[i], self.reward[i]]
             if self.negotiation:
                 row += [self.mu_min[i]]

@@ -1,7 +1,8 @@
-"""tag_continuous once more, in plain NumPy, one replica and one agent at a time, from the text of the rules.
+"""tag_continuous once more, in plain NumPy, one replica and one agent at a time, from the text of
+the rules.
 
-It shares no code and no tricks with wdjax.envs.tag.continuous: it is slow and easy to read. Floats are float32 where
-the rules say so. Agents stand in wdjax's order, taggers first.
+It shares no code and no tricks with wdjax.envs.tag.continuous: it is slow and easy to read. Floats
+are float32 where the rules say so. Agents stand in wdjax's order, taggers first.
 """
 
 import dataclasses
@@ -70,7 +71,8 @@ class State:
 
 @dataclasses.dataclass
 class Step:
-    """What a step gives, and how near its decisions were: another order of float32 operations may turn a near one."""
+    """What a step gives, and how near its decisions were: another order of float32 operations
+    may turn a near one."""
 
     state: State
     obs: np.ndarray  # [N, size]
@@ -97,7 +99,9 @@ def step(rules, state, action):
     """Advances `state` by the actions, [N, 2] ints."""
     new, turn, turned, free_x, free_y = move(rules, state, action)
     length = np.float32(rules.grid_length)
-    crossed = [not (0 <= free_x[i] <= length and 0 <= free_y[i] <= length) for i in range(rules.num_agents)]
+    crossed = [
+        not (0 <= free_x[i] <= length and 0 <= free_y[i] <= length) for i in range(rules.num_agents)
+    ]
     obs = observe(rules, new)
     reward, tagged = tag(rules, new, crossed)
     done = new.time >= rules.episode_length or not new.active[rules.num_taggers :].any()
@@ -105,7 +109,9 @@ def step(rules, state, action):
 
 
 def move(rules, state, action):
-    accelerations = level_table(rules.min_acceleration, rules.max_acceleration, rules.num_acceleration_levels)
+    accelerations = level_table(
+        rules.min_acceleration, rules.max_acceleration, rules.num_acceleration_levels
+    )
     turns = level_table(rules.min_turn, rules.max_turn, rules.num_turn_levels)
     new = State(*(np.copy(getattr(state, field.name)) for field in dataclasses.fields(State)))
     new.time = state.time + 1
@@ -116,21 +122,31 @@ def move(rules, state, action):
         new.direction[i] = np.mod(turned[i], TWO_PI) * state.active[i]
         acceleration = state.acceleration[i] + accelerations[action[i, 0]]
         limit = rules.speed_limit(i)
-        new.speed[i] = np.clip(state.speed[i] + acceleration, np.float32(0), limit) * state.active[i]
+        new.speed[i] = (
+            np.clip(state.speed[i] + acceleration, np.float32(0), limit) * state.active[i]
+        )
         new.acceleration[i] = acceleration if 0 < new.speed[i] < limit else 0.0
         free_x[i] = state.x[i] + new.speed[i] * np.cos(new.direction[i])
         free_y[i] = state.y[i] + new.speed[i] * np.sin(new.direction[i])
-    new.x, new.y = np.clip(free_x, 0, np.float32(rules.grid_length)), np.clip(free_y, 0, np.float32(rules.grid_length))
+    new.x, new.y = (
+        np.clip(free_x, 0, np.float32(rules.grid_length)),
+        np.clip(free_y, 0, np.float32(rules.grid_length)),
+    )
     return new, turn, turned, free_x, free_y
 
 
 def tag(rules, state, crossed):
-    """Returns rewards [N] and who was tagged [N]; takes runners out of `state.active` where they exit."""
+    """Returns rewards [N] and who was tagged [N]; takes runners out of `state.active` where
+    they exit."""
     reward, tagged = np.zeros(rules.num_agents), np.zeros(rules.num_agents, bool)
     runners = range(rules.num_taggers, rules.num_agents)
     for i in range(rules.num_agents):
         if state.active[i]:
-            reward[i] += rules.step_penalty_for_tagger if rules.is_tagger(i) else rules.step_reward_for_runner
+            reward[i] += (
+                rules.step_penalty_for_tagger
+                if rules.is_tagger(i)
+                else rules.step_reward_for_runner
+            )
             reward[i] += rules.edge_hit_penalty if crossed[i] else 0.0
     for r in runners:
         if not state.active[r]:

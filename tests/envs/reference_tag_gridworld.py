@@ -1,4 +1,5 @@
-"""tag_gridworld once more, in plain NumPy and Python, one replica and one agent at a time, from the text of the rules.
+"""tag_gridworld once more, in plain NumPy and Python, one replica and one agent at a time, from the
+text of the rules.
 
 It shares no code with wdjax.envs.tag.gridworld. Agents stand in the order taggers, runner.
 """
@@ -55,7 +56,9 @@ def step(rules, state, action):
         y.append(inside[1])
     new = State(x, y, state.time + 1)
     tagged = is_tagged(new)
-    gains = [rules.tag_reward_for_tagger if tagged else -rules.step_cost_for_tagger] * rules.num_taggers
+    gains = [
+        rules.tag_reward_for_tagger if tagged else -rules.step_cost_for_tagger
+    ] * rules.num_taggers
     gains.append(-rules.tag_penalty_for_runner if tagged else rules.step_cost_for_tagger)
     reward = np.array(gains, np.float32) - np.array(hits) * np.float32(rules.wall_hit_penalty)
     return new, observe(rules, new), reward, new.time >= rules.episode_length or tagged, tagged
@@ -73,6 +76,9 @@ def _observe_one(rules, state, i):
     types = [float(j == runner) for j in range(rules.num_agents)]
     if rules.use_full_observation:
         return x + y + types + [float(j == i) for j in range(rules.num_agents)] + [time]
-    squares = [(state.x[j] - state.x[i]) ** 2 + (state.y[j] - state.y[i]) ** 2 for j in range(rules.num_taggers)]
+    squares = [
+        (state.x[j] - state.x[i]) ** 2 + (state.y[j] - state.y[i]) ** 2
+        for j in range(rules.num_taggers)
+    ]
     adversary = runner if i != runner else squares.index(min(squares))
     return [x[i], y[i], x[adversary], y[adversary], types[i], time]

@@ -1,4 +1,5 @@
-"""taxed_commons once more, in plain Python, one fish and one harvester at a time, from the text of the rules.
+"""taxed_commons once more, in plain Python, one fish and one harvester at a time, from the text of
+the rules.
 
 It shares no code with wdjax.envs.commons.
 """
@@ -57,13 +58,18 @@ class Game:
         """The stock after a day that left so many."""
         rate = fractions.Fraction(self.rules.growth_percent, 100)
         born = rate * left * (1 - fractions.Fraction(left, self.rules.capacity))
-        return min(self.rules.capacity, left + self.rules.inflow + math.floor(born + fractions.Fraction(1, 2)))
+        return min(
+            self.rules.capacity,
+            left + self.rules.inflow + math.floor(born + fractions.Fraction(1, 2)),
+        )
 
     def masks(self):
         """(of a harvester, of the planner)."""
         rules = self.rules
         if self.sits():
-            return [1] + [0] * rules.max_catch, [int(i <= rules.highest_level) for i in range(rules.num_levels)]
+            return [1] + [0] * rules.max_catch, [
+                int(i <= rules.highest_level) for i in range(rules.num_levels)
+            ]
         share = self.stock // rules.num_harvesters
         return [int(fish <= share) for fish in range(rules.max_catch + 1)], [
             int(i == self.level) for i in range(rules.num_levels)
@@ -72,4 +78,9 @@ class Game:
     def seen(self):
         rules, season = self.rules, self.rules.fishing_days + 1
         one_hot = [float(i == self.level) for i in range(rules.num_levels)]
-        return [self.stock / rules.capacity, self.time / rules.episode_length, self.time % season / season, *one_hot]
+        return [
+            self.stock / rules.capacity,
+            self.time / rules.episode_length,
+            self.time % season / season,
+            *one_hot,
+        ]

@@ -1,11 +1,14 @@
-"""Files that lie beside the project and are never part of it: tests that read them skip without them."""
+"""Files that lie beside the project and are never part of it: tests that read them skip without
+them."""
 
 import os
 from pathlib import Path
 
 import pytest
 
-FOLDER = Path(os.environ.get("WDJAX_SHARED", Path(__file__).resolve().parents[3] / "shared")) / "data"
+FOLDER = (
+    Path(os.environ.get("WDJAX_SHARED", Path(__file__).resolve().parents[3] / "shared")) / "data"
+)
 
 
 def shared(*parts):

@@ -5,7 +5,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from gymnasium_parity import EPSILON, GAMES, as_action, as_numbers, as_state, compiled, put, random_steps, their_env
+from gymnasium_parity import (
+    EPSILON,
+    GAMES,
+    as_action,
+    as_numbers,
+    as_state,
+    compiled,
+    put,
+    random_steps,
+    their_env,
+)
 
 import wdjax
 from wdjax.envs.classic_control import acrobot
@@ -15,7 +25,8 @@ NUM = 1000
 
 
 def difference(name, ours, theirs):
-    """Returns ours - theirs, [N, D]; the angles of acrobot lie on a circle, where pi and -pi are one."""
+    """Returns ours - theirs, [N, D]; the angles of acrobot lie on a circle, where pi and -pi
+    are one."""
     apart = ours - theirs
     if name == "acrobot":
         apart[:, :2] = (apart[:, :2] + np.pi) % (2 * np.pi) - np.pi
@@ -30,7 +41,8 @@ def test_steps_agree_with_gymnasium(name, changed):
     tolerance = np.broadcast_to(game.tolerance(starts), starts.shape)
     excess = np.abs(difference(name, ours.numbers, theirs.numbers)) - tolerance
     assert excess.max() <= 0, (excess.max(), starts[excess.max(axis=1).argmax()])
-    obs_tolerance = 2 * tolerance.max(axis=1, keepdims=True) + 2 * EPSILON  # theirs are rounded once more, from float64
+    # theirs are rounded once more, from float64
+    obs_tolerance = 2 * tolerance.max(axis=1, keepdims=True) + 2 * EPSILON
     assert (np.abs(ours.obs - theirs.obs) <= obs_tolerance).all()
 
     decided = np.abs(game.beyond(theirs.numbers, params)) > 1e-5
@@ -45,7 +57,10 @@ def test_steps_agree_with_gymnasium(name, changed):
 def test_spaces_are_those_of_gymnasium(name):
     env, params = wdjax.make(name)
     theirs, ours = their_env(name), env.observation_space(params)
-    assert (ours.shape, ours.dtype) == (theirs.observation_space.shape, theirs.observation_space.dtype)
+    assert (ours.shape, ours.dtype) == (
+        theirs.observation_space.shape,
+        theirs.observation_space.dtype,
+    )
     if name != "cartpole":  # whose bounds are no bounds of the last state of an episode
         np.testing.assert_array_equal(ours.low, theirs.observation_space.low)
         np.testing.assert_array_equal(ours.high, theirs.observation_space.high)
@@ -53,14 +68,19 @@ def test_spaces_are_those_of_gymnasium(name):
     if isinstance(ours, wdjax.Discrete):
         assert ours.n == theirs.action_space.n
     else:
-        assert (ours.shape, ours.dtype) == (theirs.action_space.shape, theirs.action_space.dtype) == ((1,), np.float32)
+        assert (
+            (ours.shape, ours.dtype)
+            == (theirs.action_space.shape, theirs.action_space.dtype)
+            == ((1,), np.float32)
+        )
         assert (ours.low, ours.high) == (theirs.action_space.low, theirs.action_space.high)
 
 
 @pytest.mark.parametrize("changed", [False, True], ids=["defaults", "changed"])
 @each_game
 def test_observations_fill_their_space(name, changed):
-    """They are in it to the last bit, at its bounds where they are clipped; so with traced params."""
+    """They are in it to the last bit, at its bounds where they are clipped; so with traced
+    params."""
     env, params = wdjax.make(name, **(GAMES[name].changes if changed else {}))
     _, _, _, ours, _ = random_steps(name, NUM, changed=changed)
 
@@ -77,19 +97,23 @@ def test_observations_fill_their_space(name, changed):
 
 
 def assert_uniform(sample, low, high):
-    """A sample [N] has the support and the first two moments of a uniform one, within 4.5 standard errors."""
+    """A sample [N] has the support and the first two moments of a uniform one, within 4.5
+    standard errors."""
     width, root = high - low, np.sqrt(len(sample))
     assert np.float32(low) <= sample.min() <= low + 0.02 * width + EPSILON
     assert np.float32(high) >= sample.max() >= high - 0.02 * width - EPSILON
     assert abs(sample.mean() - (low + high) / 2) <= 4.5 * width / np.sqrt(12) / root
-    assert abs(sample.std() - width / np.sqrt(12)) <= 4.5 * 0.13 * width / root  # sqrt((1/80 - 1/144) * 3) = 0.13
+    # sqrt((1/80 - 1/144) * 3) = 0.13
+    assert abs(sample.std() - width / np.sqrt(12)) <= 4.5 * 0.13 * width / root
 
 
 @each_game
 def test_starts_are_drawn_as_in_gymnasium(name):
     game = GAMES[name]
     env, params = wdjax.make(name)
-    obs, state = jax.jit(jax.vmap(env.reset, (0, None)))(jax.random.split(jax.random.key(0), 2000), params)
+    obs, state = jax.jit(jax.vmap(env.reset, (0, None)))(
+        jax.random.split(jax.random.key(0), 2000), params
+    )
     numbers = as_numbers(name, state)
     theirs, rows = their_env(name), []
     for _ in range(500):
@@ -104,7 +128,9 @@ def test_starts_are_drawn_as_in_gymnasium(name):
     assert (state.time == 0).all()
     theta = numbers[:, :2].T if name == "acrobot" else numbers[:, :1].T
     angles = [function(angle) for angle in theta for function in (np.cos, np.sin)]
-    expected = {"acrobot": [*angles, *numbers[:, 2:].T], "pendulum": [*angles, numbers[:, 1]]}.get(name, numbers.T)
+    expected = {"acrobot": [*angles, *numbers[:, 2:].T], "pendulum": [*angles, numbers[:, 1]]}.get(
+        name, numbers.T
+    )
     np.testing.assert_allclose(obs.T, expected, rtol=0, atol=2 * EPSILON)
 
 
@@ -123,14 +149,17 @@ def test_time_limit_is_that_of_gymnasium(name):
         _, _, *their_ends, _ = theirs.step(game.rest_action)
         if t in (1, limit // 2, limit - 1, limit):
             state = as_state(name, game.rest, t - 1)
-            _, after, _, *ends, _ = compiled(name)[0](jax.random.key(0), state, as_action(game.rest_action), params)
+            _, after, _, *ends, _ = compiled(name)[0](
+                jax.random.key(0), state, as_action(game.rest_action), params
+            )
             assert [bool(end) for end in ends] == their_ends == [False, t == limit]
             assert after.time == t
 
 
 @pytest.mark.parametrize("name", [name for name in GAMES if GAMES[name].ended])
 def test_end_lasts(name):
-    """What a game that is over gets: its state but for time, reward 0, terminated, also beyond the time limit."""
+    """What a game that is over gets: its state but for time, reward 0, terminated, also beyond
+    the time limit."""
     game = GAMES[name]
     _, params = wdjax.make(name)
     actions = game.draw_actions(np.random.default_rng(0), 3)
@@ -145,38 +174,58 @@ def test_end_lasts(name):
             assert (float(reward), bool(terminated), bool(truncated)) == (0.0, True, False)
 
 
-# Name, a start, and steps from it: action, the state after it, reward, terminated. From the reference; pendulum's
-# gravity there is 9.81.
+# Name, a start, and steps from it: action, the state after it, reward, terminated. From the
+# reference; pendulum's gravity there is 9.81.
 GOLDEN = [
-    ("cartpole", (0.01, -0.02, 0.03, 0.04), [
-        (1, (0.0096, 0.1746792, 0.0308, -0.24306872), 1, False),
-        (1, (0.01309358, 0.36934798, 0.02593863, -0.52587963), 1, False),
-        (0, (0.02048054, 0.17387081, 0.01542103, -0.22513742), 1, False),
-    ]),
+    (
+        "cartpole",
+        (0.01, -0.02, 0.03, 0.04),
+        [
+            (1, (0.0096, 0.1746792, 0.0308, -0.24306872), 1, False),
+            (1, (0.01309358, 0.36934798, 0.02593863, -0.52587963), 1, False),
+            (0, (0.02048054, 0.17387081, 0.01542103, -0.22513742), 1, False),
+        ],
+    ),
     ("cartpole", (2.39, 1.0, 0.2, 0.5), [(1, (2.41, 1.191824, 0.21, 0.27640834), 1, True)]),
-    ("acrobot", (0.05, -0.05, 0.02, -0.03), [
-        (2, (0.03355064, -0.01164332, -0.17970731, 0.40394423), -1, False),
-        (0, (0.00858839, 0.03516557, -0.06360636, 0.05263745), -1, False),
-        (1, (-0.0039352, 0.04208593, -0.05889001, 0.01348059), -1, False),
-    ]),
-    ("mountain_car", (-0.5, 0.0), [
-        (2, (-0.49917684, 0.00082316), -1, False),
-        (2, (-0.49753669, 0.00164016), -1, False),
-        (0, (-0.4970918, 0.00044489), -1, False),
-    ]),
+    (
+        "acrobot",
+        (0.05, -0.05, 0.02, -0.03),
+        [
+            (2, (0.03355064, -0.01164332, -0.17970731, 0.40394423), -1, False),
+            (0, (0.00858839, 0.03516557, -0.06360636, 0.05263745), -1, False),
+            (1, (-0.0039352, 0.04208593, -0.05889001, 0.01348059), -1, False),
+        ],
+    ),
+    (
+        "mountain_car",
+        (-0.5, 0.0),
+        [
+            (2, (-0.49917684, 0.00082316), -1, False),
+            (2, (-0.49753669, 0.00164016), -1, False),
+            (0, (-0.4970918, 0.00044489), -1, False),
+        ],
+    ),
     ("mountain_car", (-1.19, -0.06), [(0, (-1.2, 0.0), -1, False)]),
     ("mountain_car", (0.49, 0.03), [(2, (0.52074844, 0.03074844), -1, True)]),
-    ("continuous_mountain_car", (-0.5, 0.0), [
-        ([1.5], (-0.49867684, 0.00132316), -0.225, False),
-        ([-0.4], (-0.49814042, 0.00053642), -0.016, False),
-    ]),
+    (
+        "continuous_mountain_car",
+        (-0.5, 0.0),
+        [
+            ([1.5], (-0.49867684, 0.00132316), -0.225, False),
+            ([-0.4], (-0.49814042, 0.00053642), -0.016, False),
+        ],
+    ),
     ("continuous_mountain_car", (0.44, 0.03), [([1.0], (0.47087955, 0.03087956), 99.9, True)]),
-    ("pendulum", (1.0, 0.5), [
-        ([3.0], (1.07095561, 1.41911228), -1.029, False),
-        ([-1.0], (1.16669811, 1.91484983), -1.34933389, False),
-    ]),
+    (
+        "pendulum",
+        (1.0, 0.5),
+        [
+            ([3.0], (1.07095561, 1.41911228), -1.029, False),
+            ([-1.0], (1.16669811, 1.91484983), -1.34933389, False),
+        ],
+    ),
     ("pendulum", (3.1, 7.9), [([2.0], (3.5, 8.0), -15.855, False)]),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("name", "start", "steps"), GOLDEN)
@@ -185,7 +234,9 @@ def test_numbers_of_the_reference(name, start, steps):
     _, params = wdjax.make(name, **({"gravity": 9.81} if name == "pendulum" else {}))
     state = as_state(name, start)
     for action, numbers, reward, ends in steps:
-        _, state, gain, terminated, _, _ = compiled(name)[0](jax.random.key(0), state, as_action(action), params)
+        _, state, gain, terminated, _, _ = compiled(name)[0](
+            jax.random.key(0), state, as_action(action), params
+        )
         np.testing.assert_allclose(as_numbers(name, state), numbers, rtol=1e-6, atol=6e-8)
         np.testing.assert_allclose(gain, reward, rtol=3e-7)
         assert terminated == ends
@@ -194,7 +245,9 @@ def test_numbers_of_the_reference(name, start, steps):
 def test_numbers_of_the_reference_for_an_acrobot_that_turns_over():
     """It is up at the start already, where its game is over: these are the dynamics alone."""
     _, params = wdjax.make("acrobot")
-    after = jax.jit(acrobot.dynamics)(as_state("acrobot", (3.1, 0.1, 2.0, -3.0)), jnp.int32(2), params)
+    after = jax.jit(acrobot.dynamics)(
+        as_state("acrobot", (3.1, 0.1, 2.0, -3.0)), jnp.int32(2), params
+    )
     numbers = (-2.78509337, -0.47881618, 2.07077382, -2.90315593)
     np.testing.assert_allclose(as_numbers("acrobot", after), numbers, rtol=5e-7)
     assert acrobot.is_up(after)

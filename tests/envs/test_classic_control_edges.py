@@ -1,4 +1,5 @@
-"""What is special to each game of classic control: walls, clips, turns, costs, and params that gymnasium has not."""
+"""What is special to each game of classic control: walls, clips, turns, costs, and params that
+gymnasium has not."""
 
 import jax
 import jax.numpy as jnp
@@ -18,24 +19,40 @@ def step(name, numbers, action, time=0, **changes):
     _, params = wdjax.make(name, **changes)
     kind = jnp.int32 if isinstance(action, int) else jnp.float32
     state = as_state(name, numbers, time)
-    _, after, *rest, _ = compiled(name)[0](jax.random.key(0), state, jnp.asarray(action, kind), params)
+    _, after, *rest, _ = compiled(name)[0](
+        jax.random.key(0), state, jnp.asarray(action, kind), params
+    )
     return as_numbers(name, after), *(leaf.item() for leaf in rest)
 
 
 def test_random_steps_meet_every_edge_of_the_rules():
     """What parity is tested on: each clip, wall and turn, in each direction, at least 10 times."""
     _, starts, _, ours, theirs = random_steps("acrobot", NUM)
-    turned = np.round((theirs.numbers - starts)[:, :2] / (2 * np.pi))  # by more than half a turn: wrapped
+    # by more than half a turn: wrapped
+    turned = np.round((theirs.numbers - starts)[:, :2] / (2 * np.pi))
     speeds = theirs.numbers[:, 2:] / [4 * np.pi, 9 * np.pi]
     edges = [*(turned > 0).T, *(turned < 0).T, *(speeds >= 1).T, *(speeds <= -1).T, ours.terminated]
     for name in CARS:
         _, _, _, ours, theirs = random_steps(name, NUM)
         place, speed = theirs.numbers.T
         at_wall = (place < -1.2 + 1e-6) & (speed == 0)
-        edges += [at_wall, place > 0.6 - 1e-6, speed >= 0.07 - 1e-9, speed <= 1e-9 - 0.07, ours.terminated]
+        edges += [
+            at_wall,
+            place > 0.6 - 1e-6,
+            speed >= 0.07 - 1e-9,
+            speed <= 1e-9 - 0.07,
+            ours.terminated,
+        ]
     _, starts, actions, _, theirs = random_steps("pendulum", NUM)
     theta, speed = theirs.numbers.T
-    edges += [theta > np.pi, theta < -np.pi, speed >= 8, speed <= -8, actions[:, 0] > 2, actions[:, 0] < -2]
+    edges += [
+        theta > np.pi,
+        theta < -np.pi,
+        speed >= 8,
+        speed <= -8,
+        actions[:, 0] > 2,
+        actions[:, 0] < -2,
+    ]
     counts = [int(np.sum(edge)) for edge in edges]
     assert min(counts) >= 10, counts
 
@@ -47,8 +64,12 @@ def test_wrap_angle():
     turns = np.array([[-3], [-1], [1], [2]])
     many = wrap_angle(jnp.asarray(inside + 2 * np.pi * turns, jnp.float32))
     # The rounding of the argument, up to 7 pi; pi and -pi are one.
-    np.testing.assert_allclose(np.cos(many), np.broadcast_to(np.cos(inside), many.shape), atol=32 * EPSILON)
-    np.testing.assert_allclose(np.sin(many), np.broadcast_to(np.sin(inside), many.shape), atol=32 * EPSILON)
+    np.testing.assert_allclose(
+        np.cos(many), np.broadcast_to(np.cos(inside), many.shape), atol=32 * EPSILON
+    )
+    np.testing.assert_allclose(
+        np.sin(many), np.broadcast_to(np.sin(inside), many.shape), atol=32 * EPSILON
+    )
     assert (np.abs(many) <= np.pi + 32 * EPSILON).all()
 
 
@@ -58,10 +79,16 @@ def test_acrobot_stays_between_half_turns():
 
 
 def test_gravity_of_acrobot():
-    """It is a literal in gymnasium. In 4 times the gravity and torque everything runs at twice the speed."""
+    """It is a literal in gymnasium. In 4 times the gravity and torque everything runs at twice
+    the speed."""
     _, starts, actions, ours, _ = random_steps("acrobot", NUM)
     _, fast = wdjax.make(
-        "acrobot", gravity=4 * 9.8, AVAIL_TORQUE=[-4, 0, 4], dt=0.1, MAX_VEL_1=8 * np.pi, MAX_VEL_2=18 * np.pi
+        "acrobot",
+        gravity=4 * 9.8,
+        AVAIL_TORQUE=[-4, 0, 4],
+        dt=0.1,
+        MAX_VEL_1=8 * np.pi,
+        MAX_VEL_2=18 * np.pi,
     )
     scale = np.array([1, 1, 2, 2])
     theirs = our_steps("acrobot", starts * scale, actions, fast)
@@ -72,13 +99,19 @@ def test_gravity_of_acrobot():
 
 
 def test_gravity_of_the_continuous_car():
-    """It is a literal in gymnasium. Actions -1, 0 and 1 are those of the other car, whose gravity has been compared."""
+    """It is a literal in gymnasium. Actions -1, 0 and 1 are those of the other car, whose
+    gravity has been compared."""
     shared = {"gravity": 0.004, "goal_position": 0.4}
     _, starts, actions, _, _ = random_steps("mountain_car", NUM)
-    one = our_steps("mountain_car", starts, actions, wdjax.make("mountain_car", force=0.002, **shared)[1])
+    one = our_steps(
+        "mountain_car", starts, actions, wdjax.make("mountain_car", force=0.002, **shared)[1]
+    )
     push = (actions - 1)[:, None].astype(np.float32)
     other = our_steps(
-        "continuous_mountain_car", starts, push, wdjax.make("continuous_mountain_car", power=0.002, **shared)[1]
+        "continuous_mountain_car",
+        starts,
+        push,
+        wdjax.make("continuous_mountain_car", power=0.002, **shared)[1],
     )
     np.testing.assert_array_equal(one.numbers, other.numbers)
     np.testing.assert_array_equal(one.terminated, other.terminated)
@@ -86,11 +119,14 @@ def test_gravity_of_the_continuous_car():
 
 @pytest.mark.parametrize(("action", "torque"), [(0, -0.5), (1, 2.0), (2, 5.0)])
 def test_each_action_of_acrobot_has_its_torque(action, torque):
-    """Hanging at rest, d1 = 3.5 and d2 = 1.25 + 0.5: the torque turns the lower link, and the upper one back."""
+    """Hanging at rest, d1 = 3.5 and d2 = 1.25 + 0.5: the torque turns the lower link, and the
+    upper one back."""
     numbers, *_ = step("acrobot", (0, 0, 0, 0), action, AVAIL_TORQUE=[-0.5, 2.0, 5.0], dt=1e-3)
     d1, d2 = 1 * 0.25 + (1 + 0.25 + 1) + 2, 0.25 + 0.5 + 1
     acceleration = torque / (0.25 + 1 - d2**2 / d1)
-    np.testing.assert_allclose(numbers[2:], [-d2 / d1 * acceleration * 1e-3, acceleration * 1e-3], rtol=1e-5)
+    np.testing.assert_allclose(
+        numbers[2:], [-d2 / d1 * acceleration * 1e-3, acceleration * 1e-3], rtol=1e-5
+    )
 
 
 @pytest.mark.parametrize("name", CARS)
@@ -111,7 +147,9 @@ def test_wall_stops_the_car_and_the_other_end_does_not(name):
 def test_goal_wants_its_velocity(name):
     push = {"mountain_car": 1, "continuous_mountain_car": [0.0]}[name]
     for speed, arrives in ((0.03, True), (0.02, False)):
-        _, reward, terminated, _ = step(name, (0.49, speed), push, goal_position=0.5, goal_velocity=0.025)
+        _, reward, terminated, _ = step(
+            name, (0.49, speed), push, goal_position=0.5, goal_velocity=0.025
+        )
         assert terminated == arrives
         assert reward == (-1 if name == "mountain_car" else 100 * arrives)
 
@@ -134,10 +172,13 @@ def test_cost_of_the_pendulum_is_that_of_the_state_before():
 @pytest.mark.parametrize(
     ("name", "numbers", "action"),
     [
-        ("cartpole", (2.39, 1, 0, 0), 1), ("cartpole", (0, 0, -0.2, -1), 1), ("acrobot", (1.9, 0.2, 2, 0), 1),
-        ("mountain_car", (0.49, 0.03), 2), ("continuous_mountain_car", (0.44, 0.03), [1.0]),
+        ("cartpole", (2.39, 1, 0, 0), 1),
+        ("cartpole", (0, 0, -0.2, -1), 1),
+        ("acrobot", (1.9, 0.2, 2, 0), 1),
+        ("mountain_car", (0.49, 0.03), 2),
+        ("continuous_mountain_car", (0.44, 0.03), [1.0]),
     ],
-)  # fmt: skip
+)
 def test_an_end_wins_over_the_time_limit(name, numbers, action):
     limit = int(wdjax.make(name)[1].episode_length)
     for time in (100, limit - 1):

@@ -1,4 +1,5 @@
-"""Params of classic control: what is refused, and a parameter of several numbers on all its ways."""
+"""Params of classic control: what is refused, and a parameter of several numbers on all its
+ways."""
 
 import jax
 import jax.numpy as jnp
@@ -11,10 +12,24 @@ from wdjax.train.config.env_params import complete_env_params
 from wdjax.train.storage.folder import dump_config, load_run_config
 
 # Environment, a bad value, and words that must stand in the refusal.
-ACROBOT, CAR, CONTINUOUS, PENDULUM = "acrobot", "mountain_car", "continuous_mountain_car", "pendulum"
+ACROBOT, CAR, CONTINUOUS, PENDULUM = (
+    "acrobot",
+    "mountain_car",
+    "continuous_mountain_car",
+    "pendulum",
+)
 REFUSED = [
-    *[(ACROBOT, {name: 0.0}, f"{name} = 0.0: must be above 0")
-      for name in ("LINK_LENGTH_1", "LINK_LENGTH_2", "LINK_MASS_1", "LINK_MASS_2", "LINK_MOI", "dt")],
+    *[
+        (ACROBOT, {name: 0.0}, f"{name} = 0.0: must be above 0")
+        for name in (
+            "LINK_LENGTH_1",
+            "LINK_LENGTH_2",
+            "LINK_MASS_1",
+            "LINK_MASS_2",
+            "LINK_MOI",
+            "dt",
+        )
+    ],
     (ACROBOT, {"LINK_COM_POS_1": -0.5}, "LINK_COM_POS_1 = -0.5: must be at least 0"),
     (ACROBOT, {"LINK_COM_POS_2": -0.5}, "LINK_COM_POS_2 = -0.5: must be at least 0"),
     (ACROBOT, {"MAX_VEL_1": 0.0}, "MAX_VEL_1 = 0.0: must be at least 0.1"),
@@ -27,21 +42,45 @@ REFUSED = [
     (ACROBOT, {"AVAIL_TORQUE": "abc"}, "AVAIL_TORQUE = 'abc': must be 3 numbers"),
     (ACROBOT, {"AVAIL_TORQUE": [1, 2, "x"]}, "AVAIL_TORQUE = .*must be 3 numbers"),
     (ACROBOT, {"AVAIL_TORQUE": [[1, 2], [3]]}, "AVAIL_TORQUE = .*must be 3 numbers"),
-    (ACROBOT, {"AVAIL_TORQUE": [1, 2, float("nan")]}, "AVAIL_TORQUE = .*must be 3 numbers within.*not NaN"),
-    *[(name, changes, words) for name in (CAR, CONTINUOUS) for changes, words in (
-        ({"min_position": -0.5}, "min_position = -0.5.*: must be at most -0.6, the lowest start position"),
-        ({"max_position": -0.5}, "max_position = -0.5.*: must be at least -0.4, the highest start position"),
-        ({"goal_position": 0.7}, "goal_position = 0.69.*: must be at least -0.4, .* and at most max_position"),
-        ({"goal_position": -0.41}, "goal_position = -0.4.*: must be at least -0.4"),
-        ({"max_speed": 0.0}, "max_speed = 0.0: must be above 0"),
-        ({"episode_length": -1}, "episode_length = -1: must be above 0"),
-    )],
+    (
+        ACROBOT,
+        {"AVAIL_TORQUE": [1, 2, float("nan")]},
+        "AVAIL_TORQUE = .*must be 3 numbers within.*not NaN",
+    ),
+    *[
+        (name, changes, words)
+        for name in (CAR, CONTINUOUS)
+        for changes, words in (
+            (
+                {"min_position": -0.5},
+                "min_position = -0.5.*: must be at most -0.6, the lowest start position",
+            ),
+            (
+                {"max_position": -0.5},
+                "max_position = -0.5.*: must be at least -0.4, the highest start position",
+            ),
+            (
+                {"goal_position": 0.7},
+                "goal_position = 0.69.*: must be at least -0.4, .* and at most max_position",
+            ),
+            ({"goal_position": -0.41}, "goal_position = -0.4.*: must be at least -0.4"),
+            ({"max_speed": 0.0}, "max_speed = 0.0: must be above 0"),
+            ({"episode_length": -1}, "episode_length = -1: must be above 0"),
+        )
+    ],
     (CONTINUOUS, {"min_action": 1.0}, "min_action = 1.0: must be below max_action = 1.0"),
-    *[(PENDULUM, {name: 0}, f"{name} = 0.*: must be above 0") for name in ("max_torque", "dt", "m", "l")],
-    (PENDULUM, {"max_speed": 0.5}, "max_speed = 0.5: must be at least 1.0, the largest initial speed"),
+    *[
+        (PENDULUM, {name: 0}, f"{name} = 0.*: must be above 0")
+        for name in ("max_torque", "dt", "m", "l")
+    ],
+    (
+        PENDULUM,
+        {"max_speed": 0.5},
+        "max_speed = 0.5: must be at least 1.0, the largest initial speed",
+    ),
     (PENDULUM, {"episode_length": 0}, "episode_length = 0: must be above 0"),
     (PENDULUM, {"g": 9.81}, "known names|did you mean"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("name", "changes", "words"), REFUSED, ids=lambda value: str(value)[:40])
@@ -65,7 +104,9 @@ def test_spaces_of_actions_follow_params():
 
 
 @pytest.mark.parametrize(
-    "torques", [[-2, 0, 2], (-2.0, 0.0, 2.0), np.array([-2, 0, 2]), jnp.array([-2.0, 0.0, 2.0])], ids=repr
+    "torques",
+    [[-2, 0, 2], (-2.0, 0.0, 2.0), np.array([-2, 0, 2]), jnp.array([-2.0, 0.0, 2.0])],
+    ids=repr,
 )
 def test_torques_come_in_many_kinds(torques):
     _, params = wdjax.make(ACROBOT, AVAIL_TORQUE=torques)
@@ -75,10 +116,13 @@ def test_torques_come_in_many_kinds(torques):
 
 
 def test_replicas_with_torques_of_their_own():
-    """Params with a leading axis, one of two axes among them: each replica moves as it would alone."""
+    """Params with a leading axis, one of two axes among them: each replica moves as it would
+    alone."""
     env, one = wdjax.make(ACROBOT)
     torques = np.array([[-1, 0, 1], [-2, 0, 2], [3, 3, 3]], np.float32)
-    many = jax.tree.map(lambda leaf: np.broadcast_to(leaf, (3, *leaf.shape)), one).replace(AVAIL_TORQUE=torques)
+    many = jax.tree.map(lambda leaf: np.broadcast_to(leaf, (3, *leaf.shape)), one).replace(
+        AVAIL_TORQUE=torques
+    )
     assert wdjax.make(ACROBOT, AVAIL_TORQUE=torques)[1].AVAIL_TORQUE.shape == (3, 3)
     replicas = wdjax.vectorize(env, 3, params_axis=0)
     _, start = jax.jit(replicas.reset)(jax.random.key(0), many)
@@ -87,22 +131,34 @@ def test_replicas_with_torques_of_their_own():
         state = jax.tree.map(lambda leaf, i=i: leaf[i], start.env_state)
         params = wdjax.make(ACROBOT, AVAIL_TORQUE=torques[i])[1]
         _, alone, *_ = jax.jit(env.step)(jax.random.key(0), state, jnp.int32(2), params)
-        np.testing.assert_allclose(after.env_state.theta2_dot[i], alone.theta2_dot, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            after.env_state.theta2_dot[i], alone.theta2_dot, rtol=1e-5, atol=1e-6
+        )
     assert len(np.unique(np.round(after.env_state.theta2_dot, 1))) == 3
 
 
 def test_torques_are_written_to_the_configuration_of_a_run_and_read_back(tmp_path):
-    config = complete_env_params(load_config("acrobot", **{"env_params.AVAIL_TORQUE": [-2, 0, 2.5]}))
+    config = complete_env_params(
+        load_config("acrobot", **{"env_params.AVAIL_TORQUE": [-2, 0, 2.5]})
+    )
     assert config.env_params["AVAIL_TORQUE"] == (-2.0, 0.0, 2.5)
     assert all(type(number) is float for number in config.env_params["AVAIL_TORQUE"])
     (tmp_path / "config.yaml").write_text(dump_config(config))
     again = complete_env_params(load_run_config(tmp_path))
     assert again == config
-    assert complete_env_params(load_config("acrobot")).env_params["AVAIL_TORQUE"] == (-1.0, 0.0, 1.0)
+    assert complete_env_params(load_config("acrobot")).env_params["AVAIL_TORQUE"] == (
+        -1.0,
+        0.0,
+        1.0,
+    )
 
 
 def test_a_run_has_one_set_of_torques():
-    with pytest.raises(ValueError, match=r"env_params.AVAIL_TORQUE = .*3 numbers, shared by all replicas"):
+    with pytest.raises(
+        ValueError, match=r"env_params.AVAIL_TORQUE = .*3 numbers, shared by all replicas"
+    ):
         load_config("acrobot", **{"env_params.AVAIL_TORQUE": [[-2, 0, 2], [-1, 0, 1]]})
-    with pytest.raises(ValueError, match=r"env_params.gravity = .*one number, shared by all replicas"):
+    with pytest.raises(
+        ValueError, match=r"env_params.gravity = .*one number, shared by all replicas"
+    ):
         load_config("acrobot", **{"env_params.gravity": [9.8, 5.0]})

@@ -1,7 +1,7 @@
 """covid_economy: golden numbers, step parity with the reference, and the rules' edges.
 
-The golden numbers are of the issue's text (float64); those of the published calibration need its file, which lies
-beside the project.
+The golden numbers are of the issue's text (float64); those of the published calibration need its
+file, which lies beside the project.
 """
 
 import dataclasses
@@ -27,29 +27,122 @@ from wdjax.replicas import scan_replicas_kernel
 T = 540
 CASES = ("no-op", "P", "L10", "random")
 PERSONS = ("susceptible", "infected", "recovered", "dead", "vaccinated", "unemployed")
-KEYS = ("health", "productivity", "lagged_level", "level", "time", "until_subsidy", "subsidy", "until_vaccines")
-# case, t: sum S, I, D, U, productivity; reward of state 0 (calibrated: of California), of all states, of the planner
+KEYS = (
+    "health",
+    "productivity",
+    "lagged_level",
+    "level",
+    "time",
+    "until_subsidy",
+    "subsidy",
+    "until_vaccines",
+)
+# case, t: sum S, I, D, U, productivity; reward of state 0 (calibrated: of California), of all
+# states, of the planner
 ROWS_5 = {
-    ("no-op", 1): (28523270, 14202.288, 152.53, 2091491, 4779359192, 0.735782206, 4.07336455, 0.8692728113),
-    ("no-op", 540): (1751504, 54.969, 196712.30, 1297118, 4994661727, 0.973118393, 4.90780970, 0.9914166449),
-    ("P", 91): (28014365, 110256.152, 8409.56, 2865046, 5312104044, 1.085755226, 5.82799568, 0.6547751552),
-    ("P", 540): (3683941, 33.776, 112438.23, 1396937, 6308502408, 1.552442126, 8.01647004, 0.9626944116),
+    ("no-op", 1): (
+        28523270,
+        14202.288,
+        152.53,
+        2091491,
+        4779359192,
+        0.735782206,
+        4.07336455,
+        0.8692728113,
+    ),
+    ("no-op", 540): (
+        1751504,
+        54.969,
+        196712.30,
+        1297118,
+        4994661727,
+        0.973118393,
+        4.90780970,
+        0.9914166449,
+    ),
+    ("P", 91): (
+        28014365,
+        110256.152,
+        8409.56,
+        2865046,
+        5312104044,
+        1.085755226,
+        5.82799568,
+        0.6547751552,
+    ),
+    ("P", 540): (
+        3683941,
+        33.776,
+        112438.23,
+        1396937,
+        6308502408,
+        1.552442126,
+        8.01647004,
+        0.9626944116,
+    ),
 }
 ROWS_51 = {
-    ("no-op", 1): (328141882, 398928.319, 3942.12, 26294532, 54832805403, 0.876852051, 44.54254905, 0.8725303523),
-    ("no-op", 540): (43820365, 824.287, 1025544.41, 18933915, 57005157858, 0.918286819, 49.42401064, 0.9724332074),
-    ("P", 91): (310722835, 3647494.581, 287351.73, 31957699, 61905463188, 0.839754524, 54.55543478, 0.6086966960),
-    ("P", 540): (39370009, 782.677, 1447561.84, 20571196, 71709758363, 1.312992082, 77.85562724, 0.9339832704),
-    ("L10", 284): (324141721, 8962.531, 91744.65, 36126340, 69682342888, 1.276113860, 75.68881609, 0.7400483398),
+    ("no-op", 1): (
+        328141882,
+        398928.319,
+        3942.12,
+        26294532,
+        54832805403,
+        0.876852051,
+        44.54254905,
+        0.8725303523,
+    ),
+    ("no-op", 540): (
+        43820365,
+        824.287,
+        1025544.41,
+        18933915,
+        57005157858,
+        0.918286819,
+        49.42401064,
+        0.9724332074,
+    ),
+    ("P", 91): (
+        310722835,
+        3647494.581,
+        287351.73,
+        31957699,
+        61905463188,
+        0.839754524,
+        54.55543478,
+        0.6086966960,
+    ),
+    ("P", 540): (
+        39370009,
+        782.677,
+        1447561.84,
+        20571196,
+        71709758363,
+        1.312992082,
+        77.85562724,
+        0.9339832704,
+    ),
+    ("L10", 284): (
+        324141721,
+        8962.531,
+        91744.65,
+        36126340,
+        69682342888,
+        1.276113860,
+        75.68881609,
+        0.7400483398,
+    ),
 }
 RETURNS_5 = {
-    "no-op": (2128.382502, 441.3110370, 420.4416539), "P": (3215.800353, 621.3942202, 420.1083900),
+    "no-op": (2128.382502, 441.3110370, 420.4416539),
+    "P": (3215.800353, 621.3942202, 420.1083900),
     "L10": (4062.197594, 751.9145304, 368.6035964),
-}  # fmt: skip
+}
 RETURNS_51 = {
-    "no-op": (22011.06742, 415.5851588, 437.9822946), "P": (32133.87907, 526.9219543, 418.2343181),
+    "no-op": (22011.06742, 415.5851588, 437.9822946),
+    "P": (32133.87907, 526.9219543, 418.2343181),
     "L10": (40032.41378, 682.4688483, 371.0894231),
-}  # fmt: skip
+}
 # sums of |obs| of states (the index one-hot) and planner without masks, D, wage, sum pmax
 RESET_5 = (23.996057, 10.996057, 133.46, 317.890152, 5.083373880e9)
 RESET_51 = (240.492347, 89.492347, 3410.013346, 320.806169, 5.88125643868e10)
@@ -61,13 +154,19 @@ def tables(n):
     once = np.where(t == 0, 10, 0) + np.zeros((1, n), int)
     chosen = draw.integers(0, 11, (T, n)) * (draw.random((T, n)) < 0.3)
     states = [np.zeros((T, n), int), (3 * np.arange(n) + t) % 10 + 1, once, chosen]
-    planner = [np.zeros(T, int), (7 * (t[:, 0] // 90) + 3) % 21, np.full(T, 20), draw.integers(0, 21, T)]
+    planner = [
+        np.zeros(T, int),
+        (7 * (t[:, 0] // 90) + 3) % 21,
+        np.full(T, 20),
+        draw.integers(0, 21, T),
+    ]
     return {"state": np.array(states, np.int32), "planner": np.array(planner, np.int32)}
 
 
 @functools.cache
 def play(n, x64, path=""):
-    """Plays all cases; in "P" only what masks allow. Returns (env, params, first, steps), NumPy, [cases, T, ...]."""
+    """Plays all cases; in "P" only what masks allow. Returns (env, params, first, steps),
+    NumPy, [cases, T, ...]."""
     with jax.enable_x64(x64):
         env, params = wdjax.make("covid_economy", num_states=n, calibration_file=str(path))
 
@@ -75,7 +174,9 @@ def play(n, x64, path=""):
             obs, state = carry
             wanted, heeds = row
             masks = {group: seen["action_mask"][:, 1] for group, seen in obs.items()}
-            action = jax.tree.map(lambda a, mask: jnp.where((mask == 1) | ~heeds, a, 0), wanted, masks)
+            action = jax.tree.map(
+                lambda a, mask: jnp.where((mask == 1) | ~heeds, a, 0), wanted, masks
+            )
             obs, state, reward, *_, info = env.step(jax.random.key(0), state, action, params)
             return (obs, state), (obs, state, reward, info)
 
@@ -91,9 +192,14 @@ def play(n, x64, path=""):
 
 def size_of(obs):
     """Returns the sums of |obs| without masks, of states and planner."""
-    flat = lambda group: sum(  # noqa: E731
-        np.abs(leaf).sum(dtype=float) for name, leaf in obs[group].items() if name not in ("action_mask", "index")
-    )
+
+    def flat(group):
+        return sum(
+            np.abs(leaf).sum(dtype=float)
+            for name, leaf in obs[group].items()
+            if name not in ("action_mask", "index")
+        )
+
     return flat("state") + obs["state"]["index"].size, flat("planner")
 
 
@@ -114,15 +220,25 @@ def check_rows(played, rows, returns, which, reward_tolerance, rtol, atol):
         np.testing.assert_allclose(sums, expected[:5], rtol=rtol, atol=atol, err_msg=f"{case} {t}")
         own, planner = rewards["state"][at].astype(float), rewards["planner"][at][0]
         n = len(own)
-        np.testing.assert_allclose((own[which], own.sum() / n, planner), np.array(expected[5:]) / (1, n, 1),
-                                   rtol=0, atol=reward_tolerance, err_msg=f"{case} {t}")  # fmt: skip
+        np.testing.assert_allclose(
+            (own[which], own.sum() / n, planner),
+            np.array(expected[5:]) / (1, n, 1),
+            rtol=0,
+            atol=reward_tolerance,
+            err_msg=f"{case} {t}",
+        )
     for case, expected in returns.items():
-        own, planner = (rewards[group][CASES.index(case)].astype(float) for group in ("state", "planner"))
-        np.testing.assert_allclose((own.sum(), own[:, which].sum(), planner.sum()), expected, rtol=rtol)
+        own, planner = (
+            rewards[group][CASES.index(case)].astype(float) for group in ("state", "planner")
+        )
+        np.testing.assert_allclose(
+            (own.sum(), own[:, which].sum(), planner.sum()), expected, rtol=rtol
+        )
 
 
 def test_golden_numbers_of_five_synthetic_states():
-    """Digits of the text: sums are written to whole persons, so near 0 they are compared absolutely."""
+    """Digits of the text: sums are written to whole persons, so near 0 they are compared
+    absolutely."""
     check_reset(play(5, True), RESET_5)
     check_rows(play(5, True), ROWS_5, RETURNS_5, 0, reward_tolerance=1e-6, rtol=1e-6, atol=0.5)
 
@@ -133,12 +249,16 @@ def test_golden_numbers_in_float32():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("x64", "reward_tolerance", "rtol"), [(True, 1e-6, 1e-6), (False, 1e-5, 1e-4)])
+@pytest.mark.parametrize(
+    ("x64", "reward_tolerance", "rtol"), [(True, 1e-6, 1e-6), (False, 1e-5, 1e-4)]
+)
 def test_golden_numbers_of_the_published_calibration(x64, reward_tolerance, rtol):
     played = play(51, x64, shared("covid", "covid_constants.json"))
     if x64:
         check_reset(played, RESET_51)
-    check_rows(played, ROWS_51, RETURNS_51, 4, reward_tolerance=reward_tolerance, rtol=rtol, atol=0.5)
+    check_rows(
+        played, ROWS_51, RETURNS_51, 4, reward_tolerance=reward_tolerance, rtol=rtol, atol=0.5
+    )
 
 
 @pytest.mark.slow
@@ -156,31 +276,57 @@ def test_golden_number_of_the_real_policy():
 def test_every_golden_row_beside_the_project():
     """The whole table of the five synthetic states: more days, observations and masks too."""
     golden = json.loads(shared("covid", "synthetic_5_golden.json").read_text())
-    names = dict(zip(("S", "I", "R", "D", "V", "U"), PERSONS, strict=True)) | {"post": "productivity"}
+    names = dict(zip(("S", "I", "R", "D", "V", "U"), PERSONS, strict=True)) | {
+        "post": "productivity"
+    }
     _, _, _, (obs, states, rewards, _) = play(5, True)
     for case, name in (("no-op", "no-op"), ("P", "P"), ("L10", "level 10, subsidy 20")):
         for t, row in golden[name]["rows"].items():
             at = (CASES.index(case), int(t) - 1)
             for short, field in names.items():
                 found = getattr(states, field)[at].sum()
-                np.testing.assert_allclose(found, row[short], rtol=1e-6, atol=1e-6, err_msg=f"{name} {t} {short}")
+                np.testing.assert_allclose(
+                    found, row[short], rtol=1e-6, atol=1e-6, err_msg=f"{name} {t} {short}"
+                )
             seen = jax.tree.map(lambda leaf, at=at: leaf[at], obs)
             own, planner = rewards["state"][at], rewards["planner"][at][0]
-            found = (own[0], own.sum(), planner, *size_of(seen), states.level[at].sum(), states.subsidy_level[at])
-            keys = ("reward_0", "reward_states_sum", "reward_planner", "obs_states", "obs_planner", "level_sum",
-                    "subsidy_level")  # fmt: skip
-            np.testing.assert_allclose(found, [row[key] for key in keys], rtol=1e-6, err_msg=f"{name} {t}")
+            found = (
+                own[0],
+                own.sum(),
+                planner,
+                *size_of(seen),
+                states.level[at].sum(),
+                states.subsidy_level[at],
+            )
+            keys = (
+                "reward_0",
+                "reward_states_sum",
+                "reward_planner",
+                "obs_states",
+                "obs_planner",
+                "level_sum",
+                "subsidy_level",
+            )
+            np.testing.assert_allclose(
+                found, [row[key] for key in keys], rtol=1e-6, err_msg=f"{name} {t}"
+            )
             masks = seen["state"]["action_mask"].sum(), seen["planner"]["action_mask"].sum()
             assert masks == (row["mask_states"], row["mask_planner"])
 
 
 def check_against_reference(played, reward_tolerance, rtol):
-    """Steps of random play, most of which the masks forbid: states, observations, masks, rewards, info. The settings
-    are float32 in any case. Who is nearly used up is compared in parts of the population."""
+    """Steps of random play, most of which the masks forbid: states, observations, masks,
+    rewards, info. The settings are float32 in any case. Who is nearly used up is compared in
+    parts of the population."""
     env, params, _, steps = played
     n, case = env.num_states, CASES.index("random")
-    of = {field.name: getattr(params.calibration, field.name) for field in dataclasses.fields(params.calibration)}
-    settings = {field.name: getattr(params, field.name).item() for field in dataclasses.fields(params)[1:]}
+    of = {
+        field.name: getattr(params.calibration, field.name)
+        for field in dataclasses.fields(params.calibration)
+    }
+    settings = {
+        field.name: getattr(params, field.name).item() for field in dataclasses.fields(params)[1:]
+    }
     economy = Economy(of, Rules(**settings))
     obs, states, rewards, info = jax.tree.map(lambda leaf: leaf[case], steps)
     wanted = jax.tree.map(lambda leaf: leaf[case], tables(n))
@@ -189,11 +335,15 @@ def check_against_reference(played, reward_tolerance, rtol):
         own, planner = economy.step(wanted["state"][t].tolist(), int(wanted["planner"][t]))
         for name in PERSONS:
             found, expected = getattr(states, name)[t], getattr(economy, name)
-            np.testing.assert_allclose(found, expected, rtol, atol=1e-6 * of["population"].max(), err_msg=f"{name} {t}")
+            np.testing.assert_allclose(
+                found, expected, rtol, atol=1e-6 * of["population"].max(), err_msg=f"{name} {t}"
+            )
         np.testing.assert_array_equal(states.level[t], economy.level)
         np.testing.assert_allclose(rewards["state"][t], own, rtol=0, atol=reward_tolerance)
         np.testing.assert_allclose(rewards["planner"][t], [planner], rtol=0, atol=reward_tolerance)
-        np.testing.assert_allclose(info["deaths"][t], economy.dead.sum() - died, rtol=1e-3, atol=1e-3)
+        np.testing.assert_allclose(
+            info["deaths"][t], economy.dead.sum() - died, rtol=1e-3, atol=1e-3
+        )
         rows, row = economy.observe()
         seen = jax.tree.map(lambda leaf, t=t: leaf[t], obs)
         found = [seen["state"][name].reshape(n, -1) for name in KEYS]
@@ -201,11 +351,15 @@ def check_against_reference(played, reward_tolerance, rtol):
         found = [seen["planner"][name].ravel() for name in KEYS]
         np.testing.assert_allclose(np.concatenate(found), row, rtol, 1e-6)
         may_set, may_pay = economy.masks()
-        np.testing.assert_array_equal(seen["state"]["action_mask"], [[1] + [int(may)] * 10 for may in may_set])
+        np.testing.assert_array_equal(
+            seen["state"]["action_mask"], [[1] + [int(may)] * 10 for may in may_set]
+        )
         np.testing.assert_array_equal(seen["planner"]["action_mask"], [[1] + [int(may_pay)] * 20])
 
 
-@pytest.mark.parametrize(("x64", "reward_tolerance", "rtol"), [(True, 1e-7, 1e-6), (False, 1e-5, 1e-4)])
+@pytest.mark.parametrize(
+    ("x64", "reward_tolerance", "rtol"), [(True, 1e-7, 1e-6), (False, 1e-5, 1e-4)]
+)
 def test_steps_are_the_reference_s(x64, reward_tolerance, rtol):
     check_against_reference(play(5, x64), reward_tolerance, rtol)
 
@@ -216,7 +370,8 @@ def test_steps_are_the_reference_s_for_one_state():
 
 
 def test_a_change_waits_for_its_cooldown():
-    """In "L10" a level is set in step 1, at time 0: 1 .. 10 are free again from time 28 on, for step 29."""
+    """In "L10" a level is set in step 1, at time 0: 1 .. 10 are free again from time 28 on, for
+    step 29."""
     _, _, (first, _), (obs, *_) = play(5, True)
     free = obs["state"]["action_mask"][CASES.index("L10"), :, 0, 1]
     assert first["state"]["action_mask"].all()
@@ -235,7 +390,8 @@ def test_the_planner_chooses_every_90_days():
 
 @given(st.integers(1, 40), st.integers(1, 200), st.integers(0, 300))
 def test_days_until_vaccines(interval, start, time):
-    """Up to the first delivery as in the original, divided by the interval twice; then a share of what is left."""
+    """Up to the first delivery as in the original, divided by the interval twice; then a share
+    of what is left."""
     _, params = made()
     params = params.replace(delivery_interval=interval, vaccine_start=start)
     deliveries = [day for day in range(1, 700) if day % interval == 0 and day >= start]
@@ -254,13 +410,19 @@ def made():
     [
         ({"episode_length": 601}, "episode_length = 601: must be at most filter_len .600 days.,"),
         ({"risk_aversion": 1.0}, "risk_aversion = 1.0: must be different from 1"),
-        ({"working_share": 0.01}, "working_share = 0.0.*: must be above the minimum unemployment 0.043"),
+        (
+            {"working_share": 0.01},
+            "working_share = 0.0.*: must be above the minimum unemployment 0.043",
+        ),
         ({"subsidy_interval": 0}, "subsidy_interval = 0: must be above 0"),
         ({"interest": -0.1}, "interest = -0.1.*: must be at least 0"),
         ({"interest": float("inf")}, "interest = inf: must be finite"),
         ({"state_health_priority": 0.0}, "state_health_priority = 0.0: must be above 0"),
         ({"num_states": 0}, "num_states = 0: must be at least 1"),
-        ({"calibration_file": "nowhere.json"}, "calibration_file = 'nowhere.json': must be an existing file"),
+        (
+            {"calibration_file": "nowhere.json"},
+            "calibration_file = 'nowhere.json': must be an existing file",
+        ),
     ],
 )
 def test_what_makes_no_sense_is_refused(changes, words):
@@ -272,13 +434,19 @@ def test_what_makes_no_sense_is_refused(changes, words):
 def test_deviations_of_who_does_nothing():
     """The text's table of constant policies, 5 synthetic states: (return per state, planner's)."""
     env, params = wdjax.make("covid_economy", num_states=5)
-    found = find_deviations(env, params, lambda obs: jnp.zeros(5, jnp.int32), lambda obs: jnp.zeros(1, jnp.int32))
+    found = find_deviations(
+        env, params, lambda obs: jnp.zeros(5, jnp.int32), lambda obs: jnp.zeros(1, jnp.int32)
+    )
     assert found.states_by_level.shape == (11,)
     assert found.planner_by_subsidy.shape == (21,)
-    np.testing.assert_allclose(found.states_by_level[np.array([0, 1, 5, 10])] / 5, [426, 402, 428, 346], atol=0.5)
+    np.testing.assert_allclose(
+        found.states_by_level[np.array([0, 1, 5, 10])] / 5, [426, 402, 428, 346], atol=0.5
+    )
     np.testing.assert_allclose((found.states / 5, found.planner), (426, 420), atol=0.5)
     np.testing.assert_allclose(found.planner_by_subsidy[np.array([0, 20])], [420, 407], atol=0.5)
-    np.testing.assert_allclose(found.states_gain, found.states_by_level.max() / found.states - 1, rtol=1e-3)
+    np.testing.assert_allclose(
+        found.states_gain, found.states_by_level.max() / found.states - 1, rtol=1e-3
+    )
     assert abs(found.planner_gain) < 1e-6  # no subsidy is the best against who does not heed it
 
 
@@ -294,4 +462,6 @@ def test_few_states_fit_into_a_kernel_with_the_same_numbers():
     start = jax.vmap(lambda key: env.reset(key, params)[1])(jax.random.split(jax.random.key(0), 3))
     by_kernel = scan_replicas_kernel(step, start, None, 40, interpret=True)
     simple = jax.lax.scan(jax.vmap(step), start, None, 40)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6), by_kernel, simple)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6), by_kernel, simple
+    )

@@ -1,4 +1,5 @@
-"""Calibrations of covid_economy: the synthetic one by its golden numbers, files, and what is refused."""
+"""Calibrations of covid_economy: the synthetic one by its golden numbers, files, and what is
+refused."""
 
 import dataclasses
 import json
@@ -15,7 +16,8 @@ from wdjax.train.load import load_config
 
 
 def as_file(calibration, days_after=3):
-    """Returns what a file of a calibration holds: the last level goes on for some days after day 0."""
+    """Returns what a file of a calibration holds: the last level goes on for some days after
+    day 0."""
     names = [field.name for field in dataclasses.fields(calibration)]
     data = {name: getattr(calibration, name).tolist() for name in names}
     levels = np.array(data.pop("policy"))
@@ -42,12 +44,17 @@ def test_golden_numbers_of_five_states():
     np.testing.assert_array_equal(of.population, [3033106, 15332892, 1550209, 7836586, 792306])
     np.testing.assert_array_equal(of.policy[-1], [6, 5, 5, 4, 6])
     assert of.init_unemployed.sum() == 2074693
-    np.testing.assert_allclose(of.planner_health_index_min_max, [-0.008435485, -8.108282e-5], rtol=1e-7)
-    np.testing.assert_allclose(of.planner_economic_index_min_max, [0.0022421195, 0.0027064814], rtol=1e-7)
+    np.testing.assert_allclose(
+        of.planner_health_index_min_max, [-0.008435485, -8.108282e-5], rtol=1e-7
+    )
+    np.testing.assert_allclose(
+        of.planner_economic_index_min_max, [0.0022421195, 0.0027064814], rtol=1e-7
+    )
 
 
 def test_levels_before_day_0():
-    """Of who ends at 6: level 1, then 2 from 75 days before on, then one more every three days, the last 5 days ago."""
+    """Of who ends at 6: level 1, then 2 from 75 days before on, then one more every three days,
+    the last 5 days ago."""
     policy = synthetic_calibration(5).policy[:, 0]
     assert policy.shape == (82,)
     assert policy[81 - 76] == 1
@@ -58,7 +65,9 @@ def test_levels_before_day_0():
 
 def test_seeds_differ_and_repeat():
     same(synthetic_calibration(3, seed=1), synthetic_calibration(3, seed=1))
-    assert (synthetic_calibration(3, seed=1).population != synthetic_calibration(3).population).all()
+    assert (
+        synthetic_calibration(3, seed=1).population != synthetic_calibration(3).population
+    ).all()
     assert synthetic_calibration(3).population.dtype == np.float32
 
 
@@ -81,29 +90,69 @@ def test_the_file_beside_the_project_is_the_synthetic_one():
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
-        ("population", [1e6, 2e6, 3e6], r"shape of population = \(3,\): must be of shape \(2,\), for num_states = 2"),
+        (
+            "population",
+            [1e6, 2e6, 3e6],
+            r"shape of population = \(3,\): must be of shape \(2,\), for num_states = 2",
+        ),
         ("population", [1e6, -1.0], "population = .*: must be above 0"),
         ("population", None, "population = None: must be a list of numbers"),
         ("gamma", float("nan"), "gamma = nan: must be finite"),
         ("gamma", [0.1], "gamma = .*: must be a number"),
-        ("filter_weights", [[1, 2, 3, 4, 5]], r"shape of filter_weights = \(1, 5\): must be of shape \(2, 5\)"),
-        ("filter_weights", [[1, 2, 3, 4, 5], [1]], "filter_weights = .*: must be a list of equally long lists"),
+        (
+            "filter_weights",
+            [[1, 2, 3, 4, 5]],
+            r"shape of filter_weights = \(1, 5\): must be of shape \(2, 5\)",
+        ),
+        (
+            "filter_weights",
+            [[1, 2, 3, 4, 5], [1]],
+            "filter_weights = .*: must be a list of equally long lists",
+        ),
         ("conv_lambdas", [30, 60, 120, 0, 480], "conv_lambdas = .*: must be above 0"),
         ("agent_alpha", [0.5, 1.0], "agent_alpha = .*: must be above 0 and below 1"),
         ("planner_alpha", 0.0, "planner_alpha = 0.0: must be above 0 and below 1"),
         ("death_rate", 1.5, "death_rate = 1.5: must be between 0 and 1"),
         ("unemployment_bias", [-1.0, 2.0], "unemployment_bias = .*: must be a percentage"),
-        ("agent_health_index_max", [-1.0, -1.0], "agent_health_index_max = .*: must be above agent_health_index_min"),
-        ("planner_economic_index_min_max", [0.003, 0.002], "planner_economic_index_min_max = .*: must be a minimum"),
-        ("init_infected", [1e12, 1.0], "init_infected = .*: must be at least 0 persons and at most the population"),
+        (
+            "agent_health_index_max",
+            [-1.0, -1.0],
+            "agent_health_index_max = .*: must be above agent_health_index_min",
+        ),
+        (
+            "planner_economic_index_min_max",
+            [0.003, 0.002],
+            "planner_economic_index_min_max = .*: must be a minimum",
+        ),
+        (
+            "init_infected",
+            [1e12, 1.0],
+            "init_infected = .*: must be at least 0 persons and at most the population",
+        ),
         ("init_unemployed", [-1.0, 1.0], "init_unemployed = .*: must be at least 0 persons"),
-        ("us_population", 1000.0, "us_population = 1000.0: must be at least the population of all states"),
+        (
+            "us_population",
+            1000.0,
+            "us_population = 1000.0: must be at least the population of all states",
+        ),
         ("beta_delay", 14, "beta_delay = 14: must be 29"),
         ("num_stringency_levels", 5, "num_stringency_levels = 5: must be 10"),
         ("filter_len", 60, "filter_len = 60: must be at least the 82 days"),
-        ("start_index", 85, "start_index = 85: must be an index into policy_digits_per_state, 0 to 84"),
-        ("policy_digits_per_state", ["12", "1"], "policy_digits_per_state = .*: must be a list of strings of equal"),
-        ("policy_digits_per_state", ["1" * 85, "1" * 84 + "0"], "policy_digits_per_state = .*: must be a list"),
+        (
+            "start_index",
+            85,
+            "start_index = 85: must be an index into policy_digits_per_state, 0 to 84",
+        ),
+        (
+            "policy_digits_per_state",
+            ["12", "1"],
+            "policy_digits_per_state = .*: must be a list of strings of equal",
+        ),
+        (
+            "policy_digits_per_state",
+            ["1" * 85, "1" * 84 + "0"],
+            "policy_digits_per_state = .*: must be a list",
+        ),
         ("policy_digits_per_state", ["1" * 85] * 3, "shape of policy_digits_per_state"),
     ],
 )
@@ -123,11 +172,18 @@ def test_a_file_that_is_none_is_refused(tmp_path):
         load_calibration(path, 2)
     data = as_file(synthetic_calibration(2))
     with pytest.raises(ValueError, match=r"agent_alpha = None: must be among the keys"):
-        load_calibration(written(tmp_path, {name: value for name, value in data.items() if name != "agent_alpha"}), 2)
+        load_calibration(
+            written(
+                tmp_path, {name: value for name, value in data.items() if name != "agent_alpha"}
+            ),
+            2,
+        )
 
 
 def test_a_path_is_no_calibration():
-    with pytest.raises(TypeError, match=r"calibration = 'a.json': must be a Calibration .* calibration_file"):
+    with pytest.raises(
+        TypeError, match=r"calibration = 'a.json': must be a Calibration .* calibration_file"
+    ):
         wdjax.make("covid_economy", num_states=2, calibration="a.json")
 
 
@@ -136,5 +192,8 @@ def test_a_run_s_configuration_names_the_file_and_not_its_numbers():
     assert "calibration" not in config.env_params
     assert config.env_params["calibration_file"] == ""
     calibration = synthetic_calibration(5)
-    with pytest.raises(TypeError, match=r"env_params.calibration: must be a number, text or a list, not a Calibration"):
+    with pytest.raises(
+        TypeError,
+        match=r"env_params.calibration: must be a number, text or a list, not a Calibration",
+    ):
         load_config("covid_small", **{"env_params.calibration": calibration})

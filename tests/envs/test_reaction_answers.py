@@ -1,4 +1,5 @@
-"""The surfaces and what is best on them: literature, stored answers, flood fills, and a brute search."""
+"""The surfaces and what is best on them: literature, stored answers, flood fills, and a brute
+search."""
 
 import dataclasses
 import functools
@@ -13,7 +14,9 @@ from test_reaction_parity import PUBLISHED, make, published
 import wdjax
 from wdjax.envs.reaction import exact, surfaces
 
-THRESHOLD = {  # E of the start, lowest pass, ienergy, max_denergy; best return, its steps and top; at gamma 0.99, steps
+# E of the start, lowest pass, ienergy, max_denergy; best return, its steps and top; at gamma 0.99,
+# steps
+THRESHOLD = {
     "mueller_brown": (
         -145.998035252, -40.269451041, -45.55588, 5.286429, 27.851364993, 33, -40.269451041, 20.221711301, 31,
     ),
@@ -82,7 +85,10 @@ def make_on(surface, **arguments):
 def test_stationary_points(formula, x, y, energy):
     assert formula(x, y) == pytest.approx(energy, abs=2e-6)
     step = 1e-4
-    slopes = [formula(x + step, y) - formula(x - step, y), formula(x, y + step) - formula(x, y - step)]
+    slopes = [
+        formula(x + step, y) - formula(x - step, y),
+        formula(x, y + step) - formula(x, y - step),
+    ]
     assert np.abs(slopes).max() / (2 * step) < 2e-3
 
 
@@ -99,9 +105,16 @@ def test_morse_and_leps_by_hand():
 def test_tables_have_the_stored_settings(surface):
     table = surfaces.load_table(surface)
     bottom, top, ienergy, max_denergy, *_ = THRESHOLD[surface]
-    assert (table.bottom, table.top) == (pytest.approx(bottom, abs=1e-9), pytest.approx(top, abs=1e-9))
-    assert table.settings("threshold") == pytest.approx({"ienergy": ienergy, "max_denergy": max_denergy}, abs=1e-12)
-    assert table.settings("plain") == pytest.approx({"ienergy": bottom, "max_denergy": 20 * (top - bottom)}, abs=1e-6)
+    assert (table.bottom, table.top) == (
+        pytest.approx(bottom, abs=1e-9),
+        pytest.approx(top, abs=1e-9),
+    )
+    assert table.settings("threshold") == pytest.approx(
+        {"ienergy": ienergy, "max_denergy": max_denergy}, abs=1e-12
+    )
+    assert table.settings("plain") == pytest.approx(
+        {"ienergy": bottom, "max_denergy": 20 * (top - bottom)}, abs=1e-6
+    )
     assert np.isfinite(table.energies).all()
     if table.spacing:
         ring = np.ones(table.energies.shape[:2], bool)
@@ -109,7 +122,9 @@ def test_tables_have_the_stored_settings(surface):
         assert (table.energies[ring] == 1e6).all()
         low = table.energies[..., 0] < 1e6 - 1e3
         raised = 0.01 * (top - bottom)
-        np.testing.assert_allclose((table.energies[..., 1] - table.energies[..., 0])[low], raised, atol=1e-6)
+        np.testing.assert_allclose(
+            (table.energies[..., 1] - table.energies[..., 0])[low], raised, atol=1e-6
+        )
 
 
 def check_best(answer, value, steps, top=None):
@@ -154,7 +169,8 @@ def test_published_tables_have_the_stored_answers(name):
 
 
 def replay(env, params, path):
-    """Returns what the environment pays along a path from its start, and whether it ends at the goal."""
+    """Returns what the environment pays along a path from its start, and whether it ends at the
+    goal."""
     sizes = np.array([*np.shape(params.energies)[:2], int(params.nz)] * env.num_atoms)
     change = (np.diff(path, axis=0) + 1) % sizes - 1  # over the periodic axes, too
     axis, way = np.abs(change).argmax(axis=1), change.sum(axis=1)
@@ -166,13 +182,16 @@ def replay(env, params, path):
         return state, (reward, terminated, state.position)
 
     _, state = env.reset(jax.random.key(0), params)
-    _, (rewards, terminated, position) = jax.jit(lambda s, a: jax.lax.scan(body, s, a))(state, jnp.asarray(actions))
+    _, (rewards, terminated, position) = jax.jit(lambda s, a: jax.lax.scan(body, s, a))(
+        state, jnp.asarray(actions)
+    )
     np.testing.assert_array_equal(position, path[1:])
     return float(rewards.sum()), bool(terminated[-1] and not terminated[:-1].any())
 
 
 def flood(rules, top):
-    """Returns whether the goal is reached over cells of at most `top`, by looking at neighbours one after the other."""
+    """Returns whether the goal is reached over cells of at most `top`, by looking at neighbours
+    one after the other."""
 
     def energy(cell):
         return rules.energies[tuple(c - rules.z_lower * (i % 3 == 2) for i, c in enumerate(cell))]
@@ -193,7 +212,8 @@ def flood(rules, top):
 
 @pytest.mark.parametrize("seed", range(12))
 def test_small_tables_by_brute_search(seed):
-    """Returns of all ways to play 7 steps, and flood fills, by the reference: 3D, 2D out of the slab and back."""
+    """Returns of all ways to play 7 steps, and flood fills, by the reference: 3D, 2D out of the
+    slab and back."""
     rng = np.random.default_rng(seed)
     atoms, rule = (2, "3d") if seed % 4 == 3 else (1, "2d" if seed % 2 else "3d")
     shape = (2, 2, 1) * 2 if atoms == 2 else (4, 3, 2)
@@ -211,7 +231,9 @@ def test_small_tables_by_brute_search(seed):
             after, _, reward, terminated, truncated = reference.step(
                 rules, cell, time, action if atoms == 1 else (action // 6, action % 6)
             )
-            values.append(reward + (0.0 if terminated or truncated else gamma * best(after, time + 1, gamma)))
+            values.append(
+                reward + (0.0 if terminated or truncated else gamma * best(after, time + 1, gamma))
+            )
         return max(values)
 
     for gamma in (1.0, 0.8):

@@ -14,20 +14,46 @@ from wdjax.train.config.env_params import complete_env_params
 
 ENERGIES = np.random.default_rng(0).normal(size=(4, 5, 3))
 OWN = {
-    "surface": "table", "energies": ENERGIES, "ienergy": 0, "max_denergy": 1, "nz": 9, "z_lower": 2,
-    "initial_state": [0, 0, 2], "final_state": [3, 3, 4],
-}  # fmt: skip
+    "surface": "table",
+    "energies": ENERGIES,
+    "ienergy": 0,
+    "max_denergy": 1,
+    "nz": 9,
+    "z_lower": 2,
+    "initial_state": [0, 0, 2],
+    "final_state": [3, 3, 4],
+}
 REFUSED = [
-    ({"energies": ENERGIES[0]}, ValueError, r"shape of energies = \(5, 3\): must be \[nx, ny, layers\]"),
+    (
+        {"energies": ENERGIES[0]},
+        ValueError,
+        r"shape of energies = \(5, 3\): must be \[nx, ny, layers\]",
+    ),
     ({"energies": "abc"}, TypeError, "energies = 'abc': must be numbers"),
     ({"energies": None}, TypeError, "energies = None: must be numbers"),
     ({"energies": [[[0.0, 1.0], [2.0]]]}, TypeError, "energies = .*: must be numbers"),
     ({"energies": ENERGIES * np.nan}, ValueError, "energies = .*not NaN"),
     ({"energies": ENERGIES + np.inf}, ValueError, "energies = .*: must be finite"),
-    ({"surface": "mueler_brown"}, ValueError, "surface = 'mueler_brown': .*did you mean 'mueller_brown'"),
-    ({"surface": "mueller_brown"}, ValueError, r"\(4, 5, 3\): must be \(28, 24, 2\), the shape of .*surface='table'"),
-    ({"surface": "two_atom_exchange"}, ValueError, r"'two_atom_exchange' = .*: must be \[nx, ny, layers\]"),
-    ({"surface": "nowhere.npy"}, ValueError, "surface = 'nowhere.npy': must be a .npy file of numbers: .*No such"),
+    (
+        {"surface": "mueler_brown"},
+        ValueError,
+        "surface = 'mueler_brown': .*did you mean 'mueller_brown'",
+    ),
+    (
+        {"surface": "mueller_brown"},
+        ValueError,
+        r"\(4, 5, 3\): must be \(28, 24, 2\), the shape of .*surface='table'",
+    ),
+    (
+        {"surface": "two_atom_exchange"},
+        ValueError,
+        r"'two_atom_exchange' = .*: must be \[nx, ny, layers\]",
+    ),
+    (
+        {"surface": "nowhere.npy"},
+        ValueError,
+        "surface = 'nowhere.npy': must be a .npy file of numbers: .*No such",
+    ),
     ({"surface": ENERGIES}, TypeError, r"(?s)surface = .*Pass a table as energies"),
     ({"settings": "treshold"}, ValueError, "unknown settings 'treshold': did you mean 'threshold'"),
     ({"rule": "4d"}, ValueError, "unknown rule '4d'"),
@@ -36,31 +62,51 @@ REFUSED = [
     ({"min_reward": 0.5}, ValueError, "min_reward = 0.5: must be at most 0"),
     ({"nz": 4}, ValueError, r"nz = 4: must be at least z_lower \+ 3"),
     ({"z_lower": -1}, ValueError, "z_lower = -1: must be at least 0"),
-    ({"initial_state": [0, 0, 1]}, ValueError, r"initial_state = \[0, 0, 1\]: .*2 <= z < 5 \(the slab\)"),
+    (
+        {"initial_state": [0, 0, 1]},
+        ValueError,
+        r"initial_state = \[0, 0, 1\]: .*2 <= z < 5 \(the slab\)",
+    ),
     ({"final_state": [0, 5, 2]}, ValueError, r"final_state = \[0, 5, 2\]: .*0 <= y < 5"),
     ({"final_state": [0, 0.5, 2]}, TypeError, "final_state = .*: must be whole numbers"),
-    ({"final_state": [0, 0]}, ValueError, r"final_state = \[0, 0\]: must be numbers in the shape \(3,\)"),
-    ({"final_state": [0, 0, 2]}, ValueError, r"final_state = \[0, 0, 2\]: must be different from initial_state"),
+    (
+        {"final_state": [0, 0]},
+        ValueError,
+        r"final_state = \[0, 0\]: must be numbers in the shape \(3,\)",
+    ),
+    (
+        {"final_state": [0, 0, 2]},
+        ValueError,
+        r"final_state = \[0, 0, 2\]: must be different from initial_state",
+    ),
     ({"episode_length": 0}, ValueError, "episode_length = 0: must be above 0"),
 ]
 
 
-@pytest.mark.parametrize(("changes", "error", "words"), REFUSED, ids=[str(row[2])[:40] for row in REFUSED])
+@pytest.mark.parametrize(
+    ("changes", "error", "words"), REFUSED, ids=[str(row[2])[:40] for row in REFUSED]
+)
 def test_what_does_not_fit_is_refused(changes, error, words):
     with pytest.raises(error, match=words):
         wdjax.make("reaction_one_atom", **OWN | changes)
 
 
-@pytest.mark.parametrize("missing", ["energies", "ienergy", "max_denergy", "nz", "initial_state", "final_state"])
+@pytest.mark.parametrize(
+    "missing", ["energies", "ienergy", "max_denergy", "nz", "initial_state", "final_state"]
+)
 def test_of_a_table_of_ones_own_all_is_to_be_given(missing):
     with pytest.raises(ValueError, match=missing):
-        wdjax.make("reaction_one_atom", **{name: value for name, value in OWN.items() if name != missing})
+        wdjax.make(
+            "reaction_one_atom", **{name: value for name, value in OWN.items() if name != missing}
+        )
 
 
 def test_two_atoms_need_one_slab():
     places = {"initial_state": [0, 0, 2] * 2, "final_state": [1, 1, 2] * 2}
     with pytest.raises(ValueError, match=r"shape of energies = \(2, 2, 2, 2, 2, 3\)"):
-        wdjax.make("reaction_two_atoms", **OWN | places | {"energies": np.zeros((2, 2, 2, 2, 2, 3))})
+        wdjax.make(
+            "reaction_two_atoms", **OWN | places | {"energies": np.zeros((2, 2, 2, 2, 2, 3))}
+        )
 
 
 def test_a_table_is_the_same_by_array_list_and_file(tmp_path):
@@ -92,7 +138,9 @@ def test_tables_of_one_shape_are_one_program():
         return env.step(jax.random.key(0), state, 0, params)[2]
 
     assert paid(params) == 0
-    _, other = wdjax.make("reaction_one_atom", energies=np.full((28, 24, 2), -45.55588 + 2 * 5.286429))
+    _, other = wdjax.make(
+        "reaction_one_atom", energies=np.full((28, 24, 2), -45.55588 + 2 * 5.286429)
+    )
     assert paid(other) == pytest.approx(-2, abs=1e-5)
     assert len(traces) == 1
 
@@ -105,17 +153,27 @@ def test_an_atom_that_starts_on_its_goal_sees_cells():
 
 
 def test_play_gives_the_numbers_of_step():
-    """Of a table that is small enough for a kernel, here by plain XLA: 9 steps are two episodes of 4 and a step."""
+    """Of a table that is small enough for a kernel, here by plain XLA: 9 steps are two episodes
+    of 4 and a step."""
     env, params = wdjax.make("reaction_one_atom", **OWN | {"episode_length": 4})
-    random = lambda key, obs: uniform_action(env.action_space(params), key)  # noqa: E731
-    record = lambda memory, seen: (memory, seen)  # noqa: E731
-    played = lambda key: play(env, params, random, start_play(env, params, key, 3), 9, record)[2]  # noqa: E731
+
+    def random(key, obs):
+        return uniform_action(env.action_space(params), key)
+
+    def record(memory, seen):
+        return (memory, seen)
+
+    def played(key):
+        return play(env, params, random, start_play(env, params, key, 3), 9, record)[2]
+
     step, key = jax.jit(env.step), jax.random.key(0)
     seen, first = jax.device_get(jax.jit(played)(key)), jax.jit(env.reset)(key, params)[1]
     for replica in range(3):
         for t in range(9):
             state = first if t % 4 == 0 else state  # noqa: F821
-            obs, state, reward, terminated, truncated, _ = step(key, state, seen.action[t, replica], params)
+            obs, state, reward, terminated, truncated, _ = step(
+                key, state, seen.action[t, replica], params
+            )
             np.testing.assert_allclose(seen.final_obs[t, replica], obs, rtol=1e-6)
             np.testing.assert_allclose(seen.reward[t, replica], reward, rtol=1e-6)
             assert (seen.over[t, replica], truncated) == (t % 4 == 3, t % 4 == 3)
@@ -137,20 +195,37 @@ def test_a_flag_of_the_surface_brings_its_settings(monkeypatch, tmp_path):
     from wdjax.experiments.commands import train
 
     told = []
-    monkeypatch.setattr(train, "import_trainer", lambda: lambda config, *_, **__: told.append(config) or 1 / 0)
+    monkeypatch.setattr(
+        train, "import_trainer", lambda: lambda config, *_, **__: told.append(config) or 1 / 0
+    )
     with pytest.raises(ZeroDivisionError):
-        train.train(["reaction_mueller_brown", "--env-params.surface", "quartic", "--workdir", str(tmp_path)])
+        train.train(
+            [
+                "reaction_mueller_brown",
+                "--env-params.surface",
+                "quartic",
+                "--workdir",
+                str(tmp_path),
+            ]
+        )
     params = told[0].env_params
-    assert (params["surface"], params["initial_state"], params["min_reward"]) == ("quartic", [6, 10, 2], -5.0)
+    assert (params["surface"], params["initial_state"], params["min_reward"]) == (
+        "quartic",
+        [6, 10, 2],
+        -5.0,
+    )
     assert params["ienergy"] == pytest.approx(0.95)
 
 
 @pytest.mark.parametrize("surface", ["mueller_brown", "two_atom_exchange"])
 def test_a_drawing_shows_the_path_so_far(surface):
-    env, params = wdjax.make("reaction_two_atoms" if "two" in surface else "reaction_one_atom", surface=surface)
+    env, params = wdjax.make(
+        "reaction_two_atoms" if "two" in surface else "reaction_one_atom", surface=surface
+    )
     start = np.asarray(params.initial_state)
     positions = start + np.eye(len(start), dtype=int)[0] * np.arange(3)[:, None]
-    states = State(np.concatenate([positions[::-1], positions]), np.array([7, 8, 9, 0, 1, 2]))  # an older one first
+    # an older one first
+    states = State(np.concatenate([positions[::-1], positions]), np.array([7, 8, 9, 0, 1, 2]))
     scene = env.scene(states, jax.device_get(params))
     energy = env.table.energies[tuple(positions[2] - env.table.offset)]
     places = drawing.places(env.table, positions[:, :2])
@@ -159,8 +234,12 @@ def test_a_drawing_shows_the_path_so_far(surface):
     (path,) = (mark for mark in scene.marks if getattr(mark, "label", "") in ("path", "atom 1"))
     first, last = path.window[-1]
     np.testing.assert_allclose(path.points[0, 0, first:last], places)
-    crosses = [(x, y) for mark in scene.marks if getattr(mark, "label", "") == "saddle"
-               for x, y in zip(mark.x[0], mark.y[0], strict=True)]  # fmt: skip
+    crosses = [
+        (x, y)
+        for mark in scene.marks
+        if getattr(mark, "label", "") == "saddle"
+        for x, y in zip(mark.x[0], mark.y[0], strict=True)
+    ]
     assert crosses == list(env.table.saddles)
 
 
@@ -170,12 +249,15 @@ def test_a_line_is_broken_around_the_axes():
 
 
 def test_cheaper_walls_leave_the_best_path_where_it_is():
-    """The preset trains with walls at -5 and gamma 0.995: what is best so is nearly the best, over the pass."""
+    """The preset trains with walls at -5 and gamma 0.995: what is best so is nearly the best,
+    over the pass."""
     env, params = wdjax.make("reaction_one_atom")
     params = exact.exact_params(env)
     best, lowest = exact.best_return(params), exact.lowest_pass(params)
     trained = exact.best_return(params.replace(min_reward=-5.0), gamma=0.995)
     cells = tuple((trained.path[1:] - env.table.offset).T)
-    costs = np.clip((params.ienergy - params.energies[cells]) / params.max_denergy, params.min_reward, 0)
+    costs = np.clip(
+        (params.ienergy - params.energies[cells]) / params.max_denergy, params.min_reward, 0
+    )
     assert costs.sum() + params.terminate_reward > 0.99 * best.value
     assert trained.top == lowest.value

@@ -1,4 +1,5 @@
-"""Reaction paths against the reference, one step at a time, on random tables; and the published numbers."""
+"""Reaction paths against the reference, one step at a time, on random tables; and the published
+numbers."""
 
 import functools
 
@@ -27,7 +28,8 @@ def make(rules):
 
 @st.composite
 def games(draw, atoms):
-    """Draws a table and settings: slabs with room above and below and such that fill the axis, either rule."""
+    """Draws a table and settings: slabs with room above and below and such that fill the axis,
+    either rule."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     shape, below, above = SHAPES[atoms], draw(st.integers(0, 2)), draw(st.integers(0, 2))
     cells = [tuple(int(c) for c in rng.integers(0, shape)) for _ in range(2)]
@@ -35,11 +37,18 @@ def games(draw, atoms):
         cells[1] = ((cells[0][0] + 1) % shape[0], *cells[0][1:])
     start, goal = (tuple(c + below * (i % 3 == 2) for i, c in enumerate(cell)) for cell in cells)
     return reference.Rules(
-        energies=np.where(rng.random(shape) < 0.1, 1e6, 5 * rng.normal(size=shape)), ienergy=rng.normal(),
-        max_denergy=2.0, initial_state=start, final_state=goal, nz=shape[2] + below + above, z_lower=below,
-        min_reward=draw(st.sampled_from([-1.0, -1000.0, 0.0])), terminate_reward=7.0, episode_length=60,
+        energies=np.where(rng.random(shape) < 0.1, 1e6, 5 * rng.normal(size=shape)),
+        ienergy=rng.normal(),
+        max_denergy=2.0,
+        initial_state=start,
+        final_state=goal,
+        nz=shape[2] + below + above,
+        z_lower=below,
+        min_reward=draw(st.sampled_from([-1.0, -1000.0, 0.0])),
+        terminate_reward=7.0,
+        episode_length=60,
         rule=draw(st.sampled_from(["auto", "2d", "3d"])) if atoms == 1 else "3d",
-    ), rng  # fmt: skip
+    ), rng
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -50,7 +59,8 @@ def steps(env, params, states, actions):
 @pytest.mark.parametrize("atoms", [1, 2])
 @given(data=st.data())
 def test_steps_agree(atoms, data):
-    """From 40 places, of them corners, edges of the slab and neighbours of the goal, and out of it by the 2D rule."""
+    """From 40 places, of them corners, edges of the slab and neighbours of the goal, and out of
+    it by the 2D rule."""
     rules, rng = data.draw(games(atoms))
     env, params = make(rules)
     plane = atoms == 1 and bool(env.in_plane(params))
@@ -62,7 +72,9 @@ def test_steps_agree(atoms, data):
     position = position[np.any(position != beside, axis=1)]
     time = rng.choice([0, 3, 58, 59], len(position)).astype(np.int32)
     actions = rng.integers(0, 6, len(position))
-    actions = np.stack([rng.integers(0, 2, len(position)), actions], axis=1) if atoms == 2 else actions
+    actions = (
+        np.stack([rng.integers(0, 2, len(position)), actions], axis=1) if atoms == 2 else actions
+    )
     states = State(np.resize(position, (40, 3 * atoms)).astype(np.int32), np.resize(time, 40))
     result = steps(env, params, states, np.resize(actions, (40, *actions.shape[1:])))
     obs, after, reward, terminated, truncated, info = jax.tree.map(np.asarray, result)
@@ -72,7 +84,11 @@ def test_steps_agree(atoms, data):
         assert after.time[i] == time[i] + 1
         np.testing.assert_allclose(obs[i], expected[1], rtol=3e-7)
         np.testing.assert_allclose(reward[i], expected[2], rtol=1e-5, atol=1e-5)
-        assert (terminated[i], truncated[i], info["reached"][i]) == (expected[3], expected[4], expected[3])
+        assert (terminated[i], truncated[i], info["reached"][i]) == (
+            expected[3],
+            expected[4],
+            expected[3],
+        )
 
 
 def test_what_is_over_stays_as_it_is():
@@ -88,12 +104,20 @@ def test_what_is_over_stays_as_it_is():
 def test_rules_differ_where_a_move_leaves_the_slab():
     """By hand: from the highest layer up, along x, down again."""
     energies = np.array([[[1.0, 2.0]], [[3.0, 4.0]]])
-    arguments = {"surface": "table", "energies": energies, "ienergy": 0.0, "max_denergy": 8.0, "nz": 9, "z_lower": 5}
+    arguments = {
+        "surface": "table",
+        "energies": energies,
+        "ienergy": 0.0,
+        "max_denergy": 8.0,
+        "nz": 9,
+        "z_lower": 5,
+    }
     arguments |= {"initial_state": [0, 0, 6], "final_state": [1, 0, 6], "terminate_reward": 3.0}
     for rule, places, rewards in (
-        ("2d", [(0, 0, 7), (1, 0, 7), (1, 0, 6)], [-1, -1, 3 - 0.5]), ("auto", [(0, 0, 7)], [-1]),
+        ("2d", [(0, 0, 7), (1, 0, 7), (1, 0, 6)], [-1, -1, 3 - 0.5]),
+        ("auto", [(0, 0, 7)], [-1]),
         ("3d", [(0, 0, 6), (1, 0, 6)], [-1, 3 - 0.5]),
-    ):  # fmt: skip
+    ):
         env, params = wdjax.make("reaction_one_atom", rule=rule, **arguments)
         state, step = State(jnp.array([0, 0, 6]), jnp.int32(0)), jax.jit(env.step)
         for place, reward, action in zip(places, rewards, (4, 0, 5), strict=False):
@@ -106,9 +130,20 @@ def test_rules_differ_where_a_move_leaves_the_slab():
 
 def test_random_starts_are_all_cells_but_the_goal():
     energies = np.zeros((2, 3, 2))
-    arguments = {"surface": "table", "energies": energies, "ienergy": 0.0, "max_denergy": 1.0, "nz": 9, "z_lower": 5}
+    arguments = {
+        "surface": "table",
+        "energies": energies,
+        "ienergy": 0.0,
+        "max_denergy": 1.0,
+        "nz": 9,
+        "z_lower": 5,
+    }
     env, params = wdjax.make(
-        "reaction_one_atom", random_start=True, initial_state=[0, 0, 5], final_state=[1, 1, 6], **arguments
+        "reaction_one_atom",
+        random_start=True,
+        initial_state=[0, 0, 5],
+        final_state=[1, 1, 6],
+        **arguments,
     )
     obs, state = jax.jit(jax.vmap(env.reset, (0, None)))(jax.random.split(KEY, 1_100), params)
     cells, counts = np.unique(state.position, axis=0, return_counts=True)
@@ -119,29 +154,52 @@ def test_random_starts_are_all_cells_but_the_goal():
     np.testing.assert_allclose(obs[:, 2], np.asarray(state.position[:, 2]) / 9, rtol=1e-6)
 
 
-GAS = {"ienergy": -227.689938, "nz": 50, "z_lower": 28, "final_state": (5, 16, 38), "terminate_reward": 30.0}
+GAS = {
+    "ienergy": -227.689938,
+    "nz": 50,
+    "z_lower": 28,
+    "final_state": (5, 16, 38),
+    "terminate_reward": 30.0,
+}
 ON_TOP = {"ienergy": -193.6023, "nz": 100, "z_lower": 58, "final_state": (10, 0, 60)}
 PUBLISHED = {  # file and settings of the published configurations
-    "diffusion2d": ("en_array_diffusion", ON_TOP | {"initial_state": (5, 9, 60), "terminate_reward": 10.0}),
+    "diffusion2d": (
+        "en_array_diffusion",
+        ON_TOP | {"initial_state": (5, 9, 60), "terminate_reward": 10.0},
+    ),
     "diffusion2d_relaxed": (
         "en_array_diffusion_relax",
-        ON_TOP | {"ienergy": -193.69, "z_lower": 60, "initial_state": (5, 9, 60), "terminate_reward": 10.0},
+        ON_TOP
+        | {
+            "ienergy": -193.69,
+            "z_lower": 60,
+            "initial_state": (5, 9, 60),
+            "terminate_reward": 10.0,
+        },
     ),
-    "diffusion3d": ("en_array_diffusion", ON_TOP | {"initial_state": (5, 9, 61), "terminate_reward": 30.0}),
+    "diffusion3d": (
+        "en_array_diffusion",
+        ON_TOP | {"initial_state": (5, 9, 61), "terminate_reward": 30.0},
+    ),
     "gas1": ("en_array", GAS | {"initial_state": (3, 15, 43)}),
     "gas2": ("en_array", GAS | {"initial_state": (3, 12, 45)}),
     "surface": ("en_array", GAS | {"initial_state": (3, 6, 30)}),
     "two_atom": (
         "en_array_2atom_diffusion",
         {
-            "ienergy": -200.78, "nz": 15, "z_lower": 9, "initial_state": (4, 4, 10, 4, 4, 11),
-            "final_state": (0, 4, 10, 0, 4, 11), "terminate_reward": 30.0,
+            "ienergy": -200.78,
+            "nz": 15,
+            "z_lower": 9,
+            "initial_state": (4, 4, 10, 4, 4, 11),
+            "final_state": (0, 4, 10, 0, 4, 11),
+            "terminate_reward": 30.0,
         },
     ),
-}  # fmt: skip
+}
 ROLLOUTS = {  # rewards, and the last observation where it is known
     "diffusion2d": (
-        [-0.0969295, -0.0679435, -0.0861725, -0.1553425, -1, -0.1553425], [0.3, 0.4444444, 0.58, 0.8901982],
+        [-0.0969295, -0.0679435, -0.0861725, -0.1553425, -1, -0.1553425],
+        [0.3, 0.4444444, 0.58, 0.8901982],
     ),
     "diffusion3d": ([-0.0556865, -0.062324, -0.0679435, -0.0861725, -0.1553425, -0.0861725], None),
     "gas1": ([-0.1993739, -0.2009509, -0.1980024, -0.1925414, -0.1840969, -0.1925414], None),
@@ -163,7 +221,11 @@ def published(name):
 def test_published_rollouts(name):
     env, params = published(name)
     rewards, last = ROLLOUTS[name]
-    actions = [0, 3, 5, 5, 5, 4] if env.num_atoms == 1 else [(0, 0), (1, 3), (0, 4), (1, 5), (1, 5), (1, 5)]
+    actions = (
+        [0, 3, 5, 5, 5, 4]
+        if env.num_atoms == 1
+        else [(0, 0), (1, 3), (0, 4), (1, 5), (1, 5), (1, 5)]
+    )
     obs, state = env.reset(KEY, params)
     step, paid = jax.jit(env.step), []
     for action in actions:

@@ -1,4 +1,5 @@
-"""RICE-N: golden trajectories, the published extremes, step parity with NumPy, in 64 bits and in 32."""
+"""RICE-N: golden trajectories, the published extremes, step parity with NumPy, in 64 bits and in
+32."""
 
 import contextlib
 import functools
@@ -22,12 +23,14 @@ pytestmark = pytest.mark.usefixtures("quick_compile")
 
 @functools.cache
 def player(negotiation, bits):
-    """Returns (env, params, run): run(heads [T, n, H], raised) -> what every step returned, [T, ...]."""
+    """Returns (env, params, run): run(heads [T, n, H], raised) -> what every step returned, [T,
+    ...]."""
     env, params = wdjax.make("rice", negotiation=negotiation)
 
     def step(carry, heads):
         obs, state, raised = carry
-        lowest = jnp.argmax(obs["region"]["action_mask"][:, 10:20], axis=1)  # of what the mask allows
+        # of what the mask allows
+        lowest = jnp.argmax(obs["region"]["action_mask"][:, 10:20], axis=1)
         heads = heads.at[:, 1].max(jnp.where(raised, lowest, 0).astype(heads.dtype))
         obs, state, *rest = env.step(None, state, {"region": heads}, params)
         return (obs, state, raised), (heads, obs["region"], state, *rest)
@@ -41,7 +44,8 @@ def player(negotiation, bits):
 
 
 def play(heads, negotiation, bits, raised=False):
-    """Returns (heads played, obs, state, reward, terminated, truncated, info) of an episode, with arrays of NumPy."""
+    """Returns (heads played, obs, state, reward, terminated, truncated, info) of an episode,
+    with arrays of NumPy."""
     with jax.enable_x64(True) if bits == 64 else contextlib.nullcontext():
         run = player(negotiation, bits)[2]
         return jax.device_get(run(np.asarray(heads, np.int32), np.bool_(raised)))
@@ -63,8 +67,8 @@ def with_treaty(k):
 
 
 NVEC = np.array([10] * 111 + [2] * 27)
-# name: (negotiation, heads of step k, raised to the mask, sum of returns, of regions 0 and 20, last T_AT, last M_AT,
-# last sum of Q, sum of returns of the authors' class in float32)
+# name: (negotiation, heads of step k, raised to the mask, sum of returns, of regions 0 and 20, last
+# T_AT, last M_AT, last sum of Q, sum of returns of the authors' class in float32)
 GOLDEN = {
     "A": (False, lambda k: np.zeros((N, 57), int), False,
           65.0868356, 1.28154795, 9.64111754, 3.016669664, 1095.768456, 5.76916878, 65.0868340),
@@ -90,9 +94,13 @@ def test_golden_trajectories(name, bits):
              state.output[-1].sum())  # fmt: skip
     rtol = 1e-6 if bits == 64 else 1e-5
     np.testing.assert_allclose(found, (total, first, other, warm, carbon, output), rtol=rtol)
-    np.testing.assert_allclose(reward["region"], state.reward, rtol=1e-7)  # which leaves the game in 32 bits
-    np.testing.assert_allclose(returns.sum(), as_shipped, rtol=2e-5)  # of it 1.6e-5 is the root of its rounding noise
-    np.testing.assert_array_equal(np.flatnonzero(terminated["region"].all(axis=1)), [len(heads) - 1])
+    # which leaves the game in 32 bits
+    np.testing.assert_allclose(reward["region"], state.reward, rtol=1e-7)
+    # of it 1.6e-5 is the root of its rounding noise
+    np.testing.assert_allclose(returns.sum(), as_shipped, rtol=2e-5)
+    np.testing.assert_array_equal(
+        np.flatnonzero(terminated["region"].all(axis=1)), [len(heads) - 1]
+    )
     if name == "B":
         check_first_step_of_b(jax.tree.map(lambda leaf: leaf[0], state))
     if name == "D":
@@ -103,11 +111,23 @@ def test_golden_trajectories(name, bits):
 def check_first_step_of_b(state):
     found = (*state.temperature, state.carbon[0], state.capital[0], state.capital[20], state.balance[0],
              state.reward[0], state.reward[20], state.reward.sum())  # fmt: skip
-    wanted = (0.988661088, 0.02788, 871.462532, 0.866313944, 47.28080668, 0.36246953, 0.08468737, 0.63851261, 3.9234223)
+    wanted = (
+        0.988661088,
+        0.02788,
+        871.462532,
+        0.866313944,
+        47.28080668,
+        0.36246953,
+        0.08468737,
+        0.63851261,
+        3.9234223,
+    )
     np.testing.assert_allclose(found, wanted, rtol=1e-6)
 
 
-@pytest.mark.parametrize(("head", "climate", "economic"), [(0, 0, 1), (1, 1, 0)], ids=["save", "mitigate"])
+@pytest.mark.parametrize(
+    ("head", "climate", "economic"), [(0, 0, 1), (1, 1, 0)], ids=["save", "mitigate"]
+)
 def test_published_extremes(head, climate, economic):
     """The level 10 is not in the action space; the steps take it."""
     heads = np.zeros((20, N, 57), int)
@@ -127,17 +147,23 @@ def some_heads(kind, negotiation):
 
 @pytest.mark.parametrize("negotiation", [False, True])
 @pytest.mark.parametrize(
-    ("bits", "kind"), [(64, "random"), (64, "extreme"), (64, "obeying"), (32, "random"), (32, "extreme")]
+    ("bits", "kind"),
+    [(64, "random"), (64, "extreme"), (64, "obeying"), (32, "random"), (32, "extreme")],
 )
 def test_step_parity(bits, kind, negotiation):
-    """Rewards and all that is observed against NumPy in 64 bits; masks, ends and rounded indices exactly."""
+    """Rewards and all that is observed against NumPy in 64 bits; masks, ends and rounded
+    indices exactly."""
     heads = some_heads(kind, negotiation)
-    heads, obs, state, reward, terminated, _, info = play(heads, negotiation, bits, kind == "obeying")
+    heads, obs, state, reward, terminated, _, info = play(
+        heads, negotiation, bits, kind == "obeying"
+    )
     reference = ReferenceRice(published(), N, negotiation)
-    near = {"rtol": 2e-6, "atol": 2e-7} if bits == 64 else {"rtol": 1e-4, "atol": 1e-4}  # obs is always of 32 bits
+    # obs is always of 32 bits
+    near = {"rtol": 2e-6, "atol": 2e-7} if bits == 64 else {"rtol": 1e-4, "atol": 1e-4}
     for t, played in enumerate(heads):
         gain, done = reference.step(played)
-        exact = {"rtol": 1e-9, "atol": 1e-8} if bits == 64 else near  # the reference's p Q may miss Q - I by a bit
+        # the reference's p Q may miss Q - I by a bit
+        exact = {"rtol": 1e-9, "atol": 1e-8} if bits == 64 else near
         np.testing.assert_allclose(state.reward[t], gain, **exact)
         np.testing.assert_allclose(reward["region"][t], gain, **near)
         np.testing.assert_allclose(obs["features"][t], reference.features(), **near)
@@ -152,11 +178,17 @@ def test_step_parity(bits, kind, negotiation):
 def test_params_and_state_have_the_bits_of_jax():
     with jax.enable_x64(True):
         env, params = wdjax.make("rice", a_2=0.003)
-        assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {np.dtype(np.float64), np.dtype(np.int32)}
+        assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {
+            np.dtype(np.float64),
+            np.dtype(np.int32),
+        }
         assert params.a_2 == 0.003  # to the last bit
         obs, state = jax.eval_shape(env.reset, jax.random.key(0), params)
     assert obs["region"]["features"].dtype == np.float32
-    assert {leaf.dtype for leaf in jax.tree.leaves(state)} == {np.dtype(np.float64), np.dtype(np.int32)}
+    assert {leaf.dtype for leaf in jax.tree.leaves(state)} == {
+        np.dtype(np.float64),
+        np.dtype(np.int32),
+    }
     assert wdjax.make("rice", a_2=0.003)[1].a_2 == np.float32(0.003)
 
 
@@ -170,10 +202,15 @@ def test_calibration_is_the_published_one():
     assert [world.pop(name) for name in ("T_AT_0", "T_LO_0")] == ours["T_0"]
     assert [world.pop(name) for name in ("M_AT_0", "M_UP_0", "M_LO_0")] == ours["M_0"]
     np.testing.assert_allclose(world.pop("for_pref_each"), ours["for_pref"] / 26)
-    assert (world.pop("utility_offset"), world.pop("num_steps"), world.pop("start_year")) == (1, 20, 2015)
+    assert (world.pop("utility_offset"), world.pop("num_steps"), world.pop("start_year")) == (
+        1,
+        20,
+        2015,
+    )
     world.pop("unused_by_the_dynamics")
     assert world == {name: ours[name] for name in world}
-    assert len(ours) == 1 + 8 + 2 + len(world) + 1  # num_regions, columns, T_0 and M_0, the rest, for_pref
+    # num_regions, columns, T_0 and M_0, the rest, for_pref
+    assert len(ours) == 1 + 8 + 2 + len(world) + 1
     assert "BSD-3-Clause" in PUBLISHED.read_text(encoding="utf8")
 
 

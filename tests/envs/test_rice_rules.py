@@ -1,4 +1,5 @@
-"""RICE-N by hand: trade, treaties, tariffs, weights, ends; other calibrations, and what is refused."""
+"""RICE-N by hand: trade, treaties, tariffs, weights, ends; other calibrations, and what is
+refused."""
 
 import functools
 import math
@@ -23,8 +24,13 @@ pytestmark = pytest.mark.usefixtures("quick_compile")
 
 # --- the equations ---
 
-TRADE = SimpleNamespace(debt_multiplier=10.0, K_0=jnp.array([1.0, 2.0, 4.0]), armington_lambda=0.5, dom_pref=0.5,
-                        for_pref=0.5)  # fmt: skip
+TRADE = SimpleNamespace(
+    debt_multiplier=10.0,
+    K_0=jnp.array([1.0, 2.0, 4.0]),
+    armington_lambda=0.5,
+    dom_pref=0.5,
+    for_pref=0.5,
+)
 
 
 def trade(bids, limit, output, left, balance):
@@ -38,10 +44,13 @@ def jitted_trade(bids, limit, output, left, balance):
 
 
 def test_trade_by_hand():
-    """Region 0 bids for 1.5 of its output and is cut to all of it; 1 has half the funds for its debt; 2 sells to the
-    limit Q - I, and then has nothing at home; bids to oneself do not count."""
+    """Region 0 bids for 1.5 of its output and is cut to all of it; 1 has half the funds for its
+    debt; 2 sells to the limit Q - I, and then has nothing at home; bids to oneself do not
+    count."""
     bids = [[0.9, 0.5, 1.0], [0.0, 0.7, 0.2], [0.1, 0.0, 0.9]]
-    imports, domestic = trade(bids, [1.0, 1.0, 0.9], [6.0, 10.0, 5.0], [3.0, 9.0, 2.5], [0.0, -0.1, 0.3])
+    imports, domestic = trade(
+        bids, [1.0, 1.0, 0.9], [6.0, 10.0, 5.0], [3.0, 9.0, 2.5], [0.0, -0.1, 0.3]
+    )
     funds = [1, 1 + 10 * -0.1 / 2, 1]
     wanted = np.array([[0, 2, 4], [0, 0, 2 * funds[1]], [0.5, 0, 0]])
     wanted[:, 2] *= 2.5 / 5.0  # 4 + 1 wanted of min(0.9 5, 2.5)
@@ -54,8 +63,11 @@ rates = st.integers(0, 10).map(lambda level: level / 10)
 money = st.floats(1e-3, 100)
 
 
-@given(st.lists(rates, min_size=9, max_size=9), *[st.lists(x, min_size=3, max_size=3) for x in (rates, rates, money)],
-       st.lists(st.floats(-3, 3), min_size=3, max_size=3))  # fmt: skip
+@given(
+    st.lists(rates, min_size=9, max_size=9),
+    *[st.lists(x, min_size=3, max_size=3) for x in (rates, rates, money)],
+    st.lists(st.floats(-3, 3), min_size=3, max_size=3),
+)
 def test_nobody_buys_or_sells_more_than_there_is(bids, limit, saving, output, balance):
     output, limit = np.array(output), np.array(limit)
     left = (1 - np.array(saving)) * output
@@ -72,7 +84,10 @@ def test_nobody_buys_or_sells_more_than_there_is(bids, limit, saving, output, ba
 
 
 def test_consumption_and_utility_by_hand():
-    imports, tariffs = jnp.zeros((3, 3)).at[0, 1].set(4.0).at[0, 2].set(1.0), jnp.zeros((3, 3)).at[0, 1].set(0.75)
+    imports, tariffs = (
+        jnp.zeros((3, 3)).at[0, 1].set(4.0).at[0, 2].set(1.0),
+        jnp.zeros((3, 3)).at[0, 1].set(0.75),
+    )
     consumed = economy.consumption(jnp.array([9.0, 4.0, 0.0]), imports, tariffs, TRADE)
     np.testing.assert_allclose(consumed, [(0.5 * 3 + 0.25 * (1 + 1)) ** 2, 1.0, 0.0], rtol=1e-6)
     labor, params = jnp.array([2000.0, 500.0, 10.0]), SimpleNamespace(alpha=2.0)
@@ -83,8 +98,12 @@ def test_consumption_and_utility_by_hand():
 
 
 def test_indices_of_the_extremes():
-    np.testing.assert_allclose([climate_index(7.006738662719727), climate_index(1.2506777048110962)], [0, 1])
-    np.testing.assert_allclose([economic_index(606.57275390625), economic_index(9673.5322265625)], [0, 1])
+    np.testing.assert_allclose(
+        [climate_index(7.006738662719727), climate_index(1.2506777048110962)], [0, 1]
+    )
+    np.testing.assert_allclose(
+        [economic_index(606.57275390625), economic_index(9673.5322265625)], [0, 1]
+    )
 
 
 # --- steps ---
@@ -114,15 +133,19 @@ def idle(steps, heads):
 
 
 def test_tariffs_cut_what_is_bought_in_the_next_step():
-    """Region 0 buys from 1 and sets a tariff on it, which costs it something five years later only."""
+    """Region 0 buys from 1 and sets a tariff on it, which costs it something five years later
+    only."""
     heads = idle(3, 9)
     heads[:, 1, 2], heads[:, 0, 6 + 1] = 9, 5  # 1 sells up to 0.9, 0 bids half its output
     heads[1, 0, 3 + 1] = 9
     free = heads.copy()
     free[1, 0, 3 + 1] = 0
-    params = small()[1].replace(debt_multiplier=np.float32(0))  # else its debts forbid it to go on buying
+    # else its debts forbid it to go on buying
+    params = small()[1].replace(debt_multiplier=np.float32(0))
     with_tariff, without = ([step[1] for step in run(played, params)] for played in (heads, free))
-    np.testing.assert_allclose(with_tariff[1].tariffs, [[0, 0.9, 0], [0, 0, 0], [0, 0, 0]], rtol=1e-6)
+    np.testing.assert_allclose(
+        with_tariff[1].tariffs, [[0, 0.9, 0], [0, 0, 0], [0, 0, 0]], rtol=1e-6
+    )
     for k, differs in ((0, False), (1, False), (2, True)):
         assert (with_tariff[k].consumption[0] != without[k].consumption[0]) == differs
         np.testing.assert_array_equal(with_tariff[k].consumption[1:], without[k].consumption[1:])
@@ -132,7 +155,8 @@ def test_tariffs_cut_what_is_bought_in_the_next_step():
 
 
 def test_a_treaty_bounds_the_mask_and_nothing_else():
-    """0 promises 1 the level 4 and asks 6 of it; 2 promises 0 the level 8 and is refused; 1 and 0 accept each other."""
+    """0 promises 1 the level 4 and asks 6 of it; 2 promises 0 the level 8 and is refused; 1 and
+    0 accept each other."""
     n, at, decide = 3, 9, 9 + 6
     heads = idle(4, 18)
     heads[0, 0, at + 2 * 1], heads[0, 0, at + 2 * 1 + 1] = 4, 6
@@ -148,14 +172,20 @@ def test_a_treaty_bounds_the_mask_and_nothing_else():
         assert info == {"climate_index": 0, "economic_index": 0}
         world = np.asarray(obs["region"]["features"][:, 3 : 3 + 5])
         np.testing.assert_allclose(world, [[0.085, 0.00068, 0.0851, 0.046, 0.174]] * n, rtol=1e-6)
-    for played, lowest in ((proposed, [0, 0, 0]), (evaluated, [4, 6, 0]), (acted, [4, 6, 0]), (again, [4, 6, 0])):
+    for played, lowest in (
+        (proposed, [0, 0, 0]),
+        (evaluated, [4, 6, 0]),
+        (acted, [4, 6, 0]),
+        (again, [4, 6, 0]),
+    ):
         mask = np.ones((n, sum(small(negotiation=True)[0].nvec)))
         for i, level in enumerate(lowest):
             mask[i, 10 : 10 + level] = 0
         np.testing.assert_array_equal(played[0]["region"]["action_mask"], mask)
     assert (acted[1].mitigation == 0).all()  # a level that the mask forbids is played as it is
     assert (acted[2]["region"] > 0).all()
-    np.testing.assert_array_equal(again[1].utility, acted[1].utility)  # it carries over, and is not paid again
+    # it carries over, and is not paid again
+    np.testing.assert_array_equal(again[1].utility, acted[1].utility)
     assert not again[2]["region"].any()
     columns = np.asarray(again[0]["region"]["features"])[:, -18:]
     np.testing.assert_allclose(columns[1, 15:], [1, 0, 0])  # who has accepted what 1 proposed
@@ -172,7 +202,8 @@ def test_ended_worlds_hold_still():
 
 
 def test_prices_of_carbon_and_output():
-    """Each region pays for its own emissions and is paid for its own output; the world is the same."""
+    """Each region pays for its own emissions and is paid for its own output; the world is the
+    same."""
     heads = idle(3, 9)
     heads[:, 1, 1] = 5
     params = small()[1].replace(carbon_price=np.float32(0.2), output_bonus=np.float32(0.3))
@@ -180,7 +211,9 @@ def test_prices_of_carbon_and_output():
     for free, priced in zip(run(heads), run(heads, params), strict=True):
         emitted = before.intensity * np.array([1, 0.5, 1]) * priced[1].production
         extra = 0.3 * priced[1].output - 0.2 * emitted
-        np.testing.assert_allclose(priced[2]["region"] - free[2]["region"], extra, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(
+            priced[2]["region"] - free[2]["region"], extra, rtol=1e-4, atol=1e-6
+        )
         np.testing.assert_array_equal(priced[1].temperature, free[1].temperature)
         before = priced[1]
 
@@ -194,7 +227,8 @@ def test_the_info_sums_up_to_the_indices():
 
 
 def test_damages_and_discounts_are_traced():
-    """Five worlds of other damages and discounts in one program: the dearer warming is, the less is made."""
+    """Five worlds of other damages and discounts in one program: the dearer warming is, the
+    less is made."""
     env, params = wdjax.make("rice", num_regions=3)
     many = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (5, *leaf.shape)), params)
     many = many.replace(a_2=jnp.linspace(0, 0.02, 5), rho=jnp.linspace(0, 0.1, 5))
@@ -217,7 +251,11 @@ def test_damages_and_discounts_are_traced():
 
 def test_a_calibration_of_ones_own(tmp_path):
     content = yaml.safe_load(PUBLISHED.read_text(encoding="utf8"))
-    own = {"world": {"a_2": "5e-3"}, "columns": content["columns"], "regions": content["regions"][3:5]}
+    own = {
+        "world": {"a_2": "5e-3"},
+        "columns": content["columns"],
+        "regions": content["regions"][3:5],
+    }
     file = tmp_path / "mine.yaml"
     file.write_text(yaml.safe_dump(own))
     env, params = wdjax.make("rice", **read_calibration(file), negotiation=True)

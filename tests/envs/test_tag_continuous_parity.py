@@ -15,46 +15,115 @@ CONSISTENCY = {"num_acceleration_levels": 3, "num_turn_levels": 3}
 CONFIGS = {
     "test1": {"num_taggers": 2, "num_runners": 3, **CONSISTENCY},
     "test2": {
-        "num_taggers": 4, "num_runners": 1, "use_full_observation": False, "runner_exits_game_after_tagged": False,
-        "tagging_distance": 0.25, **CONSISTENCY,
+        "num_taggers": 4,
+        "num_runners": 1,
+        "use_full_observation": False,
+        "runner_exits_game_after_tagged": False,
+        "tagging_distance": 0.25,
+        **CONSISTENCY,
     },
     "test3": {"num_taggers": 1, "num_runners": 4, "use_full_observation": False, **CONSISTENCY},
-    "test4": {"num_taggers": 3, "num_runners": 2, "runner_exits_game_after_tagged": False, **CONSISTENCY},
+    "test4": {
+        "num_taggers": 3,
+        "num_runners": 2,
+        "runner_exits_game_after_tagged": False,
+        **CONSISTENCY,
+    },
     "many": {
-        "num_taggers": 5, "num_runners": 100, "grid_length": 20.0, "episode_length": 500, "max_acceleration": 0.1,
-        "min_acceleration": -0.1, "max_turn": 2.35, "min_turn": -2.35, "num_acceleration_levels": 20,
-        "num_turn_levels": 20, "use_full_observation": False, "num_other_agents_observed": 10,
-        "tagging_distance": 0.02, "tag_reward_for_tagger": 10.0, "tag_penalty_for_runner": -10.0,
+        "num_taggers": 5,
+        "num_runners": 100,
+        "grid_length": 20.0,
+        "episode_length": 500,
+        "max_acceleration": 0.1,
+        "min_acceleration": -0.1,
+        "max_turn": 2.35,
+        "min_turn": -2.35,
+        "num_acceleration_levels": 20,
+        "num_turn_levels": 20,
+        "use_full_observation": False,
+        "num_other_agents_observed": 10,
+        "tagging_distance": 0.02,
+        "tag_reward_for_tagger": 10.0,
+        "tag_penalty_for_runner": -10.0,
     },
     "many taggers": {
-        "num_taggers": 60, "num_runners": 20, "use_full_observation": False, "tagging_distance": 0.1, **CONSISTENCY,
+        "num_taggers": 60,
+        "num_runners": 20,
+        "use_full_observation": False,
+        "tagging_distance": 0.1,
+        **CONSISTENCY,
     },
     "skill and edge, k above the others": {
-        "num_taggers": 2, "num_runners": 4, "skill_level_tagger": 1.3, "skill_level_runner": 0.7, "max_speed": 0.5,
-        "edge_hit_penalty": -0.3, "num_acceleration_levels": 5, "num_turn_levels": 4, "use_full_observation": False,
-        "num_other_agents_observed": 6, "tagging_distance": 0.1, "observe_own_motion": True, "egocentric": True,
+        "num_taggers": 2,
+        "num_runners": 4,
+        "skill_level_tagger": 1.3,
+        "skill_level_runner": 0.7,
+        "max_speed": 0.5,
+        "edge_hit_penalty": -0.3,
+        "num_acceleration_levels": 5,
+        "num_turn_levels": 4,
+        "use_full_observation": False,
+        "num_other_agents_observed": 6,
+        "tagging_distance": 0.1,
+        "observe_own_motion": True,
+        "egocentric": True,
     },
     "every reward, full": {
-        "num_taggers": 3, "num_runners": 5, "grid_length": 3.0, "episode_length": 7, "edge_hit_penalty": -0.25,
-        "step_penalty_for_tagger": -0.01, "step_reward_for_runner": 0.02, "end_of_game_reward_for_runner": 3.0,
-        "tag_reward_for_tagger": 5.0, "tag_penalty_for_runner": -4.0, "tagging_distance": 0.15, "egocentric": True,
+        "num_taggers": 3,
+        "num_runners": 5,
+        "grid_length": 3.0,
+        "episode_length": 7,
+        "edge_hit_penalty": -0.25,
+        "step_penalty_for_tagger": -0.01,
+        "step_reward_for_runner": 0.02,
+        "end_of_game_reward_for_runner": 3.0,
+        "tag_reward_for_tagger": 5.0,
+        "tag_penalty_for_runner": -4.0,
+        "tagging_distance": 0.15,
+        "egocentric": True,
     },
     "every reward, nearest, no exit": {
-        "num_taggers": 2, "num_runners": 6, "grid_length": 3.0, "episode_length": 7, "edge_hit_penalty": -0.25,
-        "step_penalty_for_tagger": -0.01, "step_reward_for_runner": 0.02, "end_of_game_reward_for_runner": 3.0,
-        "tagging_distance": 0.3, "use_full_observation": False, "num_other_agents_observed": 3,
+        "num_taggers": 2,
+        "num_runners": 6,
+        "grid_length": 3.0,
+        "episode_length": 7,
+        "edge_hit_penalty": -0.25,
+        "step_penalty_for_tagger": -0.01,
+        "step_reward_for_runner": 0.02,
+        "end_of_game_reward_for_runner": 3.0,
+        "tagging_distance": 0.3,
+        "use_full_observation": False,
+        "num_other_agents_observed": 3,
         "runner_exits_game_after_tagged": False,
     },
     "one and two levels, lopsided": {
-        "num_taggers": 2, "num_runners": 3, "num_acceleration_levels": 1, "num_turn_levels": 2,
-        "min_acceleration": 0.25, "min_turn": -0.4, "max_turn": 1.1, "tagging_distance": 0.2,
+        "num_taggers": 2,
+        "num_runners": 3,
+        "num_acceleration_levels": 1,
+        "num_turn_levels": 2,
+        "min_acceleration": 0.25,
+        "min_turn": -0.4,
+        "max_turn": 1.1,
+        "tagging_distance": 0.2,
         "observe_own_motion": True,
     },
-    "no levels": {"num_taggers": 1, "num_runners": 2, "num_acceleration_levels": 0, "num_turn_levels": 7},
-    "a pair": {"num_taggers": 1, "num_runners": 1, "grid_length": 1.5, "episode_length": 3, "tagging_distance": 1.0},
-}  # fmt: skip
+    "no levels": {
+        "num_taggers": 1,
+        "num_runners": 2,
+        "num_acceleration_levels": 0,
+        "num_turn_levels": 7,
+    },
+    "a pair": {
+        "num_taggers": 1,
+        "num_runners": 1,
+        "grid_length": 1.5,
+        "episode_length": 3,
+        "tagging_distance": 1.0,
+    },
+}
 NUM_STATES, NUM_STEPS = 32, 20
-NEAR = 1e-5  # a decision nearer than this, in units of the square, may turn with the order of float operations
+# a decision nearer than this, in units of the square, may turn with the order of float operations
+NEAR = 1e-5
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -68,8 +137,13 @@ def test_steps_agree(name):
     compared = 0
     for _ in range(num_steps):
         actions = random_actions(rng, rules, num_states)
-        result = jax.tree.map(np.asarray, step(jax.random.key(0), to_wdjax(states), by_group(rules, actions), params))
-        expected = [reference.step(rules, state, action) for state, action in zip(states, actions, strict=True)]
+        result = jax.tree.map(
+            np.asarray, step(jax.random.key(0), to_wdjax(states), by_group(rules, actions), params)
+        )
+        expected = [
+            reference.step(rules, state, action)
+            for state, action in zip(states, actions, strict=True)
+        ]
         for i, one in enumerate(expected):
             if not has_near_turn_or_tag(rules, one):
                 compared += 1
@@ -82,16 +156,25 @@ def test_steps_agree(name):
 def test_resets_agree(name):
     rules = reference.Rules(**CONFIGS[name])
     env, params = wdjax.make("tag_continuous", **CONFIGS[name])
-    obs, state = jax.tree.map(np.asarray, batched_reset(env)(jax.random.split(jax.random.key(1), 4), params))
+    obs, state = jax.tree.map(
+        np.asarray, batched_reset(env)(jax.random.split(jax.random.key(1), 4), params)
+    )
     for i in range(4):
-        start = reference.State(**{field.name: getattr(state, field.name)[i] for field in dataclasses.fields(State)})
+        start = reference.State(
+            **{field.name: getattr(state, field.name)[i] for field in dataclasses.fields(State)}
+        )
         seen = np.concatenate([obs["tagger"][i], obs["runner"][i]])
         np.testing.assert_allclose(seen, reference.observe(rules, start), rtol=1e-6, atol=1e-6)
     assert (state.time == 0).all()
     assert state.active.all()
     assert (state.speed == 0).all()
     assert (state.acceleration == 0).all()
-    assert ((state.x >= 0) & (state.x < rules.grid_length) & (state.y >= 0) & (state.y < rules.grid_length)).all()
+    assert (
+        (state.x >= 0)
+        & (state.x < rules.grid_length)
+        & (state.y >= 0)
+        & (state.y < rules.grid_length)
+    ).all()
     quarters = state.direction / (np.pi / 2)
     np.testing.assert_allclose(quarters, np.round(quarters), atol=1e-6)
     assert set(np.unique(np.round(quarters))) <= {0, 1, 2, 3}
@@ -104,7 +187,10 @@ def test_starts_are_spread_and_given_starts_are_taken():
         np.testing.assert_allclose(np.mean(places, axis=0), 5.0, atol=0.6)  # 4 standard errors
         np.testing.assert_allclose(np.std(places, axis=0), 10 / np.sqrt(12), atol=0.4)
     assert abs(np.corrcoef(np.ravel(state.x), np.ravel(state.y))[0, 1]) < 0.1
-    share = np.bincount(np.round(np.ravel(state.direction) / (np.pi / 2)).astype(int), minlength=4) / state.x.size
+    share = (
+        np.bincount(np.round(np.ravel(state.direction) / (np.pi / 2)).astype(int), minlength=4)
+        / state.x.size
+    )
     np.testing.assert_allclose(share, 0.25, atol=0.05)
 
     given = {"starting_location_x": [1, 2, 3, 4], "starting_location_y": [4, 3, 2, 0]}
@@ -123,7 +209,8 @@ def batched_reset(env):
 
 
 def random_state(rng, rules):
-    """Draws a state with all that a rule looks at: corners, edges, crowds, near tags, few runners, the last step."""
+    """Draws a state with all that a rule looks at: corners, edges, crowds, near tags, few
+    runners, the last step."""
     n, length = rules.num_agents, rules.grid_length
     places = rng.uniform(0, length, (n, 2))
     on_edge = rng.random((n, 2)) < 0.15
@@ -139,11 +226,24 @@ def random_state(rng, rules):
     active = random_active(rng, rules)
     limit = np.array([rules.speed_limit(i) for i in range(n)])
     speed = np.where(rng.random(n) < 0.3, rng.choice([0, 1], n), rng.random(n)) * limit * active
-    direction = np.where(rng.random(n) < 0.4, rng.integers(0, 4, n) * np.pi / 2, rng.uniform(0, 2 * np.pi, n)) * active
-    acceleration = rng.uniform(-0.2, 0.2, n) * ((speed > 0) & (speed < limit)) * (rng.random(n) < 0.5)
+    direction = (
+        np.where(
+            rng.random(n) < 0.4, rng.integers(0, 4, n) * np.pi / 2, rng.uniform(0, 2 * np.pi, n)
+        )
+        * active
+    )
+    acceleration = (
+        rng.uniform(-0.2, 0.2, n) * ((speed > 0) & (speed < limit)) * (rng.random(n) < 0.5)
+    )
     time = rng.choice([0, rules.episode_length - 1, rng.integers(0, rules.episode_length)])
     return reference.State(
-        x, y, speed.astype(np.float32), direction.astype(np.float32), acceleration.astype(np.float32), active, int(time)
+        x,
+        y,
+        speed.astype(np.float32),
+        direction.astype(np.float32),
+        acceleration.astype(np.float32),
+        active,
+        int(time),
     )
 
 
@@ -163,12 +263,20 @@ def random_actions(rng, rules, num_states):
 
 
 def by_group(rules, rows):
-    return {"tagger": jnp.asarray(rows[:, : rules.num_taggers]), "runner": jnp.asarray(rows[:, rules.num_taggers :])}
+    return {
+        "tagger": jnp.asarray(rows[:, : rules.num_taggers]),
+        "runner": jnp.asarray(rows[:, rules.num_taggers :]),
+    }
 
 
 def to_wdjax(states):
     names = [field.name for field in dataclasses.fields(State)]
-    return State(**{name: jnp.asarray(np.stack([getattr(state, name) for state in states])) for name in names})
+    return State(
+        **{
+            name: jnp.asarray(np.stack([getattr(state, name) for state in states]))
+            for name in names
+        }
+    )
 
 
 # --- comparison ---
@@ -177,10 +285,20 @@ def to_wdjax(states):
 def compare(rules, before, result, expected):
     obs, state, reward, terminated, truncated, info = result
     length = rules.grid_length
-    tolerances = {"x": length, "y": length, "speed": 1.0, "direction": 2 * np.pi, "acceleration": 1.0}
+    tolerances = {
+        "x": length,
+        "y": length,
+        "speed": 1.0,
+        "direction": 2 * np.pi,
+        "acceleration": 1.0,
+    }
     for name, scale in tolerances.items():
         np.testing.assert_allclose(
-            getattr(state, name), getattr(expected.state, name), rtol=1e-6, atol=1e-6 * scale, err_msg=name
+            getattr(state, name),
+            getattr(expected.state, name),
+            rtol=1e-6,
+            atol=1e-6 * scale,
+            err_msg=name,
         )
     np.testing.assert_array_equal(state.active, expected.state.active)
     assert state.time == expected.state.time
@@ -202,7 +320,9 @@ def joined(groups):
 def has_near_turn_or_tag(rules, step):
     """Whether a direction lies next to the wrap at 0 and 2 pi, or a runner next to the margin."""
     turned = step.turned / reference.TWO_PI
-    exact = np.isin(step.turn, np.array([0, rules.min_turn, rules.max_turn], np.float32)) & (turned == np.round(turned))
+    exact = np.isin(step.turn, np.array([0, rules.min_turn, rules.max_turn], np.float32)) & (
+        turned == np.round(turned)
+    )
     if np.any((np.abs(turned - np.round(turned)) < NEAR) & ~exact):
         return True
     runners = range(rules.num_taggers, rules.num_agents)
@@ -211,7 +331,8 @@ def has_near_turn_or_tag(rules, step):
 
 
 def near_edge(rules, before, step):
-    """Who came next to an edge, or exactly onto it: [N]. Whoever was on it and stayed is not meant."""
+    """Who came next to an edge, or exactly onto it: [N]. Whoever was on it and stayed is not
+    meant."""
     near = np.zeros(rules.num_agents, bool)
     for old, place in ((before.x, step.free_x), (before.y, step.free_y)):
         for edge in (0.0, rules.grid_length):
@@ -234,6 +355,7 @@ def near_neighbors(rules, step):
 
 
 def near_half_turns(rules, step):
-    """Who sees somebody almost in the opposite direction, half a turn to the left or to the right: [N]."""
+    """Who sees somebody almost in the opposite direction, half a turn to the left or to the
+    right: [N]."""
     turns = np.abs(step.state.direction[:, None] - step.state.direction[None, :]) / (2 * np.pi)
     return rules.egocentric & np.any(np.abs(turns - 0.5) < NEAR, axis=1)

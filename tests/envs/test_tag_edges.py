@@ -1,4 +1,5 @@
-"""tag_continuous where a rule turns: by numbers that float32 holds exactly, at the very bound and beside it."""
+"""tag_continuous where a rule turns: by numbers that float32 holds exactly, at the very bound and
+beside it."""
 
 import jax
 import jax.numpy as jnp
@@ -13,18 +14,27 @@ RULES = {
     "num_acceleration_levels": 3, "num_turn_levels": 3, "edge_hit_penalty": -0.5, "tag_reward_for_tagger": 3.0,
     "tag_penalty_for_runner": -2.0, "end_of_game_reward_for_runner": 7.0,
 }  # fmt: skip  # the margin is 1
-ENVS = {exits: wdjax.make("tag_continuous", **RULES, runner_exits_game_after_tagged=exits) for exits in (True, False)}
+ENVS = {
+    exits: wdjax.make("tag_continuous", **RULES, runner_exits_game_after_tagged=exits)
+    for exits in (True, False)
+}
 STEPS = {exits: jax.jit(env.step) for exits, (env, _) in ENVS.items()}
 FAR = [(0.0, 0.0), (8.0, 0.0), (0.0, 8.0), (8.0, 8.0)]  # nobody near anybody
 
 
 def stand(places, time=0, speed=(0, 0, 0, 0), active=(1, 1, 1, 1), exits=True):
-    """One step in which nobody accelerates or turns. Returns (state, reward, terminated), agents in order."""
+    """One step in which nobody accelerates or turns. Returns (state, reward, terminated),
+    agents in order."""
     x, y = np.array(places, np.float32).T
     state = State(
-        x=x, y=y, speed=np.array(speed, np.float32), direction=np.zeros(4, np.float32),
-        acceleration=np.zeros(4, np.float32), active=np.array(active, bool), time=np.int32(time),
-    )  # fmt: skip
+        x=x,
+        y=y,
+        speed=np.array(speed, np.float32),
+        direction=np.zeros(4, np.float32),
+        acceleration=np.zeros(4, np.float32),
+        active=np.array(active, bool),
+        time=np.int32(time),
+    )
     still = {"tagger": jnp.zeros((2, 2), jnp.int32), "runner": jnp.zeros((2, 2), jnp.int32)}
     _, after, reward, terminated, *_ = STEPS[exits](jax.random.key(0), state, still, ENVS[exits][1])
     return after, joined(reward).tolist(), joined(terminated).tolist()
@@ -34,7 +44,9 @@ def joined(groups):
     return np.concatenate([groups["tagger"], groups["runner"]])
 
 
-@pytest.mark.parametrize(("gap", "tagged"), [(0.0, True), (0.99999994, True), (1.0, False), (1.0000001, False)])
+@pytest.mark.parametrize(
+    ("gap", "tagged"), [(0.0, True), (0.99999994, True), (1.0, False), (1.0000001, False)]
+)
 def test_a_tag_is_strictly_nearer_than_the_margin(gap, tagged):
     after, reward, terminated = stand([(0, 0), FAR[1], (np.float32(gap), 0), FAR[3]])
     assert reward == ([3, 0, -2, 0] if tagged else [0, 0, 0, 0])
@@ -52,11 +64,14 @@ def test_only_the_nearest_tagger_is_credited_and_of_two_the_first():
 
 @pytest.mark.parametrize("num_taggers", [25, 60])
 def test_the_first_of_many_nearest_taggers(num_taggers):
-    """On whole cells several are as near as the nearest, in one round of the search and in another."""
+    """On whole cells several are as near as the nearest, in one round of the search and in
+    another."""
     env, _ = wdjax.make("tag_continuous", num_taggers=num_taggers, num_runners=40)
     x, y = np.random.default_rng(0).integers(0, 6, (2, num_taggers + 40)).astype(np.float32)
     state = State(x, y, speed=None, direction=None, acceleration=None, active=None, time=None)
-    square = (x[num_taggers:, None] - x[:num_taggers]) ** 2 + (y[num_taggers:, None] - y[:num_taggers]) ** 2
+    square = (x[num_taggers:, None] - x[:num_taggers]) ** 2 + (
+        y[num_taggers:, None] - y[:num_taggers]
+    ) ** 2
     index, distance = jax.jit(env.nearest_tagger)(state)
     np.testing.assert_array_equal(index, square.argmin(axis=1))
     np.testing.assert_array_equal(distance, np.sqrt(square.min(axis=1)))
@@ -96,7 +111,13 @@ def test_the_game_ends_with_its_last_runner():
 
 @pytest.mark.parametrize(
     ("x", "speed", "after_x", "penalty"),
-    [(7.5, 0.25, 7.75, 0), (7.5, 0.5, 8.0, 0), (7.5, 0.75, 8.0, -0.5), (8.0, 0.0, 8.0, 0), (8.0, 0.25, 8.0, -0.5)],
+    [
+        (7.5, 0.25, 7.75, 0),
+        (7.5, 0.5, 8.0, 0),
+        (7.5, 0.75, 8.0, -0.5),
+        (8.0, 0.0, 8.0, 0),
+        (8.0, 0.25, 8.0, -0.5),
+    ],
 )
 def test_an_edge_is_hit_beyond_it_not_on_it(x, speed, after_x, penalty):
     """Agents look along x. Speed and direction are kept at the edge; who is out hits none."""
@@ -108,7 +129,10 @@ def test_an_edge_is_hit_beyond_it_not_on_it(x, speed, after_x, penalty):
 
 
 def test_the_steps_of_many_late_tags_are_counted_beyond_int32():
-    (_, params), still = ENVS[False], {"tagger": jnp.zeros((2, 2), jnp.int32), "runner": jnp.zeros((2, 2), jnp.int32)}
+    (_, params), still = (
+        ENVS[False],
+        {"tagger": jnp.zeros((2, 2), jnp.int32), "runner": jnp.zeros((2, 2), jnp.int32)},
+    )
     rest = np.zeros(4, np.float32)
     state = State(rest, rest, rest, rest, rest, active=np.ones(4, bool), time=np.int32(2**30))
     params = params.replace(episode_length=np.int32(2**31 - 1))

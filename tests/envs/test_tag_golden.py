@@ -14,16 +14,36 @@ import wdjax
 from wdjax.envs.tag.continuous import level
 
 GAME = {
-    "num_taggers": 1, "num_runners": 3, "grid_length": 4.0, "episode_length": 3, "max_speed": 0.5,
-    "skill_level_tagger": 1.2, "max_acceleration": 0.3, "min_acceleration": -0.3, "max_turn": 1.0, "min_turn": -1.0,
-    "num_acceleration_levels": 3, "num_turn_levels": 3, "edge_hit_penalty": -0.25, "tagging_distance": 0.146,
-    "tag_reward_for_tagger": 10.0, "tag_penalty_for_runner": -10.0, "step_penalty_for_tagger": -0.01,
-    "step_reward_for_runner": 0.02, "end_of_game_reward_for_runner": 1.0, "num_other_agents_observed": 2,
-    "starting_location_x": [1.0, 1.0, 2.2, 3.9], "starting_location_y": [1.9, 1.0, 1.0, 3.9],
+    "num_taggers": 1,
+    "num_runners": 3,
+    "grid_length": 4.0,
+    "episode_length": 3,
+    "max_speed": 0.5,
+    "skill_level_tagger": 1.2,
+    "max_acceleration": 0.3,
+    "min_acceleration": -0.3,
+    "max_turn": 1.0,
+    "min_turn": -1.0,
+    "num_acceleration_levels": 3,
+    "num_turn_levels": 3,
+    "edge_hit_penalty": -0.25,
+    "tagging_distance": 0.146,
+    "tag_reward_for_tagger": 10.0,
+    "tag_penalty_for_runner": -10.0,
+    "step_penalty_for_tagger": -0.01,
+    "step_reward_for_runner": 0.02,
+    "end_of_game_reward_for_runner": 1.0,
+    "num_other_agents_observed": 2,
+    "starting_location_x": [1.0, 1.0, 2.2, 3.9],
+    "starting_location_y": [1.9, 1.0, 1.0, 3.9],
     "starting_directions": [3 * np.pi / 2, 0.0, np.pi, 0.0],
-}  # fmt: skip
+}
 # Tagger, then runners 0, 1, 2: (acceleration, turn) of three steps.
-ACTIONS = [[(3, 0), (0, 0), (3, 2), (3, 3)], [(3, 1), (0, 3), (0, 0), (3, 0)], [(0, 0), (3, 3), (1, 1), (0, 0)]]
+ACTIONS = [
+    [(3, 0), (0, 0), (3, 2), (3, 3)],
+    [(3, 1), (0, 3), (0, 0), (3, 0)],
+    [(0, 0), (3, 3), (1, 1), (0, 0)],
+]
 PI = 3.1415927
 EXPECTED = {
     "x": [[1, 1, 1.9, 4], [0.4951174, 1, 1.4, 4], [0, 1, 1.2919396, 4]],
@@ -39,7 +59,8 @@ EXPECTED = {
 
 @functools.cache
 def play(use_full_observation):
-    """Returns the three steps of GAME: a list of (obs [4, size], state, reward [4], terminated [4])."""
+    """Returns the three steps of GAME: a list of (obs [4, size], state, reward [4], terminated
+    [4])."""
     env, params = wdjax.make("tag_continuous", **GAME, use_full_observation=use_full_observation)
     _, state = env.reset(jax.random.key(0), params)
     step, history = jax.jit(env.step), []
@@ -69,22 +90,79 @@ def test_continuous_game(name):
 def test_continuous_full_observations():
     second, third = (play(use_full_observation=True)[t][0] for t in (1, 2))
     tagger_second = [
-        0.0892515, 0.1599622, 0.6195816, -0.0487583, -0.0487583, 0.4815718, -1.2, -0.2, -0.2, 0, 0, 0,
-        -0.4316901, -0.090845, -0.4316901, 0, 0, 0, 1, 1, 1, 0.6666667,
-    ]  # fmt: skip
+        0.0892515,
+        0.1599622,
+        0.6195816,
+        -0.0487583,
+        -0.0487583,
+        0.4815718,
+        -1.2,
+        -0.2,
+        -0.2,
+        0,
+        0,
+        0,
+        -0.4316901,
+        -0.090845,
+        -0.4316901,
+        0,
+        0,
+        0,
+        1,
+        1,
+        1,
+        0.6666667,
+    ]
     tagger_third = [
-        0.1767767, 0.2283848, 0.7071068, 0.0085494, 0.0382999, 0.5388795, -1.2, -0.8, -0.2, 0, -0.6, 0,
-        -0.590845, -0.25, -0.4316901, 0, 0, 0, 0, 1, 1, 1,
-    ]  # fmt: skip
+        0.1767767,
+        0.2283848,
+        0.7071068,
+        0.0085494,
+        0.0382999,
+        0.5388795,
+        -1.2,
+        -0.8,
+        -0.2,
+        0,
+        -0.6,
+        0,
+        -0.590845,
+        -0.25,
+        -0.4316901,
+        0,
+        0,
+        0,
+        0,
+        1,
+        1,
+        1,
+    ]
     np.testing.assert_allclose(second[0], tagger_second, atol=1e-7)
     np.testing.assert_allclose(third[0], tagger_third, atol=1e-7)
-    tagged_third = [0] * 15 + [1, 0, 0] + [1, 1, 1] + [0]  # it is out: types and who is in, no more; the tagger first
+    # it is out: types and who is in, no more; the tagger first
+    tagged_third = [0] * 15 + [1, 0, 0] + [1, 1, 1] + [0]
     np.testing.assert_array_equal(third[1], tagged_third)
 
 
 def test_continuous_nearest_observations():
     second, third = (play(use_full_observation=False)[t][0] for t in (1, 2))
-    runner_second = [0.0707107, -0.0892515, 0, 0.0487583, 1, 1.2, 0, 0, 0.340845, 0.4316901, 0, 1, 1, 1, 0.6666667]
+    runner_second = [
+        0.0707107,
+        -0.0892515,
+        0,
+        0.0487583,
+        1,
+        1.2,
+        0,
+        0,
+        0.340845,
+        0.4316901,
+        0,
+        1,
+        1,
+        1,
+        0.6666667,
+    ]
     np.testing.assert_allclose(second[1], runner_second, atol=1e-7)
     np.testing.assert_array_equal(third[1], np.zeros(15))
 
@@ -101,16 +179,22 @@ def test_action_tables():
 
 @pytest.mark.parametrize("num_levels", [2, 7, 10, 20, 21])
 def test_opposite_levels_cancel_exactly(num_levels):
-    levels = jax.jit(functools.partial(level, num_levels=num_levels))(np.arange(1, num_levels + 1), -2.356, 2.356)
+    levels = jax.jit(functools.partial(level, num_levels=num_levels))(
+        np.arange(1, num_levels + 1), -2.356, 2.356
+    )
     np.testing.assert_array_equal(levels, -levels[::-1])
 
 
 @pytest.mark.parametrize(
     ("num_taggers", "first_y", "first_taggers", "checksum"),
-    [(10, [10.0510621, 4.6659158], [1, 5, 13, 20], 1196.567119), (5, [17.2109518, 16.8480415], [1, 13, 20, 72], None)],
+    [
+        (10, [10.0510621, 4.6659158], [1, 5, 13, 20], 1196.567119),
+        (5, [17.2109518, 16.8480415], [1, 13, 20, 72], None),
+    ],
 )
 def test_first_observation_of_the_seeded_original(num_taggers, first_y, first_taggers, checksum):
-    """The original's start of seed 274880, put in our order: the sum over all observations does not depend on it."""
+    """The original's start of seed 274880, put in our order: the sum over all observations does
+    not depend on it."""
     num_agents = num_taggers + 100
     rng = np.random.RandomState(274880)
     taggers = np.sort(rng.choice(np.arange(num_agents), num_taggers, replace=False))
@@ -121,10 +205,17 @@ def test_first_observation_of_the_seeded_original(num_taggers, first_y, first_ta
     np.testing.assert_allclose(y[:2], first_y)
     order = np.concatenate([taggers, np.delete(np.arange(num_agents), taggers)])
     env, params = wdjax.make(
-        "tag_continuous", num_taggers=num_taggers, num_runners=100, grid_length=20.0, episode_length=500,
-        use_full_observation=False, num_other_agents_observed=10, starting_location_x=x[order],
-        starting_location_y=y[order], starting_directions=direction[order],
-    )  # fmt: skip
+        "tag_continuous",
+        num_taggers=num_taggers,
+        num_runners=100,
+        grid_length=20.0,
+        episode_length=500,
+        use_full_observation=False,
+        num_other_agents_observed=10,
+        starting_location_x=x[order],
+        starting_location_y=y[order],
+        starting_directions=direction[order],
+    )
     obs, _ = jax.jit(env.reset)(jax.random.key(0), params)
     assert joined(obs).shape == (num_agents, 71)
     if checksum is not None:
@@ -137,7 +228,8 @@ def test_gridworld_game():
     _, state = env.reset(jax.random.key(0), params)
     np.testing.assert_array_equal([state.x, state.y], [[2, 2, 0], [2, 2, 0]])
     game = [  # actions, x, y, rewards, terminated
-        ([2, 4, 2], [1, 2, 0], [2, 1, 0], [-0.01, -0.01, -0.09], False),  # the runner walks into the wall
+        # the runner walks into the wall
+        ([2, 4, 2], [1, 2, 0], [2, 1, 0], [-0.01, -0.01, -0.09], False),
         ([2, 4, 0], [0, 2, 0], [2, 0, 0], [-0.01, -0.01, 0.01], False),
         ([4, 2, 0], [0, 1, 0], [1, 0, 0], [-0.01, -0.01, 0.01], False),
         ([4, 0, 1], [0, 1, 1], [0, 0, 0], [10, 10, -2], True),  # a tag
@@ -151,5 +243,8 @@ def test_gridworld_game():
         np.testing.assert_allclose(joined(reward), rewards, rtol=1e-6)
         assert (joined(terminated) == over).all()
         seen.append((joined(obs), joined(nearest.observe(state, params))))
-    np.testing.assert_allclose(seen[0][0][0], [0.25, 0.5, 0, 0.5, 0.25, 0, 0, 0, 1, 1, 0, 0, 0.1], rtol=1e-6)
-    np.testing.assert_allclose(seen[2][1][2], [0, 0, 0, 0.25, 1, 0.3], rtol=1e-6)  # both taggers 1 away: the first
+    np.testing.assert_allclose(
+        seen[0][0][0], [0.25, 0.5, 0, 0.5, 0.25, 0, 0, 0, 1, 1, 0, 0, 0.1], rtol=1e-6
+    )
+    # both taggers 1 away: the first
+    np.testing.assert_allclose(seen[2][1][2], [0, 0, 0, 0.25, 1, 0.3], rtol=1e-6)

@@ -14,21 +14,42 @@ CONFIGS = {
     "training": {"num_taggers": 4, "grid_length": 100, "tag_penalty_for_runner": 5.0},
     "one tagger": {"num_taggers": 1, "grid_length": 4, "episode_length": 10},
     "nearest adversary": {"num_taggers": 3, "grid_length": 5, "use_full_observation": False},
-    "nearest adversary, crowd": {"num_taggers": 12, "grid_length": 6, "use_full_observation": False},
+    "nearest adversary, crowd": {
+        "num_taggers": 12,
+        "grid_length": 6,
+        "use_full_observation": False,
+    },
     "random start": {"num_taggers": 4, "grid_length": 7, "random_start": True},
     "random start, smallest": {
-        "num_taggers": 2, "grid_length": 2, "random_start": True, "use_full_observation": False, "episode_length": 5,
+        "num_taggers": 2,
+        "grid_length": 2,
+        "random_start": True,
+        "use_full_observation": False,
+        "episode_length": 5,
     },
-    "one cell wide": {"num_taggers": 2, "grid_length": 1, "episode_length": 3, "wall_hit_penalty": 0.75},
+    "one cell wide": {
+        "num_taggers": 2,
+        "grid_length": 1,
+        "episode_length": 3,
+        "wall_hit_penalty": 0.75,
+    },
     "no wall penalty": {"num_taggers": 3, "grid_length": 3, "wall_hit_penalty": 0.0},
     "every reward": {
-        "num_taggers": 3, "grid_length": 3, "episode_length": 8, "wall_hit_penalty": 0.3, "tag_reward_for_tagger": 7.0,
-        "tag_penalty_for_runner": 0.5, "step_cost_for_tagger": 0.25,
+        "num_taggers": 3,
+        "grid_length": 3,
+        "episode_length": 8,
+        "wall_hit_penalty": 0.3,
+        "tag_reward_for_tagger": 7.0,
+        "tag_penalty_for_runner": 0.5,
+        "step_cost_for_tagger": 0.25,
     },
     "given starts": {
-        "num_taggers": 2, "grid_length": 9, "starting_location_x": (1, 9, 4), "starting_location_y": (0, 9, 4),
+        "num_taggers": 2,
+        "grid_length": 9,
+        "starting_location_x": (1, 9, 4),
+        "starting_location_y": (0, 9, 4),
     },
-}  # fmt: skip
+}
 NUM_STATES, NUM_STEPS = 64, 20
 ONE_ULP = 1.2e-7  # of float32: XLA may divide by multiplying with the reciprocal
 
@@ -45,7 +66,10 @@ def test_steps_agree(name):
         actions = rng.integers(0, 5, (NUM_STATES, rules.num_agents))
         action = {"tagger": jnp.asarray(actions[:, :-1]), "runner": jnp.asarray(actions[:, -1:])}
         result = jax.tree.map(np.asarray, step(jax.random.key(0), to_wdjax(states), action, params))
-        expected = [reference.step(rules, state, action) for state, action in zip(states, actions, strict=True)]
+        expected = [
+            reference.step(rules, state, action)
+            for state, action in zip(states, actions, strict=True)
+        ]
         for i, one in enumerate(expected):
             compare(jax.tree.map(lambda leaf, i=i: leaf[i], result), one)
             num_tags += one[-1]
@@ -62,7 +86,11 @@ def test_resets_agree(name):
     if rules.random_start:
         inner = list(range(1, rules.grid_length))
         assert not np.any([state.x[:, -1], state.y[:, -1]])
-        assert sorted(set(np.ravel(state.x[:, :-1]))) == inner == sorted(set(np.ravel(state.y[:, :-1])))
+        assert (
+            sorted(set(np.ravel(state.x[:, :-1])))
+            == inner
+            == sorted(set(np.ravel(state.y[:, :-1])))
+        )
         assert (state.x != state.y).any()
     elif rules.starting_location_x is not None:
         assert (state.x == np.array(rules.starting_location_x)).all()
@@ -78,7 +106,8 @@ def test_resets_agree(name):
 
 
 def random_state(rng, rules):
-    """Draws a state before its end: in corners, on walls, many on one cell, next to the runner, the last step."""
+    """Draws a state before its end: in corners, on walls, many on one cell, next to the runner,
+    the last step."""
     n, size = rules.num_agents, rules.grid_length
     while True:
         x, y = rng.integers(0, size + 1, (2, n))
@@ -89,15 +118,22 @@ def random_state(rng, rules):
         x = np.where(beside, np.clip(x[-1] + dx, 0, size), x)
         y = np.where(beside, np.clip(y[-1] + dy, 0, size), y)
         together = rng.random(n) < 0.2
-        x[:-1], y[:-1] = np.where(together[:-1], x[0], x[:-1]), np.where(together[:-1], y[0], y[:-1])
+        x[:-1], y[:-1] = (
+            np.where(together[:-1], x[0], x[:-1]),
+            np.where(together[:-1], y[0], y[:-1]),
+        )
         time = int(rng.choice([0, rules.episode_length - 1, rng.integers(0, rules.episode_length)]))
         state = reference.State(x.tolist(), y.tolist(), time)
-        if time == 0 or not reference.is_tagged(state):  # a tag ends the game, but nobody is tagged by the start
+        # a tag ends the game, but nobody is tagged by the start
+        if time == 0 or not reference.is_tagged(state):
             return state
 
 
 def to_wdjax(states):
-    arrays = [np.array([getattr(state, name) for state in states], np.int32) for name in ("x", "y", "time")]
+    arrays = [
+        np.array([getattr(state, name) for state in states], np.int32)
+        for name in ("x", "y", "time")
+    ]
     return State(*map(jnp.asarray, arrays))
 
 

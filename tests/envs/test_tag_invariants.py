@@ -1,4 +1,5 @@
-"""What holds in every game of Tag, whatever its params: values and seeds are drawn, never shapes."""
+"""What holds in every game of Tag, whatever its params: values and seeds are drawn, never
+shapes."""
 
 import dataclasses
 import functools
@@ -15,37 +16,59 @@ import wdjax
 T = 25  # steps of a game, some of them after its end
 SIZES = {"num_taggers": 2, "num_runners": 4}
 ENVS = {
-    "exit": wdjax.make("tag_continuous", **SIZES, use_full_observation=False, num_other_agents_observed=3)[0],
+    "exit": wdjax.make(
+        "tag_continuous", **SIZES, use_full_observation=False, num_other_agents_observed=3
+    )[0],
     "no exit": wdjax.make("tag_continuous", **SIZES, runner_exits_game_after_tagged=False)[0],
 }
 GRID, _ = wdjax.make("tag_gridworld", num_taggers=3, random_start=True)
 seeds = st.integers(0, 2**32 - 2)
-some = lambda low, high: st.floats(low, high, width=32, allow_subnormal=False)  # noqa: E731
+
+
+def some(low, high):
+    return st.floats(low, high, width=32, allow_subnormal=False)
+
+
 continuous_params = st.fixed_dictionaries(
     {
-        "grid_length": some(0.5, 50), "episode_length": st.integers(1, 2 * T), "max_speed": some(0.0625, 4),
-        "skill_level_runner": some(0.25, 2), "skill_level_tagger": some(0.25, 2), "max_acceleration": some(0, 2),
-        "min_acceleration": some(-2, 0), "max_turn": some(0, 7), "min_turn": some(-7, 0),
-        "edge_hit_penalty": some(-1, 0), "tagging_distance": some(0, 1), "step_penalty_for_tagger": some(-1, 0),
-        "tag_reward_for_tagger": some(0, 10), "tag_penalty_for_runner": some(-10, 0),
-        "step_reward_for_runner": some(0, 1), "end_of_game_reward_for_runner": some(0, 5),
+        "grid_length": some(0.5, 50),
+        "episode_length": st.integers(1, 2 * T),
+        "max_speed": some(0.0625, 4),
+        "skill_level_runner": some(0.25, 2),
+        "skill_level_tagger": some(0.25, 2),
+        "max_acceleration": some(0, 2),
+        "min_acceleration": some(-2, 0),
+        "max_turn": some(0, 7),
+        "min_turn": some(-7, 0),
+        "edge_hit_penalty": some(-1, 0),
+        "tagging_distance": some(0, 1),
+        "step_penalty_for_tagger": some(-1, 0),
+        "tag_reward_for_tagger": some(0, 10),
+        "tag_penalty_for_runner": some(-10, 0),
+        "step_reward_for_runner": some(0, 1),
+        "end_of_game_reward_for_runner": some(0, 5),
     }
-)  # fmt: skip
+)
 grid_params = st.fixed_dictionaries(
     {
-        "grid_length": st.integers(2, 8), "episode_length": st.integers(1, 2 * T), "wall_hit_penalty": some(0, 1),
-        "tag_reward_for_tagger": some(0, 10), "tag_penalty_for_runner": some(0, 10), "step_cost_for_tagger": some(0, 1),
+        "grid_length": st.integers(2, 8),
+        "episode_length": st.integers(1, 2 * T),
+        "wall_hit_penalty": some(0, 1),
+        "tag_reward_for_tagger": some(0, 10),
+        "tag_penalty_for_runner": some(0, 10),
+        "step_cost_for_tagger": some(0, 1),
     }
-)  # fmt: skip
+)
 each_mode = pytest.mark.parametrize("mode", ENVS)
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def run(env, seed, params):
-    """Plays T steps at random, and beside it a second game in which agents that have terminated act differently.
+    """Plays T steps at random, and beside it a second game in which agents that have terminated
+    act differently.
 
-    Returns a dict with leaves [T, ...]: before, after (states), reward, terminated, truncated ([T, agents]), tags, and
-    whether the second game differed in anything.
+    Returns a dict with leaves [T, ...]: before, after (states), reward, terminated, truncated
+    ([T, agents]), tags, and whether the second game differed in anything.
     """
     reset_key, scan_key = jax.random.split(jax.random.key(seed))
     _, state = env.reset(reset_key, params)
@@ -63,9 +86,14 @@ def play_both(env, params, carry, key):
     _, after, reward, terminated, truncated, info = result
     changes = jax.tree.map(lambda one, other: jnp.any(one != other), result, second)
     record = {
-        "before": before, "after": after, "reward": joined(reward), "terminated": joined(terminated),
-        "truncated": joined(truncated), "tags": info["tags"], "differs": jnp.stack(jax.tree.leaves(changes)).any(),
-    }  # fmt: skip
+        "before": before,
+        "after": after,
+        "reward": joined(reward),
+        "terminated": joined(terminated),
+        "truncated": joined(truncated),
+        "tags": info["tags"],
+        "differs": jnp.stack(jax.tree.leaves(changes)).any(),
+    }
     return (after, second[1], terminated), record
 
 
@@ -123,7 +151,8 @@ def test_ends_in_the_plane(mode, seed, changes):
     runners_left = steps["after"].active[:, 2:].any(axis=1)
     over = (steps["after"].time >= params.episode_length) | ~runners_left
     last = int(np.argmax(over)) + 1 if over.any() else T
-    np.testing.assert_array_equal(steps["after"].time, np.minimum(np.arange(1, T + 1), last))  # the clock stops
+    # the clock stops
+    np.testing.assert_array_equal(steps["after"].time, np.minimum(np.arange(1, T + 1), last))
     np.testing.assert_array_equal(steps["terminated"], ~steps["after"].active | over[:, None])
 
 
@@ -144,7 +173,11 @@ def test_who_has_left_the_game_stands_still(seed, changes):
 def test_credits_are_as_many_as_tags(mode, seed, changes):
     """With all other rewards at 0, what the taggers gain and the runners lose counts the tags."""
     none = {"edge_hit_penalty": 0.0, "step_penalty_for_tagger": 0.0, "step_reward_for_runner": 0.0}
-    rewards = {"tag_reward_for_tagger": 1.0, "tag_penalty_for_runner": -2.0, "end_of_game_reward_for_runner": 0.0}
+    rewards = {
+        "tag_reward_for_tagger": 1.0,
+        "tag_penalty_for_runner": -2.0,
+        "end_of_game_reward_for_runner": 0.0,
+    }
     _, steps = continuous(mode, seed, {**changes, **none, **rewards})
     np.testing.assert_array_equal(steps["reward"][:, :2].sum(axis=1), steps["tags"])
     np.testing.assert_array_equal(steps["reward"][:, 2:].sum(axis=1), -2 * steps["tags"])
@@ -153,7 +186,8 @@ def test_credits_are_as_many_as_tags(mode, seed, changes):
 
 
 def test_games_of_every_kind_were_played():
-    """The invariants mean something only where runners are tagged, edges hit and games ended in both ways."""
+    """The invariants mean something only where runners are tagged, edges hit and games ended in
+    both ways."""
     wide = {"tagging_distance": 0.2, "edge_hit_penalty": -1.0, "episode_length": 20}
     games = [continuous("exit", seed, wide)[1] for seed in range(20)]
     assert any(game["after"].active[-1, 2:].any() for game in games)  # ended by time
@@ -178,7 +212,9 @@ def test_the_grid_game(seed, changes):
     assert steps["tags"].sum() <= 1
     met = ((after.x[:, :-1] == after.x[:, -1:]) & (after.y[:, :-1] == after.y[:, -1:])).any(axis=1)
     np.testing.assert_array_equal(ended[:, 0], met | (after.time >= params.episode_length))
-    np.testing.assert_array_equal(after.time, np.minimum(np.arange(1, T + 1), T - ended[:-1, 0].sum()))
+    np.testing.assert_array_equal(
+        after.time, np.minimum(np.arange(1, T + 1), T - ended[:-1, 0].sum())
+    )
 
 
 @hypothesis.given(seeds, grid_params)

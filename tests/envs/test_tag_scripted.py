@@ -13,11 +13,19 @@ from wdjax.envs.tag.scripted import SCRIPTS, chase_nearest, flee_nearest
 
 KEY = jax.random.key(0)
 PLANE = {
-    "num_taggers": 2, "num_runners": 2, "num_acceleration_levels": 3, "num_turn_levels": 5, "grid_length": 10.0,
-    "min_acceleration": -0.5, "max_acceleration": 0.5, "min_turn": -math.pi / 2, "max_turn": math.pi / 2,
-}  # fmt: skip
+    "num_taggers": 2,
+    "num_runners": 2,
+    "num_acceleration_levels": 3,
+    "num_turn_levels": 5,
+    "grid_length": 10.0,
+    "min_acceleration": -0.5,
+    "max_acceleration": 0.5,
+    "min_turn": -math.pi / 2,
+    "max_turn": math.pi / 2,
+}
 SLOWER, FASTER = 1, 3  # acceleration levels 1 .. 3: -0.5, 0, 0.5
-RIGHT, HALF_RIGHT, HALF_LEFT, LEFT = 1, 2, 4, 5  # turn levels 1 .. 5: -pi/2, -pi/4, 0, pi/4, pi/2; index 0 is none
+# turn levels 1 .. 5: -pi/2, -pi/4, 0, pi/4, pi/2; index 0 is none
+RIGHT, HALF_RIGHT, HALF_LEFT, LEFT = 1, 2, 4, 5
 
 
 def plane(x, y, direction, speed=(0.0,) * 4, active=(True,) * 4):
@@ -36,18 +44,24 @@ def test_taggers_turn_to_the_nearest_live_runner_and_speed_up(game):
     state = plane(x=[5, 1, 5, 9], y=[5, 1, 8, 1], direction=[0, 3, 0, 0])
     chase = chase_nearest(*(game[0], state, game[1], KEY))
     assert chase.dtype == jnp.int32
-    np.testing.assert_array_equal(chase, [[FASTER, LEFT], [FASTER, HALF_LEFT + 1]])  # up; (8, 7) above down is 131 deg
+    # up; (8, 7) above down is 131 deg
+    np.testing.assert_array_equal(chase, [[FASTER, LEFT], [FASTER, HALF_LEFT + 1]])
     alone = state.replace(active=jnp.array([True, True, False, True]))  # now at 4, -4; and 8, 0
-    np.testing.assert_array_equal(chase_nearest(game[0], alone, game[1], KEY), [[FASTER, HALF_RIGHT], [FASTER, LEFT]])
+    np.testing.assert_array_equal(
+        chase_nearest(game[0], alone, game[1], KEY), [[FASTER, HALF_RIGHT], [FASTER, LEFT]]
+    )
 
 
 def test_who_stands_wrong_brakes_and_who_is_near_does_not_run_past(game):
     behind = plane(x=[5, 5, 1, 1], y=[5, 5, 5, 5], direction=[0, 2, 0, 0], speed=[0.6, 0.5, 0, 0])
-    chase = chase_nearest(game[0], behind, game[1].replace(min_turn=-math.pi / 4, max_turn=math.pi / 4), KEY)
+    chase = chase_nearest(
+        game[0], behind, game[1].replace(min_turn=-math.pi / 4, max_turn=math.pi / 4), KEY
+    )
     assert chase[0, 0] == SLOWER  # the sharpest turn leaves three eighths of a circle
     assert chase[1, 0] == FASTER  # it looks there already
     near = plane(x=[5, 9, 5.1, 9], y=[5, 9, 5, 0], direction=[0, 0, 0, 0], speed=[0.5, 0, 0, 0])
-    np.testing.assert_array_equal(chase_nearest(game[0], near, game[1], KEY)[0], [SLOWER, 0])  # 0.1 ahead at 0.5 a step
+    # 0.1 ahead at 0.5 a step
+    np.testing.assert_array_equal(chase_nearest(game[0], near, game[1], KEY)[0], [SLOWER, 0])
 
 
 def test_runners_turn_away_at_full_speed(game):
@@ -55,27 +69,39 @@ def test_runners_turn_away_at_full_speed(game):
     flee = flee_nearest(game[0], state, game[1], KEY)
     assert flee[0, 1] == LEFT  # the tagger is below it: up
     assert flee[0, 0] in (0, 2)  # at the limit already
-    speeding = state.replace(speed=jnp.array([0, 0, 0.6, 0.6]), acceleration=jnp.array([0, 0, 0.5, 0.0]))
+    speeding = state.replace(
+        speed=jnp.array([0, 0, 0.6, 0.6]), acceleration=jnp.array([0, 0, 0.5, 0.0])
+    )
     accelerate = flee_nearest(game[0], speeding, game[1], KEY)[:, 0]
-    assert accelerate[0] in (0, 2)  # it adds up: what was chosen before brings it from 0.6 to 1.1 already
+    # it adds up: what was chosen before brings it from 0.6 to 1.1 already
+    assert accelerate[0] in (0, 2)
     assert accelerate[1] == FASTER
     slow = game[1].replace(skill_level_runner=0.6)  # times the limit of 1, of runners only
     assert flee_nearest(game[0], speeding, slow, KEY)[1, 0] in (0, 2)
-    np.testing.assert_array_equal(flee[1], [FASTER, LEFT])  # it looks down, the tagger is to its left: to the right
+    # it looks down, the tagger is to its left: to the right
+    np.testing.assert_array_equal(flee[1], [FASTER, LEFT])
 
 
 def test_a_chase_ends_with_a_tag():
     """One tagger, one runner that stands still: caught about as fast as anybody could."""
-    env, params = wdjax.make("tag_continuous", **PLANE | {"num_taggers": 1, "num_runners": 1, "tagging_distance": 0.03})
-    params = params.replace(starting_location_x=np.array([1.0, 8.0]), starting_location_y=np.array([2.0, 9.0]))
+    env, params = wdjax.make(
+        "tag_continuous", **PLANE | {"num_taggers": 1, "num_runners": 1, "tagging_distance": 0.03}
+    )
+    params = params.replace(
+        starting_location_x=np.array([1.0, 8.0]), starting_location_y=np.array([2.0, 9.0])
+    )
     _, state = env.reset(KEY, params)
 
     def step(state, _):
-        action = {"tagger": chase_nearest(env, state, params, KEY), "runner": jnp.zeros((1, 2), jnp.int32)}
+        action = {
+            "tagger": chase_nearest(env, state, params, KEY),
+            "runner": jnp.zeros((1, 2), jnp.int32),
+        }
         return env.step(KEY, state, action, params)[1], state.active[1]
 
     _, alive = jax.lax.scan(step, state, length=30)
-    assert 10 <= int(alive.sum()) <= 14  # 9.9 away at no more than 1 a step, 0.3 is near enough; it starts at rest
+    # 9.9 away at no more than 1 a step, 0.3 is near enough; it starts at rest
+    assert 10 <= int(alive.sum()) <= 14
 
 
 def grid(x, y):
@@ -87,13 +113,16 @@ def test_on_the_grid():
     env, params = wdjax.make("tag_gridworld", num_taggers=3, grid_length=6)
     state = grid([3, 1, 4, 3], [0, 2, 3, 3])
     np.testing.assert_array_equal(chase_nearest(env, state, params, KEY), [3, 1, 2])
-    np.testing.assert_array_equal(flee_nearest(env, state, params, KEY), [2])  # from (4, 3); y+1 would come less far
+    # from (4, 3); y+1 would come less far
+    np.testing.assert_array_equal(flee_nearest(env, state, params, KEY), [2])
     apart = grid([0, 5, 2, 2], [0, 3, 6, 3])  # 2 and 3 away; 3 and 0; 0 and 3
     np.testing.assert_array_equal(chase_nearest(env, apart, params, KEY), [3, 2, 4])
     cornered = grid([2, 6, 6, 0], [0, 6, 6, 0])
-    np.testing.assert_array_equal(flee_nearest(env, cornered, params, KEY), [3])  # along the wall, not into it
+    # along the wall, not into it
+    np.testing.assert_array_equal(flee_nearest(env, cornered, params, KEY), [3])
     walled = grid([0, 6, 6, 0], [3, 6, 6, 6])
-    np.testing.assert_array_equal(flee_nearest(env, walled, params, KEY), [1])  # walls hold: y+1 leads nowhere
+    # walls hold: y+1 leads nowhere
+    np.testing.assert_array_equal(flee_nearest(env, walled, params, KEY), [1])
 
 
 @pytest.mark.parametrize("name", ["tag_continuous", "tag_gridworld"])
@@ -101,7 +130,10 @@ def test_actions_are_actions(name):
     env, params = wdjax.make(name)
     _, state = env.reset(KEY, params)
     action, declared = (
-        {group: jax.jit(script, static_argnums=0)(env, state, params, KEY) for group, script in scripts.values()}
+        {
+            group: jax.jit(script, static_argnums=0)(env, state, params, KEY)
+            for group, script in scripts.values()
+        }
         for scripts in (SCRIPTS, env.scripts)
     )
     assert env.action_space(params).contains(action)

@@ -1,4 +1,5 @@
-"""taxed_commons: by hand, against its reference, and what its exact solution claims, looked for by brute force."""
+"""taxed_commons: by hand, against its reference, and what its exact solution claims, looked for by
+brute force."""
 
 import functools
 import itertools
@@ -43,15 +44,22 @@ def play(env, params, step, choices):
 GOLDEN = [  # what is asked of everybody, the council's level -> stock, level, catches, rewards
     (([3, 3, 3, 3], 2), 30, 2, [0, 0, 0, 0], [0, 0, 0, 0]),  # the council sits: nobody fishes
     # 24 left, born 0.4 x 24 x 36 / 60 = 5.76; the tax is 0.9, each gets back 0.9 x 6 / 4 = 1.35
-    (([3, 2, 1, 0], 0), 31, 2, [3, 2, 1, 0],
-     [3 - 1.35 - 2.7 + 1.35, 2 - 0.6 - 1.8 + 1.35, 1 - 0.15 - 0.9 + 1.35, 1.35]),
+    (
+        ([3, 2, 1, 0], 0),
+        31,
+        2,
+        [3, 2, 1, 0],
+        [3 - 1.35 - 2.7 + 1.35, 2 - 0.6 - 1.8 + 1.35, 1 - 0.15 - 0.9 + 1.35, 1.35],
+    ),
     (([0, 0, 0, 0], 3), 38, 2, [0, 0, 0, 0], [0, 0, 0, 0]),  # born 0.4 x 31 x 29 / 60 = 5.99
-]  # fmt: skip
+]
 
 
 def test_golden_steps():
     played = play(*made(), [choices for choices, *_ in GOLDEN])
-    for (_, stock, level, catch, earned), (_, state, reward, *_, info) in zip(GOLDEN, played, strict=True):
+    for (_, stock, level, catch, earned), (_, state, reward, *_, info) in zip(
+        GOLDEN, played, strict=True
+    ):
         assert (state.stock, state.level) == (stock, level)
         np.testing.assert_array_equal(state.catch, catch)
         np.testing.assert_allclose(reward["harvester"], earned, rtol=1e-6)
@@ -59,26 +67,45 @@ def test_golden_steps():
         assert info["catch"] == sum(catch)
 
 
-@pytest.mark.parametrize("changes", [
-    {}, {"start": 3, "capacity": 12, "inflow": 0, "highest_level": 1, "fishing_days": 2},
-    {"num_harvesters": 3, "max_catch": 5, "num_levels": 6, "highest_level": 5, "growth_percent": 170, "cost": 0.05},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"start": 3, "capacity": 12, "inflow": 0, "highest_level": 1, "fishing_days": 2},
+        {
+            "num_harvesters": 3,
+            "max_catch": 5,
+            "num_levels": 6,
+            "highest_level": 5,
+            "growth_percent": 170,
+            "cost": 0.05,
+        },
+    ],
+)
 def test_every_step_is_that_of_the_reference(changes):
     changes = {"episode_length": 23, **changes}
     env, params, step = made(**changes)
     rules, rng = Rules(**changes), np.random.default_rng(0)
     game = Game(rules)
-    choices = [(rng.integers(0, rules.max_catch + 1, rules.num_harvesters), rng.integers(0, rules.num_levels))
-               for _ in range(25)]  # fmt: skip
-    for (catch, level), (obs, state, reward, terminated, _, _) in zip(choices, play(env, params, step, choices),
-                                                                      strict=True):  # fmt: skip
+    choices = [
+        (
+            rng.integers(0, rules.max_catch + 1, rules.num_harvesters),
+            rng.integers(0, rules.num_levels),
+        )
+        for _ in range(25)
+    ]
+    for (catch, level), (obs, state, reward, terminated, _, _) in zip(
+        choices, play(env, params, step, choices), strict=True
+    ):
         earned, welfare = game.step(catch.tolist(), int(level))
         assert (state.stock, state.level, state.time) == (game.stock, game.level, game.time)
         np.testing.assert_allclose(reward["harvester"], earned, rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(reward["planner"], [welfare], rtol=1e-5, atol=1e-6)
         for group, mask in zip(env.groups, game.masks(), strict=True):
             np.testing.assert_array_equal(obs[group]["action_mask"], [mask] * env.groups[group])
-            np.testing.assert_allclose(obs[group]["seen"], [game.seen()] * env.groups[group], rtol=1e-6)
+            np.testing.assert_allclose(
+                obs[group]["seen"], [game.seen()] * env.groups[group], rtol=1e-6
+            )
             assert np.all(terminated[group] == (game.time >= 23))
     assert state.time == 23
 
@@ -88,7 +115,9 @@ def test_taxes_are_returned_whole():
     env, params, _ = made()
     _, state = env.reset(jax.random.key(0), params)
     state = state.replace(catch=jnp.array([3, 1, 0, 2]))
-    sums = [jnp.sum(env.rewards(state.replace(level=jnp.int32(level)), params)) for level in range(4)]
+    sums = [
+        jnp.sum(env.rewards(state.replace(level=jnp.int32(level)), params)) for level in range(4)
+    ]
     np.testing.assert_allclose(sums, [6 - 0.15 * 14] * 4, rtol=1e-5)
 
 
@@ -99,11 +128,17 @@ def test_a_highest_level_of_0_leaves_the_planner_nothing_to_decide():
         assert state.level == 0
 
 
-@pytest.mark.parametrize(("changes", "words"), [
-    ({"highest_level": 4}, "highest_level = 4: must be from 0 to 3"), ({"start": 61}, "start = 61: must be from 0 to"),
-    ({"capacity": 1001}, "capacity = 1001: must be from 1 to 1000"), ({"cost": -1.0}, "cost = -1.0: must be at"),
-    ({"fishing_days": 0}, "fishing_days = 0: must be from 1"), ({"num_harvesters": 0}, "num_harvesters = 0: must be"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"highest_level": 4}, "highest_level = 4: must be from 0 to 3"),
+        ({"start": 61}, "start = 61: must be from 0 to"),
+        ({"capacity": 1001}, "capacity = 1001: must be from 1 to 1000"),
+        ({"cost": -1.0}, "cost = -1.0: must be at"),
+        ({"fishing_days": 0}, "fishing_days = 0: must be from 1"),
+        ({"num_harvesters": 0}, "num_harvesters = 0: must be"),
+    ],
+)
 def test_what_makes_no_sense_is_refused(changes, words):
     with pytest.raises(ValueError, match=words):
         wdjax.make("taxed_commons", **changes)
@@ -113,10 +148,13 @@ def test_what_makes_no_sense_is_refused(changes, words):
 
 
 def test_nobody_gains_by_another_catch():
-    """All stocks, taxes, and catches of the three others, by the rules of the game: the best catch is dominant."""
+    """All stocks, taxes, and catches of the three others, by the rules of the game: the best
+    catch is dominant."""
     env, params, _ = made()
     best, checked = exact.best_catch(env, params), 0
-    for stock, level, others in itertools.product(range(0, 61, 3), range(4), itertools.product(range(4), repeat=3)):
+    for stock, level, others in itertools.product(
+        range(0, 61, 3), range(4), itertools.product(range(4), repeat=3)
+    ):
         most = min(3, stock // 4)
         if max(others) > most:
             continue
@@ -127,12 +165,14 @@ def test_nobody_gains_by_another_catch():
         assert found[best[stock, level]] >= max(found) - 1e-6, (stock, level, others)
         checked += 1
     assert checked > 4_000
-    np.testing.assert_array_equal(best[60], [3, 2, 1, 0])  # each level of the tax makes another catch
+    # each level of the tax makes another catch
+    np.testing.assert_array_equal(best[60], [3, 2, 1, 0])
 
 
 def earned_alone(level, patience, deviates):
-    """What one harvester earns in the game among three that look no further than their day, rewards of later steps
-    discounted by `patience`: by the same rule, or by the best of all strategies for itself."""
+    """What one harvester earns in the game among three that look no further than their day,
+    rewards of later steps discounted by `patience`: by the same rule, or by the best of all
+    strategies for itself."""
     env, params, _ = made()
     best, grown = exact.best_catch(env, params), exact.next_stock(params, np.arange(61))
     value = np.zeros((61, 4))
@@ -145,8 +185,12 @@ def earned_alone(level, patience, deviates):
             others = best[stock, tax]
             choices = np.arange(min(3, stock // 4) + 1) if deviates else np.array([others])
             caught = choices + 3 * others
-            now[stock, tax] = np.max(choices - 0.15 * choices**2 - 0.45 * tax * (choices - caught / 4)
-                                     + patience * value[grown[stock - caught], tax])  # fmt: skip
+            now[stock, tax] = np.max(
+                choices
+                - 0.15 * choices**2
+                - 0.45 * tax * (choices - caught / 4)
+                + patience * value[grown[stock - caught], tax]
+            )
         value = now
     return value[30, 0]
 
@@ -166,7 +210,11 @@ def test_the_solution_is_what_the_game_pays():
     env, params, step = made()
     drawn = exact.evaluate(env, params, np.random.default_rng(0).integers(0, 4, (60, 61)))
     for solution in (exact.best_policy(env, params), exact.without_tax(env, params), drawn):
-        best, (_, state), welfare = exact.best_catch(env, params), env.reset(jax.random.key(0), params), 0.0
+        best, (_, state), welfare = (
+            exact.best_catch(env, params),
+            env.reset(jax.random.key(0), params),
+            0.0,
+        )
         for t in range(60):
             action = act([best[state.stock, state.level]] * 4, solution.level[t, state.stock])
             _, state, reward, *_ = step(jax.random.key(0), state, action, params)
@@ -175,11 +223,22 @@ def test_the_solution_is_what_the_game_pays():
 
 
 def test_the_optimum_is_what_brute_force_finds():
-    """An instance with 3 councils. Nothing in it is random, so that every policy, whatever it looks at, is one of the
-    3^3 sequences of taxes."""
-    changes = {"num_harvesters": 2, "max_catch": 2, "num_levels": 3, "highest_level": 2, "capacity": 8, "start": 6,
-               "growth_percent": 90, "inflow": 0, "tax_step": 0.9, "cost": 0.2, "fishing_days": 3,
-               "episode_length": 12}  # fmt: skip
+    """An instance with 3 councils. Nothing in it is random, so that every policy, whatever it
+    looks at, is one of the 3^3 sequences of taxes."""
+    changes = {
+        "num_harvesters": 2,
+        "max_catch": 2,
+        "num_levels": 3,
+        "highest_level": 2,
+        "capacity": 8,
+        "start": 6,
+        "growth_percent": 90,
+        "inflow": 0,
+        "tax_step": 0.9,
+        "cost": 0.2,
+        "fishing_days": 3,
+        "episode_length": 12,
+    }
     env, params = wdjax.make("taxed_commons", **changes)
     rules = Rules(**changes)
 
@@ -188,7 +247,10 @@ def test_the_optimum_is_what_brute_force_finds():
         for t in range(12):
             tax = rules.tax_step * game.level
             most = min(2, game.stock // 2)
-            own = max(range(most + 1), key=lambda fish: (round(fish * (1 - tax / 2) - 0.2 * fish**2, 9), -fish))
+            own = max(
+                range(most + 1),
+                key=lambda fish: (round(fish * (1 - tax / 2) - 0.2 * fish**2, 9), -fish),
+            )
             total += game.step([own] * 2, levels[t // 4])[1]
         return total
 
@@ -197,14 +259,19 @@ def test_the_optimum_is_what_brute_force_finds():
     assert best.welfare(params) == pytest.approx(max(found.values()))
     assert exact.without_tax(env, params).welfare(params) == pytest.approx(found[0, 0, 0])
     assert max(found.values()) > 1.5 * found[0, 0, 0]
-    assert max(found.values()) > max(found[level, level, level] for level in range(3))  # no tax for ever is as good
+    # no tax for ever is as good
+    assert max(found.values()) > max(found[level, level, level] for level in range(3))
 
 
 def test_golden_welfare_and_a_wide_gap():
     env, params, _ = made()
-    best, none = (solve(env, params).welfare(params) for solve in (exact.best_policy, exact.without_tax))
+    best, none = (
+        solve(env, params).welfare(params) for solve in (exact.best_policy, exact.without_tax)
+    )
     np.testing.assert_allclose([best, none], [246.4, 73.0], rtol=1e-6)
-    constant = [exact.evaluate(env, params, np.full((60, 61), level)).welfare(params) for level in range(4)]
+    constant = [
+        exact.evaluate(env, params, np.full((60, 61), level)).welfare(params) for level in range(4)
+    ]
     np.testing.assert_allclose(constant, [73.0, 94.6, 163.2, 0.0], rtol=1e-6)
 
 
@@ -213,14 +280,20 @@ def test_golden_welfare_and_a_wide_gap():
 
 def test_the_drawing_says_what_happened():
     env, params, step = made()
-    states = [result[1] for result in play(env, params, step, [([3] * 4, 2), ([3] * 4, 0), ([2] * 4, 0)])]
-    scene = env.scene(jax.tree.map(lambda *leaves: np.stack(leaves), *states), jax.device_get(params))
+    states = [
+        result[1] for result in play(env, params, step, [([3] * 4, 2), ([3] * 4, 0), ([2] * 4, 0)])
+    ]
+    scene = env.scene(
+        jax.tree.map(lambda *leaves: np.stack(leaves), *states), jax.device_get(params)
+    )
     assert scene.captions[-1] == f"step 3 of 60: {states[-1].stock} fish, tax 0.90, 8 caught"
     (bars,) = (mark for mark in scene.marks if getattr(mark, "label", "") == "catch of the day")
     np.testing.assert_array_equal(bars.size[..., 1], [[0, 12, 8]])
     np.testing.assert_array_equal(bars.opacity, np.tri(3))  # in each frame those up to now
     (stock,) = (mark for mark in scene.marks if getattr(mark, "label", "") == "stock")
-    np.testing.assert_array_equal(stock.points[0, 0], [(i + 1, state.stock) for i, state in enumerate(states)])
+    np.testing.assert_array_equal(
+        stock.points[0, 0], [(i + 1, state.stock) for i, state in enumerate(states)]
+    )
     np.testing.assert_array_equal(stock.window, [(0, 1), (0, 2), (0, 3)])
 
 
@@ -234,11 +307,15 @@ def test_a_kernel_plays_it_with_the_same_numbers(monkeypatch):
     keep, zeros = lambda total, step: (total + step.reward["planner"][0], step), jnp.zeros(35)
 
     def run(state):
-        policy = lambda key, obs: playing.uniform_action(env.action_space(params), key)  # noqa: E731
+        def policy(key, obs):
+            return playing.uniform_action(env.action_space(params), key)
+
         return playing.play(env, params, policy, state, 24, keep, zeros)[1:]
 
     assert "triton" in lowered(run, state)
     expected = jax.jit(run)(state)
-    monkeypatch.setattr(playing, "scan_replicas", functools.partial(scan_replicas_kernel, interpret=True))
+    monkeypatch.setattr(
+        playing, "scan_replicas", functools.partial(scan_replicas_kernel, interpret=True)
+    )
     close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
     jax.tree.map(close, jax.jit(lambda state: run(state))(state), expected)

@@ -1,4 +1,5 @@
-"""check_env with a NumPy twin: CartPole in float64, and the independent reference of tag_gridworld."""
+"""check_env with a NumPy twin: CartPole in float64, and the independent reference of
+tag_gridworld."""
 
 import dataclasses
 
@@ -20,7 +21,9 @@ def only_play(monkeypatch):
 
 def cartpole_twin(key, state, action, params, gravity=9.8):
     """CartPole in float64, after Barto, Sutton, Anderson."""
-    x, v, theta, omega = (float(number) for number in (state.x, state.x_dot, state.theta, state.theta_dot))
+    x, v, theta, omega = (
+        float(number) for number in (state.x, state.x_dot, state.theta, state.theta_dot)
+    )
     total, moment = params.masspole + params.masscart, params.masspole * params.length
     push = (params.force_mag * (2 * action - 1) + moment * omega**2 * np.sin(theta)) / total
     lever = params.length * (4 / 3 - params.masspole * np.cos(theta) ** 2 / total)
@@ -33,11 +36,19 @@ def cartpole_twin(key, state, action, params, gravity=9.8):
 
 def gridworld_twin(key, state, action, params):
     """The independent reference of tests/envs."""
-    names = {field.name for field in dataclasses.fields(params)} - {"starting_location_x", "starting_location_y"}
+    names = {field.name for field in dataclasses.fields(params)} - {
+        "starting_location_x",
+        "starting_location_y",
+    }
     rules = reference.Rules(num_taggers=4, **{name: getattr(params, name) for name in names})
     start = reference.State(state.x.tolist(), state.y.tolist(), int(state.time))
-    new, obs, reward, done, tagged = reference.step(rules, start, np.concatenate([action["tagger"], action["runner"]]))
-    split = lambda rows: {"tagger": rows[:4], "runner": rows[4:]}  # noqa: E731
+    new, obs, reward, done, tagged = reference.step(
+        rules, start, np.concatenate([action["tagger"], action["runner"]])
+    )
+
+    def split(rows):
+        return {"tagger": rows[:4], "runner": rows[4:]}
+
     after = GridState(np.array(new.x), np.array(new.y), new.time)
     info = {"tags": int(tagged), "tag_steps": int(tagged) * new.time}
     return split(obs), after, split(reward), split(np.full(5, done)), split(np.zeros(5, bool)), info
@@ -45,14 +56,23 @@ def gridworld_twin(key, state, action, params):
 
 def test_cartpole_against_numpy():
     wdjax.check_env("cartpole", twin=cartpole_twin)
-    with pytest.raises(wdjax.EnvCheckError, match=r"^step returns state\.(x|theta)_dot = .* in step \d of"):
-        wdjax.check_env("cartpole", twin=lambda *args: cartpole_twin(*args, gravity=9.81), atol=1e-6)
+    with pytest.raises(
+        wdjax.EnvCheckError, match=r"^step returns state\.(x|theta)_dot = .* in step \d of"
+    ):
+        wdjax.check_env(
+            "cartpole", twin=lambda *args: cartpole_twin(*args, gravity=9.81), atol=1e-6
+        )
 
 
 def test_gridworld_against_the_reference():
     env, params = wdjax.make("tag_gridworld", num_taggers=4, grid_length=4)
     wdjax.check_env(env, params, gridworld_twin)
     other = wdjax.make("tag_gridworld", num_taggers=4, grid_length=4, wall_hit_penalty=0.25)[1]
-    wrong = lambda key, state, action, _: gridworld_twin(key, state, action, params)  # noqa: E731
-    with pytest.raises(wdjax.EnvCheckError, match=r"^step returns reward\['(tagger|runner)'\]\[\d\] = .*, the twin"):
+
+    def wrong(key, state, action, _):
+        return gridworld_twin(key, state, action, params)
+
+    with pytest.raises(
+        wdjax.EnvCheckError, match=r"^step returns reward\['(tagger|runner)'\]\[\d\] = .*, the twin"
+    ):
         wdjax.check_env(env, other, wrong)
