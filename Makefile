@@ -61,9 +61,13 @@ test-slow: $(DEV_STAMP)
 test-all: $(DEV_STAMP)
 	$(PYTEST) $(PYTEST_ARGS)
 
+# Further folders of tests are formatted by the issue "A spine you can read".
+FORMATTED_TESTS := tests/*.py $(addprefix tests/,adapters adversary envs later) \
+	$(addprefix tests/train/,*.py devices host networks storage)
+
 lint: $(DEV_STAMP)
 	$(BIN)/ruff check
-	$(BIN)/ruff format --check wdjax envs experiments/examples docs README.md setup.py
+	$(BIN)/ruff format --check wdjax envs experiments/examples docs README.md setup.py $(FORMATTED_TESTS)
 
 # Warnings are errors. Pictures of environments are always redrawn. Outputs of notebooks are cached.
 docs: $(DEV_STAMP)
