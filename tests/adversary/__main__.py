@@ -1,4 +1,5 @@
-"""Random sequences of commands against rules that must hold; a sequence that breaks one is printed to be typed again.
+"""Random sequences of commands against rules that must hold; a sequence that breaks one is printed
+to be typed again.
 
     PYTHONPATH=. python tests/adversary --seeds 0:1000 --workers 14 --minutes 8 --json found.jsonl
     PYTHONPATH=. python tests/adversary --seeds 17:18 --shrink         # one sequence, with what its commands say
@@ -28,7 +29,10 @@ from sequences import Command, draw_sequence
 LIMIT = 40.0  # seconds of CPU time of a command
 HEAD = f"cd $(mktemp -d); cp {PRESETS}/*.yaml ."
 WARM = [  # what compiles: in one process first, not in all at once
-    *(f"wdjax train {preset}.yaml --workdir a --total-env-steps 128" for preset in ("ppo", "a2c", "ddpg", "tag")),
+    *(
+        f"wdjax train {preset}.yaml --workdir a --total-env-steps 128"
+        for preset in ("ppo", "a2c", "ddpg", "tag")
+    ),
     "wdjax sweep ppo.yaml --workdir a --seeds 2 --set total_env_steps=128",
     "wdjax sweep ppo.yaml --workdir a --pbt 2 --pbt-every-updates 2 --set total_env_steps=128 "
     "--set policies.agent.learning_rate=log:1e-3:1e-1",
@@ -36,8 +40,11 @@ WARM = [  # what compiles: in one process first, not in all at once
 ]
 
 
-def run_sequence(commands: Sequence[Command], seen: dict, limit: float, talk: bool = False) -> tuple[list[str], int]:
-    """Run commands in a new folder until a rule is broken. Returns (what is broken, commands that were run)."""
+def run_sequence(
+    commands: Sequence[Command], seen: dict, limit: float, talk: bool = False
+) -> tuple[list[str], int]:
+    """Run commands in a new folder until a rule is broken. Returns (what is broken, commands
+    that were run)."""
     with tempfile.TemporaryDirectory(prefix="adversary-") as name:
         folder, model = Path(name).resolve(), Model(seen)
         for preset in PRESETS.glob("*.yaml"):
@@ -49,7 +56,10 @@ def run_sequence(commands: Sequence[Command], seen: dict, limit: float, talk: bo
             after = look(folder)
             wrong = model.check(command, result, before, after)
             if talk:
-                print(f"$ {command}\n  status {result.status}, {result.seconds:.1f} s; {states(after)}", flush=True)
+                print(
+                    f"$ {command}\n  status {result.status}, {result.seconds:.1f} s; {states(after)}",
+                    flush=True,
+                )
             if wrong:
                 if talk:
                     print(result.output[-3000:])
@@ -69,8 +79,9 @@ def resolved(command: Command, disk: Any) -> Command:
 def states(disk: Any) -> str:
     return "; ".join(
         f"{name}: row {run.last_row}, checkpoints {[own.updates for own in run.checkpoints]}"
-        for name, run in sorted(disk.runs.items()) if run.kind
-    )  # fmt: skip
+        for name, run in sorted(disk.runs.items())
+        if run.kind
+    )
 
 
 def shrink(commands: list[Command], seen: dict, limit: float) -> list[Command]:
@@ -98,8 +109,12 @@ def work(seeds: Sequence[int], file: Path, limit: float, until: float) -> None:
             wrong, length = run_sequence(commands, seen, limit)
         except Exception as error:  # a fault of the harness is one, too
             wrong, length = [f"the harness failed: {type(error).__name__}: {error}"], len(commands)
-        found = {"seed": seed, "wrong": wrong, "commands": [str(own) for own in commands[:length]],
-                 "seconds": round(time.monotonic() - begun, 1)}  # fmt: skip
+        found = {
+            "seed": seed,
+            "wrong": wrong,
+            "commands": [str(own) for own in commands[:length]],
+            "seconds": round(time.monotonic() - begun, 1),
+        }
         with open(file, "ab", buffering=0) as stream:
             stream.write((json.dumps(found) + "\n").encode())
 
@@ -122,31 +137,60 @@ def in_processes(tasks: Sequence[tuple], cores: bool = False) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", default="0:10", help="FIRST:LAST, without the last")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=1e6, help="no sequence begins later")
-    parser.add_argument("--json", type=Path, help="a line for every sequence; kept and continued where it exists")
-    parser.add_argument("--limit", type=float, default=LIMIT, help="seconds of CPU time that a command may take")
-    parser.add_argument("--shrink", action="store_true", help="one seed: show it, then leave out commands")
+    parser.add_argument(
+        "--json", type=Path, help="a line for every sequence; kept and continued where it exists"
+    )
+    parser.add_argument(
+        "--limit", type=float, default=LIMIT, help="seconds of CPU time that a command may take"
+    )
+    parser.add_argument(
+        "--shrink", action="store_true", help="one seed: show it, then leave out commands"
+    )
     parser.add_argument("--replay", type=Path, help="a file with commands")
     arguments = parser.parse_args()
     until = time.monotonic() + 60 * arguments.minutes
-    cache = tempfile.mkdtemp(prefix="adversary-cache-") if "JAX_COMPILATION_CACHE_DIR" not in os.environ else None
+    cache = (
+        tempfile.mkdtemp(prefix="adversary-cache-")
+        if "JAX_COMPILATION_CACHE_DIR" not in os.environ
+        else None
+    )
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", cache or "")
     import_wdjax()
     first, last = map(int, arguments.seeds.split(":"))
     try:
         if arguments.replay or arguments.shrink:
-            lines = arguments.replay.read_text().splitlines() if arguments.replay else map(str, draw_sequence(first))
+            lines = (
+                arguments.replay.read_text().splitlines()
+                if arguments.replay
+                else map(str, draw_sequence(first))
+            )
             raise SystemExit(show([Command.parse(line) for line in lines if line], arguments))
         file = arguments.json or Path(tempfile.mkstemp(suffix=".jsonl")[1])
-        done = {json.loads(line)["seed"] for line in file.read_text().splitlines()} if file.exists() else set()
+        done = (
+            {json.loads(line)["seed"] for line in file.read_text().splitlines()}
+            if file.exists()
+            else set()
+        )
         seeds = [seed for seed in range(first, last) if seed not in done]
-        pin = 1 < arguments.workers > len(os.sched_getaffinity(0)) // 2  # else each has several cores
+        # else each has several cores
+        pin = 1 < arguments.workers > len(os.sched_getaffinity(0)) // 2
         for i in range(0, len(WARM), arguments.workers):
-            in_processes([(run_sequence, [Command.parse(line)], {}, 300.0) for line in WARM[i : i + arguments.workers]])
-        tasks = [(work, seeds[i :: arguments.workers], file, arguments.limit, until) for i in range(arguments.workers)]
+            in_processes(
+                [
+                    (run_sequence, [Command.parse(line)], {}, 300.0)
+                    for line in WARM[i : i + arguments.workers]
+                ]
+            )
+        tasks = [
+            (work, seeds[i :: arguments.workers], file, arguments.limit, until)
+            for i in range(arguments.workers)
+        ]
         in_processes(tasks, pin)
         raise SystemExit(summary(file, range(first, last)))
     finally:
@@ -170,11 +214,17 @@ def summary(file: Path, seeds: range) -> int:
     rows = [row for row in map(json.loads, file.read_text().splitlines()) if row["seed"] in seeds]
     failed = sorted((row for row in rows if row["wrong"]), key=lambda row: row["seed"])
     for row in failed:
-        lines = [f"\nseed {row['seed']}: {'; '.join(row['wrong'])}", f"  {HEAD}", *(f"  {c}" for c in row["commands"])]
+        lines = [
+            f"\nseed {row['seed']}: {'; '.join(row['wrong'])}",
+            f"  {HEAD}",
+            *(f"  {c}" for c in row["commands"]),
+        ]
         print("\n".join(lines))
     commands = sum(len(row["commands"]) for row in rows)
-    print(f"\n{len(rows)} of {len(seeds)} sequences, {commands} commands, {sum(r['seconds'] for r in rows):.0f} s; "
-          f"{len(failed)} break a rule ({file})")  # fmt: skip
+    print(
+        f"\n{len(rows)} of {len(seeds)} sequences, {commands} commands, {sum(r['seconds'] for r in rows):.0f} s; "
+        f"{len(failed)} break a rule ({file})"
+    )
     return int(bool(failed) or not rows)
 
 

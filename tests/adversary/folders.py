@@ -14,7 +14,8 @@ SIGNS = {"sweep.yaml": "sweep", "members.json": "sweep", "config.yaml": "run", "
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint folder: the size of metrics.jsonl that belongs to it, None where that cannot be read."""
+    """A checkpoint folder: the size of metrics.jsonl that belongs to it, None where that cannot
+    be read."""
 
     updates: int
     metrics_size: int | None
@@ -32,7 +33,8 @@ class Run:
     checkpoints: list[Checkpoint]  # by updates
     best: list[int]  # updates of the checkpoints in best/
     unfinished: bool  # whether a temporary file or folder is left
-    table: list[dict[str, Any]] = dataclasses.field(default_factory=list)  # of table.jsonl, of a sweep
+    # of table.jsonl, of a sweep
+    table: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
     @property
     def newest(self) -> int | None:
@@ -54,7 +56,11 @@ class Disk:
         return self.runs.get(name) or EMPTY
 
     def below(self, folder: str) -> dict[str, str]:
-        return {path: digest for path, digest in self.files.items() if f"{path}/".startswith(f"{folder}/")}
+        return {
+            path: digest
+            for path, digest in self.files.items()
+            if f"{path}/".startswith(f"{folder}/")
+        }
 
 
 EMPTY = Run("", {}, b"", [], [], [], [], False)
@@ -67,7 +73,10 @@ def look(root: Path) -> Disk:
         name = str(path.relative_to(root))
         if not name.startswith("."):
             files[name] = "/" if path.is_dir() else hashlib.sha1(path.read_bytes()).hexdigest()
-    return Disk(files, {path.name: read(path) for path in root.iterdir() if path.is_dir() and path.name[0] != "."})
+    return Disk(
+        files,
+        {path.name: read(path) for path in root.iterdir() if path.is_dir() and path.name[0] != "."},
+    )
 
 
 def read(folder: Path) -> Run:
@@ -82,16 +91,31 @@ def read(folder: Path) -> Run:
         except ValueError:
             broken.append(line.decode(errors="replace")[:80])
     unfinished = any("tmp" in path.name for path in folder.rglob("*"))
-    checkpoints = [Checkpoint(step, metrics_size(folder / "checkpoints" / str(step)))
-                   for step in steps(folder / "checkpoints")]  # fmt: skip
+    checkpoints = [
+        Checkpoint(step, metrics_size(folder / "checkpoints" / str(step)))
+        for step in steps(folder / "checkpoints")
+    ]
     file = folder / "table.jsonl"
     table = [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
-    return Run(kind, config if isinstance(config, dict) else {}, raw, rows, broken, checkpoints,
-               steps(folder / "best"), unfinished, table)  # fmt: skip
+    return Run(
+        kind,
+        config if isinstance(config, dict) else {},
+        raw,
+        rows,
+        broken,
+        checkpoints,
+        steps(folder / "best"),
+        unfinished,
+        table,
+    )
 
 
 def steps(folder: Path) -> list[int]:
-    return sorted(int(path.name) for path in folder.glob("*") if path.name.isdecimal()) if folder.is_dir() else []
+    return (
+        sorted(int(path.name) for path in folder.glob("*") if path.name.isdecimal())
+        if folder.is_dir()
+        else []
+    )
 
 
 def metrics_size(checkpoint: Path) -> int | None:
@@ -103,13 +127,21 @@ def metrics_size(checkpoint: Path) -> int | None:
 
 def changes(before: dict[str, str], after: dict[str, str]) -> list[str]:
     """Return the paths that differ."""
-    return sorted(path for path in before.keys() | after.keys() if before.get(path) != after.get(path))
+    return sorted(
+        path for path in before.keys() | after.keys() if before.get(path) != after.get(path)
+    )
 
 
 def close(first: list[dict[str, Any]], second: list[dict[str, Any]]) -> bool:
     """Return whether two tables hold the same rows, numbers up to rounding."""
-    pairs = [(a.get(name), b.get(name)) for a, b in zip(first, second, strict=False) for name in a.keys() | b.keys()]
+    pairs = [
+        (a.get(name), b.get(name))
+        for a, b in zip(first, second, strict=False)
+        for name in a.keys() | b.keys()
+    ]
     return len(first) == len(second) and all(
-        math.isclose(a, b, rel_tol=1e-3, abs_tol=1e-4) if isinstance(a, float) and isinstance(b, float) else a == b
+        math.isclose(a, b, rel_tol=1e-3, abs_tol=1e-4)
+        if isinstance(a, float) and isinstance(b, float)
+        else a == b
         for a, b in pairs
     )

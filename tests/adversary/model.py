@@ -16,13 +16,24 @@ from sequences import STEPS, Command
 
 PRESETS = Path(__file__).parent / "presets"
 STOPPED = 130
-TIMING = ("seconds", "seconds_per_update", "compile_seconds", "env_steps_per_second", "agent_steps_per_second")
+TIMING = (
+    "seconds",
+    "seconds_per_update",
+    "compile_seconds",
+    "env_steps_per_second",
+    "agent_steps_per_second",
+)
 PICTURES = ("curves.png", "opponents.png", "episode.gif")
 # Fields that a resume may change; all others must stay.
 RESUMABLE = {
-    "total_env_steps": None, "stop_at": {}, "checkpoint_every_updates": 0, "checkpoint_every": None,
-    "keep_checkpoints": 2, "devices": 0, "on_bad_numbers": "stop",
-}  # fmt: skip
+    "total_env_steps": None,
+    "stop_at": {},
+    "checkpoint_every_updates": 0,
+    "checkpoint_every": None,
+    "keep_checkpoints": 2,
+    "devices": 0,
+    "on_bad_numbers": "stop",
+}
 NO_FIELDS = ("workdir", "resume", "no_pictures", "callbacks", "dry_run", "deterministic", "debug")
 WRITES = {"report": "report.html", "export": "export", "render": "x.html"}
 NOISE = re.compile(r"\x1b\[[\d;]*m")
@@ -43,7 +54,8 @@ class Folder:
 
 
 class Model:
-    """The rules. `seen` holds numbers of earlier sequences: the same run must come to the same numbers."""
+    """The rules. `seen` holds numbers of earlier sequences: the same run must come to the same
+    numbers."""
 
     def __init__(self, seen: dict[Any, Any]):
         self.seen = seen
@@ -56,29 +68,47 @@ class Model:
             return []
         wrong = list(of_process(command, result))
         changed = changes(before.files, after.files)
-        outside = [path for path in changed if not f"{path}/".startswith(f"{command.folder or '?'}/")]
+        outside = [
+            path for path in changed if not f"{path}/".startswith(f"{command.folder or '?'}/")
+        ]
         if outside:
             wrong.append(f"changed outside of its folder: {outside[:4]}")
         if wrong:
             return wrong
         own = self.folders.setdefault(command.folder, Folder()) if command.folder else Folder()
-        rules = {"train": self.after_train, "sweep": self.after_sweep}.get(command.name, self.after_read)
+        rules = {"train": self.after_train, "sweep": self.after_sweep}.get(
+            command.name, self.after_read
+        )
         return list(rules(command, result, before, after, own))
 
     # --- commands that train
 
-    def after_train(self, command: Command, result: Result, before: Disk, after: Disk, own: Folder) -> Iterator[str]:
-        old, new, resumes = before.run(command.folder), after.run(command.folder), "resume" in command.flags
+    def after_train(
+        self, command: Command, result: Result, before: Disk, after: Disk, own: Folder
+    ) -> Iterator[str]:
+        old, new, resumes = (
+            before.run(command.folder),
+            after.run(command.folder),
+            "resume" in command.flags,
+        )
         changed = changes(before.below(command.folder), after.below(command.folder))
         identity, target = identity_of(command), target_of(command)
         if "dry_run" in command.flags:
             yield from unchanged(changed, "--dry-run")
             return
         refused = (
-            target is None or old.kind == "sweep" or (old.kind == "run" and not resumes)
-            or (old.config != {} and own.identity != ()
-                and (own.identity != identity or chunk_of(command) not in (0, old.config.get("updates_per_chunk", 0))))
-        )  # fmt: skip
+            target is None
+            or old.kind == "sweep"
+            or (old.kind == "run" and not resumes)
+            or (
+                old.config != {}
+                and own.identity != ()
+                and (
+                    own.identity != identity
+                    or chunk_of(command) not in (0, old.config.get("updates_per_chunk", 0))
+                )
+            )
+        )
         if refused:
             yield from unchanged(changed, "a command that must be refused")
             yield from status_is(result, {2}, "it must be refused")
@@ -90,11 +120,15 @@ class Model:
             return
         begun_before = old.config != {}
         own.identity, own.most = identity, max(own.most, target)
-        own.comparable = (own.comparable or not old.rows) and not {"devices", "debug"} & command.flags.keys()
+        own.comparable = (own.comparable or not old.rows) and not {
+            "devices",
+            "debug",
+        } & command.flags.keys()
         own.csv = (own.csv or not old.rows) and "callbacks" in command.flags
         own.clean = own.clean and not result.killed
         finished = begun_before and old.newest is not None and old.newest >= target
-        # Where files are damaged, the newest checkpoint that can be read decides, and only the command has read it.
+        # Where files are damaged, the newest checkpoint that can be read decides, and only the
+        # command has read it.
         if ("nothing to do" in result.output or not changed) if own.damaged else finished:
             yield from nothing_to_do(result, old, new, target, changed, own)
         else:
@@ -116,8 +150,11 @@ class Model:
             yield f"checkpoint {new.newest} is beyond the {own.most} updates that were asked for"
         added = new.raw != old.raw[: len(new.raw)] or len(new.raw) > len(old.raw)
         soft = result.killed and "KILL" not in command.kill and "," not in command.kill
-        ended = not result.killed or (result.status in (0, STOPPED) and "saved after" in result.output)
-        idle = own.lost_rows and new.newest == old.newest  # its rows are deleted, and it has done no more
+        ended = not result.killed or (
+            result.status in (0, STOPPED) and "saved after" in result.output
+        )
+        # its rows are deleted, and it has done no more
+        idle = own.lost_rows and new.newest == old.newest
         if new.rows and (ended or (soft and added)) and new.newest != new.last_row and not idle:
             yield f"ended with status {result.status} at row {new.last_row}, the newest checkpoint is {new.newest}"
         if result.status == 0:
@@ -146,15 +183,26 @@ class Model:
             known = self.seen.setdefault(key, content)
             for name in known.keys() | content.keys():
                 a, b = known.get(name, "missing"), content.get(name, "missing")
-                free = name.startswith("eval/") and (None in (a, b) or name.startswith("eval/best/"))
+                free = name.startswith("eval/") and (
+                    None in (a, b) or name.startswith("eval/best/")
+                )
                 free = free or name == "skipped_updates"
                 if a != b and not free and not (isinstance(a, float) and math.isnan(a)):
                     yield f"row {row['updates']}: {name} = {b}, and {a} in another run of this configuration"
                     return
 
-    def after_sweep(self, command: Command, result: Result, before: Disk, after: Disk, own: Folder) -> Iterator[str]:
-        old, changed = before.run(command.folder), changes(before.below(command.folder), after.below(command.folder))
-        identity = tuple(word for word in str(command).replace(" --members-at-once 1", "").split() if "@" not in word)
+    def after_sweep(
+        self, command: Command, result: Result, before: Disk, after: Disk, own: Folder
+    ) -> Iterator[str]:
+        old, changed = (
+            before.run(command.folder),
+            changes(before.below(command.folder), after.below(command.folder)),
+        )
+        identity = tuple(
+            word
+            for word in str(command).replace(" --members-at-once 1", "").split()
+            if "@" not in word
+        )
         identity = tuple(word for word in identity if word != "--resume")
         other = old.kind and ("resume" not in command.flags or own.identity != identity)
         if old.kind == "run" or other or "nothing=1,2" in command.words:
@@ -178,26 +226,34 @@ class Model:
             rows = after.run(command.folder).table
             if not rows:
                 yield "a finished sweep has no table.jsonl"
-            # Members one by one and side by side are two programs, which round differently in the last digits.
+            # Members one by one and side by side are two programs, which round differently in the
+            # last digits.
             elif "--pbt" not in identity and not close(self.seen.setdefault(identity, rows), rows):
                 yield "table.jsonl differs from that of another sweep of this configuration"
 
     # --- commands that read
 
-    def after_read(self, command: Command, result: Result, before: Disk, after: Disk, own: Folder) -> Iterator[str]:
+    def after_read(
+        self, command: Command, result: Result, before: Disk, after: Disk, own: Folder
+    ) -> Iterator[str]:
         changed = changes(before.files, after.files)
         allowed = f"{command.folder}/{WRITES.get(command.name, '?')}"
         if result.status == 2:
             yield from unchanged(changed, "a refused command")
-        yield from unchanged([p for p in changed if not f"{p}/".startswith(f"{allowed}/")], f"wdjax {command.name}")
+        yield from unchanged(
+            [p for p in changed if not f"{p}/".startswith(f"{allowed}/")], f"wdjax {command.name}"
+        )
         runs = [place for place in command.places if command.name != "resume"]
         sound = all(self.can_be_read(place, command, before) for place in runs)
         if command.name == "eval" and result.status == 0 and len(runs) == 1:
             yield from self.same_games(command, result, before)
-        refused = {"0", "a/x.txt", "nobody"} & set(command.words) or (command.name == "diff" and len(runs) < 2)
+        refused = {"0", "a/x.txt", "nobody"} & set(command.words) or (
+            command.name == "diff" and len(runs) < 2
+        )
         refused = refused or (command.name == "eval" and len(set(runs)) < len(runs))
         games = {str(before.run(place.partition("@")[0]).config.get("env")) for place in runs}
-        refused = refused or (command.name in ("eval", "report") and len(games) > 1)  # runs of two games do not meet
+        # runs of two games do not meet
+        refused = refused or (command.name in ("eval", "report") and len(games) > 1)
         if sound and not refused and command.name != "resume":
             yield from status_is(result, {0}, "what it reads is whole")
 
@@ -214,20 +270,34 @@ class Model:
         return bool(run.rows) and bool(run.best if which == "best" else run.checkpoints)
 
     def same_games(self, command: Command, result: Result, disk: Disk) -> Iterator[str]:
-        """The same checkpoint plays the same episodes: the newest one holds the state of its updates."""
+        """The same checkpoint plays the same episodes: the newest one holds the state of
+        its updates."""
         name, run = command.places[0], disk.run(command.places[0])
         own = self.folders.get(name)
         if own is None or not own.comparable or own.damaged or run.newest is None:
             return
-        table = [line for line in NOISE.sub("", result.output).splitlines() if line.startswith(("│", "┃"))]
-        key = ("eval", own.identity, run.config.get("updates_per_chunk"), run.newest, command.words[3:])
+        table = [
+            line
+            for line in NOISE.sub("", result.output).splitlines()
+            if line.startswith(("│", "┃"))
+        ]
+        key = (
+            "eval",
+            own.identity,
+            run.config.get("updates_per_chunk"),
+            run.newest,
+            command.words[3:],
+        )
         if self.seen.setdefault(key, table) != table:
             yield f"checkpoint {run.newest} plays other episodes than in another run: {table} and {self.seen[key]}"
 
     def after_shell(self, command: Command, result: Result) -> None:
         if result.status != 0:
             return
-        name, places = command.name, [word for word in command.words[1:] if not word.startswith("-")]
+        name, places = (
+            command.name,
+            [word for word in command.words[1:] if not word.startswith("-")],
+        )
         folder = places[-1].split("/")[0]
         if name in ("mv", "cp"):
             self.folders[places[1]] = dataclasses.replace(self.folders.get(places[0], Folder()))
@@ -240,7 +310,8 @@ class Model:
 
 
 def of_process(command: Command, result: Result) -> Iterator[str]:
-    """What holds of every process: it ends, by a documented status, and says in one sentence why it refuses."""
+    """What holds of every process: it ends, by a documented status, and says in one sentence
+    why it refuses."""
     if result.hung:
         yield f"still ran after {result.seconds:.0f} s"
         return
@@ -261,9 +332,16 @@ def nothing_to_do(
     if not result.killed:
         yield from status_is(result, {0}, "the run is finished")
     allowed = {"sizes.json", "tmp", "best"} if own.interrupted or own.damaged else set()
-    if own.damaged:  # what cannot be read is set aside, and a lock makes a metrics.jsonl that is gone anew, empty
-        allowed |= {"damaged-", *(f"checkpoints/{held.updates}" for held in old.checkpoints
-                                  if held.updates > (new.newest or 0))}  # fmt: skip
+    # what cannot be read is set aside, and a lock makes a metrics.jsonl that is gone anew, empty
+    if own.damaged:
+        allowed |= {
+            "damaged-",
+            *(
+                f"checkpoints/{held.updates}"
+                for held in old.checkpoints
+                if held.updates > (new.newest or 0)
+            ),
+        }
         allowed |= {"metrics.jsonl"} if new.raw == old.raw else set()
         if not result.killed and (new.newest or 0) < target:
             yield f"nothing was done at {new.newest} of {target} updates"
@@ -273,14 +351,17 @@ def nothing_to_do(
             allowed |= {"metrics.jsonl", "metrics.csv"}
     elif own.interrupted:
         allowed |= {"metrics.jsonl.tmp", "config.yaml.tmp"}
-    yield from unchanged([p for p in changed if not any(name in p for name in allowed)], "a finished run")
+    yield from unchanged(
+        [p for p in changed if not any(name in p for name in allowed)], "a finished run"
+    )
     if new.newest != old.newest and not own.damaged:
         yield f"the newest checkpoint was {old.newest} and is {new.newest}"
 
 
 def rows_fit(new: Run, own: Folder, hard: bool) -> Iterator[str]:
     """Rows are whole, in order, without gaps, and none is of updates that nobody asked for."""
-    half = hard or (own.damaged and own.lost_rows)  # a run that is finished leaves a line that somebody has cut
+    # a run that is finished leaves a line that somebody has cut
+    half = hard or (own.damaged and own.lost_rows)
     if new.broken and not (half and len(new.broken) == 1):
         yield f"metrics.jsonl holds {new.broken[:2]}"
     done, size = [row["updates"] for row in new.rows], new.config.get("updates_per_chunk", 0)
@@ -299,7 +380,11 @@ def rows_fit(new: Run, own: Folder, hard: bool) -> Iterator[str]:
         known = new.raw[: last.metrics_size]
         lines = known.count(b"\n")
         at = new.rows[lines - 1]["updates"] if 0 < lines <= len(new.rows) else 0
-        if len(known) < last.metrics_size or (known and not known.endswith(b"\n")) or at != last.updates:
+        if (
+            len(known) < last.metrics_size
+            or (known and not known.endswith(b"\n"))
+            or at != last.updates
+        ):
             yield f"checkpoint {last.updates} goes with {last.metrics_size} bytes of metrics, up to row {at}"
 
 
@@ -317,8 +402,14 @@ def best_is_best(new: Run) -> Iterator[str]:
 def describes(command: Command, new: Run) -> Iterator[str]:
     """config.yaml holds what the command asked for."""
     preset = yaml.safe_load((PRESETS / command.places[0]).read_text())
-    wanted = {name: preset.get(name, default) for name, default in RESUMABLE.items()} | {"env": preset["env"]}
-    wanted |= {name: values_of(name, words) for name, words in command.flags.items() if name not in NO_FIELDS}
+    wanted = {name: preset.get(name, default) for name, default in RESUMABLE.items()} | {
+        "env": preset["env"]
+    }
+    wanted |= {
+        name: values_of(name, words)
+        for name, words in command.flags.items()
+        if name not in NO_FIELDS
+    }
     if "debug" in command.flags:
         del wanted["devices"]
     if wanted.get("updates_per_chunk") == 0:
@@ -340,9 +431,14 @@ def identity_of(command: Command) -> tuple[Any, ...]:
 
 
 def chunk_of(command: Command) -> int:
-    """Return the size of chunks that a command asks for, 0 for that of the run, or what a new run finds."""
+    """Return the size of chunks that a command asks for, 0 for that of the run, or what a new
+    run finds."""
     preset = command.places[0]
-    own = (yaml.safe_load((PRESETS / preset).read_text()) or {}).get("updates_per_chunk", 0) if _known(preset) else 0
+    own = (
+        (yaml.safe_load((PRESETS / preset).read_text()) or {}).get("updates_per_chunk", 0)
+        if _known(preset)
+        else 0
+    )
     return int(command.flags.get("updates_per_chunk", (own,))[0])
 
 
@@ -354,7 +450,9 @@ def target_of(command: Command) -> int | None:
     """Return the updates that a command asks for, None where it must be refused."""
     flags = command.flags
     wrong = {("num_envs", "0"), ("devices", "3"), ("callbacks", "nothing")}
-    if not _known(command.places[0]) or any((name, *flags.get(name, ())) == (name, bad) for name, bad in wrong):
+    if not _known(command.places[0]) or any(
+        (name, *flags.get(name, ())) == (name, bad) for name, bad in wrong
+    ):
         return None
     policies = {name.split(".")[1] for name in flags if name.startswith("policies.")}
     unknown = policies - set(POLICIES[command.places[0].removesuffix(".yaml")])
@@ -368,7 +466,8 @@ def target_of(command: Command) -> int | None:
 
 
 def may_refuse(command: Command) -> bool:
-    """Return whether a command that is otherwise sound may be refused: by a size that does not fit its preset."""
+    """Return whether a command that is otherwise sound may be refused: by a size that does not
+    fit its preset."""
     return "updates_per_chunk" in command.flags or bool(command.settings)
 
 

@@ -1,4 +1,5 @@
-"""Commands as real processes: forked from one that has imported wdjax, watched, timed and killed."""
+"""Commands as real processes: forked from one that has imported wdjax, watched, timed and
+killed."""
 
 import contextlib
 import dataclasses
@@ -20,11 +21,23 @@ from sequences import Command
 TRACEBACK = 99  # the exit status of a command that an exception left
 WALL = 5.0  # times the limit of CPU time that a command may take by the clock
 OUTPUT = ".output"  # of the command that ran last, beside the folders
-CHANGES = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "shutil.rmtree", "os.link", "os.symlink")
+CHANGES = (
+    "os.rename",
+    "os.remove",
+    "os.mkdir",
+    "os.rmdir",
+    "os.truncate",
+    "shutil.rmtree",
+    "os.link",
+    "os.symlink",
+)
 ENVIRONMENT = {
-    "JAX_PLATFORMS": "cpu", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1", "MPLBACKEND": "agg", "COLUMNS": "200",
-}  # fmt: skip
+    "JAX_PLATFORMS": "cpu",
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    "MPLBACKEND": "agg",
+    "COLUMNS": "200",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +60,12 @@ def import_wdjax() -> None:
 
     for place in cli.COMMANDS.values():
         importlib.import_module(place.partition(":")[0])
-    for name in ("wdjax.train.trainer", "wdjax.train.evaluation.export", "matplotlib.pyplot", "matplotlib.animation"):
+    for name in (
+        "wdjax.train.trainer",
+        "wdjax.train.evaluation.export",
+        "matplotlib.pyplot",
+        "matplotlib.animation",
+    ):
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
 
@@ -115,7 +133,8 @@ class Watched:
 
 
 def send_kill(command: Command, process: Watched, folder: Path, begun: float, limit: float) -> bool:
-    """Wait for the moment of a kill and send its signals, where it is not the process itself that does so."""
+    """Wait for the moment of a kill and send its signals, where it is not the process itself
+    that does so."""
     if not command.kill:
         return False
     names, when, number = parts_of_kill(command.kill)
@@ -125,7 +144,11 @@ def send_kill(command: Command, process: Watched, folder: Path, begun: float, li
     while time.monotonic() - begun < limit:
         if process.wait(0.002):
             return False
-        done = time.monotonic() - begun if when == "time" else count_lines(folder / command.folder) - before
+        done = (
+            time.monotonic() - begun
+            if when == "time"
+            else count_lines(folder / command.folder) - before
+        )
         if done >= number:
             break
     for name in names:
@@ -164,7 +187,9 @@ def become(command: Command, folder: Path, limit: float) -> None:
         faulthandler.register(signal.SIGXCPU, file=2, chain=True)
         resource.setrlimit(resource.RLIMIT_CPU, (int(limit), int(limit) + 5))
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+            signal.signal(
+                number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+            )
         set_jax(command)
         if command.kill and "@disk:" in command.kill:
             kill_at_change(command.kill, str(folder))

@@ -5,17 +5,20 @@ import random
 import shlex
 from collections.abc import Iterator, Mapping
 
-PRESETS = {"ppo": ("agent",), "a2c": ("agent",), "ddpg": ("agent",), "tag": ("tagger", "runner")}  # name -> policies
+# name -> policies
+PRESETS = {"ppo": ("agent",), "a2c": ("agent",), "ddpg": ("agent",), "tag": ("tagger", "runner")}
 STEPS = 32  # env steps of an update, in all presets
 SIGNALS = {"KILL": 45, "TERM": 20, "INT": 15, "HUP": 12, "INT,INT": 8}
 
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """One line: a wdjax command with an optional kill and settings of jax, or a file operation of the shell.
+    """One line: a wdjax command with an optional kill and settings of jax, or a file operation
+    of the shell.
 
-    `KILL@disk:12 JAX_ENABLE_X64=1 wdjax train ppo.yaml` sends SIGKILL at the 12th file operation in the folder;
-    `TERM@rows:2` after two new lines of metrics.jsonl, `INT,INT@time:0.7` after 0.7 s, twice.
+    `KILL@disk:12 JAX_ENABLE_X64=1 wdjax train ppo.yaml` sends SIGKILL at the 12th file
+    operation in the folder; `TERM@rows:2` after two new lines of metrics.jsonl,
+    `INT,INT@time:0.7` after 0.7 s, twice.
     """
 
     words: tuple[str, ...]
@@ -62,7 +65,9 @@ class Command:
         """The folder that the command may change; "" for a command that only reads."""
         if self.name in ("train", "sweep"):
             return self.flags.get("workdir", ("",))[0]
-        return self.places[0].partition("@")[0] if self.name in ("report", "render", "export") else ""
+        return (
+            self.places[0].partition("@")[0] if self.name in ("report", "render", "export") else ""
+        )
 
 
 def wdjax(*words: object, kill: str = "", settings: tuple[str, ...] = ()) -> Command:
@@ -109,7 +114,11 @@ def draw_kill(rng: random.Random, share: float) -> str:
         return ""
     name = rng.choices(list(SIGNALS), list(SIGNALS.values()))[0]
     when = rng.choices(["disk", "rows", "time"], [50, 30, 20])[0]
-    number = {"disk": rng.randint(1, 70), "rows": rng.randint(1, 5), "time": round(rng.uniform(0.1, 2), 2)}[when]
+    number = {
+        "disk": rng.randint(1, 70),
+        "rows": rng.randint(1, 5),
+        "time": round(rng.uniform(0.1, 2), 2),
+    }[when]
     return f"{name}@{when}:{number}"
 
 
@@ -120,10 +129,14 @@ def some(rng: random.Random, *choices: tuple[float, str]) -> Iterator[str]:
             yield from text.split()
 
 
-def train(rng: random.Random, folder: str, identity: Mapping[str, str], first: bool = False) -> Command:
+def train(
+    rng: random.Random, folder: str, identity: Mapping[str, str], first: bool = False
+) -> Command:
     own = dict(identity)
     if not first and rng.random() < 0.1:
-        own |= rng.choice([{"seed": "3"}, {"preset": rng.choice(list(PRESETS))}, {"settings": "JAX_ENABLE_X64=1"}])
+        own |= rng.choice(
+            [{"seed": "3"}, {"preset": rng.choice(list(PRESETS))}, {"settings": "JAX_ENABLE_X64=1"}]
+        )
     rounded = rng.choice([0, 0, 0, rng.randint(1, STEPS - 1)])
     policy = rng.choice(PRESETS[own["preset"]])
     words = ["train", f"{own['preset']}.yaml", "--workdir", folder, *own.get("rate", "").split()]
@@ -158,7 +171,11 @@ def sweep(rng: random.Random, identity: Mapping[str, str]) -> Command:
         words += ["--pbt", 2, "--pbt-every-updates", 2, "--set", f"{rate}=log:1e-3:1e-1"]
         words += ["--metric", f"{PRESETS[preset][0]}/episode_return"]
     else:
-        words += ["--set", f"{rate}=1e-2,1e-3"] if rng.random() < 0.5 else ["--seeds", rng.choice([2, 2, 3])]
+        words += (
+            ["--set", f"{rate}=1e-2,1e-3"]
+            if rng.random() < 0.5
+            else ["--seeds", rng.choice([2, 2, 3])]
+        )
         words += ["--members-at-once", 1] * (rng.random() < 0.2)
     words += ["--resume"] * (rng.random() < 0.6)
     return wdjax(*words, kill=draw_kill(rng, 0.35))
@@ -173,36 +190,63 @@ def read(rng: random.Random) -> Command:
             wdjax("eval", run, "a", "--episodes", 2, "--opponents", "random"),
             wdjax("report", run, "--episodes", 0, "--players", rng.choice([0, 0, 1])),
             wdjax("report", run, "a", "--episodes", 2, "--players", 0),
-            wdjax("export", run), wdjax("render", run, "--output", f"{run.partition('@')[0]}/x.html"),
-            wdjax("diff", run, "b"), wdjax("list"),
+            wdjax("export", run),
+            wdjax("render", run, "--output", f"{run.partition('@')[0]}/x.html"),
+            wdjax("diff", run, "b"),
+            wdjax("list"),
         ],
         [38, 6, 14, 6, 8, 6, 20, 2],
-    )[0]  # fmt: skip
+    )[0]
 
 
 def shell(rng: random.Random, folder: str) -> Command:
     """What users do to folders; NEWEST stands for the newest checkpoint there is."""
     lines = [
-        f"rm {folder}/metrics.jsonl", f"truncate -s -9 {folder}/metrics.jsonl", f"rm -r {folder}/checkpoints/NEWEST",
-        f"truncate -s 3 {folder}/checkpoints/NEWEST/host/metadata", f"rm -r {folder}/checkpoints/NEWEST/state",
-        f"rm {folder}/checkpoints/NEWEST/sizes.json", f"mv {folder} c", f"cp -r {folder} c", f"rm -r {folder}",
-        f"rm -r {folder}/best", "mv c b", f"mkdir {folder}",
-    ]  # fmt: skip
+        f"rm {folder}/metrics.jsonl",
+        f"truncate -s -9 {folder}/metrics.jsonl",
+        f"rm -r {folder}/checkpoints/NEWEST",
+        f"truncate -s 3 {folder}/checkpoints/NEWEST/host/metadata",
+        f"rm -r {folder}/checkpoints/NEWEST/state",
+        f"rm {folder}/checkpoints/NEWEST/sizes.json",
+        f"mv {folder} c",
+        f"cp -r {folder} c",
+        f"rm -r {folder}",
+        f"rm -r {folder}/best",
+        "mv c b",
+        f"mkdir {folder}",
+    ]
     return Command.parse(rng.choice(lines))
 
 
 def wrong(rng: random.Random, folder: str, identity: Mapping[str, str]) -> Command:
     """A command that is refused."""
     preset = f"{identity['preset']}.yaml"
-    return rng.choice([
-        wdjax("train", preset, "--workdir", folder, "--resume", "--total-env-steps", rng.choice(["0", "-32", "x"])),
-        wdjax("train", preset, "--workdir", folder, "--resume", "--num-envs", "0"),
-        wdjax("train", preset, "--workdir", folder, "--resume", "--devices", "3"),
-        wdjax("train", preset, "--workdir", folder, "--resume", "--stop-at", "agent/nothing", "3"),
-        wdjax("train", preset, "--workdir", folder, "--resume", "--policies.nobody.gamma", "0.5"),
-        wdjax("train", "nothing.yaml", "--workdir", folder, "--resume"),
-        wdjax("train", preset, "--workdir", folder, "--resume", "--callbacks", "nothing"),
-        wdjax("sweep", preset, "--workdir", "s", "--set", "nothing=1,2"),
-        wdjax("eval", "a", "--episodes", "0"), wdjax("report", "a", "--output", "a/x.txt"),
-        wdjax("export", "a", "--policies", "nobody"), wdjax("resume", "a"), wdjax("diff", "a"),
-    ])  # fmt: skip
+    return rng.choice(
+        [
+            wdjax(
+                "train",
+                preset,
+                "--workdir",
+                folder,
+                "--resume",
+                "--total-env-steps",
+                rng.choice(["0", "-32", "x"]),
+            ),
+            wdjax("train", preset, "--workdir", folder, "--resume", "--num-envs", "0"),
+            wdjax("train", preset, "--workdir", folder, "--resume", "--devices", "3"),
+            wdjax(
+                "train", preset, "--workdir", folder, "--resume", "--stop-at", "agent/nothing", "3"
+            ),
+            wdjax(
+                "train", preset, "--workdir", folder, "--resume", "--policies.nobody.gamma", "0.5"
+            ),
+            wdjax("train", "nothing.yaml", "--workdir", folder, "--resume"),
+            wdjax("train", preset, "--workdir", folder, "--resume", "--callbacks", "nothing"),
+            wdjax("sweep", preset, "--workdir", "s", "--set", "nothing=1,2"),
+            wdjax("eval", "a", "--episodes", "0"),
+            wdjax("report", "a", "--output", "a/x.txt"),
+            wdjax("export", "a", "--policies", "nobody"),
+            wdjax("resume", "a"),
+            wdjax("diff", "a"),
+        ]
+    )

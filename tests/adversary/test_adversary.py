@@ -1,4 +1,5 @@
-"""Random sequences of commands (`python tests/adversary`), a few of them, and that the rules can be broken."""
+"""Random sequences of commands (`python tests/adversary`), a few of them, and that the rules can be
+broken."""
 
 import json
 import os
@@ -13,7 +14,9 @@ from processes import Result
 from sequences import Command, draw_sequence
 
 HERE = Path(__file__).parent
-TRAIN = Command.parse("wdjax train ppo.yaml --workdir a --total-env-steps 64 --resume --no-pictures")
+TRAIN = Command.parse(
+    "wdjax train ppo.yaml --workdir a --total-env-steps 64 --resume --no-pictures"
+)
 
 
 def a_run(updates, checkpoints, **config):
@@ -47,38 +50,52 @@ def test_a_sound_run_breaks_no_rule():
     assert not checked(TRAIN, a_run([1, 2], [2]), a_run([1, 2], [2]), most=2)
 
 
-@pytest.mark.parametrize(("after", "words"), [
-    (a_run([1, 2, 4101], [2]), "rows are missing"),
-    (a_run([1, 2, 3], [2]), "a row of update 3, and 2 were asked for"),
-    (a_run([1, 2], [1]), "ended with status 0 at row 2, the newest checkpoint is 1"),
-    (a_run([1], [1]), "ended at 1 of 2 updates"),
-    (a_run([2], [2]), "rows are missing: [1]"),
-    (a_run([1, 2], [2], total_env_steps=96), "config.yaml holds total_env_steps = 96"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("after", "words"),
+    [
+        (a_run([1, 2, 4101], [2]), "rows are missing"),
+        (a_run([1, 2, 3], [2]), "a row of update 3, and 2 were asked for"),
+        (a_run([1, 2], [1]), "ended with status 0 at row 2, the newest checkpoint is 1"),
+        (a_run([1], [1]), "ended at 1 of 2 updates"),
+        (a_run([2], [2]), "rows are missing: [1]"),
+        (a_run([1, 2], [2], total_env_steps=96), "config.yaml holds total_env_steps = 96"),
+    ],
+)
 def test_a_run_that_breaks_a_rule_is_found(after, words):
     assert words in checked(TRAIN, Disk({}, {}), after)
 
 
 def test_a_finished_run_that_changes_is_found():
     before = a_run([1, 2, 3, 4], [4], total_env_steps=128)
-    assert "a finished run changed ['a/config.yaml']" in checked(TRAIN, before, a_run([1, 2, 3, 4], [4]), most=4)
+    assert "a finished run changed ['a/config.yaml']" in checked(
+        TRAIN, before, a_run([1, 2, 3, 4], [4]), most=4
+    )
     assert "the newest checkpoint was 4" in checked(TRAIN, before, a_run([1, 2], [2]), most=4)
 
 
 def test_a_run_whose_newest_checkpoint_is_damaged_is_finished_by_the_one_before():
-    before, after = a_run([1, 2, 3], [2, 3], total_env_steps=96), a_run([1, 2, 3], [2], total_env_steps=96)
+    before, after = (
+        a_run([1, 2, 3], [2, 3], total_env_steps=96),
+        a_run([1, 2, 3], [2], total_env_steps=96),
+    )
     said = "The run already has 64 of 64 env steps: nothing to do."
     assert not checked(TRAIN, before, after, output=said, most=3, damaged=True)
-    assert "nothing was done at 1 of 2" in checked(TRAIN, before, a_run([1], [1]), output=said, most=3, damaged=True)
+    assert "nothing was done at 1 of 2" in checked(
+        TRAIN, before, a_run([1], [1]), output=said, most=3, damaged=True
+    )
     shorter = Command.parse(str(TRAIN).replace("64", "32"))
-    assert "a finished run changed" in checked(shorter, before, a_run([1, 2], [2]), output=said, most=3, damaged=True)
+    assert "a finished run changed" in checked(
+        shorter, before, a_run([1, 2], [2]), output=said, most=3, damaged=True
+    )
 
 
 def test_rows_that_somebody_has_deleted_stay_away():
     before, after = a_run([], [1]), a_run([2], [2])
     known = {"most": 2, "damaged": True, "lost_rows": True}
     assert not checked(TRAIN, before, after, **known)
-    assert "rows are missing" in checked(TRAIN, before, after, **known | {"damaged": False, "lost_rows": False})
+    assert "rows are missing" in checked(
+        TRAIN, before, after, **known | {"damaged": False, "lost_rows": False}
+    )
 
 
 def test_another_size_of_chunks_must_be_refused():
@@ -95,14 +112,17 @@ def test_tables_are_the_same_up_to_rounding():
     assert not close([{"n": 4}], [])
 
 
-@pytest.mark.parametrize(("line", "status", "output", "words"), [
-    ("wdjax eval a", 99, "Traceback (most recent call last):\nKeyError: 3", "a traceback"),
-    ("wdjax eval a", 2, "no", "refused with 0 sentences"),
-    ("wdjax eval a", 3, "", "exit status 3"),
-    ("wdjax eval a", 2, "wdjax: no", "what it reads is whole"),
-    ("wdjax train ppo.yaml --workdir a", 0, "", "it must be refused"),
-    ("wdjax train ppo.yaml --workdir a --resume", 2, "wdjax: no", "refused: wdjax: no"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("line", "status", "output", "words"),
+    [
+        ("wdjax eval a", 99, "Traceback (most recent call last):\nKeyError: 3", "a traceback"),
+        ("wdjax eval a", 2, "no", "refused with 0 sentences"),
+        ("wdjax eval a", 3, "", "exit status 3"),
+        ("wdjax eval a", 2, "wdjax: no", "what it reads is whole"),
+        ("wdjax train ppo.yaml --workdir a", 0, "", "it must be refused"),
+        ("wdjax train ppo.yaml --workdir a --resume", 2, "wdjax: no", "refused: wdjax: no"),
+    ],
+)
 def test_a_wrong_exit_is_found(line, status, output, words):
     before = a_run([1, 2], [2])
     assert words in checked(Command.parse(line), before, before, status, output, most=4)
@@ -128,8 +148,21 @@ def test_what_lies_in_a_folder(tmp_path):
 
 @pytest.mark.slow
 def test_ten_random_sequences_of_commands_break_no_rule(tmp_path):
-    paths = {"PYTHONPATH": HERE.parents[1], "JAX_COMPILATION_CACHE_DIR": tmp_path / "cache", "XLA_FLAGS": ""}
-    command = [sys.executable, str(HERE), "--seeds", "0:10", "--json", str(tmp_path / "found.jsonl"), "--workers", "2"]
+    paths = {
+        "PYTHONPATH": HERE.parents[1],
+        "JAX_COMPILATION_CACHE_DIR": tmp_path / "cache",
+        "XLA_FLAGS": "",
+    }
+    command = [
+        sys.executable,
+        str(HERE),
+        "--seeds",
+        "0:10",
+        "--json",
+        str(tmp_path / "found.jsonl"),
+        "--workers",
+        "2",
+    ]
     command += ["--limit", "120"]  # seconds of CPU time: everything is compiled here
     environment = os.environ | {name: str(path) for name, path in paths.items()}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)

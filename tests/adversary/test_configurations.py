@@ -1,7 +1,8 @@
-"""Configurations drawn from the schema: YAML, flags and Python mean the same, or are refused alike; what is accepted
-trains, saves, resumes and is read back unchanged.
+"""Configurations drawn from the schema: YAML, flags and Python mean the same, or are refused alike;
+what is accepted trains, saves, resumes and is read back unchanged.
 
-Values lie inside of what a field allows, at its edges and just outside. `--hypothesis-profile=explore` draws more.
+Values lie inside of what a field allows, at its edges and just outside.
+`--hypothesis-profile=explore` draws more.
 """
 
 import copy
@@ -30,14 +31,29 @@ from wdjax.train.state.registry import read_config
 from wdjax.train.storage.folder import load_run_config, plain_config
 
 PRESETS = Path(__file__).parent / "presets"
-POLICIES = {"ppo": "agent", "a2c": "agent", "ddpg": "agent", "tag": "runner"}  # preset -> a policy of it
+# preset -> a policy of it
+POLICIES = {"ppo": "agent", "a2c": "agent", "ddpg": "agent", "tag": "runner"}
 FEW = hypothesis.settings(max_examples=hypothesis.settings.default.max_examples // 2)
 SENTENCE = re.compile(r"[^\n]{8,}")
 # Fields that other tests draw, or whose values are names of the preset's own.
-LEFT_OUT = ("agents", "checkpoint", "opponents", "options", "network.encoder_options", "network.encoder", "algorithm")
+LEFT_OUT = (
+    "agents",
+    "checkpoint",
+    "opponents",
+    "options",
+    "network.encoder_options",
+    "network.encoder",
+    "algorithm",
+)
 INTEGERS = st.sampled_from([0, 1, 2, 3, 4, 7, 8, 16, 32, -1, 2**31 - 1, 2**31, 2**32])
-FLOATS = st.sampled_from([0.0, 0.1, 0.5, 0.999, 1.0, 1.0000001, 2.5, 1e-8, 1e8, 3.5e38, -0.1, math.inf, math.nan])
-SMALL = {"num_envs": [1, 2, 3, 4, 6, 8], "rollout_length": [1, 2, 5, 8], "total_env_steps": [1, 8, 31, 32, 33, 64]}
+FLOATS = st.sampled_from(
+    [0.0, 0.1, 0.5, 0.999, 1.0, 1.0000001, 2.5, 1e-8, 1e8, 3.5e38, -0.1, math.inf, math.nan]
+)
+SMALL = {
+    "num_envs": [1, 2, 3, 4, 6, 8],
+    "rollout_length": [1, 2, 5, 8],
+    "total_env_steps": [1, 8, 31, 32, 33, 64],
+}
 
 
 def hints(cls, path=""):
@@ -54,7 +70,9 @@ def values_of(hint, field):
     """Return a strategy for values of a field's type, allowed or not."""
     if is_scheduled(field):
         points = st.tuples(st.sampled_from([0.0, 32.0, 64.0, 1e9, -1.0]), FLOATS)
-        return FLOATS | st.lists(points, min_size=1, max_size=3).map(lambda pairs: [list(pair) for pair in pairs])
+        return FLOATS | st.lists(points, min_size=1, max_size=3).map(
+            lambda pairs: [list(pair) for pair in pairs]
+        )
     if typing.get_origin(hint) is typing.Literal:
         return st.sampled_from([*typing.get_args(hint), "nothing"])
     if hint is bool:
@@ -67,14 +85,26 @@ def values_of(hint, field):
 
 
 FIELDS = {
-    **{name: values_of(hint, field) for name, hint, field in hints(TrainConfig) if name not in ("env", "policies")},
-    **{f"POLICY.{name}": values_of(hint, field) for name, hint, field in hints(PolicyConfig) if name not in LEFT_OUT},
+    **{
+        name: values_of(hint, field)
+        for name, hint, field in hints(TrainConfig)
+        if name not in ("env", "policies")
+    },
+    **{
+        f"POLICY.{name}": values_of(hint, field)
+        for name, hint, field in hints(PolicyConfig)
+        if name not in LEFT_OUT
+    },
 }
 FIELDS |= {
     "reset": st.sampled_from(["fresh", "fixed", "frsh"]) | INTEGERS,
-    "best_metric": st.sampled_from(["auto", "none", "agent/episode_return", "runner/episode_return", "agent/x"]),
-    "stop_at": st.tuples(st.sampled_from(["POLICY/episode_return", "runner/x"]), FLOATS).map(lambda goal: dict([goal])),
-}  # fmt: skip
+    "best_metric": st.sampled_from(
+        ["auto", "none", "agent/episode_return", "runner/episode_return", "agent/x"]
+    ),
+    "stop_at": st.tuples(st.sampled_from(["POLICY/episode_return", "runner/x"]), FLOATS).map(
+        lambda goal: dict([goal])
+    ),
+}
 FIELDS = {name: strategy for name, strategy in FIELDS.items() if strategy is not None}
 
 
@@ -106,7 +136,9 @@ def flags_of(changes):
         if isinstance(value, dict):
             words += [str(part) for pair in value.items() for part in pair]
         elif isinstance(value, list):
-            words += [str(part) for item in value for part in (item if isinstance(item, list) else [item])]
+            words += [
+                str(part) for item in value for part in (item if isinstance(item, list) else [item])
+            ]
         else:
             words.append(str(value))
     return words
@@ -130,11 +162,15 @@ def outcome(function, *arguments, **named):
 def require_sentence(error):
     """Fail where an error is not one sentence for a user."""
     assert SENTENCE.fullmatch(str(error)), repr(error)
-    assert not any(sign in str(error) for sign in ("object has no attribute", "not subscriptable", "unhashable"))
+    assert not any(
+        sign in str(error)
+        for sign in ("object has no attribute", "not subscriptable", "unhashable")
+    )
 
 
 def same(one, other):
-    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)  # NaN equals itself there
+    # NaN equals itself there
+    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
 
 
 @FEW
@@ -159,18 +195,29 @@ def test_config_yaml_is_read_back_as_it_was(tmp_path_factory, drawn):
     folder = tmp_path_factory.mktemp("run")
     (folder / "config.yaml").write_text(yaml.safe_dump(plain_config(config), sort_keys=False))
     assert same(plain_config(load_run_config(folder)), plain_config(config))
-    assert [name for name, _, _ in leaves(load_run_config(folder))] == [name for name, _, _ in leaves(config)]
+    assert [name for name, _, _ in leaves(load_run_config(folder))] == [
+        name for name, _, _ in leaves(config)
+    ]
 
 
 def is_small(config):
     """Return whether one update of a configuration takes milliseconds."""
     sizes = [config.num_envs * config.rollout_length, config.eval_episodes, config.rollout_unroll]
     for policy in config.policies.values():
-        sizes += [*policy.network.hidden_sizes, policy.network.recurrent_size, policy.epochs, policy.past_selves]
+        sizes += [
+            *policy.network.hidden_sizes,
+            policy.network.recurrent_size,
+            policy.epochs,
+            policy.past_selves,
+        ]
         sizes += [policy.ddpg.updates_per_rollout, policy.ddpg.n_step, policy.ddpg.batch_size]
         if policy.algorithm == "DDPG":
             sizes.append(policy.ddpg.buffer_size / 1000)
-    return max(sizes) <= 256 and config.devices in (0, 1, 2) and (isinstance(config.reset, str) or config.reset <= 100)
+    return (
+        max(sizes) <= 256
+        and config.devices in (0, 1, 2)
+        and (isinstance(config.reset, str) or config.reset <= 100)
+    )
 
 
 @pytest.mark.slow
@@ -187,14 +234,18 @@ def test_a_configuration_that_is_taken_trains_resumes_and_is_read_back(tmp_path_
     except (ValueError, TypeError):
         hypothesis.assume(False)
     hypothesis.assume(is_small(config))
-    folder, lengths = tmp_path_factory.mktemp("run"), [config.env_steps_per_update, 2 * config.env_steps_per_update]
+    folder, lengths = (
+        tmp_path_factory.mktemp("run"),
+        [config.env_steps_per_update, 2 * config.env_steps_per_update],
+    )
     ended = []
     for resume, steps in enumerate(lengths):
         own = dataclasses.replace(config, total_env_steps=steps)
         try:
             trainer = Trainer(own, folder, resume=bool(resume), quiet=True, pictures=False)
             trainer.train()
-        except (ValueError, TypeError) as error:  # of what only the learner knows: before anything is written
+        # of what only the learner knows: before anything is written
+        except (ValueError, TypeError) as error:
             require_sentence(error)
             assert not list(folder.iterdir())
             return
@@ -203,7 +254,10 @@ def test_a_configuration_that_is_taken_trains_resumes_and_is_read_back(tmp_path_
             require_sentence(error)
             break
         read = plain_config(complete_env_params(load_run_config(folder)))
-        assert same(read | {"updates_per_chunk": 0}, plain_config(complete_env_params(own)) | {"updates_per_chunk": 0})
+        assert same(
+            read | {"updates_per_chunk": 0},
+            plain_config(complete_env_params(own)) | {"updates_per_chunk": 0},
+        )
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [row["updates"] for row in rows] == [1, 2][: len(rows)]
     assert ended or trainer.ended_by or len(rows) == 2

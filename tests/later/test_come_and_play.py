@@ -1,7 +1,7 @@
 """Faults that the issue "Come and play" fixes: 37, 38, the display of 18. Each fails until then.
 
-Two parts of 38 need a browser and have no test here: the player clips agents at the edge of its canvas, and
-narrow pages cut tables.
+Two parts of 38 need a browser and have no test here: the player clips agents at the edge of its
+canvas, and narrow pages cut tables.
 """
 
 import io
@@ -31,21 +31,29 @@ REASON = "Come and play"
 
 
 def later(number, words):
-    return pytest.mark.xfail(strict=True, raises=AssertionError, reason=f"{REASON}: {words} ({number})")
+    return pytest.mark.xfail(
+        strict=True, raises=AssertionError, reason=f"{REASON}: {words} ({number})"
+    )
 
 
 def rows_of(returns, steps):
     """Return metrics rows of a run, one for each number of env steps."""
     return [
-        {"updates": i + 1, "env_steps": step, "env_steps_per_second": 1000.0,
-         **{f"{name}/episode_return": value for name, value in returns.items()}}
+        {
+            "updates": i + 1,
+            "env_steps": step,
+            "env_steps_per_second": 1000.0,
+            **{f"{name}/episode_return": value for name, value in returns.items()},
+        }
         for i, step in enumerate(steps)
-    ]  # fmt: skip
+    ]
 
 
 def labels_of(svg, names):
     """Return the names in the order in which a figure's legend writes them."""
-    found = [first or second for first, second in re.findall(r"<!-- (.*?) -->|>([^<>]+)</text>", svg)]
+    found = [
+        first or second for first, second in re.findall(r"<!-- (.*?) -->|>([^<>]+)</text>", svg)
+    ]
     return [name for name in found if name in names]
 
 
@@ -104,14 +112,19 @@ def test_the_bar_of_a_search_with_halving_ends_full(tmp_path, monkeypatch):
         ((group, _),) = groups
         updates = span(config.num_updates)[1]
         steps = updates * config.env_steps_per_update
-        rows = [{"member": own.number, "env_steps": steps, "score": float(own.number)} for own in group.members]
+        rows = [
+            {"member": own.number, "env_steps": steps, "score": float(own.number)}
+            for own in group.members
+        ]
         advance(rows)
         yield SimpleNamespace(rows=rows, finished=True)
 
     monkeypatch.setattr(halving, "train_turns", train_turns)
     monkeypatch.setattr(halving, "population_setup", lambda *_: None)
     host, text = quiet_host(tmp_path)
-    halving.train_batch(halving.Batches(host), tmp_path, make_members(config, points, [0]), rungs, "score")
+    halving.train_batch(
+        halving.Batches(host), tmp_path, make_members(config, points, [0]), rungs, "score"
+    )
     ((done, total),) = re.findall(r"([\d,]+) of ([\d,]+) env steps", text.getvalue())[-1:]
     assert done == total
 
@@ -123,7 +136,9 @@ def test_a_search_prints_the_score_of_every_trial(tmp_path):
         for number, rate, score in [(0, 0.1, 41.5), (1, 0.2, 173.25)]
     ]
     host, text = quiet_host(tmp_path)
-    searching.conclude(host, SimpleNamespace(table=lambda: table, settings={"rate": [0.1, 0.2]}), [], [], "score")
+    searching.conclude(
+        host, SimpleNamespace(table=lambda: table, settings={"rate": [0.1, 0.2]}), [], [], "score"
+    )
     assert "173.2" in text.getvalue()
     assert "41.5" in text.getvalue()
 
@@ -139,7 +154,11 @@ def test_an_agent_at_a_wall_leaves_the_numbers_at_the_axes_readable(direction):
             draw_mark(agents, scene, layout, mark, 0)
     assert len(agents.polygon_boxes) == 2
     assert ground.number_boxes
-    assert not [box for box in agents.polygon_boxes if any(overlap(box, other) for other in ground.number_boxes)]
+    assert not [
+        box
+        for box in agents.polygon_boxes
+        if any(overlap(box, other) for other in ground.number_boxes)
+    ]
 
 
 @later(38, "colours differ between curves and report")
@@ -149,7 +168,8 @@ def test_curves_and_report_draw_a_policy_in_one_colour(names, monkeypatch):
     rows = rows_of({name: 1.0 + number for number, name in enumerate(names)}, [100, 200])
     figures = draw_run(rows, most=1), draw_panels({"run": [rows]})[0]
     curves, report = (
-        {line.get_label(): to_hex(line.get_color()) for line in figure.axes[0].lines} for figure in figures
+        {line.get_label(): to_hex(line.get_color()) for line in figure.axes[0].lines}
+        for figure in figures
     )
     assert set(curves) == set(report) == set(names)
     assert curves == report
@@ -189,5 +209,7 @@ def test_the_progress_bar_names_what_a_return_is():
 
 @later(18, "returns are sums over agents, without a word of it")
 def test_curves_name_what_a_return_is():
-    (label,) = [label for label in quantities(rows_of({"tagger": 55.63}, [1000])) if "return" in label]
+    (label,) = [
+        label for label in quantities(rows_of({"tagger": 55.63}, [1000])) if "return" in label
+    ]
     assert re.search(r"agent|sum|total", label)

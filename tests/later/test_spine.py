@@ -1,4 +1,5 @@
-"""Faults that the issue "A spine you can read" fixes: 10, 27, 33, 34 of FAULTS.md. Each fails until then."""
+"""Faults that the issue "A spine you can read" fixes: 10, 27, 33, 34 of FAULTS.md. Each fails until
+then."""
 
 import dataclasses
 
@@ -31,10 +32,13 @@ def refusal(function, *arguments, **named):
 
 
 class Plain(Algorithm):
-    """A linear policy that reads neither normaliser, encoder nor recurrent state, and learns nothing."""
+    """A linear policy that reads neither normaliser, encoder nor recurrent state, and learns
+    nothing."""
 
     def make_network(self, config, assignment, rngs):
-        return nnx.Linear(assignment.observation_space.shape[0], assignment.action_space.n, rngs=rngs)
+        return nnx.Linear(
+            assignment.observation_space.shape[0], assignment.action_space.n, rngs=rngs
+        )
 
     def init(self, policy, params):
         return PolicyState(params, None)
@@ -105,37 +109,59 @@ def traced_update(algorithm, **policy):
     return learner, jax.eval_shape(learner.init, jax.random.key(0))
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason=f"{REASON}: options that an algorithm ignores (10)")
-@pytest.mark.parametrize("field", ["normalize_observation", "network.recurrent_size", "network.encoder"])
+@pytest.mark.xfail(
+    strict=True, raises=AssertionError, reason=f"{REASON}: options that an algorithm ignores (10)"
+)
+@pytest.mark.parametrize(
+    "field", ["normalize_observation", "network.recurrent_size", "network.encoder"]
+)
 def test_an_option_that_a_custom_algorithm_ignores_is_refused(field):
-    value = {"normalize_observation": True, "network.recurrent_size": 8, "network.encoder": "fourier"}[field]
+    value = {
+        "normalize_observation": True,
+        "network.recurrent_size": 8,
+        "network.encoder": "fourier",
+    }[field]
     raw = dataclasses.asdict(config_of(Plain))
-    block = raw["policies"]["agent"]["network"] if field.startswith("network") else raw["policies"]["agent"]
+    block = (
+        raw["policies"]["agent"]["network"]
+        if field.startswith("network")
+        else raw["policies"]["agent"]
+    )
     block[field.split(".")[-1]] = value
     assert f"policies.agent.{field}" in refusal(lambda: make_learner(load_config(raw)))
 
 
-@pytest.mark.xfail(strict=True, raises=AttributeError, reason=f"{REASON}: a replay of another form (27)")
+@pytest.mark.xfail(
+    strict=True, raises=AttributeError, reason=f"{REASON}: a replay of another form (27)"
+)
 def test_a_custom_algorithm_keeps_a_replay_of_its_own_form():
     learner, state = traced_update(WithReplay)
     jax.eval_shape(learner.update, state)
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason=f"{REASON}: a replay in Memory.own is copied (27)")
+@pytest.mark.xfail(
+    strict=True, raises=AssertionError, reason=f"{REASON}: a replay in Memory.own is copied (27)"
+)
 def test_a_replay_in_memory_own_is_not_selected_as_a_whole():
     learner, state = traced_update(WithOwnMemory)
     lines = str(jax.make_jaxpr(learner.update)(state)).splitlines()
     assert not [line for line in lines if "f32[8,1000]" in line and "select_n" in line]
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason=f"{REASON}: a KeyError without a loss (33)")
+@pytest.mark.xfail(
+    strict=True, raises=AssertionError, reason=f"{REASON}: a KeyError without a loss (33)"
+)
 def test_metrics_without_a_loss_train_or_are_refused_by_name():
     learner, state = traced_update(WithoutLoss)
     message = refusal(jax.eval_shape, learner.update, state)
     assert not message or ("metrics" in message and "loss" in message)
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason=f"{REASON}: BatchNorm fails by its number of leaves (33)")
+@pytest.mark.xfail(
+    strict=True,
+    raises=AssertionError,
+    reason=f"{REASON}: BatchNorm fails by its number of leaves (33)",
+)
 def test_a_network_with_batch_statistics_trains_or_is_refused_by_name():
     def update():
         learner, state = traced_update(WithBatchNorm)
@@ -145,14 +171,22 @@ def test_a_network_with_batch_statistics_trains_or_is_refused_by_name():
     assert not message or "Batch" in message
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason=f"{REASON}: plain option fields are unchecked (33)")
+@pytest.mark.xfail(
+    strict=True, raises=AssertionError, reason=f"{REASON}: plain option fields are unchecked (33)"
+)
 def test_a_plain_option_that_is_not_finite_is_refused():
-    message = refusal(lambda: make_learner(config_of(WithPlainOptions, options={"decay": float("nan")})))
+    message = refusal(
+        lambda: make_learner(config_of(WithPlainOptions, options={"decay": float("nan")}))
+    )
     assert "policies.agent.options.decay = nan" in message
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason=f"{REASON}: fields are refused one by one (34)")
-@pytest.mark.parametrize(("preset", "algorithm"), [("cartpole_ppo", "A2C"), ("pendulum_ppo", "DDPG")])
+@pytest.mark.xfail(
+    strict=True, raises=AssertionError, reason=f"{REASON}: fields are refused one by one (34)"
+)
+@pytest.mark.parametrize(
+    ("preset", "algorithm"), [("cartpole_ppo", "A2C"), ("pendulum_ppo", "DDPG")]
+)
 def test_another_algorithm_for_a_preset_needs_at_most_one_round_of_changes(preset, algorithm):
     changes, refusals = {"policies.agent.algorithm": algorithm}, 0
     while message := refusal(lambda: load_config(preset, **changes)):

@@ -33,7 +33,8 @@ def no_pictures():
 
 @pytest.fixture(scope="module")
 def whole_run(request, no_pictures, tmp_path_factory):
-    """Returns the folder of a run that nothing interrupted, with a module's own changes in its `KEPT`."""
+    """Returns the folder of a run that nothing interrupted, with a module's own changes in its
+    `KEPT`."""
     folder = tmp_path_factory.mktemp("runs") / "whole"
     Trainer(small_config(**getattr(request.module, "KEPT", {})), folder, quiet=True).train()
     return folder

@@ -1,4 +1,5 @@
-"""Runs that are killed (SIGKILL) at random moments and resumed, against the same runs left alone, bit for bit.
+"""Runs that are killed (SIGKILL) at random moments and resumed, against the same runs left alone,
+bit for bit.
 
     PYTHONPATH=. python tests/train/killed_runs.py                              # 20 kills of the small runs
     PYTHONPATH=. python tests/train/killed_runs.py --runs tag --kills 3 --deterministic    # on a GPU
@@ -22,58 +23,104 @@ AGENT, NETWORK = "policies.agent", "policies.agent.network"
 # Run -> (preset, changes): 24 updates each, so that most of a run's time is spent in saving.
 RUNS = {
     "ppo": ("cartpole_ppo", {"num_envs": 8, "rollout_length": 16, f"{NETWORK}.hidden_sizes": [8]}),
-    "recurrent": ("cartpole_ppo", {
-        "num_envs": 8, "rollout_length": 16, f"{NETWORK}.hidden_sizes": [8], f"{NETWORK}.recurrent_size": 4, "reset": 5,
-        f"{AGENT}.normalize_observation": True, f"{AGENT}.normalize_reward": True, f"{AGENT}.minibatches": 1,
-    }),
-    "ddpg": ("pendulum_ddpg", {
-        "num_envs": 8, "rollout_length": 16, "best_metric": "none", f"{NETWORK}.hidden_sizes": [8],
-        f"{AGENT}.ddpg.buffer_size": 1024, f"{AGENT}.ddpg.batch_size": 32, f"{AGENT}.ddpg.warmup": 256,
-        f"{AGENT}.ddpg.updates_per_rollout": 4, f"{AGENT}.ddpg.n_step": 3,
-    }),
-    "self_play": ("tag_small", {
-        "num_envs": 8, "rollout_length": 16, "best_metric": "runner/episode_return", "evaluate_every": 3,
-        "env_params.episode_length": 20, "policies.runner.past_selves": 3, "policies.runner.past_selves_every": 2,
-        "policies.runner.network.hidden_sizes": [8], "policies.tagger.network.hidden_sizes": [8],
-    }),
-    "tag": ("tag_continuous", {"best_metric": "runner/episode_return"}),  # as large as the preset: for a GPU
-}  # fmt: skip
+    "recurrent": (
+        "cartpole_ppo",
+        {
+            "num_envs": 8,
+            "rollout_length": 16,
+            f"{NETWORK}.hidden_sizes": [8],
+            f"{NETWORK}.recurrent_size": 4,
+            "reset": 5,
+            f"{AGENT}.normalize_observation": True,
+            f"{AGENT}.normalize_reward": True,
+            f"{AGENT}.minibatches": 1,
+        },
+    ),
+    "ddpg": (
+        "pendulum_ddpg",
+        {
+            "num_envs": 8,
+            "rollout_length": 16,
+            "best_metric": "none",
+            f"{NETWORK}.hidden_sizes": [8],
+            f"{AGENT}.ddpg.buffer_size": 1024,
+            f"{AGENT}.ddpg.batch_size": 32,
+            f"{AGENT}.ddpg.warmup": 256,
+            f"{AGENT}.ddpg.updates_per_rollout": 4,
+            f"{AGENT}.ddpg.n_step": 3,
+        },
+    ),
+    "self_play": (
+        "tag_small",
+        {
+            "num_envs": 8,
+            "rollout_length": 16,
+            "best_metric": "runner/episode_return",
+            "evaluate_every": 3,
+            "env_params.episode_length": 20,
+            "policies.runner.past_selves": 3,
+            "policies.runner.past_selves_every": 2,
+            "policies.runner.network.hidden_sizes": [8],
+            "policies.tagger.network.hidden_sizes": [8],
+        },
+    ),
+    # as large as the preset: for a GPU
+    "tag": ("tag_continuous", {"best_metric": "runner/episode_return"}),
+}
 NUM_UPDATES = 24
-TIMING = ("seconds", "seconds_per_update", "compile_seconds", "env_steps_per_second", "agent_steps_per_second")
+TIMING = (
+    "seconds",
+    "seconds_per_update",
+    "compile_seconds",
+    "env_steps_per_second",
+    "agent_steps_per_second",
+)
 
 
 def train(name: str, folder: str) -> None:
-    """Trains one of the runs in a folder to its end, from wherever it is. In a process of its own, to be killed."""
+    """Trains one of the runs in a folder to its end, from wherever it is. In a process of its
+    own, to be killed."""
     from wdjax.train import Trainer, load_config
 
-    Trainer.draw = lambda self: None  # pictures come after the last checkpoint, and matplotlib may not be there
+    # pictures come after the last checkpoint, and matplotlib may not be there
+    Trainer.draw = lambda self: None
     preset, changes = RUNS[name]
     config = load_config(preset, **SMALL | changes)
-    config = load_config(preset, **SMALL | changes, total_env_steps=NUM_UPDATES * config.env_steps_per_update)
+    config = load_config(
+        preset, **SMALL | changes, total_env_steps=NUM_UPDATES * config.env_steps_per_update
+    )
     Trainer(config, folder, resume=True, quiet=True).train()
 
 
 def start(name: str, folder: Path, deterministic: bool) -> subprocess.Popen:
     command = [sys.executable, __file__, "--train", name, str(folder)]
     root = str(Path(__file__).resolve().parents[2])
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])}
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])
+    }
     return subprocess.Popen(command + ["--deterministic"] * deterministic, env=environment)
 
 
 def kill(process: subprocess.Popen, folder: Path, draw: random.Random) -> str:
-    """Kills a process at a random moment. Returns when, in words; empty where the process had ended before."""
+    """Kills a process at a random moment. Returns when, in words; empty where the process had
+    ended before."""
     moment = draw.choice(["any time", "between chunks", "while saving", "while saving"])
     begun, lines = time.monotonic(), count_lines(folder)
     until = begun + draw.uniform(0, 6)
     chunks, delay = draw.randint(1, 6), draw.uniform(0, 0.02)
-    seen, wanted = set(temporary(folder)), draw.randint(1, 4)  # what earlier kills left behind does not count
+    # what earlier kills left behind does not count
+    seen, wanted = set(temporary(folder)), draw.randint(1, 4)
     while process.poll() is None:
         if moment == "while saving":
             seen |= set(new := set(temporary(folder)) - seen)
             wanted -= len(new)
             due = wanted <= 0
         else:
-            due = time.monotonic() >= until if moment == "any time" else count_lines(folder) >= lines + chunks
+            due = (
+                time.monotonic() >= until
+                if moment == "any time"
+                else count_lines(folder) >= lines + chunks
+            )
         if due:
             time.sleep(delay if moment != "any time" else 0)
             process.kill()
@@ -102,7 +149,8 @@ def count_lines(folder: Path) -> int:
 
 
 def result(folder: Path) -> dict[str, bytes]:
-    """Returns all that a run left, the clock apart: every leaf of its states as bytes, and metrics.jsonl."""
+    """Returns all that a run left, the clock apart: every leaf of its states as bytes, and
+    metrics.jsonl."""
     import jax
     import numpy as np
 
@@ -119,8 +167,11 @@ def result(folder: Path) -> dict[str, bytes]:
     return found
 
 
-def compare(name: str, kills: int, seed: int, folder: Path, deterministic: bool = False) -> list[str]:
-    """Kills a run so many times, in as many folders as that takes, and returns what differs from the run left alone."""
+def compare(
+    name: str, kills: int, seed: int, folder: Path, deterministic: bool = False
+) -> list[str]:
+    """Kills a run so many times, in as many folders as that takes, and returns what differs
+    from the run left alone."""
     whole = folder / f"{name}-whole"
     if start(name, whole, deterministic).wait() != 0:
         return [f"{name}: the run that nobody kills has failed"]
@@ -138,15 +189,23 @@ def compare(name: str, kills: int, seed: int, folder: Path, deterministic: bool 
         if process.wait() != 0:
             return [f"{name}: a resumed run has failed with status {process.returncode}"]
         found = result(own)
-        wrong = [key for key in expected.keys() | found.keys() if expected.get(key) != found.get(key)]
+        wrong = [
+            key for key in expected.keys() | found.keys() if expected.get(key) != found.get(key)
+        ]
         if wrong or killed == kills:
             return sorted(f"{name}, {killed} kills: {key} differs" for key in wrong)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--train", nargs=2, metavar=("RUN", "FOLDER"), help="only train one of the runs in a folder")
-    parser.add_argument("--runs", nargs="+", choices=RUNS, default=[name for name in RUNS if name != "tag"])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--train", nargs=2, metavar=("RUN", "FOLDER"), help="only train one of the runs in a folder"
+    )
+    parser.add_argument(
+        "--runs", nargs="+", choices=RUNS, default=[name for name in RUNS if name != "tag"]
+    )
     parser.add_argument("--kills", type=int, default=20, help="in all, shared by the runs")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--deterministic", action="store_true")
@@ -163,7 +222,10 @@ def main() -> None:
         for i, name in enumerate(arguments.runs):
             kills = len(range(i, arguments.kills, len(arguments.runs)))
             wrong += compare(name, kills, arguments.seed + i, Path(folder), arguments.deterministic)
-    print("\n".join(wrong) or f"{arguments.kills} of {arguments.kills} kills: nothing differs, not in a bit")
+    print(
+        "\n".join(wrong)
+        or f"{arguments.kills} of {arguments.kills} kills: nothing differs, not in a bit"
+    )
     raise SystemExit(bool(wrong))
 
 

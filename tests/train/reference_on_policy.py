@@ -1,4 +1,5 @@
-"""A2C's and PPO's side of a rollout in NumPy, float64, written from the equations alone, for the probe `Shop`.
+"""A2C's and PPO's side of a rollout in NumPy, float64, written from the equations alone, for the
+probe `Shop`.
 
 Arrays of a policy are [T, N, n, ...]: T steps of N replicas with n agents.
 """
@@ -26,7 +27,11 @@ def shop_row(obs, statistics):
     """What a network sees of an observation, in the order of the space: [..., 2 + 5 + 1 + 2]."""
     place, clock = (statistics or {}).get("place"), (statistics or {}).get("clock")
     choices = obs["inner"]["choices"]
-    parts = [scaled(obs["inner"]["place"], place), one_hot(choices[..., 0], 2), one_hot(choices[..., 1], 3)]
+    parts = [
+        scaled(obs["inner"]["place"], place),
+        one_hot(choices[..., 0], 2),
+        one_hot(choices[..., 1], 3),
+    ]
     return np.concatenate([*parts, scaled(obs["clock"], clock), one_hot(obs["light"], 2)], axis=-1)
 
 
@@ -39,7 +44,10 @@ def trunk(params, row, carry):
     cell = params["cell"]
     from_input = row @ cell["dense_i"]["kernel"] + cell["dense_i"]["bias"]
     from_carry = carry @ cell["dense_h"]["kernel"]
-    (reset, update, new), (reset_h, update_h, new_h) = np.split(from_input, 3, -1), np.split(from_carry, 3, -1)
+    (reset, update, new), (reset_h, update_h, new_h) = (
+        np.split(from_input, 3, -1),
+        np.split(from_carry, 3, -1),
+    )
     keep = sigmoid(update + update_h)
     new = np.tanh(new + sigmoid(reset + reset_h) * new_h)
     carry = (1 - keep) * new + keep * carry
@@ -65,24 +73,32 @@ def choices(outputs, mask):
 
 def choice_log_prob(outputs, mask, action):
     parts = zip(choices(outputs, mask), np.moveaxis(action, -1, 0), strict=True)
-    return sum(np.log(np.take_along_axis(part, chosen[..., None], -1)[..., 0]) for part, chosen in parts)
+    return sum(
+        np.log(np.take_along_axis(part, chosen[..., None], -1)[..., 0]) for part, chosen in parts
+    )
 
 
 def choice_entropy(outputs, mask):
-    return sum(-np.sum(part * np.log(np.where(part > 0, part, 1)), -1) for part in choices(outputs, mask))
+    return sum(
+        -np.sum(part * np.log(np.where(part > 0, part, 1)), -1) for part in choices(outputs, mask)
+    )
 
 
 def squashed_log_prob(mean, log_std, action, low, high):
-    """log density of low + (high - low) sigmoid(2 u), u normal: by a change of variables that is written otherwise."""
+    """log density of low + (high - low) sigmoid(2 u), u normal: by a change of variables that
+    is written otherwise."""
     share = (action - low) / (high - low)
     u = np.log(share / (1 - share)) / 2
-    normal = np.exp(-(((u - mean) / np.exp(log_std)) ** 2) / 2) / (np.sqrt(2 * np.pi) * np.exp(log_std))
+    normal = np.exp(-(((u - mean) / np.exp(log_std)) ** 2) / 2) / (
+        np.sqrt(2 * np.pi) * np.exp(log_std)
+    )
     slope = 2 * (high - low) * share * (1 - share)  # d action / d u
     return np.log(normal / slope).sum(-1)
 
 
 def squashed_entropy(mean, log_std, low, high):
-    """- integral of p log p over a fine grid of u, on which log(d action / d u) is added to the normal density's."""
+    """- integral of p log p over a fine grid of u, on which log(d action / d u) is added to the
+    normal density's."""
     z = np.linspace(-8, 8, 401)
     weight = np.exp(-(z**2) / 2) / np.sum(np.exp(-(z**2) / 2))
     u = mean[..., None] + np.exp(log_std)[..., None] * z
@@ -92,7 +108,8 @@ def squashed_entropy(mean, log_std, low, high):
 
 
 def ppo_loss(log_prob, entropy, value, old, advantage, target, live, config):
-    """The parts of the whole loss, each a mean over live rows; `old` is (log_prob, value) of when the policy acted."""
+    """The parts of the whole loss, each a mean over live rows; `old` is (log_prob, value) of
+    when the policy acted."""
     kept = advantage[live]
     if config.normalize_advantage:
         kept = (kept - kept.mean()) / kept.std()
@@ -106,7 +123,8 @@ def ppo_loss(log_prob, entropy, value, old, advantage, target, live, config):
 
 
 def slope_along(function, params, path, direction, step=1e-4):
-    """The derivative of function(params) where the array at `path`, keys one inside the other, moves."""
+    """The derivative of function(params) where the array at `path`, keys one inside the other,
+    moves."""
 
     def moved(params, path, change):
         if not path:
@@ -118,9 +136,11 @@ def slope_along(function, params, path, direction, step=1e-4):
 
 
 def replay(params, obs, final_obs, last_obs, carry, over, statistics):
-    """Steps a policy through a rollout. Returns (outputs, value, value of what came after each step): [T, N, n, ...].
+    """Steps a policy through a rollout. Returns (outputs, value, value of what came after each
+    step): [T, N, n, ...].
 
-    `carry` is that before the first row; where an episode ends it is emptied, but not before V(final obs).
+    `carry` is that before the first row; where an episode ends it is emptied, but not before
+    V(final obs).
     """
     outputs, values, after = [], [], []
     for t in range(len(over)):
@@ -128,7 +148,9 @@ def replay(params, obs, final_obs, last_obs, carry, over, statistics):
         outputs.append(out)
         values.append(value)
         after.append(network(params, shop_row(at(final_obs, t), statistics), carry)[1])
-        carry = tuple(None if part is None else np.where(over[t][:, None, None], 0.0, part) for part in carry)
+        carry = tuple(
+            None if part is None else np.where(over[t][:, None, None], 0.0, part) for part in carry
+        )
     last = network(params, shop_row(last_obs, statistics), carry)[1]
     following = np.where(over[..., None], after, np.concatenate([values[1:], last[None]]))
     return np.array(outputs), np.array(values), following
@@ -159,7 +181,8 @@ def discounted_sums(reward, over, gamma, before):
 
 
 def deviation_along(action, live, axis):
-    """The mean, over the places of the other axes that have a live row, of the deviation of the live rows there."""
+    """The mean, over the places of the other axes that have a live row, of the deviation of the
+    live rows there."""
     moved, flags = np.moveaxis(action, axis, -1), np.moveaxis(live, axis, -1)
     found = [np.std(moved[i][flags[i]]) for i in np.ndindex(flags.shape[:-1]) if flags[i].any()]
     return np.mean(found)

@@ -5,23 +5,41 @@ import numpy as np
 
 from wdjax.train import TrainState, load_config, load_run, read_metrics
 
-TIMING = ("seconds", "seconds_per_update", "compile_seconds", "env_steps_per_second", "agent_steps_per_second")
+TIMING = (
+    "seconds",
+    "seconds_per_update",
+    "compile_seconds",
+    "env_steps_per_second",
+    "agent_steps_per_second",
+)
 
 
 def small_config(**changes):
     """A run of 6 updates in chunks of 1, a checkpoint every 2, one policy that learns."""
     base = {
-        "num_envs": 8, "rollout_length": 16, "total_env_steps": 6 * 128, "updates_per_chunk": 1, "checkpoint_every": 2,
-        "eval_episodes": 4, "policies.agent.network.hidden_sizes": [8],
-        "policies.agent.learning_rate": [[0, 2.5e-3], [150_000, 1e-4]],  # of every length, not a fraction of it
-    }  # fmt: skip
+        "num_envs": 8,
+        "rollout_length": 16,
+        "total_env_steps": 6 * 128,
+        "updates_per_chunk": 1,
+        "checkpoint_every": 2,
+        "eval_episodes": 4,
+        "policies.agent.network.hidden_sizes": [8],
+        # of every length, not a fraction of it
+        "policies.agent.learning_rate": [[0, 2.5e-3], [150_000, 1e-4]],
+    }
     return load_config("cartpole_ppo", **(base | changes))
 
 
 def numbers(state: TrainState):
     """All leaves as NumPy arrays, keys as their words."""
-    is_key = lambda leaf: jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)  # noqa: E731
-    return [np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf) for leaf in jax.tree.leaves(state)]
+
+    def is_key(leaf):
+        return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+    return [
+        np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf)
+        for leaf in jax.tree.leaves(state)
+    ]
 
 
 def assert_same_run(folder_a, folder_b):
@@ -30,7 +48,10 @@ def assert_same_run(folder_a, folder_b):
     for a, b in zip(*pairs, strict=True):
         np.testing.assert_array_equal(a, b)
     rows = [
-        [{k: v for k, v in row.items() if k not in TIMING} for row in read_metrics(folder / "metrics.jsonl")]
+        [
+            {k: v for k, v in row.items() if k not in TIMING}
+            for row in read_metrics(folder / "metrics.jsonl")
+        ]
         for folder in (folder_a, folder_b)
     ]
     assert rows[0] == rows[1]

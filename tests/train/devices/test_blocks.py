@@ -1,4 +1,5 @@
-"""Random numbers of a rollout and of shuffling: those of a block depend on nothing but the key and the block."""
+"""Random numbers of a rollout and of shuffling: those of a block depend on nothing but the key and
+the block."""
 
 import functools
 
@@ -20,8 +21,13 @@ pytestmark = pytest.mark.usefixtures("quick_compile")
 KEY = jax.random.key(7)
 # (steps, replicas, agents), blocks, minibatches
 SHAPES = [
-    ((4, 6, 1), 1, 1), ((4, 6, 1), 1, 3), ((2, 8, 3), 2, 4), ((6, 4, 2), 4, 3), ((1, 16, 1), 8, 2), ((16, 1, 5), 1, 2),
-]  # fmt: skip
+    ((4, 6, 1), 1, 1),
+    ((4, 6, 1), 1, 3),
+    ((2, 8, 3), 2, 4),
+    ((6, 4, 2), 4, 3),
+    ((1, 16, 1), 8, 2),
+    ((16, 1, 5), 1, 2),
+]
 
 
 def places(index, shape):
@@ -49,14 +55,18 @@ def test_every_minibatch_takes_equally_from_each_block(shape, num_blocks, miniba
         np.testing.assert_array_equal(np.bincount(row, minlength=num_blocks), share)
 
 
-@pytest.mark.parametrize("words", [[5, 0, 2**32 - 1, 2**31, 7, 2**31 - 1, 1], [3, 1, 3, 2**32 - 1, 1, 1, 2**32 - 1, 3]])
+@pytest.mark.parametrize(
+    "words", [[5, 0, 2**32 - 1, 2**31, 7, 2**31 - 1, 1], [3, 1, 3, 2**32 - 1, 1, 1, 2**32 - 1, 3]]
+)
 def test_order_is_that_of_the_words_and_of_equal_ones_that_of_places(words, monkeypatch):
     words = np.array(words, np.uint32)
     monkeypatch.setattr(jax.random, "bits", lambda key, shape: jnp.asarray(words))
     order = jax.jit(random_order, static_argnums=1)(KEY, len(words))
     assert order.dtype == jnp.int32
     np.testing.assert_array_equal(order, np.argsort(words, kind="stable"))
-    np.testing.assert_array_equal(jax.vmap(lambda key: random_order(key, len(words)))(jax.random.split(KEY))[1], order)
+    np.testing.assert_array_equal(
+        jax.vmap(lambda key: random_order(key, len(words)))(jax.random.split(KEY))[1], order
+    )
 
 
 def test_shuffle_mixes_time_replicas_and_agents():
@@ -93,7 +103,9 @@ def test_all_keys_differ():
 def test_actions_of_a_block_come_from_its_key(distribution):
     keys = step_keys(KEY, 1, 1, 2)[0, 0]
     draw = jax.jit(functools.partial(sample_blocks, distribution))
-    outputs = jax.random.normal(jax.random.key(1), (6, 2, distribution.num_outputs + distribution.num_free))
+    outputs = jax.random.normal(
+        jax.random.key(1), (6, 2, distribution.num_outputs + distribution.num_free)
+    )
     actions = draw(keys, outputs)
     for block, rows in enumerate((slice(0, 3), slice(3, 6))):
         alone = jax.jit(distribution.sample)(keys[block], outputs[rows])
@@ -107,7 +119,13 @@ def small_game():
     game = {"num_taggers": 1, "grid_length": 4, "episode_length": 3, "random_start": True}
     network = {"hidden_sizes": [8]}
     policies = {"tagger": {"network": network}, "runner": {"network": network, "trainable": False}}
-    base = {"env": "tag_gridworld", "env_params": game, "num_envs": 6, "num_blocks": 3, "rollout_length": 7}
+    base = {
+        "env": "tag_gridworld",
+        "env_params": game,
+        "num_envs": 6,
+        "num_blocks": 3,
+        "rollout_length": 7,
+    }
     return make_learner(from_mapping(TrainConfig, {**base, "policies": policies}))
 
 
@@ -122,9 +140,10 @@ def test_what_is_drawn_before_the_steps_is_what_they_would_draw(monkeypatch):
 
     ahead = jax.jit(play)(state)
     names = list(learner.setup.policies)
-    in_each_step = lambda setup, selves, keys: (  # noqa: E731
-        keys[:, 0], {name: keys[:, 1 + i] for i, name in enumerate(names)}
-    )  # fmt: skip
+
+    def in_each_step(setup, selves, keys):
+        return (keys[:, 0], {name: keys[:, 1 + i] for i, name in enumerate(names)})
+
     monkeypatch.setattr(scan, "draw_ahead", in_each_step)
     jax.tree.map(np.testing.assert_array_equal, ahead, jax.jit(lambda state: play(state))(state))
     assert jnp.any(ahead[1].over)

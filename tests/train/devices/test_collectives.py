@@ -1,4 +1,5 @@
-"""How often devices wait for each other in an update: each time takes its own time, however few numbers they tell."""
+"""How often devices wait for each other in an update: each time takes its own time, however few
+numbers they tell."""
 
 import re
 
@@ -12,10 +13,13 @@ SCALED = {"normalize_observation": True, "normalize_reward": True, "normalize_ad
 
 
 def count_waits(policy):
-    """Returns how many collective operations the program of an update on two devices has, inside of loops and out."""
+    """Returns how many collective operations the program of an update on two devices has,
+    inside of loops and out."""
     learner = make_learner(tiny_config("probe_signal", {"agent": policy}, devices=2))
     program = learner.update.lower(jax.eval_shape(learner.init, jax.random.key(0))).compile()
-    kinds = "all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute|collective-broadcast"
+    kinds = (
+        "all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute|collective-broadcast"
+    )
     found = re.findall(rf" (?:{kinds})(?:-start)?\(.*", program.as_text())
     in_loops = sum("/while/body/" in line for line in found)
     return len(found) - in_loops, in_loops

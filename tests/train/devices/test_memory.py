@@ -1,4 +1,5 @@
-"""Memory of a run on the device: it does not grow with the number of updates, but for the metrics themselves."""
+"""Memory of a run on the device: it does not grow with the number of updates, but for the metrics
+themselves."""
 
 import jax
 import pytest
@@ -18,8 +19,8 @@ def memory(learner, num_updates):
 
 @pytest.mark.slow
 def test_memory_is_the_same_at_10_and_at_10_000_updates(learner, quick_compile):
-    """Arguments to the byte; results grow by the metrics, one scalar of 4 bytes each an update, and temporaries by as
-    much, where all metrics of an update lie in one row until the end."""
+    """Arguments to the byte; results grow by the metrics, one scalar of 4 bytes each an update,
+    and temporaries by as much, where all metrics of an update lie in one row until the end."""
     few, many = memory(learner, 10), memory(learner, 10_000)
     assert many.argument_size_in_bytes == few.argument_size_in_bytes > 0
     _, metrics = jax.eval_shape(learner.update, jax.eval_shape(learner.init, jax.random.key(0)))

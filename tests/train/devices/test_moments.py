@@ -13,13 +13,19 @@ from wdjax.train.devices.moments import masked_mean, masked_variance, normalize
 VALUES = np.array([1.0, 2.0, 6.0, 0.0], np.float32)
 LIVE = np.array([True, True, True, False])
 numbers = arrays(np.float32, (8,), elements=st.floats(-100, 100, width=32))
-mean_jit, variance_jit, normalize_jit = jax.jit(masked_mean), jax.jit(masked_variance), jax.jit(normalize)
+mean_jit, variance_jit, normalize_jit = (
+    jax.jit(masked_mean),
+    jax.jit(masked_variance),
+    jax.jit(normalize),
+)
 
 
 def test_by_hand():
     assert masked_mean(VALUES, LIVE) == 3
     np.testing.assert_allclose(masked_variance(VALUES, LIVE), 14 / 3, rtol=1e-6)
-    np.testing.assert_allclose(normalize(VALUES, LIVE)[:3], np.array([-2, -1, 3]) / np.sqrt(14 / 3), rtol=1e-6)
+    np.testing.assert_allclose(
+        normalize(VALUES, LIVE)[:3], np.array([-2, -1, 3]) / np.sqrt(14 / 3), rtol=1e-6
+    )
 
 
 @given(numbers, arrays(bool, (8,)).filter(np.any))

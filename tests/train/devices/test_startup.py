@@ -68,10 +68,19 @@ def test_garbage_is_collected_again_afterwards():
     assert gc.isenabled()
 
 
-@pytest.mark.parametrize(("error", "reason"), [
-    (AssertionError(), "jax finds no such device or lacks the plugin for it. Unset JAX_PLATFORMS"),
-    (RuntimeError("Unable to initialize backend"), "Unable to initialize backend. Unset JAX_PLATFORMS"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (
+            AssertionError(),
+            "jax finds no such device or lacks the plugin for it. Unset JAX_PLATFORMS",
+        ),
+        (
+            RuntimeError("Unable to initialize backend"),
+            "Unable to initialize backend. Unset JAX_PLATFORMS",
+        ),
+    ],
+)
 def test_a_device_that_is_missing_is_named(error, reason, monkeypatch):
     def devices():
         raise error

@@ -1,4 +1,5 @@
-"""Callbacks end runs, goals do, and loggers write what metrics.jsonl holds, each read back with its own library."""
+"""Callbacks end runs, goals do, and loggers write what metrics.jsonl holds, each read back with its
+own library."""
 
 import csv
 import dataclasses
@@ -28,7 +29,9 @@ ROWS = [
 
 
 def a_run(folder):
-    return types.SimpleNamespace(workdir=Path(folder), config=TrainConfig(env="cartpole", policies={}))
+    return types.SimpleNamespace(
+        workdir=Path(folder), config=TrainConfig(env="cartpole", policies={})
+    )
 
 
 def log(logger, folder, rows):
@@ -37,14 +40,17 @@ def log(logger, folder, rows):
     logger.close()
 
 
-@pytest.mark.parametrize(("stop_at", "row", "reached"), [
-    ({}, ROWS[1], False),
-    ({"a/return": 3.5}, ROWS[1], True),
-    ({"a/return": 3.5}, ROWS[0], False),  # not known
-    ({"a/return": 3.6}, ROWS[1], False),
-    ({"a/return": 3.5, "a/loss": 0.3}, ROWS[1], False),  # all of them
-    ({"a/return": 3.5, "eval/a/return": 0.0}, ROWS[1], False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("stop_at", "row", "reached"),
+    [
+        ({}, ROWS[1], False),
+        ({"a/return": 3.5}, ROWS[1], True),
+        ({"a/return": 3.5}, ROWS[0], False),  # not known
+        ({"a/return": 3.6}, ROWS[1], False),
+        ({"a/return": 3.5, "a/loss": 0.3}, ROWS[1], False),  # all of them
+        ({"a/return": 3.5, "eval/a/return": 0.0}, ROWS[1], False),
+    ],
+)
 def test_goals(stop_at, row, reached):
     assert goals_reached(stop_at, row) is reached
 
@@ -56,9 +62,28 @@ def test_goals_in_words():
 def test_only_true_ends_a_run_and_all_are_called():
     called = []
     true = (True, np.True_, np.array(True), jnp.bool_(True))
-    others = (False, np.False_, np.array([True]), jnp.bool_(False), jnp.array([True]), None, 0.7, 1, np.int32(1), "y")
-    for answer, ends in [*((answer, True) for answer in true), *((answer, False) for answer in others)]:
-        assert call_callbacks([lambda run, row, a=answer: a, lambda run, row: called.append(row)], None, {}) is ends
+    others = (
+        False,
+        np.False_,
+        np.array([True]),
+        jnp.bool_(False),
+        jnp.array([True]),
+        None,
+        0.7,
+        1,
+        np.int32(1),
+        "y",
+    )
+    for answer, ends in [
+        *((answer, True) for answer in true),
+        *((answer, False) for answer in others),
+    ]:
+        assert (
+            call_callbacks(
+                [lambda run, row, a=answer: a, lambda run, row: called.append(row)], None, {}
+            )
+            is ends
+        )
     assert len(called) == len(true) + len(others)
 
 
@@ -75,9 +100,13 @@ class Delayed:
         return True
 
 
-@pytest.mark.parametrize("callback", [delayed, generator, Delayed, Delayed(), functools.partial(delayed, row={})])
+@pytest.mark.parametrize(
+    "callback", [delayed, generator, Delayed, Delayed(), functools.partial(delayed, row={})]
+)
 def test_a_callback_whose_call_does_nothing_is_refused(callback):
-    assert "must be a plain function, without `async` or `yield`" in refusal(make_callbacks, [callback])
+    assert "must be a plain function, without `async` or `yield`" in refusal(
+        make_callbacks, [callback]
+    )
 
 
 def test_a_callback_that_returns_a_coroutine_is_an_error():
@@ -105,9 +134,14 @@ class Failing(Logger):
             raise RuntimeError("no server")
 
 
-@pytest.mark.parametrize(("fails", "calls"), [
-    ("begin", ["begin"]), ("write", ["begin", "write", "end"]), ("end", ["begin", "write", "write", "write", "end"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("fails", "calls"),
+    [
+        ("begin", ["begin"]),
+        ("write", ["begin", "write", "end"]),
+        ("end", ["begin", "write", "write", "write", "end"]),
+    ],
+)
 def test_a_failing_logger_warns_once_and_is_dropped(fails, calls, tmp_path, capsys):
     logger, [csv_logger] = Failing(fails), make_callbacks(["csv"])
     for row in ROWS:
@@ -128,16 +162,19 @@ def test_a_foreign_metrics_csv_is_kept(text, tmp_path, capsys):
     assert "must be a table with a column updates" in " ".join(capsys.readouterr().err.split())
 
 
-@pytest.mark.parametrize(("given", "words"), [
-    (["tensorbord"], "did you mean 'tensorboard'"),
-    (["tests.nowhere:f"], "No module named"),
-    (["wdjax.version:__version__"], "must be a function of (trainer, row)"),
-    (["csv.:f"], "must be \"package.module:Name\""),
-    ("csv", "must be a list of functions, logger names and import paths"),
-    (print, "must be a list of functions, logger names and import paths"),
-    (None, "callbacks = None: must be a list of functions, logger names and import paths"),
-    (["csv", "csv"], "callbacks = ['csv', 'csv']: must be unique"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["tensorbord"], "did you mean 'tensorboard'"),
+        (["tests.nowhere:f"], "No module named"),
+        (["wdjax.version:__version__"], "must be a function of (trainer, row)"),
+        (["csv.:f"], 'must be "package.module:Name"'),
+        ("csv", "must be a list of functions, logger names and import paths"),
+        (print, "must be a list of functions, logger names and import paths"),
+        (None, "callbacks = None: must be a list of functions, logger names and import paths"),
+        (["csv", "csv"], "callbacks = ['csv', 'csv']: must be unique"),
+    ],
+)
 def test_what_is_no_callback_is_refused(given, words):
     assert words in refusal(make_callbacks, given)
 
@@ -201,7 +238,8 @@ def test_tensorboard_reads_the_rows(tmp_path):
 
 
 def leveldb_log(data):
-    """Yields the records of wandb's file: blocks of 32 KiB, whose parts have a checksum, a length and a kind."""
+    """Yields the records of wandb's file: blocks of 32 KiB, whose parts have a checksum, a
+    length and a kind."""
     at, whole = 7, b""  # the file's own header is part of the first block
     while at + 7 <= len(data):
         if 32_768 - at % 32_768 < 7:
@@ -226,13 +264,17 @@ def test_wandb_offline_holds_the_rows(tmp_path, monkeypatch):
     log(logger, tmp_path / "run", ROWS)
     [file] = (tmp_path / "run").glob("wandb/offline-run-*/*.wandb")
     assert (tmp_path / "run" / "wandb_id").read_text() in file.name
-    deadline = time.monotonic() + 60  # wandb's own process may write the last records after it was ended
+    # wandb's own process may write the last records after it was ended
+    deadline = time.monotonic() + 60
     while True:
         found, ids = [], set()
         for record in map(Record.FromString, leveldb_log(file.read_bytes())):
             ids |= {record.run.run_id, record.run.project} if record.HasField("run") else set()
             if record.HasField("history"):
-                items = {item.key or item.nested_key[0]: json.loads(item.value_json) for item in record.history.item}
+                items = {
+                    item.key or item.nested_key[0]: json.loads(item.value_json)
+                    for item in record.history.item
+                }
                 found.append({k: v for k, v in items.items() if not k.startswith("_")})
         if len(found) >= len(ROWS) or time.monotonic() > deadline:
             break
@@ -244,7 +286,8 @@ def test_wandb_offline_holds_the_rows(tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick_compile", "no_pictures")
 def test_a_callback_ends_a_run_and_it_goes_on(tmp_path, capsys):
-    """The device is one chunk ahead: what is asked for after the second ends the run after the third."""
+    """The device is one chunk ahead: what is asked for after the second ends the run after the
+    third."""
 
     class Early:
         closed = 0
@@ -258,8 +301,15 @@ def test_a_callback_ends_a_run_and_it_goes_on(tmp_path, capsys):
     early, config = Early(), small_config(best_metric="none")
     trainer = Trainer(config, tmp_path, callbacks=[early, "csv"])
     state = trainer.train()
-    assert (int(state.num_updates), trainer.stopped, trainer.ended_by, early.closed) == (3, False, "a callback", 1)
-    assert "Ended by a callback and saved after 384 of 768 env steps." in " ".join(capsys.readouterr().out.split())
+    assert (int(state.num_updates), trainer.stopped, trainer.ended_by, early.closed) == (
+        3,
+        False,
+        "a callback",
+        1,
+    )
+    assert "Ended by a callback and saved after 384 of 768 env steps." in " ".join(
+        capsys.readouterr().out.split()
+    )
     assert trainer.history == read_metrics(tmp_path)
     with open(tmp_path / "metrics.csv", newline="") as file:
         assert [int(line["updates"]) for line in csv.DictReader(file)] == [1, 2, 3]

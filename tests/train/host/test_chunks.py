@@ -28,7 +28,8 @@ def no_pictures(monkeypatch):
 
 
 class Device:
-    """A program whose updates take so many seconds by a clock of its own; the first call some more."""
+    """A program whose updates take so many seconds by a clock of its own; the first call some
+    more."""
 
     def __init__(self, seconds, first, monkeypatch):
         self.seconds, self.first, self.now, self.calls = seconds, first, 0.0, []
@@ -43,21 +44,25 @@ class Device:
 @pytest.mark.parametrize(
     ("seconds", "first", "most", "size", "calls"),
     [
-        (1e-3, 0.0, 4096, 2000, [1, 1, 2, 4, 8, 16, 32, 64, 128, 256, 1488]),  # 256 ms are long enough to judge by
-        (1e-3, 1.5, 4096, 2000, [1, 1, 2, 4, 8, 16, 32, 64, 128, 256, 1488]),  # what a first call loads counts not
+        # 256 ms are long enough to judge by
+        (1e-3, 0.0, 4096, 2000, [1, 1, 2, 4, 8, 16, 32, 64, 128, 256, 1488]),
+        # what a first call loads counts not
+        (1e-3, 1.5, 4096, 2000, [1, 1, 2, 4, 8, 16, 32, 64, 128, 256, 1488]),
         (0.3, 0.0, 4096, 7, [1, 1, 5]),
         (1.5, 0.0, 4096, 2, [1, 1]),
         (6.0, 0.0, 4096, 1, [1]),
-        (1e-5, 0.0, 100, 100, [1, 1, 2, 4, 8, 16, 32, 36]),  # a short run: no more than its twentieth
+        # a short run: no more than its twentieth
+        (1e-5, 0.0, 100, 100, [1, 1, 2, 4, 8, 16, 32, 36]),
         (1.0, 0.0, 1, 1, [1]),
     ],
-)  # fmt: skip
+)
 def test_the_first_chunk_finds_about_two_seconds(seconds, first, most, size, calls, monkeypatch):
     device = Device(seconds, first, monkeypatch)
     played = play_first(None, 0, most)
     assert (played.size, device.calls) == (size, calls)
     assert played.state == size
-    np.testing.assert_array_equal(played.metrics["loss"], np.arange(size))  # of all calls, in their order
+    # of all calls, in their order
+    np.testing.assert_array_equal(played.metrics["loss"], np.arange(size))
     assert played.seconds == pytest.approx(size * seconds + first)
 
 
@@ -71,7 +76,12 @@ def test_chunks_end_where_something_is_due():
     assert looks == [10, 20, 25, 30, 40, 50, 60]
     assert next_look(config, 20, 1000, also=7) == 21
     assert next_look(dataclasses.replace(config, evaluate_every_updates=3), 10, 1000) == 12
-    assert next_look(dataclasses.replace(config, evaluate_every=2, checkpoint_every_updates=0), 10, 1000) == 20
+    assert (
+        next_look(
+            dataclasses.replace(config, evaluate_every=2, checkpoint_every_updates=0), 10, 1000
+        )
+        == 20
+    )
 
 
 def test_a_chunk_is_at_most_a_twentieth_of_a_run_and_no_clock_says_how_long_one_of_a_sweep_is():
@@ -109,13 +119,16 @@ def test_a_chunk_has_at_least_one_update():
 
 
 @pytest.mark.slow
-def test_a_size_that_was_found_is_kept_and_lines_of_a_resumed_run_are_the_same(tmp_path, monkeypatch):
+def test_a_size_that_was_found_is_kept_and_lines_of_a_resumed_run_are_the_same(
+    tmp_path, monkeypatch
+):
     changes = {"updates_per_chunk": 0, "total_env_steps": 23 * 128, "checkpoint_every": 1}
     whole, part = tmp_path / "whole", tmp_path / "part"
     Trainer(small_config(**changes), whole, quiet=True).train()
     found = load_run_config(whole).updates_per_chunk
     assert found == 2  # a twentieth of 23
-    monkeypatch.setattr(chunks, "LINES", 5)  # as if an update of the other had been found to be quick
+    # as if an update of the other had been found to be quick
+    monkeypatch.setattr(chunks, "LINES", 5)
     half = Trainer(small_config(**changes | {"total_env_steps": 8 * 128}), part, quiet=True)
     half.train()
     assert load_run_config(part).updates_per_chunk == half.config.updates_per_chunk == 2
@@ -130,25 +143,37 @@ def test_a_size_that_was_found_is_kept_and_lines_of_a_resumed_run_are_the_same(t
 
 @pytest.mark.slow
 def test_a_run_with_a_size_of_its_own_is_resumed_by_who_names_none(tmp_path):
-    Trainer(small_config(total_env_steps=2 * 128, updates_per_chunk=2), tmp_path, quiet=True).train()
+    Trainer(
+        small_config(total_env_steps=2 * 128, updates_per_chunk=2), tmp_path, quiet=True
+    ).train()
     resumed = Trainer(small_config(updates_per_chunk=0), tmp_path, resume=True, quiet=True)
     resumed.train()
     assert resumed.config.updates_per_chunk == load_run_config(tmp_path).updates_per_chunk == 2
-    with pytest.raises(ValueError, match=r"updates_per_chunk = 3: the run in .* was started with 2"):
+    with pytest.raises(
+        ValueError, match=r"updates_per_chunk = 3: the run in .* was started with 2"
+    ):
         Trainer(small_config(updates_per_chunk=3), tmp_path, resume=True, quiet=True)
 
 
 def test_checkpoints_and_evaluations_fall_on_their_updates(tmp_path):
     changes = {"updates_per_chunk": 4, "checkpoint_every_updates": 5, "evaluate_every_updates": 3}
-    Trainer(small_config(total_env_steps=11 * 128, keep_checkpoints=9, **changes), tmp_path, quiet=True).train()
-    rows = {row["updates"]: row["eval/agent/episode_return"] is not None for row in read_metrics(tmp_path)}
+    Trainer(
+        small_config(total_env_steps=11 * 128, keep_checkpoints=9, **changes), tmp_path, quiet=True
+    ).train()
+    rows = {
+        row["updates"]: row["eval/agent/episode_return"] is not None
+        for row in read_metrics(tmp_path)
+    }
     assert rows == {3: True, 4: False, 5: False, 6: True, 8: False, 9: True, 10: False, 11: True}
     assert {int(path.name) for path in (tmp_path / "checkpoints").iterdir()} == {5, 10, 11}
 
 
 def test_callbacks_see_the_state_of_their_row_while_the_device_goes_on(tmp_path):
     seen = []
-    callback = lambda trainer, row: seen.append((row["updates"], int(trainer.state.num_updates)))  # noqa: E731
+
+    def callback(trainer, row):
+        return seen.append((row["updates"], int(trainer.state.num_updates)))
+
     Trainer(small_config(best_metric="none"), tmp_path, callbacks=[callback], quiet=True).train()
     assert seen == [(i, i) for i in range(1, 7)]
 

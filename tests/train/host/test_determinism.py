@@ -11,9 +11,15 @@ from tiny_runs import small_config
 
 from wdjax.train import Trainer
 from wdjax.train import trainer as trainer_module
-from wdjax.train.host.determinism import FLAG, forgets_determinism, is_deterministic, make_deterministic
+from wdjax.train.host.determinism import (
+    FLAG,
+    forgets_determinism,
+    is_deterministic,
+    make_deterministic,
+)
 
-# what XLA was told stands beside every program that it compiles, where it is asked to write them down
+# what XLA was told stands beside every program that it compiles, where it is asked to write them
+# down
 COMMAND = """
 import sys, jax
 from wdjax.experiments import cli
@@ -26,7 +32,10 @@ cli.main(["train", "cartpole", *sys.argv[1:]])
 @pytest.mark.slow
 @pytest.mark.parametrize("flags", [["--deterministic"], []])
 def test_from_the_command_line_it_counts_for_every_program(flags, tmp_path):
-    environment = os.environ | {"XLA_FLAGS": f"--xla_dump_to={tmp_path / 'dump'}", "JAX_ENABLE_COMPILATION_CACHE": "0"}
+    environment = os.environ | {
+        "XLA_FLAGS": f"--xla_dump_to={tmp_path / 'dump'}",
+        "JAX_ENABLE_COMPILATION_CACHE": "0",
+    }
     command = [sys.executable, "-c", COMMAND, "--workdir", str(tmp_path / "run"), *flags]
     subprocess.run(command, env=environment, check=True, capture_output=True)
     options = list((tmp_path / "dump").rglob("*debug_options*"))

@@ -1,4 +1,5 @@
-"""A run that is killed at random moments, also while it saves, and resumed equals one that never was."""
+"""A run that is killed at random moments, also while it saves, and resumed equals one that never
+was."""
 
 import jax
 import pytest

@@ -1,4 +1,5 @@
-"""What a notebook shows: progress without ipywidgets, tables of what a cell ends with, cells that run twice."""
+"""What a notebook shows: progress without ipywidgets, tables of what a cell ends with, cells that
+run twice."""
 
 import contextlib
 import importlib.util
@@ -32,10 +33,14 @@ trainer
 
 @pytest.fixture
 def notebook(monkeypatch):
-    """A kernel's IPython, as far as we look at it. Gives (what was displayed, what it was changed to)."""
+    """A kernel's IPython, as far as we look at it. Gives (what was displayed, what it was
+    changed to)."""
     shown, changed = [], []
     handle = SimpleNamespace(update=lambda bundle, raw: changed.append(bundle))
-    display = lambda bundle, raw, display_id: shown.append(bundle) or handle  # noqa: E731
+
+    def display(bundle, raw, display_id):
+        return shown.append(bundle) or handle
+
     kernel = SimpleNamespace(kernel=object())
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: kernel))
     monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=display))
@@ -47,11 +52,15 @@ def test_progress_is_one_output_that_is_written_anew(notebook):
     shown, changed = notebook
     with progress.progress_bar(Console(), 10, 2, lambda: "<svg/>") as advance:
         assert re.fullmatch(
-            r'<div><progress value="2" max="10"></progress> compiling</div><svg/>', shown[0]["text/html"]
+            r'<div><progress value="2" max="10"></progress> compiling</div><svg/>',
+            shown[0]["text/html"],
         )
         advance(6, "return <3>")
         assert re.fullmatch(r"return <3>, \d:\d\d:\d\d left", changed[0]["text/plain"])
-        assert '<progress value="6" max="10"></progress> return &lt;3&gt;, 0:' in changed[0]["text/html"]
+        assert (
+            '<progress value="6" max="10"></progress> return &lt;3&gt;, 0:'
+            in changed[0]["text/html"]
+        )
         advance(10, "return 4")
     assert [own["text/plain"] for own in changed[1:]] == ["return 4"] * 2
     assert len(shown) == 1
@@ -74,7 +83,10 @@ def test_quiet_runs_and_terminals_show_nothing_in_a_notebook(notebook, monkeypat
     with progress.progress_bar(Console(quiet=True), 3, 0) as advance:
         advance(1, "one")
     assert notebook == ([], [])
-    for other in (SimpleNamespace(get_ipython=lambda: None), SimpleNamespace(get_ipython=lambda: object())):
+    for other in (
+        SimpleNamespace(get_ipython=lambda: None),
+        SimpleNamespace(get_ipython=lambda: object()),
+    ):
         monkeypatch.setitem(sys.modules, "IPython", other)
         assert progress.notebook_display() is None
     monkeypatch.delitem(sys.modules, "IPython")
@@ -94,7 +106,9 @@ def test_what_is_printed_beside_a_quiet_run_is_shown(monkeypatch, capsys):
 def test_a_bar_that_is_kept_is_seldom_drawn(monkeypatch, where):
     drawn = io.StringIO()
     drawn.isatty = lambda: where == "a notebook's !"
-    monkeypatch.setenv("JPY_PARENT_PID", "1") if drawn.isatty() else monkeypatch.delenv("JPY_PARENT_PID", raising=False)
+    monkeypatch.setenv("JPY_PARENT_PID", "1") if drawn.isatty() else monkeypatch.delenv(
+        "JPY_PARENT_PID", raising=False
+    )
     with progress.progress_bar(Console(file=drawn, force_terminal=True), 3, 0) as advance:
         advance(1, "one")
         time.sleep(0.3)  # three pictures of a bar in a terminal
@@ -119,17 +133,24 @@ def test_a_live_curve_reads_a_run_once():
     class Run:  # what Trainer's own methods ask of it
         config, callbacks, _shown = SimpleNamespace(policies={}, stop_at={}), (), None
         history = property(lambda self: reads.append("metrics.jsonl") or [{"updates": 1}])
-        _curve = lambda self, rows: [row["updates"] for row in rows]  # noqa: E731
+
+        def _curve(self, rows):
+            return [row["updates"] for row in rows]
 
     run = Run()
     assert Trainer._live_curve(run) == [1]
-    Trainer._report(run, lambda *_: None, [{"updates": 2, "env_steps": 8, "env_steps_per_second": 1.0}])
+    Trainer._report(
+        run, lambda *_: None, [{"updates": 2, "env_steps": 8, "env_steps_per_second": 1.0}]
+    )
     assert Trainer._live_curve(run) == [1, 2]
     assert reads == ["metrics.jsonl"]
 
 
 def test_env_steps_are_written_short():
-    rows = [{"env_steps": steps, "a/episode_return": 1.0, "episode_length": 2.0} for steps in (0, 1_280_000)]
+    rows = [
+        {"env_steps": steps, "a/episode_return": 1.0, "episode_length": 2.0}
+        for steps in (0, 1_280_000)
+    ]
     figure = draw_run(rows, most=1)
     figure.draw_without_rendering()
     labels = [label.get_text() for label in figure.axes[0].get_xticklabels()]
@@ -167,10 +188,12 @@ def test_configurations_environments_spaces_and_states_show_themselves():
     assert ["tagger", "3 agents", "group"] in shown
     assert ["action tagger", "Discrete[3] int32, choices: 5", "space"] in shown
     assert ["episode_length", "100", "default param"] in shown
-    assert cells(wdjax.Dict({"a": wdjax.Discrete(3), "b": wdjax.Dict({"c": wdjax.Box(-1, 1, (2,))})})) == [
-        ["a", "Discrete[] int32, choices: 3"], ["b.c", "Box[2] float32 from -1 to 1"]
-    ]  # fmt: skip
-    assert cells(wdjax.MultiDiscrete((3, 4)).batch(5)) == [["", "MultiDiscrete[5, 2] int32, choices: 3, 4"]]
+    assert cells(
+        wdjax.Dict({"a": wdjax.Discrete(3), "b": wdjax.Dict({"c": wdjax.Box(-1, 1, (2,))})})
+    ) == [["a", "Discrete[] int32, choices: 3"], ["b.c", "Box[2] float32 from -1 to 1"]]
+    assert cells(wdjax.MultiDiscrete((3, 4)).batch(5)) == [
+        ["", "MultiDiscrete[5, 2] int32, choices: 3, 4"]
+    ]
     state = jax.eval_shape(make_learner(config).init, jax.random.key(0))
     assert ["obs of agent", "float32[8, 1, 4]"] in cells(state)
     assert ["updates done", "int32[]"] in cells(state)
@@ -178,15 +201,20 @@ def test_configurations_environments_spaces_and_states_show_themselves():
 
 @pytest.mark.slow
 @pytest.mark.skipif(
-    not all(map(importlib.util.find_spec, ("ipykernel", "nbclient"))), reason="ipykernel and nbclient are not installed"
+    not all(map(importlib.util.find_spec, ("ipykernel", "nbclient"))),
+    reason="ipykernel and nbclient are not installed",
 )
 def test_cells_of_a_real_notebook(tmp_path):
     import nbformat
     from nbclient import NotebookClient
 
     sources = [CELL, "trainer.train()", CELL, "config"]
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
-    client = NotebookClient(notebook, timeout=500, allow_errors=True, resources={"metadata": {"path": str(tmp_path)}})
+    notebook = nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_code_cell(source) for source in sources]
+    )
+    client = NotebookClient(
+        notebook, timeout=500, allow_errors=True, resources={"metadata": {"path": str(tmp_path)}}
+    )
     client.execute()
     first, again, twice, config = (cell.outputs for cell in notebook.cells)
     html = [out.data.get("text/html", "") for out in first if "data" in out]

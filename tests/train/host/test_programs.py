@@ -28,7 +28,8 @@ from wdjax.train.learner.init import abstract_state
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
 
-@pytest.mark.parametrize("backend", [pytest.param("cpu", marks=pytest.mark.slow), "gpu"])  # gpu: in a thread of its own
+# gpu: in a thread of its own
+@pytest.mark.parametrize("backend", [pytest.param("cpu", marks=pytest.mark.slow), "gpu"])
 def test_what_is_drawn_meanwhile_is_what_the_program_takes(backend, monkeypatch):
     learner = make_learner(small_config(kernels=False))
     like = abstract_state(learner.setup)
@@ -38,7 +39,9 @@ def test_what_is_drawn_meanwhile_is_what_the_program_takes(backend, monkeypatch)
         state, program, seconds = compile_and_init(learner, like, 5, 2, lambda: meanwhile.append(1))
     assert len(meanwhile) == (backend == "gpu")
     first = learner.init(jax.random.key(5))
-    for own, other in zip(jax.tree.leaves(state.policies), jax.tree.leaves(first.policies), strict=True):
+    for own, other in zip(
+        jax.tree.leaves(state.policies), jax.tree.leaves(first.policies), strict=True
+    ):
         np.testing.assert_array_equal(own, other)
     assert seconds > 0
     assert int(program(state, np.int32(2))[0].num_updates) == 2
@@ -47,7 +50,9 @@ def test_what_is_drawn_meanwhile_is_what_the_program_takes(backend, monkeypatch)
 def test_a_state_that_fills_the_memory_is_refused_before_it_is_drawn():
     changes = {"policies.runner.opponents": {}, "policies.runner.past_selves": 10**9}
     learner = make_learner(load_config("tag_small", num_envs=2, **changes))
-    with pytest.raises(ValueError, match=r"state size in bytes = \d{13,}: must be at most \d+, the free memory"):
+    with pytest.raises(
+        ValueError, match=r"state size in bytes = \d{13,}: must be at most \d+, the free memory"
+    ):
         compile_and_init(learner, abstract_state(learner.setup), 0, 1)
 
 
@@ -55,7 +60,9 @@ def test_it_lies_where_jax_is_told_to_draw():
     learner, other = make_learner(small_config()), jax.devices()[1]
     with jax.default_device(other):
         like = abstract_state(learner.setup)
-    assert {leaf.sharding for leaf in jax.tree.leaves(like.policies)} == {jax.sharding.SingleDeviceSharding(other)}
+    assert {leaf.sharding for leaf in jax.tree.leaves(like.policies)} == {
+        jax.sharding.SingleDeviceSharding(other)
+    }
 
 
 @pytest.mark.parametrize("preset", ["cartpole_ppo", "pendulum_ddpg", "tag_small"])
@@ -131,7 +138,9 @@ def test_launches_go_side_by_side_on_one_device(monkeypatch):
 
 def test_a_run_is_traced_without_garbage_collection_and_compiled_with_its_options(monkeypatch):
     learner, collecting = make_learner(small_config()), []
-    monkeypatch.setattr(chunks, "compiler_options", lambda setup: {"xla_gpu_enable_triton_gemm": False})
+    monkeypatch.setattr(
+        chunks, "compiler_options", lambda setup: {"xla_gpu_enable_triton_gemm": False}
+    )
     monkeypatch.setattr(chunks, "run_up_to", lambda *_: collecting.append(gc.isenabled()))
     lowered, options, _ = lower_chunk(learner, abstract_state(learner.setup), 1)
     given = Lowered(needed=10)
@@ -146,27 +155,36 @@ class Program(int):
 
     def memory_analysis(self):
         return types.SimpleNamespace(
-            argument_size_in_bytes=0, output_size_in_bytes=0, temp_size_in_bytes=int(self),
-            generated_code_size_in_bytes=0, alias_size_in_bytes=0,
-        )  # fmt: skip
+            argument_size_in_bytes=0,
+            output_size_in_bytes=0,
+            temp_size_in_bytes=int(self),
+            generated_code_size_in_bytes=0,
+            alias_size_in_bytes=0,
+        )
 
 
 class Lowered:
-    """What is compiled to a program that needs so many bytes, fewer where launches go one by one."""
+    """What is compiled to a program that needs so many bytes, fewer where launches go one by
+    one."""
 
     def __init__(self, needed):
         self.needed, self.options = needed, []
 
     def compile(self, compiler_options):
         self.options.append(compiler_options)
-        return Program(self.needed // 2 if ONE_BY_ONE.items() <= compiler_options.items() else self.needed)
+        return Program(
+            self.needed // 2 if ONE_BY_ONE.items() <= compiler_options.items() else self.needed
+        )
 
 
 @pytest.mark.parametrize(("needed", "compiled"), [(100, 100), (101, 50)])
 def test_launches_go_one_by_one_where_there_is_no_memory_for_them_side_by_side(needed, compiled):
     lowered = Lowered(needed)
     assert compile_lowered(lowered, {"other": True, **SIDE_BY_SIDE}, free=100) == compiled
-    assert lowered.options == [{"other": True, **SIDE_BY_SIDE}, {"other": True, **ONE_BY_ONE}][: 1 + (needed > 100)]
+    assert (
+        lowered.options
+        == [{"other": True, **SIDE_BY_SIDE}, {"other": True, **ONE_BY_ONE}][: 1 + (needed > 100)]
+    )
     assert compile_lowered(Lowered(1000), {"other": True}, free=100) == 1000  # nothing to be had
 
 

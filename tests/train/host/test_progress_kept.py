@@ -15,7 +15,11 @@ pytestmark = pytest.mark.usefixtures("quick_compile")
 
 
 def contents(folder):
-    return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.rglob("*") if path.is_file()}
+    return {
+        path: (path.read_bytes(), path.stat().st_mtime_ns)
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 @pytest.mark.parametrize(
@@ -31,11 +35,15 @@ def contents(folder):
 )
 def test_resume_below_progress_is_a_no_op(changes, run, capsys):
     shorter, before, state = small_config(**changes), contents(run), load_run(run)[1]
-    trainer = Trainer(shorter, run, resume=True, callbacks=[lambda *_: pytest.fail("an update is reported")])
+    trainer = Trainer(
+        shorter, run, resume=True, callbacks=[lambda *_: pytest.fail("an update is reported")]
+    )
     for a, b in zip(numbers(trainer.train()), numbers(state), strict=True):
         np.testing.assert_array_equal(a, b)
     total = shorter.num_updates * 128
-    assert f"run already has 768 of {total} env steps: nothing to do" in " ".join(capsys.readouterr().out.split())
+    assert f"run already has 768 of {total} env steps: nothing to do" in " ".join(
+        capsys.readouterr().out.split()
+    )
     assert not trainer.stopped
     assert contents(run) == before
     longer = Trainer(small_config(total_env_steps=8 * 128), run, resume=True, quiet=True)
@@ -67,14 +75,19 @@ def test_a_trainer_that_does_not_train_changes_nothing(run):
 def test_a_finished_run_is_not_written(run):
     before = contents(run)
     for steps in (6 * 128, 6 * 128 - 1):
-        Trainer(small_config(total_env_steps=steps, keep_checkpoints=1), run, resume=True, quiet=True).train()
+        Trainer(
+            small_config(total_env_steps=steps, keep_checkpoints=1), run, resume=True, quiet=True
+        ).train()
     assert contents(run) == before
 
 
 def test_a_checkpoint_that_would_not_be_kept_is_an_error(run):
     _, state = load_run(run)
     with open_checkpoints(run / "checkpoints", 2) as checkpoints:
-        with pytest.raises(OSError, match=r"cannot save a checkpoint of 3 updates: a newer one exists, of 6 updates"):
+        with pytest.raises(
+            OSError,
+            match=r"cannot save a checkpoint of 3 updates: a newer one exists, of 6 updates",
+        ):
             save(checkpoints, 3, state, {"metrics_size": 0})
         save(checkpoints, 6, state, {"metrics_size": 0})  # is there already
     assert (run / "checkpoints" / "6").exists()
@@ -85,9 +98,13 @@ def test_a_checkpoint_that_holds_an_older_state_is_damaged(run, capsys):
     _, state = load_run(run)
     with open_checkpoints(run / "checkpoints", 2) as checkpoints:
         save(checkpoints, 4101, state, {"metrics_size": 10**9})
-    with pytest.raises(DamagedCheckpointError, match="checkpoints/4101 is damaged: it contains the state after 6"):
+    with pytest.raises(
+        DamagedCheckpointError, match="checkpoints/4101 is damaged: it contains the state after 6"
+    ):
         load_run(run)
     longer = dataclasses.replace(small_config(), total_env_steps=8 * 128)
     assert int(Trainer(longer, run, resume=True).train().num_updates) == 8
-    assert "Renamed to damaged-4101, resuming from 6 updates" in " ".join(capsys.readouterr().out.split())
+    assert "Renamed to damaged-4101, resuming from 6 updates" in " ".join(
+        capsys.readouterr().out.split()
+    )
     assert int(load_run(run)[1].num_updates) == 8

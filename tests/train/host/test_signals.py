@@ -17,7 +17,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_compile", "no_pic
 
 
 def signal_before(function, number, call=1):
-    """Returns a function that does the same, but in its n-th call the process gets a signal first."""
+    """Returns a function that does the same, but in its n-th call the process gets a signal
+    first."""
     calls = []
 
     def wrapped(*arguments, **named):
@@ -54,7 +55,10 @@ def test_while_it_evaluates_the_evaluation_counts(whole_run, tmp_path, monkeypat
         trainer.train()
     assert trainer.stopped
     assert int(load_run(tmp_path / "run")[1].num_updates) == 4
-    assert read_metrics(tmp_path / "run" / "metrics.jsonl")[-1]["eval/agent/episode_return"] is not None
+    assert (
+        read_metrics(tmp_path / "run" / "metrics.jsonl")[-1]["eval/agent/episode_return"]
+        is not None
+    )
     goes_on_to(whole_run, tmp_path / "run")
 
 

@@ -21,7 +21,9 @@ pytestmark = pytest.mark.usefixtures("quick_compile")
 def whole_run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "whole"
     rows = []
-    trainer = Trainer(small_config(), folder, callbacks=[lambda trainer, row: rows.append(row)], quiet=True)
+    trainer = Trainer(
+        small_config(), folder, callbacks=[lambda trainer, row: rows.append(row)], quiet=True
+    )
     trainer.train()
     return folder, trainer, rows
 
@@ -35,21 +37,36 @@ def no_pictures(whole_run, monkeypatch):
 def test_files_of_a_run(whole_run):
     folder, trainer, rows = whole_run
     assert {path.name for path in folder.iterdir()} == {
-        "config.yaml", "metrics.jsonl", "checkpoints", "best", "curves.png", "episode.gif"
-    }  # fmt: skip
+        "config.yaml",
+        "metrics.jsonl",
+        "checkpoints",
+        "best",
+        "curves.png",
+        "episode.gif",
+    }
     assert not trainer.stopped
     assert read_metrics(folder / "metrics.jsonl") == rows
-    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["4", "6"]  # the newest two of 2, 4, 6
+    # the newest two of 2, 4, 6
+    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["4", "6"]
     assert load_run_config(folder) == dataclasses.replace(trainer.config)
     assert list(load_run_config(folder).policies) == list(trainer.config.policies)
 
 
 def test_metrics_have_the_same_fields_in_every_row(whole_run):
     lines = (whole_run[0] / "metrics.jsonl").read_text().splitlines()
-    rows = [json.loads(line, parse_constant=lambda word: pytest.fail(f"{word} is no JSON")) for line in lines]
+    rows = [
+        json.loads(line, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
+        for line in lines
+    ]
     assert len({tuple(row) for row in rows}) == 1
     assert [row["env_steps"] for row in rows] == [128 * (i + 1) for i in range(6)]
-    for name in ("agent/episode_return", "agent/policy_loss", "agent/approx_kl", "env_steps_per_second", "episodes"):
+    for name in (
+        "agent/episode_return",
+        "agent/policy_loss",
+        "agent/approx_kl",
+        "env_steps_per_second",
+        "episodes",
+    ):
         assert name in rows[0]
     evaluated = [row["eval/agent/episode_return"] is not None for row in rows]
     assert evaluated == [False, True] * 3
@@ -63,7 +80,8 @@ def test_best_checkpoint_has_the_best_evaluation(whole_run):
 
 
 def test_resuming_equals_never_having_stopped(whole_run, no_pictures, tmp_path):
-    """Also from an earlier checkpoint than the last line of metrics.jsonl: no line is lost, none is there twice."""
+    """Also from an earlier checkpoint than the last line of metrics.jsonl: no line is lost,
+    none is there twice."""
     half = small_config(total_env_steps=5 * 128, checkpoint_every=2, keep_checkpoints=3)
     Trainer(half, tmp_path / "run", quiet=True).train()
     for name in ("5",):  # as if the process had been killed after chunk 5, before its checkpoint
@@ -80,7 +98,9 @@ def test_a_run_that_is_done_compiles_nothing(whole_run, no_pictures, tmp_path, m
     monkeypatch.setattr(trainers, "compile_chunk", lambda *_: pytest.fail("a program is compiled"))
     folder = shutil.copytree(whole_run[0], tmp_path / "run")
     Trainer(small_config(), folder, resume=True).train()
-    assert "run already has 768 of 768 env steps: nothing to do" in " ".join(capsys.readouterr().out.split())
+    assert "run already has 768 of 768 env steps: nothing to do" in " ".join(
+        capsys.readouterr().out.split()
+    )
     assert_same_run(whole_run[0], folder)
 
 
@@ -97,7 +117,8 @@ def test_a_signal_saves_and_the_run_goes_on(whole_run, no_pictures, tmp_path, nu
     assert trainer.stopped
     assert signal.getsignal(number) is before
     words = " ".join(capsys.readouterr().out.split())
-    assert "Stopped and saved after 512 of 768 env steps" in words  # the device was at the next chunk already
+    # the device was at the next chunk already
+    assert "Stopped and saved after 512 of 768 env steps" in words
     assert "--resume" in words
     assert int(load_run(tmp_path / "run")[1].num_updates) == 4
     resumed = Trainer(small_config(), tmp_path / "run", resume=True, quiet=True)
@@ -115,17 +136,26 @@ def test_evaluation_changes_no_training_number(whole_run, no_pictures, tmp_path)
 
 
 def test_evaluate_every(whole_run, no_pictures, tmp_path):
-    """So many chunks apart, whatever checkpoints do, and nothing that is trained on changes: bit for bit."""
+    """So many chunks apart, whatever checkpoints do, and nothing that is trained on changes:
+    bit for bit."""
     folder = tmp_path / "run"
-    Trainer(small_config(best_metric="none", evaluate_every=4, eval_episodes=3, eval_greedy=False), folder).train()
+    Trainer(
+        small_config(best_metric="none", evaluate_every=4, eval_episodes=3, eval_greedy=False),
+        folder,
+    ).train()
     rows = read_metrics(folder / "metrics.jsonl")
-    evaluated = {row["updates"]: row for row in rows if row["eval/agent/episode_return"] is not None}
+    evaluated = {
+        row["updates"]: row for row in rows if row["eval/agent/episode_return"] is not None
+    }
     assert list(evaluated) == [4, 6]  # the last one always
     for row in evaluated.values():
         assert row["eval/agent/episode_return"] == row["eval/episode_length"]
         assert row["eval/agent/episode_return_standard_error"] > 0
     kept = [
-        [{k: v for k, v in row.items() if k not in TIMING and not k.startswith("eval/")} for row in run]
+        [
+            {k: v for k, v in row.items() if k not in TIMING and not k.startswith("eval/")}
+            for row in run
+        ]
         for run in (rows, whole_run[2])
     ]
     assert kept[0] == kept[1]
@@ -157,7 +187,9 @@ def test_a_checkpoint_of_another_shape_is_refused_in_words(whole_run, tmp_path):
     Trainer(small_config(**{"policies.agent.network.hidden_sizes": [4]}), folder, quiet=True)
     (whole_run[0] / "checkpoints").rename(folder / "checkpoints")
     try:
-        with pytest.raises(ValueError, match=r"hidden_sizes = \[4\]: checkpoint .* was saved with \[8\]"):
+        with pytest.raises(
+            ValueError, match=r"hidden_sizes = \[4\]: checkpoint .* was saved with \[8\]"
+        ):
             load_run(folder)
     finally:
         (folder / "checkpoints").rename(whole_run[0] / "checkpoints")

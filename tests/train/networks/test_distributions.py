@@ -67,7 +67,8 @@ def test_categorical_sample_frequencies():
 def test_multi_discrete_sample_frequencies():
     drawn = samples(MULTI, tuple(BOTH.tolist()))
     for first, p in enumerate([0.25, 0.75]):
-        for second, q in enumerate([0.5, 0.25, 0.25]):  # of both at once: the components are independent
+        # of both at once: the components are independent
+        for second, q in enumerate([0.5, 0.25, 0.25]):
             assert_frequency(np.sum((drawn[:, 0] == first) & (drawn[:, 1] == second)), p * q)
 
 
@@ -84,7 +85,9 @@ def test_categorical_shapes_and_dtypes():
     for drawn in (samples(MULTI, tuple(BOTH.tolist())), MULTI.mode(BOTH)):
         assert drawn.dtype == jnp.int32
     rows = jnp.tile(BOTH, (4, 7, 1))
-    assert MULTI.log_prob(rows, jnp.zeros((4, 7, 2), int)).shape == MULTI.entropy(rows).shape == (4, 7)
+    assert (
+        MULTI.log_prob(rows, jnp.zeros((4, 7, 2), int)).shape == MULTI.entropy(rows).shape == (4, 7)
+    )
 
 
 def test_mask_forbids_and_shares_the_rest():
@@ -119,7 +122,9 @@ def test_gaussian_log_prob_by_hand():
 
 def test_gaussian_entropy_by_hand():
     outputs = jnp.array([1.0, -1.0, np.log(2.0), 0.0])
-    np.testing.assert_allclose(PLANE.entropy(outputs), np.log(2) + np.log(2 * np.pi * np.e), rtol=1e-6)
+    np.testing.assert_allclose(
+        PLANE.entropy(outputs), np.log(2) + np.log(2 * np.pi * np.e), rtol=1e-6
+    )
 
 
 def test_gaussian_mode_is_the_mean():
@@ -148,13 +153,17 @@ def test_gaussian_of_a_scalar_box():
     distribution = make_distribution(Box(-1.0, 1.0))
     outputs = jnp.array([[0.5, 0.0]])
     assert distribution.mode(outputs).shape == (1,)
-    np.testing.assert_allclose(distribution.log_prob(outputs, jnp.array([0.5])), [-0.5 * np.log(2 * np.pi)], rtol=1e-6)
+    np.testing.assert_allclose(
+        distribution.log_prob(outputs, jnp.array([0.5])), [-0.5 * np.log(2 * np.pi)], rtol=1e-6
+    )
 
 
 # --- SquashedGaussian ---
 
 BAND = make_distribution(Box(-0.1, 0.3), "squashed_gaussian")  # lopsided, and 0.3 is no float32
-BOTH_SIDES = make_distribution(Box(np.array([-1.0, 2.0]), np.array([1.0, 8.0]), (2,)), "squashed_gaussian")
+BOTH_SIDES = make_distribution(
+    Box(np.array([-1.0, 2.0]), np.array([1.0, 8.0]), (2,)), "squashed_gaussian"
+)
 SHAPES = [(0.0, 0.0), (0.7, -1.0), (-0.8, 0.2)]  # mean and log deviation of u
 
 
@@ -163,7 +172,9 @@ def density_of(mean, log_std, num=100_001):
     actions = np.linspace(-0.1, 0.3, num + 2)[1:-1].astype(np.float32)
     outputs = jnp.broadcast_to(jnp.array([mean, log_std]), (num, 2))
     free = np.arctanh((actions.astype(np.float64) - 0.1) / 0.2).astype(np.float32)
-    return actions.astype(np.float64), np.exp(np.asarray(jax.jit(BAND.log_prob)(outputs, free), np.float64))
+    return actions.astype(np.float64), np.exp(
+        np.asarray(jax.jit(BAND.log_prob)(outputs, free), np.float64)
+    )
 
 
 @pytest.mark.parametrize(("mean", "log_std"), SHAPES)
@@ -178,11 +189,14 @@ def test_squashed_density_integrates_to_1_and_to_the_distribution_function(mean,
 
 
 def test_squashed_log_prob_by_hand():
-    # u = 0 in the middle of (-1, 1), where da/du = 1; u = log 3 / 2 at 3/4 of (2, 8), where da/du = 3 (1 - 1/4)
+    # u = 0 in the middle of (-1, 1), where da/du = 1; u = log 3 / 2 at 3/4 of (2, 8), where da/du =
+    # 3 (1 - 1/4)
     outputs = jnp.array([1.0, 0.0, 0.0, np.log(2.0)])
     u = np.log(3) / 2
     expected = -0.5 - 0.5 * (u / 2) ** 2 - np.log(2) - np.log(2 * np.pi) - np.log(3 * 3 / 4)
-    np.testing.assert_allclose(BOTH_SIDES.log_prob(outputs, jnp.array([0.0, u])), expected, rtol=1e-5)
+    np.testing.assert_allclose(
+        BOTH_SIDES.log_prob(outputs, jnp.array([0.0, u])), expected, rtol=1e-5
+    )
     mode = BOTH_SIDES.mode(jnp.array([0.0, u, 1.0, 1.0]))
     np.testing.assert_allclose(BOTH_SIDES.to_space(mode), [0.0, 6.5], rtol=1e-5, atol=1e-6)
 
@@ -191,11 +205,18 @@ def test_squashed_log_prob_by_hand():
 def test_squashed_entropy_is_minus_the_mean_log_prob(mean, log_std):
     u = mean + np.exp(log_std) * np.random.default_rng(0).normal(size=200_000)
     slope = 0.2 * (1 - np.tanh(u) ** 2)
-    log = -0.5 * ((u - mean) / np.exp(log_std)) ** 2 - log_std - 0.5 * np.log(2 * np.pi) - np.log(slope)
+    log = (
+        -0.5 * ((u - mean) / np.exp(log_std)) ** 2
+        - log_std
+        - 0.5 * np.log(2 * np.pi)
+        - np.log(slope)
+    )
     entropy = BAND.entropy(jnp.array([mean, log_std]))
     np.testing.assert_allclose(entropy, -log.mean(), atol=4.5 * log.std() / np.sqrt(200_000) + 1e-4)
     drawn = samples(BAND, (mean, log_std))
-    ours = np.asarray(BAND.log_prob(jnp.broadcast_to(jnp.array([mean, log_std]), (20_000, 2)), drawn), np.float64)
+    ours = np.asarray(
+        BAND.log_prob(jnp.broadcast_to(jnp.array([mean, log_std]), (20_000, 2)), drawn), np.float64
+    )
     np.testing.assert_allclose(entropy, -ours.mean(), atol=4.5 * ours.std() / np.sqrt(20_000))
 
 
@@ -210,7 +231,8 @@ def test_squashed_samples_stay_inside_and_follow_the_density():
     for mean, log_std in [*SHAPES, (30.0, 2.0), (-30.0, 2.0)]:
         drawn = BAND.to_space(samples(BAND, (mean, log_std)))
         assert np.all((drawn >= np.float32(-0.1)) & (drawn <= np.float32(0.3)))
-    rounded = make_distribution(Box(-0.5, 1.9), "squashed_gaussian")  # center +- half is outside, in float32
+    # center +- half is outside, in float32
+    rounded = make_distribution(Box(-0.5, 1.9), "squashed_gaussian")
     edges = [rounded.to_space(rounded.mode(jnp.array([u, 0.0]))) for u in (-30.0, 30.0)]
     assert edges == [np.float32(-0.5), np.float32(1.9)]
     drawn = BAND.to_space(samples(BAND, SHAPES[1]))
@@ -221,7 +243,9 @@ def test_squashed_samples_stay_inside_and_follow_the_density():
 @pytest.mark.parametrize("action", [-60.0, 60.0])
 def test_squashed_log_prob_and_gradient_are_finite_at_the_edges(action):
     for outputs in ([0.0, 0.0], [20.0, -3.0], [-20.0, 3.0]):
-        log_prob, gradient = jax.value_and_grad(BAND.log_prob)(jnp.array(outputs), jnp.float32(action))
+        log_prob, gradient = jax.value_and_grad(BAND.log_prob)(
+            jnp.array(outputs), jnp.float32(action)
+        )
         assert jnp.isfinite(log_prob)
         assert jnp.all(jnp.isfinite(gradient))
         assert jnp.all(jnp.isfinite(jax.grad(BAND.entropy)(jnp.array(outputs))))
@@ -241,24 +265,38 @@ def test_squashed_keeps_the_shape_of_the_box():
     np.testing.assert_allclose(distribution.to_space(distribution.mode(outputs))[4], high / 2)
     action = distribution.sample(jax.random.key(0), outputs)
     assert action.shape == distribution.to_space(action).shape == (5, 2, 3)
-    assert distribution.log_prob(outputs, action).shape == distribution.entropy(outputs).shape == (5,)
+    assert (
+        distribution.log_prob(outputs, action).shape == distribution.entropy(outputs).shape == (5,)
+    )
 
 
-@pytest.mark.parametrize(("box", "mean"), [(Box(10_000.0, 10_001.0), 0.3), (Box(-1.0, 1.0), 8.0), (Box(-1.0, 1.0), -8)])
+@pytest.mark.parametrize(
+    ("box", "mean"), [(Box(10_000.0, 10_001.0), 0.3), (Box(-1.0, 1.0), 8.0), (Box(-1.0, 1.0), -8)]
+)
 def test_squashed_density_and_score_are_exact_where_the_action_rounds_u_away(box, mean):
     distribution, outputs = make_distribution(box, "squashed_gaussian"), jnp.array([mean, -0.5])
     drawn = np.asarray(samples(distribution, (mean, -0.5)), np.float64)
-    log_prob, score = jax.jit(jax.vmap(jax.value_and_grad(distribution.log_prob), (None, 0)))(outputs, drawn[:2000])
+    log_prob, score = jax.jit(jax.vmap(jax.value_and_grad(distribution.log_prob), (None, 0)))(
+        outputs, drawn[:2000]
+    )
     z = (drawn[:2000] - mean) / np.exp(-0.5)
-    slope = 2 * (np.log(2) - drawn[:2000] - np.logaddexp(0, -2 * drawn[:2000])) + np.log((box.high - box.low) / 2)
-    np.testing.assert_allclose(log_prob, -0.5 * (z**2 + np.log(2 * np.pi)) + 0.5 - slope, rtol=1e-5, atol=1e-4)
-    np.testing.assert_allclose(score, np.stack([z / np.exp(-0.5), z**2 - 1], axis=1), rtol=1e-4, atol=1e-4)
+    slope = 2 * (np.log(2) - drawn[:2000] - np.logaddexp(0, -2 * drawn[:2000])) + np.log(
+        (box.high - box.low) / 2
+    )
+    np.testing.assert_allclose(
+        log_prob, -0.5 * (z**2 + np.log(2 * np.pi)) + 0.5 - slope, rtol=1e-5, atol=1e-4
+    )
+    np.testing.assert_allclose(
+        score, np.stack([z / np.exp(-0.5), z**2 - 1], axis=1), rtol=1e-4, atol=1e-4
+    )
     np.testing.assert_allclose(score.mean(axis=0), [0, 0], atol=0.15)
     given = distribution.to_space(drawn)
     assert np.all((given >= box.low) & (given <= box.high))
 
 
-@pytest.mark.parametrize("box", [Box(), Box(0.0), Box(1.0, 1.0), Box(np.array([0.0, -np.inf]), np.ones(2), (2,))])
+@pytest.mark.parametrize(
+    "box", [Box(), Box(0.0), Box(1.0, 1.0), Box(np.array([0.0, -np.inf]), np.ones(2), (2,))]
+)
 def test_squashed_needs_a_bounded_box(box):
     with pytest.raises(ValueError, match="requires finite bounds"):
         make_distribution(box, "squashed_gaussian")
@@ -283,15 +321,19 @@ def test_dict_of_actions_is_refused():
 
 @pytest.mark.parametrize("num_choices", [65, 300, 441, 1_000])
 def test_no_number_chooses_what_is_forbidden(num_choices):
-    """The numbers at which the sums change, and their neighbours: sums that are added up in parts fall there, or rise
-    where nothing was added."""
+    """The numbers at which the sums change, and their neighbours: sums that are added up in
+    parts fall there, or rise where nothing was added."""
     rng = np.random.default_rng(num_choices)
     distribution = make_distribution(Discrete(num_choices))
     allowed = rng.random(num_choices) < 0.3
-    outputs = distribution.mask(jnp.asarray(rng.normal(size=num_choices).astype(np.float32)), jnp.asarray(allowed))
+    outputs = distribution.mask(
+        jnp.asarray(rng.normal(size=num_choices).astype(np.float32)), jnp.asarray(allowed)
+    )
     sums = np.asarray(jnp.cumsum(jnp.exp(outputs - jnp.max(outputs))))
     numbers = [np.float32(0), np.nextafter(np.float32(1), np.float32(0)), *(sums / sums.max())]
-    numbers = np.array([numbers, *(np.nextafter(numbers, np.float32(side)) for side in (0, 1))], np.float32).ravel()
+    numbers = np.array(
+        [numbers, *(np.nextafter(numbers, np.float32(side)) for side in (0, 1))], np.float32
+    ).ravel()
     numbers = numbers[(numbers >= 0) & (numbers < 1)][:, None]
     rows = jnp.broadcast_to(outputs, (len(numbers), num_choices))
     chosen = np.asarray(jax.jit(distribution.choose)(numbers, rows))
@@ -303,7 +345,8 @@ def test_no_number_chooses_what_is_forbidden(num_choices):
 
 @pytest.mark.parametrize("num_choices", [3, 65])
 def test_what_is_not_a_number_still_chooses_a_choice(num_choices):
-    """The update ends in words, where bad numbers are looked for: until then an index must not leave the choices."""
+    """The update ends in words, where bad numbers are looked for: until then an index must not
+    leave the choices."""
     distribution = make_distribution(Discrete(num_choices))
     for outputs in (jnp.full(num_choices, jnp.nan), jnp.zeros(num_choices).at[1].set(jnp.nan)):
         assert 0 <= distribution.choose(jnp.array([0.9]), outputs) < num_choices

@@ -1,4 +1,5 @@
-"""Encoders: sets of neighbours whose order means nothing, networks of one's own, and what is refused."""
+"""Encoders: sets of neighbours whose order means nothing, networks of one's own, and what is
+refused."""
 
 import dataclasses
 import re
@@ -50,8 +51,11 @@ def test_waves_by_hand():
 
 
 def tag_observation(others, present, time):
-    """Lays others [k, 6] and present [k] out as tag_continuous does: feature by feature, the last who is active."""
-    return np.concatenate([np.asarray(others, np.float32).T.ravel(), present, [time]]).astype(np.float32)
+    """Lays others [k, 6] and present [k] out as tag_continuous does: feature by feature, the
+    last who is active."""
+    return np.concatenate([np.asarray(others, np.float32).T.ravel(), present, [time]]).astype(
+        np.float32
+    )
 
 
 def drawn(seed=0):
@@ -67,7 +71,12 @@ def test_an_observation_of_tag_in_its_parts():
 
 def test_padding_of_tag_itself_is_absent():
     """Two agents see at most one other: the rest of the four rows is padding."""
-    sizes = {"num_taggers": 1, "num_runners": 5, "use_full_observation": False, "num_other_agents_observed": 4}
+    sizes = {
+        "num_taggers": 1,
+        "num_runners": 5,
+        "use_full_observation": False,
+        "num_other_agents_observed": 4,
+    }
     env, params = wdjax.make("tag_continuous", **sizes)
     obs, state = env.reset(jax.random.key(0), params)
     assert split_observation(obs["tagger"])[1].all()
@@ -95,7 +104,9 @@ def encoder(request):
     graphdef, params = nnx.split(module)
     leaves, tree = jax.tree.flatten(params)
     keys = jax.random.split(jax.random.key(1), len(leaves))
-    params = tree.unflatten([0.5 * jax.random.normal(k, leaf.shape) for k, leaf in zip(keys, leaves, strict=True)])
+    params = tree.unflatten(
+        [0.5 * jax.random.normal(k, leaf.shape) for k, leaf in zip(keys, leaves, strict=True)]
+    )
     return module, jax.jit(lambda obs: nnx.merge(graphdef, params)(obs))
 
 
@@ -123,7 +134,9 @@ def test_the_absent_have_no_influence(encoder):
 
 
 def test_what_is_split_off_for_the_absent_is_zeros():
-    others, present, own = SetParts(SPACE, split_observation)(jnp.asarray(tag_observation(*drawn())))
+    others, present, own = SetParts(SPACE, split_observation)(
+        jnp.asarray(tag_observation(*drawn()))
+    )
     np.testing.assert_array_equal(others[2], 0)
     np.testing.assert_allclose(others[1, :6], drawn()[0][1], rtol=1e-6)
     assert (others.shape, present.shape, own.shape) == ((5, 7), (5,), (1,))
@@ -143,7 +156,9 @@ def test_gradients_are_finite_where_nobody_is(encoder):
 def test_leading_axes(encoder):
     obs = np.stack([tag_observation(*drawn(seed)) for seed in range(6)])
     one_by_one = np.stack([encoder[1](row) for row in obs])
-    np.testing.assert_allclose(encoder[1](obs.reshape(2, 3, -1)), one_by_one.reshape(2, 3, 9), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        encoder[1](obs.reshape(2, 3, -1)), one_by_one.reshape(2, 3, 9), rtol=1e-5, atol=1e-6
+    )
 
 
 def test_pools_by_hand():
@@ -167,14 +182,20 @@ def test_attention_against_numpy():
 
     seen = np.concatenate([others[here], np.ones((4, 1))], axis=1)
     features = np.maximum(linear(module.phi.layer_0, seen), 0)
-    query, key, value = linear(module.query, own), linear(module.key, features), linear(module.value, features)
+    query, key, value = (
+        linear(module.query, own),
+        linear(module.key, features),
+        linear(module.value, features),
+    )
     heads = []
     for head in (slice(0, 2), slice(2, 4)):
         score = key[:, head] @ query[head] / np.sqrt(2)
         weight = np.exp(score) / np.exp(score).sum()
         heads.append(weight @ value[:, head])
     expected = np.concatenate([*heads, own])
-    np.testing.assert_allclose(module(jnp.asarray(tag_observation(others, present, time))), expected, rtol=1e-4)
+    np.testing.assert_allclose(
+        module(jnp.asarray(tag_observation(others, present, time))), expected, rtol=1e-4
+    )
 
 
 def test_the_type_of_an_agent_is_ones_own():
@@ -208,26 +229,38 @@ def test_own_network_is_found_by_name_and_by_path(names):
     register_encoder("doubled", Doubled)
     assert encoder_class("doubled") is Doubled
     assert encoder_class(f"{__name__}:Doubled") is Doubled
-    again = type("Doubled", (Doubled,), {"__qualname__": "Doubled"})  # as in a notebook's cell run twice
+    # as in a notebook's cell run twice
+    again = type("Doubled", (Doubled,), {"__qualname__": "Doubled"})
     register_encoder("doubled", again)
     assert encoder_class("doubled") is again
-    with pytest.raises(ValueError, match=r"name = 'flat': must be a name that is not used by another encoder"):
+    with pytest.raises(
+        ValueError, match=r"name = 'flat': must be a name that is not used by another encoder"
+    ):
         register_encoder("flat", Doubled)
     for name in ("", "a:b", 3):
         with pytest.raises(ValueError, match=f"name = {name!r}: must be a name without ':'"):
             register_encoder(name, Doubled)
-    with pytest.raises(TypeError, match=r"encoder 'plain': must be a subclass of flax.nnx.Module, not <class 'dict'>"):
+    with pytest.raises(
+        TypeError,
+        match=r"encoder 'plain': must be a subclass of flax.nnx.Module, not <class 'dict'>",
+    ):
         register_encoder("plain", dict)
 
 
 def test_own_network_acts_and_learns(names):
     register_encoder("doubled", Doubled)
-    network = dataclasses.replace(NETWORK, hidden_sizes=(), encoder="doubled", encoder_options={"width": 4})
-    learner = make_learner(tiny_config("probe_signal", {"agent": tiny_policy("A2C", network=network)}))
+    network = dataclasses.replace(
+        NETWORK, hidden_sizes=(), encoder="doubled", encoder_options={"width": 4}
+    )
+    learner = make_learner(
+        tiny_config("probe_signal", {"agent": tiny_policy("A2C", network=network)})
+    )
     first = learner.init(jax.random.key(0))
     assert first.policies["agent"].params["trunk"]["encoder"]["layer"]["kernel"].shape == (2, 4)
     state, _ = learner.update(first)
-    kernels = [s.policies["agent"].params["trunk"]["encoder"]["layer"]["kernel"] for s in (first, state)]
+    kernels = [
+        s.policies["agent"].params["trunk"]["encoder"]["layer"]["kernel"] for s in (first, state)
+    ]
     assert np.any(kernels[0] != kernels[1])
 
 
@@ -237,10 +270,22 @@ def test_own_network_acts_and_learns(names):
         ("flatt", {}, r"net\.encoder = 'flatt': did you mean 'flat'\?"),
         ("nowhere:Class", {}, r"net\.encoder 'nowhere:Class': No module named 'nowhere'"),
         ("math:Class", {}, r"net\.encoder 'math:Class': module 'math' has no attribute 'Class'"),
-        (":Class", {}, r"net\.encoder = ':Class': must be \"package\.module:Name\", a full import path"),
+        (
+            ":Class",
+            {},
+            r"net\.encoder = ':Class': must be \"package\.module:Name\", a full import path",
+        ),
         ("math:floor", {}, r"net\.encoder 'math:floor': must be a subclass of flax\.nnx\.Module"),
-        ("deep_sets", {"widht": 8}, r"option in net\.encoder_options of 'deep_sets' 'widht': did you mean 'width'\?"),
-        ("flat", {"rngs": 8}, r"option in net\.encoder_options of 'flat' 'rngs': known names: none"),
+        (
+            "deep_sets",
+            {"widht": 8},
+            r"option in net\.encoder_options of 'deep_sets' 'widht': did you mean 'width'\?",
+        ),
+        (
+            "flat",
+            {"rngs": 8},
+            r"option in net\.encoder_options of 'flat' 'rngs': known names: none",
+        ),
         ("flat", {"observation_space": 8}, r"'observation_space': known names: none"),
     ],
 )
@@ -278,13 +323,19 @@ def broken(name):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("no width", r"must set num_features, the width of its output, to a whole number, not None"),
+        (
+            "no width",
+            r"must set num_features, the width of its output, to a whole number, not None",
+        ),
         ("float width", r"must set num_features, .* not 3\.0"),
         ("statistics", r"norm\.mean is of type BatchStat; only nnx\.Param is stored and trained"),
         ("array", r"scale is of type .*Array; only nnx\.Param"),
         ("fails", r"with encoder_options \{\}: 'no such thing'"),
         ("one axis", r"must accept any leading axes, but fails for \(2, 3\)"),
-        ("other width", r"returns \(4, 2\) for observations with leading axes \(4,\); must return \(4, 3\)"),
+        (
+            "other width",
+            r"returns \(4, 2\) for observations with leading axes \(4,\); must return \(4, 3\)",
+        ),
     ],
 )
 def test_who_breaks_the_contract_is_told(names, name, words):
@@ -292,7 +343,11 @@ def test_who_breaks_the_contract_is_told(names, name, words):
     with pytest.raises(TypeError, match=r"net\.encoder 'broken'.*" + words):
         check_encoder("net", NetworkConfig(encoder="broken"), Box(shape=(2,)))
     with pytest.raises(TypeError, match=r"policies\.agent\.network\.encoder 'broken'"):
-        make_learner(tiny_config("probe_signal", {"agent": PolicyConfig(network=NetworkConfig(encoder="broken"))}))
+        make_learner(
+            tiny_config(
+                "probe_signal", {"agent": PolicyConfig(network=NetworkConfig(encoder="broken"))}
+            )
+        )
 
 
 @pytest.mark.parametrize(
@@ -301,7 +356,11 @@ def test_who_breaks_the_contract_is_told(names, name, words):
         ("deep_sets", {"pool": "men"}, r"unknown pool 'men': did you mean 'mean'\?"),
         ("deep_sets", {"depth": 0}, r"depth = 0: must be at least 1"),
         ("deep_sets", {"width": 1.5}, r"width = 1\.5: must be a whole number"),
-        ("deep_sets", {"split": "nowhere:split"}, r"encoder_options\.split 'nowhere:split': No module named"),
+        (
+            "deep_sets",
+            {"split": "nowhere:split"},
+            r"encoder_options\.split 'nowhere:split': No module named",
+        ),
         ("attention", {"num_heads": 3}, r"num_heads = 3: must be a divisor of width = 64"),
         ("attention", {"num_heads": 0}, r"num_heads = 0: must be at least 1"),
     ],
@@ -312,7 +371,9 @@ def test_wrong_options_of_sets_are_refused(encoder, options, words):
 
 
 def test_a_set_is_refused_where_the_observation_is_none():
-    with pytest.raises(TypeError, match=r"length of an observation = 2: must be 7 per other agent plus 1"):
+    with pytest.raises(
+        TypeError, match=r"length of an observation = 2: must be 7 per other agent plus 1"
+    ):
         check_encoder("net", NetworkConfig(encoder="deep_sets"), Box(shape=(2,)), split_observation)
 
 
@@ -320,6 +381,7 @@ def test_sets_must_see_raw_numbers():
     """Shifted by a mean, the zeros that tell who is absent would be none."""
     policy = PolicyConfig(network=NetworkConfig(encoder="attention"), normalize_observation=True)
     with pytest.raises(
-        ValueError, match=r"policies\.agent\.normalize_observation = True: must be false with .*attention"
+        ValueError,
+        match=r"policies\.agent\.normalize_observation = True: must be false with .*attention",
     ):
         make_learner(tiny_config("probe_signal", {"agent": policy}))

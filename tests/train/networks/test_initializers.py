@@ -17,13 +17,18 @@ def test_numbers_are_those_of_flax(shape):
     keys = jax.random.split(jax.random.key(0), 3)
     alone = [nnx.initializers.orthogonal(2.0)(key, shape, jnp.float32) for key in keys]
     np.testing.assert_array_equal([orthogonal(2.0)(key, shape) for key in keys], alone)
-    np.testing.assert_array_equal(jax.vmap(functools.partial(orthogonal(2.0), shape=shape))(keys), alone)
+    np.testing.assert_array_equal(
+        jax.vmap(functools.partial(orthogonal(2.0), shape=shape))(keys), alone
+    )
 
 
 def decomposed(jaxpr):
-    """Returns the number of axes of every matrix that a program decomposes, those of its inner programs too."""
+    """Returns the number of axes of every matrix that a program decomposes, those of its inner
+    programs too."""
     found = [
-        equation.invars[0].aval.ndim for equation in jaxpr.eqns if equation.primitive.name in ("geqrf", "geqp3", "qr")
+        equation.invars[0].aval.ndim
+        for equation in jaxpr.eqns
+        if equation.primitive.name in ("geqrf", "geqp3", "qr")
     ]
     for equation in jaxpr.eqns:
         for value in jax.tree.leaves(list(equation.params.values())):
@@ -37,8 +42,15 @@ def test_population_decomposes_one_matrix_at_a_time(encoder):
     """In batches they hang on a CPU with two cores (jaxlib 0.10.2)."""
     network = NetworkConfig(hidden_sizes=(4, 4), recurrent_size=3, encoder=encoder)
     policies = {name: PolicyConfig(network=network) for name in ("tagger", "runner")}
-    env_params = {"num_taggers": 2, "num_runners": 2, "use_full_observation": False, "num_other_agents_observed": 2}
-    learner = make_learner(TrainConfig("tag_continuous", policies, env_params, num_envs=2, rollout_length=2))
+    env_params = {
+        "num_taggers": 2,
+        "num_runners": 2,
+        "use_full_observation": False,
+        "num_other_agents_observed": 2,
+    }
+    learner = make_learner(
+        TrainConfig("tag_continuous", policies, env_params, num_envs=2, rollout_length=2)
+    )
     program = jax.make_jaxpr(jax.vmap(learner.init))(jax.random.split(jax.random.key(0), 3))
     axes = decomposed(program.jaxpr)
     assert len(axes) >= 2 * 5

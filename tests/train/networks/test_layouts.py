@@ -1,4 +1,5 @@
-"""Who is whom in an observation: the game says it, an option may say otherwise, and encoders of sets must know."""
+"""Who is whom in an observation: the game says it, an option may say otherwise, and encoders of
+sets must know."""
 
 import dataclasses
 
@@ -41,7 +42,9 @@ def time_is_other(obs):
 
 def learner_of(game, encoder="deep_sets", policy=None, **options):
     wdjax.register("told", game, replace=True)
-    network = dataclasses.replace(NETWORK, hidden_sizes=(), encoder=encoder, encoder_options=options)
+    network = dataclasses.replace(
+        NETWORK, hidden_sizes=(), encoder=encoder, encoder_options=options
+    )
     policy = dataclasses.replace(policy or tiny_policy("A2C"), network=network)
     return make_learner(tiny_config("told", {"agent": policy}, env_params={"by_match": 1.0}))
 
@@ -50,13 +53,17 @@ def assert_equal(one, other):
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(one), jax.device_get(other))
 
 
-@pytest.mark.parametrize("encoder", [pytest.param(name, marks=pytest.mark.slow) for name in ("deep_sets", "attention")])
+@pytest.mark.parametrize(
+    "encoder", [pytest.param(name, marks=pytest.mark.slow) for name in ("deep_sets", "attention")]
+)
 def test_the_games_word_is_the_option_that_nobody_gave(encoder):
     told = learner_of(Told, encoder, width=16)
     named = learner_of(Signal, encoder, width=16, split=f"{__name__}:signal_is_other")
     first, same = (learner.init(KEY).policies["agent"].params for learner in (told, named))
     assert_equal(first, same)
-    after, alike = (learner.update(learner.init(KEY))[0].policies["agent"].params for learner in (told, named))
+    after, alike = (
+        learner.update(learner.init(KEY))[0].policies["agent"].params for learner in (told, named)
+    )
     assert_equal(after, alike)
     kernels = [params["trunk"]["encoder"]["phi"]["layer_0"]["kernel"] for params in (first, after)]
     assert np.any(kernels[0] != kernels[1])
@@ -83,14 +90,20 @@ def test_an_option_stands_before_the_games_word():
 
 
 def test_ddpg_sees_it_too():
-    params = jax.eval_shape(learner_of(ToldBox, policy=tiny_ddpg(), width=4).init, KEY).policies["agent"].params
+    params = (
+        jax.eval_shape(learner_of(ToldBox, policy=tiny_ddpg(), width=4).init, KEY)
+        .policies["agent"]
+        .params
+    )
     assert params["actor"]["trunk"]["encoder"]["phi"]["layer_0"]["kernel"].shape == (1, 4)
 
 
 def test_a_set_needs_to_know_who_is_whom():
     words = "Signal does not define how to split observations into agents. Add a method split_observation, or name a"
     for encoder in ("deep_sets", "attention"):
-        with pytest.raises(ValueError, match=rf"^policies\.agent\.network\.encoder = '{encoder}': {words}"):
+        with pytest.raises(
+            ValueError, match=rf"^policies\.agent\.network\.encoder = '{encoder}': {words}"
+        ):
             learner_of(Signal, encoder)
 
 
@@ -123,7 +136,9 @@ def test_encoders_of_ones_own_ask_for_it(encoder, told, without, monkeypatch):
     monkeypatch.setattr("wdjax.train.networks.encoders.ENCODERS", {})
     register_encoder("own", encoder)
     config = dataclasses.replace(NETWORK, encoder="own")
-    assert with_layout(config, time_is_other).encoder_options == ({"split": time_is_other} if told else {})
+    assert with_layout(config, time_is_other).encoder_options == (
+        {"split": time_is_other} if told else {}
+    )
     assert with_layout(config, None) is config
     if without is None:
         with pytest.raises(ValueError, match="does not define how to split observations"):
@@ -133,7 +148,8 @@ def test_encoders_of_ones_own_ask_for_it(encoder, told, without, monkeypatch):
 
 
 def test_a_game_defined_anew_with_another_layout_is_another_program():
-    """As when a notebook's cell runs again: what one has learned must not be played by the other's layout."""
+    """As when a notebook's cell runs again: what one has learned must not be played by the
+    other's layout."""
 
     class Other(Told):
         def split_observation(self, obs):
@@ -142,10 +158,13 @@ def test_a_game_defined_anew_with_another_layout_is_another_program():
     told, other = (learner_of(cls, width=1, depth=1) for cls in (Told, Other))
     state = told.init(KEY)
     params = jax.tree.map(jnp.zeros_like, state.policies["agent"].params)
-    params["trunk"]["encoder"]["phi"]["layer_0"]["bias"] = jnp.ones(1)  # what is pooled is 1 where somebody is present
-    params["policy_head"]["kernel"] = jnp.array([[0.0, 20.0], [0.0, 0.0]])  # then the second action, else the first
+    # what is pooled is 1 where somebody is present
+    params["trunk"]["encoder"]["phi"]["layer_0"]["bias"] = jnp.ones(1)
+    # then the second action, else the first
+    params["policy_head"]["kernel"] = jnp.array([[0.0, 20.0], [0.0, 0.0]])
     params["policy_head"]["bias"] = jnp.array([10.0, 0.0])
     state = state.replace(policies={"agent": state.policies["agent"].replace(params=params)})
     cells = cross_play(told, state, KEY, 16, greedy=True, opponents=[Player("other", other, state)])
     np.testing.assert_array_equal(cells["trained",].episode_return["agent"], 1.0)
-    assert set(cells["other",].episode_return["agent"]) == {-1.0, 1.0}  # time is always present: the second action
+    # time is always present: the second action
+    assert set(cells["other",].episode_return["agent"]) == {-1.0, 1.0}

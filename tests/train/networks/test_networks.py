@@ -14,14 +14,23 @@ from wdjax.train.networks.encoders import encode, encoded_size
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
-FORM = Dict({
-    "b": Box(-1.0, 1.0, (2, 2)), "action_mask": MultiDiscrete((2, 2)), "a": Discrete(3), "c": MultiDiscrete((2, 3)),
-    "inner": Dict({"x": Box(0.0, 9.0)}),
-})  # fmt: skip
+FORM = Dict(
+    {
+        "b": Box(-1.0, 1.0, (2, 2)),
+        "action_mask": MultiDiscrete((2, 2)),
+        "a": Discrete(3),
+        "c": MultiDiscrete((2, 3)),
+        "inner": Dict({"x": Box(0.0, 9.0)}),
+    }
+)
 FILLED = {
-    "a": jnp.array(2), "b": jnp.array([[1.0, 2.0], [3.0, 4.0]]), "c": jnp.array([1, 0]), "inner": {"x": jnp.array(7.0)},
-}  # fmt: skip
-ROW = [1, 2, 3, 4, 0, 0, 1, 0, 1, 1, 0, 0, 7]  # in the order of the space; one-hot where discrete; no mask
+    "a": jnp.array(2),
+    "b": jnp.array([[1.0, 2.0], [3.0, 4.0]]),
+    "c": jnp.array([1, 0]),
+    "inner": {"x": jnp.array(7.0)},
+}
+# in the order of the space; one-hot where discrete; no mask
+ROW = [1, 2, 3, 4, 0, 0, 1, 0, 1, 1, 0, 0, 7]
 
 
 def test_encode_by_hand():
@@ -31,14 +40,18 @@ def test_encode_by_hand():
 
 def test_encode_keeps_leading_axes():
     many = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (5, 3, *leaf.shape)), FILLED)
-    np.testing.assert_array_equal(encode(FORM, many), np.broadcast_to(np.array(ROW, np.float32), (5, 3, len(ROW))))
+    np.testing.assert_array_equal(
+        encode(FORM, many), np.broadcast_to(np.array(ROW, np.float32), (5, 3, len(ROW)))
+    )
 
 
 def test_encode_turns_integers_to_floats():
     assert encode(Box(0, 9, (2,), jnp.int32), jnp.array([1, 2])).dtype == jnp.float32
 
 
-@pytest.mark.parametrize("space", [Discrete(4), MultiDiscrete((2, 2)), Box(shape=(4,)), Box(shape=(2, 2))])
+@pytest.mark.parametrize(
+    "space", [Discrete(4), MultiDiscrete((2, 2)), Box(shape=(4,)), Box(shape=(2, 2))]
+)
 def test_encoded_size_of_each_kind(space):
     assert encoded_size(space) == 4
 
@@ -55,14 +68,19 @@ CHOICES = Categorical((2, 3), scalar=False)
 
 
 def make(distribution=CHOICES, **changes):
-    build = lambda: ActorCritic(Box(shape=(4,)), distribution, NetworkConfig(**changes), rngs=nnx.Rngs(0))  # noqa: E731
+    def build():
+        return ActorCritic(
+            Box(shape=(4,)), distribution, NetworkConfig(**changes), rngs=nnx.Rngs(0)
+        )
+
     network = nnx.jit(build)()
     graphdef, params = nnx.split(network, nnx.Param)
     return jax.jit(lambda params, obs: nnx.merge(graphdef, params)(obs)[:2]), params
 
 
 def moved_by(part, apply, params):
-    """Returns the names of the parameters that the sum of the outputs (0) or the value (1) depends on."""
+    """Returns the names of the parameters that the sum of the outputs (0) or the value (1)
+    depends on."""
     obs = jnp.linspace(-1, 1, 4)
     gradient = jax.jit(jax.grad(lambda params: jnp.sum(jnp.sin(apply(params, obs)[part]))))(params)
     return {path[0] for path, leaf in nnx.to_flat_state(gradient) if np.any(np.asarray(leaf[...]))}
@@ -112,12 +130,18 @@ def test_activation(activation):
     apply, params = make(hidden_sizes=(4,), activation=activation)
     params["trunk"]["mlp"]["layer_0"]["kernel"][...] = jnp.eye(4)
     params["value_head"]["kernel"][...] = jnp.array([[1.0], [0], [0], [0]])
-    expected = {"relu": 0, "tanh": np.tanh(-0.5), "gelu": -0.1542, "silu": -0.5 / (1 + np.exp(0.5))}[activation]
+    expected = {
+        "relu": 0,
+        "tanh": np.tanh(-0.5),
+        "gelu": -0.1542,
+        "silu": -0.5 / (1 + np.exp(0.5)),
+    }[activation]
     np.testing.assert_allclose(apply(params, jnp.full(4, -0.5))[1], expected, atol=1e-3)
 
 
 def kernels(initializer):
-    """Returns (the hidden layer [4, 64], the policy head [64, 5], the value head [64, 1]) of a new network."""
+    """Returns (the hidden layer [4, 64], the policy head [64, 5], the value head [64, 1]) of a
+    new network."""
     params = make(hidden_sizes=(64,), initializer=initializer)[1]
     assert np.all(np.asarray(params["trunk"]["mlp"]["layer_0"]["bias"][...]) == 0)
     parts = (params["trunk"]["mlp"]["layer_0"], params["policy_head"], params["value_head"])
@@ -131,9 +155,13 @@ def test_orthogonal_initializer_and_its_gains():
     np.testing.assert_allclose(value.T @ value, [[1]], atol=1e-5)
 
 
-@pytest.mark.parametrize(("initializer", "deviation"), [
-    ("xavier", lambda inputs, outputs: np.sqrt(2 / (inputs + outputs))), ("lecun", lambda inputs, _: inputs**-0.5),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("initializer", "deviation"),
+    [
+        ("xavier", lambda inputs, outputs: np.sqrt(2 / (inputs + outputs))),
+        ("lecun", lambda inputs, _: inputs**-0.5),
+    ],
+)
 def test_initializer(initializer, deviation):
     for kernel in kernels(initializer):
         expected = deviation(*kernel.shape)
@@ -145,7 +173,9 @@ def test_initializer(initializer, deviation):
 def test_bfloat16_rounds_the_hidden_layers_and_nothing_else():
     def made(dtype):
         config = NetworkConfig(hidden_sizes=(16, 16), activation="tanh", compute_dtype=dtype)
-        return nnx.jit(lambda: ActorCritic(Box(-1.0, 1.0, (5,)), CHOICES, config, rngs=nnx.Rngs(0)))()
+        return nnx.jit(
+            lambda: ActorCritic(Box(-1.0, 1.0, (5,)), CHOICES, config, rngs=nnx.Rngs(0))
+        )()
 
     exact, rounded = made("float32"), made("bfloat16")
     obs = jax.random.normal(jax.random.key(1), (7, 5))
@@ -156,7 +186,9 @@ def test_bfloat16_rounds_the_hidden_layers_and_nothing_else():
         error = np.max(np.abs(np.subtract(ours, theirs)))
         assert 0 < error < 0.02 * max(1.0, np.max(np.abs(theirs)))
     state = nnx.state(rounded, nnx.Param)
-    grads = jax.jit(jax.grad(lambda state: jnp.sum(nnx.merge(nnx.graphdef(rounded), state)(obs)[1])))(state)
+    grads = jax.jit(
+        jax.grad(lambda state: jnp.sum(nnx.merge(nnx.graphdef(rounded), state)(obs)[1]))
+    )(state)
     parameters = nnx.to_pure_dict(state), nnx.to_pure_dict(grads)
     assert {leaf.dtype for leaf in jax.tree.leaves(parameters)} == {jnp.dtype("float32")}
     hidden = rounded.trunk.mlp.layer_1(rounded.trunk.mlp.activation(rounded.trunk.mlp.layer_0(obs)))
@@ -165,7 +197,9 @@ def test_bfloat16_rounds_the_hidden_layers_and_nothing_else():
 
 @pytest.mark.parametrize("shared_trunk", [True, False])
 def test_hidden_layers_of_heads_stand_after_the_cell(shared_trunk):
-    config = NetworkConfig((5,), "tanh", shared_trunk=shared_trunk, recurrent_size=6, head_hidden_sizes=(3, 2))
+    config = NetworkConfig(
+        (5,), "tanh", shared_trunk=shared_trunk, recurrent_size=6, head_hidden_sizes=(3, 2)
+    )
     network = nnx.jit(lambda: ActorCritic(Box(shape=(4,)), CHOICES, config, rngs=nnx.Rngs(0)))()
     obs, carry = jnp.linspace(-1.0, 1.0, 4)[None], empty_carry(config, (1,))
     outputs, value, (after, _) = network(obs, carry)

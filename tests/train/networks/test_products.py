@@ -24,7 +24,12 @@ def test_product_and_its_gradients(case):
     rng = np.random.default_rng(0)
     shapes = ((*leading, num_inputs), (num_inputs, num_outputs), (*leading, num_outputs))
     inputs, kernel, cotangent = (rng.normal(size=shape).astype(np.float32) for shape in shapes)
-    layer = lambda: nnx.Linear(num_inputs, num_outputs, use_bias=False, dot_general=product, rngs=nnx.Rngs(0))  # noqa: E731
+
+    def layer():
+        return nnx.Linear(
+            num_inputs, num_outputs, use_bias=False, dot_general=product, rngs=nnx.Rngs(0)
+        )
+
     graph = nnx.graphdef(nnx.eval_shape(layer))
 
     def apply(inputs, kernel):
@@ -40,7 +45,9 @@ def test_product_and_its_gradients(case):
     expected = x @ w, d @ w.T, rows.T @ d_rows
     for array, right in zip(both(inputs, kernel), expected, strict=True):
         assert array.shape == right.shape
-        np.testing.assert_allclose(array, right, rtol=1e-4, atol=1e-4 * max(np.abs(right).max(initial=0), 1))
+        np.testing.assert_allclose(
+            array, right, rtol=1e-4, atol=1e-4 * max(np.abs(right).max(initial=0), 1)
+        )
 
 
 @pytest.mark.parametrize("case", ["a head", "few rows"])
@@ -58,18 +65,30 @@ def test_the_gradient_keeps_its_form(case):
 
 
 def sums_over_rows(function, kernel):
-    """Returns the products of a program that are like a kernel, and sums over the first axis of what is on the left."""
+    """Returns the products of a program that are like a kernel, and sums over the first axis of
+    what is on the left."""
     lines = function.lower(kernel).compile().as_text().splitlines()
     like = "f32[" + ",".join(map(str, kernel.shape)) + "]"
-    return [line for line in lines if f"{like}{{1,0}} dot(" in line and "lhs_contracting_dims={0}" in line]
+    return [
+        line
+        for line in lines
+        if f"{like}{{1,0}} dot(" in line and "lhs_contracting_dims={0}" in line
+    ]
 
 
 def test_product_under_vmap_and_forward_mode():
     rng = np.random.default_rng(1)
-    inputs, kernels = (rng.normal(size=shape).astype(np.float32) for shape in ((2, 7, 6), (2, 6, 4)))
-    times = lambda inputs, kernel: product(inputs, kernel, (((1,), (0,)), ((), ())))  # noqa: E731
+    inputs, kernels = (
+        rng.normal(size=shape).astype(np.float32) for shape in ((2, 7, 6), (2, 6, 4))
+    )
+
+    def times(inputs, kernel):
+        return product(inputs, kernel, (((1,), (0,)), ((), ())))
+
     expected = np.einsum("bri,bio->bro", inputs, kernels)
     np.testing.assert_allclose(jax.jit(jax.vmap(times))(inputs, kernels), expected, rtol=1e-5)
-    _, tangent = jax.jit(lambda *pairs: jax.jvp(times, *pairs))((inputs[0], kernels[0]), (inputs[1], kernels[1]))
+    _, tangent = jax.jit(lambda *pairs: jax.jvp(times, *pairs))(
+        (inputs[0], kernels[0]), (inputs[1], kernels[1])
+    )
     right = inputs[1] @ kernels[0] + inputs[0] @ kernels[1]
     np.testing.assert_allclose(tangent, right, rtol=1e-4, atol=1e-5)

@@ -41,7 +41,9 @@ def contents(folder):
 
 def data_file(checkpoint):
     """The largest file: the arrays."""
-    return max((path for path in (checkpoint / "state").rglob("d/*")), key=lambda path: path.stat().st_size)
+    return max(
+        (path for path in (checkpoint / "state").rglob("d/*")), key=lambda path: path.stat().st_size
+    )
 
 
 def test_a_checkpoint_holds_what_the_host_needs(whole_run):
@@ -55,13 +57,16 @@ def test_a_checkpoint_holds_what_the_host_needs(whole_run):
 
 
 @pytest.mark.parametrize("sizes", [pytest.param(True, marks=pytest.mark.slow), False])
-def test_a_truncated_newest_checkpoint_is_set_aside_and_the_run_ends_the_same(sizes, whole_run, run, capsys):
+def test_a_truncated_newest_checkpoint_is_set_aside_and_the_run_ends_the_same(
+    sizes, whole_run, run, capsys
+):
     for broken in (run / "checkpoints" / "6" / "state").rglob("d/*"):  # not each is always needed
         broken.write_bytes(broken.read_bytes()[:100])
     if not sizes:  # the run was killed before it noted them
         (run / "checkpoints" / "6" / SIZES).unlink()
     before = contents(run / "checkpoints" / "6")
-    (run / "checkpoints" / "3.orbax-checkpoint-tmp" / "state").mkdir(parents=True)  # killed while it saved, too
+    # killed while it saved, too
+    (run / "checkpoints" / "3.orbax-checkpoint-tmp" / "state").mkdir(parents=True)
     with pytest.raises(DamagedCheckpointError, match=r"checkpoints/6 .*damaged"):
         load_run(run)
     assert int(load_run(run, num_updates=4)[1].num_updates) == 4
@@ -72,13 +77,22 @@ def test_a_truncated_newest_checkpoint_is_set_aside_and_the_run_ends_the_same(si
     assert not sizes or "has 100 of" in words
     assert said.err == ""
     assert contents(run / "checkpoints" / "damaged-6") == before
-    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["2", "4", "6", "damaged-6"]
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == [
+        "2",
+        "4",
+        "6",
+        "damaged-6",
+    ]
     assert_same_run(whole_run, run)
 
 
 def test_whatever_file_is_damaged_no_wrong_number_is_read(whole_run, tmp_path):
-    """With the sizes noted a missing or shorter file is named; without, orbax refuses, or had no need of it."""
-    original, like = whole_run / "checkpoints" / "6", abstract_state(make_learner(small_config(**KEPT)).setup)
+    """With the sizes noted a missing or shorter file is named; without, orbax refuses, or had
+    no need of it."""
+    original, like = (
+        whole_run / "checkpoints" / "6",
+        abstract_state(make_learner(small_config(**KEPT)).setup),
+    )
     expected = numbers(load_run(whole_run)[1])
     for name in set(files_of(original)) - {SIZES}:
         length = (original / name).stat().st_size
@@ -93,7 +107,11 @@ def test_whatever_file_is_damaged_no_wrong_number_is_read(whole_run, tmp_path):
             with contextlib.ExitStack() as stack:
                 manager = stack.enter_context(open_checkpoints(tmp_path / "checkpoints", keep=None))
                 if sizes:
-                    stack.enter_context(pytest.raises(DamagedCheckpointError, match=f"damaged: {name} (is miss|has)"))
+                    stack.enter_context(
+                        pytest.raises(
+                            DamagedCheckpointError, match=f"damaged: {name} (is miss|has)"
+                        )
+                    )
                 else:
                     stack.enter_context(contextlib.suppress(DamagedCheckpointError))
                 for a, b in zip(numbers(restore(manager, 6, like)[0]), expected, strict=True):
@@ -112,7 +130,10 @@ def test_where_no_checkpoint_can_be_read_nothing_is_touched(run):
 
 @pytest.mark.parametrize(
     ("name", "value", "words"),
-    [("network.hidden_sizes", [4], r"hidden_sizes = \[4\]: .* saved with \[8\]"), ("clip", 0.3, r"clip = 0.3: .* 0.2")],
+    [
+        ("network.hidden_sizes", [4], r"hidden_sizes = \[4\]: .* saved with \[8\]"),
+        ("clip", 0.3, r"clip = 0.3: .* 0.2"),
+    ],
 )
 def test_a_foreign_checkpoint_is_refused_even_where_it_would_fit(name, value, words, run, tmp_path):
     config = small_config(**KEPT, **{f"policies.agent.{name}": value})
@@ -130,7 +151,9 @@ def test_checkpoints_without_their_config_are_a_run_too(run):
     (run / "config.yaml").unlink()
     with pytest.raises(FileExistsError, match="already contains a run"):
         Trainer(small_config(**KEPT), run)
-    with pytest.raises(FileNotFoundError, match=r"config.yaml is missing. Restore it from a checkpoint"):
+    with pytest.raises(
+        FileNotFoundError, match=r"config.yaml is missing. Restore it from a checkpoint"
+    ):
         Trainer(small_config(**KEPT), run, resume=True)
     assert not (run / "config.yaml").exists()
     found = json.loads((run / "checkpoints" / "6" / "host" / "metadata").read_text())["config"]
@@ -140,7 +163,8 @@ def test_checkpoints_without_their_config_are_a_run_too(run):
 
 @contextlib.contextmanager
 def files_of_at_most(size):
-    """What a full disk does: the system refuses to write more (EFBIG; Python has it raised, not kill)."""
+    """What a full disk does: the system refuses to write more (EFBIG; Python has it raised, not
+    kill)."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -151,11 +175,21 @@ def files_of_at_most(size):
 
 @pytest.mark.parametrize(
     ("more", "words"),
-    [(15_000, r"could not save a checkpoint in .*/checkpoints \(File too large\)\. The checkpoint of 2 updates"),
-     pytest.param(100, r"could not write .*/metrics.jsonl \(File too large\)", marks=pytest.mark.slow)],
-)  # fmt: skip
-def test_a_full_disk_ends_the_run_and_the_last_checkpoint_is_whole(more, words, whole_run, tmp_path, capfd):
-    """The metrics of three more chunks take less than 15 kB, a checkpoint's description of its arrays 20."""
+    [
+        (
+            15_000,
+            r"could not save a checkpoint in .*/checkpoints \(File too large\)\. The checkpoint of 2 updates",
+        ),
+        pytest.param(
+            100, r"could not write .*/metrics.jsonl \(File too large\)", marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_a_full_disk_ends_the_run_and_the_last_checkpoint_is_whole(
+    more, words, whole_run, tmp_path, capfd
+):
+    """The metrics of three more chunks take less than 15 kB, a checkpoint's description of its
+    arrays 20."""
     config, folder = small_config(**KEPT | {"keep_checkpoints": 1}), tmp_path / "run"
     with contextlib.ExitStack() as stack:
 
@@ -163,7 +197,9 @@ def test_a_full_disk_ends_the_run_and_the_last_checkpoint_is_whole(more, words, 
             if row["updates"] == 3:
                 while not (folder / "checkpoints" / "2").exists():  # in the background
                     time.sleep(0.01)
-                stack.enter_context(files_of_at_most((folder / "metrics.jsonl").stat().st_size + more))
+                stack.enter_context(
+                    files_of_at_most((folder / "metrics.jsonl").stat().st_size + more)
+                )
 
         with pytest.raises(OSError, match=words):
             Trainer(config, folder, callbacks=[fill], quiet=True).train()
@@ -172,7 +208,8 @@ def test_a_full_disk_ends_the_run_and_the_last_checkpoint_is_whole(more, words, 
     assert len(read_metrics(folder / "metrics.jsonl")) >= 3
     Trainer(config, folder, resume=True, quiet=True).train()
     assert_same_run(whole_run, folder)
-    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["6"]  # nothing half done is left
+    # nothing half done is left
+    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["6"]
 
 
 def test_a_folder_that_cannot_be_written(run):
@@ -231,7 +268,8 @@ def test_a_reader_whose_checkpoint_is_cleaned_away_takes_the_next(run, monkeypat
 
 
 def test_reading_a_run_writes_nothing(run):
-    (run / "checkpoints" / "8.orbax-checkpoint-tmp").mkdir()  # a run that is training saves at this moment
+    # a run that is training saves at this moment
+    (run / "checkpoints" / "8.orbax-checkpoint-tmp").mkdir()
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
     load_run(run)
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
@@ -260,7 +298,11 @@ def test_metrics_are_cut_back_to_a_checkpoint(tmp_path):
 def test_no_pickle(whole_run, monkeypatch):
     """Nothing that reads a checkpoint could run somebody's code."""
     root = Path(wdjax.__file__).parent
-    sources = [path for folder in ("", "envs", "train", "experiments") for path in (root / folder).glob("**/*.py")]
+    sources = [
+        path
+        for folder in ("", "envs", "train", "experiments")
+        for path in (root / folder).glob("**/*.py")
+    ]
     assert len(sources) > 50
     for source in sources:
         code = source.read_text(encoding="utf8")
@@ -268,7 +310,8 @@ def test_no_pickle(whole_run, monkeypatch):
         assert "allow_pickle=True" not in code, source
     for path in whole_run.rglob("*"):
         if path.is_file():
-            assert path.read_bytes()[:1] != pickle.dumps(0)[:1], path  # every pickle since protocol 2 begins like this
+            # every pickle since protocol 2 begins like this
+            assert path.read_bytes()[:1] != pickle.dumps(0)[:1], path
 
     def refuse(*arguments, **named):
         raise AssertionError("a pickle is read")
@@ -287,10 +330,15 @@ def best_run(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("killed", ["before the best one was whole", "before the checkpoint was whole"])
+@pytest.mark.parametrize(
+    "killed", ["before the best one was whole", "before the checkpoint was whole"]
+)
 def test_a_kill_between_a_best_checkpoint_and_the_run_s_own(killed, best_run, tmp_path):
     whole, best = best_run
-    run, lost = Path(shutil.copytree(whole, tmp_path / "run")), best if "best" in killed else best - 1
+    run, lost = (
+        Path(shutil.copytree(whole, tmp_path / "run")),
+        best if "best" in killed else best - 1,
+    )
     for checkpoint in (run / "checkpoints").iterdir():
         if int(checkpoint.name) > lost:
             shutil.rmtree(checkpoint)
@@ -300,14 +348,17 @@ def test_a_kill_between_a_best_checkpoint_and_the_run_s_own(killed, best_run, tm
     trainer.train()
     assert_same_run(whole, run)
     assert [path.name for path in (run / "best").iterdir()] == [str(best)]
-    for a, b in zip(*(numbers(load_run(folder, best=True)[1]) for folder in (whole, run)), strict=True):
+    for a, b in zip(
+        *(numbers(load_run(folder, best=True)[1]) for folder in (whole, run)), strict=True
+    ):
         np.testing.assert_array_equal(a, b)
     scores = [row["eval/agent/episode_return"] for row in read_metrics(run / "metrics.jsonl")]
     assert trainer.best_score == max(score for score in scores if score is not None)
 
 
 def test_a_better_state_of_a_lost_part_of_the_run_stays_the_best(best_run, tmp_path):
-    """A GPU without --deterministic comes to other numbers: the score must be that of the state which is kept."""
+    """A GPU without --deterministic comes to other numbers: the score must be that of the state
+    which is kept."""
     whole, best = best_run
     run = Path(shutil.copytree(whole, tmp_path / "run"))
     shutil.move(run / "best" / str(best), run / "best" / "99")
@@ -345,7 +396,15 @@ def test_what_threads_say_is_left_out_but_nothing_else(monkeypatch):
     sys.unraisablehook(other)
     assert heard == [other]
     said = [
-        bool(logging.getLogger("asyncio").filter(logging.LogRecord("asyncio", 40, "", 0, words, None, None)))
-        for words in ("never retrieved: OCDBT database", "never retrieved: /6.orbax-checkpoint-tmp", "of the user's")
+        bool(
+            logging.getLogger("asyncio").filter(
+                logging.LogRecord("asyncio", 40, "", 0, words, None, None)
+            )
+        )
+        for words in (
+            "never retrieved: OCDBT database",
+            "never retrieved: /6.orbax-checkpoint-tmp",
+            "of the user's",
+        )
     ]
     assert said == [False, False, True]

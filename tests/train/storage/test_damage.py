@@ -1,4 +1,5 @@
-"""What somebody has deleted, edited or put in the way of a run: said in a sentence that names it, and survived."""
+"""What somebody has deleted, edited or put in the way of a run: said in a sentence that names it,
+and survived."""
 
 import json
 import os
@@ -37,7 +38,9 @@ def go_on(folder, **options):
 
 def edit_host(checkpoint, content):
     """Writes a checkpoint's metadata; its sizes are noted anew, as if it had been saved so."""
-    (checkpoint / "host" / "metadata").write_text(content if isinstance(content, str) else json.dumps(content))
+    (checkpoint / "host" / "metadata").write_text(
+        content if isinstance(content, str) else json.dumps(content)
+    )
     (checkpoint / SIZES).unlink()
 
 
@@ -49,7 +52,9 @@ def host_of(checkpoint):
 
 
 @pytest.mark.parametrize("replaced", [False, True])
-def test_metrics_that_are_deleted_while_a_run_trains_are_written_again(replaced, whole_run, tmp_path, capsys):
+def test_metrics_that_are_deleted_while_a_run_trains_are_written_again(
+    replaced, whole_run, tmp_path, capsys
+):
     """With every line, under the lock: another run is kept out of the folder as before."""
     refused = []
 
@@ -63,14 +68,18 @@ def test_metrics_that_are_deleted_while_a_run_trains_are_written_again(replaced,
             refused.append(refusal(Trainer, trainer.config, trainer.workdir, resume=True))
 
     Trainer(small_config(**KEPT), tmp_path / "run", callbacks=[delete]).train()
-    assert "metrics.jsonl was deleted or replaced during training. It is rewritten" in words_of(capsys)
+    assert "metrics.jsonl was deleted or replaced during training. It is rewritten" in words_of(
+        capsys
+    )
     assert "another run is training there" in refused[0]
     assert_same_run(whole_run, tmp_path / "run")
     assert (tmp_path / "run" / "curves.png").exists()
 
 
 def test_metrics_that_are_deleted_after_the_last_line_are_written_again_too(tmp_path):
-    delete = lambda trainer, row: (trainer.workdir / "metrics.jsonl").unlink()  # noqa: E731
+    def delete(trainer, row):
+        return (trainer.workdir / "metrics.jsonl").unlink()
+
     Trainer(small_config(**KEPT, total_env_steps=128), tmp_path / "run", callbacks=[delete]).train()
     assert [row["updates"] for row in read_metrics(tmp_path / "run" / "metrics.jsonl")] == [1]
 
@@ -120,10 +129,14 @@ def test_a_damaged_best_that_is_newer_than_the_checkpoint_is_set_aside(whole_run
     (newest / "host" / "metadata").write_text("{")
     trainer = go_on(run)
     assert f"Renamed to damaged-{newest.name}" in words_of(capsys)
-    assert sorted(path.name for path in (run / "best").iterdir()) == sorted([newest.name, f"damaged-{newest.name}"])
+    assert sorted(path.name for path in (run / "best").iterdir()) == sorted(
+        [newest.name, f"damaged-{newest.name}"]
+    )
     assert trainer.best_updates == int(newest.name)
     assert_same_run(whole_run, run)
-    for a, b in zip(*(numbers(load_run(folder, best=True)[1]) for folder in (whole_run, run)), strict=True):
+    for a, b in zip(
+        *(numbers(load_run(folder, best=True)[1]) for folder in (whole_run, run)), strict=True
+    ):
         assert (a == b).all()
 
 
@@ -143,7 +156,9 @@ def test_edited_metadata_make_a_damaged_checkpoint(change, words, whole_run, run
     newest = run / "checkpoints" / "6"
     edit_host(newest, change if isinstance(change, str) else host_of(newest) | change)
     go_on(run)
-    assert f"checkpoints/6 is damaged: {words}. Renamed to damaged-6, resuming from 4" in words_of(capsys)
+    assert f"checkpoints/6 is damaged: {words}. Renamed to damaged-6, resuming from 4" in words_of(
+        capsys
+    )
     assert_same_run(whole_run, run)
 
 
@@ -156,7 +171,9 @@ def test_metadata_of_an_older_wdjax_may_lack_what_it_did_not_know(run):
 @pytest.mark.parametrize("content", ["5", "[1, 2]", '{"d": "long"}', "{"])
 def test_sizes_that_are_none_make_a_damaged_checkpoint(content, whole_run, run, capsys):
     (run / "checkpoints" / "6" / SIZES).write_text(content)
-    with pytest.raises(DamagedCheckpointError, match=r"checkpoints/6 is damaged: sizes.json (is not|does not)"):
+    with pytest.raises(
+        DamagedCheckpointError, match=r"checkpoints/6 is damaged: sizes.json (is not|does not)"
+    ):
         load_run(run)
     go_on(run)
     assert "Renamed to damaged-6, resuming from 4 updates" in words_of(capsys)
@@ -176,7 +193,9 @@ def test_where_no_checkpoint_can_be_read_it_says_what_to_do(whole_run, run):
         for file in (checkpoint / "state").rglob("d/*"):
             os.truncate(file, 10)
     words = refusal(go_on, run, quiet=True)
-    assert words.endswith(f"No older one is readable. Move {run}/checkpoints away and use --resume to restart.")
+    assert words.endswith(
+        f"No older one is readable. Move {run}/checkpoints away and use --resume to restart."
+    )
     shutil.move(run / "checkpoints", run / "away")
     shutil.rmtree(run / "best")
     go_on(run, quiet=True)

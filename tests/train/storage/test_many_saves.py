@@ -17,7 +17,8 @@ from wdjax.train.storage.checkpoint import finish, open_checkpoints, restore, sa
 
 @pytest.mark.slow
 def test_a_save_leaves_no_memory_behind(tmp_path):
-    state = {str(i): jnp.arange(3.0) for i in range(12)}  # tensorstore kept four strings for each array
+    # tensorstore kept four strings for each array
+    state = {str(i): jnp.arange(3.0) for i in range(12)}
 
     def blocks_after(steps):
         for step in steps:
@@ -54,10 +55,13 @@ def test_memory_stands_still_from_save_to_save(tmp_path):
     command = [sys.executable, "-c", SAVES, str(tmp_path / "run")]
     printed = subprocess.run(command, check=True, capture_output=True, text=True)
     later = [int(pages) * os.sysconf("SC_PAGE_SIZE") for pages in printed.stdout.split()][50:]
-    assert max(later) - min(later) < 3.1e6  # 3.8 to 4.1 MB while tensorstore compressed; 2.2 to 2.4 now
+    # 3.8 to 4.1 MB while tensorstore compressed; 2.2 to 2.4 now
+    assert max(later) - min(later) < 3.1e6
 
 
-@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="another C library than glibc")
+@pytest.mark.skipif(
+    not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="another C library than glibc"
+)
 def test_a_save_gives_back_what_was_freed_below_something_in_use(tmp_path):
     c = ctypes.CDLL(None)
     c.malloc.restype = ctypes.c_void_p
@@ -103,7 +107,9 @@ def test_threads_save_side_by_side(tmp_path):
         assert host["metrics_size"] == 4
 
 
-@pytest.mark.parametrize("spec", [{"driver": "file", "path": "/tmp/wdjax-none/"}, {"driver": "memory", "path": "a/"}])
+@pytest.mark.parametrize(
+    "spec", [{"driver": "file", "path": "/tmp/wdjax-none/"}, {"driver": "memory", "path": "a/"}]
+)
 def test_orbax_is_told_what_tensorstore_would_say(spec):
     import tensorstore
 

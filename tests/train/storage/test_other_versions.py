@@ -1,4 +1,5 @@
-"""Runs that another version of wdjax has written: the line with its name, and checkpoints with other empty places."""
+"""Runs that another version of wdjax has written: the line with its name, and checkpoints with
+other empty places."""
 
 import dataclasses
 
@@ -34,14 +35,19 @@ def test_a_wrong_field_in_a_runs_configuration_names_the_file(tmp_path):
     prepare_folder(tmp_path / "run", small_config(), resume=False)
     file = tmp_path / "run" / "config.yaml"
     file.write_text(file.read_text() + "num_env: 3\n")
-    with pytest.raises(ValueError, match=r"run/config.yaml: unknown field num_env: did you mean 'num_envs'?"):
+    with pytest.raises(
+        ValueError, match=r"run/config.yaml: unknown field num_env: did you mean 'num_envs'?"
+    ):
         load_run_config(tmp_path / "run")
 
 
 def as_class(state, drop, add):
-    """Returns a state in a class of another version: without one of its empty fields, and with one more."""
+    """Returns a state in a class of another version: without one of its empty fields, and with
+    one more."""
     fields = [field.name for field in dataclasses.fields(state) if field.name != drop]
-    other = struct.dataclass(type("Other", (), {"__annotations__": dict.fromkeys([*fields, add], object)}))
+    other = struct.dataclass(
+        type("Other", (), {"__annotations__": dict.fromkeys([*fields, add], object)})
+    )
     return other(**{name: getattr(state, name) for name in fields}, **{add: None})
 
 
@@ -52,7 +58,9 @@ def learner():
 
 def test_a_checkpoint_may_have_other_empty_places(learner, tmp_path):
     state = learner.init(jax.random.key(0)).replace(num_updates=jnp.int32(3))
-    policies = {name: as_class(own, "target_params", "towers") for name, own in state.policies.items()}
+    policies = {
+        name: as_class(own, "target_params", "towers") for name, own in state.policies.items()
+    }
     with open_checkpoints(tmp_path / "checkpoints", 1) as manager:
         save(manager, 3, state.replace(policies=policies), {"metrics_size": 0})
     with open_checkpoints(tmp_path / "checkpoints", None) as manager:
@@ -67,5 +75,8 @@ def test_a_checkpoint_of_other_leaves_is_refused_in_words(learner, tmp_path):
         policies = {"agent": state.policies["agent"].replace(params={})}
         save(manager, 3, state.replace(policies=policies), {"metrics_size": 0})
     words = r"is damaged, or from another configuration or wdjax version: policies/agent/params/.* is missing"
-    with open_checkpoints(tmp_path / "checkpoints", None) as manager, pytest.raises(DamagedCheckpointError, match=words):  # noqa: E501
+    with (
+        open_checkpoints(tmp_path / "checkpoints", None) as manager,
+        pytest.raises(DamagedCheckpointError, match=words),
+    ):
         restore(manager, 3, abstract_state(learner.setup))

@@ -19,7 +19,9 @@ pytestmark = pytest.mark.usefixtures("quick_compile", "no_pictures")
 KEPT = {"best_metric": "agent/episode_return", "keep_checkpoints": 9}
 
 
-@pytest.mark.parametrize("name", ["lr=1e-3,seed=[0]", "*?", "file:", "a|b", "%20#{0}", "\n", "ü" * 100])
+@pytest.mark.parametrize(
+    "name", ["lr=1e-3,seed=[0]", "*?", "file:", "a|b", "%20#{0}", "\n", "ü" * 100]
+)
 def test_checkpoints_are_read_from_folders_of_any_name(name, tmp_path):
     state = {"a": jnp.arange(3.0), "b": jnp.ones(2)}
     with open_checkpoints(tmp_path / name / "checkpoints", 2) as manager:
@@ -42,8 +44,12 @@ def test_folders_that_checkpoints_cannot_be_read_from_are_refused_before_trainin
 
 
 def test_a_checkpoint_that_cannot_be_read_back_is_not_reported_as_saved(tmp_path, monkeypatch):
-    monkeypatch.setattr("wdjax.train.storage.checkpoint.LocalPath", lambda path: path)  # orbax globs its own paths
-    with pytest.raises(OSError, match="could not save a checkpoint"), open_checkpoints(tmp_path / "[0]", 1) as manager:
+    # orbax globs its own paths
+    monkeypatch.setattr("wdjax.train.storage.checkpoint.LocalPath", lambda path: path)
+    with (
+        pytest.raises(OSError, match="could not save a checkpoint"),
+        open_checkpoints(tmp_path / "[0]", 1) as manager,
+    ):
         save(manager, 1, {"a": jnp.arange(3.0)}, {"metrics_size": 0})
 
 
@@ -63,9 +69,13 @@ def limited(seconds, function, *arguments):
 
 
 READ = (
-    "config.yaml", "metrics.jsonl", "checkpoints/6/sizes.json", "checkpoints/6/host/metadata",
-    "checkpoints/6/state/manifest.ocdbt", "checkpoints/6/_CHECKPOINT_METADATA",
-)  # fmt: skip
+    "config.yaml",
+    "metrics.jsonl",
+    "checkpoints/6/sizes.json",
+    "checkpoints/6/host/metadata",
+    "checkpoints/6/state/manifest.ocdbt",
+    "checkpoints/6/_CHECKPOINT_METADATA",
+)
 
 
 @pytest.mark.parametrize("file", READ)
@@ -86,7 +96,13 @@ def test_pipes_and_devices_in_a_run_folder_are_not_read(kind, file, run):
 
 
 def train_on(run):
-    Trainer(small_config(**KEPT, total_env_steps=7 * 128), run, resume=True, callbacks=["csv"], quiet=True).train()
+    Trainer(
+        small_config(**KEPT, total_env_steps=7 * 128),
+        run,
+        resume=True,
+        callbacks=["csv"],
+        quiet=True,
+    ).train()
     save_curves(run)
 
 
@@ -108,7 +124,10 @@ def test_links_that_cannot_be_replaced_are_refused(place, run, tmp_path):
     (run / place).rename(tmp_path / "outside")
     (run / place).symlink_to(tmp_path / "outside")
     outside = tmp_path / "outside"
-    held = lambda: sorted((path, path.stat().st_size) for path in [outside, *outside.rglob("*")])  # noqa: E731
+
+    def held():
+        return sorted((path, path.stat().st_size) for path in [outside, *outside.rglob("*")])
+
     before = held()
     with pytest.raises(ValueError, match="is a link"):
         train_on(run)

@@ -1,4 +1,5 @@
-"""Settings of jax that numbers depend on are stored with a run or sweep and compared when it is resumed."""
+"""Settings of jax that numbers depend on are stored with a run or sweep and compared when it is
+resumed."""
 
 import jax
 import pytest
@@ -13,7 +14,11 @@ from wdjax.train.storage.switches import REQUIRED, require_same_switches, switch
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
-OTHER = {"jax_default_prng_impl": "rbg", "jax_threefry_partitionable": False, "jax_enable_x64": True}
+OTHER = {
+    "jax_default_prng_impl": "rbg",
+    "jax_threefry_partitionable": False,
+    "jax_enable_x64": True,
+}
 LONGER = small_config(total_env_steps=7 * 128)
 
 
@@ -40,7 +45,10 @@ def test_resume_with_another_setting_is_refused_by_name(name, run, here):
     before, old = {path: path.stat().st_mtime_ns for path in run.rglob("*")}, here[name]
     here[name] = OTHER[name]
     words = refusal(Trainer, LONGER, run, resume=True, quiet=True)
-    assert f"{name} = {OTHER[name]!r}: the run in {run} was started with {old!r}. Set {name.upper()}={old}" in words
+    assert (
+        f"{name} = {OTHER[name]!r}: the run in {run} was started with {old!r}. Set {name.upper()}={old}"
+        in words
+    )
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
 
 
@@ -52,7 +60,11 @@ def test_a_run_with_keys_of_another_form_is_not_read(run, here):
 
 
 def test_settings_that_change_rounding_warn_once(run, here, capsys):
-    here |= {"jax_default_matmul_precision": "highest", "XLA_FLAGS": "--a=2", "NVIDIA_TF32_OVERRIDE": "0"}
+    here |= {
+        "jax_default_matmul_precision": "highest",
+        "XLA_FLAGS": "--a=2",
+        "NVIDIA_TF32_OVERRIDE": "0",
+    }
     Trainer(LONGER, run, resume=True).train()
     said = " ".join(capsys.readouterr().out.split())
     assert said.count("results are not bit-identical") == 3

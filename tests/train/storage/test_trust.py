@@ -20,7 +20,10 @@ from wdjax.train.storage.checkpoint import open_checkpoints, restore
 from wdjax.train.storage.folder import plain_config, prepare_folder
 
 ENCODER = "policies.agent.network.encoder"
-SPLIT = {"policies.agent.network.encoder": "deep_sets", "policies.agent.network.encoder_options": {"split": "evil:E"}}
+SPLIT = {
+    "policies.agent.network.encoder": "deep_sets",
+    "policies.agent.network.encoder_options": {"split": "evil:E"},
+}
 OWN = """
 from wdjax.train.encoders import FlatEncoder as E
 from wdjax.train.algorithms.on_policy.update import PPO as A
@@ -52,11 +55,21 @@ def strange_run(folder, **changes):
     return folder
 
 
-@pytest.mark.parametrize("changes", [
-    {ENCODER: "evil:E"}, {"policies.agent.algorithm": "evil:A"}, {"env": "evil:Game"}, SPLIT,
-    {"policies.agent.options": {"deep": [{"er": "evil:E"}]}}, {ENCODER: "evil.inner:E"}, {ENCODER: " evil:E"},
-    {ENCODER: "wdjaxevil:E"}, {ENCODER: "evil/../wdjax:E"}, {ENCODER: ":E"},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {ENCODER: "evil:E"},
+        {"policies.agent.algorithm": "evil:A"},
+        {"env": "evil:Game"},
+        SPLIT,
+        {"policies.agent.options": {"deep": [{"er": "evil:E"}]}},
+        {ENCODER: "evil.inner:E"},
+        {ENCODER: " evil:E"},
+        {ENCODER: "wdjaxevil:E"},
+        {ENCODER: "evil/../wdjax:E"},
+        {ENCODER: ":E"},
+    ],
+)
 def test_whatever_names_code_is_looked_at(tmp_path, evil, changes):
     sentence = refusal(load_run, strange_run(tmp_path / "run", **changes))
     assert "--trust" in sentence
@@ -65,17 +78,34 @@ def test_whatever_names_code_is_looked_at(tmp_path, evil, changes):
 
 
 def routes(folder):
-    """Every way in which somebody reads a run's folder: name -> function of the modules that he trusts."""
+    """Every way in which somebody reads a run's folder: name -> function of the modules that he
+    trusts."""
     shared = {"policies.agent.checkpoint": str(folder)}
-    flags = lambda trust: [word for module in trust for word in ("--trust", module)]  # noqa: E731
-    train = ["train", "cartpole_ppo", "--workdir", str(folder.parent / "new"), "--policies.agent.checkpoint"]
-    command = lambda *words: lambda trust: cli.call(*words, *flags(trust))  # noqa: E731
+
+    def flags(trust):
+        return [word for module in trust for word in ("--trust", module)]
+
+    train = [
+        "train",
+        "cartpole_ppo",
+        "--workdir",
+        str(folder.parent / "new"),
+        "--policies.agent.checkpoint",
+    ]
+
+    def command(*words):
+        return lambda trust: cli.call(*words, *flags(trust))
+
     return {
         "load_run": lambda trust: load_run(folder, trust=trust),
         "load_named": lambda trust: load_named(f"{folder}@best", trust=trust),
-        "load_config": lambda trust: load_config(folder / "config.yaml", trust=trust) and load_run(folder, trust=trust),
+        "load_config": lambda trust: (
+            load_config(folder / "config.yaml", trust=trust) and load_run(folder, trust=trust)
+        ),
         "warm start": lambda trust: make_learner(small_config(**shared), trust).loaded(),
-        "Trainer": lambda trust: Trainer(small_config(**shared), folder.parent / "new", quiet=True, trust=trust),
+        "Trainer": lambda trust: Trainer(
+            small_config(**shared), folder.parent / "new", quiet=True, trust=trust
+        ),
         "eval": command("eval", str(folder)),
         "render": command("render", str(folder)),
         "train": command(*train, str(folder)),
@@ -104,12 +134,23 @@ def test_every_reader_asks_before_it_imports(tmp_path, evil, route, capsys):
 
 
 @pytest.mark.parametrize("command", ["eval", "render", "report", "export", "train"])
-def test_a_run_with_custom_code_is_refused_with_the_complete_command(tmp_path, evil, command, capsys):
-    folder = strange_run(tmp_path / "a run", **{ENCODER: "evil:E", "policies.agent.algorithm": "evil_too:A"})
+def test_a_run_with_custom_code_is_refused_with_the_complete_command(
+    tmp_path, evil, command, capsys
+):
+    folder = strange_run(
+        tmp_path / "a run", **{ENCODER: "evil:E", "policies.agent.algorithm": "evil_too:A"}
+    )
     (folder / "metrics.jsonl").write_text('{"updates": 1, "env_steps": 512}\n')
     words = [command, str(folder)]
     if command == "train":
-        words = [command, "cartpole", "--workdir", str(tmp_path / "new"), "--policies.agent.checkpoint", str(folder)]
+        words = [
+            command,
+            "cartpole",
+            "--workdir",
+            str(tmp_path / "new"),
+            "--policies.agent.checkpoint",
+            str(folder),
+        ]
     with pytest.raises(SystemExit):
         cli.call(*words)
     said = capsys.readouterr().err
@@ -124,10 +165,14 @@ def test_a_run_that_is_resumed_names_what_the_command_names(tmp_path, evil):
     assert not evil()
     mine = small_config(**{ENCODER: "evil:E"})  # the user's word
     assert Trainer(mine, workdir, resume=True, quiet=True).config == mine
-    assert "evil_too" in refusal(Trainer, mine, strange_run(tmp_path / "b", **{ENCODER: "evil_too:E"}), True)
+    assert "evil_too" in refusal(
+        Trainer, mine, strange_run(tmp_path / "b", **{ENCODER: "evil_too:E"}), True
+    )
 
 
-def test_a_config_yaml_given_as_preset_is_a_run_and_flags_are_the_users_word(tmp_path, evil, capsys):
+def test_a_config_yaml_given_as_preset_is_a_run_and_flags_are_the_users_word(
+    tmp_path, evil, capsys
+):
     file = strange_run(tmp_path / "run") / "config.yaml"
     with pytest.raises(SystemExit):
         cli.call("train", str(file), "--num-envs", "0")
@@ -184,16 +229,30 @@ def test_what_is_trusted_without_a_word(tmp_path, monkeypatch):
     package = tmp_path / "site" / "zoo-1.0.dist-info"
     package.mkdir(parents=True)
     (package / "METADATA").write_text("Name: zoo\nVersion: 1.0\n")
-    (package / "entry_points.txt").write_text("[wdjax.envs]\nworld = zoo.worlds:World\n[other]\nx = zoo.secret:y\n")
+    (package / "entry_points.txt").write_text(
+        "[wdjax.envs]\nworld = zoo.worlds:World\n[other]\nx = zoo.secret:y\n"
+    )
     monkeypatch.syspath_prepend(package.parent)
     require_trusted("it", announced, ())
     assert "zoo.secret" in refusal(require_trusted, "it", {"env": "zoo.secret:y"}, ())
-    monkeypatch.chdir(package.parent)  # anybody's folder, which the command line looks into: nothing is installed there
+    # anybody's folder, which the command line looks into: nothing is installed there
+    monkeypatch.chdir(package.parent)
     assert "zoo.worlds" in refusal(require_trusted, "it", announced, ())
 
 
-@pytest.mark.parametrize("values", [None, [], "evil:E", {"policies": 3}, {"policies": {"a": None}}, {"env": 4},
-                                    {"policies": {"a": {"network": "flat"}}}, {"seed": {"env": "evil:E"}}])
+@pytest.mark.parametrize(
+    "values",
+    [
+        None,
+        [],
+        "evil:E",
+        {"policies": 3},
+        {"policies": {"a": None}},
+        {"env": 4},
+        {"policies": {"a": {"network": "flat"}}},
+        {"seed": {"env": "evil:E"}},
+    ],
+)
 def test_files_that_hold_anything_are_looked_at_without_a_fall(values):
     assert list(code_named(values)) == []
 
@@ -202,7 +261,11 @@ def test_the_same_code_is_found_in_a_configuration_and_in_its_file():
     config = small_config()
     agent = dataclasses.replace(config.policies["agent"], algorithm="m:A")
     config = dataclasses.replace(config, policies={"agent": agent})
-    assert list(code_named(config)) == list(code_named(plain_config(config))) == [("policies.agent.algorithm", "m:A")]
+    assert (
+        list(code_named(config))
+        == list(code_named(plain_config(config)))
+        == [("policies.agent.algorithm", "m:A")]
+    )
 
 
 @pytest.mark.parametrize("trust", ["evil", [3], None])
@@ -211,7 +274,9 @@ def test_trust_is_a_list_of_names(tmp_path, trust):
     assert "must be a list of module names" in refusal(load_run, tmp_path / "run", trust=trust)
 
 
-@pytest.mark.parametrize("text", ["", "yes please", "own-env", "own.", "/home/own", "own:Env", "own_env.py"])
+@pytest.mark.parametrize(
+    "text", ["", "yes please", "own-env", "own.", "/home/own", "own:Env", "own_env.py"]
+)
 def test_trust_takes_names_of_modules(text):
     words = refusal(require_trusted, "it", {}, [text])
     assert f"trust = {text!r}: must be a module name" in words
