@@ -65,9 +65,11 @@ test-all: $(DEV_STAMP)
 FORMATTED_TESTS := tests/*.py $(addprefix tests/,adapters adversary envs later) \
 	$(addprefix tests/train/,*.py devices host networks storage)
 
+FORMATTED_EXPERIMENTS := $(addprefix experiments/,examples benchmarks reference report cli.py)
+
 lint: $(DEV_STAMP)
 	$(BIN)/ruff check
-	$(BIN)/ruff format --check wdjax envs experiments/examples docs README.md setup.py $(FORMATTED_TESTS)
+	$(BIN)/ruff format --check wdjax envs $(FORMATTED_EXPERIMENTS) docs README.md setup.py $(FORMATTED_TESTS)
 
 # Warnings are errors. Pictures of environments are always redrawn. Outputs of notebooks are cached.
 docs: $(DEV_STAMP)

@@ -21,7 +21,9 @@ from typing import Any
 
 try:
     os.getcwd()
-except FileNotFoundError:  # jaxlib 0.12 cannot be imported in a deleted folder: import it in another one
+except (
+    FileNotFoundError
+):  # jaxlib 0.12 cannot be imported in a deleted folder: import it in another one
     deleted = os.open(".", os.O_RDONLY)
     os.chdir(os.sep)
     importlib.import_module("jax")
@@ -107,7 +109,9 @@ def interrupt_again(lost: Any) -> None:
 
     During garbage collection it is raised inside a callback of jax, and Python ignores exceptions there.
     """
-    if issubclass(lost.exc_type, KeyboardInterrupt):  # from a thread, as the hook itself cannot raise
+    if issubclass(
+        lost.exc_type, KeyboardInterrupt
+    ):  # from a thread, as the hook itself cannot raise
         threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT)).start()
     else:
         sys.__unraisablehook__(lost)
@@ -138,10 +142,14 @@ def call(command: str, *rest: str) -> None:
         if os.environ.get("WDJAX_TRACEBACK"):
             raise
         notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
-        modules = getattr(error, "modules", ()) or getattr(error.__cause__, "modules", ())  # an UntrustedModuleError's
+        modules = getattr(error, "modules", ()) or getattr(
+            error.__cause__, "modules", ()
+        )  # an UntrustedModuleError's
         trusting = [word for module in modules for word in ("--trust", module)]
         if trusting:
-            notes += f". Full command: {one_line(shlex.join([program(), command, *rest, *trusting]))}"
+            notes += (
+                f". Full command: {one_line(shlex.join([program(), command, *rest, *trusting]))}"
+            )
         sentence = f"wdjax: {one_line(error)}{notes}"
         Console(stderr=True).print(sentence, style="red", highlight=False, soft_wrap=True)
         raise SystemExit(1 if isinstance(error, FAILURES) else 2) from error
@@ -159,7 +167,9 @@ def require_current_folder() -> None:
     try:
         os.getcwd()
     except FileNotFoundError:
-        raise FileNotFoundError("the current folder was deleted. Change to another folder (cd) and try again") from None
+        raise FileNotFoundError(
+            "the current folder was deleted. Change to another folder (cd) and try again"
+        ) from None
 
 
 def meant(command: str) -> str:
@@ -201,8 +211,12 @@ def cost_of(path: Path) -> str:
     from wdjax.train.config.reading import read_yaml
     from wdjax.train.config.schema import TrainConfig
 
-    steps = f"{int(read_yaml(path).get('total_env_steps', TrainConfig.total_env_steps)):,} env steps"
-    header = itertools.takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf8").splitlines())
+    steps = (
+        f"{int(read_yaml(path).get('total_env_steps', TrainConfig.total_env_steps)):,} env steps"
+    )
+    header = itertools.takewhile(
+        lambda line: line.startswith("#"), path.read_text(encoding="utf8").splitlines()
+    )
     paragraphs = " ".join(line[1:].strip() or "\n" for line in header).split("\n")
     told = " ".join(p for p in paragraphs if "Costs:" in p).strip()
     costs = re.search(r"\bCosts: (.*?\.)(?: [A-Z]|$)", told)
@@ -212,7 +226,15 @@ def cost_of(path: Path) -> str:
 
 
 # Flags of `train` that have something to tell jax before it looks for devices, or are for no training.
-_FIRST = ("--env=", "--help", "-h", "--dry-run", "--deterministic", "--trust", *map(flag, VARIABLES))
+_FIRST = (
+    "--env=",
+    "--help",
+    "-h",
+    "--dry-run",
+    "--deterministic",
+    "--trust",
+    *map(flag, VARIABLES),
+)
 
 _AWAKE: list[Future] = []  # of `wake_device`: jax says only once that a device cannot be used
 
@@ -222,7 +244,9 @@ def wakes_at_once(command: str, arguments: Sequence[str]) -> bool:
     in one process, without code of one's own, which may have to be first. What is then wrong with a flag is said no
     later, but the process ends when the device is awake."""
     several = is_launched() or any(name in os.environ for name in VARIABLES.values())
-    named = any((Path(__file__).parent / "configs" / f"{name}.yaml").is_file() for name in arguments[:1])
+    named = any(
+        (Path(__file__).parent / "configs" / f"{name}.yaml").is_file() for name in arguments[:1]
+    )
     early = lambda text: text == "--env" or ":" in text or text.replace("_", "-").startswith(_FIRST)  # noqa: E731
     return command == "train" and named and not several and not any(map(early, arguments))
 
@@ -258,7 +282,9 @@ def cache_compilations() -> None:
         Console(stderr=True).print(words, highlight=False, soft_wrap=True)
         return
     jax.config.update("jax_compilation_cache_dir", str(cache))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # a start compiles dozens of small programs
+    jax.config.update(
+        "jax_persistent_cache_min_compile_time_secs", 0.0
+    )  # a start compiles dozens of small programs
 
 
 def require_private(folder: Path) -> None:

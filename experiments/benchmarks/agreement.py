@@ -22,7 +22,17 @@ from wdjax.neighbors import nearest_neighbors_simple, neighbor_rows_simple
 from wdjax.playing import PlayState, Transition, play, play_step, start_play
 
 # agents, neighbours: as many as there are, too; 14 and more are searched in another way
-SIZES = ((1, 1), (2, 2), (31, 3), (33, 14), (97, 20), (105, 10), (110, 10), (1_000, 10), (5_000, 10))
+SIZES = (
+    (1, 1),
+    (2, 2),
+    (31, 3),
+    (33, 14),
+    (97, 20),
+    (105, 10),
+    (110, 10),
+    (1_000, 10),
+    (5_000, 10),
+)
 
 ACTIONS = 1e-6  # by which actions may differ
 REPLICAS = 0.99  # of all, in which episodes must end in the same steps
@@ -45,8 +55,17 @@ def scenes(num_agents: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     everybody, some = np.ones(num_agents, bool), rng.random(num_agents) < 0.7
     shape = (2, num_agents)
     plane, grid, point = rng.uniform(0, 20, shape), rng.integers(0, 5, shape), np.ones(shape)
-    crowd = np.stack([np.full(num_agents, 1.25), np.sqrt(rng.integers(0, 8, num_agents) * 2.0**-23)])
-    played = ((plane, everybody), (plane, some), (grid, some), (point, everybody), (plane, ~everybody), (crowd, some))
+    crowd = np.stack(
+        [np.full(num_agents, 1.25), np.sqrt(rng.integers(0, 8, num_agents) * 2.0**-23)]
+    )
+    played = (
+        (plane, everybody),
+        (plane, some),
+        (grid, some),
+        (point, everybody),
+        (plane, ~everybody),
+        (crowd, some),
+    )
     x, y, active = zip(*((*places, who) for places, who in played), strict=True)
     return np.stack(x).astype(np.float32), np.stack(y).astype(np.float32), np.stack(active)
 
@@ -92,7 +111,9 @@ def compare_play(game: str, num_envs: int = 10_000, num_steps: int = 50) -> str:
     """
     env, params = make(game)
     policy = random_policy(env, params)
-    start = jax.jit(functools.partial(start_play, env, params, num_envs=num_envs))(jax.random.key(0))
+    start = jax.jit(functools.partial(start_play, env, params, num_envs=num_envs))(
+        jax.random.key(0)
+    )
 
     def record(memory: None, step: Transition) -> tuple[None, tuple]:
         return None, (step.action, step.next_obs, step.over, step.episode_length)
@@ -119,7 +140,7 @@ def compare_play(game: str, num_envs: int = 10_000, num_steps: int = 50) -> str:
 def parameter_distance(found: Any, expected: Any, start: Any) -> float:
     """Return how far parameters are apart after training, in parts of the way that they moved:
 
-        max over arrays of |found - expected| / |expected - start|.
+    max over arrays of |found - expected| / |expected - start|.
     """
     norm = lambda a, b: np.linalg.norm(np.float64(a) - np.float64(b))  # noqa: E731
     apart = jax.tree.map(lambda a, b, first: norm(a, b) / norm(b, first), found, expected, start)

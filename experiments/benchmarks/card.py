@@ -82,13 +82,24 @@ LEARNERS: dict[str, tuple[str, dict[str, Any]]] = {  # name -> preset, changes o
 
 def main() -> None:
     """Makes all checks, each told as it ends, and says at last which have failed."""
-    parser = argparse.ArgumentParser(prog="card", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--only", nargs="+", metavar="WORD", help="only checks with one of these words in their names")
+    parser = argparse.ArgumentParser(
+        prog="card", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        metavar="WORD",
+        help="only checks with one of these words in their names",
+    )
     parser.add_argument("--processes", type=int, default=max(1, min(8, (os.cpu_count() or 2) // 2)))
     parsed = parser.parse_args()
-    chosen = [name for name in checks() if not parsed.only or any(word in name for word in parsed.only)]
+    chosen = [
+        name for name in checks() if not parsed.only or any(word in name for word in parsed.only)
+    ]
     if not chosen:
-        parser.error(f"--only {' '.join(parsed.only)}: no check matches. Checks: {', '.join(checks())}")
+        parser.error(
+            f"--only {' '.join(parsed.only)}: no check matches. Checks: {', '.join(checks())}"
+        )
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # the processes share the card
     start, failed = time.perf_counter(), []
     with ProcessPoolExecutor(parsed.processes, multiprocessing.get_context("spawn")) as processes:
@@ -97,7 +108,9 @@ def main() -> None:
             name, passed, words = made.result()
             print(f"{'passed' if passed else 'FAILED'}  {name}, {words}", flush=True)
             failed += [] if passed else [name]
-    print(f"{len(chosen) - len(failed)} of {len(chosen)} checks passed in {time.perf_counter() - start:.0f} s")
+    print(
+        f"{len(chosen) - len(failed)} of {len(chosen)} checks passed in {time.perf_counter() - start:.0f} s"
+    )
     if failed:
         raise SystemExit("failed: " + ", ".join(sorted(failed)))
 
@@ -123,7 +136,9 @@ def checks() -> dict[str, Check]:
     games = {f"game {name}": functools.partial(play_game, name) for name in list_envs()}
     presets = {f"learner {name}": functools.partial(learn, name, {}) for name in list_presets()}
     options = {f"learner {name}": functools.partial(learn, *case_of(name)) for name in LEARNERS}
-    overrides = {f"override {name}": lambda folder, name=name: compare_override(name) for name in OVERRIDES}
+    overrides = {
+        f"override {name}": lambda folder, name=name: compare_override(name) for name in OVERRIDES
+    }
     return RUNS | overrides | options | presets | games
 
 
@@ -132,7 +147,11 @@ def case_of(name: str) -> tuple[str, dict[str, Any]]:
     preset, changes = LEARNERS[name]
     of_run, dotted = TrainConfig.__dataclass_fields__, {}
     for field, value in changes.items():
-        owners = [""] if field in of_run else [f"policies.{policy}." for policy in load_config(preset).policies]
+        owners = (
+            [""]
+            if field in of_run
+            else [f"policies.{policy}." for policy in load_config(preset).policies]
+        )
         dotted |= {f"{owner}{field}": value for owner in owners}
     return preset, dotted
 
@@ -146,7 +165,9 @@ def play_game(name: str, folder: Path) -> str:
 
     def play(key: jax.Array) -> Any:
         def step(carry: tuple, key: jax.Array) -> tuple:
-            obs, state, *outcome = env.step(key, carry[1], uniform_action(env.action_space(params), key), params)
+            obs, state, *outcome = env.step(
+                key, carry[1], uniform_action(env.action_space(params), key), params
+            )
             return (obs, state), (obs, outcome[:3])
 
         start_key, steps_key = jax.random.split(key)
@@ -163,14 +184,20 @@ def learn(preset: str, changes: Mapping[str, Any], folder: Path) -> str:
     """Makes two updates of a small copy; the first must agree with plain XLA on the CPU, and all must be finite."""
     config = small_copy(preset, changes)
     learner, simple = make_learner(config), make_learner(change_config(config, kernels=False))
-    (state, metrics), (_, expected) = here_and_on_cpu(*(functools.partial(update, each) for each in (learner, simple)))
+    (state, metrics), (_, expected) = here_and_on_cpu(
+        *(functools.partial(update, each) for each in (learner, simple))
+    )
     compared = [name for name in expected if not is_rare(name)]
-    worst = compare(*({name: row[name] for name in compared} for row in (metrics, expected)), TOLERANCE)
+    worst = compare(
+        *({name: row[name] for name in compared} for row in (metrics, expected)), TOLERANCE
+    )
     start, (last, metrics) = learner.init(jax.random.key(0)), learner.update(state)
     if int(metrics["bad_numbers"]):
         raise RuntimeError(f"bad numbers: {metrics}")
     for name, policy in config.policies.items():
-        before, after = (jax.tree.leaves(jax.device_get(each.policies[name].params)) for each in (start, last))
+        before, after = (
+            jax.tree.leaves(jax.device_get(each.policies[name].params)) for each in (start, last)
+        )
         learns = any(np.any(a != b) for a, b in zip(before, after, strict=True))
         # an earlier self may have played all four blocks; in one update an agent may have had no choice
         if policy.trainable and not policy.past_selves and not learns:
@@ -185,7 +212,18 @@ def update(learner: Learner) -> tuple[Any, Any]:
 
 def is_rare(name: str) -> bool:
     """Whether a metric hangs on few rows, or on how little numbers differ: one draw changes it."""
-    words = ("episode", "explained", "kl", "clip_fraction", "norm", "max", "min", "loss", "_std", "return_mean")
+    words = (
+        "episode",
+        "explained",
+        "kl",
+        "clip_fraction",
+        "norm",
+        "max",
+        "min",
+        "loss",
+        "_std",
+        "return_mean",
+    )
     return any(word in name for word in words)
 
 
@@ -226,7 +264,9 @@ def compare(found: Any, expected: Any, tolerance: float) -> float:
         far = np.where(np.isnan(value) & np.isnan(other), 0.0, far)
         if not np.max(far, initial=0.0) <= tolerance:
             where = np.unravel_index(np.argmax(far), far.shape)
-            raise RuntimeError(f"{jax.tree_util.keystr(path)}: {value[where]} here, {other[where]} on the CPU")
+            raise RuntimeError(
+                f"{jax.tree_util.keystr(path)}: {value[where]} here, {other[where]} on the CPU"
+            )
         worst = max(worst, float(np.max(far, initial=0.0)))
     return worst
 
@@ -235,12 +275,24 @@ def compare(found: Any, expected: Any, tolerance: float) -> float:
 
 
 def train(
-    folder: Path, name: str, updates: int, preset: str = "tag_small", resume: bool = False, **changes: Any
+    folder: Path,
+    name: str,
+    updates: int,
+    preset: str = "tag_small",
+    resume: bool = False,
+    **changes: Any,
 ) -> Path:
     """Trains so many updates of a small copy in a folder of that name. Returns the folder."""
     steps = SIZE["num_envs"] * SIZE["rollout_length"]
-    host = {"updates_per_chunk": 1, "checkpoint_every": 2, "eval_episodes": 8, "total_env_steps": updates * steps}
-    Trainer(small_copy(preset, {**host, **changes}), folder / name, resume=resume, quiet=True).train()
+    host = {
+        "updates_per_chunk": 1,
+        "checkpoint_every": 2,
+        "eval_episodes": 8,
+        "total_env_steps": updates * steps,
+    }
+    Trainer(
+        small_copy(preset, {**host, **changes}), folder / name, resume=resume, quiet=True
+    ).train()
     return folder / name
 
 
@@ -249,7 +301,9 @@ def resume(preset: str, folder: Path) -> str:
     whole, parts = train(folder, "whole", 4, preset), train(folder, "parts", 2, preset)
     train(folder, parts.name, 4, preset, resume=True)
     same_bits(*(load_run(run)[1] for run in (whole, parts)))
-    rows = [[row["updates"] for row in read_metrics(run / "metrics.jsonl")] for run in (whole, parts)]
+    rows = [
+        [row["updates"] for row in read_metrics(run / "metrics.jsonl")] for run in (whole, parts)
+    ]
     if rows != [[1, 2, 3, 4]] * 2:
         raise RuntimeError(f"metrics of updates {rows}")
     return ", ".join(sorted(path.name for path in whole.iterdir()))
@@ -257,18 +311,28 @@ def resume(preset: str, folder: Path) -> str:
 
 def same_bits(one: Any, other: Any) -> None:
     """Raises RuntimeError where a leaf of two states differs."""
-    words = lambda leaf: jax.random.key_data(leaf) if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf  # noqa: E731
-    for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(one), jax.tree.leaves(other), strict=True):
+    words = lambda leaf: (  # noqa: E731
+        jax.random.key_data(leaf)
+        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        else leaf
+    )
+    for (path, a), b in zip(
+        jax.tree_util.tree_leaves_with_path(one), jax.tree.leaves(other), strict=True
+    ):
         if not np.array_equal(words(a), words(b), equal_nan=True):
             raise RuntimeError(f"{jax.tree_util.keystr(path)} differs")
 
 
 def play_runs(folder: Path) -> str:
     """Evaluates a run, plays it against scripts and another run, and writes an episode as a GIF and as arrays."""
-    run, other = (load_run(train(folder, name, 1, seed=seed)) for seed, name in enumerate(("one", "other")))
+    run, other = (
+        load_run(train(folder, name, 1, seed=seed)) for seed, name in enumerate(("one", "other"))
+    )
     key = jax.random.key(0)
     alone = evaluate(*run, key, 8)
-    cells = cross_play(*run, key, 8, opponents=["random", "chase_nearest", "flee_nearest", Player("other", *other)])
+    cells = cross_play(
+        *run, key, 8, opponents=["random", "chase_nearest", "flee_nearest", Player("other", *other)]
+    )
     for suffix in ("gif", "npz"):
         save_episode(*run, folder / f"episode.{suffix}")
     return f"{float(np.mean(alone.episode_return['tagger'])):.2f} alone, {len(cells)} cells"
@@ -287,7 +351,9 @@ def begin_from(folder: Path) -> str:
 
 def side_by_side(way: str, folder: Path) -> str:
     """Trains several runs in one program: a sweep over rates and seeds, a population, a search (if Optuna is there)."""
-    config = small_copy("cartpole_ppo", {"total_env_steps": 4 * 256, "updates_per_chunk": 1, "checkpoint_every": 2})
+    config = small_copy(
+        "cartpole_ppo", {"total_env_steps": 4 * 256, "updates_per_chunk": 1, "checkpoint_every": 2}
+    )
     rate = "policies.agent.learning_rate"
     if way == "sweep":
         rows = sweep(config, {rate: [1e-3, 1e-2]}, seeds=2, workdir=folder / way)
@@ -307,7 +373,10 @@ RUNS: dict[str, Check] = {
     "run pendulum_ddpg": functools.partial(resume, "pendulum_ddpg"),
     "run that plays": play_runs,
     "run begun from another": begin_from,
-    **{f"runs by {way}": functools.partial(side_by_side, way) for way in ("sweep", "evolve", "search")},
+    **{
+        f"runs by {way}": functools.partial(side_by_side, way)
+        for way in ("sweep", "evolve", "search")
+    },
 }
 
 

@@ -33,14 +33,20 @@ NEAR = 1e-3  # relative
 def main() -> None:
     """Measures and compares the rows named on the command line, or the usual, and prints a table of each."""
     parser = Parser(__doc__, ROWS, USUAL)
-    parser.add_argument("--devices", nargs="+", type=int, default=[1, 2, 4], help="device counts; baseline first")
-    parser.add_argument("--only", choices=("agreement", "speed"), help="run only one of the two parts")
+    parser.add_argument(
+        "--devices", nargs="+", type=int, default=[1, 2, 4], help="device counts; baseline first"
+    )
+    parser.add_argument(
+        "--only", choices=("agreement", "speed"), help="run only one of the two parts"
+    )
     parser.add_argument("--small", action="store_true", help="sizes for a CPU")
     parsed = parser.parse()
     numbers = [number for number in parsed.devices if number <= jax.device_count()]
     print(f"{machine()}, {jax.device_count()} devices", flush=True)
     results = []
-    for name in parsed.rows if parsed.only != "speed" else ():  # first: it is short, and says whether speed counts
+    for name in (
+        parsed.rows if parsed.only != "speed" else ()
+    ):  # first: it is short, and says whether speed counts
         results += compare(name, numbers, parsed.small)
     for name in parsed.rows if parsed.only != "agreement" else ():
         results += measure(name, ROWS[name], numbers, parsed.small, parsed.repeats)
@@ -48,7 +54,9 @@ def main() -> None:
     raise SystemExit(any(result.get("difference", 0.0) > NEAR for result in results))
 
 
-def measure(name: str, row: Workload, numbers: list[int], small: bool, repeats: int) -> list[dict[str, Any]]:
+def measure(
+    name: str, row: Workload, numbers: list[int], small: bool, repeats: int
+) -> list[dict[str, Any]]:
     """Times a row on each number of devices, with its replicas for each and with its replicas in all, and prints it."""
     config = row.config(small)
     print(f"\n{name}: {learner_program(TRAINING, config, row.num_updates).words}")
@@ -63,7 +71,13 @@ def measure(name: str, row: Workload, numbers: list[int], small: bool, repeats: 
                 program = learner_program(TRAINING, mine, row.num_updates)
                 call = compiled(program.function, program.start(), program.options)
                 timed[num_envs, number] = rates(call, repeats, program.env_steps, program.passes)
-            result = {"row": name, "load": load, "devices": number, "num_envs": num_envs, **timed[num_envs, number]}
+            result = {
+                "row": name,
+                "load": load,
+                "devices": number,
+                "num_envs": num_envs,
+                **timed[num_envs, number],
+            }
             speed = result["env_steps_per_second"]
             first = first or speed
             print(
@@ -77,14 +91,19 @@ def measure(name: str, row: Workload, numbers: list[int], small: bool, repeats: 
 
 def compare(name: str, numbers: list[int], small: bool) -> list[dict[str, Any]]:
     """Compares what a row has learned after 3 updates with what it has on the first number of devices; prints it."""
-    config = dataclasses.replace(ROWS[name].config(small), **({} if small else COMPARED.get(name, {})))
+    config = dataclasses.replace(
+        ROWS[name].config(small), **({} if small else COMPARED.get(name, {}))
+    )
     first, *others = numbers
     learned, results = learn(dataclasses.replace(config, devices=first)), []
     for number in others:
         found = learn(dataclasses.replace(config, devices=number))
         pairs = zip(jax.tree.leaves(learned), jax.tree.leaves(found), strict=True)
         worst = max(float(np.linalg.norm(a - b) / max(np.linalg.norm(a), 1e-30)) for a, b in pairs)
-        print(f"{name}: parameters on {number} devices differ from those on {first} by {worst:.1e}", flush=True)
+        print(
+            f"{name}: parameters on {number} devices differ from those on {first} by {worst:.1e}",
+            flush=True,
+        )
         results.append({"row": name, "devices": number, "difference": worst})
     return results
 

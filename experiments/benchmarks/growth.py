@@ -24,7 +24,14 @@ import jax
 from wdjax.console import Console
 from wdjax.experiments.benchmarks.measure import compiled_bytes, learner_program
 from wdjax.experiments.benchmarks.rows import TRAINING, WORKLOADS
-from wdjax.experiments.benchmarks.timing import Parser, machine, make_table, rates, short, write_json
+from wdjax.experiments.benchmarks.timing import (
+    Parser,
+    machine,
+    make_table,
+    rates,
+    short,
+    write_json,
+)
 from wdjax.train.config.schema import TrainConfig
 from wdjax.train.host.programs import compile_lowered
 from wdjax.train.load import change_config, load_config
@@ -36,7 +43,12 @@ CURVES: dict[str, tuple[int, ...]] = {
     "agents": (2, 5, 10, 30, 100, 300, 1_000),
     "policies": (1, 2, 4, 8),
 }
-MOST = {"replicas": 10_000, "rollout_length": 256, "agents": 100, "policies": 8}  # at sizes for a CPU
+MOST = {
+    "replicas": 10_000,
+    "rollout_length": 256,
+    "agents": 100,
+    "policies": 8,
+}  # at sizes for a CPU
 
 
 def config_of(curve: str, size: int, small: bool = False) -> TrainConfig:
@@ -44,7 +56,9 @@ def config_of(curve: str, size: int, small: bool = False) -> TrainConfig:
     if curve in ("replicas", "rollout_length"):
         changes = {"num_envs": size} if curve == "replicas" else {"rollout_length": size}
         few = {"num_envs": 100} if small and curve != "replicas" else {}
-        return change_config(WORKLOADS["cartpole_a2c"].config(), **{"rollout_unroll": 1, **few, **changes})
+        return change_config(
+            WORKLOADS["cartpole_a2c"].config(), **{"rollout_unroll": 1, **few, **changes}
+        )
     taggers = size - 1 if curve == "agents" else 15
     config = load_config(
         "tag_gridworld", devices=1, num_envs=20 if small else 2_000, rollout_length=10,
@@ -80,7 +94,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser = Parser(__doc__, CURVES)
     parser.add_argument("--small", action="store_true", help="sizes for a CPU")
     parser.add_argument("--picture", type=Path, metavar="FILE", help="draw the curves to this file")
-    parser.add_argument("--redraw", type=Path, metavar="FILE", help="draw the numbers of this file without measuring")
+    parser.add_argument(
+        "--redraw",
+        type=Path,
+        metavar="FILE",
+        help="draw the numbers of this file without measuring",
+    )
     parsed = parser.parse(arguments)
     if parsed.redraw:
         stored = json.loads(parsed.redraw.read_text(encoding="utf8"))
@@ -88,7 +107,12 @@ def main(arguments: list[str] | None = None) -> None:
     else:
         jax.config.update("jax_enable_compilation_cache", False)
         words = f"{machine()}{', small sizes' if parsed.small else ''}"
-        results = measure(parsed.rows, parsed.small, parsed.repeats, lambda done: write_json(parsed.json, words, done))
+        results = measure(
+            parsed.rows,
+            parsed.small,
+            parsed.repeats,
+            lambda done: write_json(parsed.json, words, done),
+        )
     print(words)
     for curve in dict.fromkeys(result["curve"] for result in results):
         own = [result for result in results if result["curve"] == curve]
@@ -99,7 +123,10 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def measure(
-    curves: Sequence[str], small: bool, repeats: int, keep: Callable[[list[dict[str, Any]]], None] = lambda done: None
+    curves: Sequence[str],
+    small: bool,
+    repeats: int,
+    keep: Callable[[list[dict[str, Any]]], None] = lambda done: None,
 ) -> list[dict[str, Any]]:
     """Compiles all points, several at a time on a GPU's host, and times one after the other.
 
@@ -115,8 +142,13 @@ def measure(
     threads = 1 if jax.default_backend() == "cpu" else 8
     results: list[dict[str, Any]] = []
     with ThreadPoolExecutor(threads) as pool:
-        lowered = (jax.jit(program.function).lower(*jax.eval_shape(program.start)) for program in programs)
-        compiled = [pool.submit(compile_lowered, one, p.options) for one, p in zip(lowered, programs, strict=True)]
+        lowered = (
+            jax.jit(program.function).lower(*jax.eval_shape(program.start)) for program in programs
+        )
+        compiled = [
+            pool.submit(compile_lowered, one, p.options)
+            for one, p in zip(lowered, programs, strict=True)
+        ]
         for (curve, size), program, future in zip(configs, programs, compiled, strict=True):
             function = future.result()
             numbers = {
@@ -125,7 +157,9 @@ def measure(
             }  # fmt: skip
             try:
                 state = jax.block_until_ready(jax.jit(program.start)())
-                numbers |= rates(lambda f=function, s=state: f(*s), repeats, program.env_steps, NUM_UPDATES)
+                numbers |= rates(
+                    lambda f=function, s=state: f(*s), repeats, program.env_steps, NUM_UPDATES
+                )
             except jax.errors.JaxRuntimeError as error:  # memory, at the largest
                 numbers["error"] = str(error).splitlines()[0]
             results.append(numbers | slope(results, numbers))
@@ -136,7 +170,12 @@ def measure(
 
 def slope(before: Sequence[Mapping[str, Any]], point: Mapping[str, Any]) -> dict[str, float]:
     """Returns the slope of the time between the last point and this one of a curve, both axes logarithmic."""
-    if not before or before[-1]["curve"] != point["curve"] or "error" in before[-1] or "error" in point:
+    if (
+        not before
+        or before[-1]["curve"] != point["curve"]
+        or "error" in before[-1]
+        or "error" in point
+    ):
         return {}
     rise = math.log(point["ms_per_pass"] / before[-1]["ms_per_pass"])
     return {"slope": rise / math.log(point["size"] / before[-1]["size"])}
@@ -147,12 +186,23 @@ COLUMNS = ("ms per update", "spread", "slope", "memory, MB", "env steps/s")
 
 def cells(result: Mapping[str, Any]) -> list[str]:
     """Returns a point's cells of the table."""
-    memory = f"{result['bytes'] / 1e6:,.3g}" if result["bytes"] < 1e9 else f"{result['bytes'] / 1e6:,.0f}"
+    memory = (
+        f"{result['bytes'] / 1e6:,.3g}"
+        if result["bytes"] < 1e9
+        else f"{result['bytes'] / 1e6:,.0f}"
+    )
     if "error" in result:
         return [f"{result['size']:,}", "-", "-", "-", memory, result["error"]]
     rise = f"{result['slope']:.2f}" if "slope" in result else ""
     speed = short(result["env_steps_per_second"])
-    return [f"{result['size']:,}", f"{result['ms_per_pass']:.3g}", f"{result['spread']:.0%}", rise, memory, speed]
+    return [
+        f"{result['size']:,}",
+        f"{result['ms_per_pass']:.3g}",
+        f"{result['spread']:.0%}",
+        rise,
+        memory,
+        speed,
+    ]
 
 
 def draw(results: Sequence[Mapping[str, Any]], words: str, path: Path) -> None:
@@ -168,13 +218,23 @@ def draw(results: Sequence[Mapping[str, Any]], words: str, path: Path) -> None:
         axes = figure.add_subplot(math.ceil(len(curves) / 2), 2, number + 1)
         memory = axes.twinx()
         axes.loglog(sizes, [r["ms_per_pass"] for r in own], "o-", color="#245EB6", markersize=4)
-        memory.loglog(sizes, [r["bytes"] / 1e6 for r in own], "s--", color="#C2571A", markersize=3, linewidth=1)
+        memory.loglog(
+            sizes,
+            [r["bytes"] / 1e6 for r in own],
+            "s--",
+            color="#C2571A",
+            markersize=3,
+            linewidth=1,
+        )
         axes.set_title(own[0]["title"], fontsize=9)
         axes.set_xlabel(curve.replace("_", " ") + (" (steps)" if curve == "rollout_length" else ""))
         axes.set_ylabel("time per update (ms)", color="#245EB6")
         memory.set_ylabel("memory (MB)", color="#C2571A")
         axes.grid(alpha=0.3)
-        for scale in (axes, memory):  # a curve that stays within a decade would have one label, or none
+        for scale in (
+            axes,
+            memory,
+        ):  # a curve that stays within a decade would have one label, or none
             low, high = scale.get_ylim()
             scale.set_ylim(10 ** math.floor(math.log10(low)), 10 ** math.ceil(math.log10(high)))
         if sizes[-1] < 20:

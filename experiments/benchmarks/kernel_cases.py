@@ -72,17 +72,23 @@ class Case:
 def main(every: int = 1) -> None:
     """Compares every so many-th of all cases and of DRAWN drawn ones; raises RuntimeError where some disagree."""
     interpret = jax.default_backend() != "gpu"
-    cases = [*all_cases(), *(random_case(np.random.default_rng(seed)) for seed in range(DRAWN))][::every]
+    cases = [*all_cases(), *(random_case(np.random.default_rng(seed)) for seed in range(DRAWN))][
+        ::every
+    ]
     faults, refused = compare(cases, interpret)
     faults += [f"shared: {line}" for line in compare(cases, interpret, shared=True)[0]]
     for line in (*refused, *faults):
         print(line, flush=True)
-    print(f"replica kernels: {len(cases)} cases, {len(refused)} refused, {len(faults)} differ from plain XLA")
+    print(
+        f"replica kernels: {len(cases)} cases, {len(refused)} refused, {len(faults)} differ from plain XLA"
+    )
     if faults:
         raise RuntimeError("\n".join(faults))
 
 
-def compare(cases: Sequence[Case], interpret: bool, shared: bool = False) -> tuple[list[str], list[str]]:
+def compare(
+    cases: Sequence[Case], interpret: bool, shared: bool = False
+) -> tuple[list[str], list[str]]:
     """Runs cases by kernels and by plain XLA. Returns (what differs or fails, what is refused), a line a case.
 
     Args:
@@ -90,7 +96,9 @@ def compare(cases: Sequence[Case], interpret: bool, shared: bool = False) -> tup
     """
     if shared:
         first = lambda x: np.broadcast_to(x[:1], x.shape)  # noqa: E731
-        cases = [dataclasses.replace(case, operands=tuple(map(first, case.operands))) for case in cases]
+        cases = [
+            dataclasses.replace(case, operands=tuple(map(first, case.operands))) for case in cases
+        ]
     faults: list[str] = []
     refused: list[str] = []
     for i in range(0, len(cases), AT_ONCE):
@@ -98,7 +106,9 @@ def compare(cases: Sequence[Case], interpret: bool, shared: bool = False) -> tup
     return faults, refused
 
 
-def run_kernel(cases: Sequence[Case], operands: Sequence[tuple], interpret: bool, shared: bool = False) -> list[Any]:
+def run_kernel(
+    cases: Sequence[Case], operands: Sequence[tuple], interpret: bool, shared: bool = False
+) -> list[Any]:
     """Runs cases in one kernel of a single step. Returns what each gives, leaves [N, ...]."""
     of_first = jax.tree.map(lambda x: jnp.asarray(x)[0], [*operands])
 
@@ -110,11 +120,15 @@ def run_kernel(cases: Sequence[Case], operands: Sequence[tuple], interpret: bool
     return jax.tree.map(lambda leaf: leaf[0], outputs)
 
 
-def _compare(cases: Sequence[Case], interpret: bool, shared: bool, faults: list[str], refused: list[str]) -> None:
+def _compare(
+    cases: Sequence[Case], interpret: bool, shared: bool, faults: list[str], refused: list[str]
+) -> None:
     """Runs cases in one kernel; where that fails, each half of them in one of its own."""
     operands = [case.operands for case in cases]
     try:
-        found = jax.device_get(jax.jit(lambda operands: run_kernel(cases, operands, interpret, shared))(operands))
+        found = jax.device_get(
+            jax.jit(lambda operands: run_kernel(cases, operands, interpret, shared))(operands)
+        )
     except Exception as error:  # of many kinds: any of them would have ended a run
         if len(cases) > 1:
             for half in (cases[: len(cases) // 2], cases[len(cases) // 2 :]):
@@ -124,7 +138,11 @@ def _compare(cases: Sequence[Case], interpret: bool, shared: bool, faults: list[
         else:
             faults.append(f"{cases[0].name}: {type(error).__name__}: {str(error).splitlines()[0]}")
         return
-    plain = jax.jit(lambda operands: [jax.vmap(c.function)(*given) for c, given in zip(cases, operands, strict=True)])
+    plain = jax.jit(
+        lambda operands: [
+            jax.vmap(c.function)(*given) for c, given in zip(cases, operands, strict=True)
+        ]
+    )
     expected = jax.device_get(plain(operands))
     words = (difference(*each) for each in zip(cases, found, expected, strict=True))
     faults += [line for line in words if line]
@@ -136,8 +154,15 @@ def difference(case: Case, found: Any, expected: Any) -> str | None:
         if (value.shape, value.dtype) != (other.shape, other.dtype):
             return f"{case.name}: {value.dtype}{value.shape}, expected {other.dtype}{other.shape}"
         error = 0.0 if case.exact else ERRORS.get(str(other.dtype), 0.0)
-        a, b = (np.asarray(x, np.float64) if x.dtype.name in ERRORS else np.asarray(x) for x in (value, other))
-        same = np.isclose(a, b, error, error / 10, equal_nan=True) if error else (a == b) | ((a != a) & (b != b))
+        a, b = (
+            np.asarray(x, np.float64) if x.dtype.name in ERRORS else np.asarray(x)
+            for x in (value, other)
+        )
+        same = (
+            np.isclose(a, b, error, error / 10, equal_nan=True)
+            if error
+            else (a == b) | ((a != a) & (b != b))
+        )
         if not same.all():
             place = tuple(np.argwhere(~same)[0])
             given = [np.asarray(operand[place[0]]).tolist() for operand in case.operands]
@@ -145,16 +170,22 @@ def difference(case: Case, found: Any, expected: Any) -> str | None:
     return None
 
 
-def numbers(rng: np.random.Generator, dtype: str, shape: tuple[int, ...], tame: bool = False) -> np.ndarray:
+def numbers(
+    rng: np.random.Generator, dtype: str, shape: tuple[int, ...], tame: bool = False
+) -> np.ndarray:
     """Draws numbers of a dtype, [N, *shape], every third a special one; `tame`: sums and products stay in range."""
     shape = (N, *shape)
     if dtype == "bool":
         return rng.random(shape) < 0.5
     if jnp.issubdtype(dtype, jnp.integer):
         info = np.iinfo(dtype)
-        special = rng.choice(np.array([info.min, info.max, 0, 1, 2, info.max - 1, info.min + 1], dtype), shape)
+        special = rng.choice(
+            np.array([info.min, info.max, 0, 1, 2, info.max - 1, info.min + 1], dtype), shape
+        )
         wide = rng.integers(info.min, info.max, shape, dtype, endpoint=True)
-        small = rng.integers(0, 12, shape).astype(dtype) - np.asarray(5 if info.min < 0 else 0, dtype)
+        small = rng.integers(0, 12, shape).astype(dtype) - np.asarray(
+            5 if info.min < 0 else 0, dtype
+        )
         return np.choose(rng.integers(0, 3, shape), [special, wide, small])
     usual = rng.normal(size=shape) * (1.0 if tame else rng.choice([1.0, 40.0], shape))
     special = rng.choice(SPECIAL[:12] if tame else SPECIAL, shape)
@@ -177,8 +208,17 @@ def all_cases() -> Iterator[Case]:
                 yield from (make(rng, name, dtype, shape) for shape in ((4,), next(shapes)))
     for dtype in dtypes_of("fiub"):
         yield from (convert(rng, dtype, other) for other in dtypes_of("fiub"))
-        yield from (clamp(rng, dtype), choice(rng, dtype), product(rng, dtype, (3, 4)), product(rng, dtype, (2, 0)))
-        yield from (make(rng, dtype) for make in (arg, move, gather, scatter, slices, branches, loop) for _ in range(3))
+        yield from (
+            clamp(rng, dtype),
+            choice(rng, dtype),
+            product(rng, dtype, (3, 4)),
+            product(rng, dtype, (2, 0)),
+        )
+        yield from (
+            make(rng, dtype)
+            for make in (arg, move, gather, scatter, slices, branches, loop)
+            for _ in range(3)
+        )
     for index in dtypes_of("iu"):
         yield from (gather(rng, "float32", index) for _ in range(8))
 
@@ -190,7 +230,9 @@ def random_case(rng: np.random.Generator) -> Case:
     tables = {"unary": UNARY, "binary": BINARY, "fold": FOLDS, "running": RUNNING}
     if maker in tables:
         name = str(rng.choice(list(tables[maker])))
-        return MAKERS[maker](rng, name, str(rng.choice(list(dtypes_of(tables[maker][name])))), shape)
+        return MAKERS[maker](
+            rng, name, str(rng.choice(list(dtypes_of(tables[maker][name])))), shape
+        )
     dtype = str(rng.choice(list(dtypes_of("fiub"))))
     if maker == "convert":
         return convert(rng, dtype, str(rng.choice(list(dtypes_of("fiub")))))
@@ -206,7 +248,11 @@ def unary(rng: np.random.Generator, name: str, dtype: str, shape: tuple[int, ...
     function = getattr(lax, name)
     if name == "round":
         method = lax.RoundingMethod(int(rng.integers(0, 2)))
-        return Case(f"round {method.name} {dtype}", lambda x: lax.round(x, method), (numbers(rng, dtype, shape),))
+        return Case(
+            f"round {method.name} {dtype}",
+            lambda x: lax.round(x, method),
+            (numbers(rng, dtype, shape),),
+        )
     x = numbers(rng, dtype, shape, tame=name == "exp2")  # XLA's own is off by much where x is large
     return Case(f"{name} {dtype}{list(shape)}", function, (x,), name in SURE)
 
@@ -214,13 +260,22 @@ def unary(rng: np.random.Generator, name: str, dtype: str, shape: tuple[int, ...
 def binary(rng: np.random.Generator, name: str, dtype: str, shape: tuple[int, ...]) -> Case:
     """Two numbers in, or one of them known."""
     x, y = numbers(rng, dtype, shape), numbers(rng, dtype, shape)
-    if name in ("rem", "pow") and dtype in KINDS["f"]:  # Triton's remainder of a large quotient is rounded
-        x, y = (np.abs(x), y) if name == "pow" else (x, np.where(np.abs(y) > 0.4, y, np.ones_like(y)))
+    if (
+        name in ("rem", "pow") and dtype in KINDS["f"]
+    ):  # Triton's remainder of a large quotient is rounded
+        x, y = (
+            (np.abs(x), y) if name == "pow" else (x, np.where(np.abs(y) > 0.4, y, np.ones_like(y)))
+        )
         x = np.where(np.abs(x) < 1e3, x, np.ones_like(x))
     exact = name in SURE or dtype not in KINDS["f"]
     if rng.random() < 0.4:
         known = y[0]
-        return Case(f"{name} {dtype}{list(shape)}, {known} known", lambda x: getattr(lax, name)(x, known), (x,), exact)
+        return Case(
+            f"{name} {dtype}{list(shape)}, {known} known",
+            lambda x: getattr(lax, name)(x, known),
+            (x,),
+            exact,
+        )
     return Case(f"{name} {dtype}{list(shape)}", getattr(lax, name), (x, y), exact)
 
 
@@ -229,7 +284,12 @@ def fold(rng: np.random.Generator, name: str, dtype: str, shape: tuple[int, ...]
     axes = tuple(axis for axis in range(len(shape)) if rng.random() < 0.7)
     function = lambda x: getattr(lax, name)(x, axes)  # noqa: E731
     exact = dtype not in KINDS["f"] or name in ("reduce_max", "reduce_min")
-    return Case(f"{name} {dtype}{list(shape)} over {axes}", function, (numbers(rng, dtype, shape, tame=True),), exact)
+    return Case(
+        f"{name} {dtype}{list(shape)} over {axes}",
+        function,
+        (numbers(rng, dtype, shape, tame=True),),
+        exact,
+    )
 
 
 def running(rng: np.random.Generator, name: str, dtype: str, shape: tuple[int, ...]) -> Case:
@@ -238,17 +298,31 @@ def running(rng: np.random.Generator, name: str, dtype: str, shape: tuple[int, .
     axis = int(rng.integers(0, len(shape)))
     function = lambda x: getattr(lax, name)(x, axis=axis, reverse=reverse)  # noqa: E731
     exact = dtype not in KINDS["f"] or name in ("cummax", "cummin")
-    return Case(f"{name} {dtype}{list(shape)} along {axis}", function, (numbers(rng, dtype, shape, tame=True),), exact)
+    return Case(
+        f"{name} {dtype}{list(shape)} along {axis}",
+        function,
+        (numbers(rng, dtype, shape, tame=True),),
+        exact,
+    )
 
 
 def convert(rng: np.random.Generator, dtype: str, other: str) -> Case:
     """A conversion, and where the size is the same the bits of it."""
     one, both = jnp.dtype(dtype), jnp.dtype(other)
     if one.itemsize == both.itemsize and "bool" not in (dtype, other) and rng.random() < 0.3:
-        function = lambda x: lax.bitcast_convert_type(lax.bitcast_convert_type(x, both), f"int{8 * one.itemsize}")  # noqa: E731
-        return Case(f"bits of {dtype} as {other}", function, (np.abs(numbers(rng, dtype, (4,), tame=True)),))
+        function = lambda x: lax.bitcast_convert_type(  # noqa: E731
+            lax.bitcast_convert_type(x, both), f"int{8 * one.itemsize}"
+        )
+        return Case(
+            f"bits of {dtype} as {other}", function, (np.abs(numbers(rng, dtype, (4,), tame=True)),)
+        )
     exact = not (one.kind in "iu" and other in KINDS["f"])
-    return Case(f"{dtype} to {other}", lambda x: lax.convert_element_type(x, both), (numbers(rng, dtype, (6,)),), exact)
+    return Case(
+        f"{dtype} to {other}",
+        lambda x: lax.convert_element_type(x, both),
+        (numbers(rng, dtype, (6,)),),
+        exact,
+    )
 
 
 def clamp(rng: np.random.Generator, dtype: str) -> Case:
@@ -259,7 +333,11 @@ def clamp(rng: np.random.Generator, dtype: str) -> Case:
 def choice(rng: np.random.Generator, dtype: str) -> Case:
     """One of two by a flag, or of several by a number that may be beyond them."""
     cases = int(rng.integers(2, 5))
-    which = numbers(rng, "bool", (3,)) if cases == 2 else rng.integers(-1, cases + 1, (N, 3)).astype(np.int32)
+    which = (
+        numbers(rng, "bool", (3,))
+        if cases == 2
+        else rng.integers(-1, cases + 1, (N, 3)).astype(np.int32)
+    )
     values = tuple(numbers(rng, dtype, (3,)) for _ in range(cases))
     return Case(f"select_n of {cases} {dtype}", lax.select_n, (which, *values))
 
@@ -267,18 +345,27 @@ def choice(rng: np.random.Generator, dtype: str) -> Case:
 def product(rng: np.random.Generator, dtype: str, sizes: tuple[int, int]) -> Case:
     """A product of matrices, one of which may have no numbers; with a batch."""
     rows, depth = sizes
-    left, right = numbers(rng, dtype, (2, rows, depth), tame=True), numbers(rng, dtype, (2, depth, 3), tame=True)
+    left, right = (
+        numbers(rng, dtype, (2, rows, depth), tame=True),
+        numbers(rng, dtype, (2, depth, 3), tame=True),
+    )
     function = lambda a, b: lax.dot_general(a, b, (((2,), (1,)), ((0,), (0,))))  # noqa: E731
     if dtype in KINDS["f"]:  # small whole numbers, which no rounding of products changes
         left, right = (rng.integers(-3, 4, x.shape).astype(x.dtype) for x in (left, right))
-    return Case(f"dot_general {dtype} of {rows} x {depth} and {depth} x 3", function, (left, right), False)
+    return Case(
+        f"dot_general {dtype} of {rows} x {depth} and {depth} x 3", function, (left, right), False
+    )
 
 
 def arg(rng: np.random.Generator, dtype: str) -> Case:
     """The place of the largest or the least, of several that are equal too."""
     name, x = str(rng.choice(["argmax", "argmin"])), numbers(rng, dtype, (2, 5), tame=True)
     axis, index = int(rng.integers(0, 2)), str(rng.choice(["int32", "uint32", "int8"]))
-    return Case(f"{name} {dtype}", lambda x: getattr(lax, name)(x, axis, jnp.dtype(index)), (np.repeat(x, 2, 2),))
+    return Case(
+        f"{name} {dtype}",
+        lambda x: getattr(lax, name)(x, axis, jnp.dtype(index)),
+        (np.repeat(x, 2, 2),),
+    )
 
 
 def move(rng: np.random.Generator, dtype: str) -> Case:
@@ -308,7 +395,13 @@ def gather(rng: np.random.Generator, dtype: str, index: str = "int32") -> Case:
     mode = str(rng.choice(["fill", "clip", "promise_in_bounds"]))
     if mode == "promise_in_bounds":
         places = places % size
-    fills = [None, 0, 1] if dtype == "bool" else [None, 0, 1, 3, np.nan] if dtype in KINDS["f"] else [None, 0, 1, 3]
+    fills = (
+        [None, 0, 1]
+        if dtype == "bool"
+        else [None, 0, 1, 3, np.nan]
+        if dtype in KINDS["f"]
+        else [None, 0, 1, 3]
+    )
     fill = fills[int(rng.integers(0, len(fills)))] if mode == "fill" else None
     wrap, known = bool(rng.integers(0, 2)), places[0]
     at = lambda x, i: x.at[i].get(mode=mode, fill_value=fill, wrap_negative_indices=wrap)  # noqa: E731
@@ -337,16 +430,24 @@ def slices(rng: np.random.Generator, dtype: str) -> Case:
     read = lambda x, new, i: lax.dynamic_slice(x, (i[0], i[1]), (2, 1))  # noqa: E731
     write = lambda x, new, i: lax.dynamic_update_slice(x, new, (i[0], i[1]))  # noqa: E731
     reads = bool(rng.integers(0, 2))
-    return Case(f"dynamic_{'' if reads else 'update_'}slice {dtype}", read if reads else write, (x, new, start))
+    return Case(
+        f"dynamic_{'' if reads else 'update_'}slice {dtype}",
+        read if reads else write,
+        (x, new, start),
+    )
 
 
 def branches(rng: np.random.Generator, dtype: str) -> Case:
     """One of two or three functions, by a number that may be beyond."""
     several = int(rng.integers(2, 4))
-    functions = [lambda x: x, lambda x: lax.rev(x, (0,)), lambda x: lax.max(x, lax.rev(x, (0,)))][:several]
+    functions = [lambda x: x, lambda x: lax.rev(x, (0,)), lambda x: lax.max(x, lax.rev(x, (0,)))][
+        :several
+    ]
     which = rng.integers(-1, 4, N).astype(np.int32)
     return Case(
-        f"switch of {several} {dtype}", lambda i, x: lax.switch(i, functions, x), (which, numbers(rng, dtype, (3,)))
+        f"switch of {several} {dtype}",
+        lambda i, x: lax.switch(i, functions, x),
+        (which, numbers(rng, dtype, (3,))),
     )
 
 
@@ -355,16 +456,26 @@ def loop(rng: np.random.Generator, dtype: str) -> Case:
     length, reverse = int(rng.choice([0, 1, 3])), bool(rng.integers(0, 2))
     step = lambda c, x: (lax.max(c, x), lax.min(c, x))  # noqa: E731
     function = lambda c, x: lax.scan(step, c, x, reverse=reverse)  # noqa: E731
-    return Case(f"scan {length} {dtype}", function, (numbers(rng, dtype, ()), numbers(rng, dtype, (length,))))
+    return Case(
+        f"scan {length} {dtype}",
+        function,
+        (numbers(rng, dtype, ()), numbers(rng, dtype, (length,))),
+    )
 
 
 def chain(rng: np.random.Generator, dtype: str) -> Case:
     """A small program: elementwise primitives one after the other, each of what was before."""
     kind = next(kind for kind, names in KINDS.items() if dtype in names)
     ones = [
-        name for name, kinds in UNARY.items() if kind in kinds and name in SURE and name not in ("is_finite", "round")
+        name
+        for name, kinds in UNARY.items()
+        if kind in kinds and name in SURE and name not in ("is_finite", "round")
     ]
-    twos = [name for name, kinds in BINARY.items() if kind in kinds and name not in ("rem", "div", "atan2", "pow")]
+    twos = [
+        name
+        for name, kinds in BINARY.items()
+        if kind in kinds and name not in ("rem", "div", "atan2", "pow")
+    ]
     names = [str(rng.choice(ones + twos)) for _ in range(int(rng.integers(2, 6)))]
 
     def function(x: jax.Array, y: jax.Array) -> jax.Array:
@@ -374,7 +485,10 @@ def chain(rng: np.random.Generator, dtype: str) -> Case:
         return x, y
 
     return Case(
-        f"chain {dtype} {' '.join(names)}", function, (numbers(rng, dtype, (3,)), numbers(rng, dtype, (3,))), False
+        f"chain {dtype} {' '.join(names)}",
+        function,
+        (numbers(rng, dtype, (3,)), numbers(rng, dtype, (3,))),
+        False,
     )
 
 

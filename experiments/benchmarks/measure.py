@@ -40,7 +40,9 @@ def main() -> None:
     parsed = parse(sys.argv[1:])
     [row], [tier] = parsed.rows, parsed.tier
     jax.config.update("jax_enable_compilation_cache", False)  # compile time is that of a first run
-    result = measure(WORKLOADS[row], tier, parsed.small, 0 if parsed.compile_only else parsed.repeats)
+    result = measure(
+        WORKLOADS[row], tier, parsed.small, 0 if parsed.compile_only else parsed.repeats
+    )
     print(json.dumps({"row": row, **result}))
 
 
@@ -73,13 +75,17 @@ def measure(row: Workload, tier: str, small: bool, repeats: int) -> dict[str, An
     try:
         if repeats:
             arguments = jax.block_until_ready(jax.jit(program.start)())
-            numbers |= rates(lambda: compiled(*arguments), repeats, program.env_steps, program.passes)
+            numbers |= rates(
+                lambda: compiled(*arguments), repeats, program.env_steps, program.passes
+            )
             numbers["agent_steps_per_second"] = numbers["env_steps_per_second"] * program.agents
             numbers["env_steps"] = program.env_steps
             numbers["argument_bytes"] = sum(leaf.nbytes for leaf in jax.tree.leaves(arguments))
     except jax.errors.JaxRuntimeError as error:
         numbers["error"] = str(error).splitlines()[0]
-    peak = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")  # of this process so far
+    peak = (jax.devices()[0].memory_stats() or {}).get(
+        "peak_bytes_in_use"
+    )  # of this process so far
     numbers["peak_bytes_from"] = "compiler" if peak is None else "device"
     numbers["peak_bytes"] = parts["all"] if peak is None else peak
     target = None if small else row.targets.get(tier)  # of the full size
@@ -117,13 +123,19 @@ def make_program(row: Workload, tier: str, small: bool = False) -> Program:
 def compiled_bytes(program: jax.stages.Compiled) -> dict[str, int]:
     """Returns the bytes of a compiled program's arguments, results (output), what is between (temp), and all."""
     memory = program.memory_analysis()
-    parts = {name: getattr(memory, f"{name}_size_in_bytes") for name in ("argument", "output", "temp")}
+    parts = {
+        name: getattr(memory, f"{name}_size_in_bytes") for name in ("argument", "output", "temp")
+    }
     return {**parts, "all": sum(parts.values())}
 
 
-def compiled(function: Callable, arguments: tuple, options: Mapping[str, bool | str] | None = None) -> Callable:
+def compiled(
+    function: Callable, arguments: tuple, options: Mapping[str, bool | str] | None = None
+) -> Callable:
     """Returns a function of nothing that runs the compiled function on these arguments."""
-    return functools.partial(compile_lowered(jax.jit(function).lower(*arguments), options or {}), *arguments)
+    return functools.partial(
+        compile_lowered(jax.jit(function).lower(*arguments), options or {}), *arguments
+    )
 
 
 def stepping_program(config: TrainConfig, num_steps: int, plays: bool = False) -> Program:
@@ -135,7 +147,9 @@ def stepping_program(config: TrainConfig, num_steps: int, plays: bool = False) -
     def start() -> tuple:
         if plays:
             return (start_play(env, params, jax.random.key(0), config.num_envs),)
-        arrays = jax.tree.map(jnp.asarray, params)  # arguments, not constants: physics is traced wherever it is used
+        arrays = jax.tree.map(
+            jnp.asarray, params
+        )  # arguments, not constants: physics is traced wherever it is used
         return jax.random.key(1), replicas.reset(jax.random.key(0), arrays)[1], arrays
 
     how = f"{num_steps} steps{' by wdjax.play' * plays}, random actions, fresh resets"
@@ -163,9 +177,24 @@ def learner_program(tier: str, config: TrainConfig, passes: int, members: int = 
     words, env_steps = f"{config.env}, {sizes}; {policies}", passes * config.env_steps_per_update
     if not members:
         options = compiler_options(learner.setup)
-        return Program(function, lambda: (learner.init(jax.random.key(0)),), words, agents, env_steps, passes, options)
+        return Program(
+            function,
+            lambda: (learner.init(jax.random.key(0)),),
+            words,
+            agents,
+            env_steps,
+            passes,
+            options,
+        )
     start = lambda: (jax.vmap(learner.init)(jax.random.split(jax.random.key(0), members)),)  # noqa: E731
-    return Program(jax.vmap(function), start, f"{members} seeds of {words}", agents, members * env_steps, passes)
+    return Program(
+        jax.vmap(function),
+        start,
+        f"{members} seeds of {words}",
+        agents,
+        members * env_steps,
+        passes,
+    )
 
 
 def random_policy(env: Env, params: Any) -> Callable[[jax.Array, Any], Any]:
@@ -173,7 +202,9 @@ def random_policy(env: Env, params: Any) -> Callable[[jax.Array, Any], Any]:
     return lambda key, obs: uniform_action(env.action_space(params), key)
 
 
-def step_at_random(replicas: VectorEnv, num_steps: int, key: jax.Array, state: VectorState, params: Any) -> jax.Array:
+def step_at_random(
+    replicas: VectorEnv, num_steps: int, key: jax.Array, state: VectorState, params: Any
+) -> jax.Array:
     """Steps all replicas with actions drawn uniformly. Returns the sum of all that came out, () float32."""
     space = replicas.env.action_space(params).batch(replicas.num_envs)
 
@@ -183,7 +214,9 @@ def step_at_random(replicas: VectorEnv, num_steps: int, key: jax.Array, state: V
     return sum_of_steps(step, replicas.num_envs, num_steps, key, state)
 
 
-def sum_of_steps(step: Callable, num_envs: int, num_steps: int, key: jax.Array, state: Any) -> jax.Array:
+def sum_of_steps(
+    step: Callable, num_envs: int, num_steps: int, key: jax.Array, state: Any
+) -> jax.Array:
     """Steps replicas by step(action_key, step_key, state) -> (obs, state, reward, terminated, truncated, info). Returns
     the sum of all that came out but info, () float32."""
 
@@ -192,8 +225,12 @@ def sum_of_steps(step: Callable, num_envs: int, num_steps: int, key: jax.Array, 
         obs, state, *flags, _ = step(*jax.random.split(key), state)
         return (state, seen + row_sums(obs), earned + row_sums(flags)), None
 
-    nothing = jnp.zeros(num_envs)  # sums of each replica, of obs apart: no old state is kept for them
-    return sum_of(jax.lax.scan(one, (state, nothing, nothing), jax.random.split(key, num_steps))[0][1:])
+    nothing = jnp.zeros(
+        num_envs
+    )  # sums of each replica, of obs apart: no old state is kept for them
+    return sum_of(
+        jax.lax.scan(one, (state, nothing, nothing), jax.random.split(key, num_steps))[0][1:]
+    )
 
 
 def play_at_random(env: Env, params: Any, num_steps: int, state: PlayState) -> jax.Array:
@@ -209,7 +246,9 @@ def play_at_random(env: Env, params: Any, num_steps: int, state: PlayState) -> j
 def act(setup: Setup, num_rollouts: int, state: TrainState) -> tuple[TrainState, jax.Array]:
     """Plays rollouts, each kept whole until it is over. Returns (state, the sum of all that they kept, () float32)."""
 
-    def one(carry: tuple[TrainState, jax.Array], _: None) -> tuple[tuple[TrainState, jax.Array], None]:
+    def one(
+        carry: tuple[TrainState, jax.Array], _: None
+    ) -> tuple[tuple[TrainState, jax.Array], None]:
         state, total = carry
         key, next_key = jax.random.split(state.key)
         state, played = rollout(setup, state, key, play_by_kernel)
@@ -220,12 +259,17 @@ def act(setup: Setup, num_rollouts: int, state: TrainState) -> tuple[TrainState,
 
 def sum_of(tree: Any) -> jax.Array:
     """Returns the sum of all numbers and flags of a pytree, () float32."""
-    return sum((jnp.sum(leaf, dtype=jnp.float32) for leaf in jax.tree.leaves(tree)), start=jnp.float32(0))
+    return sum(
+        (jnp.sum(leaf, dtype=jnp.float32) for leaf in jax.tree.leaves(tree)), start=jnp.float32(0)
+    )
 
 
 def row_sums(tree: Any) -> jax.Array:
     """Returns the sums of all numbers and flags of each replica, [N] float32, of leaves [N, ...]."""
-    return sum(jnp.sum(leaf.reshape(leaf.shape[0], -1), axis=1, dtype=jnp.float32) for leaf in jax.tree.leaves(tree))
+    return sum(
+        jnp.sum(leaf.reshape(leaf.shape[0], -1), axis=1, dtype=jnp.float32)
+        for leaf in jax.tree.leaves(tree)
+    )
 
 
 if __name__ == "__main__":

@@ -24,17 +24,28 @@ EVERY, MUST = 100, 100  # chunks between two looks; bytes a chunk, at most
 def main() -> None:
     """Trains, and prints how memory went."""
     parser = Parser(__doc__, repeats=0)
-    parser.add_argument("--chunks", type=int, default=10_000, help="chunks of the run (default: 10,000)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write all measurements to this file")
+    parser.add_argument(
+        "--chunks", type=int, default=10_000, help="chunks of the run (default: 10,000)"
+    )
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="also write all measurements to this file"
+    )
     parsed = parser.parse()
     if parsed.chunks < 2 * EVERY:
-        parser.error(f"--chunks = {parsed.chunks}: must be at least {2 * EVERY}, for two measurements")
+        parser.error(
+            f"--chunks = {parsed.chunks}: must be at least {2 * EVERY}, for two measurements"
+        )
     seen = train(parsed.chunks)
     chunks, rss = np.array([look for look in seen if look[0] >= parsed.chunks / 5], float).T
     slope = float(np.polyfit(chunks, rss, 1)[0])
     ends = f"{rss[0] / 1e6:.2f} first, {rss.min() / 1e6:.2f} to {rss.max() / 1e6:.2f}, {rss[-1] / 1e6:.2f} last"
     print(f"{machine()}\n{slope:.0f} bytes per chunk (target: below {MUST}); RSS in MB: {ends}")
-    row = {"slope": slope, "must": MUST, "chunks": [chunk for chunk, _ in seen], "rss": [rss for _, rss in seen]}
+    row = {
+        "slope": slope,
+        "must": MUST,
+        "chunks": [chunk for chunk, _ in seen],
+        "rss": [rss for _, rss in seen],
+    }
     write_json(parsed.json, machine(), [row])
 
 

@@ -69,14 +69,21 @@ class OwnNetwork(PPO):
 
     def make_network(self, config: Any, assignment: Any, rngs: nnx.Rngs) -> ActorCritic:
         distribution = make_distribution(assignment.action_space, config.action_distribution)
-        return Network(without_mask(assignment.observation_space), distribution, config.network, rngs=rngs)
+        return Network(
+            without_mask(assignment.observation_space), distribution, config.network, rngs=rngs
+        )
 
 
 class OwnLoss(PPO):
     """PPO that only learns from actions that were better than expected."""
 
     def policy_loss(
-        self, log_prob: jax.Array, old_log_prob: jax.Array | None, advantage: jax.Array, live: jax.Array, hypers: Any
+        self,
+        log_prob: jax.Array,
+        old_log_prob: jax.Array | None,
+        advantage: jax.Array,
+        live: jax.Array,
+        hypers: Any,
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
         return PPO.policy_loss(log_prob, old_log_prob, jnp.maximum(advantage, 0.0), live, hypers)
 
@@ -84,14 +91,18 @@ class OwnLoss(PPO):
 class OwnAdvantages(PPO):
     """PPO whose advantages are rewards, whatever follows."""
 
-    def advantages(self, policy: Policy, hypers: Any, rows: Any, next_value: jax.Array, over: jax.Array) -> tuple:
+    def advantages(
+        self, policy: Policy, hypers: Any, rows: Any, next_value: jax.Array, over: jax.Array
+    ) -> tuple:
         return rows.reward - 0.5 * rows.value, rows.reward
 
 
 class OwnActing(PPO):
     """PPO that pushes to the right more often than its policy does."""
 
-    def act(self, policy: Policy, state: Any, carry: Any, obs: Any, keys: jax.Array, hypers: Any) -> tuple:
+    def act(
+        self, policy: Policy, state: Any, carry: Any, obs: Any, keys: jax.Array, hypers: Any
+    ) -> tuple:
         action, notes, carry = super().act(policy, state, carry, obs, keys, hypers)
         return jnp.where(obs[..., 2] > 0.0, 1, action), notes, carry
 
@@ -167,7 +178,11 @@ def compare_override(name: str) -> str:
     Raises:
         RuntimeError: if that is more than agreement.PARAMETERS, or the override has hardly more effect.
     """
-    (by_kernels, _), plain, (built_in, _) = train(name), train(name, kernels=False), train(None, kernels=False)
+    (by_kernels, _), plain, (built_in, _) = (
+        train(name),
+        train(name, kernels=False),
+        train(None, kernels=False),
+    )
     apart, effect = (parameter_distance(params, *plain) for params in (by_kernels, built_in))
     text = f"{apart:.1e} from plain XLA, which differs by {effect:.1e} from the built-in function"
     if not apart <= PARAMETERS <= effect / 4:

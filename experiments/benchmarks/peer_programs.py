@@ -51,7 +51,9 @@ Build = Callable[[Path | None, bool], Built]  # of (peers' path, small)
 def ours(workload: str, tier: str, path: Path | None, small: bool) -> Built:
     """A row of the suite, as the suite times it."""
     program = measure.make_program(WORKLOADS[workload], tier, small)
-    call = measure.compiled(program.function, jax.block_until_ready(jax.jit(program.start)()), program.options)
+    call = measure.compiled(
+        program.function, jax.block_until_ready(jax.jit(program.start)()), program.options
+    )
     return Built(program.words, program.env_steps, waiting(call))
 
 
@@ -66,13 +68,17 @@ def gymnax(workload: str, path: Path | None, small: bool) -> Built:
 
     def step(action_key: jax.Array, step_key: jax.Array, state: Any) -> tuple:
         action = jax.vmap(space.sample)(jax.random.split(action_key, num_envs))
-        return jax.vmap(env.step, (0, 0, 0, None))(jax.random.split(step_key, num_envs), state, action, params)
+        return jax.vmap(env.step, (0, 0, 0, None))(
+            jax.random.split(step_key, num_envs), state, action, params
+        )
 
     reset = jax.vmap(lambda key: env.reset(key, params)[1])
     state = jax.jit(lambda key: reset(jax.random.split(key, num_envs)))(jax.random.key(0))
     play = functools.partial(measure.sum_of_steps, step, num_envs, NUM_STEPS)
     words = f"gymnax {importlib.metadata.version('gymnax')}, {NUM_STEPS} steps, random actions"
-    return Built(words, num_envs * NUM_STEPS, waiting(measure.compiled(play, (jax.random.key(1), state))))
+    return Built(
+        words, num_envs * NUM_STEPS, waiting(measure.compiled(play, (jax.random.key(1), state)))
+    )
 
 
 def whole_ppo(row: str, theirs: bool, path: Path | None, small: bool) -> Built:
@@ -111,7 +117,11 @@ def serve(path: Path | None) -> None:
     built: dict[tuple[str, str], Built] = {}
     for line in sys.stdin:
         row, name, small = json.loads(line)
-        answer = timed(built[row, name]) if (row, name) in built else first(built, row, name, path, small)
+        answer = (
+            timed(built[row, name])
+            if (row, name) in built
+            else first(built, row, name, path, small)
+        )
         print(json.dumps(answer), file=answers, flush=True)
 
 
@@ -139,7 +149,9 @@ WARP_DRIVE = {"WarpDrive CUDA": "pycuda", "WarpDrive numba": "numba"}
 ROWS: dict[str, dict[str, Build]] = {
     name: {
         "wdjax": functools.partial(ours, name, TRAINING),
-        **{who: functools.partial(warp_drive, name, backend) for who, backend in WARP_DRIVE.items()},
+        **{
+            who: functools.partial(warp_drive, name, backend) for who, backend in WARP_DRIVE.items()
+        },
     }
     for name in ("tag_gridworld", "tag_continuous")
 }

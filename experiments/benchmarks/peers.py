@@ -67,7 +67,11 @@ class Worker:
         timer.start()
         line = self.process.stdout.readline()
         timer.cancel()
-        return json.loads(line) if line else {"error": f"its process ended with status {self.process.wait()}"}
+        return (
+            json.loads(line)
+            if line
+            else {"error": f"its process ended with status {self.process.wait()}"}
+        )
 
     def close(self) -> None:
         """Ends the process."""
@@ -79,7 +83,9 @@ class Worker:
 def main(arguments: list[str] | None = None) -> None:
     """Measures the rows named on the command line, or all, and prints a table."""
     parser = Parser(__doc__, ROWS)
-    parser.add_argument("--peers-path", type=Path, metavar="PATH", help="folder with one subfolder per baseline")
+    parser.add_argument(
+        "--peers-path", type=Path, metavar="PATH", help="folder with one subfolder per baseline"
+    )
     parser.add_argument("--small", action="store_true", help="sizes for a CPU")
     parsed = parser.parse(arguments)
     if parsed.peers_path is not None and not parsed.peers_path.is_dir():
@@ -90,14 +96,24 @@ def main(arguments: list[str] | None = None) -> None:
         for row in parsed.rows:
             results += measure(row, workers, parsed.peers_path, parsed.small, parsed.repeats)
             write_json(parsed.json, "unfinished", results)
-            for name in WARP_DRIVE.keys() & workers.keys():  # a second game in one process would play the first
+            for name in (
+                WARP_DRIVE.keys() & workers.keys()
+            ):  # a second game in one process would play the first
                 workers.pop(name).close()
     finally:
         for worker in workers.values():
             worker.close()
     words = f"{machine()}, {os.cpu_count()} CPU cores{', small sizes' if parsed.small else ''}"
     print(words)
-    columns = ("row", "program", "env steps/s", "spread", "wdjax speedup", "wdjax.play speedup", "by CPU time")
+    columns = (
+        "row",
+        "program",
+        "env steps/s",
+        "spread",
+        "wdjax speedup",
+        "wdjax.play speedup",
+        "by CPU time",
+    )
     Console(width=180).print(make_table(columns, map(cells, results)))
     for result in results:
         if "error" in result:
@@ -131,23 +147,35 @@ def measure(
         if failed := [answer for answer in answers if "error" in answer]:
             found[name] = failed[0]
             del turns[name]
-    results = [{"row": row, "program": name, **found[name], **numbers(name, found, turns)} for name in found]
+    results = [
+        {"row": row, "program": name, **found[name], **numbers(name, found, turns)}
+        for name in found
+    ]
     for result in results:
         print(*cells(result), result.get("error", ""), sep="  ", flush=True)
     return results
 
 
-def numbers(name: str, found: Mapping[str, Any], turns: Mapping[str, list[dict[str, float]]]) -> dict[str, Any]:
+def numbers(
+    name: str, found: Mapping[str, Any], turns: Mapping[str, list[dict[str, float]]]
+) -> dict[str, Any]:
     """Returns the times of a program, and of a peer how many times as fast wdjax's programs are."""
     if name not in turns:
         return {}
     seconds, work = ([turn[clock] for turn in turns[name]] for clock in ("seconds", "cpu_seconds"))
     median, spread = median_and_spread(seconds)
     rate = found[name]["env_steps"] / median
-    result = {"env_steps_per_second": rate, "spread": spread, "seconds": seconds, "cpu_seconds": work}
+    result = {
+        "env_steps_per_second": rate,
+        "spread": spread,
+        "seconds": seconds,
+        "cpu_seconds": work,
+    }
     for own in ("wdjax", "wdjax.play"):
         if own in turns and not name.startswith("wdjax"):
-            steps = found[own]["env_steps"] / found[name]["env_steps"]  # a call of wdjax may be more of them
+            steps = (
+                found[own]["env_steps"] / found[name]["env_steps"]
+            )  # a call of wdjax may be more of them
             for clock in ("seconds", "cpu_seconds"):
                 pairs = zip(turns[name], turns[own], strict=True)
                 ratio = statistics.median(theirs[clock] / ours[clock] for theirs, ours in pairs)
@@ -159,7 +187,11 @@ def cells(result: Mapping[str, Any]) -> list[str]:
     """Returns a result's cells of the table."""
     if "error" in result:
         return [result["row"], result["program"], "-", "-", "-", "-", "-"]
-    ratios = ("wdjax faster by seconds", "wdjax.play faster by seconds", "wdjax faster by cpu_seconds")
+    ratios = (
+        "wdjax faster by seconds",
+        "wdjax.play faster by seconds",
+        "wdjax faster by cpu_seconds",
+    )
     shown = (f"{result[ratio]:.2f}" if ratio in result else "" for ratio in ratios)
     rate, spread = short(result["env_steps_per_second"]), f"{result['spread']:.0%}"
     return [result["row"], result["program"], rate, spread, *shown]

@@ -40,7 +40,11 @@ def own_numbers(num_envs: int = 4, num_updates: int = UPDATES) -> TrainConfig:
     """Returns wdjax's configuration with the numbers that ppo.py has for CartPole-v1: its learning rate, which falls to
     0, its clipped values, and minibatches of rows of all replicas."""
     total = num_envs * 128 * num_updates
-    policy = {"learning_rate": [[0, 2.5e-4], [total, 0]], "value_clip": 0.2, "value_coefficient": 0.25}
+    policy = {
+        "learning_rate": [[0, 2.5e-4], [total, 0]],
+        "value_clip": 0.2,
+        "value_coefficient": 0.25,
+    }
     return load_config(
         "cartpole_ppo", num_envs=num_envs, num_blocks=1, devices=1, rollout_length=128, total_env_steps=total,
         **{f"policies.agent.{name}": value for name, value in policy.items()},
@@ -87,12 +91,18 @@ def load(path: Path | None) -> tuple[ModuleType, str]:
     use_folder(path, "purejaxrl")
     use_folder(path, "purejaxrl/purejaxrl")
     for name in ("brax", "brax.envs", "brax.envs.wrappers", "brax.envs.wrappers.training", "navix"):
-        sys.modules.setdefault(name, mock.MagicMock())  # its wrappers import them, for games that are not played here
-    if not hasattr(jax.core, "get_aval"):  # distrax 0.1.7 asks for it; jax 0.10 on has it by this name only
+        sys.modules.setdefault(
+            name, mock.MagicMock()
+        )  # its wrappers import them, for games that are not played here
+    if not hasattr(
+        jax.core, "get_aval"
+    ):  # distrax 0.1.7 asks for it; jax 0.10 on has it by this name only
         jax.core.get_aval = jax.typeof
     import ppo
 
-    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("gymnax", "distrax", "flax"))
+    versions = ", ".join(
+        f"{name} {importlib.metadata.version(name)}" for name in ("gymnax", "distrax", "flax")
+    )
     return ppo, f"PureJaxRL's ppo.py, {versions}"
 
 
@@ -118,7 +128,9 @@ def our_run(config: TrainConfig, seeds: int) -> Run:
 
     def curve(result: Any) -> tuple[np.ndarray, np.ndarray]:
         metrics = result[1]
-        returns, episodes = (np.asarray(metrics[name]) for name in (f"{policy}/episode_return", "episodes"))
+        returns, episodes = (
+            np.asarray(metrics[name]) for name in (f"{policy}/episode_return", "episodes")
+        )
         return returns.reshape(-1, num_updates), episodes.reshape(-1, num_updates)
 
     options = {} if seeds else compiler_options(learner.setup)
@@ -130,10 +142,16 @@ def their_run(path: Path | None, config: TrainConfig, seeds: int) -> Run:
 
     def curve(result: Any) -> tuple[np.ndarray, np.ndarray]:
         metrics = result["metrics"]  # leaves [(seeds,) updates, steps, replicas]
-        returns, episodes = jax.jit(ended)(metrics["returned_episode_returns"], metrics["returned_episode"])
-        return np.asarray(returns).reshape(-1, config.num_updates), np.asarray(episodes).reshape(-1, config.num_updates)
+        returns, episodes = jax.jit(ended)(
+            metrics["returned_episode_returns"], metrics["returned_episode"]
+        )
+        return np.asarray(returns).reshape(-1, config.num_updates), np.asarray(episodes).reshape(
+            -1, config.num_updates
+        )
 
-    return compile_run(load(path)[0].make_train(as_purejaxrl(config)), jax.random.PRNGKey(0), seeds, {}, curve)
+    return compile_run(
+        load(path)[0].make_train(as_purejaxrl(config)), jax.random.PRNGKey(0), seeds, {}, curve
+    )
 
 
 def ended(returned: jax.Array, over: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -143,7 +161,9 @@ def ended(returned: jax.Array, over: jax.Array) -> tuple[jax.Array, jax.Array]:
     return (returned * over).sum((-2, -1)) / number, number
 
 
-def compile_run(program: Callable, key: jax.Array, seeds: int, options: Mapping[str, Any], curve: Callable) -> Run:
+def compile_run(
+    program: Callable, key: jax.Array, seeds: int, options: Mapping[str, Any], curve: Callable
+) -> Run:
     """Compiles program(key), or under vmap for so many keys split off it."""
     start = time.perf_counter()
     keys, function = (jax.random.split(key, seeds), jax.vmap(program)) if seeds else (key, program)

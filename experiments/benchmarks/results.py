@@ -51,9 +51,16 @@ class Task:
 
 def task_of(row: str) -> Task:
     """Returns the task of a row of the learning table, for wdjax's preset and for PureJaxRL with its numbers."""
-    target, config = ROWS[row].targets[RETURN], functools.partial(load_config, ROWS[row].preset, devices=1)
+    target, config = (
+        ROWS[row].targets[RETURN],
+        functools.partial(load_config, ROWS[row].preset, devices=1),
+    )
     level = target.limit - 0.05 * abs(target.limit)
-    return Task(level, {"wdjax, its preset": config, "PureJaxRL, the preset's numbers": config}, (ROWS[row].seeds,))
+    return Task(
+        level,
+        {"wdjax, its preset": config, "PureJaxRL, the preset's numbers": config},
+        (ROWS[row].seeds,),
+    )
 
 
 CARTPOLE = {
@@ -61,16 +68,27 @@ CARTPOLE = {
     "wdjax, PureJaxRL's numbers": own_numbers,
     "PureJaxRL, its own numbers": own_numbers,
 }
-TASKS = {"cartpole": Task(475.0, CARTPOLE, (1, 256)), **{row: task_of(row) for row in ("acrobot", "mountain_car")}}
+TASKS = {
+    "cartpole": Task(475.0, CARTPOLE, (1, 256)),
+    **{row: task_of(row) for row in ("acrobot", "mountain_car")},
+}
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Measures the rows named on the command line, or all, and prints a table."""
     parser = Parser(__doc__, (*TASKS, *BANDS), repeats=0)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write all numbers to this file")
-    parser.add_argument("--peers-path", type=Path, metavar="PATH", help="folder with one subfolder per baseline")
-    parser.add_argument("--only", metavar="WORDS", default="", help="only programs with this prefix: PureJaxRL")
-    parser.add_argument("--seeds", type=int, nargs="+", help="seed counts, one program each (default: the row's)")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="also write all numbers to this file"
+    )
+    parser.add_argument(
+        "--peers-path", type=Path, metavar="PATH", help="folder with one subfolder per baseline"
+    )
+    parser.add_argument(
+        "--only", metavar="WORDS", default="", help="only programs with this prefix: PureJaxRL"
+    )
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", help="seed counts, one program each (default: the row's)"
+    )
     parsed = parser.parse(arguments)
     jax.config.update("jax_enable_compilation_cache", False)
     print(machine(), flush=True)
@@ -83,7 +101,13 @@ def main(arguments: list[str] | None = None) -> None:
             for name, config in TASKS[row].runs.items():
                 if not name.startswith(parsed.only):
                     continue
-                results.append({"row": row, "program": name, **reach(name, config(), TASKS[row].level, seeds, parsed)})
+                results.append(
+                    {
+                        "row": row,
+                        "program": name,
+                        **reach(name, config(), TASKS[row].level, seeds, parsed),
+                    }
+                )
                 print(*cells(results[-1]), results[-1].get("error", ""), sep="  ", flush=True)
                 write_json(parsed.json, machine(), results)
     Console(width=180).print(make_table(COLUMNS, map(cells, results)))
@@ -95,7 +119,11 @@ def reach(name: str, config: TrainConfig, level: float, seeds: int, parsed: Any)
     side_by_side = seeds if seeds > 1 else 0
     try:
         theirs = name.startswith("PureJaxRL")
-        run = their_run(parsed.peers_path, config, side_by_side) if theirs else our_run(config, side_by_side)
+        run = (
+            their_run(parsed.peers_path, config, side_by_side)
+            if theirs
+            else our_run(config, side_by_side)
+        )
     except (ImportError, AttributeError) as error:  # of a library that a newer jax has left behind
         return {"seeds": seeds, "error": f"{type(error).__name__}: {error}"}
     return {"seeds": seeds, "level": level, **time_to(run, config, level)}
@@ -112,12 +140,16 @@ def time_to(run: Run, config: TrainConfig, level: float) -> dict[str, Any]:
     start = time.perf_counter()
     result = jax.block_until_ready(run.call())
     seconds = time.perf_counter() - start
-    updates = np.array([first_reached(*own, level) + 1 for own in zip(*run.curve(result), strict=True)])
+    updates = np.array(
+        [first_reached(*own, level) + 1 for own in zip(*run.curve(result), strict=True)]
+    )
     until = {"median": float(np.median(updates)), "slowest": float(updates.max())}
     return {
         "share": float(np.isfinite(updates).mean()),
         "steps": {which: number * config.env_steps_per_update for which, number in until.items()},
-        "seconds": {which: number / config.num_updates * seconds for which, number in until.items()},
+        "seconds": {
+            which: number / config.num_updates * seconds for which, number in until.items()
+        },
         "program_seconds": seconds,
         "env_steps": config.num_updates * config.env_steps_per_update,
         "compile_seconds": run.compile_seconds,
@@ -129,7 +161,9 @@ def learn(row: str) -> dict[str, Any]:
     """Trains a row of the learning table. Returns its seconds, and the share of its numbers that are in their bands."""
     result = rerun.measure(ROWS[row])
     print(rerun.describe(row, result), flush=True)
-    outside = rerun.leaves_band(row, result, rerun.read_result(row)) + rerun.misses(row, ROWS[row], result)
+    outside = rerun.leaves_band(row, result, rerun.read_result(row)) + rerun.misses(
+        row, ROWS[row], result
+    )
     print(*outside, sep="\n" if outside else "", end="\n" if outside else "", flush=True)
     where, both = "outside of" if outside else "in", ("median", "slowest")
     same = {name: result[name] for name in ("seeds", "compile_seconds", "numbers")}
@@ -152,10 +186,19 @@ def cells(result: Mapping[str, Any]) -> list[str]:
     if "error" in result:
         return [*head, *["-"] * (len(COLUMNS) - 3)]
     compiling, slowest = result["compile_seconds"], result["seconds"]["slowest"]
-    steps = [short(number) if np.isfinite(number) else "never" for number in result["steps"].values()]
+    steps = [
+        short(number) if np.isfinite(number) else "never" for number in result["steps"].values()
+    ]
     seconds = [result["seconds"]["median"], slowest, slowest + compiling]
     shown = [f"{number:.3g}" if np.isfinite(number) else "never" for number in seconds]
-    return [*head, f"{result['share']:.0%}", *steps, *shown, f"{compiling:.1f}", f"{result['program_seconds']:.3g}"]
+    return [
+        *head,
+        f"{result['share']:.0%}",
+        *steps,
+        *shown,
+        f"{compiling:.1f}",
+        f"{result['program_seconds']:.3g}",
+    ]
 
 
 if __name__ == "__main__":

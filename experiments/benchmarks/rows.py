@@ -18,7 +18,13 @@ from wdjax.train.config.schema import TrainConfig
 from wdjax.train.load import load_config
 from wdjax.train.state.registry import read_config
 
-STEPPING, INFERENCE, TRAINING, RUNS, STARTUP = TIERS = ("stepping", "inference", "training", "runs", "startup")
+STEPPING, INFERENCE, TRAINING, RUNS, STARTUP = TIERS = (
+    "stepping",
+    "inference",
+    "training",
+    "runs",
+    "startup",
+)
 TIER_WORDS = {
     STEPPING: "Environment stepping: random actions, fresh resets",
     INFERENCE: "Stepping with inference: policies act without learning",
@@ -152,13 +158,18 @@ WORKLOADS: dict[str, Workload] = {
 HALF = {f"policies.{policy}.network.compute_dtype": "bfloat16" for policy in ("tagger", "runner")}
 WORKLOADS |= {
     f"{name}_bf16": dataclasses.replace(
-        WORKLOADS[name], changes={**WORKLOADS[name].changes, **HALF}, tiers=(TRAINING,), stepping_length=0
+        WORKLOADS[name],
+        changes={**WORKLOADS[name].changes, **HALF},
+        tiers=(TRAINING,),
+        stepping_length=0,
     )
     for name in ("tag_continuous", "tag_continuous_105", "tag_continuous_1000")
 }
 
 
-def _games(suffix: str, num_envs: int, small: int, rates: Mapping[str, float], must: int, aim: int) -> dict:
+def _games(
+    suffix: str, num_envs: int, small: int, rates: Mapping[str, float], must: int, aim: int
+) -> dict:
     """Returns the rows of random play with so many replicas; must and aim: times what gymnax reached."""
     rows = {}
     for game in GAMES:
@@ -166,7 +177,10 @@ def _games(suffix: str, num_envs: int, small: int, rates: Mapping[str, float], m
         targets = {STEPPING: Target(rate, "gymnax 0.0.9", must * rate, aim * rate)} if rate else {}
         changes = {"env": game, "num_envs": num_envs, "rollout_length": 200}
         row = Workload(changes, {"num_envs": small}, targets=targets, tiers=(STEPPING,))
-        rows |= {f"{game}_{suffix}": row, f"{game}_{suffix}_play": dataclasses.replace(row, plays=True)}
+        rows |= {
+            f"{game}_{suffix}": row,
+            f"{game}_{suffix}_play": dataclasses.replace(row, plays=True),
+        }
     return rows
 
 
@@ -176,5 +190,7 @@ AT_1M = {"cartpole": 10.1e9, "acrobot": 2.7e9, "mountain_car": 21e9, "pendulum":
 WORKLOADS |= _games("10k", 10_000, 1_000, AT_10K, must=3, aim=10)
 WORKLOADS |= _games("1m", 1_000_000, 10_000, AT_1M, must=2, aim=5)
 WORKLOADS["reaction_one_atom_10k"] = Workload(
-    {"env": "reaction_one_atom", "num_envs": 10_000, "rollout_length": 200}, {"num_envs": 1_000}, tiers=(STEPPING,)
+    {"env": "reaction_one_atom", "num_envs": 10_000, "rollout_length": 200},
+    {"num_envs": 1_000},
+    tiers=(STEPPING,),
 )

@@ -71,7 +71,11 @@ def child(preset: str, begun: str, seconds: str, workdir: str) -> dict[str, Any]
         state = played.state
         own.append(size * per_update / played.seconds)
     alone, wall = statistics.median(own), ends[-1] - ends[0]
-    speed = (rows[-1]["env_steps"] - rows[0]["env_steps"]) / wall if wall else rows[0]["env_steps_per_second"]
+    speed = (
+        (rows[-1]["env_steps"] - rows[0]["env_steps"]) / wall
+        if wall
+        else rows[0]["env_steps_per_second"]
+    )
     return {
         "machine": machine(), "workload": f"wdjax train {preset}", "updates_per_chunk": size, "seconds": wall,
         "env_steps_per_second": speed, "alone": alone, "ratio": speed / alone, "chunks": len(rows),

@@ -58,7 +58,10 @@ def measure(repeats: int, changes: Sequence[str] = ()) -> dict[str, Any]:
         "cold": cold["seconds"],
         "warm": nearest["seconds"],
         "warm_totals": totals,
-        "must": {"cold": COLD_SECONDS.get(cold["platform"], COLD_SECONDS["gpu"]), "warm": WARM_SECONDS},
+        "must": {
+            "cold": COLD_SECONDS.get(cold["platform"], COLD_SECONDS["gpu"]),
+            "warm": WARM_SECONDS,
+        },
     }
 
 
@@ -93,7 +96,9 @@ def child(begun: str, *arguments: str) -> None:
     def imported() -> type:
         found = import_trainer()
         seconds["until the Trainer"] = time.time() - float(begun)
-        trainer, programs = (importlib.import_module(f"wdjax.train.{name}") for name in ("trainer", "host.programs"))
+        trainer, programs = (
+            importlib.import_module(f"wdjax.train.{name}") for name in ("trainer", "host.programs")
+        )
         timed("make_learner", trainer, "make_learner")
         timed("trace and lower", programs, "lower_chunk")
         timed("init and compile", trainer, "compile_and_init")
@@ -106,7 +111,11 @@ def child(begun: str, *arguments: str) -> None:
         total = time.time() - float(begun)
         seconds["init and compile"] -= seconds["trace and lower"]
         seconds |= {"the rest": total - sum(seconds.values()), "total": total}
-        print(json.dumps({"seconds": seconds, "machine": machine(), "platform": jax.devices()[0].platform}))
+        print(
+            json.dumps(
+                {"seconds": seconds, "machine": machine(), "platform": jax.devices()[0].platform}
+            )
+        )
 
 
 def run_command(arguments: Sequence[str]) -> None:
@@ -127,7 +136,11 @@ def table(result: Mapping[str, Any]) -> Table:
     """Returns what was measured as a table, a row for the empty cache and one for the filled."""
     title = f"Start-up time in seconds: {result['workload']}, until the first update starts"
     rows = (
-        (words, *(f"{result[name][stage]:.2f}" for stage in ("total", *STAGES)), f"{result['must'][name]:.0f}")
+        (
+            words,
+            *(f"{result[name][stage]:.2f}" for stage in ("total", *STAGES)),
+            f"{result['must'][name]:.0f}",
+        )
         for name, words in (("cold", "empty"), ("warm", "filled"))
     )
     return make_table(("compilation cache", "total", *STAGES, "must"), rows, title)

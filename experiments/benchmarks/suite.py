@@ -39,7 +39,11 @@ from wdjax.train import list_presets
 
 TIERS_OF = {**{name: row.tiers for name, row in WORKLOADS.items()}, STARTUP: (STARTUP,)}
 TIERS_OF |= {preset: (*TIERS_OF.get(preset, ()), RUNS) for preset in list_presets()}
-PER = {STEPPING: "per step", INFERENCE: "per rollout", TRAINING: "per update"}  # unit of the times of a tier
+PER = {
+    STEPPING: "per step",
+    INFERENCE: "per rollout",
+    TRAINING: "per update",
+}  # unit of the times of a tier
 
 
 def bench(arguments: Sequence[str]) -> None:
@@ -57,7 +61,9 @@ def bench(arguments: Sequence[str]) -> None:
     rows = chosen(parsed.rows, parsed.tier)
     if parsed.json is not None:
         parsed.json.parent.mkdir(parents=True, exist_ok=True)
-        parsed.json.open("a").close()  # a path that cannot be written to is known before anything is measured
+        parsed.json.open(
+            "a"
+        ).close()  # a path that cannot be written to is known before anything is measured
     results = []
     for i, (name, tier) in enumerate(rows):
         print(f"[{i + 1}/{len(rows)}] {name}, {tier}", flush=True)
@@ -67,7 +73,9 @@ def bench(arguments: Sequence[str]) -> None:
             parsed.json.write_text(json.dumps(results, indent=1), encoding="utf8")
     console = Console(width=None if sys.stdout.isatty() else 180)
     for words in dict.fromkeys(result["machine"] for result in results if "machine" in result):
-        console.print(f"{words}{', small sizes' if parsed.small else ''}", soft_wrap=True, highlight=False)
+        console.print(
+            f"{words}{', small sizes' if parsed.small else ''}", soft_wrap=True, highlight=False
+        )
     for tier in TIERS:
         of_tier = [result for result in results if result["tier"] == tier and "error" not in result]
         if of_tier:
@@ -79,9 +87,19 @@ def bench(arguments: Sequence[str]) -> None:
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Returns the command line's options."""
     parser = Parser(__doc__, TIERS_OF, prog="wdjax bench")
-    parser.add_argument("--tier", nargs="+", default=[], metavar="TIER", help=f"of {', '.join(TIERS)} (default: all)")
-    parser.add_argument("--small", action="store_true", help="sizes for a CPU: at most a tenth of the replicas")
-    parser.add_argument("--compile-only", action="store_true", help="measure only compile time and memory")
+    parser.add_argument(
+        "--tier",
+        nargs="+",
+        default=[],
+        metavar="TIER",
+        help=f"of {', '.join(TIERS)} (default: all)",
+    )
+    parser.add_argument(
+        "--small", action="store_true", help="sizes for a CPU: at most a tenth of the replicas"
+    )
+    parser.add_argument(
+        "--compile-only", action="store_true", help="measure only compile time and memory"
+    )
     return parser.parse(arguments)
 
 
@@ -93,7 +111,9 @@ def chosen(names: Sequence[str], tiers: Sequence[str]) -> list[tuple[str, str]]:
     pairs = [(name, tier) for tier in tiers or TIERS for name in named if tier in TIERS_OF[name]]
     if not pairs:
         own = [tier for tier in TIERS if any(tier in TIERS_OF[name] for name in named)]
-        raise ValueError(f"--tier {' '.join(tiers)}: must be a tier of {', '.join(named)} ({', '.join(own)})")
+        raise ValueError(
+            f"--tier {' '.join(tiers)}: must be a tier of {', '.join(named)} ({', '.join(own)})"
+        )
     return pairs
 
 
@@ -104,10 +124,20 @@ def measure_apart(name: str, tier: str, parsed: argparse.Namespace) -> dict[str,
         if tier == STARTUP:
             return {"row": name, "tier": tier, **startup.measure(parsed.repeats)}
         if tier == RUNS:
-            return {"row": name, "tier": tier, **runs.measure(name, runs.SHORT if parsed.small else runs.SECONDS)}
-        return start("measure", [name, "--tier", tier, "--repeats", str(parsed.repeats), *flags], {})
+            return {
+                "row": name,
+                "tier": tier,
+                **runs.measure(name, runs.SHORT if parsed.small else runs.SECONDS),
+            }
+        return start(
+            "measure", [name, "--tier", tier, "--repeats", str(parsed.repeats), *flags], {}
+        )
     except subprocess.CalledProcessError as error:
-        return {"row": name, "tier": tier, "error": f"the process ended with status {error.returncode}"}
+        return {
+            "row": name,
+            "tier": tier,
+            "error": f"the process ended with status {error.returncode}",
+        }
 
 
 def line(result: Mapping[str, Any]) -> str:
@@ -129,7 +159,9 @@ def tier_table(tier: str, results: Sequence[Mapping[str, Any]]) -> Table:
     """Returns the measured rows of a tier as a table."""
     columns = COLUMNS | (TARGETS if any("must" in result for result in results) else {})
     names = (f"ms {PER[tier]}" if name == "ms" else name for name in columns)
-    rows = ((result["row"], *(cell(show, result) for show in columns.values())) for result in results)
+    rows = (
+        (result["row"], *(cell(show, result) for show in columns.values())) for result in results
+    )
     return make_table(("row", *names), rows, TIER_WORDS[tier])
 
 

@@ -16,7 +16,14 @@ import numpy as np
 
 from wdjax.experiments.benchmarks.timing import Parser, machine, rates, write_json
 from wdjax.experiments.sweep import population
-from wdjax.experiments.sweep.members import Member, as_config, make_groups, make_members, make_points, make_seeds
+from wdjax.experiments.sweep.members import (
+    Member,
+    as_config,
+    make_groups,
+    make_members,
+    make_points,
+    make_seeds,
+)
 from wdjax.train.devices.memory import bytes_needed
 
 PRESET = "cartpole_ppo"
@@ -26,9 +33,15 @@ RATES = 8  # learning rates; each has members / RATES seeds
 def main() -> None:
     """Measures one member, then all, and prints a line for each."""
     parser = Parser(__doc__)
-    parser.add_argument("--members", type=int, help="members in one program (default: 256; with --small 16)")
-    parser.add_argument("--updates", type=int, help="updates in one program (default: 20; with --small 5)")
-    parser.add_argument("--devices", type=int, help="number of devices that share the members (default: all)")
+    parser.add_argument(
+        "--members", type=int, help="members in one program (default: 256; with --small 16)"
+    )
+    parser.add_argument(
+        "--updates", type=int, help="updates in one program (default: 20; with --small 5)"
+    )
+    parser.add_argument(
+        "--devices", type=int, help="number of devices that share the members (default: all)"
+    )
     parser.add_argument("--small", action="store_true", help="sizes for a CPU")
     parsed = parser.parse()
     members = make_population(parsed.members or (16 if parsed.small else 256))
@@ -38,7 +51,10 @@ def main() -> None:
     except ValueError as error:
         parser.error(str(error))
     print(machine(), flush=True)
-    rows = [measure(members[:1], updates, parsed.repeats, 1), measure(members, updates, parsed.repeats, num_devices)]
+    rows = [
+        measure(members[:1], updates, parsed.repeats, 1),
+        measure(members, updates, parsed.repeats, num_devices),
+    ]
     write_json(parsed.json, machine(), rows)
 
 
@@ -46,17 +62,23 @@ def make_population(number: int) -> tuple[Member, ...]:
     """Returns so many members of one program: learning rates, and seeds of each."""
     rates = [1e-4 * 10 ** (2 * k / RATES) for k in range(RATES)]
     points = make_points({"policies.agent.learning_rate": rates})
-    (group,) = make_groups(make_members(as_config(PRESET), points, make_seeds(-(-number // RATES), 0)))
+    (group,) = make_groups(
+        make_members(as_config(PRESET), points, make_seeds(-(-number // RATES), 0))
+    )
     return group.members[:number]
 
 
-def measure(members: tuple[Member, ...], num_updates: int, repeats: int, num_devices: int) -> dict[str, Any]:
+def measure(
+    members: tuple[Member, ...], num_updates: int, repeats: int, num_devices: int
+) -> dict[str, Any]:
     """Compiles and times a population. Returns its numbers, which are also printed."""
     size = population.even_size(len(members), len(members), num_devices)
     padded = members + members[-1:] * (size - len(members))
     setup = population.population_setup(members)
     states = jax.block_until_ready(population.init_population(setup, padded, num_devices))
-    program, compile_seconds = population.compile_population(setup, states, num_updates, num_devices)
+    program, compile_seconds = population.compile_population(
+        setup, states, num_updates, num_devices
+    )
 
     def call() -> Any:
         nonlocal states  # the program donates them

@@ -23,10 +23,17 @@ class Parser(argparse.ArgumentParser):
     """The command line of a benchmark: rows by name; --repeats and --json unless `repeats` is 0; what else is added."""
 
     def __init__(
-        self, words: str, rows: Collection[str] = (), usual: Collection[str] = (), repeats: int = 5, **options: Any
+        self,
+        words: str,
+        rows: Collection[str] = (),
+        usual: Collection[str] = (),
+        repeats: int = 5,
+        **options: Any,
     ) -> None:
         formatter = argparse.RawDescriptionHelpFormatter
-        super().__init__(description=words, formatter_class=formatter, allow_abbrev=False, **options)
+        super().__init__(
+            description=words, formatter_class=formatter, allow_abbrev=False, **options
+        )
         self.rows = rows
         if rows:
             known = f"rows to measure: {', '.join(rows)} (default: {', '.join(usual) or 'all'})"
@@ -34,7 +41,9 @@ class Parser(argparse.ArgumentParser):
         if repeats:
             runs = f"timed runs per row, at least 1 (default: {repeats})"
             self.add_argument("--repeats", type=int, default=repeats, help=runs)
-            self.add_argument("--json", type=Path, metavar="FILE", help="also write all numbers to this file")
+            self.add_argument(
+                "--json", type=Path, metavar="FILE", help="also write all numbers to this file"
+            )
 
     def error(self, message: str) -> NoReturn:
         """Ends with one sentence and exit status 2."""
@@ -45,12 +54,21 @@ class Parser(argparse.ArgumentParser):
         parsed, unknown = self.parse_known_args(arguments)
         try:
             for name in unknown:
-                require_known("option", name, [option for option in self._option_string_actions if option != "-h"])
+                require_known(
+                    "option",
+                    name,
+                    [option for option in self._option_string_actions if option != "-h"],
+                )
             for name in parsed.rows if self.rows else ():
                 require_known("row", name, self.rows)
             for name, value in vars(parsed).items():
                 for number in value if isinstance(value, list) else [value]:
-                    require(type(number) is not int or number >= 1, f"--{name.replace('_', '-')}", number, "at least 1")
+                    require(
+                        type(number) is not int or number >= 1,
+                        f"--{name.replace('_', '-')}",
+                        number,
+                        "at least 1",
+                    )
         except ValueError as error:
             self.error(str(error))
         return parsed
@@ -135,7 +153,9 @@ def write_json(path: Path | None, words: str, rows: Sequence[Mapping[str, Any]])
         path.write_text(json.dumps({"machine": words, "rows": rows}, indent=1), encoding="utf8")
 
 
-def make_table(columns: Iterable[str], rows: Iterable[Iterable[str]], title: str | None = None) -> Table:
+def make_table(
+    columns: Iterable[str], rows: Iterable[Iterable[str]], title: str | None = None
+) -> Table:
     """Returns a table: the first column holds names, the others numbers."""
     name, *numbers = columns
     headers = (Column(name, no_wrap=True), *(Column(number, justify="right") for number in numbers))

@@ -21,14 +21,19 @@ import numpy as np
 import yaml
 
 UPDATES = {"tag_gridworld": 5, "tag_continuous": 2}  # in a timed call: about a second
-ENVS = {"tag_gridworld": ("tag_gridworld", "CUDATagGridWorld"), "tag_continuous": ("tag_continuous", "TagContinuous")}
+ENVS = {
+    "tag_gridworld": ("tag_gridworld", "CUDATagGridWorld"),
+    "tag_continuous": ("tag_continuous", "TagContinuous"),
+}
 
 
 def train(trainer: Any, num_updates: int) -> None:
     """Does what the trainer's own `train` does in the time that it counts: rollouts and updates, no logs, no saves."""
     for _ in range(num_updates):
         trainer._generate_rollout_batch()
-        trainer._update_model_params(iteration=1)  # neither the first nor the last: those log; it waits for the device
+        trainer._update_model_params(
+            iteration=1
+        )  # neither the first nor the last: those log; it waits for the device
 
 
 def make_trainer(name: str, backend: str) -> Any:
@@ -42,7 +47,10 @@ def make_trainer(name: str, backend: str) -> Any:
         ImportError: where it, or what it needs, is not there.
         Exception: whatever else it raises where it does not start.
     """
-    for gone, now in (("row_stack", "vstack"), ("trapz", "trapezoid")):  # numba-cuda asks for them; numpy 2.5 has not
+    for gone, now in (
+        ("row_stack", "vstack"),
+        ("trapz", "trapezoid"),
+    ):  # numba-cuda asks for them; numpy 2.5 has not
         setattr(np, gone, getattr(np, now))
     import torch
     from warp_drive.env_wrapper import EnvWrapper
@@ -54,15 +62,23 @@ def make_trainer(name: str, backend: str) -> Any:
         from warp_drive.utils.architecture_validate import DeviceArchitectures as Known
 
         for table, of_hopper in ((Known.MaxBlocksPerSM, 32), (Known.MaxThreadsPerSM, 2048)):
-            table.setdefault("sm_90", of_hopper)  # its list ends with sm_87, and it refuses to start on others
-    torch.set_float32_matmul_precision("high")  # tf32, as wdjax's products; its own default is float32
+            table.setdefault(
+                "sm_90", of_hopper
+            )  # its list ends with sm_87, and it refuses to start on others
+    torch.set_float32_matmul_precision(
+        "high"
+    )  # tf32, as wdjax's products; its own default is float32
     configs = Path(get_project_root()) / "warp_drive" / "training" / "run_configs"
     config = yaml.safe_load((configs / f"{name}.yaml").read_text(encoding="utf8"))
     module, kind = ENVS[name]
     env = getattr(importlib.import_module(f"example_envs.{module}.{module}"), kind)(**config["env"])
-    config["trainer"]["seed"] = 0  # its own, the time, is of a type that random.seed has not taken since Python 3.11
+    config["trainer"]["seed"] = (
+        0  # its own, the time, is of a type that random.seed has not taken since Python 3.11
+    )
     config["saving"]["basedir"] = tempfile.mkdtemp()
-    agents = {policy: [*getattr(env, f"{policy}s")] for policy in config["policy"] if policy != "shared"}
+    agents = {
+        policy: [*getattr(env, f"{policy}s")] for policy in config["policy"] if policy != "shared"
+    }
     trainer = TrainerA2C(
         env_wrapper=EnvWrapper(env, num_envs=config["trainer"]["num_envs"], env_backend=backend),
         config=config,
@@ -77,5 +93,7 @@ def words(backend: str) -> str:
     """Returns what runs, and by which versions."""
     how = "its CUDA kernels" if backend == "pycuda" else "its numba backend"
     libraries = ("torch", "numba" if backend == "numba" else "pycuda", "numpy")
-    versions = ", ".join(f"{library} {importlib.metadata.version(library)}" for library in libraries)
+    versions = ", ".join(
+        f"{library} {importlib.metadata.version(library)}" for library in libraries
+    )
     return f"WarpDrive {importlib.metadata.version('rl-warp-drive')} by {how}, its own yaml, tf32, {versions}"

@@ -17,7 +17,9 @@ from wdjax.checks import did_you_mean, one_line, require
 from wdjax.train.config.facts import Fraction, Schedule, words_of
 from wdjax.train.config.schema import policy_fields
 
-_OF_MODULES = "Allow saved runs to import code from this module or its submodules. Repeat for several."
+_OF_MODULES = (
+    "Allow saved runs to import code from this module or its submodules. Repeat for several."
+)
 Modules = Annotated[
     tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="MODULE", help=_OF_MODULES)
 ]
@@ -30,14 +32,20 @@ Callbacks = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...", help=_O
 
 # What a command plays or writes: short in its help, and without "(default: None)" or "(default: )".
 Run = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-Runs = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN ...", help_behavior_hint="")]
+Runs = Annotated[
+    tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN ...", help_behavior_hint="")
+]
 File = Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")]
 Names = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...")]
 
 PATHS = ("--workdir", "--output", "--npz", "--file")
 
 # An example of a mapping's flag, by the last part of its name.
-PAIRS = {"stop-at": "agent/episode_return 475", "opponents": "random 0.3", "encoder-options": "num_heads 4"}
+PAIRS = {
+    "stop-at": "agent/episode_return 475",
+    "opponents": "random 0.3",
+    "encoder-options": "num_heads 4",
+}
 
 # What tyro says of a value -> our words for it.
 SAID_OF_VALUES = (
@@ -56,22 +64,31 @@ FACTS = tyro.constructors.ConstructorRegistry()
 
 
 @FACTS.struct_rule
-def facts_in_help(info: tyro.constructors.StructTypeInfo) -> tyro.constructors.StructConstructorSpec | None:
+def facts_in_help(
+    info: tyro.constructors.StructTypeInfo,
+) -> tyro.constructors.StructConstructorSpec | None:
     """Puts what is true of a field before its help: "(traced, PPO)" (config/facts.py)."""
     if not dataclasses.is_dataclass(info.type) or info in _UNDER_WAY:
         return None
     _UNDER_WAY.append(info)
     try:
-        spec = tyro.constructors.ConstructorRegistry.get_struct_spec(info)  # tyro's own, as this one stands back
+        spec = tyro.constructors.ConstructorRegistry.get_struct_spec(
+            info
+        )  # tyro's own, as this one stands back
     finally:
         _UNDER_WAY.remove(info)
     facts = {field.name: words_of(field) for field in dataclasses.fields(info.type)}
-    told = [dataclasses.replace(f, helptext=functools.partial(_told, facts[f.name], f.helptext)) for f in spec.fields]
+    told = [
+        dataclasses.replace(f, helptext=functools.partial(_told, facts[f.name], f.helptext))
+        for f in spec.fields
+    ]
     return dataclasses.replace(spec, fields=tuple(told))
 
 
 @FACTS.primitive_rule
-def whole_numbers(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec | None:
+def whole_numbers(
+    info: tyro.constructors.PrimitiveTypeInfo,
+) -> tyro.constructors.PrimitiveConstructorSpec | None:
     """Takes 1e6 for a whole number, as presets and Python do."""
     if info.type is not int:
         return None
@@ -82,7 +99,9 @@ def whole_numbers(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructor
 
 
 @FACTS.primitive_rule
-def schedules(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec | None:
+def schedules(
+    info: tyro.constructors.PrimitiveTypeInfo,
+) -> tyro.constructors.PrimitiveConstructorSpec | None:
     """Take a number, pairs of an env step and a value, or `fraction` and pairs of a fraction of the run and a value."""
     if info.type != Schedule:
         return None
@@ -126,7 +145,9 @@ _UNDER_WAY: list[tyro.constructors.StructTypeInfo] = []
 
 def _told(facts: str, helptext: Any) -> str:
     words = helptext() if callable(helptext) else helptext
-    return " ".join([facts, *(words or "").split()]).strip()  # one paragraph: the terminal breaks its lines
+    return " ".join(
+        [facts, *(words or "").split()]
+    ).strip()  # one paragraph: the terminal breaks its lines
 
 
 def parse(cls: type, prog: str, arguments: list[str], **options: Any) -> Any:
@@ -148,7 +169,9 @@ def parse(cls: type, prog: str, arguments: list[str], **options: Any) -> Any:
 
 def flags_of(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yields (flag, value) of "--flag value" and "--flag=value", before what the flags are is known."""
-    return itertools.pairwise(itertools.chain.from_iterable(word.split("=", 1) for word in arguments))
+    return itertools.pairwise(
+        itertools.chain.from_iterable(word.split("=", 1) for word in arguments)
+    )
 
 
 def mistake(panel: str, arguments: list[str], policies: Iterable[str] = ()) -> str:
@@ -167,7 +190,9 @@ def mistake(panel: str, arguments: list[str], policies: Iterable[str] = ()) -> s
     if choice := re.match(r"invalid choice '(.*)' for .* Expected one of \('(.*)'\)$", wrong):
         allowed = choice[2].split("', '")
         return f"{wrong}: {did_you_mean(choice[1], allowed)}"
-    if short := re.match(r"Unrecognized options: -?(\w[\w.-]*)=(\S+)|Unrecognized options: -(\w[\w.-]*)", wrong):
+    if short := re.match(
+        r"Unrecognized options: -?(\w[\w.-]*)=(\S+)|Unrecognized options: -(\w[\w.-]*)", wrong
+    ):
         flag = f"--{short[1]} {short[2]}" if short[1] else f"--{short[3]}"
         return f"{wrong}: flags start with two dashes: {flag} (see --help)"
     if unknown := re.match(r"Unrecognized options: --(policies\.[^.]+\.)?([\w-]+)", wrong):
@@ -178,7 +203,11 @@ def mistake(panel: str, arguments: list[str], policies: Iterable[str] = ()) -> s
     if near := re.match(r"Perhaps you meant: (--[^\s,]+)", hints):
         return f"{wrong}: did you mean {near[1]}?"
     first = wrong.removeprefix("Unrecognized options: ").split(",")[0]
-    before = arguments[: arguments.index(first)] if first in arguments and not first.startswith("-") else []
+    before = (
+        arguments[: arguments.index(first)]
+        if first in arguments and not first.startswith("-")
+        else []
+    )
     flags = [argument for argument in before if argument.startswith("--")]
     return f"{wrong}{f', after {flags[-1]}' if flags else ''} (see --help)"
 
@@ -187,7 +216,9 @@ def require_preset(command: str, arguments: list[str]) -> list[str]:
     """Returns the arguments of a command that needs a preset first; raises ValueError where there is none."""
     if not arguments or arguments[0].startswith("-"):
         words = "such as tag_small (see wdjax list), or a YAML file"
-        raise ValueError(f"wdjax {command} needs a preset first, {words}. Help: wdjax {command} PRESET --help")
+        raise ValueError(
+            f"wdjax {command} needs a preset first, {words}. Help: wdjax {command} PRESET --help"
+        )
     return arguments
 
 
@@ -195,7 +226,9 @@ def require_run(command: str, arguments: Sequence[str]) -> None:
     """Raises ValueError where a command that plays a run is given nothing."""
     if not arguments:
         more = f"wdjax {command} --help"
-        raise ValueError(f"wdjax {command} needs a run, the folder that wdjax train wrote. Help: {more}")
+        raise ValueError(
+            f"wdjax {command} needs a run, the folder that wdjax train wrote. Help: {more}"
+        )
 
 
 def require_seed(seed: int) -> None:

@@ -48,7 +48,12 @@ def completion(arguments: list[str]) -> None:
     cases = []
     for command, classes in FLAGS.items():
         hidden = ("config", "policies", "env_params", "run", "runs")
-        names = [field.name for cls in classes for field in dataclasses.fields(cls) if field.name not in hidden]
+        names = [
+            field.name
+            for cls in classes
+            for field in dataclasses.fields(cls)
+            if field.name not in hidden
+        ]
         flags = " ".join(["--help", *(f"--{name.replace('_', '-')}" for name in names)])
         cases.append(f'        *:{command}:-*) words="{flags}" ;;')
     print(SCRIPT.format(

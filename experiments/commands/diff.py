@@ -20,19 +20,33 @@ from wdjax.train.config.facts import in_env_steps
 from wdjax.train.config.reading import from_mapping, read_yaml
 from wdjax.train.host.plots import policies_of
 from wdjax.train.load import preset_path
-from wdjax.train.storage.folder import CONFIG, MADE_WITH, VERSION, flat, plain_config, without_version
+from wdjax.train.storage.folder import (
+    CONFIG,
+    MADE_WITH,
+    VERSION,
+    flat,
+    plain_config,
+    without_version,
+)
 
 
 def diff(arguments: list[str]) -> None:
     """wdjax diff RUN RUN: fields of their configurations that differ, and the last metrics of each"""
     if len(arguments) != 2 or arguments[0].startswith("-"):
-        raise ValueError("wdjax diff takes two runs, presets or YAML files, such as: wdjax diff runs/a runs/b")
+        raise ValueError(
+            "wdjax diff takes two runs, presets or YAML files, such as: wdjax diff runs/a runs/b"
+        )
     console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
     fields = [fields_of(run) for run in arguments]
     if fields[0]["env"] == fields[1]["env"]:  # else every env_param would be listed
-        with contextlib.suppress(ValueError, TypeError, OSError):  # for example a parameter of another version
+        with contextlib.suppress(
+            ValueError, TypeError, OSError
+        ):  # for example a parameter of another version
             fields = [with_env_params(own) for own in fields]
-    for title, (first, second) in (("configuration", fields), ("last metrics", map(last_metrics, arguments))):
+    for title, (first, second) in (
+        ("configuration", fields),
+        ("last metrics", map(last_metrics, arguments)),
+    ):
         names = differing([first, second])
         table = Table(title, *(Column(Text(name)) for name in arguments))
         for name in names:
@@ -53,9 +67,17 @@ def differing(runs: Sequence[Mapping[str, Any]]) -> list[str]:
     def at_default(name: str) -> bool:
         _, _, field = name.split(".", 2) if name.startswith("policies.") else ("", "", "")
         values = [own[name] for own in runs if name in own]
-        return len(values) < len(runs) and field in usual and all(value == usual[field] for value in values)
+        return (
+            len(values) < len(runs)
+            and field in usual
+            and all(value == usual[field] for value in values)
+        )
 
-    return [name for name in names if any(own.get(name) != first.get(name) for own in runs) and not at_default(name)]
+    return [
+        name
+        for name in names
+        if any(own.get(name) != first.get(name) for own in runs) and not at_default(name)
+    ]
 
 
 def fields_of(run: str) -> dict[str, Any]:
@@ -67,7 +89,9 @@ def fields_of(run: str) -> dict[str, Any]:
     if not file.is_file():
         folder = run.rpartition("@")[0]
         if folder and (Path(folder) / CONFIG).is_file():
-            raise ValueError(f"{run} is a checkpoint, but wdjax diff compares whole runs. Use {folder}")
+            raise ValueError(
+                f"{run} is a checkpoint, but wdjax diff compares whole runs. Use {folder}"
+            )
         file = preset_path(run)
     raw = read_yaml(file)
     written_by = flat({name: raw[name] for name in (VERSION, MADE_WITH) if name in raw})
@@ -83,8 +107,14 @@ def with_env_params(fields: Mapping[str, Any]) -> Mapping[str, Any]:
     name, prefix = fields["env"], "env_params."
     if ":" in name or name in [entry.name for entry in announced("wdjax.envs")]:
         return fields
-    given = {path.removeprefix(prefix): value for path, value in fields.items() if path.startswith(prefix)}
-    config = complete_env_params(TrainConfig(env=name, policies={"": PolicyConfig()}, env_params=given))
+    given = {
+        path.removeprefix(prefix): value
+        for path, value in fields.items()
+        if path.startswith(prefix)
+    }
+    config = complete_env_params(
+        TrainConfig(env=name, policies={"": PolicyConfig()}, env_params=given)
+    )
     return {**fields, **flat({"env_params": plain_config(config)["env_params"]})}
 
 
@@ -95,9 +125,13 @@ def last_metrics(run: str) -> dict[str, Any]:
         last |= {name: value for name, value in row.items() if value is not None}
     spaces = (f"{user_space(policies_of(last))}/", f"{EVALUATED}/{user_space(policies_of(last))}/")
     counted = lambda name: name == "env_steps" or "episode_" in name or name.startswith(spaces)  # noqa: E731
-    return {name: last[name] for name in last if counted(name) and not is_standard_error(name, last)}
+    return {
+        name: last[name] for name in last if counted(name) and not is_standard_error(name, last)
+    }
 
 
 def is_standard_error(name: str, row: Mapping[str, Any]) -> bool:
     """Return whether a metric is the standard error of another one in a row."""
-    return name.startswith(f"{EVALUATED}/") and name.removesuffix(STANDARD_ERROR) in row.keys() - {name}
+    return name.startswith(f"{EVALUATED}/") and name.removesuffix(STANDARD_ERROR) in row.keys() - {
+        name
+    }

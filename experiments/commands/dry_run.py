@@ -21,7 +21,10 @@ from wdjax.train.storage.folder import flat, plain_config
 
 
 def dry_run(
-    config: TrainConfig, trust: Collection[str] = (), callbacks: Sequence[str] = (), begun: bool = False
+    config: TrainConfig,
+    trust: Collection[str] = (),
+    callbacks: Sequence[str] = (),
+    begun: bool = False,
 ) -> Iterator[str]:
     """Yields lines: what the configuration says beside defaults, the length of the run, each policy's parameters and
     batches, what kernels do, and how much memory the compiled program takes. Raises as `Trainer`, of a run that has
@@ -57,7 +60,11 @@ def changed_fields(config: TrainConfig) -> list[str]:
     plain = complete_env_params(TrainConfig(env=config.env, policies=policies))
     usual = flat(plain_config(dataclasses.replace(plain, env="")))  # which game it is is no default
     own = flat(plain_config(from_mapping(TrainConfig, config)))
-    return [f"{name}: {value}" for name, value in own.items() if name not in usual or usual[name] != value]
+    return [
+        f"{name}: {value}"
+        for name, value in own.items()
+        if name not in usual or usual[name] != value
+    ]
 
 
 def batches(config: TrainConfig, policy: Policy) -> str:

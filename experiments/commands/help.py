@@ -36,8 +36,9 @@ def help_topic(arguments: Sequence[str]) -> str | None:
 def screen_of_no_preset() -> str:
     """Returns the help of wdjax train where no preset is named."""
     screen = SCREEN.format(preset="PRESET", name="tag_small")
-    return f"{screen}\n\npresets: {', '.join(list_presets())}, or a YAML file (see wdjax list)\n" + (
-        "wdjax train PRESET --help lists its fields by topic"
+    return (
+        f"{screen}\n\npresets: {', '.join(list_presets())}, or a YAML file (see wdjax list)\n"
+        + ("wdjax train PRESET --help lists its fields by topic")
     )
 
 
@@ -49,7 +50,9 @@ def help_text(cls: type, preset: str, topic: str, default: Any) -> str:
     """
     panels = panels_by_tyro(cls, f"wdjax train {preset}", default=default)
     if not topic:
-        lines = [f"  {name:28s}{len(flags):3d} flags: {_first(flags)}" for name, flags in panels.items()]
+        lines = [
+            f"  {name:28s}{len(flags):3d} flags: {_first(flags)}" for name, flags in panels.items()
+        ]
         of_topics = f"topics: wdjax train {preset} --help TOPIC (flags: --TOPIC.NAME; for topic run: --NAME)"
         topics = [of_topics, *lines, f"  {'all':31s}every flag"]
         also = "or part of a flag's name: --help learning-rate"
@@ -64,7 +67,9 @@ def panels_by_tyro(cls: type, prog: str, **options: Any) -> dict[str, list[str]]
         tyro.cli(cls, prog=prog, args=["--help"], registry=FACTS, **options)
     plain = re.sub(r" +$", "", screen.getvalue(), flags=re.MULTILINE)
     _, *panels = re.split(r"^ (?:(\S+) )?options\n -+\n", plain, flags=re.MULTILINE)
-    flags = (re.findall(r"^  --?\w.*(?:\n(?!  --?\w).+)*", panel, re.MULTILINE) for panel in panels[1::2])
+    flags = (
+        re.findall(r"^  --?\w.*(?:\n(?!  --?\w).+)*", panel, re.MULTILINE) for panel in panels[1::2]
+    )
     return {topic or "run": own for topic, own in zip(panels[::2], flags, strict=True)}
 
 
@@ -74,10 +79,14 @@ def of_topic(panels: Mapping[str, Sequence[str]], topic: str) -> str:
     if word == "all" or word in panels:
         chosen = panels if word == "all" else {word: panels[word]}
     else:
-        found = {name: [f for f in flags if word in f.splitlines()[0]] for name, flags in panels.items()}
+        found = {
+            name: [f for f in flags if word in f.splitlines()[0]] for name, flags in panels.items()
+        }
         chosen = {name: flags for name, flags in found.items() if flags}
     if not chosen:
-        raise ValueError(f"--help {topic}: no flag name contains this. Topics: {', '.join(panels)}, all")
+        raise ValueError(
+            f"--help {topic}: no flag name contains this. Topics: {', '.join(panels)}, all"
+        )
     return "\n".join(line for name, flags in chosen.items() for line in [f"{name}:", *flags])
 
 

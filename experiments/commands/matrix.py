@@ -14,7 +14,9 @@ from wdjax.files import new_file, write_text
 from wdjax.train import Episodes, Player
 from wdjax.train.evaluation.episodes import return_statistics
 
-Rows = Mapping[tuple[str, ...], Mapping[str, Mapping[str, Any]]]  # who plays each role -> what `statistics` returns
+Rows = Mapping[
+    tuple[str, ...], Mapping[str, Mapping[str, Any]]
+]  # who plays each role -> what `statistics` returns
 
 
 def matrix_tables(cells: Mapping[tuple[str, ...], Episodes], rows: Rows) -> list[Table]:
@@ -33,15 +35,23 @@ def matrix_tables(cells: Mapping[tuple[str, ...], Episodes], rows: Rows) -> list
         tables = []
         for name in names:
             columns = (Column(Text(player), justify="right") for player in across)
-            tables.append(Table(f"{roles[0]} \\ {roles[1]}", *columns, title=name, title_justify="left"))
+            tables.append(
+                Table(f"{roles[0]} \\ {roles[1]}", *columns, title=name, title_justify="left")
+            )
             for player in down:
-                tables[-1].add_row(Text(player), *(_words(rows[player, other][name], None) for other in across))
+                tables[-1].add_row(
+                    Text(player), *(_words(rows[player, other][name], None) for other in across)
+                )
         return tables
     table = Table(*roles, *(Column(name, justify="right") for name in names))
     baseline = rows.get(("random",) * len(roles))
     for cell, numbers in rows.items():
-        multiple_of = {name: baseline[name]["mean"] for name in names if baseline and name not in shown}
-        table.add_row(*map(Text, cell), *(_words(numbers[name], multiple_of.get(name)) for name in names))
+        multiple_of = {
+            name: baseline[name]["mean"] for name in names if baseline and name not in shown
+        }
+        table.add_row(
+            *map(Text, cell), *(_words(numbers[name], multiple_of.get(name)) for name in names)
+        )
     return [table]
 
 
@@ -68,7 +78,10 @@ def write_matrix(file: Path, roles: Sequence[str], rows: Rows) -> None:
         with new_file(file, "w") as out:
             csv.writer(out).writerows(_csv_lines(roles, rows))
         return
-    content = [{"policies": dict(zip(roles, cell, strict=True)), **numbers} for cell, numbers in rows.items()]
+    content = [
+        {"policies": dict(zip(roles, cell, strict=True)), **numbers}
+        for cell, numbers in rows.items()
+    ]
     write_text(file, json.dumps(content, indent=1) + "\n")
 
 
@@ -78,7 +91,13 @@ def _csv_lines(roles: Sequence[str], rows: Rows) -> Iterator[list[Any]]:
             if i == 0 and name == next(iter(quantities)):
                 levels = [f"quantile_{level}" for level in numbers["quantiles"]]
                 yield [*roles, "quantity", "mean", "standard_error", *levels]
-            yield [*cell, name, numbers["mean"], numbers["standard_error"], *numbers["quantiles"].values()]
+            yield [
+                *cell,
+                name,
+                numbers["mean"],
+                numbers["standard_error"],
+                *numbers["quantiles"].values(),
+            ]
 
 
 def other_params(first: Player, others: Iterable[Player]) -> Iterator[str]:

@@ -10,8 +10,22 @@ import tyro
 
 from wdjax.checks import require
 from wdjax.console import Console, show
-from wdjax.experiments.commands.arguments import File, Modules, Names, Run, Runs, parse, require_run, require_seed
-from wdjax.experiments.commands.matrix import matrix_tables, other_params, require_tables, write_matrix
+from wdjax.experiments.commands.arguments import (
+    File,
+    Modules,
+    Names,
+    Run,
+    Runs,
+    parse,
+    require_run,
+    require_seed,
+)
+from wdjax.experiments.commands.matrix import (
+    matrix_tables,
+    other_params,
+    require_tables,
+    write_matrix,
+)
 from wdjax.files import make_folder_inside
 from wdjax.rendering import require_output
 from wdjax.train import Player, cross_play, save_episode, statistics, trained_policy
@@ -24,9 +38,9 @@ from wdjax.train.load import load_named
 class EvalArguments:
     """Evaluate runs against each other, random play and scripts, in every combination; mean ± standard error.
 
-        $ wdjax eval runs/a                                                   against random play
-        $ wdjax eval runs/a runs/b@best --opponents random chase_nearest      runs and scripts of one environment
-        $ wdjax eval runs/a --episodes 1024 --greedy --output cells.csv       all numbers to a file
+    $ wdjax eval runs/a                                                   against random play
+    $ wdjax eval runs/a runs/b@best --opponents random chase_nearest      runs and scripts of one environment
+    $ wdjax eval runs/a --episodes 1024 --greedy --output cells.csv       all numbers to a file
     """
 
     runs: Runs = ()
@@ -48,7 +62,9 @@ class EvalArguments:
     seed: int = 0
     """Seed for start states and actions."""
     trust: Modules = ()
-    output: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="FILE ...", help_behavior_hint="")] = ()
+    output: Annotated[
+        tuple[Path, ...], tyro.conf.arg(metavar="FILE ...", help_behavior_hint="")
+    ] = ()
     """Also write all numbers to these files, with quantiles and per-agent returns: .json or .csv."""
 
 
@@ -56,9 +72,9 @@ class EvalArguments:
 class RenderArguments:
     """Save one episode of a run as an animation, an interactive player, or arrays.
 
-        $ wdjax render runs/a                                   runs/a/episode.gif
-        $ wdjax render runs/a --seed 3 --output hunt.html       interactive player
-        $ wdjax render runs/a@best --npz episode.npz            states, actions, rewards, for numpy.load
+    $ wdjax render runs/a                                   runs/a/episode.gif
+    $ wdjax render runs/a --seed 3 --output hunt.html       interactive player
+    $ wdjax render runs/a@best --npz episode.npz            states, actions, rewards, for numpy.load
     """
 
     run: Run
@@ -84,8 +100,8 @@ class RenderArguments:
 class ExportArguments:
     """Export each policy as StableHLO and as arrays, for use without wdjax (pip install "wdjax[export]").
 
-        $ wdjax export runs/a                                       runs/a/export/NAME.stablehlo, NAME.npz
-        $ wdjax export runs/a@best --policies tagger --output out
+    $ wdjax export runs/a                                       runs/a/export/NAME.stablehlo, NAME.npz
+    $ wdjax export runs/a@best --policies tagger --output out
     """
 
     run: Run
@@ -118,10 +134,15 @@ def evaluate(arguments: list[str]) -> None:
         first.learner, first.state, jax.random.key(parsed.seed), parsed.episodes, parsed.greedy,
         opponents=(*others, *parsed.opponents), name=first.name if others else "trained", batch=parsed.batch,
     )  # fmt: skip
-    rows = {cell: statistics(episodes, first.learner.env.info_ratios) for cell, episodes in cells.items()}
+    rows = {
+        cell: statistics(episodes, first.learner.env.info_ratios)
+        for cell, episodes in cells.items()
+    }
     roles = list(next(iter(cells.values())).episode_return)
     how = "most likely actions" if parsed.greedy else "sampled actions"
-    title = f"{', '.join(parsed.runs)}: {parsed.episodes} episodes each, {how}, mean ± standard error"
+    title = (
+        f"{', '.join(parsed.runs)}: {parsed.episodes} episodes each, {how}, mean ± standard error"
+    )
     for file in parsed.output:  # first: nobody may read what is printed to its end (`| head`)
         write_matrix(file, roles, rows)
     console = Console(width=None if sys.stdout.isatty() else 160)
@@ -140,10 +161,14 @@ def render(arguments: list[str]) -> None:
         require_output(parsed.output, field="--output")
     if parsed.npz is not None and parsed.npz.suffix != ".npz":
         raise ValueError(f"--npz {parsed.npz}: must end in .npz")
-    player = Player(parsed.run, *load_named(parsed.run, "best" if parsed.best else "newest", parsed.trust))
+    player = Player(
+        parsed.run, *load_named(parsed.run, "best" if parsed.best else "newest", parsed.trust)
+    )
     default = None if parsed.npz else _folder(parsed.run) / "episode.gif"
     for file in filter(None, (parsed.npz, parsed.output or default)):
-        written = save_episode(player.learner, player.state, file, parsed.seed, parsed.greedy, parsed.fps)
+        written = save_episode(
+            player.learner, player.state, file, parsed.seed, parsed.greedy, parsed.fps
+        )
         show(f"Wrote {written}")
 
 
@@ -152,7 +177,11 @@ def export(arguments: list[str]) -> None:
     require_run("export", arguments)
     parsed = parse(ExportArguments, "wdjax export", arguments)
     learner, state = load_named(parsed.run, "best" if parsed.best else "newest", parsed.trust)
-    policies = [trained_policy(learner, state, name) for name in parsed.policies or learner.config.policies]
+    policies = [
+        trained_policy(learner, state, name) for name in parsed.policies or learner.config.policies
+    ]
     for policy in policies:
-        written = export_policy(policy, parsed.output or make_folder_inside(_folder(parsed.run) / "export"))
+        written = export_policy(
+            policy, parsed.output or make_folder_inside(_folder(parsed.run) / "export")
+        )
         show(f"Wrote {', '.join(map(str, written))}")

@@ -15,7 +15,15 @@ import numpy as np
 from wdjax.checks import one_line, require
 from wdjax.console import show
 from wdjax.drawing.player import IFRAME
-from wdjax.experiments.commands.arguments import File, Modules, Names, Runs, parse, require_run, require_seed
+from wdjax.experiments.commands.arguments import (
+    File,
+    Modules,
+    Names,
+    Runs,
+    parse,
+    require_run,
+    require_seed,
+)
 from wdjax.experiments.commands.diff import differing, fields_of, last_metrics
 from wdjax.experiments.commands.matrix import matrix_tables, other_params
 from wdjax.experiments.report.curves import BAND, draw_panels
@@ -38,8 +46,8 @@ NOT_COMPARED = ("seed", "updates_per_chunk", VERSION, *RESUMABLE)
 class ReportArguments:
     """Write one offline page: differences between runs, curves, cross-play, an interactive episode, versions, device.
 
-        $ wdjax report runs/a                                           runs/a/report.html
-        $ wdjax report runs/a0 runs/a1 runs/b0 --output ab.html         seeds of one configuration: mean and band
+    $ wdjax report runs/a                                           runs/a/report.html
+    $ wdjax report runs/a0 runs/a1 runs/b0 --output ab.html         seeds of one configuration: mean and band
     """
 
     runs: Runs = ()
@@ -82,7 +90,9 @@ def report(arguments: list[str]) -> None:
     load = functools.cache(functools.partial(load_named, trust=parsed.trust))
     firsts = [places[0] for places in groups.values()]
     if parsed.episodes:
-        sections.append(of_matrix(parsed, load, [(names[i], parsed.runs[i], fields[i]["env"]) for i in firsts]))
+        sections.append(
+            of_matrix(parsed, load, [(names[i], parsed.runs[i], fields[i]["env"]) for i in firsts])
+        )
     if parsed.players:
         sections.append(of_players(parsed, load, names[: parsed.players]))
     sections.append(of_machine(names, fields))
@@ -135,22 +145,41 @@ def group_runs(names: Sequence[str], fields: Sequence[Mapping[str, Any]]) -> dic
     for i, own in enumerate(fields):
         groups.setdefault(str([own.get(key) for key in keys]), []).append(i)
     words = [
-        ", ".join(f"{key.split('.')[-1]} {fields[places[0]].get(key)}" for key in keys) for places in groups.values()
+        ", ".join(f"{key.split('.')[-1]} {fields[places[0]].get(key)}" for key in keys)
+        for places in groups.values()
     ]
     plain = keys and len(set(words)) == len(words) and max(map(len, words)) <= 40
-    return dict(zip(words if plain else [names[places[0]] for places in groups.values()], groups.values(), strict=True))
+    return dict(
+        zip(
+            words if plain else [names[places[0]] for places in groups.values()],
+            groups.values(),
+            strict=True,
+        )
+    )
 
 
 def of_configuration(
     names: Sequence[str], fields: Sequence[Mapping[str, Any]], groups: Mapping[str, Sequence[int]]
 ) -> Section:
     """How configurations differ, and all of the first."""
-    keys = ["seed", *compared(fields)] if len(fields) > 1 else ["env", "seed", "num_envs", "total_env_steps"]
+    keys = (
+        ["seed", *compared(fields)]
+        if len(fields) > 1
+        else ["env", "seed", "num_envs", "total_env_steps"]
+    )
     table = html_table([[key, *(own.get(key) for own in fields)] for key in keys], ["", *names])
-    whole = [(key, value) for key, value in fields[0].items() if key.split(".")[0] not in (VERSION, MADE_WITH)]
-    who = "; ".join(f"{group}: {', '.join(names[i] for i in places)}" for group, places in groups.items())
+    whole = [
+        (key, value)
+        for key, value in fields[0].items()
+        if key.split(".")[0] not in (VERSION, MADE_WITH)
+    ]
+    who = "; ".join(
+        f"{group}: {', '.join(names[i] for i in places)}" for group, places in groups.items()
+    )
     words = f"Differences between {len(fields)} runs. Curves show {who}" if len(fields) > 1 else ""
-    return Section("Configuration", table + folded(f"All fields of {names[0]}", html_table(whole)), words)
+    return Section(
+        "Configuration", table + folded(f"All fields of {names[0]}", html_table(whole)), words
+    )
 
 
 def of_results(names: Sequence[str], folders: Sequence[Path]) -> Section:
@@ -183,12 +212,16 @@ def of_speed(names: Sequence[str], rows: Sequence[Sequence[Row]]) -> Section:
     }  # fmt: skip
     table = []
     for name, own in zip(names, rows, strict=True):
-        known = ((over, [row[field] for row in own if field in row]) for field, over in columns.values())
+        known = (
+            (over, [row[field] for row in own if field in row]) for field, over in columns.values()
+        )
         table.append([name, *(f"{over(values):,.0f}" if values else "-" for over, values in known)])
     return Section("Throughput", html_table(table, ["run", *columns]), "Per chunk, training only")
 
 
-def of_matrix(parsed: ReportArguments, load: Callable, firsts: Sequence[tuple[str, str, str]]) -> Section:
+def of_matrix(
+    parsed: ReportArguments, load: Callable, firsts: Sequence[tuple[str, str, str]]
+) -> Section:
     """Who beats whom: the first run of each configuration (name, run, game), and the opponents."""
     title = "Cross-play"
     if len({game for _, _, game in firsts}) > 1:
@@ -196,7 +229,10 @@ def of_matrix(parsed: ReportArguments, load: Callable, firsts: Sequence[tuple[st
     first, *others = [Player(name, *load(run)) for name, run, _ in firsts]
     cells = cross_play(first.learner, first.state, jax.random.key(parsed.seed), parsed.episodes, name=first.name,
                        opponents=(*others, *parsed.opponents))  # fmt: skip
-    rows = {cell: statistics(episodes, first.learner.env.info_ratios) for cell, episodes in cells.items()}
+    rows = {
+        cell: statistics(episodes, first.learner.env.info_ratios)
+        for cell, episodes in cells.items()
+    }
     words = f"{parsed.episodes} episodes each, sampled actions, mean ± standard error"
     mind = "".join(f"<p>{html.escape(line)}</p>" for line in other_params(first, others))
     which = "; first run of each configuration" if len(parsed.runs) > len(firsts) else ""
@@ -210,7 +246,9 @@ def of_players(parsed: ReportArguments, load: Callable, names: Sequence[str]) ->
     heads = [f"<p><b>{html.escape(name)}</b></p>" if len(names) > 1 else "" for name in names]
     title = f"An episode of {names[0] if len(names) == 1 else 'each run'}"
     some = any("<iframe" in body for body in bodies)
-    words = "Space: play or pause. Arrow keys: step. Point at an agent to see its path" if some else ""
+    words = (
+        "Space: play or pause. Arrow keys: step. Point at an agent to see its path" if some else ""
+    )
     shown = "".join(f"<div>{head}{body}</div>" for head, body in zip(heads, bodies, strict=True))
     return Section(title, f'<div class="players">{shown}</div>', words)
 
@@ -219,9 +257,14 @@ def _player(parsed: ReportArguments, learner: Any, state: Any) -> str:
     """Returns the player of an episode, or why there is none."""
     try:
         with tempfile.TemporaryDirectory() as folder:
-            file = save_episode(learner, state, Path(folder) / "episode.html", parsed.seed, fps=parsed.fps)
+            file = save_episode(
+                learner, state, Path(folder) / "episode.html", parsed.seed, fps=parsed.fps
+            )
             return IFRAME.format(html.escape(file.read_text(encoding="utf8")), 640)
-    except (NotImplementedError, ValueError) as error:  # a game of one's own need not have a drawing
+    except (
+        NotImplementedError,
+        ValueError,
+    ) as error:  # a game of one's own need not have a drawing
         return f"<p>None: {html.escape(one_line(error))}</p>"
 
 
@@ -229,5 +272,9 @@ def of_machine(names: Sequence[str], fields: Sequence[Mapping[str, Any]]) -> Sec
     """Versions and the device of each run."""
     keys = [key for key in dict.fromkeys(key for own in fields for key in own)
             if key == VERSION or key.startswith(f"{MADE_WITH}.")]  # fmt: skip
-    table = html_table([[key.split(".")[-1], *(own.get(key) for own in fields)] for key in keys], ["", *names])
-    return Section("Versions and device", table, "Recorded at the start or the last resume of a run")
+    table = html_table(
+        [[key.split(".")[-1], *(own.get(key) for own in fields)] for key in keys], ["", *names]
+    )
+    return Section(
+        "Versions and device", table, "Recorded at the start or the last resume of a run"
+    )

@@ -15,7 +15,14 @@ from wdjax.checks import require
 from wdjax.console import Console, show
 from wdjax.experiments.auto_scale import auto_scale, trial_table, what_changes
 from wdjax.experiments.cli import IN_A_MINUTE, cost_of, import_trainer, program
-from wdjax.experiments.commands.arguments import PATHS, Callbacks, Modules, flags_of, parse, require_preset
+from wdjax.experiments.commands.arguments import (
+    PATHS,
+    Callbacks,
+    Modules,
+    flags_of,
+    parse,
+    require_preset,
+)
 from wdjax.experiments.commands.dry_run import dry_run
 from wdjax.experiments.commands.help import help_text, help_topic, screen_of_no_preset
 from wdjax.train import PolicyConfig, TrainConfig, load_config, make_learner
@@ -33,7 +40,9 @@ from wdjax.train.storage.folder import CONFIG, load_run_config
 
 @dataclasses.dataclass(frozen=True)
 class TrainArguments:
-    config: Annotated[TrainConfig, tyro.conf.arg(name=""), tyro.conf.FlagConversionOff]  # --FIELD True, --FIELD False
+    config: Annotated[
+        TrainConfig, tyro.conf.arg(name=""), tyro.conf.FlagConversionOff
+    ]  # --FIELD True, --FIELD False
     workdir: Path
     """Folder of the run: config.yaml, metrics.jsonl, checkpoints, curves.png, episode.gif."""
     dry_run: bool = False
@@ -67,7 +76,9 @@ def train(arguments: list[str]) -> None:
         print(screen_of_no_preset())
         return
     preset, *changes = require_preset("train", arguments)
-    if "--deterministic" in changes:  # before a preset's environment may compute something: XLA looks but once
+    if (
+        "--deterministic" in changes
+    ):  # before a preset's environment may compute something: XLA looks but once
         make_deterministic()
     raw, default = of_preset(preset, changes)
     if topic is not None:
@@ -118,7 +129,9 @@ def of_preset(preset: str, changes: Sequence[str]) -> tuple[TrainConfig, TrainAr
     return raw, TrainArguments(config, workdir=Path("runs") / preset_path(preset).stem)
 
 
-def with_flags(preset: str, raw: TrainConfig, default: TrainArguments, changes: list[str]) -> TrainArguments:
+def with_flags(
+    preset: str, raw: TrainConfig, default: TrainArguments, changes: list[str]
+) -> TrainArguments:
     """Returns the arguments of `of_preset` with flags. Raises ValueError or TypeError for what is wrong with them."""
     parsed = parse(TrainArguments, f"wdjax train {preset}", changes, default=default)
     parsed = dataclasses.replace(parsed, config=with_told_env_params(parsed.config, raw, changes))
@@ -131,12 +144,19 @@ def cost_of_large(path: Path, raw: TrainConfig, parsed: TrainArguments) -> str:
     there is nothing else; else ""."""
     cost, size = cost_of(path), ("num_envs", "rollout_length", "total_env_steps")
     whole = all(getattr(parsed.config, name) == getattr(raw, name) for name in size)
-    if IN_A_MINUTE in cost and whole and jax.default_backend() == "cpu" and not (parsed.workdir / CONFIG).exists():
+    if (
+        IN_A_MINUTE in cost
+        and whole
+        and jax.default_backend() == "cpu"
+        and not (parsed.workdir / CONFIG).exists()
+    ):
         return f"{path.stem}: {cost.replace(IN_A_MINUTE, f'{IN_A_MINUTE} wdjax train')}"
     return ""
 
 
-def with_told_env_params(config: TrainConfig, raw: TrainConfig, changes: Sequence[str]) -> TrainConfig:
+def with_told_env_params(
+    config: TrainConfig, raw: TrainConfig, changes: Sequence[str]
+) -> TrainConfig:
     """Returns a configuration whose env_params are those of the preset and of flags, and the rest anew: what is the
     default of one may depend on another, as the settings of a surface do."""
     flags = {flag.replace("-", "_") for flag, _ in flags_of(changes)}
@@ -154,7 +174,11 @@ def named_modules(changes: Sequence[str]) -> list[str]:
         return bool(found) and not is_path and all(map(str.isidentifier, module.split(".")))
 
     parts = [(flag, *value.partition(":")) for flag, value in flags_of(changes)]
-    return [module for flag, module, found, _ in parts if flag == "--trust" or is_code(flag, module, found)]
+    return [
+        module
+        for flag, module, found, _ in parts
+        if flag == "--trust" or is_code(flag, module, found)
+    ]
 
 
 def with_algorithms(config: TrainConfig, changes: Sequence[str]) -> TrainConfig:
@@ -179,8 +203,14 @@ def require_options(policies: Mapping[str, PolicyConfig], changes: Sequence[str]
         match = re.fullmatch(r"--policies\.([^.]+)\.options(?:\.(.+))?", flag)
         if not match or match[1] not in policies:
             continue
-        policy, path, name = policies[match[1]], f"policies.{match[1]}", (match[2] or "").replace("-", "_")
-        names = [field.name for field in dataclasses.fields(policy.options)] if policy.options else []
+        policy, path, name = (
+            policies[match[1]],
+            f"policies.{match[1]}",
+            (match[2] or "").replace("-", "_"),
+        )
+        names = (
+            [field.name for field in dataclasses.fields(policy.options)] if policy.options else []
+        )
         if not name and names:
             each = " ".join(f"--{path}.options.{name.replace('_', '-')} VALUE" for name in names)
             require(False, f"{path}.options", value, f"set one option at a time: {each}")
@@ -195,9 +225,13 @@ def scaled(parsed: TrainArguments) -> TrainConfig:
 
     if (parsed.workdir / CONFIG).exists():
         begun = load_run_config(parsed.workdir, with_own(parsed.trust, parsed.config))
-        return dataclasses.replace(parsed.config, num_envs=begun.num_envs, rollout_length=begun.rollout_length)
+        return dataclasses.replace(
+            parsed.config, num_envs=begun.num_envs, rollout_length=begun.rollout_length
+        )
     check_run(make_learner(parsed.config, parsed.trust), parsed.callbacks)
-    print("--auto-scale: measuring run sizes. Each is compiled, then run for about 1 s.", flush=True)
+    print(
+        "--auto-scale: measuring run sizes. Each is compiled, then run for about 1 s.", flush=True
+    )
     found, trials = auto_scale(parsed.config, parsed.auto_scale_rollout)
     Console(width=None if sys.stdout.isatty() else 160).print(trial_table(trials, found))
     show(what_changes(parsed.config, found))

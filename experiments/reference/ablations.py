@@ -32,10 +32,17 @@ VARIANTS: dict[str, dict[str, Any]] = {
     WHOLE: {},
     "places not along one's own heading": {"env_params.egocentric": False},
     "own motion not seen": {"env_params.observe_own_motion": False},
-    "neither: as WarpDrive shows it": {"env_params.egocentric": False, "env_params.observe_own_motion": False},
+    "neither: as WarpDrive shows it": {
+        "env_params.egocentric": False,
+        "env_params.observe_own_motion": False,
+    },
     "runners: MLP (128, 128)": {"policies.runner.network": {"hidden_sizes": [128, 128], **TANH}},
-    "taggers: deep_sets (64)": {"policies.tagger.network": {"encoder": "deep_sets", "hidden_sizes": [64], **TANH}},
-    "runners: attention (64)": {"policies.runner.network": {"encoder": "attention", "hidden_sizes": [64], **TANH}},
+    "taggers: deep_sets (64)": {
+        "policies.tagger.network": {"encoder": "deep_sets", "hidden_sizes": [64], **TANH}
+    },
+    "runners: attention (64)": {
+        "policies.runner.network": {"encoder": "attention", "hidden_sizes": [64], **TANH}
+    },
     "both: a GRU (64)": {
         "policies.runner.minibatches": 32,  # minibatches of complete sequences
         **{f"policies.{side}.network.recurrent_size": 64 for side in SIDES},
@@ -46,7 +53,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "ten past selves, the hardest preferred": {
         f"policies.{side}.{name}": value
         for side in SIDES
-        for name, value in {"past_selves": 10, "past_selves_every": 25, "opponents_priority": 2.0}.items()
+        for name, value in {
+            "past_selves": 10,
+            "past_selves_every": 25,
+            "opponents_priority": 2.0,
+        }.items()
     },
 }
 
@@ -54,7 +65,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
 def fresh(side: str) -> dict[str, Any]:
     """Return the changes for one side to learn from scratch against the frozen reference."""
     [other] = set(SIDES) - {side}
-    return {f"policies.{other}.checkpoint": REFERENCE, f"policies.{other}.trainable": False} | NO_PAST | NO_SCRIPT
+    return (
+        {f"policies.{other}.checkpoint": REFERENCE, f"policies.{other}.trainable": False}
+        | NO_PAST
+        | NO_SCRIPT
+    )
 
 
 FRESH = {f"fresh_{side}s": fresh(side) for side in SIDES}
@@ -85,7 +100,10 @@ def compare(trained: Trained, whole: Trained) -> list[str]:
         key = jax.random.fold_in(jax.random.key(seed), EVALUATION)
         who = {"tagger": ["chase_nearest", other], "runner": ["random", other]}
         cells = cross_play(trained.learner, state, key, EPISODES, opponents=who)
-        left = {cell: float((env.num_runners - games.episode_info["tags"]).mean()) for cell, games in cells.items()}
+        left = {
+            cell: float((env.num_runners - games.episode_info["tags"]).mean())
+            for cell, games in cells.items()
+        }
         found = (
             float(cells["trained", "random"].episode_length.mean()), left["chase_nearest", "trained"],
             left["trained", "other"], left["other", "trained"],
@@ -99,28 +117,46 @@ def meet(trained: Trained) -> list[str]:
     """Return the cells of a line of fresh opponents: runners left against the reference, and seconds."""
     left = []
     for seed, state in enumerate(trained.states):
-        games = cross_play(trained.learner, state, jax.random.key(seed), EPISODES, opponents=())["trained", "trained"]
+        games = cross_play(trained.learner, state, jax.random.key(seed), EPISODES, opponents=())[
+            "trained", "trained"
+        ]
         left.append(float((trained.learner.env.num_runners - games.episode_info["tags"]).mean()))
     return [mean_and_ends(left), f"{trained.seconds:.0f} + {trained.compile_seconds:.0f}"]
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Train the named variants, or all, several at once, and print a line for each."""
-    parser = Parser(__doc__, {**VARIANTS, **FRESH}, repeats=0, prog="python -m wdjax.experiments.reference.ablations")
+    parser = Parser(
+        __doc__,
+        {**VARIANTS, **FRESH},
+        repeats=0,
+        prog="python -m wdjax.experiments.reference.ablations",
+    )
     names = parser.parse(arguments).rows
     small = [name for name in names if name in VARIANTS]
-    changes = {name: SMALL | sooner(VARIANTS[name], 0.5) for name in dict.fromkeys([WHOLE, *small] if small else [])}
+    changes = {
+        name: SMALL | sooner(VARIANTS[name], 0.5)
+        for name in dict.fromkeys([WHOLE, *small] if small else [])
+    }
     changes |= {name: FRESH[name] for name in names if name in FRESH}
     configs = {name: load_config(PRESET, **own) for name, own in changes.items()}
     start = time.perf_counter()
-    with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:  # variants train while others compile
+    with concurrent.futures.ThreadPoolExecutor(
+        AT_ONCE
+    ) as pool:  # variants train while others compile
         runs: dict[str, concurrent.futures.Future[Trained]] = {}
 
         def line(name: str) -> list[str]:
-            trained = runs[name].result() if name in runs else train(configs[name], 1 if name in FRESH else SEEDS)
+            trained = (
+                runs[name].result()
+                if name in runs
+                else train(configs[name], 1 if name in FRESH else SEEDS)
+            )
             return meet(trained) if name in FRESH else compare(trained, runs[WHOLE].result())
 
-        runs |= {name: pool.submit(train, configs[name], SEEDS) for name in configs if name == WHOLE}
+        runs |= {
+            name: pool.submit(train, configs[name], SEEDS) for name in configs if name == WHOLE
+        }
         lines = {pool.submit(line, name): name for name in configs}
         for done in concurrent.futures.as_completed(lines):
             print("|", " | ".join([lines[done], *done.result()]), "|", flush=True)

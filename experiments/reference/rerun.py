@@ -80,11 +80,24 @@ RESULT = """
 def main(arguments: list[str] | None = None) -> None:
     """Measure the named rows, or all; write README.md and plots/ROW.png of all stored rows."""
     parser = Parser(__doc__, ROWS, repeats=0, prog="python -m wdjax.experiments.reference")
-    parser.add_argument("--update", action="store_true", help="store the result if it meets its targets")
-    parser.add_argument("--redraw", action="store_true", help="only rewrite the pictures and README.md")
-    parser.add_argument("--folder", type=Path, default=FOLDER, help="folder of stored results (default: inside wdjax)")
+    parser.add_argument(
+        "--update", action="store_true", help="store the result if it meets its targets"
+    )
+    parser.add_argument(
+        "--redraw", action="store_true", help="only rewrite the pictures and README.md"
+    )
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        default=FOLDER,
+        help="folder of stored results (default: inside wdjax)",
+    )
     parsed = parser.parse(arguments)
-    problems = [] if parsed.redraw else [problem for name in parsed.rows for problem in rerun(name, parsed)]
+    problems = (
+        []
+        if parsed.redraw
+        else [problem for name in parsed.rows for problem in rerun(name, parsed)]
+    )
     if parsed.update or parsed.redraw:
         stored = {name: result for name in ROWS if (result := read_result(name, parsed.folder))}
         (parsed.folder / "plots").mkdir(exist_ok=True)
@@ -107,7 +120,10 @@ def rerun(name: str, parsed: argparse.Namespace) -> list[str]:
         path = parsed.folder / "results" / f"{name}.yaml"
         path.parent.mkdir(parents=True, exist_ok=True)
         head = f"# Measured by: python -m wdjax.experiments.reference {name} --update\n"
-        path.write_text(head + yaml.safe_dump(result, sort_keys=False, width=120, default_flow_style=None), "utf8")
+        path.write_text(
+            head + yaml.safe_dump(result, sort_keys=False, width=120, default_flow_style=None),
+            "utf8",
+        )
         save_learned(parsed.folder / "policies" / f"{name}.npz", first)
     return problems
 
@@ -133,7 +149,10 @@ def train(config: TrainConfig, seeds: int) -> Trained:
     states = jax.block_until_ready(jax.vmap(learner.init)(keys))
     program, compile_seconds = compile_population(learner.setup, states, num_updates, devices)
     played = play(program, states, num_updates)
-    metrics = [{name: values[i] for name, values in values_of(played.metrics).items()} for i in range(seeds)]
+    metrics = [
+        {name: values[i] for name, values in values_of(played.metrics).items()}
+        for i in range(seeds)
+    ]
     one = [jax.tree.map(lambda leaf, i=i: leaf[i], played.state) for i in range(seeds)]
     states = [jax.device_put(state, jax.devices()[0]) for state in one]
     return Trained(learner, keys, states, metrics, played.seconds, compile_seconds, devices)
@@ -144,7 +163,10 @@ def measure(row: Row) -> tuple[dict[str, Any], TrainState]:
     trained = train(load_config(row.preset, devices=1), row.seeds)
     learner, devices = trained.learner, trained.devices
     runs = zip(trained.states, trained.metrics, trained.keys, strict=True)
-    measured = [row.measure(learner, state, own, jax.random.fold_in(key, EVALUATION)) for state, own, key in runs]
+    measured = [
+        row.measure(learner, state, own, jax.random.fold_in(key, EVALUATION))
+        for state, own, key in runs
+    ]
     result = {
         "preset": row.preset,
         "config": what_is_learned(row.preset),
@@ -207,9 +229,13 @@ def curve(learner: Learner, metrics: list[Mapping[str, np.ndarray]]) -> dict[str
     """
     num_updates = learner.config.num_updates
     bins = np.array_split(np.arange(num_updates), min(CURVE_POINTS, num_updates))
-    points: dict[str, Any] = {"env_steps": [int(part[-1] + 1) * learner.config.env_steps_per_update for part in bins]}
+    points: dict[str, Any] = {
+        "env_steps": [int(part[-1] + 1) * learner.config.env_steps_per_update for part in bins]
+    }
     for policy in learner.config.policies:
-        by_seed = np.array([[mean_return(one, policy, part) for part in bins] for one in metrics])  # [seeds, points]
+        by_seed = np.array(
+            [[mean_return(one, policy, part) for part in bins] for one in metrics]
+        )  # [seeds, points]
         by_seed[:, np.isnan(by_seed).any(axis=0)] = np.nan
         found = np.array([interval_of_mean(seeds) for seeds in by_seed.T])
         points[policy] = {
@@ -225,14 +251,18 @@ def mean_return(metrics: Mapping[str, np.ndarray], policy: str, updates: np.ndar
     if not episodes.sum():
         return float("nan")
     ended = episodes > 0
-    return float(np.average(metrics[f"{policy}/episode_return"][updates][ended], weights=episodes[ended]))
+    return float(
+        np.average(metrics[f"{policy}/episode_return"][updates][ended], weights=episodes[ended])
+    )
 
 
 def misses(name: str, row: Row, result: Mapping[str, Any]) -> list[str]:
     """Return a sentence for every number that misses its target and for too many env steps."""
     problems = []
     if row.within is not None and result["env_steps_per_seed"] > row.within:
-        problems.append(f"{name}: ran for {result['env_steps_per_seed']:,} env steps: must be within {row.within:,}")
+        problems.append(
+            f"{name}: ran for {result['env_steps_per_seed']:,} env steps: must be within {row.within:,}"
+        )
     for number, target in row.targets.items():
         if target is None:
             continue
@@ -240,11 +270,15 @@ def misses(name: str, row: Row, result: Mapping[str, Any]) -> list[str]:
         judged = {f"seed {seed}": value for seed, value in enumerate(values["per_seed"])}
         for who, value in (judged if target.every_seed else {"mean": values["mean"]}).items():
             if not target.met(value):
-                problems.append(f"{name}: {number}, {who}, is {value:,.6g}: must be {target.words()}")
+                problems.append(
+                    f"{name}: {number}, {who}, is {value:,.6g}: must be {target.words()}"
+                )
     return problems
 
 
-def leaves_band(name: str, result: Mapping[str, Any], stored: Mapping[str, Any] | None) -> list[str]:
+def leaves_band(
+    name: str, result: Mapping[str, Any], stored: Mapping[str, Any] | None
+) -> list[str]:
     """Return a sentence for every number with a mean outside the stored band."""
     if stored is None:
         return [f"{name}: no stored result. Store one with --update."]
@@ -273,7 +307,9 @@ def readme(stored: Mapping[str, Mapping[str, Any]]) -> str:
         for name, result in stored.items()
         for i, (number, values) in enumerate(result["numbers"].items())
     )
-    return HEAD + SUMMARY + summary + "".join(section(name, result) for name, result in stored.items())
+    return (
+        HEAD + SUMMARY + summary + "".join(section(name, result) for name, result in stored.items())
+    )
 
 
 def target_words(name: str, number: str) -> str:
@@ -289,8 +325,12 @@ def section(name: str, result: Mapping[str, Any]) -> str:
     text += f"\n{textwrap.fill(ROWS[name].note, 120)}\n" if ROWS[name].note else ""
     text += RESULT
     for number, values in result["numbers"].items():
-        low, high, least, most = map(words, (*values["band"], min(values["per_seed"]), max(values["per_seed"])))
-        middle = "{} [{}, {}]".format(*map(words, interval_of_mean(values["per_seed"]))).replace("nan", "-")
+        low, high, least, most = map(
+            words, (*values["band"], min(values["per_seed"]), max(values["per_seed"]))
+        )
+        middle = "{} [{}, {}]".format(*map(words, interval_of_mean(values["per_seed"]))).replace(
+            "nan", "-"
+        )
         text += f"| {number} | {words(values['mean'])} ({least} .. {most}) | {middle} | {low} .. {high} |\n"
     return text + (
         f"\n{seeds} seeds of {result['env_steps_per_seed']:,} env steps. Training time: {result['seconds']:,.0f} s.\n"
@@ -322,7 +362,9 @@ def knots(policy: Mapping[str, Any], last: float) -> dict[tuple[float, ...], lis
     turns: dict[tuple[float, ...], list[str]] = {}
     for field, value in flat(policy).items():
         if isinstance(value, list) and value and all(isinstance(pair, list) for pair in value):
-            turns.setdefault(tuple(float(step) for step, _ in value if 0 < step < last), []).append(field)
+            turns.setdefault(tuple(float(step) for step, _ in value if 0 < step < last), []).append(
+                field
+            )
     turns.pop((), None)
     return turns
 
@@ -340,12 +382,16 @@ def draw(name: str, result: Mapping[str, Any], path: Path) -> None:
     [panels] = figure.subplots(1, len(policies), squeeze=False)
     figure.suptitle(f"{name}: {result['preset']}, {result['seeds']} seeds", fontsize=10)
     for axes, policy in zip(panels, policies, strict=True):
-        own = {name: np.array(values, float) for name, values in result["curve"][policy].items()}  # null: NaN
+        own = {
+            name: np.array(values, float) for name, values in result["curve"][policy].items()
+        }  # null: NaN
         color = COLORS.get(policy, "#245EB6")
         (middle, line), (low, high, band) = INTERVAL if "iqm" in own else RANGE
         known = ~np.isnan(own[middle])  # with long episodes, few bins contain an end
         at = steps[known]
-        axes.fill_between(at, own[low][known], own[high][known], color=color, alpha=0.2, linewidth=0, label=band)
+        axes.fill_between(
+            at, own[low][known], own[high][known], color=color, alpha=0.2, linewidth=0, label=band
+        )
         axes.plot(at, own[middle][known], color=color, label=line)
         turns = knots(result["config"]["policies"][policy], steps[:-1].max(initial=0))
         for dashes, (at, fields) in zip((":", "--", "-."), turns.items(), strict=False):

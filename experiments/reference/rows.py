@@ -52,7 +52,11 @@ class Row:
 
 
 def greedy_return(
-    learner: Learner, state: TrainState, metrics: Mapping[str, np.ndarray], key: jax.Array, episodes: int = 1_000
+    learner: Learner,
+    state: TrainState,
+    metrics: Mapping[str, np.ndarray],
+    key: jax.Array,
+    episodes: int = 1_000,
 ) -> Measured:
     """Return the mean return of complete episodes from fresh starts with the most likely actions."""
     [returns] = evaluate(learner, state, key, episodes, greedy=True).episode_return.values()
@@ -60,7 +64,11 @@ def greedy_return(
 
 
 def steps_until(
-    learner: Learner, state: TrainState, metrics: Mapping[str, np.ndarray], key: jax.Array, level: float
+    learner: Learner,
+    state: TrainState,
+    metrics: Mapping[str, np.ndarray],
+    key: jax.Array,
+    level: float,
 ) -> Measured:
     """Return the env steps until the training return reached `level`, or infinity; see `first_reached`."""
     [name] = learner.config.policies
@@ -68,7 +76,9 @@ def steps_until(
     return {f"env steps until {level:g}": (update + 1) * learner.config.env_steps_per_update}
 
 
-def first_reached(episode_return: np.ndarray, episodes: np.ndarray, level: float, window: int = 5) -> float:
+def first_reached(
+    episode_return: np.ndarray, episodes: np.ndarray, level: float, window: int = 5
+) -> float:
     """Return the first update at which the mean return over `window` updates is at least `level`, or infinity.
 
     Args:
@@ -92,7 +102,10 @@ def against_others(
     """Evaluate trained, random and scripted policies of taggers and runners against each other."""
     cells = cross_play(learner, state, key, episodes, greedy, opponents=("random", *scripts))
     runners = learner.env.groups["runner"]
-    left = {cell: float((runners - episodes.episode_info["tags"]).mean()) for cell, episodes in cells.items()}
+    left = {
+        cell: float((runners - episodes.episode_info["tags"]).mean())
+        for cell, episodes in cells.items()
+    }
     last = {cell: float(episodes.episode_length.mean()) for cell, episodes in cells.items()}
     by_script = {}
     for name in scripts:

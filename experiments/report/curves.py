@@ -10,7 +10,15 @@ from wdjax.drawing.scene import COLORS
 from wdjax.experiments.over_seeds import interval_of_mean
 from wdjax.train.host.loop import Row
 from wdjax.train.host.plots import COLORS as OF_POLICIES
-from wdjax.train.host.plots import as_label, as_svg, count_env_steps, name_panel, policies_of, quantities, tail
+from wdjax.train.host.plots import (
+    as_label,
+    as_svg,
+    count_env_steps,
+    name_panel,
+    policies_of,
+    quantities,
+    tail,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,7 +49,10 @@ def pooled(runs: Sequence[Sequence[Row]], field: str) -> Curve | None:
     Args:
         runs: the rows of each.
     """
-    own = [[(row["env_steps"], row[field]) for row in rows if row.get(field) is not None] for rows in runs]
+    own = [
+        [(row["env_steps"], row[field]) for row in rows if row.get(field) is not None]
+        for rows in runs
+    ]
     arrays = [np.array(points, float).T for points in own if points]  # [2, K] each
     if not arrays:
         return None
@@ -67,7 +78,9 @@ def draw_panels(groups: Mapping[str, Sequence[Sequence[Row]]]) -> list[str]:
     for rows in (rows for runs in groups.values() for rows in runs):
         for label, curves in [*quantities(rows).items(), (SPEED, {"": "env_steps_per_second"})]:
             found.setdefault(label, {}).update(curves)
-    evaluated = {f"{name}/episode_return" for runs in groups.values() for name in policies_of(runs[0][0])}
+    evaluated = {
+        f"{name}/episode_return" for runs in groups.values() for name in policies_of(runs[0][0])
+    }
     drawn = []
     for label, curves in found.items():
         lines = {(group, name, field) for group in groups for name, field in curves.items()}
@@ -77,13 +90,17 @@ def draw_panels(groups: Mapping[str, Sequence[Sequence[Row]]]) -> list[str]:
         for panel in filter(None, panels):  # a run of few metrics may have no line of a kind
             chosen = []
             for group, name, field in panel:
-                chosen.append((group if len(groups) > 1 else name, pooled(groups[group], field), "-"))
+                chosen.append(
+                    (group if len(groups) > 1 else name, pooled(groups[group], field), "-")
+                )
                 if field in evaluated:
                     words = f"{chosen[-1][0]}, evaluated".removeprefix(", ")
                     chosen.append((words, pooled(groups[group], f"eval/{field}"), "o--"))
             unnamed = len(curves) > 1 or panel[0][1] not in label  # a policy may be called "e"
             who = f", {panel[0][1]}" if len(groups) > 1 and unnamed else ""
-            drawn.append(_draw(label.replace(" [", f"{who} [") if "[" in label else label + who, chosen))
+            drawn.append(
+                _draw(label.replace(" [", f"{who} [") if "[" in label else label + who, chosen)
+            )
     return [svg for svg in drawn if svg]
 
 
@@ -102,7 +119,15 @@ def _draw(label: str, curves: Sequence[tuple[str, Curve | None, str]]) -> str | 
     if not axes.lines:
         return None
     if band:
-        axes.fill_between([], [], [], color="#7A7F87", alpha=0.3, linewidth=0, label="band: 95 % interval over seeds")
+        axes.fill_between(
+            [],
+            [],
+            [],
+            color="#7A7F87",
+            alpha=0.3,
+            linewidth=0,
+            label="band: 95 % interval over seeds",
+        )
     name_panel(axes, label)
     count_env_steps(axes)
     if any(name for name, _, _ in curves) or band:

@@ -10,7 +10,9 @@ from rich.table import Table
 from wdjax.drawing.scene import COLORS
 from wdjax.tables import CELL, html_table
 
-_LIGHT, _DARK = (" ".join(f"--{name}: {tones[i]};" for name, tones in COLORS.items()) for i in range(2))
+_LIGHT, _DARK = (
+    " ".join(f"--{name}: {tones[i]};" for name, tones in COLORS.items()) for i in range(2)
+)
 STYLE = f"""
 :root {{ color-scheme: light dark; {_LIGHT} }}
 @media (prefers-color-scheme: dark) {{ :root {{ {_DARK} }} }}
@@ -50,7 +52,9 @@ def page(title: str, words: str, sections: Sequence[Section]) -> str:
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{html.escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
-        f"<h1>{html.escape(title)}</h1>\n<p>{html.escape(words)}</p>\n" + "\n".join(parts) + "\n</body>\n</html>\n"
+        f"<h1>{html.escape(title)}</h1>\n<p>{html.escape(words)}</p>\n"
+        + "\n".join(parts)
+        + "\n</body>\n</html>\n"
     )
 
 
@@ -71,6 +75,6 @@ def of_terminal(table: Table) -> str:
 
     def shade(found: re.Match) -> str:
         percent = round(45 * (float(found[1]) - least) / span)
-        return f'; background: color-mix(in srgb, var(--blue) {percent}%, transparent){found[0]}'
+        return f"; background: color-mix(in srgb, var(--blue) {percent}%, transparent){found[0]}"
 
     return re.sub(NUMBER, shade, body)

@@ -27,7 +27,14 @@ def compiled_once():
         config = setup.config
         sizes = config.policies["agent"].network.hidden_sizes
         schedules = tuple(leaf.shape for leaf in jax.tree.leaves(states.hypers))
-        which = sizes, schedules, config.on_bad_numbers, states.num_updates.shape, num_updates, num_devices
+        which = (
+            sizes,
+            schedules,
+            config.on_bad_numbers,
+            states.num_updates.shape,
+            num_updates,
+            num_devices,
+        )
         if which not in compiled:
             compiled[which] = compile_population(setup, states, num_updates, num_devices)
         return compiled[which]

@@ -95,11 +95,21 @@ def test_a_trained_row_is_that_of_the_table(name):
     row, (env, groups, num_envs, steps, hidden, learning, targets) = WORKLOADS[name], TRAINED[name]
     config = row.config()
     made, _ = wdjax.make(config.env, **config.env_params)
-    assert (config.env, config.num_envs, config.rollout_length, config.reset) == (env, num_envs, steps, "fresh")
+    assert (config.env, config.num_envs, config.rollout_length, config.reset) == (
+        env,
+        num_envs,
+        steps,
+        "fresh",
+    )
     assert tuple(made.groups.values()) == groups
     for policy in config.policies.values():
         assert policy.network.hidden_sizes == hidden
-        assert (policy.algorithm, policy.network.activation, policy.epochs, policy.minibatches) == learning
+        assert (
+            policy.algorithm,
+            policy.network.activation,
+            policy.epochs,
+            policy.minibatches,
+        ) == learning
         assert policy.network.shared_trunk == (learning is A2C)
     assert numbers(row.targets) == targets
     assert row.num_members() == (256 if name == "cartpole_ppo_256_seeds" else 0)
@@ -115,7 +125,9 @@ def test_a_trained_row_is_that_of_the_table(name):
 def test_a_row_of_half_precision_is_the_whole_one_but_for_that(name):
     row, whole = WORKLOADS[name], WORKLOADS[name.removesuffix("_bf16")]
     policies = {
-        policy: dataclasses.replace(own, network=dataclasses.replace(own.network, compute_dtype="bfloat16"))
+        policy: dataclasses.replace(
+            own, network=dataclasses.replace(own.network, compute_dtype="bfloat16")
+        )
         for policy, own in whole.config().policies.items()
     }
     assert row.config() == dataclasses.replace(whole.config(), policies=policies)
@@ -127,9 +139,18 @@ def test_a_row_of_random_play_is_that_of_the_table(name):
     row, target = WORKLOADS[name], PLAYED[name]
     config, game, size = row.config(), *name.removesuffix("_play").rsplit("_", 1)
     assert row.plays == name.endswith("_play")
-    assert (config.env, config.env_params, row.tiers, config.rollout_length) == (game, {}, ("stepping",), 200)
+    assert (config.env, config.env_params, row.tiers, config.rollout_length) == (
+        game,
+        {},
+        ("stepping",),
+        200,
+    )
     assert config.num_envs == (1_000_000 if size == "1m" else 10_000)
-    expected = {} if target is None else {"stepping": (target[0], target[0] * target[1], target[0] * target[2])}
+    expected = (
+        {}
+        if target is None
+        else {"stepping": (target[0], target[0] * target[1], target[0] * target[2])}
+    )
     assert numbers(row.targets) == expected
 
 
@@ -166,7 +187,10 @@ def test_a_row_can_be_built(name, tier, passes):
 def test_small_sizes_are_small_and_valid(name):
     row = WORKLOADS[name]
     full, small = row.config(), row.config(small=True)
-    rows = [c.env_steps_per_update * (row.num_members(s) or 1) for c, s in ((full, False), (small, True))]
+    rows = [
+        c.env_steps_per_update * (row.num_members(s) or 1)
+        for c, s in ((full, False), (small, True))
+    ]
     assert rows[1] * 8 <= rows[0]
     assert small.policies == full.policies
     if "training" in row.tiers:
@@ -175,14 +199,18 @@ def test_small_sizes_are_small_and_valid(name):
 
 def test_random_play_sums_everything():
     """One step by hand: each observation, reward and end flag once."""
-    env, params = wdjax.make("cartpole", episode_length=1)  # ends in this step: what is observed is the next start
+    env, params = wdjax.make(
+        "cartpole", episode_length=1
+    )  # ends in this step: what is observed is the next start
     replicas = wdjax.vectorize(env, 3)
     _, state = replicas.reset(jax.random.key(0), params)
     key = jax.random.key(1)
     action_key, step_key = jax.random.split(jax.random.split(key, 1)[0])
     action = env.action_space(params).batch(3).sample(action_key)
     obs, _, reward, terminated, truncated, _ = replicas.step(step_key, state, action, params)
-    expected = sum(np.asarray(leaf, np.float64).sum() for leaf in (obs, reward, terminated, truncated))
+    expected = sum(
+        np.asarray(leaf, np.float64).sum() for leaf in (obs, reward, terminated, truncated)
+    )
     assert truncated.all()
     assert reward.sum() == 3
     np.testing.assert_allclose(step_at_random(replicas, 1, key, state, params), expected, rtol=1e-6)
@@ -211,15 +239,24 @@ def test_measured_numbers(quick_compile):
     assert result["agent_steps_per_second"] == pytest.approx(5 * 12 / median)
     assert result["ms_per_pass"] == pytest.approx(1e3 * median / 2)
     assert result["compile_seconds"] > result["trace_seconds"] > 0
-    assert result["compiled_bytes"]["all"] == sum(result["compiled_bytes"][p] for p in ("argument", "output", "temp"))
-    assert (result["peak_bytes"], result["peak_bytes_from"]) == (result["compiled_bytes"]["all"], "compiler")
+    assert result["compiled_bytes"]["all"] == sum(
+        result["compiled_bytes"][p] for p in ("argument", "output", "temp")
+    )
+    assert (result["peak_bytes"], result["peak_bytes_from"]) == (
+        result["compiled_bytes"]["all"],
+        "compiler",
+    )
     assert [result[name] for name in ("others", "must", "aim")] == [None, 1.0, 2.0]
-    assert "tag_gridworld, 5 agents, 2 envs, 3-step rollouts; shared A2C 32-32" in result["workload"]
+    assert (
+        "tag_gridworld, 5 agents, 2 envs, 3-step rollouts; shared A2C 32-32" in result["workload"]
+    )
     assert jax.__version__ in result["machine"]
 
 
 def test_compile_only_runs_nothing(quick_compile):
-    row = Workload({"env": "cartpole", "num_envs": 10**12, "rollout_length": 2}, {})  # no machine holds 16 TB
+    row = Workload(
+        {"env": "cartpole", "num_envs": 10**12, "rollout_length": 2}, {}
+    )  # no machine holds 16 TB
     result = measure(row, "stepping", small=False, repeats=0)
     assert result["compiled_bytes"]["argument"] > 10**13
     assert "seconds" not in result
@@ -240,7 +277,12 @@ def test_short_numbers(value, words):
 
 def test_suite_prints_a_table_and_writes_json(monkeypatch, capsys, tmp_path):
     """Every row is asked for once, tier by tier; one that fails ends the command with status 1, after the others."""
-    rate = {"env_steps_per_second": 3e7, "agent_steps_per_second": 1.5e8, "ms_per_pass": 6.67, "spread": 0.02}
+    rate = {
+        "env_steps_per_second": 3e7,
+        "agent_steps_per_second": 1.5e8,
+        "ms_per_pass": 6.67,
+        "spread": 0.02,
+    }
     asked = []
 
     def measure_apart(name, tier, parsed):
@@ -250,9 +292,23 @@ def test_suite_prints_a_table_and_writes_json(monkeypatch, capsys, tmp_path):
         targets = {"others": 2.90e6, "must": 6e7, "aim": 1.5e8} if tier == "training" else {}
         common = {"machine": "abacus", "workload": "words", "compile_seconds": 3.0}
         if tier == "runs":
-            own = {"env_steps_per_second": 2.9e7, "alone": 3e7, "ratio": 0.97, "updates_per_chunk": 1066, "chunks": 9}
+            own = {
+                "env_steps_per_second": 2.9e7,
+                "alone": 3e7,
+                "ratio": 0.97,
+                "updates_per_chunk": 1066,
+                "chunks": 9,
+            }
             return {"row": name, "tier": tier, **common, **own, "from_start": 12.0}
-        return {"row": name, "tier": tier, **common, "peak_bytes": 2e9, "peak_bytes_from": "device", **rate, **targets}
+        return {
+            "row": name,
+            "tier": tier,
+            **common,
+            "peak_bytes": 2e9,
+            "peak_bytes_from": "device",
+            **rate,
+            **targets,
+        }
 
     monkeypatch.setattr(suite, "measure_apart", measure_apart)
     file = tmp_path / "new" / "out.json"
@@ -265,9 +321,23 @@ def test_suite_prints_a_table_and_writes_json(monkeypatch, capsys, tmp_path):
     ]  # fmt: skip
     assert [(row["row"], row["tier"]) for row in json.loads(file.read_text())] == asked
     out = capsys.readouterr().out
-    row = next(line for line in out.splitlines() if "150 M" in line and "│" in line and "2.90 M" in line)
+    row = next(
+        line for line in out.splitlines() if "150 M" in line and "│" in line and "2.90 M" in line
+    )
     cells = [cell.strip() for cell in row.strip("│").split("│")]
-    assert cells == ["tag_gridworld", "30.0 M", "150 M", "6.67", "2%", "3.0", "2*", "2.90 M", "60.0 M", "150 M", "0.50"]
+    assert cells == [
+        "tag_gridworld",
+        "30.0 M",
+        "150 M",
+        "6.67",
+        "2%",
+        "3.0",
+        "2*",
+        "2.90 M",
+        "60.0 M",
+        "150 M",
+        "0.50",
+    ]
     assert "words: 29.0 M env steps/s, 0.97 of the program alone (30.0 M); compiled in 3.0 s" in out
     row = next(line for line in out.splitlines() if "1,066" in line and "│" in line)
     cells = [cell.strip() for cell in row.strip("│").split("│")]
@@ -281,7 +351,10 @@ def test_suite_prints_a_table_and_writes_json(monkeypatch, capsys, tmp_path):
     [
         (["tag_gridword"], "unknown row 'tag_gridword': did you mean 'tag_gridworld'?"),
         (["--tier", "train"], "unknown tier 'train': did you mean 'training'?"),
-        (["cartpole_1m", "--tier", "training"], "--tier training: must be a tier of cartpole_1m (stepping)"),
+        (
+            ["cartpole_1m", "--tier", "training"],
+            "--tier training: must be a tier of cartpole_1m (stepping)",
+        ),
         (["startup", "--tier", "stepping"], "must be a tier of startup (startup)"),
         (["--repeats", "0"], "--repeats = 0: must be at least 1"),
         (["--repeats", "many"], "--repeats: invalid int value: 'many'"),
@@ -292,7 +365,9 @@ def test_suite_prints_a_table_and_writes_json(monkeypatch, capsys, tmp_path):
 )
 def test_refusals(arguments, words, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "unused")  # leaves the settings of the tests alone
+    monkeypatch.setenv(
+        "JAX_COMPILATION_CACHE_DIR", "unused"
+    )  # leaves the settings of the tests alone
     assert words.lower() in refused(arguments, capsys).lower()
 
 
@@ -304,7 +379,9 @@ def test_runs_without_tyro():
         "from wdjax.experiments.benchmarks import measure, startup, suite\n"
         "suite.bench(['--help'])"
     )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120
+    )
     assert ended.returncode == 0, ended.stderr
     assert "wdjax bench --small" in ended.stdout
 
@@ -312,8 +389,18 @@ def test_runs_without_tyro():
 @pytest.mark.slow
 def test_a_row_in_a_process_of_its_own(tmp_path):
     file = tmp_path / "out.json"
-    command = [sys.executable, "-m", "wdjax.experiments.benchmarks", "cartpole_10k", "--small", "--repeats", "1"]
-    ended = subprocess.run([*command, "--json", str(file)], capture_output=True, text=True, check=False, timeout=300)
+    command = [
+        sys.executable,
+        "-m",
+        "wdjax.experiments.benchmarks",
+        "cartpole_10k",
+        "--small",
+        "--repeats",
+        "1",
+    ]
+    ended = subprocess.run(
+        [*command, "--json", str(file)], capture_output=True, text=True, check=False, timeout=300
+    )
     assert ended.returncode == 0, ended.stderr
     (row,) = json.loads(file.read_text())
     assert (row["row"], row["env_steps"]) == ("cartpole_10k", 200_000)
@@ -325,8 +412,12 @@ def test_a_row_in_a_process_of_its_own(tmp_path):
 def test_a_kernel_that_finds_others_is_told(name, monkeypatch):
     assert agreement.compare_neighbors(12, 3).endswith("indices differ in 0, rows differ in 0")
     kernel = getattr(agreement, name)
-    monkeypatch.setattr(agreement, name, lambda x, y, *rest, **options: kernel(y, x[::-1], *rest, **options))
-    with pytest.raises(RuntimeError, match=f"{'indices' if 'nearest' in name else 'rows'} differ in [1-9]"):
+    monkeypatch.setattr(
+        agreement, name, lambda x, y, *rest, **options: kernel(y, x[::-1], *rest, **options)
+    )
+    with pytest.raises(
+        RuntimeError, match=f"{'indices' if 'nearest' in name else 'rows'} differ in [1-9]"
+    ):
         agreement.compare_neighbors(12, 3)
 
 
@@ -352,7 +443,9 @@ def test_memory_of_a_run_is_read_while_it_trains():
 
 @pytest.mark.slow
 def test_startup_runs_the_command():
-    result = startup.measure(repeats=1, changes=["--num-envs", "2", "--rollout-length", "2", "--seed", "3"])
+    result = startup.measure(
+        repeats=1, changes=["--num-envs", "2", "--rollout-length", "2", "--seed", "3"]
+    )
     for seconds in (result["cold"], result["warm"]):
         parts = [seconds[stage] for stage in startup.STAGES]
         assert min(parts) >= 0

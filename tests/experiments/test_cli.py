@@ -30,7 +30,9 @@ TINY = [
 
 @pytest.fixture(autouse=True)
 def no_user_cache(monkeypatch, tmp_path):
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "cache"))  # leaves the settings of the tests alone
+    monkeypatch.setenv(
+        "JAX_COMPILATION_CACHE_DIR", str(tmp_path / "cache")
+    )  # leaves the settings of the tests alone
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +97,9 @@ def test_the_device_wakes_up_while_wdjax_is_imported_or_once_it_is_connected(fla
     (["tag_small", "--deterministic"], False), (["tag_small", "--dry_run"], False), (["tag_small", "--trust=a"], False),
     (["tag_small", "--process_id=0"], False), (["tag_small", "--callbacks", "my:f"], False),
 ])  # fmt: skip
-def test_a_device_wakes_at_once_for_who_has_nothing_to_tell_jax_before(arguments, at_once, monkeypatch):
+def test_a_device_wakes_at_once_for_who_has_nothing_to_tell_jax_before(
+    arguments, at_once, monkeypatch
+):
     assert cli.wakes_at_once("train", arguments) == at_once
     assert not cli.wakes_at_once("eval", arguments)
     monkeypatch.setenv("JAX_PROCESS_ID", "0")
@@ -107,7 +111,10 @@ def test_a_device_that_fails_at_once_fails_the_run(monkeypatch, capsys, tmp_path
     failed = Future()
     failed.set_exception(OSError("no driver"))
     monkeypatch.setattr(cli, "wake_device", lambda: failed)
-    assert refused(["train", "tag_small", "--workdir", str(tmp_path / "run")], capsys) == "wdjax: no driver"
+    assert (
+        refused(["train", "tag_small", "--workdir", str(tmp_path / "run")], capsys)
+        == "wdjax: no driver"
+    )
     assert not (tmp_path / "run").exists()
     assert not cli._AWAKE
 
@@ -148,8 +155,14 @@ def test_eval_between_checkpoints_and_scripts(run, capsys, tmp_path, monkeypatch
     assert "x random" not in out
     with open(output, newline="") as file:
         lines = list(csv.DictReader(file))
-    cells = [tuple(line[role] for role in ("tagger", "runner")) for line in lines if line["quantity"] == "tags"]
-    assert cells == [(a, b) for a in players for b in players[:3]]  # a script plays its own group only
+    cells = [
+        tuple(line[role] for role in ("tagger", "runner"))
+        for line in lines
+        if line["quantity"] == "tags"
+    ]
+    assert cells == [
+        (a, b) for a in players for b in players[:3]
+    ]  # a script plays its own group only
     assert {line["quantity"] for line in lines} == {
         "time_to_tag", "tags", "length", "tagger return", "runner return", "tagger agent return", "runner agent return"
     }  # fmt: skip
@@ -164,7 +177,9 @@ def test_eval_says_whose_env_params_count(run, tmp_path):
     wider = state.replace(env_params=state.env_params.replace(tagging_distance=jnp.float32(0.05)))
     others = [Player("same", learner, state), Player("b", learner, wider)]
     said = list(other_params(Player("first", learner, state), others))
-    assert said == ["Warning: b was trained with tagging_distance = 0.05; all runs use 0.04, as first"]
+    assert said == [
+        "Warning: b was trained with tagging_distance = 0.05; all runs use 0.04, as first"
+    ]
 
 
 @pytest.mark.slow
@@ -195,7 +210,9 @@ def test_list_names_environments_and_presets(capsys):
 
 def test_resume_goes_on(run, capsys, monkeypatch):
     monkeypatch.setattr(Trainer, "draw", lambda self: None)  # pictures take long
-    main(["train", "tag_small", "--workdir", str(run), *TINY, "--total-env-steps", "96", "--resume"])
+    main(
+        ["train", "tag_small", "--workdir", str(run), *TINY, "--total-env-steps", "96", "--resume"]
+    )
     assert "Resuming from" in capsys.readouterr().out
     assert len((run / "metrics.jsonl").read_text().splitlines()) == 3
 
@@ -211,17 +228,29 @@ def test_resume_goes_on(run, capsys, monkeypatch):
         (["train", "tag_small", "--num-env", "3"], "--num-envs"),
         (["train", "tag_small", "--num-envs", "many"], "--num-envs"),
         (["train", "tag_small", "--num-envs", "0"], "num_envs = 0: must be at least 1"),
-        (["train", "tag_small", "--policies.runner.minibatches", "7"], "policies.runner.minibatches = 7: must be a"),
-        (["train", "tag_small", "--env-params.max-speed", "-1"], "max_speed = -1.0: must be above 0"),
+        (
+            ["train", "tag_small", "--policies.runner.minibatches", "7"],
+            "policies.runner.minibatches = 7: must be a",
+        ),
+        (
+            ["train", "tag_small", "--env-params.max-speed", "-1"],
+            "max_speed = -1.0: must be above 0",
+        ),
         (["train", "tag_small", "--policies.runner.algorithm", "PPX"], "PPO"),
-        (["train", "tag_small", "--policies.runner.trainable", "maybe"], "--policies.runner.trainable"),
+        (
+            ["train", "tag_small", "--policies.runner.trainable", "maybe"],
+            "--policies.runner.trainable",
+        ),
         (["train", "no/such.yaml"], "no such file"),
         (["eval", "no/such/run"], "contains no run"),
         (["render", "no/such/run"], "contains no run"),
         (["eval"], "needs a run"),
         (["eval", "RUN", "--opponents", "chase_nearst"], "did you mean 'chase_nearest'"),
         (["eval", "RUN@9"], "no checkpoint of 9 updates"),
-        (["eval", "RUN", "--checkpoint", "bst"], "'bst': must be newest, best, or a number of updates"),
+        (
+            ["eval", "RUN", "--checkpoint", "bst"],
+            "'bst': must be newest, best, or a number of updates",
+        ),
         (["eval", "RUN", "RUN"], "must be unique"),
         (["eval", "RUN", "--episodes", "0"], "num_episodes = 0: must be at least 1"),
         (["eval", "RUN", "--output", "cells.txt"], "must be a file that ends in .json or .csv"),
@@ -249,7 +278,13 @@ def test_help_is_a_screen_and_then_all(capsys):
     assert not any("--" in line for line in of_topics)  # only whole names are shown as flags
     main(["train", "tag_small", "--help", "all"])
     out = capsys.readouterr().out
-    for flag in ("--workdir", "--resume", "--num-envs", "--env-params.max-speed", "--policies.tagger.learning-rate"):
+    for flag in (
+        "--workdir",
+        "--resume",
+        "--num-envs",
+        "--env-params.max-speed",
+        "--policies.tagger.learning-rate",
+    ):
         assert flag in out
 
 
@@ -259,10 +294,14 @@ def test_help_of_a_topic(capsys):
     out = capsys.readouterr().out
     assert "--policies.tagger.learning-rate" in out
     assert "--num-envs" not in out
-    assert "no flag name contains this" in refused(["train", "tag_small", "--help", "lerning"], capsys)
+    assert "no flag name contains this" in refused(
+        ["train", "tag_small", "--help", "lerning"], capsys
+    )
 
 
-@pytest.mark.parametrize("error", [BadNumbersError("update 4: rewards"), FailedCheckError("a check failed")])
+@pytest.mark.parametrize(
+    "error", [BadNumbersError("update 4: rewards"), FailedCheckError("a check failed")]
+)
 def test_a_run_that_fails_ends_with_a_sentence_and_status_1(tmp_path, monkeypatch, capsys, error):
     def fail(self):
         raise error

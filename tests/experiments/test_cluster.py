@@ -11,11 +11,18 @@ CLUSTER = Path(__file__).parents[2] / "experiments" / "cluster"
 
 
 def test_every_file_says_its_purpose_and_command():
-    commands = {"Dockerfile": "docker build -f", "slurm.sh": "sbatch", "kubernetes.yaml": "kubectl apply -f"}
+    commands = {
+        "Dockerfile": "docker build -f",
+        "slurm.sh": "sbatch",
+        "kubernetes.yaml": "kubectl apply -f",
+    }
     assert {path.name for path in CLUSTER.iterdir()} == set(commands)
     for name, command in commands.items():
         head = (CLUSTER / name).read_text(encoding="utf8").split("\n\n")[0]
-        assert f"#   {command} {'' if name == 'slurm.sh' else 'experiments/cluster/' + name}".rstrip() in head
+        assert (
+            f"#   {command} {'' if name == 'slurm.sh' else 'experiments/cluster/' + name}".rstrip()
+            in head
+        )
 
 
 def test_pods_find_each_other():
@@ -34,7 +41,9 @@ def test_pods_find_each_other():
     index = variables["JAX_PROCESS_ID"]["valueFrom"]["fieldRef"]["fieldPath"]
     assert index == "metadata.annotations['batch.kubernetes.io/job-completion-index']"
     assert all(isinstance(argument, str) for argument in container["args"])
-    assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+    assert {mount["name"] for mount in container["volumeMounts"]} == {
+        volume["name"] for volume in pod["volumes"]
+    }
 
 
 @pytest.fixture
@@ -42,12 +51,19 @@ def slurm(tmp_path):
     """Runs slurm.sh where srun ends with a status; returns (status, what was said)."""
 
     def submit(status, *arguments):
-        for name, lines in {"srun": f'echo "srun $@"; exit {status}', "scontrol": 'echo "scontrol $@"'}.items():
+        for name, lines in {
+            "srun": f'echo "srun $@"; exit {status}',
+            "scontrol": 'echo "scontrol $@"',
+        }.items():
             (tmp_path / name).write_text(f"#!/bin/bash\n{lines}\n")
             (tmp_path / name).chmod(0o755)
         variables = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "77"}
         done = subprocess.run(
-            ["bash", CLUSTER / "slurm.sh", *arguments], env=variables, capture_output=True, text=True, check=False
+            ["bash", CLUSTER / "slurm.sh", *arguments],
+            env=variables,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         return done.returncode, done.stdout + done.stderr
 

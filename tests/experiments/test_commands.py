@@ -35,7 +35,9 @@ def no_user_cache(monkeypatch, tmp_path):
 ])  # fmt: skip
 def test_what_a_preset_costs(tmp_path, header, steps, words):
     file = tmp_path / "preset.yaml"
-    file.write_text(header + ("" if steps is None else f"total_env_steps: {steps}\n") + "env: cartpole\n")
+    file.write_text(
+        header + ("" if steps is None else f"total_env_steps: {steps}\n") + "env: cartpole\n"
+    )
     assert cost_of(file) == words
 
 
@@ -50,9 +52,15 @@ def a_run(folder, metrics, **changes):
 def test_diff_names_what_differs_and_runs_no_code(tmp_path, capsys):
     first = a_run(tmp_path / "a", '{"env_steps": 8, "agent/episode_return": 1.5, "loss": 3}\n')
     rows = '{"env_steps": 4, "agent/episode_return": 2.25}\n{"env_steps": 8, "agent/episode_return": null}\n'
-    second = a_run(tmp_path / "b", rows, rollout_length=64, policies={"agent": {"gamma": 0.9, "clip": 0.3}})
+    second = a_run(
+        tmp_path / "b", rows, rollout_length=64, policies={"agent": {"gamma": 0.9, "clip": 0.3}}
+    )
     main(["diff", first, second])
-    lines = [line.strip("│").split("│") for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
+    lines = [
+        line.strip("│").split("│")
+        for line in capsys.readouterr().out.splitlines()
+        if line.startswith("│")
+    ]
     assert [[word.strip() for word in line] for line in lines] == [
         ["policies.agent.clip", "0.2", "0.3"], ["rollout_length", "128", "64"], ["agent/episode_return", "1.5", "2.25"]
     ]  # fmt: skip
@@ -89,9 +97,18 @@ def test_diff_lists_env_params_that_differ(params, tmp_path, capsys):
 
 
 def test_of_a_policy_that_one_lacks_the_defaults_are_not_listed():
-    ours = {"policies.a.algorithm": "PPO", "policies.a.gamma": 0.9, "policies.a.clip": 0.2, "policies.b.clip": 0.3}
+    ours = {
+        "policies.a.algorithm": "PPO",
+        "policies.a.gamma": 0.9,
+        "policies.a.clip": 0.2,
+        "policies.b.clip": 0.3,
+    }
     theirs = {"policies.b.clip": 0.2, "policies.b.gamma": 0.99}
-    assert differing([ours, theirs]) == ["policies.a.algorithm", "policies.a.gamma", "policies.b.clip"]
+    assert differing([ours, theirs]) == [
+        "policies.a.algorithm",
+        "policies.a.gamma",
+        "policies.b.clip",
+    ]
 
 
 def test_a_shell_completes(capsys, tmp_path):
@@ -107,7 +124,9 @@ def test_a_shell_completes(capsys, tmp_path):
     assert completed("train", "cartpole") == ["cartpole", "cartpole_ppo"]
     assert completed("diff", "cartpole", "tag_s") == ["tag_small"]
     assert completed("train", "cartpole", "--st") == ["--stop-at"]
-    assert completed("train", "tag_small", "--policies.runner.learning") == ["--policies.runner.learning-rate"]
+    assert completed("train", "tag_small", "--policies.runner.learning") == [
+        "--policies.runner.learning-rate"
+    ]
     assert completed("train", "tag_small", "--env-params.num-ta") == ["--env-params.num-taggers"]
     assert completed("eval", "runs/a", "--opp") == ["--opponents"]
 
@@ -135,7 +154,13 @@ COMMAND = f"{sys.executable} -m wdjax.experiments.cli"
 )  # fmt: skip
 def test_a_device_that_is_missing_is_one_sentence(command, tmp_path):
     environment = os.environ | {"JAX_PLATFORMS": "rocm"}
-    done = subprocess.run(f"{COMMAND} {command}".split(), env=environment, cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(
+        f"{COMMAND} {command}".split(),
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 2
     assert done.stderr.startswith("wdjax: JAX_PLATFORMS = rocm: ")
     assert "Unset JAX_PLATFORMS" in done.stderr
@@ -147,8 +172,13 @@ def test_a_closed_stdout_ends_no_command(tmp_path):
     """Neither one that is closed from the start nor a pipe that is closed meanwhile."""
     small = "--num-envs 4 --rollout-length 8 --total-env-steps 320 --eval-episodes 2 --no-pictures"
     for end in (">&-", "2>&- >&-", "| true; exit ${PIPESTATUS[0]}"):
-        for command in (f"train cartpole_ppo --workdir {len(end)} {small}", "eval reference:cartpole --episodes 2"):
-            done = subprocess.run(["bash", "-c", f"{COMMAND} {command} {end}"], cwd=tmp_path, capture_output=True)
+        for command in (
+            f"train cartpole_ppo --workdir {len(end)} {small}",
+            "eval reference:cartpole --episodes 2",
+        ):
+            done = subprocess.run(
+                ["bash", "-c", f"{COMMAND} {command} {end}"], cwd=tmp_path, capture_output=True
+            )
             assert (done.returncode, done.stderr) == (0, b"")
         assert int(load_run(tmp_path / f"{len(end)}")[1].num_updates) == 10
 
@@ -181,13 +211,25 @@ def test_a_dry_run_refuses_what_a_run_would(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"policies.agent.checkpoint = .* contains no run"):
         next(dry_run(config))
     assert next(dry_run(config, begun=True)).startswith("env: ")
-    assert "env_params.gravity: 9.0" in changed_fields(load_config("cartpole_ppo", env_params={"gravity": 9.0}))
+    assert "env_params.gravity: 9.0" in changed_fields(
+        load_config("cartpole_ppo", env_params={"gravity": 9.0})
+    )
 
 
 @pytest.mark.slow
 def test_a_dry_run_says_what_a_run_would_be(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    main(["train", "cartpole_ppo", "--dry-run", "--seed", "3", "--policies.agent.network.hidden-sizes", "8"])
+    main(
+        [
+            "train",
+            "cartpole_ppo",
+            "--dry-run",
+            "--seed",
+            "3",
+            "--policies.agent.network.hidden-sizes",
+            "8",
+        ]
+    )
     out = capsys.readouterr().out
     config = load_config("cartpole_ppo")
     assert "seed: 3\n" in out
@@ -195,9 +237,15 @@ def test_a_dry_run_says_what_a_run_would_be(capsys, monkeypatch, tmp_path):
     trunks = 1 if own.network.shared_trunk else 2
     parameters = trunks * (4 * 8 + 8) + (8 * 2 + 2) + (8 + 1)
     assert f"{updates:,} updates of {config.env_steps_per_update:,} env steps" in out
-    assert f"agent: PPO, {parameters:,} parameters; {config.env_steps_per_update:,} transitions per update" in out
+    assert (
+        f"agent: PPO, {parameters:,} parameters; {config.env_steps_per_update:,} transitions per update"
+        in out
+    )
     times = own.epochs * own.minibatches
-    assert f"{times:,} gradient steps on {config.env_steps_per_update // own.minibatches:,} transitions each, " in out
+    assert (
+        f"{times:,} gradient steps on {config.env_steps_per_update // own.minibatches:,} transitions each, "
+        in out
+    )
     assert f", {times * updates:,} in the run" in out
     assert "of memory per device" in out
     assert "env: cartpole\n" in out
@@ -208,7 +256,9 @@ def test_a_dry_run_says_what_a_run_would_be(capsys, monkeypatch, tmp_path):
 def test_list_separates_names_from_purposes(capsys):
     call("list")
     lines = capsys.readouterr().out.splitlines()
-    assert not [name for name in list_presets() for line in lines if re.match(rf"  {name}\w*[A-Z]", line)]
+    assert not [
+        name for name in list_presets() for line in lines if re.match(rf"  {name}\w*[A-Z]", line)
+    ]
 
 
 def test_list_shows_whole_sentences(capsys):

@@ -57,7 +57,9 @@ def strange(tmp_path):
 def run_commands(folder, *commands):
     variables = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
     line = [sys.executable, "-c", COMMANDS, json.dumps(commands)]
-    ended = subprocess.run(line, cwd=folder, env=variables, capture_output=True, text=True, timeout=300, check=False)
+    ended = subprocess.run(
+        line, cwd=folder, env=variables, capture_output=True, text=True, timeout=300, check=False
+    )
     assert ended.returncode == 0, ended.stderr[-2000:]
     ran = folder.parent / "ran"
     return ended.stdout, ran.read_text() if ran.exists() else ""
@@ -65,7 +67,11 @@ def run_commands(folder, *commands):
 
 def test_no_file_of_the_current_folder_runs(strange):
     out, ran = run_commands(
-        strange, ["list"], ["completion"], ["diff", "cartpole_ppo", "acrobot_ppo"], ["train", "tag_small", "--help"]
+        strange,
+        ["list"],
+        ["completion"],
+        ["diff", "cartpole_ppo", "acrobot_ppo"],
+        ["train", "tag_small", "--help"],
     )
     assert "tag_continuous" in out
     assert ran == ""
@@ -76,13 +82,17 @@ def test_commands_ignore_a_matplotlibrc_of_the_current_folder(tmp_path):
     find = "from wdjax import named; named.find_modules_here(); import matplotlib"
     code = f"{find}; print(matplotlib.rcParams['text.usetex'])"
     line = [sys.executable, "-c", code]
-    ended = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+    ended = subprocess.run(
+        line, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False
+    )
     assert ended.stdout == "False\n", ended.stderr[-2000:]
 
 
 def test_no_file_of_the_current_folder_runs_by_python_m(strange):
     line = [sys.executable, "-m", "wdjax.experiments.cli", "list"]
-    ended = subprocess.run(line, cwd=strange, capture_output=True, text=True, timeout=100, check=False)
+    ended = subprocess.run(
+        line, cwd=strange, capture_output=True, text=True, timeout=100, check=False
+    )
     assert ended.returncode == 0, ended.stderr[-2000:]
     # Python itself imports sitecustomize only where PYTHONPATH names the folder
     assert not (strange.parent / "ran").exists()
@@ -121,16 +131,35 @@ def test_a_module_that_the_user_names_is_found_in_the_current_folder(strange):
     assert ran == ""
 
 
-def test_train_prints_next_commands_that_run_as_printed(tmp_path, monkeypatch, capsys, quick_compile):
-    (tmp_path / "next_env.py").write_text("from wdjax.envs import CartPole\n\nclass Env(CartPole):\n    pass\n")
+def test_train_prints_next_commands_that_run_as_printed(
+    tmp_path, monkeypatch, capsys, quick_compile
+):
+    (tmp_path / "next_env.py").write_text(
+        "from wdjax.envs import CartPole\n\nclass Env(CartPole):\n    pass\n"
+    )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(named, "_FOLDERS", [str(tmp_path)])
     monkeypatch.setattr(sys, "argv", ["wdjax"])
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "unused")  # leaves the settings of the tests alone
-    main(["train", "cartpole_ppo", "--env", "next_env:Env", "--workdir", "my runs/a", *SIZE, "--no-pictures"])
+    monkeypatch.setenv(
+        "JAX_COMPILATION_CACHE_DIR", "unused"
+    )  # leaves the settings of the tests alone
+    main(
+        [
+            "train",
+            "cartpole_ppo",
+            "--env",
+            "next_env:Env",
+            "--workdir",
+            "my runs/a",
+            *SIZE,
+            "--no-pictures",
+        ]
+    )
     printed = capsys.readouterr().out.splitlines()[-1].removeprefix("Next: ")
     commands = [shlex.split(command) for command in printed.split(" && ")]
-    assert commands == [["wdjax", name, "my runs/a", "--trust", "next_env"] for name in ("eval", "render", "report")]
+    assert commands == [
+        ["wdjax", name, "my runs/a", "--trust", "next_env"] for name in ("eval", "render", "report")
+    ]
     main(commands[0][1:])
     assert "my runs/a: 256 episodes each" in capsys.readouterr().out
     sys.modules.pop("next_env")
@@ -151,7 +180,9 @@ def test_next_commands_of_a_run_without_custom_code_or_drawing(tmp_path, monkeyp
     {"env": "{}:CartPole-v1"}, {"policies": {"agent": {"algorithm": "{}.inner:A"}}},
     {"policies": {"agent": {"network": {"encoder": "{}:E"}}}},
 ])  # fmt: skip
-def test_a_known_library_is_not_trusted_in_the_current_folder(strange, library, changes, monkeypatch):
+def test_a_known_library_is_not_trusted_in_the_current_folder(
+    strange, library, changes, monkeypatch
+):
     monkeypatch.chdir(strange)
     monkeypatch.syspath_prepend("")  # as in a notebook; commands do not have it
     raw = json.loads(json.dumps(changes).replace("{}", library))
@@ -176,7 +207,9 @@ def test_an_announced_package_is_not_trusted_in_the_current_folder(tmp_path, mon
 
 
 def test_the_current_folder_is_on_the_path_for_one_import_only(strange, monkeypatch):
-    (strange / "mine_alone.py").write_text("import sys\nfrom helper_alone import found\npath = list(sys.path)\n")
+    (strange / "mine_alone.py").write_text(
+        "import sys\nfrom helper_alone import found\npath = list(sys.path)\n"
+    )
     (strange / "helper_alone.py").write_text("found = 3\n")
     (strange / "linked").symlink_to(strange.parent)
     monkeypatch.chdir(strange)
@@ -198,9 +231,17 @@ def test_the_current_folder_is_on_the_path_for_one_import_only(strange, monkeypa
 def test_a_deleted_current_folder_is_refused_in_one_sentence(tmp_path):
     (tmp_path / "gone").mkdir()
     code = COMMANDS.replace("assert not ended.code, words", "print(ended.code)")
-    line = ["bash", "-c", 'cd gone && rmdir ../gone && exec "$0" -c "$1" "$2"', sys.executable, code]
+    line = [
+        "bash",
+        "-c",
+        'cd gone && rmdir ../gone && exec "$0" -c "$1" "$2"',
+        sys.executable,
+        code,
+    ]
     words = json.dumps([["--version"], ["--help"], ["list"], ["report", "/a"]])
     ended = subprocess.run([*line, words], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert ended.stdout.startswith(f"wdjax {__version__}\n{USAGE}\n0\n2\n2\n")
-    sentence = "wdjax: the current folder was deleted. Change to another folder (cd) and try again\n"
+    sentence = (
+        "wdjax: the current folder was deleted. Change to another folder (cd) and try again\n"
+    )
     assert ended.stderr == sentence * 2

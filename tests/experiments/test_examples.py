@@ -49,7 +49,11 @@ def test_a_thousand_variants_are_one_program(vary, outcome, field, lowest, highe
         traces.append(1)
         return outcome(params, key)
 
-    keys = jax.random.split(key, 1_000) if vary is traced_physics.vary_tag else [jax.random.split(key)[1]] * 1_000
+    keys = (
+        jax.random.split(key, 1_000)
+        if vary is traced_physics.vary_tag
+        else [jax.random.split(key)[1]] * 1_000
+    )
     for i in (0, 1, 499, 999):
         params = jax.tree.map(lambda leaf, i=i: leaf[i], many)
         assert alone(params, keys[i]) == results[i]
@@ -83,21 +87,34 @@ def test_own_environment_by_hand():
     step = jax.jit(env.step)
     state = own_environment.State(jnp.float32(0.05), jnp.float32(-0.5), jnp.int32(3))
     for action, velocity, soft in ((1, -0.36, True), (0, -0.66, True)):
-        _, after, reward, terminated, truncated, info = step(jax.random.key(0), state, action, params)
-        np.testing.assert_allclose([after.velocity, after.height], [velocity, 0.05 + 0.1 * velocity], atol=1e-6)
+        _, after, reward, terminated, truncated, info = step(
+            jax.random.key(0), state, action, params
+        )
+        np.testing.assert_allclose(
+            [after.velocity, after.height], [velocity, 0.05 + 0.1 * velocity], atol=1e-6
+        )
         assert terminated == (after.height <= 0) == (action == 0)
         assert reward == pytest.approx(1 + velocity / 5 if terminated else -0.005)
         assert info["soft"] == (soft and terminated)
         assert not truncated
-    *_, reward, terminated, truncated, info = step(jax.random.key(0), after.replace(time=jnp.int32(199)), 1, params)
-    assert (float(reward), bool(terminated), bool(truncated), bool(info["soft"])) == (0.0, True, False, False)
+    *_, reward, terminated, truncated, info = step(
+        jax.random.key(0), after.replace(time=jnp.int32(199)), 1, params
+    )
+    assert (float(reward), bool(terminated), bool(truncated), bool(info["soft"])) == (
+        0.0,
+        True,
+        False,
+        False,
+    )
 
 
 @pytest.mark.slow
 def test_own_environment_learns_to_land():
     run = [sys.executable, "-m", "wdjax.experiments.examples.own_environment"]
     environment = os.environ | {"JAX_PLATFORMS": "cpu"}
-    printed = subprocess.run(run, capture_output=True, text=True, check=True, timeout=300, env=environment).stdout
+    printed = subprocess.run(
+        run, capture_output=True, text=True, check=True, timeout=300, env=environment
+    ).stdout
     first, last = (int(word.rstrip("%")) for word in printed.split() if word.endswith("%"))
     assert first < 20
     assert last > 70
@@ -107,7 +124,10 @@ def test_own_game_is_sound_short_and_of_public_names():
     wdjax.check_env(own_game.Ring(), num_steps=300)
     source = Path(own_game.__file__).read_text(encoding="utf8")
     assert len(source.splitlines()) < 175
-    assert set(re.findall(r"^(?:from|import) (wdjax\S*)", source, re.MULTILINE)) == {"wdjax", "wdjax.train"}
+    assert set(re.findall(r"^(?:from|import) (wdjax\S*)", source, re.MULTILINE)) == {
+        "wdjax",
+        "wdjax.train",
+    }
 
 
 def ring_state(*place, active=(True,) * 6, time=3):
@@ -117,26 +137,41 @@ def ring_state(*place, active=(True,) * 6, time=3):
 def test_own_game_by_hand():
     env, params = own_game.Ring(), own_game.Params()
     state = ring_state(0.0, 0.5, 0.95, 0.49, 0.2, 0.7)
-    for name, actions in (("hunt_nearest", [0, 0]), ("flee_nearest", [0, 0, 2, 2])):  # 0.95 is behind 0.0
+    for name, actions in (
+        ("hunt_nearest", [0, 0]),
+        ("flee_nearest", [0, 0, 2, 2]),
+    ):  # 0.95 is behind 0.0
         np.testing.assert_array_equal(env.scripts[name][1](env, state, params, None), actions)
-    caught = ring_state(0.0, 0.5, 0.95, 0.49, 0.2, 0.7, active=(True, True, False, False, True, True))
-    np.testing.assert_array_equal(own_game.hunt_nearest(env, caught, params, None), [2, 2])  # to 0.2 and 0.7
+    caught = ring_state(
+        0.0, 0.5, 0.95, 0.49, 0.2, 0.7, active=(True, True, False, False, True, True)
+    )
+    np.testing.assert_array_equal(
+        own_game.hunt_nearest(env, caught, params, None), [2, 2]
+    )  # to 0.2 and 0.7
     action = {"hunter": jnp.array([0, 1]), "prey": jnp.array([0, 2, 1, 1])}
-    obs, after, reward, terminated, _, info = jax.jit(env.step)(jax.random.key(0), state, action, params)
+    obs, after, reward, terminated, _, info = jax.jit(env.step)(
+        jax.random.key(0), state, action, params
+    )
     np.testing.assert_allclose(after.place, [0.97, 0.5, 0.93, 0.51, 0.2, 0.7], atol=1e-6)
-    np.testing.assert_array_equal(reward["hunter"], [0, 1])  # 0.04 apart is too far, 0.01 is near enough
+    np.testing.assert_array_equal(
+        reward["hunter"], [0, 1]
+    )  # 0.04 apart is too far, 0.01 is near enough
     np.testing.assert_array_equal(reward["prey"], [0, -1, 0, 0])
     np.testing.assert_array_equal(terminated["prey"], [False, True, False, False])
     assert info["caught"] == 1
     others, present, own = env.split_observation(obs["hunter"])
-    np.testing.assert_allclose(others[0, :, 0], 2 * np.array([-0.47, -0.04, -0.46, 0.23, -0.27]), atol=1e-6)
+    np.testing.assert_allclose(
+        others[0, :, 0], 2 * np.array([-0.47, -0.04, -0.46, 0.23, -0.27]), atol=1e-6
+    )
     np.testing.assert_array_equal(others[0, :, 1], [1, 0, 0, 0, 0])
     np.testing.assert_array_equal(present[0], [True, True, False, True, True])
     np.testing.assert_allclose(own, 0.1)
 
 
 @pytest.mark.slow
-def test_own_game_is_evaluated_by_name_against_its_scripts(registry, tmp_path, capsys, monkeypatch, quick_compile):
+def test_own_game_is_evaluated_by_name_against_its_scripts(
+    registry, tmp_path, capsys, monkeypatch, quick_compile
+):
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(Trainer, "draw", lambda self: None)  # pictures take long
     config = dataclasses.replace(own_game.game(), num_envs=4, rollout_length=5, total_env_steps=20)
@@ -145,8 +180,13 @@ def test_own_game_is_evaluated_by_name_against_its_scripts(registry, tmp_path, c
     capsys.readouterr()
     run = ["eval", str(tmp_path / "run"), "--episodes", "8", "--opponents"]
     main([*run, "hunt_nearest", "flee_nearest", "--output", str(tmp_path / "cells.json")])
-    cells = {tuple(cell["policies"].values()): cell for cell in json.loads((tmp_path / "cells.json").read_text())}
-    assert set(cells) == {(a, b) for a in ("trained", "hunt_nearest") for b in ("trained", "flee_nearest")}
+    cells = {
+        tuple(cell["policies"].values()): cell
+        for cell in json.loads((tmp_path / "cells.json").read_text())
+    }
+    assert set(cells) == {
+        (a, b) for a in ("trained", "hunt_nearest") for b in ("trained", "flee_nearest")
+    }
     assert cells["hunt_nearest", "flee_nearest"]["caught"]["mean"] > 2.5
     with pytest.raises(SystemExit):
         main([*run, "xx"])
@@ -158,8 +198,12 @@ def test_own_game_is_evaluated_by_name_against_its_scripts(registry, tmp_path, c
 def test_own_game_is_learned():
     run = [sys.executable, "-m", "wdjax.experiments.examples.own_game"]
     environment = os.environ | {"JAX_PLATFORMS": "cpu"}
-    printed = subprocess.run(run, capture_output=True, text=True, check=True, timeout=300, env=environment).stdout
-    caught = {tuple(words[1:4:2]): float(words[4]) for words in map(str.split, printed.splitlines())}
+    printed = subprocess.run(
+        run, capture_output=True, text=True, check=True, timeout=300, env=environment
+    ).stdout
+    caught = {
+        tuple(words[1:4:2]): float(words[4]) for words in map(str.split, printed.splitlines())
+    }
     assert len(caught) == 9
     assert caught["trained", "flee_nearest"] > caught["random", "flee_nearest"] + 1.5
     assert caught["trained", "random"] > caught["random", "random"] + 1.0
@@ -200,7 +244,9 @@ def test_own_network_sees_a_set():
 def test_sets_tag_more_than_rows():
     run = [sys.executable, "-m", "wdjax.experiments.examples.own_network"]
     environment = os.environ | {"JAX_PLATFORMS": "cpu"}
-    printed = subprocess.run(run, capture_output=True, text=True, check=True, timeout=900, env=environment).stdout
+    printed = subprocess.run(
+        run, capture_output=True, text=True, check=True, timeout=900, env=environment
+    ).stdout
     lines = [line.split() for line in printed.splitlines()]
     first, last = ({words[0]: float(words[i]) for words in lines} for i in (3, 7))
     assert set(last) == {"flat", "deep_sets", "nearby"}
@@ -211,7 +257,12 @@ def test_sets_tag_more_than_rows():
 @pytest.mark.slow
 def test_states_and_planner_try_constant_choices(tmp_path, capsys):
     """A run of two states: what is printed, and a picture; what a trained policy reaches is told in the preset."""
-    changes = {"env_params.num_states": 2, "num_envs": 2, "total_env_steps": 1_080, "updates_per_chunk": 1}
+    changes = {
+        "env_params.num_states": 2,
+        "num_envs": 2,
+        "total_env_steps": 1_080,
+        "updates_per_chunk": 1,
+    }
     Trainer(load_config("covid_small", **changes), workdir=tmp_path).train()
     covid_economy.main(str(tmp_path))
     number, share = r"-?[\d.]+", r"[+-][\d.]+%"
@@ -226,9 +277,17 @@ def test_states_and_planner_try_constant_choices(tmp_path, capsys):
 @pytest.mark.slow
 def test_the_lowest_path_is_learned(tmp_path):
     picture = tmp_path / "path.png"
-    run = [sys.executable, "-m", "wdjax.experiments.examples.reaction_path", "--output", str(picture)]
+    run = [
+        sys.executable,
+        "-m",
+        "wdjax.experiments.examples.reaction_path",
+        "--output",
+        str(picture),
+    ]
     environment = os.environ | {"JAX_PLATFORMS": "cpu"}
-    printed = subprocess.run(run, capture_output=True, text=True, check=True, timeout=900, env=environment).stdout
+    printed = subprocess.run(
+        run, capture_output=True, text=True, check=True, timeout=900, env=environment
+    ).stdout
     assert "mueller_brown: best return 27.851, lowest pass -40.2695" in printed
     value, top = re.search(r"return +(\S+) in .* highest energy (\S+)", printed).groups()
     assert 0.99 * 27.851 < float(value) < 27.852

@@ -76,11 +76,23 @@ def test_commands_take_hostile_names_as_they_are(tmp_path, monkeypatch, quick_co
         file = f"./{NAMES[(7 * i + 3) % 40]}.yaml"
         write_preset(file, preset(policy))
         main(["train", file, f"--workdir={run}", "--callbacks", "csv", "tensorboard"])
-        main(["train", file, f"--workdir={run}", "--callbacks", "csv", "--resume", "--total-env-steps=24"])
+        main(
+            [
+                "train",
+                file,
+                f"--workdir={run}",
+                "--callbacks",
+                "csv",
+                "--resume",
+                "--total-env-steps=24",
+            ]
+        )
         rows = read_metrics(run)
         assert [row["updates"] for row in rows] == [1, 2, 3]
         assert all(f"{policy}/episode_return" in row for row in rows)
-        assert {"config.yaml", "metrics.csv", "curves.png", "checkpoints", "tensorboard"} <= set(os.listdir(run))
+        assert {"config.yaml", "metrics.csv", "curves.png", "checkpoints", "tensorboard"} <= set(
+            os.listdir(run)
+        )
         main(["eval", run, "--episodes", "2", "--output", f"{run}/eval.json"])
         assert json.loads(Path(run, "eval.json").read_text(encoding="utf8"))
         if i == 0:
@@ -118,10 +130,18 @@ def ledger(tmp_path, monkeypatch, quick_compile):
 
     def write(groups):
         scripts = tuple(f"{name}." for name in NAMES)
-        monkeypatch.setitem(envs._REGISTRY, "ledger", Ledger(names=NAMES, members=groups, plays=scripts))
+        monkeypatch.setitem(
+            envs._REGISTRY, "ledger", Ledger(names=NAMES, members=groups, plays=scripts)
+        )
         agents = {"--resume": list(groups[:1]), "s{0}%d": list(groups[1:])}
         small = {"network": {"hidden_sizes": [4]}}
-        sizes = {"num_envs": 2, "rollout_length": 4, "total_env_steps": 16, "updates_per_chunk": 1, "eval_episodes": 2}
+        sizes = {
+            "num_envs": 2,
+            "rollout_length": 4,
+            "total_env_steps": 16,
+            "updates_per_chunk": 1,
+            "eval_episodes": 2,
+        }
         policies = {name: {"agents": own, **small} for name, own in agents.items()}
         write_preset("./{}*?.yaml", {"env": "ledger", "policies": policies, **sizes})
         return "./{}*?.yaml"
@@ -134,16 +154,31 @@ def test_sweeps_take_hostile_names_as_they_are(ledger, capsys):
     folder = os.path.join(".", *NAMES[::2])
     learning_rate = "policies.s{0}%d.learning_rate"
     metric = "--metric=s{0}%d/episode_return"
-    arguments = ["sweep", ledger(NAMES), "--set", f"{learning_rate}=1e-3,2e-3", metric, "--workdir", folder]
+    arguments = [
+        "sweep",
+        ledger(NAMES),
+        "--set",
+        f"{learning_rate}=1e-3,2e-3",
+        metric,
+        "--workdir",
+        folder,
+    ]
     main([*arguments, "--seeds=2"])
     main([*arguments, "--seeds=2", "--resume"])
     table = read_table(folder)
-    assert [(row["seed"], row[learning_rate]) for row in table] == [(0, 1e-3), (1, 1e-3), (0, 2e-3), (1, 2e-3)]
+    assert [(row["seed"], row[learning_rate]) for row in table] == [
+        (0, 1e-3),
+        (1, 1e-3),
+        (0, 2e-3),
+        (1, 2e-3),
+    ]
     assert all({"--resume/episode_return", "s{0}%d/episode_return"} <= set(row) for row in table)
     assert {"table.csv", "curves.png", "best"} <= set(os.listdir(folder))
     main(["report", f"{folder}/best", "--episodes", "0", "--output=-r.html"])
     page = Path("-r.html").read_text(encoding="utf8")
-    assert [name for name in NAMES if html.escape(name[:190]) not in page] == []  # cells have 200 characters
+    assert [
+        name for name in NAMES if html.escape(name[:190]) not in page
+    ] == []  # cells have 200 characters
     out, err = capsys.readouterr()
     assert "Warning" not in out + err
 
@@ -153,14 +188,25 @@ def test_searches_take_hostile_names_as_they_are(ledger):
     pytest.importorskip("optuna")
     learning_rate = "policies.--resume.learning_rate=log:1e-4:1e-2"
     folder = os.path.join("./s3:", *NAMES[1::2])
-    journal, study = "./gs:/%s?a=[0]", "'; drop table studies; -- $x$ \"%d\""
+    journal, study = "./gs:/%s?a=[0]", '\'; drop table studies; -- $x$ "%d"'
     arguments = ["sweep", ledger(NAMES[:2]), "--set", learning_rate, "--search=2", "--batch=2"]
     arguments += [f"--study={study}", "--storage", journal, "--workdir", folder]
     main([*arguments, "--metric=s{0}%d/episode_return"])
     assert Path(journal).is_file()
     assert len(read_table(folder)) == 2
     scripts = [f"{name}." for name in NAMES if name[0] != "-"][::5]  # a dash would begin a flag
-    main(["eval", f"{folder}/best", "--episodes", "2", "--opponents", *scripts, "--output", "[*].csv"])
+    main(
+        [
+            "eval",
+            f"{folder}/best",
+            "--episodes",
+            "2",
+            "--opponents",
+            *scripts,
+            "--output",
+            "[*].csv",
+        ]
+    )
     with open("[*].csv", encoding="utf8", newline="") as stream:
         assert {line["--resume"] for line in csv.DictReader(stream)} == {"trained", *scripts}
 
@@ -171,9 +217,17 @@ COLORS = ("#000000", "#ffffff", "EPISODE_DATA", "<!--", "x, evaluated", "1.2.3 Â
 def rows_of(names):
     rows = []
     for update in (1, 2):
-        row = {"updates": update, "env_steps": 8 * update, "env_steps_per_second": 8.0, "episode_length": 3.0}
+        row = {
+            "updates": update,
+            "env_steps": 8 * update,
+            "env_steps_per_second": 8.0,
+            "episode_length": 3.0,
+        }
         for name in names:
-            row |= {f"{name}/{metric}": float(update) for metric in ("episode_return", "entropy", "explained_variance")}
+            row |= {
+                f"{name}/{metric}": float(update)
+                for metric in ("episode_return", "entropy", "explained_variance")
+            }
             row |= {f"eval/{name}/episode_return": 1.0, f"episode_{name}": 1.0}
             row |= {f"{name}/opponent_{what}/{name}": 0.5 for what in ("win_rate", "return")}
         rows.append(row)
@@ -190,7 +244,9 @@ def test_curves_name_hostile_policies_as_they_are(tmp_path):
     assert {name.strip() for name in names if len(name) < 36} <= texts
     folder = tmp_path / NAMES[0] / NAMES[-1]
     folder.mkdir(parents=True)
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows_of(NAMES[:6])))
+    (folder / "metrics.jsonl").write_text(
+        "".join(json.dumps(row) + "\n" for row in rows_of(NAMES[:6]))
+    )
     assert save_curves(folder).is_file()
     assert save_opponents(folder).is_file()
 
@@ -210,8 +266,16 @@ def test_players_with_numbers_for_names_are_not_shaded():
 
 
 def test_folders_name_no_modules():
-    assert named_modules(["--workdir", "os:a", "--callbacks", "mine:f", "--trust", "own"]) == ["mine", "own"]
-    assert named_modules(["--policies.agent.checkpoint", "os:a", "--stop-at", "my team:1/episode_return", "3"]) == []
+    assert named_modules(["--workdir", "os:a", "--callbacks", "mine:f", "--trust", "own"]) == [
+        "mine",
+        "own",
+    ]
+    assert (
+        named_modules(
+            ["--policies.agent.checkpoint", "os:a", "--stop-at", "my team:1/episode_return", "3"]
+        )
+        == []
+    )
 
 
 def test_tensorboard_takes_hostile_folders_and_tags(tmp_path, monkeypatch):

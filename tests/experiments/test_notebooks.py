@@ -22,7 +22,9 @@ def test_every_notebook_is_a_pair():
 @by_name
 def test_a_pair_agrees_and_holds_no_outputs(text):
     notebook = nbformat.read(text.with_suffix(".ipynb"), as_version=4)
-    jupytext.compare.compare_notebooks(jupytext.read(text), notebook, fmt="md:myst")  # else: jupytext --sync *.md
+    jupytext.compare.compare_notebooks(
+        jupytext.read(text), notebook, fmt="md:myst"
+    )  # else: jupytext --sync *.md
     nbformat.validate(notebook)
     for cell in notebook.cells:
         assert not cell.get("outputs")
@@ -42,12 +44,21 @@ def test_links_lead_somewhere(text):
 def test_a_notebook_runs(text, tmp_path):
     """In a fresh kernel of this Python, on one CPU device, in a folder of its own; an error of a cell is raised. Most
     of the time goes into compiling, so little is optimized."""
-    nbclient = pytest.importorskip("nbclient", reason="needs nbclient: pip install -e '.[notebooks]'")
+    nbclient = pytest.importorskip(
+        "nbclient", reason="needs nbclient: pip install -e '.[notebooks]'"
+    )
     pytest.importorskip("ipykernel", reason="needs ipykernel: pip install -e '.[notebooks]'")
     notebook = jupytext.read(text)
     paths = os.pathsep.join([str(FOLDER.parents[1] / "src"), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": paths, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    environment = {
+        **os.environ,
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": paths,
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+    }
     environment.pop("XLA_FLAGS", None)  # the eight devices of these tests
-    client = nbclient.NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(tmp_path)}})
+    client = nbclient.NotebookClient(
+        notebook, timeout=600, resources={"metadata": {"path": str(tmp_path)}}
+    )
     client.execute(env=environment)
     assert all(cell.execution_count for cell in notebook.cells if cell.cell_type == "code")

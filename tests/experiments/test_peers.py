@@ -24,7 +24,11 @@ def test_own_numbers_are_those_of_ppo_py():
     config = purejaxrl.own_numbers()
     assert purejaxrl.as_purejaxrl(config) == THEIRS
     policy = config.policies["agent"]
-    assert (policy.network.hidden_sizes, policy.network.shared_trunk, policy.value_clip) == ((64, 64), False, 0.2)
+    assert (policy.network.hidden_sizes, policy.network.shared_trunk, policy.value_clip) == (
+        (64, 64),
+        False,
+        0.2,
+    )
     assert (policy.learning_rate[-1][1], policy.optimizer_epsilon, config.blocks) == (0, 1e-5, 1)
     large = purejaxrl.as_purejaxrl(purejaxrl.own_numbers(10_000, 4))
     assert large == {**THEIRS, "NUM_ENVS": 10_000, "TOTAL_TIMESTEPS": 4 * 1_280_000}
@@ -33,7 +37,11 @@ def test_own_numbers_are_those_of_ppo_py():
 def test_rows_of_peers_are_rows_of_the_suite():
     assert set(peer_programs.ROWS) - set(peer_programs.PPO) <= set(WORKLOADS)
     for row, programs in peer_programs.ROWS.items():
-        own = ["wdjax"] if row in peer_programs.PPO or TRAINING in WORKLOADS[row].tiers else ["wdjax", "wdjax.play"]
+        own = (
+            ["wdjax"]
+            if row in peer_programs.PPO or TRAINING in WORKLOADS[row].tiers
+            else ["wdjax", "wdjax.play"]
+        )
         assert list(programs)[: len(own)] == own
         assert len(programs) > len(own)
     for row in ("cartpole_ppo", "cartpole_ppo_256_seeds"):  # of the sizes of the suite's
@@ -47,10 +55,19 @@ class Scripted:
 
     asked: list = []  # noqa: RUF012
     script = {  # noqa: RUF012
-        "wdjax": [{"words": "a", "env_steps": 100}, *({"seconds": s, "cpu_seconds": 2 * s} for s in (1.0, 2.0, 4.0))],
-        "gymnax": [{"words": "b", "env_steps": 50}, *({"seconds": s, "cpu_seconds": s} for s in (2.0, 2.0, 6.0))],
+        "wdjax": [
+            {"words": "a", "env_steps": 100},
+            *({"seconds": s, "cpu_seconds": 2 * s} for s in (1.0, 2.0, 4.0)),
+        ],
+        "gymnax": [
+            {"words": "b", "env_steps": 50},
+            *({"seconds": s, "cpu_seconds": s} for s in (2.0, 2.0, 6.0)),
+        ],
         "dead": [{"error": "ImportError: no dead"}],
-        "dies": [{"words": "dies", "env_steps": 1}, *[{"error": "its process ended with status -9"}] * 3],
+        "dies": [
+            {"words": "dies", "env_steps": 1},
+            *[{"error": "its process ended with status -9"}] * 3,
+        ],
     }
 
     def __init__(self, path):
@@ -80,10 +97,17 @@ def test_programs_take_turns(monkeypatch, capsys, tmp_path):
     # by turns a call takes 2, 1 and 1.5 times as long, and is half of the work
     assert theirs["wdjax faster by seconds"] == 3.0
     assert theirs["wdjax faster by cpu_seconds"] == 1.5
-    assert (dead["error"], dies["error"]) == ("ImportError: no dead", "its process ended with status -9")
+    assert (dead["error"], dies["error"]) == (
+        "ImportError: no dead",
+        "its process ended with status -9",
+    )
     out = capsys.readouterr().out
     assert "row, dead: ImportError: no dead" in out
-    assert any(line.split()[1::2][:3] == ["row", "gymnax", "25.0"] for line in out.splitlines() if "│" in line)
+    assert any(
+        line.split()[1::2][:3] == ["row", "gymnax", "25.0"]
+        for line in out.splitlines()
+        if "│" in line
+    )
 
 
 def test_a_folder_that_is_not_there_is_refused(capsys, tmp_path):
@@ -99,9 +123,13 @@ def test_a_peer_that_does_not_start_is_told(monkeypatch):
 
     calls = []
     works = lambda path, small: peer_programs.Built("w", 3, lambda: calls.append(1))  # noqa: E731
-    monkeypatch.setattr(peer_programs, "ROWS", {"row": {"broken": broken, "works": works}, "next": {"works": works}})
+    monkeypatch.setattr(
+        peer_programs, "ROWS", {"row": {"broken": broken, "works": works}, "next": {"works": works}}
+    )
     built = {}
-    assert peer_programs.first(built, "row", "broken", None, False) == {"error": "RuntimeError: no GPU"}
+    assert peer_programs.first(built, "row", "broken", None, False) == {
+        "error": "RuntimeError: no GPU"
+    }
     assert peer_programs.first(built, "row", "works", None, False) == {"words": "w", "env_steps": 3}
     assert peer_programs.timed(built["row", "works"])["seconds"] >= 0
     assert len(calls) == 2  # one to warm up
@@ -110,7 +138,9 @@ def test_a_peer_that_does_not_start_is_told(monkeypatch):
 
 
 def test_ended_episodes_of_purejaxrl():
-    returned = jnp.array([[[10.0, 3.0], [10.0, 20.0]], [[1.0, 2.0], [3.0, 4.0]]])  # [updates, steps, replicas]
+    returned = jnp.array(
+        [[[10.0, 3.0], [10.0, 20.0]], [[1.0, 2.0], [3.0, 4.0]]]
+    )  # [updates, steps, replicas]
     over = jnp.array([[[True, False], [False, True]], [[False, False], [False, False]]])
     means, numbers = purejaxrl.ended(returned, over)
     np.testing.assert_array_equal(means, [15.0, np.nan])
@@ -119,7 +149,9 @@ def test_ended_episodes_of_purejaxrl():
 
 def test_time_to_a_level():
     """Three seeds of ten updates: reached at the sixth, at the ninth and never; the window is of five."""
-    config = load_config("cartpole_ppo", num_envs=1, rollout_length=8, total_env_steps=80, devices=1)
+    config = load_config(
+        "cartpole_ppo", num_envs=1, rollout_length=8, total_env_steps=80, devices=1
+    )
     returns = np.zeros((3, 10))
     returns[0, 1:], returns[1, 4:] = 475.0, 475.0
     returns[2, 5] = np.nan
@@ -140,7 +172,9 @@ def test_levels_are_those_of_the_learning_table():
     assert {row: task.level for row, task in results.TASKS.items()} == {
         "cartpole": 475.0, "acrobot": -89.25, "mountain_car": -120.75,
     }  # fmt: skip
-    assert all(any(name.startswith("PureJaxRL") for name in task.runs) for task in results.TASKS.values())
+    assert all(
+        any(name.startswith("PureJaxRL") for name in task.runs) for task in results.TASKS.values()
+    )
 
 
 def test_a_missing_peer_is_told(monkeypatch):
@@ -176,8 +210,12 @@ def test_gymnax_in_a_process_of_its_own(tmp_path):
 
 @pytest.mark.parametrize("number", growth.CURVES["policies"])
 def test_policies_share_all_agents_evenly(number):
-    learner = make_learner(growth.config_of("policies", number, small=True))  # refuses an agent of two, or of none
-    assert [policy.assignment.num_agents for policy in learner.setup.policies.values()] == [16 // number] * number
+    learner = make_learner(
+        growth.config_of("policies", number, small=True)
+    )  # refuses an agent of two, or of none
+    assert [policy.assignment.num_agents for policy in learner.setup.policies.values()] == [
+        16 // number
+    ] * number
 
 
 @pytest.mark.parametrize("curve", growth.CURVES)
@@ -185,13 +223,23 @@ def test_points_of_growth_are_what_they_say(curve):
     for size in growth.CURVES[curve]:
         config = growth.config_of(curve, size)
         agents = config.env_params.get("num_taggers", 0) + 1
-        values = {"replicas": config.num_envs, "rollout_length": config.rollout_length, "agents": agents}
+        values = {
+            "replicas": config.num_envs,
+            "rollout_length": config.rollout_length,
+            "agents": agents,
+        }
         assert (values | {"policies": len(config.policies)})[curve] == size
     assert str(size) not in growth.title_of(curve, config).replace(",", "")
 
 
 def point(curve, size, ms):
-    return {"curve": curve, "size": size, "ms_per_pass": ms, "bytes": 10**6 * size, "title": "a game: of one kind"}
+    return {
+        "curve": curve,
+        "size": size,
+        "ms_per_pass": ms,
+        "bytes": 10**6 * size,
+        "title": "a game: of one kind",
+    }
 
 
 def test_slopes_of_growth():

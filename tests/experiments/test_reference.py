@@ -26,7 +26,14 @@ from wdjax.experiments.reference.rerun import (
     summarize,
     what_is_learned,
 )
-from wdjax.experiments.reference.rows import ROWS, Row, Target, against_others, first_reached, greedy_return
+from wdjax.experiments.reference.rows import (
+    ROWS,
+    Row,
+    Target,
+    against_others,
+    first_reached,
+    greedy_return,
+)
 from wdjax.train import evaluate, load_config, load_run, make_learner
 from wdjax.train.config.reading import read_yaml
 from wdjax.train.learner import setup as setups
@@ -68,7 +75,11 @@ def test_row_asks_for_what_the_table_does(name):
     asked = {number: target for number, target in row.targets.items() if target is not None}
     for number, (side, limit, whose) in targets.items():
         target = asked.pop(number)
-        assert (target.limit, target.at_least, target.every_seed) == (limit, side == "at least", whose == "every seed")
+        assert (target.limit, target.at_least, target.every_seed) == (
+            limit,
+            side == "at least",
+            whose == "every seed",
+        )
     assert not asked
     assert row.within == within
     assert row.seeds >= seeds
@@ -87,7 +98,9 @@ def test_stored_numbers_meet_their_targets(name):
     for values in result["numbers"].values():
         assert len(values["per_seed"]) == result["seeds"] == row.seeds
         again = summarize(values["per_seed"])
-        np.testing.assert_allclose([values["mean"], *values["band"]], [again["mean"], *again["band"]], rtol=1e-4)
+        np.testing.assert_allclose(
+            [values["mean"], *values["band"]], [again["mean"], *again["band"]], rtol=1e-4
+        )
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -109,7 +122,9 @@ def test_only_rows_are_stored():
 def test_summary_by_hand():
     values = summarize([1.0, 2.0, 3.0])  # deviation 1
     assert values["mean"] == 2.0
-    np.testing.assert_allclose(values["band"], [2 - 4 * math.sqrt(2 / 3), 2 + 4 * math.sqrt(2 / 3)], rtol=1e-5)
+    np.testing.assert_allclose(
+        values["band"], [2 - 4 * math.sqrt(2 / 3), 2 + 4 * math.sqrt(2 / 3)], rtol=1e-5
+    )
     np.testing.assert_allclose(summarize([-50.0, -50.0])["band"], [-51.0, -49.0])  # 2 %
     assert summarize([math.inf, 3.0])["per_seed"] == [math.inf, 3.0]
 
@@ -119,7 +134,9 @@ def test_first_reached_by_hand():
     # windows of 2 updates: 1, 1, 9 ...: the 9 of update 0 is of no episode
     assert first_reached(returns, episodes, 5.0, window=2) == 3
     assert first_reached(returns, episodes, 9.5, window=2) == math.inf
-    assert first_reached(returns, episodes, 8.0, window=3) == 4  # (9 + 2 * 9) / 3; at 3 still (1 + 9) / 2
+    assert (
+        first_reached(returns, episodes, 8.0, window=3) == 4
+    )  # (9 + 2 * 9) / 3; at 3 still (1 + 9) / 2
     assert first_reached(returns, episodes, 0.5, window=2) == 1
 
 
@@ -144,7 +161,10 @@ def result_of(*values, env_steps=100):
     ],
 )  # fmt: skip
 def test_targets(target, values, problems):
-    assert misses("row", Row("preset", greedy_return, {"number": target}), result_of(*values)) == problems
+    assert (
+        misses("row", Row("preset", greedy_return, {"number": target}), result_of(*values))
+        == problems
+    )
 
 
 def test_budget_of_env_steps():
@@ -157,18 +177,34 @@ def test_budget_of_env_steps():
 def test_band():
     stored = result_of(90.0, 110.0)
     low, high = stored["numbers"]["number"]["band"]
-    assert leaves_band("row", result_of(low), stored) == leaves_band("row", result_of(high), stored) == []
+    assert (
+        leaves_band("row", result_of(low), stored)
+        == leaves_band("row", result_of(high), stored)
+        == []
+    )
     for outside in (low - 0.1, high + 0.1, math.nan):
         [sentence] = leaves_band("row", result_of(outside), stored)
-        assert sentence == f"row: number, mean, is {outside:,.6g}: outside the stored band {low:,.6g} .. {high:,.6g}"
-    assert leaves_band("row", result_of(1.0), None) == ["row: no stored result. Store one with --update."]
+        assert (
+            sentence
+            == f"row: number, mean, is {outside:,.6g}: outside the stored band {low:,.6g} .. {high:,.6g}"
+        )
+    assert leaves_band("row", result_of(1.0), None) == [
+        "row: no stored result. Store one with --update."
+    ]
     other = {"numbers": {"other": stored["numbers"]["number"]}}
-    assert leaves_band("row", other, stored) == ["row: other: no stored result. Store one with --update."]
+    assert leaves_band("row", other, stored) == [
+        "row: other: no stored result. Store one with --update."
+    ]
 
 
 def size_of_parameters(learner, state, metrics, key):
     numbers = greedy_return(learner, state, metrics, key, episodes=4)
-    return {**numbers, "size": sum(float(abs(leaf).sum()) for leaf in jax.tree.leaves(state.policies["agent"].params))}
+    return {
+        **numbers,
+        "size": sum(
+            float(abs(leaf).sum()) for leaf in jax.tree.leaves(state.policies["agent"].params)
+        ),
+    }
 
 
 @pytest.fixture(scope="module")
@@ -185,13 +221,17 @@ def tiny(tmp_path_factory):
 
 @pytest.mark.slow
 def test_seeds_are_those_of_solo_runs(tiny, quick_compile, monkeypatch):
-    with monkeypatch.context() as patch:  # where there are several GPUs, a run goes on all of them if it is not told
+    with (
+        monkeypatch.context() as patch
+    ):  # where there are several GPUs, a run goes on all of them if it is not told
         patch.setattr(setups, "choose_devices", lambda config: config.devices or 2)
         result, first = measure(tiny)
     learner = make_learner(load_config(tiny.preset))
     for seed in range(2):
         state, _ = learner.run(learner.init(jax.random.key(seed)), num_updates=3)
-        alone = sum(float(abs(leaf).sum()) for leaf in jax.tree.leaves(state.policies["agent"].params))
+        alone = sum(
+            float(abs(leaf).sum()) for leaf in jax.tree.leaves(state.policies["agent"].params)
+        )
         np.testing.assert_allclose(result["numbers"]["size"]["per_seed"][seed], alone, rtol=1e-4)
     size = size_of_parameters(learner, first, {}, jax.random.key(0))["size"]
     assert size == pytest.approx(result["numbers"]["size"]["per_seed"][0], rel=1e-5)
@@ -203,15 +243,23 @@ def test_seeds_are_those_of_solo_runs(tiny, quick_compile, monkeypatch):
 
 def test_curve_by_hand():
     learner = types.SimpleNamespace(
-        config=types.SimpleNamespace(num_updates=2, env_steps_per_update=10, policies={"agent": None})
+        config=types.SimpleNamespace(
+            num_updates=2, env_steps_per_update=10, policies={"agent": None}
+        )
     )
     seeds = [
         {"episodes": np.array([0, 2]), "agent/episode_return": np.array([np.nan, 4.0])},
         {"episodes": np.array([1, 1]), "agent/episode_return": np.array([2.0, 8.0])},
     ]
-    agent = {"iqm": [None, 6.0], "low": [None, 4.0], "high": [None, 8.0]}  # one seed had no episode yet
+    agent = {
+        "iqm": [None, 6.0],
+        "low": [None, 4.0],
+        "high": [None, 8.0],
+    }  # one seed had no episode yet
     assert curve(learner, seeds) == {"env_steps": [10, 20], "agent": agent}
-    one_bin = {name: np.array([1, 3]) if name == "episodes" else np.array([2.0, 6.0]) for name in seeds[0]}
+    one_bin = {
+        name: np.array([1, 3]) if name == "episodes" else np.array([2.0, 6.0]) for name in seeds[0]
+    }
     assert mean_return(one_bin, "agent", np.array([0, 1])) == 5.0  # (1 x 2 + 3 x 6) / 4
 
 
@@ -246,7 +294,11 @@ def test_script_stores_checks_and_refuses(tiny, quick_compile, monkeypatch, tmp_
         main(["tiny", *folder])
     assert outside.value.code == 1
     assert "tiny: size, mean, is" in capsys.readouterr().out
-    monkeypatch.setitem(ROWS, "tiny", dataclasses.replace(tiny, targets={"greedy return": Target(1e6), "size": None}))
+    monkeypatch.setitem(
+        ROWS,
+        "tiny",
+        dataclasses.replace(tiny, targets={"greedy return": Target(1e6), "size": None}),
+    )
     before = file.read_text(encoding="utf8")
     with pytest.raises(SystemExit) as missed:
         main(["tiny", "--update", *folder])
@@ -255,14 +307,25 @@ def test_script_stores_checks_and_refuses(tiny, quick_compile, monkeypatch, tmp_
 
 
 def test_cross_play_numbers(quick_compile):
-    changes = {"num_envs": 4, "rollout_length": 4, "env_params.episode_length": 7, "env_params.grid_length": 2}
+    changes = {
+        "num_envs": 4,
+        "rollout_length": 4,
+        "env_params.episode_length": 7,
+        "env_params.grid_length": 2,
+    }
     learner = make_learner(load_config("tag_gridworld_ppo", **changes))
     state = learner.init(jax.random.key(0))
     numbers = against_others(learner, state, {}, jax.random.key(1), episodes=64, greedy=True)
     assert 0 < numbers["last step of trained taggers"] <= 7
-    for name in ("runners left by trained taggers", "trained runners left", "random runners left by random taggers"):
+    for name in (
+        "runners left by trained taggers",
+        "trained runners left",
+        "random runners left by random taggers",
+    ):
         assert 0 <= numbers[name] <= 1
-    assert numbers["random runners left by random taggers"] < 0.5  # four taggers at random on nine cells
+    assert (
+        numbers["random runners left by random taggers"] < 0.5
+    )  # four taggers at random on nine cells
 
 
 @pytest.mark.parametrize("name", [path.stem for path in (FOLDER / "policies").glob("*.npz")])
@@ -275,10 +338,18 @@ def test_what_a_first_seed_learned_comes_with_wdjax(name):
 
 
 def test_a_policy_begins_with_a_reference_and_plays_against_it():
-    changes = {"checkpoint": "reference:tag_continuous:runner", "trainable": False, "past_selves": 0}
-    config = load_config("tag_continuous_ppo", **{f"policies.runner.{k}": v for k, v in changes.items()})
+    changes = {
+        "checkpoint": "reference:tag_continuous:runner",
+        "trainable": False,
+        "past_selves": 0,
+    }
+    config = load_config(
+        "tag_continuous_ppo", **{f"policies.runner.{k}": v for k, v in changes.items()}
+    )
     pool = {"reference:tag_continuous": 0.5}
-    config = change_config(config, **{"policies.runner.opponents": {}, "policies.tagger.opponents": pool})
+    config = change_config(
+        config, **{"policies.runner.opponents": {}, "policies.tagger.opponents": pool}
+    )
     state = make_learner(config).init(jax.random.key(1))
     _, learned = load_run("reference:tag_continuous")
     chex.assert_trees_all_equal(state.policies["runner"].params, learned.policies["runner"].params)
@@ -288,13 +359,20 @@ def test_a_policy_begins_with_a_reference_and_plays_against_it():
 
 def test_variants_of_an_ablation_are_runs_that_differ():
     changes = [ablations.SMALL | ablations.sooner(own, 0.5) for own in ablations.VARIANTS.values()]
-    configs = [load_config(ablations.PRESET, **own) for own in [*changes, *ablations.FRESH.values()]]
+    configs = [
+        load_config(ablations.PRESET, **own) for own in [*changes, *ablations.FRESH.values()]
+    ]
     assert len(set(map(repr, configs))) == len(configs)
-    whole, preset = (make_learner(config).config for config in (configs[0], load_config(ablations.PRESET)))
+    whole, preset = (
+        make_learner(config).config for config in (configs[0], load_config(ablations.PRESET))
+    )
     assert whole.total_env_steps == preset.total_env_steps / 2
     halves = tuple((step / 2, rate) for step, rate in preset.policies["tagger"].learning_rate)
     assert whole.policies["tagger"].learning_rate == halves
-    assert [policy.trainable for policy in configs[-1].policies.values()] == [False, True]  # tagger, runner
+    assert [policy.trainable for policy in configs[-1].policies.values()] == [
+        False,
+        True,
+    ]  # tagger, runner
 
 
 NOTHING_HAPPENS = {"env_params.episode_length": 1, "env_params.tagging_distance": 0.0}
@@ -306,7 +384,15 @@ def test_an_ablation_prints_a_line_of_each(monkeypatch, capsys):
 
     def untrained(config, seeds):
         learner = make_learner(change_config(config, **NOTHING_HAPPENS))
-        return Trained(learner, None, [learner.init(jax.random.key(seed)) for seed in range(seeds)], [], 1.0, 2.0, 1)
+        return Trained(
+            learner,
+            None,
+            [learner.init(jax.random.key(seed)) for seed in range(seeds)],
+            [],
+            1.0,
+            2.0,
+            1,
+        )
 
     monkeypatch.setattr(ablations, "train", untrained)
     monkeypatch.setattr(ablations, "EPISODES", 2)
@@ -329,7 +415,9 @@ def test_only_rows_have_policies():
 def test_a_reference_policy_does_what_its_row_says():
     """Other episodes than those of the row: their mean is within four standard errors of the first seed's number."""
     learner, state = load_run("reference:pendulum_ddpg")
-    [returns] = evaluate(learner, state, jax.random.key(5), 1_000, greedy=True).episode_return.values()
+    [returns] = evaluate(
+        learner, state, jax.random.key(5), 1_000, greedy=True
+    ).episode_return.values()
     stored = read_result("pendulum_ddpg")["numbers"]["greedy return"]["per_seed"][0]
     assert abs(returns.mean() - stored) < 4 * np.sqrt(2) * returns.std() / np.sqrt(1_000)
 

@@ -25,13 +25,31 @@ def no_user_cache(monkeypatch, tmp_path):
 
 
 def a_row(steps, value, **more):
-    speed = {"seconds": 2.0, "compile_seconds": 1.0, "env_steps_per_second": 4.0, "agent_steps_per_second": 8.0}
+    speed = {
+        "seconds": 2.0,
+        "compile_seconds": 1.0,
+        "env_steps_per_second": 4.0,
+        "agent_steps_per_second": 8.0,
+    }
     row = {"agent/episode_return": value, "agent/entropy": 0.5, "agent/explained_variance": 0.1}
-    return {"updates": steps // 8, "env_steps": steps, "episode_length": 3.0, **speed, **row, **more}
+    return {
+        "updates": steps // 8,
+        "env_steps": steps,
+        "episode_length": 3.0,
+        **speed,
+        **row,
+        **more,
+    }
 
 
 def a_run(folder, values, seed=0, **changes):
-    raw = {"env": "own:Game", "policies": {"agent": {"gamma": 0.9}}, "num_envs": 8, "seed": seed, **changes}
+    raw = {
+        "env": "own:Game",
+        "policies": {"agent": {"gamma": 0.9}},
+        "num_envs": 8,
+        "seed": seed,
+        **changes,
+    }
     folder.mkdir(parents=True)
     head = {"wdjax": "0.1", "made_with": {"jax": "0.10.2", "device": "NVIDIA <H100>"}}
     (folder / "config.yaml").write_text(yaml.safe_dump(head | raw))
@@ -41,7 +59,11 @@ def a_run(folder, values, seed=0, **changes):
 
 
 def test_seeds_of_the_same_env_steps_are_pooled_point_by_point():
-    runs = [[a_row(8, 1.0), a_row(16, None)], [a_row(8, 5.0), a_row(16, 7.0)], [a_row(8, None), a_row(16, 8.0)]]
+    runs = [
+        [a_row(8, 1.0), a_row(16, None)],
+        [a_row(8, 5.0), a_row(16, 7.0)],
+        [a_row(8, None), a_row(16, 8.0)],
+    ]
     assert pooled(runs, "not/there") is None
     single = pooled(runs[:1], "agent/episode_return")
     assert (single.steps.tolist(), single.middle.tolist(), single.seeds) == ([8], [1.0], 1)
@@ -99,7 +121,18 @@ def test_what_a_schedule_changed_is_drawn():
 def test_a_page_of_several_runs_without_playing(tmp_path, capsys):
     runs = [a_run(tmp_path / f"a{seed}", [1.0, 2.0 + seed], seed) for seed in range(2)]
     runs.append(a_run(tmp_path / "<b>", [4.0, 5.0], policies={"agent": {"gamma": 0.5}}))
-    main(["report", *runs, "--episodes", "0", "--players", "0", "--output", str(tmp_path / "new" / "r.html")])
+    main(
+        [
+            "report",
+            *runs,
+            "--episodes",
+            "0",
+            "--players",
+            "0",
+            "--output",
+            str(tmp_path / "new" / "r.html"),
+        ]
+    )
     assert capsys.readouterr().out.startswith(f"Wrote {tmp_path}/new/r.html (")
     page = (tmp_path / "new" / "r.html").read_text()
     assert "<b>" not in page.replace("<b></b>", "")
@@ -120,7 +153,11 @@ def test_a_page_of_several_runs_without_playing(tmp_path, capsys):
 
 def test_a_member_of_a_sweep_has_no_speed():
     row = {name: value for name, value in a_row(8, 1.0).items() if "second" not in name}
-    assert re.findall(r">([^<>]*)</td>", of_speed(["best"], [[row]]).body) == ["best", "8", *"-----"]
+    assert re.findall(r">([^<>]*)</td>", of_speed(["best"], [[row]]).body) == [
+        "best",
+        "8",
+        *"-----",
+    ]
 
 
 @pytest.mark.parametrize(("arguments", "words"), [
@@ -151,13 +188,22 @@ def test_what_cannot_be_reported_is_said_in_words(tmp_path, capsys, arguments, w
 
 @pytest.mark.slow
 @pytest.mark.skipif(
-    not (CHROMIUM and DRIVER), reason="chromium and chromedriver are not installed: nothing shows the page"
+    not (CHROMIUM and DRIVER),
+    reason="chromium and chromedriver are not installed: nothing shows the page",
 )
 def test_the_page_in_a_browser(tmp_path):
     runs = [str(tmp_path / f"run{seed}") for seed in range(2)]
-    small = {"num_envs": 8, "rollout_length": 16, "total_env_steps": 512, "updates_per_chunk": 1, "eval_episodes": 4}
+    small = {
+        "num_envs": 8,
+        "rollout_length": 16,
+        "total_env_steps": 512,
+        "updates_per_chunk": 1,
+        "eval_episodes": 4,
+    }
     for seed, run in enumerate(runs):
-        Trainer(load_config("cartpole_ppo", seed=seed, **small), run, quiet=True, pictures=False).train()
+        Trainer(
+            load_config("cartpole_ppo", seed=seed, **small), run, quiet=True, pictures=False
+        ).train()
     main(["report", *runs, "--episodes", "4", "--players", "2"])
     file = tmp_path / "run0" / "report.html"
     assert file.stat().st_size < 2 * 2**20
@@ -173,8 +219,12 @@ def test_the_page_in_a_browser(tmp_path):
             assert page.run("return document.documentElement.scrollWidth") <= width
             assert page.run("return document.querySelectorAll('.panels svg').length") >= 4
             left = "return [...document.querySelectorAll('iframe')].map(own => own.getBoundingClientRect().left)"
-            assert len(set(page.run(left))) == (1 if width == 400 else 2)  # one below the other, or side by side
-            page.run(f"{inside}(\"by('scrub').value = 1; by('scrub').dispatchEvent(new Event('input'))\")")
+            assert len(set(page.run(left))) == (
+                1 if width == 400 else 2
+            )  # one below the other, or side by side
+            page.run(
+                f"{inside}(\"by('scrub').value = 1; by('scrub').dispatchEvent(new Event('input'))\")"
+            )
             assert page.run(f"return {inside}('state.frame')") == 1
             page.run(f"{inside}('page.fps = 1000; play(true)')")
             page.wait_for(f"return {inside}('!state.playing && state.frame == page.frames - 1')")

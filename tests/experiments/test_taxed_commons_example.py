@@ -25,7 +25,9 @@ def test_two_levels_learn_together(trained):
     """90 % of the planner's optimum; the same without a tax stays at the equilibrium."""
     learner, states = trained
     params = learner.env_params
-    none, best = (solve(learner.env, params).welfare(params) for solve in (without_tax, best_policy))
+    none, best = (
+        solve(learner.env, params).welfare(params) for solve in (without_tax, best_policy)
+    )
     untaxed, taxed = (taxed_commons.welfare(learner, state) for state in states)
     assert taxed > 0.9 * best
     assert untaxed == pytest.approx(none, rel=0.05)

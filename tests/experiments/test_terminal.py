@@ -88,7 +88,9 @@ def test_a_compilation_cache_that_others_can_write_is_not_used(cache, mode, caps
     cache.mkdir(parents=True)
     cache.chmod(mode)
     assert not is_used(cache)
-    assert capsys.readouterr().err.startswith(f"Warning: the compilation cache is disabled: {cache}")
+    assert capsys.readouterr().err.startswith(
+        f"Warning: the compilation cache is disabled: {cache}"
+    )
 
 
 def test_a_compilation_cache_of_another_user_is_not_used(cache, monkeypatch, capsys):
@@ -103,7 +105,9 @@ def test_a_compilation_cache_that_cannot_be_made_ends_no_command(cache, monkeypa
     cache.parent.mkdir(parents=True)
     cache.write_text("a file")
     assert not is_used(cache)
-    monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # would be a folder of whoever made the current one
+    monkeypatch.setenv(
+        "XDG_CACHE_HOME", "relative"
+    )  # would be a folder of whoever made the current one
     assert not is_used("relative/wdjax")
     assert capsys.readouterr().err.count("Warning: the compilation cache is disabled") == 2
 
@@ -121,7 +125,9 @@ def test_a_ctrl_c_that_python_drops_while_it_collects_garbage_comes_again(monkey
         time.sleep(10)  # until the interrupt comes again
 
     monkeypatch.setattr("sys.unraisablehook", cli.interrupt_again)
-    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    handler = signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # a shell's background jobs ignore it
     gc.callbacks.append(interrupt)
     try:
         with pytest.raises(KeyboardInterrupt):
