@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from wdjax.env import Env
-from wdjax.env_checker.leaves import is_number, named_leaves
+from wdjax.env_checker.leaves import as_numpy, find, is_number, named_leaves
 from wdjax.spaces import Dict, Discrete, Space
 
 MASK = "action_mask"
@@ -49,6 +49,12 @@ class EnvCheckError(ValueError):
 def fail(sentence: str, cause: BaseException | None = None) -> NoReturn:
     """Raise EnvCheckError, chained to the exception `cause` if there is one."""
     raise EnvCheckError(sentence) from cause
+
+
+def expect(condition: Any, sentence: str) -> None:
+    """Raise EnvCheckError if the condition is false."""
+    if not condition:
+        fail(sentence)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -127,6 +133,11 @@ def quick_jit(function: Callable) -> Callable:
     )
 
 
+def count_of(result: Any) -> str:
+    """Return "3 values" for a tuple, the name of the type for anything else."""
+    return f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
+
+
 def trace(method: str, function: Callable, *args: Any) -> tuple[Any, dict[str, Any]]:
     """Trace `reset`, `step` or `advance`.
 
@@ -138,24 +149,22 @@ def trace(method: str, function: Callable, *args: Any) -> tuple[Any, dict[str, A
         leaves, structure = jax.tree.flatten(args)
         result = function(*args)
         leaves_after, structure_after = jax.tree.flatten(args)
-        if structure != structure_after or any(
-            a is not b for a, b in zip(leaves, leaves_after, strict=True)
-        ):
-            fail(
-                f"{method} changes its arguments in place. Build new dicts and lists, like {{**old, name: new}}."
-            )
+        expect(
+            structure == structure_after
+            and all(a is b for a, b in zip(leaves, leaves_after, strict=True)),
+            f"{method} changes its arguments in place. Build new dicts and lists, like {{**old, name: new}}.",
+        )
         names = RETURNS[method]
-        if not isinstance(result, tuple) or len(result) != len(names):
-            returned = (
-                f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
-            )
-            fail(f"{method} returns {returned}: must be ({', '.join(names)})")
+        expect(
+            isinstance(result, tuple) and len(result) == len(names),
+            f"{method} returns {count_of(result)}: must be ({', '.join(names)})",
+        )
         named = dict(zip(names, result, strict=True))
         for name, leaf in named_leaves(named):
-            if not is_number(leaf):
-                fail(
-                    f"{method} returns {name} = {leaf!r:.80}: must be an array, a number, or a pytree of them"
-                )
+            expect(
+                is_number(leaf),
+                f"{method} returns {name} = {leaf!r:.80}: must be an array, a number, or a pytree of them",
+            )
         return named
 
     with explained(method):
@@ -178,9 +187,10 @@ def explained(method: str) -> Iterator[None]:
         if isinstance(error, (TypeError, ValueError)) and (
             "concrete values" in str(error) or _is_of_a_tracer(error)
         ):
-            remedy = "Make the size a static field of the environment"
             fail(
-                f"{method} uses a traced value as a size at {author_line(error)}. {remedy}.", error
+                f"{method} uses a traced value as a size at {author_line(error)}. "
+                "Make the size a static field of the environment.",
+                error,
             )
         raise
 
@@ -204,6 +214,22 @@ def _is_of_a_tracer(error: Exception) -> bool:
     """Return whether the wdjax core rejected a traced value, for example as Discrete.n."""
     innermost = traceback.extract_tb(error.__traceback__)[-1].filename
     return "Tracer" in str(error) and Path(innermost).parent == _CORE
+
+
+def first_difference(
+    case: Case, actual: Mapping[str, Any], expected: Mapping[str, Any]
+) -> tuple[str, tuple[int, ...], Any, Any] | None:
+    """Return (leaf, index, actual, expected) of the first different elements, or None.
+
+    Floats are compared with the tolerances of the case.
+    """
+    for (name, a), (_, b) in zip(named_leaves(actual), named_leaves(expected), strict=True):
+        a, b = as_numpy(a), as_numpy(b)
+        close = functools.partial(np.isclose, rtol=case.rtol, atol=case.atol, equal_nan=True)
+        index = find(~close(a, b) if b.dtype.kind == "f" else a != b)
+        if index is not None:
+            return name, index, a[index], b[index]
+    return None
 
 
 # --- spaces ---

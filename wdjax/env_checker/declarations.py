@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from wdjax.env import SINGLE_AGENT, layout_of
-from wdjax.env_checker.case import MASK, Case, explained, fail, has_mask, quick_jit
+from wdjax.env_checker.case import MASK, Case, count_of, expect, explained, has_mask, quick_jit
 from wdjax.env_checker.leaves import words
 from wdjax.metric_names import statistic_names
 from wdjax.spaces import Dict, Space, sample_shapes
@@ -21,21 +21,23 @@ LEADING = ((4,), (2, 3))  # leading axes of observations: agents, or replicas an
 def scripts_are_named_with_their_groups(case: Case) -> None:
     """Require scripts to map names to (group, function)."""
     scripts, groups = case.env.scripts, list(case.env.groups) or [SINGLE_AGENT]
-    if not isinstance(scripts, Mapping):
-        fail(
-            f"scripts has type {type(scripts).__name__}: must be a dict, name -> (group, function)"
-        )
+    expect(
+        isinstance(scripts, Mapping),
+        f"scripts has type {type(scripts).__name__}: must be a dict, name -> (group, function)",
+    )
     for name, script in scripts.items():
-        if not isinstance(name, str) or name == "random":
-            fail(
-                f"scripts has the key {name!r}: must be a string other than 'random', the name of random play"
-            )
-        if not (isinstance(script, tuple) and len(script) == 2 and callable(script[1])):
-            fail(
-                f"scripts[{name!r}] = {script!r:.80}: must be (group, function of (env, state, params, key))"
-            )
-        if script[0] not in groups:
-            fail(f"scripts[{name!r}] plays the group {script[0]!r}: must be one of {groups}")
+        expect(
+            isinstance(name, str) and name != "random",
+            f"scripts has the key {name!r}: must be a string other than 'random', the name of random play",
+        )
+        expect(
+            isinstance(script, tuple) and len(script) == 2 and callable(script[1]),
+            f"scripts[{name!r}] = {script!r:.80}: must be (group, function of (env, state, params, key))",
+        )
+        expect(
+            script[0] in groups,
+            f"scripts[{name!r}] plays the group {script[0]!r}: must be one of {groups}",
+        )
 
 
 def scripts_act_for_their_groups(case: Case) -> None:
@@ -50,17 +52,16 @@ def scripts_act_for_their_groups(case: Case) -> None:
                 case.params,
                 case.key,
             )
-        expected = jax.ShapeDtypeStruct(space.shape, jnp.dtype(space.dtype))
-        returned = words(action) if hasattr(action, "shape") else type(action).__name__
-        if returned != words(expected):
-            fail(
-                f"{label} returns {returned}: must be {words(expected)}, the actions of {group!r} in action_space"
-            )
+        expected = words(jax.ShapeDtypeStruct(space.shape, jnp.dtype(space.dtype)))
+        expect(
+            words(action) == expected,
+            f"{label} returns {words(action)}: must be {expected}, the actions of {group!r} in action_space",
+        )
         action = _first_action(case, script)
-        if not space.contains(action):
-            fail(
-                f"{label} returns {action.tolist()!r:.80}: must be inside the action_space of {group!r}. Clip it."
-            )
+        expect(
+            space.contains(action),
+            f"{label} returns {action.tolist()!r:.80}: must be inside the action_space of {group!r}. Clip it.",
+        )
 
 
 def _first_action(case: Case, script: Any) -> jax.Array:
@@ -76,15 +77,15 @@ def _first_action(case: Case, script: Any) -> jax.Array:
 def ratios_are_of_sums_in_info(case: Case) -> None:
     """Require info_ratios to refer to names in info."""
     ratios, info = case.env.info_ratios, list(case.step[1]["info"])
-    if not isinstance(ratios, Mapping):
-        fail(
-            f"info_ratios has type {type(ratios).__name__}: must be a dict, name -> (sum, divisor)"
-        )
+    expect(
+        isinstance(ratios, Mapping),
+        f"info_ratios has type {type(ratios).__name__}: must be a dict, name -> (sum, divisor)",
+    )
     for name, ratio in ratios.items():
-        if not (isinstance(ratio, tuple) and len(ratio) == 2 and set(ratio) <= set(info)):
-            fail(
-                f"info_ratios[{name!r}] = {ratio!r:.80}: must be (sum, divisor), two names of step's info: {info}"
-            )
+        expect(
+            isinstance(ratio, tuple) and len(ratio) == 2 and set(ratio) <= set(info),
+            f"info_ratios[{name!r}] = {ratio!r:.80}: must be (sum, divisor), two names of step's info: {info}",
+        )
 
 
 def moved_statistics(case: Case) -> Iterator[str]:
@@ -114,11 +115,11 @@ def observations_split_into_others_and_own(case: Case) -> None:
             _split(layout, _without_mask(space.single), leading, of_group) for leading in LEADING
         ]
         for name, first, other in zip(("others", "own"), *parts, strict=True):
-            if first != other:
-                sizes = f"of sizes {first} for leading axes {LEADING[0]}, {other} for {LEADING[1]}"
-                fail(
-                    f"split_observation{of_group} returns {name} {sizes}. Its size must depend on the last axes only."
-                )
+            expect(
+                first == other,
+                f"split_observation{of_group} returns {name} of sizes {first} for leading axes "
+                f"{LEADING[0]}, {other} for {LEADING[1]}. Its size must depend on the last axes only.",
+            )
 
 
 def _split(
@@ -127,30 +128,33 @@ def _split(
     """Return the shapes of others and own without the leading axes; fail if these are missing."""
     label = f"split_observation{of_group}, for leading axes {leading},"
 
-    def batch(leaf) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((*leading, *leaf.shape), leaf.dtype)
-
+    batch = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct((*leading, *leaf.shape), leaf.dtype), sample_shapes(space)
+    )
     with explained("split_observation"):
-        parts = jax.eval_shape(layout, jax.tree.map(batch, sample_shapes(space)))
-    if (
-        not isinstance(parts, tuple)
-        or len(parts) != 3
-        or not all(hasattr(part, "shape") for part in parts)
-    ):
-        returned = f"{len(parts)} values" if isinstance(parts, tuple) else type(parts).__name__
-        fail(f"{label} returns {returned}: must be three arrays, (others, present, own)")
+        parts = jax.eval_shape(layout, batch)
+    expect(
+        isinstance(parts, tuple)
+        and len(parts) == 3
+        and all(hasattr(part, "shape") for part in parts),
+        f"{label} returns {count_of(parts)}: must be three arrays, (others, present, own)",
+    )
     others, present, own = parts
     n = len(leading)
-    for name, part, axes in (("others", others, 2), ("present", present, 1), ("own", own, 1)):
-        if part.shape[:n] != leading or len(part.shape) != n + axes:
-            sizes = ", ".join(map(str, leading))
-            rest = {"others": "k, features", "present": "k", "own": "m"}[name]
-            fail(f"{label} returns {name} of shape {part.shape}: must be ({sizes}, {rest})")
-    if present.dtype != bool or present.shape != others.shape[:-1]:
-        expected = words(jax.ShapeDtypeStruct(others.shape[:-1], bool))
-        fail(
-            f"{label} returns present as {words(present)}: must be {expected}, a flag per other agent"
+    for name, part, axes in (
+        ("others", others, "k, features"),
+        ("present", present, "k"),
+        ("own", own, "m"),
+    ):
+        expect(
+            part.shape[:n] == leading and len(part.shape) == n + axes.count(",") + 1,
+            f"{label} returns {name} of shape {part.shape}: must be ({', '.join(map(str, leading))}, {axes})",
         )
+    expected = words(jax.ShapeDtypeStruct(others.shape[:-1], bool))
+    expect(
+        words(present) == expected,
+        f"{label} returns present as {words(present)}: must be {expected}, a flag per other agent",
+    )
     return others.shape[n:], own.shape[n:]
 
 

@@ -6,9 +6,17 @@ import jax
 import numpy as np
 
 from wdjax.env import Env, may_observe_late
-from wdjax.env_checker.case import RETURNS, Case, explained, fail, quick_jit
-from wdjax.env_checker.leaves import as_numpy, is_key, named_leaves, words
-from wdjax.env_checker.play import NUM_PAIRS, Play, element, find
+from wdjax.env_checker.case import (
+    RETURNS,
+    Case,
+    expect,
+    explained,
+    fail,
+    first_difference,
+    quick_jit,
+)
+from wdjax.env_checker.leaves import different_types, element
+from wdjax.env_checker.play import NUM_PAIRS, Play, where
 from wdjax.env_checker.rules import check_observation
 
 PLAYED = RETURNS["step"][1:]  # outputs common to step and advance
@@ -23,24 +31,19 @@ def advance_returns_what_step_does(case: Case) -> None:
     if not may_observe_late(case.env):
         return
     for name in ("advance", "observe"):
-        if getattr(type(case.env), name) is getattr(Env, name):
-            fail(
-                f"observes_late = True, but {case.name} has no {name}. Implement it, or leave observes_late False."
-            )
+        expect(
+            getattr(type(case.env), name) is not getattr(Env, name),
+            f"observes_late = True, but {case.name} has no {name}. Implement it, or leave observes_late False.",
+        )
     by_step, by_advance = (
         {name: outputs[name] for name in PLAYED} for _, outputs in (case.step, case.advance)
     )
-    if jax.tree.structure(by_step) != jax.tree.structure(by_advance):
-        fail(
-            "advance returns another structure than step. Return the outputs of step, with a scene instead of obs."
-        )
-    for (name, one), (_, other) in zip(
-        named_leaves(by_step), named_leaves(by_advance), strict=True
-    ):
-        if words(one) != words(other):
-            fail(
-                f"advance returns {name} as {words(other)}, step as {words(one)}. Return the same type."
-            )
+    expect(
+        jax.tree.structure(by_step) == jax.tree.structure(by_advance),
+        "advance returns another structure than step. Return the outputs of step, with a scene instead of obs.",
+    )
+    for name, one, other in different_types(by_step, by_advance):
+        fail(f"advance returns {name} as {other}, step as {one}. Return the same type.")
     for scene in (case.reset[1]["state"], case.advance[1]["scene"]):
         with explained("observe"):
             obs = jax.eval_shape(case.env.observe, scene, case.params)
@@ -63,11 +66,8 @@ def advance_plays_what_step_does(case: Case, play: Play) -> None:
     @jax.vmap
     def by_advance(key: jax.Array, state: Any, action: Any) -> tuple[Any, dict[str, Any]]:
         scene, *played = case.env.advance(key, state, action, case.params)
-
-        def observe(scene) -> Any:
-            return case.env.observe(scene, case.params)
-
-        return observe(state), {"obs": observe(scene), **dict(zip(PLAYED, played, strict=True))}
+        first, obs = (case.env.observe(each, case.params) for each in (state, scene))
+        return first, {"obs": obs, **dict(zip(PLAYED, played, strict=True))}
 
     first, played = by_advance(some.key, some.state, some.action)
     _compare(case, some, "advance and then observe", played, "step", some.result)
@@ -79,17 +79,9 @@ def advance_plays_what_step_does(case: Case, play: Play) -> None:
 def _compare(
     case: Case, some: Play, way: str, actual: dict[str, Any], method: str, expected: dict[str, Any]
 ) -> None:
-    for (name, a), (_, b) in zip(named_leaves(actual), named_leaves(expected), strict=True):
-        exact = is_key(b) or b.dtype.kind != "f"
-        a, b = as_numpy(a)[None], as_numpy(b)[None]
-        index = find(a != b if exact else ~np.isclose(a, b, case.rtol, case.atol, equal_nan=True))
-        if index:
-            moment = (
-                "at a reset"
-                if method == "reset"
-                else f"in step {int(some.time[index[1]]) + 1} of an episode"
-            )
-            fail(
-                f"{way} gives {name}{element(index)} = {a[index]} {moment}, but {method} gives {b[index]}. Batches "
-                "use the first. Make both equal, or leave observes_late False."
-            )
+    if found := first_difference(case, actual, expected):
+        name, index, a, b = found
+        fail(
+            f"{way} gives {name}{element(index[1:])} = {a} {where(some, method, index[:1])}, but {method} gives {b}. "
+            "Batches use the first. Make both equal, or leave observes_late False."
+        )

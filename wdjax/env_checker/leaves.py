@@ -15,6 +15,13 @@ def named_leaves(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield name + jax.tree_util.keystr(path), leaf
 
 
+def different_types(one: Any, other: Any) -> Iterator[tuple[str, str, str]]:
+    """Yield (name, type in one, type in other) for leaves of different types, as in `words`."""
+    for (name, a), (_, b) in zip(named_leaves(one), named_leaves(other), strict=True):
+        if words(a) != words(b):
+            yield name, words(a), words(b)
+
+
 def is_number(leaf: Any) -> bool:
     """Return whether jax accepts a leaf as an array of numbers, bools or typed keys."""
     if isinstance(leaf, (jax.Array, bool, int, float)):
@@ -31,6 +38,16 @@ def as_numpy(leaf: Any) -> np.ndarray:
     return np.asarray(
         jax.random.key_data(leaf) if isinstance(leaf, jax.Array) and is_key(leaf) else leaf
     )
+
+
+def find(wrong: np.ndarray) -> tuple[int, ...] | None:
+    """Return the index of the first true element, or None."""
+    return next((tuple(map(int, index)) for index in np.argwhere(wrong)), None)
+
+
+def element(index: tuple[int, ...]) -> str:
+    """Return the suffix of a leaf's name for the index of an element."""
+    return f"[{', '.join(map(str, index))}]" if index else ""
 
 
 def words(leaf: Any) -> str:

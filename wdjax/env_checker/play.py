@@ -14,13 +14,15 @@ from wdjax.env_checker.case import (
     MASK,
     RETURNS,
     Case,
+    expect,
     fail,
+    first_difference,
     has_mask,
     quick_jit,
     sample_action,
     space_parts,
 )
-from wdjax.env_checker.leaves import as_numpy, is_key, named_leaves
+from wdjax.env_checker.leaves import as_numpy, element, find, is_key, named_leaves
 from wdjax.spaces import Box, Space
 from wdjax.vector import all_agents, select
 
@@ -105,28 +107,11 @@ def moments(play: Play) -> Iterator[tuple[str, np.ndarray, dict[str, Any]]]:
     yield "step", np.ones(play.time.shape, bool), {name: play.result[name] for name in names}
 
 
-def find(wrong: np.ndarray) -> tuple[int, ...] | None:
-    """Return the first index (t, n, ...) of a true element, or None."""
-    flat = np.argmax(wrong)
-    return (
-        tuple(int(i) for i in np.unravel_index(flat, wrong.shape))
-        if wrong.size and wrong.flat[flat]
-        else None
-    )
-
-
 def where(play: Play, method: str, index: tuple[int, ...]) -> str:
-    """Describe the moment of an index (t, n, ...)."""
+    """Describe the moment of an index (t, n)."""
     return (
-        "at a reset"
-        if method == "reset"
-        else f"in step {int(play.time[index[:2]]) + 1} of an episode"
+        "at a reset" if method == "reset" else f"in step {int(play.time[index]) + 1} of an episode"
     )
-
-
-def element(index: tuple[int, ...]) -> str:
-    """Return the suffix of a leaf's name for an index (t, n, ...)."""
-    return f"[{', '.join(map(str, index[2:]))}]" if index[2:] else ""
 
 
 def over_rows(rows: np.ndarray, leaf: np.ndarray) -> np.ndarray:
@@ -148,14 +133,12 @@ def numbers_are_finite(case: Case, play: Play) -> None:
             if jnp.issubdtype(leaf.dtype, jnp.floating):
                 leaf = as_numpy(leaf)
                 index = find(~np.isfinite(leaf) & over_rows(rows, leaf))
-                faults += (
-                    [(index[0], len(faults), method, name, index, leaf[index])] if index else []
-                )
+                faults += [(method, name, index, leaf[index])] if index else []
     if faults:
-        _, _, method, name, index, value = min(faults, key=lambda fault: fault[:2])
-        remedy = "Look for a division by 0, a root or logarithm of a negative number, or unbounded growth"
+        method, name, index, value = min(faults, key=lambda fault: fault[2][0])
         fail(
-            f"{method} returns {name}{element(index)} = {value} {where(play, method, index)}. {remedy}."
+            f"{method} returns {name}{element(index[2:])} = {value} {where(play, method, index[:2])}. "
+            "Look for a division by 0, a root or logarithm of a negative number, or unbounded growth."
         )
 
 
@@ -171,10 +154,10 @@ def observations_are_in_their_space(case: Case, play: Play) -> None:
             ):
                 index = find(wrong & over_rows(rows, leaf))
                 if index:
-                    limit = np.broadcast_to(bound, leaf.shape)[index]
-                    place = f"{name}{element(index)} = {leaf[index]} {where(play, method, index)}"
                     fail(
-                        f"{method} returns {place}, {relation} the bound {limit} of observation_space. Correct one."
+                        f"{method} returns {name}{element(index[2:])} = {leaf[index]} "
+                        f"{where(play, method, index[:2])}, {relation} the bound "
+                        f"{np.broadcast_to(bound, leaf.shape)[index]} of observation_space. Correct one."
                     )
 
 
@@ -210,14 +193,14 @@ def _check_mask(
     index = find((mask != 0) & (mask != 1) & active[..., None])
     if index:
         fail(
-            f"{method} returns {name}{element(index)} = {mask[index]}: must be 1 (allowed) or 0 (not allowed)"
+            f"{method} returns {name}{element(index[2:])} = {mask[index]}: must be 1 (allowed) or 0 (not allowed)"
         )
     for i, part in enumerate(np.split(mask, np.cumsum(sizes)[:-1], axis=-1)):
         index = find(~part.any(axis=-1) & active)
         if index:
-            moment = where(play, method, index)
             fail(
-                f"{method} returns {name}{element(index)} without a choice for component {i} {moment}. Allow one."
+                f"{method} returns {name}{element(index[2:])} without a choice for component {i} "
+                f"{where(play, method, index[:2])}. Allow one."
             )
 
 
@@ -274,7 +257,7 @@ def ends_keep_to_the_contract(case: Case, play: Play) -> None:
             index = find(wrong)
             if index:
                 fail(
-                    f"{name}{place}{element(index)} {fault} {where(play, 'step', index)}. {remedy}."
+                    f"{name}{place}{element(index[2:])} {fault} {where(play, 'step', index[:2])}. {remedy}."
                 )
 
 
@@ -291,14 +274,16 @@ def clocks_run_to_the_end(case: Case, play: Play) -> None:
             limits = np.iinfo(leaf.dtype)
             # pixels may change from 255 to 0
             counts = limits.min < 0 or np.all((after == leaf) | (after == leaf + 1))
-            if counts and find((leaf == limits.max) & (after == limits.min)):
-                fail(f"step overflows {name}, from {limits.max} to {limits.min}. Make it int32.")
+            expect(
+                not (counts and find((leaf == limits.max) & (after == limits.min))),
+                f"step overflows {name}, from {limits.max} to {limits.min}. Make it int32.",
+            )
     length = np.asarray(getattr(case.params, "episode_length", math.inf))
     index = find((play.time >= length) & (play.past == 0)) if length.ndim == 0 else None
     if index:
-        step = f"step {int(play.time[index]) + 1} of an episode"
         fail(
-            f"{step} exceeds params.episode_length = {length}. Terminate or truncate the episode there."
+            f"step {int(play.time[index]) + 1} of an episode exceeds params.episode_length = {length}. "
+            "Terminate or truncate the episode there."
         )
 
 
@@ -334,11 +319,11 @@ def ended_agents_have_no_effect(case: Case, play: Play) -> None:
     )
     pairs = zip(named_leaves(original), named_leaves(repeated), strict=True)
     for (name, leaf), (_, other_leaf) in pairs:
-        if not np.array_equal(as_numpy(leaf), as_numpy(other_leaf)):
-            remedy = "Ignore its action with jnp.where"
-            fail(
-                f"step lets the action of a terminated or truncated agent change {name}. {remedy}."
-            )
+        expect(
+            np.array_equal(as_numpy(leaf), as_numpy(other_leaf)),
+            f"step lets the action of a terminated or truncated agent change {name}. "
+            "Ignore its action with jnp.where.",
+        )
 
 
 # --- the twin ---
@@ -353,34 +338,29 @@ def twin_agrees(case: Case, play: Play) -> None:
     for t in np.flatnonzero(rows.past == 0):
         row = jax.tree.map(lambda leaf, t=t: leaf[t], rows)
         theirs = case.twin(row.key, row.state, row.action, params)
-        if not isinstance(theirs, tuple) or len(theirs) not in (5, 6):
-            fail(
-                "the twin must return a tuple of 5 or 6: (obs, state, reward, terminated, truncated[, info])"
-            )
+        expect(
+            isinstance(theirs, tuple) and len(theirs) in (5, 6),
+            "the twin must return a tuple of 5 or 6: (obs, state, reward, terminated, truncated[, info])",
+        )
         named = zip(RETURNS["step"], theirs, strict=False)
         # report the state first, since the others follow from it
         for name, their_value in sorted(named, key=lambda pair: pair[0] != "state"):
-            _compare(
-                case, name, row.result[name], their_value, f"in step {row.time + 1} of an episode"
-            )
+            moment = f"in step {row.time + 1} of an episode"
+            _compare(case, {name: row.result[name]}, {name: their_value}, name, moment)
 
 
-def _compare(case: Case, name: str, ours: Any, theirs: Any, moment: str) -> None:
-    if jax.tree.structure(ours) != jax.tree.structure(theirs):
-        fail(
-            f"the twin returns a {name} with another structure than step. Return the same dataclass or dict."
+def _compare(case: Case, ours: Any, theirs: Any, name: str, moment: str) -> None:
+    expect(
+        jax.tree.structure(ours) == jax.tree.structure(theirs),
+        f"the twin returns a {name} with another structure than step. Return the same dataclass or dict.",
+    )
+    for (leaf, a), b in zip(named_leaves(ours), jax.tree.leaves(theirs), strict=True):
+        expect(
+            as_numpy(a).shape == np.shape(b),
+            f"the twin returns {leaf} of shape {np.shape(b)}, step of shape {np.shape(a)}. Return the same shape.",
         )
-    pairs = zip(named_leaves({name: ours}), jax.tree.leaves(theirs), strict=True)
-    for (leaf_name, a), b in pairs:
-        a, b = as_numpy(a), np.asarray(b)
-        if a.shape != b.shape:
-            fail(
-                f"the twin returns {leaf_name} of shape {b.shape}, step of shape {a.shape}. Return the same shape."
-            )
-        same = np.isclose(b, a, case.rtol, case.atol) if a.dtype.kind == "f" else a == b
-        index = find(~same[None, None])
-        if index:
-            place, index = f"{leaf_name}{element(index)}", index[2:]
-            fail(
-                f"step returns {place} = {a[index]} {moment}, the twin {b[index]}. Correct one of them."
-            )
+    if found := first_difference(case, theirs, ours):
+        leaf, index, b, a = found
+        fail(
+            f"step returns {leaf}{element(index)} = {a} {moment}, the twin {b}. Correct one of them."
+        )

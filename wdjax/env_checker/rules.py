@@ -21,14 +21,23 @@ from wdjax.env_checker.case import (
     MASK,
     RETURNS,
     Case,
+    expect,
     explained,
     fail,
+    first_difference,
     has_mask,
     quick_jit,
     sample_action,
     space_parts,
 )
-from wdjax.env_checker.leaves import as_numpy, is_number, named_leaves, words
+from wdjax.env_checker.leaves import (
+    as_numpy,
+    different_types,
+    element,
+    is_number,
+    named_leaves,
+    words,
+)
 from wdjax.vector import RESERVED_INFO
 
 # --- values ---
@@ -46,13 +55,11 @@ def env_is_a_value(case: Case) -> None:
     ]
     # equality ignores attributes that are not fields, so jit would confuse two environments
     for name in annotated + assigned:
-        if name not in names:
-            remedy = (
-                "to its class, with a line `name: type = default` for each field and no __init__"
-            )
-            fail(
-                f"{case.name}.{name} is not a field. Add @dataclasses.dataclass(frozen=True) {remedy}."
-            )
+        expect(
+            name in names,
+            f"{case.name}.{name} is not a field. Add @dataclasses.dataclass(frozen=True) to its "
+            "class, with a line `name: type = default` for each field and no __init__.",
+        )
     fields = {
         field.name: getattr(case.env, field.name)
         for field in dataclasses.fields(case.env)
@@ -62,9 +69,9 @@ def env_is_a_value(case: Case) -> None:
         try:
             hash(value)
         except TypeError as error:
-            kind = type(value).__name__
             fail(
-                f"{case.name}.{name} is a {kind}, which is not hashable. Use a number, a string or a tuple.",
+                f"{case.name}.{name} is a {type(value).__name__}, which is not hashable. "
+                "Use a number, a string or a tuple.",
                 error,
             )
     arguments = static_names(case.env)  # other fields hold objects of other libraries: not copied
@@ -74,21 +81,21 @@ def env_is_a_value(case: Case) -> None:
             for name, value in fields.items()
         }
     )
-    if same != case.env or hash(same) != hash(case.env):
-        remedy = (
-            "Use field values that compare by value, and leave __eq__ and __hash__ to the dataclass"
-        )
-        fail(f"{case.name} does not equal a copy of itself. {remedy}.")
+    expect(
+        same == case.env and hash(same) == hash(case.env),
+        f"{case.name} does not equal a copy of itself. "
+        "Use field values that compare by value, and leave __eq__ and __hash__ to the dataclass.",
+    )
 
 
 def params_are_frozen_numbers(case: Case) -> None:
     """Require default_params to be a frozen pytree of numbers that check_params accepts."""
     params = case.env.default_params
-    kind = type(params).__name__
-    if not is_frozen_pytree(params):
-        fail(
-            f"default_params has type {kind}: must be a frozen pytree. Decorate it with flax.struct.dataclass."
-        )
+    expect(
+        is_frozen_pytree(params),
+        f"default_params has type {type(params).__name__}: must be a frozen pytree. "
+        "Decorate it with flax.struct.dataclass.",
+    )
     for name in sorted(
         {field.name for field in dataclasses.fields(params)} & set(static_names(case.env))
     ):
@@ -96,10 +103,10 @@ def params_are_frozen_numbers(case: Case) -> None:
             f"{name} is a field of both {case.name} and its params, so make(...) can set only one. Rename one of them."
         )
     for name, leaf in named_leaves({"params": params}):
-        if not is_number(leaf):
-            fail(
-                f"{name} = {leaf!r:.80}: must be a number or an array. Make static choices fields of {case.name}."
-            )
+        expect(
+            is_number(leaf),
+            f"{name} = {leaf!r:.80}: must be a number or an array. Make static choices fields of {case.name}.",
+        )
     try:
         case.env.check_params(case.params)
     except (ValueError, TypeError) as error:
@@ -119,15 +126,16 @@ def is_frozen_pytree(value: Any) -> bool:
 def groups_are_counts(case: Case) -> None:
     """Require groups to map names to agent counts of at least 1."""
     groups = case.env.groups
-    if not isinstance(groups, Mapping):
-        fail(
-            f"groups has type {type(groups).__name__}: must be a dict, group name -> number of agents"
-        )
+    expect(
+        isinstance(groups, Mapping),
+        f"groups has type {type(groups).__name__}: must be a dict, group name -> number of agents",
+    )
     for name, size in groups.items():
-        if not isinstance(name, str):
-            fail(f"groups has the key {name!r}: must be a string")
-        if isinstance(size, bool) or not isinstance(size, numbers.Integral) or size < 1:
-            fail(f"groups[{name!r}] = {size!r}: must be a whole number of at least 1")
+        expect(isinstance(name, str), f"groups has the key {name!r}: must be a string")
+        expect(
+            isinstance(size, numbers.Integral) and not isinstance(size, bool) and size >= 1,
+            f"groups[{name!r}] = {size!r}: must be a whole number of at least 1",
+        )
 
 
 # --- spaces ---
@@ -145,10 +153,10 @@ def spaces_fit_the_groups(case: Case) -> None:
     ):
         for group, num in case.env.groups.items():
             # true also if the agents have different bounds
-            if space[group] != space[group].single.batch(num):
-                fail(
-                    f"{method}[{group!r}] is not a batch of {num} agents. Return one agent's space.batch({num})."
-                )
+            expect(
+                space[group] == space[group].single.batch(num),
+                f"{method}[{group!r}] is not a batch of {num} agents. Return one agent's space.batch({num}).",
+            )
 
 
 def masks_fit_the_actions(case: Case) -> None:
@@ -159,14 +167,14 @@ def masks_fit_the_actions(case: Case) -> None:
             continue
         of_group = f" of group {group!r}" if group else ""
         sizes, shape = getattr(actions[group], "nvec", ()), observation[MASK].single.shape
-        if not sizes:
-            fail(
-                f"{MASK}{of_group} masks a {type(actions[group]).__name__}: must be Discrete or MultiDiscrete"
-            )
-        if shape != (sum(sizes),):
-            fail(
-                f"{MASK}{of_group} has shape {shape}: must be ({sum(sizes)},), one entry per choice"
-            )
+        expect(
+            sizes,
+            f"{MASK}{of_group} masks a {type(actions[group]).__name__}: must be Discrete or MultiDiscrete",
+        )
+        expect(
+            shape == (sum(sizes),),
+            f"{MASK}{of_group} has shape {shape}: must be ({sum(sizes)},), one entry per choice",
+        )
 
 
 # --- tracing ---
@@ -188,10 +196,10 @@ def nothing_calls_the_host(case: Case) -> None:
     """Reject host callbacks, including jax.debug.print, in reset and step."""
     for method, (jaxpr, _) in (("reset", case.reset), ("step", case.step)):
         for name in primitives(jaxpr):
-            if "callback" in name or name == "debug_print":
-                fail(
-                    f"{method} calls back to the host ({name}). Use jax operations, and do not print."
-                )
+            expect(
+                "callback" not in name and name != "debug_print",
+                f"{method} calls back to the host ({name}). Use jax operations, and do not print.",
+            )
 
 
 def primitives(jaxpr: Any) -> Iterator[str]:
@@ -206,8 +214,11 @@ def primitives(jaxpr: Any) -> Iterator[str]:
 
 def nothing_leaks(case: Case) -> None:
     """Reject tracers that outlive reset or step."""
-    remedy = "Store nothing outside its return values, neither in attributes nor in globals"
-    _trace_twice(case, jax.checking_leaks(), "Leaked", f"leaks a traced value. {remedy}.")
+    fault = (
+        "leaks a traced value. "
+        "Store nothing outside its return values, neither in attributes nor in globals."
+    )
+    _trace_twice(case, jax.checking_leaks(), "Leaked", fault)
 
 
 def no_key_is_used_twice(case: Case) -> None:
@@ -254,10 +265,12 @@ def _trace_twice(case: Case, watch: Any, pattern: str, fault: str) -> None:
 def state_is_a_frozen_dataclass(case: Case) -> None:
     """Require the state to be a frozen pytree dataclass."""
     state = case.reset[1]["state"]
-    if not is_frozen_pytree(state):
-        kind = "array" if isinstance(state, jax.ShapeDtypeStruct) else type(state).__name__
-        remedy = "Decorate it with flax.struct.dataclass, and return (obs, state)"
-        fail(f"reset returns a state of type {kind}: must be a frozen pytree. {remedy}.")
+    kind = "array" if isinstance(state, jax.ShapeDtypeStruct) else type(state).__name__
+    expect(
+        is_frozen_pytree(state),
+        f"reset returns a state of type {kind}: must be a frozen pytree. "
+        "Decorate it with flax.struct.dataclass, and return (obs, state).",
+    )
 
 
 def reset_observes_what_the_space_says(case: Case) -> None:
@@ -273,28 +286,24 @@ def step_observes_what_the_space_says(case: Case) -> None:
 def check_observation(case: Case, method: str, obs: Any) -> None:
     """Fail unless an observation has the structure, shapes and dtypes of observation_space."""
     for name, space, leaf in space_parts(case.observation_space, obs, "obs"):
-        if not hasattr(leaf, "shape") or (leaf.shape, leaf.dtype) != (
-            space.shape,
-            jnp.dtype(space.dtype),
-        ):
-            expected = f"{jnp.dtype(space.dtype)} of shape {space.shape}"
-            fail(
-                f"{method} returns {name} as {words(leaf)}: must be {expected}, like observation_space"
-            )
+        dtype = jnp.dtype(space.dtype)
+        expect(
+            hasattr(leaf, "shape") and (leaf.shape, leaf.dtype) == (space.shape, dtype),
+            f"{method} returns {name} as {words(leaf)}: must be {dtype} of shape {space.shape}, "
+            "like observation_space",
+        )
 
 
 def step_keeps_the_structure_of_the_state(case: Case) -> None:
     """Require the states of reset and step to have equal structure, shapes and dtypes."""
-    first, after = case.reset[1]["state"], case.step[1]["state"]
-    if type(first) is not type(after) or jax.tree.structure(first) != jax.tree.structure(after):
-        parts = "the same fields, and the same values of static fields (pytree_node=False)"
-        fail(f"step returns a state with another structure than reset. Return {parts}.")
-    pairs = zip(named_leaves({"state": first}), named_leaves({"state": after}), strict=True)
-    for (name, one), (_, other) in pairs:
-        if words(one) != words(other):
-            fail(
-                f"step returns {name} as {words(other)}, reset as {words(one)}. Cast or reshape one of them."
-            )
+    first, after = {"state": case.reset[1]["state"]}, {"state": case.step[1]["state"]}
+    expect(
+        jax.tree.structure(first) == jax.tree.structure(after),
+        "step returns a state with another structure than reset. "
+        "Return the same fields, and the same values of static fields (pytree_node=False).",
+    )
+    for name, one, other in different_types(first, after):
+        fail(f"step returns {name} as {other}, reset as {one}. Cast or reshape one of them.")
 
 
 def rewards_and_ends_are_per_agent(case: Case) -> None:
@@ -307,24 +316,30 @@ def rewards_and_ends_are_per_agent(case: Case) -> None:
             fail(f"step returns {name} as {keys}: must be a dict of the groups, {list(groups)}")
         for group, leaf in case.by_group(value).items():
             expected = f"{dtype} of shape {(int(groups[group]),) if group else ()}"
-            if words(leaf) != expected:
-                place = f"{name}[{group!r}]" if group else name
-                fail(f"step returns {place} as {words(leaf)}: must be {expected}")
+            place = f"{name}[{group!r}]" if group else name
+            expect(
+                words(leaf) == expected,
+                f"step returns {place} as {words(leaf)}: must be {expected}",
+            )
 
 
 def info_holds_scalars(case: Case) -> None:
     """Require info to be a dict of scalars without reserved names."""
     info = case.step[1]["info"]
-    if not isinstance(info, Mapping):
-        fail(f"step returns info as {type(info).__name__}: must be a dict, which may be empty")
+    expect(
+        isinstance(info, Mapping),
+        f"step returns info as {type(info).__name__}: must be a dict, which may be empty",
+    )
     for name, leaf in info.items():
-        if name in RESERVED_INFO:
-            fail(
-                f"step returns info[{name!r}], a name reserved by wdjax.vectorize. Choose another name."
-            )
-        if not hasattr(leaf, "shape") or leaf.shape != () or leaf.dtype.kind not in "biuf":
-            allowed = "a scalar per step, which is summed over an episode"
-            fail(f"step returns info[{name!r}] as {words(leaf)}: must be {allowed}")
+        expect(
+            name not in RESERVED_INFO,
+            f"step returns info[{name!r}], a name reserved by wdjax.vectorize. Choose another name.",
+        )
+        expect(
+            hasattr(leaf, "shape") and leaf.shape == () and leaf.dtype.kind in "biuf",
+            f"step returns info[{name!r}] as {words(leaf)}: "
+            "must be a scalar per step, which is summed over an episode",
+        )
 
 
 # --- running ---
@@ -358,9 +373,11 @@ def same_inputs_give_the_same(case: Case) -> None:
         programs = {
             jax.jit(checkify.checkify(call, frozenset())).lower(*args).as_text() for _ in range(2)
         }
-        if len(programs) > 1:
-            remedy = "Draw with jax.random from key, and keep nothing between calls"
-            fail(f"{method} differs between two calls with the same inputs. {remedy}.")
+        expect(
+            len(programs) == 1,
+            f"{method} differs between two calls with the same inputs. "
+            "Draw with jax.random from key, and keep nothing between calls.",
+        )
 
 
 def steps_compile_once(case: Case) -> None:
@@ -381,23 +398,23 @@ def steps_compile_once(case: Case) -> None:
     if len(traces) > 1:
         pairs = zip(named_leaves({"state": first}), named_leaves({"state": second}), strict=True)
         weak = [name for (name, one), (_, other) in pairs if one.weak_type != other.weak_type]
-        remedy = "Give it a dtype in reset and in step, like jnp.float32(0.0)"
         fail(
-            f"step is compiled again for its own state: {', '.join(weak)} comes from a Python number. {remedy}."
+            f"step is compiled again for its own state: {', '.join(weak)} comes from a Python number. "
+            "Give it a dtype in reset and in step, like jnp.float32(0.0)."
         )
     on_device = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), jnp.result_type(leaf)), case.params
     )
     jax.eval_shape(step, case.key, second, case.action, on_device)
-    if len(traces) > 1:
-        bare = [
-            name
-            for name, leaf in named_leaves({"params": case.params})
-            if isinstance(leaf, (int, float))
-        ]
-        fail(
-            f"step is compiled again for params on a device. Write {', '.join(bare)} as np.float32(...)."
-        )
+    bare = [
+        name
+        for name, leaf in named_leaves({"params": case.params})
+        if isinstance(leaf, (int, float))
+    ]
+    expect(
+        len(traces) == 1,
+        f"step is compiled again for params on a device. Write {', '.join(bare)} as np.float32(...).",
+    )
 
 
 def params_can_be_batched(case: Case) -> None:
@@ -410,25 +427,24 @@ def params_can_be_batched(case: Case) -> None:
     try:
         case.env.check_params(batch)
     except Exception as error:
-        remedy = "Compare with np.all(...), and compare array fields with params[..., None]"
-        fail(f"check_params fails for params with a leading axis. {remedy}.", error)
-
-    def play(key, params) -> Any:
-        return first_step(case, key, params)
-
+        fail(
+            "check_params fails for params with a leading axis. "
+            "Compare with np.all(...), and compare array fields with params[..., None].",
+            error,
+        )
+    play = functools.partial(first_step, case)
     keys = jax.vmap(jax.random.key)(case.seed + np.arange(len(variants)))
     together, alone = quick_jit(jax.vmap(play))(keys, batch), quick_jit(play)
     for i, params in enumerate(variants):
         one = alone(keys[i], params)
         for method in ("reset", "step"):
-            pairs = zip(named_leaves(one[method]), named_leaves(together[method]), strict=True)
-            for (name, a), (_, b) in pairs:
-                a, b = as_numpy(a), as_numpy(b)[i]
-                if not np.allclose(a, b, case.rtol, case.atol, equal_nan=True):
-                    remedy = (
-                        "Correct its custom_vmap rule, or code that depends on the number of axes"
-                    )
-                    fail(f"{method} returns {name} = {b} under vmap, and {a} without it. {remedy}.")
+            of_batch = jax.tree.map(lambda leaf: leaf[i], together[method])  # noqa: B023
+            if found := first_difference(case, one[method], of_batch):
+                name, index, a, b = found
+                fail(
+                    f"{method} returns {name}{element(index)} = {b} under vmap, and {a} without it. "
+                    "Correct its custom_vmap rule, or code that depends on the number of axes."
+                )
 
 
 def vary(case: Case, factor: float) -> Any:
@@ -436,11 +452,10 @@ def vary(case: Case, factor: float) -> Any:
 
     If check_params rejects the result, the params are returned unchanged.
     """
-
-    def scale(leaf) -> Any:
-        return np.asarray(leaf * factor, leaf.dtype) if as_numpy(leaf).dtype.kind == "f" else leaf
-
-    varied = jax.tree.map(lambda leaf: scale(np.asarray(leaf)), case.params)
+    varied = jax.tree.map(
+        lambda leaf: np.asarray(leaf * factor, leaf.dtype) if leaf.dtype.kind == "f" else leaf,
+        jax.tree.map(np.asarray, case.params),
+    )
     try:
         case.env.check_params(varied)
     except ValueError:
