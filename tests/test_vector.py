@@ -11,7 +11,6 @@ from toy_walk import Params, Walk
 
 import wdjax
 from wdjax import ResetPool
-from wdjax.envs.classic_control import cartpole
 from wdjax.vector import all_agents
 
 T, N = 40, 6  # steps and replicas of most runs
@@ -60,12 +59,7 @@ def play(name, arguments, num_envs=N, reset="fresh", num_steps=T, seed=0):
 def observe(game, states):
     """Returns what the environment shows of `states`, leaves [n, ...]."""
     env, params = game["env"], game["params"]
-    one = (
-        cartpole.observe
-        if isinstance(env, cartpole.CartPole)
-        else lambda state: env.observe(state, params)
-    )
-    return jax.jit(jax.vmap(one))(states)
+    return jax.jit(jax.vmap(lambda state: env.observe(state, params)))(states)
 
 
 def pick(tree, rows):

@@ -5,7 +5,7 @@ import difflib
 import math
 import numbers
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -72,6 +72,25 @@ def require_finite(params: Any) -> None:
             value,
             f"between {-HUGE:g} and {HUGE:g}",
         )
+
+
+def require_each(
+    params: Any, names: Iterable[str], is_valid: Callable[[Any], Any], allowed: str
+) -> None:
+    """Raise ValueError unless all numbers of these fields of params are valid."""
+    for name in names:
+        value = getattr(params, name)
+        require(np.all(is_valid(value)), name, value, allowed)
+
+
+def require_positive(params: Any, *names: str) -> None:
+    """Raise ValueError unless all numbers of these fields of params are above 0."""
+    require_each(params, names, lambda value: value > 0, "above 0")
+
+
+def require_not_negative(params: Any, *names: str) -> None:
+    """Raise ValueError unless all numbers of these fields of params are at least 0."""
+    require_each(params, names, lambda value: value >= 0, "at least 0")
 
 
 def require_integer(field: str, value: Any, low: int, high: float = math.inf) -> None:

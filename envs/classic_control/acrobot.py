@@ -13,15 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from wdjax.checks import require, require_finite
-from wdjax.env import require_action
-from wdjax.envs.classic_control.game import (
-    ClassicControl,
-    StepResult,
-    hold_where,
-    stack_bounds,
-    wrap_angle,
+from wdjax.checks import (
+    require,
+    require_each,
+    require_finite,
+    require_not_negative,
+    require_positive,
 )
+from wdjax.envs.classic_control.game import ClassicControl, stack_bounds, wrap_angle
 from wdjax.spaces import Box, Discrete
 
 START = 0.1  # rad and rad/s, largest absolute value of each initial angle and speed
@@ -70,61 +69,85 @@ class Acrobot(ClassicControl):
 
     def check_params(self, params: Params) -> None:
         require_finite(params)
-        for name, value in vars(params.replace(episode_length=0)).items():
-            require(
-                np.all(np.abs(value) <= LARGE), name, value, f"between {-LARGE:g} and {LARGE:g}"
-            )
-        for name in (
-            "LINK_LENGTH_1",
-            "LINK_LENGTH_2",
-            "LINK_MASS_1",
-            "LINK_MASS_2",
-            "LINK_MOI",
-            "dt",
-        ):
-            require(np.all(getattr(params, name) > 0), name, getattr(params, name), "above 0")
+        require_each(
+            params,
+            [name for name in vars(params) if name != "episode_length"],
+            lambda value: np.abs(value) <= LARGE,
+            f"between {-LARGE:g} and {LARGE:g}",
+        )
+        lengths_and_masses = ("LINK_LENGTH_1", "LINK_LENGTH_2", "LINK_MASS_1", "LINK_MASS_2")
+        require_positive(params, *lengths_and_masses, "LINK_MOI", "dt", "episode_length")
         require(
             np.all(params.dt <= 1),
             "dt",
             params.dt,
             "at most 1 s, because integration squares speeds",
         )
-        for name in ("LINK_COM_POS_1", "LINK_COM_POS_2"):
-            require(np.all(getattr(params, name) >= 0), name, getattr(params, name), "at least 0")
-        for name in ("MAX_VEL_1", "MAX_VEL_2"):
-            value = getattr(params, name)
-            require(
-                np.all(value >= np.float32(START)),
-                name,
-                value,
-                f"at least {START}, the largest initial speed",
-            )
-        require(
-            np.all(params.episode_length > 0), "episode_length", params.episode_length, "above 0"
+        require_not_negative(params, "LINK_COM_POS_1", "LINK_COM_POS_2")
+        require_each(
+            params,
+            ("MAX_VEL_1", "MAX_VEL_2"),
+            lambda value: value >= np.float32(START),
+            f"at least {START}, the largest initial speed",
         )
 
-    def reset(self, key: jax.Array, params: Params) -> tuple[jax.Array, State]:
+    def start(self, key: jax.Array) -> State:
         """Start hanging and near rest: angles [rad] and speeds [rad/s] uniform in [-0.1, 0.1)."""
         theta1, theta2, theta1_dot, theta2_dot = jax.random.uniform(
             key, (4,), jnp.float32, -START, START
         )
-        state = State(theta1, theta2, theta1_dot, theta2_dot, jnp.int32(0))
-        return observe(state), state
+        return State(theta1, theta2, theta1_dot, theta2_dot, jnp.int32(0))
 
-    def step(
-        self, key: jax.Array, state: State, action: jax.Array, params: Params
-    ) -> StepResult[State]:
-        """Apply a constant torque for `dt` seconds.
+    def dynamics(self, state: State, action: jax.Array, params: Params) -> State:
+        """Advance the state by `dt` seconds with the classical Runge-Kutta method.
 
-        The episode terminates when the tip reaches the goal height. The reward is -1 per step and
-        0 for that last step.
+        The torque is constant during the step:
+
+            s + dt/6 (k1 + 2 k2 + 2 k3 + k4),
+            k1 = f(s),  k2 = f(s + dt/2 k1),  k3 = f(s + dt/2 k2),  k4 = f(s + dt k3).
+
+        Afterwards, angles are wrapped and speeds are clipped.
         """
-        require_action(self, action, params, owner=Acrobot)
-        state = hold_where(is_up(state), state, dynamics(state, action, params))
-        terminated = is_up(state)
-        truncated = (state.time >= params.episode_length) & ~terminated
-        reward = jnp.where(terminated, 0.0, -1.0).astype(jnp.float32)
-        return observe(state), state, reward, terminated, truncated, {}
+        low, middle, high = (params.AVAIL_TORQUE[i] for i in range(3))
+        torque = jnp.where(action == 0, low, jnp.where(action == 1, middle, high))
+        dt = params.dt
+        start = (state.theta1, state.theta2, state.theta1_dot, state.theta2_dot)
+        k1 = derivatives(*start, torque, params)
+        k2 = derivatives(*[s + dt / 2 * k for s, k in zip(start, k1, strict=True)], torque, params)
+        k3 = derivatives(*[s + dt / 2 * k for s, k in zip(start, k2, strict=True)], torque, params)
+        k4 = derivatives(*[s + dt * k for s, k in zip(start, k3, strict=True)], torque, params)
+        theta1, theta2, theta1_dot, theta2_dot = (
+            s + dt / 6 * (a + 2 * b + 2 * c + d)
+            for s, a, b, c, d in zip(start, k1, k2, k3, k4, strict=True)
+        )
+        return State(
+            theta1=wrap_angle(theta1),
+            theta2=wrap_angle(theta2),
+            theta1_dot=jnp.clip(theta1_dot, -params.MAX_VEL_1, params.MAX_VEL_1),
+            theta2_dot=jnp.clip(theta2_dot, -params.MAX_VEL_2, params.MAX_VEL_2),
+            time=state.time + 1,
+        )
+
+    def is_over(self, state: State, params: Params) -> jax.Array:
+        """Return whether -cos th1 - cos(th1 + th2) > 1: a bool scalar.
+
+        For links of equal length, the tip is then more than one link length above the fixed joint.
+        The condition does not depend on the lengths.
+        """
+        return -jnp.cos(state.theta1) - jnp.cos(state.theta1 + state.theta2) > 1.0
+
+    def reward(self, action: jax.Array, over_before: jax.Array, terminated: jax.Array) -> jax.Array:
+        """Return -1 per step, and 0 for the step that reaches the goal height."""
+        return jnp.where(terminated, 0.0, -1.0).astype(jnp.float32)
+
+    def observe(self, state: State, params: Params) -> jax.Array:
+        """Return the observation [6] float32.
+
+        The features are (cos theta1, sin theta1, cos theta2, sin theta2, theta1_dot, theta2_dot).
+        """
+        theta1, theta2 = state.theta1, state.theta2
+        cos_sin = [jnp.cos(theta1), jnp.sin(theta1), jnp.cos(theta2), jnp.sin(theta2)]
+        return jnp.stack([*cos_sin, state.theta1_dot, state.theta2_dot])
 
     def observation_space(self, params: Params) -> Box:
         high = stack_bounds(1.0, 1.0, 1.0, 1.0, params.MAX_VEL_1, params.MAX_VEL_2)
@@ -132,37 +155,6 @@ class Acrobot(ClassicControl):
 
     def action_space(self, params: Params) -> Discrete:
         return Discrete(3)
-
-
-def dynamics(state: State, action: jax.Array, params: Params) -> State:
-    """Advance the state by `dt` seconds with the classical Runge-Kutta method.
-
-    The torque is constant during the step:
-
-        s + dt/6 (k1 + 2 k2 + 2 k3 + k4),
-        k1 = f(s),  k2 = f(s + dt/2 k1),  k3 = f(s + dt/2 k2),  k4 = f(s + dt k3).
-
-    Afterwards, angles are wrapped and speeds are clipped.
-    """
-    low, middle, high = (params.AVAIL_TORQUE[i] for i in range(3))
-    torque = jnp.where(action == 0, low, jnp.where(action == 1, middle, high))
-    dt = params.dt
-    start = (state.theta1, state.theta2, state.theta1_dot, state.theta2_dot)
-    k1 = derivatives(*start, torque, params)
-    k2 = derivatives(*[s + dt / 2 * k for s, k in zip(start, k1, strict=True)], torque, params)
-    k3 = derivatives(*[s + dt / 2 * k for s, k in zip(start, k2, strict=True)], torque, params)
-    k4 = derivatives(*[s + dt * k for s, k in zip(start, k3, strict=True)], torque, params)
-    theta1, theta2, theta1_dot, theta2_dot = (
-        s + dt / 6 * (a + 2 * b + 2 * c + d)
-        for s, a, b, c, d in zip(start, k1, k2, k3, k4, strict=True)
-    )
-    return State(
-        theta1=wrap_angle(theta1),
-        theta2=wrap_angle(theta2),
-        theta1_dot=jnp.clip(theta1_dot, -params.MAX_VEL_1, params.MAX_VEL_1),
-        theta2_dot=jnp.clip(theta2_dot, -params.MAX_VEL_2, params.MAX_VEL_2),
-        time=state.time + 1,
-    )
 
 
 def derivatives(
@@ -205,22 +197,3 @@ def derivatives(
     )
     w1_dot = -(d2 * w2_dot + phi1) / d1
     return w1, w2, w1_dot, w2_dot
-
-
-def is_up(state: State) -> jax.Array:
-    """Return whether -cos th1 - cos(th1 + th2) > 1: a bool scalar.
-
-    For links of equal length, the tip is then more than one link length above the fixed joint. The
-    condition does not depend on the lengths.
-    """
-    return -jnp.cos(state.theta1) - jnp.cos(state.theta1 + state.theta2) > 1.0
-
-
-def observe(state: State) -> jax.Array:
-    """Return the observation [6] float32.
-
-    The features are (cos theta1, sin theta1, cos theta2, sin theta2, theta1_dot, theta2_dot).
-    """
-    theta1, theta2 = state.theta1, state.theta2
-    cos_sin = [jnp.cos(theta1), jnp.sin(theta1), jnp.cos(theta2), jnp.sin(theta2)]
-    return jnp.stack([*cos_sin, state.theta1_dot, state.theta2_dot])

@@ -12,9 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from wdjax.checks import require, require_finite
-from wdjax.env import require_action
-from wdjax.envs.classic_control.game import ClassicControl, StepResult, hold_where
+from wdjax.checks import require_finite, require_positive
+from wdjax.envs.classic_control.game import ClassicControl
 from wdjax.spaces import Box, Discrete
 
 
@@ -64,40 +63,51 @@ class CartPole(ClassicControl):
 
     def check_params(self, params: Params) -> None:
         require_finite(params)
-        for name in (
-            "masscart",
-            "masspole",
-            "length",
-            "tau",
-            "theta_threshold_radians",
-            "x_threshold",
-        ):
-            require(np.all(getattr(params, name) > 0), name, getattr(params, name), "above 0")
-        require(
-            np.all(params.episode_length > 0), "episode_length", params.episode_length, "above 0"
-        )
+        thresholds = ("theta_threshold_radians", "x_threshold", "episode_length")
+        require_positive(params, "masscart", "masspole", "length", "tau", *thresholds)
 
-    def reset(self, key: jax.Array, params: Params) -> tuple[jax.Array, State]:
+    def start(self, key: jax.Array) -> State:
         """Start near rest, with each state variable uniform in [-0.05, 0.05)."""
         x, x_dot, theta, theta_dot = jax.random.uniform(key, (4,), jnp.float32, -0.05, 0.05)
-        state = State(x, x_dot, theta, theta_dot, jnp.int32(0))
-        return observe(state), state
+        return State(x, x_dot, theta, theta_dot, jnp.int32(0))
 
-    def step(
-        self, key: jax.Array, state: State, action: jax.Array, params: Params
-    ) -> StepResult[State]:
-        """Push the cart for `tau` seconds.
+    def dynamics(self, state: State, action: jax.Array, params: Params) -> State:
+        """Advance the state by one explicit Euler step of `tau` seconds.
 
-        The reward is 1 per step, including the step in which the pole falls or the cart leaves the
-        track and the episode terminates.
+        With force F, angular velocity w, pole mass mp, total mass M and ml = mp l:
+
+            s = (F + ml w^2 sin th) / M,
+            alpha = (g sin th - s cos th) / (l (4/3 - mp cos^2 th / M)),
+            a = s - ml alpha cos th / M.
         """
-        require_action(self, action, params, owner=CartPole)
-        fallen_before = has_fallen(state, params)
-        state = hold_where(fallen_before, state, dynamics(state, action, params))
-        terminated = has_fallen(state, params)
-        truncated = (state.time >= params.episode_length) & ~terminated
-        reward = jnp.where(fallen_before, 0.0, 1.0).astype(jnp.float32)
-        return observe(state), state, reward, terminated, truncated, {}
+        force = jnp.where(jnp.asarray(action) == 1, params.force_mag, -params.force_mag)
+        cos, sin = jnp.cos(state.theta), jnp.sin(state.theta)
+        push = (force + params.polemass_length * state.theta_dot**2 * sin) / params.total_mass
+        theta_acc = (params.gravity * sin - cos * push) / (
+            params.length * (4.0 / 3.0 - params.masspole * cos**2 / params.total_mass)
+        )
+        x_acc = push - params.polemass_length * theta_acc * cos / params.total_mass
+        return State(
+            x=state.x + params.tau * state.x_dot,
+            x_dot=state.x_dot + params.tau * x_acc,
+            theta=state.theta + params.tau * state.theta_dot,
+            theta_dot=state.theta_dot + params.tau * theta_acc,
+            time=state.time + 1,
+        )
+
+    def is_over(self, state: State, params: Params) -> jax.Array:
+        """Return whether |x| or |theta| exceeds its threshold: a bool scalar."""
+        return (jnp.abs(state.x) > params.x_threshold) | (
+            jnp.abs(state.theta) > params.theta_threshold_radians
+        )
+
+    def reward(self, action: jax.Array, over_before: jax.Array, terminated: jax.Array) -> jax.Array:
+        """Return 1 per step, including the step in which the episode terminates."""
+        return jnp.where(over_before, 0.0, 1.0).astype(jnp.float32)
+
+    def observe(self, state: State, params: Params) -> jax.Array:
+        """Return (x, x_dot, theta, theta_dot), [4] float32."""
+        return jnp.stack([state.x, state.x_dot, state.theta, state.theta_dot])
 
     def observation_space(self, params: Params) -> Box:
         high = np.array([np.inf, np.inf, np.inf, np.inf], np.float32)
@@ -105,40 +115,3 @@ class CartPole(ClassicControl):
 
     def action_space(self, params: Params) -> Discrete:
         return Discrete(2)
-
-
-def dynamics(state: State, action: jax.Array, params: Params) -> State:
-    """Advance the state by one explicit Euler step of `tau` seconds.
-
-    With force F, angular velocity w, pole mass mp, total mass M and ml = mp l:
-
-        s = (F + ml w^2 sin th) / M,
-        alpha = (g sin th - s cos th) / (l (4/3 - mp cos^2 th / M)),
-        a = s - ml alpha cos th / M.
-    """
-    force = jnp.where(jnp.asarray(action) == 1, params.force_mag, -params.force_mag)
-    cos, sin = jnp.cos(state.theta), jnp.sin(state.theta)
-    push = (force + params.polemass_length * state.theta_dot**2 * sin) / params.total_mass
-    theta_acc = (params.gravity * sin - cos * push) / (
-        params.length * (4.0 / 3.0 - params.masspole * cos**2 / params.total_mass)
-    )
-    x_acc = push - params.polemass_length * theta_acc * cos / params.total_mass
-    return State(
-        x=state.x + params.tau * state.x_dot,
-        x_dot=state.x_dot + params.tau * x_acc,
-        theta=state.theta + params.tau * state.theta_dot,
-        theta_dot=state.theta_dot + params.tau * theta_acc,
-        time=state.time + 1,
-    )
-
-
-def has_fallen(state: State, params: Params) -> jax.Array:
-    """Return whether |x| or |theta| exceeds its threshold: a bool scalar."""
-    return (jnp.abs(state.x) > params.x_threshold) | (
-        jnp.abs(state.theta) > params.theta_threshold_radians
-    )
-
-
-def observe(state: State) -> jax.Array:
-    """Return (x, x_dot, theta, theta_dot), [4] float32."""
-    return jnp.stack([state.x, state.x_dot, state.theta, state.theta_dot])

@@ -13,9 +13,7 @@ import numpy as np
 from flax import struct
 
 from wdjax.checks import require
-from wdjax.env import require_action
-from wdjax.envs.classic_control.game import StepResult, hold_where
-from wdjax.envs.classic_control.mountain_car import MountainCar, State, has_arrived, observe, roll
+from wdjax.envs.classic_control.mountain_car import MountainCar, State, roll
 from wdjax.spaces import Box
 
 GOAL_REWARD, FUEL_COST = 100.0, 0.1
@@ -53,25 +51,15 @@ class ContinuousMountainCar(MountainCar):
             np.all(params.min_action < params.max_action), "min_action", params.min_action, allowed
         )
 
-    def step(
-        self, key: jax.Array, state: State, action: jax.Array, params: Params
-    ) -> StepResult[State]:
-        """Accelerate the car for one step; the episode terminates at the goal.
+    def dynamics(self, state: State, action: jax.Array, params: Params) -> State:
+        """Accelerate the car for one step by the action, clipped to the action space."""
+        force = jnp.clip(action[0], params.min_action, params.max_action)
+        return roll(state, force * params.power, params)
 
-        The force is the action clipped to the action space. The reward uses the unclipped action:
-
-            reward = 100 [arrived] - 0.1 action^2.
-        """
-        require_action(self, action, params, owner=ContinuousMountainCar)
-        arrived_before = has_arrived(state, params)
-        push = action[0]
-        force = jnp.clip(push, params.min_action, params.max_action)
-        state = hold_where(arrived_before, state, roll(state, force * params.power, params))
-        terminated = has_arrived(state, params)
-        truncated = (state.time >= params.episode_length) & ~terminated
-        reward = jnp.where(terminated, GOAL_REWARD, 0.0) - FUEL_COST * push**2
-        reward = jnp.where(arrived_before, 0.0, reward)
-        return observe(state), state, reward, terminated, truncated, {}
+    def reward(self, action: jax.Array, over_before: jax.Array, terminated: jax.Array) -> jax.Array:
+        """Return 100 [arrived] - 0.1 action^2, with the unclipped action."""
+        reward = jnp.where(terminated, GOAL_REWARD, 0.0) - FUEL_COST * action[0] ** 2
+        return jnp.where(over_before, 0.0, reward)
 
     def action_space(self, params: Params) -> Box:
         return Box(params.min_action, params.max_action, (1,))

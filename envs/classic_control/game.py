@@ -1,37 +1,46 @@
 """Base class and helpers of the classic control environments."""
 
 import dataclasses
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from wdjax.env import Env
-
-StateT = TypeVar("StateT")
-# (obs, state, reward, terminated, truncated, info), as in Env.step
-StepResult = tuple[jax.Array, StateT, jax.Array, jax.Array, jax.Array, dict[str, Any]]
+from wdjax.env import Env, require_action
 
 
 @dataclasses.dataclass(frozen=True)
 class ClassicControl(Env):
-    """Single-agent environment with `time` in its state and `episode_length` in its params."""
+    """Single-agent environment with `time` in its state and `episode_length` in its params.
 
-    can_truncate: ClassVar[bool] = True
+    An environment defines its physics: `start`, `dynamics`, `is_over`, `reward` and `observe`.
+    """
+
     cheap_reset: ClassVar[bool] = True
     drawing: ClassVar[str]  # key in `SCENES` of drawing.py
+
+    def reset(self, key: jax.Array, params: Any) -> tuple[jax.Array, Any]:
+        """Return the first observation and the state drawn by `start`."""
+        state = self.start(key)
+        return self.observe(state, params), state
+
+    def step(self, key: jax.Array, state: Any, action: jax.Array, params: Any) -> tuple:
+        """Advance by one step of `dynamics`, unless the episode has terminated."""
+        require_action(self, action, params, owner=ClassicControl)
+        over_before = self.is_over(state, params)
+        moved = self.dynamics(state, action, params)
+        held = jax.tree.map(lambda old, new: jnp.where(over_before, old, new), state, moved)
+        state = held.replace(time=moved.time)
+        terminated = self.is_over(state, params)
+        truncated = (state.time >= params.episode_length) & ~terminated
+        reward = self.reward(action, over_before, terminated)
+        return self.observe(state, params), state, reward, terminated, truncated, {}
 
     def scene(self, states: Any, params: Any) -> Any:
         from wdjax.envs.classic_control.drawing import SCENES
 
         return SCENES[self.drawing](self, states, params)
-
-
-def hold_where(ended: jax.Array, state: Any, moved: Any) -> Any:
-    """Return `moved`, or if the episode had `ended`, the old `state` with its time advanced."""
-    held = jax.tree.map(lambda old, new: jnp.where(ended, old, new), state, moved)
-    return held.replace(time=moved.time)
 
 
 def wrap_angle(angle: jax.Array) -> jax.Array:

@@ -12,9 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from wdjax.checks import require, require_finite
-from wdjax.env import require_action
-from wdjax.envs.classic_control.game import ClassicControl, StepResult, hold_where, stack_bounds
+from wdjax.checks import require, require_finite, require_positive
+from wdjax.envs.classic_control.game import ClassicControl, stack_bounds
 from wdjax.spaces import Box, Discrete
 
 FIRST_START, LAST_START = -0.6, -0.4  # m, range of initial positions
@@ -71,31 +70,28 @@ class MountainCar(ClassicControl):
         )
         allowed = f"at least {LAST_START}, the highest start position, and at most max_position"
         require(np.all((goal >= last) & (goal <= high)), "goal_position", goal, allowed)
-        require(np.all(params.max_speed > 0), "max_speed", params.max_speed, "above 0")
-        require(
-            np.all(params.episode_length > 0), "episode_length", params.episode_length, "above 0"
-        )
+        require_positive(params, "max_speed", "episode_length")
 
-    def reset(self, key: jax.Array, params: Any) -> tuple[jax.Array, State]:
+    def start(self, key: jax.Array) -> State:
         """Start at rest in the valley, with the position uniform in [-0.6, -0.4) m."""
         position = jax.random.uniform(key, (), jnp.float32, FIRST_START, LAST_START)
-        state = State(position, jnp.float32(0), jnp.int32(0))
-        return observe(state), state
+        return State(position, jnp.float32(0), jnp.int32(0))
 
-    def step(
-        self, key: jax.Array, state: State, action: jax.Array, params: Params
-    ) -> StepResult[State]:
-        """Accelerate the car for one step; the episode terminates at the goal.
+    def dynamics(self, state: State, action: jax.Array, params: Any) -> State:
+        """Push the car to the left (0), not at all (1) or to the right (2) for one step."""
+        return roll(state, (action - 1) * params.force, params)
 
-        The reward is -1 per step, including the step that reaches the goal.
-        """
-        require_action(self, action, params, owner=MountainCar)
-        arrived_before = has_arrived(state, params)
-        state = hold_where(arrived_before, state, roll(state, (action - 1) * params.force, params))
-        terminated = has_arrived(state, params)
-        truncated = (state.time >= params.episode_length) & ~terminated
-        reward = jnp.where(arrived_before, 0.0, -1.0).astype(jnp.float32)
-        return observe(state), state, reward, terminated, truncated, {}
+    def is_over(self, state: State, params: Any) -> jax.Array:
+        """Return whether the car is at the goal with at least goal_velocity: a bool scalar."""
+        return (state.position >= params.goal_position) & (state.velocity >= params.goal_velocity)
+
+    def reward(self, action: jax.Array, over_before: jax.Array, terminated: jax.Array) -> jax.Array:
+        """Return -1 per step, including the step that reaches the goal."""
+        return jnp.where(over_before, 0.0, -1.0).astype(jnp.float32)
+
+    def observe(self, state: State, params: Any) -> jax.Array:
+        """Return (position, velocity), [2] float32."""
+        return jnp.stack([state.position, state.velocity])
 
     def observation_space(self, params: Any) -> Box:
         low = stack_bounds(params.min_position, -params.max_speed)
@@ -118,13 +114,3 @@ def roll(state: State, push: jax.Array, params: Any) -> State:
     position = jnp.clip(state.position + velocity, params.min_position, params.max_position)
     at_wall = (position == params.min_position) & (velocity < 0)
     return State(position, jnp.where(at_wall, 0.0, velocity), state.time + 1)
-
-
-def has_arrived(state: State, params: Any) -> jax.Array:
-    """Return whether the car has reached the goal with at least goal_velocity: a bool scalar."""
-    return (state.position >= params.goal_position) & (state.velocity >= params.goal_velocity)
-
-
-def observe(state: State) -> jax.Array:
-    """Return (position, velocity), [2] float32."""
-    return jnp.stack([state.position, state.velocity])

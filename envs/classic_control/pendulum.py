@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from wdjax.checks import require, require_finite
+from wdjax.checks import require, require_finite, require_positive
 from wdjax.env import require_action
-from wdjax.envs.classic_control.game import ClassicControl, StepResult, stack_bounds, wrap_angle
+from wdjax.envs.classic_control.game import ClassicControl, stack_bounds, wrap_angle
 from wdjax.spaces import Box
 
 START_SPEED = 1.0  # rad/s, largest initial speed
@@ -52,20 +52,18 @@ class Pendulum(ClassicControl):
 
     def check_params(self, params: Params) -> None:
         require_finite(params)
-        for name in ("max_torque", "dt", "m", "l", "episode_length"):
-            require(np.all(getattr(params, name) > 0), name, getattr(params, name), "above 0")
+        require_positive(params, "max_torque", "dt", "m", "l", "episode_length")
         allowed = f"at least {START_SPEED}, the largest initial speed"
         require(np.all(params.max_speed >= START_SPEED), "max_speed", params.max_speed, allowed)
 
-    def reset(self, key: jax.Array, params: Params) -> tuple[jax.Array, State]:
+    def start(self, key: jax.Array) -> State:
         """Start with theta uniform in [-pi, pi) rad and theta_dot uniform in [-1, 1) rad/s."""
         theta, theta_dot = jax.random.uniform(key, (2,), jnp.float32, -1.0, 1.0)
-        state = State(jnp.pi * theta, START_SPEED * theta_dot, jnp.int32(0))
-        return observe(state), state
+        return State(jnp.pi * theta, START_SPEED * theta_dot, jnp.int32(0))
 
     def step(
         self, key: jax.Array, state: State, action: jax.Array, params: Params
-    ) -> StepResult[State]:
+    ) -> tuple[jax.Array, State, jax.Array, jax.Array, jax.Array, dict]:
         """Apply a torque, clipped to the action space, for `dt` seconds.
 
         Episodes never terminate; they are truncated at the time limit. The reward uses the state
@@ -76,9 +74,30 @@ class Pendulum(ClassicControl):
         require_action(self, action, params, owner=Pendulum)
         torque = jnp.clip(action[0], -params.max_torque, params.max_torque)
         reward = -(wrap_angle(state.theta) ** 2 + 0.1 * state.theta_dot**2 + 0.001 * torque**2)
-        state = dynamics(state, torque, params)
+        state = self.dynamics(state, torque, params)
         truncated = state.time >= params.episode_length
-        return observe(state), state, reward, jnp.bool_(False), truncated, {}
+        return self.observe(state, params), state, reward, jnp.bool_(False), truncated, {}
+
+    def dynamics(self, state: State, torque: jax.Array, params: Params) -> State:
+        """Advance the state by one semi-implicit Euler step of `dt` seconds.
+
+        The angle th uses the new angular velocity w:
+
+            w = clip(w + (3 g / (2 l) sin th + 3 / (m l^2) torque) dt, -max_speed, max_speed),
+            th = th + w dt.
+        """
+        acceleration = (
+            3 * params.gravity / (2 * params.l) * jnp.sin(state.theta)
+            + 3 / (params.m * params.l**2) * torque
+        )
+        theta_dot = jnp.clip(
+            state.theta_dot + acceleration * params.dt, -params.max_speed, params.max_speed
+        )
+        return State(state.theta + theta_dot * params.dt, theta_dot, state.time + 1)
+
+    def observe(self, state: State, params: Params) -> jax.Array:
+        """Return (cos theta, sin theta, theta_dot), [3] float32."""
+        return jnp.stack([jnp.cos(state.theta), jnp.sin(state.theta), state.theta_dot])
 
     def observation_space(self, params: Params) -> Box:
         high = stack_bounds(1.0, 1.0, params.max_speed)
@@ -86,26 +105,3 @@ class Pendulum(ClassicControl):
 
     def action_space(self, params: Params) -> Box:
         return Box(-params.max_torque, params.max_torque, (1,))
-
-
-def dynamics(state: State, torque: jax.Array, params: Params) -> State:
-    """Advance the state by one semi-implicit Euler step of `dt` seconds.
-
-    The angle th uses the new angular velocity w:
-
-        w = clip(w + (3 g / (2 l) sin th + 3 / (m l^2) torque) dt, -max_speed, max_speed),
-        th = th + w dt.
-    """
-    acceleration = (
-        3 * params.gravity / (2 * params.l) * jnp.sin(state.theta)
-        + 3 / (params.m * params.l**2) * torque
-    )
-    theta_dot = jnp.clip(
-        state.theta_dot + acceleration * params.dt, -params.max_speed, params.max_speed
-    )
-    return State(state.theta + theta_dot * params.dt, theta_dot, state.time + 1)
-
-
-def observe(state: State) -> jax.Array:
-    """Return (cos theta, sin theta, theta_dot), [3] float32."""
-    return jnp.stack([jnp.cos(state.theta), jnp.sin(state.theta), state.theta_dot])

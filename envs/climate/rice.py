@@ -16,7 +16,16 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from wdjax.checks import MANY, require, require_bool, require_finite, require_integer
+from wdjax.checks import (
+    MANY,
+    require,
+    require_bool,
+    require_each,
+    require_finite,
+    require_integer,
+    require_not_negative,
+    require_positive,
+)
 from wdjax.env import Env, require_action
 from wdjax.envs.climate import economy
 from wdjax.envs.climate.calibration import published
@@ -271,24 +280,13 @@ class Rice(Env):
                 getattr(params, field.name),
                 allowed,
             )
-        for name in COLUMNS:
-            allowed = (
-                "set to finite numbers. "
-                f"The published calibration has {published()['num_regions']} regions"
-            )
-            require(
-                np.all(np.isfinite(getattr(params, name))), name, getattr(params, name), allowed
-            )
+        regions = published()["num_regions"]
+        allowed = f"set to finite numbers. The published calibration has {regions} regions"
+        require_each(params, COLUMNS, np.isfinite, allowed)
         require_finite(params)
-        for names, is_valid, allowed in (
-            (POSITIVE, lambda value: value > 0, "above 0"),
-            (NOT_NEGATIVE, lambda value: value >= 0, "at least 0"),
-            (SHARES, lambda value: (value >= 0) & (value <= 1), "from 0 to 1"),
-        ):
-            for name in names:
-                require(
-                    np.all(is_valid(getattr(params, name))), name, getattr(params, name), allowed
-                )
+        require_positive(params, *POSITIVE)
+        require_not_negative(params, *NOT_NEGATIVE)
+        require_each(params, SHARES, lambda value: (value >= 0) & (value <= 1), "from 0 to 1")
         price = np.asarray(params.p_b / (1000 * params.theta_2))[..., None] * params.sigma_0
         require(
             np.all(price <= 1),
@@ -297,12 +295,11 @@ class Rice(Env):
             "small enough that full abatement costs at most all output: "
             "p_b sigma_0 / (1000 theta_2) <= 1 in each region",
         )
-        length, stages = params.episode_length, STAGES if self.negotiation else 1
-        require(np.all(length > 0), "episode_length", length, "above 0")
+        require_positive(params, "episode_length")
         require(
-            np.all(length % stages == 0),
+            not self.negotiation or np.all(params.episode_length % STAGES == 0),
             "episode_length",
-            length,
+            params.episode_length,
             "a multiple of 3 with negotiation",
         )
 

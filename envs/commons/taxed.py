@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from wdjax.checks import MANY, require, require_finite, require_integer
+from wdjax.checks import MANY, require, require_finite, require_integer, require_not_negative
 from wdjax.env import Env, require_action
 from wdjax.spaces import Box, Dict, Discrete, MultiDiscrete
 
@@ -102,8 +102,7 @@ class TaxedCommons(Env):
             require(np.all((value >= low) & (value <= high)), name, value, f"from {low} to {high}")
         within = np.all((params.start >= 0) & (params.start <= params.capacity))
         require(within, "start", params.start, "from 0 to capacity")
-        for name in ("cost", "tax_step"):
-            require(np.all(getattr(params, name) >= 0), name, getattr(params, name), "at least 0")
+        require_not_negative(params, "cost", "tax_step")
 
     def reset(self, key: jax.Array, params: Params) -> tuple[Arrays, State]:
         """Start with `start` fish and no tax, in a council step."""

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from flax import struct
 
-from wdjax.checks import require
+from wdjax.checks import require, require_each, require_positive
 from wdjax.files import read_text
 
 NUM_LEVELS = 10  # stringency levels 1 to 10
@@ -217,12 +217,14 @@ def check_calibration(calibration: Any, num_states: int) -> None:
         TypeError: if it is not a Calibration.
         ValueError: for a wrong shape or a value out of range. The message names the key.
     """
-    if not isinstance(calibration, Calibration):
-        expected = (
-            "a Calibration (see load_calibration and synthetic_calibration). "
-            "Pass a path as calibration_file"
-        )
-        raise TypeError(f"calibration = {calibration!r:.80}: must be {expected}")
+    require(
+        isinstance(calibration, Calibration),
+        "calibration",
+        calibration,
+        "a Calibration (see load_calibration and synthetic_calibration). "
+        "Pass a path as calibration_file",
+        TypeError,
+    )
     values = {
         field.name: getattr(calibration, field.name) for field in dataclasses.fields(calibration)
     }
@@ -236,8 +238,7 @@ def check_calibration(calibration: Any, num_states: int) -> None:
         expected = f"of shape {shape}".replace("'", "") + f", for num_states = {num_states}"
         require(fits, f"shape of {key}", np.shape(value), expected)
         require(np.all(np.isfinite(value)), name, value, "finite")
-    for name in _ABOVE_0:
-        require(np.all(values[name] > 0), name, values[name], "above 0")
+    require_positive(calibration, *_ABOVE_0)
     require(np.all(calibration.gamma <= 1), "gamma", calibration.gamma, "at most 1 per day")
     rate, bias = calibration.death_rate, calibration.unemployment_bias
     require(np.all((rate >= 0) & (rate <= 1)), "death_rate", rate, "between 0 and 1")
@@ -247,13 +248,12 @@ def check_calibration(calibration: Any, num_states: int) -> None:
         bias,
         "a percentage of at least 0 and below 100",
     )
-    for name in ("agent_alpha", "planner_alpha"):
-        require(
-            np.all((values[name] > 0) & (values[name] < 1)),
-            name,
-            values[name],
-            "above 0 and below 1",
-        )
+    require_each(
+        calibration,
+        ("agent_alpha", "planner_alpha"),
+        lambda value: (value > 0) & (value < 1),
+        "above 0 and below 1",
+    )
     policy = calibration.policy
     require(
         np.all((policy >= 1) & (policy <= NUM_LEVELS)),
@@ -265,7 +265,7 @@ def check_calibration(calibration: Any, num_states: int) -> None:
     allowed = f"at least the {days} days of policy_digits_per_state up to start_index"
     require(np.all(calibration.filter_len >= days), "filter_len", calibration.filter_len, allowed)
     _check_bounds(values)
-    _check_counts(values)
+    _check_counts(calibration)
 
 
 def _check_bounds(values: dict[str, Any]) -> None:
@@ -283,22 +283,25 @@ def _check_bounds(values: dict[str, Any]) -> None:
         )
 
 
-def _check_counts(values: dict[str, Any]) -> None:
-    most = values["population"] * _MOST_OF_N
-    for name in _COUNTS:
-        fits = np.all((values[name] >= 0) & (values[name] <= most))
-        require(fits, name, values[name], "at least 0 persons and at most the population")
-    total = sum(values[name] for name in ("init_susceptible", "init_infected", "init_recovered"))
+def _check_counts(calibration: Calibration) -> None:
+    most = calibration.population * _MOST_OF_N
+    require_each(
+        calibration,
+        _COUNTS,
+        lambda value: (value >= 0) & (value <= most),
+        "at least 0 persons and at most the population",
+    )
+    total = calibration.init_susceptible + calibration.init_infected + calibration.init_recovered
     require(
         np.all(total <= most),
         "init_susceptible",
-        values["init_susceptible"],
+        calibration.init_susceptible,
         "at most the population minus init_infected and init_recovered",
     )
-    least = np.sum(values["population"], axis=-1) / _MOST_OF_N
+    least = np.sum(calibration.population, axis=-1) / _MOST_OF_N
     require(
-        np.all(values["us_population"] >= least),
+        np.all(calibration.us_population >= least),
         "us_population",
-        values["us_population"],
+        calibration.us_population,
         "at least the population of all states together",
     )

@@ -16,7 +16,14 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from wdjax.checks import MANY, require, require_finite, require_integer
+from wdjax.checks import (
+    MANY,
+    require,
+    require_finite,
+    require_integer,
+    require_not_negative,
+    require_positive,
+)
 from wdjax.env import Env, require_action
 from wdjax.envs.covid.calibration import (
     BETA_DELAY,
@@ -104,10 +111,8 @@ class CovidEconomy(Env):
     def __post_init__(self):
         require_integer("num_states", self.num_states, 1, MANY)
         require_integer("num_subsidy_levels", self.num_subsidy_levels, 1, MANY)
-        if not isinstance(self.calibration_file, str):
-            raise TypeError(
-                f"calibration_file = {self.calibration_file!r}: must be a path as a string"
-            )
+        path = self.calibration_file
+        require(isinstance(path, str), "calibration_file", path, "a path as a string", TypeError)
 
     @property
     def groups(self) -> Mapping[str, int]:
@@ -123,18 +128,16 @@ class CovidEconomy(Env):
         check_calibration(params.calibration, self.num_states)
         require_finite(params.replace(calibration=None))
         longest = params.calibration.filter_len
-        for name in ("episode_length", "cooldown", "subsidy_interval", "delivery_interval"):
-            require(np.all(getattr(params, name) > 0), name, getattr(params, name), "above 0")
+        durations = ("episode_length", "cooldown", "subsidy_interval", "delivery_interval")
+        priorities = ("state_health_priority", "planner_health_priority")
+        require_positive(params, *durations, *priorities)
         require(
             np.all(params.episode_length <= longest),
             "episode_length",
             params.episode_length,
             f"at most filter_len ({longest} days), so that no change of level in an episode expires",
         )
-        for name in ("max_subsidy", "vaccines_per_million", "interest", "sick_rate"):
-            require(np.all(getattr(params, name) >= 0), name, getattr(params, name), "at least 0")
-        for name in ("state_health_priority", "planner_health_priority"):
-            require(np.all(getattr(params, name) > 0), name, getattr(params, name), "above 0")
+        require_not_negative(params, "max_subsidy", "vaccines_per_million", "interest", "sick_rate")
         require(
             np.all(abs(params.risk_aversion - 1) > 1e-3),
             "risk_aversion",

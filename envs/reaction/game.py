@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from wdjax.checks import require, require_bool, require_finite, require_known
+from wdjax.checks import require, require_bool, require_finite, require_known, require_positive
 from wdjax.env import Env, require_action
 from wdjax.envs.reaction.surfaces import OWN_TABLE, SHARE_OF_BARRIER, SURFACES, Table, load_table
 from wdjax.spaces import Box
@@ -64,16 +64,17 @@ class ReactionPath(Env):
     random_start: bool = False
     """whether to start on a uniformly random slab cell except the goal; false: at initial_state"""
 
-    can_truncate: ClassVar[bool] = True
     cheap_reset: ClassVar[bool] = True
     num_atoms: ClassVar[int]
 
     def __post_init__(self):
-        if not isinstance(self.surface, str):
-            allowed = (
-                f"a name or a path, not {type(self.surface).__name__}. Pass a table as energies"
-            )
-            raise TypeError(f"surface = {self.surface!r}: must be {allowed}")
+        require(
+            isinstance(self.surface, str),
+            "surface",
+            self.surface,
+            f"a name or a path, not {type(self.surface).__name__}. Pass a table as energies",
+            TypeError,
+        )
         require_known("settings", self.settings, SHARE_OF_BARRIER)
         require_bool("random_start", self.random_start)
 
@@ -118,19 +119,18 @@ class ReactionPath(Env):
 
     def check_params(self, params: Params) -> None:
         shape, axes = np.shape(params.energies), 3 * self.num_atoms
-        is_table = (
-            len(shape) >= axes and min(shape) > 0 and (axes == 3 or shape[-6:-3] == shape[-3:])
+        require(
+            len(shape) >= axes and min(shape) > 0 and (axes == 3 or shape[-6:-3] == shape[-3:]),
+            "shape of energies",
+            shape,
+            TABLE_WORDS[self.num_atoms],
         )
-        require(is_table, "shape of energies", shape, TABLE_WORDS[self.num_atoms])
         expected = self.table.energies.shape
-        allowed = (
-            f"{expected}, the shape of {self.surface!r}. For a custom table, set surface='table'"
-        )
         require(
             self.surface == OWN_TABLE or shape[-axes:] == expected,
             "shape of energies",
             shape,
-            allowed,
+            f"{expected}, the shape of {self.surface!r}. For a custom table, set surface='table'",
         )
         require(
             params.ienergy is not None,
@@ -139,11 +139,8 @@ class ReactionPath(Env):
             "set to the energy up to which a step costs nothing",
         )
         require_finite(params)
-        require(np.all(params.max_denergy > 0), "max_denergy", params.max_denergy, "above 0")
+        require_positive(params, "max_denergy", "episode_length")
         require(np.all(params.min_reward <= 0), "min_reward", params.min_reward, "at most 0")
-        require(
-            np.all(params.episode_length > 0), "episode_length", params.episode_length, "above 0"
-        )
         self._check_cells(params)
 
     def _check_cells(self, params: Params) -> None:

@@ -15,7 +15,16 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from wdjax.checks import MANY, require, require_bool, require_finite, require_integer
+from wdjax.checks import (
+    MANY,
+    require,
+    require_bool,
+    require_each,
+    require_finite,
+    require_integer,
+    require_not_negative,
+    require_positive,
+)
 from wdjax.env import Env, require_action
 from wdjax.envs.tag.moves import Arrays, level, require_pairs, wrap
 from wdjax.envs.tag.scripted import chase_in_plane, flee_in_plane
@@ -114,18 +123,19 @@ class TagContinuous(Env):
         require_integer("num_acceleration_levels", self.num_acceleration_levels, 0, MANY)
         require_integer("num_turn_levels", self.num_turn_levels, 0, MANY)
         require_integer("num_other_agents_observed", self.num_other_agents_observed, 1)
-        require_bool("use_full_observation", self.use_full_observation)
-        require_bool("observe_own_motion", self.observe_own_motion)
-        require_bool("egocentric", self.egocentric)
-        require_bool("runner_exits_game_after_tagged", self.runner_exits_game_after_tagged)
-        if not self.use_full_observation:
-            k = self.num_other_agents_observed
-            require(
-                k <= self.num_agents,
-                "num_other_agents_observed",
-                k,
-                f"at most {self.num_agents}, the number of agents",
-            )
+        for name in (
+            "use_full_observation",
+            "observe_own_motion",
+            "egocentric",
+            "runner_exits_game_after_tagged",
+        ):
+            require_bool(name, getattr(self, name))
+        require(
+            self.use_full_observation or self.num_other_agents_observed <= self.num_agents,
+            "num_other_agents_observed",
+            self.num_other_agents_observed,
+            f"at most {self.num_agents}, the number of agents",
+        )
 
     @property
     def groups(self) -> Mapping[str, int]:
@@ -146,27 +156,16 @@ class TagContinuous(Env):
 
     def check_params(self, params: Params) -> None:
         require_finite(params)
-        for name in (
-            "grid_length",
-            "episode_length",
-            "max_speed",
-            "skill_level_runner",
-            "skill_level_tagger",
-        ):
-            require(np.all(getattr(params, name) > 0), name, getattr(params, name), "above 0")
-        for name in ("edge_hit_penalty", "step_penalty_for_tagger", "tag_penalty_for_runner"):
-            require(np.all(getattr(params, name) <= 0), name, getattr(params, name), "at most 0")
-        for name in (
-            "tag_reward_for_tagger",
-            "step_reward_for_runner",
-            "end_of_game_reward_for_runner",
-        ):
-            require(np.all(getattr(params, name) >= 0), name, getattr(params, name), "at least 0")
-        fraction = params.tagging_distance
-        require(
-            np.all((fraction >= 0) & (fraction <= 1)),
-            "tagging_distance",
-            fraction,
+        require_positive(params, "grid_length", "episode_length")
+        require_positive(params, "max_speed", "skill_level_runner", "skill_level_tagger")
+        penalties = ("edge_hit_penalty", "step_penalty_for_tagger", "tag_penalty_for_runner")
+        require_each(params, penalties, lambda value: value <= 0, "at most 0")
+        rewards = ("tag_reward_for_tagger", "step_reward_for_runner")
+        require_not_negative(params, *rewards, "end_of_game_reward_for_runner")
+        require_each(
+            params,
+            ("tagging_distance",),
+            lambda value: (value >= 0) & (value <= 1),
             "between 0 and 1",
         )
         for low, high in (("min_acceleration", "max_acceleration"), ("min_turn", "max_turn")):
@@ -186,18 +185,19 @@ class TagContinuous(Env):
         for name in ("starting_location_x", "starting_location_y", "starting_directions"):
             value = getattr(params, name)
             if value is not None:
-                shape = np.shape(value)
                 require(
-                    shape[-1:] == (self.num_agents,),
+                    np.shape(value)[-1:] == (self.num_agents,),
                     name,
                     value,
                     f"{self.num_agents} numbers, one per agent",
                 )
-                if name != "starting_directions":
-                    inside = np.all(
-                        (value >= 0) & (value <= np.asarray(params.grid_length)[..., None])
-                    )
-                    require(inside, name, value, "between 0 and grid_length")
+                inside = (value >= 0) & (value <= np.asarray(params.grid_length)[..., None])
+                require(
+                    name == "starting_directions" or np.all(inside),
+                    name,
+                    value,
+                    "between 0 and grid_length",
+                )
 
     # --- reset ---
 

@@ -14,7 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from wdjax.checks import require, require_bool, require_finite, require_integer
+from wdjax.checks import (
+    require,
+    require_bool,
+    require_finite,
+    require_integer,
+    require_not_negative,
+    require_positive,
+)
 from wdjax.env import Env, require_action
 from wdjax.envs.tag.moves import X_STEPS, Y_STEPS, Arrays, require_pairs
 from wdjax.envs.tag.scripted import chase_on_grid, flee_on_grid
@@ -98,23 +105,15 @@ class TagGridworld(Env):
             params.grid_length,
             f"at least {lowest}",
         )
-        fits = np.all(params.grid_length <= MAX_GRID_LENGTH)
         require(
-            fits,
+            np.all(params.grid_length <= MAX_GRID_LENGTH),
             "grid_length",
             params.grid_length,
             f"at most {MAX_GRID_LENGTH}, because squared distances are int32",
         )
-        require(
-            np.all(params.episode_length > 0), "episode_length", params.episode_length, "above 0"
-        )
-        for name in (
-            "wall_hit_penalty",
-            "tag_reward_for_tagger",
-            "tag_penalty_for_runner",
-            "step_cost_for_tagger",
-        ):
-            require(np.all(getattr(params, name) >= 0), name, getattr(params, name), "at least 0")
+        require_positive(params, "episode_length")
+        rewards = ("tag_reward_for_tagger", "tag_penalty_for_runner")
+        require_not_negative(params, "wall_hit_penalty", *rewards, "step_cost_for_tagger")
         x, y = params.starting_location_x, params.starting_location_y
         require(
             (x is None) == (y is None),
@@ -130,9 +129,9 @@ class TagGridworld(Env):
                     cells,
                     f"{self.num_agents} cells, one per agent",
                 )
-                inside = np.all((cells >= 0) & (cells <= np.asarray(params.grid_length)[..., None]))
+                inside = (cells >= 0) & (cells <= np.asarray(params.grid_length)[..., None])
                 require(
-                    inside and np.all(cells == np.floor(cells)),
+                    np.all(inside & (cells == np.floor(cells))),
                     name,
                     cells,
                     "whole cells from 0 to grid_length",

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from wdjax.envs.classic_control.cartpole import CartPole, observe
+from wdjax.envs.classic_control.cartpole import CartPole
 from wdjax.experiments.benchmarks.agreement import PARAMETERS, parameter_distance
 from wdjax.train import Learner, load_config, make_learner
 from wdjax.train.algorithms.on_policy.update import PPO
@@ -121,7 +121,7 @@ class OwnReset(CartPole):
     def reset(self, key: jax.Array, params: Any) -> tuple:
         state = super().reset(key, params)[1]
         state = state.replace(x_dot=state.x_dot + 1.0)
-        return observe(state), state
+        return self.observe(state, params), state
 
 
 def apply_to_seen(policy: Policy, state: Any, obs: Any, carry: Any = None) -> tuple:
