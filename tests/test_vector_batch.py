@@ -12,7 +12,7 @@ from toy_walk import Params, Walk
 
 import wdjax
 from wdjax import ResetPool
-from wdjax.vector import when_any
+from wdjax.vector import begin_episodes, step_replicas, when_any
 
 N = 8
 
@@ -105,6 +105,29 @@ def test_action_bounds_may_differ_between_replicas():
     _, state = jax.jit(replicas.reset)(jax.random.key(0), many)
     assert (state.env_state.place <= many.reach).all()
     jax.eval_shape(replicas.step, jax.random.key(1), state, jnp.zeros((N, 1)), many)
+
+
+# --- stepping without resets ---
+
+
+def test_a_batch_steps_each_replica_as_alone_and_resets_none_without_restart():
+    env, params, action = Walk(), Params(episode_length=2), jnp.zeros((N, 1))
+    starts = jax.random.split(jax.random.key(0), N)
+    _, env_state = jax.vmap(env.reset, (0, None))(starts, params)
+    state = begin_episodes(env, starts, env_state, params)
+    alone = begin_episodes(env, starts[3], take(env_state, 3), params)
+    lengths = []
+    for t in range(4):
+        keys, before = jax.random.split(jax.random.key(t + 1), N), state.env_state
+        obs, state, reward, *_, info = step_replicas(env, keys, state, action, params)
+        result = step_replicas(env, keys[3], alone, action[3], params)
+        assert_near(take((obs, state, reward, info), 3), (*result[:3], result[-1]))
+        np.testing.assert_array_equal(obs, info["final_obs"])
+        np.testing.assert_array_equal(state.env_state.time, before.time + 1)  # also past the end
+        lengths.append(np.asarray(info["episode_length"]))
+        alone = result[1]
+    assert info["over"].all()
+    np.testing.assert_array_equal(lengths, np.arange(1, 5)[:, None].repeat(N, axis=1))
 
 
 # --- keys ---

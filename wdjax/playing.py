@@ -11,6 +11,7 @@ trajectory is independent of the other replicas:
 where t counts from `start_play` and e from 0.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -22,7 +23,7 @@ from wdjax.checks import require_integer
 from wdjax.env import Env
 from wdjax.replicas import scan_replicas
 from wdjax.spaces import Dict, Discrete, MultiDiscrete, Space
-from wdjax.vector import select, when_any
+from wdjax.vector import VectorState, begin_episodes, select, step_replicas, when_any
 
 # Interval, in steps, at which the replicas of a block draw the starts they have used up.
 DRAW_AHEAD = 8
@@ -86,11 +87,9 @@ def start_play(env: Env, params: Any, key: jax.Array, num_envs: int) -> PlayStat
     def start(key: jax.Array) -> PlayState:
         keys, zero = tuple(jax.random.split(key, 3)), jnp.int32(0)
         first = env.reset(jax.random.fold_in(keys[2], 0), params)
-        action = jax.eval_shape(env.action_space(params).sample, key)
-        outputs = jax.eval_shape(env.step, key, first[1], action, params)
-        sums = outputs[2], jax.eval_shape(_as_counts, outputs[5])
-        reward, info = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), sums)
-        return PlayState(keys, zero, zero, *first, first, jnp.bool_(False), reward, zero, info)
+        state = begin_episodes(env, key, first[1], params)
+        sums = (state.episode_return, state.episode_length, state.episode_info)
+        return PlayState(keys, zero, zero, *first, first, jnp.bool_(False), *sums)
 
     return jax.vmap(start)(jax.random.split(key, num_envs))
 
@@ -141,36 +140,26 @@ def play_step(
     env: Env, params: Any, policy: Callable[[jax.Array, Any], Any], state: PlayState
 ) -> tuple[PlayState, Transition]:
     """Advance one replica by one step and reset it if its episode is over."""
-    action_key, step_key, start_key = state.keys
+    action_key, step_key, _ = state.keys
     action = policy(jax.random.fold_in(action_key, state.time), state.obs)
-    outputs = env.step(jax.random.fold_in(step_key, state.time), state.env_state, action, params)
-    final_obs, env_state, reward, terminated, truncated, info = outputs
-    over = _is_over(terminated, truncated)
     sums = (state.episode_return, state.episode_length, state.episode_info)
-    sums = jax.tree.map(jnp.add, sums, (reward, jnp.int32(1), _as_counts(info)))
-    next_start = _draw_ahead(env, params, start_key, state, over)
-    obs, env_state = select(over, next_start, (final_obs, env_state))
-    transition = Transition(
-        state.obs,
-        action,
-        reward,
-        terminated,
-        truncated,
-        final_obs,
-        obs,
-        over,
-        *sums,
-    )
-    sums = select(over, jax.tree.map(jnp.zeros_like, sums), sums)
+    replica = VectorState(state.env_state, *sums, (state.next_start, state.has_next))
+    step_key = jax.random.fold_in(step_key, state.time)
+    restart = functools.partial(_restart, env, params, state)
+    obs, replica, *outcome, info = step_replicas(env, step_key, replica, action, params, restart)
+    final_obs, over = info["final_obs"], info["over"]
+    sums = (info["episode_return"], info["episode_length"], info["episode_info"])
+    transition = Transition(state.obs, action, *outcome, final_obs, obs, over, *sums)
     state = PlayState(
         state.keys,
         state.time + 1,
         state.episode + over,
         obs,
-        env_state,
-        next_start,
-        (state.has_next | _draws(state, over)) & ~over,
-        *sums,
+        replica.env_state,
+        *replica.starts,
+        replica.episode_return,
+        replica.episode_length,
+        replica.episode_info,
     )
     return state, transition
 
@@ -191,18 +180,21 @@ def uniform_action(space: Space, key: jax.Array) -> Any:
     return space.sample(key)
 
 
-def _draws(state: PlayState, over: jax.Array) -> jax.Array:
-    """Return whether a replica draws its next start now: at the interval, or when it needs one."""
-    return ~state.has_next & ((state.time % DRAW_AHEAD == 0) | over)
-
-
-def _draw_ahead(
-    env: Env, params: Any, start_key: jax.Array, state: PlayState, over: jax.Array
-) -> Any:
-    """Return the start of the next episode, drawn now or earlier.
+def _restart(
+    env: Env, params: Any, state: PlayState, over: jax.Array, current: tuple, starts: tuple
+) -> tuple[Any, Any, tuple]:
+    """Begin the next episode if over; the `restart` of `step_replicas`, for one replica.
 
     Episodes end at any time, so in nearly every step some replica of a block would make the whole
     block wait for a reset. Most starts are therefore drawn together, every DRAW_AHEAD steps.
+
+    Args:
+        env: the environment of one replica.
+        params: environment params.
+        state: state before the step.
+        over: () bool, whether the episode ended in this step.
+        current: (scene, obs, env_state) after the step.
+        starts: (next_start, has_next) of the PlayState.
     """
 
     def draw(
@@ -210,18 +202,9 @@ def _draw_ahead(
     ) -> Any:
         return select(draws, env.reset(jax.random.fold_in(key, episode + 1), params), current)
 
-    draws = _draws(state, over)
-    return when_any(draws, draw, state.next_start, draws, start_key, state.episode, params)
-
-
-def _is_over(terminated: Any, truncated: Any) -> jax.Array:
-    flags = jax.tree.leaves(jax.tree.map(jnp.logical_or, terminated, truncated))
-    return jnp.stack([jnp.all(flag) for flag in flags]).all()
-
-
-def _as_counts(info: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """Return an environment's info with bools converted to summable int32."""
-    return {
-        name: value.astype(jnp.int32) if value.dtype == bool else value
-        for name, value in info.items()
-    }
+    next_start, has_next = starts
+    draws = ~has_next & ((state.time % DRAW_AHEAD == 0) | over)
+    inputs = (draws, state.keys[2], state.episode, params)
+    next_start = when_any(draws, draw, next_start, *inputs)
+    obs, env_state = select(over, next_start, current[1:])
+    return obs, env_state, (next_start, (has_next | draws) & ~over)

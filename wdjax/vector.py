@@ -1,6 +1,7 @@
 """Batches of environment replicas with same-step auto-reset."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -27,6 +28,8 @@ RESERVED_INFO = ("over", "final_obs", "episode_return", "episode_length", "episo
 ResetStrategy = Literal["fresh", "fixed"] | ResetPool
 # obs, state, reward, terminated, truncated, info
 StepResult = tuple[Any, Any, Any, Any, Any, dict[str, Any]]
+# (over, (scene, obs, env_state), starts) -> (obs, env_state, starts), see `step_replicas`
+Restart = Callable[[jax.Array, tuple[Any, Any, Any], Any], tuple[Any, Any, Any]]
 
 
 class VectorState(struct.PyTreeNode):
@@ -66,18 +69,10 @@ class VectorEnv:
         self._check_params(params)
         one = params if self.params_axis is None else jax.tree.map(lambda leaf: leaf[0], params)
         require_batched_spaces(self.env, one)
-        pool_key, start_key, probe_key = jax.random.split(key, 3)
-        starts = self._draw_starts(pool_key, params)
-        obs, env_state = self.start(self._replica_keys(start_key), params, starts)
-        _, _, reward, _, _, info = jax.eval_shape(self._probe_step, probe_key, env_state, params)
-        state = VectorState(
-            env_state=env_state,
-            episode_return=jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), reward),
-            episode_length=jnp.zeros(self.num_envs, jnp.int32),
-            episode_info=jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), info),
-            starts=starts,
-        )
-        return obs, state
+        pool_key, start_key, _ = jax.random.split(key, 3)
+        starts, keys = self._draw_starts(pool_key, params), self._replica_keys(start_key)
+        obs, env_state = self.start(keys, params, starts)
+        return obs, begin_episodes(self.env, keys, env_state, params, starts, self.params_axis)
 
     def step(self, key: jax.Array, state: VectorState, action: Any, params: Any) -> StepResult:
         """Advance every replica by one step and reset those whose episode is over.
@@ -141,42 +136,32 @@ class VectorEnv:
         params: Any,
     ) -> StepResult:
         """Implement `step`; `replica_keys` expands `step_key`, and `start_key` on a reset."""
-        scene, env_state, reward, terminated, truncated, env_info = self._advance_replicas(
-            replica_keys(step_key), state.env_state, action, params
-        )
-        final_obs = self._observe(scene, params)
-        over = all_agents(jax.tree.map(jnp.logical_or, terminated, truncated))
-        sums = (state.episode_return, state.episode_length, state.episode_info)
-        sums = jax.tree.map(jnp.add, sums, (reward, 1, env_info))
-        info = {**env_info, **dict(zip(RESERVED_INFO, (over, final_obs, *sums), strict=True))}
-
-        current = (scene, final_obs, env_state)
-        obs, env_state = self._restart(replica_keys, over, start_key, current, params, state.starts)
-        sums = select(over, jax.tree.map(jnp.zeros_like, sums), sums)
-        state = VectorState(env_state, *sums, state.starts)
-        return obs, state, reward, terminated, truncated, info
+        restart = functools.partial(self._restart, replica_keys, start_key, params)
+        keys = replica_keys(step_key)
+        return step_replicas(self.env, keys, state, action, params, restart, self.params_axis)
 
     def _restart(
         self,
         replica_keys: Callable,
-        over: jax.Array,
         key: jax.Array,
-        current: tuple,
         params: Any,
+        over: jax.Array,
+        current: tuple,
         starts: Any,
-    ) -> tuple[Any, Any]:
-        """Return (obs, env_state) with new starts where over; current = (scene, obs, env_state)."""
-        late, (scene, final_obs, env_state) = self._observes_late, current
+    ) -> tuple[Any, Any, Any]:
+        """Start new episodes where over; the `restart` of `step_replicas`."""
+        late, (scene, final_obs, env_state) = may_observe_late(self.env), current
 
-        def restart(
+        def draw(
             current: tuple, over: jax.Array, key: jax.Array, params: Any, starts: Any
         ) -> tuple:
             obs, env_state = self.start(replica_keys(key), params, starts)
             return select(over, (env_state if late else obs, env_state), current)
 
-        restart_any = when_any if not self.env.cheap_reset else always_on_cuda
-        scene, env_state = restart_any(over, restart, (scene, env_state), over, key, params, starts)
-        return self._observe_again(over, scene, final_obs, params) if late else scene, env_state
+        draw_where = when_any if not self.env.cheap_reset else always_on_cuda
+        scene, env_state = draw_where(over, draw, (scene, env_state), over, key, params, starts)
+        obs = self._observe_again(over, scene, final_obs, params) if late else scene
+        return obs, env_state, starts
 
     def _observe_again(self, over: jax.Array, scene: Any, final_obs: Any, params: Any) -> Any:
         """Return the observations after a restart: new where over, final_obs elsewhere.
@@ -228,26 +213,7 @@ class VectorEnv:
             allowed,
         )
 
-    def _probe_step(self, key: jax.Array, env_state: Any, params: Any) -> tuple:
-        """Step with random actions; `reset` traces it to infer the shapes of the outputs."""
-        action_key, step_key = jax.random.split(key)
-
-        def draw(key, params) -> Any:
-            return self.env.action_space(params).sample(key)
-
-        action = jax.vmap(draw, (0, self.params_axis))(self._replica_keys(action_key), params)
-        return self._advance_replicas(self._replica_keys(step_key), env_state, action, params)
-
-    def _advance_replicas(self, keys: jax.Array, env_state: Any, action: Any, params: Any) -> tuple:
-        """Step every replica. If `_observes_late`, the first output is a scene, otherwise obs."""
-        advance = self.env.advance if self._observes_late else self.env.step
-        in_axes = (0, 0, 0, self.params_axis)
-        *outputs, info = jax.vmap(advance, in_axes)(keys, env_state, action, params)
-        return *outputs, as_counts(info)
-
     def _observe(self, scene: Any, params: Any) -> Any:
-        if not self._observes_late:
-            return scene
         return jax.vmap(self.env.observe, (0, self.params_axis))(scene, params)
 
     def start(self, keys: jax.Array, params: Any, starts: Any) -> tuple[Any, Any]:
@@ -262,10 +228,6 @@ class VectorEnv:
             return jax.tree.map(lambda leaf: leaf[i], starts)
 
         return jax.vmap(take, (self.params_axis, 0))(starts, index)
-
-    @property
-    def _observes_late(self) -> bool:
-        return may_observe_late(self.env)
 
     @property
     def _num_starts(self) -> int:
@@ -323,6 +285,100 @@ def vectorize(
     return VectorEnv(env, num_envs, reset, params_axis)
 
 
+def step_replicas(
+    env: Env,
+    keys: jax.Array,
+    state: VectorState,
+    action: Any,
+    params: Any,
+    restart: Restart | None = None,
+    params_axis: int | None = None,
+) -> StepResult:
+    """Advance N replicas by one step: for training, evaluation, recordings and `wdjax.play`.
+
+    No other function steps replicas. The callers differ in their keys and in `restart`.
+
+    Args:
+        env: the environment of one replica.
+        keys: [N] typed keys, one per replica. A single key, (), steps one replica: all leaves are
+            then without the axis N, so that the caller can vectorize the step itself.
+        state: from `begin_episodes` or the previous step, leaves [N, ...].
+        action: structured like the environment's, leaves [N, ...].
+        params: environment params, leaves [N, ...] if params_axis is 0.
+        restart: (over, (scene, obs, env_state), starts) -> (obs, env_state, starts). It returns a
+            new start where over, [N] bool, and the current obs and env_state elsewhere. `scene` is
+            that of `Env.advance`, or obs if the environment does not observe late; `starts` is
+            state.starts. None: no replica restarts, and the statistics continue after the end.
+        params_axis: 0 if params have a leading [N]; None if all replicas share them.
+
+    Returns:
+        (obs, state, reward, terminated, truncated, info), leaves [N, ...], as `VectorEnv.step`.
+    """
+    scene, env_state, reward, terminated, truncated, env_info = _advance_replicas(
+        env, keys, state.env_state, action, params, params_axis
+    )
+    obs = scene
+    if may_observe_late(env):
+        obs = _of_replicas(env.observe, keys, (0, params_axis))(scene, params)
+    over = all_agents(jax.tree.map(jnp.logical_or, terminated, truncated), keys.ndim)
+    sums = (state.episode_return, state.episode_length, state.episode_info)
+    sums = jax.tree.map(jnp.add, sums, (reward, 1, env_info))
+    info = {**env_info, **dict(zip(RESERVED_INFO, (over, obs, *sums), strict=True))}
+    starts = state.starts
+    if restart is not None:
+        obs, env_state, starts = restart(over, (scene, obs, env_state), starts)
+        sums = select(over, jax.tree.map(jnp.zeros_like, sums), sums)
+    return obs, VectorState(env_state, *sums, starts), reward, terminated, truncated, info
+
+
+def begin_episodes(
+    env: Env,
+    keys: jax.Array,
+    env_state: Any,
+    params: Any,
+    starts: Any = None,
+    params_axis: int | None = None,
+) -> VectorState:
+    """Return the state of N replicas at the start of their episodes, with statistics of 0.
+
+    Args:
+        env: the environment of one replica.
+        keys: [N] typed keys, or () as for `step_replicas`. Only their shape is used.
+        env_state: from `Env.reset`, leaves [N, ...].
+        params: environment params; leaves [N, ...] if params_axis is 0.
+        starts: passed to `restart` of `step_replicas`.
+        params_axis: 0 if params have a leading [N]; None if all replicas share them.
+    """
+
+    def probe(draw_keys: jax.Array, step_keys: jax.Array, env_state: Any, params: Any) -> tuple:
+        def draw(key: jax.Array, params: Any) -> Any:
+            return env.action_space(params).sample(key)
+
+        action = _of_replicas(draw, draw_keys, (0, params_axis))(draw_keys, params)
+        return _advance_replicas(env, step_keys, env_state, action, params, params_axis)
+
+    like = jax.ShapeDtypeStruct(keys.shape, keys.dtype)
+    _, _, reward, _, _, info = jax.eval_shape(probe, like, like, env_state, params)
+    reward, info = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), (reward, info))
+    return VectorState(env_state, reward, jnp.zeros(keys.shape, jnp.int32), info, starts)
+
+
+def _advance_replicas(
+    env: Env, keys: jax.Array, env_state: Any, action: Any, params: Any, params_axis: int | None
+) -> tuple:
+    """Step every replica. The first output is obs, or a scene if the environment observes late."""
+    advance = env.advance if may_observe_late(env) else env.step
+    *outputs, info = _of_replicas(advance, keys, (0, 0, 0, params_axis))(
+        keys, env_state, action, params
+    )
+    return *outputs, as_counts(info, keys.ndim)
+
+
+def _of_replicas(function: Callable, keys: jax.Array, in_axes: tuple) -> Callable:
+    """Vectorize a function of one replica over [N] keys; return it unchanged for a single key."""
+    return jax.vmap(function, in_axes) if keys.ndim else function
+
+
 def when_any(condition: jax.Array, function: Callable, current: Any, *operands: Any) -> Any:
     """Return `function(current, *operands)` if any `condition` holds, else `current` at no cost.
 
@@ -372,8 +428,12 @@ def always_on_cuda(condition: jax.Array, function: Callable, current: Any, *oper
     return jax.lax.platform_dependent(condition, current, *operands, cuda=call, default=branch)
 
 
-def as_counts(info: dict[str, jax.Array]) -> dict[str, jax.Array]:
+def as_counts(info: dict[str, jax.Array], ndim: int = 1) -> dict[str, jax.Array]:
     """Return an environment's info ([num_envs] each) with bools converted to summable int32.
+
+    Args:
+        info: statistics of a step by name.
+        ndim: 1; 0 for one replica without the axis [num_envs].
 
     Raises:
         ValueError: for a statistic that is not a scalar or that has a reserved name.
@@ -386,9 +446,9 @@ def as_counts(info: dict[str, jax.Array]) -> dict[str, jax.Array]:
             f"none of the reserved names {', '.join(RESERVED_INFO)}",
         )
         require(
-            values.ndim == 1,
+            values.ndim == ndim,
             f"info[{name!r}]",
-            f"array of {values.shape[1:]}",
+            f"array of {values.shape[ndim:]}",
             "a scalar per step",
         )
     return {
@@ -397,9 +457,14 @@ def as_counts(info: dict[str, jax.Array]) -> dict[str, jax.Array]:
     }
 
 
-def all_agents(flags: Any) -> jax.Array:
-    """Return [num_envs] bool: all agents flagged; leaves are [num_envs] or [num_envs, n]."""
-    leaves = [leaf.reshape(leaf.shape[0], -1).all(axis=1) for leaf in jax.tree.leaves(flags)]
+def all_agents(flags: Any, ndim: int = 1) -> jax.Array:
+    """Return [num_envs] bool: all agents flagged; leaves are [num_envs] or [num_envs, n].
+
+    With `ndim` = 0 for one replica: () bool, from leaves () or [n].
+    """
+    leaves = [
+        leaf.reshape(*leaf.shape[:ndim], -1).all(axis=ndim) for leaf in jax.tree.leaves(flags)
+    ]
     return jnp.stack(leaves).all(axis=0)
 
 

@@ -42,7 +42,7 @@ from wdjax.train.state.actors import Script
 from wdjax.train.state.agents import Assignment, gather, group_sizes, to_groups
 from wdjax.train.state.policy import Setup
 from wdjax.train.state.state import TrainState
-from wdjax.vector import as_counts
+from wdjax.vector import select
 
 MOST_EPISODES = 10_000_000  # side by side: of many more, XLA ends the process for want of memory, without an error
 MAX_STEPS = 20_000  # of an episode that is evaluated, unless one says otherwise
@@ -265,35 +265,31 @@ def play_episodes(
         (returns of every agent by group [E, n_group], lengths [E], sums of the environment's info [E], finished [E]).
     """
     reset_key, step_key = jax.random.split(key)
-    starts = game.reset(jax.random.split(reset_key, num_episodes))
+    first = game.reset(jax.random.split(reset_key, num_episodes))
 
-    add_where = lambda rows, total, new: total + jnp.where(rows, new, 0)  # noqa: E731
-
-    def play(key: jax.Array, carry: tuple) -> tuple:
-        """One step. Returns (carry, reward by group, who has ended by group, over, info)."""
-        action_key, env_key = jax.random.split(key)
-        env_keys = jax.random.split(env_key, num_episodes)
-        carry, _, (reward, terminated, truncated, info), over = play_step(game, carry, action_key, env_keys, greedy)
-        ended = jax.tree.map(jnp.logical_or, terminated, truncated)
-        return carry, to_groups(game.env, reward), to_groups(game.env, ended), over, as_counts(info)
+    def add_where(rows: jax.Array, total: jax.Array, new: jax.Array) -> jax.Array:
+        return total + jnp.where(rows, new, 0)
 
     def body(loop: tuple) -> tuple:
-        time, carry, live, (returns, length, info), finished = loop
-        carry, reward, ended, over, counts = play(jax.random.fold_in(step_key, time), carry)
-        counted = jax.tree.map(lambda alive: alive & ~finished[:, None], live)
-        returns = jax.tree.map(add_where, counted, returns, reward)
-        info = jax.tree.map(functools.partial(add_where, ~finished), info, counts)
-        live = jax.tree.map(lambda alive, ended: alive & ~ended, live, ended)
-        return time + 1, carry, live, (returns, length + ~finished, info), finished | over
+        time, carry, live, returns, statistics, finished = loop
+        action_key, env_key = jax.random.split(jax.random.fold_in(step_key, time))
+        env_keys = jax.random.split(env_key, num_episodes)
+        carry, _, reward, *flags, info = play_step(game, carry, action_key, env_keys, greedy)
+        counted = jax.tree.map(lambda live: live & ~finished[:, None], live)
+        returns = jax.tree.map(add_where, counted, returns, to_groups(game.env, reward))
+        statistics = select(finished, statistics, (info["episode_length"], info["episode_info"]))
+        ended = to_groups(game.env, jax.tree.map(jnp.logical_or, *flags))
+        live = jax.tree.map(lambda live, ended: live & ~ended, live, ended)
+        return time + 1, carry, live, returns, statistics, finished | info["over"]
 
-    first = (*starts, game.init_carries(num_episodes))
-    _, reward, _, _, counts = jax.eval_shape(play, step_key, first)
-    returns, info = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), (reward, counts))
+    _, replicas, _ = first
+    returns = to_groups(game.env, replicas.episode_return)
     live = jax.tree.map(lambda sums: jnp.ones(sums.shape, bool), returns)
-    nobody = jnp.zeros(num_episodes, bool)
-    start = (jnp.int32(0), first, live, (returns, nobody.astype(jnp.int32), info), nobody)
+    statistics = (replicas.episode_length, replicas.episode_info)
+    start = (jnp.int32(0), first, live, returns, statistics, jnp.zeros(num_episodes, bool))
     end = jax.lax.while_loop(lambda loop: (loop[0] < max_steps) & ~loop[-1].all(), body, start)
-    return (*end[3], end[4])
+    _, _, _, returns, (length, info), finished = end
+    return returns, length, info, finished
 
 
 def no_evaluation(learner: Learner, state: TrainState | None = None) -> dict[str, None]:

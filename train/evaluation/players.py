@@ -22,7 +22,7 @@ from wdjax.train.state.agents import Assignment, from_groups, gather_observation
 from wdjax.train.state.policy import Policy, Setup
 from wdjax.train.state.sharding import one_copy
 from wdjax.train.state.state import PolicyState, TrainState
-from wdjax.vector import all_agents
+from wdjax.vector import VectorState, begin_episodes, step_replicas
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -117,10 +117,11 @@ class Game:
         own = [actor.env for cast in self.casts for actor in cast if actor.env is not None]
         return tuple(dict.fromkeys([self.env, *own]))
 
-    def reset(self, keys: jax.Array) -> tuple[tuple, Any]:
-        """Returns (obs of each view, states of the environment) of new episodes, keys [N]."""
+    def reset(self, keys: jax.Array) -> tuple[tuple, VectorState, list[tuple]]:
+        """Start N episodes, keys [N]; return the first carry of `play_step`."""
         starts = [jax.vmap(view.reset, (0, None))(keys, self.env_params) for view in self.views]
-        return tuple(obs for obs, _ in starts), starts[0][1]
+        replicas = begin_episodes(self.env, keys, starts[0][1], self.env_params)
+        return tuple(obs for obs, _ in starts), replicas, self.init_carries(len(keys))
 
     def shown_to(self, actor: Actor, obs: tuple) -> Any:
         """Returns what an actor sees, as it was trained (it may see its type), [N, n, ...]; obs: of each view."""
@@ -255,19 +256,18 @@ def make_game(
 
 
 def play_step(game: Game, carry: tuple, action_key: jax.Array, env_keys: jax.Array, greedy: bool) -> tuple:
-    """One step of all replicas.
+    """Let every role act and step all replicas, without resets.
 
     Args:
-        carry: (obs of each view and states [N, ...], in the environment's own form; by role, what each of its cast
-            carries).
+        carry: (observations of each view [N, ...], VectorState, actor carries of each role).
         env_keys: [N].
 
     Returns:
-        (carry, action, (reward, terminated, truncated, info), over [N]), all in the environment's own form.
+        (carry, action, reward, terminated, truncated, info), as `step_replicas` returns them.
     """
-    obs, env_states, carries = carry
+    obs, replicas, carries = carry
     keys = jax.random.split(action_key, (len(game.casts), 2))
-    situation = env_states, game.env_params
+    situation = replicas.env_state, game.env_params
     actions, carries_after = {}, []
     for i, cast in enumerate(game.casts):
         shared = (game.learned[i], obs, keys[i], situation)
@@ -276,11 +276,9 @@ def play_step(game: Game, carry: tuple, action_key: jax.Array, env_keys: jax.Arr
         carries_after.append(carry)
     assignments = {i: cast[0].policy.assignment for i, cast in enumerate(game.casts)}
     action = from_groups(game.env, scatter(assignments, actions))
-    step = lambda view: jax.vmap(view.step, (0, 0, 0, None))(env_keys, env_states, action, game.env_params)  # noqa: E731
-    played = [step(view) for view in game.views]
-    _, env_states, *outcome = played[0]  # all have the same, which XLA computes once
-    over = all_agents(jax.tree.map(jnp.logical_or, outcome[1], outcome[2]))
-    return (tuple(obs for obs, *_ in played), env_states, carries_after), action, outcome, over
+    steps = [step_replicas(view, env_keys, replicas, action, game.env_params) for view in game.views]
+    _, replicas, *outcome = steps[0]  # views differ in obs only; XLA computes the rest once
+    return (tuple(obs for obs, *_ in steps), replicas, carries_after), action, *outcome
 
 
 def _act(

@@ -110,7 +110,7 @@ def compile_recording(learner: Learner, like: TrainState) -> jax.stages.Compiled
 @functools.partial(jax.jit, static_argnames=("greedy", "max_steps", "observations"))
 def _record_jit(game: Game, key: jax.Array, greedy: bool, max_steps: int, observations: bool) -> tuple:
     reset_key, step_key = jax.random.split(key)
-    obs, first = game.reset(reset_key[None])
+    first = game.reset(reset_key[None])
 
     def step(carry: tuple, key: jax.Array) -> tuple:
         seen, _, carries = carry
@@ -120,13 +120,13 @@ def _record_jit(game: Game, key: jax.Array, greedy: bool, max_steps: int, observ
             describe = actor.policy.algorithm.describe if actor.kind == "learned" else lambda *_: {}
             described.append(describe(actor.policy, learned, carried, game.shown_to(actor, seen)))
         row = {"choice": described}
-        carry, row["action"], outcome, over = play_step(game, carry, action_key, env_key[None], greedy)
-        row |= zip(("reward", "terminated", "truncated"), outcome, strict=False)
+        carry, row["action"], *outcome, info = play_step(game, carry, action_key, env_key[None], greedy)
+        row |= zip(("reward", "terminated", "truncated"), outcome, strict=True)
         row["obs"] = seen[0] if observations else None
-        return carry, (carry[1], over[0], row)
+        return carry, (carry[1].env_state, info["over"][0], row)
 
-    _, rows = jax.lax.scan(step, (obs, first, game.init_carries(1)), jax.random.split(step_key, max_steps))
-    return (first, *rows)
+    _, rows = jax.lax.scan(step, first, jax.random.split(step_key, max_steps))
+    return (first[1].env_state, *rows)
 
 
 def _obs_bytes(learner: Learner, state: TrainState) -> int:

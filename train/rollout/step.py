@@ -87,7 +87,7 @@ def advance(
         seen, situation = drafts[name]["obs"], (replicas.env_state, given.env_params)
         inputs = (given.selves[name].member, seen, situation, rule_keys, actions[name])
         actions[name] = self_play.act_by_rule(setup.env, setup.policies[name], *inputs)
-    next_obs, replicas, reward, terminated, truncated, info = step_replicas(given, key, replicas, actions)
+    next_obs, replicas, reward, terminated, truncated, info = step_by_group(given, key, replicas, actions)
     over = info["over"]
     rows = {}
     for name, policy in setup.policies.items():
@@ -133,7 +133,7 @@ def to_spaces(setup: Setup, actions: Mapping[str, jax.Array]) -> dict[str, jax.A
     return inside
 
 
-def step_replicas(given: StepInputs, keys: Any, replicas: Any, actions: Mapping[str, jax.Array]) -> tuple:
+def step_by_group(given: StepInputs, keys: Any, replicas: Any, actions: Mapping[str, jax.Array]) -> tuple:
     """`VectorEnv.step` with actions by policy, of `to_spaces`, and all that it returns by group ([N, n_group, ...])."""
     setup = given.setup
     action = from_groups(setup.env, scatter(setup.assignments, actions))

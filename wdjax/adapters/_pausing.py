@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from wdjax.vector import StepResult, VectorEnv, VectorState, as_counts, select, when_any
+from wdjax.vector import StepResult, VectorEnv, VectorState, select, step_replicas, when_any
 
 
 @struct.dataclass
@@ -42,29 +42,16 @@ class PausingEnv:
         """Step every replica. Where `info["over"]`, obs is the last observation of the episode."""
         step_key, start_key = jax.random.split(key)
         keys, before = jax.random.split(step_key, self.replicas.num_envs), state.replicas
-        obs, env_state, *ends, info = jax.vmap(self.replicas.env.step, (0, 0, 0, None))(
-            keys, before.env_state, action, params
-        )
-        info = as_counts(info)
+        obs, replicas, *ends, info = step_replicas(self.replicas.env, keys, before, action, params)
+        info["final_obs"] = None
         if self.next_step:
             ends, info = select(
                 state.over, jax.tree.map(jnp.zeros_like, (ends, info)), (ends, info)
             )
-        reward, terminated, truncated = ends
-        sums = (before.episode_return, before.episode_length, before.episode_info)
-        sums = jax.tree.map(jnp.add, sums, (reward, 1, info))
-        after = PausedState(
-            obs, VectorState(env_state, *sums, before.starts), terminated | truncated
-        )
+        after = PausedState(obs, replicas, info["over"])
         if self.next_step:
             after = self.restart(start_key, state.over, after, params)
-        statistics = {
-            "over": after.over,
-            "final_obs": None,
-            "episode_return": sums[0],
-            "episode_length": sums[1],
-        }
-        return after.obs, after, reward, terminated, truncated, {**info, **statistics}
+        return after.obs, after, *ends, info
 
     def restart(
         self, key: jax.Array, rows: jax.Array, state: PausedState, params: Any
