@@ -20,6 +20,7 @@ TRAIN = (
     "evaluation host",
     "learner",
     "algorithms",
+    "fast",
     "kernels",
     "rollout storage",
     "state",
@@ -38,7 +39,7 @@ PUBLIC = (
 MOST_IN_A_FILE, MOST_IN_A_FUNCTION = 250, 40  # statements
 # Larger ones, which the issue "A spine you can read" makes smaller. None may be added, and none may
 # grow.
-LARGER = {"train/trainer.py": 271, "train/algorithms/on_policy/update.py:update": 42}
+LARGER = {"train/trainer.py": 271}
 
 
 def modules():

@@ -5,10 +5,12 @@ from typing import TYPE_CHECKING
 from wdjax.lazy import import_when_used
 
 if TYPE_CHECKING:
-    from wdjax.train.algorithms.on_policy.returns import gae
-    from wdjax.train.algorithms.on_policy.update import OnPolicy
+    from wdjax.train.algorithms.a2c import A2C
+    from wdjax.train.algorithms.on_policy import OnPolicy
+    from wdjax.train.algorithms.ppo import PPO
+    from wdjax.train.algorithms.returns import gae
     from wdjax.train.config.facts import traced
-    from wdjax.train.config.schema import DDPGConfig, NetworkConfig, PolicyConfig, TrainConfig
+    from wdjax.train.config.schema import NetworkConfig, PolicyConfig, TrainConfig
     from wdjax.train.evaluation.episodes import Episodes, statistics
     from wdjax.train.evaluation.evaluate import cross_play, evaluate
     from wdjax.train.evaluation.players import Player
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from wdjax.train.trainer import Trainer
 
 __all__ = [
-    "Algorithm", "BadNumbersError", "DDPGConfig", "Episodes", "Learner", "Memory", "NetworkConfig", "OnPolicy",
+    "A2C", "PPO", "Algorithm", "BadNumbersError", "Episodes", "Learner", "Memory", "NetworkConfig", "OnPolicy",
     "Player", "PolicyConfig", "PolicyState", "Rows", "TrainConfig", "TrainState", "TrainedPolicy", "Trainer",
     "Trajectory", "cross_play", "describe_bad_numbers", "evaluate", "gae", "list_presets", "load_config",
     "load_policy", "load_run", "make_learner", "read_metrics", "record_episode", "register_algorithm",

@@ -8,13 +8,14 @@ from typing import Any
 
 from wdjax.checks import require_known
 from wdjax.train.config.reading import read_yaml, set_dotted
-from wdjax.train.config.schema import TrainConfig, policy_fields
+from wdjax.train.config.schema import TrainConfig
 from wdjax.train.config.trust import require_trusted, with_own
 from wdjax.train.evaluation.trained import TrainedPolicy, trained_policy
 from wdjax.train.learner.learner import Learner, learner_of
 from wdjax.train.learner.saved import read_named, read_run
 from wdjax.train.learner.validate import validate
-from wdjax.train.state.registry import read_config
+from wdjax.train.state.hypers import OLD_BLOCK
+from wdjax.train.state.registry import flat_policy, policy_fields, read_config
 from wdjax.train.state.state import TrainState
 from wdjax.train.storage.folder import CONFIG, trusted_values, without_version
 
@@ -57,11 +58,17 @@ def change_config(config: TrainConfig, *, trust: Collection[str] | None = None, 
     Args:
         trust: modules that changes which were read from a folder may name; None: they are the user's word.
     """
-    return _changed(dataclasses.asdict(config), changes, None if trust is None else with_own(trust, config))
+    raw = dataclasses.asdict(config)
+    return _changed(raw, changes, None if trust is None else with_own(trust, config))
 
 
 def _changed(raw: dict[str, Any], changes: dict[str, Any], trust: Collection[str] | None = None) -> TrainConfig:
+    if isinstance(policies := raw.get("policies"), Mapping):
+        flat = lambda path, own: flat_policy(path, own) if isinstance(own, Mapping) else own  # noqa: E731
+        raw = {**raw, "policies": {name: flat(f"policies.{name}", own) for name, own in policies.items()}}
     for name, value in changes.items():
+        if name.startswith("policies."):
+            name = OLD_BLOCK.sub(".", name, count=1)
         inside = [] if name in TrainConfig.__dataclass_fields__ else policy_fields(name, raw.get("policies") or ())
         if inside:
             raise ValueError(f"unknown field {name}: did you mean {' or '.join(map(repr, inside))}?")

@@ -27,7 +27,6 @@ from wdjax.experiments.benchmarks.timing import machine, rates
 from wdjax.playing import PlayState, Transition, play, start_play, uniform_action
 from wdjax.train.config.schema import TrainConfig
 from wdjax.train.host.programs import compile_lowered, compiler_options
-from wdjax.train.kernels.rollout import play_by_kernel
 from wdjax.train.learner.learner import make_learner
 from wdjax.train.rollout.scan import rollout
 from wdjax.train.state.policy import Setup
@@ -170,7 +169,7 @@ def learner_program(tier: str, config: TrainConfig, passes: int, members: int = 
     agents = sum(policy.assignment.num_agents for policy in learner.setup.policies.values())
     policies = ", ".join(
         f"{name} {policy.algorithm} {'-'.join(map(str, policy.network.hidden_sizes))}"
-        f" ({policy.epochs} x {policy.minibatches} gradient steps)"
+        f" ({policy.options.epochs} x {policy.options.minibatches} gradient steps)"
         for name, policy in config.policies.items()
     )
     sizes = f"{agents} agents, {config.num_envs} envs, {config.rollout_length}-step rollouts"
@@ -251,7 +250,7 @@ def act(setup: Setup, num_rollouts: int, state: TrainState) -> tuple[TrainState,
     ) -> tuple[tuple[TrainState, jax.Array], None]:
         state, total = carry
         key, next_key = jax.random.split(state.key)
-        state, played = rollout(setup, state, key, play_by_kernel)
+        state, played = rollout(setup, state, key)
         return (state.replace(key=next_key), total + sum_of(played)), None
 
     return jax.lax.scan(one, (state, jnp.float32(0)), length=num_rollouts)[0]

@@ -15,7 +15,7 @@ import tyro
 
 from wdjax.checks import did_you_mean, one_line, require
 from wdjax.train.config.facts import Fraction, Schedule, words_of
-from wdjax.train.config.schema import policy_fields
+from wdjax.train.state.registry import policy_fields
 
 _OF_MODULES = (
     "Allow saved runs to import code from this module or its submodules. Repeat for several."
@@ -67,7 +67,7 @@ FACTS = tyro.constructors.ConstructorRegistry()
 def facts_in_help(
     info: tyro.constructors.StructTypeInfo,
 ) -> tyro.constructors.StructConstructorSpec | None:
-    """Puts what is true of a field before its help: "(traced, PPO)" (config/facts.py)."""
+    """Put "(traced)" before the help of traced fields, and name fields inside a `flat` field without its own name."""
     if not dataclasses.is_dataclass(info.type) or info in _UNDER_WAY:
         return None
     _UNDER_WAY.append(info)
@@ -77,11 +77,17 @@ def facts_in_help(
         )  # tyro's own, as this one stands back
     finally:
         _UNDER_WAY.remove(info)
-    facts = {field.name: words_of(field) for field in dataclasses.fields(info.type)}
-    told = [
-        dataclasses.replace(f, helptext=functools.partial(_told, facts[f.name], f.helptext))
-        for f in spec.fields
-    ]
+    told = []
+    for given in spec.fields:
+        field = info.type.__dataclass_fields__[given.name]
+        own = dataclasses.replace(
+            given, helptext=functools.partial(_told, words_of(field), given.helptext)
+        )
+        if field.metadata.get("flat"):
+            own = dataclasses.replace(
+                own, type=Annotated[type(given.default), tyro.conf.arg(name="")]
+            )
+        told.append(own)
     return dataclasses.replace(spec, fields=tuple(told))
 
 
@@ -198,6 +204,8 @@ def mistake(panel: str, arguments: list[str], policies: Iterable[str] = ()) -> s
     if unknown := re.match(r"Unrecognized options: --(policies\.[^.]+\.)?([\w-]+)", wrong):
         inside = policy_fields(unknown[2].replace("-", "_"), policies)
         own = [name for name in inside if name.startswith(unknown[1] or "")] or inside
+        if f"{unknown[1]}{unknown[2]}".replace("-", "_") in own:
+            return f"{wrong}: the algorithm of this policy has no such option"
         if own:
             return f"{wrong}: did you mean {' or '.join('--' + name.replace('_', '-') for name in own)}?"
     if near := re.match(r"Perhaps you meant: (--[^\s,]+)", hints):

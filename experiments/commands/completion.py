@@ -7,9 +7,9 @@ from wdjax.experiments.commands.players import EvalArguments, ExportArguments, R
 from wdjax.experiments.commands.report import ReportArguments
 from wdjax.experiments.commands.sweep import SweepArguments
 from wdjax.experiments.commands.train import TrainArguments
-from wdjax.train import PolicyConfig, TrainConfig, list_presets, load_config
+from wdjax.train import TrainConfig, list_presets, load_config
 from wdjax.train.config.env_params import complete_env_params
-from wdjax.train.config.facts import leaves
+from wdjax.train.state.registry import known_fields
 
 SCRIPT = """\
 # bash: add eval "$(wdjax completion)" to ~/.bashrc. zsh: first run autoload -U bashcompinit && bashcompinit.
@@ -56,9 +56,10 @@ def completion(arguments: list[str]) -> None:
         ]
         flags = " ".join(["--help", *(f"--{name.replace('_', '-')}" for name in names)])
         cases.append(f'        *:{command}:-*) words="{flags}" ;;')
+    fields = _flags(name for name in known_fields() if name != "options")
     print(SCRIPT.format(
         commands=" ".join(COMMANDS), presets=" ".join(list_presets()), cases="\n".join(cases),
-        inside="\n".join(map(_inside, list_presets())), fields=_flags(path for path, _, _ in leaves(PolicyConfig())),
+        inside="\n".join(map(_inside, list_presets())), fields=fields,
     ))  # fmt: skip
 
 

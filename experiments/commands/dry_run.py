@@ -56,7 +56,9 @@ def dry_run(
 
 def changed_fields(config: TrainConfig) -> list[str]:
     """Returns "field: value" of all that is not at its default."""
-    policies = dict.fromkeys(config.policies, PolicyConfig())
+    policies = {
+        name: PolicyConfig(options=type(own.options)()) for name, own in config.policies.items()
+    }
     plain = complete_env_params(TrainConfig(env=config.env, policies=policies))
     usual = flat(plain_config(dataclasses.replace(plain, env="")))  # which game it is is no default
     own = flat(plain_config(from_mapping(TrainConfig, config)))
@@ -68,17 +70,17 @@ def changed_fields(config: TrainConfig) -> list[str]:
 
 
 def batches(config: TrainConfig, policy: Policy) -> str:
-    """Returns the arithmetic of an update of a policy: rows, gradient steps, rows of each."""
-    agents, own, takes = policy.assignment.num_agents, policy.config, policy.algorithm.takes
+    """Return the arithmetic of an update of a policy: transitions, gradient steps, transitions of each."""
+    agents, options = policy.assignment.num_agents, policy.config.options
     rows = config.env_steps_per_update * agents
     words = f"{rows:,} transitions per update ({config.env_steps_per_update:,} env steps x {agents:,} agents)"
-    if not own.trainable:
+    if not policy.config.trainable:
         return f"{words}, not trained"
-    if "DDPG" in takes:
-        size, times = own.ddpg.batch_size, own.ddpg.updates_per_rollout
-        words += f", replay buffer of {own.ddpg.buffer_size:,}"
+    if hasattr(options, "buffer_size"):
+        size, times = options.batch_size, options.updates_per_rollout
+        words += f", replay buffer of {options.buffer_size:,}"
     else:
-        minibatches, epochs = (own.minibatches, own.epochs) if "minibatches" in takes else (1, 1)
+        minibatches, epochs = getattr(options, "minibatches", 1), getattr(options, "epochs", 1)
         size, times = rows // minibatches, minibatches * epochs
     total = times * config.num_updates
     return f"{words}, {times:,} gradient steps on {size:,} transitions each, {total:,} in the run"

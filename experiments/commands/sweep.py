@@ -16,7 +16,13 @@ from wdjax.experiments import sweep as kinds
 from wdjax.experiments.commands.arguments import Callbacks, Modules, parse, require_preset
 from wdjax.experiments.commands.help import help_topic, of_topic, panels_by_tyro
 from wdjax.experiments.sweep.halving import Halving
-from wdjax.experiments.sweep.members import Point, Values, parse_point, parse_settings, read_settings
+from wdjax.experiments.sweep.members import (
+    Point,
+    Values,
+    parse_point,
+    parse_settings,
+    read_settings,
+)
 from wdjax.experiments.sweep.pbt import FACTORS, Selection
 from wdjax.train import load_config
 from wdjax.train.devices.processes import STOPPED
@@ -37,7 +43,9 @@ class SweepArguments:
     (network sizes, num_envs, algorithm) needs a separate program.
     """
 
-    set: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="FIELD=VALUES")] = ()
+    set: Annotated[
+        tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="FIELD=VALUES")
+    ] = ()
     """Values of a field (see `wdjax train PRESET --help`), written as in YAML: VALUE for all members, or
     VALUE,VALUE,... to vary (a schedule: [[0,1e-3],[1e6,0]]). With --search and --pbt also a range: log:LOW:HIGH,
     uniform:LOW:HIGH, int:LOW:HIGH."""
@@ -100,7 +108,9 @@ def help_text(topic: str) -> str:
     """Returns the help of wdjax sweep: a screen; with a topic its flags."""
     panels: dict[str, list[str]] = {"sweep": [], "more": [], "search": [], "pbt": []}
     topics = {**dict.fromkeys(_MORE, "more"), **_OWN}
-    for flag in itertools.chain.from_iterable(panels_by_tyro(SweepArguments, "wdjax sweep PRESET").values()):
+    for flag in itertools.chain.from_iterable(
+        panels_by_tyro(SweepArguments, "wdjax sweep PRESET").values()
+    ):
         name = flag.split()[0].strip("-,").replace("-", "_")
         panels[topics.get(name, "sweep")].append(flag)
     if topic:
@@ -125,7 +135,9 @@ def sweep(arguments: list[str]) -> None:
         parsed = parse(SweepArguments, f"wdjax sweep {preset}", rest, default=default)
     except ValueError as error:
         if re.fullmatch(r"Unrecognized options: --.* \(see --help\)", str(error)):
-            raise ValueError(f"{error}. Set fields of the preset with --set FIELD=VALUE,VALUE") from error
+            raise ValueError(
+                f"{error}. Set fields of the preset with --set FIELD=VALUE,VALUE"
+            ) from error
         raise
     with stop_signals(Console()) as stop:
         run_sweep(preset, parsed, stop)
@@ -140,7 +152,9 @@ def run_sweep(preset: str, arguments: SweepArguments, stop: threading.Event) -> 
         ValueError, TypeError, OSError, ImportError: in one sentence, before anything runs.
     """
     require(arguments.search >= 0, "--search", arguments.search, "at least 0 (0: no search)")
-    require(not (arguments.search and arguments.pbt), "--pbt", arguments.pbt, "omitted with --search")
+    require(
+        not (arguments.search and arguments.pbt), "--pbt", arguments.pbt, "omitted with --search"
+    )
     require_own_options(arguments)
     config = load_config(preset, trust=arguments.trust)
     settings, points = collect(arguments)
@@ -150,16 +164,41 @@ def run_sweep(preset: str, arguments: SweepArguments, stop: threading.Event) -> 
         "callbacks": arguments.callbacks,
     }  # fmt: skip
     if not (arguments.search or arguments.pbt):
-        kinds.sweep(config, settings, arguments.seeds, points, members_at_once=arguments.members_at_once, **common)
+        kinds.sweep(
+            config,
+            settings,
+            arguments.seeds,
+            points,
+            members_at_once=arguments.members_at_once,
+            **common,
+        )
         return
     mode = "--search" if arguments.search else "--pbt"
     require(not points, "--point", points[:1], f"omitted with {mode}. Use --set FIELD=VALUES")
     if arguments.pbt:
-        require(arguments.pbt >= 2, "--pbt", arguments.pbt, "at least 2 members (0: no population-based training)")
-        require(arguments.seeds == 1, "--seeds", arguments.seeds, "1 with --pbt: every member has a different seed")
-        require(not arguments.members_at_once, "--members-at-once", arguments.members_at_once, "omitted with --pbt")
+        require(
+            arguments.pbt >= 2,
+            "--pbt",
+            arguments.pbt,
+            "at least 2 members (0: no population-based training)",
+        )
+        require(
+            arguments.seeds == 1,
+            "--seeds",
+            arguments.seeds,
+            "1 with --pbt: every member has a different seed",
+        )
+        require(
+            not arguments.members_at_once,
+            "--members-at-once",
+            arguments.members_at_once,
+            "omitted with --pbt",
+        )
         selection = Selection(
-            arguments.pbt_every, arguments.pbt_fraction, arguments.pbt_factors, arguments.pbt_every_updates
+            arguments.pbt_every,
+            arguments.pbt_fraction,
+            arguments.pbt_factors,
+            arguments.pbt_every_updates,
         )
         kinds.evolve(config, settings, arguments.pbt, selection, **common)
         return
@@ -175,17 +214,27 @@ def require_own_options(arguments: SweepArguments) -> None:
     for field in dataclasses.fields(arguments):
         mode, value = _OWN.get(field.name), getattr(arguments, field.name)
         if mode and not getattr(arguments, mode):
-            require(value == field.default, f"--{field.name.replace('_', '-')}", value, f"omitted without --{mode}")
+            require(
+                value == field.default,
+                f"--{field.name.replace('_', '-')}",
+                value,
+                f"omitted without --{mode}",
+            )
 
 
 def collect(arguments: SweepArguments) -> tuple[dict[str, Values], list[Point]]:
     """Returns (field -> values, points) of the command line and of --file."""
-    settings, points = parse_settings(arguments.set), [parse_point(words) for words in arguments.point]
+    settings, points = (
+        parse_settings(arguments.set),
+        [parse_point(words) for words in arguments.point],
+    )
     if arguments.file is not None:
         if not arguments.file.is_file():
             raise FileNotFoundError(f"--file {arguments.file}: no such file")
         more, listed = read_settings(arguments.file)
         for name in more:
-            require(name not in settings, "--set", name, f"omitted: {arguments.file} sets this field")
+            require(
+                name not in settings, "--set", name, f"omitted: {arguments.file} sets this field"
+            )
         settings, points = settings | more, points + listed
     return settings, points

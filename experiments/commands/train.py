@@ -4,14 +4,13 @@ import dataclasses
 import re
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import jax
 import tyro
 
-from wdjax.checks import require
 from wdjax.console import Console, show
 from wdjax.experiments.auto_scale import auto_scale, trial_table, what_changes
 from wdjax.experiments.cli import IN_A_MINUTE, cost_of, import_trainer, program
@@ -25,7 +24,7 @@ from wdjax.experiments.commands.arguments import (
 )
 from wdjax.experiments.commands.dry_run import dry_run
 from wdjax.experiments.commands.help import help_text, help_topic, screen_of_no_preset
-from wdjax.train import PolicyConfig, TrainConfig, load_config, make_learner
+from wdjax.train import TrainConfig, load_config, make_learner
 from wdjax.train.config.env_params import complete_env_params
 from wdjax.train.config.trust import untrusted_code, with_own
 from wdjax.train.devices.processes import STOPPED, connect, is_first
@@ -34,7 +33,7 @@ from wdjax.train.host.determinism import make_deterministic
 from wdjax.train.learner.validate import validate
 from wdjax.train.load import preset_path
 from wdjax.train.rollout.self_play import REFERENCE
-from wdjax.train.state.registry import read_config, with_options
+from wdjax.train.state.registry import find_algorithm, read_config, with_options
 from wdjax.train.storage.folder import CONFIG, load_run_config
 
 
@@ -75,7 +74,7 @@ def train(arguments: list[str]) -> None:
     if topic is not None and arguments[0].startswith("-"):
         print(screen_of_no_preset())
         return
-    preset, *changes = require_preset("train", arguments)
+    preset, *changes = with_flat_options(require_preset("train", arguments))
     if (
         "--deterministic" in changes
     ):  # before a preset's environment may compute something: XLA looks but once
@@ -182,41 +181,29 @@ def named_modules(changes: Sequence[str]) -> list[str]:
 
 
 def with_algorithms(config: TrainConfig, changes: Sequence[str]) -> TrainConfig:
-    """Returns a preset with the algorithms that flags name, so that their options are flags, too.
+    """Return a preset with the algorithms that flags name, so that flags exist for their options.
+
+    Options of the preset's algorithm that the new one has, too, keep their values.
 
     Raises:
-        ValueError, TypeError: for an algorithm that there is not, naming the field.
+        ValueError, TypeError: for an unknown algorithm, naming the field.
     """
     policies = dict(config.policies)
     for flag, value in flags_of(changes):
         match = re.fullmatch(r"--policies\.([^.]+)\.algorithm", flag)
-        if match and match[1] in policies and value != policies[match[1]].algorithm:
-            changed = dataclasses.replace(policies[match[1]], algorithm=value, options={})
-            policies[match[1]] = with_options(f"policies.{match[1]}", changed)
-    require_options(policies, changes)
+        if match and match[1] in policies:
+            path, old = f"policies.{match[1]}", policies[match[1]]
+            owned = find_algorithm(value, f"{path}.algorithm").Options.__dataclass_fields__
+            kept = {name: option for name, option in vars(old.options).items() if name in owned}
+            policies[match[1]] = with_options(
+                path, dataclasses.replace(old, algorithm=value, options=kept)
+            )
     return dataclasses.replace(config, policies=policies)
 
 
-def require_options(policies: Mapping[str, PolicyConfig], changes: Sequence[str]) -> None:
-    """Raise ValueError for `--policies.NAME.options` itself, and for an option that the algorithm does not have."""
-    for flag, value in flags_of([*changes, "--"]):
-        match = re.fullmatch(r"--policies\.([^.]+)\.options(?:\.(.+))?", flag)
-        if not match or match[1] not in policies:
-            continue
-        policy, path, name = (
-            policies[match[1]],
-            f"policies.{match[1]}",
-            (match[2] or "").replace("-", "_"),
-        )
-        names = (
-            [field.name for field in dataclasses.fields(policy.options)] if policy.options else []
-        )
-        if not name and names:
-            each = " ".join(f"--{path}.options.{name.replace('_', '-')} VALUE" for name in names)
-            require(False, f"{path}.options", value, f"set one option at a time: {each}")
-        if name not in names:
-            name = name or next(iter(re.findall(r"\w+", value)), "NAME")
-            with_options(path, dataclasses.replace(policy, options={name: value}))
+def with_flat_options(changes: Sequence[str]) -> list[str]:
+    """Return flags with options named flat: until 0.2 they were `--policies.NAME.ddpg.tau` or `.options.tau`."""
+    return [re.sub(r"^(--policies\.[^.=]+)\.(options|ddpg)\.", r"\1.", word) for word in changes]
 
 
 def scaled(parsed: TrainArguments) -> TrainConfig:

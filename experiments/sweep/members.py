@@ -16,7 +16,7 @@ from wdjax.train.config.schema import TrainConfig
 from wdjax.train.learner.validate import validate
 from wdjax.train.load import change_config, load_config
 from wdjax.train.state.hypers import Hypers
-from wdjax.train.state.registry import make_hypers
+from wdjax.train.state.hypers import hypers_of as policy_hypers
 from wdjax.yaml_reader import read_yaml_value
 
 _RANGE = re.compile(r"(log|uniform|int):([^:]+):([^:]+)")
@@ -210,7 +210,7 @@ def make_groups(members: Sequence[Member]) -> list[Group]:
 
 def hypers_of(config: TrainConfig) -> dict[str, Hypers]:
     """Return the traced hyperparameters of every policy."""
-    return {name: make_hypers(policy) for name, policy in config.policies.items()}
+    return {name: policy_hypers(policy) for name, policy in config.policies.items()}
 
 
 def what_is_static(config: TrainConfig) -> Any:

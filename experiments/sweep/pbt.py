@@ -5,7 +5,6 @@ Source: Jaderberg et al., "Population Based Training of Neural Networks" (2017),
 
 import dataclasses
 import functools
-import operator
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -26,9 +25,8 @@ from wdjax.train.host.callbacks import Callback
 from wdjax.train.host.loop import Row
 from wdjax.train.host.plots import without_picture
 from wdjax.train.learner.init import host_key
-from wdjax.train.state.hypers import Hypers, ScheduleArrays, hyper_names
+from wdjax.train.state.hypers import OLD_BLOCK, Hypers, ScheduleArrays, hypers_of
 from wdjax.train.state.policy import Setup
-from wdjax.train.state.registry import make_hypers
 from wdjax.train.state.state import TrainState, with_hypers
 from wdjax.train.storage.folder import plain_config
 
@@ -131,7 +129,7 @@ def require_traced(config: TrainConfig, names: Sequence[str]) -> None:
     traced = [
         f"policies.{policy}.{name}"
         for policy, own in config.policies.items()
-        for name in hyper_names(jax.eval_shape(functools.partial(make_hypers, own)))
+        for name in jax.eval_shape(functools.partial(hypers_of, own))
     ]
     for name in names:
         require_known("hyperparameter that a run can change", name, traced)
@@ -198,7 +196,7 @@ def explore(
 def read_hyper(hypers: Mapping[str, Hypers], name: str) -> jax.Array:
     """Returns the values of "policies.agent.learning_rate" in a population, [N]; of a schedule its first ones."""
     policy, field = name.removeprefix("policies.").split(".", 1)
-    value = operator.attrgetter(field)(hypers[policy])
+    value = hypers[policy][OLD_BLOCK.sub(".", f".{field}").removeprefix(".")]
     return value.values[:, 0] if isinstance(value, ScheduleArrays) else value
 
 

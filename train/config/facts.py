@@ -2,18 +2,16 @@
 
     gamma: float = traced(0.99)                  # a leaf of TrainState.hypers: swept under vmap without recompilation
     learning_rate: Schedule = traced(3e-4)       # traced, and may be a schedule (by its type)
-    clip: float = traced(0.2, on="PPO")          # used only by algorithms that take "PPO"
     twin_critics: bool = static(False, read=True)    # affects how parameters are used: must match if they are shared
     n_step: int = static(1, allowed="at least 1")    # other values raise an error with this text
 
-The options of a custom algorithm are a dataclass with such fields.
+The options of an algorithm are a dataclass with such fields.
 """
 
 import dataclasses
 import itertools
 import math
-import operator
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
@@ -60,32 +58,30 @@ _RULES: dict[str, Callable[[Any], bool]] = {
 }
 
 
-def traced(default: Any, on: str | None = None, logged: bool = True, allowed: str = "") -> Any:
+def traced(default: Any, logged: bool = True, allowed: str = "") -> Any:
     """Return a dataclass field for a traced hyperparameter, which becomes a leaf of `TrainState.hypers`.
 
     Traced hyperparameters can be swept with vmap and changed without recompiling.
 
     Args:
         default: default value.
-        on: kind of algorithms that use the field (`Algorithm.takes`); None: all algorithms.
         logged: whether metrics include the current value of a schedule.
         allowed: condition on the value, for example "at least 0 and below 1", checked and shown in errors.
     """
-    facts = {"traced": True, "on": on, "logged": logged, "allowed": allowed}
-    return dataclasses.field(default=default, metadata=facts)
+    return dataclasses.field(default=default, metadata={"traced": True, "logged": logged, "allowed": allowed})
 
 
-def static(default: Any, on: str | None = None, read: bool = False, allowed: str = "", code: bool = False) -> Any:
+def static(default: Any, read: bool = False, allowed: str = "", code: bool = False, flat: bool = False) -> Any:
     """Return a field that determines shapes or code paths.
 
     Args:
         default: default value, or a function that returns it.
-        on: as for `traced`.
         read: whether the field affects how parameters are used. Policies that share parameters must agree on it.
         allowed: as for `traced`.
         code: whether the field may name code to import, "package.module:Name" (config/trust.py).
+        flat: whether the fields of its value are named without its own name: "clip", not "options.clip".
     """
-    facts = {"on": on, "read": read, "allowed": allowed, "code": code}
+    facts = {"read": read, "allowed": allowed, "code": code, "flat": flat}
     if callable(default):
         return dataclasses.field(default_factory=default, metadata=facts)
     return dataclasses.field(default=default, metadata=facts)
@@ -106,15 +102,9 @@ def names_code(field: dataclasses.Field) -> bool:
     return field.metadata.get("code", False)
 
 
-def is_taken(field: dataclasses.Field, takes: Collection[str]) -> bool:
-    """Return whether an algorithm that takes these kinds of options uses a field."""
-    return field.metadata.get("on") in (None, *takes)
-
-
 def words_of(field: dataclasses.Field) -> str:
-    """Return the prefix of a field's help, such as "(traced, PPO)"."""
-    facts = [*(["traced"] if is_traced(field) else []), *filter(None, [field.metadata.get("on")])]
-    return f"({', '.join(facts)})" if facts else ""
+    """Return the prefix of a field's help: "(traced)", or nothing."""
+    return "(traced)" if is_traced(field) else ""
 
 
 def is_required(field: dataclasses.Field) -> bool:
@@ -134,7 +124,7 @@ def leaves(
     for field in dataclasses.fields(config):
         name, fields, value = f"{path}{field.name}", (*inside, field), getattr(config, field.name)
         if dataclasses.is_dataclass(value):
-            yield from leaves(value, f"{name}.", fields)
+            yield from leaves(value, path if field.metadata.get("flat") else f"{name}.", fields)
         else:
             yield name, fields, value
 
@@ -171,30 +161,9 @@ def read_part(config: Any) -> dict[str, Any]:
     return {name: value for name, fields, value in leaves(config) if fields[-1].metadata.get("read")}
 
 
-def require_taken(path: str, config: Any, takes: Collection[str], algorithm: str) -> None:
-    """Raise ValueError for a non-default field that the algorithm does not use: it would be silently ignored.
-
-    Args:
-        path: dotted name of the configuration, for the message: "policies.runner".
-        config: the configuration.
-        takes: kinds of options that the algorithm takes.
-        algorithm: name of the algorithm.
-    """
-    defaults = type(config)()
-    for name, fields, value in leaves(config):
-        if not all(is_taken(field, takes) for field in fields):
-            default = operator.attrgetter(name)(defaults)
-            require(value == default, f"{path}.{name}", value, f"{default} (the default): {algorithm} does not use it")
-
-
-def require_allowed(path: str, config: Any, takes: Collection[str] = ()) -> None:
-    """Raise ValueError for a value that is not allowed and for an invalid schedule, naming the field after `path`.
-
-    Blocks of options that the algorithm does not take are skipped (`require_taken` checks them).
-    """
-    for name, (*blocks, field), value in leaves(config, path):
-        if not all(is_taken(block, takes) for block in blocks):
-            continue
+def require_allowed(path: str, config: Any) -> None:
+    """Raise ValueError for a value that is not allowed and for an invalid schedule, naming the field after `path`."""
+    for name, (*_, field), value in leaves(config, path):
         require_value(name, field, value)
 
 

@@ -6,12 +6,10 @@ fields are static: they determine shapes and code paths. Field metadata is defin
 
 import dataclasses
 import math
-from collections.abc import Iterable
 from typing import Any, Literal
 
 from wdjax.tables import html_table
-from wdjax.train.config.facts import Schedule, changed, leaves, static, traced
-from wdjax.train.config.reading import SHORT
+from wdjax.train.config.facts import Schedule, changed, static, traced
 
 _COUNT = "at least 1 and below 2**31"
 
@@ -28,9 +26,7 @@ class NetworkConfig:
     """Share encoder, hidden layers and GRU between the action and value heads. DDPG always uses separate networks."""
     recurrent_size: int = static(0, read=True, allowed="at least 0 (0: feed-forward), below 2**31")
     """Width of the GRU between the hidden layers and the heads. 0: no GRU, a feed-forward policy."""
-    head_hidden_sizes: tuple[int, ...] = static(
-        (), on="on-policy", read=True, allowed="widths of at least 1, below 2**31"
-    )  # fmt: skip
+    head_hidden_sizes: tuple[int, ...] = static((), read=True, allowed="widths of at least 1, below 2**31")
     """Widths of additional hidden layers in each head, after the shared layers. Action and value heads have separate
     layers. Empty: linear heads."""
     encoder: str = static("flat", read=True, code=True)
@@ -49,48 +45,8 @@ class NetworkConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class DDPGConfig:
-    """Options of DDPG. For TD3 set twin_critics, policy_delay 2, target_noise 0.2 and gaussian noise."""
-
-    critic_learning_rate: Schedule = traced(1e-3)
-    """Learning rate of the critics. The actor uses the policy's learning_rate."""
-    tau: float = traced(0.005, allowed="above 0 and at most 1")
-    """Step size of the target networks' moving average, applied after each gradient step of the actor."""
-    n_step: int = static(1, allowed=_COUNT)
-    """Number of rewards summed before bootstrapping from the target critic. Sums continue across rollouts."""
-    buffer_size: int = static(100_000, allowed=_COUNT)
-    """Capacity of the replay buffer in transitions (one agent, one step). Must be a multiple of num_blocks."""
-    batch_size: int = static(256, allowed=_COUNT)
-    """Transitions per gradient step, the same number from each block of replicas."""
-    warmup: int = static(1_000, allowed=_COUNT)
-    """Transitions in the replay buffer before the first gradient step. Each block must hold its share."""
-    uniform_warmup: bool = True
-    """Sample actions uniformly from the box during warmup. false: use the untrained actor with noise."""
-    updates_per_rollout: int = static(64, allowed=_COUNT)
-    """Gradient steps after each rollout."""
-    twin_critics: bool = static(False, read=True)
-    """Train two critics and use the lower of their targets."""
-    policy_delay: int = static(1, allowed=_COUNT)
-    """Gradient steps of the critics per gradient step of the actor and the target networks."""
-    target_noise: float = traced(0.0, allowed="finite and at least 0")
-    """Standard deviation of the normal noise on the target actor's actions, in half-widths of the box. 0: no noise."""
-    target_noise_clip: float = traced(0.5, allowed="finite and at least 0")
-    """Clipping bound of target_noise, in half-widths of the box."""
-    noise: Literal["ornstein_uhlenbeck", "gaussian", "none"] = "ornstein_uhlenbeck"
-    """Exploration noise in training. ornstein_uhlenbeck: s <- (1 - damping) s + stddev N(0, 1), reset to 0 at the start
-    of each episode. gaussian: stddev N(0, 1)."""
-    noise_scale: Schedule = traced(1.0)
-    """Factor of the exploration noise."""
-    noise_stddev: float = traced(0.2, allowed="finite and at least 0")
-    """Standard deviation of the noise, in half-widths of the box."""
-    noise_damping: float = traced(0.15, allowed="between 0 and 1")
-    """Damping of the Ornstein-Uhlenbeck process. Its stationary standard deviation is stddev / sqrt(1 - (1 -
-    damping)^2)."""
-
-
-@dataclasses.dataclass(frozen=True)
 class PolicyConfig:
-    """Configuration of one policy: its agents, algorithm, network, opponents and hyperparameters."""
+    """Configuration of one policy: its agents, algorithm, network, opponents, optimizer and options."""
 
     agents: tuple[str, ...] = ()
     """Agents that the policy controls: a group, a slice of a group ("runner[0:50]"), or every agent of a group
@@ -133,61 +89,16 @@ class PolicyConfig:
     learning_rate: Schedule = traced(3e-4)
     """Learning rate: a number, a schedule [[env_step, value], ...], or a schedule over the run {fraction: [[0, value],
     ..., [1, value]]}."""
-    entropy_coefficient: Schedule = traced(0.01, on="on-policy")
-    """Weight of the entropy bonus."""
-    value_coefficient: Schedule = traced(0.5, on="on-policy")
-    """Weight of the value loss (mean squared error)."""
-    gamma: float = traced(0.99, allowed="between 0 and 1")
-    """Discount factor."""
-    gae_lambda: float = traced(0.95, on="on-policy", allowed="between 0 and 1")
-    """Lambda of generalized advantage estimation. 1: Monte Carlo returns."""
-    clip: float = traced(0.2, on="PPO", allowed="above 0")
-    """Clipping range of the probability ratio around 1."""
-    value_clip: float = traced(math.inf, on="PPO", allowed="above 0")
-    """Clipping range of the value around its old prediction. .inf: no clipping."""
-    target_kl: float = traced(math.inf, on="PPO", allowed="above 0")
-    """Stop the gradient steps of an update once approx_kl of a minibatch exceeds this value. .inf: never."""
     max_grad_norm: float = traced(0.5, allowed="above 0")
     """Maximum global norm of gradients; larger gradients are rescaled. .inf: no clipping."""
-    decisions_only: bool = static(False, on="decisions")
-    """Learn only from transitions in which the action mask allows more than one action. Rewards are summed between
-    these decisions, and gamma discounts per decision, not per step. Choose rollout_length so that rollouts end at a
-    decision: the value function is learned only there."""
     normalize_observation: bool = static(False, read=True)
     """Normalize each Box of the observation by its running mean and standard deviation, and clip it to [-10, 10]."""
-    normalize_reward: bool = static(False, on="on-policy")
-    """Divide rewards by the running standard deviation of the discounted return, and clip them to [-10, 10]."""
-    normalize_advantage: bool = static(False, on="on-policy")
-    """Normalize the advantages of each minibatch to mean 0 and standard deviation 1 over its valid transitions."""
-    neg_pos_env_ratio: float = static(-1.0, on="on-policy", allowed="finite (below 0: use all replicas)")
-    """For sparse rewards: learn from all replicas in which an agent terminated (positive), and from at most this many
-    randomly chosen other (negative) replicas per positive one. Without a positive replica, all replicas are used. Below
-    0: disabled."""
-    action_distribution: Literal["gaussian", "squashed_gaussian"] = static("gaussian", on="on-policy", read=True)
-    """Distribution of continuous actions: a normal distribution clipped to the box, or one squashed into the box by
-    tanh."""
-    epochs: int = static(1, on="minibatches", allowed=_COUNT)
-    """Passes over a rollout per update."""
-    minibatches: int = static(1, on="minibatches", allowed=_COUNT)
-    """Gradient steps per epoch. Must divide the transitions of a block, rollout_length x num_envs / num_blocks x
-    agents. For recurrent networks it must divide the sequences instead (the same product without rollout_length)."""
-    ddpg: DDPGConfig = static(DDPGConfig(), on="DDPG")
-    """Options of DDPG."""
-    options: Any = static(dict, code=True)
-    """Options of a custom algorithm (its `Options`), by name."""
+    options: Any = static(dict, code=True, flat=True)
+    """Options of the algorithm, its `Options` dataclass. In YAML and on the command line they are written like the
+    other fields of the policy: `clip: 0.1`, `--policies.agent.clip 0.1`."""
 
     def _repr_html_(self) -> str:
         return html_table(changed(self), caption="PolicyConfig, non-default fields")
-
-
-def policy_fields(name: str, policies: Iterable[str]) -> list[str]:
-    """Return the dotted names of the policy fields that a short name matches, at the shallowest level.
-
-    "learning_rate" or "lr" gives ["policies.agent.learning_rate"].
-    """
-    name = SHORT.get(name, name)
-    paths = sorted((path for path, _, _ in leaves(PolicyConfig()) if path.split(".")[-1] == name), key=len)
-    return [f"policies.{policy}.{path}" for path in paths[:1] for policy in policies]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,8 +12,8 @@ from wdjax.checks import one_line
 from wdjax.drawing.scene import COLORS as PALETTE
 from wdjax.files import new_file
 from wdjax.metric_names import LENGTHS, SPREAD, user_space
-from wdjax.train.config.facts import is_scheduled, leaves
-from wdjax.train.config.schema import PolicyConfig
+from wdjax.train.config.facts import is_scheduled
+from wdjax.train.state.registry import known_fields
 from wdjax.train.host.loop import Row
 from wdjax.train.storage.metrics_log import read_metrics
 
@@ -150,7 +150,7 @@ def quantities(rows: Sequence[Row]) -> dict[str, dict[str, str]]:
     else:  # critics of actions
         found["mean Q value [reward]"] = of(policies, "q_mean")
         found["critic mean squared error [reward²]"] = of(policies, "critic_loss")
-    scheduled = {path.split(".")[-1] for path, fields, _ in leaves(PolicyConfig()) if is_scheduled(fields[-1])}
+    scheduled = {path for path, field in known_fields().items() if is_scheduled(field)}
     of_policies = [(field, *field.partition("/")[::2]) for field in first]
     for field in (field for field, policy, name in of_policies if policy in policies and name in scheduled):
         values = [row[field] for row in rows if row.get(field) is not None]

@@ -147,7 +147,7 @@ def compiler_options(setup: Setup, alone: bool = True) -> dict[str, bool | str]:
     """
     if jax.default_backend() != "gpu":
         return {}
-    if alone and are_used() and all(policy.kernels for policy in setup.policies.values()):
+    if alone and are_used() and all(policy.engine.shape for policy in setup.policies.values()):
         order = SIDE_BY_SIDE if setup.num_devices == 1 else {}  # not tried among collectives
         return {"xla_gpu_enable_triton_gemm": False, **ONE_WAY, **order}
     return ONE_WAY if setup.config.search_products else ONE_WAY | LIBRARIES

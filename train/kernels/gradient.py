@@ -38,6 +38,8 @@ from wdjax.train.kernels.layers import (
     product,
     towers_of,
 )
+from wdjax.train.kernels.loss import as_batch, study
+from wdjax.train.state.rows import Evaluation
 
 ROWS = 64  # of a block
 PROGRAMS = 264  # at most: two for each of an H200's 132 multiprocessors, as many as registers let it run at once
@@ -52,12 +54,16 @@ class Task:
     """What fixes the kernels of a gradient."""
 
     shape: Shape
-    objective: Any
-    """the loss, as functions of plain arrays which kernels trace: an `Objective` (algorithms/on_policy/losses.py)"""
+    loss: Callable
+    """of a batch, which kernels trace: `PPO.loss`"""
+    options: Any
+    """of the algorithm, by which the loss gets what is not traced"""
     row_names: list[str]
     hyper_names: list[str]
     term_names: list[str]
     """of what `loss_sums` sums, sorted, as the leaves of a dict are"""
+    of_value: frozenset[str]
+    """those that the tower of the value computes, where it has its own"""
     interpret: bool
 
     def loss_sums(
@@ -73,23 +79,22 @@ class Task:
             log_prob, entropy = row.get("log_prob", jnp.zeros_like(value)), jnp.zeros_like(value)
         else:
             log_prob, entropy = log_prob_and_entropy(outputs, actions, self.shape)
-        found = self.objective.terms(log_prob, entropy, value, row, hypers)
-        found = {name: jnp.where(row["live"], values, 0.0) for name, values in found.items()}
-        return jnp.sum(self.objective.total(found, hypers)), found
+        of_rows = lambda terms: {name: jnp.where(row["valid"], values, 0.0) for name, values in terms.items()}  # noqa: E731
+        options = dataclasses.replace(self.options, **hypers)
+        loss, found = self.loss(Evaluation(log_prob, entropy, value), as_batch(row), options, of_rows)
+        return jnp.sum(loss), found
 
 
 def prepare(
-    shape: Shape, inputs: jax.Array, action: jax.Array, row: Mapping[str, jax.Array], objective: Any,
-    hypers: Mapping[str, jax.Array], interpret: bool,
+    shape: Shape, inputs: jax.Array, action: jax.Array, row: Mapping[str, jax.Array], loss: Callable, options: Any,
+    interpret: bool,
 ) -> tuple[Task, tuple, dict[str, jax.Array]]:  # fmt: skip
     """Returns (task; inputs and actions flat, hypers in one array; the rest of the rows), as kernels read them."""
-    number = jax.ShapeDtypeStruct((1,), jnp.float32)
-    one_row = {name: jax.ShapeDtypeStruct((1,), values.dtype) for name, values in row.items()}
-    one = dict.fromkeys(hypers, jax.ShapeDtypeStruct((), jnp.float32))
-    terms = sorted(jax.eval_shape(objective.terms, number, number, number, one_row, one))
-    numbers = jnp.stack([jnp.float32(value) for value in hypers.values()])
-    data, row = (inputs.reshape(-1), action.reshape(-1), numbers), {**row, "live": row["live"].astype(jnp.int8)}
-    return Task(shape, objective, list(row), list(hypers), terms, interpret), data, row
+    read, terms, of_value, _ = study(loss, options, row)
+    numbers = jnp.stack([jnp.float32(getattr(options, name)) for name in read] or [jnp.float32(0.0)])
+    data, row = (inputs.reshape(-1), action.reshape(-1), numbers), {**row, "valid": row["valid"].astype(jnp.int8)}
+    static = dataclasses.replace(options, **dict.fromkeys(read, 0.0))
+    return Task(shape, loss, static, list(row), read, terms, of_value, interpret), data, row
 
 
 def load_block(
@@ -101,12 +106,12 @@ def load_block(
     components = len(shape.sizes)
     actions = [pallas.load(action_ref.at[index * components + i]) for i in range(components)]
     row = {name: pallas.load(ref.at[index]) for name, ref in row_refs.items()}
-    return index, actions, {**row, "live": (row["live"] > 0) & (place < num_rows)}
+    return index, actions, {**row, "valid": (row["valid"] > 0) & (place < num_rows)}
 
 
 def gradient_kernel(
-    shape: Shape, params: Any, inputs: jax.Array, action: jax.Array, row: Mapping[str, jax.Array], objective: Any,
-    hypers: Mapping[str, jax.Array], interpret: bool = False,
+    shape: Shape, params: Any, inputs: jax.Array, action: jax.Array, row: Mapping[str, jax.Array], loss: Callable,
+    options: Any, interpret: bool = False,
 ) -> tuple[Any, dict[str, jax.Array]]:  # fmt: skip
     """Returns (gradients of the loss summed over live rows, like params; the sums of its terms over them).
 
@@ -114,19 +119,20 @@ def gradient_kernel(
         params: of an actor-critic.
         inputs: [R, num_inputs] float32, observations in a row.
         action: [R, components] int32.
-        row: {name: [R] float32}, "value" among them, and "live", bool.
-        objective: the loss of a row (`Task`).
-        hypers: {name: ()}, "value_coefficient" and "entropy_coefficient" among them.
+        row: {name: [R] float32}, "value" among them, and "valid", bool.
+        loss: as `PPO.loss`.
+        options: of the algorithm, traced fields as scalars.
         interpret: step by step in XLA, on any device, for tests.
     """
     towers, back = jax.vjp(lambda params: [joined(tower, shape) for tower in towers_of(params, shape)], params)
-    run = functools.partial(_tower_gradient, *prepare(shape, inputs, action, row, objective, hypers, interpret))
+    task, *arguments = prepare(shape, inputs, action, row, loss, options, interpret)
+    run = functools.partial(_tower_gradient, task, *arguments)
     if shape.shared:
         grad, sums = run(towers[0], BOTH)
         return back([grad])[0], sums
     policy_grad, sums = run(towers[0], POLICY)
     value_grad, own = run(towers[1], VALUE)
-    return back([policy_grad, value_grad])[0], {**sums, "value_loss": own["value_loss"]}
+    return back([policy_grad, value_grad])[0], {**sums, **{name: own[name] for name in task.of_value}}
 
 
 def joined(tower: Tower, shape: Shape) -> tuple[jax.Array, Tower]:
@@ -139,7 +145,7 @@ def joined(tower: Tower, shape: Shape) -> tuple[jax.Array, Tower]:
 def _tower_gradient(
     task: Task, data: tuple, row: Mapping[str, jax.Array], tower: Tower, part: str
 ) -> tuple[Tower, dict[str, jax.Array]]:
-    num_rows = row["live"].shape[0]
+    num_rows = row["valid"].shape[0]
     rows = min(ROWS, padded(num_rows))
     blocks = pallas.cdiv(pallas.cdiv(num_rows, rows), PROGRAMS)  # of a program
     programs = pallas.cdiv(num_rows, rows * blocks)

@@ -7,7 +7,7 @@ dtype, and lives for CHUNK_ROWS rows only.
 """
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -24,13 +24,13 @@ CHUNK_ROWS = 2**18  # whose hidden layers are in memory at once
 
 
 def wide_gradient(
-    shape: Shape, params: Any, inputs: jax.Array, action: jax.Array, row: Mapping[str, jax.Array], objective: Any,
-    hypers: Mapping[str, jax.Array], interpret: bool = False,
+    shape: Shape, params: Any, inputs: jax.Array, action: jax.Array, row: Mapping[str, jax.Array], loss: Callable,
+    options: Any, interpret: bool = False,
 ) -> tuple[Any, dict[str, jax.Array]]:  # fmt: skip
     """What `gradient_kernel` does, with the same arguments, for two hidden layers of up to MAX_WIDTH units."""
-    num_rows = row["live"].shape[0]
+    num_rows = row["valid"].shape[0]
     (tower,), back = jax.vjp(lambda params: towers_of(params, shape), params)
-    task, data, row = prepare(shape, inputs, action, row, objective, hypers, interpret)
+    task, data, row = prepare(shape, inputs, action, row, loss, options, interpret)
     size = min(CHUNK_ROWS, pallas.cdiv(num_rows, ROWS) * ROWS)
 
     def step(sums: Any, start: jax.Array) -> tuple[Any, None]:

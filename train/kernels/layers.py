@@ -112,17 +112,7 @@ def shape_of(config: PolicyConfig, assignment: Assignment, distribution: Distrib
 
 def why_plain(policy: Policy) -> str | None:
     """Return why plain XLA computes the network and the distribution of a policy; None: kernels do."""
-    return why_unused() or why_no_shape(policy) or why_custom(policy)
-
-
-def why_no_shape(policy: Policy) -> str | None:
-    """Return why a policy has no `kernels`; None: it has."""
-    if policy.kernels is not None:
-        return None
-    if not getattr(policy.algorithm, "has_kernels", False):
-        return f"{policy.config.algorithm} has no kernels"
-    found = shape_of(policy.config, policy.assignment, policy.distribution, policy.encoder)
-    return found if isinstance(found, str) else "kernels: false"
+    return why_unused() or policy.engine.reason or why_custom(policy)
 
 
 def why_custom(policy: Policy) -> str | None:

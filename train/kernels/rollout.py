@@ -9,19 +9,16 @@ rules into the network in registers, and is never carried to another round.
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from wdjax.kernels.support import decide
 from wdjax.replicas import scan_replicas_kernel
 from wdjax.spaces import Box
-from wdjax.train.kernels.layers import why_no_shape, why_unused
-from wdjax.train.rollout.draws import draw_ahead, draws_by_uniform
-from wdjax.train.rollout.scan import play_by_scan
+from wdjax.train.kernels.layers import why_unused
+from wdjax.train.rollout.draws import draws_by_uniform
 from wdjax.train.rollout.step import StepInputs, advance, choose_actions
 from wdjax.train.state.agents import scatter
 from wdjax.train.state.policy import Policy, Setup
@@ -50,9 +47,9 @@ def _why_not_acting(policy: Policy) -> str | None:
 
     Its network, distribution and `act` may be custom: the kernel traces them.
     """
-    why, shape = why_no_shape(policy), policy.kernels
-    if why is not None:
-        return why
+    shape = policy.engine.shape
+    if shape is None:
+        return policy.engine.reason
     if not draws_by_uniform(policy.distribution):
         return "its distribution's sample is custom"  # the kernel's actions follow from numbers that were drawn before
     if custom := policy.algorithm.overridden("before_rollout", "init_carry"):
@@ -65,23 +62,6 @@ def _why_not_acting(policy: Policy) -> str | None:
         return "it has past_selves"
     narrow = shape.is_narrow and max(*shape.hidden, shape.num_inputs) <= MAX_WIDTH
     return None if narrow else f"{shape.num_inputs} inputs, hidden_sizes {list(shape.hidden)}: limit is {MAX_WIDTH}"
-
-
-def play_by_kernel(given: StepInputs, carry: tuple, keys: jax.Array) -> tuple[tuple, tuple]:
-    """All steps of a rollout in one kernel on NVIDIA GPUs; elsewhere, and where the rules have no place in a kernel,
-    `play_by_scan`, which returns the same."""
-    by_scan = functools.partial(play_by_scan, given)
-    if not decide(WHOLE, why_by_scan(given.setup)):
-        return by_scan(carry, keys)
-
-    def by_kernel(carry: tuple, keys: jax.Array) -> tuple[tuple, tuple]:
-        try:
-            return play_replicas(given, carry, keys)
-        except Exception as error:  # a custom `act` may take keys only; what fails in the scan, too, is raised there
-            decide(WHOLE, (str(error).strip() or type(error).__name__).splitlines()[0])
-            return by_scan(carry, keys)
-
-    return jax.lax.platform_dependent(carry, keys, cuda=by_kernel, default=by_scan)
 
 
 def play_replicas(given: StepInputs, carry: tuple, keys: jax.Array, interpret: bool = False) -> tuple[tuple, tuple]:
@@ -103,7 +83,7 @@ def play_replicas(given: StepInputs, carry: tuple, keys: jax.Array, interpret: b
     one = dataclasses.replace(given, setup=replica)
     replicas, first_obs, live, carries = carry
     starts = replicas.starts  # no replica's own: they stay in memory, and those that begin anew read theirs
-    env_keys, draws = draw_ahead(setup, {}, keys, every=True)
+    env_keys, draws = setup.engine.draw(setup, {}, keys, every=True)
     next_draws = jax.tree.map(lambda numbers: jnp.roll(numbers, -1, axis=0), draws)  # nobody sees what the last chooses
     at_once = jax.tree.map(lambda numbers: numbers[0], draws)
     first, first_notes = apart(setup, choose_actions(given, first_obs, carries, at_once)[0])

@@ -14,7 +14,7 @@ from wdjax.train.rollout.self_play import PRESENT, new_pool, pool_of, what_actin
 from wdjax.train.rollout.standings import keeps_standings, new_standings
 from wdjax.train.state.agents import building_config, to_groups
 from wdjax.train.state.policy import Policy, Setup
-from wdjax.train.state.registry import make_hypers
+from wdjax.train.state.hypers import hypers_of
 from wdjax.train.state.sharding import device_of_new_arrays, state_shardings
 from wdjax.train.state.state import PolicyState, TrainState
 
@@ -45,7 +45,7 @@ def init(setup: Setup, key: jax.Array, loaded: Mapping[str, PolicyState] | None 
     return TrainState(
         policies=learned,
         memory=memory,
-        hypers={name: make_hypers(policy.config) for name, policy in setup.policies.items()},
+        hypers={name: hypers_of(policy.config) for name, policy in setup.policies.items()},
         env_params=env_params,
         replicas=replicas,
         obs=to_groups(setup.env, obs),

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import operator
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Protocol
 
@@ -15,7 +14,6 @@ from wdjax.metric_names import OPPONENT, SPREAD, USER, free_name
 from wdjax.train.config.schema import TrainConfig
 from wdjax.train.devices.collectives import num_shards, total
 from wdjax.train.devices.packing import Packed, pack, unpack
-from wdjax.train.kernels.rollout import play_by_kernel
 from wdjax.train.learner.bad_numbers import commit, first_bad, look_at_rows, look_at_steps
 from wdjax.train.learner.init import init
 from wdjax.train.learner.setup import make_setup
@@ -116,7 +114,7 @@ def update_share(setup: Setup, state: TrainState) -> tuple[TrainState, Metrics]:
     """`update` on one device, with the replicas that it holds; metrics are arrays, or `Metric`s."""
     rollout_key, update_key, next_key = jax.random.split(state.key, 3)
     before, hypers = state, current_hypers(setup.config, state)
-    state, played = rollout(setup, state, rollout_key, play_by_kernel)
+    state, played = rollout(setup, state, rollout_key)
     metrics = episode_metrics(played, setup.env.info_ratios, tuple(group_sizes(setup.env)))
     state, of_opponents = look_at_opponents(setup, state, played)
     state, own, code = learn(setup, state, hypers, played, update_key)
@@ -152,23 +150,19 @@ def learn(
             reported["past_self_blocks"] = total(jnp.sum((member >= 0) & (member < size)))
             new, memory[name] = remember(new, memory[name], state.num_updates + 1, every, size)
         policies[name] = new
-        options = {}
-        for scheduled in logged_schedules(policy.config, policy.algorithm.takes):
-            block, _, field = scheduled.rpartition(".")
-            (options if block == "options" else reported)[field] = operator.attrgetter(scheduled)(hypers[name])
-        metrics |= beside(join_metrics(reported, own, options), name)
+        reported |= {field: hypers[name][field] for field in logged_schedules(policy.config)}
+        metrics |= beside(join_metrics(reported, own), name)
     return state.replace(policies=policies, memory=memory), metrics, first_bad(bad_rows, bad_steps)
 
 
-def join_metrics(reported: Mapping[str, Any], own: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the metrics of a policy: the learner's, then those of its algorithm and the algorithm's scheduled options.
-    A name that is taken moves behind `user/`."""
+def join_metrics(reported: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metrics of a policy: the learner's, then those of its algorithm, as `user/NAME` if a name is taken."""
     fixed = {f"episode_return{end}" for end in SPREAD}
     taken = lambda name: name in metrics or name in fixed or name.startswith(OPPONENT)  # noqa: E731
     metrics: dict[str, Any] = dict(reported)
     moved = {name: metric for name, metric in own.items() if taken(name)}
     metrics |= {name: metric for name, metric in own.items() if name not in moved}
-    for name, metric in (*moved.items(), *options.items()):
+    for name, metric in moved.items():
         metrics[free_name(name, USER, taken)] = metric
     return metrics
 

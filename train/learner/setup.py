@@ -1,5 +1,6 @@
 """From a configuration to the fixed part of a run."""
 
+import dataclasses
 import math
 from collections.abc import Collection
 from pathlib import Path
@@ -14,9 +15,10 @@ from wdjax.train.config.facts import in_env_steps
 from wdjax.train.config.schema import TrainConfig
 from wdjax.train.config.trust import with_own
 from wdjax.train.devices.startup import wake_device
+from wdjax.train.fast.choose import policy_engine, run_engine
+from wdjax.train.kernels.loss import is_custom, is_linear
 from wdjax.train.learner.validate import validate
 from wdjax.train.networks.actor_critic import without_mask
-from wdjax.train.networks.distributions import make_distribution
 from wdjax.train.networks.encoders import check_encoder, encoder_class
 from wdjax.train.state.agents import Assignment, building_config
 from wdjax.train.state.policy import Policy, Setup
@@ -36,7 +38,8 @@ def make_setup(config: TrainConfig, trust: Collection[str] = ()) -> Setup:
     reset = config.reset if isinstance(config.reset, str) else ResetPool(config.reset)
     replicas = vectorize(env, config.num_envs, reset)
     policies = {name: make_policy(name, config, assignment) for name, assignment in assignments.items()}
-    return Setup(config, env, env_params, replicas, policies, choose_devices(config), with_own(trust, config))
+    devices, trusted = choose_devices(config), with_own(trust, config)
+    return Setup(config, env, env_params, replicas, policies, run_engine(), devices, trusted)
 
 
 def require_config(config: TrainConfig) -> None:
@@ -55,7 +58,10 @@ def make_policy(name: str, config: TrainConfig, assignment: Assignment) -> Polic
     network = nnx.eval_shape(lambda: algorithm.make_network(built, assignment, nnx.Rngs(jax.random.key(0))))
     count = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(nnx.state(network)))
     require(count <= LARGEST, f"policies.{name}.network: number of parameters", count, f"at most {LARGEST}")
-    distribution = make_distribution(assignment.action_space, own.action_distribution)
-    encoder = encoder_class(own.network.encoder)
-    kernels = algorithm.make_kernels(own, assignment, distribution, encoder) if config.kernels else None
-    return Policy(name, own, assignment, algorithm, distribution, nnx.graphdef(network), encoder, kernels)
+    loss = getattr(algorithm, "loss", None)
+    if loss is not None and is_custom(loss):
+        words = "linear in the means of its terms (a square or a logarithm of a mean is not)"
+        require(is_linear(loss, own.options), f"policies.{name}.algorithm: its loss", own.algorithm, words)
+    distribution, encoder = algorithm.make_distribution(own, assignment), encoder_class(own.network.encoder)
+    policy = Policy(name, own, assignment, algorithm, distribution, nnx.graphdef(network), encoder)
+    return dataclasses.replace(policy, engine=policy_engine(policy, config.kernels))

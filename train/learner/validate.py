@@ -11,7 +11,7 @@ from wdjax.env_checker import DECLARED, RETURNED, require_rules
 from wdjax.metric_names import statistic_names
 from wdjax.spaces import LARGEST, Dict
 from wdjax.train.config.env_params import make_env
-from wdjax.train.config.facts import in_env_steps, points_of, require_allowed, require_schedule, require_taken
+from wdjax.train.config.facts import in_env_steps, points_of, require_allowed, require_schedule
 from wdjax.train.config.schema import PolicyConfig, TrainConfig
 from wdjax.train.networks.encoders import MASK, check_options, encoder_class, require_layout
 from wdjax.train.rollout.self_play import RANDOM, pool_of
@@ -56,9 +56,7 @@ def validate(config: TrainConfig) -> tuple[Env, Any, dict[str, Assignment]]:
         _validate_pool(name, in_steps, env, assignment)
         require_layout(f"policies.{name}.network", policy.network, env)
         algorithm.check(name, config, assignment)
-        require_taken(f"policies.{name}", policy, algorithm.takes, policy.algorithm)
-        _validate_mask(name, policy, assignment)
-        _validate_batch(config, name, assignment)
+        _validate_mask(name, assignment)
     returns = [f"{name}/episode_return" for name in config.policies]
     if config.best_by not in (None, *returns):
         require_known("best_metric", config.best_by, [*returns, *reported_statistics(env, params, config)])
@@ -75,7 +73,7 @@ def reported_statistics(env: Env, params: Any, config: TrainConfig) -> list[str]
 def _validate_policy(name: str, policy: PolicyConfig) -> None:
     path = f"policies.{name}"
     frozen = policy.past_selves and not policy.trainable
-    require_allowed(f"{path}.", policy, find_algorithm(policy.algorithm).takes)
+    require_allowed(f"{path}.", policy)
     require(not frozen, f"{path}.past_selves", policy.past_selves, "0 if trainable is false: the policy never changes")
     check_options(f"{path}.network", policy.network)
     raw = getattr(encoder_class(policy.network.encoder), "needs_raw", False)
@@ -118,31 +116,15 @@ def _validate_shares(path: str, policy: PolicyConfig) -> None:
         require(sum(at.values()) <= 1 + 1e-6, f"sum of opponent shares at env step {step:g}", sum(at.values()), words)
 
 
-def _validate_mask(name: str, policy: PolicyConfig, assignment: Assignment) -> None:
-    """Refuses an action mask that stands inside a part of the observation, or is missing where it says who decides."""
+def _validate_mask(name: str, assignment: Assignment) -> None:
+    """Raise ValueError for an action mask inside a part of the observation."""
     observation = assignment.observation_space
     for part, inner in observation.spaces.items() if isinstance(observation, Dict) else ():
         if _has_mask(inner):
             raise ValueError(
                 f"policies.{name}: observation[{part!r}] contains {MASK}: must be a top-level key of the observation"
             )
-    if policy.decisions_only and not (isinstance(observation, Dict) and MASK in observation.spaces):
-        group = assignment.segments[0].group
-        words = f"requires the key {MASK} in the observations of group {group!r}"
-        raise ValueError(f"policies.{name}.decisions_only = True: {words}")
 
 
 def _has_mask(space: Any) -> bool:
     return isinstance(space, Dict) and (MASK in space.spaces or any(map(_has_mask, space.spaces.values())))
-
-
-def _validate_batch(config: TrainConfig, name: str, assignment: Assignment) -> None:
-    policy = config.policies[name]
-    replicas, agents = config.num_envs // config.blocks, assignment.num_agents
-    factors = f"num_envs / num_blocks {replicas} x agents {agents}"
-    rows, what = replicas * agents, f"the number of sequences per block ({factors})"
-    if not policy.network.recurrent_size:
-        rows *= config.rollout_length
-        what = f"the number of transitions per block (rollout_length {config.rollout_length} x {factors})"
-    divides = rows % policy.minibatches == 0
-    require(divides, f"policies.{name}.minibatches", policy.minibatches, f"a divisor of {rows}, {what}")

@@ -1,8 +1,6 @@
 """What a rollout draws: keys for every step and block of replicas, and the numbers that stand for actions."""
 
 import functools
-from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,40 +8,6 @@ import jax.numpy as jnp
 from wdjax.overrides import overridden
 from wdjax.train.devices.blocks import block_keys, draw_blocks
 from wdjax.train.networks.distributions import Categorical, Distribution
-from wdjax.train.rollout import self_play
-from wdjax.train.state.policy import Setup
-
-FEW_REPLICAS = 256
-"""up to so many on a CPU all that is drawn is drawn ahead: of cartpole 64 are faster for it, 1,000 slower"""
-
-
-def draw_ahead(
-    setup: Setup, selves: Mapping[str, self_play.Selves], keys: jax.Array, every: bool = False
-) -> tuple[Any, dict[str, jax.Array]]:
-    """Draws what can be drawn before the scan: on GPUs numbers that kernels take, and where all policies have them the
-    keys of the replicas, which cost launches in every step; on a CPU with few replicas the numbers of all categorical
-    actions, and the keys. There XLA wakes a thread in every turn of a loop in which more than eight operations are
-    ready at once; of a few replicas that can cost more than the step does.
-
-    Args:
-        keys: [T, 1 + policies, num_blocks].
-        every: draw all of it, as a kernel of whole rollouts reads it.
-
-    Returns:
-        (`env_key`, `draws`) of play_step, each with a leading [T].
-    """
-    num_envs = setup.replicas.num_envs
-    all_ahead = every or (jax.default_backend() == "cpu" and num_envs <= FEW_REPLICAS)
-    by_kernel = {name: policy.algorithm.acts_by_kernel(policy) for name, policy in setup.policies.items()}
-    env_key = jax.vmap(setup.replicas.draw_keys)(keys[:, 0]) if all_ahead or all(by_kernel.values()) else keys[:, 0]
-    draws = {name: keys[:, 1 + i] for i, name in enumerate(setup.policies)}
-    for name, policy in setup.policies.items():
-        accepts = every or policy.algorithm.takes_uniform
-        takes = by_kernel[name] or (all_ahead and accepts and draws_by_uniform(policy.distribution))
-        if takes and name not in selves:
-            rows = {"num_envs": num_envs, "num_agents": policy.assignment.num_agents}
-            draws[name] = jax.vmap(functools.partial(draw_uniform, policy.distribution, **rows))(draws[name])
-    return env_key, draws
 
 
 def step_keys(key: jax.Array, num_steps: int, num_draws: int, num_blocks: int) -> jax.Array:

@@ -86,19 +86,21 @@ from wdjax.metric_names import statistic_names
 from wdjax.train.devices.collectives import any_of, average, largest, smallest, total
 from wdjax.train.devices.moments import masked_mean, masked_variance, mean_where, moments, of_devices
 from wdjax.train.state.metric import Metric
+from wdjax.train.state.policy import Policy
 from wdjax.train.state.rows import Rollout, Rows
 
 Metrics = dict[str, jax.Array | Metric]
 
 
-def rollout_metrics(rows: Rows, advantage: jax.Array, target: jax.Array) -> Metrics:
-    """Returns what the rows of an on-policy rollout say before any gradient step; see the table above.
+def rollout_metrics(policy: Policy, rows: Rows, advantage: jax.Array, target: jax.Array) -> Metrics:
+    """Return the metrics of an on-policy rollout before any gradient step; see the table above.
 
     Args:
+        policy: static part of the policy.
         rows: leaves [T, N, n, ...].
-        advantage, target: [T, N, n], not normalised.
+        advantage, target: [T, N, n], not normalized.
     """
-    live = rows.learned
+    live, rows = rows.learned, rows.replace(action=policy.distribution.to_space(rows.action))
     variance = masked_variance(advantage, live)
     explained = 1.0 - variance / (masked_variance(target, live) + 1e-8)
     learned = {

@@ -1,30 +1,24 @@
 """A rollout: every policy acts in every replica for `rollout_length` steps, as one scan."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
 
 from wdjax.train.devices.collectives import num_shards
-from wdjax.train.devices.packing import Packed, pack, unpack
 from wdjax.train.rollout import self_play
-from wdjax.train.rollout.draws import draw_ahead, step_keys
+from wdjax.train.rollout.draws import step_keys
 from wdjax.train.rollout.step import StepInputs, play_step
 from wdjax.train.state.agents import gather_observation
 from wdjax.train.state.hypers import Hypers
 from wdjax.train.state.policy import Setup
-from wdjax.train.state.rows import OBSERVATIONS, Rollout
+from wdjax.train.state.rows import Rollout
 from wdjax.train.state.state import TrainState, current_hypers
 
 
-def rollout(
-    setup: Setup, state: TrainState, key: jax.Array, play: Callable[..., tuple[tuple, tuple]] | None = None
-) -> tuple[TrainState, Rollout]:
-    """Plays `rollout_length` steps in every replica. Returns the state after them and what happened.
-
-    `play` does it all, with the arguments and results of `play_by_scan`; None: that one.
-    """
+def rollout(setup: Setup, state: TrainState, key: jax.Array) -> tuple[TrainState, Rollout]:
+    """Step every replica `rollout_length` times. Return the state after them and what happened."""
     config = setup.config
     hypers = current_hypers(config, state)
     keys = step_keys(key, config.rollout_length, 1 + len(setup.policies), config.blocks // num_shards())
@@ -32,7 +26,7 @@ def rollout(
     first_carry = {name: memory.carry for name, memory in state.memory.items()}
     carry = (state.replicas, state.obs, state.live, first_carry)
     given = StepInputs(setup, state.policies, hypers, state.env_params, selves)
-    (replicas, obs, live, carries), (rows, episodes) = (play or play_by_scan)(given, carry, keys)
+    (replicas, obs, live, carries), (rows, episodes) = setup.engine.rollout(play_by_scan, given, carry, keys)
     last_obs = {name: gather_observation(policy.assignment, obs) for name, policy in setup.policies.items()}
     memory = {name: old.replace(carry=carries[name]) for name, old in state.memory.items()}
     state = state.replace(replicas=replicas, obs=obs, live=live, memory=memory)
@@ -46,13 +40,9 @@ def play_by_scan(given: StepInputs, carry: tuple, keys: jax.Array) -> tuple[tupl
     players = {name: own.algorithm.before_rollout(own, given.players[name]) for name, own in setup.policies.items()}
     given = dataclasses.replace(given, players=players)
 
-    def step(carry: tuple, drawn: tuple) -> tuple[tuple, Packed]:
-        carry, notes = play_step(given, carry, *drawn)
-        return carry, pack(notes, apart=OBSERVATIONS)
-
-    drawn = draw_ahead(setup, given.selves, keys)
-    carry, packed = jax.lax.scan(step, carry, drawn, unroll=setup.config.rollout_unroll)
-    return carry, unpack(packed)
+    step = lambda carry, drawn: play_step(given, carry, *drawn)  # noqa: E731
+    drawn = setup.engine.draw(setup, given.selves, keys)
+    return setup.engine.scan_steps(step, carry, drawn, setup.config.rollout_unroll)
 
 
 def choose_selves(
@@ -64,7 +54,7 @@ def choose_selves(
     for i, (name, policy) in enumerate(setup.policies.items()):
         if self_play.pool_of(policy.config).size:
             own_key = jax.random.fold_in(key, 2**31 + i)  # far from the blocks' own
-            fraction, run = hypers[name].past_selves_fraction, (state.num_updates, env_steps, own_key)
+            fraction, run = hypers[name]["past_selves_fraction"], (state.num_updates, env_steps, own_key)
             selves[name] = self_play.choose_selves(policy, state.policies[name], memory[name], fraction, *run)
             start = policy.algorithm.init_carry(policy, setup.replicas.num_envs)
             memory[name] = self_play.take_over(memory[name], selves[name], start)

@@ -103,7 +103,7 @@ def advance(
             terminated=gather(policy.assignment, terminated),
             truncated=cut,
             live=self_play.learned_from(own_live, given.selves[name]) if name in given.selves else own_live,
-            **(who_decides(policy, drafts[name]["obs"], final_obs, cut) if policy.config.decisions_only else {}),
+            **(who_decides(policy, drafts[name]["obs"], final_obs, cut) if policy.decisions_only else {}),
             **policy.algorithm.end_of_step(policy, given.players[name], carries[name], final_obs, now_cut),
         )
     returns = {

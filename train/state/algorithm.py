@@ -9,7 +9,7 @@ import jax
 from flax import nnx
 
 from wdjax.train.config.schema import PolicyConfig, TrainConfig
-from wdjax.train.networks.distributions import Distribution
+from wdjax.train.networks.distributions import Distribution, make_distribution
 from wdjax.train.state.agents import Assignment
 from wdjax.train.state.hypers import Hypers
 from wdjax.train.state.policy import Policy
@@ -19,14 +19,14 @@ from wdjax.train.state.state import Memory, PolicyState
 
 @dataclasses.dataclass(frozen=True)
 class NoOptions:
-    """Options of an algorithm that has only fields of PolicyConfig."""
+    """Options of an algorithm without any."""
 
 
 class Algorithm(abc.ABC):
     """Base class of algorithms: stateless functions that act and learn.
 
-    A custom algorithm is a subclass of this class or of `OnPolicy`. A preset names it as "package.module:Class" or by
-    the name given to `register_algorithm`.
+    A custom algorithm is a subclass of this class, or of `PPO` or `A2C`. A preset names it as "package.module:Class"
+    or by the name given to `register_algorithm`.
 
     Arrays of a policy have leading axes [N, n]: N replicas, n agents of the policy. There is one key per block of
     replicas, [num_blocks]; random numbers of a block depend only on its key.
@@ -36,14 +36,15 @@ class Algorithm(abc.ABC):
     on all devices.
     """
 
-    takes: ClassVar[frozenset[str]] = frozenset()
-    """kinds of optional PolicyConfig fields that the algorithm uses: "on-policy", "decisions" (learns from
-    `Rows.learned` and their discounts), "minibatches", "PPO", "DDPG"; setting a field of another kind is an error"""
     Options: ClassVar[type] = NoOptions
-    """frozen dataclass of the block `options:` of a policy; its fields are `traced` or static"""
+    """frozen dataclass of the algorithm's options; its fields are `traced` or static and have defaults"""
+    has_kernels: ClassVar[bool] = False
+    """whether fused kernels may replace `act` and the gradient of `loss` (train/fast)"""
+    takes_uniform: bool = False
+    """whether `act` accepts uniform numbers [N, n, c] from `draw_uniform` instead of keys"""
 
     def check(self, name: str, run: TrainConfig, assignment: Assignment) -> None:  # noqa: B027  (nothing to refuse)
-        """Validate the configuration of a policy; fields of kinds outside `takes` are checked separately.
+        """Validate the configuration of a policy; the values of single fields have been checked.
 
         Args:
             name: name of the policy.
@@ -61,20 +62,9 @@ class Algorithm(abc.ABC):
         Policies whose algorithms share this function can start from each other's parameters (`checkpoint`).
         """
 
-    def make_kernels(
-        self, config: PolicyConfig, assignment: Assignment, distribution: Distribution, encoder: type
-    ) -> Any:
-        """Return the static shape of the fused GPU kernels for a policy, or None if it has none."""
-        return None
-
-    @property
-    def takes_uniform(self) -> bool:
-        """Whether `act` accepts uniform numbers [N, n, c] from `draw_uniform` instead of keys, to sample actions."""
-        return False
-
-    def acts_by_kernel(self, policy: Policy) -> bool:
-        """Return whether `act` runs as a fused kernel, which takes uniform numbers instead of keys."""
-        return False
+    def make_distribution(self, config: PolicyConfig, assignment: Assignment) -> Distribution:
+        """Return the distribution of actions; `to_space` of it maps actions into the action space."""
+        return make_distribution(assignment.action_space)
 
     @abc.abstractmethod
     def init(self, policy: Policy, params: Any) -> PolicyState:
@@ -150,7 +140,7 @@ class Algorithm(abc.ABC):
 
     @abc.abstractmethod
     def update(
-        self, policy: Policy, state: PolicyState, memory: Memory, hypers: Hypers, played: Rollout, key: jax.Array,
+        self, policy: Policy, state: PolicyState, memory: Memory, hypers: Hypers, rollout: Rollout, key: jax.Array,
         num_blocks: int,
     ) -> tuple[PolicyState, Memory, dict[str, jax.Array]]:  # fmt: skip
         """Learn from one rollout.
@@ -160,7 +150,7 @@ class Algorithm(abc.ABC):
             state: state of the policy.
             memory: memory of the policy.
             hypers: hyperparameters at this point of the run.
-            played: the rollout.
+            rollout: the rollout.
             key: () key for this update.
             num_blocks: blocks of replicas on this device.
 

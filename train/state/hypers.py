@@ -1,13 +1,13 @@
 """The traced hyperparameters of a policy: leaves of the state, of which a population has one for each member.
 
-Which they are stands at the fields of the configuration (config/facts.py); their names and places are the same.
+They are the fields that config/facts.py marks as traced, those of the policy and those of its algorithm's options in
+one dict by name: hypers["learning_rate"], hypers["clip"].
 """
 
 import dataclasses
-import functools
-import operator
-from collections.abc import Collection, Mapping
-from typing import Any, ClassVar
+import re
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,142 +15,105 @@ import numpy as np
 from flax import struct
 
 from wdjax.checks import require, require_known
-from wdjax.train.config.facts import (
-    Fraction,
-    Schedule,
-    default_of,
-    is_required,
-    is_scheduled,
-    is_taken,
-    is_traced,
-    leaves,
-    points_of,
-    require_value,
-)
-from wdjax.train.config.schema import DDPGConfig, PolicyConfig
+from wdjax.train.config.facts import Fraction, Schedule, is_scheduled, is_traced, leaves, points_of, require_value
+from wdjax.train.config.schema import PolicyConfig
+
+OLD_BLOCK = re.compile(r"\.(options|ddpg)\.")  # written before the names of options until 0.2
 
 
 @struct.dataclass
 class ScheduleArrays:
-    """A schedule as arrays: linear between its points, flat outside."""
+    """A schedule as arrays: linear between its points, constant outside."""
 
     env_steps: jax.Array  # [points] float32, ascending
     values: jax.Array  # [points] float32
 
     def __call__(self, env_steps: jax.Array) -> jax.Array:
-        """Returns the value after so many env steps of the run, a scalar."""
+        """Return the value after `env_steps` of the run, ()."""
         return jnp.interp(env_steps, self.env_steps, self.values)
 
 
-class HyperBlock:
-    """Traced hyperparameters by name: () float32 each, or ScheduleArrays; a block in them is another HyperBlock, or
-    None where the algorithm has none of it."""
+@jax.tree_util.register_pytree_with_keys_class
+class Hypers(dict[str, Any]):
+    """Traced hyperparameters of a policy by name: () float32, or `ScheduleArrays`.
 
-    config: ClassVar[type]  # at whose fields stands what they may be
-
-    def at(self, env_steps: jax.Array) -> "HyperBlock":
-        """Returns the hyperparameters with every schedule read off after so many env steps."""
-        is_schedule = lambda leaf: isinstance(leaf, ScheduleArrays)  # noqa: E731
-        return jax.tree.map(lambda leaf: leaf(env_steps) if is_schedule(leaf) else leaf, self, is_leaf=is_schedule)
-
-
-@functools.cache
-def hypers_class(config: type) -> type[HyperBlock]:
-    """Returns the pytree dataclass that holds what is traced of a configuration's class, in the order of its fields."""
-    names = [field.name for field in dataclasses.fields(config) if is_traced(field)]
-    names += [field.name for field in dataclasses.fields(config) if _is_block(field)]
-    members = {"__annotations__": dict.fromkeys(names, Any), "__doc__": f"The traced fields of {config.__name__}."}
-    members["config"] = config
-    name = f"{config.__name__.removesuffix('Config')}Hypers"
-    return struct.dataclass(type(name, (HyperBlock,), {**members, "__module__": config.__module__}))
-
-
-def _is_block(field: dataclasses.Field) -> bool:
-    """Returns whether a field holds a configuration of its own in which something may be traced."""
-    if field.name == "options":  # an algorithm says what they are
-        return True
-    own = None if is_required(field) else default_of(field)
-    return dataclasses.is_dataclass(own) and any(map(is_traced, dataclasses.fields(own)))
-
-
-Hypers = hypers_class(PolicyConfig)
-DDPGHypers = hypers_class(DDPGConfig)
-
-
-def hypers_of(config: Any, takes: Collection[str] = ()) -> Any:
-    """Returns the traced hyperparameters of a configuration as float32 arrays.
-
-    Args:
-        config: of a policy, its options read (`with_options`), or a block of one.
-        takes: what its algorithm takes; blocks that it does not are None.
+    `options` is the `Options` class of its algorithm, whose fields and those of PolicyConfig state what is allowed.
     """
-    values: dict[str, Any] = {}
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if is_traced(field):
-            values[field.name] = schedule_arrays(value) if is_scheduled(field) else jnp.float32(value)
-        elif _is_block(field):
-            some = dataclasses.is_dataclass(value) and any(map(is_traced, dataclasses.fields(value)))
-            values[field.name] = hypers_of(value) if some and is_taken(field, takes) else None
-    if isinstance(config, PolicyConfig) and not config.past_selves:
-        values["past_selves_fraction"] = None
-    return hypers_class(type(config))(**values)
+
+    def __init__(self, values: Any, options: type) -> None:
+        super().__init__(values)
+        self.options = options
+
+    def tree_flatten_with_keys(self) -> tuple[list, tuple]:
+        names = sorted(self)
+        return [(jax.tree_util.DictKey(name), self[name]) for name in names], (tuple(names), self.options)
+
+    @classmethod
+    def tree_unflatten(cls, static: tuple, values: Any) -> "Hypers":
+        return cls(zip(static[0], values, strict=True), static[1])
+
+    def at(self, env_steps: jax.Array) -> "Hypers":
+        """Return the hyperparameters after `env_steps` of the run: schedules become numbers."""
+        now = lambda value: value(env_steps) if isinstance(value, ScheduleArrays) else value  # noqa: E731
+        return Hypers({name: now(value) for name, value in self.items()}, self.options)
+
+    def field(self, name: str) -> dataclasses.Field:
+        """Return the field of the configuration that a hyperparameter comes from."""
+        return (PolicyConfig.__dataclass_fields__ | self.options.__dataclass_fields__)[name]
+
+
+def hypers_of(config: PolicyConfig) -> Hypers:
+    """Return the traced hyperparameters of a policy whose options have been read (`with_options`)."""
+    values = {name: (fields[-1], value) for name, fields, value in leaves(config) if is_traced(fields[-1])}
+    if not config.past_selves:
+        del values["past_selves_fraction"]
+    arrays = {
+        name: schedule_arrays(value) if is_scheduled(field) else jnp.float32(value)
+        for name, (field, value) in values.items()
+    }
+    return Hypers(arrays, type(config.options))
 
 
 def schedule_arrays(schedule: Schedule) -> ScheduleArrays:
-    """Returns a schedule, or a number, as arrays. Raises TypeError for one in fractions of a run (`in_env_steps`)."""
+    """Return a schedule, or a number, as arrays. Raises TypeError for fractions of a run (see `in_env_steps`)."""
     allowed = "in env steps, not in fractions of a run"
     require(not isinstance(schedule, Fraction), "schedule", schedule, allowed, TypeError)
     return ScheduleArrays(*(jnp.array(column, jnp.float32) for column in zip(*points_of(schedule), strict=True)))
 
 
-def logged_schedules(config: Any, takes: Collection[str]) -> list[str]:
-    """Returns the dotted names of the hyperparameters that a schedule may change and an algorithm takes: metrics report
-    them."""
-    taken = lambda fields: all(is_taken(field, takes) for field in fields)  # noqa: E731
-    logged = lambda field: is_scheduled(field) and field.metadata["logged"]  # noqa: E731
-    return [name for name, fields, _ in leaves(config) if taken(fields) and logged(fields[-1])]
+def with_traced(options: Any, hypers: Hypers) -> Any:
+    """Return the options of an algorithm with traced fields as the scalars of `hypers`."""
+    if not dataclasses.is_dataclass(options):
+        return options
+    traced = {field.name: hypers[field.name] for field in dataclasses.fields(options) if is_traced(field)}
+    return dataclasses.replace(options, **traced)
 
 
-def hyper_names(hypers: Any) -> list[str]:
-    """Returns the names of the traced hyperparameters of a policy; those of a block are dotted, "ddpg.tau"."""
-    names = []
-    for field in dataclasses.fields(hypers):
-        value = getattr(hypers, field.name)
-        if isinstance(value, HyperBlock):
-            names += [f"{field.name}.{inner}" for inner in hyper_names(value)]
-        elif value is not None:
-            names.append(field.name)
-    return names
+def logged_schedules(config: PolicyConfig) -> list[str]:
+    """Return the names of the hyperparameters that may be schedules: metrics report them."""
+    return [name for name, (*_, field), _ in leaves(config) if is_scheduled(field) and field.metadata["logged"]]
 
 
-def changed_hypers(hypers: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns hyperparameters by policy with changes, see `with_hypers`."""
-    hypers = dict(hypers)
-    known = {f"{policy}.{name}" for policy, own in hypers.items() for name in hyper_names(own)}
+def changed_hypers(hypers: Mapping[str, Hypers], changes: Mapping[str, Any]) -> dict[str, Hypers]:
+    """Return the hyperparameters of all policies with changes; see `with_hypers`."""
+    changed = {policy: Hypers(own, own.options) for policy, own in hypers.items()}
     for name, value in changes.items():
-        require_known("hyperparameter", name, known)
-        policy, field = name.split(".", 1)
-        *blocks, last = field.split(".")
-        block = operator.attrgetter(".".join(blocks))(hypers[policy]) if blocks else hypers[policy]
-        _require_allowed(name, block.config.__dataclass_fields__[last], value)
-        new = _like(name, getattr(block, last), value)
-        hypers[policy] = _replace_dotted(hypers[policy], field, new)
-    return hypers
+        policy, _, field = OLD_BLOCK.sub(".", name, count=1).partition(".")
+        known = [f"{policy}.{own}" for policy, values in hypers.items() for own in values]
+        require_known("hyperparameter", f"{policy}.{field}", known)
+        require_number(name, hypers[policy].field(field), value)
+        changed[policy][field] = _like(name, hypers[policy][field], value)
+    return changed
 
 
-def _require_allowed(name: str, field: dataclasses.Field, value: Any) -> None:
-    if isinstance(value, jax.core.Tracer):  # somebody's own jit: nobody knows the number yet
+def require_number(name: str, field: dataclasses.Field, value: Any) -> None:
+    """Raise for a new value of a hyperparameter that is not numeric or not allowed. Traced values are not checked."""
+    if isinstance(value, jax.core.Tracer):
         return
     numbers = np.asarray(value)
     require(numbers.dtype.kind in "iuf", name, value, "a number, or one per population member", TypeError)
     for number in numbers.ravel().tolist():
         require_value(name, field, number)
-
-
-def _replace_dotted(hypers: Any, name: str, value: Any) -> Any:
-    field, _, inner = name.partition(".")
-    return hypers.replace(**{field: _replace_dotted(getattr(hypers, field), inner, value) if inner else value})
 
 
 def _like(name: str, old: Any, value: Any) -> Any:

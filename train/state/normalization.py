@@ -7,7 +7,6 @@ import jax.numpy as jnp
 from flax import struct
 
 from wdjax.spaces import Box, Dict, Space
-from wdjax.train.config.schema import PolicyConfig
 from wdjax.train.devices.moments import moments, of_devices
 from wdjax.train.networks.actor_critic import without_mask
 
@@ -44,12 +43,12 @@ def observation_statistics(space: Space) -> Any:
     return new_statistics(space.shape) if isinstance(space, Box) else None
 
 
-def new_normalizer(config: PolicyConfig, space: Space) -> Normalizer | None:
+def new_normalizer(observations: bool, rewards: bool, space: Space) -> Normalizer | None:
     """Returns what a new policy knows of the scale of what it sees, one agent's observation, and of its rewards."""
-    if not (config.normalize_observation or config.normalize_reward):
+    if not (observations or rewards):
         return None
-    obs = observation_statistics(without_mask(space)) if config.normalize_observation else None
-    return Normalizer(obs, new_statistics() if config.normalize_reward else None)
+    obs = observation_statistics(without_mask(space)) if observations else None
+    return Normalizer(obs, new_statistics() if rewards else None)
 
 
 def normalize_observation(statistics: Any, obs: Any) -> Any:

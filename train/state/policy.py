@@ -13,6 +13,7 @@ from wdjax.train.config.schema import PolicyConfig, TrainConfig
 from wdjax.train.networks.actor_critic import ActorCritic, split_mask
 from wdjax.train.networks.distributions import Distribution
 from wdjax.train.state.agents import Assignment
+from wdjax.train.state.hypers import Hypers, with_traced
 from wdjax.train.state.normalization import normalize_observation
 from wdjax.train.state.state import PolicyState
 from wdjax.vector import VectorEnv
@@ -29,7 +30,16 @@ class Policy:
     distribution: Distribution  # of its actions, where the algorithm draws them
     graphdef: nnx.GraphDef
     encoder: type  # of its network: a name may stand for another class later (train/networks/encoders.py)
-    kernels: Any = None  # what fixes its kernels on a GPU (train/kernels/layers.py); None: it has none, or they are off
+    engine: Any = None  # how it acts and learns on this machine (train/fast)
+
+    @property
+    def decisions_only(self) -> bool:
+        """Whether it learns only from transitions in which the action mask leaves a choice."""
+        return getattr(self.config.options, "decisions_only", False)
+
+    def options(self, hypers: Hypers) -> Any:
+        """Return the options of its algorithm, with traced fields as the scalars of `hypers`."""
+        return with_traced(self.config.options, hypers)
 
     def apply(self, state: PolicyState, obs: Any, carry: Any = None) -> tuple[jax.Array, jax.Array, Any]:
         """Returns (outputs [..., num_outputs], value [...], carry) for observations with any leading axes."""
@@ -87,6 +97,7 @@ class Setup:
     env_params: Any
     replicas: VectorEnv
     policies: dict[str, Policy]
+    engine: Any = None  # how rollouts run on this machine (train/fast)
     num_devices: int = 1  # that share the replicas (train/state/sharding.py)
     trust: tuple[str, ...] = ()  # modules that the runs which policies begin with may name (config/trust.py)
 

@@ -1,6 +1,6 @@
 """Results of a rollout: the transitions that policies learn from, and the finished episodes."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from flax import struct
@@ -45,6 +45,14 @@ class Rows(struct.PyTreeNode):
             [T, N, n] bool; [T, N, 1] without truncation.
         """
         return over[..., None] if self.truncated is None else over[..., None] | self.truncated
+
+
+class Evaluation(NamedTuple):
+    """The actions and observations of a batch, evaluated under the parameters being trained; [B] each."""
+
+    log_prob: jax.Array
+    entropy: jax.Array
+    value: jax.Array
 
 
 class Rollout(struct.PyTreeNode):

@@ -73,8 +73,7 @@ def with_hypers(state: TrainState, **changes: Any) -> TrainState:
 
     Args:
         state: a state, or a population of states with a leading axis.
-        **changes: "policy.hyperparameter" -> a number, or one number per population member, [members]. Nested ones are
-            dotted: "policy.ddpg.tau".
+        **changes: "policy.hyperparameter" -> a number, or one number per population member, [members].
 
     Raises:
         ValueError: if a name is unknown (the message has the closest name), a number is out of range, or the number of

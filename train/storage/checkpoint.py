@@ -8,19 +8,22 @@ import re
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
 from wdjax.checks import one_line
 from wdjax.files import MOST_BYTES, make_folder_inside
+from wdjax.train.config.facts import in_env_steps
 from wdjax.train.config.schema import TrainConfig
 from wdjax.train.config.trust import require_trusted, with_own
 from wdjax.train.devices.memory import give_back_memory
+from wdjax.train.state.hypers import hypers_of
 from wdjax.train.state.registry import read_config
 from wdjax.train.state.state import TrainState
 from wdjax.train.storage.folder import (
@@ -191,9 +194,11 @@ def restore(
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding or first)
 
     target = jax.tree.map(with_place, like)
-    stored = as_stored(Path(manager.directory) / str(step), target, name)
-    found = _read(manager, step, state=ocp.args.StandardRestore(stored))["state"]
-    leaves = by_place(found)
+    stored = as_stored(Path(manager.directory) / str(step), target, name, config is not None)
+    found = by_place(_read(manager, step, state=ocp.args.StandardRestore(stored))["state"])
+    leaves = {renamed(place): leaf for place, leaf in found.items()}
+    if missing := by_place(target).keys() - leaves.keys():
+        leaves |= configured_hypers(config, target, missing)
     state = jax.tree.unflatten(jax.tree.structure(target), [leaves[place] for place in by_place(target)])
     # members of a sweep, with more axes, may have stopped at bad numbers before the others
     if isinstance(state, TrainState) and state.num_updates.ndim == 0 and int(state.num_updates) != step:
@@ -201,20 +206,41 @@ def restore(
     return state, host
 
 
-def as_stored(folder: Path, target: TrainState, name: str) -> Any:
-    """Returns the leaves of a state in the tree that a checkpoint has: orbax also keeps where there was nothing (None),
-    which another version of wdjax may not know, or have more of.
+def as_stored(folder: Path, target: TrainState, name: str, may_lack_hypers: bool) -> Any:
+    """Return the leaves of a state in the tree that a checkpoint has.
+
+    orbax also keeps where there was nothing (None), which another version of wdjax may not know, or have more of. A
+    hyperparameter that this version does not have is read and dropped; one that the checkpoint does not have is left
+    out (`configured_hypers`).
 
     Raises:
         DamagedCheckpointError: where the checkpoint has other leaves.
     """
     tree = read_tree(folder, name)
-    own, held = by_place(target), by_place(tree)
-    if own.keys() != held.keys():
-        other = sorted(own.keys() ^ held.keys())
+    own, held = by_place(target), {renamed(place): leaf for place, leaf in by_place(tree).items()}
+    required = {place for place in own if not (may_lack_hypers and place.startswith("hypers/"))}
+    unknown = {place for place in held.keys() - own.keys() if not place.startswith("hypers/")}
+    other = sorted(required - held.keys() | unknown)
+    if other:
         words = f"{other[0]} {'is missing' if other[0] in own else 'is unexpected'} ({len(other)} differences)"
         raise DamagedCheckpointError(f"{name} is damaged, or from another configuration or wdjax version: {words}")
-    return jax.tree.unflatten(jax.tree.structure(tree), [own[place] for place in held])
+    dropped = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)  # noqa: E731
+    stored = [own[place] if place in own else dropped(leaf) for place, leaf in held.items()]
+    return jax.tree.unflatten(jax.tree.structure(tree), stored)
+
+
+def renamed(place: str) -> str:
+    """Return where this version keeps a leaf of a checkpoint: until 0.2 some hyperparameters were in blocks."""
+    return re.sub(r"^(hypers/[^/]+/)(?:options|ddpg)/", r"\1", place)
+
+
+def configured_hypers(config: TrainConfig, target: TrainState, places: Collection[str]) -> dict[str, jax.Array]:
+    """Return the configured values of hyperparameters that a checkpoint does not have, like the leaves of `target`."""
+    policies = in_env_steps(config, config.total_env_steps).policies
+    values = by_place({"hypers": {name: hypers_of(policy) for name, policy in policies.items()}})
+    shapes = by_place(target)
+    place = lambda at: jax.device_put(jnp.broadcast_to(values[at], shapes[at].shape), shapes[at].sharding)  # noqa: E731
+    return {at: place(at) for at in places}
 
 
 def read_tree(folder: Path, name: str) -> Any:

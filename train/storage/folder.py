@@ -268,7 +268,10 @@ def made_with() -> dict[str, Any]:
 
 def plain_config(config: TrainConfig) -> dict[str, Any]:
     """Returns a configuration as nested mappings and lists of what YAML and JSON hold; `from_mapping` reads it back."""
-    return _plain(dataclasses.asdict(config))
+    values = dataclasses.asdict(config)
+    for policy in values["policies"].values():
+        policy |= policy.pop("options")
+    return _plain(values)
 
 
 def _plain(value: Any) -> Any:

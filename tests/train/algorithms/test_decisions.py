@@ -17,7 +17,7 @@ from tiny_runs import assert_same_run
 import wdjax
 from wdjax.train import PolicyConfig, Trainer, make_learner
 from wdjax.train.algorithms.on_policy.returns import by_decision, next_decides, next_values, undecided_ends
-from wdjax.train.algorithms.on_policy.update import A2C
+from wdjax.train.algorithms.a2c import A2C
 from wdjax.train.kernels.layers import shape_of
 from wdjax.train.learner.setup import make_setup
 from wdjax.train.networks.distributions import Categorical

@@ -11,11 +11,14 @@ import numpy as np
 import pytest
 
 from wdjax.train import PolicyConfig
-from wdjax.train.algorithms.on_policy.minibatches import Batch, merge_axes, shuffle
-from wdjax.train.algorithms.on_policy.update import PPO, choose_replicas, descend_where, gradient, gradient_steps
-from wdjax.train.algorithms.optimizer import make_optimizer
+from wdjax.train.algorithms.fit import Batch, fit, shuffle
+from wdjax.train.algorithms.optimizer import apply_gradient, make_optimizer
+from wdjax.train.algorithms.ppo import PPO
+from wdjax.train.algorithms.transforms import choose_replicas
+from wdjax.train.fast.cpu import Cpu
 from wdjax.train.networks.distributions import Categorical
-from wdjax.train.state.registry import make_hypers
+from wdjax.train.state.policy import Policy
+from wdjax.train.state.registry import make_hypers, with_options
 from wdjax.train.state.state import PolicyState
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -23,21 +26,35 @@ pytestmark = pytest.mark.usefixtures("quick_compile")
 # --- early stop: a policy whose parameters are the logits of each of 8 rows ---
 
 CONFIG = PolicyConfig(epochs=3, minibatches=2, learning_rate=0.5, entropy_coefficient=0.0, max_grad_norm=math.inf)
+CONFIG = with_options("agent", CONFIG)
+
+
+def gradient_steps(policy, state, hypers, batch, key, num_blocks):
+    options = Policy.options(policy, hypers)
+    stated = {name: getattr(options, name) for name in ("epochs", "minibatches", "normalize_advantage", "target_kl")}
+    return fit(policy.algorithm.loss, policy, state, hypers, batch, key, num_blocks, **stated)
+
+
+class Stand(SimpleNamespace):
+    """A stand-in for a Policy."""
+
+    backend = Cpu()
+    options = Policy.options
 
 
 def show(state, obs):
     return state.params["logits"][obs], state.params["value"][obs], None
 
 
-POLICY = SimpleNamespace(
-    name="agent", apply=show, distribution=Categorical((2,), scalar=True), config=CONFIG, kernels=None, algorithm=PPO(),
+POLICY = Stand(
+    name="agent", apply=show, distribution=Categorical((2,), scalar=True), config=CONFIG, algorithm=PPO(),
 )
 PARAMS = {"logits": jnp.zeros((8, 2)), "value": jnp.zeros(8)}
 SHAPE = (4, 2, 1)
 ROWS = Batch(
     obs=jnp.arange(8).reshape(SHAPE), action=jnp.zeros(SHAPE, int), log_prob=jnp.full(SHAPE, math.log(0.5)),
     value=jnp.zeros(SHAPE), advantage=jnp.arange(1.0, 9.0).reshape(SHAPE), target=jnp.ones(SHAPE),
-    live=jnp.ones(SHAPE, bool).at[0, 0].set(False),
+    valid=jnp.ones(SHAPE, bool).at[0, 0].set(False),
 )  # fmt: skip
 KEY = jax.random.key(3)
 START = PolicyState(PARAMS, make_optimizer(CONFIG, make_hypers(CONFIG)).init(PARAMS))
@@ -46,7 +63,7 @@ HYPERS = make_hypers(CONFIG).at(jnp.float32(0))
 
 @jax.jit
 def steps_with(target_kl):
-    return gradient_steps(POLICY, START, HYPERS.replace(target_kl=target_kl), ROWS, KEY, 1)
+    return gradient_steps(POLICY, START, HYPERS.replace(options=HYPERS.options.replace(target_kl=target_kl)), ROWS, KEY, 1)
 
 
 @pytest.fixture(scope="module")
@@ -55,13 +72,13 @@ def by_hand():
 
     @jax.jit
     def step(state, rows):
-        grads, row = gradient(POLICY, state, HYPERS, rows)
-        return descend_where(True, POLICY, state, HYPERS, grads), row
+        grads, row = Cpu().gradient(POLICY.algorithm.loss, POLICY, state, HYPERS, rows)
+        return apply_gradient(POLICY, HYPERS, grads)(state), row
 
     states, metrics = [START], []
-    for key in jax.random.split(KEY, CONFIG.epochs):
-        for index in shuffle(key, SHAPE, 1, CONFIG.minibatches):
-            rows = jax.tree.map(lambda leaf, index=index: leaf[index], merge_axes(ROWS))
+    for key in jax.random.split(KEY, CONFIG.options.epochs):
+        for index in shuffle(key, SHAPE, 1, CONFIG.options.minibatches, Cpu().permutation):
+            rows = jax.tree.map(lambda leaf, index=index: leaf[index], ROWS.flat())
             state, row = step(states[-1], rows)
             states.append(state)
             metrics.append(row)
@@ -174,15 +191,15 @@ def test_what_is_drawn_for_a_block_does_not_depend_on_the_others():
 def test_no_step_without_a_live_row(by_hand, epochs, minibatches):
     """Momentum alone would move the parameters; what was not measured is NaN."""
     config = dataclasses.replace(CONFIG, epochs=epochs, minibatches=minibatches)
-    policy = SimpleNamespace(**{**vars(POLICY), "config": config})
+    policy = Stand(**{**vars(POLICY), "config": config})
     moving = by_hand[0][1]  # with momentum
     step = jax.jit(lambda rows: gradient_steps(policy, moving, HYPERS, rows, KEY, 1))
-    state, metrics = step(ROWS.replace(live=jnp.zeros(SHAPE, bool)))
+    state, metrics = step(ROWS.replace(valid=jnp.zeros(SHAPE, bool)))
     jax.tree.map(np.testing.assert_array_equal, state, moving)
     assert metrics.pop("gradient_steps", 0) == 0
     assert np.all(np.isnan(list(metrics.values())))
     one = jnp.zeros(SHAPE, bool).at[1, 0].set(True)  # in one minibatch of each epoch
-    state, metrics = step(ROWS.replace(live=one))
+    state, metrics = step(ROWS.replace(valid=one))
     assert np.any(state.params["logits"] != moving.params["logits"])
     assert metrics.pop("gradient_steps", 1) == epochs
     assert np.all(np.isfinite(list(metrics.values())))

@@ -19,8 +19,8 @@ import reference_on_policy as reference
 from probes import NETWORK, ShopParams, tiny_config, tiny_policy
 
 from wdjax.train import make_learner, with_hypers
-from wdjax.train.algorithms.on_policy.update import PPO
-from wdjax.train.state.registry import ALGORITHMS
+from wdjax.train.algorithms.ppo import PPO
+from wdjax.train.state.registry import ALGORITHMS, with_options
 from wdjax.train.storage.checkpoint import open_checkpoints, restore, save
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -38,6 +38,7 @@ POLICIES = {
     "novice": tiny_policy("PPO", agents=("clerk[0:1]",), neg_pos_env_ratio=0.0, **NORMALIZED, **PLAIN),
     "clerk": tiny_policy("PPO", agents=("clerk[1:3]",), network=RECURRENT, normalize_advantage=False),
 }
+POLICIES = {name: with_options(name, policy) for name, policy in POLICIES.items()}
 RATES = [f"{name}.learning_rate" for name in POLICIES]
 
 
@@ -47,22 +48,15 @@ def exact_products():
         yield
 
 
-def spy_on(policy_loss):
-    """Adds to the metrics how far from 1 the ratio of a live row is at most, and how many rows are live."""
-
-    def spied(log_prob, old_log_prob, advantage, live, clip):
-        loss, metrics = policy_loss(log_prob, old_log_prob, advantage, live, clip)
-        error = jnp.where(live, jnp.abs(jnp.exp(log_prob - old_log_prob) - 1), 0.0)
-        spied = {"ratio_error": jnp.max(error), "live_rows": jnp.sum(live)}
-        return loss, metrics | {name: jnp.broadcast_to(value, loss.shape) for name, value in spied.items()}
-
-    return spied
-
-
 class Spied(PPO):
     """Its rows keep what was seen before a reset, also those of recurrent policies and where nothing truncates."""
 
-    policy_loss = staticmethod(spy_on(PPO.policy_loss))
+    def loss(self, new, batch, options, mean):
+        """Adds to the metrics how far from 1 the ratio of a valid row is at most, and how many rows are valid."""
+        error = jnp.where(batch.valid, jnp.abs(jnp.exp(new.log_prob - batch.log_prob) - 1), 0.0)
+        spied = {"ratio_error": jnp.max(error), "live_rows": jnp.sum(batch.valid)}
+        spied = {name: jnp.broadcast_to(value, new.log_prob.shape) for name, value in spied.items()}
+        return super().loss(new, batch, options, lambda terms: mean(terms | spied))
 
     def end_of_step(self, policy, state, carry, final_obs, truncated):
         return {**super().end_of_step(policy, state, carry, final_obs, truncated), "next_obs": final_obs}

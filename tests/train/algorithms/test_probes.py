@@ -9,7 +9,8 @@ import pytest
 from probes import Leaver, LeaverParams, Pair, SignalParams, tiny_config, tiny_policy
 
 from wdjax.train import make_learner, with_hypers
-from wdjax.train.algorithms.on_policy.update import A2C, PPO
+from wdjax.train.algorithms.a2c import A2C
+from wdjax.train.algorithms.ppo import PPO
 from wdjax.train.state import registry
 from wdjax.train.state.state import PolicyState
 
@@ -40,26 +41,19 @@ def exact_products():
         yield
 
 
-def spy_on(policy_loss):
-    """Adds to the metrics how far from 1 the probability ratio of a live row is at most."""
-
-    def spied(log_prob, old_log_prob, advantage, live, hypers):
-        loss, metrics = policy_loss(log_prob, old_log_prob, advantage, live, hypers)
-        if old_log_prob is None:  # A2C's rollouts keep none
-            return loss, metrics
-        error = jnp.abs(jnp.exp(jnp.where(live, log_prob - old_log_prob, 0.0)) - 1)
-        return loss, metrics | {"ratio_error": jnp.max(error) + jnp.zeros_like(loss)}
-
-    return spied
-
-
 # PPO takes every path that A2C takes, and some more
 @pytest.fixture(scope="module", params=[pytest.param("A2C", marks=pytest.mark.slow), "PPO"])
 def algorithm(request):
     plain = {"A2C": A2C, "PPO": PPO}[request.param]
 
     class Spied(plain):
-        policy_loss = staticmethod(spy_on(plain.policy_loss))
+        def loss(self, new, batch, options, mean):
+            """Adds to the metrics how far from 1 the probability ratio of a valid transition is at most."""
+            if batch.log_prob is None:  # A2C's rollouts keep none
+                return super().loss(new, batch, options, mean)
+            error = jnp.abs(jnp.exp(jnp.where(batch.valid, new.log_prob - batch.log_prob, 0.0)) - 1)
+            spied = {"ratio_error": jnp.max(error) + jnp.zeros_like(error)}
+            return super().loss(new, batch, options, lambda terms: mean(terms | spied))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(registry.ALGORITHMS, request.param, Spied)

@@ -1,5 +1,8 @@
 """Advantages and returns: numbers by hand, and a plain double loop over the formula of the contract."""
 
+import functools
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from wdjax.train import gae
-from wdjax.train.algorithms.on_policy.returns import next_values
+from wdjax.train.algorithms.returns import shifted as next_values
+from wdjax.train.fast.plain import Plain
 from wdjax.train.state.rows import Rows
 
 T, N = 6, 3
@@ -61,7 +65,9 @@ def test_gae_of_any_length_takes_whole_turns(length):
     exact = advantages_by_loop(reward, value, next_value, terminated, over, 0.9, 0.8)
     assert advantage.shape == exact.shape
     np.testing.assert_allclose(advantage, exact, rtol=1e-5, atol=1e-5)
-    traced = jax.make_jaxpr(gae)(reward, value, next_value, terminated, over, 0.9, 0.8)
+    turns = functools.partial(gae, scan=Plain().scan)
+    np.testing.assert_array_equal(jax.jit(turns)(reward, value, next_value, terminated, over, 0.9, 0.8)[0], advantage)
+    traced = jax.make_jaxpr(turns)(reward, value, next_value, terminated, over, 0.9, 0.8)
     [loop] = [eqn.params for eqn in traced.eqns if eqn.primitive.name == "scan"]
     assert loop["length"] % loop["unroll"] == 0
     assert loop["length"] // loop["unroll"] >= 2
@@ -131,6 +137,7 @@ def test_next_value_is_of_the_next_row_or_of_the_final_observation(truncates):
     value = jnp.array([[[1.0, 2.0]], [[3.0, 4.0]], [[5.0, 6.0]]])
     final = jnp.array([[[0.0, 0.0]], [[-3.0, -4.0]], [[0.0, 0.0]]])
     last, over = jnp.array([[7.0, 8.0]]), jnp.array([[False], [True], [False]])
-    after = next_values(rows_of(value, final if truncates else None), last, over)
+    rows = rows_of(value, final if truncates else None)
+    after = next_values(SimpleNamespace(rows=rows, value=rows.value, ends=rows.ends(over)), last)
     middle = [-3, -4] if truncates else [5, 6]
     np.testing.assert_array_equal(after[:, 0], [[3, 4], middle, [7, 8]])

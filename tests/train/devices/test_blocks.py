@@ -10,7 +10,7 @@ import pytest
 
 from wdjax.train import TrainConfig, make_learner
 from wdjax.train.algorithms.on_policy.minibatches import random_order, shuffle
-from wdjax.train.algorithms.on_policy.update import PPO
+from wdjax.train.algorithms.ppo import PPO
 from wdjax.train.config.reading import from_mapping
 from wdjax.train.networks.distributions import Categorical, Gaussian
 from wdjax.train.rollout import draws, scan

@@ -15,8 +15,7 @@ import wdjax
 from wdjax.kernels import pallas, support
 from wdjax.kernels.support import listening
 from wdjax.train import Trainer, load_config, make_learner
-from wdjax.train.algorithms.on_policy.losses import ppo_loss
-from wdjax.train.algorithms.on_policy.update import PPO
+from wdjax.train.algorithms.ppo import PPO
 from wdjax.train.host import programs
 from wdjax.train.host.programs import compile_and_init, lower_chunk, telling, words_of_kernels
 from wdjax.train.learner.init import abstract_state
@@ -82,9 +81,10 @@ def test_a_run_says_by_what_it_runs(as_on_a_gpu, registry):
 class Sorted(PPO):
     """An algorithm of one's own with a loss that no kernel can hold."""
 
-    def policy_loss(self, log_prob, old_log_prob, advantage, live, hypers):
-        loss, metrics = ppo_loss(log_prob, old_log_prob, advantage, live, hypers)
-        return loss + 0.0 * jnp.sort(log_prob), metrics
+    def loss(self, new, batch, options, mean):
+        loss, means = super().loss(new, batch, options, mean)
+        none = mean({"none": jnp.sort(new.log_prob)})
+        return loss + 0.0 * none["none"], means | none
 
 
 def test_a_loss_of_ones_own_that_a_kernel_cannot_hold_is_left_to_plain_xla(as_on_a_gpu):

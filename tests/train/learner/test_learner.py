@@ -9,7 +9,7 @@ import pytest
 from probes import FALLING, SignalParams, tiny_config, tiny_policy
 
 from wdjax.train import evaluate, make_learner, with_hypers
-from wdjax.train.algorithms.on_policy.update import OnPolicy
+from wdjax.train import OnPolicy
 from wdjax.train.learner.learner import update
 
 STEPS = 8 * 6  # env steps of an update

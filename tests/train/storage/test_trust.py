@@ -26,7 +26,7 @@ SPLIT = {
 }
 OWN = """
 from wdjax.train.encoders import FlatEncoder as E
-from wdjax.train.algorithms.on_policy.update import PPO as A
+from wdjax.train.algorithms.ppo import PPO as A
 """
 
 

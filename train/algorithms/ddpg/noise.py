@@ -1,25 +1,25 @@
 """Exploration noise for deterministic policies, in half widths of the action's box."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from wdjax.train.devices.blocks import draw_blocks
-from wdjax.train.state.hypers import DDPGHypers
 
 
-def ornstein_uhlenbeck(before: jax.Array, normal: jax.Array, hypers: DDPGHypers) -> jax.Array:
+def ornstein_uhlenbeck(before: jax.Array, normal: jax.Array, options: Any) -> jax.Array:
     """Returns the next state of the process s' = (1 - damping) s + stddev N(0, 1), of any shape.
 
     Its deviation in the long run is stddev / sqrt(1 - (1 - damping)^2); two states k steps apart are correlated by
     (1 - damping)^k. Source: Uhlenbeck, Ornstein, "On the Theory of the Brownian Motion" (1930), in steps of one.
     """
-    return (1.0 - hypers.noise_damping) * before + hypers.noise_stddev * normal
+    return (1.0 - options.noise_damping) * before + options.noise_stddev * normal
 
 
 def explore(
-    kind: str, state: jax.Array | None, keys: jax.Array, shape: tuple[int, ...], hypers: DDPGHypers
+    kind: str, state: jax.Array | None, keys: jax.Array, shape: tuple[int, ...], options: Any
 ) -> tuple[jax.Array, jax.Array | None]:
     """Draws the noise of one step.
 
@@ -28,7 +28,7 @@ def explore(
         state: [N, n, A] of the process, or None.
         keys: [num_blocks], one for each block of replicas.
         shape: (N, n, A).
-        hypers: schedules read off.
+        options: of DDPG, traced fields as scalars.
 
     Returns:
         (noise [N, n, A], state).
@@ -37,9 +37,9 @@ def explore(
         return jnp.zeros(shape, jnp.float32), None
     normal = draw_blocks(functools.partial(jax.random.normal, dtype=jnp.float32), keys, shape)
     if kind == "gaussian":
-        return hypers.noise_scale * hypers.noise_stddev * normal, None
-    state = ornstein_uhlenbeck(state, normal, hypers)
-    return hypers.noise_scale * state, state
+        return options.noise_scale * options.noise_stddev * normal, None
+    state = ornstein_uhlenbeck(state, normal, options)
+    return options.noise_scale * state, state
 
 
 def uniform_actions(keys: jax.Array, shape: tuple[int, ...]) -> jax.Array:

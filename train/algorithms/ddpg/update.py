@@ -4,10 +4,11 @@ Sources: Lillicrap et al., "Continuous control with deep reinforcement learning"
 "Addressing Function Approximation Error in Actor-Critic Methods" (2018) for twin critics, delay and smoothing.
 """
 
+import dataclasses
 import functools
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +22,7 @@ from wdjax.train.algorithms.ddpg.networks import ActorActionValue, from_box, to_
 from wdjax.train.algorithms.ddpg.noise import explore, uniform_actions
 from wdjax.train.algorithms.ddpg.replay import Ring, Steps, Transition, empty_replay, remember, take
 from wdjax.train.algorithms.optimizer import descend, make_optimizer
+from wdjax.train.config.facts import Schedule, static, traced
 from wdjax.train.config.schema import PolicyConfig, TrainConfig
 from wdjax.train.devices.blocks import block_keys
 from wdjax.train.devices.collectives import average, num_shards, smallest, total
@@ -37,17 +39,64 @@ from wdjax.train.state.state import Memory, PolicyState
 ACTOR_METRICS = ("actor_loss", "grad_norm_actor")
 
 
+COUNT = "at least 1 and below 2**31"
+
+
+@dataclasses.dataclass(frozen=True)
+class DDPGOptions:
+    """Options of DDPG. For TD3 set twin_critics, policy_delay 2, target_noise 0.2 and gaussian noise."""
+
+    gamma: float = traced(0.99, allowed="between 0 and 1")
+    """Discount factor."""
+    critic_learning_rate: Schedule = traced(1e-3)
+    """Learning rate of the critics. The actor uses the policy's learning_rate."""
+    tau: float = traced(0.005, allowed="above 0 and at most 1")
+    """Step size of the target networks' moving average, applied after each gradient step of the actor."""
+    n_step: int = static(1, allowed=COUNT)
+    """Number of rewards summed before bootstrapping from the target critic. Sums continue across rollouts."""
+    buffer_size: int = static(100_000, allowed=COUNT)
+    """Capacity of the replay buffer in transitions (one agent, one step). Must be a multiple of num_blocks."""
+    batch_size: int = static(256, allowed=COUNT)
+    """Transitions per gradient step, the same number from each block of replicas."""
+    warmup: int = static(1_000, allowed=COUNT)
+    """Transitions in the replay buffer before the first gradient step. Each block must hold its share."""
+    uniform_warmup: bool = True
+    """Sample actions uniformly from the box during warmup. false: use the untrained actor with noise."""
+    updates_per_rollout: int = static(64, allowed=COUNT)
+    """Gradient steps after each rollout."""
+    twin_critics: bool = static(False, read=True)
+    """Train two critics and use the lower of their targets."""
+    policy_delay: int = static(1, allowed=COUNT)
+    """Gradient steps of the critics per gradient step of the actor and the target networks."""
+    target_noise: float = traced(0.0, allowed="finite and at least 0")
+    """Standard deviation of the normal noise on the target actor's actions, in half-widths of the box. 0: no noise."""
+    target_noise_clip: float = traced(0.5, allowed="finite and at least 0")
+    """Clipping bound of target_noise, in half-widths of the box."""
+    noise: Literal["ornstein_uhlenbeck", "gaussian", "none"] = "ornstein_uhlenbeck"
+    """Exploration noise in training. ornstein_uhlenbeck: s <- (1 - damping) s + stddev N(0, 1), reset to 0 at the start
+    of each episode. gaussian: stddev N(0, 1)."""
+    noise_scale: Schedule = traced(1.0)
+    """Factor of the exploration noise."""
+    noise_stddev: float = traced(0.2, allowed="finite and at least 0")
+    """Standard deviation of the noise, in half-widths of the box."""
+    noise_damping: float = traced(0.15, allowed="between 0 and 1")
+    """Damping of the Ornstein-Uhlenbeck process. Its stationary standard deviation is stddev / sqrt(1 - (1 -
+    damping)^2)."""
+
+
 class DDPG(Algorithm):
     """A deterministic actor that climbs the value of a critic, both taught from a replay buffer."""
 
-    takes = frozenset({"DDPG"})
+    Options = DDPGOptions
 
     def check(self, name: str, run: TrainConfig, assignment: Assignment) -> None:
         config = run.policies[name]
         require_bounded_box(f"policies.{name}.algorithm = 'DDPG'", assignment.action_space)
         size = config.network.recurrent_size
         require(size == 0, f"policies.{name}.network.recurrent_size", size, "0: DDPG has no recurrent networks")
-        options, path = config.ddpg, f"policies.{name}.ddpg"
+        heads = list(config.network.head_hidden_sizes)
+        require(not heads, f"policies.{name}.network.head_hidden_sizes", heads, "[]: DDPG has no such layers")
+        options, path = config.options, f"policies.{name}"
         for field in ("buffer_size", "batch_size"):
             value = getattr(options, field)
             require(value % run.blocks == 0, f"{path}.{field}", value, f"a multiple of num_blocks = {run.blocks}")
@@ -59,20 +108,21 @@ class DDPG(Algorithm):
 
     def make_network(self, config: PolicyConfig, assignment: Assignment, rngs: nnx.Rngs) -> ActorActionValue:
         observation_space = without_mask(assignment.observation_space)
-        num_actions, twin = math.prod(assignment.action_space.shape), config.ddpg.twin_critics
+        num_actions, twin = math.prod(assignment.action_space.shape), config.options.twin_critics
         return ActorActionValue(observation_space, num_actions, config.network, twin, rngs=rngs)
 
     def init(self, policy: Policy, params: Any) -> PolicyState:
-        config, normalizer = policy.config, new_normalizer(policy.config, policy.assignment.observation_space)
+        config, space = policy.config, policy.assignment.observation_space
+        normalizer = new_normalizer(config.normalize_observation, False, space)
         if not config.trainable:
             return PolicyState(params, None, normalizer)
-        optimizer = make_optimizer(config, hypers_of(config, self.takes))
+        optimizer = make_optimizer(config, hypers_of(config))
         opt_state = {"actor": optimizer.init(params["actor"]), "critic": optimizer.init(critics_of(params))}
         target_params = jax.tree.map(jnp.copy, params)
         return PolicyState(params, opt_state, normalizer, target_params, gradient_steps=jnp.int32(0))
 
     def init_carry(self, policy: Policy, num_envs: int) -> Any:
-        if not policy.config.trainable or policy.config.ddpg.noise != "ornstein_uhlenbeck":
+        if not policy.config.trainable or policy.config.options.noise != "ornstein_uhlenbeck":
             return None
         num_actions = math.prod(policy.assignment.action_space.shape)
         return jnp.zeros((num_envs, policy.assignment.num_agents, num_actions), jnp.float32)
@@ -81,7 +131,7 @@ class DDPG(Algorithm):
         carry = self.init_carry(policy, run.num_envs)
         if not policy.config.trainable:
             return Memory(carry, None)
-        options, space = policy.config.ddpg, policy.assignment.action_space
+        options, space = policy.config.options, policy.assignment.action_space
         obs = sample_shapes(policy.assignment.observation_space)
         number, flag = jax.ShapeDtypeStruct((), jnp.float32), jax.ShapeDtypeStruct((), bool)
         action = jax.ShapeDtypeStruct((math.prod(space.shape),), jnp.float32)
@@ -99,10 +149,10 @@ class DDPG(Algorithm):
 
         What is not trainable has nothing to explore for, and acts without noise.
         """
-        unit, options = actor_of(policy, state, obs), policy.config.ddpg
+        unit, options = actor_of(policy, state, obs), policy.config.options
         if policy.config.trainable:
             keys = jax.vmap(jax.random.split)(keys)
-            noise, carry = explore(options.noise, carry, keys[:, 0], unit.shape, hypers.ddpg)
+            noise, carry = explore(options.noise, carry, keys[:, 0], unit.shape, policy.options(hypers))
             unit = jnp.clip(unit + noise, -1.0, 1.0)
             if options.uniform_warmup:
                 unit = jnp.where(state.gradient_steps == 0, uniform_actions(keys[:, 1], unit.shape), unit)
@@ -120,18 +170,18 @@ class DDPG(Algorithm):
         return {"next_obs": final_obs}
 
     def update(
-        self, policy: Policy, state: PolicyState, memory: Memory, hypers: Hypers, played: Rollout, key: jax.Array,
+        self, policy: Policy, state: PolicyState, memory: Memory, hypers: Hypers, rollout: Rollout, key: jax.Array,
         num_blocks: int,
     ) -> tuple[PolicyState, Memory, dict[str, jax.Array]]:  # fmt: skip
         """Puts the rollout into the buffer, then gradient steps once it is warm; normalisers change last.
 
         Metrics of losses and gradients are means over the gradient steps, NaN where there was none.
         """
-        options, rows = policy.config.ddpg, played.rows[policy.name]
+        options, rows = policy.config.options, rollout.rows[policy.name]
         action = from_box(policy.assignment.action_space, rows.action)  # in [-1, 1]
-        over = jnp.broadcast_to(rows.ends(played.over), rows.live.shape)
+        over = jnp.broadcast_to(rows.ends(rollout.over), rows.live.shape)
         steps = Steps(rows.obs, action, rows.reward, rows.next_obs, rows.terminated, over, rows.live)
-        replay = remember(memory.replay, steps, hypers.gamma, options.n_step)
+        replay = remember(memory.replay, steps, hypers["gamma"], options.n_step)
         ring = replay.ring
         warm = smallest(jnp.min(ring.size)) * (num_blocks * num_shards()) >= options.warmup
         study = functools.partial(gradient_steps, policy, hypers=hypers, ring=ring, key=key)
@@ -147,7 +197,7 @@ class DDPG(Algorithm):
     def losses(
         self, policy: Policy, before: PolicyState, after: PolicyState, metrics: Mapping[str, jax.Array]
     ) -> tuple[jax.Array, jax.Array]:
-        delay = policy.config.ddpg.policy_delay
+        delay = policy.config.options.policy_delay
         took_steps = after.gradient_steps > before.gradient_steps
         moved = after.gradient_steps // delay > before.gradient_steps // delay  # the actor
 
@@ -184,7 +234,7 @@ def gradient_steps(
     Returns:
         (state, metrics): means over the steps; of the actor, over those in which it moved.
     """
-    options = policy.config.ddpg
+    options = policy.config.options
     num_blocks, steps = ring.size.shape[0], options.updates_per_rollout
     share = options.batch_size // (num_blocks * num_shards())
     num_actions = ring.rows.action.shape[-1]
@@ -226,7 +276,7 @@ def gradient_step(
     )
     grads, metrics = average((grads, {**metrics, "target_mean": jnp.mean(target)}))
     critics, opt_state = descend(
-        policy.config, hypers, hypers.ddpg.critic_learning_rate, grads, state.opt_state["critic"],
+        policy.config, hypers, hypers["critic_learning_rate"], grads, state.opt_state["critic"],
         critics_of(state.params),
     )  # fmt: skip
     metrics["grad_norm_critic"] = optax.tree.norm(grads)
@@ -237,7 +287,7 @@ def gradient_step(
     )
     improve = functools.partial(actor_step, policy, hypers=hypers, batch=batch)
     skip = lambda state: (state, dict.fromkeys(ACTOR_METRICS, jnp.float32(0)))  # noqa: E731
-    delay = policy.config.ddpg.policy_delay
+    delay = policy.config.options.policy_delay
     state, own = improve(state) if delay == 1 else jax.lax.cond(state.gradient_steps % delay == 0, improve, skip, state)
     return state, metrics | own
 
@@ -251,8 +301,8 @@ def bellman_target(
     """
     target = nnx.merge(policy.graphdef, state.target_params)
     next_obs = policy.inputs(state, batch.next_obs)[0]
-    limit = hypers.ddpg.target_noise_clip
-    noise = jnp.clip(hypers.ddpg.target_noise * normal, -limit, limit)
+    limit = hypers["target_noise_clip"]
+    noise = jnp.clip(hypers["target_noise"] * normal, -limit, limit)
     action = jnp.clip(target.actor(next_obs) + noise, -1.0, 1.0)
     return batch.reward + batch.discount * jnp.min(target.values(next_obs, action), axis=0)
 
@@ -281,13 +331,13 @@ def actor_step(
     loss, grads = jax.value_and_grad(actor_loss, argnums=2)(policy, state, state.params["actor"], batch)
     loss, grads = average((loss, grads))
     actor, opt_state = descend(
-        policy.config, hypers, hypers.learning_rate, grads, state.opt_state["actor"], state.params["actor"]
+        policy.config, hypers, hypers["learning_rate"], grads, state.opt_state["actor"], state.params["actor"]
     )
     params = {**state.params, "actor": actor}
     state = state.replace(
         params=params,
         opt_state={**state.opt_state, "actor": opt_state},
-        target_params=soft_update(state.target_params, params, hypers.ddpg.tau),
+        target_params=soft_update(state.target_params, params, hypers["tau"]),
     )
     return state, {"actor_loss": loss, "grad_norm_actor": optax.tree.norm(grads)}
 

@@ -1,0 +1,163 @@
+"""What PPO and A2C share: an actor-critic network, how it acts, and options of the data that they learn from."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from wdjax.checks import require
+from wdjax.overrides import overridden
+from wdjax.train.algorithms.optimizer import make_optimizer
+from wdjax.train.algorithms.returns import Experience, final_value, gae
+from wdjax.train.config.facts import Schedule, static, traced
+from wdjax.train.config.schema import PolicyConfig, TrainConfig
+from wdjax.train.networks.actor_critic import ActorCritic, empty_carry, without_mask
+from wdjax.train.networks.distributions import Distribution, make_distribution
+from wdjax.train.networks.encoders import MASK
+from wdjax.train.rollout.draws import sample_blocks
+from wdjax.train.state import Hypers, Memory, Policy, PolicyState
+from wdjax.train.state.agents import Assignment
+from wdjax.train.state.algorithm import Algorithm
+from wdjax.train.state.hypers import hypers_of
+from wdjax.train.state.normalization import new_normalizer
+
+
+@dataclasses.dataclass(frozen=True)
+class OnPolicyOptions:
+    """Options that PPO and A2C share. Traced fields can be swept without recompiling; a `Schedule` may change."""
+
+    gamma: float = traced(0.99, allowed="between 0 and 1")
+    """Discount factor."""
+    gae_lambda: float = traced(0.95, allowed="between 0 and 1")
+    """Lambda of generalized advantage estimation. 1: Monte Carlo returns."""
+    value_coefficient: Schedule = traced(0.5)
+    """Weight of the value loss (mean squared error)."""
+    entropy_coefficient: Schedule = traced(0.01)
+    """Weight of the entropy bonus."""
+    normalize_advantage: bool = static(False)
+    """Normalize the advantages of each minibatch to mean 0 and standard deviation 1 over its valid transitions."""
+    normalize_reward: bool = static(False)
+    """Divide rewards by the running standard deviation of the discounted return, and clip them to [-10, 10]."""
+    decisions_only: bool = static(False)
+    """Learn only from transitions in which the action mask allows more than one action. Rewards are summed between
+    these decisions, and gamma discounts per decision, not per step. Choose rollout_length so that rollouts end at a
+    decision: the value function is learned only there."""
+    neg_pos_env_ratio: float = static(-1.0, allowed="finite (below 0: use all replicas)")
+    """For sparse rewards: learn from all replicas in which an agent terminated (positive), and from at most this many
+    randomly chosen other (negative) replicas per positive one. Without a positive replica, all replicas are used. Below
+    0: disabled."""
+    action_distribution: Literal["gaussian", "squashed_gaussian"] = static("gaussian", read=True)
+    """Distribution of continuous actions: a normal distribution clipped to the box, or one squashed into the box by
+    tanh."""
+
+
+class OnPolicy(Algorithm):
+    """Base class of on-policy algorithms with an actor-critic network.
+
+    A subclass implements `loss` and `update`, and may override `advantages`. Most custom algorithms are subclasses of
+    `PPO` or `A2C` instead, with another `loss` (see `PPO.loss`).
+    """
+
+    Options = OnPolicyOptions
+    has_kernels: ClassVar[bool] = True
+    keeps_log_prob: ClassVar[bool] = True
+    """whether transitions store log pi(a) of the policy that acted"""
+
+    def check(self, name: str, run: TrainConfig, assignment: Assignment) -> None:
+        config = run.policies[name]
+        try:
+            self.make_distribution(config, assignment)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"policies.{name}: {error}") from None
+        has_mask = MASK in getattr(assignment.observation_space, "spaces", ())
+        words = f"false, as the observations of group {assignment.segments[0].group!r} have no {MASK}"
+        require(has_mask or not config.options.decisions_only, f"policies.{name}.decisions_only", True, words)
+
+    def make_distribution(self, config: PolicyConfig, assignment: Assignment) -> Distribution:
+        return make_distribution(assignment.action_space, config.options.action_distribution)
+
+    def make_network(self, config: PolicyConfig, assignment: Assignment, rngs: nnx.Rngs) -> nnx.Module:
+        distribution = self.make_distribution(config, assignment)
+        return ActorCritic(without_mask(assignment.observation_space), distribution, config.network, rngs=rngs)
+
+    def init(self, policy: Policy, params: Any) -> PolicyState:
+        config, space = policy.config, policy.assignment.observation_space
+        normalizer = new_normalizer(config.normalize_observation, config.options.normalize_reward, space)
+        opt_state = make_optimizer(config, hypers_of(config)).init(params) if config.trainable else None
+        return PolicyState(params, opt_state, normalizer)
+
+    def init_carry(self, policy: Policy, num_envs: int) -> Any:
+        return empty_carry(policy.config.network, (num_envs, policy.assignment.num_agents))
+
+    def init_memory(self, policy: Policy, run: TrainConfig) -> Memory:
+        shape = (run.num_envs, policy.assignment.num_agents)
+        running = jnp.zeros(shape, jnp.float32) if policy.config.options.normalize_reward else None
+        return Memory(self.init_carry(policy, run.num_envs), running)
+
+    def before_rollout(self, policy: Policy, state: PolicyState) -> Any:
+        return policy.engine.prepare(policy, state)
+
+    def act(
+        self, policy: Policy, state: Any, carry: Any, obs: Any, keys: jax.Array, hypers: Hypers
+    ) -> tuple[jax.Array, dict[str, Any], Any]:
+        return policy.engine.act(policy, state, carry, obs, keys)
+
+    def play(
+        self, policy: Policy, state: PolicyState, carry: Any, obs: Any, keys: jax.Array, greedy: bool
+    ) -> tuple[jax.Array, Any]:
+        outputs, _, carry = policy.apply(state, obs, carry)
+        if greedy:
+            return policy.distribution.mode(outputs), carry
+        return sample_blocks(policy.distribution, keys, outputs), carry
+
+    def describe(self, policy: Policy, state: PolicyState, carry: Any, obs: Any) -> dict[str, Any]:
+        outputs, value, _ = policy.apply(state, obs, carry)
+        return {**policy.distribution.describe(outputs), "value": value}
+
+    def end_of_step(
+        self, policy: Policy, state: PolicyState, carry: Any, final_obs: Any, truncated: jax.Array | None
+    ) -> dict[str, Any]:
+        if truncated is None:
+            return {}
+        if carry is None:
+            return {"next_obs": final_obs}  # evaluated after the rollout, for all steps at once
+        return {"final_value": final_value(policy, state, carry, final_obs, truncated)}
+
+    def value(self, policy: Policy, state: PolicyState, obs: Any, carry: Any) -> jax.Array:
+        """Return V(obs), [...], for observations with leading axes [...]: where a rollout or an episode is cut off."""
+        return policy.apply(state, obs, carry)[1]
+
+    def advantages(
+        self, policy: Policy, state: PolicyState, data: Experience, next_value: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """Return (advantages, value targets), [T, N, n] each; by default generalized advantage estimation (`gae`).
+
+        Args:
+            policy: static part of the policy.
+            state: state of the policy before the update.
+            data: the rollout after the transforms, leaves [T, N, n, ...]; with `decisions_only`, gamma and gae_lambda
+                are [T, N, n].
+            next_value: [T, N, n] V of the observation after each transition, the final one where the episode ended.
+        """
+        return gae(
+            data.reward, data.rows.value, next_value, data.rows.terminated, data.ends, data.gamma, data.gae_lambda,
+            scan=policy.engine.scan,
+        )  # fmt: skip
+
+    def losses(
+        self, policy: Policy, before: PolicyState, after: PolicyState, metrics: Mapping[str, jax.Array]
+    ) -> tuple[jax.Array, jax.Array]:
+        steps = next(name for name in ("gradient_steps", "decision_fraction", "live_fraction") if name in metrics)
+        took_steps = metrics[steps] > 0
+        return tuple(jnp.where(took_steps, metrics[name], 0.0) for name in ("loss", "grad_norm"))
+
+    @property
+    def takes_uniform(self) -> bool:
+        return not self.overridden("act")
+
+    def overridden(self, *names: str) -> str | None:
+        """Return the first of these functions that a subclass overrides, or None."""
+        return overridden(self, OnPolicy, names)

@@ -1,0 +1,118 @@
+"""Proximal policy optimization (PPO).
+
+Source: Schulman et al., "Proximal Policy Optimization Algorithms" (2017).
+"""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+
+from wdjax.checks import require
+from wdjax.train.algorithms.fit import Batch, Mean, Metrics, fit, normalized_mean
+from wdjax.train.algorithms.on_policy import OnPolicy, OnPolicyOptions
+from wdjax.train.algorithms.returns import experience, next_value
+from wdjax.train.algorithms.transforms import apply_transforms, update_normalizers
+from wdjax.train.config.facts import static, traced
+from wdjax.train.config.schema import TrainConfig
+from wdjax.train.rollout.metrics import rollout_metrics
+from wdjax.train.state import Evaluation, Hypers, Memory, Policy, PolicyState, Rollout
+from wdjax.train.state.agents import Assignment
+
+
+@dataclasses.dataclass(frozen=True)
+class PPOOptions(OnPolicyOptions):
+    """Options of PPO."""
+
+    clip: float = traced(0.2, allowed="above 0")
+    """Clipping range of the probability ratio around 1."""
+    value_clip: float = traced(math.inf, allowed="above 0")
+    """Clipping range of the value around its old prediction. .inf: no clipping."""
+    target_kl: float = traced(math.inf, allowed="above 0")
+    """Stop the gradient steps of an update once approx_kl of a minibatch exceeds this value. .inf: never."""
+    epochs: int = static(1, allowed="at least 1 and below 2**31")
+    """Passes over a rollout per update."""
+    minibatches: int = static(1, allowed="at least 1 and below 2**31")
+    """Gradient steps per epoch. Must divide the transitions of a block, rollout_length x num_envs / num_blocks x
+    agents. For recurrent networks it must divide the sequences instead (the same product without rollout_length)."""
+
+
+class PPO(OnPolicy):
+    """Epochs of minibatches on a clipped surrogate objective."""
+
+    Options = PPOOptions
+
+    def check(self, name: str, run: TrainConfig, assignment: Assignment) -> None:
+        super().check(name, run, assignment)
+        config, replicas, agents = run.policies[name], run.num_envs // run.blocks, assignment.num_agents
+        factors, rows = f"num_envs / num_blocks {replicas} x agents {agents}", replicas * agents
+        what = f"the number of sequences per block ({factors})"
+        if not config.network.recurrent_size:
+            rows *= run.rollout_length
+            what = f"the number of transitions per block (rollout_length {run.rollout_length} x {factors})"
+        minibatches = config.options.minibatches
+        allowed = f"a divisor of {rows}, {what}"
+        require(rows % minibatches == 0, f"policies.{name}.minibatches", minibatches, allowed)
+
+    def loss(self, new: Evaluation, batch: Batch, options: PPOOptions, mean: Mean) -> tuple[jax.Array, Metrics]:
+        """Return the loss and the means of its terms.
+
+            loss = mean(policy_loss) + c_v mean(value_loss) - c_e mean(entropy)
+
+        Args:
+            new: log-probabilities, entropies and values under the parameters being trained, [B] each.
+            batch: the transitions, leaves [B, ...].
+            options: traced fields are scalars.
+            mean: averages terms, {name: [B]}, over the valid transitions of all devices. The loss must be linear in its
+                result.
+        """
+        terms = policy_terms(new.log_prob, batch, options)
+        means = mean({**terms, "value_loss": value_error(new.value, batch, options), "entropy": new.entropy})
+        weighted_value_loss = options.value_coefficient * means["value_loss"]
+        return means["policy_loss"] + weighted_value_loss - options.entropy_coefficient * means["entropy"], means
+
+    def update(
+        self, policy: Policy, state: PolicyState, memory: Memory, hypers: Hypers, rollout: Rollout, key: jax.Array,
+        num_blocks: int,
+    ) -> tuple[PolicyState, Memory, Metrics]:  # fmt: skip
+        """Estimate advantages, then take epochs x minibatches gradient steps. Normalizers change last."""
+        options = policy.options(hypers)
+        data = experience(policy, state, rollout, options.gamma, options.gae_lambda)
+        data, running, key, metrics = apply_transforms(policy, state, memory, data, key, num_blocks)
+        advantage, target = self.advantages(policy, state, data, next_value(policy, state, rollout, data))
+        metrics |= rollout_metrics(policy, data.rows, advantage, target)
+        state, losses = fit(
+            self.loss, policy, state, hypers, Batch.of(policy, rollout, data, advantage, target), key, num_blocks,
+            epochs=options.epochs, minibatches=options.minibatches, target_kl=options.target_kl,
+            normalize_advantage=options.normalize_advantage,
+        )  # fmt: skip
+        state, memory = update_normalizers(state, memory, data, running)
+        return state, memory, metrics | losses
+
+
+def policy_terms(log_prob: jax.Array, batch: Batch, options: PPOOptions) -> Metrics:
+    """Return PPO's policy loss and its metrics, [B] each.
+
+        policy_loss = -min(ratio A, clip(ratio, 1 - eps, 1 + eps) A),    ratio = pi(a) / pi_old(a)
+
+    Source: Schulman et al. (2017), eq. 7; approx_kl is the k3 estimator of Schulman (joschu.net, 2020).
+    """
+    log_ratio = jnp.where(batch.valid, log_prob - batch.log_prob, 0.0)  # that of an invalid one may overflow
+    ratio = jnp.exp(log_ratio)
+    # The same as min and clip, whose derivatives split ties and take more operations.
+    gains = batch.advantage > 0.0
+    limit = jnp.where(gains, 1.0 + options.clip, 1.0 - options.clip)
+    clipped = jnp.where(gains, ratio > limit, ratio < limit)
+    policy_loss = -jnp.where(clipped, limit, ratio) * batch.advantage
+    terms = {
+        "approx_kl": ratio - 1.0 - log_ratio,
+        "clip_fraction": (jnp.abs(ratio - 1.0) > options.clip).astype(jnp.float32),
+    }
+    return terms | normalized_mean(batch, options) | {"policy_loss": policy_loss}
+
+
+def value_error(value: jax.Array, batch: Batch, options: PPOOptions) -> jax.Array:
+    """Return max((V - R)^2, (clip(V, V_old - eps_v, V_old + eps_v) - R)^2), [B]."""
+    clipped_value = batch.value + jnp.clip(value - batch.value, -options.value_clip, options.value_clip)
+    return jnp.maximum((value - batch.target) ** 2, (clipped_value - batch.target) ** 2)

@@ -1,0 +1,112 @@
+"""What an engine does with an algorithm's loss(new, batch, options, mean) -> (loss, metrics), as `PPO.loss`."""
+
+import dataclasses
+import types
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.interpreters import partial_eval as pe
+
+from wdjax.train.config.facts import is_traced
+from wdjax.train.state.rows import Evaluation
+from wdjax.train.state.state import PolicyState
+
+ROW_FIELDS = ("log_prob", "value", "advantage", "target", "valid")
+"""fields of a batch with one number per transition: all that a loss sees of it inside of a kernel"""
+
+
+def evaluate(policy: Any, state: PolicyState, batch: Any) -> Evaluation:
+    """Evaluate a batch under the parameters of a state."""
+    if batch.carry is None:
+        outputs, value, _ = policy.apply(state, batch.obs)
+    else:
+        outputs, value = policy.unroll(state, batch.obs, batch.carry[0], batch.restart, batch.carry[1])
+    log_prob = policy.distribution.log_prob(outputs, batch.action)
+    return Evaluation(log_prob, policy.distribution.entropy(outputs), value)
+
+
+def rows_of(batch: Any) -> dict[str, jax.Array]:
+    """Return the numbers per transition that a batch has."""
+    return {name: getattr(batch, name) for name in ROW_FIELDS if getattr(batch, name) is not None}
+
+
+def as_batch(rows: Mapping[str, Any]) -> Any:
+    """Return numbers per transition as the batch that a loss reads."""
+    return types.SimpleNamespace(**{**dict.fromkeys(ROW_FIELDS), **rows})
+
+
+def combine(loss: Callable, options: Any, means: Mapping[str, jax.Array]) -> jax.Array:
+    """Return the loss () that belongs to the means of its terms."""
+    one = jnp.zeros(1)
+    rows = as_batch({**dict.fromkeys(ROW_FIELDS, one), "valid": one > 0})
+    return loss(Evaluation(one, one, one), rows, options, lambda terms: dict(means))[0]
+
+
+class _Recorder:
+    """Options that record which traced fields a loss reads."""
+
+    def __init__(self, options: Any) -> None:
+        self.__dict__.update(_options=options, _read=set())
+
+    def __getattr__(self, name: str) -> Any:
+        field = type(self._options).__dataclass_fields__.get(name)
+        if field is None or not is_traced(field):
+            return getattr(self._options, name)
+        self._read.add(name)
+        return jnp.float32(0)
+
+
+class Study(NamedTuple):
+    """What a kernel must know of a loss before it traces it."""
+
+    read: list[str]  # the traced options that it reads, in the order of their fields
+    terms: list[str]  # sorted
+    of_value: frozenset[str]  # terms that depend on the new value, and not on the policy
+    mixed: str | None  # what depends on both, so that two networks cannot be differentiated apart; None: nothing
+
+
+def study(loss: Callable, options: Any, rows: Mapping[str, Any]) -> Study:
+    """Trace a loss on one transition."""
+    recorder, one = _Recorder(options), jnp.zeros(1)
+    rows = as_batch({name: jnp.zeros(1, values.dtype) for name, values in rows.items()})
+
+    def traced(log_prob: jax.Array, entropy: jax.Array, value: jax.Array) -> dict[str, jax.Array]:
+        each = lambda *new: loss(Evaluation(*new), rows, recorder, lambda terms: terms)  # noqa: E731
+        slopes, terms = jax.grad(lambda new: (jnp.sum(each(*new)[0]), each(*new)[1]), has_aux=True)(
+            (log_prob, entropy, value)
+        )
+        return {"the gradient in the policy": slopes[:2], "the gradient in the value": slopes[2], "terms": terms}
+
+    closed, shapes = jax.make_jaxpr(traced, return_shape=True)(one, one, one)
+    places = [jax.tree_util.keystr(path, simple=True, separator=".")
+              for path, _ in jax.tree_util.tree_leaves_with_path(shapes)]  # fmt: skip
+    needs = {}
+    for i, place in enumerate(places):
+        used = pe.dce_jaxpr(closed.jaxpr, [j == i for j in range(len(places))])[1]
+        needs[place] = used[0] or used[1], used[2]
+    terms = {place.removeprefix("terms."): need for place, need in needs.items() if place.startswith("terms.")}
+    # of the gradient in the policy nothing may depend on the value, nor the other way round
+    wrong = [place for place, (policy, value) in needs.items() if (value if "policy" in place else policy and value)]
+    wrong = [place for place in needs if place.startswith("the gradient in the value") and needs[place][0]] + wrong
+    fields = [field.name for field in dataclasses.fields(options)] if dataclasses.is_dataclass(options) else []
+    of_value = frozenset(name for name, (policy, value) in terms.items() if value and not policy)
+    read = [name for name in fields if name in recorder._read]
+    return Study(read, sorted(terms), of_value, wrong[0].removeprefix("terms.") if wrong else None)
+
+
+def is_custom(loss: Callable) -> bool:
+    """Return whether the loss of an algorithm comes from outside of wdjax."""
+    owner = getattr(loss, "__self__", None)
+    return not (loss.__module__ if owner is None else type(owner).__module__).startswith("wdjax.train.algorithms.")
+
+
+def is_linear(loss: Callable, options: Any) -> bool:
+    """Return whether a loss is linear in the means of its terms, as sums over minibatches and devices need it."""
+    number, flag = jax.ShapeDtypeStruct((1,), jnp.float32), jax.ShapeDtypeStruct((1,), jnp.bool_)
+    terms = study(loss, options, {**dict.fromkeys(ROW_FIELDS, number), "valid": flag}).terms
+    x, y = (dict(zip(terms, jax.random.normal(jax.random.key(seed), (len(terms),)), strict=True)) for seed in (0, 1))
+    at = lambda means: float(combine(loss, options, means))  # noqa: E731
+    both = at({name: 2.0 * x[name] - 3.0 * y[name] for name in terms})
+    return abs(both - (2.0 * at(x) - 3.0 * at(y))) <= 1e-4 * (1.0 + abs(both))
