@@ -5,11 +5,9 @@ import dataclasses
 
 import jax.numpy as jnp
 from flax import struct
-from probes import NETWORK, Leaver, Signal, SignalParams, SignalState, draw_signal
+from probes import NETWORK, Leaver, Signal, SignalParams, SignalState, draw_signal, new_policy
 
 from wdjax import Box, Dict
-from wdjax.train import PolicyConfig
-from wdjax.train.config.schema import DDPGConfig
 
 LOW, HIGH = -1.0, 3.0
 
@@ -66,22 +64,18 @@ class BoxLeaver(Leaver):
 BOX_PROBES = {"probe_box_signal": BoxSignal, "probe_box_leaver": BoxLeaver}
 
 
-def tiny_ddpg(learning_rate=0.01, gamma=0.7, **options):
-    """Returns a DDPG policy of one hidden layer of 8, whose critic learns fast."""
-    options = {
+def tiny_ddpg(**changes):
+    """Return a DDPG policy with one hidden layer of 8 units and a critic that learns fast."""
+    settings = {
+        "network": NETWORK,
+        "gamma": 0.7,
+        "learning_rate": 0.01,
+        "max_grad_norm": 10.0,
         "critic_learning_rate": 0.02,
         "tau": 0.2,
         "buffer_size": 512,
         "batch_size": 64,
         "warmup": 64,
         "updates_per_rollout": 8,
-        **options,
     }
-    return PolicyConfig(
-        algorithm="DDPG",
-        network=NETWORK,
-        gamma=gamma,
-        learning_rate=learning_rate,
-        max_grad_norm=10.0,
-        ddpg=DDPGConfig(**options),
-    )
+    return new_policy("DDPG", **{**settings, **changes})

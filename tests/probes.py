@@ -15,7 +15,8 @@ from flax import struct
 
 import wdjax
 from wdjax import Box, Dict, Discrete, MultiDiscrete
-from wdjax.train import NetworkConfig, PolicyConfig, TrainConfig
+from wdjax.train import A2C, PPO, NetworkConfig, PolicyConfig, TrainConfig
+from wdjax.train.algorithms.ddpg.update import DDPG
 
 
 @struct.dataclass
@@ -410,18 +411,32 @@ PROBES = {
 NETWORK = NetworkConfig(hidden_sizes=(8,), activation="tanh", initializer="lecun")
 FALLING = ((0, 0.02), (300 * 8 * 6, 0.0))  # to 0 in 300 updates: values settle
 ALGORITHMS = {"A2C": {}, "PPO": {"epochs": 2, "minibatches": 2, "normalize_advantage": True}}
+OPTIONS = {"A2C": A2C.Options, "PPO": PPO.Options, "DDPG": DDPG.Options}
 
 
 def tiny_policy(algorithm, **changes):
-    """Returns a policy of one hidden layer of 8 that learns fast and explores no longer than it
-    must."""
+    """Return a policy with one hidden layer of 8 units that learns fast and stops exploring early."""
     settings = {
         "network": NETWORK,
         "gamma": 0.7,
         "entropy_coefficient": 0.0,
         "learning_rate": FALLING,
     }
-    return PolicyConfig(algorithm=algorithm, **{**settings, **ALGORITHMS[algorithm], **changes})
+    return new_policy(algorithm, **{**settings, **ALGORITHMS[algorithm], **changes})
+
+
+def new_policy(algorithm, **fields):
+    """Return a PolicyConfig; `fields` holds its own fields and options of its algorithm."""
+    bare = PolicyConfig(algorithm=algorithm, options=OPTIONS[algorithm]())
+    return change_policy(bare, **fields)
+
+
+def change_policy(policy, **changes):
+    """Return a PolicyConfig with changes of its own fields and of its algorithm's options."""
+    fields = {name: changes.pop(name) for name in [*changes] if hasattr(policy, name)}
+    return dataclasses.replace(
+        policy, **fields, options=dataclasses.replace(policy.options, **changes)
+    )
 
 
 def tiny_config(env, policies, **changes):
