@@ -25,13 +25,18 @@ pytestmark = pytest.mark.usefixtures("quick_compile")
 
 # --- early stop: a policy whose parameters are the logits of each of 8 rows ---
 
-CONFIG = PolicyConfig(epochs=3, minibatches=2, learning_rate=0.5, entropy_coefficient=0.0, max_grad_norm=math.inf)
+CONFIG = PolicyConfig(
+    epochs=3, minibatches=2, learning_rate=0.5, entropy_coefficient=0.0, max_grad_norm=math.inf
+)
 CONFIG = with_options("agent", CONFIG)
 
 
 def gradient_steps(policy, state, hypers, batch, key, num_blocks):
     options = Policy.options(policy, hypers)
-    stated = {name: getattr(options, name) for name in ("epochs", "minibatches", "normalize_advantage", "target_kl")}
+    stated = {
+        name: getattr(options, name)
+        for name in ("epochs", "minibatches", "normalize_advantage", "target_kl")
+    }
     return fit(policy.algorithm.loss, policy, state, hypers, batch, key, num_blocks, **stated)
 
 
@@ -47,7 +52,11 @@ def show(state, obs):
 
 
 POLICY = Stand(
-    name="agent", apply=show, distribution=Categorical((2,), scalar=True), config=CONFIG, algorithm=PPO(),
+    name="agent",
+    apply=show,
+    distribution=Categorical((2,), scalar=True),
+    config=CONFIG,
+    algorithm=PPO(),
 )
 PARAMS = {"logits": jnp.zeros((8, 2)), "value": jnp.zeros(8)}
 SHAPE = (4, 2, 1)
@@ -63,7 +72,14 @@ HYPERS = make_hypers(CONFIG).at(jnp.float32(0))
 
 @jax.jit
 def steps_with(target_kl):
-    return gradient_steps(POLICY, START, HYPERS.replace(options=HYPERS.options.replace(target_kl=target_kl)), ROWS, KEY, 1)
+    return gradient_steps(
+        POLICY,
+        START,
+        HYPERS.replace(options=HYPERS.options.replace(target_kl=target_kl)),
+        ROWS,
+        KEY,
+        1,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +155,9 @@ def choose(key, positive, ratio, num_blocks):
     return choose_among(key, positive, np.ones(len(positive), bool), ratio, num_blocks)
 
 
-@pytest.mark.parametrize(("ratio", "others"), [(0.0, 0), (0.5, 1), (1.0, 3), (2.5, 7), (2.99, 8), (3.0, 9), (1e6, 9)])
+@pytest.mark.parametrize(
+    ("ratio", "others"), [(0.0, 0), (0.5, 1), (1.0, 3), (2.5, 7), (2.99, 8), (3.0, 9), (1e6, 9)]
+)
 def test_positive_replicas_and_so_many_others(ratio, others):
     for seed in range(5):
         chosen = np.asarray(choose(jax.random.key(seed), POSITIVE, ratio, 4))
@@ -165,7 +183,9 @@ def test_replicas_without_a_live_row_take_nobodys_place():
 
 def test_others_are_drawn_evenly():
     keys = jax.random.split(KEY, 4000)
-    chosen = jax.vmap(lambda key: choose_replicas(key, jnp.array(POSITIVE), jnp.ones(12, bool), 1.0, 4))(keys)
+    chosen = jax.vmap(
+        lambda key: choose_replicas(key, jnp.array(POSITIVE), jnp.ones(12, bool), 1.0, 4)
+    )(keys)
     counts = np.sum(chosen, axis=0)[~POSITIVE]
     deviation = np.sqrt(4000 * (1 / 3) * (2 / 3))
     assert np.all(np.abs(counts - 4000 / 3) < 4.5 * deviation)
@@ -179,7 +199,9 @@ def test_what_is_drawn_for_a_block_does_not_depend_on_the_others():
     first = np.array([True, False, False, False])
     for others, ratio_alone, ratio in [(1, 1.0, 0.12), (2, 2.0, 0.23)]:
         alone = choose(KEY, first, ratio_alone, 1)
-        among = choose(KEY, np.concatenate([first, np.ones(8, bool)]), ratio, 3)  # the rest takes part in no draw
+        among = choose(
+            KEY, np.concatenate([first, np.ones(8, bool)]), ratio, 3
+        )  # the rest takes part in no draw
         np.testing.assert_array_equal(among[:4], alone)
         assert np.sum(alone) == 1 + others
 
