@@ -1,5 +1,4 @@
-"""Probe environments for algorithms that act in a box: those of `probes`, with an action that is a
-number."""
+"""Probe environments with continuous actions, for algorithms that require a Box."""
 
 import dataclasses
 
@@ -14,7 +13,7 @@ LOW, HIGH = -1.0, 3.0
 
 @struct.dataclass
 class BoxSignalParams(SignalParams):
-    """As `SignalParams`, but for actions."""
+    """`SignalParams` with a target for the action."""
 
     # by_match pays -(action - target)^2 at signal 1, -(action + target)^2 at signal -1
     target: float = 0.0
@@ -22,10 +21,10 @@ class BoxSignalParams(SignalParams):
 
 @dataclasses.dataclass(frozen=True)
 class BoxSignal(Signal):
-    """One agent names a number between -1 and 3, and sees (signal, steps so far).
+    """One agent chooses a number from -1 to 3 and observes (signal, steps since the reset).
 
-    `by_action` times the action is paid, and `by_match` times minus the squared distance to a
-    target.
+    The reward contains `by_action` times the action, and `by_match` times minus the squared
+    distance to a target.
     """
 
     @property
@@ -55,7 +54,7 @@ class BoxSignal(Signal):
 
 @dataclasses.dataclass(frozen=True)
 class BoxLeaver(Leaver):
-    """Two players of whom the first leaves early; each names two numbers that mean nothing."""
+    """Two players with actions that have no effect. The first one leaves early."""
 
     def action_space(self, params):
         return Dict({"player": Box(-1.0, 1.0, (2,)).batch(2)})

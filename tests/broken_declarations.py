@@ -1,7 +1,6 @@
-"""Environments that each break one rule of what a game declares of itself: its scripts, and who is
-whom.
+"""Environments that each break one rule about scripts or `split_observation`.
 
-As in tests/broken_envs.py: each is one of the correct toys with one thing overridden.
+As in tests/broken_envs.py, each is one of the correct toys with one override.
 """
 
 import jax.numpy as jnp
@@ -82,11 +81,11 @@ class ScriptThatBranches(Line):
     scripts = {"walk": ("agent", lambda env, state, params, key: 0 if state.place > 0 else 2)}  # noqa: RUF012
 
 
-# --- who is whom ---
+# --- split_observation ---
 
 
 class Watched(Team):
-    """The workers see nobody, the pilot one other; correct."""
+    """A correct environment. Workers observe no other agent, the pilot observes one."""
 
     def split_observation(self, obs):
         if isinstance(obs, dict):

@@ -1,7 +1,6 @@
-"""Environments that each break one rule of the contract, with the sentence that `wdjax.check_env`
-must say.
+"""Environments that each break one rule of the contract, with the expected error.
 
-Each is one of the two correct toys (tests/toy_contract.py) with one thing overridden.
+Each is one of the two correct toys (tests/toy_contract.py) with one override.
 """
 
 import dataclasses
@@ -17,13 +16,13 @@ from wdjax import Box, Dict, Discrete, MultiDiscrete
 from wdjax.checks import require
 
 BROKEN = []  # (class, sentence as a regular expression)
-BROKEN_IN_PLAY = []  # likewise: what only random play shows
-# likewise: further ones of the same rules, and leaks for whose holder jax looks for seconds
+BROKEN_IN_PLAY = []  # likewise: errors that only random play finds
+# likewise: further cases of the same rules, and leaks, which jax takes seconds to trace
 BROKEN_LATE = []
 
 
 def says(sentence, found_in=BROKEN):
-    """Lists the class with what the check must say about it."""
+    """Register the class with the error that `check_env` must raise."""
 
     def add(cls):
         found_in.append((cls, sentence))
@@ -41,7 +40,7 @@ def says_late(sentence):
 
 
 class Plain:
-    """Compares by identity and is no pytree."""
+    """Compares by identity and is not a pytree."""
 
 
 # --- values ---

@@ -1,7 +1,6 @@
-"""Environments that each break one rule of what `step` and `reset` return, and of what shows when
-they run.
+"""Environments that each break one rule about the outputs of `step` and `reset`.
 
-As in tests/broken_envs.py: each is one of the correct toys with one thing overridden.
+As in tests/broken_envs.py, each is one of the correct toys with one override.
 """
 
 import random
@@ -19,7 +18,7 @@ from wdjax import Box, Dict, Discrete
 
 
 class Observing(Line):
-    """Sees `seen`, in the space of `Line`."""
+    """Replace entries of the observation by those in `seen`."""
 
     def observe(self, state):
         return {**super().observe(state), **self.seen(state)}
@@ -60,7 +59,7 @@ class AnotherObservationFromStep(Team):
 
 
 class OtherState(Line):
-    """Keeps its state in another form."""
+    """Keep the state in another form."""
 
     def reset(self, key, params):
         obs, state = super().reset(key, params)
@@ -128,7 +127,7 @@ class ClockTurnsFloat(Line):
 
 
 class Altered(Line):
-    """A step whose values after the state are what `alter` makes of them."""
+    """Replace the values that follow the state by the result of `alter`."""
 
     def step(self, key, state, action, params):
         obs, after, *rest = super().step(key, state, action, params)

@@ -1,5 +1,4 @@
-"""A headless Chromium, driven by chromedriver's own protocol (W3C WebDriver), where both are
-installed."""
+"""A headless Chromium, controlled through chromedriver (W3C WebDriver)."""
 
 import base64
 import contextlib
@@ -51,7 +50,7 @@ class Browser:
             "height": size[1],
             "deviceScaleFactor": 1,
             "mobile": False,
-        }  # windows are at least 500
+        }  # real windows are at least 500 wide
         self.command("Emulation.setDeviceMetricsOverride", view)
         return self
 
@@ -59,11 +58,11 @@ class Browser:
         return self.ask("/goog/cdp/execute", {"cmd": name, "params": params})
 
     def show(self, path):
-        """Opens a file and waits until it has been read."""
+        """Open a file and wait until it is loaded."""
         self.ask("/url", {"url": path.resolve().as_uri()})
 
     def run(self, script):
-        """Returns what a script returns."""
+        """Return the result of a script."""
         return self.ask("/execute/sync", {"script": script, "args": []})
 
     def errors(self):
@@ -83,7 +82,7 @@ class Browser:
 
 @contextlib.contextmanager
 def browser(folder, **how):
-    """A browser with a new profile, which ends with the block."""
+    """Start a browser with a new profile, and end it after the block."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

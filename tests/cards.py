@@ -1,4 +1,4 @@
-"""Programs for NVIDIA cards, lowered on a machine that has none."""
+"""Lower programs for NVIDIA GPUs on a machine without one."""
 
 import jax
 from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
@@ -8,8 +8,7 @@ CARDS = ("NVIDIA A100-SXM4-80GB", "NVIDIA L4", "NVIDIA H200", "NVIDIA B200")
 
 
 def lowered(function, *operands, platform="cuda", card="NVIDIA H200"):
-    """Returns the text of a function's program for a card; jax 0.11 and newer want to know
-    which it is."""
+    """Return the text of a function's program for a GPU. jax 0.11 and newer need its kind."""
     device = AbstractDevice(device_kind=card, num_cores=None, platform=platform)
     with use_abstract_mesh(AbstractMesh((), (), abstract_device=device)):
         return jax.jit(function).trace(*operands).lower(lowering_platforms=(platform,)).as_text()

@@ -1,12 +1,14 @@
-"""Settings of every test session. Flags of XLA and jax are read once, so they are set before jax is
-imported."""
+"""Settings of all test sessions.
+
+XLA and jax read their flags once, so they are set before jax is imported.
+"""
 
 import gc
 import itertools
 import os
 from pathlib import Path
 
-# eight devices on the CPU, for tests of sharding
+# eight CPU devices, for tests of sharding
 _DEVICES = "--xla_force_host_platform_device_count"
 if _DEVICES not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_DEVICES}=8".strip()
@@ -26,8 +28,8 @@ if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
-# The same examples in every run: a red test is red for everybody. `--hypothesis-profile=explore`
-# looks for new ones.
+# The same examples in every run, so that failures are reproducible. `--hypothesis-profile=explore`
+# draws new ones.
 _COMMON = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
 hypothesis.settings.register_profile(
     "wdjax", max_examples=50, derandomize=True, database=None, **_COMMON
@@ -37,14 +39,17 @@ hypothesis.settings.load_profile("wdjax")
 
 
 def pytest_configure(config):
-    """Makes every warning that our own code or a test causes an error; other packages may warn."""
+    """Turn warnings caused by wdjax or a test into errors. Other packages may warn."""
     for module in ("wdjax", "test_", "reference_", "toy_"):
         config.addinivalue_line("filterwarnings", f"error:::{module}")
 
 
 def pytest_collection_finish():
-    """Looks for garbage seldom, and never among what stays: a twelfth of the time went there,
-    as tracing a program makes a hundred thousand objects that live as long as it."""
+    """Collect garbage less often, and freeze existing objects.
+
+    Tracing a program creates about 100,000 long-lived objects. Collection took a twelfth of the
+    time.
+    """
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
@@ -52,9 +57,11 @@ def pytest_collection_finish():
 
 @pytest.fixture(autouse=True)
 def room_for_programs(request):
-    """Forgets compiled programs before there are too many: each is some memory maps, of which
-    Linux gives a process 65,530, and one too many ends it with a segmentation fault. A slow
-    test leaves up to 6,000, a quick one 1,100."""
+    """Clear compiled programs before the process runs out of memory maps.
+
+    Each compiled program uses some memory maps. Linux allows 65,530 per process; one more causes a
+    segmentation fault. A slow test adds up to 6,000, a quick one 1,100.
+    """
     yield
     due = next(_TESTS) % 16 == 0 or request.node.get_closest_marker("slow")
     maps = Path("/proc/self/maps")
@@ -64,7 +71,7 @@ def room_for_programs(request):
 
 @pytest.fixture
 def registry(monkeypatch):
-    """What a test registers is forgotten after it."""
+    """Remove environments registered by a test after it."""
     from wdjax import envs
 
     monkeypatch.setattr(envs, "_REGISTRY", dict(envs._REGISTRY))
@@ -72,8 +79,7 @@ def registry(monkeypatch):
 
 @pytest.fixture(scope="module")
 def quick_compile():
-    """Compiles with hardly any optimization, in two thirds of the time: for programs that run
-    for milliseconds."""
+    """Compile with few optimizations in two thirds of the time, for programs that run briefly."""
     before = jax.config.read("jax_disable_most_optimizations")
     jax.config.update("jax_disable_most_optimizations", True)
     yield

@@ -1,4 +1,4 @@
-"""An environment whose statistics are named by a test, and known exactly."""
+"""An environment with statistics that a test names and whose values are known."""
 
 import dataclasses
 
@@ -8,7 +8,7 @@ from flax import struct
 import wdjax
 from wdjax import Box, Dict, Discrete
 
-STEPS = 3  # of every episode
+STEPS = 3  # length of an episode
 
 
 @struct.dataclass
@@ -18,28 +18,30 @@ class LedgerState:
 
 @struct.dataclass
 class LedgerParams:
-    reward: float = 2.0  # of each agent in each step
+    reward: float = 2.0  # per agent and step
 
 
 def given(default):
-    """A field that `wdjax.make` does not take."""
+    """Return a field that `wdjax.make` does not accept as an argument."""
     return dataclasses.field(default=default, metadata={"argument": False})
 
 
 def _stay(env, state, params, key):
-    """A script: action 0."""
+    """Return action 0."""
     return jnp.zeros(1, jnp.int32)
 
 
 @dataclasses.dataclass(frozen=True)
 class Ledger(wdjax.Env):
-    """Groups of one agent each, paid the same in every step; the i-th of `names` adds i + 1 in
-    every step."""
+    """Groups of one agent each, with equal rewards in every step.
+
+    The i-th of `names` adds i + 1 in every step.
+    """
 
     names: tuple[str, ...] = given(())
     ratios: tuple[tuple[str, str, str], ...] = given(())  # (name, sum, divisor)
     members: tuple[str, ...] = given(("agent", "crowd"))
-    plays: tuple[str, ...] = given(())  # names of scripts for the first group
+    plays: tuple[str, ...] = given(())  # names of scripts of the first group
 
     @property
     def default_params(self):

@@ -1,8 +1,7 @@
-"""Probe environments: games so small that what a learner must find is known exactly, and a fault
-shows in one number.
+"""Probe environments whose optimal policy and values are known exactly.
 
-Each isolates one part of learning, after rejax's tests/environments.py. `PROBES` names them for
-`wdjax.register`.
+Each isolates one part of learning, as in rejax's tests/environments.py, so that an error changes
+one number. `PROBES` names them for `wdjax.register`.
 """
 
 import dataclasses
@@ -27,7 +26,7 @@ class SignalState:
 
 @struct.dataclass
 class SignalParams:
-    """What a step pays is the sum of these; the defaults pay nothing."""
+    """Terms of the reward, which is their sum. All defaults are 0."""
 
     constant: float = 0.0  # in every step
     by_signal: float = 0.0  # times the signal
@@ -42,11 +41,10 @@ class SignalParams:
 
 @dataclasses.dataclass(frozen=True)
 class Signal(wdjax.Env):
-    """One agent with two actions sees (signal, steps so far). Its params make one probe or
-    another of it.
+    """One agent with two actions observes (signal, steps since the reset).
 
-    The final observation of an episode shows the time 0, so that the value after a time limit
-    can be learned.
+    Its params select which part of learning it tests. The final observation of an episode shows
+    time 0, so that the value after a time limit can be learned.
     """
 
     @property
@@ -88,20 +86,23 @@ class LeaverState:
 
 @struct.dataclass
 class LeaverParams:
-    leave: int = 2  # steps after which the first player is out
-    episode_length: int = 4  # steps after which the game ends for everybody
-    dead_obs: float = 0.0  # added to what the first player sees once it is out
-    # what it is paid then. A real game pays 0: this probe shows that nobody looks
+    leave: int = 2  # steps until the first player terminates
+    episode_length: int = 4  # steps until the other player terminates
+    dead_obs: float = 0.0  # added to the observation of the first player after it terminates
+    # its reward after it terminates. Environments must return 0; this probe checks that it is
+    # ignored
     dead_reward: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Leaver(wdjax.Env):
-    """Two players are paid 1 a step, whatever they do; the first leaves early, and then sees
-    its last step again."""
+    """Two players receive 1 per step whatever they do. The first one leaves early.
+
+    Afterwards it keeps observing its last step.
+    """
 
     can_truncate: ClassVar[bool] = False
-    LENGTH: ClassVar[int] = 4  # the longest game that an observation can tell the time of
+    LENGTH: ClassVar[int] = 4  # the longest episode that the observation can encode
 
     @property
     def groups(self):
@@ -131,7 +132,7 @@ class Leaver(wdjax.Env):
         )
 
     def ends(self, params):
-        """Returns the last step of each player, (2,) int32."""
+        """Return the last step of each player, (2,) int32."""
         return jnp.stack([jnp.int32(params.leave), jnp.int32(params.episode_length)])
 
     def observe(self, state, params):
@@ -157,22 +158,21 @@ class PairState:
 
 @struct.dataclass
 class PairParams:
-    pilot_scale: float = 1.0  # times the pilots' rewards
-    pilot_noise: float = 0.0  # added to what the pilots see
-    clerk_scale: float = 1.0  # times the clerks' rewards
-    clerk_noise: float = 0.0  # added to what the clerks see
+    pilot_scale: float = 1.0  # factor of the pilots' rewards
+    pilot_noise: float = 0.0  # added to the observations of the pilots
+    clerk_scale: float = 1.0  # factor of the clerks' rewards
+    clerk_noise: float = 0.0  # added to the observations of the clerks
     episode_length: int = 3  # steps, then truncated
 
 
 @dataclasses.dataclass(frozen=True)
 class Pair(wdjax.Env):
-    """Two groups with nothing in common but the clock and a signal, which every step draws anew.
+    """Two groups that share only the clock and a signal, which is drawn anew in every step.
 
-    Pilots act in a box and are paid -|action - target|^2, the target inside the box and at
-    another place for each signal. Clerks make two discrete choices, of which a mask, another
-    one in every step, forbids some; they are paid 1 for a first choice that fits the signal, 1
-    for the highest second choice that is allowed, and 10 for everything forbidden, which they
-    must never get.
+    Pilots act in a box and receive -|action - target|^2. The target is inside the box and depends
+    on the signal. Clerks make two discrete choices under a mask, which is drawn in every step. They
+    receive 1 for a first choice that matches the signal, 1 for the highest legal second choice, and
+    10 for each illegal choice, which they must never make.
     """
 
     num_pilots: int = 2
@@ -240,13 +240,13 @@ class Pair(wdjax.Env):
 
 
 def pilot_reward(signal, action):
-    """-|action - target|^2 of one pilot."""
+    """Return -|action - target|^2 of one pilot."""
     target = jnp.where(signal > 0, jnp.array(Pair.TARGETS[1]), jnp.array(Pair.TARGETS[-1]))
     return -jnp.sum((action - target) ** 2)
 
 
 def clerk_reward(signal, mask, action):
-    """Returns (reward, number of forbidden choices) of one clerk."""
+    """Return (reward, number of illegal choices) of one clerk."""
     highest = 2 - jnp.argmax(mask[:1:-1])
     forbidden = 2 - mask[action[0]] - mask[2 + action[1]]
     hits = jnp.array([(action[0] == 1) == (signal > 0), action[1] == highest])
@@ -254,7 +254,7 @@ def clerk_reward(signal, mask, action):
 
 
 def draw_mask(key):
-    """Allows one of either choice for sure and every other one with probability 0.4: (5,) int32."""
+    """Allow one option of each choice, and the others with probability 0.4: (5,) int32."""
     other_key, first_key, second_key = jax.random.split(key, 3)
     mask = jax.random.bernoulli(other_key, 0.4, (5,))
     mask = mask.at[jax.random.randint(first_key, (), 0, 2)].set(True)
@@ -271,14 +271,13 @@ class RecallState:
 class RecallParams:
     episode_length: int = 4  # steps
     time_limit: bool = False  # whether the end truncates (else it terminates)
-    # for action 1 in the last step after signal 1, or 0 after -1; else its opposite
+    # reward for action 1 after signal 1, or 0 after -1, in the last step; else its opposite
     by_recall: float = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Recall(wdjax.Env):
-    """One agent sees a signal in its first step only, and is paid in its last for the action
-    that fits it."""
+    """One agent observes a signal in its first step only and must match it in its last."""
 
     @property
     def default_params(self):
@@ -309,7 +308,7 @@ class Recall(wdjax.Env):
 
 @struct.dataclass
 class ShopState:
-    light: jax.Array  # (5,) int32, 0 or 1, of each agent, as all below: pilots first
+    light: jax.Array  # (5,) int32, 0 or 1. All fields are per agent, pilots first
     place: jax.Array  # (5, 2) float32
     mask: jax.Array  # (3, 5) int32, of the clerks
     out: jax.Array  # (5,) bool
@@ -319,19 +318,18 @@ class ShopState:
 @struct.dataclass
 class ShopParams:
     leave: float = 0.2  # probability that an agent terminates in a step
-    episode_length: int = 4  # steps after which whoever is left is truncated
-    dead_obs: float = 0.0  # added to what an agent sees that is out
-    # what it is paid. A real game pays 0: this probe shows that nobody looks
+    episode_length: int = 4  # steps after which the remaining agents are truncated
+    dead_obs: float = 0.0  # added to the observations of terminated agents
+    # their reward. Environments must return 0; this probe checks that it is ignored
     dead_reward: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Shop(wdjax.Env):
-    """Everything at once: nested observations of all kinds, a mask of its own in each step,
-    random deaths, time limits.
+    """All features at once: nested observations, masks, random terminations, time limits.
 
-    Pilots act in a box, clerks choose twice; an agent's first number is paid, its place tells
-    how much about.
+    Pilots act in a box, clerks make two choices. The reward is the agent's first action plus its
+    first place.
     """
 
     @property
@@ -365,7 +363,7 @@ class Shop(wdjax.Env):
         return {"pilot": values[:2], "clerk": values[2:]}
 
     def draw_state(self, key, out, time, leave):
-        drawn = jax.random.uniform(key, (5, 9))  # all at once: each draw takes long to compile
+        drawn = jax.random.uniform(key, (5, 9))  # in one call, since each call is slow to compile
         light = (drawn[:, 0] < 0.5).astype(jnp.int32)
         place = jnp.array([[30.0, -2.0]]) + jnp.array([[4.0, 0.1]]) * drawn[:, 1:3]
         choices = jnp.split(drawn[2:, 3:8], [2], axis=1)
@@ -407,9 +405,9 @@ PROBES = {
     "probe_shop": Shop,
 }
 
-# Small enough to compile fast: a whole run of a probe takes less time than its compilation.
+# Small, to compile fast: runs of probes are shorter than their compilation.
 NETWORK = NetworkConfig(hidden_sizes=(8,), activation="tanh", initializer="lecun")
-FALLING = ((0, 0.02), (300 * 8 * 6, 0.0))  # to 0 in 300 updates: values settle
+FALLING = ((0, 0.02), (300 * 8 * 6, 0.0))  # to 0 in 300 updates, so that values converge
 ALGORITHMS = {"A2C": {}, "PPO": {"epochs": 2, "minibatches": 2, "normalize_advantage": True}}
 OPTIONS = {"A2C": A2C.Options, "PPO": PPO.Options, "DDPG": DDPG.Options}
 
@@ -440,7 +438,7 @@ def change_policy(policy, **changes):
 
 
 def tiny_config(env, policies, **changes):
-    """Returns a run of 8 replicas and rollouts of 6 steps."""
+    """Return a run with 8 replicas and rollouts of 6 steps."""
     return TrainConfig(
         **{"env": env, "policies": policies, "num_envs": 8, "rollout_length": 6, **changes}
     )

@@ -55,6 +55,7 @@ PARTS = {
     "envs": ["envs/**/*.py", "envs/**/*.yaml"],
     "examples": ["experiments/examples/*.py"],
     "messages": ["train/**/*.py", "experiments/**/*.py"],
+    "tests": ["tests/*.py"],
 }
 
 
@@ -100,13 +101,16 @@ def prose_of(path, messages_only=False):
 
 
 def files_of(part):
-    """Return the files of a part, without links and built pages."""
-    found = sorted(path for pattern in PARTS[part] for path in ROOT.glob(pattern))
+    """Return the files of a part, without links, built pages and the lists of phrases."""
+    found = {path for pattern in PARTS[part] for path in ROOT.glob(pattern)}
     links = [ROOT / "wdjax" / name for name in ("envs", "train", "experiments")]
     built = [ROOT / "docs" / "_build", ROOT / "docs" / "notebooks"]
-    return [
-        path for path in found if not any(folder in path.parents for folder in (*links, *built))
-    ]
+    lists = [ROOT / "tests" / name for name in ("prose.py", "test_prose.py")]
+    return sorted(
+        path
+        for path in found - set(lists)
+        if not any(folder in path.parents for folder in (*links, *built))
+    )
 
 
 def count(lines):

@@ -1,4 +1,4 @@
-"""How tests look at a refusal."""
+"""A helper for tests of error messages."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,8 +7,7 @@ import pytest
 
 
 def refusal(function: Callable, *arguments: Any, **named: Any) -> str:
-    """Returns the sentence with which a call refuses its arguments; fails where it takes them,
-    or says it in lines."""
+    """Return the one-line message of the error that a call raises."""
     with pytest.raises((ValueError, TypeError, OSError, ImportError)) as refused:
         function(*arguments, **named)
     sentence = str(refused.value)

@@ -1,13 +1,12 @@
-"""What must not change where code moves: the bits of small runs, compared between two checkouts on
-one machine.
+"""Compare the bits of small runs between two checkouts on one machine.
 
-    python tests/same_numbers.py OLD NEW              # states and metrics of RUNS, a trainer and a sweep, bit for bit
-    python tests/same_numbers.py OLD NEW --gpu-text   # and what three programs for GPUs lower to; --only NAMES: these
-    python tests/same_numbers.py --store              # same_numbers.json anew, what test_same_numbers.py asks for
+    python tests/same_numbers.py OLD NEW              # RUNS, a trainer and a sweep, bit for bit
+    python tests/same_numbers.py OLD NEW --gpu-text   # and three programs lowered for GPUs
+    python tests/same_numbers.py --store              # same_numbers.json for test_same_numbers.py
 
-Only public names are used, so it runs whatever modules there are; each checkout in a process of its
-own. Programs that are the same in both are compiled once, a cache being keyed by the program:
-JAX_COMPILATION_CACHE_DIR, or a new one.
+Only public names are used, so that it works for any module structure. Each checkout runs in its own
+process. Equal programs are compiled once, through the cache in JAX_COMPILATION_CACHE_DIR or a new
+one.
 """
 
 import argparse
@@ -32,7 +31,7 @@ import numpy as np
 from cards import lowered
 from flax import struct
 
-import wdjax  # its rooms are looked up when a run starts, in the process of its checkout
+import wdjax  # subpackages are imported lazily, in the process of each checkout
 
 TIMING = (
     "seconds",
@@ -54,8 +53,10 @@ class Params:
 
 @dataclasses.dataclass(frozen=True)
 class Pushers(wdjax.Env):
-    """Two pushers and a puller on a line, each with a force from a box: no game of wdjax has
-    both groups and boxes."""
+    """Two pushers and a puller on a line, each with a force from a box.
+
+    No registered environment has both groups and boxes.
+    """
 
     groups = {"pusher": 2, "puller": 1}  # noqa: RUF012
     default_params = Params()
@@ -122,11 +123,12 @@ SHORT, LONGER = (
 )
 NORMAL = {"normalize_observation": True, "normalize_reward": True, "normalize_advantage": True}
 SCHEDULE = [[0, 5e-3], [200, 3e-3], [400, 0.0]]
-# tag_small shows more
+# tag_small observes more
 AS_WARPDRIVE = {"env_params.egocentric": False, "env_params.observe_own_motion": False}
-# the presets' own schedules in env steps: those in fractions would follow the shorter run
+# the schedules of the presets in env steps, since fractions refer to the length of the run
 CARTPOLE_RATE, PENDULUM_RATE = [[0, 2.5e-3], [150_000, 1e-4]], [[0, 1e-3], [1_000_000, 0]]
-# Adam's first steps are signs of gradients, also of those that are rounding: an epsilon above those
+# The first steps of Adam are signs of gradients, even of rounding errors. A large epsilon prevents
+# this.
 HUNT = both(
     network=net(16),
     minibatches=2,
@@ -240,7 +242,7 @@ RUNS = {
             "policies.runner.algorithm": "A2C",
             "policies.runner.minibatches": 1,
             "policies.runner.epochs": 1,
-            # it sees what hardly varies: rounding would count
+            # its observations hardly vary, which would amplify rounding errors
             "policies.runner.normalize_observation": False,
         },
     ),
@@ -248,7 +250,7 @@ RUNS = {
 
 
 def arrays(**trees):
-    """Returns path -> array of all leaves, keys as their words."""
+    """Return path -> array of all leaves, with keys as their words."""
     leaves = [
         (f"{name}:{jax.tree_util.keystr(path, simple=True, separator=':')}", leaf)
         for name, tree in trees.items()
@@ -265,8 +267,7 @@ def arrays(**trees):
 
 
 def columns(rows):
-    """Returns name -> numbers, NaN where a row has none, of rows of a table, without what a
-    clock says."""
+    """Return name -> numbers of the rows of a table, NaN where missing, without timings."""
     names = sorted({name for row in rows for name in row if name not in TIMING})
     cells = {name: [row.get(name) for row in rows] for name in names}
     return {
@@ -276,7 +277,7 @@ def columns(rows):
 
 
 def play(name):
-    """Runs a learner for three updates."""
+    """Run a learner for three updates."""
     if "pushers" not in wdjax.list_envs():
         wdjax.register("pushers", Pushers)
     preset, changes = RUNS[name]
@@ -292,12 +293,12 @@ def tiny_config():
         "checkpoint_every": 2,
         "eval_episodes": 4,
     }
-    own = agent(network=net(8), learning_rate=CARTPOLE_RATE)
-    return wdjax.train.load_config("cartpole_ppo", **{**SIZE, **SHORT, **host, **own})
+    policy = agent(network=net(8), learning_rate=CARTPOLE_RATE)
+    return wdjax.train.load_config("cartpole_ppo", **{**SIZE, **SHORT, **host, **policy})
 
 
 def train():
-    """A run by the Trainer: chunks, evaluations, checkpoints, and what `load_run` reads of them."""
+    """Run a Trainer with evaluations and checkpoints, and return all that `load_run` reads."""
     with tempfile.TemporaryDirectory() as folder:
         load = functools.partial(wdjax.train.load_run, folder)
         wdjax.train.Trainer(tiny_config(), folder, quiet=True).train()
@@ -306,7 +307,7 @@ def train():
 
 
 def train_members():
-    """A sweep over learning rates and seeds, and what `load_member` reads of its folder."""
+    """Run a sweep over learning rates and seeds, and return all that `load_member` reads."""
     sweeps, rates = (
         importlib.import_module("wdjax.experiments.sweep"),
         {"policies.agent.learning_rate": [1e-3, 3e-3]},
@@ -323,9 +324,9 @@ def train_members():
 
 
 def lower(preset):
-    """Returns what an update lowers to for NVIDIA GPUs, on this machine without one.
+    """Return an update lowered for NVIDIA GPUs, on this machine without one.
 
-    jax itself says that there is a GPU: which of wdjax's functions asks it may change.
+    jax.default_backend is replaced, since it may be called from any module of wdjax.
     """
     with mock.patch.object(jax, "default_backend", return_value="gpu"):
         learner = wdjax.train.make_learner(
@@ -343,8 +344,7 @@ TEXTS = {f"gpu:{preset}": functools.partial(lower, preset) for preset in ON_GPUS
 
 
 def dump(file, names):
-    """Writes name -> path -> array, or the words of its failure, for the checkout that this
-    process runs in."""
+    """Write name -> path -> array, or the error, of the checkout of this process."""
     home = Path(wdjax.__file__).resolve().parent.parent
     if home != Path.cwd().resolve():
         raise SystemExit(f"this is wdjax of {home}, not of {Path.cwd()}")
@@ -353,14 +353,14 @@ def dump(file, names):
         begun = time.perf_counter()
         try:
             results[name] = (ALL | TEXTS)[name]()
-        except Exception:  # the others are still worth comparing
+        except Exception:  # continue with the other runs
             results[name] = traceback.format_exc()
         print(f"{home}: {name}, {time.perf_counter() - begun:.0f} s", file=sys.stderr, flush=True)
     Path(file).write_bytes(pickle.dumps(results))
 
 
 def run_checkout(checkout, names, cache):
-    """Returns what `dump` writes of a checkout."""
+    """Return the output of `dump` for a checkout."""
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2".strip()
     env = {
         "JAX_COMPILATION_CACHE_DIR": cache,
@@ -369,7 +369,7 @@ def run_checkout(checkout, names, cache):
         "PYTHONPATH": str(checkout),
         "XLA_FLAGS": flags,
         "JAX_PLATFORMS": "cpu",
-        # else names of files stand in the texts of kernels
+        # otherwise texts of kernels contain names of files
         "JAX_TRACEBACK_IN_LOCATIONS_LIMIT": "0",
     }
     with tempfile.TemporaryDirectory() as folder:
@@ -391,8 +391,7 @@ def bits(array):
 
 
 def differences(old, new):
-    """Returns (what differs, what only has another path), lines of words, of path -> array in
-    both."""
+    """Return lines that describe changed arrays and moved arrays."""
     changed = [path for path in sorted(old) if path in new and bits(old[path]) != bits(new[path])]
     found = [f"{path}: {apart(old[path], new[path])}" for path in changed]
     homes, moved = collections.defaultdict(list), []
@@ -407,7 +406,7 @@ def differences(old, new):
 
 
 def apart(a, b):
-    """Returns how two arrays differ, in words."""
+    """Describe the difference of two arrays."""
     if (a.shape, a.dtype) != (b.shape, b.dtype) or a.dtype.kind not in "fiub":
         return f"{a.dtype}{list(a.shape)} is now {b.dtype}{list(b.shape)}"
     most = np.nanmax(np.abs(a.astype(float) - b.astype(float)), initial=0.0)
@@ -415,7 +414,7 @@ def apart(a, b):
 
 
 def text_differences(old, new):
-    """Returns (what differs, what is known of equal texts), lines of words."""
+    """Return lines that describe the difference of two texts, or their hash if they are equal."""
     a, b = old["text"].splitlines(), new["text"].splitlines()
     if a == b:
         return [], [f"{len(a)} lines, sha256 {hashlib.sha256(old['text'].encode()).hexdigest()}"]
@@ -433,7 +432,7 @@ def text_differences(old, new):
 
 
 def compare(old, new, names):
-    """Prints a line for each name, and what differs. Returns whether nothing does."""
+    """Print a line per name and the differences. Return whether all are equal."""
     same = True
     for name in names:
         a, b = old[name], new[name]
@@ -456,14 +455,14 @@ def compare(old, new, names):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("checkouts", nargs="*", type=Path, metavar="OLD NEW")
-    parser.add_argument("--only", nargs="+", choices=[*ALL, *TEXTS], help="these, not all")
+    parser.add_argument("--only", nargs="+", choices=[*ALL, *TEXTS], help="compare only these")
     parser.add_argument(
-        "--gpu-text", action="store_true", help="texts of programs for GPUs besides"
+        "--gpu-text", action="store_true", help="also compare programs lowered for GPUs"
     )
     parser.add_argument(
         "--store",
         action="store_true",
-        help="write same_numbers.json, of the checkout in this folder",
+        help="write same_numbers.json for the checkout in this folder",
     )
     parser.add_argument("--dump", help=argparse.SUPPRESS)
     asked = parser.parse_args()
@@ -472,7 +471,7 @@ def main():
         return dump(asked.dump, names)
     with tempfile.TemporaryDirectory() as cache:
         if asked.store:
-            import test_same_numbers  # which says what is kept of a run
+            import test_same_numbers  # selects and projects the stored arrays
 
             return test_same_numbers.store(run_checkout(Path.cwd(), ALL, cache))
         if len(asked.checkouts) != 2:

@@ -1,5 +1,4 @@
-"""Wrong actions and states: one sentence that names the part, while tracing, in `env.step` and in
-`vectorize`."""
+"""Actions and states of a wrong structure: `step` names the part, while tracing."""
 
 import re
 
@@ -52,7 +51,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("action", "words"), WRONG)
-def test_a_step_refuses_an_action_of_another_structure(tag, action, words):
+def test_step_rejects_actions_of_wrong_structure(tag, action, words):
     env, params, state = tag
     for step in (env.step, jax.jit(env.step)):
         with pytest.raises(ValueError, match=re.escape(words)):
@@ -60,7 +59,7 @@ def test_a_step_refuses_an_action_of_another_structure(tag, action, words):
 
 
 @pytest.mark.parametrize("name", wdjax.list_envs())
-def test_every_environment_refuses_an_action_of_another_shape(name):
+def test_every_environment_rejects_actions_of_wrong_shape(name):
     env, params = wdjax.make(name)
     state = jax.eval_shape(env.reset, KEY, params)[1]
     wrong = shapes(env.action_space(params), axes=(7,))
@@ -70,7 +69,7 @@ def test_every_environment_refuses_an_action_of_another_shape(name):
         jax.eval_shape(env.step, KEY, state, wrong, params)
 
 
-def test_a_batch_refuses_actions_of_another_shape(many):
+def test_vector_step_rejects_actions_of_wrong_shape(many):
     replicas, params, state = many
     action = shapes(replicas.env.action_space(params), axes=(N,))
     jax.eval_shape(replicas.step, KEY, state, action, params)
@@ -82,7 +81,7 @@ def test_a_batch_refuses_actions_of_another_shape(many):
         replicas.step(KEY, state, jnp.zeros(3), params)
 
 
-def test_a_batch_of_params_is_no_batch_of_spaces():
+def test_params_axis_does_not_change_action_shapes():
     env, params = wdjax.make("pendulum")
     replicas = wdjax.vectorize(env, N, params_axis=0)
     params = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (N, *jnp.shape(leaf))), params)
@@ -94,7 +93,7 @@ def test_a_batch_of_params_is_no_batch_of_spaces():
         jax.eval_shape(replicas.step, KEY, state, jnp.zeros(N), params)
 
 
-def test_a_batch_refuses_the_state_of_one_replica_and_of_another_batch(tag, many):
+def test_vector_step_rejects_states_without_its_number_of_replicas(tag, many):
     (env, params, one), (replicas, _, _) = tag, many
     action = shapes(env.action_space(params), axes=(N,))
     with pytest.raises(
@@ -108,7 +107,7 @@ def test_a_batch_refuses_the_state_of_one_replica_and_of_another_batch(tag, many
         jax.eval_shape(replicas.step, KEY, other, action, params)
 
 
-def test_a_subclass_may_hand_its_parents_step_another_action():
+def test_subclass_may_convert_actions_for_the_step_of_its_parent():
     class Pushed(CartPole):
         def action_space(self, params):
             return wdjax.Box(-1.0, 1.0, (1,))

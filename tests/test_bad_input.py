@@ -1,9 +1,8 @@
-"""Malformed configurations: each is refused in one sentence that names the field, the value and
-what is allowed.
+"""Malformed configurations raise one line that names the field, its value and the allowed values.
 
 Files, environments, spaces and actions are in tests/test_bad_input_values.py, command lines in
-tests/test_bad_input_commands.py. A row of a table: (name, value, what the sentence says after the
-name), or (changes of a preset, how the sentence begins).
+tests/test_bad_input_commands.py. Each row of a table is (name, value, message after the name), or
+(changes of a preset, start of the message).
 """
 
 import math
@@ -359,25 +358,25 @@ GRID_PARAMS = [
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_written(monkeypatch, tmp_path):
+def check_that_nothing_is_written(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     yield
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(("name", "value", "words"), RUN)
-def test_fields_of_a_run(name, value, words):
+def test_malformed_run_fields_raise(name, value, words):
     assert refusal(load_config, "cartpole", **{name: value}).startswith(f"{name} {words}")
 
 
 @pytest.mark.parametrize(("name", "value", "words"), POLICY)
-def test_fields_of_a_policy(name, value, words):
+def test_malformed_policy_fields_raise(name, value, words):
     path = f"policies.agent.{name}"
     assert refusal(load_config, "cartpole", **{path: value}).startswith(f"{path} {words}")
 
 
 @pytest.mark.parametrize(("name", "value", "words"), DDPG)
-def test_fields_of_a_policy_that_learns_by_ddpg(name, value, words):
+def test_malformed_ddpg_fields_raise(name, value, words):
     path = f"policies.agent.{name}"
     assert refusal(load_config, "continuous_mountain_car_ddpg", **{path: value}).startswith(
         f"{path} {words}"
@@ -392,7 +391,7 @@ PARAMS = [
 
 
 @pytest.mark.parametrize(("preset", "name", "value", "words"), PARAMS)
-def test_parameters_of_an_environment(preset, name, value, words):
+def test_malformed_env_params_raise(preset, name, value, words):
     assert f"env_params: {name} {words}" in refusal(
         load_config, preset, **{f"env_params.{name}": value}
     )
@@ -406,5 +405,5 @@ CHANGES = [
 
 
 @pytest.mark.parametrize(("preset", "changes", "words"), CHANGES)
-def test_changes_of_a_preset(preset, changes, words):
+def test_malformed_changes_of_a_preset_raise(preset, changes, words):
     assert refusal(load_config, preset, **changes).startswith(words)

@@ -1,5 +1,7 @@
-"""Malformed command lines: each ends with status 2 and one sentence, and writes nothing
-(tests/test_bad_input.py)."""
+"""Malformed command lines print one line, exit with status 2 and write nothing.
+
+See tests/test_bad_input.py.
+"""
 
 import subprocess
 import sys
@@ -184,12 +186,11 @@ COMMANDS = [
 
 @pytest.fixture
 def folder(monkeypatch, tmp_path):
-    """A folder with what the table names: among it a run that was killed before its first
-    checkpoint."""
+    """Work in a folder with the files that the table names, and a run without checkpoints."""
     from wdjax.train import load_config
     from wdjax.train.storage.folder import prepare_folder
 
-    # leaves the settings of the tests alone
+    # do not change the settings of the tests
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     Path("a folder").mkdir()
@@ -206,23 +207,23 @@ def contents():
     return {path: path.read_bytes() if path.is_file() else None for path in Path().rglob("*")}
 
 
-@pytest.mark.parametrize(("arguments", "words"), COMMANDS)
-def test_command_lines(folder, arguments, words, capsys):
+@pytest.mark.parametrize(("arguments", "message"), COMMANDS)
+def test_malformed_command_lines_exit_with_status_2(folder, arguments, message, capsys):
     before = contents()
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as error:
         main(arguments)
-    assert ended.value.code == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.startswith("wdjax: ")
-    assert said.err.endswith("\n")
-    assert said.err.count("\n") == 1
-    assert words in said.err
+    assert error.value.code == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("wdjax: ")
+    assert printed.err.endswith("\n")
+    assert printed.err.count("\n") == 1
+    assert message in printed.err
     assert contents() == before
 
 
-def test_a_terminal_gets_one_sentence_too():
-    """There tyro draws its panel as a box, in colours."""
+def test_error_panels_of_tyro_become_one_line():
+    """On a terminal, tyro draws its panel as a box in colors."""
     panel = (
         "\x1b[31m╭─\x1b[0m Unrecognized options \x1b[31m────────╮\x1b[0m\n"
         "\x1b[31m│\x1b[0m Unrecognized options: --sed, 3 \x1b[31m│\x1b[0m\n"
@@ -234,18 +235,18 @@ def test_a_terminal_gets_one_sentence_too():
     assert mistake(panel, ["--sed", "3"]) == "Unrecognized options: --sed, 3: did you mean --seed?"
 
 
-def test_a_process_ends_with_status_2(folder):
+def test_process_exits_with_status_2(folder):
     before = contents()
     root = Path(wdjax.__file__).parent.parent
     command = [sys.executable, "-m", "wdjax.experiments.cli", *TRAIN, "--num-envs", "0"]
     environment = {"PYTHONPATH": str(root), "JAX_PLATFORMS": "cpu"}
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert ended.returncode == 2
-    assert ended.stderr.startswith("wdjax: num_envs = 0: must be at least 1")
-    assert ended.stderr.count("\n") == 1
+    error = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert error.returncode == 2
+    assert error.stderr.startswith("wdjax: num_envs = 0: must be at least 1")
+    assert error.stderr.count("\n") == 1
     assert contents() == before
 
 
-def test_the_version_is_told(capsys):
+def test_version_flag_prints_the_version(capsys):
     main(["--version"])
     assert capsys.readouterr().out == f"wdjax {wdjax.__version__}\n"

@@ -1,5 +1,7 @@
-"""Malformed files, spaces, environments and actions: each is refused in one sentence. See
-tests/test_bad_input.py."""
+"""Malformed files, spaces, environments and actions raise one clear line.
+
+See tests/test_bad_input.py.
+"""
 
 import math
 from pathlib import Path
@@ -75,17 +77,17 @@ def written():
     return sorted(path.name for path in Path().iterdir())
 
 
-@pytest.mark.parametrize(("text", "words"), FILES)
-def test_files(text, words):
+@pytest.mark.parametrize(("text", "message"), FILES)
+def test_malformed_files_raise(text, message):
     Path("run.yaml").write_text(text)
-    assert words in refusal(load_config, "run.yaml")
+    assert message in refusal(load_config, "run.yaml")
     assert written() == ["run.yaml"]
 
 
 @pytest.mark.parametrize(
     "content", [b"\xff\xfe\x00", "env: cärt".encode("latin1"), b"env: cart\x00pole"]
 )
-def test_files_that_are_no_text(content):
+def test_files_that_are_not_text_raise(content):
     Path("run.yaml").write_bytes(content)
     assert refusal(load_config, "run.yaml").startswith("run.yaml: invalid YAML: ")
 
@@ -107,12 +109,12 @@ PRESETS = [
 ]
 
 
-@pytest.mark.parametrize(("preset", "words"), PRESETS)
-def test_presets(preset, words):
-    assert refusal(load_config, preset).startswith(words)
+@pytest.mark.parametrize(("preset", "message"), PRESETS)
+def test_malformed_presets_raise(preset, message):
+    assert refusal(load_config, preset).startswith(message)
 
 
-def test_folders_for_a_preset():
+def test_folder_instead_of_a_preset_raises():
     Path("dir.yaml").mkdir()
     assert refusal(load_config, "dir.yaml") == "no such file: dir.yaml"
 
@@ -176,14 +178,13 @@ SPACES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("space", "arguments", "words"), SPACES)
-def test_spaces(space, arguments, words):
-    assert words in refusal(space, *arguments)
+@pytest.mark.parametrize(("space", "arguments", "message"), SPACES)
+def test_malformed_spaces_raise(space, arguments, message):
+    assert message in refusal(space, *arguments)
 
 
-def test_bounds_may_be_traced_and_lists_become_tuples():
-    """What is refused above must not refuse these: params under jit give bounds whose values
-    nobody knows yet."""
+def test_traced_bounds_and_lists_are_accepted():
+    """Params under jit give bounds with unknown values."""
     high = jax.jit(lambda bound: Box(-bound, bound, (2,)).clip(jnp.full(2, 9.0)))(jnp.float32(3.0))
     assert high.tolist() == [3.0, 3.0]
     assert hash(Box(0, 1, [2])) == hash(Box(0, 1, (2,)))
@@ -197,10 +198,7 @@ OTHER_PARAMS = wdjax.make("pendulum")[1]
 KEY = jax.random.key(0)
 FOUR = vectorize(CARTPOLE, 4)
 ENVIRONMENTS = [
-    (wdjax.make, ("cartpol",), {}, "unknown environment 'cartpol': did you mean 'cartpole'?"),
     (wdjax.make, ("",), {}, "unknown environment '': known names: acrobot,"),
-    (wdjax.make, (3,), {}, "environment 3: must be a string, not int"),
-    (wdjax.make, (None,), {}, "environment None: must be a string, not NoneType"),
     (wdjax.make, ("gymnx:CartPole-v1",), {}, "unknown library 'gymnx': did you mean 'gymnax'?"),
     (wdjax.make, ("__main__:Lander",), {}, "Lander"),
     (wdjax.make, ("cartpole",), {"gravty": 1}, "unknown parameter of CartPole 'gravty': did you mean 'gravity'?"),
@@ -245,22 +243,15 @@ ENVIRONMENTS = [
     (wdjax.train.make_learner, ("cartpole",), {}, "config = 'cartpole': must be a TrainConfig. Use load_config("),
     (wdjax.train.Trainer, ("cartpole", "run"), {}, "config = 'cartpole': must be a TrainConfig. Use load_config("),
     (wdjax.make, ("tag",), {}, "unknown environment 'tag': did you mean 'tag_continuous' or 'tag_gridworld'?"),
-    (wdjax.check_env, ("cartpol",), {}, "unknown environment 'cartpol': did you mean 'cartpole'?"),
-    (wdjax.check_env, (3,), {}, "env = 3: must be a wdjax.Env instance, or the name of a registered environment"),
-    (wdjax.check_env, ("cartpole",), {"num_steps": 0}, "num_steps = 0: must be at least 1"),
-    (wdjax.check_env, ("cartpole",), {"seed": -1}, "seed = -1: must be at least 0"),
-    (wdjax.check_env, ("cartpole",), {"rtol": "x"}, "rtol = 'x': must be a number"),
-    (wdjax.check_env, ("cartpole",), {"twin": 3}, "twin = 3: must be a function"),
-    (wdjax.check_env, ("cartpole",), {"params": 3}, "params = 3: must be of type Params"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("function", "arguments", "named", "words"), ENVIRONMENTS)
-def test_environments(registry, function, arguments, named, words):
-    assert words in refusal(function, *arguments, **named)
+@pytest.mark.parametrize(("function", "arguments", "named", "message"), ENVIRONMENTS)
+def test_malformed_environment_arguments_raise(registry, function, arguments, named, message):
+    assert message in refusal(function, *arguments, **named)
 
 
-# --- what only a trainer meets ---
+# --- trainers ---
 
 RUNS = [
     ("", {}, "workdir = '': must be a path"),
@@ -280,9 +271,9 @@ RUNS = [
 ]
 
 
-@pytest.mark.parametrize(("workdir", "changes", "words"), RUNS)
-def test_runs(workdir, changes, words):
+@pytest.mark.parametrize(("workdir", "changes", "message"), RUNS)
+def test_malformed_trainer_arguments_raise(workdir, changes, message):
     Path("a file").write_text("")
     config = load_config("cartpole", **changes)
-    assert refusal(Trainer, config, workdir).startswith(words)
+    assert refusal(Trainer, config, workdir).startswith(message)
     assert written() == ["a file"]

@@ -1,9 +1,8 @@
-"""Generated broken environments: whatever a part of one returns, it is taken or refused in a
-sentence of wdjax's own.
+"""Generated broken environments are accepted or raise a clear error of wdjax.
 
-A part of one of the two correct toys (what `reset`, `step`, a space, `groups` or `default_params`
-return, or a leaf of it) is put out of shape. `check_env` and `make_learner` then either refuse it,
-from a line of our own, or what `check_env` lets pass also trains.
+One part of a correct toy (an output of `reset` or `step`, a space, `groups`, `default_params`, or a
+leaf of it) is replaced. `check_env` and `make_learner` must either raise, from a line of wdjax, or
+an environment that `check_env` accepts must train.
 """
 
 import math
@@ -26,7 +25,7 @@ from wdjax.train import PolicyConfig, TrainConfig, make_learner
 pytestmark = pytest.mark.slow
 OURS = str(Path(wdjax.__file__).resolve().parent.parent)
 TESTS = str(Path(__file__).resolve().parent)
-SOME = hypothesis.settings(  # each checks an environment, and trains
+SOME = hypothesis.settings(  # each example checks an environment and trains
     max_examples=hypothesis.settings.default.max_examples // 2,
     suppress_health_check=[
         *hypothesis.settings.default.suppress_health_check,
@@ -36,10 +35,10 @@ SOME = hypothesis.settings(  # each checks an environment, and trains
 
 
 class Plain:
-    """Is no array."""
+    """Is not an array."""
 
 
-# what becomes of an array
+# replacements computed from an array
 BENT = {
     "more axes": lambda leaf: leaf[None],
     "one number": lambda leaf: leaf.reshape(-1)[0],
@@ -58,7 +57,7 @@ BENT = {
     "on the host": np.asarray,
     "a branch": lambda leaf: leaf if leaf.sum() > 0 else -leaf,
 }
-# what stands in the place of anything
+# replacements of any value
 OTHER = {
     "None": None,
     "a word": "left",
@@ -89,7 +88,7 @@ SPACES = {
 
 
 def bend(value, path, how):
-    """Returns a value with the part at a path, a list of numbers, put out of shape."""
+    """Replace the part of a value at a path of numbers."""
     children, treedef = jax.tree.flatten(value, is_leaf=lambda part: part is not value)
     if path and children and treedef.num_nodes > 1:
         where = path[0] % len(children)
@@ -102,7 +101,7 @@ def bend(value, path, how):
 
 @st.composite
 def broken(draw):
-    """Draws (environment, words that say what was done to it)."""
+    """Draw (environment, description of its change)."""
     toy, method = (
         draw(st.sampled_from([Line, Team])),
         draw(st.sampled_from(["reset", "step", "step"])),
@@ -119,7 +118,7 @@ def broken(draw):
 
 @st.composite
 def misdeclared(draw):
-    """Draws likewise one whose spaces, groups or params are wrong."""
+    """Draw an environment with a wrong space, groups or params, and its description."""
     toy = draw(st.sampled_from([Line, Team]))
     name = draw(st.sampled_from(["observation_space", "action_space", "groups", "default_params"]))
     how = draw(
@@ -130,9 +129,8 @@ def misdeclared(draw):
     return type("Mutant", (toy,), {name: part})(), f"{toy.__name__}.{name}: {how}"
 
 
-def is_refused_by_us(function, *arguments):
-    """Calls a function; what it raises must come from a line of ours, or of the environment.
-    Returns whether it did."""
+def is_rejected(function, *arguments):
+    """Return whether a function raises, from a line of wdjax or of the environment."""
     try:
         function(*arguments)
     except Exception as error:
@@ -145,8 +143,7 @@ def is_refused_by_us(function, *arguments):
 
 
 def train(env):
-    """Registers an environment and makes an update of all of its agents' policies, which must
-    leave numbers."""
+    """Register an environment and train all policies for one update. Check for finite params."""
     names = ["worker", "pilot"] if isinstance(env, Team) else ["agent"]
     wdjax.register("mutant", env, replace=True)
     config = TrainConfig(
@@ -158,24 +155,24 @@ def train(env):
         assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(policy.params))
 
 
-def look_at(env):
-    if not is_refused_by_us(lambda: wdjax.check_env(env, num_steps=200)):
-        assert not is_refused_by_us(train, env)
+def check_and_train(env):
+    if not is_rejected(lambda: wdjax.check_env(env, num_steps=200)):
+        assert not is_rejected(train, env)
     else:
-        is_refused_by_us(train, env)
+        is_rejected(train, env)
 
 
 @SOME
 @given(broken())
-def test_whatever_reset_and_step_return(registry, case):
-    env, words = case
-    hypothesis.note(words)
-    look_at(env)
+def test_generated_outputs_of_reset_and_step(registry, case):
+    env, description = case
+    hypothesis.note(description)
+    check_and_train(env)
 
 
 @SOME
 @given(misdeclared())
-def test_whatever_is_declared(registry, case):
-    env, words = case
-    hypothesis.note(words)
-    look_at(env)
+def test_generated_declarations(registry, case):
+    env, description = case
+    hypothesis.note(description)
+    check_and_train(env)

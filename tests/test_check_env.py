@@ -1,5 +1,4 @@
-"""check_env: every registered environment passes, every broken one is told what to change, twins
-are compared."""
+"""`check_env`: correct environments pass, broken ones raise, twins are compared."""
 
 import dataclasses
 
@@ -23,15 +22,15 @@ def names_of(broken):
 
 @pytest.fixture
 def only_play(monkeypatch):
-    """Leaves out the checks that come before the play, which take the most time."""
+    """Skip the slower checks that precede random play."""
     monkeypatch.setattr(env_checker, "CONTRACT", ())
 
 
-# --- what is right passes ---
+# --- correct environments ---
 
 
 @pytest.mark.parametrize("name", wdjax.list_envs())
-def test_registered_environments_pass_what_needs_no_compiling(name, monkeypatch):
+def test_registered_environments_pass_checks_without_compilation(name, monkeypatch):
     rules = [rule for rule in env_checker.CONTRACT if rule is not env_rules.params_can_be_batched]
     monkeypatch.setattr(env_checker, "CONTRACT", rules)
     monkeypatch.setattr(env_play, "random_play", lambda case: [])
@@ -51,7 +50,7 @@ def test_registered_environments_pass(name):
 
 @dataclasses.dataclass(frozen=True)
 class KeyInState(Line):
-    """Draws from a key of its own, which it keeps in the state."""
+    """Keeps a key in its state and draws from it."""
 
     def reset(self, key, params):
         key, place_key = jax.random.split(key)
@@ -68,12 +67,12 @@ class KeyInState(Line):
 
 @dataclasses.dataclass(frozen=True)
 class Scripted(Watched):
-    """Declares all that a game may."""
+    """Declares every optional feature."""
 
     scripts = {"work": ("worker", work), "aim": ("pilot", lambda env, state, *_: -0.5 * state.aim)}  # noqa: RUF012
 
 
-def test_a_lonely_agent_has_scripts_too(monkeypatch):
+def test_environment_without_groups_may_have_scripts(monkeypatch):
     monkeypatch.setattr(env_play, "random_play", lambda case: [])
     monkeypatch.setattr(Line, "scripts", {"walk": ("agent", walk)})
     assert wdjax.check_env(Line()) is None
@@ -84,22 +83,22 @@ def test_a_lonely_agent_has_scripts_too(monkeypatch):
     [Line(), Team(), Scripted(), pytest.param(KeyInState(), marks=pytest.mark.slow)],
     ids=lambda env: type(env).__name__,
 )
-def test_toys_pass(env):
+def test_toy_environments_pass(env):
     assert wdjax.check_env(env, seed=3) is None
 
 
-# --- what is wrong is told ---
+# --- broken environments ---
 
 
 @pytest.mark.parametrize(("cls", "sentence"), BROKEN, ids=names_of(BROKEN))
-def test_broken_environments(cls, sentence):
+def test_broken_environments_raise(cls, sentence):
     with pytest.raises(wdjax.EnvCheckError, match=f"^{sentence}") as caught:
         wdjax.check_env(cls(), num_steps=10)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(("cls", "sentence"), BROKEN_IN_PLAY, ids=names_of(BROKEN_IN_PLAY))
-def test_environments_that_break_in_play(cls, sentence, only_play):
+def test_environments_broken_in_random_play_raise(cls, sentence, only_play):
     with pytest.raises(wdjax.EnvCheckError, match=f"^{sentence}"):
         wdjax.check_env(cls(), num_steps=1000)
 
@@ -108,12 +107,12 @@ def test_environments_that_break_in_play(cls, sentence, only_play):
 @pytest.mark.parametrize(
     ("cls", "sentence"), BROKEN_LATE + BROKEN_IN_PLAY, ids=names_of(BROKEN_LATE + BROKEN_IN_PLAY)
 )
-def test_broken_environments_by_the_whole_contract(cls, sentence):
+def test_broken_environments_raise_in_the_full_check(cls, sentence):
     with pytest.raises(wdjax.EnvCheckError, match=f"^{sentence}"):
         wdjax.check_env(cls())
 
 
-def test_tracing_errors_lead_to_the_line():
+def test_tracing_errors_keep_their_cause():
     with pytest.raises(wdjax.EnvCheckError) as caught:
         wdjax.check_env(Branch())
     assert isinstance(caught.value.__cause__, jax.errors.TracerBoolConversionError)
@@ -124,7 +123,7 @@ class Faulty(Line):
         return {}["nothing"]
 
 
-def test_other_errors_of_the_author_pass_unchanged():
+def test_other_errors_of_an_environment_are_not_wrapped():
     with pytest.raises(KeyError, match="nothing"):
         wdjax.check_env(Faulty())
 
@@ -144,16 +143,17 @@ def test_other_errors_of_the_author_pass_unchanged():
         ({"env": Line(), "twin": 3}, TypeError, "twin = 3: must be a function"),
         ({"env": Line(), "num_steps": 0}, ValueError, "num_steps = 0: must be at least 1"),
         ({"env": Line(), "seed": 0.5}, TypeError, "seed = 0.5: must be a whole number"),
+        ({"env": Line(), "seed": -1}, ValueError, "seed = -1: must be at least 0"),
         ({"env": Line(), "rtol": "a"}, TypeError, "rtol = 'a': must be a number"),
         ({"env": Line(), "atol": -1}, ValueError, "atol = -1: must be at least 0"),
     ],
 )
-def test_bad_arguments(arguments, error, words):
+def test_invalid_arguments_raise(arguments, error, words):
     with pytest.raises(error, match=words):
         wdjax.check_env(**arguments)
 
 
-# --- the random play ---
+# --- random play ---
 
 
 def play_of(env, num_steps):
@@ -161,7 +161,7 @@ def play_of(env, num_steps):
     return list(env_play.random_play(case))
 
 
-def test_play_goes_past_ends_and_keeps_to_masks():
+def test_random_play_continues_after_episodes_and_respects_masks():
     (play,) = play_of(Line(), 1000)
     assert play.time.shape == (100, 10)
     after, truncated = play.result["state"], play.result["truncated"]
@@ -170,7 +170,7 @@ def test_play_goes_past_ends_and_keeps_to_masks():
     np.testing.assert_array_equal(play.state.place[1:][~resets[1:]], after.place[:-1][~resets[1:]])
     np.testing.assert_array_equal(play.ended, (np.abs(play.state.place) > 3) & ~resets)
     assert set(np.unique(play.past)) == {0, 1, 2, 3}
-    # at once after a time limit, 3 steps later after an end
+    # immediately after a time limit, 3 steps after a termination
     assert resets[1:][truncated[:-1]].all()
     assert resets[1:][play.past[:-1] == 3].all()
     assert resets[1:].sum() == truncated[:-1].sum() + (play.past[:-1] == 3).sum()
@@ -180,7 +180,7 @@ def test_play_goes_past_ends_and_keeps_to_masks():
     assert set(np.unique(play.action)) == {0, 1, 2}
 
 
-def test_a_team_is_played_until_its_last_agent():
+def test_random_play_lasts_until_all_agents_terminate():
     (play,) = play_of(Team(), 1000)
     worker, pilot = play.ended["worker"], play.ended["pilot"]
     assert (worker.any(axis=2) & ~pilot[..., 0]).any()
@@ -193,7 +193,7 @@ def test_a_team_is_played_until_its_last_agent():
     ).all()
 
 
-def test_a_play_in_pieces_is_as_long_and_finds_the_same(monkeypatch, only_play):
+def test_random_play_in_chunks_covers_the_same_steps(monkeypatch, only_play):
     monkeypatch.setattr(env_play, "CHUNK_BYTES", 5_000)
     pieces = play_of(Line(), 200)
     assert len(pieces) > 2
@@ -208,7 +208,7 @@ def test_a_play_in_pieces_is_as_long_and_finds_the_same(monkeypatch, only_play):
 
 
 def line_twin(key, state, action, params, scale=1.0):
-    """`Line` without noise."""
+    """Return the outputs of `Line` without noise."""
     over = abs(state.place) > params.reach
     place = state.place if over else state.place + (action - 1) * params.pace * scale
     terminated = abs(place) > params.reach
@@ -227,7 +227,7 @@ def without_noise(twin, **settings):
     wdjax.check_env(Line(), LineParams(noise=0.0), twin, num_steps=1000, **settings)
 
 
-def test_a_right_twin_passes_and_info_is_compared_too(only_play):
+def test_correct_twin_passes_and_info_is_compared(only_play):
     calls = []
 
     def twin(key, state, action, params, factor=1.0):
@@ -238,7 +238,7 @@ def test_a_right_twin_passes_and_info_is_compared_too(only_play):
         return *line_twin(key, state, action, params), info
 
     without_noise(twin)
-    assert 70 < len(calls) <= 100  # of the first replica, those before its ends
+    assert 70 < len(calls) <= 100  # the active steps of the first replica
     assert calls[:3] == [0, 1, 2]
     with pytest.raises(
         wdjax.EnvCheckError, match=r"^step returns info\['moved'\] = 1\.0 in step \d+ .* twin 2\.0"
@@ -246,7 +246,7 @@ def test_a_right_twin_passes_and_info_is_compared_too(only_play):
         without_noise(lambda *args: twin(*args, factor=2.0))
 
 
-def test_a_twin_may_differ_by_the_tolerance(only_play):
+def test_twin_may_differ_within_tolerance(only_play):
     def near(*args):
         return line_twin(*args, scale=1.001)
 
@@ -293,6 +293,6 @@ def altered_twin(index, alter):
         (lambda *args: line_twin(*args)[:4], "the twin must return a tuple of 5 or 6"),
     ],
 )
-def test_wrong_twins(twin, sentence, only_play):
+def test_wrong_twins_raise(twin, sentence, only_play):
     with pytest.raises(wdjax.EnvCheckError, match=f"^{sentence}"):
         without_noise(twin)

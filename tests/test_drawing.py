@@ -1,5 +1,4 @@
-"""The drawing vocabulary: by hand, what a scene's pixels, SVG and page hold; what is no scene is
-refused in words."""
+"""Drawing primitives: pixels, SVG and HTML of a scene, and rejected scenes."""
 
 import base64
 import dataclasses
@@ -17,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from PIL import Image
-from test_rendering import at, begin, play
+from test_rendering import after_reset, at, play
 
 import wdjax
 from wdjax import rendering
@@ -42,7 +41,7 @@ from wdjax.drawing.svg import to_svg
 BLUE, RED, WHITE = (0x24, 0x5E, 0xB6), (0xB3, 0x26, 0x1E), (255, 255, 255)
 
 
-def restore(note, kept):
+def decoded(note, kept):
     """Decode the output of `quantise`, as player.html does."""
     planes = np.frombuffer(kept, np.uint8).reshape(note["bits"] // 8, -1)
     change = sum(plane.astype(np.int64) << 8 * i for i, plane in enumerate(planes)).reshape(
@@ -53,18 +52,18 @@ def restore(note, kept):
 
 
 def ground(marks, frames=1, **how):
-    """Returns a scene of 10 x 10 without axes."""
+    """Return a scene of 10 x 10 without axes."""
     return Scene(marks, [f"frame {t}" for t in range(frames)], (0, 0, 10, 10), axes=False, **how)
 
 
 def pixel(scene, x, y, t=0):
-    """Returns the color at a place of the game."""
+    """Return the color at a position in world coordinates."""
     layout = paint.lay_out(scene)
     column, row = layout.place(scene, np.array([x, y]))
     return tuple(int(v) for v in raster.picture(scene, t)[int(row), int(column)])
 
 
-def test_shapes_stand_where_they_are_turned_to_and_as_large_as_said():
+def test_shapes_have_the_given_position_size_and_angle():
     drawn = ground([Shapes([2.0, 7.0], [3.0, 7.0], SQUARE, (2.0, 0.5), [0.0, np.pi / 2], "blue")])
     assert [pixel(drawn, *place) for place in ((2, 3), (3.8, 3.3), (7, 8.8))] == [BLUE] * 3
     assert [pixel(drawn, *place) for place in ((2, 4), (4.3, 3), (8.8, 7), (5, 5))] == [WHITE] * 4
@@ -73,7 +72,7 @@ def test_shapes_stand_where_they_are_turned_to_and_as_large_as_said():
     np.testing.assert_allclose(polygons[1], [[7.5, 5], [7.5, 9], [6.5, 9], [6.5, 5]])
 
 
-def test_what_is_higher_covers_and_what_is_nowhere_is_not_shown():
+def test_later_marks_cover_earlier_ones_and_nan_hides_a_shape():
     x = np.array([[5.0], [np.nan], [5.0]])
     marks = [
         Shapes([5.0], [5.0], SQUARE, 2, color="blue"),
@@ -85,14 +84,14 @@ def test_what_is_higher_covers_and_what_is_nowhere_is_not_shown():
     np.testing.assert_allclose(half, (np.array(BLUE) + WHITE) / 2, atol=2)
 
 
-def test_lines_show_their_window_and_breaks():
+def test_lines_draw_their_window_and_break_at_nan():
     points = [[0, 5], [4, 5], [np.nan, np.nan], [6, 5], [10, 5]]
     drawn = ground([Lines(points, "red", 4, window=[[0, 2], [0, 5], [3, 5]])], 3)
     at = [[pixel(drawn, x, 5, t) == RED for x in (2, 5, 8)] for t in range(3)]
     assert at == [[True, False, False], [True, False, True], [False, False, True]]
 
 
-def test_a_field_shows_its_lowest_row_below():
+def test_field_draws_its_first_row_at_the_bottom():
     drawn = ground(
         [
             Field(
@@ -105,7 +104,7 @@ def test_a_field_shows_its_lowest_row_below():
     assert (pixel(drawn, 2, 2, 1), pixel(drawn, 8, 8, 1)) == (WHITE, RED)
 
 
-def test_a_trail_is_as_long_as_asked_and_begins_after_a_reset():
+def test_trail_has_the_given_length_and_starts_at_the_reset():
     x = np.arange(6.0)[:, None]
     drawn = ground([Shapes(x, 5.0, trail=True)], 6, time=[0, 1, 2, 3, 0, 1], trail=2)
     segments, strength = scene.trails(drawn, drawn.marks[0], 3)
@@ -114,18 +113,18 @@ def test_a_trail_is_as_long_as_asked_and_begins_after_a_reset():
     segments, strength = scene.trails(
         dataclasses.replace(drawn, trail=3), drawn.marks[0], 3, each=2
     )
-    np.testing.assert_array_equal(segments[:, 0, :, 0], [[1, 3]])  # two steps are one line
+    np.testing.assert_array_equal(segments[:, 0, :, 0], [[1, 3]])  # one segment covers two steps
     np.testing.assert_array_equal(strength, [1.0])
     assert len(scene.trails(drawn, drawn.marks[0], 4)[0]) == 0
     np.testing.assert_array_equal(scene.trails(drawn, drawn.marks[0], 5)[0][:, 0, :, 0], [[4, 5]])
 
 
-def test_frames_of_an_episode_are_those_since_the_reset():
+def test_frames_of_an_episode_start_at_its_reset():
     np.testing.assert_array_equal(starts([5, 6, 0, 1, 0]), [0, 0, 2, 2, 4])
     np.testing.assert_array_equal(so_far([5, 6, 0, 1]), [[0, 1], [0, 2], [2, 3], [2, 4]])
 
 
-def test_ticks_are_round():
+def test_ticks_are_round_numbers():
     assert [words for _, words in paint.ticks(0, 10, 5)] == ["0", "2", "4", "6", "8", "10"]
     assert [words for _, words in paint.ticks(-0.3, 0.3, 3)] == ["-0.2", "0.0", "0.2"]
     assert [words for _, words in paint.ticks(0, 6000, 3)] == ["0", "2,000", "4,000", "6,000"]
@@ -174,23 +173,23 @@ def test_ticks_are_round():
         (lambda: Player(ground([]), 0), "fps = 0: must be above 0"),
     ],
 )
-def test_what_is_no_scene_is_refused(make, words):
+def test_invalid_scenes_raise(make, words):
     with pytest.raises(ValueError, match=re.escape(words)):
         make()
 
 
-def test_one_of_an_array_holds_for_all():
+def test_arrays_of_one_entry_are_broadcast():
     drawn = ground([Shapes([2.0], [3.0], opacity=[0.5, 1.0])], 2, plots=[Plot("p", [Series(4.0)])])
     assert drawn.marks[0].x.shape == (1, 2)
     np.testing.assert_array_equal(drawn.plots[0].series[0].values, [4, 4])
 
 
-def test_what_is_too_dense_is_whole_and_what_is_unknown_is_empty():
+def test_field_opacity_is_clipped_and_nan_is_transparent():
     field = Field([[np.nan, 7.0], [-1.0, 0.5]], (0, 0, 1, 1))
     np.testing.assert_array_equal(field.opacity[0], [[0, 1], [0, 0.5]])
 
 
-def test_a_legend_is_only_so_long():
+def test_legend_has_limited_length():
     marks = [Shapes([5.0], [5.0], label=f"{i} {'name ' * 40}") for i in range(40)]
     layout = paint.lay_out(ground(marks, plots=[Plot("p", [Series(1.0)])]))
     assert len(layout.legend) == paint.LABELS
@@ -199,7 +198,7 @@ def test_a_legend_is_only_so_long():
     assert len(paint.shorten(marks[0].label)) == paint.LABEL
 
 
-# --- the page ---
+# --- HTML ---
 
 NUMBERS = hnp.arrays(
     np.float64,
@@ -209,9 +208,9 @@ NUMBERS = hnp.arrays(
 
 
 @given(NUMBERS, st.sampled_from([8, 16]))
-def test_what_is_quantised_comes_back_within_half_a_step(array, bits):
+def test_quantised_values_are_restored_within_half_a_step(array, bits):
     note, kept = quantise(array, bits)
-    back, fine = restore(note, kept), np.isfinite(array)
+    back, fine = decoded(note, kept), np.isfinite(array)
     assert len(kept) == array.size * bits // 8
     np.testing.assert_array_equal(np.isnan(back), ~fine)
     assert np.all(np.abs(back - array)[fine] <= 0.5 * note["step"] * (1 + 1e-6) + 1e-9)
@@ -220,7 +219,7 @@ def test_what_is_quantised_comes_back_within_half_a_step(array, bits):
 
 
 def page_of(html):
-    """Returns what a page holds: its words, and the bytes of its arrays."""
+    """Return the header and the bytes of the arrays in a page."""
     whole = zlib.decompress(base64.b64decode(re.search(r'DATA = "([^"]+)"', html)[1]))
     length = int.from_bytes(whole[:4], "little")
     return json.loads(whole[4 : 4 + length]), whole[4 + length :]
@@ -240,13 +239,13 @@ def episode(steps=8, agents=3, seen=4):
     return rendering.add_record(ground(marks, steps + 1), record)
 
 
-def test_the_page_holds_the_scene_and_asks_nobody():
+def test_html_contains_the_scene_and_loads_nothing():
     drawn = episode()
     html = Player(drawn).to_html()
     page, data = page_of(html)
     assert not re.search(r"https?://|src=|@import|url\(", html)
     note = page["marks"][0]["x"]
-    x = restore(note, data[note["at"] : note["at"] + 2 * drawn.marks[0].x.size])
+    x = decoded(note, data[note["at"] : note["at"] + 2 * drawn.marks[0].x.size])
     np.testing.assert_allclose(x, drawn.marks[0].x, atol=1e-3)
     assert page["captions"] == list(drawn.captions)
     assert [series["label"] for series in page["plots"][0]["series"]] == [""]
@@ -254,10 +253,10 @@ def test_the_page_holds_the_scene_and_asks_nobody():
     assert drawn.obs["walker"].shape == (9, 3, 4)
     shown = Player(drawn)._repr_html_()
     assert shown.startswith("<iframe srcdoc=")
-    assert shown.count('"') == 6  # all of the page is escaped
+    assert shown.count('"') == 6  # the page is escaped
 
 
-def test_returns_of_groups_that_no_mark_shows_have_colors_of_their_own():
+def test_returns_of_groups_without_marks_have_distinct_colors():
     marks = [Shapes([5.0], [5.0], color="blue", group="state")]
     record = types.SimpleNamespace(
         reward={name: np.ones((1, 2)) for name in ("planner", "state", "bank")}, obs=None
@@ -270,7 +269,7 @@ def test_returns_of_groups_that_no_mark_shows_have_colors_of_their_own():
     ]
 
 
-def test_names_over_a_plot_have_room_beside_its_title():
+def test_plot_is_wide_enough_for_its_title_and_series_names():
     marks = [Shapes([5.0], [5.0], label="a")]
     named = Plot("return", [Series(1.0, label="harvesters"), Series(2.0, label="planner")])
     narrow, wide = (
@@ -283,7 +282,7 @@ def test_names_over_a_plot_have_room_beside_its_title():
     assert wide.world[2] < narrow.world[2]
 
 
-def test_numbers_of_numpy_are_played():
+def test_numpy_scalars_are_serialized():
     number = np.float32(2.0)
     marks = [
         Shapes([number], [number], stroke=number, edge=np.bool_(True), label=np.str_("a")),
@@ -309,7 +308,7 @@ def test_numbers_of_numpy_are_played():
     )
 
 
-def test_what_is_seen_is_left_out_where_one_frame_of_it_is_too_much():
+def test_observations_that_are_too_large_are_omitted():
     page, _ = page_of(
         to_html(
             dataclasses.replace(
@@ -321,7 +320,7 @@ def test_what_is_seen_is_left_out_where_one_frame_of_it_is_too_much():
     assert list(page["obs"]) == ["little"]
 
 
-def test_an_outline_far_from_1_keeps_its_shape():
+def test_outlines_of_extreme_scale_keep_their_shape():
     for scale in (1e-6, 1e6):
         outline = page_of(to_html(ground([Shapes([5.0], [5.0], scale * SQUARE)])))[0]["marks"][0][
             "outline"
@@ -329,7 +328,7 @@ def test_an_outline_far_from_1_keeps_its_shape():
         np.testing.assert_allclose(outline, scale * SQUARE)
 
 
-def test_an_episode_of_no_steps_and_a_group_of_nobody():
+def test_episode_without_steps_and_group_without_agents():
     record = types.SimpleNamespace(
         reward={"walker": np.ones((0, 3))}, obs={"walker": np.ones((0, 3, 4))}
     )
@@ -339,13 +338,13 @@ def test_an_episode_of_no_steps_and_a_group_of_nobody():
     assert raster.picture(ground([Shapes(np.zeros((3, 0)), 0.0, trail=True)], 3)).shape[2] == 3
 
 
-def test_an_episode_of_105_agents_and_500_steps_is_under_a_megabyte():
+def test_html_of_105_agents_and_500_steps_is_below_one_megabyte():
     drawn = episode(500, 105, 40)
     assert len(to_html(drawn)) < 1_000_000
     assert page_of(to_html(drawn))[0]["obs"]["walker"]["stride"] == 4
 
 
-def test_what_is_the_same_is_kept_once():
+def test_equal_arrays_are_stored_once():
     y = np.random.default_rng(0).uniform(0, 10, (9, 3))
     page, data = page_of(
         to_html(ground([Shapes(np.zeros((9, 3)), y), Shapes(np.ones((9, 3)), y)], 9))
@@ -354,28 +353,28 @@ def test_what_is_the_same_is_kept_once():
     assert len(data) < 4 * y.size * 2
 
 
-def test_svg_moves_without_a_script():
+def test_svg_is_animated_without_a_script():
     root = ElementTree.fromstring(to_svg(episode(40)))
     tags = [element.tag.split("}")[1] for element in root.iter()]
     assert "script" not in tags
-    assert tags.count("animateTransform") == 4  # three walkers, and the dot of the plot
+    assert tags.count("animateTransform") == 4  # three walkers, and the cursor of the plot
     moves = next(element for element in root.iter() if element.tag.endswith("animateTransform"))
-    # the last one stays
+    # the last frame is held
     assert len(moves.get("values").split(";")) == len(moves.get("keyTimes").split(";")) == 42
     assert len(to_svg(episode(100, 500))) < 1_000_000
 
 
-def test_svg_shows_what_has_no_size_or_angle_for_a_while():
+def test_svg_hides_shapes_while_size_or_angle_is_nan():
     size, angle = [[np.nan], [1.0], [2.0], [1.0]], [[np.nan], [0.5], [np.nan], [1.0]]
     drawn = to_svg(ground([Shapes([[5.0]] * 4, 5.0, SQUARE, size, angle)], 4))
     assert "nan" not in drawn
     elements = ElementTree.fromstring(drawn).iter()
     turns = [element.get("values") for element in elements if element.get("type") == "rotate"]
-    assert turns == ["-29;-29;-29;-57;-57"]  # as it was, where it is not shown
+    assert turns == ["-29;-29;-29;-57;-57"]  # the previous angle while it is hidden
     assert 'values="0;1;0;1"' in drawn  # its opacity
 
 
-def test_svg_has_no_character_that_is_no_xml_and_a_field_of_a_named_color():
+def test_svg_drops_invalid_xml_characters_and_supports_named_colors():
     drawn = Scene(
         [Field([[0.5]], (0, 0, 1, 1), "red")], ["a\x00\x1b\ud800b"], (0, 0, 1, 1), axes=False
     )
@@ -386,13 +385,13 @@ def test_svg_has_no_character_that_is_no_xml_and_a_field_of_a_named_color():
     assert (field.get("class"), field.get("mask")) == ("red", f"url(#{mask.get('id')})")
 
 
-# --- games ---
+# --- environments ---
 
 
 @pytest.mark.parametrize(
     "name", [pytest.param("tag_continuous", marks=pytest.mark.slow), "cartpole"]
 )
-def test_a_game_is_written_as_every_kind_of_file(name, tmp_path):
+def test_environment_is_rendered_in_every_format(name, tmp_path):
     env, params, states = play(name)
     for suffix in (".html", ".svg", ".png"):
         path = wdjax.render(env, states, params, output=tmp_path / f"game{suffix}")
@@ -404,8 +403,8 @@ def test_a_game_is_written_as_every_kind_of_file(name, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", wdjax.list_envs())
-def test_every_registered_environment_is_played(name, tmp_path):
-    env, params, state = begin(name)
+def test_every_registered_environment_is_rendered(name, tmp_path):
+    env, params, state = after_reset(name)
     twice = jax.tree.map(lambda leaf: np.stack([leaf, leaf]), state)
     for suffix in (".html", ".svg", ".gif", ".png"):
         assert (
@@ -415,7 +414,7 @@ def test_every_registered_environment_is_played(name, tmp_path):
     assert not re.search(r"\bnan\b", words)
 
 
-def test_a_player_shows_the_trail_of_a_file(tmp_path):
+def test_player_and_file_use_the_trail_of_the_environment(tmp_path):
     env, params, states = play("cartpole")
 
     class Long(type(env)):
@@ -428,7 +427,7 @@ def test_a_player_shows_the_trail_of_a_file(tmp_path):
     assert shown["trail"] == written["trail"] == 33
 
 
-def test_what_cannot_be_played_is_refused_before_it_is_drawn():
+def test_invalid_render_arguments_raise():
     env, params, states = play("cartpole")
     with pytest.raises(ValueError, match="fps = -1: must be above 0"):
         wdjax.render(env, states, params, fps=-1)
@@ -436,7 +435,7 @@ def test_what_cannot_be_played_is_refused_before_it_is_drawn():
         wdjax.render(env, states, params, size=(640, 20))
 
 
-def test_a_draw_of_ones_own_goes_before_the_scene_of_its_parent(tmp_path):
+def test_overridden_draw_takes_precedence_over_the_scene_of_the_parent(tmp_path):
     parent, params, states = play("cartpole")
 
     class Mine(type(parent)):
@@ -456,7 +455,7 @@ def test_a_draw_of_ones_own_goes_before_the_scene_of_its_parent(tmp_path):
     )
 
 
-def test_an_mp4_is_what_ffmpeg_is_given(tmp_path, monkeypatch):
+def test_mp4_frames_are_piped_to_ffmpeg(tmp_path, monkeypatch):
     (tmp_path / "ffmpeg").write_text(
         '#!/bin/sh\necho "$@" > "$(dirname "$0")/asked"\ncat > "$(dirname "$0")/read"\n'
     )
@@ -465,7 +464,7 @@ def test_an_mp4_is_what_ffmpeg_is_given(tmp_path, monkeypatch):
     drawn = ground([Shapes([[5.0], [6.0]], 5.0)], 2)
     rendering.save_scene(tmp_path / "a.mp4", drawn, fps=10, hold=0.3, size=(200, 150))
     assert "-s 200x150" in (tmp_path / "asked").read_text()
-    # the last, thrice more
+    # the last frame is held for three more
     frames = np.frombuffer((tmp_path / "read").read_bytes(), np.uint8).reshape(5, 150, 200, 4)
     np.testing.assert_array_equal(frames[1, ..., :3], raster.picture(drawn, 1, (200, 150)))
     (tmp_path / "ffmpeg").write_text("#!/bin/sh\ncat > /dev/null\necho no such codec >&2\nexit 1\n")
@@ -473,7 +472,7 @@ def test_an_mp4_is_what_ffmpeg_is_given(tmp_path, monkeypatch):
         rendering.save_scene(tmp_path / "a.mp4", drawn)
 
 
-def test_a_gif_keeps_the_colors_of_thin_lines(tmp_path):
+def test_gif_keeps_the_colors_of_thin_lines(tmp_path):
     rng = np.random.default_rng(1)
     marks = [
         Shapes(
@@ -495,7 +494,7 @@ def test_a_gif_keeps_the_colors_of_thin_lines(tmp_path):
     assert kept[exact].all()
 
 
-def test_plots_say_how_far_they_have_come():
+def test_plots_grow_with_the_frame():
     drawn = Scene([], ["a", "b", "c"], plots=[Plot("p", [Series([0.0, 1.0, 0.0], "red")])])
     reds = [int(np.sum(np.all(raster.picture(drawn, t) == RED, axis=-1))) for t in range(3)]
     assert 0 < reds[0] < reds[1] < reds[2]
@@ -506,14 +505,14 @@ def test_plots_say_how_far_they_have_come():
 
 in_a_browser = pytest.mark.skipif(
     not (CHROMIUM and DRIVER),
-    reason="chromium and chromedriver are not installed: nothing plays the page",
+    reason="chromium and chromedriver are not installed",
 )
 
 
 @pytest.mark.slow
 @in_a_browser
 @pytest.mark.parametrize(("dark", "width"), [(False, 1200), (True, 400)])
-def test_the_player_plays_in_a_browser(tmp_path, dark, width):
+def test_player_works_in_a_browser(tmp_path, dark, width):
     drawn = dataclasses.replace(episode(40), captions=[f"frame {t} <&>" for t in range(41)])
     (tmp_path / "a.html").write_text(to_html(drawn, fps=60), encoding="utf8")
     with browser(tmp_path / "profile", dark=dark, size=(width, 800)) as page:
@@ -555,9 +554,11 @@ def test_the_player_plays_in_a_browser(tmp_path, dark, width):
 
 @pytest.mark.slow
 @in_a_browser
-def test_a_thousand_agents_can_be_drawn_sixty_times_a_second(tmp_path):
-    """Script and pixels, which reading one waits for; the quickest of 60 frames, as others use
-    the machine, too."""
+def test_player_draws_1000_agents_at_60_frames_per_second(tmp_path):
+    """Time the script and the pixels, which reading one waits for.
+
+    The fastest of 60 frames counts, since other processes share the machine.
+    """
     (tmp_path / "a.html").write_text(to_html(episode(100, 1000), fps=60), encoding="utf8")
     with browser(tmp_path / "profile") as page:
         page.show(tmp_path / "a.html")

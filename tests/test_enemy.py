@@ -1,8 +1,7 @@
-"""Generated input: whatever a configuration, a preset or a run's folder holds, it is taken or
-refused in a sentence.
+"""Property tests: generated configurations, presets and run folders load or raise a clear error.
 
-Values are drawn for the fields of the schema itself (train/config/schema.py), so that a new field
-is tried, too.
+Values are drawn for the fields of the schema itself (train/config/schema.py), so that new fields
+are covered.
 """
 
 import dataclasses
@@ -26,7 +25,7 @@ from wdjax.train.learner.validate import validate
 from wdjax.train.storage.folder import load_run_config, plain_config
 from wdjax.train.storage.metrics_log import read_metrics
 
-# they build environments
+# for tests that build environments
 FEW = hypothesis.settings(max_examples=hypothesis.settings.default.max_examples // 3)
 EDGES = [
     None,
@@ -72,15 +71,14 @@ anything = st.recursive(
 
 
 def paths():
-    """Dotted names of every field, of a run and of its policy."""
+    """Return the dotted names of all fields of a run and its policy."""
     run = [field.name for field in dataclasses.fields(TrainConfig)]
     policy = [f"policies.agent.{name}" for name, _, _ in leaves(PolicyConfig())]
     return [*run, *policy, "policies.agent", "policies.agent.network", "policies.agent.ddpg"]
 
 
 def likely(path):
-    """Values that have the type of a field, at its edges and beyond: what a check is most
-    likely to forget."""
+    """Return a strategy for values of a field's type, including its limits and beyond."""
     if not path.startswith("policies.agent."):
         return anything
     fields = {name: inside[-1] for name, inside, _ in leaves(PolicyConfig())}
@@ -100,24 +98,23 @@ def changes(draw):
     return {name: draw(likely(name)) for name in names}
 
 
-def is_refused_in_words(function, *arguments, **named):
-    """Calls a function; what it raises must be a sentence. Returns what it returns, None where
-    it refuses."""
+def is_rejected_clearly(function, *arguments, **named):
+    """Return a function's result, or None if it raises a one-line error."""
     try:
         return function(*arguments, **named)
     except (ValueError, TypeError, OSError, ImportError, NotImplementedError) as error:
-        words = str(error)
-        assert words
-        assert "\n" not in words
+        message = str(error)
+        assert message
+        assert "\n" not in message
         assert not any(
-            sign in words for sign in ("object has no attribute", "not subscriptable", "unhashable")
+            sign in message
+            for sign in ("object has no attribute", "not subscriptable", "unhashable")
         )
         return None
 
 
-def require_sound(config):
-    """Fails for a configuration that was taken and means nothing: it must be one that can be
-    written and read again."""
+def check_round_trip(config):
+    """Check that an accepted configuration has no NaN and can be written and read."""
     for name, (*_, field), value in (
         item for policy in config.policies.values() for item in leaves(policy)
     ):
@@ -138,10 +135,10 @@ def load_of(text):
 
 @FEW
 @given(st.sampled_from(["cartpole_ppo", "continuous_mountain_car_ddpg"]), changes())
-def test_whatever_a_field_holds(preset, changed):
-    config = is_refused_in_words(load_config, preset, **changed)
+def test_generated_field_values_load_or_raise(preset, changed):
+    config = is_rejected_clearly(load_config, preset, **changed)
     if config is not None:
-        require_sound(config)
+        check_round_trip(config)
 
 
 @given(
@@ -150,15 +147,15 @@ def test_whatever_a_field_holds(preset, changed):
         st.sampled_from(["env", "policies", "env_params", "reset"]), anything, max_size=4
     )
 )
-def test_whatever_a_preset_holds(tmp_path_factory, content):
+def test_generated_presets_load_or_raise(tmp_path_factory, content):
     file = tmp_path_factory.mktemp("presets") / "mine.yaml"
     file.write_text(yaml.safe_dump(content))
-    is_refused_in_words(load_config, file)
+    is_rejected_clearly(load_config, file)
 
 
 @FEW
 @given(st.data())
-def test_whatever_is_cut_out_of_a_folder_or_put_into_it(tmp_path_factory, data):
+def test_damaged_run_folders_load_or_raise(tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("run")
     text = yaml.safe_dump(plain_config(load_config("cartpole_ppo"))).encode()
     start = data.draw(st.integers(0, len(text)))
@@ -167,9 +164,9 @@ def test_whatever_is_cut_out_of_a_folder_or_put_into_it(tmp_path_factory, data):
         text[:start] + data.draw(st.binary(max_size=8)) + text[end:]
     )
     (folder / "metrics.jsonl").write_bytes(data.draw(st.binary(max_size=30)))
-    is_refused_in_words(load_run_config, folder)
-    is_refused_in_words(read_run, folder)
-    is_refused_in_words(read_metrics, folder)
+    is_rejected_clearly(load_run_config, folder)
+    is_rejected_clearly(read_run, folder)
+    is_rejected_clearly(read_metrics, folder)
 
 
 fields_of_a_sweep = st.fixed_dictionaries(
@@ -180,17 +177,17 @@ MEMBERS = {"size": 1, "members": [{"member": 0, "seed": 0, "values": {}}]}
 
 @FEW
 @given(anything | fields_of_a_sweep, st.booleans())
-def test_whatever_stands_in_a_sweeps_folder(tmp_path_factory, content, in_sweep):
+def test_damaged_sweep_folders_raise(tmp_path_factory, content, in_sweep):
     folder = tmp_path_factory.mktemp("sweep")
     config = {"config": plain_config(load_config("cartpole_ppo"))}
     turn = folder / "groups" / "000" / "000"
     (turn / "checkpoints" / "1").mkdir(parents=True)
     (folder / "sweep.yaml").write_text(yaml.safe_dump(content if in_sweep else config))
     (turn / "members.json").write_text(json.dumps(MEMBERS if in_sweep else content))
-    assert is_refused_in_words(load_member, folder, 0) is None
+    assert is_rejected_clearly(load_member, folder, 0) is None
 
 
 @pytest.mark.parametrize("line", ["3", "[]", "null", '"a"', "{", "NaN x"])
-def test_a_line_of_metrics_is_a_mapping(tmp_path, line):
+def test_metrics_lines_must_be_mappings(tmp_path, line):
     (tmp_path / "metrics.jsonl").write_text(f'{{"updates": 1}}\n{line}\n')
     assert "metrics.jsonl, line 2, " in refusal(read_metrics, tmp_path)

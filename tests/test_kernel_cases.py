@@ -1,5 +1,4 @@
-"""Every primitive that a kernel translates, with every dtype, on numbers of every kind, against
-plain XLA."""
+"""Every primitive that a kernel supports, with every dtype and special values, against XLA."""
 
 import hypothesis
 import hypothesis.strategies as st
@@ -29,7 +28,7 @@ BOTH = (
     np.array([7, -(2**31), 0, 5], np.int32) + np.zeros((N, 1), np.int32),
     np.array([0, -1, 0, 33], np.int32) + np.zeros((N, 1), np.int32),
 )
-FOUND = [  # what was wrong, or ended the program
+FOUND = [  # past failures: wrong results or crashes
     Case("filled with 0", lambda x: x.at[BEYOND].get(mode="fill", fill_value=0.0), (X,)),
     Case("filled with 1", lambda x: x.at[BEYOND].get(mode="fill", fill_value=1.0), (X,)),
     Case("filled", lambda x: x.at[BEYOND].get(mode="fill"), (X,)),
@@ -59,12 +58,12 @@ FOUND = [  # what was wrong, or ended the program
 ]
 
 
-def test_what_was_found_stays_found():
+def test_past_failures_agree_with_xla():
     assert compare(FOUND, interpret=True) == ([], [])
 
 
 @pytest.mark.slow
-def test_what_was_found_stays_found_where_all_replicas_share_it():
+def test_past_failures_agree_with_xla_for_shared_operands():
     assert compare(FOUND, interpret=True, shared=True) == ([], [])
 
 
@@ -84,7 +83,7 @@ def test_what_was_found_stays_found_where_all_replicas_share_it():
         ),
     ],
 )
-def test_what_cannot_be_the_same_is_refused(function, why):
+def test_primitives_with_other_results_are_not_supported(function, why):
     def step(carry, _):
         return (carry, function(carry))
 
@@ -92,7 +91,7 @@ def test_what_cannot_be_the_same_is_refused(function, why):
     assert "triton" not in lowered(lambda x: scan_replicas(step, x, length=1), X)
 
 
-def test_what_all_replicas_share_has_no_erf_inv():
+def test_erf_inv_of_shared_operands_is_not_supported():
     def run(shared, x):
         return scan_replicas(lambda carry, _: (carry + jax.lax.erf_inv(shared), None), x, length=1)
 
@@ -101,13 +100,13 @@ def test_what_all_replicas_share_has_no_erf_inv():
 
 @hypothesis.settings(max_examples=2)
 @hypothesis.given(seeds=st.lists(st.integers(0, 2**32 - 1), min_size=5, max_size=5))
-def test_drawn_programs(seeds):
+def test_random_programs_agree_with_xla(seeds):
     cases = [random_case(np.random.default_rng(seed)) for seed in seeds]
     assert not compare(cases, interpret=True, shared=bool(seeds[0] % 2))[0]
 
 
 def has_kernel(case):
-    """Return whether a kernel takes a case."""
+    """Return whether a kernel supports a case."""
     try:
         jax.eval_shape(
             lambda operands: run_kernel([case], operands, interpret=False), [case.operands]
@@ -118,9 +117,9 @@ def has_kernel(case):
 
 
 @pytest.mark.slow
-def test_what_is_drawn_lowers_for_every_card():
-    drawn = [random_case(np.random.default_rng(seed)) for seed in range(40)]
-    cases = [*FOUND, *(case for case in drawn if has_kernel(case))]
+def test_random_programs_lower_for_every_card():
+    random_cases = [random_case(np.random.default_rng(seed)) for seed in range(40)]
+    cases = [*FOUND, *(case for case in random_cases if has_kernel(case))]
     for i, card in enumerate(CARDS):
         part = cases[i :: len(CARDS)]
 
@@ -131,9 +130,9 @@ def test_what_is_drawn_lowers_for_every_card():
 
 
 @pytest.mark.slow
-# of eight: all of them take minutes, and are a command (see kernel_cases)
+# two of eight parts: all take minutes (see the command in kernel_cases)
 @pytest.mark.parametrize("part", range(2))
-def test_all_cases(part):
+def test_all_primitives_agree_with_xla(part):
     cases = [*all_cases(), *(random_case(np.random.default_rng(seed)) for seed in range(200))][
         part::8
     ]

@@ -1,5 +1,4 @@
-"""Games that observe late: what a subclass overrides is played, and `check_env` compares the faster
-way with `step`."""
+"""Late observation: overrides of a subclass are used, and `check_env` compares it with `step`."""
 
 import dataclasses
 import functools
@@ -16,7 +15,7 @@ from wdjax.envs.tag.gridworld import TagGridworld
 
 
 class Thousandfold(TagGridworld):
-    """The first thing that a user tries."""
+    """Overrides `step`, the most common change by users."""
 
     def step(self, key, state, action, params):
         obs, state, reward, *rest = super().step(key, state, action, params)
@@ -30,7 +29,7 @@ class OtherStart(TagGridworld):
 
 
 class OtherSight(TagGridworld):
-    """What `step` calls may be overridden: the batch calls it too."""
+    """Overrides `observe`, which `step` and the batch both call."""
 
     def observe(self, scene, params):
         return jax.tree.map(jnp.zeros_like, super().observe(scene, params))
@@ -44,7 +43,7 @@ class SaysItAgain(Thousandfold):
     observes_late = True
 
 
-def test_a_class_that_overrides_step_or_reset_observes_late_only_where_it_says_so():
+def test_overriding_step_or_reset_disables_late_observation_unless_declared():
     late = {
         env: may_observe_late(env())
         for env in (TagGridworld, OtherSight, Thousandfold, OtherStart, Both)
@@ -61,7 +60,7 @@ def test_a_class_that_overrides_step_or_reset_observes_late_only_where_it_says_s
 
 
 @pytest.mark.usefixtures("quick_compile")
-def test_a_batch_plays_the_step_and_the_reset_of_a_subclass():
+def test_vector_env_uses_overridden_step_and_reset():
     env = Both(num_taggers=1)
     params = env.default_params.replace(episode_length=1)
     vector, key = wdjax.vectorize(env, 2), jax.random.key(0)
@@ -70,15 +69,15 @@ def test_a_batch_plays_the_step_and_the_reset_of_a_subclass():
     obs, _, reward, *_ = jax.jit(vector.step)(key, state, still, params)
     # a step without a tag costs 0.01
     np.testing.assert_allclose(reward["tagger"], [[-10.0]] * 2, rtol=1e-6)
-    # both episodes are over, and others have begun
+    # both episodes ended, and new ones started
     np.testing.assert_array_equal(obs["runner"], 1.0)
 
 
-# --- what the check says ---
+# --- check_env ---
 
 
 class Late(Line):
-    """Correct; a scene is a state."""
+    """Correct. Its scene is the state."""
 
     observes_late = True
 
@@ -142,7 +141,7 @@ class Endless(Line):
 
 @dataclasses.dataclass(frozen=True)
 class SmallClock(Endless):
-    """Its clock runs over before it reaches the end, of which no field of params tells."""
+    """Its clock overflows before the end, which no field of params specifies."""
 
     kind: str = "int8"
     first: int = 0
@@ -156,7 +155,7 @@ class SmallClock(Endless):
         return obs, after.replace(time=state.time + jnp.ones((), self.kind)), *rest
 
 
-def test_the_toy_is_right():
+def test_correct_late_environment_passes():
     wdjax.check_env(Late(), num_steps=200)
 
 
@@ -203,8 +202,8 @@ def test_the_toy_is_right():
         ),
     ],
 )
-def test_check_env_says_what_is_wrong(env, num_steps, words, monkeypatch):
-    if num_steps > 1:  # the checks before the play take the most time
+def test_check_env_rejects_wrong_late_environments(env, num_steps, words, monkeypatch):
+    if num_steps > 1:  # skip the slower checks before random play
         monkeypatch.setattr(wdjax.env_checker, "CONTRACT", ())
     with pytest.raises(wdjax.EnvCheckError, match=words):
         wdjax.check_env(env(), num_steps=num_steps)

@@ -1,4 +1,4 @@
-"""make, register and list_envs: what they accept, and the words in which they refuse."""
+"""`make`, `register` and `list_envs`: accepted arguments and errors."""
 
 import dataclasses
 
@@ -118,7 +118,7 @@ def value_of(env, params, name):
 @pytest.mark.parametrize(
     ("name", "argument"), [(n, a) for n, arguments in EVERY_ARGUMENT.items() for a in arguments]
 )
-def test_every_argument_is_taken_and_kept(name, argument):
+def test_make_stores_every_argument(name, argument):
     sizes = {
         key: EVERY_ARGUMENT[name][key]
         for key in ("num_taggers", "num_runners")
@@ -137,7 +137,7 @@ def test_every_argument_is_taken_and_kept(name, argument):
 @pytest.mark.parametrize(
     ("name", "defaults"), [("tag_continuous", TAG_DEFAULTS), ("tag_gridworld", GRID_DEFAULTS)]
 )
-def test_defaults(name, defaults):
+def test_make_uses_the_documented_defaults(name, defaults):
     env, params = wdjax.make(name)
     for key, value in defaults.items():
         if value is None:
@@ -147,11 +147,11 @@ def test_defaults(name, defaults):
 
 
 @pytest.mark.parametrize("name", wdjax.list_envs())
-def test_params_are_numbers_of_32_bits(name):
+def test_params_are_32_bit_numpy_numbers(name):
     _, params = wdjax.make(name)
     for leaf in jax.tree.leaves(params):
         assert leaf.dtype in (np.float32, np.int32, np.bool_)
-        assert not isinstance(leaf, jax.Array)  # nothing is put on a device
+        assert not isinstance(leaf, jax.Array)  # no array is put on a device
 
 
 @pytest.mark.parametrize(
@@ -168,31 +168,30 @@ def test_params_are_numbers_of_32_bits(name):
     ],
     ids=repr,
 )
-def test_numbers_come_in_many_kinds(value):
+def test_make_accepts_all_kinds_of_numbers(value):
     _, params = wdjax.make("tag_continuous", max_speed=value)
     assert params.max_speed == 2
     assert params.max_speed.dtype == np.float32
 
 
-def test_places_come_in_many_kinds():
-    wanted = np.array([1, 2, 3], np.float32)
+def test_make_accepts_all_kinds_of_arrays():
+    expected = np.array([1, 2, 3], np.float32)
     for x in ([1, 2, 3], (1.0, 2.0, 3.0), np.array([1, 2, 3]), jnp.array([1.0, 2.0, 3.0])):
         _, params = wdjax.make(
             "tag_continuous", num_runners=2, starting_location_x=x, starting_location_y=x
         )
-        np.testing.assert_array_equal(params.starting_location_x, wanted)
+        np.testing.assert_array_equal(params.starting_location_x, expected)
         assert params.starting_location_x.dtype == np.float32
-    assert isinstance(params.starting_location_x, jax.Array)  # what is on a device stays there
+    assert isinstance(params.starting_location_x, jax.Array)  # arrays on a device stay there
 
 
-def test_sizes_may_be_numpy_integers():
+def test_static_sizes_may_be_numpy_integers():
     env, _ = wdjax.make("tag_continuous", num_taggers=np.int64(3))
     assert env == wdjax.make("tag_continuous", num_taggers=3)[0]
     assert hash(env) == hash(wdjax.make("tag_continuous", num_taggers=3)[0])
 
 
-# Environment, arguments, the error, and words that must stand in it: the field, the value, and what
-# is allowed.
+# (environment, arguments, error, parts of its message: the field, its value, the allowed values)
 TAG, GRID, POLE = "tag_continuous", "tag_gridworld", "cartpole"
 MALFORMED = [
     (TAG, {"num_tagers": 3}, ValueError, ["num_tagers", "did you mean 'num_taggers'?"]),
@@ -362,21 +361,21 @@ MALFORMED = [
 @pytest.mark.parametrize(
     ("name", "arguments", "error", "words"), MALFORMED, ids=lambda value: str(value)[:60]
 )
-def test_malformed_arguments_are_refused(name, arguments, error, words):
+def test_malformed_arguments_raise(name, arguments, error, words):
     with pytest.raises(error) as caught:
         wdjax.make(name, **arguments)
     for word in words:
         assert word in str(caught.value)
 
 
-def test_list_envs():
+def test_list_envs_is_sorted():
     names = wdjax.list_envs()
     assert names == sorted(names)
     assert {"cartpole", "tag_continuous", "tag_gridworld"} <= set(names)
 
 
 @pytest.mark.usefixtures("registry")
-def test_register():
+def test_registered_classes_may_be_registered_again():
     wdjax.register("walk", Walk)
     assert "walk" in wdjax.list_envs()
     env, params = wdjax.make("walk", reach=3)
@@ -385,7 +384,7 @@ def test_register():
     again = type(
         "Walk", (Walk,), {"__module__": Walk.__module__, "__qualname__": Walk.__qualname__}
     )
-    # once more does no harm: a notebook cell may run twice, and makes the class anew
+    # registering again is allowed: running a notebook cell twice creates the class anew
     wdjax.register("walk", again)
     assert type(wdjax.make("walk")[0]) is again
     wdjax.register("walk", Walk)
@@ -394,9 +393,8 @@ def test_register():
 
 
 @pytest.mark.usefixtures("registry")
-def test_register_one_environment():
-    """Its static fields are the defaults of `make`; a field that is no argument keeps its value
-    and has no name."""
+def test_registered_instances_set_the_defaults_of_make():
+    """Static fields are defaults of `make`. A field that is not an argument keeps its value."""
 
     @dataclasses.dataclass(frozen=True)
     class Named(Walk):
@@ -421,7 +419,7 @@ def test_register_one_environment():
 
 
 @pytest.mark.usefixtures("registry")
-def test_register_refuses():
+def test_register_rejects_names_in_use_and_other_values():
     with pytest.raises(ValueError, match=r"name = 'cartpole': must be a name that is not in use"):
         wdjax.register("cartpole", Walk)
     for bad in (dict, "walk", None):

@@ -1,4 +1,4 @@
-"""Names of metrics: those of users and those of wdjax never meet."""
+"""Names of metrics: statistics of users never collide with metrics of wdjax."""
 
 import dataclasses
 
@@ -44,8 +44,8 @@ owners = st.sampled_from(("agent", "crowd", "user", "user_", "episode_a", "a", "
 
 
 def written(policies, groups):
-    """Returns names that wdjax writes for these policies and groups, evaluations included."""
-    own = {
+    """Return names that wdjax writes for these policies and groups, evaluations included."""
+    training = {
         *WRITTEN,
         *(
             f"{name}/{metric}"
@@ -55,7 +55,7 @@ def written(policies, groups):
     }
     evaluated = {"episode_length", *(f"{name}/episode_return" for name in (*policies, *groups))}
     evaluated = {f"eval/{name}{end}" for name in evaluated for end in ("", STANDARD_ERROR)}
-    return own | evaluated | {f"eval/best/{name}/episode_return" for name in policies}
+    return training | evaluated | {f"eval/best/{name}/episode_return" for name in policies}
 
 
 @given(
@@ -64,7 +64,7 @@ def written(policies, groups):
     st.lists(owners, min_size=1, max_size=3, unique=True),
     st.lists(owners, max_size=3, unique=True),
 )
-def test_every_statistic_has_a_name_of_its_own(info, ratios, policies, groups):
+def test_every_statistic_has_a_unique_name(info, ratios, policies, groups):
     sums, divided = statistic_names(info, dict.fromkeys(ratios, ("x", "y")), policies, groups)
     assert sums.keys() == set(info) - {"x"}
     assert divided.keys() == set(ratios)
@@ -82,7 +82,7 @@ def test_statistics_that_do_not_collide_keep_their_names():
     assert ratios == {"time_to_tag": "time_to_tag"}
 
 
-def test_statistics_that_collide_move_to_user():
+def test_colliding_statistics_get_the_prefix_user():
     sums, ratios = statistic_names(
         ["length", "length_std"], {"updates": ("length", "length_std")}, ["agent"]
     )
@@ -90,17 +90,17 @@ def test_statistics_that_collide_move_to_user():
     assert statistic_names(["length"], {}, ["user"])[0] == {"length": "user_/length"}
 
 
-def test_fields_of_a_run_are_reserved():
+def test_fields_of_a_run_are_reserved_names():
     assert {field.name for field in dataclasses.fields(TrainConfig)} == CONFIGURED
 
 
-def test_check_env_names_statistics_that_move():
+def test_check_env_warns_about_colliding_statistics():
     env = Ledger(("length", "coins"), ratios=(("updates", "length", "coins"),))
     with pytest.warns(
         UserWarning, match="updates is already a metric. Training reports it as user/updates"
-    ) as told:
+    ) as warned:
         wdjax.check_env(env, num_steps=40)
-    assert len(told) == 1
+    assert len(warned) == 1
     with pytest.warns(
         UserWarning,
         match=f"{LENGTHS[3]} is already a metric. Training reports it as user/length_std",

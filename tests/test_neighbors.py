@@ -1,5 +1,4 @@
-"""The nearest neighbours, in plain XLA and by the kernel (step by step on the CPU), against a plain
-stable sort."""
+"""Nearest neighbors, in plain XLA and in the interpreted kernel, against a stable sort in NumPy."""
 
 import functools
 
@@ -30,8 +29,7 @@ each = pytest.mark.parametrize("find", IMPLEMENTATIONS.values(), ids=IMPLEMENTAT
 
 
 def expected_neighbors(x, y, active, k):
-    """Returns for every agent the indices of its k nearest active others: lists, shorter where
-    fewer are active."""
+    """Return the indices of the k nearest active others of every agent, possibly fewer."""
     rows = []
     for i in range(len(x)):
         distance = np.sqrt((x - x[i]) ** 2 + (y - y[i]) ** 2)
@@ -48,7 +46,8 @@ def check(find, x, y, active, k):
     assert found.dtype == bool
     rows = [np.asarray(index)[i][np.asarray(found)[i]].tolist() for i in range(len(x))]
     assert rows == expected_neighbors(x, y, active, k)
-    assert (np.diff(np.asarray(found).astype(int), axis=1) <= 0).all()  # those found come first
+    # existing neighbors come first
+    assert (np.diff(np.asarray(found).astype(int), axis=1) <= 0).all()
 
 
 @each
@@ -57,32 +56,32 @@ def check(find, x, y, active, k):
     hnp.arrays(np.int32, (2, N), elements=st.integers(0, 3)),
     hnp.arrays(bool, N),
 )
-def test_places_on_a_grid_with_many_ties(find, k, places, active):
+def test_ties_are_broken_by_index(find, k, places, active):
     check(find, *places, active, k)
 
 
 @each
 @hypothesis.given(st.sampled_from([3, N]), st.integers(0, 2**32 - 1))
-def test_random_places(find, k, seed):
+def test_random_positions(find, k, seed):
     rng = np.random.default_rng(seed)
     check(find, *rng.uniform(0, 20, (2, N)), rng.random(N) < 0.7, k)
 
 
 @each
 @pytest.mark.parametrize("k", [1, 3, N])
-def test_everybody_in_one_point(find, k):
+def test_all_agents_at_one_point(find, k):
     check(find, np.full(N, 7.3), np.full(N, 0.1), np.ones(N, bool), k)
 
 
 @each
 @pytest.mark.parametrize("k", [1, 3, N])
-def test_nobody_is_active(find, k):
+def test_no_active_agent_gives_no_neighbors(find, k):
     _, found = find(np.arange(N, dtype=np.float32), np.zeros(N, np.float32), np.zeros(N, bool), k)
     assert not found.any()
 
 
 @each
-def test_only_oneself_is_active(find):
+def test_agents_are_not_their_own_neighbors(find):
     active = np.arange(N) == 2
     index, found = find(np.arange(N, dtype=np.float32), np.zeros(N, np.float32), active, 3)
     assert not found[2].any()
@@ -91,12 +90,12 @@ def test_only_oneself_is_active(find):
 
 
 @each
-def test_distances_of_every_size(find):
+def test_distances_of_every_magnitude(find):
     check(find, 10.0 ** np.arange(-4, 4), np.zeros(N), np.ones(N, bool), N)
 
 
 @each
-def test_batches(find):
+def test_vmap_agrees_with_single_calls(find):
     rng = np.random.default_rng(0)
     x, y = rng.integers(0, 4, (2, 5, N)).astype(np.float32)
     active = rng.random((5, N)) < 0.7
@@ -110,9 +109,8 @@ def test_batches(find):
 
 
 @pytest.mark.parametrize("spread", [8, 24])
-def test_crowds_nearer_together_than_the_kernel_tells_apart_at_first(spread):
-    """Seven others whose squared distances differ by a few of the last bits, of which a key has
-    lost three."""
+def test_distances_that_differ_in_the_last_bits_are_ordered(spread):
+    """The squared distances differ by a few last bits. The sort key drops three of them."""
     for seed in range(40):
         steps = np.random.default_rng(seed).integers(0, spread, N - 1)
         x, y = np.append(0.0, np.full(N - 1, 1.25)), np.append(0.0, np.sqrt(steps * 2.0**-23))
@@ -122,7 +120,7 @@ def test_crowds_nearer_together_than_the_kernel_tells_apart_at_first(spread):
 @pytest.mark.parametrize(
     ("sizes", "k"), [((1, 2), 1), pytest.param((33, 105), 10, marks=pytest.mark.slow)]
 )
-def test_more_agents_than_a_program_takes(sizes, k):
+def test_agent_counts_that_need_several_programs(sizes, k):
     rng = np.random.default_rng(1)
     for n in sizes:
         for places in (rng.uniform(0, 20, (2, n)), rng.integers(0, 5, (2, n))):
@@ -130,7 +128,7 @@ def test_more_agents_than_a_program_takes(sizes, k):
 
 
 @pytest.mark.parametrize("k", [3, 14])
-def test_float32_places_where_jax_counts_in_64_bits(k):
+def test_float32_positions_with_x64_enabled(k):
     x, y = np.random.default_rng(k).uniform(size=(2, 20)).astype(np.float32)
     with jax.enable_x64(True):
         index, found = nearest_neighbors_kernel(x, y, np.ones(20, bool), k, interpret=True)
@@ -140,7 +138,7 @@ def test_float32_places_where_jax_counts_in_64_bits(k):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("n", "ties"), [(1_000, False), (1_000, True), (5_000, False)])
-def test_thousands_of_agents(n, ties):
+def test_thousands_of_agents_with_and_without_ties(n, ties):
     rng = np.random.default_rng(2)
     places = rng.uniform(0, 20, (2, n))
     check(
@@ -149,7 +147,7 @@ def test_thousands_of_agents(n, ties):
 
 
 def expected_rows(x, y, active, features, own, k, num_relative):
-    """Row by row, from `expected_neighbors`."""
+    """Return the rows of features, computed one by one from `expected_neighbors`."""
     rows = []
     for i, others in enumerate(expected_neighbors(x, y, active, k)):
         seen = np.zeros((features.shape[1], k), np.float32)
@@ -168,7 +166,8 @@ def crowd(seed, n, num_features, num_own):
 
 
 @pytest.mark.parametrize(
-    "way", [neighbor_rows_simple, functools.partial(neighbor_rows_kernel, interpret=True)]
+    "implementation",
+    [neighbor_rows_simple, functools.partial(neighbor_rows_kernel, interpret=True)],
 )
 @pytest.mark.parametrize(
     ("sizes", "k", "num_features", "num_own", "num_relative"),
@@ -180,15 +179,17 @@ def crowd(seed, n, num_features, num_own):
         ((36,), 14, 3, 1, 2),
     ],
 )
-def test_rows_of_features(way, sizes, k, num_features, num_own, num_relative):
+def test_rows_contain_relative_features_of_neighbors(
+    implementation, sizes, k, num_features, num_own, num_relative
+):
     arrays = crowd(3, sum(sizes), num_features, num_own)
     part = {"k": k, "num_relative": num_relative, "sizes": sizes}
-    rows = jax.jit(functools.partial(way, **part))(*arrays)
+    rows = jax.jit(functools.partial(implementation, **part))(*arrays)
     assert [len(group) for group in rows] == list(sizes)
     np.testing.assert_array_equal(np.concatenate(rows), expected_rows(*arrays, k, num_relative))
 
 
-def test_batches_of_rows():
+def test_rows_under_vmap():
     many = [
         np.stack(leaves)
         for leaves in zip(*(crowd(seed, N, 2, 1) for seed in range(3)), strict=True)
@@ -201,7 +202,7 @@ def test_batches_of_rows():
         np.testing.assert_array_equal(rows[i], expected_rows(*(leaf[i] for leaf in many), 3, 1))
 
 
-def test_derivative_of_rows_is_the_features_own():
+def test_derivative_of_rows_equals_that_of_features():
     x, y, active, features, own = crowd(4, N, 2, 1)
 
     def kernel(scale):
@@ -212,7 +213,7 @@ def test_derivative_of_rows_is_the_features_own():
     np.testing.assert_array_equal(derivative[:, 6], 0)
 
 
-def test_sizes_that_are_left_to_the_simple_way():
+def test_unsupported_sizes_use_plain_xla():
     assert is_supported(105, 10)
     assert is_supported(neighbors_kernel.MAX_AGENTS, neighbors_kernel.MAX_NEIGHBORS)
     assert not is_supported(neighbors_kernel.MAX_AGENTS + 1, 10)
@@ -235,12 +236,12 @@ COLUMNS = (jax.ShapeDtypeStruct((40, 7), np.float32), jax.ShapeDtypeStruct((40, 
         (lambda *arrays: neighbor_rows(*arrays, 10, 5, (4, 36)), (*PLACES, *COLUMNS)),
     ],
 )
-def test_platform_chooses(function, arguments, platform, word):
+def test_kernel_is_used_on_cuda_only(function, arguments, platform, word):
     text = lowered(function, *arguments, platform=platform)
     assert [other in text for other in ("top_k", "triton")] == [word == "top_k", word == "triton"]
 
 
-def test_no_gradient_flows_through():
+def test_neighbor_indices_have_no_gradient():
     def nearest_place(x):
         index, _ = nearest_neighbors(x, np.zeros(N, np.float32), np.ones(N, bool), 1)
         return x[index[0, 0]]

@@ -1,4 +1,4 @@
-"""What means nothing is refused where it is said, and not taken for something else."""
+"""Invalid arguments of single functions raise at the call."""
 
 import functools
 import math
@@ -27,18 +27,18 @@ def learner():
 
 
 @pytest.mark.parametrize("number", [2.7, 2.0, -1, "3", True, None, [2]])
-def test_a_run_has_a_whole_number_of_updates(number):
+def test_num_updates_must_be_a_whole_number(number):
     assert "num_updates = " in refusal(learner().run, None, num_updates=number)
 
 
-def test_true_is_no_1_that_was_compiled_before():
+def test_true_is_rejected_after_1_was_compiled():
     state = jax.eval_shape(learner().init, jax.random.key(0))
     jax.eval_shape(functools.partial(learner().run, num_updates=1), state)
     assert "num_updates = True" in refusal(learner().run, state, num_updates=True)
 
 
 def state_of(preset="cartpole_ppo"):
-    """A state that has hyperparameters, and nothing else."""
+    """Return a state that contains hyperparameters only."""
     config = load_config(preset)
     policies = in_env_steps(config, config.total_env_steps).policies
     hypers = {name: make_hypers(policy) for name, policy in policies.items()}
@@ -46,7 +46,7 @@ def state_of(preset="cartpole_ppo"):
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "words"),
+    ("name", "value", "message"),
     [
         ("agent.gamma", 7, "agent.gamma = 7: must be between 0 and 1"),
         ("agent.gamma", math.nan, "agent.gamma = nan: must be between 0 and 1"),
@@ -60,11 +60,11 @@ def state_of(preset="cartpole_ppo"):
         ("agent.clip", None, "must be a number"),
     ],
 )
-def test_a_hyperparameter_is_what_its_field_allows(name, value, words):
-    assert words in refusal(with_hypers, state_of(), **{name: value})
+def test_with_hypers_validates_values(name, value, message):
+    assert message in refusal(with_hypers, state_of(), **{name: value})
 
 
-def test_so_is_one_inside_of_a_block():
+def test_with_hypers_validates_nested_values():
     state = state_of("continuous_mountain_car_ddpg")
     assert "ddpg.tau = 2.0: must be above 0 and at most 1" in refusal(
         with_hypers, state, **{"agent.ddpg.tau": 2.0}
@@ -73,18 +73,18 @@ def test_so_is_one_inside_of_a_block():
     traced = jax.jit(
         lambda value: with_hypers(state, **{"agent.ddpg.tau": value}).hypers["agent"].ddpg.tau
     )
-    assert traced(0.25) == 0.25  # nobody knows it yet
+    assert traced(0.25) == 0.25  # unknown while tracing
 
 
 @pytest.mark.parametrize("action", [None, "left"])
-def test_an_eager_step_takes_an_action(action):
+def test_eager_step_rejects_values_that_are_not_actions(action):
     env, params = wdjax.make("cartpole")
     _, state = env.reset(jax.random.key(0), params)
     refusal(env.step, jax.random.key(0), state, action, params)
 
 
 @pytest.mark.parametrize("game", ["tag_continuous", "tag_gridworld"])
-def test_a_game_has_no_more_agents_than_pairs_can_be_counted(game):
+def test_number_of_agents_is_limited_by_int32_pairs(game):
     assert "number of agents" in refusal(wdjax.make, game, num_taggers=10**9)
     wdjax.make(game, num_taggers=1_000)
 
@@ -102,19 +102,19 @@ def test_a_game_has_no_more_agents_than_pairs_can_be_counted(game):
         ("taxed_commons", "num_levels"),
     ],
 )
-def test_a_game_is_not_so_large_that_it_fills_the_memory(game, field):
-    words = f"{field} = {2**31 - 1}: must be at least "
+def test_static_sizes_are_limited(game, field):
+    message = f"{field} = {2**31 - 1}: must be at least "
     assert re.fullmatch(
-        f"{words}[0-9] and at most 10000", refusal(wdjax.make, game, **{field: 2**31 - 1})
+        f"{message}[0-9] and at most 10000", refusal(wdjax.make, game, **{field: 2**31 - 1})
     )
 
 
-def test_a_key_is_no_number():
+def test_keys_are_not_numbers():
     assert "gravity = " in refusal(wdjax.make, "cartpole", gravity=jax.random.key(0))
 
 
 @pytest.mark.parametrize(
-    ("preset", "changes", "words"),
+    ("preset", "changes", "message"),
     [
         (
             "cartpole_ppo",
@@ -129,20 +129,20 @@ def test_a_key_is_no_number():
         ),
     ],
 )
-def test_a_configuration_holds_no_number_that_no_run_could_have(preset, changes, words):
+def test_impossible_counts_raise(preset, changes, message):
     named = {f"{AGENT}.{name}": value for name, value in changes.items()}
     named = named or {"policies.runner.past_selves_every": 2**31}
-    assert words in refusal(load_config, preset, **named)
+    assert message in refusal(load_config, preset, **named)
 
 
 @pytest.mark.parametrize("goal", [math.nan, math.inf, 10**400])
-def test_a_goal_is_a_number_that_can_be_reached(goal):
+def test_stop_at_must_be_finite(goal):
     assert "stop_at.agent/episode_return = " in refusal(
         load_config, "cartpole_ppo", stop_at={RETURN: goal}
     )
 
 
-def test_a_network_has_parameters_that_can_be_counted():
+def test_number_of_parameters_is_limited():
     config = load_config("cartpole_ppo", **{f"{AGENT}.network.hidden_sizes": [2**31 - 1]})
     assert "policies.agent.network: number of parameters = " in refusal(make_learner, config)
 
@@ -155,7 +155,7 @@ def test_a_network_has_parameters_that_can_be_counted():
         (save_gif, "x", ".gif"),
     ],
 )
-def test_a_picture_is_what_its_name_says(tmp_path, write, name, suffix):
+def test_pictures_require_their_suffix(tmp_path, write, name, suffix):
     env, params = wdjax.make("cartpole")
     _, state = env.reset(jax.random.key(0), params)
     states = jax.tree.map(lambda leaf: leaf[None], state) if write is save_gif else state
@@ -165,16 +165,17 @@ def test_a_picture_is_what_its_name_says(tmp_path, write, name, suffix):
     assert not list(tmp_path.iterdir())
 
 
-def test_an_episode_is_written_as_what_its_name_says(monkeypatch):
-    words = (
+def test_save_episode_rejects_unknown_suffixes(monkeypatch):
+    message = (
         "must be a file that ends in .gif, .html, .mp4, .svg, .png or .npz: did you mean '.html'?"
     )
-    assert words in refusal(save_episode, None, None, "x.htm")
+    assert message in refusal(save_episode, None, None, "x.htm")
     monkeypatch.setenv("PATH", "")
-    assert "requires ffmpeg" in refusal(save_episode, None, None, "x.mp4")  # before it is played
+    # raised before the episode is recorded
+    assert "requires ffmpeg" in refusal(save_episode, None, None, "x.mp4")
 
 
-def test_an_episode_that_cannot_be_written_is_not_played(monkeypatch):
+def test_save_episode_validates_before_recording(monkeypatch):
     env, params = wdjax.make("cartpole")
     run, state = SimpleNamespace(env=env), SimpleNamespace(env_params=params)
     assert "fps = 60: must be above 0 and at most 50" in refusal(
@@ -197,27 +198,28 @@ def test_an_episode_that_cannot_be_written_is_not_played(monkeypatch):
         ("x.svg", 16_000, False),
     ],
 )
-def test_what_is_seen_is_kept_for_the_player_where_there_is_room(monkeypatch, name, room, kept):
-    asked = []
+def test_observations_are_recorded_for_html_up_to_a_size(monkeypatch, name, room, kept):
+    calls = []
 
     def ask(*_, observations, **__):
-        return asked.append(observations) or 1 / 0
+        return calls.append(observations) or 1 / 0
 
     monkeypatch.setattr(trajectory, "record_episode", ask)
-    monkeypatch.setattr(trajectory, "OBS_BYTES", room)  # cartpole's: 1,000 steps of 4 float32
+    # an episode of cartpole has 1,000 steps of 4 float32
+    monkeypatch.setattr(trajectory, "OBS_BYTES", room)
     env, params = wdjax.make("cartpole")
     with pytest.raises(ZeroDivisionError):
         save_episode(SimpleNamespace(env=env), SimpleNamespace(env_params=params), name)
-    assert asked == [kept]
+    assert calls == [kept]
 
 
-def test_metrics_are_read_from_the_folder_of_a_run(tmp_path):
+def test_read_metrics_accepts_a_run_folder(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"updates": 1}\n')
     assert read_metrics(tmp_path) == read_metrics(tmp_path / "metrics.jsonl") == [{"updates": 1}]
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("raise KeyError('mine')", "KeyError: 'mine'"),
         ("def f(:", "SyntaxError"),
@@ -225,14 +227,14 @@ def test_metrics_are_read_from_the_folder_of_a_run(tmp_path):
         ("import nowhere_at_all", "No module named 'nowhere_at_all'"),
     ],
 )
-def test_a_module_of_ones_own_that_fails_is_a_sentence(tmp_path, monkeypatch, text, words):
+def test_failing_user_modules_raise_one_line(tmp_path, monkeypatch, text, message):
     (tmp_path / "fails_at_once.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     named = {f"{AGENT}.network.encoder": "fails_at_once:E"}
-    assert words in refusal(load_config, "cartpole_ppo", **named)
+    assert message in refusal(load_config, "cartpole_ppo", **named)
 
 
-def test_a_drawing_of_ones_own_that_fails_ends_no_run(tmp_path, monkeypatch, capsys):
+def test_failing_drawing_does_not_fail_the_run(tmp_path, monkeypatch, capsys):
     from wdjax.train import Trainer
 
     def fails(*_, **__):
@@ -245,6 +247,6 @@ def test_a_drawing_of_ones_own_that_fails_ends_no_run(tmp_path, monkeypatch, cap
     )
 
 
-def test_a_line_that_is_nested_too_deeply_is_named(tmp_path):
+def test_deeply_nested_metrics_lines_raise(tmp_path):
     (tmp_path / "metrics.jsonl").write_text("[" * 100_000 + "\n")
     assert "metrics.jsonl, line 1, is not valid JSON" in refusal(read_metrics, tmp_path)

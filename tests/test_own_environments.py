@@ -1,4 +1,4 @@
-"""Environments of one's own, by path and by what an installed package announces."""
+"""Custom environments by import path, and by entry points of installed packages."""
 
 import sys
 import textwrap
@@ -13,7 +13,7 @@ MODULE = """
 from wdjax.envs import CartPole
 
 class Longer(CartPole):
-    "A cartpole of one's own."
+    "A custom cartpole."
 
 one = CartPole()
 """
@@ -21,7 +21,7 @@ one = CartPole()
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """An installed package that announces an environment, and a folder beside it."""
+    """Return a folder with an installed package that announces environments."""
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "ownenvs.py").write_text(textwrap.dedent(MODULE))
     info = tmp_path / "site" / "ownenvs-1.0.dist-info"
@@ -34,20 +34,20 @@ def package(tmp_path, monkeypatch):
     sys.modules.pop("ownenvs", None)
 
 
-def test_by_path(package):
+def test_make_accepts_import_paths(package):
     env, params = wdjax.make("ownenvs:Longer", length=0.7)
     assert (type(env).__name__, float(params.length)) == ("Longer", pytest.approx(0.7))
     assert type(wdjax.make("ownenvs:one")[0]).__name__ == "CartPole"
 
 
-def test_by_entry_point(package):
+def test_make_accepts_names_from_entry_points(package):
     assert "longer" in list_envs()
     assert type(wdjax.make("longer")[0]).__module__ == "ownenvs"
     assert env_class("longer").__name__ == "Longer"
 
 
-def test_what_lies_in_the_current_folder_is_not_installed(package, monkeypatch):
-    """A stranger's folder must not bring a name along by which its code runs."""
+def test_entry_points_in_the_current_folder_are_ignored(package, monkeypatch):
+    """Otherwise, changing into a downloaded folder could run its code."""
     monkeypatch.chdir(package / "site")
     assert "longer" not in list_envs()
     assert "unknown environment 'longer'" in refusal(wdjax.make, "longer")
@@ -55,7 +55,7 @@ def test_what_lies_in_the_current_folder_is_not_installed(package, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "message"),
     [
         ("longr", "did you mean 'longer'"),
         ("broken", "has no attribute 'Nothing'"),
@@ -67,5 +67,5 @@ def test_what_lies_in_the_current_folder_is_not_installed(package, monkeypatch):
         ("gymnx:CartPole-v1", "did you mean 'gymnax'"),
     ],
 )
-def test_what_is_said_of_a_wrong_one(package, name, words):
-    assert words in refusal(wdjax.make, name)
+def test_wrong_names_raise(package, name, message):
+    assert message in refusal(wdjax.make, name)

@@ -1,4 +1,4 @@
-"""Content of the README and of the pages of the site."""
+"""Content of the README and the pages of the site."""
 
 import importlib.util
 import re
@@ -22,20 +22,11 @@ def from_code():
     return module
 
 
-def test_how_to_pages_are_listed_in_the_order_of_a_reader():
+def test_how_to_index_lists_its_pages_explicitly():
     assert ":glob:" not in read("docs/how_to/index.md")
 
 
-def test_pages_agree_on_the_cost_of_deterministic():
-    slower = "`--deterministic`, which is slower" in read("docs/how_to/long_runs.md")
-    free = (
-        re.search(r"deterministic[^.]*costs? nothing", read("experiments/benchmarks/RESULTS.md"))
-        is not None
-    )
-    assert not (slower and free)
-
-
-def test_the_page_on_export_names_the_six_months_of_jax():
+def test_export_page_names_the_six_months_of_jax():
     pages = [page.read_text(encoding="utf8") for page in PAGES]
     assert any(
         "wdjax export" in text and re.search(r"six months|6 months|180 days", text)
@@ -43,11 +34,11 @@ def test_the_page_on_export_names_the_six_months_of_jax():
     )
 
 
-def test_the_reference_curves_page_has_no_note_to_maintainers():
+def test_reference_page_has_no_note_to_maintainers():
     assert "do not edit" not in read("experiments/reference/README.md")
 
 
-def test_tables_of_the_reference_curves_have_at_most_four_columns():
+def test_reference_tables_have_at_most_four_columns():
     rows = [
         line
         for line in read("experiments/reference/README.md").splitlines()
@@ -57,7 +48,7 @@ def test_tables_of_the_reference_curves_have_at_most_four_columns():
     assert max(line.count("|") - 1 for line in rows) <= 4
 
 
-def test_a_workload_has_one_speed_on_all_pages():
+def test_pages_agree_on_the_speed_of_a_workload():
     lines = [line for page in PAGES for line in page.read_text(encoding="utf8").splitlines()]
     ours = [
         line
@@ -69,20 +60,20 @@ def test_a_workload_has_one_speed_on_all_pages():
     assert len(speeds) == 1
 
 
-def test_notebooks_of_the_site_have_outputs_by_default():
+def test_notebooks_are_executed_by_default():
     assert 'nb_execution_mode = "off" if os.environ.get("EXECUTE") == "0" else "cache"' in read(
         "docs/conf.py"
     )
 
 
-def test_a_page_of_an_environment_shows_no_docstring_of_an_inner_function():
+def test_environment_pages_omit_docstrings_of_inner_functions():
     text = from_code().environment("tag_continuous", "rules")
     assert "num_own" not in text
     assert not re.search(r"^Returns? the rewards", text, re.MULTILINE)
     assert not re.search(r"^(Args|Returns|Raises):", text, re.MULTILINE)
 
 
-def test_the_picture_of_an_environment_follows_the_theme(tmp_path):
+def test_environment_pictures_follow_the_theme(tmp_path):
     module = from_code()
     module.PICTURES = tmp_path
     top = module.environment("cartpole", "picture").partition("# Spaces")[0]
@@ -90,7 +81,7 @@ def test_the_picture_of_an_environment_follows_the_theme(tmp_path):
     assert "prefers-color-scheme:dark" in (tmp_path / "cartpole.svg").read_text(encoding="utf8")
 
 
-def test_stored_pictures_of_the_site_follow_the_theme():
+def test_stored_pictures_follow_the_theme():
     style = read("docs/site.css")
     assert 'html_css_files = ["site.css"]' in read("docs/conf.py")
     assert "prefers-color-scheme: dark" in style
@@ -115,12 +106,12 @@ def test_commands_wrap_on_narrow_pages():
     assert re.search(r"\.highlight-sh pre {\s+white-space: pre-wrap", read("docs/site.css"))
 
 
-def test_the_warp_drive_page_names_the_epsilon_of_adam():
+def test_warp_drive_page_names_the_epsilon_of_adam():
     assert "optimizer_epsilon" in read("docs/from_warp_drive.md")
 
 
 @pytest.mark.parametrize("name", ["PQN-VDN", "TransfQMIX", "SHAQ"])
-def test_the_comparison_names_the_algorithms_of_jaxmarl(name):
+def test_comparison_names_the_algorithms_of_jaxmarl(name):
     assert name in read("docs/comparison.md")
 
 

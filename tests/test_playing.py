@@ -1,5 +1,4 @@
-"""Play of whole episodes: by the kernel (step by step on the CPU), by a scan, and by the
-environment itself."""
+"""`wdjax.play`: the interpreted kernel against a scan and against single environment steps."""
 
 import functools
 
@@ -31,14 +30,13 @@ def policy_of(env, params):
 
 
 def keep(total, step):
-    """Records every step, and sums up the rewards."""
+    """Record every step and sum the rewards."""
     return total + step.reward, step
 
 
 @functools.cache
 def played(game, path):
-    """Returns what `play` returns, from the start of 35 replicas: 24 steps, two episodes and
-    more of each."""
+    """Return the result of `play` for 35 replicas and 24 steps, at least two episodes each."""
     env, params = make(game)
     state = jax.jit(functools.partial(start_play, env, params, num_envs=NUM_ENVS))(
         jax.random.key(5)
@@ -64,7 +62,7 @@ each_game = pytest.mark.parametrize(
 
 
 @each_game
-def test_kernel_against_scan(game):
+def test_kernel_agrees_with_scan(game):
     found, expected = played(game, "kernel")[1], played(game, "scan")[1]
     assert jax.tree.structure(found) == jax.tree.structure(expected)
     for (path, value), other in zip(
@@ -82,9 +80,8 @@ def test_kernel_against_scan(game):
 
 
 @each_game
-def test_play_is_the_environment_step_by_step(game):
-    """One replica after the other, by `reset` and `step` of the environment and the keys that
-    the module promises."""
+def test_play_agrees_with_single_steps(game):
+    """Replicas are stepped one by one, with the keys that the module documents."""
     env, params = make(game)
     _, (state, total, steps) = played(game, "scan")
     reset, step = jax.jit(env.reset), jax.jit(env.step)
@@ -127,7 +124,7 @@ def test_play_is_the_environment_step_by_step(game):
         assert episode >= 2
 
 
-def test_play_goes_on_where_it_stopped():
+def test_play_continues_from_its_state():
     env, params = make("cartpole")
     start, (state, _, steps) = played("cartpole", "scan")
     policy, zeros = policy_of(env, params), jnp.zeros(NUM_ENVS)
@@ -141,9 +138,11 @@ def test_play_goes_on_where_it_stopped():
     np.testing.assert_array_equal(end.episode, state.episode)
 
 
-def ends_at_once(env):
-    """The game with an end in every other step at least: starts are used up faster than they
-    are drawn ahead."""
+def with_short_episodes(env):
+    """Return an environment with an end in at least every other step.
+
+    Its starts are used faster than they are drawn ahead.
+    """
 
     class Short(type(env)):
         def step(self, key, state, action, params):
@@ -153,9 +152,9 @@ def ends_at_once(env):
     return Short()
 
 
-def test_episodes_shorter_than_starts_are_drawn_ahead():
+def test_short_episodes_use_the_documented_reset_keys():
     env, params = make("cartpole")
-    env = ends_at_once(env)
+    env = with_short_episodes(env)
     state = start_play(env, params, jax.random.key(1), 4)
     state, _, (obs, over) = jax.jit(
         lambda state: play(
@@ -172,7 +171,7 @@ def test_episodes_shorter_than_starts_are_drawn_ahead():
 
 
 @pytest.mark.parametrize("game", GAMES)
-def test_every_small_game_has_a_kernel(game):
+def test_small_environments_have_a_kernel(game):
     env, params = wdjax.make(game)
     state = jax.eval_shape(lambda: start_play(env, params, jax.random.key(0), 1_000))
 
@@ -184,7 +183,7 @@ def test_every_small_game_has_a_kernel(game):
     assert "while" not in text
 
 
-def test_params_may_be_traced():
+def test_play_accepts_traced_params():
     env, params = make("cartpole")
     state = start_play(env, params, jax.random.key(0), 3)
     policy = policy_of(env, params)
@@ -194,7 +193,7 @@ def test_params_may_be_traced():
 
 
 @pytest.mark.slow
-def test_games_with_groups_are_played_too():
+def test_play_supports_groups():
     env, params = wdjax.make("tag_gridworld", episode_length=5)
     state = start_play(env, params, jax.random.key(0), 3)
 
@@ -208,7 +207,7 @@ def test_games_with_groups_are_played_too():
     assert set(state.episode_return) == set(env.groups)
 
 
-def test_uniform_action_takes_every_value():
+def test_uniform_action_is_uniform_and_independent():
     keys = jax.random.split(jax.random.key(0), 6_000)
     for space, counts in ((wdjax.Discrete(3), (3,)), (wdjax.MultiDiscrete((2, 3)), (2, 3))):
         actions = jax.vmap(functools.partial(uniform_action, space))(keys)
@@ -223,7 +222,7 @@ def test_uniform_action_takes_every_value():
     )
     drawn = uniform_action(both, keys[0])
     assert both.contains(drawn)
-    # keys of their own
+    # independent keys
     np.testing.assert_allclose((drawn["one"] == drawn["other"]).mean(), 1 / 3, atol=0.03)
     boxes = jax.vmap(functools.partial(uniform_action, wdjax.Box(-2.0, 3.0, (2,))))(keys)
     assert boxes.min() >= -2.0

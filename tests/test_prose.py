@@ -1,4 +1,4 @@
-"""What users read is plain English: few of the phrases of prose.py, in every part."""
+"""Docstrings, comments, messages and pages contain few hard phrases."""
 
 import pytest
 from prose import PARTS, count, files_of, prose_of, python_prose
@@ -17,7 +17,7 @@ def test_prose_is_plain(part):
     )
 
 
-def test_the_counter_finds_phrases_in_every_kind_of_text():
+def test_phrases_are_counted_in_all_kinds_of_text():
     source = '"""What is read."""\n# what a run is\nx: int\n"""so many rows"""\nraise ValueError("nobody reads this")\n'
     texts = [text for _, text in python_prose(source)]
     assert count(list(enumerate(texts)))[0] == 4

@@ -1,5 +1,4 @@
-"""Every public name says what it is: its arguments, fields and what it refuses; and every game
-names its source."""
+"""Docstrings of public names cover arguments, fields and errors. Environments name their source."""
 
 import ast
 import functools
@@ -13,14 +12,13 @@ import pytest
 import wdjax
 
 ROOT = Path(__file__).resolve().parents[1]
-# their names are imported when used
+# packages with lazily imported names
 LATE = ("wdjax", "wdjax.train", "wdjax.adapters", "wdjax.experiments.sweep")
 AT_ONCE = ("wdjax.envs", "wdjax.drawing", "wdjax.train.learning")
 
 
 def homes():
-    """Yields (package, public name, module that defines it); constants have no docstring, and
-    are left out."""
+    """Yield (package, public name, defining module), without constants."""
     for package in LATE:
         for name, module in importlib.import_module(package)._HOME.items():
             yield package, name, module
@@ -44,8 +42,10 @@ def tree_of(module):
 
 
 def defined(module, name):
-    """Returns the last definition of a name in a module (before it may stand what type checkers
-    see), or the module."""
+    """Return the last definition of a name in a module, or the module.
+
+    Earlier definitions may exist for type checkers only.
+    """
     tree, kinds = tree_of(module), (ast.FunctionDef, ast.ClassDef)
     return next(
         (node for node in reversed(tree.body) if isinstance(node, kinds) and node.name == name),
@@ -55,7 +55,7 @@ def defined(module, name):
 
 @functools.cache
 def comments(module):
-    """Returns the numbers of the lines in which there is a comment."""
+    """Return the line numbers of the comments."""
     with path_of(module).open("rb") as file:
         return {
             token.start[0]
@@ -64,8 +64,8 @@ def comments(module):
         }
 
 
-def refuses(function):
-    """Returns whether a function itself raises, or asks for something by `require...`."""
+def raises_errors(function):
+    """Return whether a function contains `raise` or calls `require...`."""
     called = {
         getattr(node.func, "id", "") for node in ast.walk(function) if isinstance(node, ast.Call)
     }
@@ -75,11 +75,10 @@ def refuses(function):
     return raises or any(name.lstrip("_").startswith("require") for name in called)
 
 
-def unsaid(node, commented=()):
-    """Yields what is not said of a function, a class or a module: its own docstring is a matter
-    of course."""
-    said = ast.get_docstring(node) or ""
-    if not said:
+def undocumented(node, commented=()):
+    """Yield the undocumented parts of a function, a class or a module."""
+    text = ast.get_docstring(node) or ""
+    if not text:
         yield "it has no docstring"
     if isinstance(node, ast.FunctionDef):
         names = {
@@ -87,10 +86,10 @@ def unsaid(node, commented=()):
             for argument in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
         }
         yield from (
-            f"its argument {name}" for name in sorted(names) if not re.search(rf"\b{name}\b", said)
+            f"its argument {name}" for name in sorted(names) if not re.search(rf"\b{name}\b", text)
         )
-        if refuses(node) and not re.search(r"[Rr]ais|refus", said):
-            yield "what it raises"
+        if raises_errors(node) and not re.search(r"[Rr]ais|refus", text):
+            yield "its errors"
     elif isinstance(node, ast.ClassDef):
         for part, after in zip(node.body, [*node.body[1:], None], strict=True):
             if isinstance(part, ast.AnnAssign) and "ClassVar" not in ast.unparse(part.annotation):
@@ -99,12 +98,12 @@ def unsaid(node, commented=()):
                     yield f"its field {part.target.id}"
 
 
-def test_every_public_name_says_what_it_is():
+def test_every_public_name_is_documented():
     wrong = []
     for package, name, module in homes():
         wrong += [
             f"{package}.{name}: {words}"
-            for words in unsaid(defined(module, name), comments(module))
+            for words in undocumented(defined(module, name), comments(module))
         ]
     assert not wrong, "\n".join(wrong)
 
@@ -114,8 +113,8 @@ def test_every_public_name_says_what_it_is():
     [
         ("def f(): return 1", ["it has no docstring"]),
         ("def f(a, b):\n '''Of a.'''", ["its argument b"]),
-        ("def f(a):\n '''Of a.'''\n raise ValueError(a)", ["what it raises"]),
-        ("def f(a):\n '''Of a.'''\n require_integer('a', a, 1)", ["what it raises"]),
+        ("def f(a):\n '''Of a.'''\n raise ValueError(a)", ["its errors"]),
+        ("def f(a):\n '''Of a.'''\n require_integer('a', a, 1)", ["its errors"]),
         ("def f(a):\n '''Of a. Raises ValueError.'''\n raise ValueError(a)", []),
         (
             "class A:\n '''One.'''\n x: int\n y: int\n '''said'''\n z: ClassVar[int] = 1",
@@ -123,17 +122,17 @@ def test_every_public_name_says_what_it_is():
         ),
     ],
 )
-def test_the_rule_finds_what_is_missing(source, missing):
-    assert list(unsaid(ast.parse(source).body[0])) == missing
+def test_undocumented_parts_are_found(source, missing):
+    assert list(undocumented(ast.parse(source).body[0])) == missing
 
 
 def test_every_environment_names_its_source():
     for name in wdjax.list_envs():
         module = wdjax.envs.env_class(name).__module__
         if module.startswith("wdjax.envs."):
-            words = [
+            sources = [
                 path.read_text(encoding="utf8")
                 for path in (path_of(module), path_of(module).parent / "game.py")
                 if path.exists()
             ]
-            assert any(re.search(r"^Sources?: ", text, re.MULTILINE) for text in words), name
+            assert any(re.search(r"^Sources?: ", text, re.MULTILINE) for text in sources), name

@@ -1,4 +1,4 @@
-"""What the README and the site show, runs; what they point to, is there."""
+"""Code, commands and links in the README and the site work."""
 
 import dataclasses
 import importlib.util
@@ -46,7 +46,7 @@ def blocks_of(path):
     )
 
 
-# Those of the README that stand alone come first: what type checkers are given (test_types.py).
+# Complete programs of the README, which type checkers also read (test_types.py).
 BLOCKS = [block for block in blocks_of(README) if block != EXCERPT]
 RUN = {
     **dict(zip(("notebook", "library"), BLOCKS, strict=True)),
@@ -56,30 +56,30 @@ RUN = {
 }
 
 
-@pytest.mark.slow  # they train: `.ci/run` has the time, `make test` must stay short
+@pytest.mark.slow  # they train, which is too slow for `make test`
 @pytest.mark.parametrize("name", RUN)
-def test_python_block_runs(name):
+def test_python_blocks_run(name):
     exec(compile(RUN[name], name, "exec"), {"__name__": "readme"})
 
 
-def test_pictures_are_there():
+def test_pictures_of_the_readme_exist():
     for path in re.findall(r"!\[.*?\]\((.*?)\)", README.read_text(encoding="utf8")):
         assert (README.parent / path).stat().st_size > 10_000
 
 
-def test_the_excerpt_is_the_example():
+def test_excerpt_matches_the_example():
     method = textwrap.indent(EXCERPT.rstrip(), "    ")
     assert method in (ROOT / "experiments" / "examples" / "own_environment.py").read_text(
         encoding="utf8"
     )
 
 
-def test_the_readme_is_short():
+def test_readme_is_short():
     assert len(README.read_text(encoding="utf8").splitlines()) <= 150
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_what_a_page_points_to_is_there(page):
+def test_links_and_includes_of_pages_exist(page):
     text = page.read_text(encoding="utf8")
     prose = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
     links = [
@@ -88,7 +88,7 @@ def test_what_a_page_points_to_is_there(page):
         if "://" not in link
     ]
     missing = [link for link in links if link and not (page.parent / link).exists()]
-    # `include` and `literalinclude`, with the places between which their text stands
+    # `include` and `literalinclude`, with the marks of their excerpts
     for name, options in re.findall(
         r"^```\{(?:literal)?include\} (\S+)\n((?::.*\n)*)", text, re.MULTILINE
     ):
@@ -99,7 +99,7 @@ def test_what_a_page_points_to_is_there(page):
     assert not missing
 
 
-def test_paths_that_the_readme_names_are_there():
+def test_paths_named_in_the_readme_exist():
     named = re.findall(
         r"`((?:docs|experiments|tests|train|envs)/[\w./]+)`", README.read_text(encoding="utf8")
     )
@@ -108,8 +108,7 @@ def test_paths_that_the_readme_names_are_there():
 
 
 def shown_commands():
-    """Yield the words of each command in sh blocks and inline code of pages, and in headers of
-    presets."""
+    """Yield the words of each command in sh blocks, inline code and headers of presets."""
     for page in (
         *PAGES,
         *ROOT.glob("experiments/configs/*.yaml"),
@@ -135,8 +134,8 @@ def shown_commands():
 
 
 @pytest.mark.parametrize("words", list(shown_commands()))
-def test_commands_that_pages_show_are_taken(words):
-    """Parse them with all their flags, without running them."""
+def test_commands_on_pages_are_valid(words):
+    """Parse the commands with all flags, without running them."""
     program, *words = words
     if program == "make":
         makefile = (ROOT / "Makefile").read_text(encoding="utf8")
@@ -163,7 +162,7 @@ def test_commands_that_pages_show_are_taken(words):
 
 
 def parse_command(command, *arguments):
-    """Parse a command of wdjax. Where the text names no preset or run, its flags must exist."""
+    """Parse a command of wdjax. If it names no preset or run, check that its flags exist."""
     assert command in COMMANDS
     complete = (
         arguments
@@ -177,7 +176,7 @@ def parse_command(command, *arguments):
         preset, *flags = arguments
         settings, points = collect(parse(SweepArguments, "wdjax sweep", flags))
         assert settings or points
-        for name, values in settings.items():  # whose first value the preset takes
+        for name, values in settings.items():  # the preset accepts the first value
             if isinstance(values, list):
                 load_config(preset, **{name: values[0]})
     elif command in READ and complete:
@@ -189,7 +188,7 @@ def parse_command(command, *arguments):
 
 
 @pytest.mark.slow
-def test_the_site_builds_without_a_warning(tmp_path):
+def test_site_builds_without_warnings(tmp_path):
     for module in ("sphinx", "myst_nb", "furo"):
         pytest.importorskip(module, reason=f"{module} is not installed: pip install -e '.[docs]'")
     command = [sys.executable, "-m", "sphinx", "-E", "-W", "-q", "--keep-going", DOCS, tmp_path]

@@ -1,5 +1,4 @@
-"""Pictures: they show something, in the right colors; GIFs have all frames; misuse is refused in
-words."""
+"""Pictures and GIFs of environments, their colors and frames, and errors."""
 
 import dataclasses
 import functools
@@ -27,22 +26,21 @@ GAMES = {
     "tag_continuous": {"num_taggers": 2, "num_runners": 8},
     "tag_gridworld": {"num_taggers": 4},
 }
-# some of whose pictures are for the slow tests
+# environments with slow tests only
 OTHERS = sorted(GAMES.keys() - {"cartpole", "tag_continuous"})
 
 
 @functools.cache
-def begin(name, **arguments):
-    """Returns (env, params, state after a reset), the state with arrays of NumPy."""
+def after_reset(name, **arguments):
+    """Return (env, params, state after a reset), with NumPy arrays."""
     env, params = wdjax.make(name, **arguments)
     return env, params, jax.device_get(jax.jit(env.reset)(jax.random.key(0), params)[1])
 
 
 @functools.cache
 def play(name):
-    """Returns (env, params, states): a game of eight random steps, states [9] with arrays of
-    NumPy."""
-    env, params, state = begin(name, **GAMES[name])
+    """Return (env, params, states [9]) of eight random steps, with NumPy arrays."""
+    env, params, state = after_reset(name, **GAMES[name])
 
     def step(state, key):
         state = env.step(key, state, env.action_space(params).sample(key), params)[1]
@@ -68,7 +66,7 @@ def count(picture, color):
 
 @pytest.mark.parametrize("name", GAMES)
 @pytest.mark.parametrize("size", [(640, 480), (333, 257)])
-def test_every_game_draws(name, size):
+def test_environments_draw_in_any_size(name, size):
     env, params, states = play(name)
     picture = wdjax.render(env, at(states, 2), params, size=size)
     assert picture.dtype == np.uint8
@@ -78,38 +76,38 @@ def test_every_game_draws(name, size):
 
 
 @pytest.mark.parametrize("name", wdjax.list_envs())
-def test_every_registered_environment_has_a_drawing(name):
-    env, params, state = begin(name)
+def test_every_registered_environment_draws(name):
+    env, params, state = after_reset(name)
     height, width, channels = wdjax.render(env, state, params).shape
     assert (width, channels) == (640, 3)
     assert height <= 480
 
 
 @pytest.mark.parametrize("name", ["tag_continuous", "tag_gridworld"])
-def test_groups_have_their_colors(name):
+def test_groups_have_distinct_colors(name):
     env, params, states = play(name)
     picture = wdjax.render(env, at(states, 1), params)
     assert count(picture, TAGGER) > 50
     assert count(picture, RUNNER) > 50
 
 
-def test_runner_that_is_out_loses_its_color():
+def test_inactive_runners_lose_their_color():
     env, params, states = play("tag_continuous")
     state = at(states, 1)
-    everybody = wdjax.render(env, state, params)
-    nobody = wdjax.render(env, state.replace(active=env.is_tagger), params)
-    assert count(nobody, TAGGER) == pytest.approx(count(everybody, TAGGER), rel=0.2)
-    assert count(nobody, RUNNER) < 0.3 * count(everybody, RUNNER)  # the legend's
+    all_active = wdjax.render(env, state, params)
+    none_active = wdjax.render(env, state.replace(active=env.is_tagger), params)
+    assert count(none_active, TAGGER) == pytest.approx(count(all_active, TAGGER), rel=0.2)
+    assert count(none_active, RUNNER) < 0.3 * count(all_active, RUNNER)  # runners in the legend
 
 
-def test_heading_is_seen():
+def test_direction_is_drawn():
     env, params, states = play("tag_continuous")
     state = at(states, 1)
     turned = state.replace(direction=state.direction + np.float32(1.0))
     assert not np.array_equal(wdjax.render(env, state, params), wdjax.render(env, turned, params))
 
 
-def test_arrays_of_jax_give_the_same_picture_and_keep_their_place():
+def test_jax_and_numpy_arrays_give_the_same_picture():
     env, params, states = play("tag_continuous")
     state = at(states, 1)
     expected = wdjax.render(env, state, params)
@@ -126,17 +124,17 @@ def test_arrays_of_jax_give_the_same_picture_and_keep_their_place():
     [
         ("tag_continuous", {"num_taggers": 1, "num_runners": 1}),
         ("tag_continuous", {"num_taggers": 10, "num_runners": 100}),
-        ("tag_gridworld", {"num_taggers": 10, "grid_length": 100}),  # all taggers on one small cell
+        ("tag_gridworld", {"num_taggers": 10, "grid_length": 100}),  # all taggers in one small cell
     ],
 )
 def test_few_and_many_agents(name, arguments):
-    env, params, state = begin(name, **arguments)
+    env, params, state = after_reset(name, **arguments)
     picture = wdjax.render(env, state, params)
     assert count(picture, TAGGER) > 30
     assert count(picture, RUNNER) > 30
 
 
-def test_agents_that_share_a_cell_stand_apart():
+def test_agents_in_one_cell_are_drawn_apart():
     x, y = np.array([3, 3, 3, 7, 3, 3]), np.array([2, 2, 2, 2, 2, 2])
     places_x, places_y, side = share_cells(x, y)
     np.testing.assert_array_equal(side, [3, 3, 3, 1, 3, 3])
@@ -168,7 +166,7 @@ def test_gif_has_a_frame_for_every_state(name, tmp_path):
     assert durations == [50] * 3 + [1500]
     assert tuple(last[0, 0]) == (255, 255, 255)
     assert count(last, TAGGER) > 50 or not name.startswith("tag")
-    # without trails: but for shades the same
+    # without trails, frames agree except for shades
     if name in ("cartpole", "mountain_car", "continuous_mountain_car"):
         exact = wdjax.render(env, at(states, 3), params)
         assert last.shape == exact.shape
@@ -176,8 +174,8 @@ def test_gif_has_a_frame_for_every_state(name, tmp_path):
 
 
 def scene_of(name, numbers, **arguments):
-    """Returns the scene of the state with these numbers."""
-    env, params, state = begin(name, **arguments)
+    """Return the scene of a state with these numbers."""
+    env, params, state = after_reset(name, **arguments)
     fields = [field.name for field in dataclasses.fields(state)]
     state = state.replace(
         **dict(zip(fields, (*map(np.float32, numbers), np.int32(7)), strict=True))
@@ -186,7 +184,7 @@ def scene_of(name, numbers, **arguments):
 
 
 def ends(scene):
-    """Returns the last point (x, y) of every line of its first frame."""
+    """Return the last point (x, y) of every line in the first frame."""
     return [
         tuple(np.round(line[-1], 4))
         for mark in scene.marks
@@ -195,18 +193,18 @@ def ends(scene):
     ]
 
 
-def test_acrobot_is_drawn_in_its_proportions():
+def test_acrobot_is_drawn_to_scale():
     scene = scene_of("acrobot", (np.pi / 2, 0.5, 0, 0))
     assert scene.captions == ("step 7 of 500, tip at +0.48 m",)
-    # the first is the goal
+    # the first line is the goal
     assert ends(scene)[1:] == [(1, 0), (round(1 + np.cos(0.5), 4), round(np.sin(0.5), 4))]
     scene = scene_of("acrobot", (np.pi, 0.1, 0, 0), LINK_LENGTH_1=2.0)
     assert scene.captions == ("step 7 of 500, swung up",)
     assert (0, 2) in ends(scene)
-    assert len(ends(scene)) == 2  # no line of the goal: the rule is no height
+    assert len(ends(scene)) == 2  # without a goal line, since the goal is not a height
 
 
-def test_car_stands_on_the_track_at_its_position():
+def test_car_is_drawn_on_the_track():
     for name, goal in (("mountain_car", 0.5), ("continuous_mountain_car", 0.45)):
         scene = scene_of(name, (-0.1, -0.035))
         assert scene.captions[0].endswith("velocity -0.035 m/step")
@@ -229,10 +227,10 @@ def test_pendulum_turns_counter_clockwise():
 
 def last_frame(env, states, params, trail):
     scene = dataclasses.replace(env.scene(states, params), trail=trail)
-    return raster.picture(scene)[:, :460]  # the ground
+    return raster.picture(scene)[:, :460]  # the world, without the plots
 
 
-def test_trail_shows_where_agents_came_from():
+def test_trail_shows_previous_positions():
     env, params, states = play("tag_continuous")
     assert not np.array_equal(
         last_frame(env, states, params, 0), last_frame(env, states, params, 6)
@@ -242,16 +240,16 @@ def test_trail_shows_where_agents_came_from():
 def test_trail_ends_at_a_reset():
     env, params, states = play("tag_continuous")
     states = states.replace(time=np.array([5, 6, 7, 8, 9, 10, 0, 1, 2], np.int32))
-    this_game = jax.tree.map(lambda leaf: leaf[6:], states)
+    this_episode = jax.tree.map(lambda leaf: leaf[6:], states)
     np.testing.assert_array_equal(
-        last_frame(env, states, params, 8), last_frame(env, this_game, params, 8)
+        last_frame(env, states, params, 8), last_frame(env, this_episode, params, 8)
     )
     assert not np.array_equal(
         last_frame(env, states, params, 8), last_frame(env, states, params, 0)
     )
 
 
-def test_png_is_the_picture(tmp_path):
+def test_png_equals_the_rendered_picture(tmp_path):
     env, params, states = play("cartpole")
     rendering.save_png(tmp_path / "new" / "cart.png", env, at(states, 1), params)
     with Image.open(tmp_path / "new" / "cart.png") as png:
@@ -301,10 +299,11 @@ class Keyed(Bare):
         return Scene([], [f"step {t}" for t in states.time], (0, 0, 1, 1))
 
 
-def test_a_state_that_holds_a_key_is_drawn(tmp_path):
+def test_states_with_keys_are_drawn(tmp_path):
     keys, time = jax.random.split(jax.random.key(0), 3), np.arange(3, dtype=np.int32)
     picture = wdjax.render(Keyed(), KeyedState(time[1], keys[1]), BareParams())
-    for kept in (keys, np.asarray(jax.random.key_data(keys))):  # typed, or as it is recorded
+    # typed keys, and their data as recorded
+    for kept in (keys, np.asarray(jax.random.key_data(keys))):
         rendering.save_png(tmp_path / "a.png", Keyed(), KeyedState(time[1], kept[1]), BareParams())
         with Image.open(tmp_path / "a.png") as png:
             np.testing.assert_array_equal(np.asarray(png), picture)
@@ -316,7 +315,7 @@ def test_a_state_that_holds_a_key_is_drawn(tmp_path):
     np.testing.assert_array_equal(ground.images[0].get_array(), picture)
 
 
-def test_environment_without_a_drawing_says_so(tmp_path):
+def test_environment_without_a_drawing_raises(tmp_path):
     with pytest.raises(
         NotImplementedError, match=r"Bare has no drawing\. Implement the method scene\(states"
     ):
@@ -328,7 +327,7 @@ def test_environment_without_a_drawing_says_so(tmp_path):
     assert not (tmp_path / "bare.gif").exists()
 
 
-def test_what_is_not_one_state_is_refused(tmp_path):
+def test_render_rejects_states_of_wrong_shape(tmp_path):
     env, params, states = play("tag_continuous")
     with pytest.raises(
         ValueError, match=r"state.x has shape \[1, 9, 10\]: must be \[10\].*select one"
@@ -360,14 +359,14 @@ def test_what_is_not_one_state_is_refused(tmp_path):
         ({"size": (640, 20)}, "the height = 20: must be at least 100"),
     ],
 )
-def test_bad_arguments_of_a_gif_are_refused(argument, message, tmp_path):
+def test_invalid_gif_arguments_raise(argument, message, tmp_path):
     env, params, states = play("cartpole")
     with pytest.raises(ValueError, match=message):
         rendering.save_gif(tmp_path / "a.gif", env, states, params, **argument)
 
 
 class Camera(Bare):
-    """Shows another part of the ground in every state, and another legend from the third on."""
+    """Shows a different range in every state, and a different legend from the third on."""
 
     def draw(self, axes, state, params, history=None):
         time = int(state.time)
@@ -377,7 +376,7 @@ class Camera(Bare):
 
 
 class Still(Bare):
-    """Shows the same ground in every state, and on it what moves."""
+    """Shows the same range in every state, with moving content."""
 
     def draw(self, axes, state, params, history=None):
         axes.plot([0, int(state.time)], [0, 5], "o-", label="path")
@@ -386,9 +385,8 @@ class Still(Bare):
 
 
 @pytest.mark.parametrize("name", ["still", "camera"])
-def test_a_frame_is_what_is_drawn_from_nothing(name, monkeypatch):
-    """Whatever is kept from the frame before: ticks and labels are drawn for the first, and
-    again where they change."""
+def test_incremental_frames_equal_full_redraws(name, monkeypatch):
+    """Ticks and labels are drawn for the first frame and again when they change."""
     if name == "camera":
         env, params, states = Camera(), BareParams(), BareState(np.array([0, 1, 1, 2], np.int32))
     else:
@@ -401,7 +399,7 @@ def test_a_frame_is_what_is_drawn_from_nothing(name, monkeypatch):
         lambda axis, renderer: (drawn.append(1), draw(axis, renderer)),
     )
     frames = [frame.copy() for frame in axes.draw_frames(env, states, params, steps, 4, (320, 240))]
-    # once for the layout, then twice for each backdrop
+    # one for the layout, then two for each background
     assert len(drawn) == (7 if name == "camera" else 3)
     figure, ground = axes.new_figure((320, 240))
     for t in steps:
@@ -411,4 +409,4 @@ def test_a_frame_is_what_is_drawn_from_nothing(name, monkeypatch):
         if t == 0:
             axes.lay_out(figure, ground, fit_height=False)
         difference = np.abs(axes.pixels(figure).astype(int) - frames[t][..., :3])
-        assert np.mean(difference > 8) < 1e-3, t  # edges of what lies under the axes' lines
+        assert np.mean(difference > 8) < 1e-3, t  # edges of content below the lines of the axes

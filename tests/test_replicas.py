@@ -1,5 +1,4 @@
-"""The scan of replicas as a kernel (number by number; step by step on the CPU) against `lax.scan`
-of `vmap`."""
+"""Replicas in a kernel, traced scalar by scalar and interpreted, against `lax.scan` of `vmap`."""
 
 import functools
 import itertools
@@ -23,9 +22,8 @@ LANES_OF_TEST = 8
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
 
-def by_number(function, *operands):
-    """Evaluates a function of one replica on arrays [n, ...], number by number, each [n].
-    Returns its leaves."""
+def by_scalar(function, *operands):
+    """Evaluate a function of one replica on arrays [n, ...] scalar by scalar. Return its leaves."""
     leaves = jax.tree.leaves(operands)
     closed = jax.make_jaxpr(function)(*jax.tree.map(lambda leaf: leaf[0], operands))
 
@@ -65,9 +63,9 @@ def data_of(leaf):
 
 
 def check(function, *operands, exact=True):
-    """Compares a function number by number with itself under vmap."""
+    """Compare a function evaluated scalar by scalar with the function under vmap."""
     expected = jax.tree.leaves(jax.jit(jax.vmap(function))(*operands))
-    found = by_number(function, *operands)
+    found = by_scalar(function, *operands)
     assert len(found) == len(expected)
     for value, other in zip(found, map(data_of, expected), strict=True):
         assert value.dtype == other.dtype
@@ -83,7 +81,7 @@ DRAWS = {
     "split_to_a_shape": lambda key: jax.random.split(key, (3, 2))[1:, 0],
     "split_of_splits": lambda key: jax.vmap(jax.random.split)(jax.random.split(key, 3)),
     "fold_in": lambda key: jax.random.fold_in(key, 2**31 + 5),
-    "fold_in_what_was_drawn": lambda key: jax.random.fold_in(
+    "fold_in_of_a_drawn_number": lambda key: jax.random.fold_in(
         key, jax.random.randint(key, (), -9, 9)
     ),
     "clone_and_data": lambda key: jax.random.key_data(jax.random.clone(key)),
@@ -107,7 +105,7 @@ DRAWS = {
 
 
 @pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
-def test_random_bits_are_those_of_jax(draw):
+def test_random_bits_equal_those_of_jax(draw):
     check(draw, KEYS)
 
 
@@ -120,11 +118,11 @@ def test_random_bits_are_those_of_jax(draw):
         lambda key: jax.random.exponential(key),
     ],
 )
-def test_random_numbers_that_are_computed_from_bits(draw):
+def test_random_floats_agree_with_jax(draw):
     check(draw, KEYS, exact=False)
 
 
-def test_random_categories():
+def test_categorical_draws_equal_those_of_jax():
     logits = jnp.array([0.1, -2.0, 0.7, 0.0])
     check(lambda key: jax.random.categorical(key, logits), KEYS)
     check(lambda key: jax.random.categorical(key, logits, shape=(3,)), KEYS)
@@ -184,7 +182,7 @@ MOVES = {
 
 
 @pytest.mark.parametrize("function", MOVES.values(), ids=MOVES)
-def test_arrays_number_by_number(function):
+def test_array_operations_agree_with_vmap(function):
     check(function, X, exact=False)
 
 
@@ -218,11 +216,11 @@ def test_arrays_number_by_number(function):
         ),
     ],
 )
-def test_choices_by_index(function):
+def test_dynamic_indexing_agrees_with_vmap(function):
     check(function, X, WHOLE)
 
 
-def test_not_a_number_stays_one_and_ties_go_to_even():
+def test_nan_propagates_and_rounding_ties_go_to_even():
     check(
         lambda x: (jnp.maximum(x[0], x[1]), jnp.minimum(x[0], x[1]), jnp.clip(x, 0.0, 1.0)), SPECIAL
     )
@@ -239,7 +237,7 @@ def test_not_a_number_stays_one_and_ties_go_to_even():
     )
 
 
-def test_two_branches():
+def test_conditions_with_random_branches_agree_with_vmap():
     def function(x, i, key):
         def rare(current, over, key):
             return jnp.where(over, jax.random.uniform(key, (3,)), current)
@@ -254,7 +252,7 @@ def test_two_branches():
     check(function, X, WHOLE, KEYS, exact=False)
 
 
-def test_what_is_known_or_the_same_is_not_chosen():
+def test_constant_or_equal_branches_emit_no_select():
     def function(x):
         known = jnp.where(np.array([True, False, True]), x[0], 5.0)
         same = jnp.where(x > 0, x[:1, :1], x[:1, :1])
@@ -277,13 +275,13 @@ def test_what_is_known_or_the_same_is_not_chosen():
         assert all(a is b for a, b in zip(found, numbers, strict=True))
 
 
-def test_what_depends_on_the_platform_is_that_of_any():
+def test_platform_dependent_uses_its_default():
     there = functools.partial(
         jax.lax.platform_dependent, cuda=jnp.negative, default=lambda x: x + 1
     )
     check(there, X)
     with pytest.raises(NotImplementedError, match="without a default"):
-        by_number(functools.partial(jax.lax.platform_dependent, cuda=jnp.negative, cpu=jnp.sin), X)
+        by_scalar(functools.partial(jax.lax.platform_dependent, cuda=jnp.negative, cpu=jnp.sin), X)
 
 
 REFUSED = {
@@ -297,12 +295,12 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("word", REFUSED)
-def test_what_has_no_place_in_a_kernel_is_named(word):
+def test_unsupported_primitives_are_named(word):
     with pytest.raises(NotImplementedError, match=word):
-        by_number(REFUSED[word], X)
+        by_scalar(REFUSED[word], X)
 
 
-def test_keys_that_a_kernel_does_not_know_are_refused():
+def test_unsupported_key_types_are_named():
     def step(key, _):
         return (jax.random.split(key)[0], jax.random.bits(key))
 
@@ -315,8 +313,7 @@ def test_keys_that_a_kernel_does_not_know_are_refused():
 
 
 def walk(weights):
-    """A step with everything in it: closed-over numbers, a key, flags, inputs and outputs of
-    each step, rare work."""
+    """Return a step with closed-over arrays, a key, flags, per-step data and a rare branch."""
 
     def step(carry, x):
         key, count, place, was_far = carry
@@ -344,7 +341,7 @@ def walkers(num_replicas, num_steps):
     return carry, {"push": jnp.asarray(rng.normal(size=(num_steps, num_replicas, 2)), jnp.float32)}
 
 
-def test_kernel_against_scan():
+def test_kernel_agrees_with_scan():
     carry, xs = walkers(LANES + 5, 20)
     weights = jnp.array([4.0, 6.0])
 
@@ -371,7 +368,7 @@ def test_kernel_against_scan():
 
 
 def network(sizes, activation):
-    """A function (weights, carry, x) of one replica with an MLP in it, and its weights."""
+    """Return a step (carry, x) of one replica that applies an MLP."""
     rng = np.random.default_rng(0)
     weights = [
         (
@@ -382,7 +379,7 @@ def network(sizes, activation):
     ]
 
     def step(carry, x):
-        features = carry[None]  # as one agent's row, the way layers of flax take it
+        features = carry[None]  # one row per agent, the layout of flax layers
         for matrix, bias in weights[:-1]:
             features = activation(features @ matrix + bias[None])
         outputs = (features @ weights[-1][0])[0] + weights[-1][1]
@@ -400,7 +397,7 @@ def network(sizes, activation):
         pytest.param((5, 40, 1), jax.nn.gelu, marks=pytest.mark.slow),
     ],
 )
-def test_small_networks_in_a_kernel(sizes, activation):
+def test_networks_in_a_kernel_agree_with_scan(sizes, activation):
     step = network(sizes, activation)
     carry = jnp.asarray(np.random.default_rng(1).normal(size=(LANES + 3, sizes[0])), jnp.float32)
     expected = jax.jit(lambda carry: jax.lax.scan(jax.vmap(step), carry, length=3))(carry)
@@ -414,7 +411,7 @@ def test_small_networks_in_a_kernel(sizes, activation):
 
 
 @pytest.mark.parametrize("agents", [1, pytest.param(3, marks=pytest.mark.slow)])
-def test_networks_of_several_agents_in_a_kernel(agents):
+def test_networks_of_several_agents_agree_with_scan(agents):
     rng = np.random.default_rng(2)
 
     def draw(*shape):
@@ -424,9 +421,9 @@ def test_networks_of_several_agents_in_a_kernel(agents):
 
     def step(carry, _):
         place, shared = carry
-        everyone = jnp.broadcast_to(shared, (1, agents, 2))
+        shared_rows = jnp.broadcast_to(shared, (1, agents, 2))
         own = jnp.broadcast_to(jnp.eye(agents, 2)[None], (1, agents, 2))
-        seen = jnp.concatenate([everyone, own, place[None, :, None]], axis=-1)
+        seen = jnp.concatenate([shared_rows, own, place[None, :, None]], axis=-1)
         features = jnp.tanh(seen @ first + bias.reshape(1, 1, 16))
         outputs = jax.nn.relu(features @ second) @ head
         return (0.5 * place + outputs[0, :, 0], shared), outputs
@@ -465,9 +462,8 @@ def slow_but(quick, names):
 
 
 @pytest.mark.parametrize("name", slow_but(("numbers", "network"), AT_ONCE))
-def test_loops_that_carry_nothing_are_done_at_once(name):
-    """A map over three rows, each in lanes of its own; the first is the same for all, the last
-    known."""
+def test_loops_without_a_carry_are_vectorized(name):
+    """Map over three rows, each in its own lanes. The first is shared, the last constant."""
     function, exact = AT_ONCE[name]
     rows, whole = (
         jnp.concatenate([X, X[:, :1]], 1),
@@ -519,9 +515,8 @@ READ = {
 
 
 @pytest.mark.parametrize("name", slow_but(("floats", "flags"), TABLES))
-def test_lanes_read_what_all_share_from_memory(name):
-    """Rows of a table by indices that each replica has for itself, below 0 and far beyond the
-    end among them."""
+def test_shared_tables_are_read_by_index(name):
+    """Each replica reads rows by its own index, some below 0 or beyond the end."""
     places = jnp.array([0, 1, 2, 19, 45, 2_999, -1, 100_000])
     table = jnp.asarray(TABLES[name])
 
@@ -547,7 +542,7 @@ def test_lanes_read_what_all_share_from_memory(name):
     )
 
 
-def test_a_large_table_that_is_known_stays_in_memory():
+def test_large_constant_tables_stay_in_memory():
     def step(carry, _):
         return (carry, jnp.asarray(TABLES["many"])[carry])
 
@@ -556,7 +551,7 @@ def test_a_large_table_that_is_known_stays_in_memory():
     np.testing.assert_array_equal(found[0], TABLES["many"][places])
 
 
-def test_outputs_are_written_once_and_put_together():
+def test_stacked_outputs_agree_with_scan():
     def step(carry, _):
         key, x = carry
         return (key, x + 1), (
@@ -572,7 +567,7 @@ def test_outputs_are_written_once_and_put_together():
         np.testing.assert_array_equal(data_of(value), data_of(other))
 
 
-def test_platform_chooses():
+def test_kernel_is_used_on_cuda_if_supported():
     carry, xs = walkers(LANES, 4)
 
     def run(carry, xs):
@@ -587,7 +582,7 @@ def test_platform_chooses():
     assert "triton" not in lowered(sorts, carry, xs)
 
 
-def test_little_to_do():
+def test_empty_carries_and_outputs():
     unchanged = scan_replicas_kernel(
         lambda carry, _: (carry, None), jnp.arange(3), length=2, interpret=True
     )
@@ -596,7 +591,7 @@ def test_little_to_do():
     assert scan_replicas(lambda _, x: (None, x + 1), None, jnp.zeros((2, 3)))[1].sum() == 6
 
 
-COMPUTED = {  # what is in jax.lax, by what it takes
+COMPUTED = {  # functions of jax.lax by their operands
     "one float": """abs acos acosh asin asinh atan atanh cbrt ceil cos cosh erf_inv exp exp2 expm1 floor is_finite log
         log1p logistic neg round rsqrt sign sin sinh sqrt square tan tanh""",
     "two floats": "add atan2 div eq ge gt le lt max min mul ne nextafter pow rem sub",
@@ -606,7 +601,7 @@ COMPUTED = {  # what is in jax.lax, by what it takes
 }
 
 
-def test_all_that_is_computed_number_by_number_lowers_to_a_kernel():
+def test_all_elementwise_primitives_lower_to_a_kernel():
     since_0_12 = hasattr(jax.lax, "polynomial")
 
     def step(carry, _):
@@ -642,7 +637,7 @@ def test_all_that_is_computed_number_by_number_lowers_to_a_kernel():
         return carry, outputs
 
     covered = {eqn.primitive.name for eqn in jax.make_jaxpr(step)((1.0, 1), None).eqns}
-    # of add_any Triton's rule is that of add
+    # Triton lowers add_any as add
     uncovered = {"add_any"} if since_0_12 else {"add_any", "polynomial"}
     assert set(elementwise.COMPUTED) - covered == uncovered
     carry = (jnp.ones(LANES), jnp.ones(LANES, jnp.int32))

@@ -1,11 +1,11 @@
-"""The house: a room imports rooms below it, and itself; no files import each other in a circle."""
+"""Subpackages import only those below them and no modules in cycles. Files stay small."""
 
 import ast
 import graphlib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-# From the top down; rooms of one storey do not know each other.
+# Subpackages from top to bottom. Those on one line do not import each other.
 HOUSE = (
     "experiments",
     "train",
@@ -27,7 +27,7 @@ TRAIN = (
     "networks",
     "config devices",
 )
-# lists of names, and two shims
+# lists of public names, and two shims
 PUBLIC = (
     "wdjax",
     "wdjax.train",
@@ -43,8 +43,7 @@ LARGER = {"train/trainer.py": 271}
 
 
 def modules():
-    """Returns dotted name -> path of every file, each once: through the links they would come
-    twice."""
+    """Return dotted name -> path of every file, without the duplicates behind symbolic links."""
     files = [
         path
         for folder in ("envs", "train", "experiments")
@@ -70,8 +69,7 @@ MODULES = modules()
 
 
 def imports(path):
-    """Yields the modules of wdjax that a file imports, those inside of functions and for types
-    included."""
+    """Yield the modules of wdjax that a file imports, including those in functions."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name.split(".")[0] == "wdjax")
@@ -84,32 +82,32 @@ def imports(path):
             yield from (name if name in MODULES else node.module for name in whole)
 
 
-def storey(name):
-    """Returns the place of a module in the house, and its room: ((1, 4), "train.kernels")."""
+def level(name):
+    """Return the level of a module and its subpackage, such as ((1, 4), "train.kernels")."""
     _, room, *rest = name.split(".")
-    high = next(i for i, rooms in enumerate(HOUSE) if room in rooms.split())
+    row = next(i for i, rooms in enumerate(HOUSE) if room in rooms.split())
     if room != "train":
-        return (high, 0), room
+        return (row, 0), room
     return (
-        high,
+        row,
         next(i for i, rooms in enumerate(TRAIN) if rest[0] in rooms.split()),
     ), f"train.{rest[0]}"
 
 
-def test_a_room_imports_rooms_below_it_and_itself():
-    wrong = []
+def test_subpackages_import_only_lower_ones():
+    violations = []
     for name, path in MODULES.items():
         for other in imports(path) if name not in PUBLIC and ".examples" not in name else ():
-            public = other in PUBLIC and storey(
+            public = other in PUBLIC and level(
                 f"{other}.trainer" if other == "wdjax.train" else "wdjax.version"
             )
-            (own, room), (there, its_room) = storey(name), public or storey(other)
-            if other == "wdjax" or (room != its_room and own >= there):
-                wrong.append(f"{path.relative_to(ROOT)} imports {other}")
-    assert not wrong, "\n".join(wrong)
+            (own_level, room), (other_level, other_room) = level(name), public or level(other)
+            if other == "wdjax" or (room != other_room and own_level >= other_level):
+                violations.append(f"{path.relative_to(ROOT)} imports {other}")
+    assert not violations, "\n".join(violations)
 
 
-def test_no_two_files_import_each_other():
+def test_imports_have_no_cycles():
     graph = {
         name: {other for other in imports(path) if other != name} for name, path in MODULES.items()
     }
@@ -118,13 +116,12 @@ def test_no_two_files_import_each_other():
     ).prepare()
 
 
-def test_few_files_lie_loose_in_train():
+def test_train_has_few_top_level_files():
     assert len(list((ROOT / "train").glob("*.py"))) <= 6
 
 
 def num_statements(tree):
-    """Return the number of statements below a node, docstrings and the text below fields not
-    counted."""
+    """Return the number of statements below a node, without docstrings and texts of fields."""
     statements = [
         node for node in ast.walk(tree) if isinstance(node, ast.stmt) and node is not tree
     ]

@@ -1,8 +1,7 @@
-"""Small runs of everything that learns give the numbers that they gave when `same_numbers.json` was
-stored.
+"""Small runs of all algorithms reproduce the numbers stored in `same_numbers.json`.
 
-What is stored of an array is a random projection of it. A change that is meant to change numbers
-stores them anew: python tests/same_numbers.py --store
+The file stores a random projection of each array. After an intended change of numbers, store them
+again: python tests/same_numbers.py --store
 """
 
 import functools
@@ -14,17 +13,16 @@ import pytest
 from same_numbers import ALL
 
 STORED = Path(__file__).with_name("same_numbers.json")
-# parts of paths: what a configuration says, and a second copy
+# parts of paths: configured values, and a second copy
 NOT_STORED = {"hypers", "env_params", "best"}
 QUICK = ("ppo",)
-RTOL = 1e-5  # of an array's norm: other CPUs and versions were off by up to 3e-6
-# sums of what cancels: approx_kl, explained_variance, losses of normalised advantages
+RTOL = 1e-5  # relative to the norm of an array; other CPUs and versions differed by up to 3e-6
+# sums with cancellation: approx_kl, explained_variance, losses of normalized advantages
 METRICS_ATOL = 1e-5
 
 
 def project(array):
-    """Returns (a random projection of an array, its norm); what is not finite counts as a
-    number of its own."""
+    """Return (a random projection of an array, its norm), with non-finite values replaced."""
     flat = np.nan_to_num(np.asarray(array, float).ravel(), nan=3.0, posinf=5.0, neginf=-5.0)
     return float(np.random.RandomState(0).standard_normal(flat.size) @ flat), float(
         np.linalg.norm(flat)
@@ -32,7 +30,7 @@ def project(array):
 
 
 def projections(found):
-    """Returns path -> (projection, norm) of what is stored of a run."""
+    """Return path -> (projection, norm) of the stored arrays of a run."""
     return {
         path: project(array)
         for path, array in found.items()
@@ -41,7 +39,7 @@ def projections(found):
 
 
 def store(results):
-    """Writes name -> path -> array, as nested mappings: paths begin alike."""
+    """Write name -> path -> array as nested mappings, since paths share prefixes."""
     stored = {}
     for name, found in results.items():
         if isinstance(found, str):
@@ -60,7 +58,7 @@ def store(results):
 
 
 def flat(tree, *parents):
-    """Returns path -> number of nested mappings."""
+    """Return path -> number of nested mappings."""
     if not isinstance(tree, dict):
         return {":".join(parents): tree}
     return {
@@ -74,7 +72,7 @@ def flat(tree, *parents):
     "name", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in ALL]
 )
 @pytest.mark.usefixtures("registry")
-def test_numbers_are_those_that_were_stored(name, request):
+def test_numbers_equal_the_stored_ones(name, request):
     if name in QUICK:
         request.getfixturevalue("quick_compile")
     expected, found = (

@@ -1,4 +1,4 @@
-"""Which cards get kernels: what XLA would refuse is never traced."""
+"""Kernels are used only on GPUs that support them."""
 
 import importlib
 import importlib.machinery
@@ -17,7 +17,7 @@ from wdjax.replicas import scan_replicas
 from wdjax.train.kernels.layers import are_used
 
 
-def pretend(monkeypatch, *capabilities):
+def set_gpus(monkeypatch, *capabilities):
     cards = [types.SimpleNamespace(compute_capability=number) for number in capabilities]
     monkeypatch.setattr("wdjax.kernels.support.jax", types.SimpleNamespace(devices=lambda: cards))
 
@@ -32,14 +32,14 @@ def pretend(monkeypatch, *capabilities):
         (["gfx90a"], "is not an NVIDIA GPU"),
     ],
 )
-def test_capability_decides(monkeypatch, capabilities, why):
-    pretend(monkeypatch, *capabilities)
+def test_kernels_require_compute_capability_8(monkeypatch, capabilities, why):
+    set_gpus(monkeypatch, *capabilities)
     assert why_no_kernels() == (why and f"a card {why}")
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert are_used() == (why is None)
 
 
-def test_a_machine_without_cards_may_compile_kernels_for_another():
+def test_kernels_can_be_lowered_on_a_machine_without_gpus():
     assert why_no_kernels() is None
 
 
@@ -53,27 +53,27 @@ def count(x):
 
 @pytest.mark.parametrize("function", [find, count])
 @pytest.mark.parametrize(("capability", "kernel"), [("7.5", False), ("8.0", True)])
-def test_an_older_card_gets_plain_xla(monkeypatch, function, capability, kernel):
-    pretend(monkeypatch, capability)
+def test_older_gpus_use_plain_xla(monkeypatch, function, capability, kernel):
+    set_gpus(monkeypatch, capability)
     text = lowered(lambda x: function(x), np.zeros(40, np.float32))
     assert ("triton" in text) == kernel
 
 
-def test_mlir_finds_tritons_dialect():
+def test_triton_dialect_of_mlir_is_available():
     assert pallas.why_missing() is None
     assert importlib.import_module("jaxlib.mlir.dialects.tt")
 
 
-def test_lowering_a_kernel_looks_for_no_module(monkeypatch):
-    looked_for = []
+def test_lowering_a_kernel_searches_no_module(monkeypatch):
+    searched = []
 
     class Finder(importlib.machinery.PathFinder):
         @classmethod
         def find_spec(cls, name, path=None, target=None):
-            looked_for.append(name)
+            searched.append(name)
 
     numbers = np.zeros(40, np.float32)
-    lowered(lambda x: count(x), numbers)  # what is imported at first use
+    lowered(lambda x: count(x), numbers)  # imports that happen at first use
     monkeypatch.setattr(sys, "meta_path", [Finder, *sys.meta_path])
     assert "triton" in lowered(lambda x: find(x), numbers)
-    assert not [name for name in looked_for if name.endswith(".tt")]
+    assert not [name for name in searched if name.endswith(".tt")]

@@ -1,5 +1,4 @@
-"""mypy and pyright on a user's scripts, with what the README installs: what is right passes, typos
-are found."""
+"""mypy and pyright on user scripts: correct code passes, typos are reported."""
 
 import re
 import shutil
@@ -9,8 +8,8 @@ import sys
 import pytest
 from test_readme import BLOCKS
 
-# A line with `# found` must be found, all others must pass; `# is X` says what a checker knows of
-# the line's name.
+# Lines with `# found` must be reported, all others must pass. `# is X` is the expected type of the
+# name.
 SCRIPT = """
 import functools
 
@@ -69,8 +68,7 @@ def check(command, folder, files):
 
 @pytest.fixture(scope="module")
 def scripts(tmp_path_factory):
-    """Returns a folder with the script, and with what the README shows of the library from a
-    notebook."""
+    """Return a folder with the script and the blocks of the README."""
     folder = tmp_path_factory.mktemp("user")
     revealed = re.sub(
         r"^(.+?)  # is (\w+)$", r"reveal_type(\1)  # is \2", SCRIPT.lstrip(), flags=re.MULTILINE
@@ -83,7 +81,7 @@ def scripts(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("checker", ["mypy", "pyright"])
-def test_a_type_checker_finds_the_package_and_typos(checker, scripts):
+def test_type_checkers_infer_types_and_report_typos(checker, scripts):
     python = sys.executable
     if checker == "mypy":
         pytest.importorskip("mypy")
@@ -100,15 +98,15 @@ def test_a_type_checker_finds_the_package_and_typos(checker, scripts):
         pytest.skip("pyright is not installed")
     else:
         command = ["pyright", "--pythonpath", python]
-    said = check(command, scripts, ["script.py", "notebook.py", "library.py"])
+    output = check(command, scripts, ["script.py", "notebook.py", "library.py"])
     errors = {
-        (file, int(line)) for file, line in re.findall(r"(\w+)\.py:(\d+)(?::\d+ -|:) error", said)
+        (file, int(line)) for file, line in re.findall(r"(\w+)\.py:(\d+)(?::\d+ -|:) error", output)
     }
     lines = dict(enumerate((scripts / "script.py").read_text().splitlines(), 1))
     assert errors == {
         ("script", number) for number, line in lines.items() if line.endswith("# found")
-    }, said
+    }, output
     for number, line in lines.items():
         if "  # is " in line:
-            known = re.search(rf"script\.py:{number}:.*\"(?:[\w.]*\.)?{line.split()[-1]}\"", said)
-            assert known, f"{line}\n{said}"
+            known = re.search(rf"script\.py:{number}:.*\"(?:[\w.]*\.)?{line.split()[-1]}\"", output)
+            assert known, f"{line}\n{output}"

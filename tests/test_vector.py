@@ -1,5 +1,4 @@
-"""Replicas side by side: the reset in the step in which an episode ends, and where episodes
-start."""
+"""`vectorize`: resets in the step in which an episode ends, and initial states."""
 
 import functools
 
@@ -25,9 +24,11 @@ each_game = pytest.mark.parametrize(("name", "arguments"), GAMES.values(), ids=G
 
 @functools.cache
 def play(name, arguments, num_envs=N, reset="fresh", num_steps=T, seed=0):
-    """Plays at random. Returns a dict: env, params, and from reset and steps first_obs,
-    first_state, and with leaves [T, num_envs, ...] before, action, obs, after, reward,
-    terminated, truncated, info."""
+    """Return a random rollout with leaves [T, num_envs, ...] as a dict.
+
+    Keys: env, params, first_obs and first_state of the reset, and before, action, obs, after,
+    reward, terminated, truncated and info of the steps.
+    """
     env, params = (Walk(), Params()) if name == "walk" else wdjax.make(name, **dict(arguments))
     replicas = wdjax.vectorize(env, num_envs, reset)
 
@@ -57,7 +58,7 @@ def play(name, arguments, num_envs=N, reset="fresh", num_steps=T, seed=0):
 
 
 def observe(game, states):
-    """Returns what the environment shows of `states`, leaves [n, ...]."""
+    """Return the observations of `states`, leaves [n, ...]."""
     env, params = game["env"], game["params"]
     return jax.jit(jax.vmap(lambda state: env.observe(state, params)))(states)
 
@@ -70,11 +71,11 @@ def assert_near(one, other, rtol=1e-6, atol=0.0):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=atol), one, other)
 
 
-# --- the ends of episodes ---
+# --- ends of episodes ---
 
 
 @each_game
-def test_replicas_whose_episode_is_over_restart_and_no_others(name, arguments):
+def test_only_replicas_with_finished_episodes_reset(name, arguments):
     game = play(name, arguments)
     over = game["info"]["over"]
     ended = jax.tree.map(np.logical_or, game["terminated"], game["truncated"])
@@ -82,14 +83,14 @@ def test_replicas_whose_episode_is_over_restart_and_no_others(name, arguments):
         over, np.all([leaf.reshape(T, N, -1).all(-1) for leaf in jax.tree.leaves(ended)], 0)
     )
     assert 0.02 < over.mean() < 0.7
-    assert over.any(axis=1).mean() < 1 or name == "walk"  # in some steps nobody ends
-    assert (over.any(axis=1) & ~over.all(axis=1)).any()  # in some steps some do
+    assert over.any(axis=1).mean() < 1 or name == "walk"  # in some steps no episode ends
+    assert (over.any(axis=1) & ~over.all(axis=1)).any()  # in some steps some episodes end
     assert (game["after"].time[over] == 0).all()
     np.testing.assert_array_equal(game["after"].time[~over], game["before"].time[~over] + 1)
 
 
 @each_game
-def test_observation_after_an_end_is_the_first_of_the_next_episode(name, arguments):
+def test_observation_at_an_end_is_the_first_of_the_next_episode(name, arguments):
     game = play(name, arguments)
     over = game["info"]["over"]
     assert_near(observe(game, pick(game["after"], over)), pick(game["obs"], over))
@@ -100,7 +101,7 @@ def test_observation_after_an_end_is_the_first_of_the_next_episode(name, argumen
 @pytest.mark.parametrize(
     ("name", "arguments"), [GAMES["tag"], GAMES["cartpole"]], ids=["tag", "cartpole"]
 )
-def test_everything_but_the_restart_is_the_bare_step(name, arguments):
+def test_step_equals_the_unvectorized_step_except_for_resets(name, arguments):
     game = play(name, arguments)
     step = jax.jit(jax.vmap(jax.vmap(game["env"].step, (None, 0, 0, None)), (None, 0, 0, None)))
     obs, after, reward, terminated, truncated, info = step(
@@ -114,19 +115,19 @@ def test_everything_but_the_restart_is_the_bare_step(name, arguments):
     assert_near(pick(game["after"], going_on), pick(after, going_on), atol=1e-6)
 
 
-def test_final_observation_of_a_truncated_episode_is_its_true_last():
+def test_final_obs_of_truncated_episodes_precedes_the_reset():
     game = play(*GAMES["walk"])
     cut = game["truncated"]
     assert cut.any()
     final_obs = game["info"]["final_obs"][cut]
-    # a walk's reward is its place
+    # the reward of a walk is its place
     np.testing.assert_array_equal(final_obs[:, 0], game["reward"][cut])
     np.testing.assert_array_equal(final_obs[:, 1], game["params"].episode_length)
     assert (game["obs"][cut][:, 1] == 0).all()
 
 
 @each_game
-def test_statistics_of_episodes(name, arguments):
+def test_episode_statistics_are_running_sums(name, arguments):
     game = play(name, arguments)
     info, start = game["info"], game["first_state"]
     assert info["episode_length"].dtype == np.int32
@@ -142,7 +143,7 @@ def test_statistics_of_episodes(name, arguments):
 
 
 def running_sums(values, over):
-    """Sums values [T, N, ...] since the last end, in plain NumPy."""
+    """Return the sums of values [T, N, ...] since the last end, in NumPy."""
     total, sums = np.zeros(values.shape[1:]), []
     for t in range(len(values)):
         total = total + values[t]
@@ -151,7 +152,7 @@ def running_sums(values, over):
     return np.stack(sums)
 
 
-def test_an_episode_is_over_when_every_agent_is_done():
+def test_episode_ends_when_all_agents_are_done():
     flags = {
         "a": jnp.array([[True, True], [True, False], [True, True]]),
         "b": jnp.array([True, True, False]),
@@ -166,22 +167,22 @@ def test_an_episode_is_over_when_every_agent_is_done():
     }
     game = play("tag_continuous", tuple(arguments.items()), num_steps=60, seed=3)
     over, out = game["info"]["over"], game["terminated"]["runner"]
-    assert (out.any(axis=-1) & ~over).any()  # one runner was out, and the game went on
+    assert (out.any(axis=-1) & ~over).any()  # one runner was out while the episode continued
     np.testing.assert_array_equal(over, out.all(axis=-1))
 
 
-def test_every_replica_and_step_has_a_key_of_its_own():
+def test_every_replica_and_step_has_its_own_key():
     game = play(*GAMES["walk"])
     noise = game["reward"] - game["before"].place - game["action"][..., 0]
     assert len(np.unique(np.round(noise, 5))) > 0.99 * noise.size
     np.testing.assert_allclose([noise.mean(), noise.std()], [0, 1], atol=0.25)
 
 
-# --- starts ---
+# --- initial states ---
 
 
 def starts(name, arguments, **options):
-    """Returns all starts of a run, [n, numbers]: those of the reset and those after an end."""
+    """Return all initial states of a run, [n, numbers], after the reset and after ends."""
     game = play(name, arguments, **options)
     later = pick(game["after"], game["info"]["over"])
     both = jax.tree.map(
@@ -194,21 +195,21 @@ def starts(name, arguments, **options):
 @each_game
 def test_fresh_starts_differ(name, arguments):
     seen = starts(name, arguments)
-    # 64 starts, or many
+    # the grid has 64 possible starts
     assert len(np.unique(seen, axis=0)) > (0.3 if name == "tag_gridworld" else 0.99) * len(seen)
 
 
 @pytest.mark.parametrize(
     ("name", "arguments"), [GAMES["tag"], GAMES["cartpole"]], ids=["tag", "cartpole"]
 )
-def test_fixed_starts_are_one(name, arguments):
+def test_fixed_resets_use_one_start(name, arguments):
     seen = starts(name, arguments, reset="fixed")
     assert len(seen) > 2 * N
     assert len(np.unique(seen, axis=0)) == 1
 
 
 @pytest.mark.parametrize(("name", "arguments"), [GAMES["tag"], GAMES["walk"]], ids=["tag", "walk"])
-def test_a_pool_of_starts_is_used_whole_and_evenly(name, arguments):
+def test_pool_of_starts_is_used_evenly(name, arguments):
     seen = starts(name, arguments, num_envs=24, reset=ResetPool(4), num_steps=60)
     distinct, counts = np.unique(seen, axis=0, return_counts=True)
     assert len(distinct) == 4
@@ -216,7 +217,7 @@ def test_a_pool_of_starts_is_used_whole_and_evenly(name, arguments):
 
 
 @pytest.mark.parametrize("reset", ["fixed", ResetPool(4)], ids=str)
-def test_observations_match_the_chosen_start(reset):
+def test_observations_match_the_sampled_start(reset):
     game = play(*GAMES["tag"], num_envs=24, reset=reset, num_steps=60)
     over = game["info"]["over"]
     assert_near(observe(game, pick(game["after"], over)), pick(game["obs"], over))
@@ -224,7 +225,7 @@ def test_observations_match_the_chosen_start(reset):
 
 
 @pytest.mark.parametrize("reset", ["fresh", "fixed", ResetPool(4)], ids=str)
-def test_another_seed_starts_elsewhere(reset):
+def test_starts_depend_on_the_seed(reset):
     env, params = wdjax.make("cartpole")
     first = jax.jit(lambda key: wdjax.vectorize(env, N, reset).reset(key, params)[0])
     one, other = first(jax.random.key(0)), first(jax.random.key(1))

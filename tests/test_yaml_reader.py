@@ -1,5 +1,4 @@
-"""YAML of a stranger: small files that stand for billions of values, or for one that contains
-itself."""
+"""Untrusted YAML: small files that expand to billions of values or contain themselves."""
 
 import pytest
 import yaml
@@ -14,13 +13,13 @@ BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
 @pytest.mark.parametrize(
     "text", [BOMB, "[" * 60 + "]" * 60, "a: &a [*a]", "[" * 5_000], ids=range(4)
 )
-def test_yaml_that_is_too_deep_or_too_large_is_refused(text, tmp_path):
+def test_deep_recursive_or_expanding_yaml_raises(text, tmp_path):
     (tmp_path / "config.yaml").write_text(text)
     with pytest.raises(ValueError, match="invalid YAML"):
         read_yaml_value(tmp_path / "config.yaml")
 
 
-def test_aliases_are_read():
+def test_small_aliases_are_read():
     shared = {"a": [1.5, "b"]}
     assert read_yaml_value(yaml.safe_dump({"first": shared, "second": shared})) == {
         "first": shared,
@@ -28,7 +27,7 @@ def test_aliases_are_read():
     }
 
 
-def test_a_file_that_is_too_large_is_refused(tmp_path):
+def test_large_files_raise(tmp_path):
     with open(tmp_path / "config.yaml", "wb") as file:
         file.truncate(2**40)
     with pytest.raises(ValueError, match="at most"):

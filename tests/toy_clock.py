@@ -1,5 +1,4 @@
-"""An environment that keeps the contract as far as `check_env` plays, and then makes a NaN; and a
-run of it."""
+"""An environment that returns NaN after the steps that `check_env` plays, and a run of it."""
 
 import dataclasses
 
@@ -21,14 +20,14 @@ class ClockState:
 
 @struct.dataclass
 class ClockParams:
-    at_step: int = 1_500  # of an episode: its reward is 0 / 0; later than `check_env` plays
-    last_step: int = 10_000  # that the environment's assert allows
+    at_step: int = 1_500  # the step of an episode with reward 0 / 0; `check_env` plays fewer steps
+    last_step: int = 10_000  # the last step that the environment's assert allows
     episode_length: int = 5_000
 
 
 @dataclasses.dataclass(frozen=True)
 class Clock(wdjax.Env):
-    """One agent is paid 1 a step, but in one step of an episode 0 / 0."""
+    """One agent receives 1 per step, and 0 / 0 in one step of an episode."""
 
     @property
     def default_params(self):
@@ -70,7 +69,7 @@ RUN = {
 
 
 def run_config(algorithm="A2C", **changes):
-    """Returns a run of 6 updates, of which the fourth makes the NaN."""
+    """Return a run of 6 updates. The fourth contains the NaN."""
     return tiny_config(
         "probe_clock", {"agent": tiny_policy(algorithm, learning_rate=0.01)}, **{**RUN, **changes}
     )

@@ -1,5 +1,4 @@
-"""Two small environments that keep the whole contract, for tests that break one rule of it at a
-time."""
+"""Two small environments that follow the contract. Tests break one rule of it at a time."""
 
 import dataclasses
 from typing import ClassVar
@@ -22,15 +21,17 @@ class LineState:
 @struct.dataclass
 class LineParams:
     pace: float = 1.0  # length of a step
-    noise: float = 0.2  # of a step, uniform on both sides
-    reach: float = 3.0  # at this distance the walk terminates
+    noise: float = 0.2  # uniform noise of a step, on both sides
+    reach: float = 3.0  # the walk terminates beyond this distance
     episode_length: int = 12  # steps, then truncated
 
 
 @dataclasses.dataclass(frozen=True)
 class Line(wdjax.Env):
-    """One agent walks left, stays, or walks right; nobody may walk left of -2. Terminates
-    beyond `reach`."""
+    """One agent walks left, stays, or walks right. It may not walk left of -2.
+
+    Terminates beyond `reach`.
+    """
 
     @property
     def default_params(self):
@@ -71,21 +72,20 @@ class Line(wdjax.Env):
 
 @struct.dataclass
 class TeamState:
-    energy: jax.Array  # (2,) float32, of the workers; one without is out of the game
+    energy: jax.Array  # (2,) float32, of the workers; a worker without energy terminates
     aim: jax.Array  # (1, 2) float32, of the pilot
     time: jax.Array  # () int32, steps since the reset
 
 
 @struct.dataclass
 class TeamParams:
-    cost: float = 0.3  # energy of an effort
-    episode_length: int = 8  # steps; the end is part of the game and terminates
+    cost: float = 0.3  # energy of one unit of effort
+    episode_length: int = 8  # steps, then terminated
 
 
 @dataclasses.dataclass(frozen=True)
 class Team(wdjax.Env):
-    """Two workers with MultiDiscrete actions and a mask, of whom each may drop out, and a pilot
-    who acts in a Box."""
+    """Two workers with masked MultiDiscrete actions, which may terminate early, and a Box pilot."""
 
     can_truncate: ClassVar[bool] = False
 

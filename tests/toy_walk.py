@@ -1,5 +1,4 @@
-"""A random walk, the smallest environment whose steps use their keys, for tests of what is built on
-environments."""
+"""A random walk, the smallest environment whose steps use their keys."""
 
 import dataclasses
 
@@ -19,14 +18,16 @@ class State:
 
 @struct.dataclass
 class Params:
-    reach: float = 2.0  # the largest action, and how far a walk may go before it terminates
+    reach: float = 2.0  # the largest action, and the distance at which a walk terminates
     episode_length: int = 6
 
 
 @dataclasses.dataclass(frozen=True)
 class Walk(wdjax.Env):
-    """Moves by the action and by noise; may fall off or run out of time; the bounds of an
-    action depend on params."""
+    """Move by the action and noise, terminate beyond `reach`, truncate at a time limit.
+
+    The bounds of an action depend on params.
+    """
 
     @property
     def default_params(self):

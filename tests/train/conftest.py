@@ -1,4 +1,4 @@
-"""Fixtures of the tests of learning."""
+"""Fixtures for tests of training."""
 
 import shutil
 from pathlib import Path
@@ -16,7 +16,7 @@ from wdjax.train import Trainer
 
 @pytest.fixture(scope="module", autouse=True)
 def registered_probes():
-    """Makes the probe environments known by name, for the tests of this folder only."""
+    """Register the probe environments, for tests in this folder only."""
     with pytest.MonkeyPatch.context() as patch:
         for name, cls in {**PROBES, **BOX_PROBES, **DECISION_PROBES, "probe_clock": Clock}.items():
             patch.setitem(envs._REGISTRY, name, cls)
@@ -25,7 +25,7 @@ def registered_probes():
 
 @pytest.fixture(scope="module")
 def no_pictures():
-    """Runs draw nothing at their end: pictures take long."""
+    """Skip drawing at the end of runs, which is slow."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Trainer, "draw", lambda self: None)
         yield
@@ -33,8 +33,7 @@ def no_pictures():
 
 @pytest.fixture(scope="module")
 def whole_run(request, no_pictures, tmp_path_factory):
-    """Returns the folder of a run that nothing interrupted, with a module's own changes in its
-    `KEPT`."""
+    """Return the folder of an uninterrupted run, with the changes in the module's `KEPT`."""
     folder = tmp_path_factory.mktemp("runs") / "whole"
     Trainer(small_config(**getattr(request.module, "KEPT", {})), folder, quiet=True).train()
     return folder
@@ -42,5 +41,5 @@ def whole_run(request, no_pictures, tmp_path_factory):
 
 @pytest.fixture
 def run(whole_run, tmp_path):
-    """A copy, to be damaged."""
+    """Return a copy of `whole_run` that a test may damage."""
     return Path(shutil.copytree(whole_run, tmp_path / "run"))

@@ -1,10 +1,9 @@
-"""Runs that are killed (SIGKILL) at random moments and resumed, against the same runs left alone,
-bit for bit.
+"""Kill runs at random moments, resume them, and compare with uninterrupted runs bit for bit.
 
-    PYTHONPATH=. python tests/train/killed_runs.py                              # 20 kills of the small runs
-    PYTHONPATH=. python tests/train/killed_runs.py --runs tag --kills 3 --deterministic    # on a GPU
+    PYTHONPATH=. python tests/train/killed_runs.py              # 20 kills of the small runs
+    PYTHONPATH=. python tests/train/killed_runs.py --runs tag --kills 3 --deterministic  # on a GPU
 
-Needs nothing that training itself does not. Exits with status 1 where a run differs.
+Needs only the packages that training needs. Exits with status 1 if a run differs.
 """
 
 import argparse
@@ -20,7 +19,7 @@ from pathlib import Path
 
 SMALL = {"updates_per_chunk": 1, "checkpoint_every": 2, "eval_episodes": 4}
 AGENT, NETWORK = "policies.agent", "policies.agent.network"
-# Run -> (preset, changes): 24 updates each, so that most of a run's time is spent in saving.
+# Run -> (preset, changes). Each has 24 updates, so that most of the time is spent in saving.
 RUNS = {
     "ppo": ("cartpole_ppo", {"num_envs": 8, "rollout_length": 16, f"{NETWORK}.hidden_sizes": [8]}),
     "recurrent": (
@@ -64,7 +63,7 @@ RUNS = {
             "policies.tagger.network.hidden_sizes": [8],
         },
     ),
-    # as large as the preset: for a GPU
+    # the size of the preset, for a GPU
     "tag": ("tag_continuous", {"best_metric": "runner/episode_return"}),
 }
 NUM_UPDATES = 24
@@ -78,11 +77,10 @@ TIMING = (
 
 
 def train(name: str, folder: str) -> None:
-    """Trains one of the runs in a folder to its end, from wherever it is. In a process of its
-    own, to be killed."""
+    """Train or resume one of the runs, in a process that may be killed."""
     from wdjax.train import Trainer, load_config
 
-    # pictures come after the last checkpoint, and matplotlib may not be there
+    # drawing follows the last checkpoint, and matplotlib may be missing
     Trainer.draw = lambda self: None
     preset, changes = RUNS[name]
     config = load_config(preset, **SMALL | changes)
@@ -102,13 +100,12 @@ def start(name: str, folder: Path, deterministic: bool) -> subprocess.Popen:
 
 
 def kill(process: subprocess.Popen, folder: Path, draw: random.Random) -> str:
-    """Kills a process at a random moment. Returns when, in words; empty where the process had
-    ended before."""
+    """Kill a process at a random moment and describe it, or return "" if the process had ended."""
     moment = draw.choice(["any time", "between chunks", "while saving", "while saving"])
     begun, lines = time.monotonic(), count_lines(folder)
     until = begun + draw.uniform(0, 6)
     chunks, delay = draw.randint(1, 6), draw.uniform(0, 0.02)
-    # what earlier kills left behind does not count
+    # without what earlier kills left behind
     seen, wanted = set(temporary(folder)), draw.randint(1, 4)
     while process.poll() is None:
         if moment == "while saving":
@@ -125,7 +122,7 @@ def kill(process: subprocess.Popen, folder: Path, draw: random.Random) -> str:
             time.sleep(delay if moment != "any time" else 0)
             process.kill()
             if process.wait() >= 0:
-                return ""  # it was quicker
+                return ""  # it ended before the signal
             left = f", in the middle of {len(temporary(folder))}" if temporary(folder) else ""
             return f"{moment}, after {time.monotonic() - begun:.1f} s and {count_lines(folder) - lines} chunks{left}"
         time.sleep(0.001)
@@ -133,13 +130,13 @@ def kill(process: subprocess.Popen, folder: Path, draw: random.Random) -> str:
 
 
 def temporary(folder: Path) -> list[tuple[str, int]]:
-    """Returns the checkpoints that are not whole, each with its inode: a name comes again."""
+    """Return the incomplete checkpoints, each with its inode, since names are reused."""
     found = []
     for path in [*folder.glob("checkpoints/*tmp*"), *folder.glob("best/*tmp*")]:
         try:
             found.append((path.name, path.stat().st_ino))
         except FileNotFoundError:
-            continue  # it is whole now
+            continue  # it has been completed
     return found
 
 
@@ -149,8 +146,7 @@ def count_lines(folder: Path) -> int:
 
 
 def result(folder: Path) -> dict[str, bytes]:
-    """Returns all that a run left, the clock apart: every leaf of its states as bytes, and
-    metrics.jsonl."""
+    """Return a run's results without timings: all leaves as bytes, and metrics.jsonl."""
     import jax
     import numpy as np
 
@@ -170,30 +166,29 @@ def result(folder: Path) -> dict[str, bytes]:
 def compare(
     name: str, kills: int, seed: int, folder: Path, deterministic: bool = False
 ) -> list[str]:
-    """Kills a run so many times, in as many folders as that takes, and returns what differs
-    from the run left alone."""
+    """Kill and resume runs `kills` times in all, and return the differences from a whole run."""
     whole = folder / f"{name}-whole"
     if start(name, whole, deterministic).wait() != 0:
-        return [f"{name}: the run that nobody kills has failed"]
+        return [f"{name}: the uninterrupted run has failed"]
     expected, draw, killed = result(whole), random.Random(seed), 0
     assert len([line for line in expected if line.startswith("metrics line")]) == NUM_UPDATES
     for attempt in itertools.count():
-        own = folder / f"{name}-{attempt}"
+        run_folder = folder / f"{name}-{attempt}"
         while True:
-            process = start(name, own, deterministic)
-            when = kill(process, own, draw) if killed < kills else ""
+            process = start(name, run_folder, deterministic)
+            when = kill(process, run_folder, draw) if killed < kills else ""
             if not when:
                 break
             killed += 1
             print(f"{name}: kill {killed}, {when}", flush=True)
         if process.wait() != 0:
             return [f"{name}: a resumed run has failed with status {process.returncode}"]
-        found = result(own)
-        wrong = [
-            key for key in expected.keys() | found.keys() if expected.get(key) != found.get(key)
+        results = result(run_folder)
+        differences = [
+            key for key in expected.keys() | results.keys() if expected.get(key) != results.get(key)
         ]
-        if wrong or killed == kills:
-            return sorted(f"{name}, {killed} kills: {key} differs" for key in wrong)
+        if differences or killed == kills:
+            return sorted(f"{name}, {killed} kills: {key} differs" for key in differences)
 
 
 def main() -> None:
@@ -216,17 +211,16 @@ def main() -> None:
         make_deterministic()
     if arguments.train:
         return train(*arguments.train)
-    wrong = []
+    differences = []
     with tempfile.TemporaryDirectory() as folder:
         os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(folder) / "cache"))
         for i, name in enumerate(arguments.runs):
             kills = len(range(i, arguments.kills, len(arguments.runs)))
-            wrong += compare(name, kills, arguments.seed + i, Path(folder), arguments.deterministic)
-    print(
-        "\n".join(wrong)
-        or f"{arguments.kills} of {arguments.kills} kills: nothing differs, not in a bit"
-    )
-    raise SystemExit(bool(wrong))
+            differences += compare(
+                name, kills, arguments.seed + i, Path(folder), arguments.deterministic
+            )
+    print("\n".join(differences) or f"{arguments.kills} of {arguments.kills} kills: no bit differs")
+    raise SystemExit(bool(differences))
 
 
 if __name__ == "__main__":

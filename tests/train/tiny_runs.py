@@ -1,4 +1,4 @@
-"""Runs of a second, and how tests compare them."""
+"""Runs that take a second, and comparisons of runs."""
 
 import jax
 import numpy as np
@@ -15,7 +15,7 @@ TIMING = (
 
 
 def small_config(**changes):
-    """A run of 6 updates in chunks of 1, a checkpoint every 2, one policy that learns."""
+    """Return a run of 6 updates with one policy: one update per chunk, a checkpoint every 2."""
     base = {
         "num_envs": 8,
         "rollout_length": 16,
@@ -24,14 +24,14 @@ def small_config(**changes):
         "checkpoint_every": 2,
         "eval_episodes": 4,
         "policies.agent.network.hidden_sizes": [8],
-        # of every length, not a fraction of it
+        # in env steps, so that the schedule does not depend on the length of the run
         "policies.agent.learning_rate": [[0, 2.5e-3], [150_000, 1e-4]],
     }
     return load_config("cartpole_ppo", **(base | changes))
 
 
 def numbers(state: TrainState):
-    """All leaves as NumPy arrays, keys as their words."""
+    """Return all leaves as NumPy arrays, with keys as their words."""
 
     def is_key(leaf):
         return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
@@ -43,9 +43,9 @@ def numbers(state: TrainState):
 
 
 def assert_same_run(folder_a, folder_b):
-    """Checkpoints agree bit for bit, and metrics.jsonl but for the clock."""
-    pairs = [numbers(load_run(folder)[1]) for folder in (folder_a, folder_b)]
-    for a, b in zip(*pairs, strict=True):
+    """Assert that checkpoints and metrics.jsonl agree bit for bit, except for timings."""
+    numbers_of_runs = [numbers(load_run(folder)[1]) for folder in (folder_a, folder_b)]
+    for a, b in zip(*numbers_of_runs, strict=True):
         np.testing.assert_array_equal(a, b)
     rows = [
         [
